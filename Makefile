@@ -1,0 +1,26 @@
+# make quickstart   environment, install, prepare, train, sample, evaluate: the main job, end to end, on a CPU
+# make test         environment, install, all tests
+# Another interpreter or place: make test PYTHON=python3.12 VENV=/some/where
+
+PYTHON ?= python3
+VENV ?= .venv
+PY = $(VENV)/bin/python
+
+quickstart: $(VENV)/installed
+	$(PY) prepare.py config/quickstart.py
+	$(PY) train.py config/quickstart.py
+	$(PY) sample.py config/quickstart.py --text="Return the number of items in the list." --num_samples=3
+	$(PY) evaluate.py config/quickstart.py
+
+test: $(VENV)/installed
+	$(PY) -m pytest -q tests
+
+$(VENV)/installed: requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --disable-pip-version-check --quiet -r requirements.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV) out/quickstart data/quickstart
+
+.PHONY: quickstart test clean

@@ -1,0 +1,334 @@
+"""
+The run folder: written so that a kill at any moment costs at most the checkpoint in the making, read so that nothing in it
+can execute code and no broken byte goes unnoticed.
+
+    out/<run>/config.json       the resolved knobs, argv, git commit, versions
+    out/<run>/data/             meta.json, tokenizer.json, latent_stats.npz, encoder.npz: a run folder is complete in itself
+    out/<run>/step-00001000/    model.safetensors, ema.safetensors, optimizer.pt, rng_state_rank{N}.pt, training_state.json
+    out/<run>/latest, best      text files that name whole checkpoints
+
+Writing: everything into step-N.tmp, fsync, one rename; then `latest`, by another rename; only then are old ones removed.
+training_state.json holds size and SHA-256 of the files beside it, and of itself, so reading can prove a checkpoint whole.
+The digests find accidents, not malice: against that, weights are safetensors, the rest is read with weights_only=True, and
+sizes are compared with the file's header before a model is built.
+"""
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+
+from model import Model, ModelConfig
+
+DATA_FILES = ('meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz')
+STEP = re.compile(r'step-\d{8,12}', re.ASCII)  # names that are read from files must match: no way out of the run folder
+FILE = re.compile(r'(model|ema)\.safetensors|(optimizer|rng_state_rank\d+)\.pt', re.ASCII)
+
+
+# ---- files
+
+def fsync(path):
+    """ A file or a folder: a rename is on disk only when its folder is. """
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_text(path, text):
+    """ Atomically: whoever reads sees the old file or the new one. """
+    tmp = path.with_name(path.name + '.tmp')
+    try:
+        tmp.write_text(text)
+        fsync(tmp)
+        os.replace(tmp, path)
+        fsync(path.parent)
+    finally:
+        tmp.unlink(missing_ok=True)
+
+
+def read_json(path, limit=2 ** 26):
+    """ A dict; ValueError names the file. """
+    try:
+        if path.stat().st_size > limit:
+            raise ValueError(f'{path.stat().st_size} bytes, at most {limit} expected')
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(f'cannot read {path}: {error}') from None
+    if not isinstance(value, dict):
+        raise ValueError(f'cannot read {path}: found a {type(value).__name__}, expected an object')
+    return value
+
+
+def dumps(state):
+    return json.dumps(state, indent=1) + '\n'
+
+
+def sha256(path):
+    digest = hashlib.sha256()
+    with open(path, 'rb') as f:
+        while chunk := f.read(2 ** 22):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def describe(path):
+    return {'bytes': path.stat().st_size, 'sha256': sha256(path)}
+
+
+def n_bytes(state):
+    """ Of all tensors in nested dicts, lists and tuples. """
+    if torch.is_tensor(state):
+        return state.numel() * state.element_size()
+    if isinstance(state, dict):
+        state = state.values()
+    return sum(map(n_bytes, state)) if hasattr(state, '__iter__') and not isinstance(state, str) else 0
+
+
+# ---- the run
+
+def write_run(out_dir, config, data_folder):
+    """ config.json and data/, before the first step. A data/ that is there already stays: a resumed run keeps its own. """
+    out_dir, data_folder = Path(out_dir), Path(data_folder)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    git = ['git', '-C', os.path.dirname(os.path.abspath(__file__)), 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
+    try:
+        commit = subprocess.run(git, capture_output=True, text=True, timeout=10).stdout.strip() or None
+    except (OSError, subprocess.TimeoutExpired):
+        commit = None  # no git here
+    versions = {'python': platform.python_version(), 'torch': torch.__version__, 'numpy': np.__version__}
+    write_text(out_dir / 'config.json', dumps({**config, 'argv': sys.argv, 'commit': commit, 'versions': versions}))
+    if not (out_dir / 'data').exists():
+        tmp = out_dir / 'data.tmp'
+        shutil.rmtree(tmp, ignore_errors=True)
+        tmp.mkdir()
+        for name in DATA_FILES:
+            if (data_folder / name).exists() or name == 'meta.json':
+                shutil.copyfile(data_folder / name, tmp / name)
+                fsync(tmp / name)
+        fsync(tmp)
+        os.rename(tmp, out_dir / 'data')
+        fsync(out_dir)
+
+
+def read_config(out_dir):
+    """ config.json: the knobs, and argv, commit, versions. """
+    return read_json(Path(out_dir) / 'config.json')
+
+
+# ---- writing
+
+def save(out_dir, step, model_state, ema_state, optimizer_state, training_state, rng_states, keep=2, best=False):
+    """ Write out_dir/step-N whole or not at all, point `latest` (and `best`) at it, then remove what is no longer kept.
+    For one process, rank 0: rng_states is a list, one entry per rank. ema_state and optimizer_state may be None.
+    training_state is JSON (tuples become lists), model_config among it. Returns the folder.
+    OSError where it cannot be written: nothing of it is left then, and the checkpoints before it are untouched. """
+    out_dir = Path(out_dir)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    folder = out_dir / f'step-{step:08d}'
+    for stale in out_dir.glob('step-*.tmp'):  # of a process that was killed while it saved
+        shutil.rmtree(stale)
+    if folder.exists() and is_broken(folder):
+        set_aside(folder)
+    needs = int(1.01 * sum(map(n_bytes, (model_state, ema_state, optimizer_state, rng_states)))) + 2 ** 20
+    has = shutil.disk_usage(out_dir).free
+    cannot = f'cannot save {folder.name}: needs {needs:,} bytes, has {has:,} at {out_dir}'
+    if has < needs:
+        raise OSError(cannot)
+    tmp = folder.with_name(folder.name + '.tmp')
+    try:
+        if not folder.exists():  # a step is saved once: what a resumed run would write again is the same to the bit
+            tmp.mkdir()
+            write_files(tmp, step, model_state, ema_state, optimizer_state, training_state, rng_states)
+            os.rename(tmp, folder)
+            fsync(out_dir)
+        for name in ('latest', 'best') if best else ('latest',):
+            write_text(out_dir / name, folder.name + '\n')
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors have their own words for a full disk
+        raise OSError(f'{cannot}: ' + str(error).partition('\n')[0]) from error
+    finally:
+        shutil.rmtree(tmp, ignore_errors=True)
+    remove_old(out_dir, keep)
+    return folder
+
+
+def write_files(tmp, step, model_state, ema_state, optimizer_state, training_state, rng_states):
+    save_file(unshared(model_state), tmp / 'model.safetensors')
+    if ema_state is not None:
+        save_file(unshared(ema_state), tmp / 'ema.safetensors')
+    if optimizer_state is not None:
+        torch.save(optimizer_state, tmp / 'optimizer.pt')
+    for rank, rng_state in enumerate(rng_states):
+        torch.save(rng_state, tmp / f'rng_state_rank{rank}.pt')
+    for path in tmp.iterdir():
+        fsync(path)
+    files = {path.name: describe(path) for path in sorted(tmp.iterdir())}
+    state = {**training_state, 'step': step, 'files': files, 'sha256': ''}
+    state['sha256'] = hashlib.sha256(dumps(state).encode()).hexdigest()  # of the text without it
+    write_text(tmp / 'training_state.json', dumps(state))
+
+
+def unshared(state):
+    """ A state dict as safetensors wants it: contiguous, and tied tensors written out, each under its own name. """
+    seen, out = set(), {}
+    for name, tensor in state.items():
+        storage = tensor.untyped_storage().data_ptr()
+        tensor = tensor.detach().contiguous()
+        out[name] = tensor.clone() if storage in seen else tensor
+        seen.add(storage)
+    return out
+
+
+def remove_old(out_dir, keep):
+    kept = {path.name for path in steps(out_dir)[:max(keep, 2)]}
+    kept |= {(out_dir / name).read_text().strip() for name in ('latest', 'best') if (out_dir / name).exists()}
+    for folder in steps(out_dir):
+        if folder.name not in kept:
+            gone = folder.with_name(folder.name + '.tmp')  # so that half a removal is not taken for a checkpoint
+            os.rename(folder, gone)
+            shutil.rmtree(gone)
+
+
+# ---- reading
+
+def steps(out_dir):
+    """ The checkpoint folders, newest first. """
+    return sorted((p for p in Path(out_dir).glob('step-*') if STEP.fullmatch(p.name)), key=lambda p: -int(p.name[5:]))
+
+
+def verify(folder):
+    """ The training state of a checkpoint that is whole to the bit; else ValueError: file, found, expected. """
+    path = Path(folder) / 'training_state.json'
+    state = read_json(path)
+    expected = state.get('sha256')
+    found = hashlib.sha256(path.read_bytes().replace(str(expected).encode(), b'')).hexdigest()
+    if found != expected:
+        raise ValueError(f'{path}: found SHA-256 {found}, expected {expected}')
+    files = state.get('files')
+    if not isinstance(files, dict) or 'model.safetensors' not in files:
+        raise ValueError(f'{path}: found files {files}, expected model.safetensors among them')
+    for name, expected in files.items():
+        path = Path(folder) / name
+        if not FILE.fullmatch(name):
+            raise ValueError(f'{path}: no file of a checkpoint has this name')
+        found = describe(path) if path.is_file() else 'no file'
+        if found != expected:
+            raise ValueError(f'{path}: found {found}, expected {expected}')
+    return state
+
+
+def is_broken(folder):
+    """ Why a checkpoint is not whole; None when it is. """
+    try:
+        verify(folder)
+    except ValueError as error:
+        return str(error)
+
+
+def set_aside(folder):
+    """ Broken ones stay for whoever wants to look, out of the way of all functions here. """
+    names = (folder.with_name(f'{folder.name}.broken{n}') for n in ('', *range(2, 1000)))
+    os.rename(folder, next(name for name in names if not name.exists()))
+
+
+def newest(out_dir):
+    """ The folder of the newest whole checkpoint; None where the run has none yet. For one process, rank 0.
+    Broken ones on the way are reported and set aside; ValueError when nothing else is left. """
+    out_dir = Path(out_dir)
+    for folder in steps(out_dir):
+        reason = is_broken(folder)
+        if not reason:
+            write_text(out_dir / 'latest', folder.name + '\n')
+            return folder
+        print(f'warning: {folder.name} is broken and set aside: {reason}', file=sys.stderr, flush=True)
+        set_aside(folder)
+    if list(out_dir.glob('step-*.broken*')) or (out_dir / 'latest').exists():
+        raise ValueError(f'{out_dir} has no whole checkpoint left: to start afresh, choose another out_dir or empty it')
+
+
+def read_pickle(path, map_location='cpu'):
+    """ weights_only is spelled out, as the environment can flip its default. """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            return torch.load(path, map_location=map_location, weights_only=True)
+    except Exception as error:  # whatever a hostile file provokes; torch's own text advises weights_only=False
+        raise ValueError(f'cannot read {path}: no torch file of tensors and plain values ({type(error).__name__})') from None
+
+
+def load(folder, map_location='cpu', rank=0):
+    """ {'model', 'ema', 'optimizer', 'training_state', 'rng'} of a folder that `newest` or `verify` found whole.
+    None for what it has not; rng is that of this rank. """
+    state = read_json(Path(folder) / 'training_state.json')
+
+    def read(name, reader, device=map_location):
+        return reader(Path(folder) / name, device) if name in state['files'] else None
+    return {'model': read('model.safetensors', read_weights), 'ema': read('ema.safetensors', read_weights),
+            'optimizer': read('optimizer.pt', read_pickle), 'rng': read(f'rng_state_rank{rank}.pt', read_pickle, 'cpu'),
+            'training_state': state}
+
+
+def read_weights(path, device='cpu'):
+    try:
+        return load_file(path, device=str(device))
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f'cannot read {path}: {error}') from None
+
+
+def compare_shapes(model, path):
+    """ ValueError unless the names and shapes in a safetensors header are the model's. Nothing is loaded. """
+    try:
+        with safe_open(path, 'pt') as f:
+            found = {name: list(f.get_slice(name).get_shape()) for name in f.keys()}
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f'cannot read {path}: {error}') from None
+    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name in sorted({**expected, **found}):
+        if found.get(name) != expected.get(name):
+            raise ValueError(f'{path}: found {name} {found.get(name)}, expected {expected.get(name)}')
+
+
+def build(model_config, path):
+    """ An unfilled model for the weights at path. The sizes are not trusted: the model is first built without memory, on the
+    meta device, and every name and shape compared with the file's header. """
+    try:
+        config = ModelConfig(**model_config)
+        if config.depth > 256:  # even without memory a million blocks take minutes
+            raise ValueError(f'depth={config.depth} is above 256')
+        with torch.device('meta'):
+            model = Model(config)
+    except Exception as error:  # whatever hostile values provoke
+        raise ValueError(f'{path}: its model_config builds no model: {error}') from None
+    compare_shapes(model, path)
+    tables, weights = n_bytes(list(model.buffers())), n_bytes(list(model.parameters()))
+    if tables > max(weights, 2 ** 28):  # position tables and masks are in no file, so no header confirms seq_len
+        raise ValueError(f'{path}: seq_len={config.seq_len} needs tables of {tables:,} bytes beside weights of {weights:,}')
+    return Model(config)
+
+
+def load_model(out_dir, which='latest', ema=True, device='cpu'):
+    """ (model, config, meta) of a run: which is 'latest', 'best' or 'step-00001000'. EMA weights where there are any. """
+    out_dir = Path(out_dir)
+    config, meta = read_config(out_dir), read_json(out_dir / 'data' / 'meta.json')
+    name = which
+    if which in ('latest', 'best') and (out_dir / which).is_file():
+        with open(out_dir / which) as f:
+            name = f.read(100).strip()
+    if not STEP.fullmatch(name) or not (out_dir / name).is_dir():
+        raise ValueError(f'{out_dir} has no checkpoint {name!r}, only {[p.name for p in steps(out_dir)]}')
+    state = verify(out_dir / name)
+    path = out_dir / name / ('ema.safetensors' if ema and 'ema.safetensors' in state['files'] else 'model.safetensors')
+    model = build(state.get('model_config'), path)
+    model.load_state_dict(read_weights(path))
+    return model.to(device).eval(), config, meta

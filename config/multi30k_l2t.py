@@ -1,0 +1,29 @@
+""" Captions from their embeddings: Multi30k (github multi30k/dataset, task 2 raw, five English captions an image) with MiniLM.
+
+    python prepare.py config/multi30k_l2t.py --input="RAW/train.*.en.gz" --val_input="RAW/val.*.en.gz"
+    python train.py config/multi30k_l2t.py
+    python evaluate.py config/multi30k_l2t.py
+"""
+# data
+dataset = 'multi30k'
+out = 'data/multi30k'
+encoder = 'minilm'
+vocab_size = 4096
+max_tokens = 47
+# run
+out_dir = 'out/multi30k_l2t'
+mode = 'l2t'
+# model
+depth = 8
+width = 256
+heads = 4
+latent_width = 256
+latent_tokens = 8
+text_clock = False
+# optimisation
+optimizer = 'muon'
+learning_rate = 2e-3
+batch_size = 128
+max_iters = 8000
+warmup_iters = 200
+compile = True

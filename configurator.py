@@ -1,0 +1,191 @@
+"""
+Config files and --key=value over a script's own globals, nanoGPT's idea without the exec into them.
+
+    python train.py config/quickstart.py config/mixed.py --batch_size=8 --learning_rate=1e-3
+
+A knob is a top-level `name = literal` in the block below a script's imports; its default fixes its type and the
+comment beside it is its documentation, so `--help` is that block as it stands in the source. The block ends at the first
+other statement. Later arguments win. A default of None means "derived below": any plain value will do.
+
+Config files are the user's own Python and run as such (they may import and compute); what they leave behind is then
+checked like a flag. One file serves all scripts, so a name that only another script knows is passed over; on the command
+line only the script's own knobs count. Every mistake is one line on stderr and exit code 2.
+"""
+import ast
+import contextlib
+import difflib
+import os
+import sys
+import textwrap
+import types
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+SCRIPTS = ('prepare', 'train', 'sample', 'evaluate', 'bench', 'plot')
+
+
+def stop(message, code=2):
+    """ Leave with one line on stderr. SystemExit('text') would do the same, but with code 1. """
+    print('error: ' + ' '.join(str(message).splitlines()), file=sys.stderr, flush=True)
+    raise SystemExit(code)
+
+
+@contextlib.contextmanager
+def stop_on_error(code=2):
+    """ Around whatever reads the user's files: what is wrong with them is one line, not a traceback. """
+    try:
+        yield
+    except (ValueError, OSError) as error:
+        stop(error, code)
+
+
+def is_plain(value):
+    if isinstance(value, (tuple, list)):
+        return all(is_plain(v) for v in value)
+    return value is None or type(value) in (str, int, float, bool)
+
+
+def read_knobs(path):
+    """ A script's knobs {name: default} and its help text. The source is read, never run. """
+    with open(path, 'rb') as f:
+        source = f.read()
+    lines, knobs, start, end = source.decode().splitlines(), {}, 0, 0
+    tree = ast.parse(source, path)
+    doc = ast.get_docstring(tree)
+    for node in tree.body:
+        if isinstance(node, (ast.Import, ast.ImportFrom)) or node is tree.body[0] and doc is not None:
+            start = start if knobs else node.end_lineno
+            continue
+        try:
+            [target], value = node.targets, ast.literal_eval(node.value)
+            name = target.id
+        except (AttributeError, ValueError):  # no assignment, not to one name, or of no literal: the block ends
+            break
+        if not is_plain(value):
+            break
+        if name.islower() and not name.startswith('_'):
+            knobs[name], end = value, node.end_lineno
+    while end < len(lines) and lines[end].startswith(' ') and lines[end].lstrip().startswith('#'):
+        end += 1  # the last knob's comment may go on below it
+    block = '\n'.join(lines[start:end])
+    return knobs, f'{doc or ""}\n\n{block.strip()}'.strip()
+
+
+def from_text(text, default):
+    """ A flag's text as a value of the default's type; ValueError where it is none. """
+    if isinstance(default, str):
+        return text
+    if isinstance(default, (tuple, list)):
+        parts = [part.strip(' \'"') for part in text.strip('()[] ').split(',') if part.strip()]
+        return type(default)(from_text(part, like(default, i)) for i, part in enumerate(parts))
+    if isinstance(default, float):
+        return float(text)
+    if text.lower() in ('true', 'false'):
+        value = text.lower() == 'true'
+    else:
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            value = text
+    if default is None:
+        return value if is_plain(value) else text
+    if isinstance(default, bool) and value in (0, 1):
+        value = bool(value)
+    return from_value(value, default)
+
+
+def like(default, i):
+    """ The element of a sequence's default that fixes the type of element i. """
+    return default[min(i, len(default) - 1)] if default else None
+
+
+def from_value(value, default):
+    """ A Python value as one of the default's type: 1 may be a float and 1e5 an int, nothing else changes type. """
+    kind = type(default)
+    if default is None and is_plain(value):
+        return value
+    if isinstance(default, (tuple, list)) and isinstance(value, (tuple, list)):
+        return kind(from_value(v, like(default, i)) for i, v in enumerate(value))
+    if type(value) is kind and is_plain(value):
+        return value
+    if kind is float and type(value) is int or kind is int and type(value) is float and value.is_integer():
+        return kind(value)
+    raise ValueError(f'{value!r} is no {kind.__name__}')
+
+
+def run_config(path):
+    """ Run a config file wherever it lies (else beside this file); its globals that may be knobs. """
+    file = path if os.path.exists(path) else os.path.join(HERE, path)
+    try:
+        with open(file, 'rb') as f:
+            source = f.read()
+    except OSError as error:
+        stop(f'no config file {path}: {error.strerror}')
+    space = {'__name__': 'config', '__file__': os.path.abspath(file)}
+    try:
+        exec(compile(source, file, 'exec'), space)
+    except Exception as error:  # a typo in the user's Python deserves a place, not a traceback through ours
+        line, trace = getattr(error, 'lineno', None), error.__traceback__
+        while trace:
+            line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == file else line
+            trace = trace.tb_next
+        stop(f'config file {path}, line {line}: {type(error).__name__}: {getattr(error, "msg", error)}')
+    imported = {(a.asname or a.name) for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom) for a in node.names}
+    for name, value in space.items():  # capitals are the file's own constants, _names its own variables
+        if not (name.startswith('_') or name.isupper() or isinstance(value, types.ModuleType) or callable(value)):
+            yield name, value, name in imported
+
+
+def configure(globals_, argv=None):
+    """ Apply the command line to the knobs of the calling script, in place; returns them all as a plain dict.
+    Call it right below the knobs: `config = configure(globals())`. """
+    knobs, help_text = read_knobs(globals_['__file__'])
+    argv = sys.argv[1:] if argv is None else argv
+    is_first = os.environ.get('RANK', '0') == '0'  # every rank configures itself, one of them says so
+    if '--help' in argv or '-h' in argv:
+        if is_first:
+            print(help_text)
+        raise SystemExit(0)
+
+    config, origin = dict(knobs), {}
+    for arg in argv:
+        key, equals, text = arg.partition('=')
+        if key.startswith('--') and equals:
+            settings, source, convert = [(key[2:], text, False)], 'the command line', from_text
+        elif arg.endswith('.py') and not arg.startswith('-'):
+            settings, source, convert = run_config(arg), arg, from_value
+        else:
+            stop(f'{arg!r} is neither a config file (*.py) nor --key=value')
+        for name, value, imported in settings:
+            if name not in knobs:
+                in_file = convert is from_value
+                others = other_knobs()
+                if in_file and (name in others or imported):
+                    continue
+                near = difflib.get_close_matches(name, {**knobs, **others} if in_file else knobs, 1, cutoff=.5)
+                hint = (f': it is one of {others[name]}' if name in others else
+                        f', did you mean {near[0]!r}?' if near else ', --help lists them')
+                stop(f'unknown knob {name!r} in {source}{hint}')
+            try:
+                config[name], origin[name] = convert(value, knobs[name]), source
+            except (ValueError, OverflowError):
+                kind = repr(knobs[name]) if isinstance(knobs[name], (tuple, list)) else type(knobs[name]).__name__
+                stop(f'knob {name!r} in {source}: {value!r} is no {kind if knobs[name] is not None else "plain value"}')
+    globals_.update(config)
+    if is_first:
+        show(config, origin)
+    return config
+
+
+def other_knobs():
+    """ {knob: script} of all scripts beside this file; read only when a name is not the caller's own. """
+    paths = [os.path.join(HERE, f'{script}.py') for script in SCRIPTS]
+    return {name: os.path.basename(path) for path in paths if os.path.exists(path) for name in read_knobs(path)[0]}
+
+
+def show(config, origin):
+    """ The resolved values: those that were set, each with its source, then the rest in a paragraph. """
+    for name in origin:
+        print(f'{name:<20} {config[name]!r:<28} {origin[name]}')
+    rest = ' '.join(f'{name}={value!r}' for name, value in config.items() if name not in origin)
+    print(textwrap.fill(rest, 118, initial_indent='at default: ', subsequent_indent='  ',
+                        break_long_words=False, break_on_hyphens=False), flush=True)

@@ -1,0 +1,359 @@
+""" The packed dataset (written by prepare.py) and its tokenizer: everything between the disk and a batch.
+
+A sample is a text and, unless the dataset is text only, the latent vectors of that very text. A batch is
+    tokens   (B, L)     int64     the text, one EOS, then PAD up to L
+    latents  (B, N, D)  float32   standardised per dimension; dead dimensions are 0
+Letters: B batch, L text tokens, N latent vectors, D latent dimensions, V token ids (EOS and PAD among them); MASK is id V.
+
+Order and noise are pure functions of (seed, step, purpose), drawn on the host for the whole global batch: nothing is
+replayed after a resume, and nothing depends on how many ranks share the rows.
+"""
+import hashlib
+import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+FORMAT = 1                     # of meta.json; a reader refuses any other
+DEAD = 1e-3                    # a latent dimension whose std is below DEAD * median std carries nothing: MiniLM has three
+CHECK_ALL_TOKENS = 2**27       # splits up to this many tokens are checked id by id when opened (well under a second)
+
+# -----------------------------------------------------------------------------
+# Tokenizers: each is an encoder and a table of the bytes behind every id, so decoding is one join whatever the kind
+
+class Tokenizer:
+    """ encode(text) -> ids, decode(ids) -> text. Text never produces EOS, PAD or MASK, and decode(encode(x)) == x. """
+
+    def __init__(self, kind, encode_batch, pieces, eos=None):
+        self.kind = kind                                     # 'bpe', 'byte' or the name of a tiktoken encoding
+        self.eos = len(pieces) if eos is None else eos
+        self.pad = len(pieces) + (eos is None)
+        self.vocab_size = self.pad + 1                       # V; the head has V columns, MASK = V has none
+        pieces = list(pieces) + [b''] * (self.vocab_size - len(pieces)) + [b'[MASK]']
+        pieces[self.eos] = b''
+        self.pieces = pieces                                 # V + 1 byte strings
+        self.encode_batch = encode_batch                     # list[str] -> list[list[int]]
+
+    def encode(self, text):
+        return self.encode_batch([text])[0]
+
+    def decode(self, ids):
+        """ Stops at the first EOS, passes over PAD, writes MASK as [MASK]; bytes that are no UTF-8 become U+FFFD. """
+        ids = ids.tolist() if hasattr(ids, 'tolist') else list(ids)
+        if self.eos in ids:
+            ids = ids[:ids.index(self.eos)]
+        return b''.join([self.pieces[i] for i in ids]).decode('utf-8', 'replace')
+
+    @property
+    def record(self):
+        return dict(kind=self.kind, vocab_size=self.vocab_size, eos=self.eos, pad=self.pad)
+
+
+def byte_tokenizer():
+    return Tokenizer('byte', lambda texts: [list(text.encode()) for text in texts], [bytes([i]) for i in range(256)])
+
+
+def bpe_tokenizer(path):
+    """ Byte-level BPE from a tokenizer.json of the tokenizers library. """
+    from tokenizers import Tokenizer as HFTokenizer
+    try:
+        bpe = HFTokenizer.from_file(str(path))
+    except Exception as error:                               # the library raises a bare Exception
+        raise ValueError(f'{path}: not a tokenizer.json ({error}); run prepare.py again') from None
+    # GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from 256 on
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    byte_of = {chr(b): b for b in plain}
+    byte_of |= {chr(256 + i): b for i, b in enumerate(b for b in range(256) if b not in plain)}
+    words = sorted(bpe.get_vocab().items(), key=lambda item: item[1])
+    pieces = [bytes(byte_of[c] for c in word) for word, _ in words]
+    return Tokenizer('bpe', lambda texts: [e.ids for e in bpe.encode_batch_fast(texts, add_special_tokens=False)], pieces)
+
+
+def train_bpe(texts, vocab_size):
+    """ The tokenizer.json of a byte-level BPE with V = vocab_size ids, EOS and PAD among them (fewer for little text). """
+    from tokenizers import Tokenizer as HFTokenizer, models, pre_tokenizers, trainers
+    if vocab_size < 258:
+        raise ValueError(f'vocab_size {vocab_size} is too small: 256 bytes, EOS and PAD need 258')
+    bpe = HFTokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=vocab_size - 2, min_frequency=2,
+                                                       initial_alphabet=alphabet, show_progress=False))
+    return bpe.to_str()
+
+
+def tiktoken_tokenizer(name):
+    import tiktoken
+    if name not in tiktoken.list_encoding_names():
+        raise ValueError(f'unknown tokenizer {name!r}: bpe, byte or one of {", ".join(tiktoken.list_encoding_names())}')
+    try:
+        encoding = tiktoken.get_encoding(name)
+    except Exception as error:                               # whatever its download raises
+        raise ValueError(f'tokenizer {name}: cannot load its ranks ({type(error).__name__}); '
+                         'without a network put them in the folder TIKTOKEN_CACHE_DIR') from None
+    pieces = [b''] * encoding.n_vocab                        # some encodings have holes
+    for piece in encoding.token_byte_values():
+        pieces[encoding.encode_single_token(piece)] = piece
+    return Tokenizer(name, encoding.encode_ordinary_batch, pieces, eos=encoding.eot_token)
+
+
+def load_tokenizer(folder_or_name):
+    """ The tokenizer of a dataset folder (or of a run's data/), or one by name: byte or a tiktoken encoding. """
+    if not os.path.isdir(folder_or_name):
+        return byte_tokenizer() if folder_or_name == 'byte' else tiktoken_tokenizer(folder_or_name)
+    meta = read_meta(folder_or_name)
+    kind = meta['tokenizer']['kind']
+    if kind == 'bpe':
+        tokenizer = bpe_tokenizer(check_file(folder_or_name, 'tokenizer.json', meta['files']))
+    else:
+        tokenizer = load_tokenizer(kind)
+    if tokenizer.record != meta['tokenizer']:
+        raise ValueError(f'{folder_or_name}: the tokenizer is {tokenizer.record}, meta.json says {meta["tokenizer"]}; '
+                         'run prepare.py again')
+    return tokenizer
+
+# -----------------------------------------------------------------------------
+# Files: what meta.json promises, checked before anything is read
+
+def sha256(path):
+    with open(path, 'rb') as f:
+        return hashlib.file_digest(f, 'sha256').hexdigest()
+
+
+def check_file(folder, name, files, digest=True):
+    """ The path of a file after comparing it with the manifest `files` {name: {bytes, sha256}}; ValueError if it differs. """
+    path = os.path.join(folder, name)
+    if name not in files:
+        raise ValueError(f'{folder}/meta.json does not list {name}; run prepare.py again')
+    found = os.path.getsize(path) if os.path.isfile(path) else None
+    if found is None:
+        raise ValueError(f'{path}: missing, expected {files[name]["bytes"]} bytes; run prepare.py again, it redoes what is broken')
+    if found != files[name]['bytes']:
+        raise ValueError(f'{path}: found {found} bytes, expected {files[name]["bytes"]}; run prepare.py again, it redoes what is broken')
+    if digest and sha256(path) != files[name]['sha256']:
+        raise ValueError(f'{path}: its sha256 is not the one in meta.json; run prepare.py again, it redoes what is broken')
+    return path
+
+
+def read_meta(folder):
+    """ meta.json of a dataset folder, with the shape of its fields checked. """
+    path = os.path.join(folder, 'meta.json')
+    if not os.path.isfile(path):
+        name = os.path.basename(os.path.normpath(folder))
+        config = f'config/{name}.py'
+        how = config if os.path.exists(config) else f'--input=FILE --out={folder}'
+        raise ValueError(f'no dataset in {folder} (no meta.json): make it with `python prepare.py {how}`')
+    try:
+        with open(path, encoding='utf-8') as f:
+            meta = json.load(f)
+    except ValueError as error:
+        raise ValueError(f'{path}: not JSON ({error}); run prepare.py again') from None
+    version = meta.get('format') if isinstance(meta, dict) else None
+    if version != FORMAT:
+        raise ValueError(f'{path}: format {version!r}, this code reads {FORMAT}; run prepare.py again')
+    kinds = dict(tokenizer=dict, encoder=(dict, type(None)), latent_shape=(list, type(None)), token_dtype=str, max_tokens=int,
+                 splits=dict, files=dict)
+    for key, kind in kinds.items():
+        if not isinstance(meta.get(key), kind):
+            raise ValueError(f'{path}: {key} is {meta.get(key)!r}, which is no {kind}; run prepare.py again')
+    if meta['token_dtype'] not in ('uint16', 'uint32'):
+        raise ValueError(f'{path}: token_dtype {meta["token_dtype"]!r}, expected uint16 or uint32')
+    return meta
+
+# -----------------------------------------------------------------------------
+# Latent statistics: the networks see latents of unit variance, whatever the encoder's own scale
+
+class LatentStats:
+    """ z = live * (raw - mean) / std and back, per dimension. A dead dimension is 0 inside and its mean outside. """
+
+    def __init__(self, mean, std):
+        std = torch.as_tensor(std, dtype=torch.float32)
+        live = std >= DEAD * std.median()
+        if std.median() == 0:
+            live = std > 0
+        self.mean = torch.as_tensor(mean, dtype=torch.float32)  # (D,)
+        self.std = torch.where(live, std, 1.0)                  # (D,), 1 where dead
+        self.live = live.float()                                # (D,), 0 where dead
+
+    def standardise(self, raw):
+        mean, std, live = (x.to(raw.device) for x in (self.mean, self.std, self.live))
+        return (raw.float() - mean) / std * live
+
+    def destandardise(self, z):
+        mean, std, live = (x.to(z.device) for x in (self.mean, self.std, self.live))
+        return z.float() * live * std + mean
+
+
+def load_stats(folder):
+    """ LatentStats of a dataset folder or of a run's data/; None for text only. """
+    meta = read_meta(folder)
+    if meta['latent_shape'] is None:
+        return None
+    path = check_file(folder, 'latent_stats.npz', meta['files'])
+    with np.load(path, allow_pickle=False) as arrays:
+        mean, std = arrays['mean'], arrays['std']
+    D = meta['latent_shape'][1]
+    for name, array in (('mean', mean), ('std', std)):
+        if array.shape != (D,) or not np.isfinite(array).all():
+            raise ValueError(f'{path}: {name} has shape {array.shape}, expected finite values of shape ({D},); run prepare.py again')
+    return LatentStats(mean, std)
+
+# -----------------------------------------------------------------------------
+
+class Shard:
+    """ The memory maps of one shard: tokens (T,), offsets (n + 1,), latents (n, N, D) or None. """
+
+    def __init__(self, folder, meta, entry):
+        def fail(path, what, found, expected):
+            raise ValueError(f'{path}: {what} {found}, expected {expected}; run prepare.py again')
+        name, n, files = entry['name'], entry['samples'], entry['files']
+        if not re.fullmatch(r'(train|val)-\d{5}', name):
+            fail(f'{folder}/meta.json', 'shard name', repr(name), 'train-00000 or the like')
+        offsets_path = check_file(folder, f'{name}.offsets.npy', files, digest=False)
+        self.offsets = np.load(offsets_path, allow_pickle=False)
+        if self.offsets.shape != (n + 1,) or self.offsets.dtype != np.int64:
+            fail(offsets_path, 'offsets are', f'{self.offsets.dtype} {self.offsets.shape}', f'int64 {(n + 1,)}')
+        path = check_file(folder, f'{name}.tokens.bin', files, digest=False)
+        self.tokens = np.memmap(path, dtype=np.dtype(meta['token_dtype']).newbyteorder('<'), mode='r')
+        lengths = np.diff(self.offsets)
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.tokens) or lengths.min() < 0:
+            fail(offsets_path, 'offsets run to', int(self.offsets[-1]), f'rising from 0 to the {len(self.tokens)} tokens of {path}')
+        self.longest = int(lengths.max())
+        self.latents = None
+        if meta['latent_shape'] is not None:
+            path = check_file(folder, f'{name}.latents.npy', files, digest=False)
+            self.latents = np.load(path, mmap_mode='r', allow_pickle=False)
+            expected = (n, *meta['latent_shape'])
+            if self.latents.shape != expected or self.latents.dtype != np.float16:
+                fail(path, 'latents are', f'{self.latents.dtype} {self.latents.shape}', f'float16 {expected}')
+
+
+class PackedDataset:
+    """ One split of a dataset folder. Raises ValueError (file, found, expected, what to do) before any batch is read.
+
+    seq_len is L, text plus EOS and PAD; by default max_tokens + 1, never less than the longest text plus its EOS.
+    """
+
+    def __init__(self, folder, split, seq_len=None):
+        self.folder, self.split, self.meta = str(folder), split, read_meta(folder)
+        if split not in self.meta['splits']:
+            raise ValueError(f'{folder}: no split {split!r}, it has {", ".join(self.meta["splits"])}')
+        self.tokenizer = load_tokenizer(folder)
+        self.stats = load_stats(folder)
+        self.latent_shape = None if self.stats is None else tuple(self.meta['latent_shape'])   # (N, D)
+        if self.stats is not None:
+            self.mean, self.std, self.live = self.stats.mean, self.stats.std, self.stats.live   # (D,) each
+            self.standardise, self.destandardise = self.stats.standardise, self.stats.destandardise
+        entry = self.meta['splits'][split]
+        self.shards = [Shard(folder, self.meta, shard) for shard in entry['shards'] if shard['samples']]
+        self.first = np.cumsum([0] + [len(s.offsets) - 1 for s in self.shards])   # row number of each shard's first row
+        if len(self) != entry['samples'] or not len(self):
+            raise ValueError(f'{folder}/meta.json: the shards of {split} hold {len(self)} samples, expected {entry["samples"]} and not 0')
+        if sum(len(s.tokens) for s in self.shards) <= CHECK_ALL_TOKENS:
+            for s in self.shards:
+                self.check_ids(s.tokens)
+        longest = max(s.longest for s in self.shards)
+        self.seq_len = self.meta['max_tokens'] + 1 if seq_len is None else seq_len
+        if self.seq_len < longest + 1:
+            raise ValueError(f'seq_len {self.seq_len} is too short for {folder}: its longest {split} text has {longest} tokens and '
+                             f'an EOS; use seq_len {longest + 1} or more, or prepare with a smaller max_tokens')
+
+    def __len__(self):
+        return int(self.first[-1])
+
+    def check_ids(self, tokens):
+        if len(tokens) and tokens.max() >= self.tokenizer.vocab_size:
+            raise ValueError(f'{self.folder}: token id {tokens.max()} in {self.split}, expected ids below vocab_size '
+                             f'{self.tokenizer.vocab_size}; run prepare.py again')
+
+    def by_shard(self, indices):
+        """ (shard, positions in `indices`, rows in the shard) for each shard that is touched. """
+        indices = np.asarray(indices, dtype=np.int64)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
+            raise IndexError(f'row {indices.min()} or {indices.max()} is outside 0..{len(self) - 1}')
+        owner = np.searchsorted(self.first, indices, side='right') - 1
+        for s in np.unique(owner):
+            where = np.flatnonzero(owner == s)
+            yield self.shards[s], where, indices[where] - self.first[s]
+
+    def rows(self, indices):
+        """ tokens (B, L) int64 and latents (B, N, D) float32, standardised (None for text only). """
+        L, eos, pad = self.seq_len, self.tokenizer.eos, self.tokenizer.pad
+        column = np.arange(L)
+        tokens = np.empty((len(indices), L), np.int64)
+        for shard, where, rows in self.by_shard(indices):
+            start = shard.offsets[rows, None]                                 # (b, 1)
+            length = shard.offsets[rows + 1, None] - start                    # (b, 1)
+            text = shard.tokens[np.minimum(start + column, len(shard.tokens) - 1)]   # (b, L), rubbish from `length` on
+            tokens[where] = np.where(column < length, text, np.where(column == length, eos, pad))
+        self.check_ids(tokens)
+        latents = None if self.stats is None else self.standardise(self.raw_latents(indices))
+        return torch.from_numpy(tokens), latents
+
+    def raw_latents(self, indices):
+        """ (B, N, D) float32, as the encoder gave them. """
+        latents = np.empty((len(indices), *self.latent_shape), np.float32)
+        for shard, where, rows in self.by_shard(indices):
+            latents[where] = shard.latents[rows]
+        return torch.from_numpy(latents)
+
+    def text(self, i):
+        (shard, _, (row,)), = self.by_shard([i])
+        return self.tokenizer.decode(shard.tokens[shard.offsets[row]:shard.offsets[row + 1]])
+
+# -----------------------------------------------------------------------------
+# Order and noise as pure functions
+
+def noise_generator(seed, step, purpose):
+    """ A numpy Generator for (seed, step, purpose). The key of Philox is (seed, purpose), the step is a high word of its
+    counter: two streams never overlap, however much is drawn from one (2**128 blocks fit below the step's word). """
+    word = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), 'little')
+    key = np.array([seed % 2**64, word], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, step, 0], np.uint64)))
+
+
+@lru_cache(maxsize=2)                                          # a batch may straddle two epochs
+def epoch_permutation(n, seed, epoch):
+    return noise_generator(seed, epoch, 'row order').permutation(n)
+
+
+def row_order(n, seed, start, count):
+    """ Rows start..start+count-1 of an endless sequence of shuffled epochs over n rows, int64. """
+    if n < 1 or start < 0 or count < 0:
+        raise ValueError(f'row_order needs n >= 1, start >= 0, count >= 0, found n {n}, start {start}, count {count}')
+    parts, end = [np.empty(0, np.int64)], start + count
+    while start < end:
+        epoch, i = divmod(start, n)
+        parts.append(epoch_permutation(n, seed, epoch)[i:i + end - start])
+        start += len(parts[-1])
+    return np.concatenate(parts)
+
+# -----------------------------------------------------------------------------
+
+def prefetch(batches, device):
+    """ Yields the batches (dicts of tensors) on `device`. On CUDA a thread reads, pins and copies the next batch meanwhile. """
+    device = torch.device(device)
+    if device.type != 'cuda':
+        yield from batches
+        return
+    batches, copies = iter(batches), torch.cuda.Stream(device)
+
+    def fetch():
+        batch = next(batches, None)
+        with torch.cuda.stream(copies):
+            return batch and {k: v.pin_memory().to(device, non_blocking=True) if torch.is_tensor(v) else v for k, v in batch.items()}
+
+    with ThreadPoolExecutor(1) as pool:
+        ahead = pool.submit(fetch)
+        while (batch := ahead.result()) is not None:
+            compute = torch.cuda.current_stream(device)
+            compute.wait_stream(copies)                        # before the next copy is queued, so it waits for this one only
+            for v in batch.values():
+                if torch.is_tensor(v):
+                    v.record_stream(compute)                   # or its memory could be reused while a kernel still reads it
+            ahead = pool.submit(fetch)
+            yield batch

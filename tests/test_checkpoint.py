@@ -1,0 +1,373 @@
+""" Run folders: what survives kills, full disks, flipped bits and hostile files. """
+import json
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import checkpoint
+from model import Model, ModelConfig
+
+ROOT = os.path.dirname(os.path.abspath(checkpoint.__file__))
+CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2, width=16)
+
+
+def states(step):
+    """ All that `save` takes, every number of it a function of the step. """
+    torch.manual_seed(step)
+    model = {name: torch.randn_like(tensor) for name, tensor in Model(CONFIG).state_dict().items()}
+    ema = {name: tensor + 1 for name, tensor in model.items()}
+    optimizer = {'names': list(model), 'state': [{'exp_avg': tensor * 2, 'step': torch.tensor(float(step))} for tensor in model.values()]}
+    training = {'model_config': asdict(CONFIG), 'history': [.5, 1e-30, float(step)]}
+    rng = [{'torch': torch.get_rng_state(), 'rank': rank} for rank in range(2)]
+    return model, ema, optimizer, training, rng
+
+
+def same(a, b):
+    """ Equal to the bit, through nested dicts and lists. """
+    if torch.is_tensor(a):
+        return torch.equal(a, b) and a.dtype == b.dtype
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, (list, tuple)) else a == b
+
+
+def run_folder(tmp_path, *steps):
+    """ out_dir of a run with these checkpoints. """
+    data = tmp_path / 'dataset'
+    data.mkdir()
+    (data / 'meta.json').write_text('{"name": "tiny"}')
+    (data / 'train-00000.tokens.bin').write_bytes(b'not for the run folder')
+    np.savez(data / 'latent_stats.npz', mean=np.zeros(6))
+    out = tmp_path / 'out' / 'run'
+    checkpoint.write_run(out, {'seed': 1, 'betas': (.9, .95)}, data)
+    for step in steps:
+        checkpoint.save(out, step, *states(step), keep=9)
+    return out
+
+
+def forge(folder, **changes):
+    """ Change the training state and make all digests fit again, as an attacker would. """
+    state = {**json.loads((folder / 'training_state.json').read_text()), **changes, 'sha256': ''}
+    if 'files' not in changes:
+        state['files'] = {name: checkpoint.describe(folder / name) for name in state['files']}
+    state['sha256'] = checkpoint.hashlib.sha256(checkpoint.dumps(state).encode()).hexdigest()
+    (folder / 'training_state.json').write_text(checkpoint.dumps(state))
+
+
+def run_code(code, *args, **env):
+    """ Some lines in a process of their own, with the imports of a script. """
+    head = 'import os, resource, sys\nimport checkpoint\nfrom configurator import stop_on_error\nout = sys.argv[1]\n'
+    env = {**os.environ, 'PYTHONPATH': os.pathsep.join([ROOT, os.path.dirname(__file__)]), **env}
+    return subprocess.run([sys.executable, '-c', head + code, *map(str, args)], env=env, capture_output=True, text=True)
+
+
+# ---- what is written is what is read
+
+def test_everything_saved_comes_back_to_the_bit(tmp_path):
+    out = run_folder(tmp_path, 1, 2)
+    model, ema, optimizer, training, rng = states(2)
+    found = checkpoint.load(checkpoint.newest(out), rank=1)
+    assert same(dict(sorted(found['model'].items())), dict(sorted(model.items())))  # safetensors has an order of its own
+    assert same(dict(sorted(found['ema'].items())), dict(sorted(ema.items())))
+    assert same(found['optimizer'], optimizer) and same(found['rng'], rng[1])
+    assert found['training_state']['step'] == 2 and same(found['training_state']['history'], training['history'])
+    assert checkpoint.load(checkpoint.newest(out), rank=2)['rng'] is None
+
+
+def test_ema_and_optimizer_may_be_absent(tmp_path):
+    model, _, _, training, rng = states(1)
+    folder = checkpoint.save(tmp_path, 1, model, None, None, training, rng[:1])
+    assert sorted(p.name for p in folder.iterdir()) == ['model.safetensors', 'rng_state_rank0.pt', 'training_state.json']
+    found = checkpoint.load(checkpoint.newest(tmp_path))
+    assert found['ema'] is None and found['optimizer'] is None and found['rng'] is not None
+
+
+def test_tied_and_strided_weights_are_written_out(tmp_path):
+    flat = torch.arange(24.)
+    model = {'a': flat[:12].view(3, 4), 'tied': flat[:12].view(3, 4), 'rest': flat[12:], 'turned': flat[:12].view(3, 4).T}
+    folder = checkpoint.save(tmp_path, 1, model, None, None, {}, [])
+    found = checkpoint.load(folder)['model']
+    assert sorted(found) == sorted(model) and all(torch.equal(found[name], model[name]) for name in model)
+
+
+def test_a_run_folder_is_complete_in_itself(tmp_path):
+    out = run_folder(tmp_path)
+    config = checkpoint.read_config(out)
+    assert config['seed'] == 1 and config['betas'] == [.9, .95] and config['argv'] == sys.argv
+    assert config['versions']['torch'] == torch.__version__ and 'commit' in config
+    assert sorted(p.name for p in (out / 'data').iterdir()) == ['latent_stats.npz', 'meta.json']
+    (tmp_path / 'dataset' / 'meta.json').write_text('{"name": "another"}')
+    checkpoint.write_run(out, {'seed': 2}, tmp_path / 'dataset')  # as a resumed run does
+    assert json.loads((out / 'data' / 'meta.json').read_text()) == {'name': 'tiny'} and checkpoint.read_config(out)['seed'] == 2
+    with pytest.raises(OSError, match='meta.json'):
+        checkpoint.write_run(tmp_path / 'out' / 'other', {}, tmp_path / 'nowhere')
+    assert not (tmp_path / 'out' / 'other' / 'data').exists()
+
+
+def test_load_model_takes_the_ema_weights_of_the_checkpoint_asked_for(tmp_path):
+    out = run_folder(tmp_path, 1)
+    checkpoint.save(out, 2, *states(2), keep=9, best=True)
+    checkpoint.save(out, 3, *states(3), keep=9)
+    for which, step in (('latest', 3), ('best', 2), ('step-00000001', 1)):
+        for ema in (True, False):
+            model, config, meta = checkpoint.load_model(out, which, ema=ema)
+            expected = states(step)[1 if ema else 0]
+            assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
+            assert not model.training and config['seed'] == 1 and meta == {'name': 'tiny'} and model.config == CONFIG
+    shutil.rmtree(out / 'step-00000003')
+    checkpoint.save(out, 3, states(3)[0], None, *states(3)[2:])
+    assert torch.equal(checkpoint.load_model(out)[0].bias, states(3)[0]['bias'])  # no EMA: the weights themselves
+
+
+def test_the_last_ones_and_the_best_are_kept(tmp_path):
+    def folders():
+        return [int(p.name[5:]) for p in sorted(tmp_path.glob('step-*'))]
+    for step in range(1, 7):
+        checkpoint.save(tmp_path, step, *states(step), keep=0, best=step == 2)
+    assert folders() == [2, 5, 6]
+    assert (tmp_path / 'latest').read_text() == 'step-00000006\n' and (tmp_path / 'best').read_text() == 'step-00000002\n'
+    checkpoint.save(tmp_path, 7, *states(7), keep=3, best=True)
+    assert folders() == [5, 6, 7] and sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ['best', 'latest']
+
+
+def test_a_step_saved_twice_is_written_once(tmp_path):
+    folder = checkpoint.save(tmp_path, 1, *states(1))
+    before = os.stat(folder / 'model.safetensors').st_ino
+    checkpoint.save(tmp_path, 1, *states(1), best=True)
+    assert os.stat(folder / 'model.safetensors').st_ino == before and (tmp_path / 'best').read_text() == folder.name + '\n'
+    (folder / 'optimizer.pt').write_bytes(b'')
+    checkpoint.save(tmp_path, 1, *states(1))
+    assert checkpoint.verify(folder) and (tmp_path / 'step-00000001.broken').exists()
+
+
+# ---- kills and full disks
+
+def test_kill_9_while_saving_loses_at_most_the_checkpoint_in_the_making(tmp_path):
+    ready = [states(step) for step in range(10)]
+    outcomes = set()
+    for trial in range(10):
+        out = tmp_path / str(trial)
+        checkpoint.save(out, 1, *ready[1])
+        child = os.fork()
+        if not child:
+            try:
+                for step in range(2, 10 ** 6):
+                    checkpoint.save(out, step, *ready[step % 10])
+            finally:
+                os._exit(1)
+        time.sleep(random.Random(trial).uniform(.02, .2))
+        os.kill(child, signal.SIGKILL)
+        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        known = int((out / 'latest').read_text()[5:])
+        found = checkpoint.load(checkpoint.newest(out))
+        step = found['training_state']['step']
+        assert step in (known, known + 1) and same(found['optimizer'], ready[step % 10][2])
+        assert not list(out.glob('*.broken*')), 'no torn folder under a whole name'
+        assert known < 3 or len(checkpoint.steps(out)) in (2, 3)
+        outcomes.add(step)
+        checkpoint.save(out, 10 ** 6, *ready[0])  # and the next save clears away what was left
+        assert not list(out.glob('step-*.tmp'))
+    assert len(outcomes) > 1, outcomes  # the kills hit different moments
+
+
+@pytest.mark.parametrize('large', ['model', 'optimizer', 'training_state'])
+def test_a_full_disk_leaves_the_old_checkpoint_and_nothing_else(tmp_path, large):
+    code = """
+import test_checkpoint, torch
+names = ['model', 'ema', 'optimizer', 'training_state', 'rng']
+state = dict(zip(names, test_checkpoint.states(1)))
+checkpoint.save(out, 1, *state.values())
+more = torch.zeros(100_000)
+state[sys.argv[2]]['more'] = more.tolist() if sys.argv[2] == 'training_state' else more
+resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+try:
+    checkpoint.save(out, 2, *state.values())
+except OSError as error:
+    print('error:', error)
+print('left:', sorted(os.listdir(out)))
+del state[sys.argv[2]]['more']
+checkpoint.save(out, 3, *state.values())
+"""
+    out = tmp_path / 'out'
+    done = run_code(code, out, large)
+    assert done.returncode == 0 and not done.stderr, done
+    for word in ('cannot save step-00000002', 'needs', 'has', f'at {out}'):
+        assert word in done.stdout
+    assert "left: ['latest', 'step-00000001']" in done.stdout
+    assert sorted(p.name for p in out.iterdir()) == ['latest', 'step-00000001', 'step-00000003']
+    assert checkpoint.verify(out / 'step-00000001') and checkpoint.newest(out).name == 'step-00000003'
+
+
+def test_free_space_is_asked_for_before_anything_is_written(tmp_path, monkeypatch):
+    checkpoint.save(tmp_path, 1, *states(1))
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: shutil._ntuple_diskusage(10 ** 9, 10 ** 9, 1000))
+    monkeypatch.setattr(checkpoint, 'write_files', None)
+    with pytest.raises(OSError, match='needs 1,[0-9,]+ bytes, has 1,000 at'):
+        checkpoint.save(tmp_path, 2, *states(2))
+    assert checkpoint.newest(tmp_path).name == 'step-00000001'
+
+
+# ---- broken bytes
+
+@pytest.mark.parametrize('name', ['model.safetensors', 'ema.safetensors', 'optimizer.pt', 'rng_state_rank1.pt', 'training_state.json'])
+@pytest.mark.parametrize('cut', ['half', '100 bytes', 'all', 'gone'])
+def test_a_torn_checkpoint_is_named_set_aside_and_passed_over(tmp_path, capsys, name, cut):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, *states(step))
+    path = tmp_path / 'step-00000002' / name
+    size = path.stat().st_size
+    if cut == 'gone':
+        path.unlink()
+    else:
+        os.truncate(path, {'half': size // 2, '100 bytes': size - 100, 'all': 0}[cut])
+    assert checkpoint.newest(tmp_path).name == 'step-00000001'
+    err = capsys.readouterr().err
+    assert err.count('\n') == 1 and 'step-00000002' in err and name in err
+    assert name == 'training_state.json' or 'found' in err and f"'bytes': {size}" in err
+    assert (tmp_path / 'step-00000002.broken').is_dir() and (tmp_path / 'latest').read_text() == 'step-00000001\n'
+    assert checkpoint.newest(tmp_path).name == 'step-00000001' and not capsys.readouterr().err
+
+
+def test_any_flipped_bit_is_found(tmp_path):
+    folder = checkpoint.save(tmp_path, 1, *states(1))
+    draw = random.Random(0)
+    for path in sorted(folder.iterdir()):
+        whole = path.read_bytes()
+        places = range(len(whole)) if path.suffix == '.json' else [0, len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(20))]
+        for place in places:
+            broken = bytearray(whole)
+            broken[place] ^= 1 << draw.randrange(8)
+            path.write_bytes(broken)
+            with pytest.raises(ValueError, match=path.name if path.suffix != '.json' else None):
+                checkpoint.verify(folder)
+        path.write_bytes(whole)
+    assert checkpoint.verify(folder)
+
+
+def test_when_all_are_broken_it_stops_now_and_the_next_time(tmp_path):
+    assert checkpoint.newest(tmp_path) is None  # no run here yet
+    for step in (1, 2):
+        os.truncate(checkpoint.save(tmp_path, step, *states(step)) / 'model.safetensors', 10)
+    for _ in range(2):
+        done = run_code('with stop_on_error():\n    checkpoint.newest(out)\nprint("started afresh")', tmp_path)
+        assert done.returncode == 2 and not done.stdout and 'Traceback' not in done.stderr
+        assert done.stderr.splitlines()[-1].startswith('error: ') and 'no whole checkpoint left' in done.stderr
+    shutil.rmtree(tmp_path / 'step-00000001.broken')
+    shutil.rmtree(tmp_path / 'step-00000002.broken')
+    with pytest.raises(ValueError, match='no whole checkpoint'):  # `latest` still says that there was one
+        checkpoint.newest(tmp_path)
+
+
+# ---- hostile files
+
+class Command:
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+@pytest.mark.parametrize('name', ['optimizer.pt', 'rng_state_rank0.pt', 'model.safetensors'])
+def test_a_checkpoint_cannot_run_a_command(tmp_path, monkeypatch, name):
+    out, ran = run_folder(tmp_path, 1), tmp_path / 'ran'
+    for write in (lambda path: torch.save(Command(f'touch {ran}'), path), lambda path: path.write_bytes(pickle.dumps(Command(f'touch {ran}')))):
+        write(out / 'step-00000001' / name)
+        forge(out / 'step-00000001')
+        for force in ('0', '1'):
+            monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', force)
+            with pytest.raises(ValueError, match=name):
+                checkpoint.load(checkpoint.newest(out))
+    done = run_code('with stop_on_error():\n    checkpoint.load(checkpoint.newest(out))\nprint("loaded")', out, TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD='1')
+    assert done.returncode == 2 and done.stderr.count('\n') == 1 and name in done.stderr and not done.stdout, done
+    assert not ran.exists()
+
+
+def test_a_lying_checkpoint_is_refused_soon_and_within_little_memory(tmp_path):
+    out = run_folder(tmp_path, 1)
+    lies = [('depth', 10 ** 6), ('depth', 3), ('depth', 0), ('depth', 'two'), ('depth', None), ('vocab_size', 10 ** 9), ('vocab_size', 10 ** 30),
+            ('vocab_size', -5), ('width', 2 ** 40), ('width', 16.), ('heads', 0), ('heads', 1), ('seq_len', 10 ** 9), ('seq_len', 10 ** 30),
+            ('latent_tokens', 10 ** 9), ('latent_dim', 10 ** 12), ('mlp_ratio', 1e300), ('mlp_ratio', 'nan'), ('streams', ['text']), ('streams', 5),
+            ('__class__', 1), (None, None), (None, [1]), (None, {})]
+    cases = []
+    for i, (key, value) in enumerate(lies):
+        shutil.copytree(out, tmp_path / f'lie{i}')
+        forge(tmp_path / f'lie{i}' / 'step-00000001', model_config=value if key is None else {**asdict(CONFIG), key: value})
+        cases.append(tmp_path / f'lie{i}')
+    code = """
+import time
+for path in sys.argv[2:]:
+    begin = time.process_time()
+    try:
+        checkpoint.load_model(path)
+        print('loaded', path)
+    except ValueError as error:
+        pass
+    if time.process_time() - begin > 2:
+        print('slow', path, time.process_time() - begin)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, 'MiB')
+"""
+    done = run_code(code, out, *cases)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count('\n') == 1 and int(done.stdout.split()[0]) < 1000, [done.stdout, list(enumerate(lies))]
+
+
+def test_a_lying_header_is_refused(tmp_path):
+    out = run_folder(tmp_path, 1)
+    path = out / 'step-00000001' / 'ema.safetensors'
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], 'little')
+    header = json.loads(whole[8:8 + length])
+    header['bias']['shape'] = [10 ** 12]
+    text = json.dumps(header).encode()
+    for content in (len(text).to_bytes(8, 'little') + text + whole[8 + length:], (2 ** 62).to_bytes(8, 'little') + whole[8:], b''):
+        path.write_bytes(content)
+        forge(out / 'step-00000001')
+        with pytest.raises(ValueError, match='ema.safetensors'):
+            checkpoint.load_model(out)
+    save_file({'bias': torch.zeros(16)}, path)
+    forge(out / 'step-00000001')
+    with pytest.raises(ValueError, match=r'ema.safetensors: found blocks.0.latent.down.weight None, expected \[16, 64\]'):
+        checkpoint.load_model(out)
+
+
+@pytest.mark.parametrize('name', ['../run/step-00000001', '/step-00000001', '..', '', 'step-1', 'step-00000009', 'step-00000001/../step-00000001', 'x' * 10 ** 6])
+def test_no_name_leads_out_of_the_run_folder(tmp_path, name):
+    out = run_folder(tmp_path, 1)
+    (out / 'latest').write_text(name)
+    for which in ('latest', name):
+        with pytest.raises(ValueError, match='has no checkpoint'):
+            checkpoint.load_model(out, which)
+    folder = out / 'step-00000001'
+    shutil.copy(folder / 'model.safetensors', out / 'model.safetensors')
+    forge(folder, files={'model.safetensors': checkpoint.describe(folder / 'model.safetensors'), '../model.safetensors': checkpoint.describe(out / 'model.safetensors')})
+    with pytest.raises(ValueError, match='no file of a checkpoint'):
+        checkpoint.verify(folder)
+
+
+@pytest.mark.parametrize('changes', [{'files': None}, {'files': {}}, {'files': []}, {'files': {'model.safetensors': None}}, {'sha256': 5}])
+def test_a_malformed_training_state_is_no_traceback(tmp_path, changes):
+    folder = checkpoint.save(tmp_path, 1, *states(1))
+    forge(folder, **changes) if 'files' in changes else (folder / 'training_state.json').write_text(json.dumps(changes))
+    with pytest.raises(ValueError, match='training_state.json|model.safetensors'):
+        checkpoint.verify(folder)
+
+
+@pytest.mark.parametrize('text', ['', '{', '[1]', '[' * 10 ** 5, '\x00'])
+def test_a_broken_config_or_meta_names_its_file(tmp_path, text):
+    out = run_folder(tmp_path, 1)
+    for path in (out / 'data' / 'meta.json', out / 'config.json'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=path.name):
+            checkpoint.load_model(out)

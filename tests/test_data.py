@@ -1,0 +1,240 @@
+""" data.py as sentences: tokenizers never lie about text, batches are what the disk says, order and noise are pure functions. """
+import json
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import data
+from data import LatentStats, PackedDataset, load_stats, load_tokenizer, noise_generator, prefetch, row_order
+
+TEXTS = ['a dog runs on the beach', 'tabs\tand\n\nlines  ', '<eos> <|endoftext|> [MASK] <pad>', 'naïve café 東京 🙂 e\u0301', 'nul \x00 byte', '', ' ']
+LENGTHS = [3, 0, 7, 1, 5, 7, 2]                                    # of the seven rows of the little dataset, over three shards
+
+
+def bpe(tmp_path, vocab_size=300):
+    (tmp_path / 'tokenizer.json').write_text(data.train_bpe(['the dog runs on the beach', 'a dog on a beach'] * 3, vocab_size))
+    return data.bpe_tokenizer(tmp_path / 'tokenizer.json')
+
+
+def write_dataset(folder, shards=((0, 3), (3, 4), (4, 7)), D=5):
+    """ Rows of known tokens and latents, written by hand in the format of the design. """
+    rng = np.random.default_rng(0)
+    tokens = [rng.integers(0, 256, n) for n in LENGTHS]
+    latents = rng.normal(3, 2, (len(LENGTHS), 2, D)).astype(np.float16)
+    latents[..., 1] = .25                                          # a dead dimension
+    entries = []
+    for number, (a, b) in enumerate(shards):
+        name = f'train-{number:05d}'
+        np.concatenate(tokens[a:b]).astype('<u2').tofile(folder / f'{name}.tokens.bin')
+        np.save(folder / f'{name}.offsets.npy', np.cumsum([0] + LENGTHS[a:b]))
+        np.save(folder / f'{name}.latents.npy', latents[a:b])
+        files = {f'{name}.{end}': entry(folder / f'{name}.{end}') for end in ('tokens.bin', 'offsets.npy', 'latents.npy')}
+        entries.append(dict(name=name, samples=b - a, tokens=sum(LENGTHS[a:b]), files=files))
+    flat = latents.reshape(-1, D).astype(np.float64)
+    np.savez(folder / 'latent_stats.npz', mean=flat.mean(0), std=flat.std(0))
+    meta = dict(format=1, name='little', tokenizer=data.byte_tokenizer().record, encoder=None, latent_shape=[2, D], token_dtype='uint16',
+                max_tokens=8, splits=dict(train=dict(samples=len(LENGTHS), shards=entries)), files={'latent_stats.npz': entry(folder / 'latent_stats.npz')})
+    (folder / 'meta.json').write_text(json.dumps(meta))
+    return tokens, latents
+
+
+def entry(path):
+    return dict(bytes=os.path.getsize(path), sha256=data.sha256(path))
+
+
+def edit_meta(folder, change):
+    meta = json.loads((folder / 'meta.json').read_text())
+    change(meta)
+    (folder / 'meta.json').write_text(json.dumps(meta))
+
+# -----------------------------------------------------------------------------
+
+@pytest.mark.parametrize('kind', ['byte', 'bpe'])
+def test_text_survives_tokenizing_and_never_becomes_a_special_id(tmp_path, kind):
+    tok = load_tokenizer('byte') if kind == 'byte' else bpe(tmp_path)
+    for text, ids in zip(TEXTS, tok.encode_batch(TEXTS)):
+        assert tok.decode(ids) == text
+        assert ids == tok.encode(text)
+        assert not {tok.eos, tok.pad, tok.vocab_size} & set(ids)
+        assert all(0 <= i < tok.vocab_size for i in ids)
+    assert {tok.eos, tok.pad} == {tok.vocab_size - 2, tok.vocab_size - 1}
+
+
+def test_decoding_stops_at_eos_passes_over_pad_and_shows_masks(tmp_path):
+    tok = bpe(tmp_path)
+    a, b = tok.encode('a dog'), tok.encode(' runs')
+    assert tok.decode(a + [tok.pad] + b + [tok.eos] + a) == 'a dog runs'
+    assert tok.decode(a + [tok.vocab_size]) == 'a dog[MASK]'
+    assert tok.decode(torch.tensor(a + [tok.eos, tok.pad])) == 'a dog'
+
+
+def test_a_tiktoken_encoding_keeps_its_ids_and_gains_one_for_pad(monkeypatch):
+    import tiktoken
+    ranks = {bytes([i]): i for i in range(256)} | {b'do': 256, b'dog': 257}
+    encoding = tiktoken.Encoding('little', pat_str=r'\w+|\W', mergeable_ranks=ranks, special_tokens={'<|endoftext|>': 260})   # 258, 259: holes
+    monkeypatch.setattr(tiktoken, 'list_encoding_names', lambda: ['little'])
+    monkeypatch.setattr(tiktoken, 'get_encoding', lambda name: encoding)
+    tok = load_tokenizer('little')
+    assert (tok.eos, tok.pad, tok.vocab_size) == (260, 261, 262)
+    assert tok.encode('dog') == [257]
+    for text in TEXTS:
+        assert tok.decode(tok.encode(text)) == text
+        assert not {tok.eos, tok.pad} & set(tok.encode(text))
+    with pytest.raises(ValueError, match='littel.*little'):
+        load_tokenizer('littel')
+
+
+def test_fitting_the_tokenizer_twice_gives_the_same_bytes():
+    texts = [f'word{i % 7} thing{i % 11} and {i}' for i in range(200)]
+    assert data.train_bpe(texts, 400) == data.train_bpe(texts, 400)
+    with pytest.raises(ValueError, match='258'):
+        data.train_bpe(texts, 200)
+
+# -----------------------------------------------------------------------------
+
+def test_a_batch_is_the_text_one_eos_and_pad_beside_standardised_latents(tmp_path):
+    tokens, latents = write_dataset(tmp_path)
+    ds = PackedDataset(tmp_path, 'train')
+    assert len(ds) == 7 and ds.seq_len == 9 and ds.latent_shape == (2, 5)
+    indices = np.array([6, 0, 3, 0, 5, 1, 4, 2])                   # out of order, repeated, over all shards, an empty text
+    x, z = ds.rows(indices)
+    assert x.dtype == torch.int64 and z.dtype == torch.float32
+    for i, row in zip(indices, x.tolist()):
+        assert row == [*tokens[i], ds.tokenizer.eos] + [ds.tokenizer.pad] * (8 - len(tokens[i]))
+        assert ds.text(i) == bytes(tokens[i].tolist()).decode('utf-8', 'replace')
+    assert torch.equal(ds.raw_latents(indices), torch.from_numpy(latents[indices].astype(np.float32)))
+    assert torch.allclose(z, ds.standardise(ds.raw_latents(indices)))
+    assert PackedDataset(tmp_path, 'train', seq_len=12).rows([0])[0].shape == (1, 12)
+    with pytest.raises(IndexError):
+        ds.rows([7])
+
+
+def test_standardised_train_latents_have_mean_0_and_std_1_and_dead_dimensions_are_0(tmp_path):
+    write_dataset(tmp_path)
+    ds = PackedDataset(tmp_path, 'train')
+    z = ds.rows(np.arange(7))[1].reshape(-1, 5)
+    assert ds.live.tolist() == [1, 0, 1, 1, 1]
+    assert (z[:, 1] == 0).all()
+    assert torch.allclose(z.mean(0), torch.zeros(5), atol=1e-5)
+    assert torch.allclose(z.std(0, unbiased=False), ds.live, atol=1e-5)
+
+
+def test_destandardise_is_the_inverse_and_gives_a_dead_dimension_its_mean(tmp_path):
+    write_dataset(tmp_path)
+    stats, raw = load_stats(tmp_path), PackedDataset(tmp_path, 'train').raw_latents(np.arange(7))
+    assert torch.allclose(stats.destandardise(stats.standardise(raw)), raw, atol=1e-5)
+    anything = torch.randn(4, 2, 5)
+    assert torch.allclose(stats.destandardise(anything)[..., 1], torch.tensor(.25))
+    tiny = LatentStats(np.full(3, .1), np.array([1e-9, .03, .03]))
+    assert torch.isfinite(tiny.standardise(torch.randn(8, 3))).all() and tiny.live.tolist() == [0, 1, 1]
+
+
+def test_a_run_folder_without_shards_still_gives_tokenizer_and_statistics(tmp_path):
+    write_dataset(tmp_path)
+    run = tmp_path / 'run'
+    run.mkdir()
+    for name in ('meta.json', 'latent_stats.npz'):
+        shutil.copy(tmp_path / name, run)
+    assert load_tokenizer(run).vocab_size == 258
+    assert torch.equal(load_stats(run).std, load_stats(tmp_path).std)
+
+# -----------------------------------------------------------------------------
+
+@pytest.mark.parametrize('name', ['train-00001.tokens.bin', 'train-00002.latents.npy', 'train-00000.offsets.npy', 'latent_stats.npz'])
+def test_a_truncated_file_is_refused_with_name_found_and_expected_bytes(tmp_path, name):
+    write_dataset(tmp_path)
+    size = os.path.getsize(tmp_path / name)
+    os.truncate(tmp_path / name, size - 1)
+    with pytest.raises(ValueError, match=f'{name}.*found {size - 1} bytes, expected {size}.*prepare.py'):
+        PackedDataset(tmp_path, 'train')
+    os.remove(tmp_path / name)
+    with pytest.raises(ValueError, match=f'{name}.*missing'):
+        PackedDataset(tmp_path, 'train')
+
+
+def test_wrong_dimension_dtype_row_count_and_token_id_are_refused_with_both_values(tmp_path):
+    def rewritten(change, **match):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        write_dataset(folder)
+        change(folder)
+        def recount(meta):
+            for shard in meta['splits']['train']['shards']:
+                for name in shard['files']:
+                    shard['files'][name] = entry(folder / name)
+        edit_meta(folder, recount)
+        with pytest.raises(ValueError, match=match['match']):
+            PackedDataset(folder, 'train')
+    latents, offsets = 'train-00000.latents.npy', 'train-00000.offsets.npy'
+    rewritten(lambda f: np.save(f / latents, np.zeros((3, 2, 4), np.float16)), match=r'\(3, 2, 4\).*\(3, 2, 5\)')
+    rewritten(lambda f: np.save(f / latents, np.zeros((3, 2, 5), np.float32)), match='float32.*float16')
+    rewritten(lambda f: np.save(f / latents, np.zeros((2, 2, 5), np.float16)), match=r'\(2, 2, 5\).*\(3, 2, 5\)')
+    rewritten(lambda f: np.save(f / offsets, np.array([0, 3, 10])), match=r'\(3,\).*\(4,\)')
+    rewritten(lambda f: np.save(f / offsets, np.array([0, 3, 2, 10])), match='rising')
+    rewritten(lambda f: np.save(f / offsets, np.array([0, 3, 3, 11])), match='11.*10')
+    rewritten(lambda f: np.full(10, 258, '<u2').tofile(f / 'train-00000.tokens.bin'), match='258.*vocab_size 258')
+    rewritten(lambda f: edit_meta(f, lambda m: m['splits']['train'].update(samples=8)), match='hold 7 samples, expected 8')
+    rewritten(lambda f: edit_meta(f, lambda m: m['splits']['train']['shards'][0].update(name='../train-00000')), match='shard name')
+    rewritten(lambda f: edit_meta(f, lambda m: m.update(format=9)), match='format 9.*reads 1')
+    rewritten(lambda f: edit_meta(f, lambda m: m['tokenizer'].update(vocab_size=99)), match='99')
+
+
+def test_ids_beyond_the_vocabulary_are_caught_in_a_batch_of_a_split_too_large_to_check_whole(tmp_path, monkeypatch):
+    write_dataset(tmp_path)
+    monkeypatch.setattr(data, 'CHECK_ALL_TOKENS', 0)
+    np.full(10, 300, '<u2').tofile(tmp_path / 'train-00000.tokens.bin')
+    with pytest.raises(ValueError, match='token id 300'):
+        PackedDataset(tmp_path, 'train').rows([0])
+
+
+def test_a_missing_dataset_names_the_prepare_command_and_a_short_seq_len_the_right_one(tmp_path):
+    with pytest.raises(ValueError, match='python prepare.py'):
+        PackedDataset(tmp_path / 'nothing', 'train')
+    write_dataset(tmp_path)
+    with pytest.raises(ValueError, match='seq_len 7.*seq_len 8 or more'):
+        PackedDataset(tmp_path, 'train', seq_len=7)
+    with pytest.raises(ValueError, match="'test'.*train"):
+        PackedDataset(tmp_path, 'test')
+
+# -----------------------------------------------------------------------------
+
+def test_row_order_is_a_pure_function_and_every_epoch_is_another_permutation():
+    n = 11
+    whole = row_order(n, 3, 0, 4 * n)
+    for epoch in whole.reshape(4, n):
+        assert sorted(epoch) == list(range(n))
+    assert len({tuple(epoch) for epoch in whole.reshape(4, n)}) == 4
+    for start, count in ((0, 5), (9, 4), (10, 25), (22, 11), (43, 1), (7, 0)):   # straddling one epoch, and two
+        data.epoch_permutation.cache_clear()
+        assert np.array_equal(row_order(n, 3, start, count), whole[start:start + count])
+    assert not np.array_equal(row_order(n, 4, 0, n), whole[:n])
+
+
+def test_ranks_together_read_the_rows_of_one_process():
+    rows = row_order(100, 0, 320, 32)
+    assert np.array_equal(np.concatenate([row_order(100, 0, 320 + 8 * rank, 8) for rank in range(4)]), rows)
+
+
+def test_noise_depends_on_seed_step_and_purpose_and_on_nothing_else():
+    def draw(*key):
+        return noise_generator(*key).random(4).tolist()
+    draws = [draw(seed, step, purpose) for seed in (0, 1) for step in (0, 1, 2) for purpose in ('mask', 'clock')]
+    assert len({tuple(d) for d in draws}) == len(draws)
+    np.random.seed(5)
+    assert draw(1, 2, 'mask') == draws[-2]
+
+
+def test_streams_of_neighbouring_steps_never_overlap():
+    long = set(noise_generator(0, 0, 'mask').integers(2**63, size=20_000).tolist())
+    assert not long & set(noise_generator(0, 1, 'mask').integers(2**63, size=20_000).tolist())
+
+
+@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU'))])
+def test_prefetch_yields_every_batch_once_in_order(device):
+    batches = [dict(tokens=torch.full((2, 3), i), latents=torch.full((2, 1), float(i))) for i in range(5)]
+    got = list(prefetch(iter(batches), device))
+    assert len(got) == 5 and all(b['tokens'].device.type == device for b in got)
+    assert [int(b['tokens'][0, 0]) for b in got] == [0, 1, 2, 3, 4] and all(torch.equal(a['latents'], b['latents'].cpu()) for a, b in zip(batches, got))

@@ -1,0 +1,303 @@
+""" The two processes against enumeration, closed forms and float64. """
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from diffusion import (MODES, GaussianLatents, MaskedText, draw_clocks, mode_shares, normals, positions_and_targets, text_bound,
+                       uniforms)
+from toys import L, MASK, V, Toy, exact_bound, optimal_denoiser, random_denoiser
+
+SCHEDULES = [('loglinear', 0.), ('cosine', 0.), ('polynomial', 2.), ('polynomial', .5)]
+PROCESSES = [('vp', 'v'), ('vp', 'x0'), ('vp', 'eps'), ('rf', 'flow'), ('rf', 'x0'), ('rf', 'v')]
+
+
+# ---- noise and clocks
+
+def test_uniforms_of_a_row_are_the_same_whatever_the_split():
+    whole = uniforms(3, 7, 'mask', 0, 12, 5)
+    assert torch.equal(whole, torch.cat([uniforms(3, 7, 'mask', i, 4, 5) for i in (0, 4, 8)]))
+    for other in (uniforms(4, 7, 'mask', 0, 12, 5), uniforms(3, 8, 'mask', 0, 12, 5), uniforms(3, 7, 'latent', 0, 12, 5)):
+        assert not torch.isclose(whole, other).any()
+    assert torch.equal(normals(3, 7, 'latent', 0, 6, 2, 3)[4:], normals(3, 7, 'latent', 4, 2, 2, 3))
+
+
+def test_uniforms_and_normals_have_the_right_law():
+    u = uniforms(0, 0, 'mask', 0, 1000, 1000)
+    assert 0 < u.min() and u.max() < 1
+    counts = torch.histc(u, 100, 0, 1)
+    assert ((counts - 1e4) ** 2 / 1e4).sum() < 99 + 4 * math.sqrt(2 * 99)
+    z = normals(0, 1, 'latent', 0, 1000, 10, 100).double()
+    assert z.mean().abs() < 4e-3 and (z.var() - 1).abs() < 6e-3 and ((z ** 4).mean() - 3).abs() < .04
+
+
+def test_each_clock_is_exactly_uniform_over_steps():
+    draws = [draw_clocks(0, step, 0, 8, 8, mode_shares('unconditional', ()), t_min=0.) for step in range(2000)]
+    for clock in ('t_text', 't_latent'):
+        t = torch.stack([d[clock] for d in draws])                       # (steps, rows)
+        for row in range(8):
+            counts = torch.histc(t[:, row], 20, 0, 1)
+            assert ((counts - 100) ** 2 / 100).sum() < 19 + 4 * math.sqrt(38)
+
+
+def test_every_contiguous_slice_of_clocks_is_stratified_and_the_same_for_every_split():
+    shares = mode_shares('mixed', (1, 2, 1))
+    whole = draw_clocks(5, 11, 0, 64, 64, shares)
+    for size in (8, 16, 32):
+        for first in range(0, 64, size):
+            part = draw_clocks(5, 11, first, size, 64, shares)
+            assert all(torch.equal(part[key], whole[key][first:first + size]) for key in whole)
+            drawn = draw_clocks(5, 11, first, size, 64, mode_shares('unconditional', ()), t_min=0.)
+            for clock in ('t_text', 't_latent'):
+                gaps = torch.diff(drawn[clock].sort().values)
+                assert gaps.max() < 2 / size, 'a stretch of the clock without a row'
+            joint = torch.histogramdd(torch.stack([drawn['t_text'], drawn['t_latent']], 1), [2, 2], range=[0., 1., 0., 1.]).hist
+            assert size < 16 or joint.max() - joint.min() <= size / 4, 'the clocks go together'
+
+
+@pytest.mark.parametrize('mode', [*MODES, 'mixed'])
+def test_modes_draw_the_clocks_and_weights_of_the_table(mode):
+    shares = mode_shares(mode, (.2, .5, .3))
+    c = draw_clocks(0, 0, 0, 4096, 4096, shares, cond_drop=.25, latent_noise=.1)
+    names = list(shares)
+    for i, name in enumerate(names):
+        rows = c['mode'] == i
+        assert abs(rows.double().mean() - shares[name]) < 2e-3, 'rows are not shared by weight'
+        if not rows.any():
+            continue
+        t_text, t_latent = c['t_text'][rows], c['t_latent'][rows]
+        assert (c['text_weight'][rows] == MODES[name][2]).all() and (c['latent_weight'][rows] == MODES[name][3]).all()
+        if name == 'unconditional':
+            assert abs(t_text.mean() - .5) < .02 and abs(t_latent.mean() - .5) < .02 and (t_text < 1).all()
+        else:
+            given, drawn = (t_latent, t_text) if name == 'l2t' else (t_text, t_latent)
+            assert abs(drawn.mean() - .5) < .02
+            assert abs((given == 1).double().mean() - .25) < .02, 'share of dropped conditions'
+            kept = given[given < 1]
+            assert (kept == 0).all() if name == 't2l' else (kept <= .1).all() and abs(kept.mean() - .05) < .01
+
+
+def test_unknown_modes_and_weights_are_refused():
+    for mode, weights in (('t2t', (1, 1, 1)), ('mixed', (1, 1)), ('mixed', (0, 0, 0)), ('mixed', (1, -1, 1))):
+        with pytest.raises(ValueError):
+            mode_shares(mode, weights)
+
+
+# ---- masked text
+
+@pytest.mark.parametrize('schedule, power', SCHEDULES)
+def test_text_schedule_runs_from_0_to_1_and_its_weight_is_its_derivative(schedule, power):
+    text = MaskedText(V, schedule, power)
+    t = torch.linspace(.01, .99, 99, dtype=torch.float64, requires_grad=True)
+    share = text.masked_share(t)
+    slope, = torch.autograd.grad(share.sum(), t)
+    assert torch.allclose(text.weight(t), slope / share, rtol=1e-9)      # -a'/(1-a)
+    assert torch.allclose(text.clock(share), t)
+    ends = text.masked_share(torch.tensor([0., 1.]))
+    assert ends.tolist() == [0, 1]
+    grid = (torch.arange(200_000, dtype=torch.float64) + .5) / 200_000
+    assert abs(text.masked_share(grid).mean() - text.mean_share()) < 1e-5
+
+
+def test_corruption_masks_at_the_scheduled_rate_and_never_what_is_given():
+    text, tokens = MaskedText(50, 'cosine'), torch.randint(0, 50, (400, 256))
+    given = torch.rand(400, 256) < .3
+    noisy, mask = text.corrupt(tokens, torch.full((400,), .4), torch.rand(400, 256), given)
+    assert torch.equal(noisy[~mask], tokens[~mask]) and (noisy[mask] == 50).all() and not (mask & given).any()
+    rate, n = math.sin(math.pi * .2), int((~given).sum())
+    assert abs(mask[~given].double().mean() - rate) < 4 * math.sqrt(rate * (1 - rate) / n)
+    for t, all_masked in ((0., False), (1., True)):
+        assert (text.corrupt(tokens, torch.full((400,), t), torch.rand(400, 256))[1] == all_masked).all()
+
+
+def test_scored_positions_are_the_masked_ones_with_their_targets_and_weights_at_a_static_size():
+    text = MaskedText(50)
+    tokens, t = torch.randint(0, 50, (32, 64)), torch.rand(32, dtype=torch.float64) * .99 + .01
+    _, mask = text.corrupt(tokens, t, torch.rand(32, 64))
+    assert text.head_budget(32, 64) < 32 * 64
+    for budget in (text.head_budget(32, 64), 100):                       # the second overflows: nothing may be dropped
+        positions, targets, weight = positions_and_targets(mask, tokens, text.weight(t), budget)
+        assert len(positions) % budget == 0
+        used = weight > 0
+        assert torch.equal(positions[used], mask.flatten().nonzero().squeeze(1))
+        assert torch.equal(targets[used], tokens.flatten()[positions[used]]) and (targets < 50).all(), 'a label is MASK'
+        expected = (1 / t).float()[positions[used] // 64] / (32 * 64)
+        assert torch.allclose(weight[used], expected)
+
+
+def test_a_masked_share_of_a_stratified_batch_stays_below_its_budget():
+    text = MaskedText(50, 'polynomial', 2.)
+    for step in range(200):
+        c = draw_clocks(0, step, 0, 16, 16, mode_shares('l2t', ()))
+        mask = text.corrupt(torch.zeros(16, 128, dtype=torch.int64), c['t_text'], uniforms(0, step, 'mask', 0, 16, 128))[1]
+        assert mask.sum() <= text.head_budget(16, 128)
+
+
+def test_uniform_prediction_has_the_bound_log_V_exactly():
+    tokens = torch.randint(0, V, (16, L))
+    bound = text_bound(Toy(torch.zeros(4 ** L, L, V)), MaskedText(V), tokens, None, None, torch.rand(16, 1 + L))
+    assert torch.allclose(bound, torch.full((16,), L * math.log(V), dtype=torch.float64))
+
+
+def test_the_two_text_bounds_agree_and_meet_the_entropy_only_for_the_optimal_denoiser():
+    p, table = optimal_denoiser()
+    entropy = -(p * p.log()).sum().item()
+    assert exact_bound(p, table, 'count') == pytest.approx(entropy, abs=1e-9)
+    for table in (table, random_denoiser()):
+        assert exact_bound(p, table, 'count') == pytest.approx(exact_bound(p, table, 'continuous'), abs=1e-9)
+        assert exact_bound(p, table, 'count') >= entropy - 1e-9
+    assert exact_bound(p, random_denoiser(), 'count') > entropy + .1
+
+
+@pytest.mark.parametrize('schedule, power', SCHEDULES)
+def test_training_loss_and_evaluated_bound_estimate_the_enumerated_bound(schedule, power):
+    p, table = optimal_denoiser()[0], random_denoiser()
+    exact, text, toy, B = exact_bound(p, table, 'count'), MaskedText(V, schedule, power), Toy(table), 40_000
+    torch.manual_seed(0)
+    states = torch.tensor(list(itertools.product(range(V), repeat=L)))
+    tokens = states[torch.multinomial(p, B, replacement=True)]
+    draws = text_bound(toy, text, tokens, None, None, torch.rand(B, 1 + L))
+    assert abs(draws.mean() - exact) < 4 * draws.std() / math.sqrt(B)
+    t = 1e-4 + (1 - 1e-4) * torch.rand(B, dtype=torch.float64)
+    noisy, mask = text.corrupt(tokens, t, torch.rand(B, L, dtype=torch.float64))
+    positions, targets, weight = positions_and_targets(mask, tokens, text.weight(t), int(mask.sum()))
+    logits = toy(noisy, None, t, None, positions)[0]
+    loss, nll = text.loss(logits, targets, weight)
+    assert loss.item() == pytest.approx((weight * nll).sum().item())
+    per_row = torch.zeros(B).index_add_(0, positions // L, weight * nll) * B * L
+    assert abs(loss.item() * L - exact) < 4 * per_row.std() / math.sqrt(B)
+
+
+def test_a_loss_of_weight_0_does_not_pass_nan():
+    logits = torch.full((2, V), torch.nan)
+    logits[0] = 0
+    loss, _ = MaskedText(V).loss(logits, torch.zeros(2, dtype=torch.int64), torch.tensor([1., 0.]))
+    assert loss.item() == pytest.approx(math.log(V))
+    out = torch.full((2, 1, 3), torch.nan)
+    out[0] = 1
+    loss, _ = GaussianLatents(torch.ones(3)).loss(out, torch.zeros(2, 1, 3), torch.tensor([1., 0.]))
+    assert loss.item() == .5
+
+
+# ---- Gaussian latents
+
+@pytest.mark.parametrize('schedule, target', PROCESSES)
+def test_conversions_round_trip_wherever_they_are_defined(schedule, target):
+    latent = GaussianLatents(torch.ones(5), schedule, target)
+    t = torch.linspace(0, 1, 11)
+    if target == 'x0':
+        t = t[1:]
+    if target == 'eps':
+        t = t[:-1]
+    z, e = torch.randn(len(t), 1, 5), torch.randn(len(t), 1, 5)
+    z_t, e = latent.corrupt(z, t, e)
+    x0, e_hat = latent.x0_and_e(latent.target_of(z, e, t), z_t, t)
+    assert torch.allclose(x0, z, atol=2e-5) and torch.allclose(e_hat, e, atol=2e-5)
+
+
+def test_both_ends_of_the_latent_schedules_are_exact_in_float32():
+    for schedule in ('vp', 'rf'):
+        a, s = GaussianLatents(torch.ones(1), schedule).alpha_sigma(torch.tensor([0., 1.]))
+        assert a.tolist() == [1, 0] and s.tolist() == [0, 1]
+    x0, e = GaussianLatents(torch.ones(1), target='x0').x0_and_e(torch.ones(1, 1, 1), torch.ones(1, 1, 1), torch.zeros(1))
+    assert x0.item() == 1 and e.item() == 0
+    with pytest.raises(ValueError, match='t=1'):
+        GaussianLatents(torch.ones(1), target='eps').x0_and_e(torch.ones(1, 1, 1), torch.ones(1, 1, 1), torch.ones(1))
+
+
+@pytest.mark.parametrize('weighting', ['snr', 'min_snr'])
+def test_loss_weights_are_the_x0_weights_seen_through_each_target(weighting):
+    t = torch.linspace(.05, .95, 19, dtype=torch.float64)
+    for schedule, target in PROCESSES:
+        latent = GaussianLatents(torch.ones(4), schedule, target, weighting)
+        a, s = latent.alpha_sigma(t)
+        z, e, out = torch.randn(3, 19, 1, 4, dtype=torch.float64)
+        z_t, e = latent.corrupt(z, t, e)
+        x0 = latent.x0_and_e(out, z_t, t)[0]
+        snr = (a / s) ** 2
+        expected = (snr if weighting == 'snr' else snr.clamp(max=5)) * (x0 - z).square().mean((1, 2))
+        _, error = latent.loss(out, latent.target_of(z, e, t), latent.weight(t))
+        assert torch.allclose(latent.weight(t) * error, expected)
+
+
+def test_dead_dimensions_carry_no_noise_no_loss_and_come_back_as_zero():
+    live = torch.tensor([1., 0., 1.])
+    latent = GaussianLatents(live)
+    z_t, e = latent.corrupt(torch.randn(4, 1, 3) * live, torch.full((4,), .5), torch.randn(4, 1, 3))
+    assert (z_t[..., 1] == 0).all() and (e[..., 1] == 0).all()
+    out = torch.randn(4, 1, 3)
+    other = out.clone()
+    other[..., 1] = 100
+    loss = [latent.loss(o, torch.zeros(4, 1, 3), torch.ones(4))[0].item() for o in (out, other)]
+    assert loss[0] == loss[1] == pytest.approx((out * live).square().sum().item() / (4 * 2))
+    assert all((x[..., 1] == 0).all() for x in latent.x0_and_e(out, z_t, torch.full((4,), .5)))
+
+
+# data N(mu, diag(var)) has a known denoiser: x0 = mu + a var (z_t - a mu) / (a^2 var + s^2)
+MU, VAR = torch.tensor([1., -2.], dtype=torch.float64), torch.tensor([.25, 4.], dtype=torch.float64)
+
+
+def known_denoiser(latent):
+    def denoise(z, t):
+        a, s = latent.alpha_sigma(t)
+        x0 = MU + a * VAR * (z - a * MU) / (a * a * VAR + s * s)
+        return x0, (z - a * x0) / s
+    return denoise
+
+
+def solve(latent, solver, z, times, generator=None):
+    memory, step = {}, getattr(latent, solver)
+    times = torch.as_tensor(times, dtype=torch.float64)
+    for t, s in zip(times, times[1:]):
+        noise = torch.randn(z.shape, generator=generator, dtype=z.dtype)
+        z = step(z, t, s, known_denoiser(latent), memory, noise)
+    return z
+
+
+@pytest.mark.parametrize('schedule', ['vp', 'rf'])
+@pytest.mark.parametrize('solver', ['ddim', 'dpmpp_2m', 'heun', 'ancestral'])
+def test_each_solver_reaches_mean_and_covariance_of_gaussian_data(schedule, solver):
+    g = torch.Generator().manual_seed(0)
+    z = torch.randn(20_000, 1, 2, generator=g, dtype=torch.float64)
+    out = solve(GaussianLatents(torch.ones(2), schedule), solver, z, torch.linspace(1, 0, 201), g)[:, 0]
+    assert out.isfinite().all()
+    assert torch.allclose(out.mean(0), MU, atol=.06)
+    assert torch.allclose(out.T.cov(), torch.diag(VAR), atol=.2)
+
+
+@pytest.mark.parametrize('schedule', ['vp', 'rf'])
+@pytest.mark.parametrize('solver, order', [('ddim', 1), ('dpmpp_2m', 2), ('heun', 2)])
+def test_solvers_converge_to_the_exact_flow_at_their_order(schedule, solver, order):
+    latent = GaussianLatents(torch.ones(2), schedule)
+    ends = torch.tensor([.95, .05], dtype=torch.float64)
+    a, s = latent.alpha_sigma(ends)
+    w = torch.tensor([[[1., -1.]], [[.5, 2.]]], dtype=torch.float64)     # the flow keeps w = (z - a mu) / sd
+    start, end = (a[i] * MU + (a[i] ** 2 * VAR + s[i] ** 2).sqrt() * w for i in (0, 1))
+    n = [16, 32, 64, 128]
+    errors = [(solve(latent, solver, start, torch.linspace(.95, .05, k + 1, dtype=torch.float64)) - end).abs().max().item() for k in n]
+    slope = -np.polyfit(np.log(n), np.log(errors), 1)[0]
+    assert abs(slope - order) < .25, (slope, errors)
+
+
+@pytest.mark.parametrize('schedule', ['vp', 'rf'])
+def test_ancestral_latents_follow_the_closed_recursion(schedule):
+    latent, steps = GaussianLatents(torch.ones(2), schedule), 6
+    times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+    mean, var = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
+    for t, s in zip(times, times[1:]):                                   # z_s = slope z_t + offset + sd noise, straight from Bayes
+        (a_t, s_t), (a_s, s_s) = latent.alpha_sigma(t), latent.alpha_sigma(s)
+        ratio = a_t / a_s
+        step_var = s_t ** 2 - ratio ** 2 * s_s ** 2                      # of z_t given z_s
+        posterior = 0. * var if s_s == 0 else 1 / (1 / s_s ** 2 + ratio ** 2 / step_var)
+        gain = a_t * VAR / (a_t ** 2 * VAR + s_t ** 2)                   # x0 = mu + gain (z_t - a_t mu)
+        from_x0 = a_s if s_s == 0 else posterior * a_s / s_s ** 2
+        from_z = 0. if s_s == 0 else posterior * ratio / step_var
+        slope = from_z + from_x0 * gain
+        mean, var = slope * mean + from_x0 * (MU - gain * a_t * MU), slope ** 2 * var + posterior
+    g = torch.Generator().manual_seed(1)
+    n = 100_000
+    out = solve(latent, 'ancestral', torch.randn(n, 1, 2, generator=g, dtype=torch.float64), times, g)[:, 0]
+    assert ((out.mean(0) - mean).abs() < 4 * (var / n).sqrt()).all()
+    assert ((out.var(0) - var).abs() < 4 * var * math.sqrt(2 / n)).all()

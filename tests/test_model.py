@@ -1,0 +1,187 @@
+""" The network's promises: shapes, identity at init, what sees what, and that every knob does something. """
+import dataclasses
+
+import pytest
+import torch
+
+import model as model_module
+from diffusion import GaussianLatents, MaskedText
+from model import Model, ModelConfig, attention, rotary_angles, rotate
+
+SMALL = dict(vocab_size=20, seq_len=12, latent_dim=6, n_latents=1, latent_tokens=4, depth=2, heads=2, width=16)
+
+
+def inputs(B=3, L=12, N=1, D=6, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return (torch.randint(0, 21, (B, L), generator=g), torch.randn(B, N, D, generator=g), torch.rand(B, generator=g), torch.rand(B, generator=g))
+
+
+def randomised(**changes):
+    """ A model all of whose weights are random: at init gates and heads are 0 and nothing shows. """
+    torch.manual_seed(1)
+    model = Model(ModelConfig(**{**SMALL, **changes}))
+    g = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.normal_(std=.3, generator=g)
+    return model
+
+
+def test_attention_equals_a_loop():
+    q, k, v = torch.randn(3, 2, 2, 5, 4)
+    mask = torch.rand(5, 5) < .7
+    mask.fill_diagonal_(True)
+    for m in (None, mask):
+        out = attention(q, k, v, m)
+        for b in range(2):
+            for h in range(2):
+                for i in range(5):
+                    look = [j for j in range(5) if m is None or m[i, j]]
+                    scores = torch.stack([q[b, h, i] @ k[b, h, j] / 2 for j in look]).softmax(0)
+                    assert torch.allclose(out[b, h, i], sum(s * v[b, h, j] for s, j in zip(scores, look)), atol=1e-6)
+        assert torch.allclose(out, torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=m), atol=1e-6)
+
+
+def test_rotary_scores_depend_on_the_distance_only():
+    angles = rotary_angles(10, 8)
+    cos, sin = angles.cos().float(), angles.sin().float()
+    q, k = torch.randn(2, 8)
+    score = rotate(q.expand(10, 8), cos, sin) @ rotate(k.expand(10, 8), cos, sin).T
+    for distance in range(-9, 10):
+        assert torch.allclose(score.diagonal(distance), score.diagonal(distance)[:1], atol=1e-5)
+    assert not torch.allclose(score[0, 0], score[0, 5], atol=1e-3)
+
+
+def test_each_block_is_the_identity_at_init_and_the_predictions_are_uniform_and_zero():
+    model = Model(ModelConfig(**SMALL))
+    seen = []
+    for block in model.blocks:
+        block.register_forward_hook(lambda m, args, out: seen.append((args[:2], out)))
+    logits, latent = model(*inputs())
+    assert all(torch.equal(a, b) for before, after in seen for a, b in zip(before, after)) and len(seen) == 2
+    assert (logits == 0).all() and (latent == 0).all() and logits.shape == (3, 12, 20) and latent.shape == (3, 1, 6)
+
+
+def test_the_head_at_the_masked_positions_is_the_full_head_there():
+    model, args = randomised(), inputs()
+    positions = torch.tensor([0, 5, 17, 35, 0])
+    some, full = model(*args, positions)[0], model(*args)[0]
+    assert torch.allclose(some, full.flatten(0, 1)[positions], atol=1e-5)
+
+
+def test_mask_has_an_embedding_row_and_no_head_column():
+    model = Model(ModelConfig(**SMALL))
+    assert model.embed.weight.shape == (21, 16) and model.text_head.weight.shape == (20, 16)
+
+
+def test_each_modality_reads_the_other_and_both_clocks():
+    model, (x, z, t, s) = randomised(), inputs()
+    text, latent = model(x, z, t, s)
+    for args in ((x, z + 1, t, s), (x, z, t + .1, s), (x, z, t, s + .1), ((x + 1) % 21, z, t, s)):
+        other_text, other_latent = model(*args)
+        assert (text - other_text).abs().max() > 1e-4 and (latent - other_latent).abs().max() > 1e-4
+
+
+def test_clocks_a_thousandth_apart_differ_in_bfloat16():
+    clock = model_module.Clock(32)
+    with torch.autocast('cpu', torch.bfloat16):
+        a, b = clock(torch.tensor([.500, .501]))
+    assert (a - b).abs().max() > .01
+
+
+def test_without_a_text_clock_the_text_clock_changes_nothing():
+    model, (x, z, t, s) = randomised(text_clock=False), inputs()
+    assert torch.equal(model(x, z, t, s)[0], model(x, z, t * 0, s)[0])
+    assert not torch.equal(model(x, z, t, s)[0], model(x, z, t, s * 0)[0])
+
+
+def test_a_causal_model_cannot_see_the_future_and_its_latents_are_a_prefix():
+    model, (x, z, t, s) = randomised(causal=True), inputs()
+    text, latent = model(x, z, t, s)
+    changed = x.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % 21
+    other, other_latent = model(changed, z, t, s)
+    assert torch.allclose(text[:, :7], other[:, :7], atol=1e-6) and (text[:, 7:] - other[:, 7:]).abs().amax((0, 2)).min() > 1e-5
+    assert torch.allclose(latent, other_latent, atol=1e-6), 'a latent that reads text would carry it back in time'
+    assert (text - model(x, z + 1, t, s)[0]).abs().amax((0, 2)).min() > 1e-5
+
+
+def test_one_stream_models_run_alone():
+    x, z, t, s = inputs()
+    logits, latent = randomised(streams=('text',))(x, None, t, None)
+    assert logits.shape == (3, 12, 20) and latent is None
+    logits, latent = randomised(streams=('latent',))(None, z, None, s)
+    assert logits is None and latent.shape == (3, 1, 6)
+
+
+CHANGES = dict(vocab_size=21, seq_len=None, latent_dim=None, n_latents=None, latent_tokens=5, depth=3, heads=4, width=20, latent_width=8,
+               mlp_ratio=2.0, causal=True, streams=('text',), text_clock=False, spatial=True, dropout=.5)
+
+
+@pytest.mark.parametrize('knob', [f.name for f in dataclasses.fields(ModelConfig)])
+def test_every_model_knob_changes_the_output_of_a_model_with_randomised_weights(knob):
+    args = inputs(N=4)
+    if knob in ('seq_len', 'latent_dim', 'n_latents'):                   # sizes of the input: another one no longer fits
+        with pytest.raises((RuntimeError, ValueError)):
+            randomised(n_latents=4, **{knob: 3} if knob != 'n_latents' else {})(*args) if knob != 'n_latents' else randomised()(*args)
+        return
+    base = randomised(n_latents=4)(*args)[0]
+    other = randomised(n_latents=4, **{knob: CHANGES[knob]})(*args)[0]
+    assert base.shape != other.shape or (base - other).abs().max() > 1e-3
+
+
+def loss_of(predict, **text_and_latent):
+    model = randomised()
+    x, z, t, s = inputs()
+    text, latent = MaskedText(20, **text_and_latent.get('text', {})), GaussianLatents(torch.ones(6), **text_and_latent.get('latent', {}))
+    g = torch.Generator().manual_seed(0)
+    clean = x % 20
+    noisy, mask = text.corrupt(clean, t, torch.rand(x.shape, generator=g))
+    z_t, e = latent.corrupt(z, s, torch.randn(z.shape, generator=g))
+    logits, out = model(noisy, z_t, t, s, predict=predict)
+    total = 0.
+    if 'text' in predict:
+        weight = (text.weight(t)[:, None] * mask).flatten() / mask.numel()
+        total = total + text.loss(logits.flatten(0, 1), clean.flatten(), weight)[0]
+    if 'latent' in predict:
+        total = total + latent.loss(out, latent.target_of(z, e, s), latent.weight(s))[0]
+    return total, model
+
+
+@pytest.mark.parametrize('knob', [dict(text=dict(schedule='cosine')), dict(text=dict(schedule='polynomial', power=3.)),
+                                  dict(latent=dict(schedule='rf')), dict(latent=dict(target='x0')), dict(latent=dict(target='flow')),
+                                  dict(latent=dict(target='eps')), dict(latent=dict(loss_weight='snr')), dict(latent=dict(loss_weight='min_snr'))])
+def test_every_process_knob_changes_the_loss(knob):
+    both = ('text', 'latent')
+    assert abs(loss_of(both)[0] - loss_of(both, **knob)[0]) > 1e-4
+
+
+@pytest.mark.parametrize('predict', [('text',), ('latent',), ('text', 'latent')])
+def test_unreachable_parameters_are_those_without_a_gradient(predict):
+    loss, model = loss_of(predict)
+    loss.backward()
+    assert model.unreachable(predict) == [name for name, p in model.named_parameters() if p.grad is None]
+
+
+def test_parameter_groups_hold_every_parameter_once_and_decay_only_matrices():
+    groups = Model(ModelConfig(**SMALL)).parameter_groups()
+    assert all(p.ndim == 2 and min(p.shape) > 1 and n.startswith('blocks.') for n, p in groups['matrices'])
+    assert {n for n, _ in groups['vectors']} >= {'slots', 'bias', 'blocks.0.text.table', 'blocks.0.text.q_gain', 'latent_in.bias'}
+    assert {n for n, _ in groups['ends']} >= {'embed.weight', 'text_head.weight', 'latent_in.weight'}
+
+
+def test_counted_flops_are_those_that_torch_counts():
+    from torch.utils.flop_counter import FlopCounterMode
+    for predict in (('text',), ('text', 'latent')):
+        model = Model(ModelConfig(**{**SMALL, 'text_clock': False}))
+        positions = torch.arange(10)
+        with FlopCounterMode(display=False) as counter:
+            model(*inputs(), positions, predict)
+        clock = 2 * 3 * (256 * 16 + 16 * 16)                             # the latent clock's MLP, not counted by flops()
+        assert counter.get_total_flops() == model.flops(3, 12, 10, predict, training=False) + clock
+
+
+def test_bad_shapes_of_a_model_are_refused_with_the_value():
+    for bad, word in ((dict(heads=3), 'heads=3'), (dict(streams=('image',)), 'image'), (dict(spatial=True, n_latents=5), 'n_latents=5')):
+        with pytest.raises(ValueError, match=word):
+            ModelConfig(**{**SMALL, **bad})

@@ -1,0 +1,355 @@
+""" prepare.py as sentences, on corpora of a few lines, in this process or as the command a user types. """
+import csv
+import gzip
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+import data
+import prepare
+from data import PackedDataset, Tokenizer, byte_tokenizer
+from prepare import Chunker, documents, split_hash
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+WORDS = 'a the dog cat runs sits on beach mat and red big small man woman walks along river in snow'.split()
+LINES = [f'{WORDS[i % 20]} {WORDS[i * 7 % 20]} {WORDS[i * 3 % 19]} walks number {i}.' for i in range(150)]
+
+
+@pytest.fixture(autouse=True)
+def own_knobs(monkeypatch):
+    """ Knobs are prepare's globals: put back after each test. """
+    for name in prepare_knobs():
+        monkeypatch.setattr(prepare, name, getattr(prepare, name))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def prepare_knobs():
+    from configurator import read_knobs
+    return read_knobs(os.path.join(ROOT, 'prepare.py'))[0]
+
+
+def run(**knobs):
+    defaults = dict(prepare_knobs(), vocab_size=300, encoder='lsa', encoder_dims=8, shard_size=40)
+    for name, value in (defaults | {k: str(v) if isinstance(v, os.PathLike) else v for k, v in knobs.items()}).items():
+        setattr(prepare, name, value)
+    prepare.prepare()
+    return str(knobs['out'])
+
+
+def write_lines(path, lines=LINES):
+    path.write_text('\n'.join(lines) + '\n')
+    return path
+
+
+def texts_of(folder, split):
+    ds = PackedDataset(folder, split)
+    return [ds.text(i) for i in range(len(ds))]
+
+
+def digests(folder):
+    return {name: hashlib.sha256(open(os.path.join(folder, name), 'rb').read()).hexdigest() for name in sorted(os.listdir(folder))}
+
+
+def read_all(path, **knobs):
+    for name, value in knobs.items():
+        setattr(prepare, name, value)
+    counts = Counter()
+    return list(documents(str(path), counts)), counts
+
+# -----------------------------------------------------------------------------
+
+def test_every_document_is_in_exactly_one_split_and_the_same_one_whatever_its_neighbours(tmp_path):
+    folder = run(input=write_lines(tmp_path / 'a.txt'), out=tmp_path / 'a', val_fraction=.2)
+    train, val = texts_of(folder, 'train'), texts_of(folder, 'val')
+    assert sorted(train + val) == sorted(LINES) and not set(train) & set(val) and 10 < len(val) < 60
+    other = run(input=write_lines(tmp_path / 'b.txt', LINES[::-2]), out=tmp_path / 'b', val_fraction=.2)
+    assert set(texts_of(other, 'val')) == set(val) & set(LINES[::-2])
+
+
+def test_val_is_never_empty_and_neither_is_train(tmp_path):
+    folder = run(input=write_lines(tmp_path / 'a.txt', LINES[:30]), out=tmp_path / 'a', val_fraction=1e-9)
+    assert len(texts_of(folder, 'val')) == 1 and len(texts_of(folder, 'train')) == 29
+    with pytest.raises(ValueError, match='val_input'):
+        run(input=write_lines(tmp_path / 'b.txt', LINES[:1]), out=tmp_path / 'b')
+
+
+def test_a_validation_input_leaves_the_input_whole(tmp_path):
+    folder = run(input=write_lines(tmp_path / 'a.txt', LINES[:100]), val_input=write_lines(tmp_path / 'b.txt', LINES[100:]), out=tmp_path / 'a')
+    assert texts_of(folder, 'train') == LINES[:100] and texts_of(folder, 'val') == LINES[100:]
+
+
+def test_latents_are_the_encoding_of_exactly_the_text_that_the_tokens_decode_to(tmp_path):
+    from encoders import load_encoder
+    long = [' '.join(LINES[i:i + 5]) for i in range(0, 150, 5)]
+    folder = run(input=write_lines(tmp_path / 'a.txt', long), out=tmp_path / 'a', max_tokens=24)
+    ds = PackedDataset(folder, 'train')
+    assert len(ds) > ds.meta['splits']['train']['documents']        # chunked
+    encoder = load_encoder(ds.meta['encoder'], folder=folder)
+    texts = [ds.text(i) for i in range(len(ds))]
+    assert torch.equal(ds.raw_latents(np.arange(len(ds))), encoder(texts).half().float())
+    assert [ds.tokenizer.decode(row) for row in ds.rows(np.arange(len(ds)))[0]] == texts
+    raw = ds.raw_latents(np.arange(len(ds))).double().reshape(-1, 8)
+    assert torch.allclose(ds.mean.double(), raw.mean(0), atol=1e-6) and torch.allclose(ds.std.double(), raw.std(0, unbiased=False), atol=1e-6)
+
+
+def test_a_real_encoder_of_tiny_size_and_no_encoder_at_all(tmp_path):
+    from test_encoders import save_encoder
+    path = write_lines(tmp_path / 'a.txt')
+    (tmp_path / 'bert').mkdir()
+    folder = run(input=path, out=tmp_path / 'a', encoder=save_encoder(tmp_path / 'bert'), encoder_dims=0, pooling='mean', normalize=True)
+    ds = PackedDataset(folder, 'train')
+    assert ds.latent_shape == (1, 32) and ds.meta['encoder']['pooling'] == 'mean'
+    plain = PackedDataset(run(input=path, out=tmp_path / 'b', encoder='none', tokenizer='byte'), 'train')
+    assert plain.latent_shape is None and plain.meta['encoder'] is None and plain.rows([0, 1])[1] is None
+    assert not [name for name in os.listdir(tmp_path / 'b') if 'latent' in name or 'json' in name and name != 'meta.json']
+
+# -----------------------------------------------------------------------------
+
+@pytest.mark.parametrize('tok', ['byte', 'bpe'])
+@pytest.mark.parametrize('text', ['word ' * 99, 'One two. Three four five! Six? ' * 20, 'x' * 333, '東京🙂é' * 50, ' \n\t' * 60, 'a\x00b' * 40, 'ab'])
+def test_chunks_join_to_the_document_and_each_is_whole_utf8(tmp_path, tok, text):
+    if tok == 'byte':
+        tok = byte_tokenizer()
+    else:
+        (tmp_path / 'tokenizer.json').write_text(data.train_bpe(['One two. Three four five! Six? word'] * 3, 280))
+        tok = data.bpe_tokenizer(tmp_path / 'tokenizer.json')
+    chunks = list(Chunker(tok, 16)(tok.encode(text)))
+    assert [i for run in chunks for i in run] == tok.encode(text)
+    assert all(1 <= len(run) <= 16 for run in chunks)
+    for run in chunks:
+        b''.join(tok.pieces[i] for i in run).decode('utf-8')        # strict
+    assert ''.join(tok.decode(run) for run in chunks) == text
+
+
+def test_a_document_is_cut_after_a_sentence_where_it_can_be_else_before_a_word():
+    tok = byte_tokenizer()
+    def cut(text):
+        return [tok.decode(run) for run in Chunker(tok, 20)(tok.encode(text))]
+    assert cut('It was a dog. It ran far away.') == ['It was a dog.', ' It ran far away.']
+    assert cut('It was a dog that ran far away') == ['It was a dog that', ' ran far away']
+    assert cut('A. Pneumonoultramicroscopicsilicovolcano')[0] == 'A. Pneumonoultramicr'
+
+
+def test_a_vocabulary_that_hides_every_character_boundary_is_spelled_in_bytes():
+    pieces = [bytes([i]) for i in range(256)] + [b'\xa9\xc3']        # the end of one é and the start of the next
+    tok = Tokenizer('odd', None, pieces)
+    ids = [0xC3] + [256] * 40 + [0xA9]
+    chunks = list(Chunker(tok, 8)(ids))
+    assert all(len(run) <= 8 for run in chunks)
+    assert ''.join(b''.join(tok.pieces[i] for i in run).decode('utf-8') for run in chunks) == 'é' * 41
+    with pytest.raises(ValueError, match='max_tokens 3'):
+        Chunker(tok, 3)
+
+# -----------------------------------------------------------------------------
+
+def test_lines_paragraphs_and_files(tmp_path):
+    path = tmp_path / 'a.txt'
+    path.write_bytes(b'\xef\xbb\xbfone\r\ntwo\x0cstill two\n\n  \nthree\nthree on')
+    assert read_all(path, split_on='line') == (['one', 'two\x0cstill two', 'three', 'three on'], Counter(read=6, kept=4, empty=2, invalid_utf8=0))
+    assert read_all(path, split_on='paragraph')[0] == ['one\r\ntwo\x0cstill two', 'three\nthree on']
+    assert len(read_all(path, split_on='file')[0]) == 1
+
+
+def test_jsonl_csv_gz_folders_and_globs_read_the_same_documents(tmp_path):
+    folder = tmp_path / 'in'
+    (folder / 'sub').mkdir(parents=True)
+    texts = ['one, "quoted"', 'two\nlines', 'naïve 🙂', 'x' * 200_000]
+    (folder / 'a.jsonl').write_text(''.join(json.dumps(dict(text=t, n=1)) + '\n' for t in texts))
+    with open(folder / 'sub/b.csv', 'w', newline='') as f:
+        csv.writer(f).writerows([['id', 'text'], *enumerate(texts)])
+    with gzip.open(folder / 'c.txt.gz', 'wt') as f:
+        f.write('zipped\n')
+    (folder / 'notes.md').write_text('not taken from a folder')
+    assert read_all(folder / 'a.jsonl')[0] == texts
+    assert read_all(folder / 'sub/b.csv')[0] == texts
+    assert read_all(folder)[0] == texts + ['zipped'] + texts
+    assert read_all(f'{folder}/*.gz, {folder}/notes.md')[0] == ['zipped', 'not taken from a folder']
+    assert read_all(folder / 'a.jsonl', field='text')[1]['read'] == 4
+
+
+def test_invalid_utf8_is_replaced_and_counted_nul_is_kept_and_empty_documents_are_counted(tmp_path):
+    path = tmp_path / 'a.txt'
+    path.write_bytes(b'good\nbad \xff\xfe byte\n\n   \nnul \x00 byte\n')
+    texts, counts = read_all(path)
+    assert texts == ['good', 'bad \ufffd\ufffd byte', 'nul \x00 byte']
+    assert counts == Counter(read=5, kept=3, empty=2, invalid_utf8=1)
+    (tmp_path / 'b.jsonl').write_text('{"text": "lone \\ud800 surrogate"}\n')
+    assert read_all(tmp_path / 'b.jsonl')[0] == ['lone \ufffd surrogate']
+
+
+def test_counts_in_are_counts_out_plus_counted_drops(tmp_path):
+    (tmp_path / 'a.txt').write_bytes(b'\n'.join([*(line.encode() for line in LINES), b'', b' ', b'\xff nul \x00', b'y ' * 5_000_000]))   # the last: 10 MB
+    meta = data.read_meta(run(input=tmp_path / 'a.txt', out=tmp_path / 'a', encoder='none'))
+    counts, splits = meta['counts']['input'], meta['splits'].values()
+    assert counts['read'] == len(LINES) + 4 == sum(s['documents'] for s in splits) + counts['empty'] and counts['invalid_utf8'] == 1
+    read_back = ''.join(sorted(''.join(texts_of(tmp_path / 'a', split)) for split in meta['splits']))
+    assert len(read_back) == sum(map(len, LINES)) + 7 + 9_999_999
+    assert sum(s['bytes'] for s in splits) == len(read_back.encode())
+
+
+def test_max_documents_takes_the_first_ones(tmp_path):
+    folder = run(input=write_lines(tmp_path / 'a.txt'), out=tmp_path / 'a', max_documents=60)
+    assert sorted(texts_of(folder, 'train') + texts_of(folder, 'val')) == sorted(LINES[:60])
+
+
+@pytest.mark.parametrize('name, content, message', [
+    ('a.txt', b'\n \n', 'no documents'), ('a.jsonl', b'{"text": "a"}\n{"body": "b"}\n', "line 2.*'text'.*--field"), ('a.jsonl', b'{oops\n', 'line 1: no JSON'),
+    ('a.csv', b'x,y\n1,2\n', "column 'text'.*x.*--field"), ('a.txt.gz', gzip.compress(b'hello\n' * 999)[:-20], 'broken gzip'),
+    ('a.txt.gz', b'plain', 'broken gzip'), ('a.parquet', b'PAR1', 'cannot read this kind'), ('a.npy', b'', 'cannot read this kind')])
+def test_what_cannot_be_read_stops_with_its_place(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f'{name}.*{message}'):
+        run(input=tmp_path / name, out=tmp_path / 'out')
+
+# -----------------------------------------------------------------------------
+
+def fixed_latents(spoil):
+    """ Stands for lsa: latents of eight numbers, NaN or inf where `spoil` says so. """
+    class Encoder:
+        record, truncated = dict(id='fixed', dimension=8), 0
+        def __call__(self, texts, progress):
+            z = torch.randn(len(texts), 1, 8, generator=torch.Generator().manual_seed(len(texts)))
+            z[[i for i, t in enumerate(texts) if spoil(t)], 0, 3] = float('inf')
+            return z
+    return lambda folder, texts: (Encoder(), {})
+
+
+def test_a_text_whose_latent_is_not_finite_is_dropped_and_counted_and_more_than_a_few_are_an_error(tmp_path, monkeypatch):
+    path = write_lines(tmp_path / 'a.txt', [f'line {i}' for i in range(2500)])
+    bad = next(f'line {i}' for i in range(2500) if split_hash(f'line {i}') > 2**63)
+    monkeypatch.setattr(prepare, 'make_encoder', fixed_latents(lambda text: text == bad))
+    folder = run(input=path, out=tmp_path / 'a', shard_size=1000)
+    ds = PackedDataset(folder, 'train')
+    assert ds.meta['splits']['train']['nonfinite'] == 1
+    assert sum(len(texts_of(folder, split)) for split in ('train', 'val')) == 2499 and bad not in texts_of(folder, 'train')
+    assert torch.isfinite(ds.rows(np.arange(len(ds)))[1]).all()
+    monkeypatch.setattr(prepare, 'make_encoder', fixed_latents(lambda text: text.endswith('00')))
+    with pytest.raises(ValueError, match='NaN or inf.*0.1%'):
+        run(input=path, out=tmp_path / 'b', shard_size=1000)
+    assert not (tmp_path / 'b/meta.json').exists()
+
+# -----------------------------------------------------------------------------
+
+def test_the_same_command_gives_the_same_bytes_anywhere_and_leaves_nothing_else_behind(tmp_path):
+    path = write_lines(tmp_path / 'a.txt')
+    for where in ('x', 'deeper/x'):
+        run(input=path, out=tmp_path / where)
+    assert digests(tmp_path / 'x') == digests(tmp_path / 'deeper/x')
+    shards = [f'{split}-{i:05d}.{end}' for split, n in (('train', 4), ('val', 1)) for i in range(n) for end in ('tokens.bin', 'offsets.npy', 'latents.npy')]
+    assert sorted(digests(tmp_path / 'x')) == sorted(shards + ['meta.json', 'tokenizer.json', 'encoder.npz', 'latent_stats.npz'])
+    assert str(tmp_path) not in (tmp_path / 'x/meta.json').read_text()
+
+
+def damage(folder, name):
+    if name.startswith('flip '):
+        path = folder / name.removeprefix('flip ')
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+    elif name.startswith('cut '):
+        os.truncate(folder / name.removeprefix('cut '), 10)
+    else:
+        os.remove(folder / name)
+
+
+@pytest.mark.parametrize('names', [['flip train-00001.tokens.bin'], ['cut train-00000.latents.npy'], ['val-00000.offsets.npy', 'flip latent_stats.npz'],
+                                   ['tokenizer.json', 'encoder.npz'], ['meta.json']])
+def test_what_is_damaged_is_redone_and_the_rest_is_not(tmp_path, names):
+    path = write_lines(tmp_path / 'a.txt')
+    folder = tmp_path / 'x'
+    run(input=path, out=folder)
+    whole = digests(folder)
+    for file in folder.iterdir():
+        os.utime(file, (1, 1))
+    for name in names:
+        damage(folder, name)
+    (folder / 'train-00002.latents.npy.tmp').write_bytes(b'stale')
+    (folder / 'train-00077.tokens.bin').write_bytes(b'of an earlier, larger attempt')
+    run(input=path, out=folder)
+    assert digests(folder) == whole
+    touched = {file.name for file in folder.iterdir() if file.stat().st_mtime > 1}
+    assert touched <= {name.split()[-1] for name in names} | {'meta.json'}
+
+
+def test_a_run_that_dies_between_shards_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    path = write_lines(tmp_path / 'a.txt')
+    run(input=path, out=tmp_path / 'whole')
+    write, done = prepare.write_shard, []
+    def dying(folder, name, *args):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(name)
+        return write(folder, name, *args)
+    monkeypatch.setattr(prepare, 'write_shard', dying)
+    with pytest.raises(KeyboardInterrupt):
+        run(input=path, out=tmp_path / 'x')
+    with pytest.raises(ValueError, match='no dataset'):
+        PackedDataset(tmp_path / 'x', 'train')
+    redone = []
+    monkeypatch.setattr(prepare, 'write_shard', lambda folder, name, *args: redone.append(name) or write(folder, name, *args))
+    run(input=path, out=tmp_path / 'x')
+    assert redone == ['train-00002', 'train-00003', 'val-00000'] and digests(tmp_path / 'x') == digests(tmp_path / 'whole')
+
+
+def test_a_damaged_dataset_whose_repair_is_killed_still_keeps_its_whole_shards(tmp_path, monkeypatch):
+    path = write_lines(tmp_path / 'a.txt')
+    run(input=path, out=tmp_path / 'x')
+    whole = digests(tmp_path / 'x')
+    damage(tmp_path / 'x', 'cut train-00003.latents.npy')
+    write = prepare.write_shard
+    def dying(*args):
+        write(*args)
+        raise KeyboardInterrupt
+    monkeypatch.setattr(prepare, 'write_shard', dying)
+    with pytest.raises(KeyboardInterrupt):
+        run(input=path, out=tmp_path / 'x')
+    assert not (tmp_path / 'x/meta.json').exists()
+    redone = []
+    monkeypatch.setattr(prepare, 'write_shard', lambda folder, name, *args: redone.append(name) or write(folder, name, *args))
+    run(input=path, out=tmp_path / 'x')
+    assert redone == [] and digests(tmp_path / 'x') == whole
+
+
+def test_changed_documents_replace_the_shards_and_changed_knobs_are_refused(tmp_path):
+    path = write_lines(tmp_path / 'a.txt')
+    run(input=path, out=tmp_path / 'x')
+    with pytest.raises(ValueError, match='max_tokens = 127, not 64.*--out'):
+        run(input=path, out=tmp_path / 'x', max_tokens=64)
+    write_lines(path, LINES[:90])
+    run(input=path, out=tmp_path / 'x')
+    run(input=path, out=tmp_path / 'y')
+    assert digests(tmp_path / 'x') == digests(tmp_path / 'y')
+
+# -----------------------------------------------------------------------------
+
+def test_the_builtin_corpus_is_distinct_short_sentences_of_english():
+    texts = prepare.builtin_corpus()
+    assert len(texts) > 3000 and len(set(texts)) == len(texts)
+    for text in texts:
+        assert re.fullmatch(r'[A-Z].*[.!?]', text) and 5 <= len(text.split()) <= 40 and len(text) < 600
+        assert not re.search(r'>>>|::=|[{}<>=|\\]|\n|  ', text)
+
+
+def test_the_command_line_prepares_and_says_what_is_wrong_in_one_line(tmp_path):
+    def command(*args):
+        return subprocess.run([sys.executable, os.path.join(ROOT, 'prepare.py'), *args], cwd=tmp_path, capture_output=True, text=True,
+                              env=os.environ | dict(OMP_NUM_THREADS='1'))
+    write_lines(tmp_path / 'captions.txt')
+    good = command('--input=captions.txt', '--tokenizer=byte', '--val_fraction=.1')
+    assert good.returncode == 0, good.stderr
+    assert len(texts_of(tmp_path / 'data/captions', 'train')) > 100 and 'tokens per sample' in good.stdout
+    for args, message in ((['--input=nothing.txt'], 'nothing.txt'), (['--input=captions.txt', '--split_on=word'], 'line, paragraph, file'),
+                          (['--input=captions.txt', '--tokenizer=bqe', '--out=o'], 'bpe, byte'), (['--vocabsize=9'], 'vocab_size'),
+                          (['--input=captions.txt', '--encoder=lsa', '--encoder_dims=4000', '--out=o'], '--encoder_dims')):
+        bad = command(*args)
+        assert bad.returncode == 2 and message in bad.stderr and 'Traceback' not in bad.stderr and len(bad.stderr.strip().splitlines()) == 1, bad.stderr

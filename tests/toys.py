@@ -1,0 +1,108 @@
+""" A text distribution small enough to enumerate (V = 3, L = 4) and networks that are tables over its 4^4 noisy states. """
+import itertools
+import math
+
+import torch
+
+V, L, MASK = 3, 4, 3
+TEXTS = torch.tensor(list(itertools.product(range(V), repeat=L)))        # (81, 4)
+STATES = torch.tensor(list(itertools.product(range(V + 1), repeat=L)))   # (256, 4), with MASK
+WEIGHTS = (V + 1) ** torch.arange(L - 1, -1, -1)
+
+
+def index(states):
+    """ Row of STATES of each state (..., L). """
+    return (states * WEIGHTS).sum(-1)
+
+
+class Toy:
+    """ A network by table (256, L, V) of logits, with Model's forward; it ignores latents and clocks. """
+
+    def __init__(self, table):
+        self.table = table
+
+    def __call__(self, tokens, latents, t_text, t_latent, positions=None, predict=('text',)):
+        logits = self.table[index(tokens)].float()                       # (B, L, V)
+        return (logits if positions is None else logits.flatten(0, 1)[positions]), None
+
+
+def text_law(seed=0):
+    g = torch.Generator().manual_seed(seed)
+    p = torch.rand(len(TEXTS), generator=g, dtype=torch.float64) ** 3
+    return p / p.sum()
+
+
+def optimal_denoiser(seed=0):
+    """ p (81,) and the table of log P(x^i = v | visible tokens of the state). """
+    p = text_law(seed)
+    fits = ((STATES[:, None] == MASK) | (STATES[:, None] == TEXTS)).all(-1).double() * p     # (256, 81)
+    onehot = torch.nn.functional.one_hot(TEXTS, V).double()                                  # (81, L, V)
+    table = torch.einsum('sx,xlv->slv', fits, onehot)
+    return p, (table / fits.sum(1)[:, None, None]).clamp(min=1e-300).log()
+
+
+def random_denoiser(seed=1):
+    """ A network that knows nothing of the data. """
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(len(STATES), L, V, generator=g, dtype=torch.float64)
+
+
+def exact_bound(p, table, kind):
+    """ Expected bound, nats per text, by enumerating texts and masks.  count: n ~ U{1..L}, L/n;
+    continuous: E_t [1/t sum], with integral of t^(n-1) (1-t)^(L-n) dt = (n-1)! (L-n)! / L!. """
+    logp, total = table.log_softmax(-1), 0.0
+    for bits in itertools.product([False, True], repeat=L):
+        n, mask = sum(bits), torch.tensor(bits)
+        if not n:
+            continue
+        nll = -logp[index(torch.where(mask, MASK, TEXTS))].gather(-1, TEXTS[..., None]).squeeze(-1)   # (81, L)
+        weight = {'count': 1 / L * L / n / math.comb(L, n),
+                  'continuous': math.factorial(n - 1) * math.factorial(L - n) / math.factorial(L)}[kind]
+        total += weight * (p * (nll * mask).sum(1)).sum().item()
+    return total
+
+
+def chain_law(table, shares):
+    """ Law over TEXTS of the chain that, step by step, releases each masked position with probability u of `shares`. """
+    law = torch.zeros(len(STATES), dtype=torch.float64)
+    law[-1] = 1                                                          # all MASK
+    probs = table.softmax(-1)
+    for u in shares:
+        new = torch.zeros_like(law)
+        for i in law.nonzero().flatten().tolist():
+            moves = []                                                   # per position: (token, probability)
+            for position, token in enumerate(STATES[i].tolist()):
+                moves.append([(token, 1.0)] if token != MASK else
+                             [(MASK, 1 - u)] + [(v, u * probs[i, position, v].item()) for v in range(V)])
+            for combination in itertools.product(*moves):
+                tokens, factors = zip(*combination)
+                new[index(torch.tensor(tokens))] += law[i] * math.prod(factors)
+        law = new
+    return law[index(TEXTS)]
+
+
+def any_order_law(table):
+    """ Law over TEXTS of: a uniformly chosen masked position at a time, x ~ Cat(p). """
+    law = torch.zeros(len(STATES), dtype=torch.float64)
+    law[-1] = 1
+    probs = table.softmax(-1)
+    for n in range(L, 0, -1):
+        new = torch.zeros_like(law)
+        for i in law.nonzero().flatten().tolist():
+            for position in (STATES[i] == MASK).nonzero().flatten().tolist():
+                for v in range(V):
+                    state = STATES[i].clone()
+                    state[position] = v
+                    new[index(state)] += law[i] / n * probs[i, position, v]
+        law = new
+    return law[index(TEXTS)]
+
+
+def chi_square_z(samples, law):
+    """ How many standard deviations the chi-square of samples (n, L) lies above its mean under `law` (81,). """
+    counts = torch.bincount(index(samples), minlength=len(STATES))[index(TEXTS)].double()
+    assert counts.sum() == len(samples), 'a sample still holds MASK'
+    expected = law * len(samples)
+    keep = expected > 5
+    statistic = ((counts - expected) ** 2 / expected)[keep].sum()
+    return ((statistic - (keep.sum() - 1)) / math.sqrt(2 * (keep.sum() - 1))).item()

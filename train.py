@@ -1,0 +1,429 @@
+"""
+Train the two-clock model: text from an embedding (l2t), an embedding from text (t2l), both from noise, or all at once.
+
+    python train.py config/quickstart.py                            # one process, CPU or GPU
+    python train.py config/quickstart.py --max_iters=100            # any knob below, by name
+    torchrun --standalone --nproc_per_node=1 train.py config/l2t.py
+
+Reads data/<dataset> (prepare.py), writes out_dir: config.json, data/, training_log.jsonl, step-N/ with the checkpoints.
+Run again with the same out_dir, it goes on from the newest whole checkpoint, bit for bit as if it had never stopped (on a
+CPU): row order, masks, clocks and noise are functions of (seed, step), nothing is replayed.
+Exit codes: 0 done or preempted, 2 bad config, data or checkpoint, 3 diverged.
+"""
+import json
+import math
+import os
+import signal
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import asdict
+
+import torch
+
+import checkpoint
+from configurator import configure, stop, stop_on_error
+from data import PackedDataset, prefetch, row_order
+from diffusion import (GaussianLatents, MaskedText, draw_clocks, mode_shares, normals, positions_and_targets, text_bound,
+                       uniforms)
+from model import Model, ModelConfig
+
+# ---- data and run
+dataset = 'quickstart'             # a folder under data/, or a path to one
+out_dir = 'out/run'
+resume = 'auto'                    # 'auto': go on from out_dir's newest whole checkpoint; 'never': refuse a non-empty out_dir
+seed = 0
+# ---- what is learned
+mode = 'l2t'                       # l2t | t2l | unconditional | mixed
+mode_weights = (1.0, 1.0, 1.0)     # mixed: shares of unconditional, l2t, t2l
+cond_drop = 0.1                    # share of l2t and t2l rows whose condition is noise at clock 1
+latent_noise = 0.0                 # l2t reads latents at a clock from U(0, latent_noise)
+latent_weight = 1.0                # of the latent loss (per dimension) beside the text loss (nats per token)
+freeze = 'unused'                  # 'unused': parameters that no loss of the mode can reach; 'none'
+# ---- the two processes, math in diffusion.py; sampling reads the same
+text_schedule = 'loglinear'        # loglinear | cosine | polynomial
+text_power = 2.0                   # polynomial: 1 - a(t) = t^power
+latent_schedule = 'vp'             # vp | rf
+latent_target = 'v'                # v | x0 | flow | eps
+latent_loss_weight = 'none'        # none | snr | min_snr
+t_min = 1e-3                       # clocks are drawn from (t_min, 1)
+# ---- model
+streams = ('text', 'latent')
+seq_len = None                     # L; None: the dataset's max_tokens + 1
+latent_tokens = 8                  # tokens per latent vector
+depth = 8
+heads = 4
+width = 256
+latent_width = None                # None: width
+mlp_ratio = 4.0
+causal = False
+text_clock = True                  # False: the text clock is left out, costs no likelihood
+spatial = False                    # the latents are a square grid
+dropout = 0.0
+# ---- optimisation
+batch_size = 64                    # rows per process and micro-step
+grad_accum = 1                     # micro-steps per step
+max_iters = 10_000
+optimizer = 'adamw'                # 'adamw', or 'muon': torch.optim.Muon for the trunk's matrices, AdamW for the rest
+learning_rate = 1e-3
+muon_lr = None                     # of the trunk's matrices under muon, in AdamW's scale; None: learning_rate
+min_lr = 0.0                       # share of learning_rate at the end
+warmup_iters = 100
+decay_from = 0.0                   # share of the run after which the cosine decay begins
+weight_decay = 0.1                 # on matrices only
+betas = (0.9, 0.95)
+grad_clip = 1.0
+ema_decay = 0.999                  # warmed up as min(ema_decay, (1 + n) / (10 + n)); 0: no average
+# ---- machine
+device = 'auto'                    # auto | cpu | cuda | cuda:1 ...
+dtype = 'bfloat16'                 # bfloat16 (autocast; weights and optimizer stay float32) | float32
+compile = False                    # torch.compile every block: a minute at start, 1.1x to 1.8x per step
+# ---- guard, logs, checkpoints
+guard = True                       # skip a step whose loss or gradient is not finite: nothing moves
+max_bad_steps = 10                 # so many in a row end the run, exit code 3
+keep = 2                           # checkpoints kept beside the best
+save_interval = 1000
+eval_interval = 500
+eval_iters = 16                    # micro-batches of the validation split
+log_interval = 50
+
+config = configure(globals())
+
+# ---- derived values, and everything a user can get wrong, before anything is built
+for name, value, legal in (('resume', resume, ('auto', 'never')), ('freeze', freeze, ('none', 'unused')),
+                           ('optimizer', optimizer, ('adamw', 'muon'))):
+    if value not in legal:
+        stop(f"{name}={value!r}: choose from {', '.join(legal)}")
+if dtype not in ('float32', 'bfloat16'):
+    stop(f'dtype={dtype!r}: choose from float32, bfloat16 (float16 would need loss scaling)')
+if int(os.environ.get('WORLD_SIZE', 1)) > 1:
+    stop(f"{os.environ['WORLD_SIZE']} processes: train.py runs as one process so far; use --nproc_per_node=1", code=4)
+if min(batch_size, grad_accum, log_interval, eval_interval, save_interval, eval_iters) < 1:
+    stop('batch_size, grad_accum, eval_iters and the intervals must be at least 1')
+if resume == 'never' and os.path.isdir(out_dir) and os.listdir(out_dir):
+    stop(f'{out_dir} is not empty and resume=never: choose another --out_dir')
+if device == 'auto':
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
+with stop_on_error():
+    folder = dataset if os.path.sep in dataset else os.path.join('data', dataset)
+    train_data = PackedDataset(folder, 'train', seq_len)
+    val_data = PackedDataset(folder, 'val', train_data.seq_len)
+    shares = mode_shares(mode, mode_weights)
+    if train_data.latent_shape is None and 'latent' in streams:
+        raise ValueError(f"{folder} has no latents: prepare it with --encoder=..., or train with --streams=text, --mode=unconditional")
+    N, D = train_data.latent_shape or (0, 0)
+    model_config = ModelConfig(
+        vocab_size=train_data.tokenizer.vocab_size, seq_len=train_data.seq_len, latent_dim=D, n_latents=N,
+        **{name: config[name] for name in ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal', 'streams',
+                                           'text_clock', 'spatial', 'dropout')})
+    text = MaskedText(model_config.vocab_size, text_schedule, text_power)
+    latent = GaussianLatents(train_data.live.to(device) if N else None, latent_schedule, latent_target, latent_loss_weight)
+    if model_config.causal:
+        raise ValueError('causal=True has no training loss yet: masked diffusion looks both ways')
+L = train_data.seq_len
+global_batch = batch_size * grad_accum
+text_share = shares['unconditional'] + shares['l2t'] if 'text' in streams else 0   # of the rows that have the loss
+latent_share = shares['unconditional'] + shares['t2l'] if 'latent' in streams else 0
+predict = tuple(s for s, share in (('text', text_share), ('latent', latent_share)) if share)
+if not predict:
+    stop(f"mode={mode} has no loss on streams={streams}")
+budget = text.head_budget(batch_size, L, text_share)
+
+# ---- device and seed
+device_type = torch.device(device).type
+torch.manual_seed(seed)
+if device_type == 'cuda':
+    torch.set_float32_matmul_precision('high')
+autocast = lambda: torch.autocast(device_type, torch.bfloat16, enabled=dtype == 'bfloat16')  # noqa: E731
+
+# ---- model, and its running average in float32
+model = Model(model_config).to(device)
+frozen = set(model.unreachable(predict)) if freeze == 'unused' else set()
+for name, parameter in model.named_parameters():
+    parameter.requires_grad_(name not in frozen)
+names, parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad))
+ema = [p.detach().clone() for p in parameters] if ema_decay else None
+
+
+@contextmanager
+def averaged_weights():
+    """ Inside, the model has its EMA weights. """
+    def swap():
+        for p, e in zip(parameters, ema or ()):
+            p.data, e.data = e.data, p.data
+    swap()
+    yield
+    swap()
+
+
+# ---- optimizers: [(optimizer, base rate)]
+groups = model.parameter_groups()
+adamw_matrices = groups['ends'] + (groups['matrices'] if optimizer == 'adamw' else [])
+optimizers = [(torch.optim.AdamW([dict(params=adamw_matrices, weight_decay=weight_decay),
+                                  dict(params=groups['vectors'], weight_decay=0.0)], lr=learning_rate, betas=betas, fused=True), learning_rate)]
+if optimizer == 'muon':
+    # match_rms_adamw scales Muon's update to the size of AdamW's, so that one rate serves both (arXiv:2502.16982)
+    optimizers.append((torch.optim.Muon(groups['matrices'], lr=learning_rate, weight_decay=weight_decay,
+                                        adjust_lr_fn='match_rms_adamw'), muon_lr or learning_rate))
+
+# ---- resume, or begin
+identity = dict(model=asdict(model_config), tokenizer=train_data.meta['tokenizer'], encoder=train_data.meta['encoder'])
+identity = json.loads(json.dumps(identity))                # tuples become lists, as they will be read back
+step, best_val = 0, math.inf
+with stop_on_error():
+    newest = checkpoint.newest(out_dir) if resume == 'auto' else None
+    if newest:
+        saved = checkpoint.load(newest, map_location=device)
+        state = saved['training_state']
+        for kind, new in identity.items():
+            for key in {**(new or {}), **(state['identity'][kind] or {})}:
+                old_value, new_value = (state['identity'][kind] or {}).get(key), (new or {}).get(key)
+                if old_value != new_value:
+                    raise ValueError(f'{newest} was trained with {kind} {key}={old_value!r}, now it is {new_value!r}: choose another --out_dir')
+        if saved['optimizer']['names'] != list(names) or len(saved['optimizer']['states']) != len(optimizers):
+            raise ValueError(f'{newest} was trained with other parameters or another optimizer: choose another --out_dir')
+        model.load_state_dict(saved['model'])
+        for (opt, _), opt_state in zip(optimizers, saved['optimizer']['states']):
+            opt.load_state_dict(opt_state)
+        if ema is not None and saved['ema'] is not None:
+            for name, e in zip(names, ema):
+                e.copy_(saved['ema'][name])
+        step, best_val = state['step'], state['best_val'] if state['best_val'] is not None else math.inf
+        torch.set_rng_state(saved['rng']['cpu'])
+        if device_type == 'cuda' and 'cuda' in saved['rng']:
+            torch.cuda.set_rng_state(saved['rng']['cuda'])
+        del saved
+        print(f'going on from {newest}')
+    checkpoint.write_run(out_dir, config, folder)
+
+if compile:
+    for block in model.blocks:                             # all blocks are one program: a depth-th of the wait
+        block.compile(dynamic=False)
+
+flops = model.flops(global_batch, L, budget * grad_accum, predict)
+print(f'{model.n_parameters() / 1e6:.1f}M parameters ({sum(p.numel() for p in parameters) / 1e6:.1f}M train), '
+      f'{flops / 1e9:,.0f} GFLOP per step, {len(train_data):,} samples, {global_batch * max_iters / len(train_data):.1f} epochs, '
+      f'device {device}, {dtype}', flush=True)
+
+
+def make_batch(data, rows, step, first, batch):
+    """ Rows of the dataset as they enter the network at this step, with what the losses need; first: number of the first row
+    in the global batch, of `batch` rows. A pure function of its arguments and the seed, made on the host. """
+    tokens, latents = data.rows(rows)                                    # (B, L), (B, N, D)
+    B = len(rows)
+    c = draw_clocks(seed, step, first, B, batch, shares, cond_drop, latent_noise, t_min)
+    out = dict(mode=c['mode'], t_text=c['t_text'].float(), t_latent=c['t_latent'].float())
+    if 'text' in streams:
+        out['tokens'], mask = text.corrupt(tokens, c['t_text'], uniforms(seed, step, 'mask', first, B, L))
+        if 'text' in predict:
+            scored = mask & (c['text_weight'] > 0)[:, None]
+            out['positions'], out['targets'], out['weight'] = positions_and_targets(
+                scored, tokens, text.weight(c['t_text']) * c['text_weight'], budget)
+    if 'latent' in streams:
+        out['clean'], out['noise'] = latents, normals(seed, step, 'latent', first, B, N, D)
+        out['row_weight'] = (latent.weight(c['t_latent']) * c['latent_weight']).float()
+    return out
+
+
+def losses(b, stats=None):
+    """ Forward one micro-batch: the loss, with what is logged added to `stats`. """
+    noisy = target = None
+    if 'latent' in streams:
+        noisy, e = latent.corrupt(b['clean'], b['t_latent'], b['noise'])
+        target = latent.target_of(b['clean'], e, b['t_latent'])
+    with autocast():
+        logits, out = model(b.get('tokens'), noisy, b['t_text'], b['t_latent'], b.get('positions'), predict)
+    text_loss = latent_loss = torch.zeros((), device=device)
+    if 'text' in predict:
+        text_loss, nll = text.loss(logits, b['targets'], b['weight'])
+    if 'latent' in predict:
+        latent_loss, error = latent.loss(out, target, b['row_weight'])
+    loss = text_loss + latent_weight * latent_loss
+    if stats is not None:
+        with torch.no_grad():
+            sums = dict(loss=loss, text_loss=text_loss, latent_loss=latent_loss, rows=b['mode'].new_tensor(len(b['mode'])))
+            sums['modes'] = torch.bincount(b['mode'], minlength=len(shares))
+            if 'text' in predict:                          # the one diagnostic a diffusion run needs: loss in 4 bins of its clock
+                scored = b['weight'] > 0
+                bins = (4 * b['t_text'][b['positions'] // L]).long().clamp(max=3)
+                sums['text_bins'] = torch.zeros(4, device=device).index_add_(0, bins, torch.where(scored, nll, 0))
+                sums['text_count'] = torch.zeros(4, device=device).index_add_(0, bins, scored.float())
+                sums['correct'] = ((logits.argmax(1) == b['targets']) & scored).sum()
+            if 'latent' in predict:
+                scored = b['row_weight'] > 0
+                bins = (4 * b['t_latent']).long().clamp(max=3)
+                sums['latent_bins'] = torch.zeros(4, device=device).index_add_(0, bins, torch.where(scored, error, 0))
+                sums['latent_count'] = torch.zeros(4, device=device).index_add_(0, bins, scored.float())
+            for key, value in sums.items():
+                stats[key] = stats.get(key, 0) + value
+    return loss
+
+
+@torch.no_grad()
+def evaluate():
+    """ Over eval_iters micro-batches of the validation split, always the same rows, masks and noise: the exact text bound in
+    nats per real token (text and one EOS) and the latents' squared error of the target per dimension, each given what the
+    mode gives (clean text, clean latents, or nothing: noise at clock 1). """
+    model.eval()
+    nats = real = error = rows_seen = 0.0
+    for i in range(eval_iters):
+        rows = [r % len(val_data) for r in range(i * batch_size, (i + 1) * batch_size)]
+        tokens, latents = val_data.rows(rows)
+        tokens, B = tokens.to(device), len(rows)
+        ones, zeros = torch.ones(B, device=device), torch.zeros(B, device=device)
+        e = None
+        if 'latent' in streams:
+            latents, e = latents.to(device), normals(seed, i, 'evaluation', batch_size, B, N, D).to(device)
+        u = uniforms(seed, i, 'evaluation', 0, B, 2 + L).to(device)
+        spread = (u[0, 0] + torch.arange(B, device=device) / B) % 1     # one clock per row, evenly
+        with autocast():
+            if 'text' in predict:
+                t_latent = zeros if shares['l2t'] else ones              # mixed: given the latents
+                z = latent.corrupt(latents, t_latent, e)[0] if N and e is not None else None
+                u[:, 1] = spread
+                nats += text_bound(model, text, tokens, z, t_latent, u[:, 1:]).sum().item()
+            if 'latent' in predict:
+                z, e = latent.corrupt(latents, spread, e)
+                given = zeros if shares['t2l'] else ones
+                seen = text.corrupt(tokens, given, u[:, 2:])[0] if 'text' in streams else None
+                out = model(seen, z, given, spread.float(), predict=('latent',))[1]
+                error += latent.loss(out, latent.target_of(latents, e, spread), ones)[1].sum().item()
+        real += (tokens != train_data.tokenizer.pad).sum().item()
+        rows_seen += B
+    model.train()
+    return dict(val_text=nats / real if 'text' in predict else None, val_latent=error / rows_seen if 'latent' in predict else None)
+
+
+def get_lr(step):
+    """ Factor of the base rates at this step: linear warm-up, then cosine from 1 to min_lr, and min_lr for good. """
+    if step < warmup_iters:
+        return (step + 1) / warmup_iters
+    begin = max(warmup_iters, decay_from * max_iters)
+    done = min(1.0, max(0.0, (step - begin) / max(1, max_iters - begin)))
+    return min_lr + (1 - min_lr) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def save(is_best):
+    ema_state = dict(zip(names, ema)) if ema is not None else None
+    if ema_state is not None:                              # frozen parameters do not move: their average is what they are
+        ema_state = {n: ema_state.get(n, p.detach()) for n, p in model.named_parameters()}
+    rng = {'cpu': torch.get_rng_state(), **({'cuda': torch.cuda.get_rng_state()} if device_type == 'cuda' else {})}
+    checkpoint.save(out_dir, step, model.state_dict(), ema_state,
+                    dict(names=list(names), states=[opt.state_dict() for opt, _ in optimizers]),
+                    dict(step=step, best_val=None if math.isinf(best_val) else best_val, model_config=asdict(model_config), identity=identity),
+                    [rng], keep=keep, best=is_best)
+
+
+def log_line(**entry):
+    with open(os.path.join(out_dir, 'training_log.jsonl'), 'a') as f:
+        f.write(json.dumps(entry) + '\n')
+
+
+def clock_time(seconds):
+    return f'{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02}'
+
+
+def micro_batches(step):
+    while step < max_iters:
+        for micro in range(grad_accum):
+            first = micro * batch_size
+            yield make_batch(train_data, row_order(len(train_data), seed, step * global_batch + first, batch_size), step, first, global_batch)
+        step += 1
+
+
+# ---- the loop: evaluate, save and stop; micro-steps; guard; step; average; log
+stop_signal = None
+
+
+def request_stop(number, frame):
+    global stop_signal
+    stop_signal = number
+
+
+for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+    signal.signal(number, request_stop)
+
+model.train()
+batches = prefetch(micro_batches(step), device)
+stats, since, steps_since = {}, time.perf_counter(), 0
+skipped = torch.zeros((), device=device)                   # in all, since the start of this process
+streak = torch.zeros((), device=device)                    # of steps skipped in a row
+saved_at, start_step, start_time = step, step, time.perf_counter()
+while True:
+    at_end = step >= max_iters
+    if stop_signal or at_end or step > start_step and (step % eval_interval == 0 or step % save_interval == 0):
+        if streak.item() == 0:                             # nothing is saved while a streak is open
+            is_best = False
+            if not stop_signal and (at_end or step % eval_interval == 0):
+                began = time.perf_counter()
+                with averaged_weights():
+                    val = evaluate()
+                val_loss = (val['val_text'] or 0) + latent_weight * (val['val_latent'] or 0)
+                is_best, best_val = val_loss < best_val, min(best_val, val_loss)
+                print(f'step {step:>6,} | ' + ', '.join(
+                    f'{name} {value:.4f} {unit}' for (name, value), unit in zip(val.items(), ('nats per token', 'per dimension')) if value is not None)
+                    + (' | best' if is_best else ''), flush=True)
+                log_line(step=step, **val, best=is_best, seconds=round(time.perf_counter() - began, 2))
+                since += time.perf_counter() - began
+            if (stop_signal or at_end or is_best or step % save_interval == 0) and (step > saved_at or is_best):
+                save(is_best)
+                saved_at = step
+    if stop_signal:
+        name = signal.Signals(stop_signal).name
+        with open(os.path.join(out_dir, 'preempted.json'), 'w') as f:
+            json.dump(dict(step=saved_at, signal=name), f)
+        print(f'{name}: saved step {saved_at:,}; run the same command again to go on', flush=True)
+        break
+    if at_end:
+        break
+
+    loss = 0
+    for _ in range(grad_accum):
+        micro_loss = losses(next(batches), stats) / grad_accum
+        micro_loss.backward()
+        loss = loss + micro_loss.detach()
+    norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip)
+    bad = (~torch.isfinite(norm) | ~torch.isfinite(loss)).float() if guard else torch.zeros((), device=device)
+    for opt, rate in optimizers:
+        for group in opt.param_groups:
+            group['lr'] = rate * get_lr(step)
+        if isinstance(opt, torch.optim.AdamW):
+            opt.found_inf = bad                            # the fused kernel leaves weights, moments and step count alone
+            opt.step()
+        elif not bad.item():                               # Muon has no such switch: one sync
+            opt.step()
+        opt.zero_grad(set_to_none=True)
+    step += 1
+    steps_since += 1
+    skipped += bad
+    streak = (streak + 1) * bad
+    if ema is not None:                                    # after the step; ema += (1 - decay) (weights - ema), or nothing if skipped
+        torch._foreach_add_(ema, torch._foreach_mul(torch._foreach_sub(parameters, ema), (1 - min(ema_decay, (1 + step) / (10 + step))) * (1 - bad)))
+    stats['norm'] = stats.get('norm', 0) + norm
+
+    if step % log_interval == 0 or step == max_iters:
+        now = time.perf_counter()
+        s = {key: (value / steps_since).tolist() for key, value in stats.items()}
+        share = lambda sums, counts: [a / b if b else None for a, b in zip(sums, counts)]  # noqa: E731
+        speed = global_batch * L * steps_since / (now - since)
+        entry = dict(step=step, epoch=step * global_batch / len(train_data), tokens=step * global_batch * L, loss=s['loss'] / grad_accum)
+        line = f'step {step:>6,}/{max_iters:,} | loss {entry["loss"]:.4f}'
+        if 'text' in predict:
+            entry.update(text_loss=s['text_loss'] / grad_accum, text_accuracy=s['correct'] / max(sum(s['text_count']), 1e-9),
+                         text_nll_by_t=share(s['text_bins'], s['text_count']))
+            line += f' | text {entry["text_loss"]:.4f}, {100 * entry["text_accuracy"]:.1f} % right'
+        if 'latent' in predict:
+            entry.update(latent_loss=s['latent_loss'] / grad_accum, latent_mse_by_t=share(s['latent_bins'], s['latent_count']))
+            line += f' | latent {entry["latent_loss"]:.4f}'
+        entry.update(lr=learning_rate * get_lr(step - 1), grad_norm=s['norm'], tokens_per_s=speed, skipped=int(skipped.item()),
+                     modes=dict(zip(shares, share(s['modes'], [s['rows']] * len(shares)))))
+        log_line(**entry)
+        eta = (max_iters - step) * (now - since) / steps_since
+        print(f'{line} | norm {entry["grad_norm"]:.2f} | {speed:,.0f} tokens/s | ETA {clock_time(eta)}'
+              + (f' | skipped {entry["skipped"]}' if entry['skipped'] else ''), flush=True)
+        stats, since, steps_since = {}, now, 0
+        if streak.item() >= max_bad_steps:
+            stop(f'step {step}: {int(streak.item())} steps in a row had no finite loss or gradient; the newest checkpoint is step {saved_at}', code=3)
+
+print(f'{step - start_step:,} steps in {clock_time(time.perf_counter() - start_time)}; best validation '
+      f'{best_val:.4f}; checkpoints in {out_dir}', flush=True)
