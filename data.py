@@ -33,9 +33,7 @@ class Tokenizer:
         self.eos = len(pieces) if eos is None else eos
         self.pad = len(pieces) + (eos is None)
         self.vocab_size = self.pad + 1                       # V; the head has V columns, MASK = V has none
-        pieces = list(pieces) + [b''] * (self.vocab_size - len(pieces)) + [b'[MASK]']
-        pieces[self.eos] = b''
-        self.pieces = pieces                                 # V + 1 byte strings
+        self.pieces = [*pieces, *[b''] * (self.vocab_size - len(pieces)), b'[MASK]']   # V + 1 byte strings; EOS and PAD are empty
         self.encode_batch = encode_batch                     # list[str] -> list[list[int]]
 
     def encode(self, text):

@@ -221,6 +221,7 @@ class Model(nn.Module):
         Returns logits (P, V) or (B, L, V), float32, and the latent prediction (B, N, D), float32; None where not wanted.
         """
         c = self.config
+        predict = tuple(stream for stream in predict if stream in c.streams)
         text = latent = text_mod = latent_mod = cos = sin = mask = text_final = latent_final = None
         K = 0
         condition = self.bias                                            # (C,), then (B, C)
@@ -253,13 +254,13 @@ class Model(nn.Module):
             text, latent = block(text, latent, text_mod, latent_mod, cos, sin, mask, predict if last else c.streams)
 
         logits = prediction = None
-        if 'text' in predict and text is not None:
+        if 'text' in predict:
             shift, scale = text_final.chunk(2, dim=1)                    # (B, C)
             text = modulate(text, shift[:, None], scale[:, None])        # (B, L, C)
             if positions is not None:
                 text = text.flatten(0, 1).index_select(0, positions)     # (P, C)
             logits = self.text_head(text).float()                        # (P, V) or (B, L, V)
-        if 'latent' in predict and latent is not None:
+        if 'latent' in predict:
             shift, scale = latent_final.chunk(2, dim=1)
             latent = modulate(latent, shift[:, None], scale[:, None])    # (B, K, C)
             prediction = self.latent_head(latent.reshape(B, N, -1)).float()  # (B, N, D)

@@ -229,8 +229,6 @@ class Chunker:
     """
 
     def __init__(self, tokenizer, max_tokens):
-        if max_tokens < 8:
-            raise ValueError(f'max_tokens {max_tokens} is too small, give at least 8')
         self.pieces, self.max_tokens = tokenizer.pieces, max_tokens
         self.byte_id = {piece[0]: i for i, piece in enumerate(self.pieces) if len(piece) == 1}
         self.inside = np.array([piece[:1] >= b'\x80' and piece[0] < 0xC0 for piece in self.pieces])   # begins inside a character
@@ -298,26 +296,34 @@ def shard_key(texts, settings):
     return digest.hexdigest()
 
 
-def write_shard(folder, name, texts, tok, chunk, encode, dtype):
+def token_dtype(tok):
+    return 'uint16' if tok.vocab_size <= 2**16 else 'uint32'
+
+
+def write_shard(folder, name, texts, tok, encode):
     """ Tokenize, chunk and embed the documents `texts`; write the shard's files; its entry for meta.json. """
+    chunk = Chunker(tok, max_tokens)
     chunks = [run for ids in tok.encode_batch(texts) for run in chunk(ids)]
-    latents, dropped = None, 0
+    latents, dropped, truncated = None, 0, 0
     if encode is not None:
         with tqdm(total=len(chunks), desc=name, unit=' samples', leave=False, disable=None) as bar:
             latents = encode([tok.decode(run) for run in chunks], progress=bar.update)   # (n, N, D)
+        truncated, encode.truncated = encode.truncated, 0           # texts longer than the encoder reads
         latents = latents.numpy().astype(np.float16)
         finite = np.isfinite(latents).all((1, 2))
         dropped = int((~finite).sum())
         latents, chunks = latents[finite], [run for run, ok in zip(chunks, finite) if ok]
     lengths = [len(run) for run in chunks]
-    tokens = np.concatenate(chunks or [np.empty(0)]).astype(dtype)
+    tokens = np.concatenate(chunks or [np.empty(0)]).astype(np.dtype(token_dtype(tok)).newbyteorder('<'))
+    sizes = np.array([len(piece) for piece in tok.pieces])
     path = os.path.join(folder, name)
-    files = {f'{name}.tokens.bin': write_file(path + '.tokens.bin', tokens.astype(np.dtype(dtype).newbyteorder('<')).tobytes()),
+    files = {f'{name}.tokens.bin': write_file(path + '.tokens.bin', tokens.tobytes()),
              f'{name}.offsets.npy': write_file(path + '.offsets.npy', as_bytes(np.save, np.cumsum([0] + lengths, dtype=np.int64)))}
     if latents is not None:
         files[f'{name}.latents.npy'] = write_file(path + '.latents.npy', as_bytes(np.save, latents))
     return dict(name=name, samples=len(chunks), documents=len(texts), tokens=len(tokens),
-                bytes=sum(len(tok.pieces[i]) for i in tokens.tolist()), longest=max(lengths, default=0), nonfinite=dropped, files=files)
+                bytes=int(sizes[tokens].sum()), longest=max(lengths, default=0),
+                nonfinite=dropped, truncated=truncated, files=files)
 
 
 def latent_stats(folder, entries):
@@ -381,7 +387,7 @@ def write_entry(folder, entry):
     os.replace(path + '.tmp', path)
 
 
-def write_split(folder, split, texts, total, known, settings, tok, chunk, encode, dtype):
+def write_split(folder, split, texts, total, known, settings, tok, encode):
     """ All shards of a split, and its entry for meta.json. Whole shards of an earlier run are kept. """
     entries, number = [], -(-total // shard_size)
     texts = iter(texts)
@@ -389,14 +395,14 @@ def write_split(folder, split, texts, total, known, settings, tok, chunk, encode
         name, key = f'{split}-{len(entries):05d}', shard_key(batch, settings)
         entry = known.get(name, {})
         if entry.get('key') != key or not all(is_whole(os.path.join(folder, f), e) for f, e in entry['files'].items()):
-            entry = write_shard(folder, name, batch, tok, chunk, encode, dtype) | dict(key=key)
+            entry = write_shard(folder, name, batch, tok, encode) | dict(key=key)
             write_entry(folder, entry)
         entries.append(entry)
         print(f'{name} of {number}: {entry["documents"]} documents, {entry["samples"]} samples, {entry["tokens"]} tokens', flush=True)
         bad, seen = (sum(e[k] for e in entries) for k in ('nonfinite', 'samples'))
         if bad > MAX_NONFINITE * max(bad + seen, shard_size if len(entries) < number else 0):
             raise ValueError(f'{bad} of {bad + seen} latents of {split} are NaN or inf, more than {MAX_NONFINITE:.1%}: the encoder is broken')
-    return {k: sum(e[k] for e in entries) for k in ('samples', 'documents', 'tokens', 'bytes', 'nonfinite')} | dict(shards=entries)
+    return {k: sum(e[k] for e in entries) for k in ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'truncated')} | dict(shards=entries)
 
 
 def summary(folder, counts, encode):
@@ -419,75 +425,88 @@ def summary(folder, counts, encode):
     if encode is not None:
         z = val.raw_latents(np.arange(min(len(val), 4096)))
         line('latents', f'{train.latent_shape}, norm {z.norm(dim=-1).mean():.3f}, {int((train.live == 0).sum())} dead dimensions')
-        if encode.truncated:
-            line('warning', f'{encode.truncated:,} samples are longer than the encoder reads ({encode.record["max_length"]} of its tokens); lower --max_tokens')
+        if truncated := sum(split['truncated'] for split in train.meta['splits'].values()):
+            line('warning', f'{truncated:,} samples are longer than the encoder reads ({encode.record["max_length"]} of its tokens); lower --max_tokens')
     for i in range(min(3, len(val))):
         line(f'val {i}', repr(val.text(i))[:100])
+
+
+def check_knobs():
+    """ (name, folder, source): the dataset's name, where it goes, and all that decides what is in it, for meta.json. """
+    for knob, value, low in (('shard_size', shard_size, 1), ('threads', threads, 1), ('embed_batch_size', embed_batch_size, 1),
+                             ('max_documents', max_documents, 0), ('max_tokens', max_tokens, 8)):
+        if value < low:
+            raise ValueError(f'{knob} {value}: give {low} or more')
+    if split_on not in SPLIT_ON:
+        raise ValueError(f'split_on {split_on!r}: one of {", ".join(SPLIT_ON)}')
+    if not 0 < val_fraction < 1:
+        raise ValueError(f'val_fraction {val_fraction}: between 0 and 1')
+    names = ['builtin'] if input == 'builtin' else [name for name, _ in list_files(input)]
+    val_names = [name for name, _ in list_files(val_input)]
+    if not names:
+        raise ValueError('input: name files, folders or globs, comma-separated, or builtin')
+    name = (os.path.basename(os.path.normpath(input)) if os.path.isdir(input) else names[0]).split('.')[0]
+    source = dict(input=names, val_input=val_names, split_on=split_on, field=field, val_fraction=val_fraction, max_documents=max_documents,
+                  tokenizer=tokenizer, vocab_size=vocab_size, max_tokens=max_tokens, encoder=encoder, encoder_dims=encoder_dims,
+                  pooling=pooling, normalize=normalize, prefix=prefix, embed_batch_size=embed_batch_size, threads=threads,
+                  shard_size=shard_size, seed=seed, python=platform.python_version() if input == 'builtin' else None)
+    return name, os.path.normpath(out or os.path.join('data', name)), source
+
+
+def prepare():
+    name, folder, source = check_knobs()
+    torch.set_num_threads(threads)
+    os.makedirs(folder, exist_ok=True)
+    for stale in glob.glob(os.path.join(glob.escape(folder), '*.tmp')):
+        os.remove(stale)
+    known = known_shards(folder, source)
+
+    counts, limit, n_val, texts = survey(input, bool(val_input))
+    tok, files = make_tokenizer(folder, texts)
+    encode, more_files = make_encoder(folder, texts)
+    files |= more_files
+    record = None if encode is None else encode.record
+    settings = dict(files=dict(files), tokenizer=tok.record, encoder=record, max_tokens=max_tokens, threads=threads, embed_batch_size=embed_batch_size)
+
+    def read_again():
+        return documents(input, Counter(), max_documents)
+    train = (text for text in read_again() if split_hash(text) >= limit)
+    n_train, counts = counts['kept'] - n_val, dict(input=counts)
+    if val_input:
+        counts['val_input'] = Counter()
+        val = list(documents(val_input, counts['val_input']))
+        n_val = len(val)
+        if not val:
+            raise ValueError(f'{val_input}: no documents ({counts["val_input"]["read"]} read)')
+    else:
+        val = (text for text in read_again() if split_hash(text) < limit)
+    splits = dict(train=write_split(folder, 'train', train, n_train, known, settings, tok, encode),
+                  val=write_split(folder, 'val', val, n_val, known, settings, tok, encode))
+    shape = None
+    if encode is not None:
+        shape = list(np.load(os.path.join(folder, 'train-00000.latents.npy'), mmap_mode='r').shape[1:])
+        stats = latent_stats(folder, splits['train']['shards'])
+        files['latent_stats.npz'] = write_file(os.path.join(folder, 'latent_stats.npz'), as_bytes(np.savez, **stats))
+    meta = dict(format=FORMAT, name=name, tokenizer=tok.record, encoder=record, latent_shape=shape, token_dtype=token_dtype(tok),
+                max_tokens=max_tokens, splits=splits, files=files, source=source, counts={key: dict(count) for key, count in counts.items()})
+    write_file(os.path.join(folder, 'meta.json'), as_json(meta))
+    clean(folder, meta)
+    summary(folder, counts, encode)
+
+
+def clean(folder, meta):
+    """ Remove progress notes, and the files of an earlier attempt that meta.json does not list. """
+    listed = {*meta['files'], *(f for split in meta['splits'].values() for entry in split['shards'] for f in entry['files'])}
+    for path in glob.glob(os.path.join(glob.escape(folder), '*')):
+        name = os.path.basename(path)
+        if name not in listed and re.fullmatch(r'(train|val)-\d{5}\..*|encoder\.npz|tokenizer\.json|latent_stats\.npz', name):
+            os.remove(path)
 
 
 def main():
     configure(globals())
     with stop_on_error():
         prepare()
-
-
-def prepare():
-    for knob, value, low in (('shard_size', shard_size, 1), ('threads', threads, 1), ('embed_batch_size', embed_batch_size, 1), ('max_documents', max_documents, 0)):
-        if value < low:
-            raise ValueError(f'{knob} {value}: give {low} or more')
-    if split_on not in SPLIT_ON or not 0 < val_fraction < 1:
-        raise ValueError(f'split_on {split_on!r}: one of {", ".join(SPLIT_ON)}; val_fraction {val_fraction}: between 0 and 1')
-    torch.set_num_threads(threads)
-    names = {spec: ['builtin'] if spec == 'builtin' else [name for name, _ in list_files(spec)] for spec in (input, val_input) if spec}
-    first = names[input][0] if ',' in input or '*' in input else os.path.basename(os.path.normpath(input))
-    name = first.split('.')[0]
-    folder = os.path.normpath(out or os.path.join('data', name))
-    os.makedirs(folder, exist_ok=True)
-    for stale in glob.glob(os.path.join(glob.escape(folder), '*.tmp')):
-        os.remove(stale)
-    source = dict(input=names[input], val_input=names.get(val_input, []), split_on=split_on, field=field, val_fraction=val_fraction,
-                  max_documents=max_documents, tokenizer=tokenizer, vocab_size=vocab_size, max_tokens=max_tokens, encoder=encoder,
-                  encoder_dims=encoder_dims, pooling=pooling, normalize=normalize, prefix=prefix, embed_batch_size=embed_batch_size,
-                  threads=threads, shard_size=shard_size, seed=seed)
-    if input == 'builtin':
-        source['python'] = platform.python_version()
-    known = known_shards(folder, source)
-
-    counts, limit, below, texts = survey(input, bool(val_input))
-    tok, small_files = make_tokenizer(folder, texts)
-    encode, more_files = make_encoder(folder, texts)
-    dtype = 'uint16' if tok.vocab_size <= 2**16 else 'uint32'
-    chunk = Chunker(tok, max_tokens)
-    record = None if encode is None else encode.record
-    settings = dict(files=small_files | more_files, tokenizer=tok.record, encoder=record, max_tokens=max_tokens, threads=threads,
-                    embed_batch_size=embed_batch_size)
-    work = known, settings, tok, chunk, encode, dtype
-    train = (text for text in documents(input, Counter(), max_documents) if split_hash(text) >= limit)
-    val = (text for text in documents(input, Counter(), max_documents) if split_hash(text) < limit)
-    counts = dict(input=counts)
-    if val_input:
-        counts['val_input'] = Counter()
-        val = list(documents(val_input, counts['val_input']))
-        if not val:
-            raise ValueError(f'{val_input}: no documents ({counts["val_input"]["read"]} read)')
-        below = len(val)
-    splits = dict(train=write_split(folder, 'train', train, counts['input']['kept'] - (0 if val_input else below), *work),
-                  val=write_split(folder, 'val', val, below, *work))
-    shape = None
-    if encode is not None:
-        shape = list(np.load(os.path.join(folder, 'train-00000.latents.npy'), mmap_mode='r').shape[1:])
-        stats = latent_stats(folder, splits['train']['shards'])
-        more_files['latent_stats.npz'] = write_file(os.path.join(folder, 'latent_stats.npz'), as_bytes(np.savez, **stats))
-    meta = dict(format=FORMAT, name=name, tokenizer=tok.record, encoder=record, latent_shape=shape, token_dtype=dtype,
-                max_tokens=max_tokens, splits=splits, files=small_files | more_files, source=source,
-                counts={name: dict(count) for name, count in counts.items()})
-    write_file(os.path.join(folder, 'meta.json'), as_json(meta))
-    mine = {'meta.json', *meta['files'], *(f for split in splits.values() for entry in split['shards'] for f in entry['files'])}
-    for path in glob.glob(os.path.join(glob.escape(folder), '*')):   # progress notes, and shards of an earlier, larger attempt
-        name = os.path.basename(path)
-        if name not in mine and re.fullmatch(r'(train|val)-\d{5}\..*|encoder\.npz|tokenizer\.json|latent_stats\.npz', name):
-            os.remove(path)
-    summary(folder, counts, encode)
 
 
 if __name__ == '__main__':

@@ -17,13 +17,14 @@ mode = 'l2t'
 depth = 8
 width = 256
 heads = 4
-latent_width = 256
+latent_width = 128
 latent_tokens = 8
 text_clock = False
 # optimisation
 optimizer = 'muon'
-learning_rate = 2e-3
+learning_rate = 3e-3
 batch_size = 128
-max_iters = 8000
+max_iters = 3400
 warmup_iters = 200
+eval_interval = 500
 compile = True

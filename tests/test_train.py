@@ -1,0 +1,241 @@
+""" train.py as a process: it runs, it resumes bit for bit, it survives what is not finite, it refuses what is wrong. """
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8', '--max_iters=12', '--log_interval=1', '--eval_interval=4',
+        '--eval_iters=2', '--save_interval=4', '--warmup_iters=2', '--device=cpu', '--dtype=float32', '--dropout=0.1']
+
+
+def run(script, *args, cwd=ROOT, **kw):
+    return subprocess.run([sys.executable, str(ROOT / script), *map(str, args)], cwd=cwd, capture_output=True, text=True, timeout=300, **kw)
+
+
+@pytest.fixture(scope='session')
+def dataset(tmp_path_factory):
+    """ A small real one, by prepare.py: sentences from a grammar, lsa latents. """
+    folder = tmp_path_factory.mktemp('corpus')
+    rng = np.random.default_rng(0)
+    who, does, where = 'man woman child dog cat'.split(), 'runs sits eats jumps sleeps'.split(), 'street house park river market'.split()
+    lines = {f'a {rng.choice(["red", "blue", "small", "old"])} {rng.choice(who)} {rng.choice(does)} near the {rng.choice(where)} number {rng.integers(40)}'
+             for _ in range(600)}
+    (folder / 'lines.txt').write_text('\n'.join(sorted(lines)))
+    out = run('prepare.py', f'--input={folder}/lines.txt', '--encoder=lsa', '--encoder_dims=16', '--vocab_size=300', '--max_tokens=31',
+              '--val_fraction=.1', f'--out={folder}/packed')
+    assert out.returncode == 0, out.stderr
+    return folder / 'packed'
+
+
+def train(dataset, out, *args, **kw):
+    return run('train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args, **kw)
+
+
+def log(out):
+    """ {step: (loss, text loss, ...)} as logged, without what depends on the clock on the wall. """
+    entries = [json.loads(line) for line in open(Path(out) / 'training_log.jsonl')]
+    return {(e['step'], 'val_text' in e): {k: v for k, v in e.items() if k not in ('tokens_per_s', 'seconds')} for e in entries}
+
+
+def weights(out, name='model'):
+    return load_file(Path(out) / (Path(out) / 'latest').read_text().strip() / f'{name}.safetensors')
+
+
+@pytest.fixture(scope='session')
+def finished(dataset, tmp_path_factory):
+    out = tmp_path_factory.mktemp('runs') / 'whole'
+    result = train(dataset, out)
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+@pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
+def test_resume_after_kill_9_equals_the_uninterrupted_run_bitwise(dataset, finished, tmp_path, optimizer):
+    if optimizer == 'muon':
+        assert train(dataset, tmp_path / 'whole', '--optimizer=muon').returncode == 0
+        finished = tmp_path / 'whole'
+    out = tmp_path / 'cut'
+    command = [sys.executable, str(ROOT / 'train.py'), f'--dataset={dataset}', f'--out_dir={out}', *TINY, f'--optimizer={optimizer}']
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if line.startswith('step      6/'):
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / 'step-00000012').exists()
+    result = train(dataset, out, f'--optimizer={optimizer}')
+    assert result.returncode == 0 and 'going on from' in result.stdout, result.stderr
+    assert log(out) == log(finished)
+    for name in ('model', 'ema'):
+        ours, theirs = weights(out, name), weights(finished, name)
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+
+
+def test_sigterm_saves_and_the_same_command_goes_on(dataset, finished, tmp_path):
+    out = tmp_path / 'run'
+    process = subprocess.Popen([sys.executable, str(ROOT / 'train.py'), f'--dataset={dataset}', f'--out_dir={out}', *TINY], cwd=ROOT,
+                               stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if line.startswith('step      5/'):
+            process.send_signal(signal.SIGTERM)
+            break
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+    stopped = json.loads((out / 'preempted.json').read_text())
+    assert stopped['signal'] == 'SIGTERM' and 5 <= stopped['step'] < 12
+    assert train(dataset, out).returncode == 0
+    assert all(torch.equal(a, b) for a, b in zip(weights(out).values(), weights(finished).values()))
+
+
+def test_accumulation_equals_the_large_batch(dataset, tmp_path):
+    assert train(dataset, tmp_path / 'a', '--dropout=0').returncode == 0
+    assert train(dataset, tmp_path / 'b', '--dropout=0', '--batch_size=4', '--grad_accum=2').returncode == 0
+    a, b = log(tmp_path / 'a'), log(tmp_path / 'b')
+    for key in a:
+        if not key[1]:
+            assert a[key]['loss'] == pytest.approx(b[key]['loss'], rel=1e-4)
+
+
+def test_the_run_folder_holds_what_the_design_says(dataset, finished):
+    names = {p.name for p in finished.iterdir()}
+    assert {'config.json', 'data', 'training_log.jsonl', 'latest', 'best', 'step-00000012'} <= names
+    assert {p.name for p in (finished / 'step-00000012').iterdir()} == {
+        'model.safetensors', 'ema.safetensors', 'optimizer.pt', 'training_state.json', 'rng_state_rank0.pt'}
+    assert {p.name for p in (finished / 'data').iterdir()} == {'meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz'}
+    entry = next(e for e in map(json.loads, open(finished / 'training_log.jsonl')) if 'loss' in e)
+    assert set(entry) >= {'step', 'epoch', 'tokens', 'loss', 'text_loss', 'text_accuracy', 'lr', 'grad_norm', 'tokens_per_s', 'skipped',
+                          'modes', 'text_nll_by_t'}
+
+
+def test_ema_is_the_average_of_the_weights_after_each_step(dataset, tmp_path):
+    """ With decay .5 and its warm-up min(.5, (1 + n) / (10 + n)), recomputed from the checkpoints of every step. """
+    out = tmp_path / 'run'
+    assert train(dataset, out, '--save_interval=1', '--eval_interval=100', '--keep=20', '--ema_decay=0.5').returncode == 0
+    ema = None
+    for n in range(1, 13):
+        now = load_file(out / f'step-{n:08d}' / 'model.safetensors')
+        saved = load_file(out / f'step-{n:08d}' / 'ema.safetensors')
+        if ema is not None:
+            d = min(.5, (1 + n) / (10 + n))
+            for name in now:
+                ema[name] = d * ema[name] + (1 - d) * now[name]
+                assert torch.allclose(ema[name], saved[name], atol=1e-6), (n, name)
+        ema = saved
+
+
+def inject(dataset, out, step, value, *args):
+    """ train.py by runpy, with the gradient of one weight replaced at one step. """
+    code = f'''
+import runpy, sys, torch, model
+count = 0
+def hook(grad):
+    global count
+    count += 1
+    if count in {step}:
+        grad = grad.clone(); grad.view(-1)[0] = {value}
+    return grad
+init = model.Model.__init__
+def patched(self, config):
+    init(self, config)
+    self.blocks[0].text.up.weight.register_hook(hook)
+model.Model.__init__ = patched
+sys.argv = ['train.py'] + {[f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args]!r}
+runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')
+'''
+    return subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=300,
+                          env={**os.environ, 'PYTHONPATH': str(ROOT)})
+
+
+@pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
+@pytest.mark.parametrize('value', ['float("inf")', 'float("nan")'])
+def test_a_gradient_that_is_not_finite_costs_one_step_and_moves_nothing(dataset, tmp_path, value, optimizer):
+    out = tmp_path / 'run'
+    result = inject(dataset, out, [7], value, '--save_interval=1', '--keep=20', '--eval_interval=100', f'--optimizer={optimizer}')
+    assert result.returncode == 0, result.stderr
+    load = lambda n, kind: load_file(out / f'step-{n:08d}' / f'{kind}.safetensors')  # noqa: E731
+    streak_saved = out / 'step-00000007'
+    assert not streak_saved.exists(), 'nothing is saved while a streak is open'
+    assert all(torch.isfinite(w).all() for w in load(12, 'model').values()) and log(out)[12, False]['skipped'] == 1
+    before, after = (torch.load(out / f'step-{n:08d}' / 'optimizer.pt', weights_only=True)['states'][0]['state'][0]['step'] for n in (6, 8))
+    assert after - before == 1, 'the skipped step must not count in AdamW'
+
+
+def test_endless_nan_stops_the_run_with_code_3_and_a_finite_checkpoint(dataset, tmp_path):
+    out = tmp_path / 'run'
+    result = inject(dataset, out, list(range(6, 999)), 'float("nan")', '--max_iters=60', '--max_bad_steps=5')
+    assert result.returncode == 3 and result.stderr.count('\n') == 1 and '5 steps in a row' in result.stderr
+    assert all(torch.isfinite(w).all() for w in weights(out).values())
+
+
+@pytest.mark.parametrize('args, words', [
+    (['--dataset=nowhere'], ['data/nowhere', 'prepare.py']),
+    (['--bach_size=3'], ['bach_size', 'batch_size']),
+    (['--dtype=float16'], ['float16', 'loss scaling']),
+    (['--mode=l3t'], ['l3t', 'l2t']),
+    (['--heads=3'], ['heads=3']),
+    (['--seq_len=5'], ['seq_len 5']),
+    (['--text_schedule=linear'], ['linear', 'loglinear']),
+])
+def test_bad_knobs_end_in_one_line_and_code_2(dataset, tmp_path, args, words):
+    result = train(dataset, tmp_path / 'run', *args)
+    assert result.returncode == 2 and result.stderr.count('\n') == 1, result.stderr
+    assert all(word in result.stderr for word in words), result.stderr
+
+
+def test_a_run_folder_of_other_data_or_another_model_is_refused(dataset, finished, tmp_path):
+    import shutil
+    out = tmp_path / 'run'
+    shutil.copytree(finished, out)
+    result = train(dataset, out, '--width=64')
+    assert result.returncode == 2 and 'width=32' in result.stderr and 'width=64' not in result.stderr.split('now')[0]
+    other = tmp_path / 'other'
+    shutil.copytree(dataset, other)
+    meta = json.loads((other / 'meta.json').read_text())
+    meta['encoder']['revision'] = 'sha256:0'
+    (other / 'meta.json').write_text(json.dumps(meta))
+    result = train(other, out)
+    assert result.returncode == 2 and 'revision' in result.stderr and result.stderr.count('\n') == 1
+    result = train(dataset, out, '--resume=never')
+    assert result.returncode == 2 and 'not empty' in result.stderr
+
+
+@pytest.mark.parametrize('args', [['--mode=t2l'], ['--mode=unconditional', '--latent_schedule=rf', '--latent_target=flow'],
+                                  ['--mode=mixed', '--latent_loss_weight=min_snr', '--latent_target=x0', '--text_schedule=cosine'],
+                                  ['--mode=unconditional', '--streams=text'], ['--mode=unconditional', '--streams=latent'],
+                                  ['--latent_noise=0.2', '--freeze=none', '--compile=false', '--dtype=bfloat16', '--ema_decay=0']])
+def test_every_mode_trains_three_steps(dataset, tmp_path, args):
+    result = train(dataset, tmp_path / 'run', '--max_iters=3', *args)
+    assert result.returncode == 0, result.stderr
+    assert all(torch.isfinite(w).all() for w in weights(tmp_path / 'run').values())
+
+
+def test_sample_and_evaluate_run_from_the_run_folder_alone(dataset, finished, tmp_path):
+    result = run('sample.py', f'--out_dir={finished}', '--text=a red dog runs near the river', '--num_samples=2', '--device=cpu')
+    assert result.returncode == 0 and result.stdout.count('\n  -> ') == 2, result.stderr
+    np.save(tmp_path / 'z.npy', np.random.default_rng(0).normal(size=(3, 16)))
+    for sampler in ('ancestral', 'first_hitting', 'confidence'):
+        result = run('sample.py', f'--out_dir={finished}', f'--latents={tmp_path}/z.npy', f'--sampler={sampler}', '--steps=4', '--watch=true')
+        assert result.returncode == 0 and result.stdout.count('\n  -> ') == 3 and '░' in result.stdout, result.stderr
+    again = run('sample.py', f'--out_dir={finished}', f'--latents={tmp_path}/z.npy', '--sampler=confidence', '--steps=4', '--watch=true')
+    assert again.stdout == result.stdout, 'the same seed gives the same text'
+    np.save(tmp_path / 'bad.npy', np.zeros((3, 17)))
+    result = run('sample.py', f'--out_dir={finished}', f'--latents={tmp_path}/bad.npy')
+    assert result.returncode == 2 and '17' in result.stderr and '16' in result.stderr
+    result = run('evaluate.py', f'--out_dir={finished}', '--n=16', '--draws=2', '--device=cpu')
+    assert result.returncode == 0, result.stderr
+    results = json.loads((finished / 'results.json').read_text())
+    for control in ('', 'shuffled/', 'null/'):
+        assert results[f'nelbo/{control}nats_per_token'] > 0 and f'l2t/{control}bleu' in results
+    assert 'l2t/nearest/bleu' in results and results['meta']['l2t']['n'] == 16
+    result = run('evaluate.py', f'--out_dir={finished}', '--tasks=nelbo', '--draws=3', f'--texts={ROOT / "LICENSE"}', '--n=3')
+    assert result.returncode == 0 or 'tokens' in result.stderr
+    assert 'l2t/bleu' in json.loads((finished / 'results.json').read_text()), 'a task replaces its own keys only'
