@@ -35,6 +35,7 @@ which = 'best'                  # best | latest | step-00001000
 tasks = 'nelbo,l2t'             # which of nelbo, l2t
 texts = ''                      # a text file, one text a line; '': the validation split
 dataset = ''                    # where the run's dataset lies; '': where it was trained from
+encoder_folder = ''             # where the encoder lies now; '': where it was when the data were prepared
 n = 1000                        # texts, drawn with the seed from the split; all if it has fewer
 draws = 16                      # nelbo: draws of the bound per text, spread evenly over the number of masked positions
 sampler = 'confidence'          # l2t: as in sample.py, with the knobs below
@@ -73,9 +74,12 @@ def load_texts(run, folder, path, n, seed):
 
 def open_split(run, folder, split):
     data = PackedDataset(folder, split, run.L)
-    for key in ('tokenizer', 'encoder'):
-        if data.meta[key] != run.meta[key]:
-            raise ValueError(f'{folder} has {key} {data.meta[key]}, the run was trained with {run.meta[key]}: name its own with --dataset=')
+    for kind in ('tokenizer', 'encoder'):
+        found, expected = data.meta[kind] or {}, run.meta[kind] or {}
+        for key in sorted({*found, *expected} - {'id'}):                 # an encoder's id is where it lay; its revision is what it is
+            if found.get(key) != expected.get(key):
+                raise ValueError(f'{folder} has {kind} {key}={found.get(key)!r}, the run was trained with {expected.get(key)!r}: '
+                                 'name its own dataset with --dataset=')
     return data
 
 
@@ -217,7 +221,7 @@ def main():
         for task in chosen:
             if task not in ('nelbo', 'l2t'):
                 raise ValueError(f'tasks={tasks!r}: choose from nelbo, l2t')
-        run = load_run(out_dir, which, device, dtype)
+        run = load_run(out_dir, which, device, dtype, encoder_folder)
         trained_on = dataset or run.config['dataset']
         folder = trained_on if os.path.sep in trained_on else os.path.join('data', trained_on)
         sources, tokens, raw = load_texts(run, folder, texts, n, seed)

@@ -15,6 +15,7 @@ Rows never wait for the host: no loop over rows, no sync per step. The text cloc
 t for ancestral, and the solution of 1 - a(t) = n_masked / L per row for the others: the clock of the bound (text_bound).
 """
 import os
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -41,6 +42,7 @@ nucleus = 1.0                   # keep the likeliest tokens that hold this much 
 guidance = 1.0                  # log p = g log p(.|z) + (1 - g) log p(.); 1 is the conditional model, 0 the unconditional
 sample_batch = 128              # rows per network call
 seed = 0
+encoder_folder = ''             # where the encoder lies now; '': where it was when the data were prepared
 watch = False                   # see the text being uncovered
 device = 'auto'                 # auto | cpu | cuda
 dtype = 'bfloat16'              # bfloat16 | float32
@@ -162,7 +164,7 @@ SAMPLERS = dict(ancestral=ancestral, first_hitting=first_hitting, confidence=con
 
 # ---- a run, ready to sample
 
-def load_run(out_dir, which='best', device='auto', dtype='bfloat16'):
+def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_folder=''):
     """ Everything sampling needs from a run folder: model (EMA weights), tokenizer, stats, processes, encoder record. """
     if device == 'auto':
         device = 'cuda' if torch.cuda.is_available() else 'cpu'
@@ -173,7 +175,7 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16'):
     tokenizer, stats = load_tokenizer(folder), load_stats(folder)
     kind = torch.device(device).type
     return SimpleNamespace(
-        model=model, config=config, meta=meta, folder=folder, device=device, tokenizer=tokenizer, stats=stats, L=model.config.seq_len,
+        model=model, config=config, meta=meta, folder=folder, encoder_folder=encoder_folder, device=device, tokenizer=tokenizer, stats=stats, L=model.config.seq_len,
         text=MaskedText(tokenizer.vocab_size, config['text_schedule'], config['text_power']),
         latent=GaussianLatents(stats.live.to(device), config['latent_schedule'], config['latent_target']) if stats else None,
         autocast=lambda: torch.autocast(kind, torch.bfloat16, enabled=dtype == 'bfloat16'))
@@ -182,7 +184,8 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16'):
 def encode(run, texts, progress=lambda n: None):
     """ Raw latents (n, N, D) float32 of texts, by the encoder that made the run's data. """
     record = run.meta['encoder']
-    return load_encoder(record, folder=run.folder if record['id'] == 'lsa' else None, device=run.device)(texts, progress=progress)
+    where = run.folder if record['id'] == 'lsa' else run.encoder_folder or None
+    return load_encoder(record, folder=where, device=run.device)(texts, progress=progress)
 
 
 @torch.inference_mode()
@@ -221,7 +224,6 @@ def watcher(tokenizer, mask_id, rows):
         nonlocal drawn
         lines = [show(tokenizer, ids, mask_id) for ids in tokens[:rows].tolist()]
         if sys.stdout.isatty():
-            import shutil
             width = shutil.get_terminal_size().columns - 1
             lines = [line[:width] for line in lines]
             print(f'\x1b[{drawn}A\x1b[J' * (drawn > 0) + '\n'.join(lines), flush=True)
@@ -249,7 +251,7 @@ def show(tokenizer, ids, mask_id):
 def main():
     configure(globals())
     with stop_on_error():
-        run = load_run(out_dir, which, device, dtype)
+        run = load_run(out_dir, which, device, dtype, encoder_folder)
         N, D = run.meta['latent_shape'] or (0, 0)
         if not N:
             raise ValueError(f'{out_dir} was trained without latents: l2t has nothing to start from')

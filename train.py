@@ -10,14 +10,12 @@ Run again with the same out_dir, it goes on from the newest whole checkpoint, bi
 CPU): row order, masks, clocks and noise are functions of (seed, step), nothing is replayed.
 Exit codes: 0 done or preempted, 2 bad config, data or checkpoint, 3 diverged.
 """
-import ctypes
 import json
 import math
 import os
 import signal
-import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 
 import torch
@@ -135,11 +133,6 @@ device_type = torch.device(device).type
 torch.manual_seed(seed)
 if device_type == 'cuda':
     torch.set_float32_matmul_precision('high')
-elif sys.platform == 'linux':
-    with suppress(AttributeError):                         # glibc would hand each large temporary back and fault it in anew: 1.2x
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-4, 0)                                # M_MMAP_MAX: no mapping of its own for a large block
-        libc.mallopt(-1, 2 ** 31 - 1)                      # M_TRIM_THRESHOLD: keep what is free
 autocast = lambda: torch.autocast(device_type, torch.bfloat16, enabled=dtype == 'bfloat16')  # noqa: E731
 
 # ---- model, and its running average in float32
@@ -184,7 +177,7 @@ with stop_on_error():
         for kind, new in identity.items():
             for key in {**(new or {}), **(state['identity'][kind] or {})}:
                 old_value, new_value = (state['identity'][kind] or {}).get(key), (new or {}).get(key)
-                if old_value != new_value:
+                if key != 'id' and old_value != new_value:     # an encoder's id is where it lay; its revision is what it is
                     raise ValueError(f'{newest} was trained with {kind} {key}={old_value!r}, now it is {new_value!r}: choose another --out_dir')
         if saved['optimizer']['names'] != list(names) or len(saved['optimizer']['states']) != len(optimizers):
             raise ValueError(f'{newest} was trained with other parameters or another optimizer: choose another --out_dir')
@@ -272,7 +265,7 @@ def evaluate():
     mode gives (clean text, clean latents, or nothing: noise at clock 1). """
     model.eval()
     nats = real = error = rows_seen = 0.0
-    for i in range(eval_iters):
+    for i in range(min(eval_iters, -(-len(val_data) // batch_size))):
         rows = [r % len(val_data) for r in range(i * batch_size, (i + 1) * batch_size)]
         tokens, latents = val_data.rows(rows)
         tokens, B = tokens.to(device), len(rows)
@@ -329,6 +322,12 @@ def clock_time(seconds):
     return f'{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02}'
 
 
+def check_streak():
+    """ Ends the run when too many steps in a row were skipped; reads the device, so at log, save and evaluation steps only. """
+    if streak.item() >= max_bad_steps:
+        stop(f'step {step}: {int(streak.item())} steps in a row had no finite loss or gradient; the newest checkpoint is step {saved_at}', code=3)
+
+
 def micro_batches(step):
     while step < max_iters:
         for micro in range(grad_accum):
@@ -358,22 +357,22 @@ saved_at, start_step, start_time = step, step, time.perf_counter()
 while True:
     at_end = step >= max_iters
     if stop_signal or at_end or step > start_step and (step % eval_interval == 0 or step % save_interval == 0):
-        if streak.item() == 0:                             # nothing is saved while a streak is open
-            is_best = False
-            if not stop_signal and (at_end or step % eval_interval == 0):
-                began = time.perf_counter()
-                with averaged_weights():
-                    val = evaluate()
-                val_loss = (val['val_text'] or 0) + latent_weight * (val['val_latent'] or 0)
-                is_best, best_val = val_loss < best_val, min(best_val, val_loss)
-                print(f'step {step:>6,} | ' + ', '.join(
-                    f'{name} {value:.4f} {unit}' for (name, value), unit in zip(val.items(), ('nats per token', 'per dimension')) if value is not None)
-                    + (' | best' if is_best else ''), flush=True)
-                log_line(step=step, **val, best=is_best, seconds=round(time.perf_counter() - began, 2))
-                since += time.perf_counter() - began
-            if (stop_signal or at_end or is_best or step % save_interval == 0) and (step > saved_at or is_best):
-                save(is_best)
-                saved_at = step
+        check_streak()
+        began, is_best = time.perf_counter(), False
+        if not stop_signal and (at_end or step % eval_interval == 0):
+            with averaged_weights():
+                val = evaluate()
+            val_loss = (val['val_text'] or 0) + latent_weight * (val['val_latent'] or 0)
+            is_best, best_val = val_loss < best_val, min(best_val, val_loss)
+            print(f'step {step:>6,} | ' + ', '.join(
+                f'{name} {value:.4f} {unit}' for (name, value), unit in zip(val.items(), ('nats per token', 'per dimension')) if value is not None)
+                + (' | best' if is_best else ''), flush=True)
+            log_line(step=step, **val, best=is_best, seconds=round(time.perf_counter() - began, 2))
+        last = stop_signal or at_end
+        if last and step > saved_at or is_best or step % save_interval == 0 and step > saved_at and streak.item() == 0:
+            save(is_best)                                  # not at an interval while a streak is open; a skipped step moved nothing
+            saved_at = step
+        since += time.perf_counter() - began
     if stop_signal:
         name = signal.Signals(stop_signal).name
         with open(os.path.join(out_dir, 'preempted.json'), 'w') as f:
@@ -387,7 +386,7 @@ while True:
     for _ in range(grad_accum):
         micro_loss = losses(next(batches), stats) / grad_accum
         micro_loss.backward()
-        loss = loss + micro_loss.detach()
+        loss = loss + micro_loss.detach()                  # on the device: nothing here waits for it
     norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip)
     bad = (~torch.isfinite(norm) | ~torch.isfinite(loss)).float() if guard else torch.zeros((), device=device)
     for opt, rate in optimizers:
@@ -428,8 +427,7 @@ while True:
         print(f'{line} | norm {entry["grad_norm"]:.2f} | {speed:,.0f} tokens/s | ETA {clock_time(eta)}'
               + (f' | skipped {entry["skipped"]}' if entry['skipped'] else ''), flush=True)
         stats, since, steps_since = {}, now, 0
-        if streak.item() >= max_bad_steps:
-            stop(f'step {step}: {int(streak.item())} steps in a row had no finite loss or gradient; the newest checkpoint is step {saved_at}', code=3)
+        check_streak()
 
 print(f'{step - start_step:,} steps in {clock_time(time.perf_counter() - start_time)}; best validation '
       f'{best_val:.4f}; checkpoints in {out_dir}', flush=True)

@@ -1,11 +1,40 @@
-""" The two-minute tour on a CPU: the interpreter's own documentation, the built-in lsa encoder, no download.
+""" The tour on a CPU: write the Python documentation's sentences from their embeddings. No download: the corpus is the interpreter's
+own documentation, the encoder (lsa) is fitted on it.
 
+    make quickstart       or:
     python prepare.py config/quickstart.py
+    python train.py config/quickstart.py
+    python sample.py config/quickstart.py --text="Return the number of items in the list." --num_samples=3
+    python evaluate.py config/quickstart.py
 """
+# data
+dataset = 'quickstart'
 input = 'builtin'
 out = 'data/quickstart'
 encoder = 'lsa'
-encoder_dims = 64
+encoder_dims = 256
 vocab_size = 2048
-max_tokens = 63
+max_tokens = 47
 val_fraction = .05
+# run
+out_dir = 'out/quickstart'
+mode = 'l2t'
+# model
+depth = 4
+width = 128
+heads = 4
+latent_tokens = 8
+text_clock = False
+# optimisation
+optimizer = 'muon'
+learning_rate = 4e-3
+batch_size = 64
+max_iters = 1100
+warmup_iters = 50
+ema_decay = 0.99
+log_interval = 50
+eval_interval = 200
+eval_iters = 7
+save_interval = 500
+# evaluation
+n = 300

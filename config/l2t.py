@@ -1,0 +1,35 @@
+""" The main job: OpenWebText from its E5 embeddings, at a size for one 80 GB GPU. Not run yet: no figures to expect.
+
+    python prepare.py config/l2t.py --input="openwebtext/*.jsonl.gz"     # the folder of text you have; --device=cuda embeds on the GPU
+    torchrun --standalone --nproc_per_node=1 train.py config/l2t.py
+    python evaluate.py config/l2t.py
+"""
+# data: paragraphs of web text as GPT-2 tokens, 1024-dimensional latents
+dataset = 'openwebtext_e5'
+out = 'data/openwebtext_e5'
+input = 'openwebtext'
+tokenizer = 'r50k_base'
+encoder = 'e5'
+max_tokens = 255
+threads = 8
+# run
+out_dir = 'out/l2t'
+mode = 'l2t'
+# model: small, about 200M with the embedding and the head of 50,258 ids
+depth = 12
+width = 768
+heads = 12
+latent_width = 384
+text_clock = False
+# optimisation: 131,072 tokens a step
+optimizer = 'muon'
+learning_rate = 1e-3
+batch_size = 128
+grad_accum = 4
+max_iters = 100_000
+warmup_iters = 1000
+ema_decay = 0.9999
+compile = True
+eval_interval = 2000
+save_interval = 2000
+log_interval = 100

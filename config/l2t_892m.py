@@ -1,0 +1,36 @@
+""" The mission's size: width 1024, 24 blocks, Qwen3 embeddings cut to 32 dimensions. train.py prints the parameter count before
+it begins; trained where there are GPUs.
+
+    python prepare.py config/l2t_892m.py --input="openwebtext/*.jsonl.gz"
+    torchrun --standalone --nproc_per_node=1 train.py config/l2t_892m.py
+"""
+# data
+dataset = 'openwebtext_qwen32'
+out = 'data/openwebtext_qwen32'
+input = 'openwebtext'
+tokenizer = 'r50k_base'
+encoder = 'qwen'
+encoder_dims = 32
+max_tokens = 1023
+threads = 8
+# run
+out_dir = 'out/l2t_892m'
+mode = 'l2t'
+# model
+depth = 24
+width = 1024
+heads = 16
+latent_width = 1024
+latent_tokens = 8
+# optimisation
+optimizer = 'muon'
+learning_rate = 6e-4
+batch_size = 16
+grad_accum = 32
+max_iters = 100_000
+warmup_iters = 2000
+ema_decay = 0.9999
+compile = True
+eval_interval = 2000
+save_interval = 2000
+log_interval = 100
