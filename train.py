@@ -10,12 +10,14 @@ Run again with the same out_dir, it goes on from the newest whole checkpoint, bi
 CPU): row order, masks, clocks and noise are functions of (seed, step), nothing is replayed.
 Exit codes: 0 done or preempted, 2 bad config, data or checkpoint, 3 diverged.
 """
+import ctypes
 import json
 import math
 import os
 import signal
+import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 
 import torch
@@ -133,6 +135,11 @@ device_type = torch.device(device).type
 torch.manual_seed(seed)
 if device_type == 'cuda':
     torch.set_float32_matmul_precision('high')
+elif sys.platform == 'linux':
+    with suppress(AttributeError):                         # glibc would hand every large temporary back and fault it in anew
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-4, 0)                                # M_MMAP_MAX: no mapping of its own for a large block
+        libc.mallopt(-1, 2 ** 31 - 1)                      # M_TRIM_THRESHOLD: keep what is free
 autocast = lambda: torch.autocast(device_type, torch.bfloat16, enabled=dtype == 'bfloat16')  # noqa: E731
 
 # ---- model, and its running average in float32
@@ -303,6 +310,7 @@ def get_lr(step):
 
 
 def save(is_best):
+    assert ema is None or not ema[0].requires_grad, 'the average carries a graph'
     ema_state = dict(zip(names, ema)) if ema is not None else None
     if ema_state is not None:                              # frozen parameters do not move: their average is what they are
         ema_state = {n: ema_state.get(n, p.detach()) for n, p in model.named_parameters()}
@@ -402,8 +410,10 @@ while True:
     steps_since += 1
     skipped += bad
     streak = (streak + 1) * bad
-    if ema is not None:                                    # after the step; ema += (1 - decay) (weights - ema), or nothing if skipped
-        torch._foreach_add_(ema, torch._foreach_mul(torch._foreach_sub(parameters, ema), (1 - min(ema_decay, (1 + step) / (10 + step))) * (1 - bad)))
+    if ema is not None:                                    # after the step; a skipped step moves nothing
+        with torch.no_grad():                              # ema += (1 - d) (weights - ema); with a graph it would grow for ever
+            d = min(ema_decay, (1 + step) / (10 + step))
+            torch._foreach_add_(ema, torch._foreach_mul(torch._foreach_sub(parameters, ema), (1 - d) * (1 - bad)))
     stats['norm'] = stats.get('norm', 0) + norm
 
     if step % log_interval == 0 or step == max_iters:
