@@ -98,17 +98,34 @@ def n_bytes(state):
 
 # ---- the run
 
-def write_run(out_dir, config, data_folder):
-    """ config.json and data/, before the first step. A data/ that is there already stays: a resumed run keeps its own. """
-    out_dir, data_folder = Path(out_dir), Path(data_folder)
-    out_dir.mkdir(parents=True, exist_ok=True)
+def git_commit():
+    """ The code's commit, with -dirty where files differ from it; None without git. """
     git = ['git', '-C', os.path.dirname(os.path.abspath(__file__)), 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
     try:
-        commit = subprocess.run(git, capture_output=True, text=True, timeout=10).stdout.strip() or None
+        return subprocess.run(git, capture_output=True, text=True, timeout=10).stdout.strip() or None
     except (OSError, subprocess.TimeoutExpired):
-        commit = None  # no git here
+        return None
+
+
+def difference(old, new):
+    """ What differs between two {kind: {key: value}}: 'kind key=old, now new', or None. The id of an encoder is where it lay and
+    may change, its revision is what it is. """
+    for kind in new:
+        a, b = old.get(kind) or {}, new[kind] or {}
+        for key in sorted({*a, *b} - {'id'}):
+            if a.get(key) != b.get(key):
+                return f'{kind} {key}={a.get(key)!r}, now it is {b.get(key)!r}'
+
+
+def write_run(out_dir, config, data_folder, fresh=False):
+    """ config.json and data/, before the first step. A data/ that is there already stays, as a resumed run keeps its own;
+    fresh: the run has no checkpoint yet, and a data/ left by an earlier attempt is replaced. """
+    out_dir, data_folder = Path(out_dir), Path(data_folder)
+    out_dir.mkdir(parents=True, exist_ok=True)
+    if fresh and (out_dir / 'data').exists():
+        shutil.rmtree(out_dir / 'data')
     versions = {'python': platform.python_version(), 'torch': torch.__version__, 'numpy': np.__version__}
-    write_text(out_dir / 'config.json', dumps({**config, 'argv': sys.argv, 'commit': commit, 'versions': versions}))
+    write_text(out_dir / 'config.json', dumps({**config, 'argv': sys.argv, 'commit': git_commit(), 'versions': versions}))
     if not (out_dir / 'data').exists():
         tmp = out_dir / 'data.tmp'
         shutil.rmtree(tmp, ignore_errors=True)

@@ -137,13 +137,23 @@ def check_file(folder, name, files, digest=True):
     return path
 
 
+def dataset_folder(name):
+    """ A folder under data/ by name, or a path as it is. """
+    return name if os.path.sep in name else os.path.join('data', name)
+
+
+def dataset_identity(meta):
+    """ What two datasets must share for a model of one to read the other. """
+    return dict(tokenizer=meta['tokenizer'], encoder=meta['encoder'],
+                files={name: entry['sha256'] for name, entry in meta['files'].items()})
+
+
 def read_meta(folder):
     """ meta.json of a dataset folder, with the shape of its fields checked. """
     path = os.path.join(folder, 'meta.json')
     if not os.path.isfile(path):
         name = os.path.basename(os.path.normpath(folder))
-        config = f'config/{name}.py'
-        how = config if os.path.exists(config) else f'--input=FILE --out={folder}'
+        how = f'config/{name}.py' if os.path.exists(f'config/{name}.py') else f'... --out={folder}'
         raise ValueError(f'no dataset in {folder} (no meta.json): make it with `python prepare.py {how}`')
     try:
         with open(path, encoding='utf-8') as f:

@@ -24,14 +24,15 @@ from torch.quasirandom import SobolEngine
 
 # ---- noise: pure functions of (seed, step, purpose, row), so that a resume needs no replay and any split draws the same
 
-PURPOSES = {'clocks': 1, 'mask': 2, 'latent': 3, 'evaluation': 4}
+PURPOSES = {'clocks': 1, 'mask': 2, 'latent': 3, 'evaluation': 4, 'evaluation clock': 5, 'evaluation latent': 6}
 
 
 def uniforms(seed, step, purpose, first, rows, columns):
     """ Rows first .. first + rows of an endless table of U(0,1), float64 (rows, columns), never exactly 0 or 1.
-    The counter of Philox jumps there: a rank draws its own rows only, and row i is row i whatever the split. """
+    The counter of Philox jumps there: a rank draws its own rows only, and row i is row i whatever the split. One purpose, one
+    number of columns: tables of two widths would share their numbers. """
     blocks = -(-columns // 4)                                            # one count of Philox yields four 64-bit words
-    philox = np.random.Philox(key=[seed, PURPOSES[purpose]], counter=[0, 0, step, 0])
+    philox = np.random.Philox(key=[seed % 2 ** 64, PURPOSES[purpose]], counter=[0, 0, step, 0])
     words = philox.advance(first * blocks).random_raw(rows * blocks * 4).reshape(rows, blocks * 4)[:, :columns]
     return torch.from_numpy(((words >> np.uint64(12)) + 0.5) * 2.0 ** -52)
 
@@ -101,7 +102,8 @@ class MaskedText:
 
     def masked_share(self, t):
         """ 1 - a(t). """
-        return {'loglinear': lambda: t, 'cosine': lambda: torch.sin(math.pi / 2 * t), 'polynomial': lambda: t ** self.power}[self.schedule]()
+        return {'loglinear': lambda: t, 'cosine': lambda: torch.sin(math.pi / 2 * t),
+                'polynomial': lambda: t ** self.power}[self.schedule]()
 
     def clock(self, share):
         """ The t with 1 - a(t) = share. """
@@ -129,6 +131,8 @@ class MaskedText:
         if given is not None:
             u = torch.where(given, torch.inf, u)
         mask = u.argsort(1).argsort(1) < n[:, None]                      # rank of each position
+        if given is not None:
+            mask &= ~given                                               # a row may have no free position at all
         return torch.where(mask, self.mask_id, tokens), mask
 
     def head_budget(self, rows, length, text_share=1.0):
@@ -143,7 +147,7 @@ class MaskedText:
         logits (P, V) float32, targets (P,), weight (P,) float32, already divided by B * L. Returns the loss and nll (P,), nats.
         """
         nll = F.cross_entropy(logits, targets, reduction='none')         # (P,)
-        return torch.where(weight > 0, weight * nll, 0).sum(), nll       # where, not 0 * nll: that passes NaN
+        return torch.where(weight > 0, weight * nll, 0).sum(), nll       # where: 0 * nll would pass a NaN on to the loss
 
     # reverse
 
@@ -171,15 +175,15 @@ def text_bound(model, text, tokens, latents, t_latent, u, given=None):
     One draw of the exact discrete bound, nats per sample (B,), float64:
         n ~ U{1..F},  F / n * sum over the n masked of -log p(x^i | x_t),  F = number of free positions (L, if none is given)
     MDLM's bound without a t_min; equal to the any-order autoregressive bound; a network that reads the text clock is fed the
-    t_n with 1 - a(t_n) = n / F, a function of x_t, so it is a bound for that network too.
+    t_n with 1 - a(t_n) = n / L, a function of x_t, so it is a bound for that network too, sampled with that clock.
     tokens (B, L); latents (B, N, D) as the model shall see them, at clock t_latent (B,); u (B, 1 + L) uniforms: the first
     column draws n, spread evenly over the rows given.
     """
     B, L = tokens.shape
-    free = torch.full((B,), L, device=tokens.device) if given is None else (~given).sum(1)
+    free = torch.full((B,), L, device=tokens.device) if given is None else (~given).sum(1).clamp(min=1)
     n = 1 + (u[:, 0] * free).long().clamp(max=free - 1)                  # (B,)
     noisy, mask = text.corrupt_exactly(tokens, n, u[:, 1:], given)
-    t_text = text.clock(n / free).float()
+    t_text = text.clock(n / L).float()
     positions = mask.flatten().nonzero().squeeze(1)
     logits, _ = model(noisy, latents, t_text, t_latent, positions, predict=('text',))
     nll = F.cross_entropy(logits, tokens.flatten()[positions], reduction='none').double()

@@ -21,15 +21,21 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-# normalize is L2; dimension is the model's own; max_length counts prefix and special tokens
+# normalize is L2; dimension is the model's own; max_length counts prefix and special tokens; revision is the hub's commit (None: the
+# newest, no pin is known to us; the commit found goes into the dataset's record, and from there on it is pinned)
 TABLE = dict(
-    minilm = dict(id='sentence-transformers/all-MiniLM-L6-v2', pooling='mean', prefix='', normalize=True, max_length=256, dimension=384),
-    e5     = dict(id='intfloat/multilingual-e5-large', pooling='mean', prefix='query: ', normalize=True, max_length=512, dimension=1024),
-    bge    = dict(id='BAAI/bge-m3', pooling='cls', prefix='', normalize=True, max_length=8192, dimension=1024),
-    qwen   = dict(id='Qwen/Qwen3-Embedding-0.6B', pooling='last', prefix='', normalize=True, max_length=8192, dimension=1024),
-    sonar  = dict(id='cointegrated/SONAR_200_text_encoder', pooling='mean', prefix='', normalize=False, max_length=512, dimension=1024,
-                  language='eng_Latn'),
-    t5     = dict(id='google/t5-v1_1-large', pooling='mean', prefix='', normalize=False, max_length=512, dimension=1024),
+    minilm = dict(id='sentence-transformers/all-MiniLM-L6-v2', revision='c9745ed1d9f207416be6d2e6f8de32d1f16199bf',
+                  pooling='mean', prefix='', normalize=True, max_length=256, dimension=384),
+    e5     = dict(id='intfloat/multilingual-e5-large', revision='0dc5580a448e4284468b8909bae50fa925907bc5',
+                  pooling='mean', prefix='query: ', normalize=True, max_length=512, dimension=1024),
+    bge    = dict(id='BAAI/bge-m3', revision='5617a9f61b028005a4858fdac845db406aefb181',
+                  pooling='cls', prefix='', normalize=True, max_length=8192, dimension=1024),
+    qwen   = dict(id='Qwen/Qwen3-Embedding-0.6B', revision='c54f2e6e80b2d7b7de06f51cec4959f6b3e03418',
+                  pooling='last', prefix='', normalize=True, max_length=8192, dimension=1024),
+    sonar  = dict(id='cointegrated/SONAR_200_text_encoder', revision=None,
+                  pooling='mean', prefix='', normalize=False, max_length=512, dimension=1024, language='eng_Latn'),
+    t5     = dict(id='google/t5-v1_1-large', revision=None,
+                  pooling='mean', prefix='', normalize=False, max_length=512, dimension=1024),
 )
 POOLINGS = ('mean', 'cls', 'last')
 # weights of a checkpoint that no embedding reads, or that are computed rather than learned
@@ -148,7 +154,8 @@ def load_encoder(name, device='cpu', pooling=None, normalize=None, prefix=None, 
     None means the encoder's own setting. `dimension` below the model's own is a Matryoshka cut, made before normalising.
     `folder`: for a record, where the model lies now (lsa: the dataset folder with encoder.npz). Raises ValueError.
     """
-    given = dict(pooling='cls' if pooling == 'first' else pooling, normalize=normalize, prefix=prefix, dimension=dimension, max_length=max_length)
+    given = dict(pooling='cls' if pooling == 'first' else pooling, normalize=normalize, prefix=prefix, dimension=dimension,
+                 max_length=max_length)
     settings = dict(prefix='', language=None)
     if isinstance(name, dict):
         settings, dtype = dict(name), name['dtype']
@@ -163,7 +170,8 @@ def load_encoder(name, device='cpu', pooling=None, normalize=None, prefix=None, 
     settings = folder_settings(where) | settings
     settings |= {key: value for key, value in given.items() if value is not None}
     if revision not in (None, found_revision):
-        raise ValueError(f'encoder {where}: revision {found_revision}, expected {revision}; these are not the weights the data was made with')
+        raise ValueError(f'encoder {where}: revision {found_revision}, expected {revision}; '
+                         'these are not the weights the data was made with')
     if settings.get('pooling') not in POOLINGS:
         raise ValueError(f'encoder {where}: pooling {settings.get("pooling")!r} is not known for it; choose --pooling={"|".join(POOLINGS)}')
     from transformers import AutoTokenizer
@@ -236,7 +244,8 @@ def fit_lsa(texts, dims, seed=0, max_words=20_000):
             seen[word] = seen.get(word, 0) + 1
     words = sorted(sorted(w for w in seen if seen[w] > 1), key=lambda w: -seen[w])[:max_words]
     if dims > min(len(texts), len(words)):
-        raise ValueError(f'lsa: {dims} dimensions from {len(texts)} documents with {len(words)} repeated words; lower --encoder_dims or give more text')
+        raise ValueError(f'lsa: {dims} dimensions from {len(texts)} documents with {len(words)} repeated words; '
+                         'lower --encoder_dims or give more text')
     df = torch.tensor([seen[w] for w in words], dtype=torch.float32)
     idf = torch.log((1 + len(texts)) / (1 + df)) + 1
     index, weight, offsets = tfidf(texts, {w: i for i, w in enumerate(words)}, idf)

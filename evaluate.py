@@ -18,15 +18,15 @@ import json
 import math
 import os
 import re
-import subprocess
 import sys
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
+from checkpoint import difference, git_commit
 from configurator import configure, stop_on_error
-from data import PackedDataset
+from data import PackedDataset, dataset_folder, dataset_identity
 from diffusion import normals, text_bound, uniforms
 from sample import encode, l2t, load_run
 
@@ -74,17 +74,16 @@ def load_texts(run, folder, path, n, seed):
 
 def open_split(run, folder, split):
     data = PackedDataset(folder, split, run.L)
-    for kind in ('tokenizer', 'encoder'):
-        found, expected = data.meta[kind] or {}, run.meta[kind] or {}
-        for key in sorted({*found, *expected} - {'id'}):                 # an encoder's id is where it lay; its revision is what it is
-            if found.get(key) != expected.get(key):
-                raise ValueError(f'{folder} has {kind} {key}={found.get(key)!r}, the run was trained with {expected.get(key)!r}: '
-                                 'name its own dataset with --dataset=')
+    other = difference(dataset_identity(run.meta), dataset_identity(data.meta))
+    if other:
+        raise ValueError(f'{run.out_dir} was trained with {other} in {folder}: name its own dataset with --dataset=')
     return data
 
 
 def derangement(n, seed):
     """ A permutation that leaves no one in place: a random cycle. """
+    if n < 2:
+        raise ValueError(f'{n} text: shuffled controls need at least 2')
     order = np.random.Generator(np.random.Philox(seed + 1)).permutation(n)
     out = np.empty(n, np.int64)
     out[order] = np.roll(order, 1)
@@ -100,8 +99,8 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch):
     real = (tokens != run.tokenizer.pad).sum(1).double()                 # text and one EOS
     n_bytes = sum(len(t.encode()) for t in texts)
     conditions = {'': None}
-    if raw is not None:
-        z, noise = run.stats.standardise(raw), normals(seed, 0, 'latent', 0, n, *raw.shape[1:]) * run.stats.live
+    if raw is not None and 'latent' in run.model.config.streams:
+        z, noise = run.stats.standardise(raw), normals(seed, 0, 'evaluation latent', 0, n, *raw.shape[1:]) * run.stats.live
         conditions = {'': (z, 0.0), 'shuffled/': (z[derangement(n, seed)], 0.0), 'null/': (noise, 1.0)}
     results = {'draws': draws, 'n': n}
     for control, condition in conditions.items():
@@ -109,7 +108,7 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch):
         with tqdm(total=n * draws, desc=f'nelbo {control.rstrip("/") or "right"}', unit='draw', leave=False) as bar:
             for k in range(draws):
                 u = uniforms(seed, k, 'evaluation', 0, n, 1 + L)
-                u[:, 0] = (uniforms(seed, 0, 'evaluation', 0, n, 1)[:, 0] + k / draws) % 1   # a text's draws cover (0, 1) evenly
+                u[:, 0] = (uniforms(seed, 0, 'evaluation clock', 0, n, 1)[:, 0] + k / draws) % 1   # a text's draws cover (0, 1) evenly
                 for i in range(0, n, batch):
                     rows = slice(i, i + batch)
                     x = tokens[rows].to(run.device)
@@ -145,11 +144,12 @@ def compare(sources, written, raw, embedded):
     a, b = (torch.nn.functional.normalize(x.flatten(1), dim=1) for x in (embedded, raw))
     similarity = a @ b.T                                                 # (n, n)
     right = similarity.diagonal()
-    place = (similarity > right[:, None]).sum(1)                         # how many sources are nearer than the right one
+    nearer, equal = (similarity > right[:, None]).sum(1), (similarity == right[:, None]).sum(1)
+    hit = lambda k: 100.0 * ((k - nearer) / equal).clamp(0, 1).numpy()   # noqa: E731  ties by lot: all-zero embeddings score chance
     return {'bleu': np.array([bleu.sentence_score(w, [s]).score for w, s in zip(written, sources)]),
             'f1': np.array([100 * word_f1(w, s) for w, s in zip(written, sources)]),
             'exact': np.array([100.0 * (w == s) for w, s in zip(written, sources)]),
-            'cosine': right.numpy(), 'retrieval@1': 100.0 * (place < 1).numpy(), 'retrieval@10': 100.0 * (place < 10).numpy()}
+            'cosine': right.numpy(), 'retrieval@1': hit(1), 'retrieval@10': hit(10)}
 
 
 def nearest_training_texts(run, folder, raw):
@@ -159,7 +159,8 @@ def nearest_training_texts(run, folder, raw):
     for i in tqdm(range(0, len(train), 16384), desc='nearest training latent', unit='block', leave=False):
         block = train.raw_latents(np.arange(i, min(i + 16384, len(train)))).flatten(1)
         value, where = (q @ torch.nn.functional.normalize(block, dim=1).T).max(1)
-        best = (value, where + i) if best is None else tuple(torch.where(value > best[0], new, old) for new, old in zip((value, where + i), best))
+        found = (value, where + i)
+        best = found if best is None else tuple(torch.where(value > best[0], new, old) for new, old in zip(found, best))
     return [train.text(int(i)) for i in best[1]]
 
 
@@ -177,7 +178,7 @@ def evaluate_l2t(run, folder, sources, raw, seed, batch, **knobs):
     for control, out in written.items():
         for metric, values in compare(sources, out, raw, encode(run, out)).items():
             results[f'{control}{metric}'] = float(values.mean())
-            results[f'{control}{metric}_se'] = float(values.std() / math.sqrt(n))
+            results[f'{control}{metric}_se'] = float(values.std(ddof=1) / math.sqrt(n))
     return results, written
 
 
@@ -222,8 +223,7 @@ def main():
             if task not in ('nelbo', 'l2t'):
                 raise ValueError(f'tasks={tasks!r}: choose from nelbo, l2t')
         run = load_run(out_dir, which, device, dtype, encoder_folder)
-        trained_on = dataset or run.config['dataset']
-        folder = trained_on if os.path.sep in trained_on else os.path.join('data', trained_on)
+        folder = dataset_folder(dataset or run.config['dataset'])
         sources, tokens, raw = load_texts(run, folder, texts, n, seed)
         if 'l2t' in chosen and raw is None:
             raise ValueError(f'{out_dir} was trained without latents: it has no l2t')
@@ -237,12 +237,12 @@ def main():
             for source, out in list(zip(sources, written['']))[:show]:
                 print(f'\n   {source}\n-> {out}')
             print_table('l2t', results['l2t'])
-    commit = subprocess.run(['git', 'rev-parse', 'HEAD'], capture_output=True, text=True, cwd=os.path.dirname(os.path.abspath(__file__)))
     checkpoint_name = which
     if which in ('best', 'latest'):
         with open(os.path.join(out_dir, which)) as f:
             checkpoint_name = f.read().strip()
-    path = write_results(out_dir, results, dict(checkpoint=checkpoint_name, commit=commit.stdout.strip() or None, argv=sys.argv, seed=seed, n=len(sources)))
+    path = write_results(out_dir, results, dict(config, checkpoint=checkpoint_name, commit=git_commit(), argv=sys.argv,
+                                                n_texts=len(sources)))
     print(f'\nwritten to {path}')
 
 

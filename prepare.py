@@ -38,7 +38,8 @@ from configurator import configure, stop_on_error
 from data import FORMAT, LatentStats, PackedDataset, bpe_tokenizer, load_tokenizer, sha256, train_bpe
 from encoders import fit_lsa, load_encoder
 
-input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .csv, each may be .gz; builtin: the interpreter's own documentation
+input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .csv, each may be .gz;
+                             # builtin: the interpreter's own documentation
 val_input = ''               # validation documents of their own; then nothing is split off the input
 split_on = 'line'            # line | paragraph | file: what a document is in a text file
 field = 'text'               # the document's field in .jsonl and column in .csv
@@ -216,7 +217,8 @@ def survey(spec, has_val_input):
         limit = lowest + 1                                   # val is never empty
         below = sum(-h < limit for h, _ in sample)
     if limit > highest:
-        raise ValueError(f'{spec}: {counts["kept"]} document(s) cannot be split into train and val; give --val_input= or a finer --split_on=')
+        raise ValueError(f'{spec}: {counts["kept"]} document(s) cannot be split into train and val; '
+                         'give --val_input= or a finer --split_on=')
     texts = [text for h, text in sorted(sample, reverse=True) if -h >= limit][:FIT_DOCUMENTS]
     return counts, limit, below, texts
 
@@ -401,8 +403,10 @@ def write_split(folder, split, texts, total, known, settings, tok, encode):
         print(f'{name} of {number}: {entry["documents"]} documents, {entry["samples"]} samples, {entry["tokens"]} tokens', flush=True)
         bad, seen = (sum(e[k] for e in entries) for k in ('nonfinite', 'samples'))
         if bad > MAX_NONFINITE * max(bad + seen, shard_size if len(entries) < number else 0):
-            raise ValueError(f'{bad} of {bad + seen} latents of {split} are NaN or inf, more than {MAX_NONFINITE:.1%}: the encoder is broken')
-    return {k: sum(e[k] for e in entries) for k in ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'truncated')} | dict(shards=entries)
+            raise ValueError(f'{bad} of {bad + seen} latents of {split} are NaN or inf, more than {MAX_NONFINITE:.1%}: '
+                             'the encoder is broken')
+    totals = {k: sum(e[k] for e in entries) for k in ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'truncated')}
+    return totals | dict(shards=entries)
 
 
 def summary(folder, counts, encode):
@@ -413,11 +417,12 @@ def summary(folder, counts, encode):
     print()
     line('dataset', folder)
     for name, count in counts.items():
-        line(f'read {name}', ', '.join(f'{count[key]:,} {text}' for key, text in
-                                      (('read', 'documents'), ('kept', 'kept'), ('empty', 'empty'), ('invalid_utf8', 'with invalid UTF-8 (kept)'))))
+        words = dict(read='documents', kept='kept', empty='empty', invalid_utf8='with invalid UTF-8 (kept)')
+        line(f'read {name}', ', '.join(f'{count[key]:,} {word}' for key, word in words.items()))
     for ds in (train, val):
         m = ds.meta['splits'][ds.split]
-        line(ds.split, f'{m["documents"]:,} documents, {m["samples"]:,} samples, {m["tokens"]:,} tokens, {m["bytes"] / m["tokens"]:.2f} bytes per token'
+        line(ds.split, f'{m["documents"]:,} documents, {m["samples"]:,} samples, {m["tokens"]:,} tokens, '
+                       f'{m["bytes"] / m["tokens"]:.2f} bytes per token'
                        + f', {m["nonfinite"]:,} dropped (NaN or inf)' * (m['nonfinite'] > 0))
     lengths = np.sort(np.concatenate([np.diff(s.offsets) for s in train.shards]))
     line('tokens per sample', ', '.join(f'{q:g} %: {lengths[int(q / 100 * (len(lengths) - 1))]}' for q in (50, 95, 99, 99.5, 100)))
@@ -426,7 +431,8 @@ def summary(folder, counts, encode):
         z = val.raw_latents(np.arange(min(len(val), 4096)))
         line('latents', f'{train.latent_shape}, norm {z.norm(dim=-1).mean():.3f}, {int((train.live == 0).sum())} dead dimensions')
         if truncated := sum(split['truncated'] for split in train.meta['splits'].values()):
-            line('warning', f'{truncated:,} samples are longer than the encoder reads ({encode.record["max_length"]} of its tokens); lower --max_tokens')
+            line('warning', f'{truncated:,} samples are longer than the encoder reads ({encode.record["max_length"]} of its tokens); '
+                            'lower --max_tokens')
     for i in range(min(3, len(val))):
         line(f'val {i}', repr(val.text(i))[:100])
 
@@ -466,7 +472,8 @@ def prepare():
     encode, more_files = make_encoder(folder, texts)
     files |= more_files
     record = None if encode is None else encode.record
-    settings = dict(files=dict(files), tokenizer=tok.record, encoder=record, max_tokens=max_tokens, threads=threads, embed_batch_size=embed_batch_size)
+    settings = dict(files=dict(files), tokenizer=tok.record, encoder=record, max_tokens=max_tokens, threads=threads,
+                    embed_batch_size=embed_batch_size)
 
     def read_again():
         return documents(input, Counter(), max_documents)
@@ -488,7 +495,8 @@ def prepare():
         stats = latent_stats(folder, splits['train']['shards'])
         files['latent_stats.npz'] = write_file(os.path.join(folder, 'latent_stats.npz'), as_bytes(np.savez, **stats))
     meta = dict(format=FORMAT, name=name, tokenizer=tok.record, encoder=record, latent_shape=shape, token_dtype=token_dtype(tok),
-                max_tokens=max_tokens, splits=splits, files=files, source=source, counts={key: dict(count) for key, count in counts.items()})
+                max_tokens=max_tokens, splits=splits, files=files, source=source,
+                counts={key: dict(count) for key, count in counts.items()})
     write_file(os.path.join(folder, 'meta.json'), as_json(meta))
     clean(folder, meta)
     summary(folder, counts, encode)

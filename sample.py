@@ -75,7 +75,7 @@ def make_propose(temperature, nucleus, rng):
     return propose
 
 
-def make_denoise(model, latents, t_latent, null=None, guidance=1.0, autocast=None):
+def make_denoise(model, latents, t_latent, null, guidance, autocast):
     """ denoise(tokens, t) -> logits (B, L, V) float32, guided:  log p = g log p_c + (1 - g) log p_0,  p_0 the same network with
     the latents' clock at 1 and their content noise `null` (B, N, D). g = 1 and g = 0 cost one call. """
     ones = torch.ones_like(t_latent)
@@ -142,6 +142,7 @@ def confidence(denoise, propose, text, tokens, given, steps, rng, on_step=lambda
 def release_by_rank(denoise, propose, text, tokens, steps, on_step, rank_by, above=None):
     """ The loop the two share: per step and row, the k masked positions with the highest rank_by(logits, x, logp) are released. """
     n = (tokens == text.mask_id).sum(1, keepdim=True)                    # (B, 1)
+    steps = min(steps, tokens.shape[1])                                  # more would release nothing
     for i in range(steps):
         masked = tokens == text.mask_id
         logits = denoise(tokens, bound_clock(text, masked))
@@ -175,7 +176,8 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
     tokenizer, stats = load_tokenizer(folder), load_stats(folder)
     kind = torch.device(device).type
     return SimpleNamespace(
-        model=model, config=config, meta=meta, folder=folder, encoder_folder=encoder_folder, device=device, tokenizer=tokenizer, stats=stats, L=model.config.seq_len,
+        out_dir=out_dir, model=model, config=config, meta=meta, folder=folder, encoder_folder=encoder_folder, encoder=None,
+        device=device, tokenizer=tokenizer, stats=stats, L=model.config.seq_len,
         text=MaskedText(tokenizer.vocab_size, config['text_schedule'], config['text_power']),
         latent=GaussianLatents(stats.live.to(device), config['latent_schedule'], config['latent_target']) if stats else None,
         autocast=lambda: torch.autocast(kind, torch.bfloat16, enabled=dtype == 'bfloat16'))
@@ -183,15 +185,16 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
 
 def encode(run, texts, progress=lambda n: None):
     """ Raw latents (n, N, D) float32 of texts, by the encoder that made the run's data. """
-    record = run.meta['encoder']
-    where = run.folder if record['id'] == 'lsa' else run.encoder_folder or None
-    return load_encoder(record, folder=where, device=run.device)(texts, progress=progress)
+    if run.encoder is None:                                              # once: weights are read and their digest compared
+        record = run.meta['encoder']
+        run.encoder = load_encoder(record, folder=run.folder if record['id'] == 'lsa' else run.encoder_folder or None, device=run.device)
+    return run.encoder(texts, progress=progress)
 
 
 @torch.inference_mode()
 def l2t(run, z, sampler='confidence', steps=0, temperature=-1.0, nucleus=1.0, guidance=1.0, score='top1', seed=0, batch=128,
         on_step=lambda tokens: None, progress=lambda n: None):
-    """ Token ids (n, L) written from standardised latents z (n, N, D), or from no condition where z is None and n = batch. """
+    """ Token ids (n, L) written from standardised latents z (n, N, D). """
     if sampler not in SAMPLERS:
         raise ValueError(f"sampler={sampler!r}: choose from {', '.join(SAMPLERS)}")
     if score not in ('top1', 'margin', 'entropy', 'threshold'):
@@ -253,7 +256,7 @@ def main():
     with stop_on_error():
         run = load_run(out_dir, which, device, dtype, encoder_folder)
         N, D = run.meta['latent_shape'] or (0, 0)
-        if not N:
+        if 'latent' not in run.model.config.streams or not N:
             raise ValueError(f'{out_dir} was trained without latents: l2t has nothing to start from')
         if bool(text) == bool(latents):
             raise ValueError('give --text="..." or --latents=FILE.npy, one of them')

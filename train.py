@@ -24,7 +24,7 @@ import torch
 
 import checkpoint
 from configurator import configure, stop, stop_on_error
-from data import PackedDataset, prefetch, row_order
+from data import PackedDataset, dataset_folder, dataset_identity, prefetch, row_order
 from diffusion import (GaussianLatents, MaskedText, draw_clocks, mode_shares, normals, positions_and_targets, text_bound,
                        uniforms)
 from model import Model, ModelConfig
@@ -101,12 +101,22 @@ if int(os.environ.get('WORLD_SIZE', 1)) > 1:
     stop(f"{os.environ['WORLD_SIZE']} processes: train.py runs as one process so far; use --nproc_per_node=1", code=4)
 if min(batch_size, grad_accum, log_interval, eval_interval, save_interval, eval_iters) < 1:
     stop('batch_size, grad_accum, eval_iters and the intervals must be at least 1')
+for name, value in (('seq_len', seq_len), ('latent_width', latent_width)):
+    if type(value) not in (int, type(None)):
+        stop(f'{name}={value!r} must be a whole number, or None')
 if resume == 'never' and os.path.isdir(out_dir) and os.listdir(out_dir):
     stop(f'{out_dir} is not empty and resume=never: choose another --out_dir')
 if device == 'auto':
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
+try:
+    torch.empty(0, device=device)
+except (RuntimeError, AssertionError) as error:
+    stop(f'device={device!r} cannot be used here: {str(error).splitlines()[0]}')
+folder = dataset_folder(dataset)
+configs = [arg for arg in sys.argv[1:] if arg.endswith('.py')]
+if configs and not os.path.exists(os.path.join(folder, 'meta.json')):
+    stop(f"no dataset in {folder}: make it with `python prepare.py {' '.join(configs)}` (its docstring names the input)")
 with stop_on_error():
-    folder = dataset if os.path.sep in dataset else os.path.join('data', dataset)
     train_data = PackedDataset(folder, 'train', seq_len)
     val_data = PackedDataset(folder, 'val', train_data.seq_len)
     shares = mode_shares(mode, mode_weights)
@@ -164,43 +174,53 @@ def averaged_weights():
 
 # ---- optimizers: [(optimizer, base rate)]
 groups = model.parameter_groups()
+if len(betas) != 2 or not all(0 <= b < 1 for b in betas) or learning_rate <= 0 or weight_decay < 0:
+    stop(f'betas={betas}, learning_rate={learning_rate}, weight_decay={weight_decay}: two betas in [0, 1), a rate > 0, a decay >= 0')
 adamw_matrices = groups['ends'] + (groups['matrices'] if optimizer == 'adamw' else [])
-optimizers = [(torch.optim.AdamW([dict(params=adamw_matrices, weight_decay=weight_decay),
-                                  dict(params=groups['vectors'], weight_decay=0.0)], lr=learning_rate, betas=betas, fused=True), learning_rate)]
+adamw_groups = [dict(params=adamw_matrices, weight_decay=weight_decay), dict(params=groups['vectors'], weight_decay=0.0)]
+optimizers = [(torch.optim.AdamW(adamw_groups, lr=learning_rate, betas=betas, fused=True), learning_rate)]
 if optimizer == 'muon':
     # match_rms_adamw scales Muon's update to the size of AdamW's, so that one rate serves both (arXiv:2502.16982)
     optimizers.append((torch.optim.Muon(groups['matrices'], lr=learning_rate, weight_decay=weight_decay,
                                         adjust_lr_fn='match_rms_adamw'), muon_lr or learning_rate))
 
 # ---- resume, or begin
-identity = dict(model=asdict(model_config), tokenizer=train_data.meta['tokenizer'], encoder=train_data.meta['encoder'])
+process = {name: config[name] for name in ('text_schedule', 'text_power', 'latent_schedule', 'latent_target')}
+identity = dict(model=asdict(model_config), process=process, **dataset_identity(train_data.meta))
 identity = json.loads(json.dumps(identity))                # tuples become lists, as they will be read back
-step, best_val = 0, math.inf
+skipped = torch.zeros((), device=device)                   # steps of the run so far
+streak = torch.zeros((), device=device)                    # steps skipped in a row
+step = saved_at = evaluated_at = 0
+best_val = math.inf
 with stop_on_error():
     newest = checkpoint.newest(out_dir) if resume == 'auto' else None
     if newest:
         saved = checkpoint.load(newest, map_location=device)
         state = saved['training_state']
-        for kind, new in identity.items():
-            for key in {**(new or {}), **(state['identity'][kind] or {})}:
-                old_value, new_value = (state['identity'][kind] or {}).get(key), (new or {}).get(key)
-                if key != 'id' and old_value != new_value:     # an encoder's id is where it lay; its revision is what it is
-                    raise ValueError(f'{newest} was trained with {kind} {key}={old_value!r}, now it is {new_value!r}: choose another --out_dir')
+        other = checkpoint.difference(state['identity'], identity)
+        if other:
+            raise ValueError(f'{newest} was trained with {other}: choose another --out_dir')
         if saved['optimizer']['names'] != list(names) or len(saved['optimizer']['states']) != len(optimizers):
             raise ValueError(f'{newest} was trained with other parameters or another optimizer: choose another --out_dir')
         model.load_state_dict(saved['model'])
         for (opt, _), opt_state in zip(optimizers, saved['optimizer']['states']):
+            for group, saved_group in zip(opt.param_groups, opt_state['param_groups']):
+                saved_group.update({key: group[key] for key in ('weight_decay', 'betas') if key in group})   # knobs, not state
             opt.load_state_dict(opt_state)
-        if ema is not None and saved['ema'] is not None:
-            for name, e in zip(names, ema):
-                e.copy_(saved['ema'][name])
-        step, best_val = state['step'], state['best_val'] if state['best_val'] is not None else math.inf
-        torch.set_rng_state(saved['rng']['cpu'])
+        for name, e in zip(names, ema or ()):
+            e.copy_((saved['ema'] or saved['model'])[name])
+        step = saved_at = state['step']
+        evaluated_at, best_val = state['evaluated_at'], math.inf if state['best_val'] is None else state['best_val']
+        skipped += state['skipped']
+        streak += state['streak']
+        torch.set_rng_state(saved['rng']['cpu'].cpu())
         if device_type == 'cuda' and 'cuda' in saved['rng']:
-            torch.cuda.set_rng_state(saved['rng']['cuda'])
+            torch.cuda.set_rng_state(saved['rng']['cuda'].cpu())
         del saved
         print(f'going on from {newest}')
-    checkpoint.write_run(out_dir, config, folder)
+    checkpoint.write_run(out_dir, config, folder, fresh=newest is None)
+    if os.path.exists(os.path.join(out_dir, 'preempted.json')):
+        os.remove(os.path.join(out_dir, 'preempted.json'))
 
 if compile:
     for block in model.blocks:                             # all blocks are one program: a depth-th of the wait
@@ -221,48 +241,51 @@ def make_batch(data, rows, step, first, batch):
     out = dict(mode=c['mode'], t_text=c['t_text'].float(), t_latent=c['t_latent'].float())
     if 'text' in streams:
         out['tokens'], mask = text.corrupt(tokens, c['t_text'], uniforms(seed, step, 'mask', first, B, L))
-        if 'text' in predict:
+        if 'text' in predict:                              # where: a row without this loss has clock 0, and the weight inf * 0
+            row_weight = torch.where(c['text_weight'] > 0, text.weight(c['t_text']) * c['text_weight'], 0)
             scored = mask & (c['text_weight'] > 0)[:, None]
-            out['positions'], out['targets'], out['weight'] = positions_and_targets(
-                scored, tokens, text.weight(c['t_text']) * c['text_weight'], budget)
+            out['positions'], out['targets'], out['weight'] = positions_and_targets(scored, tokens, row_weight, budget)
     if 'latent' in streams:
         out['clean'], out['noise'] = latents, normals(seed, step, 'latent', first, B, N, D)
-        out['row_weight'] = (latent.weight(c['t_latent']) * c['latent_weight']).float()
+        out['row_weight'] = torch.where(c['latent_weight'] > 0, latent.weight(c['t_latent']) * c['latent_weight'], 0).float()
     return out
 
 
-def losses(b, stats=None):
-    """ Forward one micro-batch: the loss, with what is logged added to `stats`. """
+def losses(b):
+    """ Forward one micro-batch: {loss, and per stream its loss, its error per position or row, and the logits}. """
     noisy = target = None
     if 'latent' in streams:
         noisy, e = latent.corrupt(b['clean'], b['t_latent'], b['noise'])
         target = latent.target_of(b['clean'], e, b['t_latent'])
     with autocast():
         logits, out = model(b.get('tokens'), noisy, b['t_text'], b['t_latent'], b.get('positions'), predict)
-    text_loss = latent_loss = torch.zeros((), device=device)
+    r = dict(loss=torch.zeros((), device=device))
     if 'text' in predict:
-        text_loss, nll = text.loss(logits, b['targets'], b['weight'])
+        r['text_loss'], r['nll'] = text.loss(logits, b['targets'], b['weight'])
+        r['loss'], r['logits'] = r['loss'] + r['text_loss'], logits
     if 'latent' in predict:
-        latent_loss, error = latent.loss(out, target, b['row_weight'])
-    loss = text_loss + latent_weight * latent_loss
-    if stats is not None:
-        with torch.no_grad():
-            sums = dict(loss=loss, text_loss=text_loss, latent_loss=latent_loss, rows=b['mode'].new_tensor(len(b['mode'])))
-            sums['modes'] = torch.bincount(b['mode'], minlength=len(shares))
-            if 'text' in predict:                          # the one diagnostic a diffusion run needs: loss in 4 bins of its clock
-                scored = b['weight'] > 0
-                bins = (4 * b['t_text'][b['positions'] // L]).long().clamp(max=3)
-                sums['text_bins'] = torch.zeros(4, device=device).index_add_(0, bins, torch.where(scored, nll, 0))
-                sums['text_count'] = torch.zeros(4, device=device).index_add_(0, bins, scored.float())
-                sums['correct'] = ((logits.argmax(1) == b['targets']) & scored).sum()
-            if 'latent' in predict:
-                scored = b['row_weight'] > 0
-                bins = (4 * b['t_latent']).long().clamp(max=3)
-                sums['latent_bins'] = torch.zeros(4, device=device).index_add_(0, bins, torch.where(scored, error, 0))
-                sums['latent_count'] = torch.zeros(4, device=device).index_add_(0, bins, scored.float())
-            for key, value in sums.items():
-                stats[key] = stats.get(key, 0) + value
-    return loss
+        r['latent_loss'], r['error'] = latent.loss(out, target, b['row_weight'])
+        r['loss'] = r['loss'] + latent_weight * r['latent_loss']
+    return r
+
+
+@torch.no_grad()
+def add_statistics(stats, b, r):
+    """ Add a micro-batch to the sums that are logged; on the device, nothing waits. Losses also in 4 bins of their clock: the one
+    diagnostic that a diffusion run needs. """
+    def binned(clock, values, scored):
+        bins = (4 * clock).long().clamp(max=3)
+        return [torch.zeros(4, device=device).index_add_(0, bins, x) for x in (torch.where(scored, values, 0), scored.float())]
+    sums = dict(loss=r['loss'], rows=torch.bincount(b['mode'], minlength=len(shares)))
+    if 'text' in predict:
+        scored = b['weight'] > 0
+        sums['text_loss'], sums['correct'] = r['text_loss'], ((r['logits'].argmax(1) == b['targets']) & scored).sum()
+        sums['text_bins'], sums['text_count'] = binned(b['t_text'][b['positions'] // L], r['nll'], scored)
+    if 'latent' in predict:
+        sums['latent_loss'] = r['latent_loss']
+        sums['latent_bins'], sums['latent_count'] = binned(b['t_latent'], r['error'], b['row_weight'] > 0)
+    for key, value in sums.items():
+        stats[key] = stats.get(key, 0) + value.detach()
 
 
 @torch.no_grad()
@@ -279,25 +302,26 @@ def evaluate():
         ones, zeros = torch.ones(B, device=device), torch.zeros(B, device=device)
         e = None
         if 'latent' in streams:
-            latents, e = latents.to(device), normals(seed, i, 'evaluation', batch_size, B, N, D).to(device)
-        u = uniforms(seed, i, 'evaluation', 0, B, 2 + L).to(device)
-        spread = (u[0, 0] + torch.arange(B, device=device) / B) % 1     # one clock per row, evenly
+            latents, e = latents.to(device), normals(seed, i, 'evaluation latent', 0, B, N, D).to(device)
+        u = uniforms(seed, i, 'evaluation', 0, B, 1 + L).to(device)
+        spread = (u[0, 0] + torch.arange(B, device=device) / B) % 1      # one clock per row, evenly
         with autocast():
             if 'text' in predict:
                 t_latent = zeros if shares['l2t'] else ones              # mixed: given the latents
                 z = latent.corrupt(latents, t_latent, e)[0] if N and e is not None else None
-                u[:, 1] = spread
-                nats += text_bound(model, text, tokens, z, t_latent, u[:, 1:]).sum().item()
+                u[:, 0] = spread
+                nats += text_bound(model, text, tokens, z, t_latent, u).sum().item()
             if 'latent' in predict:
                 z, e = latent.corrupt(latents, spread, e)
                 given = zeros if shares['t2l'] else ones
-                seen = text.corrupt(tokens, given, u[:, 2:])[0] if 'text' in streams else None
+                seen = text.corrupt(tokens, given, u[:, 1:])[0] if 'text' in streams else None
                 out = model(seen, z, given, spread.float(), predict=('latent',))[1]
                 error += latent.loss(out, latent.target_of(latents, e, spread), ones)[1].sum().item()
         real += (tokens != train_data.tokenizer.pad).sum().item()
         rows_seen += B
     model.train()
-    return dict(val_text=nats / real if 'text' in predict else None, val_latent=error / rows_seen if 'latent' in predict else None)
+    values = dict(val_text=nats / real, val_latent=error / rows_seen)
+    return {name: value for name, value in values.items() if name.removeprefix('val_') in predict}
 
 
 def get_lr(step):
@@ -315,10 +339,11 @@ def save(is_best):
     if ema_state is not None:                              # frozen parameters do not move: their average is what they are
         ema_state = {n: ema_state.get(n, p.detach()) for n, p in model.named_parameters()}
     rng = {'cpu': torch.get_rng_state(), **({'cuda': torch.cuda.get_rng_state()} if device_type == 'cuda' else {})}
-    checkpoint.save(out_dir, step, model.state_dict(), ema_state,
-                    dict(names=list(names), states=[opt.state_dict() for opt, _ in optimizers]),
-                    dict(step=step, best_val=None if math.isinf(best_val) else best_val, model_config=asdict(model_config), identity=identity),
-                    [rng], keep=keep, best=is_best)
+    optimizer_state = dict(names=list(names), states=[opt.state_dict() for opt, _ in optimizers])
+    state = dict(step=step, evaluated_at=evaluated_at, best_val=None if math.isinf(best_val) else best_val,
+                 skipped=skipped.item(), streak=streak.item(), model_config=asdict(model_config), identity=identity)
+    with stop_on_error(code=5):
+        checkpoint.save(out_dir, step, model.state_dict(), ema_state, optimizer_state, state, [rng], keep=keep, best=is_best)
 
 
 def log_line(**entry):
@@ -333,14 +358,16 @@ def clock_time(seconds):
 def check_streak():
     """ Ends the run when too many steps in a row were skipped; reads the device, so at log, save and evaluation steps only. """
     if streak.item() >= max_bad_steps:
-        stop(f'step {step}: {int(streak.item())} steps in a row had no finite loss or gradient; the newest checkpoint is step {saved_at}', code=3)
+        stop(f'step {step}: {int(streak.item())} steps in a row had no finite loss or gradient; '
+             f'the newest checkpoint is step {saved_at}', code=3)
 
 
 def micro_batches(step):
     while step < max_iters:
         for micro in range(grad_accum):
             first = micro * batch_size
-            yield make_batch(train_data, row_order(len(train_data), seed, step * global_batch + first, batch_size), step, first, global_batch)
+            rows = row_order(len(train_data), seed, step * global_batch + first, batch_size)
+            yield make_batch(train_data, rows, step, first, global_batch)
         step += 1
 
 
@@ -359,26 +386,26 @@ for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
 model.train()
 batches = prefetch(micro_batches(step), device)
 stats, since, steps_since = {}, time.perf_counter(), 0
-skipped = torch.zeros((), device=device)                   # in all, since the start of this process
-streak = torch.zeros((), device=device)                    # of steps skipped in a row
-saved_at, start_step, start_time = step, step, time.perf_counter()
+start_step, start_time = step, since
 while True:
     at_end = step >= max_iters
-    if stop_signal or at_end or step > start_step and (step % eval_interval == 0 or step % save_interval == 0):
-        check_streak()
+    due_evaluation = (at_end or step % eval_interval == 0) and step > evaluated_at and not stop_signal
+    due_save = (at_end or step % save_interval == 0 or stop_signal) and step > saved_at
+    if due_evaluation or due_save:
         began, is_best = time.perf_counter(), False
-        if not stop_signal and (at_end or step % eval_interval == 0):
+        check_streak()
+        if due_evaluation:
             with averaged_weights():
                 val = evaluate()
-            val_loss = (val['val_text'] or 0) + latent_weight * (val['val_latent'] or 0)
-            is_best, best_val = val_loss < best_val, min(best_val, val_loss)
-            print(f'step {step:>6,} | ' + ', '.join(
-                f'{name} {value:.4f} {unit}' for (name, value), unit in zip(val.items(), ('nats per token', 'per dimension')) if value is not None)
-                + (' | best' if is_best else ''), flush=True)
+            val_loss = (val.get('val_text') or 0) + latent_weight * (val.get('val_latent') or 0)
+            is_best, best_val, evaluated_at = val_loss < best_val, min(best_val, val_loss), step
+            units = dict(val_text='nats per token', val_latent='per dimension')
+            print(f'step {step:>6,} | ' + ', '.join(f'{name} {value:.4f} {units[name]}' for name, value in val.items())
+                  + (' | best' if is_best else ''), flush=True)
             log_line(step=step, **val, best=is_best, seconds=round(time.perf_counter() - began, 2))
-        last = stop_signal or at_end
-        if last and step > saved_at or is_best or step % save_interval == 0 and step > saved_at and streak.item() == 0:
-            save(is_best)                                  # not at an interval while a streak is open; a skipped step moved nothing
+        # not while a streak is open, or the last good ones would rotate away; at the end all the same: a skipped step moved nothing
+        if (due_save or is_best) and (streak.item() == 0 or at_end or stop_signal):
+            save(is_best)
             saved_at = step
         since += time.perf_counter() - began
     if stop_signal:
@@ -392,9 +419,11 @@ while True:
 
     loss = 0
     for _ in range(grad_accum):
-        micro_loss = losses(next(batches), stats) / grad_accum
-        micro_loss.backward()
-        loss = loss + micro_loss.detach()                  # on the device: nothing here waits for it
+        batch = next(batches)
+        result = losses(batch)
+        (result['loss'] / grad_accum).backward()
+        loss = loss + result['loss'].detach() / grad_accum
+        add_statistics(stats, batch, result)
     norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip)
     bad = (~torch.isfinite(norm) | ~torch.isfinite(loss)).float() if guard else torch.zeros((), device=device)
     for opt, rate in optimizers:
@@ -418,10 +447,11 @@ while True:
 
     if step % log_interval == 0 or step == max_iters:
         now = time.perf_counter()
-        s = {key: (value / steps_since).tolist() for key, value in stats.items()}
+        s = {key: (value / steps_since).tolist() for key, value in stats.items()}   # means per step
         share = lambda sums, counts: [a / b if b else None for a, b in zip(sums, counts)]  # noqa: E731
         speed = global_batch * L * steps_since / (now - since)
-        entry = dict(step=step, epoch=step * global_batch / len(train_data), tokens=step * global_batch * L, loss=s['loss'] / grad_accum)
+        entry = dict(step=step, epoch=step * global_batch / len(train_data), tokens=step * global_batch * L,   # PAD among them
+                     loss=s['loss'] / grad_accum)
         line = f'step {step:>6,}/{max_iters:,} | loss {entry["loss"]:.4f}'
         if 'text' in predict:
             entry.update(text_loss=s['text_loss'] / grad_accum, text_accuracy=s['correct'] / max(sum(s['text_count']), 1e-9),
@@ -431,7 +461,7 @@ while True:
             entry.update(latent_loss=s['latent_loss'] / grad_accum, latent_mse_by_t=share(s['latent_bins'], s['latent_count']))
             line += f' | latent {entry["latent_loss"]:.4f}'
         entry.update(lr=learning_rate * get_lr(step - 1), grad_norm=s['norm'], tokens_per_s=speed, skipped=int(skipped.item()),
-                     modes=dict(zip(shares, share(s['modes'], [s['rows']] * len(shares)))))
+                     modes=dict(zip(shares, (rows / global_batch for rows in s['rows']))))
         log_line(**entry)
         eta = (max_iters - step) * (now - since) / steps_since
         print(f'{line} | norm {entry["grad_norm"]:.2f} | {speed:,.0f} tokens/s | ETA {clock_time(eta)}'

@@ -286,24 +286,26 @@ class Command:
 @pytest.mark.parametrize('name', ['optimizer.pt', 'rng_state_rank0.pt', 'model.safetensors'])
 def test_a_checkpoint_cannot_run_a_command(tmp_path, monkeypatch, name):
     out, ran = run_folder(tmp_path, 1), tmp_path / 'ran'
-    for write in (lambda path: torch.save(Command(f'touch {ran}'), path), lambda path: path.write_bytes(pickle.dumps(Command(f'touch {ran}')))):
+    for write in (lambda path: torch.save(Command(f'touch {ran}'), path),
+                  lambda path: path.write_bytes(pickle.dumps(Command(f'touch {ran}')))):
         write(out / 'step-00000001' / name)
         forge(out / 'step-00000001')
         for force in ('0', '1'):
             monkeypatch.setenv('TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD', force)
             with pytest.raises(ValueError, match=name):
                 checkpoint.load(checkpoint.newest(out))
-    done = run_code('with stop_on_error():\n    checkpoint.load(checkpoint.newest(out))\nprint("loaded")', out, TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD='1')
+    done = run_code('with stop_on_error():\n    checkpoint.load(checkpoint.newest(out))\nprint("loaded")', out,
+                    TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD='1')
     assert done.returncode == 2 and done.stderr.count('\n') == 1 and name in done.stderr and not done.stdout, done
     assert not ran.exists()
 
 
 def test_a_lying_checkpoint_is_refused_soon_and_within_little_memory(tmp_path):
     out = run_folder(tmp_path, 1)
-    lies = [('depth', 10 ** 6), ('depth', 3), ('depth', 0), ('depth', 'two'), ('depth', None), ('vocab_size', 10 ** 9), ('vocab_size', 10 ** 30),
-            ('vocab_size', -5), ('width', 2 ** 40), ('width', 16.), ('heads', 0), ('heads', 1), ('seq_len', 10 ** 9), ('seq_len', 10 ** 30),
-            ('latent_tokens', 10 ** 9), ('latent_dim', 10 ** 12), ('mlp_ratio', 1e300), ('mlp_ratio', 'nan'), ('streams', ['text']), ('streams', 5),
-            ('__class__', 1), (None, None), (None, [1]), (None, {})]
+    lies = [('depth', 10 ** 6), ('depth', 3), ('depth', 0), ('depth', 'two'), ('depth', None), ('vocab_size', 10 ** 9),
+            ('vocab_size', 10 ** 30), ('vocab_size', -5), ('width', 2 ** 40), ('width', 16.), ('heads', 0), ('heads', 1),
+            ('seq_len', 10 ** 9), ('seq_len', 10 ** 30), ('latent_tokens', 10 ** 9), ('latent_dim', 10 ** 12), ('mlp_ratio', 1e300),
+            ('mlp_ratio', 'nan'), ('streams', ['text']), ('streams', 5), ('__class__', 1), (None, None), (None, [1]), (None, {})]
     cases = []
     for i, (key, value) in enumerate(lies):
         shutil.copytree(out, tmp_path / f'lie{i}')
@@ -346,7 +348,8 @@ def test_a_lying_header_is_refused(tmp_path):
         checkpoint.load_model(out)
 
 
-@pytest.mark.parametrize('name', ['../run/step-00000001', '/step-00000001', '..', '', 'step-1', 'step-00000009', 'step-00000001/../step-00000001', 'x' * 10 ** 6])
+@pytest.mark.parametrize('name', ['../run/step-00000001', '/step-00000001', '..', '', 'step-1', 'step-00000009',
+                                  'step-00000001/../step-00000001', 'x' * 10 ** 6])
 def test_no_name_leads_out_of_the_run_folder(tmp_path, name):
     out = run_folder(tmp_path, 1)
     (out / 'latest').write_text(name)
@@ -355,7 +358,8 @@ def test_no_name_leads_out_of_the_run_folder(tmp_path, name):
             checkpoint.load_model(out, which)
     folder = out / 'step-00000001'
     shutil.copy(folder / 'model.safetensors', out / 'model.safetensors')
-    forge(folder, files={'model.safetensors': checkpoint.describe(folder / 'model.safetensors'), '../model.safetensors': checkpoint.describe(out / 'model.safetensors')})
+    forge(folder, files={'model.safetensors': checkpoint.describe(folder / 'model.safetensors'),
+                         '../model.safetensors': checkpoint.describe(out / 'model.safetensors')})
     with pytest.raises(ValueError, match='no file of a checkpoint'):
         checkpoint.verify(folder)
 

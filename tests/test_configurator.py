@@ -85,8 +85,9 @@ def test_a_flag_does_what_it_says(tmp_path, flag, name, value):
 
 
 @pytest.mark.parametrize('flag, kind', [
-    ('--batch_size=abc', 'int'), ('--batch_size=1.5', 'int'), ('--batch_size=', 'int'), ('--batch_size=true', 'int'), ('--batch_size=1e999', 'int'),
-    ('--lr=fast', 'float'), ('--lr=true', 'float'), ('--compile=maybe', 'bool'), ('--compile=2', 'bool'), ('--betas=a,b', '(0.9, 0.99)'),
+    ('--batch_size=abc', 'int'), ('--batch_size=1.5', 'int'), ('--batch_size=', 'int'), ('--batch_size=true', 'int'),
+    ('--batch_size=1e999', 'int'), ('--lr=fast', 'float'), ('--lr=true', 'float'), ('--compile=maybe', 'bool'),
+    ('--compile=2', 'bool'), ('--betas=a,b', '(0.9, 0.99)'),
 ])
 def test_an_ill_typed_flag_stops_with_one_line(tmp_path, capsys, flag, kind):
     (tmp_path / 'demo.py').write_text(SCRIPT)
@@ -187,7 +188,8 @@ def test_only_the_first_rank_prints_the_values_and_every_rank_its_errors(demo):
 def test_a_script_run_by_runpy_is_configured_the_same(tmp_path):
     (tmp_path / 'demo.py').write_text(SCRIPT)
     code = 'import runpy, sys; sys.argv = ["demo.py", "--lr=2"]; print(runpy.run_path("demo.py", run_name="__main__")["lr"])'
-    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env={**os.environ, 'PYTHONPATH': ROOT}, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, '-c', code], cwd=tmp_path, env={**os.environ, 'PYTHONPATH': ROOT},
+                          capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == '2.0', done
 
 

@@ -10,7 +10,8 @@ import torch
 import data
 from data import LatentStats, PackedDataset, load_stats, load_tokenizer, noise_generator, prefetch, row_order
 
-TEXTS = ['a dog runs on the beach', 'tabs\tand\n\nlines  ', '<eos> <|endoftext|> [MASK] <pad>', 'naïve café 東京 🙂 e\u0301', 'nul \x00 byte', '', ' ']
+TEXTS = ['a dog runs on the beach', 'tabs\tand\n\nlines  ', '<eos> <|endoftext|> [MASK] <pad>',
+         'naïve café 東京 🙂 e\u0301', 'nul \x00 byte', '', ' ']
 LENGTHS = [3, 0, 7, 1, 5, 7, 2]                                    # of the seven rows of the little dataset, over three shards
 
 
@@ -36,7 +37,8 @@ def write_dataset(folder, shards=((0, 3), (3, 4), (4, 7)), D=5):
     flat = latents.reshape(-1, D).astype(np.float64)
     np.savez(folder / 'latent_stats.npz', mean=flat.mean(0), std=flat.std(0))
     meta = dict(format=1, name='little', tokenizer=data.byte_tokenizer().record, encoder=None, latent_shape=[2, D], token_dtype='uint16',
-                max_tokens=8, splits=dict(train=dict(samples=len(LENGTHS), shards=entries)), files={'latent_stats.npz': entry(folder / 'latent_stats.npz')})
+                max_tokens=8, splits=dict(train=dict(samples=len(LENGTHS), shards=entries)),
+                files={'latent_stats.npz': entry(folder / 'latent_stats.npz')})
     (folder / 'meta.json').write_text(json.dumps(meta))
     return tokens, latents
 
@@ -74,7 +76,8 @@ def test_decoding_stops_at_eos_passes_over_pad_and_shows_masks(tmp_path):
 def test_a_tiktoken_encoding_keeps_its_ids_and_gains_one_for_pad(monkeypatch):
     import tiktoken
     ranks = {bytes([i]): i for i in range(256)} | {b'do': 256, b'dog': 257}
-    encoding = tiktoken.Encoding('little', pat_str=r'\w+|\W', mergeable_ranks=ranks, special_tokens={'<|endoftext|>': 260})   # 258, 259: holes
+    encoding = tiktoken.Encoding('little', pat_str=r'\w+|\W', mergeable_ranks=ranks,
+                                 special_tokens={'<|endoftext|>': 260})          # 258, 259: holes
     monkeypatch.setattr(tiktoken, 'list_encoding_names', lambda: ['little'])
     monkeypatch.setattr(tiktoken, 'get_encoding', lambda name: encoding)
     tok = load_tokenizer('little')
@@ -232,9 +235,11 @@ def test_streams_of_neighbouring_steps_never_overlap():
     assert not long & set(noise_generator(0, 1, 'mask').integers(2**63, size=20_000).tolist())
 
 
-@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU'))])
+@pytest.mark.parametrize('device', [
+    'cpu', pytest.param('cuda', marks=pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU'))])
 def test_prefetch_yields_every_batch_once_in_order(device):
     batches = [dict(tokens=torch.full((2, 3), i), latents=torch.full((2, 1), float(i))) for i in range(5)]
     got = list(prefetch(iter(batches), device))
     assert len(got) == 5 and all(b['tokens'].device.type == device for b in got)
-    assert [int(b['tokens'][0, 0]) for b in got] == [0, 1, 2, 3, 4] and all(torch.equal(a['latents'], b['latents'].cpu()) for a, b in zip(batches, got))
+    assert [int(b['tokens'][0, 0]) for b in got] == [0, 1, 2, 3, 4]
+    assert all(torch.equal(a['latents'], b['latents'].cpu()) for a, b in zip(batches, got))

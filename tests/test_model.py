@@ -13,7 +13,8 @@ SMALL = dict(vocab_size=20, seq_len=12, latent_dim=6, n_latents=1, latent_tokens
 
 def inputs(B=3, L=12, N=1, D=6, seed=0):
     g = torch.Generator().manual_seed(seed)
-    return (torch.randint(0, 21, (B, L), generator=g), torch.randn(B, N, D, generator=g), torch.rand(B, generator=g), torch.rand(B, generator=g))
+    return (torch.randint(0, 21, (B, L), generator=g), torch.randn(B, N, D, generator=g),
+            torch.rand(B, generator=g), torch.rand(B, generator=g))
 
 
 def randomised(**changes):
@@ -150,7 +151,8 @@ def loss_of(predict, **text_and_latent):
 
 @pytest.mark.parametrize('knob', [dict(text=dict(schedule='cosine')), dict(text=dict(schedule='polynomial', power=3.)),
                                   dict(latent=dict(schedule='rf')), dict(latent=dict(target='x0')), dict(latent=dict(target='flow')),
-                                  dict(latent=dict(target='eps')), dict(latent=dict(loss_weight='snr')), dict(latent=dict(loss_weight='min_snr'))])
+                                  dict(latent=dict(target='eps')), dict(latent=dict(loss_weight='snr')),
+                                  dict(latent=dict(loss_weight='min_snr'))])
 def test_every_process_knob_changes_the_loss(knob):
     both = ('text', 'latent')
     assert abs(loss_of(both)[0] - loss_of(both, **knob)[0]) > 1e-4

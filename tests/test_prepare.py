@@ -84,7 +84,8 @@ def test_val_is_never_empty_and_neither_is_train(tmp_path):
 
 
 def test_a_validation_input_leaves_the_input_whole(tmp_path):
-    folder = run(input=write_lines(tmp_path / 'a.txt', LINES[:100]), val_input=write_lines(tmp_path / 'b.txt', LINES[100:]), out=tmp_path / 'a')
+    folder = run(input=write_lines(tmp_path / 'a.txt', LINES[:100]), val_input=write_lines(tmp_path / 'b.txt', LINES[100:]),
+                 out=tmp_path / 'a')
     assert texts_of(folder, 'train') == LINES[:100] and texts_of(folder, 'val') == LINES[100:]
 
 
@@ -99,7 +100,8 @@ def test_latents_are_the_encoding_of_exactly_the_text_that_the_tokens_decode_to(
     assert torch.equal(ds.raw_latents(np.arange(len(ds))), encoder(texts).half().float())
     assert [ds.tokenizer.decode(row) for row in ds.rows(np.arange(len(ds)))[0]] == texts
     raw = ds.raw_latents(np.arange(len(ds))).double().reshape(-1, 8)
-    assert torch.allclose(ds.mean.double(), raw.mean(0), atol=1e-6) and torch.allclose(ds.std.double(), raw.std(0, unbiased=False), atol=1e-6)
+    assert torch.allclose(ds.mean.double(), raw.mean(0), atol=1e-6)
+    assert torch.allclose(ds.std.double(), raw.std(0, unbiased=False), atol=1e-6)
 
 
 def test_a_real_encoder_of_tiny_size_and_no_encoder_at_all(tmp_path):
@@ -109,10 +111,12 @@ def test_a_real_encoder_of_tiny_size_and_no_encoder_at_all(tmp_path):
     folder = run(input=path, out=tmp_path / 'a', encoder=save_encoder(tmp_path / 'bert'), encoder_dims=0, pooling='mean', normalize=True)
     ds = PackedDataset(folder, 'train')
     assert ds.latent_shape == (1, 32) and ds.meta['encoder']['pooling'] == 'mean'
-    (tmp_path / 'bert/sentence_bert_config.json').write_text('{"max_seq_length": 6}')      # [CLS], four words, [SEP]: shorter than the lines
+    # [CLS], four words, [SEP]: shorter than the lines
+    (tmp_path / 'bert/sentence_bert_config.json').write_text('{"max_seq_length": 6}')
     short = run(input=path, out=tmp_path / 'c', encoder=str(tmp_path / 'bert'), encoder_dims=0, pooling='mean')
     splits = data.read_meta(short)['splits'].values()
-    assert sum(s['truncated'] for s in splits) == sum(s['samples'] for s in splits) == len(LINES) and ds.meta['splits']['train']['truncated'] == 0
+    assert sum(s['truncated'] for s in splits) == sum(s['samples'] for s in splits) == len(LINES)
+    assert ds.meta['splits']['train']['truncated'] == 0
     plain = PackedDataset(run(input=path, out=tmp_path / 'b', encoder='none', tokenizer='byte'), 'train')
     assert plain.latent_shape is None and plain.meta['encoder'] is None and plain.rows([0, 1])[1] is None
     assert not [name for name in os.listdir(tmp_path / 'b') if 'latent' in name or 'json' in name and name != 'meta.json']
@@ -120,7 +124,8 @@ def test_a_real_encoder_of_tiny_size_and_no_encoder_at_all(tmp_path):
 # -----------------------------------------------------------------------------
 
 @pytest.mark.parametrize('tok', ['byte', 'bpe'])
-@pytest.mark.parametrize('text', ['word ' * 99, 'One two. Three four five! Six? ' * 20, 'x' * 333, '東京🙂é' * 50, ' \n\t' * 60, 'a\x00b' * 40, 'ab'])
+@pytest.mark.parametrize('text', ['word ' * 99, 'One two. Three four five! Six? ' * 20, 'x' * 333,
+                                  '東京🙂é' * 50, ' \n\t' * 60, 'a\x00b' * 40, 'ab'])
 def test_chunks_join_to_the_document_and_each_is_whole_utf8(tmp_path, tok, text):
     if tok == 'byte':
         tok = byte_tokenizer()
@@ -159,7 +164,8 @@ def test_a_vocabulary_that_hides_every_character_boundary_is_spelled_in_bytes():
 def test_lines_paragraphs_and_files(tmp_path):
     path = tmp_path / 'a.txt'
     path.write_bytes(b'\xef\xbb\xbfone\r\ntwo\x0cstill two\n\n  \nthree\nthree on')
-    assert read_all(path, split_on='line') == (['one', 'two\x0cstill two', 'three', 'three on'], Counter(read=6, kept=4, empty=2, invalid_utf8=0))
+    assert read_all(path, split_on='line') == (['one', 'two\x0cstill two', 'three', 'three on'],
+                                               Counter(read=6, kept=4, empty=2, invalid_utf8=0))
     assert read_all(path, split_on='paragraph')[0] == ['one\r\ntwo\x0cstill two', 'three\nthree on']
     assert len(read_all(path, split_on='file')[0]) == 1
 
@@ -192,7 +198,8 @@ def test_invalid_utf8_is_replaced_and_counted_nul_is_kept_and_empty_documents_ar
 
 
 def test_counts_in_are_counts_out_plus_counted_drops(tmp_path):
-    (tmp_path / 'a.txt').write_bytes(b'\n'.join([*(line.encode() for line in LINES), b'', b' ', b'\xff nul \x00', b'y ' * 5_000_000]))   # the last: 10 MB
+    (tmp_path / 'a.txt').write_bytes(b'\n'.join([*(line.encode() for line in LINES), b'', b' ', b'\xff nul \x00',
+                                                 b'y ' * 5_000_000]))                # 10 MB
     meta = data.read_meta(run(input=tmp_path / 'a.txt', out=tmp_path / 'a', encoder='none', tokenizer='byte', max_tokens=8191))
     counts, splits = meta['counts']['input'], meta['splits'].values()
     assert counts['read'] == len(LINES) + 4 == sum(s['documents'] for s in splits) + counts['empty'] and counts['invalid_utf8'] == 1
@@ -207,7 +214,8 @@ def test_max_documents_takes_the_first_ones(tmp_path):
 
 
 @pytest.mark.parametrize('name, content, message', [
-    ('a.txt', b'\n \n', 'no documents'), ('a.jsonl', b'{"text": "a"}\n{"body": "b"}\n', "line 2.*'text'.*--field"), ('a.jsonl', b'{oops\n', 'line 1: no JSON'),
+    ('a.txt', b'\n \n', 'no documents'), ('a.jsonl', b'{"text": "a"}\n{"body": "b"}\n', "line 2.*'text'.*--field"),
+    ('a.jsonl', b'{oops\n', 'line 1: no JSON'),
     ('a.csv', b'x,y\n1,2\n', "column 'text'.*x.*--field"), ('a.txt.gz', gzip.compress(b'hello\n' * 999)[:-20], 'broken gzip'),
     ('a.txt.gz', b'plain', 'broken gzip'), ('a.parquet', b'PAR1', 'cannot read this kind'), ('a.npy', b'', 'cannot read this kind')])
 def test_what_cannot_be_read_stops_with_its_place(tmp_path, name, content, message):
@@ -249,7 +257,8 @@ def test_the_same_command_gives_the_same_bytes_anywhere_and_leaves_nothing_else_
     for where in ('x', 'deeper/x'):
         run(input=path, out=tmp_path / where)
     assert digests(tmp_path / 'x') == digests(tmp_path / 'deeper/x')
-    shards = [f'{split}-{i:05d}.{end}' for split, n in (('train', 4), ('val', 1)) for i in range(n) for end in ('tokens.bin', 'offsets.npy', 'latents.npy')]
+    shards = [f'{split}-{i:05d}.{end}' for split, n in (('train', 4), ('val', 1)) for i in range(n)
+              for end in ('tokens.bin', 'offsets.npy', 'latents.npy')]
     assert sorted(digests(tmp_path / 'x')) == sorted(shards + ['meta.json', 'tokenizer.json', 'encoder.npz', 'latent_stats.npz'])
     assert str(tmp_path) not in (tmp_path / 'x/meta.json').read_text()
 
@@ -266,7 +275,8 @@ def damage(folder, name):
         os.remove(folder / name)
 
 
-@pytest.mark.parametrize('names', [['flip train-00001.tokens.bin'], ['cut train-00000.latents.npy'], ['val-00000.offsets.npy', 'flip latent_stats.npz'],
+@pytest.mark.parametrize('names', [['flip train-00001.tokens.bin'], ['cut train-00000.latents.npy'],
+                                   ['val-00000.offsets.npy', 'flip latent_stats.npz'],
                                    ['tokenizer.json', 'encoder.npz'], ['meta.json']])
 def test_what_is_damaged_is_redone_and_the_rest_is_not(tmp_path, names):
     path = write_lines(tmp_path / 'a.txt')
@@ -346,15 +356,16 @@ def test_the_builtin_corpus_is_distinct_short_sentences_of_english():
 
 def test_the_command_prepares_into_data_and_sums_up(tmp_path):
     write_lines(tmp_path / 'captions.txt')
-    done = subprocess.run([sys.executable, os.path.join(ROOT, 'prepare.py'), '--input=captions.txt', '--tokenizer=byte', '--val_fraction=.1'],
-                          cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, os.path.join(ROOT, 'prepare.py'), '--input=captions.txt', '--tokenizer=byte',
+                           '--val_fraction=.1'], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(texts_of(tmp_path / 'data/captions', 'train')) > 100 and 'tokens per sample' in done.stdout
 
 
 @pytest.mark.parametrize('args, message', [
-    ('--input=nothing.txt', 'nothing.txt'), ('--split_on=word', 'line, paragraph, file'), ('--tokenizer=bqe', 'bpe, byte'), ('--vocabsize=9', 'vocab_size'),
-    ('--encoder=lsa --encoder_dims=4000', '--encoder_dims'), ('--input=', 'name files'), ('--encoder=./nowhere', './nowhere'), ('--shard_size=0', 'shard_size 0')])
+    ('--input=nothing.txt', 'nothing.txt'), ('--split_on=word', 'line, paragraph, file'), ('--tokenizer=bqe', 'bpe, byte'),
+    ('--vocabsize=9', 'vocab_size'), ('--encoder=lsa --encoder_dims=4000', '--encoder_dims'), ('--input=', 'name files'),
+    ('--encoder=./nowhere', './nowhere'), ('--shard_size=0', 'shard_size 0')])
 def test_what_is_wrong_with_the_command_is_one_line_and_code_2(tmp_path, monkeypatch, capsys, args, message):
     import huggingface_hub
     monkeypatch.setattr(huggingface_hub, 'snapshot_download', lambda *a, **k: (_ for _ in ()).throw(OSError('no network')))

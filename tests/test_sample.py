@@ -12,7 +12,8 @@ from toys import L, MASK, STATES, V, Toy, any_order_law, chain_law, chi_square_z
 N = 60_000
 
 
-def draw(name, table, steps, n=N, tokens=None, given=None, seed=0, schedule='loglinear', temperature=1.0, on_step=lambda tokens: None, **extra):
+def draw(name, table, steps, n=N, tokens=None, given=None, seed=0, schedule='loglinear', temperature=1.0,
+         on_step=lambda tokens: None, **extra):
     rng = torch.Generator().manual_seed(seed)
     toy = Toy(table)
     tokens = torch.full((n, L), MASK) if tokens is None else tokens
