@@ -96,6 +96,17 @@ def n_bytes(state):
     return sum(map(n_bytes, state)) if hasattr(state, '__iter__') and not isinstance(state, str) else 0
 
 
+def pick_device(name):
+    """ 'auto' is CUDA where there is one; ValueError where the device cannot be used. """
+    if name == 'auto':
+        name = 'cuda' if torch.cuda.is_available() else 'cpu'
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f'device={name!r} cannot be used here: {str(error).splitlines()[0]}') from None
+    return name
+
+
 # ---- the run
 
 def git_commit():

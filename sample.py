@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from checkpoint import load_model
+from checkpoint import load_model, pick_device
 from configurator import configure, stop, stop_on_error
 from data import load_stats, load_tokenizer
 from diffusion import GaussianLatents, MaskedText
@@ -37,7 +37,7 @@ num_samples = 1                 # per text or latent
 sampler = 'confidence'          # ancestral | first_hitting | confidence
 steps = 0                       # network calls; 0: one per token for confidence and first_hitting, 128 for ancestral
 score = 'top1'                  # confidence: top1 | margin | entropy | threshold
-temperature = -1.0              # 0 takes the likeliest token; -1: 0 for confidence (it is no sample of the model anyway), else 1
+temperature = -1.0              # 0 takes the likeliest token; -1: 1, but for confidence 0, or 0.7 where one source gets several texts
 nucleus = 1.0                   # keep the likeliest tokens that hold this much probability, and the one on the boundary
 guidance = 1.0                  # log p = g log p(.|z) + (1 - g) log p(.); 1 is the conditional model, 0 the unconditional
 sample_batch = 128              # rows per network call
@@ -167,8 +167,7 @@ SAMPLERS = dict(ancestral=ancestral, first_hitting=first_hitting, confidence=con
 
 def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_folder=''):
     """ Everything sampling needs from a run folder: model (EMA weights), tokenizer, stats, processes, encoder record. """
-    if device == 'auto':
-        device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    device = pick_device(device)
     if dtype not in ('float32', 'bfloat16'):
         raise ValueError(f'dtype={dtype!r}: choose from float32, bfloat16')
     model, config, meta = load_model(out_dir, which, device=device)
@@ -271,9 +270,10 @@ def main():
                 raise ValueError(f'{latents}: rows {(~raw.isfinite().all((1, 2))).nonzero().flatten().tolist()[:5]} are not finite')
             sources = [f'{latents}[{i}]' for i in range(len(raw))]
         z = run.stats.standardise(raw).repeat_interleave(num_samples, 0)
+        warmth = 0.7 if temperature < 0 and sampler == 'confidence' and num_samples > 1 else temperature
         on_step = watcher(run.tokenizer, run.text.mask_id, len(z)) if watch else lambda tokens: None
         with tqdm(total=len(z), unit='sample', disable=len(z) <= sample_batch) as bar:
-            tokens = l2t(run, z, sampler, steps, temperature, nucleus, guidance, score, seed, sample_batch, on_step, bar.update)
+            tokens = l2t(run, z, sampler, steps, warmth, nucleus, guidance, score, seed, sample_batch, on_step, bar.update)
     for i, source in enumerate(sources):
         print(f'\n{source}')
         for ids in tokens[i * num_samples:(i + 1) * num_samples].tolist():

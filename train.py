@@ -106,17 +106,12 @@ for name, value in (('seq_len', seq_len), ('latent_width', latent_width)):
         stop(f'{name}={value!r} must be a whole number, or None')
 if resume == 'never' and os.path.isdir(out_dir) and os.listdir(out_dir):
     stop(f'{out_dir} is not empty and resume=never: choose another --out_dir')
-if device == 'auto':
-    device = 'cuda' if torch.cuda.is_available() else 'cpu'
-try:
-    torch.empty(0, device=device)
-except (RuntimeError, AssertionError) as error:
-    stop(f'device={device!r} cannot be used here: {str(error).splitlines()[0]}')
 folder = dataset_folder(dataset)
 configs = [arg for arg in sys.argv[1:] if arg.endswith('.py')]
 if configs and not os.path.exists(os.path.join(folder, 'meta.json')):
     stop(f"no dataset in {folder}: make it with `python prepare.py {' '.join(configs)}` (its docstring names the input)")
 with stop_on_error():
+    device = checkpoint.pick_device(device)
     train_data = PackedDataset(folder, 'train', seq_len)
     val_data = PackedDataset(folder, 'val', train_data.seq_len)
     shares = mode_shares(mode, mode_weights)

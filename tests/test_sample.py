@@ -81,8 +81,7 @@ def test_given_tokens_never_change_and_nothing_stays_masked(name):
             assert torch.equal(before[released], after[released]), 'a released token changed'
 
 
-def test_release_rate_is_right_at_a_large_vocabulary_and_many_steps():
-    vocabulary, steps, shape = 50257, 4096, (4096, 1024)
+def released_in_the_first_step(vocabulary, steps, shape, denoise, propose, seed=0):
     text, count = MaskedText(vocabulary), []
 
     class Enough(Exception):
@@ -92,12 +91,27 @@ def test_release_rate_is_right_at_a_large_vocabulary_and_many_steps():
         count.append((tokens != vocabulary).sum().item())
         raise Enough
 
-    rng = torch.Generator().manual_seed(0)
     with pytest.raises(Enough):
-        sample.ancestral(lambda x, t: None, lambda logits: (torch.zeros(shape, dtype=torch.int64), None), text,
-                         torch.full(shape, vocabulary), torch.zeros(shape, dtype=torch.bool), steps, rng, on_step)
-    u, n = 1 / steps, math.prod(shape)
-    assert abs(count[0] - n * u) < 4 * math.sqrt(n * u * (1 - u))
+        sample.ancestral(denoise, propose, text, torch.full(shape, vocabulary), torch.zeros(shape, dtype=torch.bool), steps,
+                         torch.Generator().manual_seed(seed), on_step)
+    return count[0]
+
+
+def test_release_rate_equals_u_at_4096_steps():
+    """ Four million positions; what is released is drawn apart, so the proposal may be anything. """
+    shape, u = (4096, 1024), 1 / 4096
+    count = released_in_the_first_step(50257, 4096, shape, lambda x, t: None, lambda logits: (torch.zeros(shape, dtype=torch.int64), None))
+    n = math.prod(shape)
+    assert abs(count - n * u) < 4 * math.sqrt(n * u * (1 - u))
+
+
+def test_release_rate_equals_u_with_real_proposals_over_50257_ids():
+    shape, u, vocabulary = (16, 64), 1 / 16, 50257
+    flat = torch.zeros(1, 1, vocabulary).expand(*shape, vocabulary)
+    propose = make_propose(1.0, 1.0, torch.Generator().manual_seed(1))
+    count = released_in_the_first_step(vocabulary, 16, shape, lambda x, t: flat, propose)
+    n = math.prod(shape)
+    assert abs(count - n * u) < 4 * math.sqrt(n * u * (1 - u))
 
 
 def test_proposals_follow_the_softmax_at_a_temperature_in_float32():

@@ -58,7 +58,7 @@ for argv in {[[f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args] for out
 def log(out):
     """ {step: (loss, text loss, ...)} as logged, without what depends on the clock on the wall. """
     entries = [json.loads(line) for line in open(Path(out) / 'training_log.jsonl')]
-    return {(e['step'], 'val_text' in e): {k: v for k, v in e.items() if k not in ('tokens_per_s', 'seconds')} for e in entries}
+    return {(e['step'], 'best' in e): {k: v for k, v in e.items() if k not in ('tokens_per_s', 'seconds')} for e in entries}
 
 
 def weights(out, name='model'):
@@ -260,7 +260,7 @@ def test_every_mode_trains_three_steps(dataset, tmp_path):
 
 KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_noise=0.9', '--latent_weight=3', '--t_min=0.3', '--mode_weights=1,9,1',
          '--latent_loss_weight=min_snr', '--text_schedule=polynomial', '--grad_clip=1e-3', '--seed=1', '--weight_decay=9',
-         '--betas=0.1,0.1', '--learning_rate=0.1', '--warmup_iters=9', '--min_lr=0.9', '--optimizer=muon', '--ema_decay=0.5',
+         '--betas=0.1,0.1', '--learning_rate=0.1', '--warmup_iters=9', '--min_lr=0.9', '--optimizer=muon', '--ema_decay=0.1',
          '--decay_from=0.9', '--grad_accum=2', '--freeze=none']
 
 
