@@ -36,7 +36,8 @@ tasks = 'nelbo,l2t'             # which of nelbo, l2t
 texts = ''                      # a text file, one text a line; '': the validation split
 dataset = ''                    # where the run's dataset lies; '': where it was trained from
 encoder_folder = ''             # where the encoder lies now; '': where it was when the data were prepared
-n = 1000                        # texts, drawn with the seed from the split; all if it has fewer
+n = 1000                        # texts of the split; all if it has fewer
+order = 'random'                # which: random ones, drawn with the seed, or the first
 draws = 16                      # nelbo: draws of the bound per text, spread evenly over the number of masked positions
 sampler = 'confidence'          # l2t: as in sample.py, with the knobs below
 steps = 0
@@ -53,7 +54,7 @@ dtype = 'bfloat16'              # bfloat16 | float32
 
 # ---- what is evaluated
 
-def load_texts(run, folder, path, n, seed):
+def load_texts(run, folder, path, n, order, seed):
     """ (texts, tokens (n, L), raw latents (n, N, D) or None): n rows of the validation split, or the lines of a file. """
     if path:
         with open(path, encoding='utf-8') as f:
@@ -67,7 +68,9 @@ def load_texts(run, folder, path, n, seed):
         rows = [i + [run.tokenizer.eos] + [run.tokenizer.pad] * (run.L - 1 - len(i)) for i in ids]
         return lines, torch.tensor(rows), encode(run, lines) if run.meta['encoder'] else None
     data = open_split(run, folder, 'val')
-    rows = np.random.Generator(np.random.Philox(seed)).permutation(len(data))[:n]
+    if order not in ('random', 'first'):
+        raise ValueError(f'order={order!r}: choose from random, first')
+    rows = (np.random.Generator(np.random.Philox(seed)).permutation(len(data)) if order == 'random' else np.arange(len(data)))[:n]
     tokens, _ = data.rows(rows)
     return [data.text(int(r)) for r in rows], tokens, data.raw_latents(rows) if run.stats else None
 
@@ -224,7 +227,7 @@ def main():
                 raise ValueError(f'tasks={tasks!r}: choose from nelbo, l2t')
         run = load_run(out_dir, which, device, dtype, encoder_folder)
         folder = dataset_folder(dataset or run.config['dataset'])
-        sources, tokens, raw = load_texts(run, folder, texts, n, seed)
+        sources, tokens, raw = load_texts(run, folder, texts, n, order, seed)
         if 'l2t' in chosen and raw is None:
             raise ValueError(f'{out_dir} was trained without latents: it has no l2t')
         results = {}
