@@ -166,7 +166,10 @@ def load_encoder(name, device='cpu', pooling=None, normalize=None, prefix=None, 
         settings |= rows.get(name, dict(id=name))
     revision = settings.get('revision')
     where = folder or settings['id']
-    where, found_revision = (where, folder_hash(where)) if os.path.isdir(where) else fetch(where, revision)
+    if os.path.isdir(where):                                      # a hub's snapshot folder is named by its commit
+        found_revision = revision if os.path.basename(os.path.realpath(where)) == revision else folder_hash(where)
+    else:
+        where, found_revision = fetch(where, revision)
     settings = folder_settings(where) | settings
     settings |= {key: value for key, value in given.items() if value is not None}
     if revision not in (None, found_revision):

@@ -181,17 +181,27 @@ def test_an_encoder_that_is_nowhere_stops_with_its_name(monkeypatch):
 
 def test_a_hub_id_takes_its_row_of_the_table_and_its_commit_as_revision(tmp_path, monkeypatch):
     import huggingface_hub
-    folder = tmp_path / ('c' * 40)                                  # a snapshot folder is named by its commit
-    save_encoder(folder, 'roberta')
-    monkeypatch.setattr(huggingface_hub, 'snapshot_download', lambda *args, **kwargs: str(folder))
-    for name in ('e5', 'bge'):
-        monkeypatch.setitem(TABLE[name], 'dimension', 32)           # as wide as the tiny model
+
+    def snapshot_download(hub_id, revision=None, **kwargs):             # a snapshot folder is named by its commit
+        if revision == 'd' * 40:
+            raise OSError('no such revision')
+        folder = tmp_path / (revision or 'c' * 40)
+        if not folder.exists():
+            save_encoder(folder, 'roberta')
+        return str(folder)
+    monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
+    for name in ('e5', 'bge', 't5'):
+        monkeypatch.setitem(TABLE[name], 'dimension', 32)               # as wide as the tiny model
     e5 = load_encoder('e5')
-    assert e5.record == dict(id='intfloat/multilingual-e5-large', revision='c' * 40, pooling='mean', prefix='query: ', normalize=True,
-                             dimension=32, max_length=512, dtype='float32', language=None)
-    assert load_encoder('BAAI/bge-m3').record['pooling'] == 'cls'   # the same row by its full id
-    with pytest.raises(ValueError, match='revision'):
+    assert e5.record == dict(id='intfloat/multilingual-e5-large', revision=TABLE['e5']['revision'], pooling='mean', prefix='query: ',
+                             normalize=True, dimension=32, max_length=512, dtype='float32', language=None)
+    assert load_encoder('BAAI/bge-m3').record['pooling'] == 'cls'       # the same row by its full id
+    assert load_encoder('t5').record['revision'] == 'c' * 40            # no pin in the table: the commit found is recorded
+    assert load_encoder(e5.record, folder=str(tmp_path / e5.record['revision'])).record == e5.record   # a snapshot folder by hand
+    with pytest.raises(ValueError, match='hub did not give it'):
         load_encoder(e5.record | dict(revision='d' * 40))
+    with pytest.raises(ValueError, match='revision'):
+        load_encoder(e5.record, folder=str(tmp_path / ('c' * 40)))      # other weights than the record's
 
 # -----------------------------------------------------------------------------
 
