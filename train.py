@@ -8,7 +8,7 @@ Train the two-clock model: text from an embedding (l2t), an embedding from text 
 Reads data/<dataset> (prepare.py), writes out_dir: config.json, data/, training_log.jsonl, step-N/ with the checkpoints.
 Run again with the same out_dir, it goes on from the newest whole checkpoint, bit for bit as if it had never stopped (on a
 CPU): row order, masks, clocks and noise are functions of (seed, step), nothing is replayed.
-Exit codes: 0 done or preempted, 2 bad config, data or checkpoint, 3 diverged.
+Exit codes: 0 done or preempted, 2 bad config, data or checkpoint, 3 diverged, 4 more than one process, 5 cannot save.
 """
 import ctypes
 import json
@@ -78,7 +78,7 @@ ema_decay = 0.999                  # warmed up as min(ema_decay, (1 + n) / (10 +
 # ---- machine
 device = 'auto'                    # auto | cpu | cuda | cuda:1 ...
 dtype = 'bfloat16'                 # bfloat16 (autocast; weights and optimizer stay float32) | float32
-compile = False                    # torch.compile every block: a minute at start, 1.1x to 1.8x per step
+compile = False                    # torch.compile every block: a minute or more at the first start, then faster steps (LOG.md)
 # ---- guard, logs, checkpoints
 guard = True                       # skip a step whose loss or gradient is not finite: nothing moves
 max_bad_steps = 10                 # so many in a row end the run, exit code 3

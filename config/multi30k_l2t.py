@@ -2,7 +2,9 @@
 
     python prepare.py config/multi30k_l2t.py --input="RAW/train.*.en.gz" --val_input="RAW/val.*.en.gz"
     python train.py config/multi30k_l2t.py
-    python evaluate.py config/multi30k_l2t.py
+    python evaluate.py config/multi30k_l2t.py --draws=8
+
+2 CPU cores, 47 minutes; seed 0, commit 05a11e7: 1.92 nats per token, 6.73 with a shuffled latent; BLEU 35.2, cosine .851.
 """
 # data
 dataset = 'multi30k'
