@@ -1,50 +1,80 @@
 """
 Measure a run on its validation split, each figure beside the controls that would expose it.
 
-    python evaluate.py --out_dir=out/quickstart                              # tasks nelbo and l2t
-    python evaluate.py --out_dir=out/quickstart --tasks=nelbo --n=200
+    python evaluate.py --out_dir=out/quickstart                              # what the run was trained for
+    python evaluate.py --out_dir=out/mixed --tasks=nelbo,l2t,t2l,unconditional,infill --n=200
+    python evaluate.py --out_dir=out/mixed --tasks=sts --sts=stsb-en-dev.csv
+    python evaluate.py --out_dir=out/quickstart --tasks=l2t --sweep="sampler=ancestral,first_hitting,confidence; steps=4,8,16,32"
     python evaluate.py --out_dir=out/quickstart --texts=my.txt               # other text, a line each, embedded on the spot
 
-nelbo   the exact bound on -log p(text | latent), nats per real token (text and one EOS; the nats of PAD are in the total)
-        controls: shuffled (another text's latent), null (noise at clock 1)
+nelbo   the exact bound on -log p(text | latent), nats per real token (text and one EOS; the nats of PAD are in the total), and
+        latent_mse, the squared error of x0 per dimension given the text, over uniform clocks
 l2t     texts written from latents, against the texts the latents came from: sentence BLEU, word-set F1, exact match, and the
         round trip: embed what was written, cosine with the source latent, retrieval of the source among all n
-        controls: shuffled, null, nearest (the training text whose latent is nearest: what copying the training set would get)
+t2l     latents made from texts, against the encoder's: cosine, centred cosine (less the mean of the training latents), squared error
+        per dimension (standardised), retrieval among all n and mean reciprocal rank, mean and spread of every dimension
+sts     correlation of the cosine of generated latents with what people said, over all pairs, and over the known ones: the pairs
+        whose every word occurs in the training texts
+unconditional   joint samples: entropy, distinct n-grams, repetition, coherence cos(z, encoder(x)), perplexity under a scorer
+infill  a share of each text's tokens masked and written again: token accuracy, and as l2t
+Controls: shuffled (another text's condition), null (noise at clock 1), nearest (the training text whose latent is nearest: what
+copying the training set would get), mean and ridge (the mean latent; ridge regression from the bag of tokens), encoder, data.
 
 Figures are means over texts with standard errors, printed and written to out_dir/results.json as "task/metric",
 "task/control/metric", "..._se"; a task replaces its own keys.
 """
+import csv
+import itertools
 import json
 import math
 import os
 import re
 import sys
+import time
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
 from checkpoint import difference, git_commit
 from configurator import configure, stop_on_error
 from data import PackedDataset, dataset_folder, dataset_identity
 from diffusion import normals, text_bound, uniforms
-from sample import encode, l2t, load_run
+from sample import LATENT_KNOBS, TEXT_KNOBS, blank, call, encode, l2t, load_run, pack, raw_latents, search, t2l, unconditional, write
 
 out_dir = 'out/quickstart'
 which = 'best'                  # best | latest | step-00001000
-tasks = 'nelbo,l2t'             # which of nelbo, l2t
+tasks = ''                      # which of nelbo, l2t, t2l, sts, unconditional, infill; '': nelbo and what the run was trained for
+sweep = ''                      # l2t, t2l over values of their knobs: 'guidance=0,1,2' or 'sampler=ancestral,confidence; steps=8,16'
 texts = ''                      # a text file, one text a line; '': the validation split
 dataset = ''                    # where the run's dataset lies; '': where it was trained from
 encoder_folder = ''             # where the encoder lies now; '': where it was when the data were prepared
 n = 1000                        # texts of the split; all if it has fewer
 order = 'random'                # which: random ones, drawn with the seed, or the first
 draws = 16                      # nelbo: draws of the bound per text, spread evenly over the number of masked positions
-sampler = 'confidence'          # l2t: as in sample.py, with the knobs below
+sts = ''                        # sts: a csv or tsv of sentence, sentence, score (STS-B, SICK), or a hub dataset's id
+sts_revision = ''               # of the hub dataset: a commit
+scorer = ''                     # unconditional: a causal language model, hub id or folder, that says how likely the texts are
+scorer_revision = ''            # of the hub model: a commit
+infill_share = 0.5              # infill: of each text's tokens
+seeds = 3                       # t2l, sts: draws of every latent
+# ---- sampling, as in sample.py
+sampler = ''                    # '': confidence, but ancestral for unconditional
 steps = 0
+block_size = 0
 score = 'top1'
+prefer = 'certain'
+remask = 'cap'
+eta = 0.02
+loop = (0.55, 0.05, 0.9)
 temperature = -1.0
 nucleus = 1.0
 guidance = 1.0
+rerank = 1
+refine = 0
+solver = 'dpmpp_2m'
+latent_steps = 32
 sample_batch = 128              # rows per network call
 show = 10                       # l2t: pairs to print, the first ones
 seed = 0
@@ -54,6 +84,12 @@ dtype = 'bfloat16'              # bfloat16 | float32
 
 # ---- what is evaluated
 
+def trained_for(run):
+    """ The modes that the run's losses cover. """
+    names = {part.split(':')[0].strip() for part in (run.config.get('mode_schedule') or run.config['mode']).split(',')}
+    return names | ({'l2t', 't2l', 'unconditional'} if 'mixed' in names else set())
+
+
 def load_texts(run, folder, path, n, order, seed):
     """ (texts, tokens (n, L), raw latents (n, N, D) or None): n rows of the validation split, or the lines of a file. """
     if path:
@@ -61,12 +97,7 @@ def load_texts(run, folder, path, n, order, seed):
             lines = [line.strip() for line in f if line.strip()][:n]
         if not lines:
             raise ValueError(f'{path}: no text in it')
-        ids = [run.tokenizer.encode(line) for line in lines]
-        longest = max(map(len, ids))
-        if longest >= run.L:
-            raise ValueError(f'{path}: a line has {longest} tokens, the model writes at most {run.L - 1} and an EOS')
-        rows = [i + [run.tokenizer.eos] + [run.tokenizer.pad] * (run.L - 1 - len(i)) for i in ids]
-        return lines, torch.tensor(rows), encode(run, lines) if run.meta['encoder'] else None
+        return lines, pack(run, lines), encode(run, lines) if run.meta['encoder'] else None
     data = open_split(run, folder, 'val')
     if order not in ('random', 'first'):
         raise ValueError(f'order={order!r}: choose from random, first')
@@ -91,6 +122,14 @@ def derangement(n, seed):
     out = np.empty(n, np.int64)
     out[order] = np.roll(order, 1)
     return torch.from_numpy(out)
+
+
+def means(results, control, metrics):
+    """ Enter {metric: values (n,)} as mean and standard error. """
+    for metric, values in metrics.items():
+        values = np.asarray(values, np.float64)
+        results[f'{control}{metric}'] = float(values.mean())
+        results[f'{control}{metric}_se'] = float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
 # ---- nelbo
@@ -128,6 +167,26 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch):
     return results
 
 
+@torch.inference_mode()
+def latent_mse(run, tokens, raw, draws, seed, batch):
+    """ {key: value}: E_t |x0_hat - z|^2 per live dimension, standardised, given the text; 1 is what the mean latent gets. """
+    n, z, results = len(tokens), run.stats.standardise(raw), {}
+    for control, x, clock in (('', tokens, 0.0), ('shuffled/', tokens[derangement(n, seed)], 0.0),
+                              ('null/', torch.full_like(tokens, run.text.mask_id), 1.0)):
+        error = torch.zeros(n)
+        for k in range(draws):
+            t = (uniforms(seed, 0, 'evaluation clock', 0, n, 1)[:, 0] + k / draws) % 1 * (1 - 1e-3)   # eps says nothing at 1
+            e = normals(seed, k, 'evaluation latent', 0, n, *z.shape[1:])
+            for i in range(0, n, batch):
+                rows = slice(i, i + batch)
+                z_t, _ = run.latent.corrupt(z[rows].to(run.device), t[rows].to(run.device), e[rows].to(run.device))
+                out = call(run, x[rows].to(run.device), z_t, clock, t[rows], predict=('latent',))[1]
+                x0, _ = run.latent.x0_and_e(out, z_t, t[rows].to(run.device))
+                error[rows] += ((x0.cpu() - z[rows]).square() * run.stats.live).mean(1).sum(1) / run.stats.live.sum() / draws
+        means(results, control, {'latent_mse': error})
+    return results
+
+
 # ---- l2t
 
 def words(text):
@@ -140,49 +199,333 @@ def word_f1(a, b):
     return 2 * len(a & b) / (len(a) + len(b)) if a or b else 1.0
 
 
-def compare(sources, written, raw, embedded):
-    """ {metric: per-text values (n,)} of written texts against their sources, and of their embeddings against the source latents. """
-    from sacrebleu.metrics import BLEU
-    bleu = BLEU(effective_order=True)                                    # sentence BLEU: a three-word text has no 4-grams
-    a, b = (torch.nn.functional.normalize(x.flatten(1), dim=1) for x in (embedded, raw))
+def retrieval(found, raw):
+    """ {metric: per-text values (n,)} of latents found (n, N, D) against the right ones among all n of raw. """
+    a, b = (F.normalize(x.flatten(1), dim=1) for x in (found, raw))
     similarity = a @ b.T                                                 # (n, n)
     right = similarity.diagonal()
     nearer, equal = (similarity > right[:, None]).sum(1), (similarity == right[:, None]).sum(1)
     hit = lambda k: 100.0 * ((k - nearer) / equal).clamp(0, 1).numpy()   # noqa: E731  ties by lot: all-zero embeddings score chance
+    return {'cosine': right.numpy(), 'retrieval@1': hit(1), 'retrieval@10': hit(10), 'mrr': (1 / (nearer + (equal + 1) / 2)).numpy()}
+
+
+def compare(sources, written, raw, embedded):
+    """ {metric: per-text values (n,)} of written texts against their sources, and of their embeddings against the source latents. """
+    from sacrebleu.metrics import BLEU
+    bleu = BLEU(effective_order=True)                                    # sentence BLEU: a three-word text has no 4-grams
     return {'bleu': np.array([bleu.sentence_score(w, [s]).score for w, s in zip(written, sources)]),
             'f1': np.array([100 * word_f1(w, s) for w, s in zip(written, sources)]),
             'exact': np.array([100.0 * (w == s) for w, s in zip(written, sources)]),
-            'cosine': right.numpy(), 'retrieval@1': hit(1), 'retrieval@10': hit(10)}
+            **{key: value for key, value in retrieval(embedded, raw).items() if key != 'mrr'}}
 
 
 def nearest_training_texts(run, folder, raw):
     """ The training text whose latent has the highest cosine with each of raw (n, N, D). """
     train, best = open_split(run, folder, 'train'), None
-    q = torch.nn.functional.normalize(raw.flatten(1), dim=1)
+    q = F.normalize(raw.flatten(1), dim=1)
     for i in tqdm(range(0, len(train), 16384), desc='nearest training latent', unit='block', leave=False):
         block = train.raw_latents(np.arange(i, min(i + 16384, len(train)))).flatten(1)
-        value, where = (q @ torch.nn.functional.normalize(block, dim=1).T).max(1)
-        found = (value, where + i)
+        value, at = (q @ F.normalize(block, dim=1).T).max(1)
+        found = (value, at + i)
         best = found if best is None else tuple(torch.where(value > best[0], new, old) for new, old in zip(found, best))
     return [train.text(int(i)) for i in best[1]]
 
 
-def evaluate_l2t(run, folder, sources, raw, seed, batch, **knobs):
+def write_from(run, raw, name, rerank=1, refine=0, **how):
+    """ Texts written from raw latents (n, N, D), by trial where rerank or refine ask for it. """
+    with tqdm(total=len(raw) * rerank, desc=name, unit='text', leave=False) as bar:
+        how = how | dict(progress=bar.update)
+        ids = search(run, raw, rerank, refine, **how)[0] if rerank > 1 or refine else l2t(run, run.stats.standardise(raw), **how)
+    return [run.tokenizer.decode(row) for row in ids.tolist()]
+
+
+def evaluate_l2t(run, folder, sources, raw, **how):
     """ ({key: value}, {'': written texts, 'shuffled/': ..., 'null/': ..., 'nearest/': ...}). """
-    n, z = len(sources), run.stats.standardise(raw)
-    conditions = {'': (z, knobs), 'shuffled/': (z[derangement(n, seed)], knobs), 'null/': (z, knobs | dict(guidance=0.0))}
-    written = {}
-    for control, (latents, how) in conditions.items():
-        with tqdm(total=n, desc=f'l2t {control.rstrip("/") or "right"}', unit='text', leave=False) as bar:
-            ids = l2t(run, latents, seed=seed, batch=batch, progress=bar.update, **how)
-        written[control] = [run.tokenizer.decode(row) for row in ids.tolist()]
-    written['nearest/'] = nearest_training_texts(run, folder, raw)
+    n, other = len(sources), derangement(len(sources), how['seed'])
+    written = {'': write_from(run, raw, 'l2t', **how),
+               'shuffled/': write_from(run, raw[other], 'l2t shuffled', **how),
+               'null/': write_from(run, raw, 'l2t null', **how | dict(guidance=0.0, rerank=1, refine=0)),
+               'nearest/': nearest_training_texts(run, folder, raw)}
     results = {'n': n}
     for control, out in written.items():
-        for metric, values in compare(sources, out, raw, encode(run, out)).items():
-            results[f'{control}{metric}'] = float(values.mean())
-            results[f'{control}{metric}_se'] = float(values.std(ddof=1) / math.sqrt(n))
+        means(results, control, compare(sources, out, raw, encode(run, out)))
     return results, written
+
+
+# ---- t2l
+
+def make_latents(run, tokens, name, seed, **how):
+    """ Raw latents (n, N, D) generated from tokens (n, L). """
+    how = {key: value for key, value in how.items() if key in LATENT_KNOBS + ('batch',)}
+    with tqdm(total=len(tokens), desc=name, unit='text', leave=False) as bar:
+        return raw_latents(run, t2l(run, tokens, seed=seed, progress=bar.update, **how))
+
+
+def compare_latents(run, found, raw):
+    """ {metric: per-text values (n,)} of raw latents found against the encoder's. """
+    centre = lambda x: x - run.stats.mean                                # noqa: E731
+    a, b = run.stats.standardise(found), run.stats.standardise(raw)
+    return {'centred_cosine': F.cosine_similarity(centre(found).flatten(1), centre(raw).flatten(1)).numpy(),
+            'squared_error': ((a - b).square().mean(1).sum(1) / run.stats.live.sum()).numpy(),
+            **retrieval(found, raw)}
+
+
+def dimensions(run, found, raw):
+    """ Of each live dimension: how far the mean is from the data's, in its standard deviations, and the ratio of the deviations. """
+    live = run.stats.live > 0
+    a, b = (run.stats.standardise(x).flatten(0, 1)[:, live] for x in (found, raw))
+    return {'mean_offset': ((a.mean(0) - b.mean(0)).abs() / b.std(0)).mean().item(), 'std_ratio': (a.std(0) / b.std(0)).mean().item()}
+
+
+def bag_of_tokens(run, tokens):
+    """ Counts (n, V) of the tokens before the EOS, and a 1 for the intercept, (n, V + 1). """
+    bag = torch.zeros(len(tokens), run.text.mask_id + 1)
+    bag.scatter_add_(1, tokens, torch.ones(tokens.shape))
+    bag[:, [run.tokenizer.eos, run.tokenizer.pad]] = 0
+    bag[:, -1] = 1
+    return bag
+
+
+def ridge(run, folder, tokens, penalties=(1.0, 10.0, 100.0, 1000.0), block=4096):
+    """ Latents (n, N, D) predicted from bags of tokens by ridge regression on the training split, the penalty chosen on its last
+    tenth. What a model that reads words but no order gets. """
+    train = open_split(run, folder, 'train')
+    V1, ND, held = run.text.mask_id + 1, int(np.prod(train.latent_shape)), len(train) - len(train) // 10
+    if V1 > 20_000:
+        raise ValueError(f'ridge: a vocabulary of {V1 - 1} is too large for its normal equations')
+    A, b = torch.zeros(V1, V1), torch.zeros(V1, ND)
+    for i in tqdm(range(0, held, block), desc='ridge regression', unit='block', leave=False):
+        x, z = train.rows(np.arange(i, min(i + block, held)))
+        x = bag_of_tokens(run, x)
+        A, b = A + x.T @ x, b + x.T @ z.flatten(1)
+    x, z = train.rows(np.arange(held, len(train)))
+    best = (math.inf, None)
+    for penalty in penalties:
+        W = torch.linalg.solve(A.double() + penalty * torch.eye(V1, dtype=torch.float64), b.double()).float()
+        error = sum((bag_of_tokens(run, part) @ W - target.flatten(1)).square().sum().item()
+                    for part, target in zip(x.split(block), z.split(block)))
+        best = min(best, (error, W), key=lambda pair: pair[0])
+    return run.stats.destandardise((bag_of_tokens(run, tokens) @ best[1]).view(len(tokens), *train.latent_shape))
+
+
+def evaluate_t2l(run, folder, tokens, raw, seed, seeds, **how):
+    n, results = len(tokens), {'n': len(tokens), 'seeds': seeds}
+    runs = [make_latents(run, tokens, f't2l {i + 1}/{seeds}', seed + i, **how) for i in range(seeds)]
+    each = [compare_latents(run, found, raw) for found in runs]
+    means(results, '', {metric: np.mean([e[metric] for e in each], 0) for metric in each[0]})
+    results |= dimensions(run, runs[0], raw)
+    if seeds > 1:                                                        # how far apart are two draws from one text?
+        means(results, '', {'cosine_between_draws': F.cosine_similarity(runs[0].flatten(1), runs[1].flatten(1)).numpy()})
+    mean = run.stats.destandardise(torch.zeros_like(raw))
+    controls = {'shuffled/': make_latents(run, tokens[derangement(n, seed)], 't2l shuffled', seed, **how),
+                'null/': make_latents(run, tokens, 't2l null', seed, **how | dict(guidance=0.0)),
+                'mean/': mean, 'ridge/': ridge(run, folder, tokens)}
+    for control, found in controls.items():
+        means(results, control, compare_latents(run, found, raw))
+        results |= {f'{control}{key}': value for key, value in dimensions(run, found, raw).items()}
+    return results
+
+
+# ---- sts
+
+def read_pairs(path, revision=''):
+    """ (sentences, sentences, scores) from a csv or tsv, with or without a header, or a hub dataset's validation split. """
+    names = ({'sentence1', 'sentence_a', 'sentence_A'}, {'sentence2', 'sentence_b', 'sentence_B'}, {'score', 'relatedness_score'})
+    if not os.path.isfile(path):
+        if not re.fullmatch(r'[\w.-]+/[\w.-]+', path):
+            raise ValueError(f'sts={path!r}: no such file, nor a hub id')
+        try:
+            from datasets import load_dataset
+        except ImportError:
+            raise ValueError(f'sts={path!r} is no file; to read it from the hub: pip install datasets') from None
+        table = load_dataset(path, split='validation', revision=revision or None)
+        rows, header = [list(row.values()) for row in table], table.column_names
+    else:
+        with open(path, encoding='utf-8', newline='') as f:
+            rows = list(csv.reader(f, delimiter='\t' if path.endswith(('.tsv', '.txt')) else ','))
+        header = rows.pop(0) if rows and set(rows[0]) & set().union(*names) else ['sentence1', 'sentence2', 'score']
+    try:
+        at = [next(i for i, name in enumerate(header) if name in legal) for legal in names]
+        return [row[at[0]] for row in rows], [row[at[1]] for row in rows], np.array([float(row[at[2]]) for row in rows])
+    except (StopIteration, IndexError, ValueError) as error:
+        raise ValueError(f'{path}: expected columns sentence1, sentence2, score, found {header} ({error})') from None
+
+
+def ranks(x):
+    """ Ranks, equal values sharing their mean rank. """
+    _, which, count = np.unique(x, return_inverse=True, return_counts=True)
+    return (count.cumsum() - (count - 1) / 2)[which]
+
+
+def correlations(x, y):
+    """ Pearson and Spearman, with the large-sample standard error (1 - r^2) / sqrt(n - 1). """
+    out = {}
+    for name, r in (('spearman', np.corrcoef(ranks(x), ranks(y))[0, 1]), ('pearson', np.corrcoef(x, y)[0, 1])):
+        out |= {name: float(r), f'{name}_se': float((1 - r * r) / math.sqrt(len(x) - 1))}
+    return out
+
+
+def training_words(run, folder):
+    """ Every word of the training texts. """
+    train, found = open_split(run, folder, 'train'), set()
+    for i in tqdm(range(len(train)), desc='words of the training texts', unit='text', leave=False):
+        found |= words(train.text(i))
+    return found
+
+
+def evaluate_sts(run, folder, path, revision, seed, seeds, **how):
+    """ Generated latents of all sentences, `seeds` draws; the correlations are means over the draws. """
+    first, second, scores = read_pairs(path, revision)
+    longest, cut = run.L - 1, 0
+    ids = [run.tokenizer.encode(s) for s in first + second]
+    cut = sum(len(i) > longest for i in ids)
+    ids = [i[:longest] for i in ids]
+    tokens = torch.tensor([i + [run.tokenizer.eos] + [run.tokenizer.pad] * (longest - len(i)) for i in ids])
+    n, vocabulary = len(first), training_words(run, folder)
+    known = np.array([words(a) | words(b) <= vocabulary for a, b in zip(first, second)])
+    other = derangement(2 * n, seed)
+    cosines = {'': [], 'shuffled/': []}
+    for i in range(seeds):
+        z = make_latents(run, tokens, f'sts {i + 1}/{seeds}', seed + i, **how)
+        for control, x in (('', z), ('shuffled/', z[other])):            # another sentence's text, hence its latent
+            cosines[control].append(F.cosine_similarity(x[:n].flatten(1), x[n:].flatten(1)).numpy())
+    z = encode(run, first + second)
+    cosines['encoder/'] = [F.cosine_similarity(z[:n].flatten(1), z[n:].flatten(1)).numpy()]
+    results = {'n': n, 'seeds': seeds, 'n_known': int(known.sum()), 'n_cut_sentences': cut}
+    for subset, rows in (('', np.ones(n, bool)), ('known_', known)):
+        if rows.sum() < 3:
+            continue
+        for control, draws in cosines.items():
+            each = [correlations(x[rows], scores[rows]) for x in draws]
+            results |= {f'{control}{subset}{key}': float(np.mean([e[key] for e in each])) for key in each[0]}
+            if control == '':
+                results[f'{subset}spearman_sd_over_seeds'] = float(np.std([e['spearman'] for e in each]))
+    return results
+
+
+# ---- unconditional
+
+def text_statistics(run, texts, ids):
+    """ Of n texts and their token ids: entropy (nats, of a text's own tokens, mean over texts), distinct-k (share of different word
+    k-grams in all texts), repetition (share of a text's word 3-grams that it has had before), length in tokens. """
+    results, entropy, repeated = {}, [], []
+    for row in ids:
+        _, count = np.unique(row, return_counts=True)
+        p = count / max(1, count.sum())
+        entropy.append(float(-(p * np.log(p)).sum()))
+    split = [re.findall(r'\w+|[^\w\s]', t.lower()) for t in texts]
+    grams = lambda w, k: [tuple(w[i:i + k]) for i in range(len(w) - k + 1)]   # noqa: E731
+    for k in (1, 2, 3, 4):
+        every = [g for w in split for g in grams(w, k)]
+        results[f'distinct_{k}'] = len(set(every)) / max(1, len(every))
+    for w in split:
+        g = grams(w, 3)
+        repeated.append(100 * (1 - len(set(g)) / len(g)) if g else 0.0)
+    means(results, '', {'entropy': entropy, 'repetition': repeated, 'length': [len(row) for row in ids]})
+    return results
+
+
+def generative_perplexity(texts, name, revision, device):
+    """ exp of the mean nats per token of texts under a causal language model, each text on its own, after its first token. """
+    import transformers
+    revision = dict(revision=revision) if revision else {}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False, **revision)
+        model = transformers.AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, trust_remote_code=False, **revision)
+    except Exception as error:                                           # transformers raises what it likes
+        raise ValueError(f'scorer={name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}') from None
+    model, nats, count = model.to(device).eval(), 0.0, 0
+    limit = getattr(model.config, 'max_position_embeddings', 1024)
+    with torch.inference_mode():
+        for text in tqdm(texts, desc='scorer', unit='text', leave=False):
+            ids = tokenizer(text, return_tensors='pt').input_ids[:, :limit].to(device)
+            if ids.shape[1] > 1:
+                logits = model(ids).logits[0, :-1].float()
+                nats, count = nats + F.cross_entropy(logits, ids[0, 1:], reduction='sum').item(), count + ids.shape[1] - 1
+    return math.exp(nats / max(1, count))
+
+
+def real_ids(run, tokens):
+    """ The tokens of each text before its EOS. """
+    rows = tokens.tolist()
+    return [row[:row.index(run.tokenizer.eos)] if run.tokenizer.eos in row else row for row in rows]
+
+
+def evaluate_unconditional(run, sources, tokens, scorer, revision, **how):
+    """ As many joint samples as there are texts; control: data, the texts themselves, and shuffled, another sample's latent. """
+    n, results = len(sources), {'n': len(sources)}
+    joint = set(run.streams) == {'text', 'latent'}
+    with tqdm(total=n, desc='unconditional', unit='text', leave=False) as bar:
+        how = how | dict(progress=bar.update, sampler=how['sampler'] or 'ancestral')
+        ids, z = unconditional(run, n, **how) if joint else (write(run, *blank(run, n), None, **how), None)
+    written = [run.tokenizer.decode(row) for row in ids.tolist()]
+    for control, texts, rows in (('', written, ids), ('data/', sources, tokens)):
+        results |= {f'{control}{key}': value for key, value in text_statistics(run, texts, real_ids(run, rows)).items()}
+        if scorer:
+            results[f'{control}gen_ppl'] = generative_perplexity(texts, scorer, revision, run.device)
+    if joint:
+        embedded, raw = encode(run, written), raw_latents(run, z)
+        for control, other in (('', torch.arange(n)), ('shuffled/', derangement(n, how['seed']))):
+            means(results, control, {'coherence': F.cosine_similarity(embedded.flatten(1), raw[other].flatten(1)).numpy()})
+    return results, written
+
+
+# ---- infill
+
+def evaluate_infill(run, sources, tokens, raw, share, **how):
+    """ A share of each text's tokens (not the EOS) is masked and written again, from the rest and the right, a shuffled or no latent. """
+    n, seed = len(sources), how['seed']
+    length = (tokens != run.tokenizer.pad).sum(1, keepdim=True) - 1
+    u = uniforms(seed, 0, 'evaluation', 0, *tokens.shape).masked_fill(torch.arange(tokens.shape[1]) >= length, torch.inf)
+    masked = u.argsort(1).argsort(1) < (share * length).ceil()
+    masked_tokens = torch.where(masked, run.text.mask_id, tokens)
+    conditions = {'null/': None}
+    if raw is not None and 'latent' in run.streams:
+        z = run.stats.standardise(raw)
+        conditions = {'': z, 'shuffled/': z[derangement(n, seed)], 'null/': None}
+    results, written = {'n': n, 'share': share}, {}
+    for control, z in conditions.items():
+        with tqdm(total=n, desc=f'infill {control.rstrip("/")}', unit='text', leave=False) as bar:
+            ids = write(run, masked_tokens, ~masked, z, inner=masked, progress=bar.update, **how)
+        assert torch.equal(ids[~masked], tokens[~masked]), 'a given token changed'
+        right = ((ids == tokens) & masked).sum(1) / masked.sum(1).clamp(min=1)
+        means(results, control, {'token_accuracy': 100 * right})
+        written[control] = [run.tokenizer.decode(row) for row in ids.tolist()]
+        if raw is not None:
+            means(results, control, compare(sources, written[control], raw, encode(run, written[control])))
+    return results, written
+
+
+# ---- sweeps
+
+def read_sweep(spec, config):
+    """ 'sampler=ancestral,confidence; steps=8,16' -> [{sampler: .., steps: ..}, ...], values of the knobs' own types. """
+    axes = {}
+    for part in spec.split(';'):
+        name, _, values = part.strip().partition('=')
+        if name not in TEXT_KNOBS + LATENT_KNOBS + ('rerank', 'refine') or not values or isinstance(config[name], tuple):
+            raise ValueError(f'sweep={spec!r}: {part.strip()!r} is no KNOB=VALUE,VALUE of a sampling knob')
+        try:
+            axes[name] = [type(config[name])(value.strip()) for value in values.split(',')]
+        except ValueError:
+            raise ValueError(f'sweep={spec!r}: {values!r} are no values of type {type(config[name]).__name__}') from None
+    return [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
+
+
+def evaluate_sweep(run, task, points, sources, tokens, raw, **how):
+    """ {'name=value,.../metric': value}: quality beside the network calls and the milliseconds that a text took. """
+    results = {'n': len(sources)}
+    for point in points:
+        label = ','.join(f'{key}={value}' for key, value in point.items())
+        run.row_calls, began = 0, time.perf_counter()
+        out = (write_from(run, raw, label, **how | point) if task == 'l2t' else make_latents(run, tokens, label, **how | point))
+        cost = {'calls': run.row_calls / len(sources), 'ms': 1000 * (time.perf_counter() - began) / len(sources)}
+        entry = {}
+        means(entry, '', compare(sources, out, raw, encode(run, out)) if task == 'l2t' else compare_latents(run, out, raw))
+        results |= {f'{label}/{key}': value for key, value in (cost | entry).items()}
+        print(f'{label:<40}' + ''.join(f'{key} {value:<9.4g}' for key, value in (cost | entry).items() if not key.endswith('_se')),
+              flush=True)
+    return results
 
 
 # ---- results
@@ -205,41 +548,77 @@ def write_results(out_dir, results, meta):
 
 def print_table(task, results):
     """ Metrics down, controls across; value +- standard error. """
-    controls = list(dict.fromkeys(key.split('/')[0] if '/' in key else '' for key in results if not key.endswith('_se')))
-    metrics = [key for key in results if '/' not in key and not key.endswith('_se') and key not in ('n', 'draws')]
-    print(f'\n{task}, n = {results["n"]}' + (f', {results["draws"]} draws each' if 'draws' in results else ''))
-    print(f'{"":<16}' + ''.join(f'{control or task:>20}' for control in controls))
+    facts = ('n', 'draws', 'seeds', 'share', 'n_known', 'n_cut_sentences')
+    values = {key: value for key, value in results.items() if key not in facts and not key.endswith('_se')}
+    controls = list(dict.fromkeys(key.split('/')[0] if '/' in key else '' for key in values))
+    metrics = list(dict.fromkeys(key.split('/')[-1] for key in values))
+    print(f'\n{task}: ' + ', '.join(f'{key} {results[key]}' for key in facts if key in results))
+    print(f'{"":<24}' + ''.join(f'{control or task:>20}' for control in controls))
     for metric in metrics:
-        row = f'{metric:<16}'
+        row = f'{metric:<24}'
         for control in controls:
             key = f'{control}/{metric}' if control else metric
             se = results.get(f'{key}_se')
-            row += f'{results[key]:>12.3f}' + (f' ± {se:<5.3f}' if se is not None else ' ' * 8)
+            cell = '' if key not in values else f'{values[key]:>12.3f}' + (f' ± {se:<5.3f}' if se is not None else ' ' * 8)
+            row += f'{cell:>20}'
         print(row.rstrip())
 
 
 def main():
     config = configure(globals())
+    how = {key: config[key] for key in TEXT_KNOBS + LATENT_KNOBS} | dict(seed=seed, batch=sample_batch)
+    legal = ('nelbo', 'l2t', 't2l', 'sts', 'unconditional', 'infill')
+    results = {}
+
+    def done(task, metrics):
+        results[task] = metrics
+        print_table(task, metrics)
+
     with stop_on_error():
-        chosen = [task.strip() for task in tasks.split(',')]
-        for task in chosen:
-            if task not in ('nelbo', 'l2t'):
-                raise ValueError(f'tasks={tasks!r}: choose from nelbo, l2t')
         run = load_run(out_dir, which, device, dtype, encoder_folder)
+        directions = trained_for(run)
+        chosen = [task.strip() for task in tasks.split(',') if task.strip()]
+        chosen = chosen or ['nelbo', *(task for task in ('l2t', 't2l', 'unconditional') if task in directions)]
+        for task in chosen:
+            if task not in legal:
+                raise ValueError(f"tasks={tasks!r}: choose from {', '.join(legal)}")
+            if task in ('l2t', 't2l', 'sts') and not directions & {{'sts': 't2l'}.get(task, task), 'unconditional'}:
+                raise ValueError(f'{out_dir} was trained for {", ".join(sorted(directions))}: it has no {task}')
+            if task == 'sts' and not sts:
+                raise ValueError('tasks=sts reads --sts=FILE.csv of sentence, sentence, score')
         folder = dataset_folder(dataset or run.config['dataset'])
         sources, tokens, raw = load_texts(run, folder, texts, n, order, seed)
-        if 'l2t' in chosen and raw is None:
-            raise ValueError(f'{out_dir} was trained without latents: it has no l2t')
-        results = {}
+        if raw is None and set(chosen) & {'l2t', 't2l', 'sts'}:
+            raise ValueError(f'{out_dir} was trained without latents: it has no l2t, t2l, sts')
+        if sweep:
+            points = read_sweep(sweep, config)
+            for task in (t for t in chosen if t in ('l2t', 't2l')):
+                name = f'{task}_sweep_' + '_'.join(points[0])
+                results[name] = evaluate_sweep(run, task, points, sources, tokens, raw, rerank=rerank, refine=refine, **how)
+            chosen = []
         if 'nelbo' in chosen:
-            results['nelbo'] = nelbo(run, sources, tokens, raw, draws, seed, sample_batch)
-            print_table('nelbo', results['nelbo'])
+            metrics = {'draws': draws, 'n': len(sources)}
+            if directions & {'l2t', 'unconditional'}:
+                metrics |= nelbo(run, sources, tokens, raw, draws, seed, sample_batch)
+            if directions & {'t2l', 'unconditional'} and raw is not None and 'latent' in run.streams:
+                metrics |= latent_mse(run, tokens, raw, draws, seed, sample_batch)
+            done('nelbo', metrics)
         if 'l2t' in chosen:
-            knobs = {key: config[key] for key in ('sampler', 'steps', 'score', 'temperature', 'nucleus', 'guidance')}
-            results['l2t'], written = evaluate_l2t(run, folder, sources, raw, seed, sample_batch, **knobs)
+            metrics, written = evaluate_l2t(run, folder, sources, raw, rerank=rerank, refine=refine, **how)
             for source, out in list(zip(sources, written['']))[:show]:
                 print(f'\n   {source}\n-> {out}')
-            print_table('l2t', results['l2t'])
+            done('l2t', metrics)
+        if 't2l' in chosen:
+            done('t2l', evaluate_t2l(run, folder, tokens, raw, seeds=seeds, **how))
+        if 'sts' in chosen:
+            done('sts', evaluate_sts(run, folder, sts, sts_revision, seeds=seeds, **how))
+        if 'unconditional' in chosen:
+            metrics, written = evaluate_unconditional(run, sources, tokens, scorer, scorer_revision, **how)
+            print('\n' + '\n'.join(f'-> {out}' for out in written[:show]))
+            done('unconditional', metrics)
+        if 'infill' in chosen:
+            metrics, written = evaluate_infill(run, sources, tokens, raw, infill_share, **how)
+            done('infill', metrics)
     checkpoint_name = which
     if which in ('best', 'latest'):
         with open(os.path.join(out_dir, which)) as f:

@@ -307,12 +307,17 @@ class Model(nn.Module):
         return groups
 
     def unreachable(self, predict):
-        """ Names of the parameters that no loss on the streams `predict` can reach: the other stream's head, and its
-        out-projection and MLP in the last block. """
+        """ Names of the parameters that no loss on the streams `predict` can reach: the other stream's head, and in the last block
+        its out-projection, its MLP and the gain of its queries. """
         last = f'blocks.{self.config.depth - 1}.'
         idle = [stream for stream in self.config.streams if stream not in predict]
-        prefixes = [p for s in idle for p in (f'{s}_head.', *(f'{last}{s}.{part}.' for part in ('out', 'up', 'down')))]
+        prefixes = [p for s in idle for p in (f'{s}_head.', *(f'{last}{s}.{part}' for part in ('out.', 'up.', 'down.', 'q_gain')))]
         return [name for name, _ in self.named_parameters() if name.startswith(tuple(prefixes))]
+
+    def encoder_and_head(self, stream):
+        """ Names of the parameters through which a stream comes in and goes out: what freeze='modality' keeps still. """
+        prefixes = {'text': ('embed.', 'text_head.'), 'latent': ('latent_in.', 'slots', 'latent_head.')}[stream]
+        return [name for name, _ in self.named_parameters() if name.startswith(prefixes)]
 
     def n_parameters(self):
         return sum(p.numel() for p in self.parameters())

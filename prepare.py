@@ -34,6 +34,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from checkpoint import pick_device
 from configurator import configure, stop_on_error
 from data import FORMAT, LatentStats, PackedDataset, bpe_tokenizer, load_tokenizer, sha256, train_bpe
 from encoders import fit_lsa, load_encoder
@@ -348,8 +349,7 @@ def make_encoder(folder, texts):
     if encoder == 'lsa':
         lsa = fit_lsa(texts, encoder_dims or 128, seed)
         return lsa, {'encoder.npz': write_file(os.path.join(folder, 'encoder.npz'), as_bytes(lambda f: lsa.save(f)))}
-    where = device if device != 'auto' else 'cuda' if torch.cuda.is_available() else 'cpu'
-    return load_encoder(encoder, where, pooling=pooling, normalize=normalize, prefix=prefix, dimension=encoder_dims or None,
+    return load_encoder(encoder, pick_device(device), pooling=pooling, normalize=normalize, prefix=prefix, dimension=encoder_dims or None,
                         batch_size=embed_batch_size), {}
 
 

@@ -1,51 +1,79 @@
 """
-Write text from an embedding (l2t): every sampler, one function each, one signature, and the command line.
+All that one two-clock model writes, every sampler a function, one signature.
 
-    python sample.py --out_dir=out/quickstart --text="Return the number of items."          # encode, then write it anew
-    python sample.py --out_dir=out/quickstart --text="Return a list." --num_samples=4 --watch=true
+    python sample.py --out_dir=out/quickstart --text="Return the number of items."            # l2t: encode, then write it anew
+    python sample.py --out_dir=out/quickstart --text="Return a list." --rerank=8 --refine=2   # of 8 texts the nearest, mended
     python sample.py --out_dir=out/quickstart --latents=z.npy --steps=64 --sampler=first_hitting
+    python sample.py --out_dir=out/mixed --mode=t2l --text="Return a list." --save=z.npy      # an embedding from text
+    python sample.py --out_dir=out/mixed --mode=unconditional --num_samples=4                 # both from noise
+    python sample.py --out_dir=out/mixed --mode=infill --text="Return the [MASK] of the [MASK:3]." [--like="..."]
+    python sample.py --out_dir=out/mixed --mode=t2l2t --text="Return a list."                 # text -> latent -> text
 
-A text sampler is  sampler(denoise, propose, text, tokens, given, steps, rng, on_step) -> tokens (B, L):
-    denoise(tokens, t)  logits (B, L, V) of the network with its condition inside; t (B,) clocks
-    propose(logits)     x ~ Cat(p) at every position, and log p of what was drawn: (B, L) each
-    text                diffusion.MaskedText: the schedule of training
-    tokens, given       (B, L); given (True = never touched) are not counted; the rest starts as MASK
-    rng                 a torch.Generator on the device; on_step(tokens) sees every state
-Rows never wait for the host: no loop over rows, no sync per step. The text clock, where the network reads one, is the schedule's
-t for ancestral, and the solution of 1 - a(t) = n_masked / L per row for the others: the clock of the bound (text_bound).
+A text sampler is  sampler(denoise, propose, text, tokens, given, steps, rng, on_step, its knobs) -> tokens (B, L):
+    denoise(tokens, t, positions)   logits (P, V) at the flat positions (P,), the condition inside; t a number or (B,) clocks
+    propose(logits)                 x ~ Cat(p), (P,)
+    text                            diffusion.MaskedText: the schedule of training, M = 1 - a is the masked share
+    tokens (B, L), given (B, L)     what is MASK and not given is filled, nothing else is touched; given lives on the host
+    rng                             a torch.Generator on the host, for what is released; on_step(tokens) sees every state
+Which positions are released is known on the host, but for confidence, where its number is: no step waits for the device, and the
+head runs only where it is asked. A latent solver is a method of diffusion.GaussianLatents: step(z, t, s, denoise, memory, noise).
 """
+import math
 import os
+import re
 import shutil
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from tqdm import tqdm
 
 from checkpoint import load_model, pick_device
-from configurator import configure, stop, stop_on_error
+from configurator import configure, stop_on_error
 from data import load_stats, load_tokenizer
 from diffusion import GaussianLatents, MaskedText
 from encoders import load_encoder
 
-out_dir = 'out/quickstart'      # the run folder: model, data records and schedule all come from it
+out_dir = 'out/quickstart'      # the run folder: model, data records and schedules all come from it
 which = 'best'                  # best | latest | step-00001000
-text = ''                       # l2t of this text's embedding
-latents = ''                    # or of the raw embeddings in this .npy file: (n, D) or (n, N, D)
+mode = ''                       # l2t | t2l | unconditional | text | latent (one alone) | infill | t2l2t; '': what the run was trained for
+text = ''                       # l2t, t2l, t2l2t: this text; infill: with [MASK], [MASK:3] for three tokens, [MASK:*] for the whole rest
+texts = ''                      # or every line of this file
+latents = ''                    # l2t, infill: the raw embeddings in this .npy file: (n, D) or (n, N, D)
+like = ''                       # infill: or the embedding of this text
 num_samples = 1                 # per text or latent
-sampler = 'confidence'          # ancestral | first_hitting | confidence
-steps = 0                       # network calls; 0: one per token for confidence and first_hitting, 128 for ancestral
+# ---- text
+sampler = ''                    # ancestral | cached | first_hitting | confidence | remdm; '': ancestral where both or text alone is drawn,
+                                # else confidence
+steps = 0                       # network calls; 0: one per token for confidence and first_hitting, else 128
+block_size = 0                  # release only the leftmost unfinished block of so many positions; 0: all at once
 score = 'top1'                  # confidence: top1 | margin | entropy | threshold
+prefer = 'certain'              # confidence: release the certain first, or the 'uncertain'
+remask = 'cap'                  # remdm: cap | rescale | loop
+eta = 0.02                      # remdm: how much is masked again
+loop = (0.55, 0.05, 0.9)        # remdm loop: t_on, t_off, a_on: the share visible in between
 temperature = -1.0              # 0 takes the likeliest token; -1: 1, but for confidence 0, or 0.7 where one source gets several texts
 nucleus = 1.0                   # keep the likeliest tokens that hold this much probability, and the one on the boundary
-guidance = 1.0                  # log p = g log p(.|z) + (1 - g) log p(.); 1 is the conditional model, 0 the unconditional
+guidance = 1.0                  # g: 1 is the conditional model, 0 the unconditional, more weighs the condition up; text and latents
+rerank = 1                      # l2t: draw so many texts, embed them, keep the one nearest to the latent
+refine = 0                      # l2t: rounds of masking its least certain part again, and keeping what comes nearer
+# ---- latents
+solver = 'dpmpp_2m'             # ddim | dpmpp_2m | heun | ancestral
+latent_steps = 32               # unconditional: `steps` for both
+# ---- machine
 sample_batch = 128              # rows per network call
 seed = 0
 encoder_folder = ''             # where the encoder lies now; '': where it was when the data were prepared
 watch = False                   # see the text being uncovered
+save = ''                       # write the generated latents, raw, to this .npy file
 device = 'auto'                 # auto | cpu | cuda
 dtype = 'bfloat16'              # bfloat16 | float32
+
+TEXT_KNOBS = ('sampler', 'steps', 'block_size', 'score', 'prefer', 'remask', 'eta', 'loop', 'temperature', 'nucleus', 'guidance')
+LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
+DEFAULTS = {name: globals()[name] for name in TEXT_KNOBS + LATENT_KNOBS}
 
 
 # ---- from logits to tokens
@@ -62,105 +90,208 @@ def nucleus_filter(logits, p):
 
 
 def make_propose(temperature, nucleus, rng):
-    """ propose(logits (B, L, V)) -> x ~ Cat(softmax(logits / temperature)), filtered, and log p(x) of the unfiltered model. """
+    """ propose(logits (P, V)) -> x ~ Cat(softmax(logits / temperature)), filtered. rng: a generator on the device. """
     def propose(logits):
         if temperature == 0:
-            x = logits.argmax(-1)
-        else:
-            p = nucleus_filter(logits / temperature, nucleus).softmax(-1)
-            # p / Exp(1) is largest at i with probability p_i; this decides *what* a released token is, never *whether* one is
-            # released: one categorical over V and MASK would get that rate wrong in float32 (arXiv:2409.02908)
-            x = (p / torch.empty_like(p).exponential_(generator=rng)).argmax(-1)
-        return x, logits.log_softmax(-1).gather(-1, x[..., None]).squeeze(-1)
+            return logits.argmax(-1)
+        p = nucleus_filter(logits / temperature, nucleus).softmax(-1)
+        # p / Exp(1) is largest at i with probability p_i; this decides *what* a released token is, never *whether* one is
+        # released: one categorical over V and MASK would get that rate wrong in float32 (arXiv:2409.02908)
+        return (p / torch.empty_like(p).exponential_(generator=rng)).argmax(-1)
     return propose
 
 
-def make_denoise(model, latents, t_latent, null, guidance, autocast):
-    """ denoise(tokens, t) -> logits (B, L, V) float32, guided:  log p = g log p_c + (1 - g) log p_0,  p_0 the same network with
-    the latents' clock at 1 and their content noise `null` (B, N, D). g = 1 and g = 0 cost one call. """
-    ones = torch.ones_like(t_latent)
+# ---- text samplers
 
-    def denoise(tokens, t):
-        def run(z, clock):
-            with autocast():
-                return model(tokens, z, t, clock, predict=('text',))[0]
-        if guidance == 1:
-            return run(latents, t_latent)
-        if guidance == 0:
-            return run(null, ones)
-        return guidance * run(latents, t_latent).log_softmax(-1) + (1 - guidance) * run(null, ones).log_softmax(-1)
-    return denoise
+def begin(text, tokens, given):
+    """ A copy of tokens to write into; masked (B, L), on the host: what is to be filled; and clock(n, t), what the network is told
+    when n (B,) of it are left: t, the schedule's, where nothing is given; else, or without t, the solution of 1 - a(t) = n_masked / L
+    per row, the clock of the bound (diffusion.text_bound), in which the masks of later blocks count too. """
+    is_mask = (tokens == text.mask_id).cpu()
+    others, none_given = (is_mask & given).sum(1), not given.any()
+
+    def clock(n, t=None):
+        return t if t is not None and none_given else text.clock((n + others).double() / tokens.shape[1]).float()
+    return tokens.clone(), is_mask & ~given, clock
 
 
-def bound_clock(text, masked):
-    """ Per row the t with 1 - a(t) = n_masked / L. (B,) """
-    return text.clock(masked.float().mean(1))
+def positions_of(mask):
+    """ Flat positions (P,) of a mask (B, L). """
+    return mask.flatten().nonzero().squeeze(1)
 
 
-# ---- the samplers
+def put(tokens, positions, x):
+    tokens.view(-1)[positions.to(tokens.device)] = x
 
-def ancestral(denoise, propose, text, tokens, given, steps, rng, on_step=lambda tokens: None):
-    """ From t to s each masked position is released with probability (M_t - M_s)/M_t, and if so x ~ Cat(p). The last step
+
+def nothing(tokens):
+    pass
+
+
+def ancestral(denoise, propose, text, tokens, given, steps, rng, on_step=nothing):
+    """ From t to s each masked position is released with probability u = (M_t - M_s)/M_t, and if so x ~ Cat(p). The last step
     releases all that is left, by sampling.    MDLM arXiv:2406.07524 """
-    times = torch.linspace(1, 0, steps + 1, dtype=torch.float64).tolist()
-    any_given = bool(given.any())
+    tokens, masked, clock = begin(text, tokens, given)
+    times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
     for t, s in zip(times, times[1:]):
-        masked = tokens == text.mask_id
-        u = float(text.release_share(torch.tensor(t, dtype=torch.float64), torch.tensor(s, dtype=torch.float64)))
-        clock = bound_clock(text, masked) if any_given else torch.full((len(tokens),), t, device=tokens.device)
-        x, _ = propose(denoise(tokens, clock))
-        release = masked & (torch.rand(tokens.shape, generator=rng, device=tokens.device) < u) if s > 0 else masked
-        tokens = torch.where(release, x, tokens)
+        u = text.release_share(t, s)
+        release = masked & (torch.rand(masked.shape, generator=rng) < u) if s > 0 else masked
+        positions = positions_of(release)
+        put(tokens, positions, propose(denoise(tokens, clock(masked.sum(1), t), positions)))
+        masked = masked & ~release
         on_step(tokens)
     return tokens
 
 
-def first_hitting(denoise, propose, text, tokens, given, steps, rng, on_step=lambda tokens: None):
+def cached(denoise, propose, text, tokens, given, steps, rng, on_step=nothing):
+    """ ancestral, with the network run only on the rows that release something in this step: of the others nothing is used. At
+    most L calls a row, however many steps. For fixed latents: in joint sampling the latents need every call. """
+    tokens, masked, clock = begin(text, tokens, given)
+    times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+    for t, s in zip(times, times[1:]):
+        u = text.release_share(t, s)
+        release = masked & (torch.rand(masked.shape, generator=rng) < u) if s > 0 else masked
+        rows = release.any(1).nonzero().squeeze(1)                       # (b,)
+        if len(rows):
+            now = clock(masked.sum(1), t.expand(len(masked)))[rows]
+            x = propose(denoise(tokens[rows.to(tokens.device)], now, positions_of(release[rows]), rows))
+            put(tokens, positions_of(release), x)                        # the same positions in the same order
+        masked = masked & ~release
+        on_step(tokens)
+    return tokens
+
+
+def first_hitting(denoise, propose, text, tokens, given, steps, rng, on_step=nothing):
     """ One uniformly chosen masked position per call is released, in every row that has one: the exact law of the continuous-time
     process in at most L calls. Fewer `steps` release several at once.    arXiv:2409.02908 """
-    return release_by_rank(denoise, propose, text, tokens, steps, on_step,
-                           lambda logits, x, logp: torch.rand(tokens.shape, generator=rng, device=tokens.device))
-
-
-def confidence(denoise, propose, text, tokens, given, steps, rng, on_step=lambda tokens: None, score='top1', threshold=0.9):
-    """ Propose x ~ Cat(p) everywhere and release what is most certain: the n masked positions of a row are spread over the steps,
-    the first n mod steps of them taking one more.    MaskGIT arXiv:2202.04200
-    Not a sample of the model's distribution: it seeks likely texts.
-    score: top1 (p of the proposal), margin (p of the best minus the second), entropy, threshold (all above .9, at least one). """
-    def certainty(logits, x, logp):
-        if score in ('top1', 'threshold'):
-            return logp
-        p = logits.softmax(-1)
-        if score == 'margin':
-            best, second = p.topk(2, -1).values.unbind(-1)
-            return best - second
-        return (p * logits.log_softmax(-1)).nansum(-1)                   # minus the entropy; 0 log 0 = 0
-    return release_by_rank(denoise, propose, text, tokens, steps, on_step, certainty,
-                           above=float(np.log(threshold)) if score == 'threshold' else None)
-
-
-def release_by_rank(denoise, propose, text, tokens, steps, on_step, rank_by, above=None):
-    """ The loop the two share: per step and row, the k masked positions with the highest rank_by(logits, x, logp) are released. """
-    n = (tokens == text.mask_id).sum(1, keepdim=True)                    # (B, 1)
-    steps = min(steps, tokens.shape[1])                                  # more would release nothing
+    tokens, masked, clock = begin(text, tokens, given)
+    n = masked.sum(1, keepdim=True)                                      # (B, 1)
+    steps = min(steps, int(n.max()))                                     # more would release nothing
     for i in range(steps):
-        masked = tokens == text.mask_id
-        logits = denoise(tokens, bound_clock(text, masked))
-        x, logp = propose(logits)
-        value = rank_by(logits, x, logp).masked_fill(~masked, -torch.inf)
-        place = value.argsort(dim=1, descending=True, stable=True).argsort(dim=1)  # (B, L), 0 is the highest
         k = n // steps + (i < n % steps)                                 # (B, 1)
-        release = masked & (place < k)
-        if above is not None and i < steps - 1:
-            release = masked & ((value > above) | (place < 1))
-        elif above is not None:
-            release = masked
-        tokens = torch.where(release, x, tokens)
+        lot = torch.rand(masked.shape, generator=rng).masked_fill(~masked, 2)
+        release = masked & (lot.argsort(1).argsort(1) < k)
+        positions = positions_of(release)
+        put(tokens, positions, propose(denoise(tokens, clock(masked.sum(1)), positions)))
+        masked = masked & ~release
         on_step(tokens)
     return tokens
 
 
-SAMPLERS = dict(ancestral=ancestral, first_hitting=first_hitting, confidence=confidence)
+def confidence(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, score='top1', prefer='certain', threshold=0.9):
+    """ Propose x ~ Cat(p) at every masked position and release what is most certain: the n masked positions of a row are spread
+    over the steps, the first n mod steps of them taking one more.    MaskGIT arXiv:2202.04200
+    Not a sample of the model's distribution: it seeks likely texts.
+    score: top1 (p of the proposal), margin (p of the best minus the second), entropy, threshold (all above .9, at least one).
+    prefer='uncertain' releases in the opposite order. """
+    tokens, masked, clock = begin(text, tokens, given)
+    n, masked = masked.sum(1, keepdim=True), masked.to(tokens.device)    # (B, 1) on the host, (B, L)
+    steps, left = min(steps, int(n.max())), n.clone()
+    for i in range(steps):
+        if score == 'threshold':
+            left = (n - i).clamp(min=0)                                  # at most; which of them, only the device knows
+        positions = masked.flatten().byte().argsort(descending=True, stable=True)[:int(left.sum())]
+        logits = denoise(tokens, clock(left.squeeze(1)), positions)      # (P, V)
+        x = propose(logits)
+        certainty = certainty_of(logits, x, score) * (1 if prefer == 'certain' else -1)
+        value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
+        put(value, positions, certainty)
+        value = value.masked_fill(~masked, -torch.inf)
+        place = value.argsort(dim=1, descending=True, stable=True).argsort(dim=1)  # (B, L), 0 is the highest
+        k = n // steps + (i < n % steps)                                 # (B, 1)
+        release = masked & (place < k.to(tokens.device))
+        if score == 'threshold':
+            release = masked & ((value > math.log(threshold)) | (place < 1)) if i < steps - 1 else masked
+        proposal = tokens.clone()
+        put(proposal, positions, x)
+        tokens = torch.where(release, proposal, tokens)
+        masked, left = masked & ~release, left - k
+        on_step(tokens)
+    return tokens
+
+
+def certainty_of(logits, x, score):
+    """ (P,) from logits (P, V) and the proposals x (P,): the higher, the more certain. """
+    if score == 'margin':
+        best, second = logits.softmax(-1).topk(2, -1).values.unbind(-1)
+        return best - second
+    if score == 'entropy':
+        logp = logits.log_softmax(-1)
+        return (logp.exp() * logp).nansum(-1)                            # minus the entropy; 0 log 0 = 0
+    return logits.gather(-1, x[:, None]).squeeze(-1) - logits.logsumexp(-1)
+
+
+def remdm(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, remask='cap', eta=0.02, loop=(0.55, 0.05, 0.9)):
+    """ ancestral that takes back: from t to s, with a = 1 - M,    arXiv:2503.00307
+        a visible free token becomes MASK again with probability g <= g_max = min(1, M_s / a_t), 1 at a_t = 0
+        a masked one is released with probability (a_s - (1-g) a_t) / (1 - a_t): the marginals stay those of ancestral
+        cap: g = min(eta, g_max);   rescale: g = eta g_max
+        loop: a runs from 0 to a_on for t in [1, t_on], rests there with g = min(eta, (1-a_on)/a_on) until t_off, then runs to 1 """
+    tokens, masked, clock = begin(text, tokens, given)
+    free = masked
+    t_on, t_off, a_on = loop
+
+    def share(t):                                                        # M, by the schedule of training, in three pieces for loop
+        if remask != 'loop':
+            return float(text.masked_share(t))
+        if t >= t_on:
+            return 1 - a_on * (1 - float(text.masked_share((t - t_on) / (1 - t_on))))
+        return 1 - a_on if t >= t_off else (1 - a_on) * float(text.masked_share(t / t_off))
+
+    times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+    for t, s in zip(times, times[1:]):
+        M_t, M_s = share(t), share(s)
+        a_t, a_s = 1 - M_t, 1 - M_s
+        g_max = min(1, M_s / a_t) if a_t > 0 else 1
+        g = {'cap': min(eta, g_max), 'rescale': eta * g_max, 'loop': min(eta, g_max) if M_t == M_s else 0}[remask]
+        coin = torch.rand(masked.shape, generator=rng)
+        release = masked & (coin < (a_s - (1 - g) * a_t) / (1 - a_t)) if s > 0 else masked
+        again = free & ~masked & (coin < g) if s > 0 else torch.zeros_like(masked)
+        positions = positions_of(release)
+        now = clock(masked.sum(1), text.clock(torch.tensor(M_t)) if remask == 'loop' else t)
+        put(tokens, positions, propose(denoise(tokens, now, positions)))
+        put(tokens, positions_of(again), text.mask_id)
+        masked = masked & ~release | again
+        on_step(tokens)
+    return tokens
+
+
+SAMPLERS = dict(ancestral=ancestral, cached=cached, first_hitting=first_hitting, confidence=confidence, remdm=remdm)
+KNOBS_OF = dict(confidence=('score', 'prefer'), remdm=('remask', 'eta', 'loop'))
+SOLVERS = ('ddim', 'dpmpp_2m', 'heun', 'ancestral')
+
+
+def in_blocks(sampler, size):
+    """ Any sampler, from left to right, `size` positions at a time: to it all other positions are given, masked or not. The steps
+    are shared among the blocks by their size.    arXiv:2503.09573 """
+    def blocks(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, **knobs):
+        L = tokens.shape[1]
+        for first in range(0, L, size):
+            others = torch.ones_like(given)
+            others[:, first:first + size] = False
+            share = max(1, round(steps * min(size, L - first) / L))
+            tokens = sampler(denoise, propose, text, tokens, given | others, share, rng, on_step, **knobs)
+        return tokens
+    return blocks
+
+
+def make_sampler(how):
+    """ (sampler, its keyword knobs, temperature) from the text knobs; ValueError for what does not exist. """
+    for name, legal in (('sampler', tuple(SAMPLERS)), ('score', ('top1', 'margin', 'entropy', 'threshold')),
+                        ('prefer', ('certain', 'uncertain')), ('remask', ('cap', 'rescale', 'loop'))):
+        if how[name] not in legal:
+            raise ValueError(f"{name}={how[name]!r}: choose from {', '.join(legal)}")
+    if how['score'] == 'threshold' and how['prefer'] == 'uncertain':
+        raise ValueError('score=threshold releases what is certain: it has no prefer=uncertain')
+    if len(how['loop']) != 3 or not 0 < how['loop'][1] <= how['loop'][0] < 1 or not 0 < how['loop'][2] < 1 or not 0 <= how['eta'] <= 1:
+        raise ValueError(f"loop={how['loop']}, eta={how['eta']}: expected 0 < t_off <= t_on < 1, 0 < a_on < 1, 0 <= eta <= 1")
+    if how['steps'] < 0 or how['block_size'] < 0 or not 0 < how['nucleus'] or not math.isfinite(how['temperature']):
+        raise ValueError(f"steps={how['steps']}, block_size={how['block_size']}, nucleus={how['nucleus']}: expected steps >= 0, "
+                         'block_size >= 0, nucleus > 0')
+    sampler = SAMPLERS[how['sampler']]
+    temperature = how['temperature'] if how['temperature'] >= 0 else 0.0 if sampler is confidence else 1.0
+    knobs = {name: how[name] for name in KNOBS_OF.get(how['sampler'], ())}
+    return (in_blocks(sampler, how['block_size']) if how['block_size'] else sampler), knobs, temperature
 
 
 # ---- a run, ready to sample
@@ -176,7 +307,8 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
     kind = torch.device(device).type
     return SimpleNamespace(
         out_dir=out_dir, model=model, config=config, meta=meta, folder=folder, encoder_folder=encoder_folder, encoder=None,
-        device=device, tokenizer=tokenizer, stats=stats, L=model.config.seq_len,
+        device=device, tokenizer=tokenizer, stats=stats, L=model.config.seq_len, streams=model.config.streams,
+        row_calls=0,                                                     # rows that the network has read: what sampling costs
         text=MaskedText(tokenizer.vocab_size, config['text_schedule'], config['text_power']),
         latent=GaussianLatents(stats.live.to(device), config['latent_schedule'], config['latent_target']) if stats else None,
         autocast=lambda: torch.autocast(kind, torch.bfloat16, enabled=dtype == 'bfloat16'))
@@ -190,33 +322,244 @@ def encode(run, texts, progress=lambda n: None):
     return run.encoder(texts, progress=progress)
 
 
+def pack(run, texts):
+    """ Texts as the model reads them: tokens (n, L), an EOS after the text, then PAD. """
+    ids = [run.tokenizer.encode(t) for t in texts]
+    longest = max(map(len, ids))
+    if longest >= run.L:
+        raise ValueError(f'a text has {longest} tokens, {run.out_dir} reads at most {run.L - 1} and an EOS')
+    return torch.tensor([i + [run.tokenizer.eos] + [run.tokenizer.pad] * (run.L - 1 - len(i)) for i in ids])
+
+
+def raw_latents(run, z):
+    """ Standardised latents as the encoder would give them: on the sphere, where its output is. """
+    raw = run.stats.destandardise(z)
+    return F.normalize(raw, dim=-1) if run.meta['encoder']['normalize'] else raw
+
+
+def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',)):
+    """ The network; clocks are numbers or (B,). """
+    B = len(tokens if tokens is not None else z)
+    clock = lambda t: torch.as_tensor(t, dtype=torch.float32).to(run.device).expand(B)   # noqa: E731
+    run.row_calls += B
+    with run.autocast():
+        return run.model(tokens, z, clock(t_text), clock(t_latent), None if positions is None else positions.to(run.device), predict)
+
+
+# ---- the directions. Guidance: p_0 is the same network with the condition's clock at 1 and its content noise.
+
 @torch.inference_mode()
-def l2t(run, z, sampler='confidence', steps=0, temperature=-1.0, nucleus=1.0, guidance=1.0, score='top1', seed=0, batch=128,
-        on_step=lambda tokens: None, progress=lambda n: None):
-    """ Token ids (n, L) written from standardised latents z (n, N, D). """
-    if sampler not in SAMPLERS:
-        raise ValueError(f"sampler={sampler!r}: choose from {', '.join(SAMPLERS)}")
-    if score not in ('top1', 'margin', 'entropy', 'threshold'):
-        raise ValueError(f'score={score!r}: choose from top1, margin, entropy, threshold')
-    if temperature < 0:
-        temperature = 0.0 if sampler == 'confidence' else 1.0
-    steps = steps or (128 if sampler == 'ancestral' else run.L)
-    extra = dict(score=score) if sampler == 'confidence' else {}
-    rng = torch.Generator(run.device).manual_seed(seed)
+def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=nothing, progress=lambda n: None, **how):
+    """
+    Fill the MASKs of tokens (n, L) that are not given (n, L), from standardised latents z (n, N, D), or from text alone: z None.
+        log p = g log p(. | z) + (1 - g) log p(.)
+    inner (n, L): where EOS and PAD are not allowed. Returns tokens (n, L).
+    """
+    how = DEFAULTS | how
+    how['sampler'] = how['sampler'] or 'confidence'
+    sampler, knobs, temperature = make_sampler(how)
+    if 'text' not in run.streams:
+        raise ValueError(f'{run.out_dir} has no text stream: nothing to write')
+    steps = how['steps'] or (run.L if how['sampler'] in ('confidence', 'first_hitting') else 128)
+    g = how['guidance'] if z is not None else 0
+    rng = torch.Generator().manual_seed(seed)
+    device_rng = rng if torch.device(run.device).type == 'cpu' else torch.Generator(run.device).manual_seed(seed)
+    specials = torch.tensor([run.tokenizer.eos, run.tokenizer.pad], device=run.device)
     out = []
-    for part in z.split(batch):
-        part = part.to(run.device)
-        null = torch.randn(part.shape, generator=rng, device=run.device) * run.latent.live   # one draw per sample, kept
-        denoise = make_denoise(run.model, part, torch.zeros(len(part), device=run.device), null, guidance, run.autocast)
-        tokens = torch.full((len(part), run.L), run.text.mask_id, device=run.device)
-        given = torch.zeros_like(tokens, dtype=torch.bool)
-        out.append(SAMPLERS[sampler](denoise, make_propose(temperature, nucleus, rng), run.text, tokens, given, steps, rng,
-                                     on_step, **extra).cpu())
-        progress(len(part))
+    for first in range(0, len(tokens), batch):
+        part = slice(first, first + batch)
+        x, condition = tokens[part].to(run.device), None if z is None else z[part].to(run.device)
+        null = None
+        if 'latent' in run.streams:                                      # one draw per sample, kept
+            shape = (len(x), run.model.config.n_latents, run.model.config.latent_dim)
+            null = torch.randn(shape, generator=device_rng, device=run.device) * run.latent.live
+        banned = None if inner is None else inner[part].flatten().to(run.device)
+
+        def denoise(tokens, t, positions, rows=slice(None)):
+            log_p = []
+            for weight, latents, clock in ((g, condition, 0.0), (1 - g, null, 1.0)):
+                if weight:
+                    logits, _ = call(run, tokens, None if latents is None else latents[rows], t, clock, positions)
+                    log_p.append(logits if weight == 1 else weight * logits.log_softmax(-1))
+            log_p = sum(log_p)
+            if banned is not None:
+                at = torch.where(banned.view(len(x), -1)[rows].flatten()[positions.to(run.device)], -torch.inf, 0.0)
+                log_p[:, specials] += at[:, None]
+            return log_p
+        out.append(sampler(denoise, make_propose(temperature, how['nucleus'], device_rng), run.text, x, given[part], steps, rng,
+                           on_step, **knobs).cpu())
+        progress(len(x))
     return torch.cat(out)
 
 
+def blank(run, n):
+    """ n texts of which nothing is known: tokens, all MASK, and given, all False. """
+    return torch.full((n, run.L), run.text.mask_id), torch.zeros(n, run.L, dtype=torch.bool)
+
+
+def l2t(run, z, **how):
+    """ Tokens (n, L) written from standardised latents z (n, N, D). """
+    return write(run, *blank(run, len(z)), z, **how)
+
+
+@torch.inference_mode()
+def t2l(run, tokens, n=None, seed=0, batch=128, progress=lambda n: None, **how):
+    """ Standardised latents (n, N, D) of texts tokens (n, L); tokens None: n latents of no text.
+        x0 = x0_u + g (x0_c - x0_u), e likewise; u: every token MASK, at text clock 1 """
+    how = DEFAULTS | how
+    if how['solver'] not in SOLVERS:
+        raise ValueError(f"solver={how['solver']!r}: choose from {', '.join(SOLVERS)}")
+    if 'latent' not in run.streams or how['latent_steps'] < 1:
+        raise ValueError(f"{run.out_dir} has no latent stream, or latent_steps={how['latent_steps']} < 1: nothing to solve")
+    n = n if tokens is None else len(tokens)
+    g = how['guidance'] if tokens is not None else 0
+    rng = torch.Generator(run.device).manual_seed(seed)
+    c, out = run.model.config, []
+    for first in range(0, n, batch):
+        x = blank(run, min(batch, n - first))[0].to(run.device) if tokens is None else tokens[first:first + batch].to(run.device)
+        empty = torch.full_like(x, run.text.mask_id)
+
+        def denoise(z, t):
+            parts = []
+            for weight, seen, clock in ((g, x, 0.0), (1 - g, empty, 1.0)):
+                if weight:
+                    prediction = call(run, seen, z, clock, t, predict=('latent',))[1]
+                    parts.append([weight * y for y in run.latent.x0_and_e(prediction, z, t)])
+            return tuple(sum(ys) for ys in zip(*parts))
+        z = torch.randn(len(x), c.n_latents, c.latent_dim, generator=rng, device=run.device) * run.latent.live
+        out.append(solve(run.latent, how['solver'], z, how['latent_steps'], denoise, rng).cpu())
+        progress(len(x))
+    return torch.cat(out)
+
+
+def latent_times(latent, steps):
+    """ From 1 to 0; eps says nothing at t = 1, where the input is the answer. """
+    return torch.linspace(1 - 1e-3 if latent.target == 'eps' else 1, 0, steps + 1, dtype=torch.float64)
+
+
+def solve(latent, solver, z, steps, denoise, rng):
+    """ z (B, N, D) from noise at t = 1 to a clean latent at t = 0. """
+    times, memory, step = latent_times(latent, steps), {}, getattr(latent, solver)
+    for t, s in zip(times, times[1:]):
+        z = step(z, t, s, denoise, memory, torch.randn(z.shape, generator=rng, device=z.device))
+    return z.float()
+
+
+@torch.inference_mode()
+def unconditional(run, n, seed=0, batch=128, on_step=nothing, progress=lambda n: None, **how):
+    """ Text and latent from noise: both clocks run down together, one call a step for both. Tokens (n, L), standardised latents. """
+    how = DEFAULTS | how
+    how['sampler'] = how['sampler'] or 'ancestral'
+    sampler, knobs, temperature = make_sampler(how)
+    if set(run.streams) != {'text', 'latent'}:
+        raise ValueError(f'{run.out_dir} has streams {run.streams}: --mode={run.streams[0]} samples it')
+    if how['sampler'] in ('first_hitting', 'cached') or how['block_size'] or how['solver'] == 'heun':
+        raise ValueError(f"sampler={how['sampler']}, block_size={how['block_size']}, solver={how['solver']}: joint sampling makes one call "
+                         'a step for both; choose from ancestral, confidence, remdm without blocks, and from ddim, dpmpp_2m, ancestral')
+    if how['sampler'] == 'remdm' and how['remask'] == 'loop' or how['guidance'] != 1:
+        raise ValueError('remask=loop and guidance need a fixed condition: joint sampling has none')
+    steps = how['steps'] or 128
+    if how['sampler'] == 'confidence':
+        steps = min(steps, run.L)
+    rng = torch.Generator().manual_seed(seed)
+    device_rng = rng if torch.device(run.device).type == 'cpu' else torch.Generator(run.device).manual_seed(seed)
+    step, times, out = getattr(run.latent, how['solver']), latent_times(run.latent, steps).tolist(), []
+    for first in range(0, n, batch):
+        B = min(batch, n - first)
+        shape = (B, run.model.config.n_latents, run.model.config.latent_dim)
+        noise = lambda: torch.randn(shape, generator=device_rng, device=run.device) * run.latent.live   # noqa: E731
+        state = SimpleNamespace(z=noise(), i=0, memory={})
+
+        def denoise(tokens, t_text, positions):                          # the text sampler asks, and the latent takes its step too
+            t, s = (torch.tensor(times[i], dtype=torch.float64) for i in (state.i, state.i + 1))
+            logits, prediction = call(run, tokens, state.z, t_text, t, positions, ('text', 'latent'))
+            state.z = step(state.z, t, s, lambda z, t: run.latent.x0_and_e(prediction, z, t), state.memory, noise()).float()
+            state.i += 1
+            return logits
+        tokens, given = blank(run, B)
+        tokens = sampler(denoise, make_propose(temperature, how['nucleus'], device_rng), run.text, tokens.to(run.device), given, steps,
+                         rng, on_step, **knobs)
+        assert state.i == steps, (state.i, steps)
+        out.append((tokens.cpu(), state.z.cpu()))
+        progress(B)
+    return tuple(torch.cat(parts) for parts in zip(*out))
+
+
+# ---- with the encoder: draw several, keep the nearest, mend it
+
+def closeness(run, tokens, raw):
+    """ Cosine (n,) of the embeddings of tokens (n, L) with raw latents (n, N, D). """
+    embedded = encode(run, [run.tokenizer.decode(ids) for ids in tokens.tolist()])
+    return F.cosine_similarity(embedded.flatten(1), raw.flatten(1))
+
+
+def nearest(run, candidates, raw, K):
+    """ Of each K candidates (n K, L) the one whose embedding is nearest to raw (n, N, D): tokens (n, L), cosine (n,). """
+    score, best = closeness(run, candidates, raw.repeat_interleave(K, 0)).view(-1, K).max(1)
+    return candidates.view(len(raw), K, -1)[torch.arange(len(raw)), best], score
+
+
+def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, **how):
+    """
+    l2t by trial: `rerank` candidates from each raw latent (n, N, D), the nearest stays; then `refine` rounds, in each of which so
+    many variants of it are drawn, each with the least certain `share` of its tokens masked again, and the nearest of all stays.
+    Several candidates by confidence are drawn at temperature .7: greedy ones would be equal. Returns tokens (n, L), cosine (n,).
+    """
+    K = rerank
+    if K > 1 and how.get('temperature', -1.0) < 0 and how.get('sampler', '') in ('', 'confidence'):
+        how = how | dict(temperature=0.7)
+    z = run.stats.standardise(raw).repeat_interleave(K, 0)
+    best, score = nearest(run, write(run, *blank(run, len(z)), z, seed=seed, **how), raw, K)
+    for r in range(1, refine + 1):
+        tokens = mask_least_certain(run, best.repeat_interleave(K, 0), z, share, seed + r, how.get('batch', 128))
+        found, found_score = nearest(run, write(run, tokens, tokens != run.text.mask_id, z, seed=seed + r, **how), raw, K)
+        better = found_score > score
+        best, score = torch.where(better[:, None], found, best), torch.where(better, found_score, score)
+    return best, score
+
+
+@torch.inference_mode()
+def mask_least_certain(run, tokens, z, share, seed, batch):
+    """ tokens (n, L) with a share of the length of each text masked: where log p(x^i | z, half of the other tokens) is lowest. The
+    halves are drawn by lot, row by row, so equal rows come out differently. """
+    half = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
+    certainty = torch.zeros(tokens.shape)
+    for first in range(0, len(tokens), batch):
+        part = slice(first, first + batch)
+        for mask in (half[part], ~half[part]):
+            positions = positions_of(mask)
+            noisy = torch.where(mask, run.text.mask_id, tokens[part]).to(run.device)
+            t = run.text.clock(mask.double().mean(1))
+            logits, _ = call(run, noisy, z[part].to(run.device), t, 0.0, positions)
+            x = tokens[part].flatten()[positions].to(run.device)
+            put(certainty[part], positions, certainty_of(logits, x, 'top1').cpu())
+    n = (share * (tokens != run.tokenizer.pad).sum(1, keepdim=True)).ceil()
+    return torch.where(certainty.argsort(1).argsort(1) < n, run.text.mask_id, tokens)
+
+
 # ---- the command line
+
+def read_template(run, text):
+    """ 'A [MASK] runs on the [MASK:3].' -> tokens, given, inner, (L,) each. A space before a mask belongs to its token, where the
+    tokenizer has such tokens. Without [MASK:*] the text has the length that it shows; inner: there EOS and PAD are not allowed. """
+    space = ' ?' if len(run.tokenizer.encode(' a')) == 1 else ''
+    tokens, inner, rest = [], [], False
+    pieces = re.split(space + r'\[MASK(|:\d+|:\*)\]', text)             # text, count, text, count, ..., text
+    if len(pieces) == 1:
+        raise ValueError(f'no [MASK] in {text!r}: nothing to fill')
+    for i, piece in enumerate(pieces):
+        if rest and piece:
+            raise ValueError(f'[MASK:*] stands at the end of a text, found {piece!r} behind it')
+        rest = rest or i % 2 and piece == ':*'
+        added = [] if rest else run.tokenizer.encode(piece) if i % 2 == 0 else [run.text.mask_id] * int(piece[1:] or 1)
+        tokens, inner = tokens + added, inner + [i % 2 == 1] * len(added)
+    if len(tokens) >= run.L:
+        raise ValueError(f'{text!r} has {len(tokens)} tokens, {run.out_dir} writes at most {run.L - 1} and an EOS')
+    open_end = run.L - len(tokens)
+    tokens += [run.text.mask_id] * open_end if rest else [run.tokenizer.eos] + [run.tokenizer.pad] * (open_end - 1)
+    tokens = torch.tensor(tokens)
+    return tokens, tokens != run.text.mask_id, torch.tensor(inner + [False] * open_end)
+
 
 def watcher(tokenizer, mask_id, rows):
     """ on_step that redraws the texts in place on a terminal, and prints the first one line by line elsewhere. """
@@ -250,34 +593,96 @@ def show(tokenizer, ids, mask_id):
     return ''.join(pieces).replace('\n', ' ')
 
 
+def read_latents(run, path):
+    """ Raw latents (n, N, D) from an .npy file of (n, D) or (n, N, D). """
+    N, D = run.meta['latent_shape']
+    raw = torch.from_numpy(np.load(path, allow_pickle=False)).float()
+    raw = raw[:, None] if raw.ndim == 2 else raw
+    if raw.ndim != 3 or raw.shape[1:] != (N, D):
+        raise ValueError(f'{path}: shape {tuple(raw.shape)}, expected (n, {N}, {D}) as {run.out_dir} was trained')
+    if not raw.isfinite().all():
+        raise ValueError(f'{path}: rows {(~raw.isfinite().all((1, 2))).nonzero().flatten().tolist()[:5]} are not finite')
+    return raw
+
+
+def read_sources(run, mode):
+    """ (names, texts or None, raw latents or None), by what the mode reads. """
+    if text and texts or (text or texts) and latents and mode != 'infill' or latents and like:
+        raise ValueError('text, texts and latents: give one of them')
+    lines = [text] if text else []
+    if texts:
+        with open(texts, encoding='utf-8') as f:
+            lines = [line.strip() for line in f if line.strip()]
+    if mode in ('t2l', 't2l2t', 'infill') and not lines or mode == 'l2t' and not lines and not latents:
+        raise ValueError(f'mode={mode} reads --text="...", or --texts=FILE' + (', or --latents=FILE.npy' if mode == 'l2t' else ''))
+    if mode in ('unconditional', 'text', 'latent'):
+        return [''] * num_samples, None, None
+    if (latents or like or mode != 'infill') and not run.meta['latent_shape']:
+        raise ValueError(f'{run.out_dir} was trained without latents: mode={mode} has nothing to start from')
+    raw = read_latents(run, latents) if latents else encode(run, [like]) if like else encode(run, lines) if mode == 'l2t' else None
+    if mode == 'infill' and raw is not None:
+        if len(raw) not in (1, len(lines)):
+            raise ValueError(f'{latents}: {len(raw)} latents for {len(lines)} texts')
+        raw = raw.expand(len(lines), -1, -1)
+    names = lines or [f'{latents}[{i}]' for i in range(len(raw))]
+    return names, lines, raw
+
+
 def main():
-    configure(globals())
+    config = configure(globals())
+    how = {name: config[name] for name in TEXT_KNOBS + LATENT_KNOBS} | dict(seed=seed, batch=sample_batch)
     with stop_on_error():
         run = load_run(out_dir, which, device, dtype, encoder_folder)
-        N, D = run.meta['latent_shape'] or (0, 0)
-        if 'latent' not in run.model.config.streams or not N:
-            raise ValueError(f'{out_dir} was trained without latents: l2t has nothing to start from')
-        if bool(text) == bool(latents):
-            raise ValueError('give --text="..." or --latents=FILE.npy, one of them')
-        if text:
-            sources, raw = [text], encode(run, [text])
-        else:
-            raw = torch.from_numpy(np.load(latents, allow_pickle=False)).float()
-            raw = raw[:, None] if raw.ndim == 2 else raw
-            if raw.ndim != 3 or raw.shape[1:] != (N, D):
-                raise ValueError(f'{latents}: shape {tuple(raw.shape)}, expected (n, {N}, {D}) as {out_dir} was trained')
-            if not raw.isfinite().all():
-                raise ValueError(f'{latents}: rows {(~raw.isfinite().all((1, 2))).nonzero().flatten().tolist()[:5]} are not finite')
-            sources = [f'{latents}[{i}]' for i in range(len(raw))]
-        z = run.stats.standardise(raw).repeat_interleave(num_samples, 0)
-        warmth = 0.7 if temperature < 0 and sampler == 'confidence' and num_samples > 1 else temperature
-        on_step = watcher(run.tokenizer, run.text.mask_id, len(z)) if watch else lambda tokens: None
-        with tqdm(total=len(z), unit='sample', disable=len(z) <= sample_batch) as bar:
-            tokens = l2t(run, z, sampler, steps, warmth, nucleus, guidance, score, seed, sample_batch, on_step, bar.update)
-    for i, source in enumerate(sources):
-        print(f'\n{source}')
-        for ids in tokens[i * num_samples:(i + 1) * num_samples].tolist():
-            print(f'  -> {run.tokenizer.decode(ids)}')
+        trained = run.config['mode'] if set(run.streams) == {'text', 'latent'} else run.streams[0]
+        task = mode if mode not in ('', 'mixed') else 'l2t' if trained == 'mixed' else trained
+        legal = ('l2t', 't2l', 'unconditional', 'text', 'latent', 'infill', 't2l2t')
+        if task not in legal:
+            raise ValueError(f"mode={mode!r}: choose from {', '.join(legal)}")
+        if num_samples < 1 or rerank < 1 or refine < 0:
+            raise ValueError(f'num_samples={num_samples}, rerank={rerank}, refine={refine}: expected at least 1, 1 and 0')
+        sources, lines, raw = read_sources(run, task)
+        each = 1 if lines is None and raw is None else num_samples
+        total = len(sources) * each
+        if each > 1 and temperature < 0 and sampler in ('', 'confidence'):
+            how['temperature'] = 0.7
+        how['on_step'] = watcher(run.tokenizer, run.text.mask_id, total) if watch else nothing
+        tokens = z = notes = None
+        with tqdm(total=total, unit='sample', disable=total <= sample_batch) as bar:
+            how['progress'] = bar.update
+            if task in ('t2l', 't2l2t', 'latent'):
+                latent_how = {key: how[key] for key in (*LATENT_KNOBS, 'seed', 'batch')}
+                z = t2l(run, pack(run, lines).repeat_interleave(each, 0) if lines else None, n=total, **latent_how)
+            if task == 't2l2t':
+                tokens = l2t(run, z, **how)
+            elif task == 'l2t' and (rerank > 1 or refine):
+                tokens, cosine = search(run, raw.repeat_interleave(each, 0), rerank, refine, **how)
+                notes = [f'   cosine {c:.3f}' for c in cosine.tolist()]
+            elif task == 'l2t':
+                tokens = l2t(run, run.stats.standardise(raw).repeat_interleave(each, 0), **how)
+            elif task == 'text':
+                tokens = write(run, *blank(run, total), None, **how | dict(sampler=sampler or 'ancestral'))
+            elif task == 'unconditional':
+                tokens, z = unconditional(run, total, **how)
+            elif task == 'infill':
+                templates = zip(*(read_template(run, line) for line in lines))
+                ids, given, inner = (torch.stack(part).repeat_interleave(each, 0) for part in templates)
+                condition = None if raw is None else run.stats.standardise(raw).repeat_interleave(each, 0)
+                tokens = write(run, ids, given, condition, inner=inner, **how)
+        if z is not None and save:
+            np.save(save, raw_latents(run, z).numpy())
+        if task == 't2l':                                                # what the encoder itself says of these texts
+            cosine = F.cosine_similarity(raw_latents(run, z).flatten(1), encode(run, lines).repeat_interleave(each, 0).flatten(1))
+            notes = [f'latent of {tuple(z.shape[1:])}, cosine with the encoder\'s own {c:.3f}' for c in cosine.tolist()]
+        elif task == 'latent':
+            notes = [f'latent of {tuple(z.shape[1:])}, mean square {x:.3f} per dimension, standardised'
+                     for x in (z.square().sum((1, 2)) / run.stats.live.sum() / z.shape[1]).tolist()]
+    for i in range(total):
+        if i % each == 0 and sources[i // each]:
+            print(f'\n{sources[i // each]}')
+        written = '' if tokens is None else run.tokenizer.decode(tokens[i].tolist())
+        print(f'  -> {written}{notes[i] if notes else ""}')
+    if z is not None and save:
+        print(f'\n{total} latents written to {save}')
 
 
 if __name__ == '__main__':

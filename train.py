@@ -3,6 +3,7 @@ Train the two-clock model: text from an embedding (l2t), an embedding from text 
 
     python train.py config/quickstart.py                            # one process, CPU or GPU
     python train.py config/quickstart.py --max_iters=100            # any knob below, by name
+    python train.py config/quickstart.py config/mixed.py --out_dir=out/mixed        # overlays: t2l, unconditional, mixed, stable
     torchrun --standalone --nproc_per_node=1 train.py config/l2t.py
 
 Reads data/<dataset> (prepare.py), writes out_dir: config.json, data/, training_log.jsonl, step-N/ with the checkpoints.
@@ -19,13 +20,14 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import torch
 
 import checkpoint
 from configurator import configure, stop, stop_on_error
 from data import PackedDataset, dataset_folder, dataset_identity, prefetch, row_order
-from diffusion import (GaussianLatents, MaskedText, draw_clocks, mode_shares, normals, positions_and_targets, text_bound,
+from diffusion import (MODES, GaussianLatents, MaskedText, draw_clocks, mode_shares, normals, positions_and_targets, text_bound,
                        uniforms)
 from model import Model, ModelConfig
 
@@ -37,10 +39,13 @@ seed = 0
 # ---- what is learned
 mode = 'l2t'                       # l2t | t2l | unconditional | mixed
 mode_weights = (1.0, 1.0, 1.0)     # mixed: shares of unconditional, l2t, t2l
+mode_schedule = ''                 # or modes in turn: 't2l:2000,l2t:3000,mixed' is 2,000 steps of t2l, 3,000 of l2t, then mixed
 cond_drop = 0.1                    # share of l2t and t2l rows whose condition is noise at clock 1
 latent_noise = 0.0                 # l2t reads latents at a clock from U(0, latent_noise)
 latent_weight = 1.0                # of the latent loss (per dimension) beside the text loss (nats per token)
-freeze = 'unused'                  # 'unused': parameters that no loss of the mode can reach; 'none'
+init_from = ''                     # a run folder: begin with its best weights, at step 0
+freeze = 'unused'                  # 'unused': what no loss of the mode can reach; 'modality': in l2t the latent encoder and head too, in
+                                   # t2l the text ones, to fine-tune what init_from names; 'none'
 # ---- the two processes, math in diffusion.py; sampling reads the same
 text_schedule = 'loglinear'        # loglinear | cosine | polynomial
 text_power = 2.0                   # polynomial: 1 - a(t) = t^power
@@ -91,7 +96,7 @@ log_interval = 50
 config = configure(globals())
 
 # ---- derived values, and everything a user can get wrong, before anything is built
-for name, value, legal in (('resume', resume, ('auto', 'never')), ('freeze', freeze, ('none', 'unused')),
+for name, value, legal in (('resume', resume, ('auto', 'never')), ('freeze', freeze, ('none', 'unused', 'modality')),
                            ('optimizer', optimizer, ('adamw', 'muon'))):
     if value not in legal:
         stop(f"{name}={value!r}: choose from {', '.join(legal)}")
@@ -104,8 +109,38 @@ if min(batch_size, grad_accum, log_interval, eval_interval, save_interval, eval_
 for name, value in (('seq_len', seq_len), ('latent_width', latent_width)):
     if type(value) not in (int, type(None)):
         stop(f'{name}={value!r} must be a whole number, or None')
+if type(muon_lr) not in (int, float, type(None)):
+    stop(f'muon_lr={muon_lr!r} must be a number, or None')
 if resume == 'never' and os.path.isdir(out_dir) and os.listdir(out_dir):
     stop(f'{out_dir} is not empty and resume=never: choose another --out_dir')
+
+
+def read_stages(schedule):
+    """ 'l2t', or 't2l:2000,l2t:3000,mixed': a stage each, with its first step, what its mode draws, the streams that have a loss,
+    and the positions that the head runs on. """
+    found, first = [], 0
+    for part in schedule.split(','):
+        name, _, length = part.strip().partition(':')
+        if length and not length.isdigit() or not length and found and found[-1].length is None:
+            raise ValueError(f'mode_schedule={schedule!r}: {part.strip()!r} is no MODE:STEPS; only the last mode may go without steps')
+        shares = mode_shares(name, mode_weights)
+        text_share = shares['unconditional'] + shares['l2t']             # of the rows that have the loss
+        latent_share = shares['unconditional'] + shares['t2l']
+        losses = tuple(s for s, share in (('text', text_share), ('latent', latent_share)) if share and s in streams)
+        if not losses:
+            raise ValueError(f'mode={name} has no loss on streams={streams}')
+        if freeze == 'modality' and name not in ('l2t', 't2l'):
+            raise ValueError(f'freeze=modality fine-tunes one direction, l2t or t2l, not mode={name}')
+        found.append(SimpleNamespace(mode=name, first=first, length=int(length) if length else None, shares=shares, predict=losses,
+                                     budget=text.head_budget(batch_size, L, text_share)))
+        first += int(length or 0)
+    return found
+
+
+def stage_at(step):
+    return [stage for stage in stages if stage.first <= step][-1]
+
+
 folder = dataset_folder(dataset)
 configs = [arg for arg in sys.argv[1:] if arg.endswith('.py')]
 if configs and not os.path.exists(os.path.join(folder, 'meta.json')):
@@ -114,7 +149,6 @@ with stop_on_error():
     device = checkpoint.pick_device(device)
     train_data = PackedDataset(folder, 'train', seq_len)
     val_data = PackedDataset(folder, 'val', train_data.seq_len)
-    shares = mode_shares(mode, mode_weights)
     if train_data.latent_shape is None and 'latent' in streams:
         raise ValueError(f"{folder} has no latents: prepare it with --encoder=..., or train with --streams=text, --mode=unconditional")
     N, D = train_data.latent_shape or (0, 0)
@@ -126,14 +160,11 @@ with stop_on_error():
     latent = GaussianLatents(train_data.live.to(device) if N else None, latent_schedule, latent_target, latent_loss_weight)
     if model_config.causal:
         raise ValueError('causal=True has no training loss yet: masked diffusion looks both ways')
-L = train_data.seq_len
+    L = train_data.seq_len
+    stages = read_stages(mode_schedule or mode)
 global_batch = batch_size * grad_accum
-text_share = shares['unconditional'] + shares['l2t'] if 'text' in streams else 0   # of the rows that have the loss
-latent_share = shares['unconditional'] + shares['t2l'] if 'latent' in streams else 0
-predict = tuple(s for s, share in (('text', text_share), ('latent', latent_share)) if share)
-if not predict:
-    stop(f"mode={mode} has no loss on streams={streams}")
-budget = text.head_budget(batch_size, L, text_share)
+predict = tuple(s for s in streams if any(s in stage.predict for stage in stages))
+trains = {name for stage in stages for name, share in stage.shares.items() if share}
 
 # ---- device and seed
 device_type = torch.device(device).type
@@ -149,10 +180,21 @@ autocast = lambda: torch.autocast(device_type, torch.bfloat16, enabled=dtype == 
 
 # ---- model, and its running average in float32
 model = Model(model_config).to(device)
-frozen = set(model.unreachable(predict)) if freeze == 'unused' else set()
-for name, parameter in model.named_parameters():
-    parameter.requires_grad_(name not in frozen)
-names, parameters = zip(*((n, p) for n, p in model.named_parameters() if p.requires_grad))
+for stage in stages:
+    stage.frozen = set() if freeze == 'none' else set(model.unreachable(stage.predict))
+    if freeze == 'modality':
+        stage.frozen |= set(model.encoder_and_head('latent' if stage.mode == 'l2t' else 'text'))
+always_frozen = set.intersection(*(stage.frozen for stage in stages))
+names, parameters = zip(*((n, p) for n, p in model.named_parameters() if n not in always_frozen))
+
+
+def freeze_all_but(trained):
+    """ What is frozen gets no gradient, so no optimizer moves it: not by momentum, not by decay. """
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trained)
+
+
+freeze_all_but(names)                                      # the optimizers take all that ever train
 ema = [p.detach().clone() for p in parameters] if ema_decay else None
 
 
@@ -189,6 +231,20 @@ step = saved_at = evaluated_at = 0
 best_val = math.inf
 with stop_on_error():
     newest = checkpoint.newest(out_dir) if resume == 'auto' else None
+    if init_from and not newest:
+        source, source_config, source_meta = checkpoint.load_model(init_from, 'best', device=device)
+        source_process = {name: source_config[name] for name in process}
+        source_identity = json.loads(json.dumps(dict(model=asdict(source.config), process=source_process, **dataset_identity(source_meta))))
+        other = checkpoint.difference(source_identity, identity)
+        if other:
+            raise ValueError(f'init_from={init_from} was trained with {other}')
+        model.load_state_dict(source.state_dict())
+        for e, p in zip(ema or (), parameters):
+            e.copy_(p.detach())
+        del source
+        print(f'begins with the best weights of {init_from}')
+    elif freeze == 'modality' and not newest:
+        print('warning: freeze=modality without init_from freezes an encoder at its random start: its modality will not be understood')
     if newest:
         saved = checkpoint.load(newest, map_location=device)
         state = saved['training_state']
@@ -221,7 +277,7 @@ if compile:
     for block in model.blocks:                             # all blocks are one program: a depth-th of the wait
         block.compile(dynamic=False)
 
-flops = model.flops(global_batch, L, budget * grad_accum, predict)
+flops = model.flops(global_batch, L, stages[0].budget * grad_accum, stages[0].predict)
 print(f'{model.n_parameters() / 1e6:.1f}M parameters ({sum(p.numel() for p in parameters) / 1e6:.1f}M train), '
       f'{flops / 1e9:,.0f} GFLOP per step, {len(train_data):,} samples, {global_batch * max_iters / len(train_data):.1f} epochs, '
       f'device {device}, {dtype}', flush=True)
@@ -231,24 +287,26 @@ def make_batch(data, rows, step, first, batch):
     """ Rows of the dataset as they enter the network at this step, with what the losses need; first: number of the first row
     in the global batch, of `batch` rows. A pure function of its arguments and the seed, made on the host. """
     tokens, latents = data.rows(rows)                                    # (B, L), (B, N, D)
-    B = len(rows)
-    c = draw_clocks(seed, step, first, B, batch, shares, cond_drop, latent_noise, t_min)
+    B, stage = len(rows), stage_at(step)
+    c = draw_clocks(seed, step, first, B, batch, stage.shares, cond_drop, latent_noise, t_min)
     out = dict(mode=c['mode'], t_text=c['t_text'].float(), t_latent=c['t_latent'].float())
     if 'text' in streams:
         out['tokens'], mask = text.corrupt(tokens, c['t_text'], uniforms(seed, step, 'mask', first, B, L))
-        if 'text' in predict:                              # where: a row without this loss has clock 0, and the weight inf * 0
+        if 'text' in stage.predict:                        # where: a row without this loss has clock 0, and the weight inf * 0
             row_weight = torch.where(c['text_weight'] > 0, text.weight(c['t_text']) * c['text_weight'], 0)
             scored = mask & (c['text_weight'] > 0)[:, None]
-            out['positions'], out['targets'], out['weight'] = positions_and_targets(scored, tokens, row_weight, budget)
+            out['positions'], out['targets'], out['weight'] = positions_and_targets(scored, tokens, row_weight, stage.budget)
     if 'latent' in streams:
         out['clean'], out['noise'] = latents, normals(seed, step, 'latent', first, B, N, D)
-        out['row_weight'] = torch.where(c['latent_weight'] > 0, latent.weight(c['t_latent']) * c['latent_weight'], 0).float()
+        if 'latent' in stage.predict:
+            out['row_weight'] = torch.where(c['latent_weight'] > 0, latent.weight(c['t_latent']) * c['latent_weight'], 0).float()
     return out
 
 
 def losses(b):
     """ Forward one micro-batch: {loss, and per stream its loss, its error per position or row, and the logits}. """
     noisy = target = None
+    predict = stage.predict
     if 'latent' in streams:
         noisy, e = latent.corrupt(b['clean'], b['t_latent'], b['noise'])
         target = latent.target_of(b['clean'], e, b['t_latent'])
@@ -271,13 +329,17 @@ def add_statistics(stats, b, r):
     def binned(clock, values, scored):
         bins = (4 * clock).long().clamp(max=3)
         return [torch.zeros(4, device=device).index_add_(0, bins, x) for x in (torch.where(scored, values, 0), scored.float())]
-    sums = dict(loss=r['loss'], rows=torch.bincount(b['mode'], minlength=len(shares)))
-    if 'text' in predict:
-        scored = b['weight'] > 0
+    def by_mode(modes, values):
+        return torch.zeros(len(MODES), device=device).index_add_(0, modes, values)
+    sums = dict(loss=r['loss'], rows=torch.bincount(b['mode'], minlength=len(MODES)))
+    if 'text_loss' in r:
+        scored, row = b['weight'] > 0, b['positions'] // L
         sums['text_loss'], sums['correct'] = r['text_loss'], ((r['logits'].argmax(1) == b['targets']) & scored).sum()
-        sums['text_bins'], sums['text_count'] = binned(b['t_text'][b['positions'] // L], r['nll'], scored)
-    if 'latent' in predict:
+        sums['text_bins'], sums['text_count'] = binned(b['t_text'][row], r['nll'], scored)
+        sums['text_by_mode'] = by_mode(b['mode'][row], torch.where(scored, b['weight'] * r['nll'], 0)) * batch_size
+    if 'latent_loss' in r:
         sums['latent_loss'] = r['latent_loss']
+        sums['latent_by_mode'] = by_mode(b['mode'], torch.where(b['row_weight'] > 0, b['row_weight'] * r['error'], 0))
         sums['latent_bins'], sums['latent_count'] = binned(b['t_latent'], r['error'], b['row_weight'] > 0)
     for key, value in sums.items():
         stats[key] = stats.get(key, 0) + value.detach()
@@ -302,13 +364,13 @@ def evaluate():
         spread = (u[0, 0] + torch.arange(B, device=device) / B) % 1      # one clock per row, evenly
         with autocast():
             if 'text' in predict:
-                t_latent = zeros if shares['l2t'] else ones              # mixed: given the latents
+                t_latent = zeros if 'l2t' in trains else ones            # mixed: given the latents
                 z = latent.corrupt(latents, t_latent, e)[0] if N and e is not None else None
                 u[:, 0] = spread
                 nats += text_bound(model, text, tokens, z, t_latent, u).sum().item()
             if 'latent' in predict:
                 z, e = latent.corrupt(latents, spread, e)
-                given = zeros if shares['t2l'] else ones
+                given = zeros if 't2l' in trains else ones
                 seen = text.corrupt(tokens, given, u[:, 1:])[0] if 'text' in streams else None
                 out = model(seen, z, given, spread.float(), predict=('latent',))[1]
                 error += latent.loss(out, latent.target_of(latents, e, spread), ones)[1].sum().item()
@@ -378,6 +440,7 @@ def request_stop(number, frame):
 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
     signal.signal(number, request_stop)
 
+stage = None
 model.train()
 batches = prefetch(micro_batches(step), device)
 stats, since, steps_since = {}, time.perf_counter(), 0
@@ -412,6 +475,12 @@ while True:
     if at_end:
         break
 
+    if stage is not stage_at(step):
+        stage = stage_at(step)
+        freeze_all_but(set(names) - stage.frozen)
+        assert {n for n, p in model.named_parameters() if not p.requires_grad} == stage.frozen, 'others are frozen than shall be'
+        if len(stages) > 1:
+            print(f'step {step:>6,} | mode {stage.mode}', flush=True)
     loss = 0
     for _ in range(grad_accum):
         batch = next(batches)
@@ -444,19 +513,21 @@ while True:
         now = time.perf_counter()
         s = {key: (value / steps_since).tolist() for key, value in stats.items()}   # means per step
         share = lambda sums, counts: [a / b if b else None for a, b in zip(sums, counts)]  # noqa: E731
+        per_mode = lambda key: {m: x for m, x in zip(MODES, share(s[key], s['rows'])) if x}  # noqa: E731
         speed = global_batch * L * steps_since / (now - since)
         entry = dict(step=step, epoch=step * global_batch / len(train_data), tokens=step * global_batch * L,   # PAD among them
                      loss=s['loss'] / grad_accum)
         line = f'step {step:>6,}/{max_iters:,} | loss {entry["loss"]:.4f}'
-        if 'text' in predict:
+        if 'text_loss' in s:
             entry.update(text_loss=s['text_loss'] / grad_accum, text_accuracy=s['correct'] / max(sum(s['text_count']), 1e-9),
-                         text_nll_by_t=share(s['text_bins'], s['text_count']))
+                         text_nll_by_t=share(s['text_bins'], s['text_count']), text_nats_by_mode=per_mode('text_by_mode'))
             line += f' | text {entry["text_loss"]:.4f}, {100 * entry["text_accuracy"]:.1f} % right'
-        if 'latent' in predict:
-            entry.update(latent_loss=s['latent_loss'] / grad_accum, latent_mse_by_t=share(s['latent_bins'], s['latent_count']))
+        if 'latent_loss' in s:
+            entry.update(latent_loss=s['latent_loss'] / grad_accum, latent_mse_by_t=share(s['latent_bins'], s['latent_count']),
+                         latent_mse_by_mode=per_mode('latent_by_mode'))
             line += f' | latent {entry["latent_loss"]:.4f}'
         entry.update(lr=learning_rate * get_lr(step - 1), grad_norm=s['norm'], tokens_per_s=speed, skipped=int(skipped.item()),
-                     modes=dict(zip(shares, (rows / global_batch for rows in s['rows']))))
+                     modes=dict(zip(MODES, (rows / global_batch for rows in s['rows']))))
         log_line(**entry)
         eta = (max_iters - step) * (now - since) / steps_since
         print(f'{line} | norm {entry["grad_norm"]:.2f} | {speed:,.0f} tokens/s | ETA {clock_time(eta)}'

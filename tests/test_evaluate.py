@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from diffusion import GaussianLatents, MaskedText
-from evaluate import compare, derangement, nelbo, word_f1
+from evaluate import (compare, correlations, derangement, nelbo, ranks, read_pairs, read_sweep, retrieval, ridge, text_statistics,
+                      word_f1)
 from model import Model, ModelConfig
 from toys import L, TEXTS, V, Toy, any_order_law, exact_bound, optimal_denoiser
 
@@ -50,8 +51,9 @@ def test_the_bound_lies_above_the_negative_log_likelihood_of_the_model_itself():
     assert gap.min() > -1e-9 and gap.mean() > .001                       # Jensen, text by text
 
 
-def copy_task(mode, read_condition=True, steps=400):
-    """ Train a tiny model where latents and text say the same; returns the loss with the right and with a shuffled condition. """
+def copy_task(mode, read_condition=True, steps=400, objective='v'):
+    """ Train a tiny model where latents and text say the same; returns the loss with the right and with a shuffled condition.
+    objective='copy': the earlier systems' t2l, a noise prediction at t = 1 only, where the input is the target. """
     torch.manual_seed(0)
     vocabulary, length, dims = 8, 4, 8
     model = Model(ModelConfig(vocab_size=vocabulary, seq_len=length, latent_dim=dims, latent_tokens=2, depth=2, heads=2, width=32))
@@ -70,10 +72,12 @@ def copy_task(mode, read_condition=True, steps=400):
             logits, _ = model(noisy, condition, t, zeros, predict=('text',))
             weight = (text.weight(t)[:, None] * mask).flatten() / mask.numel()
             return text.loss(logits.flatten(0, 1), tokens.flatten(), weight)[0]
+        if objective == 'copy':
+            t = torch.ones(B)
         z_t, e = latent.corrupt(z, t, torch.randn(z.shape))
         condition = tokens[other] if read_condition else torch.zeros_like(tokens)
         _, out = model(condition, z_t, zeros, t, predict=('latent',))
-        return latent.loss(out, latent.target_of(z, e, t), torch.ones(B))[0]
+        return latent.loss(out, e if objective == 'copy' else latent.target_of(z, e, t), torch.ones(B))[0]
     for _ in range(steps):
         optimizer.zero_grad()
         loss_of(64, False).backward()
@@ -88,6 +92,106 @@ def test_a_shuffled_condition_costs_a_model_that_reads_it_and_exposes_one_that_d
     assert shuffled > 1.5 * right, (right, shuffled)
     right, shuffled = copy_task(mode, read_condition=False, steps=100)
     assert shuffled == pytest.approx(right, rel=.1), 'a model that ignores its condition does not care'
+
+
+def test_the_earlier_t2l_objective_falls_by_copying_and_the_shuffled_control_exposes_it():
+    """ At t = 1 the noised latent is the noise: its loss looks like learning, and the text means nothing to it. """
+    right, shuffled = copy_task('t2l', objective='copy')
+    assert right < .1, 'it looks solved'
+    assert shuffled == pytest.approx(right, rel=.1), 'and another text does as well'
+    right, shuffled = copy_task('t2l')
+    assert shuffled > 1.5 * right, 'ours pays for the wrong text'
+
+
+def test_retrieval_finds_the_right_latent_and_ranks_it():
+    raw = torch.eye(5)[:, None]
+    r = retrieval(raw, raw)
+    assert r['retrieval@1'].tolist() == [100] * 5 and r['mrr'].tolist() == [1] * 5
+    second = torch.eye(5) + 1.5 * torch.eye(5).roll(1, 1)                # every one is nearest to its neighbour, then to itself
+    r = retrieval(second[:, None], raw)
+    assert r['retrieval@1'].sum() == 0 and r['mrr'].tolist() == [.5] * 5 and r['retrieval@10'].tolist() == [100] * 5
+    r = retrieval(torch.ones(5, 1, 5), raw)                              # all alike: at chance
+    assert r['retrieval@1'].tolist() == pytest.approx([20] * 5) and r['mrr'].tolist() == pytest.approx([1 / 3] * 5)
+
+
+def test_rank_and_linear_correlation_with_ties():
+    assert ranks(np.array([10., 20., 20., 5.])).tolist() == [2, 3.5, 3.5, 1]
+    x = np.array([1., 2, 3, 4, 5])
+    c = correlations(x, np.exp(x))
+    assert c['spearman'] == pytest.approx(1) and .8 < c['pearson'] < .95
+    rng = np.random.default_rng(0)
+    draws = [correlations(*rng.multivariate_normal([0, 0], [[1, .5], [.5, 1]], 400).T) for _ in range(200)]
+    assert np.std([d['pearson'] for d in draws]) == pytest.approx(np.mean([d['pearson_se'] for d in draws]), rel=.25)
+
+
+def test_sentence_pairs_are_read_with_or_without_a_header(tmp_path):
+    (tmp_path / 'a.csv').write_text('"A, b",C d,4.5\nE,F,0\n')
+    (tmp_path / 'b.tsv').write_text('pair_ID\tsentence_A\tsentence_B\trelatedness_score\n1\tA, b\tC d\t4.5\n2\tE\tF\t0\n')
+    for name in ('a.csv', 'b.tsv'):
+        first, second, scores = read_pairs(str(tmp_path / name))
+        assert (first, second, scores.tolist()) == (['A, b', 'E'], ['C d', 'F'], [4.5, 0])
+    (tmp_path / 'c.csv').write_text('A,B\n')
+    for path, word in ((tmp_path / 'c.csv', 'columns'), (tmp_path / 'nowhere.csv', 'no such file')):
+        with pytest.raises(ValueError, match=word):
+            read_pairs(str(path))
+
+
+def test_text_statistics_tell_repetition_from_variety():
+    run = None
+    dull = text_statistics(run, ['a b c a b c a b c'] * 2, [[1, 2, 3] * 3] * 2)
+    rich = text_statistics(run, ['a b c d e f g h i', 'j k l m n o p q r'], [list(range(9))] * 2)
+    assert dull['repetition'] == pytest.approx(100 * (1 - 3 / 7)) and rich['repetition'] == 0
+    assert dull['distinct_1'] == pytest.approx(3 / 18) and rich['distinct_1'] == rich['distinct_4'] == 1
+    assert dull['entropy'] == pytest.approx(math.log(3)) and rich['entropy'] == pytest.approx(math.log(9))
+    assert dull['length'] == 9
+
+
+def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
+    import evaluate
+    torch.manual_seed(0)
+    vocabulary, W = 12, torch.randn(12, 1, 3)
+    tokens = torch.randint(0, 10, (2000, 6))                             # 10 is EOS, 11 PAD
+
+    class Data:
+        latent_shape = (1, 3)
+        __len__ = lambda self: 2000  # noqa: E731
+        rows = lambda self, i: (tokens[i], W[tokens[i]].sum(1) + 1)  # noqa: E731
+    monkeypatch.setattr(evaluate, 'open_split', lambda run, folder, split: Data())
+    run = SimpleNamespace(text=MaskedText(vocabulary), tokenizer=SimpleNamespace(eos=10, pad=11),
+                          stats=SimpleNamespace(destandardise=lambda z: z))
+    new = torch.randint(0, 10, (50, 6))
+    assert torch.allclose(ridge(run, '', new), W[new].sum(1) + 1, atol=.05)
+
+
+def test_a_sweep_is_the_product_of_its_knobs_in_their_own_types():
+    config = dict(sampler='', steps=0, guidance=1.0, loop=(.5, .1, .9), rerank=1)
+    product = [dict(sampler=s, steps=k) for s in ('ancestral', 'cached') for k in (2, 4)]
+    assert read_sweep('sampler=ancestral,cached; steps=2,4', config) == product
+    assert read_sweep('guidance=0,1.5', config) == [dict(guidance=0.0), dict(guidance=1.5)]
+    for wrong in ('magic=1', 'steps', 'steps=a', 'loop=1', 'steps='):
+        with pytest.raises(ValueError, match='sweep'):
+            read_sweep(wrong, config)
+
+
+def test_a_causal_scorer_reads_the_perplexity_of_texts(tmp_path):
+    """ A tiny GPT-2 with a tokenizer of its own, both made here: the loading code is the real one. """
+    transformers = pytest.importorskip('transformers')
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    from evaluate import generative_perplexity
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(['<unk>', 'a', 'b', 'c'])}, unk_token='<unk>'))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token='<unk>').save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=4, n_positions=16, n_embd=8, n_layer=1, n_head=2)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    model.save_pretrained(tmp_path)
+    ids = [torch.tensor([[1, 2, 3]]), torch.tensor([[3, 3, 3, 0]])]
+    nats = sum(3 - 1 if i.shape[1] == 3 else 3 for i in ids)
+    expected = sum(torch.nn.functional.cross_entropy(model(i).logits[0, :-1], i[0, 1:], reduction='sum').item() for i in ids) / nats
+    assert generative_perplexity(['a b c', 'c c c z', 'a'], str(tmp_path), '', 'cpu') == pytest.approx(math.exp(expected), rel=1e-4)
+    with pytest.raises(ValueError, match='scorer'):
+        generative_perplexity(['a'], str(tmp_path / 'nowhere'), '', 'cpu')
 
 
 def test_a_derangement_leaves_no_one_in_place_and_one_text_cannot_be_shuffled():

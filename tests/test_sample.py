@@ -1,34 +1,84 @@
 """ Every sampler against the enumerated law of what it claims to sample. """
+import contextlib
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import sample
-from diffusion import MaskedText
-from sample import SAMPLERS, bound_clock, make_propose, nucleus_filter
-from toys import L, MASK, STATES, V, Toy, any_order_law, chain_law, chi_square_z, optimal_denoiser, random_denoiser
+from diffusion import GaussianLatents, MaskedText
+from sample import SAMPLERS, begin, in_blocks, make_propose, nucleus_filter
+from toys import (L, MASK, STATES, V, Toy, any_order_law, chain_law, chi_square_z, index, optimal_denoiser, random_denoiser, release_chain)
 
 N = 60_000
 
 
-def draw(name, table, steps, n=N, tokens=None, given=None, seed=0, schedule='loglinear', temperature=1.0,
-         on_step=lambda tokens: None, **extra):
-    rng = torch.Generator().manual_seed(seed)
-    toy = Toy(table)
+def draw(name, table, steps, n=N, tokens=None, given=None, seed=0, schedule='loglinear', temperature=1.0, on_step=sample.nothing,
+         calls=None, block=0, **knobs):
+    """ calls: a list that takes the number of rows of every network call. """
+    rng, toy = torch.Generator().manual_seed(seed), Toy(table)
     tokens = torch.full((n, L), MASK) if tokens is None else tokens
     given = torch.zeros_like(tokens, dtype=torch.bool) if given is None else given
-    return SAMPLERS[name](lambda x, t: toy(x, None, t, None)[0], make_propose(temperature, 1.0, rng), MaskedText(V, schedule),
-                          tokens, given, steps, rng, on_step, **extra)
 
+    def denoise(x, t, positions, rows=None):
+        if calls is not None:
+            calls.append(len(x))
+        return toy(x, None, t, None, positions)[0]
+    sampler = in_blocks(SAMPLERS[name], block) if block else SAMPLERS[name]
+    return sampler(denoise, make_propose(temperature, 1.0, rng), MaskedText(V, schedule), tokens, given, steps, rng, on_step, **knobs)
+
+
+def shares(schedule, steps):
+    """ M at the ends of the steps. """
+    return MaskedText(V, schedule).masked_share(torch.linspace(1, 0, steps + 1, dtype=torch.float64)).tolist()
+
+
+# ---- the law of each sampler
 
 @pytest.mark.parametrize('schedule', ['loglinear', 'cosine'])
 @pytest.mark.parametrize('steps', [1, 2, 5])
-def test_ancestral_has_the_enumerated_law_of_its_chain(steps, schedule):
-    table, text = random_denoiser(), MaskedText(V, schedule)
-    times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
-    law = chain_law(table, [text.release_share(t, s).item() for t, s in zip(times, times[1:])])
-    assert chi_square_z(draw('ancestral', table, steps, schedule=schedule), law) < 4
+@pytest.mark.parametrize('name, knobs', [('ancestral', {}), ('cached', {}), ('remdm', dict(eta=0.0)),
+                                         ('remdm', dict(eta=0.0, remask='rescale'))])
+def test_ancestral_cached_and_remdm_without_remasking_have_the_enumerated_law_of_their_chain(name, knobs, steps, schedule):
+    table, M = random_denoiser(), shares(schedule, steps)
+    law = chain_law(table, [(m - m_s) / m for m, m_s in zip(M, M[1:])])
+    assert chi_square_z(draw(name, table, steps, schedule=schedule, **knobs), law) < 4
+
+
+@pytest.mark.parametrize('remask, eta', [('cap', .3), ('rescale', .6)])
+def test_remdm_has_the_enumerated_law_of_its_chain_and_keeps_the_marginals(remask, eta):
+    table, M, steps = random_denoiser(), shares('loglinear', 4), 4
+    chain = []
+    for m_t, m_s in zip(M, M[1:]):
+        a_t, a_s = 1 - m_t, 1 - m_s
+        g_max = 1. if a_t == 0 else min(1, m_s / a_t)
+        g = min(eta, g_max) if remask == 'cap' else eta * g_max
+        chain.append(((a_s - (1 - g) * a_t) / (1 - a_t), g))
+    states = []
+    out = draw('remdm', table, steps, remask=remask, eta=eta, on_step=lambda x: states.append((x == MASK).double().mean().item()))
+    assert chi_square_z(out, release_chain(table, chain)) < 4
+    assert chi_square_z(out, chain_law(table, [(m - m_s) / m for m, m_s in zip(M, M[1:])])) > 10, 'it is another chain than ancestral'
+    for share, m in zip(states, M[1:]):
+        assert abs(share - m) < 4 * math.sqrt(m * (1 - m) / (N * L)) + 1e-12
+
+
+def test_remdm_loop_rests_at_a_on_while_tokens_come_and_go():
+    shares, changed, last = [], [], [None]
+
+    def on_step(x):
+        shares.append((x != MASK).double().mean().item())
+        changed.append(0 if last[0] is None else ((x == MASK) & (last[0] != MASK)).double().mean().item())
+        last[0] = x.clone()
+    steps, (t_on, t_off, a_on), eta = 40, (.5, .25, .8), .1
+    draw('remdm', random_denoiser(), steps, n=20_000, remask='loop', eta=eta, loop=(t_on, t_off, a_on), on_step=on_step)
+    for i, (share, again) in enumerate(zip(shares, changed)):
+        s = 1 - (i + 1) / steps
+        a = a_on * (1 - (s - t_on) / (1 - t_on)) if s >= t_on else a_on if s >= t_off else 1 - (1 - a_on) * s / t_off
+        assert abs(share - a) < 4 * math.sqrt(.25 / 80_000) + 1e-12, (i, share, a)
+        resting = s >= t_off and 1 - i / steps <= t_on
+        assert abs(again - (a_on * min(eta, (1 - a_on) / a_on) if resting else 0)) < .01, (i, again)
+    assert shares[-1] == 1
 
 
 def test_the_chain_at_few_steps_is_not_the_model_and_the_chi_square_sees_it():
@@ -42,6 +92,31 @@ def test_first_hitting_has_the_law_of_the_model():
     p, table = optimal_denoiser()                                        # the optimal denoiser's own law is the data's
     assert chi_square_z(draw('first_hitting', table, L), p) < 4
 
+
+def test_blocks_have_the_law_of_filling_one_block_after_the_other():
+    table = random_denoiser()
+    law = any_order_law(table, block=2)
+    assert chi_square_z(draw('first_hitting', table, L, block=2), law) < 4
+    assert chi_square_z(draw('ancestral', table, 400, block=2, n=20_000), law) < 4
+    assert chi_square_z(draw('first_hitting', table, L), law) > 20, 'blocks change the law'
+    left_to_right = []
+    draw('remdm', table, 12, n=50, block=1, eta=.5, on_step=lambda x: left_to_right.append(x.clone()))
+    for x in left_to_right:
+        known = (x != MASK).long()
+        assert (known.diff(dim=1) <= 0).all(), 'a position is known before one to its left'
+
+
+def test_cached_writes_what_ancestral_writes_and_calls_the_network_at_most_L_times_a_row():
+    table, n, steps = random_denoiser(), 64, 200
+    for seed in range(3):
+        calls, all_calls = [], []
+        a = draw('ancestral', table, steps, n=n, seed=seed, temperature=0.0, calls=all_calls)
+        c = draw('cached', table, steps, n=n, seed=seed, temperature=0.0, calls=calls)
+        assert torch.equal(a, c)
+        assert sum(all_calls) == n * steps and n < sum(calls) <= n * L
+
+
+# ---- confidence
 
 def test_confidence_seeks_the_likely_and_is_no_sample_of_the_model():
     table = random_denoiser()
@@ -66,22 +141,73 @@ def test_confidence_releases_the_share_of_each_row_that_it_owes(score):
     assert (counts[-1] == 0).all()
 
 
+@pytest.mark.parametrize('score', ['top1', 'margin', 'entropy'])
+@pytest.mark.parametrize('prefer', ['certain', 'uncertain'])
+def test_confidence_releases_the_most_or_the_least_certain_position_first(score, prefer):
+    table, order = random_denoiser(), []
+    draw('confidence', table, L, n=1, temperature=0.0, score=score, prefer=prefer, on_step=lambda x: order.append(x.clone()))
+    state = torch.full((1, L), MASK)
+    for after in order:
+        p = table[index(state)][0].float().softmax(-1)                   # (L, V), by hand
+        best = p.sort(-1, descending=True).values
+        certainty = {'top1': best[:, 0], 'margin': best[:, 0] - best[:, 1], 'entropy': (p * p.log()).sum(-1)}[score]
+        free = (state[0] == MASK).nonzero().flatten().tolist()
+        expected = (max if prefer == 'certain' else min)(free, key=lambda i: certainty[i])
+        assert (after != state)[0].nonzero().flatten().tolist() == [expected]
+        state = after
+
+
+# ---- what all share
+
+@pytest.mark.parametrize('block', [0, 3])
 @pytest.mark.parametrize('name', SAMPLERS)
-def test_given_tokens_never_change_and_nothing_stays_masked(name):
+def test_given_tokens_never_change_and_nothing_stays_masked(name, block):
     tokens = STATES.repeat(4, 1)
     given = tokens != MASK
     for steps in (1, 3, 7):
         states = [tokens]
-        out = draw(name, random_denoiser(), steps, tokens=tokens, given=given, on_step=states.append)
+        out = draw(name, random_denoiser(), steps, tokens=tokens, given=given, on_step=lambda x: states.append(x.clone()), block=block,
+                   **({'eta': .5} if name == 'remdm' else {}))
         assert (out != MASK).all() and torch.equal(out[given], tokens[given])
-        assert ((out >= 0) & (out < V)).all()
-        assert len(states) == (steps if name == 'ancestral' else min(steps, L)) + 1
+        assert ((out >= 0) & (out < V)).all() and torch.equal(tokens, STATES.repeat(4, 1)), 'the input was written into'
+        if not block:
+            assert len(states) == (steps if name in ('ancestral', 'cached', 'remdm') else min(steps, L)) + 1
         for before, after in zip(states, states[1:]):
-            released = before != MASK
-            assert torch.equal(before[released], after[released]), 'a released token changed'
+            changed = (before != MASK) & (after != before)
+            assert not changed.any() or name == 'remdm' and (after[changed] == MASK).all() and not changed[given].any()
 
 
-def released_in_the_first_step(vocabulary, steps, shape, denoise, propose, seed=0):
+@pytest.mark.parametrize('name', SAMPLERS)
+def test_the_clock_fed_to_the_network_is_that_of_the_bound_or_of_the_schedule(name):
+    """ With tokens given (and always for first_hitting and confidence) 1 - a(t) = n_masked / L per row; else the schedule's t. """
+    for schedule in ('loglinear', 'cosine', 'polynomial'):
+        text = MaskedText(V, schedule)
+        for given_first in (False, True):
+            tokens = torch.full((6, L), MASK)
+            tokens[:, 0] = 1 if given_first else MASK
+            seen = []
+
+            def denoise(x, t, positions, rows=None):
+                seen.append((x.clone(), torch.as_tensor(t).expand(len(x)).double()))
+                return torch.zeros(len(positions), V)
+            SAMPLERS[name](denoise, lambda logits: logits.argmax(-1), text, tokens, tokens != MASK, 4, torch.Generator().manual_seed(0))
+            if given_first or name in ('first_hitting', 'confidence'):
+                for x, t in seen:
+                    assert torch.allclose(text.masked_share(t), (x == MASK).double().mean(1), atol=1e-6)
+            else:
+                assert all((t == t[0]).all() for _, t in seen) and set(t[0].item() for _, t in seen) <= {1., .75, .5, .25}
+
+
+def test_begin_counts_masks_outside_the_block_in_the_clock():
+    tokens = torch.full((2, 4), MASK)
+    tokens[1, 0] = 0
+    given = torch.tensor([[False, False, True, True]] * 2)
+    _, masked, clock = begin(MaskedText(V), tokens, given)
+    assert masked.sum(1).tolist() == [2, 1]
+    assert clock(torch.tensor([2, 1])).tolist() == [1., .75] and clock(torch.tensor([0, 0]), t=.9).tolist() == [.5, .5]
+
+
+def released_in_the_first_step(vocabulary, steps, shape, denoise, propose, seed=0, name='ancestral'):
     text, count = MaskedText(vocabulary), []
 
     class Enough(Exception):
@@ -92,38 +218,36 @@ def released_in_the_first_step(vocabulary, steps, shape, denoise, propose, seed=
         raise Enough
 
     with pytest.raises(Enough):
-        sample.ancestral(denoise, propose, text, torch.full(shape, vocabulary), torch.zeros(shape, dtype=torch.bool), steps,
-                         torch.Generator().manual_seed(seed), on_step)
+        SAMPLERS[name](denoise, propose, text, torch.full(shape, vocabulary), torch.zeros(shape, dtype=torch.bool), steps,
+                       torch.Generator().manual_seed(seed), on_step)
     return count[0]
 
 
-def test_release_rate_equals_u_at_4096_steps():
+@pytest.mark.parametrize('name', ['ancestral', 'cached', 'remdm'])
+def test_release_rate_equals_u_at_4096_steps(name):
     """ Four million positions; what is released is drawn apart, so the proposal may be anything. """
     shape, u = (4096, 1024), 1 / 4096
-    count = released_in_the_first_step(50257, 4096, shape, lambda x, t: None, lambda logits: (torch.zeros(shape, dtype=torch.int64), None))
+    count = released_in_the_first_step(50257, 4096, shape, lambda x, t, positions, rows=None: positions, torch.zeros_like, name=name)
     n = math.prod(shape)
     assert abs(count - n * u) < 4 * math.sqrt(n * u * (1 - u))
 
 
 def test_release_rate_equals_u_with_real_proposals_over_50257_ids():
     shape, u, vocabulary = (16, 64), 1 / 16, 50257
-    flat = torch.zeros(1, 1, vocabulary).expand(*shape, vocabulary)
     propose = make_propose(1.0, 1.0, torch.Generator().manual_seed(1))
-    count = released_in_the_first_step(vocabulary, 16, shape, lambda x, t: flat, propose)
+    count = released_in_the_first_step(vocabulary, 16, shape, lambda x, t, positions: torch.zeros(len(positions), vocabulary), propose)
     n = math.prod(shape)
     assert abs(count - n * u) < 4 * math.sqrt(n * u * (1 - u))
 
 
 def test_proposals_follow_the_softmax_at_a_temperature_in_float32():
-    logits = torch.tensor([2., 0., -1., -30.]).expand(1, 200_000, 4)
+    logits = torch.tensor([2., 0., -1., -30.]).expand(200_000, 4)
     for temperature in (1.0, 0.5):
-        x, logp = make_propose(temperature, 1.0, torch.Generator().manual_seed(0))(logits)
-        p = (logits[0, 0] / temperature).softmax(0)
-        share = torch.bincount(x[0], minlength=4) / 200_000
+        x = make_propose(temperature, 1.0, torch.Generator().manual_seed(0))(logits)
+        p = (logits[0] / temperature).softmax(0)
+        share = torch.bincount(x, minlength=4) / 200_000
         assert ((share - p).abs() <= 4 * (p * (1 - p) / 200_000).sqrt() + 1e-9).all()
-        assert torch.allclose(logp, logits.log_softmax(-1).gather(-1, x[..., None]).squeeze(-1))
-    x, _ = make_propose(0.0, 1.0, None)(logits)
-    assert (x == 0).all()
+    assert (make_propose(0.0, 1.0, None)(logits) == 0).all()
 
 
 def test_nucleus_keeps_the_boundary_token_and_always_the_top_one():
@@ -136,25 +260,142 @@ def test_nucleus_keeps_the_boundary_token_and_always_the_top_one():
     assert kept(1.0) == [True] * 4
 
 
-def test_guidance_1_and_0_are_the_two_models_and_between_is_their_mixture():
-    class Two:
-        def __call__(self, tokens, z, t, clock, predict):
-            conditional = torch.tensor([1., 0., 2.]).expand(*tokens.shape, 3)
-            null = torch.tensor([0., 3., 0.]).expand(*tokens.shape, 3)
-            assert (clock == 1).all() or (clock == 0).all()
-            assert (z == 5).all() if (clock == 1).all() else (z == 7).all()
-            return (null if clock[0] == 1 else conditional), None
-    import contextlib
-    tokens, t = torch.full((2, 4), 3), torch.ones(2)
-    run = lambda g: sample.make_denoise(Two(), torch.full((2, 1, 2), 7.), torch.zeros(2), torch.full((2, 1, 2), 5.), g,  # noqa: E731
-                                        contextlib.nullcontext)(tokens, t).log_softmax(-1)[0, 0]
+# ---- the directions, on a network that is known
+
+EOS, PAD = 1, 2                                                          # of the V = 3 ids of the toy
+
+
+class Known:
+    """ A two-stream network that says what its condition tells it: text logits from the latents' first number (5 when null), and
+    latents, as v, whose x0 is the first token of the text (or -1 where the text is all MASK). Records its clocks. """
+    streams, n_latents, latent_dim, seq_len = ('text', 'latent'), 1, 2, L
+
+    def __init__(self):
+        self.config, self.clocks, self.latent = self, [], GaussianLatents(torch.ones(2))
+
+    def __call__(self, tokens, z, t_text, t_latent, positions=None, predict=('text', 'latent')):
+        self.clocks.append((t_text[0].item(), t_latent[0].item()))
+        logits = out = None
+        if 'text' in predict:
+            conditional, null = torch.tensor([1., 0., 2.]), torch.tensor([0., 3., 0.])
+            logits = torch.where((t_latent == 1)[:, None, None], null, conditional).expand(len(tokens), L, 3).clone()
+            logits = logits.flatten(0, 1)[positions]
+        if 'latent' in predict:
+            all_masked = (tokens == MASK).all(1)
+            x0 = torch.where(all_masked, -1., tokens[:, 0].float())[:, None, None].expand(z.shape)
+            a, s = (x[:, None, None] for x in self.latent.alpha_sigma(t_latent))
+            out = (a * z - x0) / s                                       # from x0 = a z_t - s v
+        return logits, out
+
+
+def known_run(**changes):
+    run = SimpleNamespace(model=Known(), streams=('text', 'latent'), out_dir='out/toy', device='cpu', L=L, row_calls=0,
+                          text=MaskedText(V), latent=GaussianLatents(torch.ones(2)), autocast=contextlib.nullcontext,
+                          tokenizer=SimpleNamespace(eos=EOS, pad=PAD, decode=lambda ids: ids, encode=lambda t: [0] * len(t)))
+    vars(run).update(changes)
+    return run
+
+
+def test_text_guidance_1_and_0_are_the_two_models_and_between_is_their_mixture():
     conditional, null = torch.tensor([1., 0., 2.]).log_softmax(0), torch.tensor([0., 3., 0.]).log_softmax(0)
-    assert torch.allclose(run(1.0), conditional) and torch.allclose(run(0.0), null)
-    assert torch.allclose(run(2.0), (2 * conditional - null).log_softmax(0))
+    for g, expected, calls in ((1.0, conditional, 1), (0.0, null, 1), (2.0, (2 * conditional - null).log_softmax(0), 2),
+                               (.5, (.5 * conditional + .5 * null).log_softmax(0), 2)):
+        run = known_run()
+        ids = sample.l2t(run, torch.zeros(20_000, 1, 2), guidance=g, sampler='first_hitting', steps=1, batch=20_000)
+        share = torch.bincount(ids.flatten(), minlength=3) / ids.numel()
+        assert (share - expected.exp()).abs().max() < 4 * math.sqrt(.25 / ids.numel()), g
+        assert run.row_calls == 20_000 * calls
 
 
-def test_the_clock_fed_to_the_network_is_that_of_the_bound():
-    masked = torch.tensor([[True] * 3 + [False], [True] * 4])
-    for schedule in ('loglinear', 'cosine', 'polynomial'):
-        text = MaskedText(V, schedule)
-        assert torch.allclose(text.masked_share(bound_clock(text, masked)), torch.tensor([.75, 1.]))
+@pytest.mark.parametrize('solver', sample.SOLVERS)
+def test_t2l_follows_its_text_and_guidance_moves_between_and_beyond_the_two_predictions(solver):
+    tokens = torch.tensor([[0, 1, 2, 2], [2, 1, 2, 2], [1, 1, 2, 2]])
+    for g, expected in ((1.0, [0., 2., 1.]), (0.0, [-1., -1., -1.]), (2.0, [1., 5., 3.])):
+        run = known_run()
+        z = sample.t2l(run, tokens, solver=solver, latent_steps=6, guidance=g)
+        assert torch.allclose(z, torch.tensor(expected)[:, None, None].expand(3, 1, 2), atol=1e-5)
+        assert {t for t, _ in run.model.clocks} == {1.0: {0.}, 0.0: {1.}, 2.0: {0., 1.}}[g], 'the text clock of the two models'
+        times = {t for _, t in run.model.clocks}
+        assert max(times) == 1 and len(times) == 6 and min(times) > 0, 'from t = 1, and no call at t = 0'
+
+
+@pytest.mark.parametrize('name, knobs', [('ancestral', {}), ('confidence', {}), ('remdm', dict(eta=.3))])
+def test_joint_sampling_runs_both_clocks_down_together_with_one_call_a_step(name, knobs):
+    run = known_run()
+    tokens, z = sample.unconditional(run, 10, steps=4, sampler=name, batch=5, **knobs)
+    assert tokens.shape == (10, L) and (tokens < V).all() and z.isfinite().all() and run.row_calls == 4 * 10
+    assert run.model.clocks == [(t, t) for t in (1., .75, .5, .25)] * 2
+
+
+def test_joint_sampling_refuses_what_needs_a_fixed_condition_or_another_number_of_calls():
+    for knobs in (dict(sampler='first_hitting'), dict(sampler='cached'), dict(solver='heun'), dict(guidance=2.0), dict(block_size=2),
+                  dict(sampler='remdm', remask='loop')):
+        with pytest.raises(ValueError, match='joint'):
+            sample.unconditional(known_run(), 2, **knobs)
+    with pytest.raises(ValueError, match='mode=text'):
+        sample.unconditional(known_run(streams=('text',)), 2)
+
+
+def test_infilling_keeps_the_template_and_writes_no_EOS_or_PAD_inside_it():
+    run, n = known_run(), 500
+    tokens = torch.tensor([[0, MASK, MASK, EOS]]).repeat(n, 1)
+    for name in SAMPLERS:
+        for block in (0, 2):
+            ids = sample.write(run, tokens, tokens != MASK, torch.zeros(n, 1, 2), inner=tokens == MASK, sampler=name, temperature=1.0,
+                               block_size=block, steps=3)
+            assert (ids == torch.tensor([0, 0, 0, EOS])).all(), 'of three ids two are EOS and PAD'
+    free = sample.write(run, tokens, tokens != MASK, None, sampler='ancestral')
+    assert (free[:, 1:3] == EOS).double().mean() > .8, 'without a latent the null model speaks, and it likes EOS'
+    assert {t for _, t in run.model.clocks[-3:]} == {1.}
+
+
+def test_templates_hold_masks_of_one_many_and_all_the_rest():
+    run = known_run(L=12, tokenizer=SimpleNamespace(eos=EOS, pad=PAD, encode=lambda t: [0] * len(t.split())))
+    tokens, given, inner = sample.read_template(run, 'A [MASK] runs on the [MASK:3] .')
+    assert tokens.tolist() == [0, MASK, 0, 0, 0, MASK, MASK, MASK, 0, EOS, PAD, PAD]
+    assert torch.equal(given, tokens != MASK) and torch.equal(inner, ~given)
+    tokens, given, inner = sample.read_template(run, '[MASK:2] dog [MASK:*]')
+    assert tokens.tolist() == [MASK, MASK, 0] + [MASK] * 9 and inner.tolist() == [True, True] + [False] * 10
+    for wrong, words in (('no gap', 'no \\[MASK\\]'), ('[MASK:*] end', 'at the end'), ('[MASK:12]', '12 tokens')):
+        with pytest.raises(ValueError, match=words):
+            sample.read_template(run, wrong)
+
+
+def test_rerank_keeps_the_nearest_of_its_candidates_and_refine_never_moves_away(monkeypatch):
+    embed = lambda texts: torch.tensor([[[1.0, sum(t) - 5.0]] for t in texts])  # noqa: E731  the toy's encoder: the sum of its ids
+    monkeypatch.setattr(sample, 'encode', lambda run, texts, progress=None: embed(texts))
+    run = known_run(stats=SimpleNamespace(standardise=lambda z: z), tokenizer=SimpleNamespace(eos=EOS, pad=99, decode=lambda ids: ids))
+    raw = embed([[0, 0, 0, 0], [2, 2, 2, 2], [0, 1, 0, 0], [2, 2, 0, 0]] * 5)
+    one, cosine_1 = sample.search(run, raw, rerank=1, temperature=1.0, sampler='first_hitting')
+    many, cosine_8 = sample.search(run, raw, rerank=8, sampler='first_hitting')
+    refined, cosine_r = sample.search(run, raw, rerank=8, refine=3, sampler='first_hitting')
+    assert torch.allclose(cosine_8, sample.closeness(run, many, raw)) and cosine_8.mean() > cosine_1.mean() + .05
+    assert torch.allclose(cosine_r, sample.closeness(run, refined, raw)) and (cosine_r >= cosine_8 - 1e-6).all()
+    assert (cosine_r > cosine_8 + 1e-6).any(), 'three rounds found nothing better'
+    candidates = torch.tensor([[0, 0, 0, 0], [2, 2, 2, 2], [1, 0, 0, 0], [2, 2, 2, 2]])
+    best, score = sample.nearest(run, candidates, raw[:2], 2)
+    assert best.tolist() == [[0, 0, 0, 0], [2, 2, 2, 2]] and torch.allclose(score, torch.ones(2))
+    monkeypatch.setattr(sample, 'write', lambda *args, temperature=None, **how: seen.append(temperature) or many.repeat(8, 1))
+    seen = []
+    sample.search(run, raw, rerank=8)
+    assert seen == [.7], 'greedy candidates would all be the same'
+
+
+def test_the_least_certain_tokens_are_masked_again():
+    """ A network that is sure of id 0 everywhere is least certain where another id stands. """
+    def sure_of_0(tokens, z, t_text, t_latent, positions, predict):
+        return torch.tensor([9., 0., 0.]).expand(len(positions), 3), None
+    run = known_run(model=sure_of_0, tokenizer=SimpleNamespace(pad=PAD))
+    tokens = torch.tensor([[0, 0, 1, 0]] * 8)
+    masked = sample.mask_least_certain(run, tokens, torch.zeros(8, 1, 2), .25, 0, 8)
+    assert masked.tolist() == [[0, 0, MASK, 0]] * 8
+
+
+@pytest.mark.parametrize('knobs, words', [(dict(sampler='magic'), 'magic'), (dict(score='best'), 'best'), (dict(prefer='x'), 'uncertain'),
+                                          (dict(remask='x'), 'rescale'), (dict(loop=(.1, .5, .9)), 't_off'), (dict(steps=-1), 'steps'),
+                                          (dict(score='threshold', prefer='uncertain'), 'threshold')])
+def test_samplers_that_do_not_exist_are_refused(knobs, words):
+    with pytest.raises(ValueError, match=words):
+        sample.l2t(known_run(), torch.zeros(1, 1, 2), **knobs)
+    with pytest.raises(ValueError, match='dpmpp_2m'):
+        sample.t2l(known_run(), torch.zeros(1, L, dtype=torch.int64), solver='euler')

@@ -1,5 +1,6 @@
 """ train.py as a process: it runs, it resumes bit for bit, it survives what is not finite, it refuses what is wrong. """
 import json
+import math
 import os
 import signal
 import subprocess
@@ -216,6 +217,9 @@ def test_endless_nan_stops_the_run_with_code_3_and_a_finite_checkpoint(dataset, 
     (['--seq_len=abc'], ['abc']),
     (['--device=gpu'], ['gpu']),
     (['--betas=0.9'], ['betas']),
+    (['--optimizer=muon', '--muon_lr=abc'], ['abc']),
+    (['--mode_schedule=l2t,t2l:3'], ['mode_schedule']),
+    (['--mode_schedule=l2t:x,t2l'], ['mode_schedule']),
     (['--seq_len=5'], ['seq_len 5']),
     (['--text_schedule=linear'], ['linear', 'loglinear']),
 ])
@@ -258,10 +262,106 @@ def test_every_mode_trains_three_steps(dataset, tmp_path):
         assert any(not torch.equal(w, first[k]) for k, w in weights(out).items()), ('nothing moved', args)
 
 
+def moved(out, first=1):
+    """ Names of the weights that changed between a run's first and its latest checkpoint. """
+    before, after = load_file(out / f'step-{first:08d}' / 'model.safetensors'), weights(out)
+    return {name for name in after if not torch.equal(before[name], after[name])}
+
+
+@pytest.fixture(scope='session')
+def joint(dataset, tmp_path_factory):
+    out = tmp_path_factory.mktemp('runs') / 'joint'
+    result = train(dataset, out, '--mode=mixed', '--max_iters=30', '--learning_rate=1e-2')
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+@pytest.mark.parametrize('mode, ends, last', [('l2t', ('latent_in.', 'slots', 'latent_head.'), 'latent'),
+                                              ('t2l', ('embed.', 'text_head.'), 'text')])
+def test_freezing_a_modality_keeps_exactly_its_encoder_and_head_and_what_no_loss_reaches(dataset, joint, tmp_path, mode, ends, last):
+    out = tmp_path / 'run'
+    args = [f'--mode={mode}', '--freeze=modality', f'--init_from={joint}', '--save_interval=1', '--keep=20', '--weight_decay=1',
+            '--optimizer=muon', '--dropout=0']
+    result = train(dataset, out, *args)
+    assert result.returncode == 0 and 'warning' not in result.stdout, result.stderr
+    still = {name for name in weights(out) if name.startswith(ends)
+             or name.startswith(tuple(f'blocks.1.{last}.{part}' for part in ('out.', 'up.', 'down.', 'q_gain')))}
+    assert moved(out) == set(weights(out)) - still
+    start, now = weights(joint, 'ema'), weights(out)                     # from the first step on, and from the joint run's average
+    assert all(torch.equal(start[name], now[name]) for name in still)
+    assert 'begins with the best weights' in result.stdout
+
+
+def test_freezing_a_random_modality_warns_and_joint_modes_refuse_it(dataset, tmp_path):
+    result = train(dataset, tmp_path / 'a', '--freeze=modality', '--max_iters=1')
+    assert result.returncode == 0 and 'warning: freeze=modality without init_from' in result.stdout
+    result = train(dataset, tmp_path / 'b', '--freeze=modality', '--mode=mixed')
+    assert result.returncode == 2 and 'mixed' in result.stderr and result.stderr.count('\n') == 1
+
+
+def test_init_from_begins_where_the_other_run_was_best_and_refuses_another_model(dataset, joint, tmp_path):
+    result = train(dataset, tmp_path / 'run', f'--init_from={joint}', '--mode=mixed', '--max_iters=1', '--learning_rate=1e-12')
+    assert result.returncode == 0, result.stderr
+    best = load_file(joint / (joint / 'best').read_text().strip() / 'ema.safetensors')
+    for name, w in weights(tmp_path / 'run').items():
+        assert torch.allclose(w, best[name], atol=1e-6)
+    result = train(dataset, tmp_path / 'other', f'--init_from={joint}', '--width=64')
+    assert result.returncode == 2 and 'width' in result.stderr and result.stderr.count('\n') == 1
+    result = train(dataset, tmp_path / 'none', f'--init_from={tmp_path}/nowhere')
+    assert result.returncode == 2 and 'nowhere' in result.stderr and result.stderr.count('\n') == 1
+
+
+def test_a_mode_schedule_trains_its_modes_in_turn_and_resumes_bitwise(dataset, tmp_path):
+    schedule = ['--mode_schedule=t2l:4,l2t:5,mixed', '--save_interval=1', '--keep=20', '--weight_decay=1', '--dropout=0']
+    result = train(dataset, tmp_path / 'whole', *schedule)
+    assert result.returncode == 0, result.stderr
+    entries = log(tmp_path / 'whole')
+    for step, mode in ((4, 't2l'), (5, 'l2t'), (9, 'l2t')):
+        entry = entries[step, False]
+        assert entry['modes'][mode] == 1 and ('text_loss' in entry) == (mode == 'l2t') and ('latent_loss' in entry) == (mode == 't2l')
+    assert sorted(entries[10, False]['modes'].values())[0] > 0 and {'text_loss', 'latent_loss'} <= entries[10, False].keys()
+
+    def moved_between(a, b):
+        a, b = (load_file(tmp_path / 'whole' / f'step-{n:08d}' / 'model.safetensors') for n in (a, b))
+        return {name for name in a if not torch.equal(a[name], b[name])}
+    assert not any(name.startswith('text_head') for name in moved_between(1, 4))
+    assert not any(name.startswith('latent_head') for name in moved_between(4, 9)), 'momentum or decay moved what has no loss'
+    assert any(name.startswith('text_head') for name in moved_between(4, 9))
+    assert moved_between(9, 12) == set(weights(tmp_path / 'whole'))
+    assert train(dataset, tmp_path / 'cut', *schedule, '--max_iters=6', '--decay_from=1').returncode == 0
+    assert train(dataset, tmp_path / 'cut', *schedule, '--decay_from=1').returncode == 0
+    assert train(dataset, tmp_path / 'again', *schedule, '--decay_from=1').returncode == 0
+    assert all(torch.equal(a, b) for a, b in zip(weights(tmp_path / 'cut').values(), weights(tmp_path / 'again').values()))
+
+
+def test_losses_of_each_mode_are_logged_with_their_own_counts(dataset, tmp_path):
+    result = train(dataset, tmp_path / 'run', '--mode=mixed', '--batch_size=32', '--grad_accum=2', '--max_iters=3')
+    assert result.returncode == 0, result.stderr
+    entry = log(tmp_path / 'run')[3, False]
+    share, text, latents = entry['modes'], entry['text_nats_by_mode'], entry['latent_mse_by_mode']
+    assert set(text) == {'unconditional', 'l2t'} and set(latents) == {'unconditional', 't2l'}
+    assert entry['text_loss'] == pytest.approx(sum(share[m] * text[m] for m in text), rel=1e-4)
+    assert entry['latent_loss'] == pytest.approx(sum(share[m] * latents[m] for m in latents), rel=1e-4)
+
+
+@pytest.mark.parametrize('overlay', ['t2l', 'unconditional', 'mixed', 'stable'])
+def test_overlays_train_on_the_quickstart_dataset_and_set_nothing_of_the_run(dataset, tmp_path, overlay):
+    out = tmp_path / 'run'
+    result = run('train.py', 'config/quickstart.py', f'config/{overlay}.py', f'--dataset={dataset}', f'--out_dir={out}',
+                 *(arg for arg in TINY if not arg.startswith('--warmup')), '--max_iters=2', '--optimizer=adamw')
+    assert result.returncode == 0, result.stderr
+    knobs = json.loads((out / 'config.json').read_text())
+    knobs = knobs.get('config', knobs)
+    assert (knobs['learning_rate'], knobs['grad_accum']) == (5e-5, 2) if overlay == 'stable' else knobs['mode'] == overlay
+    body = (ROOT / 'config' / f'{overlay}.py').read_text().split('"""')[2]
+    names = {line.split('=')[0].strip() for line in body.splitlines() if '=' in line}
+    assert names and not names & {'dataset', 'out', 'out_dir', 'depth', 'width', 'max_iters', 'batch_size'}
+
+
 KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_noise=0.9', '--latent_weight=3', '--t_min=0.3', '--mode_weights=1,9,1',
          '--latent_loss_weight=min_snr', '--text_schedule=polynomial', '--grad_clip=1e-3', '--seed=1', '--weight_decay=9',
          '--betas=0.1,0.1', '--learning_rate=0.1', '--warmup_iters=9', '--min_lr=0.9', '--optimizer=muon', '--ema_decay=0.1',
-         '--decay_from=0.9', '--grad_accum=2', '--freeze=none']
+         '--decay_from=0.9', '--grad_accum=2', '--mode_schedule=l2t:3,mixed', '--freeze=none']
 
 
 def test_every_training_knob_changes_the_validated_loss_and_no_run_differs_from_itself(dataset, tmp_path):
@@ -277,7 +377,7 @@ def test_sample_and_evaluate_run_from_the_run_folder_alone(dataset, finished, tm
     result = run('sample.py', f'--out_dir={finished}', '--text=a red dog runs near the river', '--num_samples=2', '--device=cpu')
     assert result.returncode == 0 and result.stdout.count('\n  -> ') == 2, result.stderr
     np.save(tmp_path / 'z.npy', np.random.default_rng(0).normal(size=(3, 16)))
-    for sampler in ('ancestral', 'first_hitting', 'confidence'):
+    for sampler in ('ancestral', 'cached', 'first_hitting', 'remdm', 'confidence'):
         result = run('sample.py', f'--out_dir={finished}', f'--latents={tmp_path}/z.npy', f'--sampler={sampler}', '--steps=4',
                      '--watch=true')
         assert result.returncode == 0 and result.stdout.count('\n  -> ') == 3 and '░' in result.stdout, result.stderr
@@ -292,9 +392,61 @@ def test_sample_and_evaluate_run_from_the_run_folder_alone(dataset, finished, tm
     for control in ('', 'shuffled/', 'null/'):
         assert results[f'nelbo/{control}nats_per_token'] > 0 and f'l2t/{control}bleu' in results
     assert 'l2t/nearest/bleu' in results and results['meta']['l2t']['n_texts'] == 16
+    result = run('evaluate.py', f'--out_dir={finished}', '--tasks=t2l')
+    assert result.returncode == 2 and 'no t2l' in result.stderr and result.stderr.count('\n') == 1
     (tmp_path / 'own.txt').write_text('a red dog runs near the river\nan old cat sits near the house\n')
     result = run('evaluate.py', f'--out_dir={finished}', '--tasks=nelbo', '--draws=3', f'--texts={tmp_path}/own.txt')
     assert result.returncode == 0, result.stderr
     results = json.loads((finished / 'results.json').read_text())
     assert results['meta']['nelbo']['n_texts'] == 2 and results['meta']['l2t']['n_texts'] == 16
     assert 'l2t/bleu' in json.loads((finished / 'results.json').read_text()), 'a task replaces its own keys only'
+
+
+def test_every_direction_is_sampled_and_evaluated_from_one_mixed_checkpoint(joint, tmp_path):
+    def sampled(*args):
+        result = run('sample.py', f'--out_dir={joint}', '--device=cpu', '--steps=5', *args)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+    text = '--text=a red dog runs near the river number 3'
+    out = sampled('--mode=t2l', text, '--num_samples=2', f'--save={tmp_path}/z.npy', '--solver=heun')
+    assert out.count('cosine with the encoder') == 2 and np.load(tmp_path / 'z.npy').shape == (2, 1, 16)
+    assert np.allclose(np.linalg.norm(np.load(tmp_path / 'z.npy'), axis=-1), 1, atol=1e-5), 'lsa latents lie on the sphere'
+    assert sampled(f'--latents={tmp_path}/z.npy').count('\n  -> ') == 2
+    assert sampled('--mode=t2l2t', text).count('\n  -> ') == 1
+    assert sampled('--mode=unconditional', '--num_samples=3', f'--save={tmp_path}/joint.npy').count('  -> ') == 3
+    assert np.load(tmp_path / 'joint.npy').shape == (3, 1, 16)
+    assert sampled('--mode=text', '--num_samples=3').count('  -> ') == 3
+    assert sampled('--mode=latent', '--num_samples=3').count('mean square') == 3
+    for more in ((), ('--like=a red dog runs near the park',), (f'--latents={tmp_path}/joint.npy', '--num_samples=2')):
+        template = ['--mode=infill', '--text=a red [MASK] runs near the [MASK:2] 3']
+        if '--num_samples=2' in more:
+            np.save(tmp_path / 'joint.npy', np.load(tmp_path / 'joint.npy')[:1])
+        filled = sampled(*template, *more)
+        lines = [line for line in filled.splitlines() if line.startswith('  -> ')]
+        assert len(lines) == (2 if '--num_samples=2' in more else 1) and all(line.startswith('  -> a red') for line in lines)
+    assert 'cosine' in sampled(text, '--rerank=3', '--refine=1')
+    for wrong in (['--mode=t2l'], ['--mode=fly'], ['--mode=infill', '--text=no gap'], ['--mode=unconditional', '--solver=heun']):
+        result = run('sample.py', f'--out_dir={joint}', *wrong)
+        assert result.returncode == 2 and result.stderr.count('\n') == 1, result.stderr
+
+    (tmp_path / 'sts.csv').write_text(''.join(f'a red dog runs near the {a},an old cat sits near the {b},{i}\n'
+                                              for i, (a, b) in enumerate([('park', 'park'), ('river', 'zeppelin'), ('house', 'street'),
+                                                                          ('market', 'market'), ('park', 'house')])))
+    result = run('evaluate.py', f'--out_dir={joint}', '--tasks=nelbo,l2t,t2l,sts,unconditional,infill', '--n=12', '--draws=2', '--steps=4',
+                 '--latent_steps=4', f'--sts={tmp_path}/sts.csv', '--device=cpu')
+    assert result.returncode == 0, result.stderr
+    results = json.loads((joint / 'results.json').read_text())
+    for key in ('nelbo/nats_per_token', 'nelbo/latent_mse', 'nelbo/shuffled/latent_mse', 'l2t/bleu', 't2l/centred_cosine', 't2l/mrr',
+                't2l/shuffled/retrieval@1', 't2l/mean/cosine', 't2l/ridge/centred_cosine', 't2l/std_ratio', 'sts/spearman',
+                'sts/encoder/pearson', 'sts/shuffled/spearman', 'unconditional/entropy', 'unconditional/coherence',
+                'unconditional/shuffled/coherence', 'unconditional/data/distinct_2', 'infill/token_accuracy',
+                'infill/null/token_accuracy', 'infill/shuffled/bleu'):
+        assert math.isfinite(results[key]), key
+    assert results['sts/n'] == 5 and results['sts/n_known'] == 4
+    result = run('evaluate.py', f'--out_dir={joint}', '--tasks=l2t,t2l', '--n=8', '--sweep=sampler=ancestral,cached; steps=2,30')
+    assert result.returncode == 0, result.stderr
+    results = json.loads((joint / 'results.json').read_text())
+    assert results['l2t_sweep_sampler_steps/sampler=ancestral,steps=30/calls'] == 30 and 'infill/token_accuracy' in results
+    assert results['l2t_sweep_sampler_steps/sampler=cached,steps=30/calls'] < 30
+    result = run('evaluate.py', f'--out_dir={joint}', '--tasks=l2t', '--sweep=magic=1')
+    assert result.returncode == 2 and result.stderr.count('\n') == 1

@@ -64,36 +64,44 @@ def exact_bound(p, table, kind):
 
 def chain_law(table, shares):
     """ Law over TEXTS of the chain that, step by step, releases each masked position with probability u of `shares`. """
+    return release_chain(table, [(u, 0.0) for u in shares])
+
+
+def release_chain(table, steps):
+    """ The same with remasking: steps of (probability that a masked position is released, that a visible one is masked again). """
     law = torch.zeros(len(STATES), dtype=torch.float64)
     law[-1] = 1                                                          # all MASK
     probs = table.softmax(-1)
-    for u in shares:
+    for u, g in steps:
         new = torch.zeros_like(law)
         for i in law.nonzero().flatten().tolist():
             moves = []                                                   # per position: (token, probability)
             for position, token in enumerate(STATES[i].tolist()):
-                moves.append([(token, 1.0)] if token != MASK else
+                moves.append([(token, 1 - g), (MASK, g)] if token != MASK else
                              [(MASK, 1 - u)] + [(v, u * probs[i, position, v].item()) for v in range(V)])
             for combination in itertools.product(*moves):
                 tokens, factors = zip(*combination)
-                new[index(torch.tensor(tokens))] += law[i] * math.prod(factors)
+                if math.prod(factors):
+                    new[index(torch.tensor(tokens))] += law[i] * math.prod(factors)
         law = new
     return law[index(TEXTS)]
 
 
-def any_order_law(table):
-    """ Law over TEXTS of: a uniformly chosen masked position at a time, x ~ Cat(p). """
+def any_order_law(table, block=L):
+    """ Law over TEXTS of: a uniformly chosen masked position of the leftmost unfinished block at a time, x ~ Cat(p). """
     law = torch.zeros(len(STATES), dtype=torch.float64)
     law[-1] = 1
     probs = table.softmax(-1)
-    for n in range(L, 0, -1):
+    for _ in range(L):
         new = torch.zeros_like(law)
         for i in law.nonzero().flatten().tolist():
-            for position in (STATES[i] == MASK).nonzero().flatten().tolist():
+            masked = (STATES[i] == MASK).nonzero().flatten().tolist()
+            masked = [position for position in masked if position // block == masked[0] // block]
+            for position in masked:
                 for v in range(V):
                     state = STATES[i].clone()
                     state[position] = v
-                    new[index(state)] += law[i] / n * probs[i, position, v]
+                    new[index(state)] += law[i] / len(masked) * probs[i, position, v]
         law = new
     return law[index(TEXTS)]
 

@@ -1,0 +1,7 @@
+""" Overlay: an embedding from text. Sets neither data, sizes, steps nor out_dir.
+
+    python train.py config/quickstart.py config/t2l.py --out_dir=out/t2l
+    python sample.py --out_dir=out/t2l --text="Return a list."
+    python evaluate.py --out_dir=out/t2l --tasks=nelbo,t2l
+"""
+mode = 't2l'

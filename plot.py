@@ -1,0 +1,102 @@
+"""
+Pictures of a run, from the files in its folder. Needs matplotlib: pip install matplotlib
+
+    python plot.py --out_dir=out/quickstart                                   # its curves: training_log.jsonl
+    python plot.py --out_dir=out/quickstart --what=sweep --metric=bleu        # every sweep of evaluate.py: results.json
+
+A sweep over steps is drawn against the network calls that a text took, a line per sampler; over another knob against that knob.
+"""
+import json
+import os
+import re
+
+from configurator import configure, stop, stop_on_error
+
+out_dir = 'out/quickstart'
+what = 'curves'                 # curves | sweep
+metric = 'bleu'                 # sweep: of l2t or t2l, as named in results.json
+save = ''                       # the picture; '': <out_dir>/<what>.png
+
+
+def read_log(path):
+    with open(path, encoding='utf-8') as f:
+        return [json.loads(line) for line in f]
+
+
+def draw_curves(entries, plt):
+    """ Loss of each stream against steps, with the validation; and the error by clock, the one diagnostic a diffusion run needs. """
+    streams = [s for s in ('text', 'latent') if any(f'{s}_loss' in e for e in entries)]
+    figure, axes = plt.subplots(len(streams), 2, figsize=(10, 3.4 * len(streams)), squeeze=False)
+    for (left, right), stream in zip(axes, streams):
+        train = [e for e in entries if f'{stream}_loss' in e]
+        val = [e for e in entries if f'val_{stream}' in e]
+        left.plot([e['step'] for e in train], [e[f'{stream}_loss'] for e in train], label='training loss')
+        left.plot([e['step'] for e in val], [e[f'val_{stream}'] for e in val], 'o-', label='validation')
+        left.set(xlabel='step', ylabel='nats per token' if stream == 'text' else 'squared error per dimension', title=stream)
+        key = 'text_nll_by_t' if stream == 'text' else 'latent_mse_by_t'
+        for i in range(4):
+            points = [(e['step'], e[key][i]) for e in train if e[key][i] is not None]
+            right.plot(*zip(*points), label=f't in [{i / 4}, {(i + 1) / 4}]') if points else None
+        right.set(xlabel='step', title=f'{stream}, by clock')
+        for axis in (left, right):
+            axis.set_yscale('log')
+            axis.legend()
+    return figure
+
+
+def read_sweeps(results, metric):
+    """ {sweep: [(point {knob: text}, {calls, value, se})]} from the flat keys task_sweep_knobs/knob=value,.../metric. """
+    sweeps = {}
+    for key, value in results.items():
+        match = re.fullmatch(r'(\w+_sweep_\w+)/([^/]*)/' + re.escape(metric), key)
+        if match:
+            name, label = match.groups()
+            point = dict(pair.split('=', 1) for pair in label.split(','))
+            sweeps.setdefault(name, []).append((point, dict(value=value, se=results[f'{key}_se'], calls=results[f'{name}/{label}/calls'])))
+    return sweeps
+
+
+def draw_sweeps(sweeps, metric, plt):
+    figure, axes = plt.subplots(1, len(sweeps), figsize=(5.2 * len(sweeps), 4), squeeze=False)
+    for axis, (name, points) in zip(axes[0], sweeps.items()):
+        lines, knob = {}, [k for k in points[0][0] if k != 'sampler'][0]
+        for point, y in points:
+            x = y['calls'] if knob == 'steps' else float(point[knob])
+            rest = ', '.join(v for k, v in point.items() if k != knob) or name.split('_sweep_')[0]
+            lines.setdefault(rest, []).append((x, y['value'], y['se']))
+        for label, rows in lines.items():
+            axis.errorbar(*zip(*sorted(rows)), marker='o', capsize=2, label=label)
+        axis.set(xlabel='network calls per text' if knob == 'steps' else knob, ylabel=metric, title=name.replace('_sweep_', ' over '))
+        if knob in ('steps', 'rerank'):
+            axis.set_xscale('log', base=2)
+        axis.legend()
+    return figure
+
+
+def main():
+    configure(globals())
+    if what not in ('curves', 'sweep'):
+        stop(f'what={what!r}: choose from curves, sweep')
+    try:
+        import matplotlib
+    except ImportError:
+        stop('plot.py needs matplotlib: pip install matplotlib')
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+    with stop_on_error():
+        if what == 'curves':
+            figure = draw_curves(read_log(os.path.join(out_dir, 'training_log.jsonl')), plt)
+        else:
+            with open(os.path.join(out_dir, 'results.json'), encoding='utf-8') as f:
+                sweeps = read_sweeps(json.load(f), metric)
+            if not sweeps:
+                raise ValueError(f'{out_dir}/results.json has no sweep with {metric}: run evaluate.py --sweep=... first')
+            figure = draw_sweeps(sweeps, metric, plt)
+        figure.tight_layout()
+        path = save or os.path.join(out_dir, f'{what}.png')
+        figure.savefig(path, dpi=110)
+    print(f'written to {path}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,39 @@
+""" plot.py reads what train.py and evaluate.py write. """
+import json
+
+import pytest
+
+import plot
+
+LOG = [dict(step=50, text_loss=3., text_nll_by_t=[1., 2., 3., None]), dict(step=50, val_text=2.5, best=True),
+       dict(step=100, text_loss=2., text_nll_by_t=[.5, 1., 2., 3.]), dict(step=100, val_text=2.0, best=True)]
+RESULTS = {'l2t/bleu': 30., 'l2t_sweep_sampler_steps/n': 8}
+for sampler in ('ancestral', 'cached'):
+    for steps in (2, 4):
+        label = f'l2t_sweep_sampler_steps/sampler={sampler},steps={steps}'
+        RESULTS |= {f'{label}/calls': float(steps), f'{label}/bleu': 10. * steps, f'{label}/bleu_se': 1.}
+
+
+def test_sweeps_are_found_among_the_flat_keys():
+    (name, points), = plot.read_sweeps(RESULTS, 'bleu').items()
+    assert name == 'l2t_sweep_sampler_steps' and len(points) == 4
+    assert points[0] == (dict(sampler='ancestral', steps='2'), dict(value=20., se=1., calls=2.))
+    assert plot.read_sweeps(RESULTS, 'f1') == {}
+
+
+def test_pictures_show_the_logged_numbers(tmp_path):
+    plt = pytest.importorskip('matplotlib.pyplot', reason='needs matplotlib')
+    figure = plot.draw_curves(LOG, plt)
+    left, right = figure.axes
+    assert left.lines[0].get_xydata().tolist() == [[50, 3], [100, 2]] and left.lines[1].get_xydata().tolist() == [[50, 2.5], [100, 2]]
+    assert len(right.lines) == 4 and right.lines[3].get_xydata().tolist() == [[100, 3]]
+    figure = plot.draw_sweeps(plot.read_sweeps(RESULTS, 'bleu'), 'bleu', plt)
+    lines = {c.get_label(): c.lines[0].get_xydata().tolist() for c in figure.axes[0].containers}
+    assert lines == {'ancestral': [[2, 20], [4, 40]], 'cached': [[2, 20], [4, 40]]}
+    figure.savefig(tmp_path / 'a.png')
+    assert (tmp_path / 'a.png').stat().st_size > 1000
+
+
+def test_a_log_on_disk_is_read_line_by_line(tmp_path):
+    (tmp_path / 'training_log.jsonl').write_text('\n'.join(map(json.dumps, LOG)) + '\n')
+    assert plot.read_log(tmp_path / 'training_log.jsonl') == LOG
