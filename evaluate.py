@@ -41,7 +41,8 @@ from checkpoint import difference, git_commit
 from configurator import configure, stop_on_error
 from data import PackedDataset, dataset_folder, dataset_identity
 from diffusion import normals, text_bound, uniforms
-from sample import LATENT_KNOBS, TEXT_KNOBS, blank, call, encode, l2t, load_run, pack, raw_latents, search, t2l, unconditional, write
+from sample import (LATENT_KNOBS, TEXT_KNOBS, blank, call, check_task, encode, l2t, load_run, pack, raw_latents, search, t2l,
+                    trained_for, unconditional, write)
 
 out_dir = 'out/quickstart'
 which = 'best'                  # best | latest | step-00001000
@@ -83,12 +84,6 @@ dtype = 'bfloat16'              # bfloat16 | float32
 
 
 # ---- what is evaluated
-
-def trained_for(run):
-    """ The modes that the run's losses cover. """
-    names = {part.split(':')[0].strip() for part in (run.config.get('mode_schedule') or run.config['mode']).split(',')}
-    return names | ({'l2t', 't2l', 'unconditional'} if 'mixed' in names else set())
-
 
 def load_texts(run, folder, path, n, order, seed):
     """ (texts, tokens (n, L), raw latents (n, N, D) or None): n rows of the validation split, or the lines of a file. """
@@ -206,7 +201,9 @@ def retrieval(found, raw):
     right = similarity.diagonal()
     nearer, equal = (similarity > right[:, None]).sum(1), (similarity == right[:, None]).sum(1)
     hit = lambda k: 100.0 * ((k - nearer) / equal).clamp(0, 1).numpy()   # noqa: E731  ties by lot: all-zero embeddings score chance
-    return {'cosine': right.numpy(), 'retrieval@1': hit(1), 'retrieval@10': hit(10), 'mrr': (1 / (nearer + (equal + 1) / 2)).numpy()}
+    H = F.pad((1 / torch.arange(1, len(a) + 1)).cumsum(0), (1, 0))       # harmonic numbers: the mean of 1/rank over equal ones
+    return {'cosine': right.numpy(), 'retrieval@1': hit(1), 'retrieval@10': hit(10),
+            'mrr': ((H[nearer + equal] - H[nearer]) / equal).numpy()}
 
 
 def compare(sources, written, raw, embedded):
@@ -216,7 +213,7 @@ def compare(sources, written, raw, embedded):
     return {'bleu': np.array([bleu.sentence_score(w, [s]).score for w, s in zip(written, sources)]),
             'f1': np.array([100 * word_f1(w, s) for w, s in zip(written, sources)]),
             'exact': np.array([100.0 * (w == s) for w, s in zip(written, sources)]),
-            **{key: value for key, value in retrieval(embedded, raw).items() if key != 'mrr'}}
+            **retrieval(embedded, raw)}
 
 
 def nearest_training_texts(run, folder, raw):
@@ -244,7 +241,7 @@ def evaluate_l2t(run, folder, sources, raw, **how):
     n, other = len(sources), derangement(len(sources), how['seed'])
     written = {'': write_from(run, raw, 'l2t', **how),
                'shuffled/': write_from(run, raw[other], 'l2t shuffled', **how),
-               'null/': write_from(run, raw, 'l2t null', **how | dict(guidance=0.0, rerank=1, refine=0)),
+               'null/': write_from(run, raw, 'l2t null', **how | dict(guidance=0.0, refine=0)),
                'nearest/': nearest_training_texts(run, folder, raw)}
     results = {'n': n}
     for control, out in written.items():
@@ -256,7 +253,6 @@ def evaluate_l2t(run, folder, sources, raw, **how):
 
 def make_latents(run, tokens, name, seed, **how):
     """ Raw latents (n, N, D) generated from tokens (n, L). """
-    how = {key: value for key, value in how.items() if key in LATENT_KNOBS + ('batch',)}
     with tqdm(total=len(tokens), desc=name, unit='text', leave=False) as bar:
         return raw_latents(run, t2l(run, tokens, seed=seed, progress=bar.update, **how))
 
@@ -291,17 +287,15 @@ def ridge(run, folder, tokens, penalties=(1.0, 10.0, 100.0, 1000.0), block=4096)
     tenth. What a model that reads words but no order gets. """
     train = open_split(run, folder, 'train')
     V1, ND, held = run.text.mask_id + 1, int(np.prod(train.latent_shape)), len(train) - len(train) // 10
-    if V1 > 20_000:
-        raise ValueError(f'ridge: a vocabulary of {V1 - 1} is too large for its normal equations')
     A, b = torch.zeros(V1, V1), torch.zeros(V1, ND)
     for i in tqdm(range(0, held, block), desc='ridge regression', unit='block', leave=False):
         x, z = train.rows(np.arange(i, min(i + block, held)))
         x = bag_of_tokens(run, x)
         A, b = A + x.T @ x, b + x.T @ z.flatten(1)
     x, z = train.rows(np.arange(held, len(train)))
-    best = (math.inf, None)
+    best, (e, Q) = (math.inf, None), torch.linalg.eigh(A.double())       # A = Q diag(e) Q'
     for penalty in penalties:
-        W = torch.linalg.solve(A.double() + penalty * torch.eye(V1, dtype=torch.float64), b.double()).float()
+        W = (Q @ ((Q.T @ b.double()) / (e.clamp(min=0) + penalty)[:, None])).float()
         error = sum((bag_of_tokens(run, part) @ W - target.flatten(1)).square().sum().item()
                     for part, target in zip(x.split(block), z.split(block)))
         best = min(best, (error, W), key=lambda pair: pair[0])
@@ -318,8 +312,11 @@ def evaluate_t2l(run, folder, tokens, raw, seed, seeds, **how):
         means(results, '', {'cosine_between_draws': F.cosine_similarity(runs[0].flatten(1), runs[1].flatten(1)).numpy()})
     mean = run.stats.destandardise(torch.zeros_like(raw))
     controls = {'shuffled/': make_latents(run, tokens[derangement(n, seed)], 't2l shuffled', seed, **how),
-                'null/': make_latents(run, tokens, 't2l null', seed, **how | dict(guidance=0.0)),
-                'mean/': mean, 'ridge/': ridge(run, folder, tokens)}
+                'null/': make_latents(run, tokens, 't2l null', seed, **how | dict(guidance=0.0)), 'mean/': mean}
+    if run.text.mask_id < 20_000:
+        controls['ridge/'] = ridge(run, folder, tokens)
+    else:
+        print(f'no ridge control: its normal equations over {run.text.mask_id:,} ids do not fit')
     for control, found in controls.items():
         means(results, control, compare_latents(run, found, raw))
         results |= {f'{control}{key}': value for key, value in dimensions(run, found, raw).items()}
@@ -342,12 +339,13 @@ def read_pairs(path, revision=''):
         rows, header = [list(row.values()) for row in table], table.column_names
     else:
         with open(path, encoding='utf-8', newline='') as f:
-            rows = list(csv.reader(f, delimiter='\t' if path.endswith(('.tsv', '.txt')) else ','))
+            tabs = dict(delimiter='\t', quoting=csv.QUOTE_NONE) if path.endswith(('.tsv', '.txt')) else {}
+            rows = [row for row in csv.reader(f, **tabs) if row]
         header = rows.pop(0) if rows and set(rows[0]) & set().union(*names) else ['sentence1', 'sentence2', 'score']
     try:
         at = [next(i for i, name in enumerate(header) if name in legal) for legal in names]
         return [row[at[0]] for row in rows], [row[at[1]] for row in rows], np.array([float(row[at[2]]) for row in rows])
-    except (StopIteration, IndexError, ValueError) as error:
+    except (StopIteration, IndexError, ValueError, TypeError) as error:
         raise ValueError(f'{path}: expected columns sentence1, sentence2, score, found {header} ({error})') from None
 
 
@@ -376,11 +374,8 @@ def training_words(run, folder):
 def evaluate_sts(run, folder, path, revision, seed, seeds, **how):
     """ Generated latents of all sentences, `seeds` draws; the correlations are means over the draws. """
     first, second, scores = read_pairs(path, revision)
-    longest, cut = run.L - 1, 0
-    ids = [run.tokenizer.encode(s) for s in first + second]
-    cut = sum(len(i) > longest for i in ids)
-    ids = [i[:longest] for i in ids]
-    tokens = torch.tensor([i + [run.tokenizer.eos] + [run.tokenizer.pad] * (longest - len(i)) for i in ids])
+    tokens = pack(run, first + second, cut=True)
+    cut = sum(len(run.tokenizer.encode(sentence)) >= run.L for sentence in first + second)
     n, vocabulary = len(first), training_words(run, folder)
     known = np.array([words(a) | words(b) <= vocabulary for a, b in zip(first, second)])
     other = derangement(2 * n, seed)
@@ -405,7 +400,7 @@ def evaluate_sts(run, folder, path, revision, seed, seeds, **how):
 
 # ---- unconditional
 
-def text_statistics(run, texts, ids):
+def text_statistics(texts, ids):
     """ Of n texts and their token ids: entropy (nats, of a text's own tokens, mean over texts), distinct-k (share of different word
     k-grams in all texts), repetition (share of a text's word 3-grams that it has had before), length in tokens. """
     results, entropy, repeated = {}, [], []
@@ -425,8 +420,8 @@ def text_statistics(run, texts, ids):
     return results
 
 
-def generative_perplexity(texts, name, revision, device):
-    """ exp of the mean nats per token of texts under a causal language model, each text on its own, after its first token. """
+def load_scorer(name, revision, device):
+    """ perplexity(texts): exp of the mean nats per token under a causal language model, each text on its own, after its first token. """
     import transformers
     revision = dict(revision=revision) if revision else {}
     try:
@@ -434,15 +429,18 @@ def generative_perplexity(texts, name, revision, device):
         model = transformers.AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, trust_remote_code=False, **revision)
     except Exception as error:                                           # transformers raises what it likes
         raise ValueError(f'scorer={name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}') from None
-    model, nats, count = model.to(device).eval(), 0.0, 0
-    limit = getattr(model.config, 'max_position_embeddings', 1024)
-    with torch.inference_mode():
+    model, limit = model.to(device).eval(), getattr(model.config, 'max_position_embeddings', 1024)
+
+    @torch.inference_mode()
+    def perplexity(texts):
+        nats = count = 0
         for text in tqdm(texts, desc='scorer', unit='text', leave=False):
             ids = tokenizer(text, return_tensors='pt').input_ids[:, :limit].to(device)
             if ids.shape[1] > 1:
                 logits = model(ids).logits[0, :-1].float()
                 nats, count = nats + F.cross_entropy(logits, ids[0, 1:], reduction='sum').item(), count + ids.shape[1] - 1
-    return math.exp(nats / max(1, count))
+        return math.exp(nats / count) if count else math.inf
+    return perplexity
 
 
 def real_ids(run, tokens):
@@ -454,15 +452,16 @@ def real_ids(run, tokens):
 def evaluate_unconditional(run, sources, tokens, scorer, revision, **how):
     """ As many joint samples as there are texts; control: data, the texts themselves, and shuffled, another sample's latent. """
     n, results = len(sources), {'n': len(sources)}
+    perplexity = load_scorer(scorer, revision, run.device) if scorer else None
     joint = set(run.streams) == {'text', 'latent'}
     with tqdm(total=n, desc='unconditional', unit='text', leave=False) as bar:
-        how = how | dict(progress=bar.update, sampler=how['sampler'] or 'ancestral')
+        how = how | dict(progress=bar.update, guidance=1.0)              # it has no condition to guide by
         ids, z = unconditional(run, n, **how) if joint else (write(run, *blank(run, n), None, **how), None)
     written = [run.tokenizer.decode(row) for row in ids.tolist()]
     for control, texts, rows in (('', written, ids), ('data/', sources, tokens)):
-        results |= {f'{control}{key}': value for key, value in text_statistics(run, texts, real_ids(run, rows)).items()}
+        results |= {f'{control}{key}': value for key, value in text_statistics(texts, real_ids(run, rows)).items()}
         if scorer:
-            results[f'{control}gen_ppl'] = generative_perplexity(texts, scorer, revision, run.device)
+            results[f'{control}gen_ppl'] = perplexity(texts)
     if joint:
         embedded, raw = encode(run, written), raw_latents(run, z)
         for control, other in (('', torch.arange(n)), ('shuffled/', derangement(n, how['seed']))):
@@ -476,7 +475,7 @@ def evaluate_infill(run, sources, tokens, raw, share, **how):
     """ A share of each text's tokens (not the EOS) is masked and written again, from the rest and the right, a shuffled or no latent. """
     n, seed = len(sources), how['seed']
     length = (tokens != run.tokenizer.pad).sum(1, keepdim=True) - 1
-    u = uniforms(seed, 0, 'evaluation', 0, *tokens.shape).masked_fill(torch.arange(tokens.shape[1]) >= length, torch.inf)
+    u = uniforms(seed, 0, 'evaluation', 0, n, 1 + tokens.shape[1])[:, 1:].masked_fill(torch.arange(tokens.shape[1]) >= length, torch.inf)
     masked = u.argsort(1).argsort(1) < (share * length).ceil()
     masked_tokens = torch.where(masked, run.text.mask_id, tokens)
     conditions = {'null/': None}
@@ -568,39 +567,45 @@ def main():
     config = configure(globals())
     how = {key: config[key] for key in TEXT_KNOBS + LATENT_KNOBS} | dict(seed=seed, batch=sample_batch)
     legal = ('nelbo', 'l2t', 't2l', 'sts', 'unconditional', 'infill')
-    results = {}
-
-    def done(task, metrics):
-        results[task] = metrics
+    def done(task, metrics):                                             # at once: what comes later may fail
         print_table(task, metrics)
+        record = dict(config, checkpoint=run.checkpoint, commit=git_commit(), argv=sys.argv, n_texts=len(sources))
+        print(f'\nwritten to {write_results(out_dir, {task: metrics}, record)}', flush=True)
 
     with stop_on_error():
+        for name, value in (('n', n), ('draws', draws), ('seeds', seeds), ('sample_batch', sample_batch), ('rerank', rerank)):
+            if value < 1:
+                raise ValueError(f'{name}={value} must be at least 1')
+        if not 0 < infill_share <= 1:
+            raise ValueError(f'infill_share={infill_share} must lie in (0, 1]')
         run = load_run(out_dir, which, device, dtype, encoder_folder)
-        directions = trained_for(run)
+        learned = trained_for(run)
         chosen = [task.strip() for task in tasks.split(',') if task.strip()]
-        chosen = chosen or ['nelbo', *(task for task in ('l2t', 't2l', 'unconditional') if task in directions)]
+        chosen = chosen or ['nelbo', *(task for task in ('l2t', 't2l', 'unconditional') if task in learned)]
         for task in chosen:
             if task not in legal:
                 raise ValueError(f"tasks={tasks!r}: choose from {', '.join(legal)}")
-            if task in ('l2t', 't2l', 'sts') and not directions & {{'sts': 't2l'}.get(task, task), 'unconditional'}:
-                raise ValueError(f'{out_dir} was trained for {", ".join(sorted(directions))}: it has no {task}')
+            if task not in ('nelbo', 'unconditional'):
+                check_task(run, task)
+            if task == 'unconditional' and 'unconditional' not in learned:
+                raise ValueError(f'{out_dir} was trained for {", ".join(sorted(learned))}: no {task} from it')
             if task == 'sts' and not sts:
                 raise ValueError('tasks=sts reads --sts=FILE.csv of sentence, sentence, score')
         folder = dataset_folder(dataset or run.config['dataset'])
         sources, tokens, raw = load_texts(run, folder, texts, n, order, seed)
-        if raw is None and set(chosen) & {'l2t', 't2l', 'sts'}:
-            raise ValueError(f'{out_dir} was trained without latents: it has no l2t, t2l, sts')
         if sweep:
-            points = read_sweep(sweep, config)
-            for task in (t for t in chosen if t in ('l2t', 't2l')):
-                name = f'{task}_sweep_' + '_'.join(points[0])
-                results[name] = evaluate_sweep(run, task, points, sources, tokens, raw, rerank=rerank, refine=refine, **how)
-            chosen = []
+            points, swept = read_sweep(sweep, config), [task for task in chosen if task in ('l2t', 't2l')]
+            if not swept:
+                raise ValueError(f'sweep={sweep!r} goes over tasks l2t and t2l, chosen are {", ".join(chosen)}')
+            for task in swept:
+                metrics = evaluate_sweep(run, task, points, sources, tokens, raw, rerank=rerank, refine=refine, **how)
+                done(f'{task}_sweep_' + '_'.join(points[0]), metrics)
+            return
         if 'nelbo' in chosen:
             metrics = {'draws': draws, 'n': len(sources)}
-            if directions & {'l2t', 'unconditional'}:
+            if learned & {'l2t', 'unconditional'} and 'text' in run.streams:
                 metrics |= nelbo(run, sources, tokens, raw, draws, seed, sample_batch)
-            if directions & {'t2l', 'unconditional'} and raw is not None and 'latent' in run.streams:
+            if learned & {'t2l', 'unconditional'} and 'latent' in run.streams:
                 metrics |= latent_mse(run, tokens, raw, draws, seed, sample_batch)
             done('nelbo', metrics)
         if 'l2t' in chosen:
@@ -617,15 +622,7 @@ def main():
             print('\n' + '\n'.join(f'-> {out}' for out in written[:show]))
             done('unconditional', metrics)
         if 'infill' in chosen:
-            metrics, written = evaluate_infill(run, sources, tokens, raw, infill_share, **how)
-            done('infill', metrics)
-    checkpoint_name = which
-    if which in ('best', 'latest'):
-        with open(os.path.join(out_dir, which)) as f:
-            checkpoint_name = f.read().strip()
-    path = write_results(out_dir, results, dict(config, checkpoint=checkpoint_name, commit=git_commit(), argv=sys.argv,
-                                                n_texts=len(sources)))
-    print(f'\nwritten to {path}')
+            done('infill', evaluate_infill(run, sources, tokens, raw, infill_share, **how)[0])
 
 
 if __name__ == '__main__':

@@ -19,8 +19,10 @@ save = ''                       # the picture; '': <out_dir>/<what>.png
 
 
 def read_log(path):
+    """ The entries in the order of their steps; of a step that a resumed run did again, the last. """
     with open(path, encoding='utf-8') as f:
-        return [json.loads(line) for line in f]
+        entries = [json.loads(line) for line in f]
+    return [entry for _, entry in sorted({(e['step'], 'best' in e): e for e in entries}.items())]
 
 
 def draw_curves(entries, plt):
@@ -52,22 +54,34 @@ def read_sweeps(results, metric):
         if match:
             name, label = match.groups()
             point = dict(pair.split('=', 1) for pair in label.split(','))
-            sweeps.setdefault(name, []).append((point, dict(value=value, se=results[f'{key}_se'], calls=results[f'{name}/{label}/calls'])))
+            y = dict(value=value, se=results.get(f'{key}_se', 0.0), calls=results[f'{name}/{label}/calls'])
+            sweeps.setdefault(name, []).append((point, y))
     return sweeps
 
 
+def is_number(text):
+    try:
+        return float(text) == float(text)
+    except ValueError:
+        return False
+
+
 def draw_sweeps(sweeps, metric, plt):
+    """ A panel per sweep. Its x: the first knob whose values are all numbers, as network calls where that is the number of steps. """
     figure, axes = plt.subplots(1, len(sweeps), figsize=(5.2 * len(sweeps), 4), squeeze=False)
     for axis, (name, points) in zip(axes[0], sweeps.items()):
-        lines, knob = {}, [k for k in points[0][0] if k != 'sampler'][0]
+        numbers = [k for k in points[0][0] if all(is_number(point[k]) for point, _ in points)]
+        knob, lines = numbers[0] if numbers else None, {}
         for point, y in points:
-            x = y['calls'] if knob == 'steps' else float(point[knob])
-            rest = ', '.join(v for k, v in point.items() if k != knob) or name.split('_sweep_')[0]
-            lines.setdefault(rest, []).append((x, y['value'], y['se']))
+            rest = ', '.join(value for k, value in point.items() if k != knob)
+            x = rest if knob is None else y['calls'] if knob in ('steps', 'latent_steps') else float(point[knob])
+            label = metric if knob is None else rest or name.split('_sweep_')[0]
+            lines.setdefault(label, []).append((x, y['value'], y['se']))
         for label, rows in lines.items():
-            axis.errorbar(*zip(*sorted(rows)), marker='o', capsize=2, label=label)
-        axis.set(xlabel='network calls per text' if knob == 'steps' else knob, ylabel=metric, title=name.replace('_sweep_', ' over '))
-        if knob in ('steps', 'rerank'):
+            axis.errorbar(*zip(*(rows if knob is None else sorted(rows))), marker='o', capsize=2, label=label)
+        axis.set(xlabel='network calls per text' if knob in ('steps', 'latent_steps') else knob or '', ylabel=metric,
+                 title=name.replace('_sweep_', ' over '))
+        if knob in ('steps', 'latent_steps', 'rerank'):
             axis.set_xscale('log', base=2)
         axis.legend()
     return figure

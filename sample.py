@@ -33,7 +33,7 @@ from tqdm import tqdm
 from checkpoint import load_model, pick_device
 from configurator import configure, stop_on_error
 from data import load_stats, load_tokenizer
-from diffusion import GaussianLatents, MaskedText
+from diffusion import GaussianLatents, MaskedText, mode_shares
 from encoders import load_encoder
 
 out_dir = 'out/quickstart'      # the run folder: model, data records and schedules all come from it
@@ -47,7 +47,7 @@ num_samples = 1                 # per text or latent
 # ---- text
 sampler = ''                    # ancestral | cached | first_hitting | confidence | remdm; '': ancestral where both or text alone is drawn,
                                 # else confidence
-steps = 0                       # network calls; 0: one per token for confidence and first_hitting, else 128
+steps = 0                       # network calls; 0: one per token for confidence and first_hitting, else 128; threshold may need all
 block_size = 0                  # release only the leftmost unfinished block of so many positions; 0: all at once
 score = 'top1'                  # confidence: top1 | margin | entropy | threshold
 prefer = 'certain'              # confidence: release the certain first, or the 'uncertain'
@@ -84,9 +84,9 @@ def nucleus_filter(logits, p):
         return logits
     sorted_logits, order = logits.sort(-1, descending=True)
     mass = sorted_logits.softmax(-1)
-    drop = (mass.cumsum(-1) - mass >= p).scatter(-1, order, mass.cumsum(-1) - mass >= p)
-    drop.scatter_(-1, order[..., :1], False)
-    return logits.masked_fill(drop, -torch.inf)
+    drop = mass.cumsum(-1) - mass >= p                                   # in sorted order
+    drop[..., 0] = False
+    return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
 
 
 def make_propose(temperature, nucleus, rng):
@@ -111,7 +111,7 @@ def begin(text, tokens, given):
     others, none_given = (is_mask & given).sum(1), not given.any()
 
     def clock(n, t=None):
-        return t if t is not None and none_given else text.clock((n + others).double() / tokens.shape[1]).float()
+        return t if t is not None and none_given else text.clock((n + to(others, n)).double() / tokens.shape[1]).float()
     return tokens.clone(), is_mask & ~given, clock
 
 
@@ -120,15 +120,20 @@ def positions_of(mask):
     return mask.flatten().nonzero().squeeze(1)
 
 
+def to(x, like):
+    """ x on the device of `like`; from the host nothing waits for it. """
+    return x.to(like.device, non_blocking=not x.is_cuda)
+
+
 def put(tokens, positions, x):
-    tokens.view(-1)[positions.to(tokens.device)] = x
+    tokens.view(-1)[to(positions, tokens)] = x
 
 
 def nothing(tokens):
     pass
 
 
-def ancestral(denoise, propose, text, tokens, given, steps, rng, on_step=nothing):
+def ancestral(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, skip=False):
     """ From t to s each masked position is released with probability u = (M_t - M_s)/M_t, and if so x ~ Cat(p). The last step
     releases all that is left, by sampling.    MDLM arXiv:2406.07524 """
     tokens, masked, clock = begin(text, tokens, given)
@@ -136,29 +141,22 @@ def ancestral(denoise, propose, text, tokens, given, steps, rng, on_step=nothing
     for t, s in zip(times, times[1:]):
         u = text.release_share(t, s)
         release = masked & (torch.rand(masked.shape, generator=rng) < u) if s > 0 else masked
-        positions = positions_of(release)
-        put(tokens, positions, propose(denoise(tokens, clock(masked.sum(1), t), positions)))
-        masked = masked & ~release
-        on_step(tokens)
-    return tokens
-
-
-def cached(denoise, propose, text, tokens, given, steps, rng, on_step=nothing):
-    """ ancestral, with the network run only on the rows that release something in this step: of the others nothing is used. At
-    most L calls a row, however many steps. For fixed latents: in joint sampling the latents need every call. """
-    tokens, masked, clock = begin(text, tokens, given)
-    times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
-    for t, s in zip(times, times[1:]):
-        u = text.release_share(t, s)
-        release = masked & (torch.rand(masked.shape, generator=rng) < u) if s > 0 else masked
-        rows = release.any(1).nonzero().squeeze(1)                       # (b,)
-        if len(rows):
-            now = clock(masked.sum(1), t.expand(len(masked)))[rows]
-            x = propose(denoise(tokens[rows.to(tokens.device)], now, positions_of(release[rows]), rows))
+        now = clock(masked.sum(1), t.expand(len(masked)))                # (B,)
+        if not skip:
+            put(tokens, positions_of(release), propose(denoise(tokens, now, positions_of(release))))
+        elif release.any():
+            rows = release.any(1).nonzero().squeeze(1)
+            x = propose(denoise(tokens[to(rows, tokens)], now[rows], positions_of(release[rows]), rows))
             put(tokens, positions_of(release), x)                        # the same positions in the same order
         masked = masked & ~release
         on_step(tokens)
     return tokens
+
+
+def cached(*args, **knobs):
+    """ ancestral, with the network run only on the rows that release something in this step: of the others nothing is used. At
+    most L calls a row, however many steps. For fixed latents: in joint sampling the latents need every call. """
+    return ancestral(*args, **knobs, skip=True)
 
 
 def first_hitting(denoise, propose, text, tokens, given, steps, rng, on_step=nothing):
@@ -185,13 +183,14 @@ def confidence(denoise, propose, text, tokens, given, steps, rng, on_step=nothin
     score: top1 (p of the proposal), margin (p of the best minus the second), entropy, threshold (all above .9, at least one).
     prefer='uncertain' releases in the opposite order. """
     tokens, masked, clock = begin(text, tokens, given)
-    n, masked = masked.sum(1, keepdim=True), masked.to(tokens.device)    # (B, 1) on the host, (B, L)
+    n, masked = masked.sum(1, keepdim=True), to(masked, tokens)          # (B, 1) on the host, (B, L)
     steps, left = min(steps, int(n.max())), n.clone()
     for i in range(steps):
         if score == 'threshold':
-            left = (n - i).clamp(min=0)                                  # at most; which of them, only the device knows
+            left = (n - i).clamp(min=0)                                  # at most; how many, only the device knows
         positions = masked.flatten().byte().argsort(descending=True, stable=True)[:int(left.sum())]
-        logits = denoise(tokens, clock(left.squeeze(1)), positions)      # (P, V)
+        told = clock(masked.sum(1) if score == 'threshold' else left.squeeze(1))
+        logits = denoise(tokens, told, positions)                        # (P, V)
         x = propose(logits)
         certainty = certainty_of(logits, x, score) * (1 if prefer == 'certain' else -1)
         value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
@@ -199,7 +198,7 @@ def confidence(denoise, propose, text, tokens, given, steps, rng, on_step=nothin
         value = value.masked_fill(~masked, -torch.inf)
         place = value.argsort(dim=1, descending=True, stable=True).argsort(dim=1)  # (B, L), 0 is the highest
         k = n // steps + (i < n % steps)                                 # (B, 1)
-        release = masked & (place < k.to(tokens.device))
+        release = masked & (place < to(k, tokens))
         if score == 'threshold':
             release = masked & ((value > math.log(threshold)) | (place < 1)) if i < steps - 1 else masked
         proposal = tokens.clone()
@@ -248,7 +247,7 @@ def remdm(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, re
         release = masked & (coin < (a_s - (1 - g) * a_t) / (1 - a_t)) if s > 0 else masked
         again = free & ~masked & (coin < g) if s > 0 else torch.zeros_like(masked)
         positions = positions_of(release)
-        now = clock(masked.sum(1), text.clock(torch.tensor(M_t)) if remask == 'loop' else t)
+        now = clock(masked.sum(1), (text.clock(torch.tensor(M_t)) if remask == 'loop' else t).expand(len(masked)))
         put(tokens, positions, propose(denoise(tokens, now, positions)))
         put(tokens, positions_of(again), text.mask_id)
         masked = masked & ~release | again
@@ -269,6 +268,8 @@ def in_blocks(sampler, size):
         for first in range(0, L, size):
             others = torch.ones_like(given)
             others[:, first:first + size] = False
+            if (others | given).all():
+                continue
             share = max(1, round(steps * min(size, L - first) / L))
             tokens = sampler(denoise, propose, text, tokens, given | others, share, rng, on_step, **knobs)
         return tokens
@@ -285,9 +286,10 @@ def make_sampler(how):
         raise ValueError('score=threshold releases what is certain: it has no prefer=uncertain')
     if len(how['loop']) != 3 or not 0 < how['loop'][1] <= how['loop'][0] < 1 or not 0 < how['loop'][2] < 1 or not 0 <= how['eta'] <= 1:
         raise ValueError(f"loop={how['loop']}, eta={how['eta']}: expected 0 < t_off <= t_on < 1, 0 < a_on < 1, 0 <= eta <= 1")
-    if how['steps'] < 0 or how['block_size'] < 0 or not 0 < how['nucleus'] or not math.isfinite(how['temperature']):
-        raise ValueError(f"steps={how['steps']}, block_size={how['block_size']}, nucleus={how['nucleus']}: expected steps >= 0, "
-                         'block_size >= 0, nucleus > 0')
+    for name, fine in (('steps', how['steps'] >= 0), ('block_size', how['block_size'] >= 0), ('nucleus', how['nucleus'] > 0),
+                       ('temperature', math.isfinite(how['temperature'])), ('guidance', math.isfinite(how['guidance']))):
+        if not fine:
+            raise ValueError(f'{name}={how[name]} is out of range')
     sampler = SAMPLERS[how['sampler']]
     temperature = how['temperature'] if how['temperature'] >= 0 else 0.0 if sampler is confidence else 1.0
     knobs = {name: how[name] for name in KNOBS_OF.get(how['sampler'], ())}
@@ -304,9 +306,12 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
     model, config, meta = load_model(out_dir, which, device=device)
     folder = os.path.join(out_dir, 'data')
     tokenizer, stats = load_tokenizer(folder), load_stats(folder)
-    kind = torch.device(device).type
+    kind, name = torch.device(device).type, which
+    if which in ('best', 'latest'):
+        with open(os.path.join(out_dir, which)) as f:
+            name = f.read().strip()
     return SimpleNamespace(
-        out_dir=out_dir, model=model, config=config, meta=meta, folder=folder, encoder_folder=encoder_folder, encoder=None,
+        out_dir=out_dir, checkpoint=name, model=model, config=config, meta=meta, folder=folder, encoder_folder=encoder_folder, encoder=None,
         device=device, tokenizer=tokenizer, stats=stats, L=model.config.seq_len, streams=model.config.streams,
         row_calls=0,                                                     # rows that the network has read: what sampling costs
         text=MaskedText(tokenizer.vocab_size, config['text_schedule'], config['text_power']),
@@ -322,9 +327,28 @@ def encode(run, texts, progress=lambda n: None):
     return run.encoder(texts, progress=progress)
 
 
-def pack(run, texts):
-    """ Texts as the model reads them: tokens (n, L), an EOS after the text, then PAD. """
-    ids = [run.tokenizer.encode(t) for t in texts]
+def trained_for(run):
+    """ The modes that the run's losses cover. """
+    knobs, names = run.config, set()
+    for part in (knobs.get('mode_schedule') or knobs['mode']).split(','):
+        names |= {name for name, share in mode_shares(part.split(':')[0].strip(), knobs['mode_weights']).items() if share}
+    return names
+
+
+def check_task(run, task):
+    """ ValueError where the run has not learned what the task needs. """
+    joint, learned = set(run.streams) == {'text', 'latent'}, trained_for(run)
+    writes, embeds = {'l2t', 'unconditional'}, {'t2l', 'unconditional'}
+    needs = dict(l2t=writes, infill=writes, text=writes, t2l=embeds, latent=embeds, unconditional={'unconditional'})
+    for need in {'t2l2t': ('t2l', 'l2t'), 'sts': ('t2l',)}.get(task, (task,)):
+        stream = {'text': 'text', 'infill': 'text', 'latent': 'latent'}.get(need)
+        if not learned & needs[need] or (stream not in run.streams if stream else not joint):
+            raise ValueError(f'{run.out_dir} has streams {run.streams} and was trained for {", ".join(sorted(learned))}: no {task} from it')
+
+
+def pack(run, texts, cut=False):
+    """ Texts as the model reads them: tokens (n, L), an EOS after the text, then PAD; too long ones are cut, or an error. """
+    ids = [run.tokenizer.encode(t)[:run.L - 1 if cut else None] for t in texts]
     longest = max(map(len, ids))
     if longest >= run.L:
         raise ValueError(f'a text has {longest} tokens, {run.out_dir} reads at most {run.L - 1} and an EOS')
@@ -340,10 +364,17 @@ def raw_latents(run, z):
 def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',)):
     """ The network; clocks are numbers or (B,). """
     B = len(tokens if tokens is not None else z)
-    clock = lambda t: torch.as_tensor(t, dtype=torch.float32).to(run.device).expand(B)   # noqa: E731
+    here = lambda x: x.to(run.device, non_blocking=True)                 # noqa: E731
+    clock = lambda t: here(torch.as_tensor(t, dtype=torch.float32)).expand(B)   # noqa: E731
     run.row_calls += B
     with run.autocast():
-        return run.model(tokens, z, clock(t_text), clock(t_latent), None if positions is None else positions.to(run.device), predict)
+        return run.model(tokens, z, clock(t_text), clock(t_latent), None if positions is None else here(positions), predict)
+
+
+def generators(run, seed):
+    """ One on the host, for what is released, and one on the device, for the rest: on a CPU the same. """
+    rng = torch.Generator().manual_seed(seed)
+    return rng, rng if torch.device(run.device).type == 'cpu' else torch.Generator(run.device).manual_seed(seed)
 
 
 # ---- the directions. Guidance: p_0 is the same network with the condition's clock at 1 and its content noise.
@@ -356,14 +387,13 @@ def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=nothing,
     inner (n, L): where EOS and PAD are not allowed. Returns tokens (n, L).
     """
     how = DEFAULTS | how
-    how['sampler'] = how['sampler'] or 'confidence'
+    how['sampler'] = how['sampler'] or ('confidence' if z is not None or given.any() else 'ancestral')
     sampler, knobs, temperature = make_sampler(how)
     if 'text' not in run.streams:
         raise ValueError(f'{run.out_dir} has no text stream: nothing to write')
     steps = how['steps'] or (run.L if how['sampler'] in ('confidence', 'first_hitting') else 128)
     g = how['guidance'] if z is not None else 0
-    rng = torch.Generator().manual_seed(seed)
-    device_rng = rng if torch.device(run.device).type == 'cpu' else torch.Generator(run.device).manual_seed(seed)
+    rng, device_rng = generators(run, seed)
     specials = torch.tensor([run.tokenizer.eos, run.tokenizer.pad], device=run.device)
     out = []
     for first in range(0, len(tokens), batch):
@@ -461,8 +491,7 @@ def unconditional(run, n, seed=0, batch=128, on_step=nothing, progress=lambda n:
     steps = how['steps'] or 128
     if how['sampler'] == 'confidence':
         steps = min(steps, run.L)
-    rng = torch.Generator().manual_seed(seed)
-    device_rng = rng if torch.device(run.device).type == 'cpu' else torch.Generator(run.device).manual_seed(seed)
+    rng, device_rng = generators(run, seed)
     step, times, out = getattr(run.latent, how['solver']), latent_times(run.latent, steps).tolist(), []
     for first in range(0, n, batch):
         B = min(batch, n - first)
@@ -548,6 +577,8 @@ def read_template(run, text):
     if len(pieces) == 1:
         raise ValueError(f'no [MASK] in {text!r}: nothing to fill')
     for i, piece in enumerate(pieces):
+        if i % 2 and len(piece) > 6:
+            raise ValueError(f'[MASK{piece}] is more than {run.out_dir} writes: {run.L - 1} tokens')
         if rest and piece:
             raise ValueError(f'[MASK:*] stands at the end of a text, found {piece!r} behind it')
         rest = rest or i % 2 and piece == ':*'
@@ -596,9 +627,12 @@ def show(tokenizer, ids, mask_id):
 def read_latents(run, path):
     """ Raw latents (n, N, D) from an .npy file of (n, D) or (n, N, D). """
     N, D = run.meta['latent_shape']
-    raw = torch.from_numpy(np.load(path, allow_pickle=False)).float()
+    try:
+        raw = torch.from_numpy(np.load(path, allow_pickle=False)).float()
+    except (EOFError, TypeError) as error:
+        raise ValueError(f'{path}: no array of numbers in an .npy file ({error})') from None
     raw = raw[:, None] if raw.ndim == 2 else raw
-    if raw.ndim != 3 or raw.shape[1:] != (N, D):
+    if raw.ndim != 3 or raw.shape[1:] != (N, D) or not len(raw):
         raise ValueError(f'{path}: shape {tuple(raw.shape)}, expected (n, {N}, {D}) as {run.out_dir} was trained')
     if not raw.isfinite().all():
         raise ValueError(f'{path}: rows {(~raw.isfinite().all((1, 2))).nonzero().flatten().tolist()[:5]} are not finite')
@@ -606,7 +640,13 @@ def read_latents(run, path):
 
 
 def read_sources(run, mode):
-    """ (names, texts or None, raw latents or None), by what the mode reads. """
+    """ (names, texts or None, raw latents or None), by what the mode reads; a knob that it does not read is an error, not ignored. """
+    reads = dict(l2t=('text', 'texts', 'latents', 'rerank', 'refine'), t2l=('text', 'texts', 'save'), t2l2t=('text', 'texts', 'save'),
+                 infill=('text', 'texts', 'latents', 'like'), text=(), latent=('save',), unconditional=('save',))[mode]
+    for name, value, default in (('text', text, ''), ('texts', texts, ''), ('latents', latents, ''), ('like', like, ''), ('save', save, ''),
+                                 ('rerank', rerank, 1), ('refine', refine, 0)):
+        if value != default and name not in reads:
+            raise ValueError(f'{name}={value!r}: mode={mode} does not read it')
     if text and texts or (text or texts) and latents and mode != 'infill' or latents and like:
         raise ValueError('text, texts and latents: give one of them')
     lines = [text] if text else []
@@ -617,8 +657,8 @@ def read_sources(run, mode):
         raise ValueError(f'mode={mode} reads --text="...", or --texts=FILE' + (', or --latents=FILE.npy' if mode == 'l2t' else ''))
     if mode in ('unconditional', 'text', 'latent'):
         return [''] * num_samples, None, None
-    if (latents or like or mode != 'infill') and not run.meta['latent_shape']:
-        raise ValueError(f'{run.out_dir} was trained without latents: mode={mode} has nothing to start from')
+    if (latents or like) and 'latent' not in run.streams:
+        raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
     raw = read_latents(run, latents) if latents else encode(run, [like]) if like else encode(run, lines) if mode == 'l2t' else None
     if mode == 'infill' and raw is not None:
         if len(raw) not in (1, len(lines)):
@@ -633,13 +673,15 @@ def main():
     how = {name: config[name] for name in TEXT_KNOBS + LATENT_KNOBS} | dict(seed=seed, batch=sample_batch)
     with stop_on_error():
         run = load_run(out_dir, which, device, dtype, encoder_folder)
-        trained = run.config['mode'] if set(run.streams) == {'text', 'latent'} else run.streams[0]
-        task = mode if mode not in ('', 'mixed') else 'l2t' if trained == 'mixed' else trained
-        legal = ('l2t', 't2l', 'unconditional', 'text', 'latent', 'infill', 't2l2t')
-        if task not in legal:
-            raise ValueError(f"mode={mode!r}: choose from {', '.join(legal)}")
-        if num_samples < 1 or rerank < 1 or refine < 0:
-            raise ValueError(f'num_samples={num_samples}, rerank={rerank}, refine={refine}: expected at least 1, 1 and 0')
+        learned = trained_for(run)
+        own = run.streams[0] if len(run.streams) == 1 else 'l2t' if 'l2t' in learned else min(learned)
+        task = mode if mode not in ('', 'mixed') else own
+        if task not in ('l2t', 't2l', 'unconditional', 'text', 'latent', 'infill', 't2l2t'):
+            raise ValueError(f'mode={mode!r}: choose from l2t, t2l, unconditional, text, latent, infill, t2l2t')
+        check_task(run, task)
+        if min(num_samples, rerank, sample_batch) < 1 or refine < 0:
+            raise ValueError(f'num_samples={num_samples}, rerank={rerank}, sample_batch={sample_batch}, refine={refine}: expected 1 or '
+                             'more, refine 0 or more')
         sources, lines, raw = read_sources(run, task)
         each = 1 if lines is None and raw is None else num_samples
         total = len(sources) * each
@@ -653,14 +695,14 @@ def main():
                 latent_how = {key: how[key] for key in (*LATENT_KNOBS, 'seed', 'batch')}
                 z = t2l(run, pack(run, lines).repeat_interleave(each, 0) if lines else None, n=total, **latent_how)
             if task == 't2l2t':
-                tokens = l2t(run, z, **how)
+                tokens = l2t(run, run.stats.standardise(raw_latents(run, z)), **how)
             elif task == 'l2t' and (rerank > 1 or refine):
                 tokens, cosine = search(run, raw.repeat_interleave(each, 0), rerank, refine, **how)
                 notes = [f'   cosine {c:.3f}' for c in cosine.tolist()]
             elif task == 'l2t':
                 tokens = l2t(run, run.stats.standardise(raw).repeat_interleave(each, 0), **how)
             elif task == 'text':
-                tokens = write(run, *blank(run, total), None, **how | dict(sampler=sampler or 'ancestral'))
+                tokens = write(run, *blank(run, total), None, **how)
             elif task == 'unconditional':
                 tokens, z = unconditional(run, total, **how)
             elif task == 'infill':
@@ -669,10 +711,15 @@ def main():
                 condition = None if raw is None else run.stats.standardise(raw).repeat_interleave(each, 0)
                 tokens = write(run, ids, given, condition, inner=inner, **how)
         if z is not None and save:
-            np.save(save, raw_latents(run, z).numpy())
+            with open(save, 'wb') as f:
+                np.save(f, raw_latents(run, z).numpy())
         if task == 't2l':                                                # what the encoder itself says of these texts
-            cosine = F.cosine_similarity(raw_latents(run, z).flatten(1), encode(run, lines).repeat_interleave(each, 0).flatten(1))
-            notes = [f'latent of {tuple(z.shape[1:])}, cosine with the encoder\'s own {c:.3f}' for c in cosine.tolist()]
+            try:
+                own = encode(run, lines).repeat_interleave(each, 0)
+                cosine = F.cosine_similarity(raw_latents(run, z).flatten(1), own.flatten(1))
+                notes = [f'latent of {tuple(z.shape[1:])}, cosine with the encoder\'s own {c:.3f}' for c in cosine.tolist()]
+            except ValueError as error:
+                notes = [f'latent of {tuple(z.shape[1:])}; not compared: {error}'] * total
         elif task == 'latent':
             notes = [f'latent of {tuple(z.shape[1:])}, mean square {x:.3f} per dimension, standardised'
                      for x in (z.square().sum((1, 2)) / run.stats.live.sum() / z.shape[1]).tolist()]

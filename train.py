@@ -74,7 +74,7 @@ optimizer = 'adamw'                # 'adamw', or 'muon': torch.optim.Muon for th
 learning_rate = 1e-3
 muon_lr = None                     # of the trunk's matrices under muon, in AdamW's scale; None: learning_rate
 min_lr = 0.0                       # share of learning_rate at the end
-warmup_iters = 100
+warmup_iters = 100                 # at most half the run
 decay_from = 0.0                   # share of the run after which the cosine decay begins
 weight_decay = 0.1                 # on matrices only
 betas = (0.9, 0.95)
@@ -121,8 +121,8 @@ def read_stages(schedule):
     found, first = [], 0
     for part in schedule.split(','):
         name, _, length = part.strip().partition(':')
-        if length and not length.isdigit() or not length and found and found[-1].length is None:
-            raise ValueError(f'mode_schedule={schedule!r}: {part.strip()!r} is no MODE:STEPS; only the last mode may go without steps')
+        if length and not length.isdigit() or length == '0' or found and found[-1].length is None:
+            raise ValueError(f'mode_schedule={schedule!r}: {part.strip()!r}: expected MODE:STEPS,MODE:STEPS,MODE')
         shares = mode_shares(name, mode_weights)
         text_share = shares['unconditional'] + shares['l2t']             # of the rows that have the loss
         latent_share = shares['unconditional'] + shares['t2l']
@@ -134,6 +134,8 @@ def read_stages(schedule):
         found.append(SimpleNamespace(mode=name, first=first, length=int(length) if length else None, shares=shares, predict=losses,
                                      budget=text.head_budget(batch_size, L, text_share)))
         first += int(length or 0)
+    if found[-1].first >= max_iters or found[-1].length not in (None, max_iters - found[-1].first):
+        raise ValueError(f'mode_schedule={schedule!r}: its steps do not fill max_iters={max_iters}; leave the last mode without steps')
     return found
 
 
@@ -235,6 +237,7 @@ with stop_on_error():
         source, source_config, source_meta = checkpoint.load_model(init_from, 'best', device=device)
         source_process = {name: source_config[name] for name in process}
         source_identity = json.loads(json.dumps(dict(model=asdict(source.config), process=source_process, **dataset_identity(source_meta))))
+        source_identity['model']['dropout'] = identity['model']['dropout']
         other = checkpoint.difference(source_identity, identity)
         if other:
             raise ValueError(f'init_from={init_from} was trained with {other}')
@@ -331,7 +334,7 @@ def add_statistics(stats, b, r):
         return [torch.zeros(4, device=device).index_add_(0, bins, x) for x in (torch.where(scored, values, 0), scored.float())]
     def by_mode(modes, values):
         return torch.zeros(len(MODES), device=device).index_add_(0, modes, values)
-    sums = dict(loss=r['loss'], rows=torch.bincount(b['mode'], minlength=len(MODES)))
+    sums = dict(loss=r['loss'], rows=by_mode(b['mode'], torch.ones_like(b['t_text'])))
     if 'text_loss' in r:
         scored, row = b['weight'] > 0, b['positions'] // L
         sums['text_loss'], sums['correct'] = r['text_loss'], ((r['logits'].argmax(1) == b['targets']) & scored).sum()
@@ -383,9 +386,10 @@ def evaluate():
 
 def get_lr(step):
     """ Factor of the base rates at this step: linear warm-up, then cosine from 1 to min_lr, and min_lr for good. """
-    if step < warmup_iters:
-        return (step + 1) / warmup_iters
-    begin = max(warmup_iters, decay_from * max_iters)
+    warmup = min(warmup_iters, max_iters // 2)
+    if step < warmup:
+        return (step + 1) / warmup
+    begin = max(warmup, decay_from * max_iters)
     done = min(1.0, max(0.0, (step - begin) / max(1, max_iters - begin)))
     return min_lr + (1 - min_lr) * 0.5 * (1 + math.cos(math.pi * done))
 
@@ -509,7 +513,7 @@ while True:
             torch._foreach_add_(ema, torch._foreach_mul(torch._foreach_sub(parameters, ema), (1 - d) * (1 - bad)))
     stats['norm'] = stats.get('norm', 0) + norm
 
-    if step % log_interval == 0 or step == max_iters:
+    if step % log_interval == 0 or step == max_iters or stage_at(step) is not stage:   # a line speaks of one mode
         now = time.perf_counter()
         s = {key: (value / steps_since).tolist() for key, value in stats.items()}   # means per step
         share = lambda sums, counts: [a / b if b else None for a, b in zip(sums, counts)]  # noqa: E731

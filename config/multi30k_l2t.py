@@ -31,3 +31,8 @@ max_iters = 3400
 warmup_iters = 200
 eval_interval = 1000
 compile = True
+# evaluation: the sampler that was best on 256 other texts (results/multi30k_l2t.json, sweep)
+order = 'first'
+draws = 8
+score = 'margin'
+guidance = 1.25

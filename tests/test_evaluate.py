@@ -111,7 +111,8 @@ def test_retrieval_finds_the_right_latent_and_ranks_it():
     r = retrieval(second[:, None], raw)
     assert r['retrieval@1'].sum() == 0 and r['mrr'].tolist() == [.5] * 5 and r['retrieval@10'].tolist() == [100] * 5
     r = retrieval(torch.ones(5, 1, 5), raw)                              # all alike: at chance
-    assert r['retrieval@1'].tolist() == pytest.approx([20] * 5) and r['mrr'].tolist() == pytest.approx([1 / 3] * 5)
+    assert r['retrieval@1'].tolist() == pytest.approx([20] * 5)
+    assert r['mrr'].tolist() == pytest.approx([(1 + 1 / 2 + 1 / 3 + 1 / 4 + 1 / 5) / 5] * 5)
 
 
 def test_rank_and_linear_correlation_with_ties():
@@ -137,9 +138,8 @@ def test_sentence_pairs_are_read_with_or_without_a_header(tmp_path):
 
 
 def test_text_statistics_tell_repetition_from_variety():
-    run = None
-    dull = text_statistics(run, ['a b c a b c a b c'] * 2, [[1, 2, 3] * 3] * 2)
-    rich = text_statistics(run, ['a b c d e f g h i', 'j k l m n o p q r'], [list(range(9))] * 2)
+    dull = text_statistics(['a b c a b c a b c'] * 2, [[1, 2, 3] * 3] * 2)
+    rich = text_statistics(['a b c d e f g h i', 'j k l m n o p q r'], [list(range(9))] * 2)
     assert dull['repetition'] == pytest.approx(100 * (1 - 3 / 7)) and rich['repetition'] == 0
     assert dull['distinct_1'] == pytest.approx(3 / 18) and rich['distinct_1'] == rich['distinct_4'] == 1
     assert dull['entropy'] == pytest.approx(math.log(3)) and rich['entropy'] == pytest.approx(math.log(9))
@@ -178,7 +178,7 @@ def test_a_causal_scorer_reads_the_perplexity_of_texts(tmp_path):
     transformers = pytest.importorskip('transformers')
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from evaluate import generative_perplexity
+    from evaluate import load_scorer
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(['<unk>', 'a', 'b', 'c'])}, unk_token='<unk>'))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token='<unk>').save_pretrained(tmp_path)
@@ -189,9 +189,74 @@ def test_a_causal_scorer_reads_the_perplexity_of_texts(tmp_path):
     ids = [torch.tensor([[1, 2, 3]]), torch.tensor([[3, 3, 3, 0]])]
     nats = sum(3 - 1 if i.shape[1] == 3 else 3 for i in ids)
     expected = sum(torch.nn.functional.cross_entropy(model(i).logits[0, :-1], i[0, 1:], reduction='sum').item() for i in ids) / nats
-    assert generative_perplexity(['a b c', 'c c c z', 'a'], str(tmp_path), '', 'cpu') == pytest.approx(math.exp(expected), rel=1e-4)
+    perplexity = load_scorer(str(tmp_path), '', 'cpu')
+    assert perplexity(['a b c', 'c c c z', 'a']) == pytest.approx(math.exp(expected), rel=1e-4)
+    assert perplexity(['a', '']) == math.inf, 'texts of one token are not perfect'
     with pytest.raises(ValueError, match='scorer'):
-        generative_perplexity(['a'], str(tmp_path / 'nowhere'), '', 'cpu')
+        load_scorer(str(tmp_path / 'nowhere'), '', 'cpu')
+
+
+class Codebook:
+    """ A perfect two-stream network over texts k k EOS PAD with latents on a circle: it reads k off its condition, says id 0 and the
+    mean latent without one. """
+    n, L, EOS, PAD, MASK = 6, 4, 6, 7, 8
+    angles = torch.arange(6) * math.pi / 3
+    code = torch.stack([angles.cos(), angles.sin()], 1)                  # (6, 2)
+    texts = torch.stack([torch.arange(6), torch.arange(6), torch.full((6,), EOS), torch.full((6,), PAD)], 1)
+
+    def __init__(self):
+        self.config, self.latent = SimpleNamespace(streams=('text', 'latent'), n_latents=1, latent_dim=2), GaussianLatents(torch.ones(2))
+
+    def __call__(self, tokens, z, t_text, t_latent, positions=None, predict=('text', 'latent')):
+        logits = out = None
+        if 'text' in predict:
+            k = torch.where(t_latent == 1, 0, (z[:, 0] @ self.code.T).argmax(1))
+            logits = 9. * torch.nn.functional.one_hot(self.texts[k], 8)  # (B, L, V)
+            logits = logits.flatten(0, 1)[positions]
+        if 'latent' in predict:
+            x0 = torch.where((t_text == 1)[:, None], 0., self.code[tokens[:, 0].clamp(max=5)])[:, None]
+            a, s = (x[:, None, None] for x in self.latent.alpha_sigma(t_latent))
+            out = (a * z - x0) / s
+        return logits, out
+
+    def run(self):
+        tokenizer = SimpleNamespace(eos=self.EOS, pad=self.PAD, decode=lambda ids: ' '.join(f'word{i}' for i in ids if i < 6))
+        stats = SimpleNamespace(standardise=lambda z: z, destandardise=lambda z: z, mean=torch.zeros(2), live=torch.ones(2))
+        return SimpleNamespace(model=self, text=MaskedText(8), latent=self.latent, device='cpu', autocast=contextlib.nullcontext,
+                               L=self.L, tokenizer=tokenizer, stats=stats, streams=('text', 'latent'), row_calls=0, out_dir='out/code',
+                               meta={'encoder': dict(normalize=True)})
+
+
+def embed(run, texts):
+    return torch.stack([Codebook.code[int(t.split()[0].removeprefix('word'))] if t else torch.zeros(2) for t in texts])[:, None]
+
+
+def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
+    import evaluate
+    run, tokens, raw = Codebook().run(), Codebook.texts, Codebook.code[:, None]
+    sources = [run.tokenizer.decode(row) for row in tokens.tolist()]
+    monkeypatch.setattr(evaluate, 'encode', embed)
+    monkeypatch.setattr(evaluate, 'nearest_training_texts', lambda *args: sources[1:] + sources[:1])
+    monkeypatch.setattr(evaluate, 'ridge', lambda run, folder, tokens: raw[[1, 2, 3, 4, 5, 0]])
+    how, other = dict(seed=0, batch=4), derangement(6, 0)
+    apart = 1 - (raw[other] * raw).sum((1, 2)).mean().item()             # one minus the mean cosine with the shuffled one
+    r, _ = evaluate.evaluate_l2t(run, '', sources, raw, **how)
+    assert r['exact'] == r['retrieval@1'] == 100 and r['cosine'] == pytest.approx(1) and r['mrr'] == 1
+    assert r['shuffled/exact'] == 0 and r['shuffled/cosine'] == pytest.approx(1 - apart, abs=1e-6)
+    assert r['null/exact'] == pytest.approx(100 / 6) and r['nearest/cosine'] == pytest.approx(.5)
+    r = evaluate.evaluate_t2l(run, '', tokens, raw, seeds=2, **how)
+    assert r['centred_cosine'] == pytest.approx(1, abs=1e-4) and r['squared_error'] < 1e-6 and r['retrieval@1'] == 100
+    assert r['std_ratio'] == pytest.approx(1, abs=1e-3) and r['cosine_between_draws'] == pytest.approx(1, abs=1e-4)
+    assert r['shuffled/cosine'] == pytest.approx(1 - apart, abs=1e-4) and r['shuffled/retrieval@1'] == 0
+    assert r['mean/squared_error'] == pytest.approx(.5) and r['ridge/cosine'] == pytest.approx(.5)
+    r = evaluate.latent_mse(run, tokens, raw, 3, 0, 4)
+    assert r['latent_mse'] < 1e-6 and r['null/latent_mse'] == pytest.approx(.5, abs=1e-5)
+    assert r['shuffled/latent_mse'] == pytest.approx(apart, abs=1e-5)    # |a - b|^2 / 2 = 1 - a.b on the circle
+    r, written = evaluate.evaluate_infill(run, sources, tokens, raw, 1.0, **how)
+    assert r['token_accuracy'] == r['exact'] == 100 and r['shuffled/token_accuracy'] == 0
+    assert r['null/token_accuracy'] == pytest.approx(100 / 6) and written['null/'] == [sources[0]] * 6
+    r, written = evaluate.evaluate_unconditional(run, sources, tokens, '', '', **how, steps=4, temperature=0.0)
+    assert r['data/length'] == 2 and r['data/distinct_1'] == .5 and len(written) == 6
 
 
 def test_a_derangement_leaves_no_one_in_place_and_one_text_cannot_be_shuffled():

@@ -30,6 +30,10 @@ def test_pictures_show_the_logged_numbers(tmp_path):
     figure = plot.draw_sweeps(plot.read_sweeps(RESULTS, 'bleu'), 'bleu', plt)
     lines = {c.get_label(): c.lines[0].get_xydata().tolist() for c in figure.axes[0].containers}
     assert lines == {'ancestral': [[2, 20], [4, 40]], 'cached': [[2, 20], [4, 40]]}
+    named = {'t2l_sweep_solver/solver=ddim/calls': 3., 't2l_sweep_solver/solver=ddim/mrr': .5, 't2l_sweep_solver/solver=heun/calls': 5.,
+             't2l_sweep_solver/solver=heun/mrr': .7}
+    (_, points), = plot.read_sweeps(named, 'mrr').items()
+    assert plot.draw_sweeps({'t2l_sweep_solver': points}, 'mrr', plt).axes[0].containers[0].lines[0].get_ydata().tolist() == [.5, .7]
     figure.savefig(tmp_path / 'a.png')
     assert (tmp_path / 'a.png').stat().st_size > 1000
 
@@ -37,3 +41,5 @@ def test_pictures_show_the_logged_numbers(tmp_path):
 def test_a_log_on_disk_is_read_line_by_line(tmp_path):
     (tmp_path / 'training_log.jsonl').write_text('\n'.join(map(json.dumps, LOG)) + '\n')
     assert plot.read_log(tmp_path / 'training_log.jsonl') == LOG
+    (tmp_path / 'training_log.jsonl').write_text('\n'.join(map(json.dumps, [dict(step=50, text_loss=9.), *LOG])) + '\n')
+    assert plot.read_log(tmp_path / 'training_log.jsonl') == LOG, 'a resumed run did step 50 again'

@@ -2,6 +2,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -220,6 +221,8 @@ def test_endless_nan_stops_the_run_with_code_3_and_a_finite_checkpoint(dataset, 
     (['--optimizer=muon', '--muon_lr=abc'], ['abc']),
     (['--mode_schedule=l2t,t2l:3'], ['mode_schedule']),
     (['--mode_schedule=l2t:x,t2l'], ['mode_schedule']),
+    (['--mode_schedule=l2t:50,t2l'], ['max_iters=12']),
+    (['--mode_schedule=l2t:5,t2l:5'], ['max_iters=12']),
     (['--seq_len=5'], ['seq_len 5']),
     (['--text_schedule=linear'], ['linear', 'loglinear']),
 ])
@@ -230,7 +233,6 @@ def test_bad_knobs_end_in_one_line_and_code_2(dataset, tmp_path, args, words):
 
 
 def test_a_run_folder_of_other_data_or_another_model_is_refused(dataset, finished, tmp_path):
-    import shutil
     out = tmp_path / 'run'
     shutil.copytree(finished, out)
     result = train(dataset, out, '--width=64')
@@ -276,6 +278,10 @@ def joint(dataset, tmp_path_factory):
     return out
 
 
+def best_average(out):
+    return load_file(out / (out / 'best').read_text().strip() / 'ema.safetensors')
+
+
 @pytest.mark.parametrize('mode, ends, last', [('l2t', ('latent_in.', 'slots', 'latent_head.'), 'latent'),
                                               ('t2l', ('embed.', 'text_head.'), 'text')])
 def test_freezing_a_modality_keeps_exactly_its_encoder_and_head_and_what_no_loss_reaches(dataset, joint, tmp_path, mode, ends, last):
@@ -287,7 +293,7 @@ def test_freezing_a_modality_keeps_exactly_its_encoder_and_head_and_what_no_loss
     still = {name for name in weights(out) if name.startswith(ends)
              or name.startswith(tuple(f'blocks.1.{last}.{part}' for part in ('out.', 'up.', 'down.', 'q_gain')))}
     assert moved(out) == set(weights(out)) - still
-    start, now = weights(joint, 'ema'), weights(out)                     # from the first step on, and from the joint run's average
+    start, now = best_average(joint), weights(out)                       # not in the first step either
     assert all(torch.equal(start[name], now[name]) for name in still)
     assert 'begins with the best weights' in result.stdout
 
@@ -302,7 +308,7 @@ def test_freezing_a_random_modality_warns_and_joint_modes_refuse_it(dataset, tmp
 def test_init_from_begins_where_the_other_run_was_best_and_refuses_another_model(dataset, joint, tmp_path):
     result = train(dataset, tmp_path / 'run', f'--init_from={joint}', '--mode=mixed', '--max_iters=1', '--learning_rate=1e-12')
     assert result.returncode == 0, result.stderr
-    best = load_file(joint / (joint / 'best').read_text().strip() / 'ema.safetensors')
+    best = best_average(joint)
     for name, w in weights(tmp_path / 'run').items():
         assert torch.allclose(w, best[name], atol=1e-6)
     result = train(dataset, tmp_path / 'other', f'--init_from={joint}', '--width=64')
@@ -328,15 +334,21 @@ def test_a_mode_schedule_trains_its_modes_in_turn_and_resumes_bitwise(dataset, t
     assert not any(name.startswith('latent_head') for name in moved_between(4, 9)), 'momentum or decay moved what has no loss'
     assert any(name.startswith('text_head') for name in moved_between(4, 9))
     assert moved_between(9, 12) == set(weights(tmp_path / 'whole'))
-    assert train(dataset, tmp_path / 'cut', *schedule, '--max_iters=6', '--decay_from=1').returncode == 0
-    assert train(dataset, tmp_path / 'cut', *schedule, '--decay_from=1').returncode == 0
-    assert train(dataset, tmp_path / 'again', *schedule, '--decay_from=1').returncode == 0
-    assert all(torch.equal(a, b) for a, b in zip(weights(tmp_path / 'cut').values(), weights(tmp_path / 'again').values()))
+    last = tmp_path / 'cut' / 'step-00000006'                            # as if it had been killed in the second stage
+    (tmp_path / 'cut').mkdir()
+    for name in ('data', last.name):
+        shutil.copytree(tmp_path / 'whole' / name, tmp_path / 'cut' / name)
+    shutil.copy(tmp_path / 'whole' / 'config.json', tmp_path / 'cut')
+    (tmp_path / 'cut' / 'latest').write_text(last.name)
+    assert train(dataset, tmp_path / 'cut', *schedule).returncode == 0
+    assert all(torch.equal(a, b) for a, b in zip(weights(tmp_path / 'cut').values(), weights(tmp_path / 'whole').values()))
 
 
 def test_losses_of_each_mode_are_logged_with_their_own_counts(dataset, tmp_path):
     result = train(dataset, tmp_path / 'run', '--mode=mixed', '--batch_size=32', '--grad_accum=2', '--max_iters=3')
     assert result.returncode == 0, result.stderr
+    for entry in (e for e in log(tmp_path / 'run').values() if 'loss' in e):
+        assert entry['loss'] == pytest.approx(entry['text_loss'] + entry['latent_loss'], rel=1e-4)
     entry = log(tmp_path / 'run')[3, False]
     share, text, latents = entry['modes'], entry['text_nats_by_mode'], entry['latent_mse_by_mode']
     assert set(text) == {'unconditional', 'l2t'} and set(latents) == {'unconditional', 't2l'}
@@ -429,7 +441,7 @@ def test_every_direction_is_sampled_and_evaluated_from_one_mixed_checkpoint(join
         result = run('sample.py', f'--out_dir={joint}', *wrong)
         assert result.returncode == 2 and result.stderr.count('\n') == 1, result.stderr
 
-    (tmp_path / 'sts.csv').write_text(''.join(f'a red dog runs near the {a},an old cat sits near the {b},{i}\n'
+    (tmp_path / 'sts.csv').write_text(''.join(f'a red dog runs near the {a},a old cat sits near the {b},{i}\n'
                                               for i, (a, b) in enumerate([('park', 'park'), ('river', 'zeppelin'), ('house', 'street'),
                                                                           ('market', 'market'), ('park', 'house')])))
     result = run('evaluate.py', f'--out_dir={joint}', '--tasks=nelbo,l2t,t2l,sts,unconditional,infill', '--n=12', '--draws=2', '--steps=4',
