@@ -629,8 +629,8 @@ def read_latents(run, path):
     N, D = run.meta['latent_shape']
     try:
         raw = torch.from_numpy(np.load(path, allow_pickle=False)).float()
-    except (EOFError, TypeError) as error:
-        raise ValueError(f'{path}: no array of numbers in an .npy file ({error})') from None
+    except (EOFError, TypeError, ValueError, AttributeError):
+        raise ValueError(f'{path}: no array of numbers in an .npy file') from None
     raw = raw[:, None] if raw.ndim == 2 else raw
     if raw.ndim != 3 or raw.shape[1:] != (N, D) or not len(raw):
         raise ValueError(f'{path}: shape {tuple(raw.shape)}, expected (n, {N}, {D}) as {run.out_dir} was trained')
@@ -675,6 +675,8 @@ def main():
         run = load_run(out_dir, which, device, dtype, encoder_folder)
         learned = trained_for(run)
         own = run.streams[0] if len(run.streams) == 1 else 'l2t' if 'l2t' in learned else min(learned)
+        if mode == 'mixed' and len(learned) == 1:
+            raise ValueError(f'mode=mixed, but {out_dir} was trained for {own}: name the mixed run with --out_dir=')
         task = mode if mode not in ('', 'mixed') else own
         if task not in ('l2t', 't2l', 'unconditional', 'text', 'latent', 'infill', 't2l2t'):
             raise ValueError(f'mode={mode!r}: choose from l2t, t2l, unconditional, text, latent, infill, t2l2t')

@@ -14,6 +14,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import sample
+
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8', '--max_iters=12', '--log_interval=1',
         '--eval_interval=4', '--eval_iters=2', '--save_interval=4', '--warmup_iters=2', '--device=cpu', '--dtype=float32',
@@ -55,6 +57,27 @@ for argv in {[[f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args] for out
     result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=300,
                             env={**os.environ, 'PYTHONPATH': str(ROOT)})
     assert result.returncode == 0, result.stderr
+
+
+def run_each(*commands):
+    """ (exit code, stdout, stderr) of each [script, *args], one after the other in one process: one import of torch for all. """
+    code = f"""
+import contextlib, io, json, runpy, sys
+results = []
+for script, *args in {[list(map(str, c)) for c in commands]!r}:
+    sys.argv, out, err, rc = [script] + args, io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            runpy.run_path({str(ROOT)!r} + '/' + script, run_name='__main__')
+        except SystemExit as stop:
+            rc = stop.code or 0
+    results.append((rc, out.getvalue(), err.getvalue()))
+print('RESULTS' + json.dumps(results))
+"""
+    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=300,
+                            env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.split('RESULTS')[1])
 
 
 def log(out):
@@ -386,67 +409,71 @@ def test_every_training_knob_changes_the_validated_loss_and_no_run_differs_from_
 
 
 def test_sample_and_evaluate_run_from_the_run_folder_alone(dataset, finished, tmp_path):
-    result = run('sample.py', f'--out_dir={finished}', '--text=a red dog runs near the river', '--num_samples=2', '--device=cpu')
-    assert result.returncode == 0 and result.stdout.count('\n  -> ') == 2, result.stderr
     np.save(tmp_path / 'z.npy', np.random.default_rng(0).normal(size=(3, 16)))
-    for sampler in ('ancestral', 'cached', 'first_hitting', 'remdm', 'confidence'):
-        result = run('sample.py', f'--out_dir={finished}', f'--latents={tmp_path}/z.npy', f'--sampler={sampler}', '--steps=4',
-                     '--watch=true')
-        assert result.returncode == 0 and result.stdout.count('\n  -> ') == 3 and '░' in result.stdout, result.stderr
-    again = run('sample.py', f'--out_dir={finished}', f'--latents={tmp_path}/z.npy', '--sampler=confidence', '--steps=4', '--watch=true')
-    assert again.stdout == result.stdout, 'the same seed gives the same text'
     np.save(tmp_path / 'bad.npy', np.zeros((3, 17)))
-    result = run('sample.py', f'--out_dir={finished}', f'--latents={tmp_path}/bad.npy')
-    assert result.returncode == 2 and '17' in result.stderr and '16' in result.stderr
-    result = run('evaluate.py', f'--out_dir={finished}', '--n=16', '--draws=2', '--device=cpu')
-    assert result.returncode == 0, result.stderr
+    (tmp_path / 'empty.npy').write_bytes(b'')
+    (tmp_path / 'own.txt').write_text('a red dog runs near the river\nan old cat sits near the house\n')
+    here, z = ['sample.py', f'--out_dir={finished}', '--device=cpu'], f'--latents={tmp_path}/z.npy'
+    samplers = [*sample.SAMPLERS, 'remdm']                               # the last one twice: the same seed gives the same text
+    (rc, out, err), *each = run_each([*here, '--text=a red dog runs near the river', '--num_samples=2'],
+                                     *([*here, z, f'--sampler={s}', '--steps=4', '--watch=true'] for s in samplers),
+                                     [*here, f'--latents={tmp_path}/bad.npy'], [*here, f'--latents={tmp_path}/empty.npy'],
+                                     [*here, '--mode=t2l', '--text=a'], [*here, '--mode=text', '--text=a'], [*here, z, '--like=b'],
+                                     [*here, z, '--sample_batch=0'], [*here, z, '--sampler=foo'])
+    assert rc == 0 and out.count('\n  -> ') == 2, err
+    for name, (rc, out, err) in zip(samplers, each):
+        assert rc == 0 and out.count('\n  -> ') == 3 and '░' in out, (name, err)
+    assert samplers[-2] == samplers[-1] and each[len(samplers) - 2][1] == each[len(samplers) - 1][1]
+    wrong = each[len(samplers):]
+    for (rc, out, err), word in zip(wrong, ('17', 'empty.npy', 'no t2l', 'does not read', 'does not read', 'sample_batch', 'foo')):
+        assert rc == 2 and err.count('\n') == 1 and word in err, err
+    runs = run_each(['evaluate.py', f'--out_dir={finished}', '--n=16', '--draws=2', '--device=cpu'],
+                    ['evaluate.py', f'--out_dir={finished}', '--tasks=t2l'], ['evaluate.py', f'--out_dir={finished}', '--draws=0'],
+                    ['evaluate.py', f'--out_dir={finished}', '--tasks=nelbo', '--draws=3', f'--texts={tmp_path}/own.txt'])
+    assert [rc for rc, _, _ in runs] == [0, 2, 2, 0], runs
+    assert 'no t2l' in runs[1][2] and 'draws=0' in runs[2][2] and all(err.count('\n') == 1 for _, _, err in runs[1:3])
     results = json.loads((finished / 'results.json').read_text())
     for control in ('', 'shuffled/', 'null/'):
-        assert results[f'nelbo/{control}nats_per_token'] > 0 and f'l2t/{control}bleu' in results
-    assert 'l2t/nearest/bleu' in results and results['meta']['l2t']['n_texts'] == 16
-    result = run('evaluate.py', f'--out_dir={finished}', '--tasks=t2l')
-    assert result.returncode == 2 and 'no t2l' in result.stderr and result.stderr.count('\n') == 1
-    (tmp_path / 'own.txt').write_text('a red dog runs near the river\nan old cat sits near the house\n')
-    result = run('evaluate.py', f'--out_dir={finished}', '--tasks=nelbo', '--draws=3', f'--texts={tmp_path}/own.txt')
-    assert result.returncode == 0, result.stderr
-    results = json.loads((finished / 'results.json').read_text())
-    assert results['meta']['nelbo']['n_texts'] == 2 and results['meta']['l2t']['n_texts'] == 16
-    assert 'l2t/bleu' in json.loads((finished / 'results.json').read_text()), 'a task replaces its own keys only'
+        assert results[f'nelbo/{control}nats_per_token'] > 0 and f'l2t/{control}bleu' in results, 'a task replaces its own keys only'
+    assert 'l2t/nearest/bleu' in results and results['meta']['l2t']['n_texts'] == 16 and results['meta']['nelbo']['n_texts'] == 2
 
 
 def test_every_direction_is_sampled_and_evaluated_from_one_mixed_checkpoint(joint, tmp_path):
-    def sampled(*args):
-        result = run('sample.py', f'--out_dir={joint}', '--device=cpu', '--steps=5', *args)
-        assert result.returncode == 0, result.stderr
-        return result.stdout
-    text = '--text=a red dog runs near the river number 3'
-    out = sampled('--mode=t2l', text, '--num_samples=2', f'--save={tmp_path}/z.npy', '--solver=heun')
-    assert out.count('cosine with the encoder') == 2 and np.load(tmp_path / 'z.npy').shape == (2, 1, 16)
-    assert np.allclose(np.linalg.norm(np.load(tmp_path / 'z.npy'), axis=-1), 1, atol=1e-5), 'lsa latents lie on the sphere'
-    assert sampled(f'--latents={tmp_path}/z.npy').count('\n  -> ') == 2
-    assert sampled('--mode=t2l2t', text).count('\n  -> ') == 1
-    assert sampled('--mode=unconditional', '--num_samples=3', f'--save={tmp_path}/joint.npy').count('  -> ') == 3
-    assert np.load(tmp_path / 'joint.npy').shape == (3, 1, 16)
-    assert sampled('--mode=text', '--num_samples=3').count('  -> ') == 3
-    assert sampled('--mode=latent', '--num_samples=3').count('mean square') == 3
-    for more in ((), ('--like=a red dog runs near the park',), (f'--latents={tmp_path}/joint.npy', '--num_samples=2')):
-        template = ['--mode=infill', '--text=a red [MASK] runs near the [MASK:2] 3']
-        if '--num_samples=2' in more:
-            np.save(tmp_path / 'joint.npy', np.load(tmp_path / 'joint.npy')[:1])
-        filled = sampled(*template, *more)
-        lines = [line for line in filled.splitlines() if line.startswith('  -> ')]
-        assert len(lines) == (2 if '--num_samples=2' in more else 1) and all(line.startswith('  -> a red') for line in lines)
-    assert 'cosine' in sampled(text, '--rerank=3', '--refine=1')
-    for wrong in (['--mode=t2l'], ['--mode=fly'], ['--mode=infill', '--text=no gap'], ['--mode=unconditional', '--solver=heun']):
-        result = run('sample.py', f'--out_dir={joint}', *wrong)
-        assert result.returncode == 2 and result.stderr.count('\n') == 1, result.stderr
+    here, text = ['sample.py', f'--out_dir={joint}', '--device=cpu', '--steps=5'], '--text=a red dog runs near the river number 3'
+    template = [*here, '--mode=infill', '--text=a red [MASK] runs near the [MASK:2] 3']
+    good = run_each([*here, '--mode=t2l', text, '--num_samples=2', f'--save={tmp_path}/z.npy', '--solver=heun'],
+                    [*here, f'--latents={tmp_path}/z.npy'],
+                    [*here, '--mode=t2l2t', text],
+                    [*here, '--mode=unconditional', '--num_samples=3'],
+                    [*here, '--mode=unconditional', f'--save={tmp_path}/one.npy'],
+                    [*here, '--mode=text', '--num_samples=3'],
+                    [*here, '--mode=latent', '--num_samples=3'],
+                    template, [*template, '--like=a red dog runs near the park'],
+                    [*template, f'--latents={tmp_path}/one.npy', '--num_samples=2'],
+                    [*here, text, '--rerank=3', '--refine=1'])
+    assert all(rc == 0 for rc, _, _ in good), [err for rc, _, err in good if rc]
+    counts = [out.count('  -> ') for _, out, _ in good]
+    assert counts == [2, 2, 1, 3, 1, 3, 3, 1, 1, 2, 1]
+    assert good[0][1].count('cosine with the encoder') == 2 and good[6][1].count('mean square') == 3 and 'cosine' in good[10][1]
+    z = np.load(tmp_path / 'z.npy')
+    assert z.shape == (2, 1, 16) and np.allclose(np.linalg.norm(z, axis=-1), 1, atol=1e-5), 'lsa latents lie on the sphere'
+    assert np.load(tmp_path / 'one.npy').shape == (1, 1, 16)
+    for _, out, _ in good[7:10]:
+        assert all(line.startswith('  -> a red') for line in out.splitlines() if line.startswith('  -> '))
+    wrong = run_each(*([*here, *args] for args in (['--mode=t2l'], ['--mode=fly'], ['--mode=infill', '--text=no gap'],
+                                                   ['--mode=unconditional', '--solver=heun'], ['--mode=unconditional', '--guidance=2'])))
+    assert all(rc == 2 and err.count('\n') == 1 for rc, _, err in wrong), wrong
 
     (tmp_path / 'sts.csv').write_text(''.join(f'a red dog runs near the {a},a old cat sits near the {b},{i}\n'
                                               for i, (a, b) in enumerate([('park', 'park'), ('river', 'zeppelin'), ('house', 'street'),
                                                                           ('market', 'market'), ('park', 'house')])))
-    result = run('evaluate.py', f'--out_dir={joint}', '--tasks=nelbo,l2t,t2l,sts,unconditional,infill', '--n=12', '--draws=2', '--steps=4',
-                 '--latent_steps=4', f'--sts={tmp_path}/sts.csv', '--device=cpu')
-    assert result.returncode == 0, result.stderr
+    here = ['evaluate.py', f'--out_dir={joint}', '--device=cpu']
+    runs = run_each([*here, '--tasks=nelbo,l2t,t2l,sts,unconditional,infill', '--n=12', '--draws=2', '--steps=4', '--latent_steps=4',
+                     f'--sts={tmp_path}/sts.csv', '--guidance=1.5'],
+                    [*here, '--tasks=l2t,t2l', '--n=8', '--sweep=sampler=ancestral,cached; steps=2,30'],
+                    [*here, '--tasks=l2t', '--sweep=magic=1'], [*here, '--tasks=nelbo', '--sweep=steps=1'])
+    assert [rc for rc, _, _ in runs] == [0, 0, 2, 2], runs
+    assert all(err.count('\n') == 1 for _, _, err in runs[2:])
     results = json.loads((joint / 'results.json').read_text())
     for key in ('nelbo/nats_per_token', 'nelbo/latent_mse', 'nelbo/shuffled/latent_mse', 'l2t/bleu', 't2l/centred_cosine', 't2l/mrr',
                 't2l/shuffled/retrieval@1', 't2l/mean/cosine', 't2l/ridge/centred_cosine', 't2l/std_ratio', 'sts/spearman',
@@ -455,10 +482,5 @@ def test_every_direction_is_sampled_and_evaluated_from_one_mixed_checkpoint(join
                 'infill/null/token_accuracy', 'infill/shuffled/bleu'):
         assert math.isfinite(results[key]), key
     assert results['sts/n'] == 5 and results['sts/n_known'] == 4
-    result = run('evaluate.py', f'--out_dir={joint}', '--tasks=l2t,t2l', '--n=8', '--sweep=sampler=ancestral,cached; steps=2,30')
-    assert result.returncode == 0, result.stderr
-    results = json.loads((joint / 'results.json').read_text())
-    assert results['l2t_sweep_sampler_steps/sampler=ancestral,steps=30/calls'] == 30 and 'infill/token_accuracy' in results
-    assert results['l2t_sweep_sampler_steps/sampler=cached,steps=30/calls'] < 30
-    result = run('evaluate.py', f'--out_dir={joint}', '--tasks=l2t', '--sweep=magic=1')
-    assert result.returncode == 2 and result.stderr.count('\n') == 1
+    sweep = 'l2t_sweep_sampler_steps/sampler='
+    assert results[f'{sweep}ancestral,steps=30/calls'] == 30 and results[f'{sweep}cached,steps=30/calls'] < 30
