@@ -154,7 +154,7 @@ def configure(globals_, argv=None):
         elif arg.endswith('.py') and not arg.startswith('-'):
             settings, source, convert = run_config(arg), arg, from_value
         else:
-            stop(f'{arg!r} is neither a config file (*.py) nor --key=value')
+            stop(f'{arg!r} is neither a config file (*.py) nor --key=value' + (f': write {arg}=VALUE' if arg.startswith('--') else ''))
         for name, value, imported in settings:
             if name not in knobs:
                 in_file = convert is from_value

@@ -681,6 +681,8 @@ def main():
         if task not in ('l2t', 't2l', 'unconditional', 'text', 'latent', 'infill', 't2l2t'):
             raise ValueError(f'mode={mode!r}: choose from l2t, t2l, unconditional, text, latent, infill, t2l2t')
         check_task(run, task)
+        if watch and (rerank > 1 or refine):
+            raise ValueError('watch shows one text being written: not with rerank or refine')
         if min(num_samples, rerank, sample_batch) < 1 or refine < 0:
             raise ValueError(f'num_samples={num_samples}, rerank={rerank}, sample_batch={sample_batch}, refine={refine}: expected 1 or '
                              'more, refine 0 or more')

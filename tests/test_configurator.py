@@ -165,7 +165,8 @@ def test_a_mistake_in_a_config_file_stops_with_one_line(demo, tmp_path, content,
     (['--batchsize=4'], ["unknown knob 'batchsize' in the command line, did you mean 'batch_size'?"]),
     (['--below=4'], ["'below'"]), (['--CAPITALS=4'], ["'CAPITALS'"]), (['--json=4'], ["'json'"]),
     (['nowhere.py'], ['nowhere.py', 'No such file']),
-    (['--compile'], ["'--compile' is neither"]), (['batch_size=4'], ['neither']), (['config/l2t'], ['neither']), (['-'], ['neither']),
+    (['--compile'], ["'--compile' is neither", '--compile=VALUE']),
+    (['batch_size=4'], ['neither']), (['config/l2t'], ['neither']), (['-'], ['neither']),
 ])
 def test_a_mistake_on_the_command_line_stops_with_one_line(demo, args, words):
     refused(demo(*args), *words)
