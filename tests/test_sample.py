@@ -325,6 +325,24 @@ def test_joint_sampling_runs_both_clocks_down_together_with_one_call_a_step(name
     tokens, z = sample.unconditional(run, 10, steps=4, sampler=name, batch=5, **knobs)
     assert tokens.shape == (10, L) and (tokens < V).all() and z.isfinite().all() and run.row_calls == 4 * 10
     assert run.model.clocks == [(t, t) for t in (1., .75, .5, .25)] * 2
+    calls, run = [], known_run()
+    network = run.model
+    run.model = lambda tokens, *rest: calls.append(tokens.clone()) or network(tokens, *rest)
+    run.model.config = network
+    _, z = sample.unconditional(run, 10, steps=4, sampler=name, **knobs)
+    first = calls[-1][:, 0]                                              # what the last call said of the latent is the latent
+    x0 = torch.where((calls[-1] == MASK).all(1), -1, first).float()
+    assert torch.allclose(z, x0[:, None, None].expand(z.shape), atol=1e-5)
+
+
+@pytest.mark.parametrize('name', SAMPLERS)
+def test_each_row_is_written_from_its_own_latent(name):
+    def reads_z(tokens, z, t_text, t_latent, positions, predict):
+        return 50. * torch.nn.functional.one_hot(z[:, 0, 0].long(), 3).float()[:, None].expand(-1, L, 3).flatten(0, 1)[positions], None
+    reads_z.config = Known()
+    ids = torch.arange(30) % 3
+    z = ids[:, None, None].float().expand(30, 1, 2)
+    assert (sample.l2t(known_run(model=reads_z), z, sampler=name, steps=9, batch=16) == ids[:, None]).all()
 
 
 def test_joint_sampling_refuses_what_needs_a_fixed_condition_or_another_number_of_calls():
