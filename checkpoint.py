@@ -32,6 +32,7 @@ from model import Model, ModelConfig
 
 DATA_FILES = ('meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz')
 STEP = re.compile(r'step-\d{8,12}', re.ASCII)  # names that are read from files must match: no way out of the run folder
+held = None                                    # the open lock file of this process's run
 FILE = re.compile(r'(model|ema)\.safetensors|(optimizer|rng_state_rank\d+)\.pt', re.ASCII)
 
 
@@ -148,6 +149,23 @@ def write_run(out_dir, config, data_folder, fresh=False):
         fsync(tmp)
         os.rename(tmp, out_dir / 'data')
         fsync(out_dir)
+
+
+def lock(out_dir):
+    """ One run per folder: nobody else gets the lock until this process ends, however it ends, or locks another folder. ValueError
+    where another process holds it. """
+    global held
+    import fcntl
+    os.makedirs(out_dir, exist_ok=True)
+    if held:
+        held.close()
+    held = file = open(os.path.join(out_dir, 'lock'), 'w')
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ValueError(f'{out_dir} is in use by another run: wait for it, or choose another --out_dir') from None
+    except OSError as error:
+        print(f'warning: {out_dir} cannot be locked ({error}): nothing keeps a second run off it', file=sys.stderr, flush=True)
 
 
 def read_config(out_dir):
@@ -339,10 +357,18 @@ def build(model_config, path):
     except Exception as error:  # whatever hostile values provoke
         raise ValueError(f'{path}: its model_config builds no model: {error}') from None
     compare_shapes(model, path)
-    tables, weights = n_bytes(list(model.buffers())), n_bytes(list(model.parameters()))
-    if tables > max(weights, 2 ** 28):  # position tables and masks are in no file, so no header confirms seq_len
-        raise ValueError(f'{path}: seq_len={config.seq_len} needs tables of {tables:,} bytes beside weights of {weights:,}')
+    try:
+        check_tables(model)
+    except ValueError as error:
+        raise ValueError(f'{path}: {error}') from None
     return Model(config)
+
+
+def check_tables(model):
+    """ ValueError where a length that nothing confirms would take memory without end: position tables and masks are in no file. """
+    tables, weights = n_bytes(list(model.buffers())), n_bytes(list(model.parameters()))
+    if tables > max(weights, 2 ** 28):
+        raise ValueError(f'seq_len={model.config.seq_len} needs tables of {tables:,} bytes beside weights of {weights:,}')
 
 
 def load_model(out_dir, which='latest', ema=True, device='cpu'):

@@ -26,9 +26,10 @@ def read_log(path):
 
 
 def draw_curves(entries, plt):
-    """ Loss of each stream against steps, with the validation; and the error by clock, the one diagnostic a diffusion run needs. """
+    """ Loss of each stream against steps, with the validation; the error by clock, the one diagnostic a diffusion run needs; and
+    how the run fares: gradient norm, skipped steps, speed. """
     streams = [s for s in ('text', 'latent') if any(f'{s}_loss' in e for e in entries)]
-    figure, axes = plt.subplots(len(streams), 2, figsize=(10, 3.4 * len(streams)), squeeze=False)
+    figure, axes = plt.subplots(len(streams) + 1, 2, figsize=(10, 3.4 * (len(streams) + 1)), squeeze=False)
     for (left, right), stream in zip(axes, streams):
         train = [e for e in entries if f'{stream}_loss' in e]
         val = [e for e in entries if f'val_{stream}' in e]
@@ -43,6 +44,15 @@ def draw_curves(entries, plt):
         for axis in (left, right):
             axis.set_yscale('log')
             axis.legend()
+    left, right = axes[-1]
+    left.plot(*zip(*[(e['step'], e['grad_norm']) for e in entries if 'grad_norm' in e]), label='gradient norm')
+    for i, skip in enumerate(skip for e in entries for skip in e.get('skips', [])):
+        left.axvline(skip['step'], color='red', linewidth=0.8, label='skipped steps' if i == 0 else None)
+    left.set(xlabel='step', yscale='log')
+    left.legend()
+    right.plot(*zip(*[(e['step'], e['tokens_per_s']) for e in entries if 'tokens_per_s' in e]), label='tokens per second')
+    right.set(xlabel='step', ylim=(0, None))
+    right.legend()
     return figure
 
 

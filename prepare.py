@@ -36,7 +36,7 @@ from tqdm import tqdm
 
 from checkpoint import pick_device
 from configurator import configure, stop_on_error
-from data import FORMAT, LatentStats, PackedDataset, bpe_tokenizer, load_tokenizer, sha256, train_bpe
+from data import FORMAT, PackedDataset, bpe_tokenizer, load_tokenizer, sha256, train_bpe
 from encoders import fit_lsa, load_encoder
 
 input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .csv, each may be .gz;

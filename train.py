@@ -4,32 +4,37 @@ Train the two-clock model: text from an embedding (l2t), an embedding from text 
     python train.py config/quickstart.py                            # one process, CPU or GPU
     python train.py config/quickstart.py --max_iters=100            # any knob below, by name
     python train.py config/quickstart.py config/mixed.py --out_dir=out/mixed        # overlays: t2l, unconditional, mixed, stable
-    torchrun --standalone --nproc_per_node=1 train.py config/l2t.py
+    python train.py config/quickstart.py --preflight_only=true      # look whether everything is in place, and stop
+    torchrun --standalone --nproc_per_node=8 train.py config/l2t.py # one node; several nodes and SLURM: README
 
 Reads data/<dataset> (prepare.py), writes out_dir: config.json, data/, training_log.jsonl, step-N/ with the checkpoints.
-Run again with the same out_dir, it goes on from the newest whole checkpoint, bit for bit as if it had never stopped (on a
-CPU): row order, masks, clocks and noise are functions of (seed, step), nothing is replayed.
-Exit codes: 0 done or preempted, 2 bad config, data or checkpoint, 3 diverged, 4 more than one process, 5 cannot save.
+Run again with the same out_dir, on any number of processes, it goes on from the newest whole checkpoint, bit for bit as if it
+had never stopped (on a CPU): row order, masks, clocks and noise are functions of (seed, step), nothing is replayed.
+Exit codes: 0 done or preempted, 2 bad config, data or checkpoint, 3 diverged, 4 preflight or rendezvous, 5 cannot save.
 """
 import ctypes
 import json
 import math
 import os
+import resource
+import shutil
 import signal
 import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from types import SimpleNamespace
+from importlib.util import find_spec
 
 import torch
 
 import checkpoint
+import distributed
 from configurator import configure, stop, stop_on_error
 from data import PackedDataset, dataset_folder, dataset_identity, prefetch, row_order
-from diffusion import (MODES, GaussianLatents, MaskedText, draw_clocks, mode_shares, normals, positions_and_targets, text_bound,
-                       uniforms)
+from diffusion import MODES, GaussianLatents, MaskedText
+from distributed import add, agree, rank, stop_all, world
 from model import Model, ModelConfig
+from objective import Objective, read_stages
 
 # ---- data and run
 dataset = 'quickstart'             # a folder under data/, or a path to one
@@ -84,63 +89,56 @@ ema_decay = 0.999                  # warmed up as min(ema_decay, (1 + n) / (10 +
 device = 'auto'                    # auto | cpu | cuda | cuda:1 ...
 dtype = 'bfloat16'                 # bfloat16 (autocast; weights and optimizer stay float32) | float32
 compile = False                    # torch.compile every block: a minute or more at the first start, then faster steps (LOG.md)
+parallel = 'ddp'                   # over several processes: ddp | fsdp (FSDP2: parameters and moments shared out)
+dist_timeout = 600.0               # seconds after which a process that does not answer ends the run
+master_timeout = 8.0               # seconds in which rank 0 must be found at the start
+preflight_only = False
 # ---- guard, logs, checkpoints
-guard = True                       # skip a step whose loss or gradient is not finite: nothing moves
-max_bad_steps = 10                 # so many in a row end the run, exit code 3
+guard = True                       # skip a step whose loss or gradient is not finite, or spikes: nothing moves
+spike_factor = 10.0                # a spike: a gradient norm so many times the median of the last 64; 0: none is
+max_bad_steps = 10                 # so many skips in a row end the run, exit code 3
 keep = 2                           # checkpoints kept beside the best
 save_interval = 1000
 eval_interval = 500
 eval_iters = 16                    # micro-batches of the validation split
 log_interval = 50
+wandb_project = ''                 # log there too: pip install wandb
 
 config = configure(globals())
 
 # ---- derived values, and everything a user can get wrong, before anything is built
 for name, value, legal in (('resume', resume, ('auto', 'never')), ('freeze', freeze, ('none', 'unused', 'modality')),
-                           ('optimizer', optimizer, ('adamw', 'muon'))):
+                           ('optimizer', optimizer, ('adamw', 'muon')), ('parallel', parallel, ('ddp', 'fsdp'))):
     if value not in legal:
         stop(f"{name}={value!r}: choose from {', '.join(legal)}")
 if dtype not in ('float32', 'bfloat16'):
     stop(f'dtype={dtype!r}: choose from float32, bfloat16 (float16 would need loss scaling)')
-if int(os.environ.get('WORLD_SIZE', 1)) > 1:
-    stop(f"{os.environ['WORLD_SIZE']} processes: train.py runs as one process so far; use --nproc_per_node=1", code=4)
-if min(batch_size, grad_accum, log_interval, eval_interval, save_interval, eval_iters) < 1:
-    stop('batch_size, grad_accum, eval_iters and the intervals must be at least 1')
+if parallel == 'fsdp' and optimizer == 'muon':
+    stop('parallel=fsdp shares matrices out, and muon needs them whole: use optimizer=adamw, or parallel=ddp')
+if min(batch_size, grad_accum, log_interval, eval_interval, save_interval, eval_iters, max_iters, max_bad_steps) < 1:
+    stop('batch_size, grad_accum, max_iters, max_bad_steps, eval_iters and the intervals must be at least 1')
+if len(betas) != 2 or not all(0 <= b < 1 for b in betas) or learning_rate <= 0 or weight_decay < 0 or spike_factor < 0:
+    stop(f'betas={betas}, learning_rate={learning_rate}, weight_decay={weight_decay}, spike_factor={spike_factor}: '
+         'two betas in [0, 1), a rate > 0, a decay and a factor >= 0')
+if wandb_project and not find_spec('wandb'):
+    stop('wandb_project is set, and wandb is not installed: pip install wandb')
 for name, value in (('seq_len', seq_len), ('latent_width', latent_width)):
     if type(value) not in (int, type(None)):
         stop(f'{name}={value!r} must be a whole number, or None')
 if type(muon_lr) not in (int, float, type(None)):
     stop(f'muon_lr={muon_lr!r} must be a number, or None')
-if resume == 'never' and os.path.isdir(out_dir) and os.listdir(out_dir):
+if resume == 'never' and os.path.isdir(out_dir) and set(os.listdir(out_dir)) - {'lock'}:
     stop(f'{out_dir} is not empty and resume=never: choose another --out_dir')
-
-
-def read_stages(schedule):
-    """ 'l2t', or 't2l:2000,l2t:3000,mixed': a stage each, with its first step, what its mode draws, the streams that have a loss,
-    and the positions that the head runs on. """
-    found, first = [], 0
-    for part in schedule.split(','):
-        name, _, length = part.strip().partition(':')
-        if length and not length.isdigit() or length == '0' or found and found[-1].length is None:
-            raise ValueError(f'mode_schedule={schedule!r}: {part.strip()!r}: expected MODE:STEPS,MODE:STEPS,MODE')
-        shares = mode_shares(name, mode_weights)
-        text_share = shares['unconditional'] + shares['l2t']             # of the rows that have the loss
-        latent_share = shares['unconditional'] + shares['t2l']
-        losses = tuple(s for s, share in (('text', text_share), ('latent', latent_share)) if share and s in streams)
-        if not losses:
-            raise ValueError(f'mode={name} has no loss on streams={streams}')
-        if freeze == 'modality' and name not in ('l2t', 't2l'):
-            raise ValueError(f'freeze=modality fine-tunes one direction, l2t or t2l, not mode={name}')
-        found.append(SimpleNamespace(mode=name, first=first, length=int(length) if length else None, shares=shares, predict=losses,
-                                     budget=text.head_budget(batch_size, L, text_share)))
-        first += int(length or 0)
-    if found[-1].first >= max_iters or found[-1].length not in (None, max_iters - found[-1].first):
-        raise ValueError(f'mode_schedule={schedule!r}: its steps do not fill max_iters={max_iters}; leave the last mode without steps')
-    return found
 
 
 def stage_at(step):
     return [stage for stage in stages if stage.first <= step][-1]
+
+
+# ---- preflight: all that can be wrong, before anything is built
+def tick(what, finding):
+    if rank == 0:
+        print(f'✓ {what:<10} {finding}', flush=True)
 
 
 folder = dataset_folder(dataset)
@@ -148,64 +146,110 @@ configs = [arg for arg in sys.argv[1:] if arg.endswith('.py')]
 if configs and not os.path.exists(os.path.join(folder, 'meta.json')):
     stop(f"no dataset in {folder}: make it with `python prepare.py {' '.join(configs)}` (its docstring names the input)")
 with stop_on_error():
+    if device == 'auto' and torch.cuda.is_available() or device == 'cuda':
+        device = f'cuda:{distributed.local_rank}'          # one GPU per process
+        if distributed.local_rank >= torch.cuda.device_count():
+            stop(f'rank {rank}: {device} is asked for, this machine has {torch.cuda.device_count()}; fewer --nproc_per_node', code=4)
     device = checkpoint.pick_device(device)
     train_data = PackedDataset(folder, 'train', seq_len)
     val_data = PackedDataset(folder, 'val', train_data.seq_len)
     if train_data.latent_shape is None and 'latent' in streams:
         raise ValueError(f"{folder} has no latents: prepare it with --encoder=..., or train with --streams=text, --mode=unconditional")
-    N, D = train_data.latent_shape or (0, 0)
+    L, (N, D) = train_data.seq_len, train_data.latent_shape or (0, 0)
     model_config = ModelConfig(
-        vocab_size=train_data.tokenizer.vocab_size, seq_len=train_data.seq_len, latent_dim=D, n_latents=N,
+        vocab_size=train_data.tokenizer.vocab_size, seq_len=L, latent_dim=D, n_latents=N,
         **{name: config[name] for name in ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal', 'streams',
                                            'text_clock', 'spatial', 'dropout')})
     text = MaskedText(model_config.vocab_size, text_schedule, text_power)
     latent = GaussianLatents(train_data.live.to(device) if N else None, latent_schedule, latent_target, latent_loss_weight)
     if model_config.causal:
         raise ValueError('causal=True has no training loss yet: masked diffusion looks both ways')
-    L = train_data.seq_len
-    stages = read_stages(mode_schedule or mode)
-global_batch = batch_size * grad_accum
+    stages = read_stages(mode_schedule or mode, mode_weights, streams, freeze, max_iters,
+                         head_budget=lambda share: text.head_budget(batch_size, L, share))
+    with torch.device('meta'):                             # without memory
+        sketch = Model(model_config)
+    checkpoint.check_tables(sketch)
+    n_parameters = sketch.n_parameters()
+    for stage in stages:
+        stage.frozen = set() if freeze == 'none' else set(sketch.unreachable(stage.predict))
+        if freeze == 'modality':
+            stage.frozen |= set(sketch.encoder_and_head('latent' if stage.mode == 'l2t' else 'text'))
+    always_frozen = set.intersection(*(stage.frozen for stage in stages))
+    is_sharded = parallel == 'fsdp' and world > 1
+    if is_sharded and any(stage.frozen != always_frozen for stage in stages):
+        raise ValueError(f'mode_schedule={mode_schedule} freezes other parameters in other stages, which parallel=fsdp cannot: use ddp')
+global_batch = batch_size * grad_accum * world
 predict = tuple(s for s in streams if any(s in stage.predict for stage in stages))
 trains = {name for stage in stages for name, share in stage.shares.items() if share}
+tick('config', f'{len(config)} knobs, mode {mode_schedule or mode}')
+tick('data', f'{folder}: {len(train_data):,} and {len(val_data):,} samples, every file of the size in meta.json')
+tick('shapes', f'vocabulary {model_config.vocab_size:,}, {L} tokens, latents {N} x {D}, {n_parameters / 1e6:.1f}M parameters')
+device_type = torch.device(device).type
+tick('device', f'{device}, {torch.cuda.get_device_name(device)}, {torch.cuda.device_count()} here' if device_type == 'cuda' else
+     f'{device}, {torch.get_num_threads()} threads')
+with stop_on_error(code=4):
+    place = os.path.abspath(out_dir)
+    while not os.path.exists(place):
+        place = os.path.dirname(place)
+    to_come = max(1, max(keep, 2) + 2 - len(checkpoint.steps(out_dir)))    # kept ones, the best, and the one being written
+    needs, has = to_come * n_parameters * 4 * (4 if ema_decay else 3), shutil.disk_usage(place).free
+    if has < needs:
+        raise OSError(f'{to_come} checkpoints to come need {needs / 1e9:.1f} GB, {place} has {has / 1e9:.1f} GB: '
+                      'make room, or choose another --out_dir')
+    tick('disk', f'{needs / 1e9:.2f} GB for {to_come} checkpoints to come, {has / 1e9:.0f} GB free at {place}')
+    tick('processes', distributed.reach_master(master_timeout))
+    nccl = f', NCCL {".".join(map(str, torch.cuda.nccl.version()))}' if torch.cuda.is_available() else ''
+    tick('versions', f'torch {torch.__version__}{nccl}')
+    if preflight_only:
+        raise SystemExit(0)
+    distributed.join(device, dist_timeout)
 
 # ---- device and seed
-device_type = torch.device(device).type
 torch.manual_seed(seed)
 if device_type == 'cuda':
+    torch.cuda.set_device(device)
     torch.set_float32_matmul_precision('high')
 elif sys.platform == 'linux':
     with suppress(AttributeError):                         # glibc would hand every large temporary back and fault it in anew
         libc = ctypes.CDLL(None)
         libc.mallopt(-4, 0)                                # M_MMAP_MAX: no mapping of its own for a large block
         libc.mallopt(-1, 2 ** 31 - 1)                      # M_TRIM_THRESHOLD: keep what is free
-autocast = lambda: torch.autocast(device_type, torch.bfloat16, enabled=dtype == 'bfloat16')  # noqa: E731
+objective = Objective(text, latent, streams, device, lambda: torch.autocast(device_type, torch.bfloat16, enabled=dtype == 'bfloat16'),
+                      seed, cond_drop, latent_noise, latent_weight, t_min)
 
 # ---- model, and its running average in float32
 model = Model(model_config).to(device)
-for stage in stages:
-    stage.frozen = set() if freeze == 'none' else set(model.unreachable(stage.predict))
-    if freeze == 'modality':
-        stage.frozen |= set(model.encoder_and_head('latent' if stage.mode == 'l2t' else 'text'))
-always_frozen = set.intersection(*(stage.frozen for stage in stages))
-names, parameters = zip(*((n, p) for n, p in model.named_parameters() if n not in always_frozen))
+if compile:
+    for block in model.blocks:                             # all blocks are one program: a depth-th of the wait
+        block.compile(dynamic=False)
 
 
-def freeze_all_but(trained):
+def set_frozen(frozen):
     """ What is frozen gets no gradient, so no optimizer moves it: not by momentum, not by decay. """
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name in trained)
+        parameter.requires_grad_(name not in frozen)
 
 
-freeze_all_but(names)                                      # the optimizers take all that ever train
+set_frozen(always_frozen)                                  # the optimizers take all that ever train
+if is_sharded:
+    distributed.shard(model, device)
+names, parameters = zip(*((n, p) for n, p in model.named_parameters() if n not in always_frozen))
+if rank:                                                   # from here on only dropout draws from this generator
+    torch.manual_seed(seed + rank)
 ema = [p.detach().clone() for p in parameters] if ema_decay else None
 
 
 @contextmanager
 def averaged_weights():
     """ Inside, the model has its EMA weights. """
+    @torch.no_grad()
     def swap():
+        if is_sharded:
+            model.reshard()                                # or fsdp would go on with what it gathered before
         for p, e in zip(parameters, ema or ()):
-            p.data, e.data = e.data, p.data
+            now = p.clone()
+            p.copy_(e)
+            e.copy_(now)
     swap()
     yield
     swap()
@@ -213,8 +257,6 @@ def averaged_weights():
 
 # ---- optimizers: [(optimizer, base rate)]
 groups = model.parameter_groups()
-if len(betas) != 2 or not all(0 <= b < 1 for b in betas) or learning_rate <= 0 or weight_decay < 0:
-    stop(f'betas={betas}, learning_rate={learning_rate}, weight_decay={weight_decay}: two betas in [0, 1), a rate > 0, a decay >= 0')
 adamw_matrices = groups['ends'] + (groups['matrices'] if optimizer == 'adamw' else [])
 adamw_groups = [dict(params=adamw_matrices, weight_decay=weight_decay), dict(params=groups['vectors'], weight_decay=0.0)]
 optimizers = [(torch.optim.AdamW(adamw_groups, lr=learning_rate, betas=betas, fused=True), learning_rate)]
@@ -223,165 +265,145 @@ if optimizer == 'muon':
     optimizers.append((torch.optim.Muon(groups['matrices'], lr=learning_rate, weight_decay=weight_decay,
                                         adjust_lr_fn='match_rms_adamw'), muon_lr or learning_rate))
 
+# ---- the guard's memory, on the device: read only when something is logged, saved or evaluated
+skipped = torch.zeros((), device=device)                   # steps of the run so far
+streak = torch.zeros((), device=device)                    # steps skipped in a row
+history = torch.full((64,), math.nan, device=device)       # the last gradient norms of steps that were taken
+
 # ---- resume, or begin
 process = {name: config[name] for name in ('text_schedule', 'text_power', 'latent_schedule', 'latent_target')}
 identity = dict(model=asdict(model_config), process=process, **dataset_identity(train_data.meta))
 identity = json.loads(json.dumps(identity))                # tuples become lists, as they will be read back
-skipped = torch.zeros((), device=device)                   # steps of the run so far
-streak = torch.zeros((), device=device)                    # steps skipped in a row
-step = saved_at = evaluated_at = 0
+step = saved_at = evaluated_at = failed_saves = 0
+save_owed = False                                          # one was due while steps were being skipped
 best_val = math.inf
-with stop_on_error():
-    newest = checkpoint.newest(out_dir) if resume == 'auto' else None
-    if init_from and not newest:
-        source, source_config, source_meta = checkpoint.load_model(init_from, 'best', device=device)
-        source_process = {name: source_config[name] for name in process}
-        source_identity = json.loads(json.dumps(dict(model=asdict(source.config), process=source_process, **dataset_identity(source_meta))))
-        source_identity['model']['dropout'] = identity['model']['dropout']
-        other = checkpoint.difference(source_identity, identity)
-        if other:
-            raise ValueError(f'init_from={init_from} was trained with {other}')
-        model.load_state_dict(source.state_dict())
-        for e, p in zip(ema or (), parameters):
-            e.copy_(p.detach())
-        del source
-        print(f'begins with the best weights of {init_from}')
-    elif freeze == 'modality' and not newest:
-        print('warning: freeze=modality without init_from freezes an encoder at its random start: its modality will not be understood')
-    if newest:
-        saved = checkpoint.load(newest, map_location=device)
-        state = saved['training_state']
-        other = checkpoint.difference(state['identity'], identity)
-        if other:
-            raise ValueError(f'{newest} was trained with {other}: choose another --out_dir')
-        if saved['optimizer']['names'] != list(names) or len(saved['optimizer']['states']) != len(optimizers):
-            raise ValueError(f'{newest} was trained with other parameters or another optimizer: choose another --out_dir')
-        model.load_state_dict(saved['model'])
-        for (opt, _), opt_state in zip(optimizers, saved['optimizer']['states']):
-            for group, saved_group in zip(opt.param_groups, opt_state['param_groups']):
-                saved_group.update({key: group[key] for key in ('weight_decay', 'betas') if key in group})   # knobs, not state
-            opt.load_state_dict(opt_state)
-        for name, e in zip(names, ema or ()):
-            e.copy_((saved['ema'] or saved['model'])[name])
-        step = saved_at = state['step']
-        evaluated_at, best_val = state['evaluated_at'], math.inf if state['best_val'] is None else state['best_val']
-        skipped += state['skipped']
-        streak += state['streak']
+
+
+def fill(state):
+    own = model.state_dict()
+    model.load_state_dict({name: distributed.share(w, own[name]) if name in own else w for name, w in state.items()})
+
+
+def begin_from(run_folder):
+    """ The best weights of another run of the same model, process and data. """
+    source, source_config, source_meta = checkpoint.load_model(run_folder, 'best', device=device)
+    source_process = {name: source_config[name] for name in process}
+    source_identity = json.loads(json.dumps(dict(model=asdict(source.config), process=source_process, **dataset_identity(source_meta))))
+    source_identity['model']['dropout'] = identity['model']['dropout']
+    other = checkpoint.difference(source_identity, identity)
+    if other:
+        raise ValueError(f'init_from={run_folder} was trained with {other}')
+    fill(source.state_dict())
+    for e, p in zip(ema or (), parameters):
+        e.copy_(p.detach())
+
+
+def go_on_from(newest):
+    """ Everything as it was when it was saved, on any number of processes. """
+    global step, saved_at, evaluated_at, best_val
+    saved = checkpoint.load(newest, map_location='cpu' if is_sharded else device, rank=rank)
+    state = saved['training_state']
+    other = checkpoint.difference(state['identity'], identity)
+    if other:
+        raise ValueError(f'{newest} was trained with {other}: choose another --out_dir')
+    if saved['optimizer']['names'] != list(names) or len(saved['optimizer']['states']) != len(optimizers):
+        raise ValueError(f'{newest} was trained with other parameters or another optimizer: choose another --out_dir')
+    fill(saved['model'])
+    for (opt, _), opt_state in zip(optimizers, saved['optimizer']['states']):
+        for group, saved_group in zip(opt.param_groups, opt_state['param_groups']):
+            saved_group.update({key: group[key] for key in ('weight_decay', 'betas') if key in group})       # knobs, not state
+        owners = [p for group in opt.param_groups for p in group['params']]
+        opt_state['state'] = {i: {key: distributed.share(value, owners[i]) for key, value in moments.items()}
+                              for i, moments in opt_state['state'].items()}
+        opt.load_state_dict(opt_state)
+    for name, e in zip(names, ema or ()):
+        e.copy_(distributed.share((saved['ema'] or saved['model'])[name], e))
+    step = saved_at = state['step']
+    evaluated_at, best_val = state['evaluated_at'], math.inf if state['best_val'] is None else state['best_val']
+    skipped.fill_(state['skipped'])
+    streak.fill_(state['streak'])
+    if state['history']:
+        history[-len(state['history']):] = torch.tensor(state['history'])
+    if saved['rng']:                                       # None: more processes than before
         torch.set_rng_state(saved['rng']['cpu'].cpu())
         if device_type == 'cuda' and 'cuda' in saved['rng']:
             torch.cuda.set_rng_state(saved['rng']['cuda'].cpu())
-        del saved
-        print(f'going on from {newest}')
+    if state['global_batch'] != global_batch and rank == 0:
+        print(f'warning: the global batch was {state["global_batch"]} rows and is now {global_batch}: not the run it would have been')
+
+
+def take_run_folder():
+    """ For rank 0: nobody else writes there until this process ends, however it ends. """
+    checkpoint.lock(out_dir)
+    return checkpoint.newest(out_dir) if resume == 'auto' else None
+
+
+newest, error = distributed.on_first(take_run_folder)
+if error:
+    stop_all(error, code=2)
+try:
+    if newest:
+        go_on_from(newest)
+    elif init_from:
+        begin_from(init_from)
+except (ValueError, OSError) as failure:
+    error = str(failure)
+errors = [e for e in distributed.everyone(error) if e]
+if errors:
+    stop_all(errors[0], code=2)
+if rank == 0:
+    if newest or init_from:
+        print(f'going on from {newest}' if newest else f'begins with the best weights of {init_from}')
+    elif freeze == 'modality':
+        print('warning: freeze=modality without init_from freezes an encoder at its random start: its modality will not be understood')
+
+
+def begin_run_folder():
     checkpoint.write_run(out_dir, config, folder, fresh=newest is None)
-    if os.path.exists(os.path.join(out_dir, 'preempted.json')):
-        os.remove(os.path.join(out_dir, 'preempted.json'))
-
-if compile:
-    for block in model.blocks:                             # all blocks are one program: a depth-th of the wait
-        block.compile(dynamic=False)
-
-flops = model.flops(global_batch, L, stages[0].budget * grad_accum, stages[0].predict)
-print(f'{model.n_parameters() / 1e6:.1f}M parameters ({sum(p.numel() for p in parameters) / 1e6:.1f}M train), '
-      f'{flops / 1e9:,.0f} GFLOP per step, {len(train_data):,} samples, {global_batch * max_iters / len(train_data):.1f} epochs, '
-      f'device {device}, {dtype}', flush=True)
+    (checkpoint.Path(out_dir) / 'preempted.json').unlink(missing_ok=True)
 
 
-def make_batch(data, rows, step, first, batch):
-    """ Rows of the dataset as they enter the network at this step, with what the losses need; first: number of the first row
-    in the global batch, of `batch` rows. A pure function of its arguments and the seed, made on the host. """
-    tokens, latents = data.rows(rows)                                    # (B, L), (B, N, D)
-    B, stage = len(rows), stage_at(step)
-    c = draw_clocks(seed, step, first, B, batch, stage.shares, cond_drop, latent_noise, t_min)
-    out = dict(mode=c['mode'], t_text=c['t_text'].float(), t_latent=c['t_latent'].float())
-    if 'text' in streams:
-        out['tokens'], mask = text.corrupt(tokens, c['t_text'], uniforms(seed, step, 'mask', first, B, L))
-        if 'text' in stage.predict:                        # where: a row without this loss has clock 0, and the weight inf * 0
-            row_weight = torch.where(c['text_weight'] > 0, text.weight(c['t_text']) * c['text_weight'], 0)
-            scored = mask & (c['text_weight'] > 0)[:, None]
-            out['positions'], out['targets'], out['weight'] = positions_and_targets(scored, tokens, row_weight, stage.budget)
-    if 'latent' in streams:
-        out['clean'], out['noise'] = latents, normals(seed, step, 'latent', first, B, N, D)
-        if 'latent' in stage.predict:
-            out['row_weight'] = torch.where(c['latent_weight'] > 0, latent.weight(c['t_latent']) * c['latent_weight'], 0).float()
-    return out
+_, error = distributed.on_first(begin_run_folder)
+if error:
+    stop_all(error, code=2)
+if wandb_project and rank == 0:
+    import wandb
+    wandb.init(project=wandb_project, name=os.path.basename(out_dir), config=config)
+flops = model.flops(global_batch, L, stages[0].budget * grad_accum * world, stages[0].predict)
+if rank == 0:
+    print(f'{n_parameters / 1e6:.1f}M parameters ({sum(p.numel() for p in parameters) / 1e6:.1f}M train), {flops / 1e9:,.0f} GFLOP per '
+          f'step, {len(train_data):,} samples, {global_batch * max_iters / len(train_data):.1f} epochs, {world} x {device}, {dtype}',
+          flush=True)
 
 
-def losses(b):
-    """ Forward one micro-batch: {loss, and per stream its loss, its error per position or row, and the logits}. """
-    noisy = target = None
-    predict = stage.predict
-    if 'latent' in streams:
-        noisy, e = latent.corrupt(b['clean'], b['t_latent'], b['noise'])
-        target = latent.target_of(b['clean'], e, b['t_latent'])
-    with autocast():
-        logits, out = model(b.get('tokens'), noisy, b['t_text'], b['t_latent'], b.get('positions'), predict)
-    r = dict(loss=torch.zeros((), device=device))
-    if 'text' in predict:
-        r['text_loss'], r['nll'] = text.loss(logits, b['targets'], b['weight'])
-        r['loss'], r['logits'] = r['loss'] + r['text_loss'], logits
-    if 'latent' in predict:
-        r['latent_loss'], r['error'] = latent.loss(out, target, b['row_weight'])
-        r['loss'] = r['loss'] + latent_weight * r['latent_loss']
-    return r
+# ---- a batch is a function of the seed and the step; whose rows they are depends on the rank
+def rows_of(step, micro, rank):
+    """ Number of the first row of this rank's micro-batch in the global batch, and the rows of the dataset. """
+    first = (micro * world + rank) * batch_size
+    return first, row_order(len(train_data), seed, step * global_batch + first, batch_size)
 
 
-@torch.no_grad()
-def add_statistics(stats, b, r):
-    """ Add a micro-batch to the sums that are logged; on the device, nothing waits. Losses also in 4 bins of their clock: the one
-    diagnostic that a diffusion run needs. """
-    def binned(clock, values, scored):
-        bins = (4 * clock).long().clamp(max=3)
-        return [torch.zeros(4, device=device).index_add_(0, bins, x) for x in (torch.where(scored, values, 0), scored.float())]
-    def by_mode(modes, values):
-        return torch.zeros(len(MODES), device=device).index_add_(0, modes, values)
-    sums = dict(loss=r['loss'], rows=by_mode(b['mode'], torch.ones_like(b['t_text'])))
-    if 'text_loss' in r:
-        scored, row = b['weight'] > 0, b['positions'] // L
-        sums['text_loss'], sums['correct'] = r['text_loss'], ((r['logits'].argmax(1) == b['targets']) & scored).sum()
-        sums['text_bins'], sums['text_count'] = binned(b['t_text'][row], r['nll'], scored)
-        sums['text_by_mode'] = by_mode(b['mode'][row], torch.where(scored, b['weight'] * r['nll'], 0)) * batch_size
-    if 'latent_loss' in r:
-        sums['latent_loss'] = r['latent_loss']
-        sums['latent_by_mode'] = by_mode(b['mode'], torch.where(b['row_weight'] > 0, b['row_weight'] * r['error'], 0))
-        sums['latent_bins'], sums['latent_count'] = binned(b['t_latent'], r['error'], b['row_weight'] > 0)
-    for key, value in sums.items():
-        stats[key] = stats.get(key, 0) + value.detach()
+def micro_batches(step):
+    while step < max_iters:
+        for micro in range(grad_accum):
+            first, rows = rows_of(step, micro, rank)
+            yield objective.batch(train_data, rows, step, first, global_batch, stage_at(step))
+        step += 1
 
 
-@torch.no_grad()
 def evaluate():
-    """ Over eval_iters micro-batches of the validation split, always the same rows, masks and noise: the exact text bound in
-    nats per real token (text and one EOS) and the latents' squared error of the target per dimension, each given what the
-    mode gives (clean text, clean latents, or nothing: noise at clock 1). """
+    """ {val_text nats per real token, val_latent squared error per dimension} over eval_iters micro-batches of the validation
+    split, which the ranks share; None where a signal came meanwhile. """
     model.eval()
-    nats = real = error = rows_seen = 0.0
-    for i in range(min(eval_iters, -(-len(val_data) // batch_size))):
-        rows = [r % len(val_data) for r in range(i * batch_size, (i + 1) * batch_size)]
-        tokens, latents = val_data.rows(rows)
-        tokens, B = tokens.to(device), len(rows)
-        ones, zeros = torch.ones(B, device=device), torch.zeros(B, device=device)
-        e = None
-        if 'latent' in streams:
-            latents, e = latents.to(device), normals(seed, i, 'evaluation latent', 0, B, N, D).to(device)
-        u = uniforms(seed, i, 'evaluation', 0, B, 1 + L).to(device)
-        spread = (u[0, 0] + torch.arange(B, device=device) / B) % 1      # one clock per row, evenly
-        with autocast():
-            if 'text' in predict:
-                t_latent = zeros if 'l2t' in trains else ones            # mixed: given the latents
-                z = latent.corrupt(latents, t_latent, e)[0] if N and e is not None else None
-                u[:, 0] = spread
-                nats += text_bound(model, text, tokens, z, t_latent, u).sum().item()
-            if 'latent' in predict:
-                z, e = latent.corrupt(latents, spread, e)
-                given = zeros if 't2l' in trains else ones
-                seen = text.corrupt(tokens, given, u[:, 1:])[0] if 'text' in streams else None
-                out = model(seen, z, given, spread.float(), predict=('latent',))[1]
-                error += latent.loss(out, latent.target_of(latents, e, spread), ones)[1].sum().item()
-        real += (tokens != train_data.tokenizer.pad).sum().item()
-        rows_seen += B
-    model.train()
-    values = dict(val_text=nats / real, val_latent=error / rows_seen)
-    return {name: value for name, value in values.items() if name.removeprefix('val_') in predict}
+    n = min(eval_iters, -(-len(val_data) // batch_size))
+    sums = torch.zeros(4, dtype=torch.float64)
+    for i in range(0, n, world):
+        if agree(signal_seen):
+            return None
+        part = objective.validation(model, val_data, (i + rank) % n, batch_size, predict, trains)
+        sums += part if i + rank < n else 0                # a rank without one runs all the same: fsdp gathers for all
+    nats, real, error, rows = add(sums).tolist()
+    return {f'val_{stream}': value for stream, value in (('text', nats / real), ('latent', error / rows)) if stream in predict}
 
 
 def get_lr(step):
@@ -395,21 +417,40 @@ def get_lr(step):
 
 
 def save(is_best):
+    """ Whether it could be saved: rank 0 writes, all know how it went. A full disk is a warning; the third time in a row, or at
+    the end, it is exit code 5. """
+    global saved_at, failed_saves
     assert ema is None or not ema[0].requires_grad, 'the average carries a graph'
-    ema_state = dict(zip(names, ema)) if ema is not None else None
-    if ema_state is not None:                              # frozen parameters do not move: their average is what they are
-        ema_state = {n: ema_state.get(n, p.detach()) for n, p in model.named_parameters()}
-    rng = {'cpu': torch.get_rng_state(), **({'cuda': torch.cuda.get_rng_state()} if device_type == 'cuda' else {})}
-    optimizer_state = dict(names=list(names), states=[opt.state_dict() for opt, _ in optimizers])
+    weights = distributed.gather(model.state_dict())
+    average = dict(zip(names, distributed.gather(ema))) if ema is not None else None
+    if average is not None:                                # frozen parameters do not move: their average is what they are
+        average = {n: average.get(n, weights[n]) for n, _ in model.named_parameters()}
+    moments = dict(names=list(names), states=[distributed.gather(opt.state_dict()) for opt, _ in optimizers])
+    rngs = distributed.everyone({'cpu': torch.get_rng_state(),
+                                 **({'cuda': torch.cuda.get_rng_state()} if device_type == 'cuda' else {})})
     state = dict(step=step, evaluated_at=evaluated_at, best_val=None if math.isinf(best_val) else best_val,
-                 skipped=skipped.item(), streak=streak.item(), model_config=asdict(model_config), identity=identity)
-    with stop_on_error(code=5):
-        checkpoint.save(out_dir, step, model.state_dict(), ema_state, optimizer_state, state, [rng], keep=keep, best=is_best)
+                 skipped=skipped.item(), streak=streak.item(), history=history[history.isfinite()].tolist(),
+                 global_batch=global_batch, model_config=asdict(model_config), identity=identity)
+    _, error = distributed.on_first(checkpoint.save, out_dir, step, weights, average, moments, state, rngs, keep=keep, best=is_best)
+    failed_saves = failed_saves + 1 if error else 0
+    if not error:
+        saved_at = step
+    elif failed_saves == 3 or step >= max_iters or stop_signal:
+        stop_all(error, code=5)
+    elif rank == 0:
+        print(f'warning: {error}; the run goes on and tries again', file=sys.stderr, flush=True)
+    return not error
 
 
 def log_line(**entry):
-    with open(os.path.join(out_dir, 'training_log.jsonl'), 'a') as f:
-        f.write(json.dumps(entry) + '\n')
+    if rank == 0:
+        try:
+            with open(os.path.join(out_dir, 'training_log.jsonl'), 'a') as f:
+                f.write(json.dumps(entry) + '\n')
+        except OSError as error:
+            print(f'warning: cannot log: {error}', file=sys.stderr, flush=True)
+        if wandb_project:
+            wandb.log(entry, step=entry['step'])
 
 
 def clock_time(seconds):
@@ -419,81 +460,142 @@ def clock_time(seconds):
 def check_streak():
     """ Ends the run when too many steps in a row were skipped; reads the device, so at log, save and evaluation steps only. """
     if streak.item() >= max_bad_steps:
-        stop(f'step {step}: {int(streak.item())} steps in a row had no finite loss or gradient; '
-             f'the newest checkpoint is step {saved_at}', code=3)
+        report()
+        stop_all(f'step {step}: {int(streak.item())} steps in a row had no finite loss or gradient, or a spike beyond spike_factor='
+                 f'{spike_factor:g}; the newest checkpoint is step {saved_at}', code=3)
 
 
-def micro_batches(step):
-    while step < max_iters:
-        for micro in range(grad_accum):
-            first = micro * batch_size
-            rows = row_order(len(train_data), seed, step * global_batch + first, batch_size)
-            yield make_batch(train_data, rows, step, first, global_batch)
-        step += 1
+def describe_skips(first_step):
+    """ What was wrong with each skipped step since first_step, on which rank, in which rows. Every rank must ask. """
+    if not recent[:, 0].any():
+        return []
+    finite, found = distributed.everyone(micro_finite.tolist()), []
+    for i, (bad, loss, norm) in enumerate(recent.tolist()):
+        if bad:
+            why = 'loss' if not math.isfinite(loss) else 'gradient' if not math.isfinite(norm) else 'spike'
+            where = [dict(rank=r, rows=rows_of(first_step + i, micro, r)[1].tolist())
+                     for r in range(world) for micro in range(grad_accum) if not finite[r][i][micro]]
+            found.append(dict(step=first_step + i + 1, why=why, loss=f'{loss:.4g}', grad_norm=f'{norm:.4g}', where=where))
+    return found
+
+
+def report():
+    """ One line of the log and one on the screen, of the steps since the last one. Every rank must call. """
+    global since, steps_since
+    if not steps_since:
+        return
+    skips, sums = describe_skips(step - steps_since), add(stats.clone())       # here the device is waited for
+    *sums, norm, taken = sums.split([*(x.numel() for x in found.values()), 1, 1])
+    taken, seconds = taken.item(), time.perf_counter() - since                 # steps, counted on every rank
+    s = {name: (x / max(1, taken)).tolist() for name, x in zip(found, sums)}   # means per step and rank
+    speed = global_batch * L * steps_since / seconds
+    memory = torch.cuda.max_memory_allocated() if device_type == 'cuda' else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    entry = dict(step=step, epoch=step * global_batch / len(train_data), tokens=step * global_batch * L)       # PAD among them
+    line = 'no step was taken'
+    if taken:
+        losses, line = objective.summary(s, grad_accum)
+        entry.update(losses, grad_norm=norm.item() / taken)
+        line += f' | norm {entry["grad_norm"]:.2f}'
+    entry.update(lr=learning_rate * get_lr(step - 1), tokens_per_s=speed, memory_gb=round(memory / 1e9, 3), skipped=int(skipped.item()),
+                 modes=dict(zip(MODES, (rows * world / global_batch for rows in s['rows']))), **({'skips': skips} if skips else {}))
+    log_line(**entry)
+    if rank == 0:
+        for skip in skips:
+            where = ', '.join(f'rank {w["rank"]} rows {w["rows"][0]}...' for w in skip['where'])
+            print(f'step {skip["step"]:>6,} skipped: {skip["why"]}, loss {skip["loss"]}, norm {skip["grad_norm"]}'
+                  + (f', {where}' if where else ''), flush=True)
+        eta = (max_iters - step) * seconds / steps_since
+        print(f'step {step:>6,}/{max_iters:,} | {line} | {speed:,.0f} tokens/s | ETA {clock_time(eta)}'
+              + (f' | skipped {entry["skipped"]}' if entry['skipped'] else ''), flush=True)
+    since, steps_since = since + seconds, 0
 
 
 # ---- the loop: evaluate, save and stop; micro-steps; guard; step; average; log
-stop_signal = None
+signal_seen = stop_signal = 0                              # this process's, and what all agreed on
 
 
-def request_stop(number, frame):
-    global stop_signal
-    stop_signal = number
+def note_signal(number, frame):
+    global signal_seen
+    signal_seen = number
 
 
 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-    signal.signal(number, request_stop)
+    signal.signal(number, note_signal)
 
-stage = None
+stage, net = None, None
 model.train()
 batches = prefetch(micro_batches(step), device)
-stats, since, steps_since = {}, time.perf_counter(), 0
+since, steps_since = time.perf_counter(), 0
 start_step, start_time = step, since
 while True:
     at_end = step >= max_iters
+    stop_signal = agree(signal_seen)
     due_evaluation = (at_end or step % eval_interval == 0) and step > evaluated_at and not stop_signal
-    due_save = (at_end or step % save_interval == 0 or stop_signal) and step > saved_at
+    due_save = (at_end or step % save_interval == 0 or stop_signal or save_owed and steps_since == 0) and step > saved_at
     if due_evaluation or due_save:
-        began, is_best = time.perf_counter(), False
+        began, is_best, best_before = time.perf_counter(), False, best_val
         check_streak()
         if due_evaluation:
             with averaged_weights():
                 val = evaluate()
+            model.train()
+            if val is None:                                # a signal came
+                continue
             val_loss = (val.get('val_text') or 0) + latent_weight * (val.get('val_latent') or 0)
             is_best, best_val, evaluated_at = val_loss < best_val, min(best_val, val_loss), step
-            units = dict(val_text='nats per token', val_latent='per dimension')
-            print(f'step {step:>6,} | ' + ', '.join(f'{name} {value:.4f} {units[name]}' for name, value in val.items())
-                  + (' | best' if is_best else ''), flush=True)
+            if rank == 0:
+                units = dict(val_text='nats per token', val_latent='per dimension')
+                print(f'step {step:>6,} | ' + ', '.join(f'{name} {value:.4f} {units[name]}' for name, value in val.items())
+                      + (' | best' if is_best else ''), flush=True)
             log_line(step=step, **val, best=is_best, seconds=round(time.perf_counter() - began, 2))
-        # not while a streak is open, or the last good ones would rotate away; at the end all the same: a skipped step moved nothing
-        if (due_save or is_best) and (streak.item() == 0 or at_end or stop_signal):
-            save(is_best)
-            saved_at = step
+        if due_save or is_best:
+            # not while a streak is open, or the last good ones would rotate away; at the end all the same: a skip moved nothing
+            save_owed = streak.item() > 0 and not at_end and not stop_signal
+            if save_owed or not save(is_best):
+                best_val = best_before                     # `best` names what is saved
         since += time.perf_counter() - began
     if stop_signal:
+        report()
         name = signal.Signals(stop_signal).name
-        with open(os.path.join(out_dir, 'preempted.json'), 'w') as f:
-            json.dump(dict(step=saved_at, signal=name), f)
-        print(f'{name}: saved step {saved_at:,}; run the same command again to go on', flush=True)
+        _, error = distributed.on_first(checkpoint.write_text, checkpoint.Path(out_dir) / 'preempted.json',
+                                        json.dumps(dict(step=saved_at, signal=name)))
+        if error:
+            stop_all(error, code=5)
+        if rank == 0:
+            print(f'{name}: saved step {saved_at:,}; run the same command again to go on', flush=True)
         break
     if at_end:
         break
 
     if stage is not stage_at(step):
         stage = stage_at(step)
-        freeze_all_but(set(names) - stage.frozen)
+        set_frozen(stage.frozen)
+        if step == stage.first:
+            history.fill_(math.nan)                        # the norms of another loss say nothing about this one's
         assert {n for n, p in model.named_parameters() if not p.requires_grad} == stage.frozen, 'others are frozen than shall be'
-        if len(stages) > 1:
+        net = distributed.parallelise(model, parallel, device, find_unused=bool(set(model.unreachable(stage.predict)) - stage.frozen))
+        if len(stages) > 1 and rank == 0:
             print(f'step {step:>6,} | mode {stage.mode}', flush=True)
-    loss = 0
-    for _ in range(grad_accum):
+    if steps_since == 0:                                   # since the last log line: sums over steps that were taken
+        stats = 0
+        recent, micro_finite = torch.zeros(log_interval, 3, device=device), torch.ones(log_interval, grad_accum, device=device)
+    loss = now = 0
+    for micro in range(grad_accum):
         batch = next(batches)
-        result = losses(batch)
-        (result['loss'] / grad_accum).backward()
-        loss = loss + result['loss'].detach() / grad_accum
-        add_statistics(stats, batch, result)
+        with distributed.all_reduce_only_at(micro == grad_accum - 1, net):
+            result = objective.losses(net, batch, stage.predict)
+            (result['loss'] / grad_accum).backward()
+        loss = loss + result['loss'].detach() / (grad_accum * world)
+        micro_finite[steps_since, micro] = result['loss'].detach().isfinite()
+        found = objective.statistics(batch, result)
+        now = now + torch.cat(tuple(found.values()))
+    loss = add(loss)                                       # of the global batch, as the gradients are: the same bits on every rank
     norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip)
-    bad = (~torch.isfinite(norm) | ~torch.isfinite(loss)).float() if guard else torch.zeros((), device=device)
+    norm = norm.full_tensor() if is_sharded else norm
+    bad = torch.zeros((), device=device)
+    if guard:                                              # the median of a history that is not yet full is nan, so nothing is above it
+        spike = norm > spike_factor * history.median() if spike_factor else torch.zeros_like(norm, dtype=torch.bool)
+        bad = (~torch.isfinite(norm) | ~torch.isfinite(loss) | spike).float()
     for opt, rate in optimizers:
         for group in opt.param_groups:
             group['lr'] = rate * get_lr(step)
@@ -503,41 +605,23 @@ while True:
         elif not bad.item():                               # Muon has no such switch: one sync
             opt.step()
         opt.zero_grad(set_to_none=True)
-    step += 1
-    steps_since += 1
     skipped += bad
     streak = (streak + 1) * bad
+    history = torch.where(bad > 0, history, torch.cat((history[1:], norm[None])))
+    stats = stats + torch.where(bad > 0, 0, torch.cat((now, norm[None], torch.ones_like(norm)[None])))
+    recent[steps_since] = torch.stack((bad, loss, norm))
+    step += 1
+    steps_since += 1
     if ema is not None:                                    # after the step; a skipped step moves nothing
         with torch.no_grad():                              # ema += (1 - d) (weights - ema); with a graph it would grow for ever
             d = min(ema_decay, (1 + step) / (10 + step))
             torch._foreach_add_(ema, torch._foreach_mul(torch._foreach_sub(parameters, ema), (1 - d) * (1 - bad)))
-    stats['norm'] = stats.get('norm', 0) + norm
 
     if step % log_interval == 0 or step == max_iters or stage_at(step) is not stage:   # a line speaks of one mode
-        now = time.perf_counter()
-        s = {key: (value / steps_since).tolist() for key, value in stats.items()}   # means per step
-        share = lambda sums, counts: [a / b if b else None for a, b in zip(sums, counts)]  # noqa: E731
-        per_mode = lambda key: {m: x for m, x in zip(MODES, share(s[key], s['rows'])) if x}  # noqa: E731
-        speed = global_batch * L * steps_since / (now - since)
-        entry = dict(step=step, epoch=step * global_batch / len(train_data), tokens=step * global_batch * L,   # PAD among them
-                     loss=s['loss'] / grad_accum)
-        line = f'step {step:>6,}/{max_iters:,} | loss {entry["loss"]:.4f}'
-        if 'text_loss' in s:
-            entry.update(text_loss=s['text_loss'] / grad_accum, text_accuracy=s['correct'] / max(sum(s['text_count']), 1e-9),
-                         text_nll_by_t=share(s['text_bins'], s['text_count']), text_nats_by_mode=per_mode('text_by_mode'))
-            line += f' | text {entry["text_loss"]:.4f}, {100 * entry["text_accuracy"]:.1f} % right'
-        if 'latent_loss' in s:
-            entry.update(latent_loss=s['latent_loss'] / grad_accum, latent_mse_by_t=share(s['latent_bins'], s['latent_count']),
-                         latent_mse_by_mode=per_mode('latent_by_mode'))
-            line += f' | latent {entry["latent_loss"]:.4f}'
-        entry.update(lr=learning_rate * get_lr(step - 1), grad_norm=s['norm'], tokens_per_s=speed, skipped=int(skipped.item()),
-                     modes=dict(zip(MODES, (rows / global_batch for rows in s['rows']))))
-        log_line(**entry)
-        eta = (max_iters - step) * (now - since) / steps_since
-        print(f'{line} | norm {entry["grad_norm"]:.2f} | {speed:,.0f} tokens/s | ETA {clock_time(eta)}'
-              + (f' | skipped {entry["skipped"]}' if entry['skipped'] else ''), flush=True)
-        stats, since, steps_since = {}, now, 0
+        report()
         check_streak()
 
-print(f'{step - start_step:,} steps in {clock_time(time.perf_counter() - start_time)}; best validation '
-      f'{best_val:.4f}; checkpoints in {out_dir}', flush=True)
+if rank == 0:
+    print(f'{step - start_step:,} steps in {clock_time(time.perf_counter() - start_time)}; best validation '
+          f'{best_val:.4f}; checkpoints in {out_dir}', flush=True)
+distributed.leave()

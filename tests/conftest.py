@@ -1,4 +1,42 @@
 import os
 import sys
 
+import numpy as np
+import pytest
+
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+
+import runs
+from runs import run, train
+
+
+@pytest.fixture(autouse=True)
+def no_process_outlives_its_test():
+    yield
+    for process in (process for job in runs.started for process in job.processes):
+        process.kill()
+    runs.started.clear()
+
+
+@pytest.fixture(scope='session')
+def dataset(tmp_path_factory):
+    """ A small real one, by prepare.py: sentences from a grammar, lsa latents. """
+    folder = tmp_path_factory.mktemp('corpus')
+    rng = np.random.default_rng(0)
+    who, does, where = 'man woman child dog cat'.split(), 'runs sits eats jumps sleeps'.split(), 'street house park river market'.split()
+    color = 'red blue small old'.split()
+    pick = rng.choice
+    lines = {f'a {pick(color)} {pick(who)} {pick(does)} near the {pick(where)} number {rng.integers(40)}' for _ in range(600)}
+    (folder / 'lines.txt').write_text('\n'.join(sorted(lines)))
+    out = run('prepare.py', f'--input={folder}/lines.txt', '--encoder=lsa', '--encoder_dims=16', '--vocab_size=300', '--max_tokens=31',
+              '--val_fraction=.1', f'--out={folder}/packed')
+    assert out.returncode == 0, out.stderr
+    return folder / 'packed'
+
+
+@pytest.fixture(scope='session')
+def finished(dataset, tmp_path_factory):
+    out = tmp_path_factory.mktemp('runs') / 'whole'
+    result = train(dataset, out)
+    assert result.returncode == 0, result.stderr
+    return out

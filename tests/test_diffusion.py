@@ -8,7 +8,7 @@ import torch
 
 from diffusion import (MODES, GaussianLatents, MaskedText, draw_clocks, mode_shares, normals, positions_and_targets, text_bound,
                        uniforms)
-from toys import L, MASK, V, Toy, exact_bound, optimal_denoiser, random_denoiser
+from toys import L, V, Toy, exact_bound, optimal_denoiser, random_denoiser
 
 SCHEDULES = [('loglinear', 0.), ('cosine', 0.), ('polynomial', 2.), ('polynomial', .5)]
 PROCESSES = [('vp', 'v'), ('vp', 'x0'), ('vp', 'eps'), ('rf', 'flow'), ('rf', 'x0'), ('rf', 'v')]

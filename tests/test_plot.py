@@ -5,8 +5,10 @@ import pytest
 
 import plot
 
-LOG = [dict(step=50, text_loss=3., text_nll_by_t=[1., 2., 3., None]), dict(step=50, val_text=2.5, best=True),
-       dict(step=100, text_loss=2., text_nll_by_t=[.5, 1., 2., 3.]), dict(step=100, val_text=2.0, best=True)]
+LOG = [dict(step=50, text_loss=3., text_nll_by_t=[1., 2., 3., None], grad_norm=4., tokens_per_s=900.),
+       dict(step=50, val_text=2.5, best=True),
+       dict(step=100, text_loss=2., text_nll_by_t=[.5, 1., 2., 3.], grad_norm=3., tokens_per_s=1000.,
+            skips=[dict(step=70)]), dict(step=100, val_text=2.0, best=True)]
 RESULTS = {'l2t/bleu': 30., 'l2t_sweep_sampler_steps/n': 8}
 for sampler in ('ancestral', 'cached'):
     for steps in (2, 4):
@@ -24,8 +26,10 @@ def test_sweeps_are_found_among_the_flat_keys():
 def test_pictures_show_the_logged_numbers(tmp_path):
     plt = pytest.importorskip('matplotlib.pyplot', reason='needs matplotlib')
     figure = plot.draw_curves(LOG, plt)
-    left, right = figure.axes
+    left, right, norms, speed = figure.axes
     assert left.lines[0].get_xydata().tolist() == [[50, 3], [100, 2]] and left.lines[1].get_xydata().tolist() == [[50, 2.5], [100, 2]]
+    assert norms.lines[0].get_xydata().tolist() == [[50, 4], [100, 3]] and norms.lines[1].get_xdata() == [70, 70]
+    assert speed.lines[0].get_xydata().tolist() == [[50, 900], [100, 1000]]
     assert len(right.lines) == 4 and right.lines[3].get_xydata().tolist() == [[100, 3]]
     figure = plot.draw_sweeps(plot.read_sweeps(RESULTS, 'bleu'), 'bleu', plt)
     lines = {c.get_label(): c.lines[0].get_xydata().tolist() for c in figure.axes[0].containers}

@@ -1,13 +1,7 @@
-""" train.py as a process: it runs, it resumes bit for bit, it survives what is not finite, it refuses what is wrong. """
+""" train.py as a process: it runs, it logs what it did, it freezes what it should, it refuses what is wrong. """
 import json
 import math
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,109 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import sample
-
-ROOT = Path(__file__).resolve().parent.parent
-TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8', '--max_iters=12', '--log_interval=1',
-        '--eval_interval=4', '--eval_iters=2', '--save_interval=4', '--warmup_iters=2', '--device=cpu', '--dtype=float32',
-        '--dropout=0.1']
-
-
-def run(script, *args, cwd=ROOT, **kw):
-    return subprocess.run([sys.executable, str(ROOT / script), *map(str, args)], cwd=cwd, capture_output=True, text=True, timeout=300, **kw)
-
-
-@pytest.fixture(scope='session')
-def dataset(tmp_path_factory):
-    """ A small real one, by prepare.py: sentences from a grammar, lsa latents. """
-    folder = tmp_path_factory.mktemp('corpus')
-    rng = np.random.default_rng(0)
-    who, does, where = 'man woman child dog cat'.split(), 'runs sits eats jumps sleeps'.split(), 'street house park river market'.split()
-    color = 'red blue small old'.split()
-    pick = rng.choice
-    lines = {f'a {pick(color)} {pick(who)} {pick(does)} near the {pick(where)} number {rng.integers(40)}' for _ in range(600)}
-    (folder / 'lines.txt').write_text('\n'.join(sorted(lines)))
-    out = run('prepare.py', f'--input={folder}/lines.txt', '--encoder=lsa', '--encoder_dims=16', '--vocab_size=300', '--max_tokens=31',
-              '--val_fraction=.1', f'--out={folder}/packed')
-    assert out.returncode == 0, out.stderr
-    return folder / 'packed'
-
-
-def train(dataset, out, *args, **kw):
-    return run('train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args, **kw)
-
-
-def train_each(dataset, runs):
-    """ train.py once per {out: args}, by runpy in one process: one import of torch for all of them. """
-    code = f"""
-import runpy, sys
-for argv in {[[f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args] for out, args in runs.items()]!r}:
-    sys.argv = ['train.py'] + argv
-    runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')
-"""
-    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=300,
-                            env={**os.environ, 'PYTHONPATH': str(ROOT)})
-    assert result.returncode == 0, result.stderr
-
-
-def run_each(*commands):
-    """ (exit code, stdout, stderr) of each [script, *args], one after the other in one process: one import of torch for all. """
-    code = f"""
-import contextlib, io, json, runpy, sys
-results = []
-for script, *args in {[list(map(str, c)) for c in commands]!r}:
-    sys.argv, out, err, rc = [script] + args, io.StringIO(), io.StringIO(), 0
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            runpy.run_path({str(ROOT)!r} + '/' + script, run_name='__main__')
-        except SystemExit as stop:
-            rc = stop.code or 0
-    results.append((rc, out.getvalue(), err.getvalue()))
-print('RESULTS' + json.dumps(results))
-"""
-    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=300,
-                            env={**os.environ, 'PYTHONPATH': str(ROOT)})
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout.split('RESULTS')[1])
-
-
-def log(out):
-    """ {step: (loss, text loss, ...)} as logged, without what depends on the clock on the wall. """
-    entries = [json.loads(line) for line in open(Path(out) / 'training_log.jsonl')]
-    return {(e['step'], 'best' in e): {k: v for k, v in e.items() if k not in ('tokens_per_s', 'seconds')} for e in entries}
-
-
-def weights(out, name='model'):
-    return load_file(Path(out) / (Path(out) / 'latest').read_text().strip() / f'{name}.safetensors')
-
-
-@pytest.fixture(scope='session')
-def finished(dataset, tmp_path_factory):
-    out = tmp_path_factory.mktemp('runs') / 'whole'
-    result = train(dataset, out)
-    assert result.returncode == 0, result.stderr
-    return out
-
-
-@pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
-def test_resume_after_kill_9_equals_the_uninterrupted_run_bitwise(dataset, finished, tmp_path, optimizer):
-    if optimizer == 'muon':
-        assert train(dataset, tmp_path / 'whole', '--optimizer=muon').returncode == 0
-        finished = tmp_path / 'whole'
-    out = tmp_path / 'cut'
-    command = [sys.executable, str(ROOT / 'train.py'), f'--dataset={dataset}', f'--out_dir={out}', *TINY, f'--optimizer={optimizer}']
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    for line in process.stdout:
-        if line.startswith('step      6/'):
-            break
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (out / 'step-00000012').exists()
-    result = train(dataset, out, f'--optimizer={optimizer}')
-    assert result.returncode == 0 and 'going on from' in result.stdout, result.stderr
-    assert log(out) == log(finished)
-    for name in ('model', 'ema'):
-        ours, theirs = weights(out, name), weights(finished, name)
-        assert ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours)
+from runs import ROOT, TINY, log, run, run_each, train, train_each, weights
 
 
 def test_a_run_folder_without_a_checkpoint_takes_the_data_of_now(dataset, tmp_path):
@@ -126,22 +18,6 @@ def test_a_run_folder_without_a_checkpoint_takes_the_data_of_now(dataset, tmp_pa
     (out / 'data' / 'tokenizer.json').write_text('of an earlier attempt')
     assert train(dataset, out, '--max_iters=2').returncode == 0
     assert (out / 'data' / 'tokenizer.json').read_bytes() == (dataset / 'tokenizer.json').read_bytes()
-
-
-def test_sigterm_saves_and_the_same_command_goes_on(dataset, finished, tmp_path):
-    out = tmp_path / 'run'
-    process = subprocess.Popen([sys.executable, str(ROOT / 'train.py'), f'--dataset={dataset}', f'--out_dir={out}', *TINY], cwd=ROOT,
-                               stdout=subprocess.PIPE, text=True)
-    for line in process.stdout:
-        if line.startswith('step      5/'):
-            process.send_signal(signal.SIGTERM)
-            break
-    process.communicate(timeout=60)
-    assert process.returncode == 0
-    stopped = json.loads((out / 'preempted.json').read_text())
-    assert stopped['signal'] == 'SIGTERM' and 5 <= stopped['step'] < 12
-    assert train(dataset, out).returncode == 0
-    assert all(torch.equal(a, b) for a, b in zip(weights(out).values(), weights(finished).values()))
 
 
 def test_accumulation_equals_the_large_batch(dataset, tmp_path):
@@ -179,58 +55,6 @@ def test_ema_is_the_average_of_the_weights_after_each_step(dataset, tmp_path):
         ema = saved
 
 
-def inject(dataset, out, step, value, *args):
-    """ train.py by runpy, with the gradient of one weight replaced at one step. """
-    code = f'''
-import runpy, sys, torch, model
-count = 0
-def hook(grad):
-    global count
-    count += 1
-    if count in {step}:
-        grad = grad.clone(); grad.view(-1)[0] = {value}
-    return grad
-init = model.Model.__init__
-def patched(self, config):
-    init(self, config)
-    self.blocks[0].text.up.weight.register_hook(hook)
-model.Model.__init__ = patched
-sys.argv = ['train.py'] + {[f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args]!r}
-runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')
-'''
-    return subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=300,
-                          env={**os.environ, 'PYTHONPATH': str(ROOT)})
-
-
-@pytest.mark.parametrize('optimizer', ['adamw', 'muon'])
-@pytest.mark.parametrize('value', ['float("inf")', 'float("nan")'])
-def test_a_gradient_that_is_not_finite_costs_one_step_and_moves_nothing(dataset, tmp_path, value, optimizer):
-    out = tmp_path / 'run'
-    args = ['--save_interval=1', '--keep=20', '--eval_interval=100', f'--optimizer={optimizer}']
-    result = inject(dataset, out, [7], value, *args, '--max_iters=7')    # ends on the bad step: it saves what did not move
-    assert result.returncode == 0, result.stderr
-    assert log(out)[7, False]['skipped'] == 1 and log(out)[6, False]['skipped'] == 0
-    for name in ('model.safetensors', 'ema.safetensors'):
-        before, after = (load_file(out / f'step-{n:08d}' / name) for n in (6, 7))
-        assert all(torch.equal(before[k], after[k]) for k in before), name
-    before, after = (torch.load(out / f'step-{n:08d}' / 'optimizer.pt', weights_only=True)['states'] for n in (6, 7))
-    for old, new in zip(before, after):
-        for i in old['state']:
-            assert all(torch.equal(old['state'][i][k], new['state'][i][k]) for k in old['state'][i]), 'moments or step count moved'
-    result = train(dataset, out, *args)                                  # and the run goes on from there
-    assert result.returncode == 0 and log(out)[12, False]['skipped'] == 1
-    assert all(torch.isfinite(w).all() for w in weights(out).values())
-    old = load_file(out / 'step-00000006' / 'model.safetensors')
-    assert any(not torch.equal(w, old[k]) for k, w in weights(out).items())
-
-
-def test_endless_nan_stops_the_run_with_code_3_and_a_finite_checkpoint(dataset, tmp_path):
-    out = tmp_path / 'run'
-    result = inject(dataset, out, list(range(6, 999)), 'float("nan")', '--max_iters=60', '--max_bad_steps=5')
-    assert result.returncode == 3 and result.stderr.count('\n') == 1 and '5 steps in a row' in result.stderr
-    assert all(torch.isfinite(w).all() for w in weights(out).values())
-
-
 @pytest.mark.parametrize('args, words', [
     (['--dataset=nowhere'], ['data/nowhere', 'prepare.py']),
     (['--bach_size=3'], ['bach_size', 'batch_size']),
@@ -253,22 +77,6 @@ def test_bad_knobs_end_in_one_line_and_code_2(dataset, tmp_path, args, words):
     result = train(dataset, tmp_path / 'run', *args)
     assert result.returncode == 2 and result.stderr.count('\n') == 1, result.stderr
     assert all(word in result.stderr for word in words), result.stderr
-
-
-def test_a_run_folder_of_other_data_or_another_model_is_refused(dataset, finished, tmp_path):
-    out = tmp_path / 'run'
-    shutil.copytree(finished, out)
-    result = train(dataset, out, '--width=64')
-    assert result.returncode == 2 and 'width=32' in result.stderr and 'width=64' not in result.stderr.split('now')[0]
-    other = tmp_path / 'other'
-    shutil.copytree(dataset, other)
-    meta = json.loads((other / 'meta.json').read_text())
-    meta['encoder']['revision'] = 'sha256:0'
-    (other / 'meta.json').write_text(json.dumps(meta))
-    result = train(other, out)
-    assert result.returncode == 2 and 'revision' in result.stderr and result.stderr.count('\n') == 1
-    result = train(dataset, out, '--resume=never')
-    assert result.returncode == 2 and 'not empty' in result.stderr
 
 
 MODES = [['--mode=t2l'], ['--mode=unconditional', '--latent_schedule=rf', '--latent_target=flow'],

@@ -1,0 +1,185 @@
+"""
+Many processes that act as one run: rendezvous, agreement, sharding. In a single process all of it is the identity.
+
+torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; so may any other launcher (SLURM: see the README).
+Gradients and losses travel on the device (nccl; gloo on a CPU). Agreements of a few bytes, such as "a signal has come", are
+always CPU tensors over gloo: they wait for no device, and a rank that died is noticed there at once. Only a host that already
+waits for its GPU, and that for a collective of the dead, is not woken before dist_timeout.
+"""
+import inspect
+import os
+import socket
+import sys
+import time
+import traceback
+from contextlib import nullcontext
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from configurator import stop
+
+world, rank, local_rank = (int(os.environ.get(name) or default) for name, default in
+                           (('WORLD_SIZE', 1), ('RANK', 0), ('LOCAL_RANK', os.environ.get('RANK', 0))))
+
+
+# ---- to meet and to part
+
+def reach_master(seconds):
+    """ ConnectionError, with host, port and variable, where the others cannot be met; tried for so many seconds. """
+    if world == 1:
+        return 'one process'
+    missing = [name for name in ('RANK', 'MASTER_ADDR', 'MASTER_PORT') if not os.environ.get(name)]
+    if missing:
+        raise ConnectionError(f'WORLD_SIZE={world}, but {", ".join(missing)} not set: launch with torchrun, or set them as the README says')
+    host, port = os.environ['MASTER_ADDR'], os.environ['MASTER_PORT']
+    if not port.isdigit() or not 0 < int(port) < 2 ** 16:
+        raise ConnectionError(f'MASTER_PORT={port!r} is no port')
+    deadline = time.monotonic() + seconds
+    while 'TORCHELASTIC_RUN_ID' not in os.environ:         # torchrun's agents have met already
+        try:
+            socket.getaddrinfo(host, int(port))
+            if rank > 0:                                   # rank 0 is the one who will listen
+                socket.create_connection((host, int(port)), timeout=max(1, deadline - time.monotonic())).close()
+            break
+        except OSError as error:
+            if time.monotonic() > deadline or isinstance(error, socket.gaierror):
+                raise ConnectionError(f'rank {rank} cannot reach rank 0 at MASTER_ADDR={host} MASTER_PORT={port}: {error}; is it '
+                                      f'running there, and is the port open?') from None
+            time.sleep(0.2)
+    return f'rank 0 of {world} at {host}:{port}'
+
+
+def join(device, seconds):
+    """ Meet the other processes; every collective then fails after so many seconds. ConnectionError where they do not come. """
+    if world == 1:
+        return
+    backend = 'cpu:gloo,cuda:nccl' if torch.device(device).type == 'cuda' else 'gloo'
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
+        everyone(rank)                                     # connections are made at the first collective
+    except (RuntimeError, ValueError) as error:
+        raise ConnectionError(f'rank {rank}: {world} processes did not meet at MASTER_ADDR={os.environ["MASTER_ADDR"]} '
+                              f'MASTER_PORT={os.environ["MASTER_PORT"]}: {str(error).splitlines()[0]}') from None
+    sys.excepthook = leave_at_once
+
+
+def leave():
+    """ Together; without it some clean runs would end with an error. """
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def stop_all(message, code):
+    """ For what all ranks know: one of them says it, all leave with the same exit code. """
+    leave()
+    if rank == 0:
+        stop(message, code)
+    raise SystemExit(code)
+
+
+def leave_at_once(kind, error, trace):
+    """ What no rank caught: the others cannot agree on anything any more, so nothing is saved and nobody is waited for. """
+    words = str(error)
+    lost = isinstance(error, dist.DistError) or any(word in words for word in ('gloo', 'NCCL', 'Connection closed', 'Timed out'))
+    if lost:
+        print(f'error: rank {rank} lost the other processes ({words.splitlines()[0]}): nothing is saved now, '
+              'the newest checkpoint stands', file=sys.stderr, flush=True)
+    else:
+        traceback.print_exception(kind, error, trace)
+    sys.stdout.flush()
+    os._exit(4 if lost else 1)
+
+
+# ---- to agree
+
+def agree(number):
+    """ The largest of all ranks' numbers. """
+    if world == 1:
+        return number
+    box = torch.tensor(number)
+    dist.all_reduce(box, dist.ReduceOp.MAX)
+    return box.item()
+
+
+def add(tensor):
+    """ The sum over ranks, in place, where the tensor lives. """
+    if world > 1:
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def everyone(value):
+    """ A list of every rank's value. """
+    values = [value]
+    if world > 1:
+        values = [None] * world
+        dist.all_gather_object(values, value)
+    return values
+
+
+def on_first(function, *args, **kw):
+    """ (result, error) of what only rank 0 does, such as to read and write the run folder, on every rank; None for the other one. """
+    box = [None, None]
+    if rank == 0:
+        try:
+            box[0] = function(*args, **kw)
+        except (ValueError, OSError) as error:
+            box[1] = (ValueError if isinstance(error, ValueError) else OSError)(str(error))
+    if world > 1:
+        dist.broadcast_object_list(box)
+    return box
+
+
+# ---- to share a model
+
+def parallelise(model, parallel, device, find_unused):
+    """ What to call instead of the model: ddp averages gradients over ranks while backward runs; fsdp keeps of every parameter,
+    gradient and moment a rank's share only. """
+    if world == 1 or parallel == 'fsdp':                   # shard() has changed it in place
+        return model
+    ddp = torch.nn.parallel.DistributedDataParallel
+    is_new = 'forward_sync_buffers' in inspect.signature(ddp).parameters                     # torch 2.13 has renamed it
+    no_sync_of_tables = {'forward_sync_buffers' if is_new else 'broadcast_buffers': False}    # the buffers do not change
+    return ddp(model, device_ids=[device] if torch.device(device).type == 'cuda' else None, gradient_as_bucket_view=True,
+               find_unused_parameters=find_unused, **no_sync_of_tables)
+
+
+def shard(model, device):
+    """ FSDP2, in place, before optimizer and average are made: a block is gathered when it is run. """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    mesh = init_device_mesh(torch.device(device).type, (world,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def all_reduce_only_at(last, model):
+    """ A context for one micro-step of an accumulation: gradients are added up over ranks at the last one only. """
+    if hasattr(model, 'set_requires_gradient_sync'):       # fsdp
+        model.set_requires_gradient_sync(last)
+    return model.no_sync() if hasattr(model, 'no_sync') and not last else nullcontext()
+
+
+def gather(value):
+    """ What is shared out comes back whole, tensor by tensor, in the memory of rank 0's host; None elsewhere. Every rank must ask.
+    Through dicts, lists and tuples; what is not shared out stays as it is. """
+    if isinstance(value, dict):
+        return {key: gather(v) for key, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(gather(v) for v in value)
+    if not hasattr(value, 'full_tensor'):
+        return value
+    full = value.full_tensor()
+    return full.cpu() if rank == 0 else None
+
+
+def share(value, like):
+    """ A rank's share of a whole tensor, as `like` is shared out; the tensor itself where it is not. """
+    if not hasattr(like, 'full_tensor') or value.shape != like.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)

@@ -1,0 +1,161 @@
+"""
+What a training step computes: a batch with its noise, its two losses, what is logged of them, and the validation.
+
+    loss = text loss (nats per token, an upper bound)  +  latent_weight * latent loss (squared error per dimension)
+
+A mode draws four numbers per row: two clocks and two loss weights (diffusion.draw_clocks); nothing else here switches by mode.
+Each loss is a mean over all rows, selected with torch.where, so modes mix inside a batch and every rank does the same work.
+Letters: B rows of a micro-batch, L text tokens, N latent vectors, D latent dimensions.
+"""
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+
+from diffusion import MODES, draw_clocks, mode_shares, normals, positions_and_targets, text_bound, uniforms
+
+
+def read_stages(schedule, mode_weights, streams, freeze, max_iters, head_budget):
+    """ 'l2t', or 't2l:2000,l2t:3000,mixed': a stage each, with its first step, what its mode draws, the streams that have a loss,
+    and the positions that the head runs on; head_budget(share of rows that have a text loss). ValueError says what is wrong. """
+    found, first = [], 0
+    for part in schedule.split(','):
+        name, _, length = part.strip().partition(':')
+        if length and not length.isdigit() or length == '0' or found and found[-1].length is None:
+            raise ValueError(f'mode_schedule={schedule!r}: {part.strip()!r}: expected MODE:STEPS,MODE:STEPS,MODE')
+        shares = mode_shares(name, mode_weights)
+        text_share = shares['unconditional'] + shares['l2t']             # of the rows that have the loss
+        latent_share = shares['unconditional'] + shares['t2l']
+        losses = tuple(s for s, share in (('text', text_share), ('latent', latent_share)) if share and s in streams)
+        if not losses:
+            raise ValueError(f'mode={name} has no loss on streams={streams}')
+        if freeze == 'modality' and name not in ('l2t', 't2l'):
+            raise ValueError(f'freeze=modality fine-tunes one direction, l2t or t2l, not mode={name}')
+        found.append(SimpleNamespace(mode=name, first=first, length=int(length) if length else None, shares=shares, predict=losses,
+                                     budget=head_budget(text_share)))
+        first += int(length or 0)
+    if found[-1].first >= max_iters or found[-1].length not in (None, max_iters - found[-1].first):
+        raise ValueError(f'mode_schedule={schedule!r}: its steps do not fill max_iters={max_iters}; leave the last mode without steps')
+    return found
+
+
+@dataclass
+class Objective:
+    text: object                       # diffusion.MaskedText
+    latent: object                     # diffusion.GaussianLatents
+    streams: tuple
+    device: str
+    autocast: object                   # a context for the forward
+    seed: int
+    cond_drop: float
+    latent_noise: float
+    latent_weight: float
+    t_min: float
+
+    def batch(self, data, rows, step, first, batch, stage):
+        """ Rows of the dataset as they enter the network at this step, with what the losses need; first: number of the first row
+        in the global batch, of `batch` rows. A pure function of its arguments and the seed, made on the host. """
+        tokens, latents = data.rows(rows)                                # (B, L), (B, N, D)
+        seed, B, L = self.seed, len(rows), data.seq_len
+        c = draw_clocks(seed, step, first, B, batch, stage.shares, self.cond_drop, self.latent_noise, self.t_min)
+        out = dict(mode=c['mode'], t_text=c['t_text'].float(), t_latent=c['t_latent'].float())
+        if 'text' in self.streams:
+            out['tokens'], mask = self.text.corrupt(tokens, c['t_text'], uniforms(seed, step, 'mask', first, B, L))
+            if 'text' in stage.predict:                    # where: a row without this loss has clock 0, and the weight inf * 0
+                row_weight = torch.where(c['text_weight'] > 0, self.text.weight(c['t_text']) * c['text_weight'], 0)
+                scored = mask & (c['text_weight'] > 0)[:, None]
+                out['positions'], out['targets'], out['weight'] = positions_and_targets(scored, tokens, row_weight, stage.budget)
+        if 'latent' in self.streams:
+            out['clean'], out['noise'] = latents, normals(seed, step, 'latent', first, *latents.shape)
+            if 'latent' in stage.predict:
+                out['row_weight'] = torch.where(c['latent_weight'] > 0, self.latent.weight(c['t_latent']) * c['latent_weight'], 0).float()
+        return out
+
+    def losses(self, model, b, predict):
+        """ Forward one micro-batch: {loss, and per stream its loss, its error per position or row, and the logits}. """
+        noisy = target = None
+        if 'latent' in self.streams:
+            noisy, e = self.latent.corrupt(b['clean'], b['t_latent'], b['noise'])
+            target = self.latent.target_of(b['clean'], e, b['t_latent'])
+        with self.autocast():
+            logits, out = model(b.get('tokens'), noisy, b['t_text'], b['t_latent'], b.get('positions'), predict)
+        r = dict(loss=torch.zeros((), device=self.device))
+        if 'text' in predict:
+            r['text_loss'], r['nll'] = self.text.loss(logits, b['targets'], b['weight'])
+            r['loss'], r['logits'] = r['loss'] + r['text_loss'], logits
+        if 'latent' in predict:
+            r['latent_loss'], r['error'] = self.latent.loss(out, target, b['row_weight'])
+            r['loss'] = r['loss'] + self.latent_weight * r['latent_loss']
+        return r
+
+    @torch.no_grad()
+    def statistics(self, b, r):
+        """ {name: (n,)} sums over a micro-batch that are worth a log line; on the device, nothing waits. Losses also in 4 bins of
+        their clock: the one diagnostic that a diffusion run needs. """
+        def sums_by(index, size, values):
+            return torch.zeros(size, device=self.device).index_add_(0, index, values)
+
+        def by_clock(clock, values):
+            return sums_by((4 * clock).long().clamp(max=3), 4, values)
+        sums = dict(loss=r['loss'][None], rows=sums_by(b['mode'], len(MODES), torch.ones_like(b['t_text'])))
+        if 'text_loss' in r:
+            scored, row = b['weight'] > 0, b['positions'] // b['tokens'].shape[1]
+            weighted = torch.where(scored, b['weight'] * r['nll'], 0) * len(b['mode'])
+            right = (r['logits'].argmax(1) == b['targets']) & scored
+            sums.update(text_loss=r['text_loss'][None], correct=right.sum()[None].float(),
+                        text_bins=by_clock(b['t_text'][row], torch.where(scored, r['nll'], 0)),
+                        text_count=by_clock(b['t_text'][row], scored.float()),
+                        text_by_mode=sums_by(b['mode'][row], len(MODES), weighted))
+        if 'latent_loss' in r:
+            scored = b['row_weight'] > 0
+            sums.update(latent_loss=r['latent_loss'][None],
+                        latent_bins=by_clock(b['t_latent'], torch.where(scored, r['error'], 0)),
+                        latent_count=by_clock(b['t_latent'], scored.float()),
+                        latent_by_mode=sums_by(b['mode'], len(MODES), torch.where(scored, b['row_weight'] * r['error'], 0)))
+        return {name: value.detach() for name, value in sums.items()}
+
+    def summary(self, s, micro_batches):
+        """ The log entry and the line of s: the statistics as lists, means per step of sums over so many micro-batches. """
+        def ratio(sums, counts):
+            return [a / b if b else None for a, b in zip(sums, counts)]
+
+        def by_mode(sums):
+            return {mode: x for mode, x in zip(MODES, ratio(sums, s['rows'])) if x}
+        entry = dict(loss=s['loss'][0] / micro_batches)
+        line = f'loss {entry["loss"]:.4f}'
+        if 'text_loss' in s:
+            entry.update(text_loss=s['text_loss'][0] / micro_batches, text_accuracy=s['correct'][0] / max(sum(s['text_count']), 1e-9),
+                         text_nll_by_t=ratio(s['text_bins'], s['text_count']), text_nats_by_mode=by_mode(s['text_by_mode']))
+            line += f' | text {entry["text_loss"]:.4f}, {100 * entry["text_accuracy"]:.1f} % right'
+        if 'latent_loss' in s:
+            entry.update(latent_loss=s['latent_loss'][0] / micro_batches, latent_mse_by_t=ratio(s['latent_bins'], s['latent_count']),
+                         latent_mse_by_mode=by_mode(s['latent_by_mode']))
+            line += f' | latent {entry["latent_loss"]:.4f}'
+        return entry, line
+
+    @torch.no_grad()
+    def validation(self, model, data, i, B, predict, trains):
+        """ Sums over the i-th B rows of a split, always with the same masks and noise, (4,) float64: nats of the exact text bound,
+        real tokens (text and one EOS); squared error of the latent target per dimension, rows. Each given what the modes in
+        `trains` give: clean text, clean latents, or nothing (noise at clock 1). """
+        rows = [r % len(data) for r in range(i * B, (i + 1) * B)]
+        tokens, latents = data.rows(rows)
+        tokens, ones, zeros = tokens.to(self.device), torch.ones(B, device=self.device), torch.zeros(B, device=self.device)
+        nats = error = e = None
+        if 'latent' in self.streams:
+            latents, e = latents.to(self.device), normals(self.seed, i, 'evaluation latent', 0, *latents.shape).to(self.device)
+        u = uniforms(self.seed, i, 'evaluation', 0, B, 1 + data.seq_len).to(self.device)
+        spread = (u[0, 0] + torch.arange(B, device=self.device) / B) % 1                     # one clock per row, evenly
+        with self.autocast():
+            if 'text' in predict:
+                t_latent = zeros if 'l2t' in trains else ones                                # mixed: given the latents
+                z = self.latent.corrupt(latents, t_latent, e)[0] if e is not None else None
+                u[:, 0] = spread
+                nats = text_bound(model, self.text, tokens, z, t_latent, u).sum().item()
+            if 'latent' in predict:
+                z, e = self.latent.corrupt(latents, spread, e)
+                given = zeros if 't2l' in trains else ones
+                seen = self.text.corrupt(tokens, given, u[:, 1:])[0] if 'text' in self.streams else None
+                out = model(seen, z, given, spread.float(), predict=('latent',))[1]
+                error = self.latent.loss(out, self.latent.target_of(latents, e, spread), ones)[1].sum().item()
+        return torch.tensor([nats or 0, (tokens != data.tokenizer.pad).sum().item(), error or 0, B], dtype=torch.float64)

@@ -1,0 +1,131 @@
+""" train.py and the other scripts as processes: how the tests start them, and read what they leave. """
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+ROOT = Path(__file__).resolve().parent.parent
+TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8', '--max_iters=12', '--log_interval=1',
+        '--eval_interval=4', '--eval_iters=2', '--save_interval=4', '--warmup_iters=2', '--device=cpu', '--dtype=float32',
+        '--dropout=0.1']
+
+
+def run(script, *args, cwd=ROOT, **kw):
+    return subprocess.run([sys.executable, str(ROOT / script), *map(str, args)], cwd=cwd, capture_output=True, text=True, timeout=300, **kw)
+
+
+def train(dataset, out, *args, **kw):
+    return run('train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args, **kw)
+
+
+def train_each(dataset, runs):
+    """ train.py once per {out: args}, by runpy in one process: one import of torch for all of them. """
+    code = f"""
+import runpy, sys
+for argv in {[[f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args] for out, args in runs.items()]!r}:
+    sys.argv = ['train.py'] + argv
+    runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')
+"""
+    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=300,
+                            env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    assert result.returncode == 0, result.stderr
+
+
+def run_each(*commands):
+    """ (exit code, stdout, stderr) of each [script, *args], one after the other in one process: one import of torch for all. """
+    code = f"""
+import contextlib, gc, io, json, runpy, sys
+results = []
+for script, *args in {[list(map(str, c)) for c in commands]!r}:
+    sys.argv, out, err, rc = [script] + args, io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            runpy.run_path({str(ROOT)!r} + '/' + script, run_name='__main__')
+        except SystemExit as stop:
+            rc = stop.code or 0
+    results.append((rc, out.getvalue(), err.getvalue()))
+    gc.collect()                                           # what a script left open is closed
+print('RESULTS' + json.dumps(results))
+"""
+    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=300,
+                            env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.split('RESULTS')[1])
+
+
+def log(out):
+    """ {step: (loss, text loss, ...)} as logged, without what depends on the clock on the wall. """
+    entries = [json.loads(line) for line in open(Path(out) / 'training_log.jsonl')]
+    return {(e['step'], 'best' in e): {k: v for k, v in e.items() if k not in ('tokens_per_s', 'seconds', 'memory_gb')} for e in entries}
+
+
+def weights(out, name='model'):
+    return load_file(Path(out) / (Path(out) / 'latest').read_text().strip() / f'{name}.safetensors')
+
+
+# a step takes at least a tenth of a second: time to hit a certain one
+SLOW = """
+import time, objective
+statistics = objective.Objective.statistics
+def slowly(*args):
+    time.sleep(0.1)
+    return statistics(*args)
+objective.Objective.statistics = slowly
+"""
+started = []                                                             # jobs, for conftest to end
+
+
+class Job:
+    """ train.py as `ranks` processes, started as any launcher may (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). `before` is code
+    that runs first in each of them, `after` last, with train.py's globals in g. """
+
+    def __init__(self, dataset, out, *args, ranks=1, before='', after='', preexec=None, env=None):
+        with socket.socket() as s:
+            s.bind(('127.0.0.1', 0))
+            port = s.getsockname()[1]
+        argv = ['train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY, '--master_timeout=60', *map(str, args)]
+        code = f"""
+import os, runpy, sys
+sys.argv = {argv!r}
+{before}
+g = runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')
+{after}
+"""
+        self.files, self.processes = [], []
+        started.append(self)
+        for rank in range(ranks):
+            where = dict(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port)) if ranks > 1 else {}
+            files = [Path(f'{out}.{rank}.{kind}') for kind in ('out', 'err')]
+            self.files.append(files)
+            with open(files[0], 'w') as stdout, open(files[1], 'w') as stderr:
+                self.processes.append(subprocess.Popen(
+                    [sys.executable, '-c', code], cwd=ROOT, stdout=stdout, stderr=stderr, preexec_fn=preexec,
+                    env={**os.environ, 'PYTHONPATH': str(ROOT), 'OMP_NUM_THREADS': '1', **where, **(env or {})}))
+
+    def out(self, rank=0):
+        return self.files[rank][0].read_text()
+
+    def err(self, rank=0):
+        return self.files[rank][1].read_text()
+
+    def until(self, text, seconds=60):
+        """ Wait until rank 0 has printed it. """
+        end = time.monotonic() + seconds
+        while text not in self.out():
+            ended = self.processes[0].poll() is not None and text not in self.out()
+            assert time.monotonic() < end and not ended, (text, self.out(), self.err())
+            time.sleep(0.005)
+
+    def wait(self, seconds=120):
+        """ The exit code of each rank. """
+        end = time.monotonic() + seconds
+        try:
+            return [p.wait(max(0.1, end - time.monotonic())) for p in self.processes]
+        finally:
+            for p in self.processes:
+                p.kill()

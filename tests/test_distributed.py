@@ -1,0 +1,152 @@
+""" Many processes are one run: the same losses and weights whatever the number of ranks and the way they share the model. """
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import checkpoint
+from runs import TINY, Job, log, run_each, weights
+
+EXACT = ['--dropout=0', '--ema_decay=0.9']
+
+
+@pytest.fixture(scope='module')
+def alone(dataset, tmp_path_factory):
+    """ One process, micro-batches of 8, accumulation 2. """
+    out = tmp_path_factory.mktemp('runs') / 'alone'
+    job = Job(dataset, out, *EXACT, '--grad_accum=2', '--eval_interval=3', '--save_interval=8', '--keep=9')
+    assert job.wait() == [0], job.err()
+    return out
+
+
+@pytest.fixture(scope='module')
+def sharded(dataset, tmp_path_factory):
+    out = tmp_path_factory.mktemp('runs') / 'fsdp'
+    job = Job(dataset, out, *EXACT, '--parallel=fsdp', '--eval_interval=3', '--save_interval=8', '--keep=9', ranks=2)
+    assert job.wait() == [0, 0], job.err()
+    return out
+
+
+def assert_close(a, b, rel):
+    a, b = log(a), log(b)
+    assert a.keys() == b.keys()
+    for key in a:
+        for name in ('loss', 'text_loss', 'grad_norm', 'val_text', 'text_accuracy'):
+            assert name not in a[key] or b[key][name] == pytest.approx(a[key][name], rel=rel), (key, name)
+        assert a[key].get('modes') == b[key].get('modes')
+
+
+@pytest.mark.parametrize('args', [[], ['--optimizer=muon']])
+def test_two_processes_equal_one_with_accumulation_two(dataset, alone, tmp_path, args):
+    one = alone
+    if args:
+        one = tmp_path / 'one'
+        assert Job(dataset, one, *EXACT, '--grad_accum=2', '--eval_interval=3', *args).wait() == [0]
+    job = Job(dataset, tmp_path / 'two', *EXACT, '--eval_interval=3', *args, ranks=2)
+    assert job.wait() == [0, 0], job.err()
+    assert_close(one, tmp_path / 'two', 1e-5)
+
+
+def test_accumulation_over_two_processes_equals_one(dataset, alone, tmp_path):
+    job = Job(dataset, tmp_path / 'two', *EXACT, '--batch_size=4', '--grad_accum=2', ranks=2)
+    assert job.wait() == [0, 0], job.err()
+    a, b = log(alone), log(tmp_path / 'two')
+    for key in a:
+        if 'loss' in a[key]:
+            assert b[key]['loss'] == pytest.approx(a[key]['loss'], rel=1e-5)
+
+
+def test_fsdp_equals_ddp(alone, sharded):
+    assert_close(alone, sharded, 1e-5)                                   # which two ddp ranks equal
+    shapes = [{name: tuple(w.shape) for name, w in weights(out).items()} for out in (alone, sharded)]
+    assert shapes[0] == shapes[1]
+
+
+@pytest.mark.parametrize('kind, ranks', [('ddp', 1), ('ddp', 2), ('fsdp', 2)])
+def test_a_checkpoint_of_fsdp_goes_on_in_any_other_way_and_back(dataset, alone, sharded, tmp_path, kind, ranks):
+    out = tmp_path / 'run'
+    source = sharded if kind == 'ddp' else alone
+    (out / 'data').mkdir(parents=True)
+    for name in ('config.json', 'data/meta.json', 'data/tokenizer.json', 'data/latent_stats.npz', 'data/encoder.npz'):
+        (out / name).write_bytes((source / name).read_bytes())
+    (out / 'step-00000008').mkdir()
+    for path in (source / 'step-00000008').iterdir():
+        (out / 'step-00000008' / path.name).write_bytes(path.read_bytes())
+    job = Job(dataset, out, *EXACT, f'--parallel={kind}', f'--grad_accum={2 // ranks}', ranks=ranks)
+    assert job.wait() == [0] * ranks and 'going on from' in job.out(), job.err()
+    for step in range(9, 13):
+        assert log(out)[step, False]['loss'] == pytest.approx(log(alone)[step, False]['loss'], rel=1e-5)
+    ours, theirs = weights(out, 'ema'), weights(alone, 'ema')
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in theirs)
+    moments = [checkpoint.load(o / 'step-00000012')['optimizer']['states'][0]['state'] for o in (out, alone)]
+    assert all(torch.allclose(moments[0][i]['exp_avg'], moments[1][i]['exp_avg'], atol=1e-5) for i in moments[1])
+
+
+def test_a_mode_schedule_over_two_processes_equals_one(dataset, tmp_path):
+    args = [*EXACT, '--mode_schedule=t2l:3,l2t:3,mixed', '--max_iters=9', '--eval_interval=3']
+    assert Job(dataset, tmp_path / 'one', *args, '--grad_accum=2').wait() == [0]
+    job = Job(dataset, tmp_path / 'two', *args, ranks=2)
+    assert job.wait() == [0, 0], job.err()
+    one, two = log(tmp_path / 'one'), log(tmp_path / 'two')
+    for key in one:
+        for name in ('loss', 'text_loss', 'latent_loss', 'val_text', 'val_latent'):
+            assert name not in one[key] or two[key][name] == pytest.approx(one[key][name], rel=1e-5), (key, name)
+
+
+def test_parameters_that_no_loss_reaches_are_waited_for_by_nobody(dataset, tmp_path):
+    job = Job(dataset, tmp_path / 'run', '--freeze=none', '--max_iters=3', '--save_interval=1', '--keep=9', ranks=2)
+    assert job.wait() == [0, 0], job.err()
+    first = load_file(tmp_path / 'run' / 'step-00000001' / 'model.safetensors')
+    assert any(not torch.equal(w, first[name]) for name, w in weights(tmp_path / 'run').items())
+
+
+def test_preflight_says_what_it_found_and_builds_nothing(dataset, tmp_path):
+    here = ['train.py', f'--dataset={dataset}', *TINY, '--preflight_only=true']
+    (rc, out, err), (rc_full, out_full, err_full) = run_each([*here, f'--out_dir={tmp_path}/run'],
+                                                             [*here, f'--out_dir={tmp_path}/run', '--keep=1000000000'])
+    assert rc == 0 and not err and not (tmp_path / 'run').exists()
+    ticks = [line.split()[1] for line in out.splitlines() if line.startswith('✓')]
+    assert ticks == ['config', 'data', 'shapes', 'device', 'disk', 'processes', 'versions']
+    assert '16' in out and torch.__version__ in out
+    assert rc_full == 4 and err_full.count('\n') == 1 and 'checkpoints to come need' in err_full and 'make room' in err_full
+
+
+def test_skips_are_written_with_step_rank_and_rows_and_losses_without_them(dataset, tmp_path):
+    before = """
+import objective
+batch, calls = objective.Objective.batch, []
+def poisoned(self, *args):
+    b = batch(self, *args)
+    calls.append(1)
+    if len(calls) == 3 and os.environ['RANK'] == '1':
+        b['clean'] = b['clean'] * float('nan')
+    return b
+objective.Objective.batch = poisoned
+"""
+    job = Job(dataset, tmp_path / 'run', '--max_iters=5', '--log_interval=5', ranks=2, before=before)
+    assert job.wait() == [0, 0], job.err()
+    entry = log(tmp_path / 'run')[5, False]
+    skip, = entry['skips']
+    assert skip['step'] == 3 and [w['rank'] for w in skip['where']] == [1] and len(skip['where'][0]['rows']) == 8
+    assert 0 < entry['loss'] < 10 and 0 < entry['grad_norm'] and entry['skipped'] == 1
+    assert 'step      3 skipped: loss' in job.out() and 'rank 1' in job.out()
+    for line in open(tmp_path / 'run' / 'training_log.jsonl'):
+        raw = json.loads(line, parse_constant=lambda name: pytest.fail(f'{name} is no JSON'))
+        assert raw.get('memory_gb', 1) > 0.1
+
+
+def test_a_new_mode_is_no_spike(dataset, tmp_path):
+    """ Norms a thousand times larger from the first step of another loss on: the guard begins its history anew. """
+    out = tmp_path / 'run'
+    job = Job(dataset, out, '--mode_schedule=l2t:70,t2l', '--latent_weight=3e4', '--max_iters=76', '--eval_interval=1000',
+              '--log_interval=5')
+    assert job.wait() == [0], job.err()
+    norms = {step: entry['grad_norm'] for (step, _), entry in log(out).items() if 'grad_norm' in entry}
+    assert norms[75] > 20 * norms[70] and log(out)[76, False]['skipped'] == 0
+
+
+def test_a_log_that_cannot_be_written_does_not_end_the_run(dataset, tmp_path):
+    (tmp_path / 'run' / 'training_log.jsonl').mkdir(parents=True)
+    job = Job(dataset, tmp_path / 'run', '--max_iters=2')
+    assert job.wait() == [0] and 'warning: cannot log' in job.err()
