@@ -81,6 +81,7 @@ show = 10                       # l2t: pairs to print, the first ones
 seed = 0
 device = 'auto'
 dtype = 'bfloat16'              # bfloat16 | float32
+compile = False                 # torch.compile every block: a minute at first, then faster calls
 
 
 # ---- what is evaluated
@@ -579,6 +580,9 @@ def main():
         if not 0 < infill_share <= 1:
             raise ValueError(f'infill_share={infill_share} must lie in (0, 1]')
         run = load_run(out_dir, which, device, dtype, encoder_folder)
+        if compile:
+            for block in run.model.blocks:
+                block.compile()
         learned = trained_for(run)
         chosen = [task.strip() for task in tasks.split(',') if task.strip()]
         chosen = chosen or ['nelbo', *(task for task in ('l2t', 't2l', 'unconditional') if task in learned)]
