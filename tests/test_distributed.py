@@ -150,3 +150,20 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(dataset, tmp_path):
     (tmp_path / 'run' / 'training_log.jsonl').mkdir(parents=True)
     job = Job(dataset, tmp_path / 'run', '--max_iters=2')
     assert job.wait() == [0] and 'warning: cannot log' in job.err()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU: does a step wait for the device?')
+def test_no_step_waits_for_the_device(dataset, tmp_path):
+    """ Steps 6 to 9 of a run that logs every 20, with every wait an error. """
+    watch = """
+import torch, objective
+losses, calls = objective.Objective.losses, []
+def watched(*args):
+    calls.append(1)
+    torch.cuda.set_sync_debug_mode('error' if 6 <= len(calls) < 10 else 'default')
+    return losses(*args)
+objective.Objective.losses = watched
+"""
+    job = Job(dataset, tmp_path / 'run', '--device=cuda', '--dtype=bfloat16', '--max_iters=20', '--log_interval=20', '--eval_interval=20',
+              '--save_interval=20', before=watch)
+    assert job.wait() == [0], job.err()
