@@ -8,8 +8,10 @@ waits for its GPU, and that for a collective of the dead, is not woken before di
 """
 import inspect
 import os
+import queue
 import socket
 import sys
+import threading
 import time
 import traceback
 from contextlib import nullcontext
@@ -38,17 +40,29 @@ def reach_master(seconds):
         raise ConnectionError(f'MASTER_PORT={port!r} is no port')
     deadline = time.monotonic() + seconds
     while 'TORCHELASTIC_RUN_ID' not in os.environ:         # torchrun's agents have met already
+        answer = queue.SimpleQueue()                       # a thread, as a silent name server would hold this one for longer
+        threading.Thread(target=lambda: answer.put(knock(host, int(port), seconds)), daemon=True).start()
         try:
-            socket.getaddrinfo(host, int(port))
-            if rank > 0:                                   # rank 0 is the one who will listen
-                socket.create_connection((host, int(port)), timeout=max(1, deadline - time.monotonic())).close()
+            error = answer.get(timeout=max(0.1, deadline - time.monotonic()))
+        except queue.Empty:
+            error = 'timed out'
+        if error is None:
             break
-        except OSError as error:
-            if time.monotonic() > deadline or isinstance(error, socket.gaierror):
-                raise ConnectionError(f'rank {rank} cannot reach rank 0 at MASTER_ADDR={host} MASTER_PORT={port}: {error}; is it '
-                                      f'running there, and is the port open?') from None
-            time.sleep(0.2)
+        if time.monotonic() > deadline - 0.2 or getattr(error, 'errno', None) == socket.EAI_NONAME:
+            raise ConnectionError(f'rank {rank} cannot reach rank 0 at MASTER_ADDR={host} MASTER_PORT={port}: {error}; is it running '
+                                  'there, and is the port open?')
+        time.sleep(0.2)
     return f'rank 0 of {world} at {host}:{port}'
+
+
+def knock(host, port, seconds):
+    """ None, or why nobody opens. Rank 0 is the one who will listen: it only looks its own name up. """
+    try:
+        socket.getaddrinfo(host, port)
+        if rank > 0:
+            socket.create_connection((host, port), timeout=seconds).close()
+    except OSError as error:
+        return error
 
 
 def join(device, seconds):
@@ -72,6 +86,14 @@ def leave():
         dist.destroy_process_group()
 
 
+def first_or_stop(code, function, *args):
+    """ The result of what only rank 0 does; where it fails, all leave with the code. """
+    result, error = on_first(function, *args)
+    if error:
+        stop_all(error, code)
+    return result
+
+
 def stop_all(message, code):
     """ For what all ranks know: one of them says it, all leave with the same exit code. """
     leave()
@@ -83,9 +105,9 @@ def stop_all(message, code):
 def leave_at_once(kind, error, trace):
     """ What no rank caught: the others cannot agree on anything any more, so nothing is saved and nobody is waited for. """
     words = str(error)
-    lost = isinstance(error, dist.DistError) or any(word in words for word in ('gloo', 'NCCL', 'Connection closed', 'Timed out'))
+    lost = isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or 'gloo' in words or 'NCCL' in words)
     if lost:
-        print(f'error: rank {rank} lost the other processes ({words.splitlines()[0]}): nothing is saved now, '
+        print(f'error: rank {rank} lost the other processes ({(words.splitlines() or [""])[0]}): nothing is saved now, '
               'the newest checkpoint stands', file=sys.stderr, flush=True)
     else:
         traceback.print_exception(kind, error, trace)

@@ -8,8 +8,9 @@ Train the two-clock model: text from an embedding (l2t), an embedding from text 
     torchrun --standalone --nproc_per_node=8 train.py config/l2t.py # one node; several nodes and SLURM: README
 
 Reads data/<dataset> (prepare.py), writes out_dir: config.json, data/, training_log.jsonl, step-N/ with the checkpoints.
-Run again with the same out_dir, on any number of processes, it goes on from the newest whole checkpoint, bit for bit as if it
-had never stopped (on a CPU): row order, masks, clocks and noise are functions of (seed, step), nothing is replayed.
+Run again with the same out_dir, it goes on from the newest whole checkpoint as if it had never stopped: bit for bit with one or
+two processes on a CPU, else to rounding, also on another number of processes. Row order, masks, clocks and noise are functions of
+(seed, step), nothing is replayed.
 Exit codes: 0 done or preempted, 2 bad config, data or checkpoint, 3 diverged, 4 preflight or rendezvous, 5 cannot save.
 """
 import ctypes
@@ -174,6 +175,7 @@ with stop_on_error():
         stage.frozen = set() if freeze == 'none' else set(sketch.unreachable(stage.predict))
         if freeze == 'modality':
             stage.frozen |= set(sketch.encoder_and_head('latent' if stage.mode == 'l2t' else 'text'))
+        assert stage.frozen <= {name for name, _ in sketch.named_parameters()}, 'these are no parameters'
     always_frozen = set.intersection(*(stage.frozen for stage in stages))
     is_sharded = parallel == 'fsdp' and world > 1
     if is_sharded and any(stage.frozen != always_frozen for stage in stages):
@@ -271,9 +273,13 @@ streak = torch.zeros((), device=device)                    # steps skipped in a 
 history = torch.full((64,), math.nan, device=device)       # the last gradient norms of steps that were taken
 
 # ---- resume, or begin
-process = {name: config[name] for name in ('text_schedule', 'text_power', 'latent_schedule', 'latent_target')}
-identity = dict(model=asdict(model_config), process=process, **dataset_identity(train_data.meta))
-identity = json.loads(json.dumps(identity))                # tuples become lists, as they will be read back
+def identity_of(model_config, knobs, meta):
+    """ What two runs must share for one to go on from the other, as it is read back from JSON. """
+    process = {name: knobs[name] for name in ('text_schedule', 'text_power', 'latent_schedule', 'latent_target')}
+    return json.loads(json.dumps(dict(model=asdict(model_config), process=process, **dataset_identity(meta))))
+
+
+identity = identity_of(model_config, config, train_data.meta)
 step = saved_at = evaluated_at = failed_saves = 0
 save_owed = False                                          # one was due while steps were being skipped
 best_val = math.inf
@@ -287,8 +293,7 @@ def fill(state):
 def begin_from(run_folder):
     """ The best weights of another run of the same model, process and data. """
     source, source_config, source_meta = checkpoint.load_model(run_folder, 'best', device=device)
-    source_process = {name: source_config[name] for name in process}
-    source_identity = json.loads(json.dumps(dict(model=asdict(source.config), process=source_process, **dataset_identity(source_meta))))
+    source_identity = identity_of(source.config, source_config, source_meta)
     source_identity['model']['dropout'] = identity['model']['dropout']
     other = checkpoint.difference(source_identity, identity)
     if other:
@@ -310,16 +315,13 @@ def go_on_from(newest):
         raise ValueError(f'{newest} was trained with other parameters or another optimizer: choose another --out_dir')
     fill(saved['model'])
     for (opt, _), opt_state in zip(optimizers, saved['optimizer']['states']):
-        for group, saved_group in zip(opt.param_groups, opt_state['param_groups']):
-            saved_group.update({key: group[key] for key in ('weight_decay', 'betas') if key in group})       # knobs, not state
         owners = [p for group in opt.param_groups for p in group['params']]
-        opt_state['state'] = {i: {key: distributed.share(value, owners[i]) for key, value in moments.items()}
-                              for i, moments in opt_state['state'].items()}
-        opt.load_state_dict(opt_state)
+        moments = {i: {key: distributed.share(value, owners[i]) for key, value in state.items()} for i, state in opt_state['state'].items()}
+        opt.load_state_dict(dict(state=moments, param_groups=opt.state_dict()['param_groups']))              # the groups are knobs
     for name, e in zip(names, ema or ()):
         e.copy_(distributed.share((saved['ema'] or saved['model'])[name], e))
-    step = saved_at = state['step']
-    evaluated_at, best_val = state['evaluated_at'], math.inf if state['best_val'] is None else state['best_val']
+    step = saved_at = int(state['step'])
+    evaluated_at, best_val = int(state['evaluated_at']), math.inf if state['best_val'] is None else float(state['best_val'])
     skipped.fill_(state['skipped'])
     streak.fill_(state['streak'])
     if state['history']:
@@ -338,9 +340,7 @@ def take_run_folder():
     return checkpoint.newest(out_dir) if resume == 'auto' else None
 
 
-newest, error = distributed.on_first(take_run_folder)
-if error:
-    stop_all(error, code=2)
+newest, error = distributed.first_or_stop(2, take_run_folder), None
 try:
     if newest:
         go_on_from(newest)
@@ -348,6 +348,8 @@ try:
         begin_from(init_from)
 except (ValueError, OSError) as failure:
     error = str(failure)
+except Exception as failure:                               # whatever a hostile or older checkpoint provokes
+    error = f'cannot go on from {newest or init_from}: {type(failure).__name__}: {failure}'
 errors = [e for e in distributed.everyone(error) if e]
 if errors:
     stop_all(errors[0], code=2)
@@ -363,9 +365,7 @@ def begin_run_folder():
     (checkpoint.Path(out_dir) / 'preempted.json').unlink(missing_ok=True)
 
 
-_, error = distributed.on_first(begin_run_folder)
-if error:
-    stop_all(error, code=2)
+distributed.first_or_stop(2, begin_run_folder)
 if wandb_project and rank == 0:
     import wandb
     wandb.init(project=wandb_project, name=os.path.basename(out_dir), config=config)
@@ -422,9 +422,7 @@ def save(is_best):
     global saved_at, failed_saves
     assert ema is None or not ema[0].requires_grad, 'the average carries a graph'
     weights = distributed.gather(model.state_dict())
-    average = dict(zip(names, distributed.gather(ema))) if ema is not None else None
-    if average is not None:                                # frozen parameters do not move: their average is what they are
-        average = {n: average.get(n, weights[n]) for n, _ in model.named_parameters()}
+    average = None if ema is None else {**weights, **dict(zip(names, distributed.gather(ema)))}      # what is frozen is its own average
     moments = dict(names=list(names), states=[distributed.gather(opt.state_dict()) for opt, _ in optimizers])
     rngs = distributed.everyone({'cpu': torch.get_rng_state(),
                                  **({'cuda': torch.cuda.get_rng_state()} if device_type == 'cuda' else {})})
@@ -445,8 +443,12 @@ def save(is_best):
 def log_line(**entry):
     if rank == 0:
         try:
-            with open(os.path.join(out_dir, 'training_log.jsonl'), 'a') as f:
-                f.write(json.dumps(entry) + '\n')
+            line = (json.dumps(entry) + '\n').encode()
+            with open(os.path.join(out_dir, 'training_log.jsonl'), 'ab', buffering=0) as f:
+                end = f.tell()
+                if f.write(line) < len(line):              # half a line would spoil the file for whoever reads it
+                    f.truncate(end)
+                    raise OSError('no room for a line')
         except OSError as error:
             print(f'warning: cannot log: {error}', file=sys.stderr, flush=True)
         if wandb_project:
@@ -465,17 +467,17 @@ def check_streak():
                  f'{spike_factor:g}; the newest checkpoint is step {saved_at}', code=3)
 
 
-def describe_skips(first_step):
-    """ What was wrong with each skipped step since first_step, on which rank, in which rows. Every rank must ask. """
+def describe_skips():
+    """ What was wrong with each step skipped since the last line, and for a loss on which rank, in which rows. All ranks ask. """
     if not recent[:, 0].any():
         return []
     finite, found = distributed.everyone(micro_finite.tolist()), []
     for i, (bad, loss, norm) in enumerate(recent.tolist()):
         if bad:
             why = 'loss' if not math.isfinite(loss) else 'gradient' if not math.isfinite(norm) else 'spike'
-            where = [dict(rank=r, rows=rows_of(first_step + i, micro, r)[1].tolist())
+            where = [dict(rank=r, rows=rows_of(step - steps_since + i, micro, r)[1].tolist())
                      for r in range(world) for micro in range(grad_accum) if not finite[r][i][micro]]
-            found.append(dict(step=first_step + i + 1, why=why, loss=f'{loss:.4g}', grad_norm=f'{norm:.4g}', where=where))
+            found.append(dict(step=step - steps_since + i + 1, why=why, loss=f'{loss:.4g}', grad_norm=f'{norm:.4g}', where=where))
     return found
 
 
@@ -484,7 +486,7 @@ def report():
     global since, steps_since
     if not steps_since:
         return
-    skips, sums = describe_skips(step - steps_since), add(stats.clone())       # here the device is waited for
+    skips, sums = describe_skips(), add(stats.clone())       # here the device is waited for
     *sums, norm, taken = sums.split([*(x.numel() for x in found.values()), 1, 1])
     taken, seconds = taken.item(), time.perf_counter() - since                 # steps, counted on every rank
     s = {name: (x / max(1, taken)).tolist() for name, x in zip(found, sums)}   # means per step and rank
@@ -533,8 +535,8 @@ while True:
     due_evaluation = (at_end or step % eval_interval == 0) and step > evaluated_at and not stop_signal
     due_save = (at_end or step % save_interval == 0 or stop_signal or save_owed and steps_since == 0) and step > saved_at
     if due_evaluation or due_save:
+        check_streak()                                     # waits for the device
         began, is_best, best_before = time.perf_counter(), False, best_val
-        check_streak()
         if due_evaluation:
             with averaged_weights():
                 val = evaluate()
@@ -557,10 +559,8 @@ while True:
     if stop_signal:
         report()
         name = signal.Signals(stop_signal).name
-        _, error = distributed.on_first(checkpoint.write_text, checkpoint.Path(out_dir) / 'preempted.json',
-                                        json.dumps(dict(step=saved_at, signal=name)))
-        if error:
-            stop_all(error, code=5)
+        distributed.first_or_stop(5, checkpoint.write_text, checkpoint.Path(out_dir) / 'preempted.json',
+                                  json.dumps(dict(step=saved_at, signal=name)))
         if rank == 0:
             print(f'{name}: saved step {saved_at:,}; run the same command again to go on', flush=True)
         break
@@ -572,7 +572,6 @@ while True:
         set_frozen(stage.frozen)
         if step == stage.first:
             history.fill_(math.nan)                        # the norms of another loss say nothing about this one's
-        assert {n for n, p in model.named_parameters() if not p.requires_grad} == stage.frozen, 'others are frozen than shall be'
         net = distributed.parallelise(model, parallel, device, find_unused=bool(set(model.unreachable(stage.predict)) - stage.frozen))
         if len(stages) > 1 and rank == 0:
             print(f'step {step:>6,} | mode {stage.mode}', flush=True)

@@ -32,7 +32,7 @@ def assert_close(a, b, rel):
     a, b = log(a), log(b)
     assert a.keys() == b.keys()
     for key in a:
-        for name in ('loss', 'text_loss', 'grad_norm', 'val_text', 'text_accuracy'):
+        for name in ('loss', 'text_loss', 'grad_norm', 'val_text'):
             assert name not in a[key] or b[key][name] == pytest.approx(a[key][name], rel=rel), (key, name)
         assert a[key].get('modes') == b[key].get('modes')
 
@@ -45,7 +45,7 @@ def test_two_processes_equal_one_with_accumulation_two(dataset, alone, tmp_path,
         assert Job(dataset, one, *EXACT, '--grad_accum=2', '--eval_interval=3', *args).wait() == [0]
     job = Job(dataset, tmp_path / 'two', *EXACT, '--eval_interval=3', *args, ranks=2)
     assert job.wait() == [0, 0], job.err()
-    assert_close(one, tmp_path / 'two', 1e-5)
+    assert_close(one, tmp_path / 'two', 1e-4 if args else 1e-5)          # Muon's Newton-Schulz runs in bfloat16
 
 
 def test_accumulation_over_two_processes_equals_one(dataset, alone, tmp_path):
@@ -61,6 +61,24 @@ def test_fsdp_equals_ddp(alone, sharded):
     assert_close(alone, sharded, 1e-5)                                   # which two ddp ranks equal
     shapes = [{name: tuple(w.shape) for name, w in weights(out).items()} for out in (alone, sharded)]
     assert shapes[0] == shapes[1]
+
+
+def test_fsdp_trains_on_its_own_weights_after_an_evaluation_without_a_save(dataset, tmp_path):
+    """ Evaluations get worse and worse, so nothing is saved after them; FSDP2 keeps what it gathered for them, until it is told. """
+    worse = """
+import torch, objective
+validation, calls = objective.Objective.validation, []
+def worse(*args):
+    calls.append(1)
+    return validation(*args) * torch.tensor([len(calls), 1., len(calls), 1.])
+objective.Objective.validation = worse
+"""
+    for kind in ('ddp', 'fsdp'):
+        job = Job(dataset, tmp_path / kind, *EXACT, f'--parallel={kind}', '--eval_interval=3', '--save_interval=99', '--keep=9', ranks=2,
+                  before=worse)
+        assert job.wait() == [0, 0], job.err()
+    assert [p.name for p in checkpoint.steps(tmp_path / 'fsdp')] == ['step-00000012', 'step-00000003']
+    assert_close(tmp_path / 'ddp', tmp_path / 'fsdp', 1e-5)
 
 
 @pytest.mark.parametrize('kind, ranks', [('ddp', 1), ('ddp', 2), ('fsdp', 2)])
@@ -108,7 +126,7 @@ def test_preflight_says_what_it_found_and_builds_nothing(dataset, tmp_path):
     assert rc == 0 and not err and not (tmp_path / 'run').exists()
     ticks = [line.split()[1] for line in out.splitlines() if line.startswith('✓')]
     assert ticks == ['config', 'data', 'shapes', 'device', 'disk', 'processes', 'versions']
-    assert '16' in out and torch.__version__ in out
+    assert '1 x 16' in out and torch.__version__ in out
     assert rc_full == 4 and err_full.count('\n') == 1 and 'checkpoints to come need' in err_full and 'make room' in err_full
 
 

@@ -52,11 +52,13 @@ if os.environ.get('RANK', '0') == '{rank}':
 """
 
 
-# what each rank holds at the end
+# what each rank holds at the end: weights, average, moments
 DIGEST = """
 import hashlib
 local = lambda p: p.to_local() if hasattr(p, 'to_local') else p
-print('weights', hashlib.sha256(b''.join(local(p).detach().numpy().tobytes() for p in g['model'].parameters())).hexdigest())
+moments = [m[k] for opt, _ in g['optimizers'] for m in opt.state.values() for k in sorted(m)]
+held = [*g['model'].parameters(), *g['ema'], *moments]
+print('weights', hashlib.sha256(b''.join(local(p).detach().numpy().tobytes() for p in held)).hexdigest())
 """
 
 
@@ -111,7 +113,7 @@ def test_fault_01_nan_in_a_row_that_only_one_rank_reads(dataset, tmp_path):
     assert all(torch.isfinite(w).all() for w in weights(out).values()) and log(out)[12, False]['skipped'] == 1
 
 
-@pytest.mark.parametrize('ranks, args', [(2, []), (2, ['--parallel=fsdp']), (1, ['--optimizer=muon'])])
+@pytest.mark.parametrize('ranks, args', [(2, []), (2, ['--parallel=fsdp']), (2, ['--optimizer=muon'])])
 def test_fault_02_an_infinite_gradient_with_a_finite_loss(dataset, tmp_path, ranks, args):
     out = tmp_path / 'run'
     job = Job(dataset, out, *EVERY_STEP, '--max_iters=7', *args, ranks=ranks, before=hook({6: 'inf'}, rank=ranks - 1), after=DIGEST)
@@ -136,11 +138,15 @@ def test_fault_03_nan_in_a_middle_micro_batch_skips_the_step_once_on_all_ranks(d
 
 def test_fault_04_a_finite_spike_is_skipped_above_the_threshold_only_and_after_a_resume_too(dataset, tmp_path):
     args = ['--max_iters=90', '--eval_interval=1000', '--save_interval=70', '--dropout=0']
-    factors = {76: 2, 80: 1000}
+    assert Job(dataset, tmp_path / 'clean', *args).wait() == [0]
+    norms = [e['grad_norm'] for e in log(tmp_path / 'clean').values() if 'grad_norm' in e]
+    below = 9.5 * np.median(norms[12:76]) / norms[76]                    # step 77's norm, 9.5 times the median of the 64 before
+    above = 10.8 * np.median(norms[16:80]) / norms[80]                   # step 81's, 10.8 times: step 77 is now among them and moved on
+    factors = {76: float(below), 80: float(above)}
     assert Job(dataset, tmp_path / 'whole', *args, before=hook(factors)).wait() == [0]
     skip, = skips(tmp_path / 'whole')
-    norms = [e['grad_norm'] for e in log(tmp_path / 'whole').values() if 'grad_norm' in e]
-    assert skip['step'] == 81 and skip['why'] == 'spike' and float(skip['grad_norm']) > 10 * np.median(norms[16:80]), skip
+    assert skip['step'] == 81 and skip['why'] == 'spike', skip
+    assert float(skip['grad_norm']) < 12 * np.median(norms[16:80])
     cut = tmp_path / 'cut'                                               # as if it had been killed before 90
     shutil.copytree(tmp_path / 'whole', cut)
     for gone in cut.glob('step-00000090'):
@@ -166,7 +172,7 @@ def test_fault_05_endless_nan_stops_the_run_with_a_finite_checkpoint(dataset, tm
 
 def test_fault_06_kill_9_while_saving_200_times(tmp_path):
     ready = [states(step) for step in range(10)]
-    outcomes = set()
+    outcomes, hits = set(), 0
     for trial in range(200):
         out = tmp_path / str(trial)
         checkpoint.save(out, 1, *ready[1])
@@ -181,6 +187,7 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
         os.kill(child, signal.SIGKILL)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
         known = int((out / 'latest').read_text()[5:])
+        hits += bool(list(out.glob('step-*.tmp')))
         found = checkpoint.load(checkpoint.newest(out))
         step = found['training_state']['step']
         assert step in (known, known + 1) and same(found['optimizer'], ready[step % 10][2])
@@ -190,7 +197,7 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
         checkpoint.save(out, 10 ** 6, *ready[0])                         # and the next save clears away what was left
         assert not list(out.glob('step-*.tmp'))
         shutil.rmtree(out)
-    assert len(outcomes) > 1, outcomes                                   # the kills hit different moments
+    assert len(outcomes) > 1 and hits > 20, (outcomes, hits)             # the kills hit different moments, and saves
 
 
 @pytest.mark.parametrize('ranks, optimizer', [(1, 'adamw'), (1, 'muon'), (2, 'adamw')])
@@ -200,7 +207,7 @@ def test_fault_07_kill_9_then_resume_equals_the_uninterrupted_run_bitwise(datase
         whole = tmp_path / 'whole'
         assert Job(dataset, whole, *args).wait() == [0]
     job = Job(dataset, out, *args, ranks=ranks, before=SLOW)
-    job.until('step      6/')
+    job.until(f'step      {random.randrange(4, 9)}/')
     for process in job.processes:
         process.kill()
     job.wait()
@@ -230,7 +237,7 @@ def test_fault_08_resume_on_another_number_of_ranks(dataset, tmp_path):
 
 def assert_preempted(out, name):
     stopped = json.loads((out / 'preempted.json').read_text())
-    assert stopped['signal'] == name and 0 < stopped['step'] < 12
+    assert stopped['signal'] == name and stopped['step'] in (4, 5, 6, 7), 'at once'
     assert int((out / 'latest').read_text()[5:]) == stopped['step']
 
 
@@ -342,10 +349,10 @@ def test_fault_12_one_rank_dies(dataset, tmp_path):
 
 def test_fault_13_one_rank_hangs(dataset, tmp_path):
     out = tmp_path / 'run'
-    process = torchrun(dataset, out, '--max_iters=100000', '--eval_interval=1000000', '--save_interval=1000000', '--dist_timeout=8')
+    process = torchrun(dataset, out, '--max_iters=100000', '--eval_interval=1000000', '--save_interval=1000000', '--dist_timeout=15')
     until(out, 'step      6/')
     os.kill(rank_1(out), signal.SIGSTOP)
-    assert process.wait(8 + 30 + 5) == 1                                 # torchrun gives what does not end 30 s, then kill -9
+    assert process.wait(15 + 30 + 5) == 1                                 # torchrun gives what does not end 30 s, then kill -9
     assert not alive(out) and 'Timed out' in Path(f'{out}.txt').read_text()
 
 
@@ -368,10 +375,14 @@ def silent_port():
 def test_fault_14_the_master_cannot_be_reached(dataset, tmp_path, silent_port, rank, address, port, words):
     port = str(silent_port) if port is None else port
     env = dict(RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR=address, MASTER_PORT=port)
-    command = [sys.executable, str(ROOT / 'train.py'), f'--dataset={dataset}', f'--out_dir={tmp_path}/run', *TINY]
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **env}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    err = process.communicate(timeout=10 + 10)[1]                        # 10 s, and the import of torch on a busy machine
-    assert process.returncode == 4 and err.count('\n') == 1 and words in err, err
+    job = Job(dataset, tmp_path / 'run', '--master_timeout=8', env=env, before="""
+import atexit, time, torch, transformers
+begin = time.monotonic()
+atexit.register(lambda: print('took', time.monotonic() - begin))
+""")
+    assert job.wait() == [4] and float(job.out().split('took')[1]) < 10
+    err = job.err()
+    assert err.count('\n') == 1 and words in err, err
     for word in ('MASTER_PORT', *([address, 'MASTER_ADDR', port] if port else [])):
         assert word in err
     assert not (tmp_path / 'run').exists()
@@ -417,9 +428,9 @@ def test_fault_17_all_checkpoints_are_broken(dataset, finished, tmp_path):
 def test_fault_18_the_disk_is_full(dataset, tmp_path):
     out = tmp_path / 'run'
     assert train(dataset, out, '--max_iters=4').returncode == 0
-    job = Job(dataset, out, '--max_iters=40', '--eval_interval=1000',
+    job = Job(dataset, out, '--max_iters=40', '--eval_interval=1000', ranks=2,
               preexec=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)))
-    assert job.wait() == [5]
+    assert job.wait() == [5, 5] and not job.err(1)
     lines = job.err().splitlines()
     assert len(lines) == 3
     for n, line in zip((8, 12, 16), lines):
@@ -456,7 +467,7 @@ def test_fault_21_data_that_contradicts_its_manifest(dataset, tmp_path):
         tokens[5] = 60_000
         tokens.flush()
     n = json.loads((dataset / 'meta.json').read_text())['splits']['train']['samples']
-    cases = [(meta_with(lambda m: m.update(latent_shape=[1, 17])), ['17', '16']),
+    cases = [(meta_with(lambda m: m.update(latent_shape=[1, 17])), ['(17,)', '(16,)']),
              (meta_with(lambda m: m.update(token_dtype='int16')), ['int16', 'uint16']),
              (meta_with(lambda m: m['splits']['train'].update(samples=n + 1)), [str(n), str(n + 1)]),
              (meta_with(lambda m: m['tokenizer'].update(vocab_size=10 ** 9)), ['1000000000', '300']),
@@ -488,8 +499,8 @@ def test_fault_22_resume_with_another_model_tokenizer_or_encoder(dataset, finish
     cases = [(dataset, ['--width=64'], ['width=32', '64']), (dataset, ['--latent_target=x0'], ["latent_target='v'", "'x0'"]),
              (encoder, [], ['revision', 'sha256:0']), (other('tokenizer', retokenize), [], ['tokenizer.json']),
              (dataset, ['--optimizer=muon'], ['another optimizer']), (dataset, ['--resume=never'], ['not empty']),
-             (dataset, ['--max_iters=14', '--eval_interval=7', '--save_interval=7', '--log_interval=2', '--learning_rate=1e-4',
-                        '--keep=3'], None)]
+             (dataset, ['--device=auto', '--max_iters=14', '--eval_interval=7', '--save_interval=7', '--log_interval=2',
+                        '--learning_rate=1e-4', '--keep=3'], None)]
     results = run_each(*(['train.py', f'--dataset={data}', f'--out_dir={out}', *TINY, *args] for data, args, _ in cases))
     for (_, args, words), (rc, stdout, err) in zip(cases, results):
         if words is None:                                                # harmless
@@ -531,6 +542,11 @@ def test_fault_24_hostile_metadata(dataset, finished, tmp_path):
         for folder in checkpoint.steps(out):
             forge(folder, model_config={**config, **lie})
         commands.append(['sample.py', f'--out_dir={out}', '--text=a dog', '--device=cpu'])
+    for i, lie in enumerate([dict(identity=5), dict(history=[1.0] * 99), dict(step='many'), dict(identity=None)]):
+        out = tmp_path / f'state{i}'
+        shutil.copytree(finished, out)
+        forge(out / 'step-00000012', **lie)
+        commands.append(['train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY])
     huge = {'name': 'train-00000', 'samples': 10 ** 12, 'files': {}}
     changes = [lambda m: m['splits']['train']['shards'][0].update(name='../../etc/passwd'), lambda m: m.update(max_tokens=10 ** 12),
                lambda m: m.update(latent_shape=[10 ** 9, 10 ** 9]), lambda m: m['splits']['train'].update(shards=[huge])]
@@ -581,15 +597,37 @@ def test_fault_28_two_runs_on_one_folder(dataset, tmp_path):
     first.until('step      5/')
     second = train(dataset, out)
     assert second.returncode == 2 and second.stderr.count('\n') == 1 and 'in use by another run' in second.stderr
-    assert first.processes[0].poll() is None
+    assert json.loads((out / 'config.json').read_text())['max_iters'] == 100_000
+    before = max(step for step, _ in log(out))
+    first.until(f'step {before + 5:>6}/')                                # unharmed: it goes on
     first.processes[0].terminate()
     assert first.wait() == [0] and checkpoint.verify(checkpoint.newest(out))
 
 
 def test_fault_29_guard_off_against_on(dataset, tmp_path):
-    train_each(dataset, {tmp_path / 'on': [], tmp_path / 'off': ['--guard=false']})
+    args = ['--max_iters=80', '--eval_interval=40', '--save_interval=40']                    # beyond the 64 norms of the history
+    train_each(dataset, {tmp_path / 'on': args, tmp_path / 'off': [*args, '--guard=false']})
     assert_same_run(tmp_path / 'on', tmp_path / 'off')
-    assert log(tmp_path / 'on')[12, False]['skipped'] == 0
+    assert log(tmp_path / 'on')[80, False]['skipped'] == 0
+
+
+def test_a_save_that_was_due_on_a_skipped_step_is_made_up_for(dataset, tmp_path):
+    out = tmp_path / 'run'
+    assert Job(dataset, out, '--eval_interval=1000', '--keep=9', before=hook({3: 'nan'})).wait() == [0]
+    assert [p.name[-2:] for p in checkpoint.steps(out)] == ['12', '08', '05']
+
+
+def test_an_error_of_one_rank_at_the_resume_is_everybodys(dataset, finished, tmp_path):
+    out = tmp_path / 'run'
+    shutil.copytree(finished, out)
+    job = Job(dataset, out, ranks=2, before="""
+import checkpoint
+def cannot(*args, **kw):
+    raise OSError('no such mount')
+if os.environ['RANK'] == '1':
+    checkpoint.load = cannot
+""")
+    assert job.wait() == [2, 2] and 'no such mount' in job.err(0) and 'Traceback' not in job.err(0) + job.err(1)
 
 
 def test_the_lost_run(dataset, tmp_path):
