@@ -217,7 +217,10 @@ def write_files(tmp, step, model_state, ema_state, optimizer_state, training_sta
         torch.save(optimizer_state, tmp / 'optimizer.pt')
     for rank, rng_state in enumerate(rng_states):
         torch.save(rng_state, tmp / f'rng_state_rank{rank}.pt')
+    umask = os.umask(0)
+    os.umask(umask)
     for path in tmp.iterdir():
+        path.chmod(0o666 & ~umask)             # safetensors writes for the owner's eyes only
         fsync(path)
     files = {path.name: describe(path) for path in sorted(tmp.iterdir())}
     state = {**training_state, 'step': step, 'files': files, 'sha256': ''}

@@ -199,7 +199,8 @@ with stop_on_error(code=4):
         raise OSError(f'{to_come} checkpoints to come need {needs / 1e9:.1f} GB, {place} has {has / 1e9:.1f} GB: '
                       'make room, or choose another --out_dir')
     tick('disk', f'{needs / 1e9:.2f} GB for {to_come} checkpoints to come, {has / 1e9:.0f} GB free at {place}')
-    tick('processes', distributed.reach_master(master_timeout))
+    tick('processes', distributed.reach_master(master_timeout)
+         + (f'; waits up to {dist_timeout:g} s for the others' if world > 1 and not preflight_only else ''))
     nccl = f', NCCL {".".join(map(str, torch.cuda.nccl.version()))}' if torch.cuda.is_available() else ''
     tick('versions', f'torch {torch.__version__}{nccl}')
     if preflight_only:
