@@ -17,7 +17,6 @@ import tempfile
 
 from configurator import configure
 
-what = 'guards'                 # guards
 dataset = 'quickstart'          # a folder under data/, or a path to one
 rounds = 5                      # each side so many times
 max_iters = 60                  # of each
@@ -28,9 +27,8 @@ heads = 4
 dtype = 'bfloat16'
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-SIDES = {'guards': {'off': ['--guard=false', '--spike_factor=0', '--log_interval=30'],
-                    'guard': ['--guard=true', '--log_interval=30'],
-                    'guard and a log line every 10 steps': ['--guard=true', '--log_interval=10']}}
+SIDES = {'off': ['--guard=false', '--log_interval=30'], 'guard': ['--guard=true', '--log_interval=30'],
+         'guard and a log line every 10 steps': ['--guard=true', '--log_interval=10']}
 
 
 def tokens_per_s(arguments):
@@ -53,14 +51,14 @@ def tokens_per_s(arguments):
 
 def main():
     configure(globals())
-    sides, speeds = SIDES[what], {}
+    speeds = {}
     for i in range(rounds):
-        for name, arguments in sides.items():                            # interleaved: what disturbs the machine disturbs all
+        for name, arguments in SIDES.items():                            # interleaved: what disturbs the machine disturbs all
             speeds.setdefault(name, []).append(tokens_per_s(arguments))
             print(f'round {i + 1}/{rounds}  {name:<40} {speeds[name][-1]:>10,.0f} tokens/s', flush=True)
-    base = next(iter(sides))
+    base = next(iter(SIDES))
     print(f'\n{"":<40} {"tokens/s":>10}   time of a step, relative to {base!r}: median (least, most) over rounds')
-    for name in sides:
+    for name in SIDES:
         ratios = [b / s for b, s in zip(speeds[base], speeds[name])]
         print(f'{name:<40} {statistics.median(speeds[name]):>10,.0f}   {statistics.median(ratios):.3f} '
               f'({min(ratios):.3f}, {max(ratios):.3f})')

@@ -563,7 +563,8 @@ while True:
         distributed.first_or_stop(5, checkpoint.write_text, checkpoint.Path(out_dir) / 'preempted.json',
                                   json.dumps(dict(step=saved_at, signal=name)))
         if rank == 0:
-            print(f'{name}: saved step {saved_at:,}; run the same command again to go on', flush=True)
+            done = f'saved step {saved_at:,}' if saved_at else 'no step was done, nothing to save'
+            print(f'{name}: {done}; run the same command again to go on', flush=True)
         break
     if at_end:
         break
