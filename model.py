@@ -17,6 +17,8 @@ Where this departs from SD3, and why:
     modulation shared by all blocks, plus a table       adaLN-single (PixArt, arXiv:2310.00426): vanilla adaLN is a third of
                                                         all block parameters
     rotary positions for text (arXiv:2104.09864)        squared-ReLU MLP (arXiv:2109.08668)
+    a bag of the tokens beside the blocks, if bag=True  an embedding of a text is nearly linear in its words, and attention is
+                                                        slow to find that (LOG.md)
 
 Letters: B batch, L text tokens, N latent vectors, K = N * latent_tokens, S = K + L, D latent dims, C width, V vocabulary.
 """
@@ -42,6 +44,7 @@ class ModelConfig:
     mlp_ratio: float = 4.0
     causal: bool = False                  # text sees only text before it, latents only latents
     streams: tuple = ('text', 'latent')
+    bag: bool = False                     # the latent prediction adds a weighted average over the tokens, learned per token
     text_clock: bool = True               # False: text loses nothing, and a sampler may keep rows that did not change
     spatial: bool = False                 # the N latents are a square grid: add 2-D positions
     dropout: float = 0.0
@@ -57,6 +60,8 @@ class ModelConfig:
             raise ValueError(f"streams={self.streams}: choose from ('text', 'latent'), ('text',), ('latent',)")
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(f'width={self.width} must be an even multiple of heads={self.heads}')
+        if self.bag and (self.causal or len(self.streams) < 2):
+            raise ValueError(f'bag=True predicts latents from all of a text: it goes neither with causal nor with streams={self.streams}')
         if self.spatial and math.isqrt(self.n_latents) ** 2 != self.n_latents:
             raise ValueError(f'spatial=True needs a square number of latents, found n_latents={self.n_latents}')
         if not 0 <= self.dropout < 1:
@@ -203,10 +208,13 @@ class Model(nn.Module):
             self.latent_in = nn.Linear(c.latent_dim, c.latent_tokens * c.latent_width)
             self.slots = nn.Parameter(torch.empty(c.n_latents * c.latent_tokens, c.latent_width))
             self.latent_clock = Clock(c.width)
-            self.latent_modulation = nn.Linear(c.width, 8 * c.latent_width)
+            self.latent_modulation = nn.Linear(c.width, 8 * c.latent_width + (c.latent_dim if c.bag else 0))  # and the bag's gate
             self.latent_head = nn.Linear(c.latent_tokens * c.latent_width, c.latent_dim)
             if c.spatial:
                 self.register_buffer('grid', grid_positions(c.n_latents, c.latent_width), persistent=False)
+        if c.bag:
+            self.bag_values = nn.Embedding(c.vocab_size + 1, c.n_latents * c.latent_dim)
+            self.bag_scores = nn.Embedding(c.vocab_size + 1, 1)
         self.bias = nn.Parameter(torch.empty(c.width))                   # the conditioning vector's constant part
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
         if c.causal:
@@ -247,7 +255,8 @@ class Model(nn.Module):
             text_mod, text_final = self.text_modulation(condition).split([6 * c.width, 2 * c.width], dim=1)
             cos, sin = (table[:L].to(text_mod.dtype) for table in (self.cos, self.sin))
         if latent is not None:
-            latent_mod, latent_final = self.latent_modulation(condition).split([6 * c.latent_width, 2 * c.latent_width], dim=1)
+            latent_mod, latent_final, *bag_gate = self.latent_modulation(condition).split(
+                [6 * c.latent_width, 2 * c.latent_width] + [c.latent_dim] * c.bag, dim=1)
         if c.causal:
             S = K + (0 if text is None else L)
             mask = self.causal_mask[:S, :S]
@@ -267,7 +276,15 @@ class Model(nn.Module):
             shift, scale = latent_final.chunk(2, dim=1)
             latent = modulate(latent, shift[:, None], scale[:, None])    # (B, K, C)
             prediction = self.latent_head(latent.reshape(B, N, -1)).float()  # (B, N, D)
+            if c.bag:
+                prediction = prediction + (1 + bag_gate[0])[:, None] * self.bag_of(tokens)
         return logits, prediction
+
+    def bag_of(self, tokens):
+        """ sqrt(L) * sum over l of softmax_l(score[x_l]) * value[x_l]: (B, L) -> (B, N, D). PAD, EOS and MASK have rows like any token
+        and learn to weigh little; sqrt(L) gives an average over L rows the size of one. """
+        share = self.bag_scores(tokens).softmax(1) * self.config.seq_len ** 0.5          # (B, L, 1)
+        return (share * self.bag_values(tokens)).sum(1).unflatten(1, (self.config.n_latents, -1))
 
     @torch.no_grad()
     def init_weights(self):
@@ -291,6 +308,9 @@ class Model(nn.Module):
             self.slots.normal_()
             self.latent_modulation.weight.zero_()
             self.latent_head.weight.zero_()
+        if self.config.bag:
+            self.bag_values.weight.zero_()
+            self.bag_scores.weight.zero_()
 
     # ---- who trains, at which rate
 
@@ -307,16 +327,19 @@ class Model(nn.Module):
         return groups
 
     def unreachable(self, predict):
-        """ Names of the parameters that no loss on the streams `predict` can reach: the other stream's head, and in the last block
-        its out-projection, its MLP and the gain of its queries. """
+        """ Names of the parameters that no loss on the streams `predict` can reach: the other stream's head (the bag belongs to the
+        latents'), and in the last block its out-projection, its MLP and the gain of its queries. """
         last = f'blocks.{self.config.depth - 1}.'
         idle = [stream for stream in self.config.streams if stream not in predict]
-        prefixes = [p for s in idle for p in (f'{s}_head.', *(f'{last}{s}.{part}' for part in ('out.', 'up.', 'down.', 'q_gain')))]
+        prefixes = [p for s in idle for p in (*self.head(s), *(f'{last}{s}.{part}' for part in ('out.', 'up.', 'down.', 'q_gain')))]
         return [name for name, _ in self.named_parameters() if name.startswith(tuple(prefixes))]
+
+    def head(self, stream):
+        return {'text': ('text_head.',), 'latent': ('latent_head.', 'bag_')}[stream]
 
     def encoder_and_head(self, stream):
         """ Names of the parameters through which a stream comes in and goes out: what freeze='modality' keeps still. """
-        prefixes = {'text': ('embed.', 'text_head.'), 'latent': ('latent_in.', 'slots', 'latent_head.')}[stream]
+        prefixes = {'text': ('embed.',), 'latent': ('latent_in.', 'slots')}[stream] + self.head(stream)
         return [name for name, _ in self.named_parameters() if name.startswith(prefixes)]
 
     def n_parameters(self):
@@ -336,6 +359,7 @@ class Model(nn.Module):
         if 'text' in predict and L:
             multiply_adds += head_positions * c.width * c.vocab_size
         if K:
+            multiply_adds += batch * c.latent_dim * c.width * c.bag       # its gate
             ends = batch * c.n_latents * c.latent_dim * c.latent_tokens * c.latent_width
             multiply_adds += ends * (2 if 'latent' in predict else 1)
         return 2 * multiply_adds * (3 if training else 1)

@@ -6,3 +6,5 @@
 """
 mode = 'mixed'
 mode_weights = (1.0, 1.0, 1.0)     # unconditional, l2t, t2l
+latent_target = 'x0'
+bag = True

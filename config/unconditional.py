@@ -5,3 +5,5 @@
     python evaluate.py --out_dir=out/unconditional --tasks=unconditional
 """
 mode = 'unconditional'
+latent_target = 'x0'
+bag = True

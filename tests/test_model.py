@@ -1,5 +1,6 @@
 """ The network's promises: shapes, identity at init, what sees what, and that every knob does something. """
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -116,7 +117,7 @@ def test_one_stream_models_run_alone():
 
 
 CHANGES = dict(vocab_size=21, seq_len=None, latent_dim=None, n_latents=None, latent_tokens=5, depth=3, heads=4, width=20, latent_width=8,
-               mlp_ratio=2.0, causal=True, streams=('text',), text_clock=False, spatial=True, dropout=.5)
+               mlp_ratio=2.0, causal=True, streams=('text',), bag=True, text_clock=False, spatial=True, dropout=.5)
 
 
 @pytest.mark.parametrize('knob', [f.name for f in dataclasses.fields(ModelConfig)])
@@ -126,13 +127,35 @@ def test_every_model_knob_changes_the_output_of_a_model_with_randomised_weights(
         with pytest.raises((RuntimeError, ValueError)):
             randomised(n_latents=4, **{knob: 3} if knob != 'n_latents' else {})(*args) if knob != 'n_latents' else randomised()(*args)
         return
-    base = randomised(n_latents=4)(*args)[0]
-    other = randomised(n_latents=4, **{knob: CHANGES[knob]})(*args)[0]
+    out = 1 if knob == 'bag' else 0                                      # the latents', else the text's
+    base = randomised(n_latents=4)(*args)[out]
+    other = randomised(n_latents=4, **{knob: CHANGES[knob]})(*args)[out]
     assert base.shape != other.shape or (base - other).abs().max() > 1e-3
 
 
-def loss_of(predict, **text_and_latent):
-    model = randomised()
+def test_the_bag_is_the_weighted_average_it_claims_and_starts_at_nothing():
+    x, z, t, s = inputs(N=2)
+    model, without = randomised(n_latents=2, bag=True), randomised(n_latents=2)
+    score, value = model.bag_scores.weight.detach().double(), model.bag_values.weight.detach().double()
+    for row, found in zip(x, model.bag_of(x).detach()):
+        share = torch.tensor([math.exp(score[token]) for token in row]).double()
+        average = sum(w / share.sum() * value[token] for w, token in zip(share, row))
+        assert torch.allclose(found.flatten().double(), 12 ** .5 * average, atol=1e-5)
+    with torch.no_grad():                                                # the rest as in the model without one; the gate at 1
+        for name, p in without.named_parameters():
+            dict(model.named_parameters())[name][:len(p)].copy_(p)
+        model.latent_modulation.weight[-6:] = 0
+        model.latent_modulation.bias[-6:] = 0
+    (logits, latent), (other_logits, other) = model(x, z, t, s), without(x, z, t, s)
+    assert torch.equal(logits, other_logits) and torch.allclose(latent, other + model.bag_of(x), atol=1e-5)
+    assert not Model(ModelConfig(**SMALL, bag=True))(*inputs())[1].any()
+    for wrong in (dict(causal=True), dict(streams=('latent',))):
+        with pytest.raises(ValueError, match='bag=True'):
+            ModelConfig(**SMALL, bag=True, **wrong)
+
+
+def loss_of(predict, bag=False, **text_and_latent):
+    model = randomised(bag=bag)
     x, z, t, s = inputs()
     text, latent = MaskedText(20, **text_and_latent.get('text', {})), GaussianLatents(torch.ones(6), **text_and_latent.get('latent', {}))
     g = torch.Generator().manual_seed(0)
@@ -158,9 +181,10 @@ def test_every_process_knob_changes_the_loss(knob):
     assert abs(loss_of(both)[0] - loss_of(both, **knob)[0]) > 1e-4
 
 
+@pytest.mark.parametrize('bag', [False, True])
 @pytest.mark.parametrize('predict', [('text',), ('latent',), ('text', 'latent')])
-def test_unreachable_parameters_are_those_without_a_gradient(predict):
-    loss, model = loss_of(predict)
+def test_unreachable_parameters_are_those_without_a_gradient(predict, bag):
+    loss, model = loss_of(predict, bag)
     loss.backward()
     assert model.unreachable(predict) == [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
 
@@ -174,8 +198,8 @@ def test_parameter_groups_hold_every_parameter_once_and_decay_only_matrices():
 
 def test_counted_flops_are_those_that_torch_counts():
     from torch.utils.flop_counter import FlopCounterMode
-    for predict in (('text',), ('text', 'latent')):
-        model = Model(ModelConfig(**{**SMALL, 'text_clock': False}))
+    for predict, bag in ((('text',), False), (('text', 'latent'), False), (('text', 'latent'), True)):
+        model = Model(ModelConfig(**{**SMALL, 'text_clock': False}, bag=bag))
         positions = torch.arange(10)
         with FlopCounterMode(display=False) as counter:
             model(*inputs(), positions, predict)

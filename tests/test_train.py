@@ -104,7 +104,7 @@ def moved(out, first=1):
 @pytest.fixture(scope='session')
 def joint(dataset, tmp_path_factory):
     out = tmp_path_factory.mktemp('runs') / 'joint'
-    result = train(dataset, out, '--mode=mixed', '--max_iters=30', '--learning_rate=1e-2')
+    result = train(dataset, out, '--mode=mixed', '--bag=true', '--max_iters=30', '--learning_rate=1e-2')
     assert result.returncode == 0, result.stderr
     return out
 
@@ -113,11 +113,11 @@ def best_average(out):
     return load_file(out / (out / 'best').read_text().strip() / 'ema.safetensors')
 
 
-@pytest.mark.parametrize('mode, ends, last', [('l2t', ('latent_in.', 'slots', 'latent_head.'), 'latent'),
+@pytest.mark.parametrize('mode, ends, last', [('l2t', ('latent_in.', 'slots', 'latent_head.', 'bag_'), 'latent'),
                                               ('t2l', ('embed.', 'text_head.'), 'text')])
 def test_freezing_a_modality_keeps_exactly_its_encoder_and_head_and_what_no_loss_reaches(dataset, joint, tmp_path, mode, ends, last):
     out = tmp_path / 'run'
-    args = [f'--mode={mode}', '--freeze=modality', f'--init_from={joint}', '--save_interval=1', '--keep=20', '--weight_decay=1',
+    args = [f'--mode={mode}', '--bag=true', '--freeze=modality', f'--init_from={joint}', '--save_interval=1', '--keep=20', '--weight_decay=1',
             '--optimizer=muon', '--dropout=0']
     result = train(dataset, out, *args)
     assert result.returncode == 0 and 'warning' not in result.stdout, result.stderr
@@ -137,12 +137,12 @@ def test_freezing_a_random_modality_warns_and_joint_modes_refuse_it(dataset, tmp
 
 
 def test_init_from_begins_where_the_other_run_was_best_and_refuses_another_model(dataset, joint, tmp_path):
-    result = train(dataset, tmp_path / 'run', f'--init_from={joint}', '--mode=mixed', '--max_iters=1', '--learning_rate=1e-12')
+    result = train(dataset, tmp_path / 'run', f'--init_from={joint}', '--mode=mixed', '--bag=true', '--max_iters=1', '--learning_rate=1e-12')
     assert result.returncode == 0, result.stderr
     best = best_average(joint)
     for name, w in weights(tmp_path / 'run').items():
         assert torch.allclose(w, best[name], atol=1e-6)
-    result = train(dataset, tmp_path / 'other', f'--init_from={joint}', '--width=64')
+    result = train(dataset, tmp_path / 'other', f'--init_from={joint}', '--bag=true', '--width=64')
     assert result.returncode == 2 and 'width' in result.stderr and result.stderr.count('\n') == 1
     result = train(dataset, tmp_path / 'none', f'--init_from={tmp_path}/nowhere')
     assert result.returncode == 2 and 'nowhere' in result.stderr and result.stderr.count('\n') == 1
