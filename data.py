@@ -20,6 +20,7 @@ import torch
 
 FORMAT = 1                     # of meta.json; a reader refuses any other
 DEAD = 1e-3                    # a latent dimension whose std is below DEAD * median std carries nothing: MiniLM has three
+RESIDUES = 'LAGVSERTIDPKQNFYMHWCXBUZO.-'    # ESM's letters, in its order
 CHECK_ALL_TOKENS = 2**27       # splits up to this many tokens are checked id by id when opened (well under a second)
 
 # -----------------------------------------------------------------------------
@@ -29,7 +30,7 @@ class Tokenizer:
     """ encode(text) -> ids, decode(ids) -> text. Text never produces EOS, PAD or MASK, and decode(encode(x)) == x. """
 
     def __init__(self, kind, encode_batch, pieces, eos=None):
-        self.kind = kind                                     # 'bpe', 'byte' or the name of a tiktoken encoding
+        self.kind = kind                                     # 'bpe', 'byte', 'esm' or the name of a tiktoken encoding
         self.eos = len(pieces) if eos is None else eos
         self.pad = len(pieces) + (eos is None)
         self.vocab_size = self.pad + 1                       # V; the head has V columns, MASK = V has none
@@ -53,6 +54,21 @@ class Tokenizer:
 
 def byte_tokenizer():
     return Tokenizer('byte', lambda texts: [list(text.encode()) for text in texts], [bytes([i]) for i in range(256)])
+
+
+def esm_tokenizer():
+    """ A letter per residue, ESM's alphabet (its special tokens are ours: EOS, PAD, MASK). """
+    letters = RESIDUES.encode()
+    table = np.full(256, -1, np.int64)
+    table[list(letters)] = np.arange(len(letters))
+
+    def encode_batch(texts):
+        out = [table[np.frombuffer(text.encode(), np.uint8)] for text in texts]
+        for text, ids in zip(texts, out):
+            if len(ids) and ids.min() < 0:
+                raise ValueError(f'tokenizer esm: {text[:60]!r} is no protein, its letters are {RESIDUES}')
+        return [ids.tolist() for ids in out]
+    return Tokenizer('esm', encode_batch, [bytes([letter]) for letter in letters])
 
 
 def bpe_tokenizer(path):
@@ -87,7 +103,7 @@ def train_bpe(texts, vocab_size):
 def tiktoken_tokenizer(name):
     import tiktoken
     if name not in tiktoken.list_encoding_names():
-        raise ValueError(f'unknown tokenizer {name!r}: bpe, byte or one of {", ".join(tiktoken.list_encoding_names())}')
+        raise ValueError(f'unknown tokenizer {name!r}: bpe, byte, esm or one of {", ".join(tiktoken.list_encoding_names())}')
     try:
         encoding = tiktoken.get_encoding(name)
     except Exception as error:                               # whatever its download raises
@@ -100,9 +116,10 @@ def tiktoken_tokenizer(name):
 
 
 def load_tokenizer(folder_or_name):
-    """ The tokenizer of a dataset folder (or of a run's data/), or one by name: byte or a tiktoken encoding. """
+    """ The tokenizer of a dataset folder (or of a run's data/), or one by name: byte, esm or a tiktoken encoding. """
     if not os.path.isdir(folder_or_name):
-        return byte_tokenizer() if folder_or_name == 'byte' else tiktoken_tokenizer(folder_or_name)
+        own = dict(byte=byte_tokenizer, esm=esm_tokenizer)
+        return own[folder_or_name]() if folder_or_name in own else tiktoken_tokenizer(folder_or_name)
     meta = read_meta(folder_or_name)
     kind = meta['tokenizer']['kind']
     if kind == 'bpe':
@@ -218,7 +235,8 @@ class Shard:
     def __init__(self, folder, meta, entry):
         def fail(path, what, found, expected):
             raise ValueError(f'{path}: {what} {found}, expected {expected}; run prepare.py again')
-        name, n, files = entry['name'], entry['samples'], entry['files']
+        self.name, self.files = name, files = entry['name'], entry['files']
+        n = entry['samples']
         if not re.fullmatch(r'(train|val)-\d{5}', name):
             fail(f'{folder}/meta.json', 'shard name', repr(name), 'train-00000 or the like')
         offsets_path = check_file(folder, f'{name}.offsets.npy', files, digest=False)
@@ -308,6 +326,14 @@ class PackedDataset:
         for shard, where, rows in self.by_shard(indices):
             latents[where] = shard.latents[rows]
         return torch.from_numpy(latents)
+
+    def ids(self, indices):
+        """ (B, 2) int64: the number of a sample's document in its split, and of the chunk in its document. """
+        ids = np.empty((len(indices), 2), np.int64)
+        for shard, where, rows in self.by_shard(indices):
+            path = check_file(self.folder, f'{shard.name}.ids.npy', shard.files, digest=False)
+            ids[where] = np.load(path, mmap_mode='r', allow_pickle=False)[rows]
+        return ids
 
     def text(self, i):
         (shard, _, (row,)), = self.by_shard([i])

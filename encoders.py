@@ -148,14 +148,14 @@ def load_model(folder, dtype):
 
 
 def load_encoder(name, device='cpu', pooling=None, normalize=None, prefix=None, dimension=None, max_length=None, dtype='float32',
-                 batch_size=64, folder=None):
+                 language=None, batch_size=64, folder=None):
     """ An Encoder from a name in TABLE, a hub id, a folder, or the record of a dataset.
 
     None means the encoder's own setting. `dimension` below the model's own is a Matryoshka cut, made before normalising.
     `folder`: for a record, where the model lies now (lsa: the dataset folder with encoder.npz). Raises ValueError.
     """
     given = dict(pooling='cls' if pooling == 'first' else pooling, normalize=normalize, prefix=prefix, dimension=dimension,
-                 max_length=max_length)
+                 max_length=max_length, language=language)
     settings = dict(prefix='', language=None)
     if isinstance(name, dict):
         settings, dtype = dict(name), name['dtype']

@@ -82,19 +82,20 @@ started = []                                                             # jobs,
 
 
 class Job:
-    """ train.py as `ranks` processes, started as any launcher may (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). `before` is code
-    that runs first in each of them, `after` last, with train.py's globals in g. """
+    """ train.py, or another script without a dataset, as `ranks` processes, started as any launcher may (RANK, WORLD_SIZE, MASTER_ADDR,
+    MASTER_PORT). `before` is code that runs first in each of them, `after` last, with the script's globals in g. """
 
-    def __init__(self, dataset, out, *args, ranks=1, before='', after='', preexec=None, env=None):
+    def __init__(self, dataset, out, *args, ranks=1, before='', after='', preexec=None, env=None, script='train.py'):
         with socket.socket() as s:
             s.bind(('127.0.0.1', 0))
             port = s.getsockname()[1]
-        argv = ['train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY, '--master_timeout=60', *map(str, args)]
+        of_train = [f'--dataset={dataset}', f'--out_dir={out}', *TINY, '--master_timeout=60'] if script == 'train.py' else []
+        argv = [script, *of_train, *map(str, args)]
         code = f"""
 import os, runpy, sys
 sys.argv = {argv!r}
 {before}
-g = runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')
+g = runpy.run_path({str(ROOT / script)!r}, run_name='__main__')
 {after}
 """
         self.files, self.processes = [], []

@@ -1,6 +1,5 @@
 """
-Faults that real runs meet, each injected for real: bytes, signals, limits, several processes. test_fault_NN: the numbers leave out
-what concerns prepare.py. Nothing in train.py knows of these tests; where a gradient must go wrong, a hook is set from outside.
+Faults that real runs meet, each injected for real: bytes, signals, limits, several processes. Nothing in train.py or prepare.py knows of these tests; where a gradient must go wrong, a hook is set from outside.
 """
 import json
 import os
@@ -501,6 +500,101 @@ def test_fault_21_data_that_contradicts_its_manifest(dataset, tmp_path):
         commands.append(['train.py', f'--dataset={tmp_path}/{i}', f'--out_dir={tmp_path}/run', *TINY])
     for (_, words), (rc, _, err) in zip(cases, run_each(*commands)):
         assert rc == 2 and err.count('\n') == 1 and all(word in err for word in words), err
+
+
+def corpus(path, n=400):
+    rng = np.random.default_rng(0)
+    words = 'red blue small old man woman child dog cat runs sits eats jumps street house park river market near the'.split()
+    path.write_text('\n'.join(f'{" ".join(rng.choice(words, 12))} number {i}' for i in range(n)) + '\n')
+    return path
+
+
+def files_of(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_fault_20_latents_that_are_not_finite_at_prepare(tmp_path):
+    path, z = corpus(tmp_path / 'a.txt', 3000), np.random.default_rng(0).standard_normal((3000, 4)).astype(np.float32)
+    commands = []
+    for name, bad in (('few', [7, 1234]), ('many', range(0, 3000, 100))):
+        spoiled = z.copy()
+        spoiled[list(bad), 1] = [np.nan, np.inf] * (len(bad) // 2)
+        np.save(tmp_path / f'{name}.npy', spoiled)
+        commands.append(['prepare.py', f'--input={path}', f'--latents_from={tmp_path}/{name}.npy', '--tokenizer=byte', f'--out={tmp_path}/{name}'])
+    (rc, out, err), (rc_many, _, err_many) = run_each(*commands)
+    assert rc == 0, err
+    splits = [PackedDataset(tmp_path / 'few', split) for split in ('train', 'val')]
+    assert sum(ds.meta['splits'][ds.split]['nonfinite'] for ds in splits) == 2 and sum(map(len, splits)) == 2998
+    assert all(torch.isfinite(ds.rows(np.arange(len(ds)))[1]).all() for ds in splits) and 'dropped (NaN or inf)' in out
+    assert rc_many == 2 and 'are NaN or inf, more than 0.1%' in err_many and err_many.strip().count('\n') == 0
+    assert not (tmp_path / 'many/meta.json').exists()
+
+
+def test_fault_26_prepare_is_killed_at_random_and_goes_on_with_another_number_of_ranks(tmp_path):
+    args = [f'--input={corpus(tmp_path / "a.txt")}', '--encoder=lsa', '--encoder_dims=16', '--vocab_size=300', '--shard_size=20', '--val_fraction=.1']
+    slow = "import os, time\nreplace = os.replace\nos.replace = lambda *paths: (time.sleep(.03), replace(*paths))"   # kills fall inside a shard too
+
+    def start(name, ranks, **kw):
+        return Job(None, tmp_path / name, *args, f'--out={tmp_path / name}', script='prepare.py', ranks=ranks, **kw)
+    whole = start('whole', 1)
+    assert whole.wait() == [0], whole.err()
+    chance = random.Random(0)
+    for ranks in (1, 2, 4):
+        out = tmp_path / f'killed{ranks}'
+        job = start(out.name, 2, before=slow)
+        job.until(f'train-{2 * chance.randrange(1, 6):05d}')
+        time.sleep(chance.random() / 5)
+        for process in job.processes:
+            process.send_signal(signal.SIGKILL)
+        job.wait()
+        assert not (out / 'meta.json').exists()
+        noted = {path.name.split('.')[0] for path in out.glob('*.whole.json')}
+        begun = {path.name.split('.')[0] for path in out.glob('*-0*') if not path.name.endswith('.tmp')}
+        assert noted and len(begun - noted) <= 2, 'of each rank at most the shard that it was writing'
+        before = {path: path.stat().st_mtime_ns for path in out.glob('*-0*.*') if path.name.split('.')[0] in noted and 'whole' not in path.name}
+        job = start(out.name, ranks)
+        assert job.wait() == [0] * ranks, job.err()
+        assert all(path.stat().st_mtime_ns == when for path, when in before.items()), 'what was whole is not written again'
+        assert files_of(out) == files_of(tmp_path / 'whole')
+
+
+def test_fault_27_bad_documents_and_broken_files_at_prepare(tmp_path):
+    lines = corpus(tmp_path / 'good.txt').read_bytes().splitlines()
+    bad = [b'', b'   ', b'\xff\xfe broken \x80', b'nul \x00 inside', b'word ' * 2_000_000]                    # the last has 10 MB
+    (tmp_path / 'a.txt').write_bytes(b'\n'.join(lines + bad))
+    (tmp_path / 'empty.txt').write_bytes(b'\n\n')
+    args = ['prepare.py', f'--input={tmp_path}/a.txt', '--encoder=lsa', '--encoder_dims=16', '--vocab_size=300', '--shard_size=100']
+    (rc, _, err), = run_each([*args, f'--out={tmp_path}/x'])
+    assert rc == 0, err
+    x, splits = tmp_path / 'x', [PackedDataset(tmp_path / 'x', split) for split in ('train', 'val')]
+    count = splits[0].meta['counts']['input']
+    assert count == dict(read=405, kept=403, empty=2, invalid_utf8=1)
+    assert sum(ds.meta['splits'][ds.split]['documents'] for ds in splits) == 403
+    found = [''.join(text for _, text in sorted(parts)) for ds in splits for parts in documents_of(ds).values()]
+    expected = [line.decode('utf-8', 'replace') for line in lines + bad[3:4]] + ['\ufffd\ufffd broken \ufffd', bad[4].decode().strip()]
+    assert sorted(found) == sorted(expected), 'chunks join to their documents'
+    first = files_of(x)
+    content = bytearray((x / 'train-00001.latents.npy').read_bytes())
+    content[-3] ^= 4
+    (x / 'train-00001.latents.npy').write_bytes(content)
+    os.truncate(x / 'train-00000.tokens.bin', 100)
+    (x / 'train-00002.tokens.bin.tmp').write_bytes(b'stale')
+    os.remove(x / 'latent_stats.npz')
+    (rc_seen, _, err_seen), (rc, out, err), (rc_none, _, err_none), (rc_good, seen, _) = run_each(
+        ['prepare.py', f'--inspect={x}'], [*args, f'--out={x}'], ['prepare.py', f'--input={tmp_path}/empty.txt', f'--out={tmp_path}/y'],
+        ['prepare.py', f'--inspect={x}'])
+    assert rc_seen == 2 and 'run prepare.py again' in err_seen and err_seen.strip().count('\n') == 0
+    assert rc == 0 and files_of(x) == first and out.count('there already') == sum(len(ds.shards) for ds in splits) - 2
+    assert rc_none == 2 and 'no documents (2 empty among 2 read)' in err_none and err_none.strip().count('\n') == 0
+    assert rc_good == 0 and 'each as meta.json says' in seen and '405 documents, 403 kept, 2 empty' in seen
+
+
+def documents_of(ds):
+    """ {document: [(chunk, text)]} of a split. """
+    parts = {}
+    for i, (document, chunk) in enumerate(ds.ids(np.arange(len(ds))).tolist()):
+        parts.setdefault(document, []).append((chunk, ds.text(i)))
+    return parts
 
 
 def test_fault_22_resume_with_another_model_tokenizer_or_encoder(dataset, finished, tmp_path):

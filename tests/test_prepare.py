@@ -16,7 +16,8 @@ import torch
 import data
 import prepare
 from data import PackedDataset, Tokenizer, byte_tokenizer
-from prepare import Chunker, documents, split_hash
+from prepare import Chunker
+from sources import Source, builtin_corpus, documents, text_hash
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORDS = 'a the dog cat runs sits on beach mat and red big small man woman walks along river in snow'.split()
@@ -61,10 +62,8 @@ def digests(folder):
 
 
 def read_all(path, **knobs):
-    for name, value in knobs.items():
-        setattr(prepare, name, value)
     counts = Counter()
-    return list(documents(str(path), counts)), counts
+    return [text for text, _ in documents(Source(input=str(path), **knobs), counts)], counts
 
 # -----------------------------------------------------------------------------
 
@@ -217,7 +216,7 @@ def test_max_documents_takes_the_first_ones(tmp_path):
     ('a.txt', b'\n \n', 'no documents'), ('a.jsonl', b'{"text": "a"}\n{"body": "b"}\n', "line 2.*'text'.*--field"),
     ('a.jsonl', b'{oops\n', 'line 1: no JSON'),
     ('a.csv', b'x,y\n1,2\n', "column 'text'.*x.*--field"), ('a.txt.gz', gzip.compress(b'hello\n' * 999)[:-20], 'broken gzip'),
-    ('a.txt.gz', b'plain', 'broken gzip'), ('a.parquet', b'PAR1', 'cannot read this kind'), ('a.npy', b'', 'cannot read this kind')])
+    ('a.txt.gz', b'plain', 'broken gzip'), ('a.parquet', b'PAR1', 'parquet'), ('a.arrow', b'', 'cannot read this kind'), ('a.npy', b'', 'cannot read this kind')])
 def test_what_cannot_be_read_stops_with_its_place(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f'{name}.*{message}'):
@@ -233,21 +232,21 @@ def fixed_latents(spoil):
             z = torch.randn(len(texts), 1, 8, generator=torch.Generator().manual_seed(len(texts)))
             z[[i for i, t in enumerate(texts) if spoil(t)], 0, 3] = float('inf')
             return z
-    return lambda folder, texts: (Encoder(), {})
+    return lambda folder, record: Encoder()
 
 
 def test_a_text_whose_latent_is_not_finite_is_dropped_and_counted_and_more_than_a_few_are_an_error(tmp_path, monkeypatch):
     path = write_lines(tmp_path / 'a.txt', [f'line {i}' for i in range(2500)])
-    bad = next(f'line {i}' for i in range(2500) if split_hash(f'line {i}') > 2**63)
+    bad = next(f'line {i}' for i in range(2500) if text_hash(f'line {i}') > 2**63)
     monkeypatch.setattr(prepare, 'make_encoder', fixed_latents(lambda text: text == bad))
-    folder = run(input=path, out=tmp_path / 'a', shard_size=1000)
+    folder = run(input=path, out=tmp_path / 'a', shard_size=1000, encoder='fixed')
     ds = PackedDataset(folder, 'train')
     assert ds.meta['splits']['train']['nonfinite'] == 1
     assert sum(len(texts_of(folder, split)) for split in ('train', 'val')) == 2499 and bad not in texts_of(folder, 'train')
     assert torch.isfinite(ds.rows(np.arange(len(ds)))[1]).all()
     monkeypatch.setattr(prepare, 'make_encoder', fixed_latents(lambda text: text.endswith('00')))
     with pytest.raises(ValueError, match='NaN or inf.*0.1%'):
-        run(input=path, out=tmp_path / 'b', shard_size=1000)
+        run(input=path, out=tmp_path / 'b', shard_size=1000, encoder='fixed')
     assert not (tmp_path / 'b/meta.json').exists()
 
 # -----------------------------------------------------------------------------
@@ -258,7 +257,7 @@ def test_the_same_command_gives_the_same_bytes_anywhere_and_leaves_nothing_else_
         run(input=path, out=tmp_path / where)
     assert digests(tmp_path / 'x') == digests(tmp_path / 'deeper/x')
     shards = [f'{split}-{i:05d}.{end}' for split, n in (('train', 4), ('val', 1)) for i in range(n)
-              for end in ('tokens.bin', 'offsets.npy', 'latents.npy')]
+              for end in ('tokens.bin', 'offsets.npy', 'ids.npy', 'latents.npy')]
     assert sorted(digests(tmp_path / 'x')) == sorted(shards + ['meta.json', 'tokenizer.json', 'encoder.npz', 'latent_stats.npz'])
     assert str(tmp_path) not in (tmp_path / 'x/meta.json').read_text()
 
@@ -347,7 +346,7 @@ def test_changed_documents_replace_the_shards_and_changed_knobs_are_refused(tmp_
 # -----------------------------------------------------------------------------
 
 def test_the_builtin_corpus_is_distinct_short_sentences_of_english():
-    texts = prepare.builtin_corpus()
+    texts = builtin_corpus()
     assert len(texts) > 3000 and len(set(texts)) == len(texts)
     for text in texts:
         assert re.fullmatch(r'[A-Z].*[.!?]', text) and 5 <= len(text.split()) <= 40 and len(text) < 600

@@ -1,0 +1,411 @@
+""" Sources: whatever holds documents, as one stream of them.
+
+    counts = Counter()
+    for document in documents(Source(input='captions.jsonl.gz', field='caption'), counts):
+        document.text, document.latent              # latent: None, or a function that reads this document's own, (N, D) float32
+
+Files (.txt, .jsonl, .csv, .tsv, .parquet, .fasta; all but parquet also as .gz), folders and globs of them; hub datasets by name;
+the interpreter's own documentation; images with captions; texts whose latents exist already, also in the earlier layout of
+texts/, latents/ and train_data.json. Every document read is a document kept or a counted drop; what cannot be read stops with its place.
+"""
+import ast
+import csv
+import glob
+import gzip
+import hashlib
+import inspect
+import io
+import itertools
+import json
+import os
+import re
+import sysconfig
+import zlib
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import numpy as np
+
+from data import RESIDUES
+
+
+@dataclass(frozen=True)
+class Source:
+    """ All that decides which documents there are. """
+    input: str = ''                    # files, folders, globs, comma-separated; 'builtin': the interpreter's own documentation
+    split_on: str = 'line'             # line | paragraph | file: what a document is in a text file
+    field: str = 'text'                # of .jsonl, columns of .csv, .tsv, .parquet and of a hub dataset
+    hub_dataset: str = ''              # instead of input: a name in HUB, or a hub id
+    hub_split: str = 'train'
+    hub_revision: str = ''             # a commit
+    import_dir: str = ''               # instead of input: a folder in the earlier layout
+    import_split: str = 'train'        # train | validation
+    latents_from: str = ''             # .npy files, or folders of them: row i belongs to the i-th document
+    image_size: int = 0                # not 0: input is a folder of images with metadata.csv or metadata.jsonl; pixels a side
+    patch: int = 8                     # pixels a side of a patch, each is one latent vector
+    channels: int = 3                  # 1: grey
+    min_length: int = 0                # characters (residues)
+    max_length: int = 0                # likewise; 0: any
+    distinct: bool = False             # drop a text that came before
+
+
+class Document(NamedTuple):
+    text: str
+    latent: object = None
+
+
+FASTA = ('.fasta', '.fa', '.faa')
+KINDS = ('.txt', '.jsonl', '.csv', '.tsv', '.parquet', *FASTA)    # taken from a folder; a text file named outright may end otherwise
+NOT_TEXT = ('.arrow', '.json', '.zip', '.tar', '.bz2', '.xz', '.zst', '.npy', '.npz', '.bin', '.pt', '.safetensors', '.pdf', '.docx',
+            '.png', '.jpg')
+HUB = {'openwebtext':  dict(path='Skylion007/openwebtext'),
+       'wikitext-103': dict(path='Salesforce/wikitext', name='wikitext-103-raw-v1', val='validation'),
+       'lm1b':         dict(path='dvruette/lm1b', val='test'),
+       'fineweb-edu':  dict(path='HuggingFaceFW/fineweb-edu', name='sample-10BT')}
+
+
+def documents(source, counts, limit=0):
+    """ The documents of a source, stripped and valid. `counts` gets read, kept and each reason for a drop: read = kept + drops. """
+    seen = set()
+    for text, latent in read(source, counts):
+        counts['read'] += 1
+        text, invalid = re.subn('[\ud800-\udfff]', '\ufffd', text.strip())   # a byte that is no UTF-8 was read as a lone surrogate
+        counts['invalid_utf8'] += bool(invalid)              # replaced and kept
+        reason = 'empty' if not text else 'too_short' if len(text) < source.min_length else \
+            'too_long' if source.max_length and len(text) > source.max_length else None
+        if source.distinct and not reason:
+            h = text_hash(text)
+            reason = 'duplicate' if h in seen else None
+            seen.add(h)
+        if reason:
+            counts[reason] += 1
+            continue
+        counts['kept'] += 1
+        yield Document(text, latent)
+        if counts['kept'] == limit:
+            return
+
+
+DROPS = ('empty', 'too_short', 'too_long', 'duplicate')
+
+
+def text_hash(text):
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'big')
+
+
+def read(source, counts):
+    """ Documents as they stand in the source. """
+    if source.import_dir:
+        return read_earlier(source)
+    if source.image_size:
+        return read_images(source)
+    if source.hub_dataset:
+        texts = read_hub(source)
+    elif source.input == 'builtin':
+        texts = builtin_corpus()
+    else:
+        texts = itertools.chain.from_iterable(read_file(path, source, counts) for _, path in list_files(source.input))
+    return with_latents(texts, source.latents_from) if source.latents_from else zip(texts, itertools.repeat(None))
+
+
+def is_fasta(source):
+    return bool(source.input) and source.input != 'builtin' and not source.image_size and any(
+        name.removesuffix('.gz').endswith(FASTA) for name, _ in list_files(source.input))
+
+# -----------------------------------------------------------------------------
+# Files
+
+def list_files(spec):
+    """ [(name, path)] of a comma-separated list; inside a folder sorted by name, so the directory's order plays no part. """
+    files = []
+    for part in (p.strip() for p in spec.split(',') if p.strip()):
+        if os.path.isdir(part):
+            names = sorted(glob.glob('**', root_dir=part, recursive=True))
+            found = [(n, os.path.join(part, n)) for n in names if n.removesuffix('.gz').endswith(KINDS)]
+            hint = f'no file ending in {", ".join(KINDS)} or these with .gz'
+        else:
+            paths = [part] if os.path.exists(part) else sorted(glob.glob(part))
+            found = [(os.path.basename(path), path) for path in paths]
+            hint = 'no such file, folder or glob'
+        if not found:
+            raise ValueError(f'{part}: {hint}')
+        files += found
+    for name, path in files:
+        if name.removesuffix('.gz').endswith(NOT_TEXT):
+            raise ValueError(f'{path}: cannot read this kind of file; convert it to text, .jsonl, .csv or .parquet')
+    return files
+
+
+def read_file(path, source, counts):
+    """ The texts of one file. """
+    kind = os.path.splitext(path.removesuffix('.gz'))[1]
+    if kind == '.parquet':
+        yield from read_parquet(path, source.field)
+        return
+    opened = gzip.open(path, 'rb') if path.endswith('.gz') else open(path, 'rb')
+    newline = '' if kind in ('.csv', '.tsv') else '\n'       # other line ends are text (U+2028, form feed, ...)
+    try:
+        with opened, io.TextIOWrapper(opened, 'utf-8-sig', 'surrogateescape', newline) as f:
+            if kind == '.jsonl':
+                for number, line in enumerate(f, 1):
+                    yield '' if not line.strip() else json_field(line, source.field, f'{path}, line {number}')
+            elif kind in ('.csv', '.tsv'):
+                for row in read_table(f, path, kind, source.field):
+                    yield row[source.field] or ''
+            elif kind in FASTA:
+                yield from read_fasta(f, path, counts)
+            elif source.split_on == 'file':
+                yield f.read()
+            elif source.split_on == 'paragraph':
+                for blank, lines in itertools.groupby(f, key=lambda line: not line.strip()):
+                    if not blank:
+                        yield ''.join(lines)
+            else:
+                yield from f
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise ValueError(f'{path}: broken gzip file ({error}); get it again') from None
+    except csv.Error as error:
+        raise ValueError(f'{path}: broken table ({error})') from None
+
+
+def read_table(f, path, kind, *columns):
+    """ The rows of a .csv or .tsv as dicts, which must have these columns. In a .tsv a quote is a character like any other. """
+    csv.field_size_limit(2**31 - 1)
+    rows = csv.DictReader(f, **dict(delimiter='\t', quoting=csv.QUOTE_NONE) if kind == '.tsv' else {})
+    for column in columns:
+        if column not in (rows.fieldnames or []):
+            raise ValueError(f'{path}: no column {column!r}, found {rows.fieldnames}; choose with --field=')
+    return rows
+
+
+def json_field(line, field, where):
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f'{where}: no JSON ({error})') from None
+    text = record.get(field) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        raise ValueError(f'{where}: no text in field {field!r}, found {str(record)[:80]}; choose with --field=')
+    return text
+
+
+def read_parquet(path, field):
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(f'{path}: to read parquet: pip install datasets') from None
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            if field not in file.schema_arrow.names:
+                raise ValueError(f'{path}: no column {field!r}, found {file.schema_arrow.names}; choose with --field=')
+            for batch in file.iter_batches(batch_size=1024, columns=[field]):
+                yield from (text or '' for text in batch.column(0).to_pylist())
+    except pyarrow.ArrowException as error:
+        raise ValueError(f'{path}: broken parquet file ({error})') from None
+
+
+def read_fasta(f, path, counts):
+    """ Sequences in capital letters. What the alphabet of ESM has no letter for becomes X and is counted; so is an empty record. """
+    unknown, parts = re.compile(f'[^{re.escape(RESIDUES)}]'), None
+    for line in itertools.chain(f, ['>']):
+        if line.startswith('>'):
+            if parts is not None:
+                sequence, n = unknown.subn('X', ''.join(parts).upper().removesuffix('*'))
+                counts['unknown_residues'] += n
+                yield sequence
+            parts = []
+        elif parts is not None:
+            parts.append(line.strip())
+        elif line.strip():
+            raise ValueError(f'{path}: no FASTA, its first line is {line.strip()[:40]!r}, expected ">name"')
+
+
+def read_hub(source):
+    """ Texts of a dataset on the hub, streamed: nothing is stored but what is read. """
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise ValueError(f'hub_dataset={source.hub_dataset}: pip install datasets') from None
+    row = HUB.get(source.hub_dataset, dict(path=source.hub_dataset))
+    try:
+        stream = load_dataset(row['path'], row.get('name'), split=source.hub_split, streaming=True, revision=source.hub_revision or None)
+        first = next(iter(stream), {})
+    except Exception as error:                               # a dozen kinds, all of which mean: not there
+        reason = f'{type(error).__name__}: {(str(error).splitlines() or [""])[0][:200]}'
+        raise ValueError(f'hub_dataset={source.hub_dataset}: cannot be read ({reason})') from None
+    if not isinstance(first.get(source.field), str):
+        raise ValueError(f'hub_dataset={source.hub_dataset}: no text in field {source.field!r}, found {list(first)}; '
+                         'choose with --field=')
+    return (record[source.field] or '' for record in stream)
+
+
+def hub_commit(name):
+    """ The commit that a hub dataset is at now. """
+    from huggingface_hub import HfApi
+    path = HUB.get(name, dict(path=name))['path']
+    try:
+        return HfApi().dataset_info(path).sha
+    except Exception as error:
+        raise ValueError(f'hub_dataset={name}: the hub did not give {path} ({type(error).__name__}); '
+                         'name a commit with --hub_revision=') from None
+
+# -----------------------------------------------------------------------------
+# Texts that have latents already
+
+def load_array(path, what):
+    try:
+        return np.load(path, mmap_mode='r', allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f'{path}: {what} cannot be read ({str(error).splitlines()[0]})') from None
+
+
+def as_latent(array):
+    """ (D,) or (N, D) -> (N, D) float32. """
+    return np.atleast_2d(np.asarray(array, np.float32))
+
+
+def with_latents(texts, spec):
+    """ Each text with its row of the arrays (n, D) or (n, N, D), one after the other. """
+    paths = []
+    for part in (p.strip() for p in spec.split(',') if p.strip()):
+        found = sorted(glob.glob(os.path.join(glob.escape(part), '*.npy'))) if os.path.isdir(part) else [part]
+        if not found:
+            raise ValueError(f'latents_from: no .npy file in {part}')
+        paths += found
+    arrays = [load_array(path, 'latents') for path in paths]
+    for path, array in zip(paths, arrays):
+        if array.ndim not in (2, 3) or array.shape[1:] != arrays[0].shape[1:] or array.dtype.kind != 'f':
+            raise ValueError(f'{path}: latents are {array.dtype} {array.shape}, expected floats (n, D) or (n, N, D), alike in all files')
+    rows, n_texts = ((array, i) for array in arrays for i in range(len(array))), 0
+    for text in texts:
+        row = next(rows, None)
+        if row is None:
+            raise ValueError(f'latents_from={spec}: {n_texts} rows for more documents than that')
+        n_texts += 1
+        yield text, lambda array=row[0], i=row[1]: as_latent(array[i])
+    if more := sum(1 for _ in rows):
+        raise ValueError(f'latents_from={spec}: {n_texts + more} rows for {n_texts} documents')
+
+
+def read_earlier(source):
+    """ The earlier layout: a list {text, latent_path, ...} in train_data.json, a .npy a text, maybe a .txt too, which then counts. """
+    root = os.path.realpath(source.import_dir)
+    index = earlier_index(source.import_dir, source.import_split)
+    try:
+        with open(index, encoding='utf-8') as f:
+            items = json.load(f)
+    except ValueError as error:
+        raise ValueError(f'{index}: no JSON ({error})') from None
+    if not isinstance(items, list):
+        raise ValueError(f'{index}: expected a list of {{"text", "latent_path"}}, found {type(items).__name__}')
+
+    def inside(path):
+        full = os.path.realpath(os.path.join(root, path))
+        if os.path.commonpath([root, full]) != root:
+            raise ValueError(f'{index}: {path} lies outside of {source.import_dir}')
+        return full
+    for i, item in enumerate(items):
+        if not isinstance(item, dict) or not isinstance(item.get('latent_path'), str):
+            raise ValueError(f'{index}, item {i}: no latent_path, found {str(item)[:80]}')
+        stem = os.path.splitext(os.path.basename(item['latent_path']))[0]
+        text_path = inside(item.get('text_path') or os.path.join('texts', source.import_split, f'{stem}.txt'))
+        if os.path.isfile(text_path):
+            with open(text_path, encoding='utf-8', errors='surrogateescape') as f:
+                text = f.read()
+        elif isinstance(item.get('text'), str):
+            text = item['text']
+        else:
+            raise ValueError(f'{index}, item {i}: no "text", and no file {text_path}')
+        path = inside(item['latent_path'])
+        if not os.path.isfile(path):
+            raise ValueError(f'{path}: missing, {index} names it in item {i}')
+        yield text, lambda path=path: as_latent(load_array(path, 'a latent'))
+
+
+def earlier_index(folder, split):
+    return os.path.join(folder, f'{split}_data.json')
+
+
+def read_images(source):
+    """ Captions with their images: metadata.csv or metadata.jsonl names file_name and the caption's field (the hub's imagefolder). """
+    if not find_spec('PIL'):
+        raise ValueError('image_size is set; to read images: pip install pillow')
+    for name in ('metadata.csv', 'metadata.jsonl'):
+        index = os.path.join(source.input, name)
+        if os.path.isfile(index):
+            break
+    else:
+        raise ValueError(f'{source.input}: no metadata.csv or metadata.jsonl with file_name and {source.field} in it')
+    with open(index, encoding='utf-8-sig', errors='surrogateescape', newline='' if name.endswith('csv') else '\n') as f:
+        if name.endswith('csv'):
+            pairs = ((row['file_name'], row[source.field] or '') for row in read_table(f, index, '.csv', 'file_name', source.field))
+        else:
+            pairs = ((json_field(line, 'file_name', where), json_field(line, source.field, where))
+                     for where, line in ((f'{index}, line {i}', line) for i, line in enumerate(f, 1)) if line.strip())
+        for file_name, text in pairs:
+            path = os.path.join(source.input, file_name)
+            if not os.path.isfile(path):
+                raise ValueError(f'{path}: missing, {index} names it')
+            yield text, partial(image_patches, path, source.image_size, source.patch, source.channels)
+
+
+def image_patches(path, size, patch, channels):
+    """ The image's middle square at size x size pixels, in [-1, 1], as (N, D): N = (size/patch)^2 patches row by row,
+    D = patch^2 * channels. """
+    from PIL import Image, ImageOps
+    try:
+        with Image.open(path) as image:
+            image = ImageOps.fit(image.convert('L' if channels == 1 else 'RGB'), (size, size))
+    except OSError as error:
+        raise ValueError(f'{path}: no image that can be read ({error})') from None
+    pixels = np.asarray(image, np.float32).reshape(size, size, channels) / 127.5 - 1
+    grid = pixels.reshape(size // patch, patch, size // patch, patch, channels).transpose(0, 2, 1, 3, 4)
+    return grid.reshape(-1, patch * patch * channels)
+
+# -----------------------------------------------------------------------------
+# The built-in corpus: English sentences of the interpreter's own documentation, read by ast; no module of it is imported
+
+@lru_cache
+def builtin_corpus():
+    """ Distinct sentences from pydoc_data's topics and the standard library's docstrings, in the order of the files. """
+    root = sysconfig.get_path('stdlib')
+    names = sorted(glob.glob('**/*.py', root_dir=root, recursive=True))
+    skip = re.compile(r'(^|/)(site-packages|dist-packages|test|tests|idlelib|lib2to3|turtledemo|ensurepip|lib-dynload)/|_sysconfigdata')
+    sentences = {}
+    for name in names:
+        if skip.search(name.replace(os.sep, '/')):
+            continue
+        try:
+            with open(os.path.join(root, name), 'rb') as f:
+                tree = ast.parse(f.read())
+        except SyntaxError:
+            continue
+        for text in prose_of(tree, topics=name.startswith('pydoc_data')):
+            sentences |= dict.fromkeys(sentences_of(text))
+    return list(sentences)
+
+
+def prose_of(tree, topics):
+    """ The docstrings of a module; of pydoc_data all its string constants. """
+    for node in ast.walk(tree):
+        if topics and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield ast.get_docstring(node) or ''
+
+
+def sentences_of(text):
+    """ Whole English sentences: no code, doctests, tables, headings or signatures. """
+    for paragraph in re.split(r'\n\s*\n', inspect.cleandoc(text)):
+        if re.search(r'>>>|::=|\.\. |^\s*[|+*=~^-]{3}|\s{3,}\S+\s{3,}|^\s*:\w+', paragraph, re.MULTILINE):
+            continue
+        paragraph = re.sub(r'^\s*(?:[*-]|\d+\.)\s+', '', paragraph)       # the bullet of a list's item
+        paragraph = ' '.join(paragraph.split()).replace('``', '"').replace('`', '"')
+        for sentence in re.split(r'(?<=[a-z")][.!?])\s+(?=[A-Z"])', paragraph):
+            words = sentence.split()
+            plain = sum(bool(re.fullmatch(r'"?\(?[A-Za-z][a-z\'-]*\)?"?[.,;:!?]?"?', word)) for word in words)
+            if 5 <= len(words) <= 40 and plain >= .85 * len(words) and re.fullmatch(r'[A-Z][^{}<>=|\\_@#$%*/\[\]]*[a-z")][.!?]', sentence):
+                yield sentence

@@ -1,0 +1,267 @@
+""" Every kind of source as sentences: the same documents whatever holds them, every document counted, latents that stay with their text. """
+import gzip
+import json
+import os
+import stat
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import data
+import sources
+from data import RESIDUES, PackedDataset
+from sources import Source, documents, image_patches
+from test_prepare import LINES, own_knobs, run, texts_of, write_lines    # noqa: F401  own_knobs puts prepare's knobs back
+
+PROTEINS = '>a first\nMKTAYIAKQR\nQISFVKSHFS*\n>b\nmktayiakqrqisfvkshfs\n>empty\n\n>c\nMJ@KV\n>d\nMKVLAAGIVGLLLA\n'
+
+
+def read_all(**knobs):
+    counts = Counter()
+    return list(documents(Source(**{k: str(v) if isinstance(v, os.PathLike) else v for k, v in knobs.items()}), counts)), counts
+
+
+def test_a_tsv_keeps_its_quotes_and_is_read_by_column(tmp_path):
+    (tmp_path / 'a.tsv').write_text('id\ttext\n1\tHe said "no\n2\tplain\n')
+    assert [d.text for d in read_all(input=tmp_path / 'a.tsv')[0]] == ['He said "no', 'plain']
+    with pytest.raises(ValueError, match="a.tsv: no column 'body', found .*id.*--field"):
+        read_all(input=tmp_path / 'a.tsv', field='body')
+
+
+def test_parquet_reads_as_the_lines_do(tmp_path):
+    pyarrow = pytest.importorskip('pyarrow', reason='pyarrow reads parquet: pip install datasets')
+    import pyarrow.parquet
+    pyarrow.parquet.write_table(pyarrow.table(dict(n=list(range(150)), text=LINES[:149] + [None])), tmp_path / 'a.parquet')
+    found, counts = read_all(input=tmp_path)
+    assert [d.text for d in found] == LINES[:149] and counts == Counter(read=150, kept=149, empty=1, invalid_utf8=0)
+    with pytest.raises(ValueError, match="a.parquet: no column 'body'"):
+        read_all(input=tmp_path, field='body')
+
+
+def test_a_dataset_of_the_hub_is_streamed_by_name_field_and_split(tmp_path, monkeypatch):
+    """ load_dataset takes a folder as it takes a hub id: the same code reads both. """
+    pytest.importorskip('datasets', reason='reads hub datasets: pip install datasets')
+    (tmp_path / 'hub').mkdir()
+    for split, lines in (('train', LINES[:100]), ('validation', LINES[100:])):
+        (tmp_path / f'hub/{split}.jsonl').write_text('\n'.join(json.dumps(dict(body=line)) for line in lines))
+    monkeypatch.setitem(sources.HUB, 'tiny', dict(path=str(tmp_path / 'hub'), val='validation'))
+    folder = run(input='', hub_dataset='tiny', hub_revision='main', field='body', out=tmp_path / 'out', encoder='none')
+    assert texts_of(folder, 'train') == LINES[:100] and texts_of(folder, 'val') == LINES[100:]
+    assert data.read_meta(folder)['source']['hub_revision'] == 'main' and str(tmp_path) not in (tmp_path / 'out/meta.json').read_text()
+    with pytest.raises(ValueError, match="no text in field 'text', found .*body"):
+        read_all(hub_dataset='tiny')
+    with pytest.raises(ValueError, match='hub_dataset=.*nowhere: cannot be read'):
+        read_all(hub_dataset=str(tmp_path / 'nowhere'))
+
+
+def test_the_hub_is_asked_for_its_commit_and_a_missing_library_is_one_line(monkeypatch):
+    import huggingface_hub
+
+    class Api:
+        def dataset_info(self, path):
+            return type('Info', (), dict(sha=f'commit of {path}'))
+    monkeypatch.setattr(huggingface_hub, 'HfApi', Api)
+    assert sources.hub_commit('wikitext-103') == 'commit of Salesforce/wikitext' and sources.hub_commit('a/b') == 'commit of a/b'
+    monkeypatch.setitem(sys.modules, 'datasets', None)
+    with pytest.raises(ValueError, match='pip install datasets'):
+        read_all(hub_dataset='lm1b')
+
+
+# -----------------------------------------------------------------------------
+# proteins
+
+def test_fasta_records_are_sequences_and_every_letter_that_is_no_residue_is_counted(tmp_path):
+    with gzip.open(tmp_path / 'a.fasta.gz', 'wt') as f:
+        f.write(PROTEINS)
+    found, counts = read_all(input=tmp_path)
+    assert [d.text for d in found] == ['MKTAYIAKQRQISFVKSHFS'] * 2 + ['MXXKV', 'MKVLAAGIVGLLLA']
+    assert counts == Counter(read=5, kept=4, empty=1, unknown_residues=2, invalid_utf8=0)
+    found, counts = read_all(input=tmp_path, distinct=True, min_length=6, max_length=19)
+    assert [d.text for d in found] == ['MKVLAAGIVGLLLA']
+    assert counts['read'] == counts['kept'] + counts['empty'] + counts['too_short'] + counts['too_long'] + counts['duplicate'] == 5
+    (tmp_path / 'b.fa').write_text('MKV\n')
+    with pytest.raises(ValueError, match='b.fa: no FASTA'):
+        read_all(input=tmp_path)
+
+
+def test_fasta_becomes_a_dataset_of_residues_without_duplicates_by_default(tmp_path):
+    g = np.random.default_rng(0)
+    sequences = [''.join(g.choice(list(RESIDUES[:20]), g.integers(20, 60))) for _ in range(60)]
+    (tmp_path / 'a.fasta').write_text(''.join(f'>{i}\n{s}\n' for i, s in enumerate(sequences + sequences[:7])))
+    folder = run(input=tmp_path / 'a.fasta', out=tmp_path / 'out', encoder='none', val_fraction=.2)
+    ds = PackedDataset(folder, 'train')
+    assert ds.tokenizer.kind == 'esm' and ds.tokenizer.vocab_size == 29 and ds.meta['counts']['input']['duplicate'] == 7
+    assert sorted(texts_of(folder, 'train') + texts_of(folder, 'val')) == sorted(sequences)
+    with pytest.raises(ValueError, match='is no protein'):
+        ds.tokenizer.encode('hello')
+
+
+@pytest.mark.parametrize('kind, message', [('fails', 'mmseqs failed with code 3: out of luck'), ('absent', 'mmseqs is not on PATH'), ('works', '')])
+def test_homologous_proteins_fall_into_one_split(tmp_path, monkeypatch, kind, message):
+    """ mmseqs itself cannot be had here: a script in its place clusters by the first five residues, with its arguments and output. """
+    g = np.random.default_rng(0)
+    families = [''.join(g.choice(list(RESIDUES[:20]), 5)) for _ in range(30)]
+    sequences = [family + ''.join(g.choice(list(RESIDUES[:20]), 20)) for family in families for _ in range(8)]
+    (tmp_path / 'a.fasta').write_text(''.join(f'>{i}\n{s}\n' for i, s in enumerate(sequences)))
+    (tmp_path / 'bin').mkdir()
+    if kind != 'absent':
+        script = tmp_path / 'bin/mmseqs'
+        script.write_text(f'#!{sys.executable}\n' + '''
+import sys
+command, fasta, result, scratch, *flags = sys.argv[1:]
+assert command == 'easy-cluster' and flags == ['--min-seq-id', '0.3', '-c', '0.8'], sys.argv
+lines, first = open(fasta).read().split(), {}
+with open(result + '_cluster.tsv', 'w') as f:
+    for name, sequence in zip(lines[::2], lines[1::2]):
+        f.write(first.setdefault(sequence[:5], name[1:]) + '\\t' + name[1:] + '\\n')
+''' if kind == 'works' else '#!/bin/sh\necho out of luck >&2\nexit 3\n')
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv('PATH', str(tmp_path / 'bin'))
+    knobs = dict(input=tmp_path / 'a.fasta', out=tmp_path / 'out', encoder='none', val_fraction=.3, homology=.3)
+    if message:
+        with pytest.raises(ValueError, match=message):
+            run(**knobs)
+        return
+    folder = run(**knobs)
+    train, val = ({text[:5] for text in texts_of(folder, split)} for split in ('train', 'val'))
+    assert train | val == set(families) and not train & val and 3 < len(val) < 20
+    without = run(**knobs | dict(homology=0.0, out=tmp_path / 'without'))
+    assert {t[:5] for t in texts_of(without, 'train')} & {t[:5] for t in texts_of(without, 'val')}, 'the control'
+
+
+# -----------------------------------------------------------------------------
+# latents that are there already
+
+def with_own_latents(tmp_path, n=150, shape=(6,)):
+    """ LINES, and latents that say which line they belong to. """
+    z = np.random.default_rng(0).standard_normal((n, *shape)).astype(np.float32)
+    z.reshape(n, -1)[:, 0] = np.arange(n)
+    return write_lines(tmp_path / 'a.txt', LINES[:n]), z
+
+
+def latents_of(folder):
+    """ {text: its raw latent} of both splits. """
+    return {text: z for split in ('train', 'val') for ds in [PackedDataset(folder, split)]
+            for text, z in zip(texts_of(folder, split), ds.raw_latents(np.arange(len(ds))).numpy())}
+
+
+@pytest.mark.parametrize('shape', [(6,), (4, 6)])
+def test_given_latents_stay_with_their_texts(tmp_path, shape):
+    path, z = with_own_latents(tmp_path, shape=shape)
+    (tmp_path / 'z').mkdir()
+    np.save(tmp_path / 'z/0.npy', z[:70])
+    np.save(tmp_path / 'z/1.npy', z[70:].astype(np.float16))
+    folder = run(input=path, latents_from=tmp_path / 'z', out=tmp_path / 'out', encoder='none')
+    found = latents_of(folder)
+    assert len(found) == 150
+    for line, latent in zip(LINES, z):
+        assert np.allclose(found[line], np.atleast_2d(latent), rtol=1e-3)
+    assert PackedDataset(folder, 'train').ids([0, 1]).tolist() == [[0, 0], [1, 0]]
+
+
+def test_given_latents_that_do_not_fit_are_refused_with_both_numbers(tmp_path):
+    path, z = with_own_latents(tmp_path)
+    for rows, message in ((149, '149 rows for more documents'), (151, '151 rows for 150 documents')):
+        np.save(tmp_path / 'z.npy', np.zeros((rows, 6), np.float32))
+        with pytest.raises(ValueError, match=message):
+            run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'out', encoder='none')
+    np.save(tmp_path / 'z.npy', np.array([{}] * 150, object), allow_pickle=True)
+    with pytest.raises(ValueError, match='z.npy: latents cannot be read'):
+        run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'out', encoder='none')
+    np.save(tmp_path / 'z.npy', np.zeros(150, np.float32))
+    with pytest.raises(ValueError, match=r'z.npy: latents are float32 \(150,\), expected floats \(n, D\)'):
+        run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'out', encoder='none')
+
+
+def test_a_text_too_long_for_one_sample_is_dropped_and_counted_when_its_latent_is_given(tmp_path):
+    path, z = with_own_latents(tmp_path)
+    long = [' '.join(LINES[:9])] + LINES[1:]
+    np.save(tmp_path / 'z.npy', z)
+    folder = run(input=write_lines(path, long), latents_from=tmp_path / 'z.npy', out=tmp_path / 'out', encoder='none', max_tokens=40)
+    splits = data.read_meta(folder)['splits'].values()
+    assert sum(s['documents'] for s in splits) == 150 and sum(s['samples'] for s in splits) == 149
+    assert sum(s['longer_than_max_tokens'] for s in splits) == 1 and long[0] not in latents_of(folder)
+
+
+def test_an_encoder_named_beside_given_latents_must_be_theirs(tmp_path):
+    from test_encoders import save_encoder
+    from encoders import load_encoder
+    (tmp_path / 'bert').mkdir()
+    folder = save_encoder(tmp_path / 'bert')
+    path = write_lines(tmp_path / 'a.txt')
+    z = load_encoder(str(folder), pooling='mean')(LINES)[:, 0].numpy()
+    np.save(tmp_path / 'z.npy', z)
+    knobs = dict(input=path, latents_from=tmp_path / 'z.npy', encoder=str(folder), encoder_dims=0, pooling='mean')
+    meta = data.read_meta(run(**knobs, out=tmp_path / 'out'))
+    assert meta['encoder']['pooling'] == 'mean' and meta['latent_shape'] == [1, 32]
+    np.save(tmp_path / 'z.npy', z[::-1])
+    with pytest.raises(ValueError, match='not those of encoder'):
+        run(**knobs, out=tmp_path / 'other')
+
+
+def test_the_earlier_layout_is_imported_without_embedding_and_exported_again(tmp_path):
+    old = tmp_path / 'old'
+    for split, name, lines in (('train', 'train', LINES[:120]), ('validation', 'validation', LINES[120:])):
+        for kind in ('texts', 'latents'):
+            (old / kind / name).mkdir(parents=True)
+        items = []
+        for i, line in enumerate(lines):
+            latent = np.full(6, i, np.float32) + np.arange(6) / 8
+            np.save(old / 'latents' / name / f'{i:05d}.npy', latent if i % 2 else latent[None])
+            items.append(dict(id=i, text=line, latent_path=f'latents/{name}/{i:05d}.npy'))
+            if i % 3 == 0:                                               # a file of the text goes before the list's preview of it
+                (old / 'texts' / name / f'{i:05d}.txt').write_text(line)
+                items[-1]['text'] = line[:10]
+        (old / f'{split}_data.json').write_text(json.dumps(items))
+    folder = run(input='', import_dir=old, out=tmp_path / 'new', encoder='none')
+    assert texts_of(folder, 'train') == LINES[:120] and texts_of(folder, 'val') == LINES[120:]
+    assert np.array_equal(PackedDataset(folder, 'val').raw_latents([7])[0], (7 + np.arange(6) / 8)[None])
+    import prepare
+    prepare.export(folder, str(tmp_path / 'again'))
+    assert (tmp_path / 'again/texts/train/00000005.txt').read_text() == LINES[5]
+    assert np.load(tmp_path / 'again/latents/validation/00000002.npy').shape == (1, 6)
+    back = run(input='', import_dir=tmp_path / 'again', out=tmp_path / 'back', encoder='none')
+    for split in ('train', 'val'):
+        a, b = PackedDataset(folder, split), PackedDataset(back, split)
+        assert all(np.array_equal(x, y) for x, y in zip(a.rows(np.arange(len(a))), b.rows(np.arange(len(b)))))
+    with pytest.raises(ValueError, match='is the dataset itself'):
+        prepare.export(folder, folder)
+
+
+@pytest.mark.parametrize('item, message', [
+    (dict(text='a'), 'item 0: no latent_path'), (dict(text='a', latent_path='../out.npy'), 'lies outside'),
+    (dict(text='a', latent_path='latents/gone.npy'), 'gone.npy: missing'), (dict(latent_path='latents/a.npy'), 'no "text", and no file')])
+def test_an_earlier_layout_that_is_broken_stops_with_its_place(tmp_path, item, message):
+    (tmp_path / 'latents').mkdir()
+    np.save(tmp_path / 'latents/a.npy', np.zeros(4, np.float32))
+    (tmp_path / 'train_data.json').write_text(json.dumps([item]))
+    with pytest.raises(ValueError, match=message):
+        read_all(import_dir=tmp_path)
+
+
+# -----------------------------------------------------------------------------
+# images
+
+def test_captioned_images_become_patches_row_by_row(tmp_path):
+    Image = pytest.importorskip('PIL.Image', reason='reads images: pip install pillow')
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)
+    for i, image in enumerate(pixels):
+        Image.fromarray(image).save(tmp_path / f'{i}.png')
+    (tmp_path / 'metadata.csv').write_text('file_name,text\n' + ''.join(f'{i}.png,"picture {i}, red"\n' for i in range(40)))
+    found, _ = read_all(input=tmp_path, image_size=8, patch=4)
+    assert [d.text for d in found] == [f'picture {i}, red' for i in range(40)]
+    z = found[3].latent()
+    assert z.shape == (4, 48) and np.allclose(z[1].reshape(4, 4, 3), pixels[3, :4, 4:] / 127.5 - 1, atol=1e-6)
+    assert image_patches(str(tmp_path / '0.png'), 4, 2, 1).shape == (4, 4)
+    folder = run(input=tmp_path, image_size=8, patch=4, out=tmp_path / 'out', encoder='none')
+    ds = PackedDataset(folder, 'train')
+    assert ds.latent_shape == (4, 48) and ds.meta['source']['image'] == dict(size=8, patch=4, channels=3)
+    assert np.allclose(latents_of(folder)['picture 3, red'], z, atol=1e-3)
+    (tmp_path / '3.png').write_bytes(b'no image')
+    with pytest.raises(ValueError, match='3.png: no image that can be read'):
+        run(input=tmp_path, image_size=8, patch=4, out=tmp_path / 'other', encoder='none')
+    os.remove(tmp_path / '5.png')
+    with pytest.raises(ValueError, match='5.png: missing'):
+        read_all(input=tmp_path, image_size=8, patch=4)
