@@ -453,7 +453,7 @@ def check_knobs():
     name = (os.path.basename(whole_folder) if os.path.isdir(whole_folder) else os.path.basename(names[0])).split('.')[0]
     record = dict(input=names, val_input=val_names, hub_revision=hub_revision, split_on=split_on, field=field, min_length=min_length,
                   max_length=max_length, distinct=source.distinct, homology=homology, val_fraction=val_fraction,
-                  max_documents=max_documents, latents_from=[os.path.basename(os.path.normpath(part)) for part in latents_from.split(',') if part],
+                  max_documents=max_documents, latents_from=[os.path.basename(p.rstrip('/')) for p in latents_from.split(',') if p],
                   image=dict(size=image_size, patch=patch, channels=channels) if image_size else None,
                   tokenizer=tokenizer, vocab_size=vocab_size, max_tokens=max_tokens, encoder=encoder, encoder_dims=encoder_dims,
                   encoder_dtype=encoder_dtype, pooling=pooling, normalize=normalize, prefix=prefix, language=language,
