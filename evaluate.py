@@ -93,7 +93,7 @@ def load_texts(run, folder, path, n, order, seed):
             lines = [line.strip() for line in f if line.strip()][:n]
         if not lines:
             raise ValueError(f'{path}: no text in it')
-        return lines, pack(run, lines), encode(run, lines) if run.meta['encoder'] else None
+        return lines, pack(run, lines), embed(run, lines)
     data = open_split(run, folder, 'val')
     if order not in ('random', 'first'):
         raise ValueError(f'order={order!r}: choose from random, first')
@@ -207,14 +207,20 @@ def retrieval(found, raw):
             'mrr': ((H[nearer + equal] - H[nearer]) / equal).numpy()}
 
 
+def embed(run, texts):
+    """ Raw latents (n, N, D) of written texts; None where the latents were given without their encoder. """
+    return encode(run, texts) if run.meta['encoder'] else None
+
+
 def compare(sources, written, raw, embedded):
-    """ {metric: per-text values (n,)} of written texts against their sources, and of their embeddings against the source latents. """
+    """ {metric: per-text values (n,)} of written texts against their sources, and of their embeddings, if there are any, against the
+    source latents. """
     from sacrebleu.metrics import BLEU
     bleu = BLEU(effective_order=True)                                    # sentence BLEU: a three-word text has no 4-grams
     return {'bleu': np.array([bleu.sentence_score(w, [s]).score for w, s in zip(written, sources)]),
             'f1': np.array([100 * word_f1(w, s) for w, s in zip(written, sources)]),
             'exact': np.array([100.0 * (w == s) for w, s in zip(written, sources)]),
-            **retrieval(embedded, raw)}
+            **(retrieval(embedded, raw) if embedded is not None else {})}
 
 
 def nearest_training_texts(run, folder, raw):
@@ -246,7 +252,7 @@ def evaluate_l2t(run, folder, sources, raw, **how):
                'nearest/': nearest_training_texts(run, folder, raw)}
     results = {'n': n}
     for control, out in written.items():
-        means(results, control, compare(sources, out, raw, encode(run, out)))
+        means(results, control, compare(sources, out, raw, embed(run, out)))
     return results, written
 
 
@@ -463,7 +469,7 @@ def evaluate_unconditional(run, sources, tokens, scorer, revision, **how):
         results |= {f'{control}{key}': value for key, value in text_statistics(texts, real_ids(run, rows)).items()}
         if scorer:
             results[f'{control}gen_ppl'] = perplexity(texts)
-    if joint:
+    if joint and run.meta['encoder']:
         embedded, raw = encode(run, written), raw_latents(run, z)
         for control, other in (('', torch.arange(n)), ('shuffled/', derangement(n, how['seed']))):
             means(results, control, {'coherence': F.cosine_similarity(embedded.flatten(1), raw[other].flatten(1)).numpy()})
@@ -492,7 +498,7 @@ def evaluate_infill(run, sources, tokens, raw, share, **how):
         means(results, control, {'token_accuracy': 100 * right})
         written[control] = [run.tokenizer.decode(row) for row in ids.tolist()]
         if raw is not None:
-            means(results, control, compare(sources, written[control], raw, encode(run, written[control])))
+            means(results, control, compare(sources, written[control], raw, embed(run, written[control])))
     return results, written
 
 
@@ -521,7 +527,7 @@ def evaluate_sweep(run, task, points, sources, tokens, raw, **how):
         out = (write_from(run, raw, label, **how | point) if task == 'l2t' else make_latents(run, tokens, label, **how | point))
         cost = {'calls': run.row_calls / len(sources), 'ms': 1000 * (time.perf_counter() - began) / len(sources)}
         entry = {}
-        means(entry, '', compare(sources, out, raw, encode(run, out)) if task == 'l2t' else compare_latents(run, out, raw))
+        means(entry, '', compare(sources, out, raw, embed(run, out)) if task == 'l2t' else compare_latents(run, out, raw))
         results |= {f'{label}/{key}': value for key, value in (cost | entry).items()}
         print(f'{label:<40}' + ''.join(f'{key} {value:<9.4g}' for key, value in (cost | entry).items() if not key.endswith('_se')),
               flush=True)
@@ -593,6 +599,8 @@ def main():
                 check_task(run, task)
             if task == 'unconditional' and 'unconditional' not in learned:
                 raise ValueError(f'{out_dir} was trained for {", ".join(sorted(learned))}: no {task} from it')
+            if task == 'sts' and not run.meta['encoder']:
+                raise ValueError(f'{out_dir}: its latents were given without their encoder: no sts')
             if task == 'sts' and not sts:
                 raise ValueError('tasks=sts reads --sts=FILE.csv of sentence, sentence, score')
         folder = dataset_folder(dataset or run.config['dataset'])

@@ -208,14 +208,14 @@ def as_bytes(save, *arrays, **named):
 def as_json(value):
     return (json.dumps(value, indent=1, ensure_ascii=False) + '\n').encode()
 
-def shard_key(docs, settings):
-    """ A digest of all that decides a shard's bytes: its documents, with their latents where given, and the settings. """
+def shard_key(docs, given, settings):
+    """ A digest of all that decides a shard's bytes: its documents, the latents that they bring along, and the settings. """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for text, latent in docs:
+    for text, _ in docs:
         data = text.encode()
         digest.update(f'{len(data)}:'.encode() + data)
-        if latent is not None:
-            digest.update(latent().tobytes())
+    if given is not None:
+        digest.update(f'{given.shape}'.encode() + given.tobytes())
     return digest.hexdigest()
 
 
@@ -224,7 +224,9 @@ def token_dtype(tok):
 
 
 def given_latents(docs):
-    """ The latents that documents bring along, (n, N, D) float32. """
+    """ The latents that documents bring along, (n, N, D) float32, or None. """
+    if docs[0].latent is None:
+        return None
     latents = [doc.latent() for doc in docs]
     for doc, latent in zip(docs, latents):
         if latent.shape != latents[0].shape:
@@ -232,20 +234,20 @@ def given_latents(docs):
     return np.stack(latents)
 
 
-def write_shard(folder, name, first, docs, tok, encode):
+def write_shard(folder, name, first, docs, given, tok, encode):
     """ Tokenize, chunk and embed the documents `docs`, the first of which is number `first` of its split; write the shard's files; its
-    entry for meta.json. """
-    chunk, given = Chunker(tok, max_tokens), docs[0].latent is not None
+    entry for meta.json. given: their latents (n, N, D), where these exist already. """
+    chunk = Chunker(tok, max_tokens)
     runs, ids, latents, too_long, nonfinite, truncated = [], [], None, 0, 0, 0
     for i, encoded in enumerate(tok.encode_batch([doc.text for doc in docs])):
         parts = list(chunk(encoded))
-        if given and len(parts) > 1:
+        if given is not None and len(parts) > 1:
             too_long += 1
             continue
         runs += parts
         ids += [(first + i, k) for k in range(len(parts))]
-    if given:
-        latents = given_latents(docs)[[i - first for i, _ in ids]]
+    if given is not None:
+        latents = given[[i - first for i, _ in ids]]
     elif encode is not None:
         with tqdm(total=len(runs), desc=name, unit=' samples', leave=False, disable=None) as bar:
             latents = encode([tok.decode(run) for run in runs], progress=bar.update).numpy()      # (n, N, D)
@@ -288,15 +290,15 @@ def latent_stats(folder, entries):
 # The parts
 
 def fit(folder, texts):
-    """ What is fitted here, once, by rank 0; all read it from its file. Manifest entries. """
-    files = {}
+    """ What is fitted here, once, by rank 0; all read it from its file: (manifest entries, the record of lsa or None). """
+    files, record = {}, None
     if tokenizer == 'bpe':
         files['tokenizer.json'] = write_file(os.path.join(folder, 'tokenizer.json'), train_bpe(texts, vocab_size).encode())
     if encoder == 'lsa' and not has_given_latents():
         lsa = fit_lsa(texts, encoder_dims or 128, seed)
         files['encoder.npz'] = write_file(os.path.join(folder, 'encoder.npz'), as_bytes(lambda f: lsa.save(f)))
-        files['lsa'] = lsa.record
-    return files
+        record = lsa.record
+    return files, record
 
 
 def make_tokenizer(folder):
@@ -372,10 +374,11 @@ def write_split(folder, split, docs, total, settings, tok, encode):
             break
         if i % world != rank:
             continue
-        name, key = f'{split}-{i:05d}', shard_key(batch, settings)
+        given = given_latents(batch)
+        name, key = f'{split}-{i:05d}', shard_key(batch, given, settings)
         entry, is_new = read_entry(folder, name), False
         if not entry or entry.get('key') != key or not all(is_whole(os.path.join(folder, f), e) for f, e in entry['files'].items()):
-            entry, is_new = write_shard(folder, name, i * shard_size, batch, tok, encode) | dict(key=key), True
+            entry, is_new = write_shard(folder, name, i * shard_size, batch, given, tok, encode) | dict(key=key), True
             write_entry(folder, entry)
         entries.append(entry)
         done += len(batch) if is_new else 0
@@ -434,18 +437,18 @@ def check_knobs():
     if val_input and (named or latents_from or image_size):
         raise ValueError(f'val_input goes with texts in files, not with {", ".join(named) or "latents_from or image_size"}')
     if hub_dataset and not hub_revision:
-        hub_revision = everyone(on_rank_0(hub_commit, hub_dataset))[0]
+        hub_revision = on_rank_0(hub_commit, hub_dataset)
     source = Source(input='' if named else input, split_on=split_on, field=field, hub_dataset=hub_dataset, hub_revision=hub_revision,
                     import_dir=import_dir, latents_from=latents_from, image_size=image_size, patch=patch, channels=channels,
                     min_length=min_length, max_length=max_length)
+    is_protein = is_fasta(source)
+    source = replace(source, distinct=is_protein if distinct is None else distinct)
     val = replace(source, input=val_input) if val_input else \
         replace(source, hub_split=HUB[hub_dataset]['val']) if 'val' in HUB.get(hub_dataset, {}) else \
         replace(source, import_split='validation') if import_dir and os.path.exists(earlier_index(import_dir, 'validation')) else None
-    is_protein = is_fasta(source)
     if homology and not is_protein:
         raise ValueError(f'homology={homology} is for FASTA')
     tokenizer = tokenizer or ('esm' if is_protein else 'bpe')
-    source = replace(source, distinct=is_protein if distinct is None else distinct)
     names, val_names = spec_names(source), [name for name, _ in list_files(val_input)]
     if not names:
         raise ValueError('input: name files, folders or globs, comma-separated, or builtin')
@@ -500,8 +503,8 @@ def prepare():
     name, folder, source, val_source, record = check_knobs()
     torch.set_num_threads(threads)
     os.makedirs(folder, exist_ok=True)
-    limit, clusters, n_train, n_val, counts, files = on_rank_0(plan, folder, source, val_source, record)
-    tok, encode = make_tokenizer(folder), make_encoder(folder, files.pop('lsa', None))
+    limit, clusters, n_train, n_val, counts, (files, fitted) = on_rank_0(plan, folder, source, val_source, record)
+    tok, encode = make_tokenizer(folder), make_encoder(folder, fitted)
     settings = dict(files=dict(files), tokenizer=tok.record, encoder=encode and encode.record, max_tokens=max_tokens, threads=threads,
                     embed_batch_size=embed_batch_size)
 

@@ -323,6 +323,8 @@ def encode(run, texts, progress=lambda n: None):
     """ Raw latents (n, N, D) float32 of texts, by the encoder that made the run's data. """
     if run.encoder is None:                                              # once: weights are read and their digest compared
         record = run.meta['encoder']
+        if record is None:
+            raise ValueError(f'{run.out_dir}: its latents were given without their encoder, so no text can be embedded')
         run.encoder = load_encoder(record, folder=run.folder if record['id'] == 'lsa' else run.encoder_folder or None, device=run.device)
     return run.encoder(texts, progress=progress)
 
@@ -356,9 +358,9 @@ def pack(run, texts, cut=False):
 
 
 def raw_latents(run, z):
-    """ Standardised latents as the encoder would give them: on the sphere, where its output is. """
+    """ Standardised latents as the encoder would give them: on the sphere, where its output is (what was given is taken as it is). """
     raw = run.stats.destandardise(z)
-    return F.normalize(raw, dim=-1) if run.meta['encoder']['normalize'] else raw
+    return F.normalize(raw, dim=-1) if (run.meta['encoder'] or {}).get('normalize') else raw
 
 
 def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',)):

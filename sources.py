@@ -199,8 +199,9 @@ def read_parquet(path, field):
         raise ValueError(f'{path}: to read parquet: pip install datasets') from None
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            if field not in file.schema_arrow.names:
-                raise ValueError(f'{path}: no column {field!r}, found {file.schema_arrow.names}; choose with --field=')
+            kinds = {column.name: str(column.type) for column in file.schema_arrow}
+            if kinds.get(field) not in ('string', 'large_string'):
+                raise ValueError(f'{path}: no column {field!r} of text, found {kinds}; choose with --field=')
             for batch in file.iter_batches(batch_size=1024, columns=[field]):
                 yield from (text or '' for text in batch.column(0).to_pylist())
     except pyarrow.ArrowException as error:

