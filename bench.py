@@ -33,10 +33,10 @@ depth = 4
 width = 256
 heads = 4
 dtype = 'bfloat16'
-n = 4096                        # loader, encoder: samples
-encoder = 'minilm'              # a name, hub id or folder
+samples = 4096                  # loader, encoder
+encoder = 'minilm'              # of texts: a name, hub id or folder
 embed_batch_size = 64
-threads = 2                     # of torch, for the encoder
+threads = 2                     # of torch
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -90,7 +90,9 @@ def loader():
     """ Batches of random rows, from the memory maps and from a .npy and a .npz a sample, as systems before this one had it; both are in the
     page cache. Then the share of the memory maps in a step of train.py. """
     data = PackedDataset(dataset_folder(dataset), 'train')
-    rows, generator = min(n, len(data)), np.random.default_rng(0)
+    if data.stats is None or len(data) < batch_size:
+        stop(f'{data.folder}: the loader is measured on {batch_size} pairs of text and latent or more')
+    rows, generator = min(samples, len(data)), np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         tokens, latents = data.rows(np.arange(rows))
         for i in range(rows):
@@ -125,9 +127,8 @@ def embedding():
         from sentence_transformers import SentenceTransformer
     except ImportError:
         stop('to compare with it: pip install sentence-transformers')
-    torch.set_num_threads(threads)
     data = PackedDataset(dataset_folder(dataset), 'train')
-    texts = [data.text(int(i)) for i in np.random.default_rng(0).permutation(len(data))[:n]]
+    texts = [data.text(int(i)) for i in np.random.default_rng(0).permutation(len(data))[:samples]]
     ours = load_encoder(encoder, batch_size=embed_batch_size)
     theirs = SentenceTransformer(encoder if os.path.isdir(encoder) else ours.record['id'], device='cpu')
 
@@ -147,6 +148,7 @@ def embedding():
 
 def main():
     configure(globals())
+    torch.set_num_threads(threads)
     benches = dict(guard=guard, loader=loader, encoder=embedding)
     for name in what.split(','):
         if name not in benches:

@@ -108,7 +108,7 @@ def leave_at_once(kind, error, trace):
     lost = isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or 'gloo' in words or 'NCCL' in words)
     if lost:
         print(f'error: rank {rank} lost the other processes ({(words.splitlines() or [""])[0]}): nothing is saved now, '
-              'the newest checkpoint stands', file=sys.stderr, flush=True)
+              'what was saved before stands', file=sys.stderr, flush=True)
     else:
         traceback.print_exception(kind, error, trace)
     sys.stdout.flush()

@@ -282,9 +282,10 @@ class Model(nn.Module):
 
     def bag_of(self, tokens):
         """ sqrt(L) * sum over l of softmax_l(score[x_l]) * value[x_l]: (B, L) -> (B, N, D). PAD, EOS and MASK have rows like any token
-        and learn to weigh little; sqrt(L) gives an average over L rows the size of one. """
-        share = self.bag_scores(tokens).softmax(1) * self.config.seq_len ** 0.5          # (B, L, 1)
-        return (share * self.bag_values(tokens)).sum(1).unflatten(1, (self.config.n_latents, -1))
+        and learn to weigh little; sqrt(L), L = seq_len, gives an average over that many rows the size of one. """
+        share = self.bag_scores(tokens).squeeze(2).softmax(1) * self.config.seq_len ** 0.5                 # (B, L)
+        bag = F.embedding_bag(tokens, self.bag_values.weight, per_sample_weights=share, mode='sum')        # (B, N D)
+        return bag.unflatten(1, (self.config.n_latents, -1))
 
     @torch.no_grad()
     def init_weights(self):

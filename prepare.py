@@ -15,6 +15,7 @@ The shard is the unit: its bytes depend on its documents and the knobs, never on
 appears by rename when it is whole, meta.json comes last. Run again after a kill or a damaged file, with any number of processes, and only
 what is missing or broken is redone. Every document read is a document written or a counted drop.
 """
+import fcntl
 import glob
 import hashlib
 import heapq
@@ -26,11 +27,12 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import fields, replace
 
 import numpy as np
 import torch
@@ -38,11 +40,12 @@ from tqdm import tqdm
 
 import distributed
 from checkpoint import pick_device
-from configurator import configure, stop_on_error
-from data import FORMAT, PackedDataset, bpe_tokenizer, check_file, load_tokenizer, read_meta, sha256, train_bpe
+from configurator import configure, read_knobs, stop_on_error
+from data import FORMAT, bpe_tokenizer, load_tokenizer, sha256, train_bpe
 from distributed import everyone, on_first, rank, world
 from encoders import fit_lsa, load_encoder
-from sources import DROPS, HUB, Source, documents, earlier_index, hub_commit, is_fasta, list_files, text_hash
+from inspection import dropped, export, summary, verify
+from sources import HUB, Source, documents, earlier_index, hub_commit, list_files, text_hash
 
 # ---- what is read, details in sources.py
 input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .csv, .tsv, .parquet, .fasta; each may be .gz;
@@ -60,8 +63,8 @@ field = 'text'               # the document's field in .jsonl, column in .csv, .
 min_length = 0               # characters; residues of a protein
 max_length = 0               # 0: any
 distinct = None              # drop what was read before; None: of FASTA only
-homology = 0.0               # FASTA: proteins of so much sequence identity go to one split; needs mmseqs
-val_fraction = .01           # of the documents, chosen by hash; at least one
+homology = 0.0               # FASTA: clusters of so much sequence identity (over 80 % of their length) go to one split; needs mmseqs
+val_fraction = .01           # of the documents, chosen by hash; at least one. An image goes with all its captions
 max_documents = 0            # only the first so many of the input; 0: all
 # ---- what it becomes
 tokenizer = ''               # bpe (fitted here) | byte | esm | a tiktoken name such as r50k_base; '': bpe, of FASTA esm
@@ -84,13 +87,19 @@ seed = 1337                  # of lsa
 inspect = ''                 # a dataset folder: verify and sum up, make nothing
 export_dir = ''              # write the dataset `out` there in the earlier layout, make nothing else
 
-SPLIT_ON = ('line', 'paragraph', 'file')
 FIT_DOCUMENTS = 100_000      # tokenizer and lsa are fitted on at most so many documents of train
 MAX_NONFINITE = 1e-3         # share of the samples
 MONTH = 30 * 86400.0         # seconds that a process waits for the others
+OF_A_DATASET = r'((train|val)-\d{5}\..*|encoder\.npz|tokenizer\.json|latent_stats\.npz|meta\.json)'
 
 # -----------------------------------------------------------------------------
 # Splitting and chunking
+
+def split_hash(doc, clusters):
+    """ The hash that puts a document into train or val: its group's or its own, or that of its cluster's representative. """
+    h = text_hash(doc.group or doc.text)
+    return clusters.get(h, h)
+
 
 def survey(source, has_val, clusters):
     """ One pass: counts, the hash below which a document is validation, how many are, and a sample of train to fit on.
@@ -99,48 +108,64 @@ def survey(source, has_val, clusters):
     """
     counts, limit = Counter(), 0 if has_val else int(val_fraction * 2**64)
     sample, lowest, highest, below = [], 2**64, -1, 0
-    for text, _ in tqdm(documents(source, counts, max_documents), 'reading', unit=' documents', disable=None):
-        h = split_hash(text, clusters)
+    often = 0.5 if sys.stderr.isatty() else 60                           # a log file gets a line a minute
+    for doc in tqdm(documents(source, counts, max_documents), 'reading', unit=' documents', mininterval=often):
+        h = split_hash(doc, clusters)
         lowest, highest, below = min(lowest, h), max(highest, h), below + (h < limit)
         if h >= limit:
-            (heapq.heappush if len(sample) <= FIT_DOCUMENTS else heapq.heappushpop)(sample, (-h, text))
+            (heapq.heappush if len(sample) <= FIT_DOCUMENTS else heapq.heappushpop)(sample, (-h, doc.text))
+    name = ', '.join(source.names)
     if not counts['kept']:
-        raise ValueError(f'{spec_of(source)}: no documents ({dropped(counts) or "nothing"} among {counts["read"]} read)')
+        raise ValueError(f'{name}: no documents ({dropped(counts) or "nothing"} among {counts["read"]} read)')
     if not has_val and not below:
         limit = lowest + 1                                   # val is never empty
         below = sum(-h < limit for h, _ in sample)
     if limit > highest:
-        raise ValueError(f'{spec_of(source)}: {counts["kept"]} document(s) cannot be split into train and val; '
+        raise ValueError(f'{name}: {counts["kept"]} document(s) cannot be split into train and val; '
                          'give --val_input= or a finer --split_on=')
     texts = [text for h, text in sorted(sample, reverse=True) if -h >= limit][:FIT_DOCUMENTS]
     return counts, limit, below, texts
 
 
-def split_hash(text, clusters):
-    """ The hash that puts a document into train or val: its own, or that of its cluster's representative. """
-    h = text_hash(text)
-    return clusters.get(h, h)
+def mmseqs(*arguments):
+    if not shutil.which('mmseqs'):
+        raise ValueError(f'homology={homology}: mmseqs is not on PATH (https://github.com/soedinglab/MMseqs2), or set --homology=0')
+    done = subprocess.run(['mmseqs', *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f'mmseqs {arguments[0]} failed with code {done.returncode}: {(done.stderr or done.stdout).strip()[-200:]}')
+    return done.stdout.strip()
 
 
 def homology_clusters(source):
     """ {hash of a sequence: hash of its cluster's representative}, by mmseqs easy-cluster at `homology` sequence identity. """
-    if not shutil.which('mmseqs'):
-        raise ValueError(f'homology={homology}: mmseqs is not on PATH (https://github.com/soedinglab/MMseqs2), or set --homology=0')
     with tempfile.TemporaryDirectory() as scratch:
         fasta, result = os.path.join(scratch, 'all.fasta'), os.path.join(scratch, 'result')
         with open(fasta, 'w') as f:
-            for text, _ in documents(source, Counter(), max_documents):
-                f.write(f'>{text_hash(text)}\n{text}\n')
-        command = ['mmseqs', 'easy-cluster', fasta, result, os.path.join(scratch, 'tmp'), '--min-seq-id', str(homology), '-c', '0.8']
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise ValueError(f'mmseqs failed with code {done.returncode}: {(done.stderr or done.stdout).strip()[-200:]}')
+            for doc in documents(source, Counter(), max_documents):
+                f.write(f'>{text_hash(doc.text)}\n{doc.text}\n')
+        mmseqs('easy-cluster', fasta, result, os.path.join(scratch, 'tmp'), '--min-seq-id', str(homology), '-c', '0.8')
         with open(result + '_cluster.tsv') as f:
             return {int(member): int(representative) for representative, member in map(str.split, f)}
 
 
-def dropped(counts):
-    return ', '.join(f'{counts[reason]:,} {reason}' for reason in DROPS if counts.get(reason))
+def routed(source, val, limit, clusters):
+    """ (split, document), of all there are. """
+    for doc in documents(source, Counter(), max_documents):
+        yield 'val' if split_hash(doc, clusters) < limit else 'train', doc
+    for doc in documents(val, Counter()) if val else ():
+        yield 'val', doc
+
+
+def shards(stream):
+    """ (split, number, documents) of each shard, as it fills up. """
+    waiting, numbers = dict(train=[], val=[]), Counter()
+    for split, doc in stream:
+        waiting[split].append(doc)
+        if len(waiting[split]) == shard_size:
+            yield split, numbers[split], waiting[split]
+            waiting[split] = []
+            numbers[split] += 1
+    yield from ((split, numbers[split], docs) for split, docs in waiting.items() if docs)
 
 
 class Chunker:
@@ -211,11 +236,12 @@ def as_json(value):
 def shard_key(docs, given, settings):
     """ A digest of all that decides a shard's bytes: its documents, the latents that they bring along, and the settings. """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for text, _ in docs:
-        data = text.encode()
+    for doc in docs:
+        data = doc.text.encode()
         digest.update(f'{len(data)}:'.encode() + data)
     if given is not None:
-        digest.update(f'{given.shape}'.encode() + given.tobytes())
+        digest.update(f'{given.shape}'.encode())
+        digest.update(given)
     return digest.hexdigest()
 
 
@@ -224,10 +250,11 @@ def token_dtype(tok):
 
 
 def given_latents(docs):
-    """ The latents that documents bring along, (n, N, D) float32, or None. """
+    """ The latents that documents bring along, (n, N, D) float16, or None. """
     if docs[0].latent is None:
         return None
-    latents = [doc.latent() for doc in docs]
+    with np.errstate(over='ignore'):                         # too large becomes inf, which is counted
+        latents = [doc.latent().astype(np.float16) for doc in docs]
     for doc, latent in zip(docs, latents):
         if latent.shape != latents[0].shape:
             raise ValueError(f'latents are of shapes {latents[0].shape} and {latent.shape}, the latter of {doc.text[:40]!r}')
@@ -286,73 +313,48 @@ def latent_stats(folder, entries):
     mean = total / n
     return dict(mean=mean, std=np.sqrt(np.maximum(square / n - mean**2, 0)))
 
-# -----------------------------------------------------------------------------
-# The parts
 
-def fit(folder, texts):
-    """ What is fitted here, once, by rank 0; all read it from its file: (manifest entries, the record of lsa or None). """
-    files, record = {}, None
-    if tokenizer == 'bpe':
-        files['tokenizer.json'] = write_file(os.path.join(folder, 'tokenizer.json'), train_bpe(texts, vocab_size).encode())
-    if encoder == 'lsa' and not has_given_latents():
-        lsa = fit_lsa(texts, encoder_dims or 128, seed)
-        files['encoder.npz'] = write_file(os.path.join(folder, 'encoder.npz'), as_bytes(lambda f: lsa.save(f)))
-        record = lsa.record
-    return files, record
-
-
-def make_tokenizer(folder):
-    return bpe_tokenizer(os.path.join(folder, 'tokenizer.json')) if tokenizer == 'bpe' else load_tokenizer(tokenizer)
-
-
-def make_encoder(folder, record):
-    """ The encoder, or None; record: of an lsa that is fitted already. """
-    if encoder == 'none':
-        return None
-    if record:
-        return load_encoder(record, folder=folder)
-    where = pick_device(device)
-    if where == 'cuda':
-        where = f'cuda:{distributed.local_rank % torch.cuda.device_count()}'
-    return load_encoder(encoder, where, pooling=pooling, normalize=normalize, prefix=prefix, dimension=encoder_dims or None,
-                        dtype=encoder_dtype, language=language, batch_size=embed_batch_size)
+def write_shards(folder, stream, totals, settings, tok, encode):
+    """ This rank's shards; whole ones of an earlier run are kept. Returns {split: its entry for meta.json}, of all ranks. """
+    entries, seen, done, seconds = [], Counter(), 0, 0.0
+    n_shards = {split: -(-total // shard_size) for split, total in totals.items()}
+    for turn, (split, i, docs) in enumerate(shards(stream)):
+        seen[split] += len(docs)
+        if turn % world != rank:
+            continue
+        began, given = time.monotonic(), given_latents(docs)
+        name, key = f'{split}-{i:05d}', shard_key(docs, given, settings)
+        entry, line = read_entry(folder, name), 'there already'
+        if not entry or entry.get('key') != key or not all(is_whole(os.path.join(folder, f), e) for f, e in entry['files'].items()):
+            entry = write_shard(folder, name, i * shard_size, docs, given, tok, encode) | dict(key=key)
+            write_entry(folder, entry)
+            done, seconds = done + len(docs), seconds + time.monotonic() - began
+            to_come = (sum(n_shards.values()) - turn - 1) // world * shard_size
+            line = f'{done / seconds:,.0f} documents/s{" a rank" * (world > 1)} | ETA {clock(to_come * seconds / done)}'
+        entries.append(entry)
+        print(f'{name} of {n_shards[split]}: {entry["documents"]:,} documents, {entry["samples"]:,} samples, {entry["tokens"]:,} tokens | '
+              + line, flush=True)
+        check_nonfinite(entries, at_least=shard_size)
+    if seen != totals:
+        raise ValueError(f'{dict(totals)} documents were counted, and then {dict(seen)} read: the input has changed meanwhile; run again')
+    entries = sorted(itertools.chain(*everyone(entries)), key=lambda entry: entry['name'])
+    check_nonfinite(entries)
+    return {split: {key: sum(entry[key] for entry in own) for key in SUMS} | dict(shards=own)
+            for split in totals for own in [[entry for entry in entries if entry['name'].startswith(f'{split}-')]]}
 
 
-def has_given_latents():
-    return bool(import_dir or latents_from or image_size)
+def clock(seconds):
+    return f'{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}'
 
 
-def check_given(docs, encode):
-    """ Given latents must be what the encoder named beside them would give: centred on their mean, a cosine of .95 at least. """
-    docs = list(itertools.islice(docs, 32))
-    own, given = encode([doc.text for doc in docs])[:, 0], torch.from_numpy(given_latents(docs))
-    if given.shape[1:] != (1, own.shape[1]):
-        raise ValueError(f'the latents given are {tuple(given.shape[1:])}, encoder {encoder} makes (1, {own.shape[1]}): '
-                         'name their encoder, or none')
-    cosine = torch.nn.functional.cosine_similarity(own - own.mean(0), given[:, 0] - given[:, 0].mean(0)).mean().item()
-    if len(docs) > 2 and not cosine > .95:
-        raise ValueError(f'the latents given are not those of encoder {encoder}: over {len(docs)} texts their mean centred cosine '
-                         f'with its own is {cosine:.3f}; name their encoder, with its --prefix and --pooling, or --encoder=none')
-
-
-def known_shards(folder, source):
-    """ What an earlier run has written stays known though meta.json may go (write_file): a note beside each whole shard. """
-    for stale in glob.glob(os.path.join(glob.escape(folder), '*.tmp')):
-        os.remove(stale)
-    path = os.path.join(folder, 'meta.json')
-    if os.path.exists(path):
-        with open(path, encoding='utf-8') as f:
-            meta = json.load(f)
-        for key in source:
-            if meta['source'].get(key) != source[key]:
-                raise ValueError(f'{folder} holds a dataset with {key} = {meta["source"].get(key)!r}, not {source[key]!r}; '
-                                 'choose another --out= or delete that folder')
-        for split in meta['splits'].values():
-            for entry in split['shards']:
-                write_entry(folder, entry)
+def check_nonfinite(entries, at_least=0):
+    bad, seen = (sum(entry[key] for entry in entries) for key in ('nonfinite', 'samples'))
+    if bad > MAX_NONFINITE * max(bad + seen, at_least):
+        raise ValueError(f'{bad} of {bad + seen} latents are NaN or inf, more than {MAX_NONFINITE:.1%}: the encoder is broken')
 
 
 def write_entry(folder, entry):
+    """ A note beside a whole shard: what meta.json will say of it. """
     path = os.path.join(folder, f'{entry["name"]}.whole.json')
     with open(path + '.tmp', 'wb') as f:
         f.write(as_json(entry))
@@ -363,55 +365,6 @@ def read_entry(folder, name):
     with suppress(FileNotFoundError, ValueError), open(os.path.join(folder, f'{name}.whole.json'), encoding='utf-8') as f:
         return json.load(f)
 
-
-def write_split(folder, split, docs, total, settings, tok, encode):
-    """ This rank's shards of a split; the split's entry for meta.json. Whole shards of an earlier run are kept. """
-    entries, n_shards, seen, done, start = [], -(-total // shard_size), 0, 0, time.monotonic()
-    for i in itertools.count():
-        batch = list(itertools.islice(docs, shard_size))
-        seen += len(batch)
-        if not batch:
-            break
-        if i % world != rank:
-            continue
-        given = given_latents(batch)
-        name, key = f'{split}-{i:05d}', shard_key(batch, given, settings)
-        entry, is_new = read_entry(folder, name), False
-        if not entry or entry.get('key') != key or not all(is_whole(os.path.join(folder, f), e) for f, e in entry['files'].items()):
-            entry, is_new = write_shard(folder, name, i * shard_size, batch, given, tok, encode) | dict(key=key), True
-            write_entry(folder, entry)
-        entries.append(entry)
-        done += len(batch) if is_new else 0
-        speed = done / (time.monotonic() - start)
-        to_come = max(0, n_shards - i - 1) // world * shard_size
-        print(f'{name} of {n_shards}: {entry["documents"]:,} documents, {entry["samples"]:,} samples, {entry["tokens"]:,} tokens | '
-              + (f'{speed:,.0f} documents/s | ETA {clock(to_come / speed)}' if is_new else 'there already'), flush=True)
-        check_nonfinite(split, entries, shard_size if len(entries) * world < n_shards else 0)
-    if seen != total:
-        raise ValueError(f'{split}: {total} documents were counted, and then {seen} read: the input has changed meanwhile; run again')
-    entries = sorted(itertools.chain(*everyone(entries)), key=lambda entry: entry['name'])
-    check_nonfinite(split, entries)
-    return {key: sum(entry[key] for entry in entries) for key in SUMS} | dict(shards=entries)
-
-
-def clock(seconds):
-    return f'{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}'
-
-
-def check_nonfinite(split, entries, at_least=0):
-    bad, seen = (sum(entry[key] for entry in entries) for key in ('nonfinite', 'samples'))
-    if bad > MAX_NONFINITE * max(bad + seen, at_least):
-        raise ValueError(f'{bad} of {bad + seen} latents of {split} are NaN or inf, more than {MAX_NONFINITE:.1%}: the encoder is broken')
-
-
-def clean(folder, meta):
-    """ Remove progress notes, and the files of an earlier attempt that meta.json does not list. """
-    listed = {*meta['files'], *(f for split in meta['splits'].values() for entry in split['shards'] for f in entry['files'])}
-    for path in glob.glob(os.path.join(glob.escape(folder), '*')):
-        name = os.path.basename(path)
-        if name not in listed and re.fullmatch(r'(train|val)-\d{5}\..*|encoder\.npz|tokenizer\.json|latent_stats\.npz', name):
-            os.remove(path)
-
 # -----------------------------------------------------------------------------
 # The whole
 
@@ -419,74 +372,94 @@ def check_knobs():
     """ (name, folder, train's source, val's or None, and for meta.json all that decides what is in the dataset). Settles what is ''. """
     global tokenizer, hub_revision
     for knob, value, low in (('shard_size', shard_size, 1), ('threads', threads, 1), ('embed_batch_size', embed_batch_size, 1),
-                             ('patch', patch, 1), ('max_documents', max_documents, 0), ('max_tokens', max_tokens, 8),
-                             ('image_size', image_size, 0)):
+                             ('max_documents', max_documents, 0), ('max_tokens', max_tokens, 8)):
         if value < low:
             raise ValueError(f'{knob} {value}: give {low} or more')
-    if split_on not in SPLIT_ON:
-        raise ValueError(f'split_on {split_on!r}: one of {", ".join(SPLIT_ON)}')
     if encoder_dtype not in ('float32', 'bfloat16', 'float16'):
         raise ValueError(f'encoder_dtype {encoder_dtype!r}: float32, bfloat16 or float16')
     if not 0 < val_fraction < 1:
         raise ValueError(f'val_fraction {val_fraction}: between 0 and 1')
-    if image_size % patch or channels not in (1, 3):
-        raise ValueError(f'image_size {image_size} must be a multiple of patch {patch}, and channels {channels} 1 or 3')
-    named = {knob: value for knob, value in (('hub_dataset', hub_dataset), ('import_dir', import_dir)) if value}
-    if len(named) > 1 or named and input not in ('', 'builtin'):
-        raise ValueError(f'{", ".join(named)} and input={input}: choose one, and set the others to ""')
-    if val_input and (named or latents_from or image_size):
-        raise ValueError(f'val_input goes with texts in files, not with {", ".join(named) or "latents_from or image_size"}')
-    if hub_dataset and not hub_revision:
+    knobs = read_knobs(__file__)[0]
+    given = {field.name: globals()[field.name] for field in fields(Source) if field.name in knobs}
+    if (hub_dataset or import_dir) and input == 'builtin':   # the default gives way
+        given['input'] = ''
+    source = Source(**given | dict(distinct=False))
+    source = replace(source, distinct=source.is_fasta if distinct is None else distinct)
+    if hub_dataset and not hub_revision and not os.path.isdir(hub_dataset):
         hub_revision = on_rank_0(hub_commit, hub_dataset)
-    source = Source(input='' if named else input, split_on=split_on, field=field, hub_dataset=hub_dataset, hub_revision=hub_revision,
-                    import_dir=import_dir, latents_from=latents_from, image_size=image_size, patch=patch, channels=channels,
-                    min_length=min_length, max_length=max_length)
-    is_protein = is_fasta(source)
-    source = replace(source, distinct=is_protein if distinct is None else distinct)
+        source = replace(source, hub_revision=hub_revision)
+    if val_input and (not source.input or source.has_latents or homology):
+        raise ValueError('val_input goes with an input of texts, without latents_from, image_size or homology')
+    if homology and not source.is_fasta:
+        raise ValueError(f'homology={homology} is for FASTA')
+    if encoder == 'lsa' and source.has_latents:
+        raise ValueError('encoder=lsa is fitted here, so it is not that of latents made elsewhere: name theirs, or --encoder=none')
     val = replace(source, input=val_input) if val_input else \
         replace(source, hub_split=HUB[hub_dataset]['val']) if 'val' in HUB.get(hub_dataset, {}) else \
         replace(source, import_split='validation') if import_dir and os.path.exists(earlier_index(import_dir, 'validation')) else None
-    if homology and not is_protein:
-        raise ValueError(f'homology={homology} is for FASTA')
-    tokenizer = tokenizer or ('esm' if is_protein else 'bpe')
-    names, val_names = spec_names(source), [name for name, _ in list_files(val_input)]
-    if not names:
-        raise ValueError('input: name files, folders or globs, comma-separated, or builtin')
-    whole_folder = os.path.normpath(import_dir or input)
-    name = (os.path.basename(whole_folder) if os.path.isdir(whole_folder) else os.path.basename(names[0])).split('.')[0]
-    record = dict(input=names, val_input=val_names, hub_revision=hub_revision, split_on=split_on, field=field, min_length=min_length,
-                  max_length=max_length, distinct=source.distinct, homology=homology, val_fraction=val_fraction,
-                  max_documents=max_documents, latents_from=[os.path.basename(p.rstrip('/')) for p in latents_from.split(',') if p],
-                  image=dict(size=image_size, patch=patch, channels=channels) if image_size else None,
-                  tokenizer=tokenizer, vocab_size=vocab_size, max_tokens=max_tokens, encoder=encoder, encoder_dims=encoder_dims,
-                  encoder_dtype=encoder_dtype, pooling=pooling, normalize=normalize, prefix=prefix, language=language,
-                  embed_batch_size=embed_batch_size, threads=threads, shard_size=shard_size, seed=seed,
-                  python=platform.python_version() if input == 'builtin' and not named else None)
+    tokenizer = tokenizer or ('esm' if source.is_fasta else 'bpe')
+    is_folder = source.import_dir or os.path.isdir(source.input)
+    name = os.path.basename(os.path.abspath(source.import_dir or source.input) if is_folder else source.names[0]).split('.')[0]
+    if not name and not out:
+        raise ValueError('no name for the dataset: give --out=data/NAME')
+    record = {knob: globals()[knob] for knob in knobs if knob not in ('out', 'device', 'inspect', 'export_dir')}
+    record |= dict(input=source.names, val_input=[name for name, _ in list_files(val_input)], distinct=source.distinct,
+                   hub_dataset=source.names[0] if hub_dataset else '', import_dir=source.names[0] if import_dir else '',
+                   latents_from=[os.path.basename(os.path.normpath(part)) for part in latents_from.split(',') if part],
+                   mmseqs=on_rank_0(mmseqs, 'version') if homology else None,
+                   python=platform.python_version() if source.input == 'builtin' else None)
     return name, os.path.normpath(out or os.path.join('data', name)), source, val, record
 
 
-def spec_of(source):
-    return source.import_dir or source.hub_dataset or source.input
-
-
-def spec_names(source):
-    """ How meta.json names the input: no path of this machine. """
-    if source.hub_dataset or source.input == 'builtin':
-        return [source.hub_dataset or source.input]
-    if source.import_dir or source.image_size:
-        return [os.path.basename(os.path.normpath(source.import_dir or source.input))]
-    return [name for name, _ in list_files(source.input)]
-
-
 def on_rank_0(function, *args):
+    """ What it returns, everywhere. Its error is rank 0's to tell. """
     result, error = on_first(function, *args)
     if error:
-        raise error
+        raise error if rank == 0 else SystemExit(2)
     return result
 
 
-def plan(folder, source, val, record):
+@contextmanager
+def in_use(folder):
+    """ Inside, nobody else may hold(fcntl.LOCK_EX) the folder, which rank 0 does until all ranks hold(fcntl.LOCK_SH) it: neither another
+    prepare.py nor what a killed one left running writes there. The lock leaves no file, and dies with its process. """
+    handle = os.open(folder, os.O_RDONLY)
+
+    def hold(kind):
+        try:
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f'{folder} is in use by another prepare.py: wait for it, end it, or choose another --out=') from None
+        except OSError as error:
+            print(f'warning: {folder} cannot be locked ({error}): see to it that one prepare.py runs at a time', file=sys.stderr)
+    try:
+        yield hold
+    finally:
+        os.close(handle)
+
+
+def known_shards(folder, record):
+    """ What an earlier run has written stays known though meta.json may go (write_file): a note beside each whole shard. """
+    for path in glob.glob(os.path.join(glob.escape(folder), '*.tmp')):
+        if re.fullmatch(OF_A_DATASET, os.path.basename(path)[:-4]):
+            os.remove(path)
+    try:
+        with open(os.path.join(folder, 'meta.json'), encoding='utf-8') as f:
+            meta = json.load(f)
+        source, entries = dict(meta['source']), [entry for split in meta['splits'].values() for entry in split['shards']]
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):   # none, or a torn one: what has no note is redone
+        return
+    for key in record:
+        if source.get(key) != record[key]:
+            raise ValueError(f'{folder} holds a dataset with {key} = {source.get(key)!r}, not {record[key]!r}; '
+                             'choose another --out= or delete that folder')
+    for entry in entries:
+        write_entry(folder, entry)
+
+
+def plan(folder, source, val, record, hold):
     """ Rank 0 alone: what was there, what there is to do, and what is fitted on it. """
+    hold(fcntl.LOCK_EX)
     known_shards(folder, record)
     clusters = homology_clusters(source) if homology else {}
     counts, limit, n_val, texts = survey(source, val is not None, clusters)
@@ -495,33 +468,64 @@ def plan(folder, source, val, record):
         counts['val_input'] = Counter()
         n_val = sum(1 for _ in documents(val, counts['val_input']))
         if not n_val:
-            raise ValueError(f'{spec_of(val)}: no documents ({counts["val_input"]["read"]} read) for val')
-    return limit, clusters, n_train, n_val, counts, fit(folder, texts)
+            raise ValueError(f'{", ".join(val.names)}: no documents for val ({counts["val_input"]["read"]} read)')
+    files, lsa = {}, None                                    # fitted once; all ranks read them from their files
+    if tokenizer == 'bpe':
+        files['tokenizer.json'] = write_file(os.path.join(folder, 'tokenizer.json'), train_bpe(texts, vocab_size).encode())
+    if encoder == 'lsa':
+        lsa = fit_lsa(texts, encoder_dims or 128, seed)
+        files['encoder.npz'] = write_file(os.path.join(folder, 'encoder.npz'), as_bytes(lambda f: lsa.save(f)))
+    hold(fcntl.LOCK_SH)
+    return limit, clusters, Counter(train=n_train, val=n_val), counts, files, lsa and lsa.record
+
+
+def make_encoder():
+    """ The encoder, if it is one that exists already. """
+    if encoder in ('none', 'lsa'):
+        return None
+    where = pick_device(device)
+    if where == 'cuda':
+        where = f'cuda:{distributed.local_rank % torch.cuda.device_count()}'
+    return load_encoder(encoder, where, pooling=pooling, normalize=normalize, prefix=prefix, dimension=encoder_dims or None,
+                        dtype=encoder_dtype, language=language, batch_size=embed_batch_size)
+
+
+def check_given(stream, encode):
+    """ Given latents must be what the encoder named beside them would give: centred on their mean, a mean cosine of .95 at least. """
+    docs = [doc for doc in itertools.islice(stream, 32) if np.isfinite(doc.latent()).all()]
+    if len(docs) < 3:
+        return
+    own, given = encode([doc.text for doc in docs])[:, 0], torch.from_numpy(given_latents(docs)).float()
+    if given.shape[1:] != (1, own.shape[1]):
+        raise ValueError(f'the latents given are {tuple(given.shape[1:])}, encoder {encoder} makes (1, {own.shape[1]}): '
+                         'name their encoder, or none')
+    cosine = torch.nn.functional.cosine_similarity(own - own.mean(0), given[:, 0] - given[:, 0].mean(0)).mean().item()
+    if not cosine >= .95:
+        raise ValueError(f'the latents given are not those of encoder {encoder}: over {len(docs)} texts their mean centred cosine '
+                         f'with its own is {cosine:.3f}; name their encoder, with its --prefix and --pooling, or --encoder=none')
 
 
 def prepare():
-    name, folder, source, val_source, record = check_knobs()
+    name, folder, source, val, record = check_knobs()
     torch.set_num_threads(threads)
     os.makedirs(folder, exist_ok=True)
-    limit, clusters, n_train, n_val, counts, (files, fitted) = on_rank_0(plan, folder, source, val_source, record)
-    tok, encode = make_tokenizer(folder), make_encoder(folder, fitted)
-    settings = dict(files=dict(files), tokenizer=tok.record, encoder=encode and encode.record, max_tokens=max_tokens, threads=threads,
-                    embed_batch_size=embed_batch_size)
-
-    def read_again(is_val):
-        return (doc for doc in documents(source, Counter(), max_documents) if (split_hash(doc.text, clusters) < limit) == is_val)
-    if has_given_latents() and encode is not None:
-        check_given(read_again(is_val=False), encode)
-    val = read_again(is_val=True) if val_source is None else documents(val_source, Counter())
-    splits = dict(train=write_split(folder, 'train', read_again(is_val=False), n_train, settings, tok, encode),
-                  val=write_split(folder, 'val', val, n_val, settings, tok, encode))
-    on_rank_0(finish, name, folder, record, tok, encode, splits, files, counts)
+    with in_use(folder) as hold:
+        tok, encode = None if tokenizer == 'bpe' else load_tokenizer(tokenizer), make_encoder()   # what fails does so before the reading
+        limit, clusters, totals, counts, files, lsa = on_rank_0(plan, folder, source, val, record, hold)
+        hold(fcntl.LOCK_SH)
+        tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
+        encode = load_encoder(lsa, folder=folder) if lsa else encode
+        if encode and source.has_latents:
+            check_given(documents(source, Counter()), encode)
+        settings = dict(files=files, tokenizer=tok.record, encoder=encode and encode.record, max_tokens=max_tokens, threads=threads,
+                        embed_batch_size=embed_batch_size)
+        splits = write_shards(folder, routed(source, val, limit, clusters), totals, settings, tok, encode)
+        on_rank_0(finish, name, folder, record, tok, encode, splits, files, counts)
 
 
 def finish(name, folder, record, tok, encode, splits, files, counts):
     """ Rank 0 alone: statistics, meta.json, and a look at it. """
-    shards = [entry for split in splits.values() for entry in split['shards']]
-    shapes = {tuple(entry['latent_shape']) for entry in shards if entry['latent_shape']}
+    shapes = {tuple(entry['latent_shape']) for split in splits.values() for entry in split['shards'] if entry['latent_shape']}
     if len(shapes) > 1:
         raise ValueError(f'latents of several shapes: {sorted(shapes)}')
     for split, totals in splits.items():
@@ -530,97 +534,22 @@ def finish(name, folder, record, tok, encode, splits, files, counts):
                              f'max_tokens={max_tokens} tokens')
     if shapes:
         stats = latent_stats(folder, splits['train']['shards'])
-        files['latent_stats.npz'] = write_file(os.path.join(folder, 'latent_stats.npz'), as_bytes(np.savez, **stats))
+        files = files | {'latent_stats.npz': write_file(os.path.join(folder, 'latent_stats.npz'), as_bytes(np.savez, **stats))}
     meta = dict(format=FORMAT, name=name, tokenizer=tok.record, encoder=encode and encode.record, latent_shape=list(*shapes) or None,
                 token_dtype=token_dtype(tok), max_tokens=max_tokens, splits=splits, files=files, source=record,
                 counts={key: dict(count) for key, count in counts.items()})
     write_file(os.path.join(folder, 'meta.json'), as_json(meta))
-    clean(folder, meta)
+    listed = {*files, 'meta.json', *(f for split in splits.values() for entry in split['shards'] for f in entry['files'])}
+    for path in glob.glob(os.path.join(glob.escape(folder), '*')):       # notes, and files of an earlier attempt
+        if os.path.basename(path) not in listed and re.fullmatch(OF_A_DATASET, os.path.basename(path)):
+            os.remove(path)
     summary(folder)
-
-
-def verify(folder):
-    """ Every file of a dataset against its digest in meta.json; ValueError names the first that differs. """
-    meta = read_meta(folder)
-    manifest = dict(meta['files'])
-    for split in meta['splits'].values():
-        for entry in split['shards']:
-            manifest |= entry['files']
-    with tqdm(total=sum(entry['bytes'] for entry in manifest.values()), desc='verifying', unit='B', unit_scale=True, disable=None) as bar:
-        for file, entry in manifest.items():
-            check_file(folder, file, manifest)
-            bar.update(entry['bytes'])
-    print(f'{len(manifest)} files, {sum(entry["bytes"] for entry in manifest.values()) / 1e6:,.1f} MB, each as meta.json says')
-
-
-def sample_hashes(ds):
-    """ A hash per sample of a split, of its tokens. """
-    return np.concatenate([np.fromiter((hash(tokens[a:b]) for a, b in itertools.pairwise((shard.offsets * shard.tokens.itemsize).tolist())),
-                                       np.int64, len(shard.offsets) - 1) for shard in ds.shards for tokens in [shard.tokens.tobytes()]])
-
-
-def summary(folder):
-    """ What is in a dataset, as a reader finds it. """
-    def line(name, text):
-        print(f'{name:<20} {text}')
-    train, val = PackedDataset(folder, 'train'), PackedDataset(folder, 'val')
-    meta = train.meta
-    print()
-    line('dataset', folder)
-    for name, count in meta['counts'].items():
-        words = [f'{count["read"]:,} documents', f'{count["kept"]:,} kept', *filter(None, [dropped(count)])]
-        words += [f'{count[key]:,} {word}' for key, word in (('invalid_utf8', 'with invalid UTF-8, kept'),
-                                                             ('unknown_residues', 'unknown residues, now X')) if count.get(key)]
-        line(f'read {name}', ', '.join(words))
-    for ds in (train, val):
-        m = meta['splits'][ds.split]
-        lost = [f'{m[key]:,} dropped ({word})' for key, word in (('nonfinite', 'NaN or inf'), ('longer_than_max_tokens', 'too many tokens'))
-                if m.get(key)]
-        line(ds.split, ', '.join([f'{m["documents"]:,} documents, {m["samples"]:,} samples, {m["tokens"]:,} tokens, '
-                                  f'{m["bytes"] / m["tokens"]:.2f} bytes per token', *lost]))
-    lengths = np.sort(np.concatenate([np.diff(s.offsets) for s in train.shards]))
-    line('tokens per sample', ', '.join(f'{q:g} %: {lengths[int(q / 100 * (len(lengths) - 1))]}' for q in (50, 95, 99, 99.5, 100)))
-    line('vocabulary', f'{train.tokenizer.vocab_size} ids, {train.tokenizer.kind}')
-    t, v = sample_hashes(train), sample_hashes(val)
-    line('duplicates', f'{len(t) - len(np.unique(t)):,} in train, {len(v) - len(np.unique(v)):,} in val, '
-                       f'{np.isin(v, t).sum():,} of val in train')
-    if train.stats is not None:
-        z, live = val.raw_latents(np.arange(min(len(val), 4096))), train.live > 0
-        norm, mean, std = z.norm(dim=-1), train.mean[live], train.std[live]
-        line('latents', f'{train.latent_shape}, {meta["encoder"]["id"] if meta["encoder"] else "given"}, '
-                        f'norm {norm.mean():.3f} +- {norm.std(correction=0):.3f}')
-        line('per dimension', f'mean {mean.min():.3g} to {mean.max():.3g}, std {std.min():.3g} to {std.max():.3g}, '
-                              f'{int((~live).sum())} dead')
-        if truncated := sum(split['truncated'] for split in meta['splits'].values()):
-            line('warning', f'{truncated:,} samples are longer than the encoder reads ({meta["encoder"]["max_length"]} of its tokens); '
-                            'lower --max_tokens')
-    for i in range(min(3, len(val))):
-        line(f'val {i}', repr(val.text(i))[:100])
-
-
-def export(folder, target):
-    """ A dataset in the earlier layout: texts/<split>/*.txt, latents/<split>/*.npy (N, D) float32, and <split>_data.json. """
-    for split, name in (('train', 'train'), ('val', 'validation')):
-        ds = PackedDataset(folder, split)
-        if os.path.realpath(target) == os.path.realpath(folder):
-            raise ValueError(f'export_dir={target} is the dataset itself')
-        if ds.stats is None:
-            raise ValueError(f'{folder} has no latents: the earlier layout is for pairs')
-        for kind in ('texts', 'latents'):
-            os.makedirs(os.path.join(target, kind, name), exist_ok=True)
-        items = []
-        for i in tqdm(range(len(ds)), f'writing {name}', unit=' samples', disable=None):
-            text, text_path, latent_path = ds.text(i), f'texts/{name}/{i:08d}.txt', f'latents/{name}/{i:08d}.npy'
-            with open(os.path.join(target, text_path), 'w', encoding='utf-8', newline='') as f:
-                f.write(text)
-            np.save(os.path.join(target, latent_path), ds.raw_latents([i])[0].numpy())
-            items.append(dict(id=i, text=text, text_path=text_path, latent_path=latent_path))
-        write_file(earlier_index(target, name), as_json(items))
-        print(f'{earlier_index(target, name)}: {len(items):,} samples')
 
 
 def main():
     configure(globals())
+    if (inspect or export_dir) and rank:
+        return
     with stop_on_error():
         if inspect:
             verify(inspect)

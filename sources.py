@@ -3,6 +3,7 @@
     counts = Counter()
     for document in documents(Source(input='captions.jsonl.gz', field='caption'), counts):
         document.text, document.latent              # latent: None, or a function that reads this document's own, (N, D) float32
+    document.group                              # what must not be split between train and val: an image with all its captions
 
 Files (.txt, .jsonl, .csv, .tsv, .parquet, .fasta; all but parquet also as .gz), folders and globs of them; hub datasets by name;
 the interpreter's own documentation; images with captions; texts whose latents exist already, also in the earlier layout of
@@ -50,13 +51,44 @@ class Source:
     max_length: int = 0                # likewise; 0: any
     distinct: bool = False             # drop a text that came before
 
+    def __post_init__(self):
+        origins = [name for name in ('input', 'hub_dataset', 'import_dir') if getattr(self, name)]
+        if len(origins) != 1:
+            raise ValueError(f'documents come from one of input, hub_dataset, import_dir; given: {" and ".join(origins) or "none"}')
+        latents = [name for name in ('import_dir', 'latents_from', 'image_size') if getattr(self, name)]
+        if len(latents) > 1:
+            raise ValueError(f'{" and ".join(latents)} each say where latents come from: choose one')
+        if self.image_size and not os.path.isdir(self.input):
+            raise ValueError(f'image_size is set: input must be a folder of images, found {origins[0]}={getattr(self, origins[0])}')
+        if self.split_on not in ('line', 'paragraph', 'file'):
+            raise ValueError(f'split_on {self.split_on!r}: one of line, paragraph, file')
+        if self.patch < 1 or self.image_size < 0 or self.image_size % self.patch or self.channels not in (1, 3):
+            raise ValueError(f'image_size {self.image_size} must be a multiple of patch {self.patch}, and channels {self.channels} 1 or 3')
+
+    @property
+    def has_latents(self):
+        return bool(self.import_dir or self.latents_from or self.image_size)
+
+    @property
+    def is_fasta(self):
+        return bool(self.input) and self.input != 'builtin' and not self.image_size and any(
+            kind_of(name) in FASTA for name, _ in list_files(self.input))
+
+    @property
+    def names(self):
+        """ How meta.json names the input: no path of this machine. """
+        if self.import_dir or self.image_size or os.path.isdir(self.hub_dataset):
+            return [os.path.basename(os.path.abspath(self.import_dir or self.hub_dataset or self.input))]
+        return [self.hub_dataset or self.input] if self.hub_dataset or self.input == 'builtin' else [n for n, _ in list_files(self.input)]
+
 
 class Document(NamedTuple):
     text: str
     latent: object = None
+    group: str = ''
 
 
-FASTA = ('.fasta', '.fa', '.faa')
+FASTA = ('.fasta', '.fa', '.faa', '.fas')
 KINDS = ('.txt', '.jsonl', '.csv', '.tsv', '.parquet', *FASTA)    # taken from a folder; a text file named outright may end otherwise
 NOT_TEXT = ('.arrow', '.json', '.zip', '.tar', '.bz2', '.xz', '.zst', '.npy', '.npz', '.bin', '.pt', '.safetensors', '.pdf', '.docx',
             '.png', '.jpg')
@@ -69,9 +101,10 @@ HUB = {'openwebtext':  dict(path='Skylion007/openwebtext'),
 def documents(source, counts, limit=0):
     """ The documents of a source, stripped and valid. `counts` gets read, kept and each reason for a drop: read = kept + drops. """
     seen = set()
-    for text, latent in read(source, counts):
+    for text, latent, group in read(source, counts):
         counts['read'] += 1
-        text, invalid = re.subn('[\ud800-\udfff]', '\ufffd', text.strip())   # a byte that is no UTF-8 was read as a lone surrogate
+        text = text if source.import_dir else text.strip()   # imported latents are of the text as it stands
+        text, invalid = re.subn('[\ud800-\udfff]', '\ufffd', text)  # a byte that is no UTF-8 was read as a lone surrogate
         counts['invalid_utf8'] += bool(invalid)              # replaced and kept
         reason = 'empty' if not text else 'too_short' if len(text) < source.min_length else \
             'too_long' if source.max_length and len(text) > source.max_length else None
@@ -83,7 +116,7 @@ def documents(source, counts, limit=0):
             counts[reason] += 1
             continue
         counts['kept'] += 1
-        yield Document(text, latent)
+        yield Document(text, latent, group)
         if counts['kept'] == limit:
             return
 
@@ -107,12 +140,23 @@ def read(source, counts):
         texts = builtin_corpus()
     else:
         texts = itertools.chain.from_iterable(read_file(path, source, counts) for _, path in list_files(source.input))
-    return with_latents(texts, source.latents_from) if source.latents_from else zip(texts, itertools.repeat(None))
+    return with_latents(texts, source.latents_from) if source.latents_from else (Document(text) for text in texts)
 
 
-def is_fasta(source):
-    return bool(source.input) and source.input != 'builtin' and not source.image_size and any(
-        name.removesuffix('.gz').endswith(FASTA) for name, _ in list_files(source.input))
+def as_text(value, field, where):
+    """ A record's text; one without is an empty document. """
+    if value is None or isinstance(value, str):
+        return value or ''
+    raise ValueError(f'{where}: no text in field {field!r}, found {str(value)[:60]!r}; choose with --field=')
+
+
+def inside(folder, path, where):
+    """ A path that a file names, which must lie in the folder. """
+    root = os.path.realpath(folder)
+    full = os.path.realpath(os.path.join(root, path))
+    if os.path.commonpath([root, full]) != root:
+        raise ValueError(f'{where}: {path} lies outside of {folder}')
+    return full
 
 # -----------------------------------------------------------------------------
 # Files
@@ -123,7 +167,7 @@ def list_files(spec):
     for part in (p.strip() for p in spec.split(',') if p.strip()):
         if os.path.isdir(part):
             names = sorted(glob.glob('**', root_dir=part, recursive=True))
-            found = [(n, os.path.join(part, n)) for n in names if n.removesuffix('.gz').endswith(KINDS)]
+            found = [(n, os.path.join(part, n)) for n in names if kind_of(n) in KINDS]
             hint = f'no file ending in {", ".join(KINDS)} or these with .gz'
         else:
             paths = [part] if os.path.exists(part) else sorted(glob.glob(part))
@@ -133,27 +177,33 @@ def list_files(spec):
             raise ValueError(f'{part}: {hint}')
         files += found
     for name, path in files:
-        if name.removesuffix('.gz').endswith(NOT_TEXT):
+        if kind_of(name) in NOT_TEXT:
             raise ValueError(f'{path}: cannot read this kind of file; convert it to text, .jsonl, .csv or .parquet')
     return files
 
 
+def kind_of(name):
+    """ '.csv' of a.CSV.gz. """
+    return os.path.splitext(name.lower().removesuffix('.gz'))[1]
+
+
 def read_file(path, source, counts):
     """ The texts of one file. """
-    kind = os.path.splitext(path.removesuffix('.gz'))[1]
+    kind = kind_of(path)
     if kind == '.parquet':
         yield from read_parquet(path, source.field)
         return
-    opened = gzip.open(path, 'rb') if path.endswith('.gz') else open(path, 'rb')
+    opened = gzip.open(path, 'rb') if path.lower().endswith('.gz') else open(path, 'rb')
     newline = '' if kind in ('.csv', '.tsv') else '\n'       # other line ends are text (U+2028, form feed, ...)
     try:
         with opened, io.TextIOWrapper(opened, 'utf-8-sig', 'surrogateescape', newline) as f:
+            if opened.peek(2)[:2] in (b'\xff\xfe', b'\xfe\xff'):
+                raise ValueError(f'{path}: UTF-16, expected UTF-8: convert it (iconv -f UTF-16 -t UTF-8)')
             if kind == '.jsonl':
                 for number, line in enumerate(f, 1):
                     yield '' if not line.strip() else json_field(line, source.field, f'{path}, line {number}')
             elif kind in ('.csv', '.tsv'):
-                for row in read_table(f, path, kind, source.field):
-                    yield row[source.field] or ''
+                yield from (as_text(row[source.field], source.field, path) for row in read_table(f, path, kind, source.field))
             elif kind in FASTA:
                 yield from read_fasta(f, path, counts)
             elif source.split_on == 'file':
@@ -173,11 +223,14 @@ def read_file(path, source, counts):
 def read_table(f, path, kind, *columns):
     """ The rows of a .csv or .tsv as dicts, which must have these columns. In a .tsv a quote is a character like any other. """
     csv.field_size_limit(2**31 - 1)
-    rows = csv.DictReader(f, **dict(delimiter='\t', quoting=csv.QUOTE_NONE) if kind == '.tsv' else {})
+    rows = csv.DictReader(f, **dict(delimiter='\t', quoting=csv.QUOTE_NONE) if kind == '.tsv' else dict(strict=True))
     for column in columns:
         if column not in (rows.fieldnames or []):
             raise ValueError(f'{path}: no column {column!r}, found {rows.fieldnames}; choose with --field=')
-    return rows
+    for row in rows:
+        if None in row:                                      # a comma in a text that is not quoted
+            raise ValueError(f'{path}, line {rows.line_num}: {len(row[None])} more fields than the {len(rows.fieldnames)} columns')
+        yield row
 
 
 def json_field(line, field, where):
@@ -185,10 +238,9 @@ def json_field(line, field, where):
         record = json.loads(line)
     except ValueError as error:
         raise ValueError(f'{where}: no JSON ({error})') from None
-    text = record.get(field) if isinstance(record, dict) else None
-    if not isinstance(text, str):
+    if not isinstance(record, dict) or field not in record:
         raise ValueError(f'{where}: no text in field {field!r}, found {str(record)[:80]}; choose with --field=')
-    return text
+    return as_text(record[field], field, where)
 
 
 def read_parquet(path, field):
@@ -219,7 +271,7 @@ def read_fasta(f, path, counts):
                 yield sequence
             parts = []
         elif parts is not None:
-            parts.append(line.strip())
+            parts.append(''.join(line.split()))
         elif line.strip():
             raise ValueError(f'{path}: no FASTA, its first line is {line.strip()[:40]!r}, expected ">name"')
 
@@ -232,15 +284,14 @@ def read_hub(source):
         raise ValueError(f'hub_dataset={source.hub_dataset}: pip install datasets') from None
     row = HUB.get(source.hub_dataset, dict(path=source.hub_dataset))
     try:
-        stream = load_dataset(row['path'], row.get('name'), split=source.hub_split, streaming=True, revision=source.hub_revision or None)
-        first = next(iter(stream), {})
-    except Exception as error:                               # a dozen kinds, all of which mean: not there
+        for record in load_dataset(row['path'], row.get('name'), split=source.hub_split, streaming=True,
+                                   revision=source.hub_revision or None):
+            if source.field not in record:
+                raise ValueError(f'no text in field {source.field!r}, found {list(record)}; choose with --field=')
+            yield as_text(record[source.field], source.field, 'a record')
+    except Exception as error:                               # a dozen kinds, all of which mean: not there, or not there any more
         reason = f'{type(error).__name__}: {(str(error).splitlines() or [""])[0][:200]}'
         raise ValueError(f'hub_dataset={source.hub_dataset}: cannot be read ({reason})') from None
-    if not isinstance(first.get(source.field), str):
-        raise ValueError(f'hub_dataset={source.hub_dataset}: no text in field {source.field!r}, found {list(first)}; '
-                         'choose with --field=')
-    return (record[source.field] or '' for record in stream)
 
 
 def hub_commit(name):
@@ -256,44 +307,50 @@ def hub_commit(name):
 # -----------------------------------------------------------------------------
 # Texts that have latents already
 
-def load_array(path, what):
+def load_array(path, what, mmap_mode=None):
     try:
-        return np.load(path, mmap_mode='r', allow_pickle=False)
+        return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise ValueError(f'{path}: {what} cannot be read ({str(error).splitlines()[0]})') from None
 
 
-def as_latent(array):
-    """ (D,) or (N, D) -> (N, D) float32. """
-    return np.atleast_2d(np.asarray(array, np.float32))
+def as_latent(array, path):
+    """ (D,) or (N, D) -> (N, D) float32: a copy, that keeps no file open. """
+    if array.ndim not in (1, 2) or array.dtype.kind != 'f':
+        raise ValueError(f'{path}: a latent is {array.dtype} {array.shape}, expected floats (D,) or (N, D)')
+    return np.atleast_2d(np.array(array, np.float32))
+
+
+def in_order(path):
+    """ Sort key: 2.npy before 10.npy. """
+    return [int(part) if part.isdigit() else part for part in re.split(r'(\d+)', path)]
 
 
 def with_latents(texts, spec):
     """ Each text with its row of the arrays (n, D) or (n, N, D), one after the other. """
     paths = []
     for part in (p.strip() for p in spec.split(',') if p.strip()):
-        found = sorted(glob.glob(os.path.join(glob.escape(part), '*.npy'))) if os.path.isdir(part) else [part]
+        found = sorted(glob.glob(os.path.join(glob.escape(part), '*.npy')), key=in_order) if os.path.isdir(part) else [part]
         if not found:
             raise ValueError(f'latents_from: no .npy file in {part}')
         paths += found
-    arrays = [load_array(path, 'latents') for path in paths]
+    arrays = [load_array(path, 'latents', 'r') for path in paths]
     for path, array in zip(paths, arrays):
         if array.ndim not in (2, 3) or array.shape[1:] != arrays[0].shape[1:] or array.dtype.kind != 'f':
             raise ValueError(f'{path}: latents are {array.dtype} {array.shape}, expected floats (n, D) or (n, N, D), alike in all files')
-    rows, n_texts = ((array, i) for array in arrays for i in range(len(array))), 0
+    rows, n_texts = ((path, array, i) for path, array in zip(paths, arrays) for i in range(len(array))), 0
     for text in texts:
         row = next(rows, None)
         if row is None:
             raise ValueError(f'latents_from={spec}: {n_texts} rows for more documents than that')
         n_texts += 1
-        yield text, lambda array=row[0], i=row[1]: as_latent(array[i])
+        yield Document(text, lambda path=row[0], array=row[1], i=row[2]: as_latent(array[i], path))
     if more := sum(1 for _ in rows):
         raise ValueError(f'latents_from={spec}: {n_texts + more} rows for {n_texts} documents')
 
 
 def read_earlier(source):
     """ The earlier layout: a list {text, latent_path, ...} in train_data.json, a .npy a text, maybe a .txt too, which then counts. """
-    root = os.path.realpath(source.import_dir)
     index = earlier_index(source.import_dir, source.import_split)
     try:
         with open(index, encoding='utf-8') as f:
@@ -302,28 +359,22 @@ def read_earlier(source):
         raise ValueError(f'{index}: no JSON ({error})') from None
     if not isinstance(items, list):
         raise ValueError(f'{index}: expected a list of {{"text", "latent_path"}}, found {type(items).__name__}')
-
-    def inside(path):
-        full = os.path.realpath(os.path.join(root, path))
-        if os.path.commonpath([root, full]) != root:
-            raise ValueError(f'{index}: {path} lies outside of {source.import_dir}')
-        return full
     for i, item in enumerate(items):
         if not isinstance(item, dict) or not isinstance(item.get('latent_path'), str):
             raise ValueError(f'{index}, item {i}: no latent_path, found {str(item)[:80]}')
         stem = os.path.splitext(os.path.basename(item['latent_path']))[0]
-        text_path = inside(item.get('text_path') or os.path.join('texts', source.import_split, f'{stem}.txt'))
+        text_path = inside(source.import_dir, item.get('text_path') or os.path.join('texts', source.import_split, f'{stem}.txt'), index)
         if os.path.isfile(text_path):
-            with open(text_path, encoding='utf-8', errors='surrogateescape') as f:
+            with open(text_path, encoding='utf-8', errors='surrogateescape', newline='') as f:
                 text = f.read()
         elif isinstance(item.get('text'), str):
             text = item['text']
         else:
             raise ValueError(f'{index}, item {i}: no "text", and no file {text_path}')
-        path = inside(item['latent_path'])
+        path = inside(source.import_dir, item['latent_path'], index)
         if not os.path.isfile(path):
             raise ValueError(f'{path}: missing, {index} names it in item {i}')
-        yield text, lambda path=path: as_latent(load_array(path, 'a latent'))
+        yield Document(text, lambda path=path: as_latent(load_array(path, 'a latent'), path))
 
 
 def earlier_index(folder, split):
@@ -342,15 +393,16 @@ def read_images(source):
         raise ValueError(f'{source.input}: no metadata.csv or metadata.jsonl with file_name and {source.field} in it')
     with open(index, encoding='utf-8-sig', errors='surrogateescape', newline='' if name.endswith('csv') else '\n') as f:
         if name.endswith('csv'):
-            pairs = ((row['file_name'], row[source.field] or '') for row in read_table(f, index, '.csv', 'file_name', source.field))
+            pairs = ((row['file_name'], as_text(row[source.field], source.field, index))
+                     for row in read_table(f, index, '.csv', 'file_name', source.field))
         else:
             pairs = ((json_field(line, 'file_name', where), json_field(line, source.field, where))
                      for where, line in ((f'{index}, line {i}', line) for i, line in enumerate(f, 1)) if line.strip())
         for file_name, text in pairs:
-            path = os.path.join(source.input, file_name)
+            path = inside(source.input, file_name, index)
             if not os.path.isfile(path):
                 raise ValueError(f'{path}: missing, {index} names it')
-            yield text, partial(image_patches, path, source.image_size, source.patch, source.channels)
+            yield Document(text, partial(image_patches, path, source.image_size, source.patch, source.channels), group=file_name)
 
 
 def image_patches(path, size, patch, channels):
@@ -359,7 +411,7 @@ def image_patches(path, size, patch, channels):
     from PIL import Image, ImageOps
     try:
         with Image.open(path) as image:
-            image = ImageOps.fit(image.convert('L' if channels == 1 else 'RGB'), (size, size))
+            image = ImageOps.fit(ImageOps.exif_transpose(image).convert('L' if channels == 1 else 'RGB'), (size, size))
     except OSError as error:
         raise ValueError(f'{path}: no image that can be read ({error})') from None
     pixels = np.asarray(image, np.float32).reshape(size, size, channels) / 127.5 - 1

@@ -14,7 +14,7 @@ import sources
 from data import RESIDUES, PackedDataset
 from sources import Source, documents, image_patches
 from runs import TINY, run_each
-from test_prepare import LINES, own_knobs, run, texts_of, write_lines    # noqa: F401  own_knobs puts prepare's knobs back
+from test_prepare import LINES, WORDS, own_knobs, run, texts_of, write_lines    # noqa: F401  own_knobs puts prepare's knobs back
 
 PROTEINS = '>a first\nMKTAYIAKQR\nQISFVKSHFS*\n>b\nmktayiakqrqisfvkshfs\n>empty\n\n>c\nMJ@KV\n>d\nMKVLAAGIVGLLLA\n'
 
@@ -40,6 +40,9 @@ def test_parquet_reads_as_the_lines_do(tmp_path):
     for field in ('body', 'n'):
         with pytest.raises(ValueError, match=f"a.parquet: no column '{field}' of text, found .*'n': 'int64'"):
             read_all(input=tmp_path, field=field)
+    (tmp_path / 'a.parquet').write_bytes(b'PAR1')
+    with pytest.raises(ValueError, match='a.parquet: broken parquet file'):
+        read_all(input=tmp_path)
 
 
 def test_a_dataset_of_the_hub_is_streamed_by_name_field_and_split(tmp_path, monkeypatch):
@@ -52,6 +55,10 @@ def test_a_dataset_of_the_hub_is_streamed_by_name_field_and_split(tmp_path, monk
     folder = run(input='', hub_dataset='tiny', hub_revision='main', field='body', out=tmp_path / 'out', encoder='none')
     assert texts_of(folder, 'train') == LINES[:100] and texts_of(folder, 'val') == LINES[100:]
     assert data.read_meta(folder)['source']['hub_revision'] == 'main' and str(tmp_path) not in (tmp_path / 'out/meta.json').read_text()
+    import prepare
+    monkeypatch.setattr(prepare, 'hub_commit', lambda name: f'commit of {name}')
+    newest = run(input='builtin', hub_dataset='tiny', field='body', out=tmp_path / 'newest', encoder='none')
+    assert data.read_meta(newest)['source']['hub_revision'] == 'commit of tiny' and texts_of(newest, 'val') == LINES[100:]
     with pytest.raises(ValueError, match="no text in field 'text', found .*body"):
         read_all(hub_dataset='tiny')
     with pytest.raises(ValueError, match='hub_dataset=.*nowhere: cannot be read'):
@@ -102,7 +109,7 @@ def test_fasta_becomes_a_dataset_of_residues_without_duplicates_by_default(tmp_p
         ds.tokenizer.encode('hello')
 
 
-@pytest.mark.parametrize('kind, message', [('fails', 'mmseqs failed with code 3: out of luck'), ('absent', 'mmseqs is not on PATH'), ('works', '')])
+@pytest.mark.parametrize('kind, message', [('fails', 'mmseqs .* failed with code 3: out of luck'), ('absent', 'mmseqs is not on PATH'), ('works', '')])
 def test_homologous_proteins_fall_into_one_split(tmp_path, monkeypatch, kind, message):
     """ mmseqs itself cannot be had here: a script in its place clusters by the first five residues, with its arguments and output. """
     g = np.random.default_rng(0)
@@ -114,6 +121,9 @@ def test_homologous_proteins_fall_into_one_split(tmp_path, monkeypatch, kind, me
         script = tmp_path / 'bin/mmseqs'
         script.write_text(f'#!{sys.executable}\n' + '''
 import sys
+if sys.argv[1:] == ['version']:
+    print('15-6f452')
+    sys.exit()
 command, fasta, result, scratch, *flags = sys.argv[1:]
 assert command == 'easy-cluster' and flags == ['--min-seq-id', '0.3', '-c', '0.8'], sys.argv
 lines, first = open(fasta).read().split(), {}
@@ -131,6 +141,7 @@ with open(result + '_cluster.tsv', 'w') as f:
     folder = run(**knobs)
     train, val = ({text[:5] for text in texts_of(folder, split)} for split in ('train', 'val'))
     assert train | val == set(families) and not train & val and 3 < len(val) < 20
+    assert data.read_meta(folder)['source']['mmseqs'] == '15-6f452'
     without = run(**knobs | dict(homology=0.0, out=tmp_path / 'without'))
     assert {t[:5] for t in texts_of(without, 'train')} & {t[:5] for t in texts_of(without, 'val')}, 'the control'
 
@@ -155,8 +166,8 @@ def latents_of(folder):
 def test_given_latents_stay_with_their_texts(tmp_path, shape):
     path, z = with_own_latents(tmp_path, shape=shape)
     (tmp_path / 'z').mkdir()
-    np.save(tmp_path / 'z/0.npy', z[:70])
-    np.save(tmp_path / 'z/1.npy', z[70:].astype(np.float16))
+    for i in range(12):                                                  # 2.npy is read before 10.npy
+        np.save(tmp_path / f'z/{i}.npy', z[13 * i:13 * (i + 1)].astype(np.float16 if i == 3 else np.float32))
     folder = run(input=path, latents_from=tmp_path / 'z', out=tmp_path / 'out', encoder='none')
     found = latents_of(folder)
     assert len(found) == 150
@@ -205,6 +216,31 @@ def test_an_encoder_named_beside_given_latents_must_be_theirs(tmp_path):
         run(**knobs, out=tmp_path / 'other')
 
 
+def test_chunks_with_spaces_at_their_ends_survive_export_and_import_with_their_latents(tmp_path):
+    import prepare
+    path = write_lines(tmp_path / 'a.txt', [' '.join(LINES[i:i + 5]) for i in range(0, 150, 5)])
+    folder = run(input=path, out=tmp_path / 'a', max_tokens=24)
+    assert any(text.startswith(' ') for text in texts_of(folder, 'train')), 'the case to be tested'
+    prepare.export(folder, str(tmp_path / 'old'))
+    back = run(input='', import_dir=tmp_path / 'old', out=tmp_path / 'back', encoder='none', tokenizer='byte', max_tokens=500)
+    assert texts_of(back, 'train') == texts_of(folder, 'train') and texts_of(back, 'val') == texts_of(folder, 'val')
+    a, b = latents_of(folder), latents_of(back)
+    assert a.keys() == b.keys() and all(np.array_equal(a[text], b[text]) for text in a)
+
+
+def test_knobs_that_contradict_each_other_are_refused(tmp_path):
+    (tmp_path / 'a.fasta').write_text('>a\nMKV\n')
+    for knobs, message in ((dict(hub_dataset='lm1b', import_dir='x'), 'one of input, hub_dataset, import_dir; given: hub_dataset and import_dir'),
+                           (dict(input='a.txt', hub_dataset='lm1b'), 'given: input and hub_dataset'),
+                           (dict(input='', import_dir='x', latents_from='z.npy'), 'import_dir and latents_from each say'),
+                           (dict(input='', hub_dataset='lm1b', image_size=8, hub_revision='x'), 'image_size is set: input must be a folder'),
+                           (dict(input=tmp_path / 'a.fasta', val_input=tmp_path / 'a.fasta', homology=.3, encoder='none'), 'val_input goes with'),
+                           (dict(input=tmp_path / 'a.fasta', latents_from='z.npy', encoder='lsa'), 'lsa is fitted here'),
+                           (dict(input=tmp_path, image_size=10, patch=4), 'multiple of patch 4')):
+        with pytest.raises(ValueError, match=message):
+            run(**{'out': tmp_path / 'out'} | knobs)
+
+
 def test_the_earlier_layout_is_imported_without_embedding_and_exported_again(tmp_path):
     old = tmp_path / 'old'
     for split, name, lines in (('train', 'train', LINES[:120]), ('validation', 'validation', LINES[120:])):
@@ -230,7 +266,7 @@ def test_the_earlier_layout_is_imported_without_embedding_and_exported_again(tmp
     for split in ('train', 'val'):
         a, b = PackedDataset(folder, split), PackedDataset(back, split)
         assert all(np.array_equal(x, y) for x, y in zip(a.rows(np.arange(len(a))), b.rows(np.arange(len(b)))))
-    with pytest.raises(ValueError, match='is the dataset itself'):
+    with pytest.raises(ValueError, match='not an empty folder'):
         prepare.export(folder, folder)
 
 
@@ -256,13 +292,15 @@ def test_an_imported_dataset_trains_is_sampled_and_evaluated_at_once(tmp_path):
 
 @pytest.mark.parametrize('item, message', [
     (dict(text='a'), 'item 0: no latent_path'), (dict(text='a', latent_path='../out.npy'), 'lies outside'),
-    (dict(text='a', latent_path='latents/gone.npy'), 'gone.npy: missing'), (dict(latent_path='latents/a.npy'), 'no "text", and no file')])
+    (dict(text='a', latent_path='latents/gone.npy'), 'gone.npy: missing'), (dict(latent_path='latents/a.npy'), 'no "text", and no file'),
+    (dict(text='a', latent_path='latents/cube.npy'), r'cube.npy: a latent is float32 \(1, 1, 4\), expected floats')])
 def test_an_earlier_layout_that_is_broken_stops_with_its_place(tmp_path, item, message):
     (tmp_path / 'latents').mkdir()
     np.save(tmp_path / 'latents/a.npy', np.zeros(4, np.float32))
+    np.save(tmp_path / 'latents/cube.npy', np.zeros((1, 1, 4), np.float32))
     (tmp_path / 'train_data.json').write_text(json.dumps([item]))
     with pytest.raises(ValueError, match=message):
-        read_all(import_dir=tmp_path)
+        [document.latent() for document in read_all(import_dir=tmp_path)[0]]
 
 
 # -----------------------------------------------------------------------------
@@ -281,8 +319,12 @@ def test_captioned_images_become_patches_row_by_row(tmp_path):
     assert image_patches(str(tmp_path / '0.png'), 4, 2, 1).shape == (4, 4)
     folder = run(input=tmp_path, image_size=8, patch=4, out=tmp_path / 'out', encoder='none')
     ds = PackedDataset(folder, 'train')
-    assert ds.latent_shape == (4, 48) and ds.meta['source']['image'] == dict(size=8, patch=4, channels=3)
+    assert ds.latent_shape == (4, 48) and [ds.meta['source'][knob] for knob in ('image_size', 'patch', 'channels')] == [8, 4, 3]
     assert np.allclose(latents_of(folder)['picture 3, red'], z, atol=1e-3)
+    (tmp_path / 'metadata.csv').write_text('file_name,text\n' + ''.join(f'{i}.png,"{w} {i}"\n' for i in range(40) for w in WORDS[:5]))
+    folder = run(input=tmp_path, image_size=8, patch=4, out=tmp_path / 'five', encoder='none', val_fraction=.2)
+    train, val = ({text.split()[1] for text in texts_of(folder, split)} for split in ('train', 'val'))
+    assert len(train | val) == 40 and not train & val, 'an image goes to one split with all its captions'
     (tmp_path / '3.png').write_bytes(b'no image')
     with pytest.raises(ValueError, match='3.png: no image that can be read'):
         run(input=tmp_path, image_size=8, patch=4, out=tmp_path / 'other', encoder='none')
