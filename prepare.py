@@ -108,8 +108,8 @@ def survey(source, has_val, clusters):
     """
     counts, limit = Counter(), 0 if has_val else int(val_fraction * 2**64)
     sample, lowest, highest, below = [], 2**64, -1, 0
-    often = 0.5 if sys.stderr.isatty() else 60                           # a log file gets a line a minute
-    for doc in tqdm(documents(source, counts, max_documents), 'reading', unit=' documents', mininterval=often):
+    rarely = {} if sys.stderr.isatty() else dict(mininterval=60, delay=60)            # a log file gets a line a minute
+    for doc in tqdm(documents(source, counts, max_documents), 'reading', unit=' documents', **rarely):
         h = split_hash(doc, clusters)
         lowest, highest, below = min(lowest, h), max(highest, h), below + (h < limit)
         if h >= limit:
@@ -384,6 +384,8 @@ def check_knobs():
     if (hub_dataset or import_dir) and input == 'builtin':   # the default gives way
         given['input'] = ''
     source = Source(**given | dict(distinct=False))
+    if not source.names:
+        raise ValueError('input: name files, folders or globs, comma-separated, or builtin')
     source = replace(source, distinct=source.is_fasta if distinct is None else distinct)
     if hub_dataset and not hub_revision and not os.path.isdir(hub_dataset):
         hub_revision = on_rank_0(hub_commit, hub_dataset)
