@@ -233,6 +233,7 @@ def as_bytes(save, *arrays, **named):
 def as_json(value):
     return (json.dumps(value, indent=1, ensure_ascii=False) + '\n').encode()
 
+
 def shard_key(docs, given, settings):
     """ A digest of all that decides a shard's bytes: its documents, the latents that they bring along, and the settings. """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
