@@ -100,10 +100,13 @@ def loader():
             np.save(f'{folder}/{i}.npy', latents[i].numpy())
 
         def samples_per_s(read):
-            order, start = generator.permutation(rows), time.perf_counter()
-            for i in range(0, rows - batch_size + 1, batch_size):
-                read(order[i:i + batch_size])
-            return rows // batch_size * batch_size / (time.perf_counter() - start)
+            count, start = 0, time.perf_counter()
+            while time.perf_counter() < start + 1:
+                order = generator.permutation(rows)
+                for i in range(0, rows - batch_size + 1, batch_size):
+                    read(order[i:i + batch_size])
+                    count += batch_size
+            return count / (time.perf_counter() - start)
 
         def a_file_a_sample(batch):
             pairs = []
@@ -114,7 +117,7 @@ def loader():
         assert all(torch.equal(a, b) for a, b in zip(a_file_a_sample([3, 1]), data.rows(np.array([3, 1]))))
         medians = compare({'a file a sample': lambda: samples_per_s(a_file_a_sample),
                            'packed': lambda: samples_per_s(data.rows)}, 'samples/s')
-    step = batch_size * data.seq_len / tokens_per_s('--log_interval=30')
+    step = batch_size * data.seq_len / tokens_per_s(f'--log_interval={max(1, max_iters // 3)}')
     read = batch_size / medians['packed']
     print(f'a step of {batch_size} rows takes {1000 * step:.1f} ms, reading them {1000 * read:.3f} ms: {read / step:.2%}')
 

@@ -244,7 +244,7 @@ class Shard:
         if self.offsets.shape != (n + 1,) or self.offsets.dtype != np.int64:
             fail(offsets_path, 'offsets are', f'{self.offsets.dtype} {self.offsets.shape}', f'int64 {(n + 1,)}')
         path = check_file(folder, f'{name}.tokens.bin', files, digest=False)
-        self.tokens = np.memmap(path, dtype=np.dtype(meta['token_dtype']).newbyteorder('<'), mode='r')
+        self.tokens = np.memmap(path, dtype=np.dtype(meta['token_dtype']).newbyteorder('<'), mode='r').view(np.ndarray)
         lengths = np.diff(self.offsets)
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.tokens) or lengths.min() < 0:
             fail(offsets_path, 'offsets run to', int(self.offsets[-1]), f'rising from 0 to the {len(self.tokens)} tokens of {path}')
@@ -252,7 +252,7 @@ class Shard:
         self.latents = None
         if meta['latent_shape'] is not None:
             path = check_file(folder, f'{name}.latents.npy', files, digest=False)
-            self.latents = np.load(path, mmap_mode='r', allow_pickle=False)
+            self.latents = np.load(path, mmap_mode='r', allow_pickle=False).view(np.ndarray)    # indexing a memmap costs more
             expected = (n, *meta['latent_shape'])
             if self.latents.shape != expected or self.latents.dtype != np.float16:
                 fail(path, 'latents are', f'{self.latents.dtype} {self.latents.shape}', f'float16 {expected}')
