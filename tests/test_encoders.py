@@ -85,6 +85,15 @@ def test_a_text_embeds_the_same_alone_and_padded_in_a_batch(tmp_path, kind, pool
     assert torch.allclose(norms, torch.ones_like(norms)) == normalize
 
 
+@pytest.mark.parametrize('kind, pooling', [('roberta', 'cls'), ('roberta', 'mean'), ('qwen3', 'last'), ('t5', 'mean'), ('sonar', 'mean')])
+def test_padding_on_the_left_changes_nothing_either(tmp_path, kind, pooling):
+    """ But for BERT, whose positions are counted from the left edge: encoders.py pads on the right. """
+    encoder = load_encoder(save_encoder(tmp_path, kind), pooling=pooling, normalize=False, batch_size=5)
+    right = encoder(TEXTS)
+    encoder.tokenizer.padding_side = 'left'
+    assert (encoder(TEXTS) - right).abs().max() < 1e-6 * max(1, float(right.abs().max()))
+
+
 def test_the_order_of_the_texts_is_restored_whatever_batch_and_window(tmp_path):
     encoder = load_encoder(save_encoder(tmp_path), pooling='mean')
     many = TEXTS * 7
