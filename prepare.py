@@ -561,7 +561,7 @@ def main():
             export(os.path.normpath(out), export_dir)
         else:
             with stop_on_error(code=4):
-                distributed.reach_master(8.0)
+                distributed.reach_master(6.0)
                 distributed.join('cpu', MONTH)
             prepare()
             distributed.leave()

@@ -93,7 +93,7 @@ dtype = 'bfloat16'                 # bfloat16 (autocast; weights and optimizer s
 compile = False                    # torch.compile every block: a minute or more at the first start, then faster steps (LOG.md)
 parallel = 'ddp'                   # over several processes: ddp | fsdp (FSDP2: parameters and moments shared out)
 dist_timeout = 600.0               # seconds after which a process that does not answer ends the run
-master_timeout = 8.0               # seconds in which rank 0 must be found at the start
+master_timeout = 6.0               # seconds in which rank 0 must be found at the start
 preflight_only = False
 # ---- guard, logs, checkpoints
 guard = True                       # skip a step whose loss or gradient is not finite, or spikes: nothing moves

@@ -399,7 +399,7 @@ def silent_port():
 def test_fault_14_the_master_cannot_be_reached(dataset, tmp_path, silent_port, rank, address, port, words):
     port = str(silent_port) if port is None else port
     env = dict(RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR=address, MASTER_PORT=port)
-    job = Job(dataset, tmp_path / 'run', '--master_timeout=8', env=env, before="""
+    job = Job(dataset, tmp_path / 'run', '--master_timeout=6', env=env, before="""
 import atexit, time, torch, transformers
 begin = time.monotonic()
 atexit.register(lambda: print('took', time.monotonic() - begin))
