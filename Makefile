@@ -13,7 +13,7 @@ quickstart: $(VENV)/installed
 	$(PY) evaluate.py config/quickstart.py
 
 test: $(VENV)/installed
-	-$(PY) -m pip install --disable-pip-version-check --quiet -r tests/requirements.txt   # without them their tests skip
+	$(PY) -m pip install --disable-pip-version-check --quiet -r tests/requirements.txt
 	$(PY) -m pytest -q tests
 
 $(VENV)/installed: requirements.txt

@@ -33,13 +33,15 @@ import time
 from collections import Counter
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
+from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import torch
 from tqdm import tqdm
 
 import distributed
-from checkpoint import pick_device
+from checkpoint import pick_device, write_text
 from configurator import configure, read_knobs, stop_on_error
 from data import FORMAT, bpe_tokenizer, load_tokenizer, sha256, train_bpe
 from distributed import everyone, on_first, rank, world
@@ -331,7 +333,7 @@ def write_shards(folder, stream, totals, settings, tok, encode):
             write_entry(folder, entry)
             done, seconds = done + len(docs), seconds + time.monotonic() - began
             to_come = (sum(n_shards.values()) - turn - 1) // world * shard_size
-            line = f'{done / seconds:,.0f} documents/s{" a rank" * (world > 1)} | ETA {clock(to_come * seconds / done)}'
+            line = f'{done / seconds:,.0f} documents/s{" a rank" * (world > 1)} | ETA {timedelta(seconds=int(to_come * seconds / done))}'
         entries.append(entry)
         print(f'{name} of {n_shards[split]}: {entry["documents"]:,} documents, {entry["samples"]:,} samples, {entry["tokens"]:,} tokens | '
               + line, flush=True)
@@ -340,12 +342,8 @@ def write_shards(folder, stream, totals, settings, tok, encode):
         raise ValueError(f'{dict(totals)} documents were counted, and then {dict(seen)} read: the input has changed meanwhile; run again')
     entries = sorted(itertools.chain(*everyone(entries)), key=lambda entry: entry['name'])
     check_nonfinite(entries)
-    return {split: {key: sum(entry[key] for entry in own) for key in SUMS} | dict(shards=own)
-            for split in totals for own in [[entry for entry in entries if entry['name'].startswith(f'{split}-')]]}
-
-
-def clock(seconds):
-    return f'{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}'
+    own = {split: [entry for entry in entries if entry['name'].startswith(f'{split}-')] for split in totals}
+    return {split: {key: sum(entry[key] for entry in own[split]) for key in SUMS} | dict(shards=own[split]) for split in own}
 
 
 def check_nonfinite(entries, at_least=0):
@@ -356,10 +354,7 @@ def check_nonfinite(entries, at_least=0):
 
 def write_entry(folder, entry):
     """ A note beside a whole shard: what meta.json will say of it. """
-    path = os.path.join(folder, f'{entry["name"]}.whole.json')
-    with open(path + '.tmp', 'wb') as f:
-        f.write(as_json(entry))
-    os.replace(path + '.tmp', path)
+    write_text(Path(folder, f'{entry["name"]}.whole.json'), json.dumps(entry, indent=1))
 
 
 def read_entry(folder, name):
@@ -387,20 +382,21 @@ def check_knobs():
     source = Source(**given | dict(distinct=False))
     if not source.names:
         raise ValueError('input: name files, folders or globs, comma-separated, or builtin')
-    source = replace(source, distinct=source.is_fasta if distinct is None else distinct)
+    is_protein = source.is_fasta
+    source = replace(source, distinct=is_protein if distinct is None else distinct)
     if hub_dataset and not hub_revision and not os.path.isdir(hub_dataset):
         hub_revision = on_rank_0(hub_commit, hub_dataset)
         source = replace(source, hub_revision=hub_revision)
     if val_input and (not source.input or source.has_latents or homology):
         raise ValueError('val_input goes with an input of texts, without latents_from, image_size or homology')
-    if homology and not source.is_fasta:
+    if homology and not is_protein:
         raise ValueError(f'homology={homology} is for FASTA')
     if encoder == 'lsa' and source.has_latents:
         raise ValueError('encoder=lsa is fitted here, so it is not that of latents made elsewhere: name theirs, or --encoder=none')
     val = replace(source, input=val_input) if val_input else \
         replace(source, hub_split=HUB[hub_dataset]['val']) if 'val' in HUB.get(hub_dataset, {}) else \
         replace(source, import_split='validation') if import_dir and os.path.exists(earlier_index(import_dir, 'validation')) else None
-    tokenizer = tokenizer or ('esm' if source.is_fasta else 'bpe')
+    tokenizer = tokenizer or ('esm' if is_protein else 'bpe')
     is_folder = source.import_dir or os.path.isdir(source.input)
     name = os.path.basename(os.path.abspath(source.import_dir or source.input) if is_folder else source.names[0]).split('.')[0]
     if not name and not out:

@@ -24,6 +24,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from datetime import timedelta
 from importlib.util import find_spec
 
 import torch
@@ -457,10 +458,6 @@ def log_line(**entry):
             wandb.log(entry, step=entry['step'])
 
 
-def clock_time(seconds):
-    return f'{int(seconds) // 3600}:{int(seconds) // 60 % 60:02}:{int(seconds) % 60:02}'
-
-
 def check_streak():
     """ Ends the run when too many steps in a row were skipped; reads the device, so at log, save and evaluation steps only. """
     if streak.item() >= max_bad_steps:
@@ -509,7 +506,7 @@ def report():
             print(f'step {skip["step"]:>6,} skipped: {skip["why"]}, loss {skip["loss"]}, norm {skip["grad_norm"]}'
                   + (f', {where}' if where else ''), flush=True)
         eta = (max_iters - step) * seconds / steps_since
-        print(f'step {step:>6,}/{max_iters:,} | {line} | {speed:,.0f} tokens/s | ETA {clock_time(eta)}'
+        print(f'step {step:>6,}/{max_iters:,} | {line} | {speed:,.0f} tokens/s | ETA {timedelta(seconds=int(eta))}'
               + (f' | skipped {entry["skipped"]}' if entry['skipped'] else ''), flush=True)
     since, steps_since = since + seconds, 0
 
@@ -624,6 +621,6 @@ while True:
         check_streak()
 
 if rank == 0:
-    print(f'{step - start_step:,} steps in {clock_time(time.perf_counter() - start_time)}; best validation '
+    print(f'{step - start_step:,} steps in {timedelta(seconds=int(time.perf_counter() - start_time))}; best validation '
           f'{best_val:.4f}; checkpoints in {out_dir}', flush=True)
 distributed.leave()

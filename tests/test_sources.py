@@ -1,4 +1,4 @@
-""" Every kind of source as sentences: the same documents whatever holds them, every document counted, latents that stay with their text. """
+""" Every kind of source as sentences: the same documents whatever holds them, each counted, latents that stay with their text. """
 import gzip
 import json
 import os
