@@ -559,14 +559,15 @@ def print_table(task, results):
     controls = list(dict.fromkeys(key.split('/')[0] if '/' in key else '' for key in values))
     metrics = list(dict.fromkeys(key.split('/')[-1] for key in values))
     print(f'\n{task}: ' + ', '.join(f'{key} {results[key]}' for key in facts if key in results))
-    print(f'{"":<24}' + ''.join(f'{control or task:>20}' for control in controls))
+    widths = [max(20, 2 + len(control or task)) for control in controls]
+    print(f'{"":<24}' + ''.join(f'{control or task:>{width}}' for control, width in zip(controls, widths)))
     for metric in metrics:
         row = f'{metric:<24}'
-        for control in controls:
+        for control, width in zip(controls, widths):
             key = f'{control}/{metric}' if control else metric
             se = results.get(f'{key}_se')
             cell = '' if key not in values else f'{values[key]:>12.3f}' + (f' ± {se:<5.3f}' if se is not None else ' ' * 8)
-            row += f'{cell:>20}'
+            row += f'{cell:>{width}}'
         print(row.rstrip())
 
 

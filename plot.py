@@ -77,13 +77,18 @@ def is_number(text):
 
 
 def draw_sweeps(sweeps, metric, plt):
-    """ A panel per sweep. Its x: the first knob whose values are all numbers, as network calls where that is the number of steps. """
-    figure, axes = plt.subplots(1, len(sweeps), figsize=(5.2 * len(sweeps), 4), squeeze=False)
-    for axis, (name, points) in zip(axes[0], sweeps.items()):
+    """ A panel per sweep. Its x: the number of steps, as network calls, else the first knob whose values are all numbers. """
+    columns = min(3, len(sweeps))
+    rows = -(-len(sweeps) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(5.2 * columns, 4 * rows), squeeze=False)
+    for axis in axes.flat[len(sweeps):]:
+        axis.remove()
+    for axis, (name, points) in zip(axes.flat, sweeps.items()):
         numbers = [k for k in points[0][0] if all(is_number(point[k]) for point, _ in points)]
+        numbers.sort(key=lambda k: k not in ('steps', 'latent_steps'))
         knob, lines = numbers[0] if numbers else None, {}
         for point, y in points:
-            rest = ', '.join(value for k, value in point.items() if k != knob)
+            rest = ', '.join(f'{k} {value}' if is_number(value) else value for k, value in point.items() if k != knob)
             x = rest if knob is None else y['calls'] if knob in ('steps', 'latent_steps') else float(point[knob])
             label = metric if knob is None else rest or name.split('_sweep_')[0]
             lines.setdefault(label, []).append((x, y['value'], y['se']))
