@@ -2,6 +2,9 @@
 Speed as a ratio in one run: one side beside the other, interleaved, medians.
 
     python bench.py                                              # guard: what guard and logging cost a training step
+    python bench.py --what=step --shape=small                    # a training step beside other libraries' (peers.py): the best setting of each
+    python bench.py --what=scaling --settings=bfloat16           # how that grows with depth, width, length and batch
+    python bench.py --what=samplers                              # seconds a text, beside an autoregressive decoder of that size
     python bench.py --what=loader                                # batches from the packed dataset beside a file a sample; share of a step
     python bench.py --what=encoder --encoder=FOLDER              # embedding beside sentence-transformers (pip install it)
 
@@ -11,20 +14,28 @@ first line. guard=False decides nothing and skips nothing, and still keeps the f
 import gc
 import json
 import os
+import re
 import runpy
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
+import peers
+from checkpoint import pick_device
 from configurator import configure, stop, stop_on_error
 from data import PackedDataset, dataset_folder
+from diffusion import GaussianLatents, MaskedText
+from distributed import keep_freed_memory
 from encoders import load_encoder
 
-what = 'guard'                  # guard | loader | encoder, comma-separated
+what = 'guard'                  # guard | step | scaling | samplers | loader | encoder, comma-separated
 dataset = 'quickstart'          # a folder under data/, or a path to one
 rounds = 5                      # each side so many times
 max_iters = 60                  # of each training
@@ -36,6 +47,12 @@ dtype = 'bfloat16'
 samples = 4096                  # loader, encoder
 encoder = 'minilm'              # of texts: a name, hub id or folder
 embed_batch_size = 64
+shape = 'small'                 # step: small | gpt2vocab
+sides = 'ours,diffusers,mmdit,bert,gpt'   # step
+settings = 'as shipped,float32,float32 compiled,bfloat16,bfloat16 compiled'
+seconds = 2.0                   # step: of steps in each round
+device = 'auto'                 # step: cpu, cuda
+save = ''                       # step: a .json for the table
 threads = 2                     # of torch
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -82,6 +99,210 @@ def guard():
     compare({'off': lambda: tokens_per_s('--guard=false', '--log_interval=30'),
              'guard': lambda: tokens_per_s('--guard=true', '--log_interval=30'),
              'guard and a log line every 10 steps': lambda: tokens_per_s('--guard=true', '--log_interval=10')}, 'tokens/s')
+
+
+# ---- step: each side in a process of its own, by turns
+
+class Worker:
+    """ A side in one setting at one shape: built, warmed up, and then waiting for its turns on stdin. """
+
+    def __init__(self, side, s, setting):
+        code = f'import bench; bench.threads, bench.device = {threads}, {device!r}; bench.work({side!r}, {s!r}, {setting!r})'
+        self.errors = tempfile.TemporaryFile('w+')
+        self.process = subprocess.Popen([sys.executable, '-W', 'ignore', '-c', code], cwd=HERE, text=True, stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, stderr=self.errors)
+        self.ready = self.answer()
+
+    def answer(self):
+        for line in self.process.stdout:
+            if line.startswith('{'):                                     # what a library prints is passed over
+                return json.loads(line)
+        code = self.process.wait()
+        self.errors.seek(0)
+        return dict(error=(self.errors.read().strip() or f'exit code {code}').split('\n')[-1])
+
+    def turn(self, seconds):
+        self.process.stdin.write(f'{seconds}\n')
+        self.process.stdin.flush()
+        return self.answer()
+
+    def end(self):
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def work(side, shape, setting):
+    """ In the worker: a line of JSON when it is ready, then one for every line of stdin, a number of seconds to work. """
+    torch.set_num_threads(threads)
+    where, (dtype, *compiled) = pick_device(device), setting.replace('as shipped', 'float32').split()
+    if setting != 'as shipped':
+        keep_freed_memory()
+        torch.set_float32_matmul_precision('high')
+    module, loss = peers.build(side, shape, where, dtype, setting == 'as shipped')
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, **({} if setting == 'as shipped' else dict(fused=True)))
+
+    def step():
+        value = loss()
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return value
+    with FlopCounterMode(display=False) as flops:
+        step()
+    if compiled:
+        for part in module.blocks if side == 'ours' else [module]:       # ours as train.py does it
+            part.compile(dynamic=False)
+    for _ in range(5):
+        step()
+    open('/proc/self/clear_refs', 'w').write('5') if sys.platform == 'linux' else None  # the peak of memory begins here
+    print(json.dumps(dict(flops=flops.get_total_flops(), parameters=sum(p.numel() for p in module.parameters()))), flush=True)
+    for line in sys.stdin:
+        end, times = time.perf_counter() + float(line), []
+        while time.perf_counter() < end:
+            began = time.perf_counter()
+            value = step().item()                                        # waits for the device
+            times.append(time.perf_counter() - began)
+        assert np.isfinite(value), f'{side}: loss {value}'
+        peak = (torch.cuda.max_memory_allocated() / 1e9 if where.startswith('cuda') else
+                int(re.search(r'VmHWM:\s+(\d+)', open('/proc/self/status').read())[1]) / 1e6 if sys.platform == 'linux' else None)
+        print(json.dumps(dict(seconds=statistics.median(times), memory_gb=peak)), flush=True)
+
+
+def matmul_rate(dtype, n=2048, seconds=.5):
+    """ Operations per second of an n x n product: what this machine gives, now. """
+    where = pick_device(device)
+    a, b = (torch.randn(n, n, device=where, dtype=dtype) for _ in range(2))
+    for _ in range(2):
+        (a @ b)[0, 0].item()
+    count, began = 0, time.perf_counter()
+    while time.perf_counter() < began + seconds:
+        for _ in range(1 if where == 'cpu' else 100):
+            c = a @ b
+            count += 1
+        c[0, 0].item()
+    return 2 * n ** 3 * count / (time.perf_counter() - began)
+
+
+def step():
+    """ First every side alone in every setting; then the best setting of each, and each as shipped, by turns. """
+    if shape not in peers.SHAPES:
+        stop(f'shape={shape!r}: choose from {", ".join(peers.SHAPES)}')
+    s, chosen, rows = peers.SHAPES[shape], [], []
+    for side in sides.split(','):
+        if side not in peers.SIDES:
+            stop(f'sides={sides!r}: choose from {", ".join(peers.SIDES)}')
+        alone = {}
+        for setting in settings.split(','):
+            if side == 'ours' and setting == 'as shipped':
+                continue
+            worker = Worker(side, s, setting)
+            answer = worker.ready if 'error' in worker.ready else worker.turn(seconds)
+            worker.end()
+            if 'error' in answer:
+                print(f'{side:<12}{setting:<20} {answer["error"]}', flush=True)
+            else:
+                alone[setting] = answer['seconds']
+                print(f'{side:<12}{setting:<20} {1000 * answer["seconds"]:>8.1f} ms', flush=True)
+        best = min((s for s in alone if s != 'as shipped'), key=alone.get, default=None)
+        chosen += [(side, setting) for setting in (best, 'as shipped') if setting in alone]
+    workers = {(side, setting): Worker(side, s, setting) for side, setting in chosen}
+    times, memory, peaks = {key: [] for key in chosen}, {}, []
+    for i in range(rounds):
+        peaks.append(matmul_rate(torch.bfloat16))
+        for key, worker in workers.items():
+            answer = worker.turn(seconds)
+            times[key].append(answer['seconds'])
+            memory[key] = answer['memory_gb']
+        print(f'round {i + 1}/{rounds}  matmul {peaks[-1] / 1e12:.2f} TFLOP/s  '
+              + '  '.join(f'{side} {1000 * times[side, setting][-1]:.1f}' for side, setting in chosen), flush=True)
+    first = chosen[0]
+    print(f'\n{shape}: ' + ', '.join(f'{name} {value:,}' for name, value in s.items()))
+    print(f'matmul, bfloat16: {statistics.median(peaks) / 1e12:.2f} TFLOP/s')
+    print(f'{"":<12}{"setting":<20}{"ms":>8}{"tokens/s":>10}   {f"time / {first[0]}":<22}{"M params":>9}{"GFLOP":>7}{"of matmul":>10}{"GB":>6}')
+    for key in chosen:
+        ratios, ready = [t / base for t, base in zip(times[key], times[first])], workers[key].ready
+        ms, ratio = 1000 * statistics.median(times[key]), statistics.median(ratios)
+        utilisation = statistics.median(ready['flops'] / t / peak for t, peak in zip(times[key], peaks))
+        rows.append(dict(side=key[0], setting=key[1], ms=ms, tokens_per_s=s['batch'] * s['length'] / ms * 1000, ratio=ratio,
+                         ratio_least=min(ratios), ratio_most=max(ratios), utilisation=utilisation, memory_gb=memory[key], **ready))
+        print(f'{key[0]:<12}{key[1]:<20}{ms:>8.1f}{rows[-1]["tokens_per_s"]:>10,.0f}   {f"{ratio:.2f} ({min(ratios):.2f}, {max(ratios):.2f})":<22}'
+              f'{ready["parameters"] / 1e6:>9.1f}{ready["flops"] / 1e9:>7.0f}{utilisation:>10.0%}{memory[key] or 0:>6.2f}')
+    for worker in workers.values():
+        worker.end()
+    if save:
+        with open(save, 'w') as f:
+            json.dump(dict(command=sys.argv[1:], shape=s, torch=torch.__version__, threads=threads, matmul=peaks, rows=rows), f, indent=1)
+
+
+# ---- scaling
+
+def scaling():
+    """ Our step, one of depth, width, length and batch at a time halved and doubled. """
+    base = peers.SHAPES[shape]
+    points = [('', base)] + [(f'{name} {int(base[name] * factor)}', base | {name: int(base[name] * factor)})
+                             for name in ('depth', 'width', 'length', 'batch') for factor in (.5, 2)]
+    setting, table = settings.split(',')[-1], {}
+    for i in range(rounds):
+        for label, s in points:
+            s = s | dict(heads=max(1, s['width'] // 64))
+            worker = Worker('ours', s, setting)
+            answer = worker.turn(seconds)
+            worker.end()
+            table.setdefault(label, []).append(answer | worker.ready | dict(peak=matmul_rate(torch.bfloat16), tokens=s['batch'] * s['length']))
+        print(f'round {i + 1}/{rounds}', flush=True)
+    print(f'\n{shape}: ' + ', '.join(f'{name} {value:,}' for name, value in base.items()) + f'; {setting}')
+    print(f'{"":<12}{"ms":>8}{"tokens/s":>10}{"time":>7}{"GFLOP":>8}{"work":>7}{"of matmul":>10}{"M params":>9}{"GB":>6}')
+    first = statistics.median(a['seconds'] for a in table[''])
+    for label, answers in table.items():
+        t, a = statistics.median(a['seconds'] for a in answers), answers[0]
+        print(f'{label or "as it is":<12}{1000 * t:>8.1f}{a["tokens"] / t:>10,.0f}{t / first:>7.2f}{a["flops"] / 1e9:>8.0f}'
+              f'{a["flops"] / table[""][0]["flops"]:>7.2f}{statistics.median(a["flops"] / a["seconds"] / a["peak"] for a in answers):>10.0%}'
+              f'{a["parameters"] / 1e6:>9.1f}{a["memory_gb"] or 0:>6.2f}')
+    if save:
+        with open(save, 'w') as f:
+            json.dump(dict(command=sys.argv[1:], shape=base, setting=setting, torch=torch.__version__, threads=threads, rows=table), f, indent=1)
+
+
+# ---- samplers
+
+def samplers():
+    """ Seconds a text of every sampler on an untrained network of the shape, beside an autoregressive decoder of its depth and width with
+    its cache of keys and values (transformers' GPT-2): what they write does not matter here, quality is evaluate.py's to say. """
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    import sample
+    s, where = peers.SHAPES[shape], pick_device(device)
+    L, V, autocast = s['length'], s['vocab_size'], lambda: torch.autocast(torch.device(where).type, torch.bfloat16)
+    model = peers.ours(s, None)[0].to(where).eval()
+    model.text_head.weight.data.normal_(std=s['width'] ** -.5)
+    gpt = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_positions=L + 1, n_embd=s['width'], n_layer=s['depth'], n_head=s['heads'])).to(where).eval()
+    run = SimpleNamespace(model=model, device=where, text=MaskedText(V), streams=model.config.streams, L=L, row_calls=0, autocast=autocast,
+                          out_dir='', tokenizer=SimpleNamespace(eos=0, pad=1), latent=GaussianLatents(torch.ones(s['latent_dim'], device=where)))
+    calls = {}
+
+    def ours(n, name, steps, **how):
+        def go():
+            run.row_calls, began = 0, time.perf_counter()
+            sample.write(run, *sample.blank(run, n), torch.randn(n, s['n_latents'], s['latent_dim']), sampler=name, steps=steps, **how)
+            calls[f'{name}, {steps} steps, batch {n}'] = run.row_calls / n
+            return n / (time.perf_counter() - began)
+        return go
+
+    @torch.inference_mode()
+    def autoregressive(n):
+        began = time.perf_counter()
+        with autocast():
+            gpt.generate(torch.zeros(n, 1, dtype=torch.int64, device=where), max_new_tokens=L, min_new_tokens=L, do_sample=True, pad_token_id=1)
+        return n / (time.perf_counter() - began)
+    for n in (1, batch_size):
+        jobs = {f'autoregressive, batch {n}': lambda: autoregressive(n)}
+        for name in sample.SAMPLERS:
+            for steps in (L, L // 8):
+                jobs[f'{name}, {steps} steps, batch {n}'] = ours(n, name, steps)
+        medians = compare(jobs, 'texts/s')
+        for name in medians:
+            print(f'{name:<40} {1000 / medians[name]:>9.1f} ms a text, {calls.get(name, L):>6.1f} network calls')
+        print()
 
 
 # ---- loader
@@ -152,7 +373,7 @@ def embedding():
 def main():
     configure(globals())
     torch.set_num_threads(threads)
-    benches = dict(guard=guard, loader=loader, encoder=embedding)
+    benches = dict(guard=guard, step=step, scaling=scaling, samplers=samplers, loader=loader, encoder=embedding)
     for name in what.split(','):
         if name not in benches:
             stop(f'what={name!r}: choose from {", ".join(benches)}')

@@ -136,24 +136,66 @@ class MaskedText:
         return torch.where(mask, self.mask_id, tokens), mask
 
     def head_budget(self, rows, length, text_share=1.0):
-        """ Positions that the head is run on in a micro-batch: a static number, the expected count of scored ones + 6 sd (each
-        position is a coin of variance <= 1/4, and stratified clocks add no more than a row or two). """
+        """ Positions that the head is run on in a micro-batch: a static number that hardly any count of scored ones exceeds. Around the
+        expected count vary the coins, of variance t (1 - t), 1/6 at uniform t and never above 1/4: 5 sd; and the clocks: of 2^k rows
+        (draw_clocks) the sum of t is within 1/2 of its mean, of a monotone function of t within 1, and m 2^k rows are m of these. """
         expected = rows * length * self.mean_share() * text_share
-        return min(rows * length, math.ceil(expected + 3 * math.sqrt(rows * length) + 2 * length))
+        coins = 5 * math.sqrt(rows * length * (1 / 6 if self.schedule == 'loglinear' else 1 / 4))
+        clocks = (rows // (rows & -rows)) * (.5 if self.schedule == 'loglinear' else 1) + (2 if text_share < 1 else 0)
+        return min(rows * length, math.ceil(expected + coins + clocks * length))
 
-    def loss(self, logits, targets, weight):
+    def loss(self, hidden, head, targets, weight):
         """
         sum of weight * -log p(x)  /  (B L), with weight = w(t), 0 where nothing is scored     nats per token, a bound
-        logits (P, V) float32, targets (P,), weight (P,) float32, already divided by B * L. Returns the loss and nll (P,), nats.
+        hidden (P, C); head (V, C), logits = hidden head'; targets (P,); weight (P,) float32, already divided by B * L.
+        Returns the loss, nll (P,) in nats, and right (P,) bool: no token is likelier than the target.
         """
-        nll = F.cross_entropy(logits, targets, reduction='none')         # (P,)
-        return torch.where(weight > 0, weight * nll, 0).sum(), nll       # where: 0 * nll would pass a NaN on to the loss
+        return HeadLoss.apply(hidden, head, targets, weight)
 
     # reverse
 
     def release_share(self, t, s):
         """ u = (M_t - M_s) / M_t: the share of the masked positions that is released from t to s. """
         return 1 - self.masked_share(s) / self.masked_share(t)
+
+
+class HeadLoss(torch.autograd.Function):
+    """
+    sum over p of weight_p nll_p,   nll = logsumexp(logits) - logits[target],   logits = hidden head'
+    d / d logits = weight (softmax(logits) - onehot(target))
+    The gradient takes the place of the logits while they are at hand, some rows at a time in float32: so there is one (P, V) table in
+    the precision of the products, where cross_entropy keeps three, two of them in float32.
+    """
+    NUMBERS = {'cpu': 2 ** 20, 'cuda': 2 ** 26}                          # of a float32 chunk: on a CPU it should stay in a cache
+
+    @staticmethod
+    def forward(ctx, hidden, head, targets, weight):
+        kind = hidden.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+        ctx.dtypes, hidden, head = (hidden.dtype, head.dtype), hidden.to(dtype), head.to(dtype)
+        with torch.autocast(kind, enabled=False):
+            table = hidden @ head.T                                      # (P, V)
+            nll, best = torch.empty_like(weight), torch.empty_like(weight)
+            size = max(1, HeadLoss.NUMBERS[kind] // len(head))
+            for first in range(0, len(targets), size):
+                i = slice(first, first + size)
+                target, w = targets[i, None], weight[i, None]            # (p, 1)
+                logp = table[i].log_softmax(1, dtype=torch.float32)      # (p, V)
+                nll[i], best[i] = -logp.gather(1, target).squeeze(1), -logp.amax(1)
+                if any(ctx.needs_input_grad):
+                    table[i] = logp.exp_().mul_(w).scatter_add_(1, target, -w)
+        ctx.save_for_backward(table, hidden, head)
+        right = (nll <= best) & (best < math.log(len(head)) - 1e-4)      # where all are equally likely, none is right
+        ctx.mark_non_differentiable(nll, right)
+        return torch.where(weight > 0, weight * nll, 0).sum(), nll, right
+
+    @staticmethod
+    def backward(ctx, d_loss, *_):
+        table, hidden, head = ctx.saved_tensors
+        with torch.autocast(hidden.device.type, enabled=False):
+            d_hidden = (table @ head) * d_loss if ctx.needs_input_grad[0] else None
+            d_head = table.T @ (hidden * d_loss) if ctx.needs_input_grad[1] else None
+        return *(g if g is None else g.to(dtype) for g, dtype in zip((d_hidden, d_head), ctx.dtypes)), None, None
 
 
 def positions_and_targets(scored, tokens, row_weight, budget):

@@ -6,6 +6,7 @@ Gradients and losses travel on the device (nccl; gloo on a CPU). Agreements of a
 always CPU tensors over gloo: they wait for no device, and a rank that died is noticed there at once. Only a host that already
 waits for its GPU, and that for a collective of the dead, is not woken before dist_timeout.
 """
+import ctypes
 import inspect
 import os
 import queue
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 
 import torch
@@ -24,6 +25,17 @@ from configurator import stop
 
 world, rank, local_rank = (int(os.environ.get(name) or default) for name, default in
                            (('WORLD_SIZE', 1), ('RANK', 0), ('LOCAL_RANK', os.environ.get('RANK', 0))))
+
+
+# ---- this process
+
+def keep_freed_memory():
+    """ On Linux glibc would hand every large temporary back and fault it in anew at the next step; now it keeps what is free. """
+    if sys.platform == 'linux':
+        with suppress(AttributeError):
+            libc = ctypes.CDLL(None)
+            libc.mallopt(-4, 0)                            # M_MMAP_MAX: no mapping of its own for a large block
+            libc.mallopt(-1, 2 ** 31 - 1)                  # M_TRIM_THRESHOLD
 
 
 # ---- to meet and to part

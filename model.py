@@ -224,11 +224,12 @@ class Model(nn.Module):
             self.register_buffer('causal_mask', may_look, persistent=False)  # latents sit in rows < K: their tril part ends there
         self.init_weights()
 
-    def forward(self, tokens, latents, t_text, t_latent, positions=None, predict=('text', 'latent')):
+    def forward(self, tokens, latents, t_text, t_latent, positions=None, predict=('text', 'latent'), score=None):
         """
         tokens (B, L) int64, latents (B, N, D) float, clocks (B,) float; None for a stream that the model has not.
         positions: (P,) int64 indices into the flattened B * L, where the head shall run; None: everywhere.
         predict: the streams whose prediction is wanted; the others only condition.
+        score(hidden (P, C), head (V, C)): in place of the logits, what a loss makes of the head without keeping them.
         Returns logits (P, V) or (B, L, V), float32, and the latent prediction (B, N, D), float32; None where not wanted.
         """
         c = self.config
@@ -269,9 +270,11 @@ class Model(nn.Module):
         if 'text' in predict:
             shift, scale = text_final.chunk(2, dim=1)                    # (B, C)
             text = modulate(text, shift[:, None], scale[:, None])        # (B, L, C)
+            if positions is not None or score:
+                text = text.flatten(0, 1)
             if positions is not None:
-                text = text.flatten(0, 1).index_select(0, positions)     # (P, C)
-            logits = self.text_head(text).float()                        # (P, V) or (B, L, V)
+                text = text.index_select(0, positions)                   # (P, C)
+            logits = score(text, self.text_head.weight) if score else self.text_head(text).float()  # (P, V) or (B, L, V)
         if 'latent' in predict:
             shift, scale = latent_final.chunk(2, dim=1)
             latent = modulate(latent, shift[:, None], scale[:, None])    # (B, K, C)

@@ -72,17 +72,20 @@ class Objective:
         return out
 
     def losses(self, model, b, predict):
-        """ Forward one micro-batch: {loss, and per stream its loss, its error per position or row, and the logits}. """
+        """ Forward one micro-batch: {loss, and per stream its loss, its error per position or row; where the text is right}. """
         noisy = target = None
         if 'latent' in self.streams:
             noisy, e = self.latent.corrupt(b['clean'], b['t_latent'], b['noise'])
             target = self.latent.target_of(b['clean'], e, b['t_latent'])
+
+        def score(hidden, head):
+            return self.text.loss(hidden, head, b['targets'], b['weight'])
         with self.autocast():
-            logits, out = model(b.get('tokens'), noisy, b['t_text'], b['t_latent'], b.get('positions'), predict)
+            scored, out = model(b.get('tokens'), noisy, b['t_text'], b['t_latent'], b.get('positions'), predict, score)
         r = dict(loss=torch.zeros((), device=self.device))
         if 'text' in predict:
-            r['text_loss'], r['nll'] = self.text.loss(logits, b['targets'], b['weight'])
-            r['loss'], r['logits'] = r['loss'] + r['text_loss'], logits
+            r['text_loss'], r['nll'], r['right'] = scored
+            r['loss'] = r['loss'] + r['text_loss']
         if 'latent' in predict:
             r['latent_loss'], r['error'] = self.latent.loss(out, target, b['row_weight'])
             r['loss'] = r['loss'] + self.latent_weight * r['latent_loss']
@@ -101,8 +104,7 @@ class Objective:
         if 'text_loss' in r:
             scored, row = b['weight'] > 0, b['positions'] // b['tokens'].shape[1]
             weighted = torch.where(scored, b['weight'] * r['nll'], 0) * len(b['mode'])
-            right = (r['logits'].argmax(1) == b['targets']) & scored
-            sums.update(text_loss=r['text_loss'][None], correct=right.sum()[None].float(),
+            sums.update(text_loss=r['text_loss'][None], correct=(r['right'] & scored).sum()[None].float(),
                         text_bins=by_clock(b['t_text'][row], torch.where(scored, r['nll'], 0)),
                         text_count=by_clock(b['t_text'][row], scored.float()),
                         text_by_mode=sums_by(b['mode'][row], len(MODES), weighted))

@@ -13,7 +13,6 @@ two processes on a CPU, else to rounding, also on another number of processes. R
 (seed, step), nothing is replayed.
 Exit codes: 0 done or preempted, 2 bad config, data or checkpoint, 3 diverged, 4 preflight or rendezvous, 5 cannot save.
 """
-import ctypes
 import json
 import math
 import os
@@ -22,7 +21,7 @@ import shutil
 import signal
 import sys
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
 from importlib.util import find_spec
@@ -214,11 +213,8 @@ torch.manual_seed(seed)
 if device_type == 'cuda':
     torch.cuda.set_device(device)
     torch.set_float32_matmul_precision('high')
-elif sys.platform == 'linux':
-    with suppress(AttributeError):                         # glibc would hand every large temporary back and fault it in anew
-        libc = ctypes.CDLL(None)
-        libc.mallopt(-4, 0)                                # M_MMAP_MAX: no mapping of its own for a large block
-        libc.mallopt(-1, 2 ** 31 - 1)                      # M_TRIM_THRESHOLD: keep what is free
+else:
+    distributed.keep_freed_memory()
 objective = Objective(text, latent, streams, device, lambda: torch.autocast(device_type, torch.bfloat16, enabled=dtype == 'bfloat16'),
                       seed, cond_drop, latent_noise, latent_weight, t_min)
 

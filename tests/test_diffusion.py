@@ -127,12 +127,17 @@ def test_scored_positions_are_the_masked_ones_with_their_targets_and_weights_at_
         assert torch.allclose(weight[used], expected)
 
 
-def test_a_masked_share_of_a_stratified_batch_stays_below_its_budget():
-    text = MaskedText(50, 'polynomial', 2.)
-    for step in range(200):
-        c = draw_clocks(0, step, 0, 16, 16, mode_shares('l2t', ()))
-        mask = text.corrupt(torch.zeros(16, 128, dtype=torch.int64), c['t_text'], uniforms(0, step, 'mask', 0, 16, 128))[1]
-        assert mask.sum() <= text.head_budget(16, 128)
+@pytest.mark.parametrize('text', [MaskedText(50), MaskedText(50, 'polynomial', 2.), MaskedText(50, 'cosine')], ids=lambda text: text.schedule)
+@pytest.mark.parametrize('rows, length, first, batch', [(16, 128, 0, 16), (4, 256, 8, 16), (12, 64, 12, 24)])
+def test_the_masked_positions_of_a_micro_batch_stay_below_the_head_budget(text, rows, length, first, batch):
+    counts = []
+    for step in range(300):
+        c = draw_clocks(0, step, first, rows, batch, mode_shares('l2t', ()))
+        mask = text.corrupt(torch.zeros(rows, length, dtype=torch.int64), c['t_text'], uniforms(0, step, 'mask', 0, rows, length))[1]
+        counts.append(mask.sum().item())
+    budget = text.head_budget(rows, length)
+    assert max(counts) <= budget < rows * length * (text.mean_share() + .35)
+    assert rows & (rows - 1) or max(counts) > budget - 2 * length, 'a budget that nothing comes near is too large'
 
 
 def test_uniform_prediction_has_the_bound_log_V_exactly():
@@ -164,7 +169,7 @@ def test_training_loss_and_evaluated_bound_estimate_the_enumerated_bound(schedul
     noisy, mask = text.corrupt(tokens, t, torch.rand(B, L, dtype=torch.float64))
     positions, targets, weight = positions_and_targets(mask, tokens, text.weight(t), int(mask.sum()))
     logits = toy(noisy, None, t, None, positions)[0]
-    loss, nll = text.loss(logits, targets, weight)
+    loss, nll, _ = text.loss(logits, torch.eye(V), targets, weight)
     assert loss.item() == pytest.approx((weight * nll).sum().item())
     per_row = torch.zeros(B).index_add_(0, positions // L, weight * nll) * B * L
     assert abs(loss.item() * L - exact) < 4 * per_row.std() / math.sqrt(B)
@@ -173,8 +178,28 @@ def test_training_loss_and_evaluated_bound_estimate_the_enumerated_bound(schedul
 def test_a_loss_of_weight_0_does_not_pass_nan():
     logits = torch.full((2, V), torch.nan)
     logits[0] = 0
-    loss, _ = MaskedText(V).loss(logits, torch.zeros(2, dtype=torch.int64), torch.tensor([1., 0.]))
+    loss, *_ = MaskedText(V).loss(logits, torch.eye(V), torch.zeros(2, dtype=torch.int64), torch.tensor([1., 0.]))
     assert loss.item() == pytest.approx(math.log(V))
+
+
+@pytest.mark.parametrize('numbers', [1, 100, 2 ** 22])
+def test_head_loss_and_its_gradients_are_those_of_cross_entropy(monkeypatch, numbers):
+    monkeypatch.setattr('diffusion.HeadLoss.NUMBERS', dict(cpu=numbers))  # chunks of 1, of 3, of all rows
+    torch.manual_seed(0)
+    hidden, head = torch.randn(8, 16, dtype=torch.float64, requires_grad=True), torch.randn(30, 16, dtype=torch.float64, requires_grad=True)
+    targets, weight = torch.randint(30, (8,)), torch.rand(8) * torch.tensor([1, 0, 1, 1, 1, 1, 0, 1])
+    logits = hidden @ head.T
+    targets[2] = logits[2].argmax()
+    nll = torch.nn.functional.cross_entropy(logits, targets, reduction='none')
+    (3 * (weight * nll).sum()).backward()
+    expected = hidden.grad.clone(), head.grad.clone()
+    hidden.grad = head.grad = None
+    loss, found, right = MaskedText(30).loss(hidden, head, targets, weight)
+    (3 * loss).backward()
+    assert loss.item() == pytest.approx((weight * nll).sum().item()) and torch.allclose(found.double(), nll)
+    assert torch.equal(right, logits.argmax(1) == targets) and right.any() and not right.all()
+    for got, want in zip((hidden.grad, head.grad), expected):
+        assert torch.allclose(got, want, rtol=1e-4, atol=1e-5)
     out = torch.full((2, 1, 3), torch.nan)
     out[0] = 1
     loss, _ = GaussianLatents(torch.ones(3)).loss(out, torch.zeros(2, 1, 3), torch.tensor([1., 0.]))

@@ -69,9 +69,9 @@ def copy_task(mode, read_condition=True, steps=400, objective='v'):
         if mode == 'l2t':
             noisy, mask = text.corrupt(tokens, t, torch.rand(B, length))
             condition = z[other] if read_condition else torch.zeros_like(z)
-            logits, _ = model(noisy, condition, t, zeros, predict=('text',))
             weight = (text.weight(t)[:, None] * mask).flatten() / mask.numel()
-            return text.loss(logits.flatten(0, 1), tokens.flatten(), weight)[0]
+            return model(noisy, condition, t, zeros, None, ('text',),
+                         lambda hidden, head: text.loss(hidden, head, tokens.flatten(), weight))[0][0]
         if objective == 'copy':
             t = torch.ones(B)
         z_t, e = latent.corrupt(z, t, torch.randn(z.shape))

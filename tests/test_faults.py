@@ -40,14 +40,14 @@ def poison(dataset, copy, step, first, global_batch, value=np.nan):
 
 
 def hook(factors, rank=0, offset=0):
-    """ Code that multiplies the gradient of the logits, and so all that l2t computes from it, by factors[step] on one rank. """
+    """ Code that multiplies the gradient of the text loss, and so all that l2t computes from it, by factors[step] on one rank. """
     return f"""
 import os, torch, objective
 losses, calls = objective.Objective.losses, []
 def patched(*args):
     result, factor = losses(*args), float({factors}.get(len(calls) + {offset}, 1))
     calls.append(1)
-    result['logits'].register_hook(lambda grad: grad * factor)
+    result['text_loss'].register_hook(lambda grad: grad * factor)
     return result
 if os.environ.get('RANK', '0') == '{rank}':
     objective.Objective.losses = patched

@@ -162,11 +162,11 @@ def loss_of(predict, bag=False, **text_and_latent):
     clean = x % 20
     noisy, mask = text.corrupt(clean, t, torch.rand(x.shape, generator=g))
     z_t, e = latent.corrupt(z, s, torch.randn(z.shape, generator=g))
-    logits, out = model(noisy, z_t, t, s, predict=predict)
+    weight = (text.weight(t)[:, None] * mask).flatten() / mask.numel()
+    scored, out = model(noisy, z_t, t, s, predict=predict, score=lambda hidden, head: text.loss(hidden, head, clean.flatten(), weight))
     total = 0.
     if 'text' in predict:
-        weight = (text.weight(t)[:, None] * mask).flatten() / mask.numel()
-        total = total + text.loss(logits.flatten(0, 1), clean.flatten(), weight)[0]
+        total = total + scored[0]
     if 'latent' in predict:
         total = total + latent.loss(out, latent.target_of(z, e, s), latent.weight(s))[0]
     return total, model
