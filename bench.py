@@ -2,6 +2,7 @@
 Speed as a ratio in one run: one side beside the other, interleaved, medians.
 
     python bench.py                                              # guard: what guard and logging cost a training step
+    python bench.py --what=trainings --lines="config/multi30k_l2t.py | config/speedrun.py"     # tokens/s of whole commands
     python bench.py --what=step --shape=small                    # a training step beside other libraries' (peers.py): the best setting of each
     python bench.py --what=scaling --settings=bfloat16           # how that grows with depth, width, length and batch
     python bench.py --what=samplers                              # seconds a text, beside an autoregressive decoder of that size
@@ -35,7 +36,7 @@ from diffusion import GaussianLatents, MaskedText
 from distributed import keep_freed_memory
 from encoders import load_encoder
 
-what = 'guard'                  # guard | step | scaling | samplers | loader | encoder, comma-separated
+what = 'guard'                  # guard | trainings | step | scaling | samplers | loader | encoder, comma-separated
 dataset = 'quickstart'          # a folder under data/, or a path to one
 rounds = 5                      # each side so many times
 max_iters = 60                  # of each training
@@ -47,6 +48,7 @@ dtype = 'bfloat16'
 samples = 4096                  # loader, encoder
 encoder = 'minilm'              # of texts: a name, hub id or folder
 embed_batch_size = 64
+lines = ''                      # trainings: arguments of train.py, | between them
 shape = 'small'                 # step: small | gpt2vocab
 sides = 'ours,diffusers,mmdit,bert,gpt'   # step
 settings = 'as shipped,float32,float32 compiled,bfloat16,bfloat16 compiled'
@@ -80,9 +82,8 @@ def compare(sides, unit):
 def tokens_per_s(*arguments):
     """ Median over the log lines of one training, but the first, which waits for the first steps to warm up. """
     with tempfile.TemporaryDirectory() as out_dir:
-        sys.argv = ['train.py', f'--dataset={dataset}', f'--out_dir={out_dir}', f'--max_iters={max_iters}', f'--batch_size={batch_size}',
-                    f'--depth={depth}', f'--width={width}', f'--heads={heads}', f'--dtype={dtype}', '--eval_interval=1000000',
-                    '--save_interval=1000000', '--eval_iters=1', *arguments]
+        sys.argv = ['train.py', *arguments, f'--out_dir={out_dir}', f'--max_iters={max_iters}', '--eval_interval=1000000',
+                    '--save_interval=1000000', '--eval_iters=1']
         stdout, sys.stdout = sys.stdout, open(os.devnull, 'w')
         try:
             runpy.run_path(os.path.join(HERE, 'train.py'), run_name='__main__')
@@ -95,10 +96,21 @@ def tokens_per_s(*arguments):
     return statistics.median([e['tokens_per_s'] for e in entries if 'tokens_per_s' in e][1:])
 
 
+def model_knobs():
+    return (f'--dataset={dataset}', f'--batch_size={batch_size}', f'--depth={depth}', f'--width={width}', f'--heads={heads}',
+            f'--dtype={dtype}')
+
+
 def guard():
-    compare({'off': lambda: tokens_per_s('--guard=false', '--log_interval=30'),
-             'guard': lambda: tokens_per_s('--guard=true', '--log_interval=30'),
-             'guard and a log line every 10 steps': lambda: tokens_per_s('--guard=true', '--log_interval=10')}, 'tokens/s')
+    compare({'off': lambda: tokens_per_s(*model_knobs(), '--guard=false', '--log_interval=30'),
+             'guard': lambda: tokens_per_s(*model_knobs(), '--guard=true', '--log_interval=30'),
+             'guard and a log line every 10 steps': lambda: tokens_per_s(*model_knobs(), '--guard=true', '--log_interval=10')}, 'tokens/s')
+
+
+def trainings():
+    """ Any command lines of train.py beside each other: --lines="config/a.py | config/a.py --optimizer=adamw". """
+    compare({arguments.strip(): lambda a=arguments: tokens_per_s(*a.split(), f'--log_interval={max(1, max_iters // 4)}')
+             for arguments in lines.split('|')}, 'tokens/s')
 
 
 # ---- step: each side in a process of its own, by turns
@@ -338,7 +350,7 @@ def loader():
         assert all(torch.equal(a, b) for a, b in zip(a_file_a_sample([3, 1]), data.rows(np.array([3, 1]))))
         medians = compare({'a file a sample': lambda: samples_per_s(a_file_a_sample),
                            'packed': lambda: samples_per_s(data.rows)}, 'samples/s')
-    step = batch_size * data.seq_len / tokens_per_s(f'--log_interval={max(1, max_iters // 3)}')
+    step = batch_size * data.seq_len / tokens_per_s(*model_knobs(), f'--log_interval={max(1, max_iters // 3)}')
     read = batch_size / medians['packed']
     print(f'a step of {batch_size} rows takes {1000 * step:.1f} ms, reading them {1000 * read:.3f} ms: {read / step:.2%}')
 
@@ -373,7 +385,7 @@ def embedding():
 def main():
     configure(globals())
     torch.set_num_threads(threads)
-    benches = dict(guard=guard, step=step, scaling=scaling, samplers=samplers, loader=loader, encoder=embedding)
+    benches = dict(guard=guard, trainings=trainings, step=step, scaling=scaling, samplers=samplers, loader=loader, encoder=embedding)
     for name in what.split(','):
         if name not in benches:
             stop(f'what={name!r}: choose from {", ".join(benches)}')

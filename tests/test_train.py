@@ -1,6 +1,7 @@
 """ train.py as a process: it runs, it logs what it did, it freezes what it should, it refuses what is wrong. """
 import json
 import math
+import re
 import shutil
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import sample
-from runs import ROOT, TINY, log, run, run_each, train, train_each, weights
+from runs import ROOT, TINY, Job, log, run, run_each, train, train_each, weights
 
 
 def test_a_run_folder_without_a_checkpoint_takes_the_data_of_now(dataset, tmp_path):
@@ -292,3 +293,22 @@ def test_every_direction_is_sampled_and_evaluated_from_one_mixed_checkpoint(join
     assert results['sts/n'] == 5 and results['sts/n_known'] == 4
     sweep = 'l2t_sweep_sampler_steps/sampler='
     assert results[f'{sweep}ancestral,steps=30/calls'] == 30 and results[f'{sweep}cached,steps=30/calls'] < 30
+
+
+def test_a_compiled_run_compiles_nothing_after_its_first_evaluation(dataset, tmp_path):
+    job = Job(dataset, tmp_path / 'run', '--compile=true', before="""
+import torch, objective
+compile, losses, calls = torch.nn.Module.compile, objective.Objective.losses, []
+torch.nn.Module.compile = lambda *args, **how: compile(*args, backend='eager', **how)      # traced as ever, no minute of C++
+def counted(*args):
+    calls.append(1)
+    torch._dynamo.config.error_on_recompile = len(calls) > 5             # the evaluation after step 4 is past
+    return losses(*args)
+objective.Objective.losses = counted
+""", after="""
+from torch._dynamo.utils import counters
+print('GRAPH BREAKS', sum(counters['graph_break'].values()), 'PROGRAMS', counters['stats']['unique_graphs'], 'CALLS', len(calls))
+""")
+    assert job.wait(300) == [0], job.err()
+    breaks, programs, calls = re.search(r'GRAPH BREAKS (\d+) PROGRAMS (\d+) CALLS (\d+)', job.out()).groups()
+    assert int(breaks) == 0 and int(programs) > 1 and int(calls) == 12
