@@ -52,7 +52,8 @@ lines = ''                      # trainings: arguments of train.py, | between th
 shape = 'small'                 # step: small | gpt2vocab
 sides = 'ours,diffusers,mmdit,bert,gpt'   # step
 settings = 'as shipped,float32,float32 compiled,bfloat16,bfloat16 compiled'
-seconds = 2.0                   # step: of steps in each round
+seconds = 2.0                   # step, scaling: of steps in each round
+scale = 'depth,width,length,batch'      # scaling: what is halved and doubled
 device = 'auto'                 # step: cpu, cuda
 save = ''                       # step: a .json for the table
 threads = 2                     # of torch
@@ -249,10 +250,12 @@ def step():
 # ---- scaling
 
 def scaling():
-    """ Our step, one of depth, width, length and batch at a time halved and doubled. """
+    """ Our step, one of its sizes at a time halved and doubled. """
+    if shape not in peers.SHAPES or set(scale.split(',')) - {'depth', 'width', 'length', 'batch'}:
+        stop(f'shape={shape!r}, scale={scale!r}: choose from {", ".join(peers.SHAPES)}, and from depth, width, length, batch')
     base = peers.SHAPES[shape]
     points = [('', base)] + [(f'{name} {int(base[name] * factor)}', base | {name: int(base[name] * factor)})
-                             for name in ('depth', 'width', 'length', 'batch') for factor in (.5, 2)]
+                             for name in scale.split(',') for factor in (.5, 2)]
     setting, table = settings.split(',')[-1], {}
     for i in range(rounds):
         for label, s in points:

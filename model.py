@@ -19,6 +19,8 @@ Where this departs from SD3, and why:
     rotary positions for text (arXiv:2104.09864)        squared-ReLU MLP (arXiv:2109.08668)
     a bag of the tokens beside the blocks, if bag=True  an embedding of a text is nearly linear in its words, and attention is
                                                         slow to find that (LOG.md)
+    a shortcut from the latents to each token, if       the same the other way: what words a text has is nearly linear in its
+    shortcut=True                                       embedding
 
 Letters: B batch, L text tokens, N latent vectors, K = N * latent_tokens, S = K + L, D latent dims, C width, V vocabulary.
 """
@@ -45,6 +47,7 @@ class ModelConfig:
     causal: bool = False                  # text sees only text before it, latents only latents
     streams: tuple = ('text', 'latent')
     bag: bool = False                     # the latent prediction adds a weighted average over the tokens, learned per token
+    shortcut: bool = False                # every token, and what the head reads of it, adds a linear map of the latents
     text_clock: bool = True               # False: text loses nothing, and a sampler may keep rows that did not change
     spatial: bool = False                 # the N latents are a square grid: add 2-D positions
     dropout: float = 0.0
@@ -62,6 +65,8 @@ class ModelConfig:
             raise ValueError(f'width={self.width} must be an even multiple of heads={self.heads}')
         if self.bag and (self.causal or len(self.streams) < 2):
             raise ValueError(f'bag=True predicts latents from all of a text: it goes neither with causal nor with streams={self.streams}')
+        if self.shortcut and len(self.streams) < 2:
+            raise ValueError(f'shortcut=True leads from the latents to the text: it does not go with streams={self.streams}')
         if self.spatial and math.isqrt(self.n_latents) ** 2 != self.n_latents:
             raise ValueError(f'spatial=True needs a square number of latents, found n_latents={self.n_latents}')
         if not 0 <= self.dropout < 1:
@@ -208,10 +213,13 @@ class Model(nn.Module):
             self.latent_in = nn.Linear(c.latent_dim, c.latent_tokens * c.latent_width)
             self.slots = nn.Parameter(torch.empty(c.n_latents * c.latent_tokens, c.latent_width))
             self.latent_clock = Clock(c.width)
-            self.latent_modulation = nn.Linear(c.width, 8 * c.latent_width + (c.latent_dim if c.bag else 0))  # and the bag's gate
+            self.latent_modulation = nn.Linear(c.width, 8 * c.latent_width + c.latent_dim * c.bag + 2 * c.shortcut)  # and gates
             self.latent_head = nn.Linear(c.latent_tokens * c.latent_width, c.latent_dim)
             if c.spatial:
                 self.register_buffer('grid', grid_positions(c.n_latents, c.latent_width), persistent=False)
+        if c.shortcut:
+            self.shortcut_in = nn.Linear(c.n_latents * c.latent_dim, c.width, bias=False)
+            self.shortcut_out = nn.Linear(c.n_latents * c.latent_dim, c.width, bias=False)
         if c.bag:
             self.bag_values = nn.Embedding(c.vocab_size + 1, c.n_latents * c.latent_dim)
             self.bag_scores = nn.Embedding(c.vocab_size + 1, 1)
@@ -256,8 +264,12 @@ class Model(nn.Module):
             text_mod, text_final = self.text_modulation(condition).split([6 * c.width, 2 * c.width], dim=1)
             cos, sin = (table[:L].to(text_mod.dtype) for table in (self.cos, self.sin))
         if latent is not None:
-            latent_mod, latent_final, *bag_gate = self.latent_modulation(condition).split(
-                [6 * c.latent_width, 2 * c.latent_width] + [c.latent_dim] * c.bag, dim=1)
+            latent_mod, latent_final, bag_gate, *gates = self.latent_modulation(condition).split(
+                [6 * c.latent_width, 2 * c.latent_width, c.latent_dim * c.bag] + [1, 1] * c.shortcut, dim=1)
+        if c.shortcut:
+            way_in, way_out = ((1 + gate) * way(latents.flatten(1))      # (B, C)
+                               for gate, way in zip(gates, (self.shortcut_in, self.shortcut_out)))
+            text = text + way_in[:, None]
         if c.causal:
             S = K + (0 if text is None else L)
             mask = self.causal_mask[:S, :S]
@@ -270,6 +282,8 @@ class Model(nn.Module):
         if 'text' in predict:
             shift, scale = text_final.chunk(2, dim=1)                    # (B, C)
             text = modulate(text, shift[:, None], scale[:, None])        # (B, L, C)
+            if c.shortcut:
+                text = text + way_out[:, None]
             if positions is not None or score:
                 text = text.flatten(0, 1)
             if positions is not None:
@@ -280,7 +294,7 @@ class Model(nn.Module):
             latent = modulate(latent, shift[:, None], scale[:, None])    # (B, K, C)
             prediction = self.latent_head(latent.reshape(B, N, -1)).float()  # (B, N, D)
             if c.bag:
-                prediction = prediction + (1 + bag_gate[0])[:, None] * self.bag_of(tokens)
+                prediction = prediction + (1 + bag_gate)[:, None] * self.bag_of(tokens)
         return logits, prediction
 
     def bag_of(self, tokens):
@@ -332,18 +346,18 @@ class Model(nn.Module):
 
     def unreachable(self, predict):
         """ Names of the parameters that no loss on the streams `predict` can reach: the other stream's head (the bag belongs to the
-        latents'), and in the last block its out-projection, its MLP and the gain of its queries. """
+        latents', the shortcut's end to the text's), and in the last block its out-projection, its MLP and the gain of its queries. """
         last = f'blocks.{self.config.depth - 1}.'
         idle = [stream for stream in self.config.streams if stream not in predict]
         prefixes = [p for s in idle for p in (*self.head(s), *(f'{last}{s}.{part}' for part in ('out.', 'up.', 'down.', 'q_gain')))]
         return [name for name, _ in self.named_parameters() if name.startswith(tuple(prefixes))]
 
     def head(self, stream):
-        return {'text': ('text_head.',), 'latent': ('latent_head.', 'bag_')}[stream]
+        return {'text': ('text_head.', 'shortcut_out.'), 'latent': ('latent_head.', 'bag_')}[stream]
 
     def encoder_and_head(self, stream):
         """ Names of the parameters through which a stream comes in and goes out: what freeze='modality' keeps still. """
-        prefixes = {'text': ('embed.',), 'latent': ('latent_in.', 'slots')}[stream] + self.head(stream)
+        prefixes = {'text': ('embed.',), 'latent': ('latent_in.', 'slots', 'shortcut_in.')}[stream] + self.head(stream)
         return [name for name, _ in self.named_parameters() if name.startswith(prefixes)]
 
     def n_parameters(self):
@@ -364,6 +378,8 @@ class Model(nn.Module):
             multiply_adds += head_positions * c.width * c.vocab_size
         if K:
             multiply_adds += batch * c.latent_dim * c.width * c.bag       # its gate
+            if c.shortcut:                                               # two gates, two ways
+                multiply_adds += batch * c.width * (2 + 2 * c.n_latents * c.latent_dim)
             ends = batch * c.n_latents * c.latent_dim * c.latent_tokens * c.latent_width
             multiply_adds += ends * (2 if 'latent' in predict else 1)
         return 2 * multiply_adds * (3 if training else 1)

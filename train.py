@@ -70,6 +70,7 @@ latent_width = None                # None: width
 mlp_ratio = 4.0
 causal = False
 bag = False                        # for modes that predict latents: the prediction adds a learned, weighted average over the tokens
+shortcut = False                   # for modes that predict text: every token adds a learned linear map of the latents
 text_clock = True                  # False: the text clock is left out, costs no likelihood
 spatial = False                    # the latents are a square grid
 dropout = 0.0
@@ -161,7 +162,7 @@ with stop_on_error():
     model_config = ModelConfig(
         vocab_size=train_data.tokenizer.vocab_size, seq_len=L, latent_dim=D, n_latents=N,
         **{name: config[name] for name in ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal', 'streams',
-                                           'bag', 'text_clock', 'spatial', 'dropout')})
+                                           'bag', 'shortcut', 'text_clock', 'spatial', 'dropout')})
     text = MaskedText(model_config.vocab_size, text_schedule, text_power)
     latent = GaussianLatents(train_data.live.to(device) if N else None, latent_schedule, latent_target, latent_loss_weight)
     if model_config.causal:

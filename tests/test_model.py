@@ -117,7 +117,7 @@ def test_one_stream_models_run_alone():
 
 
 CHANGES = dict(vocab_size=21, seq_len=None, latent_dim=None, n_latents=None, latent_tokens=5, depth=3, heads=4, width=20, latent_width=8,
-               mlp_ratio=2.0, causal=True, streams=('text',), bag=True, text_clock=False, spatial=True, dropout=.5)
+               mlp_ratio=2.0, causal=True, streams=('text',), bag=True, shortcut=True, text_clock=False, spatial=True, dropout=.5)
 
 
 @pytest.mark.parametrize('knob', [f.name for f in dataclasses.fields(ModelConfig)])
@@ -154,8 +154,32 @@ def test_the_bag_is_the_weighted_average_it_claims_and_starts_at_nothing():
             ModelConfig(**SMALL, bag=True, **wrong)
 
 
-def loss_of(predict, bag=False, **text_and_latent):
-    model = randomised(bag=bag)
+def test_the_shortcut_adds_the_latents_it_maps_and_says_nothing_at_init():
+    x, z, t, s = inputs()
+    model = randomised(shortcut=True)
+    base = model(x, z, t, s)[0]
+    with torch.no_grad():
+        model.latent_modulation.weight[-2:] = 0                          # the gates are 1 + this
+        model.latent_modulation.bias[-2:] = 0
+    open_gates = model(x, z, t, s)[0]
+    with torch.no_grad():
+        model.latent_modulation.bias[-1] = -1                            # shuts the way out
+    shut = model(x, z, t, s)[0]
+    way = (z.flatten(1) @ model.shortcut_out.weight.T) @ model.text_head.weight.T        # (B, V)
+    assert torch.allclose(open_gates - shut, way[:, None].expand_as(shut), atol=1e-4) and (base - open_gates).abs().max() > 1e-3
+    with torch.no_grad():
+        model.latent_modulation.bias[-2] = -1                            # and the way in: a network without a shortcut
+    without = randomised()
+    without.load_state_dict({name: w[:len(dict(without.named_parameters())[name])] if name in dict(without.named_parameters()) else w
+                             for name, w in model.state_dict().items() if 'shortcut' not in name})
+    assert torch.allclose(model(x, z, t, s)[0], without(x, z, t, s)[0], atol=1e-5)
+    assert not Model(ModelConfig(**SMALL, shortcut=True))(*inputs())[0].any()
+    with pytest.raises(ValueError, match='shortcut=True'):
+        ModelConfig(**SMALL, shortcut=True, streams=('text',))
+
+
+def loss_of(predict, ways=False, **text_and_latent):
+    model = randomised(bag=ways, shortcut=ways)
     x, z, t, s = inputs()
     text, latent = MaskedText(20, **text_and_latent.get('text', {})), GaussianLatents(torch.ones(6), **text_and_latent.get('latent', {}))
     g = torch.Generator().manual_seed(0)
@@ -181,10 +205,10 @@ def test_every_process_knob_changes_the_loss(knob):
     assert abs(loss_of(both)[0] - loss_of(both, **knob)[0]) > 1e-4
 
 
-@pytest.mark.parametrize('bag', [False, True])
+@pytest.mark.parametrize('ways', [False, True])
 @pytest.mark.parametrize('predict', [('text',), ('latent',), ('text', 'latent')])
-def test_unreachable_parameters_are_those_without_a_gradient(predict, bag):
-    loss, model = loss_of(predict, bag)
+def test_unreachable_parameters_are_those_without_a_gradient(predict, ways):
+    loss, model = loss_of(predict, ways)
     loss.backward()
     assert model.unreachable(predict) == [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
 
@@ -198,8 +222,8 @@ def test_parameter_groups_hold_every_parameter_once_and_decay_only_matrices():
 
 def test_counted_flops_are_those_that_torch_counts():
     from torch.utils.flop_counter import FlopCounterMode
-    for predict, bag in ((('text',), False), (('text', 'latent'), False), (('text', 'latent'), True)):
-        model = Model(ModelConfig(**{**SMALL, 'text_clock': False}, bag=bag))
+    for predict, ways in ((('text',), False), (('text', 'latent'), False), (('text', 'latent'), True), (('text',), True)):
+        model = Model(ModelConfig(**{**SMALL, 'text_clock': False}, bag=ways, shortcut=ways))
         positions = torch.arange(10)
         with FlopCounterMode(display=False) as counter:
             model(*inputs(), positions, predict)
