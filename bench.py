@@ -3,7 +3,7 @@ Speed as a ratio in one run: one side beside the other, interleaved, medians.
 
     python bench.py                                              # guard: what guard and logging cost a training step
     python bench.py --what=trainings --lines="config/multi30k_l2t.py | config/speedrun.py"     # tokens/s of whole commands
-    python bench.py --what=step --shape=small                    # a training step beside other libraries' (peers.py): the best setting of each
+    python bench.py --what=step --shape=small                    # a training step beside other libraries' (peers.py)
     python bench.py --what=scaling --settings=bfloat16           # how that grows with depth, width, length and batch
     python bench.py --what=samplers                              # seconds a text, beside an autoregressive decoder of that size
     python bench.py --what=loader                                # batches from the packed dataset beside a file a sample; share of a step
@@ -231,14 +231,16 @@ def step():
     first = chosen[0]
     print(f'\n{shape}: ' + ', '.join(f'{name} {value:,}' for name, value in s.items()))
     print(f'matmul, bfloat16: {statistics.median(peaks) / 1e12:.2f} TFLOP/s')
-    print(f'{"":<12}{"setting":<20}{"ms":>8}{"tokens/s":>10}   {f"time / {first[0]}":<22}{"M params":>9}{"GFLOP":>7}{"of matmul":>10}{"GB":>6}')
+    print(f'{"":<12}{"setting":<20}{"ms":>8}{"tokens/s":>10}   {f"time / {first[0]}":<22}{"M params":>9}{"GFLOP":>7}'
+          f'{"of matmul":>10}{"GB":>6}')
     for key in chosen:
         ratios, ready = [t / base for t, base in zip(times[key], times[first])], workers[key].ready
         ms, ratio = 1000 * statistics.median(times[key]), statistics.median(ratios)
         utilisation = statistics.median(ready['flops'] / t / peak for t, peak in zip(times[key], peaks))
         rows.append(dict(side=key[0], setting=key[1], ms=ms, tokens_per_s=s['batch'] * s['length'] / ms * 1000, ratio=ratio,
                          ratio_least=min(ratios), ratio_most=max(ratios), utilisation=utilisation, memory_gb=memory[key], **ready))
-        print(f'{key[0]:<12}{key[1]:<20}{ms:>8.1f}{rows[-1]["tokens_per_s"]:>10,.0f}   {f"{ratio:.2f} ({min(ratios):.2f}, {max(ratios):.2f})":<22}'
+        print(f'{key[0]:<12}{key[1]:<20}{ms:>8.1f}{rows[-1]["tokens_per_s"]:>10,.0f}   '
+              f'{f"{ratio:.2f} ({min(ratios):.2f}, {max(ratios):.2f})":<22}'
               f'{ready["parameters"] / 1e6:>9.1f}{ready["flops"] / 1e9:>7.0f}{utilisation:>10.0%}{memory[key] or 0:>6.2f}')
     for worker in workers.values():
         worker.end()
@@ -263,7 +265,8 @@ def scaling():
             worker = Worker('ours', s, setting)
             answer = worker.turn(seconds)
             worker.end()
-            table.setdefault(label, []).append(answer | worker.ready | dict(peak=matmul_rate(torch.bfloat16), tokens=s['batch'] * s['length']))
+            answer |= worker.ready | dict(peak=matmul_rate(torch.bfloat16), tokens=s['batch'] * s['length'])
+            table.setdefault(label, []).append(answer)
         print(f'round {i + 1}/{rounds}', flush=True)
     print(f'\n{shape}: ' + ', '.join(f'{name} {value:,}' for name, value in base.items()) + f'; {setting}')
     print(f'{"":<12}{"ms":>8}{"tokens/s":>10}{"time":>7}{"GFLOP":>8}{"work":>7}{"of matmul":>10}{"M params":>9}{"GB":>6}')
@@ -271,11 +274,13 @@ def scaling():
     for label, answers in table.items():
         t, a = statistics.median(a['seconds'] for a in answers), answers[0]
         print(f'{label or "as it is":<12}{1000 * t:>8.1f}{a["tokens"] / t:>10,.0f}{t / first:>7.2f}{a["flops"] / 1e9:>8.0f}'
-              f'{a["flops"] / table[""][0]["flops"]:>7.2f}{statistics.median(a["flops"] / a["seconds"] / a["peak"] for a in answers):>10.0%}'
+              f'{a["flops"] / table[""][0]["flops"]:>7.2f}'
+              f'{statistics.median(a["flops"] / a["seconds"] / a["peak"] for a in answers):>10.0%}'
               f'{a["parameters"] / 1e6:>9.1f}{a["memory_gb"] or 0:>6.2f}')
     if save:
         with open(save, 'w') as f:
-            json.dump(dict(command=sys.argv[1:], shape=base, setting=setting, torch=torch.__version__, threads=threads, rows=table), f, indent=1)
+            json.dump(dict(command=sys.argv[1:], shape=base, setting=setting, torch=torch.__version__, threads=threads, rows=table), f,
+                      indent=1)
 
 
 # ---- samplers
@@ -290,9 +295,11 @@ def samplers():
     L, V, autocast = s['length'], s['vocab_size'], lambda: torch.autocast(torch.device(where).type, torch.bfloat16)
     model = peers.ours(s, None)[0].to(where).eval()
     model.text_head.weight.data.normal_(std=s['width'] ** -.5)
-    gpt = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_positions=L + 1, n_embd=s['width'], n_layer=s['depth'], n_head=s['heads'])).to(where).eval()
+    gpt = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_positions=L + 1, n_embd=s['width'], n_layer=s['depth'], n_head=s['heads']))
+    gpt.to(where).eval()
     run = SimpleNamespace(model=model, device=where, text=MaskedText(V), streams=model.config.streams, L=L, row_calls=0, autocast=autocast,
-                          out_dir='', tokenizer=SimpleNamespace(eos=0, pad=1), latent=GaussianLatents(torch.ones(s['latent_dim'], device=where)))
+                          out_dir='', tokenizer=SimpleNamespace(eos=0, pad=1),
+                          latent=GaussianLatents(torch.ones(s['latent_dim'], device=where)))
     calls = {}
 
     def ours(n, name, steps, **how):
@@ -307,7 +314,8 @@ def samplers():
     def autoregressive(n):
         began = time.perf_counter()
         with autocast():
-            gpt.generate(torch.zeros(n, 1, dtype=torch.int64, device=where), max_new_tokens=L, min_new_tokens=L, do_sample=True, pad_token_id=1)
+            gpt.generate(torch.zeros(n, 1, dtype=torch.int64, device=where), max_new_tokens=L, min_new_tokens=L, do_sample=True,
+                         pad_token_id=1)
         return n / (time.perf_counter() - began)
     for n in (1, batch_size):
         jobs = {f'autoregressive, batch {n}': lambda: autoregressive(n)}

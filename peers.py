@@ -27,7 +27,7 @@ SHAPES = {'small':     dict(depth=6, width=256, heads=4, batch=8, length=128, n_
 
 
 class Ends(nn.Module):
-    """ What the user of a library of blocks writes around them. blocks(text (B, L, C), latent (B, N, C), condition (B, C)) -> the same two. """
+    """ What the user of such blocks writes around them. blocks(text (B, L, C), latent (B, N, C), condition (B, C)) -> text, latent. """
 
     def __init__(self, shape, blocks):
         super().__init__()
@@ -113,8 +113,11 @@ def build(side, shape, device, dtype, as_shipped=False):
     torch.manual_seed(0)
     s, (B, L) = shape, (shape['batch'], shape['length'])
     text, latent = MaskedText(s['vocab_size']), GaussianLatents(torch.ones(s['latent_dim'], device=device))
-    objective = Objective(text, latent, ('text', 'latent'), device, lambda: torch.autocast(torch.device(device).type, torch.bfloat16, enabled=dtype == 'bfloat16'),
-                          seed=0, cond_drop=0., latent_noise=0., latent_weight=1., t_min=1e-3)
+
+    def autocast():
+        return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=dtype == 'bfloat16')
+    objective = Objective(text, latent, ('text', 'latent'), device, autocast, seed=0, cond_drop=0.,
+                          latent_noise=0., latent_weight=1., t_min=1e-3)
     tokens, z = torch.randint(s['vocab_size'], (B, L)), torch.randn(B, s['n_latents'], s['latent_dim'])
     stage = SimpleNamespace(shares=mode_shares('unconditional', ()), predict=('text', 'latent'), budget=text.head_budget(B, L))
     b = objective.batch(SimpleNamespace(rows=lambda _: (tokens, z), seq_len=L), range(B), 0, 0, B, stage)
@@ -126,6 +129,6 @@ def build(side, shape, device, dtype, as_shipped=False):
     module.to(device).train()
 
     def autocast_loss():
-        with objective.autocast():
+        with autocast():
             return loss(batch)
     return module, autocast_loss

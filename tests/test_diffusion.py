@@ -127,7 +127,7 @@ def test_scored_positions_are_the_masked_ones_with_their_targets_and_weights_at_
         assert torch.allclose(weight[used], expected)
 
 
-@pytest.mark.parametrize('text', [MaskedText(50), MaskedText(50, 'polynomial', 2.), MaskedText(50, 'cosine')], ids=lambda text: text.schedule)
+@pytest.mark.parametrize('text', [MaskedText(50), MaskedText(50, 'polynomial', 2.), MaskedText(50, 'cosine')], ids=lambda x: x.schedule)
 @pytest.mark.parametrize('rows, length, first, batch', [(16, 128, 0, 16), (4, 256, 8, 16), (12, 64, 12, 24)])
 def test_the_masked_positions_of_a_micro_batch_stay_below_the_head_budget(text, rows, length, first, batch):
     counts = []
