@@ -115,9 +115,11 @@ class MaskedText:
         return {'loglinear': lambda: 1 / t, 'cosine': lambda: (math.pi / 2) / torch.tan(math.pi / 2 * t),
                 'polynomial': lambda: self.power / t}[self.schedule]()
 
-    def mean_share(self):
-        """ E_t [1 - a(t)]. """
-        return {'loglinear': 1 / 2, 'cosine': 2 / math.pi, 'polynomial': 1 / (self.power + 1)}[self.schedule]
+    def mean_share(self, t_min=0.):
+        """ E_t [1 - a(t)], t ~ U(t_min, 1). """
+        integral = {'loglinear': (1 - t_min ** 2) / 2, 'cosine': 2 / math.pi * math.cos(math.pi / 2 * t_min),
+                    'polynomial': (1 - t_min ** (self.power + 1)) / (self.power + 1)}[self.schedule]
+        return integral / (1 - t_min)
 
     def corrupt(self, tokens, t, u, given=None):
         """ x_t and its mask. tokens (B, L), t (B,), u (B, L) uniform; given (B, L): True is never masked. """
@@ -135,13 +137,15 @@ class MaskedText:
             mask &= ~given                                               # a row may have no free position at all
         return torch.where(mask, self.mask_id, tokens), mask
 
-    def head_budget(self, rows, length, text_share=1.0):
+    def head_budget(self, rows, length, text_share=1.0, t_min=0.):
         """ Positions that the head is run on in a micro-batch: a static number that hardly any count of scored ones exceeds. Around the
-        expected count vary the coins, of variance t (1 - t), 1/6 at uniform t and never above 1/4: 5 sd; and the clocks: of 2^k rows
-        (draw_clocks) the sum of t is within 1/2 of its mean, of a monotone function of t within 1, and m 2^k rows are m of these. """
-        expected = rows * length * self.mean_share() * text_share
-        coins = 5 * math.sqrt(rows * length * (1 / 6 if self.schedule == 'loglinear' else 1 / 4))
-        clocks = (rows // (rows & -rows)) * (.5 if self.schedule == 'loglinear' else 1) + (2 if text_share < 1 else 0)
+        expected count vary the coins, of variance t (1 - t), at uniform t 3/16 at most and never above 1/4: 5 sd; and the clocks: of 2^k
+        rows (draw_clocks) the sum of t is within 1/2 of its mean, of a monotone function of t within 1, and m 2^k rows are m of these, or
+        2 log2 of all rows. """
+        expected = rows * length * self.mean_share(t_min) * text_share
+        coins = 5 * math.sqrt(rows * length * (3 / 16 if self.schedule == 'loglinear' else 1 / 4))
+        pieces = min(rows // (rows & -rows), 2 * rows.bit_length())
+        clocks = pieces * (.5 if self.schedule == 'loglinear' else 1) + (2 if text_share < 1 else 0)
         return min(rows * length, math.ceil(expected + coins + clocks * length))
 
     def loss(self, hidden, head, targets, weight):
@@ -201,11 +205,11 @@ class HeadLoss(torch.autograd.Function):
 def positions_and_targets(scored, tokens, row_weight, budget):
     """
     Where the head runs, at a static size. scored, tokens (B, L), row_weight (B,): w(t) times the row's loss weight.
-    Returns positions, targets (P,) int64 and weight (P,) float32, P the next multiple of `budget` (that is: budget itself, but
-    for a batch beyond 6 sd); unused places point at position 0 and weigh 0. Weights are divided by B * L: all rows count.
+    Returns positions, targets (P,) int64 and weight (P,) float32, P the next multiple of `budget`, or all (that is: budget itself, but
+    for a batch beyond 5 sd); unused places point at position 0 and weigh 0. Weights are divided by B * L: all rows count.
     """
     found = scored.flatten().nonzero().squeeze(1)
-    P = max(1, -(-len(found) // budget)) * budget
+    P = min(max(1, -(-len(found) // budget)) * budget, scored.numel())
     positions = F.pad(found, (0, P - len(found)))
     weight = F.pad((row_weight / scored.numel()).repeat_interleave(scored.shape[1])[found], (0, P - len(found)))
     return positions, tokens.flatten()[positions], weight.float()

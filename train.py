@@ -168,7 +168,7 @@ with stop_on_error():
     if model_config.causal:
         raise ValueError('causal=True has no training loss yet: masked diffusion looks both ways')
     stages = read_stages(mode_schedule or mode, mode_weights, streams, freeze, max_iters,
-                         head_budget=lambda share: text.head_budget(batch_size, L, share))
+                         head_budget=lambda share: text.head_budget(batch_size, L, share, t_min))
     with torch.device('meta'):                             # without memory
         sketch = Model(model_config)
     checkpoint.check_tables(sketch)
@@ -308,7 +308,8 @@ def go_on_from(newest):
     global step, saved_at, evaluated_at, best_val
     saved = checkpoint.load(newest, map_location='cpu' if is_sharded else device, rank=rank)
     state = saved['training_state']
-    other = checkpoint.difference(state['identity'], identity)
+    defaults = json.loads(json.dumps(asdict(ModelConfig())))             # of knobs that are younger than the run
+    other = checkpoint.difference({**state['identity'], 'model': {**defaults, **state['identity']['model']}}, identity)
     if other:
         raise ValueError(f'{newest} was trained with {other}: choose another --out_dir')
     if saved['optimizer']['names'] != list(names) or len(saved['optimizer']['states']) != len(optimizers):

@@ -638,6 +638,16 @@ def documents_of(ds):
     return parts
 
 
+def test_a_run_older_than_a_knob_goes_on(dataset, finished, tmp_path):
+    out = tmp_path / 'run'
+    shutil.copytree(finished, out)
+    identity = json.loads((out / 'step-00000012' / 'training_state.json').read_text())['identity']
+    del identity['model']['shortcut']
+    forge(out / 'step-00000012', identity=identity)
+    result = train(dataset, out, '--max_iters=13')
+    assert result.returncode == 0 and 'going on from' in result.stdout, result.stderr
+
+
 def test_fault_22_resume_with_another_model_tokenizer_or_encoder(dataset, finished, tmp_path):
     def other(name, change):
         shutil.copytree(dataset, tmp_path / name)
