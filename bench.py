@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -92,6 +93,7 @@ def tokens_per_s(*arguments):
             sys.stdout.close()
             sys.stdout = stdout
             gc.collect()                                                 # the script's model
+            torch._dynamo.reset()                                        # and its programs: a function may hold 8
         with open(os.path.join(out_dir, 'training_log.jsonl')) as f:
             entries = [json.loads(line) for line in f]
     return statistics.median([e['tokens_per_s'] for e in entries if 'tokens_per_s' in e][1:])
@@ -110,6 +112,8 @@ def guard():
 
 def trainings():
     """ Any command lines of train.py beside each other: --lines="config/a.py | config/a.py --optimizer=adamw". """
+    if not lines:
+        stop('--lines="config/a.py | config/b.py --lr=...": the arguments of each training')
     compare({arguments.strip(): lambda a=arguments: tokens_per_s(*a.split(), f'--log_interval={max(1, max_iters // 4)}')
              for arguments in lines.split('|')}, 'tokens/s')
 
@@ -135,12 +139,15 @@ class Worker:
         return dict(error=(self.errors.read().strip() or f'exit code {code}').split('\n')[-1])
 
     def turn(self, seconds):
-        self.process.stdin.write(f'{seconds}\n')
-        self.process.stdin.flush()
-        return self.answer()
+        """ {seconds: of a step, memory_gb}, or {error: its last words}. """
+        with suppress(BrokenPipeError):                                  # it has ended: answer() says why
+            self.process.stdin.write(f'{seconds}\n')
+            self.process.stdin.flush()
+        return self.ready if 'error' in self.ready else self.answer()
 
     def end(self):
-        self.process.stdin.close()
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
         self.process.wait()
 
 
@@ -167,7 +174,11 @@ def work(side, shape, setting):
             part.compile(dynamic=False)
     for _ in range(5):
         step()
-    open('/proc/self/clear_refs', 'w').write('5') if sys.platform == 'linux' else None  # the peak of memory begins here
+    if where.startswith('cuda'):                                         # the peak of memory begins here
+        torch.cuda.reset_peak_memory_stats()
+    elif sys.platform == 'linux':
+        with open('/proc/self/clear_refs', 'w') as f:
+            f.write('5')
     print(json.dumps(dict(flops=flops.get_total_flops(), parameters=sum(p.numel() for p in module.parameters()))), flush=True)
     for line in sys.stdin:
         end, times = time.perf_counter() + float(line), []
@@ -198,8 +209,6 @@ def matmul_rate(dtype, n=2048, seconds=.5):
 
 def step():
     """ First every side alone in every setting; then the best setting of each, and each as shipped, by turns. """
-    if shape not in peers.SHAPES:
-        stop(f'shape={shape!r}: choose from {", ".join(peers.SHAPES)}')
     s, chosen, rows = peers.SHAPES[shape], [], []
     for side in sides.split(','):
         if side not in peers.SIDES:
@@ -209,7 +218,7 @@ def step():
             if side == 'ours' and setting == 'as shipped':
                 continue
             worker = Worker(side, s, setting)
-            answer = worker.ready if 'error' in worker.ready else worker.turn(seconds)
+            answer = worker.turn(seconds)
             worker.end()
             if 'error' in answer:
                 print(f'{side:<12}{setting:<20} {answer["error"]}', flush=True)
@@ -218,12 +227,16 @@ def step():
                 print(f'{side:<12}{setting:<20} {1000 * answer["seconds"]:>8.1f} ms', flush=True)
         best = min((s for s in alone if s != 'as shipped'), key=alone.get, default=None)
         chosen += [(side, setting) for setting in (best, 'as shipped') if setting in alone]
+    if not chosen:
+        stop('no side could be measured: the lines above say why')
     workers = {(side, setting): Worker(side, s, setting) for side, setting in chosen}
     times, memory, peaks = {key: [] for key in chosen}, {}, []
     for i in range(rounds):
         peaks.append(matmul_rate(torch.bfloat16))
         for key, worker in workers.items():
             answer = worker.turn(seconds)
+            if 'error' in answer:
+                stop(f'{" ".join(key)}: {answer["error"]}; without it: --sides')
             times[key].append(answer['seconds'])
             memory[key] = answer['memory_gb']
         print(f'round {i + 1}/{rounds}  matmul {peaks[-1] / 1e12:.2f} TFLOP/s  '
@@ -253,8 +266,8 @@ def step():
 
 def scaling():
     """ Our step, one of its sizes at a time halved and doubled. """
-    if shape not in peers.SHAPES or set(scale.split(',')) - {'depth', 'width', 'length', 'batch'}:
-        stop(f'shape={shape!r}, scale={scale!r}: choose from {", ".join(peers.SHAPES)}, and from depth, width, length, batch')
+    if set(scale.split(',')) - {'depth', 'width', 'length', 'batch'}:
+        stop(f'scale={scale!r}: choose from depth, width, length, batch')
     base = peers.SHAPES[shape]
     points = [('', base)] + [(f'{name} {int(base[name] * factor)}', base | {name: int(base[name] * factor)})
                              for name in scale.split(',') for factor in (.5, 2)]
@@ -265,6 +278,8 @@ def scaling():
             worker = Worker('ours', s, setting)
             answer = worker.turn(seconds)
             worker.end()
+            if 'error' in answer:
+                stop(f'{label or "as it is"}: {answer["error"]}')
             answer |= worker.ready | dict(peak=matmul_rate(torch.bfloat16), tokens=s['batch'] * s['length'])
             table.setdefault(label, []).append(answer)
         print(f'round {i + 1}/{rounds}', flush=True)
@@ -302,10 +317,10 @@ def samplers():
                           latent=GaussianLatents(torch.ones(s['latent_dim'], device=where)))
     calls = {}
 
-    def ours(n, name, steps, **how):
+    def ours(n, name, steps):
         def go():
             run.row_calls, began = 0, time.perf_counter()
-            sample.write(run, *sample.blank(run, n), torch.randn(n, s['n_latents'], s['latent_dim']), sampler=name, steps=steps, **how)
+            sample.write(run, *sample.blank(run, n), torch.randn(n, s['n_latents'], s['latent_dim']), sampler=name, steps=steps)
             calls[f'{name}, {steps} steps, batch {n}'] = run.row_calls / n
             return n / (time.perf_counter() - began)
         return go
@@ -395,6 +410,8 @@ def embedding():
 
 def main():
     configure(globals())
+    if shape not in peers.SHAPES:
+        stop(f'shape={shape!r}: choose from {", ".join(peers.SHAPES)}')
     torch.set_num_threads(threads)
     benches = dict(guard=guard, trainings=trainings, step=step, scaling=scaling, samplers=samplers, loader=loader, encoder=embedding)
     for name in what.split(','):

@@ -170,7 +170,7 @@ class HeadLoss(torch.autograd.Function):
     The gradient takes the place of the logits while they are at hand, some rows at a time in float32: so there is one (P, V) table in
     the precision of the products, where cross_entropy keeps three, two of them in float32.
     """
-    NUMBERS = {'cpu': 2 ** 20, 'cuda': 2 ** 26}                          # of a float32 chunk: on a CPU it should stay in a cache
+    NUMBERS = {'cpu': 2 ** 20}                                           # of a float32 chunk: there it should stay in a cache
 
     @staticmethod
     def forward(ctx, hidden, head, targets, weight):
@@ -180,7 +180,7 @@ class HeadLoss(torch.autograd.Function):
         with torch.autocast(kind, enabled=False):
             table = hidden @ head.T                                      # (P, V)
             nll, best = torch.empty_like(weight), torch.empty_like(weight)
-            size = max(1, HeadLoss.NUMBERS[kind] // len(head))
+            size = max(1, HeadLoss.NUMBERS.get(kind, 2 ** 26) // len(head))
             for first in range(0, len(targets), size):
                 i = slice(first, first + size)
                 target, w = targets[i, None], weight[i, None]            # (p, 1)

@@ -2,7 +2,9 @@
 
     python prepare.py config/multi30k_l2t.py --input="RAW/train.*.en.gz" --val_input="RAW/val.*.en.gz"      # the data of multi30k_l2t
     python train.py config/speedrun.py
-    python bench.py --what=trainings --lines="config/multi30k_l2t.py ...FIRST ENTRY... | config/speedrun.py"      # seconds a step of both
+    python evaluate.py config/multi30k_l2t.py --out_dir=out/speedrun --tasks=nelbo --n=1000 --order=random
+
+2 CPU cores with AMX, 9 minutes; seeds 0 and 1, commit c3d366a: 2.318 and 2.363 nats per token.
 """
 # data
 dataset = 'multi30k'

@@ -1,5 +1,6 @@
 """ bench.py at a tiny shape: every table is printed, and a library that is missing costs its row, not the run. """
 import json
+import os
 import subprocess
 import sys
 
@@ -10,30 +11,34 @@ from runs import ROOT
 TINY = dict(depth=2, width=32, heads=2, batch=2, length=16, n_latents=1, latent_dim=6, vocab_size=50)
 
 
-def bench(*args):
+def bench(*args, **env):
     code = f"""
 import runpy, sys
 sys.argv = ['bench.py', *{list(args)!r}, '--device=cpu', '--threads=1', '--rounds=2', '--seconds=0.05']
 import peers
 peers.SHAPES['small'] = {TINY!r}
-peers.SIDES['missing'] = lambda **_: __import__('no_such_library')
 runpy.run_path('bench.py', run_name='__main__')
 """
-    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=300,
+                            env={**os.environ, **env})
     return result.returncode, result.stdout, result.stderr
 
 
 def test_step_compares_what_is_there_and_names_what_is_not(tmp_path):
-    rc, out, err = bench('--what=step', '--sides=ours,bert,mmdit', '--settings=as shipped,bfloat16', f'--save={tmp_path}/table.json')
+    (tmp_path / 'mmdit.py').write_text("raise ImportError('no mmdit on this machine')")
+    rc, out, err = bench('--what=step', '--sides=ours,bert,mmdit', '--settings=as shipped,bfloat16', f'--save={tmp_path}/table.json',
+                         PYTHONPATH=str(tmp_path))
     assert rc == 0, err
     rows = {(row['side'], row['setting']): row for row in json.loads((tmp_path / 'table.json').read_text())['rows']}
-    assert set(rows) >= {('ours', 'bfloat16'), ('bert', 'bfloat16'), ('bert', 'as shipped')}
-    assert ('mmdit', 'bfloat16') in rows or "No module named 'mmdit'" in out
+    assert set(rows) == {('ours', 'bfloat16'), ('bert', 'bfloat16'), ('bert', 'as shipped')}
+    assert out.count('no mmdit on this machine') == 2, out
     for row in rows.values():
         assert row['ms'] > 0 and row['flops'] > 0 and 0 < row['utilisation'] < 1.5
         assert row['ratio_least'] <= row['ratio'] <= row['ratio_most']
     assert rows['ours', 'bfloat16']['ratio'] == 1
     assert bench('--what=step', '--sides=nobody')[0] == 2
+    rc, _, err = bench('--what=step', '--sides=mmdit', '--settings=bfloat16', PYTHONPATH=str(tmp_path))
+    assert rc == 2 and 'no side' in err and 'Traceback' not in err
 
 
 def test_scaling_and_samplers_print_their_tables():

@@ -143,6 +143,15 @@ def test_the_masked_positions_of_a_micro_batch_stay_below_the_head_budget(text, 
     assert rows & (rows - 1) or budget - mean < 4 * (max(counts) - mean), 'a budget that nothing comes near is too large'
 
 
+@pytest.mark.parametrize('rows, length, first, batch', [(128, 40, 0, 128), (12, 64, 12, 24), (16, 40, 48, 64)])
+def test_the_scored_positions_of_a_mixed_micro_batch_stay_below_the_head_budget(rows, length, first, batch):
+    text, shares = MaskedText(50), mode_shares('mixed', (1., 1., 1.))
+    for step in range(300):
+        c = draw_clocks(0, step, first, rows, batch, shares)
+        mask = text.corrupt(torch.zeros(rows, length, dtype=torch.int64), c['t_text'], uniforms(0, step, 'mask', 0, rows, length))[1]
+        assert (mask & (c['text_weight'] > 0)[:, None]).sum() <= text.head_budget(rows, length, 2 / 3, 1e-3) < rows * length
+
+
 def test_uniform_prediction_has_the_bound_log_V_exactly():
     tokens = torch.randint(0, V, (16, L))
     bound = text_bound(Toy(torch.zeros(4 ** L, L, V)), MaskedText(V), tokens, None, None, torch.rand(16, 1 + L))
@@ -187,6 +196,24 @@ def test_a_loss_of_weight_0_does_not_pass_nan():
     out[0] = 1
     loss, _ = GaussianLatents(torch.ones(3)).loss(out, torch.zeros(2, 1, 3), torch.tensor([1., 0.]))
     assert loss.item() == .5
+
+
+@pytest.mark.parametrize('frozen', ['', 'hidden', 'head'])
+def test_head_loss_under_autocast_is_cross_entropy_to_its_rounding(frozen):
+    torch.manual_seed(0)
+    leaves = dict(hidden=torch.randn(64, 32, requires_grad=frozen != 'hidden'), head=torch.randn(50, 32, requires_grad=frozen != 'head'))
+    targets, weight, found = torch.randint(50, (64,)), torch.rand(64) / 64, []
+    for ours in (True, False):
+        with torch.autocast('cpu', torch.bfloat16, enabled=ours):
+            loss = MaskedText(50).loss(*leaves.values(), targets, weight)[0] if ours else \
+                (weight * torch.nn.functional.cross_entropy(leaves['hidden'] @ leaves['head'].T, targets, reduction='none')).sum()
+        loss.backward()
+        found.append([loss.detach(), *(leaf.grad for leaf in leaves.values() if leaf.grad is not None)])
+        for leaf in leaves.values():
+            leaf.grad = None
+    assert len(found[0]) == len(found[1]) == (2 if frozen else 3)
+    for got, want in zip(*found):
+        assert got.dtype == torch.float32 and (got - want).norm() < .02 * want.norm()
 
 
 @pytest.mark.parametrize('numbers', [1, 100, 2 ** 22])

@@ -365,7 +365,7 @@ def test_the_command_prepares_into_data_and_sums_up(tmp_path):
 
 @pytest.mark.parametrize('args, message', [
     ('--input=nothing.txt', 'nothing.txt'), ('--split_on=word', 'line, paragraph, file'), ('--tokenizer=bqe', 'bpe, byte'),
-    ('--vocabsize=9', 'vocab_size'), ('--encoder=lsa --encoder_dims=4000', '--encoder_dims'), 
+    ('--vocabsize=9', 'vocab_size'), ('--encoder=lsa --encoder_dims=4000', '--encoder_dims'),
     ('--input=', 'one of input, hub_dataset, import_dir; given: none'), ('--input=,', 'name files'),
     ('--encoder=./nowhere', './nowhere'), ('--shard_size=0', 'shard_size 0')])
 def test_what_is_wrong_with_the_command_is_one_line_and_code_2(tmp_path, monkeypatch, capsys, args, message):
