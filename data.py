@@ -335,6 +335,15 @@ class PackedDataset:
             ids[where] = np.load(path, mmap_mode='r', allow_pickle=False)[rows]
         return ids
 
+    def counts(self):
+        """ How often each id occurs in the split, (V,) int64: one EOS after every text, PAD never. """
+        out = np.zeros(self.tokenizer.vocab_size, np.int64)
+        for shard in self.shards:
+            for i in range(0, len(shard.tokens), 2 ** 24):
+                out += np.bincount(shard.tokens[i:i + 2 ** 24], minlength=len(out))
+        out[self.tokenizer.eos] += len(self)
+        return torch.from_numpy(out)
+
     def text(self, i):
         (shard, _, (row,)), = self.by_shard([i])
         return self.tokenizer.decode(shard.tokens[shard.offsets[row]:shard.offsets[row + 1]])

@@ -121,9 +121,11 @@ class MaskedText:
                     'polynomial': (1 - t_min ** (self.power + 1)) / (self.power + 1)}[self.schedule]
         return integral / (1 - t_min)
 
-    def corrupt(self, tokens, t, u, given=None):
-        """ x_t and its mask. tokens (B, L), t (B,), u (B, L) uniform; given (B, L): True is never masked. """
-        mask = u < self.masked_share(t)[:, None]                         # (B, L)
+    def corrupt(self, tokens, t, u, given=None, exponent=None):
+        """ x_t and its mask. tokens (B, L), t (B,), u (B, L) uniform; given (B, L): True is never masked; exponent (B, L): the masked
+        share of each token is (1 - a)^exponent (adaptive.py). """
+        share = self.masked_share(t)[:, None]
+        mask = u < (share if exponent is None else share ** exponent)    # (B, L)
         if given is not None:
             mask &= ~given
         return torch.where(mask, self.mask_id, tokens), mask
@@ -202,16 +204,16 @@ class HeadLoss(torch.autograd.Function):
         return *(g if g is None else g.to(dtype) for g, dtype in zip((d_hidden, d_head), ctx.dtypes)), None, None
 
 
-def positions_and_targets(scored, tokens, row_weight, budget):
+def positions_and_targets(scored, tokens, weight, budget):
     """
-    Where the head runs, at a static size. scored, tokens (B, L), row_weight (B,): w(t) times the row's loss weight.
+    Where the head runs, at a static size. scored, tokens (B, L), weight (B, 1) or (B, L): w(t) times the row's loss weight.
     Returns positions, targets (P,) int64 and weight (P,) float32, P the next multiple of `budget`, or all (that is: budget itself, but
     for a batch beyond 5 sd); unused places point at position 0 and weigh 0. Weights are divided by B * L: all rows count.
     """
     found = scored.flatten().nonzero().squeeze(1)
     P = min(max(1, -(-len(found) // budget)) * budget, scored.numel())
     positions = F.pad(found, (0, P - len(found)))
-    weight = F.pad((row_weight / scored.numel()).repeat_interleave(scored.shape[1])[found], (0, P - len(found)))
+    weight = F.pad((weight / scored.numel()).expand(scored.shape).flatten()[found], (0, P - len(found)))
     return positions, tokens.flatten()[positions], weight.float()
 
 

@@ -51,6 +51,7 @@ class ModelConfig:
     text_clock: bool = True               # False: text loses nothing, and a sampler may keep rows that did not change
     spatial: bool = False                 # the N latents are a square grid: add 2-D positions
     dropout: float = 0.0
+    importance: str = 'none'              # of text tokens: none | freq | learned | hybrid (adaptive.py)
 
     def __post_init__(self):
         self.streams = tuple(self.streams)
@@ -67,6 +68,10 @@ class ModelConfig:
             raise ValueError(f'bag=True predicts latents from all of a text: it goes neither with causal nor with streams={self.streams}')
         if self.shortcut and len(self.streams) < 2:
             raise ValueError(f'shortcut=True leads from the latents to the text: it does not go with streams={self.streams}')
+        if self.importance not in ('none', 'freq', 'learned', 'hybrid'):
+            raise ValueError(f'importance={self.importance!r}: choose from none, freq, learned, hybrid')
+        if self.importance != 'none' and ('text' not in self.streams or self.causal):
+            raise ValueError(f'importance={self.importance} is of masked text: it goes neither with causal nor with streams={self.streams}')
         if self.spatial and math.isqrt(self.n_latents) ** 2 != self.n_latents:
             raise ValueError(f'spatial=True needs a square number of latents, found n_latents={self.n_latents}')
         if not 0 <= self.dropout < 1:
@@ -193,6 +198,30 @@ class Block(nn.Module):
         return text, latent
 
 
+class Importance(nn.Module):
+    """ How important each token of a clean text is, (B, L) -> (B, L) in [0, 1], and what of that is learned, or None: adaptive.py says
+    what for. freq reads the table of `rarity`; the network is a two-layer text model with one number per token for a head, 1/2 at the
+    start. PAD has 1/2. """
+
+    def __init__(self, kind, vocab_size, seq_len, width=128):
+        super().__init__()
+        self.kind = kind
+        self.register_buffer('rarity', torch.full((vocab_size,), 0.5))   # adaptive.rarity of the training split
+        if kind in ('learned', 'hybrid'):
+            self.net = Model(ModelConfig(vocab_size=vocab_size, seq_len=seq_len, depth=2, heads=2, width=width, streams=('text',),
+                                         text_clock=False))
+            self.net.text_head = nn.Linear(width, 1, bias=False)
+            nn.init.zeros_(self.net.text_head.weight)
+
+    def forward(self, tokens):
+        rare = self.rarity[tokens]
+        if self.kind == 'freq':
+            return rare, None
+        learned = self.net(tokens, None, None, None)[0].squeeze(2).sigmoid()
+        learned = torch.where(tokens == len(self.rarity) - 1, 0.5, learned)
+        return (learned if self.kind == 'learned' else 0.7 * learned + 0.3 * rare), learned
+
+
 # ---- the whole
 
 class Model(nn.Module):
@@ -231,13 +260,15 @@ class Model(nn.Module):
             may_look = torch.ones(S, S, dtype=torch.bool).tril() | (torch.arange(S) < K)  # any query may see the prefix
             self.register_buffer('causal_mask', may_look, persistent=False)  # latents sit in rows < K: their tril part ends there
         self.init_weights()
+        self.importance = Importance(c.importance, c.vocab_size, c.seq_len) if c.importance != 'none' else None
 
-    def forward(self, tokens, latents, t_text, t_latent, positions=None, predict=('text', 'latent'), score=None):
+    def forward(self, tokens, latents, t_text, t_latent, positions=None, predict=('text', 'latent'), score=None, see=None):
         """
         tokens (B, L) int64, latents (B, N, D) float, clocks (B,) float; None for a stream that the model has not.
         positions: (P,) int64 indices into the flattened B * L, where the head shall run; None: everywhere.
         predict: the streams whose prediction is wanted; the others only condition.
         score(hidden (P, C), head (V, C)): in place of the logits, what a loss makes of the head without keeping them.
+        see(importance, what of it is learned): tokens are clean; what of them the network shall see, and where the head shall run.
         Returns logits (P, V) or (B, L, V), float32, and the latent prediction (B, N, D), float32; None where not wanted.
         """
         c = self.config
@@ -245,6 +276,8 @@ class Model(nn.Module):
         text = latent = text_mod = latent_mod = cos = sin = mask = text_final = latent_final = None
         K = 0
         condition = self.bias                                            # (C,), then (B, C)
+        if see:
+            tokens, positions = see(*self.importance(tokens))
         if 'text' in c.streams:
             L = tokens.shape[1]
             text = self.embed(tokens)                                    # (B, L, C)
@@ -349,7 +382,8 @@ class Model(nn.Module):
         latents', the shortcut's end to the text's), and in the last block its out-projection, its MLP and the gain of its queries. """
         last = f'blocks.{self.config.depth - 1}.'
         idle = [stream for stream in self.config.streams if stream not in predict]
-        prefixes = [p for s in idle for p in (*self.head(s), *(f'{last}{s}.{part}' for part in ('out.', 'up.', 'down.', 'q_gain')))]
+        prefixes = ['importance.'] if 'text' in idle else []
+        prefixes += [p for s in idle for p in (*self.head(s), *(f'{last}{s}.{part}' for part in ('out.', 'up.', 'down.', 'q_gain')))]
         return [name for name, _ in self.named_parameters() if name.startswith(tuple(prefixes))]
 
     def head(self, stream):

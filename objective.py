@@ -12,7 +12,10 @@ from types import SimpleNamespace
 
 import torch
 
+from adaptive import Adaptive
 from diffusion import MODES, draw_clocks, mode_shares, normals, positions_and_targets, text_bound, uniforms
+
+REGRESSION = 0.1               # weight of the loss of a learned importance
 
 
 def read_stages(schedule, mode_weights, streams, freeze, max_iters, head_budget):
@@ -51,6 +54,7 @@ class Objective:
     latent_noise: float
     latent_weight: float
     t_min: float
+    adaptive: Adaptive | None = None
 
     def batch(self, data, rows, step, first, batch, stage):
         """ Rows of the dataset as they enter the network at this step, with what the losses need; first: number of the first row
@@ -60,32 +64,57 @@ class Objective:
         c = draw_clocks(seed, step, first, B, batch, stage.shares, self.cond_drop, self.latent_noise, self.t_min)
         out = dict(mode=c['mode'], t_text=c['t_text'].float(), t_latent=c['t_latent'].float())
         if 'text' in self.streams:
-            out['tokens'], mask = self.text.corrupt(tokens, c['t_text'], uniforms(seed, step, 'mask', first, B, L))
-            if 'text' in stage.predict:                    # where: a row without this loss has clock 0, and the weight inf * 0
-                row_weight = torch.where(c['text_weight'] > 0, self.text.weight(c['t_text']) * c['text_weight'], 0)
-                scored = mask & (c['text_weight'] > 0)[:, None]
-                out['positions'], out['targets'], out['weight'] = positions_and_targets(scored, tokens, row_weight, stage.budget)
+            u = uniforms(seed, step, 'mask', first, B, L)
+            if 'text' not in stage.predict:
+                out['tokens'], _ = self.text.corrupt(tokens, c['t_text'], u)
+            elif self.adaptive and self.adaptive.learns:   # the network has to read the clean text first: on the device
+                out.update(tokens=tokens, u=u, t=c['t_text'], text_weight=c['text_weight'], step=step, budget=stage.budget)
+            else:
+                imp = self.adaptive.rarity[tokens] if self.adaptive else None
+                out.update(self.masked(tokens, c['t_text'], c['text_weight'], u, stage.budget, step, imp))
         if 'latent' in self.streams:
             out['clean'], out['noise'] = latents, normals(seed, step, 'latent', first, *latents.shape)
             if 'latent' in stage.predict:
                 out['row_weight'] = torch.where(c['latent_weight'] > 0, self.latent.weight(c['t_latent']) * c['latent_weight'], 0).float()
         return out
 
+    def masked(self, tokens, t, text_weight, u, budget, step, imp=None):
+        """ The text as the network sees it, and what is scored: {tokens, positions, targets, weight, what is logged of importance}. """
+        exponent = None if imp is None else self.adaptive.exponents(imp, step)
+        noisy, mask = self.text.corrupt(tokens, t, u, exponent=exponent)
+        scored = mask & (text_weight > 0)[:, None]         # where: a row without this loss has clock 0, and the weight inf * 0
+        weight, logged = torch.where(text_weight > 0, self.text.weight(t) * text_weight, 0)[:, None], {}
+        if imp is not None:
+            weight = weight * exponent * self.adaptive.emphasis(imp, scored, tokens, step)
+            real = imp[tokens != self.adaptive.pad]
+            logged = dict(importance=torch.stack((real.mean(), real.std(), real.min(), real.max())))
+        positions, targets, weight = positions_and_targets(scored, tokens, weight, budget)
+        return dict(tokens=noisy, positions=positions, targets=targets, weight=weight, **logged)
+
     def losses(self, model, b, predict):
         """ Forward one micro-batch: {loss, and per stream its loss, its error per position or row; where the text is right}. """
-        noisy = target = None
+        noisy = target = learned = None
         if 'latent' in self.streams:
             noisy, e = self.latent.corrupt(b['clean'], b['t_latent'], b['noise'])
             target = self.latent.target_of(b['clean'], e, b['t_latent'])
 
+        def see(imp, part):
+            nonlocal learned
+            learned = part
+            b.update(self.masked(b['tokens'], b['t'], b['text_weight'], b['u'], b['budget'], b['step'], imp.detach()))
+            return b['tokens'], b['positions']
+
         def score(hidden, head):
-            return self.text.loss(hidden, head, b['targets'], b['weight'])
+            loss, nll, right = self.text.loss(hidden, head, b['targets'], b['weight'])
+            at = 0 if learned is None else self.adaptive.regression(learned.flatten()[b['positions']], nll, b['targets'], b['weight'])
+            return loss, nll, right, at
         with self.autocast():
-            scored, out = model(b.get('tokens'), noisy, b['t_text'], b['t_latent'], b.get('positions'), predict, score)
+            scored, out = model(b.get('tokens'), noisy, b['t_text'], b['t_latent'], b.get('positions'), predict, score,
+                                see if 'u' in b else None)
         r = dict(loss=torch.zeros((), device=self.device))
         if 'text' in predict:
-            r['text_loss'], r['nll'], r['right'] = scored
-            r['loss'] = r['loss'] + r['text_loss']
+            r['text_loss'], r['nll'], r['right'], regression = scored
+            r['loss'] = r['loss'] + r['text_loss'] + REGRESSION * regression
         if 'latent' in predict:
             r['latent_loss'], r['error'] = self.latent.loss(out, target, b['row_weight'])
             r['loss'] = r['loss'] + self.latent_weight * r['latent_loss']
@@ -107,7 +136,9 @@ class Objective:
             sums.update(text_loss=r['text_loss'][None], correct=(r['right'] & scored).sum()[None].float(),
                         text_bins=by_clock(b['t_text'][row], torch.where(scored, r['nll'], 0)),
                         text_count=by_clock(b['t_text'][row], scored.float()),
-                        text_by_mode=sums_by(b['mode'][row], len(MODES), weighted))
+                        text_by_mode=sums_by(b['mode'][row], len(MODES), weighted),
+                        mask_share=(scored.sum() / b['tokens'].numel())[None],
+                        **({'importance': b['importance']} if 'importance' in b else {}))
         if 'latent_loss' in r:
             scored = b['row_weight'] > 0
             sums.update(latent_loss=r['latent_loss'][None],
@@ -129,6 +160,9 @@ class Objective:
             entry.update(text_loss=s['text_loss'][0] / micro_batches, text_accuracy=s['correct'][0] / max(sum(s['text_count']), 1e-9),
                          text_nll_by_t=ratio(s['text_bins'], s['text_count']), text_nats_by_mode=by_mode(s['text_by_mode']))
             line += f' | text {entry["text_loss"]:.4f}, {100 * entry["text_accuracy"]:.1f} % right'
+            entry['mask_share'] = s['mask_share'][0] / micro_batches
+            if 'importance' in s:
+                entry.update({f'importance_{name}': x / micro_batches for name, x in zip(('mean', 'std', 'min', 'max'), s['importance'])})
         if 'latent_loss' in s:
             entry.update(latent_loss=s['latent_loss'][0] / micro_batches, latent_mse_by_t=ratio(s['latent_bins'], s['latent_count']),
                          latent_mse_by_mode=by_mode(s['latent_by_mode']))

@@ -45,15 +45,17 @@ latents = ''                    # l2t, infill: the raw embeddings in this .npy f
 like = ''                       # infill: or the embedding of this text
 num_samples = 1                 # per text or latent
 # ---- text
-sampler = ''                    # ancestral | cached | first_hitting | confidence | remdm; '': ancestral where both or text alone is drawn,
-                                # else confidence
-steps = 0                       # network calls; 0: one per token for confidence and first_hitting, else 128; threshold may need all
+sampler = ''                    # ancestral | cached | first_hitting | confidence | remdm | dfm | reparam; '': ancestral where both or text
+                                # alone is drawn, else confidence
+steps = 0                       # network calls; 0: one per token for confidence, reparam and first_hitting, else 128; threshold may need all
 block_size = 0                  # release only the leftmost unfinished block of so many positions; 0: all at once
 score = 'top1'                  # confidence: top1 | margin | entropy | threshold
 prefer = 'certain'              # confidence: release the certain first, or the 'uncertain'
 remask = 'cap'                  # remdm: cap | rescale | loop
 eta = 0.02                      # remdm: how much is masked again
 loop = (0.55, 0.05, 0.9)        # remdm loop: t_on, t_off, a_on: the share visible in between
+alpha = 1.5                     # dfm: 1 is ancestral, up to 2: how much is masked again
+repeat_cap = 0.0                # reparam: a token that fills more than this share of a text is drawn again; 0: never
 temperature = -1.0              # 0 takes the likeliest token; -1: 1, but for confidence 0, or 0.7 where one source gets several texts
 nucleus = 1.0                   # keep the likeliest tokens that hold this much probability, and the one on the boundary
 guidance = 1.0                  # g: 1 is the conditional model, 0 the unconditional, more weighs the condition up; text and latents
@@ -71,7 +73,7 @@ save = ''                       # write the generated latents, raw, to this .npy
 device = 'auto'                 # auto | cpu | cuda
 dtype = 'bfloat16'              # bfloat16 | float32
 
-TEXT_KNOBS = ('sampler', 'steps', 'block_size', 'score', 'prefer', 'remask', 'eta', 'loop', 'temperature', 'nucleus', 'guidance')
+TEXT_KNOBS = ('sampler', 'steps', 'block_size', 'score', 'prefer', 'remask', 'eta', 'loop', 'alpha', 'repeat_cap', 'temperature', 'nucleus', 'guidance')
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 DEFAULTS = {name: globals()[name] for name in TEXT_KNOBS + LATENT_KNOBS}
 
@@ -220,14 +222,29 @@ def certainty_of(logits, x, score):
     return logits.gather(-1, x[:, None]).squeeze(-1) - logits.logsumexp(-1)
 
 
-def remdm(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, remask='cap', eta=0.02, loop=(0.55, 0.05, 0.9)):
-    """ ancestral that takes back: from t to s, with a = 1 - M,    arXiv:2503.00307
-        a visible free token becomes MASK again with probability g <= g_max = min(1, M_s / a_t), 1 at a_t = 0
-        a masked one is released with probability (a_s - (1-g) a_t) / (1 - a_t): the marginals stay those of ancestral
-        cap: g = min(eta, g_max);   rescale: g = eta g_max
-        loop: a runs from 0 to a_on for t in [1, t_on], rests there with g = min(eta, (1-a_on)/a_on) until t_off, then runs to 1 """
+def taking_back(denoise, propose, text, tokens, given, moves, rng, on_step):
+    """ ancestral that takes back. moves: a step each, of t, what the network is told; u, the probability that a masked position is
+    released; g, that a visible free one becomes MASK again. The last step releases all and takes nothing back. """
     tokens, masked, clock = begin(text, tokens, given)
     free = masked
+    for i, (t, u, g) in enumerate(moves):
+        u, g = (u, g) if i < len(moves) - 1 else (1, 0)
+        coin = torch.rand(masked.shape, generator=rng)
+        release, again = masked & (coin < u), free & ~masked & (coin < g)
+        positions = positions_of(release)
+        put(tokens, positions, propose(denoise(tokens, clock(masked.sum(1), t.expand(len(masked))), positions)))
+        put(tokens, positions_of(again), text.mask_id)
+        masked = masked & ~release | again
+        on_step(tokens)
+    return tokens
+
+
+def remdm(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, remask='cap', eta=0.02, loop=(0.55, 0.05, 0.9)):
+    """ From t to s, with a = 1 - M,    arXiv:2503.00307
+        a visible free token becomes MASK again with probability g <= g_max = min(1, M_s / a_t), 1 at a_t = 0
+        a masked one is released with probability u = (a_s - (1-g) a_t) / (1 - a_t): the marginals stay those of ancestral
+        cap: g = min(eta, g_max);   rescale: g = eta g_max
+        loop: a runs from 0 to a_on for t in [1, t_on], rests there with g = min(eta, (1-a_on)/a_on) until t_off, then runs to 1 """
     t_on, t_off, a_on = loop
 
     def share(t):                                                        # M, by the schedule of training, in three pieces for loop
@@ -237,26 +254,60 @@ def remdm(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, re
             return 1 - a_on * (1 - float(text.masked_share((t - t_on) / (1 - t_on))))
         return 1 - a_on if t >= t_off else (1 - a_on) * float(text.masked_share(t / t_off))
 
-    times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+    times, moves = torch.linspace(1, 0, steps + 1, dtype=torch.float64), []
     for t, s in zip(times, times[1:]):
         M_t, M_s = share(t), share(s)
         a_t, a_s = 1 - M_t, 1 - M_s
         g_max = min(1, M_s / a_t) if a_t > 0 else 1
         g = {'cap': min(eta, g_max), 'rescale': eta * g_max, 'loop': min(eta, g_max) if M_t == M_s else 0}[remask]
-        coin = torch.rand(masked.shape, generator=rng)
-        release = masked & (coin < (a_s - (1 - g) * a_t) / (1 - a_t)) if s > 0 else masked
-        again = free & ~masked & (coin < g) if s > 0 else torch.zeros_like(masked)
-        positions = positions_of(release)
-        now = clock(masked.sum(1), (text.clock(torch.tensor(M_t)) if remask == 'loop' else t).expand(len(masked)))
-        put(tokens, positions, propose(denoise(tokens, now, positions)))
-        put(tokens, positions_of(again), text.mask_id)
-        masked = masked & ~release | again
+        moves.append((text.clock(torch.tensor(M_t)) if remask == 'loop' else t, (a_s - (1 - g) * a_t) / (1 - a_t), g))
+    return taking_back(denoise, propose, text, tokens, given, moves, rng, on_step)
+
+
+def dfm(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, alpha=1.5):
+    """ Discrete flow matching with its corrector, from t to s, r = M_s / M_t,    arXiv:2407.15595 (time runs the other way there)
+        a visible free position becomes MASK again with probability g = min(1, M_s (1 - r^(alpha-1)) / (1 - M_t))
+        a masked one is released with u = 1 - (M_s - (1 - M_t) g) / M_t, which is 1 - r^alpha where g < 1: so the marginals stay those
+        of ancestral also in the first steps of a cosine, where that g would be above 1
+    alpha = 1 is ancestral, and so is the step from t = 1. """
+    times, moves = torch.linspace(1, 0, steps + 1, dtype=torch.float64), []
+    for i, (t, s) in enumerate(zip(times, times[1:])):
+        M_t, M_s = (float(text.masked_share(x)) for x in (t, s))
+        g = min(1, M_s * (1 - (M_s / M_t) ** (alpha - 1)) / (1 - M_t)) if i else 0
+        moves.append((t, 1 - (M_s - (1 - M_t) * g) / M_t, g))
+    return taking_back(denoise, propose, text, tokens, given, moves, rng, on_step)
+
+
+def reparam(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, repeat_cap=0.0):
+    """ Confidence that can change its mind: after step k of K the n (K-k) // K least certain of the n free positions are masked, by
+    log p(x), which a visible one has from its release. Newly released ones take the new token, the others keep theirs.
+    Not a sample of the model's distribution.    RDM arXiv:2302.05737, DPLM arXiv:2402.18567
+    repeat_cap: where one token would fill more than this share of the free positions, its proposals are drawn again without it. """
+    tokens, masked, clock = begin(text, tokens, given)
+    n, masked = masked.sum(1, keepdim=True), to(masked, tokens)          # (B, 1) on the host, (B, L)
+    steps, left, free = min(steps, int(n.max())), n, masked
+    certainty = torch.full(tokens.shape, torch.inf, device=tokens.device)                # of what is given: never masked
+    for k in range(1, steps + 1):
+        positions = masked.flatten().byte().argsort(descending=True, stable=True)[:int(left.sum())]
+        logits = denoise(tokens, clock(left.squeeze(1)), positions)      # (P, V)
+        x, proposal = propose(logits), tokens.clone()
+        if repeat_cap:
+            put(proposal, positions, x)
+            count = torch.zeros(len(tokens), text.mask_id, device=tokens.device).scatter_add_(1, proposal * free, free.float())  # (B, V)
+            often = (count > repeat_cap * to(n, tokens))[to(positions, tokens) // tokens.shape[1], x]
+            x = torch.where(often, propose(logits.scatter(1, x[:, None], -torch.inf)), x)
+        put(proposal, positions, x)
+        put(certainty, positions, certainty_of(logits, x, 'top1').float())
+        left = n * (steps - k) // steps
+        again = certainty.argsort(1).argsort(1) < to(left, tokens)       # (B, L), 0 is the least certain
+        tokens = torch.where(again, text.mask_id, proposal)
+        masked = again
         on_step(tokens)
     return tokens
 
 
-SAMPLERS = dict(ancestral=ancestral, cached=cached, first_hitting=first_hitting, confidence=confidence, remdm=remdm)
-KNOBS_OF = dict(confidence=('score', 'prefer'), remdm=('remask', 'eta', 'loop'))
+SAMPLERS = dict(ancestral=ancestral, cached=cached, first_hitting=first_hitting, confidence=confidence, remdm=remdm, dfm=dfm, reparam=reparam)
+KNOBS_OF = dict(confidence=('score', 'prefer'), remdm=('remask', 'eta', 'loop'), dfm=('alpha',), reparam=('repeat_cap',))
 SOLVERS = ('ddim', 'dpmpp_2m', 'heun', 'ancestral')
 
 
@@ -287,7 +338,8 @@ def make_sampler(how):
     if len(how['loop']) != 3 or not 0 < how['loop'][1] <= how['loop'][0] < 1 or not 0 < how['loop'][2] < 1 or not 0 <= how['eta'] <= 1:
         raise ValueError(f"loop={how['loop']}, eta={how['eta']}: expected 0 < t_off <= t_on < 1, 0 < a_on < 1, 0 <= eta <= 1")
     for name, fine in (('steps', how['steps'] >= 0), ('block_size', how['block_size'] >= 0), ('nucleus', how['nucleus'] > 0),
-                       ('temperature', math.isfinite(how['temperature'])), ('guidance', math.isfinite(how['guidance']))):
+                       ('temperature', math.isfinite(how['temperature'])), ('alpha', 1 <= how['alpha'] <= 2),
+                       ('repeat_cap', 0 <= how['repeat_cap'] < 1), ('guidance', math.isfinite(how['guidance']))):
         if not fine:
             raise ValueError(f'{name}={how[name]} is out of range')
     sampler = SAMPLERS[how['sampler']]
@@ -393,7 +445,7 @@ def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=nothing,
     sampler, knobs, temperature = make_sampler(how)
     if 'text' not in run.streams:
         raise ValueError(f'{run.out_dir} has no text stream: nothing to write')
-    steps = how['steps'] or (run.L if how['sampler'] in ('confidence', 'first_hitting') else 128)
+    steps = how['steps'] or (run.L if how['sampler'] in ('confidence', 'reparam', 'first_hitting') else 128)
     g = how['guidance'] if z is not None else 0
     rng, device_rng = generators(run, seed)
     specials = torch.tensor([run.tokenizer.eos, run.tokenizer.pad], device=run.device)
@@ -485,9 +537,9 @@ def unconditional(run, n, seed=0, batch=128, on_step=nothing, progress=lambda n:
     sampler, knobs, temperature = make_sampler(how)
     if set(run.streams) != {'text', 'latent'}:
         raise ValueError(f'{run.out_dir} has streams {run.streams}: --mode={run.streams[0]} samples it')
-    if how['sampler'] in ('first_hitting', 'cached') or how['block_size'] or how['solver'] == 'heun':
+    if how['sampler'] in ('first_hitting', 'cached', 'reparam') or how['block_size'] or how['solver'] == 'heun':
         raise ValueError(f"sampler={how['sampler']}, block_size={how['block_size']}, solver={how['solver']}: joint sampling makes one call "
-                         'a step for both; choose from ancestral, confidence, remdm without blocks, and from ddim, dpmpp_2m, ancestral')
+                         'a step for both; choose from ancestral, confidence, remdm, dfm without blocks, and from ddim, dpmpp_2m, ancestral')
     if how['sampler'] == 'remdm' and how['remask'] == 'loop' or how['guidance'] != 1:
         raise ValueError('remask=loop and guidance need a fixed condition: joint sampling has none')
     steps = how['steps'] or 128

@@ -30,6 +30,7 @@ import torch
 
 import checkpoint
 import distributed
+from adaptive import STAGES, Adaptive, rarity
 from configurator import configure, stop, stop_on_error
 from data import PackedDataset, dataset_folder, dataset_identity, prefetch, row_order
 from diffusion import MODES, GaussianLatents, MaskedText
@@ -52,6 +53,13 @@ latent_weight = 1.0                # of the latent loss (per dimension) beside t
 init_from = ''                     # a run folder: begin with its best weights, at step 0
 freeze = 'unused'                  # 'unused': what no loss of the mode can reach; 'modality': in l2t the latent encoder and head too, in
                                    # t2l the text ones, to fine-tune what init_from names; 'none'
+# ---- importance of tokens, math in adaptive.py
+importance = 'none'                # none | freq | learned | hybrid
+masking = 'time_only'              # time_only | proportional (the important are masked first) | inverse | balanced
+beta = 0.5                         # how much: tokens are masked at exp(-beta) to exp(beta) times the common rate
+curriculum = False                 # easy, medium, then hard tokens weigh more
+curriculum_stages = (0.3333, 0.6666)   # shares of training at which medium and hard begin
+curriculum_focus = 2.0             # how much more they weigh
 # ---- the two processes, math in diffusion.py; sampling reads the same
 text_schedule = 'loglinear'        # loglinear | cosine | polynomial
 text_power = 2.0                   # polynomial: 1 - a(t) = t^power
@@ -162,13 +170,18 @@ with stop_on_error():
     model_config = ModelConfig(
         vocab_size=train_data.tokenizer.vocab_size, seq_len=L, latent_dim=D, n_latents=N,
         **{name: config[name] for name in ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal', 'streams',
-                                           'bag', 'shortcut', 'text_clock', 'spatial', 'dropout')})
+                                           'bag', 'shortcut', 'text_clock', 'spatial', 'dropout', 'importance')})
     text = MaskedText(model_config.vocab_size, text_schedule, text_power)
     latent = GaussianLatents(train_data.live.to(device) if N else None, latent_schedule, latent_target, latent_loss_weight)
+    if importance == 'none' and (masking != 'time_only' or curriculum):
+        raise ValueError(f'masking={masking}, curriculum={curriculum}: choose an --importance= for them')
+    adaptive = importance != 'none' and Adaptive(masking, beta, curriculum, curriculum_stages, curriculum_focus, max_iters,
+                                                 train_data.tokenizer.pad, rarity(train_data.counts(), train_data.tokenizer.pad),
+                                                 importance != 'freq')
     if model_config.causal:
         raise ValueError('causal=True has no training loss yet: masked diffusion looks both ways')
     stages = read_stages(mode_schedule or mode, mode_weights, streams, freeze, max_iters,
-                         head_budget=lambda share: text.head_budget(batch_size, L, share, t_min))
+                         head_budget=lambda share: text.head_budget(batch_size, L, share * (adaptive.share(text, t_min) if adaptive else 1), t_min))
     with torch.device('meta'):                             # without memory
         sketch = Model(model_config)
     checkpoint.check_tables(sketch)
@@ -217,10 +230,12 @@ if device_type == 'cuda':
 else:
     distributed.keep_freed_memory()
 objective = Objective(text, latent, streams, device, lambda: torch.autocast(device_type, torch.bfloat16, enabled=dtype == 'bfloat16'),
-                      seed, cond_drop, latent_noise, latent_weight, t_min)
+                      seed, cond_drop, latent_noise, latent_weight, t_min, adaptive)
 
 # ---- model, and its running average in float32
 model = Model(model_config).to(device)
+if adaptive:
+    model.importance.rarity.copy_(adaptive.rarity)
 if compile:
     for block in model.blocks:                             # all blocks are one program: a depth-th of the wait
         block.compile(dynamic=False)
@@ -496,6 +511,7 @@ def report():
         entry.update(losses, grad_norm=norm.item() / taken)
         line += f' | norm {entry["grad_norm"]:.2f}'
     entry.update(lr=learning_rate * get_lr(step - 1), tokens_per_s=speed, memory_gb=round(memory / 1e9, 3), skipped=int(skipped.item()),
+                 **({'curriculum_stage': STAGES[adaptive.stage(step - 1)]} if curriculum else {}),
                  modes=dict(zip(MODES, (rows * world / global_batch for rows in s['rows']))), **({'skips': skips} if skips else {}))
     log_line(**entry)
     if rank == 0:

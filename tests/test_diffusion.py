@@ -119,7 +119,7 @@ def test_scored_positions_are_the_masked_ones_with_their_targets_and_weights_at_
     _, mask = text.corrupt(tokens, t, torch.rand(32, 64))
     assert text.head_budget(32, 64) < 32 * 64
     for budget in (text.head_budget(32, 64), 100):                       # the second overflows: nothing may be dropped
-        positions, targets, weight = positions_and_targets(mask, tokens, text.weight(t), budget)
+        positions, targets, weight = positions_and_targets(mask, tokens, text.weight(t)[:, None], budget)
         assert len(positions) % budget == 0
         used = weight > 0
         assert torch.equal(positions[used], mask.flatten().nonzero().squeeze(1))
@@ -179,7 +179,7 @@ def test_training_loss_and_evaluated_bound_estimate_the_enumerated_bound(schedul
     assert abs(draws.mean() - exact) < 4 * draws.std() / math.sqrt(B)
     t = 1e-4 + (1 - 1e-4) * torch.rand(B, dtype=torch.float64)
     noisy, mask = text.corrupt(tokens, t, torch.rand(B, L, dtype=torch.float64))
-    positions, targets, weight = positions_and_targets(mask, tokens, text.weight(t), int(mask.sum()))
+    positions, targets, weight = positions_and_targets(mask, tokens, text.weight(t)[:, None], int(mask.sum()))
     logits = toy(noisy, None, t, None, positions)[0]
     loss, nll, _ = text.loss(logits, torch.eye(V), targets, weight)
     assert loss.item() == pytest.approx((weight * nll).sum().item())

@@ -39,8 +39,8 @@ def shares(schedule, steps):
 @pytest.mark.parametrize('schedule', ['loglinear', 'cosine'])
 @pytest.mark.parametrize('steps', [1, 2, 5])
 @pytest.mark.parametrize('name, knobs', [('ancestral', {}), ('cached', {}), ('remdm', dict(eta=0.0)),
-                                         ('remdm', dict(eta=0.0, remask='rescale'))])
-def test_ancestral_cached_and_remdm_without_remasking_have_the_enumerated_law_of_their_chain(name, knobs, steps, schedule):
+                                         ('remdm', dict(eta=0.0, remask='rescale')), ('dfm', dict(alpha=1.0))])
+def test_ancestral_cached_remdm_and_dfm_without_remasking_have_the_enumerated_law_of_their_chain(name, knobs, steps, schedule):
     table, M = random_denoiser(), shares(schedule, steps)
     law = chain_law(table, [(m - m_s) / m for m, m_s in zip(M, M[1:])])
     assert chi_square_z(draw(name, table, steps, schedule=schedule, **knobs), law) < 4
@@ -61,6 +61,51 @@ def test_remdm_has_the_enumerated_law_of_its_chain_and_keeps_the_marginals(remas
     assert chi_square_z(out, chain_law(table, [(m - m_s) / m for m, m_s in zip(M, M[1:])])) > 10, 'it is another chain than ancestral'
     for share, m in zip(states, M[1:]):
         assert abs(share - m) < 4 * math.sqrt(m * (1 - m) / (N * L)) + 1e-12
+
+
+@pytest.mark.parametrize('alpha', [1.5, 2.])
+@pytest.mark.parametrize('schedule', ['loglinear', 'cosine'])
+def test_dfm_has_the_enumerated_law_of_its_chain_and_keeps_the_marginals(alpha, schedule):
+    table, M, chain = random_denoiser(), shares(schedule, 4), []
+    for m_t, m_s in zip(M, M[1:]):
+        g = 0. if m_t == 1 else min(1, m_s * (1 - (m_s / m_t) ** (alpha - 1)) / (1 - m_t))
+        chain.append((1 - (m_s - (1 - m_t) * g) / m_t, g))
+        assert g == 1 or chain[-1][0] == pytest.approx(1 - (m_s / m_t) ** (alpha if m_t < 1 else 1))
+    assert max(g for _, g in chain) > .1
+    states = []
+    out = draw('dfm', table, 4, alpha=alpha, schedule=schedule, on_step=lambda x: states.append((x == MASK).double().mean().item()))
+    assert chi_square_z(out, release_chain(table, chain)) < 4
+    for share, m in zip(states, M[1:]):
+        assert abs(share - m) < 4 * math.sqrt(m * (1 - m) / (N * L)) + 1e-12
+
+
+def test_reparam_masks_the_least_certain_again_and_the_others_keep_their_tokens():
+    table, states, K = random_denoiser(), [], 3
+    out = draw('reparam', table, K, n=500, on_step=lambda x: states.append(x.clone()))
+    certainty, before = torch.full((500, L), -math.inf, dtype=torch.float64), torch.full((500, L), MASK)
+    logp, back = table.log_softmax(-1), 0
+    for k, now in enumerate(states, 1):
+        masked, left = before == MASK, L * (K - k) // K
+        assert ((now == MASK).sum(1) == left).all()
+        assert (now[~masked] == before[~masked]).logical_or(now[~masked] == MASK).all(), 'a visible token was overwritten'
+        back += ((now == MASK) & ~masked).sum().item()
+        own = logp[index(before)].gather(-1, now.clamp(max=V - 1)[..., None]).squeeze(-1)    # of what was proposed, where it is shown
+        certainty = torch.where(masked & (now != MASK), own, torch.where(now == MASK, -math.inf, certainty))
+        hidden = torch.where((now == MASK) & ~masked, 0., -math.inf)                         # a taken back one was less certain than all shown
+        assert left == 0 or (hidden.max(1).values == -math.inf).logical_or(certainty.masked_fill(now == MASK, math.inf).amin(1) <= 0).all()
+        before = now
+    assert back > 0, 'nothing was taken back'
+    assert (out != MASK).all()
+    once = draw('reparam', table, 1)                                     # one step: every position on its own
+    assert chi_square_z(once, chain_law(table, [1.0])) < 4
+
+
+def test_reparam_draws_over_repeated_tokens_again():
+    one = torch.zeros(len(STATES), L, V)
+    one[..., 2] = 4                                                      # the network would write nothing else
+    plain, capped = (draw('reparam', one, 2, n=2000, repeat_cap=cap) for cap in (0., .5))
+    repeated = lambda x: ((x == 2).sum(1) > L / 2).double().mean()       # noqa: E731
+    assert repeated(plain) > .9 and repeated(capped) < .1
 
 
 def test_remdm_loop_rests_at_a_on_while_tokens_come_and_go():
@@ -167,19 +212,19 @@ def test_given_tokens_never_change_and_nothing_stays_masked(name, block):
     for steps in (1, 3, 7):
         states = [tokens]
         out = draw(name, random_denoiser(), steps, tokens=tokens, given=given, on_step=lambda x: states.append(x.clone()), block=block,
-                   **({'eta': .5} if name == 'remdm' else {}))
+                   **{'remdm': {'eta': .5}, 'dfm': {'alpha': 2.}}.get(name, {}))
         assert (out != MASK).all() and torch.equal(out[given], tokens[given])
         assert ((out >= 0) & (out < V)).all() and torch.equal(tokens, STATES.repeat(4, 1)), 'the input was written into'
         if not block:
-            assert len(states) == (steps if name in ('ancestral', 'cached', 'remdm') else min(steps, L)) + 1
+            assert len(states) == (steps if name in ('ancestral', 'cached', 'remdm', 'dfm') else min(steps, L)) + 1
         for before, after in zip(states, states[1:]):
             changed = (before != MASK) & (after != before)
-            assert not changed.any() or name == 'remdm' and (after[changed] == MASK).all() and not changed[given].any()
+            assert not changed.any() or name in ('remdm', 'dfm', 'reparam') and (after[changed] == MASK).all() and not changed[given].any()
 
 
 @pytest.mark.parametrize('name', SAMPLERS)
 def test_the_clock_fed_to_the_network_is_that_of_the_bound_or_of_the_schedule(name):
-    """ With tokens given (and always for first_hitting and confidence) 1 - a(t) = n_masked / L per row; else the schedule's t. """
+    """ With tokens given (and always for first_hitting, confidence and reparam) 1 - a(t) = n_masked / L per row; else the schedule's t. """
     for schedule in ('loglinear', 'cosine', 'polynomial'):
         text = MaskedText(V, schedule)
         for given_first in (False, True):
@@ -191,7 +236,7 @@ def test_the_clock_fed_to_the_network_is_that_of_the_bound_or_of_the_schedule(na
                 seen.append((x.clone(), torch.as_tensor(t).expand(len(x)).double()))
                 return torch.zeros(len(positions), V)
             SAMPLERS[name](denoise, lambda logits: logits.argmax(-1), text, tokens, tokens != MASK, 4, torch.Generator().manual_seed(0))
-            if given_first or name in ('first_hitting', 'confidence'):
+            if given_first or name in ('first_hitting', 'confidence', 'reparam'):
                 for x, t in seen:
                     assert torch.allclose(text.masked_share(t), (x == MASK).double().mean(1), atol=1e-6)
             else:
@@ -223,7 +268,7 @@ def released_in_the_first_step(vocabulary, steps, shape, denoise, propose, seed=
     return count[0]
 
 
-@pytest.mark.parametrize('name', ['ancestral', 'cached', 'remdm'])
+@pytest.mark.parametrize('name', ['ancestral', 'cached', 'remdm', 'dfm'])
 def test_release_rate_equals_u_at_4096_steps(name):
     """ Four million positions; what is released is drawn apart, so the proposal may be anything. """
     shape, u = (4096, 1024), 1 / 4096
@@ -319,7 +364,7 @@ def test_t2l_follows_its_text_and_guidance_moves_between_and_beyond_the_two_pred
         assert max(times) == 1 and len(times) == 6 and min(times) > 0, 'from t = 1, and no call at t = 0'
 
 
-@pytest.mark.parametrize('name, knobs', [('ancestral', {}), ('confidence', {}), ('remdm', dict(eta=.3))])
+@pytest.mark.parametrize('name, knobs', [('ancestral', {}), ('confidence', {}), ('remdm', dict(eta=.3)), ('dfm', {})])
 def test_joint_sampling_runs_both_clocks_down_together_with_one_call_a_step(name, knobs):
     run = known_run()
     tokens, z = sample.unconditional(run, 10, steps=4, sampler=name, batch=5, **knobs)
@@ -346,7 +391,7 @@ def test_each_row_is_written_from_its_own_latent(name):
 
 
 def test_joint_sampling_refuses_what_needs_a_fixed_condition_or_another_number_of_calls():
-    for knobs in (dict(sampler='first_hitting'), dict(sampler='cached'), dict(solver='heun'), dict(guidance=2.0), dict(block_size=2),
+    for knobs in (dict(sampler='first_hitting'), dict(sampler='cached'), dict(sampler='reparam'), dict(solver='heun'), dict(guidance=2.0), dict(block_size=2),
                   dict(sampler='remdm', remask='loop')):
         with pytest.raises(ValueError, match='joint'):
             sample.unconditional(known_run(), 2, **knobs)
@@ -410,7 +455,7 @@ def test_the_least_certain_tokens_are_masked_again():
 
 
 @pytest.mark.parametrize('knobs, words', [(dict(sampler='magic'), 'magic'), (dict(score='best'), 'best'), (dict(prefer='x'), 'uncertain'),
-                                          (dict(remask='x'), 'rescale'), (dict(loop=(.1, .5, .9)), 't_off'), (dict(steps=-1), 'steps'),
+                                          (dict(remask='x'), 'rescale'), (dict(alpha=2.5), 'alpha'), (dict(repeat_cap=1.), 'repeat_cap'), (dict(loop=(.1, .5, .9)), 't_off'), (dict(steps=-1), 'steps'),
                                           (dict(score='threshold', prefer='uncertain'), 'threshold')])
 def test_samplers_that_do_not_exist_are_refused(knobs, words):
     with pytest.raises(ValueError, match=words):

@@ -1,0 +1,284 @@
+""" Importance, adaptive masking and curriculum: against plain masking, enumeration, and what they must not change. """
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from adaptive import Adaptive, genmd4_bound, rarity
+from data import PackedDataset
+from diffusion import MaskedText
+from model import Importance, Model, ModelConfig
+from objective import Objective, read_stages
+from runs import train, weights
+from toys import L, MASK, TEXTS, V, Toy, exact_bound, optimal_denoiser, random_denoiser, text_law
+
+FREQUENT_FIRST = torch.tensor([0.1, 0.4, 0.7, 0.95, 0.5])
+
+
+def adaptive(masking='proportional', beta=.5, curriculum=False, learns=False, max_iters=100, table=FREQUENT_FIRST):
+    return Adaptive(masking, beta, curriculum, (1 / 3, 2 / 3), 2.0, max_iters, len(table) - 1, table, learns)
+
+
+# ---- importance by frequency
+
+def test_rarity_is_the_rank_of_a_tokens_frequency_with_mean_one_half():
+    counts = np.random.default_rng(0).zipf(1.5, 1000).clip(max=10 ** 6)
+    imp = rarity(counts, pad=7)
+    others = np.arange(1000) != 7
+    assert np.average(imp[others], weights=counts[others]) == pytest.approx(.5, abs=1e-6)
+    assert imp[7] == .5 and 0 < imp.min() and imp.max() < 1
+    order = np.argsort(counts[others], kind='stable')
+    assert (np.diff(imp.numpy()[others][order]) <= 1e-7).all(), 'the rarer, the more important'
+    assert torch.allclose(rarity([6, 2, 1, 1], pad=3), torch.tensor([6 / 9 / 2, 6 / 9 + 2 / 9 / 2, 8 / 9 + 1 / 9 / 2, .5]))
+    assert rarity([3, 3, 0], 2)[0] == rarity([3, 3, 0], 2)[1] == .5, 'equally frequent, equally important'
+
+
+def test_the_dataset_counts_its_tokens(dataset):
+    data = PackedDataset(str(dataset), 'train')
+    tokens, _ = data.rows(np.arange(len(data)))
+    expected = torch.bincount(tokens.flatten(), minlength=data.tokenizer.vocab_size)
+    expected[data.tokenizer.pad] = 0
+    assert torch.equal(data.counts(), expected)
+
+
+# ---- masking
+
+def test_each_token_is_masked_with_probability_t_to_the_w_never_at_0_and_always_at_1():
+    text, a = MaskedText(5), adaptive()
+    tokens = torch.arange(5).repeat(4000, 50)                            # (4000, 250)
+    w = a.exponents(a.rarity[tokens], 0)
+    assert w[0, 0] == math.exp(-.5 * (2 * FREQUENT_FIRST[0].item() - 1)) and (w[tokens == 4] == 1).all(), 'PAD is masked as ever'
+    u = torch.rand(tokens.shape, dtype=torch.float64)
+    for t, law in ((0., lambda w: 0), (1., lambda w: 1), (.3, lambda w: .3 ** w), (.8, lambda w: .8 ** w)):
+        _, mask = text.corrupt(tokens, torch.full((4000,), t, dtype=torch.float64), u, exponent=w)
+        for token in range(5):
+            p, n = law(w[0, token].item()), 4000 * 50
+            assert mask[tokens == token].double().mean().item() == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / n) + 1e-12)
+
+
+@pytest.mark.parametrize('masking, at', [('time_only', (0, 0)), ('proportional', (.5, .5)), ('inverse', (-.5, -.5)), ('balanced', (-.5, .5))])
+def test_beta_runs_as_the_strategy_says_and_the_exponents_are_clamped(masking, at):
+    a = adaptive(masking)
+    assert (a.beta_at(0), a.beta_at(99)) == at
+    w = adaptive(masking, beta=3.).exponents(torch.linspace(0, 1, 50), 99)
+    assert .5 <= w.min() and w.max() <= 2
+    important, plain = w[-1].item(), 1
+    assert (important < plain, important > plain) == (at[1] > 0, at[1] < 0), 'beta > 0 masks the important first'
+
+
+@pytest.mark.parametrize('schedule, power', [('loglinear', 1.), ('cosine', 1.), ('polynomial', 2.)])
+def test_the_expected_masked_share_is_that_of_the_draws(schedule, power):
+    text, a, rng = MaskedText(5, schedule, power), adaptive(beta=.9), torch.Generator().manual_seed(0)
+    t = torch.rand(200_000, generator=rng, dtype=torch.float64) * (1 - 1e-3) + 1e-3
+    imp = torch.rand(200_000, generator=rng, dtype=torch.float64)
+    drawn = (text.masked_share(t) ** a.exponents(imp, 0)).mean() / text.masked_share(t).mean()
+    assert a.share(text, 1e-3) == pytest.approx(drawn.item(), rel=.01)
+    assert schedule != 'loglinear' or adaptive().share(text, 0.) == pytest.approx(1, abs=1e-4)
+
+
+def batches(dataset, **knobs):
+    data = PackedDataset(str(dataset), 'train')
+    text, pad = MaskedText(data.tokenizer.vocab_size), data.tokenizer.pad
+    a = Adaptive(**dict(masking='time_only', beta=.5, curriculum=False, stages=(1 / 3, 2 / 3), focus=2., max_iters=30, pad=pad,
+                        rarity=rarity(data.counts(), pad), learns=False) | knobs) if knobs else None
+    stage, = read_stages('unconditional', (), ('text',), 'none', 30, lambda share: 16 * data.seq_len)
+    objective = Objective(text, None, ('text',), 'cpu', torch.autocast, 0, .1, 0., 1., 1e-3, a)
+    return [objective.batch(data, np.arange(16) + 16 * step, step, 0, 16, stage) for step in range(0, 30, 3)], data, a
+
+
+def test_beta_0_without_curriculum_is_plain_masking_bit_for_bit(dataset):
+    plain = batches(dataset)[0]
+    for knobs in (dict(masking='time_only'), dict(masking='proportional', beta=0.)):
+        for a, b in zip(plain, batches(dataset, **knobs)[0]):
+            assert all(torch.equal(a[key], b[key]) for key in a)
+    assert any(not torch.equal(a['tokens'], b['tokens']) for a, b in zip(plain, batches(dataset, masking='inverse')[0]))
+
+
+def test_the_weight_of_a_masked_token_is_its_own_rate(dataset):
+    for b, plain in zip(batches(dataset, masking='proportional')[0], batches(dataset)[0]):
+        _, data, a = batches(dataset, masking='proportional')
+        scored = b['weight'] > 0
+        w = torch.exp(-.5 * (2 * a.rarity[b['targets'][scored]].double() - 1))
+        t = b['t_text'][b['positions'][scored] // data.seq_len].double()
+        assert torch.allclose(b['weight'][scored].double() * 16 * data.seq_len, w / t, rtol=1e-4)
+        break
+
+
+# ---- the toy: what is a bound and what is not
+
+def rates(masking=.6):
+    return torch.exp(-masking * torch.tensor([-1., .2, 1.], dtype=torch.float64)).clamp(.5, 2)
+
+
+class Posterior:
+    """ The network that knows P(x^i | x_t, t) where tokens are masked at rates w_v: texts fit with p(x) prod over masked of t^w. Training by
+    cross-entropy at those rates seeks another: mu_v = w_v P(v | x_t, t), normalised. """
+
+    def __init__(self, w, trained=False):
+        self.w, self.p, self.trained = w, text_law(), trained
+
+    def __call__(self, tokens, latents, t_text, t_latent, positions, predict):
+        mask = tokens == MASK                                            # (B, L)
+        fits = (mask[:, None] | (tokens[:, None] == TEXTS)).all(-1)      # (B, 81)
+        told = (self.w[TEXTS][None] * mask[:, None] * t_text.double().log()[:, None, None]).sum(-1)
+        law = torch.where(fits, self.p.log() + told, -torch.inf).softmax(1)                  # (B, 81)
+        marginals = torch.einsum('bx,xlv->blv', law, torch.nn.functional.one_hot(TEXTS, V).double())
+        marginals = marginals * (self.w if self.trained else 1)
+        return marginals.clamp(min=1e-300).log().flatten(0, 1)[positions], None
+
+
+def expected(model, w):
+    """ E of (genmd4_bound, its cross-entropy alone), by all texts, all masks and quadrature over t = s^6. """
+    s, ds = (torch.from_numpy(x) for x in np.polynomial.legendre.leggauss(48))
+    t, dt = ((s + 1) / 2) ** 6, 6 * ((s + 1) / 2) ** 5 * ds / 2
+    masks = torch.tensor(list(itertools.product([False, True], repeat=L)))
+    x, mask, k = (torch.cartesian_prod(torch.arange(81), torch.arange(16), torch.arange(48))).T
+    texts, masked, clock = TEXTS[x], masks[mask], t[k]
+    share = clock[:, None] ** w[texts]
+    weight = text_law()[x] * torch.where(masked, share, 1 - share).prod(1) * dt[k]
+    u = torch.where(masked, 0., 1.).double()
+    bound = genmd4_bound(model, MaskedText(V), texts, None, None, clock, u, w)
+    logp = model(torch.where(masked, MASK, texts), None, clock.float(), None, torch.arange(texts.numel()), ('text',))[0].double().log_softmax(1)
+    nll = -logp.gather(1, texts.flatten()[:, None]).view(texts.shape)
+    return (weight * bound).sum().item(), (weight * (w[texts] / clock[:, None] * nll * masked).sum(1)).sum().item()
+
+
+def test_the_genmd4_bound_meets_the_entropy_where_cross_entropy_alone_falls_below_it():
+    p = text_law()
+    entropy = -(p * p.log()).sum().item()
+    assert expected(Posterior(rates()), rates())[0] == pytest.approx(entropy, rel=1e-5)
+    bound, cross_entropy = expected(Posterior(rates(), trained=True), rates())
+    assert cross_entropy < entropy - .1, 'what training seeks has a loss below the entropy'
+    assert bound > entropy + 1e-3
+
+
+def test_the_genmd4_bound_of_other_networks_is_at_least_the_entropy():
+    p = text_law()
+    entropy = -(p * p.log()).sum().item()
+    _, optimal = optimal_denoiser()
+    for table in (optimal, random_denoiser()):                           # the plain posterior does not know what the masks tell
+        assert expected(Toy(table), rates())[0] > entropy + 1e-3
+    ones = torch.ones(V, dtype=torch.float64)
+    assert expected(Toy(optimal), ones) == pytest.approx((entropy, entropy), rel=1e-5), 'equal rates: the plain bound'
+
+
+def test_the_reported_bound_knows_of_no_importance_and_stays_above_the_entropy():
+    """ What adaptive training seeks has a loss below the entropy; its plain bound is not below. """
+    p, model = text_law(), Posterior(rates(), trained=True)
+    entropy, total = -(p * p.log()).sum().item(), 0.
+    for bits in itertools.product([False, True], repeat=L):              # text_bound in expectation: t_n with 1 - a = n / L
+        n, mask = sum(bits), torch.tensor(bits).expand(81, L)
+        if n:
+            logp = model(torch.where(mask, MASK, TEXTS), None, torch.full((81,), n / L), None, torch.arange(81 * L), ('text',))[0]
+            nll = -logp.gather(1, TEXTS.flatten()[:, None]).view(81, L)
+            total += (p * (nll * mask).sum(1)).sum().item() / n / math.comb(L, n)
+    assert total > entropy + 1e-3
+    assert exact_bound(p, optimal_denoiser()[1], 'count') == pytest.approx(entropy, rel=1e-6)
+
+
+# ---- curriculum
+
+def test_the_curriculum_weighs_one_group_after_the_other_with_mean_1_and_ends_flat(dataset):
+    a, g = adaptive(curriculum=True, max_iters=900), torch.Generator().manual_seed(0)
+    tokens = torch.randint(5, (64, 40), generator=g)
+    imp, scored = torch.rand(64, 40, generator=g), torch.rand(64, 40, generator=g) < .5
+    counted = scored & (tokens != 4)
+    low, high = imp[counted].quantile(.3), imp[counted].quantile(.7)
+    groups = imp <= low, (imp > low) & (imp <= high), imp > high
+    for step, group in ((0, 0), (299, 0), (300, 1), (599, 1), (600, 2), (700, 2)):
+        weight = a.emphasis(imp, scored, tokens, step)
+        assert a.stage(step) == group and weight[counted].mean().item() == pytest.approx(1, abs=1e-5)
+        assert (weight[~counted] == 1).all(), 'PAD, and what is not scored'
+        inside, outside = counted & groups[group], counted & ~groups[group]
+        ratio = weight[inside].min() / weight[outside].max()
+        assert ratio == pytest.approx(2 if step <= 600 else 1 + (.9 - 700 / 900) / (.9 - 2 / 3), rel=1e-5)
+    assert (a.emphasis(imp, scored, tokens, 811) == 1).all(), 'the last tenth is flat'
+    assert (a.emphasis(imp, torch.zeros_like(scored), tokens, 0) == 1).all(), 'nothing scored, nothing divided by 0'
+    for b, plain in zip(batches(dataset, curriculum=True)[0], batches(dataset)[0]):
+        assert torch.equal(b['tokens'], plain['tokens']), 'loss weights only: the masks are the plain ones'
+
+
+# ---- learned importance
+
+def test_importance_reads_the_clean_text_gives_PAD_one_half_and_passes_no_gradient_to_the_trunk():
+    torch.manual_seed(0)
+    model = Model(ModelConfig(vocab_size=20, seq_len=12, depth=1, width=32, heads=2, streams=('text',), importance='learned'))
+    tokens = torch.randint(20, (3, 12))
+    imp, learned = model.importance(tokens)
+    assert imp is learned and (imp == .5).all(), 'at the start nothing is more important'
+    torch.nn.init.normal_(model.importance.net.text_head.weight)
+    for block in model.importance.net.blocks:
+        torch.nn.init.normal_(block.text.table)
+    imp, _ = model.importance(tokens)
+    assert 0 < imp.min() and imp.max() < 1 and imp.std() > .05 and (imp[tokens == 19] == .5).all()
+    changed = tokens.clone()
+    changed[0, -1] = (tokens[0, -1] + 1) % 19
+    assert not torch.equal(model.importance(changed)[0][0, 0], imp[0, 0]), 'it looks both ways'
+    imp.sum().backward()
+    assert all((p.grad is not None) == name.startswith('importance.') for name, p in model.named_parameters())
+    hybrid = Importance('hybrid', 20, 12)
+    hybrid.rarity.copy_(torch.linspace(0, 1, 20))
+    imp, learned = hybrid(tokens)
+    assert torch.allclose(imp, .7 * learned + .3 * hybrid.rarity[tokens])
+
+
+def test_a_learned_importance_ranks_the_tokens_by_their_loss():
+    """ Losses by token with noise: after some steps the network's order is theirs, and its values are ranks. """
+    torch.manual_seed(0)
+    a, net = adaptive(learns=True, table=torch.full((20,), .5)), Importance('learned', 20, 16, width=32)
+    optimizer, hardness = torch.optim.AdamW(net.parameters(), lr=3e-3), torch.randn(20) * 3
+    for _ in range(150):
+        tokens = torch.randint(20, (32, 16))
+        learned = net(tokens)[1].flatten()
+        x, scored = tokens.flatten(), torch.rand(tokens.numel()) < .5
+        loss = a.regression(learned, hardness[x].exp() + torch.rand(len(x)), x, scored.float())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    imp = net(torch.arange(19)[:, None].expand(19, 16))[1][:, 0].detach()
+    rank = hardness[:19].argsort().argsort().float()
+    assert torch.corrcoef(torch.stack((imp, rank)))[0, 1] > .95 and imp.std() > .2
+    weight = torch.zeros(len(x))
+    assert a.regression(net(tokens)[1].flatten(), torch.rand(len(x)), x, weight) == 0, 'nothing scored: no loss, no NaN'
+
+
+# ---- train.py
+
+@pytest.mark.parametrize('args', [('--importance=freq', '--masking=proportional', '--curriculum=true'),
+                                  ('--importance=hybrid', '--masking=balanced', '--curriculum=true', '--mode=mixed')])
+def test_an_adaptive_run_logs_its_importance_learns_and_resumes_bitwise(dataset, tmp_path, args):
+    whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+    assert train(dataset, whole, *args).returncode == 0
+    entries = [json.loads(line) for line in open(whole / 'training_log.jsonl')]
+    steps = [e for e in entries if 'loss' in e]
+    assert [e['curriculum_stage'] for e in steps] == ['easy'] * 4 + ['medium'] * 4 + ['hard'] * 4
+    for e in steps:
+        assert 0 < e['mask_share'] < 1 and 0 <= e['importance_min'] <= e['importance_mean'] <= e['importance_max'] <= 1
+    if 'freq' in args[0]:
+        assert np.mean([e['importance_mean'] for e in steps]) == pytest.approx(.5, abs=.05) and steps[0]['importance_std'] > .2
+    else:
+        assert abs(steps[-1]['importance_std'] - steps[0]['importance_std']) > 1e-4, 'it learns'
+    assert train(dataset, parts, *args, '--max_iters=12', '--save_interval=4', '--eval_interval=4').returncode == 0
+    for folder in sorted(parts.glob('step-*'))[1:]:                      # as if it had been killed after an earlier step
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+    first = sorted(p.name for p in parts.glob('step-*'))[0]
+    (parts / 'latest').write_text(first)
+    (parts / 'best').write_text(first)
+    result = train(dataset, parts, *args, '--save_interval=4', '--eval_interval=4')
+    assert result.returncode == 0 and 'going on from' in result.stdout, result.stderr
+    for name in ('model', 'ema'):
+        a, b = weights(whole, name), weights(parts, name)
+        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+    assert 'importance.rarity' in a
+
+
+def test_strategies_without_importance_are_refused_in_one_line(dataset, tmp_path):
+    for args in (('--masking=inverse',), ('--curriculum=true',), ('--importance=rare',), ('--importance=freq', '--masking=both'),
+                 ('--importance=freq', '--beta=-1'), ('--importance=freq', '--curriculum_stages=0.6,0.3')):
+        result = train(dataset, tmp_path / 'run', *args)
+        assert result.returncode == 2 and len(result.stderr.strip().splitlines()) == 1, result.stderr
