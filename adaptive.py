@@ -83,8 +83,8 @@ class Adaptive:
         return sum(step >= share * self.max_iters for share in self.stages)
 
     def emphasis(self, imp, scored, tokens, step):
-        """ Loss weights (B, L), mean 1 over the scored tokens of this micro-batch, PAD apart, which has 1. In the hard stage the focus falls
-        to 1, where it is for the last tenth of training. """
+        """ Loss weights (B, L), mean 1 over the scored tokens of this micro-batch, PAD apart, which has 1. In the hard stage the focus
+        falls to 1, where it is for the last tenth of training. """
         counted = scored & (tokens != self.pad)
         if not self.curriculum or not counted.any():
             return torch.ones_like(imp)

@@ -313,7 +313,7 @@ def samplers():
     gpt = GPT2LMHeadModel(GPT2Config(vocab_size=V, n_positions=L + 1, n_embd=s['width'], n_layer=s['depth'], n_head=s['heads']))
     gpt.to(where).eval()
     run = SimpleNamespace(model=model, device=where, text=MaskedText(V), streams=model.config.streams, L=L, row_calls=0, autocast=autocast,
-                          out_dir='', tokenizer=SimpleNamespace(eos=0, pad=1),
+                          out_dir='', lengths=None, banned=[], tokenizer=SimpleNamespace(eos=0, pad=1),
                           latent=GaussianLatents(torch.ones(s['latent_dim'], device=where)))
     calls = {}
 

@@ -261,10 +261,11 @@ class Shard:
 class PackedDataset:
     """ One split of a dataset folder. Raises ValueError (file, found, expected, what to do) before any batch is read.
 
-    seq_len is L, text plus EOS and PAD; by default max_tokens + 1, never less than the longest text plus its EOS.
+    seq_len is L, text plus EOS and PAD; by default max_tokens + 1, never less than the longest text plus its EOS, unless texts may be
+    cropped: then of a longer one rows() shows L tokens without EOS.
     """
 
-    def __init__(self, folder, split, seq_len=None):
+    def __init__(self, folder, split, seq_len=None, crop=False):
         self.folder, self.split, self.meta = str(folder), split, read_meta(folder)
         if split not in self.meta['splits']:
             raise ValueError(f'{folder}: no split {split!r}, it has {", ".join(self.meta["splits"])}')
@@ -284,7 +285,8 @@ class PackedDataset:
                 self.check_ids(s.tokens)
         longest = max(s.longest for s in self.shards)
         self.seq_len = self.meta['max_tokens'] + 1 if seq_len is None else seq_len
-        if self.seq_len < longest + 1:
+        self.cropped = longest > self.seq_len
+        if not crop and self.seq_len < longest + 1:
             raise ValueError(f'seq_len {self.seq_len} is too short for {folder}: its longest {split} text has {longest} tokens and '
                              f'an EOS; use seq_len {longest + 1} or more, or prepare with a smaller max_tokens')
 
@@ -306,14 +308,19 @@ class PackedDataset:
             where = np.flatnonzero(owner == s)
             yield self.shards[s], where, indices[where] - self.first[s]
 
-    def rows(self, indices):
-        """ tokens (B, L) int64 and latents (B, N, D) float32, standardised (None for text only). """
+    def rows(self, indices, where_from=None):
+        """ tokens (B, L) int64 and latents (B, N, D) float32, standardised (None for text only). where_from (B,) in [0, 1): of a text
+        longer than L, where between the first and the last possible place its L tokens begin; None: at the first. """
         L, eos, pad = self.seq_len, self.tokenizer.eos, self.tokenizer.pad
         column = np.arange(L)
         tokens = np.empty((len(indices), L), np.int64)
         for shard, where, rows in self.by_shard(indices):
             start = shard.offsets[rows, None]                                 # (b, 1)
             length = shard.offsets[rows + 1, None] - start                    # (b, 1)
+            if where_from is not None:
+                more = np.maximum(length - L, 0)
+                start = start + (np.asarray(where_from)[where, None] * (more + 1)).astype(np.int64)
+                length = length - more                                        # L at most
             text = shard.tokens[np.minimum(start + column, len(shard.tokens) - 1)]   # (b, L), rubbish from `length` on
             tokens[where] = np.where(column < length, text, np.where(column == length, eos, pad))
         self.check_ids(tokens)
@@ -335,6 +342,10 @@ class PackedDataset:
             ids[where] = np.load(path, mmap_mode='r', allow_pickle=False)[rows]
         return ids
 
+    def is_end(self, tokens):
+        """ (B, L): EOS and PAD. """
+        return (tokens == self.tokenizer.eos) | (tokens == self.tokenizer.pad)
+
     def counts(self):
         """ How often each id occurs in the split, (V,) int64: one EOS after every text, PAD never. """
         out = np.zeros(self.tokenizer.vocab_size, np.int64)
@@ -343,6 +354,10 @@ class PackedDataset:
                 out += np.bincount(shard.tokens[i:i + 2 ** 24], minlength=len(out))
         out[self.tokenizer.eos] += len(self)
         return torch.from_numpy(out)
+
+    def lengths(self):
+        """ Tokens of every text of the split, (n,) int64. """
+        return np.concatenate([np.diff(shard.offsets) for shard in self.shards])
 
     def text(self, i):
         (shard, _, (row,)), = self.by_shard([i])

@@ -24,7 +24,7 @@ from torch.quasirandom import SobolEngine
 
 # ---- noise: pure functions of (seed, step, purpose, row), so that a resume needs no replay and any split draws the same
 
-PURPOSES = {'clocks': 1, 'mask': 2, 'latent': 3, 'evaluation': 4, 'evaluation clock': 5, 'evaluation latent': 6}
+PURPOSES = {'clocks': 1, 'mask': 2, 'latent': 3, 'evaluation': 4, 'evaluation clock': 5, 'evaluation latent': 6, 'crop': 7}
 
 
 def uniforms(seed, step, purpose, first, rows, columns):
@@ -91,35 +91,49 @@ def draw_clocks(seed, step, first, rows, batch, shares, cond_drop=0.1, latent_no
 # ---- masked text
 
 class MaskedText:
-    """ Schedules, 1 - a(t):  loglinear t;   cosine sin(pi t/2);   polynomial t^power. """
+    """
+    Schedules, 1 - a(t):  loglinear t;   cosine sin(pi t/2);   polynomial t^power;   ddpm (1 - e^-b(t)) / (1 - e^-b(1)), where
+    b(t) = .1 t + 9.95 t^2 is the integral of DDPM's linear beta (arXiv:2006.11239), divided so that nothing is visible at 1.
+    loss_weight: bound, w(t);  uniform, 1: discrete flow matching's (arXiv:2407.15595);  rdm, 1 - t: RDM's and DPLM's (arXiv:2302.05737).
+    """
+    B0, B1 = 0.1, 9.95
 
-    def __init__(self, vocab_size, schedule='loglinear', power=2.0):
-        if schedule not in ('loglinear', 'cosine', 'polynomial'):
-            raise ValueError(f'text_schedule={schedule!r}: choose from loglinear, cosine, polynomial')
+    def __init__(self, vocab_size, schedule='loglinear', power=2.0, loss_weight='bound'):
+        for name, value, legal in (('text_schedule', schedule, ('loglinear', 'cosine', 'polynomial', 'ddpm')),
+                                   ('text_loss_weight', loss_weight, ('bound', 'uniform', 'rdm'))):
+            if value not in legal:
+                raise ValueError(f"{name}={value!r}: choose from {', '.join(legal)}")
         if schedule == 'polynomial' and power <= 0:
             raise ValueError(f'text_power={power} must be positive')
-        self.mask_id, self.schedule, self.power = vocab_size, schedule, power
+        self.mask_id, self.schedule, self.power, self.which_weight = vocab_size, schedule, power, loss_weight
 
     def masked_share(self, t):
         """ 1 - a(t). """
-        return {'loglinear': lambda: t, 'cosine': lambda: torch.sin(math.pi / 2 * t),
-                'polynomial': lambda: t ** self.power}[self.schedule]()
+        return {'loglinear': lambda: t, 'cosine': lambda: torch.sin(math.pi / 2 * t), 'polynomial': lambda: t ** self.power,
+                'ddpm': lambda: torch.expm1(-(self.B0 + self.B1 * t) * t) / math.expm1(-self.B0 - self.B1)}[self.schedule]()
 
     def clock(self, share):
         """ The t with 1 - a(t) = share. """
+        def ddpm():                                                      # .1 t + 9.95 t^2 = b
+            b = -torch.log1p(share * math.expm1(-self.B0 - self.B1))
+            return 2 * b / (self.B0 + torch.sqrt(self.B0 ** 2 + 4 * self.B1 * b))
         return {'loglinear': lambda: share, 'cosine': lambda: torch.asin(share) * (2 / math.pi),
-                'polynomial': lambda: share ** (1 / self.power)}[self.schedule]()
+                'polynomial': lambda: share ** (1 / self.power), 'ddpm': ddpm}[self.schedule]()
 
     def weight(self, t):
-        """ w(t) = -a'(t) / (1 - a(t)):  1/t;   (pi/2) / tan(pi t/2);   power/t. """
+        """ w(t) = -a'(t) / (1 - a(t)):  1/t;   (pi/2) / tan(pi t/2);   power/t;   b'(t) / (e^b(t) - 1). """
         return {'loglinear': lambda: 1 / t, 'cosine': lambda: (math.pi / 2) / torch.tan(math.pi / 2 * t),
-                'polynomial': lambda: self.power / t}[self.schedule]()
+                'polynomial': lambda: self.power / t,
+                'ddpm': lambda: (self.B0 + 2 * self.B1 * t) / torch.expm1((self.B0 + self.B1 * t) * t)}[self.schedule]()
+
+    def loss_weight(self, t):
+        """ What training weighs a row's losses with; only w(t) makes it a bound. """
+        return {'bound': self.weight, 'uniform': torch.ones_like, 'rdm': lambda t: 1 - t}[self.which_weight](t)
 
     def mean_share(self, t_min=0.):
         """ E_t [1 - a(t)], t ~ U(t_min, 1). """
-        integral = {'loglinear': (1 - t_min ** 2) / 2, 'cosine': 2 / math.pi * math.cos(math.pi / 2 * t_min),
-                    'polynomial': (1 - t_min ** (self.power + 1)) / (self.power + 1)}[self.schedule]
-        return integral / (1 - t_min)
+        t = t_min + (1 - t_min) * (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
+        return self.masked_share(t).mean().item()
 
     def corrupt(self, tokens, t, u, given=None, exponent=None):
         """ x_t and its mask. tokens (B, L), t (B,), u (B, L) uniform; given (B, L): True is never masked; exponent (B, L): the masked

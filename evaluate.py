@@ -16,6 +16,8 @@ t2l     latents made from texts, against the encoder's: cosine, centred cosine (
 sts     correlation of the cosine of generated latents with what people said, over all pairs, and over the known ones: the pairs
         whose every word occurs in the training texts
 unconditional   joint samples: entropy, distinct n-grams, repetition, coherence cos(z, encoder(x)), perplexity under a scorer
+protein recovery of masked residues at shares .1 to .9, composition and repeats of new sequences (nelbo has the bound per residue)
+importance  the loss by quarters of frequency and of importance, rank correlation of importance and loss (adaptive.py)
 infill  a share of each text's tokens masked and written again: token accuracy, and as l2t
 Controls: shuffled (another text's condition), null (noise at clock 1), nearest (the training text whose latent is nearest: what
 copying the training set would get), mean and ridge (the mean latent; ridge regression from the bag of tokens), encoder, data.
@@ -37,6 +39,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from adaptive import rarity
 from checkpoint import difference, git_commit
 from configurator import configure, stop_on_error
 from data import PackedDataset, dataset_folder, dataset_identity
@@ -46,7 +49,7 @@ from sample import (LATENT_KNOBS, TEXT_KNOBS, blank, call, check_task, encode, l
 
 out_dir = 'out/quickstart'
 which = 'best'                  # best | latest | step-00001000
-tasks = ''                      # which of nelbo, l2t, t2l, sts, unconditional, infill; '': nelbo and what the run was trained for
+tasks = ''                      # nelbo, l2t, t2l, sts, unconditional, infill, protein, importance; '': nelbo and what it was trained for
 sweep = ''                      # l2t, t2l over values of their knobs: 'guidance=0,1,2' or 'sampler=ancestral,confidence; steps=8,16'
 texts = ''                      # a text file, one text a line; '': the validation split
 dataset = ''                    # where the run's dataset lies; '': where it was trained from
@@ -63,6 +66,7 @@ seeds = 3                       # t2l, sts: draws of every latent
 # ---- sampling, as in sample.py
 sampler = ''                    # '': confidence, but ancestral for unconditional
 steps = 0
+length = 0
 block_size = 0
 score = 'top1'
 prefer = 'certain'
@@ -96,16 +100,17 @@ def load_texts(run, folder, path, n, order, seed):
         if not lines:
             raise ValueError(f'{path}: no text in it')
         return lines, pack(run, lines), embed(run, lines)
-    data = open_split(run, folder, 'val')
+    data = open_split(run, folder, 'val')                                # cropped as in training, always at the same places
     if order not in ('random', 'first'):
         raise ValueError(f'order={order!r}: choose from random, first')
     rows = (np.random.Generator(np.random.Philox(seed)).permutation(len(data)) if order == 'random' else np.arange(len(data)))[:n]
-    tokens, _ = data.rows(rows)
-    return [data.text(int(r)) for r in rows], tokens, data.raw_latents(rows) if run.stats else None
+    tokens, _ = data.rows(rows, uniforms(seed, 0, 'crop', 0, len(rows), 1)[:, 0] if data.cropped else None)
+    sources = [run.tokenizer.decode(row) for row in tokens.tolist()] if data.cropped else [data.text(int(r)) for r in rows]
+    return sources, tokens, data.raw_latents(rows) if run.stats else None
 
 
 def open_split(run, folder, split):
-    data = PackedDataset(folder, split, run.L)
+    data = PackedDataset(folder, split, run.L, crop=run.lengths is not None)
     other = difference(dataset_identity(run.meta), dataset_identity(data.meta))
     if other:
         raise ValueError(f'{run.out_dir} was trained with {other} in {folder}: name its own dataset with --dataset=')
@@ -130,13 +135,19 @@ def means(results, control, metrics):
         results[f'{control}{metric}_se'] = float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
+def is_end(run, tokens):
+    """ (n, L): EOS and PAD. """
+    return (tokens == run.tokenizer.eos) | (tokens == run.tokenizer.pad)
+
+
 # ---- nelbo
 
 @torch.inference_mode()
 def nelbo(run, texts, tokens, raw, draws, seed, batch):
     """ {key: value}: total nats / total real tokens, its standard error (of the ratio, over texts), perplexity, bits per byte. """
     n, L = tokens.shape
-    real = (tokens != run.tokenizer.pad).sum(1).double()                 # text and one EOS
+    fixed = is_end(run, tokens) if run.lengths else None
+    real = (tokens != run.tokenizer.pad if fixed is None else ~fixed).sum(1).double()        # text and one EOS, if that is predicted
     n_bytes = sum(len(t.encode()) for t in texts)
     conditions = {'': None}
     if raw is not None and 'latent' in run.model.config.streams:
@@ -153,9 +164,10 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch):
                     rows = slice(i, i + batch)
                     x = tokens[rows].to(run.device)
                     z, clock = (condition[0][rows].to(run.device), condition[1]) if condition else (None, 1.0)
+                    ends = None if fixed is None else fixed[rows].to(run.device)
                     with run.autocast():
                         nats[rows] += text_bound(run.model, run.text, x, z, torch.full((len(x),), clock, device=run.device),
-                                                 u[rows].to(run.device)).cpu() / draws
+                                                 u[rows].to(run.device), ends).cpu() / draws
                     bar.update(len(x))
         ratio = (nats.sum() / real.sum()).item()
         results[f'{control}nats_per_token'] = ratio
@@ -170,7 +182,7 @@ def latent_mse(run, tokens, raw, draws, seed, batch):
     """ {key: value}: E_t |x0_hat - z|^2 per live dimension, standardised, given the text; 1 is what the mean latent gets. """
     n, z, results = len(tokens), run.stats.standardise(raw), {}
     for control, x, clock in (('', tokens, 0.0), ('shuffled/', tokens[derangement(n, seed)], 0.0),
-                              ('null/', torch.full_like(tokens, run.text.mask_id), 1.0)):
+                              ('null/', torch.where(is_end(run, tokens) & bool(run.lengths), tokens, run.text.mask_id), 1.0)):
         error = torch.zeros(n)
         for k in range(draws):
             t = (uniforms(seed, 0, 'evaluation clock', 0, n, 1)[:, 0] + k / draws) % 1 * (1 - 1e-3)   # eps says nothing at 1
@@ -465,7 +477,7 @@ def evaluate_unconditional(run, sources, tokens, scorer, revision, **how):
     joint = set(run.streams) == {'text', 'latent'}
     with tqdm(total=n, desc='unconditional', unit='text', leave=False) as bar:
         how = how | dict(progress=bar.update, guidance=1.0)              # it has no condition to guide by
-        ids, z = unconditional(run, n, **how) if joint else (write(run, *blank(run, n), None, **how), None)
+        ids, z = unconditional(run, n, **how) if joint else (write(run, *blank(run, n, how['length'], how['seed']), None, **how), None)
     written = [run.tokenizer.decode(row) for row in ids.tolist()]
     for control, texts, rows in (('', written, ids), ('data/', sources, tokens)):
         results |= {f'{control}{key}': value for key, value in text_statistics(texts, real_ids(run, rows)).items()}
@@ -502,6 +514,91 @@ def evaluate_infill(run, sources, tokens, raw, share, **how):
         if raw is not None:
             means(results, control, compare(sources, written[control], raw, embed(run, written[control])))
     return results, written
+
+
+# ---- proteins
+
+def repeats(rows):
+    """ Per sequence, %: residues in runs of three or more equal ones; 3-grams that the sequence has had before. """
+    text = [''.join(map(chr, row)) for row in rows]
+    runs = [100 * sum(len(m[0]) for m in re.finditer(r'(.)\1{2,}', t, re.DOTALL)) / max(1, len(t)) for t in text]
+    grams = [[t[i:i + 3] for i in range(len(t) - 2)] for t in text]
+    return {'runs': runs, 'repeated_3grams': [100 * (1 - len(set(g)) / len(g)) if g else 0.0 for g in grams]}
+
+
+@torch.inference_mode()
+def evaluate_protein(run, folder, tokens, seed, batch, **how):
+    """ Recovery of masked residues in one call, by the share that is masked; and as many new sequences as there are texts: how far their
+    composition is from the training split's (total variation), and how they repeat. Controls: unigram, residues drawn one by one from the
+    training frequencies, at the lengths of the texts; data, the texts. """
+    n, ends, train = len(tokens), is_end(run, tokens), open_split(run, folder, 'train')
+    law = train.counts().double()
+    law[[run.tokenizer.eos, run.tokenizer.pad]] = 0
+    law /= law.sum()
+    results = {'n': n, 'unigram/nats_per_residue': -law.clamp(min=1e-12).log()[tokens[~ends]].mean().item()}
+    for share in range(1, 10):
+        u = uniforms(seed, share, 'evaluation', 0, n, 1 + run.L)[:, 1:]
+        noisy, mask = run.text.corrupt(tokens, torch.full((n,), share / 10, dtype=torch.float64), u, ends)
+        right = torch.zeros(n, dtype=torch.float64)
+        for i in range(0, n, batch):
+            rows = slice(i, i + batch)
+            positions = mask[rows].flatten().nonzero().squeeze(1)
+            z = torch.randn(len(noisy[rows]), *run.meta['latent_shape'], device=run.device) if 'latent' in run.streams else None
+            logits, _ = call(run, noisy[rows].to(run.device), z, run.text.clock(torch.tensor(share / 10)), 1.0, positions)
+            found = torch.zeros_like(mask[rows])
+            found.view(-1)[positions] = logits.argmax(1).cpu() == tokens[rows].flatten()[positions]
+            right[rows] = 100 * found.sum(1).double() / mask[rows].sum(1).clamp(min=1)
+        some = mask.any(1)
+        means(results, '', {f'recovery@0.{share}': right[some].numpy()})
+        commonest = 100.0 * ((tokens == law.argmax()) & mask).sum(1) / mask.sum(1).clamp(min=1)
+        means(results, 'unigram/', {f'recovery@0.{share}': commonest[some].numpy()})
+    with tqdm(total=n, desc='protein', unit='sequence', leave=False) as bar:
+        ids = write(run, *blank(run, n, how['length'], seed), None, seed=seed, batch=batch, progress=bar.update, **how)
+    by_lot = torch.multinomial(law, tokens.numel(), True, generator=torch.Generator().manual_seed(seed)).view(tokens.shape)
+    for control, x in (('', ids), ('unigram/', torch.where(ends, tokens, by_lot)), ('data/', tokens)):
+        own = real_ids(run, x)
+        share = torch.bincount(torch.tensor([i for row in own for i in row]), minlength=len(law)).double()
+        results[f'{control}composition_distance'] = ((share / share.sum() - law).abs().sum() / 2).item()
+        means(results, control, {**repeats(own), 'length': [len(row) for row in own]})
+    return results, [run.tokenizer.decode(row) for row in ids.tolist()]
+
+
+# ---- importance
+
+@torch.inference_mode()
+def evaluate_importance(run, folder, tokens, raw, draws, seed, batch):
+    """ The loss at masked positions (n ~ U{1..L} of them, importance unused) by quarters of the tokens: by their frequency in the
+    training split, rare last, and by their importance, with the rank correlation of importance and a token's mean loss. """
+    n, L = tokens.shape
+    rare = rarity(open_split(run, folder, 'train').counts(), run.tokenizer.pad)
+    z = None if raw is None or 'latent' not in run.streams else run.stats.standardise(raw)
+    importance, nats, count = rare[tokens], torch.zeros(n, L, dtype=torch.float64), torch.zeros(n, L)
+    for i in tqdm(range(0, n, batch), desc='importance', unit='batch', leave=False):
+        rows = slice(i, i + batch)
+        x, latents = tokens[rows].to(run.device), None if z is None else z[rows].to(run.device)
+        if run.model.importance:
+            importance[rows] = run.model.importance(x)[0].float().cpu()
+        for k in range(draws):
+            u = uniforms(seed, k, 'evaluation', i, len(x), 1 + L).to(run.device)
+            size = 1 + ((u[:, 0] + k / draws) % 1 * L).long().clamp(max=L - 1)
+            noisy, mask = run.text.corrupt_exactly(x, size, u[:, 1:], is_end(run, x) if run.lengths else None)
+            positions = mask.flatten().nonzero().squeeze(1)
+            logits, _ = call(run, noisy, latents, run.text.clock(size.double() / L), 0.0, positions)
+            nll = torch.zeros(x.numel(), device=run.device)
+            nll[positions] = F.cross_entropy(logits, x.flatten()[positions], reduction='none')
+            nats[rows] += nll.view(x.shape).double().cpu()
+            count[rows] += mask.cpu()
+    used = (count > 0) & (tokens != run.tokenizer.pad)
+    loss, by = (nats / count.clamp(min=1))[used].numpy(), {'frequency': rare[tokens][used].numpy(), 'importance': importance[used].numpy()}
+    results = {'n': n, 'draws': draws}
+    for name, value in by.items():
+        place = np.searchsorted(np.quantile(value, (.25, .5, .75)), value, side='left')
+        for quarter in range(4):
+            if (place == quarter).sum() > 1:
+                means(results, f'{name}/', {f'nats_quarter_{quarter + 1}': loss[place == quarter]})
+        results[f'{name}/spearman_with_loss'] = correlations(value, loss)['spearman']
+        results[f'{name}/std'] = float(value.std())
+    return results
 
 
 # ---- sweeps
@@ -576,7 +673,7 @@ def print_table(task, results):
 def main():
     config = configure(globals())
     how = {key: config[key] for key in TEXT_KNOBS + LATENT_KNOBS} | dict(seed=seed, batch=sample_batch)
-    legal = ('nelbo', 'l2t', 't2l', 'sts', 'unconditional', 'infill')
+    legal = ('nelbo', 'l2t', 't2l', 'sts', 'unconditional', 'infill', 'protein', 'importance')
     def done(task, metrics):                                             # at once: what comes later may fail
         print_table(task, metrics)
         record = dict(config, checkpoint=run.checkpoint, commit=git_commit(), argv=sys.argv, n_texts=len(sources))
@@ -598,7 +695,9 @@ def main():
         for task in chosen:
             if task not in legal:
                 raise ValueError(f"tasks={tasks!r}: choose from {', '.join(legal)}")
-            if task not in ('nelbo', 'unconditional'):
+            if task == 'protein' and run.tokenizer.kind != 'esm':
+                raise ValueError(f'{out_dir} was trained on {run.tokenizer.kind} tokens: no protein')
+            if task not in ('nelbo', 'unconditional', 'protein', 'importance'):
                 check_task(run, task)
             if task == 'unconditional' and 'unconditional' not in learned:
                 raise ValueError(f'{out_dir} was trained for {", ".join(sorted(learned))}: no {task} from it')
@@ -636,6 +735,12 @@ def main():
             metrics, written = evaluate_unconditional(run, sources, tokens, scorer, scorer_revision, **how)
             print('\n' + '\n'.join(f'-> {out}' for out in written[:show]))
             done('unconditional', metrics)
+        if 'protein' in chosen:
+            metrics, written = evaluate_protein(run, folder, tokens, **how)
+            print('\n' + '\n'.join(f'-> {out}' for out in written[:show]))
+            done('protein', metrics)
+        if 'importance' in chosen:
+            done('importance', evaluate_importance(run, folder, tokens, raw, draws, seed, sample_batch))
         if 'infill' in chosen:
             done('infill', evaluate_infill(run, sources, tokens, raw, infill_share, **how)[0])
 

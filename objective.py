@@ -55,35 +55,38 @@ class Objective:
     latent_weight: float
     t_min: float
     adaptive: Adaptive | None = None
+    predict_length: bool = True        # False: EOS and PAD are given, not scored
 
     def batch(self, data, rows, step, first, batch, stage):
         """ Rows of the dataset as they enter the network at this step, with what the losses need; first: number of the first row
         in the global batch, of `batch` rows. A pure function of its arguments and the seed, made on the host. """
-        tokens, latents = data.rows(rows)                                # (B, L), (B, N, D)
         seed, B, L = self.seed, len(rows), data.seq_len
+        crop = uniforms(seed, step, 'crop', first, B, 1)[:, 0] if data.cropped else None
+        tokens, latents = data.rows(rows, crop)                          # (B, L), (B, N, D)
+        given = None if self.predict_length else data.is_end(tokens)
         c = draw_clocks(seed, step, first, B, batch, stage.shares, self.cond_drop, self.latent_noise, self.t_min)
         out = dict(mode=c['mode'], t_text=c['t_text'].float(), t_latent=c['t_latent'].float())
         if 'text' in self.streams:
             u = uniforms(seed, step, 'mask', first, B, L)
             if 'text' not in stage.predict:
-                out['tokens'], _ = self.text.corrupt(tokens, c['t_text'], u)
+                out['tokens'], _ = self.text.corrupt(tokens, c['t_text'], u, given)
             elif self.adaptive and self.adaptive.learns:   # the network has to read the clean text first: on the device
-                out.update(tokens=tokens, u=u, t=c['t_text'], text_weight=c['text_weight'], step=step, budget=stage.budget)
+                out.update(tokens=tokens, u=u, t=c['t_text'], text_weight=c['text_weight'], budget=stage.budget, step=step, given=given)
             else:
                 imp = self.adaptive.rarity[tokens] if self.adaptive else None
-                out.update(self.masked(tokens, c['t_text'], c['text_weight'], u, stage.budget, step, imp))
+                out.update(self.masked(tokens, c['t_text'], c['text_weight'], u, stage.budget, step, given, imp))
         if 'latent' in self.streams:
             out['clean'], out['noise'] = latents, normals(seed, step, 'latent', first, *latents.shape)
             if 'latent' in stage.predict:
                 out['row_weight'] = torch.where(c['latent_weight'] > 0, self.latent.weight(c['t_latent']) * c['latent_weight'], 0).float()
         return out
 
-    def masked(self, tokens, t, text_weight, u, budget, step, imp=None):
+    def masked(self, tokens, t, text_weight, u, budget, step, given=None, imp=None):
         """ The text as the network sees it, and what is scored: {tokens, positions, targets, weight, what is logged of importance}. """
         exponent = None if imp is None else self.adaptive.exponents(imp, step)
-        noisy, mask = self.text.corrupt(tokens, t, u, exponent=exponent)
+        noisy, mask = self.text.corrupt(tokens, t, u, given, exponent)
         scored = mask & (text_weight > 0)[:, None]         # where: a row without this loss has clock 0, and the weight inf * 0
-        weight, logged = torch.where(text_weight > 0, self.text.weight(t) * text_weight, 0)[:, None], {}
+        weight, logged = torch.where(text_weight > 0, self.text.loss_weight(t) * text_weight, 0)[:, None], {}
         if imp is not None:
             weight = weight * exponent * self.adaptive.emphasis(imp, scored, tokens, step)
             real = imp[tokens != self.adaptive.pad]
@@ -101,7 +104,7 @@ class Objective:
         def see(imp, part):
             nonlocal learned
             learned = part
-            b.update(self.masked(b['tokens'], b['t'], b['text_weight'], b['u'], b['budget'], b['step'], imp.detach()))
+            b.update(self.masked(b['tokens'], b['t'], b['text_weight'], b['u'], b['budget'], b['step'], b['given'], imp.detach()))
             return b['tokens'], b['positions']
 
         def score(hidden, head):
@@ -175,7 +178,8 @@ class Objective:
         real tokens (text and one EOS); squared error of the latent target per dimension, rows. Each given what the modes in
         `trains` give: clean text, clean latents, or nothing (noise at clock 1). """
         rows = [r % len(data) for r in range(i * B, (i + 1) * B)]
-        tokens, latents = data.rows(rows)
+        tokens, latents = data.rows(rows, uniforms(self.seed, i, 'crop', 0, B, 1)[:, 0] if data.cropped else None)
+        fixed = None if self.predict_length else data.is_end(tokens).to(self.device)
         tokens, ones, zeros = tokens.to(self.device), torch.ones(B, device=self.device), torch.zeros(B, device=self.device)
         nats = error = e = None
         if 'latent' in self.streams:
@@ -187,11 +191,12 @@ class Objective:
                 t_latent = zeros if 'l2t' in trains else ones                                # mixed: given the latents
                 z = self.latent.corrupt(latents, t_latent, e)[0] if e is not None else None
                 u[:, 0] = spread
-                nats = text_bound(model, self.text, tokens, z, t_latent, u).sum().item()
+                nats = text_bound(model, self.text, tokens, z, t_latent, u, fixed).sum().item()
             if 'latent' in predict:
                 z, e = self.latent.corrupt(latents, spread, e)
                 given = zeros if 't2l' in trains else ones
-                seen = self.text.corrupt(tokens, given, u[:, 1:])[0] if 'text' in self.streams else None
+                seen = self.text.corrupt(tokens, given, u[:, 1:], fixed)[0] if 'text' in self.streams else None
                 out = model(seen, z, given, spread.float(), predict=('latent',))[1]
                 error = self.latent.loss(out, self.latent.target_of(latents, e, spread), ones)[1].sum().item()
-        return torch.tensor([nats or 0, (tokens != data.tokenizer.pad).sum().item(), error or 0, B], dtype=torch.float64)
+        real = tokens != data.tokenizer.pad if fixed is None else ~fixed
+        return torch.tensor([nats or 0, real.sum().item(), error or 0, B], dtype=torch.float64)

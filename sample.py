@@ -8,6 +8,9 @@ All that one two-clock model writes, every sampler a function, one signature.
     python sample.py --out_dir=out/mixed --mode=unconditional --num_samples=4                 # both from noise
     python sample.py --out_dir=out/mixed --mode=infill --text="Return the [MASK] of the [MASK:3]." [--like="..."]
     python sample.py --out_dir=out/mixed --mode=t2l2t --text="Return a list."                 # text -> latent -> text
+    python sample.py --out_dir=out/mixed --mode=embed --texts=my.txt --save=h.npy             # mean hidden state of each text
+    python sample.py --out_dir=out/protein_tiny --num_samples=8 --length=120 --sampler=reparam --fasta=new.fasta
+    python sample.py --out_dir=out/protein_tiny --given="MKV[MASK:40]HHHHHH" --num_samples=8 # what is given stays
 
 A text sampler is  sampler(denoise, propose, text, tokens, given, steps, rng, on_step, its knobs) -> tokens (B, L):
     denoise(tokens, t, positions)   logits (P, V) at the flat positions (P,), the condition inside; t a number or (B,) clocks
@@ -32,22 +35,24 @@ from tqdm import tqdm
 
 from checkpoint import load_model, pick_device
 from configurator import configure, stop_on_error
-from data import load_stats, load_tokenizer
+from data import RESIDUES, load_stats, load_tokenizer
 from diffusion import GaussianLatents, MaskedText, mode_shares
 from encoders import load_encoder
 
 out_dir = 'out/quickstart'      # the run folder: model, data records and schedules all come from it
 which = 'best'                  # best | latest | step-00001000
-mode = ''                       # l2t | t2l | unconditional | text | latent (one alone) | infill | t2l2t; '': what the run was trained for
+mode = ''                       # l2t | t2l | unconditional | text | latent (one alone) | infill | t2l2t | embed; '': as it was trained
 text = ''                       # l2t, t2l, t2l2t: this text; infill: with [MASK], [MASK:3] for three tokens, [MASK:*] for the whole rest
 texts = ''                      # or every line of this file
 latents = ''                    # l2t, infill: the raw embeddings in this .npy file: (n, D) or (n, N, D)
+given = ''                      # infill: or this template, as text: what it shows is kept (a protein's: 'MKT[MASK:20]GG')
 like = ''                       # infill: or the embedding of this text
 num_samples = 1                 # per text or latent
 # ---- text
 sampler = ''                    # ancestral | cached | first_hitting | confidence | remdm | dfm | reparam; '': ancestral where both or text
                                 # alone is drawn, else confidence
-steps = 0                       # network calls; 0: one per token for confidence, reparam and first_hitting, else 128; threshold may need all
+steps = 0                       # network calls; 0: one per token for confidence, reparam, first_hitting, else 128; threshold may need all
+length = 0                      # tokens of each text, where the run does not learn lengths (proteins); 0: drawn from the training texts'
 block_size = 0                  # release only the leftmost unfinished block of so many positions; 0: all at once
 score = 'top1'                  # confidence: top1 | margin | entropy | threshold
 prefer = 'certain'              # confidence: release the certain first, or the 'uncertain'
@@ -69,11 +74,13 @@ sample_batch = 128              # rows per network call
 seed = 0
 encoder_folder = ''             # where the encoder lies now; '': where it was when the data were prepared
 watch = False                   # see the text being uncovered
-save = ''                       # write the generated latents, raw, to this .npy file
+save = ''                       # write the generated latents, raw, or the vectors of mode=embed, to this .npy file
+fasta = ''                      # write the texts to this FASTA file, not to the screen
 device = 'auto'                 # auto | cpu | cuda
 dtype = 'bfloat16'              # bfloat16 | float32
 
-TEXT_KNOBS = ('sampler', 'steps', 'block_size', 'score', 'prefer', 'remask', 'eta', 'loop', 'alpha', 'repeat_cap', 'temperature', 'nucleus', 'guidance')
+TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'remask', 'eta', 'loop', 'alpha', 'repeat_cap',
+              'temperature', 'nucleus', 'guidance')
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 DEFAULTS = {name: globals()[name] for name in TEXT_KNOBS + LATENT_KNOBS}
 
@@ -306,7 +313,8 @@ def reparam(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, 
     return tokens
 
 
-SAMPLERS = dict(ancestral=ancestral, cached=cached, first_hitting=first_hitting, confidence=confidence, remdm=remdm, dfm=dfm, reparam=reparam)
+SAMPLERS = dict(ancestral=ancestral, cached=cached, first_hitting=first_hitting, confidence=confidence, remdm=remdm, dfm=dfm,
+                reparam=reparam)
 KNOBS_OF = dict(confidence=('score', 'prefer'), remdm=('remask', 'eta', 'loop'), dfm=('alpha',), reparam=('repeat_cap',))
 SOLVERS = ('ddim', 'dpmpp_2m', 'heun', 'ancestral')
 
@@ -367,8 +375,16 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
         device=device, tokenizer=tokenizer, stats=stats, L=model.config.seq_len, streams=model.config.streams,
         row_calls=0,                                                     # rows that the network has read: what sampling costs
         text=MaskedText(tokenizer.vocab_size, config['text_schedule'], config['text_power']),
+        lengths=config.get('lengths'),                                   # quantiles, where the run does not learn when a text ends
+        banned=never_written(tokenizer, 'lengths' in config).to(device),
         latent=GaussianLatents(stats.live.to(device), config['latent_schedule'], config['latent_target']) if stats else None,
         autocast=lambda: torch.autocast(kind, torch.bfloat16, enabled=dtype == 'bfloat16'))
+
+
+def never_written(tokenizer, has_length):
+    """ Ids (n,) that no sampler writes: of proteins all but the 20 standard residues; EOS and PAD where the length is given. """
+    ends = [tokenizer.eos, tokenizer.pad] if has_length else []
+    return torch.tensor([*(range(20, len(RESIDUES)) if tokenizer.kind == 'esm' else []), *ends], dtype=torch.int64)
 
 
 def encode(run, texts, progress=lambda n: None):
@@ -393,9 +409,9 @@ def check_task(run, task):
     """ ValueError where the run has not learned what the task needs. """
     joint, learned = set(run.streams) == {'text', 'latent'}, trained_for(run)
     writes, embeds = {'l2t', 'unconditional'}, {'t2l', 'unconditional'}
-    needs = dict(l2t=writes, infill=writes, text=writes, t2l=embeds, latent=embeds, unconditional={'unconditional'})
+    needs = dict(l2t=writes, infill=writes, text=writes, embed=writes, t2l=embeds, latent=embeds, unconditional={'unconditional'})
     for need in {'t2l2t': ('t2l', 'l2t'), 'sts': ('t2l',)}.get(task, (task,)):
-        stream = {'text': 'text', 'infill': 'text', 'latent': 'latent'}.get(need)
+        stream = {'text': 'text', 'infill': 'text', 'embed': 'text', 'latent': 'latent'}.get(need)
         if not learned & needs[need] or (stream not in run.streams if stream else not joint):
             raise ValueError(f'{run.out_dir} has streams {run.streams} and was trained for {", ".join(sorted(learned))}: no {task} from it')
 
@@ -466,6 +482,7 @@ def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=nothing,
                     logits, _ = call(run, tokens, None if latents is None else latents[rows], t, clock, positions)
                     log_p.append(logits if weight == 1 else weight * logits.log_softmax(-1))
             log_p = sum(log_p)
+            log_p[:, run.banned] = -torch.inf
             if banned is not None:
                 at = torch.where(banned.view(len(x), -1)[rows].flatten()[positions.to(run.device)], -torch.inf, 0.0)
                 log_p[:, specials] += at[:, None]
@@ -476,14 +493,26 @@ def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=nothing,
     return torch.cat(out)
 
 
-def blank(run, n):
-    """ n texts of which nothing is known: tokens, all MASK, and given, all False. """
-    return torch.full((n, run.L), run.text.mask_id), torch.zeros(n, run.L, dtype=torch.bool)
+def blank(run, n, length=0, seed=0):
+    """ n texts of which nothing is known: tokens, all MASK, and given, all False; where the run does not learn lengths, EOS and PAD are
+    given after `length` tokens, or after a length that is drawn from the training texts'. """
+    tokens = torch.full((n, run.L), run.text.mask_id)
+    if not run.lengths:
+        if length:
+            raise ValueError(f'length={length}: {run.out_dir} writes texts of its own length (it was trained with predict_length=True)')
+        return tokens, torch.zeros_like(tokens, dtype=torch.bool)
+    if length > run.L:
+        raise ValueError(f'length={length}: {run.out_dir} writes at most {run.L} tokens')
+    drawn = np.interp(np.random.default_rng(seed).random(n), np.linspace(0, 1, len(run.lengths)), run.lengths).round()
+    lengths = torch.full((n, 1), length) if length else torch.from_numpy(drawn).long().clamp(min=1)[:, None]
+    column = torch.arange(run.L)
+    tokens = torch.where(column < lengths, tokens, torch.where(column == lengths, run.tokenizer.eos, run.tokenizer.pad))
+    return tokens, column >= lengths
 
 
-def l2t(run, z, **how):
+def l2t(run, z, seed=0, **how):
     """ Tokens (n, L) written from standardised latents z (n, N, D). """
-    return write(run, *blank(run, len(z)), z, **how)
+    return write(run, *blank(run, len(z), how.get('length', 0), seed), z, seed, **how)
 
 
 @torch.inference_mode()
@@ -500,8 +529,10 @@ def t2l(run, tokens, n=None, seed=0, batch=128, progress=lambda n: None, **how):
     rng = torch.Generator(run.device).manual_seed(seed)
     c, out = run.model.config, []
     for first in range(0, n, batch):
-        x = blank(run, min(batch, n - first))[0].to(run.device) if tokens is None else tokens[first:first + batch].to(run.device)
-        empty = torch.full_like(x, run.text.mask_id)
+        x = blank(run, min(batch, n - first), seed=seed + first)[0] if tokens is None else tokens[first:first + batch]
+        x = x.to(run.device)
+        ends = (x == run.tokenizer.eos) | (x == run.tokenizer.pad) if run.lengths else torch.zeros_like(x, dtype=torch.bool)
+        empty = torch.where(ends, x, run.text.mask_id)
 
         def denoise(z, t):
             parts = []
@@ -519,6 +550,27 @@ def t2l(run, tokens, n=None, seed=0, batch=128, progress=lambda n: None, **how):
 def latent_times(latent, steps):
     """ From 1 to 0; eps says nothing at t = 1, where the input is the answer. """
     return torch.linspace(1 - 1e-3 if latent.target == 'eps' else 1, 0, steps + 1, dtype=torch.float64)
+
+
+@torch.inference_mode()
+def embed(run, tokens, z=None, seed=0, batch=128, progress=lambda n: None):
+    """ Mean over each text's own tokens (not EOS and PAD) of what the text head reads, (n, C) float32: clean text, and its standardised
+    latents z (n, N, D), or none (noise at clock 1). """
+    out, rng = [], torch.Generator(run.device).manual_seed(seed)
+    for first in range(0, len(tokens), batch):
+        x, latents = tokens[first:first + batch].to(run.device), None
+        clock = torch.zeros(len(x), device=run.device)
+        if 'latent' in run.streams:
+            shape = (len(x), run.model.config.n_latents, run.model.config.latent_dim)
+            latents = (torch.randn(shape, generator=rng, device=run.device) * run.latent.live if z is None else
+                       z[first:first + batch].to(run.device))
+        own = ((x != run.tokenizer.eos) & (x != run.tokenizer.pad)).float()                  # (B, L)
+        with run.autocast():
+            hidden = run.model(x, latents, clock, clock + (z is None), None, ('text',), lambda hidden, head: hidden)[0]
+        hidden = hidden.float().view(*x.shape, -1)                       # (B, L, C)
+        out.append((torch.einsum('blc,bl->bc', hidden, own) / own.sum(1, keepdim=True).clamp(min=1)).cpu())
+        progress(len(x))
+    return torch.cat(out)
 
 
 def solve(latent, solver, z, steps, denoise, rng):
@@ -539,7 +591,7 @@ def unconditional(run, n, seed=0, batch=128, on_step=nothing, progress=lambda n:
         raise ValueError(f'{run.out_dir} has streams {run.streams}: --mode={run.streams[0]} samples it')
     if how['sampler'] in ('first_hitting', 'cached', 'reparam') or how['block_size'] or how['solver'] == 'heun':
         raise ValueError(f"sampler={how['sampler']}, block_size={how['block_size']}, solver={how['solver']}: joint sampling makes one call "
-                         'a step for both; choose from ancestral, confidence, remdm, dfm without blocks, and from ddim, dpmpp_2m, ancestral')
+                         'a step for both; choose from ancestral, confidence, remdm, dfm, no blocks, and from ddim, dpmpp_2m, ancestral')
     if how['sampler'] == 'remdm' and how['remask'] == 'loop' or how['guidance'] != 1:
         raise ValueError('remask=loop and guidance need a fixed condition: joint sampling has none')
     steps = how['steps'] or 128
@@ -547,6 +599,7 @@ def unconditional(run, n, seed=0, batch=128, on_step=nothing, progress=lambda n:
         steps = min(steps, run.L)
     rng, device_rng = generators(run, seed)
     step, times, out = getattr(run.latent, how['solver']), latent_times(run.latent, steps).tolist(), []
+    ends = blank(run, n, how['length'], seed)
     for first in range(0, n, batch):
         B = min(batch, n - first)
         shape = (B, run.model.config.n_latents, run.model.config.latent_dim)
@@ -558,8 +611,9 @@ def unconditional(run, n, seed=0, batch=128, on_step=nothing, progress=lambda n:
             logits, prediction = call(run, tokens, state.z, t_text, t, positions, ('text', 'latent'))
             state.z = step(state.z, t, s, lambda z, t: run.latent.x0_and_e(prediction, z, t), state.memory, noise()).float()
             state.i += 1
+            logits[:, run.banned] = -torch.inf
             return logits
-        tokens, given = blank(run, B)
+        tokens, given = ends[0][first:first + B], ends[1][first:first + B]
         tokens = sampler(denoise, make_propose(temperature, how['nucleus'], device_rng), run.text, tokens.to(run.device), given, steps,
                          rng, on_step, **knobs)
         assert state.i == steps, (state.i, steps)
@@ -592,7 +646,7 @@ def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, **how):
     if K > 1 and how.get('temperature', -1.0) < 0 and how.get('sampler', '') in ('', 'confidence'):
         how = how | dict(temperature=0.7)
     z = run.stats.standardise(raw).repeat_interleave(K, 0)
-    best, score = nearest(run, write(run, *blank(run, len(z)), z, seed=seed, **how), raw, K)
+    best, score = nearest(run, l2t(run, z, seed=seed, **how), raw, K)
     for r in range(1, refine + 1):
         tokens = mask_least_certain(run, best.repeat_interleave(K, 0), z, share, seed + r, how.get('batch', 128))
         found, found_score = nearest(run, write(run, tokens, tokens != run.text.mask_id, z, seed=seed + r, **how), raw, K)
@@ -625,7 +679,7 @@ def mask_least_certain(run, tokens, z, share, seed, batch):
 def read_template(run, text):
     """ 'A [MASK] runs on the [MASK:3].' -> tokens, given, inner, (L,) each. A space before a mask belongs to its token, where the
     tokenizer has such tokens. Without [MASK:*] the text has the length that it shows; inner: there EOS and PAD are not allowed. """
-    space = ' ?' if len(run.tokenizer.encode(' a')) == 1 else ''
+    space = ' ?' if run.tokenizer.kind != 'esm' and len(run.tokenizer.encode(' a')) == 1 else ''
     tokens, inner, rest = [], [], False
     pieces = re.split(space + r'\[MASK(|:\d+|:\*)\]', text)             # text, count, text, count, ..., text
     if len(pieces) == 1:
@@ -695,19 +749,20 @@ def read_latents(run, path):
 
 def read_sources(run, mode):
     """ (names, texts or None, raw latents or None), by what the mode reads; a knob that it does not read is an error, not ignored. """
-    reads = dict(l2t=('text', 'texts', 'latents', 'rerank', 'refine'), t2l=('text', 'texts', 'save'), t2l2t=('text', 'texts', 'save'),
-                 infill=('text', 'texts', 'latents', 'like'), text=(), latent=('save',), unconditional=('save',))[mode]
-    for name, value, default in (('text', text, ''), ('texts', texts, ''), ('latents', latents, ''), ('like', like, ''), ('save', save, ''),
-                                 ('rerank', rerank, 1), ('refine', refine, 0)):
+    reads = dict(l2t=('text', 'texts', 'latents', 'rerank', 'refine'),
+                 t2l=('text', 'texts', 'save'), t2l2t=('text', 'texts', 'save'), embed=('text', 'texts', 'save'),
+                 infill=('text', 'texts', 'latents', 'like', 'given'), text=(), latent=('save',), unconditional=('save',))[mode]
+    for name, value, default in (('text', text, ''), ('texts', texts, ''), ('latents', latents, ''), ('like', like, ''),
+                                 ('given', given, ''), ('save', save, ''), ('rerank', rerank, 1), ('refine', refine, 0)):
         if value != default and name not in reads:
             raise ValueError(f'{name}={value!r}: mode={mode} does not read it')
-    if text and texts or (text or texts) and latents and mode != 'infill' or latents and like:
-        raise ValueError('text, texts and latents: give one of them')
-    lines = [text] if text else []
+    if bool(text) + bool(texts) + bool(given) > 1 or (text or texts) and latents and mode != 'infill' or latents and like:
+        raise ValueError('text, texts, given and latents: give one of them')
+    lines = [text or given] if text or given else []
     if texts:
         with open(texts, encoding='utf-8') as f:
             lines = [line.strip() for line in f if line.strip()]
-    if mode in ('t2l', 't2l2t', 'infill') and not lines or mode == 'l2t' and not lines and not latents:
+    if mode in ('t2l', 't2l2t', 'infill', 'embed') and not lines or mode == 'l2t' and not lines and not latents:
         raise ValueError(f'mode={mode} reads --text="...", or --texts=FILE' + (', or --latents=FILE.npy' if mode == 'l2t' else ''))
     if mode in ('unconditional', 'text', 'latent'):
         return [''] * num_samples, None, None
@@ -731,9 +786,13 @@ def main():
         own = run.streams[0] if len(run.streams) == 1 else 'l2t' if 'l2t' in learned else min(learned)
         if mode == 'mixed' and len(learned) == 1:
             raise ValueError(f'mode=mixed, but {out_dir} was trained for {own}: name the mixed run with --out_dir=')
-        task = mode if mode not in ('', 'mixed') else own
-        if task not in ('l2t', 't2l', 'unconditional', 'text', 'latent', 'infill', 't2l2t'):
-            raise ValueError(f'mode={mode!r}: choose from l2t, t2l, unconditional, text, latent, infill, t2l2t')
+        task = mode if mode not in ('', 'mixed') else 'infill' if given else own
+        if task not in ('l2t', 't2l', 'unconditional', 'text', 'latent', 'infill', 't2l2t', 'embed'):
+            raise ValueError(f'mode={mode!r}: choose from l2t, t2l, unconditional, text, latent, infill, t2l2t, embed')
+        if task == 'embed' and (not save or num_samples > 1):
+            raise ValueError('mode=embed writes one vector a text to --save=FILE.npy')
+        if fasta and task in ('t2l', 'latent', 'embed'):
+            raise ValueError(f'fasta={fasta!r}: mode={task} writes no text')
         check_task(run, task)
         if watch and (rerank > 1 or refine):
             raise ValueError('watch shows one text being written: not with rerank or refine')
@@ -752,7 +811,9 @@ def main():
             if task in ('t2l', 't2l2t', 'latent'):
                 latent_how = {key: how[key] for key in (*LATENT_KNOBS, 'seed', 'batch')}
                 z = t2l(run, pack(run, lines).repeat_interleave(each, 0) if lines else None, n=total, **latent_how)
-            if task == 't2l2t':
+            if task == 'embed':
+                hidden = embed(run, pack(run, lines), seed=seed, batch=sample_batch, progress=bar.update)
+            elif task == 't2l2t':
                 tokens = l2t(run, run.stats.standardise(raw_latents(run, z)), **how)
             elif task == 'l2t' and (rerank > 1 or refine):
                 tokens, cosine = search(run, raw.repeat_interleave(each, 0), rerank, refine, **how)
@@ -760,14 +821,14 @@ def main():
             elif task == 'l2t':
                 tokens = l2t(run, run.stats.standardise(raw).repeat_interleave(each, 0), **how)
             elif task == 'text':
-                tokens = write(run, *blank(run, total), None, **how)
+                tokens = write(run, *blank(run, total, length, seed), None, **how)
             elif task == 'unconditional':
                 tokens, z = unconditional(run, total, **how)
             elif task == 'infill':
                 templates = zip(*(read_template(run, line) for line in lines))
-                ids, given, inner = (torch.stack(part).repeat_interleave(each, 0) for part in templates)
+                ids, fixed, inner = (torch.stack(part).repeat_interleave(each, 0) for part in templates)
                 condition = None if raw is None else run.stats.standardise(raw).repeat_interleave(each, 0)
-                tokens = write(run, ids, given, condition, inner=inner, **how)
+                tokens = write(run, ids, fixed, condition, inner=inner, **how)
         if z is not None and save:
             with open(save, 'wb') as f:
                 np.save(f, raw_latents(run, z).numpy())
@@ -781,6 +842,18 @@ def main():
         elif task == 'latent':
             notes = [f'latent of {tuple(z.shape[1:])}, mean square {x:.3f} per dimension, standardised'
                      for x in (z.square().sum((1, 2)) / run.stats.live.sum() / z.shape[1]).tolist()]
+    if task == 'embed':
+        with open(save, 'wb') as f:
+            np.save(f, hidden.numpy())
+        print(f'{total} vectors of {hidden.shape[1]} numbers written to {save}')
+        return
+    if fasta:
+        with open(fasta, 'w') as f:
+            for i, ids in enumerate(tokens.tolist()):
+                residues = run.tokenizer.decode(ids)
+                f.write(f'>sample_{i + 1} length={len(residues)}\n' + '\n'.join(re.findall('.{1,60}', residues)) + '\n')
+        print(f'{total} sequences written to {fasta}')
+        return
     for i in range(total):
         if i % each == 0 and sources[i // each]:
             print(f'\n{sources[i // each]}')

@@ -26,6 +26,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from importlib.util import find_spec
 
+import numpy as np
 import torch
 
 import checkpoint
@@ -47,6 +48,7 @@ seed = 0
 mode = 'l2t'                       # l2t | t2l | unconditional | mixed
 mode_weights = (1.0, 1.0, 1.0)     # mixed: shares of unconditional, l2t, t2l
 mode_schedule = ''                 # or modes in turn: 't2l:2000,l2t:3000,mixed' is 2,000 steps of t2l, 3,000 of l2t, then mixed
+predict_length = True              # False: EOS and PAD are given, not learned; texts longer than seq_len are cropped at random
 cond_drop = 0.1                    # share of l2t and t2l rows whose condition is noise at clock 1
 latent_noise = 0.0                 # l2t reads latents at a clock from U(0, latent_noise)
 latent_weight = 1.0                # of the latent loss (per dimension) beside the text loss (nats per token)
@@ -61,8 +63,9 @@ curriculum = False                 # easy, medium, then hard tokens weigh more
 curriculum_stages = (0.3333, 0.6666)   # shares of training at which medium and hard begin
 curriculum_focus = 2.0             # how much more they weigh
 # ---- the two processes, math in diffusion.py; sampling reads the same
-text_schedule = 'loglinear'        # loglinear | cosine | polynomial
+text_schedule = 'loglinear'        # loglinear | cosine | polynomial | ddpm
 text_power = 2.0                   # polynomial: 1 - a(t) = t^power
+text_loss_weight = 'bound'         # bound | uniform (flow matching's) | rdm: of what is masked at t: w(t), 1, 1 - t
 latent_schedule = 'vp'             # vp | rf
 latent_target = 'v'                # v | x0 | flow | eps
 latent_loss_weight = 'none'        # none | snr | min_snr
@@ -162,8 +165,12 @@ with stop_on_error():
         if distributed.local_rank >= torch.cuda.device_count():
             stop(f'rank {rank}: {device} is asked for, this machine has {torch.cuda.device_count()}; fewer --nproc_per_node', code=4)
     device = checkpoint.pick_device(device)
-    train_data = PackedDataset(folder, 'train', seq_len)
-    val_data = PackedDataset(folder, 'val', train_data.seq_len)
+    train_data = PackedDataset(folder, 'train', seq_len, crop=not predict_length)
+    val_data = PackedDataset(folder, 'val', train_data.seq_len, crop=not predict_length)
+    if not predict_length and text_clock and 'text' in streams:
+        raise ValueError('predict_length=False goes with text_clock=False: how much is masked would be told of another length')
+    if (train_data.cropped or val_data.cropped) and 'latent' in streams:
+        raise ValueError(f'seq_len={seq_len} crops texts of {folder}, whose latents are of whole ones: use seq_len=None, or --streams=text')
     if train_data.latent_shape is None and 'latent' in streams:
         raise ValueError(f"{folder} has no latents: prepare it with --encoder=..., or train with --streams=text, --mode=unconditional")
     L, (N, D) = train_data.seq_len, train_data.latent_shape or (0, 0)
@@ -171,7 +178,7 @@ with stop_on_error():
         vocab_size=train_data.tokenizer.vocab_size, seq_len=L, latent_dim=D, n_latents=N,
         **{name: config[name] for name in ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal', 'streams',
                                            'bag', 'shortcut', 'text_clock', 'spatial', 'dropout', 'importance')})
-    text = MaskedText(model_config.vocab_size, text_schedule, text_power)
+    text = MaskedText(model_config.vocab_size, text_schedule, text_power, text_loss_weight)
     latent = GaussianLatents(train_data.live.to(device) if N else None, latent_schedule, latent_target, latent_loss_weight)
     if importance == 'none' and (masking != 'time_only' or curriculum):
         raise ValueError(f'masking={masking}, curriculum={curriculum}: choose an --importance= for them')
@@ -180,8 +187,9 @@ with stop_on_error():
                                                  importance != 'freq')
     if model_config.causal:
         raise ValueError('causal=True has no training loss yet: masked diffusion looks both ways')
+    more = adaptive.share(text, t_min) if adaptive else 1
     stages = read_stages(mode_schedule or mode, mode_weights, streams, freeze, max_iters,
-                         head_budget=lambda share: text.head_budget(batch_size, L, share * (adaptive.share(text, t_min) if adaptive else 1), t_min))
+                         head_budget=lambda share: text.head_budget(batch_size, L, share * more, t_min))
     with torch.device('meta'):                             # without memory
         sketch = Model(model_config)
     checkpoint.check_tables(sketch)
@@ -196,6 +204,8 @@ with stop_on_error():
     if is_sharded and any(stage.frozen != always_frozen for stage in stages):
         raise ValueError(f'mode_schedule={mode_schedule} freezes other parameters in other stages, which parallel=fsdp cannot: use ddp')
 global_batch = batch_size * grad_accum * world
+if not predict_length:                                     # sampling draws from these: every hundredth of the training lengths, rising
+    config['lengths'] = [int(n) for n in np.quantile(np.minimum(train_data.lengths(), L), np.linspace(0, 1, 101))]
 predict = tuple(s for s in streams if any(s in stage.predict for stage in stages))
 trains = {name for stage in stages for name, share in stage.shares.items() if share}
 tick('config', f'{len(config)} knobs, mode {mode_schedule or mode}')
@@ -230,7 +240,7 @@ if device_type == 'cuda':
 else:
     distributed.keep_freed_memory()
 objective = Objective(text, latent, streams, device, lambda: torch.autocast(device_type, torch.bfloat16, enabled=dtype == 'bfloat16'),
-                      seed, cond_drop, latent_noise, latent_weight, t_min, adaptive)
+                      seed, cond_drop, latent_noise, latent_weight, t_min, adaptive, predict_length)
 
 # ---- model, and its running average in float32
 model = Model(model_config).to(device)

@@ -335,7 +335,7 @@ class Known:
 
 def known_run(**changes):
     run = SimpleNamespace(model=Known(), streams=('text', 'latent'), out_dir='out/toy', device='cpu', L=L, row_calls=0,
-                          text=MaskedText(V), latent=GaussianLatents(torch.ones(2)), autocast=contextlib.nullcontext,
+                          lengths=None, banned=[], text=MaskedText(V), latent=GaussianLatents(torch.ones(2)), autocast=contextlib.nullcontext,
                           tokenizer=SimpleNamespace(eos=EOS, pad=PAD, decode=lambda ids: ids, encode=lambda t: [0] * len(t)))
     vars(run).update(changes)
     return run
@@ -413,7 +413,7 @@ def test_infilling_keeps_the_template_and_writes_no_EOS_or_PAD_inside_it():
 
 
 def test_templates_hold_masks_of_one_many_and_all_the_rest():
-    run = known_run(L=12, tokenizer=SimpleNamespace(eos=EOS, pad=PAD, encode=lambda t: [0] * len(t.split())))
+    run = known_run(L=12, tokenizer=SimpleNamespace(eos=EOS, pad=PAD, kind='bpe', encode=lambda t: [0] * len(t.split())))
     tokens, given, inner = sample.read_template(run, 'A [MASK] runs on the [MASK:3] .')
     assert tokens.tolist() == [0, MASK, 0, 0, 0, MASK, MASK, MASK, 0, EOS, PAD, PAD]
     assert torch.equal(given, tokens != MASK) and torch.equal(inner, ~given)

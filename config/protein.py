@@ -1,0 +1,41 @@
+""" A protein language model of DPLM's kind (arXiv:2402.18567): 512 wide, 32 layers, crops of 1,024 residues. For GPUs; never trained here.
+
+    python prepare.py config/protein.py --input=uniref50.fasta.gz --homology=0.3
+    torchrun --standalone --nproc_per_node=8 train.py config/protein.py
+    python sample.py config/protein.py --num_samples=8 --length=200 --fasta=new.fasta
+    python evaluate.py config/protein.py
+
+For latents beside the residues (text from an ESM-2 embedding and back): prepare with --encoder=facebook/esm2_t12_35M_UR50D --max_tokens=1023,
+train with --seq_len=None --streams=text,latent --mode=mixed. Protein flow matching: --text_loss_weight=uniform, sampled with --sampler=dfm;
+RDM's: --text_loss_weight=rdm, sampled with --sampler=reparam.
+"""
+# data: a letter is a residue; sequences are stored whole and cropped at random while training
+out = 'data/protein'
+dataset = 'protein'
+tokenizer = 'esm'
+max_tokens = 16384
+seq_len = 1024
+predict_length = False
+# run
+out_dir = 'out/protein'
+mode = 'unconditional'
+streams = ('text',)
+# model
+depth = 32
+width = 512
+heads = 16
+text_clock = False
+# optimisation
+learning_rate = 4e-4
+batch_size = 8
+grad_accum = 48
+max_iters = 100_000
+warmup_iters = 10_000
+ema_decay = 0.9999
+betas = (0.9, 0.98)
+weight_decay = 0.01
+compile = True
+# sampling and evaluation
+sampler = 'reparam'
+steps = 500
+tasks = 'nelbo,protein'

@@ -1,0 +1,40 @@
+""" A protein language model that a CPU can train: unconditional sequences at a length, inpainting, scaffolding; FASTA in and out.
+
+    python prepare.py config/protein_tiny.py --input=proteins.fasta
+    python train.py config/protein_tiny.py
+    python sample.py config/protein_tiny.py --num_samples=8 --length=120 --fasta=new.fasta
+    python sample.py config/protein_tiny.py --given="MKV[MASK:40]HHHHHH" --num_samples=4
+    python evaluate.py config/protein_tiny.py
+"""
+# data: a letter is a residue; sequences are stored whole and cropped at random while training
+out = 'data/protein_tiny'
+dataset = 'protein_tiny'
+tokenizer = 'esm'
+max_tokens = 4096
+val_fraction = 0.1
+seq_len = 256
+predict_length = False
+# run
+out_dir = 'out/protein_tiny'
+mode = 'unconditional'
+streams = ('text',)
+# model
+depth = 4
+width = 128
+heads = 4
+text_clock = False
+dropout = 0.1
+# optimisation
+optimizer = 'muon'
+learning_rate = 2e-3
+batch_size = 32
+max_iters = 1500
+warmup_iters = 100
+ema_decay = 0.99
+eval_interval = 250
+eval_iters = 8
+# sampling and evaluation
+sampler = 'reparam'
+steps = 128
+tasks = 'nelbo,protein'
+n = 200
