@@ -18,14 +18,32 @@ from diffusion import MODES, draw_clocks, mode_shares, normals, positions_and_ta
 REGRESSION = 0.1               # weight of the loss of a learned importance
 
 
-def read_stages(schedule, mode_weights, streams, freeze, max_iters, head_budget):
-    """ 'l2t', or 't2l:2000,l2t:3000,mixed': a stage each, with its first step, what its mode draws, the streams that have a loss,
-    and the positions that the head runs on; head_budget(share of rows that have a text loss). ValueError says what is wrong. """
+def read_schedule(name, schedule, what, max_iters):
+    """ [(first step, value)] of 'VALUE:STEPS,VALUE:STEPS,VALUE': the last one fills the run. ValueError says what is wrong. """
     found, first = [], 0
     for part in schedule.split(','):
-        name, _, length = part.strip().partition(':')
-        if length and not length.isdigit() or length == '0' or found and found[-1].length is None:
-            raise ValueError(f'mode_schedule={schedule!r}: {part.strip()!r}: expected MODE:STEPS,MODE:STEPS,MODE')
+        value, _, steps = part.strip().partition(':')
+        if not value or steps and not steps.isdigit() or steps == '0' or first is None:
+            raise ValueError(f'{name}={schedule!r}: {part.strip()!r}: expected {what}:STEPS,{what}:STEPS,{what}')
+        found.append((first, value))
+        first = first + int(steps) if steps else None
+    if found[-1][0] >= max_iters or first not in (None, max_iters):
+        raise ValueError(f'{name}={schedule!r}: its steps do not fill max_iters={max_iters}; leave the last {what.lower()} without steps')
+    return found
+
+
+def read_stages(schedule, lengths, mode_weights, streams, freeze, max_iters, seq_len, head_budget):
+    """ 'l2t', or 't2l:2000,l2t:3000,mixed', and '' or '24:1200,40': a stage for every stretch of one mode and one length, with its first
+    step, what its mode draws, the streams that have a loss, the tokens of a text, and the positions that the head runs on:
+    head_budget(share of rows that have a text loss, length). ValueError says what is wrong. """
+    modes = read_schedule('mode_schedule', schedule, 'MODE', max_iters)
+    cuts = read_schedule('length_schedule', lengths or str(seq_len), 'LENGTH', max_iters)
+    for _, length in cuts:
+        if not length.isdigit() or not 1 <= int(length) <= seq_len:
+            raise ValueError(f'length_schedule={lengths!r}: {length!r}: expected lengths of 1 to {seq_len} tokens')
+    found = []
+    for first in sorted({step for step, _ in modes + cuts}):
+        name, length = ([value for step, value in part if step <= first][-1] for part in (modes, cuts))
         shares = mode_shares(name, mode_weights)
         text_share = shares['unconditional'] + shares['l2t']             # of the rows that have the loss
         latent_share = shares['unconditional'] + shares['t2l']
@@ -34,11 +52,8 @@ def read_stages(schedule, mode_weights, streams, freeze, max_iters, head_budget)
             raise ValueError(f'mode={name} has no loss on streams={streams}')
         if freeze == 'modality' and name not in ('l2t', 't2l'):
             raise ValueError(f'freeze=modality fine-tunes one direction, l2t or t2l, not mode={name}')
-        found.append(SimpleNamespace(mode=name, first=first, length=int(length) if length else None, shares=shares, predict=losses,
-                                     budget=head_budget(text_share)))
-        first += int(length or 0)
-    if found[-1].first >= max_iters or found[-1].length not in (None, max_iters - found[-1].first):
-        raise ValueError(f'mode_schedule={schedule!r}: its steps do not fill max_iters={max_iters}; leave the last mode without steps')
+        found.append(SimpleNamespace(mode=name, first=first, seq_len=int(length), shares=shares, predict=losses,
+                                     budget=head_budget(text_share, int(length))))
     return found
 
 
@@ -60,9 +75,10 @@ class Objective:
     def batch(self, data, rows, step, first, batch, stage):
         """ Rows of the dataset as they enter the network at this step, with what the losses need; first: number of the first row
         in the global batch, of `batch` rows. A pure function of its arguments and the seed, made on the host. """
-        seed, B, L = self.seed, len(rows), data.seq_len
+        seed, B, L = self.seed, len(rows), stage.seq_len
         crop = uniforms(seed, step, 'crop', first, B, 1)[:, 0] if data.cropped else None
         tokens, latents = data.rows(rows, crop)                          # (B, L), (B, N, D)
+        tokens = tokens[:, :L]
         given = None if self.predict_length else data.is_end(tokens)
         c = draw_clocks(seed, step, first, B, batch, stage.shares, self.cond_drop, self.latent_noise, self.t_min)
         out = dict(mode=c['mode'], t_text=c['t_text'].float(), t_latent=c['t_latent'].float())

@@ -119,7 +119,8 @@ def build(side, shape, device, dtype, as_shipped=False):
     objective = Objective(text, latent, ('text', 'latent'), device, autocast, seed=0, cond_drop=0.,
                           latent_noise=0., latent_weight=1., t_min=1e-3)
     tokens, z = torch.randint(s['vocab_size'], (B, L)), torch.randn(B, s['n_latents'], s['latent_dim'])
-    stage = SimpleNamespace(shares=mode_shares('unconditional', ()), predict=('text', 'latent'), budget=text.head_budget(B, L))
+    stage = SimpleNamespace(shares=mode_shares('unconditional', ()), predict=('text', 'latent'), seq_len=L,
+                            budget=text.head_budget(B, L))
     b = objective.batch(SimpleNamespace(rows=lambda _: (tokens, z), seq_len=L), range(B), 0, 0, B, stage)
     b = {name: value.to(device) for name, value in b.items()}
     z_t, e = latent.corrupt(b['clean'], b['t_latent'], b['noise'])

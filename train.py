@@ -48,6 +48,7 @@ seed = 0
 mode = 'l2t'                       # l2t | t2l | unconditional | mixed
 mode_weights = (1.0, 1.0, 1.0)     # mixed: shares of unconditional, l2t, t2l
 mode_schedule = ''                 # or modes in turn: 't2l:2000,l2t:3000,mixed' is 2,000 steps of t2l, 3,000 of l2t, then mixed
+length_schedule = ''               # '24:1200,40': texts are cut to 24 tokens for 1,200 steps, then to 40; '': whole
 predict_length = True              # False: EOS and PAD are given, not learned; texts longer than seq_len are cropped at random
 cond_drop = 0.1                    # share of l2t and t2l rows whose condition is noise at clock 1
 latent_noise = 0.0                 # l2t reads latents at a clock from U(0, latent_noise)
@@ -149,6 +150,12 @@ def stage_at(step):
     return [stage for stage in stages if stage.first <= step][-1]
 
 
+def tokens_until(step):
+    """ PAD among them. """
+    ends = [*(stage.first for stage in stages[1:]), max_iters]
+    return global_batch * sum(stage.seq_len * max(0, min(step, end) - stage.first) for stage, end in zip(stages, ends))
+
+
 # ---- preflight: all that can be wrong, before anything is built
 def tick(what, finding):
     if rank == 0:
@@ -188,8 +195,8 @@ with stop_on_error():
     if model_config.causal:
         raise ValueError('causal=True has no training loss yet: masked diffusion looks both ways')
     more = adaptive.share(text, t_min) if adaptive else 1
-    stages = read_stages(mode_schedule or mode, mode_weights, streams, freeze, max_iters,
-                         head_budget=lambda share: text.head_budget(batch_size, L, share * more, t_min))
+    stages = read_stages(mode_schedule or mode, length_schedule, mode_weights, streams, freeze, max_iters, L,
+                         head_budget=lambda share, length: text.head_budget(batch_size, length, share * more, t_min))
     with torch.device('meta'):                             # without memory
         sketch = Model(model_config)
     checkpoint.check_tables(sketch)
@@ -395,7 +402,7 @@ distributed.first_or_stop(2, begin_run_folder)
 if wandb_project and rank == 0:
     import wandb
     wandb.init(project=wandb_project, name=os.path.basename(out_dir), config=config)
-flops = model.flops(global_batch, L, stages[0].budget * grad_accum * world, stages[0].predict)
+flops = model.flops(global_batch, stages[0].seq_len, stages[0].budget * grad_accum * world, stages[0].predict)
 if rank == 0:
     print(f'{n_parameters / 1e6:.1f}M parameters ({sum(p.numel() for p in parameters) / 1e6:.1f}M train), {flops / 1e9:,.0f} GFLOP per '
           f'step, {len(train_data):,} samples, {global_batch * max_iters / len(train_data):.1f} epochs, {world} x {device}, {dtype}',
@@ -512,9 +519,9 @@ def report():
     *sums, norm, taken = sums.split([*(x.numel() for x in found.values()), 1, 1])
     taken, seconds = taken.item(), time.perf_counter() - since                 # steps, counted on every rank
     s = {name: (x / max(1, taken)).tolist() for name, x in zip(found, sums)}   # means per step and rank
-    speed = global_batch * L * steps_since / seconds
+    speed = (tokens_until(step) - tokens_until(step - steps_since)) / seconds
     memory = torch.cuda.max_memory_allocated() if device_type == 'cuda' else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    entry = dict(step=step, epoch=step * global_batch / len(train_data), tokens=step * global_batch * L)       # PAD among them
+    entry = dict(step=step, epoch=step * global_batch / len(train_data), tokens=tokens_until(step))
     line = 'no step was taken'
     if taken:
         losses, line = objective.summary(s, grad_accum)
@@ -598,7 +605,7 @@ while True:
             history.fill_(math.nan)                        # the norms of another loss say nothing about this one's
         net = distributed.parallelise(model, parallel, device, find_unused=bool(set(model.unreachable(stage.predict)) - stage.frozen))
         if len(stages) > 1 and rank == 0:
-            print(f'step {step:>6,} | mode {stage.mode}', flush=True)
+            print(f'step {step:>6,} | mode {stage.mode}, texts of {stage.seq_len} tokens', flush=True)
     if steps_since == 0:                                   # since the last log line: sums over steps that were taken
         stats = 0
         recent, micro_finite = torch.zeros(log_interval, 3, device=device), torch.ones(log_interval, grad_accum, device=device)

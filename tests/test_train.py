@@ -10,6 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 import sample
+from data import PackedDataset
+from diffusion import GaussianLatents, MaskedText
+from objective import Objective, read_stages
 from runs import ROOT, TINY, Job, log, run, run_each, train, train_each, weights
 
 
@@ -71,6 +74,9 @@ def test_ema_is_the_average_of_the_weights_after_each_step(dataset, tmp_path):
     (['--mode_schedule=l2t:x,t2l'], ['mode_schedule']),
     (['--mode_schedule=l2t:50,t2l'], ['max_iters=12']),
     (['--mode_schedule=l2t:5,t2l:5'], ['max_iters=12']),
+    (['--length_schedule=8:5,33'], ['length_schedule', '33', '32']),
+    (['--length_schedule=8:12,32'], ['length_schedule', 'max_iters=12']),
+    (['--length_schedule=8:5'], ['length_schedule', 'max_iters=12']),
     (['--seq_len=5'], ['seq_len 5']),
     (['--text_schedule=linear'], ['linear', 'loglinear']),
 ])
@@ -176,6 +182,25 @@ def test_a_mode_schedule_trains_its_modes_in_turn_and_resumes_bitwise(dataset, t
     assert all(torch.equal(a, b) for a, b in zip(weights(tmp_path / 'cut').values(), weights(tmp_path / 'whole').values()))
 
 
+def test_a_length_schedule_cuts_the_texts_counts_its_tokens_and_goes_with_a_mode_schedule(dataset, tmp_path):
+    schedules = ['--mode_schedule=l2t:6,mixed', '--length_schedule=8:4,32', '--save_interval=4']
+    result = train(dataset, tmp_path / 'run', *schedules)
+    assert result.returncode == 0, result.stderr
+    assert [line.split('| ')[1] for line in result.stdout.splitlines() if ' tokens' in line and '| mode' in line] == [
+        'mode l2t, texts of 8 tokens', 'mode l2t, texts of 32 tokens', 'mode mixed, texts of 32 tokens']
+    entries = log(tmp_path / 'run')
+    assert [entries[step, False]['tokens'] for step in (1, 4, 5, 12)] == [64, 256, 512, 256 + 8 * 8 * 32]
+    data = PackedDataset(str(dataset), 'train')
+    stages = read_stages('l2t', '8:4,32', (), ('text', 'latent'), 'none', 12, 32, lambda share, length: 8 * length)
+    text, latent = MaskedText(data.tokenizer.vocab_size), GaussianLatents(data.live)
+    objective = Objective(text, latent, ('text', 'latent'), 'cpu', None, 0, .1, 0., 1., 1e-3)
+    rows = np.arange(8)
+    short, whole = (objective.batch(data, rows, 0, 0, 8, stage) for stage in stages)
+    assert short['tokens'].shape == (8, 8) and whole['tokens'].shape == (8, 32) and torch.equal(short['clean'], whole['clean'])
+    seen = short['tokens'] != text.mask_id
+    assert torch.equal(short['tokens'][seen], data.rows(rows)[0][:, :8][seen]), 'the beginning of each text'
+
+
 def test_losses_of_each_mode_are_logged_with_their_own_counts(dataset, tmp_path):
     result = train(dataset, tmp_path / 'run', '--mode=mixed', '--batch_size=32', '--grad_accum=2', '--max_iters=3')
     assert result.returncode == 0, result.stderr
@@ -205,7 +230,7 @@ def test_overlays_train_on_the_quickstart_dataset_and_set_nothing_of_the_run(dat
 KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_noise=0.9', '--latent_weight=3', '--t_min=0.3', '--mode_weights=1,9,1',
          '--latent_loss_weight=min_snr', '--text_schedule=polynomial', '--grad_clip=1e-3', '--seed=1', '--weight_decay=9',
          '--betas=0.1,0.1', '--learning_rate=0.1', '--warmup_iters=9', '--min_lr=0.9', '--optimizer=muon', '--ema_decay=0.1',
-         '--decay_from=0.9', '--grad_accum=2', '--mode_schedule=l2t:3,mixed', '--freeze=none']
+         '--decay_from=0.9', '--grad_accum=2', '--length_schedule=8:3,32', '--mode_schedule=l2t:3,mixed', '--freeze=none']
 
 
 def test_every_training_knob_changes_the_validated_loss_and_no_run_differs_from_itself(dataset, tmp_path):
