@@ -21,7 +21,6 @@ is also a bound that counts what the rates tell, genmd4_bound (GenMD4, arXiv:240
 Curriculum: an easy, a medium and a hard stage of training, in which masked tokens of low, middle or high importance weigh `focus` times
 the others; weights have mean 1 over the masked tokens. Letters: B rows, L tokens, P scored positions, V vocabulary.
 """
-import math
 from dataclasses import dataclass
 
 import torch
