@@ -36,6 +36,8 @@ TABLE = dict(
                   pooling='mean', prefix='', normalize=False, max_length=512, dimension=1024, language='eng_Latn'),
     t5     = dict(id='google/t5-v1_1-large', revision=None,
                   pooling='mean', prefix='', normalize=False, max_length=512, dimension=1024),
+    esm2   = dict(id='facebook/esm2_t12_35M_UR50D', revision=None,                  # of proteins, residue by residue
+                  pooling='mean', prefix='', normalize=False, max_length=1024, dimension=480),
 )
 POOLINGS = ('mean', 'cls', 'last')
 # weights of a checkpoint that no embedding reads, or that are computed rather than learned

@@ -70,6 +70,7 @@ length = 0
 block_size = 0
 score = 'top1'
 prefer = 'certain'
+by_importance = False
 remask = 'cap'
 eta = 0.02
 loop = (0.55, 0.05, 0.9)

@@ -56,6 +56,7 @@ length = 0                      # tokens of each text, where the run does not le
 block_size = 0                  # release only the leftmost unfinished block of so many positions; 0: all at once
 score = 'top1'                  # confidence: top1 | margin | entropy | threshold
 prefer = 'certain'              # confidence: release the certain first, or the 'uncertain'
+by_importance = False           # confidence: uncertainty counts as much as the token is important, where the run has learned that
 remask = 'cap'                  # remdm: cap | rescale | loop
 eta = 0.02                      # remdm: how much is masked again
 loop = (0.55, 0.05, 0.9)        # remdm loop: t_on, t_off, a_on: the share visible in between
@@ -79,7 +80,7 @@ fasta = ''                      # write the texts to this FASTA file, not to the
 device = 'auto'                 # auto | cpu | cuda
 dtype = 'bfloat16'              # bfloat16 | float32
 
-TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'remask', 'eta', 'loop', 'alpha', 'repeat_cap',
+TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'by_importance', 'remask', 'eta', 'loop', 'alpha', 'repeat_cap',
               'temperature', 'nucleus', 'guidance')
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 DEFAULTS = {name: globals()[name] for name in TEXT_KNOBS + LATENT_KNOBS}
@@ -185,12 +186,14 @@ def first_hitting(denoise, propose, text, tokens, given, steps, rng, on_step=not
     return tokens
 
 
-def confidence(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, score='top1', prefer='certain', threshold=0.9):
+def confidence(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, score='top1', prefer='certain', threshold=0.9,
+               importance=None):
     """ Propose x ~ Cat(p) at every masked position and release what is most certain: the n masked positions of a row are spread
     over the steps, the first n mod steps of them taking one more.    MaskGIT arXiv:2202.04200
     Not a sample of the model's distribution: it seeks likely texts.
     score: top1 (p of the proposal), margin (p of the best minus the second), entropy, threshold (all above .9, at least one).
-    prefer='uncertain' releases in the opposite order. """
+    prefer='uncertain' releases in the opposite order. importance(tokens (B, L)) -> (B, L) in [0, 1], of the proposed text: uncertainty
+    counts that much; with prefer='uncertain' this is ATAT's sampler, the important and uncertain first. """
     tokens, masked, clock = begin(text, tokens, given)
     n, masked = masked.sum(1, keepdim=True), to(masked, tokens)          # (B, 1) on the host, (B, L)
     steps, left = min(steps, int(n.max())), n.clone()
@@ -201,7 +204,12 @@ def confidence(denoise, propose, text, tokens, given, steps, rng, on_step=nothin
         told = clock(masked.sum(1) if score == 'threshold' else left.squeeze(1))
         logits = denoise(tokens, told, positions)                        # (P, V)
         x = propose(logits)
-        certainty = certainty_of(logits, x, score) * (1 if prefer == 'certain' else -1)
+        proposal = tokens.clone()
+        put(proposal, positions, x)
+        certainty = certainty_of(logits, x, score)
+        if importance:
+            certainty = (certainty - int(score == 'margin')) * importance(proposal).flatten()[to(positions, tokens)]   # 0: certain
+        certainty = certainty * (1 if prefer == 'certain' else -1)
         value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
         put(value, positions, certainty)
         value = value.masked_fill(~masked, -torch.inf)
@@ -210,8 +218,6 @@ def confidence(denoise, propose, text, tokens, given, steps, rng, on_step=nothin
         release = masked & (place < to(k, tokens))
         if score == 'threshold':
             release = masked & ((value > math.log(threshold)) | (place < 1)) if i < steps - 1 else masked
-        proposal = tokens.clone()
-        put(proposal, positions, x)
         tokens = torch.where(release, proposal, tokens)
         masked, left = masked & ~release, left - k
         on_step(tokens)
@@ -343,6 +349,8 @@ def make_sampler(how):
             raise ValueError(f"{name}={how[name]!r}: choose from {', '.join(legal)}")
     if how['score'] == 'threshold' and how['prefer'] == 'uncertain':
         raise ValueError('score=threshold releases what is certain: it has no prefer=uncertain')
+    if how['by_importance'] and (how['sampler'] != 'confidence' or how['score'] == 'threshold'):
+        raise ValueError(f"by_importance goes with sampler=confidence and a score but threshold, not with {how['sampler']}, {how['score']}")
     if len(how['loop']) != 3 or not 0 < how['loop'][1] <= how['loop'][0] < 1 or not 0 < how['loop'][2] < 1 or not 0 <= how['eta'] <= 1:
         raise ValueError(f"loop={how['loop']}, eta={how['eta']}: expected 0 < t_off <= t_on < 1, 0 < a_on < 1, 0 <= eta <= 1")
     for name, fine in (('steps', how['steps'] >= 0), ('block_size', how['block_size'] >= 0), ('nucleus', how['nucleus'] > 0),
@@ -441,6 +449,13 @@ def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',)):
         return run.model(tokens, z, clock(t_text), clock(t_latent), None if positions is None else here(positions), predict)
 
 
+def own_importance(run):
+    """ importance(tokens (B, L)) -> (B, L) of the run. """
+    if not run.model.importance:
+        raise ValueError(f'by_importance: {run.out_dir} was trained with importance=none')
+    return lambda tokens: run.model.importance(tokens)[0].float()
+
+
 def generators(run, seed):
     """ One on the host, for what is released, and one on the device, for the rest: on a CPU the same. """
     rng = torch.Generator().manual_seed(seed)
@@ -461,6 +476,8 @@ def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=nothing,
     sampler, knobs, temperature = make_sampler(how)
     if 'text' not in run.streams:
         raise ValueError(f'{run.out_dir} has no text stream: nothing to write')
+    if how['by_importance']:
+        knobs['importance'] = own_importance(run)
     steps = how['steps'] or (run.L if how['sampler'] in ('confidence', 'reparam', 'first_hitting') else 128)
     g = how['guidance'] if z is not None else 0
     rng, device_rng = generators(run, seed)
@@ -587,6 +604,8 @@ def unconditional(run, n, seed=0, batch=128, on_step=nothing, progress=lambda n:
     how = DEFAULTS | how
     how['sampler'] = how['sampler'] or 'ancestral'
     sampler, knobs, temperature = make_sampler(how)
+    if how['by_importance']:
+        knobs['importance'] = own_importance(run)
     if set(run.streams) != {'text', 'latent'}:
         raise ValueError(f'{run.out_dir} has streams {run.streams}: --mode={run.streams[0]} samples it')
     if how['sampler'] in ('first_hitting', 'cached', 'reparam') or how['block_size'] or how['solver'] == 'heun':

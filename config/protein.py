@@ -5,7 +5,7 @@
     python sample.py config/protein.py --num_samples=8 --length=200 --fasta=new.fasta
     python evaluate.py config/protein.py
 
-For latents beside the residues (text from an ESM-2 embedding and back): prepare with --encoder=facebook/esm2_t12_35M_UR50D --max_tokens=1023,
+For latents beside the residues (text from an ESM-2 embedding and back): prepare with --encoder=esm2 --max_tokens=1022,
 train with --seq_len=None --streams=text,latent --mode=mixed. Protein flow matching: --text_loss_weight=uniform, sampled with --sampler=dfm;
 RDM's: --text_loss_weight=rdm, sampled with --sampler=reparam.
 """

@@ -10,7 +10,7 @@ from diffusion import (MODES, GaussianLatents, MaskedText, draw_clocks, mode_sha
                        uniforms)
 from toys import L, V, Toy, exact_bound, optimal_denoiser, random_denoiser
 
-SCHEDULES = [('loglinear', 0.), ('cosine', 0.), ('polynomial', 2.), ('polynomial', .5)]
+SCHEDULES = [('loglinear', 0.), ('cosine', 0.), ('polynomial', 2.), ('polynomial', .5), ('ddpm', 0.)]
 PROCESSES = [('vp', 'v'), ('vp', 'x0'), ('vp', 'eps'), ('rf', 'flow'), ('rf', 'x0'), ('rf', 'v')]
 
 

@@ -204,6 +204,26 @@ def test_confidence_releases_the_most_or_the_least_certain_position_first(score,
 
 # ---- what all share
 
+@pytest.mark.parametrize('score', ['top1', 'margin', 'entropy'])
+def test_importance_weighs_the_uncertainty_of_what_is_proposed(score):
+    logits = torch.tensor([[4., 0, 0], [0, 2, 0], [0, 0, 1], [0, 0, 1]])                     # ever less certain; proposals 0, 1, 2, 2
+    important = torch.tensor([1., .6, .2, .5])                                               # of the ids 0, 1, 2, and MASK
+    order = {}
+    for prefer in ('certain', 'uncertain'):
+        for importance in (None, lambda tokens: important[tokens]):
+            states = []
+            SAMPLERS['confidence'](lambda x, t, positions: logits[positions % L], lambda logits: logits.argmax(-1), MaskedText(V),
+                                   torch.full((1, L), MASK), torch.zeros(1, L, dtype=torch.bool), L, torch.Generator(),
+                                   lambda x: states.append((x != MASK).sum().item() and x.clone()), score=score, prefer=prefer,
+                                   importance=importance)
+            shown = torch.cat([torch.full((1, L), MASK), *states]) != MASK
+            order[prefer, bool(importance)] = (shown[1:] & ~shown[:-1]).int().argmax(1).tolist()
+    uncertainty = int(score == 'margin') - sample.certainty_of(logits, logits.argmax(1), score)
+    by = uncertainty * important[logits.argmax(1)]
+    assert order['certain', False] == uncertainty.argsort(stable=True).tolist() != order['certain', True] == by.argsort(stable=True).tolist()
+    assert order['uncertain', True] == (-by).argsort(stable=True).tolist()
+
+
 @pytest.mark.parametrize('block', [0, 3])
 @pytest.mark.parametrize('name', SAMPLERS)
 def test_given_tokens_never_change_and_nothing_stays_masked(name, block):
@@ -455,7 +475,8 @@ def test_the_least_certain_tokens_are_masked_again():
 
 
 @pytest.mark.parametrize('knobs, words', [(dict(sampler='magic'), 'magic'), (dict(score='best'), 'best'), (dict(prefer='x'), 'uncertain'),
-                                          (dict(remask='x'), 'rescale'), (dict(alpha=2.5), 'alpha'), (dict(repeat_cap=1.), 'repeat_cap'), (dict(loop=(.1, .5, .9)), 't_off'), (dict(steps=-1), 'steps'),
+                                          (dict(remask='x'), 'rescale'), (dict(alpha=2.5), 'alpha'), (dict(repeat_cap=1.), 'repeat_cap'),
+                                          (dict(sampler='ancestral', by_importance=True), 'by_importance'), (dict(loop=(.1, .5, .9)), 't_off'), (dict(steps=-1), 'steps'),
                                           (dict(score='threshold', prefer='uncertain'), 'threshold')])
 def test_samplers_that_do_not_exist_are_refused(knobs, words):
     with pytest.raises(ValueError, match=words):

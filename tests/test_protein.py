@@ -1,0 +1,177 @@
+""" Proteins: lengths that are given, crops, residues and nothing else, FASTA, hidden states. """
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import sample
+from data import RESIDUES, PackedDataset
+from diffusion import MaskedText, text_bound, uniforms
+from encoders import load_encoder
+from objective import Objective, read_stages
+from runs import TINY, run
+
+STANDARD = set('ACDEFGHIKLMNPQRSTVWY')
+SMALL = [knob for knob in TINY if not knob.startswith(('--latent_tokens', '--max_iters', '--eval_interval'))]
+
+
+@pytest.fixture(scope='module')
+def proteins(tmp_path_factory):
+    """ 120 sequences of 5 to 60 residues, a few of them X. """
+    folder, rng = tmp_path_factory.mktemp('proteins'), np.random.default_rng(0)
+    letters = np.array(list('ACDEFGHIKLMNPQRSTVWYX'))
+    law = np.array([*rng.dirichlet(np.full(20, 2.)) * .98, .02])
+    sequences = [''.join(rng.choice(letters, rng.integers(5, 61), p=law)) for _ in range(120)]
+    (folder / 'p.fasta').write_text(''.join(f'>p{i}\n{s}\n' for i, s in enumerate(sequences)))
+    result = run('prepare.py', f'--input={folder}/p.fasta', '--max_tokens=100', '--val_fraction=0.2', f'--out={folder}/packed')
+    assert result.returncode == 0, result.stderr
+    return folder / 'packed'
+
+
+@pytest.fixture(scope='module')
+def trained(proteins, tmp_path_factory):
+    """ Crops of 24 residues. """
+    out = tmp_path_factory.mktemp('run') / 'protein'
+    result = run('train.py', 'config/protein_tiny.py', f'--dataset={proteins}', f'--out_dir={out}', *SMALL, '--seq_len=24', '--max_iters=8',
+                 '--eval_interval=8', '--optimizer=adamw')
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+def objective_of(data, **knobs):
+    text = MaskedText(data.tokenizer.vocab_size)
+    stage, = read_stages('unconditional', '', (), ('text',), 'none', 9, data.seq_len, lambda share, length: 64 * length)
+    return Objective(text, None, ('text',), 'cpu', torch.autocast, 0, .1, 0., 1., 1e-3, **knobs), stage
+
+
+def test_crops_begin_anywhere_uniformly_and_hold_no_EOS(proteins):
+    data = PackedDataset(str(proteins), 'train', 24, crop=True)
+    with pytest.raises(ValueError, match='seq_len 24'):
+        PackedDataset(str(proteins), 'train', 24)
+    i = int(data.lengths().argmax())
+    whole = PackedDataset(str(proteins), 'train').rows([i])[0][0]
+    n, starts = int(data.lengths()[i]), []
+    for u in np.linspace(0, .9999, 500):
+        tokens, _ = data.rows([i], np.array([u]))
+        starts.append(next(s for s in range(n - 23) if torch.equal(tokens[0], whole[s:s + 24])))
+    assert set(starts) == set(range(n - 23)) and np.bincount(starts).max() - np.bincount(starts).min() <= 2
+    short = np.flatnonzero(data.lengths() < 24)
+    tokens, _ = data.rows(short, np.full(len(short), .7))
+    assert ((tokens == data.tokenizer.eos).sum(1) == 1).all(), 'what fits is whole, with its EOS'
+    exact = np.flatnonzero(data.lengths() == 24)
+    assert not data.is_end(data.rows(exact, np.full(len(exact), .7))[0]).any()
+
+
+def test_where_the_length_is_given_EOS_and_PAD_are_seen_and_never_scored(proteins):
+    data = PackedDataset(str(proteins), 'train', 24, crop=True)
+    objective, stage = objective_of(data, predict_length=False)
+    rows = np.arange(64)
+    for step in range(4):
+        b = objective.batch(data, rows, step, 0, 64, stage)
+        scored = b['weight'] > 0
+        ends = data.is_end(data.rows(rows, uniforms(0, step, 'crop', 0, 64, 1)[:, 0])[0])
+        assert scored.sum() > 100 and not ends.flatten()[b['positions'][scored]].any() and ends.any()
+        assert (data.is_end(b['tokens']) == ends).all(), 'a masked end'
+    other = objective_of(data)[0].batch(data, rows, 0, 0, 64, stage)
+    assert data.is_end(other['targets'][other['weight'] > 0]).any(), 'the control: else they are scored'
+
+
+def test_the_bound_of_a_uniform_network_is_log_V_per_free_residue(proteins):
+    data = PackedDataset(str(proteins), 'val', 24, crop=True)
+    tokens, _ = data.rows(np.arange(len(data)))
+    V, given = data.tokenizer.vocab_size, data.is_end(tokens)
+    flat = lambda x, z, t, s, positions, predict: (torch.zeros(len(positions), V), None)         # noqa: E731
+    nats = text_bound(flat, MaskedText(V), tokens, None, None, uniforms(0, 0, 'evaluation', 0, len(data), 25), given)
+    assert torch.allclose(nats, (~given).sum(1).double() * np.log(V), rtol=1e-6)
+
+
+@pytest.mark.parametrize('which, law', [('bound', lambda t: 1 / t), ('uniform', torch.ones_like), ('rdm', lambda t: 1 - t)])
+def test_loss_weights_are_those_of_the_bound_of_flow_matching_and_of_RDM(proteins, which, law):
+    data = PackedDataset(str(proteins), 'train', 24, crop=True)
+    objective, stage = objective_of(data, predict_length=False)
+    objective.text = MaskedText(data.tokenizer.vocab_size, loss_weight=which)
+    b = objective.batch(data, np.arange(16), 0, 0, 16, stage)
+    scored = b['weight'] > 0
+    assert torch.allclose(b['weight'][scored] * 16 * 24, law(b['t_text'][b['positions'][scored] // 24]), rtol=1e-4)
+
+
+@pytest.mark.parametrize('sampler', sample.SAMPLERS)
+def test_no_sampler_writes_anything_but_the_20_residues_at_the_length_that_is_asked(trained, sampler):
+    loaded = sample.load_run(str(trained), 'latest', dtype='float32')
+    with torch.no_grad():                                                # a network that wants every other symbol
+        loaded.model.text_head.weight.zero_()
+        loaded.model.text_head.weight[20:] = 3 * torch.randn(loaded.tokenizer.vocab_size - 20, loaded.model.config.width)
+    for length in (1, 13, 24):
+        tokens = sample.write(loaded, *sample.blank(loaded, 6, length), None, sampler=sampler, steps=9, repeat_cap=.3)
+        for text in (loaded.tokenizer.decode(row) for row in tokens.tolist()):
+            assert len(text) == length and set(text) <= STANDARD
+    drawn = sample.blank(loaded, 400, seed=1)[1].logical_not().sum(1)
+    quantiles = np.array(loaded.lengths)
+    assert drawn.min() >= quantiles[0] and drawn.max() <= 24 and abs(drawn.double().mean() - quantiles.mean()) < 1.5
+    with pytest.raises(ValueError, match='at most 24'):
+        sample.blank(loaded, 1, 25)
+
+
+def test_the_command_line_inpaints_writes_FASTA_and_embeds(trained, tmp_path):
+    fasta, template = tmp_path / 'new.fasta', 'MKV[MASK:9]HHHHHH'
+    result = run('sample.py', f'--out_dir={trained}', f'--given={template}', '--num_samples=3', f'--fasta={fasta}')
+    assert result.returncode == 0, result.stderr
+    records = re.findall(r'>(\S+) length=(\d+)\n((?:[A-Z]+\n)+)', fasta.read_text())
+    assert len(records) == 3 and fasta.read_text() == ''.join(f'>{name} length={n}\n{lines}' for name, n, lines in records)
+    for _, n, lines in records:
+        residues = lines.replace('\n', '')
+        assert len(residues) == int(n) == 18 and re.fullmatch('MKV[A-Z]{9}HHHHHH', residues) and set(residues) <= STANDARD
+    read_back = run('prepare.py', f'--input={fasta}', f'--out={tmp_path}/again', '--val_fraction=0.4')
+    assert read_back.returncode == 0, 'the FASTA does not parse'
+    (tmp_path / 'two.txt').write_text('MKVLA\nGGHIKLMNP\n')
+    assert run('sample.py', f'--out_dir={trained}', '--mode=embed', f'--texts={tmp_path}/two.txt', f'--save={tmp_path}/h.npy').returncode == 0
+    vectors = np.load(tmp_path / 'h.npy')
+    loaded = sample.load_run(str(trained))
+    alone = sample.embed(loaded, sample.pack(loaded, ['GGHIKLMNP']))
+    assert vectors.shape == (2, 32) and np.allclose(vectors[1], alone[0], atol=.02) and np.abs(vectors[0] - vectors[1]).max() > .05
+    loaded = sample.load_run(str(trained), dtype='float32')
+    x = sample.pack(loaded, ['MKVLA'])
+    hidden = loaded.model(x, None, torch.zeros(1), torch.ones(1), None, ('text',), lambda hidden, head: hidden)[0]
+    assert torch.allclose(sample.embed(loaded, x)[0], hidden[:5].mean(0), atol=1e-5), 'the mean over the residues alone'
+    for args, words in ((['--mode=embed', '--text=MKV'], 'save'), (['--mode=text', '--length=99'], 'at most 24'),
+                        (['--given=MKV'], 'MASK'), (['--mode=t2l', '--text=MKV'], 't2l')):
+        result = run('sample.py', f'--out_dir={trained}', *args)
+        assert result.returncode == 2 and words in result.stderr, (args, result.stderr)
+
+
+def test_evaluation_has_the_bound_per_residue_recovery_and_composition(proteins, trained):
+    result = run('evaluate.py', f'--out_dir={trained}', '--tasks=nelbo,protein,importance', '--draws=2', '--steps=4', '--n=20')
+    assert result.returncode == 0, result.stderr
+    found = json.loads((trained / 'results.json').read_text())
+    data = PackedDataset(str(proteins), 'train', 24, crop=True)
+    law = np.array([RESIDUES.index(c) for i in range(len(data)) for c in data.text(i)])
+    law = np.bincount(law, minlength=27) / len(law)
+    val = PackedDataset(str(proteins), 'val', 24, crop=True)
+    entropy = -np.sum(law[law > 0] * np.log(law[law > 0]))
+    assert abs(found['protein/unigram/nats_per_residue'] - entropy) < .2 and 2 < found['nelbo/nats_per_token'] < 4
+    assert found['protein/data/composition_distance'] < .15 and found['protein/data/length'] <= 24
+    assert all(0 <= found[f'protein/recovery@0.{share}'] <= 100 for share in range(1, 10)) and len(val) >= 20
+    assert found['importance/frequency/nats_quarter_4'] > 0
+
+
+def test_what_does_not_go_together_ends_in_one_line(proteins, dataset, tmp_path):
+    for data, args, words in ((proteins, ['--predict_length=false', '--streams=text', '--mode=unconditional'], 'text_clock'),
+                              (dataset, ['--predict_length=false', '--text_clock=false', '--seq_len=12'], 'latents'),
+                              (dataset, ['--text_loss_weight=best'], 'rdm')):
+        result = run('train.py', f'--dataset={data}', f'--out_dir={tmp_path}/run', *TINY, *args)
+        assert result.returncode == 2 and words in result.stderr and len(result.stderr.strip().splitlines()) == 1, result.stderr
+
+
+def test_a_protein_encoder_of_ESMs_layout_is_read_from_a_folder(tmp_path):
+    from transformers import EsmConfig, EsmForMaskedLM, EsmTokenizer
+    (tmp_path / 'vocab.txt').write_text('\n'.join(['<cls>', '<pad>', '<eos>', '<unk>', *RESIDUES, '<null_1>', '<mask>']))
+    EsmTokenizer(str(tmp_path / 'vocab.txt')).save_pretrained(tmp_path)
+    torch.manual_seed(0)
+    EsmForMaskedLM(EsmConfig(vocab_size=33, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, pad_token_id=1,
+                             mask_token_id=32, position_embedding_type='rotary', token_dropout=True)).save_pretrained(tmp_path)
+    encoder = load_encoder(str(tmp_path), pooling='mean', normalize=False)
+    one, other = encoder(['MKVLA', 'GGGGGHHHHHKK'])
+    assert one.shape == (1, 32) and (one - other).abs().max() > 1e-3
+    assert torch.allclose(encoder(['MKVLA'])[0], one, atol=1e-5), 'alone as in a batch'
