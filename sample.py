@@ -80,8 +80,8 @@ fasta = ''                      # write the texts to this FASTA file, not to the
 device = 'auto'                 # auto | cpu | cuda
 dtype = 'bfloat16'              # bfloat16 | float32
 
-TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'by_importance', 'remask', 'eta', 'loop', 'alpha', 'repeat_cap',
-              'temperature', 'nucleus', 'guidance')
+TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'by_importance', 'remask', 'eta', 'loop', 'alpha',
+              'repeat_cap', 'temperature', 'nucleus', 'guidance')
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 DEFAULTS = {name: globals()[name] for name in TEXT_KNOBS + LATENT_KNOBS}
 

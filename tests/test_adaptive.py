@@ -59,7 +59,8 @@ def test_each_token_is_masked_with_probability_t_to_the_w_never_at_0_and_always_
             assert mask[tokens == token].double().mean().item() == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / n) + 1e-12)
 
 
-@pytest.mark.parametrize('masking, at', [('time_only', (0, 0)), ('proportional', (.5, .5)), ('inverse', (-.5, -.5)), ('balanced', (-.5, .5))])
+@pytest.mark.parametrize('masking, at', [('time_only', (0, 0)), ('proportional', (.5, .5)), ('inverse', (-.5, -.5)),
+                                         ('balanced', (-.5, .5))])
 def test_beta_runs_as_the_strategy_says_and_the_exponents_are_clamped(masking, at):
     a = adaptive(masking)
     assert (a.beta_at(0), a.beta_at(99)) == at
@@ -114,8 +115,8 @@ def rates(masking=.6):
 
 
 class Posterior:
-    """ The network that knows P(x^i | x_t, t) where tokens are masked at rates w_v: texts fit with p(x) prod over masked of t^w. Training by
-    cross-entropy at those rates seeks another: mu_v = w_v P(v | x_t, t), normalised. """
+    """ The network that knows P(x^i | x_t, t) where tokens are masked at rates w_v: texts fit with p(x) prod over masked of t^w. Training
+    by cross-entropy at those rates seeks another: mu_v = w_v P(v | x_t, t), normalised. """
 
     def __init__(self, w, trained=False):
         self.w, self.p, self.trained = w, text_law(), trained
@@ -141,8 +142,8 @@ def expected(model, w):
     weight = text_law()[x] * torch.where(masked, share, 1 - share).prod(1) * dt[k]
     u = torch.where(masked, 0., 1.).double()
     bound = genmd4_bound(model, MaskedText(V), texts, None, None, clock, u, w)
-    logp = model(torch.where(masked, MASK, texts), None, clock.float(), None, torch.arange(texts.numel()), ('text',))[0].double().log_softmax(1)
-    nll = -logp.gather(1, texts.flatten()[:, None]).view(texts.shape)
+    logits, _ = model(torch.where(masked, MASK, texts), None, clock.float(), None, torch.arange(texts.numel()), ('text',))
+    nll = -logits.double().log_softmax(1).gather(1, texts.flatten()[:, None]).view(texts.shape)
     return (weight * bound).sum().item(), (weight * (w[texts] / clock[:, None] * nll * masked).sum(1)).sum().item()
 
 

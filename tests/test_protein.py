@@ -126,7 +126,8 @@ def test_the_command_line_inpaints_writes_FASTA_and_embeds(trained, tmp_path):
     read_back = run('prepare.py', f'--input={fasta}', f'--out={tmp_path}/again', '--val_fraction=0.4')
     assert read_back.returncode == 0, 'the FASTA does not parse'
     (tmp_path / 'two.txt').write_text('MKVLA\nGGHIKLMNP\n')
-    assert run('sample.py', f'--out_dir={trained}', '--mode=embed', f'--texts={tmp_path}/two.txt', f'--save={tmp_path}/h.npy').returncode == 0
+    result = run('sample.py', f'--out_dir={trained}', '--mode=embed', f'--texts={tmp_path}/two.txt', f'--save={tmp_path}/h.npy')
+    assert result.returncode == 0, result.stderr
     vectors = np.load(tmp_path / 'h.npy')
     loaded = sample.load_run(str(trained))
     alone = sample.embed(loaded, sample.pack(loaded, ['GGHIKLMNP']))
@@ -169,8 +170,9 @@ def test_a_protein_encoder_of_ESMs_layout_is_read_from_a_folder(tmp_path):
     (tmp_path / 'vocab.txt').write_text('\n'.join(['<cls>', '<pad>', '<eos>', '<unk>', *RESIDUES, '<null_1>', '<mask>']))
     EsmTokenizer(str(tmp_path / 'vocab.txt')).save_pretrained(tmp_path)
     torch.manual_seed(0)
-    EsmForMaskedLM(EsmConfig(vocab_size=33, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, pad_token_id=1,
-                             mask_token_id=32, position_embedding_type='rotary', token_dropout=True)).save_pretrained(tmp_path)
+    config = EsmConfig(vocab_size=33, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, pad_token_id=1,
+                       mask_token_id=32, position_embedding_type='rotary', token_dropout=True)
+    EsmForMaskedLM(config).save_pretrained(tmp_path)
     encoder = load_encoder(str(tmp_path), pooling='mean', normalize=False)
     one, other = encoder(['MKVLA', 'GGGGGHHHHHKK'])
     assert one.shape == (1, 32) and (one - other).abs().max() > 1e-3
