@@ -4,6 +4,8 @@ Pictures of a run, from the files in its folder. Needs matplotlib: pip install m
     python plot.py --out_dir=out/quickstart                                   # its curves: training_log.jsonl
     python plot.py --out_dir=out/quickstart --what=sweep --metric=bleu        # every sweep of evaluate.py: results.json
 
+    python plot.py --out_dir=out/atat --what=importance                       # evaluate.py --tasks=importance, and the log
+
 A sweep over steps is drawn against the network calls that a text took, a line per sampler; over another knob against that knob.
 """
 import json
@@ -13,7 +15,7 @@ import re
 from configurator import configure, stop, stop_on_error
 
 out_dir = 'out/quickstart'
-what = 'curves'                 # curves | sweep
+what = 'curves'                 # curves | sweep | importance
 metric = 'bleu'                 # sweep: of l2t or t2l, as named in results.json
 save = ''                       # the picture; '': <out_dir>/<what>.png
 
@@ -102,10 +104,32 @@ def draw_sweeps(sweeps, metric, plt):
     return figure
 
 
+def draw_importance(entries, results, plt):
+    """ The spread of importance over training, and the loss at masked positions by quarters of frequency and of importance. """
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
+    logged = [e for e in entries if 'importance_mean' in e]
+    if logged:
+        steps, mean, std, low, high = zip(*((e['step'], *(e[f'importance_{x}'] for x in ('mean', 'std', 'min', 'max'))) for e in logged))
+        left.fill_between(steps, low, high, alpha=0.15, label='least to most')
+        left.fill_between(steps, [m - s for m, s in zip(mean, std)], [m + s for m, s in zip(mean, std)], alpha=0.3, label='mean ± std')
+        left.plot(steps, mean)
+        left.legend()
+    left.set(xlabel='step', ylabel='importance of a micro-batch', ylim=(0, 1))
+    for i, by in enumerate(('frequency', 'importance')):
+        keys = [f'importance/{by}/nats_quarter_{q}' for q in (1, 2, 3, 4)]
+        bars = [(q + 0.35 * i, results[key], results[f'{key}_se']) for q, key in enumerate(keys, 1) if key in results]
+        x, y, error = zip(*bars)
+        rank = results[f'importance/{by}/spearman_with_loss']
+        right.bar(x, y, 0.33, yerr=error, capsize=2, label=f'by {by}, rank correlation {rank:.2f}')
+    right.set(xlabel='quarter of the tokens: frequent to rare, unimportant to important', ylabel='nats at masked positions', xticks=(1, 2, 3, 4))
+    right.legend()
+    return figure
+
+
 def main():
     configure(globals())
-    if what not in ('curves', 'sweep'):
-        stop(f'what={what!r}: choose from curves, sweep')
+    if what not in ('curves', 'sweep', 'importance'):
+        stop(f'what={what!r}: choose from curves, sweep, importance')
     try:
         import matplotlib
     except ImportError:
@@ -115,6 +139,12 @@ def main():
     with stop_on_error():
         if what == 'curves':
             figure = draw_curves(read_log(os.path.join(out_dir, 'training_log.jsonl')), plt)
+        elif what == 'importance':
+            with open(os.path.join(out_dir, 'results.json'), encoding='utf-8') as f:
+                results = json.load(f)
+            if 'importance/frequency/nats_quarter_1' not in results:
+                raise ValueError(f'{out_dir}/results.json: no importance in it, run evaluate.py --tasks=importance first')
+            figure = draw_importance(read_log(os.path.join(out_dir, 'training_log.jsonl')), results, plt)
         else:
             with open(os.path.join(out_dir, 'results.json'), encoding='utf-8') as f:
                 sweeps = read_sweeps(json.load(f), metric)

@@ -47,3 +47,15 @@ def test_a_log_on_disk_is_read_line_by_line(tmp_path):
     assert plot.read_log(tmp_path / 'training_log.jsonl') == LOG
     (tmp_path / 'training_log.jsonl').write_text('\n'.join(map(json.dumps, [dict(step=50, text_loss=9.), *LOG])) + '\n')
     assert plot.read_log(tmp_path / 'training_log.jsonl') == LOG, 'a resumed run did step 50 again'
+
+
+def test_the_picture_of_importance_shows_its_spread_and_the_loss_by_quarters():
+    plt = pytest.importorskip('matplotlib.pyplot', reason='needs matplotlib')
+    entries = [dict(step=s, importance_mean=.5, importance_std=.1 * s, importance_min=.1, importance_max=.9) for s in (1, 2)]
+    results = {f'importance/{by}/{key}': value for by in ('frequency', 'importance') for q in (1, 2, 3, 4)
+               for key, value in ((f'nats_quarter_{q}', q + .5), (f'nats_quarter_{q}_se', .1), ('spearman_with_loss', .25))}
+    left, right = plot.draw_importance(entries, results, plt).axes
+    assert left.lines[0].get_xydata().tolist() == [[1, .5], [2, .5]] and len(left.collections) == 2
+    assert [bar.get_height() for bar in right.patches] == [1.5, 2.5, 3.5, 4.5] * 2
+    assert 'rank correlation 0.25' in right.get_legend().get_texts()[0].get_text()
+    assert len(plot.draw_importance([], results, plt).axes[1].patches) == 8, 'a run without importance: by frequency all the same'
