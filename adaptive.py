@@ -19,7 +19,9 @@ it is below the entropy. What is reported is always the plain bound (diffusion.t
 is also a bound that counts what the rates tell, genmd4_bound (GenMD4, arXiv:2406.04329).
 
 Curriculum: an easy, a medium and a hard stage of training, in which masked tokens of low, middle or high importance weigh `focus` times
-the others; weights have mean 1 over the masked tokens. Letters: B rows, L tokens, P scored positions, V vocabulary.
+the others; weights have mean 1 over the masked tokens. These and the ranks are those of a micro-batch, as each process sees it: a run is
+the same on another number of processes, or with other accumulation, only without them.
+Letters: B rows, L tokens, P scored positions, V vocabulary.
 """
 from dataclasses import dataclass
 

@@ -39,12 +39,12 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from adaptive import rarity
+from adaptive import Adaptive, genmd4_bound, rarity
 from checkpoint import difference, git_commit
 from configurator import configure, stop_on_error
 from data import PackedDataset, dataset_folder, dataset_identity
 from diffusion import normals, text_bound, uniforms
-from sample import (LATENT_KNOBS, TEXT_KNOBS, blank, call, check_task, encode, l2t, load_run, pack, raw_latents, search, t2l,
+from sample import (LATENT_KNOBS, TEXT_KNOBS, blank, call, check_task, encode, ends_of, l2t, load_run, pack, raw_latents, search, t2l,
                     trained_for, unconditional, write)
 
 out_dir = 'out/quickstart'
@@ -136,18 +136,13 @@ def means(results, control, metrics):
         results[f'{control}{metric}_se'] = float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
-def is_end(run, tokens):
-    """ (n, L): EOS and PAD. """
-    return (tokens == run.tokenizer.eos) | (tokens == run.tokenizer.pad)
-
-
 # ---- nelbo
 
 @torch.inference_mode()
 def nelbo(run, texts, tokens, raw, draws, seed, batch):
     """ {key: value}: total nats / total real tokens, its standard error (of the ratio, over texts), perplexity, bits per byte. """
     n, L = tokens.shape
-    fixed = is_end(run, tokens) if run.lengths else None
+    fixed = ends_of(run, tokens) if run.lengths else None
     real = (tokens != run.tokenizer.pad if fixed is None else ~fixed).sum(1).double()        # text and one EOS, if that is predicted
     n_bytes = sum(len(t.encode()) for t in texts)
     conditions = {'': None}
@@ -183,7 +178,7 @@ def latent_mse(run, tokens, raw, draws, seed, batch):
     """ {key: value}: E_t |x0_hat - z|^2 per live dimension, standardised, given the text; 1 is what the mean latent gets. """
     n, z, results = len(tokens), run.stats.standardise(raw), {}
     for control, x, clock in (('', tokens, 0.0), ('shuffled/', tokens[derangement(n, seed)], 0.0),
-                              ('null/', torch.where(is_end(run, tokens) & bool(run.lengths), tokens, run.text.mask_id), 1.0)):
+                              ('null/', torch.where(ends_of(run, tokens), tokens, run.text.mask_id), 1.0)):
         error = torch.zeros(n)
         for k in range(draws):
             t = (uniforms(seed, 0, 'evaluation clock', 0, n, 1)[:, 0] + k / draws) % 1 * (1 - 1e-3)   # eps says nothing at 1
@@ -250,20 +245,20 @@ def nearest_training_texts(run, folder, raw):
     return [train.text(int(i)) for i in best[1]]
 
 
-def write_from(run, raw, name, rerank=1, refine=0, **how):
-    """ Texts written from raw latents (n, N, D), by trial where rerank or refine ask for it. """
+def write_from(run, raw, name, like, rerank=1, refine=0, **how):
+    """ Texts written from raw latents (n, N, D), by trial where rerank or refine ask for it; like: sample.blank. """
     with tqdm(total=len(raw) * rerank, desc=name, unit='text', leave=False) as bar:
-        how = how | dict(progress=bar.update)
+        how = how | dict(progress=bar.update, like=like if run.lengths and not how['length'] else None)
         ids = search(run, raw, rerank, refine, **how)[0] if rerank > 1 or refine else l2t(run, run.stats.standardise(raw), **how)
     return [run.tokenizer.decode(row) for row in ids.tolist()]
 
 
-def evaluate_l2t(run, folder, sources, raw, **how):
+def evaluate_l2t(run, folder, sources, tokens, raw, **how):
     """ ({key: value}, {'': written texts, 'shuffled/': ..., 'null/': ..., 'nearest/': ...}). """
     n, other = len(sources), derangement(len(sources), how['seed'])
-    written = {'': write_from(run, raw, 'l2t', **how),
-               'shuffled/': write_from(run, raw[other], 'l2t shuffled', **how),
-               'null/': write_from(run, raw, 'l2t null', **how | dict(guidance=0.0, refine=0)),
+    written = {'': write_from(run, raw, 'l2t', tokens, **how),
+               'shuffled/': write_from(run, raw[other], 'l2t shuffled', tokens[other], **how),
+               'null/': write_from(run, raw, 'l2t null', tokens, **how | dict(guidance=0.0, refine=0)),
                'nearest/': nearest_training_texts(run, folder, raw)}
     results = {'n': n}
     for control, out in written.items():
@@ -496,7 +491,7 @@ def evaluate_unconditional(run, sources, tokens, scorer, revision, **how):
 def evaluate_infill(run, sources, tokens, raw, share, **how):
     """ A share of each text's tokens (not the EOS) is masked and written again, from the rest and the right, a shuffled or no latent. """
     n, seed = len(sources), how['seed']
-    length = (tokens != run.tokenizer.pad).sum(1, keepdim=True) - 1
+    length = ((tokens != run.tokenizer.pad) & (tokens != run.tokenizer.eos)).sum(1, keepdim=True)
     u = uniforms(seed, 0, 'evaluation', 0, n, 1 + tokens.shape[1])[:, 1:].masked_fill(torch.arange(tokens.shape[1]) >= length, torch.inf)
     masked = u.argsort(1).argsort(1) < (share * length).ceil()
     masked_tokens = torch.where(masked, run.text.mask_id, tokens)
@@ -532,20 +527,24 @@ def evaluate_protein(run, folder, tokens, seed, batch, **how):
     """ Recovery of masked residues in one call, by the share that is masked; and as many new sequences as there are texts: how far their
     composition is from the training split's (total variation), and how they repeat. Controls: unigram, residues drawn one by one from the
     training frequencies, at the lengths of the texts; data, the texts. """
-    n, ends, train = len(tokens), is_end(run, tokens), open_split(run, folder, 'train')
+    n, ends, train = len(tokens), (tokens == run.tokenizer.eos) | (tokens == run.tokenizer.pad), open_split(run, folder, 'train')
+    rng = torch.Generator().manual_seed(seed)
     law = train.counts().double()
     law[[run.tokenizer.eos, run.tokenizer.pad]] = 0
     law /= law.sum()
     results = {'n': n, 'unigram/nats_per_residue': -law.clamp(min=1e-12).log()[tokens[~ends]].mean().item()}
     for share in range(1, 10):
         u = uniforms(seed, share, 'evaluation', 0, n, 1 + run.L)[:, 1:]
-        noisy, mask = run.text.corrupt(tokens, torch.full((n,), share / 10, dtype=torch.float64), u, ends)
+        noisy, mask = run.text.corrupt(tokens, run.text.clock(torch.full((n,), share / 10, dtype=torch.float64)), u, ends)
         right = torch.zeros(n, dtype=torch.float64)
         for i in range(0, n, batch):
             rows = slice(i, i + batch)
             positions = mask[rows].flatten().nonzero().squeeze(1)
-            z = torch.randn(len(noisy[rows]), *run.meta['latent_shape'], device=run.device) if 'latent' in run.streams else None
-            logits, _ = call(run, noisy[rows].to(run.device), z, run.text.clock(torch.tensor(share / 10)), 1.0, positions)
+            z = None
+            if 'latent' in run.streams:
+                z = (torch.randn(len(noisy[rows]), *run.meta['latent_shape'], generator=rng) * run.stats.live).to(run.device)
+            told = run.text.clock(mask[rows].double().mean(1))           # the clock of the bound
+            logits, _ = call(run, noisy[rows].to(run.device), z, told, 1.0, positions)
             found = torch.zeros_like(mask[rows])
             found.view(-1)[positions] = logits.argmax(1).cpu() == tokens[rows].flatten()[positions]
             right[rows] = 100 * found.sum(1).double() / mask[rows].sum(1).clamp(min=1)
@@ -555,7 +554,7 @@ def evaluate_protein(run, folder, tokens, seed, batch, **how):
         means(results, 'unigram/', {f'recovery@0.{share}': commonest[some].numpy()})
     with tqdm(total=n, desc='protein', unit='sequence', leave=False) as bar:
         ids = write(run, *blank(run, n, how['length'], seed), None, seed=seed, batch=batch, progress=bar.update, **how)
-    by_lot = torch.multinomial(law, tokens.numel(), True, generator=torch.Generator().manual_seed(seed)).view(tokens.shape)
+    by_lot = torch.multinomial(law, tokens.numel(), True, generator=rng).view(tokens.shape)
     for control, x in (('', ids), ('unigram/', torch.where(ends, tokens, by_lot)), ('data/', tokens)):
         own = real_ids(run, x)
         share = torch.bincount(torch.tensor([i for row in own for i in row]), minlength=len(law)).double()
@@ -581,8 +580,9 @@ def evaluate_importance(run, folder, tokens, raw, draws, seed, batch):
             importance[rows] = run.model.importance(x)[0].float().cpu()
         for k in range(draws):
             u = uniforms(seed, k, 'evaluation', i, len(x), 1 + L).to(run.device)
-            size = 1 + ((u[:, 0] + k / draws) % 1 * L).long().clamp(max=L - 1)
-            noisy, mask = run.text.corrupt_exactly(x, size, u[:, 1:], is_end(run, x) if run.lengths else None)
+            free = (~ends_of(run, x)).sum(1).clamp(min=1)
+            size = 1 + ((u[:, 0] + k / draws) % 1 * free).long().clamp(max=free - 1)
+            noisy, mask = run.text.corrupt_exactly(x, size, u[:, 1:], ends_of(run, x))
             positions = mask.flatten().nonzero().squeeze(1)
             logits, _ = call(run, noisy, latents, run.text.clock(size.double() / L), 0.0, positions)
             nll = torch.zeros(x.numel(), device=run.device)
@@ -590,16 +590,39 @@ def evaluate_importance(run, folder, tokens, raw, draws, seed, batch):
             nats[rows] += nll.view(x.shape).double().cpu()
             count[rows] += mask.cpu()
     used = (count > 0) & (tokens != run.tokenizer.pad)
-    loss, by = (nats / count.clamp(min=1))[used].numpy(), {'frequency': rare[tokens][used].numpy(), 'importance': importance[used].numpy()}
-    results = {'n': n, 'draws': draws}
-    for name, value in by.items():
-        place = np.searchsorted(np.quantile(value, (.25, .5, .75)), value, side='left')
+    loss, results = nats / count.clamp(min=1), {'n': n, 'draws': draws}
+    for name, value in {'frequency': rare[tokens], **({'importance': importance} if run.model.importance else {})}.items():
+        edges = value[used].double().quantile(torch.tensor([.25, .5, .75], dtype=torch.float64))
+        quarters = torch.bucketize(value.double(), edges)
         for quarter in range(4):
-            if (place == quarter).sum() > 1:
-                means(results, f'{name}/', {f'nats_quarter_{quarter + 1}': loss[place == quarter]})
-        results[f'{name}/spearman_with_loss'] = correlations(value, loss)['spearman']
-        results[f'{name}/std'] = float(value.std())
+            inside = used & (quarters == quarter)
+            total, size = (loss * inside).sum(1), inside.sum(1).double()                     # (n,): tokens of a text are not independent
+            if size.sum() > 0:
+                ratio = (total.sum() / size.sum()).item()
+                results[f'{name}/nats_quarter_{quarter + 1}'] = ratio
+                results[f'{name}/nats_quarter_{quarter + 1}_se'] = ((total - ratio * size).std() / size.mean() / math.sqrt(n)).item()
+        results[f'{name}/spearman_with_loss'] = correlations(value[used].numpy(), loss[used].numpy())['spearman']
+        results[f'{name}/std'] = value[used].std().item()
+    if run.config.get('importance') == 'freq':
+        results['genmd4/nats_per_token'] = rated_bound(run, tokens, z, rare, draws, seed, batch)
     return results
+
+
+def rated_bound(run, tokens, z, rare, draws, seed, batch):
+    """ Nats per real token of the bound for the rates that the run was trained at, at its end (adaptive.genmd4_bound). """
+    c = run.config
+    trained = Adaptive(c['masking'], c['beta'], False, (.3, .7), 1, c['max_iters'], run.tokenizer.pad, rare, False)
+    w = trained.exponents(rare, c['max_iters'] - 1)
+    n, L, total = *tokens.shape, 0.0
+    for i in range(0, n, batch):
+        x, latents = tokens[i:i + batch].to(run.device), None if z is None else z[i:i + batch].to(run.device)
+        for k in range(draws):
+            u = uniforms(seed, k, 'evaluation', i, len(x), 1 + L).to(run.device)
+            t = (torch.arange(len(x), device=run.device) + u[:, 0]) / len(x)                 # spread over (0, 1)
+            with run.autocast():
+                total += genmd4_bound(run.model, run.text, x, latents, torch.zeros(len(x), device=run.device), t, u[:, 1:],
+                                      w.to(run.device)).sum().item() / draws
+    return total / (tokens != run.tokenizer.pad).sum().item()
 
 
 # ---- sweeps
@@ -624,7 +647,7 @@ def evaluate_sweep(run, task, points, sources, tokens, raw, **how):
     for point in points:
         label = ','.join(f'{key}={value}' for key, value in point.items())
         run.row_calls, began = 0, time.perf_counter()
-        out = (write_from(run, raw, label, **how | point) if task == 'l2t' else make_latents(run, tokens, label, **how | point))
+        out = (write_from(run, raw, label, tokens, **how | point) if task == 'l2t' else make_latents(run, tokens, label, **how | point))
         cost = {'calls': run.row_calls / len(sources), 'ms': 1000 * (time.perf_counter() - began) / len(sources)}
         entry = {}
         means(entry, '', compare(sources, out, raw, embed(run, out)) if task == 'l2t' else compare_latents(run, out, raw))
@@ -698,8 +721,8 @@ def main():
                 raise ValueError(f"tasks={tasks!r}: choose from {', '.join(legal)}")
             if task == 'protein' and run.tokenizer.kind != 'esm':
                 raise ValueError(f'{out_dir} was trained on {run.tokenizer.kind} tokens: no protein')
-            if task not in ('nelbo', 'unconditional', 'protein', 'importance'):
-                check_task(run, task)
+            if task not in ('nelbo', 'unconditional'):
+                check_task(run, 'text' if task in ('protein', 'importance') else task)
             if task == 'unconditional' and 'unconditional' not in learned:
                 raise ValueError(f'{out_dir} was trained for {", ".join(sorted(learned))}: no {task} from it')
             if task == 'sts' and not run.meta['encoder']:
@@ -724,7 +747,7 @@ def main():
                 metrics |= latent_mse(run, tokens, raw, draws, seed, sample_batch)
             done('nelbo', metrics)
         if 'l2t' in chosen:
-            metrics, written = evaluate_l2t(run, folder, sources, raw, rerank=rerank, refine=refine, **how)
+            metrics, written = evaluate_l2t(run, folder, sources, tokens, raw, rerank=rerank, refine=refine, **how)
             for source, out in list(zip(sources, written['']))[:show]:
                 print(f'\n   {source}\n-> {out}')
             done('l2t', metrics)

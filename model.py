@@ -201,7 +201,7 @@ class Block(nn.Module):
 class Importance(nn.Module):
     """ How important each token of a clean text is, (B, L) -> (B, L) in [0, 1], and what of that is learned, or None: adaptive.py says
     what for. freq reads the table of `rarity`; the network is a two-layer text model with one number per token for a head, 1/2 at the
-    start. PAD has 1/2. """
+    start. PAD has 1/2, and MASK in a text that is being written. """
 
     def __init__(self, kind, vocab_size, seq_len, width=128):
         super().__init__()
@@ -214,11 +214,12 @@ class Importance(nn.Module):
             nn.init.zeros_(self.net.text_head.weight)
 
     def forward(self, tokens):
-        rare = self.rarity[tokens]
+        pad = len(self.rarity) - 1                                       # the last id; MASK comes after it
+        rare = self.rarity[tokens.clamp(max=pad)]
         if self.kind == 'freq':
             return rare, None
         learned = self.net(tokens, None, None, None)[0].squeeze(2).sigmoid()
-        learned = torch.where(tokens == len(self.rarity) - 1, 0.5, learned)
+        learned = torch.where(tokens >= pad, 0.5, learned)
         return (learned if self.kind == 'learned' else 0.7 * learned + 0.3 * rare), learned
 
 
@@ -408,6 +409,8 @@ class Model(nn.Module):
                 multiply_adds += batch * rows * (c.depth * (qkv + rest) - (rest if stream not in predict else 0))
                 multiply_adds += batch * 8 * width * c.width              # modulation
         multiply_adds += c.depth * 2 * batch * (K + L) ** 2 * c.width     # q k', and its product with v
+        if c.importance in ('learned', 'hybrid') and 'text' in predict:
+            multiply_adds += self.importance.net.flops(batch, length, 0, training=False) // 2
         if 'text' in predict and L:
             multiply_adds += head_positions * c.width * c.vocab_size
         if K:

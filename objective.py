@@ -2,6 +2,7 @@
 What a training step computes: a batch with its noise, its two losses, what is logged of them, and the validation.
 
     loss = text loss (nats per token, an upper bound)  +  latent_weight * latent loss (squared error per dimension)
+                                                       +  .1 * importance loss, where importance is learned (adaptive.py)
 
 A mode draws four numbers per row: two clocks and two loss weights (diffusion.draw_clocks); nothing else here switches by mode.
 Each loss is a mean over all rows, selected with torch.where, so modes mix inside a batch and every rank does the same work.
@@ -86,7 +87,7 @@ class Objective:
             u = uniforms(seed, step, 'mask', first, B, L)
             if 'text' not in stage.predict:
                 out['tokens'], _ = self.text.corrupt(tokens, c['t_text'], u, given)
-            elif self.adaptive and self.adaptive.learns:   # the network has to read the clean text first: on the device
+            elif self.adaptive and self.adaptive.learns:   # the network reads the clean text first: on the device, which waits
                 out.update(tokens=tokens, u=u, t=c['t_text'], text_weight=c['text_weight'], budget=stage.budget, step=step, given=given)
             else:
                 imp = self.adaptive.rarity[tokens] if self.adaptive else None
@@ -134,6 +135,8 @@ class Objective:
         if 'text' in predict:
             r['text_loss'], r['nll'], r['right'], regression = scored
             r['loss'] = r['loss'] + r['text_loss'] + REGRESSION * regression
+            if learned is not None:
+                r['importance_loss'] = regression
         if 'latent' in predict:
             r['latent_loss'], r['error'] = self.latent.loss(out, target, b['row_weight'])
             r['loss'] = r['loss'] + self.latent_weight * r['latent_loss']
@@ -157,7 +160,8 @@ class Objective:
                         text_count=by_clock(b['t_text'][row], scored.float()),
                         text_by_mode=sums_by(b['mode'][row], len(MODES), weighted),
                         mask_share=(scored.sum() / b['tokens'].numel())[None],
-                        **({'importance': b['importance']} if 'importance' in b else {}))
+                        **({'importance': b['importance']} if 'importance' in b else {}),
+                        **({'importance_loss': r['importance_loss'][None]} if 'importance_loss' in r else {}))
         if 'latent_loss' in r:
             scored = b['row_weight'] > 0
             sums.update(latent_loss=r['latent_loss'][None],
@@ -182,6 +186,8 @@ class Objective:
             entry['mask_share'] = s['mask_share'][0] / micro_batches
             if 'importance' in s:
                 entry.update({f'importance_{name}': x / micro_batches for name, x in zip(('mean', 'std', 'min', 'max'), s['importance'])})
+            if 'importance_loss' in s:
+                entry['importance_loss'] = s['importance_loss'][0] / micro_batches
         if 'latent_loss' in s:
             entry.update(latent_loss=s['latent_loss'][0] / micro_batches, latent_mse_by_t=ratio(s['latent_bins'], s['latent_count']),
                          latent_mse_by_mode=by_mode(s['latent_by_mode']))

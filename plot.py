@@ -121,7 +121,7 @@ def draw_importance(entries, results, plt):
         x, y, error = zip(*bars)
         rank = results[f'importance/{by}/spearman_with_loss']
         right.bar(x, y, 0.33, yerr=error, capsize=2, label=f'by {by}, rank correlation {rank:.2f}')
-    right.set(xlabel='quarter of the tokens: frequent to rare, unimportant to important', ylabel='nats at masked positions', xticks=(1, 2, 3, 4))
+    right.set(xlabel='quarter of the tokens, least to most rare or important', ylabel='nats at masked positions', xticks=(1, 2, 3, 4))
     right.legend()
     return figure
 

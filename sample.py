@@ -327,15 +327,15 @@ SOLVERS = ('ddim', 'dpmpp_2m', 'heun', 'ancestral')
 
 def in_blocks(sampler, size):
     """ Any sampler, from left to right, `size` positions at a time: to it all other positions are given, masked or not. The steps
-    are shared among the blocks by their size.    arXiv:2503.09573 """
+    are shared among the blocks by what there is to fill.    arXiv:2503.09573 """
     def blocks(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, **knobs):
-        L = tokens.shape[1]
-        for first in range(0, L, size):
+        free = (tokens == text.mask_id).cpu() & ~given
+        for first in range(0, tokens.shape[1], size):
             others = torch.ones_like(given)
             others[:, first:first + size] = False
-            if (others | given).all():
+            if not (free & ~others).any():
                 continue
-            share = max(1, round(steps * min(size, L - first) / L))
+            share = max(1, round(steps * (free & ~others).sum().item() / free.sum().item()))
             tokens = sampler(denoise, propose, text, tokens, given | others, share, rng, on_step, **knobs)
         return tokens
     return blocks
@@ -428,9 +428,10 @@ def pack(run, texts, cut=False):
     """ Texts as the model reads them: tokens (n, L), an EOS after the text, then PAD; too long ones are cut, or an error. """
     ids = [run.tokenizer.encode(t)[:run.L - 1 if cut else None] for t in texts]
     longest = max(map(len, ids))
-    if longest >= run.L:
-        raise ValueError(f'a text has {longest} tokens, {run.out_dir} reads at most {run.L - 1} and an EOS')
-    return torch.tensor([i + [run.tokenizer.eos] + [run.tokenizer.pad] * (run.L - 1 - len(i)) for i in ids])
+    if longest > run.L - (not run.lengths):
+        most = f'{run.L}' if run.lengths else f'{run.L - 1} and an EOS'
+        raise ValueError(f'a text has {longest} tokens, {run.out_dir} reads at most {most}')
+    return torch.tensor([(i + [run.tokenizer.eos] + [run.tokenizer.pad] * (run.L - len(i)))[:run.L] for i in ids])
 
 
 def raw_latents(run, z):
@@ -472,7 +473,8 @@ def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=nothing,
     inner (n, L): where EOS and PAD are not allowed. Returns tokens (n, L).
     """
     how = DEFAULTS | how
-    how['sampler'] = how['sampler'] or ('confidence' if z is not None or given.any() else 'ancestral')
+    some_given = (given & ~ends_of(run, tokens)).any()                   # more than its length
+    how['sampler'] = how['sampler'] or ('confidence' if z is not None or some_given else 'ancestral')
     sampler, knobs, temperature = make_sampler(how)
     if 'text' not in run.streams:
         raise ValueError(f'{run.out_dir} has no text stream: nothing to write')
@@ -510,15 +512,22 @@ def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=nothing,
     return torch.cat(out)
 
 
-def blank(run, n, length=0, seed=0):
+def ends_of(run, tokens):
+    """ (n, L): EOS and PAD, where the run is given them. """
+    return ((tokens == run.tokenizer.eos) | (tokens == run.tokenizer.pad)) & bool(run.lengths)
+
+
+def blank(run, n, length=0, seed=0, like=None):
     """ n texts of which nothing is known: tokens, all MASK, and given, all False; where the run does not learn lengths, EOS and PAD are
-    given after `length` tokens, or after a length that is drawn from the training texts'. """
+    given where the texts `like` (n, L) have them, or after `length` tokens, or after a length drawn from the training texts'. """
     tokens = torch.full((n, run.L), run.text.mask_id)
     if not run.lengths:
         if length:
             raise ValueError(f'length={length}: {run.out_dir} writes texts of its own length (it was trained with predict_length=True)')
         return tokens, torch.zeros_like(tokens, dtype=torch.bool)
-    if length > run.L:
+    if like is not None:
+        return torch.where(ends_of(run, like), like, run.text.mask_id), ends_of(run, like)
+    if not 0 <= length <= run.L:
         raise ValueError(f'length={length}: {run.out_dir} writes at most {run.L} tokens')
     drawn = np.interp(np.random.default_rng(seed).random(n), np.linspace(0, 1, len(run.lengths)), run.lengths).round()
     lengths = torch.full((n, 1), length) if length else torch.from_numpy(drawn).long().clamp(min=1)[:, None]
@@ -527,9 +536,9 @@ def blank(run, n, length=0, seed=0):
     return tokens, column >= lengths
 
 
-def l2t(run, z, seed=0, **how):
-    """ Tokens (n, L) written from standardised latents z (n, N, D). """
-    return write(run, *blank(run, len(z), how.get('length', 0), seed), z, seed, **how)
+def l2t(run, z, seed=0, like=None, **how):
+    """ Tokens (n, L) written from standardised latents z (n, N, D); like (n, L): of the lengths of these texts (blank). """
+    return write(run, *blank(run, len(z), how.get('length', 0), seed, like), z, seed, **how)
 
 
 @torch.inference_mode()
@@ -548,8 +557,7 @@ def t2l(run, tokens, n=None, seed=0, batch=128, progress=lambda n: None, **how):
     for first in range(0, n, batch):
         x = blank(run, min(batch, n - first), seed=seed + first)[0] if tokens is None else tokens[first:first + batch]
         x = x.to(run.device)
-        ends = (x == run.tokenizer.eos) | (x == run.tokenizer.pad) if run.lengths else torch.zeros_like(x, dtype=torch.bool)
-        empty = torch.where(ends, x, run.text.mask_id)
+        empty = torch.where(ends_of(run, x), x, run.text.mask_id)
 
         def denoise(z, t):
             parts = []
@@ -614,13 +622,14 @@ def unconditional(run, n, seed=0, batch=128, on_step=nothing, progress=lambda n:
     if how['sampler'] == 'remdm' and how['remask'] == 'loop' or how['guidance'] != 1:
         raise ValueError('remask=loop and guidance need a fixed condition: joint sampling has none')
     steps = how['steps'] or 128
-    if how['sampler'] == 'confidence':
-        steps = min(steps, run.L)
     rng, device_rng = generators(run, seed)
-    step, times, out = getattr(run.latent, how['solver']), latent_times(run.latent, steps).tolist(), []
-    ends = blank(run, n, how['length'], seed)
+    step, out, most = getattr(run.latent, how['solver']), [], steps
+    every_token, every_given = blank(run, n, how['length'], seed)
     for first in range(0, n, batch):
         B = min(batch, n - first)
+        tokens, given = every_token[first:first + B], every_given[first:first + B]
+        steps = min(most, int((~given).sum(1).max())) if how['sampler'] == 'confidence' else most        # it makes no more calls
+        times = latent_times(run.latent, steps).tolist()
         shape = (B, run.model.config.n_latents, run.model.config.latent_dim)
         noise = lambda: torch.randn(shape, generator=device_rng, device=run.device) * run.latent.live   # noqa: E731
         state = SimpleNamespace(z=noise(), i=0, memory={})
@@ -632,7 +641,6 @@ def unconditional(run, n, seed=0, batch=128, on_step=nothing, progress=lambda n:
             state.i += 1
             logits[:, run.banned] = -torch.inf
             return logits
-        tokens, given = ends[0][first:first + B], ends[1][first:first + B]
         tokens = sampler(denoise, make_propose(temperature, how['nucleus'], device_rng), run.text, tokens.to(run.device), given, steps,
                          rng, on_step, **knobs)
         assert state.i == steps, (state.i, steps)
@@ -655,7 +663,7 @@ def nearest(run, candidates, raw, K):
     return candidates.view(len(raw), K, -1)[torch.arange(len(raw)), best], score
 
 
-def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, **how):
+def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, like=None, **how):
     """
     l2t by trial: `rerank` candidates from each raw latent (n, N, D), the nearest stays; then `refine` rounds, in each of which so
     many variants of it are drawn, each with the least certain `share` of its tokens masked again, and the nearest of all stays.
@@ -665,7 +673,8 @@ def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, **how):
     if K > 1 and how.get('temperature', -1.0) < 0 and how.get('sampler', '') in ('', 'confidence'):
         how = how | dict(temperature=0.7)
     z = run.stats.standardise(raw).repeat_interleave(K, 0)
-    best, score = nearest(run, l2t(run, z, seed=seed, **how), raw, K)
+    like = like if like is None else like.repeat_interleave(K, 0)
+    best, score = nearest(run, l2t(run, z, seed=seed, like=like, **how), raw, K)
     for r in range(1, refine + 1):
         tokens = mask_least_certain(run, best.repeat_interleave(K, 0), z, share, seed + r, how.get('batch', 128))
         found, found_score = nearest(run, write(run, tokens, tokens != run.text.mask_id, z, seed=seed + r, **how), raw, K)
@@ -679,23 +688,24 @@ def mask_least_certain(run, tokens, z, share, seed, batch):
     """ tokens (n, L) with a share of the length of each text masked: where log p(x^i | z, half of the other tokens) is lowest. The
     halves are drawn by lot, row by row, so equal rows come out differently. """
     half = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(seed)) < 0.5
-    certainty = torch.zeros(tokens.shape)
+    ends = ends_of(run, tokens)
+    certainty = torch.zeros(tokens.shape).masked_fill(ends, torch.inf)
     for first in range(0, len(tokens), batch):
         part = slice(first, first + batch)
-        for mask in (half[part], ~half[part]):
+        for mask in (half[part] & ~ends[part], ~half[part] & ~ends[part]):
             positions = positions_of(mask)
             noisy = torch.where(mask, run.text.mask_id, tokens[part]).to(run.device)
             t = run.text.clock(mask.double().mean(1))
             logits, _ = call(run, noisy, z[part].to(run.device), t, 0.0, positions)
             x = tokens[part].flatten()[positions].to(run.device)
             put(certainty[part], positions, certainty_of(logits, x, 'top1').cpu())
-    n = (share * (tokens != run.tokenizer.pad).sum(1, keepdim=True)).ceil()
+    n = (share * ((tokens != run.tokenizer.pad) & ~ends).sum(1, keepdim=True)).ceil()
     return torch.where(certainty.argsort(1).argsort(1) < n, run.text.mask_id, tokens)
 
 
 # ---- the command line
 
-def read_template(run, text):
+def read_template(run, text, length=0):
     """ 'A [MASK] runs on the [MASK:3].' -> tokens, given, inner, (L,) each. A space before a mask belongs to its token, where the
     tokenizer has such tokens. Without [MASK:*] the text has the length that it shows; inner: there EOS and PAD are not allowed. """
     space = ' ?' if run.tokenizer.kind != 'esm' and len(run.tokenizer.encode(' a')) == 1 else ''
@@ -711,10 +721,18 @@ def read_template(run, text):
         rest = rest or i % 2 and piece == ':*'
         added = [] if rest else run.tokenizer.encode(piece) if i % 2 == 0 else [run.text.mask_id] * int(piece[1:] or 1)
         tokens, inner = tokens + added, inner + [i % 2 == 1] * len(added)
-    if len(tokens) >= run.L:
-        raise ValueError(f'{text!r} has {len(tokens)} tokens, {run.out_dir} writes at most {run.L - 1} and an EOS')
+    if rest and run.lengths:                                             # up to a length that must be said
+        if length <= len(tokens):
+            raise ValueError(f'[MASK:*] in {text!r} needs a --length above {len(tokens)}: {out_dir} does not learn when a text ends')
+        added, rest = length - len(tokens), False
+        tokens, inner = tokens + [run.text.mask_id] * added, inner + [True] * added
+    elif length:
+        raise ValueError(f'length={length} goes with [MASK:*] in a run that does not learn when a text ends, not with {text!r}')
+    if len(tokens) > run.L - (not run.lengths):
+        raise ValueError(f'{text!r} has {len(tokens)} tokens, {run.out_dir} writes at most '
+                         + (f'{run.L}' if run.lengths else f'{run.L - 1} and an EOS'))
     open_end = run.L - len(tokens)
-    tokens += [run.text.mask_id] * open_end if rest else [run.tokenizer.eos] + [run.tokenizer.pad] * (open_end - 1)
+    tokens += [run.text.mask_id] * open_end if rest else ([run.tokenizer.eos] + [run.tokenizer.pad] * open_end)[:open_end]
     tokens = torch.tensor(tokens)
     return tokens, tokens != run.text.mask_id, torch.tensor(inner + [False] * open_end)
 
@@ -812,6 +830,11 @@ def main():
             raise ValueError('mode=embed writes one vector a text to --save=FILE.npy')
         if fasta and task in ('t2l', 'latent', 'embed'):
             raise ValueError(f'fasta={fasta!r}: mode={task} writes no text')
+        if fasta and run.tokenizer.kind != 'esm':
+            raise ValueError(f'fasta={fasta!r}: {out_dir} was trained on {run.tokenizer.kind} tokens, not on proteins')
+        for path in (save, fasta):
+            if path and not os.path.isdir(os.path.dirname(path) or '.'):
+                raise ValueError(f'{path}: no such folder')
         check_task(run, task)
         if watch and (rerank > 1 or refine):
             raise ValueError('watch shows one text being written: not with rerank or refine')
@@ -833,7 +856,8 @@ def main():
             if task == 'embed':
                 hidden = embed(run, pack(run, lines), seed=seed, batch=sample_batch, progress=bar.update)
             elif task == 't2l2t':
-                tokens = l2t(run, run.stats.standardise(raw_latents(run, z)), **how)
+                like = pack(run, lines).repeat_interleave(each, 0) if not length else None
+                tokens = l2t(run, run.stats.standardise(raw_latents(run, z)), like=like, **how)
             elif task == 'l2t' and (rerank > 1 or refine):
                 tokens, cosine = search(run, raw.repeat_interleave(each, 0), rerank, refine, **how)
                 notes = [f'   cosine {c:.3f}' for c in cosine.tolist()]
@@ -844,7 +868,7 @@ def main():
             elif task == 'unconditional':
                 tokens, z = unconditional(run, total, **how)
             elif task == 'infill':
-                templates = zip(*(read_template(run, line) for line in lines))
+                templates = zip(*(read_template(run, line, length) for line in lines))
                 ids, fixed, inner = (torch.stack(part).repeat_interleave(each, 0) for part in templates)
                 condition = None if raw is None else run.stats.standardise(raw).repeat_interleave(each, 0)
                 tokens = write(run, ids, fixed, condition, inner=inner, **how)
@@ -861,18 +885,17 @@ def main():
         elif task == 'latent':
             notes = [f'latent of {tuple(z.shape[1:])}, mean square {x:.3f} per dimension, standardised'
                      for x in (z.square().sum((1, 2)) / run.stats.live.sum() / z.shape[1]).tolist()]
-    if task == 'embed':
-        with open(save, 'wb') as f:
-            np.save(f, hidden.numpy())
-        print(f'{total} vectors of {hidden.shape[1]} numbers written to {save}')
-        return
-    if fasta:
-        with open(fasta, 'w') as f:
-            for i, ids in enumerate(tokens.tolist()):
-                residues = run.tokenizer.decode(ids)
-                f.write(f'>sample_{i + 1} length={len(residues)}\n' + '\n'.join(re.findall('.{1,60}', residues)) + '\n')
-        print(f'{total} sequences written to {fasta}')
-        return
+        if task == 'embed':
+            with open(save, 'wb') as f:
+                np.save(f, hidden.numpy())
+            print(f'{total} vectors of {hidden.shape[1]} numbers written to {save}')
+            return
+        if fasta:
+            with open(fasta, 'w') as f:
+                for i, ids in enumerate(tokens.tolist()):
+                    residues = run.tokenizer.decode(ids)
+                    f.write(f'>sample_{i + 1} length={len(residues)}\n' + '\n'.join(re.findall('.{1,60}', residues)) + '\n')
+            print(f'{total} sequences written to {fasta}')
     for i in range(total):
         if i % each == 0 and sources[i // each]:
             print(f'\n{sources[i // each]}')

@@ -57,9 +57,9 @@ init_from = ''                     # a run folder: begin with its best weights, 
 freeze = 'unused'                  # 'unused': what no loss of the mode can reach; 'modality': in l2t the latent encoder and head too, in
                                    # t2l the text ones, to fine-tune what init_from names; 'none'
 # ---- importance of tokens, math in adaptive.py
-importance = 'none'                # none | freq | learned | hybrid
+importance = 'none'                # none | freq | learned | hybrid: what masking, curriculum and sample.py's by_importance go by
 masking = 'time_only'              # time_only | proportional (the important are masked first) | inverse | balanced
-beta = 0.5                         # how much: tokens are masked at exp(-beta) to exp(beta) times the common rate
+beta = 0.5                         # how much: tokens are masked at exp(-beta) to exp(beta) times the common rate, within 1/2 and 2
 curriculum = False                 # easy, medium, then hard tokens weigh more
 curriculum_stages = (0.3333, 0.6666)   # shares of training at which medium and hard begin
 curriculum_focus = 2.0             # how much more they weigh
@@ -189,9 +189,10 @@ with stop_on_error():
     latent = GaussianLatents(train_data.live.to(device) if N else None, latent_schedule, latent_target, latent_loss_weight)
     if importance == 'none' and (masking != 'time_only' or curriculum):
         raise ValueError(f'masking={masking}, curriculum={curriculum}: choose an --importance= for them')
-    adaptive = importance != 'none' and Adaptive(masking, beta, curriculum, curriculum_stages, curriculum_focus, max_iters,
-                                                 train_data.tokenizer.pad, rarity(train_data.counts(), train_data.tokenizer.pad),
-                                                 importance != 'freq')
+    adaptive, pad = None, train_data.tokenizer.pad
+    if importance != 'none':
+        adaptive = Adaptive(masking, beta, curriculum, curriculum_stages, curriculum_focus, max_iters, pad,
+                            rarity(train_data.counts(), pad), learns=importance != 'freq')
     if model_config.causal:
         raise ValueError('causal=True has no training loss yet: masked diffusion looks both ways')
     more = adaptive.share(text, t_min) if adaptive else 1

@@ -10,7 +10,6 @@ dataset = 'openwebtext'
 out = 'data/openwebtext'
 hub_dataset = 'openwebtext'
 tokenizer = 'r50k_base'
-split_on = 'paragraph'
 max_tokens = 1023
 # run
 out_dir = 'out/openwebtext'

@@ -1,4 +1,6 @@
-""" Masked text diffusion on WikiText-103 at MDLM's size (arXiv:2406.07524), text alone; the base of ATAT's comparison. For GPUs; not run yet.
+""" Masked text diffusion on WikiText-103 at MDLM's size (arXiv:2406.07524), text alone; the base of ATAT's
+comparison. A record of the hub is a line or an article, not a full row: short ones are filled with PAD, which MDLM's packed rows have not,
+so its figures are not comparable. For GPUs; not run yet.
 
     python prepare.py config/wikitext103.py
     torchrun --standalone --nproc_per_node=8 train.py config/wikitext103.py                  # plain
@@ -11,7 +13,6 @@ dataset = 'wikitext103'
 out = 'data/wikitext103'
 hub_dataset = 'wikitext-103'
 tokenizer = 'r50k_base'
-split_on = 'paragraph'
 max_tokens = 511
 # run
 out_dir = 'out/wikitext103'

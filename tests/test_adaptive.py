@@ -99,13 +99,12 @@ def test_beta_0_without_curriculum_is_plain_masking_bit_for_bit(dataset):
 
 
 def test_the_weight_of_a_masked_token_is_its_own_rate(dataset):
-    for b, plain in zip(batches(dataset, masking='proportional')[0], batches(dataset)[0]):
-        _, data, a = batches(dataset, masking='proportional')
+    found, data, a = batches(dataset, masking='proportional')
+    for b in found:
         scored = b['weight'] > 0
         w = torch.exp(-.5 * (2 * a.rarity[b['targets'][scored]].double() - 1))
         t = b['t_text'][b['positions'][scored] // data.seq_len].double()
         assert torch.allclose(b['weight'][scored].double() * 16 * data.seq_len, w / t, rtol=1e-4)
-        break
 
 
 # ---- the toy: what is a bound and what is not
@@ -261,7 +260,7 @@ def test_an_adaptive_run_logs_its_importance_learns_and_resumes_bitwise(dataset,
     if 'freq' in args[0]:
         assert np.mean([e['importance_mean'] for e in steps]) == pytest.approx(.5, abs=.05) and steps[0]['importance_std'] > .2
     else:
-        assert abs(steps[-1]['importance_std'] - steps[0]['importance_std']) > 1e-4, 'it learns'
+        assert weights(whole)['importance.net.text_head.weight'].any() and all(0 < e['importance_loss'] < .3 for e in steps), 'it learns'
     assert train(dataset, parts, *args, '--max_iters=12', '--save_interval=4', '--eval_interval=4').returncode == 0
     for folder in sorted(parts.glob('step-*'))[1:]:                      # as if it had been killed after an earlier step
         for file in folder.iterdir():

@@ -117,7 +117,8 @@ def test_one_stream_models_run_alone():
 
 
 CHANGES = dict(vocab_size=21, seq_len=None, latent_dim=None, n_latents=None, latent_tokens=5, depth=3, heads=4, width=20, latent_width=8,
-               mlp_ratio=2.0, causal=True, streams=('text',), bag=True, shortcut=True, text_clock=False, spatial=True, dropout=.5)
+               mlp_ratio=2.0, causal=True, streams=('text',), bag=True, shortcut=True, text_clock=False, spatial=True, dropout=.5,
+               importance='freq')
 
 
 @pytest.mark.parametrize('knob', [f.name for f in dataclasses.fields(ModelConfig)])
@@ -126,6 +127,11 @@ def test_every_model_knob_changes_the_output_of_a_model_with_randomised_weights(
     if knob in ('seq_len', 'latent_dim', 'n_latents'):                   # sizes of the input: another one no longer fits
         with pytest.raises((RuntimeError, ValueError)):
             randomised(n_latents=4, **{knob: 3} if knob != 'n_latents' else {})(*args) if knob != 'n_latents' else randomised()(*args)
+        return
+    if knob == 'importance':                                             # says what is masked, not what is predicted
+        kinds = {kind: randomised(importance=kind).importance(args[0])[0] for kind in ('freq', 'learned', 'hybrid')}
+        assert (kinds['freq'] == .5).all() and kinds['learned'].std() > .1 and not torch.equal(kinds['learned'], kinds['hybrid'])
+        assert randomised().importance is None
         return
     out = 1 if knob == 'bag' else 0                                      # the latents', else the text's
     base = randomised(n_latents=4)(*args)[out]
@@ -178,8 +184,8 @@ def test_the_shortcut_adds_the_latents_it_maps_and_says_nothing_at_init():
         ModelConfig(**SMALL, shortcut=True, streams=('text',))
 
 
-def loss_of(predict, ways=False, **text_and_latent):
-    model = randomised(bag=ways, shortcut=ways)
+def loss_of(predict, ways=False, importance='none', **text_and_latent):
+    model = randomised(bag=ways, shortcut=ways, importance=importance)
     x, z, t, s = inputs()
     text, latent = MaskedText(20, **text_and_latent.get('text', {})), GaussianLatents(torch.ones(6), **text_and_latent.get('latent', {}))
     g = torch.Generator().manual_seed(0)
@@ -187,16 +193,23 @@ def loss_of(predict, ways=False, **text_and_latent):
     noisy, mask = text.corrupt(clean, t, torch.rand(x.shape, generator=g))
     z_t, e = latent.corrupt(z, s, torch.randn(z.shape, generator=g))
     weight = (text.weight(t)[:, None] * mask).flatten() / mask.numel()
-    scored, out = model(noisy, z_t, t, s, predict=predict, score=lambda hidden, head: text.loss(hidden, head, clean.flatten(), weight))
+    learned = []
+
+    def see(imp, part):
+        learned.append(part)
+        return noisy, None
+    scored, out = model(clean if importance != 'none' and 'text' in predict else noisy, z_t, t, s, predict=predict,
+                        see=see if importance != 'none' and 'text' in predict else None, score=lambda hidden, head: text.loss(hidden, head, clean.flatten(), weight))
     total = 0.
     if 'text' in predict:
-        total = total + scored[0]
+        total = total + scored[0] + sum(part.square().mean() for part in learned)
     if 'latent' in predict:
         total = total + latent.loss(out, latent.target_of(z, e, s), latent.weight(s))[0]
     return total, model
 
 
 @pytest.mark.parametrize('knob', [dict(text=dict(schedule='cosine')), dict(text=dict(schedule='polynomial', power=3.)),
+                                  dict(text=dict(schedule='ddpm')),
                                   dict(latent=dict(schedule='rf')), dict(latent=dict(target='x0')), dict(latent=dict(target='flow')),
                                   dict(latent=dict(target='eps')), dict(latent=dict(loss_weight='snr')),
                                   dict(latent=dict(loss_weight='min_snr'))])
@@ -205,10 +218,10 @@ def test_every_process_knob_changes_the_loss(knob):
     assert abs(loss_of(both)[0] - loss_of(both, **knob)[0]) > 1e-4
 
 
-@pytest.mark.parametrize('ways', [False, True])
+@pytest.mark.parametrize('ways, importance', [(False, 'none'), (True, 'none'), (False, 'learned')])
 @pytest.mark.parametrize('predict', [('text',), ('latent',), ('text', 'latent')])
-def test_unreachable_parameters_are_those_without_a_gradient(predict, ways):
-    loss, model = loss_of(predict, ways)
+def test_unreachable_parameters_are_those_without_a_gradient(predict, ways, importance):
+    loss, model = loss_of(predict, ways, importance)
     loss.backward()
     assert model.unreachable(predict) == [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
 

@@ -230,16 +230,23 @@ def test_overlays_train_on_the_quickstart_dataset_and_set_nothing_of_the_run(dat
 KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_noise=0.9', '--latent_weight=3', '--t_min=0.3', '--mode_weights=1,9,1',
          '--latent_loss_weight=min_snr', '--text_schedule=polynomial', '--grad_clip=1e-3', '--seed=1', '--weight_decay=9',
          '--betas=0.1,0.1', '--learning_rate=0.1', '--warmup_iters=9', '--min_lr=0.9', '--optimizer=muon', '--ema_decay=0.1',
-         '--decay_from=0.9', '--grad_accum=2', '--length_schedule=8:3,32', '--mode_schedule=l2t:3,mixed', '--freeze=none']
+         '--decay_from=0.9', '--grad_accum=2', '--length_schedule=8:3,32', '--mode_schedule=l2t:3,mixed', '--freeze=none',
+         '--text_loss_weight=rdm', '--text_schedule=ddpm', '--text_clock=false --predict_length=false', *(
+             f'--importance=freq {knob}' for knob in ('', '--masking=proportional', '--masking=proportional --beta=0.1', '--masking=inverse',
+                                                      '--curriculum=true', '--curriculum=true --curriculum_focus=5',
+                                                      '--curriculum=true --curriculum_stages=0.1,0.2')), '--importance=learned']
 
 
 def test_every_training_knob_changes_the_validated_loss_and_no_run_differs_from_itself(dataset, tmp_path):
     common = ['--mode=mixed', '--max_iters=6', '--eval_interval=6', '--save_interval=6']
-    runs = {tmp_path / f'{i}{knob}'.replace(',', '_'): [*common, knob] for i, knob in enumerate(KNOBS)}
+    runs = {tmp_path / f'run{i}': [*common, *knob.split()] for i, knob in enumerate(KNOBS)}
     train_each(dataset, {tmp_path / 'base': common, **runs})
     base = log(tmp_path / 'base')[6, True]
-    unchanged = [args[-1] for out, args in runs.items() if log(out)[6, True] == base]
-    assert unchanged == ['--seed=0', '--freeze=none'], 'in mixed mode every parameter is reached, so freeze changes nothing'
+    found = {args[-1] if len(args) == len(common) + 1 else ' '.join(args[len(common):]): log(out)[6, True] for out, args in runs.items()}
+    unchanged = [knob for knob, entry in found.items() if entry == base]
+    assert unchanged == ['--seed=0', '--freeze=none', '--importance=freq'], 'mixed mode reaches every parameter, and importance alone acts on nothing'
+    others = [json.dumps(entry) for knob, entry in found.items() if knob not in unchanged]
+    assert len(set(others)) == len(others), 'two knobs do the same'
 
 
 def test_sample_and_evaluate_run_from_the_run_folder_alone(dataset, finished, tmp_path):
@@ -248,7 +255,7 @@ def test_sample_and_evaluate_run_from_the_run_folder_alone(dataset, finished, tm
     (tmp_path / 'empty.npy').write_bytes(b'')
     (tmp_path / 'own.txt').write_text('a red dog runs near the river\nan old cat sits near the house\n')
     here, z = ['sample.py', f'--out_dir={finished}', '--device=cpu'], f'--latents={tmp_path}/z.npy'
-    samplers = [*sample.SAMPLERS, 'remdm']                               # the last one twice: the same seed gives the same text
+    samplers = [*sample.SAMPLERS, [*sample.SAMPLERS][-1]]                # the last one twice: the same seed gives the same text
     (rc, out, err), *each = run_each([*here, '--text=a red dog runs near the river', '--num_samples=2'],
                                      *([*here, z, f'--sampler={s}', '--steps=4', '--watch=true'] for s in samplers),
                                      [*here, f'--latents={tmp_path}/bad.npy'], [*here, f'--latents={tmp_path}/empty.npy'],
