@@ -27,6 +27,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import peers
@@ -167,7 +168,7 @@ def work(side, shape, setting):
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return value
-    with FlopCounterMode(display=False) as flops:
+    with FlopCounterMode(display=False) as flops, sdpa_kernel(SDPBackend.MATH):              # the only one whose products it counts
         step()
     if compiled:
         for part in module.blocks if side == 'ours' else [module]:       # ours as train.py does it
