@@ -130,7 +130,7 @@ def test_every_model_knob_changes_the_output_of_a_model_with_randomised_weights(
         return
     if knob == 'importance':                                             # says what is masked, not what is predicted
         kinds = {kind: randomised(importance=kind).importance(args[0])[0] for kind in ('freq', 'learned', 'hybrid')}
-        assert (kinds['freq'] == .5).all() and kinds['learned'].std() > .1 and not torch.equal(kinds['learned'], kinds['hybrid'])
+        assert (kinds['freq'] == .5).all() and kinds['learned'].std() > .01 and not torch.equal(kinds['learned'], kinds['hybrid'])
         assert randomised().importance is None
         return
     out = 1 if knob == 'bag' else 0                                      # the latents', else the text's

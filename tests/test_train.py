@@ -213,7 +213,7 @@ def test_losses_of_each_mode_are_logged_with_their_own_counts(dataset, tmp_path)
     assert entry['latent_loss'] == pytest.approx(sum(share[m] * latents[m] for m in latents), rel=1e-4)
 
 
-@pytest.mark.parametrize('overlay', ['t2l', 'unconditional', 'mixed', 'stable'])
+@pytest.mark.parametrize('overlay', ['t2l', 'unconditional', 'mixed', 'stable', 'atat'])
 def test_overlays_train_on_the_quickstart_dataset_and_set_nothing_of_the_run(dataset, tmp_path, overlay):
     out = tmp_path / 'run'
     result = run('train.py', 'config/quickstart.py', f'config/{overlay}.py', f'--dataset={dataset}', f'--out_dir={out}',
@@ -221,7 +221,8 @@ def test_overlays_train_on_the_quickstart_dataset_and_set_nothing_of_the_run(dat
     assert result.returncode == 0, result.stderr
     knobs = json.loads((out / 'config.json').read_text())
     knobs = knobs.get('config', knobs)
-    assert (knobs['learning_rate'], knobs['grad_accum']) == (5e-5, 2) if overlay == 'stable' else knobs['mode'] == overlay
+    said = dict(stable=dict(learning_rate=5e-5, grad_accum=2), atat=dict(importance='hybrid', curriculum=True)).get(overlay, dict(mode=overlay))
+    assert said.items() <= knobs.items()
     body = (ROOT / 'config' / f'{overlay}.py').read_text().split('"""')[2]
     names = {line.split('=')[0].strip() for line in body.splitlines() if '=' in line}
     assert names and not names & {'dataset', 'out', 'out_dir', 'depth', 'width', 'max_iters', 'batch_size'}
