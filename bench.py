@@ -37,6 +37,7 @@ from data import PackedDataset, dataset_folder
 from diffusion import GaussianLatents, MaskedText
 from distributed import keep_freed_memory
 from encoders import load_encoder
+from samplers import SAMPLERS
 
 what = 'guard'                  # guard | trainings | step | scaling | samplers | loader | encoder, comma-separated
 dataset = 'quickstart'          # a folder under data/, or a path to one
@@ -335,7 +336,7 @@ def samplers():
         return n / (time.perf_counter() - began)
     for n in (1, batch_size):
         jobs = {f'autoregressive, batch {n}': lambda: autoregressive(n)}
-        for name in sample.SAMPLERS:
+        for name in SAMPLERS:
             for steps in (L, L // 8):
                 jobs[f'{name}, {steps} steps, batch {n}'] = ours(n, name, steps)
         medians = compare(jobs, 'texts/s')

@@ -12,6 +12,7 @@ from diffusion import MaskedText, text_bound, uniforms
 from encoders import load_encoder
 from objective import Objective, read_stages
 from runs import TINY, run
+from samplers import SAMPLERS
 
 STANDARD = set('ACDEFGHIKLMNPQRSTVWY')
 SMALL = [knob for knob in TINY if not knob.startswith(('--latent_tokens', '--max_iters', '--eval_interval'))]
@@ -97,7 +98,7 @@ def test_loss_weights_are_those_of_the_bound_of_flow_matching_and_of_RDM(protein
     assert torch.allclose(b['weight'][scored] * 16 * 24, law(b['t_text'][b['positions'][scored] // 24]), rtol=1e-4)
 
 
-@pytest.mark.parametrize('sampler', sample.SAMPLERS)
+@pytest.mark.parametrize('sampler', SAMPLERS)
 def test_no_sampler_writes_anything_but_the_20_residues_at_the_length_that_is_asked(trained, sampler):
     loaded = sample.load_run(str(trained), 'latest', dtype='float32')
     with torch.no_grad():                                                # a network that wants every other symbol

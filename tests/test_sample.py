@@ -8,13 +8,13 @@ import torch
 
 import sample
 from diffusion import GaussianLatents, MaskedText
-from sample import SAMPLERS, begin, in_blocks, make_propose, nucleus_filter
+from samplers import SAMPLERS, begin, certainty_of, in_blocks, make_propose, nothing, nucleus_filter
 from toys import (L, MASK, STATES, V, Toy, any_order_law, chain_law, chi_square_z, index, optimal_denoiser, random_denoiser, release_chain)
 
 N = 60_000
 
 
-def draw(name, table, steps, n=N, tokens=None, given=None, seed=0, schedule='loglinear', temperature=1.0, on_step=sample.nothing,
+def draw(name, table, steps, n=N, tokens=None, given=None, seed=0, schedule='loglinear', temperature=1.0, on_step=nothing,
          calls=None, block=0, **knobs):
     """ calls: a list that takes the number of rows of every network call. """
     rng, toy = torch.Generator().manual_seed(seed), Toy(table)
@@ -218,7 +218,7 @@ def test_importance_weighs_the_uncertainty_of_what_is_proposed(score):
                                    importance=importance)
             shown = torch.cat([torch.full((1, L), MASK), *states]) != MASK
             order[prefer, bool(importance)] = (shown[1:] & ~shown[:-1]).int().argmax(1).tolist()
-    uncertainty = int(score == 'margin') - sample.certainty_of(logits, logits.argmax(1), score)
+    uncertainty = int(score == 'margin') - certainty_of(logits, logits.argmax(1), score)
     by = uncertainty * important[logits.argmax(1)]
     assert order['certain', False] == uncertainty.argsort(stable=True).tolist()
     assert order['certain', True] == by.argsort(stable=True).tolist() != order['certain', False]

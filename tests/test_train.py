@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import sample
 from data import PackedDataset
 from diffusion import GaussianLatents, MaskedText
 from objective import Objective, read_stages
 from runs import ROOT, TINY, Job, log, run, run_each, train, train_each, weights
+from samplers import SAMPLERS
 
 
 def test_a_run_folder_without_a_checkpoint_takes_the_data_of_now(dataset, tmp_path):
@@ -221,8 +221,8 @@ def test_overlays_train_on_the_quickstart_dataset_and_set_nothing_of_the_run(dat
     assert result.returncode == 0, result.stderr
     knobs = json.loads((out / 'config.json').read_text())
     knobs = knobs.get('config', knobs)
-    said = dict(stable=dict(learning_rate=5e-5, grad_accum=2), atat=dict(importance='hybrid', curriculum=True)).get(overlay, dict(mode=overlay))
-    assert said.items() <= knobs.items()
+    sets = dict(stable=dict(learning_rate=5e-5, grad_accum=2), atat=dict(importance='hybrid', curriculum=True))
+    assert sets.get(overlay, dict(mode=overlay)).items() <= knobs.items()
     body = (ROOT / 'config' / f'{overlay}.py').read_text().split('"""')[2]
     names = {line.split('=')[0].strip() for line in body.splitlines() if '=' in line}
     assert names and not names & {'dataset', 'out', 'out_dir', 'depth', 'width', 'max_iters', 'batch_size'}
@@ -233,8 +233,8 @@ KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_noise=0.9', '--latent_weight=3
          '--betas=0.1,0.1', '--learning_rate=0.1', '--warmup_iters=9', '--min_lr=0.9', '--optimizer=muon', '--ema_decay=0.1',
          '--decay_from=0.9', '--grad_accum=2', '--length_schedule=8:3,32', '--mode_schedule=l2t:3,mixed', '--freeze=none',
          '--text_loss_weight=rdm', '--text_schedule=ddpm', '--text_clock=false --predict_length=false', *(
-             f'--importance=freq {knob}' for knob in ('', '--masking=proportional', '--masking=proportional --beta=0.1', '--masking=inverse',
-                                                      '--curriculum=true', '--curriculum=true --curriculum_focus=5',
+             f'--importance=freq {knob}' for knob in ('', '--masking=proportional', '--masking=proportional --beta=0.1',
+                                                      '--masking=inverse', '--curriculum=true', '--curriculum=true --curriculum_focus=5',
                                                       '--curriculum=true --curriculum_stages=0.1,0.2')), '--importance=learned']
 
 
@@ -245,7 +245,7 @@ def test_every_training_knob_changes_the_validated_loss_and_no_run_differs_from_
     base = log(tmp_path / 'base')[6, True]
     found = {args[-1] if len(args) == len(common) + 1 else ' '.join(args[len(common):]): log(out)[6, True] for out, args in runs.items()}
     unchanged = [knob for knob, entry in found.items() if entry == base]
-    assert unchanged == ['--seed=0', '--freeze=none', '--importance=freq'], 'mixed mode reaches every parameter, and importance alone acts on nothing'
+    assert unchanged == ['--seed=0', '--freeze=none', '--importance=freq'], 'mixed reaches all parameters; importance alone does nothing'
     others = [json.dumps(entry) for knob, entry in found.items() if knob not in unchanged]
     assert len(set(others)) == len(others), 'two knobs do the same'
 
@@ -256,17 +256,17 @@ def test_sample_and_evaluate_run_from_the_run_folder_alone(dataset, finished, tm
     (tmp_path / 'empty.npy').write_bytes(b'')
     (tmp_path / 'own.txt').write_text('a red dog runs near the river\nan old cat sits near the house\n')
     here, z = ['sample.py', f'--out_dir={finished}', '--device=cpu'], f'--latents={tmp_path}/z.npy'
-    samplers = [*sample.SAMPLERS, [*sample.SAMPLERS][-1]]                # the last one twice: the same seed gives the same text
+    names = [*SAMPLERS, [*SAMPLERS][-1]]                                 # the last one twice: the same seed gives the same text
     (rc, out, err), *each = run_each([*here, '--text=a red dog runs near the river', '--num_samples=2'],
-                                     *([*here, z, f'--sampler={s}', '--steps=4', '--watch=true'] for s in samplers),
+                                     *([*here, z, f'--sampler={s}', '--steps=4', '--watch=true'] for s in names),
                                      [*here, f'--latents={tmp_path}/bad.npy'], [*here, f'--latents={tmp_path}/empty.npy'],
                                      [*here, '--mode=t2l', '--text=a'], [*here, '--mode=text', '--text=a'], [*here, z, '--like=b'],
                                      [*here, z, '--sample_batch=0'], [*here, z, '--sampler=foo'])
     assert rc == 0 and out.count('\n  -> ') == 2, err
-    for name, (rc, out, err) in zip(samplers, each):
+    for name, (rc, out, err) in zip(names, each):
         assert rc == 0 and out.count('\n  -> ') == 3 and '░' in out, (name, err)
-    assert samplers[-2] == samplers[-1] and each[len(samplers) - 2][1] == each[len(samplers) - 1][1]
-    wrong = each[len(samplers):]
+    assert names[-2] == names[-1] and each[len(names) - 2][1] == each[len(names) - 1][1]
+    wrong = each[len(names):]
     for (rc, out, err), word in zip(wrong, ('17', 'empty.npy', 'no t2l', 'does not read', 'does not read', 'sample_batch', 'foo')):
         assert rc == 2 and err.count('\n') == 1 and word in err, err
     runs = run_each(['evaluate.py', f'--out_dir={finished}', '--n=16', '--draws=2', '--device=cpu'],
