@@ -12,7 +12,7 @@ from data import PackedDataset
 from diffusion import MaskedText
 from model import Importance, Model, ModelConfig
 from objective import Objective, read_stages
-from runs import train, weights
+from runs import run, train, weights
 from toys import L, MASK, TEXTS, V, Toy, exact_bound, optimal_denoiser, random_denoiser, text_law
 
 FREQUENT_FIRST = torch.tensor([0.1, 0.4, 0.7, 0.95, 0.5])
@@ -259,6 +259,11 @@ def test_an_adaptive_run_logs_its_importance_learns_and_resumes_bitwise(dataset,
         assert 0 < e['mask_share'] < 1 and 0 <= e['importance_min'] <= e['importance_mean'] <= e['importance_max'] <= 1
     if 'freq' in args[0]:
         assert np.mean([e['importance_mean'] for e in steps]) == pytest.approx(.5, abs=.05) and steps[0]['importance_std'] > .2
+        result = run('evaluate.py', f'--out_dir={whole}', '--tasks=nelbo,importance', '--n=40', '--draws=4')
+        assert result.returncode == 0, result.stderr
+        found = json.loads((whole / 'results.json').read_text())
+        assert found['importance/importance/std'] == found['importance/frequency/std'] > .2
+        assert found['importance/genmd4/nats_per_token'] == pytest.approx(found['nelbo/nats_per_token'], rel=.2), 'nearly uniform: both near log V'
     else:
         assert weights(whole)['importance.net.text_head.weight'].any() and all(0 < e['importance_loss'] < .3 for e in steps), 'it learns'
     assert train(dataset, parts, *args, '--max_iters=12', '--save_interval=4', '--eval_interval=4').returncode == 0
