@@ -104,15 +104,15 @@ class Adaptive:
 
 
 @torch.no_grad()
-def genmd4_bound(model, text, tokens, latents, t_latent, t, u, w):
+def genmd4_bound(model, text, tokens, latents, t_latent, t, u, w, given=None):
     """
     One draw, nats per sample (B,), of the bound for rates l_v = w_v w(t) that belong to the token:
         E_t [ sum over masked of  l_x (-log mu_x) - l_x + sum_v l_v mu_v ],   mu = p(. | x_t, t)
     The last two terms pay for rates that the network cannot know: they vanish where all w are equal and, in expectation, at the true
     posterior, where the whole is the entropy. That posterior depends on t, so the network should read the text clock.
-    tokens (B, L), t (B,) spread over (0, 1), u (B, L) uniform, w (V,).    GenMD4, arXiv:2406.04329
+    tokens (B, L), t (B,) spread over (0, 1), u (B, L) uniform, w (V,); given (B, L): True is not masked.    GenMD4, arXiv:2406.04329
     """
-    noisy, mask = text.corrupt(tokens, t, u, exponent=w[tokens])
+    noisy, mask = text.corrupt(tokens, t, u, given, w[tokens])
     positions = mask.flatten().nonzero().squeeze(1)
     log_mu = model(noisy, latents, t.float(), t_latent, positions, predict=('text',))[0].double().log_softmax(1)     # (P, V)
     x, L = tokens.flatten()[positions], tokens.shape[1]

@@ -2,7 +2,7 @@
 Speed as a ratio in one run: one side beside the other, interleaved, medians.
 
     python bench.py                                              # guard: what guard and logging cost a training step
-    python bench.py --what=trainings --lines="config/multi30k_l2t.py | config/speedrun.py"     # tokens/s of whole commands
+    python bench.py --what=trainings --lines="config/multi30k_l2t.py | config/multi30k_l2t.py --optimizer=adamw"   # tokens/s
     python bench.py --what=step --shape=small                    # a training step beside other libraries' (peers.py)
     python bench.py --what=scaling --settings=bfloat16           # how that grows with depth, width, length and batch
     python bench.py --what=samplers                              # seconds a text, beside an autoregressive decoder of that size

@@ -308,10 +308,11 @@ class PackedDataset:
             where = np.flatnonzero(owner == s)
             yield self.shards[s], where, indices[where] - self.first[s]
 
-    def rows(self, indices, where_from=None):
-        """ tokens (B, L) int64 and latents (B, N, D) float32, standardised (None for text only). where_from (B,) in [0, 1): of a text
-        longer than L, where between the first and the last possible place its L tokens begin; None: at the first. """
-        L, eos, pad = self.seq_len, self.tokenizer.eos, self.tokenizer.pad
+    def rows(self, indices, where_from=None, length=None):
+        """ tokens (B, L) int64 and latents (B, N, D) float32, standardised (None for text only); L is seq_len, or less: length.
+        where_from (B,) in [0, 1): of a text longer than L, where between the first and the last possible place its L tokens begin;
+        None: at the first. """
+        L, eos, pad = length or self.seq_len, self.tokenizer.eos, self.tokenizer.pad
         column = np.arange(L)
         tokens = np.empty((len(indices), L), np.int64)
         for shard, where, rows in self.by_shard(indices):

@@ -64,7 +64,7 @@ scorer_revision = ''            # of the hub model: a commit
 infill_share = 0.5              # infill: of each text's tokens
 seeds = 3                       # t2l, sts: draws of every latent
 # ---- sampling, as in sample.py
-sampler = ''                    # '': confidence, but ancestral for unconditional
+sampler = ''                    # '': confidence, but ancestral where there is nothing to write from
 steps = 0
 length = 0
 block_size = 0
@@ -621,8 +621,8 @@ def rated_bound(run, tokens, z, rare, draws, seed, batch):
             t = (torch.arange(len(x), device=run.device) + u[:, 0]) / len(x)                 # spread over (0, 1)
             with run.autocast():
                 total += genmd4_bound(run.model, run.text, x, latents, torch.zeros(len(x), device=run.device), t, u[:, 1:],
-                                      w.to(run.device)).sum().item() / draws
-    return total / (tokens != run.tokenizer.pad).sum().item()
+                                      w.to(run.device), ends_of(run, x)).sum().item() / draws
+    return total / ((tokens != run.tokenizer.pad) & ~ends_of(run, tokens)).sum().item()
 
 
 # ---- sweeps

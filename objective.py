@@ -24,7 +24,7 @@ def read_schedule(name, schedule, what, max_iters):
     found, first = [], 0
     for part in schedule.split(','):
         value, _, steps = part.strip().partition(':')
-        if not value or steps and not steps.isdigit() or steps == '0' or first is None:
+        if not value or steps and not (steps.isascii() and steps.isdecimal() and int(steps)) or first is None:
             raise ValueError(f'{name}={schedule!r}: {part.strip()!r}: expected {what}:STEPS,{what}:STEPS,{what}')
         found.append((first, value))
         first = first + int(steps) if steps else None
@@ -40,7 +40,7 @@ def read_stages(schedule, lengths, mode_weights, streams, freeze, max_iters, seq
     modes = read_schedule('mode_schedule', schedule, 'MODE', max_iters)
     cuts = read_schedule('length_schedule', lengths or str(seq_len), 'LENGTH', max_iters)
     for _, length in cuts:
-        if not length.isdigit() or not 1 <= int(length) <= seq_len:
+        if not (length.isascii() and length.isdecimal()) or not 1 <= int(length) <= seq_len:
             raise ValueError(f'length_schedule={lengths!r}: {length!r}: expected lengths of 1 to {seq_len} tokens')
     found = []
     for first in sorted({step for step, _ in modes + cuts}):
@@ -48,6 +48,8 @@ def read_stages(schedule, lengths, mode_weights, streams, freeze, max_iters, seq
         shares = mode_shares(name, mode_weights)
         text_share = shares['unconditional'] + shares['l2t']             # of the rows that have the loss
         latent_share = shares['unconditional'] + shares['t2l']
+        if int(length) < seq_len and shares['t2l'] and 'latent' in streams:
+            raise ValueError(f'length_schedule={lengths!r}: mode={name} learns the latents of whole texts from texts that are cut')
         losses = tuple(s for s, share in (('text', text_share), ('latent', latent_share)) if share and s in streams)
         if not losses:
             raise ValueError(f'mode={name} has no loss on streams={streams}')
@@ -77,9 +79,8 @@ class Objective:
         """ Rows of the dataset as they enter the network at this step, with what the losses need; first: number of the first row
         in the global batch, of `batch` rows. A pure function of its arguments and the seed, made on the host. """
         seed, B, L = self.seed, len(rows), stage.seq_len
-        crop = uniforms(seed, step, 'crop', first, B, 1)[:, 0] if data.cropped else None
-        tokens, latents = data.rows(rows, crop)                          # (B, L), (B, N, D)
-        tokens = tokens[:, :L]
+        crop = None if self.predict_length else uniforms(seed, step, 'crop', first, B, 1)[:, 0]
+        tokens, latents = data.rows(rows, crop, L)                       # (B, L), (B, N, D)
         given = None if self.predict_length else data.is_end(tokens)
         c = draw_clocks(seed, step, first, B, batch, stage.shares, self.cond_drop, self.latent_noise, self.t_min)
         out = dict(mode=c['mode'], t_text=c['t_text'].float(), t_latent=c['t_latent'].float())

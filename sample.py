@@ -12,7 +12,7 @@ All that one two-clock model writes, in every direction, and the command line.
     python sample.py --out_dir=out/protein_tiny --num_samples=8 --length=120 --sampler=reparam --fasta=new.fasta
     python sample.py --out_dir=out/protein_tiny --given="MKV[MASK:40]HHHHHH" --num_samples=8 # what is given stays
 
-A text sampler is a function of samplers.py; a latent solver is a method of diffusion.GaussianLatents: step(z, t, s, denoise, memory, noise).
+A text sampler is a function of samplers.py, a latent solver a method of diffusion.GaussianLatents: step(z, t, s, denoise, memory, noise).
 """
 import os
 import re
@@ -439,7 +439,7 @@ def read_template(run, text, length=0):
         tokens, inner = tokens + added, inner + [i % 2 == 1] * len(added)
     if rest and run.lengths:                                             # up to a length that must be said
         if length <= len(tokens):
-            raise ValueError(f'[MASK:*] in {text!r} needs a --length above {len(tokens)}: {out_dir} does not learn when a text ends')
+            raise ValueError(f'[MASK:*] in {text!r} needs a --length above {len(tokens)}: {run.out_dir} does not learn when a text ends')
         added, rest = length - len(tokens), False
         tokens, inner = tokens + [run.text.mask_id] * added, inner + [True] * added
     elif length:
@@ -539,7 +539,8 @@ def main():
         own = run.streams[0] if len(run.streams) == 1 else 'l2t' if 'l2t' in learned else min(learned)
         if mode == 'mixed' and len(learned) == 1:
             raise ValueError(f'mode=mixed, but {out_dir} was trained for {own}: name the mixed run with --out_dir=')
-        task = mode if mode not in ('', 'mixed') else 'infill' if given else own
+        own_mode = mode in ('', 'mixed') or mode == 'unconditional' and len(run.streams) == 1    # as a config of training says it
+        task = 'infill' if own_mode and given else own if own_mode else mode
         if task not in ('l2t', 't2l', 'unconditional', 'text', 'latent', 'infill', 't2l2t', 'embed'):
             raise ValueError(f'mode={mode!r}: choose from l2t, t2l, unconditional, text, latent, infill, t2l2t, embed')
         if task == 'embed' and (not save or num_samples > 1):

@@ -1,7 +1,8 @@
-""" A protein language model of DPLM's kind (arXiv:2402.18567): 512 wide, 32 layers, crops of 1,024 residues. For GPUs; never trained here.
+""" A protein language model in the manner of DPLM (arXiv:2402.18567): 512 wide, 32 layers, crops of 1,024 residues.
+For GPUs; never trained here.
 
     python prepare.py config/protein.py --input=uniref50.fasta.gz --homology=0.3
-    torchrun --standalone --nproc_per_node=8 train.py config/protein.py
+    torchrun --standalone --nproc_per_node=8 train.py config/protein.py --grad_accum=6       # 393,216 residues a step, as 48 on one GPU
     python sample.py config/protein.py --num_samples=8 --length=200 --fasta=new.fasta
     python evaluate.py config/protein.py
 
