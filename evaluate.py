@@ -248,7 +248,7 @@ def nearest_training_texts(run, folder, raw):
 def write_from(run, raw, name, like, rerank=1, refine=0, **how):
     """ Texts written from raw latents (n, N, D), by trial where rerank or refine ask for it; like: sample.blank. """
     with tqdm(total=len(raw) * rerank, desc=name, unit='text', leave=False) as bar:
-        how = how | dict(progress=bar.update, like=like if run.lengths and not how['length'] else None)
+        how = how | dict(progress=bar.update, like=like if run.lengths and not how.get('length') else None)
         ids = search(run, raw, rerank, refine, **how)[0] if rerank > 1 or refine else l2t(run, run.stats.standardise(raw), **how)
     return [run.tokenizer.decode(row) for row in ids.tolist()]
 
@@ -473,7 +473,7 @@ def evaluate_unconditional(run, sources, tokens, scorer, revision, **how):
     joint = set(run.streams) == {'text', 'latent'}
     with tqdm(total=n, desc='unconditional', unit='text', leave=False) as bar:
         how = how | dict(progress=bar.update, guidance=1.0)              # it has no condition to guide by
-        ids, z = unconditional(run, n, **how) if joint else (write(run, *blank(run, n, how['length'], how['seed']), None, **how), None)
+        ids, z = unconditional(run, n, **how) if joint else (write(run, *blank(run, n, how.get('length', 0), how['seed']), None, **how), None)
     written = [run.tokenizer.decode(row) for row in ids.tolist()]
     for control, texts, rows in (('', written, ids), ('data/', sources, tokens)):
         results |= {f'{control}{key}': value for key, value in text_statistics(texts, real_ids(run, rows)).items()}

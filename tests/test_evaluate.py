@@ -17,7 +17,7 @@ from toys import L, TEXTS, V, Toy, any_order_law, exact_bound, optimal_denoiser
 def toy_run(table, pad=99):
     model = Toy(table)
     model.config = SimpleNamespace(streams=('text',))
-    return SimpleNamespace(model=model, text=MaskedText(V), device='cpu', autocast=contextlib.nullcontext,
+    return SimpleNamespace(lengths=None, banned=[], model=model, text=MaskedText(V), device='cpu', autocast=contextlib.nullcontext,
                            tokenizer=SimpleNamespace(pad=pad))
 
 
@@ -157,7 +157,7 @@ def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
         __len__ = lambda self: 2000  # noqa: E731
         rows = lambda self, i: (tokens[i], W[tokens[i]].sum(1) + 1)  # noqa: E731
     monkeypatch.setattr(evaluate, 'open_split', lambda run, folder, split: Data())
-    run = SimpleNamespace(text=MaskedText(vocabulary), tokenizer=SimpleNamespace(eos=10, pad=11),
+    run = SimpleNamespace(lengths=None, banned=[], text=MaskedText(vocabulary), tokenizer=SimpleNamespace(eos=10, pad=11),
                           stats=SimpleNamespace(destandardise=lambda z: z))
     new = torch.randint(0, 10, (50, 6))
     assert torch.allclose(ridge(run, '', new), W[new].sum(1) + 1, atol=.05)
@@ -222,8 +222,8 @@ class Codebook:
     def run(self):
         tokenizer = SimpleNamespace(eos=self.EOS, pad=self.PAD, decode=lambda ids: ' '.join(f'word{i}' for i in ids if i < 6))
         stats = SimpleNamespace(standardise=lambda z: z, destandardise=lambda z: z, mean=torch.zeros(2), live=torch.ones(2))
-        return SimpleNamespace(model=self, text=MaskedText(8), latent=self.latent, device='cpu', autocast=contextlib.nullcontext,
-                               L=self.L, tokenizer=tokenizer, stats=stats, streams=('text', 'latent'), row_calls=0, out_dir='out/code',
+        return SimpleNamespace(lengths=None, banned=[], model=self, text=MaskedText(8), latent=self.latent, device='cpu',
+                               autocast=contextlib.nullcontext, L=self.L, tokenizer=tokenizer, stats=stats, streams=('text', 'latent'), row_calls=0, out_dir='out/code',
                                meta={'encoder': dict(normalize=True)})
 
 
@@ -240,7 +240,7 @@ def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
     monkeypatch.setattr(evaluate, 'ridge', lambda run, folder, tokens: raw[[1, 2, 3, 4, 5, 0]])
     how, other = dict(seed=0, batch=4), derangement(6, 0)
     apart = 1 - (raw[other] * raw).sum((1, 2)).mean().item()             # one minus the mean cosine with the shuffled one
-    r, _ = evaluate.evaluate_l2t(run, '', sources, raw, **how)
+    r, _ = evaluate.evaluate_l2t(run, '', sources, tokens, raw, **how)
     assert r['exact'] == r['retrieval@1'] == 100 and r['cosine'] == pytest.approx(1) and r['mrr'] == 1
     assert r['shuffled/exact'] == 0 and r['shuffled/cosine'] == pytest.approx(1 - apart, abs=1e-6)
     assert r['null/exact'] == pytest.approx(100 / 6) and r['nearest/cosine'] == pytest.approx(.5)
