@@ -34,7 +34,7 @@ ema_decay = 0.99
 eval_interval = 250
 eval_iters = 8
 # sampling and evaluation
-sampler = 'reparam'
+sampler = 'ancestral'              # reparam seeks the likeliest: of so weak a model that is one residue (LOG.md)
 steps = 128
 tasks = 'nelbo,protein'
 n = 200
