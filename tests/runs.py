@@ -31,7 +31,7 @@ for argv in {[[f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args] for out
     sys.argv = ['train.py'] + argv
     runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')
 """
-    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=300,
+    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=600,
                             env={**os.environ, 'PYTHONPATH': str(ROOT)})
     assert result.returncode == 0, result.stderr
 

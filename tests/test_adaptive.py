@@ -266,6 +266,8 @@ def test_an_adaptive_run_logs_its_importance_learns_and_resumes_bitwise(dataset,
         assert found['importance/genmd4/nats_per_token'] == pytest.approx(found['nelbo/nats_per_token'], rel=.2), 'nearly uniform: both near log V'
     else:
         assert weights(whole)['importance.net.text_head.weight'].any() and all(0 < e['importance_loss'] < .3 for e in steps), 'it learns'
+    if 'freq' in args[0]:                                                # what resumes is the same: the network's state is more
+        return
     assert train(dataset, parts, *args, '--max_iters=12', '--save_interval=4', '--eval_interval=4').returncode == 0
     for folder in sorted(parts.glob('step-*'))[1:]:                      # as if it had been killed after an earlier step
         for file in folder.iterdir():
