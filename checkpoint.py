@@ -383,7 +383,8 @@ def load_model(out_dir, which='latest', ema=True, device='cpu'):
         with open(out_dir / which) as f:
             name = f.read(100).strip()
     if not STEP.fullmatch(name) or not (out_dir / name).is_dir():
-        raise ValueError(f'{out_dir} has no checkpoint {name!r}, only {[p.name for p in steps(out_dir)]}')
+        raise ValueError(f'{out_dir} has no checkpoint {name!r}, only {[p.name for p in steps(out_dir)]}: '
+                         'go on training to its first evaluation, or --which=latest')
     state = verify(out_dir / name)
     path = out_dir / name / ('ema.safetensors' if ema and 'ema.safetensors' in state['files'] else 'model.safetensors')
     model = build(state.get('model_config'), path)
