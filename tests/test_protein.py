@@ -11,7 +11,7 @@ from data import RESIDUES, PackedDataset
 from diffusion import MaskedText, text_bound, uniforms
 from encoders import load_encoder
 from objective import Objective, read_stages
-from runs import TINY, run
+from runs import TINY, run, run_each
 from samplers import SAMPLERS
 
 STANDARD = set('ACDEFGHIKLMNPQRSTVWY')
@@ -118,35 +118,33 @@ def test_no_sampler_writes_anything_but_the_20_residues_at_the_length_that_is_as
 
 
 def test_the_command_line_inpaints_writes_FASTA_and_embeds(trained, tmp_path):
-    fasta, template = tmp_path / 'new.fasta', 'MKV[MASK:9]HHHHHH'
-    result = run('sample.py', f'--out_dir={trained}', f'--given={template}', '--num_samples=3', f'--fasta={fasta}')
-    assert result.returncode == 0, result.stderr
+    fasta, here = tmp_path / 'new.fasta', ['sample.py', f'--out_dir={trained}']
+    (tmp_path / 'two.txt').write_text('MKVLA\nGGHIKLMNP\n')
+    wrong = ((['--mode=embed', '--text=MKV'], 'save'), (['--mode=text', '--length=99'], 'at most 24'), (['--given=MKV'], 'MASK'),
+             (['--given=MKV[MASK:*]'], 'length'), (['--given=MKV[MASK:3]', '--length=9'], 'length'),
+             (['--mode=text', '--length=-3'], 'at most'),
+             (['--fasta=/nowhere/at/all.fasta'], 'no such folder'), (['--mode=t2l', '--text=MKV'], 't2l'))
+    *fine, again = [[*here, '--given=MKV[MASK:9]HHHHHH', '--num_samples=3', f'--fasta={fasta}'],
+                    [*here, 'config/protein_tiny.py', f'--out_dir={trained}', '--given=MKV[MASK:*]', '--length=24', '--steps=9'],
+                    [*here, '--mode=embed', f'--texts={tmp_path}/two.txt', f'--save={tmp_path}/h.npy'],
+                    ['prepare.py', f'--input={fasta}', f'--out={tmp_path}/again', '--val_fraction=0.4']]
+    results = run_each(*fine, again, *([*here, *args] for args, _ in wrong))
+    assert [rc for rc, _, _ in results[:4]] == [0] * 4, results[:4]
+    for (rc, _, err), (args, words) in zip(results[4:], wrong):
+        assert rc == 2 and words in err, (args, err)
+    assert re.search('-> MKV[A-Z]{21}\n', results[1][1]), 'with the config of training, whose mode is the run\'s own'
     records = re.findall(r'>(\S+) length=(\d+)\n((?:[A-Z]+\n)+)', fasta.read_text())
     assert len(records) == 3 and fasta.read_text() == ''.join(f'>{name} length={n}\n{lines}' for name, n, lines in records)
     for _, n, lines in records:
         residues = lines.replace('\n', '')
         assert len(residues) == int(n) == 18 and re.fullmatch('MKV[A-Z]{9}HHHHHH', residues) and set(residues) <= STANDARD
-    read_back = run('prepare.py', f'--input={fasta}', f'--out={tmp_path}/again', '--val_fraction=0.4')
-    assert read_back.returncode == 0, 'the FASTA does not parse'
-    result = run('sample.py', f'--out_dir={trained}', '--given=MKV[MASK:*]', '--length=24')
-    assert result.returncode == 0 and re.search('-> MKV[A-Z]{21}\n', result.stdout), result.stderr
-    (tmp_path / 'two.txt').write_text('MKVLA\nGGHIKLMNP\n')
-    result = run('sample.py', f'--out_dir={trained}', '--mode=embed', f'--texts={tmp_path}/two.txt', f'--save={tmp_path}/h.npy')
-    assert result.returncode == 0, result.stderr
-    vectors = np.load(tmp_path / 'h.npy')
-    loaded = sample.load_run(str(trained))
+    vectors, loaded = np.load(tmp_path / 'h.npy'), sample.load_run(str(trained))
     alone = sample.embed(loaded, sample.pack(loaded, ['GGHIKLMNP']))
     assert vectors.shape == (2, 32) and np.allclose(vectors[1], alone[0], atol=.02) and np.abs(vectors[0] - vectors[1]).max() > .05
     loaded = sample.load_run(str(trained), dtype='float32')
     x = sample.pack(loaded, ['MKVLA'])
     hidden = loaded.model(x, None, torch.zeros(1), torch.ones(1), None, ('text',), lambda hidden, head: hidden)[0]
     assert torch.allclose(sample.embed(loaded, x)[0], hidden[:5].mean(0), atol=1e-5), 'the mean over the residues alone'
-    for args, words in ((['--mode=embed', '--text=MKV'], 'save'), (['--mode=text', '--length=99'], 'at most 24'),
-                        (['--given=MKV'], 'MASK'), (['--given=MKV[MASK:*]'], 'length'),
-                        (['--given=MKV[MASK:3]', '--length=9'], 'length'), (['--mode=text', '--length=-3'], 'at most'),
-                        (['--fasta=/nowhere/at/all.fasta'], 'no such folder'), (['--mode=t2l', '--text=MKV'], 't2l')):
-        result = run('sample.py', f'--out_dir={trained}', *args)
-        assert result.returncode == 2 and words in result.stderr, (args, result.stderr)
 
 
 def test_evaluation_has_the_bound_per_residue_recovery_and_composition(proteins, trained):
