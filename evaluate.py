@@ -473,7 +473,8 @@ def evaluate_unconditional(run, sources, tokens, scorer, revision, **how):
     joint = set(run.streams) == {'text', 'latent'}
     with tqdm(total=n, desc='unconditional', unit='text', leave=False) as bar:
         how = how | dict(progress=bar.update, guidance=1.0)              # it has no condition to guide by
-        ids, z = unconditional(run, n, **how) if joint else (write(run, *blank(run, n, how.get('length', 0), how['seed']), None, **how), None)
+        ids, z = (unconditional(run, n, **how) if joint else
+                  (write(run, *blank(run, n, how.get('length', 0), how['seed']), None, **how), None))
     written = [run.tokenizer.decode(row) for row in ids.tolist()]
     for control, texts, rows in (('', written, ids), ('data/', sources, tokens)):
         results |= {f'{control}{key}': value for key, value in text_statistics(texts, real_ids(run, rows)).items()}

@@ -3,7 +3,6 @@ Pictures of a run, from the files in its folder. Needs matplotlib: pip install m
 
     python plot.py --out_dir=out/quickstart                                   # its curves: training_log.jsonl
     python plot.py --out_dir=out/quickstart --what=sweep --metric=bleu        # every sweep of evaluate.py: results.json
-
     python plot.py --out_dir=out/atat --what=importance                       # evaluate.py --tasks=importance, and the log
 
 A sweep over steps is drawn against the network calls that a text took, a line per sampler; over another knob against that knob.

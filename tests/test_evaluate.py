@@ -223,7 +223,8 @@ class Codebook:
         tokenizer = SimpleNamespace(eos=self.EOS, pad=self.PAD, decode=lambda ids: ' '.join(f'word{i}' for i in ids if i < 6))
         stats = SimpleNamespace(standardise=lambda z: z, destandardise=lambda z: z, mean=torch.zeros(2), live=torch.ones(2))
         return SimpleNamespace(lengths=None, banned=[], model=self, text=MaskedText(8), latent=self.latent, device='cpu',
-                               autocast=contextlib.nullcontext, L=self.L, tokenizer=tokenizer, stats=stats, streams=('text', 'latent'), row_calls=0, out_dir='out/code',
+                               autocast=contextlib.nullcontext, L=self.L, tokenizer=tokenizer, stats=stats,
+                               streams=('text', 'latent'), row_calls=0, out_dir='out/code',
                                meta={'encoder': dict(normalize=True)})
 
 

@@ -543,8 +543,8 @@ def test_fault_20_the_share_of_bad_latents_is_that_of_all_ranks(tmp_path):
     z = np.random.default_rng(0).standard_normal((2000, 4)).astype(np.float32)
     z[in_train[-5]] = np.nan
     np.save(tmp_path / 'z.npy', z)
-    job = Job(None, tmp_path / 'x', f'--input={tmp_path}/a.txt', f'--latents_from={tmp_path}/z.npy', '--tokenizer=byte', '--shard_size=1900',
-              f'--out={tmp_path}/x', script='prepare.py', ranks=2)
+    job = Job(None, tmp_path / 'x', f'--input={tmp_path}/a.txt', f'--latents_from={tmp_path}/z.npy', '--tokenizer=byte',
+              '--shard_size=1900', f'--out={tmp_path}/x', script='prepare.py', ranks=2)
     assert job.wait() == [0, 0], job.err(1)
     assert [shard['nonfinite'] for shard in PackedDataset(tmp_path / 'x', 'train').meta['splits']['train']['shards']] == [0, 1]
 

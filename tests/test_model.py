@@ -199,7 +199,8 @@ def loss_of(predict, ways=False, importance='none', **text_and_latent):
         learned.append(part)
         return noisy, None
     scored, out = model(clean if importance != 'none' and 'text' in predict else noisy, z_t, t, s, predict=predict,
-                        see=see if importance != 'none' and 'text' in predict else None, score=lambda hidden, head: text.loss(hidden, head, clean.flatten(), weight))
+                        see=see if importance != 'none' and 'text' in predict else None,
+                        score=lambda hidden, head: text.loss(hidden, head, clean.flatten(), weight))
     total = 0.
     if 'text' in predict:
         total = total + scored[0] + sum(part.square().mean() for part in learned)

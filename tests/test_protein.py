@@ -75,6 +75,12 @@ def test_where_the_length_is_given_EOS_and_PAD_are_seen_and_never_scored(protein
         ends = data.is_end(data.rows(rows, uniforms(0, step, 'crop', 0, 64, 1)[:, 0])[0])
         assert scored.sum() > 100 and not ends.flatten()[b['positions'][scored]].any() and ends.any()
         assert (data.is_end(b['tokens']) == ends).all(), 'a masked end'
+    stage.seq_len = 10                                                   # of a length_schedule: crops of that, from anywhere
+    short = objective.batch(data, rows, 0, 0, 64, stage)['tokens']
+    expected = data.rows(rows, uniforms(0, 0, 'crop', 0, 64, 1)[:, 0], 10)[0]
+    seen = short != objective.text.mask_id
+    assert short.shape == (64, 10) and torch.equal(short[seen], expected[seen]) and not torch.equal(expected, data.rows(rows)[0][:, :10])
+    stage.seq_len = 24
     other = objective_of(data)[0].batch(data, rows, 0, 0, 64, stage)
     assert data.is_end(other['targets'][other['weight'] > 0]).any(), 'the control: else they are scored'
 
