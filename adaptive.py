@@ -15,7 +15,7 @@ So every token is clean at t = 0 and MASK at t = 1, and beta = 0 is plain maskin
     balanced      beta runs from -b to b over the run                           time_only  beta = 0
 
 This trains on other states; it is no bound. The rate belongs to a token that is hidden: the loss is least where p is tilted by w, and there
-it is below the entropy. What is reported is always the plain bound (diffusion.text_bound), which knows of no importance; for freq there
+it is below the entropy. What is reported is always the plain bound (MaskedText.bound), which knows of no importance; for freq there
 is also a bound that counts what the rates tell, genmd4_bound (GenMD4, arXiv:2406.04329).
 
 Curriculum: an easy, a medium and a hard stage of training, in which masked tokens of low, middle or high importance weigh `focus` times

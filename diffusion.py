@@ -164,13 +164,34 @@ class MaskedText:
         clocks = pieces * (.5 if self.schedule == 'loglinear' else 1) + (2 if text_share < 1 else 0)
         return min(rows * length, math.ceil(expected + coins + clocks * length))
 
-    def loss(self, hidden, head, targets, weight):
+    def loss(self, hidden, head, targets, weight, seen=None, t=None):
         """
         sum of weight * -log p(x)  /  (B L), with weight = w(t), 0 where nothing is scored     nats per token, a bound
         hidden (P, C); head (V, C), logits = hidden head'; targets (P,); weight (P,) float32, already divided by B * L.
-        Returns the loss, nll (P,) in nats, and right (P,) bool: no token is likelier than the target.
+        Returns the loss, nll (P,) in nats, and right (P,) bool: no token is likelier than the target. seen, t: baselines.py's read them.
         """
         return HeadLoss.apply(hidden, head, targets, weight)
+
+    @torch.no_grad()
+    def bound(self, model, tokens, latents, t_latent, u, given=None):
+        """
+        One draw of the exact discrete bound, nats per sample (B,), float64:
+            n ~ U{1..F},  F / n * sum over the n masked of -log p(x^i | x_t),  F = number of free positions (L, if none is given)
+        MDLM's bound without a t_min; equal to the any-order autoregressive bound; a network that reads the text clock is fed the
+        t_n with 1 - a(t_n) = n / L, a function of x_t, so it is a bound for that network too, sampled with that clock.
+        tokens (B, L); latents (B, N, D) as the model shall see them, at clock t_latent (B,); u (B, 1 + L) uniforms: the first
+        column draws n, spread evenly over the rows given.
+        """
+        B, L = tokens.shape
+        free = torch.full((B,), L, device=tokens.device) if given is None else (~given).sum(1).clamp(min=1)
+        n = 1 + (u[:, 0] * free).long().clamp(max=free - 1)                  # (B,)
+        noisy, mask = self.corrupt_exactly(tokens, n, u[:, 1:], given)
+        t_text = self.clock(n / L).float()
+        positions = mask.flatten().nonzero().squeeze(1)
+        logits, _ = model(noisy, latents, t_text, t_latent, positions, predict=('text',))
+        nll = F.cross_entropy(logits, tokens.flatten()[positions], reduction='none').double()
+        total = torch.zeros(B, dtype=torch.float64, device=tokens.device).index_add_(0, positions // L, nll)
+        return total * free / n
 
     # reverse
 
@@ -229,28 +250,6 @@ def positions_and_targets(scored, tokens, weight, budget):
     positions = F.pad(found, (0, P - len(found)))
     weight = F.pad((weight / scored.numel()).expand(scored.shape).flatten()[found], (0, P - len(found)))
     return positions, tokens.flatten()[positions], weight.float()
-
-
-@torch.no_grad()
-def text_bound(model, text, tokens, latents, t_latent, u, given=None):
-    """
-    One draw of the exact discrete bound, nats per sample (B,), float64:
-        n ~ U{1..F},  F / n * sum over the n masked of -log p(x^i | x_t),  F = number of free positions (L, if none is given)
-    MDLM's bound without a t_min; equal to the any-order autoregressive bound; a network that reads the text clock is fed the
-    t_n with 1 - a(t_n) = n / L, a function of x_t, so it is a bound for that network too, sampled with that clock.
-    tokens (B, L); latents (B, N, D) as the model shall see them, at clock t_latent (B,); u (B, 1 + L) uniforms: the first
-    column draws n, spread evenly over the rows given.
-    """
-    B, L = tokens.shape
-    free = torch.full((B,), L, device=tokens.device) if given is None else (~given).sum(1).clamp(min=1)
-    n = 1 + (u[:, 0] * free).long().clamp(max=free - 1)                  # (B,)
-    noisy, mask = text.corrupt_exactly(tokens, n, u[:, 1:], given)
-    t_text = text.clock(n / L).float()
-    positions = mask.flatten().nonzero().squeeze(1)
-    logits, _ = model(noisy, latents, t_text, t_latent, positions, predict=('text',))
-    nll = F.cross_entropy(logits, tokens.flatten()[positions], reduction='none').double()
-    total = torch.zeros(B, dtype=torch.float64, device=tokens.device).index_add_(0, positions // L, nll)
-    return total * free / n
 
 
 # ---- Gaussian latents

@@ -18,6 +18,7 @@ sts     correlation of the cosine of generated latents with what people said, ov
 unconditional   joint samples: entropy, distinct n-grams, repetition, coherence cos(z, encoder(x)), perplexity under a scorer
 protein recovery of masked residues at shares .1 to .9, composition and repeats of new sequences (nelbo has the bound per residue)
 importance  the loss by quarters of frequency and of importance, rank correlation of importance and loss (adaptive.py)
+self_correction   gidd: of its own samples the share of tokens that the network would keep, before and after it has mended them
 infill  a share of each text's tokens masked and written again: token accuracy, and as l2t
 Controls: shuffled (another text's condition), null (noise at clock 1), nearest (the training text whose latent is nearest: what
 copying the training set would get), mean and ridge (the mean latent; ridge regression from the bag of tokens), encoder, data.
@@ -40,16 +41,18 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from adaptive import Adaptive, genmd4_bound, rarity
+from baselines import GIDD, NextToken
 from checkpoint import difference, git_commit
 from configurator import configure, stop_on_error
 from data import PackedDataset, dataset_folder, dataset_identity
-from diffusion import normals, text_bound, uniforms
-from sample import (LATENT_KNOBS, TEXT_KNOBS, blank, call, check_task, encode, ends_of, l2t, load_run, pack, raw_latents, search, t2l,
-                    trained_for, unconditional, write)
+from diffusion import normals, uniforms
+from sample import (LATENT_KNOBS, TEXT_KNOBS, blank, call, check_task, encode, ends_of, l2t, load_run, null_latents, pack, raw_latents, search,
+                    t2l, trained_for, unconditional, write)
 
 out_dir = 'out/quickstart'
 which = 'best'                  # best | latest | step-00001000
-tasks = ''                      # nelbo, l2t, t2l, sts, unconditional, infill, protein, importance; '': nelbo and what it was trained for
+tasks = ''                      # nelbo, l2t, t2l, sts, unconditional, infill, protein, importance, self_correction; '': nelbo and what it
+                                # was trained for
 sweep = ''                      # l2t, t2l over values of their knobs: 'guidance=0,1,2' or 'sampler=ancestral,confidence; steps=8,16'
 texts = ''                      # a text file, one text a line; '': the validation split
 dataset = ''                    # where the run's dataset lies; '': where it was trained from
@@ -59,7 +62,8 @@ order = 'random'                # which: random ones, drawn with the seed, or th
 draws = 16                      # nelbo: draws of the bound per text, spread evenly over the number of masked positions
 sts = ''                        # sts: a csv or tsv of sentence, sentence, score (STS-B, SICK), or a hub dataset's id
 sts_revision = ''               # of the hub dataset: a commit
-scorer = ''                     # unconditional: a causal language model, hub id or folder, that says how likely the texts are
+scorer = ''                     # unconditional, self_correction: who says how likely the texts are: a run of config/ar.py, or a causal language
+                                # model, hub id or folder
 scorer_revision = ''            # of the hub model: a commit
 infill_share = 0.5              # infill: of each text's tokens
 seeds = 3                       # t2l, sts: draws of every latent
@@ -76,6 +80,7 @@ eta = 0.02
 loop = (0.55, 0.05, 0.9)
 alpha = 1.5
 repeat_cap = 0.0
+self_correct = 0
 temperature = -1.0
 nucleus = 1.0
 guidance = 1.0
@@ -162,7 +167,7 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch):
                     z, clock = (condition[0][rows].to(run.device), condition[1]) if condition else (None, 1.0)
                     ends = None if fixed is None else fixed[rows].to(run.device)
                     with run.autocast():
-                        nats[rows] += text_bound(run.model, run.text, x, z, torch.full((len(x),), clock, device=run.device),
+                        nats[rows] += run.text.bound(run.model, x, z, torch.full((len(x),), clock, device=run.device),
                                                  u[rows].to(run.device), ends).cpu() / draws
                     bar.update(len(x))
         ratio = (nats.sum() / real.sum()).item()
@@ -438,7 +443,18 @@ def text_statistics(texts, ids):
 
 
 def load_scorer(name, revision, device):
-    """ perplexity(texts): exp of the mean nats per token under a causal language model, each text on its own, after its first token. """
+    """ perplexity(texts): exp of the mean nats per token under a causal language model, each text on its own, after its first token; or
+    under a run of config/ar.py, the first token and an EOS among them. """
+    if os.path.isfile(os.path.join(name, 'best')):
+        run = load_run(name, device=device, dtype='float32')
+        if not isinstance(run.text, NextToken) or 'latent' in run.streams:
+            raise ValueError(f'scorer={name} is a run of ours that is no autoregressive one of text alone (config/ar.py)')
+
+        def by_run(texts):
+            tokens = pack(run, texts, cut=True).to(device)
+            nats = sum(run.text.bound(run.model, part, None, None).sum().item() for part in tokens.split(128))
+            return math.exp(nats / (tokens != run.tokenizer.pad).sum().item())
+        return by_run
     import transformers
     revision = dict(revision=revision) if revision else {}
     try:
@@ -485,6 +501,40 @@ def evaluate_unconditional(run, sources, tokens, scorer, revision, **how):
         for control, other in (('', torch.arange(n)), ('shuffled/', derangement(n, how['seed']))):
             means(results, control, {'coherence': F.cosine_similarity(embedded.flatten(1), raw[other].flatten(1)).numpy()})
     return results, written
+
+
+# ---- self-correction
+
+@torch.inference_mode()
+def evaluate_self_correction(run, sources, tokens, scorer, revision, seed, batch, **how):
+    """ Samples before and after so many rounds (as many as places, if self_correct is 0); accuracy: % of the tokens that are the network's
+    own first choice; control: data, the texts themselves. """
+    n, rounds = len(sources), how['self_correct'] or run.L
+    perplexity = load_scorer(scorer, revision, run.device) if scorer else None
+    rng = torch.Generator().manual_seed(seed)
+    ids, given = blank(run, n, how['length'], seed)
+    ids = write(run, ids, given, None, seed=seed, batch=batch, **how | dict(self_correct=0, guidance=1.0))
+
+    def denoise(tokens, t, positions):
+        z = null_latents(run, len(tokens), rng) if 'latent' in run.streams else None
+        logits = call(run, tokens, z, t, 1.0, positions)[0]
+        logits[:, run.banned] = -torch.inf
+        return logits
+    results, changed = {'n': n, 'rounds_at_most': rounds}, torch.zeros(n)
+    found = [run.text.correct(denoise, x.to(run.device), fixed, most, rng) for most, x in ((rounds, ids), (0, tokens))
+             for x, fixed in zip(x.split(batch), given.split(batch))]
+    half = len(found) // 2
+    after, before, accuracy, taken, done = (torch.cat(parts).cpu() for parts in zip(*found[:half]))
+    changed = 100 * (after != ids).sum(1) / (~given).sum(1)
+    means(results, '', {'accuracy': 100 * accuracy, 'changed': changed, 'rounds': taken, 'converged': 100.0 * done})
+    means(results, 'before/', {'accuracy': 100 * before})
+    means(results, 'data/', {'accuracy': 100 * torch.cat([part[1] for part in found[half:]]).cpu()})
+    for control, x in (('', after), ('before/', ids), ('data/', tokens)):
+        texts = [run.tokenizer.decode(row) for row in x.tolist()]
+        results |= {f'{control}{key}': value for key, value in text_statistics(texts, real_ids(run, x)).items()}
+        if scorer:
+            results[f'{control}gen_ppl'] = perplexity(texts)
+    return results, [run.tokenizer.decode(row) for row in after.tolist()]
 
 
 # ---- infill
@@ -543,7 +593,7 @@ def evaluate_protein(run, folder, tokens, seed, batch, **how):
             positions = mask[rows].flatten().nonzero().squeeze(1)
             z = None
             if 'latent' in run.streams:
-                z = (torch.randn(len(noisy[rows]), *run.meta['latent_shape'], generator=rng) * run.stats.live).to(run.device)
+                z = null_latents(run, len(noisy[rows]), rng)
             told = run.text.clock(mask[rows].double().mean(1))           # the clock of the bound
             logits, _ = call(run, noisy[rows].to(run.device), z, told, 1.0, positions)
             found = torch.zeros_like(mask[rows])
@@ -678,7 +728,7 @@ def write_results(out_dir, results, meta):
 
 def print_table(task, results):
     """ Metrics down, controls across; value +- standard error. """
-    facts = ('n', 'draws', 'seeds', 'share', 'n_known', 'n_cut_sentences')
+    facts = ('n', 'draws', 'seeds', 'share', 'n_known', 'n_cut_sentences', 'rounds_at_most')
     values = {key: value for key, value in results.items() if key not in facts and not key.endswith('_se')}
     controls = list(dict.fromkeys(key.split('/')[0] if '/' in key else '' for key in values))
     metrics = list(dict.fromkeys(key.split('/')[-1] for key in values))
@@ -698,7 +748,7 @@ def print_table(task, results):
 def main():
     config = configure(globals())
     how = {key: config[key] for key in TEXT_KNOBS + LATENT_KNOBS} | dict(seed=seed, batch=sample_batch)
-    legal = ('nelbo', 'l2t', 't2l', 'sts', 'unconditional', 'infill', 'protein', 'importance')
+    legal = ('nelbo', 'l2t', 't2l', 'sts', 'unconditional', 'infill', 'protein', 'importance', 'self_correction')
     def done(task, metrics):                                             # at once: what comes later may fail
         print_table(task, metrics)
         record = dict(config, checkpoint=run.checkpoint, commit=git_commit(), argv=sys.argv, n_texts=len(sources))
@@ -722,10 +772,12 @@ def main():
                 raise ValueError(f"tasks={tasks!r}: choose from {', '.join(legal)}")
             if task == 'protein' and run.tokenizer.kind != 'esm':
                 raise ValueError(f'{out_dir} was trained on {run.tokenizer.kind} tokens: no protein')
-            if task not in ('nelbo', 'unconditional'):
-                check_task(run, 'text' if task in ('protein', 'importance') else task)
+            if task not in ('nelbo', 'unconditional', 'self_correction'):
+                check_task(run, task)
             if task == 'unconditional' and 'unconditional' not in learned:
                 raise ValueError(f'{out_dir} was trained for {", ".join(sorted(learned))}: no {task} from it')
+            if task == 'self_correction' and not isinstance(run.text, GIDD):
+                raise ValueError(f'{out_dir} takes nothing back: self_correction is of text_process=gidd')
             if task == 'sts' and not run.meta['encoder']:
                 raise ValueError(f'{out_dir}: its latents were given without their encoder: no sts')
             if task == 'sts' and not sts:
@@ -760,6 +812,10 @@ def main():
             metrics, written = evaluate_unconditional(run, sources, tokens, scorer, scorer_revision, **how)
             print('\n' + '\n'.join(f'-> {out}' for out in written[:show]))
             done('unconditional', metrics)
+        if 'self_correction' in chosen:
+            metrics, written = evaluate_self_correction(run, sources, tokens, scorer, scorer_revision, **how)
+            print('\n' + '\n'.join(f'-> {out}' for out in written[:show]))
+            done('self_correction', metrics)
         if 'protein' in chosen:
             metrics, written = evaluate_protein(run, folder, tokens, **how)
             print('\n' + '\n'.join(f'-> {out}' for out in written[:show]))

@@ -52,6 +52,7 @@ class ModelConfig:
     spatial: bool = False                 # the N latents are a square grid: add 2-D positions
     dropout: float = 0.0
     importance: str = 'none'              # of text tokens: none | freq | learned | hybrid (adaptive.py)
+    clusters: int = 0                     # ids V + 1 .. V + clusters are read too, never written: HDLM's (baselines.py)
 
     def __post_init__(self):
         self.streams = tuple(self.streams)
@@ -169,7 +170,8 @@ class Stream(nn.Module):
 
 class Block(nn.Module):
     """ Two streams, one attention. `text` or `latent` is None where the model has no such stream. `predict` names the streams
-    whose output is read: in the last block the other one serves only as keys and values. """
+    whose output is read: in the last block the other one serves only as keys and values. past: [] or [keys, values] of what was read before
+    these, (B, H, S, d) each; it grows. """
 
     def __init__(self, config):
         super().__init__()
@@ -177,7 +179,7 @@ class Block(nn.Module):
         self.text = Stream(c.width, c.width, c.heads, c.mlp_ratio, c.dropout) if 'text' in c.streams else None
         self.latent = Stream(c.latent_width, c.width, c.heads, c.mlp_ratio, c.dropout) if 'latent' in c.streams else None
 
-    def forward(self, text, latent, text_mod, latent_mod, cos, sin, mask, predict):
+    def forward(self, text, latent, text_mod, latent_mod, cos, sin, mask, predict, past=None):
         q, k, v = [], [], []                                             # latents first: a prefix, should the text be causal
         if latent is not None:
             shift, scale, *latent_rest = self.latent.modulation(latent_mod)
@@ -188,6 +190,10 @@ class Block(nn.Module):
             tq, tk, tv = self.text.queries_keys_values(text, shift, scale)
             for parts, part in zip((q, k, v), (rotate(tq, cos, sin), rotate(tk, cos, sin), tv)):
                 parts.append(part)                                       # (B, H, L, d)
+        if past is not None:
+            k, v = ([*past[i:i + 1], *parts] for i, parts in enumerate((k, v)))
+            past[:] = torch.cat(k, 2), torch.cat(v, 2)
+            k, v = past[:1], past[1:]
         attended = attention(torch.cat(q, 2), torch.cat(k, 2), torch.cat(v, 2), mask)  # (B, H, K + L, d)
         attended = attended.transpose(1, 2).flatten(2)                   # (B, K + L, C)
         K = 0 if latent is None else latent.shape[1]
@@ -232,7 +238,7 @@ class Model(nn.Module):
         self.config = c = config
         has_text, has_latent = 'text' in c.streams, 'latent' in c.streams
         if has_text:
-            self.embed = nn.Embedding(c.vocab_size + 1, c.width)
+            self.embed = nn.Embedding(c.vocab_size + 1 + c.clusters, c.width)
             self.text_clock = Clock(c.width) if c.text_clock else None
             self.text_modulation = nn.Linear(c.width, 8 * c.width)       # 6 for the blocks, shift and scale for the head
             self.text_head = nn.Linear(c.width, c.vocab_size, bias=False)
@@ -251,8 +257,8 @@ class Model(nn.Module):
             self.shortcut_in = nn.Linear(c.n_latents * c.latent_dim, c.width, bias=False)
             self.shortcut_out = nn.Linear(c.n_latents * c.latent_dim, c.width, bias=False)
         if c.bag:
-            self.bag_values = nn.Embedding(c.vocab_size + 1, c.n_latents * c.latent_dim)
-            self.bag_scores = nn.Embedding(c.vocab_size + 1, 1)
+            self.bag_values = nn.Embedding(c.vocab_size + 1 + c.clusters, c.n_latents * c.latent_dim)
+            self.bag_scores = nn.Embedding(c.vocab_size + 1 + c.clusters, 1)
         self.bias = nn.Parameter(torch.empty(c.width))                   # the conditioning vector's constant part
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
         if c.causal:
@@ -260,18 +266,24 @@ class Model(nn.Module):
             S = K + (c.seq_len if has_text else 0)
             may_look = torch.ones(S, S, dtype=torch.bool).tril() | (torch.arange(S) < K)  # any query may see the prefix
             self.register_buffer('causal_mask', may_look, persistent=False)  # latents sit in rows < K: their tril part ends there
+        if c.clusters:
+            self.register_buffer('cluster_of', torch.zeros(c.vocab_size, dtype=torch.int64))
         self.init_weights()
         self.importance = Importance(c.importance, c.vocab_size, c.seq_len) if c.importance != 'none' else None
 
-    def forward(self, tokens, latents, t_text, t_latent, positions=None, predict=('text', 'latent'), score=None, see=None):
+    def forward(self, tokens, latents, t_text, t_latent, positions=None, predict=('text', 'latent'), score=None, see=None, past=None):
         """
         tokens (B, L) int64, latents (B, N, D) float, clocks (B,) float; None for a stream that the model has not.
         positions: (P,) int64 indices into the flattened B * L, where the head shall run; None: everywhere.
         predict: the streams whose prediction is wanted; the others only condition.
         score(hidden (P, C), head (V, C)): in place of the logits, what a loss makes of the head without keeping them.
         see(importance, what of it is learned): tokens are clean; what of them the network shall see, and where the head shall run.
+        past: a dict that the caller keeps, {} at first, while a causal text grows: of tokens only what came since is read, and the logits
+        are those of the last one, (B, V).
         Returns logits (P, V) or (B, L, V), float32, and the latent prediction (B, N, D), float32; None where not wanted.
         """
+        if past:
+            return self.go_on(tokens, past), None
         c = self.config
         predict = tuple(stream for stream in predict if stream in c.streams)
         text = latent = text_mod = latent_mod = cos = sin = mask = text_final = latent_final = None
@@ -308,9 +320,13 @@ class Model(nn.Module):
             S = K + (0 if text is None else L)
             mask = self.causal_mask[:S, :S]
 
+        pasts = [None if past is None else [] for _ in self.blocks]
         for i, block in enumerate(self.blocks):
             last = i == c.depth - 1
-            text, latent = block(text, latent, text_mod, latent_mod, cos, sin, mask, predict if last else c.streams)
+            text, latent = block(text, latent, text_mod, latent_mod, cos, sin, mask, predict if last else c.streams, pasts[i])
+        if past is not None:
+            past.update(read=L, blocks=pasts, modulation=text_mod, final=text_final, ways=(way_in, way_out) if c.shortcut else (0, 0))
+            positions = torch.arange(1, len(tokens) + 1, device=tokens.device) * L - 1
 
         logits = prediction = None
         if 'text' in predict:
@@ -330,6 +346,17 @@ class Model(nn.Module):
             if c.bag:
                 prediction = prediction + (1 + bag_gate)[:, None] * self.bag_of(tokens)
         return logits, prediction
+
+    def go_on(self, tokens, past):
+        """ Logits (B, V) behind the last of tokens (B, L), of which past['read'] are known (forward's `past`). """
+        read, L = past['read'], tokens.shape[1]
+        (way_in, way_out), S = past['ways'], past['blocks'][0][0].shape[2] + L - read       # keys, when these are read too
+        text = self.embed(tokens[:, read:]) + (way_in[:, None] if self.config.shortcut else 0)
+        cos, sin = (table[read:L].to(past['modulation'].dtype) for table in (self.cos, self.sin))
+        for block, kv in zip(self.blocks, past['blocks']):
+            text, _ = block(text, None, past['modulation'], None, cos, sin, self.causal_mask[S - L + read:S, :S], ('text',), kv)
+        past['read'] = L
+        return self.text_head(modulate(text[:, -1], *past['final'].chunk(2, dim=1)) + way_out).float()
 
     def bag_of(self, tokens):
         """ sqrt(L) * sum over l of softmax_l(score[x_l]) * value[x_l]: (B, L) -> (B, N, D). PAD, EOS and MASK have rows like any token

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import torch
 
 from adaptive import Adaptive
-from diffusion import MODES, draw_clocks, mode_shares, normals, positions_and_targets, text_bound, uniforms
+from diffusion import MODES, draw_clocks, mode_shares, normals, positions_and_targets, uniforms
 
 REGRESSION = 0.1               # weight of the loss of a learned importance
 
@@ -62,7 +62,7 @@ def read_stages(schedule, lengths, mode_weights, streams, freeze, max_iters, seq
 
 @dataclass
 class Objective:
-    text: object                       # diffusion.MaskedText
+    text: object                       # diffusion.MaskedText, or one of baselines.py
     latent: object                     # diffusion.GaussianLatents
     streams: tuple
     device: str
@@ -115,6 +115,7 @@ class Objective:
     def losses(self, model, b, predict):
         """ Forward one micro-batch: {loss, and per stream its loss, its error per position or row; where the text is right}. """
         noisy = target = learned = None
+        L = b['tokens'].shape[1] if 'text' in self.streams else None
         if 'latent' in self.streams:
             noisy, e = self.latent.corrupt(b['clean'], b['t_latent'], b['noise'])
             target = self.latent.target_of(b['clean'], e, b['t_latent'])
@@ -126,9 +127,9 @@ class Objective:
             return b['tokens'], b['positions']
 
         def score(hidden, head):
-            loss, nll, right = self.text.loss(hidden, head, b['targets'], b['weight'])
-            at = 0 if learned is None else self.adaptive.regression(learned.flatten()[b['positions']], nll, b['targets'], b['weight'])
-            return loss, nll, right, at
+            at = b['positions']
+            loss, nll, right = self.text.loss(hidden, head, b['targets'], b['weight'], b['tokens'].flatten()[at], b['t_text'][at // L])
+            return loss, nll, right, 0 if learned is None else self.adaptive.regression(learned.flatten()[at], nll, b['targets'], b['weight'])
         with self.autocast():
             scored, out = model(b.get('tokens'), noisy, b['t_text'], b['t_latent'], b.get('positions'), predict, score,
                                 see if 'u' in b else None)
@@ -214,7 +215,7 @@ class Objective:
                 t_latent = zeros if 'l2t' in trains else ones                                # mixed: given the latents
                 z = self.latent.corrupt(latents, t_latent, e)[0] if e is not None else None
                 u[:, 0] = spread
-                nats = text_bound(model, self.text, tokens, z, t_latent, u, fixed).sum().item()
+                nats = self.text.bound(model, tokens, z, t_latent, u, fixed).sum().item()
             if 'latent' in predict:
                 z, e = self.latent.corrupt(latents, spread, e)
                 given = zeros if 't2l' in trains else ones

@@ -25,6 +25,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from baselines import text_process
 from checkpoint import load_model, pick_device
 from configurator import configure, stop_on_error
 from data import RESIDUES, load_stats, load_tokenizer
@@ -55,6 +56,7 @@ eta = 0.02                      # remdm: how much is masked again
 loop = (0.55, 0.05, 0.9)        # remdm loop: t_on, t_off, a_on: the share visible in between
 alpha = 1.5                     # dfm: 1 is ancestral, up to 2: how much is masked again
 repeat_cap = 0.0                # reparam: a token that fills more than this share of a text is drawn again; 0: never
+self_correct = 0                # gidd: rounds in which a finished text is mended, a token each
 temperature = -1.0              # 0 takes the likeliest token; -1: 1, but for confidence 0, or 0.7 where one source gets several texts
 nucleus = 1.0                   # keep the likeliest tokens that hold this much probability, and the one on the boundary
 guidance = 1.0                  # g: 1 is the conditional model, 0 the unconditional, more weighs the condition up; text and latents
@@ -74,7 +76,7 @@ device = 'auto'                 # auto | cpu | cuda
 dtype = 'bfloat16'              # bfloat16 | float32
 
 TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'by_importance', 'remask', 'eta', 'loop', 'alpha',
-              'repeat_cap', 'temperature', 'nucleus', 'guidance')
+              'repeat_cap', 'self_correct', 'temperature', 'nucleus', 'guidance')
 SOLVERS = ('ddim', 'dpmpp_2m', 'heun', 'ancestral')
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 DEFAULTS = {name: globals()[name] for name in TEXT_KNOBS + LATENT_KNOBS}
@@ -98,7 +100,7 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
         out_dir=out_dir, checkpoint=name, model=model, config=config, meta=meta, folder=folder, encoder_folder=encoder_folder, encoder=None,
         device=device, tokenizer=tokenizer, stats=stats, L=model.config.seq_len, streams=model.config.streams,
         row_calls=0,                                                     # rows that the network has read: what sampling costs
-        text=MaskedText(tokenizer.vocab_size, config['text_schedule'], config['text_power']),
+        text=text_process(config, tokenizer.vocab_size, getattr(model, 'cluster_of', None)),
         lengths=config.get('lengths'),                                   # quantiles, where the run does not learn when a text ends
         banned=never_written(tokenizer, 'lengths' in config).to(device),
         latent=GaussianLatents(stats.live.to(device), config['latent_schedule'], config['latent_target']) if stats else None,
@@ -131,9 +133,12 @@ def trained_for(run):
 
 def check_task(run, task):
     """ ValueError where the run has not learned what the task needs. """
-    joint, learned = set(run.streams) == {'text', 'latent'}, trained_for(run)
+    joint, learned, is_masked = set(run.streams) == {'text', 'latent'}, trained_for(run), isinstance(run.text, MaskedText)
     writes, embeds = {'l2t', 'unconditional'}, {'t2l', 'unconditional'}
     needs = dict(l2t=writes, infill=writes, text=writes, embed=writes, t2l=embeds, latent=embeds, unconditional={'unconditional'})
+    if task in ('embed', 'importance', 'protein') and not is_masked:
+        raise ValueError(f'{run.out_dir} was not trained on masked text: no {task} from it')
+    task = 'text' if task in ('importance', 'protein') else task
     for need in {'t2l2t': ('t2l', 'l2t'), 'sts': ('t2l',)}.get(task, (task,)):
         stream = {'text': 'text', 'infill': 'text', 'embed': 'text', 'latent': 'latent'}.get(need)
         if not learned & needs[need] or (stream not in run.streams if stream else not joint):
@@ -156,14 +161,20 @@ def raw_latents(run, z):
     return F.normalize(raw, dim=-1) if (run.meta['encoder'] or {}).get('normalize') else raw
 
 
-def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',)):
-    """ The network; clocks are numbers or (B,). """
+def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), past=None):
+    """ The network; clocks are numbers or (B,). past: Model.forward's. """
     B = len(tokens if tokens is not None else z)
     here = lambda x: x.to(run.device, non_blocking=True)                 # noqa: E731
     clock = lambda t: here(torch.as_tensor(t, dtype=torch.float32)).expand(B)   # noqa: E731
     run.row_calls += B
     with run.autocast():
-        return run.model(tokens, z, clock(t_text), clock(t_latent), None if positions is None else here(positions), predict)
+        return run.model(tokens, z, clock(t_text), clock(t_latent), None if positions is None else here(positions), predict, past=past)
+
+
+def null_latents(run, n, rng):
+    """ n latents of nothing, (n, N, D): noise, for clock 1. """
+    shape = (n, run.model.config.n_latents, run.model.config.latent_dim)
+    return (torch.randn(shape, generator=rng, device=rng.device) * run.latent.live.to(rng.device)).to(run.device)
 
 
 def own_importance(run):
@@ -190,8 +201,9 @@ def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=nothing,
     """
     how = DEFAULTS | how
     some_given = (given & ~ends_of(run, tokens)).any()                   # more than its length
-    how['sampler'] = how['sampler'] or ('confidence' if z is not None or some_given else 'ancestral')
-    sampler, knobs, temperature = make_sampler(how)
+    is_masked = isinstance(run.text, MaskedText)                         # else ancestral is all there is
+    how['sampler'] = how['sampler'] or ('confidence' if is_masked and (z is not None or some_given) else 'ancestral')
+    sampler, knobs, temperature = make_sampler(how, run.text)
     if 'text' not in run.streams:
         raise ValueError(f'{run.out_dir} has no text stream: nothing to write')
     if how['by_importance']:
@@ -206,15 +218,15 @@ def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=nothing,
         x, condition = tokens[part].to(run.device), None if z is None else z[part].to(run.device)
         null = None
         if 'latent' in run.streams:                                      # one draw per sample, kept
-            shape = (len(x), run.model.config.n_latents, run.model.config.latent_dim)
-            null = torch.randn(shape, generator=device_rng, device=run.device) * run.latent.live
+            null = null_latents(run, len(x), device_rng)
         banned = None if inner is None else inner[part].flatten().to(run.device)
+        pasts = [{}, {}] if run.model.config.causal else [None, None]    # of the two models that guidance asks
 
         def denoise(tokens, t, positions, rows=slice(None)):
             log_p = []
-            for weight, latents, clock in ((g, condition, 0.0), (1 - g, null, 1.0)):
+            for weight, latents, clock, past in ((g, condition, 0.0, pasts[0]), (1 - g, null, 1.0, pasts[1])):
                 if weight:
-                    logits, _ = call(run, tokens, None if latents is None else latents[rows], t, clock, positions)
+                    logits, _ = call(run, tokens, None if latents is None else latents[rows], t, clock, positions, past=past)
                     log_p.append(logits if weight == 1 else weight * logits.log_softmax(-1))
             log_p = sum(log_p)
             log_p[:, run.banned] = -torch.inf
@@ -269,7 +281,7 @@ def t2l(run, tokens, n=None, seed=0, batch=128, progress=lambda n: None, **how):
     n = n if tokens is None else len(tokens)
     g = how['guidance'] if tokens is not None else 0
     rng = torch.Generator(run.device).manual_seed(seed)
-    c, out = run.model.config, []
+    out = []
     for first in range(0, n, batch):
         x = blank(run, min(batch, n - first), seed=seed + first)[0] if tokens is None else tokens[first:first + batch]
         x = x.to(run.device)
@@ -282,7 +294,7 @@ def t2l(run, tokens, n=None, seed=0, batch=128, progress=lambda n: None, **how):
                     prediction = call(run, seen, z, clock, t, predict=('latent',))[1]
                     parts.append([weight * y for y in run.latent.x0_and_e(prediction, z, t)])
             return tuple(sum(ys) for ys in zip(*parts))
-        z = torch.randn(len(x), c.n_latents, c.latent_dim, generator=rng, device=run.device) * run.latent.live
+        z = null_latents(run, len(x), rng)
         out.append(solve(run.latent, how['solver'], z, how['latent_steps'], denoise, rng).cpu())
         progress(len(x))
     return torch.cat(out)
@@ -302,9 +314,7 @@ def embed(run, tokens, z=None, seed=0, batch=128, progress=lambda n: None):
         x, latents = tokens[first:first + batch].to(run.device), None
         clock = torch.zeros(len(x), device=run.device)
         if 'latent' in run.streams:
-            shape = (len(x), run.model.config.n_latents, run.model.config.latent_dim)
-            latents = (torch.randn(shape, generator=rng, device=run.device) * run.latent.live if z is None else
-                       z[first:first + batch].to(run.device))
+            latents = null_latents(run, len(x), rng) if z is None else z[first:first + batch].to(run.device)
         own = ((x != run.tokenizer.eos) & (x != run.tokenizer.pad)).float()                  # (B, L)
         with run.autocast():
             hidden = run.model(x, latents, clock, clock + (z is None), None, ('text',), lambda hidden, head: hidden)[0]
@@ -327,9 +337,11 @@ def unconditional(run, n, seed=0, batch=128, on_step=nothing, progress=lambda n:
     """ Text and latent from noise: both clocks run down together, one call a step for both. Tokens (n, L), standardised latents. """
     how = DEFAULTS | how
     how['sampler'] = how['sampler'] or 'ancestral'
-    sampler, knobs, temperature = make_sampler(how)
+    sampler, knobs, temperature = make_sampler(how, run.text)
     if how['by_importance']:
         knobs['importance'] = own_importance(run)
+    if not isinstance(run.text, MaskedText):
+        raise ValueError(f'{run.out_dir}: joint sampling is of masked text; text_process={run.config.get("text_process")} writes from latents, or alone')
     if set(run.streams) != {'text', 'latent'}:
         raise ValueError(f'{run.out_dir} has streams {run.streams}: --mode={run.streams[0]} samples it')
     if how['sampler'] in ('first_hitting', 'cached', 'reparam') or how['block_size'] or how['solver'] == 'heun':
@@ -346,14 +358,13 @@ def unconditional(run, n, seed=0, batch=128, on_step=nothing, progress=lambda n:
         tokens, given = every_token[first:first + B], every_given[first:first + B]
         steps = min(most, int((~given).sum(1).max())) if how['sampler'] == 'confidence' else most        # it makes no more calls
         times = latent_times(run.latent, steps).tolist()
-        shape = (B, run.model.config.n_latents, run.model.config.latent_dim)
-        noise = lambda: torch.randn(shape, generator=device_rng, device=run.device) * run.latent.live   # noqa: E731
-        state = SimpleNamespace(z=noise(), i=0, memory={})
+        state = SimpleNamespace(z=null_latents(run, B, device_rng), i=0, memory={})
 
         def denoise(tokens, t_text, positions):                          # the text sampler asks, and the latent takes its step too
             t, s = (torch.tensor(times[i], dtype=torch.float64) for i in (state.i, state.i + 1))
             logits, prediction = call(run, tokens, state.z, t_text, t, positions, ('text', 'latent'))
-            state.z = step(state.z, t, s, lambda z, t: run.latent.x0_and_e(prediction, z, t), state.memory, noise()).float()
+            state.z = step(state.z, t, s, lambda z, t: run.latent.x0_and_e(prediction, z, t), state.memory,
+                           null_latents(run, B, device_rng)).float()
             state.i += 1
             logits[:, run.banned] = -torch.inf
             return logits
@@ -386,6 +397,8 @@ def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, like=None, **how):
     Several candidates by confidence are drawn at temperature .7: greedy ones would be equal. Returns tokens (n, L), cosine (n,).
     """
     K = rerank
+    if refine and not isinstance(run.text, MaskedText):
+        raise ValueError(f'refine={refine} masks again what is least certain: {run.out_dir} was not trained on masked text')
     if K > 1 and how.get('temperature', -1.0) < 0 and how.get('sampler', '') in ('', 'confidence'):
         how = how | dict(temperature=0.7)
     z = run.stats.standardise(raw).repeat_interleave(K, 0)

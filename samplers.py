@@ -29,11 +29,13 @@ def nucleus_filter(logits, p):
 
 
 def make_propose(temperature, nucleus, rng):
-    """ propose(logits (P, V)) -> x ~ Cat(softmax(logits / temperature)), filtered. rng: a generator on the device. """
-    def propose(logits):
+    """ propose(logits (P, V)) -> x ~ Cat(softmax(logits / temperature)), filtered, times tilt (P, V), where there is one. rng: a
+    generator on the device. """
+    def propose(logits, tilt=None):
         if temperature == 0:
-            return logits.argmax(-1)
+            return (logits if tilt is None else logits.masked_fill(tilt == 0, -torch.inf)).argmax(-1)
         p = nucleus_filter(logits / temperature, nucleus).softmax(-1)
+        p = p if tilt is None else p * tilt
         # p / Exp(1) is largest at i with probability p_i; this decides *what* a released token is, never *whether* one is
         # released: one categorical over V and MASK would get that rate wrong in float32 (arXiv:2409.02908)
         return (p / torch.empty_like(p).exponential_(generator=rng)).argmax(-1)
@@ -45,7 +47,7 @@ def make_propose(temperature, nucleus, rng):
 def begin(text, tokens, given):
     """ A copy of tokens to write into; masked (B, L), on the host: what is to be filled; and clock(n, t), what the network is told
     when n (B,) of it are left: t, the schedule's, where nothing is given; else, or without t, the solution of 1 - a(t) = n_masked / L
-    per row, the clock of the bound (diffusion.text_bound), in which the masks of later blocks count too. """
+    per row, the clock of the bound (MaskedText.bound), in which the masks of later blocks count too. """
     is_mask = (tokens == text.mask_id).cpu()
     others, none_given = (is_mask & given).sum(1), not given.any()
 
@@ -269,24 +271,31 @@ def in_blocks(sampler, size):
     return blocks
 
 
-def make_sampler(how):
-    """ (sampler, its keyword knobs, temperature) from the text knobs; ValueError for what does not exist. """
-    for name, legal in (('sampler', tuple(SAMPLERS)), ('score', ('top1', 'margin', 'entropy', 'threshold')),
+def make_sampler(how, text):
+    """ (sampler, its keyword knobs, temperature) from the text knobs; ValueError for what does not exist. A process that is not
+    diffusion.MaskedText has samplers of its own (baselines.py). """
+    samplers = getattr(text, 'samplers', SAMPLERS)
+    for name, legal in (('sampler', tuple(samplers)), ('score', ('top1', 'margin', 'entropy', 'threshold')),
                         ('prefer', ('certain', 'uncertain')), ('remask', ('cap', 'rescale', 'loop'))):
         if how[name] not in legal:
             raise ValueError(f"{name}={how[name]!r}: choose from {', '.join(legal)}")
     if how['score'] == 'threshold' and how['prefer'] == 'uncertain':
         raise ValueError('score=threshold releases what is certain: it has no prefer=uncertain')
+    if how['self_correct'] and 'self_correct' not in getattr(text, 'knobs', ()):
+        raise ValueError(f"self_correct={how['self_correct']}: only text_process=gidd takes back what is written")
     if how['by_importance'] and (how['sampler'] != 'confidence' or how['score'] == 'threshold'):
         raise ValueError(f"by_importance goes with sampler=confidence and a score but threshold, not with {how['sampler']}, {how['score']}")
     if len(how['loop']) != 3 or not 0 < how['loop'][1] <= how['loop'][0] < 1 or not 0 < how['loop'][2] < 1 or not 0 <= how['eta'] <= 1:
         raise ValueError(f"loop={how['loop']}, eta={how['eta']}: expected 0 < t_off <= t_on < 1, 0 < a_on < 1, 0 <= eta <= 1")
     for name, fine in (('steps', how['steps'] >= 0), ('block_size', how['block_size'] >= 0), ('nucleus', how['nucleus'] > 0),
                        ('temperature', math.isfinite(how['temperature'])), ('alpha', 1 <= how['alpha'] <= 2),
-                       ('repeat_cap', 0 <= how['repeat_cap'] < 1), ('guidance', math.isfinite(how['guidance']))):
+                       ('repeat_cap', 0 <= how['repeat_cap'] < 1), ('self_correct', how['self_correct'] >= 0), ('guidance', math.isfinite(how['guidance']))):
         if not fine:
             raise ValueError(f'{name}={how[name]} is out of range')
-    sampler = SAMPLERS[how['sampler']]
+    sampler = samplers[how['sampler']]
     temperature = how['temperature'] if how['temperature'] >= 0 else 0.0 if sampler is confidence else 1.0
-    knobs = {name: how[name] for name in KNOBS_OF.get(how['sampler'], ())}
+    of_it = KNOBS_OF.get(how['sampler'], ()) if samplers is SAMPLERS else getattr(text, 'knobs', ())
+    knobs = {name: how[name] for name in of_it}
+    if samplers is not SAMPLERS and (how['block_size'] or how['by_importance']):
+        raise ValueError('block_size and by_importance are of masked text')
     return (in_blocks(sampler, how['block_size']) if how['block_size'] else sampler), knobs, temperature

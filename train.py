@@ -32,9 +32,10 @@ import torch
 import checkpoint
 import distributed
 from adaptive import STAGES, Adaptive, rarity
+from baselines import cluster_table, text_process as make_text
 from configurator import configure, stop, stop_on_error
 from data import PackedDataset, dataset_folder, dataset_identity, prefetch, row_order
-from diffusion import MODES, GaussianLatents, MaskedText
+from diffusion import MODES, GaussianLatents
 from distributed import add, agree, rank, stop_all, world
 from model import Model, ModelConfig
 from objective import Objective, read_stages
@@ -63,10 +64,18 @@ beta = 0.5                         # how much: tokens are masked at exp(-beta) t
 curriculum = False                 # easy, medium, then hard tokens weigh more
 curriculum_stages = (0.3333, 0.6666)   # shares of training at which medium and hard begin
 curriculum_focus = 2.0             # how much more they weigh
-# ---- the two processes, math in diffusion.py; sampling reads the same
+# ---- the two processes, math in diffusion.py and baselines.py; sampling reads the same
+text_process = 'masked'            # masked | gidd | hdlm; or causal=True below: autoregressive
 text_schedule = 'loglinear'        # loglinear | cosine | polynomial | ddpm
 text_power = 2.0                   # polynomial: 1 - a(t) = t^power
-text_loss_weight = 'bound'         # bound | uniform (flow matching's) | rdm: of what is masked at t: w(t), 1, 1 - t
+text_loss_weight = 'bound'         # bound | uniform (flow matching's) | rdm: of what is masked at t: w(t), 1, 1 - t; gidd: bound | dynamic | clip
+gidd_uniform = 0.1                 # gidd: share of tokens that are others by lot at t = 1/2
+gidd_gamma = 1.0                   # gidd: noise comes earlier and later (> 1), or in between
+hdlm_gamma = 1.0                   # hdlm: tokens become clusters so much faster than clusters MASK
+hdlm_xi = 1.0                      # hdlm: probability of the own cluster
+clusters = 64                      # hdlm: how many
+clusters_from = ''                 # hdlm: a run folder (its token embedding), or an .npy file of V rows, or of V cluster ids; '': by the
+                                   # company that tokens keep in the training texts
 latent_schedule = 'vp'             # vp | rf
 latent_target = 'v'                # v | x0 | flow | eps
 latent_loss_weight = 'none'        # none | snr | min_snr
@@ -80,7 +89,7 @@ heads = 4
 width = 256
 latent_width = None                # None: width
 mlp_ratio = 4.0
-causal = False
+causal = False                     # autoregressive: text sees what is before it, and latents; modes l2t, or streams=text
 bag = False                        # for modes that predict latents: the prediction adds a learned, weighted average over the tokens
 shortcut = False                   # for modes that predict text: every token adds a learned linear map of the latents
 text_clock = True                  # False: the text clock is left out, costs no likelihood
@@ -184,8 +193,10 @@ with stop_on_error():
     model_config = ModelConfig(
         vocab_size=train_data.tokenizer.vocab_size, seq_len=L, latent_dim=D, n_latents=N,
         **{name: config[name] for name in ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal', 'streams',
-                                           'bag', 'shortcut', 'text_clock', 'spatial', 'dropout', 'importance')})
-    text = MaskedText(model_config.vocab_size, text_schedule, text_power, text_loss_weight)
+                                           'bag', 'shortcut', 'text_clock', 'spatial', 'dropout', 'importance')},
+        clusters=clusters if text_process == 'hdlm' else 0)
+    cluster_of = cluster_table(clusters_from, train_data, clusters) if text_process == 'hdlm' else None
+    text = make_text(config, model_config.vocab_size, cluster_of, train_data.lengths())
     latent = GaussianLatents(train_data.live.to(device) if N else None, latent_schedule, latent_target, latent_loss_weight)
     if importance == 'none' and (masking != 'time_only' or curriculum):
         raise ValueError(f'masking={masking}, curriculum={curriculum}: choose an --importance= for them')
@@ -193,11 +204,15 @@ with stop_on_error():
     if importance != 'none':
         adaptive = Adaptive(masking, beta, curriculum, curriculum_stages, curriculum_focus, max_iters, pad,
                             rarity(train_data.counts(), pad), learns=importance != 'freq')
-    if model_config.causal:
-        raise ValueError('causal=True has no training loss yet: masked diffusion looks both ways')
+    if (causal or text_process != 'masked') and importance != 'none':
+        raise ValueError(f'importance={importance} is of masked text: not with causal={causal}, text_process={text_process}')
+    if causal and (text_clock or not predict_length):
+        raise ValueError('causal=True reads no clock and learns where a text ends: use text_clock=False, predict_length=True')
     more = adaptive.share(text, t_min) if adaptive else 1
     stages = read_stages(mode_schedule or mode, length_schedule, mode_weights, streams, freeze, max_iters, L,
                          head_budget=lambda share, length: text.head_budget(batch_size, length, share * more, t_min))
+    if causal and any('latent' in stage.predict for stage in stages):
+        raise ValueError('causal=True predicts no latents: use mode=l2t, or streams=text with mode=unconditional')
     with torch.device('meta'):                             # without memory
         sketch = Model(model_config)
     checkpoint.check_tables(sketch)
@@ -254,6 +269,8 @@ objective = Objective(text, latent, streams, device, lambda: torch.autocast(devi
 model = Model(model_config).to(device)
 if adaptive:
     model.importance.rarity.copy_(adaptive.rarity)
+if cluster_of is not None:
+    model.cluster_of.copy_(cluster_of)
 if compile:
     for block in model.blocks:                             # all blocks are one program: a depth-th of the wait
         block.compile(dynamic=False)
@@ -309,6 +326,8 @@ history = torch.full((64,), math.nan, device=device)       # the last gradient n
 def identity_of(model_config, knobs, meta):
     """ What two runs must share for one to go on from the other, as it is read back from JSON. """
     process = {name: knobs[name] for name in ('text_schedule', 'text_power', 'latent_schedule', 'latent_target')}
+    if (kind := knobs.get('text_process', 'masked')) != 'masked':
+        process.update({name: knobs[name] for name in ('text_process', f'{kind}_gamma', dict(gidd='gidd_uniform', hdlm='hdlm_xi')[kind])})
     return json.loads(json.dumps(dict(model=asdict(model_config), process=process, **dataset_identity(meta))))
 
 
@@ -347,6 +366,8 @@ def go_on_from(newest):
         raise ValueError(f'{newest} was trained with {other}: choose another --out_dir')
     if saved['optimizer']['names'] != list(names) or len(saved['optimizer']['states']) != len(optimizers):
         raise ValueError(f'{newest} was trained with other parameters or another optimizer: choose another --out_dir')
+    if cluster_of is not None and not torch.equal(saved['model']['cluster_of'].cpu(), cluster_of):
+        raise ValueError(f'{newest} was trained with other clusters than clusters_from={clusters_from!r} gives: choose another --out_dir')
     fill(saved['model'])
     for (opt, _), opt_state in zip(optimizers, saved['optimizer']['states']):
         owners = [p for group in opt.param_groups for p in group['params']]

@@ -169,7 +169,7 @@ def test_the_reported_bound_knows_of_no_importance_and_stays_above_the_entropy()
     """ What adaptive training seeks has a loss below the entropy; its plain bound is not below. """
     p, model = text_law(), Posterior(rates(), trained=True)
     entropy, total = -(p * p.log()).sum().item(), 0.
-    for bits in itertools.product([False, True], repeat=L):              # text_bound in expectation: t_n with 1 - a = n / L
+    for bits in itertools.product([False, True], repeat=L):              # MaskedText.bound in expectation: t_n with 1 - a = n / L
         n, mask = sum(bits), torch.tensor(bits).expand(81, L)
         if n:
             logp = model(torch.where(mask, MASK, TEXTS), None, torch.full((81,), n / L), None, torch.arange(81 * L), ('text',))[0]

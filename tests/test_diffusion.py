@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffusion import (MODES, GaussianLatents, MaskedText, draw_clocks, mode_shares, normals, positions_and_targets, text_bound,
-                       uniforms)
+from diffusion import (MODES, GaussianLatents, MaskedText, draw_clocks, mode_shares, normals, positions_and_targets, uniforms)
 from toys import L, V, Toy, exact_bound, optimal_denoiser, random_denoiser
 
 SCHEDULES = [('loglinear', 0.), ('cosine', 0.), ('polynomial', 2.), ('polynomial', .5), ('ddpm', 0.)]
@@ -154,7 +153,7 @@ def test_the_scored_positions_of_a_mixed_micro_batch_stay_below_the_head_budget(
 
 def test_uniform_prediction_has_the_bound_log_V_exactly():
     tokens = torch.randint(0, V, (16, L))
-    bound = text_bound(Toy(torch.zeros(4 ** L, L, V)), MaskedText(V), tokens, None, None, torch.rand(16, 1 + L))
+    bound = MaskedText(V).bound(Toy(torch.zeros(4 ** L, L, V)), tokens, None, None, torch.rand(16, 1 + L))
     assert torch.allclose(bound, torch.full((16,), L * math.log(V), dtype=torch.float64))
 
 
@@ -175,7 +174,7 @@ def test_training_loss_and_evaluated_bound_estimate_the_enumerated_bound(schedul
     torch.manual_seed(0)
     states = torch.tensor(list(itertools.product(range(V), repeat=L)))
     tokens = states[torch.multinomial(p, B, replacement=True)]
-    draws = text_bound(toy, text, tokens, None, None, torch.rand(B, 1 + L))
+    draws = text.bound(toy, tokens, None, None, torch.rand(B, 1 + L))
     assert abs(draws.mean() - exact) < 4 * draws.std() / math.sqrt(B)
     t = 1e-4 + (1 - 1e-4) * torch.rand(B, dtype=torch.float64)
     noisy, mask = text.corrupt(tokens, t, torch.rand(B, L, dtype=torch.float64))

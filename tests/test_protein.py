@@ -8,7 +8,7 @@ import torch
 
 import sample
 from data import RESIDUES, PackedDataset
-from diffusion import MaskedText, text_bound, uniforms
+from diffusion import MaskedText, uniforms
 from encoders import load_encoder
 from objective import Objective, read_stages
 from runs import TINY, run, run_each
@@ -90,7 +90,7 @@ def test_the_bound_of_a_uniform_network_is_log_V_per_free_residue(proteins):
     tokens, _ = data.rows(np.arange(len(data)))
     V, given = data.tokenizer.vocab_size, data.is_end(tokens)
     flat = lambda x, z, t, s, positions, predict: (torch.zeros(len(positions), V), None)         # noqa: E731
-    nats = text_bound(flat, MaskedText(V), tokens, None, None, uniforms(0, 0, 'evaluation', 0, len(data), 25), given)
+    nats = MaskedText(V).bound(flat, tokens, None, None, uniforms(0, 0, 'evaluation', 0, len(data), 25), given)
     assert torch.allclose(nats, (~given).sum(1).double() * np.log(V), rtol=1e-6)
 
 

@@ -1,0 +1,11 @@
+""" Overlay: an autoregressive decoder of the same blocks, text alone. Sets neither data, sizes, steps nor out_dir.
+
+    python train.py config/quickstart.py config/ar.py --out_dir=out/ar
+    python sample.py --out_dir=out/ar --num_samples=4
+    python sample.py --out_dir=out/ar --mode=infill --text="Return the [MASK:*]"        # a text continued
+    python evaluate.py --out_dir=out/ar --tasks=nelbo,unconditional
+"""
+causal = True
+streams = ('text',)
+mode = 'unconditional'
+text_clock = False

@@ -1,0 +1,12 @@
+""" Overlay: GIDD+ (arXiv:2503.04482, baselines.py): noise is MASK and other tokens, and what is written can be taken back. Text alone.
+Sets neither data, sizes, steps nor out_dir.
+
+    python train.py config/quickstart.py config/gidd.py --out_dir=out/gidd
+    python sample.py --out_dir=out/gidd --num_samples=4 --self_correct=32
+    python evaluate.py --out_dir=out/gidd --tasks=nelbo,unconditional,self_correction
+"""
+text_process = 'gidd'
+gidd_uniform = 0.1
+text_loss_weight = 'dynamic'
+streams = ('text',)
+mode = 'unconditional'

@@ -1,0 +1,479 @@
+""" The baselines: each process against enumeration of its toy, its reductions, and AR with its cache. """
+import itertools
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from baselines import GIDD, HDLM, NextToken, cluster_table, kmeans
+from data import PackedDataset
+from diffusion import MaskedText, uniforms
+from model import Model, ModelConfig
+from runs import log, run_each, train, train_each, weights
+from samplers import make_propose
+
+V, L = 3, 2
+TEXTS = torch.tensor(list(itertools.product(range(V), repeat=L)))        # (9, 2)
+CLUSTERS = torch.tensor([0, 1, 0])
+
+
+def text_law():
+    p = torch.rand(len(TEXTS), generator=torch.Generator().manual_seed(0), dtype=torch.float64) ** 2
+    return p / p.sum()
+
+
+def gauss(n=200):
+    """ Nodes and weights on (0, 1), after t = y^2 (3 - 2 y), which is smooth at both ends. """
+    y, w = (torch.from_numpy(x) for x in np.polynomial.legendre.leggauss(n))
+    y, w = (y + 1) / 2, w / 2
+    return y * y * (3 - 2 * y), w * 6 * y * (1 - y)
+
+
+def law_of_seen(process, t, ids):
+    """ q_t(z | x) at clock t: (V, ids), by what corrupt does with a fine grid of uniforms. """
+    grid = (torch.arange(400_000, dtype=torch.float64) + .5) / 400_000
+    seen, _ = process.corrupt(torch.arange(V)[:, None].expand(V, len(grid)), torch.full((V,), t), grid.expand(V, -1))
+    return torch.stack([torch.bincount(row, minlength=ids).double() / len(grid) for row in seen])
+
+
+def exact_law(process, t):
+    """ q_t(z | x) in closed form, (V, ids). """
+    if isinstance(process, GIDD):
+        a, b, m, _ = (float(x) for x in process.masses(torch.tensor(t, dtype=torch.float64)))
+        return torch.cat((a * torch.eye(V, dtype=torch.float64) + b, torch.full((V, 1), m, dtype=torch.float64)), 1)
+    a, c, m, *_ = (float(x) for x in process.masses(torch.tensor(t, dtype=torch.float64)))
+    return torch.cat((a * torch.eye(V, dtype=torch.float64), torch.full((V, 1), m, dtype=torch.float64), c * cluster_law(process)), 1)
+
+
+def cluster_law(process):
+    """ Q(k | v), (V, C). """
+    own = torch.nn.functional.one_hot(process.cluster_of(torch.arange(V)), process.C).double()
+    return process.xi * own + (1 - own) * ((1 - process.xi) / max(process.C - 1, 1))
+
+
+def states(process):
+    """ Everything that two places may show, (n, L). """
+    ids = V + 1 if isinstance(process, GIDD) else V + 1 + process.C
+    return torch.tensor(list(itertools.product(range(ids), repeat=L)))
+
+
+def exact_bound(process, denoiser, nodes=64):
+    """ The bound in expectation, nats per text: over texts, over everything that may be seen, over t by quadrature.
+    denoiser(t, z (n, L)) -> log p (n, L, V). """
+    total, p, Z = 0.0, text_law(), states(process)
+    n, X = len(Z), len(TEXTS)
+    x, z = TEXTS[None].expand(n, X, L).flatten(), Z[:, None].expand(n, X, L).flatten()
+    for t, w in zip(*gauss(nodes)):
+        chance = p * exact_law(process, t.item())[TEXTS[None], Z[:, None]].prod(2)           # (n, X)
+        log_p = denoiser(t, Z)[:, None].expand(n, X, L, V).flatten(0, 2)
+        value = process.integrand(log_p, x, z, t.expand(len(x)))
+        scored = (z >= V) if isinstance(process, HDLM) else torch.ones_like(z, dtype=torch.bool)
+        chance = chance[..., None].expand(n, X, L).flatten()
+        total += w.item() * torch.where((chance > 0) & scored, chance * value, 0).sum().item()
+    return total
+
+
+def posterior(process, leave_one_out=True):
+    """ The denoiser log P(x^i | z without place i, t), or log P(x^i | z, t). """
+    p = text_law()
+
+    def denoiser(t, Z):
+        q = exact_law(process, float(t))[TEXTS[None], Z[:, None]]        # (n, X, L)
+        q = torch.stack([q[..., [j for j in range(L) if j != i]].prod(2) if leave_one_out else q.prod(2) for i in range(L)], 2)
+        onehot = torch.nn.functional.one_hot(TEXTS, V).double()          # (X, L, V)
+        mass = torch.einsum('x,nxl,xlv->nlv', p, q, onehot)
+        return (mass / mass.sum(2, keepdim=True).clamp(min=1e-300)).clamp(min=1e-300).log()
+    return denoiser
+
+
+SOME = torch.randn(V + 4, V + 4, L, V, generator=torch.Generator().manual_seed(4), dtype=torch.float64).log_softmax(3)
+
+
+def some_denoiser(t, Z):
+    """ A network that knows nothing of the data, and reads what it sees. """
+    return SOME[Z[:, 0], Z[:, 1]]
+
+
+ENTROPY = -(text_law() * text_law().log()).sum().item()
+GIDDS = [GIDD(V, p_u, g) for p_u in (0, .1, .2, .5) for g in (.5, 1., 2.)]
+HDLMS = [HDLM(V, CLUSTERS, g, xi) for g in (.5, 1., 2.) for xi in (1., .8)]
+
+
+@pytest.mark.parametrize('process', GIDDS + HDLMS, ids=lambda p: f'{type(p).__name__}-{p.g}-{p.B if isinstance(p, GIDD) else p.xi}')
+def test_masses_sum_to_one_and_are_what_corrupt_draws(process):
+    t = torch.cat((torch.linspace(0, 1, 1001, dtype=torch.float64), torch.tensor([1e-3, 1 - 1e-3], dtype=torch.float64)))
+    if isinstance(process, GIDD):
+        for size in (3, 50_257):
+            a, b, m, _ = GIDD(size, 2 / (2 / process.B + 1) / 2 if process.B else 0, process.g).masses(t)
+            shares = torch.stack((a, size * b, m))
+    else:
+        shares = torch.stack(process.masses(t)[:3])
+    assert torch.allclose(shares.sum(0), torch.ones_like(t)) and (shares > -1e-12).all()
+    assert torch.allclose(shares[:, 0], torch.tensor([1., 0, 0], dtype=torch.float64)) and shares[-1 if isinstance(process, GIDD) else 2, 1000] == 1
+    for t in (.03, .5, .9):
+        ids = V + 1 if isinstance(process, GIDD) else V + 1 + process.C
+        assert torch.allclose(law_of_seen(process, t, ids), exact_law(process, t), atol=1e-4)
+
+
+def test_uniform_noise_has_its_share_in_the_middle():
+    for p_u in (.1, .2):
+        for g in (.5, 1., 2.):
+            a, b, m, _ = GIDD(50, p_u, g).masses(torch.tensor(.5, dtype=torch.float64))
+            assert math.isclose(50 * b, p_u) and math.isclose(a, m)
+
+
+@pytest.mark.parametrize('process', [GIDD(V, .2, 1.), GIDD(V, .1, 2.), *HDLMS], ids=lambda p: f'{type(p).__name__}-{p.g}')
+def test_the_bound_meets_the_entropy_for_the_optimal_denoiser_and_lies_above_it_for_others(process):
+    best = exact_bound(process, posterior(process), 200)
+    assert abs(best - ENTROPY) < 2e-4, (best, ENTROPY)
+    assert exact_bound(process, some_denoiser) > ENTROPY + .05
+    if isinstance(process, GIDD) or process.xi < 1:                      # what its own place shows is weighed in by the formula already
+        assert exact_bound(process, posterior(process, leave_one_out=False)) > ENTROPY + .02
+
+
+def masked_reading(process):
+    """ some_denoiser as the masked network that a reduction says it is. """
+    def denoiser(t, Z):
+        if isinstance(process, HDLM) and process.C == V:                 # a cluster is its token
+            Z = torch.where(Z > V, Z - V - 1, Z)
+        return some_denoiser(t, Z.clamp(max=V))                          # one cluster: it is MASK
+    return denoiser
+
+
+def plain_bound(denoiser):
+    """ E_n [ L/n sum over the n masked ], enumerated. """
+    p, total = text_law(), 0.0
+    for bits in itertools.product([False, True], repeat=L):
+        n, mask = sum(bits), torch.tensor(bits)
+        for x, chance in zip(TEXTS, p) if n else ():
+            nll = -denoiser(None, torch.where(mask, V, x)[None])[0].gather(1, x[:, None]).squeeze(1)
+            total += (chance * (nll * mask).sum() / n / math.comb(L, n)).item()
+    return total
+
+
+def test_without_uniform_noise_and_with_trivial_clusters_the_bounds_are_the_one_of_masked_text():
+    plain = plain_bound(some_denoiser)
+    for process in (GIDD(V, 0., .5), GIDD(V, 0., 1.), GIDD(V, 0., 2.), HDLM(V, torch.arange(V), 1.), HDLM(V, torch.arange(V), 2.),
+                    HDLM(V, torch.zeros(V, dtype=torch.int64), 1.)):
+        assert abs(exact_bound(process, masked_reading(process)) - plain) < 3e-4, (type(process), process.g)
+
+
+def test_gidd_without_uniform_noise_is_masked_text_with_its_own_schedule():
+    t = torch.rand(500, 1, dtype=torch.float64)[:, 0]
+    x, u = torch.randint(0, V, (500, 8)), torch.rand(500, 8, dtype=torch.float64)
+    for g in (.5, 1., 2.):
+        seen, _ = GIDD(V, 0., g).corrupt(x, t, u)
+        a = (1 - t) ** g / (t ** g + (1 - t) ** g)
+        assert torch.equal(seen, torch.where(u < a[:, None], x, V))
+    w = GIDD(V, 0., 1.).weight(x[:, 0], torch.full((500,), V), t, 'bound') * (1 - t)                 # KL = a * -log p
+    assert torch.allclose(w, MaskedText(V).weight(t))
+
+
+def test_training_weights_are_dynamic_or_clipped():
+    process, t = GIDD(V, .2, 2.), torch.tensor([.3, .3, .3], dtype=torch.float64)
+    x, z = torch.tensor([0, 0, 0]), torch.tensor([V, 1, 0])
+    w, dynamic, clip = (process.weight(x, z, t, kind) for kind in ('bound', 'dynamic', 'clip'))
+    assert torch.allclose(dynamic, w * 2 * t * (1 - t) / 2) and dynamic[:2].tolist() == [2, 1] and 0 < dynamic[2] < 1
+    assert torch.equal(clip, w.clamp(max=2)) and w.max() > 2
+
+
+@pytest.mark.parametrize('process', [GIDD(V, .2), GIDD(V, 0.), HDLM(V, CLUSTERS), HDLM(V, CLUSTERS, 2., .8)],
+                         ids=lambda p: f'{type(p).__name__}-{p.B if isinstance(p, GIDD) else p.xi}')
+def test_a_draw_of_the_bound_has_its_enumerated_mean_and_the_loss_its_integrand(process):
+    def network(tokens, latents, t_text, t_latent, positions=None, predict=('text',)):
+        return some_denoiser(None, tokens).flatten(0, 1)[positions], None
+    n = 20_000
+    rows = torch.multinomial(text_law(), n, True, generator=torch.Generator().manual_seed(1))
+    u = uniforms(0, 0, 'evaluation', 0, n, 1 + L)
+    u[:, 0] = (u[0, 0] + torch.arange(n) / n) % 1
+    draws = process.bound(network, TEXTS[rows], None, None, u)
+    expected = exact_bound(process, some_denoiser)
+    assert abs(draws.mean() - expected) < 5 * draws.std() / math.sqrt(n), (draws.mean(), expected)
+    given = torch.zeros(n, L, dtype=torch.bool)
+    given[:, 1] = True                                                   # what is given is neither noised nor scored
+    assert torch.equal(process.corrupt(TEXTS[rows], u[:, 0], u[:, 1:], given)[0][:, 1], TEXTS[rows][:, 1])
+    assert process.bound(network, TEXTS[rows], None, None, u, given).mean() < draws.mean()
+    # the loss: hidden is the logits, the head the identity
+    seen, scored = process.corrupt(TEXTS[rows], u[:, 0], u[:, 1:])
+    at = scored.flatten().nonzero().squeeze(1)[:500]
+    logits = torch.randn(500, V, generator=torch.Generator().manual_seed(2))
+    x, z, t = TEXTS[rows].flatten()[at], seen.flatten()[at], u[at // L, 0]
+    weight = torch.rand(500, generator=torch.Generator().manual_seed(3))
+    loss, value, _ = process.loss(logits, torch.eye(V), x, weight, z, t)
+    exact = process.integrand(logits.double().log_softmax(1), x, z, t, *([process.training_weight] if isinstance(process, GIDD) else []))
+    assert torch.allclose(value.double(), exact, rtol=1e-3, atol=1e-4) and torch.allclose(loss, (weight * value).sum())
+
+
+# ---- samplers
+
+def chain_law(process, denoiser, steps):
+    """ Law over TEXTS of the T-step chain, place by place from p(z_s | z_t, x) = q(z_t | z_s) q_s(z_s | x) / q_t(z_t | x), with
+    x ~ p(x) q_t(z_t | x): enumerated from the masses alone. """
+    ids = V + 1 if isinstance(process, GIDD) else V + 1 + process.C
+    law = {(V,) * L: 1.0}
+    times = torch.linspace(1, 0, steps + 1, dtype=torch.float64).tolist()
+    for t, s in zip(times, times[1:]):
+        q_t, q_s = exact_law(process, t), exact_law(process, s)
+        new = {}
+        for z, chance in law.items():
+            log_p = denoiser(t, torch.tensor([z]))[0]
+            moves = [reverse(process, t, s, q_t, q_s, log_p[i].exp(), z[i]) for i in range(L)]       # each (ids,)
+            for to in itertools.product(range(ids), repeat=L):
+                probability = math.prod(moves[i][to[i]].item() for i in range(L))
+                if probability:
+                    new[to] = new.get(to, 0) + chance * probability
+        law = new
+    return torch.tensor([law.get(tuple(x), 0.0) for x in TEXTS.tolist()], dtype=torch.float64), law
+
+
+def reverse(process, t, s, q_t, q_s, p, z):
+    """ p(z_s | z_t = z), (ids,). Token v -> anything by the forward kernel from s to t. """
+    ids = q_t.shape[1]
+    kernel = torch.zeros(ids, dtype=torch.float64)                       # q_{t|s}(z | z_s) of each z_s; given x where it matters
+    if isinstance(process, GIDD):
+        (a_t, b_t, m_t, _), (a_s, b_s, m_s, _) = ([float(y) for y in process.masses(torch.tensor(r, dtype=torch.float64))] for r in (t, s))
+        a = a_t / a_s
+        kernel += (m_t - a * m_s) if z == V else (b_t - a * b_s)
+        kernel[z] += a
+        joint = q_s * kernel                                             # (V, ids)
+    else:
+        joint = torch.zeros_like(q_s)                                    # paths token -> cluster -> MASK, each x on its own
+        a_t, a_s, Q = (1 - t) ** process.g, (1 - s) ** process.g, cluster_law(process)
+        still = (1 - t) / (1 - s)                                        # a cluster stays one
+        for x in range(V):
+            if z < V:
+                joint[x, z] = a_t * (x == z)                             # a token that is seen was one
+            elif z == V:
+                joint[x, V] = q_s[x, V]
+                joint[x, V + 1:] = q_s[x, V + 1:] * (1 - still)
+                joint[x, x] = q_t[x, V] - joint[x].sum()                 # the rest was a token at s
+            else:
+                joint[x, z] = q_s[x, z] * still
+                joint[x, x] = q_t[x, z] - joint[x, z]
+    weight = p[:, None] * joint                                          # p(x) q(z_t, z_s | x)
+    return weight.sum(0) / weight.sum()
+
+
+def draw(process, denoiser, n, steps, seed=0, given=None, tokens=None, temperature=1.0, **knobs):
+    def denoise(tokens, t, positions, rows=None):
+        return denoiser(t, tokens).flatten(0, 1)[positions].float()
+    rng = torch.Generator().manual_seed(seed)
+    tokens = torch.full((n, L), V) if tokens is None else tokens
+    given = torch.zeros(n, L, dtype=torch.bool) if given is None else given
+    return process.samplers['ancestral'](denoise, make_propose(temperature, 1.0, rng), process, tokens, given, steps, rng, **knobs)
+
+
+@pytest.mark.parametrize('process', [GIDD(V, .2), GIDD(V, .5, 2.), GIDD(V, 0.), HDLM(V, CLUSTERS), HDLM(V, CLUSTERS, 2., .8), HDLM(V, CLUSTERS, .5)],
+                         ids=lambda p: f'{type(p).__name__}-{p.g}-{p.B if isinstance(p, GIDD) else p.xi}')
+def test_samplers_have_the_enumerated_law_of_their_chain_and_end_in_tokens(process):
+    n, steps = 8000, 4
+    law, states = chain_law(process, some_denoiser, steps)
+    assert math.isclose(law.sum(), 1, rel_tol=1e-9), 'the last step leaves nothing but tokens'
+    found = draw(process, some_denoiser, n, steps)
+    assert found.max() < V
+    counts = torch.bincount(found[:, 0] * V + found[:, 1], minlength=V * V).double()
+    z = (((counts - n * law) ** 2 / (n * law)).sum() - 8) / 4            # 8 degrees of freedom
+    assert abs(z) < 4, (counts / n, law)
+
+
+def test_with_many_steps_and_the_optimal_denoiser_the_samplers_draw_the_data():
+    for process in (GIDD(V, .2), HDLM(V, CLUSTERS)):
+        exact = posterior(process)
+        found = draw(process, lambda t, Z: exact(min(float(t), 1 - 1e-9), Z), 20_000, 100)
+        share = torch.bincount(found[:, 0] * V + found[:, 1], minlength=V * V) / len(found)
+        assert (share - text_law()).abs().sum() < .03, (share, text_law())
+
+
+def test_given_tokens_are_never_touched_by_baseline_samplers():
+    tokens = torch.tensor([[2, V]]).repeat(200, 1)
+    for process in (GIDD(V, .5), HDLM(V, CLUSTERS, 1., .8)):
+        out = draw(process, some_denoiser, 200, 8, given=tokens != V, tokens=tokens)
+        assert (out[:, 0] == 2).all() and (out < V).all()
+    out = draw(GIDD(V, .5), some_denoiser, 200, 8, given=tokens != V, tokens=tokens, self_correct=5)
+    assert (out[:, 0] == 2).all() and (out < V).all()
+
+
+def test_self_correction_takes_what_the_network_prefers_and_stops():
+    process, tokens = GIDD(V, .2), torch.tensor([[0, 2], [1, 2], [1, 1]])
+
+    def denoise(tokens, t, positions):                                   # wants (0, 2), whatever it sees
+        return torch.tensor([[5., 0, 0], [0, 0, 5.]]).repeat(len(tokens), 1)[positions]
+    rng = torch.Generator().manual_seed(0)
+    out, before, after, taken, done = process.correct(denoise, tokens, torch.zeros(3, 2, dtype=torch.bool), 10, rng)
+    assert out.tolist() == [[0, 2]] * 3 and before.tolist() == [1, .5, 0] and after.tolist() == [1] * 3
+    assert taken.tolist() == [0, 1, 2] and done.all()
+    out, _, after, taken, done = process.correct(denoise, tokens, torch.zeros(3, 2, dtype=torch.bool), 1, rng)
+    assert taken.tolist() == [0, 1, 1] and done.tolist() == [True, True, False] and after.tolist() == [1, 1, .5]
+
+
+# ---- autoregressive
+
+def decoder(streams=('text', 'latent'), **more):
+    torch.manual_seed(0)
+    model = Model(ModelConfig(vocab_size=20, seq_len=12, latent_dim=6, n_latents=2, latent_tokens=3, depth=3, heads=2, width=32, latent_width=16,
+                              causal=True, text_clock=False, streams=streams, **more))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(.3 * torch.randn(p.shape))
+    return model.eval()
+
+
+@pytest.mark.parametrize('streams, more', [(('text', 'latent'), {}), (('text', 'latent'), dict(shortcut=True)), (('text',), {})])
+def test_the_decoder_with_its_cache_gives_the_logits_of_the_decoder_without(streams, more):
+    model, tokens = decoder(streams, **more), torch.randint(0, 20, (4, 12))
+    z = torch.randn(4, 2, 6) if 'latent' in streams else None
+    clock = torch.zeros(4)
+    with torch.no_grad():
+        whole, _ = model(tokens, z, clock, clock, predict=('text',))     # (4, 12, 20)
+        for prompt in (1, 5):
+            past = {}
+            for end in range(prompt, 13):
+                step, _ = model(tokens[:, :end], z, clock, clock, predict=('text',), past=past)
+                assert torch.allclose(step, whole[:, end - 1], atol=1e-5), (prompt, end)
+
+
+def test_a_causal_text_is_scored_up_to_its_eos_and_reads_one_place_later():
+    process, (eos, pad) = NextToken(20, torch.tensor([3, 5])), (18, 19)
+    tokens = torch.tensor([[4, 5, 6, eos, pad, pad], [7, 8, 9, 10, 11, eos]])
+    seen, scored = process.corrupt(tokens, None)
+    assert seen.tolist() == [[20, 4, 5, 6, eos, pad], [20, 7, 8, 9, 10, 11]] and scored.sum(1).tolist() == [4, 6]
+    model = decoder(('text',))
+    bound = process.bound(model, tokens, None, None)
+    logp = model(seen, None, None, None)[0].log_softmax(2)
+    by_hand = [-sum(logp[i, j, tokens[i, j]] for j in range(n)).item() for i, n in enumerate((4, 6))]
+    assert torch.allclose(bound, torch.tensor(by_hand, dtype=torch.float64), atol=1e-4)
+    assert process.head_budget(2, 6) == 12 and process.head_budget(1000, 6) < 5500
+
+
+def test_the_decoder_draws_from_its_own_law():
+    torch.manual_seed(3)
+    config = ModelConfig(vocab_size=4, seq_len=3, depth=1, heads=1, width=8, causal=True, text_clock=False, streams=('text',))
+    model, process = Model(config), NextToken(4)                         # ids 0, 1, EOS 2, PAD 3
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(.5 * torch.randn(p.shape))
+    model.eval()
+    n, rng, past = 20_000, torch.Generator().manual_seed(0), {}
+    with torch.no_grad():
+        out = process.left_to_right(lambda x, t, positions: model(x, None, None, None, past=past)[0].index_fill(1, torch.tensor([3]), -torch.inf),
+                                    make_propose(1.0, 1.0, rng), process, torch.full((n, 3), 4), torch.zeros(n, 3, dtype=torch.bool), 3, rng)
+        for x in ([0, 1, 0], [1, 2, 3], [2, 3, 3], [0, 0, 2]):
+            seen, law = process.shift(torch.tensor([x])), 1.0
+            for j, token in enumerate(x[:x.index(2) + 1] if 2 in x else x):
+                logits = model(seen, None, None, None)[0][0, j].index_fill(0, torch.tensor(3), -torch.inf)
+                law *= logits.softmax(0)[token].item()
+            share = (out == torch.tensor(x)).all(1).double().mean().item()
+            assert abs(share - law) < 4 * math.sqrt(law * (1 - law) / n) + 1e-4, x
+
+
+def test_only_the_end_of_a_text_can_be_written_from_left_to_right():
+    tokens = torch.tensor([[1, 20, 3, 18]])
+    with pytest.raises(ValueError, match='at its end'):
+        NextToken(20).left_to_right(None, None, None, tokens, tokens != 20, 4, None)
+
+
+# ---- clusters
+
+def test_kmeans_finds_what_lies_together_and_leaves_no_cluster_empty():
+    rng = torch.Generator().manual_seed(0)
+    centres = torch.eye(5, 8)
+    rows = centres.repeat_interleave(20, 0) + .05 * torch.randn(100, 8, generator=rng)
+    which = kmeans(rows, 5)
+    assert all(len(set(which[20 * i:20 * i + 20].tolist())) == 1 for i in range(5)) and len(set(which.tolist())) == 5
+    assert kmeans(torch.ones(10, 4), 4).unique().tolist() == [0, 1, 2, 3]
+
+
+class Sentences:
+    """ One of five subjects, one of five verbs, one of five places, EOS, as PackedDataset shows it. """
+    tokenizer, cropped = SimpleNamespace(vocab_size=17, pad=16), False
+
+    def __init__(self):
+        draw = torch.randint(0, 5, (5000, 3), generator=torch.Generator().manual_seed(0)) + torch.tensor([0, 5, 10])
+        self.tokens = torch.cat((draw, torch.full((5000, 1), 15), torch.full((5000, 1), 16)), 1)
+
+    def __len__(self):
+        return len(self.tokens)
+
+    def rows(self, indices, where_from=None):
+        return self.tokens[torch.as_tensor(list(indices))], None
+
+    def counts(self):
+        return torch.bincount(self.tokens.flatten(), minlength=17) * (torch.arange(17) < 16)
+
+
+def test_words_that_keep_the_same_company_share_a_cluster():
+    which = cluster_table('', Sentences(), 4).tolist()
+    assert [len(set(which[i:i + 5])) for i in (0, 5, 10)] == [1, 1, 1] and len(set(which)) == 4 and which[16] == which[15]
+
+
+def test_clusters_come_from_a_file_or_a_run_and_anything_else_is_one_line(dataset, tmp_path):
+    data = PackedDataset(dataset, 'train')
+    V = data.tokenizer.vocab_size
+    np.save(tmp_path / 'ids.npy', np.arange(V) % 4)
+    np.save(tmp_path / 'rows.npy', np.random.default_rng(0).normal(size=(V, 5)))
+    np.save(tmp_path / 'short.npy', np.zeros((5, 5)))
+    assert cluster_table(str(tmp_path / 'ids.npy'), data, 4).tolist() == [i % 4 for i in range(V)]
+    assert cluster_table(str(tmp_path / 'rows.npy'), data, 7).unique().tolist() == list(range(7))
+    (tmp_path / 'no.npy').write_text('no')
+    for source, C, message in (('ids.npy', 5, 'shape'), ('short.npy', 4, 'shape'), ('no.npy', 4, 'no array'), ('none', 4, 'no run folder'),
+                               ('rows.npy', V, 'expected 1 to')):
+        with pytest.raises(ValueError, match=message):
+            cluster_table(str(tmp_path / source), data, C)
+
+
+# ---- the scripts
+
+OVERLAYS = {'ar': [], 'ar_prefix': [], 'mdlm': [], 'latent_dit': [], 'gidd': [], 'hdlm': ['--clusters=8']}
+
+
+@pytest.fixture(scope='module')
+def baselines(dataset, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('baselines')
+    train_each(dataset, {folder / name: [f'config/{name}.py', *more] for name, more in OVERLAYS.items()})
+    return folder
+
+
+def test_every_baseline_trains_and_samples_and_is_evaluated(baselines):
+    runs = {name: baselines / name for name in OVERLAYS}
+    small = ['--device=cpu', '--dtype=float32']
+    commands = [['sample.py', f'--out_dir={runs[name]}', '--num_samples=2', '--steps=4', *small] for name in ('ar', 'mdlm', 'latent_dit', 'gidd', 'hdlm')]
+    commands += [['sample.py', f'--out_dir={runs["ar_prefix"]}', '--text=a red dog runs', '--guidance=1.5', '--rerank=2', *small],
+                 ['sample.py', f'--out_dir={runs["ar"]}', '--mode=infill', '--text=a red [MASK:*]', *small],
+                 ['sample.py', f'--out_dir={runs["gidd"]}', '--mode=infill', '--text=a [MASK] dog', '--steps=4', '--self_correct=3', *small],
+                 ['evaluate.py', f'--out_dir={runs["ar_prefix"]}', '--tasks=nelbo,l2t', '--n=6', '--draws=2', *small]]
+    commands += [['evaluate.py', f'--out_dir={runs[name]}', '--tasks=' + tasks, '--n=6', '--draws=2', '--steps=4', f'--scorer={runs["ar"]}', *small]
+                 for name, tasks in (('ar', 'nelbo,unconditional'), ('mdlm', 'nelbo,unconditional'), ('hdlm', 'nelbo,unconditional'),
+                                     ('gidd', 'nelbo,unconditional,self_correction'))]
+    for command, (code, out, err) in zip(commands, run_each(*commands)):
+        assert code == 0, (command, err)
+        assert '[MASK]' not in out.split('->')[-1], command
+    import json
+    found = json.loads((runs['gidd'] / 'results.json').read_text())
+    assert {'nelbo/nats_per_token', 'unconditional/gen_ppl', 'self_correction/accuracy', 'self_correction/before/accuracy'} <= set(found)
+
+
+@pytest.mark.parametrize('name', ['ar_prefix', 'gidd', 'hdlm'])
+def test_a_baseline_goes_on_bit_for_bit(baselines, dataset, tmp_path, name):
+    args = [f'config/{name}.py', *OVERLAYS[name]]
+    assert train(dataset, tmp_path / 'run', *args, '--max_iters=4', '--min_lr=1').returncode == 0
+    train_each(dataset, {tmp_path / 'whole': [*args, '--max_iters=8', '--min_lr=1'], tmp_path / 'run': [*args, '--max_iters=8', '--min_lr=1']})
+    assert log(tmp_path / 'run') == log(tmp_path / 'whole')
+    whole, run = weights(tmp_path / 'whole'), weights(tmp_path / 'run')
+    assert all(torch.equal(whole[key], run[key]) for key in whole)
+
+
+def test_what_does_not_go_together_is_one_line(baselines, dataset, tmp_path):
+    wrong = [(['config/ar.py', '--text_clock=true'], 'reads no clock'), (['config/ar_prefix.py', '--mode=mixed'], 'predicts no latents'),
+             (['config/ar.py', '--text_process=gidd'], 'next token'), (['config/gidd.py', '--gidd_uniform=1'], 'a share in'),
+             (['config/hdlm.py', '--hdlm_xi=0'], 'xi in'), (['config/hdlm.py', '--clusters=0'], 'clusters=0'),
+             (['config/gidd.py', '--importance=freq'], 'masked text'), (['--text_process=other'], 'choose from'),
+             (['config/hdlm.py', '--text_loss_weight=uniform'], 'bound alone'), (['--text_loss_weight=dynamic'], 'choose from')]
+    commands = [['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/x', *args] for args, _ in wrong]
+    sampling = [(['ar', '--sampler=confidence'], 'choose from ancestral'), (['mdlm', '--self_correct=3'], 'takes back'),
+                (['ar_prefix', '--text=a dog', '--refine=1'], 'masked text'), (['hdlm', '--block_size=4'], 'masked text'),
+                (['ar', '--mode=embed', '--text=a', f'--save={tmp_path}/h.npy'], 'masked text')]
+    commands += [['sample.py', f'--out_dir={baselines / name}', '--device=cpu', *args] for (name, *args), _ in sampling]
+    for command, (_, message), (code, _, err) in zip(commands, wrong + sampling, run_each(*commands)):
+        assert code == 2 and message in err and err.strip().count('\n') == 0, (command, code, err)
