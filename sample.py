@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from baselines import text_process
+from baselines import NextToken, text_process
 from checkpoint import load_model, pick_device
 from configurator import configure, stop_on_error
 from data import RESIDUES, load_stats, load_tokenizer
@@ -168,7 +168,8 @@ def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), pa
     clock = lambda t: here(torch.as_tensor(t, dtype=torch.float32)).expand(B)   # noqa: E731
     run.row_calls += B
     with run.autocast():
-        return run.model(tokens, z, clock(t_text), clock(t_latent), None if positions is None else here(positions), predict, past=past)
+        return run.model(tokens, z, clock(t_text), clock(t_latent), None if positions is None else here(positions), predict,
+                         **({} if past is None else {'past': past}))
 
 
 def null_latents(run, n, rng):
@@ -220,7 +221,7 @@ def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=nothing,
         if 'latent' in run.streams:                                      # one draw per sample, kept
             null = null_latents(run, len(x), device_rng)
         banned = None if inner is None else inner[part].flatten().to(run.device)
-        pasts = [{}, {}] if run.model.config.causal else [None, None]    # of the two models that guidance asks
+        pasts = [{}, {}] if isinstance(run.text, NextToken) else [None, None]    # of the two models that guidance asks
 
         def denoise(tokens, t, positions, rows=slice(None)):
             log_p = []

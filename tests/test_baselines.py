@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from baselines import GIDD, HDLM, NextToken, cluster_table, kmeans
+from baselines import GIDD, HDLM, NextToken, cluster_table, kmeans, text_process
 from data import PackedDataset
 from diffusion import MaskedText, uniforms
 from model import Model, ModelConfig
@@ -206,6 +206,24 @@ def test_a_draw_of_the_bound_has_its_enumerated_mean_and_the_loss_its_integrand(
     assert torch.allclose(value.double(), exact, rtol=1e-3, atol=1e-4) and torch.allclose(loss, (weight * value).sum())
 
 
+def test_every_knob_of_a_baseline_changes_its_loss():
+    common = dict(causal=False, text_schedule='loglinear', text_power=2., text_loss_weight='bound', gidd_uniform=.1, gidd_gamma=1., hdlm_gamma=1., hdlm_xi=1.)
+    g = torch.Generator().manual_seed(0)
+    x, u, t = torch.randint(0, V, (50, 20), generator=g), torch.rand(50, 20, generator=g), torch.rand(50, generator=g) * .8 + .1
+    logits = torch.randn(1000, V, generator=g)
+
+    def loss(clusters=CLUSTERS, **knobs):
+        process = text_process(common | knobs, V, clusters, torch.tensor([5]))
+        seen, scored = process.corrupt(x, t.double(), u)
+        return process.loss(logits, torch.eye(V), x.flatten(), scored.flatten() / 1000, seen.flatten(), t.repeat_interleave(20))[0].item()
+    gidd, hdlm = dict(text_process='gidd'), dict(text_process='hdlm')
+    found = [loss(causal=True), loss(), loss(**gidd), loss(**gidd, gidd_uniform=.2), loss(**gidd, gidd_gamma=2.), loss(**gidd, text_loss_weight='dynamic'),
+             loss(**gidd, text_loss_weight='clip'), loss(**hdlm), loss(**hdlm, hdlm_gamma=2.), loss(**hdlm, hdlm_xi=.9), loss(1 - CLUSTERS, **hdlm),
+             loss(torch.tensor([0, 1, 1]), **hdlm)]
+    assert found[7] == pytest.approx(found[-2]), 'names of clusters mean nothing'
+    assert len({round(value, 4) for value in found}) == len(found) - 1, found
+
+
 # ---- samplers
 
 def chain_law(process, denoiser, steps):
@@ -240,7 +258,7 @@ def reverse(process, t, s, q_t, q_s, p, z):
         joint = q_s * kernel                                             # (V, ids)
     else:
         joint = torch.zeros_like(q_s)                                    # paths token -> cluster -> MASK, each x on its own
-        a_t, a_s, Q = (1 - t) ** process.g, (1 - s) ** process.g, cluster_law(process)
+        a_t = (1 - t) ** process.g
         still = (1 - t) / (1 - s)                                        # a cluster stays one
         for x in range(V):
             if z < V:

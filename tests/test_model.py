@@ -133,6 +133,12 @@ def test_every_model_knob_changes_the_output_of_a_model_with_randomised_weights(
         assert (kinds['freq'] == .5).all() and kinds['learned'].std() > .01 and not torch.equal(kinds['learned'], kinds['hybrid'])
         assert randomised().importance is None
         return
+    if knob == 'clusters':                                               # more ids are read, none is written
+        x, *rest = args
+        model = randomised(n_latents=4, clusters=3)
+        outs = [model(torch.where(x == 20, 21 + k, x), *rest)[0] for k in range(3)]
+        assert (outs[0] - outs[1]).abs().max() > 1e-3 and (outs[1] - outs[2]).abs().max() > 1e-3 and outs[0].shape[2] == 20
+        return
     out = 1 if knob == 'bag' else 0                                      # the latents', else the text's
     base = randomised(n_latents=4)(*args)[out]
     other = randomised(n_latents=4, **{knob: CHANGES[knob]})(*args)[out]
