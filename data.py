@@ -52,6 +52,11 @@ class Tokenizer:
         return dict(kind=self.kind, vocab_size=self.vocab_size, eos=self.eos, pad=self.pad)
 
 
+def is_end(tokens, tokenizer):
+    """ Where tokens (B, L) are EOS or PAD. """
+    return (tokens == tokenizer.eos) | (tokens == tokenizer.pad)
+
+
 def byte_tokenizer():
     return Tokenizer('byte', lambda texts: [list(text.encode()) for text in texts], [bytes([i]) for i in range(256)])
 
@@ -342,10 +347,6 @@ class PackedDataset:
             path = check_file(self.folder, f'{shard.name}.ids.npy', shard.files, digest=False)
             ids[where] = np.load(path, mmap_mode='r', allow_pickle=False)[rows]
         return ids
-
-    def is_end(self, tokens):
-        """ (B, L): EOS and PAD. """
-        return (tokens == self.tokenizer.eos) | (tokens == self.tokenizer.pad)
 
     def counts(self):
         """ How often each id occurs in the split, (V,) int64: one EOS after every text, PAD never. """

@@ -44,7 +44,7 @@ from adaptive import Adaptive, genmd4_bound, rarity
 from baselines import GIDD, NextToken
 from checkpoint import difference, git_commit
 from configurator import configure, stop_on_error
-from data import PackedDataset, dataset_folder, dataset_identity
+from data import PackedDataset, dataset_folder, dataset_identity, is_end
 from diffusion import normals, uniforms
 from sample import (LATENT_KNOBS, TEXT_KNOBS, blank, call, check_task, encode, ends_of, l2t, load_run, null_latents, pack, raw_latents, search,
                     t2l, trained_for, unconditional, write)
@@ -520,15 +520,17 @@ def evaluate_self_correction(run, sources, tokens, scorer, revision, seed, batch
         logits = call(run, tokens, z, t, 1.0, positions)[0]
         logits[:, run.banned] = -torch.inf
         return logits
-    results, changed = {'n': n, 'rounds_at_most': rounds}, torch.zeros(n)
-    found = [run.text.correct(denoise, x.to(run.device), fixed, most, rng) for most, x in ((rounds, ids), (0, tokens))
-             for x, fixed in zip(x.split(batch), given.split(batch))]
-    half = len(found) // 2
-    after, before, accuracy, taken, done = (torch.cat(parts).cpu() for parts in zip(*found[:half]))
-    changed = 100 * (after != ids).sum(1) / (~given).sum(1)
-    means(results, '', {'accuracy': 100 * accuracy, 'changed': changed, 'rounds': taken, 'converged': 100.0 * done})
+    results = {'n': n, 'rounds_at_most': rounds}
+
+    def corrected(x, rounds):
+        parts = [run.text.correct(denoise, part.to(run.device), fixed, rounds, rng) for part, fixed in zip(x.split(batch), given.split(batch))]
+        return (torch.cat(part).cpu() for part in zip(*parts))
+    after, before, accuracy, taken, done = corrected(ids, rounds)
+    _, of_data, *_ = corrected(tokens, 0)
+    means(results, '', {'accuracy': 100 * accuracy, 'changed': 100 * (after != ids).sum(1) / (~given).sum(1), 'rounds': taken,
+                        'converged': 100.0 * done})
     means(results, 'before/', {'accuracy': 100 * before})
-    means(results, 'data/', {'accuracy': 100 * torch.cat([part[1] for part in found[half:]]).cpu()})
+    means(results, 'data/', {'accuracy': 100 * of_data})
     for control, x in (('', after), ('before/', ids), ('data/', tokens)):
         texts = [run.tokenizer.decode(row) for row in x.tolist()]
         results |= {f'{control}{key}': value for key, value in text_statistics(texts, real_ids(run, x)).items()}
@@ -542,7 +544,7 @@ def evaluate_self_correction(run, sources, tokens, scorer, revision, seed, batch
 def evaluate_infill(run, sources, tokens, raw, share, **how):
     """ A share of each text's tokens (not the EOS) is masked and written again, from the rest and the right, a shuffled or no latent. """
     n, seed = len(sources), how['seed']
-    length = ((tokens != run.tokenizer.pad) & (tokens != run.tokenizer.eos)).sum(1, keepdim=True)
+    length = (~is_end(tokens, run.tokenizer)).sum(1, keepdim=True)
     u = uniforms(seed, 0, 'evaluation', 0, n, 1 + tokens.shape[1])[:, 1:].masked_fill(torch.arange(tokens.shape[1]) >= length, torch.inf)
     masked = u.argsort(1).argsort(1) < (share * length).ceil()
     masked_tokens = torch.where(masked, run.text.mask_id, tokens)
@@ -578,7 +580,7 @@ def evaluate_protein(run, folder, tokens, seed, batch, **how):
     """ Recovery of masked residues in one call, by the share that is masked; and as many new sequences as there are texts: how far their
     composition is from the training split's (total variation), and how they repeat. Controls: unigram, residues drawn one by one from the
     training frequencies, at the lengths of the texts; data, the texts. """
-    n, ends, train = len(tokens), (tokens == run.tokenizer.eos) | (tokens == run.tokenizer.pad), open_split(run, folder, 'train')
+    n, ends, train = len(tokens), is_end(tokens, run.tokenizer), open_split(run, folder, 'train')
     rng = torch.Generator().manual_seed(seed)
     law = train.counts().double()
     law[[run.tokenizer.eos, run.tokenizer.pad]] = 0

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import torch
 
 from adaptive import Adaptive
+from data import is_end
 from diffusion import MODES, draw_clocks, mode_shares, normals, positions_and_targets, uniforms
 
 REGRESSION = 0.1               # weight of the loss of a learned importance
@@ -81,7 +82,7 @@ class Objective:
         seed, B, L = self.seed, len(rows), stage.seq_len
         crop = None if self.predict_length else uniforms(seed, step, 'crop', first, B, 1)[:, 0]
         tokens, latents = data.rows(rows, crop, L)                       # (B, L), (B, N, D)
-        given = None if self.predict_length else data.is_end(tokens)
+        given = None if self.predict_length else is_end(tokens, data.tokenizer)
         c = draw_clocks(seed, step, first, B, batch, stage.shares, self.cond_drop, self.latent_noise, self.t_min)
         out = dict(mode=c['mode'], t_text=c['t_text'].float(), t_latent=c['t_latent'].float())
         if 'text' in self.streams:
@@ -203,7 +204,7 @@ class Objective:
         `trains` give: clean text, clean latents, or nothing (noise at clock 1). """
         rows = [r % len(data) for r in range(i * B, (i + 1) * B)]
         tokens, latents = data.rows(rows, uniforms(self.seed, i, 'crop', 0, B, 1)[:, 0] if data.cropped else None)
-        fixed = None if self.predict_length else data.is_end(tokens).to(self.device)
+        fixed = None if self.predict_length else is_end(tokens, data.tokenizer).to(self.device)
         tokens, ones, zeros = tokens.to(self.device), torch.ones(B, device=self.device), torch.zeros(B, device=self.device)
         nats = error = e = None
         if 'latent' in self.streams:

@@ -28,7 +28,7 @@ from tqdm import tqdm
 from baselines import NextToken, text_process
 from checkpoint import load_model, pick_device
 from configurator import configure, stop_on_error
-from data import RESIDUES, load_stats, load_tokenizer
+from data import RESIDUES, is_end, load_stats, load_tokenizer
 from diffusion import GaussianLatents, MaskedText, mode_shares
 from encoders import load_encoder
 from samplers import certainty_of, make_propose, make_sampler, nothing, positions_of, put
@@ -243,7 +243,7 @@ def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=nothing,
 
 def ends_of(run, tokens):
     """ (n, L): EOS and PAD, where the run is given them. """
-    return ((tokens == run.tokenizer.eos) | (tokens == run.tokenizer.pad)) & bool(run.lengths)
+    return is_end(tokens, run.tokenizer) & bool(run.lengths)
 
 
 def blank(run, n, length=0, seed=0, like=None):
@@ -316,7 +316,7 @@ def embed(run, tokens, z=None, seed=0, batch=128, progress=lambda n: None):
         clock = torch.zeros(len(x), device=run.device)
         if 'latent' in run.streams:
             latents = null_latents(run, len(x), rng) if z is None else z[first:first + batch].to(run.device)
-        own = ((x != run.tokenizer.eos) & (x != run.tokenizer.pad)).float()                  # (B, L)
+        own = (~is_end(x, run.tokenizer)).float()                        # (B, L)
         with run.autocast():
             hidden = run.model(x, latents, clock, clock + (z is None), None, ('text',), lambda hidden, head: hidden)[0]
         hidden = hidden.float().view(*x.shape, -1)                       # (B, L, C)
