@@ -62,27 +62,28 @@ def right_of(log_p, x):
     return (log_p.gather(1, x[:, None]).squeeze(1) >= best) & (best > 1e-4 - math.log(log_p.shape[1]))
 
 
-class Timed:
-    """ What GIDD and HDLM share: a loss that is an integral over t of self.integrand(log_p (P, V), x, z, t), (P,), nats. """
+# ---- methods of more than one class
 
-    def loss_weight(self, t):
-        return torch.ones_like(t)
+def one(self, t):
+    return torch.ones_like(t)
 
-    def loss(self, hidden, head, targets, weight, seen, t):
-        """ As MaskedText.loss; seen (P,): what the network read there, t (P,) its row's clock. """
-        log_p = F.linear(hidden, head).log_softmax(1, dtype=torch.float32)                   # (P, V)
-        value = self.integrand(log_p, targets, seen, t.double(), self.training_weight)
-        return torch.where(weight > 0, weight * value, 0).sum(), value.detach(), right_of(log_p.detach(), targets)
 
-    @torch.no_grad()
-    def bound(self, model, tokens, latents, t_latent, u, given=None):
-        """ One draw, nats per sample (B,), float64, t in the first column of u (B, 1 + L): no ends of time are left out. """
-        t, L = u[:, 0].double(), tokens.shape[1]
-        seen, scored = self.corrupt(tokens, t, u[:, 1:], given)
-        positions = positions_of(scored)
-        log_p = model(seen, latents, t.float(), t_latent, positions, predict=('text',))[0].double().log_softmax(1)
-        value = self.integrand(log_p, tokens.flatten()[positions], seen.flatten()[positions], t[positions // L])
-        return torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device).index_add_(0, positions // L, value)
+def integral_loss(self, hidden, head, targets, weight, seen, t):
+    """ As MaskedText.loss, of self.integrand(log_p (P, V), x, z, t), (P,); seen (P,): what the network read there, t (P,) its row's clock. """
+    log_p = F.linear(hidden, head).log_softmax(1, dtype=torch.float32)                       # (P, V)
+    value = self.integrand(log_p, targets, seen, t.double(), self.training_weight)
+    return torch.where(weight > 0, weight * value, 0).sum(), value.detach(), right_of(log_p.detach(), targets)
+
+
+@torch.no_grad()
+def integral_bound(self, model, tokens, latents, t_latent, u, given=None):
+    """ One draw, nats per sample (B,), float64, t in the first column of u (B, 1 + L): no ends of time are left out. """
+    t, L = u[:, 0].double(), tokens.shape[1]
+    seen, scored = self.corrupt(tokens, t, u[:, 1:], given)
+    positions = positions_of(scored)
+    log_p = model(seen, latents, t.float(), t_latent, positions, predict=('text',))[0].double().log_softmax(1)
+    value = self.integrand(log_p, tokens.flatten()[positions], seen.flatten()[positions], t[positions // L])
+    return torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device).index_add_(0, positions // L, value)
 
 
 # ---- autoregressive
@@ -100,16 +101,13 @@ class NextToken:
     def corrupt(self, tokens, t, u=None, given=None, exponent=None):
         return self.shift(tokens), tokens != self.pad
 
-    def loss_weight(self, t):
-        return torch.ones_like(t)
+    loss_weight, loss = one, MaskedText.loss
 
     def head_budget(self, rows, length, text_share=1.0, t_min=0.):
         """ 5 sd of the sum of the texts' lengths, and of the number of texts, above its mean: see MaskedText.head_budget. """
         n = torch.as_tensor(self.lengths, dtype=torch.float64).clamp(max=length - 1) + 1
         spread = 5 * math.sqrt(rows) * n.std(correction=0).item() + (2 * n.mean().item() if text_share < 1 else 0)
         return min(rows * length, math.ceil(rows * n.mean().item() * text_share + spread))
-
-    loss = MaskedText.loss
 
     @torch.no_grad()
     def bound(self, model, tokens, latents, t_latent, u=None, given=None):
@@ -146,9 +144,10 @@ class NextToken:
 
 # ---- GIDD+
 
-class GIDD(Timed):
+class GIDD:
     """ p_u in [0, 1): share of uniform noise at t = 1/2; g > 0. training_weight: 'bound', w; 'dynamic', w 2 t (1-t) / g; 'clip', min(w, 2). """
     knobs = ('self_correct',)
+    loss_weight, loss, bound = one, integral_loss, integral_bound
 
     def __init__(self, vocab_size, p_u=0.1, g=1.0, training_weight='dynamic'):
         if not 0 <= p_u < 1 or g <= 0 or training_weight not in ('bound', 'dynamic', 'clip'):
@@ -256,9 +255,9 @@ class GIDD(Timed):
 
 # ---- HDLM
 
-class HDLM(Timed):
+class HDLM:
     """ cluster_of (V,) in 0 .. C - 1; g > 0; xi in (0, 1]. The network reads id V as MASK and V + 1 + k as cluster k. """
-    training_weight = None
+    loss_weight, loss, bound, training_weight = one, integral_loss, integral_bound, 'bound'
 
     def __init__(self, vocab_size, cluster_of, g=1.0, xi=1.0):
         self.mask_id, self.C, self.g, self.xi = vocab_size, int(cluster_of.max()) + 1, g, xi
@@ -302,7 +301,8 @@ class HDLM(Timed):
             scored = scored & ~given
         return torch.where(scored, torch.where(u < m, self.mask_id, cluster), tokens), scored
 
-    def integrand(self, log_p, x, z, t, kind=None):
+    def integrand(self, log_p, x, z, t, kind='bound'):
+        """ m'/m KL(Q(. | x) || sum_v p(v) Q(. | v)) at MASK,  -a'/c -log [ p(x) Q(k | x) / sum_v p(v) Q(k | v) ] at cluster k. """
         _, c, m, dm, da = self.masses(t)
         xi, V, C = self.xi, self.mask_id, self.C
         cluster_of = self.cluster_of(torch.arange(V, device=x.device))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sample
-from data import RESIDUES, PackedDataset
+from data import RESIDUES, PackedDataset, is_end
 from diffusion import MaskedText, uniforms
 from encoders import load_encoder
 from objective import Objective, read_stages
@@ -62,7 +62,7 @@ def test_crops_begin_anywhere_uniformly_and_hold_no_EOS(proteins):
     tokens, _ = data.rows(short, np.full(len(short), .7))
     assert ((tokens == data.tokenizer.eos).sum(1) == 1).all(), 'what fits is whole, with its EOS'
     exact = np.flatnonzero(data.lengths() == 24)
-    assert not data.is_end(data.rows(exact, np.full(len(exact), .7))[0]).any()
+    assert not is_end(data.rows(exact, np.full(len(exact), .7))[0], data.tokenizer).any()
 
 
 def test_where_the_length_is_given_EOS_and_PAD_are_seen_and_never_scored(proteins):
@@ -72,9 +72,9 @@ def test_where_the_length_is_given_EOS_and_PAD_are_seen_and_never_scored(protein
     for step in range(4):
         b = objective.batch(data, rows, step, 0, 64, stage)
         scored = b['weight'] > 0
-        ends = data.is_end(data.rows(rows, uniforms(0, step, 'crop', 0, 64, 1)[:, 0])[0])
+        ends = is_end(data.rows(rows, uniforms(0, step, 'crop', 0, 64, 1)[:, 0])[0], data.tokenizer)
         assert scored.sum() > 100 and not ends.flatten()[b['positions'][scored]].any() and ends.any()
-        assert (data.is_end(b['tokens']) == ends).all(), 'a masked end'
+        assert (is_end(b['tokens'], data.tokenizer) == ends).all(), 'a masked end'
     stage.seq_len = 10                                                   # of a length_schedule: crops of that, from anywhere
     short = objective.batch(data, rows, 0, 0, 64, stage)['tokens']
     expected = data.rows(rows, uniforms(0, 0, 'crop', 0, 64, 1)[:, 0], 10)[0]
@@ -82,13 +82,13 @@ def test_where_the_length_is_given_EOS_and_PAD_are_seen_and_never_scored(protein
     assert short.shape == (64, 10) and torch.equal(short[seen], expected[seen]) and not torch.equal(expected, data.rows(rows)[0][:, :10])
     stage.seq_len = 24
     other = objective_of(data)[0].batch(data, rows, 0, 0, 64, stage)
-    assert data.is_end(other['targets'][other['weight'] > 0]).any(), 'the control: else they are scored'
+    assert is_end(other['targets'][other['weight'] > 0], data.tokenizer).any(), 'the control: else they are scored'
 
 
 def test_the_bound_of_a_uniform_network_is_log_V_per_free_residue(proteins):
     data = PackedDataset(str(proteins), 'val', 24, crop=True)
     tokens, _ = data.rows(np.arange(len(data)))
-    V, given = data.tokenizer.vocab_size, data.is_end(tokens)
+    V, given = data.tokenizer.vocab_size, is_end(tokens, data.tokenizer)
     flat = lambda x, z, t, s, positions, predict: (torch.zeros(len(positions), V), None)         # noqa: E731
     nats = MaskedText(V).bound(flat, tokens, None, None, uniforms(0, 0, 'evaluation', 0, len(data), 25), given)
     assert torch.allclose(nats, (~given).sum(1).double() * np.log(V), rtol=1e-6)
