@@ -69,7 +69,7 @@ def one(self, t):
 
 
 def integral_loss(self, hidden, head, targets, weight, seen, t):
-    """ As MaskedText.loss, of self.integrand(log_p (P, V), x, z, t), (P,); seen (P,): what the network read there, t (P,) its row's clock. """
+    """ MaskedText.loss of self.integrand(log_p (P, V), x, z, t), (P,). seen (P,): what the network read there; t (P,): its row's clock. """
     log_p = F.linear(hidden, head).log_softmax(1, dtype=torch.float32)                       # (P, V)
     value = self.integrand(log_p, targets, seen, t.double(), self.training_weight)
     return torch.where(weight > 0, weight * value, 0).sum(), value.detach(), right_of(log_p.detach(), targets)
@@ -145,7 +145,7 @@ class NextToken:
 # ---- GIDD+
 
 class GIDD:
-    """ p_u in [0, 1): share of uniform noise at t = 1/2; g > 0. training_weight: 'bound', w; 'dynamic', w 2 t (1-t) / g; 'clip', min(w, 2). """
+    """ p_u in [0, 1): share of uniform noise at t = 1/2; g > 0. training_weight: bound, w; dynamic, w 2 t (1-t) / g; clip, min(w, 2). """
     knobs = ('self_correct',)
     loss_weight, loss, bound = one, integral_loss, integral_bound
 
@@ -392,14 +392,14 @@ def kmeans(rows, C, seed=0, rounds=50):
 
 
 def neighbours(data, dims=128, reach=2, most=2 ** 24, seed=0):
-    """ A vector (V, dims) of each id from the company it keeps in the split: the sum over its places of fixed random vectors of the ids up to
-    `reach` before and after, each divided by the root of its count (random indexing; the first `most` tokens). """
+    """ A vector (V, dims) of each id from the company it keeps in the split: the sum over its places of fixed random vectors of the ids up
+    to `reach` before and after, each divided by the root of its count (random indexing; the first `most` tokens). """
     V = data.tokenizer.vocab_size
     label = torch.randn(2 * reach, V, dims, generator=torch.Generator().manual_seed(seed))
     label /= data.counts().clamp(min=1).float().sqrt()[:, None]
     out, seen = torch.zeros(V, dims), 0
     for first in range(0, len(data), 4096):
-        tokens, _ = data.rows(range(first, min(first + 4096, len(data))), None if not data.cropped else torch.zeros(4096)[:len(data) - first])
+        tokens, _ = data.rows(range(first, min(first + 4096, len(data))))
         real = tokens != data.tokenizer.pad
         for j, step in enumerate(d for d in range(-reach, reach + 1) if d):
             here, there = (slice(max(0, -step), tokens.shape[1] - max(0, step)), slice(max(0, step), tokens.shape[1] - max(0, -step)))

@@ -46,8 +46,8 @@ from checkpoint import difference, git_commit
 from configurator import configure, stop_on_error
 from data import PackedDataset, dataset_folder, dataset_identity, is_end
 from diffusion import normals, uniforms
-from sample import (LATENT_KNOBS, TEXT_KNOBS, blank, call, check_task, encode, ends_of, l2t, load_run, null_latents, pack, raw_latents, search,
-                    t2l, trained_for, unconditional, write)
+from sample import (LATENT_KNOBS, TEXT_KNOBS, blank, call, check_task, encode, ends_of, l2t, load_run, null_latents, pack, raw_latents,
+                    search, t2l, trained_for, unconditional, write)
 
 out_dir = 'out/quickstart'
 which = 'best'                  # best | latest | step-00001000
@@ -62,8 +62,8 @@ order = 'random'                # which: random ones, drawn with the seed, or th
 draws = 16                      # nelbo: draws of the bound per text, spread evenly over the number of masked positions
 sts = ''                        # sts: a csv or tsv of sentence, sentence, score (STS-B, SICK), or a hub dataset's id
 sts_revision = ''               # of the hub dataset: a commit
-scorer = ''                     # unconditional, self_correction: who says how likely the texts are: a run of config/ar.py, or a causal language
-                                # model, hub id or folder
+scorer = ''                     # unconditional, self_correction: who says how likely the texts are: a run of config/ar.py, or a causal
+                                # language model, hub id or folder
 scorer_revision = ''            # of the hub model: a commit
 infill_share = 0.5              # infill: of each text's tokens
 seeds = 3                       # t2l, sts: draws of every latent
@@ -523,7 +523,8 @@ def evaluate_self_correction(run, sources, tokens, scorer, revision, seed, batch
     results = {'n': n, 'rounds_at_most': rounds}
 
     def corrected(x, rounds):
-        parts = [run.text.correct(denoise, part.to(run.device), fixed, rounds, rng) for part, fixed in zip(x.split(batch), given.split(batch))]
+        parts = [run.text.correct(denoise, part.to(run.device), fixed, rounds, rng)
+                 for part, fixed in zip(x.split(batch), given.split(batch))]
         return (torch.cat(part).cpu() for part in zip(*parts))
     after, before, accuracy, taken, done = corrected(ids, rounds)
     _, of_data, *_ = corrected(tokens, 0)

@@ -130,7 +130,8 @@ class Objective:
         def score(hidden, head):
             at = b['positions']
             loss, nll, right = self.text.loss(hidden, head, b['targets'], b['weight'], b['tokens'].flatten()[at], b['t_text'][at // L])
-            return loss, nll, right, 0 if learned is None else self.adaptive.regression(learned.flatten()[at], nll, b['targets'], b['weight'])
+            to_learn = 0 if learned is None else self.adaptive.regression(learned.flatten()[at], nll, b['targets'], b['weight'])
+            return loss, nll, right, to_learn
         with self.autocast():
             scored, out = model(b.get('tokens'), noisy, b['t_text'], b['t_latent'], b.get('positions'), predict, score,
                                 see if 'u' in b else None)

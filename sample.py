@@ -342,7 +342,7 @@ def unconditional(run, n, seed=0, batch=128, on_step=nothing, progress=lambda n:
     if how['by_importance']:
         knobs['importance'] = own_importance(run)
     if not isinstance(run.text, MaskedText):
-        raise ValueError(f'{run.out_dir}: joint sampling is of masked text; text_process={run.config.get("text_process")} writes from latents, or alone')
+        raise ValueError(f'{run.out_dir} was not trained on masked text: no joint sampling of text and latent from it')
     if set(run.streams) != {'text', 'latent'}:
         raise ValueError(f'{run.out_dir} has streams {run.streams}: --mode={run.streams[0]} samples it')
     if how['sampler'] in ('first_hitting', 'cached', 'reparam') or how['block_size'] or how['solver'] == 'heun':

@@ -289,7 +289,8 @@ def make_sampler(how, text):
         raise ValueError(f"loop={how['loop']}, eta={how['eta']}: expected 0 < t_off <= t_on < 1, 0 < a_on < 1, 0 <= eta <= 1")
     for name, fine in (('steps', how['steps'] >= 0), ('block_size', how['block_size'] >= 0), ('nucleus', how['nucleus'] > 0),
                        ('temperature', math.isfinite(how['temperature'])), ('alpha', 1 <= how['alpha'] <= 2),
-                       ('repeat_cap', 0 <= how['repeat_cap'] < 1), ('self_correct', how['self_correct'] >= 0), ('guidance', math.isfinite(how['guidance']))):
+                       ('repeat_cap', 0 <= how['repeat_cap'] < 1), ('self_correct', how['self_correct'] >= 0),
+                       ('guidance', math.isfinite(how['guidance']))):
         if not fine:
             raise ValueError(f'{name}={how[name]} is out of range')
     sampler = samplers[how['sampler']]

@@ -68,7 +68,8 @@ curriculum_focus = 2.0             # how much more they weigh
 text_process = 'masked'            # masked | gidd | hdlm; or causal=True below: autoregressive
 text_schedule = 'loglinear'        # loglinear | cosine | polynomial | ddpm
 text_power = 2.0                   # polynomial: 1 - a(t) = t^power
-text_loss_weight = 'bound'         # bound | uniform (flow matching's) | rdm: of what is masked at t: w(t), 1, 1 - t; gidd: bound | dynamic | clip
+text_loss_weight = 'bound'         # bound | uniform (flow matching's) | rdm: of what is masked at t: w(t), 1, 1 - t
+                                   # gidd: bound | dynamic | clip
 gidd_uniform = 0.1                 # gidd: share of tokens that are others by lot at t = 1/2
 gidd_gamma = 1.0                   # gidd: noise comes earlier and later (> 1), or in between
 hdlm_gamma = 1.0                   # hdlm: tokens become clusters so much faster than clusters MASK

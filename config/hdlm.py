@@ -1,5 +1,5 @@
-""" Overlay: HDLM (arXiv:2510.08632, baselines.py): a token becomes its cluster, then MASK. Text alone. The clusters are made at the start, by
-the company that tokens keep in the training texts, or with --clusters_from= by k-means on a run's token embedding or on an .npy file.
+""" Overlay: HDLM (arXiv:2510.08632, baselines.py): a token becomes its cluster, then MASK. Text alone. The clusters are made at the start:
+k-means on the company that tokens keep in the training texts, or with --clusters_from= on a run's token embedding or an .npy file.
 Sets neither data, sizes, steps nor out_dir.
 
     python train.py config/quickstart.py config/hdlm.py --out_dir=out/hdlm
