@@ -12,7 +12,7 @@ from baselines import GIDD, HDLM, NextToken, cluster_table, kmeans, text_process
 from data import PackedDataset
 from diffusion import MaskedText, uniforms
 from model import Model, ModelConfig
-from runs import log, run_each, train, train_each, weights
+from runs import log, run_each, train_each, weights
 from samplers import make_propose
 
 V, L = 3, 2
@@ -302,9 +302,9 @@ def test_samplers_have_the_enumerated_law_of_their_chain_and_end_in_tokens(proce
 def test_with_many_steps_and_the_optimal_denoiser_the_samplers_draw_the_data():
     for process in (GIDD(V, .2), HDLM(V, CLUSTERS)):
         exact = posterior(process)
-        found = draw(process, lambda t, Z: exact(min(float(t), 1 - 1e-9), Z), 20_000, 100)
+        found = draw(process, lambda t, Z: exact(min(float(t), 1 - 1e-9), Z), 10_000, 60)
         share = torch.bincount(found[:, 0] * V + found[:, 1], minlength=V * V) / len(found)
-        assert (share - text_law()).abs().sum() < .03, (share, text_law())
+        assert (share - text_law()).abs().sum() < .04, (share, text_law())
 
 
 def test_given_tokens_are_never_touched_by_baseline_samplers():
@@ -479,14 +479,14 @@ def test_every_baseline_trains_and_samples_and_is_evaluated(baselines):
     assert {'nelbo/nats_per_token', 'unconditional/gen_ppl', 'self_correction/accuracy', 'self_correction/before/accuracy'} <= set(found)
 
 
-@pytest.mark.parametrize('name', ['ar_prefix', 'gidd', 'hdlm'])
-def test_a_baseline_goes_on_bit_for_bit(baselines, dataset, tmp_path, name):
-    args = [f'config/{name}.py', *OVERLAYS[name]]
-    assert train(dataset, tmp_path / 'run', *args, '--max_iters=4', '--min_lr=1').returncode == 0
-    train_each(dataset, {tmp_path / name: [*args, '--max_iters=8', '--min_lr=1'] for name in ('whole', 'run')})
-    assert log(tmp_path / 'run') == log(tmp_path / 'whole')
-    whole, run = weights(tmp_path / 'whole'), weights(tmp_path / 'run')
-    assert all(torch.equal(whole[key], run[key]) for key in whole)
+def test_baselines_go_on_bit_for_bit(dataset, tmp_path):
+    args = {name: [f'config/{name}.py', *OVERLAYS[name], '--min_lr=1'] for name in ('ar_prefix', 'gidd', 'hdlm')}
+    train_each(dataset, {tmp_path / f'{name}_run': [*more, '--max_iters=4'] for name, more in args.items()})
+    train_each(dataset, {tmp_path / f'{name}_{part}': [*more, '--max_iters=8'] for name, more in args.items() for part in ('whole', 'run')})
+    for name in args:
+        assert log(tmp_path / f'{name}_run') == log(tmp_path / f'{name}_whole')
+        whole, run = weights(tmp_path / f'{name}_whole'), weights(tmp_path / f'{name}_run')
+        assert all(torch.equal(whole[key], run[key]) for key in whole)
 
 
 def test_what_does_not_go_together_is_one_line(baselines, dataset, tmp_path):
