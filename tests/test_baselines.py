@@ -328,6 +328,11 @@ def test_self_correction_takes_what_the_network_prefers_and_stops():
     out, _, after, taken, done = process.correct(denoise, tokens, torch.zeros(3, 2, dtype=torch.bool), 1, rng)
     assert taken.tolist() == [0, 1, 1] and done.tolist() == [True, True, False] and after.tolist() == [1, 1, .5]
 
+    def nearly_even(tokens, t, positions):                               # a draw of what is less likely is no reason to move
+        return torch.tensor([[.04, 0, -9], [.04, 0, -9]]).repeat(len(tokens), 1)[positions]
+    liked = torch.zeros(50, 2, dtype=torch.int64)
+    assert torch.equal(process.correct(nearly_even, liked, torch.zeros(50, 2, dtype=torch.bool), 5, rng)[0], liked)
+
 
 # ---- autoregressive
 
