@@ -289,7 +289,7 @@ def draw(process, denoiser, n, steps, seed=0, given=None, tokens=None, temperatu
                                      HDLM(V, CLUSTERS, .5)],
                          ids=lambda p: f'{type(p).__name__}-{p.g}-{p.B if isinstance(p, GIDD) else p.xi}')
 def test_samplers_have_the_enumerated_law_of_their_chain_and_end_in_tokens(process):
-    n, steps = 8000, 4
+    n, steps = 60_000, 4
     law, states = chain_law(process, some_denoiser, steps)
     assert math.isclose(law.sum(), 1, rel_tol=1e-9), 'the last step leaves nothing but tokens'
     found = draw(process, some_denoiser, n, steps)
