@@ -39,8 +39,11 @@ from samplers import begin, nothing, positions_of, put, to
 
 
 def text_process(config, vocab_size, cluster_of=None, lengths=None):
-    """ The process that a run's knobs name. cluster_of (V,): of hdlm; lengths (n,): of the training texts, for autoregressive training. """
+    """ The process that a run's knobs name. cluster_of (V,): of hdlm, may be filled later; lengths (n,): of the training texts, for
+    autoregressive training. """
     kind, weight = config.get('text_process', 'masked'), config.get('text_loss_weight', 'bound')     # knobs younger than some runs
+    if (config['causal'] or kind != 'masked') and config['text_schedule'] != 'loglinear':
+        raise ValueError(f"text_schedule={config['text_schedule']} is of masked text, not of text_process={kind}, causal={config['causal']}")
     if config['causal']:
         if kind != 'masked' or weight != 'bound':
             raise ValueError(f'causal=True predicts the next token: not with text_process={kind}, text_loss_weight={weight}')
@@ -65,25 +68,34 @@ def right_of(log_p, x):
 # ---- methods of more than one class
 
 def one(self, t):
+    """ loss_weight: all weights are in the integrand. """
     return torch.ones_like(t)
 
 
 def integral_loss(self, hidden, head, targets, weight, seen, t):
-    """ MaskedText.loss of self.integrand(log_p (P, V), x, z, t), (P,). seen (P,): what the network read there; t (P,): its row's clock. """
+    """ MaskedText.loss of self.integrand(log_p (P, V), x, z, t), (P,). seen (P,): what the network read there; t (P,): its row's clock.
+    Keeps two to four float32 tables (P, V) for the backward pass. """
+    used = weight > 0
+    t = torch.where(used, t.double(), 0.5).clamp(1e-6, 1 - 1e-6)         # at the ends 0 * inf would be the gradient of an unused place
     log_p = F.linear(hidden, head).log_softmax(1, dtype=torch.float32)                       # (P, V)
-    value = self.integrand(log_p, targets, seen, t.double(), self.training_weight)
-    return torch.where(weight > 0, weight * value, 0).sum(), value.detach(), right_of(log_p.detach(), targets)
+    value = self.integrand(log_p, targets, seen, t, self.training_weight)
+    return torch.where(used, weight * value, 0).sum(), value.detach(), right_of(log_p.detach(), targets)
 
 
 @torch.no_grad()
 def integral_bound(self, model, tokens, latents, t_latent, u, given=None):
-    """ One draw, nats per sample (B,), float64, t in the first column of u (B, 1 + L): no ends of time are left out. """
-    t, L = u[:, 0].double(), tokens.shape[1]
+    """ One draw, nats per sample (B,), float64, over all of (0, 1): t = y^3 (10 - 15 y + 6 y^2), y the first column of u (B, 1 + L), weighed
+    by dt/dy = 30 y^2 (1 - y)^2. With t uniform the variance is infinite: near 0 a place that is wrong weighs 1/t with probability sqrt(t). """
+    y, L = u[:, 0].double(), tokens.shape[1]
+    t, slope = (y ** 3 * (10 - 15 * y + 6 * y * y)).clamp(1e-12, 1 - 1e-12), 30 * (y * (1 - y)) ** 2
     seen, scored = self.corrupt(tokens, t, u[:, 1:], given)
     positions = positions_of(scored)
-    log_p = model(seen, latents, t.float(), t_latent, positions, predict=('text',))[0].double().log_softmax(1)
-    value = self.integrand(log_p, tokens.flatten()[positions], seen.flatten()[positions], t[positions // L])
-    return torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device).index_add_(0, positions // L, value)
+    logits, _ = model(seen, latents, t.float(), t_latent, positions, predict=('text',))
+    x, z, row = tokens.flatten()[positions], seen.flatten()[positions], positions // L
+    value = torch.zeros(len(positions), dtype=torch.float64, device=tokens.device)
+    for i in torch.arange(len(positions), device=tokens.device).split(max(1, 2 ** 24 // logits.shape[1])):     # or float64 fills the memory
+        value[i] = self.integrand(logits[i].double().log_softmax(1), x[i], z[i], t[row[i]])
+    return torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device).index_add_(0, row, value * slope[row])
 
 
 # ---- autoregressive
@@ -132,7 +144,9 @@ class NextToken:
         eos, ended = self.pad - 1, torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
         for i in masked.any(0).nonzero().flatten().tolist():
             positions = torch.arange(len(tokens)) * L + i
-            x = propose(denoise(self.shift(tokens)[:, :i + 1], 0., positions))
+            logits = denoise(self.shift(tokens)[:, :i + 1], 0., positions)
+            logits[:, self.pad] = -torch.inf                             # it was never taught: PAD comes after EOS by itself
+            x = propose(logits)
             ended = (tokens[:, :i] == eos).any(1) if i else ended
             tokens[:, i] = torch.where(to(masked[:, i], tokens), torch.where(ended, self.pad, x), tokens[:, i])
             on_step(tokens)
@@ -150,7 +164,7 @@ class GIDD:
     loss_weight, loss, bound = one, integral_loss, integral_bound
 
     def __init__(self, vocab_size, p_u=0.1, g=1.0, training_weight='dynamic'):
-        if not 0 <= p_u < 1 or g <= 0 or training_weight not in ('bound', 'dynamic', 'clip'):
+        if not 0 <= p_u < 1 or not 0 < g < math.inf or training_weight not in ('bound', 'dynamic', 'clip'):
             raise ValueError(f'gidd_uniform={p_u}, gidd_gamma={g}, text_loss_weight={training_weight}: expected a share in [0, 1), a gamma '
                              '> 0, and bound, dynamic or clip')
         self.mask_id, self.B, self.g, self.training_weight = vocab_size, 2 * p_u / (1 - p_u), g, training_weight
@@ -227,7 +241,8 @@ class GIDD:
     def correct(self, denoise, tokens, given, rounds, rng, on_step=nothing, temperature=0.1):
         """ Self-correction: in each round every row draws x' ~ p at a low temperature, and of the free places where it differs takes the
         one whose x' is likeliest beside what stands there; a row that has none is done. Returns tokens (B, L), the share of the free places
-        that the network would not change, before and after, the rounds that each row took (B,), and whether it ended by itself. """
+        that the network would not change, before and after, the rounds that each row took (B,), and whether it ended by itself. Every round
+        waits for the device. """
         tokens, positions, B = tokens.clone(), positions_of(~given), len(tokens)
         row = to(positions, tokens) // tokens.shape[1]
         taken, agreed = torch.zeros(B, device=tokens.device), []
@@ -237,7 +252,8 @@ class GIDD:
             same = torch.zeros(B, device=tokens.device).index_add_(0, row, (logits.argmax(1) == z).float())
             agreed.append(same / torch.zeros_like(same).index_add_(0, row, torch.ones_like(row, dtype=same.dtype)).clamp(min=1))
             p = (logits / temperature).softmax(1)
-            x = torch.multinomial(p, 1, generator=None if p.is_cuda else rng)
+            coin = to(torch.rand(len(positions), 1, generator=rng), tokens)
+            x = (p.cumsum(1) < coin).sum(1, keepdim=True).clamp(max=self.mask_id - 1)
             gain = (p.gather(1, x) - p.gather(1, z[:, None])).squeeze(1)
             value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
             put(value, positions, torch.where(x.squeeze(1) == z, -torch.inf, gain))
@@ -261,8 +277,8 @@ class HDLM:
 
     def __init__(self, vocab_size, cluster_of, g=1.0, xi=1.0):
         self.mask_id, self.C, self.g, self.xi = vocab_size, int(cluster_of.max()) + 1, g, xi
-        self.tables = {cluster_of.device: cluster_of}
-        if g <= 0 or not 0 < xi <= 1 or self.C == 1 and xi < 1:
+        self.tables = {cluster_of.device: cluster_of}                    # by device
+        if not 0 < g < math.inf or not 0 < xi <= 1 or self.C == 1 and xi < 1:
             raise ValueError(f'hdlm_gamma={g}, hdlm_xi={xi}: expected a gamma > 0 and an xi in (0, 1], 1 for a single cluster')
 
     def masses(self, t):
@@ -308,7 +324,7 @@ class HDLM:
         cluster_of = self.cluster_of(torch.arange(V, device=x.device))
         S = torch.zeros(len(x), C, dtype=log_p.dtype, device=log_p.device).index_add(1, cluster_of, log_p.exp())   # p(cluster)
         other = (1 - xi) / max(C - 1, 1)
-        log_Q = (xi * S + other * (1 - S)).clamp(min=1e-30).log()        # sum_v p(v) Q(k | v), (P, C)
+        log_Q = (xi * S + other * (1 - S)).clamp(min=torch.finfo(S.dtype).tiny).log()        # sum_v p(v) Q(k | v), (P, C)
         own, k = cluster_of[x][:, None], (z - V - 1).clamp(min=0)[:, None]
         at_own = log_Q.gather(1, own).squeeze(1)
         entropy = xi * math.log(xi) + (C - 1) * (other * math.log(other) if other else 0)

@@ -45,7 +45,7 @@ from baselines import GIDD, NextToken
 from checkpoint import difference, git_commit
 from configurator import configure, stop_on_error
 from data import PackedDataset, dataset_folder, dataset_identity, is_end
-from diffusion import normals, uniforms
+from diffusion import MaskedText, normals, uniforms
 from sample import (LATENT_KNOBS, TEXT_KNOBS, blank, call, check_task, encode, ends_of, l2t, load_run, null_latents, pack, raw_latents,
                     search, t2l, trained_for, unconditional, write)
 
@@ -147,6 +147,7 @@ def means(results, control, metrics):
 def nelbo(run, texts, tokens, raw, draws, seed, batch):
     """ {key: value}: total nats / total real tokens, its standard error (of the ratio, over texts), perplexity, bits per byte. """
     n, L = tokens.shape
+    draws = 1 if isinstance(run.text, NextToken) else draws              # it is no draw, but -log p
     fixed = ends_of(run, tokens) if run.lengths else None
     real = (tokens != run.tokenizer.pad if fixed is None else ~fixed).sum(1).double()        # text and one EOS, if that is predicted
     n_bytes = sum(len(t.encode()) for t in texts)
@@ -515,19 +516,21 @@ def evaluate_self_correction(run, sources, tokens, scorer, revision, seed, batch
     ids, given = blank(run, n, how['length'], seed)
     ids = write(run, ids, given, None, seed=seed, batch=batch, **how | dict(self_correct=0, guidance=1.0))
 
-    def denoise(tokens, t, positions):
-        z = null_latents(run, len(tokens), rng) if 'latent' in run.streams else None
-        logits = call(run, tokens, z, t, 1.0, positions)[0]
-        logits[:, run.banned] = -torch.inf
-        return logits
     results = {'n': n, 'rounds_at_most': rounds}
 
-    def corrected(x, rounds):
-        parts = [run.text.correct(denoise, part.to(run.device), fixed, rounds, rng)
-                 for part, fixed in zip(x.split(batch), given.split(batch))]
+    def corrected(x, given, rounds):
+        parts = []
+        for part, fixed in zip(x.split(batch), given.split(batch)):
+            z = null_latents(run, len(part), rng) if 'latent' in run.streams else None
+
+            def denoise(tokens, t, positions):
+                logits = call(run, tokens, z, t, 1.0, positions)[0]
+                logits[:, run.banned] = -torch.inf
+                return logits
+            parts.append(run.text.correct(denoise, part.to(run.device), fixed, rounds, rng))
         return (torch.cat(part).cpu() for part in zip(*parts))
-    after, before, accuracy, taken, done = corrected(ids, rounds)
-    _, of_data, *_ = corrected(tokens, 0)
+    after, before, accuracy, taken, done = corrected(ids, given, rounds)
+    _, of_data, *_ = corrected(tokens, ends_of(run, tokens), 0)
     means(results, '', {'accuracy': 100 * accuracy, 'changed': 100 * (after != ids).sum(1) / (~given).sum(1), 'rounds': taken,
                         'converged': 100.0 * done})
     means(results, 'before/', {'accuracy': 100 * before})
@@ -752,6 +755,7 @@ def main():
     config = configure(globals())
     how = {key: config[key] for key in TEXT_KNOBS + LATENT_KNOBS} | dict(seed=seed, batch=sample_batch)
     legal = ('nelbo', 'l2t', 't2l', 'sts', 'unconditional', 'infill', 'protein', 'importance', 'self_correction')
+
     def done(task, metrics):                                             # at once: what comes later may fail
         print_table(task, metrics)
         record = dict(config, checkpoint=run.checkpoint, commit=git_commit(), argv=sys.argv, n_texts=len(sources))
@@ -769,7 +773,9 @@ def main():
                 block.compile()
         learned = trained_for(run)
         chosen = [task.strip() for task in tasks.split(',') if task.strip()]
-        chosen = chosen or ['nelbo', *(task for task in ('l2t', 't2l', 'unconditional') if task in learned)]
+        writes_alone = run.streams == ('text',) or isinstance(run.text, MaskedText) and 'text' in run.streams
+        chosen = chosen or ['nelbo', *(task for task in ('l2t', 't2l', 'unconditional') if task in learned
+                                       and (task != 'unconditional' or writes_alone))]
         for task in chosen:
             if task not in legal:
                 raise ValueError(f"tasks={tasks!r}: choose from {', '.join(legal)}")
@@ -777,8 +783,10 @@ def main():
                 raise ValueError(f'{out_dir} was trained on {run.tokenizer.kind} tokens: no protein')
             if task not in ('nelbo', 'unconditional', 'self_correction'):
                 check_task(run, task)
-            if task == 'unconditional' and 'unconditional' not in learned:
-                raise ValueError(f'{out_dir} was trained for {", ".join(sorted(learned))}: no {task} from it')
+            if task == 'unconditional' and ('unconditional' not in learned or not writes_alone):
+                raise ValueError(f'{out_dir} has streams {run.streams} and was trained for {", ".join(sorted(learned))}: no {task} from it')
+            if task == 'infill' and isinstance(run.text, NextToken):
+                raise ValueError(f'{out_dir} is autoregressive: it continues a text, and fills no gaps')
             if task == 'self_correction' and not isinstance(run.text, GIDD):
                 raise ValueError(f'{out_dir} takes nothing back: self_correction is of text_process=gidd')
             if task == 'sts' and not run.meta['encoder']:

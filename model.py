@@ -65,6 +65,8 @@ class ModelConfig:
             raise ValueError(f"streams={self.streams}: choose from ('text', 'latent'), ('text',), ('latent',)")
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(f'width={self.width} must be an even multiple of heads={self.heads}')
+        if self.clusters < 0:
+            raise ValueError(f'clusters={self.clusters} must be 0 or more')
         if self.bag and (self.causal or len(self.streams) < 2):
             raise ValueError(f'bag=True predicts latents from all of a text: it goes neither with causal nor with streams={self.streams}')
         if self.shortcut and len(self.streams) < 2:

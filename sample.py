@@ -44,8 +44,9 @@ like = ''                       # infill: or the embedding of this text
 num_samples = 1                 # per text or latent
 # ---- text
 sampler = ''                    # ancestral | cached | first_hitting | confidence | remdm | dfm | reparam; '': ancestral where both or text
-                                # alone is drawn, else confidence
-steps = 0                       # network calls; 0: one per token for confidence, reparam, first_hitting, else 128; threshold may need all
+                                # alone is drawn, else confidence; gidd, hdlm and autoregressive runs have ancestral alone
+steps = 0                       # network calls; 0: one per token for confidence, reparam, first_hitting, else 128; threshold may need all;
+                                # an autoregressive run makes one per token
 length = 0                      # tokens of each text, where the run does not learn lengths (proteins); 0: drawn from the training texts'
 block_size = 0                  # release only the leftmost unfinished block of so many positions; 0: all at once
 score = 'top1'                  # confidence: top1 | margin | entropy | threshold
@@ -57,7 +58,8 @@ loop = (0.55, 0.05, 0.9)        # remdm loop: t_on, t_off, a_on: the share visib
 alpha = 1.5                     # dfm: 1 is ancestral, up to 2: how much is masked again
 repeat_cap = 0.0                # reparam: a token that fills more than this share of a text is drawn again; 0: never
 self_correct = 0                # gidd: rounds in which a finished text is mended, a token each
-temperature = -1.0              # 0 takes the likeliest token; -1: 1, but for confidence 0, or 0.7 where one source gets several texts
+temperature = -1.0              # 0 takes the likeliest token; -1: 1, but 0 for confidence and for an autoregressive text from latents,
+                                # or 0.7 where one source gets several texts
 nucleus = 1.0                   # keep the likeliest tokens that hold this much probability, and the one on the boundary
 guidance = 1.0                  # g: 1 is the conditional model, 0 the unconditional, more weighs the condition up; text and latents
 rerank = 1                      # l2t: draw so many texts, embed them, keep the one nearest to the latent
@@ -90,6 +92,10 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
     if dtype not in ('float32', 'bfloat16'):
         raise ValueError(f'dtype={dtype!r}: choose from float32, bfloat16')
     model, config, meta = load_model(out_dir, which, device=device)
+    cluster_of = getattr(model, 'cluster_of', None)
+    if config['causal'] != model.config.causal or (config.get('text_process') == 'hdlm') != (cluster_of is not None) or (
+            cluster_of is not None and not 0 <= cluster_of.min() <= cluster_of.max() < model.config.clusters):
+        raise ValueError(f'{out_dir}: config.json and the checkpoint are not of one run, or its clusters are broken')
     folder = os.path.join(out_dir, 'data')
     tokenizer, stats = load_tokenizer(folder), load_stats(folder)
     kind, name = torch.device(device).type, which
@@ -100,7 +106,7 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
         out_dir=out_dir, checkpoint=name, model=model, config=config, meta=meta, folder=folder, encoder_folder=encoder_folder, encoder=None,
         device=device, tokenizer=tokenizer, stats=stats, L=model.config.seq_len, streams=model.config.streams,
         row_calls=0,                                                     # rows that the network has read: what sampling costs
-        text=text_process(config, tokenizer.vocab_size, getattr(model, 'cluster_of', None)),
+        text=text_process(config, tokenizer.vocab_size, cluster_of),
         lengths=config.get('lengths'),                                   # quantiles, where the run does not learn when a text ends
         banned=never_written(tokenizer, 'lengths' in config).to(device),
         latent=GaussianLatents(stats.live.to(device), config['latent_schedule'], config['latent_target']) if stats else None,
@@ -204,6 +210,8 @@ def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=nothing,
     some_given = (given & ~ends_of(run, tokens)).any()                   # more than its length
     is_masked = isinstance(run.text, MaskedText)                         # else ancestral is all there is
     how['sampler'] = how['sampler'] or ('confidence' if is_masked and (z is not None or some_given) else 'ancestral')
+    if isinstance(run.text, NextToken) and z is not None and how['temperature'] < 0:
+        how['temperature'] = 0.0                                         # the likeliest, as by confidence
     sampler, knobs, temperature = make_sampler(how, run.text)
     if 'text' not in run.streams:
         raise ValueError(f'{run.out_dir} has no text stream: nothing to write')
@@ -488,7 +496,7 @@ def show(tokenizer, ids, mask_id):
     """ A half-written text: what is still masked shows as a block; ends at the EOS where all before it is known. """
     pieces, known = [], []
     for i in ids + [tokenizer.eos]:
-        if i in (mask_id, tokenizer.eos):
+        if i >= mask_id or i == tokenizer.eos:                           # MASK; beyond it, a cluster
             pieces.append(tokenizer.decode(known))
             known = []
             if i == tokenizer.eos:

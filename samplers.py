@@ -3,8 +3,9 @@ Every text sampler a function, one signature: from the network's logits to token
 
     sampler(denoise, propose, text, tokens, given, steps, rng, on_step, its knobs) -> tokens (B, L):
     denoise(tokens, t, positions)   logits (P, V) at the flat positions (P,), the condition inside; t a number or (B,) clocks
-    propose(logits)                 x ~ Cat(p), (P,)
-    text                            diffusion.MaskedText: the schedule of training, M = 1 - a is the masked share
+    propose(logits, tilt)           x ~ Cat(p), (P,); ~ Cat(p tilt), where a tilt is given
+    text                            diffusion.MaskedText: the schedule of training, M = 1 - a is the masked share; samplers of other
+                                    processes are in baselines.py
     tokens (B, L), given (B, L)     what is MASK and not given is filled, nothing else is touched; given lives on the host
     rng                             a torch.Generator on the host, for what is released; on_step(tokens) sees every state
 Which positions are released is known on the host, but for confidence, where its number is: no step waits for the device, and the
@@ -29,13 +30,13 @@ def nucleus_filter(logits, p):
 
 
 def make_propose(temperature, nucleus, rng):
-    """ propose(logits (P, V)) -> x ~ Cat(softmax(logits / temperature)), filtered, times tilt (P, V), where there is one. rng: a
-    generator on the device. """
+    """ propose(logits (P, V)) -> x ~ Cat(tilt * softmax(logits / temperature)), filtered; tilt (P, V), if there is one: what is known of x
+    beside. rng: a generator on the device. """
     def propose(logits, tilt=None):
         if temperature == 0:
             return (logits if tilt is None else logits.masked_fill(tilt == 0, -torch.inf)).argmax(-1)
-        p = nucleus_filter(logits / temperature, nucleus).softmax(-1)
-        p = p if tilt is None else p * tilt
+        logits = logits / temperature
+        p = nucleus_filter(logits if tilt is None else logits + tilt.log(), nucleus).softmax(-1)
         # p / Exp(1) is largest at i with probability p_i; this decides *what* a released token is, never *whether* one is
         # released: one categorical over V and MASK would get that rate wrong in float32 (arXiv:2409.02908)
         return (p / torch.empty_like(p).exponential_(generator=rng)).argmax(-1)

@@ -76,7 +76,7 @@ hdlm_gamma = 1.0                   # hdlm: tokens become clusters so much faster
 hdlm_xi = 1.0                      # hdlm: probability of the own cluster
 clusters = 64                      # hdlm: how many
 clusters_from = ''                 # hdlm: a run folder (its token embedding), or an .npy file of V rows, or of V cluster ids; '': by the
-                                   # company that tokens keep in the training texts
+                                   # company that tokens keep in the training texts; with init_from, and on going on, they stay as they were
 latent_schedule = 'vp'             # vp | rf
 latent_target = 'v'                # v | x0 | flow | eps
 latent_loss_weight = 'none'        # none | snr | min_snr
@@ -196,8 +196,10 @@ with stop_on_error():
         **{name: config[name] for name in ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal', 'streams',
                                            'bag', 'shortcut', 'text_clock', 'spatial', 'dropout', 'importance')},
         clusters=clusters if text_process == 'hdlm' else 0)
-    cluster_of = cluster_table(clusters_from, train_data, clusters) if text_process == 'hdlm' else None
-    text = make_text(config, model_config.vocab_size, cluster_of, train_data.lengths())
+    text = make_text(config, model_config.vocab_size, torch.arange(model_config.vocab_size) % max(1, clusters),
+                     train_data.lengths() if causal else None)
+    if text_process != 'masked' and 'text' not in streams:
+        raise ValueError(f'text_process={text_process}, but streams={streams} has no text')
     latent = GaussianLatents(train_data.live.to(device) if N else None, latent_schedule, latent_target, latent_loss_weight)
     if importance == 'none' and (masking != 'time_only' or curriculum):
         raise ValueError(f'masking={masking}, curriculum={curriculum}: choose an --importance= for them')
@@ -270,8 +272,6 @@ objective = Objective(text, latent, streams, device, lambda: torch.autocast(devi
 model = Model(model_config).to(device)
 if adaptive:
     model.importance.rarity.copy_(adaptive.rarity)
-if cluster_of is not None:
-    model.cluster_of.copy_(cluster_of)
 if compile:
     for block in model.blocks:                             # all blocks are one program: a depth-th of the wait
         block.compile(dynamic=False)
@@ -367,8 +367,6 @@ def go_on_from(newest):
         raise ValueError(f'{newest} was trained with {other}: choose another --out_dir')
     if saved['optimizer']['names'] != list(names) or len(saved['optimizer']['states']) != len(optimizers):
         raise ValueError(f'{newest} was trained with other parameters or another optimizer: choose another --out_dir')
-    if cluster_of is not None and not torch.equal(saved['model']['cluster_of'].cpu(), cluster_of):
-        raise ValueError(f'{newest} was trained with other clusters than clusters_from={clusters_from!r} gives: choose another --out_dir')
     fill(saved['model'])
     for (opt, _), opt_state in zip(optimizers, saved['optimizer']['states']):
         owners = [p for group in opt.param_groups for p in group['params']]
@@ -397,6 +395,9 @@ def take_run_folder():
 
 
 newest, error = distributed.first_or_stop(2, take_run_folder), None
+if text_process == 'hdlm' and not newest and not init_from:
+    cluster_of = distributed.first_or_stop(2, cluster_table, clusters_from, train_data, clusters)
+    model.cluster_of.copy_(cluster_of)
 try:
     if newest:
         go_on_from(newest)
@@ -409,6 +410,8 @@ except Exception as failure:                               # whatever a hostile 
 errors = [e for e in distributed.everyone(error) if e]
 if errors:
     stop_all(errors[0], code=2)
+if text_process == 'hdlm':                                 # those of the run that it goes on from, if it does
+    text.tables = {torch.device('cpu'): model.cluster_of.cpu()}
 if rank == 0:
     if newest or init_from:
         print(f'going on from {newest}' if newest else f'begins with the best weights of {init_from}')
