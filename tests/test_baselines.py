@@ -13,6 +13,7 @@ from data import PackedDataset
 from diffusion import MaskedText, uniforms
 from model import Model, ModelConfig
 from runs import log, run_each, train_each, weights
+from sample import l2t, load_run, null_latents
 from samplers import make_propose
 
 V, L = 3, 2
@@ -502,6 +503,20 @@ def test_every_baseline_trains_and_samples_and_is_evaluated(baselines):
         assert '[MASK]' not in out.split('->')[-1], command
     found = json.loads((runs['gidd'] / 'results.json').read_text())
     assert {'nelbo/nats_per_token', 'unconditional/gen_ppl', 'self_correction/accuracy', 'self_correction/before/accuracy'} <= set(found)
+
+
+def test_a_decoder_writes_with_guidance_what_it_writes_without_its_cache(baselines):
+    run = load_run(str(baselines / 'ar_prefix'), device='cpu', dtype='float32')
+    z, rng = torch.randn(3, 1, 16, generator=torch.Generator().manual_seed(1)), torch.Generator().manual_seed(0)
+    out = l2t(run, z, seed=0, guidance=2.0)                              # at temperature 0
+    null, tokens = null_latents(run, 3, rng), torch.full((3, run.L), run.text.mask_id)
+    with torch.no_grad():
+        for i in range(run.L):
+            c, u = (run.model(run.text.shift(tokens), x, None, torch.full((3,), clock))[0][:, i].log_softmax(1)
+                    for x, clock in ((z, 0.), (null, 1.)))
+            best = (2 * c - u).index_fill(1, torch.tensor(run.tokenizer.pad), -torch.inf).argmax(1)
+            tokens[:, i] = torch.where((tokens[:, :i] == run.tokenizer.eos).any(1), run.tokenizer.pad, best)
+    assert torch.equal(out, tokens)
 
 
 def test_mixed_directions_skip_no_step_and_a_run_begun_from_another_keeps_its_clusters(baselines, dataset, tmp_path):
