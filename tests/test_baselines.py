@@ -27,7 +27,7 @@ def text_law():
 
 
 def gauss(n=200):
-    """ Nodes and weights on (0, 1), after t = y^5 / (y^5 + (1-y)^5): the ends, where an integrand may be as steep as t^-3/4, are seen close. """
+    """ Nodes and weights on (0, 1) after t = y^5 / (y^5 + (1-y)^5): integrands may be as steep as t^-3/4 at the ends. """
     y, w = (torch.from_numpy(x) for x in np.polynomial.legendre.leggauss(n))
     y, w = (y + 1) / 2, w / 2
     total = y ** 5 + (1 - y) ** 5
