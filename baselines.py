@@ -339,7 +339,8 @@ class HDLM:
 
     def ancestral(self, denoise, propose, text, tokens, given, steps, rng, on_step=nothing):
         """ From t to s, with x ~ p, at cluster k ~ p(x) Q(k | x): MASK stays with m_s / m_t, becomes a cluster with
-        c_s (t-s) / ((1-s) m_t), else x; a cluster stays with c_s (1-t) / ((1-s) c_t), else becomes x. """
+        c_s (t-s) / ((1-s) m_t), else x; a cluster stays with c_s (1-t) / ((1-s) c_t), else becomes x. What is left only the device knows:
+        every step waits for it. """
         V, xi = self.mask_id, self.xi
         tokens, _, _ = begin(self, tokens, given)
         left = ((tokens == V).cpu() & ~given)
