@@ -17,6 +17,11 @@ sts     correlation of the cosine of generated latents with what people said, ov
         whose every word occurs in the training texts
 unconditional   joint samples: entropy, distinct n-grams, repetition, coherence cos(z, encoder(x)), perplexity under a scorer
 protein recovery of masked residues at shares .1 to .9, composition and repeats of new sequences (nelbo has the bound per residue)
+image   of captions and pictures: is what a caption says (classes) to be seen in the picture made from it? The eye is a small network
+        trained on the real training pictures, the real validation pictures (real) show how well it sees. image_: pictures from
+        captions; caption_: captions from pictures, of those that say anything about it (named_); joint_: both from noise, do they
+        agree? spread: how far pictures are from the mean of their class, nearest_training: from the nearest training picture, in
+        grey levels of 255 a pixel, root mean square; out_dir/images.npz has the first 100 (plot.py --what=images)
 importance  the loss by quarters of frequency and of importance, rank correlation of importance and loss (adaptive.py)
 infill  a share of each text's tokens masked and written again: token accuracy, and as l2t
 Controls: shuffled (another text's condition), null (noise at clock 1), nearest (the training text whose latent is nearest: what
@@ -36,6 +41,7 @@ import time
 
 import numpy as np
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 from tqdm import tqdm
 
@@ -44,12 +50,13 @@ from checkpoint import difference, git_commit
 from configurator import configure, stop_on_error
 from data import PackedDataset, dataset_folder, dataset_identity
 from diffusion import normals, text_bound, uniforms
-from sample import (LATENT_KNOBS, TEXT_KNOBS, blank, call, check_task, encode, ends_of, l2t, load_run, pack, raw_latents, search, t2l,
-                    trained_for, unconditional, write)
+from sample import (LATENT_KNOBS, TEXT_KNOBS, blank, call, check_task, encode, ends_of, l2t, load_run, of_images, pack, pixels, raw_latents,
+                    search, t2l, trained_for, unconditional, write)
 
 out_dir = 'out/quickstart'
 which = 'best'                  # best | latest | step-00001000
-tasks = ''                      # nelbo, l2t, t2l, sts, unconditional, infill, protein, importance; '': nelbo and what it was trained for
+tasks = ''                      # nelbo, l2t, t2l, sts, unconditional, infill, protein, image, importance; '': nelbo and what it was trained
+                                # for
 sweep = ''                      # l2t, t2l over values of their knobs: 'guidance=0,1,2' or 'sampler=ancestral,confidence; steps=8,16'
 texts = ''                      # a text file, one text a line; '': the validation split
 dataset = ''                    # where the run's dataset lies; '': where it was trained from
@@ -62,6 +69,7 @@ sts_revision = ''               # of the hub dataset: a commit
 scorer = ''                     # unconditional: a causal language model, hub id or folder, that says how likely the texts are
 scorer_revision = ''            # of the hub model: a commit
 infill_share = 0.5              # infill: of each text's tokens
+classes = ''                    # image: what captions say, and by which words: 'animal: cat, dog; colour: red, blue'
 seeds = 3                       # t2l, sts: draws of every latent
 # ---- sampling, as in sample.py
 sampler = ''                    # '': confidence, but ancestral where there is nothing to write from
@@ -660,6 +668,102 @@ def evaluate_sweep(run, task, points, sources, tokens, raw, **how):
 
 # ---- results
 
+# ---- images
+
+def read_classes(spec):
+    """ {name: its words} of 'animal: cat, dog; colour: red, blue'. """
+    groups = {}
+    for part in spec.split(';'):
+        name, _, listed = part.partition(':')
+        groups[name.strip()] = [word.strip() for word in listed.split(',') if word.strip()]
+        if not name.strip() or len(groups[name.strip()]) < 2:
+            raise ValueError(f'classes={spec!r}: tasks=image reads --classes="animal: cat, dog; colour: red, blue", two words or more each')
+    return groups
+
+
+def classes_of(texts, listed):
+    """ Which of these words each text has, (n,) int64; -1: none, or several. """
+    found = [[i for i, word in enumerate(listed) if re.search(rf'\b{re.escape(word)}\b', text)] for text in texts]
+    return torch.tensor([f[0] if len(f) == 1 else -1 for f in found])
+
+
+def train_eye(pictures, labels, n_classes, seed, steps=600, batch=64):
+    """ eye(pictures (n, S, S, C) uint8) -> classes (n,): a small convolutional network, trained on these pictures and labels. """
+    scale = lambda x: torch.from_numpy(x).permute(0, 3, 1, 2).float() / 127.5 - 1   # noqa: E731
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.Conv2d(pictures.shape[3], 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+                            nn.AdaptiveMaxPool2d(4), nn.Flatten(), nn.Dropout(0.5), nn.Linear(512, n_classes))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=0.01)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+        for _ in tqdm(range(steps), desc='training the eye', leave=False):
+            rows = torch.randint(len(pictures), (batch,))
+            F.cross_entropy(net(scale(pictures[rows.numpy()])), labels[rows]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    net.eval().requires_grad_(False)
+    return lambda x: torch.cat([net(scale(x[i:i + 512])).argmax(1) for i in range(0, len(x), 512)])
+
+
+def spread(pictures, labels):
+    """ Root mean square distance of a pixel from the mean of its class. """
+    x = torch.from_numpy(pictures).flatten(1).double()
+    square = sum((x[labels == c] - x[labels == c].mean(0)).square().sum() for c in labels.unique())
+    return (square / x.numel()).sqrt().item()
+
+
+def nearest_pictures(pictures, known):
+    """ Which of the known pictures is nearest, (n,), and the root mean square distance of a pixel, (n,). """
+    x, y = (torch.from_numpy(p).flatten(1).float() for p in (pictures, known))
+    distance, at = zip(*(torch.cdist(part, y).min(1) for part in x.split(128)))
+    return torch.cat(at), torch.cat(distance) / x.shape[1] ** 0.5
+
+
+def evaluate_image(run, folder, sources, tokens, raw, groups, seed, **how):
+    """ ({key: value}, {name: array} of captions and pictures to be looked at). Pictures are judged as a .png has them. """
+    n, learned, other, how = len(sources), trained_for(run), derangement(len(sources), seed), how | dict(seed=seed)
+    train = open_split(run, folder, 'train')
+    rows = np.random.Generator(np.random.Philox(seed)).permutation(len(train))[:20_000]
+    known, captions = pixels(run, train.raw_latents(rows)), [train.text(int(i)) for i in rows]
+    pictures, texts, results = {'real/': pixels(run, raw)}, {}, {'n': n}
+    shown = dict(captions=sources, real=pictures['real/'])
+    if learned & {'t2l', 'unconditional'}:
+        shown['made'] = pixels(run, make_latents(run, tokens, 'image', **how))
+        pictures |= {'': shown['made'], 'shuffled/': shown['made'][other],
+                     'null/': pixels(run, make_latents(run, tokens, 'image null', **how | dict(guidance=0.0)))}
+    if learned & {'l2t', 'unconditional'}:
+        shown['written'] = write_from(run, raw, 'caption', tokens, **how)
+        texts = {'': shown['written'], 'shuffled/': [shown['written'][i] for i in other],
+                 'null/': write_from(run, raw, 'caption null', tokens, **how | dict(guidance=0.0)),
+                 'nearest/': [captions[i] for i in nearest_pictures(pictures['real/'], known)[0].tolist()]}
+    if 'unconditional' in learned:
+        ids, z = unconditional(run, n, **how | dict(guidance=1.0))
+        shown |= dict(joint_captions=[run.tokenizer.decode(row) for row in ids.tolist()], joint=pixels(run, raw_latents(run, z)))
+    for name, listed in groups.items():
+        own, labels = classes_of(sources, listed), classes_of(captions, listed)
+        if len(labels[labels >= 0].unique()) < 2 or (own >= 0).sum() < 2:
+            raise ValueError(f'classes: next to no caption of {folder} has one of {", ".join(listed)}')
+        eye = train_eye(known[(labels >= 0).numpy()], labels[labels >= 0], len(listed), seed)
+        for control, x in pictures.items():
+            means(results, control, {f'image_{name}': 100.0 * (eye(x) == own)[own >= 0]})
+        for control, x in texts.items():
+            said = classes_of(x, listed)
+            means(results, control, {f'named_{name}': 100.0 * (said >= 0)})
+            if ((said >= 0) & (own >= 0)).sum() > 1:
+                means(results, control, {f'caption_{name}': 100.0 * (said == own)[(said >= 0) & (own >= 0)]})
+        if 'joint' in shown:
+            said, seen = classes_of(shown['joint_captions'], listed), eye(shown['joint'])
+            for control, x in (('', seen), ('shuffled/', seen[other])):
+                if (said >= 0).sum() > 1:
+                    means(results, control, {f'joint_{name}': 100.0 * (x == said)[said >= 0]})
+        for control in [control for control in ('', 'real/') if control in pictures]:
+            results[f'{control}spread_{name}'] = spread(pictures[control][(own >= 0).numpy()], own[own >= 0])
+    for control in [control for control in ('', 'real/') if control in pictures]:
+        means(results, control, {'nearest_training': nearest_pictures(pictures[control], known)[1]})
+    return results, {key: np.array(value[:100]) for key, value in shown.items()}
+
+
 def write_results(out_dir, results, meta):
     """ results: {task: {key: value}}. Merged into out_dir/results.json: a task's own keys are replaced, others stay. """
     path = os.path.join(out_dir, 'results.json')
@@ -698,7 +802,7 @@ def print_table(task, results):
 def main():
     config = configure(globals())
     how = {key: config[key] for key in TEXT_KNOBS + LATENT_KNOBS} | dict(seed=seed, batch=sample_batch)
-    legal = ('nelbo', 'l2t', 't2l', 'sts', 'unconditional', 'infill', 'protein', 'importance')
+    legal = ('nelbo', 'l2t', 't2l', 'sts', 'unconditional', 'infill', 'protein', 'image', 'importance')
     def done(task, metrics):                                             # at once: what comes later may fail
         print_table(task, metrics)
         record = dict(config, checkpoint=run.checkpoint, commit=git_commit(), argv=sys.argv, n_texts=len(sources))
@@ -722,7 +826,11 @@ def main():
                 raise ValueError(f"tasks={tasks!r}: choose from {', '.join(legal)}")
             if task == 'protein' and run.tokenizer.kind != 'esm':
                 raise ValueError(f'{out_dir} was trained on {run.tokenizer.kind} tokens: no protein')
-            if task not in ('nelbo', 'unconditional'):
+            if task == 'image':
+                of_images(run)
+                groups = read_classes(classes)
+                check_task(run, next(task for task in ('t2l', 'l2t', 'unconditional') if task in learned))
+            if task not in ('nelbo', 'unconditional', 'image'):
                 check_task(run, 'text' if task in ('protein', 'importance') else task)
             if task == 'unconditional' and 'unconditional' not in learned:
                 raise ValueError(f'{out_dir} was trained for {", ".join(sorted(learned))}: no {task} from it')
@@ -764,6 +872,10 @@ def main():
             metrics, written = evaluate_protein(run, folder, tokens, **how)
             print('\n' + '\n'.join(f'-> {out}' for out in written[:show]))
             done('protein', metrics)
+        if 'image' in chosen:
+            metrics, shown = evaluate_image(run, folder, sources, tokens, raw, groups, **how)
+            np.savez(os.path.join(out_dir, 'images.npz'), **shown)
+            done('image', metrics)
         if 'importance' in chosen:
             done('importance', evaluate_importance(run, folder, tokens, raw, draws, seed, sample_batch))
         if 'infill' in chosen:
