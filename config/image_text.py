@@ -3,9 +3,9 @@ scikit-learn's 1,797 handwritten digits (pip install scikit-learn pillow matplot
 
     python prepare.py config/image_text.py
     python train.py config/image_text.py
-    python sample.py config/image_text.py --mode=t2l --text="a bold seven" --num_samples=16 --png=sevens.png
-    python sample.py config/image_text.py --mode=l2t --image=sevens.png
-    python sample.py config/image_text.py --mode=unconditional --num_samples=16 --png=any.png
+    python sample.py config/image_text.py --mode=t2l --text="a bold seven" --png=seven.png       # --num_samples=16: a sheet of them
+    python sample.py config/image_text.py --mode=l2t --image=seven.png                           # its caption; or a folder of pictures
+    python sample.py config/image_text.py --mode=unconditional --num_samples=16 --png=any.png    # both from noise
     python evaluate.py config/image_text.py
     python plot.py config/image_text.py --what=images --save=results/image_text.png
 """
@@ -36,11 +36,11 @@ batch_size = 64
 max_iters = 2500
 warmup_iters = 100
 ema_decay = 0.99
-dtype = 'float32'
+dtype = 'float32'               # without AMX faster than bfloat16
 log_interval = 100
 eval_interval = 500
 save_interval = 1000
 # evaluation
 tasks = 'nelbo,image'
-latent_steps = 16
+latent_steps = 16               # from noise to a picture
 classes = 'digit: zero, one, two, three, four, five, six, seven, eight, nine; strokes: thin, plain, bold'
