@@ -104,6 +104,8 @@ compile = False                 # torch.compile every block: a minute at first, 
 def load_texts(run, folder, path, n, order, seed):
     """ (texts, tokens (n, L), raw latents (n, N, D) or None): n rows of the validation split, or the lines of a file. """
     if path:
+        if run.stats and not run.meta['encoder']:
+            raise ValueError(f'texts={path}: {run.out_dir} has latents that no encoder made, so none of other texts: leave it out')
         with open(path, encoding='utf-8') as f:
             lines = [line.strip() for line in f if line.strip()][:n]
         if not lines:

@@ -7,6 +7,7 @@ import torch
 
 import evaluate
 import plot
+import sample
 from data import PackedDataset
 from runs import ROOT, TINY, run_each
 from sources import DIGITS, Source, documents, image_patches, to_patches, to_pixels
@@ -21,36 +22,42 @@ def made(tmp_path_factory):
     pytest.importorskip('PIL', reason='reads and writes images: pip install pillow')
     folder = tmp_path_factory.mktemp('image')
     config, out = ROOT / 'config/image_text.py', f'--out_dir={folder}/run'
-    sample = ['sample.py', out, '--dtype=float32', '--device=cpu']
+    draw = ['sample.py', out, '--dtype=float32', '--device=cpu']
     small = ['--n=40', '--steps=2', '--latent_steps=2', '--draws=2', f'--dataset={folder}/data', '--dtype=float32', '--device=cpu']
     commands = dict(
         prepare=['prepare.py', config, f'--out={folder}/data'],
         whole=['prepare.py', config, '--patch=8', f'--out={folder}/whole'],
         train=['train.py', config, f'--dataset={folder}/data', out, *TINY, '--latent_tokens=1'],
-        draw=[*sample, '--mode=t2l', '--text=a bold seven', f'--png={folder}/one.png', f'--save={folder}/one.npy', '--latent_steps=2'],
-        sheet=[*sample, '--mode=latent', '--num_samples=5', f'--png={folder}/five.png', '--latent_steps=2'],
-        joint=[*sample, '--mode=unconditional', f'--png={folder}/joint.png', '--steps=2'],
-        read=[*sample, '--mode=l2t', f'--image={folder}/one.png'],
-        again=[*sample, '--mode=l2t', f'--latents={folder}/one.npy'],
-        fill=[*sample, '--mode=infill', '--text=a [MASK] seven', f'--image={folder}/one.png'],
+        draw=[*draw, '--mode=t2l', '--text=a bold seven', f'--png={folder}/one.png', f'--save={folder}/one.npy', '--latent_steps=2'],
+        sheet=[*draw, '--mode=latent', '--num_samples=5', f'--png={folder}/five.png', '--latent_steps=2'],
+        joint=[*draw, '--mode=unconditional', f'--png={folder}/joint.png', '--steps=2'],
+        read=[*draw, '--mode=l2t', f'--image={folder}/one.png'],
+        again=[*draw, '--mode=l2t', f'--latents={folder}/one.npy'],
+        fill=[*draw, '--mode=infill', '--text=a [MASK] seven', f'--image={folder}/one.png'],
         evaluate=['evaluate.py', out, '--tasks=nelbo,image', CLASSES, *small],
         plot=['plot.py', out, '--what=images'],
         no_classes=['evaluate.py', out, '--tasks=image', *small],
-        embed_text=[*sample, '--mode=l2t', '--text=a seven'],
-        two=[*sample, '--mode=l2t', f'--image={folder}/one.png', f'--latents={folder}/one.npy'],
-        nothing_there=[*sample, '--mode=l2t', f'--image={folder}/none.png'],
-        png_of_text=[*sample, '--mode=l2t', f'--image={folder}/one.png', f'--png={folder}/x.png'])
+        own_texts=['evaluate.py', out, '--tasks=image', CLASSES, f'--texts={folder}/run/config.json', *small],
+        embed_text=[*draw, '--mode=l2t', '--text=a seven'],
+        two=[*draw, '--mode=l2t', f'--image={folder}/one.png', f'--latents={folder}/one.npy'],
+        nothing_there=[*draw, '--mode=l2t', f'--image={folder}/none.png'],
+        png_of_text=[*draw, '--mode=l2t', f'--image={folder}/one.png', f'--png={folder}/x.png'])
     results = dict(zip(commands, run_each(*commands.values())))
     for name in list(commands)[:11]:
         assert results[name][0] == 0, (name, results[name])
     return folder, results
 
 
-def test_patches_are_the_pixels_row_by_row_and_back():
+def test_patches_are_the_pixels_row_by_row_and_back(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (5, 12, 12, 3), np.uint8)
     patches = np.stack([to_patches(p.astype(np.float32) / 127.5 - 1, 4) for p in pixels])
     assert patches.shape == (5, 9, 48) and np.allclose(patches[2, 5].reshape(4, 4, 3), pixels[2, 4:8, 8:] / 127.5 - 1)
     assert np.array_equal(to_pixels(patches.astype(np.float16), 4, 3), pixels), 'as they are stored'
+    image = pytest.importorskip('PIL.Image', reason='writes images: pip install pillow')
+    sample.write_png(tmp_path / 'sheet', pixels, columns=2, side=24)
+    sheet = np.asarray(image.open(tmp_path / 'sheet'))
+    assert sheet.shape == (3 * 28 - 4, 2 * 28 - 4, 3) and (sheet[56:, 28:] == 255).all()
+    assert np.array_equal(sheet[28:52:2, 29:53:2], pixels[3]), 'two in a row, each pixel twice as large'
     assert to_pixels(np.array([[[-3.]], [[3.]]], np.float32), 1, 1).ravel().tolist() == [0, 255]
 
 
@@ -86,7 +93,8 @@ def test_no_image_is_in_both_splits_and_a_pixel_that_never_changes_is_dead(made)
     assert PackedDataset(folder / 'data', 'train').latent_shape == (16, 4)
     whole = PackedDataset(folder / 'whole', 'train')                     # one patch: a dimension a pixel
     stats, raw = whole.stats, whole.raw_latents(np.arange(4))
-    assert whole.latent_shape == (1, 64) and 0 < (stats.live == 0).sum() < 20 and torch.allclose(stats.destandardise(stats.standardise(raw)), raw, atol=.3)
+    assert whole.latent_shape == (1, 64) and 0 < (stats.live == 0).sum() < 20
+    assert torch.allclose(stats.destandardise(stats.standardise(raw)), raw, atol=.3)
     assert (stats.destandardise(torch.randn(2, 1, 64))[..., stats.live == 0] < -.99).all(), 'a dead corner comes back black'
 
 
@@ -119,8 +127,9 @@ def test_the_image_task_has_every_figure_beside_its_controls(made):
 
 def test_what_cannot_be_is_one_line(made, finished):
     _, results = made
-    for name, line in (('no_classes', 'tasks=image reads --classes='), ('embed_text', 'no text can be embedded'),
-                       ('two', 'one embedding'), ('nothing_there', 'none.png'), ('png_of_text', 'mode=l2t does not read it')):
+    for name, line in (('no_classes', 'tasks=image reads --classes='), ('own_texts', 'no encoder made'),
+                       ('embed_text', 'no text can be embedded'), ('two', 'one embedding'), ('nothing_there', 'none.png'),
+                       ('png_of_text', 'mode=l2t does not read it')):
         rc, _, err = results[name]
         assert rc == 2 and err.count('\n') == 1 and line in err, (name, err)
     common = [f'--out_dir={finished}', '--device=cpu']
