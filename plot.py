@@ -4,17 +4,21 @@ Pictures of a run, from the files in its folder. Needs matplotlib: pip install m
     python plot.py --out_dir=out/quickstart                                   # its curves: training_log.jsonl
     python plot.py --out_dir=out/quickstart --what=sweep --metric=bleu        # every sweep of evaluate.py: results.json
     python plot.py --out_dir=out/atat --what=importance                       # evaluate.py --tasks=importance, and the log
+    python plot.py --out_dir=out/image_text --what=images                     # evaluate.py --tasks=image: images.npz
 
 A sweep over steps is drawn against the network calls that a text took, a line per sampler; over another knob against that knob.
 """
 import json
 import os
 import re
+import textwrap
+
+import numpy as np
 
 from configurator import configure, stop, stop_on_error
 
 out_dir = 'out/quickstart'
-what = 'curves'                 # curves | sweep | importance
+what = 'curves'                 # curves | sweep | importance | images
 metric = 'bleu'                 # sweep: of l2t or t2l, as named in results.json
 save = ''                       # the picture; '': <out_dir>/<what>.png
 
@@ -125,10 +129,27 @@ def draw_importance(entries, results, plt):
     return figure
 
 
+def draw_images(shown, plt, columns=10, rows=2):
+    """ The first of evaluate.py's images, by turns: pictures made from the captions above them, and below each the real one, with the
+    caption written from it; at the end pictures and captions from noise. """
+    kinds = [('captions', 'made', 'made from\nthe caption'), ('written', 'real', 'real; caption\nwritten from it')] * rows
+    kinds = [kind for kind in kinds + [('joint_captions', 'joint', 'both\nfrom noise')] * rows if kind[0] in shown and kind[1] in shown]
+    figure, axes = plt.subplots(len(kinds), columns, figsize=(1.2 * columns, 1.6 * len(kinds)), squeeze=False)
+    for i, (line, (texts, pictures, label)) in enumerate(zip(axes, kinds)):
+        first = columns * kinds[:i].count(kinds[i])
+        line[0].set_ylabel(label, fontsize=8)
+        for k, axis in enumerate(line, first):
+            axis.set(xticks=[], yticks=[], frame_on=False)
+            if k < len(shown[pictures]):
+                axis.imshow(shown[pictures][k].squeeze(), cmap='gray', vmin=0, vmax=255)
+                axis.set_title('\n'.join(textwrap.wrap(str(shown[texts][k]), 16)), fontsize=7)
+    return figure
+
+
 def main():
     configure(globals())
-    if what not in ('curves', 'sweep', 'importance'):
-        stop(f'what={what!r}: choose from curves, sweep, importance')
+    if what not in ('curves', 'sweep', 'importance', 'images'):
+        stop(f'what={what!r}: choose from curves, sweep, importance, images')
     try:
         import matplotlib
     except ImportError:
@@ -138,6 +159,12 @@ def main():
     with stop_on_error():
         if what == 'curves':
             figure = draw_curves(read_log(os.path.join(out_dir, 'training_log.jsonl')), plt)
+        elif what == 'images':
+            path = os.path.join(out_dir, 'images.npz')
+            if not os.path.isfile(path):
+                raise ValueError(f'{path}: missing, run evaluate.py --tasks=image first')
+            with np.load(path, allow_pickle=False) as shown:
+                figure = draw_images(dict(shown), plt)
         elif what == 'importance':
             with open(os.path.join(out_dir, 'results.json'), encoding='utf-8') as f:
                 results = json.load(f)

@@ -51,13 +51,13 @@ from sources import HUB, Source, documents, earlier_index, hub_commit, list_file
 
 # ---- what is read, details in sources.py
 input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .csv, .tsv, .parquet, .fasta; each may be .gz;
-                             # builtin: the interpreter's own documentation
+                             # builtin: the interpreter's own documentation; digits: scikit-learn's
 val_input = ''               # validation documents of their own; then nothing is split off the input
 hub_dataset = ''             # instead of input: openwebtext | wikitext-103 | lm1b | fineweb-edu | a hub id
 hub_revision = ''            # a commit; '': the newest, which is then written down
 import_dir = ''              # instead of input: a folder of texts/, latents/, train_data.json; nothing is embedded again
 latents_from = ''            # latents of the input's documents: .npy files or folders of them, a row a document
-image_size = 0               # input is a folder of images with metadata.csv: pixels a side; the latents are its patches
+image_size = 0               # input is digits, or a folder of images with metadata.csv: pixels a side; the latents are its patches
 patch = 8                    # pixels a side of a patch
 channels = 3                 # 1: grey
 split_on = 'line'            # line | paragraph | file: what a document is in a text file

@@ -11,9 +11,13 @@ All that one two-clock model writes, in every direction, and the command line.
     python sample.py --out_dir=out/mixed --mode=embed --texts=my.txt --save=h.npy             # mean hidden state of each text
     python sample.py --out_dir=out/protein_tiny --num_samples=8 --length=120 --sampler=reparam --fasta=new.fasta
     python sample.py --out_dir=out/protein_tiny --given="MKV[MASK:40]HHHHHH" --num_samples=8 # what is given stays
+    python sample.py --out_dir=out/image_text --mode=t2l --text="a bold seven" --png=seven.png    # a picture from its caption
+    python sample.py --out_dir=out/image_text --mode=l2t --image=seven.png                    # and back
 
 A text sampler is a function of samplers.py, a latent solver a method of diffusion.GaussianLatents: step(z, t, s, denoise, memory, noise).
 """
+import glob
+import math
 import os
 import re
 import shutil
@@ -32,6 +36,7 @@ from data import RESIDUES, is_end, load_stats, load_tokenizer
 from diffusion import GaussianLatents, MaskedText, mode_shares
 from encoders import load_encoder
 from samplers import certainty_of, make_propose, make_sampler, nothing, positions_of, put
+from sources import image_patches, to_pixels
 
 out_dir = 'out/quickstart'      # the run folder: model, data records and schedules all come from it
 which = 'best'                  # best | latest | step-00001000
@@ -39,6 +44,7 @@ mode = ''                       # l2t | t2l | unconditional | text | latent (one
 text = ''                       # l2t, t2l, t2l2t: this text; infill: with [MASK], [MASK:3] for three tokens, [MASK:*] for the whole rest
 texts = ''                      # or every line of this file
 latents = ''                    # l2t, infill: the raw embeddings in this .npy file: (n, D) or (n, N, D)
+image = ''                      # l2t, infill: or this picture, or the .png and .jpg files of this folder, where the run is of images
 given = ''                      # infill: or this template, as text: what it shows is kept (a protein's: 'MKT[MASK:20]GG')
 like = ''                       # infill: or the embedding of this text
 num_samples = 1                 # per text or latent
@@ -73,6 +79,7 @@ seed = 0
 encoder_folder = ''             # where the encoder lies now; '': where it was when the data were prepared
 watch = False                   # see the text being uncovered
 save = ''                       # write the generated latents, raw, or the vectors of mode=embed, to this .npy file
+png = ''                        # write the generated latents as pictures to this .png file, where the run is of images
 fasta = ''                      # write the texts to this FASTA file, not to the screen
 device = 'auto'                 # auto | cpu | cuda
 dtype = 'bfloat16'              # bfloat16 | float32
@@ -159,6 +166,37 @@ def pack(run, texts, cut=False):
         most = f'{run.L}' if run.lengths else f'{run.L - 1} and an EOS'
         raise ValueError(f'a text has {longest} tokens, {run.out_dir} reads at most {most}')
     return torch.tensor([(i + [run.tokenizer.eos] + [run.tokenizer.pad] * (run.L - len(i)))[:run.L] for i in ids])
+
+
+def of_images(run):
+    """ The record of how the run's images were cut: image_size, patch, channels. """
+    record = run.meta.get('source') or {}
+    if not record.get('image_size'):
+        raise ValueError(f'{run.out_dir} was not trained on images: it neither reads nor draws a picture')
+    return record
+
+
+def pixels(run, raw):
+    """ Raw latents (n, N, D) as pictures (n, S, S, channels), uint8. """
+    record = of_images(run)
+    return to_pixels(raw.numpy(), record['patch'], record['channels'])
+
+
+def write_png(path, pictures, columns=0, side=128):
+    """ Pictures (n, S, S, channels) in rows of `columns` (0: as many columns as rows), each enlarged to about `side` where it is less. """
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ValueError(f'png={path}: pip install pillow') from None
+    n, S, _, channels = pictures.shape
+    columns, scale = columns or math.ceil(math.sqrt(n)), max(1, side // S)
+    large = pictures.repeat(scale, 1).repeat(scale, 2)
+    gap, step = 4, S * scale + 4
+    sheet = np.full((-(-n // columns) * step - gap, columns * step - gap, channels), 255, np.uint8)
+    for i, picture in enumerate(large):
+        y, x = i // columns * step, i % columns * step
+        sheet[y:y + S * scale, x:x + S * scale] = picture
+    Image.fromarray(sheet.squeeze(2) if channels == 1 else sheet).save(path, 'PNG')
 
 
 def raw_latents(run, z):
@@ -522,33 +560,48 @@ def read_latents(run, path):
     return raw
 
 
+def read_images(run, path):
+    """ (names, raw latents (n, N, D)) of a picture, or of all in a folder, by name. """
+    record = of_images(run)
+    files = sorted(glob.glob(os.path.join(glob.escape(path), '*.[pj][np]g'))) if os.path.isdir(path) else [path]
+    if not files:
+        raise ValueError(f'{path}: no .png or .jpg file in this folder')
+    patches = [image_patches(file, record['image_size'], record['patch'], record['channels']) for file in files]
+    return [os.path.basename(file) for file in files], torch.from_numpy(np.stack(patches))
+
+
 def read_sources(run, mode):
     """ (names, texts or None, raw latents or None), by what the mode reads; a knob that it does not read is an error, not ignored. """
-    reads = dict(l2t=('text', 'texts', 'latents', 'rerank', 'refine'),
-                 t2l=('text', 'texts', 'save'), t2l2t=('text', 'texts', 'save'), embed=('text', 'texts', 'save'),
-                 infill=('text', 'texts', 'latents', 'like', 'given'), text=(), latent=('save',), unconditional=('save',))[mode]
-    for name, value, default in (('text', text, ''), ('texts', texts, ''), ('latents', latents, ''), ('like', like, ''),
-                                 ('given', given, ''), ('save', save, ''), ('rerank', rerank, 1), ('refine', refine, 0)):
+    reads = dict(l2t=('text', 'texts', 'latents', 'image', 'rerank', 'refine'),
+                 t2l=('text', 'texts', 'save', 'png'), t2l2t=('text', 'texts', 'save', 'png'), embed=('text', 'texts', 'save'),
+                 infill=('text', 'texts', 'latents', 'image', 'like', 'given'), text=(), latent=('save', 'png'),
+                 unconditional=('save', 'png'))[mode]
+    for name, value, default in (('text', text, ''), ('texts', texts, ''), ('latents', latents, ''), ('image', image, ''),
+                                 ('like', like, ''), ('given', given, ''), ('save', save, ''), ('png', png, ''), ('rerank', rerank, 1),
+                                 ('refine', refine, 0)):
         if value != default and name not in reads:
             raise ValueError(f'{name}={value!r}: mode={mode} does not read it')
-    if bool(text) + bool(texts) + bool(given) > 1 or (text or texts) and latents and mode != 'infill' or latents and like:
-        raise ValueError('text, texts, given and latents: give one of them')
+    embedding = bool(latents) + bool(image) + bool(like)
+    if bool(text) + bool(texts) + bool(given) > 1 or (text or texts) and embedding and mode != 'infill' or embedding > 1:
+        raise ValueError('text, texts, given, latents, image and like: give one text, and one embedding where both are read')
     lines = [text or given] if text or given else []
     if texts:
         with open(texts, encoding='utf-8') as f:
             lines = [line.strip() for line in f if line.strip()]
-    if mode in ('t2l', 't2l2t', 'infill', 'embed') and not lines or mode == 'l2t' and not lines and not latents:
-        raise ValueError(f'mode={mode} reads --text="...", or --texts=FILE' + (', or --latents=FILE.npy' if mode == 'l2t' else ''))
+    if mode in ('t2l', 't2l2t', 'infill', 'embed') and not lines or mode == 'l2t' and not lines and not embedding:
+        raise ValueError(f'mode={mode} reads --text="...", or --texts=FILE'
+                         + (', or --latents=FILE.npy, or --image=FILE.png' if mode == 'l2t' else ''))
     if mode in ('unconditional', 'text', 'latent'):
         return [''] * num_samples, None, None
-    if (latents or like) and 'latent' not in run.streams:
+    if embedding and 'latent' not in run.streams:
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
-    raw = read_latents(run, latents) if latents else encode(run, [like]) if like else encode(run, lines) if mode == 'l2t' else None
+    files, raw = read_images(run, image) if image else ([], read_latents(run, latents) if latents else encode(run, [like]) if like else
+                                                        encode(run, lines) if mode == 'l2t' else None)
     if mode == 'infill' and raw is not None:
         if len(raw) not in (1, len(lines)):
-            raise ValueError(f'{latents}: {len(raw)} latents for {len(lines)} texts')
+            raise ValueError(f'{latents or image}: {len(raw)} latents for {len(lines)} texts')
         raw = raw.expand(len(lines), -1, -1)
-    names = lines or [f'{latents}[{i}]' for i in range(len(raw))]
+    names = lines or files or [f'{latents}[{i}]' for i in range(len(raw))]
     return names, lines, raw
 
 
@@ -571,7 +624,9 @@ def main():
             raise ValueError(f'fasta={fasta!r}: mode={task} writes no text')
         if fasta and run.tokenizer.kind != 'esm':
             raise ValueError(f'fasta={fasta!r}: {out_dir} was trained on {run.tokenizer.kind} tokens, not on proteins')
-        for path in (save, fasta):
+        if png:
+            of_images(run)
+        for path in (save, png, fasta):
             if path and not os.path.isdir(os.path.dirname(path) or '.'):
                 raise ValueError(f'{path}: no such folder')
         check_task(run, task)
@@ -614,6 +669,8 @@ def main():
         if z is not None and save:
             with open(save, 'wb') as f:
                 np.save(f, raw_latents(run, z).numpy())
+        if z is not None and png:
+            write_png(png, pixels(run, raw_latents(run, z)), columns=each if each > 1 and len(sources) > 1 else 0)
         if task == 't2l':                                                # what the encoder itself says of these texts
             try:
                 own = encode(run, lines).repeat_interleave(each, 0)
@@ -642,6 +699,8 @@ def main():
         print(f'  -> {written}{notes[i] if notes else ""}')
     if z is not None and save:
         print(f'\n{total} latents written to {save}')
+    if z is not None and png:
+        print(f'\n{total} pictures written to {png}')
 
 
 if __name__ == '__main__':

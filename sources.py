@@ -6,8 +6,9 @@
     document.group                              # what must not be split between train and val: an image with all its captions
 
 Files (.txt, .jsonl, .csv, .tsv, .parquet, .fasta; all but parquet also as .gz), folders and globs of them; hub datasets by name;
-the interpreter's own documentation; images with captions; texts whose latents exist already, also in the earlier layout of
-texts/, latents/ and train_data.json. Every document read is a document kept or a counted drop; what cannot be read stops with its place.
+the interpreter's own documentation; images with captions, scikit-learn's digits among them; texts whose latents exist already, also
+in the earlier layout of texts/, latents/ and train_data.json. Every document read is a document kept or a counted drop; what cannot
+be read stops with its place.
 """
 import ast
 import csv
@@ -18,6 +19,7 @@ import inspect
 import io
 import itertools
 import json
+import math
 import os
 import re
 import sysconfig
@@ -35,7 +37,8 @@ from data import RESIDUES
 @dataclass(frozen=True)
 class Source:
     """ All that decides which documents there are. """
-    input: str = ''                    # files, folders, globs, comma-separated; 'builtin': the interpreter's own documentation
+    input: str = ''                    # files, folders, globs, comma-separated; 'builtin': the interpreter's own documentation;
+                                       # 'digits': scikit-learn's 1,797 images of 8 x 8 pixels, with image_size=8, channels=1
     split_on: str = 'line'             # line | paragraph | file: what a document is in a text file
     field: str = 'text'                # of .jsonl, columns of .csv, .tsv, .parquet and of a hub dataset
     hub_dataset: str = ''              # instead of input: a name in HUB, or a hub id
@@ -44,7 +47,7 @@ class Source:
     import_dir: str = ''               # instead of input: a folder in the earlier layout
     import_split: str = 'train'        # train | validation
     latents_from: str = ''             # .npy files, or folders of them: row i belongs to the i-th document
-    image_size: int = 0                # not 0: input is a folder of images with metadata.csv or metadata.jsonl; pixels a side
+    image_size: int = 0                # not 0: input is digits, or a folder of images with metadata.csv or metadata.jsonl; pixels a side
     patch: int = 8                     # pixels a side of a patch, each is one latent vector
     channels: int = 3                  # 1: grey
     min_length: int = 0                # characters (residues)
@@ -58,7 +61,9 @@ class Source:
         latents = [name for name in ('import_dir', 'latents_from', 'image_size') if getattr(self, name)]
         if len(latents) > 1:
             raise ValueError(f'{" and ".join(latents)} each say where latents come from: choose one')
-        if self.image_size and not os.path.isdir(self.input):
+        if self.input == 'digits' and (self.image_size, self.channels) != (8, 1):
+            raise ValueError(f'input=digits needs image_size=8, channels=1, found {self.image_size} and {self.channels}')
+        if self.image_size and self.input != 'digits' and not os.path.isdir(self.input):
             raise ValueError(f'image_size is set: input must be a folder of images, found {origins[0]}={getattr(self, origins[0])}')
         if self.split_on not in ('line', 'paragraph', 'file'):
             raise ValueError(f'split_on {self.split_on!r}: one of line, paragraph, file')
@@ -133,7 +138,7 @@ def read(source, counts):
     if source.import_dir:
         return read_earlier(source)
     if source.image_size:
-        return read_images(source)
+        return read_digits(source) if source.input == 'digits' else read_images(source)
     if source.hub_dataset:
         texts = read_hub(source)
     elif source.input == 'builtin':
@@ -406,17 +411,55 @@ def read_images(source):
 
 
 def image_patches(path, size, patch, channels):
-    """ The image's middle square at size x size pixels, in [-1, 1], as (N, D): N = (size/patch)^2 patches row by row,
-    D = patch^2 * channels. """
-    from PIL import Image, ImageOps
+    """ The image's middle square at size x size pixels, in [-1, 1], as patches. Shrinking averages areas: what was enlarged by a whole
+    factor comes back as it was. """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise ValueError(f'{path}: to read images: pip install pillow') from None
     try:
         with Image.open(path) as image:
-            image = ImageOps.fit(ImageOps.exif_transpose(image).convert('L' if channels == 1 else 'RGB'), (size, size))
+            image = ImageOps.exif_transpose(image).convert('L' if channels == 1 else 'RGB')
+            image = ImageOps.fit(image, (size, size), Image.Resampling.BOX if min(image.size) >= size else Image.Resampling.BICUBIC)
     except OSError as error:
         raise ValueError(f'{path}: no image that can be read ({error})') from None
-    pixels = np.asarray(image, np.float32).reshape(size, size, channels) / 127.5 - 1
-    grid = pixels.reshape(size // patch, patch, size // patch, patch, channels).transpose(0, 2, 1, 3, 4)
-    return grid.reshape(-1, patch * patch * channels)
+    return to_patches(np.asarray(image, np.float32).reshape(size, size, channels) / 127.5 - 1, patch)
+
+
+def to_patches(pixels, patch):
+    """ (S, S, C) -> (N, D): N = (S/patch)^2 patches row by row, D = patch^2 * C. """
+    S, _, C = pixels.shape
+    grid = pixels.reshape(S // patch, patch, S // patch, patch, C).transpose(0, 2, 1, 3, 4)
+    return grid.reshape(-1, patch * patch * C)
+
+
+def to_pixels(patches, patch, channels):
+    """ And back, of many: (n, N, D) in [-1, 1] -> (n, S, S, C) uint8. What lies outside is black or white. """
+    n, side = len(patches), math.isqrt(patches.shape[1])
+    grid = patches.reshape(n, side, side, patch, patch, channels).transpose(0, 1, 3, 2, 4, 5)
+    pixels = grid.reshape(n, side * patch, side * patch, channels)
+    return ((pixels.clip(-1, 1) + 1) * 127.5).round().astype(np.uint8)
+
+
+DIGITS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
+
+
+def read_digits(source):
+    """ scikit-learn's handwritten digits, which it brings along, each with four captions of what is seen: the digit, and its strokes by how
+    much ink there is, in thirds of the images of that digit. """
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise ValueError('input=digits: pip install scikit-learn') from None
+    found = load_digits()
+    images, labels = found.images.astype(np.float32), found.target         # (n, 8, 8), 0 to 16
+    ink = images.sum((1, 2))
+    limits = [np.quantile(ink[labels == digit], (1 / 3, 2 / 3)) for digit in range(10)]
+    for i, (image, label) in enumerate(zip(images, labels)):
+        digit, strokes = DIGITS[label], ('thin', 'plain', 'bold')[np.searchsorted(limits[label], ink[i])]
+        patches = to_patches(image[..., None] / 8 - 1, source.patch)
+        for text in (f'{"an" if digit == "eight" else "a"} {digit}', f'a {strokes} {digit}', f'the digit {digit}', f'the digit {digit} in {strokes} strokes'):
+            yield Document(text, lambda patches=patches: patches, group=f'digit {i}')
 
 # -----------------------------------------------------------------------------
 # The built-in corpus: English sentences of the interpreter's own documentation, read by ast; no module of it is imported

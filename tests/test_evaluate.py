@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+import measures
 from diffusion import GaussianLatents, MaskedText
-from evaluate import (compare, correlations, derangement, nelbo, ranks, read_pairs, read_sweep, retrieval, ridge, text_statistics,
-                      word_f1)
+from evaluate import read_sweep
+from measures import compare, correlations, derangement, nelbo, ranks, read_pairs, retrieval, ridge, text_statistics, word_f1
 from model import Model, ModelConfig
 from toys import L, TEXTS, V, Toy, any_order_law, exact_bound, optimal_denoiser
 
@@ -147,7 +148,6 @@ def test_text_statistics_tell_repetition_from_variety():
 
 
 def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
-    import evaluate
     torch.manual_seed(0)
     vocabulary, W = 12, torch.randn(12, 1, 3)
     tokens = torch.randint(0, 10, (2000, 6))                             # 10 is EOS, 11 PAD
@@ -156,7 +156,7 @@ def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
         latent_shape = (1, 3)
         __len__ = lambda self: 2000  # noqa: E731
         rows = lambda self, i: (tokens[i], W[tokens[i]].sum(1) + 1)  # noqa: E731
-    monkeypatch.setattr(evaluate, 'open_split', lambda run, folder, split: Data())
+    monkeypatch.setattr(measures, 'open_split', lambda run, folder, split: Data())
     run = SimpleNamespace(lengths=None, banned=[], text=MaskedText(vocabulary), tokenizer=SimpleNamespace(eos=10, pad=11),
                           stats=SimpleNamespace(destandardise=lambda z: z))
     new = torch.randint(0, 10, (50, 6))
@@ -178,7 +178,6 @@ def test_a_causal_scorer_reads_the_perplexity_of_texts(tmp_path):
     transformers = pytest.importorskip('transformers')
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    from evaluate import load_scorer
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(['<unk>', 'a', 'b', 'c'])}, unk_token='<unk>'))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token='<unk>').save_pretrained(tmp_path)
@@ -189,11 +188,11 @@ def test_a_causal_scorer_reads_the_perplexity_of_texts(tmp_path):
     ids = [torch.tensor([[1, 2, 3]]), torch.tensor([[3, 3, 3, 0]])]
     nats = sum(3 - 1 if i.shape[1] == 3 else 3 for i in ids)
     expected = sum(torch.nn.functional.cross_entropy(model(i).logits[0, :-1], i[0, 1:], reduction='sum').item() for i in ids) / nats
-    perplexity = load_scorer(str(tmp_path), '', 'cpu')
+    perplexity = measures.load_scorer(str(tmp_path), '', 'cpu')
     assert perplexity(['a b c', 'c c c z', 'a']) == pytest.approx(math.exp(expected), rel=1e-4)
     assert perplexity(['a', '']) == math.inf, 'texts of one token are not perfect'
     with pytest.raises(ValueError, match='scorer'):
-        load_scorer(str(tmp_path / 'nowhere'), '', 'cpu')
+        measures.load_scorer(str(tmp_path / 'nowhere'), '', 'cpu')
 
 
 class Codebook:
@@ -233,30 +232,29 @@ def embed(run, texts):
 
 
 def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
-    import evaluate
     run, tokens, raw = Codebook().run(), Codebook.texts, Codebook.code[:, None]
     sources = [run.tokenizer.decode(row) for row in tokens.tolist()]
-    monkeypatch.setattr(evaluate, 'encode', embed)
-    monkeypatch.setattr(evaluate, 'nearest_training_texts', lambda *args: sources[1:] + sources[:1])
-    monkeypatch.setattr(evaluate, 'ridge', lambda run, folder, tokens: raw[[1, 2, 3, 4, 5, 0]])
+    monkeypatch.setattr(measures, 'encode', embed)
+    monkeypatch.setattr(measures, 'nearest_training_texts', lambda *args: sources[1:] + sources[:1])
+    monkeypatch.setattr(measures, 'ridge', lambda run, folder, tokens: raw[[1, 2, 3, 4, 5, 0]])
     how, other = dict(seed=0, batch=4), derangement(6, 0)
     apart = 1 - (raw[other] * raw).sum((1, 2)).mean().item()             # one minus the mean cosine with the shuffled one
-    r, _ = evaluate.evaluate_l2t(run, '', sources, tokens, raw, **how)
+    r, _ = measures.evaluate_l2t(run, '', sources, tokens, raw, **how)
     assert r['exact'] == r['retrieval@1'] == 100 and r['cosine'] == pytest.approx(1) and r['mrr'] == 1
     assert r['shuffled/exact'] == 0 and r['shuffled/cosine'] == pytest.approx(1 - apart, abs=1e-6)
     assert r['null/exact'] == pytest.approx(100 / 6) and r['nearest/cosine'] == pytest.approx(.5)
-    r = evaluate.evaluate_t2l(run, '', tokens, raw, seeds=2, **how)
+    r = measures.evaluate_t2l(run, '', tokens, raw, seeds=2, **how)
     assert r['centred_cosine'] == pytest.approx(1, abs=1e-4) and r['squared_error'] < 1e-6 and r['retrieval@1'] == 100
     assert r['std_ratio'] == pytest.approx(1, abs=1e-3) and r['cosine_between_draws'] == pytest.approx(1, abs=1e-4)
     assert r['shuffled/cosine'] == pytest.approx(1 - apart, abs=1e-4) and r['shuffled/retrieval@1'] == 0
     assert r['mean/squared_error'] == pytest.approx(.5) and r['ridge/cosine'] == pytest.approx(.5)
-    r = evaluate.latent_mse(run, tokens, raw, 3, 0, 4)
+    r = measures.latent_mse(run, tokens, raw, 3, 0, 4)
     assert r['latent_mse'] < 1e-6 and r['null/latent_mse'] == pytest.approx(.5, abs=1e-5)
     assert r['shuffled/latent_mse'] == pytest.approx(apart, abs=1e-5)    # |a - b|^2 / 2 = 1 - a.b on the circle
-    r, written = evaluate.evaluate_infill(run, sources, tokens, raw, 1.0, **how)
+    r, written = measures.evaluate_infill(run, sources, tokens, raw, 1.0, **how)
     assert r['token_accuracy'] == r['exact'] == 100 and r['shuffled/token_accuracy'] == 0
     assert r['null/token_accuracy'] == pytest.approx(100 / 6) and written['null/'] == [sources[0]] * 6
-    r, written = evaluate.evaluate_unconditional(run, sources, tokens, '', '', **how, steps=4, temperature=0.0)
+    r, written = measures.evaluate_unconditional(run, sources, tokens, '', '', **how, steps=4, temperature=0.0)
     assert r['data/length'] == 2 and r['data/distinct_1'] == .5 and len(written) == 6
 
 

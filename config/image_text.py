@@ -1,0 +1,47 @@
+""" Images and captions in the same two streams: pictures from captions, captions from pictures, and both from noise. The dataset is
+scikit-learn's 1,797 handwritten digits (pip install scikit-learn pillow matplotlib; no download), each with four captions.
+
+    python prepare.py config/image_text.py
+    python train.py config/image_text.py
+    python sample.py config/image_text.py --mode=t2l --text="a bold seven" --png=seven.png       # --num_samples=16: a sheet of them
+    python sample.py config/image_text.py --mode=l2t --image=seven.png                           # its caption; or a folder of pictures
+    python sample.py config/image_text.py --mode=unconditional --num_samples=16 --png=any.png    # both from noise
+    python evaluate.py config/image_text.py
+    python plot.py config/image_text.py --what=images --save=results/image_text.png
+"""
+# data: patches of 2 x 2 pixels; an image goes to one split with all its captions
+dataset = 'image_text'
+out = 'data/image_text'
+input = 'digits'
+image_size = 8
+patch = 2
+channels = 1
+vocab_size = 320
+max_tokens = 8
+val_fraction = 0.2
+# run
+out_dir = 'out/image_text'
+mode = 'mixed'
+# model: a patch is a token
+spatial = True
+latent_tokens = 1
+depth = 4
+width = 96
+heads = 3
+text_clock = False
+# optimisation
+optimizer = 'muon'
+learning_rate = 3e-3
+batch_size = 64
+max_iters = 2500
+warmup_iters = 100
+ema_decay = 0.99
+dtype = 'float32'               # without AMX faster than bfloat16
+log_interval = 100
+eval_interval = 500
+save_interval = 1000
+# evaluation
+tasks = 'nelbo,image'
+latent_steps = 16               # from noise to a picture
+guidance = 1.5                  # clearer pictures, less various: README
+classes = 'digit: zero, one, two, three, four, five, six, seven, eight, nine; strokes: thin, plain, bold'
