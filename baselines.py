@@ -43,7 +43,7 @@ def text_process(config, vocab_size, cluster_of=None, lengths=None):
     autoregressive training. """
     kind, weight = config.get('text_process', 'masked'), config.get('text_loss_weight', 'bound')     # knobs younger than some runs
     if (config['causal'] or kind != 'masked') and config['text_schedule'] != 'loglinear':
-        raise ValueError(f"text_schedule={config['text_schedule']} is of masked text, not of text_process={kind}, causal={config['causal']}")
+        raise ValueError(f"text_schedule={config['text_schedule']} is of masked text, not of {kind}, causal={config['causal']}")
     if config['causal']:
         if kind != 'masked' or weight != 'bound':
             raise ValueError(f'causal=True predicts the next token: not with text_process={kind}, text_loss_weight={weight}')
@@ -84,8 +84,9 @@ def integral_loss(self, hidden, head, targets, weight, seen, t):
 
 @torch.no_grad()
 def integral_bound(self, model, tokens, latents, t_latent, u, given=None):
-    """ One draw, nats per sample (B,), float64, over all of (0, 1): t = y^3 (10 - 15 y + 6 y^2), y the first column of u (B, 1 + L), weighed
-    by dt/dy = 30 y^2 (1 - y)^2. With t uniform the variance is infinite: near 0 a place that is wrong weighs 1/t with probability sqrt(t). """
+    """ One draw, nats per sample (B,), float64, over all of (0, 1): t = y^3 (10 - 15 y + 6 y^2), y the first column of u (B, 1 + L),
+    weighed by dt/dy = 30 y^2 (1 - y)^2. With t uniform the variance is infinite: near 0 a wrong token weighs 1/t and has a probability of
+    sqrt(t). """
     y, L = u[:, 0].double(), tokens.shape[1]
     t, slope = (y ** 3 * (10 - 15 * y + 6 * y * y)).clamp(1e-12, 1 - 1e-12), 30 * (y * (1 - y)) ** 2
     seen, scored = self.corrupt(tokens, t, u[:, 1:], given)

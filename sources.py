@@ -458,7 +458,8 @@ def read_digits(source):
     for i, (image, label) in enumerate(zip(images, labels)):
         digit, strokes = DIGITS[label], ('thin', 'plain', 'bold')[np.searchsorted(limits[label], ink[i])]
         patches = to_patches(image[..., None] / 8 - 1, source.patch)
-        for text in (f'{"an" if digit == "eight" else "a"} {digit}', f'a {strokes} {digit}', f'the digit {digit}', f'the digit {digit} in {strokes} strokes'):
+        a = 'an' if digit == 'eight' else 'a'
+        for text in (f'{a} {digit}', f'a {strokes} {digit}', f'the digit {digit}', f'the digit {digit} in {strokes} strokes'):
             yield Document(text, lambda patches=patches: patches, group=f'digit {i}')
 
 # -----------------------------------------------------------------------------
