@@ -14,7 +14,7 @@ quickstart: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(PY) -m pip install --disable-pip-version-check --quiet -r tests/requirements.txt
-	$(PY) -m pytest -q tests
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile tests
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)

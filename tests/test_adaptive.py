@@ -12,7 +12,7 @@ from data import PackedDataset
 from diffusion import MaskedText
 from model import Importance, Model, ModelConfig
 from objective import Objective, read_stages
-from runs import run, train, weights
+from runs import run, run_each, train, weights
 from toys import L, MASK, TEXTS, V, Toy, exact_bound, optimal_denoiser, random_denoiser, text_law
 
 FREQUENT_FIRST = torch.tensor([0.1, 0.4, 0.7, 0.95, 0.5])
@@ -288,7 +288,7 @@ def test_an_adaptive_run_logs_its_importance_learns_and_resumes_bitwise(dataset,
 
 
 def test_strategies_without_importance_are_refused_in_one_line(dataset, tmp_path):
-    for args in (('--masking=inverse',), ('--curriculum=true',), ('--importance=rare',), ('--importance=freq', '--masking=both'),
-                 ('--importance=freq', '--beta=-1'), ('--importance=freq', '--curriculum_stages=0.6,0.3')):
-        result = train(dataset, tmp_path / 'run', *args)
-        assert result.returncode == 2 and len(result.stderr.strip().splitlines()) == 1, result.stderr
+    wrong = (('--masking=inverse',), ('--curriculum=true',), ('--importance=rare',), ('--importance=freq', '--masking=both'),
+             ('--importance=freq', '--beta=-1'), ('--importance=freq', '--curriculum_stages=0.6,0.3'))
+    for code, _, err in run_each(*(['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/run', *args] for args in wrong)):
+        assert code == 2 and len(err.strip().splitlines()) == 1, err
