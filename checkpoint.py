@@ -170,6 +170,8 @@ def lock(out_dir):
 
 def read_config(out_dir):
     """ config.json: the knobs, and argv, commit, versions. """
+    if not Path(out_dir).is_dir():
+        raise ValueError(f'no run in {out_dir}: train it first, or name another --out_dir')
     return read_json(Path(out_dir) / 'config.json')
 
 

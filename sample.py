@@ -626,6 +626,8 @@ def main():
             raise ValueError(f'fasta={fasta!r}: {out_dir} was trained on {run.tokenizer.kind} tokens, not on proteins')
         if png:
             of_images(run)
+            if not png.endswith('.png'):
+                raise ValueError(f'png={png}: expected a name that ends in .png')
         for path in (save, png, fasta):
             if path and not os.path.isdir(os.path.dirname(path) or '.'):
                 raise ValueError(f'{path}: no such folder')
@@ -659,8 +661,8 @@ def main():
                 tokens = l2t(run, run.stats.standardise(raw).repeat_interleave(each, 0), **how)
             elif task == 'text':
                 tokens = write(run, *blank(run, total, length, seed), None, **how)
-            elif task == 'unconditional':
-                tokens, z = unconditional(run, total, **how)
+            elif task == 'unconditional':                                # a config's guidance is that of the other directions
+                tokens, z = unconditional(run, total, **how | dict(guidance=1.0))
             elif task == 'infill':
                 templates = zip(*(read_template(run, line, length) for line in lines))
                 ids, fixed, inner = (torch.stack(part).repeat_interleave(each, 0) for part in templates)
@@ -671,7 +673,9 @@ def main():
                 np.save(f, raw_latents(run, z).numpy())
         if z is not None and png:
             write_png(png, pixels(run, raw_latents(run, z)), columns=each if each > 1 and len(sources) > 1 else 0)
-        if task == 't2l':                                                # what the encoder itself says of these texts
+        if task == 't2l' and png:
+            notes = [f'picture {i + 1}' for i in range(total)]
+        elif task == 't2l':                                              # what the encoder itself says of these texts
             try:
                 own = encode(run, lines).repeat_interleave(each, 0)
                 cosine = F.cosine_similarity(raw_latents(run, z).flatten(1), own.flatten(1))

@@ -3,7 +3,7 @@ Train the two-clock model: text from an embedding (l2t), an embedding from text 
 
     python train.py config/quickstart.py                            # one process, CPU or GPU
     python train.py config/quickstart.py --max_iters=100            # any knob below, by name
-    python train.py config/quickstart.py config/mixed.py --out_dir=out/mixed        # overlays: t2l, unconditional, mixed, stable
+    python train.py config/quickstart.py config/mixed.py --out_dir=out/mixed        # overlays: mixed, t2l, ar, ... (README)
     python train.py config/quickstart.py --preflight_only=true      # look whether everything is in place, and stop
     torchrun --standalone --nproc_per_node=8 train.py config/l2t.py # one node; several nodes and SLURM: README
 

@@ -7,7 +7,7 @@ scikit-learn's 1,797 handwritten digits (pip install scikit-learn pillow matplot
     python sample.py config/image_text.py --mode=l2t --image=seven.png                           # its caption; or a folder of pictures
     python sample.py config/image_text.py --mode=unconditional --num_samples=16 --png=any.png    # both from noise
     python evaluate.py config/image_text.py
-    python plot.py config/image_text.py --what=images --save=results/image_text.png
+    python plot.py config/image_text.py --what=images                # results/image_text.png is such a picture
 
 7.5 minutes of one CPU core without AMX; seed 0, commit 283fe8c: of pictures made from captions 99.7 % show the digit (real ones: 99.4), of
 captions written from pictures 99.1 % name it, and of pairs from noise 90.4 % agree on it.
