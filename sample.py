@@ -661,8 +661,10 @@ def main():
                 tokens = l2t(run, run.stats.standardise(raw).repeat_interleave(each, 0), **how)
             elif task == 'text':
                 tokens = write(run, *blank(run, total, length, seed), None, **how)
-            elif task == 'unconditional':                                # a config's guidance is that of the other directions
-                tokens, z = unconditional(run, total, **how | dict(guidance=1.0))
+            elif task == 'unconditional':
+                if not any(arg.startswith('--guidance=') for arg in sys.argv):   # a config's is that of the other directions
+                    how['guidance'] = 1.0
+                tokens, z = unconditional(run, total, **how)
             elif task == 'infill':
                 templates = zip(*(read_template(run, line, length) for line in lines))
                 ids, fixed, inner = (torch.stack(part).repeat_interleave(each, 0) for part in templates)
