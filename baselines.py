@@ -138,7 +138,7 @@ class NextToken:
     def left_to_right(self, denoise, propose, text, tokens, given, steps, rng, on_step=nothing):
         """ One token after the other; the network keeps the keys and values of what it has read. A text that has its EOS is filled
         with PAD. What is given must stand before what is written. """
-        masked = (tokens == self.mask_id).cpu() & ~given
+        _, masked, _ = begin(self, tokens, given)
         if (masked[:, :-1].cumsum(1) > 0)[given[:, 1:] & (tokens[:, 1:] < self.pad - 1).cpu()].any():
             raise ValueError('an autoregressive model continues a text: all [MASK] must stand at its end')
         tokens, L = tokens.clone(), tokens.shape[1]
@@ -343,8 +343,7 @@ class HDLM:
         c_s (t-s) / ((1-s) m_t), else x; a cluster stays with c_s (1-t) / ((1-s) c_t), else becomes x. What is left only the device knows:
         every step waits for it. """
         V, xi = self.mask_id, self.xi
-        tokens, _, _ = begin(self, tokens, given)
-        left = ((tokens == V).cpu() & ~given)
+        tokens, left, _ = begin(self, tokens, given)
         others, cluster_of = (1 - xi) / max(self.C - 1, 1), self.cluster_of(torch.arange(V, device=tokens.device))
         times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
         for t, s in zip(times, times[1:]):
