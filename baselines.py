@@ -32,9 +32,10 @@ import os
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from checkpoint import load_model
-from diffusion import MaskedText
+from diffusion import MaskedText, is_right
 from samplers import begin, nothing, positions_of, put, to
 
 
@@ -59,12 +60,6 @@ def text_process(config, vocab_size, cluster_of=None, lengths=None):
     return MaskedText(vocab_size, config['text_schedule'], config['text_power'], weight)
 
 
-def right_of(log_p, x):
-    """ (P,): no token is likelier than the target; where all are equally likely, none is right. """
-    best = log_p.amax(1)
-    return (log_p.gather(1, x[:, None]).squeeze(1) >= best) & (best > 1e-4 - math.log(log_p.shape[1]))
-
-
 # ---- methods of more than one class
 
 def one(self, t):
@@ -72,14 +67,23 @@ def one(self, t):
     return torch.ones_like(t)
 
 
+NUMBERS = {'cpu': 2 ** 22}                                               # of a table (p, V) of integral_loss
+
+
 def integral_loss(self, hidden, head, targets, weight, seen, t):
     """ MaskedText.loss of self.integrand(log_p (P, V), x, z, t), (P,). seen (P,): what the network read there; t (P,): its row's clock.
-    Keeps two to four float32 tables (P, V) for the backward pass. """
+    Some places at a time, whose float32 tables (p, V) are made anew in the backward pass: two to four of all would fill the memory. """
     used = weight > 0
     t = torch.where(used, t.double(), 0.5).clamp(1e-6, 1 - 1e-6)         # at the ends 0 * inf would be the gradient of an unused place
-    log_p = F.linear(hidden, head).log_softmax(1, dtype=torch.float32)                       # (P, V)
-    value = self.integrand(log_p, targets, seen, t, self.training_weight)
-    return torch.where(used, weight * value, 0).sum(), value.detach(), right_of(log_p.detach(), targets)
+
+    def part(hidden, targets, seen, t):
+        log_p = F.linear(hidden, head).log_softmax(1, dtype=torch.float32)                   # (p, V)
+        value, nll = self.integrand(log_p, targets, seen, t, self.training_weight), -log_p.detach().gather(1, targets[:, None]).squeeze(1)
+        return value, is_right(nll, -log_p.detach().amax(1), len(head))
+    size = max(1, NUMBERS.get(hidden.device.type, 2 ** 26) // len(head))
+    pieces = zip(*(x.split(size) for x in (hidden, targets, seen, t)))
+    value, right = (torch.cat(x) for x in zip(*(checkpoint(part, *x, use_reentrant=False, preserve_rng_state=False) for x in pieces)))
+    return torch.where(used, weight * value, 0).sum(), value.detach(), right
 
 
 @torch.no_grad()

@@ -200,6 +200,11 @@ class MaskedText:
         return 1 - self.masked_share(s) / self.masked_share(t)
 
 
+def is_right(nll, best, V):
+    """ (P,): no token has a smaller nll, `best`, than the target; where all V are equally likely, none is right. """
+    return (nll <= best) & (best < math.log(V) - 1e-4)
+
+
 class HeadLoss(torch.autograd.Function):
     """
     sum over p of weight_p nll_p,   nll = logsumexp(logits) - logits[target],   logits = hidden head'
@@ -226,7 +231,7 @@ class HeadLoss(torch.autograd.Function):
                 if any(ctx.needs_input_grad):
                     table[i] = logp.exp_().mul_(w).scatter_add_(1, target, -w)
         ctx.save_for_backward(table, hidden, head)
-        right = (nll <= best) & (best < math.log(len(head)) - 1e-4)      # where all are equally likely, none is right
+        right = is_right(nll, best, len(head))
         ctx.mark_non_differentiable(nll, right)
         return torch.where(weight > 0, weight * nll, 0).sum(), nll, right
 

@@ -16,6 +16,7 @@ t2l     latents made from texts, against the encoder's: cosine, centred cosine (
 sts     correlation of the cosine of generated latents with what people said, over all pairs, and over the known ones: the pairs
         whose every word occurs in the training texts
 unconditional   joint samples: entropy, distinct n-grams, repetition, coherence cos(z, encoder(x)), perplexity under a scorer
+text    the same of texts alone, the latents' clock at 1; seconds a text
 protein recovery of masked residues at shares .1 to .9, composition and repeats of new sequences (nelbo has the bound per residue)
 image   of captions and pictures: is what a caption says (classes) to be seen in the picture made from it? The eye is a small network
         trained on the real training pictures, the real validation pictures (real) show how well it sees. image_: pictures from
@@ -39,20 +40,20 @@ import time
 
 import numpy as np
 
-from baselines import GIDD, NextToken
+from baselines import NextToken
 from checkpoint import git_commit
 from configurator import configure, stop_on_error
 from data import dataset_folder
 from diffusion import MaskedText
 from measures import (compare, compare_latents, embed, evaluate_image, evaluate_importance, evaluate_infill, evaluate_l2t, evaluate_protein,
-                      evaluate_self_correction, evaluate_sts, evaluate_t2l, evaluate_unconditional, latent_mse, load_texts, make_latents,
+                      evaluate_self_correction, evaluate_sts, evaluate_t2l, evaluate_from_noise, latent_mse, load_texts, make_latents,
                       means, nelbo, read_classes, write_from)
-from sample import LATENT_KNOBS, TEXT_KNOBS, check_task, load_run, of_images, trained_for
+from sample import LATENT_KNOBS, TEXT_KNOBS, check_task, load_run, trained_for
 
 out_dir = 'out/quickstart'
 which = 'best'                  # best | latest | step-00001000
-tasks = ''                      # nelbo, l2t, t2l, sts, unconditional, infill, protein, image, importance, self_correction; '': nelbo and
-                                # what it was trained for
+tasks = ''                      # nelbo, l2t, t2l, sts, unconditional, text, infill, protein, image, importance, self_correction; '':
+                                # nelbo and what it was trained for
 sweep = ''                      # l2t, t2l over values of their knobs: 'guidance=0,1,2' or 'sampler=ancestral,confidence; steps=8,16'
 texts = ''                      # a text file, one text a line; '': the validation split
 dataset = ''                    # where the run's dataset lies; '': where it was trained from
@@ -62,7 +63,7 @@ order = 'random'                # which: random ones, drawn with the seed, or th
 draws = 16                      # nelbo: draws of the bound per text, spread evenly over the number of masked positions
 sts = ''                        # sts: a csv or tsv of sentence, sentence, score (STS-B, SICK), or a hub dataset's id
 sts_revision = ''               # of the hub dataset: a commit
-scorer = ''                     # unconditional, self_correction: who says how likely the texts are: a run of config/ar.py, or a causal
+scorer = ''                     # unconditional, text, self_correction: who says how likely the texts are: a run of config/ar.py, or a causal
                                 # language model, hub id or folder
 scorer_revision = ''            # of the hub model: a commit
 infill_share = 0.5              # infill: of each text's tokens
@@ -169,7 +170,7 @@ def print_table(task, results):
 def main():
     config = configure(globals())
     how = {key: config[key] for key in TEXT_KNOBS + LATENT_KNOBS} | dict(seed=seed, batch=sample_batch)
-    legal = ('nelbo', 'l2t', 't2l', 'sts', 'unconditional', 'infill', 'protein', 'image', 'importance', 'self_correction')
+    legal = ('nelbo', 'l2t', 't2l', 'sts', 'unconditional', 'text', 'infill', 'protein', 'image', 'importance', 'self_correction')
 
     def done(task, metrics):                                             # at once: what comes later may fail
         print_table(task, metrics)
@@ -186,32 +187,23 @@ def main():
         if compile:
             for block in run.model.blocks:
                 block.compile()
-        learned = trained_for(run)
+        learned, alone = trained_for(run), run.streams == ('text',)
+        writes = alone or isinstance(run.text, MaskedText) and 'text' in run.streams
         chosen = [task.strip() for task in tasks.split(',') if task.strip()]
-        writes_alone = run.streams == ('text',) or isinstance(run.text, MaskedText) and 'text' in run.streams
         chosen = chosen or ['nelbo', *(task for task in ('l2t', 't2l', 'unconditional') if task in learned
-                                       and (task != 'unconditional' or writes_alone))]
+                                       and (task != 'unconditional' or writes))]
+        chosen = ['text' if task == 'unconditional' and alone else task for task in chosen]
         for task in chosen:
             if task not in legal:
                 raise ValueError(f"tasks={tasks!r}: choose from {', '.join(legal)}")
-            if task == 'protein' and run.tokenizer.kind != 'esm':
-                raise ValueError(f'{out_dir} was trained on {run.tokenizer.kind} tokens: no protein')
-            if task == 'image':
-                of_images(run)
-                groups = read_classes(classes)
-                check_task(run, next(task for task in ('t2l', 'l2t', 'unconditional') if task in learned))
-            if task not in ('nelbo', 'unconditional', 'image', 'self_correction'):
-                check_task(run, task)
-            if task == 'unconditional' and ('unconditional' not in learned or not writes_alone):
-                raise ValueError(f'{out_dir} has streams {run.streams} and was trained for {", ".join(sorted(learned))}: no {task} from it')
+            check_task(run, task)
             if task == 'infill' and isinstance(run.text, NextToken):
                 raise ValueError(f'{out_dir} is autoregressive: it continues a text, and fills no gaps')
-            if task == 'self_correction' and not isinstance(run.text, GIDD):
-                raise ValueError(f'{out_dir} takes nothing back: self_correction is of text_process=gidd')
-            if task == 'sts' and not run.meta['encoder']:
-                raise ValueError(f'{out_dir}: its latents were given without their encoder: no sts')
             if task == 'sts' and not sts:
                 raise ValueError('tasks=sts reads --sts=FILE.csv of sentence, sentence, score')
+        groups = read_classes(classes) if 'image' in chosen else None
+        if scorer and not {'unconditional', 'text', 'self_correction'} & set(chosen):
+            raise ValueError(f"scorer={scorer}: read by unconditional, text and self_correction, chosen are {', '.join(chosen)}")
         folder = dataset_folder(dataset or run.config['dataset'])
         sources, tokens, raw = load_texts(run, folder, texts, n, order, seed)
         if sweep:
@@ -238,10 +230,11 @@ def main():
             done('t2l', evaluate_t2l(run, folder, tokens, raw, seeds=seeds, **how))
         if 'sts' in chosen:
             done('sts', evaluate_sts(run, folder, sts, sts_revision, seeds=seeds, **how))
-        if 'unconditional' in chosen:
-            metrics, written = evaluate_unconditional(run, sources, tokens, scorer, scorer_revision, **how)
-            print('\n' + '\n'.join(f'-> {out}' for out in written[:show]))
-            done('unconditional', metrics)
+        for task in ('unconditional', 'text'):
+            if task in chosen:
+                metrics, written = evaluate_from_noise(run, task, sources, tokens, scorer, scorer_revision, **how)
+                print('\n' + '\n'.join(f'-> {out}' for out in written[:show]))
+                done(task, metrics)
         if 'self_correction' in chosen:
             metrics, written = evaluate_self_correction(run, sources, tokens, scorer, scorer_revision, **how)
             print('\n' + '\n'.join(f'-> {out}' for out in written[:show]))

@@ -6,6 +6,7 @@ import csv
 import math
 import os
 import re
+import time
 
 import numpy as np
 import torch
@@ -411,15 +412,16 @@ def real_ids(run, tokens):
     return [row[:row.index(run.tokenizer.eos)] if run.tokenizer.eos in row else row for row in rows]
 
 
-def evaluate_unconditional(run, sources, tokens, scorer, revision, **how):
-    """ As many joint samples as there are texts; control: data, the texts themselves, and shuffled, another sample's latent. """
-    n, results = len(sources), {'n': len(sources)}
-    perplexity = load_scorer(scorer, revision, run.device) if scorer else None
-    joint = set(run.streams) == {'text', 'latent'}
-    with tqdm(total=n, desc='unconditional', unit='text', leave=False) as bar:
+def evaluate_from_noise(run, task, sources, tokens, scorer, revision, **how):
+    """ As many samples as there are texts: of text and latent (unconditional) or of the text alone (text); control: data, the texts
+    themselves, and shuffled, another sample's latent. seconds: a text's share of the whole time. """
+    n, results, joint = len(sources), {'n': len(sources)}, task == 'unconditional'
+    perplexity, began = load_scorer(scorer, revision, run.device) if scorer else None, time.perf_counter()
+    with tqdm(total=n, desc=task, unit='text', leave=False) as bar:
         how = how | dict(progress=bar.update, guidance=1.0)              # it has no condition to guide by
         ids, z = (unconditional(run, n, **how) if joint else
                   (write(run, *blank(run, n, how.get('length', 0), how['seed']), None, **how), None))
+    results['seconds'] = (time.perf_counter() - began) / n
     written = [run.tokenizer.decode(row) for row in ids.tolist()]
     for control, texts, rows in (('', written, ids), ('data/', sources, tokens)):
         results |= {f'{control}{key}': value for key, value in text_statistics(texts, real_ids(run, rows)).items()}

@@ -29,11 +29,11 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from baselines import NextToken, text_process
+from baselines import GIDD, NextToken, text_process
 from checkpoint import load_model, pick_device
 from configurator import configure, stop_on_error
 from data import RESIDUES, is_end, load_stats, load_tokenizer
-from diffusion import GaussianLatents, MaskedText, mode_shares
+from diffusion import MODES, GaussianLatents, MaskedText, mode_shares
 from encoders import load_encoder
 from samplers import certainty_of, make_propose, make_sampler, nothing, positions_of, put
 from sources import image_patches, to_pixels
@@ -144,18 +144,32 @@ def trained_for(run):
     return names
 
 
+# task: (what it reads and writes, modes of which the run was trained for one), ...
+WRITES, EMBEDS, JOINT = (('text',), {'l2t', 'unconditional'}), (('latent',), {'t2l', 'unconditional'}), (('text', 'latent'), {'unconditional'})
+L2T, T2L = (('text', 'latent'), WRITES[1]), (('text', 'latent'), EMBEDS[1])
+NEEDS = dict(text=[WRITES], infill=[WRITES], embed=[WRITES], latent=[EMBEDS], unconditional=[JOINT], l2t=[L2T], t2l=[T2L], t2l2t=[T2L, L2T],
+             nelbo=[], sts=[T2L], importance=[WRITES], protein=[WRITES], self_correction=[WRITES], image=[(('text', 'latent'), set(MODES))])
+
+
 def check_task(run, task):
-    """ ValueError where the run has not learned what the task needs. """
-    joint, learned, is_masked = set(run.streams) == {'text', 'latent'}, trained_for(run), isinstance(run.text, MaskedText)
-    writes, embeds = {'l2t', 'unconditional'}, {'t2l', 'unconditional'}
-    needs = dict(l2t=writes, infill=writes, text=writes, embed=writes, t2l=embeds, latent=embeds, unconditional={'unconditional'})
-    if task in ('embed', 'importance', 'protein') and not is_masked:
-        raise ValueError(f'{run.out_dir} was not trained on masked text: no {task} from it')
-    task = 'text' if task in ('importance', 'protein') else task
-    for need in {'t2l2t': ('t2l', 'l2t'), 'sts': ('t2l',)}.get(task, (task,)):
-        stream = {'text': 'text', 'infill': 'text', 'embed': 'text', 'latent': 'latent'}.get(need)
-        if not learned & needs[need] or (stream not in run.streams if stream else not joint):
-            raise ValueError(f'{run.out_dir} has streams {run.streams} and was trained for {", ".join(sorted(learned))}: no {task} from it')
+    """ ValueError where a run is not of what a task of sample.py or evaluate.py needs, or has not learned it. """
+    if task not in NEEDS:
+        raise ValueError(f'{task!r}: choose from ' + ', '.join(NEEDS))
+    learned, why = trained_for(run), ''
+    if any(not set(streams) <= set(run.streams) or not modes & learned for streams, modes in NEEDS[task]):
+        why = f'has streams {run.streams} and was trained for {", ".join(sorted(learned))}'
+    elif task in ('embed', 'importance', 'protein', 'unconditional') and not isinstance(run.text, MaskedText):
+        why = 'was not trained on masked text'
+    elif task == 'self_correction' and not isinstance(run.text, GIDD):
+        why = 'was not trained with text_process=gidd, which can take back what it wrote'
+    elif task == 'protein' and run.tokenizer.kind != 'esm':
+        why = f'was trained on {run.tokenizer.kind} tokens'
+    elif task == 'sts' and not run.meta['encoder']:
+        why = 'has latents that were given without their encoder'
+    if why:
+        raise ValueError(f'{run.out_dir} {why}: no {task} from it')
+    if task == 'image':
+        of_images(run)
 
 
 def pack(run, texts, cut=False):
@@ -387,10 +401,8 @@ def unconditional(run, n, seed=0, batch=128, on_step=nothing, progress=lambda n:
     sampler, knobs, temperature = make_sampler(how, run.text)
     if how['by_importance']:
         knobs['importance'] = own_importance(run)
-    if not isinstance(run.text, MaskedText):
-        raise ValueError(f'{run.out_dir} was not trained on masked text: no joint sampling of text and latent from it')
-    if set(run.streams) != {'text', 'latent'}:
-        raise ValueError(f'{run.out_dir} has streams {run.streams}: --mode={run.streams[0]} samples it')
+    if set(run.streams) != {'text', 'latent'} or not isinstance(run.text, MaskedText):
+        raise ValueError(f'{run.out_dir} has not both masked text and latents: --mode={run.streams[0]} samples it')
     if how['sampler'] in ('first_hitting', 'cached', 'reparam') or how['block_size'] or how['solver'] == 'heun':
         raise ValueError(f"sampler={how['sampler']}, block_size={how['block_size']}, solver={how['solver']}: joint sampling makes one call "
                          'a step for both; choose from ancestral, confidence, remdm, dfm, no blocks, and from ddim, dpmpp_2m, ancestral')
@@ -616,8 +628,9 @@ def main():
             raise ValueError(f'mode=mixed, but {out_dir} was trained for {own}: name the mixed run with --out_dir=')
         own_mode = mode in ('', 'mixed') or mode == 'unconditional' and len(run.streams) == 1    # as a config of training says it
         task = 'infill' if own_mode and given else own if own_mode else mode
-        if task not in ('l2t', 't2l', 'unconditional', 'text', 'latent', 'infill', 't2l2t', 'embed'):
-            raise ValueError(f'mode={mode!r}: choose from l2t, t2l, unconditional, text, latent, infill, t2l2t, embed')
+        legal = ('l2t', 't2l', 'unconditional', 'text', 'latent', 'infill', 't2l2t', 'embed')
+        if task not in legal:
+            raise ValueError(f"mode={mode!r}: choose from {', '.join(legal)}")
         if task == 'embed' and (not save or num_samples > 1):
             raise ValueError('mode=embed writes one vector a text to --save=FILE.npy')
         if fasta and task in ('t2l', 'latent', 'embed'):
@@ -662,9 +675,9 @@ def main():
             elif task == 'text':
                 tokens = write(run, *blank(run, total, length, seed), None, **how)
             elif task == 'unconditional':
-                if not any(arg.startswith('--guidance=') for arg in sys.argv):   # a config's is that of the other directions
-                    how['guidance'] = 1.0
-                tokens, z = unconditional(run, total, **how)
+                if guidance != 1:                                        # a config's, meant for the other directions
+                    print(f'guidance={guidance:g} passed over: samples from noise have no condition')
+                tokens, z = unconditional(run, total, **how | dict(guidance=1.0))
             elif task == 'infill':
                 templates = zip(*(read_template(run, line, length) for line in lines))
                 ids, fixed, inner = (torch.stack(part).repeat_interleave(each, 0) for part in templates)

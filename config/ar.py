@@ -3,7 +3,7 @@
     python train.py config/quickstart.py config/ar.py --out_dir=out/ar
     python sample.py --out_dir=out/ar --num_samples=4
     python sample.py --out_dir=out/ar --mode=infill --text="Return the [MASK:*]"        # a text continued
-    python evaluate.py --out_dir=out/ar --tasks=nelbo,unconditional
+    python evaluate.py --out_dir=out/ar --tasks=nelbo,text
 """
 causal = True
 streams = ('text',)

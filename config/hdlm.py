@@ -4,7 +4,7 @@ Sets neither data, sizes, steps nor out_dir.
 
     python train.py config/quickstart.py config/hdlm.py --out_dir=out/hdlm
     python sample.py --out_dir=out/hdlm --num_samples=4
-    python evaluate.py --out_dir=out/hdlm --tasks=nelbo,unconditional
+    python evaluate.py --out_dir=out/hdlm --tasks=nelbo,text
 """
 text_process = 'hdlm'
 clusters = 64

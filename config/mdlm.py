@@ -3,7 +3,7 @@ out_dir.
 
     python train.py config/quickstart.py config/mdlm.py --out_dir=out/mdlm
     python sample.py --out_dir=out/mdlm --num_samples=4
-    python evaluate.py --out_dir=out/mdlm --tasks=nelbo,unconditional
+    python evaluate.py --out_dir=out/mdlm --tasks=nelbo,text
 """
 streams = ('text',)
 mode = 'unconditional'

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import baselines as baselines_file
 from baselines import GIDD, HDLM, NextToken, cluster_table, kmeans, text_process
 from data import PackedDataset
 from diffusion import MaskedText, uniforms
@@ -215,6 +216,22 @@ def test_a_draw_of_the_bound_has_its_enumerated_mean_and_the_loss_its_integrand(
         loss, *_ = process.loss(leaf, torch.eye(V), x, weight, torch.full_like(z, V) if end else x, t)
         loss.backward()
         assert leaf.grad.isfinite().all() and not leaf.grad[:9].any()
+
+
+@pytest.mark.parametrize('process', [GIDD(V, .2, training_weight='bound'), HDLM(V, CLUSTERS, 1.2, .9)], ids=['gidd', 'hdlm'])
+def test_the_loss_in_pieces_is_the_loss_in_one(process, monkeypatch):
+    rng = torch.Generator().manual_seed(4)
+    x, t, u = torch.randint(V, (50, 1), generator=rng), torch.rand(50, generator=rng), torch.rand(50, 1, generator=rng, dtype=torch.float64)
+    z, scored = process.corrupt(x, t, u)
+    leaves = [torch.randn(shape, generator=rng).requires_grad_() for shape in ((50, 8), (V, 8))]
+    found = []
+    for numbers in (2 ** 22, 7 * V):                                     # all at once; 7 places at a time
+        monkeypatch.setitem(baselines_file.NUMBERS, 'cpu', numbers)
+        loss, value, right = process.loss(*leaves, x[:, 0], scored[:, 0] / 50, z[:, 0], t)
+        found.append([loss.detach(), value, right.float(), *torch.autograd.grad(loss, leaves)])
+    for one, pieces in zip(*found):
+        torch.testing.assert_close(one, pieces, rtol=1e-5, atol=1e-7)
+    assert found[0][0] > 0 and found[0][4].abs().sum() > 0
 
 
 def test_every_knob_of_a_baseline_changes_its_loss():
@@ -496,13 +513,13 @@ def test_every_baseline_trains_and_samples_and_is_evaluated(baselines):
                  ['sample.py', f'--out_dir={runs["hdlm"]}', '--watch=true', '--nucleus=.5', '--steps=4', *small]]
     commands += [['evaluate.py', f'--out_dir={runs[name]}', '--tasks=' + tasks, '--n=6', '--draws=2', '--steps=4',
                   f'--scorer={runs["ar"]}', *small]
-                 for name, tasks in (('ar', 'nelbo,unconditional'), ('mdlm', 'nelbo,unconditional'), ('hdlm', 'nelbo,unconditional'),
-                                     ('gidd', 'nelbo,unconditional,self_correction'))]
+                 for name, tasks in (('ar', 'nelbo,text'), ('mdlm', 'nelbo,unconditional'), ('hdlm', 'nelbo,text'),
+                                     ('gidd', 'nelbo,text,self_correction'))]
     for command, (code, out, err) in zip(commands, run_each(*commands)):
         assert code == 0, (command, err)
         assert '[MASK]' not in out.split('->')[-1], command
     found = json.loads((runs['gidd'] / 'results.json').read_text())
-    assert {'nelbo/nats_per_token', 'unconditional/gen_ppl', 'self_correction/accuracy', 'self_correction/before/accuracy'} <= set(found)
+    assert {'nelbo/nats_per_token', 'text/gen_ppl', 'text/seconds', 'self_correction/accuracy', 'self_correction/before/accuracy'} <= set(found)
 
 
 def test_a_decoder_writes_with_guidance_what_it_writes_without_its_cache(baselines):
@@ -554,7 +571,7 @@ def test_what_does_not_go_together_is_one_line(baselines, dataset, tmp_path):
                 (['ar', '--mode=embed', '--text=a', f'--save={tmp_path}/h.npy'], 'masked text')]
     commands += [['sample.py', f'--out_dir={baselines / name}', '--device=cpu', *args] for (name, *args), _ in sampling]
     evaluating = [(['ar', '--tasks=infill'], 'fills no gaps'), (['latent_dit', '--tasks=unconditional'], 'no unconditional'),
-                  (['mdlm', '--tasks=self_correction'], 'takes nothing back'),
+                  (['mdlm', '--tasks=self_correction'], 'text_process=gidd'), (['mdlm', '--tasks=nelbo', '--scorer=x'], 'read by'),
                   (['mdlm', f'--scorer={baselines / "mdlm"}'], 'no autoregressive')]
     commands += [['evaluate.py', f'--out_dir={baselines / name}', '--device=cpu', '--n=4', *args] for (name, *args), _ in evaluating]
     for command, (_, message), (code, _, err) in zip(commands, wrong + sampling + evaluating, run_each(*commands)):

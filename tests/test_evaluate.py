@@ -254,8 +254,9 @@ def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
     r, written = measures.evaluate_infill(run, sources, tokens, raw, 1.0, **how)
     assert r['token_accuracy'] == r['exact'] == 100 and r['shuffled/token_accuracy'] == 0
     assert r['null/token_accuracy'] == pytest.approx(100 / 6) and written['null/'] == [sources[0]] * 6
-    r, written = measures.evaluate_unconditional(run, sources, tokens, '', '', **how, steps=4, temperature=0.0)
-    assert r['data/length'] == 2 and r['data/distinct_1'] == .5 and len(written) == 6
+    for task, has in (('unconditional', True), ('text', False)):
+        r, written = measures.evaluate_from_noise(run, task, sources, tokens, '', '', **how, steps=4, temperature=0.0)
+        assert r['data/length'] == 2 and r['data/distinct_1'] == .5 and len(written) == 6 and ('coherence' in r) == has
 
 
 def test_a_derangement_leaves_no_one_in_place_and_one_text_cannot_be_shuffled():

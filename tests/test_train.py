@@ -310,7 +310,7 @@ def test_every_direction_is_sampled_and_evaluated_from_one_mixed_checkpoint(join
                                               for i, (a, b) in enumerate([('park', 'park'), ('river', 'zeppelin'), ('house', 'street'),
                                                                           ('market', 'market'), ('park', 'house')])))
     here = ['evaluate.py', f'--out_dir={joint}', '--device=cpu']
-    runs = run_each([*here, '--tasks=nelbo,l2t,t2l,sts,unconditional,infill', '--n=12', '--draws=2', '--steps=4', '--latent_steps=4',
+    runs = run_each([*here, '--tasks=nelbo,l2t,t2l,sts,unconditional,text,infill', '--n=12', '--draws=2', '--steps=4', '--latent_steps=4',
                      f'--sts={tmp_path}/sts.csv', '--guidance=1.5'],
                     [*here, '--tasks=l2t,t2l', '--n=8', '--sweep=sampler=ancestral,cached; steps=2,30'],
                     [*here, '--tasks=l2t', '--sweep=magic=1'], [*here, '--tasks=nelbo', '--sweep=steps=1'])
@@ -319,7 +319,7 @@ def test_every_direction_is_sampled_and_evaluated_from_one_mixed_checkpoint(join
     results = json.loads((joint / 'results.json').read_text())
     for key in ('nelbo/nats_per_token', 'nelbo/latent_mse', 'nelbo/shuffled/latent_mse', 'l2t/bleu', 't2l/centred_cosine', 't2l/mrr',
                 't2l/shuffled/retrieval@1', 't2l/mean/cosine', 't2l/ridge/centred_cosine', 't2l/std_ratio', 'sts/spearman',
-                'sts/encoder/pearson', 'sts/shuffled/spearman', 'unconditional/entropy', 'unconditional/coherence',
+                'sts/encoder/pearson', 'sts/shuffled/spearman', 'unconditional/entropy', 'unconditional/coherence', 'text/entropy',
                 'unconditional/shuffled/coherence', 'unconditional/data/distinct_2', 'infill/token_accuracy',
                 'infill/null/token_accuracy', 'infill/shuffled/bleu'):
         assert math.isfinite(results[key]), key
