@@ -63,8 +63,8 @@ order = 'random'                # which: random ones, drawn with the seed, or th
 draws = 16                      # nelbo: draws of the bound per text, spread evenly over the number of masked positions
 sts = ''                        # sts: a csv or tsv of sentence, sentence, score (STS-B, SICK), or a hub dataset's id
 sts_revision = ''               # of the hub dataset: a commit
-scorer = ''                     # unconditional, text, self_correction: who says how likely the texts are: a run of config/ar.py, or a causal
-                                # language model, hub id or folder
+scorer = ''                     # unconditional, text, self_correction: who says how likely the texts are: a run of config/ar.py, or a
+                                # causal language model, hub id or folder
 scorer_revision = ''            # of the hub model: a commit
 infill_share = 0.5              # infill: of each text's tokens
 classes = ''                    # image: what captions say, and by which words: 'animal: cat, dog; colour: red, blue'

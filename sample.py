@@ -33,7 +33,7 @@ from baselines import GIDD, NextToken, text_process
 from checkpoint import load_model, pick_device
 from configurator import configure, stop_on_error
 from data import RESIDUES, is_end, load_stats, load_tokenizer
-from diffusion import MODES, GaussianLatents, MaskedText, mode_shares
+from diffusion import GaussianLatents, MaskedText, mode_shares
 from encoders import load_encoder
 from samplers import certainty_of, make_propose, make_sampler, nothing, positions_of, put
 from sources import image_patches, to_pixels
@@ -144,11 +144,11 @@ def trained_for(run):
     return names
 
 
-# task: (what it reads and writes, modes of which the run was trained for one), ...
-WRITES, EMBEDS, JOINT = (('text',), {'l2t', 'unconditional'}), (('latent',), {'t2l', 'unconditional'}), (('text', 'latent'), {'unconditional'})
-L2T, T2L = (('text', 'latent'), WRITES[1]), (('text', 'latent'), EMBEDS[1])
-NEEDS = dict(text=[WRITES], infill=[WRITES], embed=[WRITES], latent=[EMBEDS], unconditional=[JOINT], l2t=[L2T], t2l=[T2L], t2l2t=[T2L, L2T],
-             nelbo=[], sts=[T2L], importance=[WRITES], protein=[WRITES], self_correction=[WRITES], image=[(('text', 'latent'), set(MODES))])
+# task: the streams that it needs, and modes, of each set of which the run was trained for one
+TEXT, LATENT, BOTH, WRITES, EMBEDS = {'text'}, {'latent'}, {'text', 'latent'}, {'l2t', 'unconditional'}, {'t2l', 'unconditional'}
+NEEDS = dict(text=(TEXT, WRITES), infill=(TEXT, WRITES), embed=(TEXT, WRITES), importance=(TEXT, WRITES), protein=(TEXT, WRITES),
+             self_correction=(TEXT, WRITES), latent=(LATENT, EMBEDS), l2t=(BOTH, WRITES), t2l=(BOTH, EMBEDS), sts=(BOTH, EMBEDS),
+             t2l2t=(BOTH, WRITES, EMBEDS), unconditional=(BOTH, {'unconditional'}), image=(BOTH,), nelbo=(set(),))
 
 
 def check_task(run, task):
@@ -156,7 +156,8 @@ def check_task(run, task):
     if task not in NEEDS:
         raise ValueError(f'{task!r}: choose from ' + ', '.join(NEEDS))
     learned, why = trained_for(run), ''
-    if any(not set(streams) <= set(run.streams) or not modes & learned for streams, modes in NEEDS[task]):
+    streams, *modes = NEEDS[task]
+    if not streams <= set(run.streams) or not all(learned & some for some in modes):
         why = f'has streams {run.streams} and was trained for {", ".join(sorted(learned))}'
     elif task in ('embed', 'importance', 'protein', 'unconditional') and not isinstance(run.text, MaskedText):
         why = 'was not trained on masked text'

@@ -519,7 +519,8 @@ def test_every_baseline_trains_and_samples_and_is_evaluated(baselines):
         assert code == 0, (command, err)
         assert '[MASK]' not in out.split('->')[-1], command
     found = json.loads((runs['gidd'] / 'results.json').read_text())
-    assert {'nelbo/nats_per_token', 'text/gen_ppl', 'text/seconds', 'self_correction/accuracy', 'self_correction/before/accuracy'} <= set(found)
+    assert {'nelbo/nats_per_token', 'text/gen_ppl', 'text/seconds', 'self_correction/accuracy',
+            'self_correction/before/accuracy'} <= set(found)
 
 
 def test_a_decoder_writes_with_guidance_what_it_writes_without_its_cache(baselines):

@@ -109,7 +109,8 @@ def test_fasta_becomes_a_dataset_of_residues_without_duplicates_by_default(tmp_p
         ds.tokenizer.encode('hello')
 
 
-@pytest.mark.parametrize('kind, message', [('fails', 'mmseqs .* failed with code 3: out of luck'), ('absent', 'mmseqs is not on PATH'), ('works', '')])
+@pytest.mark.parametrize('kind, message', [('fails', 'mmseqs .* failed with code 3: out of luck'), ('absent', 'mmseqs is not on PATH'),
+                                           ('works', '')])
 def test_homologous_proteins_fall_into_one_split(tmp_path, monkeypatch, kind, message):
     """ mmseqs itself cannot be had here: a script in its place clusters by the first five residues, with its arguments and output. """
     g = np.random.default_rng(0)
@@ -233,12 +234,13 @@ def test_chunks_with_spaces_at_their_ends_survive_export_and_import_with_their_l
 
 def test_knobs_that_contradict_each_other_are_refused(tmp_path):
     (tmp_path / 'a.fasta').write_text('>a\nMKV\n')
-    for knobs, message in ((dict(hub_dataset='lm1b', import_dir='x'), 'one of input, hub_dataset, import_dir; given: hub_dataset and import_dir'),
+    fasta = dict(input=tmp_path / 'a.fasta')
+    for knobs, message in ((dict(hub_dataset='lm1b', import_dir='x'), 'one of input, .* given: hub_dataset and import_dir'),
                            (dict(input='a.txt', hub_dataset='lm1b'), 'given: input and hub_dataset'),
                            (dict(input='', import_dir='x', latents_from='z.npy'), 'import_dir and latents_from each say'),
-                           (dict(input='', hub_dataset='lm1b', image_size=8, hub_revision='x'), 'image_size is set: input must be a folder'),
-                           (dict(input=tmp_path / 'a.fasta', val_input=tmp_path / 'a.fasta', homology=.3, encoder='none'), 'val_input goes with'),
-                           (dict(input=tmp_path / 'a.fasta', latents_from='z.npy', encoder='lsa'), 'lsa is fitted here'),
+                           (dict(input='', hub_dataset='lm1b', image_size=8, hub_revision='x'), 'image_size is set: input must be'),
+                           (dict(val_input=tmp_path / 'a.fasta', homology=.3, encoder='none') | fasta, 'val_input goes with'),
+                           (dict(latents_from='z.npy', encoder='lsa') | fasta, 'lsa is fitted here'),
                            (dict(input=tmp_path, image_size=10, patch=4), 'multiple of patch 4')):
         with pytest.raises(ValueError, match=message):
             run(**{'out': tmp_path / 'out'} | knobs)

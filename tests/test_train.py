@@ -126,8 +126,8 @@ def best_average(out):
                                               ('t2l', ('embed.', 'text_head.'), 'text')])
 def test_freezing_a_modality_keeps_exactly_its_encoder_and_head_and_what_no_loss_reaches(dataset, joint, tmp_path, mode, ends, last):
     out = tmp_path / 'run'
-    args = [f'--mode={mode}', '--bag=true', '--freeze=modality', f'--init_from={joint}', '--save_interval=1', '--keep=20', '--weight_decay=1',
-            '--optimizer=muon', '--dropout=0']
+    args = [f'--mode={mode}', '--bag=true', '--freeze=modality', f'--init_from={joint}', '--save_interval=1', '--keep=20',
+            '--weight_decay=1', '--optimizer=muon', '--dropout=0']
     result = train(dataset, out, *args)
     assert result.returncode == 0 and 'warning' not in result.stdout, result.stderr
     still = {name for name in weights(out) if name.startswith(ends)
@@ -146,7 +146,8 @@ def test_freezing_a_random_modality_warns_and_joint_modes_refuse_it(dataset, tmp
 
 
 def test_init_from_begins_where_the_other_run_was_best_and_refuses_another_model(dataset, joint, tmp_path):
-    result = train(dataset, tmp_path / 'run', f'--init_from={joint}', '--mode=mixed', '--bag=true', '--max_iters=1', '--learning_rate=1e-12')
+    result = train(dataset, tmp_path / 'run', f'--init_from={joint}', '--mode=mixed', '--bag=true', '--max_iters=1',
+                   '--learning_rate=1e-12')
     assert result.returncode == 0, result.stderr
     best = best_average(joint)
     for name, w in weights(tmp_path / 'run').items():
