@@ -397,6 +397,18 @@ def cluster_table(source, data, C):
     return torch.cat((which, which[-1:]))
 
 
+def clusters_in_words(cluster_of, data, shown=4, words=5):
+    """ Lines: how large the clusters are, and of those that fill most of the split's texts the most frequent tokens. """
+    counts, sizes = data.counts(), torch.bincount(cluster_of)
+    share = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, cluster_of, counts.double() / counts.sum())
+    lines = [f'{len(sizes):,} clusters of {sizes.min():,} to {sizes.max():,} tokens; those that are met most often:']
+    for k in share.argsort(descending=True)[:shown].tolist():
+        ids = counts.masked_fill(cluster_of != k, -1).topk(min(words, int(sizes[k]))).indices
+        names = ('EOS' if i == data.tokenizer.eos else repr(data.tokenizer.decode([i])) for i in ids.tolist())
+        lines.append(f'  {100 * share[k]:4.1f} %  ' + '  '.join(names))
+    return lines
+
+
 def kmeans(rows, C, seed=0, rounds=50):
     """ Cluster of each of `rows` (V, dims), (V,) in 0 .. C - 1, by Lloyd's rounds on the unit sphere; no cluster is empty: the row that is
     furthest from its centre begins it anew. """

@@ -32,7 +32,7 @@ import torch
 import checkpoint
 import distributed
 from adaptive import STAGES, Adaptive, rarity
-from baselines import cluster_table, text_process as make_text
+from baselines import cluster_table, clusters_in_words, text_process as make_text
 from configurator import configure, stop, stop_on_error
 from data import PackedDataset, dataset_folder, dataset_identity, prefetch, row_order
 from diffusion import MODES, GaussianLatents
@@ -412,6 +412,8 @@ if errors:
     stop_all(errors[0], code=2)
 if text_process == 'hdlm':                                 # those of the run that it goes on from, if it does
     text.tables = {torch.device('cpu'): model.cluster_of.cpu()}
+    if rank == 0 and not newest:
+        print(*clusters_in_words(model.cluster_of.cpu(), train_data), sep='\n')
 if rank == 0:
     if newest or init_from:
         print(f'going on from {newest}' if newest else f'begins with the best weights of {init_from}')

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import baselines as baselines_file
-from baselines import GIDD, HDLM, NextToken, cluster_table, kmeans, text_process
+from baselines import GIDD, HDLM, NextToken, cluster_table, clusters_in_words, kmeans, text_process
 from data import PackedDataset
 from diffusion import MaskedText, uniforms
 from model import Model, ModelConfig
@@ -451,7 +451,7 @@ def test_kmeans_finds_what_lies_together_and_leaves_no_cluster_empty():
 
 class Sentences:
     """ One of five subjects, one of five verbs, one of five places, EOS, as PackedDataset shows it. """
-    tokenizer, cropped = SimpleNamespace(vocab_size=17, pad=16), False
+    tokenizer, cropped = SimpleNamespace(vocab_size=17, pad=16, eos=15, decode=lambda ids: str(ids[0])), False
 
     def __init__(self):
         draw = torch.randint(0, 5, (5000, 3), generator=torch.Generator().manual_seed(0)) + torch.tensor([0, 5, 10])
@@ -468,8 +468,13 @@ class Sentences:
 
 
 def test_words_that_keep_the_same_company_share_a_cluster():
-    which = cluster_table('', Sentences(), 4).tolist()
+    table, names = cluster_table('', Sentences(), 4), [str(i) for i in range(15)]
+    which = table.tolist()
     assert [len(set(which[i:i + 5])) for i in (0, 5, 10)] == [1, 1, 1] and len(set(which)) == 4 and which[16] == which[15]
+    head, *lines = clusters_in_words(table, Sentences())
+    assert head.startswith('4 clusters of 2 to 5 tokens') and len(lines) == 4 and all(line.startswith('  25.0 %  ') for line in lines)
+    assert {frozenset(line.split()[2:]) for line in lines} == {frozenset(repr(w) for w in names[i:i + 5]) for i in (0, 5, 10)} | {
+        frozenset(['EOS', repr('16')])}
 
 
 def test_clusters_come_from_a_file_or_a_run_and_anything_else_is_one_line(dataset, tmp_path):
