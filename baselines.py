@@ -2,7 +2,7 @@
 Other ways to write a text, with diffusion.MaskedText's interface: autoregressive, GIDD+ and HDLM, on the same network.
 
     python train.py config/quickstart.py config/ar.py --out_dir=out/ar             # likewise gidd, hdlm, and ar_prefix: from latents
-    python evaluate.py --out_dir=out/gidd --tasks=nelbo,unconditional,self_correction --scorer=out/ar
+    python evaluate.py --out_dir=out/gidd --tasks=nelbo,text,self_correction --scorer=out/ar
 
 What train.py, sample.py and evaluate.py ask of a text process, t from 0 (clean) to 1 (noise):
     corrupt(tokens, t, u, given)        what the network reads, (B, L), and where it is scored; u (B, L) uniform
@@ -67,20 +67,20 @@ def one(self, t):
     return torch.ones_like(t)
 
 
-NUMBERS = {'cpu': 2 ** 22}                                               # of a table (p, V) of integral_loss
+PIECE = {'cpu': 2 ** 22}                                                 # numbers in a table (p, V); 2^26 elsewhere
 
 
 def integral_loss(self, hidden, head, targets, weight, seen, t):
     """ MaskedText.loss of self.integrand(log_p (P, V), x, z, t), (P,). seen (P,): what the network read there; t (P,): its row's clock.
     Some places at a time, whose float32 tables (p, V) are made anew in the backward pass: two to four of all would fill the memory. """
-    used = weight > 0
+    used, size = weight > 0, max(1, PIECE.get(hidden.device.type, 2 ** 26) // len(head))
     t = torch.where(used, t.double(), 0.5).clamp(1e-6, 1 - 1e-6)         # at the ends 0 * inf would be the gradient of an unused place
 
     def part(hidden, targets, seen, t):
-        log_p = F.linear(hidden, head).log_softmax(1, dtype=torch.float32)                   # (p, V)
+        # a view: else autocast casts the head once for all pieces, and their gradients add up in bfloat16
+        log_p = F.linear(hidden, head.view_as(head)).log_softmax(1, dtype=torch.float32)     # (p, V)
         value, nll = self.integrand(log_p, targets, seen, t, self.training_weight), -log_p.detach().gather(1, targets[:, None]).squeeze(1)
         return value, is_right(nll, -log_p.detach().amax(1), len(head))
-    size = max(1, NUMBERS.get(hidden.device.type, 2 ** 26) // len(head))
     pieces = zip(*(x.split(size) for x in (hidden, targets, seen, t)))
     value, right = (torch.cat(x) for x in zip(*(checkpoint(part, *x, use_reentrant=False, preserve_rng_state=False) for x in pieces)))
     return torch.where(used, weight * value, 0).sum(), value.detach(), right
@@ -403,7 +403,8 @@ def clusters_in_words(cluster_of, data, shown=4, words=5):
     share = torch.zeros(len(sizes), dtype=torch.float64).index_add_(0, cluster_of, counts.double() / counts.sum())
     lines = [f'{len(sizes):,} clusters of {sizes.min():,} to {sizes.max():,} tokens; those that are met most often:']
     for k in share.argsort(descending=True)[:shown].tolist():
-        ids = counts.masked_fill(cluster_of != k, -1).topk(min(words, int(sizes[k]))).indices
+        own = counts * (cluster_of == k)
+        ids = own.argsort(descending=True)[:min(words, (own > 0).sum())]
         names = ('EOS' if i == data.tokenizer.eos else repr(data.tokenizer.decode([i])) for i in ids.tolist())
         lines.append(f'  {100 * share[k]:4.1f} %  ' + '  '.join(names))
     return lines

@@ -176,6 +176,11 @@ def configure(globals_, argv=None):
     return config
 
 
+def on_command_line(name):
+    """ Whether a knob was given as a flag, not by a config file or by default. """
+    return any(arg.startswith(f'--{name}=') for arg in sys.argv[1:])
+
+
 def other_knobs():
     """ {knob: script} of all scripts beside this file; read only when a name is not the caller's own. """
     paths = [os.path.join(HERE, f'{script}.py') for script in SCRIPTS]

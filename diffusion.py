@@ -201,7 +201,7 @@ class MaskedText:
 
 
 def is_right(nll, best, V):
-    """ (P,): no token has a smaller nll, `best`, than the target; where all V are equally likely, none is right. """
+    """ (P,): the target's nll is the smallest of the V tokens', `best` (P,); where all are equally likely, none is right. """
     return (nll <= best) & (best < math.log(V) - 1e-4)
 
 

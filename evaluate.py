@@ -15,8 +15,9 @@ t2l     latents made from texts, against the encoder's: cosine, centred cosine (
         per dimension (standardised), retrieval among all n and mean reciprocal rank, mean and spread of every dimension
 sts     correlation of the cosine of generated latents with what people said, over all pairs, and over the known ones: the pairs
         whose every word occurs in the training texts
-unconditional   joint samples: entropy, distinct n-grams, repetition, coherence cos(z, encoder(x)), perplexity under a scorer
-text    the same of texts alone, the latents' clock at 1; seconds a text
+unconditional   joint samples: entropy, distinct n-grams, repetition, coherence cos(z, encoder(x)), perplexity under a scorer,
+        network calls and milliseconds a text
+text    the same of texts alone, the latents' clock at 1
 protein recovery of masked residues at shares .1 to .9, composition and repeats of new sequences (nelbo has the bound per residue)
 image   of captions and pictures: is what a caption says (classes) to be seen in the picture made from it? The eye is a small network
         trained on the real training pictures, the real validation pictures (real) show how well it sees. image_: pictures from
@@ -44,11 +45,9 @@ from baselines import NextToken
 from checkpoint import git_commit
 from configurator import configure, stop_on_error
 from data import dataset_folder
-from diffusion import MaskedText
-from measures import (compare, compare_latents, embed, evaluate_image, evaluate_importance, evaluate_infill, evaluate_l2t, evaluate_protein,
-                      evaluate_self_correction, evaluate_sts, evaluate_t2l, evaluate_from_noise, latent_mse, load_texts, make_latents,
-                      means, nelbo, read_classes, write_from)
-from sample import LATENT_KNOBS, TEXT_KNOBS, check_task, load_run, trained_for
+from measures import (compare, compare_latents, embed, evaluate_from_noise, evaluate_image, evaluate_importance, evaluate_infill, evaluate_l2t, evaluate_protein,
+                      evaluate_self_correction, evaluate_sts, evaluate_t2l, latent_mse, load_texts, make_latents, means, nelbo, read_classes, write_from)
+from sample import LATENT_KNOBS, TEXT_KNOBS, check_task, load_run, trained_for, why_not
 
 out_dir = 'out/quickstart'
 which = 'best'                  # best | latest | step-00001000
@@ -188,11 +187,11 @@ def main():
             for block in run.model.blocks:
                 block.compile()
         learned, alone = trained_for(run), run.streams == ('text',)
-        writes = alone or isinstance(run.text, MaskedText) and 'text' in run.streams
-        chosen = [task.strip() for task in tasks.split(',') if task.strip()]
-        chosen = chosen or ['nelbo', *(task for task in ('l2t', 't2l', 'unconditional') if task in learned
-                                       and (task != 'unconditional' or writes))]
-        chosen = ['text' if task == 'unconditional' and alone else task for task in chosen]
+        own = ['text'] if alone else [task for task in ('l2t', 't2l', 'unconditional') if task in learned]
+        chosen = [task.strip() for task in tasks.split(',') if task.strip()] or ['nelbo', *(task for task in own if not why_not(run, task))]
+        if alone and 'unconditional' in chosen:
+            print(f'{out_dir} is of text alone: unconditional is its task text')
+            chosen[chosen.index('unconditional')] = 'text'
         for task in chosen:
             if task not in legal:
                 raise ValueError(f"tasks={tasks!r}: choose from {', '.join(legal)}")

@@ -20,7 +20,7 @@ from checkpoint import difference
 from data import PackedDataset, dataset_identity, is_end
 from diffusion import normals, uniforms
 from sample import (blank, call, encode, ends_of, l2t, load_run, null_latents, pack, pixels, raw_latents, search, t2l, trained_for,
-                    unconditional, write)
+                    unconditional, why_not, write)
 
 
 # ---- what is evaluated
@@ -350,7 +350,7 @@ def evaluate_sts(run, folder, path, revision, seed, seeds, **how):
     return results
 
 
-# ---- unconditional
+# ---- from noise
 
 def text_statistics(texts, ids):
     """ Of n texts and their token ids: entropy (nats, of a text's own tokens, mean over texts), distinct-k (share of different word
@@ -414,14 +414,15 @@ def real_ids(run, tokens):
 
 def evaluate_from_noise(run, task, sources, tokens, scorer, revision, **how):
     """ As many samples as there are texts: of text and latent (unconditional) or of the text alone (text); control: data, the texts
-    themselves, and shuffled, another sample's latent. seconds: a text's share of the whole time. """
+    themselves, and shuffled, another sample's latent. calls, ms: network calls and milliseconds a text, as evaluate_sweep has them. """
     n, results, joint = len(sources), {'n': len(sources)}, task == 'unconditional'
-    perplexity, began = load_scorer(scorer, revision, run.device) if scorer else None, time.perf_counter()
+    perplexity = load_scorer(scorer, revision, run.device) if scorer else None
+    run.row_calls, began = 0, time.perf_counter()
     with tqdm(total=n, desc=task, unit='text', leave=False) as bar:
         how = how | dict(progress=bar.update, guidance=1.0)              # it has no condition to guide by
         ids, z = (unconditional(run, n, **how) if joint else
                   (write(run, *blank(run, n, how.get('length', 0), how['seed']), None, **how), None))
-    results['seconds'] = (time.perf_counter() - began) / n
+    results |= {'calls': run.row_calls / n, 'ms': 1000 * (time.perf_counter() - began) / n}
     written = [run.tokenizer.decode(row) for row in ids.tolist()]
     for control, texts, rows in (('', written, ids), ('data/', sources, tokens)):
         results |= {f'{control}{key}': value for key, value in text_statistics(texts, real_ids(run, rows)).items()}
@@ -619,7 +620,7 @@ def evaluate_image(run, folder, sources, tokens, raw, groups, seed, **how):
         texts = {'': shown['written'], 'shuffled/': [shown['written'][i] for i in other],
                  'null/': write_from(run, raw, 'caption null', tokens, **how | dict(guidance=0.0)),
                  'nearest/': [captions[i] for i in nearest_pictures(pictures['real/'], known)[0].tolist()]}
-    if 'unconditional' in learned:
+    if not why_not(run, 'unconditional'):
         ids, z = unconditional(run, n, **how | dict(guidance=1.0))
         shown |= dict(joint_captions=[run.tokenizer.decode(row) for row in ids.tolist()], joint=pixels(run, raw_latents(run, z)))
     for name, listed in groups.items():

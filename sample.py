@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from baselines import GIDD, NextToken, text_process
 from checkpoint import load_model, pick_device
-from configurator import configure, stop_on_error
+from configurator import configure, on_command_line, stop_on_error
 from data import RESIDUES, is_end, load_stats, load_tokenizer
 from diffusion import GaussianLatents, MaskedText, mode_shares
 from encoders import load_encoder
@@ -145,30 +145,32 @@ def trained_for(run):
 
 
 # task: the streams that it needs, and modes, of each set of which the run was trained for one
-TEXT, LATENT, BOTH, WRITES, EMBEDS = {'text'}, {'latent'}, {'text', 'latent'}, {'l2t', 'unconditional'}, {'t2l', 'unconditional'}
+TEXT, LATENT, BOTH, WRITES, MAKES = {'text'}, {'latent'}, {'text', 'latent'}, {'l2t', 'unconditional'}, {'t2l', 'unconditional'}
 NEEDS = dict(text=(TEXT, WRITES), infill=(TEXT, WRITES), embed=(TEXT, WRITES), importance=(TEXT, WRITES), protein=(TEXT, WRITES),
-             self_correction=(TEXT, WRITES), latent=(LATENT, EMBEDS), l2t=(BOTH, WRITES), t2l=(BOTH, EMBEDS), sts=(BOTH, EMBEDS),
-             t2l2t=(BOTH, WRITES, EMBEDS), unconditional=(BOTH, {'unconditional'}), image=(BOTH,), nelbo=(set(),))
+             self_correction=(TEXT, WRITES), latent=(LATENT, MAKES), l2t=(BOTH, WRITES), t2l=(BOTH, MAKES), sts=(BOTH, MAKES),
+             t2l2t=(BOTH, WRITES, MAKES), unconditional=(BOTH, {'unconditional'}), image=(BOTH,), nelbo=(set(),))
+
+
+def why_not(run, task):
+    """ What a run lacks for a task of sample.py or evaluate.py, or ''. """
+    (streams, *modes), learned = NEEDS[task], trained_for(run)
+    if not streams <= set(run.streams) or not all(learned & some for some in modes):
+        return f'has streams {run.streams} and was trained for {", ".join(sorted(learned))}'
+    if task in ('embed', 'importance', 'protein', 'unconditional') and not isinstance(run.text, MaskedText):
+        return 'was not trained on masked text'
+    if task == 'self_correction' and not isinstance(run.text, GIDD):
+        return 'was not trained with text_process=gidd, which can take back what it wrote'
+    if task == 'protein' and run.tokenizer.kind != 'esm':
+        return f'was trained on {run.tokenizer.kind} tokens'
+    if task == 'sts' and not run.meta['encoder']:
+        return 'has latents that were given without their encoder'
+    return ''
 
 
 def check_task(run, task):
-    """ ValueError where a run is not of what a task of sample.py or evaluate.py needs, or has not learned it. """
-    if task not in NEEDS:
-        raise ValueError(f'{task!r}: choose from ' + ', '.join(NEEDS))
-    learned, why = trained_for(run), ''
-    streams, *modes = NEEDS[task]
-    if not streams <= set(run.streams) or not all(learned & some for some in modes):
-        why = f'has streams {run.streams} and was trained for {", ".join(sorted(learned))}'
-    elif task in ('embed', 'importance', 'protein', 'unconditional') and not isinstance(run.text, MaskedText):
-        why = 'was not trained on masked text'
-    elif task == 'self_correction' and not isinstance(run.text, GIDD):
-        why = 'was not trained with text_process=gidd, which can take back what it wrote'
-    elif task == 'protein' and run.tokenizer.kind != 'esm':
-        why = f'was trained on {run.tokenizer.kind} tokens'
-    elif task == 'sts' and not run.meta['encoder']:
-        why = 'has latents that were given without their encoder'
-    if why:
-        raise ValueError(f'{run.out_dir} {why}: no {task} from it')
+    if why := why_not(run, task):
+        instead = '; --mode=text or --mode=latent samples one alone' if task == 'unconditional' else ''
+        raise ValueError(f'{run.out_dir} {why}: no {task} from it{instead}')
     if task == 'image':
         of_images(run)
 
@@ -656,6 +658,9 @@ def main():
         total = len(sources) * each
         if each > 1 and temperature < 0 and sampler in ('', 'confidence'):
             how['temperature'] = 0.7
+        if task == 'unconditional' and guidance != 1 and not on_command_line('guidance'):
+            print(f'guidance={guidance:g} is for the other directions: samples from noise have no condition to guide them')
+            how['guidance'] = 1.0
         how['on_step'] = watcher(run.tokenizer, run.text.mask_id, total) if watch else nothing
         tokens = z = notes = None
         with tqdm(total=total, unit='sample', disable=total <= sample_batch) as bar:
@@ -676,9 +681,7 @@ def main():
             elif task == 'text':
                 tokens = write(run, *blank(run, total, length, seed), None, **how)
             elif task == 'unconditional':
-                if guidance != 1:                                        # a config's, meant for the other directions
-                    print(f'guidance={guidance:g} passed over: samples from noise have no condition')
-                tokens, z = unconditional(run, total, **how | dict(guidance=1.0))
+                tokens, z = unconditional(run, total, **how)
             elif task == 'infill':
                 templates = zip(*(read_template(run, line, length) for line in lines))
                 ids, fixed, inner = (torch.stack(part).repeat_interleave(each, 0) for part in templates)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import sample
+from baselines import GIDD, HDLM, NextToken
 from diffusion import GaussianLatents, MaskedText
 from samplers import SAMPLERS, begin, certainty_of, in_blocks, make_propose, nothing, nucleus_filter
 from toys import (L, MASK, STATES, V, Toy, any_order_law, chain_law, chi_square_z, index, optimal_denoiser, random_denoiser, release_chain)
@@ -410,6 +411,34 @@ def test_each_row_is_written_from_its_own_latent(name):
     ids = torch.arange(30) % 3
     z = ids[:, None, None].float().expand(30, 1, 2)
     assert (sample.l2t(known_run(model=reads_z), z, sampler=name, steps=9, batch=16) == ids[:, None]).all()
+
+
+WRITE, MAKE = {'l2t', 'text', 'infill', 'image'}, {'t2l', 'latent', 'sts', 'image'}
+CAN = {('text latent', 'masked', 'l2t'): WRITE | {'embed', 'importance'},
+       ('text latent', 'masked', 't2l'): MAKE,
+       ('text latent', 'masked', 'unconditional'): WRITE | MAKE | {'embed', 'importance', 't2l2t', 'unconditional'},
+       ('text latent', 'masked', 'mixed'): WRITE | MAKE | {'embed', 'importance', 't2l2t', 'unconditional'},
+       ('text latent', 'masked', 't2l:5,l2t'): WRITE | MAKE | {'embed', 'importance', 't2l2t'},
+       ('text latent', 'gidd', 'mixed'): WRITE | MAKE | {'t2l2t', 'self_correction'},
+       ('text latent', 'hdlm', 'mixed'): WRITE | MAKE | {'t2l2t'},
+       ('text latent', 'causal', 'l2t'): WRITE,
+       ('text', 'masked', 'unconditional'): {'text', 'infill', 'embed', 'importance'},
+       ('text', 'gidd', 'unconditional'): {'text', 'infill', 'self_correction'},
+       ('text', 'causal', 'unconditional'): {'text', 'infill'},
+       ('latent', 'masked', 'unconditional'): {'latent'}}
+
+
+@pytest.mark.parametrize('streams, process, mode', CAN)
+def test_a_run_can_be_asked_what_it_has_learned_and_nothing_else(streams, process, mode):
+    text = dict(masked=MaskedText(9), gidd=GIDD(9), hdlm=HDLM(9, torch.arange(9) % 4), causal=NextToken(9))[process]
+    run = SimpleNamespace(out_dir='R', streams=tuple(streams.split()), text=text, tokenizer=SimpleNamespace(kind='bpe'),
+                          config=dict(mode='l2t' if ':' in mode else mode, mode_schedule=mode * (':' in mode), mode_weights=(1., 1., 1.)),
+                          meta=dict(encoder={'id': 'lsa'}, source=dict(image_size=8)))
+    expected = CAN[streams, process, mode] | {'nelbo'}
+    assert {task for task in sample.NEEDS if not sample.why_not(run, task)} == expected
+    run.tokenizer.kind, run.meta['encoder'] = 'esm', None
+    more = {'protein'} if 'importance' in expected else set()            # of masked text
+    assert {task for task in sample.NEEDS if not sample.why_not(run, task)} == expected - {'sts'} | more
 
 
 def test_joint_sampling_refuses_what_needs_a_fixed_condition_or_another_number_of_calls():

@@ -283,11 +283,12 @@ def test_sample_and_evaluate_run_from_the_run_folder_alone(dataset, finished, tm
 
 def test_every_direction_is_sampled_and_evaluated_from_one_mixed_checkpoint(joint, tmp_path):
     here, text = ['sample.py', f'--out_dir={joint}', '--device=cpu', '--steps=5'], '--text=a red dog runs near the river number 3'
+    (tmp_path / 'guided.py').write_text('guidance = 2.0')
     template = [*here, '--mode=infill', '--text=a red [MASK] runs near the [MASK:2] 3']
     good = run_each([*here, '--mode=t2l', text, '--num_samples=2', f'--save={tmp_path}/z.npy', '--solver=heun'],
                     [*here, f'--latents={tmp_path}/z.npy'],
                     [*here, '--mode=t2l2t', text],
-                    [*here, '--mode=unconditional', '--num_samples=3'],
+                    [*here, f'{tmp_path}/guided.py', '--mode=unconditional', '--num_samples=3'],
                     [*here, '--mode=unconditional', f'--save={tmp_path}/one.npy'],
                     [*here, '--mode=text', '--num_samples=3'],
                     [*here, '--mode=latent', '--num_samples=3'],
@@ -297,6 +298,7 @@ def test_every_direction_is_sampled_and_evaluated_from_one_mixed_checkpoint(join
     assert all(rc == 0 for rc, _, _ in good), [err for rc, _, err in good if rc]
     counts = [out.count('  -> ') for _, out, _ in good]
     assert counts == [2, 2, 1, 3, 1, 3, 3, 1, 1, 2, 1]
+    assert 'guidance=2 is for the other directions' in good[3][1], 'of a config; on the command line it is an error, below'
     assert good[0][1].count('cosine with the encoder') == 2 and good[6][1].count('mean square') == 3 and 'cosine' in good[10][1]
     z = np.load(tmp_path / 'z.npy')
     assert z.shape == (2, 1, 16) and np.allclose(np.linalg.norm(z, axis=-1), 1, atol=1e-5), 'lsa latents lie on the sphere'
