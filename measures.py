@@ -407,9 +407,9 @@ def load_scorer(name, revision, device):
 
 
 def real_ids(run, tokens):
-    """ The tokens of each text before its EOS. """
-    rows = tokens.tolist()
-    return [row[:row.index(run.tokenizer.eos)] if run.tokenizer.eos in row else row for row in rows]
+    """ The tokens of each text as it is decoded: before its EOS, without PAD (a weak sampler may write PAD and no EOS). """
+    eos, pad = run.tokenizer.eos, run.tokenizer.pad
+    return [[i for i in (row[:row.index(eos)] if eos in row else row) if i != pad] for row in tokens.tolist()]
 
 
 def evaluate_from_noise(run, task, sources, tokens, scorer, revision, **how):
