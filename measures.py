@@ -391,7 +391,8 @@ def load_scorer(name, revision, device):
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False, **revision)
         model = transformers.AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, trust_remote_code=False, **revision)
     except Exception as error:                                           # transformers raises what it likes
-        raise ValueError(f'scorer={name}: {type(error).__name__}: {str(error).strip().splitlines()[0]}') from None
+        raise ValueError(f'scorer={name}: no run folder, and no causal language model in a folder or on the hub: '
+                         f'{type(error).__name__}: {str(error).strip().splitlines()[0]}') from None
     model, limit = model.to(device).eval(), getattr(model.config, 'max_position_embeddings', 1024)
 
     @torch.inference_mode()

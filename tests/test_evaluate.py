@@ -138,6 +138,12 @@ def test_sentence_pairs_are_read_with_or_without_a_header(tmp_path):
             read_pairs(str(path))
 
 
+def test_statistics_are_of_the_text_that_is_read_not_of_its_end():
+    run = SimpleNamespace(tokenizer=SimpleNamespace(eos=8, pad=9))
+    rows = torch.tensor([[1, 2, 8, 9, 9], [1, 2, 9, 9, 9], [9, 1, 9, 2, 8], [1, 2, 3, 4, 5], [8, 1, 2, 9, 9]])
+    assert measures.real_ids(run, rows) == [[1, 2], [1, 2], [1, 2], [1, 2, 3, 4, 5], []]
+
+
 def test_text_statistics_tell_repetition_from_variety():
     dull = text_statistics(['a b c a b c a b c'] * 2, [[1, 2, 3] * 3] * 2)
     rich = text_statistics(['a b c d e f g h i', 'j k l m n o p q r'], [list(range(9))] * 2)
