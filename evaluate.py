@@ -45,8 +45,9 @@ from baselines import NextToken
 from checkpoint import git_commit
 from configurator import configure, stop_on_error
 from data import dataset_folder
-from measures import (compare, compare_latents, embed, evaluate_from_noise, evaluate_image, evaluate_importance, evaluate_infill, evaluate_l2t, evaluate_protein,
-                      evaluate_self_correction, evaluate_sts, evaluate_t2l, latent_mse, load_texts, make_latents, means, nelbo, read_classes, write_from)
+from measures import (compare, compare_latents, embed, evaluate_from_noise, evaluate_image, evaluate_importance, evaluate_infill,
+                      evaluate_l2t, evaluate_protein, evaluate_self_correction, evaluate_sts, evaluate_t2l, latent_mse, load_texts,
+                      make_latents, means, nelbo, read_classes, write_from)
 from sample import LATENT_KNOBS, TEXT_KNOBS, check_task, load_run, trained_for, why_not
 
 out_dir = 'out/quickstart'

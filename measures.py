@@ -415,7 +415,8 @@ def real_ids(run, tokens):
 
 def evaluate_from_noise(run, task, sources, tokens, scorer, revision, **how):
     """ As many samples as there are texts: of text and latent (unconditional) or of the text alone (text); control: data, the texts
-    themselves, and shuffled, another sample's latent. calls, ms: network calls and milliseconds a text, as evaluate_sweep has them. """
+    themselves, and shuffled, another sample's latent. calls, ms: network calls and milliseconds a text, the slow first calls of a
+    process among them (a sweep leaves them out). """
     n, results, joint = len(sources), {'n': len(sources)}, task == 'unconditional'
     perplexity = load_scorer(scorer, revision, run.device) if scorer else None
     run.row_calls, began = 0, time.perf_counter()

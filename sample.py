@@ -168,6 +168,7 @@ def why_not(run, task):
 
 
 def check_task(run, task):
+    """ ValueError where a run cannot do a task. """
     if why := why_not(run, task):
         instead = '; --mode=text or --mode=latent samples one alone' if task == 'unconditional' else ''
         raise ValueError(f'{run.out_dir} {why}: no {task} from it{instead}')
@@ -404,8 +405,7 @@ def unconditional(run, n, seed=0, batch=128, on_step=nothing, progress=lambda n:
     sampler, knobs, temperature = make_sampler(how, run.text)
     if how['by_importance']:
         knobs['importance'] = own_importance(run)
-    if set(run.streams) != {'text', 'latent'} or not isinstance(run.text, MaskedText):
-        raise ValueError(f'{run.out_dir} has not both masked text and latents: --mode={run.streams[0]} samples it')
+    check_task(run, 'unconditional')
     if how['sampler'] in ('first_hitting', 'cached', 'reparam') or how['block_size'] or how['solver'] == 'heun':
         raise ValueError(f"sampler={how['sampler']}, block_size={how['block_size']}, solver={how['solver']}: joint sampling makes one call "
                          'a step for both; choose from ancestral, confidence, remdm, dfm, no blocks, and from ddim, dpmpp_2m, ancestral')
