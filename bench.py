@@ -40,26 +40,26 @@ from encoders import load_encoder
 from samplers import SAMPLERS
 
 what = 'guard'                  # guard | trainings | step | scaling | samplers | loader | encoder, comma-separated
-dataset = 'quickstart'          # a folder under data/, or a path to one
-rounds = 5                      # each side so many times
-max_iters = 60                  # of each training
-batch_size = 32
-depth = 4
-width = 256
-heads = 4
-dtype = 'bfloat16'
-samples = 4096                  # loader, encoder
-encoder = 'minilm'              # of texts: a name, hub id or folder
-embed_batch_size = 64
+dataset = 'quickstart'          # <a folder under data/, or a path to one>
+rounds = 5                      # [1, 1000]: each side so many times
+max_iters = 60                  # [1, 1e6]: of each training
+batch_size = 32                 # [1, 65536]
+depth = 4                       # [1, 256]
+width = 256                     # [1, 16384]
+heads = 4                       # [1, 256]
+dtype = 'bfloat16'              # bfloat16 | float32
+samples = 4096                  # [1, 1e7]: loader, encoder
+encoder = 'minilm'              # <a name, hub id or folder>: of texts
+embed_batch_size = 64           # [1, 65536]
 lines = ''                      # trainings: arguments of train.py, | between them
-shape = 'small'                 # step: small | gpt2vocab
+shape = 'small'                 # small | gpt2vocab: step
 sides = 'ours,diffusers,mmdit,bert,gpt'   # step
 settings = 'as shipped,float32,float32 compiled,bfloat16,bfloat16 compiled'
-seconds = 2.0                   # step, scaling: of steps in each round
+seconds = 2.0                   # (0, 3600]; step, scaling: of steps in each round
 scale = 'depth,width,length,batch'      # scaling: what is halved and doubled
-device = 'auto'                 # step: cpu, cuda
+device = 'auto'                 # auto | cpu | cuda | <cuda:1 or the like>
 save = ''                       # step: a .json for the table
-threads = 2                     # of torch
+threads = 2                     # [1, 1024]: of torch
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 

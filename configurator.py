@@ -4,8 +4,10 @@ Config files and --key=value over a script's own globals, nanoGPT's idea without
     python train.py config/quickstart.py config/mixed.py --batch_size=8 --learning_rate=1e-3
 
 A knob is a top-level `name = literal` in the block below a script's imports; its default fixes its type and the
-comment beside it is its documentation, so `--help` is that block as it stands in the source. The block ends at the first
-other statement. Later arguments win. A default of None means "derived below": any plain value will do.
+comment beside it is its documentation, so `--help` is that block as it stands in the source. The comment opens with the
+knob's range, `# [0, 1): share of ...` or `# auto | never: ...` (rules.py), and a value outside is refused; so is nan or
+inf, whatever the knob. The block ends at the first other statement. Later arguments win. A default of None means "derived
+below".
 
 Config files are the user's own Python and run as such (they may import and compute); what they leave behind is then
 checked like a flag. One file serves all scripts, so a name that only another script knows is passed over; on the command
@@ -18,6 +20,8 @@ import os
 import sys
 import textwrap
 import types
+
+import rules
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SCRIPTS = ('prepare', 'train', 'sample', 'evaluate', 'bench', 'plot')
@@ -45,10 +49,11 @@ def is_plain(value):
 
 
 def read_knobs(path):
-    """ A script's knobs {name: default} and its help text. The source is read, never run. """
+    """ A script's knobs {name: default}, its help text, and the rules {name: rule} of knobs whose comment opens with one. The
+    source is read, never run. """
     with open(path, 'rb') as f:
         source = f.read()
-    lines, knobs, start, end = source.decode().splitlines(), {}, 0, 0
+    lines, knobs, found_rules, start, end = source.decode().splitlines(), {}, {}, 0, 0
     tree = ast.parse(source, path)
     doc = ast.get_docstring(tree)
     for node in tree.body:
@@ -64,10 +69,44 @@ def read_knobs(path):
             break
         if name.islower() and not name.startswith('_'):
             knobs[name], end = value, node.end_lineno
+            comment = lines[end - 1].encode()[node.end_col_offset:].decode().strip(' #')
+            if rule := rules.rule_of(comment):
+                found_rules[name] = rule
     while end < len(lines) and lines[end].startswith(' ') and lines[end].lstrip().startswith('#'):
         end += 1  # the last knob's comment may go on below it
     block = '\n'.join(lines[start:end])
-    return knobs, f'{doc or ""}\n\n{block.strip()}'.strip()
+    return knobs, f'{doc or ""}\n\n{block.strip()}'.strip(), found_rules
+
+
+def settle(value, default, rule, convert):
+    """ A value as `convert` (from_text or from_value) makes it of the default's type; ValueError where it is none, or breaks the
+    rule. """
+    if default is None and rule and convert is from_text:
+        # the rule says what is meant: 12 may be a number or a name
+        found = from_text(value, None)
+        value = found if rules.follows(whole(found, rule), rule) else value
+    else:
+        try:
+            value = convert(given := value, default)
+        except (ValueError, OverflowError):
+            kind = repr(default) if isinstance(default, (tuple, list)) else 'plain value' if default is None else type(default).__name__
+            raise ValueError(f'{rules.short(given)} is no {kind}') from None
+    value = whole(value, rule) if default is None else value
+
+    if not rules.is_finite(value):
+        raise ValueError(f'{rules.short(value)} is no finite number' + (f', expected {rule}' if rule else ''))
+    if rule:
+        if isinstance(default, (tuple, list)) and default:
+            is_text = isinstance(default[0], str)
+            if not value or not is_text and len(value) != len(default):
+                raise ValueError(f'{rules.short(value)}, expected ' + ('at least one' if is_text else f'{len(default)} numbers'))
+        rules.check(value, rule)
+    return value
+
+
+def whole(value, rule):
+    """ 1e5 is a whole number where the rule wants one. """
+    return int(value) if rule and 'int ' in rule and isinstance(value, float) and value.is_integer() else value
 
 
 def from_text(text, default):
@@ -109,7 +148,7 @@ def from_value(value, default):
         return value
     if kind is float and type(value) is int or kind is int and type(value) is float and value.is_integer():
         return kind(value)
-    raise ValueError(f'{value!r} is no {kind.__name__}')
+    raise ValueError(f'{rules.short(value)} is no {kind.__name__}')
 
 
 def run_config(path):
@@ -138,23 +177,24 @@ def run_config(path):
 def configure(globals_, argv=None):
     """ Apply the command line to the knobs of the calling script, in place; returns them all as a plain dict.
     Call it right below the knobs: `config = configure(globals())`. """
-    knobs, help_text = read_knobs(globals_['__file__'])
+    knobs, help_text, rule_of = read_knobs(globals_['__file__'])
     argv = sys.argv[1:] if argv is None else argv
     is_first = os.environ.get('RANK', '0') == '0'  # every rank configures itself, one of them says so
     if '--help' in argv or '-h' in argv:
         if is_first:
-            print(help_text)
+            print_help(help_text)
         raise SystemExit(0)
 
     config, origin = dict(knobs), {}
-    for arg in argv:
+    for i, arg in enumerate(argv):
         key, equals, text = arg.partition('=')
         if key.startswith('--') and equals:
             settings, source, convert = [(key[2:], text, False)], 'the command line', from_text
         elif arg.endswith('.py') and not arg.startswith('-'):
             settings, source, convert = run_config(arg), arg, from_value
         else:
-            stop(f'{arg!r} is neither a config file (*.py) nor --key=value' + (f': write {arg}=VALUE' if arg.startswith('--') else ''))
+            value = f'"{argv[i + 1]}"' if i + 1 < len(argv) and not argv[i + 1].startswith('--') else 'VALUE'
+            stop(f'{arg!r} is neither a config file (*.py) nor --key=value' + (f': write {arg}={value}' if arg.startswith('--') else ''))
         for name, value, imported in settings:
             if name not in knobs:
                 in_file = convert is from_value
@@ -166,14 +206,21 @@ def configure(globals_, argv=None):
                         f', did you mean {near[0]!r}?' if near else ', --help lists them')
                 stop(f'unknown knob {name!r} in {source}{hint}')
             try:
-                config[name], origin[name] = convert(value, knobs[name]), source
-            except (ValueError, OverflowError):
-                kind = repr(knobs[name]) if isinstance(knobs[name], (tuple, list)) else type(knobs[name]).__name__
-                stop(f'knob {name!r} in {source}: {value!r} is no {kind if knobs[name] is not None else "plain value"}')
+                config[name], origin[name] = settle(value, knobs[name], rule_of.get(name), convert), source
+            except ValueError as error:
+                stop(f'knob {name!r} in {source}: {error}')
     globals_.update(config)
     if is_first:
         show(config, origin)
     return config
+
+
+def print_help(text):
+    """ To a reader that may close early, as `head` does. """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())   # or Python would complain once more as it ends
 
 
 def on_command_line(name):

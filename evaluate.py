@@ -50,50 +50,51 @@ from measures import (compare, compare_latents, embed, evaluate_from_noise, eval
                       make_latents, means, nelbo, read_classes, write_from)
 from sample import LATENT_KNOBS, TEXT_KNOBS, check_task, load_run, trained_for, why_not
 
-out_dir = 'out/quickstart'
-which = 'best'                  # best | latest | step-00001000
+out_dir = 'out/quickstart'      # <a run folder>
+which = 'best'                  # best | latest | <a step, as step-00001000>
 tasks = ''                      # nelbo, l2t, t2l, sts, unconditional, text, infill, protein, image, importance, self_correction; '':
                                 # nelbo and what it was trained for
 sweep = ''                      # l2t, t2l over values of their knobs: 'guidance=0,1,2' or 'sampler=ancestral,confidence; steps=8,16'
 texts = ''                      # a text file, one text a line; '': the validation split
 dataset = ''                    # where the run's dataset lies; '': where it was trained from
 encoder_folder = ''             # where the encoder lies now; '': where it was when the data were prepared
-n = 1000                        # texts of the split; all if it has fewer
-order = 'random'                # which: random ones, drawn with the seed, or the first
-draws = 16                      # nelbo: draws of the bound per text, spread evenly over the number of masked positions
+n = 1000                        # [1, 1e9]: texts of the split; all if it has fewer
+order = 'random'                # random | first: random ones are drawn with the seed
+draws = 16                      # [1, 1e5]; nelbo: draws of the bound per text, spread evenly over the number of masked positions
 sts = ''                        # sts: a csv or tsv of sentence, sentence, score (STS-B, SICK), or a hub dataset's id
 sts_revision = ''               # of the hub dataset: a commit
 scorer = ''                     # unconditional, text, self_correction: who says how likely the texts are: a run of config/ar.py, or a
                                 # causal language model, hub id or folder
 scorer_revision = ''            # of the hub model: a commit
-infill_share = 0.5              # infill: of each text's tokens
+infill_share = 0.5              # (0, 1]; infill: of each text's tokens
 classes = ''                    # image: what captions say, and by which words: 'animal: cat, dog; colour: red, blue'
-seeds = 3                       # t2l, sts: draws of every latent
+seeds = 3                       # [1, 1000]; t2l, sts: draws of every latent
 # ---- sampling, as in sample.py
-sampler = ''                    # '': confidence, but ancestral where there is nothing to write from
-steps = 0
-length = 0
-block_size = 0
-score = 'top1'
-prefer = 'certain'
+sampler = ''                    # '' | ancestral | cached | first_hitting | confidence | remdm | dfm | reparam
+                                # '': confidence, but ancestral where there is nothing to write from
+steps = 0                       # [0, 1e6]
+length = 0                      # [0, 65536]
+block_size = 0                  # [0, 65536]
+score = 'top1'                  # top1 | margin | entropy | threshold: confidence
+prefer = 'certain'              # certain | uncertain; confidence: what is released first
 by_importance = False
-remask = 'cap'
-eta = 0.02
-loop = (0.55, 0.05, 0.9)
-alpha = 1.5
-repeat_cap = 0.0
-self_correct = 0
-temperature = -1.0
-nucleus = 1.0
-guidance = 1.0
-rerank = 1
-refine = 0
-solver = 'dpmpp_2m'
-latent_steps = 32
-sample_batch = 128              # rows per network call
-show = 10                       # l2t: pairs to print, the first ones
-seed = 0
-device = 'auto'
+remask = 'cap'                  # cap | rescale | loop: remdm
+eta = 0.02                      # [0, 1]
+loop = (0.55, 0.05, 0.9)        # [0, 1]
+alpha = 1.5                     # [1, 2]
+repeat_cap = 0.0                # [0, 1]
+self_correct = 0                # [0, 1e6]
+temperature = -1.0              # -1 | [0, 100]
+nucleus = 1.0                   # (0, 1]
+guidance = 1.0                  # [0, 100]
+rerank = 1                      # [1, 4096]
+refine = 0                      # [0, 4096]
+solver = 'dpmpp_2m'             # ddim | dpmpp_2m | heun | ancestral
+latent_steps = 32               # [1, 1e5]
+sample_batch = 128              # [1, 65536]: rows per network call
+show = 10                       # [0, 1e6]; l2t: pairs to print, the first ones
+seed = 0                        # [0, 2**63)
+device = 'auto'                 # auto | cpu | cuda | <cuda:1 or the like>
 dtype = 'bfloat16'              # bfloat16 | float32
 compile = False                 # torch.compile every block: a minute at first, then faster calls
 
@@ -183,11 +184,6 @@ def main():
         print(f'\nwritten to {write_results(out_dir, {task: metrics}, record)}', flush=True)
 
     with stop_on_error():
-        for name, value in (('n', n), ('draws', draws), ('seeds', seeds), ('sample_batch', sample_batch), ('rerank', rerank)):
-            if value < 1:
-                raise ValueError(f'{name}={value} must be at least 1')
-        if not 0 < infill_share <= 1:
-            raise ValueError(f'infill_share={infill_share} must lie in (0, 1]')
         run = load_run(out_dir, which, device, dtype, encoder_folder)
         if compile:
             for block in run.model.blocks:

@@ -57,34 +57,37 @@ hub_dataset = ''             # instead of input: openwebtext | wikitext-103 | lm
 hub_revision = ''            # a commit; '': the newest, which is then written down
 import_dir = ''              # instead of input: a folder of texts/, latents/, train_data.json; nothing is embedded again
 latents_from = ''            # latents of the input's documents: .npy files or folders of them, a row a document
-image_size = 0               # input is digits, or a folder of images with metadata.csv: pixels a side; the latents are its patches
-patch = 8                    # pixels a side of a patch
-channels = 3                 # 1: grey
+image_size = 0               # [0, 4096]; pixels a side, where input is digits or a folder of images with metadata.csv; the latents are
+                             # its patches
+patch = 8                    # [1, 4096]: pixels a side of a patch
+channels = 3                 # 1 | 3; 1 is grey
 split_on = 'line'            # line | paragraph | file: what a document is in a text file
-field = 'text'               # the document's field in .jsonl, column in .csv, .tsv, .parquet, hub datasets
-min_length = 0               # characters; residues of a protein
-max_length = 0               # 0: any
-distinct = None              # drop what was read before; None: of FASTA only
-homology = 0.0               # FASTA: clusters of so much sequence identity (over 80 % of their length) go to one split; needs mmseqs
-val_fraction = .01           # of the documents, chosen by hash; at least one. An image goes with all its captions
-max_documents = 0            # only the first so many of the input; 0: all
+field = 'text'               # <a name>: the document's field in .jsonl, column in .csv, .tsv, .parquet, hub datasets
+min_length = 0               # [0, 1e9]: characters; residues of a protein
+max_length = 0               # [0, 1e9]; 0: any
+distinct = None              # None | bool: drop what was read before; None: of FASTA only
+homology = 0.0               # [0, 1]; FASTA: clusters of so much sequence identity (over 80 % of their length) go to one split;
+                             # needs mmseqs
+val_fraction = .01           # (0, 1): of the documents, chosen by hash; at least one. An image goes with all its captions
+max_documents = 0            # [0, 1e12]: only the first so many of the input; 0: all
 # ---- what it becomes
 tokenizer = ''               # bpe (fitted here) | byte | esm | a tiktoken name such as r50k_base; '': bpe, of FASTA esm
-vocab_size = 4096            # of bpe, EOS and PAD among them
-max_tokens = 127             # longer documents become several samples; the model's seq_len is one more (EOS)
-encoder = 'none'             # none (text only) | lsa (fitted here) | minilm | e5 | bge | qwen | sonar | t5 | esm2 | hub id | folder
-encoder_dims = 0             # lsa: dimensions (0: 128); others: Matryoshka cut (0: all)
+vocab_size = 4096            # [258, 2**20]: of bpe, EOS and PAD among them
+max_tokens = 127             # [8, 65535]: longer documents become several samples; the model's seq_len is one more (EOS)
+encoder = 'none'             # <a hub id, or a folder>: or none (text only) | lsa (fitted here) | minilm | e5 | bge | qwen | sonar | t5 |
+                             # esm2
+encoder_dims = 0             # [0, 65536]; lsa: dimensions (0: 128); others: Matryoshka cut (0: all)
 encoder_dtype = 'float32'    # float32 | bfloat16 | float16, of the encoder's weights
-pooling = None               # mean | cls | last; None: the encoder's own, as with the next three
-normalize = None             # L2
-prefix = None                # put before every text
-language = None              # sonar: such as eng_Latn
-embed_batch_size = 64
-device = 'auto'              # cuda when there is one, else cpu; for the encoder
-threads = 1                  # of torch, a process; it changes the last bits of the latents
-shard_size = 16384           # documents per shard
+pooling = None               # None | mean | cls | last | first; None: the encoder's own, as with the next three
+normalize = None             # None | bool: L2
+prefix = None                # None | '' | <a text>: put before every text
+language = None              # None | <a code>; sonar: such as eng_Latn
+embed_batch_size = 64        # [1, 65536]
+device = 'auto'              # auto | cpu | cuda | <cuda:1 or the like>; of the encoder
+threads = 1                  # [1, 1024]: of torch, a process; it changes the last bits of the latents
+shard_size = 16384           # [1, 1e9]: documents per shard
 out = ''                     # '': data/<name of input>
-seed = 1337                  # of lsa
+seed = 1337                  # [0, 2**63): of lsa
 # ---- what exists already
 inspect = ''                 # a dataset folder: verify and sum up, make nothing
 export_dir = ''              # write the dataset `out` there in the earlier layout, make nothing else
@@ -367,14 +370,6 @@ def read_entry(folder, name):
 def check_knobs():
     """ (name, folder, train's source, val's or None, and for meta.json all that decides what is in the dataset). Settles what is ''. """
     global tokenizer, hub_revision
-    for knob, value, low in (('shard_size', shard_size, 1), ('threads', threads, 1), ('embed_batch_size', embed_batch_size, 1),
-                             ('max_documents', max_documents, 0), ('max_tokens', max_tokens, 8)):
-        if value < low:
-            raise ValueError(f'{knob} {value}: give {low} or more')
-    if encoder_dtype not in ('float32', 'bfloat16', 'float16'):
-        raise ValueError(f'encoder_dtype {encoder_dtype!r}: float32, bfloat16 or float16')
-    if not 0 < val_fraction < 1:
-        raise ValueError(f'val_fraction {val_fraction}: between 0 and 1')
     knobs = read_knobs(__file__)[0]
     given = {field.name: globals()[field.name] for field in fields(Source) if field.name in knobs}
     if (hub_dataset or import_dir) and input == 'builtin':   # the default gives way

@@ -38,50 +38,53 @@ from encoders import load_encoder
 from samplers import certainty_of, make_propose, make_sampler, nothing, positions_of, put
 from sources import image_patches, to_pixels
 
-out_dir = 'out/quickstart'      # the run folder: model, data records and schedules all come from it
-which = 'best'                  # best | latest | step-00001000
-mode = ''                       # l2t | t2l | unconditional | text | latent (one alone) | infill | t2l2t | embed; '': as it was trained
+out_dir = 'out/quickstart'      # <a run folder>: model, data records and schedules all come from it
+which = 'best'                  # best | latest | <a step, as step-00001000>
+mode = ''                       # '' | l2t | t2l | unconditional | mixed | text | latent | infill | t2l2t | embed
+                                # text, latent: one alone; '': as it was trained
 text = ''                       # l2t, t2l, t2l2t: this text; infill: with [MASK], [MASK:3] for three tokens, [MASK:*] for the whole rest
 texts = ''                      # or every line of this file
 latents = ''                    # l2t, infill: the raw embeddings in this .npy file: (n, D) or (n, N, D)
 image = ''                      # l2t, infill: or this picture, or the .png and .jpg files of this folder, where the run is of images
 given = ''                      # infill: or this template, as text: what it shows is kept (a protein's: 'MKT[MASK:20]GG')
 like = ''                       # infill: or the embedding of this text
-num_samples = 1                 # per text or latent
+num_samples = 1                 # [1, 1e6]: per text or latent
 # ---- text
-sampler = ''                    # ancestral | cached | first_hitting | confidence | remdm | dfm | reparam; '': ancestral where both or text
-                                # alone is drawn, else confidence; gidd, hdlm and autoregressive runs have ancestral alone
-steps = 0                       # network calls; 0: one per token for confidence, reparam, first_hitting, else 128; threshold may need all;
-                                # an autoregressive run makes one per token
-length = 0                      # tokens of each text, where the run does not learn lengths (proteins); 0: drawn from the training texts'
-block_size = 0                  # release only the leftmost unfinished block of so many positions; 0: all at once
-score = 'top1'                  # confidence: top1 | margin | entropy | threshold
-prefer = 'certain'              # confidence: release the certain first, or the 'uncertain'
+sampler = ''                    # '' | ancestral | cached | first_hitting | confidence | remdm | dfm | reparam
+                                # '': ancestral where both or text alone is drawn, else confidence; gidd, hdlm and autoregressive
+                                # runs have ancestral alone
+steps = 0                       # [0, 1e6]: network calls; 0: one per token for confidence, reparam, first_hitting, else 128; threshold may
+                                # need all; an autoregressive run makes one per token
+length = 0                      # [0, 65536]: tokens of each text, where the run does not learn lengths (proteins); 0: drawn from the
+                                # training texts'
+block_size = 0                  # [0, 65536]: release only the leftmost unfinished block of so many positions; 0: all at once
+score = 'top1'                  # top1 | margin | entropy | threshold: confidence
+prefer = 'certain'              # certain | uncertain; confidence: what is released first
 by_importance = False           # confidence: uncertainty counts as much as the token is important, where the run has learned that
-remask = 'cap'                  # remdm: cap | rescale | loop
-eta = 0.02                      # remdm: how much is masked again
-loop = (0.55, 0.05, 0.9)        # remdm loop: t_on, t_off, a_on: the share visible in between
-alpha = 1.5                     # dfm: 1 is ancestral, up to 2: how much is masked again
-repeat_cap = 0.0                # reparam: a token that fills more than this share of a text is drawn again; 0: never
-self_correct = 0                # gidd: rounds in which a finished text is mended, a token each
-temperature = -1.0              # 0 takes the likeliest token; -1: 1, but 0 for confidence and for an autoregressive text from latents,
-                                # or 0.7 where one source gets several texts
-nucleus = 1.0                   # keep the likeliest tokens that hold this much probability, and the one on the boundary
-guidance = 1.0                  # g: 1 is the conditional model, 0 the unconditional, more weighs the condition up; text and latents
-rerank = 1                      # l2t: draw so many texts, embed them, keep the one nearest to the latent
-refine = 0                      # l2t: rounds of masking its least certain part again, and keeping what comes nearer
+remask = 'cap'                  # cap | rescale | loop: remdm
+eta = 0.02                      # [0, 1]; remdm: how much is masked again
+loop = (0.55, 0.05, 0.9)        # [0, 1]; remdm loop: t_on, t_off, a_on: the share visible in between
+alpha = 1.5                     # [1, 2]; dfm: 1 is ancestral, up to 2: how much is masked again
+repeat_cap = 0.0                # [0, 1]; reparam: a token that fills more than this share of a text is drawn again; 0: never
+self_correct = 0                # [0, 1e6]; gidd: rounds in which a finished text is mended, a token each
+temperature = -1.0              # -1 | [0, 100]: 0 takes the likeliest token; -1: 1, but 0 for confidence and for an autoregressive text
+                                # from latents, or 0.7 where one source gets several texts
+nucleus = 1.0                   # (0, 1]: keep the likeliest tokens that hold this much probability, and the one on the boundary
+guidance = 1.0                  # [0, 100]; g: 1 is the conditional model, 0 the unconditional, more weighs the condition up
+rerank = 1                      # [1, 4096]; l2t: draw so many texts, embed them, keep the one nearest to the latent
+refine = 0                      # [0, 4096]; l2t: rounds of masking its least certain part again, and keeping what comes nearer
 # ---- latents
 solver = 'dpmpp_2m'             # ddim | dpmpp_2m | heun | ancestral
-latent_steps = 32               # unconditional: `steps` for both
+latent_steps = 32               # [1, 1e5]; unconditional: `steps` for both
 # ---- machine
-sample_batch = 128              # rows per network call
-seed = 0
+sample_batch = 128              # [1, 65536]: rows per network call
+seed = 0                        # [0, 2**63)
 encoder_folder = ''             # where the encoder lies now; '': where it was when the data were prepared
 watch = False                   # see the text being uncovered
 save = ''                       # write the generated latents, raw, or the vectors of mode=embed, to this .npy file
 png = ''                        # write the generated latents as pictures to this .png file, where the run is of images
 fasta = ''                      # write the texts to this FASTA file, not to the screen
-device = 'auto'                 # auto | cpu | cuda
+device = 'auto'                 # auto | cpu | cuda | <cuda:1 or the like>
 dtype = 'bfloat16'              # bfloat16 | float32
 
 TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'by_importance', 'remask', 'eta', 'loop', 'alpha',
@@ -631,9 +634,6 @@ def main():
             raise ValueError(f'mode=mixed, but {out_dir} was trained for {own}: name the mixed run with --out_dir=')
         own_mode = mode in ('', 'mixed') or mode == 'unconditional' and len(run.streams) == 1    # as a config of training says it
         task = 'infill' if own_mode and given else own if own_mode else mode
-        legal = ('l2t', 't2l', 'unconditional', 'text', 'latent', 'infill', 't2l2t', 'embed')
-        if task not in legal:
-            raise ValueError(f"mode={mode!r}: choose from {', '.join(legal)}")
         if task == 'embed' and (not save or num_samples > 1):
             raise ValueError('mode=embed writes one vector a text to --save=FILE.npy')
         if fasta and task in ('t2l', 'latent', 'embed'):
@@ -650,9 +650,6 @@ def main():
         check_task(run, task)
         if watch and (rerank > 1 or refine):
             raise ValueError('watch shows one text being written: not with rerank or refine')
-        if min(num_samples, rerank, sample_batch) < 1 or refine < 0:
-            raise ValueError(f'num_samples={num_samples}, rerank={rerank}, sample_batch={sample_batch}, refine={refine}: expected 1 or '
-                             'more, refine 0 or more')
         sources, lines, raw = read_sources(run, task)
         each = 1 if lines is None and raw is None else num_samples
         total = len(sources) * each

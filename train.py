@@ -41,117 +41,104 @@ from model import Model, ModelConfig
 from objective import Objective, read_stages
 
 # ---- data and run
-dataset = 'quickstart'             # a folder under data/, or a path to one
-out_dir = 'out/run'
-resume = 'auto'                    # 'auto': go on from out_dir's newest whole checkpoint; 'never': refuse a non-empty out_dir
-seed = 0
+dataset = 'quickstart'             # <a folder under data/, or a path to one>
+out_dir = 'out/run'                # <a folder>: of this run
+resume = 'auto'                    # auto | never; auto: go on from out_dir's newest whole checkpoint; never: refuse a non-empty out_dir
+seed = 0                           # [0, 2**63)
 # ---- what is learned
 mode = 'l2t'                       # l2t | t2l | unconditional | mixed
-mode_weights = (1.0, 1.0, 1.0)     # mixed: shares of unconditional, l2t, t2l
+mode_weights = (1.0, 1.0, 1.0)     # [0, 1e6]; mixed: shares of unconditional, l2t, t2l
 mode_schedule = ''                 # or modes in turn: 't2l:2000,l2t:3000,mixed' is 2,000 steps of t2l, 3,000 of l2t, then mixed
 length_schedule = ''               # '24:1200,40': texts are cut to 24 tokens for 1,200 steps, then to 40; '': whole; compile: anew for each
 predict_length = True              # False: EOS and PAD are given, not learned; texts longer than seq_len are cropped at random
-cond_drop = 0.1                    # share of l2t and t2l rows whose condition is noise at clock 1
-latent_noise = 0.0                 # l2t reads latents at a clock from U(0, latent_noise)
-latent_weight = 1.0                # of the latent loss (per dimension) beside the text loss (nats per token)
+cond_drop = 0.1                    # [0, 1]: share of l2t and t2l rows whose condition is noise at clock 1
+latent_noise = 0.0                 # [0, 1]: l2t reads latents at a clock from U(0, latent_noise)
+latent_weight = 1.0                # [0, 1e6]: of the latent loss (per dimension) beside the text loss (nats per token)
 init_from = ''                     # a run folder: begin with its best weights, at step 0
-freeze = 'unused'                  # 'unused': what no loss of the mode can reach; 'modality': in l2t the latent encoder and head too, in
+freeze = 'unused'                  # none | unused | modality; unused: what no loss of the mode can reach; modality: in l2t the latent
+                                   # encoder and head too, in t2l the text ones, to fine-tune what init_from names
                                    # t2l the text ones, to fine-tune what init_from names; 'none'
 # ---- importance of tokens, math in adaptive.py
 importance = 'none'                # none | freq | learned | hybrid: what masking, curriculum and sample.py's by_importance go by
-masking = 'time_only'              # time_only | proportional (the important are masked first) | inverse | balanced
-beta = 0.5                         # how much: tokens are masked at exp(-beta) to exp(beta) times the common rate, within 1/2 and 2
+masking = 'time_only'              # time_only | proportional | inverse | balanced: proportional masks the important first
+beta = 0.5                         # [0, 100]; tokens are masked at exp(-beta) to exp(beta) times the common rate, within 1/2 and 2
 curriculum = False                 # easy, medium, then hard tokens weigh more
-curriculum_stages = (0.3333, 0.6666)   # shares of training at which medium and hard begin
-curriculum_focus = 2.0             # how much more they weigh
+curriculum_stages = (0.3333, 0.6666)   # (0, 1): shares of training at which medium and hard begin
+curriculum_focus = 2.0             # [1, 1e3]: how much more they weigh
 # ---- the two processes, math in diffusion.py and baselines.py; sampling reads the same
 text_process = 'masked'            # masked | gidd | hdlm; or causal=True below: autoregressive
 text_schedule = 'loglinear'        # loglinear | cosine | polynomial | ddpm
-text_power = 2.0                   # polynomial: 1 - a(t) = t^power
-text_loss_weight = 'bound'         # bound | uniform (flow matching's) | rdm: of what is masked at t: w(t), 1, 1 - t
+text_power = 2.0                   # [0.01, 100]; polynomial: 1 - a(t) = t^power
+text_loss_weight = 'bound'         # bound | uniform | rdm | dynamic | clip: what is masked at t weighs w(t), 1 (flow matching), or 1 - t;
+                                   # gidd has bound, dynamic, clip
                                    # gidd: bound | dynamic | clip
-gidd_uniform = 0.1                 # gidd: share of tokens that are others by lot at t = 1/2
-gidd_gamma = 1.0                   # gidd: noise comes earlier and later (> 1), or in between
-hdlm_gamma = 1.0                   # hdlm: tokens become clusters so much faster than clusters MASK
-hdlm_xi = 1.0                      # hdlm: probability of the own cluster
-clusters = 64                      # hdlm: how many
+gidd_uniform = 0.1                 # [0, 1); gidd: share of tokens that are others by lot at t = 1/2
+gidd_gamma = 1.0                   # [0.1, 10]; gidd: noise comes earlier and later (> 1), or in between
+hdlm_gamma = 1.0                   # [0.1, 10]; hdlm: tokens become clusters so much faster than clusters MASK
+hdlm_xi = 1.0                      # (0, 1]; hdlm: probability of the own cluster
+clusters = 64                      # [1, 256]; hdlm: how many
 clusters_from = ''                 # hdlm: a run folder (its token embedding), or an .npy file of V rows, or of V cluster ids; '': by the
                                    # company that tokens keep in the training texts; with init_from, and on going on, they stay as they were
 latent_schedule = 'vp'             # vp | rf
 latent_target = 'v'                # v | x0 | flow | eps
 latent_loss_weight = 'none'        # none | snr | min_snr
-t_min = 1e-3                       # clocks are drawn from (t_min, 1)
+t_min = 1e-3                       # (0, 1): clocks are drawn from (t_min, 1)
 # ---- model
-streams = ('text', 'latent')
-seq_len = None                     # L; None: the dataset's max_tokens + 1
-latent_tokens = 8                  # tokens per latent vector
-depth = 8
-heads = 4
-width = 256
-latent_width = None                # None: width
-mlp_ratio = 4.0
+streams = ('text', 'latent')       # text | latent
+seq_len = None                     # None | int [1, 65536]: L; None: the dataset's max_tokens + 1
+latent_tokens = 8                  # [1, 1024]: tokens per latent vector
+depth = 8                          # [1, 256]
+heads = 4                          # [1, 256]
+width = 256                        # [1, 16384]
+latent_width = None                # None | int [1, 16384]; None: width
+mlp_ratio = 4.0                    # (0, 64]
 causal = False                     # autoregressive: text sees what is before it, and latents; modes l2t, or streams=text
 bag = False                        # for modes that predict latents: the prediction adds a learned, weighted average over the tokens
 shortcut = False                   # for modes that predict text: every token adds a learned linear map of the latents
 text_clock = True                  # False: the text clock is left out, costs no likelihood
 spatial = False                    # the latents are a square grid
-dropout = 0.0
+dropout = 0.0                      # [0, 1)
 # ---- optimisation
-batch_size = 64                    # rows per process and micro-step
-grad_accum = 1                     # micro-steps per step
-max_iters = 10_000
-optimizer = 'adamw'                # 'adamw', or 'muon': torch.optim.Muon for the trunk's matrices, AdamW for the rest
-learning_rate = 1e-3
-muon_lr = None                     # of the trunk's matrices under muon, in AdamW's scale; None: learning_rate
-min_lr = 0.0                       # share of learning_rate at the end
-warmup_iters = 100                 # at most half the run
-decay_from = 0.0                   # share of the run after which the cosine decay begins
-weight_decay = 0.1                 # on matrices only
-betas = (0.9, 0.95)
-grad_clip = 1.0
-ema_decay = 0.999                  # warmed up as min(ema_decay, (1 + n) / (10 + n)); 0: no average
+batch_size = 64                    # [1, 65536]: rows per process and micro-step
+grad_accum = 1                     # [1, 65536]: micro-steps per step
+max_iters = 10_000                 # [1, 1e9]
+optimizer = 'adamw'                # adamw | muon; muon: torch.optim.Muon for the trunk's matrices, AdamW for the rest
+learning_rate = 1e-3               # (0, 10]
+muon_lr = None                     # None | (0, 10]: of the trunk's matrices under muon, in AdamW's scale; None: learning_rate
+min_lr = 0.0                       # [0, 1]: share of learning_rate at the end
+warmup_iters = 100                 # [0, 1e9]: at most half the run
+decay_from = 0.0                   # [0, 1]: share of the run after which the cosine decay begins
+weight_decay = 0.1                 # [0, 10]: on matrices only
+betas = (0.9, 0.95)                # [0, 1)
+grad_clip = 1.0                    # [0, 1e9]: largest norm of the gradient; 0: not clipped
+ema_decay = 0.999                  # [0, 1): warmed up as min(ema_decay, (1 + n) / (10 + n)); 0: no average
 # ---- machine
-device = 'auto'                    # auto | cpu | cuda | cuda:1 ...
-dtype = 'bfloat16'                 # bfloat16 (autocast; weights and optimizer stay float32) | float32
+device = 'auto'                    # auto | cpu | cuda | <cuda:1 or the like>
+dtype = 'bfloat16'                 # bfloat16 | float32; bfloat16: autocast, weights and optimizer stay float32 (float16 would need loss
+                                   # scaling)
 compile = False                    # torch.compile every block: a minute or more at the first start, then faster steps (LOG.md)
-parallel = 'ddp'                   # over several processes: ddp | fsdp (FSDP2: parameters and moments shared out)
-dist_timeout = 600.0               # seconds after which a process that does not answer ends the run
-master_timeout = 6.0               # seconds in which rank 0 must be found at the start
+parallel = 'ddp'                   # ddp | fsdp; over several processes; fsdp: FSDP2, parameters and moments shared out
+dist_timeout = 600.0               # [1, 1e7]: seconds after which a process that does not answer ends the run
+master_timeout = 6.0               # [0.1, 1e7]: seconds in which rank 0 must be found at the start
 preflight_only = False
 # ---- guard, logs, checkpoints
 guard = True                       # skip a step whose loss or gradient is not finite, or spikes: nothing moves
-spike_factor = 10.0                # a spike: a gradient norm so many times the median of the last 64; 0: none is
-max_bad_steps = 10                 # so many skips in a row end the run, exit code 3
-keep = 2                           # checkpoints kept beside the best
-save_interval = 1000
-eval_interval = 500
-eval_iters = 16                    # micro-batches of the validation split
-log_interval = 50
+spike_factor = 10.0                # [0, 1e9]; a spike: a gradient norm so many times the median of the last 64; 0: none is
+max_bad_steps = 10                 # [1, 1e9]: so many skips in a row end the run, exit code 3
+keep = 2                           # [1, 1e6]: checkpoints kept beside the best
+save_interval = 1000               # [1, 1e9]
+eval_interval = 500                # [1, 1e9]
+eval_iters = 16                    # [1, 1e6]: micro-batches of the validation split
+log_interval = 50                  # [1, 1e6]
 wandb_project = ''                 # log there too: pip install wandb
 
 config = configure(globals())
 
 # ---- derived values, and everything a user can get wrong, before anything is built
-for name, value, legal in (('resume', resume, ('auto', 'never')), ('freeze', freeze, ('none', 'unused', 'modality')),
-                           ('optimizer', optimizer, ('adamw', 'muon')), ('parallel', parallel, ('ddp', 'fsdp'))):
-    if value not in legal:
-        stop(f"{name}={value!r}: choose from {', '.join(legal)}")
-if dtype not in ('float32', 'bfloat16'):
-    stop(f'dtype={dtype!r}: choose from float32, bfloat16 (float16 would need loss scaling)')
 if parallel == 'fsdp' and optimizer == 'muon':
     stop('parallel=fsdp shares matrices out, and muon needs them whole: use optimizer=adamw, or parallel=ddp')
-if min(batch_size, grad_accum, log_interval, eval_interval, save_interval, eval_iters, max_iters, max_bad_steps) < 1:
-    stop('batch_size, grad_accum, max_iters, max_bad_steps, eval_iters and the intervals must be at least 1')
-if len(betas) != 2 or not all(0 <= b < 1 for b in betas) or learning_rate <= 0 or weight_decay < 0 or spike_factor < 0:
-    stop(f'betas={betas}, learning_rate={learning_rate}, weight_decay={weight_decay}, spike_factor={spike_factor}: '
-         'two betas in [0, 1), a rate > 0, a decay and a factor >= 0')
 if wandb_project and not find_spec('wandb'):
     stop('wandb_project is set, and wandb is not installed: pip install wandb')
-for name, value in (('seq_len', seq_len), ('latent_width', latent_width)):
-    if type(value) not in (int, type(None)):
-        stop(f'{name}={value!r} must be a whole number, or None')
-if type(muon_lr) not in (int, float, type(None)):
-    stop(f'muon_lr={muon_lr!r} must be a number, or None')
 if resume == 'never' and os.path.isdir(out_dir) and set(os.listdir(out_dir)) - {'lock'}:
     stop(f'{out_dir} is not empty and resume=never: choose another --out_dir')
 
@@ -648,7 +635,7 @@ while True:
         found = objective.statistics(batch, result)
         now = now + torch.cat(tuple(found.values()))
     loss = add(loss)                                       # of the global batch, as the gradients are: the same bits on every rank
-    norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip or math.inf)
     norm = norm.full_tensor() if is_sharded else norm
     bad = torch.zeros((), device=device)
     if guard:                                              # the median of a history that is not yet full is nan, so nothing is above it

@@ -1,5 +1,6 @@
 """ Knobs, config files and --key=value. Each test writes a small script and runs it as a user would. """
 import os
+import shutil
 import subprocess
 import sys
 
@@ -124,15 +125,17 @@ def test_a_config_file_is_found_from_any_working_directory(demo, tmp_path):
     for path in (str(tmp_path / 'config' / 'c.py'), '../config/c.py'):
         assert demo(path, cwd=tmp_path / 'elsewhere').changed == {'text': 'c.py'}
     (tmp_path / 'home' / 'config').mkdir(parents=True)  # or beside the scripts, whatever the working directory
-    (tmp_path / 'home' / 'configurator.py').write_text(open(configurator.__file__).read())
+    for module in (configurator, configurator.rules):
+        shutil.copy(module.__file__, tmp_path / 'home')
     (tmp_path / 'home' / 'config' / 'd.py').write_text('text = "of home"')
     assert demo('config/d.py', PYTHONPATH=str(tmp_path / 'home')).changed == {'text': 'of home'}
 
 
 def test_a_file_may_hold_the_knobs_of_other_scripts_but_no_typo(demo, tmp_path, monkeypatch):
-    home = tmp_path / 'home'  # a copy of the configurator beside a script of another name
+    home = tmp_path / 'home'  # a copy of the configurator and its rules beside a script of another name
     home.mkdir()
-    (home / 'configurator.py').write_text(open(configurator.__file__).read())
+    for module in (configurator, configurator.rules):
+        shutil.copy(module.__file__, home)
     (home / 'sample.py').write_text('import a_library_that_is_not_here\nnum_samples = 4\nsteps = 1\n1 / 0')
     (tmp_path / 'c.py').write_text('num_samples = "any"\nbatch_size = 2')
     assert demo('c.py', PYTHONPATH=str(home)).changed == {'batch_size': 2}
@@ -207,5 +210,5 @@ def test_every_script_of_the_repository_explains_itself():
     for script in configurator.SCRIPTS:
         path = os.path.join(ROOT, f'{script}.py')
         if os.path.exists(path):
-            knobs, help_text = configurator.read_knobs(path)
+            knobs, help_text, _ = configurator.read_knobs(path)
             assert knobs and all(f'\n{name} = ' in help_text for name in knobs), script
