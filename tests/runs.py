@@ -36,10 +36,11 @@ for argv in {[[f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args] for out
     assert result.returncode == 0, result.stderr
 
 
-def run_each(*commands):
-    """ (exit code, stdout, stderr) of each [script, *args], one after the other in one process: one import of torch for all. """
+def run_each(*commands, cwd=ROOT, timeout=300, env=()):
+    """ (exit code, stdout, stderr) of each [script, *args], one after the other in one process: one import of torch for all. An
+    exception is exit code 1, as Python would have it. """
     code = f"""
-import contextlib, gc, io, json, runpy, sys
+import contextlib, gc, io, json, runpy, sys, traceback
 results = []
 for script, *args in {[list(map(str, c)) for c in commands]!r}:
     sys.argv, out, err, rc = [script] + args, io.StringIO(), io.StringIO(), 0
@@ -48,12 +49,16 @@ for script, *args in {[list(map(str, c)) for c in commands]!r}:
             runpy.run_path({str(ROOT)!r} + '/' + script, run_name='__main__')
         except SystemExit as stop:
             rc = stop.code or 0
+        except Exception:
+            rc = 1
+            traceback.print_exc()
     results.append((rc, out.getvalue(), err.getvalue()))
-    gc.collect()                                           # what a script left open is closed
+    if rc != 2:
+        gc.collect()                                       # what a script left open is closed
 print('RESULTS' + json.dumps(results))
 """
-    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=300,
-                            env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    result = subprocess.run([sys.executable, '-'], input=code, cwd=cwd, capture_output=True, text=True, timeout=timeout,
+                            env={**os.environ, 'PYTHONPATH': str(ROOT), **dict(env)})
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.split('RESULTS')[1])
 
