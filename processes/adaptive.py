@@ -3,7 +3,7 @@ ATAT, adaptive time-aware token masking: which tokens are masked sooner, and whi
 
 Importance imp in [0, 1], of every token of a clean text; PAD has 1/2, the mean, so it is masked and weighed as ever
     freq      the rank of its rarity: the share of the training tokens that are more frequent, and half of those equally frequent
-    learned   model.Importance, which reads the clean text and regresses the rank, among the masked tokens of its micro-batch, of the
+    learned   Importance, which reads the clean text and regresses the rank, among the masked tokens of its micro-batch, of the
               loss that the denoiser has there, detached
     hybrid    .7 learned + .3 freq
 
@@ -26,6 +26,9 @@ Letters: B rows, L tokens, P scored positions, V vocabulary.
 from dataclasses import dataclass
 
 import torch
+import torch.nn as nn
+
+from model import Model, ModelConfig
 
 QUANTILES = (0.3, 0.7)          # of importance: where easy ends and where hard begins
 STAGES = ('easy', 'medium', 'hard')
@@ -101,6 +104,34 @@ class Adaptive:
         n = scored.sum().clamp(min=1)
         rank = nll.masked_fill(~scored, torch.inf).argsort().argsort()   # the scored come first
         return torch.where(scored, (imp - (rank + 0.5) / n).square(), 0).sum() / n
+
+
+class Importance(nn.Module):
+    """ How important each token of a clean text is, (B, L) -> (B, L) in [0, 1], and the learned part of
+    it, or None. freq reads the table `rarity`. The network is a text model of two layers with one
+    number per token for a head: 1/2 at the start. PAD has 1/2, and so has MASK in a text that is being
+    written. """
+
+    def __init__(self, kind, vocab_size, seq_len, width=128):
+        super().__init__()
+        if kind not in ('freq', 'learned', 'hybrid'):
+            raise ValueError(f'importance={kind!r}: choose from none, freq, learned, hybrid')
+        self.kind = kind
+        self.register_buffer('rarity', torch.full((vocab_size,), 0.5))   # `rarity` of the training split
+        if kind in ('learned', 'hybrid'):
+            self.net = Model(ModelConfig(vocab_size=vocab_size, seq_len=seq_len, depth=2, heads=2, width=width,
+                                         streams=('text',), text_clock=False))
+            self.net.text_head = nn.Linear(width, 1, bias=False)
+            nn.init.zeros_(self.net.text_head.weight)
+
+    def forward(self, tokens):
+        pad = len(self.rarity) - 1                                       # the last id; MASK comes after it
+        rare = self.rarity[tokens.clamp(max=pad)]
+        if self.kind == 'freq':
+            return rare, None
+        learned = self.net(tokens, None, None, None)[0].squeeze(2).sigmoid()
+        learned = torch.where(tokens >= pad, 0.5, learned)
+        return (learned if self.kind == 'learned' else 0.7 * learned + 0.3 * rare), learned
 
 
 @torch.no_grad()
