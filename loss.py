@@ -1,0 +1,349 @@
+"""
+What a training step computes: a batch with its noise, its two losses, what is logged of them, and the
+validation.
+
+    loss = text loss (nats per token, an upper bound)
+         + latent_weight * latent loss (squared error per dimension)
+         + .1 * importance loss, where importance is learned (ATAT, processes/adaptive.py)
+
+A mode draws four numbers per row: two clocks and two loss weights (diffusion.draw_clocks). Nothing
+else here depends on the mode. Each loss is a mean over all rows, selected with torch.where, so modes
+mix inside a batch and every rank does the same work.
+
+Read downward: BatchMaker makes a batch on the host, Loss computes its losses on the device,
+Statistics sums what is logged, validate measures.
+Letters: B rows of a micro-batch, L text tokens, N latent vectors, D latent dimensions, P positions
+where the head runs, V vocabulary.
+"""
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+import torch.nn as nn
+
+from data import is_end
+from diffusion import MODES, draw_clocks, mode_shares, normals, positions_and_targets, uniforms
+
+IMPORTANCE_WEIGHT = 0.1        # of the loss of a learned importance
+
+# -----------------------------------------------------------------------------
+# Stages: stretches of a run with one mode and one text length
+
+def read_schedule(name, schedule, what, max_iters):
+    """ [(first step, value)] of 'VALUE:STEPS,VALUE:STEPS,VALUE': the last one fills the run. ValueError
+    says what is wrong. """
+    found, first = [], 0
+    for part in schedule.split(','):
+        value, _, steps = part.strip().partition(':')
+        is_count = steps.isascii() and steps.isdecimal() and int(steps) > 0
+        if not value or steps and not is_count or first is None:
+            raise ValueError(f'{name}={schedule!r}: {part.strip()!r}: '
+                             f'expected {what}:STEPS,{what}:STEPS,{what}')
+        found.append((first, value))
+        first = first + int(steps) if steps else None
+    if found[-1][0] >= max_iters or first not in (None, max_iters):
+        raise ValueError(f'{name}={schedule!r}: its steps do not fill max_iters={max_iters}; '
+                         f'leave the last {what.lower()} without steps')
+    return found
+
+
+def read_stages(schedule, lengths, mode_weights, streams, freeze, max_iters, seq_len, head_budget):
+    """
+    A stage for every stretch of one mode and one text length: its first step, what its mode draws, the
+    streams that have a loss, the tokens of a text, and the number of positions where the head runs.
+    schedule: 'l2t', or 't2l:2000,l2t:3000,mixed'; lengths: '', or '24:1200,40'.
+    head_budget(share of rows that have a text loss, length) -> positions. ValueError says what is wrong.
+    """
+    modes = read_schedule('mode_schedule', schedule, 'MODE', max_iters)
+    cuts = read_schedule('length_schedule', lengths or str(seq_len), 'LENGTH', max_iters)
+    for _, length in cuts:
+        if not (length.isascii() and length.isdecimal()) or not 1 <= int(length) <= seq_len:
+            raise ValueError(f'length_schedule={lengths!r}: {length!r}: expected lengths of 1 to {seq_len} tokens')
+
+    found = []
+    for first in sorted({step for step, _ in modes + cuts}):
+        mode = [value for step, value in modes if step <= first][-1]
+        length = int([value for step, value in cuts if step <= first][-1])
+
+        # the shares of rows that have a text loss, and a latent loss
+        shares = mode_shares(mode, mode_weights)
+        text_share = shares['unconditional'] + shares['l2t']
+        latent_share = shares['unconditional'] + shares['t2l']
+        predict = ()
+        if text_share and 'text' in streams:
+            predict += ('text',)
+        if latent_share and 'latent' in streams:
+            predict += ('latent',)
+
+        if length < seq_len and shares['t2l'] and 'latent' in streams:
+            raise ValueError(f'length_schedule={lengths!r}: mode={mode} learns the latents of whole texts '
+                             'from texts that are cut')
+        if not predict:
+            raise ValueError(f'mode={mode} has no loss on streams={streams}')
+        if freeze == 'modality' and mode not in ('l2t', 't2l'):
+            raise ValueError(f'freeze=modality fine-tunes one direction, l2t or t2l, not mode={mode}')
+        found.append(SimpleNamespace(mode=mode, first=first, seq_len=length, shares=shares, predict=predict,
+                                     budget=head_budget(text_share, length)))
+    return found
+
+# -----------------------------------------------------------------------------
+# A batch: made on the host, a pure function of (seed, step, rows)
+
+@dataclass
+class BatchMaker:
+    """ Makes the micro-batches of a run: rows of the dataset, with their clocks and noise. """
+    text: object                       # diffusion.MaskedText, or a process of processes/
+    latent: object                     # diffusion.GaussianLatents
+    streams: tuple
+    seed: int
+    cond_drop: float
+    latent_noise: float
+    t_min: float
+    adaptive: object = None            # processes.adaptive.Adaptive, where tokens have an importance
+    predict_length: bool = True        # False: EOS and PAD are given, not scored
+
+    def __call__(self, data, rows, step, first, global_batch, stage):
+        """ Rows of the dataset as they enter the network at this step, with what the losses need.
+        first: the number of the first row in the global batch of `global_batch` rows. """
+        seed, B, L = self.seed, len(rows), stage.seq_len
+
+        # rows of the dataset: tokens (B, L), latents (B, N, D)
+        crop = None if self.predict_length else uniforms(seed, step, 'crop', first, B, 1)[:, 0]
+        tokens, latents = data.rows(rows, crop, L)
+        known_mask = None if self.predict_length else is_end(tokens, data.tokenizer)
+
+        # clocks and loss weights, (B,) each
+        clocks = draw_clocks(seed, step, first, B, global_batch, stage.shares, self.cond_drop,
+                             self.latent_noise, self.t_min)
+        batch = dict(mode=clocks['mode'], t_text=clocks['t_text'].float(),
+                     t_latent=clocks['t_latent'].float(), pad=data.tokenizer.pad)
+
+        # the text, masked, and where it is scored
+        if 'text' in stage.predict:
+            has_loss = (clocks['text_weight'] > 0)[:, None]
+            batch['n_real'] = (has_loss & (tokens != data.tokenizer.pad)).sum()[None].float()
+        if 'text' in self.streams:
+            u = uniforms(seed, step, 'mask', first, B, L)
+            if 'text' not in stage.predict:
+                batch['tokens'], _ = self.text.corrupt(tokens, clocks['t_text'], u, known_mask)
+            elif self.adaptive and self.adaptive.learns:
+                # the importance network reads the clean text first: Loss masks it, on the device
+                batch.update(tokens=tokens, u=u, t=clocks['t_text'], text_weight=clocks['text_weight'],
+                             budget=stage.budget, step=step, known_mask=known_mask)
+            else:
+                importance = self.adaptive.rarity[tokens] if self.adaptive else None
+                batch.update(self.masked(tokens, clocks['t_text'], clocks['text_weight'], u, stage.budget,
+                                         step, known_mask, importance))
+
+        # the latents and their noise; Loss mixes them
+        if 'latent' in self.streams:
+            batch['clean'] = latents
+            batch['noise'] = normals(seed, step, 'latent', first, *latents.shape)
+            if 'latent' in stage.predict:
+                weight = self.latent.weight(clocks['t_latent']) * clocks['latent_weight']
+                batch['row_weight'] = torch.where(clocks['latent_weight'] > 0, weight, 0).float()
+        return batch
+
+    def masked(self, tokens, t, text_weight, u, budget, step, known_mask=None, importance=None):
+        """ The text as the network reads it, and what is scored: {tokens, positions, targets, weight}, and
+        what is logged of the importance. """
+        exponent = None if importance is None else self.adaptive.exponents(importance, step)
+        x_t, mask = self.text.corrupt(tokens, t, u, known_mask, exponent)
+
+        # where: a row without this loss may have clock 0, and there the weight would be inf * 0
+        scored = mask & (text_weight > 0)[:, None]
+        weight = torch.where(text_weight > 0, self.text.loss_weight(t) * text_weight, 0)[:, None]
+        logged = {}
+        if importance is not None:
+            weight = weight * exponent * self.adaptive.emphasis(importance, scored, tokens, step)
+            real = importance[tokens != self.adaptive.pad]
+            logged['importance'] = torch.stack((real.mean(), real.std(), real.min(), real.max()))
+        positions, targets, weight = positions_and_targets(scored, tokens, weight, budget)
+        return dict(tokens=x_t, positions=positions, targets=targets, weight=weight, **logged)
+
+# -----------------------------------------------------------------------------
+# The losses of a batch: the module that DDP and FSDP wrap
+
+class Loss(nn.Module):
+
+    def __init__(self, model, make_batch, autocast, latent_weight=1.0):
+        super().__init__()
+        self.model = model
+        self.make_batch = make_batch
+        self.text, self.latent = make_batch.text, make_batch.latent
+        self.autocast = autocast               # () -> a context for the forward
+        self.latent_weight = latent_weight
+
+    def forward(self, batch, predict):
+        """ The loss of one micro-batch, and {name: sums} of it that are logged, detached.
+        predict: the streams that have a loss. """
+        with self.autocast():
+            # ATAT with a learned importance: it is known only now what is masked
+            learned = None
+            if 'u' in batch:
+                importance, learned = self.model.importance(batch['tokens'])
+                batch.update(self.make_batch.masked(
+                    batch['tokens'], batch['t'], batch['text_weight'], batch['u'], batch['budget'],
+                    batch['step'], batch['known_mask'], importance.detach()))
+
+            # z_t = alpha z + sigma noise
+            z_t = target = None
+            if 'latent' in self.model.config.streams:
+                z_t, noise = self.latent.corrupt(batch['clean'], batch['t_latent'], batch['noise'])
+                target = self.latent.target_of(batch['clean'], noise, batch['t_latent'])
+
+            hidden, latent_out = self.model(batch.get('tokens'), z_t, batch['t_text'], batch['t_latent'],
+                                            batch.get('positions'), predict, head=False)   # (P, C), (B, N, D)
+            if 'text' in predict:
+                text_part = self.text_loss(hidden, batch, learned)
+
+        result = dict(loss=torch.zeros((), device=batch['t_text'].device))
+        if 'text' in predict:
+            text_loss, nll, right, importance_loss = text_part
+            result.update(text_loss=text_loss, nll=nll, right=right)
+            result['loss'] = result['loss'] + text_loss + IMPORTANCE_WEIGHT * importance_loss
+            if learned is not None:
+                result['importance_loss'] = importance_loss
+        if 'latent' in predict:
+            latent_loss, error = self.latent.loss(latent_out, target, batch['row_weight'])
+            result.update(latent_loss=latent_loss, error=error)
+            result['loss'] = result['loss'] + self.latent_weight * latent_loss
+        return result['loss'], statistics(batch, result)
+
+    def text_loss(self, hidden, batch, learned):
+        """ The head runs on the scored positions only: a static number P of them, so nothing recompiles.
+        Returns the loss, nll (P,) in nats, right (P,) bool, and the loss of a learned importance. """
+        positions = batch['positions']                                   # (P,) in the flattened B * L
+        x_t = batch['tokens'].flatten()[positions]
+        t = batch['t_text'][positions // batch['tokens'].shape[1]]
+        loss, nll, right = self.text.loss(hidden, self.model.text_head.weight, batch['targets'],
+                                          batch['weight'], x_t, t)
+        importance_loss = 0
+        if learned is not None:
+            importance_loss = self.make_batch.adaptive.regression(learned.flatten()[positions], nll,
+                                                                  batch['targets'], batch['weight'])
+        return loss, nll, right, importance_loss
+
+    # ---- validation
+
+    @torch.no_grad()
+    def validate(self, data, i, B, predict, trains):
+        """
+        Sums over the i-th B rows of a split, always with the same masks and noise, (4,) float64: nats of
+        the exact text bound, real tokens (text and one EOS); squared error of the latent target per
+        dimension, rows. Each stream is given what the modes in `trains` give: clean text, clean latents,
+        or nothing (noise at clock 1).
+        """
+        make = self.make_batch
+        device = self.model.bias.device
+        rows = [r % len(data) for r in range(i * B, (i + 1) * B)]
+        crop = uniforms(make.seed, i, 'crop', 0, B, 1)[:, 0] if data.cropped else None
+        tokens, latents = data.rows(rows, crop)
+        known_mask = None if make.predict_length else is_end(tokens, data.tokenizer).to(device)
+        tokens = tokens.to(device)
+        ones, zeros = torch.ones(B, device=device), torch.zeros(B, device=device)
+
+        # one clock per row, evenly over (0, 1)
+        u = uniforms(make.seed, i, 'evaluation', 0, B, 1 + data.seq_len).to(device)
+        spread = (u[0, 0] + torch.arange(B, device=device) / B) % 1
+        noise = nats = error = None
+        if 'latent' in make.streams:
+            latents = latents.to(device)
+            noise = normals(make.seed, i, 'evaluation latent', 0, *latents.shape).to(device)
+
+        with self.autocast():
+            if 'text' in predict:
+                t_latent = zeros if 'l2t' in trains else ones
+                z = None if noise is None else self.latent.corrupt(latents, t_latent, noise)[0]
+                u[:, 0] = spread
+                nats = self.text.bound(self.model, tokens, z, t_latent, u, known_mask).sum().item()
+            if 'latent' in predict:
+                z_t, noise = self.latent.corrupt(latents, spread, noise)
+                t_text = zeros if 't2l' in trains else ones
+                x_t = None
+                if 'text' in make.streams:
+                    x_t, _ = self.text.corrupt(tokens, t_text, u[:, 1:], known_mask)
+                _, out = self.model(x_t, z_t, t_text, spread.float(), predict=('latent',))
+                target = self.latent.target_of(latents, noise, spread)
+                error = self.latent.loss(out, target, ones)[1].sum().item()
+
+        real = tokens != data.tokenizer.pad if known_mask is None else ~known_mask
+        return torch.tensor([nats or 0, real.sum().item(), error or 0, B], dtype=torch.float64)
+
+# -----------------------------------------------------------------------------
+# What is logged
+
+@torch.no_grad()
+def statistics(batch, result):
+    """ {name: (n,)}: sums over a micro-batch that are worth a log line. They stay on the device; nothing
+    waits. Losses also in 4 bins of their clock: the one diagnostic that a diffusion run needs. """
+    device = batch['t_text'].device
+
+    def sums_by(index, size, values):
+        return torch.zeros(size, device=device).index_add_(0, index, values)
+
+    def by_clock(clock, values):
+        return sums_by((4 * clock).long().clamp(max=3), 4, values)
+
+    rows = sums_by(batch['mode'], len(MODES), torch.ones_like(batch['t_text']))
+    sums = dict(loss=result['loss'][None], rows=rows)
+    if 'text_loss' in result:
+        scored = batch['weight'] > 0
+        real = scored & (batch['targets'] != batch['pad'])
+        row = batch['positions'] // batch['tokens'].shape[1]
+        clock = batch['t_text'][row]
+        nll = torch.where(scored, result['nll'], 0)
+        weighted = torch.where(scored, batch['weight'] * result['nll'], 0) * len(batch['mode'])
+        sums.update(text_loss=result['text_loss'][None],
+                    text_nats=result['text_loss'][None] * batch['tokens'].numel(),
+                    n_real=batch['n_real'],
+                    correct=(result['right'] & real).sum()[None].float(),
+                    real_count=real.sum()[None].float(),
+                    text_bins=by_clock(clock, nll),
+                    text_count=by_clock(clock, scored.float()),
+                    text_by_mode=sums_by(batch['mode'][row], len(MODES), weighted),
+                    mask_share=(scored.sum() / batch['tokens'].numel())[None])
+        if 'importance' in batch:
+            sums['importance'] = batch['importance']
+        if 'importance_loss' in result:
+            sums['importance_loss'] = result['importance_loss'][None]
+    if 'latent_loss' in result:
+        scored = batch['row_weight'] > 0
+        weighted = torch.where(scored, batch['row_weight'] * result['error'], 0)
+        sums.update(latent_loss=result['latent_loss'][None],
+                    latent_bins=by_clock(batch['t_latent'], torch.where(scored, result['error'], 0)),
+                    latent_count=by_clock(batch['t_latent'], scored.float()),
+                    latent_by_mode=sums_by(batch['mode'], len(MODES), weighted))
+    return {name: value.detach() for name, value in sums.items()}
+
+
+def summary(sums, micro_batches):
+    """ The log entry and the line on the screen. sums: the statistics as lists, means per step of sums
+    over so many micro-batches. """
+    def ratio(totals, counts):
+        return [a / b if b else None for a, b in zip(totals, counts)]
+
+    def by_mode(totals):
+        return {mode: x for mode, x in zip(MODES, ratio(totals, sums['rows'])) if x}
+
+    entry = dict(loss=sums['loss'][0] / micro_batches)
+    line = f'loss {entry["loss"]:.4f}'
+    if 'text_loss' in sums:
+        entry.update(text_loss=sums['text_loss'][0] / micro_batches,
+                     text_nats_per_token=sums['text_nats'][0] / max(sums['n_real'][0], 1e-9),   # as in validation
+                     text_accuracy=sums['correct'][0] / max(sums['real_count'][0], 1e-9),       # PAD left out
+                     text_nll_by_t=ratio(sums['text_bins'], sums['text_count']),
+                     text_nats_by_mode=by_mode(sums['text_by_mode']))
+        line += f' | text {entry["text_loss"]:.4f}, {100 * entry["text_accuracy"]:.1f} % right'
+        entry['mask_share'] = sums['mask_share'][0] / micro_batches
+        if 'importance' in sums:
+            for name, x in zip(('mean', 'std', 'min', 'max'), sums['importance']):
+                entry[f'importance_{name}'] = x / micro_batches
+        if 'importance_loss' in sums:
+            entry['importance_loss'] = sums['importance_loss'][0] / micro_batches
+    if 'latent_loss' in sums:
+        entry.update(latent_loss=sums['latent_loss'][0] / micro_batches,
+                     latent_mse_by_t=ratio(sums['latent_bins'], sums['latent_count']),
+                     latent_mse_by_mode=by_mode(sums['latent_by_mode']))
+        line += f' | latent {entry["latent_loss"]:.4f}'
+    return entry, line
