@@ -246,6 +246,8 @@ def check_meta(meta, path):
         seen = set()
         for shard in entry['shards']:
             check_shard(shard, split, has_latents, path)
+            if shard['samples'] and (shard.get('latent_shape', meta['latent_shape']) is not None) != has_latents:
+                refuse(f'{shard["name"]} has latent_shape {short(shard["latent_shape"])}', f'{meta["latent_shape"]}')
             if shard['name'] in seen:
                 refuse(f'{shard["name"]} is there twice', 'once')
             seen.add(shard['name'])

@@ -192,7 +192,9 @@ def main():
             figure = draw_images(read_arrays(path, IMAGES), plt)
         elif what == 'importance':
             results = read_results(os.path.join(out_dir, 'results.json'))
-            if 'importance/frequency/nats_quarter_1' not in results:
+            keys = [f'importance/{by}/{what}' for by in ('frequency', 'importance')
+                    for what in ('nats_quarter_1', 'nats_quarter_1_se', 'spearman_with_loss')]
+            if not all(isinstance(results.get(key), (int, float)) for key in keys):
                 raise ValueError(f'{out_dir}/results.json: no importance in it, run evaluate.py --tasks=importance first')
             figure = draw_importance(read_log(os.path.join(out_dir, 'training_log.jsonl')), results, plt)
         else:

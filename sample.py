@@ -144,7 +144,11 @@ def trained_for(run):
     """ The modes that the run's losses cover. """
     knobs, names = run.config, set()
     for part in (knobs['mode_schedule'] or knobs['mode']).split(','):
-        names |= {name for name, share in mode_shares(part.split(':')[0].strip(), knobs['mode_weights']).items() if share}
+        try:
+            shares = mode_shares(part.split(':')[0].strip(), knobs['mode_weights'])
+        except ValueError as error:
+            raise ValueError(f'{run.out_dir}/config.json: {error}') from None
+        names |= {name for name, share in shares.items() if share}
     return names
 
 
