@@ -28,6 +28,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+from configurator import read_run_config
+from data import read_meta
+from files import fsync, read_json, sha256, write_text
 from model import Model, ModelConfig
 
 DATA_FILES = ('meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz')
@@ -36,52 +39,27 @@ held = None                                    # the open lock file of this proc
 FILE = re.compile(r'(model|ema)\.safetensors|(optimizer|rng_state_rank\d+)\.pt', re.ASCII)
 
 
+# the form of training_state.json, in the rules of rules.py; `save` writes step, files and sha256, the rest is train.py's
+STATE = {
+    'step': 'int [0, 2**40]',
+    'sha256': '<a digest>',
+    'files': {'*': {'bytes': 'int [0, 2**60]', 'sha256': '<a digest>'}},
+    'evaluated_at?': 'int [0, 2**40]',
+    'best_val?': 'None | (-inf, inf)',
+    'skipped?': '[0, inf)',
+    'streak?': '[0, inf)',
+    'history?': ['[0, inf)'],
+    'global_batch?': 'int [1, 2**60]',
+    'model_config?': {},
+    'identity?': {'model': {}, 'process': {}, 'tokenizer': {}, 'encoder': (None, {}), 'files': {}},
+}
+NORMS = 64                                     # of the history of gradient norms
+
+
 # ---- files
-
-def fsync(path):
-    """ A file or a folder: a rename is on disk only when its folder is. """
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_text(path, text):
-    """ Atomically: whoever reads sees the old file or the new one. """
-    tmp = path.with_name(path.name + '.tmp')
-    try:
-        tmp.write_text(text)
-        fsync(tmp)
-        os.replace(tmp, path)
-        fsync(path.parent)
-    finally:
-        tmp.unlink(missing_ok=True)
-
-
-def read_json(path, limit=2 ** 26):
-    """ A dict; ValueError names the file. """
-    try:
-        if path.stat().st_size > limit:
-            raise ValueError(f'{path.stat().st_size} bytes, at most {limit} expected')
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f'cannot read {path}: {error}') from None
-    if not isinstance(value, dict):
-        raise ValueError(f'cannot read {path}: found a {type(value).__name__}, expected an object')
-    return value
-
 
 def dumps(state):
     return json.dumps(state, indent=1) + '\n'
-
-
-def sha256(path):
-    digest = hashlib.sha256()
-    with open(path, 'rb') as f:
-        while chunk := f.read(2 ** 22):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def describe(path):
@@ -169,10 +147,10 @@ def lock(out_dir):
 
 
 def read_config(out_dir):
-    """ config.json: the knobs, and argv, commit, versions. """
+    """ config.json: the knobs, checked, and argv, commit, versions. """
     if not Path(out_dir).is_dir():
         raise ValueError(f'no run in {out_dir}: train it first, or name another --out_dir')
-    return read_json(Path(out_dir) / 'config.json')
+    return read_run_config(Path(out_dir) / 'config.json')
 
 
 # ---- writing
@@ -243,7 +221,7 @@ def unshared(state):
 
 def remove_old(out_dir, keep):
     kept = {path.name for path in steps(out_dir)[:max(keep, 2)]}
-    kept |= {(out_dir / name).read_text().strip() for name in ('latest', 'best') if (out_dir / name).exists()}
+    kept |= {checkpoint_named(out_dir, name) for name in ('latest', 'best')}
     for folder in steps(out_dir):
         if folder.name not in kept:
             gone = folder.with_name(folder.name + '.tmp')  # so that half a removal is not taken for a checkpoint
@@ -256,6 +234,24 @@ def remove_old(out_dir, keep):
 def steps(out_dir):
     """ The checkpoint folders, newest first. """
     return sorted((p for p in Path(out_dir).glob('step-*') if STEP.fullmatch(p.name)), key=lambda p: -int(p.name[5:]))
+
+
+def checkpoint_named(out_dir, which):
+    """ The checkpoint that `latest` or `best` names, or `which` itself; whatever is in the file, a short text. """
+    path = Path(out_dir) / which
+    if which not in ('latest', 'best') or not path.is_file():
+        return which
+    with open(path, 'rb') as f:
+        return f.read(100).decode('ascii', 'replace').strip()
+
+
+def read_state(folder):
+    """ training_state.json, with the form of its fields checked. """
+    path = Path(folder) / 'training_state.json'
+    state = read_json(path, STATE)
+    if len(state.get('history', [])) > NORMS:
+        raise ValueError(f'{path}: a history of {len(state["history"])} norms, expected at most {NORMS}')
+    return state
 
 
 def verify(folder):
@@ -321,7 +317,7 @@ def read_pickle(path, map_location='cpu'):
 def load(folder, map_location='cpu', rank=0):
     """ {'model', 'ema', 'optimizer', 'training_state', 'rng'} of a folder that `newest` or `verify` found whole.
     None for what it has not; rng is that of this rank. """
-    state = read_json(Path(folder) / 'training_state.json')
+    state = read_state(folder)
 
     def read(name, reader, device=map_location):
         return reader(Path(folder) / name, device) if name in state['files'] else None
@@ -379,15 +375,16 @@ def check_tables(model):
 def load_model(out_dir, which='latest', ema=True, device='cpu'):
     """ (model, config, meta) of a run: which is 'latest', 'best' or 'step-00001000'. EMA weights where there are any. """
     out_dir = Path(out_dir)
-    config, meta = read_config(out_dir), read_json(out_dir / 'data' / 'meta.json')
-    name = which
-    if which in ('latest', 'best') and (out_dir / which).is_file():
-        with open(out_dir / which) as f:
-            name = f.read(100).strip()
+    config, meta = read_config(out_dir), read_meta(out_dir / 'data')
+    name = checkpoint_named(out_dir, which)
     if not STEP.fullmatch(name) or not (out_dir / name).is_dir():
         raise ValueError(f'{out_dir} has no checkpoint {name!r}, only {[p.name for p in steps(out_dir)]}: '
                          'go on training to its first evaluation, or --which=latest')
-    state = verify(out_dir / name)
+    verify(out_dir / name)
+    state = read_state(out_dir / name)
+    for knob, value in state.get('identity', {}).get('process', {}).items():
+        if config.get(knob, value) != value:
+            raise ValueError(f'{out_dir}/config.json: {knob}={config[knob]!r}, but {name} was trained with {value!r}')
     path = out_dir / name / ('ema.safetensors' if ema and 'ema.safetensors' in state['files'] else 'model.safetensors')
     model = build(state.get('model_config'), path)
     model.load_state_dict(read_weights(path))

@@ -45,6 +45,7 @@ from baselines import NextToken
 from checkpoint import git_commit
 from configurator import configure, stop_on_error
 from data import dataset_folder
+from files import read_json
 from measures import (compare, compare_latents, embed, evaluate_from_noise, evaluate_image, evaluate_importance, evaluate_infill,
                       evaluate_l2t, evaluate_protein, evaluate_self_correction, evaluate_sts, evaluate_t2l, latent_mse, load_texts,
                       make_latents, means, nelbo, read_classes, write_from)
@@ -141,10 +142,7 @@ def evaluate_sweep(run, task, points, sources, tokens, raw, **how):
 def write_results(out_dir, results, meta):
     """ results: {task: {key: value}}. Merged into out_dir/results.json: a task's own keys are replaced, others stay. """
     path = os.path.join(out_dir, 'results.json')
-    old = {}
-    if os.path.exists(path):
-        with open(path) as f:
-            old = json.load(f)
+    old = read_json(path, {'meta?': {}}) if os.path.exists(path) else {}
     flat = {key: value for key, value in old.items() if key != 'meta' and key.split('/')[0] not in results}
     flat |= {f'{task}/{key}': value for task, metrics in results.items() for key, value in metrics.items()}
     flat['meta'] = old.get('meta', {}) | {task: meta for task in results}

@@ -9,8 +9,11 @@ import os
 import numpy as np
 from tqdm import tqdm
 
-from data import PackedDataset, check_file, read_meta
+from data import COUNT, PackedDataset, check_file, read_meta
+from files import check_fields
 from sources import DROPS, earlier_index
+
+SUMMED = {key: COUNT for key in ('documents', 'tokens', 'bytes', 'truncated')}   # of a split, beside what every reader needs
 
 
 def verify(folder):
@@ -47,6 +50,7 @@ def summary(folder):
         print(f'{name:<20} {text}')
     train, val = PackedDataset(folder, 'train'), PackedDataset(folder, 'val')
     meta = train.meta
+    check_fields(meta, {'counts': {}, 'splits': {'*': SUMMED}}, os.path.join(folder, 'meta.json'))
     print()
     line('dataset', folder)
     for name, count in meta['counts'].items():
@@ -59,7 +63,7 @@ def summary(folder):
         lost = [f'{m[key]:,} dropped ({word})' for key, word in (('nonfinite', 'NaN or inf'), ('longer_than_max_tokens', 'too many tokens'))
                 if m.get(key)]
         line(ds.split, ', '.join([f'{m["documents"]:,} documents, {m["samples"]:,} samples, {m["tokens"]:,} tokens, '
-                                  f'{m["bytes"] / m["tokens"]:.2f} bytes per token', *lost]))
+                                  f'{m["bytes"] / max(1, m["tokens"]):.2f} bytes per token', *lost]))
     lengths = np.sort(np.concatenate([np.diff(s.offsets) for s in train.shards]))
     line('tokens per sample', ', '.join(f'{q:g} %: {lengths[int(q / 100 * (len(lengths) - 1))]}' for q in (50, 95, 99, 99.5, 100)))
     line('vocabulary', f'{train.tokenizer.vocab_size} ids, {train.tokenizer.kind}')
@@ -73,7 +77,8 @@ def summary(folder):
                         f'norm {norm.mean():.3f} +- {norm.std(correction=0):.3f}')
         line('per dimension', f'mean {mean.min():.3g} to {mean.max():.3g}, std {std.min():.3g} to {std.max():.3g}, '
                               f'{int((~live).sum())} dead dimensions')
-        if truncated := sum(split['truncated'] for split in meta['splits'].values()):
+        truncated = sum(split['truncated'] for split in meta['splits'].values())
+        if truncated and meta['encoder']:
             line('warning', f'{truncated:,} samples are longer than the encoder reads ({meta["encoder"]["max_length"]} of its tokens); '
                             'lower --max_tokens')
     for i in range(min(3, len(val))):

@@ -13,9 +13,9 @@ import os
 import re
 import textwrap
 
-import numpy as np
-
 from configurator import configure, stop, stop_on_error
+from files import read_arrays, read_json
+from rules import follows
 
 out_dir = 'out/quickstart'
 what = 'curves'                 # curves | sweep | importance | images
@@ -23,10 +23,23 @@ metric = 'bleu'                 # sweep: of l2t or t2l, as named in results.json
 save = ''                       # the picture; '': <out_dir>/<what>.png
 
 
+# what evaluate.py --tasks=image writes: pictures (n, S, S, channels), and their texts
+IMAGES = {name: ('uint8', (None,) * 4) for name in ('real', 'made?', 'joint?')} | {
+    name: ('texts', (None,)) for name in ('captions', 'written?', 'joint_captions?')}
+
+
 def read_log(path):
     """ The entries in the order of their steps; of a step that a resumed run did again, the last. """
-    with open(path, encoding='utf-8') as f:
-        entries = [json.loads(line) for line in f]
+    entries = []
+    with open(path, encoding='utf-8', errors='replace') as f:
+        for i, line in enumerate(f, 1):
+            try:
+                entries.append(json.loads(line))
+                is_entry = isinstance(entries[-1], dict) and follows(entries[-1].get('step'), 'int [0, inf)')
+            except (ValueError, RecursionError):
+                is_entry = False
+            if not is_entry:
+                raise ValueError(f'{path}, line {i}: no entry of a log, which is an object with a step: {line.strip()[:60]!r}')
     return [entry for _, entry in sorted({(e['step'], 'best' in e): e for e in entries}.items())]
 
 
@@ -61,6 +74,16 @@ def draw_curves(entries, plt):
     return figure
 
 
+def read_results(path):
+    """ results.json of evaluate.py, {key: number or None}, without what it says of how it was made. """
+    results = read_json(path)
+    results.pop('meta', None)
+    for key, value in results.items():
+        if not (value is None or isinstance(value, (int, float))):
+            raise ValueError(f'{path}: {key} is a {type(value).__name__}, expected a number')
+    return results
+
+
 def read_sweeps(results, metric):
     """ {sweep: [(point {knob: text}, {calls, value, se})]} from the flat keys task_sweep_knobs/knob=value,.../metric. """
     sweeps = {}
@@ -68,8 +91,11 @@ def read_sweeps(results, metric):
         match = re.fullmatch(r'(\w+_sweep_\w+)/([^/]*)/' + re.escape(metric), key)
         if match:
             name, label = match.groups()
-            point = dict(pair.split('=', 1) for pair in label.split(','))
-            y = dict(value=value, se=results.get(f'{key}_se', 0.0), calls=results[f'{name}/{label}/calls'])
+            point = dict(pair.split('=', 1) for pair in label.split(',') if '=' in pair)
+            calls = results.get(f'{name}/{label}/calls')
+            if value is None or calls is None:
+                continue
+            y = dict(value=value, se=results.get(f'{key}_se', 0.0), calls=calls)
             sweeps.setdefault(name, []).append((point, y))
     return sweeps
 
@@ -163,17 +189,16 @@ def main():
             path = os.path.join(out_dir, 'images.npz')
             if not os.path.isfile(path):
                 raise ValueError(f'{path}: missing, run evaluate.py --tasks=image first')
-            with np.load(path, allow_pickle=False) as shown:
-                figure = draw_images(dict(shown), plt)
+            figure = draw_images(read_arrays(path, IMAGES), plt)
         elif what == 'importance':
-            with open(os.path.join(out_dir, 'results.json'), encoding='utf-8') as f:
-                results = json.load(f)
-            if 'importance/frequency/nats_quarter_1' not in results:
+            results = read_results(os.path.join(out_dir, 'results.json'))
+            keys = [f'importance/{by}/{what}' for by in ('frequency', 'importance')
+                    for what in ('nats_quarter_1', 'nats_quarter_1_se', 'spearman_with_loss')]
+            if not all(isinstance(results.get(key), (int, float)) for key in keys):
                 raise ValueError(f'{out_dir}/results.json: no importance in it, run evaluate.py --tasks=importance first')
             figure = draw_importance(read_log(os.path.join(out_dir, 'training_log.jsonl')), results, plt)
         else:
-            with open(os.path.join(out_dir, 'results.json'), encoding='utf-8') as f:
-                sweeps = read_sweeps(json.load(f), metric)
+            sweeps = read_sweeps(read_results(os.path.join(out_dir, 'results.json')), metric)
             if not sweeps:
                 raise ValueError(f'{out_dir}/results.json has no sweep with {metric}: run evaluate.py --sweep=... first')
             figure = draw_sweeps(sweeps, metric, plt)

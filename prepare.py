@@ -41,11 +41,13 @@ import torch
 from tqdm import tqdm
 
 import distributed
-from checkpoint import pick_device, write_text
+from checkpoint import pick_device
 from configurator import configure, read_knobs, stop_on_error
-from data import FORMAT, bpe_tokenizer, load_tokenizer, sha256, train_bpe
+from data import (COUNT, FORMAT, LATENT_SHAPE, SHARD, bpe_tokenizer, check_shard, has_fitting_sizes, load_tokenizer, read_meta, sha256,
+                  train_bpe)
 from distributed import everyone, on_first, rank, world
 from encoders import fit_lsa, load_encoder
+from files import check_fields, read_array, read_json, write_text
 from inspection import dropped, export, summary, verify
 from sources import HUB, Source, documents, earlier_index, hub_commit, list_files, text_hash
 
@@ -306,13 +308,15 @@ def write_shard(folder, name, first, docs, given, tok, encode):
 
 
 SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max_tokens', 'truncated')
+WRITTEN = {key: COUNT for key in SUMS} | dict(key='<a digest>', latent_shape=LATENT_SHAPE)    # what this script writes of a shard
 
 
 def latent_stats(folder, entries):
     """ Per-dimension mean and std over the latents as stored, accumulated in float64, shard after shard. """
     n, total, square = 0, 0., 0.
     for entry in entries:
-        latents = np.load(os.path.join(folder, f'{entry["name"]}.latents.npy'), mmap_mode='r')
+        shape = (entry['samples'], *entry['latent_shape'])
+        latents = read_array(os.path.join(folder, f'{entry["name"]}.latents.npy'), 'float16', shape, mmap=True)
         for i in range(0, len(latents), 2**14):
             z = latents[i:i + 2**14].astype(np.float64).reshape(-1, latents.shape[-1])
             n, total, square = n + len(z), total + z.sum(0), square + (z * z).sum(0)
@@ -330,7 +334,7 @@ def write_shards(folder, stream, totals, settings, tok, encode):
             continue
         began, given = time.monotonic(), given_latents(docs)
         name, key = f'{split}-{i:05d}', shard_key(docs, given, settings)
-        entry, line = read_entry(folder, name), 'there already'
+        entry, line = read_entry(folder, name, tok), 'there already'
         if not entry or entry.get('key') != key or not all(is_whole(os.path.join(folder, f), e) for f, e in entry['files'].items()):
             entry = write_shard(folder, name, i * shard_size, docs, given, tok, encode) | dict(key=key)
             write_entry(folder, entry)
@@ -360,9 +364,15 @@ def write_entry(folder, entry):
     write_text(Path(folder, f'{entry["name"]}.whole.json'), json.dumps(entry, indent=1))
 
 
-def read_entry(folder, name):
-    with suppress(FileNotFoundError, ValueError), open(os.path.join(folder, f'{name}.whole.json'), encoding='utf-8') as f:
-        return json.load(f)
+def read_entry(folder, name, tok):
+    """ The note beside a shard; None where there is none, or one that cannot be right: the shard is then done again. """
+    path = os.path.join(folder, f'{name}.whole.json')
+    with suppress(ValueError):
+        entry = read_json(path, SHARD)
+        check_fields(entry, WRITTEN, path)
+        check_shard(entry, name.split('-')[0], entry['latent_shape'] is not None, path)
+        if entry['name'] == name and has_fitting_sizes(entry, np.dtype(token_dtype(tok)).itemsize):
+            return entry
 
 # -----------------------------------------------------------------------------
 # The whole
@@ -438,11 +448,10 @@ def known_shards(folder, record):
         if re.fullmatch(OF_A_DATASET, os.path.basename(path)[:-4]):
             os.remove(path)
     try:
-        with open(os.path.join(folder, 'meta.json'), encoding='utf-8') as f:
-            meta = json.load(f)
-        source, entries = dict(meta['source']), [entry for split in meta['splits'].values() for entry in split['shards']]
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):   # none, or a torn one: what has no note is redone
+        meta = read_meta(folder)
+    except ValueError:                                       # none, or a torn one: what has no note is redone
         return
+    source, entries = meta.get('source', {}), [entry for split in meta['splits'].values() for entry in split['shards']]
     for key in record:
         if source.get(key) != record[key]:
             raise ValueError(f'{folder} holds a dataset with {key} = {source.get(key)!r}, not {record[key]!r}; '

@@ -30,11 +30,12 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from baselines import GIDD, NextToken, text_process
-from checkpoint import load_model, pick_device
+from checkpoint import checkpoint_named, load_model, pick_device
 from configurator import configure, on_command_line, stop_on_error
 from data import RESIDUES, is_end, load_stats, load_tokenizer
 from diffusion import GaussianLatents, MaskedText, mode_shares
 from encoders import load_encoder
+from files import read_array
 from samplers import certainty_of, make_propose, make_sampler, nothing, positions_of, put
 from sources import image_patches, to_pixels
 
@@ -103,15 +104,15 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
         raise ValueError(f'dtype={dtype!r}: choose from float32, bfloat16')
     model, config, meta = load_model(out_dir, which, device=device)
     cluster_of = getattr(model, 'cluster_of', None)
-    if config['causal'] != model.config.causal or (config.get('text_process') == 'hdlm') != (cluster_of is not None) or (
+    if config['causal'] != model.config.causal or (config['text_process'] == 'hdlm') != (cluster_of is not None) or (
             cluster_of is not None and not 0 <= cluster_of.min() <= cluster_of.max() < model.config.clusters):
         raise ValueError(f'{out_dir}: config.json and the checkpoint are not of one run, or its clusters are broken')
     folder = os.path.join(out_dir, 'data')
     tokenizer, stats = load_tokenizer(folder), load_stats(folder)
-    kind, name = torch.device(device).type, which
-    if which in ('best', 'latest'):
-        with open(os.path.join(out_dir, which)) as f:
-            name = f.read().strip()
+    if (model.config.vocab_size != tokenizer.vocab_size or
+            (model.config.n_latents, model.config.latent_dim) != tuple(meta['latent_shape'] or (0, 0))):
+        raise ValueError(f'{out_dir}: data/meta.json and the checkpoint are not of one run')
+    kind, name = torch.device(device).type, checkpoint_named(out_dir, which)
     return SimpleNamespace(
         out_dir=out_dir, checkpoint=name, model=model, config=config, meta=meta, folder=folder, encoder_folder=encoder_folder, encoder=None,
         device=device, tokenizer=tokenizer, stats=stats, L=model.config.seq_len, streams=model.config.streams,
@@ -142,8 +143,12 @@ def encode(run, texts, progress=lambda n: None):
 def trained_for(run):
     """ The modes that the run's losses cover. """
     knobs, names = run.config, set()
-    for part in (knobs.get('mode_schedule') or knobs['mode']).split(','):
-        names |= {name for name, share in mode_shares(part.split(':')[0].strip(), knobs['mode_weights']).items() if share}
+    for part in (knobs['mode_schedule'] or knobs['mode']).split(','):
+        try:
+            shares = mode_shares(part.split(':')[0].strip(), knobs['mode_weights'])
+        except ValueError as error:
+            raise ValueError(f'{run.out_dir}/config.json: {error}') from None
+        names |= {name for name, share in shares.items() if share}
     return names
 
 
@@ -566,13 +571,12 @@ def show(tokenizer, ids, mask_id):
 def read_latents(run, path):
     """ Raw latents (n, N, D) from an .npy file of (n, D) or (n, N, D). """
     N, D = run.meta['latent_shape']
-    try:
-        raw = torch.from_numpy(np.load(path, allow_pickle=False)).float()
-    except (EOFError, TypeError, ValueError, AttributeError):
-        raise ValueError(f'{path}: no array of numbers in an .npy file') from None
-    raw = raw[:, None] if raw.ndim == 2 else raw
-    if raw.ndim != 3 or raw.shape[1:] != (N, D) or not len(raw):
-        raise ValueError(f'{path}: shape {tuple(raw.shape)}, expected (n, {N}, {D}) as {run.out_dir} was trained')
+    array = read_array(path, 'numbers', mmap=True, what='latents')
+    shape = (len(array), 1, array.shape[1]) if array.ndim == 2 else array.shape
+    if shape[1:] != (N, D) or not shape[0]:
+        raise ValueError(f'{path}: shape {array.shape}, expected (n, {N}, {D}) as {run.out_dir} was trained')
+    with np.errstate(over='ignore'):                                     # too large becomes inf
+        raw = torch.from_numpy(np.array(array, np.float32)).reshape(shape)
     if not raw.isfinite().all():
         raise ValueError(f'{path}: rows {(~raw.isfinite().all((1, 2))).nonzero().flatten().tolist()[:5]} are not finite')
     return raw

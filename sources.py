@@ -32,6 +32,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data import RESIDUES
+from files import read_array
 
 
 @dataclass(frozen=True)
@@ -312,13 +313,6 @@ def hub_commit(name):
 # -----------------------------------------------------------------------------
 # Texts that have latents already
 
-def load_array(path, what, mmap_mode=None):
-    try:
-        return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f'{path}: {what} cannot be read ({str(error).splitlines()[0]})') from None
-
-
 def as_latent(array, path):
     """ (D,) or (N, D) -> (N, D) float32: a copy, that keeps no file open. """
     if array.ndim not in (1, 2) or array.dtype.kind != 'f':
@@ -339,7 +333,7 @@ def with_latents(texts, spec):
         if not found:
             raise ValueError(f'latents_from: no .npy file in {part}')
         paths += found
-    arrays = [load_array(path, 'latents', 'r') for path in paths]
+    arrays = [read_array(path, mmap=True, what='latents') for path in paths]
     for path, array in zip(paths, arrays):
         if array.ndim not in (2, 3) or array.shape[1:] != arrays[0].shape[1:] or array.dtype.kind != 'f':
             raise ValueError(f'{path}: latents are {array.dtype} {array.shape}, expected floats (n, D) or (n, N, D), alike in all files')
@@ -379,7 +373,7 @@ def read_earlier(source):
         path = inside(source.import_dir, item['latent_path'], index)
         if not os.path.isfile(path):
             raise ValueError(f'{path}: missing, {index} names it in item {i}')
-        yield Document(text, lambda path=path: as_latent(load_array(path, 'a latent'), path))
+        yield Document(text, lambda path=path: as_latent(read_array(path, mmap=True, what='a latent'), path))
 
 
 def earlier_index(folder, split):

@@ -18,6 +18,8 @@ from model import Model, ModelConfig
 
 ROOT = os.path.dirname(os.path.abspath(checkpoint.__file__))
 CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2, width=16)
+META = dict(format=1, name='tiny', tokenizer=dict(kind='byte', vocab_size=258, eos=256, pad=257), encoder=None, latent_shape=None,
+            token_dtype='uint16', max_tokens=7, splits={}, files={})
 
 
 def states(step):
@@ -44,7 +46,7 @@ def run_folder(tmp_path, *steps):
     """ out_dir of a run with these checkpoints. """
     data = tmp_path / 'dataset'
     data.mkdir()
-    (data / 'meta.json').write_text('{"name": "tiny"}')
+    (data / 'meta.json').write_text(json.dumps(META))
     (data / 'train-00000.tokens.bin').write_bytes(b'not for the run folder')
     np.savez(data / 'latent_stats.npz', mean=np.zeros(6))
     out = tmp_path / 'out' / 'run'
@@ -102,12 +104,12 @@ def test_tied_and_strided_weights_are_written_out(tmp_path):
 def test_a_run_folder_is_complete_in_itself(tmp_path):
     out = run_folder(tmp_path)
     config = checkpoint.read_config(out)
-    assert config['seed'] == 1 and config['betas'] == [.9, .95] and config['argv'] == sys.argv
+    assert config['seed'] == 1 and config['betas'] == (.9, .95) and config['argv'] == sys.argv
     assert config['versions']['torch'] == torch.__version__ and 'commit' in config
     assert sorted(p.name for p in (out / 'data').iterdir()) == ['latent_stats.npz', 'meta.json']
     (tmp_path / 'dataset' / 'meta.json').write_text('{"name": "another"}')
     checkpoint.write_run(out, {'seed': 2}, tmp_path / 'dataset')  # as a resumed run does
-    assert json.loads((out / 'data' / 'meta.json').read_text()) == {'name': 'tiny'} and checkpoint.read_config(out)['seed'] == 2
+    assert json.loads((out / 'data' / 'meta.json').read_text()) == META and checkpoint.read_config(out)['seed'] == 2
     with pytest.raises(OSError, match='meta.json'):
         checkpoint.write_run(tmp_path / 'out' / 'other', {}, tmp_path / 'nowhere')
     assert not (tmp_path / 'out' / 'other' / 'data').exists()
@@ -122,7 +124,7 @@ def test_load_model_takes_the_ema_weights_of_the_checkpoint_asked_for(tmp_path):
             model, config, meta = checkpoint.load_model(out, which, ema=ema)
             expected = states(step)[1 if ema else 0]
             assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
-            assert not model.training and config['seed'] == 1 and meta == {'name': 'tiny'} and model.config == CONFIG
+            assert not model.training and config['seed'] == 1 and meta == META and model.config == CONFIG
     shutil.rmtree(out / 'step-00000003')
     checkpoint.save(out, 3, states(3)[0], None, *states(3)[2:])
     assert torch.equal(checkpoint.load_model(out)[0].bias, states(3)[0]['bias'])  # no EMA: the weights themselves
