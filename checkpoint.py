@@ -6,6 +6,7 @@ can execute code and no broken byte goes unnoticed.
     out/<run>/data/             meta.json, tokenizer.json, latent_stats.npz, encoder.npz: a run folder is complete in itself
     out/<run>/step-00001000/    model.safetensors, ema.safetensors, optimizer.pt, rng_state_rank{N}.pt, training_state.json
     out/<run>/latest, best      text files that name whole checkpoints
+    out/<run>/wandb_id          of the run there, where it logs to wandb
 
 Writing: everything into step-N.tmp, fsync, one rename; then `latest`, by another rename; only then are old ones removed.
 training_state.json holds size and SHA-256 of the files beside it, and of itself, so reading can prove a checkpoint whole.
@@ -17,6 +18,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -80,6 +82,8 @@ def pick_device(name):
     if name == 'auto':
         name = 'cuda' if torch.cuda.is_available() else 'cpu'
     try:
+        if torch.device(name).type == 'cuda' and not torch.cuda.device_count():
+            raise RuntimeError('this machine has no CUDA device that torch can use; --device=cpu, or auto')
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f'device={name!r} cannot be used here: {str(error).splitlines()[0]}') from None
@@ -127,6 +131,18 @@ def write_run(out_dir, config, data_folder, fresh=False):
         fsync(tmp)
         os.rename(tmp, out_dir / 'data')
         fsync(out_dir)
+
+
+def wandb_id(out_dir, fresh=False):
+    """ The id under which wandb knows the run: drawn once, then read, so that a resumed run goes on in the same one.
+    fresh: the run has no checkpoint yet, and begins a new one there. ValueError where the file holds no id. """
+    path = Path(out_dir) / 'wandb_id'
+    if fresh or not path.exists():
+        write_text(path, secrets.token_hex(4) + '\n')
+    found = path.read_text(errors='replace').strip()
+    if not re.fullmatch(r'[\w-]{1,64}', found, re.ASCII):
+        raise ValueError(f'{path}: found {found[:64]!r}, expected up to 64 letters and digits; delete it to begin a new run in wandb')
+    return found
 
 
 def lock(out_dir):
@@ -220,7 +236,7 @@ def unshared(state):
 
 
 def remove_old(out_dir, keep):
-    kept = {path.name for path in steps(out_dir)[:max(keep, 2)]}
+    kept = {path.name for path in steps(out_dir)[:max(keep, 1)]}
     kept |= {checkpoint_named(out_dir, name) for name in ('latest', 'best')}
     for folder in steps(out_dir):
         if folder.name not in kept:

@@ -39,6 +39,9 @@ import os
 import sys
 import time
 
+# before torch reads it: threads that wait sleep, where spinning would take the core of whom they wait for
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+
 import numpy as np
 
 from baselines import NextToken

@@ -36,6 +36,9 @@ from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
 
+# before torch reads it: threads that wait sleep, where spinning would take the core of whom they wait for
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+
 import numpy as np
 import torch
 from tqdm import tqdm

@@ -24,6 +24,9 @@ import shutil
 import sys
 from types import SimpleNamespace
 
+# before torch reads it: threads that wait sleep, where spinning would take the core of whom they wait for
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+
 import numpy as np
 import torch
 import torch.nn.functional as F

@@ -19,6 +19,13 @@ def run(script, *args, cwd=ROOT, **kw):
     return subprocess.run([sys.executable, str(ROOT / script), *map(str, args)], cwd=cwd, capture_output=True, text=True, timeout=300, **kw)
 
 
+def run_code(code, *args, cwd=ROOT, **env):
+    """ Some lines of Python in a process of their own, which finds the modules; env: None takes a variable away. """
+    env = {**os.environ, 'PYTHONPATH': str(ROOT), **env}
+    env = {name: value for name, value in env.items() if value is not None}
+    return subprocess.run([sys.executable, '-c', code, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
+
+
 def train(dataset, out, *args, **kw):
     return run('train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args, **kw)
 

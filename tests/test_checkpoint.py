@@ -134,11 +134,31 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path):
     def folders():
         return [int(p.name[5:]) for p in sorted(tmp_path.glob('step-*'))]
     for step in range(1, 7):
-        checkpoint.save(tmp_path, step, *states(step), keep=0, best=step == 2)
+        checkpoint.save(tmp_path, step, *states(step), keep=2, best=step == 2)
     assert folders() == [2, 5, 6]
     assert (tmp_path / 'latest').read_text() == 'step-00000006\n' and (tmp_path / 'best').read_text() == 'step-00000002\n'
     checkpoint.save(tmp_path, 7, *states(7), keep=3, best=True)
     assert folders() == [5, 6, 7] and sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ['best', 'latest']
+
+
+@pytest.mark.parametrize('keep', [1, 0])
+def test_one_is_kept_beside_the_best_where_one_is_asked_for(tmp_path, capsys, keep):
+    for step in range(1, 5):
+        folder = checkpoint.save(tmp_path, step, *states(step), keep=keep, best=step == 2)
+    assert [path.name for path in checkpoint.steps(tmp_path)] == ['step-00000004', 'step-00000002']
+    (folder / 'optimizer.pt').write_bytes(b'')
+    assert checkpoint.newest(tmp_path).name == 'step-00000002' and 'step-00000004 is broken' in capsys.readouterr().err
+
+
+def test_the_id_for_wandb_is_drawn_once_and_read_again(tmp_path):
+    first = checkpoint.wandb_id(tmp_path, fresh=True)
+    assert checkpoint.wandb_id(tmp_path) == first != checkpoint.wandb_id(tmp_path, fresh=True)
+    (tmp_path / 'wandb_id').unlink()
+    assert checkpoint.wandb_id(tmp_path) == (tmp_path / 'wandb_id').read_text().strip(), 'a run that is older than its id'
+    for wrong in (b'', b'a/b', b'x' * 65, b'\xff\xfe'):
+        (tmp_path / 'wandb_id').write_bytes(wrong)
+        with pytest.raises(ValueError, match='wandb_id: found .* expected up to 64 letters'):
+            checkpoint.wandb_id(tmp_path)
 
 
 def test_a_step_saved_twice_is_written_once(tmp_path):
