@@ -214,6 +214,17 @@ def how_to_prepare(folder, configs=()):
     return f'make it with `python prepare.py --input=... --out={folder}`, or name another --dataset'
 
 
+def split_digests(meta):
+    """ What two datasets share only if they hold the same samples: for each split how many there are, and one SHA-256 over those
+    of its files, as meta.json lists them. """
+    found = {}
+    for split, entry in meta['splits'].items():
+        files = [[name, file['sha256']] for shard in entry['shards'] for name, file in sorted(shard['files'].items())]
+        found[f'samples of {split}'] = entry['samples']
+        found[f'sha256 of {split}'] = hashlib.sha256(json.dumps(files).encode()).hexdigest()
+    return found
+
+
 def read_meta(folder):
     """ meta.json of a dataset folder, with the shape of its fields checked. """
     path = os.path.join(folder, 'meta.json')

@@ -72,11 +72,15 @@ def summary(folder):
                        f'{np.isin(v, t).sum():,} of val in train')
     if train.stats is not None:
         z, live = val.raw_latents(np.arange(min(len(val), 4096))), train.live > 0
-        norm, mean, std = z.norm(dim=-1), train.mean[live], train.std[live]
+        norm = z.norm(dim=-1)
         line('latents', f'{train.latent_shape}, {meta["encoder"]["id"] if meta["encoder"] else "given"}, '
                         f'norm {norm.mean():.3f} +- {norm.std(correction=0):.3f}')
-        line('per dimension', f'mean {mean.min():.3g} to {mean.max():.3g}, std {std.min():.3g} to {std.max():.3g}, '
-                              f'{int((~live).sum())} dead dimensions')
+        if live.any():
+            mean, std = train.mean[live], train.std[live]
+            line('per dimension', f'mean {mean.min():.3g} to {mean.max():.3g}, std {std.min():.3g} to {std.max():.3g}, '
+                                  f'{int((~live).sum())} dead dimensions')
+        else:
+            line('warning', 'no dimension of the latents varies: nothing can be learned from them')
         truncated = sum(split['truncated'] for split in meta['splits'].values())
         if truncated and meta['encoder']:
             line('warning', f'{truncated:,} samples are longer than the encoder reads ({meta["encoder"]["max_length"]} of its tokens); '

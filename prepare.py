@@ -46,8 +46,8 @@ from tqdm import tqdm
 import distributed
 from checkpoint import pick_device
 from configurator import configure, read_knobs, stop_on_error
-from data import (COUNT, FORMAT, LATENT_SHAPE, SHARD, bpe_tokenizer, check_shard, has_fitting_sizes, load_tokenizer, read_meta, sha256,
-                  train_bpe)
+from data import (COUNT, FORMAT, LATENT_SHAPE, SHARD, LatentStats, bpe_tokenizer, check_shard, has_fitting_sizes, load_tokenizer,
+                  read_meta, sha256, train_bpe)
 from distributed import everyone, on_first, rank, world
 from encoders import fit_lsa, load_encoder
 from files import check_fields, read_array, read_json, write_text
@@ -540,6 +540,9 @@ def finish(name, folder, record, tok, encode, splits, files, counts):
                              f'max_tokens={max_tokens} tokens')
     if shapes:
         stats = latent_stats(folder, splits['train']['shards'])
+        if not LatentStats(**stats).live.any():
+            raise ValueError(f'train: each of its {splits["train"]["samples"]} latents is the same, no dimension varies: nothing can be '
+                             'learned from them; check what made them (--encoder, --latents_from), or --encoder=none for text only')
         files = files | {'latent_stats.npz': write_file(os.path.join(folder, 'latent_stats.npz'), as_bytes(np.savez, **stats))}
     meta = dict(format=FORMAT, name=name, tokenizer=tok.record, encoder=encode and encode.record, latent_shape=list(*shapes) or None,
                 token_dtype=token_dtype(tok), max_tokens=max_tokens, splits=splits, files=files, source=record,

@@ -39,8 +39,8 @@ import checkpoint
 import distributed
 from adaptive import STAGES, Adaptive, rarity
 from baselines import cluster_table, clusters_in_words, text_process as make_text
-from configurator import configure, stop, stop_on_error
-from data import PackedDataset, dataset_folder, dataset_identity, how_to_prepare, prefetch, row_order
+from configurator import configure, read_knobs, stop, stop_on_error
+from data import PackedDataset, dataset_folder, dataset_identity, how_to_prepare, prefetch, row_order, split_digests
 from diffusion import MODES, GaussianLatents
 from distributed import add, agree, rank, stop_all, world
 from model import Model, ModelConfig
@@ -241,6 +241,9 @@ with stop_on_error():
                          head_budget=lambda share, length: text.head_budget(batch_size, length, share * more, t_min))
     if causal and any('latent' in stage.predict for stage in stages):
         raise ValueError('causal=True predicts no latents: use mode=l2t, or streams=text with mode=unconditional')
+    if N and not train_data.live.any() and any('latent' in stage.predict for stage in stages):
+        raise ValueError(f'{folder}: no dimension of its latents varies, so mode={mode_schedule or mode} has no latents to learn: '
+                         'prepare it with another --encoder or --latents_from, or train with --mode=l2t')
     with torch.device('meta'):                             # without memory
         sketch = Model(model_config)
     checkpoint.check_tables(sketch)
@@ -354,14 +357,15 @@ history = torch.full((64,), math.nan, device=device)       # the last gradient n
 
 # ---- resume, or begin
 def identity_of(model_config, knobs, meta):
-    """ What two runs must share for one to go on from the other, as it is read back from JSON. """
+    """ What two runs must share for one to begin with the weights of the other, as it is read back from JSON. """
     process = {name: knobs[name] for name in ('text_schedule', 'text_power', 'latent_schedule', 'latent_target')}
     if (kind := knobs.get('text_process', 'masked')) != 'masked':
         process.update({name: knobs[name] for name in ('text_process', f'{kind}_gamma', dict(gidd='gidd_uniform', hdlm='hdlm_xi')[kind])})
     return json.loads(json.dumps(dict(model=asdict(model_config), process=process, **dataset_identity(meta))))
 
 
-identity = identity_of(model_config, config, train_data.meta)
+compatible = identity_of(model_config, config, train_data.meta)         # what init_from needs, on whatever data
+identity = {**compatible, 'data': split_digests(train_data.meta)}       # a resume needs the same samples too
 step = saved_at = evaluated_at = failed_saves = 0
 save_owed = False                                          # one was due while steps were being skipped
 best_val = math.inf
@@ -376,8 +380,8 @@ def begin_from(run_folder):
     """ The best weights of another run of the same model, process and data. """
     source, source_config, source_meta = checkpoint.load_model(run_folder, 'best', device=device)
     source_identity = identity_of(source.config, source_config, source_meta)
-    source_identity['model']['dropout'] = identity['model']['dropout']
-    other = checkpoint.difference(source_identity, identity)
+    source_identity['model']['dropout'] = compatible['model']['dropout']
+    other = checkpoint.difference(source_identity, compatible)
     if other:
         raise ValueError(f'init_from={run_folder} was trained with {other}')
     fill(source.state_dict())
@@ -391,9 +395,18 @@ def go_on_from(newest):
     saved = checkpoint.load(newest, map_location='cpu' if is_sharded else device, rank=rank)
     state = saved['training_state']
     defaults = json.loads(json.dumps(asdict(ModelConfig())))             # of knobs that are younger than the run
-    other = checkpoint.difference({**state['identity'], 'model': {**defaults, **state['identity']['model']}}, identity)
+    other = checkpoint.difference({**state['identity'], 'model': {**defaults, **state['identity']['model']}}, compatible)
     if other:
         raise ValueError(f'{newest} was trained with {other}: choose another --out_dir')
+
+    # the same samples in both splits, or `best` would compare losses of two validation splits
+    known = state['identity'].get('data')
+    if not known:                                          # a run older than this check: it has a copy of its dataset's meta.json
+        known = split_digests(checkpoint.read_json(checkpoint.Path(out_dir) / 'data' / 'meta.json'))
+    other = checkpoint.difference({'data': known}, {'data': identity['data']})
+    if other:
+        raise ValueError(f'{newest} was trained on another dataset than {folder} ({other}): name its own with --dataset=, '
+                         'or choose another --out_dir')
     if saved['optimizer']['names'] != list(names) or len(saved['optimizer']['states']) != len(optimizers):
         raise ValueError(f'{newest} was trained with other parameters or another optimizer: choose another --out_dir')
     fill(saved['model'])
@@ -415,6 +428,29 @@ def go_on_from(newest):
             torch.cuda.set_rng_state(saved['rng']['cuda'].cpu())
     if state['global_batch'] != global_batch and rank == 0:
         print(f'warning: the global batch was {state["global_batch"]} rows and is now {global_batch}: not the run it would have been')
+
+
+# these leave what a run learns as it is; what its model and process are, the identity holds
+HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile', 'parallel', 'dist_timeout', 'master_timeout',
+            'preflight_only', 'max_bad_steps', 'keep', 'save_interval', 'eval_interval', 'log_interval', 'wandb_project'}
+
+
+def say_what_changed():
+    """ One line of the knobs whose values are not those of config.json, where the run was last started. """
+    try:
+        before = checkpoint.read_config(out_dir)
+    except ValueError as error:
+        print(f'warning: {error}: whether knobs have changed is not known', file=sys.stderr, flush=True)
+        return
+
+    changed = []
+    for name, default in read_knobs(__file__)[0].items():
+        old, new = before.get(name, default), config[name]               # the default: of a knob that is younger than the run
+        old = tuple(old) if isinstance(old, list) else old
+        if name not in HARMLESS and old != new:
+            changed.append(f'{name} {old!r} -> {new!r}')
+    if changed:
+        print(f'resumed with other knobs: {", ".join(changed)}', flush=True)
 
 
 def take_run_folder():
@@ -446,13 +482,15 @@ if text_process == 'hdlm':                                 # those of the run th
 if rank == 0:
     if newest or init_from:
         print(f'going on from {newest}' if newest else f'begins with the best weights of {init_from}')
+        if newest:
+            say_what_changed()
     elif freeze == 'modality':
         print('warning: freeze=modality without init_from freezes an encoder at its random start: its modality will not be understood')
 
 
 def begin_run_folder():
     """ The run's id for wandb, if it logs there. """
-    checkpoint.write_run(out_dir, config, folder, fresh=newest is None)
+    checkpoint.write_run(out_dir, config, folder, fresh=newest is None, step=step)
     (checkpoint.Path(out_dir) / 'preempted.json').unlink(missing_ok=True)
     if wandb_project:
         return checkpoint.wandb_id(out_dir, fresh=newest is None)
@@ -512,7 +550,7 @@ def get_lr(step):
 
 def save(is_best):
     """ Whether it could be saved: rank 0 writes, all know how it went. A full disk is a warning; the third time in a row, or at
-    the end, it is exit code 5. """
+    the end, it is exit code 5. Weights, average or moments that are not finite are exit code 3. """
     global saved_at, failed_saves
     assert ema is None or not ema[0].requires_grad, 'the average carries a graph'
     weights = distributed.gather(model.state_dict())
@@ -524,6 +562,10 @@ def save(is_best):
                  skipped=skipped.item(), streak=streak.item(), history=history[history.isfinite()].tolist(),
                  global_batch=global_batch, model_config=asdict(model_config), identity=identity)
     _, error = distributed.on_first(checkpoint.save, out_dir, step, weights, average, moments, state, rngs, keep=keep, best=is_best)
+    if isinstance(error, ValueError):                      # what is to be saved is not finite
+        report()
+        before = f'the newest checkpoint is step {saved_at}' if saved_at else 'there is no checkpoint before it'
+        stop_all(f'{error}; {before}: train with guard=True and a smaller learning_rate', code=3)
     failed_saves = failed_saves + 1 if error else 0
     if not error:
         saved_at = step

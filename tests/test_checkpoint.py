@@ -171,6 +171,32 @@ def test_a_step_saved_twice_is_written_once(tmp_path):
     assert checkpoint.verify(folder) and (tmp_path / 'step-00000001.broken').exists()
 
 
+@pytest.mark.parametrize('value', [float('nan'), float('-inf')])
+@pytest.mark.parametrize('part, name', [(0, 'model.bias'), (1, 'ema.bias'), (2, 'optimizer.state.1.exp_avg')])
+def test_what_is_not_finite_is_not_saved_and_the_older_ones_stay(tmp_path, part, name, value):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, *states(step), best=step == 1)
+    files = sorted(tmp_path.rglob('*'))
+    spoiled = states(3)
+    tensor = spoiled[2]['state'][1]['exp_avg'] if part == 2 else spoiled[part]['bias']
+    tensor.view(-1)[-1] = value
+    with pytest.raises(ValueError, match=f'step-00000003 is not saved: {name} holds nan or inf'):
+        checkpoint.save(tmp_path, 3, *spoiled, best=True)
+    assert sorted(tmp_path.rglob('*')) == files and checkpoint.newest(tmp_path).name == 'step-00000002'
+    assert (tmp_path / 'best').read_text() == 'step-00000001\n'
+
+
+def test_config_json_keeps_what_each_resume_replaced(tmp_path):
+    out = run_folder(tmp_path)
+    for step, knobs in ((5, {'seed': 2}), (7, {'seed': 2}), (9, {'seed': 3})):
+        checkpoint.write_run(out, {**knobs, 'betas': (.9, .95)}, tmp_path / 'dataset', step=step)
+    config = checkpoint.read_config(out)
+    assert config['seed'] == 3 and config['resumed_from'] == [{'step': 5, 'seed': 1}, {'step': 9, 'seed': 2}]
+    (out / 'config.json').write_text('{')
+    checkpoint.write_run(out, {'seed': 4}, tmp_path / 'dataset', step=10)
+    assert checkpoint.read_config(out)['seed'] == 4
+
+
 # ---- kills and full disks
 
 @pytest.mark.parametrize('large', ['model', 'optimizer', 'training_state'])

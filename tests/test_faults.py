@@ -505,6 +505,37 @@ def test_fault_21_data_that_contradicts_its_manifest(dataset, tmp_path):
         assert rc == 2 and err.count('\n') == 1 and all(word in err for word in words), err
 
 
+def test_a_dataset_of_constant_latents_trains_l2t_only(dataset, tmp_path):
+    """ prepare.py refuses them now; datasets from before that are there. """
+    folder = tmp_path / 'data'
+    shutil.copytree(dataset, folder)
+    meta = json.loads((folder / 'meta.json').read_text())
+    np.savez(folder / 'latent_stats.npz', mean=np.full(16, .25), std=np.zeros(16))
+    meta['files']['latent_stats.npz'] = checkpoint.describe(folder / 'latent_stats.npz')
+    for split in meta['splits'].values():
+        for shard in split['shards']:
+            name = f'{shard["name"]}.latents.npy'
+            np.save(folder / name, np.full_like(np.load(folder / name), .25))
+            shard['files'][name] = checkpoint.describe(folder / name)
+    (folder / 'meta.json').write_text(json.dumps(meta))
+
+    def command(name, *args):
+        return ['train.py', f'--dataset={folder}', f'--out_dir={tmp_path}/{name}', *TINY, *args]
+    refused = [['--mode=t2l'], ['--mode=mixed'], ['--mode=unconditional'], ['--mode_schedule=l2t:4,t2l']]
+    results = run_each(*(command(str(i), *args) for i, args in enumerate(refused)), command('l2t'),
+                       ['evaluate.py', f'--out_dir={tmp_path}/l2t', f'--dataset={folder}', '--tasks=nelbo', '--n=8', '--draws=2',
+                        '--device=cpu'], ['prepare.py', f'--inspect={folder}'])
+    for i, (rc, _, err) in enumerate(results[:4]):
+        assert rc == 2 and err.count('\n') == 1 and 'no dimension of its latents varies' in err, err
+        assert not (tmp_path / str(i)).exists()
+    assert all(rc == 0 for rc, _, _ in results[4:]), results[4:]
+    losses = [entry['loss'] for entry in log(tmp_path / 'l2t').values() if 'loss' in entry]
+    assert len(losses) == 12 and np.isfinite(losses).all() and log(tmp_path / 'l2t')[12, False]['skipped'] == 0
+    results_json = json.loads((tmp_path / 'l2t' / 'results.json').read_text())
+    assert all(np.isfinite(results_json[f'nelbo/{control}nats_per_token']) for control in ('', 'shuffled/', 'null/'))
+    assert 'no dimension of the latents varies' in results[6][1]
+
+
 def corpus(path, n=400):
     rng = np.random.default_rng(0)
     words = 'red blue small old man woman child dog cat runs sits eats jumps street house park river market near the'.split()
@@ -676,6 +707,47 @@ def test_fault_22_resume_with_another_model_tokenizer_or_encoder(dataset, finish
             assert rc == 2 and err.count('\n') == 1 and all(word in err for word in words), (args, err)
 
 
+def test_fault_22_resume_on_other_texts_of_the_same_tokenizer(tmp_path):
+    lines = corpus(tmp_path / 'a.txt').read_text().splitlines()
+    hashes = [text_hash(line) < .1 * 2**64 for line in lines]
+    (tmp_path / 'same.txt').write_text('\n'.join(lines) + '\n')
+
+    # as many texts, one of them another: in train, or in val
+    for name, where in (('train', hashes.index(False)), ('val', hashes.index(True))):
+        other = next(text for i in range(999) if (text_hash(text := f'other {i}') < .1 * 2**64) == hashes[where])
+        (tmp_path / f'{name}.txt').write_text('\n'.join([*lines[:where], other, *lines[where + 1:]]) + '\n')
+
+    def prepare(name):
+        return ['prepare.py', f'--input={tmp_path}/{name}.txt', '--tokenizer=byte', '--val_fraction=.1', f'--out={tmp_path}/{name}']
+
+    def go_on(run, data, *args):
+        return ['train.py', f'--dataset={tmp_path}/{data}', f'--out_dir={tmp_path}/{run}', *TINY, '--mode=unconditional', '--streams=text',
+                *args]
+    results = run_each(*map(prepare, ('a', 'same', 'train', 'val')), go_on('run', 'a', '--max_iters=2'))
+    assert all(rc == 0 for rc, _, _ in results), results
+
+    # a run from before the identity had the data in it
+    shutil.copytree(tmp_path / 'run', tmp_path / 'older')
+    step = tmp_path / 'older' / 'step-00000002'
+    identity = json.loads((step / 'training_state.json').read_text())['identity']
+    del identity['data']
+    forge(step, identity=identity)
+
+    refused = [(run, data) for run in ('run', 'older') for data in ('train', 'val')]
+    results = run_each(*(go_on(run, data, '--max_iters=4') for run, data in refused))
+    for (run, data), (rc, _, err) in zip(refused, results):
+        assert rc == 2 and err.count('\n') == 1 and 'another dataset' in err and f'sha256 of {data}' in err, (run, data, err)
+        assert (tmp_path / run / 'latest').read_text() == 'step-00000002\n'
+
+    # the same bytes in another folder are the same data; to fine-tune or to evaluate on other texts stays possible
+    results = run_each(go_on('run', 'same', '--max_iters=4'), go_on('older', 'same', '--max_iters=4'), go_on('run', 'a', '--max_iters=5'),
+                       go_on('tuned', 'train', '--max_iters=2', f'--init_from={tmp_path}/run'),
+                       ['evaluate.py', f'--out_dir={tmp_path}/run', f'--dataset={tmp_path}/val', '--tasks=nelbo', '--n=8', '--draws=1',
+                        '--device=cpu'])
+    assert all(rc == 0 for rc, _, _ in results), results
+    assert (tmp_path / 'run' / 'latest').read_text() == 'step-00000005\n'
+
+
 # ---- hostile files
 
 @pytest.mark.parametrize('force', ['0', '1'])
@@ -776,6 +848,17 @@ def test_fault_29_guard_off_against_on(dataset, tmp_path):
     train_each(dataset, {tmp_path / 'on': args, tmp_path / 'off': [*args, '--guard=false']})
     assert_same_run(tmp_path / 'on', tmp_path / 'off')
     assert log(tmp_path / 'on')[80, False]['skipped'] == 0
+
+
+@pytest.mark.parametrize('ranks, args', [(1, []), (2, ['--parallel=fsdp'])])
+def test_weights_that_are_not_finite_are_not_saved_and_end_the_run(dataset, tmp_path, ranks, args):
+    out = tmp_path / 'run'
+    job = Job(dataset, out, '--guard=false', '--keep=2', *args, ranks=ranks, before=hook({9: 'nan'}))
+    assert job.wait() == [3] * ranks
+    line, = [line for line in job.err().splitlines() if line.startswith('error')]
+    assert line.startswith('error: step-00000012 is not saved: model.') and 'Traceback' not in job.err() and 'newest checkpoint is step 8' in line
+    assert [p.name for p in checkpoint.steps(out)] == ['step-00000008', 'step-00000004'] and not list(out.glob('*.tmp'))
+    assert all(torch.isfinite(w).all() for w in weights(out).values())
 
 
 def test_a_save_that_was_due_on_a_skipped_step_is_made_up_for(dataset, tmp_path):

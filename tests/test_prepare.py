@@ -251,6 +251,22 @@ def test_a_text_whose_latent_is_not_finite_is_dropped_and_counted_and_more_than_
         run(input=path, out=tmp_path / 'b', shard_size=1000, encoder='fixed')
     assert not (tmp_path / 'b/meta.json').exists()
 
+@pytest.mark.parametrize('constant', [0.3, 0.0])
+def test_latents_of_which_no_dimension_varies_are_refused_before_there_is_a_dataset(tmp_path, constant):
+    path = write_lines(tmp_path / 'a.txt')
+    latents = np.full((len(LINES), 8), constant, np.float32)
+    np.save(tmp_path / 'z.npy', latents)
+    knobs = dict(input=path, latents_from=tmp_path / 'z.npy', encoder='none', tokenizer='byte', out=tmp_path / 'x')
+    with pytest.raises(ValueError, match='no dimension varies.*--latents_from'):
+        run(**knobs)
+    assert not (tmp_path / 'x/meta.json').exists()
+
+    # one dimension that varies is enough
+    latents[:, 3] = np.arange(len(LINES))
+    np.save(tmp_path / 'z.npy', latents)
+    assert PackedDataset(run(**knobs), 'train').live.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
+
+
 # -----------------------------------------------------------------------------
 
 def test_the_same_command_gives_the_same_bytes_anywhere_and_leaves_nothing_else_behind(tmp_path):

@@ -252,6 +252,46 @@ def test_every_training_knob_changes_the_validated_loss_and_no_run_differs_from_
     assert len(set(others)) == len(others), 'two knobs do the same'
 
 
+def test_without_clipping_a_run_is_that_of_a_bound_out_of_reach(dataset, tmp_path):
+    runs = {}
+    for guard in ('true', 'false'):
+        for clip in ('0', '1e9'):
+            runs[tmp_path / f'{clip}-{guard}'] = [f'--grad_clip={clip}', f'--guard={guard}', '--save_interval=1', '--max_iters=4', '--keep=9']
+    train_each(dataset, runs)
+    whole = tmp_path / '0-true'
+    for out in runs:
+        assert log(out) == log(whole)
+        assert all(torch.equal(w, weights(whole)[name]) for name, w in weights(out).items())
+    norms = [entry['grad_norm'] for entry in log(whole).values() if 'grad_norm' in entry]
+    assert len(norms) == 4 and all(math.isfinite(norm) and norm > 0 for norm in norms)
+    assert moved(whole), 'nothing moved'
+
+
+def test_a_resume_says_which_knobs_are_others_and_config_json_keeps_the_old_ones(dataset, tmp_path):
+    out = tmp_path / 'run'
+
+    def go_on(steps, *args):
+        return ['train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY, '--keep=9', f'--max_iters={steps}', *args]
+    same = ['--seed=1', '--betas=0.9,0.99', '--cond_drop=0.5', '--ema_decay=0.9', '--latent_weight=2']
+    results = run_each(go_on(4, '--ema_decay=0'), go_on(8, *same), go_on(8, *same, '--log_interval=2', '--save_interval=2'),
+                       go_on(12, '--ema_decay=0'))
+    assert all(rc == 0 for rc, _, _ in results), results
+    lines = [[line for line in out.splitlines() if line.startswith('resumed')] for _, out, _ in results]
+    assert lines == [[], ['resumed with other knobs: seed 0 -> 1, cond_drop 0.1 -> 0.5, latent_weight 1.0 -> 2.0, max_iters 4 -> 8, '
+                          'betas (0.9, 0.95) -> (0.9, 0.99), ema_decay 0.0 -> 0.9'], [],
+                     ['resumed with other knobs: seed 1 -> 0, cond_drop 0.5 -> 0.1, latent_weight 2.0 -> 1.0, max_iters 8 -> 12, '
+                      'betas (0.9, 0.99) -> (0.9, 0.95), ema_decay 0.9 -> 0.0']]
+    earlier = json.loads((out / 'config.json').read_text())['resumed_from']
+    assert [entry['step'] for entry in earlier] == [4, 8, 8] and [entry.get('seed') for entry in earlier] == [0, None, 1]
+
+    # an average begins where the run was, and ends with it
+    average, now = (load_file(out / 'step-00000008' / f'{name}.safetensors') for name in ('ema', 'model'))
+    before = load_file(out / 'step-00000004' / 'model.safetensors')
+    first = 'blocks.0.text.up.weight'
+    assert not (out / 'step-00000012' / 'ema.safetensors').exists()
+    assert (average[first] - before[first]).norm() < (now[first] - before[first]).norm()
+
+
 def test_sample_and_evaluate_run_from_the_run_folder_alone(dataset, finished, tmp_path):
     np.save(tmp_path / 'z.npy', np.random.default_rng(0).normal(size=(3, 16)))
     np.save(tmp_path / 'bad.npy', np.zeros((3, 17)))
