@@ -488,7 +488,7 @@ def read_hub(source):
                 raise ValueError(f'no text in field {source.field!r}, found {list(record)}; choose with --field=')
             yield as_text(record[source.field], source.field, 'a record')
     except Exception as error:                               # a dozen kinds, all of which mean: not there, or not there any more
-        reason = trouble or f'{type(error).__name__}: {(str(error).splitlines() or [""])[0][:200]}'
+        reason = f'{trouble}{"; " * bool(trouble)}{type(error).__name__}: {(str(error).splitlines() or [""])[0][:200]}'
         raise ValueError(f'hub_dataset={source.hub_dataset}: cannot be read ({reason})') from None
 
 
