@@ -6,6 +6,8 @@ import pytest
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+os.environ.setdefault('HF_HUB_OFFLINE', '1')                 # no test asks the hub
+
 import runs
 from runs import run, train
 

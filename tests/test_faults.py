@@ -636,7 +636,10 @@ def test_fault_27_bad_documents_and_broken_files_at_prepare(tmp_path):
     (tmp_path / 'a.txt').write_bytes(b'\n'.join(lines + bad))
     (tmp_path / 'empty.txt').write_bytes(b'\n\n')
     args = ['prepare.py', f'--input={tmp_path}/a.txt', '--encoder=lsa', '--encoder_dims=16', '--vocab_size=300', '--shard_size=100']
-    (rc, _, err), = run_each([*args, f'--out={tmp_path}/x'])
+    (rc_stop, _, err_stop), (rc, _, err) = run_each([*args, f'--out={tmp_path}/x'],
+                                                    [*args, '--invalid_bytes=replace', f'--out={tmp_path}/x'])
+    args.append('--invalid_bytes=replace')
+    assert rc_stop == 2 and f'a.txt, line {len(lines) + 3}: byte 0xFF is no utf-8' in err_stop and err_stop.strip().count('\n') == 0
     assert rc == 0, err
     x, splits = tmp_path / 'x', [PackedDataset(tmp_path / 'x', split) for split in ('train', 'val')]
     count = splits[0].meta['counts']['input']
