@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 import checkpoint
 from model import Model, ModelConfig
+from runs import HANGS
 
 ROOT = os.path.dirname(os.path.abspath(checkpoint.__file__))
 CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2, width=16)
@@ -69,7 +70,7 @@ def run_code(code, *args, **env):
     """ Some lines in a process of their own, with the imports of a script. """
     head = 'import os, resource, sys\nimport checkpoint\nfrom configurator import stop_on_error\nout = sys.argv[1]\n'
     env = {**os.environ, 'PYTHONPATH': os.pathsep.join([ROOT, os.path.dirname(__file__)]), **env}
-    return subprocess.run([sys.executable, '-c', head + code, *map(str, args)], env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, '-c', head + code, *map(str, args)], env=env, capture_output=True, text=True, timeout=HANGS)
 
 
 # ---- what is written is what is read

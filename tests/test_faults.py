@@ -20,7 +20,7 @@ import torch
 
 import checkpoint
 from data import PackedDataset, row_order
-from runs import ROOT, SLOW, TINY, Job, log, run, run_each, train, train_each, weights
+from runs import HANGS, ROOT, SLOW, TINY, Job, log, run, run_each, train, train_each, weights
 from sources import text_hash
 from test_checkpoint import Command, forge, same, states
 from test_encoders import save_encoder
@@ -194,22 +194,40 @@ def test_fault_05_endless_nan_stops_the_run_with_a_finite_checkpoint(dataset, tm
 
 # ---- kills and signals
 
+def tell(pipe):
+    """ From now on, this process writes one byte into the pipe whenever it opens, syncs or renames a file. """
+    def told(function):
+        def call(*args, **kw):
+            os.write(pipe, b'.')
+            return function(*args, **kw)
+        return call
+    for name in ('open', 'fsync', 'rename', 'replace'):
+        setattr(os, name, told(getattr(os, name)))
+
+
 def test_fault_06_kill_9_while_saving_200_times(tmp_path):
     ready = [states(step) for step in range(10)]
-    outcomes, hits = set(), 0
+    outcomes, hits, moment = set(), 0, random.Random(0)
     for trial in range(200):
         out = tmp_path / str(trial)
         checkpoint.save(out, 1, *ready[1])
+        read, write = os.pipe()
         child = os.fork()
         if not child:
             try:
+                tell(write)
                 for step in range(2, 10 ** 6):
                     checkpoint.save(out, step, *ready[step % 10])
             finally:
                 os._exit(1)
-        time.sleep(random.Random(trial).uniform(.01, .1))
+        os.close(write)
+
+        # after so many files: a count, for a busy machine is seconds late
+        for _ in range(moment.randrange(1, 40)):
+            assert os.read(read, 1), 'the child ended by itself'
         os.kill(child, signal.SIGKILL)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        os.close(read)
         known = int((out / 'latest').read_text()[5:])
         hits += bool(list(out.glob('step-*.tmp')))
         found = checkpoint.load(checkpoint.newest(out))
@@ -310,7 +328,7 @@ def rank_1(out):
     return pid
 
 
-def until(out, text, seconds=90):
+def until(out, text, seconds=HANGS):
     end = time.monotonic() + seconds
     while text not in Path(f'{out}.txt').read_text():
         assert time.monotonic() < end, Path(f'{out}.txt').read_text()
@@ -324,7 +342,8 @@ def test_fault_09_and_10_a_signal_to_torchrun_saves_at_once_and_the_run_goes_on_
     process = torchrun(dataset, out, flags=flags)
     until(out, 'step      5/')
     process.send_signal(number)
-    assert process.wait(10) == 1                                         # torchrun's own code after a signal
+    # torchrun's own code after a signal; the minute is against hanging, that it saved at once is counted in steps
+    assert process.wait(60) == 1
     assert not alive(out)
     assert_preempted(out, number.name)
     job = Job(dataset, out, ranks=2)
@@ -347,7 +366,7 @@ objective.Objective.validation = slowly
     job = Job(dataset, out, '--eval_iters=20', ranks=2, before=slow)
     job.until('evaluating')
     job.processes[1].terminate()
-    assert job.wait(10) == [0, 0]
+    assert job.wait(60) == [0, 0]
     assert_preempted(out, 'SIGTERM')
     assert (4, True) not in log(out), 'it was to leave the evaluation'
     job = Job(dataset, out, ranks=2)
@@ -360,14 +379,15 @@ def test_fault_12_one_rank_dies(dataset, tmp_path):
     job = Job(dataset, tmp_path / 'direct', *args, ranks=2)
     job.until('step      6/')
     job.processes[1].kill()
-    assert job.wait(10) == [4, -signal.SIGKILL]
+    # long before dist_timeout, which is 600 s
+    assert job.wait(60) == [4, -signal.SIGKILL]
     assert job.err().count('\n') == 1 and 'lost the other processes' in job.err() and 'Traceback' not in job.err()
     assert not checkpoint.steps(tmp_path / 'direct'), 'half a job must not save'
     out = tmp_path / 'run'
     process = torchrun(dataset, out, *args)
     until(out, 'step      6/')
     os.kill(rank_1(out), signal.SIGKILL)
-    assert process.wait(10) == 1
+    assert process.wait(60) == 1
     assert not alive(out) and not checkpoint.steps(out)
 
 
@@ -376,7 +396,8 @@ def test_fault_13_one_rank_hangs(dataset, tmp_path):
     process = torchrun(dataset, out, '--max_iters=100000', '--eval_interval=1000000', '--save_interval=1000000', '--dist_timeout=12')
     until(out, 'step      6/')
     os.kill(rank_1(out), signal.SIGSTOP)
-    assert process.wait(12 + 30 + 5) == 1                                 # torchrun gives what does not end 30 s, then kill -9
+    # dist_timeout, then the 30 s that torchrun gives before its kill -9; the rest is for a busy machine
+    assert process.wait(12 + 30 + 120) == 1
     assert not alive(out) and 'Timed out' in Path(f'{out}.txt').read_text()
 
 
@@ -399,12 +420,8 @@ def silent_port():
 def test_fault_14_the_master_cannot_be_reached(dataset, tmp_path, silent_port, rank, address, port, words):
     port = str(silent_port) if port is None else port
     env = dict(RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR=address, MASTER_PORT=port)
-    job = Job(dataset, tmp_path / 'run', '--master_timeout=6', env=env, before="""
-import atexit, time, torch, transformers
-begin = time.monotonic()
-atexit.register(lambda: print('took', time.monotonic() - begin))
-""")
-    assert job.wait() == [4] and float(job.out().split('took')[1]) < 10
+    job = Job(dataset, tmp_path / 'run', '--master_timeout=6', env=env)
+    assert job.wait(120) == [4]                                          # torch's own patience is 300 s and more
     err = job.err()
     assert err.count('\n') == 1 and words in err, err
     for word in ('MASTER_PORT', *([address, 'MASTER_ADDR', port] if port else [])):
@@ -585,8 +602,15 @@ def test_fault_26_prepare_is_killed_at_random_and_goes_on_with_another_number_of
     (tmp_path / 'bert').mkdir()
     args = [f'--input={corpus(tmp_path / "a.txt")}', f'--encoder={save_encoder(tmp_path / "bert")}', '--pooling=mean', '--vocab_size=300',
             '--shard_size=20', '--val_fraction=.1', '--device=cpu']
-    # kills fall inside a shard too
-    slow = "import os, time\nreplace = os.replace\nos.replace = lambda *paths: (time.sleep(.03), replace(*paths))"
+    # kills fall inside a shard too, and before meta.json is there, however late they come
+    slow = """
+import os, time
+replace = os.replace
+def slowly(source, target):
+    time.sleep(999 if str(target).endswith('meta.json') else .03)
+    replace(source, target)
+os.replace = slowly
+"""
 
     def start(name, ranks, **kw):
         return Job(None, tmp_path / name, *args, f'--out={tmp_path / name}', script='prepare.py', ranks=ranks, **kw)
@@ -617,11 +641,11 @@ def test_fault_26_prepare_is_killed_at_random_and_goes_on_with_another_number_of
 def test_fault_26_an_orphan_of_a_killed_prepare_keeps_the_next_one_out(tmp_path):
     args = [f'--input={corpus(tmp_path / "a.txt")}', '--encoder=lsa', '--encoder_dims=16', '--vocab_size=300', '--shard_size=20',
             f'--out={tmp_path / "x"}']
-    stuck = "import os, time\nreplace = os.replace\nos.replace = lambda *p: time.sleep(99) if 'train-00003' in str(p[1]) else replace(*p)"
+    stuck = "import os, time\nreplace = os.replace\nos.replace = lambda *p: time.sleep(999) if 'train-00003' in str(p[1]) else replace(*p)"
     job = Job(None, tmp_path / 'x', *args, script='prepare.py', ranks=2, before=stuck)
     job.until('train-00002')
     job.processes[0].kill()                                  # rank 1 is asleep in its own shard, and lives on
-    time.sleep(.2)
+    job.processes[0].wait()
     second = run('prepare.py', *args)
     assert second.returncode == 2 and 'in use by another prepare.py' in second.stderr and second.stderr.strip().count('\n') == 0
     assert job.processes[1].poll() is None
