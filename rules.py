@@ -16,7 +16,7 @@ import re
 
 NUMBER = r'-?(?:inf|\d+\*\*\d+|\d+(?:\.\d+)?(?:e-?\d+)?)'
 INTERVAL = rf'(?:int )?[\[(]{NUMBER}, {NUMBER}[\])]'
-ONE = rf"(?:{INTERVAL}|{NUMBER}|<[^<>]+>|''|[A-Za-z_][\w-]*)"
+ONE = rf"(?:{INTERVAL}|<[^<>]+>|''|[A-Za-z_][\w-]*|{NUMBER})"   # words first: infill opens with inf
 RULE = re.compile(rf'{ONE}(?: \| {ONE})*(?=$|[;:,.] ?)')
 
 
