@@ -377,7 +377,7 @@ def check_tables(model):
         raise ValueError(f'seq_len={model.config.seq_len} needs tables of {tables:,} bytes beside weights of {weights:,}')
 
 
-def find(out_dir, which='best'):
+def find_checkpoint(out_dir, which='best'):
     """
     The name of a checkpoint folder, as 'step-00001000'; which is 'best', 'latest' or that name.
     A run that was saved before its first evaluation has no best yet: then it is the latest one, with a warning.
@@ -400,10 +400,11 @@ def find(out_dir, which='best'):
 
 
 def load_model(out_dir, which='best', ema=True, device='cpu'):
-    """ (model, config, meta) of a run: which is 'best', 'latest' or 'step-00001000' (find). EMA weights where there are any. """
+    """ (model, config, meta) of a run: which is 'best', 'latest' or 'step-00001000', as in find_checkpoint. EMA weights where there
+    are any. """
     out_dir = Path(out_dir)
     config, meta = read_config(out_dir), read_json(out_dir / 'data' / 'meta.json')
-    name = find(out_dir, which)
+    name = find_checkpoint(out_dir, which)
     state = verify(out_dir / name)
     path = out_dir / name / ('ema.safetensors' if ema and 'ema.safetensors' in state['files'] else 'model.safetensors')
     model = build(state.get('model_config'), path)

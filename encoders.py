@@ -16,6 +16,8 @@ import hashlib
 import json
 import os
 import re
+import sys
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -120,15 +122,38 @@ def folder_hash(folder):
     return 'sha256:' + digest.hexdigest()
 
 
+HUB_TIMEOUT = 5.0                                            # seconds
+
+
+@lru_cache
+def reach_hub():
+    """ Asks the hub once whether it is there: '', or why not. Its libraries would try each file for half a minute, and print two
+    lines a try; after this they work offline, from what they have stored. """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session, logging
+    logging.set_verbosity_error()
+    if constants.HF_HUB_OFFLINE:
+        return 'HF_HUB_OFFLINE is set'
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT)
+        return ''
+    except Exception as error:                               # whatever its library for HTTP raises
+        constants.HF_HUB_OFFLINE = True
+        if 'datasets' in sys.modules:                        # it has its own copy
+            sys.modules['datasets'].config.HF_HUB_OFFLINE = True
+        return f'{constants.ENDPOINT} does not answer: {type(error).__name__}'
+
+
 def fetch(hub_id, revision, kind='encoder', instead=f'name a local folder or one of {", ".join(TABLE)}, lsa'):
-    """ (folder, commit hash) of a hub model, from the cache when there is no network. The hub is asked once, so that ValueError comes
-    after seconds where it does not answer; kind and instead are words of the error. """
+    """ (folder, commit hash) of a hub model, from the cache when there is no network; kind and instead are words of the error. """
     from huggingface_hub import snapshot_download
+    trouble = reach_hub()
     try:
         folder = snapshot_download(hub_id, revision=revision, allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model'],
-                                   ignore_patterns=['onnx/*', 'openvino/*'], etag_timeout=3)
+                                   ignore_patterns=['onnx/*', 'openvino/*'])
     except Exception as error:                                    # a dozen kinds, all of which mean: not there
-        raise ValueError(f'{kind} {hub_id}: no such folder, and the hub did not give it ({type(error).__name__}); {instead}') from None
+        raise ValueError(f'{kind} {hub_id}: no such folder, and the hub did not give it ({trouble or type(error).__name__}); '
+                         f'{instead}') from None
     return folder, os.path.basename(folder)
 
 

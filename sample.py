@@ -34,7 +34,7 @@ from tqdm import tqdm
 import configurator
 import rules
 from baselines import GIDD, NextToken, text_process
-from checkpoint import find, load_model, pick_device
+from checkpoint import find_checkpoint, load_model, pick_device
 from configurator import configure, on_command_line, stop_on_error
 from data import RESIDUES, is_end, load_stats, load_tokenizer
 from diffusion import GaussianLatents, MaskedText, mode_shares
@@ -126,7 +126,7 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
     device = pick_device(device)
     if dtype not in ('float32', 'bfloat16'):
         raise ValueError(f'dtype={dtype!r}: choose from float32, bfloat16')
-    name = find(out_dir, which)
+    name = find_checkpoint(out_dir, which)
     model, config, meta = load_model(out_dir, name, device=device)
     cluster_of = getattr(model, 'cluster_of', None)
     if config['causal'] != model.config.causal or (config.get('text_process') == 'hdlm') != (cluster_of is not None) or (
@@ -500,6 +500,8 @@ def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, like=None, **how):
     Several candidates by confidence are drawn at temperature .7: greedy ones would be equal. Returns tokens (n, L), cosine (n,).
     """
     K = rerank
+    if rerank < 1 or refine < 0:
+        raise ValueError(f'rerank={rerank}, refine={refine}: expected at least 1 and 0')
     if refine and not isinstance(run.text, MaskedText):
         raise ValueError(f'refine={refine} masks again what is least certain: {run.out_dir} was not trained on masked text')
     if K > 1 and how.get('temperature', -1.0) < 0 and how.get('sampler', '') in ('', 'confidence'):
@@ -819,7 +821,7 @@ def main():
         print(f'  -> {written}{notes[i] if notes else ""}')
         n_empty += tokens is not None and not written.strip()
     if n_empty:
-        warn(f'{n_empty} of {total} texts are empty: the model ended them with its first token; '
+        warn(f'{n_empty} of {total} texts are empty: the model wrote their end (EOS) first; '
              'another --seed, --temperature or --sampler may write more')
     if z is not None and save:
         print(f'\n{total} latents written to {save}')
