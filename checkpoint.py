@@ -30,6 +30,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+import rules
 from configurator import read_run_config
 from data import read_meta
 from files import fsync, read_json, sha256, write_text
@@ -180,7 +181,7 @@ def lock(out_dir):
 
 def read_config(out_dir):
     """ config.json: the knobs, checked, and argv, commit, versions, resumed_from. """
-    if not Path(out_dir).is_dir():
+    if not (Path(out_dir) / 'config.json').is_file():
         raise ValueError(f'no run in {out_dir}: train it first, or name another --out_dir')
     return read_run_config(Path(out_dir) / 'config.json')
 
@@ -425,14 +426,31 @@ def check_tables(model):
         raise ValueError(f'seq_len={model.config.seq_len} needs tables of {tables:,} bytes beside weights of {weights:,}')
 
 
-def load_model(out_dir, which='latest', ema=True, device='cpu'):
-    """ (model, config, meta) of a run: which is 'latest', 'best' or 'step-00001000'. EMA weights where there are any. """
+def find_checkpoint(out_dir, which='best'):
+    """
+    The name of a checkpoint folder, as 'step-00001000'; which is 'best', 'latest' or that name.
+    A run that was saved before its first evaluation has no best yet: then it is the latest one, with a warning.
+    """
     out_dir = Path(out_dir)
-    config, meta = read_config(out_dir), read_meta(out_dir / 'data')
+    read_config(out_dir)                                          # ValueError where there is no run
+    if which == 'best' and not (out_dir / 'best').exists() and (out_dir / 'latest').is_file():
+        print(f'warning: {out_dir} has no best checkpoint before its first evaluation: the latest one is read',
+              file=sys.stderr, flush=True)
+        which = 'latest'
     name = checkpoint_named(out_dir, which)
     if not STEP.fullmatch(name) or not (out_dir / name).is_dir():
-        raise ValueError(f'{out_dir} has no checkpoint {name!r}, only {[p.name for p in steps(out_dir)]}: '
-                         'go on training to its first evaluation, or --which=latest')
+        found = [path.name for path in steps(out_dir)]
+        raise ValueError(f'{out_dir} has no checkpoint {rules.short(name)}, ' + (
+            f'only {found}: choose one with --which=' if found else 'nor any other: train it to its first save'))
+    return name
+
+
+def load_model(out_dir, which='best', ema=True, device='cpu'):
+    """ (model, config, meta) of a run: which is 'best', 'latest' or 'step-00001000', as in find_checkpoint. EMA weights where there
+    are any. """
+    out_dir = Path(out_dir)
+    config, meta = read_config(out_dir), read_meta(out_dir / 'data')
+    name = find_checkpoint(out_dir, which)
     verify(out_dir / name)
     state = read_state(out_dir / name)
     for knob, value in state.get('identity', {}).get('process', {}).items():

@@ -117,7 +117,7 @@ def read_sweeps(results, metric):
     """ {sweep: [(point {knob: text}, {calls, value, se})]} from the flat keys task_sweep_knobs/knob=value,.../metric. """
     sweeps = {}
     for key, value in results.items():
-        match = re.fullmatch(r'(\w+_sweep_\w+)/([^/]*)/' + re.escape(metric), key)
+        match = re.fullmatch(r'(\w+_sweep_\w+(?:\[[^/]*\])?)/([^/]*)/' + re.escape(metric), key)
         if match:
             name, label = match.groups()
             point = dict(pair.split('=', 1) for pair in label.split(',') if '=' in pair)

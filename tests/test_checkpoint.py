@@ -128,7 +128,23 @@ def test_load_model_takes_the_ema_weights_of_the_checkpoint_asked_for(tmp_path):
             assert not model.training and config['seed'] == 1 and meta == META and model.config == CONFIG
     shutil.rmtree(out / 'step-00000003')
     checkpoint.save(out, 3, states(3)[0], None, *states(3)[2:])
-    assert torch.equal(checkpoint.load_model(out)[0].bias, states(3)[0]['bias'])  # no EMA: the weights themselves
+    assert torch.equal(checkpoint.load_model(out, 'latest')[0].bias, states(3)[0]['bias'])  # no EMA: the weights themselves
+
+
+def test_every_reader_takes_the_best_checkpoint_and_before_the_first_evaluation_the_latest(tmp_path, capsys):
+    out = run_folder(tmp_path, 1)
+    assert checkpoint.find_checkpoint(out) == 'step-00000001' and 'no best checkpoint' in capsys.readouterr().err
+    checkpoint.save(out, 2, *states(2), keep=9, best=True)
+    checkpoint.save(out, 3, *states(3), keep=9)
+    assert torch.equal(checkpoint.load_model(out, ema=False)[0].bias, states(2)[0]['bias'])
+    assert checkpoint.find_checkpoint(out) == 'step-00000002' and not capsys.readouterr().err
+    for function in (checkpoint.load_model, checkpoint.find_checkpoint, sample.load_run):
+        assert inspect.signature(function).parameters['which'].default == 'best'
+    shutil.rmtree(out / 'step-00000002')
+    with pytest.raises(ValueError, match="has no checkpoint 'step-00000002', only .*step-00000003"):
+        checkpoint.load_model(out)
+    with pytest.raises(ValueError, match='no run in'):
+        checkpoint.find_checkpoint(tmp_path / 'nowhere')
 
 
 def test_the_last_ones_and_the_best_are_kept(tmp_path):
