@@ -2,7 +2,8 @@
 The run folder: written so that a kill at any moment costs at most the checkpoint in the making, read so that nothing in it
 can execute code and no broken byte goes unnoticed.
 
-    out/<run>/config.json       the resolved knobs, argv, git commit, versions; and resumed_from, what they were before each resume
+    out/<run>/config.json       the resolved knobs, argv, git commit, versions; resumed_from: what
+                                they were before each resume
     out/<run>/data/             meta.json, tokenizer.json, latent_stats.npz, encoder.npz: a run folder is complete in itself
     out/<run>/step-00001000/    model.safetensors, ema.safetensors, optimizer.pt, rng_state_rank{N}.pt, training_state.json
     out/<run>/latest, best      text files that name whole checkpoints
@@ -113,8 +114,8 @@ def difference(old, new):
 
 
 def replaced_values(out_dir, config, step):
-    """ The list resumed_from for the config.json of a run that goes on at a step: an object for each resume, with its step and the
-    values of the config.json before it that it changed. """
+    """ The list resumed_from for the config.json of a run that goes on at a step: an object for each
+    resume, with its step and the values of config.json that it replaced. """
     try:
         before = read_config(out_dir)
     except ValueError:                         # it is broken: nothing to keep
@@ -127,13 +128,15 @@ def replaced_values(out_dir, config, step):
 
 def write_run(out_dir, config, data_folder, fresh=False, step=0):
     """ config.json and data/, before the first step. A data/ that is there already stays, as a resumed run keeps its own;
-    fresh: the run has no checkpoint yet, and a data/ left by an earlier attempt is replaced. step: where a resumed run goes on. """
+    fresh: the run has no checkpoint yet, and a data/ left by an earlier attempt is replaced.
+    step: where a resumed run goes on. """
     out_dir, data_folder = Path(out_dir), Path(data_folder)
     out_dir.mkdir(parents=True, exist_ok=True)
     if fresh and (out_dir / 'data').exists():
         shutil.rmtree(out_dir / 'data')
     versions = {'python': platform.python_version(), 'torch': torch.__version__, 'numpy': np.__version__}
-    config = json.loads(dumps({**config, 'argv': sys.argv, 'commit': git_commit(), 'versions': versions}))
+    config = {**config, 'argv': sys.argv, 'commit': git_commit(), 'versions': versions}
+    config = json.loads(dumps(config))         # tuples become lists, as in what was written before
     if not fresh and (earlier := replaced_values(out_dir, config, step)):
         config['resumed_from'] = earlier
     write_text(out_dir / 'config.json', dumps(config))
@@ -189,12 +192,16 @@ def read_config(out_dir):
 # ---- writing
 
 def first_not_finite(state, name):
-    """ The name of the first tensor with nan or inf in nested dicts, lists and tuples; None where all are finite. """
+    """ The name of the first tensor with nan or inf in nested dicts, lists and tuples; None where
+    all are finite. """
     if torch.is_tensor(state):
         is_finite = not state.is_floating_point() or torch.isfinite(state).all()
         return None if is_finite else name
 
-    parts = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, (list, tuple)) else ()
+    if isinstance(state, dict):
+        parts = state.items()
+    else:
+        parts = enumerate(state) if isinstance(state, (list, tuple)) else ()
     for key, value in parts:
         found = first_not_finite(value, f'{name}.{key}')
         if found:
@@ -205,14 +212,15 @@ def save(out_dir, step, model_state, ema_state, optimizer_state, training_state,
     """ Write out_dir/step-N whole or not at all, point `latest` (and `best`) at it, then remove what is no longer kept.
     For one process, rank 0: rng_states is a list, one entry per rank. ema_state and optimizer_state may be None.
     training_state is JSON (tuples become lists), model_config among it. Returns the folder.
-    OSError where it cannot be written, ValueError where weights, average or moments are not finite: nothing of it is left then, and
-    the checkpoints before it are untouched. """
+    OSError where it cannot be written, ValueError where weights, average or moments are not finite:
+    nothing of it is left then, and the checkpoints before it are untouched. """
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True)
     folder = out_dir / f'step-{step:08d}'
 
     # a broken checkpoint would push the good ones out
-    for name, state in (('model', model_state), ('ema', ema_state), ('optimizer', optimizer_state)):
+    states = {'model': model_state, 'ema': ema_state, 'optimizer': optimizer_state}
+    for name, state in states.items():
         found = first_not_finite(state, name)
         if found:
             raise ValueError(f'{folder.name} is not saved: {found} holds nan or inf')

@@ -215,13 +215,16 @@ def how_to_prepare(folder, configs=()):
 
 
 def split_digests(meta):
-    """ What two datasets share only if they hold the same samples: for each split how many there are, and one SHA-256 over those
-    of its files, as meta.json lists them. """
+    """ What two datasets share only if they hold the same samples: for each split how many there
+    are, and one SHA-256 over those of its files, as meta.json lists them. """
     found = {}
     for split, entry in meta['splits'].items():
-        files = [[name, file['sha256']] for shard in entry['shards'] for name, file in sorted(shard['files'].items())]
+        digests = hashlib.sha256()
+        for shard in entry['shards']:
+            for name, file in sorted(shard['files'].items()):
+                digests.update(f'{name} {file["sha256"]}\n'.encode())
         found[f'samples of {split}'] = entry['samples']
-        found[f'sha256 of {split}'] = hashlib.sha256(json.dumps(files).encode()).hexdigest()
+        found[f'sha256 of {split}'] = digests.hexdigest()
     return found
 
 

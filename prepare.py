@@ -604,8 +604,10 @@ def finish(name, folder, record, tok, encode, splits, files, counts):
     if shapes:
         stats = latent_stats(folder, splits['train']['shards'])
         if not LatentStats(**stats).live.any():
-            raise ValueError(f'train: each of its {splits["train"]["samples"]} latents is the same, no dimension varies: nothing can be '
-                             'learned from them; check what made them (--encoder, --latents_from), or --encoder=none for text only')
+            n = splits['train']['samples']
+            raise ValueError(f'train: all {n} latents are the same, no dimension varies, so nothing can '
+                             'be learned from them: check what made them (--encoder, --latents_from), '
+                             'or prepare text only (--encoder=none, no --latents_from)')
         files = files | {'latent_stats.npz': write_file(os.path.join(folder, 'latent_stats.npz'), as_bytes(np.savez, **stats))}
     meta = dict(format=FORMAT, name=name, tokenizer=tok.record, encoder=encode and encode.record, latent_shape=list(*shapes) or None,
                 token_dtype=token_dtype(tok), max_tokens=max_tokens, splits=splits, files=files, source=record,

@@ -242,8 +242,9 @@ with stop_on_error():
     if causal and any('latent' in stage.predict for stage in stages):
         raise ValueError('causal=True predicts no latents: use mode=l2t, or streams=text with mode=unconditional')
     if N and not train_data.live.any() and any('latent' in stage.predict for stage in stages):
-        raise ValueError(f'{folder}: no dimension of its latents varies, so mode={mode_schedule or mode} has no latents to learn: '
-                         'prepare it with another --encoder or --latents_from, or train with --mode=l2t')
+        raise ValueError(f'{folder}: no dimension of its latents varies, so mode={mode_schedule or mode} '
+                         'has no latents to learn: prepare it with another --encoder or --latents_from, '
+                         'or train with --mode=l2t')
     with torch.device('meta'):                             # without memory
         sketch = Model(model_config)
     checkpoint.check_tables(sketch)
@@ -364,8 +365,8 @@ def identity_of(model_config, knobs, meta):
     return json.loads(json.dumps(dict(model=asdict(model_config), process=process, **dataset_identity(meta))))
 
 
-compatible = identity_of(model_config, config, train_data.meta)         # what init_from needs, on whatever data
-identity = {**compatible, 'data': split_digests(train_data.meta)}       # a resume needs the same samples too
+compatible = identity_of(model_config, config, train_data.meta)    # init_from needs no more than this
+identity = {**compatible, 'data': split_digests(train_data.meta)}  # a resume needs the same samples
 step = saved_at = evaluated_at = failed_saves = 0
 save_owed = False                                          # one was due while steps were being skipped
 best_val = math.inf
@@ -401,12 +402,13 @@ def go_on_from(newest):
 
     # the same samples in both splits, or `best` would compare losses of two validation splits
     known = state['identity'].get('data')
-    if not known:                                          # a run older than this check: it has a copy of its dataset's meta.json
-        known = split_digests(checkpoint.read_json(checkpoint.Path(out_dir) / 'data' / 'meta.json'))
+    if not known:                                          # an older run: its copy of meta.json says it
+        meta = checkpoint.read_json(checkpoint.Path(out_dir) / 'data' / 'meta.json')
+        known = split_digests(meta)
     other = checkpoint.difference({'data': known}, {'data': identity['data']})
     if other:
-        raise ValueError(f'{newest} was trained on another dataset than {folder} ({other}): name its own with --dataset=, '
-                         'or choose another --out_dir')
+        raise ValueError(f'{newest} was trained on another dataset than {folder} ({other}): '
+                         'name its own with --dataset=, or choose another --out_dir')
     if saved['optimizer']['names'] != list(names) or len(saved['optimizer']['states']) != len(optimizers):
         raise ValueError(f'{newest} was trained with other parameters or another optimizer: choose another --out_dir')
     fill(saved['model'])
@@ -430,22 +432,23 @@ def go_on_from(newest):
         print(f'warning: the global batch was {state["global_batch"]} rows and is now {global_batch}: not the run it would have been')
 
 
-# these leave what a run learns as it is; what its model and process are, the identity holds
-HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile', 'parallel', 'dist_timeout', 'master_timeout',
-            'preflight_only', 'max_bad_steps', 'keep', 'save_interval', 'eval_interval', 'log_interval', 'wandb_project'}
+# these leave what a resumed run learns as it is
+HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile', 'parallel',
+            'dist_timeout', 'master_timeout', 'preflight_only', 'max_bad_steps', 'keep', 'save_interval',
+            'eval_interval', 'log_interval', 'wandb_project'}
 
 
 def say_what_changed():
-    """ One line of the knobs whose values are not those of config.json, where the run was last started. """
+    """ One line of the knobs that are others than in config.json, which the last start wrote. """
     try:
         before = checkpoint.read_config(out_dir)
     except ValueError as error:
-        print(f'warning: {error}: whether knobs have changed is not known', file=sys.stderr, flush=True)
+        print(f'warning: {error}: whether knobs have changed is not known', file=sys.stderr)
         return
 
     changed = []
     for name, default in read_knobs(__file__)[0].items():
-        old, new = before.get(name, default), config[name]               # the default: of a knob that is younger than the run
+        new, old = config[name], before.get(name, default)  # the default: the knob is younger than the run
         old = tuple(old) if isinstance(old, list) else old
         if name not in HARMLESS and old != new:
             changed.append(f'{name} {old!r} -> {new!r}')
@@ -550,7 +553,7 @@ def get_lr(step):
 
 def save(is_best):
     """ Whether it could be saved: rank 0 writes, all know how it went. A full disk is a warning; the third time in a row, or at
-    the end, it is exit code 5. Weights, average or moments that are not finite are exit code 3. """
+    the end, it is exit code 5. What is not finite is not saved: exit code 3. """
     global saved_at, failed_saves
     assert ema is None or not ema[0].requires_grad, 'the average carries a graph'
     weights = distributed.gather(model.state_dict())
@@ -564,7 +567,7 @@ def save(is_best):
     _, error = distributed.on_first(checkpoint.save, out_dir, step, weights, average, moments, state, rngs, keep=keep, best=is_best)
     if isinstance(error, ValueError):                      # what is to be saved is not finite
         report()
-        before = f'the newest checkpoint is step {saved_at}' if saved_at else 'there is no checkpoint before it'
+        before = f'the newest checkpoint is step {saved_at}' if saved_at else 'there is no checkpoint'
         stop_all(f'{error}; {before}: train with guard=True and a smaller learning_rate', code=3)
     failed_saves = failed_saves + 1 if error else 0
     if not error:

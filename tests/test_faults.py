@@ -883,8 +883,9 @@ def test_weights_that_are_not_finite_are_not_saved_and_end_the_run(dataset, tmp_
     job = Job(dataset, out, '--guard=false', '--keep=2', *args, ranks=ranks, before=hook({9: 'nan'}))
     assert job.wait() == [3] * ranks
     line, = [line for line in job.err().splitlines() if line.startswith('error')]
-    assert line.startswith('error: step-00000012 is not saved: model.') and 'Traceback' not in job.err() and 'newest checkpoint is step 8' in line
-    assert [p.name for p in checkpoint.steps(out)] == ['step-00000008', 'step-00000004'] and not list(out.glob('*.tmp'))
+    assert line.startswith('error: step-00000012 is not saved: model.') and 'newest checkpoint is step 8' in line
+    assert 'Traceback' not in job.err() and not list(out.glob('*.tmp'))
+    assert [p.name for p in checkpoint.steps(out)] == ['step-00000008', 'step-00000004']
     assert all(torch.isfinite(w).all() for w in weights(out).values())
 
 

@@ -256,7 +256,8 @@ def test_without_clipping_a_run_is_that_of_a_bound_out_of_reach(dataset, tmp_pat
     runs = {}
     for guard in ('true', 'false'):
         for clip in ('0', '1e9'):
-            runs[tmp_path / f'{clip}-{guard}'] = [f'--grad_clip={clip}', f'--guard={guard}', '--save_interval=1', '--max_iters=4', '--keep=9']
+            runs[tmp_path / f'{clip}-{guard}'] = [f'--grad_clip={clip}', f'--guard={guard}', '--max_iters=4',
+                                                  '--save_interval=1', '--keep=9']
     train_each(dataset, runs)
     whole = tmp_path / '0-true'
     for out in runs:
