@@ -81,8 +81,11 @@ def summary(folder):
         norm, mean, std = z.norm(dim=-1), train.mean[live], train.std[live]
         line('latents', f'{train.latent_shape}, {meta["encoder"]["id"] if meta["encoder"] else "given"}, '
                         f'norm {norm.mean():.3f} +- {norm.std(correction=0):.3f}')
-        line('per dimension', f'mean {mean.min():.3g} to {mean.max():.3g}, std {std.min():.3g} to {std.max():.3g}, '
-                              f'{int((~live).sum())} dead dimensions')
+        if live.any():
+            line('per dimension', f'mean {mean.min():.3g} to {mean.max():.3g}, std {std.min():.3g} to {std.max():.3g}, '
+                                  f'{int((~live).sum())} dead dimensions')
+        else:
+            line('warning', f'all latents are the same vector: {len(live)} dead dimensions')
         if truncated := sum(split['truncated'] for split in meta['splits'].values()):
             line('warning', f'{truncated:,} samples are longer than the encoder reads ({meta["encoder"]["max_length"]} of its tokens); '
                             'lower --max_tokens')
