@@ -328,11 +328,13 @@ def read_paragraphs(f):
 
 
 class TableLines:
-    """ The lines of a table, for csv. A row may have several. Of one longer than document_limit csv is given what decides where
-    it ends, with an x in place of all other text; `is_over` says that this happened since begin_row. """
+    """ The lines of a table, for csv. A row may have several. Of one longer than document_limit csv is given only what decides
+    where it ends: quotes that are not in pairs, and the characters beside a quote or an end. """
 
-    def __init__(self, f, delimiter):
-        self.f, self.limit, self.other = f, f.source.document_limit, re.compile(f'[^"\r\n{delimiter}]+')
+    DECIDES = re.compile(r'''^[^"\r\n]|[^"\r\n]?"[^"\r\n]?|[^"\r\n]$''')
+
+    def __init__(self, f):
+        self.f, self.limit = f, f.source.document_limit
         self.begin_row()
 
     def begin_row(self):
@@ -349,15 +351,17 @@ class TableLines:
         parts = []
         while piece := self.f.piece(2**16):
             self.length += len(piece)
-            parts.append(self.other.sub('x', piece) if self.is_over else piece)
-            self.given += len(parts[-1])
+            if self.is_over:
+                piece = ''.join(self.DECIDES.findall(piece.replace('""', '')))
+            parts.append(piece)
+            self.given += len(piece)
             if self.given > 2 * self.limit:
                 raise ValueError(f'{self.f.path}, line {self.f.line}: no end of a row of {self.length:,} characters; is it a table?')
             if self.f.is_new_line:
                 break
         if not parts:
             raise StopIteration
-        return ''.join(parts)
+        return ''.join(parts) if self.given else 'x'         # csv would pass over an empty row
 
 
 def read_table(path, source, *columns):
@@ -367,7 +371,7 @@ def read_table(path, source, *columns):
     is_tsv = kind_of(path) == '.tsv'
     form = dict(delimiter='\t', quoting=csv.QUOTE_NONE) if is_tsv else dict(strict=True)
     with open_text(path, source, newline='') as f:
-        lines = TableLines(f, '\t' if is_tsv else ',')
+        lines = TableLines(f)
         rows = csv.DictReader(lines, **form)
         try:
             check_columns(path, rows.fieldnames or [], columns)

@@ -1,4 +1,5 @@
 """ Every kind of source as sentences: the same documents whatever holds them, each counted, latents that stay with their text. """
+import csv
 import gzip
 import json
 import os
@@ -116,8 +117,9 @@ def write_long(path, kind):
         path.write_text('\n\n'.join([texts[0], 'word\n' * 999, texts[2]]))
     elif kind == 'jsonl':
         path.write_text('\n'.join(json.dumps(dict(text=text)) for text in texts))
-    elif kind == 'csv':                                      # a text of several lines, with quotes, beside a column
-        path.write_text('text,n\n' + ''.join('"' + text.replace(' ', '\n""') + '",1\n' for text in texts))
+    elif kind == 'csv':                                      # with commas, quotes and line ends in it
+        with open(path, 'w', newline='') as f:
+            csv.writer(f).writerows([['text', 'n'], *((text, 1) for text in (texts[0], 'word, "word" word, word\n' * 200, texts[2]))])
     elif kind == 'tsv':
         path.write_text('n\ttext\n' + ''.join(f'1\t{text}\n' for text in texts))
     elif kind == 'fasta':
@@ -165,7 +167,7 @@ def test_no_piece_that_is_read_of_a_long_line_is_longer_than_the_limit(tmp_path,
     monkeypatch.setattr(sources.TextFile, 'piece', lambda f, most: asked.append(most) or read_piece(f, most))
     assert [d.text for d in read_all(input=tmp_path / 'a.txt', document_limit=70_000)[0]] == ['end']
     assert max(asked) <= 70_001 and len(asked) > 10
-    (tmp_path / 'a.csv').write_text('text\n' + '"' * 1_000_001)
+    (tmp_path / 'a.csv').write_text('text\n' + '" ' * 500_001)
     with pytest.raises(ValueError, match='a.csv, line 2: no end of a row of'):
         read_all(input=tmp_path / 'a.csv', document_limit=70_000)
 
