@@ -13,13 +13,18 @@ Also here: `lsa`, TF-IDF and a truncated SVD in a screenful of torch, for machin
 """
 import glob
 import hashlib
-import json
 import os
 import re
+import sys
+from functools import lru_cache
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+
+import rules
+from files import read_arrays, sha256
+from files import read_json as read_json_file
 
 # normalize is L2; dimension is the model's own; max_length counts prefix and special tokens; revision is the hub's commit (None: the
 # newest, no pin is known to us; the commit found goes into the dataset's record, and from there on it is pinned)
@@ -44,6 +49,15 @@ POOLINGS = ('mean', 'cls', 'last')
 UNUSED = re.compile(r'(^|\.)pooler\.|position_ids$|^cls\.|^lm_head\.')
 
 
+def check_texts(texts):
+    """ ValueError unless it is a list of texts. One bare text would be taken for a list of its characters. """
+    if isinstance(texts, (str, bytes)):
+        raise ValueError(f'expected a list of texts, found one {type(texts).__name__}: write [{rules.short(texts)}]')
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(f'expected a list of texts, found {rules.short(text)} in it')
+
+
 def pool(h, m, pooling):
     """ Hidden states (B, L, D) and attention mask (B, L) -> (B, D), for padding on either side. """
     row = torch.arange(len(h), device=h.device)
@@ -65,6 +79,7 @@ class Encoder:
 
     @torch.inference_mode()
     def __call__(self, texts, progress=lambda n: None, window=2**14):
+        check_texts(texts)
         out = [self.embed(texts[i:i + window], progress) for i in range(0, len(texts), window)]
         return torch.cat(out)[:, None] if out else torch.empty(0, 1, self.record['dimension'])
 
@@ -85,35 +100,67 @@ class Encoder:
             progress(len(rows))
         return out
 
+    def remark(self, text):
+        """ What keeps it from embedding this text as it stands, or ''. """
+        tokenizer, most = self.tokenizer, self.record['max_length']
+        ids = tokenizer(self.record['prefix'] + text, verbose=False)['input_ids']
+        if len(ids) > most:
+            return f'is longer than the encoder reads ({len(ids):,} tokens, at most {most:,}): its end was not read'
+
+        # an unknown word is [UNK] in some tokenizers, beside a mark of where it begins
+        own = tokenizer(text, add_special_tokens=False, verbose=False)['input_ids']
+        known = [i for i in own if i != tokenizer.unk_token_id and tokenizer.decode([i]).strip()]
+        return '' if known else 'has no word that the encoder knows, so its embedding says nothing'
+
 
 def folder_hash(folder):
     """ A digest of what decides an embedding: weights, configuration and tokenizer, by relative name. """
     digest = hashlib.sha256()
     for path in sorted(glob.glob('**', root_dir=folder, recursive=True)):
         if path.endswith(('.json', '.safetensors', '.txt', '.model')):
-            with open(os.path.join(folder, path), 'rb') as f:
-                digest.update(f'{path} {hashlib.file_digest(f, "sha256").hexdigest()}\n'.encode())
+            digest.update(f'{path} {sha256(os.path.join(folder, path))}\n'.encode())
     return 'sha256:' + digest.hexdigest()
 
 
-def fetch(hub_id, revision):
-    """ (folder, commit hash) of a hub model, from the cache when there is no network. """
+HUB_TIMEOUT = 5.0                                            # seconds
+
+
+@lru_cache
+def reach_hub():
+    """ Asks the hub once whether it is there: '', or why not. Its libraries would try each file for half a minute, and print two
+    lines a try; after this they work offline, from what they have stored. """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session, logging
+    logging.set_verbosity_error()
+    if constants.HF_HUB_OFFLINE:
+        return 'HF_HUB_OFFLINE is set'
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT)
+        return ''
+    except Exception as error:                               # whatever its library for HTTP raises
+        constants.HF_HUB_OFFLINE = True
+        if 'datasets' in sys.modules:                        # it has its own copy
+            sys.modules['datasets'].config.HF_HUB_OFFLINE = True
+        return f'{constants.ENDPOINT} does not answer: {type(error).__name__}'
+
+
+def fetch(hub_id, revision, kind='encoder', instead=f'name a local folder or one of {", ".join(TABLE)}, lsa'):
+    """ (folder, commit hash) of a hub model, from the cache when there is no network; kind and instead are words of the error. """
     from huggingface_hub import snapshot_download
+    trouble = reach_hub()
     try:
         folder = snapshot_download(hub_id, revision=revision, allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model'],
                                    ignore_patterns=['onnx/*', 'openvino/*'])
     except Exception as error:                                    # a dozen kinds, all of which mean: not there
-        raise ValueError(f'encoder {hub_id}: no such folder, and the hub did not give it ({type(error).__name__}); '
-                         f'name a local folder or one of {", ".join(TABLE)}, lsa') from None
+        raise ValueError(f'{kind} {hub_id}: no such folder, and the hub did not give it ({trouble or type(error).__name__}); '
+                         f'{instead}') from None
     return folder, os.path.basename(folder)
 
 
-def read_json(folder, name):
+def read_json(folder, name, schema=None, kind=dict):
+    """ What a JSON file of a model's folder holds; empty where there is none. """
     path = os.path.join(folder, name)
-    if not os.path.isfile(path):
-        return {}
-    with open(path, encoding='utf-8') as f:
-        return json.load(f)
+    return read_json_file(path, schema, kind) if os.path.isfile(path) else kind()
 
 
 def folder_settings(folder):
@@ -126,8 +173,10 @@ def folder_settings(folder):
         if len(on) != 1 or on[0] not in modes:
             raise ValueError(f'{folder}/1_Pooling/config.json: found {on}, expected one of {list(modes)}; choose with --pooling=')
         found['pooling'] = modes[on[0]]
-        found['normalize'] = any('Normalize' in module.get('type', '') for module in read_json(folder, 'modules.json'))
-    if length := read_json(folder, 'sentence_bert_config.json').get('max_seq_length'):
+        found['normalize'] = any('Normalize' in module.get('type', '')
+                                 for module in read_json(folder, 'modules.json', [{'type?': "'' | <a class>"}], list))
+    schema = {'max_seq_length?': 'None | int [1, 2**31]'}
+    if length := read_json(folder, 'sentence_bert_config.json', schema).get('max_seq_length'):
         found['max_length'] = length
     return found
 
@@ -209,10 +258,16 @@ class LSA:
         self.truncated = 0
 
     def __call__(self, texts, progress=lambda n: None):
+        check_texts(texts)
         index, weight, offsets = tfidf(texts, self.row, self.idf)
         z = F.embedding_bag(index, self.projection, offsets, per_sample_weights=weight, mode='sum', include_last_offset=True)
         progress(len(texts))
         return F.normalize(z, dim=-1)[:, None]
+
+    def remark(self, text):
+        """ What keeps it from embedding this text as it stands, or ''. """
+        is_known = any(word in self.row for word in split_words(text))
+        return '' if is_known else 'has no word that the encoder knows, so its embedding says nothing'
 
     def save(self, path):
         words = np.frombuffer('\n'.join(self.words).encode(), np.uint8)
@@ -262,10 +317,14 @@ def fit_lsa(texts, dims, seed=0, max_words=20_000):
     projection = projection[:, :dims].contiguous()
     flip = projection.gather(0, projection.abs().argmax(0, keepdim=True)).sign()       # an SVD leaves the signs open
     projection = projection * flip
-    digest = hashlib.sha256('\n'.join(words).encode() + idf.numpy().tobytes() + projection.numpy().tobytes()).hexdigest()
-    record = dict(id='lsa', revision='sha256:' + digest, pooling='sum', prefix='', normalize=True, dimension=dims, max_length=None,
+    record = dict(id='lsa', revision=lsa_hash(words, idf, projection), pooling='sum', prefix='', normalize=True, dimension=dims, max_length=None,
                   dtype='float32', language=None)
     return LSA(words, idf, projection, record)
+
+
+def lsa_hash(words, idf, projection):
+    digest = hashlib.sha256('\n'.join(words).encode() + idf.numpy().tobytes() + projection.numpy().tobytes())
+    return 'sha256:' + digest.hexdigest()
 
 
 def load_lsa(folder, record):
@@ -273,9 +332,13 @@ def load_lsa(folder, record):
     path = os.path.join(folder or '', 'encoder.npz')
     if not os.path.isfile(path):
         raise ValueError(f'{path}: missing; lsa is fitted by prepare.py and lies in the dataset folder')
-    with np.load(path, allow_pickle=False) as arrays:
-        words = arrays['words'].tobytes().decode().split('\n')
-        idf, projection = torch.from_numpy(arrays['idf']), torch.from_numpy(arrays['projection'])
-    if projection.shape != (len(words), record['dimension']) or idf.shape != (len(words),):
-        raise ValueError(f'{path}: projection {tuple(projection.shape)}, expected {(len(words), record["dimension"])}')
+    arrays = read_arrays(path, {'words': ('uint8', (None,)), 'idf': ('float32', (None,)),
+                                'projection': ('float32', (None, record['dimension']))})
+    words = arrays['words'].tobytes().decode(errors='replace').split('\n')
+    idf, projection = torch.from_numpy(arrays['idf']), torch.from_numpy(arrays['projection'])
+    if not len(words) == len(idf) == len(projection):
+        raise ValueError(f'{path}: {len(words)} words, {len(idf)} weights and {len(projection)} rows, expected as many of each')
+    if lsa_hash(words, idf, projection) != record['revision']:
+        raise ValueError(f'{path}: revision {lsa_hash(words, idf, projection)}, expected {record["revision"]}; '
+                         'this is not the encoder that the data was made with')
     return LSA(words, idf, projection, record)

@@ -14,13 +14,13 @@ Letters: B rows, L tokens, P scored positions, V vocabulary, C clusters.
 import math
 import os
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 
 from diffusion import MaskedText
 from processes.integral import integral_bound, integral_loss, one
 from runs.checkpoint import load_model
+from runs.files import read_array
 from samplers import begin, nothing, positions_of, put, to
 
 # ---- HDLM
@@ -133,8 +133,9 @@ def cluster_table(source, data, C):
         rows = model.embed.weight.detach()
     elif source:
         try:
-            rows = torch.from_numpy(np.load(source, allow_pickle=False))
-        except (OSError, EOFError, TypeError, ValueError) as error:
+            array = read_array(source)
+            rows = torch.from_numpy(array.astype(array.dtype.newbyteorder('=')))
+        except (TypeError, ValueError) as error:
             raise ValueError(f'clusters_from={source}: no run folder, and no array in an .npy file ({error})') from None
         if rows.shape == (V,) and not rows.is_floating_point() and rows.min() == 0 and rows.max() == C - 1:
             return rows.long()
