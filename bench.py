@@ -33,12 +33,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-import peers
-from checkpoint import pick_device
+from benchmarks import peers
+from runs.checkpoint import pick_device
 from configurator import configure, stop, stop_on_error
 from data import PackedDataset, dataset_folder
 from diffusion import GaussianLatents, MaskedText
-from distributed import keep_freed_memory
+from runs.distributed import keep_freed_memory
 from encoders import load_encoder
 from samplers import SAMPLERS
 

@@ -21,7 +21,7 @@ import sys
 import textwrap
 import types
 
-import rules
+from runs import rules
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SCRIPTS = ('prepare', 'train', 'sample', 'evaluate', 'bench', 'plot')
@@ -159,7 +159,7 @@ def read_run_config(path):
     config.json of a run: each of train.py's knobs, held to its type and its rule; one that is younger than the run has its
     default. What is no knob is there as it was written: argv, commit, versions, lengths. ValueError names file and field.
     """
-    from files import read_json                              # numpy is behind it, which --help does without
+    from runs.files import read_json                              # numpy is behind it, which --help does without
     fields = {'argv?': ["'' | <a text>"], 'commit?': "None | '' | <a commit>", 'versions?': {'*': '<a version>'},
               'lengths?': ['int [0, 2**31]']}
     found = read_json(path, fields, limit=2**20)

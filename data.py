@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from configurator import run_config
-from files import MAX_HEADER, check_fields, read_array, read_arrays, read_json, sha256
-from rules import short
+from runs.files import MAX_HEADER, check_fields, read_array, read_arrays, read_json, sha256
+from runs.rules import short
 
 FORMAT = 1                     # of meta.json; a reader refuses any other
 DEAD = 1e-3                    # a latent dimension whose std is below DEAD * median std carries nothing: MiniLM has three

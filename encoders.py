@@ -22,9 +22,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-import rules
-from files import read_arrays, sha256
-from files import read_json as read_json_file
+from runs import rules
+from runs.files import read_arrays, sha256
+from runs.files import read_json as read_json_file
 
 # normalize is L2; dimension is the model's own; max_length counts prefix and special tokens; revision is the hub's commit (None: the
 # newest, no pin is known to us; the commit found goes into the dataset's record, and from there on it is pinned)

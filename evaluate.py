@@ -49,12 +49,12 @@ os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
 
 import numpy as np
 
-from baselines import NextToken
-from checkpoint import git_commit
+from processes.autoregressive import NextToken
+from runs.checkpoint import git_commit
 from configurator import configure, from_text, read_knobs, settle, stop_on_error
 from data import dataset_folder
-from files import read_json, sha256
-from measures import (compare, compare_latents, embed, evaluate_from_noise, evaluate_image, evaluate_importance, evaluate_infill,
+from runs.files import read_json, sha256
+from tasks.measures import (compare, compare_latents, embed, evaluate_from_noise, evaluate_image, evaluate_importance, evaluate_infill,
                       evaluate_l2t, evaluate_protein, evaluate_self_correction, evaluate_sts, evaluate_t2l, chosen_rows, latent_mse,
                       load_file, load_scorer, load_texts, make_latents, means, nelbo, read_classes, read_pairs, write_from)
 from sample import LATENT_KNOBS, TEXT_KNOBS, check_task, check_writable, encoder_of, load_run, trained_for, why_not

@@ -13,9 +13,9 @@ import os
 import re
 import textwrap
 
-import rules
+from runs import rules
 from configurator import configure, stop, stop_on_error
-from files import read_arrays, read_json
+from runs.files import read_arrays, read_json
 
 out_dir = 'out/quickstart'
 what = 'curves'                 # curves | sweep | importance | images

@@ -44,16 +44,16 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-import distributed
-from checkpoint import pick_device
+from runs import distributed
+from runs.checkpoint import pick_device
 from configurator import configure, read_knobs, stop_on_error
 from data import (COUNT, FORMAT, LATENT_SHAPE, SHARD, LatentStats, bpe_tokenizer, check_shard, has_fitting_sizes, load_tokenizer,
                   read_meta, sha256, train_bpe)
-from distributed import everyone, on_first, rank, world
+from runs.distributed import everyone, on_first, rank, world
 from encoders import fit_lsa, load_encoder
-from files import check_fields, read_array, read_json, write_text
-from inspection import covering, dropped, export, summary, verify
-from sources import HUB, Source, documents, earlier_index, hub_commit, list_files, text_hash
+from runs.files import check_fields, read_array, read_json, write_text
+from corpora.layouts import covering, dropped, export, summary, verify
+from corpora.sources import HUB, Source, documents, earlier_index, hub_commit, list_files, text_hash
 
 # ---- what is read, details in sources.py
 input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .csv, .tsv, .parquet, .fasta; each may be .gz;

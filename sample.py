@@ -35,16 +35,18 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 import configurator
-import rules
-from baselines import GIDD, NextToken, text_process
-from checkpoint import find_checkpoint, load_model, pick_device
+from runs import rules
+from processes import text_process
+from processes.autoregressive import NextToken
+from processes.gidd import GIDD
+from runs.checkpoint import find_checkpoint, load_model, pick_device
 from configurator import configure, on_command_line, stop_on_error
 from data import RESIDUES, is_end, load_stats, load_tokenizer
 from diffusion import GaussianLatents, MaskedText, mode_shares
 from encoders import check_texts, load_encoder
-from files import read_array
+from runs.files import read_array
 from samplers import certainty_of, make_propose, make_sampler, nothing, positions_of, put
-from sources import Source, documents, image_patches, kind_of, to_pixels
+from corpora.sources import Source, documents, image_patches, kind_of, to_pixels
 
 out_dir = 'out/quickstart'      # <a run folder>: model, data records and schedules all come from it
 which = 'best'                  # best | latest | <a step, as step-00001000>: best is the latest one before the first evaluation

@@ -35,16 +35,17 @@ os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
 import numpy as np
 import torch
 
-import checkpoint
-import distributed
-from adaptive import STAGES, Adaptive, rarity
-from baselines import cluster_table, clusters_in_words, text_process as make_text
+from runs import checkpoint
+from runs import distributed
+from processes.adaptive import STAGES, Adaptive, rarity
+from processes import text_process as make_text
+from processes.hdlm import cluster_table, clusters_in_words
 from configurator import configure, read_knobs, stop, stop_on_error
 from data import PackedDataset, dataset_folder, dataset_identity, how_to_prepare, prefetch, row_order, split_digests
 from diffusion import MODES, GaussianLatents
-from distributed import add, agree, rank, stop_all, world
+from runs.distributed import add, agree, rank, stop_all, world
 from model import Model, ModelConfig
-from objective import Objective, read_stages
+from loss import Objective, read_stages
 
 # ---- data and run
 dataset = 'quickstart'             # <a folder under data/, or a path to one>

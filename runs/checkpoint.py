@@ -31,10 +31,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-import rules
+from runs import rules
 from configurator import read_run_config
 from data import read_meta
-from files import fsync, read_json, sha256, write_text
+from runs.files import fsync, read_json, sha256, write_text
 from model import Model, ModelConfig
 
 DATA_FILES = ('meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz')

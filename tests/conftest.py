@@ -11,8 +11,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 os.environ.setdefault('HF_HUB_OFFLINE', '1')                 # no test asks the hub
 
-import runs
-from runs import run, train
+import launch
+from launch import run, train
 
 
 SEED = os.environ.get('NANOLDLM_TEST_SEED', '0')
@@ -35,9 +35,9 @@ def every_global_generator_is_seeded(request):
 @pytest.fixture(autouse=True)
 def no_process_outlives_its_test():
     yield
-    for process in (process for job in runs.started for process in job.processes):
+    for process in (process for job in launch.started for process in job.processes):
         process.kill()
-    runs.started.clear()
+    launch.started.clear()
 
 
 @pytest.fixture(scope='session')

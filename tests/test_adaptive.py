@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from adaptive import Adaptive, genmd4_bound, rarity
+from processes.adaptive import Adaptive, genmd4_bound, rarity
 from data import PackedDataset
 from diffusion import MaskedText
 from model import Importance, Model, ModelConfig
-from objective import Objective, read_stages
-from runs import run, run_each, train, weights
+from loss import Objective, read_stages
+from launch import run, run_each, train, weights
 from toys import L, MASK, TEXTS, V, Toy, exact_bound, optimal_denoiser, random_denoiser, text_law
 
 FREQUENT_FIRST = torch.tensor([0.1, 0.4, 0.7, 0.95, 0.5])

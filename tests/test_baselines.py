@@ -9,11 +9,14 @@ import pytest
 import torch
 
 import baselines as baselines_file
-from baselines import GIDD, HDLM, NextToken, cluster_table, clusters_in_words, kmeans, text_process
+from processes import text_process
+from processes.autoregressive import NextToken
+from processes.gidd import GIDD
+from processes.hdlm import HDLM, cluster_table, clusters_in_words, kmeans
 from data import PackedDataset
 from diffusion import MaskedText, uniforms
 from model import Model, ModelConfig
-from runs import log, run_each, train_each, weights
+from launch import log, run_each, train_each, weights
 from sample import l2t, load_run, null_latents
 from samplers import make_propose
 

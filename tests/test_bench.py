@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from runs import HANGS, ROOT
+from launch import HANGS, ROOT
 
 TINY = dict(depth=2, width=32, heads=2, batch=2, length=16, n_latents=1, latent_dim=6, vocab_size=50)
 
@@ -15,7 +15,7 @@ def bench(*args, **env):
     code = f"""
 import runpy, sys
 sys.argv = ['bench.py', *{list(args)!r}, '--device=cpu', '--threads=1', '--rounds=2', '--seconds=0.05']
-import peers
+from benchmarks import peers
 peers.SHAPES['small'] = {TINY!r}
 runpy.run_path('bench.py', run_name='__main__')
 """
@@ -54,7 +54,7 @@ def test_scaling_and_samplers_print_their_tables():
 
 @pytest.mark.parametrize('side', ['ours', 'bert', 'gpt'])
 def test_every_side_learns_from_its_batch(side):
-    import peers
+    from benchmarks import peers
     import torch
     module, loss = peers.build(side, TINY, 'cpu', 'float32')
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)

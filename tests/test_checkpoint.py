@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import checkpoint
+from runs import checkpoint
 from model import Model, ModelConfig
-from runs import HANGS
+from launch import HANGS
 
 ROOT = os.path.dirname(os.path.abspath(checkpoint.__file__))
 CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2, width=16)

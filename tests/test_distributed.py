@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import checkpoint
-from runs import TINY, Job, log, run_each, weights
+from runs import checkpoint
+from launch import TINY, Job, log, run_each, weights
 
 EXACT = ['--dropout=0', '--ema_decay=0.9']
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-import measures
+from tasks import measures
 from diffusion import GaussianLatents, MaskedText
 from evaluate import read_sweep
-from measures import compare, correlations, derangement, nelbo, ranks, read_pairs, retrieval, ridge, text_statistics, word_f1
+from tasks.measures import compare, correlations, derangement, nelbo, ranks, read_pairs, retrieval, ridge, text_statistics, word_f1
 from model import Model, ModelConfig
 from toys import L, TEXTS, V, Toy, any_order_law, exact_bound, optimal_denoiser
 

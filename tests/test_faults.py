@@ -18,10 +18,10 @@ import numpy as np
 import pytest
 import torch
 
-import checkpoint
+from runs import checkpoint
 from data import PackedDataset, row_order
-from runs import HANGS, ROOT, SLOW, TINY, Job, log, run, run_each, train, train_each, weights
-from sources import text_hash
+from launch import HANGS, ROOT, SLOW, TINY, Job, log, run, run_each, train, train_each, weights
+from corpora.sources import text_hash
 from test_checkpoint import Command, forge, same, states
 from test_encoders import save_encoder
 
@@ -789,7 +789,7 @@ def test_fault_23_a_checkpoint_that_would_run_a_command(dataset, finished, tmp_p
     code = f"""
 import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})
 import json, runs
-print(json.dumps(runs.run_each(*{commands!r})))
+print(json.dumps(launch.run_each(*{commands!r})))
 """
     result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
                             env={**os.environ, 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD': force})
@@ -899,7 +899,7 @@ def test_an_error_of_one_rank_at_the_resume_is_everybodys(dataset, finished, tmp
     out = tmp_path / 'run'
     shutil.copytree(finished, out)
     job = Job(dataset, out, ranks=2, before="""
-import checkpoint
+from runs import checkpoint
 def cannot(*args, **kw):
     raise OSError('no such mount')
 if os.environ['RANK'] == '1':

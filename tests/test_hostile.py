@@ -60,7 +60,7 @@ def test_what_must_be_refused_is_refused_and_what_is_sound_loads(found):
 
 
 def test_the_reader_of_arrays_gives_what_numpy_gives(tmp_path):
-    from files import read_array, read_arrays
+    from runs.files import read_array, read_arrays
     arrays = dict(a=np.arange(6, dtype=np.float16).reshape(2, 3), b=np.zeros((0, 4)), c=np.asfortranarray(np.eye(3)),
                   d=np.array(5), e=np.array(['a', 'bc']))
     expected = {name: ('texts' if name == 'e' else 'numbers', None) for name in arrays}
@@ -74,7 +74,7 @@ def test_the_reader_of_arrays_gives_what_numpy_gives(tmp_path):
 
 
 def test_the_reader_of_arrays_names_dtype_shape_and_size_found_and_expected(tmp_path):
-    from files import read_array
+    from runs.files import read_array
     path = tmp_path / 'a.npy'
     np.save(path, np.zeros((2, 3), np.float32))
     for expected, words in ((('float16', (2, 3)), r'float32 \(2, 3\), expected float16 \(2, 3\)'),
@@ -173,14 +173,14 @@ class Outcomes:
 def main(dataset, finished, folder):
     import torch
 
-    import checkpoint
+    from runs import checkpoint
     import data
     import encoders
-    import inspection
+    from corpora import layouts as inspection
     import plot
     import prepare
     import sample
-    import sources
+    from corpora import sources
     from evaluate import write_results
     torch.set_num_threads(1)
     rng, outcomes = random.Random(0), Outcomes(folder)

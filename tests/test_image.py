@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-import measures
+from tasks import measures
 import plot
 import sample
 from data import PackedDataset
-from runs import ROOT, TINY, run_each
-from sources import DIGITS, Source, documents, image_patches, to_patches, to_pixels
+from launch import ROOT, TINY, run_each
+from corpora.sources import DIGITS, Source, documents, image_patches, to_patches, to_pixels
 
 CLASSES = f'--classes=digit: {", ".join(DIGITS)}; strokes: thin, plain, bold'
 

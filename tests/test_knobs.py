@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 import configurator
-from runs import ROOT, run_each
+from launch import ROOT, run_each
 
 VALUES = ('nan', 'inf', '-1', '0', '1e30', '')
 SHORT = ['--depth=1', '--width=16', '--heads=1', '--latent_tokens=1', '--batch_size=4', '--max_iters=1', '--eval_iters=1', '--device=cpu',

@@ -4,7 +4,7 @@ import json
 import pytest
 
 import plot
-from runs import run_each
+from launch import run_each
 
 LOG = [dict(step=50, text_loss=3., text_nats_per_token=6., text_nll_by_t=[1., 2., 3., None], grad_norm=4., tokens_per_s=900.),
        dict(step=50, val_text=2.5, best=True),

@@ -18,7 +18,7 @@ import data
 import prepare
 from data import PackedDataset, Tokenizer, byte_tokenizer
 from prepare import Chunker
-from sources import Source, builtin_corpus, documents, text_hash
+from corpora.sources import Source, builtin_corpus, documents, text_hash
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORDS = 'a the dog cat runs sits on beach mat and red big small man woman walks along river in snow'.split()

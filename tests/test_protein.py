@@ -10,8 +10,8 @@ import sample
 from data import RESIDUES, PackedDataset, is_end
 from diffusion import MaskedText, uniforms
 from encoders import load_encoder
-from objective import Objective, read_stages
-from runs import TINY, run, run_each
+from loss import Objective, read_stages
+from launch import TINY, run, run_each
 from samplers import SAMPLERS
 
 STANDARD = set('ACDEFGHIKLMNPQRSTVWY')

@@ -7,7 +7,9 @@ import pytest
 import torch
 
 import sample
-from baselines import GIDD, HDLM, NextToken
+from processes.autoregressive import NextToken
+from processes.gidd import GIDD
+from processes.hdlm import HDLM
 from diffusion import GaussianLatents, MaskedText
 from samplers import SAMPLERS, begin, certainty_of, in_blocks, make_propose, nothing, nucleus_filter
 from toys import (L, MASK, STATES, V, Toy, any_order_law, chain_law, chi_square_z, index, optimal_denoiser, random_denoiser, release_chain)

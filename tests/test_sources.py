@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import data
-import sources
+from corpora import sources
 from data import RESIDUES, PackedDataset
-from sources import Source, documents, image_patches
-from runs import ROOT, TINY, run_each
+from corpora.sources import Source, documents, image_patches
+from launch import ROOT, TINY, run_each
 from test_prepare import LINES, WORDS, own_knobs, run, texts_of, write_lines    # noqa: F401  own_knobs puts prepare's knobs back
 
 PROTEINS = '>a first\nMKTAYIAKQR\nQISFVKSHFS*\n>b\nmktayiakqrqisfvkshfs\n>empty\n\n>c\nMJ@KV\n>d\nMKVLAAGIVGLLLA\n'

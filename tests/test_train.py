@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from configurator import run_config
 from data import PackedDataset, dataset_folder, how_to_prepare
 from diffusion import GaussianLatents, MaskedText
-from objective import Objective, read_stages
-from runs import ROOT, TINY, Job, log, run, run_code, run_each, train, train_each, weights
+from loss import Objective, read_stages
+from launch import ROOT, TINY, Job, log, run, run_code, run_each, train, train_each, weights
 from samplers import SAMPLERS
 
 

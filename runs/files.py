@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-import rules
+from runs import rules
 
 MAX_HEADER = 10_000            # bytes of an .npy header, numpy's own limit; ours have 128
 KINDS = {'floats': 'f', 'numbers': 'biuf', 'texts': 'U'}   # what stands for several dtypes, as np.dtype.kind

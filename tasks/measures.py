@@ -15,9 +15,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from adaptive import Adaptive, genmd4_bound, rarity
-from baselines import NextToken
-from checkpoint import difference
+from processes.adaptive import Adaptive, genmd4_bound, rarity
+from processes.autoregressive import NextToken
+from runs.checkpoint import difference
 from data import PackedDataset, dataset_identity, is_end
 from diffusion import normals, uniforms
 from encoders import fetch, reach_hub

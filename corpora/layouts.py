@@ -10,8 +10,8 @@ import numpy as np
 from tqdm import tqdm
 
 from data import COUNT, PackedDataset, check_file, read_meta
-from files import check_fields
-from sources import DROPS, earlier_index
+from runs.files import check_fields
+from corpora.sources import DROPS, earlier_index
 
 SUMMED = {key: COUNT for key in ('documents', 'tokens', 'bytes', 'truncated')}   # of a split, beside what every reader needs
 

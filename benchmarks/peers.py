@@ -20,7 +20,7 @@ import torch.nn.functional as F
 
 from diffusion import GaussianLatents, MaskedText, mode_shares
 from model import Clock, Model, ModelConfig
-from objective import Objective
+from loss import Objective
 
 SHAPES = {'small':     dict(depth=6, width=256, heads=4, batch=8, length=128, n_latents=1, latent_dim=384, vocab_size=4096),
           'gpt2vocab': dict(depth=6, width=384, heads=6, batch=4, length=256, n_latents=8, latent_dim=48, vocab_size=50304)}

@@ -36,7 +36,7 @@ import numpy as np
 
 from data import RESIDUES
 from encoders import reach_hub
-from files import read_array
+from runs.files import read_array
 
 
 @dataclass(frozen=True)
