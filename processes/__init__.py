@@ -13,6 +13,8 @@ What loss.py, sample.py and evaluate.py ask of a text process, t from 0 (clean) 
 
 A new process is a class with these methods in a file here, and a line in `text_process`.
 """
+import torch
+
 from diffusion import MaskedText
 
 
@@ -40,6 +42,8 @@ def text_process(config, vocab_size, cluster_of=None, lengths=None):
         from processes.hdlm import HDLM
         if weight != 'bound':
             raise ValueError(f'text_loss_weight={weight}: text_process=hdlm has bound alone')
+        if cluster_of is None:                             # any, until train.py has found them
+            cluster_of = torch.arange(vocab_size) % config['clusters']
         return HDLM(vocab_size, cluster_of, config['hdlm_gamma'], config['hdlm_xi'])
     if kind != 'masked':
         raise ValueError(f'text_process={kind!r}: choose from masked, gidd, hdlm')
@@ -49,6 +53,24 @@ def text_process(config, vocab_size, cluster_of=None, lengths=None):
 def extra_ids(config):
     """ Ids beyond MASK that the network reads and never predicts: HDLM's clusters. """
     return config['clusters'] if config.get('text_process', 'masked') == 'hdlm' else 0
+
+
+def adaptive_masking(config, data):
+    """ ATAT's masking by importance (processes/adaptive.py) where a run's knobs ask for it, else None. """
+    kind = config['importance']
+    if kind == 'none':
+        if config['masking'] != 'time_only' or config['curriculum']:
+            raise ValueError(f"masking={config['masking']}, curriculum={config['curriculum']}: "
+                             'choose an --importance= for them')
+        return None
+    if config['causal'] or config['text_process'] != 'masked' or 'text' not in config['streams']:
+        raise ValueError(f"importance={kind} is of masked text: not with causal={config['causal']}, "
+                         f"text_process={config['text_process']}, streams={config['streams']}")
+    from processes.adaptive import Adaptive, rarity
+    pad = data.tokenizer.pad
+    return Adaptive(config['masking'], config['beta'], config['curriculum'], config['curriculum_stages'],
+                    config['curriculum_focus'], config['max_iters'], pad, rarity(data.counts(), pad),
+                    learns=kind != 'freq')
 
 
 def add_modules(model, config):
@@ -63,3 +85,25 @@ def add_modules(model, config):
         from processes.hdlm import add_cluster_table
         add_cluster_table(model)
     return model
+
+
+def tables_of(config, data):
+    """ {name: (V,)} of what a new run's process takes from its data, for the modules of add_modules. """
+    if config['text_process'] == 'hdlm':
+        from processes.hdlm import cluster_table
+        return {'cluster_of': cluster_table(config['clusters_from'], data, config['clusters'])}
+    return {}
+
+
+def after_loading(model, text, config):
+    """ The process reads the tables that lie with the weights: those of the run that goes on, if one does. """
+    if config['text_process'] == 'hdlm':
+        text.tables = {torch.device('cpu'): model.cluster_of.cpu()}
+
+
+def describe(model, config, data):
+    """ Lines that a new run prints of its process. """
+    if config['text_process'] == 'hdlm':
+        from processes.hdlm import clusters_in_words
+        return clusters_in_words(model.cluster_of.cpu(), data)
+    return []

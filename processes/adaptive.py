@@ -86,6 +86,10 @@ class Adaptive:
         """ 0, 1, 2: easy, medium, hard. """
         return sum(step >= share * self.max_iters for share in self.stages)
 
+    def stage_name(self, step):
+        """ 'easy', 'medium' or 'hard'; None without a curriculum. """
+        return STAGES[self.stage(step)] if self.curriculum else None
+
     def emphasis(self, imp, scored, tokens, step):
         """ Loss weights (B, L), mean 1 over the scored tokens of this micro-batch, PAD apart, which has 1. In the hard stage the focus
         falls to 1, where it is for the last tenth of training. """

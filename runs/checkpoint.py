@@ -31,11 +31,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from runs import rules
+import processes
 from configurator import read_run_config
 from data import read_meta
-from runs.files import fsync, read_json, sha256, write_text
 from model import Model, ModelConfig
+from runs import rules
+from runs.files import fsync, read_json, sha256, write_text
 
 DATA_FILES = ('meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz')
 STEP = re.compile(r'step-\d{8,12}', re.ASCII)  # names that are read from files must match: no way out of the run folder
@@ -96,7 +97,7 @@ def pick_device(name):
 
 def git_commit():
     """ The code's commit, with -dirty where files differ from it; None without git. """
-    git = ['git', '-C', os.path.dirname(os.path.abspath(__file__)), 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
+    git = ['git', '-C', os.path.dirname(os.path.dirname(os.path.abspath(__file__))), 'describe', '--always', '--dirty', '--abbrev=40', '--exclude=*']
     try:
         return subprocess.run(git, capture_output=True, text=True, timeout=10).stdout.strip() or None
     except (OSError, subprocess.TimeoutExpired):
@@ -388,9 +389,24 @@ def load(folder, map_location='cpu', rank=0):
             'training_state': state}
 
 
+def todays_name(name):
+    """ A parameter's name, from what runs made before 2026-11-23 called it. """
+    if name == 'slots':
+        return 'latent_pos_emb'
+    return name.removesuffix('.table') + '.scale_shift_table' if name.endswith('.table') else name
+
+
+def todays_config(model_config):
+    """ The fields of a model_config, from those of runs made before 2026-11-23. """
+    fields = dict(model_config)
+    if 'clusters' in fields:
+        fields['extra_ids'] = fields.pop('clusters')
+    return fields
+
+
 def read_weights(path, device='cpu'):
     try:
-        return load_file(path, device=str(device))
+        return {todays_name(name): weight for name, weight in load_file(path, device=str(device)).items()}
     except (OSError, SafetensorError) as error:
         raise ValueError(f'cannot read {path}: {error}') from None
 
@@ -399,7 +415,7 @@ def compare_shapes(model, path):
     """ ValueError unless the names and shapes in a safetensors header are the model's. Nothing is loaded. """
     try:
         with safe_open(path, 'pt') as f:
-            found = {name: list(f.get_slice(name).get_shape()) for name in f.keys()}
+            found = {todays_name(name): list(f.get_slice(name).get_shape()) for name in f.keys()}
     except (OSError, SafetensorError) as error:
         raise ValueError(f'cannot read {path}: {error}') from None
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -408,15 +424,17 @@ def compare_shapes(model, path):
             raise ValueError(f'{path}: found {name} {found.get(name)}, expected {expected.get(name)}')
 
 
-def build(model_config, path):
-    """ An unfilled model for the weights at path. The sizes are not trusted: the model is first built without memory, on the
+def build(model_config, path, knobs):
+    """ An unfilled model for the weights at path, of a run with these knobs. The sizes are not trusted: the model is first built without memory, on the
     meta device, and every name and shape compared with the file's header. """
     try:
-        config = ModelConfig(**model_config)
+        fields = todays_config(model_config)
+        fields.pop('importance', None)                     # a knob of the run, not of the network
+        config = ModelConfig(**fields)
         if config.depth > 256:  # even without memory a million blocks take minutes
             raise ValueError(f'depth={config.depth} is above 256')
         with torch.device('meta'):
-            model = Model(config)
+            model = processes.add_modules(Model(config), knobs)
     except Exception as error:  # whatever hostile values provoke
         raise ValueError(f'{path}: its model_config builds no model: {error}') from None
     compare_shapes(model, path)
@@ -424,7 +442,7 @@ def build(model_config, path):
         check_tables(model)
     except ValueError as error:
         raise ValueError(f'{path}: {error}') from None
-    return Model(config)
+    return processes.add_modules(Model(config), knobs)
 
 
 def check_tables(model):
@@ -465,6 +483,6 @@ def load_model(out_dir, which='best', ema=True, device='cpu'):
         if config.get(knob, value) != value:
             raise ValueError(f'{out_dir}/config.json: {knob}={config[knob]!r}, but {name} was trained with {value!r}')
     path = out_dir / name / ('ema.safetensors' if ema and 'ema.safetensors' in state['files'] else 'model.safetensors')
-    model = build(state.get('model_config'), path)
+    model = build(state.get('model_config'), path, config)
     model.load_state_dict(read_weights(path))
     return model.to(device).eval(), config, meta

@@ -53,7 +53,7 @@ def reach_master(seconds):
     deadline = time.monotonic() + seconds
     while 'TORCHELASTIC_RUN_ID' not in os.environ:         # torchrun's agents have met already
         answer = queue.SimpleQueue()                       # a thread, as a silent name server would hold this one for longer
-        threading.Thread(target=lambda: answer.put(knock(host, int(port), seconds)), daemon=True).start()
+        threading.Thread(target=lambda: answer.put(try_connect(host, int(port), seconds)), daemon=True).start()
         try:
             error = answer.get(timeout=max(0.1, deadline - time.monotonic()))
         except queue.Empty:
@@ -67,7 +67,7 @@ def reach_master(seconds):
     return f'rank 0 of {world} at {host}:{port}'
 
 
-def knock(host, port, seconds):
+def try_connect(host, port, seconds):
     """ None, or why nobody opens. Rank 0 is the one who will listen: it only looks its own name up. """
     try:
         socket.getaddrinfo(host, port)
@@ -84,7 +84,7 @@ def join(device, seconds):
     backend = 'cpu:gloo,cuda:nccl' if torch.device(device).type == 'cuda' else 'gloo'
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
-        everyone(rank)                                     # connections are made at the first collective
+        all_gather_object(rank)                                     # connections are made at the first collective
     except (RuntimeError, ValueError) as error:
         raise ConnectionError(f'rank {rank}: {world} processes did not meet at MASTER_ADDR={os.environ["MASTER_ADDR"]} '
                               f'MASTER_PORT={os.environ["MASTER_PORT"]}: {str(error).splitlines()[0]}') from None
@@ -98,9 +98,9 @@ def leave():
         dist.destroy_process_group()
 
 
-def first_or_stop(code, function, *args):
+def rank0_or_stop(code, function, *args):
     """ The result of what only rank 0 does; where it fails, all leave with the code. """
-    result, error = on_first(function, *args)
+    result, error = on_rank0(function, *args)
     if error:
         stop_all(error, code)
     return result
@@ -129,7 +129,7 @@ def leave_at_once(kind, error, trace):
 
 # ---- to agree
 
-def agree(number):
+def all_reduce_max(number):
     """ The largest of all ranks' numbers. """
     if world == 1:
         return number
@@ -138,14 +138,14 @@ def agree(number):
     return box.item()
 
 
-def add(tensor):
+def all_reduce_sum(tensor):
     """ The sum over ranks, in place, where the tensor lives. """
     if world > 1:
         dist.all_reduce(tensor)
     return tensor
 
 
-def everyone(value):
+def all_gather_object(value):
     """ A list of every rank's value. """
     values = [value]
     if world > 1:
@@ -154,7 +154,7 @@ def everyone(value):
     return values
 
 
-def on_first(function, *args, **kw):
+def on_rank0(function, *args, **kw):
     """ (result, error) of what only rank 0 does, such as to read and write the run folder, on every rank; None for the other one. """
     box = [None, None]
     if rank == 0:
@@ -169,33 +169,29 @@ def on_first(function, *args, **kw):
 
 # ---- to share a model
 
-def parallelise(model, parallel, device, find_unused):
-    """ What to call instead of the model: ddp averages gradients over ranks while backward runs; fsdp keeps of every parameter,
-    gradient and moment a rank's share only. """
-    if world == 1 or parallel == 'fsdp':                   # shard() has changed it in place
-        return model
-    ddp = torch.nn.parallel.DistributedDataParallel
-    is_new = 'forward_sync_buffers' in inspect.signature(ddp).parameters                     # torch 2.13 has renamed it
-    no_sync_of_tables = {'forward_sync_buffers' if is_new else 'broadcast_buffers': False}    # the buffers do not change
-    return ddp(model, device_ids=[device] if torch.device(device).type == 'cuda' else None, gradient_as_bucket_view=True,
-               find_unused_parameters=find_unused, **no_sync_of_tables)
+# the buffers never change; torch 2.13 has renamed the switch
+_ddp_arguments = inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
+NO_BUFFER_SYNC = {'forward_sync_buffers' if 'forward_sync_buffers' in _ddp_arguments else 'broadcast_buffers': False}
 
 
-def shard(model, device):
-    """ FSDP2, in place, before optimizer and average are made: a block is gathered when it is run. """
+def shard(loss, device):
+    """ FSDP2, in place, before optimizer and average are made: every process keeps its share of each
+    parameter, gradient and moment. A block is gathered when it is run. """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
     mesh = init_device_mesh(torch.device(device).type, (world,))
-    for block in model.blocks:
+    for block in loss.model.blocks:
         fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    fully_shard(loss, mesh=mesh)
+    register_fsdp_forward_method(loss, 'validate')
 
 
-def all_reduce_only_at(last, model):
-    """ A context for one micro-step of an accumulation: gradients are added up over ranks at the last one only. """
-    if hasattr(model, 'set_requires_gradient_sync'):       # fsdp
-        model.set_requires_gradient_sync(last)
-    return model.no_sync() if hasattr(model, 'no_sync') and not last else nullcontext()
+def gradient_sync(net, is_last):
+    """ A context for one micro-step of an accumulation: gradients are added up over ranks at the last
+    one only. """
+    if hasattr(net, 'set_requires_gradient_sync'):         # FSDP2
+        net.set_requires_gradient_sync(is_last)
+    return net.no_sync() if hasattr(net, 'no_sync') and not is_last else nullcontext()
 
 
 def gather(value):
@@ -211,7 +207,7 @@ def gather(value):
     return full.cpu() if rank == 0 else None
 
 
-def share(value, like):
+def distribute(value, like):
     """ A rank's share of a whole tensor, as `like` is shared out; the tensor itself where it is not. """
     if not hasattr(like, 'full_tensor') or value.shape != like.shape:
         return value

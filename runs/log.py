@@ -1,0 +1,176 @@
+"""
+The log of a run: training_log.jsonl, the lines on the screen, and wandb where it is asked for.
+
+    step  1,100/1,100 | loss 1.6995 | text 1.6995, 65.8 % right | norm 1.16 | 16,761 tokens/s | ETA 0:00:00
+"""
+import json
+import math
+import os
+import resource
+import sys
+import time
+from datetime import timedelta
+
+import torch
+
+from diffusion import MODES
+from loss import summary
+from runs import distributed
+from runs.distributed import rank, world
+
+
+def in_units(n, unit):
+    """ '850 kB', '1.25 MB', '32.1 TFLOP': three digits, with the prefix that fits. """
+    for prefix, size in (('E', 1e18), ('P', 1e15), ('T', 1e12), ('G', 1e9), ('M', 1e6), ('k', 1e3)):
+        if n >= size:
+            digits = 2 if n < 10 * size else 1 if n < 100 * size else 0
+            return f'{n / size:.{digits}f} {prefix}{unit}'
+    return f'{n:.0f} {unit}'
+
+
+def in_words(seconds):
+    """ '183 ms', '4.0 s', '12.5 min' or '11.1 h'. """
+    if seconds < 1:
+        return f'{1000 * seconds:.0f} ms'
+    if seconds < 100:
+        return f'{seconds:.1f} s'
+    return f'{seconds / 60:.1f} min' if seconds < 6000 else f'{seconds / 3600:.1f} h'
+
+
+class StepLog:
+    """ The steps since the last line. What they add up to stays on the device until `report`.
+    rows_of(step, micro, rank) -> (first row, rows of the dataset); tokens_until(step) -> tokens, PAD
+    among them. """
+
+    def __init__(self, out_dir, step, max_iters, interval, grad_accum, global_batch, n_samples, device,
+                 rows_of, tokens_until, wandb=None):
+        self.out_dir, self.max_iters, self.grad_accum = out_dir, max_iters, grad_accum
+        self.global_batch, self.n_samples, self.device = global_batch, n_samples, device
+        self.rows_of, self.tokens_until, self.wandb = rows_of, tokens_until, wandb
+        self.interval = interval
+        self.first_step = step                             # of this process
+        self.first_seconds = 0.0                           # of its first step; None: the estimate was given
+        self.since = time.perf_counter()
+        self.steps = 0
+
+    def begin_step(self):
+        if self.steps == 0:
+            self.sums = 0                                  # over the steps that were taken
+            self.recent = torch.zeros(self.interval, 3, device=self.device)           # bad, loss, norm
+            self.is_finite = torch.ones(self.interval, self.grad_accum, device=self.device)
+        self.now = 0
+
+    def add_micro_batch(self, micro, loss, sums):
+        """ sums: {name: (n,)} of loss.statistics. """
+        self.is_finite[self.steps, micro] = loss.isfinite()
+        self.sizes = {name: x.numel() for name, x in sums.items()}
+        self.now = self.now + torch.cat(tuple(sums.values()))
+
+    def end_step(self, bad, loss, norm):
+        """ bad: 1 where the step was skipped; all on the device. """
+        taken = torch.cat((self.now, norm[None], torch.ones_like(norm)[None]))
+        self.sums = self.sums + torch.where(bad > 0, 0, taken)
+        self.recent[self.steps] = torch.stack((bad, loss, norm))
+        self.steps += 1
+
+    # ---- lines
+
+    def write(self, **entry):
+        """ A line of training_log.jsonl. A full disk is a warning, and no half line stays behind. """
+        if rank:
+            return
+        try:
+            line = (json.dumps(entry) + '\n').encode()
+            with open(os.path.join(self.out_dir, 'training_log.jsonl'), 'ab', buffering=0) as f:
+                end = f.tell()
+                if f.write(line) < len(line):
+                    f.truncate(end)
+                    raise OSError('no room for a line')
+        except OSError as error:
+            print(f'warning: cannot log: {error}', file=sys.stderr, flush=True)
+        if self.wandb:
+            self.wandb.log(entry, step=entry['step'])
+
+    def report(self, step, lr, skipped, more=()):
+        """ One line of the log and one on the screen, of the steps since the last one. Every rank must
+        call; here the device is waited for. more: further fields of the entry. """
+        if not self.steps:
+            return
+        skips = self.describe_skips(step)
+        *sums, norm, taken = distributed.all_reduce_sum(self.sums.clone()).split([*self.sizes.values(), 1, 1])
+        taken = taken.item()                               # counted on every rank
+        means = {name: (x / max(1, taken)).tolist() for name, x in zip(self.sizes, sums)}
+        seconds = time.perf_counter() - self.since
+        tokens = self.tokens_until(step) - self.tokens_until(step - self.steps)
+
+        # the entry
+        entry = dict(step=step, epoch=step * self.global_batch / self.n_samples, tokens=self.tokens_until(step))
+        line = 'no step was taken'
+        if taken:
+            losses, line = summary(means, self.grad_accum)
+            entry.update(losses, grad_norm=norm.item() / taken)
+            line += f' | norm {entry["grad_norm"]:.2f}'
+        entry.update(lr=lr, tokens_per_s=tokens / seconds, memory_gb=round(self.memory() / 1e9, 3),
+                     skipped=int(skipped), **dict(more))
+        entry['modes'] = {mode: rows * world / self.global_batch for mode, rows in zip(MODES, means['rows'])}
+        if skips:
+            entry['skips'] = skips
+        self.write(**entry)
+
+        # the screen
+        if rank == 0:
+            for skip in skips:
+                where = ', '.join(f'rank {w["rank"]} rows {w["rows"][0]}...' for w in skip['where'])
+                print(f'step {skip["step"]:>6,} skipped: {skip["why"]}, loss {skip["loss"]}, norm '
+                      f'{skip["grad_norm"]}' + (f', {where}' if where else ''), flush=True)
+            eta = timedelta(seconds=int((self.max_iters - step) * seconds / self.steps))
+            print(f'step {step:>6,}/{self.max_iters:,} | {line} | {tokens / seconds:,.0f} tokens/s | ETA {eta}'
+                  + (f' | skipped {entry["skipped"]}' if entry['skipped'] else ''), flush=True)
+        self.since += seconds
+        self.steps = 0
+
+    def memory(self):
+        """ The peak, in bytes. """
+        if torch.device(self.device).type == 'cuda':
+            return torch.cuda.max_memory_allocated()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def describe_skips(self, step):
+        """ What was wrong with each step skipped since the last line; for a loss also on which rank, in
+        which rows. Every rank must call. """
+        if not self.recent[:, 0].any():
+            return []
+        is_finite = distributed.all_gather_object(self.is_finite.tolist())
+        found = []
+        for i, (bad, loss, norm) in enumerate(self.recent.tolist()):
+            if not bad:
+                continue
+            number = step - self.steps + i
+            why = 'loss' if not math.isfinite(loss) else 'gradient' if not math.isfinite(norm) else 'spike'
+            where = []
+            for r in range(world):
+                for micro in range(self.grad_accum):
+                    if not is_finite[r][i][micro]:
+                        where.append(dict(rank=r, rows=self.rows_of(number, micro, r)[1].tolist()))
+            found.append(dict(step=number + 1, why=why, loss=f'{loss:.4g}', grad_norm=f'{norm:.4g}', where=where))
+        return found
+
+    def estimate(self, step):
+        """ One line after the first few steps of this process: a slow run's first log line is minutes
+        away. The very first step is slow and left out. Waits for the device twice. """
+        if rank or self.steps != step - self.first_step or self.first_seconds is None:
+            return
+        seconds = time.perf_counter() - self.since
+        is_due = self.steps == 5 or self.steps > 1 and seconds - self.first_seconds > 5
+        if self.steps != 1 and not is_due:
+            return
+        if torch.device(self.device).type == 'cuda':
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - self.since
+        if self.steps == 1:
+            self.first_seconds = seconds
+            return
+        a_step = (seconds - self.first_seconds) / (self.steps - 1)
+        self.first_seconds = None
+        print(f'step {step:>6,}/{self.max_iters:,} | {in_words(a_step)} a step, '
+              f'about {in_words(a_step * (self.max_iters - step))} to go', flush=True)

@@ -1,0 +1,136 @@
+"""
+How a run goes on from its newest checkpoint, or begins with the weights of another run.
+
+Two notions of "the same":
+    compatible   model, process, tokenizer and encoder are equal: one run may begin with the weights of
+                 the other (init_from)
+    identity     and the samples of both splits are equal too: one run may go on as the other (resume)
+"""
+import json
+import math
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from configurator import read_knobs
+from data import dataset_identity, split_digests
+from model import ModelConfig
+from runs import checkpoint, distributed
+from runs.files import read_json
+
+# these leave what a resumed run learns as it is
+HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile', 'parallel',
+            'dist_timeout', 'master_timeout', 'preflight_only', 'max_bad_steps', 'keep', 'save_interval',
+            'eval_interval', 'log_interval', 'wandb_project'}
+
+
+def compatibility(model_config, knobs, meta):
+    """ What two runs must share for one to begin with the weights of the other, as JSON gives it back. """
+    names = ['text_schedule', 'text_power', 'latent_schedule', 'latent_target']
+    if knobs['text_process'] == 'gidd':
+        names += ['text_process', 'gidd_gamma', 'gidd_uniform']
+    elif knobs['text_process'] == 'hdlm':
+        names += ['text_process', 'hdlm_gamma', 'hdlm_xi']
+    process = {name: knobs[name] for name in names}
+    model = {**asdict(model_config), 'importance': knobs['importance']}
+    return json.loads(json.dumps(dict(model=model, process=process, **dataset_identity(meta))))
+
+
+def younger_knobs(identity):
+    """ The identity of an older run, with the parameters that its model_config did not have yet, and
+    under the names of today. """
+    defaults = json.loads(json.dumps({**asdict(ModelConfig()), 'importance': 'none'}))
+    return {**identity, 'model': {**defaults, **checkpoint.todays_config(identity['model'])}}
+
+
+def fill(model, weights):
+    own = model.state_dict()
+    shared = {}
+    for name, weight in weights.items():
+        shared[name] = distributed.distribute(weight, own[name]) if name in own else weight
+    model.load_state_dict(shared)
+
+
+def begin_from(run_folder, model, compatible, ema, parameters, device):
+    """ The best weights of another run of the same model, process and data. """
+    source, knobs, meta = checkpoint.load_model(run_folder, 'best', device=device)
+    other = compatibility(source.config, knobs, meta)
+    other['model']['dropout'] = compatible['model']['dropout']
+    if found := checkpoint.difference(other, compatible):
+        raise ValueError(f'init_from={run_folder} was trained with {found}')
+    fill(model, source.state_dict())
+    for average, parameter in zip(ema or (), parameters):
+        average.copy_(parameter.detach())
+
+
+def check_identity(saved, newest, out_dir, folder, identity):
+    """ ValueError unless the run of training_state.json `saved` may go on with this model and dataset.
+    identity: compatibility(...) and 'data', split_digests(...). """
+    compatible = {key: value for key, value in identity.items() if key != 'data'}
+    if found := checkpoint.difference(younger_knobs(saved['identity']), compatible):
+        raise ValueError(f'{newest} was trained with {found}: choose another --out_dir')
+
+    # the same samples in both splits, or `best` would compare losses of two validation splits
+    data = saved['identity'].get('data')
+    if not data:                                           # an older run: its copy of meta.json says it
+        data = split_digests(read_json(Path(out_dir) / 'data' / 'meta.json'))
+    if found := checkpoint.difference({'data': data}, {'data': identity['data']}):
+        raise ValueError(f'{newest} was trained on another dataset than {folder} ({found}): '
+                         'name its own with --dataset=, or choose another --out_dir')
+
+
+def load_everything(saved, newest, model, names, optimizers, ema, state, device_type):
+    """ Weights, moments, average, counters and generators as they were when they were saved, on any number
+    of processes. saved: of checkpoint.load. """
+    known = saved['training_state']
+    saved_names = [checkpoint.todays_name(name) for name in saved['optimizer']['names']]
+    if saved_names != list(names) or len(saved['optimizer']['states']) != len(optimizers):
+        raise ValueError(f'{newest} was trained with other parameters or another optimizer: '
+                         'choose another --out_dir')
+    fill(model, saved['model'])
+
+    # the moments are shared out as their parameters are; the groups hold knobs, so they are today's
+    for (optimizer, _), saved_optimizer in zip(optimizers, saved['optimizer']['states']):
+        owners = [p for group in optimizer.param_groups for p in group['params']]
+        moments = {}
+        for i, own in saved_optimizer['state'].items():
+            moments[i] = {key: distributed.distribute(value, owners[i]) for key, value in own.items()}
+        optimizer.load_state_dict(dict(state=moments, param_groups=optimizer.state_dict()['param_groups']))
+    averages = saved['ema'] or saved['model']
+    for name, average in zip(names, ema or ()):
+        average.copy_(distributed.distribute(averages[name], average))
+
+    # counters
+    state.step = state.saved_at = int(known['step'])
+    state.evaluated_at = int(known['evaluated_at'])
+    state.best_val = math.inf if known['best_val'] is None else float(known['best_val'])
+    state.skipped.fill_(known['skipped'])
+    state.streak.fill_(known['streak'])
+    if known['history']:
+        state.history[-len(known['history']):] = torch.tensor(known['history'])
+
+    # generators: None where there were fewer processes than now
+    if saved['rng']:
+        torch.set_rng_state(saved['rng']['cpu'].cpu())
+        if device_type == 'cuda' and 'cuda' in saved['rng']:
+            torch.cuda.set_rng_state(saved['rng']['cuda'].cpu())
+
+
+def say_what_changed(script, config, out_dir):
+    """ One line of the knobs that are others than in config.json, which the last start wrote. """
+    try:
+        before = checkpoint.read_config(out_dir)
+    except ValueError as error:
+        print(f'warning: {error}: whether knobs have changed is not known', file=sys.stderr)
+        return
+
+    changed = []
+    for name, default in read_knobs(script)[0].items():
+        new, old = config[name], before.get(name, default)  # the default: the knob is younger than the run
+        old = tuple(old) if isinstance(old, list) else old
+        if name not in HARMLESS and old != new:
+            changed.append(f'{name} {old!r} -> {new!r}')
+    if changed:
+        print(f'resumed with other knobs: {", ".join(changed)}', flush=True)
