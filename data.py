@@ -17,9 +17,13 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+<<<<<<< HEAD
 from configurator import run_config
 from runs.files import MAX_HEADER, check_fields, read_array, read_arrays, read_json, sha256
 from runs.rules import short
+=======
+from diffusion import philox
+>>>>>>> d97cfc7 (diffusion.py and samplers.py: paragraphs, formulas as in the papers, one Philox scheme, samplers and their knobs in one table)
 
 FORMAT = 1                     # of meta.json; a reader refuses any other
 DEAD = 1e-3                    # a latent dimension whose std is below DEAD * median std carries nothing: MiniLM has three
@@ -481,19 +485,11 @@ class PackedDataset:
         return self.tokenizer.decode(shard.tokens[shard.offsets[row]:shard.offsets[row + 1]])
 
 # -----------------------------------------------------------------------------
-# Order and noise as pure functions
-
-def noise_generator(seed, step, purpose):
-    """ A numpy Generator for (seed, step, purpose). The key of Philox is (seed, purpose), the step is a high word of its
-    counter: two streams never overlap, however much is drawn from one (2**128 blocks fit below the step's word). """
-    word = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), 'little')
-    key = np.array([seed % 2**64, word], np.uint64)
-    return np.random.Generator(np.random.Philox(key=key, counter=np.array([0, 0, step, 0], np.uint64)))
-
+# The order of rows, a pure function of (seed, epoch)
 
 @lru_cache(maxsize=2)                                          # a batch may straddle two epochs
 def epoch_permutation(n, seed, epoch):
-    return noise_generator(seed, epoch, 'row order').permutation(n)
+    return np.random.Generator(philox(seed, epoch, 'row order')).permutation(n)
 
 
 def row_order(n, seed, start, count):

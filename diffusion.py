@@ -1,18 +1,24 @@
 """
-The two processes, each with schedule, corruption, loss and reverse steps; and the clocks that drive them in training.
-Time runs from 0 (clean) to 1 (noise).
+The two noise processes, one for text and one for latents, and the clocks that drive them.
+Each process has a schedule, a corruption (from clean to noisy), a loss, and steps back (to clean).
+Time t runs from 0 (clean) to 1 (noise).
 
-Masked text (MDLM arXiv:2406.07524, MD4 arXiv:2406.04329)
-    a(t)  probability that a token is still visible, a(0) = 1, a(1) = 0;   M = 1 - a  is the masked share
-    x_t^i = MASK with probability 1 - a(t), else x^i
-    bound = E_t [ w(t) * sum over masked of -log p(x^i | x_t) ],           w = -a'/(1 - a), nats per sample
-          = E_n [ L/n  * sum over masked of -log p(x^i | x_t) ],           n ~ U{1..L} positions masked exactly
+Masked text                                        MDLM arXiv:2406.07524, MD4 arXiv:2406.04329
+    alpha(t)   probability that a token is still visible, alpha(0) = 1, alpha(1) = 0
+    M(t)       the masked share, 1 - alpha(t)
+    x_t^i    = MASK with probability M(t), else x^i
+    bound    = E_t [ w(t) * sum over masked i of -log p(x^i | x_t) ],    w = M' / M
+             = E_n [ L/n  * sum over masked i of -log p(x^i | x_t) ],    n ~ U{1..L} are masked
+    Both lines are the same upper bound on -log p(x), in nats per sample.
 
-Gaussian latents
-    z_t = a(t) z + s(t) e,   e ~ N(0, 1);      VP: a = sin(pi (1-t)/2), s = sin(pi t/2);    RF: a = 1 - t, s = t
-    the network predicts x0 = z, v = a e - s z, the flow f = e - z, or e (eps)
+Gaussian latents                              vp and v: arXiv:2202.00512, rf: arXiv:2209.03003
+    z_t = alpha_t z + sigma_t e,    e ~ N(0, 1)
+    vp:  alpha_t = sin(pi (1-t)/2),  sigma_t = sin(pi t/2)         alpha_t^2 + sigma_t^2 = 1
+    rf:  alpha_t = 1 - t,            sigma_t = t                   alpha_t   + sigma_t   = 1
+    The network predicts x0 = z, or v = alpha_t e - sigma_t z, or flow = e - z, or eps = e.
 
-Letters: B batch, L text tokens, N latent vectors, D latent dims, V vocabulary, P scored positions.
+Letters: B batch, L text tokens, N latent vectors, D latent dims, V vocabulary, C width,
+P positions that the text head scores. t_next is the time after a step back, so t_next < t.
 """
 import math
 
@@ -22,238 +28,393 @@ import torch.nn.functional as F
 from torch.quasirandom import SobolEngine
 
 
-# ---- noise: pure functions of (seed, step, purpose, row), so that a resume needs no replay and any split draws the same
+# ---- noise: a pure function of (seed, step, purpose, row)
+# A resumed run draws the same noise without replaying anything, and any number of processes that
+# share a batch draw together what one process would draw alone.
 
-PURPOSES = {'clocks': 1, 'mask': 2, 'latent': 3, 'evaluation': 4, 'evaluation clock': 5, 'evaluation latent': 6, 'crop': 7}
+# one key word per purpose, so that no two purposes share their numbers
+PURPOSES = {
+    'clocks': 1,
+    'mask': 2,
+    'latent': 3,
+    'evaluation': 4,
+    'evaluation clock': 5,
+    'evaluation latent': 6,
+    'crop': 7,
+    'row order': 0x7aeda4d905d81a2d,     # kept from the first runs: they hashed the name
+}
+
+
+def philox(seed, step, purpose):
+    """ The bit generator at the start of the stream of (seed, step, purpose).
+    Philox turns a key and a 256-bit counter into numbers. The key is (seed, purpose), and the step
+    is the third word of the counter: two steps overlap only after 2^128 counts. """
+    key = np.array([seed % 2 ** 64, PURPOSES[purpose]], np.uint64)
+    counter = np.array([0, 0, step, 0], np.uint64)
+    return np.random.Philox(key=key, counter=counter)
 
 
 def uniforms(seed, step, purpose, first, rows, columns):
-    """ Rows first .. first + rows of an endless table of U(0,1), float64 (rows, columns), never exactly 0 or 1.
-    The counter of Philox jumps there: a rank draws its own rows only, and row i is row i whatever the split. One purpose, one
-    number of columns: tables of two widths would share their numbers. """
-    blocks = -(-columns // 4)                                            # one count of Philox yields four 64-bit words
-    philox = np.random.Philox(key=[seed % 2 ** 64, PURPOSES[purpose]], counter=[0, 0, step, 0])
-    words = philox.advance(first * blocks).random_raw(rows * blocks * 4).reshape(rows, blocks * 4)[:, :columns]
+    """ Rows first .. first + rows of an endless table of U(0, 1): float64, (rows, columns).
+    No number is exactly 0 or 1. Row i is the same however the rows are split.
+    Use one number of columns per purpose: tables of two widths would share their numbers. """
+    # one count of Philox yields four words of 64 bits, and each row starts at a new count
+    counts_per_row = -(-columns // 4)
+    generator = philox(seed, step, purpose).advance(first * counts_per_row)
+    words = generator.random_raw(rows * counts_per_row * 4)
+    words = words.reshape(rows, counts_per_row * 4)[:, :columns]
+
+    # the upper 52 bits, moved by half a unit to stay off 0 and 1
     return torch.from_numpy(((words >> np.uint64(12)) + 0.5) * 2.0 ** -52)
 
 
 def normals(seed, step, purpose, first, rows, *shape):
-    """ The same for N(0,1), float32 (rows, *shape). """
-    return torch.special.ndtri(uniforms(seed, step, purpose, first, rows, math.prod(shape))).float().view(rows, *shape)
+    """ The same for N(0, 1): float32, (rows, *shape). """
+    u = uniforms(seed, step, purpose, first, rows, math.prod(shape))
+    return torch.special.ndtri(u).float().view(rows, *shape)
 
 
-# ---- clocks
+# ---- modes and clocks
 
-# mode: (text clock, latent clock, text loss weight, latent loss weight);
-# a clock is drawn from U(0,1), is given (0 or, for latents, U(0, latent_noise)), or follows the other modality's
+# a clock is DRAWN from U(t_min, 1), or its modality is GIVEN and the clock stays near 0
 DRAWN, GIVEN = True, False
-MODES = {'unconditional': (DRAWN, DRAWN, 1, 1),
-         'l2t':           (DRAWN, GIVEN, 1, 0),
-         't2l':           (GIVEN, DRAWN, 0, 1)}
+
+MODES = {
+    #                 text clock, latent clock, text weight, latent weight (of the losses)
+    'unconditional': (DRAWN,      DRAWN,        1,           1),
+    'l2t':           (DRAWN,      GIVEN,        1,           0),
+    't2l':           (GIVEN,      DRAWN,        0,           1),
+}
+
+
+def check_choice(name, value, choices):
+    """ ValueError unless the value of a knob is one of its choices. """
+    if value not in choices:
+        raise ValueError(f"{name}={value!r}: choose from {', '.join(choices)}")
 
 
 def mode_shares(mode, mode_weights):
-    """ {name: share of the rows}, in the order of MODES: a single mode, or 'mixed' by its weights. """
+    """ {mode: share of the rows}, in the order of MODES: one mode, or 'mixed' by its weights. """
     if mode != 'mixed':
-        if mode not in MODES:
-            raise ValueError(f"mode={mode!r}: choose from {', '.join(MODES)}, mixed")
+        check_choice('mode', mode, (*MODES, 'mixed'))
         return {name: float(name == mode) for name in MODES}
-    if len(mode_weights) != len(MODES) or min(mode_weights) < 0 or sum(mode_weights) <= 0:
-        raise ValueError(f"mode_weights={mode_weights} must be {len(MODES)} shares >= 0, of {', '.join(MODES)}")
-    return {name: weight / sum(mode_weights) for name, weight in zip(MODES, mode_weights)}
+
+    total = sum(mode_weights)
+    if len(mode_weights) != len(MODES) or min(mode_weights) < 0 or total <= 0:
+        raise ValueError(f'mode_weights={mode_weights} must be {len(MODES)} shares >= 0, '
+                         f"of {', '.join(MODES)}")
+    return {name: weight / total for name, weight in zip(MODES, mode_weights)}
 
 
-def draw_clocks(seed, step, first, rows, batch, shares, cond_drop=0.1, latent_noise=0.0, t_min=1e-3):
+def draw_clocks(seed, step, first, rows, batch, shares,
+                cond_drop=0.1, latent_noise=0.0, t_min=1e-3):
     """
     Clocks and loss weights of rows first .. first + rows of the global batch at this step.
-    One Sobol' point per row of the global batch plus one random shift per step, modulo 1: each clock is exactly uniform, and
-    every contiguous slice covers (0, 1) evenly, in each dimension and jointly.
+    shares: from mode_shares. cond_drop: how often the null condition replaces a given modality.
+    latent_noise: given latents have a clock from U(0, latent_noise).
     Returns {mode (rows,) int64; t_text, t_latent, text_weight, latent_weight (rows,) float64}.
     """
     assert 0 <= first and first + rows <= batch, (first, rows, batch)
+
+    # One Sobol' point per row of the global batch, plus one random shift per step, modulo 1.
+    # So each clock is exactly uniform, and contiguous rows cover (0, 1) evenly, alone and jointly.
     points = SobolEngine(4, scramble=False).fast_forward(first).draw(rows, dtype=torch.float64)
     shift = uniforms(seed, step, 'clocks', 0, 1, 4)
-    u_text, u_latent, u_mode, u_drop = ((points + shift) % 1).T          # the clocks in the two dimensions that mix best
-    mode = torch.searchsorted(torch.tensor(list(shares.values()), dtype=torch.float64).cumsum(0), u_mode.contiguous(), right=True)
-    mode = mode.clamp(max=len(shares) - 1)                               # the shares may sum to 1 - 1e-16
-    table = torch.tensor([MODES[name] for name in shares], dtype=torch.float64)[mode]
-    text_drawn, latent_drawn, text_weight, latent_weight = table.T
-    clock_text = t_min + (1 - t_min) * u_text
-    clock_latent = t_min + (1 - t_min) * u_latent
-    t_text = torch.where(text_drawn > 0, clock_text, 0.0)
-    t_latent = torch.where(latent_drawn > 0, clock_latent, latent_noise * u_latent)
-    dropped = u_drop < cond_drop                                         # the condition's clock to 1: the null condition
+    u_text, u_latent, u_mode, u_drop = ((points + shift) % 1).T    # the first two mix best
+
+    # the mode of each row; the clamp is there because the shares may sum to 1 - 1e-16
+    edges = torch.tensor(list(shares.values()), dtype=torch.float64).cumsum(0)
+    mode = torch.searchsorted(edges, u_mode.contiguous(), right=True).clamp(max=len(shares) - 1)
+    table = torch.tensor([MODES[name] for name in shares], dtype=torch.float64)
+    text_drawn, latent_drawn, text_weight, latent_weight = table[mode].T
+
+    # the clocks: drawn, or near 0 where the modality is given
+    t_text = torch.where(text_drawn > 0, t_min + (1 - t_min) * u_text, 0.0)
+    small = latent_noise * u_latent
+    t_latent = torch.where(latent_drawn > 0, t_min + (1 - t_min) * u_latent, small)
+
+    # the null condition: a given modality is pure noise, at clock 1
+    dropped = u_drop < cond_drop
     t_text = torch.where(dropped & (text_drawn == 0), 1.0, t_text)
     t_latent = torch.where(dropped & (latent_drawn == 0), 1.0, t_latent)
-    return dict(mode=mode, t_text=t_text, t_latent=t_latent, text_weight=text_weight, latent_weight=latent_weight)
+
+    return dict(mode=mode, t_text=t_text, t_latent=t_latent,
+                text_weight=text_weight, latent_weight=latent_weight)
 
 
 # ---- masked text
 
+def positions_of(mask):
+    """ Flat positions (P,) of the True elements of a mask. """
+    return mask.flatten().nonzero().squeeze(1)
+
+
+def rank_in_row(values):
+    """ (B, L): how many values of its row are smaller, so 0 is the smallest. """
+    return values.argsort(1).argsort(1)
+
+
 class MaskedText:
     """
-    Schedules, 1 - a(t):  loglinear t;   cosine sin(pi t/2);   polynomial t^power;   ddpm (1 - e^-b(t)) / (1 - e^-b(1)), where
-    b(t) = .1 t + 9.95 t^2 is the integral of DDPM's linear beta (arXiv:2006.11239), divided so that nothing is visible at 1.
-    loss_weight: bound, w(t);  uniform, 1: discrete flow matching's (arXiv:2407.15595);  rdm, 1 - t: RDM's and DPLM's (arXiv:2302.05737).
+    Schedules, as the masked share M(t):
+        loglinear    t
+        cosine       sin(pi t / 2)
+        polynomial   t^power
+        ddpm         (1 - exp(-b(t))) / (1 - exp(-b(1))),  b(t) = 0.1 t + 9.95 t^2
+                     b is the integral of DDPM's linear beta (arXiv:2006.11239). The division makes
+                     M(1) = 1.
+    Loss weights in training; only `bound` makes the loss a bound:
+        bound        w(t)
+        uniform      1, as in discrete flow matching (arXiv:2407.15595)
+        rdm          1 - t, as in RDM and DPLM (arXiv:2302.05737)
     """
-    B0, B1 = 0.1, 9.95
+    SCHEDULES = ('loglinear', 'cosine', 'polynomial', 'ddpm')
+    LOSS_WEIGHTS = ('bound', 'uniform', 'rdm')
+    BETA_1, BETA_2 = 0.1, 9.95           # b(t) = BETA_1 t + BETA_2 t^2
 
     def __init__(self, vocab_size, schedule='loglinear', power=2.0, loss_weight='bound'):
-        for name, value, legal in (('text_schedule', schedule, ('loglinear', 'cosine', 'polynomial', 'ddpm')),
-                                   ('text_loss_weight', loss_weight, ('bound', 'uniform', 'rdm'))):
-            if value not in legal:
-                raise ValueError(f"{name}={value!r}: choose from {', '.join(legal)}")
+        check_choice('text_schedule', schedule, self.SCHEDULES)
+        check_choice('text_loss_weight', loss_weight, self.LOSS_WEIGHTS)
         if schedule == 'polynomial' and power <= 0:
             raise ValueError(f'text_power={power} must be positive')
-        self.mask_id, self.schedule, self.power, self.which_weight = vocab_size, schedule, power, loss_weight
+        self.mask_id = vocab_size
+        self.schedule = schedule
+        self.power = power
+        self.weighting = loss_weight
+
+    # the schedule
 
     def masked_share(self, t):
-        """ 1 - a(t). """
-        return {'loglinear': lambda: t, 'cosine': lambda: torch.sin(math.pi / 2 * t), 'polynomial': lambda: t ** self.power,
-                'ddpm': lambda: torch.expm1(-(self.B0 + self.B1 * t) * t) / math.expm1(-self.B0 - self.B1)}[self.schedule]()
+        """ M(t). """
+        if self.schedule == 'loglinear':
+            return t
+        if self.schedule == 'cosine':
+            return torch.sin(math.pi / 2 * t)
+        if self.schedule == 'polynomial':
+            return t ** self.power
+        b = (self.BETA_1 + self.BETA_2 * t) * t
+        return torch.expm1(-b) / math.expm1(-self.BETA_1 - self.BETA_2)
 
     def clock(self, share):
-        """ The t with 1 - a(t) = share. """
-        def ddpm():                                                      # .1 t + 9.95 t^2 = b
-            b = -torch.log1p(share * math.expm1(-self.B0 - self.B1))
-            return 2 * b / (self.B0 + torch.sqrt(self.B0 ** 2 + 4 * self.B1 * b))
-        return {'loglinear': lambda: share, 'cosine': lambda: torch.asin(share) * (2 / math.pi),
-                'polynomial': lambda: share ** (1 / self.power), 'ddpm': ddpm}[self.schedule]()
+        """ The time t with M(t) = share. """
+        if self.schedule == 'loglinear':
+            return share
+        if self.schedule == 'cosine':
+            return torch.asin(share) * (2 / math.pi)
+        if self.schedule == 'polynomial':
+            return share ** (1 / self.power)
+        # solve BETA_1 t + BETA_2 t^2 = b; this form of the root keeps its digits near b = 0
+        b = -torch.log1p(share * math.expm1(-self.BETA_1 - self.BETA_2))
+        return 2 * b / (self.BETA_1 + torch.sqrt(self.BETA_1 ** 2 + 4 * self.BETA_2 * b))
 
     def weight(self, t):
-        """ w(t) = -a'(t) / (1 - a(t)):  1/t;   (pi/2) / tan(pi t/2);   power/t;   b'(t) / (e^b(t) - 1). """
-        return {'loglinear': lambda: 1 / t, 'cosine': lambda: (math.pi / 2) / torch.tan(math.pi / 2 * t),
-                'polynomial': lambda: self.power / t,
-                'ddpm': lambda: (self.B0 + 2 * self.B1 * t) / torch.expm1((self.B0 + self.B1 * t) * t)}[self.schedule]()
+        """ w(t) = M'(t) / M(t), the weight of the bound. """
+        if self.schedule == 'loglinear':
+            return 1 / t
+        if self.schedule == 'cosine':
+            return (math.pi / 2) / torch.tan(math.pi / 2 * t)
+        if self.schedule == 'polynomial':
+            return self.power / t
+        b = (self.BETA_1 + self.BETA_2 * t) * t
+        return (self.BETA_1 + 2 * self.BETA_2 * t) / torch.expm1(b)      # b' / (exp(b) - 1)
 
     def loss_weight(self, t):
-        """ What training weighs a row's losses with; only w(t) makes it a bound. """
-        return {'bound': self.weight, 'uniform': torch.ones_like, 'rdm': lambda t: 1 - t}[self.which_weight](t)
+        """ The weight of a row's text loss in training. """
+        if self.weighting == 'bound':
+            return self.weight(t)
+        if self.weighting == 'uniform':
+            return torch.ones_like(t)
+        return 1 - t
 
     def mean_share(self, t_min=0.):
-        """ E_t [1 - a(t)], t ~ U(t_min, 1). """
+        """ E_t [M(t)], t ~ U(t_min, 1), by the midpoint rule. """
         t = t_min + (1 - t_min) * (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
         return self.masked_share(t).mean().item()
 
-    def corrupt(self, tokens, t, u, given=None, exponent=None):
-        """ x_t and its mask. tokens (B, L), t (B,), u (B, L) uniform; given (B, L): True is never masked; exponent (B, L): the masked
-        share of each token is (1 - a)^exponent (adaptive.py). """
-        share = self.masked_share(t)[:, None]
-        mask = u < (share if exponent is None else share ** exponent)    # (B, L)
-        if given is not None:
-            mask &= ~given
+    def unmask_probability(self, t, t_next):
+        """ The share of the masked positions that one step from t to t_next unmasks. """
+        return 1 - self.masked_share(t_next) / self.masked_share(t)
+
+    # from clean to noisy
+
+    def corrupt(self, tokens, t, u, known_mask=None, exponent=None):
+        """
+        x_t (B, L) and the mask (B, L): True where a token became MASK.
+        tokens (B, L), t (B,), u (B, L) uniform. known_mask (B, L): True is never masked.
+        exponent (B, L): a token is masked with probability M(t)^exponent (adaptive masking).
+        """
+        share = self.masked_share(t)[:, None]                            # (B, 1)
+        if exponent is not None:
+            share = share ** exponent                                    # (B, L)
+        mask = u < share                                                 # (B, L)
+        if known_mask is not None:
+            mask &= ~known_mask
         return torch.where(mask, self.mask_id, tokens), mask
 
-    def corrupt_exactly(self, tokens, n, u, given=None):
-        """ As corrupt, with exactly n (B,) of the free positions masked: those with the smallest u. """
-        if given is not None:
-            u = torch.where(given, torch.inf, u)
-        mask = u.argsort(1).argsort(1) < n[:, None]                      # rank of each position
-        if given is not None:
-            mask &= ~given                                               # a row may have no free position at all
+    def corrupt_exactly(self, tokens, n, u, known_mask=None):
+        """ As corrupt, but masks exactly n (B,) free positions: those with the smallest u. """
+        if known_mask is not None:
+            u = torch.where(known_mask, torch.inf, u)
+        mask = rank_in_row(u) < n[:, None]                               # (B, L)
+        if known_mask is not None:
+            mask &= ~known_mask                                          # where no position is free
         return torch.where(mask, self.mask_id, tokens), mask
+
+    # the loss
 
     def head_budget(self, rows, length, text_share=1.0, t_min=0.):
-        """ Positions that the head is run on in a micro-batch: a static number that hardly any count of scored ones exceeds. Around the
-        expected count vary the coins, of variance t (1 - t), at uniform t 3/16 at most and never above 1/4: 5 sd; and the clocks: of 2^k
-        rows (draw_clocks) the sum of t is within 1/2 of its mean, of a monotone function of t within 1, and m 2^k rows are m of these, or
-        2 log2 of all rows. """
+        """
+        How many positions the text head runs on in a micro-batch. The number is static, so that
+        nothing recompiles, and the number of masked positions hardly ever exceeds it.
+        text_share: the share of the rows that have a text loss.
+
+        The number of masked positions varies because of (1) Bernoulli draws, of variance M (1 - M)
+        per position, and (2) the clocks. To the mean we add
+        (1) five standard deviations. The mean of M (1 - M) is at most 1/4. For loglinear it is at
+            most 3/16, whatever t_min.
+        (2) an exact bound. Over 2^k rows of draw_clocks the sum of t is within 1/2 of its mean, and
+            the sum of a monotone function of t within 1. m 2^k rows are m such pieces, and any
+            number of rows is at most 2 log2(rows) pieces.
+        """
         expected = rows * length * self.mean_share(t_min) * text_share
-        coins = 5 * math.sqrt(rows * length * (3 / 16 if self.schedule == 'loglinear' else 1 / 4))
-        pieces = min(rows // (rows & -rows), 2 * rows.bit_length())
-        clocks = pieces * (.5 if self.schedule == 'loglinear' else 1) + (2 if text_share < 1 else 0)
-        return min(rows * length, math.ceil(expected + coins + clocks * length))
+        is_linear = self.schedule == 'loglinear'
+
+        variance = 3 / 16 if is_linear else 1 / 4
+        bernoulli = 5 * math.sqrt(rows * length * variance)
+
+        largest_power_of_2 = rows & -rows                                # that divides rows
+        pieces = min(rows // largest_power_of_2, 2 * rows.bit_length())
+        clocks = pieces * (.5 if is_linear else 1)
+        if text_share < 1:
+            clocks += 2                                          # the number of rows varies too
+
+        return min(rows * length, math.ceil(expected + bernoulli + clocks * length))
 
     def loss(self, hidden, head, targets, weight, seen=None, t=None):
         """
-        sum of weight * -log p(x)  /  (B L), with weight = w(t), 0 where nothing is scored     nats per token, a bound
-        hidden (P, C); head (V, C), logits = hidden head'; targets (P,); weight (P,) float32, already divided by B * L.
-        Returns the loss, nll (P,) in nats, and right (P,) bool: no token is likelier than the target. seen, t: baselines.py's read them.
+        loss = sum over p of weight_p * -log p(x_p)                      nats per token, a bound
+        hidden (P, C); head (V, C), logits = hidden head^T; targets (P,);
+        weight (P,) float32: w(t) / (B L), and 0 at places that are not scored.
+        Returns the loss, nll (P,) in nats, and right (P,) bool: no token is likelier than the
+        target. Other text processes need seen (P,), what the network read there, and t (P,) too.
         """
         return HeadLoss.apply(hidden, head, targets, weight)
 
     @torch.no_grad()
-    def bound(self, model, tokens, latents, t_latent, u, given=None):
+    def bound(self, model, tokens, latents, t_latent, u, known_mask=None):
         """
         One draw of the exact discrete bound, nats per sample (B,), float64:
-            n ~ U{1..F},  F / n * sum over the n masked of -log p(x^i | x_t),  F = number of free positions (L, if none is given)
-        MDLM's bound without a t_min; equal to the any-order autoregressive bound; a network that reads the text clock is fed the
-        t_n with 1 - a(t_n) = n / L, a function of x_t, so it is a bound for that network too, sampled with that clock.
-        tokens (B, L); latents (B, N, D) as the model shall see them, at clock t_latent (B,); u (B, 1 + L) uniforms: the first
-        column draws n, spread evenly over the rows given.
+            n ~ U{1..F},   F / n * sum over the n masked i of -log p(x^i | x_t)
+        F is the number of free positions: L, if none is known. There is no t_min here. The bound is
+        MDLM's, and equal to the any-order autoregressive bound. The text clock is the t with
+        M(t) = n / L: a function of x_t, so the bound holds for a network that reads the clock.
+
+        tokens (B, L); latents (B, N, D) as the model shall see them, at clock t_latent (B,);
+        u (B, 1 + L) uniform: the first column draws n, and is spread evenly over the rows.
         """
         B, L = tokens.shape
-        free = torch.full((B,), L, device=tokens.device) if given is None else (~given).sum(1).clamp(min=1)
-        n = 1 + (u[:, 0] * free).long().clamp(max=free - 1)                  # (B,)
-        noisy, mask = self.corrupt_exactly(tokens, n, u[:, 1:], given)
-        t_text = self.clock(n / L).float()
-        positions = mask.flatten().nonzero().squeeze(1)
+
+        # mask n of the free positions
+        if known_mask is None:
+            free = torch.full((B,), L, device=tokens.device)
+        else:
+            free = (~known_mask).sum(1).clamp(min=1)
+        n = 1 + (u[:, 0] * free).long().clamp(max=free - 1)              # (B,)
+        noisy, mask = self.corrupt_exactly(tokens, n, u[:, 1:], known_mask)
+
+        # -log p(x^i | x_t) of the masked ones
+        t_text = self.clock(n / L).float()                               # (B,)
+        positions = positions_of(mask)                                   # (P,)
         logits, _ = model(noisy, latents, t_text, t_latent, positions, predict=('text',))
         nll = F.cross_entropy(logits, tokens.flatten()[positions], reduction='none').double()
-        total = torch.zeros(B, dtype=torch.float64, device=tokens.device).index_add_(0, positions // L, nll)
+
+        # the sum over each row
+        total = torch.zeros(B, dtype=torch.float64, device=tokens.device)
+        total.index_add_(0, positions // L, nll)
         return total * free / n
-
-    # reverse
-
-    def release_share(self, t, s):
-        """ u = (M_t - M_s) / M_t: the share of the masked positions that is released from t to s. """
-        return 1 - self.masked_share(s) / self.masked_share(t)
 
 
 def is_right(nll, best, V):
-    """ (P,): the target's nll is the smallest of the V tokens', `best` (P,); where all are equally likely, none is right. """
+    """ (P,) bool: the target has the smallest nll of the V tokens, which is `best` (P,).
+    Where all tokens are equally likely none is right. """
     return (nll <= best) & (best < math.log(V) - 1e-4)
 
 
 class HeadLoss(torch.autograd.Function):
     """
-    sum over p of weight_p nll_p,   nll = logsumexp(logits) - logits[target],   logits = hidden head'
-    d / d logits = weight (softmax(logits) - onehot(target))
-    The gradient takes the place of the logits while they are at hand, some rows at a time in float32: so there is one (P, V) table in
-    the precision of the products, where cross_entropy keeps three, two of them in float32.
+    loss = sum over p of weight_p nll_p,   nll = logsumexp(logits) - logits[target]
+    d loss / d logits = weight (softmax(logits) - onehot(target)),   logits = hidden head^T
+
+    The forward pass writes this gradient over the logits, some rows at a time in float32. So there
+    is one (P, V) table, in the precision of the product. cross_entropy keeps three, two in float32.
     """
-    NUMBERS = {'cpu': 2 ** 20}                                           # of a float32 chunk: there it should stay in a cache
+    CHUNK_ELEMENTS = {'cpu': 2 ** 20}    # of a float32 chunk; on a CPU it should stay in a cache
 
     @staticmethod
     def forward(ctx, hidden, head, targets, weight):
-        kind = hidden.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-        ctx.dtypes, hidden, head = (hidden.dtype, head.dtype), hidden.to(dtype), head.to(dtype)
-        with torch.autocast(kind, enabled=False):
-            table = hidden @ head.T                                      # (P, V)
+        device = hidden.device.type
+        ctx.dtypes = hidden.dtype, head.dtype
+
+        # autocast by hand, so that the backward pass uses the same precision
+        dtype = hidden.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        hidden, head = hidden.to(dtype), head.to(dtype)
+
+        with torch.autocast(device, enabled=False):
+            table = hidden @ head.T                                      # (P, V): the logits
             nll, best = torch.empty_like(weight), torch.empty_like(weight)
-            size = max(1, HeadLoss.NUMBERS.get(kind, 2 ** 26) // len(head))
+            size = max(1, HeadLoss.CHUNK_ELEMENTS.get(device, 2 ** 26) // len(head))
+
             for first in range(0, len(targets), size):
-                i = slice(first, first + size)
-                target, w = targets[i, None], weight[i, None]            # (p, 1)
-                logp = table[i].log_softmax(1, dtype=torch.float32)      # (p, V)
-                nll[i], best[i] = -logp.gather(1, target).squeeze(1), -logp.amax(1)
+                chunk = slice(first, first + size)
+                target = targets[chunk, None]                            # (p, 1)
+                w = weight[chunk, None]                                  # (p, 1)
+                logp = table[chunk].log_softmax(1, dtype=torch.float32)  # (p, V)
+                nll[chunk] = -logp.gather(1, target).squeeze(1)
+                best[chunk] = -logp.amax(1)
+
+                # from here the chunk of the table holds the gradient
                 if any(ctx.needs_input_grad):
-                    table[i] = logp.exp_().mul_(w).scatter_add_(1, target, -w)
+                    table[chunk] = logp.exp_().mul_(w).scatter_add_(1, target, -w)
+
         ctx.save_for_backward(table, hidden, head)
         right = is_right(nll, best, len(head))
         ctx.mark_non_differentiable(nll, right)
-        return torch.where(weight > 0, weight * nll, 0).sum(), nll, right
+        loss = torch.where(weight > 0, weight * nll, 0).sum()            # 0 * nan would be nan
+        return loss, nll, right
 
     @staticmethod
     def backward(ctx, d_loss, *_):
         table, hidden, head = ctx.saved_tensors
+        hidden_dtype, head_dtype = ctx.dtypes
+        d_hidden = d_head = None
         with torch.autocast(hidden.device.type, enabled=False):
-            d_hidden = (table @ head) * d_loss if ctx.needs_input_grad[0] else None
-            d_head = table.T @ (hidden * d_loss) if ctx.needs_input_grad[1] else None
-        return *(g if g is None else g.to(dtype) for g, dtype in zip((d_hidden, d_head), ctx.dtypes)), None, None
+            if ctx.needs_input_grad[0]:
+                d_hidden = ((table @ head) * d_loss).to(hidden_dtype)
+            if ctx.needs_input_grad[1]:
+                d_head = (table.T @ (hidden * d_loss)).to(head_dtype)
+        return d_hidden, d_head, None, None
 
 
 def positions_and_targets(scored, tokens, weight, budget):
     """
-    Where the head runs, at a static size. scored, tokens (B, L), weight (B, 1) or (B, L): w(t) times the row's loss weight.
-    Returns positions, targets (P,) int64 and weight (P,) float32, P the next multiple of `budget`, or all (that is: budget itself, but
-    for a batch beyond 5 sd); unused places point at position 0 and weigh 0. Weights are divided by B * L: all rows count.
+    Where the text head runs, at a static size P. scored (B, L) bool; tokens (B, L) clean;
+    weight (B, 1) or (B, L): w(t) times the row's loss weight.
+    Returns positions, targets (P,) int64, and weight (P,) float32.
+    The weights are divided by B * L: rows without a text loss count too.
     """
-    found = scored.flatten().nonzero().squeeze(1)
-    P = min(max(1, -(-len(found) // budget)) * budget, scored.numel())
-    positions = F.pad(found, (0, P - len(found)))
-    weight = F.pad((weight / scored.numel()).expand(scored.shape).flatten()[found], (0, P - len(found)))
+    found = positions_of(scored)
+
+    # P is the budget; where more is scored (five standard deviations off), the next multiple of it
+    multiples = max(1, -(-len(found) // budget))
+    P = min(multiples * budget, scored.numel())
+
+    # unused places point at position 0 and weigh 0
+    unused = P - len(found)
+    positions = F.pad(found, (0, unused))
+    weight = (weight / scored.numel()).expand(scored.shape).flatten()[found]
+    weight = F.pad(weight, (0, unused))
     return positions, tokens.flatten()[positions], weight.float()
 
 
@@ -261,113 +422,196 @@ def positions_and_targets(scored, tokens, weight, budget):
 
 class GaussianLatents:
     """
-    schedule 'vp' or 'rf'; target 'v', 'x0', 'flow' or 'eps'; loss_weight 'none' (1 on the target), 'snr' or 'min_snr' (as
-    weights of the x0 error: SNR = a^2/s^2, or min(SNR, 5)). live (D,) is 0 for dead dimensions: there z, noise and prediction
-    are 0, in training and in sampling, and the loss does not count them.
+    schedule      vp | rf
+    target        v | x0 | flow | eps: what the network predicts
+    loss_weight   none: 1 on the target;  snr: SNR = alpha^2 / sigma^2, as a weight of the x0 error;
+                  min_snr: likewise min(SNR, 5)
+    live (D,)     0 for dead dimensions: there z, noise and prediction are 0, in training and in
+                  sampling, and the loss does not count them
     """
 
     def __init__(self, live, schedule='vp', target='v', loss_weight='none'):
-        for name, value, legal in (('latent_schedule', schedule, ('vp', 'rf')), ('latent_target', target, ('v', 'x0', 'flow', 'eps')),
-                                   ('latent_loss_weight', loss_weight, ('none', 'snr', 'min_snr'))):
-            if value not in legal:
-                raise ValueError(f"{name}={value!r}: choose from {', '.join(legal)}")
-        self.live, self.schedule, self.target, self.loss_weight = live, schedule, target, loss_weight
+        check_choice('latent_schedule', schedule, ('vp', 'rf'))
+        check_choice('latent_target', target, ('v', 'x0', 'flow', 'eps'))
+        check_choice('latent_loss_weight', loss_weight, ('none', 'snr', 'min_snr'))
+        self.live = live
+        self.schedule = schedule
+        self.target = target
+        self.weighting = loss_weight
+
+    # the schedule
 
     def alpha_sigma(self, t):
-        """ a(t), s(t), exact at both ends: sin(pi (1-t)/2), because cos(pi/2) is -4e-8 in float32. """
+        """ alpha_t and sigma_t, exact at both ends: in float32 cos(pi t/2) is -4e-8 at t = 1. """
         if self.schedule == 'vp':
             return torch.sin(math.pi / 2 * (1 - t)), torch.sin(math.pi / 2 * t)
         return 1 - t, t
 
+    def alpha_sigma_like(self, t, z):
+        """ The same in the precision of z (B, N, D), and of a shape that multiplies it. """
+        alpha_t, sigma_t = self.alpha_sigma(t)
+        alpha_t, sigma_t = alpha_t.to(z.dtype), sigma_t.to(z.dtype)
+        if alpha_t.ndim:
+            alpha_t, sigma_t = alpha_t[:, None, None], sigma_t[:, None, None]
+        return alpha_t, sigma_t
+
+    # from clean to noisy
+
     def corrupt(self, z, t, e):
         """ z_t, and the noise as used. z, e (B, N, D), t (B,). """
-        a, s = (x.to(z.dtype)[:, None, None] for x in self.alpha_sigma(t))
+        alpha_t, sigma_t = self.alpha_sigma_like(t, z)
         e = e * self.live
-        return a * z * self.live + s * e, e
+        return alpha_t * z * self.live + sigma_t * e, e
+
+    # what the network predicts
 
     def target_of(self, z, e, t):
-        a, s = (x.to(z.dtype)[:, None, None] for x in self.alpha_sigma(t))
-        return {'x0': lambda: z, 'v': lambda: a * e - s * z, 'flow': lambda: e - z, 'eps': lambda: e}[self.target]()
+        """ The network's target (B, N, D) for clean latents z and noise e. """
+        alpha_t, sigma_t = self.alpha_sigma_like(t, z)
+        if self.target == 'x0':
+            return z
+        if self.target == 'v':
+            return alpha_t * e - sigma_t * z
+        if self.target == 'flow':
+            return e - z
+        return e
 
     def x0_and_e(self, out, z_t, t):
-        """ The network's output as a clean latent and a noise, exact wherever defined; t (B,), or a scalar tensor.
-            v: x0 = (a z_t - s v)/(a^2 + s^2), e = (s z_t + a v)/(a^2 + s^2)       flow: x0 = (z_t - s f)/(a + s), e = (z_t + a f)/(a + s)
-            x0: e = (z_t - a x0)/s, 0 at s = 0                                     eps: x0 = (z_t - s e)/a, undefined at t = 1
         """
-        a, s = (x.to(z_t.dtype) for x in self.alpha_sigma(t))
-        a, s = (x[:, None, None] if x.ndim else x for x in (a, s))
+        The network's output as a clean latent and a noise. t (B,), or a scalar tensor.
+        Each pair solves z_t = alpha_t x0 + sigma_t e together with the target's definition:
+            v     x0 = (alpha_t z_t - sigma_t v) / (alpha_t^2 + sigma_t^2)
+                  e  = (sigma_t z_t + alpha_t v) / (alpha_t^2 + sigma_t^2)
+            flow  x0 = (z_t - sigma_t f) / (alpha_t + sigma_t)
+                  e  = (z_t + alpha_t f) / (alpha_t + sigma_t)
+            x0    e  = (z_t - alpha_t x0) / sigma_t, and 0 at sigma_t = 0
+            eps   x0 = (z_t - sigma_t e) / alpha_t, which does not exist at t = 1
+        """
+        alpha_t, sigma_t = self.alpha_sigma_like(t, z_t)
+
         if self.target == 'v':
-            x0, e = (a * z_t - s * out) / (a * a + s * s), (s * z_t + a * out) / (a * a + s * s)
+            norm = alpha_t * alpha_t + sigma_t * sigma_t
+            x0 = (alpha_t * z_t - sigma_t * out) / norm
+            e = (sigma_t * z_t + alpha_t * out) / norm
         elif self.target == 'flow':
-            x0, e = (z_t - s * out) / (a + s), (z_t + a * out) / (a + s)
+            norm = alpha_t + sigma_t
+            x0 = (z_t - sigma_t * out) / norm
+            e = (z_t + alpha_t * out) / norm
         elif self.target == 'x0':
-            x0, e = out, torch.where(s > 0, (z_t - a * out) / torch.where(s > 0, s, 1), 0)
+            x0 = out
+            safe_sigma = torch.where(sigma_t > 0, sigma_t, 1)
+            e = torch.where(sigma_t > 0, (z_t - alpha_t * out) / safe_sigma, 0)
         else:
-            if (a == 0).any():
-                raise ValueError("latent_target='eps' says nothing at t=1, where the input is the answer: start at t=0.999")
-            x0, e = (z_t - s * out) / a, out
+            if (alpha_t == 0).any():
+                raise ValueError("latent_target='eps' says nothing at t=1, where the input is the "
+                                 'answer: start at t=0.999')
+            x0 = (z_t - sigma_t * out) / alpha_t
+            e = out
+
         return x0 * self.live, e * self.live
 
+    # the loss
+
     def weight(self, t):
-        """ What the squared error of the target weighs: W(SNR) * (d x0 / d target)^2, or 1.
-            With W = SNR that is SNR for x0, 1 for eps, SNR/(SNR + 1) for v on VP. """
-        if self.loss_weight == 'none':
+        """ The weight of the squared error of the target: 1, or W(SNR) * (d x0 / d target)^2.
+        With W = SNR that is SNR for x0, 1 for eps, and SNR / (SNR + 1) for v on vp. """
+        if self.weighting == 'none':
             return torch.ones_like(t)
-        a, s = self.alpha_sigma(t)
-        snr = (a / s) ** 2
-        slope = {'x0': torch.ones_like(t), 'v': s / (a * a + s * s), 'flow': s / (a + s), 'eps': s / a}[self.target]
-        return (snr if self.loss_weight == 'snr' else snr.clamp(max=5)) * slope ** 2
+
+        alpha_t, sigma_t = self.alpha_sigma(t)
+        snr = (alpha_t / sigma_t) ** 2
+        if self.weighting == 'min_snr':
+            snr = snr.clamp(max=5)
+
+        # |d x0 / d target|
+        if self.target == 'x0':
+            slope = torch.ones_like(t)
+        elif self.target == 'v':
+            slope = sigma_t / (alpha_t * alpha_t + sigma_t * sigma_t)
+        elif self.target == 'flow':
+            slope = sigma_t / (alpha_t + sigma_t)
+        else:
+            slope = sigma_t / alpha_t
+        return snr * slope ** 2
 
     def loss(self, out, target, row_weight):
-        """ Mean over all B rows of row_weight * mean squared error per live dimension. row_weight (B,): weight(t) times the
-        row's loss weight. Returns the loss and the error per row (B,), unweighted. """
-        error = ((out - target).square() * self.live).mean(1).sum(1) / self.live.sum()  # (B,)
+        """ loss = mean over rows of row_weight * (mean squared error per live dimension)
+        row_weight (B,): weight(t) times the row's loss weight. All B rows count.
+        Returns the loss, and the error per row (B,), unweighted. """
+        squared = (out - target).square() * self.live                    # (B, N, D)
+        error = squared.mean(1).sum(1) / self.live.sum()                 # (B,)
         return torch.where(row_weight > 0, row_weight * error, 0).mean(), error
 
-    # reverse steps from t to s, one signature:
-    #   denoise(z, t) -> x0, e;  memory: a dict that lives as long as the trajectory;  noise (B, N, D) ~ N(0, 1)
-    # t and s are scalar tensors, float64 on the host: no call at t = 0, the last step ends exactly at z = x0.
+    # Solvers: one step back from t to t_next. All have one signature:
+    #     solver(z, t, t_next, denoise, memory, noise) -> z at t_next
+    #     denoise(z, t) -> x0, e
+    #     memory: a dict that lives as long as the trajectory;  noise (B, N, D) ~ N(0, 1)
+    # t and t_next are scalar tensors, float64 on the host.
+    # No solver calls the network at t = 0, and the last step ends exactly at z = x0.
 
-    def ddim(self, z, t, s, denoise, memory=None, noise=None):
-        """ z_s = a_s x0 + s_s e. Order 1.    arXiv:2010.02502 """
+    def ddim(self, z, t, t_next, denoise, memory=None, noise=None):
+        """ z_next = alpha_next x0 + sigma_next e. Order 1.              arXiv:2010.02502 """
         x0, e = denoise(z, t)
-        a_s, s_s = self.alpha_sigma(s)
-        return a_s * x0 + s_s * e
+        alpha_next, sigma_next = self.alpha_sigma(t_next)
+        return alpha_next * x0 + sigma_next * e
 
-    def dpmpp_2m(self, z, t, s, denoise, memory, noise=None):
-        """ h = log(a_s/s_s) - log(a_t/s_t), E = exp(-h) = a_t s_s / (a_s s_t), which is 0 at t = 1 and at s = 0
-            Dm = x0 + (h / 2 h_prev) (x0 - x0_prev);    z_s = (s_s/s_t) z - a_s (E - 1) Dm. Order 2.    arXiv:2211.01095 """
+    def dpmpp_2m(self, z, t, t_next, denoise, memory, noise=None):
+        """
+        Second order, from the x0 of this step and of the one before.    arXiv:2211.01095
+            h      = log(alpha_next / sigma_next) - log(alpha_t / sigma_t)
+            D      = x0 + (h / (2 h_before)) (x0 - x0_before)
+            z_next = (sigma_next / sigma_t) z - alpha_next (exp(-h) - 1) D
+        exp(-h) is 0 in the first step, where alpha_t = 0, and in the last, where sigma_next = 0.
+        """
         x0, _ = denoise(z, t)
-        (a_t, s_t), (a_s, s_s) = self.alpha_sigma(t), self.alpha_sigma(s)
-        E = (a_t * s_s) / (a_s * s_t)
-        h = -torch.log(E)                                                # inf in the first and in the last step
-        Dm = x0
-        if memory and s > 0:                                             # step 2: h_prev is inf, the term vanishes
-            Dm = x0 + (0.5 * h / memory['h']) * (x0 - memory['x0'])
-        memory.update(x0=x0, h=h)
-        return (s_s / s_t) * z - a_s * (E - 1) * Dm
+        alpha_t, sigma_t = self.alpha_sigma(t)
+        alpha_next, sigma_next = self.alpha_sigma(t_next)
 
-    def heun(self, z, t, s, denoise, memory=None, noise=None):
-        """ dz/dt = a'(t) x0 + s'(t) e, trapezoid: two calls a step, one in the last. Order 2.    arXiv:2206.00364 """
+        exp_minus_h = (alpha_t * sigma_next) / (alpha_next * sigma_t)
+        h = -torch.log(exp_minus_h)                                      # inf at both ends
+
+        # in the second step h_before is inf, and the correction vanishes
+        D = x0
+        if memory and t_next > 0:
+            D = x0 + (0.5 * h / memory['h']) * (x0 - memory['x0'])
+        memory.update(x0=x0, h=h)
+
+        return (sigma_next / sigma_t) * z - alpha_next * (exp_minus_h - 1) * D
+
+    def heun(self, z, t, t_next, denoise, memory=None, noise=None):
+        """ dz/dt = alpha'(t) x0 + sigma'(t) e by the trapezoidal rule. Order 2.
+        Two network calls per step, one in the last.                     arXiv:2206.00364 """
         x0, e = denoise(z, t)
-        if s == 0:
+        if t_next == 0:
             return x0
-        slope = self._velocity(x0, e, t)
-        x0, e = denoise(z + (s - t) * slope, s)
-        return z + (s - t) * 0.5 * (slope + self._velocity(x0, e, s))
+        velocity = self._velocity(x0, e, t)
+
+        # a step along the first velocity, then a step along the mean of the two
+        x0, e = denoise(z + (t_next - t) * velocity, t_next)
+        return z + (t_next - t) * 0.5 * (velocity + self._velocity(x0, e, t_next))
 
     def _velocity(self, x0, e, t):
         if self.schedule == 'rf':
-            return e - x0                                                # a' = -1, s' = 1
-        a, s = self.alpha_sigma(t)
-        return math.pi / 2 * (a * e - s * x0)                            # a' = -(pi/2) s, s' = (pi/2) a
+            return e - x0                                                # alpha' = -1, sigma' = 1
+        alpha_t, sigma_t = self.alpha_sigma(t)
+        return math.pi / 2 * (alpha_t * e - sigma_t * x0)                # of the sines
 
-    def ancestral(self, z, t, s, denoise, memory=None, noise=None):
-        """ A draw of q(z_s | z_t, x0):   a_ts = a_t/a_s,   s_ts^2 = s_t^2 - a_ts^2 s_s^2,
-            mean = a_ts s_s^2/s_t^2 z + a_s s_ts^2/s_t^2 x0,   variance = s_ts^2 s_s^2/s_t^2.    arXiv:2006.11239 """
+    def ancestral(self, z, t, t_next, denoise, memory=None, noise=None):
+        """
+        A draw of q(z_next | z_t, x0), as in DDPM.                       arXiv:2006.11239
+            alpha_step = alpha_t / alpha_next
+            var_step   = sigma_t^2 - alpha_step^2 sigma_next^2           of z_t given z_next
+            mean       = (alpha_step sigma_next^2 z + alpha_next var_step x0) / sigma_t^2
+            variance   = var_step sigma_next^2 / sigma_t^2
+        """
         x0, _ = denoise(z, t)
-        (a_t, s_t), (a_s, s_s) = self.alpha_sigma(t), self.alpha_sigma(s)
-        a_ts = a_t / a_s
-        var_ts = (s_t ** 2 - a_ts ** 2 * s_s ** 2).clamp(min=0)
-        mean = (a_ts * s_s ** 2 / s_t ** 2) * z + (a_s * var_ts / s_t ** 2) * x0
-        return mean + torch.sqrt(var_ts * s_s ** 2 / s_t ** 2) * noise * self.live
+        alpha_t, sigma_t = self.alpha_sigma(t)
+        alpha_next, sigma_next = self.alpha_sigma(t_next)
+
+        alpha_step = alpha_t / alpha_next
+        var_step = (sigma_t ** 2 - alpha_step ** 2 * sigma_next ** 2).clamp(min=0)
+
+        from_z = alpha_step * sigma_next ** 2 / sigma_t ** 2
+        from_x0 = alpha_next * var_step / sigma_t ** 2
+        variance = var_step * sigma_next ** 2 / sigma_t ** 2
+        return from_z * z + from_x0 * x0 + torch.sqrt(variance) * noise * self.live

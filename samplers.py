@@ -1,25 +1,44 @@
 """
-Every text sampler a function, one signature: from the network's logits to tokens.
+Text samplers: from the network's logits to tokens. Every sampler is a function of one signature.
 
-    sampler(denoise, propose, text, tokens, given, steps, rng, on_step, its knobs) -> tokens (B, L):
-    denoise(tokens, t, positions)   logits (P, V) at the flat positions (P,), the condition inside; t a number or (B,) clocks
-    propose(logits, tilt)           x ~ Cat(p), (P,); ~ Cat(p tilt), where a tilt is given
-    text                            diffusion.MaskedText: the schedule of training, M = 1 - a is the masked share; samplers of other
-                                    processes are in baselines.py
-    tokens (B, L), given (B, L)     what is MASK and not given is filled, nothing else is touched; given lives on the host
-    rng                             a torch.Generator on the host, for what is released; on_step(tokens) sees every state
-Which positions are released is known on the host, but for confidence, where its number is: no step waits for the device, and the
-head runs only where it is asked.
+    sampler(denoise, propose, text, tokens, known_mask, steps, rng, on_step, **its knobs)
+        -> tokens (B, L)
+
+    denoise(tokens, t, positions)   logits (P, V) at the flat positions (P,), given the condition;
+                                    t is a number, or the clocks (B,) of the rows
+    propose(logits, tilt)           x ~ softmax(logits), (P,); times tilt (P, V), where it is given
+    text                            diffusion.MaskedText, the process that the run was trained on;
+                                    samplers of other processes are methods of those processes
+    tokens, known_mask (B, L)       a sampler fills what is MASK and not known, and changes nothing
+                                    else; known_mask lies on the host
+    rng                             a torch.Generator on the host: it decides which positions change
+    on_step(tokens)                 called after every step
+
+A step from t to t_next, with M the masked share of the schedule:
+    unmask    a masked position gets a token, with probability u
+    remask    a visible position becomes MASK again, with probability g (remdm, dfm)
+    The marginals stay those of training if  M_next = M_t (1 - u) + (1 - M_t) g.
+
+The host knows how many positions are unmasked, and (except in confidence) which ones. So no step
+waits for the device, and the head runs only where its logits are used.
+
+To add a sampler, write one function here and add one line to SAMPLERS. A knob of its own also needs
+a line in the knobs of sample.py.
+Letters: B batch, L text tokens, P positions asked for, V vocabulary, K steps.
 """
 import math
 
 import torch
 
+from diffusion import check_choice, positions_of, rank_in_row
+from rules import follows
+
 
 # ---- from logits to tokens
 
 def nucleus_filter(logits, p):
-    """ Token i stays when the mass of the likelier ones is below p: the boundary token stays, and so does the top one always. """
+    """ Keeps token i while the likelier ones hold a mass below p, and sets the others to -inf.
+    So the token on the boundary stays, and the likeliest token always stays. """
     if p >= 1:
         return logits
     sorted_logits, order = logits.sort(-1, descending=True)
@@ -30,274 +49,455 @@ def nucleus_filter(logits, p):
 
 
 def make_propose(temperature, nucleus, rng):
-    """ propose(logits (P, V)) -> x ~ Cat(tilt * softmax(logits / temperature)), filtered; tilt (P, V), if there is one: what is known of x
-    beside. rng: a generator on the device. """
+    """
+    propose(logits (P, V), tilt) -> x (P,), a draw of tilt * softmax(logits / temperature).
+    nucleus: of these probabilities only the largest stay, see nucleus_filter.
+    tilt (P, V): a factor on the probabilities, for processes that know something of x beside.
+    rng: a generator on the device.
+    """
     def propose(logits, tilt=None):
         if temperature == 0:
-            return (logits if tilt is None else logits.masked_fill(tilt == 0, -torch.inf)).argmax(-1)
+            if tilt is not None:
+                logits = logits.masked_fill(tilt == 0, -torch.inf)
+            return logits.argmax(-1)
+
         logits = logits / temperature
-        p = nucleus_filter(logits if tilt is None else logits + tilt.log(), nucleus).softmax(-1)
-        # p / Exp(1) is largest at i with probability p_i; this decides *what* a released token is, never *whether* one is
-        # released: one categorical over V and MASK would get that rate wrong in float32 (arXiv:2409.02908)
+        if tilt is not None:
+            logits = logits + tilt.log()
+        p = nucleus_filter(logits, nucleus).softmax(-1)
+
+        # p / Exp(1) is largest at i with probability p_i. This decides what an unmasked token is,
+        # never whether a position is unmasked: one draw over V and MASK together would get that
+        # rate wrong in float32 (arXiv:2409.02908)
         return (p / torch.empty_like(p).exponential_(generator=rng)).argmax(-1)
     return propose
 
 
-# ---- text samplers
-
-def begin(text, tokens, given):
-    """ A copy of tokens to write into; masked (B, L), on the host: what is to be filled; and clock(n, t), what the network is told
-    when n (B,) of it are left: t, the schedule's, where nothing is given; else, or without t, the solution of 1 - a(t) = n_masked / L
-    per row, the clock of the bound (MaskedText.bound), in which the masks of later blocks count too. """
-    is_mask = (tokens == text.mask_id).cpu()
-    others, none_given = (is_mask & given).sum(1), not given.any()
-
-    def clock(n, t=None):
-        return t if t is not None and none_given else text.clock((n + to(others, n)).double() / tokens.shape[1]).float()
-    return tokens.clone(), is_mask & ~given, clock
-
-
-def positions_of(mask):
-    """ Flat positions (P,) of a mask (B, L). """
-    return mask.flatten().nonzero().squeeze(1)
-
-
-def to(x, like):
-    """ x on the device of `like`; from the host nothing waits for it. """
-    return x.to(like.device, non_blocking=not x.is_cuda)
-
-
-def put(tokens, positions, x):
-    tokens.view(-1)[to(positions, tokens)] = x
-
-
-def nothing(tokens):
-    pass
-
-
-def ancestral(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, skip=False):
-    """ From t to s each masked position is released with probability u = (M_t - M_s)/M_t, and if so x ~ Cat(p). The last step
-    releases all that is left, by sampling.    MDLM arXiv:2406.07524 """
-    tokens, masked, clock = begin(text, tokens, given)
-    times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
-    for t, s in zip(times, times[1:]):
-        u = text.release_share(t, s)
-        release = masked & (torch.rand(masked.shape, generator=rng) < u) if s > 0 else masked
-        now = clock(masked.sum(1), t.expand(len(masked)))                # (B,)
-        if not skip:
-            put(tokens, positions_of(release), propose(denoise(tokens, now, positions_of(release))))
-        elif release.any():
-            rows = release.any(1).nonzero().squeeze(1)
-            x = propose(denoise(tokens[to(rows, tokens)], now[rows], positions_of(release[rows]), rows))
-            put(tokens, positions_of(release), x)                        # the same positions in the same order
-        masked = masked & ~release
-        on_step(tokens)
-    return tokens
-
-
-def cached(*args, **knobs):
-    """ ancestral, with the network run only on the rows that release something in this step: of the others nothing is used. At
-    most L calls a row, however many steps. For fixed latents: in joint sampling the latents need every call. """
-    return ancestral(*args, **knobs, skip=True)
-
-
-def first_hitting(denoise, propose, text, tokens, given, steps, rng, on_step=nothing):
-    """ One uniformly chosen masked position per call is released, in every row that has one: the exact law of the continuous-time
-    process in at most L calls. Fewer `steps` release several at once.    arXiv:2409.02908 """
-    tokens, masked, clock = begin(text, tokens, given)
-    n = masked.sum(1, keepdim=True)                                      # (B, 1)
-    steps = min(steps, int(n.max()))                                     # more would release nothing
-    for i in range(steps):
-        k = n // steps + (i < n % steps)                                 # (B, 1)
-        lot = torch.rand(masked.shape, generator=rng).masked_fill(~masked, 2)
-        release = masked & (lot.argsort(1).argsort(1) < k)
-        positions = positions_of(release)
-        put(tokens, positions, propose(denoise(tokens, clock(masked.sum(1)), positions)))
-        masked = masked & ~release
-        on_step(tokens)
-    return tokens
-
-
-def confidence(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, score='top1', prefer='certain', threshold=0.9,
-               importance=None):
-    """ Propose x ~ Cat(p) at every masked position and release what is most certain: the n masked positions of a row are spread
-    over the steps, the first n mod steps of them taking one more.    MaskGIT arXiv:2202.04200
-    Not a sample of the model's distribution: it seeks likely texts.
-    score: top1 (p of the proposal), margin (p of the best minus the second), entropy, threshold (all above .9, at least one).
-    prefer='uncertain' releases in the opposite order. importance(tokens (B, L)) -> (B, L) in [0, 1], of the proposed text: uncertainty
-    counts that much; with prefer='uncertain' this is ATAT's sampler, the important and uncertain first. """
-    tokens, masked, clock = begin(text, tokens, given)
-    n, masked = masked.sum(1, keepdim=True), to(masked, tokens)          # (B, 1) on the host, (B, L)
-    steps, left = min(steps, int(n.max())), n.clone()
-    for i in range(steps):
-        if score == 'threshold':
-            left = (n - i).clamp(min=0)                                  # at most; how many, only the device knows
-        positions = masked.flatten().byte().argsort(descending=True, stable=True)[:int(left.sum())]
-        told = clock(masked.sum(1) if score == 'threshold' else left.squeeze(1))
-        logits = denoise(tokens, told, positions)                        # (P, V)
-        x = propose(logits)
-        proposal = tokens.clone()
-        put(proposal, positions, x)
-        certainty = certainty_of(logits, x, score)
-        if importance:
-            certainty = (certainty - int(score == 'margin')) * importance(proposal).flatten()[to(positions, tokens)]   # 0: certain
-        certainty = certainty * (1 if prefer == 'certain' else -1)
-        value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
-        put(value, positions, certainty)
-        value = value.masked_fill(~masked, -torch.inf)
-        place = value.argsort(dim=1, descending=True, stable=True).argsort(dim=1)  # (B, L), 0 is the highest
-        k = n // steps + (i < n % steps)                                 # (B, 1)
-        release = masked & (place < to(k, tokens))
-        if score == 'threshold':
-            release = masked & ((value > math.log(threshold)) | (place < 1)) if i < steps - 1 else masked
-        tokens = torch.where(release, proposal, tokens)
-        masked, left = masked & ~release, left - k
-        on_step(tokens)
-    return tokens
-
-
 def certainty_of(logits, x, score):
-    """ (P,) from logits (P, V) and the proposals x (P,): the higher, the more certain. """
+    """ (P,) from logits (P, V) and proposed tokens x (P,): higher is more certain.
+    score: margin, p of the best minus p of the second; entropy, its negative; else log p(x). """
     if score == 'margin':
         best, second = logits.softmax(-1).topk(2, -1).values.unbind(-1)
         return best - second
     if score == 'entropy':
         logp = logits.log_softmax(-1)
-        return (logp.exp() * logp).nansum(-1)                            # minus the entropy; 0 log 0 = 0
+        return (logp.exp() * logp).nansum(-1)                            # 0 log 0 = 0
     return logits.gather(-1, x[:, None]).squeeze(-1) - logits.logsumexp(-1)
 
 
-def taking_back(denoise, propose, text, tokens, given, moves, rng, on_step):
-    """ ancestral that takes back. moves: a step each, of t, what the network is told; u, the probability that a masked position is
-    released; g, that a visible free one becomes MASK again. The last step releases all and takes nothing back. """
-    tokens, masked, clock = begin(text, tokens, given)
+# ---- what all samplers share
+
+def no_callback(tokens):
+    pass
+
+
+def to_device(x, like):
+    """ x on the device of `like`. From the host this does not wait. """
+    return x.to(like.device, non_blocking=not x.is_cuda)
+
+
+def scatter_at(values, positions, x):
+    """ values (B, L) gets x (P,) at the flat positions (P,), in place. """
+    values.view(-1)[to_device(positions, values)] = x
+
+
+def first_positions(mask, count):
+    """ As positions_of, for a mask on the device of which the host knows the count: no wait. """
+    return mask.flatten().byte().argsort(descending=True, stable=True)[:count]
+
+
+def part_of_step(n, i, steps):
+    """ How many of n (B, 1) belong to step i: n // steps, and one more in the first n % steps. """
+    return n // steps + (i < n % steps)
+
+
+def init_state(text, tokens, known_mask):
+    """
+    What a sampler starts from:
+    tokens           a copy, to write into
+    masked (B, L)    on the host: the positions to fill
+    model_time(n, t) the clock that the network gets while n (B,) positions are left to fill
+    """
+    is_mask = (tokens == text.mask_id).cpu()
+    never_filled = (is_mask & known_mask).sum(1)                         # masks of later blocks
+    nothing_known = not known_mask.any()
+
+    def model_time(n, t=None):
+        # the schedule's t, for a sampler that has one and a text of which nothing is known
+        if t is not None and nothing_known:
+            return t
+        # else the t with M(t) = masked / L of each row: the clock of MaskedText.bound
+        n_masked = n + to_device(never_filled, n)
+        return text.clock(n_masked.double() / tokens.shape[1]).float()
+
+    return tokens.clone(), is_mask & ~known_mask, model_time
+
+
+def schedule_times(steps):
+    """ The pairs (t, t_next) of so many steps from 1 to 0. """
+    times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
+    return list(zip(times, times[1:]))
+
+
+# ---- samples of the model's distribution
+
+def ancestral(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
+              skip_rows=False):
+    """ Each masked position is unmasked with probability u = (M_t - M_next) / M_t, and then
+    x ~ Cat(p). The last step unmasks all that is left.    MDLM arXiv:2406.07524
+    skip_rows: the network runs only on rows that unmask something. """
+    tokens, masked, model_time = init_state(text, tokens, known_mask)
+
+    for t, t_next in schedule_times(steps):
+        # choose the positions on the host
+        unmask = masked
+        if t_next > 0:
+            u = text.unmask_probability(t, t_next)
+            unmask = masked & (torch.rand(masked.shape, generator=rng) < u)
+        positions = positions_of(unmask)
+        model_t = model_time(masked.sum(1), t.expand(len(masked)))       # (B,)
+
+        # choose their tokens
+        if not skip_rows:
+            scatter_at(tokens, positions, propose(denoise(tokens, model_t, positions)))
+        elif unmask.any():
+            rows = positions_of(unmask.any(1))
+            some = tokens[to_device(rows, tokens)]
+            logits = denoise(some, model_t[rows], positions_of(unmask[rows]), rows)
+            scatter_at(tokens, positions, propose(logits))               # in the same order
+
+        masked = masked & ~unmask
+        on_step(tokens)
+    return tokens
+
+
+def cached(*args, **knobs):
+    """ ancestral, but the network runs only on the rows that unmask something in this step: the
+    others do not use its output. So a row costs at most L calls, however many steps there are.
+    For fixed latents: joint sampling needs every call for its latents. """
+    return ancestral(*args, **knobs, skip_rows=True)
+
+
+def first_hitting(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback):
+    """ Each call unmasks one masked position per row, chosen uniformly. In at most L calls this is
+    an exact sample of the continuous-time process. With fewer steps a call unmasks several.
+    arXiv:2409.02908 """
+    tokens, masked, model_time = init_state(text, tokens, known_mask)
+    n = masked.sum(1, keepdim=True)                                      # (B, 1)
+    steps = min(steps, int(n.max()))                                     # more would unmask nothing
+
+    for i in range(steps):
+        # k positions of each row by lot: the k smallest of uniform numbers
+        k = part_of_step(n, i, steps)                                    # (B, 1)
+        lot = torch.rand(masked.shape, generator=rng).masked_fill(~masked, 2)
+        unmask = masked & (rank_in_row(lot) < k)
+
+        positions = positions_of(unmask)
+        logits = denoise(tokens, model_time(masked.sum(1)), positions)
+        scatter_at(tokens, positions, propose(logits))
+        masked = masked & ~unmask
+        on_step(tokens)
+    return tokens
+
+
+# ---- with remasking: a visible token may become MASK again, so the network can change its mind
+
+def remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step):
+    """ ancestral with remasking. chain: one (t, u, g) per step, with t the clock of the network and
+    u, g the probabilities that a position is unmasked or remasked.
+    The last step unmasks all that is left and remasks nothing. """
+    tokens, masked, model_time = init_state(text, tokens, known_mask)
     free = masked
-    for i, (t, u, g) in enumerate(moves):
-        u, g = (u, g) if i < len(moves) - 1 else (1, 0)
+
+    for i, (t, u, g) in enumerate(chain):
+        if i == len(chain) - 1:
+            u, g = 1, 0
+
+        # one coin per position: a position is either masked or visible
         coin = torch.rand(masked.shape, generator=rng)
-        release, again = masked & (coin < u), free & ~masked & (coin < g)
-        positions = positions_of(release)
-        put(tokens, positions, propose(denoise(tokens, clock(masked.sum(1), t.expand(len(masked))), positions)))
-        put(tokens, positions_of(again), text.mask_id)
-        masked = masked & ~release | again
+        unmask = masked & (coin < u)
+        remask = free & ~masked & (coin < g)
+
+        positions = positions_of(unmask)
+        model_t = model_time(masked.sum(1), t.expand(len(masked)))
+        scatter_at(tokens, positions, propose(denoise(tokens, model_t, positions)))
+        scatter_at(tokens, positions_of(remask), text.mask_id)
+        masked = masked & ~unmask | remask
         on_step(tokens)
     return tokens
 
 
-def remdm(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, remask='cap', eta=0.02, loop=(0.55, 0.05, 0.9)):
-    """ From t to s, with a = 1 - M,    arXiv:2503.00307
-        a visible free token becomes MASK again with probability g <= g_max = min(1, M_s / a_t), 1 at a_t = 0
-        a masked one is released with probability u = (a_s - (1-g) a_t) / (1 - a_t): the marginals stay those of ancestral
-        cap: g = min(eta, g_max);   rescale: g = eta g_max
-        loop: a runs from 0 to a_on for t in [1, t_on], rests there with g = min(eta, (1-a_on)/a_on) until t_off, then runs to 1 """
-    t_on, t_off, a_on = loop
+def remdm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
+          remask='cap', eta=0.02, loop=(0.55, 0.05, 0.9)):
+    """
+    From t to t_next, with alpha = 1 - M:                                ReMDM arXiv:2503.00307
+        g <= g_max = min(1, M_next / alpha_t),   1 at alpha_t = 0
+        u = (alpha_next - (1 - g) alpha_t) / (1 - alpha_t), which keeps the marginals of ancestral
+    remask:
+        cap      g = min(eta, g_max)
+        rescale  g = eta g_max
+        loop     with (t_on, t_off, alpha_on) = loop: alpha rises from 0 to alpha_on while t > t_on,
+                 rests there until t_off with g = min(eta, g_max), then rises to 1 with g = 0
+    """
+    def masked_share(t):
+        if remask == 'loop':
+            return loop_masked_share(text, t, loop)
+        return float(text.masked_share(t))
 
-    def share(t):                                                        # M, by the schedule of training, in three pieces for loop
-        if remask != 'loop':
-            return float(text.masked_share(t))
-        if t >= t_on:
-            return 1 - a_on * (1 - float(text.masked_share((t - t_on) / (1 - t_on))))
-        return 1 - a_on if t >= t_off else (1 - a_on) * float(text.masked_share(t / t_off))
+    chain = []
+    for t, t_next in schedule_times(steps):
+        M_t, M_next = masked_share(t), masked_share(t_next)
+        alpha_t, alpha_next = 1 - M_t, 1 - M_next
 
-    times, moves = torch.linspace(1, 0, steps + 1, dtype=torch.float64), []
-    for t, s in zip(times, times[1:]):
-        M_t, M_s = share(t), share(s)
-        a_t, a_s = 1 - M_t, 1 - M_s
-        g_max = min(1, M_s / a_t) if a_t > 0 else 1
-        g = {'cap': min(eta, g_max), 'rescale': eta * g_max, 'loop': min(eta, g_max) if M_t == M_s else 0}[remask]
-        moves.append((text.clock(torch.tensor(M_t)) if remask == 'loop' else t, (a_s - (1 - g) * a_t) / (1 - a_t), g))
-    return taking_back(denoise, propose, text, tokens, given, moves, rng, on_step)
+        g_max = min(1, M_next / alpha_t) if alpha_t > 0 else 1
+        if remask == 'rescale':
+            g = eta * g_max
+        elif remask == 'cap' or M_t == M_next:
+            g = min(eta, g_max)
+        else:
+            g = 0
+        u = (alpha_next - (1 - g) * alpha_t) / (1 - alpha_t)
 
-
-def dfm(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, alpha=1.5):
-    """ Discrete flow matching with its corrector, from t to s, r = M_s / M_t,    arXiv:2407.15595 (time runs the other way there)
-        a visible free position becomes MASK again with probability g = min(1, M_s (1 - r^(alpha-1)) / (1 - M_t))
-        a masked one is released with u = 1 - (M_s - (1 - M_t) g) / M_t, which is 1 - r^alpha where g < 1: so the marginals stay those
-        of ancestral also in the first steps of a cosine, where that g would be above 1
-    alpha = 1 is ancestral, and so is the step from t = 1. """
-    times, moves = torch.linspace(1, 0, steps + 1, dtype=torch.float64), []
-    for i, (t, s) in enumerate(zip(times, times[1:])):
-        M_t, M_s = (float(text.masked_share(x)) for x in (t, s))
-        g = min(1, M_s * (1 - (M_s / M_t) ** (alpha - 1)) / (1 - M_t)) if i else 0
-        moves.append((t, 1 - (M_s - (1 - M_t) * g) / M_t, g))
-    return taking_back(denoise, propose, text, tokens, given, moves, rng, on_step)
+        # in a loop the schedule of training reaches this share at another t
+        model_t = text.clock(torch.tensor(M_t)) if remask == 'loop' else t
+        chain.append((model_t, u, g))
+    return remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step)
 
 
-def reparam(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, repeat_cap=0.0):
-    """ Confidence that can change its mind: after step k of K the n (K-k) // K least certain of the n free positions are masked, by
-    log p(x), which a visible one has from its release. Newly released ones take the new token, the others keep theirs.
-    Not a sample of the model's distribution.    RDM arXiv:2302.05737, DPLM arXiv:2402.18567
-    repeat_cap: where one token would fill more than this share of the free positions, its proposals are drawn again without it. """
-    tokens, masked, clock = begin(text, tokens, given)
-    n, masked = masked.sum(1, keepdim=True), to(masked, tokens)          # (B, 1) on the host, (B, L)
-    steps, left, free = min(steps, int(n.max())), n, masked
-    certainty = torch.full(tokens.shape, torch.inf, device=tokens.device)                # of what is given: never masked
+def loop_masked_share(text, t, loop):
+    """ M of remask='loop': the schedule of training in two pieces, with a rest between them. """
+    t_on, t_off, alpha_on = loop
+    if t >= t_on:
+        return 1 - alpha_on * (1 - float(text.masked_share((t - t_on) / (1 - t_on))))
+    if t >= t_off:
+        return 1 - alpha_on
+    return (1 - alpha_on) * float(text.masked_share(t / t_off))
+
+
+def dfm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback, alpha=1.5):
+    """
+    Discrete flow matching with its corrector.         arXiv:2407.15595, whose time runs from 0 to 1
+    From t to t_next, with r = M_next / M_t:
+        g = min(1, M_next (1 - r^(alpha-1)) / (1 - M_t))
+        u = 1 - (M_next - (1 - M_t) g) / M_t, which keeps the marginals of ancestral
+    Where g < 1, u is 1 - r^alpha. The first steps of a cosine would have g above 1.
+    alpha = 1 is ancestral, and so is the first step, where nothing is visible.
+    """
+    chain = []
+    for i, (t, t_next) in enumerate(schedule_times(steps)):
+        M_t, M_next = float(text.masked_share(t)), float(text.masked_share(t_next))
+        g = 0
+        if i > 0:
+            g = min(1, M_next * (1 - (M_next / M_t) ** (alpha - 1)) / (1 - M_t))
+        u = 1 - (M_next - (1 - M_t) * g) / M_t
+        chain.append((t, u, g))
+    return remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step)
+
+
+# ---- in search of likely texts: not samples of the model's distribution
+
+def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
+               score='top1', prefer='certain', threshold=0.9, importance=None):
+    """
+    Propose x ~ Cat(p) at every masked position, and unmask the most certain ones. The n masked
+    positions of a row are spread evenly over the steps.                 MaskGIT arXiv:2202.04200
+    score       top1: p of the proposal;  margin: p of the best minus p of the second;  entropy;
+                threshold: all proposals of p above `threshold`, at least one
+    prefer      certain, or uncertain: the opposite order
+    importance  importance(tokens (B, L)) -> (B, L) in [0, 1] of the proposed text: a factor on the
+                uncertainty. With prefer='uncertain' this is ATAT's sampler: the important and
+                uncertain tokens first.
+    """
+    tokens, masked, model_time = init_state(text, tokens, known_mask)
+    n = masked.sum(1, keepdim=True)                                      # (B, 1), on the host
+    masked = to_device(masked, tokens)                                   # (B, L), on the device
+    steps = min(steps, int(n.max()))
+    left = n                                                             # (B, 1), on the host
+
+    for i in range(steps):
+        # with a threshold only the device knows how many are left; the host knows an upper limit,
+        # and the positions beyond those left are visible ones, which no line below unmasks
+        n_masked = left.squeeze(1)
+        if score == 'threshold':
+            left = (n - i).clamp(min=0)
+            n_masked = masked.sum(1)
+        positions = first_positions(masked, int(left.sum()))             # (P,)
+
+        # a proposal for every masked position
+        logits = denoise(tokens, model_time(n_masked), positions)        # (P, V)
+        x = propose(logits)
+        proposal = tokens.clone()
+        scatter_at(proposal, positions, x)
+
+        # how certain each is
+        certainty = certainty_of(logits, x, score)                       # (P,)
+        if importance:
+            if score == 'margin':
+                certainty = certainty - 1                                # so that 0 is certain
+            weight = importance(proposal).flatten()
+            certainty = certainty * weight[to_device(positions, tokens)]
+        if prefer == 'uncertain':
+            certainty = -certainty
+
+        # unmask the k first of each row
+        value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
+        scatter_at(value, positions, certainty)
+        value = value.masked_fill(~masked, -torch.inf)
+        place = value.argsort(dim=1, descending=True, stable=True).argsort(dim=1)    # 0 is first
+        k = part_of_step(n, i, steps)                                    # (B, 1)
+        if score != 'threshold':
+            unmask = masked & (place < to_device(k, tokens))
+        elif i < steps - 1:
+            unmask = masked & ((value > math.log(threshold)) | (place < 1))
+        else:
+            unmask = masked
+
+        tokens = torch.where(unmask, proposal, tokens)
+        masked = masked & ~unmask
+        left = left - k
+        on_step(tokens)
+    return tokens
+
+
+def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
+            repeat_cap=0.0):
+    """
+    Confidence with remasking: after step k of K, the n (K-k) // K least certain of the n free
+    positions are masked. The certainty of a position is log p(x) of the step that unmasked it. A
+    position that stays visible keeps its token.         RDM arXiv:2302.05737, DPLM arXiv:2402.18567
+    repeat_cap: where one token would fill more than this share of the free positions, its new
+    places are drawn again without it.
+    """
+    tokens, masked, model_time = init_state(text, tokens, known_mask)
+    n = masked.sum(1, keepdim=True)                                      # (B, 1), on the host
+    masked = to_device(masked, tokens)                                   # (B, L), on the device
+    free = masked
+    steps = min(steps, int(n.max()))
+    left = n
+
+    # infinite where the token is known, so it is never masked
+    certainty = torch.full(tokens.shape, torch.inf, device=tokens.device)
+
     for k in range(1, steps + 1):
-        positions = masked.flatten().byte().argsort(descending=True, stable=True)[:int(left.sum())]
-        logits = denoise(tokens, clock(left.squeeze(1)), positions)      # (P, V)
-        x, proposal = propose(logits), tokens.clone()
+        # a proposal for every masked position
+        positions = first_positions(masked, int(left.sum()))             # (P,)
+        logits = denoise(tokens, model_time(left.squeeze(1)), positions)     # (P, V)
+        x = propose(logits)
+        proposal = tokens.clone()
+
+        # draw again where a token is repeated too often
         if repeat_cap:
-            put(proposal, positions, x)
-            count = torch.zeros(len(tokens), text.mask_id, device=tokens.device).scatter_add_(1, proposal * free, free.float())  # (B, V)
-            often = (count > repeat_cap * to(n, tokens))[to(positions, tokens) // tokens.shape[1], x]
-            x = torch.where(often, propose(logits.scatter(1, x[:, None], -torch.inf)), x)
-        put(proposal, positions, x)
-        put(certainty, positions, certainty_of(logits, x, 'top1').float())
+            scatter_at(proposal, positions, x)
+            count = torch.zeros(len(tokens), text.mask_id, device=tokens.device)
+            count.scatter_add_(1, proposal * free, free.float())         # (B, V)
+            too_often = count > repeat_cap * to_device(n, tokens)
+            row = to_device(positions, tokens) // tokens.shape[1]
+            others = propose(logits.scatter(1, x[:, None], -torch.inf))
+            x = torch.where(too_often[row, x], others, x)
+
+        # unmask them all
+        scatter_at(proposal, positions, x)
+        scatter_at(certainty, positions, certainty_of(logits, x, 'top1').float())
+
+        # remask the least certain
         left = n * (steps - k) // steps
-        again = certainty.argsort(1).argsort(1) < to(left, tokens)       # (B, L), 0 is the least certain
-        tokens = torch.where(again, text.mask_id, proposal)
-        masked = again
+        masked = rank_in_row(certainty) < to_device(left, tokens)        # (B, L)
+        tokens = torch.where(masked, text.mask_id, proposal)
         on_step(tokens)
     return tokens
 
 
-SAMPLERS = dict(ancestral=ancestral, cached=cached, first_hitting=first_hitting, confidence=confidence, remdm=remdm, dfm=dfm,
-                reparam=reparam)
-KNOBS_OF = dict(confidence=('score', 'prefer'), remdm=('remask', 'eta', 'loop'), dfm=('alpha',), reparam=('repeat_cap',))
+# ---- choose a sampler
+
+# name: (function, {knob: what it may be, as in rules.py})
+SAMPLERS = {
+    'ancestral': (ancestral, {}),
+    'cached': (cached, {}),
+    'first_hitting': (first_hitting, {}),
+    'confidence': (confidence, {'score': 'top1 | margin | entropy | threshold',
+                                'prefer': 'certain | uncertain'}),
+    'remdm': (remdm, {'remask': 'cap | rescale | loop', 'eta': '[0, 1]', 'loop': '(0, 1)'}),
+    'dfm': (dfm, {'alpha': '[1, 2]'}),
+    'reparam': (reparam, {'repeat_cap': '[0, 1)'}),
+}
+
+# knobs of every sampler
+COMMON_KNOBS = {
+    'steps': '[0, inf)',
+    'block_size': '[0, inf)',
+    'nucleus': '(0, inf)',
+    'temperature': '(-inf, inf)',
+    'guidance': '(-inf, inf)',
+}
 
 
 def in_blocks(sampler, size):
-    """ Any sampler, from left to right, `size` positions at a time: to it all other positions are given, masked or not. The steps
-    are shared among the blocks by what there is to fill.    arXiv:2503.09573 """
-    def blocks(denoise, propose, text, tokens, given, steps, rng, on_step=nothing, **knobs):
-        free = (tokens == text.mask_id).cpu() & ~given
+    """ Any sampler, from left to right, `size` positions at a time. To the sampler all positions
+    outside the block are known, masked or not. Each block gets its part of the steps, by what there
+    is to fill.    arXiv:2503.09573 """
+    def block_sampler(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
+                      **knobs):
+        free = (tokens == text.mask_id).cpu() & ~known_mask
+        n = free.sum().item()
+
         for first in range(0, tokens.shape[1], size):
-            others = torch.ones_like(given)
-            others[:, first:first + size] = False
-            if not (free & ~others).any():
+            outside = torch.ones_like(known_mask)
+            outside[:, first:first + size] = False
+            n_inside = (free & ~outside).sum().item()
+            if n_inside == 0:
                 continue
-            share = max(1, round(steps * (free & ~others).sum().item() / free.sum().item()))
-            tokens = sampler(denoise, propose, text, tokens, given | others, share, rng, on_step, **knobs)
+            block_steps = max(1, round(steps * n_inside / n))
+            tokens = sampler(denoise, propose, text, tokens, known_mask | outside, block_steps, rng,
+                             on_step, **knobs)
         return tokens
-    return blocks
+    return block_sampler
 
 
-def make_sampler(how, text):
-    """ (sampler, its keyword knobs, temperature) from the text knobs; ValueError for what does not exist. A process that is not
-    diffusion.MaskedText has samplers of its own (baselines.py). """
-    samplers = getattr(text, 'samplers', SAMPLERS)
-    for name, legal in (('sampler', tuple(samplers)), ('score', ('top1', 'margin', 'entropy', 'threshold')),
-                        ('prefer', ('certain', 'uncertain')), ('remask', ('cap', 'rescale', 'loop'))):
-        if how[name] not in legal:
-            raise ValueError(f"{name}={how[name]!r}: choose from {', '.join(legal)}")
-    if how['score'] == 'threshold' and how['prefer'] == 'uncertain':
-        raise ValueError('score=threshold releases what is certain: it has no prefer=uncertain')
-    if how['self_correct'] and 'self_correct' not in getattr(text, 'knobs', ()):
-        raise ValueError(f"self_correct={how['self_correct']}: only text_process=gidd takes back what is written")
-    if how['by_importance'] and (how['sampler'] != 'confidence' or how['score'] == 'threshold'):
-        raise ValueError(f"by_importance goes with sampler=confidence and a score but threshold, not with {how['sampler']}, {how['score']}")
-    if len(how['loop']) != 3 or not 0 < how['loop'][1] <= how['loop'][0] < 1 or not 0 < how['loop'][2] < 1 or not 0 <= how['eta'] <= 1:
-        raise ValueError(f"loop={how['loop']}, eta={how['eta']}: expected 0 < t_off <= t_on < 1, 0 < a_on < 1, 0 <= eta <= 1")
-    for name, fine in (('steps', how['steps'] >= 0), ('block_size', how['block_size'] >= 0), ('nucleus', how['nucleus'] > 0),
-                       ('temperature', math.isfinite(how['temperature'])), ('alpha', 1 <= how['alpha'] <= 2),
-                       ('repeat_cap', 0 <= how['repeat_cap'] < 1), ('self_correct', how['self_correct'] >= 0),
-                       ('guidance', math.isfinite(how['guidance']))):
-        if not fine:
-            raise ValueError(f'{name}={how[name]} is out of range')
-    sampler = samplers[how['sampler']]
-    temperature = how['temperature'] if how['temperature'] >= 0 else 0.0 if sampler is confidence else 1.0
-    of_it = KNOBS_OF.get(how['sampler'], ()) if samplers is SAMPLERS else getattr(text, 'knobs', ())
-    knobs = {name: how[name] for name in of_it}
-    if samplers is not SAMPLERS and (how['block_size'] or how['by_importance']):
+def check_sampling(sampling, samplers):
+    """ ValueError for a value that a knob cannot have, or for two that exclude each other. """
+    check_choice('sampler', sampling['sampler'], samplers)
+
+    # each knob alone
+    rules = dict(COMMON_KNOBS)
+    for _, knobs in (*SAMPLERS.values(), *samplers.values()):
+        rules |= knobs
+    for name, rule in rules.items():
+        value = sampling[name]
+        parts = value if isinstance(value, (tuple, list)) else [value]
+        if not all(follows(part, rule) for part in parts):
+            raise ValueError(f'{name}={value!r}, expected {rule}')
+    if len(sampling['loop']) != 3 or sampling['loop'][1] > sampling['loop'][0]:
+        raise ValueError(f"loop={sampling['loop']}: expected t_on, t_off, alpha_on, with "
+                         't_off <= t_on')
+
+    # knobs together
+    score = sampling['score']
+    if score == 'threshold' and sampling['prefer'] == 'uncertain':
+        raise ValueError('score=threshold unmasks what is certain: it has no prefer=uncertain')
+    if sampling['by_importance'] and (sampling['sampler'] != 'confidence' or score == 'threshold'):
+        raise ValueError('by_importance goes with sampler=confidence and a score but threshold, '
+                         f"not with {sampling['sampler']}, {score}")
+    if sampling['self_correct'] and 'self_correct' not in rules:
+        raise ValueError(f"self_correct={sampling['self_correct']}: only a run with "
+                         'text_process=gidd takes back what it wrote')
+    if samplers is not SAMPLERS and (sampling['block_size'] or sampling['by_importance']):
         raise ValueError('block_size and by_importance are of masked text')
-    return (in_blocks(sampler, how['block_size']) if how['block_size'] else sampler), knobs, temperature
+
+
+def make_sampler(sampling, text):
+    """ (sampler, its keyword knobs, temperature) from the text knobs {name: value} of sample.py.
+    ValueError for what does not exist. A process that is not diffusion.MaskedText has a table of
+    samplers of its own, text.samplers. """
+    samplers = getattr(text, 'samplers', SAMPLERS)
+    check_sampling(sampling, samplers)
+    sampler, knob_rules = samplers[sampling['sampler']]
+    knobs = {name: sampling[name] for name in knob_rules}
+
+    # -1 asks for the default: greedy for confidence, else the model's own distribution
+    temperature = sampling['temperature']
+    if temperature < 0:
+        temperature = 0.0 if sampler is confidence else 1.0
+
+    if sampling['block_size']:
+        sampler = in_blocks(sampler, sampling['block_size'])
+    return sampler, knobs, temperature
