@@ -29,8 +29,8 @@ from torch.quasirandom import SobolEngine
 
 
 # ---- noise: a pure function of (seed, step, purpose, row)
-# A resumed run draws the same noise without replaying anything, and any number of processes that
-# share a batch draw together what one process would draw alone.
+# A resumed run draws the same noise without replaying anything. Processes that share a batch draw
+# together what one process would draw alone.
 
 # one key word per purpose, so that no two purposes share their numbers
 PURPOSES = {
@@ -65,7 +65,8 @@ def uniforms(seed, step, purpose, first, rows, columns):
     words = words.reshape(rows, counts_per_row * 4)[:, :columns]
 
     # the upper 52 bits, moved by half a unit to stay off 0 and 1
-    return torch.from_numpy(((words >> np.uint64(12)) + 0.5) * 2.0 ** -52)
+    bits = words >> np.uint64(12)
+    return torch.from_numpy((bits + 0.5) * 2.0 ** -52)
 
 
 def normals(seed, step, purpose, first, rows, *shape):
@@ -76,7 +77,8 @@ def normals(seed, step, purpose, first, rows, *shape):
 
 # ---- modes and clocks
 
-# a clock is DRAWN from U(t_min, 1), or its modality is GIVEN and the clock stays near 0
+# DRAWN: the clock is drawn from U(t_min, 1)
+# GIVEN: the modality is given, so its clock is 0, or for latents drawn from U(0, latent_noise)
 DRAWN, GIVEN = True, False
 
 MODES = {
@@ -111,33 +113,34 @@ def draw_clocks(seed, step, first, rows, batch, shares,
     """
     Clocks and loss weights of rows first .. first + rows of the global batch at this step.
     shares: from mode_shares. cond_drop: how often the null condition replaces a given modality.
-    latent_noise: given latents have a clock from U(0, latent_noise).
     Returns {mode (rows,) int64; t_text, t_latent, text_weight, latent_weight (rows,) float64}.
     """
     assert 0 <= first and first + rows <= batch, (first, rows, batch)
 
     # One Sobol' point per row of the global batch, plus one random shift per step, modulo 1.
     # So each clock is exactly uniform, and contiguous rows cover (0, 1) evenly, alone and jointly.
-    points = SobolEngine(4, scramble=False).fast_forward(first).draw(rows, dtype=torch.float64)
+    engine = SobolEngine(4, scramble=False).fast_forward(first)
+    points = engine.draw(rows, dtype=torch.float64)
     shift = uniforms(seed, step, 'clocks', 0, 1, 4)
     u_text, u_latent, u_mode, u_drop = ((points + shift) % 1).T    # the first two mix best
 
     # the mode of each row; the clamp is there because the shares may sum to 1 - 1e-16
     edges = torch.tensor(list(shares.values()), dtype=torch.float64).cumsum(0)
-    mode = torch.searchsorted(edges, u_mode.contiguous(), right=True).clamp(max=len(shares) - 1)
+    mode = torch.searchsorted(edges, u_mode.contiguous(), right=True)
+    mode = mode.clamp(max=len(shares) - 1)
     table = torch.tensor([MODES[name] for name in shares], dtype=torch.float64)
     text_drawn, latent_drawn, text_weight, latent_weight = table[mode].T
 
-    # the clocks: drawn, or near 0 where the modality is given
-    t_text = torch.where(text_drawn > 0, t_min + (1 - t_min) * u_text, 0.0)
-    small = latent_noise * u_latent
-    t_latent = torch.where(latent_drawn > 0, t_min + (1 - t_min) * u_latent, small)
+    # the clocks
+    drawn_text = t_min + (1 - t_min) * u_text
+    drawn_latent = t_min + (1 - t_min) * u_latent
+    t_text = torch.where(text_drawn > 0, drawn_text, 0.0)
+    t_latent = torch.where(latent_drawn > 0, drawn_latent, latent_noise * u_latent)
 
     # the null condition: a given modality is pure noise, at clock 1
     dropped = u_drop < cond_drop
     t_text = torch.where(dropped & (text_drawn == 0), 1.0, t_text)
     t_latent = torch.where(dropped & (latent_drawn == 0), 1.0, t_latent)
-
     return dict(mode=mode, t_text=t_text, t_latent=t_latent,
                 text_weight=text_weight, latent_weight=latent_weight)
 
@@ -205,7 +208,8 @@ class MaskedText:
             return share ** (1 / self.power)
         # solve BETA_1 t + BETA_2 t^2 = b; this form of the root keeps its digits near b = 0
         b = -torch.log1p(share * math.expm1(-self.BETA_1 - self.BETA_2))
-        return 2 * b / (self.BETA_1 + torch.sqrt(self.BETA_1 ** 2 + 4 * self.BETA_2 * b))
+        root = torch.sqrt(self.BETA_1 ** 2 + 4 * self.BETA_2 * b)
+        return 2 * b / (self.BETA_1 + root)
 
     def weight(self, t):
         """ w(t) = M'(t) / M(t), the weight of the bound. """
@@ -228,7 +232,8 @@ class MaskedText:
 
     def mean_share(self, t_min=0.):
         """ E_t [M(t)], t ~ U(t_min, 1), by the midpoint rule. """
-        t = t_min + (1 - t_min) * (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000
+        middle = torch.arange(10_000, dtype=torch.float64) + 0.5
+        t = t_min + (1 - t_min) * middle / 10_000
         return self.masked_share(t).mean().item()
 
     def unmask_probability(self, t, t_next):
@@ -278,16 +283,15 @@ class MaskedText:
         """
         expected = rows * length * self.mean_share(t_min) * text_share
         is_linear = self.schedule == 'loglinear'
-
         variance = 3 / 16 if is_linear else 1 / 4
         bernoulli = 5 * math.sqrt(rows * length * variance)
 
+        # the clocks, as a number of rows
         largest_power_of_2 = rows & -rows                                # that divides rows
         pieces = min(rows // largest_power_of_2, 2 * rows.bit_length())
         clocks = pieces * (.5 if is_linear else 1)
         if text_share < 1:
             clocks += 2                                          # the number of rows varies too
-
         return min(rows * length, math.ceil(expected + bernoulli + clocks * length))
 
     def loss(self, hidden, head, targets, weight, seen=None, t=None):
@@ -319,18 +323,20 @@ class MaskedText:
             free = torch.full((B,), L, device=tokens.device)
         else:
             free = (~known_mask).sum(1).clamp(min=1)
-        n = 1 + (u[:, 0] * free).long().clamp(max=free - 1)              # (B,)
+        n = (u[:, 0] * free).long()
+        n = 1 + n.clamp(max=free - 1)                                    # (B,)
         noisy, mask = self.corrupt_exactly(tokens, n, u[:, 1:], known_mask)
 
         # -log p(x^i | x_t) of the masked ones
         t_text = self.clock(n / L).float()                               # (B,)
         positions = positions_of(mask)                                   # (P,)
         logits, _ = model(noisy, latents, t_text, t_latent, positions, predict=('text',))
-        nll = F.cross_entropy(logits, tokens.flatten()[positions], reduction='none').double()
+        targets = tokens.flatten()[positions]
+        nll = F.cross_entropy(logits, targets, reduction='none')
 
         # the sum over each row
         total = torch.zeros(B, dtype=torch.float64, device=tokens.device)
-        total.index_add_(0, positions // L, nll)
+        total.index_add_(0, positions // L, nll.double())
         return total * free / n
 
 
@@ -365,7 +371,6 @@ class HeadLoss(torch.autograd.Function):
             table = hidden @ head.T                                      # (P, V): the logits
             nll, best = torch.empty_like(weight), torch.empty_like(weight)
             size = max(1, HeadLoss.CHUNK_ELEMENTS.get(device, 2 ** 26) // len(head))
-
             for first in range(0, len(targets), size):
                 chunk = slice(first, first + size)
                 target = targets[chunk, None]                            # (p, 1)
@@ -407,14 +412,14 @@ def positions_and_targets(scored, tokens, weight, budget):
     found = positions_of(scored)
 
     # P is the budget; where more is scored (five standard deviations off), the next multiple of it
-    multiples = max(1, -(-len(found) // budget))
-    P = min(multiples * budget, scored.numel())
+    multiple = max(1, -(-len(found) // budget))
+    P = min(multiple * budget, scored.numel())
 
     # unused places point at position 0 and weigh 0
     unused = P - len(found)
     positions = F.pad(found, (0, unused))
-    weight = (weight / scored.numel()).expand(scored.shape).flatten()[found]
-    weight = F.pad(weight, (0, unused))
+    weight = (weight / scored.numel()).expand(scored.shape)              # (B, L)
+    weight = F.pad(weight.flatten()[found], (0, unused))
     return positions, tokens.flatten()[positions], weight.float()
 
 
@@ -443,9 +448,11 @@ class GaussianLatents:
 
     def alpha_sigma(self, t):
         """ alpha_t and sigma_t, exact at both ends: in float32 cos(pi t/2) is -4e-8 at t = 1. """
-        if self.schedule == 'vp':
-            return torch.sin(math.pi / 2 * (1 - t)), torch.sin(math.pi / 2 * t)
-        return 1 - t, t
+        if self.schedule == 'rf':
+            return 1 - t, t
+        alpha_t = torch.sin(math.pi / 2 * (1 - t))
+        sigma_t = torch.sin(math.pi / 2 * t)
+        return alpha_t, sigma_t
 
     def alpha_sigma_like(self, t, z):
         """ The same in the precision of z (B, N, D), and of a shape that multiplies it. """
@@ -507,7 +514,6 @@ class GaussianLatents:
                                  'answer: start at t=0.999')
             x0 = (z_t - sigma_t * out) / alpha_t
             e = out
-
         return x0 * self.live, e * self.live
 
     # the loss
@@ -569,13 +575,11 @@ class GaussianLatents:
 
         exp_minus_h = (alpha_t * sigma_next) / (alpha_next * sigma_t)
         h = -torch.log(exp_minus_h)                                      # inf at both ends
-
         # in the second step h_before is inf, and the correction vanishes
         D = x0
         if memory and t_next > 0:
             D = x0 + (0.5 * h / memory['h']) * (x0 - memory['x0'])
         memory.update(x0=x0, h=h)
-
         return (sigma_next / sigma_t) * z - alpha_next * (exp_minus_h - 1) * D
 
     def heun(self, z, t, t_next, denoise, memory=None, noise=None):

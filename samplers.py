@@ -15,11 +15,11 @@ Text samplers: from the network's logits to tokens. Every sampler is a function 
     on_step(tokens)                 called after every step
 
 A step from t to t_next, with M the masked share of the schedule:
-    unmask    a masked position gets a token, with probability u
-    remask    a visible position becomes MASK again, with probability g (remdm, dfm)
-    The marginals stay those of training if  M_next = M_t (1 - u) + (1 - M_t) g.
+    unmask    a masked position gets a token, with probability p_unmask
+    remask    a visible position becomes MASK again, with probability p_remask (remdm, dfm)
+    The marginals stay those of training if  M_next = M_t (1 - p_unmask) + (1 - M_t) p_remask.
 
-The host knows how many positions are unmasked, and (except in confidence) which ones. So no step
+The host knows which positions are masked, or at least how many (confidence, reparam). So no step
 waits for the device, and the head runs only where its logits are used.
 
 To add a sampler, write one function here and add one line to SAMPLERS. A knob of its own also needs
@@ -41,11 +41,15 @@ def nucleus_filter(logits, p):
     So the token on the boundary stays, and the likeliest token always stays. """
     if p >= 1:
         return logits
+    # in sorted order: the mass of the likelier ones
     sorted_logits, order = logits.sort(-1, descending=True)
     mass = sorted_logits.softmax(-1)
-    drop = mass.cumsum(-1) - mass >= p                                   # in sorted order
+    drop = mass.cumsum(-1) - mass >= p
     drop[..., 0] = False
-    return logits.masked_fill(torch.zeros_like(drop).scatter(-1, order, drop), -torch.inf)
+
+    # back in the order of the ids
+    drop = torch.zeros_like(drop).scatter(-1, order, drop)
+    return logits.masked_fill(drop, -torch.inf)
 
 
 def make_propose(temperature, nucleus, rng):
@@ -69,7 +73,8 @@ def make_propose(temperature, nucleus, rng):
         # p / Exp(1) is largest at i with probability p_i. This decides what an unmasked token is,
         # never whether a position is unmasked: one draw over V and MASK together would get that
         # rate wrong in float32 (arXiv:2409.02908)
-        return (p / torch.empty_like(p).exponential_(generator=rng)).argmax(-1)
+        noise = torch.empty_like(p).exponential_(generator=rng)
+        return (p / noise).argmax(-1)
     return propose
 
 
@@ -77,12 +82,13 @@ def certainty_of(logits, x, score):
     """ (P,) from logits (P, V) and proposed tokens x (P,): higher is more certain.
     score: margin, p of the best minus p of the second; entropy, its negative; else log p(x). """
     if score == 'margin':
-        best, second = logits.softmax(-1).topk(2, -1).values.unbind(-1)
-        return best - second
+        best_two = logits.softmax(-1).topk(2, -1).values
+        return best_two[..., 0] - best_two[..., 1]
     if score == 'entropy':
         logp = logits.log_softmax(-1)
         return (logp.exp() * logp).nansum(-1)                            # 0 log 0 = 0
-    return logits.gather(-1, x[:, None]).squeeze(-1) - logits.logsumexp(-1)
+    logit = logits.gather(-1, x[:, None]).squeeze(-1)
+    return logit - logits.logsumexp(-1)
 
 
 # ---- what all samplers share
@@ -103,7 +109,8 @@ def scatter_at(values, positions, x):
 
 def first_positions(mask, count):
     """ As positions_of, for a mask on the device of which the host knows the count: no wait. """
-    return mask.flatten().byte().argsort(descending=True, stable=True)[:count]
+    order = mask.flatten().byte().argsort(descending=True, stable=True)
+    return order[:count]
 
 
 def part_of_step(n, i, steps):
@@ -143,29 +150,29 @@ def schedule_times(steps):
 
 def ancestral(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
               skip_rows=False):
-    """ Each masked position is unmasked with probability u = (M_t - M_next) / M_t, and then
-    x ~ Cat(p). The last step unmasks all that is left.    MDLM arXiv:2406.07524
+    """ Each masked position is unmasked with p_unmask = (M_t - M_next) / M_t, and then x ~ Cat(p).
+    The last step unmasks all that is left.    MDLM arXiv:2406.07524
     skip_rows: the network runs only on rows that unmask something. """
     tokens, masked, model_time = init_state(text, tokens, known_mask)
-
     for t, t_next in schedule_times(steps):
         # choose the positions on the host
         unmask = masked
         if t_next > 0:
-            u = text.unmask_probability(t, t_next)
-            unmask = masked & (torch.rand(masked.shape, generator=rng) < u)
+            coin = torch.rand(masked.shape, generator=rng)               # (B, L)
+            unmask = masked & (coin < text.unmask_probability(t, t_next))
         positions = positions_of(unmask)
         model_t = model_time(masked.sum(1), t.expand(len(masked)))       # (B,)
 
         # choose their tokens
         if not skip_rows:
-            scatter_at(tokens, positions, propose(denoise(tokens, model_t, positions)))
+            x = propose(denoise(tokens, model_t, positions))             # (P,)
+            scatter_at(tokens, positions, x)
         elif unmask.any():
             rows = positions_of(unmask.any(1))
             some = tokens[to_device(rows, tokens)]
-            logits = denoise(some, model_t[rows], positions_of(unmask[rows]), rows)
-            scatter_at(tokens, positions, propose(logits))               # in the same order
-
+            within = positions_of(unmask[rows])                          # in the same order
+            x = propose(denoise(some, model_t[rows], within, rows))
+            scatter_at(tokens, positions, x)
         masked = masked & ~unmask
         on_step(tokens)
     return tokens
@@ -185,16 +192,17 @@ def first_hitting(denoise, propose, text, tokens, known_mask, steps, rng, on_ste
     tokens, masked, model_time = init_state(text, tokens, known_mask)
     n = masked.sum(1, keepdim=True)                                      # (B, 1)
     steps = min(steps, int(n.max()))                                     # more would unmask nothing
-
     for i in range(steps):
         # k positions of each row by lot: the k smallest of uniform numbers
         k = part_of_step(n, i, steps)                                    # (B, 1)
         lot = torch.rand(masked.shape, generator=rng).masked_fill(~masked, 2)
         unmask = masked & (rank_in_row(lot) < k)
 
+        # their tokens
         positions = positions_of(unmask)
-        logits = denoise(tokens, model_time(masked.sum(1)), positions)
-        scatter_at(tokens, positions, propose(logits))
+        model_t = model_time(masked.sum(1))
+        x = propose(denoise(tokens, model_t, positions))                 # (P,)
+        scatter_at(tokens, positions, x)
         masked = masked & ~unmask
         on_step(tokens)
     return tokens
@@ -203,26 +211,26 @@ def first_hitting(denoise, propose, text, tokens, known_mask, steps, rng, on_ste
 # ---- with remasking: a visible token may become MASK again, so the network can change its mind
 
 def remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step):
-    """ ancestral with remasking. chain: one (t, u, g) per step, with t the clock of the network and
-    u, g the probabilities that a position is unmasked or remasked.
-    The last step unmasks all that is left and remasks nothing. """
+    """ ancestral with remasking. chain: one (t, p_unmask, p_remask) per step, with t the clock of
+    the network. The last step unmasks all that is left and remasks nothing. """
     tokens, masked, model_time = init_state(text, tokens, known_mask)
     free = masked
-
-    for i, (t, u, g) in enumerate(chain):
+    for i, (t, p_unmask, p_remask) in enumerate(chain):
         if i == len(chain) - 1:
-            u, g = 1, 0
+            p_unmask, p_remask = 1, 0
 
         # one coin per position: a position is either masked or visible
         coin = torch.rand(masked.shape, generator=rng)
-        unmask = masked & (coin < u)
-        remask = free & ~masked & (coin < g)
+        unmask = masked & (coin < p_unmask)
+        remask = free & ~masked & (coin < p_remask)
 
+        # a token for those that are unmasked, MASK for those that are remasked
         positions = positions_of(unmask)
-        model_t = model_time(masked.sum(1), t.expand(len(masked)))
-        scatter_at(tokens, positions, propose(denoise(tokens, model_t, positions)))
+        model_t = model_time(masked.sum(1), t.expand(len(masked)))       # (B,)
+        x = propose(denoise(tokens, model_t, positions))                 # (P,)
+        scatter_at(tokens, positions, x)
         scatter_at(tokens, positions_of(remask), text.mask_id)
-        masked = masked & ~unmask | remask
+        masked = (masked & ~unmask) | remask
         on_step(tokens)
     return tokens
 
@@ -231,13 +239,14 @@ def remdm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_cal
           remask='cap', eta=0.02, loop=(0.55, 0.05, 0.9)):
     """
     From t to t_next, with alpha = 1 - M:                                ReMDM arXiv:2503.00307
-        g <= g_max = min(1, M_next / alpha_t),   1 at alpha_t = 0
-        u = (alpha_next - (1 - g) alpha_t) / (1 - alpha_t), which keeps the marginals of ancestral
-    remask:
-        cap      g = min(eta, g_max)
-        rescale  g = eta g_max
+        p_remask <= p_max = min(1, M_next / alpha_t),   1 at alpha_t = 0
+        p_unmask  = (alpha_next - (1 - p_remask) alpha_t) / (1 - alpha_t)
+    The second line keeps the marginals of ancestral. remask:
+        cap      p_remask = min(eta, p_max)
+        rescale  p_remask = eta p_max
         loop     with (t_on, t_off, alpha_on) = loop: alpha rises from 0 to alpha_on while t > t_on,
-                 rests there until t_off with g = min(eta, g_max), then rises to 1 with g = 0
+                 rests there until t_off, then rises to 1.
+                 p_remask = min(eta, p_max) at rest, else 0
     """
     def masked_share(t):
         if remask == 'loop':
@@ -246,21 +255,24 @@ def remdm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_cal
 
     chain = []
     for t, t_next in schedule_times(steps):
-        M_t, M_next = masked_share(t), masked_share(t_next)
-        alpha_t, alpha_next = 1 - M_t, 1 - M_next
+        M_t = masked_share(t)
+        M_next = masked_share(t_next)
+        alpha_t = 1 - M_t
+        alpha_next = 1 - M_next
 
-        g_max = min(1, M_next / alpha_t) if alpha_t > 0 else 1
+        # how often to remask; a loop remasks only where the masked share rests
+        p_max = min(1, M_next / alpha_t) if alpha_t > 0 else 1
         if remask == 'rescale':
-            g = eta * g_max
+            p_remask = eta * p_max
         elif remask == 'cap' or M_t == M_next:
-            g = min(eta, g_max)
+            p_remask = min(eta, p_max)
         else:
-            g = 0
-        u = (alpha_next - (1 - g) * alpha_t) / (1 - alpha_t)
+            p_remask = 0
+        p_unmask = (alpha_next - (1 - p_remask) * alpha_t) / (1 - alpha_t)
 
-        # in a loop the schedule of training reaches this share at another t
+        # in a loop the schedule of training has this masked share at another t
         model_t = text.clock(torch.tensor(M_t)) if remask == 'loop' else t
-        chain.append((model_t, u, g))
+        chain.append((model_t, p_unmask, p_remask))
     return remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step)
 
 
@@ -268,7 +280,8 @@ def loop_masked_share(text, t, loop):
     """ M of remask='loop': the schedule of training in two pieces, with a rest between them. """
     t_on, t_off, alpha_on = loop
     if t >= t_on:
-        return 1 - alpha_on * (1 - float(text.masked_share((t - t_on) / (1 - t_on))))
+        alpha = 1 - float(text.masked_share((t - t_on) / (1 - t_on)))
+        return 1 - alpha_on * alpha
     if t >= t_off:
         return 1 - alpha_on
     return (1 - alpha_on) * float(text.masked_share(t / t_off))
@@ -278,19 +291,23 @@ def dfm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callb
     """
     Discrete flow matching with its corrector.         arXiv:2407.15595, whose time runs from 0 to 1
     From t to t_next, with r = M_next / M_t:
-        g = min(1, M_next (1 - r^(alpha-1)) / (1 - M_t))
-        u = 1 - (M_next - (1 - M_t) g) / M_t, which keeps the marginals of ancestral
-    Where g < 1, u is 1 - r^alpha. The first steps of a cosine would have g above 1.
-    alpha = 1 is ancestral, and so is the first step, where nothing is visible.
+        p_remask = min(1, M_next (1 - r^(alpha-1)) / (1 - M_t))
+        p_unmask = 1 - (M_next - (1 - M_t) p_remask) / M_t
+    The second line keeps the marginals of ancestral; where p_remask < 1 it is 1 - r^alpha. Without
+    the minimum, p_remask would exceed 1 in the first steps of a cosine. alpha = 1 is ancestral.
     """
     chain = []
     for i, (t, t_next) in enumerate(schedule_times(steps)):
-        M_t, M_next = float(text.masked_share(t)), float(text.masked_share(t_next))
-        g = 0
+        M_t = float(text.masked_share(t))
+        M_next = float(text.masked_share(t_next))
+        r = M_next / M_t
+
+        # in the first step nothing is visible, so there is nothing to remask
+        p_remask = 0
         if i > 0:
-            g = min(1, M_next * (1 - (M_next / M_t) ** (alpha - 1)) / (1 - M_t))
-        u = 1 - (M_next - (1 - M_t) * g) / M_t
-        chain.append((t, u, g))
+            p_remask = min(1, M_next * (1 - r ** (alpha - 1)) / (1 - M_t))
+        p_unmask = 1 - (M_next - (1 - M_t) * p_remask) / M_t
+        chain.append((t, p_unmask, p_remask))
     return remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step)
 
 
@@ -315,8 +332,8 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
     left = n                                                             # (B, 1), on the host
 
     for i in range(steps):
-        # with a threshold only the device knows how many are left; the host knows an upper limit,
-        # and the positions beyond those left are visible ones, which no line below unmasks
+        # With a threshold only the device knows how many are left, and the host knows an upper
+        # limit. So some of the positions below may be visible; those are never unmasked.
         n_masked = left.squeeze(1)
         if score == 'threshold':
             left = (n - i).clamp(min=0)
@@ -324,7 +341,8 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
         positions = first_positions(masked, int(left.sum()))             # (P,)
 
         # a proposal for every masked position
-        logits = denoise(tokens, model_time(n_masked), positions)        # (P, V)
+        model_t = model_time(n_masked)                                   # (B,)
+        logits = denoise(tokens, model_t, positions)                     # (P, V)
         x = propose(logits)
         proposal = tokens.clone()
         scatter_at(proposal, positions, x)
@@ -343,7 +361,8 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
         value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
         scatter_at(value, positions, certainty)
         value = value.masked_fill(~masked, -torch.inf)
-        place = value.argsort(dim=1, descending=True, stable=True).argsort(dim=1)    # 0 is first
+        order = value.argsort(dim=1, descending=True, stable=True)
+        place = order.argsort(dim=1)                                     # (B, L), 0 is first
         k = part_of_step(n, i, steps)                                    # (B, 1)
         if score != 'threshold':
             unmask = masked & (place < to_device(k, tokens))
@@ -351,7 +370,6 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
             unmask = masked & ((value > math.log(threshold)) | (place < 1))
         else:
             unmask = masked
-
         tokens = torch.where(unmask, proposal, tokens)
         masked = masked & ~unmask
         left = left - k
@@ -362,7 +380,7 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
 def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
             repeat_cap=0.0):
     """
-    Confidence with remasking: after step k of K, the n (K-k) // K least certain of the n free
+    Confidence with remasking: after step i of K, the n (K-i) // K least certain of the n free
     positions are masked. The certainty of a position is log p(x) of the step that unmasked it. A
     position that stays visible keeps its token.         RDM arXiv:2302.05737, DPLM arXiv:2402.18567
     repeat_cap: where one token would fill more than this share of the free positions, its new
@@ -373,15 +391,16 @@ def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_c
     masked = to_device(masked, tokens)                                   # (B, L), on the device
     free = masked
     steps = min(steps, int(n.max()))
-    left = n
+    left = n                                                             # (B, 1), on the host
 
     # infinite where the token is known, so it is never masked
     certainty = torch.full(tokens.shape, torch.inf, device=tokens.device)
 
-    for k in range(1, steps + 1):
+    for i in range(1, steps + 1):
         # a proposal for every masked position
         positions = first_positions(masked, int(left.sum()))             # (P,)
-        logits = denoise(tokens, model_time(left.squeeze(1)), positions)     # (P, V)
+        model_t = model_time(left.squeeze(1))                            # (B,)
+        logits = denoise(tokens, model_t, positions)                     # (P, V)
         x = propose(logits)
         proposal = tokens.clone()
 
@@ -397,10 +416,11 @@ def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_c
 
         # unmask them all
         scatter_at(proposal, positions, x)
-        scatter_at(certainty, positions, certainty_of(logits, x, 'top1').float())
+        log_p = certainty_of(logits, x, 'top1')                          # (P,)
+        scatter_at(certainty, positions, log_p.float())
 
         # remask the least certain
-        left = n * (steps - k) // steps
+        left = n * (steps - i) // steps
         masked = rank_in_row(certainty) < to_device(left, tokens)        # (B, L)
         tokens = torch.where(masked, text.mask_id, proposal)
         on_step(tokens)
@@ -439,7 +459,6 @@ def in_blocks(sampler, size):
                       **knobs):
         free = (tokens == text.mask_id).cpu() & ~known_mask
         n = free.sum().item()
-
         for first in range(0, tokens.shape[1], size):
             outside = torch.ones_like(known_mask)
             outside[:, first:first + size] = False
@@ -466,9 +485,9 @@ def check_sampling(sampling, samplers):
         parts = value if isinstance(value, (tuple, list)) else [value]
         if not all(follows(part, rule) for part in parts):
             raise ValueError(f'{name}={value!r}, expected {rule}')
-    if len(sampling['loop']) != 3 or sampling['loop'][1] > sampling['loop'][0]:
-        raise ValueError(f"loop={sampling['loop']}: expected t_on, t_off, alpha_on, with "
-                         't_off <= t_on')
+    loop = sampling['loop']
+    if len(loop) != 3 or loop[1] > loop[0]:
+        raise ValueError(f'loop={loop}: expected t_on, t_off, alpha_on, with t_off <= t_on')
 
     # knobs together
     score = sampling['score']
