@@ -17,13 +17,10 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-<<<<<<< HEAD
 from configurator import run_config
+from diffusion import philox
 from runs.files import MAX_HEADER, check_fields, read_array, read_arrays, read_json, sha256
 from runs.rules import short
-=======
-from diffusion import philox
->>>>>>> d97cfc7 (diffusion.py and samplers.py: paragraphs, formulas as in the papers, one Philox scheme, samplers and their knobs in one table)
 
 FORMAT = 1                     # of meta.json; a reader refuses any other
 DEAD = 1e-3                    # a latent dimension whose std is below DEAD * median std carries nothing: MiniLM has three

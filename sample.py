@@ -42,10 +42,10 @@ from processes.gidd import GIDD
 from runs.checkpoint import find_checkpoint, load_model, pick_device
 from configurator import configure, on_command_line, stop_on_error
 from data import RESIDUES, is_end, load_stats, load_tokenizer
-from diffusion import GaussianLatents, MaskedText, mode_shares
+from diffusion import GaussianLatents, MaskedText, mode_shares, positions_of
 from encoders import check_texts, load_encoder
 from runs.files import read_array
-from samplers import certainty_of, make_propose, make_sampler, nothing, positions_of, put
+from samplers import certainty_of, make_propose, make_sampler, no_callback, scatter_at
 from corpora.sources import Source, documents, image_patches, kind_of, to_pixels
 
 out_dir = 'out/quickstart'      # <a run folder>: model, data records and schedules all come from it
@@ -310,7 +310,7 @@ def generators(run, seed):
 # ---- the directions. Guidance: p_0 is the same network with the condition's clock at 1 and its content noise.
 
 @torch.inference_mode()
-def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=nothing, progress=lambda n: None, **how):
+def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=no_callback, progress=lambda n: None, **how):
     """
     Fill the MASKs of tokens (n, L) that are not given (n, L), from standardised latents z (n, N, D), or from text alone: z None.
         log p = g log p(. | z) + (1 - g) log p(.)
@@ -452,7 +452,7 @@ def solve(latent, solver, z, steps, denoise, rng):
 
 
 @torch.inference_mode()
-def unconditional(run, n, seed=0, batch=128, on_step=nothing, progress=lambda n: None, **how):
+def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=lambda n: None, **how):
     """ Text and latent from noise: both clocks run down together, one call a step for both. Tokens (n, L), standardised latents. """
     how = sampling_knobs(how)
     how['sampler'] = how['sampler'] or 'ancestral'
@@ -545,7 +545,7 @@ def mask_least_certain(run, tokens, z, share, seed, batch):
             t = run.text.clock(mask.double().mean(1))
             logits, _ = call(run, noisy, z[part].to(run.device), t, 0.0, positions)
             x = tokens[part].flatten()[positions].to(run.device)
-            put(certainty[part], positions, certainty_of(logits, x, 'top1').cpu())
+            scatter_at(certainty[part], positions, certainty_of(logits, x, 'top1').cpu())
     n = (share * ((tokens != run.tokenizer.pad) & ~ends).sum(1, keepdim=True)).ceil()
     return torch.where(certainty.argsort(1).argsort(1) < n, run.text.mask_id, tokens)
 
@@ -769,7 +769,7 @@ def main():
         if task == 'unconditional' and guidance != 1 and not on_command_line('guidance'):
             print(f'guidance={guidance:g} is for the other directions: samples from noise have no condition to guide them')
             how['guidance'] = 1.0
-        how['on_step'] = watcher(run.tokenizer, run.text.mask_id, total) if watch else nothing
+        how['on_step'] = watcher(run.tokenizer, run.text.mask_id, total) if watch else no_callback
         tokens = z = notes = None
         with tqdm(total=total, unit='sample', disable=total <= sample_batch) as bar:
             how['progress'] = bar.update

@@ -31,7 +31,7 @@ import math
 import torch
 
 from diffusion import check_choice, positions_of, rank_in_row
-from rules import follows
+from runs.rules import follows
 
 
 # ---- from logits to tokens

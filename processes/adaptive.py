@@ -28,6 +28,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 
+from diffusion import positions_of
+
 from model import Model, ModelConfig
 
 QUANTILES = (0.3, 0.7)          # of importance: where easy ends and where hard begins
@@ -148,7 +150,7 @@ def genmd4_bound(model, text, tokens, latents, t_latent, t, u, w, given=None):
     tokens (B, L), t (B,) spread over (0, 1), u (B, L) uniform, w (V,); given (B, L): True is not masked.    GenMD4, arXiv:2406.04329
     """
     noisy, mask = text.corrupt(tokens, t, u, given, w[tokens])
-    positions = mask.flatten().nonzero().squeeze(1)
+    positions = positions_of(mask)
     log_mu = model(noisy, latents, t.float(), t_latent, positions, predict=('text',))[0].double().log_softmax(1)     # (P, V)
     x, L = tokens.flatten()[positions], tokens.shape[1]
     l_v = w * text.weight(t)[positions // L, None]                       # (P, V)

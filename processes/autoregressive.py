@@ -11,10 +11,10 @@ import math
 import torch
 import torch.nn.functional as F
 
-from diffusion import MaskedText
+from diffusion import MaskedText, positions_of
 from model import attention, rotate
 from processes.integral import one
-from samplers import begin, nothing, positions_of, to
+from samplers import init_state, no_callback, to_device
 
 # ---- autoregressive
 
@@ -50,12 +50,12 @@ class NextToken:
 
     @property
     def samplers(self):
-        return dict(ancestral=self.left_to_right)
+        return {'ancestral': (self.left_to_right, {})}
 
-    def left_to_right(self, denoise, propose, text, tokens, given, steps, rng, on_step=nothing):
+    def left_to_right(self, denoise, propose, text, tokens, given, steps, rng, on_step=no_callback):
         """ One token after the other; the network keeps the keys and values of what it has read. A text that has its EOS is filled
         with PAD. What is given must stand before what is written. """
-        _, masked, _ = begin(self, tokens, given)
+        _, masked, _ = init_state(self, tokens, given)
         if (masked[:, :-1].cumsum(1) > 0)[given[:, 1:] & (tokens[:, 1:] < self.pad - 1).cpu()].any():
             raise ValueError('an autoregressive model continues a text: all [MASK] must stand at its end')
         tokens, L = tokens.clone(), tokens.shape[1]
@@ -66,7 +66,7 @@ class NextToken:
             logits[:, self.pad] = -torch.inf                             # it was never taught: PAD comes after EOS by itself
             x = propose(logits)
             ended = (tokens[:, :i] == eos).any(1) if i else ended
-            tokens[:, i] = torch.where(to(masked[:, i], tokens), torch.where(ended, self.pad, x), tokens[:, i])
+            tokens[:, i] = torch.where(to_device(masked[:, i], tokens), torch.where(ended, self.pad, x), tokens[:, i])
             on_step(tokens)
             if i % 8 == 7 and (ended | (tokens[:, i] == eos)).all():     # looks now and then: on a GPU it waits
                 tokens[:, i + 1:] = self.pad

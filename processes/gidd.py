@@ -18,14 +18,15 @@ import math
 import torch
 import torch.nn.functional as F
 
+from diffusion import positions_of
+
 from processes.integral import integral_bound, integral_loss, one
-from samplers import nothing, positions_of, put, to
+from samplers import no_callback, scatter_at, to_device
 
 # ---- GIDD+
 
 class GIDD:
     """ p_u in [0, 1): share of uniform noise at t = 1/2; g > 0. training_weight: bound, w; dynamic, w 2 t (1-t) / g; clip, min(w, 2). """
-    knobs = ('self_correct',)
     loss_weight, loss, bound = one, integral_loss, integral_bound
 
     def __init__(self, vocab_size, p_u=0.1, g=1.0, training_weight='dynamic'):
@@ -71,9 +72,9 @@ class GIDD:
 
     @property
     def samplers(self):
-        return dict(ancestral=self.ancestral)
+        return {'ancestral': (self.ancestral, {'self_correct': '[0, inf)'})}
 
-    def ancestral(self, denoise, propose, text, tokens, given, steps, rng, on_step=nothing, self_correct=0):
+    def ancestral(self, denoise, propose, text, tokens, given, steps, rng, on_step=no_callback, self_correct=0):
         """ From t to s: x ~ p(x) q_t(z_t | x), then z_s ~ q_{t|s}(z_t | z_s) q_s(z_s | x), at every free place. Then so many
         rounds of self-correction. """
         V, free = self.mask_id, ~given
@@ -84,7 +85,7 @@ class GIDD:
             a = a_t / a_s                                                # a_{t|s}, b_{t|s}, m_{t|s}
             b, m = max(0., b_t - a * b_s), m_t - a * m_s
             logits = denoise(tokens, t, positions)                       # (P, V)
-            z = tokens.flatten()[to(positions, tokens)]
+            z = tokens.flatten()[to_device(positions, tokens)]
             is_mask, visible = z == V, z.clamp(max=V - 1)[:, None]
             tilt = torch.full_like(logits, b_t).scatter_(1, visible, a_t + b_t)              # q_t(z | x) of each x
             x = propose(logits, torch.where(is_mask[:, None], 1.0, tilt))
@@ -95,35 +96,35 @@ class GIDD:
             to_mask = torch.where(is_mask, 0.0, b * m_s)
             by_lot = torch.where(is_mask, m, b) * b_s * V
             coin = torch.rand(2, len(positions), generator=rng, dtype=torch.float64)
-            coin, lot = to(coin, tokens)
+            coin, lot = to_device(coin, tokens)
             coin = coin * (stay + to_x + to_mask + by_lot)
             new = torch.where(coin < stay, z, torch.where(coin < stay + to_x, x, torch.where(
                 coin < stay + to_x + to_mask, V, (lot * V).long().clamp(max=V - 1))))
-            put(tokens, positions, new)
+            scatter_at(tokens, positions, new)
             on_step(tokens)
         return self.correct(denoise, tokens, given, self_correct, rng, on_step)[0] if self_correct else tokens
 
-    def correct(self, denoise, tokens, given, rounds, rng, on_step=nothing, temperature=0.1):
+    def correct(self, denoise, tokens, given, rounds, rng, on_step=no_callback, temperature=0.1):
         """ Self-correction: in each round every row draws x' ~ p at a low temperature, and of the free places where it differs takes the
         one whose x' is likeliest beside what stands there; a row that has none is done. Returns tokens (B, L), the share of the free places
         that the network would not change, before and after, the rounds that each row took (B,), and whether it ended by itself. Every round
         waits for the device. """
         tokens, positions, B = tokens.clone(), positions_of(~given), len(tokens)
-        row = to(positions, tokens) // tokens.shape[1]
+        row = to_device(positions, tokens) // tokens.shape[1]
         taken, agreed = torch.zeros(B, device=tokens.device), []
         for i in range(rounds + 1):
             logits = denoise(tokens, 0., positions)
-            z = tokens.flatten()[to(positions, tokens)]
+            z = tokens.flatten()[to_device(positions, tokens)]
             same = torch.zeros(B, device=tokens.device).index_add_(0, row, (logits.argmax(1) == z).float())
             agreed.append(same / torch.zeros_like(same).index_add_(0, row, torch.ones_like(row, dtype=same.dtype)).clamp(min=1))
             p = (logits / temperature).softmax(1)
-            coin = to(torch.rand(len(positions), 1, generator=rng), tokens)
+            coin = to_device(torch.rand(len(positions), 1, generator=rng), tokens)
             x = (p.cumsum(1) < coin).sum(1, keepdim=True).clamp(max=self.mask_id - 1)
             gain = (p.gather(1, x) - p.gather(1, z[:, None])).squeeze(1)
             value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
-            put(value, positions, torch.where(x.squeeze(1) == z, -torch.inf, gain))
+            scatter_at(value, positions, torch.where(x.squeeze(1) == z, -torch.inf, gain))
             proposal = tokens.clone()
-            put(proposal, positions, x.squeeze(1))
+            scatter_at(proposal, positions, x.squeeze(1))
             best, at = value.max(1)
             moves = best > 0
             if i == rounds or not moves.any():

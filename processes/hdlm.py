@@ -17,11 +17,11 @@ import os
 import torch
 import torch.nn.functional as F
 
-from diffusion import MaskedText
+from diffusion import MaskedText, positions_of
 from processes.integral import integral_bound, integral_loss, one
 from runs.checkpoint import load_model
 from runs.files import read_array
-from samplers import begin, nothing, positions_of, put, to
+from samplers import init_state, no_callback, scatter_at, to_device
 
 # ---- HDLM
 
@@ -89,14 +89,14 @@ class HDLM:
 
     @property
     def samplers(self):
-        return dict(ancestral=self.ancestral)
+        return {'ancestral': (self.ancestral, {})}
 
-    def ancestral(self, denoise, propose, text, tokens, given, steps, rng, on_step=nothing):
+    def ancestral(self, denoise, propose, text, tokens, given, steps, rng, on_step=no_callback):
         """ From t to s, with x ~ p, at cluster k ~ p(x) Q(k | x): MASK stays with m_s / m_t, becomes a cluster with
         c_s (t-s) / ((1-s) m_t), else x; a cluster stays with c_s (1-t) / ((1-s) c_t), else becomes x. What is left only the device knows:
         every step waits for it. """
         V, xi = self.mask_id, self.xi
-        tokens, left, _ = begin(self, tokens, given)
+        tokens, left, _ = init_state(self, tokens, given)
         others, cluster_of = (1 - xi) / max(self.C - 1, 1), self.cluster_of(torch.arange(V, device=tokens.device))
         times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
         for t, s in zip(times, times[1:]):
@@ -104,15 +104,15 @@ class HDLM:
             t, s = float(t), float(s)
             positions = positions_of(left)
             logits = denoise(tokens, t, positions)
-            z = tokens.flatten()[to(positions, tokens)]
+            z = tokens.flatten()[to_device(positions, tokens)]
             is_mask, k = z == V, (z - V - 1).clamp(min=0)
             fits = torch.where(cluster_of == k[:, None], xi, others)     # Q(k | v), (P, V)
             x = propose(logits, torch.where(is_mask[:, None], 1.0, fits))
-            coin, lot = to(torch.rand(2, len(positions), generator=rng, dtype=torch.float64), tokens)
+            coin, lot = to_device(torch.rand(2, len(positions), generator=rng, dtype=torch.float64), tokens)
             stay = torch.where(is_mask, m_s / m_t, c_s * (1 - t) / ((1 - s) * c_t) if c_t > 0 else 0.0)
             to_cluster = torch.where(is_mask, c_s * (t - s) / ((1 - s) * m_t), 0.0)
             new = torch.where(coin < stay, z, torch.where(coin < stay + to_cluster, V + 1 + self.cluster_draw(x, lot), x))
-            put(tokens, positions, new)
+            scatter_at(tokens, positions, new)
             left.view(-1)[positions] = (new >= V).cpu()
             on_step(tokens)
         return tokens

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from diffusion import is_right
-from samplers import positions_of
+from diffusion import is_right, positions_of
 
 # ---- methods of more than one class
 

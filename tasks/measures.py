@@ -19,7 +19,7 @@ from processes.adaptive import Adaptive, genmd4_bound, rarity
 from processes.autoregressive import NextToken
 from runs.checkpoint import difference
 from data import PackedDataset, dataset_identity, is_end
-from diffusion import normals, uniforms
+from diffusion import normals, positions_of, uniforms
 from encoders import fetch, reach_hub
 from sample import (blank, call, encode, ends_of, l2t, load_run, most_tokens, null_latents, pack, pixels, raw_latents, read_texts,
                     search, t2l, trained_for, unconditional, warn, why_not, write)
@@ -584,12 +584,12 @@ def evaluate_protein(run, folder, tokens, seed, batch, **how):
         right = torch.zeros(n, dtype=torch.float64)
         for i in range(0, n, batch):
             rows = slice(i, i + batch)
-            positions = mask[rows].flatten().nonzero().squeeze(1)
+            positions = positions_of(mask[rows])
             z = None
             if 'latent' in run.streams:
                 z = null_latents(run, len(noisy[rows]), rng)
-            told = run.text.clock(mask[rows].double().mean(1))           # the clock of the bound
-            logits, _ = call(run, noisy[rows].to(run.device), z, told, 1.0, positions)
+            model_t = run.text.clock(mask[rows].double().mean(1))           # the clock of the bound
+            logits, _ = call(run, noisy[rows].to(run.device), z, model_t, 1.0, positions)
             found = torch.zeros_like(mask[rows])
             found.view(-1)[positions] = logits.argmax(1).cpu() == tokens[rows].flatten()[positions]
             right[rows] = 100 * found.sum(1).double() / mask[rows].sum(1).clamp(min=1)
@@ -724,7 +724,7 @@ def evaluate_importance(run, folder, tokens, raw, draws, seed, batch):
             free = (~ends_of(run, x)).sum(1).clamp(min=1)
             size = 1 + ((u[:, 0] + k / draws) % 1 * free).long().clamp(max=free - 1)
             noisy, mask = run.text.corrupt_exactly(x, size, u[:, 1:], ends_of(run, x))
-            positions = mask.flatten().nonzero().squeeze(1)
+            positions = positions_of(mask)
             logits, _ = call(run, noisy, latents, run.text.clock(size.double() / L), 0.0, positions)
             nll = torch.zeros(x.numel(), device=run.device)
             nll[positions] = F.cross_entropy(logits, x.flatten()[positions], reduction='none')

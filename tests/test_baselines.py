@@ -332,7 +332,7 @@ def draw(process, denoiser, n, steps, seed=0, given=None, tokens=None, temperatu
     rng = torch.Generator().manual_seed(seed)
     tokens = torch.full((n, L), V) if tokens is None else tokens
     given = torch.zeros(n, L, dtype=torch.bool) if given is None else given
-    return process.samplers['ancestral'](denoise, make_propose(temperature, 1.0, rng), process, tokens, given, steps, rng, **knobs)
+    return process.samplers['ancestral'][0](denoise, make_propose(temperature, 1.0, rng), process, tokens, given, steps, rng, **knobs)
 
 
 @pytest.mark.parametrize('process', [GIDD(V, .2), GIDD(V, .5, 2.), GIDD(V, 0.), HDLM(V, CLUSTERS), HDLM(V, CLUSTERS, 2., .8),

@@ -227,7 +227,7 @@ def test_head_loss_under_autocast_is_cross_entropy_to_its_rounding(frozen):
 
 @pytest.mark.parametrize('numbers', [1, 100, 2 ** 22])
 def test_head_loss_and_its_gradients_are_those_of_cross_entropy(monkeypatch, numbers):
-    monkeypatch.setattr('diffusion.HeadLoss.NUMBERS', dict(cpu=numbers))  # chunks of 1, of 3, of all rows
+    monkeypatch.setattr('diffusion.HeadLoss.CHUNK_ELEMENTS', dict(cpu=numbers))  # chunks of 1, of 3, of all rows
     torch.manual_seed(0)
     hidden, head = torch.randn(8, 16, dtype=torch.float64, requires_grad=True), torch.randn(30, 16, dtype=torch.float64, requires_grad=True)
     targets, weight = torch.randint(30, (8,)), torch.rand(8) * torch.tensor([1, 0, 1, 1, 1, 1, 0, 1])

@@ -11,13 +11,13 @@ from processes.autoregressive import NextToken
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
 from diffusion import GaussianLatents, MaskedText
-from samplers import SAMPLERS, begin, certainty_of, in_blocks, make_propose, nothing, nucleus_filter
+from samplers import SAMPLERS, certainty_of, in_blocks, init_state, make_propose, no_callback, nucleus_filter
 from toys import (L, MASK, STATES, V, Toy, any_order_law, chain_law, chi_square_z, index, optimal_denoiser, random_denoiser, release_chain)
 
 N = 60_000
 
 
-def draw(name, table, steps, n=N, tokens=None, given=None, seed=0, schedule='loglinear', temperature=1.0, on_step=nothing,
+def draw(name, table, steps, n=N, tokens=None, given=None, seed=0, schedule='loglinear', temperature=1.0, on_step=no_callback,
          calls=None, block=0, **knobs):
     """ calls: a list that takes the number of rows of every network call. """
     rng, toy = torch.Generator().manual_seed(seed), Toy(table)
@@ -28,7 +28,8 @@ def draw(name, table, steps, n=N, tokens=None, given=None, seed=0, schedule='log
         if calls is not None:
             calls.append(len(x))
         return toy(x, None, t, None, positions)[0]
-    sampler = in_blocks(SAMPLERS[name], block) if block else SAMPLERS[name]
+    sampler, _ = SAMPLERS[name]
+    sampler = in_blocks(sampler, block) if block else sampler
     return sampler(denoise, make_propose(temperature, 1.0, rng), MaskedText(V, schedule), tokens, given, steps, rng, on_step, **knobs)
 
 
@@ -215,7 +216,7 @@ def test_importance_weighs_the_uncertainty_of_what_is_proposed(score):
     for prefer in ('certain', 'uncertain'):
         for importance in (None, lambda tokens: important[tokens]):
             states = []
-            SAMPLERS['confidence'](lambda x, t, positions: logits[positions % L], lambda logits: logits.argmax(-1), MaskedText(V),
+            SAMPLERS['confidence'][0](lambda x, t, positions: logits[positions % L], lambda logits: logits.argmax(-1), MaskedText(V),
                                    torch.full((1, L), MASK), torch.zeros(1, L, dtype=torch.bool), L, torch.Generator(),
                                    lambda x: states.append((x != MASK).sum().item() and x.clone()), score=score, prefer=prefer,
                                    importance=importance)
@@ -259,7 +260,7 @@ def test_the_clock_fed_to_the_network_is_that_of_the_bound_or_of_the_schedule(na
             def denoise(x, t, positions, rows=None):
                 seen.append((x.clone(), torch.as_tensor(t).expand(len(x)).double()))
                 return torch.zeros(len(positions), V)
-            SAMPLERS[name](denoise, lambda logits: logits.argmax(-1), text, tokens, tokens != MASK, 4, torch.Generator().manual_seed(0))
+            SAMPLERS[name][0](denoise, lambda logits: logits.argmax(-1), text, tokens, tokens != MASK, 4, torch.Generator().manual_seed(0))
             if given_first or name in ('first_hitting', 'confidence', 'reparam'):
                 for x, t in seen:
                     assert torch.allclose(text.masked_share(t), (x == MASK).double().mean(1), atol=1e-6)
@@ -267,11 +268,11 @@ def test_the_clock_fed_to_the_network_is_that_of_the_bound_or_of_the_schedule(na
                 assert all((t == t[0]).all() for _, t in seen) and set(t[0].item() for _, t in seen) <= {1., .75, .5, .25}
 
 
-def test_begin_counts_masks_outside_the_block_in_the_clock():
+def test_init_state_counts_masks_outside_the_block_in_the_clock():
     tokens = torch.full((2, 4), MASK)
     tokens[1, 0] = 0
     given = torch.tensor([[False, False, True, True]] * 2)
-    _, masked, clock = begin(MaskedText(V), tokens, given)
+    _, masked, clock = init_state(MaskedText(V), tokens, given)
     assert masked.sum(1).tolist() == [2, 1]
     assert clock(torch.tensor([2, 1])).tolist() == [1., .75] and clock(torch.tensor([0, 0]), t=.9).tolist() == [.5, .5]
 
@@ -287,7 +288,7 @@ def released_in_the_first_step(vocabulary, steps, shape, denoise, propose, seed=
         raise Enough
 
     with pytest.raises(Enough):
-        SAMPLERS[name](denoise, propose, text, torch.full(shape, vocabulary), torch.zeros(shape, dtype=torch.bool), steps,
+        SAMPLERS[name][0](denoise, propose, text, torch.full(shape, vocabulary), torch.zeros(shape, dtype=torch.bool), steps,
                        torch.Generator().manual_seed(seed), on_step)
     return count[0]
 
