@@ -2,10 +2,12 @@
 The run folder: written so that a kill at any moment costs at most the checkpoint in the making, read so that nothing in it
 can execute code and no broken byte goes unnoticed.
 
-    out/<run>/config.json       the resolved knobs, argv, git commit, versions
+    out/<run>/config.json       the resolved knobs, argv, git commit, versions; resumed_from: what
+                                they were before each resume
     out/<run>/data/             meta.json, tokenizer.json, latent_stats.npz, encoder.npz: a run folder is complete in itself
     out/<run>/step-00001000/    model.safetensors, ema.safetensors, optimizer.pt, rng_state_rank{N}.pt, training_state.json
     out/<run>/latest, best      text files that name whole checkpoints
+    out/<run>/wandb_id          of the run there, where it logs to wandb
 
 Writing: everything into step-N.tmp, fsync, one rename; then `latest`, by another rename; only then are old ones removed.
 training_state.json holds size and SHA-256 of the files beside it, and of itself, so reading can prove a checkpoint whole.
@@ -17,6 +19,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -28,6 +31,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
+import rules
 from configurator import read_run_config
 from data import read_meta
 from files import fsync, read_json, sha256, write_text
@@ -80,6 +84,8 @@ def pick_device(name):
     if name == 'auto':
         name = 'cuda' if torch.cuda.is_available() else 'cpu'
     try:
+        if torch.device(name).type == 'cuda' and not torch.cuda.device_count():
+            raise RuntimeError('this machine has no CUDA device that torch can use; --device=cpu, or auto')
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f'device={name!r} cannot be used here: {str(error).splitlines()[0]}') from None
@@ -107,15 +113,33 @@ def difference(old, new):
                 return f'{kind} {key}={a.get(key)!r}, now it is {b.get(key)!r}'
 
 
-def write_run(out_dir, config, data_folder, fresh=False):
+def replaced_values(out_dir, config, step):
+    """ The list resumed_from for the config.json of a run that goes on at a step: an object for each
+    resume, with its step and the values of config.json that it replaced. """
+    try:
+        before = read_config(out_dir)
+    except ValueError:                         # it is broken: nothing to keep
+        return []
+    earlier = before.pop('resumed_from', [])
+    earlier = earlier if isinstance(earlier, list) else []
+    changed = {name: value for name, value in before.items() if value != config.get(name)}
+    return earlier + [{'step': step, **changed}] if changed else earlier
+
+
+def write_run(out_dir, config, data_folder, fresh=False, step=0):
     """ config.json and data/, before the first step. A data/ that is there already stays, as a resumed run keeps its own;
-    fresh: the run has no checkpoint yet, and a data/ left by an earlier attempt is replaced. """
+    fresh: the run has no checkpoint yet, and a data/ left by an earlier attempt is replaced.
+    step: where a resumed run goes on. """
     out_dir, data_folder = Path(out_dir), Path(data_folder)
     out_dir.mkdir(parents=True, exist_ok=True)
     if fresh and (out_dir / 'data').exists():
         shutil.rmtree(out_dir / 'data')
     versions = {'python': platform.python_version(), 'torch': torch.__version__, 'numpy': np.__version__}
-    write_text(out_dir / 'config.json', dumps({**config, 'argv': sys.argv, 'commit': git_commit(), 'versions': versions}))
+    config = {**config, 'argv': sys.argv, 'commit': git_commit(), 'versions': versions}
+    config = json.loads(dumps(config))         # tuples become lists, as in what was written before
+    if not fresh and (earlier := replaced_values(out_dir, config, step)):
+        config['resumed_from'] = earlier
+    write_text(out_dir / 'config.json', dumps(config))
     if not (out_dir / 'data').exists():
         tmp = out_dir / 'data.tmp'
         shutil.rmtree(tmp, ignore_errors=True)
@@ -127,6 +151,18 @@ def write_run(out_dir, config, data_folder, fresh=False):
         fsync(tmp)
         os.rename(tmp, out_dir / 'data')
         fsync(out_dir)
+
+
+def wandb_id(out_dir, fresh=False):
+    """ The id under which wandb knows the run: drawn once, then read, so that a resumed run goes on in the same one.
+    fresh: the run has no checkpoint yet, and begins a new one there. ValueError where the file holds no id. """
+    path = Path(out_dir) / 'wandb_id'
+    if fresh or not path.exists():
+        write_text(path, secrets.token_hex(4) + '\n')
+    found = path.read_text(errors='replace').strip()
+    if not re.fullmatch(r'[\w-]{1,64}', found, re.ASCII):
+        raise ValueError(f'{path}: found {found[:64]!r}, expected up to 64 letters and digits; delete it to begin a new run in wandb')
+    return found
 
 
 def lock(out_dir):
@@ -147,22 +183,48 @@ def lock(out_dir):
 
 
 def read_config(out_dir):
-    """ config.json: the knobs, checked, and argv, commit, versions. """
-    if not Path(out_dir).is_dir():
+    """ config.json: the knobs, checked, and argv, commit, versions, resumed_from. """
+    if not (Path(out_dir) / 'config.json').is_file():
         raise ValueError(f'no run in {out_dir}: train it first, or name another --out_dir')
     return read_run_config(Path(out_dir) / 'config.json')
 
 
 # ---- writing
 
+def first_not_finite(state, name):
+    """ The name of the first tensor with nan or inf in nested dicts, lists and tuples; None where
+    all are finite. """
+    if torch.is_tensor(state):
+        is_finite = not state.is_floating_point() or torch.isfinite(state).all()
+        return None if is_finite else name
+
+    if isinstance(state, dict):
+        parts = state.items()
+    else:
+        parts = enumerate(state) if isinstance(state, (list, tuple)) else ()
+    for key, value in parts:
+        found = first_not_finite(value, f'{name}.{key}')
+        if found:
+            return found
+
+
 def save(out_dir, step, model_state, ema_state, optimizer_state, training_state, rng_states, keep=2, best=False):
     """ Write out_dir/step-N whole or not at all, point `latest` (and `best`) at it, then remove what is no longer kept.
     For one process, rank 0: rng_states is a list, one entry per rank. ema_state and optimizer_state may be None.
     training_state is JSON (tuples become lists), model_config among it. Returns the folder.
-    OSError where it cannot be written: nothing of it is left then, and the checkpoints before it are untouched. """
+    OSError where it cannot be written, ValueError where weights, average or moments are not finite:
+    nothing of it is left then, and the checkpoints before it are untouched. """
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True)
     folder = out_dir / f'step-{step:08d}'
+
+    # a broken checkpoint would push the good ones out
+    states = {'model': model_state, 'ema': ema_state, 'optimizer': optimizer_state}
+    for name, state in states.items():
+        found = first_not_finite(state, name)
+        if found:
+            raise ValueError(f'{folder.name} is not saved: {found} holds nan or inf')
+
     for stale in out_dir.glob('step-*.tmp'):  # of a process that was killed while it saved
         shutil.rmtree(stale)
     if folder.exists() and is_broken(folder):
@@ -220,7 +282,7 @@ def unshared(state):
 
 
 def remove_old(out_dir, keep):
-    kept = {path.name for path in steps(out_dir)[:max(keep, 2)]}
+    kept = {path.name for path in steps(out_dir)[:max(keep, 1)]}
     kept |= {checkpoint_named(out_dir, name) for name in ('latest', 'best')}
     for folder in steps(out_dir):
         if folder.name not in kept:
@@ -372,14 +434,31 @@ def check_tables(model):
         raise ValueError(f'seq_len={model.config.seq_len} needs tables of {tables:,} bytes beside weights of {weights:,}')
 
 
-def load_model(out_dir, which='latest', ema=True, device='cpu'):
-    """ (model, config, meta) of a run: which is 'latest', 'best' or 'step-00001000'. EMA weights where there are any. """
+def find_checkpoint(out_dir, which='best'):
+    """
+    The name of a checkpoint folder, as 'step-00001000'; which is 'best', 'latest' or that name.
+    A run that was saved before its first evaluation has no best yet: then it is the latest one, with a warning.
+    """
     out_dir = Path(out_dir)
-    config, meta = read_config(out_dir), read_meta(out_dir / 'data')
+    read_config(out_dir)                                          # ValueError where there is no run
+    if which == 'best' and not (out_dir / 'best').exists() and (out_dir / 'latest').is_file():
+        print(f'warning: {out_dir} has no best checkpoint before its first evaluation: the latest one is read',
+              file=sys.stderr, flush=True)
+        which = 'latest'
     name = checkpoint_named(out_dir, which)
     if not STEP.fullmatch(name) or not (out_dir / name).is_dir():
-        raise ValueError(f'{out_dir} has no checkpoint {name!r}, only {[p.name for p in steps(out_dir)]}: '
-                         'go on training to its first evaluation, or --which=latest')
+        found = [path.name for path in steps(out_dir)]
+        raise ValueError(f'{out_dir} has no checkpoint {rules.short(name)}, ' + (
+            f'only {found}: choose one with --which=' if found else 'nor any other: train it to its first save'))
+    return name
+
+
+def load_model(out_dir, which='best', ema=True, device='cpu'):
+    """ (model, config, meta) of a run: which is 'best', 'latest' or 'step-00001000', as in find_checkpoint. EMA weights where there
+    are any. """
+    out_dir = Path(out_dir)
+    config, meta = read_config(out_dir), read_meta(out_dir / 'data')
+    name = find_checkpoint(out_dir, which)
     verify(out_dir / name)
     state = read_state(out_dir / name)
     for knob, value in state.get('identity', {}).get('process', {}).items():

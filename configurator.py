@@ -60,6 +60,9 @@ def read_knobs(path):
         if isinstance(node, (ast.Import, ast.ImportFrom)) or node is tree.body[0] and doc is not None:
             start = start if knobs else node.end_lineno
             continue
+        if not knobs and isinstance(node, (ast.If, ast.Expr)):  # among the imports: a guard, a setting
+            start = node.end_lineno
+            continue
         try:
             [target], value = node.targets, ast.literal_eval(node.value)
             name = target.id

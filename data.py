@@ -17,6 +17,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from configurator import run_config
 from files import MAX_HEADER, check_fields, read_array, read_arrays, read_json, sha256
 from rules import short
 
@@ -201,13 +202,37 @@ def dataset_identity(meta):
                 files={name: entry['sha256'] for name, entry in meta['files'].items()})
 
 
+def how_to_prepare(folder, configs=()):
+    """ What to do for a dataset in this very folder: with the configs of the command line, or config/<its name>.py, if their
+    `out` is the folder; else with an input of one's own. """
+    name = os.path.basename(os.path.normpath(folder))
+    own = os.path.join('config', f'{name}.py')
+    for paths in (configs, [own] if os.path.exists(own) else []):
+        out = [value for path in paths for knob, value, _ in run_config(path) if knob == 'out']
+        if out and os.path.abspath(str(out[-1])) == os.path.abspath(folder):
+            return f"make it with `python prepare.py {' '.join(paths)}` (the config's first lines name the input)"
+    return f'make it with `python prepare.py --input=... --out={folder}`, or name another --dataset'
+
+
+def split_digests(meta):
+    """ What two datasets share only if they hold the same samples: for each split how many there
+    are, and one SHA-256 over those of its files, as meta.json lists them. """
+    found = {}
+    for split, entry in meta['splits'].items():
+        digests = hashlib.sha256()
+        for shard in entry['shards']:
+            for name, file in sorted(shard['files'].items()):
+                digests.update(f'{name} {file["sha256"]}\n'.encode())
+        found[f'samples of {split}'] = entry['samples']
+        found[f'sha256 of {split}'] = digests.hexdigest()
+    return found
+
+
 def read_meta(folder):
     """ meta.json of a dataset folder, with the shape of its fields checked. """
     path = os.path.join(folder, 'meta.json')
     if not os.path.isfile(path):
-        name = os.path.basename(os.path.normpath(folder))
-        how = f'config/{name}.py' if os.path.exists(f'config/{name}.py') else f'... --out={folder}'
-        raise ValueError(f'no dataset in {folder} (no meta.json): make it with `python prepare.py {how}`')
+        raise ValueError(f'no dataset in {folder} (no meta.json): {how_to_prepare(folder)}')
     meta = read_json(path)
     if meta.get('format') != FORMAT:
         raise ValueError(f'{path}: format {meta.get("format")!r}, this code reads {FORMAT}; run prepare.py again')

@@ -15,11 +15,14 @@ import glob
 import hashlib
 import os
 import re
+import sys
+from functools import lru_cache
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+import rules
 from files import check_fields, read_arrays, sha256
 from files import read_json as read_json_file
 
@@ -49,6 +52,15 @@ RECORD = {'id': '<a name>', 'revision': 'None | <a commit>', 'pooling': '<a name
 UNUSED = re.compile(r'(^|\.)pooler\.|position_ids$|^cls\.|^lm_head\.')
 
 
+def check_texts(texts):
+    """ ValueError unless it is a list of texts. One bare text would be taken for a list of its characters. """
+    if isinstance(texts, (str, bytes)):
+        raise ValueError(f'expected a list of texts, found one {type(texts).__name__}: write [{rules.short(texts)}]')
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(f'expected a list of texts, found {rules.short(text)} in it')
+
+
 def pool(h, m, pooling):
     """ Hidden states (B, L, D) and attention mask (B, L) -> (B, D), for padding on either side. """
     row = torch.arange(len(h), device=h.device)
@@ -70,6 +82,7 @@ class Encoder:
 
     @torch.inference_mode()
     def __call__(self, texts, progress=lambda n: None, window=2**14):
+        check_texts(texts)
         out = [self.embed(texts[i:i + window], progress) for i in range(0, len(texts), window)]
         return torch.cat(out)[:, None] if out else torch.empty(0, 1, self.record['dimension'])
 
@@ -90,6 +103,18 @@ class Encoder:
             progress(len(rows))
         return out
 
+    def remark(self, text):
+        """ What keeps it from embedding this text as it stands, or ''. """
+        tokenizer, most = self.tokenizer, self.record['max_length']
+        ids = tokenizer(self.record['prefix'] + text, verbose=False)['input_ids']
+        if len(ids) > most:
+            return f'is longer than the encoder reads ({len(ids):,} tokens, at most {most:,}): its end was not read'
+
+        # an unknown word is [UNK] in some tokenizers, beside a mark of where it begins
+        own = tokenizer(text, add_special_tokens=False, verbose=False)['input_ids']
+        known = [i for i in own if i != tokenizer.unk_token_id and tokenizer.decode([i]).strip()]
+        return '' if known else 'has no word that the encoder knows, so its embedding says nothing'
+
 
 def folder_hash(folder):
     """ A digest of what decides an embedding: weights, configuration and tokenizer, by relative name. """
@@ -100,15 +125,38 @@ def folder_hash(folder):
     return 'sha256:' + digest.hexdigest()
 
 
-def fetch(hub_id, revision):
-    """ (folder, commit hash) of a hub model, from the cache when there is no network. """
+HUB_TIMEOUT = 5.0                                            # seconds
+
+
+@lru_cache
+def reach_hub():
+    """ Asks the hub once whether it is there: '', or why not. Its libraries would try each file for half a minute, and print two
+    lines a try; after this they work offline, from what they have stored. """
+    from huggingface_hub import constants
+    from huggingface_hub.utils import get_session, logging
+    logging.set_verbosity_error()
+    if constants.HF_HUB_OFFLINE:
+        return 'HF_HUB_OFFLINE is set'
+    try:
+        get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT)
+        return ''
+    except Exception as error:                               # whatever its library for HTTP raises
+        constants.HF_HUB_OFFLINE = True
+        if 'datasets' in sys.modules:                        # it has its own copy
+            sys.modules['datasets'].config.HF_HUB_OFFLINE = True
+        return f'{constants.ENDPOINT} does not answer: {type(error).__name__}'
+
+
+def fetch(hub_id, revision, kind='encoder', instead=f'name a local folder or one of {", ".join(TABLE)}, lsa'):
+    """ (folder, commit hash) of a hub model, from the cache when there is no network; kind and instead are words of the error. """
     from huggingface_hub import snapshot_download
+    trouble = reach_hub()
     try:
         folder = snapshot_download(hub_id, revision=revision, allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model'],
                                    ignore_patterns=['onnx/*', 'openvino/*'])
     except Exception as error:                                    # a dozen kinds, all of which mean: not there
-        raise ValueError(f'encoder {hub_id}: no such folder, and the hub did not give it ({type(error).__name__}); '
-                         f'name a local folder or one of {", ".join(TABLE)}, lsa') from None
+        raise ValueError(f'{kind} {hub_id}: no such folder, and the hub did not give it ({trouble or type(error).__name__}); '
+                         f'{instead}') from None
     return folder, os.path.basename(folder)
 
 
@@ -214,10 +262,16 @@ class LSA:
         self.truncated = 0
 
     def __call__(self, texts, progress=lambda n: None):
+        check_texts(texts)
         index, weight, offsets = tfidf(texts, self.row, self.idf)
         z = F.embedding_bag(index, self.projection, offsets, per_sample_weights=weight, mode='sum', include_last_offset=True)
         progress(len(texts))
         return F.normalize(z, dim=-1)[:, None]
+
+    def remark(self, text):
+        """ What keeps it from embedding this text as it stands, or ''. """
+        is_known = any(word in self.row for word in split_words(text))
+        return '' if is_known else 'has no word that the encoder knows, so its embedding says nothing'
 
     def save(self, path):
         words = np.frombuffer('\n'.join(self.words).encode(), np.uint8)

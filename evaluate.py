@@ -5,7 +5,7 @@ Measure a run on its validation split, each figure beside the controls that woul
     python evaluate.py --out_dir=out/mixed --tasks=nelbo,l2t,t2l,unconditional,infill --n=200
     python evaluate.py --out_dir=out/mixed --tasks=sts --sts=stsb-en-dev.csv
     python evaluate.py --out_dir=out/quickstart --tasks=l2t --sweep="sampler=ancestral,first_hitting,confidence; steps=4,8,16,32"
-    python evaluate.py --out_dir=out/quickstart --texts=my.txt               # other text, a line each, embedded on the spot
+    python evaluate.py --out_dir=out/quickstart --texts=my.txt               # other texts, embedded on the spot
 
 nelbo   the exact bound on -log p(text | latent), nats per real token (text and one EOS; the nats of PAD are in the total), and
         latent_mse, the squared error of x0 per dimension given the text, over uniform clocks
@@ -31,7 +31,12 @@ Controls: shuffled (another text's condition), null (noise at clock 1), nearest 
 copying the training set would get), mean and ridge (the mean latent; ridge regression from the bag of tokens), encoder, data.
 
 Figures are means over texts with standard errors, printed and written to out_dir/results.json as "task/metric",
-"task/control/metric", "..._se"; a task replaces its own keys.
+"task/control/metric", "..._se". A task replaces its own keys where it is measured again with the same settings, on a later
+checkpoint or on more texts. Nothing else overwrites, but by removing the file: other settings have a name that says what is other,
+    nelbo[texts=my.txt]/...     a file of texts; nelbo/ is of the validation split
+    nelbo[n=20]/...             fewer texts than nelbo/ has
+    l2t[guidance=2.0]/...       another value of a knob that decides the figures, which are listed in SETTINGS
+A sweep has keys of its own, l2t_sweep_steps/steps=8/..., and keeps the points that it does not measure again.
 """
 import itertools
 import json
@@ -39,27 +44,32 @@ import os
 import sys
 import time
 
+# before torch reads it: threads that wait sleep, where spinning would take the core of whom they wait for
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+
 import numpy as np
 
 from baselines import NextToken
 from checkpoint import git_commit
-from configurator import configure, stop_on_error
+from configurator import configure, from_text, read_knobs, settle, stop_on_error
 from data import dataset_folder
-from files import read_json
+from files import read_json, sha256
 from measures import (compare, compare_latents, embed, evaluate_from_noise, evaluate_image, evaluate_importance, evaluate_infill,
-                      evaluate_l2t, evaluate_protein, evaluate_self_correction, evaluate_sts, evaluate_t2l, latent_mse, load_texts,
-                      make_latents, means, nelbo, read_classes, write_from)
-from sample import LATENT_KNOBS, TEXT_KNOBS, check_task, load_run, trained_for, why_not
+                      evaluate_l2t, evaluate_protein, evaluate_self_correction, evaluate_sts, evaluate_t2l, chosen_rows, latent_mse,
+                      load_file, load_scorer, load_texts, make_latents, means, nelbo, read_classes, read_pairs, write_from)
+from sample import LATENT_KNOBS, TEXT_KNOBS, check_task, check_writable, encoder_of, load_run, trained_for, why_not
 
 out_dir = 'out/quickstart'      # <a run folder>
-which = 'best'                  # best | latest | <a step, as step-00001000>
+which = 'best'                  # best | latest | <a step, as step-00001000>: best is the latest one before the first evaluation
 tasks = ''                      # nelbo, l2t, t2l, sts, unconditional, text, infill, protein, image, importance, self_correction; '':
                                 # nelbo and what it was trained for
 sweep = ''                      # l2t, t2l over values of their knobs: 'guidance=0,1,2' or 'sampler=ancestral,confidence; steps=8,16'
-texts = ''                      # a text file, one text a line; '': the validation split
+texts = ''                      # a text file, one text a line, or a .jsonl, .csv, .tsv, .parquet or .fasta file, a record each, all
+                                # but parquet also as .gz; too long ones are skipped and counted; '': the validation split
+field = 'text'                  # where a record of such a file has its text
 dataset = ''                    # where the run's dataset lies; '': where it was trained from
 encoder_folder = ''             # where the encoder lies now; '': where it was when the data were prepared
-n = 1000                        # [1, 1e9]: texts of the split; all if it has fewer
+n = None                        # None | int [1, 1e9]: texts, or pairs of sts; all if there are fewer; None: 1000 texts, and all pairs
 order = 'random'                # random | first: random ones are drawn with the seed
 draws = 16                      # [1, 1e5]; nelbo: draws of the bound per text, spread evenly over the number of masked positions
 sts = ''                        # sts: a csv or tsv of sentence, sentence, score (STS-B, SICK), or a hub dataset's id
@@ -100,19 +110,29 @@ dtype = 'bfloat16'              # bfloat16 | float32
 compile = False                 # torch.compile every block: a minute at first, then faster calls
 
 
+# what decides the figures of a task, beside its texts
+FREE_KNOBS = tuple(name for name in TEXT_KNOBS if name != 'guidance')    # samples from noise have nothing to guide them
+SETTINGS = dict(nelbo=('draws',), l2t=(*TEXT_KNOBS, 'rerank', 'refine'), t2l=(*LATENT_KNOBS, 'seeds'),
+                sts=(*LATENT_KNOBS, 'seeds', 'sts', 'sts_revision'),
+                unconditional=(*FREE_KNOBS, 'solver', 'latent_steps', 'scorer', 'scorer_revision'),
+                text=(*FREE_KNOBS, 'scorer', 'scorer_revision'), infill=(*TEXT_KNOBS, 'infill_share'), protein=TEXT_KNOBS,
+                image=(*dict.fromkeys(TEXT_KNOBS + LATENT_KNOBS), 'classes'), importance=('draws',),
+                self_correction=(*FREE_KNOBS, 'scorer', 'scorer_revision'))
+
+
 # ---- sweeps
 
 def read_sweep(spec, config):
     """ 'sampler=ancestral,confidence; steps=8,16' -> [{sampler: .., steps: ..}, ...], values of the knobs' own types. """
-    axes = {}
+    axes, rule_of = {}, read_knobs(__file__)[2]
     for part in spec.split(';'):
         name, _, values = part.strip().partition('=')
         if name not in TEXT_KNOBS + LATENT_KNOBS + ('rerank', 'refine') or not values or isinstance(config[name], tuple):
             raise ValueError(f'sweep={spec!r}: {part.strip()!r} is no KNOB=VALUE,VALUE of a sampling knob')
         try:
-            axes[name] = [type(config[name])(value.strip()) for value in values.split(',')]
-        except ValueError:
-            raise ValueError(f'sweep={spec!r}: {values!r} are no values of type {type(config[name]).__name__}') from None
+            axes[name] = [settle(value.strip(), config[name], rule_of.get(name), from_text) for value in values.split(',')]
+        except ValueError as error:
+            raise ValueError(f'sweep={spec!r}: {name}: {error}') from None
     return [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
 
 
@@ -139,22 +159,52 @@ def evaluate_sweep(run, task, points, sources, tokens, raw, **how):
 
 # ---- results
 
-def write_results(out_dir, results, meta):
-    """ results: {task: {key: value}}. Merged into out_dir/results.json: a task's own keys are replaced, others stay. """
-    path = os.path.join(out_dir, 'results.json')
-    old = read_json(path, {'meta?': {}}) if os.path.exists(path) else {}
-    flat = {key: value for key, value in old.items() if key != 'meta' and key.split('/')[0] not in results}
-    flat |= {f'{task}/{key}': value for task, metrics in results.items() for key, value in metrics.items()}
-    flat['meta'] = old.get('meta', {}) | {task: meta for task in results}
+def read_results(path):
+    """ results.json, flat, with how each task was measured in 'meta'; {} where there is none yet. """
+    if not os.path.exists(path):
+        return {}
+    try:
+        return read_json(path, {'meta?': {'*': {}}})
+    except ValueError as error:
+        raise ValueError(f'{error}: move it away, and results start anew') from None
+
+
+def name_of_results(task, settings, n, texts, old):
+    """
+    The name under which the figures of a task go into results.json, `old`: 'nelbo', or 'nelbo[texts=my.txt,n=20]'.
+    A name belongs to the settings {knob: value} that it was first used with, and to the most texts n: what was
+    measured otherwise gets a name with the knobs that differ from them. texts: the file they are from, or ''.
+    """
+    settings = json.loads(json.dumps(settings))                          # as they are recorded: tuples are lists
+    differences = {'texts': os.path.basename(texts)} if texts else {}
+    while True:
+        label = ','.join(f'{knob}={value}' for knob, value in differences.items())
+        name = task + (f'[{label}]' if label else '').replace('/', ':')  # a / ends the name in a key
+        meta = old.get('meta', {}).get(name)
+        if meta is None or meta.get('texts') and not texts:              # earlier versions wrote other texts under these keys
+            return name
+        found = {knob: value for knob, value in settings.items() if meta.get(knob, value) != value}
+        n_before = old.get(f'{name}/n')
+        if isinstance(n_before, int) and n < n_before:
+            found['n'] = n
+        if found.keys() <= differences.keys():
+            return name
+        differences |= found
+
+
+def write_results(path, name, metrics, meta, old, keep=False):
+    """ {key: value} into results.json, which holds `old`, as 'name/key'; the name's other keys go, unless they are to keep. """
+    flat = {key: value for key, value in old.items() if key != 'meta' and (keep or key.split('/')[0] != name)}
+    flat |= {f'{name}/{key}': value for key, value in metrics.items()}
+    flat['meta'] = old.get('meta', {}) | {name: meta}
     with open(path + '.tmp', 'w') as f:
         json.dump(flat, f, indent=1)
     os.replace(path + '.tmp', path)
-    return path
 
 
 def print_table(task, results):
     """ Metrics down, controls across; value +- standard error. """
-    facts = ('n', 'draws', 'seeds', 'share', 'n_known', 'n_cut_sentences', 'rounds_at_most')
+    facts = ('n', 'n_skipped', 'draws', 'seeds', 'share', 'n_known', 'n_cut_sentences', 'rounds_at_most')
     values = {key: value for key, value in results.items() if key not in facts and not key.endswith('_se')}
     controls = list(dict.fromkeys(key.split('/')[0] if '/' in key else '' for key in values))
     metrics = list(dict.fromkeys(key.split('/')[-1] for key in values))
@@ -174,12 +224,29 @@ def print_table(task, results):
 def main():
     config = configure(globals())
     how = {key: config[key] for key in TEXT_KNOBS + LATENT_KNOBS} | dict(seed=seed, batch=sample_batch)
-    legal = ('nelbo', 'l2t', 't2l', 'sts', 'unconditional', 'text', 'infill', 'protein', 'image', 'importance', 'self_correction')
+    n_texts = 1000 if n is None else n
+    path = os.path.join(out_dir, 'results.json')
 
-    def done(task, metrics):                                             # at once: what comes later may fail
+    def done(task, metrics, swept=()):
+        """ Prints and writes the figures of a task, at once: what comes later may fail. Returns their name. """
+        base = task.split('_sweep_')[0]
+        file = texts if base != 'sts' else ''                            # sts has its own pairs
+        settings = {knob: config[knob] for knob in ('which', 'seed', 'order', *SETTINGS[base]) if knob not in swept}
+        if file:
+            del settings['order']
+            settings['texts_sha256'] = sha256(file)[:8]
+            metrics = metrics | {'n_skipped': n_skipped}
+        old = read_results(path)
+        name = name_of_results(task, settings, metrics['n'], file, old)
+
         print_table(task, metrics)
-        record = dict(config, checkpoint=run.checkpoint, commit=git_commit(), argv=sys.argv, n_texts=len(sources))
-        print(f'\nwritten to {write_results(out_dir, {task: metrics}, record)}', flush=True)
+        before = old.get('meta', {}).get(name, {})
+        record = config | settings | dict(texts=file, checkpoint=run.checkpoint, commit=git_commit(), argv=sys.argv,
+                                          n_texts=len(sources), n_skipped=n_skipped)
+        keep = bool(swept) and before.get('checkpoint') == run.checkpoint and old.get(f'{name}/n') == metrics['n']
+        write_results(path, name, metrics, record, old, keep)
+        print(f'\nwritten to {path}' + (f' under {name}/, not under {task}/' if name != task else ''), flush=True)
+        return name
 
     with stop_on_error():
         run = load_run(out_dir, which, device, dtype, encoder_folder)
@@ -193,8 +260,8 @@ def main():
             print(f'{out_dir} is of text alone: unconditional is its task text')
             chosen[chosen.index('unconditional')] = 'text'
         for task in chosen:
-            if task not in legal:
-                raise ValueError(f"tasks={tasks!r}: choose from {', '.join(legal)}")
+            if task not in SETTINGS:
+                raise ValueError(f"tasks={tasks!r}: choose from {', '.join(SETTINGS)}")
             check_task(run, task)
             if task == 'infill' and isinstance(run.text, NextToken):
                 raise ValueError(f'{out_dir} is autoregressive: it continues a text, and fills no gaps')
@@ -203,15 +270,37 @@ def main():
         groups = read_classes(classes) if 'image' in chosen else None
         if scorer and not {'unconditional', 'text', 'self_correction'} & set(chosen):
             raise ValueError(f"scorer={scorer}: read by unconditional, text and self_correction, chosen are {', '.join(chosen)}")
-        folder = dataset_folder(dataset or run.config['dataset'])
-        sources, tokens, raw = load_texts(run, folder, texts, n, order, seed)
+
+        # what can be missing is asked for before anything is computed
+        read_results(path)
+        check_writable(path)
+        if scorer:
+            load_scorer(scorer, scorer_revision, run.device)
+        if 'sts' in chosen:
+            first, second, scores = read_pairs(sts, sts_revision)
+            rows = np.arange(len(first)) if n is None else chosen_rows(len(first), n, order, seed)
+            if len(rows) < 3:
+                raise ValueError(f'sts={sts}, n={n}: a correlation needs at least 3 pairs, found {len(rows)}')
+            pairs = [first[i] for i in rows], [second[i] for i in rows], scores[rows]
+        if run.meta['encoder'] and {'l2t', 'sts', 'unconditional', 'infill'} & set(chosen):
+            encoder_of(run)
+        folder, n_skipped = dataset_folder(dataset or run.config['dataset']), 0
+        if texts:
+            sources, tokens, raw, n_skipped = load_file(run, texts, field, n_texts)
+        else:
+            sources, tokens, raw = load_texts(run, folder, n_texts, order, seed)
+        if len(sources) == 1:
+            for task in chosen:
+                if task in ('l2t', 't2l', 'unconditional', 'image') or task == 'infill' and raw is not None:
+                    raise ValueError(f'{task} of 1 text: its shuffled control needs at least 2; --tasks=nelbo takes one')
+
         if sweep:
             points, swept = read_sweep(sweep, config), [task for task in chosen if task in ('l2t', 't2l')]
             if not swept:
                 raise ValueError(f'sweep={sweep!r} goes over tasks l2t and t2l, chosen are {", ".join(chosen)}')
             for task in swept:
                 metrics = evaluate_sweep(run, task, points, sources, tokens, raw, rerank=rerank, refine=refine, **how)
-                done(f'{task}_sweep_' + '_'.join(points[0]), metrics)
+                done(f'{task}_sweep_' + '_'.join(points[0]), metrics, swept=points[0])
             return
         if 'nelbo' in chosen:
             metrics = {'draws': draws, 'n': len(sources)}
@@ -228,7 +317,7 @@ def main():
         if 't2l' in chosen:
             done('t2l', evaluate_t2l(run, folder, tokens, raw, seeds=seeds, **how))
         if 'sts' in chosen:
-            done('sts', evaluate_sts(run, folder, sts, sts_revision, seeds=seeds, **how))
+            done('sts', evaluate_sts(run, folder, pairs, seeds=seeds, **how))
         for task in ('unconditional', 'text'):
             if task in chosen:
                 metrics, written = evaluate_from_noise(run, task, sources, tokens, scorer, scorer_revision, **how)
@@ -244,8 +333,8 @@ def main():
             done('protein', metrics)
         if 'image' in chosen:
             metrics, shown = evaluate_image(run, folder, sources, tokens, raw, groups, **how)
-            np.savez(os.path.join(out_dir, 'images.npz'), **shown)
-            done('image', metrics)
+            name = done('image', metrics)
+            np.savez(os.path.join(out_dir, name.replace('image', 'images', 1) + '.npz'), **shown)
         if 'importance' in chosen:
             done('importance', evaluate_importance(run, folder, tokens, raw, draws, seed, sample_batch))
         if 'infill' in chosen:

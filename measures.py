@@ -7,6 +7,7 @@ import math
 import os
 import re
 import time
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -19,26 +20,53 @@ from baselines import NextToken
 from checkpoint import difference
 from data import PackedDataset, dataset_identity, is_end
 from diffusion import normals, uniforms
-from sample import (blank, call, encode, ends_of, l2t, load_run, null_latents, pack, pixels, raw_latents, search, t2l, trained_for,
-                    unconditional, why_not, write)
+from encoders import fetch, reach_hub
+from sample import (blank, call, encode, ends_of, l2t, load_run, most_tokens, null_latents, pack, pixels, raw_latents, read_texts,
+                    search, t2l, trained_for, unconditional, warn, why_not, write)
 
 
 # ---- what is evaluated
 
-def load_texts(run, folder, path, n, order, seed):
-    """ (texts, tokens (n, L), raw latents (n, N, D) or None): n rows of the validation split, or the lines of a file. """
-    if path:
-        if run.stats and not run.meta['encoder']:
-            raise ValueError(f'texts={path}: {run.out_dir} has latents that no encoder made, so none of other texts: leave it out')
-        with open(path, encoding='utf-8') as f:
-            lines = [line.strip() for line in f if line.strip()][:n]
-        if not lines:
-            raise ValueError(f'{path}: no text in it')
-        return lines, pack(run, lines), embed(run, lines)
-    data = open_split(run, folder, 'val')                                # cropped as in training, always at the same places
+def chosen_rows(total, n, order, seed):
+    """ Which n of `total` rows are measured: the first, or random ones drawn with the seed. """
     if order not in ('random', 'first'):
         raise ValueError(f'order={order!r}: choose from random, first')
-    rows = (np.random.Generator(np.random.Philox(seed)).permutation(len(data)) if order == 'random' else np.arange(len(data)))[:n]
+    rows = np.random.Generator(np.random.Philox(seed)).permutation(total) if order == 'random' else np.arange(total)
+    return rows[:n]
+
+
+def load_file(run, path, field, n):
+    """ (texts, tokens (n, L), raw latents (n, N, D) or None, how many were skipped) of the first n texts of a file that are short
+    enough for the run. """
+    if run.stats and not run.meta['encoder']:
+        raise ValueError(f'texts={path}: {run.out_dir} has latents that no encoder made, so none of other texts: leave it out')
+    texts, skipped = [], []
+    for place, text in read_texts(path, field):
+        n_tokens = len(run.tokenizer.encode(text))
+        if n_tokens > most_tokens(run):
+            skipped.append(f'{place.rpartition(", ")[2]} ({n_tokens:,})')
+        else:
+            texts.append(text)
+        if len(texts) == n:
+            break
+    if skipped:
+        shown = ', '.join(skipped[:5]) + (', ...' if len(skipped) > 5 else '')
+        warn(f'texts={path}: {len(skipped):,} of {len(skipped) + len(texts):,} texts skipped, which have more than '
+             f'the {most_tokens(run)} tokens that {run.out_dir} reads: {shown}')
+    if not texts:
+        raise ValueError(f'texts={path}: no text in it is short enough for {run.out_dir}')
+
+    raw = embed(run, texts)
+    n_zero = 0 if raw is None else int((raw.flatten(1) == 0).all(1).sum())
+    if n_zero:
+        warn(f'texts={path}: {n_zero:,} of {len(texts):,} texts have no word that the encoder knows: their latent is zero')
+    return texts, pack(run, texts), raw, len(skipped)
+
+
+def load_texts(run, folder, n, order, seed):
+    """ (texts, tokens (n, L), raw latents (n, N, D) or None): n rows of the validation split. """
+    data = open_split(run, folder, 'val')                                # cropped as in training, always at the same places
+    rows = chosen_rows(len(data), n, order, seed)
     tokens, _ = data.rows(rows, uniforms(seed, 0, 'crop', 0, len(rows), 1)[:, 0] if data.cropped else None)
     sources = [run.tokenizer.decode(row) for row in tokens.tolist()] if data.cropped else [data.text(int(r)) for r in rows]
     return sources, tokens, data.raw_latents(rows) if run.stats else None
@@ -63,18 +91,26 @@ def derangement(n, seed):
 
 
 def means(results, control, metrics):
-    """ Enter {metric: values (n,)} as mean and standard error. """
+    """ Enter {metric: values (n,)} as mean and, from two values on, standard error. """
     for metric, values in metrics.items():
         values = np.asarray(values, np.float64)
         results[f'{control}{metric}'] = float(values.mean())
-        results[f'{control}{metric}_se'] = float(values.std(ddof=1) / math.sqrt(len(values)))
+        if len(values) > 1:
+            results[f'{control}{metric}_se'] = float(values.std(ddof=1) / math.sqrt(len(values)))
+
+
+def ratio_se(total, size):
+    """ {'_se': standard error} of sum(total) / sum(size) over n texts, total and size (n,); {} of one text. """
+    n, ratio = len(total), total.sum() / size.sum()
+    return {'_se': ((total - ratio * size).std() / size.mean() / math.sqrt(n)).item()} if n > 1 else {}
 
 
 # ---- nelbo
 
 @torch.inference_mode()
 def nelbo(run, texts, tokens, raw, draws, seed, batch):
-    """ {key: value}: total nats / total real tokens, its standard error (of the ratio, over texts), perplexity, bits per byte. """
+    """ {key: value}: total nats / total real tokens, its standard error (of the ratio, over texts), perplexity, bits per byte. Of one
+    text there is no shuffled control and no standard error. """
     n, L = tokens.shape
     draws = 1 if isinstance(run.text, NextToken) else draws              # it is no draw, but -log p
     fixed = ends_of(run, tokens) if run.lengths else None
@@ -83,7 +119,9 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch):
     conditions = {'': None}
     if raw is not None and 'latent' in run.model.config.streams:
         z, noise = run.stats.standardise(raw), normals(seed, 0, 'evaluation latent', 0, n, *raw.shape[1:]) * run.stats.live
-        conditions = {'': (z, 0.0), 'shuffled/': (z[derangement(n, seed)], 0.0), 'null/': (noise, 1.0)}
+        conditions = {'': (z, 0.0), 'null/': (noise, 1.0)}
+        if n > 1:
+            conditions = {'': (z, 0.0), 'shuffled/': (z[derangement(n, seed)], 0.0), 'null/': (noise, 1.0)}
     results = {'draws': draws, 'n': n}
     for control, condition in conditions.items():
         nats = torch.zeros(n, dtype=torch.float64)
@@ -102,7 +140,7 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch):
                     bar.update(len(x))
         ratio = (nats.sum() / real.sum()).item()
         results[f'{control}nats_per_token'] = ratio
-        results[f'{control}nats_per_token_se'] = ((nats - ratio * real).std() / real.mean() / math.sqrt(n)).item()
+        results |= {f'{control}nats_per_token{key}': value for key, value in ratio_se(nats, real).items()}
         results[f'{control}perplexity'] = math.exp(ratio)
         results[f'{control}bits_per_byte'] = nats.sum().item() / math.log(2) / n_bytes
     return results
@@ -112,8 +150,10 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch):
 def latent_mse(run, tokens, raw, draws, seed, batch):
     """ {key: value}: E_t |x0_hat - z|^2 per live dimension, standardised, given the text; 1 is what the mean latent gets. """
     n, z, results = len(tokens), run.stats.standardise(raw), {}
-    for control, x, clock in (('', tokens, 0.0), ('shuffled/', tokens[derangement(n, seed)], 0.0),
-                              ('null/', torch.where(ends_of(run, tokens), tokens, run.text.mask_id), 1.0)):
+    conditions = [('', tokens, 0.0), ('null/', torch.where(ends_of(run, tokens), tokens, run.text.mask_id), 1.0)]
+    if n > 1:
+        conditions.insert(1, ('shuffled/', tokens[derangement(n, seed)], 0.0))
+    for control, x, clock in conditions:
         error = torch.zeros(n)
         for k in range(draws):
             t = (uniforms(seed, 0, 'evaluation clock', 0, n, 1)[:, 0] + k / draws) % 1 * (1 - 1e-3)   # eps says nothing at 1
@@ -287,7 +327,11 @@ def read_pairs(path, revision=''):
             from datasets import load_dataset
         except ImportError:
             raise ValueError(f'sts={path!r} is no file; to read it from the hub: pip install datasets') from None
-        table = load_dataset(path, split='validation', revision=revision or None)
+        trouble = reach_hub()
+        try:
+            table = load_dataset(path, split='validation', revision=revision or None)
+        except Exception as error:                                       # a dozen kinds, all of which mean: not there
+            raise ValueError(f'sts={path!r}: no such file, and the hub did not give it ({trouble or type(error).__name__})') from None
         rows, header = [list(row.values()) for row in table], table.column_names
     else:
         with open(path, encoding='utf-8', newline='') as f:
@@ -296,7 +340,11 @@ def read_pairs(path, revision=''):
         header = rows.pop(0) if rows and set(rows[0]) & set().union(*names) else ['sentence1', 'sentence2', 'score']
     try:
         at = [next(i for i, name in enumerate(header) if name in legal) for legal in names]
-        return [row[at[0]] for row in rows], [row[at[1]] for row in rows], np.array([float(row[at[2]]) for row in rows])
+        first, second = ([row[i] for row in rows] for i in at[:2])
+        scores = np.array([float(row[at[2]]) for row in rows])
+        if not np.isfinite(scores).all():
+            raise ValueError(f'the score of pair {np.isfinite(scores).argmin() + 1} is no finite number')
+        return first, second, scores
     except (StopIteration, IndexError, ValueError, TypeError) as error:
         raise ValueError(f'{path}: expected columns sentence1, sentence2, score, found {header} ({error})') from None
 
@@ -323,9 +371,9 @@ def training_words(run, folder):
     return found
 
 
-def evaluate_sts(run, folder, path, revision, seed, seeds, **how):
-    """ Generated latents of all sentences, `seeds` draws; the correlations are means over the draws. """
-    first, second, scores = read_pairs(path, revision)
+def evaluate_sts(run, folder, pairs, seed, seeds, **how):
+    """ Generated latents of the sentences of all pairs (read_pairs), `seeds` draws; the correlations are means over the draws. """
+    first, second, scores = pairs
     tokens = pack(run, first + second, cut=True)
     cut = sum(len(run.tokenizer.encode(sentence)) >= run.L for sentence in first + second)
     n, vocabulary = len(first), training_words(run, folder)
@@ -372,10 +420,11 @@ def text_statistics(texts, ids):
     return results
 
 
+@lru_cache(maxsize=1)                                                    # two tasks of one command may ask for it
 def load_scorer(name, revision, device):
     """ perplexity(texts): exp of the mean nats per token under a causal language model, each text on its own, after its first token; or
     under a run of config/ar.py, the first token and an EOS among them. """
-    if os.path.isfile(os.path.join(name, 'best')):
+    if os.path.isdir(os.path.join(name, 'data')):
         run = load_run(name, device=device, dtype='float32')
         if not isinstance(run.text, NextToken) or 'latent' in run.streams:
             raise ValueError(f'scorer={name} is a run of ours that is no autoregressive one of text alone (config/ar.py)')
@@ -385,13 +434,19 @@ def load_scorer(name, revision, device):
             nats = sum(run.text.bound(run.model, part, None, None).sum().item() for part in tokens.split(128))
             return math.exp(nats / (tokens != run.tokenizer.pad).sum().item())
         return by_run
+    where = name
+    if not os.path.isdir(name):
+        # a path beside folders that exist is a mistyped path; only what is left can be a hub's id
+        folder = os.path.dirname(name)
+        if not re.fullmatch(r'[\w.-]+(/[\w.-]+)?', name) or folder and os.path.isdir(folder):
+            raise ValueError(f'scorer={name}: no such folder; name a run of config/ar.py, or a causal language model')
+        where, _ = fetch(name, revision or None, 'scorer', 'name a run of config/ar.py, or a folder with a causal language model')
     import transformers
-    revision = dict(revision=revision) if revision else {}
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False, **revision)
-        model = transformers.AutoModelForCausalLM.from_pretrained(name, use_safetensors=True, trust_remote_code=False, **revision)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        model = transformers.AutoModelForCausalLM.from_pretrained(where, use_safetensors=True, trust_remote_code=False)
     except Exception as error:                                           # transformers raises what it likes
-        raise ValueError(f'scorer={name}: no run folder, and no causal language model in a folder or on the hub: '
+        raise ValueError(f'scorer={name}: neither a run with a checkpoint nor a causal language model: '
                          f'{type(error).__name__}: {str(error).strip().splitlines()[0]}') from None
     model, limit = model.to(device).eval(), getattr(model.config, 'max_position_embeddings', 1024)
 
@@ -684,9 +739,9 @@ def evaluate_importance(run, folder, tokens, raw, draws, seed, batch):
             inside = used & (quarters == quarter)
             total, size = (loss * inside).sum(1), inside.sum(1).double()                     # (n,): tokens of a text are not independent
             if size.sum() > 0:
-                ratio = (total.sum() / size.sum()).item()
-                results[f'{name}/nats_quarter_{quarter + 1}'] = ratio
-                results[f'{name}/nats_quarter_{quarter + 1}_se'] = ((total - ratio * size).std() / size.mean() / math.sqrt(n)).item()
+                key = f'{name}/nats_quarter_{quarter + 1}'
+                results[key] = (total.sum() / size.sum()).item()
+                results |= {f'{key}{suffix}': value for suffix, value in ratio_se(total, size).items()}
         results[f'{name}/spearman_with_loss'] = correlations(value[used].numpy(), loss[used].numpy())['spearman']
         results[f'{name}/std'] = value[used].std().item()
     if run.config.get('importance') == 'freq':

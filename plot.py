@@ -13,9 +13,9 @@ import os
 import re
 import textwrap
 
+import rules
 from configurator import configure, stop, stop_on_error
 from files import read_arrays, read_json
-from rules import follows
 
 out_dir = 'out/quickstart'
 what = 'curves'                 # curves | sweep | importance | images
@@ -26,20 +26,37 @@ save = ''                       # the picture; '': <out_dir>/<what>.png
 # what evaluate.py --tasks=image writes: pictures (n, S, S, channels), and their texts
 IMAGES = {name: ('uint8', (None,) * 4) for name in ('real', 'made?', 'joint?')} | {
     name: ('texts', (None,)) for name in ('captions', 'written?', 'joint_captions?')}
+# what is drawn of a log entry
+STEP, NUMBER, BY_CLOCK = 'int [0, 2**63)', '(-inf, inf)', ['None | (-inf, inf)']
+ENTRY = {'step': STEP, 'text_loss?': NUMBER, 'text_nats_per_token?': NUMBER, 'val_text?': NUMBER,
+         'latent_loss?': NUMBER, 'val_latent?': NUMBER, 'text_nll_by_t?': BY_CLOCK, 'latent_mse_by_t?': BY_CLOCK,
+         'grad_norm?': NUMBER, 'skips?': [{'step': STEP}], 'tokens_per_s?': NUMBER,
+         'importance_mean?': NUMBER, 'importance_std?': NUMBER, 'importance_min?': NUMBER, 'importance_max?': NUMBER}
+
+
+def check_file(path, what_to_do):
+    """ ValueError where it is missing: what to do about the run, or about the file. """
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise ValueError(f'no run in {folder}: train it first, or name another --out_dir')
+    if not os.path.isfile(path):
+        raise ValueError(f'{path}: missing, {what_to_do}')
 
 
 def read_log(path):
     """ The entries in the order of their steps; of a step that a resumed run did again, the last. """
+    check_file(path, 'train the run first')
     entries = []
     with open(path, encoding='utf-8', errors='replace') as f:
-        for i, line in enumerate(f, 1):
+        for number, line in enumerate(f, 1):
             try:
-                entries.append(json.loads(line))
-                is_entry = isinstance(entries[-1], dict) and follows(entries[-1].get('step'), 'int [0, inf)')
-            except (ValueError, RecursionError):
-                is_entry = False
-            if not is_entry:
-                raise ValueError(f'{path}, line {i}: no entry of a log, which is an object with a step: {line.strip()[:60]!r}')
+                entry = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f'{path}, line {number}: no JSON ({error}); delete the line') from None
+            rules.check_json(entry, ENTRY, f'{path}, line {number}')
+            entries.append(entry)
+    if not entries:
+        raise ValueError(f'{path}: empty, the run has logged nothing yet')
     return [entry for _, entry in sorted({(e['step'], 'best' in e): e for e in entries}.items())]
 
 
@@ -51,12 +68,23 @@ def draw_curves(entries, plt):
     for (left, right), stream in zip(axes, streams):
         train = [e for e in entries if f'{stream}_loss' in e]
         val = [e for e in entries if f'val_{stream}' in e]
-        left.plot([e['step'] for e in train], [e[f'{stream}_loss'] for e in train], label='training loss')
+        if stream == 'text':
+            # logs of earlier versions have the loss per position alone, which is another quantity: its label says so
+            counted = [(e['step'], e['text_nats_per_token']) for e in train if 'text_nats_per_token' in e]
+            others = [(e['step'], e['text_loss']) for e in train if 'text_nats_per_token' not in e]
+            if counted:
+                left.plot(*zip(*counted), label='training')
+            if others:
+                left.plot(*zip(*others), label='training, per position with PAD')
+            left.set(ylabel='nats per token, PAD not counted')
+        else:
+            left.plot([e['step'] for e in train], [e['latent_loss'] for e in train], label='training')
+            left.set(ylabel='squared error per dimension')
         left.plot([e['step'] for e in val], [e[f'val_{stream}'] for e in val], 'o-', label='validation')
-        left.set(xlabel='step', ylabel='nats per token' if stream == 'text' else 'squared error per dimension', title=stream)
+        left.set(xlabel='step', title=stream)
         key = 'text_nll_by_t' if stream == 'text' else 'latent_mse_by_t'
         for i in range(4):
-            points = [(e['step'], e[key][i]) for e in train if e[key][i] is not None]
+            points = [(e['step'], e[key][i]) for e in train if i < len(e.get(key, ())) and e[key][i] is not None]
             right.plot(*zip(*points), label=f't in [{i / 4}, {(i + 1) / 4}]') if points else None
         right.set(xlabel='step', title=f'{stream}, by clock')
         for axis in (left, right):
@@ -76,6 +104,7 @@ def draw_curves(entries, plt):
 
 def read_results(path):
     """ results.json of evaluate.py, {key: number or None}, without what it says of how it was made. """
+    check_file(path, 'run evaluate.py first')
     results = read_json(path)
     results.pop('meta', None)
     for key, value in results.items():
@@ -88,14 +117,12 @@ def read_sweeps(results, metric):
     """ {sweep: [(point {knob: text}, {calls, value, se})]} from the flat keys task_sweep_knobs/knob=value,.../metric. """
     sweeps = {}
     for key, value in results.items():
-        match = re.fullmatch(r'(\w+_sweep_\w+)/([^/]*)/' + re.escape(metric), key)
+        match = re.fullmatch(r'(\w+_sweep_\w+(?:\[[^/]*\])?)/([^/]*)/' + re.escape(metric), key)
         if match:
             name, label = match.groups()
             point = dict(pair.split('=', 1) for pair in label.split(',') if '=' in pair)
-            calls = results.get(f'{name}/{label}/calls')
-            if value is None or calls is None:
-                continue
-            y = dict(value=value, se=results.get(f'{key}_se', 0.0), calls=calls)
+            y = dict(value=value, se=results.get(f'{key}_se', 0.0), calls=results.get(f'{name}/{label}/calls'))
+            rules.check_json(y, {'calls': NUMBER}, f'results.json, {name}/{label}')
             sweeps.setdefault(name, []).append((point, y))
     return sweeps
 
@@ -187,8 +214,7 @@ def main():
             figure = draw_curves(read_log(os.path.join(out_dir, 'training_log.jsonl')), plt)
         elif what == 'images':
             path = os.path.join(out_dir, 'images.npz')
-            if not os.path.isfile(path):
-                raise ValueError(f'{path}: missing, run evaluate.py --tasks=image first')
+            check_file(path, 'run evaluate.py --tasks=image first')
             figure = draw_images(read_arrays(path, IMAGES), plt)
         elif what == 'importance':
             results = read_results(os.path.join(out_dir, 'results.json'))

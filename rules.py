@@ -17,7 +17,7 @@ from functools import lru_cache
 
 NUMBER = r'-?(?:inf|\d+\*\*\d+|\d+(?:\.\d+)?(?:e-?\d+)?)'
 INTERVAL = rf'(?:int )?[\[(]{NUMBER}, {NUMBER}[\])]'
-ONE = rf"(?:{INTERVAL}|{NUMBER}|<[^<>]+>|''|[A-Za-z_][\w-]*)"
+ONE = rf"(?:{INTERVAL}|<[^<>]+>|''|[A-Za-z_][\w-]*|{NUMBER})"   # words first: infill opens with inf
 RULE = re.compile(rf'{ONE}(?: \| {ONE})*(?=$|[;:,.] ?)')
 
 

@@ -16,35 +16,44 @@ All that one two-clock model writes, in every direction, and the command line.
 
 A text sampler is a function of samplers.py, a latent solver a method of diffusion.GaussianLatents: step(z, t, s, denoise, memory, noise).
 """
+import difflib
 import glob
 import math
 import os
 import re
 import shutil
 import sys
+from collections import Counter
 from types import SimpleNamespace
+
+# before torch reads it: threads that wait sleep, where spinning would take the core of whom they wait for
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+import configurator
+import rules
 from baselines import GIDD, NextToken, text_process
-from checkpoint import checkpoint_named, load_model, pick_device
+from checkpoint import find_checkpoint, load_model, pick_device
 from configurator import configure, on_command_line, stop_on_error
 from data import RESIDUES, is_end, load_stats, load_tokenizer
 from diffusion import GaussianLatents, MaskedText, mode_shares
-from encoders import load_encoder
+from encoders import check_texts, load_encoder
 from files import read_array
 from samplers import certainty_of, make_propose, make_sampler, nothing, positions_of, put
-from sources import image_patches, to_pixels
+from sources import Source, documents, image_patches, kind_of, to_pixels
 
 out_dir = 'out/quickstart'      # <a run folder>: model, data records and schedules all come from it
-which = 'best'                  # best | latest | <a step, as step-00001000>
+which = 'best'                  # best | latest | <a step, as step-00001000>: best is the latest one before the first evaluation
 mode = ''                       # '' | l2t | t2l | unconditional | mixed | text | latent | infill | t2l2t | embed
                                 # text, latent: one alone; '': as it was trained
 text = ''                       # l2t, t2l, t2l2t: this text; infill: with [MASK], [MASK:3] for three tokens, [MASK:*] for the whole rest
-texts = ''                      # or every line of this file
+texts = ''                      # or every line of this text file, or every record of a .jsonl, .csv, .tsv, .parquet or .fasta file;
+                                # all but parquet also as .gz
+field = 'text'                  # where a record of such a file has its text
 latents = ''                    # l2t, infill: the raw embeddings in this .npy file: (n, D) or (n, N, D)
 image = ''                      # l2t, infill: or this picture, or the .png and .jpg files of this folder, where the run is of images
 given = ''                      # infill: or this template, as text: what it shows is kept (a protein's: 'MKT[MASK:20]GG')
@@ -93,6 +102,25 @@ TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'by
 SOLVERS = ('ddim', 'dpmpp_2m', 'heun', 'ancestral')
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 DEFAULTS = {name: globals()[name] for name in TEXT_KNOBS + LATENT_KNOBS}
+RULES = configurator.read_knobs(__file__)[2]
+
+
+def sampling_knobs(how):
+    """ DEFAULTS with the keywords of a call in them. A name that is none raises TypeError, a value against its rule ValueError. """
+    others = ('seed', 'batch', 'progress', 'on_step', 'like', 'rerank', 'refine', 'inner')
+    knobs = dict(DEFAULTS)
+    for name, value in how.items():
+        if name not in DEFAULTS:
+            legal = [*DEFAULTS, *(other for other in others if other != name)]
+            near = difflib.get_close_matches(name, legal, 1, cutoff=0.5)
+            raise TypeError(f'unknown keyword {name!r}, ' + (
+                f'did you mean {near[0]!r}?' if near else f'expected one of {", ".join(DEFAULTS)}'))
+        value = value.item() if isinstance(value, np.generic) else value
+        try:
+            knobs[name] = configurator.settle(value, DEFAULTS[name], RULES.get(name), configurator.from_value)
+        except ValueError as error:
+            raise ValueError(f'{name}: {error}') from None
+    return knobs
 
 
 # ---- a run, ready to sample
@@ -102,7 +130,8 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
     device = pick_device(device)
     if dtype not in ('float32', 'bfloat16'):
         raise ValueError(f'dtype={dtype!r}: choose from float32, bfloat16')
-    model, config, meta = load_model(out_dir, which, device=device)
+    name = find_checkpoint(out_dir, which)
+    model, config, meta = load_model(out_dir, name, device=device)
     cluster_of = getattr(model, 'cluster_of', None)
     if config['causal'] != model.config.causal or (config['text_process'] == 'hdlm') != (cluster_of is not None) or (
             cluster_of is not None and not 0 <= cluster_of.min() <= cluster_of.max() < model.config.clusters):
@@ -112,7 +141,7 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
     if (model.config.vocab_size != tokenizer.vocab_size or
             (model.config.n_latents, model.config.latent_dim) != tuple(meta['latent_shape'] or (0, 0))):
         raise ValueError(f'{out_dir}: data/meta.json and the checkpoint are not of one run')
-    kind, name = torch.device(device).type, checkpoint_named(out_dir, which)
+    kind = torch.device(device).type
     return SimpleNamespace(
         out_dir=out_dir, checkpoint=name, model=model, config=config, meta=meta, folder=folder, encoder_folder=encoder_folder, encoder=None,
         device=device, tokenizer=tokenizer, stats=stats, L=model.config.seq_len, streams=model.config.streams,
@@ -131,13 +160,19 @@ def never_written(tokenizer, has_length):
 
 
 def encode(run, texts, progress=lambda n: None):
-    """ Raw latents (n, N, D) float32 of texts, by the encoder that made the run's data. """
+    """ Raw latents (n, N, D) float32 of a list of texts, by the encoder that made the run's data. """
+    check_texts(texts)
+    return encoder_of(run)(texts, progress=progress)
+
+
+def encoder_of(run):
+    """ The encoder that made the run's data; ValueError where there is none, or it is not what it was. """
     if run.encoder is None:                                              # once: weights are read and their digest compared
         record = run.meta['encoder']
         if record is None:
             raise ValueError(f'{run.out_dir}: its latents were given without their encoder, so no text can be embedded')
         run.encoder = load_encoder(record, folder=run.folder if record['id'] == 'lsa' else run.encoder_folder or None, device=run.device)
-    return run.encoder(texts, progress=progress)
+    return run.encoder
 
 
 def trained_for(run):
@@ -184,13 +219,22 @@ def check_task(run, task):
         of_images(run)
 
 
-def pack(run, texts, cut=False):
-    """ Texts as the model reads them: tokens (n, L), an EOS after the text, then PAD; too long ones are cut, or an error. """
+def most_tokens(run):
+    """ How many tokens a text may have: where the run learns lengths, one place is its EOS's. """
+    return run.L - (not run.lengths)
+
+
+def pack(run, texts, cut=False, places=None):
+    """ A list of texts as the model reads them: tokens (n, L), an EOS after the text, then PAD; too long ones are cut, or an error,
+    in which `places` name them. """
+    check_texts(texts)
     ids = [run.tokenizer.encode(t)[:run.L - 1 if cut else None] for t in texts]
-    longest = max(map(len, ids))
-    if longest > run.L - (not run.lengths):
-        most = f'{run.L}' if run.lengths else f'{run.L - 1} and an EOS'
-        raise ValueError(f'a text has {longest} tokens, {run.out_dir} reads at most {most}')
+    for i, text in enumerate(texts):
+        if len(ids[i]) > most_tokens(run):
+            most = f'{run.L}' if run.lengths else f'{run.L - 1} and an EOS'
+            place = places[i] if places else f'text {i + 1} of {len(texts)}'
+            raise ValueError(f'{place}, {rules.short(text)}, has {len(ids[i]):,} tokens, '
+                             f'{run.out_dir} reads at most {most}')
     return torch.tensor([(i + [run.tokenizer.eos] + [run.tokenizer.pad] * (run.L - len(i)))[:run.L] for i in ids])
 
 
@@ -270,7 +314,7 @@ def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=nothing,
         log p = g log p(. | z) + (1 - g) log p(.)
     inner (n, L): where EOS and PAD are not allowed. Returns tokens (n, L).
     """
-    how = DEFAULTS | how
+    how = sampling_knobs(how)
     some_given = (given & ~ends_of(run, tokens)).any()                   # more than its length
     is_masked = isinstance(run.text, MaskedText)                         # else ancestral is all there is
     how['sampler'] = how['sampler'] or ('confidence' if is_masked and (z is not None or some_given) else 'ancestral')
@@ -346,7 +390,7 @@ def l2t(run, z, seed=0, like=None, **how):
 def t2l(run, tokens, n=None, seed=0, batch=128, progress=lambda n: None, **how):
     """ Standardised latents (n, N, D) of texts tokens (n, L); tokens None: n latents of no text.
         x0 = x0_u + g (x0_c - x0_u), e likewise; u: every token MASK, at text clock 1 """
-    how = DEFAULTS | how
+    how = sampling_knobs(how)
     if how['solver'] not in SOLVERS:
         raise ValueError(f"solver={how['solver']!r}: choose from {', '.join(SOLVERS)}")
     if 'latent' not in run.streams or how['latent_steps'] < 1:
@@ -408,7 +452,7 @@ def solve(latent, solver, z, steps, denoise, rng):
 @torch.inference_mode()
 def unconditional(run, n, seed=0, batch=128, on_step=nothing, progress=lambda n: None, **how):
     """ Text and latent from noise: both clocks run down together, one call a step for both. Tokens (n, L), standardised latents. """
-    how = DEFAULTS | how
+    how = sampling_knobs(how)
     how['sampler'] = how['sampler'] or 'ancestral'
     sampler, knobs, temperature = make_sampler(how, run.text)
     if how['by_importance']:
@@ -467,6 +511,8 @@ def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, like=None, **how):
     Several candidates by confidence are drawn at temperature .7: greedy ones would be equal. Returns tokens (n, L), cosine (n,).
     """
     K = rerank
+    if rerank < 1 or refine < 0:
+        raise ValueError(f'rerank={rerank}, refine={refine}: expected at least 1 and 0')
     if refine and not isinstance(run.text, MaskedText):
         raise ValueError(f'refine={refine} masks again what is least certain: {run.out_dir} was not trained on masked text')
     if K > 1 and how.get('temperature', -1.0) < 0 and how.get('sampler', '') in ('', 'confidence'):
@@ -511,7 +557,7 @@ def read_template(run, text, length=0):
     tokens, inner, rest = [], [], False
     pieces = re.split(space + r'\[MASK(|:\d+|:\*)\]', text)             # text, count, text, count, ..., text
     if len(pieces) == 1:
-        raise ValueError(f'no [MASK] in {text!r}: nothing to fill')
+        raise ValueError(f'no [MASK] in {rules.short(text)}: nothing to fill')
     for i, piece in enumerate(pieces):
         if i % 2 and len(piece) > 6:
             raise ValueError(f'[MASK{piece}] is more than {run.out_dir} writes: {run.L - 1} tokens')
@@ -522,13 +568,13 @@ def read_template(run, text, length=0):
         tokens, inner = tokens + added, inner + [i % 2 == 1] * len(added)
     if rest and run.lengths:                                             # up to a length that must be said
         if length <= len(tokens):
-            raise ValueError(f'[MASK:*] in {text!r} needs a --length above {len(tokens)}: {run.out_dir} does not learn when a text ends')
+            raise ValueError(f'[MASK:*] in {rules.short(text)} needs a --length above {len(tokens)}: {run.out_dir} does not learn when a text ends')
         added, rest = length - len(tokens), False
         tokens, inner = tokens + [run.text.mask_id] * added, inner + [True] * added
     elif length:
-        raise ValueError(f'length={length} goes with [MASK:*] in a run that does not learn when a text ends, not with {text!r}')
-    if len(tokens) > run.L - (not run.lengths):
-        raise ValueError(f'{text!r} has {len(tokens)} tokens, {run.out_dir} writes at most '
+        raise ValueError(f'length={length} goes with [MASK:*] in a run that does not learn when a text ends, not with {rules.short(text)}')
+    if len(tokens) > most_tokens(run):
+        raise ValueError(f'{rules.short(text)} has {len(tokens)} tokens, {run.out_dir} writes at most '
                          + (f'{run.L}' if run.lengths else f'{run.L - 1} and an EOS'))
     open_end = run.L - len(tokens)
     tokens += [run.text.mask_id] * open_end if rest else ([run.tokenizer.eos] + [run.tokenizer.pad] * open_end)[:open_end]
@@ -568,6 +614,58 @@ def show(tokenizer, ids, mask_id):
     return ''.join(pieces).replace('\n', ' ')
 
 
+def warn(message):
+    print(f'warning: {message}', file=sys.stderr, flush=True)
+
+
+def check_writable(path):
+    """ ValueError unless a file can be written there. Nothing is left behind. """
+    if not os.path.isdir(os.path.dirname(path) or '.'):
+        raise ValueError(f'{path}: no such folder')
+    if os.path.isdir(path):
+        raise ValueError(f'{path}: this is a folder, expected the name of a file')
+    is_new = not os.path.lexists(path)
+    try:
+        open(path, 'ab').close()
+    except OSError as error:
+        raise ValueError(f'{path}: cannot be written ({error.strerror})') from None
+    if is_new:
+        os.remove(path)
+
+
+def read_texts(path, field='text'):
+    """ (place, text) of each text of a file, as prepare.py reads it: a line of a text file, a record of a .jsonl, .csv, ... Blank
+    ones are passed over; a place is 'FILE, line 3'. """
+    if not os.path.isfile(path):
+        raise ValueError(f'texts={path}: ' + ('this is a folder, expected a file' if os.path.isdir(path) else 'no such file'))
+    unit, counts = 'record' if kind_of(path) in ('.csv', '.tsv', '.parquet') else 'line', Counter()
+    broken = 0
+    for document in documents(Source(input=os.path.abspath(path), field=field), counts):
+        place = f'{path}, {unit} {counts["read"]}'
+        if counts['invalid_utf8'] > broken == 0:
+            warn(f'{place}: a byte that is no UTF-8 became U+FFFD, there and wherever there are more')
+        broken = counts['invalid_utf8']
+        yield place, document.text
+    if not counts['kept']:
+        raise ValueError(f'texts={path}: no text in it')
+
+
+def warn_of_texts(run, texts):
+    """ One warning for each text, the first few, that the run's encoder cannot embed as the run would need it. """
+    found = []
+    for text in texts:
+        n_tokens = len(run.tokenizer.encode(text))
+        if remark := encoder_of(run).remark(text):
+            found.append((text, remark))
+        elif n_tokens > most_tokens(run):
+            found.append((text, f'has {n_tokens:,} tokens, {run.out_dir} writes at most {most_tokens(run):,} '
+                                'and has seen no embedding of a longer text'))
+    for text, remark in found[:5]:
+        warn(f'{rules.short(text)} {remark}')
+    if len(found) > 5:
+        warn(f'and {len(found) - 5:,} more texts like these')
+
+
 def read_latents(run, path):
     """ Raw latents (n, N, D) from an .npy file of (n, D) or (n, N, D). """
     N, D = run.meta['latent_shape']
@@ -593,7 +691,8 @@ def read_images(run, path):
 
 
 def read_sources(run, mode):
-    """ (names, texts or None, raw latents or None), by what the mode reads; a knob that it does not read is an error, not ignored. """
+    """ (names, texts or None, raw latents or None, places of the texts), by what the mode reads; a knob that it does not read is an
+    error, not ignored. """
     reads = dict(l2t=('text', 'texts', 'latents', 'image', 'rerank', 'refine'),
                  t2l=('text', 'texts', 'save', 'png'), t2l2t=('text', 'texts', 'save', 'png'), embed=('text', 'texts', 'save'),
                  infill=('text', 'texts', 'latents', 'image', 'like', 'given'), text=(), latent=('save', 'png'),
@@ -603,28 +702,34 @@ def read_sources(run, mode):
                                  ('refine', refine, 0)):
         if value != default and name not in reads:
             raise ValueError(f'{name}={value!r}: mode={mode} does not read it')
+    for name, value in (('text', text), ('given', given), ('like', like)):
+        if not value.strip() and (value or on_command_line(name)) and name in reads:
+            raise ValueError(f'{name}={value!r} is blank: the model has nothing to go by')
     embedding = bool(latents) + bool(image) + bool(like)
     if bool(text) + bool(texts) + bool(given) > 1 or (text or texts) and embedding and mode != 'infill' or embedding > 1:
         raise ValueError('text, texts, given, latents, image and like: give one text, and one embedding where both are read')
     lines = [text or given] if text or given else []
+    places = [f'--{"text" if text else "given"}'] if lines else []
     if texts:
-        with open(texts, encoding='utf-8') as f:
-            lines = [line.strip() for line in f if line.strip()]
+        places, lines = zip(*read_texts(texts, field))
+        places, lines = list(places), list(lines)
     if mode in ('t2l', 't2l2t', 'infill', 'embed') and not lines or mode == 'l2t' and not lines and not embedding:
         raise ValueError(f'mode={mode} reads --text="...", or --texts=FILE'
                          + (', or --latents=FILE.npy, or --image=FILE.png' if mode == 'l2t' else ''))
     if mode in ('unconditional', 'text', 'latent'):
-        return [''] * num_samples, None, None
+        return [''] * num_samples, None, None, None
     if embedding and 'latent' not in run.streams:
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
     files, raw = read_images(run, image) if image else ([], read_latents(run, latents) if latents else encode(run, [like]) if like else
                                                         encode(run, lines) if mode == 'l2t' else None)
+    if like or mode == 'l2t' and lines:                                  # after encode: it says what is wrong with the encoder
+        warn_of_texts(run, [like] if like else lines)
     if mode == 'infill' and raw is not None:
         if len(raw) not in (1, len(lines)):
             raise ValueError(f'{latents or image}: {len(raw)} latents for {len(lines)} texts')
         raw = raw.expand(len(lines), -1, -1)
     names = lines or files or [f'{latents}[{i}]' for i in range(len(raw))]
-    return names, lines, raw
+    return names, lines, raw, places
 
 
 def main():
@@ -649,12 +754,12 @@ def main():
             if not png.endswith('.png'):
                 raise ValueError(f'png={png}: expected a name that ends in .png')
         for path in (save, png, fasta):
-            if path and not os.path.isdir(os.path.dirname(path) or '.'):
-                raise ValueError(f'{path}: no such folder')
+            if path:
+                check_writable(path)
         check_task(run, task)
         if watch and (rerank > 1 or refine):
             raise ValueError('watch shows one text being written: not with rerank or refine')
-        sources, lines, raw = read_sources(run, task)
+        sources, lines, raw, places = read_sources(run, task)
         each = 1 if lines is None and raw is None else num_samples
         total = len(sources) * each
         if each > 1 and temperature < 0 and sampler in ('', 'confidence'):
@@ -668,11 +773,12 @@ def main():
             how['progress'] = bar.update
             if task in ('t2l', 't2l2t', 'latent'):
                 latent_how = {key: how[key] for key in (*LATENT_KNOBS, 'seed', 'batch')}
-                z = t2l(run, pack(run, lines).repeat_interleave(each, 0) if lines else None, n=total, **latent_how)
+                read = pack(run, lines, places=places).repeat_interleave(each, 0) if lines else None
+                z = t2l(run, read, n=total, **latent_how)
             if task == 'embed':
-                hidden = embed(run, pack(run, lines), seed=seed, batch=sample_batch, progress=bar.update)
+                hidden = embed(run, pack(run, lines, places=places), seed=seed, batch=sample_batch, progress=bar.update)
             elif task == 't2l2t':
-                like = pack(run, lines).repeat_interleave(each, 0) if not length else None
+                like = read if not length else None
                 tokens = l2t(run, run.stats.standardise(raw_latents(run, z)), like=like, **how)
             elif task == 'l2t' and (rerank > 1 or refine):
                 tokens, cosine = search(run, raw.repeat_interleave(each, 0), rerank, refine, **how)
@@ -698,6 +804,7 @@ def main():
         elif task == 't2l':                                              # what the encoder itself says of these texts
             try:
                 own = encode(run, lines).repeat_interleave(each, 0)
+                warn_of_texts(run, lines)
                 cosine = F.cosine_similarity(raw_latents(run, z).flatten(1), own.flatten(1))
                 notes = [f'latent of {tuple(z.shape[1:])}, cosine with the encoder\'s own {c:.3f}' for c in cosine.tolist()]
             except ValueError as error:
@@ -716,11 +823,16 @@ def main():
                     residues = run.tokenizer.decode(ids)
                     f.write(f'>sample_{i + 1} length={len(residues)}\n' + '\n'.join(re.findall('.{1,60}', residues)) + '\n')
             print(f'{total} sequences written to {fasta}')
+    n_empty = 0
     for i in range(total):
         if i % each == 0 and sources[i // each]:
             print(f'\n{sources[i // each]}')
         written = '' if tokens is None else run.tokenizer.decode(tokens[i].tolist())
         print(f'  -> {written}{notes[i] if notes else ""}')
+        n_empty += tokens is not None and not written.strip()
+    if n_empty:
+        warn(f'{n_empty} of {total} texts are empty: the model wrote their end (EOS) first; '
+             'another --seed, --temperature or --sampler may write more')
     if z is not None and save:
         print(f'\n{total} latents written to {save}')
     if z is not None and png:

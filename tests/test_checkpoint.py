@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 
 import checkpoint
 from model import Model, ModelConfig
+from runs import HANGS
 
 ROOT = os.path.dirname(os.path.abspath(checkpoint.__file__))
 CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2, width=16)
@@ -69,7 +70,7 @@ def run_code(code, *args, **env):
     """ Some lines in a process of their own, with the imports of a script. """
     head = 'import os, resource, sys\nimport checkpoint\nfrom configurator import stop_on_error\nout = sys.argv[1]\n'
     env = {**os.environ, 'PYTHONPATH': os.pathsep.join([ROOT, os.path.dirname(__file__)]), **env}
-    return subprocess.run([sys.executable, '-c', head + code, *map(str, args)], env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, '-c', head + code, *map(str, args)], env=env, capture_output=True, text=True, timeout=HANGS)
 
 
 # ---- what is written is what is read
@@ -127,18 +128,54 @@ def test_load_model_takes_the_ema_weights_of_the_checkpoint_asked_for(tmp_path):
             assert not model.training and config['seed'] == 1 and meta == META and model.config == CONFIG
     shutil.rmtree(out / 'step-00000003')
     checkpoint.save(out, 3, states(3)[0], None, *states(3)[2:])
-    assert torch.equal(checkpoint.load_model(out)[0].bias, states(3)[0]['bias'])  # no EMA: the weights themselves
+    assert torch.equal(checkpoint.load_model(out, 'latest')[0].bias, states(3)[0]['bias'])  # no EMA: the weights themselves
+
+
+def test_every_reader_takes_the_best_checkpoint_and_before_the_first_evaluation_the_latest(tmp_path, capsys):
+    out = run_folder(tmp_path, 1)
+    assert checkpoint.find_checkpoint(out) == 'step-00000001' and 'no best checkpoint' in capsys.readouterr().err
+    checkpoint.save(out, 2, *states(2), keep=9, best=True)
+    checkpoint.save(out, 3, *states(3), keep=9)
+    assert torch.equal(checkpoint.load_model(out, ema=False)[0].bias, states(2)[0]['bias'])
+    assert checkpoint.find_checkpoint(out) == 'step-00000002' and not capsys.readouterr().err
+    for function in (checkpoint.load_model, checkpoint.find_checkpoint, sample.load_run):
+        assert inspect.signature(function).parameters['which'].default == 'best'
+    shutil.rmtree(out / 'step-00000002')
+    with pytest.raises(ValueError, match="has no checkpoint 'step-00000002', only .*step-00000003"):
+        checkpoint.load_model(out)
+    with pytest.raises(ValueError, match='no run in'):
+        checkpoint.find_checkpoint(tmp_path / 'nowhere')
 
 
 def test_the_last_ones_and_the_best_are_kept(tmp_path):
     def folders():
         return [int(p.name[5:]) for p in sorted(tmp_path.glob('step-*'))]
     for step in range(1, 7):
-        checkpoint.save(tmp_path, step, *states(step), keep=0, best=step == 2)
+        checkpoint.save(tmp_path, step, *states(step), keep=2, best=step == 2)
     assert folders() == [2, 5, 6]
     assert (tmp_path / 'latest').read_text() == 'step-00000006\n' and (tmp_path / 'best').read_text() == 'step-00000002\n'
     checkpoint.save(tmp_path, 7, *states(7), keep=3, best=True)
     assert folders() == [5, 6, 7] and sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ['best', 'latest']
+
+
+@pytest.mark.parametrize('keep', [1, 0])
+def test_one_is_kept_beside_the_best_where_one_is_asked_for(tmp_path, capsys, keep):
+    for step in range(1, 5):
+        folder = checkpoint.save(tmp_path, step, *states(step), keep=keep, best=step == 2)
+    assert [path.name for path in checkpoint.steps(tmp_path)] == ['step-00000004', 'step-00000002']
+    (folder / 'optimizer.pt').write_bytes(b'')
+    assert checkpoint.newest(tmp_path).name == 'step-00000002' and 'step-00000004 is broken' in capsys.readouterr().err
+
+
+def test_the_id_for_wandb_is_drawn_once_and_read_again(tmp_path):
+    first = checkpoint.wandb_id(tmp_path, fresh=True)
+    assert checkpoint.wandb_id(tmp_path) == first != checkpoint.wandb_id(tmp_path, fresh=True)
+    (tmp_path / 'wandb_id').unlink()
+    assert checkpoint.wandb_id(tmp_path) == (tmp_path / 'wandb_id').read_text().strip(), 'a run that is older than its id'
+    for wrong in (b'', b'a/b', b'x' * 65, b'\xff\xfe'):
+        (tmp_path / 'wandb_id').write_bytes(wrong)
+        with pytest.raises(ValueError, match='wandb_id: found .* expected up to 64 letters'):
+            checkpoint.wandb_id(tmp_path)
 
 
 def test_a_step_saved_twice_is_written_once(tmp_path):
@@ -149,6 +186,32 @@ def test_a_step_saved_twice_is_written_once(tmp_path):
     (folder / 'optimizer.pt').write_bytes(b'')
     checkpoint.save(tmp_path, 1, *states(1))
     assert checkpoint.verify(folder) and (tmp_path / 'step-00000001.broken').exists()
+
+
+@pytest.mark.parametrize('value', [float('nan'), float('-inf')])
+@pytest.mark.parametrize('part, name', [(0, 'model.bias'), (1, 'ema.bias'), (2, 'optimizer.state.1.exp_avg')])
+def test_what_is_not_finite_is_not_saved_and_the_older_ones_stay(tmp_path, part, name, value):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, *states(step), best=step == 1)
+    files = sorted(tmp_path.rglob('*'))
+    spoiled = states(3)
+    tensor = spoiled[2]['state'][1]['exp_avg'] if part == 2 else spoiled[part]['bias']
+    tensor.view(-1)[-1] = value
+    with pytest.raises(ValueError, match=f'step-00000003 is not saved: {name} holds nan or inf'):
+        checkpoint.save(tmp_path, 3, *spoiled, best=True)
+    assert sorted(tmp_path.rglob('*')) == files and checkpoint.newest(tmp_path).name == 'step-00000002'
+    assert (tmp_path / 'best').read_text() == 'step-00000001\n'
+
+
+def test_config_json_keeps_what_each_resume_replaced(tmp_path):
+    out = run_folder(tmp_path)
+    for step, knobs in ((5, {'seed': 2}), (7, {'seed': 2}), (9, {'seed': 3})):
+        checkpoint.write_run(out, {**knobs, 'betas': (.9, .95)}, tmp_path / 'dataset', step=step)
+    config = checkpoint.read_config(out)
+    assert config['seed'] == 3 and config['resumed_from'] == [{'step': 5, 'seed': 1}, {'step': 9, 'seed': 2}]
+    (out / 'config.json').write_text('{')
+    checkpoint.write_run(out, {'seed': 4}, tmp_path / 'dataset', step=10)
+    assert checkpoint.read_config(out)['seed'] == 4
 
 
 # ---- kills and full disks
