@@ -189,12 +189,13 @@ def main(dataset, finished, folder):
     import prepare
     import sample
     import sources
-    from evaluate import write_results
+    from evaluate import read_results
     torch.set_num_threads(1)
     rng, outcomes = random.Random(0), Outcomes(folder)
     packed, run_folder = Path(folder, 'packed'), Path(folder, 'run')
     shutil.copytree(dataset, packed)
     shutil.copytree(finished, run_folder)
+    record = data.read_meta(packed)['source']
     given = packed / 'z.npy'
     np.save(given, np.load(packed / 'val-00000.latents.npy').astype(np.float32)[:5])
 
@@ -215,7 +216,7 @@ def main(dataset, finished, folder):
         meta = data.read_meta(packed)
         if meta['encoder'] and meta['encoder']['id'] == 'lsa':
             encoders.load_encoder(meta['encoder'], folder=packed)
-        prepare.known_shards(packed, {})
+        prepare.known_shards(packed, record)
 
     def read_given():
         run = SimpleNamespace(meta={'latent_shape': [1, 16]}, out_dir='a run')
@@ -318,7 +319,7 @@ def main(dataset, finished, folder):
     # other files of a run folder
     for text in ('', '{', '[' * 10**5, '[]', '{"l2t/bleu": [1]}', '{"meta": 3}', '\x00', '1' * 5000):
         for name, read in (('results.json', lambda: plot.read_results(run_folder / 'results.json')),
-                           ('results.json', lambda: write_results(str(run_folder), {}, {})),
+                           ('results.json', lambda: read_results(str(run_folder / 'results.json'))),
                            ('training_log.jsonl', lambda: plot.read_log(run_folder / 'training_log.jsonl')),
                            ('config.json', read_run), ('data/meta.json', read_run)):
             harmless = name == 'training_log.jsonl' and not text or text.startswith('{"')
