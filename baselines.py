@@ -36,6 +36,7 @@ from torch.utils.checkpoint import checkpoint
 
 from checkpoint import load_model
 from diffusion import MaskedText, is_right
+from files import read_array
 from samplers import begin, nothing, positions_of, put, to
 
 
@@ -384,8 +385,9 @@ def cluster_table(source, data, C):
         rows = model.embed.weight.detach()
     elif source:
         try:
-            rows = torch.from_numpy(np.load(source, allow_pickle=False))
-        except (OSError, EOFError, TypeError, ValueError) as error:
+            array = read_array(source)
+            rows = torch.from_numpy(array.astype(array.dtype.newbyteorder('=')))
+        except (TypeError, ValueError) as error:
             raise ValueError(f'clusters_from={source}: no run folder, and no array in an .npy file ({error})') from None
         if rows.shape == (V,) and not rows.is_floating_point() and rows.min() == 0 and rows.max() == C - 1:
             return rows.long()

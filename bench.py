@@ -25,6 +25,9 @@ import time
 from contextlib import suppress
 from types import SimpleNamespace
 
+# before torch reads it: threads that wait sleep, where spinning would take the core of whom they wait for
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+
 import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel

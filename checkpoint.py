@@ -2,10 +2,12 @@
 The run folder: written so that a kill at any moment costs at most the checkpoint in the making, read so that nothing in it
 can execute code and no broken byte goes unnoticed.
 
-    out/<run>/config.json       the resolved knobs, argv, git commit, versions
+    out/<run>/config.json       the resolved knobs, argv, git commit, versions; resumed_from: what
+                                they were before each resume
     out/<run>/data/             meta.json, tokenizer.json, latent_stats.npz, encoder.npz: a run folder is complete in itself
     out/<run>/step-00001000/    model.safetensors, ema.safetensors, optimizer.pt, rng_state_rank{N}.pt, training_state.json
     out/<run>/latest, best      text files that name whole checkpoints
+    out/<run>/wandb_id          of the run there, where it logs to wandb
 
 Writing: everything into step-N.tmp, fsync, one rename; then `latest`, by another rename; only then are old ones removed.
 training_state.json holds size and SHA-256 of the files beside it, and of itself, so reading can prove a checkpoint whole.
@@ -17,6 +19,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -29,6 +32,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 import rules
+from configurator import read_run_config
+from data import read_meta
+from files import fsync, read_json, sha256, write_text
 from model import Model, ModelConfig
 
 DATA_FILES = ('meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz')
@@ -37,52 +43,27 @@ held = None                                    # the open lock file of this proc
 FILE = re.compile(r'(model|ema)\.safetensors|(optimizer|rng_state_rank\d+)\.pt', re.ASCII)
 
 
+# the form of training_state.json, in the rules of rules.py; `save` writes step, files and sha256, the rest is train.py's
+STATE = {
+    'step': 'int [0, 2**40]',
+    'sha256': '<a digest>',
+    'files': {'*': {'bytes': 'int [0, 2**60]', 'sha256': '<a digest>'}},
+    'evaluated_at?': 'int [0, 2**40]',
+    'best_val?': 'None | (-inf, inf)',
+    'skipped?': '[0, inf)',
+    'streak?': '[0, inf)',
+    'history?': ['[0, inf)'],
+    'global_batch?': 'int [1, 2**60]',
+    'model_config?': {},
+    'identity?': {'model': {}, 'process': {}, 'tokenizer': {}, 'encoder': (None, {}), 'files': {}},
+}
+NORMS = 64                                     # of the history of gradient norms
+
+
 # ---- files
-
-def fsync(path):
-    """ A file or a folder: a rename is on disk only when its folder is. """
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_text(path, text):
-    """ Atomically: whoever reads sees the old file or the new one. """
-    tmp = path.with_name(path.name + '.tmp')
-    try:
-        tmp.write_text(text)
-        fsync(tmp)
-        os.replace(tmp, path)
-        fsync(path.parent)
-    finally:
-        tmp.unlink(missing_ok=True)
-
-
-def read_json(path, limit=2 ** 26):
-    """ A dict; ValueError names the file. """
-    try:
-        if path.stat().st_size > limit:
-            raise ValueError(f'{path.stat().st_size} bytes, at most {limit} expected')
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f'cannot read {path}: {error}') from None
-    if not isinstance(value, dict):
-        raise ValueError(f'cannot read {path}: found a {type(value).__name__}, expected an object')
-    return value
-
 
 def dumps(state):
     return json.dumps(state, indent=1) + '\n'
-
-
-def sha256(path):
-    digest = hashlib.sha256()
-    with open(path, 'rb') as f:
-        while chunk := f.read(2 ** 22):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def describe(path):
@@ -103,6 +84,8 @@ def pick_device(name):
     if name == 'auto':
         name = 'cuda' if torch.cuda.is_available() else 'cpu'
     try:
+        if torch.device(name).type == 'cuda' and not torch.cuda.device_count():
+            raise RuntimeError('this machine has no CUDA device that torch can use; --device=cpu, or auto')
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f'device={name!r} cannot be used here: {str(error).splitlines()[0]}') from None
@@ -130,15 +113,33 @@ def difference(old, new):
                 return f'{kind} {key}={a.get(key)!r}, now it is {b.get(key)!r}'
 
 
-def write_run(out_dir, config, data_folder, fresh=False):
+def replaced_values(out_dir, config, step):
+    """ The list resumed_from for the config.json of a run that goes on at a step: an object for each
+    resume, with its step and the values of config.json that it replaced. """
+    try:
+        before = read_config(out_dir)
+    except ValueError:                         # it is broken: nothing to keep
+        return []
+    earlier = before.pop('resumed_from', [])
+    earlier = earlier if isinstance(earlier, list) else []
+    changed = {name: value for name, value in before.items() if value != config.get(name)}
+    return earlier + [{'step': step, **changed}] if changed else earlier
+
+
+def write_run(out_dir, config, data_folder, fresh=False, step=0):
     """ config.json and data/, before the first step. A data/ that is there already stays, as a resumed run keeps its own;
-    fresh: the run has no checkpoint yet, and a data/ left by an earlier attempt is replaced. """
+    fresh: the run has no checkpoint yet, and a data/ left by an earlier attempt is replaced.
+    step: where a resumed run goes on. """
     out_dir, data_folder = Path(out_dir), Path(data_folder)
     out_dir.mkdir(parents=True, exist_ok=True)
     if fresh and (out_dir / 'data').exists():
         shutil.rmtree(out_dir / 'data')
     versions = {'python': platform.python_version(), 'torch': torch.__version__, 'numpy': np.__version__}
-    write_text(out_dir / 'config.json', dumps({**config, 'argv': sys.argv, 'commit': git_commit(), 'versions': versions}))
+    config = {**config, 'argv': sys.argv, 'commit': git_commit(), 'versions': versions}
+    config = json.loads(dumps(config))         # tuples become lists, as in what was written before
+    if not fresh and (earlier := replaced_values(out_dir, config, step)):
+        config['resumed_from'] = earlier
+    write_text(out_dir / 'config.json', dumps(config))
     if not (out_dir / 'data').exists():
         tmp = out_dir / 'data.tmp'
         shutil.rmtree(tmp, ignore_errors=True)
@@ -150,6 +151,18 @@ def write_run(out_dir, config, data_folder, fresh=False):
         fsync(tmp)
         os.rename(tmp, out_dir / 'data')
         fsync(out_dir)
+
+
+def wandb_id(out_dir, fresh=False):
+    """ The id under which wandb knows the run: drawn once, then read, so that a resumed run goes on in the same one.
+    fresh: the run has no checkpoint yet, and begins a new one there. ValueError where the file holds no id. """
+    path = Path(out_dir) / 'wandb_id'
+    if fresh or not path.exists():
+        write_text(path, secrets.token_hex(4) + '\n')
+    found = path.read_text(errors='replace').strip()
+    if not re.fullmatch(r'[\w-]{1,64}', found, re.ASCII):
+        raise ValueError(f'{path}: found {found[:64]!r}, expected up to 64 letters and digits; delete it to begin a new run in wandb')
+    return found
 
 
 def lock(out_dir):
@@ -170,22 +183,48 @@ def lock(out_dir):
 
 
 def read_config(out_dir):
-    """ config.json: the knobs, and argv, commit, versions. """
+    """ config.json: the knobs, checked, and argv, commit, versions, resumed_from. """
     if not (Path(out_dir) / 'config.json').is_file():
         raise ValueError(f'no run in {out_dir}: train it first, or name another --out_dir')
-    return read_json(Path(out_dir) / 'config.json')
+    return read_run_config(Path(out_dir) / 'config.json')
 
 
 # ---- writing
+
+def first_not_finite(state, name):
+    """ The name of the first tensor with nan or inf in nested dicts, lists and tuples; None where
+    all are finite. """
+    if torch.is_tensor(state):
+        is_finite = not state.is_floating_point() or torch.isfinite(state).all()
+        return None if is_finite else name
+
+    if isinstance(state, dict):
+        parts = state.items()
+    else:
+        parts = enumerate(state) if isinstance(state, (list, tuple)) else ()
+    for key, value in parts:
+        found = first_not_finite(value, f'{name}.{key}')
+        if found:
+            return found
+
 
 def save(out_dir, step, model_state, ema_state, optimizer_state, training_state, rng_states, keep=2, best=False):
     """ Write out_dir/step-N whole or not at all, point `latest` (and `best`) at it, then remove what is no longer kept.
     For one process, rank 0: rng_states is a list, one entry per rank. ema_state and optimizer_state may be None.
     training_state is JSON (tuples become lists), model_config among it. Returns the folder.
-    OSError where it cannot be written: nothing of it is left then, and the checkpoints before it are untouched. """
+    OSError where it cannot be written, ValueError where weights, average or moments are not finite:
+    nothing of it is left then, and the checkpoints before it are untouched. """
     out_dir = Path(out_dir)
     out_dir.mkdir(parents=True, exist_ok=True)
     folder = out_dir / f'step-{step:08d}'
+
+    # a broken checkpoint would push the good ones out
+    states = {'model': model_state, 'ema': ema_state, 'optimizer': optimizer_state}
+    for name, state in states.items():
+        found = first_not_finite(state, name)
+        if found:
+            raise ValueError(f'{folder.name} is not saved: {found} holds nan or inf')
+
     for stale in out_dir.glob('step-*.tmp'):  # of a process that was killed while it saved
         shutil.rmtree(stale)
     if folder.exists() and is_broken(folder):
@@ -243,8 +282,8 @@ def unshared(state):
 
 
 def remove_old(out_dir, keep):
-    kept = {path.name for path in steps(out_dir)[:max(keep, 2)]}
-    kept |= {(out_dir / name).read_text().strip() for name in ('latest', 'best') if (out_dir / name).exists()}
+    kept = {path.name for path in steps(out_dir)[:max(keep, 1)]}
+    kept |= {checkpoint_named(out_dir, name) for name in ('latest', 'best')}
     for folder in steps(out_dir):
         if folder.name not in kept:
             gone = folder.with_name(folder.name + '.tmp')  # so that half a removal is not taken for a checkpoint
@@ -257,6 +296,24 @@ def remove_old(out_dir, keep):
 def steps(out_dir):
     """ The checkpoint folders, newest first. """
     return sorted((p for p in Path(out_dir).glob('step-*') if STEP.fullmatch(p.name)), key=lambda p: -int(p.name[5:]))
+
+
+def checkpoint_named(out_dir, which):
+    """ The checkpoint that `latest` or `best` names, or `which` itself; whatever is in the file, a short text. """
+    path = Path(out_dir) / which
+    if which not in ('latest', 'best') or not path.is_file():
+        return which
+    with open(path, 'rb') as f:
+        return f.read(100).decode('ascii', 'replace').strip()
+
+
+def read_state(folder):
+    """ training_state.json, with the form of its fields checked. """
+    path = Path(folder) / 'training_state.json'
+    state = read_json(path, STATE)
+    if len(state.get('history', [])) > NORMS:
+        raise ValueError(f'{path}: a history of {len(state["history"])} norms, expected at most {NORMS}')
+    return state
 
 
 def verify(folder):
@@ -322,7 +379,7 @@ def read_pickle(path, map_location='cpu'):
 def load(folder, map_location='cpu', rank=0):
     """ {'model', 'ema', 'optimizer', 'training_state', 'rng'} of a folder that `newest` or `verify` found whole.
     None for what it has not; rng is that of this rank. """
-    state = read_json(Path(folder) / 'training_state.json')
+    state = read_state(folder)
 
     def read(name, reader, device=map_location):
         return reader(Path(folder) / name, device) if name in state['files'] else None
@@ -388,10 +445,7 @@ def find_checkpoint(out_dir, which='best'):
         print(f'warning: {out_dir} has no best checkpoint before its first evaluation: the latest one is read',
               file=sys.stderr, flush=True)
         which = 'latest'
-    name = which
-    if which in ('latest', 'best') and (out_dir / which).is_file():
-        with open(out_dir / which) as f:
-            name = f.read(100).strip()
+    name = checkpoint_named(out_dir, which)
     if not STEP.fullmatch(name) or not (out_dir / name).is_dir():
         found = [path.name for path in steps(out_dir)]
         raise ValueError(f'{out_dir} has no checkpoint {rules.short(name)}, ' + (
@@ -403,9 +457,13 @@ def load_model(out_dir, which='best', ema=True, device='cpu'):
     """ (model, config, meta) of a run: which is 'best', 'latest' or 'step-00001000', as in find_checkpoint. EMA weights where there
     are any. """
     out_dir = Path(out_dir)
-    config, meta = read_config(out_dir), read_json(out_dir / 'data' / 'meta.json')
+    config, meta = read_config(out_dir), read_meta(out_dir / 'data')
     name = find_checkpoint(out_dir, which)
-    state = verify(out_dir / name)
+    verify(out_dir / name)
+    state = read_state(out_dir / name)
+    for knob, value in state.get('identity', {}).get('process', {}).items():
+        if config.get(knob, value) != value:
+            raise ValueError(f'{out_dir}/config.json: {knob}={config[knob]!r}, but {name} was trained with {value!r}')
     path = out_dir / name / ('ema.safetensors' if ema and 'ema.safetensors' in state['files'] else 'model.safetensors')
     model = build(state.get('model_config'), path)
     model.load_state_dict(read_weights(path))

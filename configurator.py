@@ -60,6 +60,9 @@ def read_knobs(path):
         if isinstance(node, (ast.Import, ast.ImportFrom)) or node is tree.body[0] and doc is not None:
             start = start if knobs else node.end_lineno
             continue
+        if not knobs and isinstance(node, (ast.If, ast.Expr)):  # among the imports: a guard, a setting
+            start = node.end_lineno
+            continue
         try:
             [target], value = node.targets, ast.literal_eval(node.value)
             name = target.id
@@ -149,6 +152,30 @@ def from_value(value, default):
     if kind is float and type(value) is int or kind is int and type(value) is float and value.is_integer():
         return kind(value)
     raise ValueError(f'{rules.short(value)} is no {kind.__name__}')
+
+
+def read_run_config(path):
+    """
+    config.json of a run: each of train.py's knobs, held to its type and its rule; one that is younger than the run has its
+    default. What is no knob is there as it was written: argv, commit, versions, lengths. ValueError names file and field.
+    """
+    from files import read_json                              # numpy is behind it, which --help does without
+    fields = {'argv?': ["'' | <a text>"], 'commit?': "None | '' | <a commit>", 'versions?': {'*': '<a version>'},
+              'lengths?': ['int [0, 2**31]']}
+    found = read_json(path, fields, limit=2**20)
+    knobs, _, rule_of = read_knobs(os.path.join(HERE, 'train.py'))
+    for name, default in knobs.items():
+        try:
+            found[name] = settle(found[name], default, rule_of.get(name), from_value) if name in found else default
+        except ValueError as error:
+            raise ValueError(f'{path}: {name}={error}') from None
+
+    # lengths stand in for learning when a text ends: rising quantiles, to be interpolated
+    lengths = found.get('lengths')
+    if (lengths is None) != found['predict_length'] or lengths is not None and (not lengths or lengths != sorted(lengths)):
+        raise ValueError(f'{path}: predict_length={found["predict_length"]}, lengths={rules.short(lengths)}; '
+                         'expected rising lengths where predict_length is false, and else none')
+    return found
 
 
 def run_config(path):

@@ -9,7 +9,6 @@ Order and noise are pure functions of (seed, step, purpose), drawn on the host f
 replayed after a resume, and nothing depends on how many ranks share the rows.
 """
 import hashlib
-import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -18,10 +17,38 @@ from functools import lru_cache
 import numpy as np
 import torch
 
+from configurator import run_config
+from files import MAX_HEADER, check_fields, read_array, read_arrays, read_json, sha256
+from rules import short
+
 FORMAT = 1                     # of meta.json; a reader refuses any other
 DEAD = 1e-3                    # a latent dimension whose std is below DEAD * median std carries nothing: MiniLM has three
 RESIDUES = 'LAGVSERTIDPKQNFYMHWCXBUZO.-'    # ESM's letters, in its order
 CHECK_ALL_TOKENS = 2**27       # splits up to this many tokens are checked id by id when opened (well under a second)
+
+# The form of meta.json, in the rules of rules.py. What only prepare.py's summary reads has a '?'.
+COUNT = 'int [0, 2**50]'
+FILES = {'*': {'bytes': COUNT, 'sha256': '<a digest>'}}
+SUMS = {'documents?': COUNT, 'bytes?': COUNT, 'nonfinite?': COUNT, 'longer_than_max_tokens?': COUNT, 'truncated?': COUNT}
+LATENT_SHAPE = (None, ['int [1, 2**24]'])
+SHARD = {'name': '<a name>', 'samples': COUNT, 'tokens': COUNT, 'longest?': COUNT, 'latent_shape?': LATENT_SHAPE,
+         'key?': '<a digest>', 'files': FILES, **SUMS}
+META = {
+    'format': '1',
+    'name?': "'' | <a name>",
+    'tokenizer': {'kind': '<a name>', 'vocab_size': 'int [2, 2**32]', 'eos': 'int [0, 2**32]', 'pad': 'int [0, 2**32]'},
+    'encoder': (None, {
+        'id': '<a name>', 'revision': 'None | <a commit or a digest>', 'pooling': '<a name>', 'prefix': "'' | <a text>",
+        'normalize': 'bool', 'dimension': 'int [1, 2**24]', 'max_length': 'None | int [1, 2**62]', 'dtype': '<a name>',
+        'language': 'None | <a code>'}),
+    'latent_shape': LATENT_SHAPE,
+    'token_dtype': 'uint16 | uint32',
+    'max_tokens': 'int [1, 65535]',
+    'splits': {'*': {'samples': COUNT, 'tokens?': COUNT, 'shards': [SHARD], **SUMS}},
+    'files': FILES,
+    'source?': {'image_size?': 'int [0, 4096]', 'patch?': 'int [1, 4096]', 'channels?': '1 | 3'},
+    'counts?': {'*': {'read': COUNT, 'kept': COUNT, '*': COUNT}},
+}
 
 # -----------------------------------------------------------------------------
 # Tokenizers: each is an encoder and a table of the bytes behind every id, so decoding is one join whatever the kind
@@ -88,6 +115,8 @@ def bpe_tokenizer(path):
     byte_of = {chr(b): b for b in plain}
     byte_of |= {chr(256 + i): b for i, b in enumerate(b for b in range(256) if b not in plain)}
     words = sorted(bpe.get_vocab().items(), key=lambda item: item[1])
+    if [i for _, i in words] != list(range(len(words))) or not all(c in byte_of for word, _ in words for c in word):
+        raise ValueError(f'{path}: its words are no byte-level ones, numbered from 0; run prepare.py again')
     pieces = [bytes(byte_of[c] for c in word) for word, _ in words]
     return Tokenizer('bpe', lambda texts: [e.ids for e in bpe.encode_batch_fast(texts, add_special_tokens=False)], pieces)
 
@@ -120,29 +149,32 @@ def tiktoken_tokenizer(name):
     return Tokenizer(name, encoding.encode_ordinary_batch, pieces, eos=encoding.eot_token)
 
 
-def load_tokenizer(folder_or_name):
-    """ The tokenizer of a dataset folder (or of a run's data/), or one by name: byte, esm or a tiktoken encoding. """
+def load_tokenizer(folder_or_name, meta=None):
+    """ The tokenizer of a dataset folder (or of a run's data/), or one by name: byte, esm or a tiktoken encoding. meta: what
+    read_meta(folder) has returned, where it is known. """
     if not os.path.isdir(folder_or_name):
-        own = dict(byte=byte_tokenizer, esm=esm_tokenizer)
-        return own[folder_or_name]() if folder_or_name in own else tiktoken_tokenizer(folder_or_name)
-    meta = read_meta(folder_or_name)
+        return tokenizer_named(folder_or_name)
+    meta = meta or read_meta(folder_or_name)
     kind = meta['tokenizer']['kind']
     if kind == 'bpe':
         tokenizer = bpe_tokenizer(check_file(folder_or_name, 'tokenizer.json', meta['files']))
     else:
-        tokenizer = load_tokenizer(kind)
+        try:
+            tokenizer = tokenizer_named(kind)
+        except ValueError as error:
+            raise ValueError(f'{folder_or_name}: {error}') from None
     if tokenizer.record != meta['tokenizer']:
         raise ValueError(f'{folder_or_name}: the tokenizer is {tokenizer.record}, meta.json says {meta["tokenizer"]}; '
                          'run prepare.py again')
     return tokenizer
 
+
+def tokenizer_named(name):
+    own = dict(byte=byte_tokenizer, esm=esm_tokenizer)
+    return own[name]() if name in own else tiktoken_tokenizer(name)
+
 # -----------------------------------------------------------------------------
 # Files: what meta.json promises, checked before anything is read
-
-def sha256(path):
-    with open(path, 'rb') as f:
-        return hashlib.file_digest(f, 'sha256').hexdigest()
-
 
 def check_file(folder, name, files, digest=True):
     """ The path of a file after comparing it with the manifest `files` {name: {bytes, sha256}}; ValueError if it differs. """
@@ -170,29 +202,111 @@ def dataset_identity(meta):
                 files={name: entry['sha256'] for name, entry in meta['files'].items()})
 
 
+def how_to_prepare(folder, configs=()):
+    """ What to do for a dataset in this very folder: with the configs of the command line, or config/<its name>.py, if their
+    `out` is the folder; else with an input of one's own. """
+    name = os.path.basename(os.path.normpath(folder))
+    own = os.path.join('config', f'{name}.py')
+    for paths in (configs, [own] if os.path.exists(own) else []):
+        out = [value for path in paths for knob, value, _ in run_config(path) if knob == 'out']
+        if out and os.path.abspath(str(out[-1])) == os.path.abspath(folder):
+            return f"make it with `python prepare.py {' '.join(paths)}` (the config's first lines name the input)"
+    return f'make it with `python prepare.py --input=... --out={folder}`, or name another --dataset'
+
+
+def split_digests(meta):
+    """ What two datasets share only if they hold the same samples: for each split how many there
+    are, and one SHA-256 over those of its files, as meta.json lists them. """
+    found = {}
+    for split, entry in meta['splits'].items():
+        digests = hashlib.sha256()
+        for shard in entry['shards']:
+            for name, file in sorted(shard['files'].items()):
+                digests.update(f'{name} {file["sha256"]}\n'.encode())
+        found[f'samples of {split}'] = entry['samples']
+        found[f'sha256 of {split}'] = digests.hexdigest()
+    return found
+
+
 def read_meta(folder):
     """ meta.json of a dataset folder, with the shape of its fields checked. """
     path = os.path.join(folder, 'meta.json')
     if not os.path.isfile(path):
-        name = os.path.basename(os.path.normpath(folder))
-        how = f'config/{name}.py' if os.path.exists(f'config/{name}.py') else f'... --out={folder}'
-        raise ValueError(f'no dataset in {folder} (no meta.json): make it with `python prepare.py {how}`')
+        raise ValueError(f'no dataset in {folder} (no meta.json): {how_to_prepare(folder)}')
+    meta = read_json(path)
+    if meta.get('format') != FORMAT:
+        raise ValueError(f'{path}: format {meta.get("format")!r}, this code reads {FORMAT}; run prepare.py again')
     try:
-        with open(path, encoding='utf-8') as f:
-            meta = json.load(f)
+        check_fields(meta, META, path)
+        check_meta(meta, path)
     except ValueError as error:
-        raise ValueError(f'{path}: not JSON ({error}); run prepare.py again') from None
-    version = meta.get('format') if isinstance(meta, dict) else None
-    if version != FORMAT:
-        raise ValueError(f'{path}: format {version!r}, this code reads {FORMAT}; run prepare.py again')
-    kinds = dict(tokenizer=dict, encoder=(dict, type(None)), latent_shape=(list, type(None)), token_dtype=str, max_tokens=int,
-                 splits=dict, files=dict)
-    for key, kind in kinds.items():
-        if not isinstance(meta.get(key), kind):
-            raise ValueError(f'{path}: {key} is {meta.get(key)!r}, which is no {kind}; run prepare.py again')
-    if meta['token_dtype'] not in ('uint16', 'uint32'):
-        raise ValueError(f'{path}: token_dtype {meta["token_dtype"]!r}, expected uint16 or uint32')
+        raise ValueError(f'{error}; run prepare.py again') from None
     return meta
+
+
+def check_meta(meta, path):
+    """ ValueError unless the fields of meta.json agree with each other, and every file that they need is listed. """
+    def refuse(what, expected):
+        raise ValueError(f'{path}: {what}, expected {expected}')
+
+    has_latents, kind = meta['latent_shape'] is not None, meta['tokenizer']['kind']
+    if has_latents and len(meta['latent_shape']) != 2:
+        refuse(f'latent_shape is {short(meta["latent_shape"])}', 'two numbers')
+    source = meta.get('source', {})
+    if size := source.get('image_size'):
+        patch, channels = source.get('patch'), source.get('channels')
+        if not patch or not channels or meta['latent_shape'] != [(size // patch) ** 2, patch * patch * channels]:
+            refuse(f'image_size={size}, patch={patch}, channels={channels}', f'those of latent_shape {meta["latent_shape"]}')
+    needed = {'tokenizer.json': kind == 'bpe', 'latent_stats.npz': has_latents, 'encoder.npz': False}
+    for name in meta['files']:
+        if name not in needed:
+            refuse(f'files has {short(name)}', ', '.join(needed))
+    for name, is_needed in needed.items():
+        if is_needed and name not in meta['files']:
+            refuse(f'files has no {name}', 'one')
+
+    for split, entry in meta['splits'].items():
+        if split not in ('train', 'val'):
+            refuse(f'a split {short(split)}', 'train or val')
+        seen = set()
+        for shard in entry['shards']:
+            check_shard(shard, split, has_latents, path)
+            if shard['samples'] and (shard.get('latent_shape', meta['latent_shape']) is not None) != has_latents:
+                refuse(f'{shard["name"]} has latent_shape {short(shard["latent_shape"])}', f'{meta["latent_shape"]}')
+            if shard['name'] in seen:
+                refuse(f'{shard["name"]} is there twice', 'once')
+            seen.add(shard['name'])
+        for key in ('samples', 'tokens'):
+            found = sum(shard[key] for shard in entry['shards'])
+            if entry.get(key, found) != found:
+                refuse(f'the shards of {split} hold {found} {key}', f'{entry[key]}')
+
+
+def check_shard(shard, split, has_latents, path):
+    """ ValueError unless a shard's name is of its split, and its files are listed under that name and no other. """
+    name = shard['name']
+    if not re.fullmatch(rf'{split}-\d{{5,9}}', name, re.ASCII):
+        raise ValueError(f'{path}: shard name {short(name)}, expected {split}-00000 or the like')
+    ends = ['tokens.bin', 'offsets.npy', 'latents.npy', 'ids.npy']
+    legal = [f'{name}.{end}' for end in ends]
+    for file in shard['files']:
+        if file not in legal:
+            raise ValueError(f'{path}: {name} has a file {short(file)}, expected {", ".join(legal)}')
+    for file in legal[:2 + has_latents]:
+        if file not in shard['files']:
+            raise ValueError(f'{path}: {name} lists no {file}, expected one')
+
+
+def has_fitting_sizes(shard, itemsize):
+    """ Whether the bytes of a shard's files are those of so many samples and tokens. """
+    name, n, files = shard['name'], shard['samples'], shard['files']
+    N, D = shard.get('latent_shape') or (0, 0)
+    needs = {'offsets.npy': 8 * (n + 1), 'ids.npy': 16 * n, 'latents.npy': 2 * n * N * D}
+    fits = files[f'{name}.tokens.bin']['bytes'] == itemsize * shard['tokens']
+    for end, n_bytes in needs.items():
+        if f'{name}.{end}' in files:
+            fits = fits and 0 < files[f'{name}.{end}']['bytes'] - n_bytes <= MAX_HEADER
+    return fits
 
 # -----------------------------------------------------------------------------
 # Latent statistics: the networks see latents of unit variance, whatever the encoder's own scale
@@ -218,18 +332,17 @@ class LatentStats:
         return z.float() * live * std + mean
 
 
-def load_stats(folder):
-    """ LatentStats of a dataset folder or of a run's data/; None for text only. """
-    meta = read_meta(folder)
+def load_stats(folder, meta=None):
+    """ LatentStats of a dataset folder or of a run's data/; None for text only. meta: as in load_tokenizer. """
+    meta = meta or read_meta(folder)
     if meta['latent_shape'] is None:
         return None
     path = check_file(folder, 'latent_stats.npz', meta['files'])
-    with np.load(path, allow_pickle=False) as arrays:
-        mean, std = arrays['mean'], arrays['std']
     D = meta['latent_shape'][1]
-    for name, array in (('mean', mean), ('std', std)):
-        if array.shape != (D,) or not np.isfinite(array).all():
-            raise ValueError(f'{path}: {name} has shape {array.shape}, expected finite values of shape ({D},); run prepare.py again')
+    arrays = read_arrays(path, {'mean': ('floats', (D,)), 'std': ('floats', (D,))})
+    mean, std = arrays['mean'], arrays['std']
+    if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std >= 0).all()):
+        raise ValueError(f'{path}: a mean or std that is not finite, or a std below 0; run prepare.py again')
     return LatentStats(mean, std)
 
 # -----------------------------------------------------------------------------
@@ -238,29 +351,31 @@ class Shard:
     """ The memory maps of one shard: tokens (T,), offsets (n + 1,), latents (n, N, D) or None. """
 
     def __init__(self, folder, meta, entry):
-        def fail(path, what, found, expected):
-            raise ValueError(f'{path}: {what} {found}, expected {expected}; run prepare.py again')
-        self.name, self.files = name, files = entry['name'], entry['files']
-        n = entry['samples']
-        if not re.fullmatch(r'(train|val)-\d{5}', name):
-            fail(f'{folder}/meta.json', 'shard name', repr(name), 'train-00000 or the like')
-        offsets_path = check_file(folder, f'{name}.offsets.npy', files, digest=False)
-        self.offsets = np.load(offsets_path, allow_pickle=False)
-        if self.offsets.shape != (n + 1,) or self.offsets.dtype != np.int64:
-            fail(offsets_path, 'offsets are', f'{self.offsets.dtype} {self.offsets.shape}', f'int64 {(n + 1,)}')
+        name, files, n = entry['name'], entry['files'], entry['samples']
+        self.name, self.files = name, files
+
+        # tokens: as many as meta.json says; no map can be of an empty file
         path = check_file(folder, f'{name}.tokens.bin', files, digest=False)
-        self.tokens = np.memmap(path, dtype=np.dtype(meta['token_dtype']).newbyteorder('<'), mode='r').view(np.ndarray)
-        lengths = np.diff(self.offsets)
-        if self.offsets[0] != 0 or self.offsets[-1] != len(self.tokens) or lengths.min() < 0:
-            fail(offsets_path, 'offsets run to', int(self.offsets[-1]), f'rising from 0 to the {len(self.tokens)} tokens of {path}')
-        self.longest = int(lengths.max())
+        dtype = np.dtype(meta['token_dtype']).newbyteorder('<')
+        n_bytes = os.path.getsize(path)
+        if n_bytes != entry['tokens'] * dtype.itemsize:
+            raise ValueError(f'{path}: {n_bytes} bytes, expected {entry["tokens"]} tokens of {dtype.itemsize}; '
+                             'run prepare.py again')
+        self.tokens = np.memmap(path, dtype, mode='r').view(np.ndarray) if n_bytes else np.empty(0, dtype)
+
+        # offsets: from 0 to the end of the tokens, never falling; differences of hostile ones could overflow
+        path = check_file(folder, f'{name}.offsets.npy', files, digest=False)
+        self.offsets = read_array(path, 'int64', (n + 1,), what='offsets')
+        is_rising = (self.offsets[1:] >= self.offsets[:-1]).all()
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.tokens) or not is_rising:
+            raise ValueError(f'{path}: offsets run to {int(self.offsets[-1])}, expected rising from 0 to the '
+                             f'{len(self.tokens)} tokens of {name}.tokens.bin; run prepare.py again')
+        self.longest = int(np.diff(self.offsets).max())
+
         self.latents = None
         if meta['latent_shape'] is not None:
             path = check_file(folder, f'{name}.latents.npy', files, digest=False)
-            self.latents = np.load(path, mmap_mode='r', allow_pickle=False).view(np.ndarray)    # indexing a memmap costs more
-            expected = (n, *meta['latent_shape'])
-            if self.latents.shape != expected or self.latents.dtype != np.float16:
-                fail(path, 'latents are', f'{self.latents.dtype} {self.latents.shape}', f'float16 {expected}')
+            self.latents = read_array(path, 'float16', (n, *meta['latent_shape']), mmap=True, what='latents')
 
 
 class PackedDataset:
@@ -274,8 +389,8 @@ class PackedDataset:
         self.folder, self.split, self.meta = str(folder), split, read_meta(folder)
         if split not in self.meta['splits']:
             raise ValueError(f'{folder}: no split {split!r}, it has {", ".join(self.meta["splits"])}')
-        self.tokenizer = load_tokenizer(folder)
-        self.stats = load_stats(folder)
+        self.tokenizer = load_tokenizer(folder, self.meta)
+        self.stats = load_stats(folder, self.meta)
         self.latent_shape = None if self.stats is None else tuple(self.meta['latent_shape'])   # (N, D)
         if self.stats is not None:
             self.mean, self.std, self.live = self.stats.mean, self.stats.std, self.stats.live   # (D,) each
@@ -345,7 +460,7 @@ class PackedDataset:
         ids = np.empty((len(indices), 2), np.int64)
         for shard, where, rows in self.by_shard(indices):
             path = check_file(self.folder, f'{shard.name}.ids.npy', shard.files, digest=False)
-            ids[where] = np.load(path, mmap_mode='r', allow_pickle=False)[rows]
+            ids[where] = read_array(path, 'int64', (len(shard.offsets) - 1, 2), mmap=True, what='ids')[rows]
         return ids
 
     def counts(self):

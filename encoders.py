@@ -13,7 +13,6 @@ Also here: `lsa`, TF-IDF and a truncated SVD in a screenful of torch, for machin
 """
 import glob
 import hashlib
-import json
 import os
 import re
 import sys
@@ -24,6 +23,8 @@ import torch
 import torch.nn.functional as F
 
 import rules
+from files import read_arrays, sha256
+from files import read_json as read_json_file
 
 # normalize is L2; dimension is the model's own; max_length counts prefix and special tokens; revision is the hub's commit (None: the
 # newest, no pin is known to us; the commit found goes into the dataset's record, and from there on it is pinned)
@@ -117,8 +118,7 @@ def folder_hash(folder):
     digest = hashlib.sha256()
     for path in sorted(glob.glob('**', root_dir=folder, recursive=True)):
         if path.endswith(('.json', '.safetensors', '.txt', '.model')):
-            with open(os.path.join(folder, path), 'rb') as f:
-                digest.update(f'{path} {hashlib.file_digest(f, "sha256").hexdigest()}\n'.encode())
+            digest.update(f'{path} {sha256(os.path.join(folder, path))}\n'.encode())
     return 'sha256:' + digest.hexdigest()
 
 
@@ -157,12 +157,10 @@ def fetch(hub_id, revision, kind='encoder', instead=f'name a local folder or one
     return folder, os.path.basename(folder)
 
 
-def read_json(folder, name):
+def read_json(folder, name, schema=None, kind=dict):
+    """ What a JSON file of a model's folder holds; empty where there is none. """
     path = os.path.join(folder, name)
-    if not os.path.isfile(path):
-        return {}
-    with open(path, encoding='utf-8') as f:
-        return json.load(f)
+    return read_json_file(path, schema, kind) if os.path.isfile(path) else kind()
 
 
 def folder_settings(folder):
@@ -175,8 +173,10 @@ def folder_settings(folder):
         if len(on) != 1 or on[0] not in modes:
             raise ValueError(f'{folder}/1_Pooling/config.json: found {on}, expected one of {list(modes)}; choose with --pooling=')
         found['pooling'] = modes[on[0]]
-        found['normalize'] = any('Normalize' in module.get('type', '') for module in read_json(folder, 'modules.json'))
-    if length := read_json(folder, 'sentence_bert_config.json').get('max_seq_length'):
+        found['normalize'] = any('Normalize' in module.get('type', '')
+                                 for module in read_json(folder, 'modules.json', [{'type?': "'' | <a class>"}], list))
+    schema = {'max_seq_length?': 'None | int [1, 2**31]'}
+    if length := read_json(folder, 'sentence_bert_config.json', schema).get('max_seq_length'):
         found['max_length'] = length
     return found
 
@@ -317,10 +317,14 @@ def fit_lsa(texts, dims, seed=0, max_words=20_000):
     projection = projection[:, :dims].contiguous()
     flip = projection.gather(0, projection.abs().argmax(0, keepdim=True)).sign()       # an SVD leaves the signs open
     projection = projection * flip
-    digest = hashlib.sha256('\n'.join(words).encode() + idf.numpy().tobytes() + projection.numpy().tobytes()).hexdigest()
-    record = dict(id='lsa', revision='sha256:' + digest, pooling='sum', prefix='', normalize=True, dimension=dims, max_length=None,
+    record = dict(id='lsa', revision=lsa_hash(words, idf, projection), pooling='sum', prefix='', normalize=True, dimension=dims, max_length=None,
                   dtype='float32', language=None)
     return LSA(words, idf, projection, record)
+
+
+def lsa_hash(words, idf, projection):
+    digest = hashlib.sha256('\n'.join(words).encode() + idf.numpy().tobytes() + projection.numpy().tobytes())
+    return 'sha256:' + digest.hexdigest()
 
 
 def load_lsa(folder, record):
@@ -328,9 +332,13 @@ def load_lsa(folder, record):
     path = os.path.join(folder or '', 'encoder.npz')
     if not os.path.isfile(path):
         raise ValueError(f'{path}: missing; lsa is fitted by prepare.py and lies in the dataset folder')
-    with np.load(path, allow_pickle=False) as arrays:
-        words = arrays['words'].tobytes().decode().split('\n')
-        idf, projection = torch.from_numpy(arrays['idf']), torch.from_numpy(arrays['projection'])
-    if projection.shape != (len(words), record['dimension']) or idf.shape != (len(words),):
-        raise ValueError(f'{path}: projection {tuple(projection.shape)}, expected {(len(words), record["dimension"])}')
+    arrays = read_arrays(path, {'words': ('uint8', (None,)), 'idf': ('float32', (None,)),
+                                'projection': ('float32', (None, record['dimension']))})
+    words = arrays['words'].tobytes().decode(errors='replace').split('\n')
+    idf, projection = torch.from_numpy(arrays['idf']), torch.from_numpy(arrays['projection'])
+    if not len(words) == len(idf) == len(projection):
+        raise ValueError(f'{path}: {len(words)} words, {len(idf)} weights and {len(projection)} rows, expected as many of each')
+    if lsa_hash(words, idf, projection) != record['revision']:
+        raise ValueError(f'{path}: revision {lsa_hash(words, idf, projection)}, expected {record["revision"]}; '
+                         'this is not the encoder that the data was made with')
     return LSA(words, idf, projection, record)

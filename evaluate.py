@@ -44,16 +44,19 @@ import os
 import sys
 import time
 
+# before torch reads it: threads that wait sleep, where spinning would take the core of whom they wait for
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+
 import numpy as np
 
 from baselines import NextToken
-from checkpoint import git_commit, sha256
+from checkpoint import git_commit
 from configurator import configure, from_text, read_knobs, settle, stop_on_error
 from data import dataset_folder
+from files import read_json, sha256
 from measures import (compare, compare_latents, embed, evaluate_from_noise, evaluate_image, evaluate_importance, evaluate_infill,
                       evaluate_l2t, evaluate_protein, evaluate_self_correction, evaluate_sts, evaluate_t2l, chosen_rows, latent_mse,
                       load_file, load_scorer, load_texts, make_latents, means, nelbo, read_classes, read_pairs, write_from)
-from rules import check_json
 from sample import LATENT_KNOBS, TEXT_KNOBS, check_task, check_writable, encoder_of, load_run, trained_for, why_not
 
 out_dir = 'out/quickstart'      # <a run folder>
@@ -163,12 +166,9 @@ def read_results(path):
     if not os.path.exists(path):
         return {}
     try:
-        with open(path) as f:
-            old = json.load(f)
+        return read_json(path, {'meta?': {'*': {}}})
     except ValueError as error:
-        raise ValueError(f'{path}: no JSON ({error}): move it away, and results start anew') from None
-    check_json(old, {'meta?': {'*': {}}}, path)
-    return old
+        raise ValueError(f'{error}: move it away, and results start anew') from None
 
 
 def name_of_results(task, settings, n, texts, old):

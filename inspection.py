@@ -9,8 +9,11 @@ import os
 import numpy as np
 from tqdm import tqdm
 
-from data import PackedDataset, check_file, read_meta
+from data import COUNT, PackedDataset, check_file, read_meta
+from files import check_fields
 from sources import DROPS, earlier_index
+
+SUMMED = {key: COUNT for key in ('documents', 'tokens', 'bytes', 'truncated')}   # of a split, beside what every reader needs
 
 
 def verify(folder):
@@ -41,17 +44,24 @@ def sample_hashes(ds):
     return np.array(found, np.int64)
 
 
+def covering(lengths, of_1000=999):
+    """ The max_tokens that so many of 1,000 texts keep to, of sorted numbers of tokens; with an EOS it is a multiple of 8. """
+    needed = lengths[-(-of_1000 * len(lengths) // 1000) - 1]
+    return int(-(-(max(needed, 8) + 1) // 8) * 8 - 1)
+
+
 def summary(folder):
     """ What is in a dataset, as a reader finds it. """
     def line(name, text):
         print(f'{name:<20} {text}')
     train, val = PackedDataset(folder, 'train'), PackedDataset(folder, 'val')
     meta = train.meta
+    check_fields(meta, {'counts': {}, 'splits': {'*': SUMMED}}, os.path.join(folder, 'meta.json'))
     print()
     line('dataset', folder)
     for name, count in meta['counts'].items():
         words = [f'{count["read"]:,} documents', f'{count["kept"]:,} kept', *filter(None, [dropped(count)])]
-        words += [f'{count[key]:,} {word}' for key, word in (('invalid_utf8', 'with invalid UTF-8, kept'),
+        words += [f'{count[key]:,} {word}' for key, word in (('invalid_utf8', 'with invalid UTF-8, now U+FFFD'),
                                                              ('unknown_residues', 'unknown residues, now X')) if count.get(key)]
         line(f'read {name}', ', '.join(words))
     for ds in (train, val):
@@ -59,21 +69,30 @@ def summary(folder):
         lost = [f'{m[key]:,} dropped ({word})' for key, word in (('nonfinite', 'NaN or inf'), ('longer_than_max_tokens', 'too many tokens'))
                 if m.get(key)]
         line(ds.split, ', '.join([f'{m["documents"]:,} documents, {m["samples"]:,} samples, {m["tokens"]:,} tokens, '
-                                  f'{m["bytes"] / m["tokens"]:.2f} bytes per token', *lost]))
+                                  f'{m["bytes"] / max(1, m["tokens"]):.2f} bytes per token', *lost]))
     lengths = np.sort(np.concatenate([np.diff(s.offsets) for s in train.shards]))
     line('tokens per sample', ', '.join(f'{q:g} %: {lengths[int(q / 100 * (len(lengths) - 1))]}' for q in (50, 95, 99, 99.5, 100)))
+    padding, enough = 1 - (lengths.mean() + 1) / (meta['max_tokens'] + 1), covering(lengths)
+    if padding > .5 and enough < meta['max_tokens']:
+        line('warning', f'{padding:.0%} of a batch would be PAD: {meta["max_tokens"] + 1} tokens a row, where the mean text has '
+                        f'{lengths.mean():.0f} and 99.9 % fit into --max_tokens={enough}; or train with a lower --seq_len')
     line('vocabulary', f'{train.tokenizer.vocab_size} ids, {train.tokenizer.kind}')
     t, v = sample_hashes(train), sample_hashes(val)
     line('duplicates', f'{len(t) - len(np.unique(t)):,} in train, {len(v) - len(np.unique(v)):,} in val, '
                        f'{np.isin(v, t).sum():,} of val in train')
     if train.stats is not None:
         z, live = val.raw_latents(np.arange(min(len(val), 4096))), train.live > 0
-        norm, mean, std = z.norm(dim=-1), train.mean[live], train.std[live]
+        norm = z.norm(dim=-1)
         line('latents', f'{train.latent_shape}, {meta["encoder"]["id"] if meta["encoder"] else "given"}, '
                         f'norm {norm.mean():.3f} +- {norm.std(correction=0):.3f}')
-        line('per dimension', f'mean {mean.min():.3g} to {mean.max():.3g}, std {std.min():.3g} to {std.max():.3g}, '
-                              f'{int((~live).sum())} dead dimensions')
-        if truncated := sum(split['truncated'] for split in meta['splits'].values()):
+        if live.any():
+            mean, std = train.mean[live], train.std[live]
+            line('per dimension', f'mean {mean.min():.3g} to {mean.max():.3g}, std {std.min():.3g} to {std.max():.3g}, '
+                                  f'{int((~live).sum())} dead dimensions')
+        else:
+            line('warning', 'no dimension of the latents varies: nothing can be learned from them')
+        truncated = sum(split['truncated'] for split in meta['splits'].values())
+        if truncated and meta['encoder']:
             line('warning', f'{truncated:,} samples are longer than the encoder reads ({meta["encoder"]["max_length"]} of its tokens); '
                             'lower --max_tokens')
     for i in range(min(3, len(val))):

@@ -85,6 +85,9 @@ class Objective:
         given = None if self.predict_length else is_end(tokens, data.tokenizer)
         c = draw_clocks(seed, step, first, B, batch, stage.shares, self.cond_drop, self.latent_noise, self.t_min)
         out = dict(mode=c['mode'], t_text=c['t_text'].float(), t_latent=c['t_latent'].float())
+        if 'text' in stage.predict:                        # text and EOS of the rows that have a text loss
+            has_loss = (c['text_weight'] > 0)[:, None]
+            out['n_real'] = (has_loss & (tokens != data.tokenizer.pad)).sum()[None].float()
         if 'text' in self.streams:
             u = uniforms(seed, step, 'mask', first, B, L)
             if 'text' not in stage.predict:
@@ -158,8 +161,11 @@ class Objective:
         sums = dict(loss=r['loss'][None], rows=sums_by(b['mode'], len(MODES), torch.ones_like(b['t_text'])))
         if 'text_loss' in r:
             scored, row = b['weight'] > 0, b['positions'] // b['tokens'].shape[1]
+            real = scored & (b['targets'] != self.text.mask_id - 1)      # PAD is the last id before MASK
             weighted = torch.where(scored, b['weight'] * r['nll'], 0) * len(b['mode'])
-            sums.update(text_loss=r['text_loss'][None], correct=(r['right'] & scored).sum()[None].float(),
+            sums.update(text_loss=r['text_loss'][None],
+                        text_nats=r['text_loss'][None] * b['tokens'].numel(), n_real=b['n_real'],
+                        correct=(r['right'] & real).sum()[None].float(), real_count=real.sum()[None].float(),
                         text_bins=by_clock(b['t_text'][row], torch.where(scored, r['nll'], 0)),
                         text_count=by_clock(b['t_text'][row], scored.float()),
                         text_by_mode=sums_by(b['mode'][row], len(MODES), weighted),
@@ -184,7 +190,9 @@ class Objective:
         entry = dict(loss=s['loss'][0] / micro_batches)
         line = f'loss {entry["loss"]:.4f}'
         if 'text_loss' in s:
-            entry.update(text_loss=s['text_loss'][0] / micro_batches, text_accuracy=s['correct'][0] / max(sum(s['text_count']), 1e-9),
+            entry.update(text_loss=s['text_loss'][0] / micro_batches,
+                         text_nats_per_token=s['text_nats'][0] / max(s['n_real'][0], 1e-9),      # as the validation counts
+                         text_accuracy=s['correct'][0] / max(s['real_count'][0], 1e-9),          # of text and EOS, not PAD
                          text_nll_by_t=ratio(s['text_bins'], s['text_count']), text_nats_by_mode=by_mode(s['text_by_mode']))
             line += f' | text {entry["text_loss"]:.4f}, {100 * entry["text_accuracy"]:.1f} % right'
             entry['mask_share'] = s['mask_share'][0] / micro_batches

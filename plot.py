@@ -13,9 +13,9 @@ import os
 import re
 import textwrap
 
-import numpy as np
-
+import rules
 from configurator import configure, stop, stop_on_error
+from files import read_arrays, read_json
 
 out_dir = 'out/quickstart'
 what = 'curves'                 # curves | sweep | importance | images
@@ -23,10 +23,40 @@ metric = 'bleu'                 # sweep: of l2t or t2l, as named in results.json
 save = ''                       # the picture; '': <out_dir>/<what>.png
 
 
+# what evaluate.py --tasks=image writes: pictures (n, S, S, channels), and their texts
+IMAGES = {name: ('uint8', (None,) * 4) for name in ('real', 'made?', 'joint?')} | {
+    name: ('texts', (None,)) for name in ('captions', 'written?', 'joint_captions?')}
+# what is drawn of a log entry
+STEP, NUMBER, BY_CLOCK = 'int [0, 2**63)', '(-inf, inf)', ['None | (-inf, inf)']
+ENTRY = {'step': STEP, 'text_loss?': NUMBER, 'text_nats_per_token?': NUMBER, 'val_text?': NUMBER,
+         'latent_loss?': NUMBER, 'val_latent?': NUMBER, 'text_nll_by_t?': BY_CLOCK, 'latent_mse_by_t?': BY_CLOCK,
+         'grad_norm?': NUMBER, 'skips?': [{'step': STEP}], 'tokens_per_s?': NUMBER,
+         'importance_mean?': NUMBER, 'importance_std?': NUMBER, 'importance_min?': NUMBER, 'importance_max?': NUMBER}
+
+
+def check_file(path, what_to_do):
+    """ ValueError where it is missing: what to do about the run, or about the file. """
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise ValueError(f'no run in {folder}: train it first, or name another --out_dir')
+    if not os.path.isfile(path):
+        raise ValueError(f'{path}: missing, {what_to_do}')
+
+
 def read_log(path):
     """ The entries in the order of their steps; of a step that a resumed run did again, the last. """
-    with open(path, encoding='utf-8') as f:
-        entries = [json.loads(line) for line in f]
+    check_file(path, 'train the run first')
+    entries = []
+    with open(path, encoding='utf-8', errors='replace') as f:
+        for number, line in enumerate(f, 1):
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f'{path}, line {number}: no JSON ({error}); delete the line') from None
+            rules.check_json(entry, ENTRY, f'{path}, line {number}')
+            entries.append(entry)
+    if not entries:
+        raise ValueError(f'{path}: empty, the run has logged nothing yet')
     return [entry for _, entry in sorted({(e['step'], 'best' in e): e for e in entries}.items())]
 
 
@@ -38,12 +68,23 @@ def draw_curves(entries, plt):
     for (left, right), stream in zip(axes, streams):
         train = [e for e in entries if f'{stream}_loss' in e]
         val = [e for e in entries if f'val_{stream}' in e]
-        left.plot([e['step'] for e in train], [e[f'{stream}_loss'] for e in train], label='training loss')
+        if stream == 'text':
+            # logs of earlier versions have the loss per position alone, which is another quantity: its label says so
+            counted = [(e['step'], e['text_nats_per_token']) for e in train if 'text_nats_per_token' in e]
+            others = [(e['step'], e['text_loss']) for e in train if 'text_nats_per_token' not in e]
+            if counted:
+                left.plot(*zip(*counted), label='training')
+            if others:
+                left.plot(*zip(*others), label='training, per position with PAD')
+            left.set(ylabel='nats per token, PAD not counted')
+        else:
+            left.plot([e['step'] for e in train], [e['latent_loss'] for e in train], label='training')
+            left.set(ylabel='squared error per dimension')
         left.plot([e['step'] for e in val], [e[f'val_{stream}'] for e in val], 'o-', label='validation')
-        left.set(xlabel='step', ylabel='nats per token' if stream == 'text' else 'squared error per dimension', title=stream)
+        left.set(xlabel='step', title=stream)
         key = 'text_nll_by_t' if stream == 'text' else 'latent_mse_by_t'
         for i in range(4):
-            points = [(e['step'], e[key][i]) for e in train if e[key][i] is not None]
+            points = [(e['step'], e[key][i]) for e in train if i < len(e.get(key, ())) and e[key][i] is not None]
             right.plot(*zip(*points), label=f't in [{i / 4}, {(i + 1) / 4}]') if points else None
         right.set(xlabel='step', title=f'{stream}, by clock')
         for axis in (left, right):
@@ -61,6 +102,17 @@ def draw_curves(entries, plt):
     return figure
 
 
+def read_results(path):
+    """ results.json of evaluate.py, {key: number or None}, without what it says of how it was made. """
+    check_file(path, 'run evaluate.py first')
+    results = read_json(path)
+    results.pop('meta', None)
+    for key, value in results.items():
+        if not (value is None or isinstance(value, (int, float))):
+            raise ValueError(f'{path}: {key} is a {type(value).__name__}, expected a number')
+    return results
+
+
 def read_sweeps(results, metric):
     """ {sweep: [(point {knob: text}, {calls, value, se})]} from the flat keys task_sweep_knobs/knob=value,.../metric. """
     sweeps = {}
@@ -68,8 +120,9 @@ def read_sweeps(results, metric):
         match = re.fullmatch(r'(\w+_sweep_\w+(?:\[[^/]*\])?)/([^/]*)/' + re.escape(metric), key)
         if match:
             name, label = match.groups()
-            point = dict(pair.split('=', 1) for pair in label.split(','))
-            y = dict(value=value, se=results.get(f'{key}_se', 0.0), calls=results[f'{name}/{label}/calls'])
+            point = dict(pair.split('=', 1) for pair in label.split(',') if '=' in pair)
+            y = dict(value=value, se=results.get(f'{key}_se', 0.0), calls=results.get(f'{name}/{label}/calls'))
+            rules.check_json(y, {'calls': NUMBER}, f'results.json, {name}/{label}')
             sweeps.setdefault(name, []).append((point, y))
     return sweeps
 
@@ -161,19 +214,17 @@ def main():
             figure = draw_curves(read_log(os.path.join(out_dir, 'training_log.jsonl')), plt)
         elif what == 'images':
             path = os.path.join(out_dir, 'images.npz')
-            if not os.path.isfile(path):
-                raise ValueError(f'{path}: missing, run evaluate.py --tasks=image first')
-            with np.load(path, allow_pickle=False) as shown:
-                figure = draw_images(dict(shown), plt)
+            check_file(path, 'run evaluate.py --tasks=image first')
+            figure = draw_images(read_arrays(path, IMAGES), plt)
         elif what == 'importance':
-            with open(os.path.join(out_dir, 'results.json'), encoding='utf-8') as f:
-                results = json.load(f)
-            if 'importance/frequency/nats_quarter_1' not in results:
+            results = read_results(os.path.join(out_dir, 'results.json'))
+            keys = [f'importance/{by}/{what}' for by in ('frequency', 'importance')
+                    for what in ('nats_quarter_1', 'nats_quarter_1_se', 'spearman_with_loss')]
+            if not all(isinstance(results.get(key), (int, float)) for key in keys):
                 raise ValueError(f'{out_dir}/results.json: no importance in it, run evaluate.py --tasks=importance first')
             figure = draw_importance(read_log(os.path.join(out_dir, 'training_log.jsonl')), results, plt)
         else:
-            with open(os.path.join(out_dir, 'results.json'), encoding='utf-8') as f:
-                sweeps = read_sweeps(json.load(f), metric)
+            sweeps = read_sweeps(read_results(os.path.join(out_dir, 'results.json')), metric)
             if not sweeps:
                 raise ValueError(f'{out_dir}/results.json has no sweep with {metric}: run evaluate.py --sweep=... first')
             figure = draw_sweeps(sweeps, metric, plt)

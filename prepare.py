@@ -15,6 +15,7 @@ The shard is the unit: its bytes depend on its documents and the knobs, never on
 appears by rename when it is whole, meta.json comes last. Run again after a kill or a damaged file, with any number of processes, and only
 what is missing or broken is redone. Every document read is a document written or a counted drop.
 """
+import errno
 import fcntl
 import glob
 import hashlib
@@ -36,17 +37,22 @@ from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
 
+# before torch reads it: threads that wait sleep, where spinning would take the core of whom they wait for
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+
 import numpy as np
 import torch
 from tqdm import tqdm
 
 import distributed
-from checkpoint import pick_device, write_text
+from checkpoint import pick_device
 from configurator import configure, read_knobs, stop_on_error
-from data import FORMAT, bpe_tokenizer, load_tokenizer, sha256, train_bpe
+from data import (COUNT, FORMAT, LATENT_SHAPE, SHARD, LatentStats, bpe_tokenizer, check_shard, has_fitting_sizes, load_tokenizer,
+                  read_meta, sha256, train_bpe)
 from distributed import everyone, on_first, rank, world
 from encoders import fit_lsa, load_encoder
-from inspection import dropped, export, summary, verify
+from files import check_fields, read_array, read_json, write_text
+from inspection import covering, dropped, export, summary, verify
 from sources import HUB, Source, documents, earlier_index, hub_commit, list_files, text_hash
 
 # ---- what is read, details in sources.py
@@ -62,9 +68,13 @@ image_size = 0               # [0, 4096]; pixels a side, where input is digits o
 patch = 8                    # [1, 4096]: pixels a side of a patch
 channels = 3                 # 1 | 3; 1 is grey
 split_on = 'line'            # line | paragraph | file: what a document is in a text file
+encoding = 'utf-8'           # of text files: any of Python's codecs, such as latin-1, cp1252, utf-16
+invalid_bytes = 'stop'       # stop | replace: what bytes do that are not of the encoding; replaced by U+FFFD, they are counted
 field = 'text'               # <a name>: the document's field in .jsonl, column in .csv, .tsv, .parquet, hub datasets
 min_length = 0               # [0, 1e9]: characters; residues of a protein
 max_length = 0               # [0, 1e9]; 0: any
+document_limit = 64_000_000  # [1, 1e9]: characters; a longer document, line of JSON or row of a table is never held in memory: it
+                             # is dropped and counted
 distinct = None              # None | bool: drop what was read before; None: of FASTA only
 homology = 0.0               # [0, 1]; FASTA: clusters of so much sequence identity (over 80 % of their length) go to one split;
                              # needs mmseqs
@@ -73,7 +83,8 @@ max_documents = 0            # [0, 1e12]: only the first so many of the input; 0
 # ---- what it becomes
 tokenizer = ''               # bpe (fitted here) | byte | esm | a tiktoken name such as r50k_base; '': bpe, of FASTA esm
 vocab_size = 4096            # [258, 2**20]: of bpe, EOS and PAD among them
-max_tokens = 127             # [8, 65535]: longer documents become several samples; the model's seq_len is one more (EOS)
+max_tokens = None            # None | int [8, 65535]; None: what 99.9 % of the texts need, at most 127, with given latents what all need;
+                             # longer documents become several samples; the model's seq_len is one more (EOS)
 encoder = 'none'             # <a hub id, or a folder>: or none (text only) | lsa (fitted here) | minilm | e5 | bge | qwen | sonar | t5 |
                              # esm2
 encoder_dims = 0             # [0, 65536]; lsa: dimensions (0: 128); others: Matryoshka cut (0: all)
@@ -93,6 +104,7 @@ inspect = ''                 # a dataset folder: verify and sum up, make nothing
 export_dir = ''              # write the dataset `out` there in the earlier layout, make nothing else
 
 FIT_DOCUMENTS = 100_000      # tokenizer and lsa are fitted on at most so many documents of train
+MOST_TOKENS = 127            # is what max_tokens=None stands for at most, unless latents are given
 MAX_NONFINITE = 1e-3         # share of the samples
 MONTH = 30 * 86400.0         # seconds that a process waits for the others
 OF_A_DATASET = r'((train|val)-\d{5}\..*|encoder\.npz|tokenizer\.json|latent_stats\.npz|meta\.json)'
@@ -145,7 +157,7 @@ def homology_clusters(source):
     """ {hash of a sequence: hash of its cluster's representative}, by mmseqs easy-cluster at `homology` sequence identity. """
     with tempfile.TemporaryDirectory() as scratch:
         fasta, result = os.path.join(scratch, 'all.fasta'), os.path.join(scratch, 'result')
-        with open(fasta, 'w') as f:
+        with names_path(fasta), open(fasta, 'w') as f:
             for doc in documents(source, Counter(), max_documents):
                 f.write(f'>{text_hash(doc.text)}\n{doc.text}\n')
         mmseqs('easy-cluster', fasta, result, os.path.join(scratch, 'tmp'), '--min-seq-id', str(homology), '-c', '0.8')
@@ -204,8 +216,46 @@ class Chunker:
                 ids = np.concatenate([spelled, ids[most:]])
         yield ids
 
+def token_lengths(tok, texts):
+    """ The number of tokens of each text, of any number of texts. """
+    texts = iter(texts)
+    while batch := list(itertools.islice(texts, 1024)):
+        yield from (len(ids) for ids in tok.encode_batch(batch))
+
+
+def fitting_max_tokens(tok, texts, every_document):
+    """ The max_tokens that None stands for. `texts` is a sample of train. Where latents are given a longer text would be dropped,
+    so there `every_document` counts, an iterable of all there is; else that is None. """
+    if every_document is None:
+        lengths = sorted(token_lengths(tok, texts))
+        n = min(covering(lengths), MOST_TOKENS)
+    else:
+        lengths = sorted(token_lengths(tok, (doc.text for doc in every_document)))
+        n = min(covering(lengths, of_1000=1000), 65535)
+    covered = sum(length <= n for length in lengths)
+    many = 'are dropped' if every_document else 'become several samples'
+    print(f'max_tokens={n}: {covered:,} of {len(lengths):,} texts fit, longer ones {many} (the median has {lengths[len(lengths) // 2]:,} '
+          f'tokens, the longest {lengths[-1]:,})', flush=True)
+    return n
+
 # -----------------------------------------------------------------------------
 # Writing
+
+@contextmanager
+def names_path(path, size=0):
+    """ Inside, a write that fails is an OSError that names the path, and on a full disk what is needed and what is free. """
+    try:
+        yield
+    except OSError as error:
+        if error.filename:                                   # it names its path itself
+            raise
+        reason = f'{path}: cannot be written ({error.strerror or error})'
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            free = shutil.disk_usage(os.path.dirname(path) or '.').free
+            needed = f'it needs {size:,} bytes, ' if size else ''
+            reason += f': {needed}{free:,} are free there; make room and run again'
+        raise OSError(reason) from None
+
 
 def write_file(path, data):
     """ Write whole or not at all; an equal file is left alone. Returns its manifest entry.
@@ -217,11 +267,17 @@ def write_file(path, data):
         meta = os.path.join(os.path.dirname(path), 'meta.json')
         with suppress(FileNotFoundError):
             os.remove(meta)
-        with open(path + '.tmp', 'wb') as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(path + '.tmp', path)
+        with names_path(path, len(data)):
+            try:
+                with open(path + '.tmp', 'wb') as f:
+                    f.write(data)
+                    f.flush()
+                    os.fsync(f.fileno())
+                os.replace(path + '.tmp', path)
+            except OSError:
+                with suppress(OSError):
+                    os.remove(path + '.tmp')
+                raise
     return entry
 
 
@@ -306,13 +362,15 @@ def write_shard(folder, name, first, docs, given, tok, encode):
 
 
 SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max_tokens', 'truncated')
+WRITTEN = {key: COUNT for key in SUMS} | dict(key='<a digest>', latent_shape=LATENT_SHAPE)    # what this script writes of a shard
 
 
 def latent_stats(folder, entries):
     """ Per-dimension mean and std over the latents as stored, accumulated in float64, shard after shard. """
     n, total, square = 0, 0., 0.
     for entry in entries:
-        latents = np.load(os.path.join(folder, f'{entry["name"]}.latents.npy'), mmap_mode='r')
+        shape = (entry['samples'], *entry['latent_shape'])
+        latents = read_array(os.path.join(folder, f'{entry["name"]}.latents.npy'), 'float16', shape, mmap=True)
         for i in range(0, len(latents), 2**14):
             z = latents[i:i + 2**14].astype(np.float64).reshape(-1, latents.shape[-1])
             n, total, square = n + len(z), total + z.sum(0), square + (z * z).sum(0)
@@ -330,7 +388,7 @@ def write_shards(folder, stream, totals, settings, tok, encode):
             continue
         began, given = time.monotonic(), given_latents(docs)
         name, key = f'{split}-{i:05d}', shard_key(docs, given, settings)
-        entry, line = read_entry(folder, name), 'there already'
+        entry, line = read_entry(folder, name, tok), 'there already'
         if not entry or entry.get('key') != key or not all(is_whole(os.path.join(folder, f), e) for f, e in entry['files'].items()):
             entry = write_shard(folder, name, i * shard_size, docs, given, tok, encode) | dict(key=key)
             write_entry(folder, entry)
@@ -357,12 +415,20 @@ def check_nonfinite(entries, at_least=0):
 
 def write_entry(folder, entry):
     """ A note beside a whole shard: what meta.json will say of it. """
-    write_text(Path(folder, f'{entry["name"]}.whole.json'), json.dumps(entry, indent=1))
+    path, text = Path(folder, f'{entry["name"]}.whole.json'), json.dumps(entry, indent=1)
+    with names_path(path, len(text)):
+        write_text(path, text)
 
 
-def read_entry(folder, name):
-    with suppress(FileNotFoundError, ValueError), open(os.path.join(folder, f'{name}.whole.json'), encoding='utf-8') as f:
-        return json.load(f)
+def read_entry(folder, name, tok):
+    """ The note beside a shard; None where there is none, or one that cannot be right: the shard is then done again. """
+    path = os.path.join(folder, f'{name}.whole.json')
+    with suppress(ValueError):
+        entry = read_json(path, SHARD)
+        check_fields(entry, WRITTEN, path)
+        check_shard(entry, name.split('-')[0], entry['latent_shape'] is not None, path)
+        if entry['name'] == name and has_fitting_sizes(entry, np.dtype(token_dtype(tok)).itemsize):
+            return entry
 
 # -----------------------------------------------------------------------------
 # The whole
@@ -438,20 +504,25 @@ def known_shards(folder, record):
         if re.fullmatch(OF_A_DATASET, os.path.basename(path)[:-4]):
             os.remove(path)
     try:
-        with open(os.path.join(folder, 'meta.json'), encoding='utf-8') as f:
-            meta = json.load(f)
-        source, entries = dict(meta['source']), [entry for split in meta['splits'].values() for entry in split['shards']]
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):   # none, or a torn one: what has no note is redone
+        meta = read_meta(folder)
+    except ValueError:                                       # none, or a torn one: what has no note is redone
         return
+    source = dict(meta.get('source', {}))
+    entries = [entry for split in meta['splits'].values() for entry in split['shards']]
+    defaults = read_knobs(__file__)[0]
+    if record['max_tokens'] == meta.get('max_tokens'):       # the number that None stood for is the same number
+        source['max_tokens'] = record['max_tokens']
     for key in record:
-        if source.get(key) != record[key]:
-            raise ValueError(f'{folder} holds a dataset with {key} = {source.get(key)!r}, not {record[key]!r}; '
-                             'choose another --out= or delete that folder')
+        found = source.get(key, defaults.get(key))           # a knob younger than the dataset was at its default
+        if found != record[key]:
+            keep = f'--max_tokens={found} keeps it, or ' if key == 'max_tokens' and found else ''
+            raise ValueError(f'{folder} holds a dataset with {key} = {found!r}, not {record[key]!r}; '
+                             f'{keep}choose another --out= or delete that folder')
     for entry in entries:
         write_entry(folder, entry)
 
 
-def plan(folder, source, val, record, hold):
+def plan(folder, source, val, record, hold, tok):
     """ Rank 0 alone: what was there, what there is to do, and what is fitted on it. """
     hold(fcntl.LOCK_EX)
     known_shards(folder, record)
@@ -469,8 +540,11 @@ def plan(folder, source, val, record, hold):
     if encoder == 'lsa':
         lsa = fit_lsa(texts, encoder_dims or 128, seed)
         files['encoder.npz'] = write_file(os.path.join(folder, 'encoder.npz'), as_bytes(lambda f: lsa.save(f)))
+    tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
+    every_document = (doc for _, doc in routed(source, val, limit, clusters)) if source.has_latents else None
+    most = max_tokens or fitting_max_tokens(tok, texts, every_document)
     hold(fcntl.LOCK_SH)
-    return limit, clusters, Counter(train=n_train, val=n_val), counts, files, lsa and lsa.record
+    return limit, clusters, Counter(train=n_train, val=n_val), counts, files, lsa and lsa.record, most
 
 
 def make_encoder():
@@ -500,12 +574,13 @@ def check_given(stream, encode):
 
 
 def prepare():
+    global max_tokens
     name, folder, source, val, record = check_knobs()
     torch.set_num_threads(threads)
     os.makedirs(folder, exist_ok=True)
     with in_use(folder) as hold:
         tok, encode = None if tokenizer == 'bpe' else load_tokenizer(tokenizer), make_encoder()   # what fails does so before the reading
-        limit, clusters, totals, counts, files, lsa = on_rank_0(plan, folder, source, val, record, hold)
+        limit, clusters, totals, counts, files, lsa, max_tokens = on_rank_0(plan, folder, source, val, record, hold, tok)
         hold(fcntl.LOCK_SH)
         tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
         encode = load_encoder(lsa, folder=folder) if lsa else encode
@@ -528,6 +603,11 @@ def finish(name, folder, record, tok, encode, splits, files, counts):
                              f'max_tokens={max_tokens} tokens')
     if shapes:
         stats = latent_stats(folder, splits['train']['shards'])
+        if not LatentStats(**stats).live.any():
+            n = splits['train']['samples']
+            raise ValueError(f'train: all {n} latents are the same, no dimension varies, so nothing can '
+                             'be learned from them: check what made them (--encoder, --latents_from), '
+                             'or prepare text only (--encoder=none, no --latents_from)')
         files = files | {'latent_stats.npz': write_file(os.path.join(folder, 'latent_stats.npz'), as_bytes(np.savez, **stats))}
     meta = dict(format=FORMAT, name=name, tokenizer=tok.record, encoder=encode and encode.record, latent_shape=list(*shapes) or None,
                 token_dtype=token_dtype(tok), max_tokens=max_tokens, splits=splits, files=files, source=record,
@@ -549,7 +629,8 @@ def main():
             verify(inspect)
             summary(inspect)
         elif export_dir:
-            export(os.path.normpath(out), export_dir)
+            with names_path(os.path.join(export_dir, '')):
+                export(os.path.normpath(out), export_dir)
         else:
             with stop_on_error(code=4):
                 distributed.reach_master(6.0)

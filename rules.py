@@ -13,6 +13,7 @@ A rule is a short text. Beside a knob it opens the comment, so `--help` shows it
 """
 import math
 import re
+from functools import lru_cache
 
 NUMBER = r'-?(?:inf|\d+\*\*\d+|\d+(?:\.\d+)?(?:e-?\d+)?)'
 INTERVAL = rf'(?:int )?[\[(]{NUMBER}, {NUMBER}[\])]'
@@ -37,7 +38,21 @@ def number(text):
 
 def follows(value, rule):
     """ Whether a value follows a rule. """
-    return any(follows_one(value, one) for one in re.findall(ONE, rule))
+    return any(follows_one(value, one) for one in parts_of(rule))
+
+
+@lru_cache(maxsize=1000)                # meta.json has as many fields as there are shards, and a few rules for them
+def parts_of(rule):
+    return re.findall(ONE, rule)
+
+
+@lru_cache(maxsize=1000)
+def interval_of(one):
+    """ (whether whole, '[' or '(', low, high, ']' or ')') of an interval; None for another rule. """
+    found = re.fullmatch(rf'(int )?([\[(])({NUMBER}), ({NUMBER})([\])])', one)
+    if found:
+        whole, left, low, high, right = found.groups()
+        return bool(whole), left, number(low), number(high), right
 
 
 def follows_one(value, one):
@@ -47,17 +62,16 @@ def follows_one(value, one):
         return isinstance(value, bool)
     if one[0] == '<':
         return isinstance(value, str) and value != ''
-    interval = re.fullmatch(rf'(int )?([\[(])({NUMBER}), ({NUMBER})([\])])', one)
-    if re.fullmatch(NUMBER, one):
+    interval = interval_of(one)
+    if interval is None and re.fullmatch(NUMBER, one):
         return type(value) in (int, float) and value == number(one)
     if not interval:
         return isinstance(value, str) and value == one.strip("'")
 
     # a number between its bounds: nan compares false with both
-    whole, left, low, high, right = interval.groups()
+    whole, left, low, high, right = interval
     if type(value) not in ((int,) if whole else (int, float)):
         return False
-    low, high = number(low), number(high)
     is_above = low <= value if left == '[' else low < value
     is_below = value <= high if right == ']' else value < high
     return is_above and is_below

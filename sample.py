@@ -26,6 +26,9 @@ import sys
 from collections import Counter
 from types import SimpleNamespace
 
+# before torch reads it: threads that wait sleep, where spinning would take the core of whom they wait for
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -39,6 +42,7 @@ from configurator import configure, on_command_line, stop_on_error
 from data import RESIDUES, is_end, load_stats, load_tokenizer
 from diffusion import GaussianLatents, MaskedText, mode_shares
 from encoders import check_texts, load_encoder
+from files import read_array
 from samplers import certainty_of, make_propose, make_sampler, nothing, positions_of, put
 from sources import Source, documents, image_patches, kind_of, to_pixels
 
@@ -129,11 +133,14 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
     name = find_checkpoint(out_dir, which)
     model, config, meta = load_model(out_dir, name, device=device)
     cluster_of = getattr(model, 'cluster_of', None)
-    if config['causal'] != model.config.causal or (config.get('text_process') == 'hdlm') != (cluster_of is not None) or (
+    if config['causal'] != model.config.causal or (config['text_process'] == 'hdlm') != (cluster_of is not None) or (
             cluster_of is not None and not 0 <= cluster_of.min() <= cluster_of.max() < model.config.clusters):
         raise ValueError(f'{out_dir}: config.json and the checkpoint are not of one run, or its clusters are broken')
     folder = os.path.join(out_dir, 'data')
     tokenizer, stats = load_tokenizer(folder), load_stats(folder)
+    if (model.config.vocab_size != tokenizer.vocab_size or
+            (model.config.n_latents, model.config.latent_dim) != tuple(meta['latent_shape'] or (0, 0))):
+        raise ValueError(f'{out_dir}: data/meta.json and the checkpoint are not of one run')
     kind = torch.device(device).type
     return SimpleNamespace(
         out_dir=out_dir, checkpoint=name, model=model, config=config, meta=meta, folder=folder, encoder_folder=encoder_folder, encoder=None,
@@ -171,8 +178,12 @@ def encoder_of(run):
 def trained_for(run):
     """ The modes that the run's losses cover. """
     knobs, names = run.config, set()
-    for part in (knobs.get('mode_schedule') or knobs['mode']).split(','):
-        names |= {name for name, share in mode_shares(part.split(':')[0].strip(), knobs['mode_weights']).items() if share}
+    for part in (knobs['mode_schedule'] or knobs['mode']).split(','):
+        try:
+            shares = mode_shares(part.split(':')[0].strip(), knobs['mode_weights'])
+        except ValueError as error:
+            raise ValueError(f'{run.out_dir}/config.json: {error}') from None
+        names |= {name for name, share in shares.items() if share}
     return names
 
 
@@ -658,13 +669,12 @@ def warn_of_texts(run, texts):
 def read_latents(run, path):
     """ Raw latents (n, N, D) from an .npy file of (n, D) or (n, N, D). """
     N, D = run.meta['latent_shape']
-    try:
-        raw = torch.from_numpy(np.load(path, allow_pickle=False)).float()
-    except (EOFError, TypeError, ValueError, AttributeError):
-        raise ValueError(f'{path}: no array of numbers in an .npy file') from None
-    raw = raw[:, None] if raw.ndim == 2 else raw
-    if raw.ndim != 3 or raw.shape[1:] != (N, D) or not len(raw):
-        raise ValueError(f'{path}: shape {tuple(raw.shape)}, expected (n, {N}, {D}) as {run.out_dir} was trained')
+    array = read_array(path, 'numbers', mmap=True, what='latents')
+    shape = (len(array), 1, array.shape[1]) if array.ndim == 2 else array.shape
+    if shape[1:] != (N, D) or not shape[0]:
+        raise ValueError(f'{path}: shape {array.shape}, expected (n, {N}, {D}) as {run.out_dir} was trained')
+    with np.errstate(over='ignore'):                                     # too large becomes inf
+        raw = torch.from_numpy(np.array(array, np.float32)).reshape(shape)
     if not raw.isfinite().all():
         raise ValueError(f'{path}: rows {(~raw.isfinite().all((1, 2))).nonzero().flatten().tolist()[:5]} are not finite')
     return raw

@@ -8,9 +8,10 @@
 Files (.txt, .jsonl, .csv, .tsv, .parquet, .fasta; all but parquet also as .gz), folders and globs of them; hub datasets by name;
 the interpreter's own documentation; images with captions, scikit-learn's digits among them; texts whose latents exist already, also
 in the earlier layout of texts/, latents/ and train_data.json. Every document read is a document kept or a counted drop; what cannot
-be read stops with its place.
+be read stops with its place. Of a document longer than document_limit no reader holds more than that: it is None, a counted drop.
 """
 import ast
+import codecs
 import csv
 import glob
 import gzip
@@ -22,8 +23,10 @@ import json
 import math
 import os
 import re
+import reprlib
 import sysconfig
 import zlib
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib.util import find_spec
@@ -32,6 +35,8 @@ from typing import NamedTuple
 import numpy as np
 
 from data import RESIDUES
+from encoders import reach_hub
+from files import read_array
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Source:
     input: str = ''                    # files, folders, globs, comma-separated; 'builtin': the interpreter's own documentation;
                                        # 'digits': scikit-learn's 1,797 images of 8 x 8 pixels, with image_size=8, channels=1
     split_on: str = 'line'             # line | paragraph | file: what a document is in a text file
+    encoding: str = 'utf-8'            # of text files: any of Python's codecs
+    invalid_bytes: str = 'stop'        # stop | replace: bytes that are not of the encoding; replaced by U+FFFD, and counted
     field: str = 'text'                # of .jsonl, columns of .csv, .tsv, .parquet and of a hub dataset
     hub_dataset: str = ''              # instead of input: a name in HUB, or a hub id
     hub_split: str = 'train'
@@ -52,6 +59,7 @@ class Source:
     channels: int = 3                  # 1: grey
     min_length: int = 0                # characters (residues)
     max_length: int = 0                # likewise; 0: any
+    document_limit: int = 64_000_000   # characters: what has more is a counted drop, never held in memory
     distinct: bool = False             # drop a text that came before
 
     def __post_init__(self):
@@ -67,6 +75,10 @@ class Source:
             raise ValueError(f'image_size is set: input must be a folder of images, found {origins[0]}={getattr(self, origins[0])}')
         if self.split_on not in ('line', 'paragraph', 'file'):
             raise ValueError(f'split_on {self.split_on!r}: one of line, paragraph, file')
+        if self.invalid_bytes not in ('stop', 'replace'):
+            raise ValueError(f'invalid_bytes {self.invalid_bytes!r}: one of stop, replace')
+        check_encoding(self.encoding)
+        check_latent_names(self.latents_from)
         if self.patch < 1 or self.image_size < 0 or self.image_size % self.patch or self.channels not in (1, 3):
             raise ValueError(f'image_size {self.image_size} must be a multiple of patch {self.patch}, and channels {self.channels} 1 or 3')
 
@@ -87,8 +99,25 @@ class Source:
         return [self.hub_dataset or self.input] if self.hub_dataset or self.input == 'builtin' else [n for n, _ in list_files(self.input)]
 
 
+def check_encoding(encoding):
+    """ ValueError unless a TextIOWrapper takes it. """
+    try:
+        io.TextIOWrapper(io.BytesIO(b'x'), encoding, 'replace').read()
+    except (LookupError, ValueError):
+        raise ValueError(f'encoding {encoding!r}: no encoding of texts that Python knows; name one such as utf-8, latin-1, cp1252, '
+                         'utf-16') from None
+
+
+def check_latent_names(spec):
+    """ ValueError unless each part of latents_from is a folder or the name of a .npy file. """
+    for part in (p.strip() for p in spec.split(',')):
+        if spec and not os.path.isdir(part) and not part.endswith('.npy'):
+            how = 'it may hold several arrays: save the one' if part.endswith('.npz') else 'save them'
+            raise ValueError(f'latents_from={part}: expected a .npy file or a folder of them; {how} with numpy.save')
+
+
 class Document(NamedTuple):
-    text: str
+    text: str                          # None: longer than document_limit
     latent: object = None
     group: str = ''
 
@@ -108,8 +137,11 @@ def documents(source, counts, limit=0):
     seen = set()
     for text, latent, group in read(source, counts):
         counts['read'] += 1
+        if text is None or len(text) > source.document_limit:
+            counts['over_document_limit'] += 1
+            continue
         text = text if source.import_dir else text.strip()   # imported latents are of the text as it stands
-        text, invalid = re.subn('[\ud800-\udfff]', '\ufffd', text)  # a byte that is no UTF-8 was read as a lone surrogate
+        text, invalid = re.subn('[\ud800-\udfff]', '\ufffd', text)  # bytes to be replaced, and JSON's escapes of half a character
         counts['invalid_utf8'] += bool(invalid)              # replaced and kept
         reason = 'empty' if not text else 'too_short' if len(text) < source.min_length else \
             'too_long' if source.max_length and len(text) > source.max_length else None
@@ -126,7 +158,7 @@ def documents(source, counts, limit=0):
             return
 
 
-DROPS = ('empty', 'too_short', 'too_long', 'duplicate')
+DROPS = ('empty', 'too_short', 'too_long', 'over_document_limit', 'duplicate')
 
 
 def text_hash(text):
@@ -148,11 +180,15 @@ def read(source, counts):
     return with_latents(texts, source.latents_from) if source.latents_from else (Document(text) for text in texts)
 
 
+shown = reprlib.Repr()                                       # of a value in an error: short, however deep or long it is
+shown.maxlevel, shown.maxdict, shown.maxstring = 2, 8, 60
+
+
 def as_text(value, field, where):
     """ A record's text; one without is an empty document. """
     if value is None or isinstance(value, str):
         return value or ''
-    raise ValueError(f'{where}: no text in field {field!r}, found {str(value)[:60]!r}; choose with --field=')
+    raise ValueError(f'{where}: no text in field {field!r}, found {shown.repr(value)}; choose with --field=')
 
 
 def inside(folder, path, where):
@@ -196,89 +232,250 @@ def read_file(path, source, counts):
     """ The texts of one file. """
     kind = kind_of(path)
     if kind == '.parquet':
-        yield from read_parquet(path, source.field)
+        yield from read_parquet(path, source)
         return
+    if kind in ('.csv', '.tsv'):
+        for row, where in read_table(path, source, source.field):
+            yield row and as_text(row[source.field], source.field, where)
+        return
+    with open_text(path, source) as f:
+        if kind == '.jsonl':
+            for line, is_whole in f.lines():
+                where = f'{path}, line {f.line}'
+                yield None if not is_whole else '' if not line.strip() else json_text(read_json(line, where), source.field, where)
+        elif kind in FASTA:
+            yield from read_fasta(f, counts)
+        elif source.split_on == 'file':
+            yield f.whole()
+        elif source.split_on == 'paragraph':
+            yield from read_paragraphs(f)
+        else:
+            for line, is_whole in f.lines():
+                yield line if is_whole else None
+
+
+@contextmanager
+def open_text(path, source, newline='\n', skip_bom=True):
+    """ A TextFile. What is wrong with the file as a whole is a ValueError that names it. """
     opened = gzip.open(path, 'rb') if path.lower().endswith('.gz') else open(path, 'rb')
-    newline = '' if kind in ('.csv', '.tsv') else '\n'       # other line ends are text (U+2028, form feed, ...)
+    is_utf8 = codecs.lookup(source.encoding).name == 'utf-8'
+    encoding = 'utf-8-sig' if is_utf8 and skip_bom else source.encoding
     try:
-        with opened, io.TextIOWrapper(opened, 'utf-8-sig', 'surrogateescape', newline) as f:
-            if opened.peek(2)[:2] in (b'\xff\xfe', b'\xfe\xff'):
-                raise ValueError(f'{path}: UTF-16, expected UTF-8: convert it (iconv -f UTF-16 -t UTF-8)')
-            if kind == '.jsonl':
-                for number, line in enumerate(f, 1):
-                    yield '' if not line.strip() else json_field(line, source.field, f'{path}, line {number}')
-            elif kind in ('.csv', '.tsv'):
-                yield from (as_text(row[source.field], source.field, path) for row in read_table(f, path, kind, source.field))
-            elif kind in FASTA:
-                yield from read_fasta(f, path, counts)
-            elif source.split_on == 'file':
-                yield f.read()
-            elif source.split_on == 'paragraph':
-                for blank, lines in itertools.groupby(f, key=lambda line: not line.strip()):
-                    if not blank:
-                        yield ''.join(lines)
-            else:
-                yield from f
+        with opened, io.TextIOWrapper(opened, encoding, 'surrogateescape', newline) as f:
+            if is_utf8 and opened.peek(2)[:2] in (b'\xff\xfe', b'\xfe\xff'):
+                raise ValueError(f'{path}: UTF-16, expected UTF-8; say so with --encoding=utf-16')
+            yield TextFile(f, path, source)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f'{path}: broken gzip file ({error}); get it again') from None
-    except csv.Error as error:
-        raise ValueError(f'{path}: broken table ({error})') from None
 
 
-def read_table(f, path, kind, *columns):
-    """ The rows of a .csv or .tsv as dicts, which must have these columns. In a .tsv a quote is a character like any other. """
+class TextFile:
+    """ A text file, read in pieces of bounded length. Line ends are those of `newline` when it was opened, so that other
+    characters of this kind (U+2028, form feed, ...) are text. """
+
+    def __init__(self, f, path, source):
+        self.f, self.path, self.source = f, path, source
+        self.line, self.is_new_line = 0, True                # the number of the line that the last piece is of
+
+    def piece(self, most):
+        """ The next `most` characters, or less: up to the line's end. '' at the file's end. """
+        self.line += self.is_new_line
+        try:
+            piece = self.f.readline(most)
+        except UnicodeError as error:                        # most are read as lone surrogates, and found by check_bytes
+            raise ValueError(f'{self.path}, at line {self.line} or soon after: {error}; name the encoding with --encoding=') from None
+        self.is_new_line = piece.endswith(('\n', '\r'))
+        if self.source.invalid_bytes == 'stop' and not piece.isascii():
+            self.check_bytes(piece)
+        return piece
+
+    def check_bytes(self, piece):
+        if found := re.search('[\udc80-\udcff]', piece):
+            raise ValueError(f'{self.path}, line {self.line}: byte 0x{ord(found[0]) - 0xDC00:02X} is no {self.source.encoding}; '
+                             'name the encoding, such as --encoding=latin-1, or count and replace: --invalid_bytes=replace')
+
+    def lines(self):
+        """ (line, whether it is whole): of a line longer than document_limit only the beginning. """
+        most = self.source.document_limit + 1                # with the line's end
+        while line := self.piece(most):
+            is_whole = len(line) < most or self.is_new_line
+            yield line, is_whole
+            while not is_whole and not self.is_new_line and self.piece(2**16):
+                pass
+
+    def whole(self):
+        """ All of it, or None if that is longer than document_limit. """
+        parts, room = [], self.source.document_limit
+        while piece := self.piece(room + 1):
+            parts.append(piece)
+            room -= len(piece)
+            if room < 0:
+                return None
+        return ''.join(parts)
+
+
+def read_paragraphs(f):
+    """ What stands between blank lines. """
+    limit, parts, size = f.source.document_limit, [], 0
+    for line, is_whole in itertools.chain(f.lines(), [('', True)]):
+        if line.strip() or not is_whole:
+            size += len(line)
+            if size <= limit:
+                parts.append(line)
+        elif size:
+            yield ''.join(parts) if size <= limit else None
+            parts, size = [], 0
+
+
+class TableLines:
+    """ The lines of a table, for csv. A row may have several. Of one longer than document_limit csv is given only what decides
+    where it ends: quotes that are not in pairs, and the characters beside a quote or an end. """
+
+    DECIDES = re.compile(r'''^[^"\r\n]|[^"\r\n]?"[^"\r\n]?|[^"\r\n]$''')
+
+    def __init__(self, f):
+        self.f, self.limit = f, f.source.document_limit
+        self.begin_row()
+
+    def begin_row(self):
+        self.length, self.given = 0, 0                       # characters of the row: read, and given to csv
+
+    @property
+    def is_over(self):
+        return self.length > self.limit
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        parts = []
+        while piece := self.f.piece(2**16):
+            self.length += len(piece)
+            if self.is_over:
+                piece = ''.join(self.DECIDES.findall(piece.replace('""', '')))
+            parts.append(piece)
+            self.given += len(piece)
+            if self.given > 2 * self.limit:
+                raise ValueError(f'{self.f.path}, line {self.f.line}: no end of a row of {self.length:,} characters; is it a table?')
+            if self.f.is_new_line:
+                break
+        if not parts:
+            raise StopIteration
+        return ''.join(parts) if self.given else 'x'         # csv would pass over an empty row
+
+
+def read_table(path, source, *columns):
+    """ (row, where) of a .csv or .tsv, which must have these columns: a dict, or None if it is longer than document_limit. In a
+    .tsv a quote is a character like any other. """
     csv.field_size_limit(2**31 - 1)
-    rows = csv.DictReader(f, **dict(delimiter='\t', quoting=csv.QUOTE_NONE) if kind == '.tsv' else dict(strict=True))
+    is_tsv = kind_of(path) == '.tsv'
+    form = dict(delimiter='\t', quoting=csv.QUOTE_NONE) if is_tsv else dict(strict=True)
+    with open_text(path, source, newline='') as f:
+        lines = TableLines(f)
+        rows = csv.DictReader(lines, **form)
+        try:
+            check_columns(path, rows.fieldnames or [], columns)
+            lines.begin_row()
+            for row in rows:
+                where = f'{path}, line {f.line}'
+                if None in row and not lines.is_over:        # a comma in a text that is not quoted
+                    raise ValueError(f'{where}: {len(row[None])} more fields than the {len(rows.fieldnames)} columns')
+                yield None if lines.is_over else row, where
+                lines.begin_row()
+        except csv.Error as error:
+            raise ValueError(f'{path}, line {f.line}: broken table ({error})') from None
+
+
+def check_columns(path, found, columns):
     for column in columns:
-        if column not in (rows.fieldnames or []):
-            raise ValueError(f'{path}: no column {column!r}, found {rows.fieldnames}; choose with --field=')
-    for row in rows:
-        if None in row:                                      # a comma in a text that is not quoted
-            raise ValueError(f'{path}, line {rows.line_num}: {len(row[None])} more fields than the {len(rows.fieldnames)} columns')
-        yield row
+        if column not in found:
+            raise ValueError(f'{path}: no column {column!r}, found {shown.repr(found)}; choose with --field=')
+        if found.count(column) > 1:
+            raise ValueError(f'{path}: {found.count(column)} columns are called {column!r}; rename all but one')
 
 
-def json_field(line, field, where):
+def read_json(text, where):
+    """ A value of JSON. Of an object no name may come twice: which one counts, nobody could tell. """
     try:
-        record = json.loads(line)
-    except ValueError as error:
+        return json.loads(text, object_pairs_hook=distinct_names)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f'{where}: no JSON ({error})') from None
+
+
+def distinct_names(pairs):
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f'{shown.repr(next(name for name in names if names.count(name) > 1))} comes twice')
+    return found
+
+
+def json_text(record, field, where):
+    """ The text of a record's field. """
     if not isinstance(record, dict) or field not in record:
-        raise ValueError(f'{where}: no text in field {field!r}, found {str(record)[:80]}; choose with --field=')
+        raise ValueError(f'{where}: no text in field {field!r}, found {shown.repr(record)}; choose with --field=')
     return as_text(record[field], field, where)
 
 
-def read_parquet(path, field):
+def read_parquet(path, source):
     try:
         import pyarrow
+        import pyarrow.compute
         import pyarrow.parquet
     except ImportError:
         raise ValueError(f'{path}: to read parquet: pip install datasets') from None
+    field = source.field
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            kinds = {column.name: str(column.type) for column in file.schema_arrow}
+            schema = file.schema_arrow
+            kinds = {column.name: str(column.type) for column in schema}
+            if schema.names.count(field) > 1:
+                check_columns(path, schema.names, [field])
             if kinds.get(field) not in ('string', 'large_string'):
                 raise ValueError(f'{path}: no column {field!r} of text, found {kinds}; choose with --field=')
-            for batch in file.iter_batches(batch_size=1024, columns=[field]):
-                yield from (text or '' for text in batch.column(0).to_pylist())
-    except pyarrow.ArrowException as error:
+            for group in range(file.num_row_groups):
+                for batch in file.iter_batches(parquet_rows(file, group, field), row_groups=[group], columns=[field]):
+                    yield from parquet_texts(batch.column(0), source.document_limit)
+    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise ValueError(f'{path}: broken parquet file ({error})') from None
 
 
-def read_fasta(f, path, counts):
+def parquet_rows(file, group, field):
+    """ How many rows of a row group to read at once: 1,024, fewer where the mean text is long. """
+    rows = file.metadata.row_group(group)
+    columns = [rows.column(i) for i in range(rows.num_columns)]
+    size = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == field)
+    return max(1, min(1024, 2**26 * rows.num_rows // max(size, 1)))
+
+
+def parquet_texts(column, limit):
+    """ The texts of an Arrow array. One of more bytes than `limit` characters can have is None, and never becomes a str. """
+    import pyarrow.compute
+    longest = pyarrow.compute.max(pyarrow.compute.binary_length(column)).as_py() or 0
+    if longest <= 4 * limit:
+        return (text or '' for text in column.to_pylist())
+    return (None if value.is_valid and value.as_buffer().size > 4 * limit else value.as_py() or '' for value in column)
+
+
+def read_fasta(f, counts):
     """ Sequences in capital letters. What the alphabet of ESM has no letter for becomes X and is counted; so is an empty record. """
-    unknown, parts = re.compile(f'[^{re.escape(RESIDUES)}]'), None
-    for line in itertools.chain(f, ['>']):
+    unknown = re.compile(f'[^{re.escape(RESIDUES)}]')
+    parts, room = None, 0
+    for line, _ in itertools.chain(f.lines(), [('>', True)]):
         if line.startswith('>'):
-            if parts is not None:
+            if parts is not None and room >= 0:
                 sequence, n = unknown.subn('X', ''.join(parts).upper().removesuffix('*'))
                 counts['unknown_residues'] += n
                 yield sequence
-            parts = []
+            elif parts is not None:
+                yield None
+            parts, room = [], f.source.document_limit
         elif parts is not None:
-            parts.append(''.join(line.split()))
+            room -= len(line)
+            if room >= 0:
+                parts.append(''.join(line.split()))
         elif line.strip():
-            raise ValueError(f'{path}: no FASTA, its first line is {line.strip()[:40]!r}, expected ">name"')
+            raise ValueError(f'{f.path}: no FASTA, its first line is {line.strip()[:40]!r}, expected ">name"')
 
 
 def read_hub(source):
@@ -288,6 +485,7 @@ def read_hub(source):
     except ImportError:
         raise ValueError(f'hub_dataset={source.hub_dataset}: pip install datasets') from None
     row = HUB.get(source.hub_dataset, dict(path=source.hub_dataset))
+    trouble = '' if os.path.isdir(row['path']) else reach_hub()
     try:
         for record in load_dataset(row['path'], row.get('name'), split=source.hub_split, streaming=True,
                                    revision=source.hub_revision or None):
@@ -295,7 +493,7 @@ def read_hub(source):
                 raise ValueError(f'no text in field {source.field!r}, found {list(record)}; choose with --field=')
             yield as_text(record[source.field], source.field, 'a record')
     except Exception as error:                               # a dozen kinds, all of which mean: not there, or not there any more
-        reason = f'{type(error).__name__}: {(str(error).splitlines() or [""])[0][:200]}'
+        reason = f'{trouble}{"; " * bool(trouble)}{type(error).__name__}: {(str(error).splitlines() or [""])[0][:200]}'
         raise ValueError(f'hub_dataset={source.hub_dataset}: cannot be read ({reason})') from None
 
 
@@ -303,21 +501,15 @@ def hub_commit(name):
     """ The commit that a hub dataset is at now. """
     from huggingface_hub import HfApi
     path = HUB.get(name, dict(path=name))['path']
+    trouble = reach_hub()
     try:
         return HfApi().dataset_info(path).sha
     except Exception as error:
-        raise ValueError(f'hub_dataset={name}: the hub did not give {path} ({type(error).__name__}); '
+        raise ValueError(f'hub_dataset={name}: the hub did not give {path} ({trouble or type(error).__name__}); '
                          'name a commit with --hub_revision=') from None
 
 # -----------------------------------------------------------------------------
 # Texts that have latents already
-
-def load_array(path, what, mmap_mode=None):
-    try:
-        return np.load(path, mmap_mode=mmap_mode, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise ValueError(f'{path}: {what} cannot be read ({str(error).splitlines()[0]})') from None
-
 
 def as_latent(array, path):
     """ (D,) or (N, D) -> (N, D) float32: a copy, that keeps no file open. """
@@ -339,7 +531,7 @@ def with_latents(texts, spec):
         if not found:
             raise ValueError(f'latents_from: no .npy file in {part}')
         paths += found
-    arrays = [load_array(path, 'latents', 'r') for path in paths]
+    arrays = [read_array(path, mmap=True, what='latents') for path in paths]
     for path, array in zip(paths, arrays):
         if array.ndim not in (2, 3) or array.shape[1:] != arrays[0].shape[1:] or array.dtype.kind != 'f':
             raise ValueError(f'{path}: latents are {array.dtype} {array.shape}, expected floats (n, D) or (n, N, D), alike in all files')
@@ -357,21 +549,18 @@ def with_latents(texts, spec):
 def read_earlier(source):
     """ The earlier layout: a list {text, latent_path, ...} in train_data.json, a .npy a text, maybe a .txt too, which then counts. """
     index = earlier_index(source.import_dir, source.import_split)
-    try:
-        with open(index, encoding='utf-8') as f:
-            items = json.load(f)
-    except ValueError as error:
-        raise ValueError(f'{index}: no JSON ({error})') from None
+    with open(index, 'rb') as f:
+        items = read_json(f.read(), index)
     if not isinstance(items, list):
         raise ValueError(f'{index}: expected a list of {{"text", "latent_path"}}, found {type(items).__name__}')
     for i, item in enumerate(items):
         if not isinstance(item, dict) or not isinstance(item.get('latent_path'), str):
-            raise ValueError(f'{index}, item {i}: no latent_path, found {str(item)[:80]}')
+            raise ValueError(f'{index}, item {i}: no latent_path, found {shown.repr(item)}')
         stem = os.path.splitext(os.path.basename(item['latent_path']))[0]
         text_path = inside(source.import_dir, item.get('text_path') or os.path.join('texts', source.import_split, f'{stem}.txt'), index)
         if os.path.isfile(text_path):
-            with open(text_path, encoding='utf-8', errors='surrogateescape', newline='') as f:
-                text = f.read()
+            with open_text(text_path, source, newline='', skip_bom=False) as f:
+                text = f.whole()
         elif isinstance(item.get('text'), str):
             text = item['text']
         else:
@@ -379,7 +568,7 @@ def read_earlier(source):
         path = inside(source.import_dir, item['latent_path'], index)
         if not os.path.isfile(path):
             raise ValueError(f'{path}: missing, {index} names it in item {i}')
-        yield Document(text, lambda path=path: as_latent(load_array(path, 'a latent'), path))
+        yield Document(text, lambda path=path: as_latent(read_array(path, mmap=True, what='a latent'), path))
 
 
 def earlier_index(folder, split):
@@ -396,18 +585,24 @@ def read_images(source):
             break
     else:
         raise ValueError(f'{source.input}: no metadata.csv or metadata.jsonl with file_name and {source.field} in it')
-    with open(index, encoding='utf-8-sig', errors='surrogateescape', newline='' if name.endswith('csv') else '\n') as f:
-        if name.endswith('csv'):
-            pairs = ((row['file_name'], as_text(row[source.field], source.field, index))
-                     for row in read_table(f, index, '.csv', 'file_name', source.field))
-        else:
-            pairs = ((json_field(line, 'file_name', where), json_field(line, source.field, where))
-                     for where, line in ((f'{index}, line {i}', line) for i, line in enumerate(f, 1)) if line.strip())
-        for file_name, text in pairs:
-            path = inside(source.input, file_name, index)
-            if not os.path.isfile(path):
-                raise ValueError(f'{path}: missing, {index} names it')
-            yield Document(text, partial(image_patches, path, source.image_size, source.patch, source.channels), group=file_name)
+    for record, where in read_table(index, source, 'file_name', source.field) if name.endswith('csv') else read_records(index, source):
+        if record is None:                                   # a row longer than document_limit
+            yield Document(None)
+            continue
+        file_name, text = json_text(record, 'file_name', where), json_text(record, source.field, where)
+        path = inside(source.input, file_name, where)
+        if not os.path.isfile(path):
+            raise ValueError(f'{path}: missing, {where} names it')
+        yield Document(text, partial(image_patches, path, source.image_size, source.patch, source.channels), group=file_name)
+
+
+def read_records(path, source):
+    """ (record, where) of each line of a .jsonl file that is not blank: None for one longer than document_limit. """
+    with open_text(path, source) as f:
+        for line, is_whole in f.lines():
+            where = f'{path}, line {f.line}'
+            if line.strip() or not is_whole:
+                yield read_json(line, where) if is_whole else None, where
 
 
 def image_patches(path, size, patch, channels):
@@ -421,8 +616,8 @@ def image_patches(path, size, patch, channels):
         with Image.open(path) as image:
             image = ImageOps.exif_transpose(image).convert('L' if channels == 1 else 'RGB')
             image = ImageOps.fit(image, (size, size), Image.Resampling.BOX if min(image.size) >= size else Image.Resampling.BICUBIC)
-    except OSError as error:
-        raise ValueError(f'{path}: no image that can be read ({error})') from None
+    except Exception as error:                               # pillow's readers raise what they like
+        raise ValueError(f'{path}: no image that can be read ({(str(error).splitlines() or [type(error).__name__])[0]})') from None
     return to_patches(np.asarray(image, np.float32).reshape(size, size, channels) / 127.5 - 1, patch)
 
 

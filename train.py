@@ -13,6 +13,9 @@ two processes on a CPU, else to rounding, also on another number of processes. R
 (seed, step), nothing is replayed.
 Exit codes: 0 done or preempted, 2 bad config, data or checkpoint, 3 diverged, 4 preflight or rendezvous, 5 cannot save.
 """
+if __name__ != '__main__':                                 # an import would start a training
+    raise ImportError('train.py is a script: run `python train.py ...`; other modules hold what can be imported')
+
 import json
 import math
 import os
@@ -26,6 +29,9 @@ from dataclasses import asdict
 from datetime import timedelta
 from importlib.util import find_spec
 
+# before torch reads it: threads that wait sleep, where spinning would take the core of whom they wait for
+os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+
 import numpy as np
 import torch
 
@@ -33,8 +39,8 @@ import checkpoint
 import distributed
 from adaptive import STAGES, Adaptive, rarity
 from baselines import cluster_table, clusters_in_words, text_process as make_text
-from configurator import configure, stop, stop_on_error
-from data import PackedDataset, dataset_folder, dataset_identity, prefetch, row_order
+from configurator import configure, read_knobs, stop, stop_on_error
+from data import PackedDataset, dataset_folder, dataset_identity, how_to_prepare, prefetch, row_order, split_digests
 from diffusion import MODES, GaussianLatents
 from distributed import add, agree, rank, stop_all, world
 from model import Model, ModelConfig
@@ -125,12 +131,13 @@ preflight_only = False
 guard = True                       # skip a step whose loss or gradient is not finite, or spikes: nothing moves
 spike_factor = 10.0                # [0, 1e9]; a spike: a gradient norm so many times the median of the last 64; 0: none is
 max_bad_steps = 10                 # [1, 1e9]: so many skips in a row end the run, exit code 3
-keep = 2                           # [1, 1e6]: checkpoints kept beside the best
+keep = 2                           # [1, 1e6]: the newest checkpoints, kept beside the best; 1: if the newest is broken,
+                                   # only the best is left
 save_interval = 1000               # [1, 1e9]
 eval_interval = 500                # [1, 1e9]
 eval_iters = 16                    # [1, 1e6]: micro-batches of the validation split
 log_interval = 50                  # [1, 1e6]
-wandb_project = ''                 # log there too: pip install wandb
+wandb_project = ''                 # log there too: pip install wandb; a resumed run goes on in the same wandb run
 
 config = configure(globals())
 
@@ -153,6 +160,35 @@ def tokens_until(step):
     return global_batch * sum(stage.seq_len * max(0, min(step, end) - stage.first) for stage, end in zip(stages, ends))
 
 
+def in_units(n, unit):
+    """ '850 kB', '1.25 MB', '32.1 TFLOP': three digits, with the prefix that fits. """
+    for prefix, size in (('E', 1e18), ('P', 1e15), ('T', 1e12), ('G', 1e9), ('M', 1e6), ('k', 1e3)):
+        if n >= size:
+            digits = 2 if n < 10 * size else 1 if n < 100 * size else 0
+            return f'{n / size:.{digits}f} {prefix}{unit}'
+    return f'{n:.0f} {unit}'
+
+
+def describe_padding():
+    """ A sentence if most of a batch is PAD: the network computes it all the same. """
+    seq_len, lengths = max(stage.seq_len for stage in stages), train_data.lengths()
+    share = 1 - np.minimum(lengths + 1, seq_len).mean() / seq_len        # a text and its EOS
+    if share > 0.5:
+        longest = max(lengths.max(), val_data.lengths().max())
+        shorter = f'--seq_len={longest + 1} holds the longest, or ' if longest + 1 < seq_len else ''
+        return (f'{100 * share:.0f} % of a batch is PAD: texts have {lengths.mean():.1f} tokens on average, '
+                f'seq_len is {seq_len}; {shorter}prepare with a smaller --max_tokens, which cuts the long ones')
+
+
+def in_words(seconds):
+    """ '183 ms', '4.0 s', '12.5 min' or '11.1 h'. """
+    if seconds < 1:
+        return f'{1000 * seconds:.0f} ms'
+    if seconds < 100:
+        return f'{seconds:.1f} s'
+    return f'{seconds / 60:.1f} min' if seconds < 6000 else f'{seconds / 3600:.1f} h'
+
+
 # ---- preflight: all that can be wrong, before anything is built
 def tick(what, finding):
     if rank == 0:
@@ -161,13 +197,15 @@ def tick(what, finding):
 
 folder = dataset_folder(dataset)
 configs = [arg for arg in sys.argv[1:] if arg.endswith('.py')]
-if configs and not os.path.exists(os.path.join(folder, 'meta.json')):
-    stop(f"no dataset in {folder}: make it with `python prepare.py {' '.join(configs)}` (its docstring names the input)")
+if not os.path.exists(os.path.join(folder, 'meta.json')):
+    stop(f'no dataset in {folder} (no meta.json): {how_to_prepare(folder, configs)}')
 with stop_on_error():
     if device == 'auto' and torch.cuda.is_available() or device == 'cuda':
-        device = f'cuda:{distributed.local_rank}'          # one GPU per process
-        if distributed.local_rank >= torch.cuda.device_count():
-            stop(f'rank {rank}: {device} is asked for, this machine has {torch.cuda.device_count()}; fewer --nproc_per_node', code=4)
+        if 0 < torch.cuda.device_count() <= distributed.local_rank:
+            stop(f'rank {rank}: cuda:{distributed.local_rank} is asked for, this machine has {torch.cuda.device_count()}; '
+                 'fewer --nproc_per_node', code=4)
+        if torch.cuda.device_count():                      # none: pick_device says so
+            device = f'cuda:{distributed.local_rank}'      # one GPU per process
     device = checkpoint.pick_device(device)
     train_data = PackedDataset(folder, 'train', seq_len, crop=not predict_length)
     val_data = PackedDataset(folder, 'val', train_data.seq_len, crop=not predict_length)
@@ -203,6 +241,10 @@ with stop_on_error():
                          head_budget=lambda share, length: text.head_budget(batch_size, length, share * more, t_min))
     if causal and any('latent' in stage.predict for stage in stages):
         raise ValueError('causal=True predicts no latents: use mode=l2t, or streams=text with mode=unconditional')
+    if N and not train_data.live.any() and any('latent' in stage.predict for stage in stages):
+        raise ValueError(f'{folder}: no dimension of its latents varies, so mode={mode_schedule or mode} '
+                         'has no latents to learn: prepare it with another --encoder or --latents_from, '
+                         'or train with --mode=l2t')
     with torch.device('meta'):                             # without memory
         sketch = Model(model_config)
     checkpoint.check_tables(sketch)
@@ -213,6 +255,7 @@ with stop_on_error():
             stage.frozen |= set(sketch.encoder_and_head('latent' if stage.mode == 'l2t' else 'text'))
         assert stage.frozen <= {name for name, _ in sketch.named_parameters()}, 'these are no parameters'
     always_frozen = set.intersection(*(stage.frozen for stage in stages))
+    n_trained = sum(p.numel() for name, p in sketch.named_parameters() if name not in always_frozen)
     is_sharded = parallel == 'fsdp' and world > 1
     if is_sharded and any(stage.frozen != always_frozen for stage in stages):
         raise ValueError(f'mode_schedule={mode_schedule} freezes other parameters in other stages, which parallel=fsdp cannot: use ddp')
@@ -223,7 +266,10 @@ predict = tuple(s for s in streams if any(s in stage.predict for stage in stages
 trains = {name for stage in stages for name, share in stage.shares.items() if share}
 tick('config', f'{len(config)} knobs, mode {mode_schedule or mode}')
 tick('data', f'{folder}: {len(train_data):,} and {len(val_data):,} samples, every file of the size in meta.json')
-tick('shapes', f'vocabulary {model_config.vocab_size:,}, {L} tokens, latents {N} x {D}, {n_parameters / 1e6:.1f}M parameters')
+tick('shapes', f'vocabulary {model_config.vocab_size:,}, {L} tokens, latents {N} x {D}')
+tick('model', f'{n_parameters / 1e6:.1f}M parameters, {n_trained / 1e6:.1f}M of them train')
+if rank == 0 and 'text' in streams and not checkpoint.steps(out_dir) and (too_long := describe_padding()):
+    print(f'warning: {too_long}', flush=True)
 device_type = torch.device(device).type
 tick('device', f'{device}, {torch.cuda.get_device_name(device)}, {torch.cuda.device_count()} here' if device_type == 'cuda' else
      f'{device}, {torch.get_num_threads()} threads')
@@ -231,12 +277,12 @@ with stop_on_error(code=4):
     place = os.path.abspath(out_dir)
     while not os.path.exists(place):
         place = os.path.dirname(place)
-    to_come = max(1, max(keep, 2) + 2 - len(checkpoint.steps(out_dir)))    # kept ones, the best, and the one being written
+    to_come = max(1, keep + 2 - len(checkpoint.steps(out_dir)))            # kept ones, the best, and the one being written
     needs, has = to_come * n_parameters * 4 * (4 if ema_decay else 3), shutil.disk_usage(place).free
     if has < needs:
-        raise OSError(f'{to_come} checkpoints to come need {needs / 1e9:.1f} GB, {place} has {has / 1e9:.1f} GB: '
+        raise OSError(f'{to_come:,} checkpoints to come need {in_units(needs, "B")}, {place} has {in_units(has, "B")}: '
                       'make room, or choose another --out_dir')
-    tick('disk', f'{needs / 1e9:.2f} GB for {to_come} checkpoints to come, {has / 1e9:.0f} GB free at {place}')
+    tick('disk', f'{in_units(needs, "B")} for {to_come} checkpoints to come, {in_units(has, "B")} free at {place}')
     tick('processes', distributed.reach_master(master_timeout)
          + (f'; waits up to {dist_timeout:g} s for the others' if world > 1 and not preflight_only else ''))
     nccl = f', NCCL {".".join(map(str, torch.cuda.nccl.version()))}' if torch.cuda.is_available() else ''
@@ -312,14 +358,15 @@ history = torch.full((64,), math.nan, device=device)       # the last gradient n
 
 # ---- resume, or begin
 def identity_of(model_config, knobs, meta):
-    """ What two runs must share for one to go on from the other, as it is read back from JSON. """
+    """ What two runs must share for one to begin with the weights of the other, as it is read back from JSON. """
     process = {name: knobs[name] for name in ('text_schedule', 'text_power', 'latent_schedule', 'latent_target')}
     if (kind := knobs.get('text_process', 'masked')) != 'masked':
         process.update({name: knobs[name] for name in ('text_process', f'{kind}_gamma', dict(gidd='gidd_uniform', hdlm='hdlm_xi')[kind])})
     return json.loads(json.dumps(dict(model=asdict(model_config), process=process, **dataset_identity(meta))))
 
 
-identity = identity_of(model_config, config, train_data.meta)
+compatible = identity_of(model_config, config, train_data.meta)    # init_from needs no more than this
+identity = {**compatible, 'data': split_digests(train_data.meta)}  # a resume needs the same samples
 step = saved_at = evaluated_at = failed_saves = 0
 save_owed = False                                          # one was due while steps were being skipped
 best_val = math.inf
@@ -334,8 +381,8 @@ def begin_from(run_folder):
     """ The best weights of another run of the same model, process and data. """
     source, source_config, source_meta = checkpoint.load_model(run_folder, 'best', device=device)
     source_identity = identity_of(source.config, source_config, source_meta)
-    source_identity['model']['dropout'] = identity['model']['dropout']
-    other = checkpoint.difference(source_identity, identity)
+    source_identity['model']['dropout'] = compatible['model']['dropout']
+    other = checkpoint.difference(source_identity, compatible)
     if other:
         raise ValueError(f'init_from={run_folder} was trained with {other}')
     fill(source.state_dict())
@@ -349,9 +396,19 @@ def go_on_from(newest):
     saved = checkpoint.load(newest, map_location='cpu' if is_sharded else device, rank=rank)
     state = saved['training_state']
     defaults = json.loads(json.dumps(asdict(ModelConfig())))             # of knobs that are younger than the run
-    other = checkpoint.difference({**state['identity'], 'model': {**defaults, **state['identity']['model']}}, identity)
+    other = checkpoint.difference({**state['identity'], 'model': {**defaults, **state['identity']['model']}}, compatible)
     if other:
         raise ValueError(f'{newest} was trained with {other}: choose another --out_dir')
+
+    # the same samples in both splits, or `best` would compare losses of two validation splits
+    known = state['identity'].get('data')
+    if not known:                                          # an older run: its copy of meta.json says it
+        meta = checkpoint.read_json(checkpoint.Path(out_dir) / 'data' / 'meta.json')
+        known = split_digests(meta)
+    other = checkpoint.difference({'data': known}, {'data': identity['data']})
+    if other:
+        raise ValueError(f'{newest} was trained on another dataset than {folder} ({other}): '
+                         'name its own with --dataset=, or choose another --out_dir')
     if saved['optimizer']['names'] != list(names) or len(saved['optimizer']['states']) != len(optimizers):
         raise ValueError(f'{newest} was trained with other parameters or another optimizer: choose another --out_dir')
     fill(saved['model'])
@@ -373,6 +430,30 @@ def go_on_from(newest):
             torch.cuda.set_rng_state(saved['rng']['cuda'].cpu())
     if state['global_batch'] != global_batch and rank == 0:
         print(f'warning: the global batch was {state["global_batch"]} rows and is now {global_batch}: not the run it would have been')
+
+
+# these leave what a resumed run learns as it is
+HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile', 'parallel',
+            'dist_timeout', 'master_timeout', 'preflight_only', 'max_bad_steps', 'keep', 'save_interval',
+            'eval_interval', 'log_interval', 'wandb_project'}
+
+
+def say_what_changed():
+    """ One line of the knobs that are others than in config.json, which the last start wrote. """
+    try:
+        before = checkpoint.read_config(out_dir)
+    except ValueError as error:
+        print(f'warning: {error}: whether knobs have changed is not known', file=sys.stderr)
+        return
+
+    changed = []
+    for name, default in read_knobs(__file__)[0].items():
+        new, old = config[name], before.get(name, default)  # the default: the knob is younger than the run
+        old = tuple(old) if isinstance(old, list) else old
+        if name not in HARMLESS and old != new:
+            changed.append(f'{name} {old!r} -> {new!r}')
+    if changed:
+        print(f'resumed with other knobs: {", ".join(changed)}', flush=True)
 
 
 def take_run_folder():
@@ -404,24 +485,30 @@ if text_process == 'hdlm':                                 # those of the run th
 if rank == 0:
     if newest or init_from:
         print(f'going on from {newest}' if newest else f'begins with the best weights of {init_from}')
+        if newest:
+            say_what_changed()
     elif freeze == 'modality':
         print('warning: freeze=modality without init_from freezes an encoder at its random start: its modality will not be understood')
 
 
 def begin_run_folder():
-    checkpoint.write_run(out_dir, config, folder, fresh=newest is None)
+    """ The run's id for wandb, if it logs there. """
+    checkpoint.write_run(out_dir, config, folder, fresh=newest is None, step=step)
     (checkpoint.Path(out_dir) / 'preempted.json').unlink(missing_ok=True)
+    if wandb_project:
+        return checkpoint.wandb_id(out_dir, fresh=newest is None)
 
 
-distributed.first_or_stop(2, begin_run_folder)
+wandb_id = distributed.first_or_stop(2, begin_run_folder)
 if wandb_project and rank == 0:
     import wandb
-    wandb.init(project=wandb_project, name=os.path.basename(out_dir), config=config)
+    wandb.init(project=wandb_project, name=os.path.basename(out_dir), config=config, id=wandb_id, resume='allow')
 flops = model.flops(global_batch, stages[0].seq_len, stages[0].budget * grad_accum * world, stages[0].predict)
 if rank == 0:
-    print(f'{n_parameters / 1e6:.1f}M parameters ({sum(p.numel() for p in parameters) / 1e6:.1f}M train), {flops / 1e9:,.0f} GFLOP per '
-          f'step, {len(train_data):,} samples, {global_batch * max_iters / len(train_data):.1f} epochs, {world} x {device}, {dtype}',
-          flush=True)
+    epochs = global_batch * max_iters / len(train_data)
+    print(f'{max_iters:,} steps of {global_batch:,} x {L} tokens: {epochs:,.{0 if epochs >= 100 else 2}f} epochs of '
+          f'{len(train_data):,} samples, {in_units(flops, "FLOP")} a step, {in_units(flops * max_iters, "FLOP")} in all; '
+          f'{world} x {device}, {dtype}', flush=True)
 
 
 # ---- a batch is a function of the seed and the step; whose rows they are depends on the rank
@@ -466,7 +553,7 @@ def get_lr(step):
 
 def save(is_best):
     """ Whether it could be saved: rank 0 writes, all know how it went. A full disk is a warning; the third time in a row, or at
-    the end, it is exit code 5. """
+    the end, it is exit code 5. What is not finite is not saved: exit code 3. """
     global saved_at, failed_saves
     assert ema is None or not ema[0].requires_grad, 'the average carries a graph'
     weights = distributed.gather(model.state_dict())
@@ -478,6 +565,10 @@ def save(is_best):
                  skipped=skipped.item(), streak=streak.item(), history=history[history.isfinite()].tolist(),
                  global_batch=global_batch, model_config=asdict(model_config), identity=identity)
     _, error = distributed.on_first(checkpoint.save, out_dir, step, weights, average, moments, state, rngs, keep=keep, best=is_best)
+    if isinstance(error, ValueError):                      # what is to be saved is not finite
+        report()
+        before = f'the newest checkpoint is step {saved_at}' if saved_at else 'there is no checkpoint'
+        stop_all(f'{error}; {before}: train with guard=True and a smaller learning_rate', code=3)
     failed_saves = failed_saves + 1 if error else 0
     if not error:
         saved_at = step
@@ -557,6 +648,24 @@ def report():
     since, steps_since = since + seconds, 0
 
 
+def first_estimate():
+    """ One line after the first few steps of this process: a slow run's first log line is minutes away. The very first step
+    is left out, as it is slow. Waits for the device twice. """
+    global first_step
+    is_due = steps_since == 5 or steps_since > 1 and time.perf_counter() - since - first_step > 5
+    if steps_since == 1 or is_due:
+        if device_type == 'cuda':
+            torch.cuda.synchronize()
+        seconds = time.perf_counter() - since
+        if steps_since == 1:
+            first_step = seconds
+        else:
+            a_step = (seconds - first_step) / (steps_since - 1)
+            first_step = None                              # said once
+            print(f'step {step:>6,}/{max_iters:,} | {in_words(a_step)} a step, '
+                  f'about {in_words(a_step * (max_iters - step))} to go', flush=True)
+
+
 # ---- the loop: evaluate, save and stop; micro-steps; guard; step; average; log
 signal_seen = stop_signal = 0                              # this process's, and what all agreed on
 
@@ -573,7 +682,7 @@ stage, net = None, None
 model.train()
 batches = prefetch(micro_batches(step), device)
 since, steps_since = time.perf_counter(), 0
-start_step, start_time = step, since
+start_step, start_time, first_step = step, since, 0.0
 while True:
     at_end = step >= max_iters
     stop_signal = agree(signal_seen)
@@ -665,8 +774,14 @@ while True:
     if step % log_interval == 0 or step == max_iters or stage_at(step) is not stage:   # a line speaks of one mode
         report()
         check_streak()
+    elif rank == 0 and steps_since == step - start_step and first_step is not None:
+        first_estimate()
 
 if rank == 0:
-    print(f'{step - start_step:,} steps in {timedelta(seconds=int(time.perf_counter() - start_time))}; best validation '
-          f'{best_val:.4f}; checkpoints in {out_dir}', flush=True)
+    best = '' if math.isinf(best_val) else f'best validation {best_val:.4f}; '
+    if start_step >= max_iters:
+        print(f'{out_dir} is finished: {step:,} of {max_iters:,} steps; {best}raise --max_iters to go on', flush=True)
+    elif step > start_step:
+        print(f'{step - start_step:,} steps in {timedelta(seconds=int(time.perf_counter() - start_time))}; '
+              f'{best}checkpoints in {out_dir}', flush=True)
 distributed.leave()

@@ -6,4 +6,3 @@ learning_rate = 5e-5
 grad_clip = 0.5
 warmup_iters = 2000
 latent_weight = 0.1
-grad_accum = 2

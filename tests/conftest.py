@@ -1,13 +1,35 @@
 import os
+import random
 import sys
+import zlib
 
 import numpy as np
 import pytest
+import torch
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
+os.environ.setdefault('HF_HUB_OFFLINE', '1')                 # no test asks the hub
+
 import runs
 from runs import run, train
+
+
+SEED = os.environ.get('NANOLDLM_TEST_SEED', '0')
+
+
+@pytest.fixture(autouse=True)
+def every_global_generator_is_seeded(request):
+    """
+    Seeds the generators of python, numpy and torch (every device) before each test, from NANOLDLM_TEST_SEED (0)
+    and the name of the test: neither the order of the tests nor the worker that runs one changes its numbers.
+    Scripts that a test starts seed themselves, by their own knob.
+    """
+    # crc32, because python's own hash of a text differs from process to process
+    number = zlib.crc32(f'{SEED} {request.path.name} {request.node.name}'.encode())
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,19 @@ TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_si
         '--eval_interval=4', '--eval_iters=2', '--save_interval=4', '--warmup_iters=2', '--device=cpu', '--dtype=float32',
         '--dropout=0.1']
 
+# Seconds after which a process hangs: no test measures time with it, a busy machine may take minutes.
+HANGS = 600
+
 
 def run(script, *args, cwd=ROOT, **kw):
-    return subprocess.run([sys.executable, str(ROOT / script), *map(str, args)], cwd=cwd, capture_output=True, text=True, timeout=300, **kw)
+    return subprocess.run([sys.executable, str(ROOT / script), *map(str, args)], cwd=cwd, capture_output=True, text=True, timeout=HANGS, **kw)
+
+
+def run_code(code, *args, cwd=ROOT, **env):
+    """ Some lines of Python in a process of their own, which finds the modules; env: None takes a variable away. """
+    env = {**os.environ, 'PYTHONPATH': str(ROOT), **env}
+    env = {name: value for name, value in env.items() if value is not None}
+    return subprocess.run([sys.executable, '-c', code, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
 
 
 def train(dataset, out, *args, **kw):
@@ -31,15 +41,16 @@ for argv in {[[f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args] for out
     sys.argv = ['train.py'] + argv
     runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')
 """
-    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=600,
+    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS,
                             env={**os.environ, 'PYTHONPATH': str(ROOT)})
     assert result.returncode == 0, result.stderr
 
 
-def run_each(*commands):
-    """ (exit code, stdout, stderr) of each [script, *args], one after the other in one process: one import of torch for all. """
+def run_each(*commands, cwd=ROOT, timeout=HANGS, env=()):
+    """ (exit code, stdout, stderr) of each [script, *args], one after the other in one process: one import of torch for all. An
+    exception is exit code 1, as Python would have it. """
     code = f"""
-import contextlib, gc, io, json, runpy, sys
+import contextlib, gc, io, json, runpy, sys, traceback
 results = []
 for script, *args in {[list(map(str, c)) for c in commands]!r}:
     sys.argv, out, err, rc = [script] + args, io.StringIO(), io.StringIO(), 0
@@ -48,12 +59,16 @@ for script, *args in {[list(map(str, c)) for c in commands]!r}:
             runpy.run_path({str(ROOT)!r} + '/' + script, run_name='__main__')
         except SystemExit as stop:
             rc = stop.code or 0
+        except Exception:
+            rc = 1
+            traceback.print_exc()
     results.append((rc, out.getvalue(), err.getvalue()))
-    gc.collect()                                           # what a script left open is closed
+    if rc != 2:
+        gc.collect()                                       # what a script left open is closed
 print('RESULTS' + json.dumps(results))
 """
-    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=300,
-                            env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    result = subprocess.run([sys.executable, '-'], input=code, cwd=cwd, capture_output=True, text=True, timeout=timeout,
+                            env={**os.environ, 'PYTHONPATH': str(ROOT), **dict(env)})
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.split('RESULTS')[1])
 
@@ -89,7 +104,7 @@ class Job:
         with socket.socket() as s:
             s.bind(('127.0.0.1', 0))
             port = s.getsockname()[1]
-        of_train = [f'--dataset={dataset}', f'--out_dir={out}', *TINY, '--master_timeout=60'] if script == 'train.py' else []
+        of_train = [f'--dataset={dataset}', f'--out_dir={out}', *TINY, '--master_timeout=180'] if script == 'train.py' else []
         argv = [script, *of_train, *map(str, args)]
         code = f"""
 import os, runpy, sys
@@ -115,7 +130,7 @@ g = runpy.run_path({str(ROOT / script)!r}, run_name='__main__')
     def err(self, rank=0):
         return self.files[rank][1].read_text()
 
-    def until(self, text, seconds=60):
+    def until(self, text, seconds=HANGS):
         """ Wait until rank 0 has printed it. """
         end = time.monotonic() + seconds
         while text not in self.out():
@@ -123,7 +138,7 @@ g = runpy.run_path({str(ROOT / script)!r}, run_name='__main__')
             assert time.monotonic() < end and not ended, (text, self.out(), self.err())
             time.sleep(0.005)
 
-    def wait(self, seconds=120):
+    def wait(self, seconds=HANGS):
         """ The exit code of each rank. """
         end = time.monotonic() + seconds
         try:

@@ -56,7 +56,7 @@ def test_each_token_is_masked_with_probability_t_to_the_w_never_at_0_and_always_
         _, mask = text.corrupt(tokens, torch.full((4000,), t, dtype=torch.float64), u, exponent=w)
         for token in range(5):
             p, n = law(w[0, token].item()), 4000 * 50
-            assert mask[tokens == token].double().mean().item() == pytest.approx(p, abs=4 * math.sqrt(p * (1 - p) / n) + 1e-12)
+            assert mask[tokens == token].double().mean().item() == pytest.approx(p, abs=5 * math.sqrt(p * (1 - p) / n) + 1e-12)
 
 
 @pytest.mark.parametrize('masking, at', [('time_only', (0, 0)), ('proportional', (.5, .5)), ('inverse', (-.5, -.5)),
@@ -206,12 +206,13 @@ def test_the_curriculum_weighs_one_group_after_the_other_with_mean_1_and_ends_fl
 def test_importance_reads_the_clean_text_gives_PAD_one_half_and_passes_no_gradient_to_the_trunk():
     torch.manual_seed(0)
     model = Model(ModelConfig(vocab_size=20, seq_len=12, depth=1, width=32, heads=2, streams=('text',), importance='learned'))
-    tokens = torch.randint(20, (3, 12))
+    tokens = torch.randint(19, (3, 12))
+    tokens[1, :4] = 19                                                   # PAD
     imp, learned = model.importance(tokens)
     assert imp is learned and (imp == .5).all(), 'at the start nothing is more important'
-    torch.nn.init.normal_(model.importance.net.text_head.weight)
+    torch.nn.init.normal_(model.importance.net.text_head.weight, std=.2)           # wider ones saturate the sigmoid
     for block in model.importance.net.blocks:
-        torch.nn.init.normal_(block.text.table)
+        torch.nn.init.normal_(block.text.table, std=.2)
     imp, _ = model.importance(tokens)
     assert 0 < imp.min() and imp.max() < 1 and imp.std() > .05 and (imp[tokens == 19] == .5).all()
     unwritten = model.importance(torch.full((1, 12), 20))[0]             # MASK, in a text that is being written

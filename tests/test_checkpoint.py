@@ -17,9 +17,12 @@ from safetensors.torch import save_file
 import checkpoint
 import sample
 from model import Model, ModelConfig
+from runs import HANGS
 
 ROOT = os.path.dirname(os.path.abspath(checkpoint.__file__))
 CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2, width=16)
+META = dict(format=1, name='tiny', tokenizer=dict(kind='byte', vocab_size=258, eos=256, pad=257), encoder=None, latent_shape=None,
+            token_dtype='uint16', max_tokens=7, splits={}, files={})
 
 
 def states(step):
@@ -46,7 +49,7 @@ def run_folder(tmp_path, *steps):
     """ out_dir of a run with these checkpoints. """
     data = tmp_path / 'dataset'
     data.mkdir()
-    (data / 'meta.json').write_text('{"name": "tiny"}')
+    (data / 'meta.json').write_text(json.dumps(META))
     (data / 'train-00000.tokens.bin').write_bytes(b'not for the run folder')
     np.savez(data / 'latent_stats.npz', mean=np.zeros(6))
     out = tmp_path / 'out' / 'run'
@@ -69,7 +72,7 @@ def run_code(code, *args, **env):
     """ Some lines in a process of their own, with the imports of a script. """
     head = 'import os, resource, sys\nimport checkpoint\nfrom configurator import stop_on_error\nout = sys.argv[1]\n'
     env = {**os.environ, 'PYTHONPATH': os.pathsep.join([ROOT, os.path.dirname(__file__)]), **env}
-    return subprocess.run([sys.executable, '-c', head + code, *map(str, args)], env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, '-c', head + code, *map(str, args)], env=env, capture_output=True, text=True, timeout=HANGS)
 
 
 # ---- what is written is what is read
@@ -104,12 +107,12 @@ def test_tied_and_strided_weights_are_written_out(tmp_path):
 def test_a_run_folder_is_complete_in_itself(tmp_path):
     out = run_folder(tmp_path)
     config = checkpoint.read_config(out)
-    assert config['seed'] == 1 and config['betas'] == [.9, .95] and config['argv'] == sys.argv
+    assert config['seed'] == 1 and config['betas'] == (.9, .95) and config['argv'] == sys.argv
     assert config['versions']['torch'] == torch.__version__ and 'commit' in config
     assert sorted(p.name for p in (out / 'data').iterdir()) == ['latent_stats.npz', 'meta.json']
     (tmp_path / 'dataset' / 'meta.json').write_text('{"name": "another"}')
     checkpoint.write_run(out, {'seed': 2}, tmp_path / 'dataset')  # as a resumed run does
-    assert json.loads((out / 'data' / 'meta.json').read_text()) == {'name': 'tiny'} and checkpoint.read_config(out)['seed'] == 2
+    assert json.loads((out / 'data' / 'meta.json').read_text()) == META and checkpoint.read_config(out)['seed'] == 2
     with pytest.raises(OSError, match='meta.json'):
         checkpoint.write_run(tmp_path / 'out' / 'other', {}, tmp_path / 'nowhere')
     assert not (tmp_path / 'out' / 'other' / 'data').exists()
@@ -124,7 +127,7 @@ def test_load_model_takes_the_ema_weights_of_the_checkpoint_asked_for(tmp_path):
             model, config, meta = checkpoint.load_model(out, which, ema=ema)
             expected = states(step)[1 if ema else 0]
             assert all(torch.equal(tensor, expected[name]) for name, tensor in model.state_dict().items())
-            assert not model.training and config['seed'] == 1 and meta == {'name': 'tiny'} and model.config == CONFIG
+            assert not model.training and config['seed'] == 1 and meta == META and model.config == CONFIG
     shutil.rmtree(out / 'step-00000003')
     checkpoint.save(out, 3, states(3)[0], None, *states(3)[2:])
     assert torch.equal(checkpoint.load_model(out, 'latest')[0].bias, states(3)[0]['bias'])  # no EMA: the weights themselves
@@ -150,11 +153,31 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path):
     def folders():
         return [int(p.name[5:]) for p in sorted(tmp_path.glob('step-*'))]
     for step in range(1, 7):
-        checkpoint.save(tmp_path, step, *states(step), keep=0, best=step == 2)
+        checkpoint.save(tmp_path, step, *states(step), keep=2, best=step == 2)
     assert folders() == [2, 5, 6]
     assert (tmp_path / 'latest').read_text() == 'step-00000006\n' and (tmp_path / 'best').read_text() == 'step-00000002\n'
     checkpoint.save(tmp_path, 7, *states(7), keep=3, best=True)
     assert folders() == [5, 6, 7] and sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == ['best', 'latest']
+
+
+@pytest.mark.parametrize('keep', [1, 0])
+def test_one_is_kept_beside_the_best_where_one_is_asked_for(tmp_path, capsys, keep):
+    for step in range(1, 5):
+        folder = checkpoint.save(tmp_path, step, *states(step), keep=keep, best=step == 2)
+    assert [path.name for path in checkpoint.steps(tmp_path)] == ['step-00000004', 'step-00000002']
+    (folder / 'optimizer.pt').write_bytes(b'')
+    assert checkpoint.newest(tmp_path).name == 'step-00000002' and 'step-00000004 is broken' in capsys.readouterr().err
+
+
+def test_the_id_for_wandb_is_drawn_once_and_read_again(tmp_path):
+    first = checkpoint.wandb_id(tmp_path, fresh=True)
+    assert checkpoint.wandb_id(tmp_path) == first != checkpoint.wandb_id(tmp_path, fresh=True)
+    (tmp_path / 'wandb_id').unlink()
+    assert checkpoint.wandb_id(tmp_path) == (tmp_path / 'wandb_id').read_text().strip(), 'a run that is older than its id'
+    for wrong in (b'', b'a/b', b'x' * 65, b'\xff\xfe'):
+        (tmp_path / 'wandb_id').write_bytes(wrong)
+        with pytest.raises(ValueError, match='wandb_id: found .* expected up to 64 letters'):
+            checkpoint.wandb_id(tmp_path)
 
 
 def test_a_step_saved_twice_is_written_once(tmp_path):
@@ -165,6 +188,32 @@ def test_a_step_saved_twice_is_written_once(tmp_path):
     (folder / 'optimizer.pt').write_bytes(b'')
     checkpoint.save(tmp_path, 1, *states(1))
     assert checkpoint.verify(folder) and (tmp_path / 'step-00000001.broken').exists()
+
+
+@pytest.mark.parametrize('value', [float('nan'), float('-inf')])
+@pytest.mark.parametrize('part, name', [(0, 'model.bias'), (1, 'ema.bias'), (2, 'optimizer.state.1.exp_avg')])
+def test_what_is_not_finite_is_not_saved_and_the_older_ones_stay(tmp_path, part, name, value):
+    for step in (1, 2):
+        checkpoint.save(tmp_path, step, *states(step), best=step == 1)
+    files = sorted(tmp_path.rglob('*'))
+    spoiled = states(3)
+    tensor = spoiled[2]['state'][1]['exp_avg'] if part == 2 else spoiled[part]['bias']
+    tensor.view(-1)[-1] = value
+    with pytest.raises(ValueError, match=f'step-00000003 is not saved: {name} holds nan or inf'):
+        checkpoint.save(tmp_path, 3, *spoiled, best=True)
+    assert sorted(tmp_path.rglob('*')) == files and checkpoint.newest(tmp_path).name == 'step-00000002'
+    assert (tmp_path / 'best').read_text() == 'step-00000001\n'
+
+
+def test_config_json_keeps_what_each_resume_replaced(tmp_path):
+    out = run_folder(tmp_path)
+    for step, knobs in ((5, {'seed': 2}), (7, {'seed': 2}), (9, {'seed': 3})):
+        checkpoint.write_run(out, {**knobs, 'betas': (.9, .95)}, tmp_path / 'dataset', step=step)
+    config = checkpoint.read_config(out)
+    assert config['seed'] == 3 and config['resumed_from'] == [{'step': 5, 'seed': 1}, {'step': 9, 'seed': 2}]
+    (out / 'config.json').write_text('{')
+    checkpoint.write_run(out, {'seed': 4}, tmp_path / 'dataset', step=10)
+    assert checkpoint.read_config(out)['seed'] == 4
 
 
 # ---- kills and full disks

@@ -175,6 +175,29 @@ def test_a_mistake_on_the_command_line_stops_with_one_line(demo, args, words):
     refused(demo(*args), *words)
 
 
+def test_a_guard_and_a_setting_among_the_imports_do_not_end_the_block(tmp_path):
+    path = tmp_path / 'demo.py'
+    path.write_text("""'''Docs.'''
+if __name__ != '__main__':
+    raise ImportError('a script')
+
+import os
+
+os.environ.setdefault('A', 'B')
+
+import json
+
+# ---- knobs
+rate = 0.5            # [0, 1]: per step
+
+if rate:
+    after = 1
+""")
+    knobs, help_text, found_rules = configurator.read_knobs(path)
+    assert knobs == dict(rate=0.5) and found_rules == dict(rate='[0, 1]')
+    assert help_text == 'Docs.\n\n# ---- knobs\nrate = 0.5            # [0, 1]: per step'
+
+
 def test_help_is_the_docstring_and_the_knob_block_as_written(demo):
     done = demo('--help', '--batch_size=oops')
     block = SCRIPT[SCRIPT.index('# -- data'):SCRIPT.index('\nCAPITALS')]

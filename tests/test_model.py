@@ -51,7 +51,7 @@ def test_rotary_scores_depend_on_the_distance_only():
     score = rotate(q.expand(10, 8), cos, sin) @ rotate(k.expand(10, 8), cos, sin).T
     for distance in range(-9, 10):
         assert torch.allclose(score.diagonal(distance), score.diagonal(distance)[:1], atol=1e-5)
-    assert not torch.allclose(score[0, 0], score[0, 5], atol=1e-3)
+    assert score[0].max() - score[0].min() > 1e-2, 'the distance changes nothing'
 
 
 def test_each_block_is_the_identity_at_init_and_the_predictions_are_uniform_and_zero():

@@ -4,10 +4,11 @@ import json
 import pytest
 
 import plot
+from runs import run_each
 
-LOG = [dict(step=50, text_loss=3., text_nll_by_t=[1., 2., 3., None], grad_norm=4., tokens_per_s=900.),
+LOG = [dict(step=50, text_loss=3., text_nats_per_token=6., text_nll_by_t=[1., 2., 3., None], grad_norm=4., tokens_per_s=900.),
        dict(step=50, val_text=2.5, best=True),
-       dict(step=100, text_loss=2., text_nll_by_t=[.5, 1., 2., 3.], grad_norm=3., tokens_per_s=1000.,
+       dict(step=100, text_loss=2., text_nats_per_token=4., text_nll_by_t=[.5, 1., 2., 3.], grad_norm=3., tokens_per_s=1000.,
             skips=[dict(step=70)]), dict(step=100, val_text=2.0, best=True)]
 RESULTS = {'l2t/bleu': 30., 'l2t_sweep_sampler_steps/n': 8}
 for sampler in ('ancestral', 'cached'):
@@ -27,7 +28,7 @@ def test_pictures_show_the_logged_numbers(tmp_path):
     plt = pytest.importorskip('matplotlib.pyplot', reason='needs matplotlib')
     figure = plot.draw_curves(LOG, plt)
     left, right, norms, speed = figure.axes
-    assert left.lines[0].get_xydata().tolist() == [[50, 3], [100, 2]] and left.lines[1].get_xydata().tolist() == [[50, 2.5], [100, 2]]
+    assert left.lines[0].get_xydata().tolist() == [[50, 6], [100, 4]] and left.lines[1].get_xydata().tolist() == [[50, 2.5], [100, 2]]
     assert norms.lines[0].get_xydata().tolist() == [[50, 4], [100, 3]] and norms.lines[1].get_xdata() == [70, 70]
     assert speed.lines[0].get_xydata().tolist() == [[50, 900], [100, 1000]]
     assert len(right.lines) == 4 and right.lines[3].get_xydata().tolist() == [[100, 3]]
@@ -40,6 +41,39 @@ def test_pictures_show_the_logged_numbers(tmp_path):
     assert plot.draw_sweeps({'t2l_sweep_solver': points}, 'mrr', plt).axes[0].containers[0].lines[0].get_ydata().tolist() == [.5, .7]
     figure.savefig(tmp_path / 'a.png')
     assert (tmp_path / 'a.png').stat().st_size > 1000
+
+
+def test_text_is_drawn_in_nats_per_real_token_and_where_a_log_has_none_the_legend_says_so():
+    plt = pytest.importorskip('matplotlib.pyplot', reason='needs matplotlib')
+
+    def lines(entries):
+        left = plot.draw_curves(entries, plt).axes[0]
+        return left.get_ylabel(), {line.get_label(): line.get_xydata().tolist() for line in left.lines}
+    label, found = lines(LOG)
+    assert label == 'nats per token, PAD not counted' and found['training'] == [[50, 6], [100, 4]]
+    old = [{key: value for key, value in entry.items() if key != 'text_nats_per_token'} for entry in LOG]
+    assert lines(old)[1] == {'training, per position with PAD': [[50, 3], [100, 2]], 'validation': found['validation']}
+    assert lines(old[:2] + LOG[2:])[1] == {'training, per position with PAD': [[50, 3]], 'training': [[100, 4]],
+                                           'validation': found['validation']}, 'a run that a newer version went on with'
+
+
+def test_what_cannot_be_drawn_is_one_line_and_code_2(tmp_path):
+    pytest.importorskip('matplotlib', reason='needs matplotlib')
+    logs = [None, '', '{"step": 1', '[1]', '{"step": "one"}', '{"text_loss": 1}', '{"step": 1, "text_loss": "low"}',
+            '{"step": 1, "text_loss": 1, "text_nll_by_t": 3}', '{"step": 1, "skips": [{}]}', '{"step": 1, "grad_norm": NaN}']
+    for i, text in enumerate(logs):
+        (tmp_path / f'run{i}').mkdir()
+        if text is not None:
+            (tmp_path / f'run{i}' / 'training_log.jsonl').write_text(text)
+    (tmp_path / 'run0' / 'results.json').write_text('[1')
+    results = run_each(['plot.py', f'--out_dir={tmp_path}/nope'], ['plot.py', f'--out_dir={tmp_path}/nope', '--what=sweep'],
+                       ['plot.py', f'--out_dir={tmp_path}/run1', '--what=importance'],
+                       ['plot.py', f'--out_dir={tmp_path}/run0', '--what=sweep'],
+                       *(['plot.py', f'--out_dir={tmp_path}/run{i}'] for i in range(len(logs))))
+    names = ['nope'] * 2 + ['results.json'] * 2 + ['training_log.jsonl'] * len(logs)
+    for (rc, _, err), name in zip(results, names):
+        assert rc == 2 and err.count('\n') == 1 and err.startswith('error: ') and name in err, err
+    assert 'train it first' in results[0][2] and 'line 1' in results[-1][2]
 
 
 def test_a_log_on_disk_is_read_line_by_line(tmp_path):

@@ -1,5 +1,6 @@
 """ prepare.py as sentences, on corpora of a few lines, in this process or as the command a user types. """
 import csv
+import errno
 import gzip
 import hashlib
 import json
@@ -155,8 +156,6 @@ def test_a_vocabulary_that_hides_every_character_boundary_is_spelled_in_bytes():
     chunks = list(Chunker(tok, 8)(ids))
     assert all(len(run) <= 8 for run in chunks)
     assert ''.join(b''.join(tok.pieces[i] for i in run).decode('utf-8') for run in chunks) == 'é' * 41
-    with pytest.raises(ValueError, match='max_tokens 3'):
-        run(input='', out='', max_tokens=3)
 
 # -----------------------------------------------------------------------------
 
@@ -186,10 +185,10 @@ def test_jsonl_csv_gz_folders_and_globs_read_the_same_documents(tmp_path):
     assert read_all(folder / 'a.jsonl', field='text')[1]['read'] == 4
 
 
-def test_invalid_utf8_is_replaced_and_counted_nul_is_kept_and_empty_documents_are_counted(tmp_path):
+def test_invalid_utf8_is_replaced_and_counted_where_asked_nul_is_kept_and_empty_documents_are_counted(tmp_path):
     path = tmp_path / 'a.txt'
     path.write_bytes(b'good\nbad \xff\xfe byte\n\n   \nnul \x00 byte\n')
-    texts, counts = read_all(path)
+    texts, counts = read_all(path, invalid_bytes='replace')
     assert texts == ['good', 'bad \ufffd\ufffd byte', 'nul \x00 byte']
     assert counts == Counter(read=5, kept=3, empty=2, invalid_utf8=1)
     (tmp_path / 'b.jsonl').write_text('{"text": "lone \\ud800 surrogate"}\n')
@@ -199,7 +198,8 @@ def test_invalid_utf8_is_replaced_and_counted_nul_is_kept_and_empty_documents_ar
 def test_counts_in_are_counts_out_plus_counted_drops(tmp_path):
     (tmp_path / 'a.txt').write_bytes(b'\n'.join([*(line.encode() for line in LINES), b'', b' ', b'\xff nul \x00',
                                                  b'y ' * 5_000_000]))                # 10 MB
-    meta = data.read_meta(run(input=tmp_path / 'a.txt', out=tmp_path / 'a', encoder='none', tokenizer='byte', max_tokens=8191))
+    meta = data.read_meta(run(input=tmp_path / 'a.txt', out=tmp_path / 'a', encoder='none', tokenizer='byte', max_tokens=8191,
+                             invalid_bytes='replace'))
     counts, splits = meta['counts']['input'], meta['splits'].values()
     assert counts['read'] == len(LINES) + 4 == sum(s['documents'] for s in splits) + counts['empty'] and counts['invalid_utf8'] == 1
     read_back = ''.join(sorted(''.join(texts_of(tmp_path / 'a', split)) for split in meta['splits']))
@@ -216,7 +216,13 @@ def test_max_documents_takes_the_first_ones(tmp_path):
     ('a.txt', b'\n \n', 'no documents'), ('a.jsonl', b'{"text": "a"}\n{"body": "b"}\n', "line 2.*'text'.*--field"),
     ('a.jsonl', b'{oops\n', 'line 1: no JSON'),
     ('a.csv', b'id,text\n1,A dog, running\n', 'line 2: 1 more fields than the 2 columns'), ('a.csv', b'text\n"a\nb\n', 'broken table'),
-    ('a.txt', 'hello'.encode('utf-16'), 'UTF-16, expected UTF-8'), ('a.jsonl', b'{"text": 3}\n', "no text in field 'text', found '3'"),
+    ('a.txt', 'hello'.encode('utf-16'), 'UTF-16, expected UTF-8.*--encoding=utf-16'),
+    ('a.jsonl', b'{"text": 3}\n', "no text in field 'text', found 3"), ('a.jsonl', b'\n' + b'[' * 100_000, 'line 2: no JSON .*recursion'),
+    ('a.jsonl', b'{"text": "a", "n": {}}\n{"text": "a", "text": "b"}\n', "line 2: no JSON .'text' comes twice"),
+    ('a.csv', b'text,id,text\na,1,b\n', "2 columns are called 'text'"), ('a.tsv', b'text\ttext\na\tb\n', "2 columns are called 'text'"),
+    ('a.csv', b'id,text\n1,a\n2,"b"c\n', 'line 3: broken table'), ('a.csv', b'id,text\n1,caf\xe9\n', 'line 2: byte 0xE9 is no utf-8'),
+    ('a.jsonl', b'{"text": "a"}\n{"text": "caf\xe9"}\n', 'line 2: byte 0xE9 .*--encoding=latin-1'),
+    ('a.fasta', b'>a\nMK\n>caf\xe9\nMK\n', 'line 3: byte 0xE9'), ('a.txt.gz', gzip.compress(b'a\nb\n\xff'), 'line 3: byte 0xFF'),
     ('a.csv', b'x,y\n1,2\n', "column 'text'.*x.*--field"), ('a.txt.gz', gzip.compress(b'hello\n' * 999, mtime=0)[:-20], 'broken gzip'),
     ('a.txt.gz', b'plain', 'broken gzip'), ('a.arrow', b'', 'cannot read this kind'), ('a.npy', b'', 'cannot read this kind')])
 def test_what_cannot_be_read_stops_with_its_place(tmp_path, name, content, message):
@@ -250,6 +256,22 @@ def test_a_text_whose_latent_is_not_finite_is_dropped_and_counted_and_more_than_
     with pytest.raises(ValueError, match='NaN or inf.*0.1%'):
         run(input=path, out=tmp_path / 'b', shard_size=1000, encoder='fixed')
     assert not (tmp_path / 'b/meta.json').exists()
+
+@pytest.mark.parametrize('constant', [0.3, 0.0])
+def test_latents_of_which_no_dimension_varies_are_refused_before_there_is_a_dataset(tmp_path, constant):
+    path = write_lines(tmp_path / 'a.txt')
+    latents = np.full((len(LINES), 8), constant, np.float32)
+    np.save(tmp_path / 'z.npy', latents)
+    knobs = dict(input=path, latents_from=tmp_path / 'z.npy', encoder='none', tokenizer='byte', out=tmp_path / 'x')
+    with pytest.raises(ValueError, match='no dimension varies.*--latents_from'):
+        run(**knobs)
+    assert not (tmp_path / 'x/meta.json').exists()
+
+    # one dimension that varies is enough
+    latents[:, 3] = np.arange(len(LINES))
+    np.save(tmp_path / 'z.npy', latents)
+    assert PackedDataset(run(**knobs), 'train').live.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
+
 
 # -----------------------------------------------------------------------------
 
@@ -338,9 +360,73 @@ def test_a_damaged_dataset_whose_repair_is_killed_still_keeps_its_whole_shards(t
 def test_changed_documents_replace_the_shards_and_changed_knobs_are_refused(tmp_path):
     path = write_lines(tmp_path / 'a.txt')
     run(input=path, out=tmp_path / 'x')
-    with pytest.raises(ValueError, match='max_tokens = 127, not 64.*--out'):
+    with pytest.raises(ValueError, match='max_tokens = None, not 64.*--out'):
         run(input=path, out=tmp_path / 'x', max_tokens=64)
     write_lines(path, LINES[:90])
+    run(input=path, out=tmp_path / 'x')
+    run(input=path, out=tmp_path / 'y')
+    assert digests(tmp_path / 'x') == digests(tmp_path / 'y')
+
+# -----------------------------------------------------------------------------
+
+def test_max_tokens_follows_the_lengths_of_the_training_texts_and_is_written_down(tmp_path):
+    short = [f'{WORDS[i % 20]} {i:05d}' for i in range(1500)]                        # bytes: at most 11
+    odd = 'one text that is longer than the others'                                  # 39
+    path = write_lines(tmp_path / 'a.txt', [*short, odd])
+    knobs = dict(encoder='none', tokenizer='byte', shard_size=400)
+    meta = data.read_meta(run(input=path, out=tmp_path / 'a', **knobs))
+    assert meta['max_tokens'] == 15 and meta['source']['max_tokens'] is None
+    assert sum(split['samples'] for split in meta['splits'].values()) > len(short) + 1, 'one of 1,501 became several samples'
+    whole = digests(tmp_path / 'a')
+    run(input=path, out=tmp_path / 'a', **knobs)
+    assert digests(tmp_path / 'a') == whole
+    long = data.read_meta(run(input=write_lines(tmp_path / 'b.txt', [odd * 9] * 150 + short), out=tmp_path / 'b', **knobs))
+    assert long['max_tokens'] == 127, 'at most'
+    np.save(tmp_path / 'z.npy', np.zeros((1501, 4), np.float32))          # all alike: nothing to standardise by, and no traceback
+    given = data.read_meta(run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'z', **knobs))
+    assert given['max_tokens'] == 39 and not any(split['longer_than_max_tokens'] for split in given['splits'].values())
+
+
+def test_a_dataset_of_another_max_tokens_is_refused_with_what_keeps_it_and_the_same_number_is_not(tmp_path):
+    path = write_lines(tmp_path / 'a.txt')
+    run(input=path, out=tmp_path / 'x', max_tokens=127)
+    meta = json.loads((tmp_path / 'x/meta.json').read_text())
+    for younger in ('encoding', 'invalid_bytes', 'document_limit'):                  # a dataset older than these knobs
+        del meta['source'][younger]
+    (tmp_path / 'x/meta.json').write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match='max_tokens = 127, not None; --max_tokens=127 keeps it, or choose another --out='):
+        run(input=path, out=tmp_path / 'x')
+    shards = {name: digest for name, digest in digests(tmp_path / 'x').items() if name[:5] in ('train', 'val-0')}
+    assert run(input=path, out=tmp_path / 'x', max_tokens=127) and shards.items() <= digests(tmp_path / 'x').items()
+    followed = data.read_meta(run(input=path, out=tmp_path / 'y'))['max_tokens']
+    run(input=path, out=tmp_path / 'y', max_tokens=followed)
+    with pytest.raises(ValueError, match=f"encoding = 'utf-8', not 'latin-1'; choose another --out="):
+        run(input=path, out=tmp_path / 'x', max_tokens=127, encoding='latin-1')
+
+
+def test_the_summary_warns_where_most_of_a_batch_would_be_pad(tmp_path, capsys):
+    knobs = dict(input=write_lines(tmp_path / 'a.txt'), encoder='none', tokenizer='byte')
+    run(out=tmp_path / 'x', **knobs)
+    said = capsys.readouterr().out
+    assert 'would be PAD' not in said and re.search(r'max_tokens=\d+: 14\d of 14\d texts fit', said)
+    run(out=tmp_path / 'y', max_tokens=500, **knobs)
+    assert re.search(r'9\d% of a batch would be PAD: 501 tokens a row.* fit into --max_tokens=\d\d;', capsys.readouterr().out)
+
+
+@pytest.mark.parametrize('full', ['train-00001.tokens.bin', 'meta.json', 'train-00001.whole.json'])
+def test_a_full_disk_is_one_line_with_path_and_free_bytes_and_the_next_run_goes_on(tmp_path, monkeypatch, full):
+    path = write_lines(tmp_path / 'a.txt')
+    fsync, is_full = os.fsync, [True]
+    def fail(handle):
+        if is_full and full in os.readlink(f'/proc/self/fd/{handle}'):
+            raise OSError(errno.ENOSPC, 'No space left on device')
+        fsync(handle)
+    monkeypatch.setattr(os, 'fsync', fail)
+    with pytest.raises(OSError, match=f'{tmp_path}/x/{full}: cannot be written .No space left on device.: it needs [0-9,]+ bytes, '
+                                      '[0-9,]+ are free there; make room'):
+        run(input=path, out=tmp_path / 'x')
+    assert not list(tmp_path.glob('x/*.tmp')), 'what was written of it is given back'
+    is_full.clear()
     run(input=path, out=tmp_path / 'x')
     run(input=path, out=tmp_path / 'y')
     assert digests(tmp_path / 'x') == digests(tmp_path / 'y')
@@ -364,10 +450,12 @@ def test_the_command_prepares_into_data_and_sums_up(tmp_path):
 
 
 @pytest.mark.parametrize('args, message', [
-    ('--input=nothing.txt', 'nothing.txt'), ('--split_on=word', 'line, paragraph, file'), ('--tokenizer=bqe', 'bpe, byte'),
+    ('--input=nothing.txt', 'nothing.txt'), ('--split_on=word', 'line | paragraph | file'), ('--tokenizer=bqe', 'bpe, byte'),
     ('--vocabsize=9', 'vocab_size'), ('--encoder=lsa --encoder_dims=4000', '--encoder_dims'),
     ('--input=', 'one of input, hub_dataset, import_dir; given: none'), ('--input=,', 'name files'),
-    ('--encoder=./nowhere', './nowhere'), ('--shard_size=0', 'shard_size 0')])
+    ('--encoder=./nowhere', './nowhere'), ('--shard_size=0', 'shard_size'), ('--max_tokens=3', 'max_tokens'),
+    ('--encoding=nope', "encoding 'nope'"), ('--encoding=rot13', "encoding 'rot13'"), ('--invalid_bytes=drop', 'stop | replace'),
+    ('--latents_from=z.npz', 'latents_from=z.npz: expected a .npy file'), ('--document_limit=0', 'document_limit')])
 def test_what_is_wrong_with_the_command_is_one_line_and_code_2(tmp_path, monkeypatch, capsys, args, message):
     import huggingface_hub
     monkeypatch.setattr(huggingface_hub, 'snapshot_download', lambda *a, **k: (_ for _ in ()).throw(OSError('no network')))

@@ -49,7 +49,7 @@ def shares(schedule, steps):
 def test_ancestral_cached_remdm_and_dfm_without_remasking_have_the_enumerated_law_of_their_chain(name, knobs, steps, schedule):
     table, M = random_denoiser(), shares(schedule, steps)
     law = chain_law(table, [(m - m_s) / m for m, m_s in zip(M, M[1:])])
-    assert chi_square_z(draw(name, table, steps, schedule=schedule, **knobs), law) < 4
+    assert chi_square_z(draw(name, table, steps, schedule=schedule, **knobs), law) < 6
 
 
 @pytest.mark.parametrize('remask, eta', [('cap', .3), ('rescale', .6)])
@@ -63,10 +63,10 @@ def test_remdm_has_the_enumerated_law_of_its_chain_and_keeps_the_marginals(remas
         chain.append(((a_s - (1 - g) * a_t) / (1 - a_t), g))
     states = []
     out = draw('remdm', table, steps, remask=remask, eta=eta, on_step=lambda x: states.append((x == MASK).double().mean().item()))
-    assert chi_square_z(out, release_chain(table, chain)) < 4
+    assert chi_square_z(out, release_chain(table, chain)) < 6
     assert chi_square_z(out, chain_law(table, [(m - m_s) / m for m, m_s in zip(M, M[1:])])) > 10, 'it is another chain than ancestral'
     for share, m in zip(states, M[1:]):
-        assert abs(share - m) < 4 * math.sqrt(m * (1 - m) / (N * L)) + 1e-12
+        assert abs(share - m) < 5 * math.sqrt(m * (1 - m) / (N * L)) + 1e-12
 
 
 @pytest.mark.parametrize('alpha', [1.5, 2.])
@@ -80,9 +80,9 @@ def test_dfm_has_the_enumerated_law_of_its_chain_and_keeps_the_marginals(alpha, 
     assert max(g for _, g in chain) > .1
     states = []
     out = draw('dfm', table, 4, alpha=alpha, schedule=schedule, on_step=lambda x: states.append((x == MASK).double().mean().item()))
-    assert chi_square_z(out, release_chain(table, chain)) < 4
+    assert chi_square_z(out, release_chain(table, chain)) < 6
     for share, m in zip(states, M[1:]):
-        assert abs(share - m) < 4 * math.sqrt(m * (1 - m) / (N * L)) + 1e-12
+        assert abs(share - m) < 5 * math.sqrt(m * (1 - m) / (N * L)) + 1e-12
 
 
 def test_reparam_masks_the_least_certain_again_and_the_others_keep_their_tokens():
@@ -103,7 +103,7 @@ def test_reparam_masks_the_least_certain_again_and_the_others_keep_their_tokens(
             state = now
     assert back > 0, 'nothing was taken back'
     table = random_denoiser()
-    assert chi_square_z(draw('reparam', table, 1), chain_law(table, [1.0])) < 4, 'one step: every position on its own'
+    assert chi_square_z(draw('reparam', table, 1), chain_law(table, [1.0])) < 6, 'one step: every position on its own'
 
 
 def test_reparam_draws_over_repeated_tokens_again():
@@ -126,7 +126,7 @@ def test_remdm_loop_rests_at_a_on_while_tokens_come_and_go():
     for i, (share, again) in enumerate(zip(shares, changed)):
         s = 1 - (i + 1) / steps
         a = a_on * (1 - (s - t_on) / (1 - t_on)) if s >= t_on else a_on if s >= t_off else 1 - (1 - a_on) * s / t_off
-        assert abs(share - a) < 4 * math.sqrt(.25 / 80_000) + 1e-12, (i, share, a)
+        assert abs(share - a) < 5 * math.sqrt(.25 / 80_000) + 1e-12, (i, share, a)
         resting = s >= t_off and 1 - i / steps <= t_on
         assert abs(again - (a_on * min(eta, (1 - a_on) / a_on) if resting else 0)) < .01, (i, again)
     assert shares[-1] == 1
@@ -139,16 +139,16 @@ def test_the_chain_at_few_steps_is_not_the_model_and_the_chi_square_sees_it():
 
 def test_first_hitting_has_the_law_of_the_model():
     for table in (random_denoiser(), optimal_denoiser()[1]):
-        assert chi_square_z(draw('first_hitting', table, L), any_order_law(table)) < 4
+        assert chi_square_z(draw('first_hitting', table, L), any_order_law(table)) < 6
     p, table = optimal_denoiser()                                        # the optimal denoiser's own law is the data's
-    assert chi_square_z(draw('first_hitting', table, L), p) < 4
+    assert chi_square_z(draw('first_hitting', table, L), p) < 6
 
 
 def test_blocks_have_the_law_of_filling_one_block_after_the_other():
     table = random_denoiser()
     law = any_order_law(table, block=2)
-    assert chi_square_z(draw('first_hitting', table, L, block=2), law) < 4
-    assert chi_square_z(draw('ancestral', table, 400, block=2, n=20_000), law) < 4
+    assert chi_square_z(draw('first_hitting', table, L, block=2), law) < 6
+    assert chi_square_z(draw('ancestral', table, 400, block=2, n=20_000), law) < 6
     assert chi_square_z(draw('first_hitting', table, L), law) > 20, 'blocks change the law'
     left_to_right = []
     draw('remdm', table, 12, n=50, block=1, eta=.5, on_step=lambda x: left_to_right.append(x.clone()))
@@ -301,7 +301,7 @@ def test_release_rate_equals_u_at_4096_steps(name):
     shape, u = (4096, 1024), 1 / 4096
     count = released_in_the_first_step(50257, 4096, shape, lambda x, t, positions, rows=None: positions, torch.zeros_like, name=name)
     n = math.prod(shape)
-    assert abs(count - n * u) < 4 * math.sqrt(n * u * (1 - u))
+    assert abs(count - n * u) < 5 * math.sqrt(n * u * (1 - u))
 
 
 def test_release_rate_equals_u_with_real_proposals_over_50257_ids():
@@ -309,7 +309,7 @@ def test_release_rate_equals_u_with_real_proposals_over_50257_ids():
     propose = make_propose(1.0, 1.0, torch.Generator().manual_seed(1))
     count = released_in_the_first_step(vocabulary, 16, shape, lambda x, t, positions: torch.zeros(len(positions), vocabulary), propose)
     n = math.prod(shape)
-    assert abs(count - n * u) < 4 * math.sqrt(n * u * (1 - u))
+    assert abs(count - n * u) < 5 * math.sqrt(n * u * (1 - u))
 
 
 def test_proposals_follow_the_softmax_at_a_temperature_in_float32():
@@ -318,7 +318,7 @@ def test_proposals_follow_the_softmax_at_a_temperature_in_float32():
         x = make_propose(temperature, 1.0, torch.Generator().manual_seed(0))(logits)
         p = (logits[0] / temperature).softmax(0)
         share = torch.bincount(x, minlength=4) / 200_000
-        assert ((share - p).abs() <= 4 * (p * (1 - p) / 200_000).sqrt() + 1e-9).all()
+        assert ((share - p).abs() <= 5 * (p * (1 - p) / 200_000).sqrt() + 1e-9).all()
     assert (make_propose(0.0, 1.0, None)(logits) == 0).all()
 
 
@@ -376,7 +376,7 @@ def test_text_guidance_1_and_0_are_the_two_models_and_between_is_their_mixture()
         run = known_run()
         ids = sample.l2t(run, torch.zeros(20_000, 1, 2), guidance=g, sampler='first_hitting', steps=1, batch=20_000)
         share = torch.bincount(ids.flatten(), minlength=3) / ids.numel()
-        assert (share - expected.exp()).abs().max() < 4 * math.sqrt(.25 / ids.numel()), g
+        assert (share - expected.exp()).abs().max() < 5 * math.sqrt(.25 / ids.numel()), g
         assert run.row_calls == 20_000 * calls
 
 

@@ -1,8 +1,11 @@
 """ Every kind of source as sentences: the same documents whatever holds them, each counted, latents that stay with their text. """
+import csv
 import gzip
 import json
 import os
+import socket
 import stat
+import subprocess
 import sys
 from collections import Counter
 
@@ -13,7 +16,7 @@ import data
 import sources
 from data import RESIDUES, PackedDataset
 from sources import Source, documents, image_patches
-from runs import TINY, run_each
+from runs import ROOT, TINY, run_each
 from test_prepare import LINES, WORDS, own_knobs, run, texts_of, write_lines    # noqa: F401  own_knobs puts prepare's knobs back
 
 PROTEINS = '>a first\nMKTAYIAKQR\nQISFVKSHFS*\n>b\nmktayiakqrqisfvkshfs\n>empty\n\n>c\nMJ@KV\n>d\nMKVLAAGIVGLLLA\n'
@@ -76,6 +79,111 @@ def test_the_hub_is_asked_for_its_commit_and_a_missing_library_is_one_line(monke
     monkeypatch.setitem(sys.modules, 'datasets', None)
     with pytest.raises(ValueError, match='pip install datasets'):
         read_all(hub_dataset='lm1b')
+
+
+def test_a_hub_that_is_not_there_is_one_line_whatever_is_asked_of_it(tmp_path):
+    """ A port where nobody listens. Its libraries would try it six times each. """
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        endpoint = f'http://127.0.0.1:{s.getsockname()[1]}'
+    code = f"""
+import os, runpy, sys
+for args in (['--encoder=e5'], ['--hub_dataset=lm1b'], ['--hub_dataset=lm1b', '--hub_revision=x']):
+    sys.argv = ['prepare.py', '--out={tmp_path}/x', *args]
+    try:
+        runpy.run_path({str(ROOT / 'prepare.py')!r}, run_name='__main__')
+    except SystemExit as stop:
+        print('code', stop.code)
+"""
+    done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=120,
+                          env={**os.environ, 'PYTHONPATH': str(ROOT), 'HF_HUB_OFFLINE': '', 'HF_ENDPOINT': endpoint, 'HF_HOME': str(tmp_path)})
+    lines = done.stderr.strip().splitlines()
+    assert done.stdout.count('code 2') == 3 and len(lines) == 3, done.stderr
+    assert all(line.startswith('error: ') and f'{endpoint} does not answer' in line for line in lines)
+
+
+# -----------------------------------------------------------------------------
+# longer than the limit, other encodings
+
+LONG = 'word, ' * 999                                        # where the limit is 1,000 characters
+
+
+def write_long(path, kind):
+    """ Three documents of which the second is too long, as a file of this kind. """
+    texts = ['first here', LONG, 'last here']
+    if kind == 'line.txt.gz':
+        path.write_bytes(gzip.compress('\n'.join(texts).encode()))
+    elif kind == 'paragraph.txt':
+        path.write_text('\n\n'.join([texts[0], 'word\n' * 999, texts[2]]))
+    elif kind == 'jsonl':
+        path.write_text('\n'.join(json.dumps(dict(text=text)) for text in texts))
+    elif kind == 'csv':                                      # with commas, quotes and line ends in it
+        with open(path, 'w', newline='') as f:
+            csv.writer(f).writerows([['text', 'n'], *((text, 1) for text in (texts[0], 'word, "word" word, word\n' * 200, texts[2]))])
+    elif kind == 'tsv':
+        path.write_text('n\ttext\n' + ''.join(f'1\t{text}\n' for text in texts))
+    elif kind == 'fasta':
+        path.write_text('>a\nMKV\n>b\n' + 'MKVM\n' * 999 + '>c\nVKM\n')
+    else:
+        import pyarrow.parquet
+        pyarrow.parquet.write_table(pyarrow.table(dict(text=texts)), path)
+
+
+@pytest.mark.parametrize('kind', ['line.txt.gz', 'paragraph.txt', 'jsonl', 'csv', 'tsv', 'fasta', 'parquet'])
+def test_a_document_longer_than_the_limit_is_a_counted_drop_and_its_neighbours_stay(tmp_path, kind):
+    path = tmp_path / f'a.{kind}'
+    if kind == 'parquet':
+        pytest.importorskip('pyarrow', reason='pyarrow reads parquet: pip install datasets')
+    write_long(path, kind)
+    knobs = dict(input=path, split_on='paragraph' if kind == 'paragraph.txt' else 'line')
+    found, counts = read_all(**knobs, document_limit=1000)
+    whole, all_counts = read_all(**knobs)
+    assert len(found) == 2 and counts == Counter(read=3, kept=2, over_document_limit=1, invalid_utf8=0) | (
+        Counter(unknown_residues=0) if kind == 'fasta' else Counter())
+    assert [d.text for d in whole][::2] == [d.text for d in found] and len(whole[1].text) > 3000 and all_counts['kept'] == 3
+    exact = max(len(whole[1].text) * 2, 1000)                # a limit that holds it, quotes and line ends too
+    assert read_all(**knobs, document_limit=exact)[1]['kept'] == 3
+
+
+def test_a_file_as_one_document_and_a_caption_keep_to_the_limit_too_and_rows_of_latents_stay_with_their_texts(tmp_path):
+    (tmp_path / 'a.txt').write_text(LONG)
+    assert read_all(input=tmp_path / 'a.txt', split_on='file', document_limit=1000)[1] == Counter(read=1, over_document_limit=1)
+    assert read_all(input=tmp_path / 'a.txt', split_on='file', document_limit=len(LONG))[1]['kept'] == 1
+    (tmp_path / 'b.txt').write_text(f'one\n{LONG}\nthree\n')
+    np.save(tmp_path / 'z.npy', np.arange(6, dtype=np.float32).reshape(3, 2))
+    found, _ = read_all(input=tmp_path / 'b.txt', latents_from=tmp_path / 'z.npy', document_limit=1000)
+    assert [(d.text, d.latent().tolist()) for d in found] == [('one', [[0, 1]]), ('three', [[4, 5]])]
+    (tmp_path / 'pictures').mkdir()
+    pytest.importorskip('PIL.Image', reason='reads images: pip install pillow').new('RGB', (8, 8)).save(tmp_path / 'pictures/a.png')
+    captions = [dict(file_name='a.png', text=text) for text in ('one', LONG, 'three')]
+    (tmp_path / 'pictures/metadata.jsonl').write_text('\n'.join(map(json.dumps, captions)))
+    found, counts = read_all(input=tmp_path / 'pictures', image_size=8, document_limit=1000)
+    assert [d.text for d in found] == ['one', 'three'] and counts['over_document_limit'] == 1
+
+
+def test_no_piece_that_is_read_of_a_long_line_is_longer_than_the_limit(tmp_path, monkeypatch):
+    (tmp_path / 'a.txt').write_text('x' * 1_000_000 + '\nend\n')
+    asked, read_piece = [], sources.TextFile.piece
+    monkeypatch.setattr(sources.TextFile, 'piece', lambda f, most: asked.append(most) or read_piece(f, most))
+    assert [d.text for d in read_all(input=tmp_path / 'a.txt', document_limit=70_000)[0]] == ['end']
+    assert max(asked) <= 70_001 and len(asked) > 10
+    (tmp_path / 'a.csv').write_text('text\n' + '" ' * 500_001)
+    with pytest.raises(ValueError, match='a.csv, line 2: no end of a row of'):
+        read_all(input=tmp_path / 'a.csv', document_limit=70_000)
+
+
+def test_every_encoding_that_is_named_reads_the_same_texts_and_a_wrong_one_stops_with_file_and_line(tmp_path):
+    texts = ['naïve café', 'größer', 'plain']
+    for encoding in ('utf-8', 'utf-8-sig', 'latin-1', 'cp1252', 'utf-16', 'UTF8'):
+        (tmp_path / 'a.txt').write_bytes('\n'.join(texts).encode(encoding))
+        assert [d.text for d in read_all(input=tmp_path / 'a.txt', encoding=encoding)[0]] == texts, encoding
+    (tmp_path / 'a.txt').write_bytes('one\ntwo\ncafé\n'.encode('latin-1'))
+    for encoding, split_on in (('utf-8', 'line'), ('utf-8', 'file'), ('ascii', 'paragraph')):
+        with pytest.raises(ValueError, match=f'a.txt, line 3: byte 0xE9 is no {encoding}; .*--encoding=latin-1'):
+            read_all(input=tmp_path / 'a.txt', encoding=encoding, split_on=split_on)
+    with pytest.raises(ValueError, match='a.txt, at line 1 or soon after: .*--encoding='):
+        read_all(input=tmp_path / 'a.txt', encoding='utf-16')
+    assert [d.text for d in read_all(input=tmp_path / 'a.txt', invalid_bytes='replace')[0]] == ['one', 'two', 'caf\ufffd']
 
 
 # -----------------------------------------------------------------------------
@@ -189,6 +297,17 @@ def test_given_latents_that_do_not_fit_are_refused_with_both_numbers(tmp_path):
     np.save(tmp_path / 'z.npy', np.array([{}] * 150, object), allow_pickle=True)
     with pytest.raises(ValueError, match='z.npy: latents cannot be read'):
         run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'out', encoder='none')
+    for content in (b'PK\x03\x04' + b'\0' * 50, b'', b'\x93NUMPY\x01\0\x10\0{((((((((((((((((\n'):
+        (tmp_path / 'z.npy').write_bytes(content)
+        with pytest.raises(ValueError, match='z.npy: latents cannot be read'):
+            run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'out', encoder='none')
+    np.savez(tmp_path / 'z.npz', np.zeros((150, 6), np.float32))
+    os.rename(tmp_path / 'z.npz', tmp_path / 'z.npy')
+    with pytest.raises(ValueError, match='z.npy: latents cannot be read .a zip archive'):
+        run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'out', encoder='none')
+    for name in ('z.npz', 'z', 'z.npy,,'):
+        with pytest.raises(ValueError, match='latents_from=.*: expected a .npy file or a folder of them'):
+            run(input=path, latents_from=name, out=tmp_path / 'out', encoder='none')
     np.save(tmp_path / 'z.npy', np.zeros(150, np.float32))
     with pytest.raises(ValueError, match=r'z.npy: latents are float32 \(150,\), expected floats \(n, D\)'):
         run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'out', encoder='none')

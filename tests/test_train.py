@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from data import PackedDataset
+from configurator import run_config
+from data import PackedDataset, dataset_folder, how_to_prepare
 from diffusion import GaussianLatents, MaskedText
 from objective import Objective, read_stages
-from runs import ROOT, TINY, Job, log, run, run_each, train, train_each, weights
+from runs import ROOT, TINY, Job, log, run, run_code, run_each, train, train_each, weights
 from samplers import SAMPLERS
 
 
@@ -224,11 +225,11 @@ def test_overlays_train_on_the_quickstart_dataset_and_set_nothing_of_the_run(dat
     assert result.returncode == 0, result.stderr
     knobs = json.loads((out / 'config.json').read_text())
     knobs = knobs.get('config', knobs)
-    sets = dict(stable=dict(learning_rate=5e-5, grad_accum=2), atat=dict(importance='hybrid', curriculum=True))
+    sets = dict(stable=dict(learning_rate=5e-5, grad_clip=0.5), atat=dict(importance='hybrid', curriculum=True))
     assert sets.get(overlay, dict(mode=overlay)).items() <= knobs.items()
     body = (ROOT / 'config' / f'{overlay}.py').read_text().split('"""')[2]
     names = {line.split('=')[0].strip() for line in body.splitlines() if '=' in line}
-    assert names and not names & {'dataset', 'out', 'out_dir', 'depth', 'width', 'max_iters', 'batch_size'}
+    assert names and not names & {'dataset', 'out', 'out_dir', 'depth', 'width', 'max_iters', 'batch_size', 'grad_accum'}
 
 
 KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_noise=0.9', '--latent_weight=3', '--t_min=0.3', '--mode_weights=1,9,1',
@@ -249,6 +250,47 @@ def test_every_training_knob_changes_the_validated_loss_and_no_run_differs_from_
     assert unchanged == ['--seed=0', '--freeze=none', '--importance=freq'], 'mixed reaches all parameters; importance alone does nothing'
     others = [json.dumps(entry) for knob, entry in found.items() if knob not in unchanged]
     assert len(set(others)) == len(others), 'two knobs do the same'
+
+
+def test_without_clipping_a_run_is_that_of_a_bound_out_of_reach(dataset, tmp_path):
+    runs = {}
+    for guard in ('true', 'false'):
+        for clip in ('0', '1e9'):
+            runs[tmp_path / f'{clip}-{guard}'] = [f'--grad_clip={clip}', f'--guard={guard}', '--max_iters=4',
+                                                  '--save_interval=1', '--keep=9']
+    train_each(dataset, runs)
+    whole = tmp_path / '0-true'
+    for out in runs:
+        assert log(out) == log(whole)
+        assert all(torch.equal(w, weights(whole)[name]) for name, w in weights(out).items())
+    norms = [entry['grad_norm'] for entry in log(whole).values() if 'grad_norm' in entry]
+    assert len(norms) == 4 and all(math.isfinite(norm) and norm > 0 for norm in norms)
+    assert moved(whole), 'nothing moved'
+
+
+def test_a_resume_says_which_knobs_are_others_and_config_json_keeps_the_old_ones(dataset, tmp_path):
+    out = tmp_path / 'run'
+
+    def go_on(steps, *args):
+        return ['train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY, '--keep=9', f'--max_iters={steps}', *args]
+    same = ['--seed=1', '--betas=0.9,0.99', '--cond_drop=0.5', '--ema_decay=0.9', '--latent_weight=2']
+    results = run_each(go_on(4, '--ema_decay=0'), go_on(8, *same), go_on(8, *same, '--log_interval=2', '--save_interval=2'),
+                       go_on(12, '--ema_decay=0'))
+    assert all(rc == 0 for rc, _, _ in results), results
+    lines = [[line for line in out.splitlines() if line.startswith('resumed')] for _, out, _ in results]
+    assert lines == [[], ['resumed with other knobs: seed 0 -> 1, cond_drop 0.1 -> 0.5, latent_weight 1.0 -> 2.0, max_iters 4 -> 8, '
+                          'betas (0.9, 0.95) -> (0.9, 0.99), ema_decay 0.0 -> 0.9'], [],
+                     ['resumed with other knobs: seed 1 -> 0, cond_drop 0.5 -> 0.1, latent_weight 2.0 -> 1.0, max_iters 8 -> 12, '
+                      'betas (0.9, 0.99) -> (0.9, 0.95), ema_decay 0.9 -> 0.0']]
+    earlier = json.loads((out / 'config.json').read_text())['resumed_from']
+    assert [entry['step'] for entry in earlier] == [4, 8, 8] and [entry.get('seed') for entry in earlier] == [0, None, 1]
+
+    # an average begins where the run was, and ends with it
+    average, now = (load_file(out / 'step-00000008' / f'{name}.safetensors') for name in ('ema', 'model'))
+    before = load_file(out / 'step-00000004' / 'model.safetensors')
+    first = 'blocks.0.text.up.weight'
+    assert not (out / 'step-00000012' / 'ema.safetensors').exists()
+    assert (average[first] - before[first]).norm() < (now[first] - before[first]).norm()
 
 
 def test_sample_and_evaluate_run_from_the_run_folder_alone(dataset, finished, tmp_path):
@@ -346,6 +388,169 @@ objective.Objective.losses = counted
 from torch._dynamo.utils import counters
 print('GRAPH BREAKS', sum(counters['graph_break'].values()), 'PROGRAMS', counters['stats']['unique_graphs'], 'CALLS', len(calls))
 """)
-    assert job.wait(300) == [0], job.err()
+    assert job.wait() == [0], job.err()
     breaks, programs, calls = re.search(r'GRAPH BREAKS (\d+) PROGRAMS (\d+) CALLS (\d+)', job.out()).groups()
     assert int(breaks) == 0 and int(programs) > 1 and int(calls) == 12
+
+
+# ---- what a run says of itself
+
+def test_importing_train_starts_nothing(tmp_path):
+    result = run_code('import train', cwd=tmp_path)
+    assert result.returncode == 1 and 'ImportError: train.py is a script' in result.stderr and not result.stdout
+    assert 'torch' not in result.stderr and not list(tmp_path.iterdir())
+
+
+def test_waiting_threads_sleep_unless_the_environment_says_otherwise(tmp_path):
+    """ The variable must be set before torch is imported; the missing dataset ends each script right after its imports. """
+    code = """
+import os, runpy, sys
+script = sys.argv[1]
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == 'torch':
+            print('torch sees', os.environ.get('OMP_WAIT_POLICY'))
+            raise SystemExit(0)
+sys.meta_path.insert(0, Finder())
+sys.argv = [script]
+runpy.run_path(os.path.join(os.environ['PYTHONPATH'], script), run_name='__main__')
+"""
+    for script in ('train.py', 'prepare.py', 'sample.py', 'evaluate.py'):
+        assert run_code(code, script, OMP_WAIT_POLICY=None).stdout == 'torch sees PASSIVE\n', script
+    assert run_code(code, 'train.py', OMP_WAIT_POLICY='ACTIVE').stdout == 'torch sees ACTIVE\n'
+
+
+def test_the_cost_is_said_before_the_first_step_and_again_after_five(dataset, tmp_path):
+    slow = ['--log_interval=10', '--eval_interval=100', '--save_interval=100']
+    result = train(dataset, tmp_path / 'run', *slow)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    before, estimate, first_log = (next(i for i, line in enumerate(lines) if text in line)
+                                   for text in ('12 steps of 8 x 32 tokens', 'a step, about', 'loss '))
+    assert before < estimate < first_log and lines[estimate].startswith('step      5/12 | ')
+    n = len(PackedDataset(str(dataset), 'train'))
+    assert f': {12 * 8 / n:.2f} epochs of {n} samples, ' in lines[before] and re.search(r'FLOP a step, .*FLOP in all', lines[before])
+    assert result.stdout.count('a step, about') == 1 and result.stdout.count('M parameters') == 1
+
+    # a second after which each step is reported needs no estimate; the steps themselves are the same
+    other = train(dataset, tmp_path / 'other', *slow[1:])
+    assert 'a step, about' not in other.stdout
+    assert all(torch.equal(a, b) for a, b in zip(weights(tmp_path / 'run').values(), weights(tmp_path / 'other').values()))
+
+
+def test_a_batch_that_is_mostly_padding_is_a_warning_with_the_length_that_would_do(dataset, tmp_path):
+    lengths = np.concatenate([PackedDataset(str(dataset), split).lengths() for split in ('train', 'val')])
+    train_lengths = PackedDataset(str(dataset), 'train').lengths()
+    here = ['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/run', *TINY, '--preflight_only=true']
+    (rc, out, err), (_, fits, _) = run_each([*here, '--seq_len=128'], [*here, f'--seq_len={lengths.max() + 1}'])
+    share = 1 - (train_lengths + 1).mean() / 128
+    assert rc == 0 and not err
+    warning, = [line for line in out.splitlines() if line.startswith('warning: ')]
+    assert f'{100 * share:.0f} % of a batch is PAD' in warning and f'{train_lengths.mean():.1f} tokens on average' in warning
+    assert f'--seq_len={lengths.max() + 1} ' in warning and 'warning' not in fits
+
+
+def test_accuracy_and_nats_per_token_do_not_count_padding(dataset):
+    """ A batch by hand: every PAD right, of the real tokens none. """
+    data = PackedDataset(str(dataset), 'train')
+    stages = read_stages('l2t', '', (), ('text', 'latent'), 'none', 12, 32, lambda share, length: 8 * length)
+    text = MaskedText(data.tokenizer.vocab_size)
+    objective = Objective(text, GaussianLatents(data.live), ('text', 'latent'), 'cpu', None, 0, .1, 0., 1., 1e-3)
+    rows = np.arange(8)
+    batch = objective.batch(data, rows, 0, 0, 8, stages[0])
+    is_pad = batch['targets'] == data.tokenizer.pad
+    scored = batch['weight'] > 0
+    assert (scored & is_pad).any() and (scored & ~is_pad).any()
+    nll = torch.ones(len(is_pad))
+    result = dict(loss=torch.tensor(2.), text_loss=torch.tensor(2.), nll=nll, right=is_pad)
+
+    def summary(result):
+        sums = objective.statistics(batch, result)
+        return objective.summary({name: x.tolist() for name, x in sums.items()}, 1)[0]
+    assert summary(result)['text_accuracy'] == 0
+    assert summary({**result, 'right': ~is_pad})['text_accuracy'] == 1
+    n_real = (data.rows(rows)[0] != data.tokenizer.pad).sum().item()
+    assert summary(result)['text_nats_per_token'] == pytest.approx(2 * 8 * 32 / n_real) and n_real < 8 * 32
+    assert summary(result)['text_loss'] == 2
+
+
+def test_a_finished_run_says_so_and_speaks_of_no_validation_that_was_not(dataset, finished, tmp_path):
+    again = train(dataset, finished)
+    assert again.returncode == 0 and again.stdout.splitlines()[-1].startswith(f'{finished} is finished: 12 of 12 steps; best validation ')
+    assert 'raise --max_iters to go on' in again.stdout and '0 steps in' not in again.stdout
+    # a signal after one step: nothing was validated
+    job = Job(dataset, tmp_path / 'run', '--eval_interval=100', before="""
+import signal, objective
+statistics = objective.Objective.statistics
+def stopped(*args):
+    signal.raise_signal(signal.SIGTERM)
+    return statistics(*args)
+objective.Objective.statistics = stopped
+""")
+    assert job.wait() == [0], job.err()
+    assert job.out().splitlines()[-1].startswith('1 steps in 0:00:0') and 'inf' not in job.out().splitlines()[-1]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason='needs a machine without a GPU')
+def test_cuda_where_there_is_none_is_the_machine_s_fault(dataset, tmp_path):
+    for device in ('cuda', 'cuda:1'):
+        result = train(dataset, tmp_path / 'run', f'--device={device}')
+        assert result.returncode == 2 and result.stderr.count('\n') == 1, result.stderr
+        assert f'device={device!r} ' in result.stderr and 'no CUDA device' in result.stderr and 'nproc' not in result.stderr
+
+
+def test_a_missing_dataset_is_answered_with_what_makes_that_very_one(tmp_path, monkeypatch):
+    made = 'python prepare.py config/quickstart.py config/mixed.py`'
+    for args, command in ((['config/quickstart.py', 'config/mixed.py', '--dataset=nope'], '--input=... --out=data/nope`'),
+                          (['config/quickstart.py', f'--dataset={tmp_path}/quickstart'], f'--out={tmp_path}/quickstart`'),
+                          (['config/quickstart.py', 'config/mixed.py'], made), (['--dataset=quickstart'], 'config/quickstart.py`')):
+        monkeypatch.chdir(ROOT)
+        folder = next((a.split('=')[1] for a in args if 'dataset' in a), 'quickstart')
+        assert command in how_to_prepare(dataset_folder(folder), [a for a in args if a.endswith('.py')]), args
+    result = run('train.py', 'config/quickstart.py', '--dataset=nope')
+    assert result.returncode == 2 and 'no dataset in data/nope' in result.stderr and 'config/' not in result.stderr
+
+
+def test_the_conservative_overlay_makes_no_batch_smaller():
+    rows = {}
+    for overlay in ([], ['config/stable.py']):
+        knobs = dict(batch_size=64, grad_accum=1)
+        for path in ['config/l2t.py', *overlay]:
+            knobs |= {name: value for name, value, _ in run_config(str(ROOT / path))}
+        rows[len(overlay)] = knobs['batch_size'] * knobs['grad_accum']
+    assert rows[1] == rows[0] == 512
+
+
+WANDB = """
+import json, os
+def note(**call):
+    with open(os.environ['CALLS'], 'a') as f:
+        f.write(json.dumps(call) + '\\n')
+def init(**how):
+    note(init={name: how[name] for name in ('project', 'name', 'id', 'resume')})
+def log(entry, step):
+    note(step=step, keys=sorted(entry))
+"""
+
+
+def test_a_resumed_run_goes_on_in_the_same_run_of_wandb(dataset, tmp_path):
+    (tmp_path / 'modules').mkdir()
+    (tmp_path / 'modules' / 'wandb.py').write_text(WANDB)
+
+    def start(out, *args):
+        env = dict(PYTHONPATH=f'{ROOT}:{tmp_path}/modules', CALLS=str(tmp_path / 'calls'))
+        job = Job(dataset, out, '--wandb_project=captions', *args, env=env)
+        rc, = job.wait()
+        return rc, job.err()
+    run_folder, other = tmp_path / 'run', tmp_path / 'other'
+    for out, steps in ((run_folder, 4), (run_folder, 6), (other, 2)):
+        assert start(out, f'--max_iters={steps}')[0] == 0
+    calls = [json.loads(line) for line in open(tmp_path / 'calls')]
+    first, second, third = (call['init'] for call in calls if 'init' in call)
+    assert first == second and first['resume'] == 'allow' and first['project'] == 'captions' and first['name'] == 'run'
+    assert re.fullmatch(r'[0-9a-f]{8}', first['id']) and third['id'] != first['id']
+    steps = [call['step'] for call in calls if 'keys' in call and 'loss' in call['keys']]
+    assert steps == [1, 2, 3, 4, 5, 6, 1, 2]
+    (run_folder / 'wandb_id').write_text('../x\n')
+    rc, err = start(run_folder, '--max_iters=7')
+    assert rc == 2 and err.count('\n') == 1 and 'wandb_id' in err and '../x' in err

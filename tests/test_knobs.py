@@ -1,0 +1,89 @@
+""" Every knob of every script, asked for what no knob should believe: the script does what it says, or refuses it in one line. """
+import os
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+import configurator
+from runs import ROOT, run_each
+
+VALUES = ('nan', 'inf', '-1', '0', '1e30', '')
+SHORT = ['--depth=1', '--width=16', '--heads=1', '--latent_tokens=1', '--batch_size=4', '--max_iters=1', '--eval_iters=1', '--device=cpu',
+         '--dtype=float32', '--warmup_iters=0']
+
+
+def knobs_of(script):
+    return list(configurator.read_knobs(os.path.join(ROOT, f'{script}.py'))[0])
+
+
+def asked_for(script, *base):
+    """ The command lines of a script: each knob with each value, after `base`. '{i}' in it is the number of the command. """
+    pairs = [f'--{name}={value}' for name in knobs_of(script) for value in VALUES]
+    return [[f'{script}.py', *(argument.format(i=i) for argument in base), pair] for i, pair in enumerate(pairs)]
+
+
+def judge(commands, results):
+    """ What is wrong: neither exit code 0 nor one line and exit code 2. """
+    for command, (code, out, err) in zip(commands, results):
+        lines = [line for line in err.splitlines() if line.strip()]
+        is_refused = code == 2 and len(lines) == 1 and lines[0].startswith('error: ')
+        if not is_refused and code != 0:
+            yield command[-1], code, err[-300:]
+
+
+def test_every_knob_that_is_a_number_or_one_of_several_words_has_a_range():
+    for script in configurator.SCRIPTS:
+        knobs, _, rules = configurator.read_knobs(os.path.join(ROOT, f'{script}.py'))
+        for name, default in knobs.items():
+            is_number = any(type(x) in (int, float) for x in (default if isinstance(default, tuple) else [default]))
+            assert not (is_number or default is None) or name in rules, (script, name)
+            if name in rules:
+                assert configurator.settle(default, default, rules[name], configurator.from_value) == default, (script, name)
+
+
+def test_a_knob_of_several_scripts_has_one_range():
+    found = {}
+    for script in ('sample', 'evaluate'):
+        for name, rule in configurator.read_knobs(os.path.join(ROOT, f'{script}.py'))[2].items():
+            assert found.setdefault(name, rule) == rule, (script, name, rule, found[name])
+
+
+@pytest.fixture(scope='module')
+def here(dataset, tmp_path_factory):
+    """ A folder with a short run in it. """
+    folder = tmp_path_factory.mktemp('knobs')
+    (code, _, err), = run_each(['train.py', f'--dataset={dataset}', *SHORT, '--mode=mixed', f'--out_dir={folder}/run'])
+    assert code == 0, err
+    return folder
+
+
+def test_train_does_what_a_knob_says_or_refuses_it(dataset, here):
+    commands = asked_for('train', f'--out_dir={here}/train{{i}}', f'--dataset={dataset}', *SHORT)
+    results = run_each(*commands, cwd=here)
+    assert not list(judge(commands, results))
+    for command, (code, out, err) in zip(commands, results):
+        for path in Path(command[1].split('=')[1]).glob('step-*/*.safetensors') if code == 0 else ():
+            assert all(w.isfinite().all() for w in load_file(path).values()), command[-1]
+
+
+def commands_of(script, here, dataset):
+    if script == 'prepare':
+        return asked_for('prepare', f'--out={here}/packed{{i}}', f'--input={dataset.parent}/lines.txt', '--max_documents=60',
+                         '--encoder=lsa', '--encoder_dims=4', '--vocab_size=260', '--max_tokens=31', '--val_fraction=.2')
+    if script == 'sample':
+        return asked_for('sample', f'--out_dir={here}/run', '--text=a red man runs', '--steps=2', '--latent_steps=2', '--device=cpu')
+    if script == 'evaluate':
+        return asked_for('evaluate', f'--out_dir={here}/run', '--tasks=nelbo,l2t,t2l', '--n=3', '--draws=2', '--steps=2',
+                         '--latent_steps=2', '--seeds=1', '--device=cpu')
+    if script == 'plot':
+        return asked_for('plot', f'--out_dir={here}/run')
+    training = ' '.join([f'--dataset={dataset}', *(arg for arg in SHORT if 'max_iters' not in arg)])
+    return asked_for('bench', '--what=trainings', f'--lines={training}', '--rounds=1', '--max_iters=4', '--device=cpu')
+
+
+@pytest.mark.parametrize('script', ['prepare', 'sample', 'evaluate', 'plot', 'bench'])
+def test_the_other_scripts_do_what_a_knob_says_or_refuse_it(dataset, here, script):
+    commands = commands_of(script, here, dataset)
+    results = run_each(*commands, cwd=here, env=dict(HF_HUB_OFFLINE='1'))
+    assert not list(judge(commands, results))
