@@ -316,11 +316,12 @@ def test_sample_and_evaluate_run_from_the_run_folder_alone(dataset, finished, tm
                     ['evaluate.py', f'--out_dir={finished}', '--tasks=t2l'], ['evaluate.py', f'--out_dir={finished}', '--draws=0'],
                     ['evaluate.py', f'--out_dir={finished}', '--tasks=nelbo', '--draws=3', f'--texts={tmp_path}/own.txt'])
     assert [rc for rc, _, _ in runs] == [0, 2, 2, 0], runs
-    assert 'no t2l' in runs[1][2] and 'draws' in runs[2][2] and all(err.count('\n') == 1 for _, _, err in runs[1:3])
+    assert 'no t2l' in runs[1][2] and "'draws'" in runs[2][2] and all(err.count('\n') == 1 for _, _, err in runs[1:3])
     results = json.loads((finished / 'results.json').read_text())
     for control in ('', 'shuffled/', 'null/'):
         assert results[f'nelbo/{control}nats_per_token'] > 0 and f'l2t/{control}bleu' in results, 'a task replaces its own keys only'
-    assert 'l2t/nearest/bleu' in results and results['meta']['l2t']['n_texts'] == 16 and results['meta']['nelbo']['n_texts'] == 2
+    assert 'l2t/nearest/bleu' in results and results['meta']['l2t']['n_texts'] == 16 and results['meta']['nelbo']['n_texts'] == 16
+    assert results['nelbo[texts=own.txt]/n'] == results['meta']['nelbo[texts=own.txt]']['n_texts'] == 2
 
 
 def test_every_direction_is_sampled_and_evaluated_from_one_mixed_checkpoint(joint, tmp_path):
