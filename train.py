@@ -63,7 +63,6 @@ latent_weight = 1.0                # [0, 1e6]: of the latent loss (per dimension
 init_from = ''                     # a run folder: begin with its best weights, at step 0
 freeze = 'unused'                  # none | unused | modality; unused: what no loss of the mode can reach; modality: in l2t the latent
                                    # encoder and head too, in t2l the text ones, to fine-tune what init_from names
-                                   # t2l the text ones, to fine-tune what init_from names; 'none'
 # ---- importance of tokens, math in adaptive.py
 importance = 'none'                # none | freq | learned | hybrid: what masking, curriculum and sample.py's by_importance go by
 masking = 'time_only'              # time_only | proportional | inverse | balanced: proportional masks the important first
@@ -77,7 +76,6 @@ text_schedule = 'loglinear'        # loglinear | cosine | polynomial | ddpm
 text_power = 2.0                   # [0.01, 100]; polynomial: 1 - a(t) = t^power
 text_loss_weight = 'bound'         # bound | uniform | rdm | dynamic | clip: what is masked at t weighs w(t), 1 (flow matching), or 1 - t;
                                    # gidd has bound, dynamic, clip
-                                   # gidd: bound | dynamic | clip
 gidd_uniform = 0.1                 # [0, 1); gidd: share of tokens that are others by lot at t = 1/2
 gidd_gamma = 1.0                   # [0.1, 10]; gidd: noise comes earlier and later (> 1), or in between
 hdlm_gamma = 1.0                   # [0.1, 10]; hdlm: tokens become clusters so much faster than clusters MASK
