@@ -39,9 +39,9 @@ META = {
     'name?': "'' | <a name>",
     'tokenizer': {'kind': '<a name>', 'vocab_size': 'int [2, 2**32]', 'eos': 'int [0, 2**32]', 'pad': 'int [0, 2**32]'},
     'encoder': (None, {
-        'id': '<a name>', 'revision': 'None | <a commit or a digest>', 'pooling': '<a name>', 'prefix': "'' | <a text>",
-        'normalize': 'bool', 'dimension': 'int [1, 2**24]', 'max_length': 'None | int [1, 2**62]', 'dtype': '<a name>',
-        'language': 'None | <a code>'}),
+        'id': '<a name>', 'revision?': 'None | <a commit or a digest>', 'pooling?': '<a name>', 'prefix?': "'' | <a text>",
+        'normalize?': 'bool', 'dimension?': 'int [1, 2**24]', 'max_length?': 'None | int [1, 2**62]', 'dtype?': '<a name>',
+        'language?': 'None | <a code>'}),
     'latent_shape': LATENT_SHAPE,
     'token_dtype': 'uint16 | uint32',
     'max_tokens': 'int [1, 65535]',

@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from runs import rules
-from runs.files import read_arrays, sha256
+from runs.files import check_fields, read_arrays, sha256
 from runs.files import read_json as read_json_file
 
 # normalize is L2; dimension is the model's own; max_length counts prefix and special tokens; revision is the hub's commit (None: the
@@ -45,6 +45,9 @@ TABLE = dict(
                   pooling='mean', prefix='', normalize=False, max_length=1024, dimension=480),
 )
 POOLINGS = ('mean', 'cls', 'last')
+RECORD = {'id': '<a name>', 'revision': 'None | <a commit>', 'pooling': '<a name>', 'prefix': "'' | <a text>", 'normalize': 'bool',
+          'dimension': 'int [1, 2**24]', 'max_length': 'None | int [1, 2**62]', 'dtype': 'float32 | bfloat16 | float16',
+          'language': 'None | <a code>'}           # of a dataset's meta.json: all that embeds another text the same way
 # weights of a checkpoint that no embedding reads, or that are computed rather than learned
 UNUSED = re.compile(r'(^|\.)pooler\.|position_ids$|^cls\.|^lm_head\.')
 
@@ -209,6 +212,7 @@ def load_encoder(name, device='cpu', pooling=None, normalize=None, prefix=None, 
                  max_length=max_length, language=language)
     settings = dict(prefix='', language=None)
     if isinstance(name, dict):
+        check_fields(name, RECORD, f'{folder or "the dataset"}/meta.json, encoder')
         settings, dtype = dict(name), name['dtype']
         if settings['id'] == 'lsa':
             return load_lsa(folder, settings)

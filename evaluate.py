@@ -140,8 +140,10 @@ def evaluate_sweep(run, task, points, sources, tokens, raw, **how):
     """ {'name=value,.../metric': value}: quality beside the network calls and the milliseconds that a text took. """
     def make(rows, label, point):
         rows = slice(rows)
-        return (write_from(run, raw[rows], label, tokens[rows], **how | point) if task == 'l2t' else
-                make_latents(run, tokens[rows], label, **how | point))
+        if task == 'l2t':
+            return write_from(run, raw[rows], label, tokens[rows], **how | point)
+        of_latents = {key: value for key, value in (how | point).items() if key not in ('rerank', 'refine')}
+        return make_latents(run, tokens[rows], label, **of_latents)
     results = {'n': len(sources)}
     make(how['batch'], 'warming up', points[0])                          # the first calls of a process, or of a compiled one, are slow
     for point in points:

@@ -1,4 +1,5 @@
 """ Run folders: what survives kills, full disks, flipped bits and hostile files. """
+import inspect
 import json
 import os
 import pickle
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import save_file
 
 from runs import checkpoint
+import sample
 from model import Model, ModelConfig
 from launch import HANGS
 

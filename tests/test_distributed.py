@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from runs import checkpoint
+from launch import checkpoint
 from launch import TINY, Job, log, run_each, weights
 
 EXACT = ['--dropout=0', '--ema_decay=0.9']

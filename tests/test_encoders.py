@@ -9,7 +9,7 @@ import transformers
 from tokenizers import Tokenizer as HFTokenizer, models, pre_tokenizers, processors
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
-from encoders import TABLE, fit_lsa, folder_hash, load_encoder, load_lsa, pool
+from encoders import TABLE, fetch, fit_lsa, folder_hash, load_encoder, load_lsa, pool, reach_hub
 
 WORDS = 'a the dog cat runs sits on beach mat and red big small man woman walks along river in snow'.split()
 TEXTS = ['a dog runs', 'the big red dog runs along the river in the snow', 'a cat', 'the man sits on a mat and the woman walks', 'snow']
@@ -279,3 +279,39 @@ def test_minilm_embeds_as_sentence_transformers_does():
     texts = TEXTS + ['', 'Ünïcode, ☃ and 中文.', 'word ' * 400]
     theirs = peer.SentenceTransformer(folder, device='cpu').encode(texts, convert_to_tensor=True, show_progress_bar=False)
     assert (load_encoder(folder)(texts)[:, 0] - theirs).abs().max() < 1e-5
+
+
+def test_a_bare_text_is_refused_where_a_list_of_texts_is_read(tmp_path):
+    for encoder in (fit_lsa(lsa_texts(), 8), load_encoder(save_encoder(tmp_path), pooling='mean')):
+        with pytest.raises(ValueError, match=r"list of texts, found one str: write \['a dog'\]"):
+            encoder('a dog')
+        with pytest.raises(ValueError, match='list of texts, found 7 in it'):
+            encoder(['a dog', 7])
+
+
+def test_an_encoder_says_what_it_cannot_read_of_a_text(tmp_path):
+    lsa, short = fit_lsa(lsa_texts(), 8), load_encoder(save_encoder(tmp_path), pooling='mean', max_length=5)
+    for encoder in (lsa, short):
+        assert encoder.remark('a dog') == ''
+        assert 'no word that the encoder knows' in encoder.remark('これは日本語です')
+        assert 'no word that the encoder knows' in encoder.remark('')
+    assert lsa.remark('a dog ' * 500) == '', 'a bag of words has no end'
+    assert short.remark('a dog runs') == '' and '6 tokens, at most 5): its end was not read' in short.remark('a dog runs on')
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
+    import huggingface_hub
+    asked = []
+
+    class Session:
+        def head(self, *args, **kwargs):
+            asked.append(args)
+            raise OSError('no network')
+    monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_OFFLINE', False)
+    monkeypatch.setattr(huggingface_hub.utils, 'get_session', Session)
+    reach_hub.cache_clear()
+    for name in ('no/such', 'nor/this'):
+        with pytest.raises(ValueError, match='scorer n.*does not answer.*name a folder'):
+            fetch(name, None, 'scorer', 'name a folder')
+    reach_hub.cache_clear()
+    assert len(asked) == 1

@@ -1,6 +1,8 @@
 """ What evaluate.py reports, against enumeration, and controls that expose a model which ignores its condition. """
 import contextlib
+import json
 import math
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,9 +11,10 @@ import torch
 
 from tasks import measures
 from diffusion import GaussianLatents, MaskedText
-from evaluate import read_sweep
-from tasks.measures import compare, correlations, derangement, nelbo, ranks, read_pairs, retrieval, ridge, text_statistics, word_f1
+from evaluate import name_of_results, read_results, read_sweep, write_results
+from tasks.measures import chosen_rows, compare, correlations, derangement, nelbo, ranks, read_pairs, retrieval, ridge, text_statistics, word_f1
 from model import Model, ModelConfig
+from launch import run_each
 from toys import L, TEXTS, V, Toy, any_order_law, exact_bound, optimal_denoiser
 
 
@@ -132,6 +135,9 @@ def test_sentence_pairs_are_read_with_or_without_a_header(tmp_path):
     for name in ('a.csv', 'b.tsv'):
         first, second, scores = read_pairs(str(tmp_path / name))
         assert (first, second, scores.tolist()) == (['A, b', 'E'], ['C d', 'F'], [4.5, 0])
+    (tmp_path / 'd.csv').write_text('A,B,1\nC,D,nan\n')
+    with pytest.raises(ValueError, match='score of pair 2'):
+        read_pairs(str(tmp_path / 'd.csv'))
     (tmp_path / 'c.csv').write_text('A,B\n')
     for path, word in ((tmp_path / 'c.csv', 'columns'), (tmp_path / 'nowhere.csv', 'no such file')):
         with pytest.raises(ValueError, match=word):
@@ -174,7 +180,8 @@ def test_a_sweep_is_the_product_of_its_knobs_in_their_own_types():
     product = [dict(sampler=s, steps=k) for s in ('ancestral', 'cached') for k in (2, 4)]
     assert read_sweep('sampler=ancestral,cached; steps=2,4', config) == product
     assert read_sweep('guidance=0,1.5', config) == [dict(guidance=0.0), dict(guidance=1.5)]
-    for wrong in ('magic=1', 'steps', 'steps=a', 'loop=1', 'steps='):
+    assert read_sweep('by_importance=false,true', dict(by_importance=False)) == [dict(by_importance=False), dict(by_importance=True)]
+    for wrong in ('magic=1', 'steps', 'steps=a', 'loop=1', 'steps=', 'steps=-1', 'guidance=nan', 'sampler=fast'):
         with pytest.raises(ValueError, match='sweep'):
             read_sweep(wrong, config)
 
@@ -197,8 +204,104 @@ def test_a_causal_scorer_reads_the_perplexity_of_texts(tmp_path):
     perplexity = measures.load_scorer(str(tmp_path), '', 'cpu')
     assert perplexity(['a b c', 'c c c z', 'a']) == pytest.approx(math.exp(expected), rel=1e-4)
     assert perplexity(['a', '']) == math.inf, 'texts of one token are not perfect'
-    with pytest.raises(ValueError, match='scorer'):
-        measures.load_scorer(str(tmp_path / 'nowhere'), '', 'cpu')
+
+
+def test_a_mistyped_scorer_asks_no_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(measures, 'fetch', lambda *args: pytest.fail('the hub was asked'))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'out').mkdir()
+    for name in ('out/arr', str(tmp_path / 'nowhere'), 'a/b/c', 'no such'):
+        with pytest.raises(ValueError, match='scorer=.*no such folder'):
+            measures.load_scorer(name, '', 'cpu')
+    asked = []
+
+    def fetch(*args):
+        asked.append(args[:3])
+        raise ValueError('the hub did not give it')
+    monkeypatch.setattr(measures, 'fetch', fetch)
+    with pytest.raises(ValueError, match='did not give it'):
+        measures.load_scorer('org/name', '', 'cpu')
+    assert asked == [('org/name', None, 'scorer')]
+
+
+# ---- results.json
+
+def test_figures_of_other_settings_never_overwrite(tmp_path):
+    path = str(tmp_path / 'results.json')
+
+    def measure(value, task='nelbo', n=100, texts='', keep=False, **settings):
+        old = read_results(path)
+        name = name_of_results(task, settings, n, texts, old)
+        write_results(path, name, {'bound': value, 'n': n}, settings | dict(texts=texts), old, keep)
+        return name
+    assert measure(1, draws=16) == 'nelbo'
+    assert measure(2, draws=16, n=20) == 'nelbo[n=20]'
+    assert measure(3, draws=4) == 'nelbo[draws=4]'
+    assert measure(4, draws=4, n=20) == 'nelbo[draws=4,n=20]'
+    assert measure(5, draws=16, texts='my/own.txt', texts_sha256='a') == 'nelbo[texts=own.txt]'
+    assert measure(6, draws=16, texts='their/own.txt', texts_sha256='b') == 'nelbo[texts=own.txt,texts_sha256=b]'
+    assert measure(7, 'text', scorer='') == 'text'
+    assert measure(8, 'text', scorer='out/ar') == 'text[scorer=out:ar]', 'a / ends the name in a key'
+    assert measure(9, 'l2t', loop=(.5, .1, .9)) == measure(10, 'l2t', loop=(.5, .1, .9)) == 'l2t', 'JSON has lists alone'
+    found = read_results(path)
+    assert [found[f'{name}/bound'] for name in found['meta']] == [1, 2, 3, 4, 5, 6, 7, 8, 10]
+    assert measure(11, draws=16) == measure(12, draws=16, n=200) == 'nelbo', 'the same settings, and more texts, replace'
+    assert measure(13, draws=16, n=100) == 'nelbo[n=100]'
+    found = read_results(path)
+    assert (found['nelbo/bound'], found['nelbo[n=20]/bound'], found['nelbo/n']) == (12, 2, 200)
+
+
+def test_figures_of_other_texts_from_an_earlier_version_give_way_to_the_validation_split(tmp_path):
+    old = {'nelbo/bound': 1.0, 'nelbo/n': 2, 'meta': {'nelbo': dict(draws=4, texts='my.txt')}}
+    assert name_of_results('nelbo', dict(draws=16), 1, '', old) == 'nelbo'
+    assert name_of_results('nelbo', dict(draws=16), 1, 'my.txt', old) == 'nelbo[texts=my.txt]'
+
+
+def test_broken_results_name_their_file(tmp_path):
+    for text in ('{', '[]', '{"meta": 1}', '{"meta": {"nelbo": 1}}'):
+        (tmp_path / 'results.json').write_text(text)
+        with pytest.raises(ValueError, match='results.json'):
+            read_results(str(tmp_path / 'results.json'))
+
+
+def test_evaluations_of_other_texts_and_one_text_and_some_pairs_as_commands(finished, tmp_path):
+    out = tmp_path / 'run'
+    shutil.copytree(finished, out)
+    line = 'a red dog runs near the park number 3'
+    (tmp_path / 'one.txt').write_text(line)
+    (tmp_path / 'own.jsonl').write_text('\n'.join(json.dumps({'caption': text}) for text in (line, line * 9, 'a old cat sits')))
+    here = ['evaluate.py', f'--out_dir={out}', '--device=cpu', '--draws=1', '--steps=2']
+    good = run_each([*here, '--tasks=nelbo', '--n=9'], [*here, '--tasks=nelbo', '--n=1'],
+                    [*here, '--tasks=nelbo', f'--texts={tmp_path}/one.txt'],
+                    [*here, '--tasks=nelbo', f'--texts={tmp_path}/own.jsonl', '--field=caption'],
+                    [*here, '--tasks=l2t', '--n=6', '--sweep=steps=1,2'], [*here, '--tasks=l2t', '--n=6', '--sweep=steps=3'],
+                    ['plot.py', f'--out_dir={out}', '--what=sweep'])
+    assert [rc for rc, _, _ in good] == [0] * 7, good
+    found = json.loads((out / 'results.json').read_text())
+    assert [found[f'{name}/n'] for name in ('nelbo', 'nelbo[n=1]', 'nelbo[texts=one.txt]', 'nelbo[texts=own.jsonl]')] == [9, 1, 1, 2]
+    assert 'nelbo/shuffled/nats_per_token' in found and 'nelbo/nats_per_token_se' in found
+    for name in ('nelbo[n=1]', 'nelbo[texts=one.txt]'):
+        assert found[f'{name}/null/nats_per_token'] > 0
+        assert not [key for key in found if key.startswith(f'{name}/') and ('shuffled' in key or key.endswith('_se'))]
+    assert 'under nelbo[n=1]/, not under nelbo/' in good[1][1]
+    assert found['nelbo[texts=own.jsonl]/n_skipped'] == 1 and 'line 2 (' in good[3][2]
+    assert {key.split('/')[1] for key in found if key.startswith('l2t_sweep_steps/s')} == {'steps=1', 'steps=2', 'steps=3'}
+
+    before = (out / 'results.json').read_text()
+    (tmp_path / 'long.txt').write_text(line * 9)
+    wrong = [(['--tasks=nelbo,l2t', '--n=1'], 'at least 2'), (['--tasks=nelbo', f'--texts={tmp_path}/long.txt'], 'short enough'),
+             (['--tasks=text', '--scorer=out/nothing/here'], 'scorer'), (['--tasks=nelbo', f'--texts={tmp_path}'], 'folder'),
+             (['--tasks=nelbo', '--texts=nowhere.txt'], 'no such file')]
+    for (rc, _, err), (args, word) in zip(run_each(*([*here, *args] for args, _ in wrong)), wrong):
+        errors = [row for row in err.splitlines() if row.startswith('error: ')]
+        assert rc == 2 and len(errors) == 1 and word in errors[0] and 'Traceback' not in err, (args, err)
+    assert (out / 'results.json').read_text() == before, 'nothing is computed before all that is named is there'
+
+
+def test_the_first_or_random_pairs_and_texts_are_chosen_with_the_seed():
+    assert chosen_rows(5, 3, 'first', 0).tolist() == [0, 1, 2] and len(chosen_rows(5, 9, 'random', 0)) == 5
+    few, more = chosen_rows(100, 10, 'random', 1), chosen_rows(100, 20, 'random', 1)
+    assert more[:10].tolist() == few.tolist() != chosen_rows(100, 10, 'random', 2).tolist() and len(set(more.tolist())) == 20
 
 
 class Codebook:

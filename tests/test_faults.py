@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from runs import checkpoint
+from launch import checkpoint
 from data import PackedDataset, row_order
 from launch import HANGS, ROOT, SLOW, TINY, Job, log, run, run_each, train, train_each, weights
 from corpora.sources import text_hash
@@ -899,7 +899,7 @@ def test_an_error_of_one_rank_at_the_resume_is_everybodys(dataset, finished, tmp
     out = tmp_path / 'run'
     shutil.copytree(finished, out)
     job = Job(dataset, out, ranks=2, before="""
-from runs import checkpoint
+from launch import checkpoint
 def cannot(*args, **kw):
     raise OSError('no such mount')
 if os.environ['RANK'] == '1':

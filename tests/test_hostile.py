@@ -3,7 +3,7 @@ Damaged and hostile files: datasets and run folders in which bits are flipped, f
 
 Each is read as the scripts read it. It may load, where the change does no harm, or it is a ValueError of one line that names
 the file; never another exception, and never much memory. All of it runs in one process (`python tests/test_hostile.py
-DATASET RUN FOLDER`), which may take half a gigabyte more than it has before the first damage.
+DATASET RUN FOLDER`), which may take 256 MiB more than it has before the first damage.
 """
 import collections
 import contextlib
@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MEMORY = 2**29
+MEMORY = 2**28
 DELETED = object()
 MUTATIONS = [DELETED, None, -1, 10**12, 'x', [], {}, [[[[{}]]]]]
 EACH = 2                                                   # of these, for every node
@@ -73,6 +73,14 @@ def test_the_reader_of_arrays_gives_what_numpy_gives(tmp_path):
             assert type(found) is np.ndarray and found.dtype == array.dtype and np.array_equal(found, array)
 
 
+def test_a_compressed_array_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    from runs.files import read_arrays
+    np.savez_compressed(tmp_path / 'a.npz', mean=np.zeros(16))
+    monkeypatch.setattr(zipfile.ZipFile, 'open', lambda *args: pytest.fail('it is unpacked'))
+    with pytest.raises(ValueError, match='a.npz: .*mean.npy is compressed'):
+        read_arrays(tmp_path / 'a.npz', {'mean': ('floats', (None,))})
+
+
 def test_the_reader_of_arrays_names_dtype_shape_and_size_found_and_expected(tmp_path):
     from runs.files import read_array
     path = tmp_path / 'a.npy'
@@ -108,8 +116,8 @@ def npz(**arrays):
 
 
 def bomb(path):
-    """ An .npz file of a few megabytes, of arrays that say they are of 768 MiB, and are. """
-    n_bytes, block = 768 * 2**20, bytes(2**22)
+    """ An .npz file of a few megabytes, of arrays that say they are of 384 MiB, and are. """
+    n_bytes, block = 384 * 2**20, bytes(2**22)
     with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED, compresslevel=1) as file:
         for name, dtype in (('mean', '<f8'), ('words', '|u1')):
             n = n_bytes // np.dtype(dtype).itemsize
@@ -173,7 +181,7 @@ class Outcomes:
 def main(dataset, finished, folder):
     import torch
 
-    from runs import checkpoint
+    from launch import checkpoint
     import data
     import encoders
     from corpora import layouts as inspection
@@ -181,12 +189,13 @@ def main(dataset, finished, folder):
     import prepare
     import sample
     from corpora import sources
-    from evaluate import write_results
+    from evaluate import read_results
     torch.set_num_threads(1)
     rng, outcomes = random.Random(0), Outcomes(folder)
     packed, run_folder = Path(folder, 'packed'), Path(folder, 'run')
     shutil.copytree(dataset, packed)
     shutil.copytree(finished, run_folder)
+    record = data.read_meta(packed)['source']
     given = packed / 'z.npy'
     np.save(given, np.load(packed / 'val-00000.latents.npy').astype(np.float32)[:5])
 
@@ -206,8 +215,8 @@ def main(dataset, finished, folder):
         inspection.summary(packed)
         meta = data.read_meta(packed)
         if meta['encoder'] and meta['encoder']['id'] == 'lsa':
-            encoders.load_lsa(packed, meta['encoder'])
-        prepare.known_shards(packed, {})
+            encoders.load_encoder(meta['encoder'], folder=packed)
+        prepare.known_shards(packed, record)
 
     def read_given():
         run = SimpleNamespace(meta={'latent_shape': [1, 16]}, out_dir='a run')
@@ -228,7 +237,7 @@ def main(dataset, finished, folder):
         checkpoint.load(run_folder / (run_folder / 'latest').read_text().strip())
 
     def read_lsa():
-        encoders.load_lsa(packed, data.read_meta(packed)['encoder'])
+        encoders.load_encoder(data.read_meta(packed)['encoder'], folder=packed)
 
     for read in (read_dataset, read_meta, read_given, read_given_as_source, read_run, read_state, read_lsa):
         outcomes.note('sound files', read.__name__, read)
@@ -310,7 +319,7 @@ def main(dataset, finished, folder):
     # other files of a run folder
     for text in ('', '{', '[' * 10**5, '[]', '{"l2t/bleu": [1]}', '{"meta": 3}', '\x00', '1' * 5000):
         for name, read in (('results.json', lambda: plot.read_results(run_folder / 'results.json')),
-                           ('results.json', lambda: write_results(str(run_folder), {}, {})),
+                           ('results.json', lambda: read_results(str(run_folder / 'results.json'))),
                            ('training_log.jsonl', lambda: plot.read_log(run_folder / 'training_log.jsonl')),
                            ('config.json', read_run), ('data/meta.json', read_run)):
             harmless = name == 'training_log.jsonl' and not text or text.startswith('{"')

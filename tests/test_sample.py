@@ -1,17 +1,22 @@
 """ Every sampler against the enumerated law of what it claims to sample. """
 import contextlib
+import gzip
+import json
 import math
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from tasks import measures
 import sample
 from processes.autoregressive import NextToken
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
 from diffusion import GaussianLatents, MaskedText
 from samplers import SAMPLERS, certainty_of, in_blocks, init_state, make_propose, no_callback, nucleus_filter
+from launch import run_each
 from toys import (L, MASK, STATES, V, Toy, any_order_law, chain_law, chi_square_z, index, optimal_denoiser, random_denoiser, release_chain)
 
 N = 60_000
@@ -519,3 +524,85 @@ def test_samplers_that_do_not_exist_are_refused(knobs, words):
         sample.l2t(known_run(), torch.zeros(1, 1, 2), **knobs)
     with pytest.raises(ValueError, match='dpmpp_2m'):
         sample.t2l(known_run(), torch.zeros(1, L, dtype=torch.int64), solver='euler')
+
+
+def test_an_unknown_keyword_is_refused_with_the_nearest_legal_one():
+    run, z, tokens = known_run(), torch.zeros(1, 1, 2), torch.zeros(1, L, dtype=torch.int64)
+    stats = SimpleNamespace(standardise=lambda z: z, destandardise=lambda z: z)
+    for function, args in ((sample.l2t, (z,)), (sample.write, (tokens, tokens == 0, z)), (sample.t2l, (tokens,)),
+                           (sample.unconditional, (1,)), (sample.search, (z,)), (measures.write_from, (z, 'l2t', None)),
+                           (measures.make_latents, (tokens, 't2l', 0))):
+        for wrong, near in (('temprature', 'temperature'), ('latent_step', 'latent_steps'), ('bach', 'batch')):
+            with pytest.raises(TypeError, match=f"unknown keyword '{wrong}', did you mean '{near}'"):
+                function(known_run(stats=stats), *args, **{wrong: 3})
+    with pytest.raises(ValueError, match=r'temperature: -3.0, expected -1 \| \[0, 100\]'):
+        sample.l2t(run, z, temperature=-3)
+    assert sample.sampling_knobs(dict(guidance=np.float32(2), steps=4.0)) == sample.DEFAULTS | dict(guidance=2.0, steps=4)
+
+
+def test_a_bare_text_is_not_taken_for_its_characters():
+    run = known_run(encoder=lambda texts, progress: torch.zeros(len(texts), 1, 2))
+    assert sample.encode(run, ['a text', 'b']).shape == (2, 1, 2)
+    for function in (sample.encode, sample.pack, measures.embed):
+        with pytest.raises(ValueError, match=r"found one str: write \['a text'\]"):
+            function(known_run(encoder=run.encoder, meta={'encoder': {'id': 'lsa'}}), 'a text')
+
+
+def test_a_text_that_is_too_long_is_named_with_its_place_and_length():
+    run = known_run(meta={})
+    with pytest.raises(ValueError, match="text 2 of 2, 'a long text', has 11 tokens, out/toy reads at most 3 and an EOS"):
+        sample.pack(run, ['ab', 'a long text'])
+    with pytest.raises(ValueError, match="my.txt, line 7, 'a long text', has 11"):
+        sample.pack(run, ['a long text'], places=['my.txt, line 7'])
+    assert sample.pack(run, ['a long text'], cut=True).shape == (1, L)
+
+
+def test_files_of_texts_are_read_by_their_kind_and_every_text_has_its_place(tmp_path):
+    (tmp_path / 'a.txt').write_text('one\n\n  two  \n')
+    (tmp_path / 'a.jsonl').write_text('{"text": "one", "other": "1"}\n\n{"text": "two", "other": "2"}\n')
+    (tmp_path / 'a.csv').write_text('other,text\n1,one\n2,two\n')
+    with gzip.open(tmp_path / 'b.txt.gz', 'wt') as f:
+        f.write('one\n\ntwo\n')
+    for name, places in (('a.txt', ('line 1', 'line 3')), ('a.jsonl', ('line 1', 'line 3')), ('a.csv', ('record 1', 'record 2')),
+                         ('b.txt.gz', ('line 1', 'line 3'))):
+        path = str(tmp_path / name)
+        assert list(sample.read_texts(path)) == [(f'{path}, {place}', text) for place, text in zip(places, ('one', 'two'))]
+    assert [text for _, text in sample.read_texts(str(tmp_path / 'a.jsonl'), 'other')] == ['1', '2']
+    (tmp_path / 'empty.txt').write_text('\n \n')
+    for name, words in (('empty.txt', 'no text in it'), ('nowhere.txt', 'no such file'), ('', 'a folder')):
+        with pytest.raises(ValueError, match=words):
+            list(sample.read_texts(str(tmp_path / name)))
+
+
+def test_what_a_run_cannot_do_with_a_text_is_said_in_one_line_each(finished, tmp_path):
+    line = 'a red dog runs near the park number 3'
+    files = {'own.txt': f'{line}\n\n{line * 9}\n', 'blank.txt': '\n', 'own.jsonl': json.dumps({'text': line})}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    here = ['sample.py', f'--out_dir={finished}', '--device=cpu', '--steps=2']
+    warned = [(['--text=これは日本語です'], "'これは日本語です' has no word that the encoder knows"),
+              (['--mode=infill', '--text=a [MASK] dog', '--like=これは'], 'no word that the encoder knows'),
+              ([f'--texts={tmp_path}/own.txt'], 'writes at most 31 and has seen no embedding of a longer text')]
+    wrong = [(['--text=  '], 'is blank'), (['--text='], 'is blank'), (['--mode=infill', '--text=a [MASK]', '--like= '], 'is blank'),
+             ([f'--texts={tmp_path}/blank.txt'], 'no text in it'), (['--mode=embed', f'--texts={tmp_path}/own.txt',
+              f'--save={tmp_path}/h.npy'], 'own.txt, line 3, '), (['--which=step-00000001', '--text=a'], 'no checkpoint'),
+             (['--mode=embed', '--text=a', f'--save={tmp_path}'], 'this is a folder'), (['--temperature=-3', '--text=a'], 'temperature'),
+             ([f'--out_dir={tmp_path}', '--text=a'], 'no run in')]
+    results = run_each([*here, f'--texts={tmp_path}/own.jsonl'], *([*here, *args] for args, _ in warned + wrong))
+    rc, out, err = results[0]
+    assert rc == 0 and out.count('\n  -> ') == 1 and f'\n{line}\n' in out and 'error' not in err, 'no raw JSON'
+    for (rc, _, err), (args, words) in zip(results[1:], warned):
+        assert rc == 0 and words in err.splitlines()[0] and err.startswith('warning: '), (args, err)
+    for (rc, _, err), (args, words) in zip(results[1 + len(warned):], wrong):
+        assert rc == 2 and words in err and err.count('\n') == 1, (args, err)
+    assert not (tmp_path / 'h.npy').exists()
+
+
+def test_an_empty_text_is_not_silent(finished, monkeypatch, capsys):
+    monkeypatch.setattr(sample, 'configure', lambda globals_: globals_.update(out_dir=str(finished), text='a red dog', device='cpu')
+                        or {name: globals_[name] for name in sample.TEXT_KNOBS + sample.LATENT_KNOBS})
+    for name in ('out_dir', 'text', 'device'):
+        monkeypatch.setattr(sample, name, getattr(sample, name))         # to be put back
+    monkeypatch.setattr(sample, 'l2t', lambda run, z, **how: torch.full((len(z), run.L), run.tokenizer.eos))
+    sample.main()
+    assert 'warning: 1 of 1 texts are empty: the model wrote their end (EOS) first' in capsys.readouterr().err

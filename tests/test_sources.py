@@ -7,7 +7,9 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 from collections import Counter
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -81,11 +83,20 @@ def test_the_hub_is_asked_for_its_commit_and_a_missing_library_is_one_line(monke
         read_all(hub_dataset='lm1b')
 
 
-def test_a_hub_that_is_not_there_is_one_line_whatever_is_asked_of_it(tmp_path):
-    """ A port where nobody listens. Its libraries would try it six times each. """
-    with socket.socket() as s:
-        s.bind(('127.0.0.1', 0))
-        endpoint = f'http://127.0.0.1:{s.getsockname()[1]}'
+def hang_up(server, seen):
+    """ Takes each call, says nothing and hangs up, until the server is closed. """
+    with suppress(OSError):
+        while True:
+            caller, _ = server.accept()
+            seen.append(1)
+            caller.close()
+
+
+def test_a_hub_that_is_not_there_is_one_line_whatever_is_asked_of_it_and_is_asked_once(tmp_path):
+    """ Its libraries would call six times for each file. """
+    server, seen = socket.create_server(('127.0.0.1', 0)), []
+    endpoint = f'http://127.0.0.1:{server.getsockname()[1]}'
+    threading.Thread(target=hang_up, args=(server, seen), daemon=True).start()
     code = f"""
 import os, runpy, sys
 for args in (['--encoder=e5'], ['--hub_dataset=lm1b'], ['--hub_dataset=lm1b', '--hub_revision=x']):
@@ -97,7 +108,9 @@ for args in (['--encoder=e5'], ['--hub_dataset=lm1b'], ['--hub_dataset=lm1b', '-
 """
     done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=120,
                           env={**os.environ, 'PYTHONPATH': str(ROOT), 'HF_HUB_OFFLINE': '', 'HF_ENDPOINT': endpoint, 'HF_HOME': str(tmp_path)})
+    server.close()
     lines = done.stderr.strip().splitlines()
+    assert len(seen) == 1, 'calls'
     assert done.stdout.count('code 2') == 3 and len(lines) == 3, done.stderr
     assert all(line.startswith('error: ') and f'{endpoint} does not answer' in line for line in lines)
 
@@ -141,6 +154,8 @@ def test_a_document_longer_than_the_limit_is_a_counted_drop_and_its_neighbours_s
     assert len(found) == 2 and counts == Counter(read=3, kept=2, over_document_limit=1, invalid_utf8=0) | (
         Counter(unknown_residues=0) if kind == 'fasta' else Counter())
     assert [d.text for d in whole][::2] == [d.text for d in found] and len(whole[1].text) > 3000 and all_counts['kept'] == 3
+    limit = len(whole[1].text) - 1                           # by one character
+    assert read_all(**knobs, document_limit=limit)[1]['over_document_limit'] == 1
     exact = max(len(whole[1].text) * 2, 1000)                # a limit that holds it, quotes and line ends too
     assert read_all(**knobs, document_limit=exact)[1]['kept'] == 3
 
@@ -167,6 +182,9 @@ def test_no_piece_that_is_read_of_a_long_line_is_longer_than_the_limit(tmp_path,
     monkeypatch.setattr(sources.TextFile, 'piece', lambda f, most: asked.append(most) or read_piece(f, most))
     assert [d.text for d in read_all(input=tmp_path / 'a.txt', document_limit=70_000)[0]] == ['end']
     assert max(asked) <= 70_001 and len(asked) > 10
+    (tmp_path / 'a.csv').write_text('text\n' + '""' * 500_000 + '\nend\n')        # a quoted text of quotes
+    found, counts = read_all(input=tmp_path / 'a.csv', document_limit=1000)
+    assert [d.text for d in found] == ['end'] and counts['over_document_limit'] == 1
     (tmp_path / 'a.csv').write_text('text\n' + '" ' * 500_001)
     with pytest.raises(ValueError, match='a.csv, line 2: no end of a row of'):
         read_all(input=tmp_path / 'a.csv', document_limit=70_000)

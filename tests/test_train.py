@@ -63,10 +63,10 @@ def test_ema_is_the_average_of_the_weights_after_each_step(dataset, tmp_path):
 @pytest.mark.parametrize('args, words', [
     (['--dataset=nowhere'], ['data/nowhere', 'prepare.py']),
     (['--bach_size=3'], ['bach_size', 'batch_size']),
-    (['--dtype=float16'], ['float16', 'loss scaling']),
+    (['--dtype=float16'], ['float16', 'bfloat16 | float32']),
     (['--mode=l3t'], ['l3t', 'l2t']),
     (['--heads=3'], ['heads=3']),
-    (['--heads=0'], ['heads=0']),
+    (['--heads=0'], ['heads', '[1, 256]']),
     (['--seq_len=abc'], ['abc']),
     (['--device=gpu'], ['gpu']),
     (['--betas=0.9'], ['betas']),
@@ -316,11 +316,12 @@ def test_sample_and_evaluate_run_from_the_run_folder_alone(dataset, finished, tm
                     ['evaluate.py', f'--out_dir={finished}', '--tasks=t2l'], ['evaluate.py', f'--out_dir={finished}', '--draws=0'],
                     ['evaluate.py', f'--out_dir={finished}', '--tasks=nelbo', '--draws=3', f'--texts={tmp_path}/own.txt'])
     assert [rc for rc, _, _ in runs] == [0, 2, 2, 0], runs
-    assert 'no t2l' in runs[1][2] and 'draws=0' in runs[2][2] and all(err.count('\n') == 1 for _, _, err in runs[1:3])
+    assert 'no t2l' in runs[1][2] and "'draws'" in runs[2][2] and all(err.count('\n') == 1 for _, _, err in runs[1:3])
     results = json.loads((finished / 'results.json').read_text())
     for control in ('', 'shuffled/', 'null/'):
         assert results[f'nelbo/{control}nats_per_token'] > 0 and f'l2t/{control}bleu' in results, 'a task replaces its own keys only'
-    assert 'l2t/nearest/bleu' in results and results['meta']['l2t']['n_texts'] == 16 and results['meta']['nelbo']['n_texts'] == 2
+    assert 'l2t/nearest/bleu' in results and results['meta']['l2t']['n_texts'] == 16 and results['meta']['nelbo']['n_texts'] == 16
+    assert results['nelbo[texts=own.txt]/n'] == results['meta']['nelbo[texts=own.txt]']['n_texts'] == 2
 
 
 def test_every_direction_is_sampled_and_evaluated_from_one_mixed_checkpoint(joint, tmp_path):
