@@ -49,7 +49,6 @@ os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
 
 import numpy as np
 
-from processes.autoregressive import NextToken
 from runs.checkpoint import git_commit
 from configurator import configure, from_text, read_knobs, settle, stop_on_error
 from data import dataset_folder
@@ -265,7 +264,7 @@ def main():
             if task not in SETTINGS:
                 raise ValueError(f"tasks={tasks!r}: choose from {', '.join(SETTINGS)}")
             check_task(run, task)
-            if task == 'infill' and isinstance(run.text, NextToken):
+            if task == 'infill' and hasattr(run.text, 'decode_step'):
                 raise ValueError(f'{out_dir} is autoregressive: it continues a text, and fills no gaps')
             if task == 'sts' and not sts:
                 raise ValueError('tasks=sts reads --sts=FILE.csv of sentence, sentence, score')

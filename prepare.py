@@ -49,7 +49,7 @@ from runs.checkpoint import pick_device
 from configurator import configure, read_knobs, stop_on_error
 from data import (COUNT, FORMAT, LATENT_SHAPE, SHARD, LatentStats, bpe_tokenizer, check_shard, has_fitting_sizes, load_tokenizer,
                   read_meta, sha256, train_bpe)
-from runs.distributed import everyone, on_first, rank, world
+from runs.distributed import all_gather_object, on_rank0, rank, world
 from encoders import fit_lsa, load_encoder
 from runs.files import check_fields, read_array, read_json, write_text
 from corpora.layouts import covering, dropped, export, summary, verify
@@ -401,7 +401,7 @@ def write_shards(folder, stream, totals, settings, tok, encode):
         check_nonfinite(entries, at_least=shard_size)
     if seen != totals:
         raise ValueError(f'{dict(totals)} documents were counted, and then {dict(seen)} read: the input has changed meanwhile; run again')
-    entries = sorted(itertools.chain(*everyone(entries)), key=lambda entry: entry['name'])
+    entries = sorted(itertools.chain(*all_gather_object(entries)), key=lambda entry: entry['name'])
     check_nonfinite(entries)
     own = {split: [entry for entry in entries if entry['name'].startswith(f'{split}-')] for split in totals}
     return {split: {key: sum(entry[key] for entry in own[split]) for key in SUMS} | dict(shards=own[split]) for split in own}
@@ -473,7 +473,7 @@ def check_knobs():
 
 def on_rank_0(function, *args):
     """ What it returns, everywhere. Its error is rank 0's to tell. """
-    result, error = on_first(function, *args)
+    result, error = on_rank0(function, *args)
     if error:
         raise error if rank == 0 else SystemExit(2)
     return result

@@ -37,8 +37,6 @@ from tqdm import tqdm
 import configurator
 from runs import rules
 from processes import text_process
-from processes.autoregressive import NextToken
-from processes.gidd import GIDD
 from runs.checkpoint import find_checkpoint, load_model, pick_device
 from configurator import configure, on_command_line, stop_on_error
 from data import RESIDUES, is_end, load_stats, load_tokenizer
@@ -136,7 +134,7 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
     model, config, meta = load_model(out_dir, name, device=device)
     cluster_of = getattr(model, 'cluster_of', None)
     if config['causal'] != model.config.causal or (config['text_process'] == 'hdlm') != (cluster_of is not None) or (
-            cluster_of is not None and not 0 <= cluster_of.min() <= cluster_of.max() < model.config.clusters):
+            cluster_of is not None and not 0 <= cluster_of.min() <= cluster_of.max() < model.config.extra_ids):
         raise ValueError(f'{out_dir}: config.json and the checkpoint are not of one run, or its clusters are broken')
     folder = os.path.join(out_dir, 'data')
     tokenizer, stats = load_tokenizer(folder), load_stats(folder)
@@ -203,7 +201,7 @@ def why_not(run, task):
         return f'has streams {run.streams} and was trained for {", ".join(sorted(learned))}'
     if task in ('embed', 'importance', 'protein', 'unconditional') and not isinstance(run.text, MaskedText):
         return 'was not trained on masked text'
-    if task == 'self_correction' and not isinstance(run.text, GIDD):
+    if task == 'self_correction' and not hasattr(run.text, 'correct'):
         return 'was not trained with text_process=gidd, which can take back what it wrote'
     if task == 'protein' and run.tokenizer.kind != 'esm':
         return f'was trained on {run.tokenizer.kind} tokens'
@@ -277,15 +275,16 @@ def raw_latents(run, z):
     return F.normalize(raw, dim=-1) if (run.meta['encoder'] or {}).get('normalize') else raw
 
 
-def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), past=None):
-    """ The network; clocks are numbers or (B,). past: Model.forward's. """
+def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), cache=None):
+    """ The network; clocks are numbers or (B,). cache: a dict, where a process decodes step by step. """
     B = len(tokens if tokens is not None else z)
     here = lambda x: x.to(run.device, non_blocking=True)                 # noqa: E731
     clock = lambda t: here(torch.as_tensor(t, dtype=torch.float32)).expand(B)   # noqa: E731
     run.row_calls += B
     with run.autocast():
-        return run.model(tokens, z, clock(t_text), clock(t_latent), None if positions is None else here(positions), predict,
-                         **({} if past is None else {'past': past}))
+        if cache is not None:
+            return run.text.decode_step(run.model, tokens, z, clock(t_text), clock(t_latent), cache), None
+        return run.model(tokens, z, clock(t_text), clock(t_latent), None if positions is None else here(positions), predict)
 
 
 def null_latents(run, n, rng):
@@ -320,7 +319,8 @@ def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=no_callb
     some_given = (given & ~ends_of(run, tokens)).any()                   # more than its length
     is_masked = isinstance(run.text, MaskedText)                         # else ancestral is all there is
     how['sampler'] = how['sampler'] or ('confidence' if is_masked and (z is not None or some_given) else 'ancestral')
-    if isinstance(run.text, NextToken) and z is not None and how['temperature'] < 0:
+    decodes_step_by_step = hasattr(run.text, 'decode_step')
+    if decodes_step_by_step and z is not None and how['temperature'] < 0:
         how['temperature'] = 0.0                                         # the likeliest, as by confidence
     sampler, knobs, temperature = make_sampler(how, run.text)
     if 'text' not in run.streams:
@@ -339,13 +339,13 @@ def write(run, tokens, given, z, seed=0, batch=128, inner=None, on_step=no_callb
         if 'latent' in run.streams:                                      # one draw per sample, kept
             null = null_latents(run, len(x), device_rng)
         banned = None if inner is None else inner[part].flatten().to(run.device)
-        pasts = [{}, {}] if isinstance(run.text, NextToken) else [None, None]    # of the two models that guidance asks
+        caches = [{}, {}] if decodes_step_by_step else [None, None]      # of the two models that guidance asks
 
         def denoise(tokens, t, positions, rows=slice(None)):
             log_p = []
-            for weight, latents, clock, past in ((g, condition, 0.0, pasts[0]), (1 - g, null, 1.0, pasts[1])):
+            for weight, latents, clock, cache in ((g, condition, 0.0, caches[0]), (1 - g, null, 1.0, caches[1])):
                 if weight:
-                    logits, _ = call(run, tokens, None if latents is None else latents[rows], t, clock, positions, past=past)
+                    logits, _ = call(run, tokens, None if latents is None else latents[rows], t, clock, positions, cache=cache)
                     log_p.append(logits if weight == 1 else weight * logits.log_softmax(-1))
             log_p = sum(log_p)
             log_p[:, run.banned] = -torch.inf
@@ -436,7 +436,7 @@ def embed(run, tokens, z=None, seed=0, batch=128, progress=lambda n: None):
             latents = null_latents(run, len(x), rng) if z is None else z[first:first + batch].to(run.device)
         own = (~is_end(x, run.tokenizer)).float()                        # (B, L)
         with run.autocast():
-            hidden = run.model(x, latents, clock, clock + (z is None), None, ('text',), lambda hidden, head: hidden)[0]
+            hidden = run.model(x, latents, clock, clock + (z is None), None, ('text',), head=False)[0]
         hidden = hidden.float().view(*x.shape, -1)                       # (B, L, C)
         out.append((torch.einsum('blc,bl->bc', hidden, own) / own.sum(1, keepdim=True).clamp(min=1)).cpu())
         progress(len(x))

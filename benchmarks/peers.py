@@ -1,7 +1,7 @@
 """
 Sides of `bench.py --what=step`: our network and other people's at one shape, each with the loss of a training step on the same batch.
 
-    ours       model.py with objective.py, as train.py runs them
+    ours       model.py with loss.py, as train.py runs them
     diffusers  JointTransformerBlock, the block of Stable Diffusion 3         pip install diffusers
     mmdit      lucidrains' MMDiT                                              pip install mmdit
     bert       transformers' BertForMaskedLM: text only, a masked LM          gpt  GPT2LMHeadModel: text only, autoregressive
@@ -19,8 +19,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from diffusion import GaussianLatents, MaskedText, mode_shares
-from model import Clock, Model, ModelConfig
-from loss import Objective
+from loss import BatchMaker, Loss
+from model import Model, ModelConfig, TimestepEmbedding
 
 SHAPES = {'small':     dict(depth=6, width=256, heads=4, batch=8, length=128, n_latents=1, latent_dim=384, vocab_size=4096),
           'gpt2vocab': dict(depth=6, width=384, heads=6, batch=4, length=256, n_latents=8, latent_dim=48, vocab_size=50304)}
@@ -34,7 +34,7 @@ class Ends(nn.Module):
         s, C = shape, shape['width']
         self.embed, self.text_positions = nn.Embedding(s['vocab_size'] + 1, C), nn.Parameter(torch.randn(s['length'], C) / 50)
         self.latent_in, self.latent_positions = nn.Linear(s['latent_dim'], C), nn.Parameter(torch.randn(s['n_latents'], C) / 50)
-        self.text_clock, self.latent_clock, self.blocks = Clock(C), Clock(C), blocks
+        self.text_clock, self.latent_clock, self.blocks = TimestepEmbedding(C), TimestepEmbedding(C), blocks
         self.text_norm, self.text_head = nn.LayerNorm(C), nn.Linear(C, s['vocab_size'], bias=False)
         self.latent_norm, self.latent_head = nn.LayerNorm(C), nn.Linear(C, s['latent_dim'])
 
@@ -47,11 +47,12 @@ class Ends(nn.Module):
         return (b.mask * nll / b.t_text[:, None]).mean() + F.mse_loss(v, b.v)
 
 
-def ours(shape, objective, **_):
+def ours(shape, make_batch, autocast=None, **_):
     s = shape
     model = Model(ModelConfig(s['vocab_size'], s['length'], s['latent_dim'], s['n_latents'], latent_tokens=1, depth=s['depth'],
                               heads=s['heads'], width=s['width']))
-    return model, lambda b: objective.losses(model, b.ours, ('text', 'latent'))['loss']
+    loss = make_batch and Loss(model, make_batch, autocast)
+    return model, lambda b: loss(b.ours, ('text', 'latent'))[0]
 
 
 def diffusers(shape, **_):
@@ -116,17 +117,17 @@ def build(side, shape, device, dtype, as_shipped=False):
 
     def autocast():
         return torch.autocast(torch.device(device).type, torch.bfloat16, enabled=dtype == 'bfloat16')
-    objective = Objective(text, latent, ('text', 'latent'), device, autocast, seed=0, cond_drop=0.,
-                          latent_noise=0., latent_weight=1., t_min=1e-3)
+    make_batch = BatchMaker(text, latent, ('text', 'latent'), seed=0, cond_drop=0., latent_noise=0., t_min=1e-3)
     tokens, z = torch.randint(s['vocab_size'], (B, L)), torch.randn(B, s['n_latents'], s['latent_dim'])
     stage = SimpleNamespace(shares=mode_shares('unconditional', ()), predict=('text', 'latent'), seq_len=L,
                             budget=text.head_budget(B, L))
-    b = objective.batch(SimpleNamespace(rows=lambda *_: (tokens, z)), range(B), 0, 0, B, stage)
-    b = {name: value.to(device) for name, value in b.items()}
+    data = SimpleNamespace(rows=lambda *_: (tokens, z), tokenizer=SimpleNamespace(pad=s['vocab_size'] - 1))
+    b = make_batch(data, range(B), 0, 0, B, stage)
+    b = {name: value.to(device) if torch.is_tensor(value) else value for name, value in b.items()}
     z_t, e = latent.corrupt(b['clean'], b['t_latent'], b['noise'])
     batch = SimpleNamespace(ours=b, tokens=tokens.to(device), tokens_t=b['tokens'], mask=b['tokens'] == s['vocab_size'], z_t=z_t,
                             v=latent.target_of(b['clean'], e, b['t_latent']), t_text=b['t_text'], t_latent=b['t_latent'])
-    module, loss = SIDES[side](shape=s, objective=objective, as_shipped=as_shipped)
+    module, loss = SIDES[side](shape=s, make_batch=make_batch, autocast=autocast, as_shipped=as_shipped)
     module.to(device).train()
 
     def autocast_loss():

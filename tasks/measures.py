@@ -16,7 +16,6 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from processes.adaptive import Adaptive, genmd4_bound, rarity
-from processes.autoregressive import NextToken
 from runs.checkpoint import difference
 from data import PackedDataset, dataset_identity, is_end
 from diffusion import normals, positions_of, uniforms
@@ -112,7 +111,7 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch):
     """ {key: value}: total nats / total real tokens, its standard error (of the ratio, over texts), perplexity, bits per byte. Of one
     text there is no shuffled control and no standard error. """
     n, L = tokens.shape
-    draws = 1 if isinstance(run.text, NextToken) else draws              # it is no draw, but -log p
+    draws = 1 if hasattr(run.text, 'decode_step') else draws              # it is no draw, but -log p
     fixed = ends_of(run, tokens) if run.lengths else None
     real = (tokens != run.tokenizer.pad if fixed is None else ~fixed).sum(1).double()        # text and one EOS, if that is predicted
     n_bytes = sum(len(t.encode()) for t in texts)
@@ -426,7 +425,7 @@ def load_scorer(name, revision, device):
     under a run of config/ar.py, the first token and an EOS among them. """
     if os.path.isdir(os.path.join(name, 'data')):
         run = load_run(name, device=device, dtype='float32')
-        if not isinstance(run.text, NextToken) or 'latent' in run.streams:
+        if not hasattr(run.text, 'decode_step') or 'latent' in run.streams:
             raise ValueError(f'scorer={name} is a run of ours that is no autoregressive one of text alone (config/ar.py)')
 
         def by_run(texts):
