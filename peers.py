@@ -121,7 +121,8 @@ def build(side, shape, device, dtype, as_shipped=False):
     tokens, z = torch.randint(s['vocab_size'], (B, L)), torch.randn(B, s['n_latents'], s['latent_dim'])
     stage = SimpleNamespace(shares=mode_shares('unconditional', ()), predict=('text', 'latent'), seq_len=L,
                             budget=text.head_budget(B, L))
-    b = objective.batch(SimpleNamespace(rows=lambda *_: (tokens, z)), range(B), 0, 0, B, stage)
+    data = SimpleNamespace(rows=lambda *_: (tokens, z), tokenizer=SimpleNamespace(pad=s['vocab_size'] - 1))
+    b = objective.batch(data, range(B), 0, 0, B, stage)
     b = {name: value.to(device) for name, value in b.items()}
     z_t, e = latent.corrupt(b['clean'], b['t_latent'], b['noise'])
     batch = SimpleNamespace(ours=b, tokens=tokens.to(device), tokens_t=b['tokens'], mask=b['tokens'] == s['vocab_size'], z_t=z_t,
