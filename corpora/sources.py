@@ -352,7 +352,9 @@ class TableLines:
         while piece := self.f.piece(2**16):
             self.length += len(piece)
             if self.is_over:
-                piece = ''.join(self.DECIDES.findall(piece.replace('""', '')))
+                piece = piece.replace('""', '')
+                text = piece.rstrip('\r\n')
+                piece = ''.join(self.DECIDES.findall(piece)) if '"' in piece else text[:1] + text[1:][-1:]
             parts.append(piece)
             self.given += len(piece)
             if self.given > 2 * self.limit:

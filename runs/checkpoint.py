@@ -123,7 +123,11 @@ def replaced_values(out_dir, config, step):
         return []
     earlier = before.pop('resumed_from', [])
     earlier = earlier if isinstance(earlier, list) else []
-    changed = {name: value for name, value in before.items() if value != config.get(name)}
+    now = json.loads(json.dumps(config))       # as config.json will have it: a tuple is a list there
+    changed = {}
+    for name, value in json.loads(json.dumps(before)).items():
+        if name in now and value != now[name]:
+            changed[name] = value
     return earlier + [{'step': step, **changed}] if changed else earlier
 
 

@@ -85,13 +85,13 @@ def weights(out, name='model'):
 
 # five steps of a tenth of a second, then of one each: time to hit a certain one
 SLOW = """
-import time, objective
-statistics, steps = objective.Objective.statistics, []
+import time, loss
+statistics, steps = loss.statistics, []
 def slowly(*args):
     steps.append(1)
     time.sleep(0.1 if len(steps) < 6 else 1)
     return statistics(*args)
-objective.Objective.statistics = slowly
+loss.statistics = slowly
 """
 started = []                                                             # jobs, for conftest to end
 

@@ -333,7 +333,7 @@ class Codebook:
         return SimpleNamespace(lengths=None, banned=[], model=self, text=MaskedText(8), latent=self.latent, device='cpu',
                                autocast=contextlib.nullcontext, L=self.L, tokenizer=tokenizer, stats=stats,
                                streams=('text', 'latent'), row_calls=0, out_dir='out/code',
-                               meta={'encoder': dict(normalize=True)}, config=dict(mode='mixed', mode_weights=(1., 1., 1.)))
+                               meta={'encoder': dict(normalize=True)}, config=dict(mode='mixed', mode_weights=(1., 1., 1.), mode_schedule=''))
 
 
 def embed(run, texts):

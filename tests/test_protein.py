@@ -128,7 +128,7 @@ def test_the_command_line_inpaints_writes_FASTA_and_embeds(trained, tmp_path):
     (tmp_path / 'two.txt').write_text('MKVLA\nGGHIKLMNP\n')
     wrong = ((['--mode=embed', '--text=MKV'], 'save'), (['--mode=text', '--length=99'], 'at most 24'), (['--given=MKV'], 'MASK'),
              (['--given=MKV[MASK:*]'], 'length'), (['--given=MKV[MASK:3]', '--length=9'], 'length'),
-             (['--mode=text', '--length=-3'], 'at most'),
+             (['--mode=text', '--length=-3'], 'expected [0, 65536]'),
              (['--fasta=/nowhere/at/all.fasta'], 'no such folder'), (['--mode=t2l', '--text=MKV'], 't2l'))
     *fine, again = [[*here, '--given=MKV[MASK:9]HHHHHH', '--num_samples=3', f'--fasta={fasta}'],
                     [*here, 'config/protein_tiny.py', f'--out_dir={trained}', '--given=MKV[MASK:*]', '--length=24', '--steps=9'],
