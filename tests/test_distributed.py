@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launch import checkpoint
+from runs import checkpoint
 from launch import TINY, Job, log, run_each, weights
 
 EXACT = ['--dropout=0', '--ema_decay=0.9']
@@ -67,12 +67,12 @@ def test_fsdp_equals_ddp(alone, sharded):
 def test_fsdp_trains_on_its_own_weights_after_an_evaluation_without_a_save(dataset, tmp_path):
     """ Evaluations get worse and worse, so nothing is saved after them; FSDP2 keeps what it gathered for them, until it is told. """
     worse = """
-import torch, objective
-validation, calls = objective.Objective.validation, []
+import torch, loss
+validate, calls = loss.Loss.validate, []
 def worse(*args):
     calls.append(1)
-    return validation(*args) * torch.tensor([len(calls), 1., len(calls), 1.])
-objective.Objective.validation = worse
+    return validate(*args) * torch.tensor([len(calls), 1., len(calls), 1.])
+loss.Loss.validate = worse
 """
     for kind in ('ddp', 'fsdp'):
         job = Job(dataset, tmp_path / kind, *EXACT, f'--parallel={kind}', '--eval_interval=3', '--save_interval=99', '--keep=9', ranks=2,
@@ -157,15 +157,15 @@ def test_a_disk_too_small_for_a_small_run_is_told_in_units_that_show_it(dataset,
 
 def test_skips_are_written_with_step_rank_and_rows_and_losses_without_them(dataset, tmp_path):
     before = """
-import objective
-batch, calls = objective.Objective.batch, []
+import loss
+make, calls = loss.BatchMaker.__call__, []
 def poisoned(self, *args):
-    b = batch(self, *args)
+    b = make(self, *args)
     calls.append(1)
     if len(calls) == 3 and os.environ['RANK'] == '1':
         b['clean'] = b['clean'] * float('nan')
     return b
-objective.Objective.batch = poisoned
+loss.BatchMaker.__call__ = poisoned
 """
     job = Job(dataset, tmp_path / 'run', '--max_iters=5', '--log_interval=5', ranks=2, before=before)
     assert job.wait() == [0, 0], job.err()
@@ -199,13 +199,13 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(dataset, tmp_path):
 def test_no_step_waits_for_the_device(dataset, tmp_path):
     """ Steps 6 to 9 of a run that logs every 20, with every wait an error. """
     watch = """
-import torch, objective
-losses, calls = objective.Objective.losses, []
+import torch, loss
+forward, calls = loss.Loss.forward, []
 def watched(*args):
     calls.append(1)
     torch.cuda.set_sync_debug_mode('error' if 6 <= len(calls) < 10 else 'default')
-    return losses(*args)
-objective.Objective.losses = watched
+    return forward(*args)
+loss.Loss.forward = watched
 """
     job = Job(dataset, tmp_path / 'run', '--device=cuda', '--dtype=bfloat16', '--max_iters=20', '--log_interval=20', '--eval_interval=20',
               '--save_interval=20', before=watch)

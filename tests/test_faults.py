@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 
-from launch import checkpoint
+from runs import checkpoint
 from data import PackedDataset, row_order
 from launch import HANGS, ROOT, SLOW, TINY, Job, log, run, run_each, train, train_each, weights
 from corpora.sources import text_hash
@@ -42,15 +42,15 @@ def poison(dataset, copy, step, first, global_batch, value=np.nan):
 def hook(factors, rank=0, offset=0):
     """ Code that multiplies the gradient of the text loss, and so all that l2t computes from it, by factors[step] on one rank. """
     return f"""
-import os, torch, objective
-losses, calls = objective.Objective.losses, []
+import os, torch, loss
+text_loss, calls = loss.Loss.text_loss, []
 def patched(*args):
-    result, factor = losses(*args), float({factors}.get(len(calls) + {offset}, 1))
+    result, factor = text_loss(*args), float({factors}.get(len(calls) + {offset}, 1))
     calls.append(1)
-    result['text_loss'].register_hook(lambda grad: grad * factor)
+    result[0].register_hook(lambda grad: grad * factor)
     return result
 if os.environ.get('RANK', '0') == '{rank}':
-    objective.Objective.losses = patched
+    loss.Loss.text_loss = patched
 """
 
 
@@ -354,13 +354,13 @@ def test_fault_09_and_10_a_signal_to_torchrun_saves_at_once_and_the_run_goes_on_
 
 def test_fault_11_sigterm_during_an_evaluation(dataset, finished_by_two, tmp_path):
     slow = """
-import time, objective
-validation = objective.Objective.validation
+import time, loss
+validate = loss.Loss.validate
 def slowly(*args):
     print('evaluating', flush=True)
     time.sleep(3)
-    return validation(*args)
-objective.Objective.validation = slowly
+    return validate(*args)
+loss.Loss.validate = slowly
 """
     out = tmp_path / 'run'
     job = Job(dataset, out, '--eval_iters=20', ranks=2, before=slow)
@@ -788,7 +788,7 @@ def test_fault_23_a_checkpoint_that_would_run_a_command(dataset, finished, tmp_p
         commands.append(['train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY])
     code = f"""
 import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})
-import json, runs
+import json, launch
 print(json.dumps(launch.run_each(*{commands!r})))
 """
     result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
@@ -899,7 +899,7 @@ def test_an_error_of_one_rank_at_the_resume_is_everybodys(dataset, finished, tmp
     out = tmp_path / 'run'
     shutil.copytree(finished, out)
     job = Job(dataset, out, ranks=2, before="""
-from launch import checkpoint
+from runs import checkpoint
 def cannot(*args, **kw):
     raise OSError('no such mount')
 if os.environ['RANK'] == '1':
@@ -917,7 +917,7 @@ g['model'].train()
 weights = [p for p in g['parameters'] if p.requires_grad]
 optimizer, lost = torch.optim.AdamW(weights, lr=1e-3), []
 for step, batch in zip(range(12), g['micro_batches'](0)):
-    loss = g['objective'].losses(g['model'], batch, g['stages'][0].predict)['loss']
+    loss = g['loss_fn'](batch, g['run'].stages[0].predict)[0]
     loss.backward()
     if step == 5:
         weights[0].grad.view(-1)[0] = float('inf')

@@ -181,13 +181,13 @@ class Outcomes:
 def main(dataset, finished, folder):
     import torch
 
-    from launch import checkpoint
+    from runs import checkpoint
     import data
     import encoders
     from corpora import layouts as inspection
-    import plot
     import prepare
     import sample
+    from benchmarks import pictures
     from corpora import sources
     from evaluate import read_results
     torch.set_num_threads(1)
@@ -318,9 +318,9 @@ def main(dataset, finished, folder):
 
     # other files of a run folder
     for text in ('', '{', '[' * 10**5, '[]', '{"l2t/bleu": [1]}', '{"meta": 3}', '\x00', '1' * 5000):
-        for name, read in (('results.json', lambda: plot.read_results(run_folder / 'results.json')),
+        for name, read in (('results.json', lambda: pictures.read_results(run_folder / 'results.json')),
                            ('results.json', lambda: read_results(str(run_folder / 'results.json'))),
-                           ('training_log.jsonl', lambda: plot.read_log(run_folder / 'training_log.jsonl')),
+                           ('training_log.jsonl', lambda: pictures.read_log(run_folder / 'training_log.jsonl')),
                            ('config.json', read_run), ('data/meta.json', read_run)):
             harmless = name == 'training_log.jsonl' and not text or text.startswith('{"')
             with as_it_was(run_folder / name):

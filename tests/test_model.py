@@ -8,6 +8,9 @@ import torch
 import model as model_module
 from diffusion import GaussianLatents, MaskedText
 from model import Model, ModelConfig, attention, rotary_angles, rotate
+from processes import add_modules
+from runs.flops import flops
+from runs.freeze import unreachable
 
 SMALL = dict(vocab_size=20, seq_len=12, latent_dim=6, n_latents=1, latent_tokens=4, depth=2, heads=2, width=16)
 
@@ -18,10 +21,10 @@ def inputs(B=3, L=12, N=1, D=6, seed=0):
             torch.rand(B, generator=g), torch.rand(B, generator=g))
 
 
-def randomised(**changes):
+def randomised(importance='none', **changes):
     """ A model all of whose weights are random: at init gates and heads are 0 and nothing shows. """
     torch.manual_seed(1)
-    model = Model(ModelConfig(**{**SMALL, **changes}))
+    model = add_modules(Model(ModelConfig(**{**SMALL, **changes})), {'importance': importance})
     g = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in model.parameters():
@@ -85,7 +88,7 @@ def test_each_modality_reads_the_other_and_both_clocks():
 
 
 def test_clocks_a_thousandth_apart_differ_in_bfloat16():
-    clock = model_module.Clock(32)
+    clock = model_module.TimestepEmbedding(32)
     with torch.autocast('cpu', torch.bfloat16):
         a, b = clock(torch.tensor([.500, .501]))
     assert (a - b).abs().max() > .01
@@ -117,8 +120,7 @@ def test_one_stream_models_run_alone():
 
 
 CHANGES = dict(vocab_size=21, seq_len=None, latent_dim=None, n_latents=None, latent_tokens=5, depth=3, heads=4, width=20, latent_width=8,
-               mlp_ratio=2.0, causal=True, streams=('text',), bag=True, shortcut=True, text_clock=False, spatial=True, dropout=.5,
-               importance='freq')
+               mlp_ratio=2.0, causal=True, streams=('text',), bag=True, shortcut=True, text_clock=False, spatial=True, dropout=.5)
 
 
 @pytest.mark.parametrize('knob', [f.name for f in dataclasses.fields(ModelConfig)])
@@ -128,14 +130,9 @@ def test_every_model_knob_changes_the_output_of_a_model_with_randomised_weights(
         with pytest.raises((RuntimeError, ValueError)):
             randomised(n_latents=4, **{knob: 3} if knob != 'n_latents' else {})(*args) if knob != 'n_latents' else randomised()(*args)
         return
-    if knob == 'importance':                                             # says what is masked, not what is predicted
-        kinds = {kind: randomised(importance=kind).importance(args[0])[0] for kind in ('freq', 'learned', 'hybrid')}
-        assert (kinds['freq'] == .5).all() and kinds['learned'].std() > .01 and not torch.equal(kinds['learned'], kinds['hybrid'])
-        assert randomised().importance is None
-        return
-    if knob == 'clusters':                                               # more ids are read, none is written
+    if knob == 'extra_ids':                                              # more ids are read, none is written
         x, *rest = args
-        model = randomised(n_latents=4, clusters=3)
+        model = randomised(n_latents=4, extra_ids=3)
         outs = [model(torch.where(x == 20, 21 + k, x), *rest)[0] for k in range(3)]
         assert (outs[0] - outs[1]).abs().max() > 1e-3 and (outs[1] - outs[2]).abs().max() > 1e-3 and outs[0].shape[2] == 20
         return
@@ -143,6 +140,15 @@ def test_every_model_knob_changes_the_output_of_a_model_with_randomised_weights(
     base = randomised(n_latents=4)(*args)[out]
     other = randomised(n_latents=4, **{knob: CHANGES[knob]})(*args)[out]
     assert base.shape != other.shape or (base - other).abs().max() > 1e-3
+
+
+def test_each_kind_of_importance_says_something_else_of_a_text():
+    """ It says what is masked, not what is predicted. """
+    tokens = inputs()[0]
+    kinds = {kind: randomised(importance=kind).importance(tokens)[0] for kind in ('freq', 'learned', 'hybrid')}
+    assert (kinds['freq'] == .5).all() and kinds['learned'].std() > .01
+    assert not torch.equal(kinds['learned'], kinds['hybrid'])
+    assert randomised().importance is None
 
 
 def test_the_bag_is_the_weighted_average_it_claims_and_starts_at_nothing():
@@ -199,17 +205,12 @@ def loss_of(predict, ways=False, importance='none', **text_and_latent):
     noisy, mask = text.corrupt(clean, t, torch.rand(x.shape, generator=g))
     z_t, e = latent.corrupt(z, s, torch.randn(z.shape, generator=g))
     weight = (text.weight(t)[:, None] * mask).flatten() / mask.numel()
-    learned = []
-
-    def see(imp, part):
-        learned.append(part)
-        return noisy, None
-    scored, out = model(clean if importance != 'none' and 'text' in predict else noisy, z_t, t, s, predict=predict,
-                        see=see if importance != 'none' and 'text' in predict else None,
-                        score=lambda hidden, head: text.loss(hidden, head, clean.flatten(), weight))
+    hidden, out = model(noisy, z_t, t, s, predict=predict, head=False)
     total = 0.
     if 'text' in predict:
-        total = total + scored[0] + sum(part.square().mean() for part in learned)
+        total = total + text.loss(hidden.flatten(0, 1), model.text_head.weight, clean.flatten(), weight)[0]
+        if importance != 'none':
+            total = total + model.importance(clean)[1].square().mean()
     if 'latent' in predict:
         total = total + latent.loss(out, latent.target_of(z, e, s), latent.weight(s))[0]
     return total, model
@@ -230,14 +231,14 @@ def test_every_process_knob_changes_the_loss(knob):
 def test_unreachable_parameters_are_those_without_a_gradient(predict, ways, importance):
     loss, model = loss_of(predict, ways, importance)
     loss.backward()
-    assert model.unreachable(predict) == [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert unreachable(model, predict) == [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
 
 
 def test_parameter_groups_hold_every_parameter_once_and_decay_only_matrices():
     groups = Model(ModelConfig(**SMALL)).parameter_groups()
     assert all(p.ndim == 2 and min(p.shape) > 1 and n.startswith('blocks.') for n, p in groups['matrices'])
-    assert {n for n, _ in groups['vectors']} >= {'slots', 'bias', 'blocks.0.text.table', 'blocks.0.text.q_gain', 'latent_in.bias'}
-    assert {n for n, _ in groups['ends']} >= {'embed.weight', 'text_head.weight', 'latent_in.weight'}
+    assert {n for n, _ in groups['vectors']} >= {'latent_pos_emb', 'bias', 'blocks.0.text.scale_shift_table', 'blocks.0.text.q_gain', 'latent_in.bias'}
+    assert {n for n, _ in groups['embeddings_and_heads']} >= {'embed.weight', 'text_head.weight', 'latent_in.weight'}
 
 
 def test_counted_flops_are_those_that_torch_counts():
@@ -248,7 +249,7 @@ def test_counted_flops_are_those_that_torch_counts():
         with FlopCounterMode(display=False) as counter:
             model(*inputs(), positions, predict)
         clock = 2 * 3 * (256 * 16 + 16 * 16)                             # the latent clock's MLP, not counted by flops()
-        assert counter.get_total_flops() == model.flops(3, 12, 10, predict, training=False) + clock
+        assert counter.get_total_flops() == flops(model, 3, 12, 10, predict, training=False) + clock
 
 
 def test_bad_shapes_of_a_model_are_refused_with_the_value():

@@ -10,7 +10,7 @@ import sample
 from data import RESIDUES, PackedDataset, is_end
 from diffusion import MaskedText, uniforms
 from encoders import load_encoder
-from loss import Objective, read_stages
+from loss import BatchMaker, read_stages
 from launch import TINY, run, run_each
 from samplers import SAMPLERS
 
@@ -41,10 +41,10 @@ def trained(proteins, tmp_path_factory):
     return out
 
 
-def objective_of(data, **knobs):
+def batches_of(data, **knobs):
     text = MaskedText(data.tokenizer.vocab_size)
     stage, = read_stages('unconditional', '', (), ('text',), 'none', 9, data.seq_len, lambda share, length: 64 * length)
-    return Objective(text, None, ('text',), 'cpu', torch.autocast, 0, .1, 0., 1., 1e-3, **knobs), stage
+    return BatchMaker(text, None, ('text',), 0, .1, 0., 1e-3, **knobs), stage
 
 
 def test_crops_begin_anywhere_uniformly_and_hold_no_EOS(proteins):
@@ -67,21 +67,21 @@ def test_crops_begin_anywhere_uniformly_and_hold_no_EOS(proteins):
 
 def test_where_the_length_is_given_EOS_and_PAD_are_seen_and_never_scored(proteins):
     data = PackedDataset(str(proteins), 'train', 24, crop=True)
-    objective, stage = objective_of(data, predict_length=False)
+    make_batch, stage = batches_of(data, predict_length=False)
     rows = np.arange(64)
     for step in range(4):
-        b = objective.batch(data, rows, step, 0, 64, stage)
+        b = make_batch(data, rows, step, 0, 64, stage)
         scored = b['weight'] > 0
         ends = is_end(data.rows(rows, uniforms(0, step, 'crop', 0, 64, 1)[:, 0])[0], data.tokenizer)
         assert scored.sum() > 100 and not ends.flatten()[b['positions'][scored]].any() and ends.any()
         assert (is_end(b['tokens'], data.tokenizer) == ends).all(), 'a masked end'
     stage.seq_len = 10                                                   # of a length_schedule: crops of that, from anywhere
-    short = objective.batch(data, rows, 0, 0, 64, stage)['tokens']
+    short = make_batch(data, rows, 0, 0, 64, stage)['tokens']
     expected = data.rows(rows, uniforms(0, 0, 'crop', 0, 64, 1)[:, 0], 10)[0]
-    seen = short != objective.text.mask_id
+    seen = short != make_batch.text.mask_id
     assert short.shape == (64, 10) and torch.equal(short[seen], expected[seen]) and not torch.equal(expected, data.rows(rows)[0][:, :10])
     stage.seq_len = 24
-    other = objective_of(data)[0].batch(data, rows, 0, 0, 64, stage)
+    other = batches_of(data)[0](data, rows, 0, 0, 64, stage)
     assert is_end(other['targets'][other['weight'] > 0], data.tokenizer).any(), 'the control: else they are scored'
 
 
@@ -97,9 +97,9 @@ def test_the_bound_of_a_uniform_network_is_log_V_per_free_residue(proteins):
 @pytest.mark.parametrize('which, law', [('bound', lambda t: 1 / t), ('uniform', torch.ones_like), ('rdm', lambda t: 1 - t)])
 def test_loss_weights_are_those_of_the_bound_of_flow_matching_and_of_RDM(proteins, which, law):
     data = PackedDataset(str(proteins), 'train', 24, crop=True)
-    objective, stage = objective_of(data, predict_length=False)
-    objective.text = MaskedText(data.tokenizer.vocab_size, loss_weight=which)
-    b = objective.batch(data, np.arange(16), 0, 0, 16, stage)
+    make_batch, stage = batches_of(data, predict_length=False)
+    make_batch.text = MaskedText(data.tokenizer.vocab_size, loss_weight=which)
+    b = make_batch(data, np.arange(16), 0, 0, 16, stage)
     scored = b['weight'] > 0
     assert torch.allclose(b['weight'][scored] * 16 * 24, law(b['t_text'][b['positions'][scored] // 24]), rtol=1e-4)
 
@@ -149,8 +149,8 @@ def test_the_command_line_inpaints_writes_FASTA_and_embeds(trained, tmp_path):
     assert vectors.shape == (2, 32) and np.allclose(vectors[1], alone[0], atol=.02) and np.abs(vectors[0] - vectors[1]).max() > .05
     loaded = sample.load_run(str(trained), dtype='float32')
     x = sample.pack(loaded, ['MKVLA'])
-    hidden = loaded.model(x, None, torch.zeros(1), torch.ones(1), None, ('text',), lambda hidden, head: hidden)[0]
-    assert torch.allclose(sample.embed(loaded, x)[0], hidden[:5].mean(0), atol=1e-5), 'the mean over the residues alone'
+    hidden = loaded.model(x, None, torch.zeros(1), torch.ones(1), predict=('text',), head=False)[0]
+    assert torch.allclose(sample.embed(loaded, x)[0], hidden[0, :5].mean(0), atol=1e-5), 'the mean over the residues alone'
 
 
 def test_evaluation_has_the_bound_per_residue_recovery_and_composition(proteins, trained):

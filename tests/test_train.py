@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from configurator import run_config
 from data import PackedDataset, dataset_folder, how_to_prepare
 from diffusion import GaussianLatents, MaskedText
-from loss import Objective, read_stages
+from loss import BatchMaker, read_stages, statistics, summary
 from launch import ROOT, TINY, Job, log, run, run_code, run_each, train, train_each, weights
 from samplers import SAMPLERS
 
@@ -123,7 +123,7 @@ def best_average(out):
     return load_file(out / (out / 'best').read_text().strip() / 'ema.safetensors')
 
 
-@pytest.mark.parametrize('mode, ends, last', [('l2t', ('latent_in.', 'slots', 'latent_head.', 'bag_'), 'latent'),
+@pytest.mark.parametrize('mode, ends, last', [('l2t', ('latent_in.', 'latent_pos_emb', 'latent_head.', 'bag_'), 'latent'),
                                               ('t2l', ('embed.', 'text_head.'), 'text')])
 def test_freezing_a_modality_keeps_exactly_its_encoder_and_head_and_what_no_loss_reaches(dataset, joint, tmp_path, mode, ends, last):
     out = tmp_path / 'run'
@@ -197,9 +197,9 @@ def test_a_length_schedule_cuts_the_texts_counts_its_tokens_and_goes_with_a_mode
     data = PackedDataset(str(dataset), 'train')
     stages = read_stages('l2t', '8:4,32', (), ('text', 'latent'), 'none', 12, 32, lambda share, length: 8 * length)
     text, latent = MaskedText(data.tokenizer.vocab_size), GaussianLatents(data.live)
-    objective = Objective(text, latent, ('text', 'latent'), 'cpu', None, 0, .1, 0., 1., 1e-3)
+    make_batch = BatchMaker(text, latent, ('text', 'latent'), 0, .1, 0., 1e-3)
     rows = np.arange(8)
-    short, whole = (objective.batch(data, rows, 0, 0, 8, stage) for stage in stages)
+    short, whole = (make_batch(data, rows, 0, 0, 8, stage) for stage in stages)
     assert short['tokens'].shape == (8, 8) and whole['tokens'].shape == (8, 32) and torch.equal(short['clean'], whole['clean'])
     seen = short['tokens'] != text.mask_id
     assert torch.equal(short['tokens'][seen], data.rows(rows)[0][:, :8][seen]), 'the beginning of each text'
@@ -376,14 +376,14 @@ def test_every_direction_is_sampled_and_evaluated_from_one_mixed_checkpoint(join
 
 def test_a_compiled_run_compiles_nothing_after_its_first_evaluation(dataset, tmp_path):
     job = Job(dataset, tmp_path / 'run', '--compile=true', before="""
-import torch, objective
-compile, losses, calls = torch.nn.Module.compile, objective.Objective.losses, []
+import torch, loss
+compile, forward, calls = torch.nn.Module.compile, loss.Loss.forward, []
 torch.nn.Module.compile = lambda *args, **how: compile(*args, backend='eager', **how)      # traced as ever, no minute of C++
 def counted(*args):
     calls.append(1)
     torch._dynamo.config.error_on_recompile = len(calls) > 5             # the evaluation after step 4 is past
-    return losses(*args)
-objective.Objective.losses = counted
+    return forward(*args)
+loss.Loss.forward = counted
 """, after="""
 from torch._dynamo.utils import counters
 print('GRAPH BREAKS', sum(counters['graph_break'].values()), 'PROGRAMS', counters['stats']['unique_graphs'], 'CALLS', len(calls))
@@ -455,23 +455,23 @@ def test_accuracy_and_nats_per_token_do_not_count_padding(dataset):
     data = PackedDataset(str(dataset), 'train')
     stages = read_stages('l2t', '', (), ('text', 'latent'), 'none', 12, 32, lambda share, length: 8 * length)
     text = MaskedText(data.tokenizer.vocab_size)
-    objective = Objective(text, GaussianLatents(data.live), ('text', 'latent'), 'cpu', None, 0, .1, 0., 1., 1e-3)
+    make_batch = BatchMaker(text, GaussianLatents(data.live), ('text', 'latent'), 0, .1, 0., 1e-3)
     rows = np.arange(8)
-    batch = objective.batch(data, rows, 0, 0, 8, stages[0])
+    batch = make_batch(data, rows, 0, 0, 8, stages[0])
     is_pad = batch['targets'] == data.tokenizer.pad
     scored = batch['weight'] > 0
     assert (scored & is_pad).any() and (scored & ~is_pad).any()
     nll = torch.ones(len(is_pad))
     result = dict(loss=torch.tensor(2.), text_loss=torch.tensor(2.), nll=nll, right=is_pad)
 
-    def summary(result):
-        sums = objective.statistics(batch, result)
-        return objective.summary({name: x.tolist() for name, x in sums.items()}, 1)[0]
-    assert summary(result)['text_accuracy'] == 0
-    assert summary({**result, 'right': ~is_pad})['text_accuracy'] == 1
+    def entry_of(result):
+        sums = statistics(batch, result)
+        return summary({name: x.tolist() for name, x in sums.items()}, 1)[0]
+    assert entry_of(result)['text_accuracy'] == 0
+    assert entry_of({**result, 'right': ~is_pad})['text_accuracy'] == 1
     n_real = (data.rows(rows)[0] != data.tokenizer.pad).sum().item()
-    assert summary(result)['text_nats_per_token'] == pytest.approx(2 * 8 * 32 / n_real) and n_real < 8 * 32
-    assert summary(result)['text_loss'] == 2
+    assert entry_of(result)['text_nats_per_token'] == pytest.approx(2 * 8 * 32 / n_real) and n_real < 8 * 32
+    assert entry_of(result)['text_loss'] == 2
 
 
 def test_a_finished_run_says_so_and_speaks_of_no_validation_that_was_not(dataset, finished, tmp_path):
@@ -480,12 +480,12 @@ def test_a_finished_run_says_so_and_speaks_of_no_validation_that_was_not(dataset
     assert 'raise --max_iters to go on' in again.stdout and '0 steps in' not in again.stdout
     # a signal after one step: nothing was validated
     job = Job(dataset, tmp_path / 'run', '--eval_interval=100', before="""
-import signal, objective
-statistics = objective.Objective.statistics
+import signal, loss
+statistics = loss.statistics
 def stopped(*args):
     signal.raise_signal(signal.SIGTERM)
     return statistics(*args)
-objective.Objective.statistics = stopped
+loss.statistics = stopped
 """)
     assert job.wait() == [0], job.err()
     assert job.out().splitlines()[-1].startswith('1 steps in 0:00:0') and 'inf' not in job.out().splitlines()[-1]
