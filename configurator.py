@@ -1,17 +1,19 @@
 """
-Config files and --key=value over a script's own globals: nanoGPT's idea, without running code in them.
+Config files and --key=value over a script's own globals: nanoGPT's idea, without running code in
+them.
 
     python train.py config/quickstart.py config/mixed.py --batch_size=8 --learning_rate=1e-3
 
-A knob is a top-level `name = literal` in the block below a script's imports. The block ends at the first
-statement of another kind. The default of a knob fixes its type; None means "derived below". The comment
-beside it documents it, and --help prints the block as it stands in the source. The comment may open with a
-rule, `# [0, 1): share of ...` or `# auto | never: ...` (runs/rules.py). A value that breaks the rule is
-refused, and so is nan or inf. Later arguments win over earlier ones.
+A knob is a top-level `name = literal` in the block below a script's imports. The block ends at the
+first statement of another kind. The default of a knob fixes its type; None means "derived below".
+The comment beside it documents it, and --help prints the block as it stands in the source. The
+comment may open with a rule, `# [0, 1): share of ...` or `# auto | never: ...` (runs/rules.py). A
+value that breaks the rule is refused, and so is nan or inf. Later arguments win over earlier ones.
 
-A config file is the user's own Python and runs as such: it may import and compute. Its globals are then
-checked like flags. One file serves all scripts, so a name that is a knob of another script is passed over.
-On the command line only the script's own knobs count. A mistake is one line on stderr and exit code 2.
+A config file is the user's own Python and runs as such: it may import and compute. Its globals are
+then checked like flags. One file serves all scripts, so a name that is a knob of another script is
+passed over. On the command line only the script's own knobs count. A mistake is one line on stderr
+and exit code 2.
 """
 import ast
 import contextlib
@@ -61,8 +63,8 @@ def literal_of(node):
 
 
 def read_knobs(path):
-    """ A script's knobs {name: default}, its help text, and the rules {name: rule} of the knobs whose
-    comment opens with one. The source is read, never run. """
+    """ A script's knobs {name: default}, its help text, and the rules {name: rule} of the knobs
+    whose comment opens with one. The source is read, never run. """
     with open(path, 'rb') as f:
         source = f.read()
     lines = source.decode().splitlines()
@@ -157,7 +159,8 @@ def line_of(error, file):
 # ---- the command line
 
 def read_argument(argv, i):
-    """ One argument: [(name, value, whether it was imported)], where from, and how to convert it. """
+    """ One argument: [(name, value, whether it was imported)], where from, and how to convert it.
+    """
     arg = argv[i]
     name, equals, text = arg.partition('=')
     if name.startswith('--') and equals:
@@ -187,9 +190,9 @@ def stop_at_unknown(name, source, knobs, others):
 
 
 def configure(globals_, argv=None, show=True):
-    """ Applies the command line to the knobs of the calling script, in place, and returns all of them as
-    a plain dict. Call it right below the knobs: `config = configure(globals())`. It prints what was set;
-    with show=False the script calls show_knobs(config) after checks of its own. """
+    """ Applies the command line to the knobs of the calling script, in place, and returns all of
+    them as a plain dict. Call it right below the knobs: `config = configure(globals())`. It prints
+    what was set; with show=False the script calls show_knobs(config) after checks of its own. """
     knobs, help_text, rule_of = read_knobs(globals_['__file__'])
     argv = sys.argv[1:] if argv is None else argv
     if '--help' in argv or '-h' in argv:
@@ -226,7 +229,8 @@ def is_rank0():
 
 
 def print_help(text):
-    """ A reader may close early, as `head` does. Python would complain about that once more as it ends. """
+    """ A reader may close early, as `head` does. Python would complain about that once more as it
+    ends. """
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -234,7 +238,8 @@ def print_help(text):
 
 
 def show_knobs(config):
-    """ One line for each knob that was set: its value and where it was set. --help lists the others. """
+    """ One line for each knob that was set: its value and where it was set. --help lists the
+    others. """
     if not set_by or not is_rank0():
         return
     width = shutil.get_terminal_size((100, 24)).columns

@@ -44,7 +44,7 @@ from configurator import configure, stop_on_error
 from data import prefetch, row_order, split_digests
 from loss import BatchMaker, Loss
 from model import Model
-from runs import checkpoint, distributed, preflight, resume as resuming
+from runs import checkpoint, distributed, preflight, resume as resuming, run_folder
 from runs.distributed import all_reduce_max, all_reduce_sum, rank, world
 from runs.files import write_text
 from runs.flops import flops
@@ -157,7 +157,7 @@ max_bad_steps = 10                 # [1, 1e9]: so many skips in a row end the ru
 dist_timeout = 600.0               # [1, 1e7]: seconds after which a silent process ends the run
 master_timeout = 6.0               # [0.1, 1e7]: seconds in which rank 0 must be found at the start
 
-config = configure(globals())
+config = configure(globals(), show=False)
 
 # -----------------------------------------------------------------------------
 # What follows from knobs and data; all that can be wrong is found here, before anything is built
@@ -257,7 +257,7 @@ identity = {**compatible, 'data': split_digests(train_data.meta)}
 
 def take_run_folder():
     """ For rank 0: nobody else writes there until this process ends, however it ends. """
-    checkpoint.lock(out_dir)
+    run_folder.lock(out_dir)
     return checkpoint.newest(out_dir) if resume == 'auto' else None
 
 
@@ -307,10 +307,10 @@ if rank == 0:
 
 def begin_run_folder():
     """ Returns the run's id for wandb, if it logs there. """
-    checkpoint.write_run(out_dir, config, run.folder, fresh=newest is None, step=state.step)
+    run_folder.write_run(out_dir, config, run.folder, fresh=newest is None, step=state.step)
     (Path(out_dir) / 'preempted.json').unlink(missing_ok=True)
     if wandb_project:
-        return checkpoint.wandb_id(out_dir, fresh=newest is None)
+        return run_folder.wandb_id(out_dir, fresh=newest is None)
 
 
 wandb, wandb_id = None, distributed.rank0_or_stop(2, begin_run_folder)

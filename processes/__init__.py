@@ -1,10 +1,11 @@
 """
-Other text processes on the same network: autoregressive, GIDD+ and HDLM. And ATAT (adaptive.py), which
-decides which tokens are masked first. A module is imported only where a knob asks for it.
+Other text processes on the same network: autoregressive, GIDD+ and HDLM. And ATAT (adaptive.py),
+which decides which tokens are masked first. A module is imported only where a knob asks for it.
 
     python train.py config/quickstart.py config/ar.py --out_dir=out/ar      # likewise gidd, hdlm, atat
 
-What loss.py, sample.py and evaluate.py ask of a text process. Time t runs from 0 (clean) to 1 (noise):
+What loss.py, sample.py and evaluate.py ask of a text process. Time t runs from 0 (clean) to 1
+(noise):
     corrupt(tokens, t, u, known_mask)    what the network reads, (B, L), and where it is scored, (B, L)
     loss_weight(t)                       the weight of a row's loss in training
     loss(hidden, head, targets, weight, seen, t)        the loss, nats and right of the scored places

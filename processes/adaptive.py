@@ -1,6 +1,6 @@
 """
-ATAT, adaptive time-aware token masking: which tokens are masked sooner, and which tokens weigh more, by
-their importance.
+ATAT, adaptive time-aware token masking: which tokens are masked sooner, and which tokens weigh
+more, by their importance.
 
 Importance imp in [0, 1], of each token of a clean text. PAD has 1/2, the mean.
     freq      the rank of the token's rarity: the share of the training tokens that are more frequent,
@@ -19,15 +19,16 @@ Masking, with M(t) the masked share of the schedule and w(t) the weight of its b
     time_only      beta = 0
 
 This loss is no bound. The rate w_i belongs to a token that is hidden. The loss is least where p is
-proportional to w times the posterior, and there it is below the entropy. So what is reported is always
-the plain bound (MaskedText.bound), which does not use importance. For freq there is also a bound for
-these rates, genmd4_bound (GenMD4, arXiv:2406.04329).
+proportional to w times the posterior, and there it is below the entropy. So what is reported is
+always the plain bound (MaskedText.bound), which does not use importance. For freq there is also a
+bound for these rates, genmd4_bound (GenMD4, arXiv:2406.04329).
 
 Curriculum: an easy, a medium and a hard stage of training. In each stage the masked tokens of low,
-middle or high importance weigh `focus` times the others. The weights have mean 1 over the masked tokens.
+middle or high importance weigh `focus` times the others. The weights have mean 1 over the masked
+tokens.
 
-The ranks and these means are those of a micro-batch on one process. With them a run is not the same on
-another number of processes or with another accumulation.
+The ranks and these means are those of a micro-batch on one process. With them a run is not the same
+on another number of processes or with another accumulation.
 Letters: B rows, L tokens, P scored places, V vocabulary.
 """
 from dataclasses import dataclass
@@ -46,8 +47,9 @@ MASKINGS = ('time_only', 'proportional', 'inverse', 'balanced')
 # ---- importance
 
 def rarity(counts, pad):
-    """ The importance `freq` of each id, (V,) float32 in (0, 1), with mean 1/2 over the counted tokens.
-    counts (V,): how often each id occurs in the training split. PAD is not counted and has 1/2. """
+    """ The importance `freq` of each id, (V,) float32 in (0, 1), with mean 1/2 over the counted
+    tokens. counts (V,): how often each id occurs in the training split. PAD is not counted and has
+    1/2. """
     counts = torch.as_tensor(counts, dtype=torch.float64).clone()
     counts[pad] = 0
 
@@ -61,10 +63,10 @@ def rarity(counts, pad):
 
 
 class Importance(nn.Module):
-    """ The importance of each token of a clean text, (B, L) -> (B, L) in [0, 1], and its learned part
-    or None. freq reads the table `rarity`. The network is a text model of two layers whose head gives
-    one number per token; at the start that is 1/2. PAD has 1/2, and so has MASK in a text that is being
-    written. """
+    """ The importance of each token of a clean text, (B, L) -> (B, L) in [0, 1], and its learned
+    part or None. freq reads the table `rarity`. The network is a text model of two layers whose
+    head gives one number per token; at the start that is 1/2. PAD has 1/2, and so has MASK in a
+    text that is being written. """
 
     def __init__(self, kind, vocab_size, seq_len, width=128):
         super().__init__()
@@ -132,7 +134,8 @@ class Adaptive:
 
     def share(self, text, t_min):
         """ E_t,imp [M^w] / E_t [M] for imp ~ U(0, 1): the factor on the masked share, at most over
-        training. It is near 1. (For M = t, without the clamp, E_imp 1/(1+w) is 1/2 whatever beta.) """
+        training. It is near 1. (For M = t, without the clamp, E_imp 1/(1+w) is 1/2 whatever beta.)
+        """
         t = (torch.arange(1000, dtype=torch.float64) + .5) / 1000
         masked_share = text.masked_share(t_min + (1 - t_min) * t)        # (1000,)
         importance = (torch.arange(100, dtype=torch.float64)[:, None] + .5) / 100
@@ -151,9 +154,9 @@ class Adaptive:
         return STAGES[self.stage(step)] if self.curriculum else None
 
     def emphasis(self, importance, scored, tokens, step):
-        """ Loss weights (B, L) of the curriculum: mean 1 over the scored tokens of this micro-batch.
-        PAD is not among them and has 1. In the hard stage the focus falls linearly to 1, which it
-        reaches after 9/10 of training. """
+        """ Loss weights (B, L) of the curriculum: mean 1 over the scored tokens of this
+        micro-batch. PAD is not among them and has 1. In the hard stage the focus falls linearly to
+        1, which it reaches after 9/10 of training. """
         counted = scored & (tokens != self.pad)
         if not self.curriculum or not counted.any():
             return torch.ones_like(importance)
@@ -167,8 +170,8 @@ class Adaptive:
         return torch.where(counted, weight / weight[counted].mean(), 1.0)
 
     def regression(self, importance, nll, targets, weight):
-        """ The loss of a learned importance: the mean of (imp - rank of nll)^2 over the scored places of
-        (P,), without PAD. Ranks go from 0 to 1 whatever the size of the losses. """
+        """ The loss of a learned importance: the mean of (imp - rank of nll)^2 over the scored
+        places of (P,), without PAD. Ranks go from 0 to 1 whatever the size of the losses. """
         scored = (weight > 0) & (targets != self.pad)
         n = scored.sum().clamp(min=1)
         rank = nll.masked_fill(~scored, torch.inf).argsort().argsort()   # the scored come first
@@ -181,10 +184,11 @@ def genmd4_bound(model, text, tokens, latents, t_latent, t, u, w, known_mask=Non
     """
     One draw, nats per sample (B,), of the bound for rates l_v = w_v w(t) that belong to the token:
         E_t [ sum over masked of  l_x (-log mu_x) - l_x + sum over v of l_v mu_v ],   mu = p(. | x_t, t)
-    The last two terms are the price of rates that the network cannot know. They vanish where all w are
-    equal. In expectation they vanish at the true posterior too, and there the bound is the entropy.
-    That posterior depends on t, so the network should read the text clock.
-    tokens (B, L); t (B,) spread over (0, 1); u (B, L) uniform; w (V,); known_mask (B, L): True is not
+    The last two terms are the price of rates that the network cannot know. They vanish where all w
+    are equal. In expectation they vanish at the true posterior too, and there the bound is the
+    entropy. That posterior depends on t, so the network should read the text clock.
+    tokens (B, L); t (B,) spread over (0, 1); u (B, L) uniform; w (V,); known_mask (B, L): True is
+    not
     masked.                                                            GenMD4, arXiv:2406.04329
     """
     noisy, mask = text.corrupt(tokens, t, u, known_mask, w[tokens])

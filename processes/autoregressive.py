@@ -4,7 +4,8 @@ Autoregressive text on the same network.
     -log p(x) = sum over i of -log p(x^i | x^<i)
 
 The network is causal. It reads the text shifted by one place, with MASK before the first token.
-Letters: B rows, L tokens, P scored places, V vocabulary, K latent tokens, C width, H heads, d = C / H.
+Letters: B rows, L tokens, P scored places, V vocabulary, K latent tokens, C width, H heads, d = C /
+H.
 """
 import math
 
@@ -44,7 +45,8 @@ class NextToken:
 
     def head_budget(self, rows, length, text_share=1.0, t_min=0.):
         """ How many places are scored in a micro-batch, at most: the mean, plus five standard
-        deviations of the sum of the lengths. Where not every row has a text loss, two rows more. """
+        deviations of the sum of the lengths. Where not every row has a text loss, two rows more.
+        """
         n_scored = torch.as_tensor(self.lengths, dtype=torch.float64).clamp(max=length - 1) + 1
         mean = n_scored.mean().item()
         spread = 5 * math.sqrt(rows) * n_scored.std(correction=0).item()
@@ -68,8 +70,8 @@ class NextToken:
         return {'ancestral': (self.left_to_right, {})}
 
     def left_to_right(self, denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback):
-        """ One token after the other. A text that has its EOS is filled with PAD. What is known must
-        stand before what is written. """
+        """ One token after the other. A text that has its EOS is filled with PAD. What is known
+        must stand before what is written. """
         _, masked, _ = init_state(self, tokens, known_mask)
         self.check_known(tokens, masked, known_mask)
         tokens = tokens.clone()
@@ -107,8 +109,9 @@ class NextToken:
     def decode_step(self, model, tokens, latents, t_text, t_latent, cache):
         """
         Logits (B, V), float32, of the token after `tokens` (B, L).
-        cache: a dict that the caller keeps, empty at first. It holds the keys and values of what was
-        read, so each call reads only the new tokens. Latents and clocks are read in the first call.
+        cache: a dict that the caller keeps, empty at first. It holds the keys and values of what
+        was read, so each call reads only the new tokens. Latents and clocks are read in the first
+        call.
         """
         c = model.config
         L = tokens.shape[1]
@@ -156,7 +159,8 @@ class NextToken:
 
     def block_step(self, block, text, latent, text_modulation, latent_modulation, cos, sin, mask,
                    keys_values, is_last):
-        """ model.Block.forward for the new places, which look at the cached keys and values too. """
+        """ model.Block.forward for the new places, which look at the cached keys and values too.
+        """
         queries, keys, values = [], [], []
         if keys_values is not None:
             keys.append(keys_values[0])

@@ -1,8 +1,8 @@
 """
 HDLM's clusters of tokens: k-means on a vector of each token.
 
-The vectors come from the token embedding of a run, from an .npy file, or from co-occurrence counts of the
-training texts. Letters: V vocabulary.
+The vectors come from the token embedding of a run, from an .npy file, or from co-occurrence counts
+of the training texts. Letters: V vocabulary.
 """
 import os
 
@@ -14,9 +14,9 @@ from runs.files import read_array
 
 
 def cluster_table(source, data, n_clusters):
-    """ The cluster of each id, (V,) int64. source: a run folder (its token embedding), an .npy file of
-    V rows, an .npy file of V cluster ids (taken as they are), or '' (co-occurrence counts of `data`).
-    PAD has the cluster of EOS. ValueError says what is wrong. """
+    """ The cluster of each id, (V,) int64. source: a run folder (its token embedding), an .npy file
+    of V rows, an .npy file of V cluster ids (taken as they are), or '' (co-occurrence counts of
+    `data`). PAD has the cluster of EOS. ValueError says what is wrong. """
     V = data.tokenizer.vocab_size
     if not 1 <= n_clusters < V:
         raise ValueError(f'clusters={n_clusters}: expected 1 to {V - 1}')
@@ -89,8 +89,9 @@ def cooccurrence(data, dims=128, reach=2, most=2 ** 24, seed=0):
 
 
 def kmeans(rows, n_clusters, seed=0, rounds=50):
-    """ The cluster of each of `rows` (V, dims), (V,) in 0 .. n_clusters - 1. Lloyd's algorithm on the
-    unit sphere. No cluster is empty: an empty one gets the row that is furthest from its centre. """
+    """ The cluster of each of `rows` (V, dims), (V,) in 0 .. n_clusters - 1. Lloyd's algorithm on
+    the unit sphere. No cluster is empty: an empty one gets the row that is furthest from its
+    centre. """
     rows = F.normalize(rows.float(), dim=1)
     rng = torch.Generator().manual_seed(seed)
     centres = rows[torch.randperm(len(rows), generator=rng)[:n_clusters]]
@@ -113,8 +114,8 @@ def kmeans(rows, n_clusters, seed=0, rounds=50):
 
 
 def clusters_in_words(cluster_of, data, shown=4, words=5):
-    """ Lines: the sizes of the clusters, and the most frequent tokens of the clusters that fill most of
-    the texts. """
+    """ Lines: the sizes of the clusters, and the most frequent tokens of the clusters that fill
+    most of the texts. """
     counts = data.counts()
     sizes = torch.bincount(cluster_of)
     share = torch.zeros(len(sizes), dtype=torch.float64)

@@ -93,8 +93,8 @@ class GIDD(IntegralProcess):
         return w.clamp(max=2) if kind == 'clip' else w
 
     def integrand(self, log_p, x, z, t, kind='bound'):
-        """ w [ KL(q(. | x) || q(. | p)) + r - log r - 1 ], with log q(v | p) = log(alpha p_v + uniform).
-        log_p (P, V); x, z, t (P,). """
+        """ w [ KL(q(. | x) || q(. | p)) + r - log r - 1 ], with log q(v | p) = log(alpha p_v +
+        uniform). log_p (P, V); x, z, t (P,). """
         alpha, uniform, _, _ = self.masses(t)                            # (P,) float64
         dtype = log_p.dtype
         is_mask = z == self.mask_id
@@ -134,8 +134,8 @@ class GIDD(IntegralProcess):
 
     def ancestral(self, denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
                   self_correct=0):
-        """ From t to t_next at every free place: x ~ p(x) q_t(z_t | x), then
-        z_next ~ q(z_t | z_next) q_next(z_next | x). Afterwards `self_correct` rounds of `correct`. """
+        """ From t to t_next at every free place: x ~ p(x) q_t(z_t | x), then z_next ~ q(z_t |
+        z_next) q_next(z_next | x). Afterwards `self_correct` rounds of `correct`. """
         V = self.mask_id
         tokens = tokens.clone()
         positions = positions_of(~known_mask)
@@ -180,8 +180,9 @@ class GIDD(IntegralProcess):
     def correct(self, denoise, tokens, known_mask, rounds, rng, on_step=no_callback, temperature=0.1):
         """
         Self-correction. In each round every row draws x' ~ p at a low temperature. Of the free
-        places where x' differs from the token, it changes the one where p(x') - p(token) is largest.
-        A row where no such difference is positive is done. Every round waits for the device.
+        places where x' differs from the token, it changes the one where p(x') - p(token) is
+        largest. A row where no such difference is positive is done. Every round waits for the
+        device.
 
         Returns the tokens (B, L); the share of free places whose token is the network's first
         choice, before and after, (B,) each; the number of changes of each row (B,); and whether

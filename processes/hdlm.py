@@ -11,10 +11,10 @@ HDLM (arXiv:2510.08632): a token becomes its cluster, and the cluster becomes MA
         mask_t' / mask_t  KL(Q(. | x) || sum over v of p(v) Q(. | v))                z is MASK
         -alpha_t' / cluster_t  -log [ p(x) Q(k | x) / sum over v of p(v) Q(k | v) ]  z is cluster k
 
-where ' is d/dt. The network's p is that of x^i given the *other* places. For the exact p the bound is
-the entropy. The network reads id V as MASK and id V + 1 + k as cluster k.
-Letters: B rows, L tokens, P places, V vocabulary; x the clean token, z what the network reads,
-k and v a cluster and a token.
+where ' is d/dt. The network's p is that of x^i given the *other* places. For the exact p the bound
+is the entropy. The network reads id V as MASK and id V + 1 + k as cluster k.
+Letters: B rows, L tokens, P places, V vocabulary; x the clean token, z what the network reads, k
+and v a cluster and a token.
 """
 import math
 
@@ -48,7 +48,8 @@ class HDLM(IntegralProcess):
     # ---- from clean to noisy
 
     def masses(self, t):
-        """ alpha_t, cluster_t, mask_t, and the rates mask_t' and -alpha_t', of clocks t, float64. """
+        """ alpha_t, cluster_t, mask_t, and the rates mask_t' and -alpha_t', of clocks t, float64.
+        """
         gamma = self.gamma
         if gamma == 1:
             log_alpha = torch.log1p(-t)
@@ -77,8 +78,8 @@ class HDLM(IntegralProcess):
         return torch.where(u < self.xi, own, other + (other >= own))
 
     def corrupt(self, tokens, t, u, known_mask=None, exponent=None):
-        """ From one uniform number per place: MASK below mask_t, a cluster below mask_t + cluster_t,
-        else the token. What is no token is scored. """
+        """ From one uniform number per place: MASK below mask_t, a cluster below mask_t +
+        cluster_t, else the token. What is no token is scored. """
         masses = self.masses(t.double())
         cluster, mask = masses[1][:, None], masses[2][:, None]           # (B, 1)
         u_cluster = ((u - mask) / cluster.clamp(min=1e-300)).clamp(0, 1 - 1e-12)

@@ -1,5 +1,6 @@
 """
-What GIDD+ and HDLM share: a loss and a bound that sum an integrand over all scored places of a text.
+What GIDD+ and HDLM share: a loss and a bound that sum an integrand over all scored places of a
+text.
 
     loss  = sum over places of  weight * integrand(log p, x, z, t)
     bound = E_t,z  sum over places of  integrand(log p, x, z, t)        nats per sample

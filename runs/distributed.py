@@ -1,10 +1,14 @@
 """
-Many processes that act as one run: rendezvous, agreement, sharding. In a single process all of it is the identity.
+Many processes that act as one run: meeting, agreeing, sharding a model. In a single process each
+function here is the identity.
 
-torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; so may any other launcher (SLURM: see the README).
-Gradients and losses travel on the device (nccl; gloo on a CPU). Agreements of a few bytes, such as "a signal has come", are
-always CPU tensors over gloo: they wait for no device, and a rank that died is noticed there at once. Only a host that already
-waits for its GPU, and that for a collective of the dead, is not woken before dist_timeout.
+torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Any other launcher may set
+them too (SLURM: docs/cluster.md).
+
+Gradients and losses are summed on their device: over nccl on a GPU, over gloo on a CPU. Agreements
+of a few bytes, such as "a signal has come", are CPU tensors and always go over gloo. So they do not
+wait for the device, and the failure of another rank is noticed at once. Only a rank that is blocked
+in an NCCL collective when its peer dies notices it late: after dist_timeout.
 """
 import ctypes
 import inspect
@@ -23,52 +27,73 @@ import torch.distributed as dist
 
 from configurator import stop
 
-world, rank, local_rank = (int(os.environ.get(name) or default) for name, default in
-                           (('WORLD_SIZE', 1), ('RANK', 0), ('LOCAL_RANK', os.environ.get('RANK', 0))))
+world = int(os.environ.get('WORLD_SIZE') or 1)
+rank = int(os.environ.get('RANK') or 0)
+local_rank = int(os.environ.get('LOCAL_RANK') or rank)
 
 
 # ---- this process
 
 def keep_freed_memory():
-    """ On Linux glibc would hand every large temporary back and fault it in anew at the next step; now it keeps what is free. """
+    """ By default glibc returns every large temporary tensor to Linux, and its pages are faulted in
+    again at the next step. Now glibc keeps what is free. """
     if sys.platform == 'linux':
-        with suppress(AttributeError):
+        with suppress(AttributeError):                     # another C library than glibc
             libc = ctypes.CDLL(None)
             libc.mallopt(-4, 0)                            # M_MMAP_MAX: no mapping of its own for a large block
             libc.mallopt(-1, 2 ** 31 - 1)                  # M_TRIM_THRESHOLD
 
 
-# ---- to meet and to part
+# ---- meeting and parting
 
 def reach_master(seconds):
-    """ ConnectionError, with host, port and variable, where the others cannot be met; tried for so many seconds. """
+    """ Tries for so many seconds to reach rank 0. Returns what was found, in words.
+    ConnectionError, with host, port and variable, where the processes cannot meet. """
     if world == 1:
         return 'one process'
-    missing = [name for name in ('RANK', 'MASTER_ADDR', 'MASTER_PORT') if not os.environ.get(name)]
-    if missing:
-        raise ConnectionError(f'WORLD_SIZE={world}, but {", ".join(missing)} not set: launch with torchrun, or set them as the README says')
-    host, port = os.environ['MASTER_ADDR'], os.environ['MASTER_PORT']
-    if not port.isdigit() or not 0 < int(port) < 2 ** 16:
-        raise ConnectionError(f'MASTER_PORT={port!r} is no port')
-    deadline = time.monotonic() + seconds
-    while 'TORCHELASTIC_RUN_ID' not in os.environ:         # torchrun's agents have met already
-        answer = queue.SimpleQueue()                       # a thread, as a silent name server would hold this one for longer
-        threading.Thread(target=lambda: answer.put(try_connect(host, int(port), seconds)), daemon=True).start()
-        try:
-            error = answer.get(timeout=max(0.1, deadline - time.monotonic()))
-        except queue.Empty:
-            error = 'timed out'
-        if error is None:
-            break
-        if time.monotonic() > deadline - 0.2 or getattr(error, 'errno', None) == socket.EAI_NONAME:
-            raise ConnectionError(f'rank {rank} cannot reach rank 0 at MASTER_ADDR={host} MASTER_PORT={port}: {error}; is it running '
-                                  'there, and is the port open?')
-        time.sleep(0.2)
+    host, port = master_address()
+    if 'TORCHELASTIC_RUN_ID' not in os.environ:            # else torchrun's agents have met already
+        deadline = time.monotonic() + seconds
+        while error := try_until(deadline, host, port, seconds):
+            is_unknown_name = getattr(error, 'errno', None) == socket.EAI_NONAME
+            if is_unknown_name or time.monotonic() > deadline - 0.2:
+                raise ConnectionError(f'rank {rank} cannot reach rank 0 at MASTER_ADDR={host} '
+                                      f'MASTER_PORT={port}: {error}; is it running there, and is the '
+                                      'port open?')
+            time.sleep(0.2)
     return f'rank 0 of {world} at {host}:{port}'
 
 
+def master_address():
+    """ (host, port) of rank 0, from the environment. """
+    missing = [name for name in ('RANK', 'MASTER_ADDR', 'MASTER_PORT') if not os.environ.get(name)]
+    if missing:
+        raise ConnectionError(f'WORLD_SIZE={world}, but {", ".join(missing)} not set: launch with torchrun, '
+                              'or set them as docs/cluster.md says')
+    port = os.environ['MASTER_PORT']
+    if not port.isdigit() or not 0 < int(port) < 2 ** 16:
+        raise ConnectionError(f'MASTER_PORT={port!r} is no port')
+    return os.environ['MASTER_ADDR'], int(port)
+
+
+def try_until(deadline, host, port, seconds):
+    """ try_connect in a thread: a name server that does not answer would block this one for longer.
+    """
+    answer = queue.SimpleQueue()
+
+    def ask():
+        answer.put(try_connect(host, port, seconds))
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return answer.get(timeout=max(0.1, deadline - time.monotonic()))
+    except queue.Empty:
+        return 'timed out'
+
+
 def try_connect(host, port, seconds):
-    """ None, or why nobody opens. Rank 0 is the one who will listen: it only looks its own name up. """
+    """ None, or the error. Rank 0 will be the one that listens, so it only looks its own name up.
+    """
     try:
         socket.getaddrinfo(host, port)
         if rank > 0:
@@ -78,36 +103,31 @@ def try_connect(host, port, seconds):
 
 
 def join(device, seconds):
-    """ Meet the other processes; every collective then fails after so many seconds. ConnectionError where they do not come. """
+    """ Meets the other processes. Every collective then fails after so many seconds.
+    ConnectionError where they do not come. """
     if world == 1:
         return
     backend = 'cpu:gloo,cuda:nccl' if torch.device(device).type == 'cuda' else 'gloo'
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
-        all_gather_object(rank)                                     # connections are made at the first collective
+        all_gather_object(rank)                            # the first collective makes the connections
     except (RuntimeError, ValueError) as error:
-        raise ConnectionError(f'rank {rank}: {world} processes did not meet at MASTER_ADDR={os.environ["MASTER_ADDR"]} '
-                              f'MASTER_PORT={os.environ["MASTER_PORT"]}: {str(error).splitlines()[0]}') from None
+        raise ConnectionError(f'rank {rank}: {world} processes did not meet at '
+                              f'MASTER_ADDR={os.environ["MASTER_ADDR"]} '
+                              f'MASTER_PORT={os.environ["MASTER_PORT"]}: '
+                              f'{str(error).splitlines()[0]}') from None
     sys.excepthook = leave_at_once
 
 
 def leave():
-    """ Together; without it some clean runs would end with an error. """
+    """ All leave together. Without the barrier some clean runs would end with an error. """
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
 
 
-def rank0_or_stop(code, function, *args):
-    """ The result of what only rank 0 does; where it fails, all leave with the code. """
-    result, error = on_rank0(function, *args)
-    if error:
-        stop_all(error, code)
-    return result
-
-
 def stop_all(message, code):
-    """ For what all ranks know: one of them says it, all leave with the same exit code. """
+    """ For an error that all ranks know: rank 0 prints it, all leave with the same exit code. """
     leave()
     if rank == 0:
         stop(message, code)
@@ -115,19 +135,22 @@ def stop_all(message, code):
 
 
 def leave_at_once(kind, error, trace):
-    """ What no rank caught: the others cannot agree on anything any more, so nothing is saved and nobody is waited for. """
+    """ sys.excepthook, for an error that no rank has caught. The ranks cannot agree any more, so
+    this one saves nothing and waits for nobody. """
     words = str(error)
-    lost = isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or 'gloo' in words or 'NCCL' in words)
-    if lost:
-        print(f'error: rank {rank} lost the other processes ({(words.splitlines() or [""])[0]}): nothing is saved now, '
+    is_of_network = isinstance(error, dist.DistError) or 'gloo' in words or 'NCCL' in words
+    is_lost = isinstance(error, RuntimeError) and is_of_network
+    if is_lost:
+        first_line = (words.splitlines() or [''])[0]
+        print(f'error: rank {rank} lost the other processes ({first_line}): nothing is saved now, '
               'what was saved before stands', file=sys.stderr, flush=True)
     else:
         traceback.print_exception(kind, error, trace)
     sys.stdout.flush()
-    os._exit(4 if lost else 1)
+    os._exit(4 if is_lost else 1)
 
 
-# ---- to agree
+# ---- agreeing
 
 def all_reduce_max(number):
     """ The largest of all ranks' numbers. """
@@ -139,7 +162,7 @@ def all_reduce_max(number):
 
 
 def all_reduce_sum(tensor):
-    """ The sum over ranks, in place, where the tensor lives. """
+    """ The sum over ranks, in place, on the tensor's device. """
     if world > 1:
         dist.all_reduce(tensor)
     return tensor
@@ -155,28 +178,40 @@ def all_gather_object(value):
 
 
 def on_rank0(function, *args, **kw):
-    """ (result, error) of what only rank 0 does, such as to read and write the run folder, on every rank; None for the other one. """
+    """ Calls a function on rank 0 alone, such as one that writes the run folder. Every rank gets
+    [result, error]; one of the two is None. """
     box = [None, None]
     if rank == 0:
         try:
             box[0] = function(*args, **kw)
-        except (ValueError, OSError) as error:
-            box[1] = (ValueError if isinstance(error, ValueError) else OSError)(str(error))
+        except ValueError as error:
+            box[1] = ValueError(str(error))                # of a plain kind, that can be sent
+        except OSError as error:
+            box[1] = OSError(str(error))
     if world > 1:
         dist.broadcast_object_list(box)
     return box
 
 
-# ---- to share a model
+def rank0_or_stop(code, function, *args):
+    """ The result of on_rank0. Where there is an error, all leave with the exit code. """
+    result, error = on_rank0(function, *args)
+    if error:
+        stop_all(error, code)
+    return result
 
-# the buffers never change; torch 2.13 has renamed the switch
+
+# ---- sharding a model
+
+# the buffers never change, so DDP need not send them; torch 2.13 has renamed the switch
 _ddp_arguments = inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
-NO_BUFFER_SYNC = {'forward_sync_buffers' if 'forward_sync_buffers' in _ddp_arguments else 'broadcast_buffers': False}
+_is_renamed = 'forward_sync_buffers' in _ddp_arguments
+NO_BUFFER_SYNC = {'forward_sync_buffers' if _is_renamed else 'broadcast_buffers': False}
 
 
 def shard(loss, device):
-    """ FSDP2, in place, before optimizer and average are made: every process keeps its share of each
-    parameter, gradient and moment. A block is gathered when it is run. """
+    """ FSDP2, in place, before optimizer and average are made. Every process keeps its share of
+    each parameter, gradient and moment. A block is gathered when it is run. """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
     mesh = init_device_mesh(torch.device(device).type, (world,))
@@ -187,7 +222,7 @@ def shard(loss, device):
 
 
 def gradient_sync(net, is_last):
-    """ A context for one micro-step of an accumulation: gradients are added up over ranks at the last
+    """ A context for one micro-step of an accumulation: gradients are summed over ranks at the last
     one only. """
     if hasattr(net, 'set_requires_gradient_sync'):         # FSDP2
         net.set_requires_gradient_sync(is_last)
@@ -195,8 +230,8 @@ def gradient_sync(net, is_last):
 
 
 def gather(value):
-    """ What is shared out comes back whole, tensor by tensor, in the memory of rank 0's host; None elsewhere. Every rank must ask.
-    Through dicts, lists and tuples; what is not shared out stays as it is. """
+    """ Sharded tensors in nested dicts, lists and tuples become whole: on the host of rank 0, None
+    on the other ranks. Other values stay as they are. Every rank must call. """
     if isinstance(value, dict):
         return {key: gather(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -208,7 +243,8 @@ def gather(value):
 
 
 def distribute(value, like):
-    """ A rank's share of a whole tensor, as `like` is shared out; the tensor itself where it is not. """
+    """ This rank's share of a whole tensor, sharded as `like` is; the tensor itself where `like` is
+    not sharded. """
     if not hasattr(like, 'full_tensor') or value.shape != like.shape:
         return value
     from torch.distributed.tensor import distribute_tensor

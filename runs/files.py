@@ -1,15 +1,16 @@
 """
-Files that come from outside, read with suspicion: JSON and arrays. Every mistake is a ValueError of one line that names
-the file.
+Files that come from outside: JSON and arrays, which may be damaged or hostile. Every mistake is a
+ValueError of one line that names the file.
 
-    read_json(path, schema=...)                             an object, of the form of a schema (rules.check_json)
+    read_json(path, schema=...)                             an object, checked by rules.check_json
     read_array(path, 'float16', (n, None, 384), mmap=True)  an .npy file; None: any length
     read_arrays(path, {'mean': ('floats', (384,))})         the arrays of an .npz file, by name
 
-A file says itself how large its arrays are, and a damaged or hostile one lies. So the header is read first, within
-MAX_HEADER bytes; its dtype and shape are compared with what is expected, and the bytes that they need with the size of
-the file. Only then is anything loaded or mapped. Nothing is ever unpickled. Arrays in an .npz file must be stored
-uncompressed, as np.savez writes them, so that reading never takes more memory than the file has bytes.
+The header of a file says how large its arrays are, and it may lie. So the header is read first, at
+most MAX_HEADER bytes of it. Its dtype and shape are compared with what is expected, and the bytes
+that they need with the size of the file. Only then is anything loaded or mapped. Nothing is ever
+unpickled. The arrays in an .npz file must be stored uncompressed, as np.savez writes them, so
+reading never takes more memory than the file has bytes.
 """
 import hashlib
 import io
@@ -24,8 +25,10 @@ import numpy as np
 
 from runs import rules
 
-MAX_HEADER = 10_000            # bytes of an .npy header, numpy's own limit; ours have 128
-KINDS = {'floats': 'f', 'numbers': 'biuf', 'texts': 'U'}   # what stands for several dtypes, as np.dtype.kind
+MAX_HEADER = 10_000             # bytes of an .npy header, numpy's own limit; ours have 128
+
+# names for several dtypes: the letters of np.dtype.kind
+KINDS = {'floats': 'f', 'numbers': 'biuf', 'texts': 'U'}
 
 
 # ---- any file
@@ -36,7 +39,7 @@ def sha256(path):
 
 
 def fsync(path):
-    """ A file or a folder: a rename is on disk only when its folder is. """
+    """ Puts a file or a folder on the disk. A rename is on the disk only when its folder is. """
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -45,7 +48,7 @@ def fsync(path):
 
 
 def write_text(path, text):
-    """ Atomically: whoever reads sees the old file or the new one. """
+    """ Writes a file atomically: a reader sees the old file or the new one. """
     path = Path(path)
     tmp = path.with_name(path.name + '.tmp')
     try:
@@ -58,12 +61,13 @@ def write_text(path, text):
 
 
 def one_line(error):
-    """ The first line of an exception's text, or else its name. """
+    """ The first line of an exception's text, or its type where it has no text. """
     return (str(error).splitlines() or [''])[0][:200] or type(error).__name__
 
 
 def read_json(path, schema=None, kind=dict, limit=2**26):
-    """ The object in a JSON file (kind=list: the list), of the form of the schema where there is one. """
+    """ The object in a JSON file of at most `limit` bytes; kind=list: the list. With a schema its
+    form is checked (rules.check_json). """
     try:
         size = os.path.getsize(path)
         if size > limit:
@@ -80,7 +84,8 @@ def read_json(path, schema=None, kind=dict, limit=2**26):
 
 
 def check_fields(value, schema, path):
-    """ ValueError, with the file's name and the field's, unless an object read from JSON has the form of a schema. """
+    """ ValueError, with the names of file and field, unless an object from JSON has the form of a
+    schema. """
     try:
         rules.check_json(value, schema, '')
     except ValueError as error:
@@ -90,13 +95,14 @@ def check_fields(value, schema, path):
 # ---- arrays
 
 def read_header(f):
-    """ (dtype, shape, whether Fortran's order, bytes of the header) at the start of an .npy file, open for reading bytes. """
+    """ (dtype, shape, whether in Fortran's order, bytes of the header) of an .npy file, open at its
+    start. """
     formats = np.lib.format
     start = f.read(12)
     if len(start) < 12 or start[:6] != formats.MAGIC_PREFIX:
         raise ValueError('it does not begin as an .npy file')
 
-    # numpy would read a header of any length before it looks at the length
+    # the length of the header; numpy would read a header of any length before it looks at it
     version = (start[6], start[7])
     if version not in ((1, 0), (2, 0)):
         raise ValueError(f'.npy format {version}, expected (1, 0) or (2, 0)')
@@ -105,6 +111,7 @@ def read_header(f):
     if not 12 < n_bytes <= MAX_HEADER:
         raise ValueError(f'a header of {n_bytes:,} bytes, at most {MAX_HEADER:,} expected')
 
+    # numpy parses it
     header = io.BytesIO(start + f.read(n_bytes - 12))
     header.seek(8)
     read = formats.read_array_header_1_0 if version == (1, 0) else formats.read_array_header_2_0
@@ -117,30 +124,38 @@ def read_header(f):
 def check_header(dtype, shape, n_bytes, expected_dtype, expected_shape):
     """
     ValueError unless dtype and shape are as expected and fill the n_bytes that follow the header.
-    expected_dtype: a dtype, one of KINDS, or None: numbers. expected_shape: None in it stands for any length; None: any shape.
+    expected_dtype: a dtype, one of KINDS, or None: numbers.
+    expected_shape: a None in it stands for any length; None: any shape.
     """
-    expected_dtype = 'numbers' if expected_dtype is None else expected_dtype
+    if expected_dtype is None:
+        expected_dtype = 'numbers'
     if expected_dtype in KINDS:
-        is_dtype = dtype.kind in KINDS[expected_dtype] and (dtype.kind == 'U' or dtype.itemsize <= 8)
+        is_small = dtype.kind == 'U' or dtype.itemsize <= 8
+        is_dtype = dtype.kind in KINDS[expected_dtype] and is_small
     else:
         is_dtype = dtype == np.dtype(expected_dtype)
-    is_shape = expected_shape is None or len(shape) == len(expected_shape) and all(
-        want in (None, n) for n, want in zip(shape, expected_shape))
+
+    is_shape = True
+    if expected_shape is not None:
+        lengths = zip(shape, expected_shape)
+        is_shape = len(shape) == len(expected_shape) and all(want in (None, n) for n, want in lengths)
+
     if dtype.hasobject or not is_dtype or not is_shape or any(n < 0 for n in shape):
-        expected = f'{expected_dtype}' + (f' {expected_shape}'.replace('None', 'n') if expected_shape is not None else '')
+        expected = str(expected_dtype)
+        if expected_shape is not None:
+            expected += f' {expected_shape}'.replace('None', 'n')
         raise ValueError(f'found {dtype} {rules.short(shape)}, expected {expected}')
 
-    # whole numbers of Python: they do not overflow
+    # Python's whole numbers do not overflow
     needs = math.prod(shape) * dtype.itemsize
     if needs != n_bytes:
         raise ValueError(f'{dtype} {rules.short(shape)} are {needs:,} bytes, found {n_bytes:,}')
 
 
 def read_array(path, dtype=None, shape=None, mmap=False, what='array'):
-    """
-    The array in an .npy file, of the dtype and shape that check_header describes; `what` names it in the error.
-    mmap: a read-only map of the file, as a plain ndarray, since indexing an np.memmap costs more.
-    """
+    """ The array in an .npy file. dtype, shape: what is expected, as in check_header; `what` names
+    the array in the error. mmap: a read-only map of the file, as a plain ndarray, since indexing an
+    np.memmap costs more. """
     try:
         with open(path, 'rb') as f:
             found, found_shape, is_fortran, n_header = read_header(f)
@@ -151,15 +166,13 @@ def read_array(path, dtype=None, shape=None, mmap=False, what='array'):
                 return array.view(np.ndarray)
             array = np.fromfile(f, found, count=math.prod(found_shape))
             return array.reshape(found_shape, order=order)
-    except Exception as error:                               # whatever a hostile header provokes in numpy's parser
+    except Exception as error:                             # whatever a hostile header provokes in numpy
         raise ValueError(f'{path}: {what} cannot be read ({one_line(error)})') from None
 
 
 def read_arrays(path, expected):
-    """
-    {name: array} of an .npz file. expected: {name: (dtype, shape)}, as check_header has them; a name that ends in '?' may be
-    missing, and other arrays in the file are not looked at.
-    """
+    """ {name: array} of an .npz file. expected: {name: (dtype, shape)}, as in check_header. A name
+    that ends in '?' may be missing. Other arrays in the file are not looked at. """
     arrays = {}
     try:
         with zipfile.ZipFile(path) as file:
@@ -167,10 +180,11 @@ def read_arrays(path, expected):
             for name, (dtype, shape) in expected.items():
                 member = name.removesuffix('?') + '.npy'
                 if member in names:
-                    arrays[member[:-4]] = read_member(file, member, dtype, shape, os.path.getsize(path))
+                    size = os.path.getsize(path)
+                    arrays[member[:-4]] = read_member(file, member, dtype, shape, size)
                 elif not name.endswith('?'):
                     raise ValueError(f'no array {name!r} in it')
-    except Exception as error:                               # zipfile has a dozen kinds
+    except Exception as error:                             # zipfile has a dozen kinds
         raise ValueError(f'{path}: cannot be read as .npz ({one_line(error)}); run prepare.py again') from None
     return arrays
 
@@ -181,11 +195,13 @@ def read_member(file, member, dtype, shape, size):
     if info.compress_type != zipfile.ZIP_STORED or info.file_size > size:
         raise ValueError(f'{member} is compressed to {info.compress_size:,} bytes of {info.file_size:,}; '
                          'expected as np.savez writes it')
+
+    # the content as a bytearray, not bytes: torch wants an array that can be written to
     with file.open(info) as f:
         found, found_shape, is_fortran, n_header = read_header(f)
         n_bytes = info.file_size - n_header
         check_header(found, found_shape, n_bytes, dtype, shape)
-        content = bytearray(f.read(n_bytes))                 # one that can be written to, as torch wants it
+        content = bytearray(f.read(n_bytes))
         if len(content) != n_bytes:
             raise ValueError(f'{member} ends after {len(content):,} of {n_bytes:,} bytes')
     array = np.frombuffer(content, found) if n_bytes else np.empty(0, found)

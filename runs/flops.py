@@ -2,7 +2,8 @@
 
 
 def flops(model, batch, length, head_positions, predict=('text', 'latent'), training=True):
-    """ Operations of one step: 2 per multiply-add, forward once, backward twice. Matrix products only. """
+    """ Operations of one step: 2 per multiply-add, forward once, backward twice. Matrix products
+    only. """
     c = model.config
     K = c.n_latents * c.latent_tokens if 'latent' in c.streams else 0
     L = length if 'text' in c.streams else 0

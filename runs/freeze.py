@@ -1,4 +1,5 @@
-""" Which parameters stay still: those that no loss can reach, and those that a fine-tuning keeps. """
+""" Which parameters stay still: those that no loss can reach, and those that a fine-tuning keeps.
+"""
 
 # how the parameters of a stream begin: where it comes in, and its head. The bag belongs to the
 # latents' head; the shortcut leads from the latents to the text's head
@@ -11,8 +12,8 @@ def names_that_begin(model, prefixes):
 
 
 def unreachable(model, predict):
-    """ Names of the parameters that no loss on the streams `predict` reaches: the other stream's head,
-    and in the last block its out-projection, its MLP and the gain of its queries. """
+    """ Names of the parameters that no loss on the streams `predict` reaches: the other stream's
+    head, and in the last block its out-projection, its MLP and the gain of its queries. """
     last = f'blocks.{model.config.depth - 1}'
     prefixes = []
     for stream in model.config.streams:
@@ -31,6 +32,7 @@ def input_and_head(model, stream):
 
 
 def set_frozen(model, names):
-    """ What is frozen gets no gradient, so no optimizer moves it: neither momentum nor decay does. """
+    """ What is frozen gets no gradient, so no optimizer moves it: neither momentum nor decay does.
+    """
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in names)

@@ -39,8 +39,8 @@ def in_words(seconds):
 
 class StepLog:
     """ The steps since the last line. What they add up to stays on the device until `report`.
-    rows_of(step, micro, rank) -> (first row, rows of the dataset); tokens_until(step) -> tokens, PAD
-    among them. """
+    rows_of(step, micro, rank) -> (first row, rows of the dataset); tokens_until(step) -> tokens,
+    PAD among them. """
 
     def __init__(self, out_dir, step, max_iters, interval, grad_accum, global_batch, n_samples, device,
                  rows_of, tokens_until, wandb=None):
@@ -76,7 +76,8 @@ class StepLog:
     # ---- lines
 
     def write(self, **entry):
-        """ A line of training_log.jsonl. A full disk is a warning, and no half line stays behind. """
+        """ A line of training_log.jsonl. A full disk is a warning, and no half line stays behind.
+        """
         if rank:
             return
         try:
@@ -92,8 +93,8 @@ class StepLog:
             self.wandb.log(entry, step=entry['step'])
 
     def report(self, step, lr, skipped, more=()):
-        """ One line of the log and one on the screen, of the steps since the last one. Every rank must
-        call; here the device is waited for. more: further fields of the entry. """
+        """ One line of the log and one on the screen, of the steps since the last one. Every rank
+        must call; here the device is waited for. more: further fields of the entry. """
         if not self.steps:
             return
         skips = self.describe_skips(step)
@@ -136,8 +137,8 @@ class StepLog:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def describe_skips(self, step):
-        """ What was wrong with each step skipped since the last line; for a loss also on which rank, in
-        which rows. Every rank must call. """
+        """ What was wrong with each step skipped since the last line; for a loss also on which
+        rank, in which rows. Every rank must call. """
         if not self.recent[:, 0].any():
             return []
         is_finite = distributed.all_gather_object(self.is_finite.tolist())
@@ -156,8 +157,8 @@ class StepLog:
         return found
 
     def estimate(self, step):
-        """ One line after the first few steps of this process: a slow run's first log line is minutes
-        away. The very first step is slow and left out. Waits for the device twice. """
+        """ One line after the first few steps of this process: a slow run's first log line is
+        minutes away. The very first step is slow and left out. Waits for the device twice. """
         if rank or self.steps != step - self.first_step or self.first_seconds is None:
             return
         seconds = time.perf_counter() - self.since

@@ -1,7 +1,7 @@
 """
-Everything that can be wrong with a training, looked at before anything is built: knobs that do not go
-together, the dataset, the device, room on the disk, the other processes. And what follows from the
-knobs and the data: sizes, processes, stages, what is frozen.
+Everything that can be wrong with a training, looked at before anything is built: knobs that do not
+go together, the dataset, the device, room on the disk, the other processes. And what follows from
+the knobs and the data: sizes, processes, stages, what is frozen.
 """
 import os
 import shutil
@@ -27,8 +27,8 @@ MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_
 
 
 def plan(config):
-    """ A namespace of what a training needs, from its knobs {name: value}. Stops with one line and exit
-    code 2 for what is wrong with knobs or data, 4 for the machine and the other processes. """
+    """ A namespace of what a training needs, from its knobs {name: value}. Stops with one line and
+    exit code 2 for what is wrong with knobs or data, 4 for the machine and the other processes. """
     k = SimpleNamespace(**config)
     check_knobs(k)
     folder = dataset_folder(k.dataset)
@@ -181,7 +181,8 @@ def warn_of_padding(run):
 
 
 def check_machine(run, k):
-    """ OSError where the checkpoints do not fit, ConnectionError where the others cannot be met. """
+    """ OSError where the checkpoints do not fit, ConnectionError where the others cannot be met.
+    """
     device = torch.device(run.device)
     if device.type == 'cuda':
         report_check('device', f'{run.device}, {torch.cuda.get_device_name(device)}, '

@@ -27,7 +27,8 @@ HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'devic
 
 
 def compatibility(model_config, knobs, meta):
-    """ What two runs must share for one to begin with the weights of the other, as JSON gives it back. """
+    """ What two runs must share for one to begin with the weights of the other, as JSON gives it
+    back. """
     names = ['text_schedule', 'text_power', 'latent_schedule', 'latent_target']
     if knobs['text_process'] == 'gidd':
         names += ['text_process', 'gidd_gamma', 'gidd_uniform']
@@ -39,8 +40,8 @@ def compatibility(model_config, knobs, meta):
 
 
 def younger_knobs(identity):
-    """ The identity of an older run, with the parameters that its model_config did not have yet, and
-    under the names of today. """
+    """ The identity of an older run, with the parameters that its model_config did not have yet,
+    and under the names of today. """
     defaults = json.loads(json.dumps({**asdict(ModelConfig()), 'importance': 'none'}))
     return {**identity, 'model': {**defaults, **checkpoint.todays_config(identity['model'])}}
 
@@ -66,8 +67,8 @@ def begin_from(run_folder, model, compatible, ema, parameters, device):
 
 
 def check_identity(saved, newest, out_dir, folder, identity):
-    """ ValueError unless the run of training_state.json `saved` may go on with this model and dataset.
-    identity: compatibility(...) and 'data', split_digests(...). """
+    """ ValueError unless the run of training_state.json `saved` may go on with this model and
+    dataset. identity: compatibility(...) and 'data', split_digests(...). """
     compatible = {key: value for key, value in identity.items() if key != 'data'}
     if found := checkpoint.difference(younger_knobs(saved['identity']), compatible):
         raise ValueError(f'{newest} was trained with {found}: choose another --out_dir')
@@ -82,8 +83,8 @@ def check_identity(saved, newest, out_dir, folder, identity):
 
 
 def load_everything(saved, newest, model, names, optimizers, ema, state, device_type):
-    """ Weights, moments, average, counters and generators as they were when they were saved, on any number
-    of processes. saved: of checkpoint.load. """
+    """ Weights, moments, average, counters and generators as they were when they were saved, on any
+    number of processes. saved: of checkpoint.load. """
     known = saved['training_state']
     saved_names = [checkpoint.todays_name(name) for name in saved['optimizer']['names']]
     if saved_names != list(names) or len(saved['optimizer']['states']) != len(optimizers):

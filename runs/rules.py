@@ -1,8 +1,8 @@
 """
 One rule for each value that comes from outside: a knob, or a field of a JSON file.
 
-A rule is a short text. Beside a knob it opens the comment, so --help shows it. In the schema of a JSON file
-it is a leaf.
+A rule is a short text. Beside a knob it opens the comment, so --help shows it. In the schema of a
+JSON file it is a leaf.
 
     [0, 1)                     a number x with 0 <= x < 1; never nan, and inf only where the rule names it
     int [1, 2**20]             a whole number; a knob with a whole default needs no `int`
@@ -27,7 +27,8 @@ RULE = re.compile(rf'{ONE}(?: \| {ONE})*(?=$|[;:,.] ?)')
 # ---- a rule
 
 def rule_of(comment):
-    """ The rule that opens a comment, or None. A single word is prose, not a rule; only `bool` is one. """
+    """ The rule that opens a comment, or None. A single word is prose, not a rule; only `bool` is
+    one. """
     found = RULE.match(comment)
     if not found:
         return None
@@ -52,7 +53,8 @@ def parts_of(rule):
 
 @lru_cache(maxsize=1000)
 def interval_of(one):
-    """ (whether whole, '[' or '(', low, high, ']' or ')') of an interval; None for another rule. """
+    """ (whether whole, '[' or '(', low, high, ']' or ')') of an interval; None for another rule.
+    """
     found = re.fullmatch(rf'(int )?([\[(])({NUMBER}), ({NUMBER})([\])])', one)
     if found:
         whole, left, low, high, right = found.groups()
@@ -117,8 +119,8 @@ def is_plain(value):
 
 
 def settle(value, default, rule, convert):
-    """ A value as one of the default's type, by `convert`: from_text or from_value. ValueError where it
-    has no such type, or breaks the rule. """
+    """ A value as one of the default's type, by `convert`: from_text or from_value. ValueError
+    where it has no such type, or breaks the rule. """
     is_sequence = isinstance(default, (tuple, list))
     if default is None and rule and convert is from_text:
         # a default of None has no type, so the rule decides: 12 may be a number or a name
@@ -207,7 +209,8 @@ def from_value(value, default):
 
 def check_json(value, schema, where):
     """
-    ValueError unless a value read from JSON has the form of a schema. `where` names it in the error.
+    ValueError unless a value read from JSON has the form of a schema. `where` names it in the
+    error.
         'int [0, 10]'            a rule
         {'a': ..., 'b?': ...}    an object with a field a, and perhaps b; other fields are not looked at
         {'*': ...}               an object of any fields, each of this form

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 import sample
 from launch import HANGS
 from model import Model, ModelConfig
-from runs import checkpoint
+from runs import checkpoint, run_folder
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(checkpoint.__file__)))
 CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2, width=16)
@@ -45,7 +45,7 @@ def same(a, b):
     return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, (list, tuple)) else a == b
 
 
-def run_folder(tmp_path, *steps):
+def new_run(tmp_path, *steps):
     """ out_dir of a run with these checkpoints. """
     data = tmp_path / 'dataset'
     data.mkdir()
@@ -53,7 +53,7 @@ def run_folder(tmp_path, *steps):
     (data / 'train-00000.tokens.bin').write_bytes(b'not for the run folder')
     np.savez(data / 'latent_stats.npz', mean=np.zeros(6))
     out = tmp_path / 'out' / 'run'
-    checkpoint.write_run(out, {'seed': 1, 'betas': (.9, .95)}, data)
+    run_folder.write_run(out, {'seed': 1, 'betas': (.9, .95)}, data)
     for step in steps:
         checkpoint.save(out, step, *states(step), keep=9)
     return out
@@ -78,7 +78,7 @@ def run_code(code, *args, **env):
 # ---- what is written is what is read
 
 def test_everything_saved_comes_back_to_the_bit(tmp_path):
-    out = run_folder(tmp_path, 1, 2)
+    out = new_run(tmp_path, 1, 2)
     model, ema, optimizer, training, rng = states(2)
     found = checkpoint.load(checkpoint.newest(out), rank=1)
     assert same(dict(sorted(found['model'].items())), dict(sorted(model.items())))  # safetensors has an order of its own
@@ -105,21 +105,21 @@ def test_tied_and_strided_weights_are_written_out(tmp_path):
 
 
 def test_a_run_folder_is_complete_in_itself(tmp_path):
-    out = run_folder(tmp_path)
-    config = checkpoint.read_config(out)
+    out = new_run(tmp_path)
+    config = run_folder.read_config(out)
     assert config['seed'] == 1 and config['betas'] == (.9, .95) and config['argv'] == sys.argv
     assert config['versions']['torch'] == torch.__version__ and 'commit' in config
     assert sorted(p.name for p in (out / 'data').iterdir()) == ['latent_stats.npz', 'meta.json']
     (tmp_path / 'dataset' / 'meta.json').write_text('{"name": "another"}')
-    checkpoint.write_run(out, {'seed': 2}, tmp_path / 'dataset')  # as a resumed run does
-    assert json.loads((out / 'data' / 'meta.json').read_text()) == META and checkpoint.read_config(out)['seed'] == 2
+    run_folder.write_run(out, {'seed': 2}, tmp_path / 'dataset')  # as a resumed run does
+    assert json.loads((out / 'data' / 'meta.json').read_text()) == META and run_folder.read_config(out)['seed'] == 2
     with pytest.raises(OSError, match='meta.json'):
-        checkpoint.write_run(tmp_path / 'out' / 'other', {}, tmp_path / 'nowhere')
+        run_folder.write_run(tmp_path / 'out' / 'other', {}, tmp_path / 'nowhere')
     assert not (tmp_path / 'out' / 'other' / 'data').exists()
 
 
 def test_load_model_takes_the_ema_weights_of_the_checkpoint_asked_for(tmp_path):
-    out = run_folder(tmp_path, 1)
+    out = new_run(tmp_path, 1)
     checkpoint.save(out, 2, *states(2), keep=9, best=True)
     checkpoint.save(out, 3, *states(3), keep=9)
     for which, step in (('latest', 3), ('best', 2), ('step-00000001', 1)):
@@ -134,7 +134,7 @@ def test_load_model_takes_the_ema_weights_of_the_checkpoint_asked_for(tmp_path):
 
 
 def test_every_reader_takes_the_best_checkpoint_and_before_the_first_evaluation_the_latest(tmp_path, capsys):
-    out = run_folder(tmp_path, 1)
+    out = new_run(tmp_path, 1)
     assert checkpoint.find_checkpoint(out) == 'step-00000001' and 'no best checkpoint' in capsys.readouterr().err
     checkpoint.save(out, 2, *states(2), keep=9, best=True)
     checkpoint.save(out, 3, *states(3), keep=9)
@@ -170,14 +170,14 @@ def test_one_is_kept_beside_the_best_where_one_is_asked_for(tmp_path, capsys, ke
 
 
 def test_the_id_for_wandb_is_drawn_once_and_read_again(tmp_path):
-    first = checkpoint.wandb_id(tmp_path, fresh=True)
-    assert checkpoint.wandb_id(tmp_path) == first != checkpoint.wandb_id(tmp_path, fresh=True)
+    first = run_folder.wandb_id(tmp_path, fresh=True)
+    assert run_folder.wandb_id(tmp_path) == first != run_folder.wandb_id(tmp_path, fresh=True)
     (tmp_path / 'wandb_id').unlink()
-    assert checkpoint.wandb_id(tmp_path) == (tmp_path / 'wandb_id').read_text().strip(), 'a run that is older than its id'
+    assert run_folder.wandb_id(tmp_path) == (tmp_path / 'wandb_id').read_text().strip(), 'a run that is older than its id'
     for wrong in (b'', b'a/b', b'x' * 65, b'\xff\xfe'):
         (tmp_path / 'wandb_id').write_bytes(wrong)
         with pytest.raises(ValueError, match='wandb_id: found .* expected up to 64 letters'):
-            checkpoint.wandb_id(tmp_path)
+            run_folder.wandb_id(tmp_path)
 
 
 def test_a_step_saved_twice_is_written_once(tmp_path):
@@ -206,14 +206,14 @@ def test_what_is_not_finite_is_not_saved_and_the_older_ones_stay(tmp_path, part,
 
 
 def test_config_json_keeps_what_each_resume_replaced(tmp_path):
-    out = run_folder(tmp_path)
+    out = new_run(tmp_path)
     for step, knobs in ((5, {'seed': 2}), (7, {'seed': 2}), (9, {'seed': 3})):
-        checkpoint.write_run(out, {**knobs, 'betas': (.9, .95)}, tmp_path / 'dataset', step=step)
-    config = checkpoint.read_config(out)
+        run_folder.write_run(out, {**knobs, 'betas': (.9, .95)}, tmp_path / 'dataset', step=step)
+    config = run_folder.read_config(out)
     assert config['seed'] == 3 and config['resumed_from'] == [{'step': 5, 'seed': 1}, {'step': 9, 'seed': 2}]
     (out / 'config.json').write_text('{')
-    checkpoint.write_run(out, {'seed': 4}, tmp_path / 'dataset', step=10)
-    assert checkpoint.read_config(out)['seed'] == 4
+    run_folder.write_run(out, {'seed': 4}, tmp_path / 'dataset', step=10)
+    assert run_folder.read_config(out)['seed'] == 4
 
 
 # ---- kills and full disks
@@ -322,7 +322,7 @@ class Command:
 
 @pytest.mark.parametrize('name', ['optimizer.pt', 'rng_state_rank0.pt', 'model.safetensors'])
 def test_a_checkpoint_cannot_run_a_command(tmp_path, monkeypatch, name):
-    out, ran = run_folder(tmp_path, 1), tmp_path / 'ran'
+    out, ran = new_run(tmp_path, 1), tmp_path / 'ran'
     for write in (lambda path: torch.save(Command(f'touch {ran}'), path),
                   lambda path: path.write_bytes(pickle.dumps(Command(f'touch {ran}')))):
         write(out / 'step-00000001' / name)
@@ -338,7 +338,7 @@ def test_a_checkpoint_cannot_run_a_command(tmp_path, monkeypatch, name):
 
 
 def test_a_lying_checkpoint_is_refused_soon_and_within_little_memory(tmp_path):
-    out = run_folder(tmp_path, 1)
+    out = new_run(tmp_path, 1)
     lies = [('depth', 10 ** 6), ('depth', 3), ('depth', 0), ('depth', 'two'), ('depth', None), ('vocab_size', 10 ** 9),
             ('vocab_size', 10 ** 30), ('vocab_size', -5), ('width', 2 ** 40), ('width', 16.), ('heads', 0), ('heads', 1),
             ('seq_len', 10 ** 9), ('seq_len', 10 ** 30), ('latent_tokens', 10 ** 9), ('latent_dim', 10 ** 12), ('mlp_ratio', 1e300),
@@ -367,7 +367,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024, 'MiB')
 
 
 def test_a_lying_header_is_refused(tmp_path):
-    out = run_folder(tmp_path, 1)
+    out = new_run(tmp_path, 1)
     path = out / 'step-00000001' / 'ema.safetensors'
     whole = path.read_bytes()
     length = int.from_bytes(whole[:8], 'little')
@@ -387,8 +387,8 @@ def test_a_lying_header_is_refused(tmp_path):
 
 @pytest.mark.parametrize('name', ['../run/step-00000001', '/step-00000001', '..', '', 'step-1', 'step-00000009',
                                   'step-00000001/../step-00000001', 'x' * 10 ** 6])
-def test_no_name_leads_out_of_the_run_folder(tmp_path, name):
-    out = run_folder(tmp_path, 1)
+def test_no_name_leads_out_of_the_new_run(tmp_path, name):
+    out = new_run(tmp_path, 1)
     (out / 'latest').write_text(name)
     for which in ('latest', name):
         with pytest.raises(ValueError, match='has no checkpoint'):
@@ -411,7 +411,7 @@ def test_a_malformed_training_state_is_no_traceback(tmp_path, changes):
 
 @pytest.mark.parametrize('text', ['', '{', '[1]', '[' * 10 ** 5, '\x00'])
 def test_a_broken_config_or_meta_names_its_file(tmp_path, text):
-    out = run_folder(tmp_path, 1)
+    out = new_run(tmp_path, 1)
     for path in (out / 'data' / 'meta.json', out / 'config.json'):
         path.write_text(text)
         with pytest.raises(ValueError, match=path.name):
