@@ -1,109 +1,131 @@
 """
-Other ways to write a text, on the same network: autoregressive, GIDD+, HDLM; and ATAT, which decides
-what is masked. They are imported only where a knob asks for them.
+Other text processes on the same network: autoregressive, GIDD+ and HDLM. And ATAT (adaptive.py), which
+decides which tokens are masked first. A module is imported only where a knob asks for it.
 
     python train.py config/quickstart.py config/ar.py --out_dir=out/ar      # likewise gidd, hdlm, atat
 
-What loss.py, sample.py and evaluate.py ask of a text process, t from 0 (clean) to 1 (noise):
-    corrupt(tokens, t, u, known_mask)   what the network reads, (B, L), and where it is scored
-    loss(hidden, head, targets, weight, seen, t), loss_weight(t), head_budget(...)     of training
+What loss.py, sample.py and evaluate.py ask of a text process. Time t runs from 0 (clean) to 1 (noise):
+    corrupt(tokens, t, u, known_mask)    what the network reads, (B, L), and where it is scored, (B, L)
+    loss_weight(t)                       the weight of a row's loss in training
+    loss(hidden, head, targets, weight, seen, t)        the loss, nats and right of the scored places
+    head_budget(rows, length, text_share, t_min)        how many places are scored, at most
     bound(model, tokens, latents, t_latent, u, known_mask)
-                                        a draw of an upper bound on -log p, nats per sample
-    samplers                            {name: function}, with the signature of samplers.py
+                                         a draw of an upper bound on -log p, nats per sample
+    samplers                             {name: (function, {knob: rule})}, as in samplers.py
 
-A new process is a class with these methods in a file here, and a line in `text_process`.
+To add a process, write a module here and add one line to MODULES. The module has a function
+    make(config, vocab_size, cluster_of, lengths)       the process; ValueError for wrong knobs
+and, only where the process needs them, functions by these names:
+    extra_ids(config), add_modules(model), tables_of(config, data), after_loading(model, text),
+    describe(model, data)                what they do is said below
+The choices of the knob text_process are in train.py.
 """
-import torch
+from importlib import import_module
 
 from diffusion import MaskedText
 
+# the name of a process: its module. Masked text is diffusion.MaskedText
+MODULES = {
+    'masked': None,
+    'autoregressive': 'processes.autoregressive',                        # the knob is causal=True
+    'gidd': 'processes.gidd',
+    'hdlm': 'processes.hdlm',
+}
+
+
+# ---- the text process of a run
+
+def name_of(config):
+    """ A key of MODULES. A run that is older than a knob lacks it. """
+    if config.get('causal'):
+        return 'autoregressive'
+    return config.get('text_process', 'masked')
+
+
+def module_of(config):
+    """ The module of a run's process, or None for masked text. """
+    name = name_of(config)
+    if name not in MODULES:
+        raise ValueError(f'text_process={name!r}: choose from masked, gidd, hdlm')
+    path = MODULES[name]
+    return None if path is None else import_module(path)
+
 
 def text_process(config, vocab_size, cluster_of=None, lengths=None):
-    """ The process that a run's knobs name. cluster_of (V,): HDLM's table, which may be filled later;
-    lengths (n,): of the training texts, for autoregressive training. ValueError for what does not go
-    together. """
-    # some runs are older than these two knobs
-    kind = config.get('text_process', 'masked')
-    weight = config.get('text_loss_weight', 'bound')
+    """
+    The process that a run's knobs name. ValueError for knobs that do not go together.
+    cluster_of (V,): HDLM's clusters; None: train.py fills them in later.
+    lengths (n,): of the training texts, for autoregressive training.
+    """
+    name = name_of(config)
+    if name != 'masked' and config['text_schedule'] != 'loglinear':
+        raise ValueError(f"text_schedule={config['text_schedule']} is of masked text, not of {name}")
 
-    if (config['causal'] or kind != 'masked') and config['text_schedule'] != 'loglinear':
-        raise ValueError(f"text_schedule={config['text_schedule']} is of masked text, not of {kind}, "
-                         f"causal={config['causal']}")
-    if config['causal']:
-        from processes.autoregressive import NextToken
-        if kind != 'masked' or weight != 'bound':
-            raise ValueError('causal=True predicts the next token: not with '
-                             f'text_process={kind}, text_loss_weight={weight}')
-        return NextToken(vocab_size, lengths)
-    if kind == 'gidd':
-        from processes.gidd import GIDD
-        return GIDD(vocab_size, config['gidd_uniform'], config['gidd_gamma'], weight)
-    if kind == 'hdlm':
-        from processes.hdlm import HDLM
-        if weight != 'bound':
-            raise ValueError(f'text_loss_weight={weight}: text_process=hdlm has bound alone')
-        if cluster_of is None:                             # any, until train.py has found them
-            cluster_of = torch.arange(vocab_size) % config['clusters']
-        return HDLM(vocab_size, cluster_of, config['hdlm_gamma'], config['hdlm_xi'])
-    if kind != 'masked':
-        raise ValueError(f'text_process={kind!r}: choose from masked, gidd, hdlm')
-    return MaskedText(vocab_size, config['text_schedule'], config['text_power'], weight)
+    module = module_of(config)
+    if module is not None:
+        return module.make(config, vocab_size, cluster_of, lengths)
+    return MaskedText(vocab_size, config['text_schedule'], config['text_power'],
+                      config.get('text_loss_weight', 'bound'))
 
+
+# ---- what a process keeps beside the network
 
 def extra_ids(config):
-    """ Ids beyond MASK that the network reads and never predicts: HDLM's clusters. """
-    return config['clusters'] if config.get('text_process', 'masked') == 'hdlm' else 0
+    """ How many ids beyond MASK the network reads and never predicts. """
+    module = module_of(config)
+    return module.extra_ids(config) if hasattr(module, 'extra_ids') else 0
 
+
+def add_modules(model, config):
+    """ Adds to a model what its run saves with the weights: ATAT's importance network
+    (model.importance) and the tables of the process. Returns the model. """
+    kind = config.get('importance', 'none')
+    model.importance = None
+    if kind != 'none':
+        from processes.adaptive import Importance
+        model.importance = Importance(kind, model.config.vocab_size, model.config.seq_len)
+
+    module = module_of(config)
+    if hasattr(module, 'add_modules'):
+        module.add_modules(model)
+    return model
+
+
+def tables_of(config, data):
+    """ {name: tensor}: the tables of add_modules for a new run, made from its training split. """
+    module = module_of(config)
+    return module.tables_of(config, data) if hasattr(module, 'tables_of') else {}
+
+
+def after_loading(model, text, config):
+    """ The process takes the tables that lie with the weights. A resumed run so keeps its own. """
+    module = module_of(config)
+    if hasattr(module, 'after_loading'):
+        module.after_loading(model, text)
+
+
+def describe(model, config, data):
+    """ Lines that a new run prints about its process. """
+    module = module_of(config)
+    return module.describe(model, data) if hasattr(module, 'describe') else []
+
+
+# ---- which tokens are masked first
 
 def adaptive_masking(config, data):
-    """ ATAT's masking by importance (processes/adaptive.py) where a run's knobs ask for it, else None. """
+    """ ATAT's masking by importance (adaptive.py), or None where the knobs do not ask for it. """
     kind = config['importance']
     if kind == 'none':
         if config['masking'] != 'time_only' or config['curriculum']:
             raise ValueError(f"masking={config['masking']}, curriculum={config['curriculum']}: "
                              'choose an --importance= for them')
         return None
-    if config['causal'] or config['text_process'] != 'masked' or 'text' not in config['streams']:
+    if name_of(config) != 'masked' or 'text' not in config['streams']:
         raise ValueError(f"importance={kind} is of masked text: not with causal={config['causal']}, "
                          f"text_process={config['text_process']}, streams={config['streams']}")
+
     from processes.adaptive import Adaptive, rarity
     pad = data.tokenizer.pad
-    return Adaptive(config['masking'], config['beta'], config['curriculum'], config['curriculum_stages'],
-                    config['curriculum_focus'], config['max_iters'], pad, rarity(data.counts(), pad),
-                    learns=kind != 'freq')
-
-
-def add_modules(model, config):
-    """ What the process of a run's knobs keeps beside the network and saves with it: ATAT's importance
-    (model.importance), HDLM's table of clusters (model.cluster_of). Returns the model. """
-    kind = config.get('importance', 'none')
-    model.importance = None
-    if kind != 'none':
-        from processes.adaptive import Importance
-        model.importance = Importance(kind, model.config.vocab_size, model.config.seq_len)
-    if extra_ids(config):
-        from processes.hdlm import add_cluster_table
-        add_cluster_table(model)
-    return model
-
-
-def tables_of(config, data):
-    """ {name: (V,)} of what a new run's process takes from its data, for the modules of add_modules. """
-    if config['text_process'] == 'hdlm':
-        from processes.hdlm import cluster_table
-        return {'cluster_of': cluster_table(config['clusters_from'], data, config['clusters'])}
-    return {}
-
-
-def after_loading(model, text, config):
-    """ The process reads the tables that lie with the weights: those of the run that goes on, if one does. """
-    if config['text_process'] == 'hdlm':
-        text.tables = {torch.device('cpu'): model.cluster_of.cpu()}
-
-
-def describe(model, config, data):
-    """ Lines that a new run prints of its process. """
-    if config['text_process'] == 'hdlm':
-        from processes.hdlm import clusters_in_words
-        return clusters_in_words(model.cluster_of.cpu(), data)
-    return []
+    return Adaptive(config['masking'], config['beta'], config['curriculum'],
+                    config['curriculum_stages'], config['curriculum_focus'], config['max_iters'],
+                    pad, rarity(data.counts(), pad), learns=kind != 'freq')

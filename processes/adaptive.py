@@ -1,27 +1,34 @@
 """
-ATAT, adaptive time-aware token masking: which tokens are masked sooner, and which weigh more, by how important they are.
+ATAT, adaptive time-aware token masking: which tokens are masked sooner, and which tokens weigh more, by
+their importance.
 
-Importance imp in [0, 1], of every token of a clean text; PAD has 1/2, the mean, so it is masked and weighed as ever
-    freq      the rank of its rarity: the share of the training tokens that are more frequent, and half of those equally frequent
-    learned   Importance, which reads the clean text and regresses the rank, among the masked tokens of its micro-batch, of the
-              loss that the denoiser has there, detached
+Importance imp in [0, 1], of each token of a clean text. PAD has 1/2, the mean.
+    freq      the rank of the token's rarity: the share of the training tokens that are more frequent,
+              plus half of those equally frequent
+    learned   a small network reads the clean text and predicts the rank of the denoiser's loss there,
+              among the masked tokens of the micro-batch
     hybrid    .7 learned + .3 freq
 
-Masking, with M = 1 - a the masked share of the schedule
-    P(x_t^i = MASK) = M(t)^w_i,   w_i = exp(-beta (2 imp_i - 1)) in [1/2, 2],   at the rate w_i w(t)
-    loss = sum over masked of w_i w(t) nll_i / (B L)
-So every token is clean at t = 0 and MASK at t = 1, and beta = 0 is plain masking, bit for bit.
-    proportional  beta > 0: the important are masked first, so written last      inverse  beta < 0
-    balanced      beta runs from -b to b over the run                           time_only  beta = 0
+Masking, with M(t) the masked share of the schedule and w(t) the weight of its bound
+    P(x_t^i = MASK) = M(t)^w_i,     w_i = exp(-beta (2 imp_i - 1)) within [1/2, 2]
+    loss = sum over masked i of  w_i w(t) nll_i / (B L)
+    So every token is clean at t = 0 and MASK at t = 1. beta = 0 is plain masking, bit for bit.
+    proportional   beta > 0: important tokens are masked first, so they are written last
+    inverse        beta < 0
+    balanced       beta goes from -b to b over the run
+    time_only      beta = 0
 
-This trains on other states; it is no bound. The rate belongs to a token that is hidden: the loss is least where p is tilted by w, and there
-it is below the entropy. What is reported is always the plain bound (MaskedText.bound), which knows of no importance; for freq there
-is also a bound that counts what the rates tell, genmd4_bound (GenMD4, arXiv:2406.04329).
+This loss is no bound. The rate w_i belongs to a token that is hidden. The loss is least where p is
+proportional to w times the posterior, and there it is below the entropy. So what is reported is always
+the plain bound (MaskedText.bound), which does not use importance. For freq there is also a bound for
+these rates, genmd4_bound (GenMD4, arXiv:2406.04329).
 
-Curriculum: an easy, a medium and a hard stage of training, in which masked tokens of low, middle or high importance weigh `focus` times
-the others; weights have mean 1 over the masked tokens. These and the ranks are those of a micro-batch, as each process sees it: a run is
-the same on another number of processes, or with other accumulation, only without them.
-Letters: B rows, L tokens, P scored positions, V vocabulary.
+Curriculum: an easy, a medium and a hard stage of training. In each stage the masked tokens of low,
+middle or high importance weigh `focus` times the others. The weights have mean 1 over the masked tokens.
+
+The ranks and these means are those of a micro-batch on one process. With them a run is not the same on
+another number of processes or with another accumulation.
+Letters: B rows, L tokens, P scored places, V vocabulary.
 """
 from dataclasses import dataclass
 
@@ -29,29 +36,67 @@ import torch
 import torch.nn as nn
 
 from diffusion import positions_of
-
 from model import Model, ModelConfig
 
 QUANTILES = (0.3, 0.7)          # of importance: where easy ends and where hard begins
 STAGES = ('easy', 'medium', 'hard')
+MASKINGS = ('time_only', 'proportional', 'inverse', 'balanced')
 
+
+# ---- importance
 
 def rarity(counts, pad):
-    """ (V,) float32 in (0, 1), mean 1/2 over the counted tokens: the share of tokens that are more frequent than v, and half of those as
-    frequent. counts (V,): how often each id occurs in the training split; PAD is not counted and has 1/2. """
+    """ The importance `freq` of each id, (V,) float32 in (0, 1), with mean 1/2 over the counted tokens.
+    counts (V,): how often each id occurs in the training split. PAD is not counted and has 1/2. """
     counts = torch.as_tensor(counts, dtype=torch.float64).clone()
     counts[pad] = 0
-    levels, level = counts.unique(return_inverse=True)                   # rising: the rare first
-    mass = torch.zeros_like(levels).index_add_(0, level, counts)         # of all ids of that count
-    more = mass.sum() - mass.cumsum(0)
-    out = ((more + mass / 2) / mass.sum())[level]
-    out[pad] = 0.5
-    return out.float()
 
+    # ids of equal count share a level; the levels rise, so the rare come first
+    levels, level = counts.unique(return_inverse=True)
+    mass = torch.zeros_like(levels).index_add_(0, level, counts)         # tokens of each level
+    more_frequent = mass.sum() - mass.cumsum(0)
+    rank = ((more_frequent + mass / 2) / mass.sum())[level]              # (V,)
+    rank[pad] = 0.5
+    return rank.float()
+
+
+class Importance(nn.Module):
+    """ The importance of each token of a clean text, (B, L) -> (B, L) in [0, 1], and its learned part
+    or None. freq reads the table `rarity`. The network is a text model of two layers whose head gives
+    one number per token; at the start that is 1/2. PAD has 1/2, and so has MASK in a text that is being
+    written. """
+
+    def __init__(self, kind, vocab_size, seq_len, width=128):
+        super().__init__()
+        if kind not in ('freq', 'learned', 'hybrid'):
+            raise ValueError(f'importance={kind!r}: choose from none, freq, learned, hybrid')
+        self.kind = kind
+        self.register_buffer('rarity', torch.full((vocab_size,), 0.5))   # `rarity` of the training split
+        if kind in ('learned', 'hybrid'):
+            self.net = Model(ModelConfig(vocab_size=vocab_size, seq_len=seq_len, depth=2, heads=2,
+                                         width=width, streams=('text',), text_clock=False))
+            self.net.text_head = nn.Linear(width, 1, bias=False)
+            nn.init.zeros_(self.net.text_head.weight)
+
+    def forward(self, tokens):
+        pad = len(self.rarity) - 1                                       # the last id; MASK is above it
+        rare = self.rarity[tokens.clamp(max=pad)]
+        if self.kind == 'freq':
+            return rare, None
+
+        logits, _ = self.net(tokens, None, None, None)                   # (B, L, 1)
+        learned = logits.squeeze(2).sigmoid()
+        learned = torch.where(tokens >= pad, 0.5, learned)
+        if self.kind == 'learned':
+            return learned, learned
+        return 0.7 * learned + 0.3 * rare, learned
+
+
+# ---- masking and curriculum
 
 @dataclass
 class Adaptive:
-    masking: str                # time_only | proportional | inverse | balanced
+    masking: str                # one of MASKINGS
     beta: float                 # b >= 0
     curriculum: bool
     stages: tuple               # shares of training at which the medium and the hard stage begin
@@ -62,27 +107,40 @@ class Adaptive:
     learns: bool                # importance comes from the network, on its device
 
     def __post_init__(self):
-        if self.masking not in ('time_only', 'proportional', 'inverse', 'balanced'):
-            raise ValueError(f'masking={self.masking!r}: choose from time_only, proportional, inverse, balanced')
-        if self.beta < 0 or self.focus < 1 or len(self.stages) != 2 or not 0 < self.stages[0] < self.stages[1] < 1:
-            raise ValueError(f'beta={self.beta}, curriculum_focus={self.focus}, curriculum_stages={self.stages}: expected a beta >= 0 (the '
-                             'sign is the masking\'s), a focus >= 1, and two rising shares of training')
+        if self.masking not in MASKINGS:
+            raise ValueError(f'masking={self.masking!r}: choose from {", ".join(MASKINGS)}')
+        is_rising = len(self.stages) == 2 and 0 < self.stages[0] < self.stages[1] < 1
+        if self.beta < 0 or self.focus < 1 or not is_rising:
+            raise ValueError(f'beta={self.beta}, curriculum_focus={self.focus}, '
+                             f'curriculum_stages={self.stages}: expected a beta >= 0 (its sign comes '
+                             'from masking), a focus >= 1, and two rising shares of training')
 
     def beta_at(self, step):
+        """ beta with its sign. """
+        if self.masking == 'time_only':
+            return 0.0
+        if self.masking == 'proportional':
+            return self.beta
+        if self.masking == 'inverse':
+            return -self.beta
         progress = step / max(1, self.max_iters - 1)
-        return self.beta * {'time_only': 0, 'proportional': 1, 'inverse': -1, 'balanced': 2 * progress - 1}[self.masking]
+        return self.beta * (2 * progress - 1)
 
-    def exponents(self, imp, step):
-        """ w = exp(-beta (2 imp - 1)), in [1/2, 2]. """
-        return torch.exp(-self.beta_at(step) * (2 * imp.double() - 1)).clamp(0.5, 2)
+    def exponents(self, importance, step):
+        """ w = exp(-beta (2 imp - 1)), within [1/2, 2]. """
+        return torch.exp(-self.beta_at(step) * (2 * importance.double() - 1)).clamp(0.5, 2)
 
     def share(self, text, t_min):
-        """ E_t,imp [M^w] / E_t [M] for imp ~ U(0,1): what it changes in the masked share, at most over training. Near 1: for M = t and
-        without the clamp E_imp 1/(1+w) is 1/2 whatever beta. """
-        t = t_min + (1 - t_min) * (torch.arange(1000, dtype=torch.float64) + .5) / 1000
-        imp = (torch.arange(100, dtype=torch.float64)[:, None] + .5) / 100
-        return max((text.masked_share(t) ** self.exponents(imp, step)).mean().item() / text.masked_share(t).mean().item()
-                   for step in (0, self.max_iters - 1))
+        """ E_t,imp [M^w] / E_t [M] for imp ~ U(0, 1): the factor on the masked share, at most over
+        training. It is near 1. (For M = t, without the clamp, E_imp 1/(1+w) is 1/2 whatever beta.) """
+        t = (torch.arange(1000, dtype=torch.float64) + .5) / 1000
+        masked_share = text.masked_share(t_min + (1 - t_min) * t)        # (1000,)
+        importance = (torch.arange(100, dtype=torch.float64)[:, None] + .5) / 100
+        largest = 0
+        for step in (0, self.max_iters - 1):
+            with_importance = masked_share ** self.exponents(importance, step)       # (100, 1000)
+            largest = max(largest, with_importance.mean().item() / masked_share.mean().item())
+        return largest
 
     def stage(self, step):
         """ 0, 1, 2: easy, medium, hard. """
@@ -92,68 +150,57 @@ class Adaptive:
         """ 'easy', 'medium' or 'hard'; None without a curriculum. """
         return STAGES[self.stage(step)] if self.curriculum else None
 
-    def emphasis(self, imp, scored, tokens, step):
-        """ Loss weights (B, L), mean 1 over the scored tokens of this micro-batch, PAD apart, which has 1. In the hard stage the focus
-        falls to 1, where it is for the last tenth of training. """
+    def emphasis(self, importance, scored, tokens, step):
+        """ Loss weights (B, L) of the curriculum: mean 1 over the scored tokens of this micro-batch.
+        PAD is not among them and has 1. In the hard stage the focus falls linearly to 1, which it
+        reaches after 9/10 of training. """
         counted = scored & (tokens != self.pad)
         if not self.curriculum or not counted.any():
-            return torch.ones_like(imp)
+            return torch.ones_like(importance)
+
         left = (0.9 - step / self.max_iters) / (0.9 - min(self.stages[1], 0.8))
         focus = 1 + (self.focus - 1) * min(1, max(0, left))
-        bounds = imp[counted].quantile(torch.tensor(QUANTILES, dtype=imp.dtype, device=imp.device))
-        weight = torch.where(torch.bucketize(imp, bounds) == self.stage(step), focus, 1.0)
+        quantiles = torch.tensor(QUANTILES, dtype=importance.dtype, device=importance.device)
+        bounds = importance[counted].quantile(quantiles)
+        is_in_focus = torch.bucketize(importance, bounds) == self.stage(step)
+        weight = torch.where(is_in_focus, focus, 1.0)
         return torch.where(counted, weight / weight[counted].mean(), 1.0)
 
-    def regression(self, imp, nll, targets, weight):
-        """ Mean of (imp - rank of nll)^2 over what is scored of (P,), PAD apart: which tokens are hard, from 0 to 1, whatever the loss. """
+    def regression(self, importance, nll, targets, weight):
+        """ The loss of a learned importance: the mean of (imp - rank of nll)^2 over the scored places of
+        (P,), without PAD. Ranks go from 0 to 1 whatever the size of the losses. """
         scored = (weight > 0) & (targets != self.pad)
         n = scored.sum().clamp(min=1)
         rank = nll.masked_fill(~scored, torch.inf).argsort().argsort()   # the scored come first
-        return torch.where(scored, (imp - (rank + 0.5) / n).square(), 0).sum() / n
-
-
-class Importance(nn.Module):
-    """ How important each token of a clean text is, (B, L) -> (B, L) in [0, 1], and the learned part of
-    it, or None. freq reads the table `rarity`. The network is a text model of two layers with one
-    number per token for a head: 1/2 at the start. PAD has 1/2, and so has MASK in a text that is being
-    written. """
-
-    def __init__(self, kind, vocab_size, seq_len, width=128):
-        super().__init__()
-        if kind not in ('freq', 'learned', 'hybrid'):
-            raise ValueError(f'importance={kind!r}: choose from none, freq, learned, hybrid')
-        self.kind = kind
-        self.register_buffer('rarity', torch.full((vocab_size,), 0.5))   # `rarity` of the training split
-        if kind in ('learned', 'hybrid'):
-            self.net = Model(ModelConfig(vocab_size=vocab_size, seq_len=seq_len, depth=2, heads=2, width=width,
-                                         streams=('text',), text_clock=False))
-            self.net.text_head = nn.Linear(width, 1, bias=False)
-            nn.init.zeros_(self.net.text_head.weight)
-
-    def forward(self, tokens):
-        pad = len(self.rarity) - 1                                       # the last id; MASK comes after it
-        rare = self.rarity[tokens.clamp(max=pad)]
-        if self.kind == 'freq':
-            return rare, None
-        learned = self.net(tokens, None, None, None)[0].squeeze(2).sigmoid()
-        learned = torch.where(tokens >= pad, 0.5, learned)
-        return (learned if self.kind == 'learned' else 0.7 * learned + 0.3 * rare), learned
+        error = (importance - (rank + 0.5) / n).square()
+        return torch.where(scored, error, 0).sum() / n
 
 
 @torch.no_grad()
-def genmd4_bound(model, text, tokens, latents, t_latent, t, u, w, given=None):
+def genmd4_bound(model, text, tokens, latents, t_latent, t, u, w, known_mask=None):
     """
     One draw, nats per sample (B,), of the bound for rates l_v = w_v w(t) that belong to the token:
-        E_t [ sum over masked of  l_x (-log mu_x) - l_x + sum_v l_v mu_v ],   mu = p(. | x_t, t)
-    The last two terms pay for rates that the network cannot know: they vanish where all w are equal and, in expectation, at the true
-    posterior, where the whole is the entropy. That posterior depends on t, so the network should read the text clock.
-    tokens (B, L), t (B,) spread over (0, 1), u (B, L) uniform, w (V,); given (B, L): True is not masked.    GenMD4, arXiv:2406.04329
+        E_t [ sum over masked of  l_x (-log mu_x) - l_x + sum over v of l_v mu_v ],   mu = p(. | x_t, t)
+    The last two terms are the price of rates that the network cannot know. They vanish where all w are
+    equal. In expectation they vanish at the true posterior too, and there the bound is the entropy.
+    That posterior depends on t, so the network should read the text clock.
+    tokens (B, L); t (B,) spread over (0, 1); u (B, L) uniform; w (V,); known_mask (B, L): True is not
+    masked.                                                            GenMD4, arXiv:2406.04329
     """
-    noisy, mask = text.corrupt(tokens, t, u, given, w[tokens])
-    positions = positions_of(mask)
-    log_mu = model(noisy, latents, t.float(), t_latent, positions, predict=('text',))[0].double().log_softmax(1)     # (P, V)
-    x, L = tokens.flatten()[positions], tokens.shape[1]
-    l_v = w * text.weight(t)[positions // L, None]                       # (P, V)
-    l_x, log_mu_x = (table.gather(1, x[:, None]).squeeze(1) for table in (l_v, log_mu))
+    noisy, mask = text.corrupt(tokens, t, u, known_mask, w[tokens])
+    positions = positions_of(mask)                                       # (P,)
+    logits, _ = model(noisy, latents, t.float(), t_latent, positions, predict=('text',))
+    log_mu = logits.double().log_softmax(1)                              # (P, V)
+
+    # the terms of the bound
+    B, L = tokens.shape
+    row = positions // L
+    x = tokens.flatten()[positions][:, None]                             # (P, 1)
+    l_v = w * text.weight(t)[row, None]                                  # (P, V)
+    l_x = l_v.gather(1, x).squeeze(1)
+    log_mu_x = log_mu.gather(1, x).squeeze(1)
     integrand = l_x * -log_mu_x - l_x + (l_v * log_mu.exp()).sum(1)
-    return torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device).index_add_(0, positions // L, integrand)
+
+    # the sum over each row
+    total = torch.zeros(B, dtype=torch.float64, device=tokens.device)
+    return total.index_add_(0, row, integrand)

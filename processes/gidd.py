@@ -1,17 +1,22 @@
 """
-GIDD+ (arXiv:2503.04482): a token becomes MASK, or any other token. The network may take back what it
-reads.
+GIDD+ (arXiv:2503.04482): a token becomes MASK, or a random token. The network may change what it
+reads, so a text can be corrected.
 
-    C = t^g + (1-t)^g + c,   c = B sqrt(t^g (1-t)^g),   B = 2 p_u / (1 - p_u)
-    q_t(. | x) = a [x] + b on each of the V ids + m on MASK
-        a = (1-t)^g / C,   b = c / (V C),   m = t^g / C
-    bound = E_t,z sum over i of  w [ KL(q_t(. | x) || q_t(. | p)) + r - log r - 1 ]
+    alpha_t   = (1-t)^gamma / Z_t       q_t(z | x) = alpha_t [z = x] + uniform_t   at the V ids
+    uniform_t = c_t / (V Z_t)           q_t(MASK | x) = mask_t
+    mask_t    = t^gamma / Z_t
+    c_t = ratio sqrt(t^gamma (1-t)^gamma),   ratio = 2 p_u / (1 - p_u)
+    Z_t = t^gamma + (1-t)^gamma + c_t
+
+    bound = E_t,z  sum over i of  w [ KL(q_t(. | x) || q_t(. | p)) + r - log r - 1 ]
+        q_t(. | p) = sum over v of p(v) q_t(. | v)
         r = q_t(z | x) / q_t(z | p)
-        w = g / (t (1-t)) at MASK,  g / (2 t (1-t)) at z != x,
-            g c / (2 t (1-t) (V (1-t)^g + c)) at z = x
+        w = gamma / (t (1-t))            at z = MASK
+            gamma / (2 t (1-t))          at z != x
+            gamma c_t / (2 t (1-t) (V (1-t)^gamma + c_t))     at z = x
 
-where the network's p is that of x^i given the *other* places: for this p the bound is the entropy.
-Letters: B rows, L tokens, P scored positions, V vocabulary.
+The network's p is that of x^i given the *other* places. For the exact p the bound is the entropy.
+Letters: B rows, L tokens, P places, V vocabulary; x the clean token, z what the network reads.
 """
 import math
 
@@ -19,117 +24,213 @@ import torch
 import torch.nn.functional as F
 
 from diffusion import positions_of
+from processes.integral import IntegralProcess
+from samplers import no_callback, scatter_at, schedule_times, to_device
 
-from processes.integral import integral_bound, integral_loss, one
-from samplers import no_callback, scatter_at, to_device
 
-# ---- GIDD+
+class GIDD(IntegralProcess):
+    """
+    p_u in [0, 1): the share of random tokens at t = 1/2. gamma > 0.
+    training_weight, the weight in the loss:
+        bound     w
+        dynamic   w 2 t (1-t) / gamma: 2 at MASK, 1 at z != x, less at z = x
+        clip      min(w, 2)
+    """
+    TRAINING_WEIGHTS = ('bound', 'dynamic', 'clip')
 
-class GIDD:
-    """ p_u in [0, 1): share of uniform noise at t = 1/2; g > 0. training_weight: bound, w; dynamic, w 2 t (1-t) / g; clip, min(w, 2). """
-    loss_weight, loss, bound = one, integral_loss, integral_bound
+    def __init__(self, vocab_size, p_u=0.1, gamma=1.0, training_weight='dynamic'):
+        if not 0 <= p_u < 1 or not 0 < gamma < math.inf or training_weight not in self.TRAINING_WEIGHTS:
+            raise ValueError(f'gidd_uniform={p_u}, gidd_gamma={gamma}, '
+                             f'text_loss_weight={training_weight}: expected a share in [0, 1), '
+                             'a gamma > 0, and bound, dynamic or clip')
+        self.mask_id = vocab_size
+        self.ratio = 2 * p_u / (1 - p_u)
+        self.gamma = gamma
+        self.training_weight = training_weight
 
-    def __init__(self, vocab_size, p_u=0.1, g=1.0, training_weight='dynamic'):
-        if not 0 <= p_u < 1 or not 0 < g < math.inf or training_weight not in ('bound', 'dynamic', 'clip'):
-            raise ValueError(f'gidd_uniform={p_u}, gidd_gamma={g}, text_loss_weight={training_weight}: expected a share in [0, 1), a gamma '
-                             '> 0, and bound, dynamic or clip')
-        self.mask_id, self.B, self.g, self.training_weight = vocab_size, 2 * p_u / (1 - p_u), g, training_weight
+    # ---- from clean to noisy
 
     def masses(self, t):
-        """ a, b, m of q_t, and c; t float64. """
-        V, g = self.mask_id, self.g
-        c = self.B * torch.sqrt(t ** g * (1 - t) ** g)
-        C = t ** g + (1 - t) ** g + c
-        return (1 - t) ** g / C, c / (V * C), t ** g / C, c
+        """ alpha_t, uniform_t, mask_t, c_t of clocks t, float64. """
+        V, gamma = self.mask_id, self.gamma
+        c = self.ratio * torch.sqrt(t ** gamma * (1 - t) ** gamma)
+        Z = t ** gamma + (1 - t) ** gamma + c
+        alpha = (1 - t) ** gamma / Z
+        uniform = c / (V * Z)
+        mask = t ** gamma / Z
+        return alpha, uniform, mask, c
 
-    def corrupt(self, tokens, t, u, given=None, exponent=None):
-        """ z ~ q_t(. | x) from one uniform a place: below a the token, below a + m MASK, the rest shared by the V ids. """
-        a, b, m, _ = (x[:, None] for x in self.masses(t.double()))
-        other = ((u - a - m) / b.clamp(min=1e-300)).long().clamp(0, self.mask_id - 1)
-        seen = torch.where(u < a, tokens, torch.where((u < a + m) | (b == 0), self.mask_id, other))
-        free = torch.ones_like(tokens, dtype=torch.bool) if given is None else ~given
+    def corrupt(self, tokens, t, u, known_mask=None, exponent=None):
+        """ z ~ q_t(. | x) from one uniform number per place: the token below alpha, MASK below
+        alpha + mask, and the rest is divided among the V ids. All free places are scored. """
+        alpha, uniform, mask, _ = [mass[:, None] for mass in self.masses(t.double())]        # (B, 1)
+        random_id = ((u - alpha - mask) / uniform.clamp(min=1e-300)).long()
+        random_id = random_id.clamp(0, self.mask_id - 1)                 # (B, L)
+
+        is_mask = (u < alpha + mask) | (uniform == 0)
+        seen = torch.where(u < alpha, tokens, torch.where(is_mask, self.mask_id, random_id))
+        if known_mask is None:
+            free = torch.ones_like(tokens, dtype=torch.bool)
+        else:
+            free = ~known_mask
         return torch.where(free, seen, tokens), free
 
     def head_budget(self, rows, length, text_share=1.0, t_min=0.):
+        """ All places are scored. """
         return rows * length
 
+    # ---- the loss and the bound
+
     def weight(self, x, z, t, kind):
-        _, _, _, c = self.masses(t)
-        relative = torch.where(z == self.mask_id, 2.0, torch.where(z != x, 1.0, c / (self.mask_id * (1 - t) ** self.g + c)))
-        w = relative * self.g / (2 * t * (1 - t))
-        return {'bound': w, 'dynamic': relative, 'clip': w.clamp(max=2)}[kind]
+        """ w of the places (P,), or what the kind of training_weight makes of it. """
+        V, gamma = self.mask_id, self.gamma
+        *_, c = self.masses(t)
+        at_x = c / (V * (1 - t) ** gamma + c)
+        relative = torch.where(z == V, 2.0, torch.where(z != x, 1.0, at_x))
+        if kind == 'dynamic':
+            return relative
+        w = relative * gamma / (2 * t * (1 - t))
+        return w.clamp(max=2) if kind == 'clip' else w
 
     def integrand(self, log_p, x, z, t, kind='bound'):
-        """ w [ KL(q(. | x) || q(. | p)) + r - log r - 1 ], with log q(v | p) = log(a p_v + b). """
-        a, b, _, _ = self.masses(t)
-        dtype, is_mask = log_p.dtype, z == self.mask_id
-        log_q = torch.logaddexp(log_p + a.log().to(dtype)[:, None], b.log().to(dtype)[:, None])                  # (P, V)
-        q_x = log_q.gather(1, x[:, None]).squeeze(1)
-        KL = torch.xlogy(a + b, a + b) + (self.mask_id - 1) * torch.xlogy(b, b) - a * q_x - b * log_q.sum(1)
-        log_r = torch.where(z == x, a + b, b).clamp(min=1e-300).log() - log_q.gather(1, torch.where(is_mask, x, z)[:, None]).squeeze(1)
+        """ w [ KL(q(. | x) || q(. | p)) + r - log r - 1 ], with log q(v | p) = log(alpha p_v + uniform).
+        log_p (P, V); x, z, t (P,). """
+        alpha, uniform, _, _ = self.masses(t)                            # (P,) float64
+        dtype = log_p.dtype
+        is_mask = z == self.mask_id
+
+        # q_t(. | p) at the V ids; at MASK it is mask_t, whatever p
+        log_q = torch.logaddexp(log_p + alpha.log().to(dtype)[:, None],
+                                uniform.log().to(dtype)[:, None])        # (P, V)
+
+        # q_t(. | x) is alpha + uniform at x, and uniform at the V - 1 others
+        entropy = (torch.xlogy(alpha + uniform, alpha + uniform)
+                   + (self.mask_id - 1) * torch.xlogy(uniform, uniform))
+        log_q_x = log_q.gather(1, x[:, None]).squeeze(1)
+        KL = entropy - alpha * log_q_x - uniform * log_q.sum(1)
+
+        # r - log r - 1; at MASK r is 1
+        q_z_of_x = torch.where(z == x, alpha + uniform, uniform).clamp(min=1e-300)
+        log_q_z = log_q.gather(1, torch.where(is_mask, x, z)[:, None]).squeeze(1)
+        log_r = q_z_of_x.log() - log_q_z
         divergence = torch.where(is_mask, 0.0, torch.expm1(log_r) - log_r)
         return (self.weight(x, z, t, kind) * (KL + divergence)).to(dtype)
+
+    # ---- samplers
 
     @property
     def samplers(self):
         return {'ancestral': (self.ancestral, {'self_correct': '[0, inf)'})}
 
-    def ancestral(self, denoise, propose, text, tokens, given, steps, rng, on_step=no_callback, self_correct=0):
-        """ From t to s: x ~ p(x) q_t(z_t | x), then z_s ~ q_{t|s}(z_t | z_s) q_s(z_s | x), at every free place. Then so many
-        rounds of self-correction. """
-        V, free = self.mask_id, ~given
-        tokens, positions = tokens.clone(), positions_of(free)
-        times = torch.linspace(1, 0, steps + 1, dtype=torch.float64)
-        for t, s in zip(times, times[1:]):
-            (a_t, b_t, m_t, _), (a_s, b_s, m_s, _) = ([float(y) for y in self.masses(when)] for when in (t, s))
-            a = a_t / a_s                                                # a_{t|s}, b_{t|s}, m_{t|s}
-            b, m = max(0., b_t - a * b_s), m_t - a * m_s
+    def masses_between(self, t, t_next):
+        """ Of one step as numbers: the masses at t, those at t_next, and those of q(z_t | z_next),
+        each (alpha, uniform, mask). """
+        at_t = [float(mass) for mass in self.masses(t)[:3]]
+        at_next = [float(mass) for mass in self.masses(t_next)[:3]]
+        alpha = at_t[0] / at_next[0]
+        uniform = max(0., at_t[1] - alpha * at_next[1])
+        mask = at_t[2] - alpha * at_next[2]
+        return at_t, at_next, (alpha, uniform, mask)
+
+    def ancestral(self, denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
+                  self_correct=0):
+        """ From t to t_next at every free place: x ~ p(x) q_t(z_t | x), then
+        z_next ~ q(z_t | z_next) q_next(z_next | x). Afterwards `self_correct` rounds of `correct`. """
+        V = self.mask_id
+        tokens = tokens.clone()
+        positions = positions_of(~known_mask)
+        for t, t_next in schedule_times(steps):
+            at_t, at_next, between = self.masses_between(t, t_next)
+            alpha_t, uniform_t, _ = at_t
+            alpha_next, uniform_next, mask_next = at_next
+            alpha, uniform, mask = between                               # of q(z_t | z_next)
+
+            # x ~ p(x) q_t(z_t | x); a MASK fits any x
             logits = denoise(tokens, t, positions)                       # (P, V)
-            z = tokens.flatten()[to_device(positions, tokens)]
-            is_mask, visible = z == V, z.clamp(max=V - 1)[:, None]
-            tilt = torch.full_like(logits, b_t).scatter_(1, visible, a_t + b_t)              # q_t(z | x) of each x
-            x = propose(logits, torch.where(is_mask[:, None], 1.0, tilt))
-            # what is proportional to the probability of: z stays; it becomes x (if x is another); MASK; any of the V ids by lot
-            same = x == z
-            stay = torch.where(is_mask, (a + m) * m_s, a * (a_s * same + b_s))
-            to_x = torch.where(is_mask, m, b) * a_s
-            to_mask = torch.where(is_mask, 0.0, b * m_s)
-            by_lot = torch.where(is_mask, m, b) * b_s * V
-            coin = torch.rand(2, len(positions), generator=rng, dtype=torch.float64)
-            coin, lot = to_device(coin, tokens)
-            coin = coin * (stay + to_x + to_mask + by_lot)
-            new = torch.where(coin < stay, z, torch.where(coin < stay + to_x, x, torch.where(
-                coin < stay + to_x + to_mask, V, (lot * V).long().clamp(max=V - 1))))
+            z = tokens.flatten()[to_device(positions, tokens)]           # (P,)
+            is_mask = z == V
+            visible = z.clamp(max=V - 1)[:, None]
+            fit = torch.full_like(logits, uniform_t).scatter_(1, visible, alpha_t + uniform_t)
+            x = propose(logits, torch.where(is_mask[:, None], 1.0, fit))
+            is_same = x == z
+
+            # weights, proportional to the probabilities, of: z stays, it becomes x (a different
+            # one), it becomes MASK, it becomes any of the V ids
+            stay = torch.where(is_mask, (alpha + mask) * mask_next,
+                               alpha * (alpha_next * is_same + uniform_next))
+            to_x = torch.where(is_mask, mask, uniform) * alpha_next
+            to_mask = torch.where(is_mask, 0.0, uniform * mask_next)
+            to_any = torch.where(is_mask, mask, uniform) * uniform_next * V
+
+            # one of the four, by a coin
+            coin, lot = to_device(torch.rand(2, len(positions), generator=rng, dtype=torch.float64),
+                                  tokens)
+            coin = coin * (stay + to_x + to_mask + to_any)
+            any_id = (lot * V).long().clamp(max=V - 1)
+            new = torch.where(coin < stay + to_x + to_mask, V, any_id)
+            new = torch.where(coin < stay + to_x, x, new)
+            new = torch.where(coin < stay, z, new)
             scatter_at(tokens, positions, new)
             on_step(tokens)
-        return self.correct(denoise, tokens, given, self_correct, rng, on_step)[0] if self_correct else tokens
 
-    def correct(self, denoise, tokens, given, rounds, rng, on_step=no_callback, temperature=0.1):
-        """ Self-correction: in each round every row draws x' ~ p at a low temperature, and of the free places where it differs takes the
-        one whose x' is likeliest beside what stands there; a row that has none is done. Returns tokens (B, L), the share of the free places
-        that the network would not change, before and after, the rounds that each row took (B,), and whether it ended by itself. Every round
-        waits for the device. """
-        tokens, positions, B = tokens.clone(), positions_of(~given), len(tokens)
+        if self_correct:
+            tokens, *_ = self.correct(denoise, tokens, known_mask, self_correct, rng, on_step)
+        return tokens
+
+    def correct(self, denoise, tokens, known_mask, rounds, rng, on_step=no_callback, temperature=0.1):
+        """
+        Self-correction. In each round every row draws x' ~ p at a low temperature. Of the free
+        places where x' differs from the token, it changes the one where p(x') - p(token) is largest.
+        A row where no such difference is positive is done. Every round waits for the device.
+
+        Returns the tokens (B, L); the share of free places whose token is the network's first
+        choice, before and after, (B,) each; the number of changes of each row (B,); and whether
+        the row is done (B,).
+        """
+        tokens = tokens.clone()
+        positions = positions_of(~known_mask)                            # (P,)
         row = to_device(positions, tokens) // tokens.shape[1]
-        taken, agreed = torch.zeros(B, device=tokens.device), []
+        changes = torch.zeros(len(tokens), device=tokens.device)
+        agreement = []
         for i in range(rounds + 1):
-            logits = denoise(tokens, 0., positions)
+            logits = denoise(tokens, 0., positions)                      # (P, V)
             z = tokens.flatten()[to_device(positions, tokens)]
-            same = torch.zeros(B, device=tokens.device).index_add_(0, row, (logits.argmax(1) == z).float())
-            agreed.append(same / torch.zeros_like(same).index_add_(0, row, torch.ones_like(row, dtype=same.dtype)).clamp(min=1))
+            agreement.append(share_of_rows(logits.argmax(1) == z, row, len(tokens)))
+
+            # x' ~ p by the inverse of the distribution function, and what it would gain
             p = (logits / temperature).softmax(1)
             coin = to_device(torch.rand(len(positions), 1, generator=rng), tokens)
-            x = (p.cumsum(1) < coin).sum(1, keepdim=True).clamp(max=self.mask_id - 1)
+            x = (p.cumsum(1) < coin).sum(1, keepdim=True).clamp(max=self.mask_id - 1)        # (P, 1)
             gain = (p.gather(1, x) - p.gather(1, z[:, None])).squeeze(1)
+            x = x.squeeze(1)                                             # (P,)
+
+            # the best place of each row
             value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
-            scatter_at(value, positions, torch.where(x.squeeze(1) == z, -torch.inf, gain))
-            proposal = tokens.clone()
-            scatter_at(proposal, positions, x.squeeze(1))
-            best, at = value.max(1)
-            moves = best > 0
-            if i == rounds or not moves.any():
+            scatter_at(value, positions, torch.where(x == z, -torch.inf, gain))
+            best, place = value.max(1)                                   # (B,)
+            has_change = best > 0
+            if i == rounds or not has_change.any():
                 break
-            tokens = torch.where(moves[:, None] & F.one_hot(at, tokens.shape[1]).bool(), proposal, tokens)
-            taken += moves
+
+            # change it
+            proposal = tokens.clone()
+            scatter_at(proposal, positions, x)
+            change = has_change[:, None] & F.one_hot(place, tokens.shape[1]).bool()
+            tokens = torch.where(change, proposal, tokens)
+            changes += has_change
             on_step(tokens)
-        return tokens, agreed[0], agreed[-1], taken, ~moves
+        return tokens, agreement[0], agreement[-1], changes, ~has_change
+
+
+def share_of_rows(is_true, row, B):
+    """ The share of the places (P,) of each row that are True: (B,). """
+    zeros = torch.zeros(B, device=row.device)
+    n_true = zeros.index_add(0, row, is_true.float())
+    n = zeros.index_add(0, row, torch.ones_like(row, dtype=n_true.dtype))
+    return n_true / n.clamp(min=1)
+
+
+def make(config, vocab_size, cluster_of, lengths):
+    """ The process of a run's knobs. """
+    return GIDD(vocab_size, config['gidd_uniform'], config['gidd_gamma'],
+                config.get('text_loss_weight', 'bound'))

@@ -1,10 +1,11 @@
 """
-What GIDD+ and HDLM share: a loss and a bound that are sums of an integrand over all places of a text.
+What GIDD+ and HDLM share: a loss and a bound that sum an integrand over all scored places of a text.
 
-    loss   = sum over places of weight * integrand(log p, x, z, t)
-    bound  = E_t,z sum over places of integrand(log p, x, z, t)     nats per sample
+    loss  = sum over places of  weight * integrand(log p, x, z, t)
+    bound = E_t,z  sum over places of  integrand(log p, x, z, t)        nats per sample
 
-Letters: B rows, L tokens, P scored positions, V vocabulary, p the positions of one piece.
+x is the clean token, z what the network reads there, t the clock, p the network's prediction of x.
+Letters: B rows, L tokens, P scored places, C width, V vocabulary, p places of one chunk.
 """
 import torch
 import torch.nn.functional as F
@@ -12,44 +13,86 @@ from torch.utils.checkpoint import checkpoint
 
 from diffusion import is_right, positions_of
 
-# ---- methods of more than one class
-
-def one(self, t):
-    """ loss_weight: all weights are in the integrand. """
-    return torch.ones_like(t)
+# numbers in the float32 table (p, V) of one chunk; on a CPU a small one is faster
+CHUNK_ELEMENTS = {'cpu': 2 ** 22}
+CHUNK_ELEMENTS_ELSEWHERE = 2 ** 26
 
 
-PIECE = {'cpu': 2 ** 22}                                                 # numbers in a table (p, V); 2^26 elsewhere
+class IntegralProcess:
+    """
+    Base class. A process has `training_weight` (the kind of its loss), `corrupt`, and
+        integrand(log_p (P, V), x (P,), z (P,), t (P,) float64, kind) -> (P,) nats
+    """
 
+    def loss_weight(self, t):
+        """ 1: the integrand holds all weights. """
+        return torch.ones_like(t)
 
-def integral_loss(self, hidden, head, targets, weight, seen, t):
-    """ MaskedText.loss of self.integrand(log_p (P, V), x, z, t), (P,). seen (P,): what the network read there; t (P,): its row's clock.
-    Some places at a time, whose float32 tables (p, V) are made anew in the backward pass: two to four of all would fill the memory. """
-    used, size = weight > 0, max(1, PIECE.get(hidden.device.type, 2 ** 26) // len(head))
-    t = torch.where(used, t.double(), 0.5).clamp(1e-6, 1 - 1e-6)         # at the ends 0 * inf would be the gradient of an unused place
+    def loss(self, hidden, head, targets, weight, seen, t):
+        """
+        loss = sum over p of weight_p * integrand_p
+        hidden (P, C); head (V, C), logits = hidden head^T; targets (P,); weight (P,), 0 at places
+        that are not scored; seen (P,): what the network read there; t (P,): the clock of its row.
+        Returns the loss, the integrand (P,), and right (P,) bool, as MaskedText.loss does.
 
-    def part(hidden, targets, seen, t):
-        # a view: else autocast casts the head once for all pieces, and their gradients add up in bfloat16
-        log_p = F.linear(hidden, head.view_as(head)).log_softmax(1, dtype=torch.float32)     # (p, V)
-        value, nll = self.integrand(log_p, targets, seen, t, self.training_weight), -log_p.detach().gather(1, targets[:, None]).squeeze(1)
-        return value, is_right(nll, -log_p.detach().amax(1), len(head))
-    pieces = zip(*(x.split(size) for x in (hidden, targets, seen, t)))
-    value, right = (torch.cat(x) for x in zip(*(checkpoint(part, *x, use_reentrant=False, preserve_rng_state=False) for x in pieces)))
-    return torch.where(used, weight * value, 0).sum(), value.detach(), right
+        It works on one chunk of places at a time, and the backward pass computes the float32 tables
+        (p, V) again. To keep two to four tables of all places would fill the memory.
+        """
+        used = weight > 0
+        # at the ends of (0, 1) the gradient of an unused place would be 0 * inf
+        t = torch.where(used, t.double(), 0.5).clamp(1e-6, 1 - 1e-6)
 
+        def chunk_of_loss(hidden, targets, seen, t):
+            # A view of the head. Autocast would cast the head itself once for all chunks, and the
+            # gradients of the chunks would add up in bfloat16.
+            logits = F.linear(hidden, head.view_as(head))
+            log_p = logits.log_softmax(1, dtype=torch.float32)               # (p, V)
+            value = self.integrand(log_p, targets, seen, t, self.training_weight)
+            nll = -log_p.detach().gather(1, targets[:, None]).squeeze(1)     # (p,)
+            return value, is_right(nll, -log_p.detach().amax(1), len(head))
 
-@torch.no_grad()
-def integral_bound(self, model, tokens, latents, t_latent, u, given=None):
-    """ One draw, nats per sample (B,), float64, over all of (0, 1): t = y^3 (10 - 15 y + 6 y^2), y the first column of u (B, 1 + L),
-    weighed by dt/dy = 30 y^2 (1 - y)^2. With t uniform the variance is infinite: near 0 a wrong token weighs 1/t and has a probability of
-    sqrt(t). """
-    y, L = u[:, 0].double(), tokens.shape[1]
-    t, slope = (y ** 3 * (10 - 15 * y + 6 * y * y)).clamp(1e-12, 1 - 1e-12), 30 * (y * (1 - y)) ** 2
-    seen, scored = self.corrupt(tokens, t, u[:, 1:], given)
-    positions = positions_of(scored)
-    logits, _ = model(seen, latents, t.float(), t_latent, positions, predict=('text',))
-    x, z, row = tokens.flatten()[positions], seen.flatten()[positions], positions // L
-    value = torch.zeros(len(positions), dtype=torch.float64, device=tokens.device)
-    for i in torch.arange(len(positions), device=tokens.device).split(max(1, 2 ** 24 // logits.shape[1])):     # or float64 fills the memory
-        value[i] = self.integrand(logits[i].double().log_softmax(1), x[i], z[i], t[row[i]])
-    return torch.zeros(len(tokens), dtype=torch.float64, device=tokens.device).index_add_(0, row, value * slope[row])
+        elements = CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS_ELSEWHERE)
+        size = max(1, elements // len(head))
+        chunks = zip(hidden.split(size), targets.split(size), seen.split(size), t.split(size))
+        values, rights = [], []
+        for chunk in chunks:
+            value, right = checkpoint(chunk_of_loss, *chunk, use_reentrant=False,
+                                      preserve_rng_state=False)
+            values.append(value)
+            rights.append(right)
+        value = torch.cat(values)                                            # (P,)
+        right = torch.cat(rights)                                            # (P,)
+        return torch.where(used, weight * value, 0).sum(), value.detach(), right
+
+    @torch.no_grad()
+    def bound(self, model, tokens, latents, t_latent, u, known_mask=None):
+        """
+        One draw of the bound, nats per sample (B,), float64, with t over all of (0, 1):
+            t = y^3 (10 - 15 y + 6 y^2),   dt/dy = 30 y^2 (1 - y)^2,   y ~ U(0, 1)
+        With t itself uniform the variance would be infinite: near t = 0 a wrong token has the
+        weight 1/t and a probability of about sqrt(t).
+        u (B, 1 + L) uniform: its first column is y.
+        """
+        B, L = tokens.shape
+        y = u[:, 0].double()
+        t = (y ** 3 * (10 - 15 * y + 6 * y * y)).clamp(1e-12, 1 - 1e-12)     # (B,)
+        slope = 30 * (y * (1 - y)) ** 2                                      # dt/dy, (B,)
+
+        # the network's prediction at the scored places
+        seen, scored = self.corrupt(tokens, t, u[:, 1:], known_mask)
+        positions = positions_of(scored)                                     # (P,)
+        logits, _ = model(seen, latents, t.float(), t_latent, positions, predict=('text',))
+
+        # the integrand there, in chunks: float64 tables of all places would fill the memory
+        x = tokens.flatten()[positions]
+        z = seen.flatten()[positions]
+        row = positions // L
+        value = torch.zeros(len(positions), dtype=torch.float64, device=tokens.device)
+        size = max(1, 2 ** 24 // logits.shape[1])
+        for i in torch.arange(len(positions), device=tokens.device).split(size):
+            log_p = logits[i].double().log_softmax(1)                        # (p, V)
+            value[i] = self.integrand(log_p, x[i], z[i], t[row[i]])
+
+        # the sum over each row
+        total = torch.zeros(B, dtype=torch.float64, device=tokens.device)
+        return total.index_add_(0, row, value * slope[row])

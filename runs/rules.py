@@ -1,47 +1,51 @@
 """
-One rule for every value that comes from outside: a knob, or a field of a JSON file.
+One rule for each value that comes from outside: a knob, or a field of a JSON file.
 
-A rule is a short text. Beside a knob it opens the comment, so `--help` shows it; a schema of a JSON file has it as a leaf.
+A rule is a short text. Beside a knob it opens the comment, so --help shows it. In the schema of a JSON file
+it is a leaf.
 
-    [0, 1)                     a number x with 0 <= x < 1; nan never, inf only where the rule names it
-    int [1, 2**20]             a whole number; a knob whose default is whole needs no `int`
+    [0, 1)                     a number x with 0 <= x < 1; never nan, and inf only where the rule names it
+    int [1, 2**20]             a whole number; a knob with a whole default needs no `int`
     auto | never               one of these words; '' is the empty text
     -1 | [0, 100]              one of several rules; -1 is that number
     None | int [1, 2**20]      likewise
     bool                       true or false
     best | <name of a step>    a word, or any text that is not empty
 """
+import ast
 import math
 import re
 from functools import lru_cache
 
+# the grammar of a rule; in ONE words stand before numbers, since infill opens with inf
 NUMBER = r'-?(?:inf|\d+\*\*\d+|\d+(?:\.\d+)?(?:e-?\d+)?)'
 INTERVAL = rf'(?:int )?[\[(]{NUMBER}, {NUMBER}[\])]'
-ONE = rf"(?:{INTERVAL}|<[^<>]+>|''|[A-Za-z_][\w-]*|{NUMBER})"   # words first: infill opens with inf
+ONE = rf"(?:{INTERVAL}|<[^<>]+>|''|[A-Za-z_][\w-]*|{NUMBER})"
 RULE = re.compile(rf'{ONE}(?: \| {ONE})*(?=$|[;:,.] ?)')
 
 
+# ---- a rule
+
 def rule_of(comment):
-    """ The rule that opens a comment, or None. One word alone is prose, not a rule; only `bool` stands alone. """
+    """ The rule that opens a comment, or None. A single word is prose, not a rule; only `bool` is one. """
     found = RULE.match(comment)
-    is_rule = found and (' | ' in found[0] or found[0][0] in '[(<' or found[0].startswith('int ') or found[0] == 'bool')
-    return found[0] if is_rule else None
+    if not found:
+        return None
+    rule = found[0]
+    is_rule = ' | ' in rule or rule[0] in '[(<' or rule.startswith('int ') or rule == 'bool'
+    return rule if is_rule else None
 
 
 def number(text):
-    """ '2**20', '1e-3' or 'inf'. Whole numbers stay exact. """
+    """ '2**20', '1e-3' or 'inf' as a number. Whole numbers stay exact. """
     base, power, exponent = text.partition('**')
     if power:
         return int(base) ** int(exponent)
     return int(text) if text.lstrip('-').isdigit() else float(text)
 
 
-def follows(value, rule):
-    """ Whether a value follows a rule. """
-    return any(follows_one(value, one) for one in parts_of(rule))
-
-
-@lru_cache(maxsize=1000)                # meta.json has as many fields as there are shards, and a few rules for them
+# cached: meta.json has as many fields as there are shards, and only a few rules for them
+@lru_cache(maxsize=1000)
 def parts_of(rule):
     return re.findall(ONE, rule)
 
@@ -55,7 +59,13 @@ def interval_of(one):
         return bool(whole), left, number(low), number(high), right
 
 
+def follows(value, rule):
+    """ Whether a value follows a rule. """
+    return any(follows_one(value, one) for one in parts_of(rule))
+
+
 def follows_one(value, one):
+    """ Whether a value follows a rule without | in it. """
     if one == 'None':
         return value is None
     if one == 'bool':
@@ -68,9 +78,10 @@ def follows_one(value, one):
     if not interval:
         return isinstance(value, str) and value == one.strip("'")
 
-    # a number between its bounds: nan compares false with both
+    # a number between its bounds; nan compares false with both
     whole, left, low, high, right = interval
-    if type(value) not in ((int,) if whole else (int, float)):
+    kinds = (int,) if whole else (int, float)
+    if type(value) not in kinds:
         return False
     is_above = low <= value if left == '[' else low < value
     is_below = value <= high if right == ']' else value < high
@@ -92,40 +103,141 @@ def is_finite(value):
 
 
 def short(value):
+    """ A value in an error line: its first 60 characters. """
     text = repr(value)
     return text if len(text) <= 60 else text[:60] + '...'
 
 
+# ---- a value as one of a knob's type
+
+def is_plain(value):
+    if isinstance(value, (tuple, list)):
+        return all(is_plain(v) for v in value)
+    return value is None or type(value) in (str, int, float, bool)
+
+
+def settle(value, default, rule, convert):
+    """ A value as one of the default's type, by `convert`: from_text or from_value. ValueError where it
+    has no such type, or breaks the rule. """
+    is_sequence = isinstance(default, (tuple, list))
+    if default is None and rule and convert is from_text:
+        # a default of None has no type, so the rule decides: 12 may be a number or a name
+        found = whole(from_text(value, None), rule)
+        value = found if follows(found, rule) else value
+    else:
+        try:
+            converted = convert(value, default)
+        except (ValueError, OverflowError):
+            kind = type(default).__name__
+            if is_sequence:
+                kind = repr(default)
+            elif default is None:
+                kind = 'plain value'
+            raise ValueError(f'{short(value)} is no {kind}') from None
+        value = whole(converted, rule) if default is None else converted
+
+    if not is_finite(value):
+        expected = f', expected {rule}' if rule else ''
+        raise ValueError(f'{short(value)} is no finite number{expected}')
+    if rule and is_sequence and default:
+        # a sequence of words may have any length but 0, one of numbers has that of the default
+        if isinstance(default[0], str):
+            if not value:
+                raise ValueError(f'{short(value)}, expected at least one')
+        elif len(value) != len(default):
+            raise ValueError(f'{short(value)}, expected {len(default)} numbers')
+    if rule:
+        check(value, rule)
+    return value
+
+
+def whole(value, rule):
+    """ 1e5 is a whole number where the rule wants one. """
+    wants_int = rule and 'int ' in rule
+    return int(value) if wants_int and isinstance(value, float) and value.is_integer() else value
+
+
+def like(default, i):
+    """ The element of a sequence's default that fixes the type of element i. """
+    return default[min(i, len(default) - 1)] if default else None
+
+
+def from_text(text, default):
+    """ A flag's text as a value of the default's type; ValueError where it has no such type. """
+    if isinstance(default, str):
+        return text
+    if isinstance(default, (tuple, list)):
+        parts = [part.strip(' \'"') for part in text.strip('()[] ').split(',') if part.strip()]
+        return type(default)(from_text(part, like(default, i)) for i, part in enumerate(parts))
+    if isinstance(default, float):
+        return float(text)
+
+    # a literal of Python, also as true and false; else the text itself
+    if text.lower() in ('true', 'false'):
+        value = text.lower() == 'true'
+    else:
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            value = text
+    if default is None:
+        return value if is_plain(value) else text
+    if isinstance(default, bool) and value in (0, 1):
+        value = bool(value)
+    return from_value(value, default)
+
+
+def from_value(value, default):
+    """ A Python value as one of the default's type. 1 may be a float and 1e5 an int; nothing else
+    changes its type. """
+    kind = type(default)
+    if default is None and is_plain(value):
+        return value
+    if isinstance(default, (tuple, list)) and isinstance(value, (tuple, list)):
+        return kind(from_value(v, like(default, i)) for i, v in enumerate(value))
+    if type(value) is kind and is_plain(value):
+        return value
+    is_whole = kind is int and type(value) is float and value.is_integer()
+    if is_whole or kind is float and type(value) is int:
+        return kind(value)
+    raise ValueError(f'{short(value)} is no {kind.__name__}')
+
+
+# ---- JSON
+
 def check_json(value, schema, where):
     """
-    ValueError unless a value read from JSON has the form of a schema; `where` names it in the error.
+    ValueError unless a value read from JSON has the form of a schema. `where` names it in the error.
         'int [0, 10]'            a rule
-        {'a': ..., 'b?': ...}    an object with field a, and maybe b; other fields are not looked at
+        {'a': ..., 'b?': ...}    an object with a field a, and perhaps b; other fields are not looked at
         {'*': ...}               an object of any fields, each of this form
         [...]                    a list, each element of this form
         (None, {...})            null, or this form
     """
-    def refuse(expected):
-        raise ValueError(f'{where}: {short(value)}, expected {expected}')
     if isinstance(schema, tuple):
         if value is not None:
             check_json(value, schema[1], where)
     elif isinstance(schema, list):
         if not isinstance(value, list):
-            refuse('a list')
-        for i, one in enumerate(value):
-            check_json(one, schema[0], f'{where}[{i}]')
+            raise ValueError(f'{where}: {short(value)}, expected a list')
+        for i, element in enumerate(value):
+            check_json(element, schema[0], f'{where}[{i}]')
     elif isinstance(schema, dict):
         if not isinstance(value, dict):
-            refuse('an object')
-        for key, one in schema.items():
-            name = key.removesuffix('?')
-            if key == '*':
-                for field in value:
-                    check_json(value[field], one, f'{where}.{short(field)}')
-            elif name in value:
-                check_json(value[name], one, f'{where}.{name}')
-            elif name == key:
-                raise ValueError(f'{where}: no field {name!r}')
+            raise ValueError(f'{where}: {short(value)}, expected an object')
+        check_object(value, schema, where)
     elif not follows(value, schema):
-        refuse(schema)
+        raise ValueError(f'{where}: {short(value)}, expected {schema}')
+
+
+def check_object(value, schema, where):
+    """ check_json of an object. """
+    for key, form in schema.items():
+        name = key.removesuffix('?')
+        if key == '*':
+            for field in value:
+                check_json(value[field], form, f'{where}.{short(field)}')
+        elif name in value:
+            check_json(value[name], form, f'{where}.{name}')
+        elif name == key:
+            raise ValueError(f'{where}: no field {name!r}')

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-import baselines as baselines_file
-from processes import text_process
+from processes import integral, text_process
 from processes.autoregressive import NextToken
+from processes.clusters import cluster_table, clusters_in_words, kmeans
 from processes.gidd import GIDD
-from processes.hdlm import HDLM, cluster_table, clusters_in_words, kmeans
+from processes.hdlm import HDLM
 from data import PackedDataset
 from diffusion import MaskedText, uniforms
 from model import Model, ModelConfig
@@ -56,13 +56,13 @@ def exact_law(process, t):
 
 def cluster_law(process):
     """ Q(k | v), (V, C). """
-    own = torch.nn.functional.one_hot(process.cluster_of(torch.arange(V)), process.C).double()
-    return process.xi * own + (1 - own) * ((1 - process.xi) / max(process.C - 1, 1))
+    own = torch.nn.functional.one_hot(process.cluster_of(torch.arange(V)), process.n_clusters).double()
+    return process.xi * own + (1 - own) * ((1 - process.xi) / max(process.n_clusters - 1, 1))
 
 
 def states(process):
     """ Everything that two places may show, (n, L). """
-    ids = V + 1 if isinstance(process, GIDD) else V + 1 + process.C
+    ids = V + 1 if isinstance(process, GIDD) else V + 1 + process.n_clusters
     return torch.tensor(list(itertools.product(range(ids), repeat=L)))
 
 
@@ -108,12 +108,12 @@ GIDDS = [GIDD(V, p_u, g) for p_u in (0, .1, .2, .5) for g in (.5, 1., 2.)]
 HDLMS = [HDLM(V, CLUSTERS, g, xi) for g in (.5, 1., 2.) for xi in (1., .8)]
 
 
-@pytest.mark.parametrize('process', GIDDS + HDLMS, ids=lambda p: f'{type(p).__name__}-{p.g}-{p.B if isinstance(p, GIDD) else p.xi}')
+@pytest.mark.parametrize('process', GIDDS + HDLMS, ids=lambda p: f'{type(p).__name__}-{p.gamma}-{p.ratio if isinstance(p, GIDD) else p.xi}')
 def test_masses_sum_to_one_and_are_what_corrupt_draws(process):
     t = torch.cat((torch.linspace(0, 1, 1001, dtype=torch.float64), torch.tensor([1e-3, 1 - 1e-3], dtype=torch.float64)))
     if isinstance(process, GIDD):
         for size in (50_257, V):
-            a, b, m, _ = GIDD(size, process.B / (2 + process.B), process.g).masses(t)
+            a, b, m, _ = GIDD(size, process.ratio / (2 + process.ratio), process.gamma).masses(t)
             shares = torch.stack((a, size * b, m))
             assert torch.allclose(shares.sum(0), torch.ones_like(t)) and (shares >= 0).all()
     else:
@@ -121,7 +121,7 @@ def test_masses_sum_to_one_and_are_what_corrupt_draws(process):
     assert torch.allclose(shares.sum(0), torch.ones_like(t)) and (shares > -1e-12).all()
     assert torch.allclose(shares[:, 0], torch.tensor([1., 0, 0], dtype=torch.float64)) and shares[2, 1000] == 1      # all MASK at t = 1
     for t in (.03, .5, .9):
-        ids = V + 1 if isinstance(process, GIDD) else V + 1 + process.C
+        ids = V + 1 if isinstance(process, GIDD) else V + 1 + process.n_clusters
         assert torch.allclose(law_of_seen(process, t, ids), exact_law(process, t), atol=1e-4)
 
 
@@ -132,7 +132,7 @@ def test_uniform_noise_has_its_share_in_the_middle():
             assert math.isclose(50 * b, p_u) and math.isclose(a, m)
 
 
-@pytest.mark.parametrize('process', [*GIDDS[3:], *HDLMS], ids=lambda p: f'{type(p).__name__}-{p.g}-{p.B if isinstance(p, GIDD) else p.xi}')
+@pytest.mark.parametrize('process', [*GIDDS[3:], *HDLMS], ids=lambda p: f'{type(p).__name__}-{p.gamma}-{p.ratio if isinstance(p, GIDD) else p.xi}')
 def test_the_bound_meets_the_entropy_for_the_optimal_denoiser_and_lies_above_it_for_others(process):
     best = exact_bound(process, posterior(process), 200)
     assert abs(best - ENTROPY) < 5e-5, (best, ENTROPY)
@@ -144,7 +144,7 @@ def test_the_bound_meets_the_entropy_for_the_optimal_denoiser_and_lies_above_it_
 def masked_reading(process):
     """ some_denoiser as the masked network that a reduction says it is. """
     def denoiser(t, Z):
-        if isinstance(process, HDLM) and process.C == V:                 # a cluster is its token
+        if isinstance(process, HDLM) and process.n_clusters == V:                 # a cluster is its token
             Z = torch.where(Z > V, Z - V - 1, Z)
         return some_denoiser(t, Z.clamp(max=V))                          # one cluster: it is MASK
     return denoiser
@@ -165,7 +165,7 @@ def test_without_uniform_noise_and_with_trivial_clusters_the_bounds_are_the_one_
     plain = plain_bound(some_denoiser)
     for process in (GIDD(V, 0., .5), GIDD(V, 0., 1.), GIDD(V, 0., 2.), HDLM(V, torch.arange(V), 1.), HDLM(V, torch.arange(V), 2.),
                     HDLM(V, torch.zeros(V, dtype=torch.int64), 1.)):
-        assert abs(exact_bound(process, masked_reading(process)) - plain) < 3e-4, (type(process), process.g)
+        assert abs(exact_bound(process, masked_reading(process)) - plain) < 3e-4, (type(process), process.gamma)
 
 
 def test_gidd_without_uniform_noise_is_masked_text_with_its_own_schedule():
@@ -188,7 +188,7 @@ def test_training_weights_are_dynamic_or_clipped():
 
 
 @pytest.mark.parametrize('process', [GIDD(V, .2), GIDD(V, 0.), HDLM(V, CLUSTERS), HDLM(V, CLUSTERS, 2., .8)],
-                         ids=lambda p: f'{type(p).__name__}-{p.B if isinstance(p, GIDD) else p.xi}')
+                         ids=lambda p: f'{type(p).__name__}-{p.ratio if isinstance(p, GIDD) else p.xi}')
 def test_a_draw_of_the_bound_has_its_enumerated_mean_and_the_loss_its_integrand(process):
     def network(tokens, latents, t_text, t_latent, positions=None, predict=('text',)):
         return some_denoiser(None, tokens).flatten(0, 1)[positions], None
@@ -230,7 +230,7 @@ def test_the_loss_in_pieces_is_the_loss_in_one(process, monkeypatch):
     found, rows, integrand = [], [], process.integrand
     monkeypatch.setattr(process, 'integrand', lambda log_p, *args: (rows.append(len(log_p)), integrand(log_p, *args))[1])
     for numbers in (2 ** 22, 7 * V):                                     # all at once; 7 places at a time
-        monkeypatch.setitem(baselines_file.PIECE, 'cpu', numbers)
+        monkeypatch.setitem(integral.CHUNK_ELEMENTS, 'cpu', numbers)
         loss, value, right = process.loss(*leaves, x[:, 0], scored[:, 0] / 50, z[:, 0], t)
         found.append([loss.detach(), value, right.float(), *torch.autograd.grad(loss, leaves)])
     for one, pieces in zip(*found):
@@ -248,7 +248,7 @@ def test_pieces_add_up_in_float32_under_autocast(process, monkeypatch):
     hidden, head = torch.randn(4096, 16, generator=rng), torch.randn(200, 16, generator=rng).requires_grad_()
 
     def gradient(pieces, autocast):
-        monkeypatch.setitem(baselines_file.PIECE, 'cpu', 4096 // pieces * 200)
+        monkeypatch.setitem(integral.CHUNK_ELEMENTS, 'cpu', 4096 // pieces * 200)
         with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
             loss, *_ = process.loss(hidden, head, x[:, 0], scored[:, 0] / 4096, z[:, 0], t)
         return torch.autograd.grad(loss, head)[0]
@@ -281,7 +281,7 @@ def test_every_knob_of_a_baseline_changes_its_loss():
 def chain_law(process, denoiser, steps):
     """ Law over TEXTS of the T-step chain, place by place from p(z_s | z_t, x) = q(z_t | z_s) q_s(z_s | x) / q_t(z_t | x), with
     x ~ p(x) q_t(z_t | x): enumerated from the masses alone. """
-    ids = V + 1 if isinstance(process, GIDD) else V + 1 + process.C
+    ids = V + 1 if isinstance(process, GIDD) else V + 1 + process.n_clusters
     law = {(V,) * L: 1.0}
     times = torch.linspace(1, 0, steps + 1, dtype=torch.float64).tolist()
     for t, s in zip(times, times[1:]):
@@ -310,7 +310,7 @@ def reverse(process, t, s, q_t, q_s, p, z):
         joint = q_s * kernel                                             # (V, ids)
     else:
         joint = torch.zeros_like(q_s)                                    # paths token -> cluster -> MASK, each x on its own
-        a_t = (1 - t) ** process.g
+        a_t = (1 - t) ** process.gamma
         still = (1 - t) / (1 - s)                                        # a cluster stays one
         for x in range(V):
             if z < V:
@@ -337,7 +337,7 @@ def draw(process, denoiser, n, steps, seed=0, given=None, tokens=None, temperatu
 
 @pytest.mark.parametrize('process', [GIDD(V, .2), GIDD(V, .5, 2.), GIDD(V, 0.), HDLM(V, CLUSTERS), HDLM(V, CLUSTERS, 2., .8),
                                      HDLM(V, CLUSTERS, .5)],
-                         ids=lambda p: f'{type(p).__name__}-{p.g}-{p.B if isinstance(p, GIDD) else p.xi}')
+                         ids=lambda p: f'{type(p).__name__}-{p.gamma}-{p.ratio if isinstance(p, GIDD) else p.xi}')
 def test_samplers_have_the_enumerated_law_of_their_chain_and_end_in_tokens(process):
     n, steps = 60_000, 4
     law, states = chain_law(process, some_denoiser, steps)
@@ -413,9 +413,9 @@ def test_the_decoder_with_its_cache_gives_the_logits_of_the_decoder_without(stre
     with torch.no_grad():
         whole, _ = model(tokens, z, clock, clock, predict=('text',))     # (4, 12, 20)
         for prompt in (1, 5):
-            past = {}
+            cache = {}
             for end in range(prompt, 13):
-                step, _ = model(tokens[:, :end], z, clock, clock, predict=('text',), past=past)
+                step = NextToken(20).decode_step(model, tokens[:, :end], z, clock, clock, cache)
                 assert torch.allclose(step, whole[:, end - 1], atol=1e-4), (prompt, end)
 
 
@@ -440,10 +440,10 @@ def test_the_decoder_draws_from_its_own_law():
         for p in model.parameters():
             p.add_(.5 * torch.randn(p.shape))
     model.eval()
-    n, rng, past = 20_000, torch.Generator().manual_seed(0), {}
+    n, rng, cache = 20_000, torch.Generator().manual_seed(0), {}
     with torch.no_grad():
         def denoise(x, t, positions):
-            return model(x, None, None, None, past=past)[0]
+            return process.decode_step(model, x, None, None, None, cache)
         out = process.left_to_right(denoise, make_propose(1.0, 1.0, rng), process, torch.full((n, 3), 4),
                                     torch.zeros(n, 3, dtype=torch.bool), 3, rng)
         for x in ([0, 1, 0], [1, 2, 3], [2, 3, 3], [0, 0, 2]):

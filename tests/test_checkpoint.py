@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from runs import checkpoint
 import sample
-from model import Model, ModelConfig
 from launch import HANGS
+from model import Model, ModelConfig
+from runs import checkpoint
 
-ROOT = os.path.dirname(os.path.abspath(checkpoint.__file__))
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(checkpoint.__file__)))
 CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2, width=16)
 META = dict(format=1, name='tiny', tokenizer=dict(kind='byte', vocab_size=258, eos=256, pad=257), encoder=None, latent_shape=None,
             token_dtype='uint16', max_tokens=7, splits={}, files={})
@@ -70,7 +70,7 @@ def forge(folder, **changes):
 
 def run_code(code, *args, **env):
     """ Some lines in a process of their own, with the imports of a script. """
-    head = 'import os, resource, sys\nimport checkpoint\nfrom configurator import stop_on_error\nout = sys.argv[1]\n'
+    head = 'import os, resource, sys\nfrom runs import checkpoint\nfrom configurator import stop_on_error\nout = sys.argv[1]\n'
     env = {**os.environ, 'PYTHONPATH': os.pathsep.join([ROOT, os.path.dirname(__file__)]), **env}
     return subprocess.run([sys.executable, '-c', head + code, *map(str, args)], env=env, capture_output=True, text=True, timeout=HANGS)
 

@@ -106,8 +106,26 @@ def test_later_wins_and_the_table_says_where_each_value_came_from(demo, tmp_path
     assert done.changed == {'batch_size': 3, 'lr': 2.0, 'text': 'of a'}
     table = {line.split()[0]: line.split()[-1] for line in done.stdout.splitlines()[:3]}
     assert table == {'batch_size': 'line', 'lr': 'b.py', 'text': 'a.py'}
-    assert done.stdout.count('dataset=') == 1 and 'at default: dataset=' in done.stdout
+    assert len(done.stdout.splitlines()) == 4, 'knobs at default are not printed'
     assert demo('--batch_size=3', 'a.py').changed['batch_size'] == 1
+
+
+@pytest.mark.parametrize('columns', [10, 40, 80])
+def test_no_line_of_the_table_is_wider_than_the_terminal(demo, tmp_path, columns):
+    (tmp_path / ('long' * 20 + '.py')).write_text('batch_size = 1')
+    done = demo('long' * 20 + '.py', '--text=' + 'many words ' * 20, '--lr=1', COLUMNS=str(columns))
+    lines = [line for line in done.stdout.splitlines() if not line.startswith('VALUES')]
+    assert len(lines) == 3 and max(map(len, lines)) <= columns
+    assert columns < 40 or '...' in lines[0] and 'many' in lines[1] and lines[2].split()[:2] == ['lr', '1.0']
+    assert done.values['text'] == 'many words ' * 20
+
+
+def test_a_script_with_checks_of_its_own_prints_the_table_after_them(tmp_path, capsys):
+    (tmp_path / 'demo.py').write_text(SCRIPT)
+    config = configurator.configure({'__file__': str(tmp_path / 'demo.py')}, ['--lr=1'], show=False)
+    assert not capsys.readouterr().out
+    configurator.show_knobs(config)
+    assert capsys.readouterr().out == 'lr  1.0  the command line\n'
 
 
 def test_a_config_file_is_python_and_its_helpers_are_no_knobs(demo, tmp_path):
@@ -118,6 +136,12 @@ def test_a_config_file_is_python_and_its_helpers_are_no_knobs(demo, tmp_path):
     assert demo('c.py').changed == {'batch_size': 16, 'lr': 1.0, 'tasks': ['l2t', 't2l']}
 
 
+def copy_configurator(home):
+    (home / 'runs').mkdir()
+    shutil.copy(configurator.__file__, home)
+    shutil.copy(configurator.rules.__file__, home / 'runs')
+
+
 def test_a_config_file_is_found_from_any_working_directory(demo, tmp_path):
     (tmp_path / 'config').mkdir()
     (tmp_path / 'elsewhere').mkdir()
@@ -125,8 +149,7 @@ def test_a_config_file_is_found_from_any_working_directory(demo, tmp_path):
     for path in (str(tmp_path / 'config' / 'c.py'), '../config/c.py'):
         assert demo(path, cwd=tmp_path / 'elsewhere').changed == {'text': 'c.py'}
     (tmp_path / 'home' / 'config').mkdir(parents=True)  # or beside the scripts, whatever the working directory
-    for module in (configurator, configurator.rules):
-        shutil.copy(module.__file__, tmp_path / 'home')
+    copy_configurator(tmp_path / 'home')
     (tmp_path / 'home' / 'config' / 'd.py').write_text('text = "of home"')
     assert demo('config/d.py', PYTHONPATH=str(tmp_path / 'home')).changed == {'text': 'of home'}
 
@@ -134,8 +157,7 @@ def test_a_config_file_is_found_from_any_working_directory(demo, tmp_path):
 def test_a_file_may_hold_the_knobs_of_other_scripts_but_no_typo(demo, tmp_path, monkeypatch):
     home = tmp_path / 'home'  # a copy of the configurator and its rules beside a script of another name
     home.mkdir()
-    for module in (configurator, configurator.rules):
-        shutil.copy(module.__file__, home)
+    copy_configurator(home)
     (home / 'sample.py').write_text('import a_library_that_is_not_here\nnum_samples = 4\nsteps = 1\n1 / 0')
     (tmp_path / 'c.py').write_text('num_samples = "any"\nbatch_size = 2')
     assert demo('c.py', PYTHONPATH=str(home)).changed == {'batch_size': 2}

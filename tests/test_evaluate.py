@@ -267,6 +267,7 @@ def test_broken_results_name_their_file(tmp_path):
 def test_evaluations_of_other_texts_and_one_text_and_some_pairs_as_commands(finished, tmp_path):
     out = tmp_path / 'run'
     shutil.copytree(finished, out)
+    (out / 'results.json').unlink(missing_ok=True)                       # what other tests have measured
     line = 'a red dog runs near the park number 3'
     (tmp_path / 'one.txt').write_text(line)
     (tmp_path / 'own.jsonl').write_text('\n'.join(json.dumps({'caption': text}) for text in (line, line * 9, 'a old cat sits')))

@@ -851,7 +851,7 @@ def test_fault_25_a_bad_command_line_ends_before_any_process_is_met(dataset, tmp
     env = dict(RANK='1', WORLD_SIZE='2', MASTER_ADDR='no-such-host.invalid', MASTER_PORT='29511')
     (tmp_path / 'typo.py').write_text('bach_size = 3\n')
     for args, words in ((['--bach_size=3'], ['bach_size', 'batch_size']), (['--max_iters=many'], ['max_iters', 'many']),
-                        ([f'{tmp_path}/typo.py'], ['bach_size', 'typo.py', 'batch_size']), (['--learning_rate=-1'], ['learning_rate=-1']),
+                        ([f'{tmp_path}/typo.py'], ['bach_size', 'typo.py', 'batch_size']), (['--learning_rate=-1'], ['learning_rate', '-1']),
                         (['--parallel=fsdp', '--optimizer=muon'], ['fsdp', 'muon'])):
         result = run('train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/run', *args, env={**os.environ, **env})
         assert result.returncode == 2 and result.stderr.count('\n') == 1 and all(word in result.stderr for word in words), result.stderr

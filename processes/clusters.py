@@ -1,0 +1,132 @@
+"""
+HDLM's clusters of tokens: k-means on a vector of each token.
+
+The vectors come from the token embedding of a run, from an .npy file, or from co-occurrence counts of the
+training texts. Letters: V vocabulary.
+"""
+import os
+
+import torch
+import torch.nn.functional as F
+
+from runs.checkpoint import load_model
+from runs.files import read_array
+
+
+def cluster_table(source, data, n_clusters):
+    """ The cluster of each id, (V,) int64. source: a run folder (its token embedding), an .npy file of
+    V rows, an .npy file of V cluster ids (taken as they are), or '' (co-occurrence counts of `data`).
+    PAD has the cluster of EOS. ValueError says what is wrong. """
+    V = data.tokenizer.vocab_size
+    if not 1 <= n_clusters < V:
+        raise ValueError(f'clusters={n_clusters}: expected 1 to {V - 1}')
+
+    if os.path.isdir(source):
+        rows = embedding_of(source, data)
+    elif source:
+        rows = rows_of_file(source)
+        is_ids = rows.shape == (V,) and not rows.is_floating_point()
+        if is_ids and rows.min() == 0 and rows.max() == n_clusters - 1:
+            return rows.long()
+        if rows.ndim != 2 or len(rows) < V:
+            raise ValueError(f'clusters_from={source}: shape {tuple(rows.shape)}, expected '
+                             f'({V}, dims), or {V} ids from 0 to {n_clusters - 1}')
+    else:
+        rows = cooccurrence(data)
+
+    # the last id is PAD, the one before it EOS
+    cluster_of = kmeans(rows[:V - 1], n_clusters)
+    return torch.cat((cluster_of, cluster_of[-1:]))
+
+
+def embedding_of(run_folder, data):
+    """ The token embedding of a run, (V, C). """
+    model, _, meta = load_model(run_folder, 'best')
+    if meta['tokenizer'] != data.meta['tokenizer'] or 'text' not in model.config.streams:
+        raise ValueError(f'clusters_from={run_folder}: its tokens are not those of {data.folder}')
+    return model.embed.weight.detach()
+
+
+def rows_of_file(path):
+    """ The array of an .npy file as a tensor, in the byte order of this machine. """
+    try:
+        array = read_array(path)
+        return torch.from_numpy(array.astype(array.dtype.newbyteorder('=')))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f'clusters_from={path}: no run folder, and no array in an .npy file '
+                         f'({error})') from None
+
+
+def cooccurrence(data, dims=128, reach=2, most=2 ** 24, seed=0):
+    """
+    A vector for each id, (V, dims), from its co-occurrence counts in the training texts: how often
+    each other id stands at each distance of -reach to reach. The counts, divided by the root of the
+    other id's frequency, are projected to `dims` by fixed random vectors (random indexing), so the
+    V x V table is never made. Reads the first `most` tokens.
+    """
+    V = data.tokenizer.vocab_size
+    distances = [d for d in range(-reach, reach + 1) if d != 0]
+    label = torch.randn(len(distances), V, dims, generator=torch.Generator().manual_seed(seed))
+    label /= data.counts().clamp(min=1).float().sqrt()[:, None]
+
+    vectors = torch.zeros(V, dims)
+    n_read = 0
+    for first in range(0, len(data), 4096):
+        tokens, _ = data.rows(range(first, min(first + 4096, len(data))))
+        real = tokens != data.tokenizer.pad                              # (B, L)
+        L = tokens.shape[1]
+        for j, distance in enumerate(distances):
+            # the places that have a neighbour at this distance, and the neighbours
+            here = slice(max(0, -distance), L - max(0, distance))
+            there = slice(max(0, distance), L - max(0, -distance))
+            pair = real[:, here] & real[:, there]
+            token, neighbour = tokens[:, here][pair], tokens[:, there][pair]
+            vectors.index_add_(0, token, label[j][neighbour])
+        n_read += int(real.sum())
+        if n_read > most:
+            break
+    return vectors
+
+
+def kmeans(rows, n_clusters, seed=0, rounds=50):
+    """ The cluster of each of `rows` (V, dims), (V,) in 0 .. n_clusters - 1. Lloyd's algorithm on the
+    unit sphere. No cluster is empty: an empty one gets the row that is furthest from its centre. """
+    rows = F.normalize(rows.float(), dim=1)
+    rng = torch.Generator().manual_seed(seed)
+    centres = rows[torch.randperm(len(rows), generator=rng)[:n_clusters]]
+    for _ in range(rounds):
+        # each row to its nearest centre
+        similarity, cluster_of = (rows @ centres.T).max(1)
+
+        # fill the empty clusters
+        sizes = torch.bincount(cluster_of, minlength=n_clusters)
+        for k in (sizes == 0).nonzero().flatten():
+            sizes = torch.bincount(cluster_of, minlength=n_clusters)
+            furthest = torch.where(sizes[cluster_of] > 1, similarity, torch.inf).argmin()
+            cluster_of[furthest] = k
+            similarity[furthest] = 1
+
+        # each centre to the mean of its rows
+        sums = torch.zeros_like(centres).index_add_(0, cluster_of, rows)
+        centres = F.normalize(sums, dim=1)
+    return cluster_of
+
+
+def clusters_in_words(cluster_of, data, shown=4, words=5):
+    """ Lines: the sizes of the clusters, and the most frequent tokens of the clusters that fill most of
+    the texts. """
+    counts = data.counts()
+    sizes = torch.bincount(cluster_of)
+    share = torch.zeros(len(sizes), dtype=torch.float64)
+    share.index_add_(0, cluster_of, counts.double() / counts.sum())
+    lines = [f'{len(sizes):,} clusters of {sizes.min():,} to {sizes.max():,} tokens; '
+             'those that are met most often:']
+
+    for k in share.argsort(descending=True)[:shown].tolist():
+        own_counts = counts * (cluster_of == k)
+        n = min(words, (own_counts > 0).sum())
+        names = []
+        for i in own_counts.argsort(descending=True)[:n].tolist():
+            names.append('EOS' if i == data.tokenizer.eos else repr(data.tokenizer.decode([i])))
+        lines.append(f'  {100 * share[k]:4.1f} %  ' + '  '.join(names))
+    return lines
