@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tasks import measures
-from benchmarks import pictures
+from benchmarks.pictures import draw_images
 import sample
 from data import PackedDataset
 from launch import ROOT, TINY, run_each
@@ -168,9 +168,9 @@ def test_the_sheet_shows_the_arrays_and_their_captions():
     pictures = lambda n, seed: np.random.default_rng(seed).integers(0, 256, (n, 8, 8, 1), np.uint8)   # noqa: E731
     shown = dict(captions=np.array([f'a {i}' for i in range(6)]), made=pictures(6, 0), real=pictures(6, 1),
                  written=np.array([f'the {i}' for i in range(6)]), joint=pictures(3, 2), joint_captions=np.array(list('xyz')))
-    figure = pictures.draw_images(shown, plt, columns=4, rows=2)
+    figure = draw_images(shown, plt, columns=4, rows=2)
     axes = np.array(figure.axes).reshape(6, 4)
     assert axes[2, 1].get_title() == 'a 5' and axes[3, 1].get_title() == 'the 5' and axes[4, 2].get_title() == 'z'
     assert np.array_equal(axes[2, 1].images[0].get_array(), shown['made'][5, :, :, 0]) and not axes[2, 2].images and not axes[5, 0].images
     for kept in (('captions', 'real', 'made'), ('captions', 'real', 'written')):               # of a run for one direction
-        assert len(pictures.draw_images({k: shown[k] for k in kept}, plt, columns=4, rows=2).axes) == 8
+        assert len(draw_images({k: shown[k] for k in kept}, plt, columns=4, rows=2).axes) == 8

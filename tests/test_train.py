@@ -279,9 +279,9 @@ def test_a_resume_says_which_knobs_are_others_and_config_json_keeps_the_old_ones
     assert all(rc == 0 for rc, _, _ in results), results
     lines = [[line for line in out.splitlines() if line.startswith('resumed')] for _, out, _ in results]
     assert lines == [[], ['resumed with other knobs: seed 0 -> 1, cond_drop 0.1 -> 0.5, latent_weight 1.0 -> 2.0, max_iters 4 -> 8, '
-                          'betas (0.9, 0.95) -> (0.9, 0.99), ema_decay 0.0 -> 0.9'], [],
+                          'ema_decay 0.0 -> 0.9, betas (0.9, 0.95) -> (0.9, 0.99)'], [],
                      ['resumed with other knobs: seed 1 -> 0, cond_drop 0.5 -> 0.1, latent_weight 2.0 -> 1.0, max_iters 8 -> 12, '
-                      'betas (0.9, 0.99) -> (0.9, 0.95), ema_decay 0.9 -> 0.0']]
+                      'ema_decay 0.9 -> 0.0, betas (0.9, 0.99) -> (0.9, 0.95)']]
     earlier = json.loads((out / 'config.json').read_text())['resumed_from']
     assert [entry['step'] for entry in earlier] == [4, 8, 8] and [entry.get('seed') for entry in earlier] == [0, None, 1]
 
