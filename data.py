@@ -10,10 +10,10 @@ A sample is a text and, unless the dataset is text only, the latent vectors of t
     latents  (B, N, D)  float32   standardised per dimension; dead dimensions are 0
 
 A split is stored in shards. A shard has the tokens of its texts in one row, the offsets where each
-text begins, and the latents as float16. All of it is mapped into memory and read where it is needed.
+text begins, and the latents as float16. All of it is mapped into memory.
 
-The order of rows is a pure function of (seed, epoch). So a resume replays nothing, and the order does
-not depend on how many ranks share the rows.
+The order of rows is a pure function of (seed, epoch). So a resume replays nothing, and the order
+does not depend on how many ranks share the rows.
 
 Letters: B batch, L text tokens, N latent vectors, D latent dimensions, V token ids (EOS and PAD
 included; MASK is id V), T tokens of a shard, n samples.
@@ -30,10 +30,10 @@ from runs.files import read_array, read_arrays
 from runs.manifest import (check_file, dataset_folder, dataset_identity, how_to_prepare, read_meta,
                            split_digests)      # the last four are for other modules
 
-DEAD = 1e-3                    # a latent dimension is dead if its std is below DEAD * median std; MiniLM
-                               # has three
-CHECK_ALL_TOKENS = 2**27       # splits up to this many tokens are checked id by id when opened (well
-                               # under a second)
+DEAD = 1e-3                    # a latent dimension is dead if its std is below DEAD * median std;
+                               # MiniLM has three
+CHECK_ALL_TOKENS = 2**27       # splits up to this many tokens are checked id by id when opened
+                               # (well under a second)
 
 
 def load_tokenizer(folder_or_name, meta=None):
@@ -67,8 +67,8 @@ def is_end(tokens, tokenizer):
 # Latent statistics: the networks see latents of unit variance, whatever the encoder's own scale
 
 class LatentStats:
-    """ z = live * (raw - mean) / std and back, per dimension. A dead dimension has live = 0: the network
-    sees 0 there, and the way back gives its mean. """
+    """ z = live * (raw - mean) / std and back, per dimension. A dead dimension has live = 0: the
+    network sees 0 there, and the way back gives its mean. """
 
     def __init__(self, mean, std):
         std = torch.as_tensor(std, dtype=torch.float32)
@@ -129,14 +129,14 @@ class Shard:
         else:
             self.tokens = np.empty(0, dtype)
 
-        # offsets: from 0 to the end of the tokens, never falling. We compare neighbours: differences
-        # of the numbers in a hostile file could overflow
+        # offsets: from 0 to the end of the tokens, never falling. We compare neighbours:
+        # differences of the numbers in a hostile file could overflow
         path = check_file(folder, f'{name}.offsets.npy', files, digest=False)
         self.offsets = read_array(path, 'int64', (n + 1,), what='offsets')
         is_rising = (self.offsets[1:] >= self.offsets[:-1]).all()
         if self.offsets[0] != 0 or self.offsets[-1] != len(self.tokens) or not is_rising:
-            raise ValueError(f'{path}: offsets run to {int(self.offsets[-1])}, expected rising from 0 '
-                             f'to the {len(self.tokens)} tokens of {name}.tokens.bin; '
+            raise ValueError(f'{path}: offsets run to {int(self.offsets[-1])}, expected rising '
+                             f'from 0 to the {len(self.tokens)} tokens of {name}.tokens.bin; '
                              'run prepare.py again')
         self.longest = int(np.diff(self.offsets).max())
 
@@ -148,11 +148,11 @@ class Shard:
 
 
 class PackedDataset:
-    """ One split of a dataset folder. Raises ValueError before any batch is read: file, found, expected,
-    what to do.
+    """ One split of a dataset folder. Raises ValueError before any batch is read: file, found,
+    expected, what to do.
 
-    seq_len is L, for a text with EOS and PAD; None: max_tokens + 1. The longest text and its EOS must
-    fit, unless crop=True: then rows() shows L tokens of a longer text, without EOS.
+    seq_len is L, for a text with EOS and PAD; None: max_tokens + 1. The longest text and its EOS
+    must fit, unless crop=True: then rows() shows L tokens of a longer text, without EOS.
     """
 
     def __init__(self, folder, split, seq_len=None, crop=False):
@@ -160,7 +160,8 @@ class PackedDataset:
         self.split = split
         self.meta = read_meta(folder)
         if split not in self.meta['splits']:
-            raise ValueError(f'{folder}: no split {split!r}, it has {", ".join(self.meta["splits"])}')
+            raise ValueError(f'{folder}: no split {split!r}, '
+                             f'it has {", ".join(self.meta["splits"])}')
         self.tokenizer = load_tokenizer(folder, self.meta)
 
         # statistics of the latents; None for text only
@@ -176,7 +177,8 @@ class PackedDataset:
 
         # the shards; row first[i] is the first one of shard i
         entry = self.meta['splits'][split]
-        self.shards = [Shard(folder, self.meta, shard) for shard in entry['shards'] if shard['samples']]
+        filled = [shard for shard in entry['shards'] if shard['samples']]
+        self.shards = [Shard(folder, self.meta, shard) for shard in filled]
         self.first = np.cumsum([0] + [len(shard.offsets) - 1 for shard in self.shards])
         if len(self) != entry['samples'] or not len(self):
             raise ValueError(f'{folder}/meta.json: the shards of {split} hold {len(self)} samples, '
@@ -190,23 +192,25 @@ class PackedDataset:
         self.seq_len = self.meta['max_tokens'] + 1 if seq_len is None else seq_len
         self.cropped = longest > self.seq_len
         if not crop and self.seq_len < longest + 1:
-            raise ValueError(f'seq_len {self.seq_len} is too short for {folder}: its longest {split} '
-                             f'text has {longest} tokens and an EOS; use seq_len {longest + 1} or more, '
-                             'or prepare with a smaller max_tokens')
+            raise ValueError(f'seq_len {self.seq_len} is too short for {folder}: its longest '
+                             f'{split} text has {longest} tokens and an EOS; use seq_len '
+                             f'{longest + 1} or more, or prepare with a smaller max_tokens')
 
     def __len__(self):
         return int(self.first[-1])
 
     def check_ids(self, tokens):
         if len(tokens) and tokens.max() >= self.tokenizer.vocab_size:
-            raise ValueError(f'{self.folder}: token id {tokens.max()} in {self.split}, expected ids '
-                             f'below vocab_size {self.tokenizer.vocab_size}; run prepare.py again')
+            raise ValueError(f'{self.folder}: token id {tokens.max()} in {self.split}, expected '
+                             f'ids below vocab_size {self.tokenizer.vocab_size}; '
+                             'run prepare.py again')
 
     def by_shard(self, indices):
-        """ For each shard that `indices` touch: (shard, positions in `indices`, rows in the shard). """
+        """ (shard, positions in `indices`, rows in the shard) for each shard that they touch. """
         indices = np.asarray(indices, dtype=np.int64)
         if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
-            raise IndexError(f'row {indices.min()} or {indices.max()} is outside 0..{len(self) - 1}')
+            raise IndexError(f'row {indices.min()} or {indices.max()} is outside '
+                             f'0..{len(self) - 1}')
         owner = np.searchsorted(self.first, indices, side='right') - 1
         for i in np.unique(owner):
             positions = np.flatnonzero(owner == i)
@@ -215,8 +219,8 @@ class PackedDataset:
     def rows(self, indices, crop_at=None, length=None):
         """
         tokens (B, L) int64, and latents (B, N, D) float32, standardised (None for text only).
-        crop_at (B,) in [0, 1): where the L tokens begin that are shown of a longer text, between the
-            first possible place and the last; None: at the first.
+        crop_at (B,) in [0, 1): of a text longer than L, where its L tokens begin, between the first
+            possible place and the last; None: at the first.
         length: L, if it is less than seq_len.
         """
         L = length or self.seq_len
@@ -231,7 +235,7 @@ class PackedDataset:
                 begin = begin + shift.astype(np.int64)
                 n_tokens = n_tokens - n_hidden                           # L at most
 
-            # beyond its n_tokens, a row of `text` holds tokens of other texts: EOS and PAD cover them
+            # after its n_tokens a row of `text` has tokens of other texts: EOS and PAD cover them
             text = shard.tokens[np.minimum(begin + column, len(shard.tokens) - 1)]   # (b, L)
             ends = np.where(column == n_tokens, self.tokenizer.eos, self.tokenizer.pad)
             tokens[positions] = np.where(column < n_tokens, text, ends)
@@ -250,8 +254,8 @@ class PackedDataset:
         return torch.from_numpy(latents)
 
     def ids(self, indices):
-        """ (B, 2) int64: the number of a sample's document in its split, and the number of the chunk in
-        its document. """
+        """ (B, 2) int64: the number of a sample's document in its split, and the number of the
+        chunk in its document. """
         ids = np.empty((len(indices), 2), np.int64)
         for shard, positions, rows in self.by_shard(indices):
             path = check_file(self.folder, f'{shard.name}.ids.npy', shard.files, digest=False)
@@ -260,7 +264,7 @@ class PackedDataset:
         return ids
 
     def counts(self):
-        """ How often each id occurs in the split, (V,) int64: one EOS after every text, PAD never. """
+        """ How often each id occurs in the split, (V,) int64: an EOS after every text, no PAD. """
         counts = np.zeros(self.tokenizer.vocab_size, np.int64)
         for shard in self.shards:
             for i in range(0, len(shard.tokens), 2 ** 24):
@@ -279,7 +283,7 @@ class PackedDataset:
 # -----------------------------------------------------------------------------
 # The order of rows, a pure function of (seed, epoch)
 
-@lru_cache(maxsize=2)                                                    # a batch may span two epochs
+@lru_cache(maxsize=2)                                                  # a batch may span two epochs
 def epoch_permutation(n, seed, epoch):
     return np.random.Generator(philox(seed, epoch, 'row order')).permutation(n)
 

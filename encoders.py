@@ -5,17 +5,17 @@ Encoders, from text to latents: one table, one function.
     latents = encoder(['A dog runs on the beach.'])    # (n, N, D) float32 on the CPU
     encoder.record                                     # all one must know to embed another text so
 
-    mean  (h * m[..., None]).sum(1) / m.sum(1)         m (B, L) is the attention mask: padding never counts
+    mean  (h * m[..., None]).sum(1) / m.sum(1)         m (B, L): the attention mask, 0 for padding
     last  h[last real token]
     cls   h[first real token]
 
-An encoder is a model of plain `transformers`, from a local folder or the hub. A wrong embedding looks
-like a right one, so there is no fallback. Missing or unexpected weights, an unknown pooling or a
-changed folder stop with a ValueError. Only safetensors are read, and no remote code runs.
+An encoder is a model of plain `transformers`, from a local folder or the hub. A wrong embedding
+looks like a right one, so there is no fallback. Missing or unexpected weights, an unknown pooling
+or a changed folder stop with a ValueError. Only safetensors are read, and no remote code runs.
 An encoder without a model is corpora/lsa.py: prepare.py fits it on the training texts.
 
 To add an encoder, add a row to TABLE.
-Letters: B batch, L tokens, n texts, N latent vectors (1 for sentence embeddings), D latent dimensions.
+Letters: B batch, L tokens, n texts, N latent vectors (1 of a sentence), D latent dimensions.
 """
 import glob
 import hashlib
@@ -31,9 +31,11 @@ from runs import rules
 from runs.files import check_fields, sha256
 from runs.files import read_json as read_json_file
 
-# revision: the hub's commit; None: the newest, since we know no pin. The commit that is found goes into
-# the dataset's record, so from there on it is pinned.
-# normalize: L2. dimension: the model's own. max_length: of tokens, prefix and special ones included.
+# revision    the hub's commit; None: the newest. The commit that is found goes into the dataset's
+#             record, so from there on it is pinned
+# normalize   L2
+# dimension   the model's own
+# max_length  tokens, prefix and special ones included
 TABLE = dict(
     minilm=dict(
         id='sentence-transformers/all-MiniLM-L6-v2',
@@ -112,8 +114,8 @@ def pool(h, m, pooling):
 
 
 class Encoder:
-    """ Called on a list of texts: (n, 1, D) float32. `truncated` counts the texts that were longer than
-    max_length. """
+    """ Called on a list of texts: (n, 1, D) float32. `truncated` counts the texts that were longer
+    than max_length. """
 
     def __init__(self, model, tokenizer, record, device='cpu', batch_size=64):
         self.model = model.eval().to(device)
@@ -125,7 +127,7 @@ class Encoder:
 
     @torch.inference_mode()
     def __call__(self, texts, progress=no_progress, window=2**14):
-        """ progress(n) is called after every n texts. window: how many texts are tokenized at once. """
+        """ Calls progress(n) after every n texts. window: how many texts are tokenized at once. """
         check_texts(texts)
         if len(texts) == 0:
             return torch.empty(0, 1, self.record['dimension'])
@@ -133,8 +135,8 @@ class Encoder:
         return torch.cat(parts)[:, None]
 
     def embed(self, texts, progress):
-        """ Texts of similar length share a batch, and each batch is padded to its own longest text. The
-        result is in the order of `texts`. """
+        """ Texts of similar length share a batch, and each batch is padded to its own longest text.
+        The result is in the order of `texts`. """
         record = self.record
         most = record['max_length']
         prefixed = [record['prefix'] + text for text in texts]
@@ -151,7 +153,8 @@ class Encoder:
         out = torch.empty(len(texts), record['dimension'])
         for i in range(0, len(order), self.batch_size):
             rows = order[i:i + self.batch_size]
-            batch = self.tokenizer.pad({'input_ids': [ids[row] for row in rows]}, return_tensors='pt')
+            batch_ids = [ids[row] for row in rows]
+            batch = self.tokenizer.pad({'input_ids': batch_ids}, return_tensors='pt')
             batch = batch.to(self.device)
             mask = batch['attention_mask']                                         # (b, l)
             h = self.model(input_ids=batch['input_ids'], attention_mask=mask).last_hidden_state
@@ -187,8 +190,8 @@ HUB_TIMEOUT = 5.0                                  # seconds
 @lru_cache
 def reach_hub():
     """ Asks the hub once whether it is there: '', or why not. Without an answer its libraries work
-    offline from then on, from what they have stored. Else they would try each file for half a minute,
-    and print two lines a try. """
+    offline from then on, from what they have stored. Else they would try each file for half a
+    minute, and print two lines a try. """
     from huggingface_hub import constants
     from huggingface_hub.utils import get_session, logging
     logging.set_verbosity_error()
@@ -212,8 +215,8 @@ def fetch(hub_id, revision, kind='encoder',
     trouble = reach_hub()
     try:
         folder = snapshot_download(
-            hub_id, revision=revision, allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model'],
-            ignore_patterns=['onnx/*', 'openvino/*'])
+            hub_id, revision=revision, ignore_patterns=['onnx/*', 'openvino/*'],
+            allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model'])
     except Exception as error:                     # a dozen kinds, and each means: not there
         raise ValueError(f'{kind} {hub_id}: no such folder, and the hub did not give it '
                          f'({trouble or type(error).__name__}); {instead}') from None
@@ -244,7 +247,8 @@ def folder_settings(folder):
     if flags:
         pooling_of = dict(pooling_mode_mean_tokens='mean', pooling_mode_cls_token='cls',
                           pooling_mode_lasttoken='last')
-        on = [key for key, value in flags.items() if key.startswith('pooling_mode') and value is True]
+        modes = [key for key in flags if key.startswith('pooling_mode')]
+        on = [key for key in modes if flags[key] is True]
         if len(on) != 1 or on[0] not in pooling_of:
             raise ValueError(f'{folder}/1_Pooling/config.json: found {on}, '
                              f'expected one of {list(pooling_of)}; choose with --pooling=')
@@ -284,9 +288,9 @@ def load_encoder(name, device='cpu', pooling=None, normalize=None, prefix=None, 
                  max_length=None, dtype='float32', language=None, batch_size=64, folder=None):
     """ An Encoder from a name in TABLE, a hub id, a folder, or the record of a dataset.
 
-    None means the encoder's own setting. A `dimension` below the model's own is a Matryoshka cut: first
-    the cut, then the normalisation. `folder`: where the model of a record lies now (lsa: the dataset
-    folder with encoder.npz). Raises ValueError.
+    None means the encoder's own setting. A `dimension` below the model's own is a Matryoshka cut:
+    first the cut, then the normalisation. `folder`: where the model of a record lies now (lsa: the
+    dataset folder with encoder.npz). Raises ValueError.
     """
     # what is known of it before we see its folder
     settings = dict(prefix='', language=None)
@@ -320,8 +324,8 @@ def load_encoder(name, device='cpu', pooling=None, normalize=None, prefix=None, 
         raise ValueError(f'encoder {where}: revision {found_revision}, expected {revision}; '
                          'these are not the weights the data was made with')
     if settings.get('pooling') not in POOLINGS:
-        raise ValueError(f'encoder {where}: pooling {settings.get("pooling")!r} is not known for it; '
-                         f'choose --pooling={"|".join(POOLINGS)}')
+        raise ValueError(f'encoder {where}: pooling {settings.get("pooling")!r} is not known for '
+                         f'it; choose --pooling={"|".join(POOLINGS)}')
 
     # the model and its tokenizer
     from transformers import AutoTokenizer
@@ -329,17 +333,21 @@ def load_encoder(name, device='cpu', pooling=None, normalize=None, prefix=None, 
         model = load_model(where, dtype)
         options = dict(src_lang=settings['language']) if settings['language'] else {}
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
-    except Exception as error:                     # transformers raises anything; its first line says why
+    except Exception as error:                     # of any kind; its first line says why
         reason = str(error).strip().splitlines()[0]
-        raise ValueError(f'encoder {where} cannot be used: {type(error).__name__}: {reason}') from None
-    tokenizer.padding_side = 'right'               # right for every pooling, also for absolute positions
+        raise ValueError(f'encoder {where} cannot be used: '
+                         f'{type(error).__name__}: {reason}') from None
+
+    # padding on the right suits every pooling, and absolute positions too
+    tokenizer.padding_side = 'right'
     tokenizer.truncation_side = 'right'
 
     # its limits
     model_dimension = model.config.hidden_size
     dimension = settings.get('dimension') or model_dimension
     if dimension > model_dimension:
-        raise ValueError(f'encoder {where}: dimension {dimension} is more than its {model_dimension}')
+        raise ValueError(f'encoder {where}: dimension {dimension} is more than its '
+                         f'{model_dimension}')
     n_positions = getattr(model.config, 'max_position_embeddings', 512)
     longest = min(tokenizer.model_max_length, n_positions, 8192)
 

@@ -6,18 +6,18 @@ Corpora -> packed dataset: read, split, tokenize, chunk, embed, write.
     python prepare.py --input=a.jsonl,b.csv.gz,folder --field=text --split_on=paragraph
     torchrun --standalone --nproc_per_node=8 prepare.py --hub_dataset=openwebtext --encoder=e5
     python prepare.py --inspect=data/captions                # verify its files, and sum it up
-    python prepare.py --export_dir=OLD --out=data/captions   # a file per text, as earlier systems had
+    python prepare.py --export_dir=OLD --out=data/captions   # a file per text: the earlier layout
 
-Documents. A document is a line, a paragraph, a file, a record or a sequence (corpora/sources.py). Its
-hash decides whether it is train or val, before it is cut, so no document is in both. A document of
-more than max_tokens becomes several samples, and nothing is lost. The encoder embeds exactly the text
-that the tokens decode to. If latents are given, a document is one sample, and one that is too long is
-dropped. Every document that is read is written or is a counted drop.
+Documents. A document is a line, a paragraph, a file, a record or a sequence (corpora/sources.py).
+Its hash decides whether it is train or val, before it is cut, so no document is in both. A document
+of more than max_tokens becomes several samples, and nothing is lost. The encoder embeds exactly the
+text that the tokens decode to. If latents are given, a document is one sample, and one that is too
+long is dropped. Every document that is read is written or is a counted drop.
 
-Shards. The bytes of a shard depend on its documents and the knobs, never on who wrote it or when. The
-ranks take shards in turn. A file appears by rename when it is whole, and meta.json comes last. After a
-kill or with a damaged file, run the same command again, with any number of processes: only what is
-missing or broken is written again.
+Shards. The bytes of a shard depend on its documents and the knobs, never on who wrote it or when.
+The ranks take shards in turn. A file appears by rename when it is whole, and meta.json comes last.
+After a kill or with a damaged file, run the same command again, with any number of processes: only
+what is missing or broken is written again.
 """
 import fcntl
 import glob
@@ -32,7 +32,7 @@ from collections import Counter
 from dataclasses import fields, replace
 from datetime import timedelta
 
-# before torch reads it: a waiting thread sleeps; spinning would take the core of the thread it waits for
+# before torch reads it: a waiting thread sleeps, so it leaves its core to the thread that works
 os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
 
 import numpy as np
@@ -58,61 +58,61 @@ from runs.distributed import all_gather_object, on_rank0, rank, world
 from runs.manifest import FORMAT
 
 # ---- what is read, details in corpora/sources.py
-input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .csv, .tsv, .parquet,
-                             # .fasta; each may be .gz; builtin: the interpreter's own documentation;
-                             # digits: scikit-learn's
+input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .csv, .tsv,
+                             # .parquet, .fasta; each may be .gz; builtin: the interpreter's own
+                             # documentation; digits: scikit-learn's
 val_input = ''               # validation documents of their own; then the input is not split
-hub_dataset = ''             # instead of input: openwebtext | wikitext-103 | lm1b | fineweb-edu | a hub id
+hub_dataset = ''      # instead of input: openwebtext | wikitext-103 | lm1b | fineweb-edu | a hub id
 hub_revision = ''            # a commit; '': the newest, which is then written down
-import_dir = ''              # instead of input: a folder of texts/, latents/, train_data.json; nothing is
-                             # embedded again
-latents_from = ''            # latents of the input's documents: .npy files or folders of them, a row a
-                             # document
-image_size = 0               # [0, 4096]; pixels a side, where input is digits or a folder of images with
-                             # metadata.csv; the latents are its patches
+import_dir = ''              # instead of input: a folder of texts/, latents/, train_data.json;
+                             # nothing is embedded again
+latents_from = ''            # latents of the input's documents: .npy files or folders of them, a
+                             # row a document
+image_size = 0               # [0, 4096]; pixels a side, where input is digits or a folder of images
+                             # with metadata.csv; the latents are its patches
 patch = 8                    # [1, 4096]: pixels a side of a patch
 channels = 3                 # 1 | 3; 1 is grey
 split_on = 'line'            # line | paragraph | file: what a document is in a text file
-encoding = 'utf-8'           # of text files: any of Python's codecs, such as latin-1, cp1252, utf-16
-invalid_bytes = 'stop'       # stop | replace: for bytes that are not of the encoding; replaced by U+FFFD,
-                             # they are counted
-field = 'text'               # <a name>: the document's field in .jsonl, column in .csv, .tsv, .parquet,
-                             # hub datasets
+encoding = 'utf-8'          # of text files: any of Python's codecs, such as latin-1, cp1252, utf-16
+invalid_bytes = 'stop'       # stop | replace: for bytes that are not of the encoding; replaced by
+                             # U+FFFD, they are counted
+field = 'text'               # <a name>: the document's field in .jsonl, column in .csv, .tsv,
+                             # .parquet, hub datasets
 min_length = 0               # [0, 1e9]: characters; residues of a protein
 max_length = 0               # [0, 1e9]; 0: any
-document_limit = 64_000_000  # [1, 1e9]: characters; a longer document, line of JSON or row of a table is
-                             # never held in memory: it is dropped and counted
+document_limit = 64_000_000  # [1, 1e9]: characters; a longer document, line of JSON or row of a
+                             # table is never held in memory: it is dropped and counted
 distinct = None              # None | bool: drop what was read before; None: of FASTA only
-homology = 0.0               # [0, 1]; FASTA: clusters of so much sequence identity (over 80 % of their
-                             # length) go to one split; needs mmseqs
-val_fraction = .01           # (0, 1): of the documents, chosen by hash; at least one. An image goes with
-                             # all its captions
+homology = 0.0               # [0, 1]; FASTA: clusters of so much sequence identity (over 80 % of
+                             # their length) go to one split; needs mmseqs
+val_fraction = .01           # (0, 1): of the documents, chosen by hash; at least one. An image goes
+                             # with all its captions
 max_documents = 0            # [0, 1e12]: only the first so many of the input; 0: all
 # ---- what it becomes
-tokenizer = ''               # bpe (fitted here) | byte | esm | a tiktoken name such as r50k_base; '': bpe,
-                             # of FASTA esm
+tokenizer = ''               # bpe (fitted here) | byte | esm | a tiktoken name such as r50k_base;
+                             # '': bpe, of FASTA esm
 vocab_size = 4096            # [258, 2**20]: of bpe, EOS and PAD included
-max_tokens = None            # None | int [8, 65535]; None: what 99.9 % of the texts need, at most 127; with
-                             # given latents what all need. A longer document becomes several samples;
-                             # the model's seq_len is one more (EOS)
-encoder = 'none'             # <a hub id, or a folder>: or none (text only) | lsa (fitted here) | minilm |
-                             # e5 | bge | qwen | sonar | t5 | esm2
+max_tokens = None            # None | int [8, 65535]; None: what 99.9 % of the texts need, at most
+                             # 127; with given latents what all need. A longer document becomes
+                             # several samples; the model's seq_len is one more (EOS)
+encoder = 'none'             # <a hub id, or a folder>: or none (text only) | lsa (fitted here) |
+                             # minilm | e5 | bge | qwen | sonar | t5 | esm2
 encoder_dims = 0             # [0, 65536]; lsa: dimensions (0: 128); others: Matryoshka cut (0: all)
 encoder_dtype = 'float32'    # float32 | bfloat16 | float16, of the encoder's weights
-pooling = None               # None | mean | cls | last | first; None: the encoder's own, as with the next
-                             # three
+pooling = None               # None | mean | cls | last | first; None: the encoder's own, as with
+                             # the next three
 normalize = None             # None | bool: L2
 prefix = None                # None | '' | <a text>: put before every text
 language = None              # None | <a code>; sonar: such as eng_Latn
 embed_batch_size = 64        # [1, 65536]
 device = 'auto'              # auto | cpu | cuda | <cuda:1 or the like>; of the encoder
-threads = 1                  # [1, 1024]: of torch, a process; it changes the last bits of the latents
+threads = 1                # [1, 1024]: of torch, a process; it changes the last bits of the latents
 shard_size = 16384           # [1, 1e9]: documents per shard
 out = ''                     # '': data/<name of input>
 seed = 1337                  # [0, 2**63): of lsa
 # ---- what exists already
 inspect = ''                 # a dataset folder: verify and sum up, make nothing
-export_dir = ''              # write the dataset `out` there in the earlier layout, make nothing else
+export_dir = ''             # write the dataset `out` there in the earlier layout, make nothing else
 
 FIT_DOCUMENTS = 100_000      # tokenizer and lsa are fitted on at most so many documents of train
 MAX_NONFINITE = 1e-3         # share of the samples
@@ -124,14 +124,15 @@ OF_A_DATASET = re.compile(
 # Knobs
 
 def check_knobs():
-    """ (name, folder, train's source, val's or None, record). The record goes into meta.json: all that
-    decides what is in the dataset. Also settles the knobs that are ''. """
+    """ (name, folder, train's source, val's or None, record). The record goes into meta.json: all
+    that decides what is in the dataset. Also settles the knobs that are ''. """
     global tokenizer, hub_revision
     knobs = read_knobs(__file__)[0]
 
     # the source
-    settings = {field.name: globals()[field.name] for field in fields(Source) if field.name in knobs}
-    settings['distinct'] = False
+    names = [field.name for field in fields(Source) if field.name in knobs]
+    settings = {name: globals()[name] for name in names}
+    settings['distinct'] = False                             # settled below
     if (hub_dataset or import_dir) and input == 'builtin':               # the default gives way
         settings['input'] = ''
     source = Source(**settings)
@@ -201,7 +202,7 @@ def make_record(knobs, source):
 
 
 def on_rank_0(function, *args):
-    """ Calls a function on rank 0, and returns its result on every rank. Rank 0 tells of its error. """
+    """ Calls a function on rank 0; every rank gets its result. Rank 0 raises its error. """
     result, error = on_rank0(function, *args)
     if error:
         raise error if rank == 0 else SystemExit(2)
@@ -211,33 +212,36 @@ def on_rank_0(function, *args):
 # Survey and split
 
 def split_hash(doc, clusters):
-    """ The hash that puts a document into train or val: that of its group or else its own text, or that
-    of its cluster's representative. """
+    """ The hash that puts a document into train or val: that of its group or else its own text, or
+    that of its cluster's representative. """
     h = text_hash(doc.group or doc.text)
     return clusters.get(h, h)
 
 
 def survey(source, has_val, clusters):
-    """ One pass over the documents. Returns their counts, the limit below which a hash means validation,
-    how many documents are below it, and a sample of train to fit on.
+    """ One pass over the documents. Returns their counts, the limit below which a hash means
+    validation, how many documents are below it, and a sample of train to fit on.
 
-    The sample is the documents of train with the smallest hashes. So it is uniform, and the same in any
-    order of reading.
+    The sample is the documents of train with the smallest hashes. So it is uniform, and the same in
+    any order of reading.
     """
     counts = Counter()
     limit = 0 if has_val else int(val_fraction * 2**64)
     sample = []                                              # a heap of (-hash, text)
     lowest, highest = 2**64, -1
     n_below = 0
-    rarely = {} if sys.stderr.isatty() else dict(mininterval=60, delay=60)   # a log gets a line a minute
     stream = documents(source, counts, max_documents)
-    for doc in tqdm(stream, 'reading', unit=' documents', **rarely):
+    if sys.stderr.isatty():
+        stream = tqdm(stream, 'reading', unit=' documents')
+    else:                                                    # a log file gets a line a minute
+        stream = tqdm(stream, 'reading', unit=' documents', mininterval=60, delay=60)
+    for doc in stream:
         h = split_hash(doc, clusters)
         lowest = min(lowest, h)
         highest = max(highest, h)
         if h < limit:
             n_below += 1
-        elif len(sample) <= FIT_DOCUMENTS:                   # one more: the first may go to val below
+        elif len(sample) <= FIT_DOCUMENTS:                 # one more: the first may go to val below
             heapq.heappush(sample, (-h, doc.text))
         else:
             heapq.heappushpop(sample, (-h, doc.text))
@@ -251,8 +255,8 @@ def survey(source, has_val, clusters):
         limit = lowest + 1
         n_below = sum(-h < limit for h, _ in sample)
     if limit > highest:
-        raise ValueError(f'{name}: {counts["kept"]} document(s) cannot be split into train and val; '
-                         'give --val_input= or a finer --split_on=')
+        raise ValueError(f'{name}: {counts["kept"]} document(s) cannot be split into train and '
+                         'val; give --val_input= or a finer --split_on=')
     texts = [text for h, text in sorted(sample, reverse=True) if -h >= limit]
     return counts, limit, n_below, texts[:FIT_DOCUMENTS]
 
@@ -286,14 +290,14 @@ def group_shards(stream):
 # Plan
 
 def known_shards(folder, record):
-    """ Writes a note beside each shard that an earlier run has finished. So the shards stay known even
-    if meta.json goes (writing.write_file). Refuses a folder with a dataset of other knobs. """
+    """ Writes a note beside each shard that an earlier run has finished. So the shards stay known
+    even if meta.json goes (writing.write_file). Refuses a folder with a dataset of other knobs. """
     for path in glob.glob(os.path.join(glob.escape(folder), '*.tmp')):
         if OF_A_DATASET.fullmatch(os.path.basename(path)[:-4]):
             os.remove(path)
     try:
         meta = read_meta(folder)
-    except ValueError:                 # none, or a broken one: shards without a note are written again
+    except ValueError:              # none, or a broken one: shards without a note are written again
         return
 
     # the same knobs? If max_tokens was None, the number that it stood for is the same number
@@ -307,7 +311,8 @@ def known_shards(folder, record):
             keep = ''
             if key == 'max_tokens' and found:
                 keep = f'--max_tokens={found} keeps it, or '
-            raise ValueError(f'{folder} holds a dataset with {key} = {found!r}, not {record[key]!r}; '
+            raise ValueError(f'{folder} holds a dataset with {key} = {found!r}, '
+                             f'not {record[key]!r}; '
                              f'{keep}choose another --out= or delete that folder')
 
     for split in meta['splits'].values():
@@ -316,8 +321,8 @@ def known_shards(folder, record):
 
 
 def plan(folder, source, val, record, hold, tok):
-    """ On rank 0 alone: looks at what is there, counts what there is to do, and fits the tokenizer and
-    lsa on it. Returns what every rank needs. """
+    """ On rank 0 alone: looks at what is there, counts what there is to do, and fits the tokenizer
+    and lsa on it. Returns what every rank needs. """
     hold(fcntl.LOCK_EX)
     known_shards(folder, record)
 
@@ -376,8 +381,8 @@ def make_encoder():
 # Write
 
 def write_shards(folder, stream, totals, settings, tok, encode):
-    """ Writes this rank's shards, and keeps the whole ones of an earlier run. Returns {split: its entry
-    for meta.json}, of all ranks. """
+    """ Writes this rank's shards, and keeps the whole ones of an earlier run. Returns {split: its
+    entry for meta.json}, of all ranks. """
     entries = []
     seen = Counter()
     n_done, seconds = 0, 0.0
@@ -433,11 +438,13 @@ def check_nonfinite(entries, at_least=0):
 
 
 def finish(name, folder, record, tok, encode, splits, files, counts):
-    """ On rank 0 alone: writes the statistics of the latents and meta.json, and shows a summary. """
+    """ On rank 0 alone: writes latent statistics and meta.json, and shows a summary. """
     # all latents have one shape, and both splits have samples
     shapes = set()
     for split in splits.values():
-        shapes |= {tuple(shard['latent_shape']) for shard in split['shards'] if shard['latent_shape']}
+        for shard in split['shards']:
+            if shard['latent_shape']:
+                shapes.add(tuple(shard['latent_shape']))
     if len(shapes) > 1:
         raise ValueError(f'latents of several shapes: {sorted(shapes)}')
     for split, entry in splits.items():
@@ -451,9 +458,10 @@ def finish(name, folder, record, tok, encode, splits, files, counts):
         stats = latent_stats(folder, splits['train']['shards'])
         if not LatentStats(**stats).live.any():
             n = splits['train']['samples']
-            raise ValueError(f'train: all {n} latents are the same, no dimension varies, so nothing can '
-                             'be learned from them: check what made them (--encoder, --latents_from), '
-                             'or prepare text only (--encoder=none, no --latents_from)')
+            raise ValueError(f'train: all {n} latents are the same, no dimension varies, so '
+                             'nothing can be learned from them: check what made them '
+                             '(--encoder, --latents_from), or prepare text only '
+                             '(--encoder=none, no --latents_from)')
         path = os.path.join(folder, 'latent_stats.npz')
         files = files | {'latent_stats.npz': write_file(path, as_bytes(np.savez, **stats))}
 

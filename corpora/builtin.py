@@ -1,8 +1,8 @@
 """
 The built-in corpus: English sentences of the interpreter's own documentation.
 
-They come from the docstrings of the standard library and from pydoc_data's topics. The files are read
-by `ast`; no module is imported. So the tour needs no download.
+They come from the docstrings of the standard library and from pydoc_data's topics. The files are
+read by `ast`; no module is imported. So the tour needs no download.
 """
 import ast
 import glob
@@ -13,8 +13,8 @@ import sysconfig
 from functools import lru_cache
 
 # folders and files of the standard library that are left out
-SKIP = re.compile(r'(^|/)(site-packages|dist-packages|test|tests|idlelib|lib2to3|turtledemo|ensurepip'
-                  r'|lib-dynload)/|_sysconfigdata')
+SKIP = re.compile(r'(^|/)(site-packages|dist-packages|test|tests|idlelib|lib2to3|turtledemo'
+                  r'|ensurepip|lib-dynload)/|_sysconfigdata')
 
 # a paragraph of code, doctests, tables or fields
 NO_PROSE = re.compile(r'>>>|::=|\.\. |^\s*[|+*=~^-]{3}|\s{3,}\S+\s{3,}|^\s*:\w+', re.MULTILINE)
@@ -53,7 +53,8 @@ def prose_of(tree, all_strings):
 
 
 def sentences_of(text):
-    """ Whole English sentences of 5 to 40 words: no code, doctests, tables, headings or signatures. """
+    """ Whole English sentences of 5 to 40 words: no code, doctests, tables, headings or signatures.
+    """
     for paragraph in re.split(r'\n\s*\n', inspect.cleandoc(text)):
         if NO_PROSE.search(paragraph):
             continue

@@ -1,7 +1,8 @@
 """
 Datasets of the hub, by name, streamed: nothing is stored but what is read.
 
-To add a name, add a row to HUB: the hub's path, maybe a configuration, and the split for validation.
+To add a name, add a row to HUB: the hub's path, maybe a configuration, and the split for
+validation.
 """
 import os
 
@@ -34,7 +35,7 @@ def read_hub(source):
                 raise ValueError(f'no text in field {source.field!r}, found {list(record)}; '
                                  'choose with --field=')
             yield as_text(record[source.field], source.field, 'a record')
-    except Exception as error:         # a dozen kinds, and each means: not there, or no longer there
+    except Exception as error:        # a dozen kinds, and each means: not there, or no longer there
         message = (str(error).splitlines() or [''])[0][:200]
         reason = f'{type(error).__name__}: {message}'
         if trouble:

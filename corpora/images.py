@@ -3,9 +3,9 @@ Images with captions: pictures become latent vectors, a vector per patch.
 
     image (S, S, C)  ->  latents (N, D)       N = (S / patch)^2 patches row by row, D = patch^2 * C
 
-Pixels lie in [-1, 1]. Two sources: a folder of images with metadata.csv or metadata.jsonl (the hub's
-imagefolder: file_name and a caption), and scikit-learn's handwritten digits.
-Letters: S pixels a side, C channels (1 grey, 3 colour), N patches, D numbers of a patch, n images.
+Pixels lie in [-1, 1]. Two sources: a folder of images with metadata.csv or metadata.jsonl (the
+hub's imagefolder: file_name and a caption), and scikit-learn's handwritten digits. Letters: S
+pixels a side, C channels (1 grey, 3 colour), N patches, D numbers of a patch, n images.
 """
 import math
 import os
@@ -30,8 +30,8 @@ def to_patches(pixels, patch):
 
 
 def to_pixels(patches, patch, channels):
-    """ The way back, for n images: (n, N, D) -> (n, S, S, C) uint8. Numbers outside of [-1, 1] become
-    black or white. """
+    """ The way back, for n images: (n, N, D) -> (n, S, S, C) uint8. Numbers outside of [-1, 1]
+    become black or white. """
     n = len(patches)
     side = math.isqrt(patches.shape[1])
     grid = patches.reshape(n, side, side, patch, patch, channels).transpose(0, 1, 3, 2, 4, 5)
@@ -40,8 +40,8 @@ def to_pixels(patches, patch, channels):
 
 
 def image_patches(path, size, patch, channels):
-    """ The middle square of an image file at size x size pixels, as patches (N, D) float32. To shrink it
-    we average areas: an image that was enlarged by a whole factor comes back as it was. """
+    """ The middle square of an image file at size x size pixels, as patches (N, D) float32. To
+    shrink it we average areas, so an image enlarged by a whole factor comes back as it was. """
     try:
         from PIL import Image, ImageOps
     except ImportError:
@@ -78,7 +78,7 @@ def read_images(source):
                          f'{source.field} in it')
 
     for record, where in records:
-        if record is None:                                               # longer than document_limit
+        if record is None:                       # longer than document_limit
             yield Document(None)
             continue
         file_name = json_text(record, 'file_name', where)
@@ -91,8 +91,8 @@ def read_images(source):
 
 
 def read_digits(source):
-    """ scikit-learn's handwritten digits, 8 x 8 pixels, which are part of its package. Each has four
-    captions: the digit, and how bold its strokes are, in thirds of all images of that digit. """
+    """ scikit-learn's handwritten digits, 8 x 8 pixels, which are part of its package. Each has
+    four captions: the digit, and how bold its strokes are, in thirds of that digit's images. """
     try:
         from sklearn.datasets import load_digits
     except ImportError:

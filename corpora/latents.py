@@ -99,7 +99,7 @@ def given_latents(docs):
     """ The latents that the documents bring along, (n, N, D) float16, or None. """
     if docs[0].latent is None:
         return None
-    with np.errstate(over='ignore'):                         # too large becomes inf, which is counted
+    with np.errstate(over='ignore'):                       # too large becomes inf, which is counted
         latents = [doc.latent().astype(np.float16) for doc in docs]
     for doc, latent in zip(docs, latents):
         if latent.shape != latents[0].shape:
@@ -124,6 +124,6 @@ def check_given(stream, encoder, name):
     cosine = torch.nn.functional.cosine_similarity(own - own.mean(0), given - given.mean(0))
     cosine = cosine.mean().item()
     if not cosine >= .95:
-        raise ValueError(f'the latents given are not those of encoder {name}: over {len(docs)} texts '
-                         f'their mean centred cosine with its own is {cosine:.3f}; name their encoder, '
-                         'with its --prefix and --pooling, or --encoder=none')
+        raise ValueError(f'the latents given are not those of encoder {name}: over {len(docs)} '
+                         f'texts their mean centred cosine with its own is {cosine:.3f}; '
+                         'name their encoder, with its --prefix and --pooling, or --encoder=none')

@@ -8,7 +8,7 @@ Datasets as folders: a look at a packed one, and the layout of earlier systems, 
 
 The earlier layout has a file per text and a file per latent:
     train_data.json, validation_data.json      lists of {text, text_path, latent_path}
-    texts/<split>/*.txt                        UTF-8; where there is one, it counts, not the list's text
+    texts/<split>/*.txt                        UTF-8; such a file counts more than the list's text
     latents/<split>/*.npy                      (N, D) or (D,), floats
 """
 import itertools
@@ -34,8 +34,8 @@ SUMMED = {key: COUNT for key in ('documents', 'tokens', 'bytes', 'truncated')}
 # A look at a packed dataset
 
 def verify(folder):
-    """ Compares every file of a dataset with its digest in meta.json. ValueError names the first one
-    that differs. """
+    """ Compares every file of a dataset with its digest in meta.json. ValueError names the first
+    one that differs. """
     meta = read_meta(folder)
     files = dict(meta['files'])
     for split in meta['splits'].values():
@@ -128,16 +128,18 @@ def show_lengths(train):
     padding = 1 - (lengths.mean() + 1) / (max_tokens + 1)
     enough = covering(lengths)
     if padding > .5 and enough < max_tokens:
-        line('warning', f'{padding:.0%} of a batch would be PAD: {max_tokens + 1} tokens a row, where '
-                        f'the mean text has {lengths.mean():.0f} and 99.9 % fit into '
+        line('warning', f'{padding:.0%} of a batch would be PAD: {max_tokens + 1} tokens a row, '
+                        f'where the mean text has {lengths.mean():.0f} and 99.9 % fit into '
                         f'--max_tokens={enough}; or train with a lower --seq_len')
 
 
 def show_duplicates(train, val):
     t = sample_hashes(train)
     v = sample_hashes(val)
-    line('duplicates', f'{len(t) - len(np.unique(t)):,} in train, {len(v) - len(np.unique(v)):,} in val, '
-                       f'{np.isin(v, t).sum():,} of val in train')
+    in_train = len(t) - len(np.unique(t))
+    in_val = len(v) - len(np.unique(v))
+    in_both = np.isin(v, t).sum()
+    line('duplicates', f'{in_train:,} in train, {in_val:,} in val, {in_both:,} of val in train')
 
 
 def show_latents(train, val):
@@ -207,8 +209,8 @@ def read_earlier(source):
 
 
 def export(folder, target):
-    """ Writes a dataset in the earlier layout: texts/<split>/*.txt, latents/<split>/*.npy (N, D) float32,
-    and <split>_data.json. """
+    """ Writes a dataset in the earlier layout: texts/<split>/*.txt, latents/<split>/*.npy (N, D)
+    float32, and <split>_data.json. """
     if os.path.exists(target) and (not os.path.isdir(target) or os.listdir(target)):
         raise ValueError(f'export_dir={target} is not an empty folder: name another')
     for split, name in (('train', 'train'), ('val', 'validation')):

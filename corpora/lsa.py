@@ -6,8 +6,8 @@ LSA, an encoder for machines without any model: TF-IDF weights, projected by a t
 
     weight[word] = (1 + log count[word]) * idf[word]       of a text, then divided by its L2 norm
     idf[word]    = 1 + log((1 + n) / (1 + df[word]))       df: how many of the n texts have the word
-    z            = L2(weight P)                            P (W, D): the leading right singular vectors
-                                                           of the weights (n, W) of the training texts
+    z            = L2(weight P)                            P (W, D): the leading right singular
+                                                           vectors of the training texts' weights
 
 prepare.py fits it on the training texts and stores it with the dataset, as encoder.npz.
 Letters: n texts, W words, D latent dimensions.
@@ -57,7 +57,7 @@ def tfidf(texts, row, idf):
 
 
 class LSA:
-    """ Called on a list of texts: (n, 1, D) float32. A text without a known word is the zero vector. """
+    """ Called on a list of texts: (n, 1, D) float32. A text without a known word gives zeros. """
 
     def __init__(self, words, idf, projection, record):
         self.words = words
@@ -86,7 +86,7 @@ class LSA:
 
 
 def fit_lsa(texts, dims, seed=0, max_words=20_000):
-    """ Fits it on a list of texts. The same texts, dims, seed and number of threads give the same bits. """
+    """ Fitted on a list of texts. The same texts, dims, seed and threads give the same bits. """
     # the vocabulary: words of at least two texts, those of most texts first
     df = {}
     for text in texts:
@@ -129,7 +129,8 @@ def load_lsa(folder, record):
     """ The LSA that is stored with a dataset or a run, as its record in meta.json describes it. """
     path = os.path.join(folder or '', 'encoder.npz')
     if not os.path.isfile(path):
-        raise ValueError(f'{path}: missing; lsa is fitted by prepare.py and lies in the dataset folder')
+        raise ValueError(f'{path}: missing; lsa is fitted by prepare.py and lies in the dataset '
+                         'folder')
     arrays = read_arrays(path, {'words': ('uint8', (None,)), 'idf': ('float32', (None,)),
                                 'projection': ('float32', (None, record['dimension']))})
     words = arrays['words'].tobytes().decode(errors='replace').split('\n')
@@ -137,8 +138,8 @@ def load_lsa(folder, record):
     projection = torch.from_numpy(arrays['projection'])
 
     if not len(words) == len(idf) == len(projection):
-        raise ValueError(f'{path}: {len(words)} words, {len(idf)} weights and {len(projection)} rows, '
-                         'expected as many of each')
+        raise ValueError(f'{path}: {len(words)} words, {len(idf)} weights and '
+                         f'{len(projection)} rows, expected as many of each')
     if lsa_hash(words, idf, projection) != record['revision']:
         raise ValueError(f'{path}: revision {lsa_hash(words, idf, projection)}, '
                          f'expected {record["revision"]}; '

@@ -58,8 +58,9 @@ def run_mmseqs(homology, *arguments):
 
 
 def homology_clusters(sequences, homology):
-    """ {name of a sequence: name of its cluster's representative}, of an iterable of (name, sequence);
-    names are whole numbers. A cluster: so much identity over at least 80 % of the lengths. """
+    """ {name of a sequence: name of its cluster's representative}, of an iterable of (name,
+    sequence); names are whole numbers. A cluster: so much identity over at least 80 % of the
+    lengths. """
     with tempfile.TemporaryDirectory() as scratch:
         fasta = os.path.join(scratch, 'all.fasta')
         result = os.path.join(scratch, 'result')

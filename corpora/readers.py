@@ -5,9 +5,9 @@ Readers of files: text, JSON lines, tables and parquet, as streams of texts.
         ...
 
 `source` is a corpora.sources.Source; a reader uses its split_on, encoding, invalid_bytes, field and
-document_limit. All but parquet may be compressed (.gz). A file is read in pieces: of a document longer
-than document_limit no reader holds more than that many characters. What cannot be read is a ValueError
-that names the file and the line.
+document_limit. All but parquet may be compressed (.gz). A file is read in pieces: no reader holds
+more than document_limit characters of a document. What cannot be read is a ValueError that names
+the file and the line.
 
 To add a kind of file, write a generator of texts and name its ending in read_file and in KINDS.
 """
@@ -86,8 +86,8 @@ def check_encoding(encoding):
     try:
         io.TextIOWrapper(io.BytesIO(b'x'), encoding, 'replace').read()
     except (LookupError, ValueError):
-        raise ValueError(f'encoding {encoding!r}: no encoding of texts that Python knows; name one such '
-                         'as utf-8, latin-1, cp1252, utf-16') from None
+        raise ValueError(f'encoding {encoding!r}: no encoding of texts that Python knows; '
+                         'name one such as utf-8, latin-1, cp1252, utf-16') from None
 
 
 @contextmanager
@@ -106,8 +106,8 @@ def open_text(path, source, newline='\n', skip_bom=True):
 
 
 class TextFile:
-    """ A text file, read in pieces of bounded length. A line ends where `newline` said when the file was
-    opened. Other characters of this kind (U+2028, form feed, ...) are text. """
+    """ A text file, read in pieces of bounded length. A line ends where `newline` said when the
+    file was opened. Other characters of this kind (U+2028, form feed, ...) are text. """
 
     def __init__(self, f, path, source):
         self.f = f
@@ -121,7 +121,7 @@ class TextFile:
         self.line += self.is_new_line
         try:
             piece = self.f.readline(most)
-        except UnicodeError as error:  # most invalid bytes come here as lone surrogates: check_bytes
+        except UnicodeError as error:  # rare: most invalid bytes become lone surrogates
             raise ValueError(f'{self.path}, at line {self.line} or soon after: {error}; '
                              'name the encoding with --encoding=') from None
         self.is_new_line = piece.endswith(('\n', '\r'))
@@ -134,8 +134,8 @@ class TextFile:
         if found:
             byte = ord(found[0]) - 0xDC00
             raise ValueError(f'{self.path}, line {self.line}: byte 0x{byte:02X} is no '
-                             f'{self.source.encoding}; name the encoding, such as --encoding=latin-1, '
-                             'or count and replace: --invalid_bytes=replace')
+                             f'{self.source.encoding}; name the encoding, such as '
+                             '--encoding=latin-1, or count and replace: --invalid_bytes=replace')
 
     def lines(self):
         """ (line, is_whole). Of a line longer than document_limit it gives only the beginning. """
@@ -202,7 +202,7 @@ def json_text(record, field, where):
 
 
 def distinct_names(pairs):
-    """ An object of JSON. Two fields of one name are an error: no one could tell which one counts. """
+    """ An object of JSON. Two fields of one name are an error: which one would count? """
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -220,8 +220,8 @@ def read_json(text, where):
 
 
 def read_records(path, source):
-    """ (record, where) of each line of a .jsonl file that is not blank; record None: the line is longer
-    than document_limit. """
+    """ (record, where) of each line of a .jsonl file that is not blank; record None: the line is
+    longer than document_limit. """
     with open_text(path, source) as f:
         for line, is_whole in f.lines():
             where = f'{path}, line {f.line}'
@@ -246,8 +246,8 @@ def read_json_lines(path, source):
 
 class TableLines:
     """ The lines of a table, for the csv module. A row may have several lines. Of a row longer than
-    document_limit, csv gets only what decides where the row ends: quotes that have no partner, and the
-    characters beside a quote or an end of a line. """
+    document_limit, csv gets only what decides where the row ends: quotes that have no partner, and
+    the characters beside a quote or an end of a line. """
 
     DECIDES = re.compile(r'''^[^"\r\n]|[^"\r\n]?"[^"\r\n]?|[^"\r\n]$''')
 
@@ -293,8 +293,8 @@ class TableLines:
 
 
 def read_table(path, source, *columns):
-    """ (row, where) of a .csv or .tsv file, which must have these columns. A row is a dict; None: it is
-    longer than document_limit. In a .tsv file a quote is a character like any other. """
+    """ (row, where) of a .csv or .tsv file, which must have these columns. A row is a dict; None:
+    it is longer than document_limit. In a .tsv file a quote is a character like any other. """
     csv.field_size_limit(2**31 - 1)
     if kind_of(path) == '.tsv':
         dialect = dict(delimiter='\t', quoting=csv.QUOTE_NONE)
@@ -360,7 +360,8 @@ def check_parquet_column(path, schema, field):
         check_columns(path, schema.names, [field])
     types = {column.name: str(column.type) for column in schema}
     if types.get(field) not in ('string', 'large_string'):
-        raise ValueError(f'{path}: no column {field!r} of text, found {types}; choose with --field=')
+        raise ValueError(f'{path}: no column {field!r} of text, found {types}; '
+                         'choose with --field=')
 
 
 def parquet_rows(file, group, field):
@@ -375,8 +376,8 @@ def parquet_rows(file, group, field):
 
 
 def parquet_texts(column, limit):
-    """ The texts of an Arrow array. A text with more bytes than `limit` characters can have is None, and
-    never becomes a str. """
+    """ The texts of an Arrow array. A text with more bytes than `limit` characters can have is
+    None, and never becomes a str. """
     import pyarrow.compute
     longest = pyarrow.compute.max(pyarrow.compute.binary_length(column)).as_py() or 0
     if longest <= 4 * limit:

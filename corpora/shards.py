@@ -1,18 +1,18 @@
 """
 Shards: how texts and their latents are packed, and the files of one shard.
 
-    chunks = Chunker(tokenizer, max_tokens)(ids)                 # a long document becomes several samples
-    entry = write_shard(folder, 'train-00000', first, documents, latents, tokenizer, encoder, max_tokens)
+    chunks = Chunker(tokenizer, max_tokens)(ids)         # a long document becomes several samples
+    entry = write_shard(folder, 'train-00000', ...)      # tokens, latents and what meta.json says
 
 A shard holds samples, one after the other:
     .tokens.bin     (T,) uint16 or uint32, little-endian
     .offsets.npy    (n + 1,) int64: where the tokens of each sample begin
-    .ids.npy        (n, 2) int64: the number of its document in the split, of its chunk in the document
+    .ids.npy        (n, 2) int64: the number of its document in the split, and of its chunk in that
     .latents.npy    (n, N, D) float16, where the dataset has latents
 Its bytes depend on its documents and the knobs, never on who wrote it or when.
 
-Beside a whole shard lies a note, .whole.json, with its entry of meta.json and a key: a digest of all
-that decides its bytes. So a later run knows which shards it need not write again.
+Beside a whole shard lies a note, .whole.json, with its entry of meta.json and a key: a digest of
+all that decides its bytes. So a later run knows which shards it need not write again.
 Letters: T tokens, n samples, N latent vectors, D latent dimensions.
 """
 import hashlib
@@ -32,7 +32,8 @@ from runs.manifest import COUNT, LATENT_SHAPE, SHARD, check_shard, has_fitting_s
 MOST_TOKENS = 127              # max_tokens=None stands for at most this, unless latents are given
 
 # counts of a shard; those of a split are their sums
-SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max_tokens', 'truncated')
+SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max_tokens',
+        'truncated')
 
 # what a note has beside the fields that every reader needs
 NOTE = {key: COUNT for key in SUMS} | dict(key='<a digest>', latent_shape=LATENT_SHAPE)
@@ -45,12 +46,12 @@ def token_dtype(tokenizer):
 # Chunking
 
 class Chunker:
-    """ Cuts the ids of a document into runs of at most max_tokens. The runs join to the document, and
-    each of them is valid text.
+    """ Cuts the ids of a document into runs of at most max_tokens. The runs join to the document,
+    and each of them is valid text.
 
-    A cut lies in the second half of a run: at the end of a sentence if there is one, else before a word.
-    Else it lies between characters, anywhere. If the pieces of a vocabulary hide every boundary between
-    characters, their bytes are spelled one by one.
+    A cut lies in the second half of a run: at the end of a sentence if there is one, else before a
+    word. Else it lies between characters, anywhere. If the pieces of a vocabulary hide every
+    boundary between characters, their bytes are spelled one by one.
     """
 
     def __init__(self, tokenizer, max_tokens):
@@ -98,8 +99,8 @@ class Chunker:
         return None
 
 def covering(lengths, of_1000=999):
-    """ The max_tokens that `of_1000` of 1,000 texts fit into; `lengths` are sorted numbers of tokens.
-    With an EOS it is a multiple of 8. """
+    """ The max_tokens that `of_1000` of 1,000 texts fit into; `lengths` are sorted numbers of
+    tokens. With an EOS it is a multiple of 8. """
     rank = -(-of_1000 * len(lengths) // 1000)                # rounded up
     needed = max(lengths[rank - 1], 8)
     return int(-(-(needed + 1) // 8) * 8 - 1)
@@ -115,8 +116,8 @@ def token_lengths(tokenizer, texts):
 
 
 def fitting_max_tokens(tokenizer, texts, every_document):
-    """ The max_tokens that None stands for. texts: a sample of train. every_document: all documents, if
-    latents are given, since then a longer text is dropped; else None. """
+    """ The max_tokens that None stands for. texts: a sample of train. every_document: all
+    documents, if latents are given, since then a longer text is dropped; else None. """
     if every_document is None:
         lengths = token_lengths(tokenizer, texts)
         n = min(covering(lengths), MOST_TOKENS)
@@ -153,8 +154,8 @@ def latent_stats(folder, entries):
 # A shard
 
 def shard_key(docs, given, settings):
-    """ A digest of all that decides a shard's bytes: its documents, the latents that they bring along
-    (n, N, D) or None, and the settings. """
+    """ A digest of all that decides a shard's bytes: its documents, the latents that they bring
+    along (n, N, D) or None, and the settings. """
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
     for doc in docs:
         data = doc.text.encode()
@@ -166,16 +167,16 @@ def shard_key(docs, given, settings):
 
 
 def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens):
-    """ Tokenizes, chunks and embeds the documents `docs`, and writes the files of the shard. Returns its
-    entry for meta.json. first: the number of the first document in its split. given: their latents
-    (n, N, D), if these exist already. """
+    """ Tokenizes, chunks and embeds the documents `docs`, and writes the files of the shard.
+    Returns its entry for meta.json. first: the number of the first document in its split. given:
+    their latents (n, N, D), if these exist already. """
     # the samples: their tokens, and the numbers of document and chunk
     chunk = Chunker(tokenizer, max_tokens)
     runs, ids = [], []
     n_too_long = 0
     for i, doc_ids in enumerate(tokenizer.encode_batch([doc.text for doc in docs])):
         chunks = list(chunk(doc_ids))
-        if given is not None and len(chunks) > 1:            # one latent cannot belong to several texts
+        if given is not None and len(chunks) > 1:        # one latent cannot belong to several texts
             n_too_long += 1
             continue
         runs += chunks
@@ -257,8 +258,8 @@ def read_entry(folder, name, tokenizer):
 
 
 def written_before(folder, name, key, tokenizer):
-    """ The entry of a shard that an earlier run wrote from the same documents and settings, and whose
-    files are whole; else None. """
+    """ The entry of a shard that an earlier run wrote from the same documents and settings, and
+    whose files are whole; else None. """
     entry = read_entry(folder, name, tokenizer)
     if not entry or entry.get('key') != key:
         return None

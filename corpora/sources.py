@@ -12,7 +12,7 @@ Sources: anything that holds documents, as one stream of them.
     hub_dataset               hub.py: datasets of the hub, by name
     latents_from              latents.py: texts whose latents exist already
     image_size                images.py: images with captions, scikit-learn's digits among them
-    import_dir                layouts.py: the layout of earlier systems, texts/, latents/, train_data.json
+    import_dir                layouts.py: the layout of earlier systems
 
 Every document that is read is kept or is a counted drop: read = kept + drops. A text longer than
 document_limit is never held in memory; it is such a drop.
@@ -23,7 +23,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from corpora.images import image_patches, to_pixels     # not used here: for callers that import them from here
+from corpora.images import image_patches, to_pixels    # for modules that import them from here
 from corpora.latents import check_latent_names, with_latents
 from corpora.proteins import FASTA
 from corpora.readers import KINDS, NOT_TEXT, Document, check_encoding, kind_of, read_file
@@ -37,21 +37,21 @@ DROPS = ('empty', 'too_short', 'too_long', 'over_document_limit', 'duplicate')
 class Source:
     """ Everything that decides which documents there are. """
     input: str = ''                    # files, folders, globs, comma-separated; 'builtin': the
-                                       # interpreter's own documentation; 'digits': scikit-learn's 1,797
-                                       # images of 8 x 8 pixels, with image_size=8, channels=1
+                                       # interpreter's own documentation; 'digits': scikit-learn's
+                                       # 1,797 images of 8 x 8 pixels, with image_size=8, channels=1
     split_on: str = 'line'             # line | paragraph | file: what a document is in a text file
     encoding: str = 'utf-8'            # of text files: any of Python's codecs
-    invalid_bytes: str = 'stop'        # stop | replace: bytes that are not of the encoding; replaced by
-                                       # U+FFFD, and counted
-    field: str = 'text'                # of .jsonl, columns of .csv, .tsv, .parquet and of a hub dataset
+    invalid_bytes: str = 'stop'        # stop | replace: bytes that are not of the encoding;
+                                       # replaced by U+FFFD, and counted
+    field: str = 'text'                # of .jsonl, hub datasets; column of .csv, .tsv, .parquet
     hub_dataset: str = ''              # instead of input: a name in HUB, or a hub id
     hub_split: str = 'train'
     hub_revision: str = ''             # a commit
     import_dir: str = ''               # instead of input: a folder in the earlier layout
     import_split: str = 'train'        # train | validation
     latents_from: str = ''             # .npy files, or folders of them: row i belongs to document i
-    image_size: int = 0                # pixels a side; not 0: input is digits, or a folder of images
-                                       # with metadata.csv or metadata.jsonl
+    image_size: int = 0                # pixels a side; not 0: input is digits, or a folder of
+                                       # images with metadata.csv or metadata.jsonl
     patch: int = 8                     # pixels a side of a patch; each is one latent vector
     channels: int = 3                  # 1: grey
     min_length: int = 0                # characters (residues)
@@ -65,9 +65,11 @@ class Source:
         if len(origins) != 1:
             raise ValueError('documents come from one of input, hub_dataset, import_dir; '
                              f'given: {" and ".join(origins) or "none"}')
-        latents = [name for name in ('import_dir', 'latents_from', 'image_size') if getattr(self, name)]
+        knobs = ('import_dir', 'latents_from', 'image_size')
+        latents = [name for name in knobs if getattr(self, name)]
         if len(latents) > 1:
-            raise ValueError(f'{" and ".join(latents)} each say where latents come from: choose one')
+            raise ValueError(f'{" and ".join(latents)} each say where latents come from: '
+                             'choose one')
 
         # images
         if self.input == 'digits' and (self.image_size, self.channels) != (8, 1):
@@ -81,14 +83,15 @@ class Source:
         if self.split_on not in SPLIT_ON:
             raise ValueError(f'split_on {self.split_on!r}: one of {", ".join(SPLIT_ON)}')
         if self.invalid_bytes not in INVALID_BYTES:
-            raise ValueError(f'invalid_bytes {self.invalid_bytes!r}: one of {", ".join(INVALID_BYTES)}')
+            raise ValueError(f'invalid_bytes {self.invalid_bytes!r}: '
+                             f'one of {", ".join(INVALID_BYTES)}')
         check_encoding(self.encoding)
         check_latent_names(self.latents_from)
 
         is_multiple = self.patch >= 1 and self.image_size >= 0 and self.image_size % self.patch == 0
         if not is_multiple or self.channels not in (1, 3):
-            raise ValueError(f'image_size {self.image_size} must be a multiple of patch {self.patch}, '
-                             f'and channels {self.channels} 1 or 3')
+            raise ValueError(f'image_size {self.image_size} must be a multiple of patch '
+                             f'{self.patch}, and channels {self.channels} 1 or 3')
 
     @property
     def has_latents(self):
@@ -112,8 +115,8 @@ class Source:
 
 
 def list_files(spec):
-    """ [(name, path)] of a comma-separated list. Inside a folder they are sorted by name, so the order
-    in which the disk lists them does not matter. """
+    """ [(name, path)] of a comma-separated list. Inside a folder they are sorted by name, so the
+    order in which the disk lists them does not matter. """
     files = []
     for part in spec.split(','):
         part = part.strip()
@@ -184,8 +187,8 @@ def why_drop(text, source):
 
 
 def documents(source, counts, limit=0):
-    """ The documents of a source, stripped and valid; limit: at most so many. `counts` gets read, kept
-    and each reason for a drop: read = kept + drops. """
+    """ The documents of a source, stripped and valid; limit: at most so many. `counts` gets read,
+    kept and each reason for a drop: read = kept + drops. """
     seen = set()
     for text, latent, group in read(source, counts):
         counts['read'] += 1

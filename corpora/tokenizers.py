@@ -21,8 +21,8 @@ class Tokenizer:
     """ encode(text) -> ids, decode(ids) -> text, and decode(encode(text)) == text. """
 
     def __init__(self, kind, encode_batch, pieces, eos=None):
-        """ pieces: the bytes of each id. eos: its id, if it is one of them; else it follows them. """
-        self.kind = kind                         # bpe, byte, esm, or the name of a tiktoken encoding
+        """ pieces: the bytes of each id. eos: its id, if it is among them; else it follows. """
+        self.kind = kind                         # bpe, byte, esm, or the name in tiktoken
         self.encode_batch = encode_batch         # list[str] -> list[list[int]]
         if eos is None:
             self.eos = len(pieces)
@@ -40,7 +40,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def decode(self, ids):
-        """ Stops at the first EOS, skips PAD, writes MASK as [MASK]. Invalid UTF-8 becomes U+FFFD. """
+        """ Stops at the first EOS, skips PAD, writes [MASK]. Invalid UTF-8 becomes U+FFFD. """
         ids = ids.tolist() if hasattr(ids, 'tolist') else list(ids)
         if self.eos in ids:
             ids = ids[:ids.index(self.eos)]
@@ -70,7 +70,7 @@ def byte_tokenizer():
 
 
 def esm_tokenizer():
-    """ One letter per residue, in ESM's alphabet. The special tokens are ours: EOS, PAD and MASK. """
+    """ One letter per residue, in ESM's alphabet. EOS, PAD and MASK are ours, not ESM's. """
     letters = RESIDUES.encode()
     id_of_byte = np.full(256, -1, np.int64)
     id_of_byte[list(letters)] = np.arange(len(letters))
@@ -90,8 +90,8 @@ def esm_tokenizer():
 # Byte-level BPE, fitted by prepare.py
 
 def bytes_of_characters():
-    """ {character: byte} of GPT-2's alphabet. A printable byte stands for itself; the others are the
-    characters from 256 on. """
+    """ {character: byte} of GPT-2's alphabet. A printable byte stands for itself; the others are
+    the characters from 256 on. """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in printable]

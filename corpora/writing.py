@@ -1,8 +1,8 @@
 """
 Files that are written whole or not at all, and errors that name the path.
 
-A file appears by rename when it is complete. So whoever reads a dataset never sees half a file, and a
-run after a kill can trust what it finds.
+A file appears by rename when it is complete. So whoever reads a dataset never sees half a file, and
+a run after a kill can trust what it finds.
 """
 import errno
 import fcntl
@@ -19,8 +19,8 @@ from runs.files import sha256
 
 @contextmanager
 def names_path(path, size=0):
-    """ Inside, a write that fails is an OSError that names the path. On a full disk it says how many
-    bytes are needed (`size`) and how many are free. """
+    """ Inside, a write that fails is an OSError that names the path. On a full disk it says how
+    many bytes are needed (`size`) and how many are free. """
     try:
         yield
     except OSError as error:
@@ -80,20 +80,20 @@ def as_json(value):
 
 @contextmanager
 def in_use(folder):
-    """ Inside, no other prepare.py writes to the folder, not even one that a killed run left behind.
-    Rank 0 holds fcntl.LOCK_EX until all ranks hold fcntl.LOCK_SH. The lock leaves no file, and it ends
-    with its process. """
+    """ Inside, no other prepare.py writes to the folder, not even one that a killed run left
+    behind. Rank 0 holds fcntl.LOCK_EX until all ranks hold fcntl.LOCK_SH. The lock leaves no file,
+    and it ends with its process. """
     handle = os.open(folder, os.O_RDONLY)
 
     def hold(kind):
         try:
             fcntl.flock(handle, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(f'{folder} is in use by another prepare.py: wait for it, end it, or choose '
-                             'another --out=') from None
+            raise ValueError(f'{folder} is in use by another prepare.py: wait for it, end it, '
+                             'or choose another --out=') from None
         except OSError as error:
-            print(f'warning: {folder} cannot be locked ({error}): see to it that one prepare.py runs '
-                  'at a time', file=sys.stderr)
+            print(f'warning: {folder} cannot be locked ({error}): see to it that one prepare.py '
+                  'runs at a time', file=sys.stderr)
     try:
         yield hold
     finally:

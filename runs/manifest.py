@@ -4,8 +4,9 @@ meta.json, the manifest of a dataset: what it must hold, and whether the files a
     meta = read_meta('data/captions')                        # every field checked
     path = check_file('data/captions', 'tokenizer.json', meta['files'])
 
-prepare.py writes meta.json last. So where it exists, the dataset is complete. It lists every file with
-its size and SHA-256. Every mistake is a ValueError of one line: file, found, expected, what to do.
+prepare.py writes meta.json last. So where it exists, the dataset is complete. It lists every file
+with its size and SHA-256. Every mistake is a ValueError of one line: file, found, expected, what to
+do.
 """
 import hashlib
 import os
@@ -109,7 +110,8 @@ def check_shard(shard, split, has_latents, path):
     needed = legal[:3] if has_latents else legal[:2]
     for file in shard['files']:
         if file not in legal:
-            raise ValueError(f'{path}: {name} has a file {short(file)}, expected {", ".join(legal)}')
+            raise ValueError(f'{path}: {name} has a file {short(file)}, '
+                             f'expected {", ".join(legal)}')
     for file in needed:
         if file not in shard['files']:
             raise ValueError(f'{path}: {name} lists no {file}, expected one')
@@ -175,7 +177,8 @@ def check_meta(meta, path):
             check_shard(shard, split, has_latents, path)
             shard_has_latents = shard.get('latent_shape', latent_shape) is not None
             if shard['samples'] and shard_has_latents != has_latents:
-                refuse(f'{shard["name"]} has latent_shape {short(shard["latent_shape"])}', latent_shape)
+                refuse(f'{shard["name"]} has latent_shape {short(shard["latent_shape"])}',
+                       latent_shape)
             if shard['name'] in seen:
                 refuse(f'{shard["name"]} is there twice', 'once')
             seen.add(shard['name'])
@@ -193,8 +196,9 @@ def dataset_folder(name):
 
 
 def how_to_prepare(folder, configs=()):
-    """ The command that makes a missing dataset in this very folder: prepare.py with the configs of the
-    command line, or with config/<its name>.py, if their `out` is the folder; else with --input. """
+    """ The command that makes a missing dataset in this very folder: prepare.py with the configs of
+    the command line, or with config/<its name>.py, if their `out` is the folder; else with --input.
+    """
     name = os.path.basename(os.path.normpath(folder))
     own = os.path.join('config', f'{name}.py')
     for paths in (configs, [own] if os.path.exists(own) else []):
