@@ -39,7 +39,8 @@ from runs import rules
 from processes import text_process
 from runs.checkpoint import find_checkpoint, load_model, pick_device
 from configurator import configure, on_command_line, stop_on_error
-from data import RESIDUES, is_end, load_stats, load_tokenizer
+from corpora.tokenizers import RESIDUES
+from data import is_end, load_stats, load_tokenizer
 from diffusion import GaussianLatents, MaskedText, mode_shares, positions_of
 from encoders import check_texts, load_encoder
 from runs.files import read_array

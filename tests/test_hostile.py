@@ -188,7 +188,7 @@ def main(dataset, finished, folder):
     import prepare
     import sample
     from benchmarks import pictures
-    from corpora import sources
+    from corpora import latents
     from evaluate import read_results
     torch.set_num_threads(1)
     rng, outcomes = random.Random(0), Outcomes(folder)
@@ -223,7 +223,7 @@ def main(dataset, finished, folder):
         sample.read_latents(run, given)
 
     def read_given_as_source():
-        for document in sources.with_latents('abcde', str(given)):
+        for document in latents.with_latents('abcde', str(given)):
             document.latent()
 
     def read_run():

@@ -10,7 +10,8 @@ from benchmarks.pictures import draw_images
 import sample
 from data import PackedDataset
 from launch import ROOT, TINY, run_each
-from corpora.sources import DIGITS, Source, documents, image_patches, to_patches, to_pixels
+from corpora.images import DIGITS, image_patches, to_patches, to_pixels
+from corpora.sources import Source, documents
 
 CLASSES = f'--classes=digit: {", ".join(DIGITS)}; strokes: thin, plain, bold'
 
