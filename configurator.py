@@ -78,7 +78,31 @@ def read_knobs(path):
     while end < len(lines) and lines[end].startswith(' ') and lines[end].lstrip().startswith('#'):
         end += 1  # the last knob's comment may go on below it
     block = '\n'.join(lines[start:end])
-    return knobs, f'{doc or ""}\n\n{block.strip()}'.strip(), found_rules
+    shared, shared_rules, shared_block = imported_knobs(tree)
+    help_text = f'{doc or ""}\n\n{block.strip()}\n{shared_block}'.strip()
+    return knobs | shared, help_text, found_rules | shared_rules
+
+
+def imported_knobs(tree):
+    """ The knobs that a script takes over from another one by importing them, as evaluate.py those of
+    sampling: `from sample import steps, solver`. Returns them, their rules, and their lines. """
+    knobs, found_rules, lines = {}, {}, []
+    for node in tree.body:
+        if not isinstance(node, ast.ImportFrom) or node.module not in SCRIPTS:
+            continue
+        theirs, text, their_rules = read_knobs(os.path.join(HERE, f'{node.module}.py'))
+        names = [alias.name for alias in node.names if alias.name in theirs]
+        knobs |= {name: theirs[name] for name in names}
+        found_rules |= {name: their_rules[name] for name in names if name in their_rules}
+
+        # a knob's lines: its own, and those below it that go on with its comment
+        is_shared = False
+        for line in text.splitlines():
+            if not line.startswith(' '):
+                is_shared = line.partition(' = ')[0] in names
+            if is_shared:
+                lines.append(line)
+    return knobs, found_rules, '\n'.join(lines)
 
 
 def settle(value, default, rule, convert):
