@@ -118,7 +118,7 @@ save = ''                   # write the generated latents, raw, or the vectors o
                             # .npy file
 png = ''                    # write the generated latents as pictures to this .png file, where the
                             # run is of images
-fasta = ''                  # write the texts to this FASTA file, not to the screen
+fasta = ''                  # write the texts to this FASTA file, too
 device = 'auto'             # auto | cpu | cuda | <cuda:1 or the like>
 dtype = 'bfloat16'          # bfloat16 | float32
 
@@ -586,12 +586,6 @@ def direction_of(run):
 def check_knobs(run, direction, config):
     """ ValueError for knobs that the direction does not read, and for files that cannot be written. """
     check_direction(run, direction)
-    for name, readers in READ_BY.items():
-        default = 1 if name == 'rerank' else 0 if name == 'refine' else ''
-        if config[name] != default and direction not in readers:
-            raise ValueError(f'{name}={config[name]!r}: mode={direction} does not read it')
-    if watch and (rerank > 1 or refine):
-        raise ValueError('watch shows one text being written: not with rerank or refine')
 
     # where to write
     if direction == 'embed' and (not save or num_samples > 1):
@@ -608,6 +602,14 @@ def check_knobs(run, direction, config):
     for path in (save, png, fasta):
         if path:
             check_writable(path)
+
+    # what to read
+    for name, readers in READ_BY.items():
+        default = 1 if name == 'rerank' else 0 if name == 'refine' else ''
+        if config[name] != default and direction not in readers:
+            raise ValueError(f'{name}={config[name]!r}: mode={direction} does not read it')
+    if watch and (rerank > 1 or refine):
+        raise ValueError('watch shows one text being written: not with rerank or refine')
 
 
 def draw(run, direction, sources, n_each, sampling):
@@ -719,7 +721,6 @@ def main():
         if fasta:
             write_fasta(fasta, written)
             print(f'{total} sequences written to {fasta}')
-            return
 
     # show the samples below their sources
     for i in range(total):
