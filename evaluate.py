@@ -6,7 +6,7 @@ Measure a run on its validation split, each figure beside the controls that woul
     python evaluate.py --out_dir=out/mixed --tasks=sts --sts=stsb-en-dev.csv
     python evaluate.py --out_dir=out/quickstart --tasks=l2t \\
                        --sweep="sampler=ancestral,first_hitting,confidence; steps=4,8,16,32"
-    python evaluate.py --out_dir=out/quickstart --texts=my.txt    # other texts, embedded on the spot
+    python evaluate.py --out_dir=out/quickstart --texts=my.txt      # embeds other texts
 
 A task is a file in tasks/, whose header says what it measures and beside which controls:
     nelbo            the bound on -log p(text | latent), and the error of the latent prediction
@@ -18,14 +18,14 @@ A task is a file in tasks/, whose header says what it measures and beside which 
     importance, self_correction    of runs with importance, and with text_process=gidd
 
 Figures are means over texts with standard errors, printed and written to out_dir/results.json as
-"task/metric", "task/control/metric", "..._se". A task replaces its own keys where it is measured again
-with the same settings, on a later checkpoint or on more texts. Nothing else overwrites; to start anew,
-remove the file. Other settings get a name that says what differs:
+"task/metric", "task/control/metric", "..._se". A task replaces its own keys where it is measured
+again with the same settings, on a later checkpoint or on more texts. Nothing else overwrites; to
+start anew, remove the file. Other settings get a name that says what differs:
     nelbo[texts=my.txt]/...     a file of texts; nelbo/ is of the validation split
     nelbo[n=20]/...             fewer texts than nelbo/ has
     l2t[guidance=2.0]/...       another value of a knob in the task's SETTINGS
-A sweep has keys of its own, l2t_sweep_steps/steps=8/..., and keeps the points that it does not measure
-again.
+A sweep has keys of its own, l2t_sweep_steps/steps=8/..., and keeps the points that it does not
+measure again.
 """
 import importlib
 import itertools
@@ -56,13 +56,13 @@ from sample import (which, field, encoder_folder,
                     refine, solver, latent_steps, sample_batch, seed, device, dtype)
 
 out_dir = 'out/quickstart'  # <a run folder>
-tasks = ''                  # the names of files in tasks/, such as nelbo,l2t; '': nelbo and what the
+tasks = ''                  # names of files in tasks/, such as nelbo,l2t; '': nelbo and what the
                             # run was trained for
 sweep = ''                  # l2t, t2l over values of their knobs: 'guidance=0,1,2' or
                             # 'sampler=ancestral,confidence; steps=8,16'
-texts = ''                  # a text file, one text a line, or a .jsonl, .csv, .tsv, .parquet or .fasta
-                            # file, a record each, all but parquet also as .gz; too long ones are
-                            # skipped and counted; '': the validation split
+texts = ''                  # a text file, one text a line, or a .jsonl, .csv, .tsv, .parquet or
+                            # .fasta file, a record each, all but parquet also as .gz; too long ones
+                            # are skipped and counted; '': the validation split
 dataset = ''                # where the run's dataset lies; '': where it was trained from
 n = None                    # None | int [1, 1e9]: texts, or pairs of sts; all if there are fewer;
                             # None: 1000 texts, and all pairs
@@ -83,7 +83,9 @@ show = 10                   # [0, 1e6]; texts to print, the first ones
 compile = False             # torch.compile every block: a minute at first, then faster calls
 
 SWEPT_KNOBS = TEXT_KNOBS + LATENT_KNOBS + ('rerank', 'refine')
-FACTS = ('n', 'n_skipped', 'draws', 'seeds', 'share', 'n_known', 'n_cut_sentences', 'rounds_at_most')
+# figures that stand above a table, not in it
+FACTS = ('n', 'n_skipped', 'draws', 'seeds', 'share', 'n_known', 'n_cut_sentences',
+         'rounds_at_most')
 N_TEXTS = 1000                 # where n does not say
 
 # -----------------------------------------------------------------------------
@@ -102,8 +104,8 @@ def all_tasks():
 
 
 def choose_tasks(run, known):
-    """ {name: module} of the tasks that are asked for; by default nelbo and what the run was trained
-    for. ValueError for one that the run cannot do. """
+    """ {name: module} of the tasks that are asked for; by default nelbo and what the run was
+    trained for. ValueError for one that the run cannot do. """
     names = [name.strip() for name in tasks.split(',') if name.strip()]
     if not names:
         trained = trained_for(run)
@@ -141,8 +143,8 @@ def read_sweep(spec, config):
     for part in spec.split(';'):
         name, _, values = part.strip().partition('=')
         if name not in SWEPT_KNOBS or not values or isinstance(config[name], tuple):
-            raise ValueError(f'sweep={spec!r}: {part.strip()!r} is no KNOB=VALUE,VALUE of a sampling '
-                             'knob')
+            raise ValueError(f'sweep={spec!r}: {part.strip()!r} is no KNOB=VALUE,VALUE of a '
+                             'sampling knob')
         try:
             axes[name] = [settle(value.strip(), config[name], rule_of.get(name), from_text)
                           for value in values.split(',')]
@@ -152,8 +154,8 @@ def read_sweep(spec, config):
 
 
 def measure_sweep(run, task, points, ctx):
-    """ {'name=value,.../metric': value}: quality beside the network calls and the milliseconds that a
-    text took. task: a module with generate and judge. """
+    """ {'name=value,.../metric': value}: quality beside the network calls and the milliseconds that
+    a text took. task: a module with generate and judge. """
     results = {'n': ctx.n}
 
     # the first calls of a process, or of a compiled network, are slow
@@ -185,7 +187,8 @@ def knobs_of(task, point):
 # results.json
 
 def read_results(path):
-    """ results.json, flat, with how each task was measured in 'meta'; {} where there is none yet. """
+    """ results.json, flat, with how each task was measured in 'meta'; {} where there is none
+    yet. """
     if not os.path.exists(path):
         return {}
     try:
@@ -197,9 +200,9 @@ def read_results(path):
 def name_of_results(task, settings, n, texts, old):
     """
     The name under which the figures of a task go into results.json, `old`: 'nelbo', or
-    'nelbo[texts=my.txt,n=20]'. texts: the file they are from, or ''.
-    A name belongs to the settings {knob: value} that it was first used with, and to the most texts n.
-    What was measured otherwise gets a name with the knobs that differ from them.
+    'nelbo[texts=my.txt,n=20]'. texts: the file they are from, or ''. A name belongs to the settings
+    {knob: value} that it was first used with, and to the most texts n. What was measured otherwise
+    gets a name with the knobs that differ from them.
     """
     settings = json.loads(json.dumps(settings))          # as they are recorded: tuples are lists
     differences = {'texts': os.path.basename(texts)} if texts else {}
@@ -236,8 +239,8 @@ def write_results(path, name, figures, meta, old, keep=False):
 
 
 def print_table(task, results, width=None):
-    """ Metrics down, controls across; value and standard error. Controls that do not fit in the width
-    of the terminal (100 columns where there is none) follow in a block of their own. """
+    """ Metrics down, controls across; value and standard error. Controls that do not fit in the
+    width of the terminal (100 columns where there is none) follow in a block of their own. """
     width = width or shutil.get_terminal_size((100, 24)).columns
     values = {key: value for key, value in results.items()
               if key not in FACTS and not key.endswith('_se')}
@@ -270,8 +273,8 @@ def print_table(task, results, width=None):
 
 
 def record(run, ctx, task, name, measured, config, n_skipped, point=()):
-    """ Prints the figures of a task and writes them to results.json, at once: what comes later may fail.
-    name: of the task, or of its sweep; point: the knobs of the sweep. """
+    """ Prints the figures of a task and writes them to results.json, at once: what comes later may
+    fail. name: of the task, or of its sweep; point: the knobs of the sweep. """
     path = os.path.join(out_dir, 'results.json')
     figures = measured.figures
     file = '' if getattr(task, 'HAS_OWN_TEXTS', False) else texts
@@ -295,7 +298,8 @@ def record(run, ctx, task, name, measured, config, n_skipped, point=()):
                                     argv=sys.argv, n_texts=ctx.n, n_skipped=n_skipped)
     write_results(path, key, figures, meta, old, keep=bool(point) and is_same)
     if measured.arrays:
-        np.savez(os.path.join(out_dir, key.replace(name, f'{name}s', 1) + '.npz'), **measured.arrays)
+        file_name = key.replace(name, f'{name}s', 1) + '.npz'
+        np.savez(os.path.join(out_dir, file_name), **measured.arrays)
     other = f' under {key}/, not under {name}/' if key != name else ''
     print(f'\nwritten to {path}{other}', flush=True)
 

@@ -23,8 +23,8 @@ infill        part of a text, and maybe a latent   the rest of the text
 t2l2t         a text                               a latent, and a text from that latent
 embed         a text                               nothing: mean hidden state of each text
 
-Guidance g mixes two predictions of the one network, with the condition (c) and with nothing (u): its
-clock at 1, and noise or MASK in its place.
+Guidance g mixes two predictions of the one network, with the condition (c) and with nothing (u):
+its clock at 1, and noise or MASK in its place.
     text      log p = g log p_c + (1 - g) log p_u
     latents   x0 = g x0_c + (1 - g) x0_u, and e likewise
 
@@ -86,24 +86,25 @@ block_size = 0              # [0, 65536]: unmask only the leftmost unfinished bl
                             # positions; 0: all at once
 score = 'top1'              # top1 | margin | entropy | threshold: confidence
 prefer = 'certain'          # certain | uncertain; confidence: what is unmasked first
-by_importance = False       # confidence: uncertainty counts as much as the token is important, where
-                            # the run has learned that
+by_importance = False       # confidence: uncertainty counts as much as the token is important,
+                            # where the run has learned that
 remask = 'cap'              # cap | rescale | loop: remdm
 eta = 0.02                  # [0, 1]; remdm: how much is masked again
 loop = (0.55, 0.05, 0.9)    # [0, 1]; remdm loop: t_on, t_off, and the share visible in between
 alpha = 1.5                 # [1, 2]; dfm: 1 is ancestral, up to 2: how much is masked again
 repeat_cap = 0.0            # [0, 1]; reparam: a token that fills more than this share of a text is
                             # drawn again; 0: never
-self_correct = 0            # [0, 1e6]; gidd: rounds in which a finished text is mended, a token each
-temperature = -1.0          # -1 | [0, 100]: 0 takes the likeliest token; -1: 1, but 0 for confidence
-                            # and for an autoregressive text from latents, or 0.7 where one source
-                            # gets several texts
+self_correct = 0            # [0, 1e6]; gidd: rounds in which a finished text is mended, a token
+                            # each
+temperature = -1.0          # -1 | [0, 100]: 0 takes the likeliest token; -1: 1, but 0 for
+                            # confidence and for an autoregressive text from latents, or 0.7 where
+                            # one source gets several texts
 nucleus = 1.0               # (0, 1]: keep the likeliest tokens that hold this much probability, and
                             # the one on the boundary
 guidance = 1.0              # [0, 100]; g: 1 is the conditional model, 0 the unconditional, more
                             # weighs the condition up
-rerank = 1                  # [1, 4096]; l2t: draw so many texts, embed them, keep the one nearest to
-                            # the latent
+rerank = 1                  # [1, 4096]; l2t: draw so many texts, embed them, keep the one nearest
+                            # to the latent
 refine = 0                  # [0, 4096]; l2t: rounds of masking its least certain part again, and
                             # keeping what comes nearer
 # ---- latents
@@ -112,10 +113,11 @@ latent_steps = 32           # [1, 1e5]; unconditional: `steps` for both
 # ---- machine
 sample_batch = 128          # [1, 65536]: rows per network call
 seed = 0                    # [0, 2**63)
-encoder_folder = ''         # where the encoder lies now; '': where it was when the data were prepared
+encoder_folder = ''         # where the encoder lies now; '': where it was when the data were
+                            # prepared
 watch = False               # see the text being uncovered
-save = ''                   # write the generated latents, raw, or the vectors of mode=embed, to this
-                            # .npy file
+save = ''                   # write the generated latents, raw, or the vectors of mode=embed, to
+                            # this .npy file
 png = ''                    # write the generated latents as pictures to this .png file, where the
                             # run is of images
 fasta = ''                  # write the texts to this FASTA file, too
@@ -133,14 +135,16 @@ OTHER_KEYWORDS = ('seed', 'batch', 'progress', 'on_step', 'like', 'rerank', 'ref
 
 
 def sampling_knobs(given):
-    """ DEFAULTS, and over them the keywords of a call. A name that is none raises TypeError, a value
-    against its rule ValueError. """
+    """ DEFAULTS, and over them the keywords of a call. A name that is none raises TypeError, a
+    value against its rule ValueError. """
     sampling = dict(DEFAULTS)
     for name, value in given.items():
         if name not in DEFAULTS:
             legal = [*DEFAULTS, *(other for other in OTHER_KEYWORDS if other != name)]
             near = difflib.get_close_matches(name, legal, 1, cutoff=0.5)
-            hint = f'did you mean {near[0]!r}?' if near else f'expected one of {", ".join(DEFAULTS)}'
+            hint = f'expected one of {", ".join(DEFAULTS)}'
+            if near:
+                hint = f'did you mean {near[0]!r}?'
             raise TypeError(f'unknown keyword {name!r}, {hint}')
 
         value = value.item() if isinstance(value, np.generic) else value
@@ -192,18 +196,18 @@ def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), ca
         t = torch.as_tensor(t, dtype=torch.float32)
         return t.to(run.device, non_blocking=True).expand(B)
 
+    t_text, t_latent = clock(t_text), clock(t_latent)
     if positions is not None:
         positions = positions.to(run.device, non_blocking=True)
     with run.autocast():
         if cache is not None:
-            logits = run.text.decode_step(run.model, tokens, z, clock(t_text), clock(t_latent), cache)
-            return logits, None
-        return run.model(tokens, z, clock(t_text), clock(t_latent), positions, predict)
+            return run.text.decode_step(run.model, tokens, z, t_text, t_latent, cache), None
+        return run.model(tokens, z, t_text, t_latent, positions, predict)
 
 
 def guided_logits(g, conditional, unconditional):
-    """ log p = g log p_c + (1 - g) log p_u. Both are functions without arguments that give logits, by
-    one network call each. A model that weighs nothing is not called. """
+    """ log p = g log p_c + (1 - g) log p_u. Both are functions without arguments that give logits,
+    by one network call each. A model that weighs nothing is not called. """
     if g == 1:
         return conditional()
     if g == 0:
@@ -257,8 +261,8 @@ def make_denoise(run, g, condition, null, inner=None):
 # Text
 
 def generators(run, seed):
-    """ One on the host, which decides what is unmasked, and one on the device, for the rest. On a CPU
-    they are the same. """
+    """ One on the host, which decides what is unmasked, and one on the device, for the rest. On a
+    CPU they are the same. """
     rng = torch.Generator().manual_seed(seed)
     if torch.device(run.device).type == 'cpu':
         return rng, rng
@@ -266,7 +270,8 @@ def generators(run, seed):
 
 
 def text_sampler(run, sampling):
-    """ (sampler, its knobs, temperature) of the text knobs, as samplers.make_sampler gives them. """
+    """ (sampler, its knobs, temperature) of the text knobs, as samplers.make_sampler gives
+    them. """
     sampler, knobs, temperature = make_sampler(sampling, run.text)
     if sampling['by_importance']:
         if not run.model.importance:
@@ -285,10 +290,11 @@ def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_
     """
     sampling = sampling_knobs(sampling)
 
-    # defaults: the likeliest text where there is something to write from, else a sample
-    some_known = (known_mask & ~ends_of(run, tokens)).any()              # more than its length
-    is_masked = isinstance(run.text, MaskedText)                         # else there is ancestral alone
+    # by default the likeliest text where there is something to write from, else a sample; processes
+    # other than MaskedText have ancestral alone
     if not sampling['sampler']:
+        some_known = (known_mask & ~ends_of(run, tokens)).any()          # more than its length
+        is_masked = isinstance(run.text, MaskedText)
         seeks_likely = is_masked and (z is not None or some_known)
         sampling['sampler'] = 'confidence' if seeks_likely else 'ancestral'
     if hasattr(run.text, 'decode_step') and z is not None and sampling['temperature'] < 0:
@@ -332,8 +338,8 @@ def blank(run, n, length=0, seed=0, like=None):
     tokens = torch.full((n, run.L), run.text.mask_id)
     if not run.lengths:
         if length:
-            raise ValueError(f'length={length}: {run.out_dir} writes texts of its own length (it was '
-                             'trained with predict_length=True)')
+            raise ValueError(f'length={length}: {run.out_dir} writes texts of its own length (it '
+                             'was trained with predict_length=True)')
         return tokens, torch.zeros_like(tokens, dtype=torch.bool)
     if like is not None:
         ends = ends_of(run, like)
@@ -353,8 +359,8 @@ def blank(run, n, length=0, seed=0, like=None):
 
 
 def l2t(run, z, seed=0, like=None, **sampling):
-    """ Tokens (n, L) written from standardised latents z (n, N, D). like (n, L): texts of the lengths
-    that are wanted (see blank). """
+    """ Tokens (n, L) written from standardised latents z (n, N, D). like (n, L): texts of the
+    lengths that are wanted (see blank). """
     tokens, known_mask = blank(run, len(z), sampling.get('length', 0), seed, like)
     return write(run, tokens, known_mask, z, seed, **sampling)
 
@@ -362,7 +368,8 @@ def l2t(run, z, seed=0, like=None, **sampling):
 # Latents
 
 def latent_times(latent, steps):
-    """ From 1 to 0. A network that predicts eps says nothing at t = 1, where its input is the answer. """
+    """ From 1 to 0. A network that predicts eps says nothing at t = 1, where its input is the
+    answer. """
     first = 1 - 1e-3 if latent.target == 'eps' else 1
     return torch.linspace(first, 0, steps + 1, dtype=torch.float64)
 
@@ -380,14 +387,15 @@ def solve(latent, solver, z, steps, denoise, rng):
 
 @torch.inference_mode()
 def t2l(run, tokens, n=None, seed=0, batch=128, progress=no_progress, **sampling):
-    """ Standardised latents (n, N, D) of texts tokens (n, L); tokens None: n latents of no text. """
+    """ Standardised latents (n, N, D) of texts tokens (n, L); tokens None: n latents of no
+    text. """
     sampling = sampling_knobs(sampling)
     solver, steps = sampling['solver'], sampling['latent_steps']
     if solver not in SOLVERS:
         raise ValueError(f'solver={solver!r}: choose from {", ".join(SOLVERS)}')
     if 'latent' not in run.streams or steps < 1:
-        raise ValueError(f'{run.out_dir} has no latent stream, or latent_steps={steps} < 1: nothing '
-                         'to solve')
+        raise ValueError(f'{run.out_dir} has no latent stream, or latent_steps={steps} < 1: '
+                         'nothing to solve')
     g = 0 if tokens is None else sampling['guidance']
     n = n if tokens is None else len(tokens)
 
@@ -426,9 +434,9 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_pr
     check_direction(run, 'unconditional')
     other_calls = name in ('first_hitting', 'cached', 'reparam') or solver == 'heun'
     if other_calls or sampling['block_size']:
-        raise ValueError(f'sampler={name}, block_size={sampling["block_size"]}, solver={solver}: joint '
-                         'sampling makes one call a step for both; choose from ancestral, confidence, '
-                         'remdm, dfm, no blocks, and from ddim, dpmpp_2m, ancestral')
+        raise ValueError(f'sampler={name}, block_size={sampling["block_size"]}, solver={solver}: '
+                         'joint sampling makes one call a step for both; choose from ancestral, '
+                         'confidence, remdm, dfm, no blocks, and from ddim, dpmpp_2m, ancestral')
     if name == 'remdm' and sampling['remask'] == 'loop' or sampling['guidance'] != 1:
         raise ValueError('remask=loop and guidance need a fixed condition: joint sampling has none')
 
@@ -447,7 +455,8 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_pr
         def denoise(tokens, t_text, positions):
             # the text sampler asks for logits, and the latent takes its step with the same call
             t, t_next = times[state.i], times[state.i + 1]
-            logits, prediction = call(run, tokens, state.z, t_text, t, positions, ('text', 'latent'))
+            logits, prediction = call(run, tokens, state.z, t_text, t, positions,
+                                      predict=('text', 'latent'))
 
             def predicted(z, t):
                 return run.latent.x0_and_e(prediction, z, t)
@@ -470,8 +479,9 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_pr
 
 @torch.inference_mode()
 def embed(run, tokens, z=None, seed=0, batch=128, progress=no_progress):
-    """ Mean over each text's own tokens (not EOS and PAD) of what the text head reads, (n, C) float32.
-    The network gets clean text, and its standardised latents z (n, N, D) or noise at clock 1. """
+    """ Mean over each text's own tokens (not EOS and PAD) of what the text head reads, (n, C)
+    float32. The network gets clean text, and its standardised latents z (n, N, D) or noise at clock
+    1. """
     rng = torch.Generator(run.device).manual_seed(seed)
     out = []
     for first in range(0, len(tokens), batch):
@@ -511,16 +521,17 @@ def nearest(run, candidates, raw, K):
 
 def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, like=None, **sampling):
     """
-    l2t by trial. From each raw latent (n, N, D) `rerank` candidates are drawn, and the nearest stays.
-    Then come `refine` rounds: each draws so many variants of it, with the least certain `share` of its
-    tokens masked again, and the nearest of all stays. Returns tokens (n, L), cosine (n,).
+    l2t by trial. From each raw latent (n, N, D) `rerank` candidates are drawn, and the nearest
+    stays. Then come `refine` rounds: each draws so many variants of it, with the least certain
+    `share` of its tokens masked again, and the nearest of all stays. Returns tokens (n, L), cosine
+    (n,).
     """
     K = rerank
     if rerank < 1 or refine < 0:
         raise ValueError(f'rerank={rerank}, refine={refine}: expected at least 1 and 0')
     if refine and not isinstance(run.text, MaskedText):
-        raise ValueError(f'refine={refine} masks again what is least certain: {run.out_dir} was not '
-                         'trained on masked text')
+        raise ValueError(f'refine={refine} masks again what is least certain: {run.out_dir} was '
+                         'not trained on masked text')
 
     # by confidence, several greedy candidates would be equal
     is_greedy = sampling.get('temperature', -1.0) < 0
@@ -543,8 +554,8 @@ def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, like=None, **samplin
 
 @torch.inference_mode()
 def mask_least_certain(run, tokens, z, share, seed, batch):
-    """ tokens (n, L) with a share of each text masked: where log p(x^i | z, half of the other tokens)
-    is lowest. The halves are drawn row by row, so equal rows come out differently. """
+    """ tokens (n, L) with a share of each text masked: where log p(x^i | z, half of the other
+    tokens) is lowest. The halves are drawn row by row, so equal rows come out differently. """
     rng = torch.Generator().manual_seed(seed)
     in_first_half = torch.rand(tokens.shape, generator=rng) < 0.5
     ends = ends_of(run, tokens)
@@ -568,8 +579,8 @@ def mask_least_certain(run, tokens, z, share, seed, batch):
 # The command line
 
 def direction_of(run):
-    """ What is asked for by mode: a direction of NEEDS. By default that which the run was trained for.
-    A config of training may say mixed, or unconditional of a run with one stream. """
+    """ What is asked for by mode: a direction of NEEDS. By default that which the run was trained
+    for. A config of training may say mixed, or unconditional of a run with one stream. """
     learned = trained_for(run)
     if len(run.streams) == 1:
         default = run.streams[0]
@@ -584,7 +595,8 @@ def direction_of(run):
 
 
 def check_knobs(run, direction, config):
-    """ ValueError for knobs that the direction does not read, and for files that cannot be written. """
+    """ ValueError for knobs that the direction does not read, and for files that cannot be
+    written. """
     check_direction(run, direction)
 
     # where to write
@@ -593,8 +605,8 @@ def check_knobs(run, direction, config):
     if fasta and direction in ('t2l', 'latent', 'embed'):
         raise ValueError(f'fasta={fasta!r}: mode={direction} writes no text')
     if fasta and run.tokenizer.kind != 'esm':
-        raise ValueError(f'fasta={fasta!r}: {out_dir} was trained on {run.tokenizer.kind} tokens, not '
-                         'on proteins')
+        raise ValueError(f'fasta={fasta!r}: {out_dir} was trained on {run.tokenizer.kind} tokens, '
+                         'not on proteins')
     if png:
         images_of(run)
         if not png.endswith('.png'):
@@ -613,8 +625,8 @@ def check_knobs(run, direction, config):
 
 
 def draw(run, direction, sources, n_each, sampling):
-    """ n_each samples of each source: tokens (n, L), standardised latents (n, N, D), and the cosines
-    (n,) of a search; None for what the direction does not give. """
+    """ n_each samples of each source: tokens (n, L), standardised latents (n, N, D), and the
+    cosines (n,) of a search; None for what the direction does not give. """
     def repeat(x):
         return x.repeat_interleave(n_each, 0)
 

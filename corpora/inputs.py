@@ -54,8 +54,8 @@ def pack(run, texts, cut=False, places=None):
 
 
 def read_texts(path, field='text'):
-    """ (place, text) of each text of a file, as prepare.py reads it: a line of a text file, a record of
-    a .jsonl, .csv, ... Blank ones are passed over; a place is 'FILE, line 3'. """
+    """ (place, text) of each text of a file, as prepare.py reads it: a line of a text file, a
+    record of a .jsonl, .csv, ... Blank ones are passed over; a place is 'FILE, line 3'. """
     if not os.path.isfile(path):
         what = 'this is a folder, expected a file' if os.path.isdir(path) else 'no such file'
         raise ValueError(f'texts={path}: {what}')
@@ -66,7 +66,8 @@ def read_texts(path, field='text'):
     for document in documents(Source(input=os.path.abspath(path), field=field), counts):
         place = f'{path}, {unit} {counts["read"]}'
         if n_broken == 0 and counts['invalid_utf8']:
-            warn(f'{place}: a byte that is no UTF-8 became U+FFFD, there and wherever there are more')
+            warn(f'{place}: a byte that is no UTF-8 became U+FFFD, there and wherever there are '
+                 'more')
         n_broken = counts['invalid_utf8']
         yield place, document.text
     if not counts['kept']:
@@ -74,8 +75,8 @@ def read_texts(path, field='text'):
 
 
 def warn_of_texts(run, texts):
-    """ A warning for each of the first texts that the run's encoder, which is loaded, cannot embed as
-    the run would need it. """
+    """ A warning for each of the first texts that the run's encoder, which is loaded, cannot embed
+    as the run would need it. """
     found = []
     for text in texts:
         n_tokens = len(run.tokenizer.encode(text))
@@ -97,8 +98,8 @@ def warn_of_texts(run, texts):
 def read_template(run, text, length=0):
     """
     'A [MASK] runs on the [MASK:3].' -> tokens, known_mask, inner, (L,) each. A space before a mask
-    belongs to its token, where the tokenizer has such tokens. [MASK:*] is the whole rest; without it
-    the text has the length that it shows. inner: positions where EOS and PAD are not allowed.
+    belongs to its token, where the tokenizer has such tokens. [MASK:*] is the whole rest; without
+    it the text has the length that it shows. inner: positions where EOS and PAD are not allowed.
     """
     # text, count, text, count, ..., text
     has_space_tokens = run.tokenizer.kind != 'esm' and len(run.tokenizer.encode(' a')) == 1
@@ -132,18 +133,18 @@ def read_template(run, text, length=0):
     # where the run does not learn when a text ends, the rest goes up to a length that must be given
     if has_rest and run.lengths:
         if length <= len(tokens):
-            raise ValueError(f'[MASK:*] in {rules.short(text)} needs a --length above {len(tokens)}: '
-                             f'{run.out_dir} does not learn when a text ends')
+            raise ValueError(f'[MASK:*] in {rules.short(text)} needs a --length above '
+                             f'{len(tokens)}: {run.out_dir} does not learn when a text ends')
         added = length - len(tokens)
         tokens += [mask] * added
         inner += [True] * added
         has_rest = False
     elif length:
-        raise ValueError(f'length={length} goes with [MASK:*] in a run that does not learn when a text '
-                         f'ends, not with {rules.short(text)}')
+        raise ValueError(f'length={length} goes with [MASK:*] in a run that does not learn when a '
+                         f'text ends, not with {rules.short(text)}')
     if len(tokens) > most_tokens(run):
-        raise ValueError(f'{rules.short(text)} has {len(tokens)} tokens, {run.out_dir} writes at most '
-                         f'{most_tokens_in_words(run)}')
+        raise ValueError(f'{rules.short(text)} has {len(tokens)} tokens, {run.out_dir} writes at '
+                         f'most {most_tokens_in_words(run)}')
 
     # up to L: MASK where the model chooses the end, else an EOS and PAD
     n_open = run.L - len(tokens)
@@ -163,8 +164,8 @@ def read_latents(run, path):
     array = read_array(path, 'numbers', mmap=True, what='latents')
     shape = (len(array), 1, array.shape[1]) if array.ndim == 2 else array.shape
     if shape[1:] != (N, D) or not shape[0]:
-        raise ValueError(f'{path}: shape {array.shape}, expected (n, {N}, {D}) as {run.out_dir} was '
-                         'trained')
+        raise ValueError(f'{path}: shape {array.shape}, expected (n, {N}, {D}) as {run.out_dir} '
+                         'was trained')
 
     with np.errstate(over='ignore'):           # too large becomes inf
         raw = torch.from_numpy(np.array(array, np.float32)).reshape(shape)
@@ -193,8 +194,9 @@ READ_BY = {
 
 
 def read_sources(run, direction, config):
-    """ What a direction is given to read, by the knobs of sample.py: names, one a source, to be shown;
-    lines, the texts, and places, where each stands; raw latents (n, N, D). None: it reads none. """
+    """ What a direction is given to read, by the knobs of sample.py: names, one a source, to be
+    shown; lines, the texts, and places, where each stands; raw latents (n, N, D). None: it reads
+    none. """
     text, texts, given = config['text'], config['texts'], config['given']
     latents, image, like = config['latents'], config['image'], config['like']
     if direction in ('unconditional', 'text', 'latent'):

@@ -14,7 +14,8 @@ def images_of(run):
     """ The record of how the run's images were cut: image_size, patch, channels. """
     record = run.meta.get('source') or {}
     if not record.get('image_size'):
-        raise ValueError(f'{run.out_dir} was not trained on images: it neither reads nor draws a picture')
+        raise ValueError(f'{run.out_dir} was not trained on images: it neither reads nor draws a '
+                         'picture')
     return record
 
 
@@ -28,7 +29,7 @@ def pixels(run, raw):
 def read_pictures(run, path):
     """ (names, raw latents (n, N, D)) of a picture, or of all in a folder, by name. """
     from corpora.sources import image_patches
-    record = images_of(run)
+    cut = images_of(run)
     files = [path]
     if os.path.isdir(path):
         files = sorted(glob.glob(os.path.join(glob.escape(path), '*.[pj][np]g')))
@@ -37,13 +38,13 @@ def read_pictures(run, path):
 
     patches = []
     for file in files:
-        patches.append(image_patches(file, record['image_size'], record['patch'], record['channels']))
+        patches.append(image_patches(file, cut['image_size'], cut['patch'], cut['channels']))
     return [os.path.basename(file) for file in files], torch.from_numpy(np.stack(patches))
 
 
 def write_png(path, pictures, columns=0, side=128):
-    """ Pictures (n, S, S, channels) as one sheet, in rows of `columns` (0: as many columns as rows).
-    Small ones are enlarged by a whole factor, to about `side` pixels. """
+    """ Pictures (n, S, S, channels) as one sheet, in rows of `columns` (0: as many columns as
+    rows). Small ones are enlarged by a whole factor, to about `side` pixels. """
     try:
         from PIL import Image
     except ImportError:

@@ -1,4 +1,5 @@
-""" What sample.py and evaluate.py tell the person at the terminal, and ask of the paths they name. """
+""" What sample.py and evaluate.py tell the person at the terminal, and ask of the paths they
+name. """
 import os
 import shutil
 import sys

@@ -29,8 +29,8 @@ def no_progress(n):
 
 
 def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_folder=''):
-    """ Everything sampling needs from a run folder: model (EMA weights), tokenizer, stats, processes,
-    encoder record. ValueError where something of it is broken. """
+    """ Everything sampling needs from a run folder: model (EMA weights), tokenizer, stats,
+    processes, encoder record. ValueError where something of it is broken. """
     device = pick_device(device)
     if dtype not in ('float32', 'bfloat16'):
         raise ValueError(f'dtype={dtype!r}: choose from float32, bfloat16')
@@ -75,7 +75,8 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
 
 def encoder_of(run):
     """ The encoder that made the run's data; ValueError where there is none, or it has changed. """
-    if run.encoder is None:                    # once: its weights are read, and their digest compared
+    # once: its weights are read, and their digest is compared
+    if run.encoder is None:
         record = run.meta['encoder']
         if record is None:
             raise ValueError(f'{run.out_dir}: its latents were given without their encoder, so no '
@@ -86,14 +87,15 @@ def encoder_of(run):
 
 
 def encode(run, texts, progress=no_progress):
-    """ Raw latents (n, N, D) float32 of a list of texts, by the encoder that made the run's data. """
+    """ Raw latents (n, N, D) float32 of a list of texts, by the encoder that made the run's
+    data. """
     check_texts(texts)
     return encoder_of(run)(texts, progress=progress)
 
 
 def raw_latents(run, z):
-    """ Standardised latents as the encoder would give them. Its outputs may lie on the sphere; latents
-    that were given without an encoder are taken as they are. """
+    """ Standardised latents as the encoder would give them. Its outputs may lie on the sphere;
+    latents that were given without an encoder are taken as they are. """
     raw = run.stats.destandardise(z)
     is_normalized = (run.meta['encoder'] or {}).get('normalize')
     return F.normalize(raw, dim=-1) if is_normalized else raw

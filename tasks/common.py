@@ -23,14 +23,17 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from corpora.inputs import most_tokens, pack, read_texts
 from data import PackedDataset, dataset_identity
 from diffusion import uniforms
 from encoders import fetch
-from sample import LATENT_KNOBS, TEXT_KNOBS, encode, l2t, load_run, pack, raw_latents, search, t2l
-from corpora.inputs import most_tokens, read_texts
 from runs.checkpoint import difference
 from runs.console import warn
-from runs.loading import Needs
+from runs.loading import Needs, encode, load_run, raw_latents
+from sample import LATENT_KNOBS, TEXT_KNOBS, l2t, search, t2l
+
+# the text knobs of samples from noise, which have nothing to guide them
+FREE_KNOBS = tuple(name for name in TEXT_KNOBS if name != 'guidance')
 
 # -----------------------------------------------------------------------------
 # What a task declares, gets and gives
@@ -104,11 +107,11 @@ def chosen_rows(total, n, order, seed):
 
 
 def load_file(run, path, field, n):
-    """ (texts, tokens (n, L), raw latents (n, N, D) or None, how many were skipped): the first n texts
-    of a file that are short enough for the run. """
+    """ (texts, tokens (n, L), raw latents (n, N, D) or None, how many were skipped): the first n
+    texts of a file that are short enough for the run. """
     if run.stats and not run.meta['encoder']:
-        raise ValueError(f'texts={path}: {run.out_dir} has latents that no encoder made, so none of '
-                         'other texts: leave it out')
+        raise ValueError(f'texts={path}: {run.out_dir} has latents that no encoder made, so none '
+                         'of other texts: leave it out')
     texts, skipped = [], []
     for place, text in read_texts(path, field):
         n_tokens = len(run.tokenizer.encode(text))
@@ -122,16 +125,17 @@ def load_file(run, path, field, n):
     # say what was skipped
     if skipped:
         shown = ', '.join(skipped[:5]) + (', ...' if len(skipped) > 5 else '')
-        warn(f'texts={path}: {len(skipped):,} of {len(skipped) + len(texts):,} texts skipped, which '
-             f'have more than the {most_tokens(run)} tokens that {run.out_dir} reads: {shown}')
+        warn(f'texts={path}: {len(skipped):,} of {len(skipped) + len(texts):,} texts skipped, '
+             f'which have more than the {most_tokens(run)} tokens that {run.out_dir} reads: '
+             f'{shown}')
     if not texts:
         raise ValueError(f'texts={path}: no text in it is short enough for {run.out_dir}')
 
     raw = embed(run, texts)
     n_zero = 0 if raw is None else int((raw.flatten(1) == 0).all(1).sum())
     if n_zero:
-        warn(f'texts={path}: {n_zero:,} of {len(texts):,} texts have no word that the encoder knows: '
-             'their latent is zero')
+        warn(f'texts={path}: {n_zero:,} of {len(texts):,} texts have no word that the encoder '
+             'knows: their latent is zero')
     return texts, pack(run, texts), raw, len(skipped)
 
 
@@ -155,8 +159,8 @@ def open_split(run, folder, split):
     data = PackedDataset(folder, split, run.L, crop=run.lengths is not None)
     other = difference(dataset_identity(run.meta), dataset_identity(data.meta))
     if other:
-        raise ValueError(f'{run.out_dir} was trained with {other} in {folder}: name its own dataset '
-                         'with --dataset=')
+        raise ValueError(f'{run.out_dir} was trained with {other} in {folder}: name its own '
+                         'dataset with --dataset=')
     return data
 
 
@@ -184,7 +188,8 @@ def derangement(n, seed):
 
 
 def means(results, control, metrics):
-    """ Enters {metric: values (n,)} into results as mean and, from two values on, standard error. """
+    """ Enters {metric: values (n,)} into results as mean and, from two values on, standard
+    error. """
     for metric, values in metrics.items():
         values = np.asarray(values, np.float64)
         results[f'{control}{metric}'] = float(values.mean())
@@ -199,8 +204,8 @@ def enter(results, control, figures):
 
 
 def ratio_se(total, size):
-    """ {'_se': standard error} of sum(total) / sum(size) over n texts, total and size (n,); {} of one
-    text. """
+    """ {'_se': standard error} of sum(total) / sum(size) over n texts, total and size (n,); {} of
+    one text. """
     n = len(total)
     if n == 1:
         return {}
@@ -235,8 +240,8 @@ def word_f1(a, b):
 
 
 def retrieval(found, raw):
-    """ {metric: per-text values (n,)} of latents found (n, N, D) against the right ones among all n of
-    raw. Equal similarities are ranked by lot: all-zero embeddings score chance. """
+    """ {metric: per-text values (n,)} of latents found (n, N, D) against the right ones among all n
+    of raw. Equal similarities are ranked by lot: all-zero embeddings score chance. """
     a = F.normalize(found.flatten(1), dim=1)
     b = F.normalize(raw.flatten(1), dim=1)
     similarity = a @ b.T                                                 # (n, n)
@@ -255,8 +260,8 @@ def retrieval(found, raw):
 
 
 def compare(texts, written, raw, embedded):
-    """ {metric: per-text values (n,)} of written texts against their sources, and of their embeddings,
-    if there are any, against the source latents. """
+    """ {metric: per-text values (n,)} of written texts against their sources, and of their
+    embeddings, if there are any, against the source latents. """
     from sacrebleu.metrics import BLEU
     bleu = BLEU(effective_order=True)          # sentence BLEU: a three-word text has no 4-grams
     pairs = list(zip(written, texts))
@@ -294,8 +299,8 @@ def make_latents(run, tokens, name, seed, **sampling):
 # Texts from noise: what they are like
 
 def real_ids(run, tokens):
-    """ The tokens of each text as it is decoded: before its EOS, without PAD. (A weak sampler may write
-    PAD and no EOS.) """
+    """ The tokens of each text as it is decoded: before its EOS, without PAD. (A weak sampler may
+    write PAD and no EOS.) """
     eos, pad = run.tokenizer.eos, run.tokenizer.pad
     found = []
     for row in tokens.tolist():
@@ -334,15 +339,16 @@ def text_statistics(texts, ids):
 
 
 def describe_texts(results, run, control, texts, tokens, perplexity=None):
-    """ Enters text_statistics of texts and their tokens (n, L), and their perplexity under a scorer. """
+    """ Enters text_statistics of texts and their tokens (n, L), and their perplexity under a
+    scorer. """
     enter(results, control, text_statistics(texts, real_ids(run, tokens)))
     if perplexity:
         results[f'{control}gen_ppl'] = perplexity(texts)
 
 
 def prepare_scorer(run, knobs):
-    """ perplexity(texts) of the scorer that the knobs name, or None: `prepare` of the tasks that read
-    it. """
+    """ perplexity(texts) of the scorer that the knobs name, or None: `prepare` of the tasks that
+    read it. """
     if not knobs['scorer']:
         return None
     return load_scorer(knobs['scorer'], knobs['scorer_revision'], run.device)
@@ -362,8 +368,8 @@ def load_scorer(name, revision, device):
         folder = os.path.dirname(name)
         is_id = re.fullmatch(r'[\w.-]+(/[\w.-]+)?', name)
         if not is_id or folder and os.path.isdir(folder):
-            raise ValueError(f'scorer={name}: no such folder; name a run of config/ar.py, or a causal '
-                             'language model')
+            raise ValueError(f'scorer={name}: no such folder; name a run of config/ar.py, or a '
+                             'causal language model')
         where, _ = fetch(name, revision or None, 'scorer',
                          'name a run of config/ar.py, or a folder with a causal language model')
 
@@ -373,8 +379,9 @@ def load_scorer(name, revision, device):
         model = transformers.AutoModelForCausalLM.from_pretrained(
             where, use_safetensors=True, trust_remote_code=False)
     except Exception as error:                 # transformers raises what it likes
-        raise ValueError(f'scorer={name}: neither a run with a checkpoint nor a causal language model: '
-                         f'{type(error).__name__}: {str(error).strip().splitlines()[0]}') from None
+        first_line = str(error).strip().splitlines()[0]
+        raise ValueError(f'scorer={name}: neither a run with a checkpoint nor a causal language '
+                         f'model: {type(error).__name__}: {first_line}') from None
     model = model.to(device).eval()
     limit = getattr(model.config, 'max_position_embeddings', 1024)
 

@@ -1,15 +1,15 @@
 """
-image: of captions and pictures: is what a caption says (classes) to be seen in the picture made from
-it? A classifier judges: a small network trained on the real training pictures. The real validation
-pictures (real) show how well it sees.
+image: of captions and pictures: is what a caption says (classes) to be seen in the picture made
+from it? A classifier judges: a small network trained on the real training pictures. The real
+validation pictures (real) show how well it sees.
     image_     pictures from captions
     caption_   captions from pictures, of those that say anything about it (named_)
     joint_     both from noise: do they agree?
     spread     how far pictures are from the mean of their class
     nearest_training   how far from the nearest training picture
-The last two are in grey levels of 255 a pixel, root mean square. out_dir/images.npz has the first 100
-(plot.py --what=images). Controls: shuffled, another's; null, of no caption or picture; nearest, the
-caption of the nearest training picture.
+The last two are in grey levels of 255 a pixel, root mean square. out_dir/images.npz has the first
+100 (plot.py --what=images). Controls: shuffled, another's; null, of no caption or picture; nearest,
+the caption of the nearest training picture.
 """
 import re
 
@@ -20,9 +20,8 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from corpora.png import pixels
-from runs.loading import trained_for
-from sample import LATENT_KNOBS, MAKES, NEEDS as DIRECTIONS, TEXT_KNOBS, WRITES, raw_latents
-from sample import unconditional
+from runs.loading import raw_latents, trained_for
+from sample import LATENT_KNOBS, MAKES, NEEDS as DIRECTIONS, TEXT_KNOBS, WRITES, unconditional
 from tasks.common import (Measured, TaskNeeds, decode, derangement, make_latents, means, open_split,
                           write_from)
 
@@ -174,8 +173,8 @@ def as_input(pictures):
 
 
 def train_classifier(pictures, labels, n_classes, seed, steps=600, batch=64):
-    """ classify(pictures (n, S, S, C) uint8) -> classes (n,): a small convolutional network, trained on
-    these pictures and labels. """
+    """ classify(pictures (n, S, S, C) uint8) -> classes (n,): a small convolutional network,
+    trained on these pictures and labels. """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = nn.Sequential(

@@ -1,7 +1,8 @@
 """
-importance: the loss at masked positions by quarters of the tokens: by their frequency in the training
-split (rare last), and by their importance (processes/adaptive.py), with the rank correlation of
-importance and a token's mean loss. n ~ U{1..L} positions are masked, whatever their importance.
+importance: the loss at masked positions by quarters of the tokens: by their frequency in the
+training split (rare last), and by their importance (processes/adaptive.py), with the rank
+correlation of importance and a token's mean loss. n ~ U{1..L} positions are masked, whatever their
+importance.
 genmd4: the bound for the rates that a run with importance=freq was trained at.
 """
 import torch
@@ -38,8 +39,9 @@ def measure(run, ctx):
         quarters = torch.bucketize(value.double(), edges)                # (n, L)
         for quarter in range(4):
             inside = used & (quarters == quarter)
-            total = (loss * inside).sum(1)                               # (n,): the tokens of a text
-            size = inside.sum(1).double()                                # are not independent
+            # (n,) each: the tokens of a text are not independent
+            total = (loss * inside).sum(1)
+            size = inside.sum(1).double()
             if size.sum() > 0:
                 key = f'{name}/nats_quarter_{quarter + 1}'
                 results[key] = (total.sum() / size.sum()).item()
@@ -55,8 +57,8 @@ def measure(run, ctx):
 
 
 def losses(run, tokens, z, rarity_of_tokens, draws, seed, batch):
-    """ Of every token (n, L): its importance (or rarity, where the run has no importance), its mean loss
-    in nats, and whether it was ever masked. """
+    """ Of every token (n, L): its importance (or rarity, where the run has no importance), its mean
+    loss in nats, and whether it was ever masked. """
     n, L = tokens.shape
     importance = rarity_of_tokens
     nats = torch.zeros(n, L, dtype=torch.float64)
@@ -91,8 +93,8 @@ def rated_bound(run, tokens, z, rare, draws, seed, batch):
     """ Nats per real token of the bound for the rates that the run was trained at, at its end
     (adaptive.genmd4_bound). """
     c = run.config
-    trained = Adaptive(c['masking'], c['beta'], False, (.3, .7), 1, c['max_iters'], run.tokenizer.pad,
-                       rare, False)
+    trained = Adaptive(c['masking'], c['beta'], False, (.3, .7), 1, c['max_iters'],
+                       run.tokenizer.pad, rare, False)
     w = trained.exponents(rare, c['max_iters'] - 1).to(run.device)
     n, L = tokens.shape
     total = 0.0

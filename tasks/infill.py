@@ -1,6 +1,6 @@
 """
-infill: a share of each text's tokens (not the EOS) is masked and written again, from the rest and the
-right latent: token accuracy, and as l2t.
+infill: a share of each text's tokens (not the EOS) is masked and written again, from the rest and
+the right latent: token accuracy, and as l2t.
 Controls: shuffled, another text's latent; null, none.
 """
 import torch

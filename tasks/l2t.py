@@ -1,7 +1,7 @@
 """
-l2t: texts written from latents, against the texts that the latents came from: sentence BLEU, word-set
-F1, exact match, and the round trip: embed what was written, cosine with the source latent, retrieval
-of the source among all n.
+l2t: texts written from latents, against the texts that the latents came from: sentence BLEU,
+word-set F1, exact match, and the round trip: embed what was written, cosine with the source latent,
+retrieval of the source among all n.
 Controls: shuffled, another text's latent; null, noise at clock 1; nearest, the training text whose
 latent is nearest: what copying the training set would get.
 """

@@ -1,7 +1,7 @@
 """
 nelbo: the exact bound on -log p(text | latent), nats per real token (text and one EOS; the nats of
-PAD are in the total). latent_mse: the squared error of x0 per dimension given the text, over uniform
-clocks. Each for the modes that the run was trained for.
+PAD are in the total). latent_mse: the squared error of x0 per dimension given the text, over
+uniform clocks. Each for the modes that the run was trained for.
 Controls: shuffled, another text's condition; null, noise at clock 1.
 """
 import math
@@ -88,13 +88,14 @@ def bound_of(run, rows, tokens, latents, clock, u, known_mask):
     x = part(tokens)
     t_latent = torch.full((len(x),), clock, device=run.device)
     with run.autocast():
-        return run.text.bound(run.model, x, part(latents), t_latent, part(u), part(known_mask)).cpu()
+        nats = run.text.bound(run.model, x, part(latents), t_latent, part(u), part(known_mask))
+    return nats.cpu()
 
 
 @torch.inference_mode()
 def latent_mse(run, tokens, raw, draws, seed, batch):
-    """ {key: value}: E_t |x0_hat - z|^2 per live dimension, standardised, given the text; 1 is what the
-    mean latent gets. """
+    """ {key: value}: E_t |x0_hat - z|^2 per live dimension, standardised, given the text; 1 is what
+    the mean latent gets. """
     n = len(tokens)
     z = run.stats.standardise(raw)
     live = run.stats.live

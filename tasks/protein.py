@@ -1,9 +1,9 @@
 """
-protein: recovery of masked residues in one call, by the share that is masked, .1 to .9; and as many new
-sequences as there are texts: how far their composition is from the training split's (total variation),
-and how they repeat. (nelbo has the bound per residue.)
-Controls: unigram, residues drawn one by one from the training frequencies, at the lengths of the texts;
-data, the texts.
+protein: recovery of masked residues in one call, by the share that is masked, .1 to .9; and as many
+new sequences as there are texts: how far their composition is from the training split's (total
+variation), and how they repeat. (nelbo has the bound per residue.)
+Controls: unigram, residues drawn one by one from the training frequencies, at the lengths of the
+texts; data, the texts.
 """
 import re
 
@@ -63,7 +63,8 @@ def measure(run, ctx):
 
 
 def recovery(run, tokens, noisy, mask, batch, rng):
-    """ Per sequence, %: the masked residues of noisy (n, L) that are the network's first choice. """
+    """ Per sequence, %: the masked residues of noisy (n, L) that are the network's first
+    choice. """
     right = torch.zeros(len(tokens), dtype=torch.float64)
     for i in range(0, len(tokens), batch):
         rows = slice(i, i + batch)
@@ -78,8 +79,8 @@ def recovery(run, tokens, noisy, mask, batch, rng):
 
 
 def repeats(rows):
-    """ Per sequence, %: residues in runs of three or more equal ones; 3-grams that the sequence has had
-    before. """
+    """ Per sequence, %: residues in runs of three or more equal ones; 3-grams that the sequence has
+    had before. """
     in_runs, repeated = [], []
     for row in rows:
         text = ''.join(map(chr, row))

@@ -1,17 +1,17 @@
 """
 self_correction: gidd takes back what it wrote. Of its own samples, the share of tokens that are the
-network's own first choice (accuracy), before and after as many rounds as self_correct says (0: as many
-as there are places), and what the texts are like.
+network's own first choice (accuracy), before and after as many rounds as self_correct says (0: as
+many as there are places), and what the texts are like.
 Controls: before; data, the texts themselves.
 """
 import torch
 
-from sample import TEXT_KNOBS, WRITES, blank, ends_of, make_denoise, null_latents, write
-from tasks.common import Measured, TaskNeeds, decode, describe_texts, means, prepare_scorer
+from sample import WRITES, blank, ends_of, make_denoise, null_latents, write
+from tasks.common import (FREE_KNOBS, Measured, TaskNeeds, decode, describe_texts, means,
+                          prepare_scorer)
 
 NEEDS = TaskNeeds(('text',), (WRITES,), corrects=True)
-# samples from noise have nothing to guide them
-SETTINGS = (*(name for name in TEXT_KNOBS if name != 'guidance'), 'scorer', 'scorer_revision')
+SETTINGS = (*FREE_KNOBS, 'scorer', 'scorer_revision')
 prepare = prepare_scorer
 
 
@@ -26,8 +26,9 @@ def measure(run, ctx):
     tokens, known_mask = blank(run, ctx.n, sampling['length'], seed)
     before = write(run, tokens, known_mask, None, **sampling | dict(self_correct=0, guidance=1.0))
 
-    after, accuracy_before, accuracy, n_rounds, is_done = correct(run, before, known_mask, rounds, batch,
-                                                                  rng)
+    # correct them
+    after, accuracy_before, accuracy, n_rounds, is_done = correct(
+        run, before, known_mask, rounds, batch, rng)
     _, accuracy_of_data, *_ = correct(run, ctx.tokens, ends_of(run, ctx.tokens), 0, batch, rng)
     changed = (after != before).sum(1) / (~known_mask).sum(1)
     results = {'n': ctx.n, 'rounds_at_most': rounds}
@@ -41,8 +42,8 @@ def measure(run, ctx):
 
 
 def correct(run, tokens, known_mask, rounds, batch, rng):
-    """ What run.text.correct gives, of all rows: the tokens (n, L) after so many rounds, and (n,) each:
-    accuracy before and after, rounds that changed a token, whether no more would. """
+    """ What run.text.correct gives, of all rows: the tokens (n, L) after so many rounds, and (n,)
+    each: accuracy before and after, rounds that changed a token, whether no more would. """
     parts = []
     for x, known in zip(tokens.split(batch), known_mask.split(batch)):
         null = null_latents(run, len(x), rng) if 'latent' in run.streams else None

@@ -1,6 +1,6 @@
 """
-sts: correlation of the cosine of generated latents with what people said of pairs of sentences, over
-all pairs, and over the known ones: the pairs whose every word occurs in the training texts.
+sts: correlation of the cosine of generated latents with what people said of pairs of sentences,
+over all pairs, and over the known ones: the pairs whose every word occurs in the training texts.
 Controls: shuffled, another sentence's latent; encoder, the encoder's own latents.
 """
 import csv
@@ -11,8 +11,9 @@ import numpy as np
 import torch.nn.functional as F
 from tqdm import tqdm
 
+from corpora.inputs import pack
 from encoders import reach_hub
-from sample import LATENT_KNOBS, MAKES, pack
+from sample import LATENT_KNOBS, MAKES
 from tasks.common import (Measured, TaskNeeds, chosen_rows, correlations, derangement, embed,
                           enter, make_latents, open_split, words)
 
@@ -35,13 +36,14 @@ def prepare(run, knobs):
     if knobs['n'] is not None:
         rows = chosen_rows(len(first), knobs['n'], knobs['order'], knobs['seed'])
     if len(rows) < 3:
-        raise ValueError(f"sts={knobs['sts']}, n={knobs['n']}: a correlation needs at least 3 pairs, "
-                         f'found {len(rows)}')
+        raise ValueError(f'sts={knobs["sts"]}, n={knobs["n"]}: a correlation needs at least 3 '
+                         f'pairs, found {len(rows)}')
     return [first[i] for i in rows], [second[i] for i in rows], scores[rows]
 
 
 def measure(run, ctx):
-    """ Several draws of the latents of all sentences; the correlations are means over the draws. """
+    """ Several draws of the latents of all sentences; the correlations are means over the
+    draws. """
     first, second, scores = ctx.prepared
     seed, seeds = ctx.knobs['seed'], ctx.knobs['seeds']
     n, sentences = len(first), first + second
@@ -91,8 +93,8 @@ def training_words(run, folder):
 
 
 def read_pairs(path, revision=''):
-    """ (sentences, sentences, scores) from a csv or tsv, with or without a header, or a hub dataset's
-    validation split. """
+    """ (sentences, sentences, scores) from a csv or tsv, with or without a header, or a hub
+    dataset's validation split. """
     if os.path.isfile(path):
         rows, header = read_table_of_pairs(path)
     else:

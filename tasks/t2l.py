@@ -2,8 +2,8 @@
 t2l: latents made from texts, against the encoder's: cosine, centred cosine (less the mean of the
 training latents), squared error per dimension (standardised), retrieval among all n and mean
 reciprocal rank, mean and spread of every dimension.
-Controls: shuffled, another text's; null, every token MASK; mean, the mean latent; ridge, a regression
-from the bag of tokens: what a model that reads words but no order gets.
+Controls: shuffled, another text's; null, every token MASK; mean, the mean latent; ridge, a
+regression from the bag of tokens: what a model that reads words but no order gets.
 """
 import math
 
@@ -71,8 +71,8 @@ def compare_latents(run, found, raw):
 
 
 def dimensions(run, found, raw):
-    """ Of each live dimension: how far the mean is from the data's, in its standard deviations, and the
-    ratio of the deviations. """
+    """ Of each live dimension: how far the mean is from the data's, in its standard deviations, and
+    the ratio of the deviations. """
     live = run.stats.live > 0
     a = run.stats.standardise(found).flatten(0, 1)[:, live]
     b = run.stats.standardise(raw).flatten(0, 1)[:, live]
@@ -90,8 +90,8 @@ def bag_of_tokens(run, tokens):
 
 
 def ridge(run, folder, tokens, penalties=(1.0, 10.0, 100.0, 1000.0), block=4096):
-    """ Latents (n, N, D) predicted from bags of tokens by ridge regression on the training split. The
-    penalty is chosen on its last tenth. """
+    """ Latents (n, N, D) predicted from bags of tokens by ridge regression on the training split.
+    The penalty is chosen on its last tenth. """
     train = open_split(run, folder, 'train')
     V1 = run.text.mask_id + 1
     n_fit = len(train) - len(train) // 10

@@ -6,12 +6,11 @@ import time
 
 from tqdm import tqdm
 
-from sample import TEXT_KNOBS, WRITES, blank, write
-from tasks.common import Measured, TaskNeeds, decode, describe_texts, prepare_scorer
+from sample import WRITES, blank, write
+from tasks.common import FREE_KNOBS, Measured, TaskNeeds, decode, describe_texts, prepare_scorer
 
 NEEDS = TaskNeeds(('text',), (WRITES,))
-# samples from noise have nothing to guide them
-SETTINGS = (*(name for name in TEXT_KNOBS if name != 'guidance'), 'scorer', 'scorer_revision')
+SETTINGS = (*FREE_KNOBS, 'scorer', 'scorer_revision')
 prepare = prepare_scorer
 
 

@@ -1,7 +1,7 @@
 """
-unconditional: as many joint samples of text and latent as there are texts: entropy, distinct n-grams,
-repetition, coherence cos(z, encoder(x)), perplexity under a scorer, network calls and milliseconds a
-text. (The slow first calls of a process are among them; a sweep leaves them out.)
+unconditional: as many joint samples of text and latent as there are texts: entropy, distinct
+n-grams, repetition, coherence cos(z, encoder(x)), perplexity under a scorer, network calls and
+milliseconds a text. (The slow first calls of a process are among them; a sweep leaves them out.)
 Controls: data, the texts themselves; shuffled, another sample's latent.
 """
 import time
@@ -10,15 +10,14 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from sample import TEXT_KNOBS, raw_latents, unconditional
-from tasks.common import (Measured, TaskNeeds, decode, derangement, describe_texts, embed, means,
-                          prepare_scorer)
+from runs.loading import raw_latents
+from sample import unconditional
+from tasks.common import (FREE_KNOBS, Measured, TaskNeeds, decode, derangement, describe_texts,
+                          embed, means, prepare_scorer)
 
 NEEDS = TaskNeeds(('text', 'latent'), (('unconditional',),), masked_text=True,
                   encoder='if there is one', shuffled=True)
-# samples from noise have nothing to guide them
-SETTINGS = (*(name for name in TEXT_KNOBS if name != 'guidance'), 'solver', 'latent_steps', 'scorer',
-            'scorer_revision')
+SETTINGS = (*FREE_KNOBS, 'solver', 'latent_steps', 'scorer', 'scorer_revision')
 prepare = prepare_scorer
 
 
