@@ -47,8 +47,7 @@ from tqdm import tqdm
 import configurator
 from configurator import configure, on_command_line, stop_on_error
 from corpora.fasta import write_fasta
-from corpora.inputs import (READ_BY, pack, read_latents, read_sources, read_template, read_texts,
-                            warn_of_texts)
+from corpora.inputs import READ_BY, pack, read_sources, read_template, warn_of_texts
 from corpora.png import images_of, pixels, write_png
 from data import is_end
 from diffusion import MaskedText, positions_of
