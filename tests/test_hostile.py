@@ -189,6 +189,7 @@ def main(dataset, finished, folder):
     import sample
     from benchmarks import pictures
     from corpora import latents
+    from corpora.inputs import read_latents
     from evaluate import read_results
     torch.set_num_threads(1)
     rng, outcomes = random.Random(0), Outcomes(folder)
@@ -220,7 +221,7 @@ def main(dataset, finished, folder):
 
     def read_given():
         run = SimpleNamespace(meta={'latent_shape': [1, 16]}, out_dir='a run')
-        sample.read_latents(run, given)
+        read_latents(run, given)
 
     def read_given_as_source():
         for document in latents.with_latents('abcde', str(given)):
@@ -229,7 +230,7 @@ def main(dataset, finished, folder):
     def read_run():
         run = sample.load_run(str(run_folder), 'latest', 'cpu', 'float32')
         for task in sample.NEEDS:
-            sample.why_not(run, task)
+            sample.NEEDS[task].missing(run)
         sample.l2t(run, torch.zeros(1, 1, 16), steps=1, seed=0, batch=1)
         data.dataset_folder(run.config['dataset'])
 
