@@ -19,6 +19,7 @@ import ast
 import contextlib
 import difflib
 import os
+import re
 import shutil
 import sys
 import types
@@ -93,7 +94,7 @@ def read_knobs(path):
                 rule_of[name] = rule
 
     # the comment of the last knob may go on below it
-    while last < len(lines) and lines[last].startswith(' ') and lines[last].lstrip().startswith('#'):
+    while last < len(lines) and re.match(' +#', lines[last]):
         last += 1
     block = '\n'.join(lines[first:last]).strip()
     doc = ast.get_docstring(tree) or ''
@@ -156,8 +157,8 @@ def run_config(path):
     try:
         exec(compile(source, file, 'exec'), space)
     except Exception as error:
-        line = line_of(error, file)
-        stop(f'config file {path}, line {line}: {type(error).__name__}: {getattr(error, "msg", error)}')
+        what = f'{type(error).__name__}: {getattr(error, "msg", error)}'
+        stop(f'config file {path}, line {line_of(error, file)}: {what}')
 
     imported = set()
     for node in ast.walk(ast.parse(source)):
