@@ -1,6 +1,9 @@
-# make quickstart   environment, install, prepare, train, sample, evaluate: the main job, end to end, on a CPU
-# make test         environment, install, all tests
-# Another interpreter or place: make test PYTHON=python3.12 VENV=/some/where
+# make quickstart   makes the environment, installs, then prepares, trains, samples and evaluates:
+#                   the main job from end to end, on a CPU
+# make test         makes the environment, installs, runs all tests
+# make clean        removes the environment, and the data and the run of the quickstart
+#
+# With another interpreter, or in another place: make test PYTHON=python3.12 VENV=/some/where
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -1,8 +1,9 @@
-""" Overlay: an autoregressive decoder of the same blocks, text alone. Sets neither data, sizes, steps nor out_dir.
+""" Overlay: an autoregressive decoder of the same blocks, text alone (processes/autoregressive.py).
+It sets neither data, sizes, steps nor out_dir.
 
     python train.py config/quickstart.py config/ar.py --out_dir=out/ar
     python sample.py --out_dir=out/ar --num_samples=4
-    python sample.py --out_dir=out/ar --mode=infill --text="Return the [MASK:*]"        # a text continued
+    python sample.py --out_dir=out/ar --mode=infill --text="Return the [MASK:*]"    # continues it
     python evaluate.py --out_dir=out/ar --tasks=nelbo,text
 """
 causal = True

@@ -1,5 +1,6 @@
-""" Overlay: text from latents by an autoregressive decoder, the latents' tokens a prefix: the natural rival of l2t. Sets neither data,
-sizes, steps nor out_dir.
+""" Overlay: text from latents by an autoregressive decoder (processes/autoregressive.py), which
+reads the latents' tokens as a prefix. It is what to compare l2t with. It sets neither data, sizes,
+steps nor out_dir.
 
     python train.py config/quickstart.py config/ar_prefix.py --out_dir=out/ar_prefix
     python sample.py --out_dir=out/ar_prefix --text="Return a list."

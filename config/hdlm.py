@@ -1,6 +1,7 @@
-""" Overlay: HDLM (arXiv:2510.08632, baselines.py): a token becomes its cluster, then MASK. Text alone. The clusters are made at the start:
-k-means on the company that tokens keep in the training texts, or with --clusters_from= on a run's token embedding or an .npy file.
-Sets neither data, sizes, steps nor out_dir.
+""" Overlay: HDLM (arXiv:2510.08632, processes/hdlm.py), text alone. A token becomes its cluster,
+then MASK. train.py makes the clusters at the start: k-means on co-occurrence counts of the
+training texts. --clusters_from= takes a run's token embedding or an .npy file instead. It sets
+neither data, sizes, steps nor out_dir.
 
     python train.py config/quickstart.py config/hdlm.py --out_dir=out/hdlm
     python sample.py --out_dir=out/hdlm --num_samples=4

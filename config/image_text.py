@@ -1,16 +1,18 @@
-""" Images and captions in the same two streams: pictures from captions, captions from pictures, and both from noise. The dataset is
-scikit-learn's 1,797 handwritten digits (pip install scikit-learn pillow matplotlib; no download), each with four captions.
+""" Images and captions in the same two streams (docs/images.md): pictures from captions, captions
+from pictures, and both from noise. The dataset is scikit-learn's 1,797 handwritten digits, each
+with four captions. Nothing is downloaded, but it needs: pip install scikit-learn pillow matplotlib
 
     python prepare.py config/image_text.py
     python train.py config/image_text.py
-    python sample.py config/image_text.py --mode=t2l --text="a bold seven" --png=seven.png       # --num_samples=16: a sheet of them
-    python sample.py config/image_text.py --mode=l2t --image=seven.png                           # its caption; or a folder of pictures
-    python sample.py config/image_text.py --mode=unconditional --num_samples=16 --png=any.png    # both from noise
+    python sample.py config/image_text.py --mode=t2l --text="a bold seven" --png=seven.png
+    python sample.py config/image_text.py --mode=l2t --image=seven.png    # or a folder of pictures
+    python sample.py config/image_text.py --mode=unconditional --num_samples=16 --png=any.png
     python evaluate.py config/image_text.py
-    python plot.py config/image_text.py --what=images                # results/image_text.png is such a picture
+    python plot.py config/image_text.py --what=images    # makes results/image_text.png
 
-7.5 minutes of one CPU core without AMX; seed 0, commit 283fe8c: of pictures made from captions 99.7 % show the digit (real ones: 99.4), of
-captions written from pictures 99.1 % name it, and of pairs from noise 90.4 % agree on it.
+7.5 minutes of one CPU core without AMX; seed 0, commit 283fe8c. 99.7 % of the pictures made from
+captions show the digit (real ones: 99.4), 99.1 % of the captions written from pictures name it,
+and 90.4 % of the pairs from noise agree on it.
 """
 # data: patches of 2 x 2 pixels; an image goes to one split with all its captions
 dataset = 'image_text'
@@ -46,5 +48,6 @@ save_interval = 1000
 # evaluation
 tasks = 'nelbo,image'
 latent_steps = 16               # from noise to a picture
-guidance = 1.5                  # clearer pictures, less various: README
-classes = 'digit: zero, one, two, three, four, five, six, seven, eight, nine; strokes: thin, plain, bold'
+guidance = 1.5                  # clearer pictures, less various: docs/images.md
+classes = ('digit: zero, one, two, three, four, five, six, seven, eight, nine; '
+           'strokes: thin, plain, bold')

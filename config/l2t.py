@@ -1,8 +1,11 @@
-""" The main job: OpenWebText from its E5 embeddings, at a size for one 80 GB GPU. Not run yet: no figures to expect.
+""" The main job: OpenWebText from its E5 embeddings, at a size for one 80 GB GPU. It has not been
+run: there are no figures to expect.
 
-    python prepare.py config/l2t.py --input="openwebtext/*.jsonl.gz"     # the folder of text you have; --device=cuda embeds on the GPU
+    python prepare.py config/l2t.py --input="openwebtext/*.jsonl.gz"
     torchrun --standalone --nproc_per_node=1 train.py config/l2t.py
     python evaluate.py config/l2t.py
+
+--input is the folder of text that you have. prepare.py embeds on the GPU with --device=cuda.
 """
 # data: paragraphs of web text as GPT-2 tokens, 1024-dimensional latents
 dataset = 'openwebtext_e5'

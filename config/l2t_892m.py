@@ -1,5 +1,5 @@
-""" The mission's size: width 1024, 24 blocks, Qwen3 embeddings cut to 32 dimensions. train.py prints the parameter count before
-it begins; trained where there are GPUs.
+""" l2t at a large size: width 1024, 24 blocks, Qwen3 embeddings cut to 32 dimensions. train.py
+prints the parameter count before it begins. For GPUs; docs/cluster.md.
 
     python prepare.py config/l2t_892m.py --input="openwebtext/*.jsonl.gz"
     torchrun --standalone --nproc_per_node=1 train.py config/l2t_892m.py

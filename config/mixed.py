@@ -1,8 +1,11 @@
-""" Overlay: every direction from one checkpoint; each row of a batch draws its mode. Sets neither data, sizes, steps nor out_dir.
+""" Overlay: every direction from one checkpoint. Each row of a batch draws its mode. It sets
+neither data, sizes, steps nor out_dir.
 
     python train.py config/quickstart.py config/mixed.py --out_dir=out/mixed
-    python sample.py --out_dir=out/mixed --mode=t2l --text="Return a list."     # or l2t, unconditional, infill, t2l2t, text, latent
+    python sample.py --out_dir=out/mixed --mode=t2l --text="Return a list."
     python evaluate.py --out_dir=out/mixed --tasks=nelbo,l2t,t2l,unconditional,infill
+
+Other modes of sample.py: l2t, unconditional, infill, t2l2t, text, latent.
 """
 mode = 'mixed'
 mode_weights = (1.0, 1.0, 1.0)     # unconditional, l2t, t2l

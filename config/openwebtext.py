@@ -1,8 +1,10 @@
-""" Masked text diffusion on OpenWebText at MDLM's size (arXiv:2406.07524), text alone. For GPUs; not run yet.
+""" Masked text diffusion on OpenWebText at MDLM's size (arXiv:2406.07524), text alone. For GPUs;
+it has not been run. The second torchrun line is the same with ATAT (docs/adaptive.md).
 
     python prepare.py config/openwebtext.py
-    torchrun --standalone --nproc_per_node=8 train.py config/openwebtext.py                  # plain
-    torchrun --standalone --nproc_per_node=8 train.py config/openwebtext.py config/atat.py --out_dir=out/openwebtext_atat
+    torchrun --standalone --nproc_per_node=8 train.py config/openwebtext.py
+    torchrun --standalone --nproc_per_node=8 train.py config/openwebtext.py config/atat.py \
+        --out_dir=out/openwebtext_atat
     python evaluate.py config/openwebtext.py --tasks=nelbo,importance
 """
 # data

@@ -1,14 +1,20 @@
-""" A protein language model in the manner of DPLM (arXiv:2402.18567): 512 wide, 32 layers, crops of 1,024 residues.
-For GPUs; never trained here.
+""" A protein language model in the manner of DPLM (arXiv:2402.18567; docs/proteins.md): 512 wide,
+32 layers, crops of 1,024 residues. For GPUs; it has not been trained.
 
     python prepare.py config/protein.py --input=uniref50.fasta.gz --homology=0.3
-    torchrun --standalone --nproc_per_node=8 train.py config/protein.py --grad_accum=6       # 393,216 residues a step, as 48 on one GPU
+    torchrun --standalone --nproc_per_node=8 train.py config/protein.py --grad_accum=6
     python sample.py config/protein.py --num_samples=8 --length=200 --fasta=new.fasta
     python evaluate.py config/protein.py
 
-For latents beside the residues (text from an ESM-2 embedding and back): prepare with --encoder=esm2 --max_tokens=1022,
-train with --seq_len=None --streams=text,latent --mode=mixed. Protein flow matching: --text_loss_weight=uniform, sampled with --sampler=dfm;
-RDM's: --text_loss_weight=rdm, sampled with --sampler=reparam.
+--grad_accum=6 on 8 GPUs makes steps of 393,216 residues, as grad_accum=48 on one GPU does.
+
+Variants:
+    latents beside the residues      prepare with --encoder=esm2 --max_tokens=1022, train with
+    (from an ESM-2 embedding)        --seq_len=None --streams=text,latent --mode=mixed
+    flow matching                    train with --text_loss_weight=uniform, sample with
+                                     --sampler=dfm
+    RDM's loss and sampler           train with --text_loss_weight=rdm, sample with
+                                     --sampler=reparam
 """
 # data: a letter is a residue; sequences are stored whole and cropped at random while training
 out = 'data/protein'

@@ -1,4 +1,5 @@
-""" A protein language model that a CPU can train: unconditional sequences at a length, inpainting, scaffolding; FASTA in and out.
+""" A protein language model that a CPU can train (docs/proteins.md): sequences of a given length,
+inpainting, scaffolding; FASTA in and out.
 
     python prepare.py config/protein_tiny.py --input=proteins.fasta
     python train.py config/protein_tiny.py
@@ -34,7 +35,8 @@ ema_decay = 0.99
 eval_interval = 250
 eval_iters = 8
 # sampling and evaluation
-sampler = 'ancestral'              # reparam seeks the likeliest: of so weak a model that is one residue (LOG.md)
+sampler = 'ancestral'              # reparam seeks the likeliest sequence: of so weak a
+                                   # model that is one residue repeated (LOG.md)
 steps = 128
 tasks = 'nelbo,protein'
 n = 200

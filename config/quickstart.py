@@ -1,13 +1,16 @@
-""" The tour on a CPU: write the Python documentation's sentences from their embeddings. No download: the corpus is the interpreter's
-own documentation, the encoder (lsa) is fitted on it.
+""" The tour on a CPU: write the sentences of Python's documentation from their embeddings. Nothing
+is downloaded: the corpus is the interpreter's own documentation, and the encoder (lsa) is fitted
+on it.
 
     make quickstart       or:
     python prepare.py config/quickstart.py
     python train.py config/quickstart.py
-    python sample.py config/quickstart.py --text="Return the number of items in the list." --num_samples=3
+    python sample.py config/quickstart.py --num_samples=3 \
+        --text="Return the number of items in the list."
     python evaluate.py config/quickstart.py
 
-2 CPU cores, 3 1/2 minutes of training; seed 0, commit 7e5b2c1: 4.07 nats per token, 6.30 with a shuffled latent.
+2 CPU cores, 3 1/2 minutes of training; seed 0, commit 7e5b2c1: 4.07 nats per token, 6.30 with a
+shuffled latent.
 """
 # data
 dataset = 'quickstart'

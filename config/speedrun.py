@@ -1,18 +1,21 @@
-""" The shortest way to a bound on Multi30k: how soon is the first entry's bound reached? Records: README.
+""" The shortest way to a bound on Multi30k: how soon does a run reach the bound of the first
+entry? The records are in docs/speed.md. It needs the data of config/multi30k_l2t.py.
 
-    python prepare.py config/multi30k_l2t.py --input="RAW/train.*.en.gz" --val_input="RAW/val.*.en.gz"      # the data of multi30k_l2t
+    python prepare.py config/multi30k_l2t.py --input="RAW/train.*.en.gz" \
+        --val_input="RAW/val.*.en.gz"
     python train.py config/speedrun.py
-    python evaluate.py config/multi30k_l2t.py --out_dir=out/speedrun --tasks=nelbo --n=1000 --order=random
+    python evaluate.py config/multi30k_l2t.py --out_dir=out/speedrun --tasks=nelbo \
+        --n=1000 --order=random
 
-2 CPU cores with AMX, 5.0 minutes of steps; seeds 0 and 1, commit 2e7fec6: 2.354 and 2.357 nats per token. With other max_iters give
-another length_schedule.
+2 CPU cores with AMX, 5.0 minutes of steps; seeds 0 and 1, commit 2e7fec6: 2.354 and 2.357 nats per
+token. With another max_iters, set another length_schedule.
 """
 # data
 dataset = 'multi30k'
 # run
 out_dir = 'out/speedrun'
 mode = 'l2t'
-# model: half as deep, with a linear way from the embedding to every token
+# model: half as deep, with a linear map from the embedding to every token
 depth = 4
 width = 256
 heads = 4
@@ -20,7 +23,8 @@ latent_width = 128
 latent_tokens = 8
 shortcut = True
 text_clock = False
-# optimisation: no rows that are nearly clean (they weigh 1/t and hold next to nothing); texts cut short for four fifths of the steps
+# optimisation: no rows that are nearly clean (they weigh 1/t and teach next to nothing); short
+# texts for four fifths of the steps
 t_min = 0.3
 length_schedule = '24:960,40'
 optimizer = 'muon'

@@ -1,4 +1,5 @@
-""" Overlay: text and embedding together, from noise. Sets neither data, sizes, steps nor out_dir.
+""" Overlay: text and embedding together, from noise. It sets neither data, sizes, steps nor
+out_dir.
 
     python train.py config/quickstart.py config/unconditional.py --out_dir=out/unconditional
     python sample.py --out_dir=out/unconditional --num_samples=4

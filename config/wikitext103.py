@@ -1,12 +1,16 @@
-""" Masked text diffusion on WikiText-103 at MDLM's size (arXiv:2406.07524), text alone; the base of ATAT's
-comparison. A record of the hub is a line or an article, not a full row: short ones are filled with PAD, which MDLM's packed rows have not,
-so its figures are not comparable. For GPUs; not run yet.
+""" Masked text diffusion on WikiText-103 at MDLM's size (arXiv:2406.07524), text alone. For GPUs;
+it has not been run. The second torchrun line is the same with ATAT (docs/adaptive.md), the last
+training line shows whether it runs at all.
 
     python prepare.py config/wikitext103.py
-    torchrun --standalone --nproc_per_node=8 train.py config/wikitext103.py                  # plain
-    torchrun --standalone --nproc_per_node=8 train.py config/wikitext103.py config/atat.py --out_dir=out/wikitext103_atat
-    python train.py config/wikitext103.py --max_iters=100                                    # does it run?
+    torchrun --standalone --nproc_per_node=8 train.py config/wikitext103.py
+    torchrun --standalone --nproc_per_node=8 train.py config/wikitext103.py config/atat.py \
+        --out_dir=out/wikitext103_atat
+    python train.py config/wikitext103.py --max_iters=100
     python evaluate.py config/wikitext103.py --tasks=nelbo,importance
+
+Its figures are not comparable with MDLM's. A record of the hub is a line or an article, not a full
+row: here short ones are filled with PAD, where MDLM packs rows full.
 """
 # data
 dataset = 'wikitext103'
