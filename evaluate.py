@@ -106,6 +106,7 @@ def all_tasks():
 def choose_tasks(run, known):
     """ {name: module} of the tasks that are asked for; by default nelbo and what the run was
     trained for. ValueError for one that the run cannot do. """
+    # what is asked for
     names = [name.strip() for name in tasks.split(',') if name.strip()]
     if not names:
         trained = trained_for(run)
@@ -114,6 +115,7 @@ def choose_tasks(run, known):
             directions = ['text']
         names = ['nelbo', *(name for name in directions if not known[name].NEEDS.missing(run))]
 
+    # can the run do it?
     chosen = {}
     for name in names:
         # a config of training says unconditional of a run of text alone, too
@@ -126,6 +128,7 @@ def choose_tasks(run, known):
             raise ValueError(f'{out_dir} {missing}: no {name} from it')
         chosen[name] = known[name]
 
+    # a scorer that no task reads
     readers = [name for name, task in known.items() if 'scorer' in task.SETTINGS]
     if scorer and not chosen.keys() & set(readers):
         raise ValueError(f'scorer={scorer}: read by {", ".join(readers)}, chosen are '
@@ -139,6 +142,7 @@ def read_sweep(spec, config):
     """ 'sampler=ancestral,confidence; steps=8,16' -> [{sampler: .., steps: ..}, ...], values of the
     knobs' own types. """
     rule_of = read_knobs(__file__)[2]
+    # {knob: its values}
     axes = {}
     for part in spec.split(';'):
         name, _, values = part.strip().partition('=')
@@ -162,6 +166,7 @@ def measure_sweep(run, task, points, ctx):
     first = knobs_of(task, points[0])
     task.generate(run, ctx, 'warming up', slice(ctx.knobs['sample_batch']), **first)
 
+    # quality and cost of each point
     for point in points:
         label = ','.join(f'{knob}={value}' for knob, value in point.items())
         run.row_calls, began = 0, time.perf_counter()
@@ -258,6 +263,7 @@ def print_table(task, results, width=None):
     each = 2 + max(len(control or task) for control in columns)
     each = max(each, 18)
 
+    # block by block
     controls = list(columns)
     n_fit = max(1, (width - first) // each)
     for i in range(0, len(controls), n_fit):
@@ -287,6 +293,7 @@ def record(run, ctx, task, name, measured, config, n_skipped, point=()):
     old = read_results(path)
     key = name_of_results(name, settings, figures['n'], file, old)
 
+    # on the screen
     if measured.shown[:show]:
         print('\n' + '\n'.join(measured.shown[:show]).rstrip('\n'))
     print_table(name, figures)

@@ -146,6 +146,7 @@ def sampling_knobs(given):
                 hint = f'did you mean {near[0]!r}?'
             raise TypeError(f'unknown keyword {name!r}, {hint}')
 
+        # as the knob's type, as on the command line
         value = value.item() if isinstance(value, np.generic) else value
         try:
             sampling[name] = configurator.settle(value, DEFAULTS[name], RULES.get(name),
@@ -153,7 +154,6 @@ def sampling_knobs(given):
         except ValueError as error:
             raise ValueError(f'{name}: {error}') from None
     return sampling
-
 
 # -----------------------------------------------------------------------------
 # What a run must have for each direction
@@ -195,6 +195,7 @@ def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), ca
         t = torch.as_tensor(t, dtype=torch.float32)
         return t.to(run.device, non_blocking=True).expand(B)
 
+    # everything on the device; from the host this does not wait
     t_text, t_latent = clock(t_text), clock(t_latent)
     if positions is not None:
         positions = positions.to(run.device, non_blocking=True)
@@ -249,6 +250,7 @@ def make_denoise(run, g, condition, null, inner=None):
             return call(run, tokens, z, t, 1.0, positions, cache=cache_u)[0]
 
         logits = guided_logits(g, conditional, unconditional)            # (P, V)
+        # what is never written, and what is not written here
         logits[:, run.banned] = -torch.inf
         if inner is not None:
             is_inner = inner[rows].flatten()[positions.to(run.device)]   # (P,)
@@ -298,6 +300,8 @@ def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_
         sampling['sampler'] = 'confidence' if seeks_likely else 'ancestral'
     if hasattr(run.text, 'decode_step') and z is not None and sampling['temperature'] < 0:
         sampling['temperature'] = 0.0
+
+    # the sampler, and what it costs
     sampler, knobs, temperature = text_sampler(run, sampling)
     if 'text' not in run.streams:
         raise ValueError(f'{run.out_dir} has no text stream: nothing to write')
@@ -305,6 +309,7 @@ def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_
     steps = sampling['steps'] or (run.L if calls_per_token else 128)
     g = sampling['guidance'] if z is not None else 0
 
+    # batch by batch
     rng, device_rng = generators(run, seed)
     out = []
     for first in range(0, len(tokens), batch):
@@ -346,12 +351,15 @@ def blank(run, n, length=0, seed=0, like=None):
 
     if not 0 <= length <= run.L:
         raise ValueError(f'length={length}: {run.out_dir} writes at most {run.L} tokens')
+    # as asked, or by a draw of the quantiles of the training texts' lengths
     if length:
         lengths = torch.full((n, 1), length)
     else:
         quantile = np.random.default_rng(seed).random(n)
         drawn = np.interp(quantile, np.linspace(0, 1, len(run.lengths)), run.lengths).round()
         lengths = torch.from_numpy(drawn).long().clamp(min=1)[:, None]   # (n, 1)
+
+    # MASK up to there, then an EOS and PAD
     column = torch.arange(run.L)
     end = torch.where(column == lengths, run.tokenizer.eos, run.tokenizer.pad)
     return torch.where(column < lengths, tokens, end), column >= lengths
@@ -401,12 +409,13 @@ def t2l(run, tokens, n=None, seed=0, batch=128, progress=no_progress, **sampling
     rng = torch.Generator(run.device).manual_seed(seed)
     out = []
     for first in range(0, n, batch):
+        # the texts, and the same with every token MASK
         if tokens is None:
             x, _ = blank(run, min(batch, n - first), seed=seed + first)
         else:
             x = tokens[first:first + batch]
         x = x.to(run.device)
-        null = torch.where(ends_of(run, x), x, run.text.mask_id)         # every token MASK
+        null = torch.where(ends_of(run, x), x, run.text.mask_id)
 
         def denoise(z, t):
             def x0_and_e(tokens, t_text):
@@ -431,6 +440,8 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_pr
     solver = sampling['solver']
     sampler, knobs, temperature = text_sampler(run, sampling)
     check_direction(run, 'unconditional')
+
+    # what does not make one call a step, and what needs a condition
     other_calls = name in ('first_hitting', 'cached', 'reparam') or solver == 'heun'
     if other_calls or sampling['block_size']:
         raise ValueError(f'sampler={name}, block_size={sampling["block_size"]}, solver={solver}: '
@@ -448,6 +459,7 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_pr
         steps = sampling['steps'] or 128
         if name == 'confidence':                                         # it makes no more calls
             steps = min(steps, int((~known_mask).sum(1).max()))
+        # state: the latents, and how many steps they have taken
         times = latent_times(run.latent, steps)
         state = SimpleNamespace(z=null_latents(run, len(tokens), device_rng), i=0, memory={})
 
@@ -492,10 +504,13 @@ def embed(run, tokens, z=None, seed=0, batch=128, progress=no_progress):
         elif 'latent' in run.streams:
             latents = z[first:first + batch].to(run.device)
 
+        # clocks: text 0, latents 0 or 1
         with run.autocast():
             hidden, _ = run.model(x, latents, t, t + (z is None), None, ('text',), head=False)
         hidden = hidden.float().view(*x.shape, -1)                       # (B, L, C)
         is_text = (~is_end(x, run.tokenizer)).float()                    # (B, L)
+
+        # the mean over the text alone
         total = torch.einsum('blc,bl->bc', hidden, is_text)
         out.append((total / is_text.sum(1, keepdim=True).clamp(min=1)).cpu())
         progress(len(x))
@@ -540,6 +555,8 @@ def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, like=None, **samplin
     z = run.stats.standardise(raw).repeat_interleave(K, 0)               # (n K, N, D)
     like = None if like is None else like.repeat_interleave(K, 0)
     best, cosine = nearest(run, l2t(run, z, seed=seed, like=like, **sampling), raw, K)
+
+    # mend it: write its least certain part again, keep what comes nearer
     for i in range(1, refine + 1):
         tokens = mask_least_certain(run, best.repeat_interleave(K, 0), z, share, seed + i,
                                     sampling.get('batch', 128))
@@ -559,6 +576,7 @@ def mask_least_certain(run, tokens, z, share, seed, batch):
     in_first_half = torch.rand(tokens.shape, generator=rng) < 0.5
     ends = ends_of(run, tokens)
     certainty = torch.zeros(tokens.shape).masked_fill(ends, torch.inf)
+    # one call for each half, given the other
     for first in range(0, len(tokens), batch):
         part = slice(first, first + batch)
         for half in (in_first_half[part], ~in_first_half[part]):
@@ -570,6 +588,7 @@ def mask_least_certain(run, tokens, z, share, seed, batch):
             x = tokens[part].flatten()[positions].to(run.device)
             scatter_at(certainty[part], positions, certainty_of(logits, x, 'top1').cpu())
 
+    # the least certain of each text
     n_tokens = ((tokens != run.tokenizer.pad) & ~ends).sum(1, keepdim=True)
     rank = certainty.argsort(1).argsort(1)
     return torch.where(rank < (share * n_tokens).ceil(), run.text.mask_id, tokens)
@@ -629,6 +648,7 @@ def draw(run, direction, sources, n_each, sampling):
     def repeat(x):
         return x.repeat_interleave(n_each, 0)
 
+    # latents, and for t2l2t a text from them
     total = len(sources.names) * n_each
     if direction in ('t2l', 't2l2t', 'latent'):
         names = (*LATENT_KNOBS, 'seed', 'batch')
@@ -641,6 +661,7 @@ def draw(run, direction, sources, n_each, sampling):
         again = run.stats.standardise(raw_latents(run, z))
         return l2t(run, again, like=None if length else read, **sampling), z, None
 
+    # texts
     if direction == 'l2t' and (rerank > 1 or refine):
         tokens, cosine = search(run, repeat(sources.raw), rerank, refine, **sampling)
         return tokens, None, cosine

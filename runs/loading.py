@@ -53,6 +53,7 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
             or (shape.n_latents, shape.latent_dim) != latent_shape):
         raise ValueError(f'{out_dir}: data/meta.json and the checkpoint are not of one run')
 
+    # the process of the latents, if there are any
     latent = None
     if stats:
         latent = GaussianLatents(stats.live.to(device), config['latent_schedule'],

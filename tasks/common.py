@@ -112,6 +112,8 @@ def load_file(run, path, field, n):
     if run.stats and not run.meta['encoder']:
         raise ValueError(f'texts={path}: {run.out_dir} has latents that no encoder made, so none '
                          'of other texts: leave it out')
+
+    # the first n that fit
     texts, skipped = [], []
     for place, text in read_texts(path, field):
         n_tokens = len(run.tokenizer.encode(text))
@@ -131,6 +133,7 @@ def load_file(run, path, field, n):
     if not texts:
         raise ValueError(f'texts={path}: no text in it is short enough for {run.out_dir}')
 
+    # their latents
     raw = embed(run, texts)
     n_zero = 0 if raw is None else int((raw.flatten(1) == 0).all(1).sum())
     if n_zero:
@@ -143,6 +146,8 @@ def load_texts(run, folder, n, order, seed):
     """ (texts, tokens (n, L), raw latents (n, N, D) or None): n rows of the validation split. """
     data = open_split(run, folder, 'val')
     rows = chosen_rows(len(data), n, order, seed)
+
+    # proteins are cropped
     crop = None
     if data.cropped:                           # as in training, always at the same places
         crop = uniforms(seed, 0, 'crop', 0, len(rows), 1)[:, 0]
@@ -324,6 +329,7 @@ def text_statistics(texts, ids):
         p = count / max(1, count.sum())
         entropy.append(float(-(p * np.log(p)).sum()))
 
+    # word k-grams
     results = {}
     words_of = [re.findall(r'\w+|[^\w\s]', text.lower()) for text in texts]
     for k in (1, 2, 3, 4):
@@ -373,6 +379,7 @@ def load_scorer(name, revision, device):
         where, _ = fetch(name, revision or None, 'scorer',
                          'name a run of config/ar.py, or a folder with a causal language model')
 
+    # a causal language model
     import transformers
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
@@ -382,6 +389,8 @@ def load_scorer(name, revision, device):
         first_line = str(error).strip().splitlines()[0]
         raise ValueError(f'scorer={name}: neither a run with a checkpoint nor a causal language '
                          f'model: {type(error).__name__}: {first_line}') from None
+
+    # text by text
     model = model.to(device).eval()
     limit = getattr(model.config, 'max_position_embeddings', 1024)
 

@@ -46,6 +46,7 @@ def measure(run, ctx):
     known = pixels(run, train.raw_latents(rows))
     captions = [train.text(int(i)) for i in rows]
 
+    # draw and write, then judge
     made = draw_and_write(run, ctx, other, known, captions)
     results = {'n': n}
     for name, class_words in ctx.prepared.items():
@@ -112,6 +113,7 @@ def draw_and_write(run, ctx, other, known, captions):
 
 def judge_class(run, ctx, results, made, other, known, captions, name, class_words):
     """ Enters the figures of one group of classes. """
+    # what the captions say
     right = classes_of(ctx.texts, class_words)                           # (n,), -1: says none
     has_class = right >= 0
     labels = classes_of(captions, class_words)
@@ -122,6 +124,7 @@ def judge_class(run, ctx, results, made, other, known, captions, name, class_wor
     classify = train_classifier(known[is_labelled.numpy()], labels[is_labelled], len(class_words),
                                 ctx.knobs['seed'])
 
+    # pictures, and captions
     for control, pictures in made.pictures.items():
         is_right = classify(pictures) == right
         means(results, control, {f'image_{name}': 100.0 * is_right[has_class]})
@@ -132,6 +135,7 @@ def judge_class(run, ctx, results, made, other, known, captions, name, class_wor
         if both.sum() > 1:
             means(results, control, {f'caption_{name}': 100.0 * (said == right)[both]})
 
+    # both from noise
     if made.joint is not None:
         said = classes_of(made.joint_captions, class_words)
         seen = classify(made.joint)
@@ -175,6 +179,7 @@ def as_input(pictures):
 def train_classifier(pictures, labels, n_classes, seed, steps=600, batch=64):
     """ classify(pictures (n, S, S, C) uint8) -> classes (n,): a small convolutional network,
     trained on these pictures and labels. """
+    # the caller's generator stays as it is
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = nn.Sequential(

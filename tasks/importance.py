@@ -27,11 +27,13 @@ def measure(run, ctx):
     if raw is not None and 'latent' in run.streams:
         z = run.stats.standardise(raw)
 
+    # token by token
     importance, loss, used = losses(run, tokens, z, rare[tokens], draws, seed, batch)
     values = {'frequency': rare[tokens]}
     if run.model.importance:
         values['importance'] = importance
 
+    # by quarters
     results = {'n': ctx.n, 'draws': draws}
     shares = torch.tensor([.25, .5, .75], dtype=torch.float64)
     for name, value in values.items():
@@ -74,6 +76,7 @@ def losses(run, tokens, z, rarity_of_tokens, draws, seed, batch):
             importance[rows] = run.model.importance(x)[0].float().cpu()
 
         for k in range(draws):
+            # mask so many positions of each text, evenly over 1..L
             u = uniforms(seed, k, 'evaluation', i, len(x), 1 + L).to(run.device)
             share = (u[:, 0] + k / draws) % 1
             size = 1 + (share * n_free).long().clamp(max=n_free - 1)
@@ -81,6 +84,8 @@ def losses(run, tokens, z, rarity_of_tokens, draws, seed, batch):
             positions = positions_of(mask)                               # (P,)
             t = run.text.clock(size.double() / L)
             logits, _ = call(run, noisy, latents, t, 0.0, positions)
+
+            # the loss where it was masked
             nll = torch.zeros(x.numel(), device=run.device)
             nll[positions] = F.cross_entropy(logits, x.flatten()[positions], reduction='none')
             nats[rows] += nll.view(x.shape).double().cpu()

@@ -26,6 +26,7 @@ def measure(run, ctx):
     masked = u.argsort(1).argsort(1) < (share * length).ceil()           # (n, L)
     tokens = torch.where(masked, run.text.mask_id, ctx.tokens)
 
+    # {control: latents}
     conditions = {'null/': None}
     if ctx.raw is not None and 'latent' in run.streams:
         z = run.stats.standardise(ctx.raw)
@@ -37,6 +38,8 @@ def measure(run, ctx):
         with tqdm(total=n, desc=name, unit='text', leave=False, disable=None) as bar:
             sampling = ctx.sampling | dict(progress=bar.update)
             ids = write(run, tokens, ~masked, z, inner=masked, **sampling)
+
+        # against the texts
         assert torch.equal(ids[~masked], ctx.tokens[~masked]), 'a known token changed'
         n_right = ((ids == ctx.tokens) & masked).sum(1)
         right = n_right / masked.sum(1).clamp(min=1)

@@ -19,12 +19,15 @@ SETTINGS = (*TEXT_KNOBS, 'rerank', 'refine')
 
 
 def measure(run, ctx):
+    # what is written, and the controls
     other = derangement(ctx.n, ctx.knobs['seed'])
     of_null = dict(guidance=0.0, refine=0)
     written = {'': generate(run, ctx, 'l2t'),
                'shuffled/': generate(run, ctx, 'l2t shuffled', other),
                'null/': generate(run, ctx, 'l2t null', **of_null),
                'nearest/': nearest_training_texts(run, ctx.folder, ctx.raw)}
+
+    # against the sources
     results = {'n': ctx.n}
     for control, texts in written.items():
         means(results, control, judge(run, ctx, texts))
@@ -48,6 +51,8 @@ def nearest_training_texts(run, folder, raw, block=16384):
     train = open_split(run, folder, 'train')
     query = F.normalize(raw.flatten(1), dim=1)
     best = best_at = None
+
+    # block by block of the training split
     firsts = range(0, len(train), block)
     for i in tqdm(firsts, desc='nearest training latent', unit='block', leave=False, disable=None):
         rows = np.arange(i, min(i + block, len(train)))

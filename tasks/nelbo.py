@@ -71,6 +71,7 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch):
                     nats[rows] += bound_of(run, rows, tokens, latents, clock, u, known_mask) / draws
                     bar.update(len(nats[rows]))
 
+        # a ratio of sums: a long text weighs more
         nats_per_token = (nats.sum() / n_real.sum()).item()
         results[f'{control}nats_per_token'] = nats_per_token
         for key, value in ratio_se(nats, n_real).items():

@@ -44,6 +44,7 @@ def prepare(run, knobs):
 def measure(run, ctx):
     """ Several draws of the latents of all sentences; the correlations are means over the
     draws. """
+    # the sentences
     first, second, scores = ctx.prepared
     seed, seeds = ctx.knobs['seed'], ctx.knobs['seeds']
     n, sentences = len(first), first + second
@@ -62,6 +63,7 @@ def measure(run, ctx):
         cosines['shuffled/'].append(cosine_of_halves(z[other]))
     cosines['encoder/'] = [cosine_of_halves(embed(run, sentences))]
 
+    # the correlations, of all pairs and of the known ones
     results = {'n': n, 'seeds': seeds, 'n_known': int(is_known.sum()), 'n_cut_sentences': n_cut}
     for subset, rows in (('', np.ones(n, bool)), ('known_', is_known)):
         if rows.sum() < 3:

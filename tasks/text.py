@@ -15,6 +15,7 @@ prepare = prepare_scorer
 
 
 def measure(run, ctx):
+    # the samples, and what they cost
     n, results = ctx.n, {'n': ctx.n}
     run.row_calls, began = 0, time.perf_counter()
     with tqdm(total=n, desc='text', unit='text', leave=False, disable=None) as bar:
@@ -24,6 +25,7 @@ def measure(run, ctx):
     results['calls'] = run.row_calls / n
     results['ms'] = 1000 * (time.perf_counter() - began) / n
 
+    # what they are like
     written = decode(run, tokens)
     describe_texts(results, run, '', written, tokens, ctx.prepared)
     describe_texts(results, run, 'data/', ctx.texts, ctx.tokens, ctx.prepared)

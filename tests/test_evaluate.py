@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+import evaluate
+import sample
+from configurator import read_knobs
 from diffusion import GaussianLatents, MaskedText
 from evaluate import name_of_results, read_results, read_sweep, write_results
 from model import Model, ModelConfig
@@ -226,6 +229,26 @@ def test_a_mistyped_scorer_asks_no_hub(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match='did not give it'):
         common.load_scorer('org/name', '', 'cpu')
     assert asked == [('org/name', None, 'scorer')]
+
+
+# ---- the command line
+
+def test_the_knobs_of_sampling_are_those_of_sample():
+    (knobs, help_text, rules), (of_sample, _, rules_of_sample) = (read_knobs(script.__file__) for script in (evaluate, sample))
+    shared = knobs.keys() & of_sample.keys()
+    assert shared == {'out_dir', 'texts', 'which', 'field', 'encoder_folder', 'sample_batch', 'seed', 'device', 'dtype', 'rerank',
+                      'refine', *sample.TEXT_KNOBS, *sample.LATENT_KNOBS}
+    assert all(knobs[name] == of_sample[name] and rules.get(name) == rules_of_sample.get(name) for name in shared - {'out_dir'})
+    assert "\nsolver = 'dpmpp_2m'" in help_text and 'num_samples' not in help_text and '# keeping what comes nearer' in help_text
+
+
+def test_a_table_is_no_wider_than_the_terminal(capsys):
+    controls = ('', 'shuffled/', 'null/', 'nearest/', 'a_longer_control_than_these/')
+    figures = {f'{c}{metric}': 1234.5 for c in controls for metric in ('bleu', 'f1')} | {'n': 7, 'mean/cosine': 1.0, 'f1_se': .5}
+    for width in (40, 80, 100):
+        evaluate.print_table('l2t', figures, width)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width and sum(line.count('1234.500') for line in lines) == 10 and lines[1] == 'l2t: n 7'
 
 
 # ---- results.json
