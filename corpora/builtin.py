@@ -32,11 +32,15 @@ def builtin_corpus():
     for name in sorted(glob.glob('**/*.py', root_dir=root, recursive=True)):
         if SKIP.search(name.replace(os.sep, '/')):
             continue
+
+        # some files of the library are not valid Python, on purpose
         try:
             with open(os.path.join(root, name), 'rb') as f:
                 tree = ast.parse(f.read())
         except SyntaxError:
             continue
+
+        # a dict keeps the order and drops what comes twice
         for text in prose_of(tree, all_strings=name.startswith('pydoc_data')):
             sentences |= dict.fromkeys(sentences_of(text))
     return list(sentences)
@@ -58,9 +62,12 @@ def sentences_of(text):
     for paragraph in re.split(r'\n\s*\n', inspect.cleandoc(text)):
         if NO_PROSE.search(paragraph):
             continue
+
+        # one line, without the bullet of a list's item
         paragraph = BULLET.sub('', paragraph)
         paragraph = ' '.join(paragraph.split()).replace('``', '"').replace('`', '"')
 
+        # most words of a sentence are plain words
         for sentence in SENTENCE_END.split(paragraph):
             words = sentence.split()
             n_plain = sum(bool(PLAIN_WORD.fullmatch(word)) for word in words)

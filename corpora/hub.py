@@ -24,6 +24,8 @@ def read_hub(source):
         from datasets import load_dataset
     except ImportError:
         raise ValueError(f'hub_dataset={name}: pip install datasets') from None
+
+    # a folder needs no hub
     row = HUB.get(name, dict(path=name))
     trouble = '' if os.path.isdir(row['path']) else reach_hub()
 

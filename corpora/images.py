@@ -46,6 +46,8 @@ def image_patches(path, size, patch, channels):
         from PIL import Image, ImageOps
     except ImportError:
         raise ValueError(f'{path}: to read images: pip install pillow') from None
+
+    # the middle square, turned as its EXIF data say
     try:
         with Image.open(path) as image:
             image = ImageOps.exif_transpose(image).convert('L' if channels == 1 else 'RGB')
@@ -55,6 +57,8 @@ def image_patches(path, size, patch, channels):
     except Exception as error:                                           # pillow raises anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ValueError(f'{path}: no image that can be read ({reason})') from None
+
+    # 0 to 255 becomes -1 to 1
     pixels = np.asarray(image, np.float32).reshape(size, size, channels) / 127.5 - 1
     return to_patches(pixels, patch)
 
@@ -66,6 +70,8 @@ def read_images(source):
     captions; they are one group. """
     if not find_spec('PIL'):
         raise ValueError('image_size is set; to read images: pip install pillow')
+
+    # the list of captions
     folder = source.input
     table = os.path.join(folder, 'metadata.csv')
     json_lines = os.path.join(folder, 'metadata.jsonl')
@@ -77,6 +83,7 @@ def read_images(source):
         raise ValueError(f'{folder}: no metadata.csv or metadata.jsonl with file_name and '
                          f'{source.field} in it')
 
+    # its records; the image itself is read when its latents are asked for
     for record, where in records:
         if record is None:                       # longer than document_limit
             yield Document(None)
@@ -97,6 +104,7 @@ def read_digits(source):
         from sklearn.datasets import load_digits
     except ImportError:
         raise ValueError('input=digits: pip install scikit-learn') from None
+
     found = load_digits()
     images = found.images.astype(np.float32)                             # (n, 8, 8), 0 to 16
     labels = found.target                                                # (n,)
@@ -105,6 +113,7 @@ def read_digits(source):
     ink = images.sum((1, 2))
     limits = [np.quantile(ink[labels == digit], (1 / 3, 2 / 3)) for digit in range(10)]
 
+    # four documents of each image
     for i, (image, label) in enumerate(zip(images, labels)):
         digit = DIGITS[label]
         strokes = ('thin', 'plain', 'bold')[np.searchsorted(limits[label], ink[i])]

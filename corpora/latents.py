@@ -71,6 +71,7 @@ def latent_rows(paths, arrays):
 
 def with_latents(texts, spec):
     """ Each text with its row of the arrays (n, D) or (n, N, D), one after the other. """
+    # the arrays, mapped into memory
     paths = latent_files(spec)
     arrays = [read_array(path, mmap=True, what='latents') for path in paths]
     for path, array in zip(paths, arrays):
@@ -114,12 +115,15 @@ def check_given(stream, encoder, name):
     docs = [doc for doc in itertools.islice(stream, 32) if np.isfinite(doc.latent()).all()]
     if len(docs) < 3:
         return
+
+    # of one shape
     own = encoder([doc.text for doc in docs])[:, 0]                       # (n, D)
     given = torch.from_numpy(given_latents(docs)).float()                # (n, N, D)
     if given.shape[1:] != (1, own.shape[1]):
         raise ValueError(f'the latents given are {tuple(given.shape[1:])}, encoder {name} makes '
                          f'(1, {own.shape[1]}): name their encoder, or none')
 
+    # of one direction, once the mean is taken off: raw embeddings all look alike
     given = given[:, 0]
     cosine = torch.nn.functional.cosine_similarity(own - own.mean(0), given - given.mean(0))
     cosine = cosine.mean().item()

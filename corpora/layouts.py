@@ -180,6 +180,8 @@ def read_earlier(source):
     """ The documents of a folder in the earlier layout. """
     folder = source.import_dir
     index = earlier_index(folder, source.import_split)
+
+    # the list
     with open(index, 'rb') as f:
         items = read_json(f.read(), index)
     if not isinstance(items, list):
@@ -202,6 +204,7 @@ def read_earlier(source):
         else:
             raise ValueError(f'{index}, item {i}: no "text", and no file {text_path}')
 
+        # the latents are read when they are asked for
         path = inside(folder, item['latent_path'], index)
         if not os.path.isfile(path):
             raise ValueError(f'{path}: missing, {index} names it in item {i}')
@@ -220,6 +223,7 @@ def export(folder, target):
         for kind in ('texts', 'latents'):
             os.makedirs(os.path.join(target, kind, name), exist_ok=True)
 
+        # a file of the text and a file of the latents for each sample
         items = []
         for i in tqdm(range(len(ds)), f'writing {name}', unit=' samples', disable=None):
             text = ds.text(i)
@@ -230,6 +234,7 @@ def export(folder, target):
             np.save(os.path.join(target, latent_path), ds.raw_latents([i])[0].numpy())
             items.append(dict(id=i, text=text, text_path=text_path, latent_path=latent_path))
 
+        # the list of them
         index = earlier_index(target, name)
         with open(index, 'w', encoding='utf-8') as f:
             json.dump(items, f, indent=1, ensure_ascii=False)

@@ -97,6 +97,7 @@ def open_text(path, source, newline='\n', skip_bom=True):
     is_utf8 = codecs.lookup(source.encoding).name == 'utf-8'
     encoding = 'utf-8-sig' if is_utf8 and skip_bom else source.encoding
     try:
+        # surrogateescape: an invalid byte becomes a lone surrogate, which TextFile looks for
         with opened, io.TextIOWrapper(opened, encoding, 'surrogateescape', newline) as f:
             if is_utf8 and opened.peek(2)[:2] in (b'\xff\xfe', b'\xfe\xff'):
                 raise ValueError(f'{path}: UTF-16, expected UTF-8; say so with --encoding=utf-16')
@@ -124,6 +125,7 @@ class TextFile:
         except UnicodeError as error:  # rare: most invalid bytes become lone surrogates
             raise ValueError(f'{self.path}, at line {self.line} or soon after: {error}; '
                              'name the encoding with --encoding=') from None
+
         self.is_new_line = piece.endswith(('\n', '\r'))
         if self.source.invalid_bytes == 'stop' and not piece.isascii():
             self.check_bytes(piece)
@@ -168,8 +170,10 @@ def read_lines(f):
 def read_paragraphs(f):
     """ The texts between blank lines. """
     limit = f.source.document_limit
-    parts = []
-    size = 0
+    parts = []                         # the lines of the paragraph
+    size = 0                           # its characters, also those that are not kept
+
+    # a blank line after the last one ends the last paragraph
     for line, is_whole in itertools.chain(f.lines(), [('', True)]):
         if line.strip() or not is_whole:
             size += len(line)
@@ -268,6 +272,7 @@ class TableLines:
         return self
 
     def __next__(self):
+        # the pieces of one line
         parts = []
         while piece := self.f.piece(2**16):
             self.length += len(piece)
@@ -275,11 +280,14 @@ class TableLines:
                 piece = self.shorten(piece)
             parts.append(piece)
             self.given += len(piece)
+
+            # a quote that is never closed would make a row of the whole file
             if self.given > 2 * self.limit:
                 raise ValueError(f'{self.f.path}, line {self.f.line}: no end of a row of '
                                  f'{self.length:,} characters; is it a table?')
             if self.f.is_new_line:
                 break
+
         if not parts:
             raise StopIteration
         return ''.join(parts) if self.given else 'x'         # csv would skip an empty row
@@ -295,17 +303,20 @@ class TableLines:
 def read_table(path, source, *columns):
     """ (row, where) of a .csv or .tsv file, which must have these columns. A row is a dict; None:
     it is longer than document_limit. In a .tsv file a quote is a character like any other. """
-    csv.field_size_limit(2**31 - 1)
+    csv.field_size_limit(2**31 - 1)    # document_limit is the limit, not the csv module's own
     if kind_of(path) == '.tsv':
         dialect = dict(delimiter='\t', quoting=csv.QUOTE_NONE)
     else:
         dialect = dict(strict=True)
+
     with open_text(path, source, newline='') as f:
         lines = TableLines(f)
         rows = csv.DictReader(lines, **dialect)
         try:
+            # the first row has the names of the columns
             check_columns(path, rows.fieldnames or [], columns)
             lines.begin_row()
+
             for row in rows:
                 where = f'{path}, line {f.line}'
                 if None in row and not lines.is_over:        # a comma in a text without quotes
@@ -342,10 +353,13 @@ def read_parquet(path, source):
         import pyarrow.parquet
     except ImportError:
         raise ValueError(f'{path}: to read parquet: pip install datasets') from None
+
     field = source.field
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             check_parquet_column(path, file.schema_arrow, field)
+
+            # a batch of rows at a time, of this column only
             for group in range(file.num_row_groups):
                 n_rows = parquet_rows(file, group, field)
                 for batch in file.iter_batches(n_rows, row_groups=[group], columns=[field]):
@@ -379,11 +393,14 @@ def parquet_texts(column, limit):
     """ The texts of an Arrow array. A text with more bytes than `limit` characters can have is
     None, and never becomes a str. """
     import pyarrow.compute
+    most = 4 * limit                   # a character has at most 4 bytes
     longest = pyarrow.compute.max(pyarrow.compute.binary_length(column)).as_py() or 0
-    if longest <= 4 * limit:
+    if longest <= most:
         for text in column.to_pylist():
             yield text or ''
         return
+
+    # one by one, since some must not become a str
     for value in column:
-        is_over = value.is_valid and value.as_buffer().size > 4 * limit
+        is_over = value.is_valid and value.as_buffer().size > most
         yield None if is_over else value.as_py() or ''

@@ -122,6 +122,8 @@ def list_files(spec):
         part = part.strip()
         if not part:
             continue
+
+        # a folder, or a file or a glob
         if os.path.isdir(part):
             names = sorted(glob.glob('**', root_dir=part, recursive=True))
             found = [(name, os.path.join(part, name)) for name in names if kind_of(name) in KINDS]

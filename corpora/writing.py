@@ -50,9 +50,12 @@ def write_file(path, data):
     if is_whole(path, entry):
         return entry
 
+    # from here on the dataset is not complete
     meta = os.path.join(os.path.dirname(path), 'meta.json')
     with suppress(FileNotFoundError):
         os.remove(meta)
+
+    # under another name, on the disk, and then renamed
     with names_path(path, len(data)):
         try:
             with open(path + '.tmp', 'wb') as f:
