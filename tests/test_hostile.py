@@ -181,7 +181,7 @@ class Outcomes:
 def main(dataset, finished, folder):
     import torch
 
-    from launch import checkpoint
+    from runs import checkpoint
     import data
     import encoders
     from corpora import layouts as inspection
