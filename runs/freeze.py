@@ -1,4 +1,4 @@
-""" Which parameters are frozen: those that no loss can reach, and those that a fine-tuning keeps. """
+""" Which parameters are frozen: those that no loss reaches, and those that fine-tuning keeps. """
 
 # How the names of a stream's parameters begin, at its input and at its head. The bag belongs to
 # the head of the latents. The shortcut leads from the latents to the head of the text.
