@@ -19,6 +19,7 @@ import ast
 import contextlib
 import difflib
 import os
+import re
 import shutil
 import sys
 import types
@@ -93,11 +94,35 @@ def read_knobs(path):
                 rule_of[name] = rule
 
     # the comment of the last knob may go on below it
-    while last < len(lines) and lines[last].startswith(' ') and lines[last].lstrip().startswith('#'):
+    while last < len(lines) and re.match(' +#', lines[last]):
         last += 1
     block = '\n'.join(lines[first:last]).strip()
     doc = ast.get_docstring(tree) or ''
-    return knobs, f'{doc}\n\n{block}'.strip(), rule_of
+    shared, shared_rules, shared_block = imported_knobs(tree)
+    help_text = f'{doc}\n\n{block}\n{shared_block}'.strip()
+    return knobs | shared, help_text, rule_of | shared_rules
+
+
+def imported_knobs(tree):
+    """ The knobs that a script takes over from another one by importing them, as evaluate.py those of
+    sampling: `from sample import steps, solver`. Returns them, their rules, and their lines. """
+    knobs, found_rules, lines = {}, {}, []
+    for node in tree.body:
+        if not isinstance(node, ast.ImportFrom) or node.module not in SCRIPTS:
+            continue
+        theirs, text, their_rules = read_knobs(os.path.join(HERE, f'{node.module}.py'))
+        names = [alias.name for alias in node.names if alias.name in theirs]
+        knobs |= {name: theirs[name] for name in names}
+        found_rules |= {name: their_rules[name] for name in names if name in their_rules}
+
+        # a knob's lines: its own, and those below it that go on with its comment
+        is_shared = False
+        for line in text.splitlines():
+            if not line.startswith(' '):
+                is_shared = line.partition(' = ')[0] in names
+            if is_shared:
+                lines.append(line)
+    return knobs, found_rules, '\n'.join(lines)
 
 
 def other_knobs():
@@ -132,8 +157,8 @@ def run_config(path):
     try:
         exec(compile(source, file, 'exec'), space)
     except Exception as error:
-        line = line_of(error, file)
-        stop(f'config file {path}, line {line}: {type(error).__name__}: {getattr(error, "msg", error)}')
+        what = f'{type(error).__name__}: {getattr(error, "msg", error)}'
+        stop(f'config file {path}, line {line_of(error, file)}: {what}')
 
     imported = set()
     for node in ast.walk(ast.parse(source)):

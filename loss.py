@@ -1,14 +1,14 @@
 """
-What a training step computes: a batch with its noise, its two losses, what is logged of them, and the
-validation.
+What a training step computes: a batch with its noise, its two losses, what is logged of them, and
+the validation.
 
     loss = text loss (nats per token, an upper bound)
          + latent_weight * latent loss (squared error per dimension)
          + .1 * importance loss, where importance is learned (ATAT, processes/adaptive.py)
 
 A mode draws four numbers per row: two clocks and two loss weights (diffusion.draw_clocks). Nothing
-else here depends on the mode. Each loss is a mean over all rows, selected with torch.where, so modes
-mix inside a batch and every rank does the same work.
+else here depends on the mode. Each loss is a mean over all rows, selected with torch.where, so
+modes mix inside a batch and every rank does the same work.
 
 Read downward: BatchMaker makes a batch on the host, Loss computes its losses on the device,
 Statistics sums what is logged, validate measures.
@@ -30,8 +30,8 @@ IMPORTANCE_WEIGHT = 0.1        # of the loss of a learned importance
 # Stages: stretches of a run with one mode and one text length
 
 def read_schedule(name, schedule, what, max_iters):
-    """ [(first step, value)] of 'VALUE:STEPS,VALUE:STEPS,VALUE': the last one fills the run. ValueError
-    says what is wrong. """
+    """ [(first step, value)] of 'VALUE:STEPS,VALUE:STEPS,VALUE': the last one fills the run.
+    ValueError says what is wrong. """
     found, first = [], 0
     for part in schedule.split(','):
         value, _, steps = part.strip().partition(':')
@@ -49,16 +49,17 @@ def read_schedule(name, schedule, what, max_iters):
 
 def read_stages(schedule, lengths, mode_weights, streams, freeze, max_iters, seq_len, head_budget):
     """
-    A stage for every stretch of one mode and one text length: its first step, what its mode draws, the
-    streams that have a loss, the tokens of a text, and the number of positions where the head runs.
+    A stage for every stretch of one mode and one text length: its first step, what its mode draws,
+    the streams that have a loss, the tokens of a text, and the number of positions of the head.
     schedule: 'l2t', or 't2l:2000,l2t:3000,mixed'; lengths: '', or '24:1200,40'.
-    head_budget(share of rows that have a text loss, length) -> positions. ValueError says what is wrong.
+    head_budget(share of rows with a text loss, length) -> positions. ValueError says what is wrong.
     """
     modes = read_schedule('mode_schedule', schedule, 'MODE', max_iters)
     cuts = read_schedule('length_schedule', lengths or str(seq_len), 'LENGTH', max_iters)
     for _, length in cuts:
         if not (length.isascii() and length.isdecimal()) or not 1 <= int(length) <= seq_len:
-            raise ValueError(f'length_schedule={lengths!r}: {length!r}: expected lengths of 1 to {seq_len} tokens')
+            raise ValueError(f'length_schedule={lengths!r}: {length!r}: expected lengths of 1 to '
+                             f'{seq_len} tokens')
 
     found = []
     for first in sorted({step for step, _ in modes + cuts}):
@@ -76,14 +77,15 @@ def read_stages(schedule, lengths, mode_weights, streams, freeze, max_iters, seq
             predict += ('latent',)
 
         if length < seq_len and shares['t2l'] and 'latent' in streams:
-            raise ValueError(f'length_schedule={lengths!r}: mode={mode} learns the latents of whole texts '
-                             'from texts that are cut')
+            raise ValueError(f'length_schedule={lengths!r}: mode={mode} learns the latents of '
+                             'whole texts from texts that are cut')
         if not predict:
             raise ValueError(f'mode={mode} has no loss on streams={streams}')
         if freeze == 'modality' and mode not in ('l2t', 't2l'):
-            raise ValueError(f'freeze=modality fine-tunes one direction, l2t or t2l, not mode={mode}')
-        found.append(SimpleNamespace(mode=mode, first=first, seq_len=length, shares=shares, predict=predict,
-                                     budget=head_budget(text_share, length)))
+            raise ValueError('freeze=modality fine-tunes one direction, l2t or t2l, not '
+                             f'mode={mode}')
+        found.append(SimpleNamespace(mode=mode, first=first, seq_len=length, shares=shares,
+                                     predict=predict, budget=head_budget(text_share, length)))
     return found
 
 # -----------------------------------------------------------------------------
@@ -99,7 +101,7 @@ class BatchMaker:
     cond_drop: float
     latent_noise: float
     t_min: float
-    adaptive: object = None            # processes.adaptive.Adaptive, where tokens have an importance
+    adaptive: object = None            # ATAT's masking, where tokens have an importance
     predict_length: bool = True        # False: EOS and PAD are given, not scored
 
     def __call__(self, data, rows, step, first, global_batch, stage):
@@ -128,12 +130,13 @@ class BatchMaker:
                 batch['tokens'], _ = self.text.corrupt(tokens, clocks['t_text'], u, known_mask)
             elif self.adaptive and self.adaptive.learns:
                 # the importance network reads the clean text first: Loss masks it, on the device
-                batch.update(tokens=tokens, u=u, t=clocks['t_text'], text_weight=clocks['text_weight'],
-                             budget=stage.budget, step=step, known_mask=known_mask)
+                batch.update(tokens=tokens, u=u, t=clocks['t_text'],
+                             text_weight=clocks['text_weight'], budget=stage.budget, step=step,
+                             known_mask=known_mask)
             else:
                 importance = self.adaptive.rarity[tokens] if self.adaptive else None
-                batch.update(self.masked(tokens, clocks['t_text'], clocks['text_weight'], u, stage.budget,
-                                         step, known_mask, importance))
+                batch.update(self.masked(tokens, clocks['t_text'], clocks['text_weight'], u,
+                                         stage.budget, step, known_mask, importance))
 
         # the latents and their noise; Loss mixes them
         if 'latent' in self.streams:
@@ -145,8 +148,8 @@ class BatchMaker:
         return batch
 
     def masked(self, tokens, t, text_weight, u, budget, step, known_mask=None, importance=None):
-        """ The text as the network reads it, and what is scored: {tokens, positions, targets, weight}, and
-        what is logged of the importance. """
+        """ The text as the network reads it, and what is scored: {tokens, positions, targets,
+        weight}, and what is logged of the importance. """
         exponent = None if importance is None else self.adaptive.exponents(importance, step)
         x_t, mask = self.text.corrupt(tokens, t, u, known_mask, exponent)
 
@@ -192,8 +195,9 @@ class Loss(nn.Module):
                 z_t, noise = self.latent.corrupt(batch['clean'], batch['t_latent'], batch['noise'])
                 target = self.latent.target_of(batch['clean'], noise, batch['t_latent'])
 
-            hidden, latent_out = self.model(batch.get('tokens'), z_t, batch['t_text'], batch['t_latent'],
-                                            batch.get('positions'), predict, head=False)   # (P, C), (B, N, D)
+            hidden, latent_out = self.model(                             # (P, C), (B, N, D)
+                batch.get('tokens'), z_t, batch['t_text'], batch['t_latent'],
+                batch.get('positions'), predict, head=False)
             if 'text' in predict:
                 text_part = self.text_loss(hidden, batch, learned)
 
@@ -211,9 +215,10 @@ class Loss(nn.Module):
         return result['loss'], statistics(batch, result)
 
     def text_loss(self, hidden, batch, learned):
-        """ The head runs on the scored positions only: a static number P of them, so nothing recompiles.
-        Returns the loss, nll (P,) in nats, right (P,) bool, and the loss of a learned importance. """
-        positions = batch['positions']                                   # (P,) in the flattened B * L
+        """ The head runs on the scored positions only: a static number P of them, so nothing
+        recompiles. Returns the loss, nll (P,) in nats, right (P,) bool, and the loss of a learned
+        importance. """
+        positions = batch['positions']                                   # (P,)
         x_t = batch['tokens'].flatten()[positions]
         t = batch['t_text'][positions // batch['tokens'].shape[1]]
         loss, nll, right = self.text.loss(hidden, self.model.text_head.weight, batch['targets'],
@@ -229,10 +234,10 @@ class Loss(nn.Module):
     @torch.no_grad()
     def validate(self, data, i, B, predict, trains):
         """
-        Sums over the i-th B rows of a split, always with the same masks and noise, (4,) float64: nats of
-        the exact text bound, real tokens (text and one EOS); squared error of the latent target per
-        dimension, rows. Each stream is given what the modes in `trains` give: clean text, clean latents,
-        or nothing (noise at clock 1).
+        Sums over the i-th B rows of a split, always with the same masks and noise, (4,) float64:
+        nats of the exact text bound, real tokens (text and one EOS); squared error of the latent
+        target per dimension, rows. Each stream is given what the modes in `trains` give: clean text, clean
+        latents, or nothing (noise at clock 1).
         """
         make = self.make_batch
         device = self.model.bias.device
@@ -275,8 +280,9 @@ class Loss(nn.Module):
 
 @torch.no_grad()
 def statistics(batch, result):
-    """ {name: (n,)}: sums over a micro-batch that are worth a log line. They stay on the device; nothing
-    waits. Losses also in 4 bins of their clock: the one diagnostic that a diffusion run needs. """
+    """ {name: (n,)}: sums over a micro-batch that are worth a log line. They stay on the device;
+    nothing waits. Losses also in 4 bins of their clock: the one diagnostic that a diffusion run
+    needs. """
     device = batch['t_text'].device
 
     def sums_by(index, size, values):
@@ -310,16 +316,17 @@ def statistics(batch, result):
     if 'latent_loss' in result:
         scored = batch['row_weight'] > 0
         weighted = torch.where(scored, batch['row_weight'] * result['error'], 0)
+        error = torch.where(scored, result['error'], 0)
         sums.update(latent_loss=result['latent_loss'][None],
-                    latent_bins=by_clock(batch['t_latent'], torch.where(scored, result['error'], 0)),
+                    latent_bins=by_clock(batch['t_latent'], error),
                     latent_count=by_clock(batch['t_latent'], scored.float()),
                     latent_by_mode=sums_by(batch['mode'], len(MODES), weighted))
     return {name: value.detach() for name, value in sums.items()}
 
 
 def summary(sums, micro_batches):
-    """ The log entry and the line on the screen. sums: the statistics as lists, means per step of sums
-    over so many micro-batches. """
+    """ The log entry and the line on the screen. sums: the statistics as lists, means per step of
+    sums over so many micro-batches. """
     def ratio(totals, counts):
         return [a / b if b else None for a, b in zip(totals, counts)]
 
@@ -329,9 +336,10 @@ def summary(sums, micro_batches):
     entry = dict(loss=sums['loss'][0] / micro_batches)
     line = f'loss {entry["loss"]:.4f}'
     if 'text_loss' in sums:
+        # per real token, as in validation: PAD is left out
         entry.update(text_loss=sums['text_loss'][0] / micro_batches,
-                     text_nats_per_token=sums['text_nats'][0] / max(sums['n_real'][0], 1e-9),   # as in validation
-                     text_accuracy=sums['correct'][0] / max(sums['real_count'][0], 1e-9),       # PAD left out
+                     text_nats_per_token=sums['text_nats'][0] / max(sums['n_real'][0], 1e-9),
+                     text_accuracy=sums['correct'][0] / max(sums['real_count'][0], 1e-9),
                      text_nll_by_t=ratio(sums['text_bins'], sums['text_count']),
                      text_nats_by_mode=by_mode(sums['text_by_mode']))
         line += f' | text {entry["text_loss"]:.4f}, {100 * entry["text_accuracy"]:.1f} % right'

@@ -2,8 +2,8 @@
 The network: a dual-stream MMDiT (Stable Diffusion 3, arXiv:2403.03206). It reads masked text and
 noised latents, each with its own clock, and predicts both clean.
 
-    tokens  (B, L)     ids below V, or V itself: MASK      t_text   (B,)  0 is clean, 1 is pure noise
-    latents (B, N, D)  standardised, noised                t_latent (B,)  likewise
+    tokens  (B, L)     ids below V, or V itself: MASK    t_text   (B,)  0 is clean, 1 is pure noise
+    latents (B, N, D)  standardised, noised              t_latent (B,)  likewise
     -> logits over V ids at the positions asked for, and the latent prediction
        (whether that is v, x0 or another target is diffusion.py's to say)
 
@@ -35,7 +35,7 @@ import torch.nn.functional as F
 
 @dataclass
 class ModelConfig:
-    vocab_size: int = 4096                # V, with EOS and PAD; MASK is id V: an embedding row, no logit
+    vocab_size: int = 4096                # V, with EOS and PAD; MASK is id V and has no logit
     seq_len: int = 64                     # L, the longest text
     latent_dim: int = 384                 # D
     n_latents: int = 1                    # N
@@ -47,12 +47,12 @@ class ModelConfig:
     mlp_ratio: float = 4.0
     causal: bool = False                  # text sees only text before it, latents see only latents
     streams: tuple = ('text', 'latent')
-    bag: bool = False                     # the latent prediction adds a learned average over the tokens
-    shortcut: bool = False                # every token, and its logits, read a linear map of the latents
+    bag: bool = False                     # the latent prediction adds a bag of the tokens
+    shortcut: bool = False                # tokens and logits read a linear map of the latents
     text_clock: bool = True               # False: the text clock is not read; costs no likelihood
     spatial: bool = False                 # the N latents are a square grid: add 2-D positions
     dropout: float = 0.0
-    extra_ids: int = 0                    # ids V + 1 .. V + extra_ids are read too, and never predicted
+    extra_ids: int = 0                    # ids V + 1 .. V + extra_ids are read, never predicted
 
     def __post_init__(self):
         self.streams = tuple(self.streams)
@@ -68,19 +68,21 @@ class ModelConfig:
         if not 0 <= self.dropout < 1:
             raise ValueError(f'dropout={self.dropout} must lie in [0, 1)')
         if not self.streams or not set(self.streams) <= {'text', 'latent'}:
-            raise ValueError(f"streams={self.streams}: choose from ('text', 'latent'), ('text',), ('latent',)")
+            raise ValueError(f"streams={self.streams}: choose from ('text', 'latent'), ('text',), "
+                             "('latent',)")
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(f'width={self.width} must be an even multiple of heads={self.heads}')
 
         # what goes with what
         if self.bag and (self.causal or len(self.streams) < 2):
-            raise ValueError('bag=True predicts latents from all of a text: it goes neither with causal '
-                             f'nor with streams={self.streams}')
+            raise ValueError('bag=True predicts latents from all of a text: it goes neither with '
+                             f'causal nor with streams={self.streams}')
         if self.shortcut and len(self.streams) < 2:
-            raise ValueError('shortcut=True leads from the latents to the text: it does not go with '
-                             f'streams={self.streams}')
+            raise ValueError('shortcut=True leads from the latents to the text: it does not go '
+                             f'with streams={self.streams}')
         if self.spatial and math.isqrt(self.n_latents) ** 2 != self.n_latents:
-            raise ValueError(f'spatial=True needs a square number of latents, found n_latents={self.n_latents}')
+            raise ValueError('spatial=True needs a square number of latents, found '
+                             f'n_latents={self.n_latents}')
 
 # -----------------------------------------------------------------------------
 # Leaves
@@ -126,7 +128,7 @@ def grid_positions(n, width):
     column = torch.arange(n) % side
 
     angles = torch.cat([torch.outer(row.double(), frequency),
-                        torch.outer(column.double(), frequency)], dim=1)             # (n, 2 quarter)
+                        torch.outer(column.double(), frequency)], dim=1)  # (n, 2 quarter)
     table = torch.cat([angles.sin(), angles.cos()], dim=1)
     return F.pad(table, (0, width - 4 * quarter)).float()
 
@@ -151,9 +153,9 @@ class TimestepEmbedding(nn.Module):
 # A block: two streams, one attention
 
 class Stream(nn.Module):
-    """ One modality's half of a block: all of it but the attention. Modulation is six vectors: shift,
-    scale and gate for the attention, and the same for the MLP. They are those of the clocks, shared
-    by all blocks, plus this block's own table. """
+    """ One modality's half of a block: all of it but the attention. Modulation is six vectors:
+    shift, scale and gate for the attention, and the same for the MLP. They are those of the clocks,
+    shared by all blocks, plus this block's own table. """
 
     def __init__(self, width, attention_width, heads, mlp_ratio, dropout):
         super().__init__()
@@ -187,9 +189,9 @@ class Stream(nn.Module):
 
 
 class Block(nn.Module):
-    """ Two streams that meet in one attention. `text` or `latent` is None where the model has no such
-    stream. `predict` names the streams whose output is read: in the last block the other one serves
-    only as keys and values. """
+    """ Two streams that meet in one attention. `text` or `latent` is None where the model has no
+    such stream. `predict` names the streams whose output is read: in the last block the other one
+    serves only as keys and values. """
 
     def __init__(self, config):
         super().__init__()
@@ -240,30 +242,35 @@ class Model(nn.Module):
         if 'text' in c.streams:
             self.embed = nn.Embedding(c.vocab_size + 1 + c.extra_ids, c.width)
             self.text_clock = TimestepEmbedding(c.width) if c.text_clock else None
-            self.text_modulation = nn.Linear(c.width, 8 * c.width)  # 6 for the blocks, 2 for the head
+            # 6 vectors for the blocks, 2 for the head
+            self.text_modulation = nn.Linear(c.width, 8 * c.width)
             self.text_head = nn.Linear(c.width, c.vocab_size, bias=False)
             angles = rotary_angles(c.seq_len, c.width // c.heads)
             self.register_buffer('cos', angles.cos().float(), persistent=False)
             self.register_buffer('sin', angles.sin().float(), persistent=False)
 
         if 'latent' in c.streams:
+            K = c.n_latents * c.latent_tokens
             n_gates = c.latent_dim * c.bag + 2 * c.shortcut
             self.latent_in = nn.Linear(c.latent_dim, c.latent_tokens * c.latent_width)
-            self.latent_pos_emb = nn.Parameter(torch.empty(c.n_latents * c.latent_tokens, c.latent_width))
+            self.latent_pos_emb = nn.Parameter(torch.empty(K, c.latent_width))
             self.latent_clock = TimestepEmbedding(c.width)
             self.latent_modulation = nn.Linear(c.width, 8 * c.latent_width + n_gates)
             self.latent_head = nn.Linear(c.latent_tokens * c.latent_width, c.latent_dim)
             if c.spatial:
-                self.register_buffer('grid', grid_positions(c.n_latents, c.latent_width), persistent=False)
+                grid = grid_positions(c.n_latents, c.latent_width)
+                self.register_buffer('grid', grid, persistent=False)
 
         if c.shortcut:
             self.shortcut_in = nn.Linear(c.n_latents * c.latent_dim, c.width, bias=False)
             self.shortcut_out = nn.Linear(c.n_latents * c.latent_dim, c.width, bias=False)
         if c.bag:
-            self.bag_values = nn.Embedding(c.vocab_size + 1 + c.extra_ids, c.n_latents * c.latent_dim)
-            self.bag_scores = nn.Embedding(c.vocab_size + 1 + c.extra_ids, 1)
+            n_ids = c.vocab_size + 1 + c.extra_ids
+            self.bag_values = nn.Embedding(n_ids, c.n_latents * c.latent_dim)
+            self.bag_scores = nn.Embedding(n_ids, 1)
 
-        self.bias = nn.Parameter(torch.empty(c.width))  # the constant part of the conditioning vector
+        # the constant part of the conditioning vector
+        self.bias = nn.Parameter(torch.empty(c.width))
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
         if c.causal:
             self.register_buffer('causal_mask', self.make_causal_mask(), persistent=False)
@@ -282,7 +289,7 @@ class Model(nn.Module):
                 head=True):
         """
         tokens (B, L) int64, latents (B, N, D) float, clocks (B,) float; None for a missing stream.
-        positions (P,) int64: where the head runs, as indices into the flattened B * L; None: everywhere.
+        positions (P,) int64: where the head runs, in the flattened B * L; None: everywhere.
         predict: the streams whose prediction is wanted; the others only condition.
         head=False: the text's hidden states in place of its logits (a loss runs the head itself).
         Returns logits (P, V) or (B, L, V) float32 (hidden (P, C) or (B, L, C)), and the latent
@@ -296,12 +303,15 @@ class Model(nn.Module):
         text_modulation = latent_modulation = cos = sin = None
         if text is not None:
             L = tokens.shape[1]
-            text_modulation, text_final = self.text_modulation(condition).split([6 * c.width, 2 * c.width], dim=1)
+            modulation = self.text_modulation(condition)
+            text_modulation, text_final = modulation.split([6 * c.width, 2 * c.width], dim=1)
             cos = self.cos[:L].to(text_modulation.dtype)
             sin = self.sin[:L].to(text_modulation.dtype)
         if latent is not None:
-            latent_modulation, latent_final, bag_gate, *shortcut_gates = self.latent_modulation(condition).split(
-                [6 * c.latent_width, 2 * c.latent_width, c.latent_dim * c.bag] + [1, 1] * c.shortcut, dim=1)
+            sizes = [6 * c.latent_width, 2 * c.latent_width, c.latent_dim * c.bag]
+            sizes += [1, 1] * c.shortcut
+            parts = self.latent_modulation(condition).split(sizes, dim=1)
+            latent_modulation, latent_final, bag_gate, *shortcut_gates = parts
         if c.shortcut:
             into_text, into_head = self.shortcuts(latents, shortcut_gates)           # (B, C) each
             text = text + into_text[:, None]
@@ -319,21 +329,23 @@ class Model(nn.Module):
         # the heads
         logits = prediction = None
         if 'text' in predict:
-            hidden = self.finish_text(text, text_final, into_head if c.shortcut else None)   # (B, L, C)
+            into_head = into_head if c.shortcut else None
+            hidden = self.finish_text(text, text_final, into_head)       # (B, L, C)
             if positions is not None:
-                hidden = hidden.flatten(0, 1).index_select(0, positions)                     # (P, C)
+                hidden = hidden.flatten(0, 1).index_select(0, positions)  # (P, C)
             logits = self.text_head(hidden).float() if head else hidden
         if 'latent' in predict:
             shift, scale = latent_final.chunk(2, dim=1)
-            latent = modulate(latent, shift[:, None], scale[:, None])                        # (B, K, C)
-            prediction = self.latent_head(latent.reshape(*latents.shape[:2], -1)).float()    # (B, N, D)
+            latent = modulate(latent, shift[:, None], scale[:, None])    # (B, K, C)
+            latent = latent.reshape(*latents.shape[:2], -1)              # (B, N, K/N * C)
+            prediction = self.latent_head(latent).float()                # (B, N, D)
             if c.bag:
                 prediction = prediction + (1 + bag_gate)[:, None] * self.bag_of(tokens)
         return logits, prediction
 
     def embed_inputs(self, tokens, latents, t_text, t_latent):
-        """ Both streams as the first block reads them, (B, L, C) and (B, K, C), and the vector (B, C)
-        that both clocks make. """
+        """ Both streams as the first block reads them, (B, L, C) and (B, K, C), and the vector
+        (B, C) that both clocks make. """
         c = self.config
         text = latent = None
         condition = self.bias                                            # (C,), then (B, C)
@@ -343,7 +355,8 @@ class Model(nn.Module):
             if c.text_clock:
                 condition = condition + self.text_clock(t_text)
         if 'latent' in c.streams:
-            latent = self.latent_in(latents).unflatten(2, (c.latent_tokens, c.latent_width))  # (B, N, K/N, C)
+            latent = self.latent_in(latents)                             # (B, N, K/N * C)
+            latent = latent.unflatten(2, (c.latent_tokens, c.latent_width))
             if c.spatial:
                 latent = latent + self.grid[:, None]
             latent = latent.flatten(1, 2) + self.latent_pos_emb          # (B, K, C)
@@ -351,7 +364,8 @@ class Model(nn.Module):
         return text, latent, F.silu(condition)
 
     def shortcuts(self, latents, gates):
-        """ Linear maps (B, C) of the latents: one is added to every token, one to what the head reads. """
+        """ Linear maps (B, C) of the latents: one is added to every token, one to what the head
+        reads. """
         into_text = (1 + gates[0]) * self.shortcut_in(latents.flatten(1))
         into_head = (1 + gates[1]) * self.shortcut_out(latents.flatten(1))
         return into_text, into_head
@@ -363,10 +377,10 @@ class Model(nn.Module):
         return text if into_head is None else text + into_head[:, None]
 
     def bag_of(self, tokens):
-        """ sqrt(L) * sum over l of softmax_l(score[x_l]) * value[x_l]: (B, L) -> (B, N, D), L = seq_len.
+        """ sqrt(L) * sum over l of softmax_l(score[x_l]) * value[x_l]: (B, L) -> (B, N, D).
         PAD, EOS and MASK have rows like any token and learn to weigh little. An average over L rows
         is sqrt(L) times smaller than a row: hence the factor. """
-        weight = self.bag_scores(tokens).squeeze(2).softmax(1) * self.config.seq_len ** 0.5  # (B, L)
+        weight = self.bag_scores(tokens).squeeze(2).softmax(1) * self.config.seq_len ** 0.5
         bag = F.embedding_bag(tokens, self.bag_values.weight, per_sample_weights=weight, mode='sum')
         return bag.unflatten(1, (self.config.n_latents, -1))             # (B, N D) -> (B, N, D)
 
@@ -400,13 +414,14 @@ class Model(nn.Module):
     def parameter_groups(self):
         """ Lists of (name, parameter), frozen ones left out:
             matrices               the blocks', for Muon, or AdamW with weight decay
-            embeddings_and_heads   and the matrices of clocks and modulation: AdamW with weight decay
+            embeddings_and_heads   with the matrices of clocks and modulation: AdamW with decay
             vectors                biases, gains and tables: AdamW without weight decay """
         groups = {'matrices': [], 'embeddings_and_heads': [], 'vectors': []}
         for name, parameter in self.named_parameters():
             if not parameter.requires_grad:
                 continue
-            is_matrix = parameter.ndim == 2 and not name.endswith(('scale_shift_table', 'latent_pos_emb'))
+            is_table = name.endswith(('scale_shift_table', 'latent_pos_emb'))
+            is_matrix = parameter.ndim == 2 and not is_table
             if not is_matrix:
                 group = 'vectors'
             elif name.startswith('blocks.'):

@@ -1,24 +1,25 @@
 """
-Train the two-clock model: text from an embedding (l2t), an embedding from text (t2l), both from noise,
-or all at once.
+Train the two-clock model: text from an embedding (l2t), an embedding from text (t2l), both from
+noise, or all at once.
 
     python train.py config/quickstart.py                          # one process, CPU or GPU
     python train.py config/quickstart.py --max_iters=100          # any knob below, by name
     python train.py config/quickstart.py config/mixed.py --out_dir=out/mixed    # an overlay
     python train.py config/quickstart.py --preflight_only=true    # is everything in place?
-    torchrun --standalone --nproc_per_node=8 train.py config/l2t.py    # several nodes: docs/cluster.md
+    torchrun --standalone --nproc_per_node=8 train.py config/l2t.py  # docs/cluster.md
 
-Reads data/<dataset> (prepare.py). Writes out_dir: config.json, data/, training_log.jsonl, and step-N/
-with the checkpoints. Run again with the same out_dir, it goes on from the newest whole checkpoint as if
-it had never stopped: bit for bit with one or two processes on a CPU, else to rounding, also on another
-number of processes. Row order, masks, clocks and noise are functions of (seed, step): nothing is
-replayed.
+Reads data/<dataset> (prepare.py). Writes out_dir: config.json, data/, training_log.jsonl, and
+step-N/ with the checkpoints. Run again with the same out_dir, it goes on from the newest whole
+checkpoint as if it had never stopped: bit for bit with one or two processes on a CPU, else to
+rounding, also on another number of processes. Row order, masks, clocks and noise are functions of
+(seed, step): nothing is replayed.
 
 Exit codes: 0 done or preempted, 2 bad config, data or checkpoint, 3 diverged, 4 preflight or
 rendezvous, 5 cannot save.
 """
 if __name__ != '__main__':                                 # an import would start a training
-    raise ImportError('train.py is a script: run `python train.py ...`; other modules hold what can be imported')
+    raise ImportError('train.py is a script: run `python train.py ...`; '
+                      'other modules hold what can be imported')
 
 import json
 import math
@@ -32,7 +33,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
-# before torch reads it: a waiting thread sleeps; spinning would take the core of the thread it waits for
+# before torch reads it: a waiting thread sleeps. Spinning would take a core from the others
 os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
 
 import numpy as np
@@ -52,110 +53,110 @@ from runs.freeze import set_frozen
 from runs.log import StepLog, in_units
 
 # ---- data and run
-dataset = 'quickstart'             # <a folder under data/, or a path to one>
-out_dir = 'out/run'                # <a folder>: of this run
-resume = 'auto'                    # auto | never; auto: go on from out_dir's newest whole checkpoint;
-                                   # never: refuse a non-empty out_dir
-seed = 0                           # [0, 2**63)
+dataset = 'quickstart'         # <a folder under data/, or a path to one>
+out_dir = 'out/run'            # <a folder>: of this run
+resume = 'auto'                # auto | never; auto: go on from out_dir's newest whole checkpoint;
+                               # never: refuse a non-empty out_dir
+seed = 0                       # [0, 2**63)
 # ---- what is learned
-mode = 'l2t'                       # l2t | t2l | unconditional | mixed
-mode_weights = (1.0, 1.0, 1.0)     # [0, 1e6]; mixed: shares of unconditional, l2t, t2l
-cond_drop = 0.1                    # [0, 1]: share of l2t and t2l rows whose condition is noise at clock 1
-latent_weight = 1.0                # [0, 1e6]: of the latent loss beside the text loss
-init_from = ''                     # a run folder: begin with its best weights, at step 0
+mode = 'l2t'                   # l2t | t2l | unconditional | mixed
+mode_weights = (1.0, 1.0, 1.0)  # [0, 1e6]; mixed: shares of unconditional, l2t, t2l
+cond_drop = 0.1                # [0, 1]: share of l2t and t2l rows whose condition is noise
+latent_weight = 1.0            # [0, 1e6]: of the latent loss beside the text loss
+init_from = ''                 # a run folder: begin with its best weights, at step 0
 # ---- model
-streams = ('text', 'latent')       # text | latent
-latent_tokens = 8                  # [1, 1024]: tokens per latent vector
-depth = 8                          # [1, 256]
-heads = 4                          # [1, 256]
-width = 256                        # [1, 16384]
-latent_width = None                # None | int [1, 16384]; None: width
-text_clock = True                  # False: the text clock is not read; costs no likelihood
-shortcut = False                   # text modes: every token adds a learned linear map of the latents
-bag = False                        # latent modes: the prediction adds a learned average over the tokens
-dropout = 0.0                      # [0, 1)
+streams = ('text', 'latent')   # text | latent
+latent_tokens = 8              # [1, 1024]: tokens per latent vector
+depth = 8                      # [1, 256]
+heads = 4                      # [1, 256]
+width = 256                    # [1, 16384]
+latent_width = None            # None | int [1, 16384]; None: width
+text_clock = True              # False: the text clock is not read; costs no likelihood
+shortcut = False               # text modes: every token adds a learned linear map of the latents
+bag = False                    # latent modes: the prediction adds a learned average over the tokens
+dropout = 0.0                  # [0, 1)
 # ---- optimisation
-batch_size = 64                    # [1, 65536]: rows per process and micro-step
-grad_accum = 1                     # [1, 65536]: micro-steps per step
-max_iters = 10_000                 # [1, 1e9]
-optimizer = 'adamw'                # adamw | muon; muon: for the blocks' matrices, AdamW for the rest
-learning_rate = 1e-3               # (0, 10]
-warmup_iters = 100                 # [0, 1e9]: at most half the run
-weight_decay = 0.1                 # [0, 10]: on matrices only
-grad_clip = 1.0                    # [0, 1e9]: largest norm of the gradient; 0: not clipped
-ema_decay = 0.999                  # [0, 1): warmed up as min(ema_decay, (1 + n) / (10 + n)); 0: no average
+batch_size = 64                # [1, 65536]: rows per process and micro-step
+grad_accum = 1                 # [1, 65536]: micro-steps per step
+max_iters = 10_000             # [1, 1e9]
+optimizer = 'adamw'            # adamw | muon; muon: for the blocks' matrices, AdamW for the rest
+learning_rate = 1e-3           # (0, 10]
+warmup_iters = 100             # [0, 1e9]: at most half the run
+weight_decay = 0.1             # [0, 10]: on matrices only
+grad_clip = 1.0                # [0, 1e9]: largest norm of the gradient; 0: not clipped
+ema_decay = 0.999              # [0, 1): warmed up, min(ema_decay, (1 + n) / (10 + n)); 0: none
 # ---- machine
-device = 'auto'                    # auto | cpu | cuda | <cuda:1 or the like>
-dtype = 'bfloat16'                 # bfloat16 | float32; bfloat16: autocast, weights and optimizer stay
-                                   # float32 (float16 would need loss scaling)
-compile = False                    # torch.compile every block: a minute at the start, then faster steps
-parallel = 'ddp'                   # ddp | fsdp; fsdp: FSDP2, parameters and moments are shared out
+device = 'auto'                # auto | cpu | cuda | <cuda:1 or the like>
+dtype = 'bfloat16'             # bfloat16 | float32; bfloat16: autocast, weights and optimizer stay
+                               # float32 (float16 would need loss scaling)
+compile = False                # torch.compile every block: a minute at the start, then faster steps
+parallel = 'ddp'               # ddp | fsdp; fsdp: FSDP2, parameters and moments are shared out
 # ---- logs and checkpoints
-keep = 2                           # [1, 1e6]: the newest checkpoints, kept beside the best; 1: if the
-                                   # newest is broken, only the best is left
-save_interval = 1000               # [1, 1e9]
-eval_interval = 500                # [1, 1e9]
-eval_iters = 16                    # [1, 1e6]: micro-batches of the validation split
-log_interval = 50                  # [1, 1e6]
-wandb_project = ''                 # log there too: pip install wandb; a resumed run goes on in its own
+keep = 2                       # [1, 1e6]: the newest checkpoints, kept beside the best; 1: if the
+                               # newest is broken, only the best is left
+save_interval = 1000           # [1, 1e9]
+eval_interval = 500            # [1, 1e9]
+eval_iters = 16                # [1, 1e6]: micro-batches of the validation split
+log_interval = 50              # [1, 1e6]
+wandb_project = ''             # log there too: pip install wandb; a resumed run goes on in its own
 
 # ---- ADVANCED: what most runs leave alone
-preflight_only = False             # look whether everything is in place, and stop
-mode_schedule = ''                 # modes in turn: 't2l:2000,l2t:3000,mixed'; the last one fills the run
-length_schedule = ''               # '24:1200,40': texts are cut to 24 tokens for 1,200 steps, then to 40
-predict_length = True              # False: EOS and PAD are given, not learned; texts longer than seq_len
-                                   # are cropped at random (proteins)
-latent_noise = 0.0                 # [0, 1]: l2t reads latents at a clock from U(0, latent_noise)
-freeze = 'unused'                  # none | unused | modality; unused: what no loss of the mode can reach;
-                                   # modality: in l2t the latent encoder and head too, in t2l the text
-                                   # ones, to fine-tune what init_from names
-seq_len = None                     # None | int [1, 65536]: L; None: the dataset's max_tokens + 1
-mlp_ratio = 4.0                    # (0, 64]
-causal = False                     # autoregressive: text sees what is before it, and latents
-spatial = False                    # the latents are a square grid
+preflight_only = False         # look whether everything is in place, and stop
+mode_schedule = ''             # modes in turn: 't2l:2000,l2t:3000,mixed'; the last fills the run
+length_schedule = ''           # '24:1200,40': texts of 24 tokens for 1,200 steps, then of 40
+predict_length = True          # False: EOS and PAD are given, not learned; texts longer than
+                               # seq_len are cropped at random (proteins)
+latent_noise = 0.0             # [0, 1]: l2t reads latents at a clock from U(0, latent_noise)
+freeze = 'unused'              # none | unused | modality; unused: what no loss of the mode can
+                               # reach; modality: in l2t the latent encoder and head too, in t2l
+                               # the text ones, to fine-tune what init_from names
+seq_len = None                 # None | int [1, 65536]: L; None: the dataset's max_tokens + 1
+mlp_ratio = 4.0                # (0, 64]
+causal = False                 # autoregressive: text sees what is before it, and latents
+spatial = False                # the latents are a square grid
 # the two processes (diffusion.py); sampling reads the same
-text_schedule = 'loglinear'        # loglinear | cosine | polynomial | ddpm
-text_power = 2.0                   # [0.01, 100]; polynomial: 1 - alpha(t) = t^power
-text_loss_weight = 'bound'         # bound | uniform | rdm | dynamic | clip: what is masked at t weighs w(t),
-                                   # 1 (flow matching), or 1 - t; gidd has bound, dynamic, clip
-latent_schedule = 'vp'             # vp | rf
-latent_target = 'v'                # v | x0 | flow | eps
-latent_loss_weight = 'none'        # none | snr | min_snr
-t_min = 1e-3                       # (0, 1): clocks are drawn from (t_min, 1)
+text_schedule = 'loglinear'    # loglinear | cosine | polynomial | ddpm
+text_power = 2.0               # [0.01, 100]; polynomial: 1 - alpha(t) = t^power
+text_loss_weight = 'bound'     # bound | uniform | rdm | dynamic | clip; bound: w(t); uniform: 1,
+                               # as in flow matching; rdm: 1 - t; dynamic and clip: gidd only
+latent_schedule = 'vp'         # vp | rf
+latent_target = 'v'            # v | x0 | flow | eps
+latent_loss_weight = 'none'    # none | snr | min_snr
+t_min = 1e-3                   # (0, 1): clocks are drawn from (t_min, 1)
 # other text processes (processes/)
-text_process = 'masked'            # masked | gidd | hdlm; or causal=True: autoregressive
-gidd_uniform = 0.1                 # [0, 1); gidd: share of tokens that are random ones at t = 1/2
-gidd_gamma = 1.0                   # [0.1, 10]; gidd: above 1, noise comes earlier and later; below, between
-hdlm_gamma = 1.0                   # [0.1, 10]; hdlm: how much faster tokens become clusters than clusters
-                                   # become MASK
-hdlm_xi = 1.0                      # (0, 1]; hdlm: probability of a token's own cluster
-clusters = 64                      # [1, 256]; hdlm: how many
-clusters_from = ''                 # hdlm: a run folder (its token embedding), an .npy file of V rows, or of
-                                   # V cluster ids; '': by co-occurrence counts of the training texts.
-                                   # A resumed run, and init_from, keep their clusters
+text_process = 'masked'        # masked | gidd | hdlm; or causal=True: autoregressive
+gidd_uniform = 0.1             # [0, 1); gidd: share of tokens that are random ones at t = 1/2
+gidd_gamma = 1.0               # [0.1, 10]; gidd: above 1, noise comes earlier and later
+hdlm_gamma = 1.0               # [0.1, 10]; hdlm: how much faster tokens become clusters than
+                               # clusters become MASK
+hdlm_xi = 1.0                  # (0, 1]; hdlm: probability of a token's own cluster
+clusters = 64                  # [1, 256]; hdlm: how many
+clusters_from = ''             # hdlm: a run folder (its token embedding), an .npy file of V rows,
+                               # or of V ids; '': by co-occurrence counts of the training texts.
+                               # A resumed run, and init_from, keep their clusters
 # importance of tokens (processes/adaptive.py)
-importance = 'none'                # none | freq | learned | hybrid: what masking and curriculum go by
-masking = 'time_only'              # time_only | proportional | inverse | balanced; proportional: the
-                                   # important are masked first
-beta = 0.5                         # [0, 100]; rates are exp(-beta) to exp(beta) times the common one,
-                                   # within 1/2 and 2
-curriculum = False                 # easy, medium, then hard tokens weigh more
+importance = 'none'            # none | freq | learned | hybrid: what masking and curriculum go by
+masking = 'time_only'          # time_only | proportional | inverse | balanced; proportional: the
+                               # important are masked first
+beta = 0.5                     # [0, 100]; rates are exp(-beta) to exp(beta) times the common one,
+                               # within 1/2 and 2
+curriculum = False             # easy, medium, then hard tokens weigh more
 curriculum_stages = (0.3333, 0.6666)   # (0, 1): shares of training at which medium and hard begin
-curriculum_focus = 2.0             # [1, 1e3]: how much more they weigh
+curriculum_focus = 2.0         # [1, 1e3]: how much more they weigh
 # optimisation
-muon_lr = None                     # None | (0, 10]: of the blocks' matrices, in AdamW's scale; None:
-                                   # learning_rate
-min_lr = 0.0                       # [0, 1]: share of learning_rate at the end
-decay_from = 0.0                   # [0, 1]: share of the run after which the cosine decay begins
-betas = (0.9, 0.95)                # [0, 1)
+muon_lr = None                 # None | (0, 10]: of the blocks' matrices, in AdamW's scale; None:
+                               # learning_rate
+min_lr = 0.0                   # [0, 1]: share of learning_rate at the end
+decay_from = 0.0               # [0, 1]: share of the run after which the cosine decay begins
+betas = (0.9, 0.95)            # [0, 1)
 # guard
-guard = True                       # skip a step whose loss or gradient is not finite, or spikes
-spike_factor = 10.0                # [0, 1e9]; a spike: a gradient norm so many times the median of the
-                                   # last 64; 0: none is
-max_bad_steps = 10                 # [1, 1e9]: so many skips in a row end the run, exit code 3
+guard = True                   # skip a step whose loss or gradient is not finite, or spikes
+spike_factor = 10.0            # [0, 1e9]; a spike: a gradient norm so many times the median of the
+                               # last 64; 0: none is
+max_bad_steps = 10             # [1, 1e9]: so many skips in a row end the run, exit code 3
 # other processes
-dist_timeout = 600.0               # [1, 1e7]: seconds after which a silent process ends the run
-master_timeout = 6.0               # [0.1, 1e7]: seconds in which rank 0 must be found at the start
+dist_timeout = 600.0           # [1, 1e7]: seconds after which a silent process ends the run
+master_timeout = 6.0           # [0.1, 1e7]: seconds in which rank 0 must be found at the start
 
 config = configure(globals(), show=False)
 
@@ -193,18 +194,18 @@ model = processes.add_modules(Model(run.model_config), config).to(device)
 if run.adaptive:
     model.importance.rarity.copy_(run.adaptive.rarity)
 if compile:
-    for block in model.blocks:                             # all blocks are one program: compiled once
+    for block in model.blocks:                           # all blocks are one program: compiled once
         block.compile(dynamic=False)
 
-make_batch = BatchMaker(run.text, run.latent, streams, seed, cond_drop, latent_noise, t_min, run.adaptive,
-                        predict_length)
+make_batch = BatchMaker(run.text, run.latent, streams, seed, cond_drop, latent_noise, t_min,
+                        run.adaptive, predict_length)
 loss_fn = Loss(model, make_batch, autocast, latent_weight)
 set_frozen(model, run.always_frozen)                # the optimizers take all that ever train
 if is_sharded:
     distributed.shard(loss_fn, device)
 trained = [(name, p) for name, p in model.named_parameters() if name not in run.always_frozen]
 names, parameters = zip(*trained)
-if rank:                                                   # from here on only dropout draws from this
+if rank:                                                 # from here on only dropout draws from this
     torch.manual_seed(seed + rank)
 
 # the running average of the weights, in float32
@@ -217,7 +218,7 @@ def averaged_weights():
     @torch.no_grad()
     def swap():
         if is_sharded:
-            loss_fn.reshard()                              # or FSDP would use what it gathered before
+            loss_fn.reshard()                            # or FSDP would use what it gathered before
         for parameter, average in zip(parameters, ema or ()):
             now = parameter.clone()
             parameter.copy_(average)
@@ -237,7 +238,7 @@ adamw_groups = [dict(params=adamw_matrices, weight_decay=weight_decay),
 adamw = torch.optim.AdamW(adamw_groups, lr=learning_rate, betas=betas, fused=True)
 optimizers = [(adamw, learning_rate)]
 if optimizer == 'muon':
-    # match_rms_adamw gives Muon's update the size of AdamW's, so one rate serves both (arXiv:2502.16982)
+    # match_rms_adamw gives Muon's update the size of AdamW's (arXiv:2502.16982): one rate fits both
     muon = torch.optim.Muon(groups['matrices'], lr=learning_rate, weight_decay=weight_decay,
                             adjust_lr_fn='match_rms_adamw')
     optimizers.append((muon, muon_lr or learning_rate))
@@ -247,7 +248,7 @@ if optimizer == 'muon':
 
 state = SimpleNamespace(
     step=0, saved_at=0, evaluated_at=0, best_val=math.inf,
-    # the guard's memory lives on the device: it is read only when something is logged, saved or evaluated
+    # the guard's memory lives on the device: it is read only at log, save and evaluation steps
     skipped=torch.zeros((), device=device),                # steps of the run so far
     streak=torch.zeros((), device=device),                 # steps skipped in a row
     history=torch.full((64,), math.nan, device=device))    # the last gradient norms that were taken
@@ -277,14 +278,15 @@ def load_or_begin():
 
 newest = distributed.rank0_or_stop(2, take_run_folder)
 if not newest and not init_from:
-    for name, table in distributed.rank0_or_stop(2, processes.tables_of, config, train_data).items():
+    tables = distributed.rank0_or_stop(2, processes.tables_of, config, train_data)
+    for name, table in tables.items():
         getattr(model, name).copy_(table)
 error = None
 try:
     load_or_begin()
 except (ValueError, OSError) as failure:
     error = str(failure)
-except Exception as failure:                               # whatever a hostile or older checkpoint provokes
+except Exception as failure:                       # whatever a hostile or older checkpoint provokes
     error = f'cannot go on from {newest or init_from}: {type(failure).__name__}: {failure}'
 errors = [e for e in distributed.all_gather_object(error) if e]
 if errors:
@@ -301,8 +303,8 @@ if rank == 0:
         if init_from:
             print(f'begins with the best weights of {init_from}')
         elif freeze == 'modality':
-            print('warning: freeze=modality without init_from freezes an encoder at its random start: '
-                  'its modality will not be understood')
+            print('warning: freeze=modality without init_from freezes an encoder at its random '
+                  'start: its modality will not be understood')
 
 
 def begin_run_folder():
@@ -316,10 +318,12 @@ def begin_run_folder():
 wandb, wandb_id = None, distributed.rank0_or_stop(2, begin_run_folder)
 if wandb_project and rank == 0:
     import wandb
-    wandb.init(project=wandb_project, name=os.path.basename(out_dir), config=config, id=wandb_id, resume='allow')
+    wandb.init(project=wandb_project, name=os.path.basename(out_dir), config=config, id=wandb_id,
+               resume='allow')
 if rank == 0:
     first = run.stages[0]
-    cost = flops(model, run.global_batch, first.seq_len, first.budget * grad_accum * world, first.predict)
+    head_positions = first.budget * grad_accum * world
+    cost = flops(model, run.global_batch, first.seq_len, head_positions, first.predict)
     epochs = run.global_batch * max_iters / len(train_data)
     print(f'{max_iters:,} steps of {run.global_batch:,} x {train_data.seq_len} tokens: '
           f'{epochs:,.{0 if epochs >= 100 else 2}f} epochs of {len(train_data):,} samples, '
@@ -336,12 +340,15 @@ def stage_at(step):
 def tokens_until(step):
     """ PAD among them. """
     ends = [*(stage.first for stage in run.stages[1:]), max_iters]
-    rows = [(stage.seq_len, max(0, min(step, end) - stage.first)) for stage, end in zip(run.stages, ends)]
-    return run.global_batch * sum(length * steps for length, steps in rows)
+    tokens_of_a_row = 0
+    for stage, end in zip(run.stages, ends):
+        tokens_of_a_row += stage.seq_len * max(0, min(step, end) - stage.first)
+    return run.global_batch * tokens_of_a_row
 
 
 def rows_of(step, micro, rank):
-    """ Number of the first row of this rank's micro-batch in the global batch, and the rows of the dataset. """
+    """ Number of the first row of this rank's micro-batch in the global batch, and the rows of the
+    dataset. """
     first = (micro * world + rank) * batch_size
     return first, row_order(len(train_data), seed, step * run.global_batch + first, batch_size)
 
@@ -368,7 +375,7 @@ def get_lr(step):
 
 def evaluate():
     """ {val_text nats per real token, val_latent squared error per dimension} over eval_iters
-    micro-batches of the validation split, which the ranks share. None where a signal came meanwhile. """
+    micro-batches of the validation split, which the ranks share. None where a signal came. """
     model.eval()
     n = min(eval_iters, -(-len(val_data) // batch_size))
     sums = torch.zeros(4, dtype=torch.float64)
@@ -376,7 +383,7 @@ def evaluate():
         if all_reduce_max(signal_seen):
             return None
         part = loss_fn.validate(val_data, (i + rank) % n, batch_size, run.predict, run.modes)
-        if i + rank < n:                                   # else it ran for FSDP, which gathers for all
+        if i + rank < n:                               # else it ran for FSDP, which gathers for all
             sums += part
     nats, real, squared_error, rows = all_reduce_sum(sums).tolist()
     found = {}
@@ -388,19 +395,20 @@ def evaluate():
 
 
 failed_saves = 0
-save_owed = False                                          # one was due while steps were being skipped
+save_owed = False                                       # one was due while steps were being skipped
 
 
 def save(is_best):
-    """ Whether it could be saved: rank 0 writes, all know how it went. A full disk is a warning; the third
-    time in a row, or at the end, it is exit code 5. What is not finite is not saved: exit code 3. """
+    """ Whether it could be saved: rank 0 writes, all know how it went. A full disk is a warning.
+    The third time in a row, or at the end, it is exit code 5. What is not finite is not saved:
+    exit code 3. """
     global failed_saves
     assert ema is None or not ema[0].requires_grad, 'the average carries a graph'
 
     # every rank gives its share; what is frozen is its own average
     weights = distributed.gather(model.state_dict())
     average = None if ema is None else {**weights, **dict(zip(names, distributed.gather(ema)))}
-    moments = dict(names=list(names), states=[distributed.gather(opt.state_dict()) for opt, _ in optimizers])
+    moments = [distributed.gather(opt.state_dict()) for opt, _ in optimizers]
     rng = {'cpu': torch.get_rng_state()}
     if device_type == 'cuda':
         rng['cuda'] = torch.cuda.get_rng_state()
@@ -409,14 +417,19 @@ def save(is_best):
                     best_val=None if math.isinf(state.best_val) else state.best_val,
                     skipped=state.skipped.item(), streak=state.streak.item(),
                     history=state.history[state.history.isfinite()].tolist(),
-                    global_batch=run.global_batch, model_config=asdict(run.model_config), identity=identity)
+                    global_batch=run.global_batch, model_config=asdict(run.model_config),
+                    identity=identity)
 
-    _, error = distributed.on_rank0(checkpoint.save, out_dir, state.step, weights, average, moments, counters,
-                                    rngs, keep=keep, best=is_best)
+    _, error = distributed.on_rank0(checkpoint.save, out_dir, state.step, weights, average,
+                                    dict(names=list(names), states=moments), counters, rngs,
+                                    keep=keep, best=is_best)
     if isinstance(error, ValueError):
         report()
-        before = f'the newest checkpoint is step {state.saved_at}' if state.saved_at else 'there is no checkpoint'
-        distributed.stop_all(f'{error}; {before}: train with guard=True and a smaller learning_rate', code=3)
+        before = 'there is no checkpoint'
+        if state.saved_at:
+            before = f'the newest checkpoint is step {state.saved_at}'
+        advice = 'a smaller learning_rate' if guard else 'guard=True'
+        distributed.stop_all(f'{error}; {before}: train with {advice}', code=3)
     failed_saves = failed_saves + 1 if error else 0
     if not error:
         state.saved_at = state.step
@@ -427,8 +440,8 @@ def save(is_best):
     return not error
 
 
-log = StepLog(out_dir, state.step, max_iters, log_interval, grad_accum, run.global_batch, len(train_data),
-              device, rows_of, tokens_until, wandb)
+log = StepLog(out_dir, state.step, max_iters, log_interval, grad_accum, run.global_batch,
+              len(train_data), device, rows_of, tokens_until, wandb)
 
 
 def report():
@@ -440,14 +453,14 @@ def report():
 
 
 def check_streak():
-    """ Ends the run when too many steps in a row were skipped. It reads the device, so it is called at
-    log, save and evaluation steps only. """
+    """ Ends the run when too many steps in a row were skipped. It reads the device, so it is called
+    at log, save and evaluation steps only. """
     streak = int(state.streak.item())
     if streak >= max_bad_steps:
         report()
-        distributed.stop_all(f'step {state.step}: {streak} steps in a row had no finite loss or gradient, or a '
-                             f'spike beyond spike_factor={spike_factor:g}; the newest checkpoint is step '
-                             f'{state.saved_at}', code=3)
+        why = f'had no finite loss or gradient, or a spike beyond spike_factor={spike_factor:g}'
+        distributed.stop_all(f'step {state.step}: {streak} steps in a row {why}; the newest '
+                             f'checkpoint is step {state.saved_at}', code=3)
 
 
 # -----------------------------------------------------------------------------
@@ -473,7 +486,8 @@ while True:
     # ---- evaluate, save and stop
     at_end = state.step >= max_iters
     stop_signal = all_reduce_max(signal_seen)
-    due_evaluation = (at_end or state.step % eval_interval == 0) and state.step > state.evaluated_at and not stop_signal
+    due_evaluation = (at_end or state.step % eval_interval == 0) and not stop_signal
+    due_evaluation = due_evaluation and state.step > state.evaluated_at
     due_save = (at_end or state.step % save_interval == 0 or stop_signal
                 or save_owed and log.steps == 0) and state.step > state.saved_at
     if due_evaluation or due_save:
@@ -492,9 +506,11 @@ while True:
             state.evaluated_at = state.step
             if rank == 0:
                 units = dict(val_text='nats per token', val_latent='per dimension')
-                found = ', '.join(f'{name} {value:.4f} {units[name]}' for name, value in val.items())
-                print(f'step {state.step:>6,} | {found}' + (' | best' if is_best else ''), flush=True)
-            log.write(step=state.step, **val, best=is_best, seconds=round(time.perf_counter() - began, 2))
+                found = [f'{name} {value:.4f} {units[name]}' for name, value in val.items()]
+                line = f'step {state.step:>6,} | ' + ', '.join(found)
+                print(line + (' | best' if is_best else ''), flush=True)
+            seconds = round(time.perf_counter() - began, 2)
+            log.write(step=state.step, **val, best=is_best, seconds=seconds)
         if due_save or is_best:
             # not while steps are being skipped, or the last good checkpoints would rotate away;
             # at the end all the same: a skip moved nothing
@@ -508,7 +524,9 @@ while True:
         distributed.rank0_or_stop(5, write_text, Path(out_dir) / 'preempted.json',
                                   json.dumps(dict(step=state.saved_at, signal=name)))
         if rank == 0:
-            done = f'saved step {state.saved_at:,}' if state.saved_at else 'no step was done, nothing to save'
+            done = 'no step was done, nothing to save'
+            if state.saved_at:
+                done = f'saved step {state.saved_at:,}'
             print(f'{name}: {done}; run the same command again to go on', flush=True)
         break
     if at_end:
@@ -519,14 +537,17 @@ while True:
         stage = stage_at(state.step)
         set_frozen(model, stage.frozen)
         if state.step == stage.first:
-            state.history.fill_(math.nan)                  # norms of another loss say nothing about this one's
+            state.history.fill_(math.nan)       # norms of another loss say nothing about this one's
         net = loss_fn
         if world > 1 and not is_sharded:
             net = DistributedDataParallel(
-                loss_fn, device_ids=[device] if device_type == 'cuda' else None, gradient_as_bucket_view=True,
-                find_unused_parameters=bool(stage.unreachable - stage.frozen), **distributed.NO_BUFFER_SYNC)
+                loss_fn, device_ids=[device] if device_type == 'cuda' else None,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=bool(stage.unreachable - stage.frozen),
+                **distributed.NO_BUFFER_SYNC)
         if len(run.stages) > 1 and rank == 0:
-            print(f'step {state.step:>6,} | mode {stage.mode}, texts of {stage.seq_len} tokens', flush=True)
+            print(f'step {state.step:>6,} | mode {stage.mode}, texts of {stage.seq_len} tokens',
+                  flush=True)
 
     # ---- micro-steps: forward and backward on every rank, no early exit
     log.begin_step()
@@ -556,7 +577,7 @@ while True:
         for group in opt.param_groups:
             group['lr'] = rate * get_lr(state.step)
         if isinstance(opt, torch.optim.AdamW):
-            opt.found_inf = bad                            # the fused kernel then leaves everything alone
+            opt.found_inf = bad                      # the fused kernel then leaves everything alone
             opt.step()
         elif not bad.item():                               # Muon has no such switch: one sync
             opt.step()
@@ -575,7 +596,8 @@ while True:
             torch._foreach_add_(ema, torch._foreach_mul(difference, (1 - d) * (1 - bad)))
 
     # ---- log: a line speaks of one mode
-    if state.step % log_interval == 0 or state.step == max_iters or stage_at(state.step) is not stage:
+    is_last = state.step == max_iters or stage_at(state.step) is not stage
+    if state.step % log_interval == 0 or is_last:
         report()
         check_streak()
     else:
@@ -584,8 +606,10 @@ while True:
 if rank == 0:
     best = '' if math.isinf(state.best_val) else f'best validation {state.best_val:.4f}; '
     if start_step >= max_iters:
-        print(f'{out_dir} is finished: {state.step:,} of {max_iters:,} steps; {best}raise --max_iters to go on', flush=True)
+        print(f'{out_dir} is finished: {state.step:,} of {max_iters:,} steps; {best}raise '
+              '--max_iters to go on', flush=True)
     elif state.step > start_step:
         seconds = timedelta(seconds=int(time.perf_counter() - start_time))
-        print(f'{state.step - start_step:,} steps in {seconds}; {best}checkpoints in {out_dir}', flush=True)
+        print(f'{state.step - start_step:,} steps in {seconds}; {best}checkpoints in {out_dir}',
+              flush=True)
 distributed.leave()

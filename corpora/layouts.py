@@ -1,33 +1,52 @@
-""" A look at a packed dataset: are its files whole, what is in it, and the way back into a file a sample.
+"""
+Datasets as folders: a look at a packed one, and the layout of earlier systems, read and written.
 
-prepare.py --inspect=FOLDER and --export_dir=FOLDER come here, and every prepare.py ends here.
+    verify(folder)             python prepare.py --inspect=FOLDER: is every file as meta.json says?
+    summary(folder)            what is in it; every prepare.py ends with this
+    export(folder, target)     python prepare.py --export_dir=TARGET
+    read_earlier(source)       python prepare.py --import_dir=FOLDER
+
+The earlier layout has a file per text and a file per latent:
+    train_data.json, validation_data.json      lists of {text, text_path, latent_path}
+    texts/<split>/*.txt                        UTF-8; such a file counts more than the list's text
+    latents/<split>/*.npy                      (N, D) or (D,), floats
 """
 import itertools
 import json
 import os
+from functools import partial
 
 import numpy as np
 from tqdm import tqdm
 
-from data import COUNT, PackedDataset, check_file, read_meta
-from runs.files import check_fields
-from corpora.sources import DROPS, earlier_index
+from corpora.latents import as_latent
+from corpora.readers import Document, inside, open_text, read_json, shown
+from corpora.shards import covering
+from corpora.sources import DROPS
+from data import PackedDataset
+from runs.files import check_fields, read_array
+from runs.manifest import COUNT, check_file, read_meta
 
-SUMMED = {key: COUNT for key in ('documents', 'tokens', 'bytes', 'truncated')}   # of a split, beside what every reader needs
+# the summary needs these counts of a split; other readers do not
+SUMMED = {key: COUNT for key in ('documents', 'tokens', 'bytes', 'truncated')}
 
+# -----------------------------------------------------------------------------
+# A look at a packed dataset
 
 def verify(folder):
-    """ Every file of a dataset against its digest in meta.json; ValueError names the first that differs. """
+    """ Compares every file of a dataset with its digest in meta.json. ValueError names the first
+    one that differs. """
     meta = read_meta(folder)
-    manifest = dict(meta['files'])
+    files = dict(meta['files'])
     for split in meta['splits'].values():
-        for entry in split['shards']:
-            manifest |= entry['files']
-    with tqdm(total=sum(entry['bytes'] for entry in manifest.values()), desc='verifying', unit='B', unit_scale=True, disable=None) as bar:
-        for file, entry in manifest.items():
-            check_file(folder, file, manifest)
+        for shard in split['shards']:
+            files |= shard['files']
+    n_bytes = sum(entry['bytes'] for entry in files.values())
+    with tqdm(total=n_bytes, desc='verifying', unit='B', unit_scale=True, disable=None) as bar:
+        for name, entry in files.items():
+            check_file(folder, name, files)
             bar.update(entry['bytes'])
-    print(f'{len(manifest)} files, {sum(entry["bytes"] for entry in manifest.values()) / 1e6:,.1f} MB, each as meta.json says')
+    print(f'{len(files)} files, {n_bytes / 1e6:,.1f} MB, each as meta.json says')
 
 
 def dropped(counts):
@@ -39,68 +58,162 @@ def sample_hashes(ds):
     """ A hash per sample of a split, of its tokens, (n,). """
     found = []
     for shard in ds.shards:
-        tokens, edges = shard.tokens.tobytes(), (shard.offsets * shard.tokens.itemsize).tolist()
-        found += [hash(tokens[a:b]) for a, b in itertools.pairwise(edges)]
+        tokens = shard.tokens.tobytes()
+        edges = (shard.offsets * shard.tokens.itemsize).tolist()
+        for begin, end in itertools.pairwise(edges):
+            found.append(hash(tokens[begin:end]))
     return np.array(found, np.int64)
 
 
-def covering(lengths, of_1000=999):
-    """ The max_tokens that so many of 1,000 texts keep to, of sorted numbers of tokens; with an EOS it is a multiple of 8. """
-    needed = lengths[-(-of_1000 * len(lengths) // 1000) - 1]
-    return int(-(-(max(needed, 8) + 1) // 8) * 8 - 1)
+def line(name, text):
+    print(f'{name:<20} {text}')
 
 
 def summary(folder):
-    """ What is in a dataset, as a reader finds it. """
-    def line(name, text):
-        print(f'{name:<20} {text}')
-    train, val = PackedDataset(folder, 'train'), PackedDataset(folder, 'val')
+    """ Prints what is in a dataset, as a reader finds it. """
+    train = PackedDataset(folder, 'train')
+    val = PackedDataset(folder, 'val')
     meta = train.meta
-    check_fields(meta, {'counts': {}, 'splits': {'*': SUMMED}}, os.path.join(folder, 'meta.json'))
+    schema = {'counts': {}, 'splits': {'*': SUMMED}}
+    check_fields(meta, schema, os.path.join(folder, 'meta.json'))
+
     print()
     line('dataset', folder)
-    for name, count in meta['counts'].items():
-        words = [f'{count["read"]:,} documents', f'{count["kept"]:,} kept', *filter(None, [dropped(count)])]
-        words += [f'{count[key]:,} {word}' for key, word in (('invalid_utf8', 'with invalid UTF-8, now U+FFFD'),
-                                                             ('unknown_residues', 'unknown residues, now X')) if count.get(key)]
-        line(f'read {name}', ', '.join(words))
+    for name, counts in meta['counts'].items():
+        show_counts(name, counts)
     for ds in (train, val):
-        m = meta['splits'][ds.split]
-        lost = [f'{m[key]:,} dropped ({word})' for key, word in (('nonfinite', 'NaN or inf'), ('longer_than_max_tokens', 'too many tokens'))
-                if m.get(key)]
-        line(ds.split, ', '.join([f'{m["documents"]:,} documents, {m["samples"]:,} samples, {m["tokens"]:,} tokens, '
-                                  f'{m["bytes"] / max(1, m["tokens"]):.2f} bytes per token', *lost]))
-    lengths = np.sort(np.concatenate([np.diff(s.offsets) for s in train.shards]))
-    line('tokens per sample', ', '.join(f'{q:g} %: {lengths[int(q / 100 * (len(lengths) - 1))]}' for q in (50, 95, 99, 99.5, 100)))
-    padding, enough = 1 - (lengths.mean() + 1) / (meta['max_tokens'] + 1), covering(lengths)
-    if padding > .5 and enough < meta['max_tokens']:
-        line('warning', f'{padding:.0%} of a batch would be PAD: {meta["max_tokens"] + 1} tokens a row, where the mean text has '
-                        f'{lengths.mean():.0f} and 99.9 % fit into --max_tokens={enough}; or train with a lower --seq_len')
+        show_split(ds.split, meta['splits'][ds.split])
+    show_lengths(train)
     line('vocabulary', f'{train.tokenizer.vocab_size} ids, {train.tokenizer.kind}')
-    t, v = sample_hashes(train), sample_hashes(val)
-    line('duplicates', f'{len(t) - len(np.unique(t)):,} in train, {len(v) - len(np.unique(v)):,} in val, '
-                       f'{np.isin(v, t).sum():,} of val in train')
+    show_duplicates(train, val)
     if train.stats is not None:
-        z, live = val.raw_latents(np.arange(min(len(val), 4096))), train.live > 0
-        norm = z.norm(dim=-1)
-        line('latents', f'{train.latent_shape}, {meta["encoder"]["id"] if meta["encoder"] else "given"}, '
-                        f'norm {norm.mean():.3f} +- {norm.std(correction=0):.3f}')
-        if live.any():
-            mean, std = train.mean[live], train.std[live]
-            line('per dimension', f'mean {mean.min():.3g} to {mean.max():.3g}, std {std.min():.3g} to {std.max():.3g}, '
-                                  f'{int((~live).sum())} dead dimensions')
-        else:
-            line('warning', 'no dimension of the latents varies: nothing can be learned from them')
-        truncated = sum(split['truncated'] for split in meta['splits'].values())
-        if truncated and meta['encoder']:
-            line('warning', f'{truncated:,} samples are longer than the encoder reads ({meta["encoder"]["max_length"]} of its tokens); '
-                            'lower --max_tokens')
+        show_latents(train, val)
     for i in range(min(3, len(val))):
         line(f'val {i}', repr(val.text(i))[:100])
 
 
+def show_counts(name, counts):
+    """ What was read of a source, and what was dropped or replaced. """
+    words = [f'{counts["read"]:,} documents', f'{counts["kept"]:,} kept']
+    if dropped(counts):
+        words.append(dropped(counts))
+    if counts.get('invalid_utf8'):
+        words.append(f'{counts["invalid_utf8"]:,} with invalid UTF-8, now U+FFFD')
+    if counts.get('unknown_residues'):
+        words.append(f'{counts["unknown_residues"]:,} unknown residues, now X')
+    line(f'read {name}', ', '.join(words))
+
+
+def show_split(split, entry):
+    bytes_per_token = entry['bytes'] / max(1, entry['tokens'])
+    words = [f'{entry["documents"]:,} documents', f'{entry["samples"]:,} samples',
+             f'{entry["tokens"]:,} tokens', f'{bytes_per_token:.2f} bytes per token']
+    if entry.get('nonfinite'):
+        words.append(f'{entry["nonfinite"]:,} dropped (NaN or inf)')
+    if entry.get('longer_than_max_tokens'):
+        words.append(f'{entry["longer_than_max_tokens"]:,} dropped (too many tokens)')
+    line(split, ', '.join(words))
+
+
+def show_lengths(train):
+    """ Quantiles of the number of tokens, and a warning if most of a batch would be PAD. """
+    lengths = np.sort(train.lengths())
+    quantiles = []
+    for percent in (50, 95, 99, 99.5, 100):
+        row = int(percent / 100 * (len(lengths) - 1))
+        quantiles.append(f'{percent:g} %: {lengths[row]}')
+    line('tokens per sample', ', '.join(quantiles))
+
+    max_tokens = train.meta['max_tokens']
+    padding = 1 - (lengths.mean() + 1) / (max_tokens + 1)
+    enough = covering(lengths)
+    if padding > .5 and enough < max_tokens:
+        line('warning', f'{padding:.0%} of a batch would be PAD: {max_tokens + 1} tokens a row, '
+                        f'where the mean text has {lengths.mean():.0f} and 99.9 % fit into '
+                        f'--max_tokens={enough}; or train with a lower --seq_len')
+
+
+def show_duplicates(train, val):
+    t = sample_hashes(train)
+    v = sample_hashes(val)
+    in_train = len(t) - len(np.unique(t))
+    in_val = len(v) - len(np.unique(v))
+    in_both = np.isin(v, t).sum()
+    line('duplicates', f'{in_train:,} in train, {in_val:,} in val, {in_both:,} of val in train')
+
+
+def show_latents(train, val):
+    """ Their shape, norm and statistics, and what may be wrong with them. """
+    encoder = train.meta['encoder']
+    z = val.raw_latents(np.arange(min(len(val), 4096)))
+    norm = z.norm(dim=-1)
+    line('latents', f'{train.latent_shape}, {encoder["id"] if encoder else "given"}, '
+                    f'norm {norm.mean():.3f} +- {norm.std(correction=0):.3f}')
+
+    is_live = train.live > 0
+    if is_live.any():
+        mean = train.mean[is_live]
+        std = train.std[is_live]
+        line('per dimension', f'mean {mean.min():.3g} to {mean.max():.3g}, '
+                              f'std {std.min():.3g} to {std.max():.3g}, '
+                              f'{int((~is_live).sum())} dead dimensions')
+    else:
+        line('warning', 'no dimension of the latents varies: nothing can be learned from them')
+
+    truncated = sum(split['truncated'] for split in train.meta['splits'].values())
+    if truncated and encoder:
+        line('warning', f'{truncated:,} samples are longer than the encoder reads '
+                        f'({encoder["max_length"]} of its tokens); lower --max_tokens')
+
+# -----------------------------------------------------------------------------
+# The earlier layout
+
+def earlier_index(folder, split):
+    return os.path.join(folder, f'{split}_data.json')
+
+
+def read_latent(path):
+    return as_latent(read_array(path, mmap=True, what='a latent'), path)
+
+
+def read_earlier(source):
+    """ The documents of a folder in the earlier layout. """
+    folder = source.import_dir
+    index = earlier_index(folder, source.import_split)
+
+    # the list
+    with open(index, 'rb') as f:
+        items = read_json(f.read(), index)
+    if not isinstance(items, list):
+        raise ValueError(f'{index}: expected a list of {{"text", "latent_path"}}, '
+                         f'found {type(items).__name__}')
+
+    for i, item in enumerate(items):
+        if not isinstance(item, dict) or not isinstance(item.get('latent_path'), str):
+            raise ValueError(f'{index}, item {i}: no latent_path, found {shown.repr(item)}')
+
+        # the text: of its file, if there is one
+        stem = os.path.splitext(os.path.basename(item['latent_path']))[0]
+        usual_path = os.path.join('texts', source.import_split, f'{stem}.txt')
+        text_path = inside(folder, item.get('text_path') or usual_path, index)
+        if os.path.isfile(text_path):
+            with open_text(text_path, source, newline='', skip_bom=False) as f:
+                text = f.whole()
+        elif isinstance(item.get('text'), str):
+            text = item['text']
+        else:
+            raise ValueError(f'{index}, item {i}: no "text", and no file {text_path}')
+
+        # the latents are read when they are asked for
+        path = inside(folder, item['latent_path'], index)
+        if not os.path.isfile(path):
+            raise ValueError(f'{path}: missing, {index} names it in item {i}')
+        yield Document(text, partial(read_latent, path))
+
+
 def export(folder, target):
-    """ A dataset in the earlier layout: texts/<split>/*.txt, latents/<split>/*.npy (N, D) float32, and <split>_data.json. """
+    """ Writes a dataset in the earlier layout: texts/<split>/*.txt, latents/<split>/*.npy (N, D)
+    float32, and <split>_data.json. """
     if os.path.exists(target) and (not os.path.isdir(target) or os.listdir(target)):
         raise ValueError(f'export_dir={target} is not an empty folder: name another')
     for split, name in (('train', 'train'), ('val', 'validation')):
@@ -109,13 +222,20 @@ def export(folder, target):
             raise ValueError(f'{folder} has no latents: the earlier layout is for pairs')
         for kind in ('texts', 'latents'):
             os.makedirs(os.path.join(target, kind, name), exist_ok=True)
+
+        # a file of the text and a file of the latents for each sample
         items = []
         for i in tqdm(range(len(ds)), f'writing {name}', unit=' samples', disable=None):
-            text, text_path, latent_path = ds.text(i), f'texts/{name}/{i:08d}.txt', f'latents/{name}/{i:08d}.npy'
+            text = ds.text(i)
+            text_path = f'texts/{name}/{i:08d}.txt'
+            latent_path = f'latents/{name}/{i:08d}.npy'
             with open(os.path.join(target, text_path), 'w', encoding='utf-8', newline='') as f:
                 f.write(text)
             np.save(os.path.join(target, latent_path), ds.raw_latents([i])[0].numpy())
             items.append(dict(id=i, text=text, text_path=text_path, latent_path=latent_path))
-        with open(earlier_index(target, name), 'w', encoding='utf-8') as f:
+
+        # the list of them
+        index = earlier_index(target, name)
+        with open(index, 'w', encoding='utf-8') as f:
             json.dump(items, f, indent=1, ensure_ascii=False)
-        print(f'{earlier_index(target, name)}: {len(items):,} samples')
+        print(f'{index}: {len(items):,} samples')

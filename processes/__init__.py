@@ -2,14 +2,16 @@
 Other text processes on the same network: autoregressive, GIDD+ and HDLM. And ATAT (adaptive.py),
 which decides which tokens are masked first. A module is imported only where a knob asks for it.
 
-    python train.py config/quickstart.py config/ar.py --out_dir=out/ar      # likewise gidd, hdlm, atat
+    python train.py config/quickstart.py config/ar.py --out_dir=out/ar    # or gidd, hdlm, atat
 
 What loss.py, sample.py and evaluate.py ask of a text process. Time t runs from 0 (clean) to 1
 (noise):
-    corrupt(tokens, t, u, known_mask)    what the network reads, (B, L), and where it is scored, (B, L)
+    corrupt(tokens, t, u, known_mask)    what the network reads, and where it is scored, (B, L) each
     loss_weight(t)                       the weight of a row's loss in training
-    loss(hidden, head, targets, weight, seen, t)        the loss, nats and right of the scored places
-    head_budget(rows, length, text_share, t_min)        how many places are scored, at most
+    loss(hidden, head, targets, weight, seen, t)
+                                         the loss, and of the scored places nats and whether right
+    head_budget(rows, length, text_share, t_min)
+                                         how many places are scored, at most
     bound(model, tokens, latents, t_latent, u, known_mask)
                                          a draw of an upper bound on -log p, nats per sample
     samplers                             {name: (function, {knob: rule})}, as in samplers.py
@@ -60,7 +62,8 @@ def text_process(config, vocab_size, cluster_of=None, lengths=None):
     """
     name = name_of(config)
     if name != 'masked' and config['text_schedule'] != 'loglinear':
-        raise ValueError(f"text_schedule={config['text_schedule']} is of masked text, not of {name}")
+        schedule = config['text_schedule']
+        raise ValueError(f'text_schedule={schedule} is of masked text, not of {name}')
 
     module = module_of(config)
     if module is not None:
@@ -122,8 +125,9 @@ def adaptive_masking(config, data):
                              'choose an --importance= for them')
         return None
     if name_of(config) != 'masked' or 'text' not in config['streams']:
-        raise ValueError(f"importance={kind} is of masked text: not with causal={config['causal']}, "
-                         f"text_process={config['text_process']}, streams={config['streams']}")
+        raise ValueError(f'importance={kind} is of masked text: not with '
+                         f"causal={config['causal']}, text_process={config['text_process']}, "
+                         f"streams={config['streams']}")
 
     from processes.adaptive import Adaptive, rarity
     pad = data.tokenizer.pad

@@ -3,10 +3,10 @@ ATAT, adaptive time-aware token masking: which tokens are masked sooner, and whi
 more, by their importance.
 
 Importance imp in [0, 1], of each token of a clean text. PAD has 1/2, the mean.
-    freq      the rank of the token's rarity: the share of the training tokens that are more frequent,
-              plus half of those equally frequent
-    learned   a small network reads the clean text and predicts the rank of the denoiser's loss there,
-              among the masked tokens of the micro-batch
+    freq      the rank of the token's rarity: the share of the training tokens that are more
+              frequent, plus half of those equally frequent
+    learned   a small network reads the clean text and predicts the rank of the denoiser's loss
+              there, among the masked tokens of the micro-batch
     hybrid    .7 learned + .3 freq
 
 Masking, with M(t) the masked share of the schedule and w(t) the weight of its bound
@@ -73,7 +73,7 @@ class Importance(nn.Module):
         if kind not in ('freq', 'learned', 'hybrid'):
             raise ValueError(f'importance={kind!r}: choose from none, freq, learned, hybrid')
         self.kind = kind
-        self.register_buffer('rarity', torch.full((vocab_size,), 0.5))   # `rarity` of the training split
+        self.register_buffer('rarity', torch.full((vocab_size,), 0.5))   # filled by train.py
         if kind in ('learned', 'hybrid'):
             self.net = Model(ModelConfig(vocab_size=vocab_size, seq_len=seq_len, depth=2, heads=2,
                                          width=width, streams=('text',), text_clock=False))
@@ -81,7 +81,7 @@ class Importance(nn.Module):
             nn.init.zeros_(self.net.text_head.weight)
 
     def forward(self, tokens):
-        pad = len(self.rarity) - 1                                       # the last id; MASK is above it
+        pad = len(self.rarity) - 1                                       # MASK is the id above it
         rare = self.rarity[tokens.clamp(max=pad)]
         if self.kind == 'freq':
             return rare, None
@@ -114,8 +114,8 @@ class Adaptive:
         is_rising = len(self.stages) == 2 and 0 < self.stages[0] < self.stages[1] < 1
         if self.beta < 0 or self.focus < 1 or not is_rising:
             raise ValueError(f'beta={self.beta}, curriculum_focus={self.focus}, '
-                             f'curriculum_stages={self.stages}: expected a beta >= 0 (its sign comes '
-                             'from masking), a focus >= 1, and two rising shares of training')
+                             f'curriculum_stages={self.stages}: expected a beta >= 0 (its sign '
+                             'comes from masking), a focus >= 1, and two rising shares of training')
 
     def beta_at(self, step):
         """ beta with its sign. """
@@ -183,7 +183,8 @@ class Adaptive:
 def genmd4_bound(model, text, tokens, latents, t_latent, t, u, w, known_mask=None):
     """
     One draw, nats per sample (B,), of the bound for rates l_v = w_v w(t) that belong to the token:
-        E_t [ sum over masked of  l_x (-log mu_x) - l_x + sum over v of l_v mu_v ],   mu = p(. | x_t, t)
+        E_t [ sum over masked of  l_x (-log mu_x) - l_x + sum over v of l_v mu_v ]
+        mu = p(. | x_t, t)
     The last two terms are the price of rates that the network cannot know. They vanish where all w
     are equal. In expectation they vanish at the true posterior too, and there the bound is the
     entropy. That posterior depends on t, so the network should read the text clock.

@@ -58,7 +58,8 @@ class NextToken:
         """ -log p itself, nats per sample (B,), float64. """
         positions = positions_of(tokens != self.pad)                     # (P,)
         zeros = torch.zeros(len(tokens), device=tokens.device)
-        logits, _ = model(self.shift(tokens), latents, zeros, t_latent, positions, predict=('text',))
+        seen = self.shift(tokens)
+        logits, _ = model(seen, latents, zeros, t_latent, positions, predict=('text',))
         targets = tokens.flatten()[positions]
         nll = F.cross_entropy(logits, targets, reduction='none').double()
         return zeros.double().index_add_(0, positions // tokens.shape[1], nll)
@@ -69,7 +70,8 @@ class NextToken:
     def samplers(self):
         return {'ancestral': (self.left_to_right, {})}
 
-    def left_to_right(self, denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback):
+    def left_to_right(self, denoise, propose, text, tokens, known_mask, steps, rng,
+                      on_step=no_callback):
         """ One token after the other. A text that has its EOS is filled with PAD. What is known
         must stand before what is written. """
         _, masked, _ = init_state(self, tokens, known_mask)
@@ -102,7 +104,8 @@ class NextToken:
         behind = masked[:, :-1].cumsum(1) > 0                            # (B, L - 1)
         known_token = known_mask[:, 1:] & (tokens[:, 1:] < self.eos).cpu()
         if (behind & known_token).any():
-            raise ValueError('an autoregressive model continues a text: all [MASK] must stand at its end')
+            raise ValueError('an autoregressive model continues a text: '
+                             'all [MASK] must stand at its end')
 
     # ---- decoding with a cache of keys and values
 
@@ -147,8 +150,8 @@ class NextToken:
         """ What the clocks and the latents give to every step. """
         c = model.config
         found = dict(latent_modulation=None, into_text=None, into_head=None)
-        modulation = model.text_modulation(condition)
-        found['text_modulation'], found['text_final'] = modulation.split([6 * c.width, 2 * c.width], dim=1)
+        modulation = model.text_modulation(condition).split([6 * c.width, 2 * c.width], dim=1)
+        found['text_modulation'], found['text_final'] = modulation
         if 'latent' in c.streams:
             parts = [6 * c.latent_width, 2 * c.latent_width] + [1, 1] * c.shortcut
             modulation = model.latent_modulation(condition)
@@ -169,14 +172,14 @@ class NextToken:
         # the latents, in the first call only
         if latent is not None:
             shift, scale, *latent_rest = block.latent.modulation(latent_modulation)
-            q, k, v = block.latent.queries_keys_values(latent, shift, scale)         # (B, H, K, d)
+            q, k, v = block.latent.queries_keys_values(latent, shift, scale)     # (B, H, K, d)
             queries.append(q)
             keys.append(k)
             values.append(v)
 
         # the new tokens
         shift, scale, *text_rest = block.text.modulation(text_modulation)
-        q, k, v = block.text.queries_keys_values(text, shift, scale)                 # (B, H, new, d)
+        q, k, v = block.text.queries_keys_values(text, shift, scale)     # (B, H, new, d)
         queries.append(rotate(q, cos, sin))
         keys.append(rotate(k, cos, sin))
         values.append(v)

@@ -39,7 +39,8 @@ class GIDD(IntegralProcess):
     TRAINING_WEIGHTS = ('bound', 'dynamic', 'clip')
 
     def __init__(self, vocab_size, p_u=0.1, gamma=1.0, training_weight='dynamic'):
-        if not 0 <= p_u < 1 or not 0 < gamma < math.inf or training_weight not in self.TRAINING_WEIGHTS:
+        is_range = 0 <= p_u < 1 and 0 < gamma < math.inf
+        if not is_range or training_weight not in self.TRAINING_WEIGHTS:
             raise ValueError(f'gidd_uniform={p_u}, gidd_gamma={gamma}, '
                              f'text_loss_weight={training_weight}: expected a share in [0, 1), '
                              'a gamma > 0, and bound, dynamic or clip')
@@ -63,7 +64,8 @@ class GIDD(IntegralProcess):
     def corrupt(self, tokens, t, u, known_mask=None, exponent=None):
         """ z ~ q_t(. | x) from one uniform number per place: the token below alpha, MASK below
         alpha + mask, and the rest is divided among the V ids. All free places are scored. """
-        alpha, uniform, mask, _ = [mass[:, None] for mass in self.masses(t.double())]        # (B, 1)
+        masses = self.masses(t.double())
+        alpha, uniform, mask, _ = [mass[:, None] for mass in masses]     # (B, 1) each
         random_id = ((u - alpha - mask) / uniform.clamp(min=1e-300)).long()
         random_id = random_id.clamp(0, self.mask_id - 1)                 # (B, L)
 
@@ -177,7 +179,8 @@ class GIDD(IntegralProcess):
             tokens, *_ = self.correct(denoise, tokens, known_mask, self_correct, rng, on_step)
         return tokens
 
-    def correct(self, denoise, tokens, known_mask, rounds, rng, on_step=no_callback, temperature=0.1):
+    def correct(self, denoise, tokens, known_mask, rounds, rng, on_step=no_callback,
+                temperature=0.1):
         """
         Self-correction. In each round every row draws x' ~ p at a low temperature. Of the free
         places where x' differs from the token, it changes the one where p(x') - p(token) is
@@ -201,7 +204,8 @@ class GIDD(IntegralProcess):
             # x' ~ p by the inverse of the distribution function, and what it would gain
             p = (logits / temperature).softmax(1)
             coin = to_device(torch.rand(len(positions), 1, generator=rng), tokens)
-            x = (p.cumsum(1) < coin).sum(1, keepdim=True).clamp(max=self.mask_id - 1)        # (P, 1)
+            x = (p.cumsum(1) < coin).sum(1, keepdim=True)                # (P, 1)
+            x = x.clamp(max=self.mask_id - 1)
             gain = (p.gather(1, x) - p.gather(1, z[:, None])).squeeze(1)
             x = x.squeeze(1)                                             # (P,)
 

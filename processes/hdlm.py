@@ -122,7 +122,8 @@ class HDLM(IntegralProcess):
         # at MASK: KL(Q(. | x) || sum over v of p(v) Q(. | v))
         log_Q_own = log_Q.gather(1, own).squeeze(1)
         log_xi_other = math.log(xi_other) if xi_other else -math.inf
-        entropy = xi * math.log(xi) + (n_clusters - 1) * (xi_other * log_xi_other if xi_other else 0)
+        entropy_other = xi_other * log_xi_other if xi_other else 0       # 0 log 0 = 0
+        entropy = xi * math.log(xi) + (n_clusters - 1) * entropy_other
         KL = entropy - (xi - xi_other) * log_Q_own - (xi_other * log_Q.sum(1) if xi_other else 0)
 
         # at cluster k: -log [ p(x) Q(k | x) / sum over v of p(v) Q(k | v) ]
@@ -139,7 +140,8 @@ class HDLM(IntegralProcess):
     def samplers(self):
         return {'ancestral': (self.ancestral, {})}
 
-    def ancestral(self, denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback):
+    def ancestral(self, denoise, propose, text, tokens, known_mask, steps, rng,
+                  on_step=no_callback):
         """
         From t to t_next, with x ~ p(x), and at cluster k with x ~ p(x) Q(k | x):
             MASK stays        with mask_next / mask_t
@@ -163,7 +165,7 @@ class HDLM(IntegralProcess):
             z = tokens.flatten()[to_device(positions, tokens)]
             is_mask = z == V
             k = (z - V - 1).clamp(min=0)
-            fit = torch.where(cluster_of == k[:, None], self.xi, self.xi_other)              # (P, V)
+            fit = torch.where(cluster_of == k[:, None], self.xi, self.xi_other)      # (P, V)
             x = propose(logits, torch.where(is_mask[:, None], 1.0, fit))
 
             # the probabilities above
@@ -193,7 +195,7 @@ def make(config, vocab_size, cluster_of, lengths):
     weight = config.get('text_loss_weight', 'bound')
     if weight != 'bound':
         raise ValueError(f'text_loss_weight={weight}: text_process=hdlm has bound alone')
-    if cluster_of is None:                                 # any clusters, until train.py has its own
+    if cluster_of is None:                                 # any, until train.py has its own
         cluster_of = torch.arange(vocab_size) % config['clusters']
     return HDLM(vocab_size, cluster_of, config['hdlm_gamma'], config['hdlm_xi'])
 

@@ -2,8 +2,8 @@
 Checkpoints. A kill at any moment costs at most the checkpoint that is being written. Reading one
 runs no code from it and notices every broken byte.
 
-    out/<run>/step-00001000/    model.safetensors, ema.safetensors, optimizer.pt, rng_state_rank{N}.pt,
-                                training_state.json
+    out/<run>/step-00001000/    model.safetensors, ema.safetensors, optimizer.pt,
+                                rng_state_rank{N}.pt, training_state.json
     out/<run>/latest, best      text files that name checkpoints
 
 Writing: all files go into step-N.tmp, are synced to the disk, and one rename makes it step-N.
@@ -38,8 +38,8 @@ from runs.run_folder import dumps, git_commit, read_config
 STEP = re.compile(r'step-\d{8,12}', re.ASCII)
 FILE = re.compile(r'(model|ema)\.safetensors|(optimizer|rng_state_rank\d+)\.pt', re.ASCII)
 
-# The form of training_state.json, in rules of rules.py. `save` writes step, files and sha256, train.py
-# the rest.
+# The form of training_state.json, in rules of rules.py. `save` writes step, files and sha256,
+# train.py the rest.
 STATE = {
     'step': 'int [0, 2**40]',
     'sha256': '<a digest>',
@@ -64,10 +64,12 @@ def pick_device(name):
         name = 'cuda' if torch.cuda.is_available() else 'cpu'
     try:
         if torch.device(name).type == 'cuda' and not torch.cuda.device_count():
-            raise RuntimeError('this machine has no CUDA device that torch can use; --device=cpu, or auto')
+            raise RuntimeError('this machine has no CUDA device that torch can use; '
+                               '--device=cpu, or auto')
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f'device={name!r} cannot be used here: {str(error).splitlines()[0]}') from None
+        first_line = str(error).splitlines()[0]
+        raise ValueError(f'device={name!r} cannot be used here: {first_line}') from None
     return name
 
 
@@ -156,7 +158,7 @@ def set_aside(folder):
         if not name.exists():
             os.rename(folder, name)
             return
-    raise OSError(f'{folder} is broken, and there are too many like it: remove {folder.name}.broken*')
+    raise OSError(f'{folder} is broken, and so are many others: remove {folder.name}.broken*')
 
 
 def newest(out_dir):
@@ -168,7 +170,8 @@ def newest(out_dir):
         if not reason:
             write_text(out_dir / 'latest', folder.name + '\n')
             return folder
-        print(f'warning: {folder.name} is broken and set aside: {reason}', file=sys.stderr, flush=True)
+        print(f'warning: {folder.name} is broken and set aside: {reason}',
+              file=sys.stderr, flush=True)
         set_aside(folder)
     if list(out_dir.glob('step-*.broken*')) or (out_dir / 'latest').exists():
         raise ValueError(f'{out_dir} has no whole checkpoint left: to start afresh, '
@@ -234,7 +237,8 @@ def save(out_dir, step, model_state, ema_state, optimizer_state, training_state,
     try:
         if not folder.exists():
             tmp.mkdir()
-            write_files(tmp, step, model_state, ema_state, optimizer_state, training_state, rng_states)
+            write_files(tmp, step, model_state, ema_state, optimizer_state, training_state,
+                        rng_states)
             os.rename(tmp, folder)
             fsync(out_dir)
         write_text(out_dir / 'latest', folder.name + '\n')
@@ -385,7 +389,8 @@ def compare_shapes(model, path):
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in sorted({**expected, **found}):
         if found.get(name) != expected.get(name):
-            raise ValueError(f'{path}: found {name} {found.get(name)}, expected {expected.get(name)}')
+            raise ValueError(f'{path}: found {name} {found.get(name)}, '
+                             f'expected {expected.get(name)}')
 
 
 def check_tables(model):
@@ -394,8 +399,8 @@ def check_tables(model):
     tables = n_bytes(list(model.buffers()))
     weights = n_bytes(list(model.parameters()))
     if tables > max(weights, 2 ** 28):
-        raise ValueError(f'seq_len={model.config.seq_len} needs tables of {tables:,} bytes beside weights '
-                         f'of {weights:,}')
+        raise ValueError(f'seq_len={model.config.seq_len} needs tables of {tables:,} bytes beside '
+                         f'weights of {weights:,}')
 
 
 def build(model_config, path, knobs):
@@ -454,8 +459,8 @@ def load_model(out_dir, which='best', ema=True, device='cpu'):
     # the knobs of the process decide how the weights are read, so the checkpoint holds them too
     for knob, value in state.get('identity', {}).get('process', {}).items():
         if config.get(knob, value) != value:
-            raise ValueError(f'{out_dir}/config.json: {knob}={config[knob]!r}, but {name} was trained '
-                             f'with {value!r}')
+            raise ValueError(f'{out_dir}/config.json: {knob}={config[knob]!r}, but {name} was '
+                             f'trained with {value!r}')
 
     has_ema = ema and 'ema.safetensors' in state['files']
     path = out_dir / name / ('ema.safetensors' if has_ema else 'model.safetensors')

@@ -40,7 +40,7 @@ def keep_freed_memory():
     if sys.platform == 'linux':
         with suppress(AttributeError):                     # another C library than glibc
             libc = ctypes.CDLL(None)
-            libc.mallopt(-4, 0)                            # M_MMAP_MAX: no mapping of its own for a large block
+            libc.mallopt(-4, 0)                            # M_MMAP_MAX: no large block of its own
             libc.mallopt(-1, 2 ** 31 - 1)                  # M_TRIM_THRESHOLD
 
 
@@ -58,8 +58,8 @@ def reach_master(seconds):
             is_unknown_name = getattr(error, 'errno', None) == socket.EAI_NONAME
             if is_unknown_name or time.monotonic() > deadline - 0.2:
                 raise ConnectionError(f'rank {rank} cannot reach rank 0 at MASTER_ADDR={host} '
-                                      f'MASTER_PORT={port}: {error}; is it running there, and is the '
-                                      'port open?')
+                                      f'MASTER_PORT={port}: {error}; is it running there, and is '
+                                      'the port open?')
             time.sleep(0.2)
     return f'rank 0 of {world} at {host}:{port}'
 
@@ -68,8 +68,8 @@ def master_address():
     """ (host, port) of rank 0, from the environment. """
     missing = [name for name in ('RANK', 'MASTER_ADDR', 'MASTER_PORT') if not os.environ.get(name)]
     if missing:
-        raise ConnectionError(f'WORLD_SIZE={world}, but {", ".join(missing)} not set: launch with torchrun, '
-                              'or set them as docs/cluster.md says')
+        raise ConnectionError(f'WORLD_SIZE={world}, but {", ".join(missing)} not set: launch with '
+                              'torchrun, or set them as docs/cluster.md says')
     port = os.environ['MASTER_PORT']
     if not port.isdigit() or not 0 < int(port) < 2 ** 16:
         raise ConnectionError(f'MASTER_PORT={port!r} is no port')
@@ -110,7 +110,7 @@ def join(device, seconds):
     backend = 'cpu:gloo,cuda:nccl' if torch.device(device).type == 'cuda' else 'gloo'
     try:
         dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
-        all_gather_object(rank)                            # the first collective makes the connections
+        all_gather_object(rank)                            # the first collective connects them
     except (RuntimeError, ValueError) as error:
         raise ConnectionError(f'rank {rank}: {world} processes did not meet at '
                               f'MASTER_ADDR={os.environ["MASTER_ADDR"]} '
@@ -248,4 +248,5 @@ def distribute(value, like):
     if not hasattr(like, 'full_tensor') or value.shape != like.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
-    return distribute_tensor(value.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
+    value = value.to(like.device)
+    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)

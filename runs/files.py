@@ -137,8 +137,8 @@ def check_header(dtype, shape, n_bytes, expected_dtype, expected_shape):
 
     is_shape = True
     if expected_shape is not None:
-        lengths = zip(shape, expected_shape)
-        is_shape = len(shape) == len(expected_shape) and all(want in (None, n) for n, want in lengths)
+        is_shape = len(shape) == len(expected_shape)
+        is_shape &= all(want in (None, n) for n, want in zip(shape, expected_shape))
 
     if dtype.hasobject or not is_dtype or not is_shape or any(n < 0 for n in shape):
         expected = str(expected_dtype)
@@ -162,11 +162,11 @@ def read_array(path, dtype=None, shape=None, mmap=False, what='array'):
             check_header(found, found_shape, os.path.getsize(path) - n_header, dtype, shape)
             order = 'F' if is_fortran else 'C'
             if mmap and math.prod(found_shape):
-                array = np.memmap(f, found, mode='r', offset=n_header, shape=found_shape, order=order)
+                array = np.memmap(f, found, 'r', offset=n_header, shape=found_shape, order=order)
                 return array.view(np.ndarray)
             array = np.fromfile(f, found, count=math.prod(found_shape))
             return array.reshape(found_shape, order=order)
-    except Exception as error:                             # whatever a hostile header provokes in numpy
+    except Exception as error:                             # whatever a header provokes in numpy
         raise ValueError(f'{path}: {what} cannot be read ({one_line(error)})') from None
 
 
@@ -185,7 +185,8 @@ def read_arrays(path, expected):
                 elif not name.endswith('?'):
                     raise ValueError(f'no array {name!r} in it')
     except Exception as error:                             # zipfile has a dozen kinds
-        raise ValueError(f'{path}: cannot be read as .npz ({one_line(error)}); run prepare.py again') from None
+        raise ValueError(f'{path}: cannot be read as .npz ({one_line(error)}); '
+                         'run prepare.py again') from None
     return arrays
 
 
@@ -193,8 +194,8 @@ def read_member(file, member, dtype, shape, size):
     """ One array of an open .npz file of `size` bytes. """
     info = file.getinfo(member)
     if info.compress_type != zipfile.ZIP_STORED or info.file_size > size:
-        raise ValueError(f'{member} is compressed to {info.compress_size:,} bytes of {info.file_size:,}; '
-                         'expected as np.savez writes it')
+        raise ValueError(f'{member} is compressed to {info.compress_size:,} bytes of '
+                         f'{info.file_size:,}; expected as np.savez writes it')
 
     # the content as a bytearray, not bytes: torch wants an array that can be written to
     with file.open(info) as f:

@@ -9,7 +9,7 @@ def flops(model, batch, length, head_positions, predict=('text', 'latent'), trai
     L = length if 'text' in c.streams else 0
     multiply_adds = 0
 
-    # the blocks: projections and MLP of each stream, then the attention (q k', and its product with v)
+    # the blocks: projections and MLP of each stream, then the attention's two products
     for stream, rows, width in (('text', L, c.width), ('latent', K, c.latent_width)):
         if stream in c.streams:
             qkv = 3 * width * c.width

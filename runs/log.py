@@ -1,7 +1,7 @@
 """
 The log of a run: training_log.jsonl, the lines on the screen, and wandb where it is asked for.
 
-    step  1,100/1,100 | loss 1.6995 | text 1.6995, 65.8 % right | norm 1.16 | 16,761 tokens/s | ETA 0:00:00
+    step  1,100/1,100 | loss 1.6995 | text 1.6995, 65.8 % right | norm 1.16 | 16,761 tokens/s | ...
 """
 import json
 import math
@@ -21,7 +21,8 @@ from runs.distributed import rank, world
 
 def in_units(n, unit):
     """ '850 kB', '1.25 MB', '32.1 TFLOP': three digits, with the prefix that fits. """
-    for prefix, size in (('E', 1e18), ('P', 1e15), ('T', 1e12), ('G', 1e9), ('M', 1e6), ('k', 1e3)):
+    prefixes = (('E', 1e18), ('P', 1e15), ('T', 1e12), ('G', 1e9), ('M', 1e6), ('k', 1e3))
+    for prefix, size in prefixes:
         if n >= size:
             digits = 2 if n < 10 * size else 1 if n < 100 * size else 0
             return f'{n / size:.{digits}f} {prefix}{unit}'
@@ -42,21 +43,28 @@ class StepLog:
     rows_of(step, micro, rank) -> (first row, rows of the dataset); tokens_until(step) -> tokens,
     PAD among them. """
 
-    def __init__(self, out_dir, step, max_iters, interval, grad_accum, global_batch, n_samples, device,
-                 rows_of, tokens_until, wandb=None):
-        self.out_dir, self.max_iters, self.grad_accum = out_dir, max_iters, grad_accum
-        self.global_batch, self.n_samples, self.device = global_batch, n_samples, device
-        self.rows_of, self.tokens_until, self.wandb = rows_of, tokens_until, wandb
+    def __init__(self, out_dir, step, max_iters, interval, grad_accum, global_batch, n_samples,
+                 device, rows_of, tokens_until, wandb=None):
+        self.out_dir = out_dir
+        self.max_iters = max_iters
         self.interval = interval
+        self.grad_accum = grad_accum
+        self.global_batch = global_batch
+        self.n_samples = n_samples
+        self.device = device
+        self.rows_of = rows_of
+        self.tokens_until = tokens_until
+        self.wandb = wandb
+
+        self.since = time.perf_counter()                   # of the last line
+        self.steps = 0                                     # since the last line
         self.first_step = step                             # of this process
-        self.first_seconds = 0.0                           # of its first step; None: the estimate was given
-        self.since = time.perf_counter()
-        self.steps = 0
+        self.first_seconds = 0.0                           # of that step; None: estimate is done
 
     def begin_step(self):
         if self.steps == 0:
             self.sums = 0                                  # over the steps that were taken
-            self.recent = torch.zeros(self.interval, 3, device=self.device)           # bad, loss, norm
+            self.recent = torch.zeros(self.interval, 3, device=self.device)      # bad, loss, norm
             self.is_finite = torch.ones(self.interval, self.grad_accum, device=self.device)
         self.now = 0
 
@@ -97,15 +105,19 @@ class StepLog:
         must call; here the device is waited for. more: further fields of the entry. """
         if not self.steps:
             return
+
+        # sums over steps and ranks, and means per step and rank that was taken
         skips = self.describe_skips(step)
-        *sums, norm, taken = distributed.all_reduce_sum(self.sums.clone()).split([*self.sizes.values(), 1, 1])
-        taken = taken.item()                               # counted on every rank
+        sums = distributed.all_reduce_sum(self.sums.clone())
+        *sums, norm, taken = sums.split([*self.sizes.values(), 1, 1])
+        taken = taken.item()
         means = {name: (x / max(1, taken)).tolist() for name, x in zip(self.sizes, sums)}
         seconds = time.perf_counter() - self.since
         tokens = self.tokens_until(step) - self.tokens_until(step - self.steps)
 
         # the entry
-        entry = dict(step=step, epoch=step * self.global_batch / self.n_samples, tokens=self.tokens_until(step))
+        entry = dict(step=step, epoch=step * self.global_batch / self.n_samples,
+                     tokens=self.tokens_until(step))
         line = 'no step was taken'
         if taken:
             losses, line = summary(means, self.grad_accum)
@@ -113,7 +125,8 @@ class StepLog:
             line += f' | norm {entry["grad_norm"]:.2f}'
         entry.update(lr=lr, tokens_per_s=tokens / seconds, memory_gb=round(self.memory() / 1e9, 3),
                      skipped=int(skipped), **dict(more))
-        entry['modes'] = {mode: rows * world / self.global_batch for mode, rows in zip(MODES, means['rows'])}
+        shares = [rows * world / self.global_batch for rows in means['rows']]
+        entry['modes'] = dict(zip(MODES, shares))
         if skips:
             entry['skips'] = skips
         self.write(**entry)
@@ -121,12 +134,16 @@ class StepLog:
         # the screen
         if rank == 0:
             for skip in skips:
-                where = ', '.join(f'rank {w["rank"]} rows {w["rows"][0]}...' for w in skip['where'])
-                print(f'step {skip["step"]:>6,} skipped: {skip["why"]}, loss {skip["loss"]}, norm '
-                      f'{skip["grad_norm"]}' + (f', {where}' if where else ''), flush=True)
+                words = [f'step {skip["step"]:>6,} skipped: {skip["why"]}', f'loss {skip["loss"]}',
+                         f'norm {skip["grad_norm"]}']
+                words += [f'rank {w["rank"]} rows {w["rows"][0]}...' for w in skip['where']]
+                print(', '.join(words), flush=True)
             eta = timedelta(seconds=int((self.max_iters - step) * seconds / self.steps))
-            print(f'step {step:>6,}/{self.max_iters:,} | {line} | {tokens / seconds:,.0f} tokens/s | ETA {eta}'
-                  + (f' | skipped {entry["skipped"]}' if entry['skipped'] else ''), flush=True)
+            parts = [f'step {step:>6,}/{self.max_iters:,}', line,
+                     f'{tokens / seconds:,.0f} tokens/s', f'ETA {eta}']
+            if entry['skipped']:
+                parts.append(f'skipped {entry["skipped"]}')
+            print(' | '.join(parts), flush=True)
         self.since += seconds
         self.steps = 0
 
@@ -146,14 +163,23 @@ class StepLog:
         for i, (bad, loss, norm) in enumerate(self.recent.tolist()):
             if not bad:
                 continue
+            if not math.isfinite(loss):
+                why = 'loss'
+            elif not math.isfinite(norm):
+                why = 'gradient'
+            else:
+                why = 'spike'
+
+            # the micro-batches whose loss is not finite
             number = step - self.steps + i
-            why = 'loss' if not math.isfinite(loss) else 'gradient' if not math.isfinite(norm) else 'spike'
             where = []
             for r in range(world):
                 for micro in range(self.grad_accum):
                     if not is_finite[r][i][micro]:
-                        where.append(dict(rank=r, rows=self.rows_of(number, micro, r)[1].tolist()))
-            found.append(dict(step=number + 1, why=why, loss=f'{loss:.4g}', grad_norm=f'{norm:.4g}', where=where))
+                        _, rows = self.rows_of(number, micro, r)
+                        where.append(dict(rank=r, rows=rows.tolist()))
+            found.append(dict(step=number + 1, why=why, loss=f'{loss:.4g}', grad_norm=f'{norm:.4g}',
+                              where=where))
         return found
 
     def estimate(self, step):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 import processes
-from configurator import stop, stop_on_error
+from configurator import show_knobs, stop, stop_on_error
 from data import PackedDataset, dataset_folder, how_to_prepare
 from diffusion import GaussianLatents
 from loss import read_stages
@@ -22,13 +22,14 @@ from runs import checkpoint, distributed, freeze
 from runs.distributed import rank, world
 from runs.log import in_units
 
-MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal', 'streams',
-               'bag', 'shortcut', 'text_clock', 'spatial', 'dropout')
+MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal',
+               'streams', 'bag', 'shortcut', 'text_clock', 'spatial', 'dropout')
 
 
 def plan(config):
     """ A namespace of what a training needs, from its knobs {name: value}. Stops with one line and
     exit code 2 for what is wrong with knobs or data, 4 for the machine and the other processes. """
+    # the knobs alone, then the dataset's folder
     k = SimpleNamespace(**config)
     check_knobs(k)
     folder = dataset_folder(k.dataset)
@@ -36,6 +37,7 @@ def plan(config):
         configs = [arg for arg in sys.argv[1:] if arg.endswith('.py')]
         stop(f'no dataset in {folder} (no meta.json): {how_to_prepare(folder, configs)}')
 
+    # what follows from knobs and data
     with stop_on_error():
         run = SimpleNamespace(folder=folder, device=pick_device(k.device))
         open_data(run, k)
@@ -47,6 +49,9 @@ def plan(config):
     # the streams that any stage predicts, and the modes that have a share in any stage
     run.predict = tuple(s for s in k.streams if any(s in stage.predict for stage in run.stages))
     run.modes = {name for stage in run.stages for name, share in stage.shares.items() if share}
+
+    # nothing is printed before all of that is right
+    show_knobs(config)
     say_what_was_found(run, k, config)
     with stop_on_error(code=4):
         check_machine(run, k)
@@ -56,7 +61,8 @@ def plan(config):
 def check_knobs(k):
     """ What does not go together, whatever the data. """
     if k.parallel == 'fsdp' and k.optimizer == 'muon':
-        stop('parallel=fsdp shares matrices out, and muon needs them whole: use optimizer=adamw, or parallel=ddp')
+        stop('parallel=fsdp shares matrices out, and muon needs them whole: '
+             'use optimizer=adamw, or parallel=ddp')
     if k.wandb_project and not find_spec('wandb'):
         stop('wandb_project is set, and wandb is not installed: pip install wandb')
     if k.resume == 'never' and os.path.isdir(k.out_dir) and set(os.listdir(k.out_dir)) - {'lock'}:
@@ -68,8 +74,8 @@ def pick_device(device):
     n_gpus = torch.cuda.device_count()
     if device == 'auto' and torch.cuda.is_available() or device == 'cuda':
         if 0 < n_gpus <= distributed.local_rank:
-            stop(f'rank {rank}: cuda:{distributed.local_rank} is asked for, this machine has {n_gpus}; '
-                 'fewer --nproc_per_node', code=4)
+            stop(f'rank {rank}: cuda:{distributed.local_rank} is asked for, '
+                 f'this machine has {n_gpus}; fewer --nproc_per_node', code=4)
         if n_gpus:                                         # none: checkpoint.pick_device says so
             device = f'cuda:{distributed.local_rank}'
     return checkpoint.pick_device(device)
@@ -77,17 +83,20 @@ def pick_device(device):
 
 def open_data(run, k):
     """ Both splits of the dataset, and the sizes of the network. """
-    run.train_data = PackedDataset(run.folder, 'train', k.seq_len, crop=not k.predict_length)
-    run.val_data = PackedDataset(run.folder, 'val', run.train_data.seq_len, crop=not k.predict_length)
+    crop = not k.predict_length
+    run.train_data = PackedDataset(run.folder, 'train', k.seq_len, crop)
+    run.val_data = PackedDataset(run.folder, 'val', run.train_data.seq_len, crop)
+
     if not k.predict_length and k.text_clock and 'text' in k.streams:
-        raise ValueError('predict_length=False goes with text_clock=False: how much is masked would be '
-                         'told of another length')
-    if (run.train_data.cropped or run.val_data.cropped) and 'latent' in k.streams:
-        raise ValueError(f'seq_len={k.seq_len} crops texts of {run.folder}, whose latents are of whole ones: '
-                         'use seq_len=None, or --streams=text')
+        raise ValueError('predict_length=False goes with text_clock=False: the clock is the masked '
+                         'share of seq_len tokens, and here a text has fewer')
+    is_cropped = run.train_data.cropped or run.val_data.cropped
+    if is_cropped and 'latent' in k.streams:
+        raise ValueError(f'seq_len={k.seq_len} crops texts of {run.folder}, whose latents are of '
+                         'whole ones: use seq_len=None, or --streams=text')
     if run.train_data.latent_shape is None and 'latent' in k.streams:
-        raise ValueError(f'{run.folder} has no latents: prepare it with --encoder=..., or train with '
-                         '--streams=text, --mode=unconditional')
+        raise ValueError(f'{run.folder} has no latents: prepare it with --encoder=..., '
+                         'or train with --streams=text, --mode=unconditional')
 
 
 def choose_processes(run, k, config):
@@ -95,58 +104,70 @@ def choose_processes(run, k, config):
     importance. """
     data = run.train_data
     N, D = data.latent_shape or (0, 0)
-    run.model_config = ModelConfig(vocab_size=data.tokenizer.vocab_size, seq_len=data.seq_len, latent_dim=D,
-                                   n_latents=N, extra_ids=processes.extra_ids(config),
-                                   **{name: config[name] for name in MODEL_KNOBS})
-    run.text = processes.text_process(config, data.tokenizer.vocab_size,
-                                      lengths=data.lengths() if k.causal else None)
+    V = data.tokenizer.vocab_size
+    knobs = {name: config[name] for name in MODEL_KNOBS}
+    run.model_config = ModelConfig(vocab_size=V, seq_len=data.seq_len, latent_dim=D, n_latents=N,
+                                   extra_ids=processes.extra_ids(config), **knobs)
+
+    lengths = data.lengths() if k.causal else None
+    run.text = processes.text_process(config, V, lengths=lengths)
     if k.text_process != 'masked' and 'text' not in k.streams:
         raise ValueError(f'text_process={k.text_process}, but streams={k.streams} has no text')
-    run.latent = GaussianLatents(data.live.to(run.device) if N else None, k.latent_schedule,
-                                 k.latent_target, k.latent_loss_weight)
+    live = data.live.to(run.device) if N else None
+    run.latent = GaussianLatents(live, k.latent_schedule, k.latent_target, k.latent_loss_weight)
     run.adaptive = processes.adaptive_masking(config, data)
     if k.causal and (k.text_clock or not k.predict_length):
-        raise ValueError('causal=True reads no clock and learns where a text ends: use text_clock=False, '
-                         'predict_length=True')
+        raise ValueError('causal=True reads no clock and learns where a text ends: '
+                         'use text_clock=False, predict_length=True')
 
 
 def choose_stages(run, k):
     """ Stretches of the run with one mode and one text length. """
+    # importance changes how much is masked, and so on how many positions the head runs
     more = run.adaptive.share(run.text, k.t_min) if run.adaptive else 1
 
     def head_budget(text_share, length):
         return run.text.head_budget(k.batch_size, length, text_share * more, k.t_min)
-    run.stages = read_stages(k.mode_schedule or k.mode, k.length_schedule, k.mode_weights, k.streams,
-                             k.freeze, k.max_iters, run.model_config.seq_len, head_budget)
+
+    modes = k.mode_schedule or k.mode
+    run.stages = read_stages(modes, k.length_schedule, k.mode_weights, k.streams, k.freeze,
+                             k.max_iters, run.model_config.seq_len, head_budget)
 
     predicts_latents = any('latent' in stage.predict for stage in run.stages)
     if k.causal and predicts_latents:
         raise ValueError('causal=True predicts no latents: use mode=l2t, or streams=text with '
                          'mode=unconditional')
     if run.model_config.n_latents and not run.train_data.live.any() and predicts_latents:
-        raise ValueError(f'{run.folder}: no dimension of its latents varies, so mode={k.mode_schedule or k.mode} '
-                         'has no latents to learn: prepare it with another --encoder or --latents_from, '
-                         'or train with --mode=l2t')
+        raise ValueError(f'{run.folder}: no dimension of its latents varies, so mode={modes} '
+                         'has no latents to learn: prepare it with another --encoder or '
+                         '--latents_from, or train with --mode=l2t')
 
 
 def choose_frozen(run, k, config):
     """ Names of the parameters that stay still, in each stage and always. """
-    with torch.device('meta'):                             # without memory
+    # the model, without memory
+    with torch.device('meta'):
         sketch = processes.add_modules(Model(run.model_config), config)
     checkpoint.check_tables(sketch)
+    run.n_parameters = sketch.n_parameters()
+
     for stage in run.stages:
         stage.unreachable = set(freeze.unreachable(sketch, stage.predict))
         stage.frozen = set() if k.freeze == 'none' else set(stage.unreachable)
         if k.freeze == 'modality':
-            stage.frozen |= set(freeze.input_and_head(sketch, 'latent' if stage.mode == 'l2t' else 'text'))
-
+            kept = 'latent' if stage.mode == 'l2t' else 'text'
+            stage.frozen |= set(freeze.input_and_head(sketch, kept))
     run.always_frozen = set.intersection(*(stage.frozen for stage in run.stages))
-    run.n_parameters = sketch.n_parameters()
-    run.n_trained = sum(p.numel() for name, p in sketch.named_parameters() if name not in run.always_frozen)
+
+    run.n_trained = 0
+    for name, parameter in sketch.named_parameters():
+        if name not in run.always_frozen:
+            run.n_trained += parameter.numel()
+
     run.is_sharded = k.parallel == 'fsdp' and world > 1
     if run.is_sharded and any(stage.frozen != run.always_frozen for stage in run.stages):
-        raise ValueError(f'mode_schedule={k.mode_schedule} freezes other parameters in other stages, which '
-                         'parallel=fsdp cannot: use ddp')
+        raise ValueError(f'mode_schedule={k.mode_schedule} freezes other parameters in other '
+                         'stages, which parallel=fsdp cannot: use ddp')
 
 
 # ---- what is said
@@ -159,11 +180,15 @@ def report_check(what, finding):
 def say_what_was_found(run, k, config):
     c, data = run.model_config, run.train_data
     report_check('config', f'{len(config)} knobs, mode {k.mode_schedule or k.mode}')
-    report_check('data', f'{run.folder}: {len(data):,} and {len(run.val_data):,} samples, every file of the '
-                         'size in meta.json')
-    report_check('shapes', f'vocabulary {c.vocab_size:,}, {c.seq_len} tokens, latents {c.n_latents} x {c.latent_dim}')
-    report_check('model', f'{run.n_parameters / 1e6:.1f}M parameters, {run.n_trained / 1e6:.1f}M of them train')
-    if rank == 0 and 'text' in k.streams and not checkpoint.steps(k.out_dir):
+    report_check('data', f'{run.folder}: {len(data):,} and {len(run.val_data):,} samples, '
+                         'every file of the size in meta.json')
+    report_check('shapes', f'vocabulary {c.vocab_size:,}, {c.seq_len} tokens, '
+                           f'latents {c.n_latents} x {c.latent_dim}')
+    report_check('model', f'{run.n_parameters / 1e6:.1f}M parameters, '
+                          f'{run.n_trained / 1e6:.1f}M of them train')
+
+    is_new = not checkpoint.steps(k.out_dir)
+    if rank == 0 and 'text' in k.streams and is_new:
         warn_of_padding(run)
 
 
@@ -175,14 +200,15 @@ def warn_of_padding(run):
     if share > 0.5:
         longest = max(lengths.max(), run.val_data.lengths().max())
         shorter = f'--seq_len={longest + 1} holds the longest, or ' if longest + 1 < seq_len else ''
-        print(f'warning: {100 * share:.0f} % of a batch is PAD: texts have {lengths.mean():.1f} tokens on '
-              f'average, seq_len is {seq_len}; {shorter}prepare with a smaller --max_tokens, which cuts the '
-              'long ones', flush=True)
+        print(f'warning: {100 * share:.0f} % of a batch is PAD: texts have {lengths.mean():.1f} '
+              f'tokens on average, seq_len is {seq_len}; {shorter}prepare with a smaller '
+              '--max_tokens, which cuts the long ones', flush=True)
 
 
 def check_machine(run, k):
     """ OSError where the checkpoints do not fit, ConnectionError where the others cannot be met.
     """
+    # the device
     device = torch.device(run.device)
     if device.type == 'cuda':
         report_check('device', f'{run.device}, {torch.cuda.get_device_name(device)}, '
@@ -190,7 +216,8 @@ def check_machine(run, k):
     else:
         report_check('device', f'{run.device}, {torch.get_num_threads()} threads')
 
-    # checkpoints to come: those that are kept, the best, and the one being written
+    # the disk that out_dir will be on; the checkpoints to come: those kept, the best, and the one
+    # being written
     place = os.path.abspath(k.out_dir)
     while not os.path.exists(place):
         place = os.path.dirname(place)
@@ -201,10 +228,13 @@ def check_machine(run, k):
     if has < needs:
         raise OSError(f'{to_come:,} checkpoints to come need {in_units(needs, "B")}, {place} has '
                       f'{in_units(has, "B")}: make room, or choose another --out_dir')
-    report_check('disk', f'{in_units(needs, "B")} for {to_come} checkpoints to come, {in_units(has, "B")} '
-                         f'free at {place}')
+    report_check('disk', f'{in_units(needs, "B")} for {to_come} checkpoints to come, '
+                         f'{in_units(has, "B")} free at {place}')
 
-    waits = f'; waits up to {k.dist_timeout:g} s for the others' if world > 1 and not k.preflight_only else ''
+    # the other processes, and the libraries
+    waits = ''
+    if world > 1 and not k.preflight_only:
+        waits = f'; waits up to {k.dist_timeout:g} s for the others'
     report_check('processes', distributed.reach_master(k.master_timeout) + waits)
     nccl = ''
     if torch.cuda.is_available():

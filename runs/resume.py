@@ -2,9 +2,9 @@
 How a run goes on from its newest checkpoint, or begins with the weights of another run.
 
 Two notions of "the same":
-    compatible   model, process, tokenizer and encoder are equal: one run may begin with the weights of
-                 the other (init_from)
-    identity     and the samples of both splits are equal too: one run may go on as the other (resume)
+    compatible   model, process, tokenizer and encoder are equal: one run may begin with the weights
+                 of the other (init_from)
+    identity     the samples of both splits are equal too: one run may go on as the other (resume)
 """
 import json
 import math
@@ -21,9 +21,9 @@ from runs import checkpoint, distributed
 from runs.files import read_json
 
 # these leave what a resumed run learns as it is
-HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile', 'parallel',
-            'dist_timeout', 'master_timeout', 'preflight_only', 'max_bad_steps', 'keep', 'save_interval',
-            'eval_interval', 'log_interval', 'wandb_project'}
+HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile',
+            'parallel', 'dist_timeout', 'master_timeout', 'preflight_only', 'max_bad_steps', 'keep',
+            'save_interval', 'eval_interval', 'log_interval', 'wandb_project'}
 
 
 def compatibility(model_config, knobs, meta):
@@ -75,7 +75,7 @@ def check_identity(saved, newest, out_dir, folder, identity):
 
     # the same samples in both splits, or `best` would compare losses of two validation splits
     data = saved['identity'].get('data')
-    if not data:                                           # an older run: its copy of meta.json says it
+    if not data:                                           # an older run: its meta.json has it
         data = split_digests(read_json(Path(out_dir) / 'data' / 'meta.json'))
     if found := checkpoint.difference({'data': data}, {'data': identity['data']}):
         raise ValueError(f'{newest} was trained on another dataset than {folder} ({found}): '
@@ -97,8 +97,13 @@ def load_everything(saved, newest, model, names, optimizers, ema, state, device_
         owners = [p for group in optimizer.param_groups for p in group['params']]
         moments = {}
         for i, own in saved_optimizer['state'].items():
-            moments[i] = {key: distributed.distribute(value, owners[i]) for key, value in own.items()}
-        optimizer.load_state_dict(dict(state=moments, param_groups=optimizer.state_dict()['param_groups']))
+            moments[i] = {}
+            for key, value in own.items():
+                moments[i][key] = distributed.distribute(value, owners[i])
+        todays_groups = optimizer.state_dict()['param_groups']
+        optimizer.load_state_dict(dict(state=moments, param_groups=todays_groups))
+
+    # the average
     averages = saved['ema'] or saved['model']
     for name, average in zip(names, ema or ()):
         average.copy_(distributed.distribute(averages[name], average))
@@ -129,7 +134,8 @@ def say_what_changed(script, config, out_dir):
 
     changed = []
     for name, default in read_knobs(script)[0].items():
-        new, old = config[name], before.get(name, default)  # the default: the knob is younger than the run
+        new = config[name]
+        old = before.get(name, default)                    # a knob may be younger than the run
         old = tuple(old) if isinstance(old, list) else old
         if name not in HARMLESS and old != new:
             changed.append(f'{name} {old!r} -> {new!r}')

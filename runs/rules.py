@@ -4,7 +4,7 @@ One rule for each value that comes from outside: a knob, or a field of a JSON fi
 A rule is a short text. Beside a knob it opens the comment, so --help shows it. In the schema of a
 JSON file it is a leaf.
 
-    [0, 1)                     a number x with 0 <= x < 1; never nan, and inf only where the rule names it
+    [0, 1)                     a number x with 0 <= x < 1; never nan; inf only if the rule names it
     int [1, 2**20]             a whole number; a knob with a whole default needs no `int`
     auto | never               one of these words; '' is the empty text
     -1 | [0, 100]              one of several rules; -1 is that number
@@ -212,7 +212,7 @@ def check_json(value, schema, where):
     ValueError unless a value read from JSON has the form of a schema. `where` names it in the
     error.
         'int [0, 10]'            a rule
-        {'a': ..., 'b?': ...}    an object with a field a, and perhaps b; other fields are not looked at
+        {'a': ..., 'b?': ...}    an object with a field a, and perhaps b; other fields do not matter
         {'*': ...}               an object of any fields, each of this form
         [...]                    a list, each element of this form
         (None, {...})            null, or this form

@@ -1,10 +1,10 @@
 """
 What a run folder holds beside its checkpoints (checkpoint.py).
 
-    out/<run>/config.json    the knobs, argv, the git commit, versions; resumed_from: what each resume
-                             replaced of them
-    out/<run>/data/          meta.json, tokenizer.json, latent_stats.npz, encoder.npz of the dataset, so
-                             that a run folder is complete in itself
+    out/<run>/config.json    the knobs, argv, the git commit, versions; resumed_from: what each
+                             resume replaced of them
+    out/<run>/data/          meta.json, tokenizer.json, latent_stats.npz, encoder.npz: copies from
+                             the dataset, so a run folder is complete in itself
     out/<run>/lock           held by the process that trains
     out/<run>/wandb_id       the id of the run in wandb, where it logs there
 """
@@ -76,8 +76,7 @@ def read_run_config(path):
         except ValueError as error:
             raise ValueError(f'{path}: {name}={error}') from None
 
-    # A run that does not learn where a text ends has quantiles of the lengths. They are interpolated,
-    # so they must rise.
+    # a run that does not learn where a text ends has quantiles of the lengths, which rise
     lengths = found.get('lengths')
     is_missing = (lengths is None) != found['predict_length']
     is_unsorted = lengths is not None and (not lengths or lengths != sorted(lengths))

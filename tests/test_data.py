@@ -8,8 +8,10 @@ import pytest
 import torch
 
 import data
+from corpora import tokenizers
 from data import LatentStats, PackedDataset, load_stats, load_tokenizer, prefetch, row_order
 from diffusion import philox
+from runs.files import sha256
 
 TEXTS = ['a dog runs on the beach', 'tabs\tand\n\nlines  ', '<eos> <|endoftext|> [MASK] <pad>',
          'naïve café 東京 🙂 e\u0301', 'nul \x00 byte', '', ' ']
@@ -17,8 +19,8 @@ LENGTHS = [3, 0, 7, 1, 5, 7, 2]                                    # of the seve
 
 
 def bpe(tmp_path, vocab_size=300):
-    (tmp_path / 'tokenizer.json').write_text(data.train_bpe(['the dog runs on the beach', 'a dog on a beach'] * 3, vocab_size))
-    return data.bpe_tokenizer(tmp_path / 'tokenizer.json')
+    (tmp_path / 'tokenizer.json').write_text(tokenizers.train_bpe(['the dog runs on the beach', 'a dog on a beach'] * 3, vocab_size))
+    return tokenizers.bpe_tokenizer(tmp_path / 'tokenizer.json')
 
 
 def write_dataset(folder, shards=((0, 3), (3, 4), (4, 7)), D=5):
@@ -37,7 +39,7 @@ def write_dataset(folder, shards=((0, 3), (3, 4), (4, 7)), D=5):
         entries.append(dict(name=name, samples=b - a, tokens=sum(LENGTHS[a:b]), files=files))
     flat = latents.reshape(-1, D).astype(np.float64)
     np.savez(folder / 'latent_stats.npz', mean=flat.mean(0), std=flat.std(0))
-    meta = dict(format=1, name='little', tokenizer=data.byte_tokenizer().record, encoder=None, latent_shape=[2, D], token_dtype='uint16',
+    meta = dict(format=1, name='little', tokenizer=tokenizers.byte_tokenizer().record, encoder=None, latent_shape=[2, D], token_dtype='uint16',
                 max_tokens=8, splits=dict(train=dict(samples=len(LENGTHS), shards=entries)),
                 files={'latent_stats.npz': entry(folder / 'latent_stats.npz')})
     (folder / 'meta.json').write_text(json.dumps(meta))
@@ -45,7 +47,7 @@ def write_dataset(folder, shards=((0, 3), (3, 4), (4, 7)), D=5):
 
 
 def entry(path):
-    return dict(bytes=os.path.getsize(path), sha256=data.sha256(path))
+    return dict(bytes=os.path.getsize(path), sha256=sha256(path))
 
 
 def edit_meta(folder, change):
@@ -93,9 +95,9 @@ def test_a_tiktoken_encoding_keeps_its_ids_and_gains_one_for_pad(monkeypatch):
 
 def test_fitting_the_tokenizer_twice_gives_the_same_bytes():
     texts = [f'word{i % 7} thing{i % 11} and {i}' for i in range(200)]
-    assert data.train_bpe(texts, 400) == data.train_bpe(texts, 400)
+    assert tokenizers.train_bpe(texts, 400) == tokenizers.train_bpe(texts, 400)
     with pytest.raises(ValueError, match='258'):
-        data.train_bpe(texts, 200)
+        tokenizers.train_bpe(texts, 200)
 
 # -----------------------------------------------------------------------------
 

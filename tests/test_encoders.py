@@ -9,7 +9,8 @@ import transformers
 from tokenizers import Tokenizer as HFTokenizer, models, pre_tokenizers, processors
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
-from encoders import TABLE, fetch, fit_lsa, folder_hash, load_encoder, load_lsa, pool, reach_hub
+from corpora.lsa import fit_lsa, load_lsa
+from encoders import TABLE, fetch, folder_hash, load_encoder, pool, reach_hub
 
 WORDS = 'a the dog cat runs sits on beach mat and red big small man woman walks along river in snow'.split()
 TEXTS = ['a dog runs', 'the big red dog runs along the river in the snow', 'a cat', 'the man sits on a mat and the woman walks', 'snow']

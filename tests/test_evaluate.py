@@ -9,12 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from tasks import measures
+import evaluate
+import sample
+from configurator import read_knobs
 from diffusion import GaussianLatents, MaskedText
 from evaluate import name_of_results, read_results, read_sweep, write_results
-from tasks.measures import chosen_rows, compare, correlations, derangement, nelbo, ranks, read_pairs, retrieval, ridge, text_statistics, word_f1
 from model import Model, ModelConfig
 from launch import run_each
+from sample import DEFAULTS
+from tasks import common, infill, l2t, t2l, text, unconditional
+from tasks.common import (Context, chosen_rows, compare, correlations, derangement, ranks, retrieval, text_statistics,
+                          word_f1)
+from tasks.nelbo import latent_mse, nelbo
+from tasks.sts import read_pairs
 from toys import L, TEXTS, V, Toy, any_order_law, exact_bound, optimal_denoiser
 
 
@@ -74,8 +81,8 @@ def copy_task(mode, read_condition=True, steps=400, objective='v'):
             noisy, mask = text.corrupt(tokens, t, torch.rand(B, length))
             condition = z[other] if read_condition else torch.zeros_like(z)
             weight = (text.weight(t)[:, None] * mask).flatten() / mask.numel()
-            return model(noisy, condition, t, zeros, None, ('text',),
-                         lambda hidden, head: text.loss(hidden, head, tokens.flatten(), weight))[0][0]
+            hidden, _ = model(noisy, condition, t, zeros, None, ('text',), head=False)
+            return text.loss(hidden.flatten(0, 1), model.text_head.weight, tokens.flatten(), weight)[0]
         if objective == 'copy':
             t = torch.ones(B)
         z_t, e = latent.corrupt(z, t, torch.randn(z.shape))
@@ -147,7 +154,7 @@ def test_sentence_pairs_are_read_with_or_without_a_header(tmp_path):
 def test_statistics_are_of_the_text_that_is_read_not_of_its_end():
     run = SimpleNamespace(tokenizer=SimpleNamespace(eos=8, pad=9))
     rows = torch.tensor([[1, 2, 8, 9, 9], [1, 2, 9, 9, 9], [9, 1, 9, 2, 8], [1, 2, 3, 4, 5], [8, 1, 2, 9, 9]])
-    assert measures.real_ids(run, rows) == [[1, 2], [1, 2], [1, 2], [1, 2, 3, 4, 5], []]
+    assert common.real_ids(run, rows) == [[1, 2], [1, 2], [1, 2], [1, 2, 3, 4, 5], []]
 
 
 def test_text_statistics_tell_repetition_from_variety():
@@ -168,11 +175,11 @@ def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
         latent_shape = (1, 3)
         __len__ = lambda self: 2000  # noqa: E731
         rows = lambda self, i: (tokens[i], W[tokens[i]].sum(1) + 1)  # noqa: E731
-    monkeypatch.setattr(measures, 'open_split', lambda run, folder, split: Data())
+    monkeypatch.setattr(t2l, 'open_split', lambda run, folder, split: Data())
     run = SimpleNamespace(lengths=None, banned=[], text=MaskedText(vocabulary), tokenizer=SimpleNamespace(eos=10, pad=11),
                           stats=SimpleNamespace(destandardise=lambda z: z))
     new = torch.randint(0, 10, (50, 6))
-    assert torch.allclose(ridge(run, '', new), W[new].sum(1) + 1, atol=.05)
+    assert torch.allclose(t2l.ridge(run, '', new), W[new].sum(1) + 1, atol=.05)
 
 
 def test_a_sweep_is_the_product_of_its_knobs_in_their_own_types():
@@ -201,27 +208,47 @@ def test_a_causal_scorer_reads_the_perplexity_of_texts(tmp_path):
     ids = [torch.tensor([[1, 2, 3]]), torch.tensor([[3, 3, 3, 0]])]
     nats = sum(3 - 1 if i.shape[1] == 3 else 3 for i in ids)
     expected = sum(torch.nn.functional.cross_entropy(model(i).logits[0, :-1], i[0, 1:], reduction='sum').item() for i in ids) / nats
-    perplexity = measures.load_scorer(str(tmp_path), '', 'cpu')
+    perplexity = common.load_scorer(str(tmp_path), '', 'cpu')
     assert perplexity(['a b c', 'c c c z', 'a']) == pytest.approx(math.exp(expected), rel=1e-4)
     assert perplexity(['a', '']) == math.inf, 'texts of one token are not perfect'
 
 
 def test_a_mistyped_scorer_asks_no_hub(tmp_path, monkeypatch):
-    monkeypatch.setattr(measures, 'fetch', lambda *args: pytest.fail('the hub was asked'))
+    monkeypatch.setattr(common, 'fetch', lambda *args: pytest.fail('the hub was asked'))
     monkeypatch.chdir(tmp_path)
     (tmp_path / 'out').mkdir()
     for name in ('out/arr', str(tmp_path / 'nowhere'), 'a/b/c', 'no such'):
         with pytest.raises(ValueError, match='scorer=.*no such folder'):
-            measures.load_scorer(name, '', 'cpu')
+            common.load_scorer(name, '', 'cpu')
     asked = []
 
     def fetch(*args):
         asked.append(args[:3])
         raise ValueError('the hub did not give it')
-    monkeypatch.setattr(measures, 'fetch', fetch)
+    monkeypatch.setattr(common, 'fetch', fetch)
     with pytest.raises(ValueError, match='did not give it'):
-        measures.load_scorer('org/name', '', 'cpu')
+        common.load_scorer('org/name', '', 'cpu')
     assert asked == [('org/name', None, 'scorer')]
+
+
+# ---- the command line
+
+def test_the_knobs_of_sampling_are_those_of_sample():
+    (knobs, help_text, rules), (of_sample, _, rules_of_sample) = (read_knobs(script.__file__) for script in (evaluate, sample))
+    shared = knobs.keys() & of_sample.keys()
+    assert shared == {'out_dir', 'texts', 'which', 'field', 'encoder_folder', 'sample_batch', 'seed', 'device', 'dtype', 'rerank',
+                      'refine', *sample.TEXT_KNOBS, *sample.LATENT_KNOBS}
+    assert all(knobs[name] == of_sample[name] and rules.get(name) == rules_of_sample.get(name) for name in shared - {'out_dir'})
+    assert "\nsolver = 'dpmpp_2m'" in help_text and 'num_samples' not in help_text and '# keeping what comes nearer' in help_text
+
+
+def test_a_table_is_no_wider_than_the_terminal(capsys):
+    controls = ('', 'shuffled/', 'null/', 'nearest/', 'a_longer_control_than_these/')
+    figures = {f'{c}{metric}': 1234.5 for c in controls for metric in ('bleu', 'f1')} | {'n': 7, 'mean/cosine': 1.0, 'f1_se': .5}
+    for width in (40, 80, 100):
+        evaluate.print_table('l2t', figures, width)
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width and sum(line.count('1234.500') for line in lines) == 10 and lines[1] == 'l2t: n 7'
 
 
 # ---- results.json
@@ -344,29 +371,32 @@ def embed(run, texts):
 def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
     run, tokens, raw = Codebook().run(), Codebook.texts, Codebook.code[:, None]
     sources = [run.tokenizer.decode(row) for row in tokens.tolist()]
-    monkeypatch.setattr(measures, 'encode', embed)
-    monkeypatch.setattr(measures, 'nearest_training_texts', lambda *args: sources[1:] + sources[:1])
-    monkeypatch.setattr(measures, 'ridge', lambda run, folder, tokens: raw[[1, 2, 3, 4, 5, 0]])
-    how, other = dict(seed=0, batch=4), derangement(6, 0)
+    monkeypatch.setattr(common, 'encode', embed)
+    monkeypatch.setattr(l2t, 'nearest_training_texts', lambda *args: sources[1:] + sources[:1])
+    monkeypatch.setattr(t2l, 'ridge', lambda run, folder, tokens: raw[[1, 2, 3, 4, 5, 0]])
+    knobs = dict(DEFAULTS, seed=0, sample_batch=4, rerank=1, refine=0, seeds=2, infill_share=1.0)
+    ctx, other = Context(knobs, '', sources, tokens, raw), derangement(6, 0)
     apart = 1 - (raw[other] * raw).sum((1, 2)).mean().item()             # one minus the mean cosine with the shuffled one
-    r, _ = measures.evaluate_l2t(run, '', sources, tokens, raw, **how)
+    r = l2t.measure(run, ctx).figures
     assert r['exact'] == r['retrieval@1'] == 100 and r['cosine'] == pytest.approx(1) and r['mrr'] == 1
     assert r['shuffled/exact'] == 0 and r['shuffled/cosine'] == pytest.approx(1 - apart, abs=1e-6)
     assert r['null/exact'] == pytest.approx(100 / 6) and r['nearest/cosine'] == pytest.approx(.5)
-    r = measures.evaluate_t2l(run, '', tokens, raw, seeds=2, **how)
+    r = t2l.measure(run, ctx).figures
     assert r['centred_cosine'] == pytest.approx(1, abs=1e-4) and r['squared_error'] < 1e-6 and r['retrieval@1'] == 100
     assert r['std_ratio'] == pytest.approx(1, abs=1e-3) and r['cosine_between_draws'] == pytest.approx(1, abs=1e-4)
     assert r['shuffled/cosine'] == pytest.approx(1 - apart, abs=1e-4) and r['shuffled/retrieval@1'] == 0
     assert r['mean/squared_error'] == pytest.approx(.5) and r['ridge/cosine'] == pytest.approx(.5)
-    r = measures.latent_mse(run, tokens, raw, 3, 0, 4)
+    r = latent_mse(run, tokens, raw, 3, 0, 4)
     assert r['latent_mse'] < 1e-6 and r['null/latent_mse'] == pytest.approx(.5, abs=1e-5)
     assert r['shuffled/latent_mse'] == pytest.approx(apart, abs=1e-5)    # |a - b|^2 / 2 = 1 - a.b on the circle
-    r, written = measures.evaluate_infill(run, sources, tokens, raw, 1.0, **how)
+    r = infill.measure(run, ctx).figures
     assert r['token_accuracy'] == r['exact'] == 100 and r['shuffled/token_accuracy'] == 0
-    assert r['null/token_accuracy'] == pytest.approx(100 / 6) and written['null/'] == [sources[0]] * 6
-    for task, has in (('unconditional', True), ('text', False)):
-        r, written = measures.evaluate_from_noise(run, task, sources, tokens, '', '', **how, steps=4, temperature=0.0)
-        assert r['data/length'] == 2 and r['data/distinct_1'] == .5 and len(written) == 6 and ('coherence' in r) == has
+    assert r['null/token_accuracy'] == pytest.approx(100 / 6) and r['null/exact'] == pytest.approx(100 / 6)
+    knobs |= dict(steps=4, temperature=0.0)
+    for task, has in ((unconditional, True), (text, False)):
+        measured = task.measure(run, ctx)
+        r = measured.figures
+        assert r['data/length'] == 2 and r['data/distinct_1'] == .5 and len(measured.shown) == 6 and ('coherence' in r) == has
 
 
 def test_a_derangement_leaves_no_one_in_place_and_one_text_cannot_be_shuffled():

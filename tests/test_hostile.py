@@ -188,7 +188,8 @@ def main(dataset, finished, folder):
     import prepare
     import sample
     from benchmarks import pictures
-    from corpora import sources
+    from corpora import latents
+    from corpora.inputs import read_latents
     from evaluate import read_results
     torch.set_num_threads(1)
     rng, outcomes = random.Random(0), Outcomes(folder)
@@ -220,16 +221,16 @@ def main(dataset, finished, folder):
 
     def read_given():
         run = SimpleNamespace(meta={'latent_shape': [1, 16]}, out_dir='a run')
-        sample.read_latents(run, given)
+        read_latents(run, given)
 
     def read_given_as_source():
-        for document in sources.with_latents('abcde', str(given)):
+        for document in latents.with_latents('abcde', str(given)):
             document.latent()
 
     def read_run():
         run = sample.load_run(str(run_folder), 'latest', 'cpu', 'float32')
         for task in sample.NEEDS:
-            sample.why_not(run, task)
+            sample.NEEDS[task].missing(run)
         sample.l2t(run, torch.zeros(1, 1, 16), steps=1, seed=0, batch=1)
         data.dataset_folder(run.config['dataset'])
 

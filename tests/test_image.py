@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 import torch
 
-from tasks import measures
 from benchmarks.pictures import draw_images
-import sample
 from data import PackedDataset
 from launch import ROOT, TINY, run_each
-from corpora.sources import DIGITS, Source, documents, image_patches, to_patches, to_pixels
+from corpora.images import DIGITS, image_patches, to_patches, to_pixels
+from corpora.png import write_png
+from corpora.sources import Source, documents
+
+from tasks import image
 
 CLASSES = f'--classes=digit: {", ".join(DIGITS)}; strokes: thin, plain, bold'
 
@@ -54,7 +56,7 @@ def test_patches_are_the_pixels_row_by_row_and_back(tmp_path):
     assert patches.shape == (5, 9, 48) and np.allclose(patches[2, 5].reshape(4, 4, 3), pixels[2, 4:8, 8:] / 127.5 - 1)
     assert np.array_equal(to_pixels(patches.astype(np.float16), 4, 3), pixels), 'as they are stored'
     image = pytest.importorskip('PIL.Image', reason='writes images: pip install pillow')
-    sample.write_png(tmp_path / 'sheet', pixels, columns=2, side=24)
+    write_png(tmp_path / 'sheet', pixels, columns=2, side=24)
     sheet = np.asarray(image.open(tmp_path / 'sheet'))
     assert sheet.shape == (3 * 28 - 4, 2 * 28 - 4, 3) and (sheet[56:, 28:] == 255).all()
     assert np.array_equal(sheet[28:52:2, 29:53:2], pixels[3]), 'two in a row, each pixel twice as large'
@@ -139,14 +141,14 @@ def test_what_cannot_be_is_one_line(made, finished):
 
 
 def test_a_caption_has_a_class_where_it_names_just_one():
-    groups = measures.read_classes('animal: cat, dog; colour: red, light blue')
+    groups = image.read_classes('animal: cat, dog; colour: red, light blue')
     assert groups == dict(animal=['cat', 'dog'], colour=['red', 'light blue'])
     texts = ['a cat', 'a dog, red', 'a cat and a dog', 'category', 'a light blue dog']
-    assert measures.classes_of(texts, groups['animal']).tolist() == [0, 1, -1, -1, 1]
-    assert measures.classes_of(texts, groups['colour']).tolist() == [-1, 0, -1, -1, 1]
+    assert image.classes_of(texts, groups['animal']).tolist() == [0, 1, -1, -1, 1]
+    assert image.classes_of(texts, groups['colour']).tolist() == [-1, 0, -1, -1, 1]
     for bad in ('', 'cat, dog', 'animal: cat', 'animal: cat, dog;'):
         with pytest.raises(ValueError, match='tasks=image reads --classes='):
-            measures.read_classes(bad)
+            image.read_classes(bad)
 
 
 def test_the_eye_sees_spread_and_copies_are_measured_in_grey_levels():
@@ -154,12 +156,12 @@ def test_the_eye_sees_spread_and_copies_are_measured_in_grey_levels():
     labels = torch.arange(60) % 2
     pictures = (rng.integers(0, 60, (60, 8, 8, 1)) + 150 * labels.numpy()[:, None, None, None]).astype(np.uint8)
     before = torch.random.get_rng_state()
-    eye = measures.train_eye(pictures, labels, 2, seed=0, steps=30)
+    eye = image.train_classifier(pictures, labels, 2, seed=0, steps=30)
     assert torch.equal(eye(pictures), labels) and torch.equal(eye(pictures[:1]), labels[:1])
     assert torch.equal(before, torch.random.get_rng_state()), 'it draws nothing of the others'
     flat = np.array([[10], [30], [100]], np.uint8)[:, :, None, None].repeat(4, 2)
-    assert measures.spread(flat, torch.tensor([0, 0, 1])) == pytest.approx((200 / 3) ** .5)
-    at, distance = measures.nearest_pictures(flat[:2], flat[::2])
+    assert image.spread(flat, torch.tensor([0, 0, 1])) == pytest.approx((200 / 3) ** .5)
+    at, distance = image.nearest_pictures(flat[:2], flat[::2])
     assert at.tolist() == [0, 0] and distance.tolist() == pytest.approx([0, 20.])
 
 

@@ -16,9 +16,12 @@ import torch
 
 import data
 import prepare
-from data import PackedDataset, Tokenizer, byte_tokenizer
-from prepare import Chunker
-from corpora.sources import Source, builtin_corpus, documents, text_hash
+from corpora import tokenizers
+from corpora.builtin import builtin_corpus
+from corpora.shards import Chunker
+from corpora.sources import Source, documents, text_hash
+from corpora.tokenizers import Tokenizer, byte_tokenizer
+from data import PackedDataset
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORDS = 'a the dog cat runs sits on beach mat and red big small man woman walks along river in snow'.split()
@@ -130,8 +133,8 @@ def test_chunks_join_to_the_document_and_each_is_whole_utf8(tmp_path, tok, text)
     if tok == 'byte':
         tok = byte_tokenizer()
     else:
-        (tmp_path / 'tokenizer.json').write_text(data.train_bpe(['One two. Three four five! Six? word'] * 3, 280))
-        tok = data.bpe_tokenizer(tmp_path / 'tokenizer.json')
+        (tmp_path / 'tokenizer.json').write_text(tokenizers.train_bpe(['One two. Three four five! Six? word'] * 3, 280))
+        tok = tokenizers.bpe_tokenizer(tmp_path / 'tokenizer.json')
     chunks = list(Chunker(tok, 16)(tok.encode(text)))
     assert [i for run in chunks for i in run] == tok.encode(text)
     assert all(1 <= len(run) <= 16 for run in chunks)

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import sample
-from data import RESIDUES, PackedDataset, is_end
+from corpora.tokenizers import RESIDUES
+from data import PackedDataset, is_end
 from diffusion import MaskedText, uniforms
 from encoders import load_encoder
 from loss import BatchMaker, read_stages

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from tasks import measures
+import configurator
+import evaluate
 import sample
+from corpora.inputs import pack, read_template, read_texts
 from processes.autoregressive import NextToken
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
 from diffusion import GaussianLatents, MaskedText
 from samplers import SAMPLERS, certainty_of, in_blocks, init_state, make_propose, no_callback, nucleus_filter
 from launch import run_each
+from tasks import common
 from toys import (L, MASK, STATES, V, Toy, any_order_law, chain_law, chi_square_z, index, optimal_denoiser, random_denoiser, release_chain)
 
 N = 60_000
@@ -421,32 +424,51 @@ def test_each_row_is_written_from_its_own_latent(name):
     assert (sample.l2t(known_run(model=reads_z), z, sampler=name, steps=9, batch=16) == ids[:, None]).all()
 
 
-WRITE, MAKE = {'l2t', 'text', 'infill', 'image'}, {'t2l', 'latent', 'sts', 'image'}
-CAN = {('text latent', 'masked', 'l2t'): WRITE | {'embed', 'importance'},
-       ('text latent', 'masked', 't2l'): MAKE,
-       ('text latent', 'masked', 'unconditional'): WRITE | MAKE | {'embed', 'importance', 't2l2t', 'unconditional'},
-       ('text latent', 'masked', 'mixed'): WRITE | MAKE | {'embed', 'importance', 't2l2t', 'unconditional'},
-       ('text latent', 'masked', 't2l:5,l2t'): WRITE | MAKE | {'embed', 'importance', 't2l2t'},
-       ('text latent', 'gidd', 'mixed'): WRITE | MAKE | {'t2l2t', 'self_correction'},
-       ('text latent', 'hdlm', 'mixed'): WRITE | MAKE | {'t2l2t'},
-       ('text latent', 'causal', 'l2t'): WRITE,
-       ('text', 'masked', 'unconditional'): {'text', 'infill', 'embed', 'importance'},
-       ('text', 'gidd', 'unconditional'): {'text', 'infill', 'self_correction'},
-       ('text', 'causal', 'unconditional'): {'text', 'infill'},
-       ('latent', 'masked', 'unconditional'): {'latent'}}
+WRITE, MAKE = {'l2t', 'text', 'infill'}, {'t2l', 'latent'}
+DRAW = {('text latent', 'masked', 'l2t'): WRITE | {'embed'},
+        ('text latent', 'masked', 't2l'): MAKE,
+        ('text latent', 'masked', 'unconditional'): WRITE | MAKE | {'embed', 't2l2t', 'unconditional'},
+        ('text latent', 'masked', 'mixed'): WRITE | MAKE | {'embed', 't2l2t', 'unconditional'},
+        ('text latent', 'masked', 't2l:5,l2t'): WRITE | MAKE | {'embed', 't2l2t'},
+        ('text latent', 'gidd', 'mixed'): WRITE | MAKE | {'t2l2t'},
+        ('text latent', 'hdlm', 'mixed'): WRITE | MAKE | {'t2l2t'},
+        ('text latent', 'causal', 'l2t'): WRITE,
+        ('text', 'masked', 'unconditional'): {'text', 'infill', 'embed'},
+        ('text', 'gidd', 'unconditional'): {'text', 'infill'},
+        ('text', 'causal', 'unconditional'): {'text', 'infill'},
+        ('latent', 'masked', 'unconditional'): {'latent'}}
+BOTH = {'l2t', 't2l', 'text', 'infill', 'sts', 'image', 'nelbo'}
+MEASURE = {('text latent', 'masked', 'l2t'): WRITE | {'importance', 'image', 'nelbo'},
+           ('text latent', 'masked', 't2l'): {'t2l', 'sts', 'image', 'nelbo'},
+           ('text latent', 'masked', 'unconditional'): BOTH | {'importance', 'unconditional'},
+           ('text latent', 'masked', 'mixed'): BOTH | {'importance', 'unconditional'},
+           ('text latent', 'masked', 't2l:5,l2t'): BOTH | {'importance'},
+           ('text latent', 'gidd', 'mixed'): BOTH | {'self_correction'},
+           ('text latent', 'hdlm', 'mixed'): BOTH,
+           ('text latent', 'causal', 'l2t'): {'l2t', 'text', 'image', 'nelbo'},
+           ('text', 'masked', 'unconditional'): {'text', 'infill', 'importance', 'nelbo'},
+           ('text', 'gidd', 'unconditional'): {'text', 'infill', 'self_correction', 'nelbo'},
+           ('text', 'causal', 'unconditional'): {'text', 'nelbo'},
+           ('latent', 'masked', 'unconditional'): {'nelbo'}}
 
 
-@pytest.mark.parametrize('streams, process, mode', CAN)
+@pytest.mark.parametrize('streams, process, mode', DRAW)
 def test_a_run_can_be_asked_what_it_has_learned_and_nothing_else(streams, process, mode):
     text = dict(masked=MaskedText(9), gidd=GIDD(9), hdlm=HDLM(9, torch.arange(9) % 4), causal=NextToken(9))[process]
     run = SimpleNamespace(out_dir='R', streams=tuple(streams.split()), text=text, tokenizer=SimpleNamespace(kind='bpe'),
                           config=dict(mode='l2t' if ':' in mode else mode, mode_schedule=mode * (':' in mode), mode_weights=(1., 1., 1.)),
                           meta=dict(encoder={'id': 'lsa'}, source=dict(image_size=8)))
-    expected = CAN[streams, process, mode] | {'nelbo'}
-    assert {task for task in sample.NEEDS if not sample.why_not(run, task)} == expected
+    tasks = {name: task.NEEDS for name, task in evaluate.all_tasks().items()}
+
+    def can(table):
+        return {name for name, needs in table.items() if not needs.missing(run)}
+    expected = MEASURE[streams, process, mode]
+    assert can(sample.NEEDS) == DRAW[streams, process, mode] and can(tasks) == expected
     run.tokenizer.kind, run.meta['encoder'] = 'esm', None
     more = {'protein'} if 'importance' in expected else set()            # of masked text
-    assert {task for task in sample.NEEDS if not sample.why_not(run, task)} == expected - {'sts'} | more
+    assert can(sample.NEEDS) == DRAW[streams, process, mode] and can(tasks) == expected - {'sts'} | more
+    run.meta['source'] = None
+    assert can(tasks) == (expected | more) - {'sts', 'image'}
 
 
 def test_joint_sampling_refuses_what_needs_a_fixed_condition_or_another_number_of_calls():
@@ -474,14 +496,14 @@ def test_infilling_keeps_the_template_and_writes_no_EOS_or_PAD_inside_it():
 
 def test_templates_hold_masks_of_one_many_and_all_the_rest():
     run = known_run(L=12, tokenizer=SimpleNamespace(eos=EOS, pad=PAD, kind='bpe', encode=lambda t: [0] * len(t.split())))
-    tokens, given, inner = sample.read_template(run, 'A [MASK] runs on the [MASK:3] .')
+    tokens, given, inner = read_template(run, 'A [MASK] runs on the [MASK:3] .')
     assert tokens.tolist() == [0, MASK, 0, 0, 0, MASK, MASK, MASK, 0, EOS, PAD, PAD]
     assert torch.equal(given, tokens != MASK) and torch.equal(inner, ~given)
-    tokens, given, inner = sample.read_template(run, '[MASK:2] dog [MASK:*]')
+    tokens, given, inner = read_template(run, '[MASK:2] dog [MASK:*]')
     assert tokens.tolist() == [MASK, MASK, 0] + [MASK] * 9 and inner.tolist() == [True, True] + [False] * 10
     for wrong, words in (('no gap', 'no \\[MASK\\]'), ('[MASK:*] end', 'at the end'), ('[MASK:12]', '12 tokens')):
         with pytest.raises(ValueError, match=words):
-            sample.read_template(run, wrong)
+            read_template(run, wrong)
 
 
 def test_rerank_keeps_the_nearest_of_its_candidates_and_refine_never_moves_away(monkeypatch):
@@ -530,8 +552,8 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_legal_one():
     run, z, tokens = known_run(), torch.zeros(1, 1, 2), torch.zeros(1, L, dtype=torch.int64)
     stats = SimpleNamespace(standardise=lambda z: z, destandardise=lambda z: z)
     for function, args in ((sample.l2t, (z,)), (sample.write, (tokens, tokens == 0, z)), (sample.t2l, (tokens,)),
-                           (sample.unconditional, (1,)), (sample.search, (z,)), (measures.write_from, (z, 'l2t', None)),
-                           (measures.make_latents, (tokens, 't2l', 0))):
+                           (sample.unconditional, (1,)), (sample.search, (z,)), (common.write_from, (z, 'l2t', None)),
+                           (common.make_latents, (tokens, 't2l', 0))):
         for wrong, near in (('temprature', 'temperature'), ('latent_step', 'latent_steps'), ('bach', 'batch')):
             with pytest.raises(TypeError, match=f"unknown keyword '{wrong}', did you mean '{near}'"):
                 function(known_run(stats=stats), *args, **{wrong: 3})
@@ -543,7 +565,7 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_legal_one():
 def test_a_bare_text_is_not_taken_for_its_characters():
     run = known_run(encoder=lambda texts, progress: torch.zeros(len(texts), 1, 2))
     assert sample.encode(run, ['a text', 'b']).shape == (2, 1, 2)
-    for function in (sample.encode, sample.pack, measures.embed):
+    for function in (sample.encode, pack, common.embed):
         with pytest.raises(ValueError, match=r"found one str: write \['a text'\]"):
             function(known_run(encoder=run.encoder, meta={'encoder': {'id': 'lsa'}}), 'a text')
 
@@ -551,10 +573,10 @@ def test_a_bare_text_is_not_taken_for_its_characters():
 def test_a_text_that_is_too_long_is_named_with_its_place_and_length():
     run = known_run(meta={})
     with pytest.raises(ValueError, match="text 2 of 2, 'a long text', has 11 tokens, out/toy reads at most 3 and an EOS"):
-        sample.pack(run, ['ab', 'a long text'])
+        pack(run, ['ab', 'a long text'])
     with pytest.raises(ValueError, match="my.txt, line 7, 'a long text', has 11"):
-        sample.pack(run, ['a long text'], places=['my.txt, line 7'])
-    assert sample.pack(run, ['a long text'], cut=True).shape == (1, L)
+        pack(run, ['a long text'], places=['my.txt, line 7'])
+    assert pack(run, ['a long text'], cut=True).shape == (1, L)
 
 
 def test_files_of_texts_are_read_by_their_kind_and_every_text_has_its_place(tmp_path):
@@ -566,12 +588,12 @@ def test_files_of_texts_are_read_by_their_kind_and_every_text_has_its_place(tmp_
     for name, places in (('a.txt', ('line 1', 'line 3')), ('a.jsonl', ('line 1', 'line 3')), ('a.csv', ('record 1', 'record 2')),
                          ('b.txt.gz', ('line 1', 'line 3'))):
         path = str(tmp_path / name)
-        assert list(sample.read_texts(path)) == [(f'{path}, {place}', text) for place, text in zip(places, ('one', 'two'))]
-    assert [text for _, text in sample.read_texts(str(tmp_path / 'a.jsonl'), 'other')] == ['1', '2']
+        assert list(read_texts(path)) == [(f'{path}, {place}', text) for place, text in zip(places, ('one', 'two'))]
+    assert [text for _, text in read_texts(str(tmp_path / 'a.jsonl'), 'other')] == ['1', '2']
     (tmp_path / 'empty.txt').write_text('\n \n')
     for name, words in (('empty.txt', 'no text in it'), ('nowhere.txt', 'no such file'), ('', 'a folder')):
         with pytest.raises(ValueError, match=words):
-            list(sample.read_texts(str(tmp_path / name)))
+            list(read_texts(str(tmp_path / name)))
 
 
 def test_what_a_run_cannot_do_with_a_text_is_said_in_one_line_each(finished, tmp_path):
@@ -600,7 +622,7 @@ def test_what_a_run_cannot_do_with_a_text_is_said_in_one_line_each(finished, tmp
 
 def test_an_empty_text_is_not_silent(finished, monkeypatch, capsys):
     monkeypatch.setattr(sample, 'configure', lambda globals_: globals_.update(out_dir=str(finished), text='a red dog', device='cpu')
-                        or {name: globals_[name] for name in sample.TEXT_KNOBS + sample.LATENT_KNOBS})
+                        or {name: globals_[name] for name in configurator.read_knobs(sample.__file__)[0]})
     for name in ('out_dir', 'text', 'device'):
         monkeypatch.setattr(sample, name, getattr(sample, name))         # to be put back
     monkeypatch.setattr(sample, 'l2t', lambda run, z, **how: torch.full((len(z), run.L), run.tokenizer.eos))

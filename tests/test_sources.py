@@ -15,9 +15,11 @@ import numpy as np
 import pytest
 
 import data
-from corpora import sources
-from data import RESIDUES, PackedDataset
-from corpora.sources import Source, documents, image_patches
+from corpora import hub, readers
+from data import PackedDataset
+from corpora.images import image_patches
+from corpora.sources import Source, documents
+from corpora.tokenizers import RESIDUES
 from launch import ROOT, TINY, run_each
 from test_prepare import LINES, WORDS, own_knobs, run, texts_of, write_lines    # noqa: F401  own_knobs puts prepare's knobs back
 
@@ -56,7 +58,7 @@ def test_a_dataset_of_the_hub_is_streamed_by_name_field_and_split(tmp_path, monk
     (tmp_path / 'hub').mkdir()
     for split, lines in (('train', LINES[:100]), ('validation', LINES[100:])):
         (tmp_path / f'hub/{split}.jsonl').write_text('\n'.join(json.dumps(dict(body=line)) for line in lines))
-    monkeypatch.setitem(sources.HUB, 'tiny', dict(path=str(tmp_path / 'hub'), val='validation'))
+    monkeypatch.setitem(hub.HUB, 'tiny', dict(path=str(tmp_path / 'hub'), val='validation'))
     folder = run(input='', hub_dataset='tiny', hub_revision='main', field='body', out=tmp_path / 'out', encoder='none')
     assert texts_of(folder, 'train') == LINES[:100] and texts_of(folder, 'val') == LINES[100:]
     assert data.read_meta(folder)['source']['hub_revision'] == 'main' and str(tmp_path) not in (tmp_path / 'out/meta.json').read_text()
@@ -77,7 +79,7 @@ def test_the_hub_is_asked_for_its_commit_and_a_missing_library_is_one_line(monke
         def dataset_info(self, path):
             return type('Info', (), dict(sha=f'commit of {path}'))
     monkeypatch.setattr(huggingface_hub, 'HfApi', Api)
-    assert sources.hub_commit('wikitext-103') == 'commit of Salesforce/wikitext' and sources.hub_commit('a/b') == 'commit of a/b'
+    assert hub.hub_commit('wikitext-103') == 'commit of Salesforce/wikitext' and hub.hub_commit('a/b') == 'commit of a/b'
     monkeypatch.setitem(sys.modules, 'datasets', None)
     with pytest.raises(ValueError, match='pip install datasets'):
         read_all(hub_dataset='lm1b')
@@ -178,8 +180,8 @@ def test_a_file_as_one_document_and_a_caption_keep_to_the_limit_too_and_rows_of_
 
 def test_no_piece_that_is_read_of_a_long_line_is_longer_than_the_limit(tmp_path, monkeypatch):
     (tmp_path / 'a.txt').write_text('x' * 1_000_000 + '\nend\n')
-    asked, read_piece = [], sources.TextFile.piece
-    monkeypatch.setattr(sources.TextFile, 'piece', lambda f, most: asked.append(most) or read_piece(f, most))
+    asked, read_piece = [], readers.TextFile.piece
+    monkeypatch.setattr(readers.TextFile, 'piece', lambda f, most: asked.append(most) or read_piece(f, most))
     assert [d.text for d in read_all(input=tmp_path / 'a.txt', document_limit=70_000)[0]] == ['end']
     assert max(asked) <= 70_001 and len(asked) > 10
     (tmp_path / 'a.csv').write_text('text\n' + '""' * 500_000 + '\nend\n')        # a quoted text of quotes

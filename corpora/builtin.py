@@ -1,0 +1,76 @@
+"""
+The built-in corpus: English sentences of the interpreter's own documentation.
+
+They come from the docstrings of the standard library and from pydoc_data's topics. The files are
+read by `ast`; no module is imported. So the tour needs no download.
+"""
+import ast
+import glob
+import inspect
+import os
+import re
+import sysconfig
+from functools import lru_cache
+
+# folders and files of the standard library that are left out
+SKIP = re.compile(r'(^|/)(site-packages|dist-packages|test|tests|idlelib|lib2to3|turtledemo'
+                  r'|ensurepip|lib-dynload)/|_sysconfigdata')
+
+# a paragraph of code, doctests, tables or fields
+NO_PROSE = re.compile(r'>>>|::=|\.\. |^\s*[|+*=~^-]{3}|\s{3,}\S+\s{3,}|^\s*:\w+', re.MULTILINE)
+BULLET = re.compile(r'^\s*(?:[*-]|\d+\.)\s+')
+SENTENCE_END = re.compile(r'(?<=[a-z")][.!?])\s+(?=[A-Z"])')
+SENTENCE = re.compile(r'[A-Z][^{}<>=|\\_@#$%*/\[\]]*[a-z")][.!?]')
+PLAIN_WORD = re.compile(r'"?\(?[A-Za-z][a-z\'-]*\)?"?[.,;:!?]?"?')
+
+
+@lru_cache
+def builtin_corpus():
+    """ The distinct sentences, in the order of the files. """
+    root = sysconfig.get_path('stdlib')
+    sentences = {}
+    for name in sorted(glob.glob('**/*.py', root_dir=root, recursive=True)):
+        if SKIP.search(name.replace(os.sep, '/')):
+            continue
+
+        # some files of the library are not valid Python, on purpose
+        try:
+            with open(os.path.join(root, name), 'rb') as f:
+                tree = ast.parse(f.read())
+        except SyntaxError:
+            continue
+
+        # a dict keeps the order and drops what comes twice
+        for text in prose_of(tree, all_strings=name.startswith('pydoc_data')):
+            sentences |= dict.fromkeys(sentences_of(text))
+    return list(sentences)
+
+
+def prose_of(tree, all_strings):
+    """ The docstrings of a module, or all its string constants. """
+    with_docstring = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    for node in ast.walk(tree):
+        if all_strings and isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+        elif isinstance(node, with_docstring):
+            yield ast.get_docstring(node) or ''
+
+
+def sentences_of(text):
+    """ Whole English sentences of 5 to 40 words: no code, doctests, tables, headings or signatures.
+    """
+    for paragraph in re.split(r'\n\s*\n', inspect.cleandoc(text)):
+        if NO_PROSE.search(paragraph):
+            continue
+
+        # one line, without the bullet of a list's item
+        paragraph = BULLET.sub('', paragraph)
+        paragraph = ' '.join(paragraph.split()).replace('``', '"').replace('`', '"')
+
+        # most words of a sentence are plain words
+        for sentence in SENTENCE_END.split(paragraph):
+            words = sentence.split()
+            n_plain = sum(bool(PLAIN_WORD.fullmatch(word)) for word in words)
+            is_prose = 5 <= len(words) <= 40 and n_plain >= .85 * len(words)
+            if is_prose and SENTENCE.fullmatch(sentence):
+                yield sentence

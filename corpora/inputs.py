@@ -1,0 +1,249 @@
+"""
+What a person gives a run to read: texts, templates with gaps, and latents. Whatever the run cannot
+read is a ValueError that names its place. `run` is a run that sample.load_run has loaded.
+Letters: n texts, L tokens, N latent vectors, D latent dimensions.
+"""
+import os
+import re
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from configurator import on_command_line
+from corpora.png import read_pictures
+from corpora.sources import Source, documents, kind_of
+from encoders import check_texts
+from runs import rules
+from runs.console import warn
+from runs.files import read_array
+from runs.loading import encode
+
+MOST_WARNINGS = 5              # of one kind
+
+# -----------------------------------------------------------------------------
+# Texts
+
+def most_tokens(run):
+    """ How many tokens a text may have: where the run learns lengths, one place is its EOS's. """
+    return run.L if run.lengths else run.L - 1
+
+
+def most_tokens_in_words(run):
+    return f'{run.L}' if run.lengths else f'{run.L - 1} and an EOS'
+
+
+def pack(run, texts, cut=False, places=None):
+    """ A list of texts as the model reads them: tokens (n, L), an EOS after the text, then PAD. One
+    that is too long is cut, or is an error in which `places` name it. """
+    check_texts(texts)
+    eos, pad = run.tokenizer.eos, run.tokenizer.pad
+    rows = []
+    for i, text in enumerate(texts):
+        ids = run.tokenizer.encode(text)
+        if cut:
+            ids = ids[:run.L - 1]
+        if len(ids) > most_tokens(run):
+            place = places[i] if places else f'text {i + 1} of {len(texts)}'
+            raise ValueError(f'{place}, {rules.short(text)}, has {len(ids):,} tokens, '
+                             f'{run.out_dir} reads at most {most_tokens_in_words(run)}')
+        row = ids + [eos] + [pad] * (run.L - len(ids))
+        rows.append(row[:run.L])
+    return torch.tensor(rows)
+
+
+def read_texts(path, field='text'):
+    """ (place, text) of each text of a file, as prepare.py reads it: a line of a text file, a
+    record of a .jsonl, .csv, ... Blank ones are passed over; a place is 'FILE, line 3'. """
+    if not os.path.isfile(path):
+        what = 'this is a folder, expected a file' if os.path.isdir(path) else 'no such file'
+        raise ValueError(f'texts={path}: {what}')
+
+    unit = 'record' if kind_of(path) in ('.csv', '.tsv', '.parquet') else 'line'
+    counts = Counter()
+    n_broken = 0
+    for document in documents(Source(input=os.path.abspath(path), field=field), counts):
+        place = f'{path}, {unit} {counts["read"]}'
+        if n_broken == 0 and counts['invalid_utf8']:
+            warn(f'{place}: a byte that is no UTF-8 became U+FFFD, there and wherever there are '
+                 'more')
+        n_broken = counts['invalid_utf8']
+        yield place, document.text
+    if not counts['kept']:
+        raise ValueError(f'texts={path}: no text in it')
+
+
+def warn_of_texts(run, texts):
+    """ A warning for each of the first texts that the run's encoder, which is loaded, cannot embed
+    as the run would need it. """
+    found = []
+    for text in texts:
+        n_tokens = len(run.tokenizer.encode(text))
+        remark = run.encoder.remark(text)
+        if remark:
+            found.append((text, remark))
+        elif n_tokens > most_tokens(run):
+            found.append((text, f'has {n_tokens:,} tokens, {run.out_dir} writes at most '
+                                f'{most_tokens(run):,} and has seen no embedding of a longer text'))
+
+    for text, remark in found[:MOST_WARNINGS]:
+        warn(f'{rules.short(text)} {remark}')
+    if len(found) > MOST_WARNINGS:
+        warn(f'and {len(found) - MOST_WARNINGS:,} more texts like these')
+
+# -----------------------------------------------------------------------------
+# Templates: texts with gaps
+
+def read_template(run, text, length=0):
+    """
+    'A [MASK] runs on the [MASK:3].' -> tokens, known_mask, inner, (L,) each. A space before a mask
+    belongs to its token, where the tokenizer has such tokens. [MASK:*] is the whole rest; without
+    it the text has the length that it shows. inner: positions where EOS and PAD are not allowed.
+    """
+    # text, count, text, count, ..., text
+    has_space_tokens = run.tokenizer.kind != 'esm' and len(run.tokenizer.encode(' a')) == 1
+    space = ' ?' if has_space_tokens else ''
+    pieces = re.split(space + r'\[MASK(|:\d+|:\*)\]', text)
+    if len(pieces) == 1:
+        raise ValueError(f'no [MASK] in {rules.short(text)}: nothing to fill')
+
+    mask = run.text.mask_id
+    tokens, inner, has_rest = [], [], False
+    for i, piece in enumerate(pieces):
+        is_mask = i % 2 == 1
+        if is_mask and len(piece) > 6:
+            raise ValueError(f'[MASK{piece}] is more than {run.out_dir} writes: {run.L - 1} tokens')
+        if has_rest and piece:
+            raise ValueError(f'[MASK:*] stands at the end of a text, found {piece!r} behind it')
+        if has_rest:
+            continue
+
+        if is_mask and piece == ':*':
+            has_rest = True
+        elif is_mask:
+            count = int(piece[1:] or 1)
+            tokens += [mask] * count
+            inner += [True] * count
+        else:
+            ids = run.tokenizer.encode(piece)
+            tokens += ids
+            inner += [False] * len(ids)
+
+    # where the run does not learn when a text ends, the rest goes up to a length that must be given
+    if has_rest and run.lengths:
+        if length <= len(tokens):
+            raise ValueError(f'[MASK:*] in {rules.short(text)} needs a --length above '
+                             f'{len(tokens)}: {run.out_dir} does not learn when a text ends')
+        added = length - len(tokens)
+        tokens += [mask] * added
+        inner += [True] * added
+        has_rest = False
+    elif length:
+        raise ValueError(f'length={length} goes with [MASK:*] in a run that does not learn when a '
+                         f'text ends, not with {rules.short(text)}')
+    if len(tokens) > most_tokens(run):
+        raise ValueError(f'{rules.short(text)} has {len(tokens)} tokens, {run.out_dir} writes at '
+                         f'most {most_tokens_in_words(run)}')
+
+    # up to L: MASK where the model chooses the end, else an EOS and PAD
+    n_open = run.L - len(tokens)
+    if has_rest:
+        tokens += [mask] * n_open
+    else:
+        tokens += ([run.tokenizer.eos] + [run.tokenizer.pad] * n_open)[:n_open]
+    tokens = torch.tensor(tokens)
+    return tokens, tokens != mask, torch.tensor(inner + [False] * n_open)
+
+# -----------------------------------------------------------------------------
+# Latents
+
+def read_latents(run, path):
+    """ Raw latents (n, N, D) from an .npy file of (n, D) or (n, N, D). """
+    N, D = run.meta['latent_shape']
+    array = read_array(path, 'numbers', mmap=True, what='latents')
+    shape = (len(array), 1, array.shape[1]) if array.ndim == 2 else array.shape
+    if shape[1:] != (N, D) or not shape[0]:
+        raise ValueError(f'{path}: shape {array.shape}, expected (n, {N}, {D}) as {run.out_dir} '
+                         'was trained')
+
+    with np.errstate(over='ignore'):           # too large becomes inf
+        raw = torch.from_numpy(np.array(array, np.float32)).reshape(shape)
+    is_finite = raw.isfinite().all((1, 2))     # (n,)
+    if not is_finite.all():
+        rows = (~is_finite).nonzero().flatten().tolist()
+        raise ValueError(f'{path}: rows {rows[:5]} are not finite')
+    return raw
+
+# -----------------------------------------------------------------------------
+# What the command line of sample.py names
+
+# the knobs that only some directions read, and those directions
+READ_BY = {
+    'text': ('l2t', 't2l', 't2l2t', 'embed', 'infill'),
+    'texts': ('l2t', 't2l', 't2l2t', 'embed', 'infill'),
+    'latents': ('l2t', 'infill'),
+    'image': ('l2t', 'infill'),
+    'like': ('infill',),
+    'given': ('infill',),
+    'save': ('t2l', 't2l2t', 'latent', 'unconditional', 'embed'),
+    'png': ('t2l', 't2l2t', 'latent', 'unconditional'),
+    'rerank': ('l2t',),
+    'refine': ('l2t',),
+}
+
+
+def read_sources(run, direction, config):
+    """ What a direction is given to read, by the knobs of sample.py: names, one a source, to be
+    shown; lines, the texts, and places, where each stands; raw latents (n, N, D). None: it reads
+    none. """
+    text, texts, given = config['text'], config['texts'], config['given']
+    latents, image, like = config['latents'], config['image'], config['like']
+    if direction in ('unconditional', 'text', 'latent'):
+        names = [''] * config['num_samples']
+        return SimpleNamespace(names=names, lines=None, places=None, raw=None)
+
+    # one text, and one embedding where both are read
+    for name in ('text', 'given', 'like'):
+        is_set = config[name] or on_command_line(name)
+        if is_set and not config[name].strip() and direction in READ_BY[name]:
+            raise ValueError(f'{name}={config[name]!r} is blank: the model has nothing to go by')
+    n_texts = bool(text) + bool(texts) + bool(given)
+    n_embeddings = bool(latents) + bool(image) + bool(like)
+    has_both = n_texts and n_embeddings
+    if n_texts > 1 or n_embeddings > 1 or has_both and direction != 'infill':
+        raise ValueError('text, texts, given, latents, image and like: give one text, and one '
+                         'embedding where both are read')
+    if not n_texts and not (direction == 'l2t' and n_embeddings):
+        more = ', or --latents=FILE.npy, or --image=FILE.png' if direction == 'l2t' else ''
+        raise ValueError(f'mode={direction} reads --text="...", or --texts=FILE{more}')
+
+    # the texts
+    lines, places = [], []
+    if texts:
+        for place, line in read_texts(texts, config['field']):
+            places.append(place)
+            lines.append(line)
+    elif n_texts:
+        lines = [text or given]
+        places = ['--text' if text else '--given']
+    if n_embeddings and 'latent' not in run.streams:
+        raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
+
+    # the latents
+    names, raw = lines, None
+    if image:
+        files, raw = read_pictures(run, image)
+        names = lines or files
+    elif latents:
+        raw = read_latents(run, latents)
+        names = lines or [f'{latents}[{i}]' for i in range(len(raw))]
+    elif like or direction == 'l2t':
+        to_embed = [like] if like else lines
+        raw = encode(run, to_embed)
+        warn_of_texts(run, to_embed)           # after encode, which says what is an error
+    if direction == 'infill' and raw is not None:
+        if len(raw) not in (1, len(lines)):
+            raise ValueError(f'{latents or image}: {len(raw)} latents for {len(lines)} texts')
+        raw = raw.expand(len(lines), -1, -1)
+    return SimpleNamespace(names=names, lines=lines, places=places, raw=raw)

@@ -1,0 +1,269 @@
+"""
+Shards: how texts and their latents are packed, and the files of one shard.
+
+    chunks = Chunker(tokenizer, max_tokens)(ids)         # a long document becomes several samples
+    entry = write_shard(folder, 'train-00000', ...)      # tokens, latents and what meta.json says
+
+A shard holds samples, one after the other:
+    .tokens.bin     (T,) uint16 or uint32, little-endian
+    .offsets.npy    (n + 1,) int64: where the tokens of each sample begin
+    .ids.npy        (n, 2) int64: the number of its document in the split, and of its chunk in that
+    .latents.npy    (n, N, D) float16, where the dataset has latents
+Its bytes depend on its documents and the knobs, never on who wrote it or when.
+
+Beside a whole shard lies a note, .whole.json, with its entry of meta.json and a key: a digest of
+all that decides its bytes. So a later run knows which shards it need not write again.
+Letters: T tokens, n samples, N latent vectors, D latent dimensions.
+"""
+import hashlib
+import itertools
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from corpora.writing import as_bytes, is_whole, names_path, write_file
+from runs.files import check_fields, read_array, read_json, write_text
+from runs.manifest import COUNT, LATENT_SHAPE, SHARD, check_shard, has_fitting_sizes
+
+MOST_TOKENS = 127              # max_tokens=None stands for at most this, unless latents are given
+
+# counts of a shard; those of a split are their sums
+SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max_tokens',
+        'truncated')
+
+# what a note has beside the fields that every reader needs
+NOTE = {key: COUNT for key in SUMS} | dict(key='<a digest>', latent_shape=LATENT_SHAPE)
+
+
+def token_dtype(tokenizer):
+    return 'uint16' if tokenizer.vocab_size <= 2**16 else 'uint32'
+
+# -----------------------------------------------------------------------------
+# Chunking
+
+class Chunker:
+    """ Cuts the ids of a document into runs of at most max_tokens. The runs join to the document,
+    and each of them is valid text.
+
+    A cut lies in the second half of a run: at the end of a sentence if there is one, else before a
+    word. Else it lies between characters, anywhere. If the pieces of a vocabulary hide every
+    boundary between characters, their bytes are spelled one by one.
+    """
+
+    def __init__(self, tokenizer, max_tokens):
+        self.pieces = tokenizer.pieces
+        self.max_tokens = max_tokens
+        self.byte_id = {piece[0]: i for i, piece in enumerate(self.pieces) if len(piece) == 1}
+
+        # of each id: begins inside a character, begins with a space, ends a sentence
+        self.inside = np.array([self.begins_inside(piece) for piece in self.pieces])
+        self.space = np.array([piece[:1].isspace() for piece in self.pieces])
+        self.ends = np.array([self.ends_sentence(piece) for piece in self.pieces])
+
+    @staticmethod
+    def begins_inside(piece):
+        """ Bytes 0x80 to 0xBF continue a character of UTF-8. """
+        return b'\x80' <= piece[:1] < b'\xC0'
+
+    @staticmethod
+    def ends_sentence(piece):
+        return piece.endswith(b'\n') or piece.rstrip(b' "\')').endswith((b'.', b'!', b'?'))
+
+    def __call__(self, ids):
+        ids = np.asarray(ids, np.int64)
+        most = self.max_tokens
+        while len(ids) > most:
+            cut = self.last_cut(ids)
+            if cut is None:
+                spelled = [self.byte_id[byte] for i in ids[:most] for byte in self.pieces[i]]
+                ids = np.concatenate([spelled, ids[most:]])
+            else:
+                yield ids[:cut]
+                ids = ids[cut:]
+        yield ids
+
+    def last_cut(self, ids):
+        """ The best place to cut, from 1 to max_tokens, or None. A cut at k lies before ids[k]. """
+        most = self.max_tokens
+        after = ids[1:most + 1]                                          # the id after each cut
+        is_late = np.arange(1, most + 1) > most // 2
+        before_word = is_late & self.space[after]
+        after_sentence = before_word & self.ends[ids[:most]]
+        for allowed in (after_sentence, before_word, ~self.inside[after]):
+            if allowed.any():
+                return int(np.flatnonzero(allowed)[-1]) + 1
+        return None
+
+def covering(lengths, of_1000=999):
+    """ The max_tokens that `of_1000` of 1,000 texts fit into; `lengths` are sorted numbers of
+    tokens. With an EOS it is a multiple of 8. """
+    rank = -(-of_1000 * len(lengths) // 1000)                # rounded up
+    needed = max(lengths[rank - 1], 8)
+    return int(-(-(needed + 1) // 8) * 8 - 1)
+
+
+def token_lengths(tokenizer, texts):
+    """ The number of tokens of each text, sorted. `texts` may be any number of them. """
+    lengths = []
+    texts = iter(texts)
+    while batch := list(itertools.islice(texts, 1024)):
+        lengths += [len(ids) for ids in tokenizer.encode_batch(batch)]
+    return sorted(lengths)
+
+
+def fitting_max_tokens(tokenizer, texts, every_document):
+    """ The max_tokens that None stands for. texts: a sample of train. every_document: all
+    documents, if latents are given, since then a longer text is dropped; else None. """
+    if every_document is None:
+        lengths = token_lengths(tokenizer, texts)
+        n = min(covering(lengths), MOST_TOKENS)
+        fate = 'become several samples'
+    else:
+        lengths = token_lengths(tokenizer, (doc.text for doc in every_document))
+        n = min(covering(lengths, of_1000=1000), 65535)
+        fate = 'are dropped'
+    n_fit = sum(length <= n for length in lengths)
+    median = lengths[len(lengths) // 2]
+    print(f'max_tokens={n}: {n_fit:,} of {len(lengths):,} texts fit, longer ones {fate} '
+          f'(the median has {median:,} tokens, the longest {lengths[-1]:,})', flush=True)
+    return n
+
+# -----------------------------------------------------------------------------
+# Latents
+
+def latent_stats(folder, entries):
+    """ Mean and std per dimension over the latents as stored, in float64, shard after shard. """
+    n, total, square = 0, 0., 0.
+    for entry in entries:
+        path = os.path.join(folder, f'{entry["name"]}.latents.npy')
+        shape = (entry['samples'], *entry['latent_shape'])
+        latents = read_array(path, 'float16', shape, mmap=True)
+        for i in range(0, len(latents), 2**14):
+            z = latents[i:i + 2**14].astype(np.float64).reshape(-1, latents.shape[-1])
+            n = n + len(z)
+            total = total + z.sum(0)
+            square = square + (z * z).sum(0)
+    mean = total / n
+    return dict(mean=mean, std=np.sqrt(np.maximum(square / n - mean**2, 0)))
+
+# -----------------------------------------------------------------------------
+# A shard
+
+def shard_key(docs, given, settings):
+    """ A digest of all that decides a shard's bytes: its documents, the latents that they bring
+    along (n, N, D) or None, and the settings. """
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for doc in docs:
+        data = doc.text.encode()
+        digest.update(f'{len(data)}:'.encode() + data)
+    if given is not None:
+        digest.update(f'{given.shape}'.encode())
+        digest.update(given)
+    return digest.hexdigest()
+
+
+def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens):
+    """ Tokenizes, chunks and embeds the documents `docs`, and writes the files of the shard.
+    Returns its entry for meta.json. first: the number of the first document in its split. given:
+    their latents (n, N, D), if these exist already. """
+    # the samples: their tokens, and the numbers of document and chunk
+    chunk = Chunker(tokenizer, max_tokens)
+    runs, ids = [], []
+    n_too_long = 0
+    for i, doc_ids in enumerate(tokenizer.encode_batch([doc.text for doc in docs])):
+        chunks = list(chunk(doc_ids))
+        if given is not None and len(chunks) > 1:        # one latent cannot belong to several texts
+            n_too_long += 1
+            continue
+        runs += chunks
+        ids += [(first + i, k) for k in range(len(chunks))]
+
+    # their latents, given or of exactly the texts that the tokens decode to
+    latents = None
+    n_truncated = 0
+    if given is not None:
+        latents = given[[i - first for i, _ in ids]]
+    elif encoder is not None:
+        texts = [tokenizer.decode(run) for run in runs]
+        with tqdm(total=len(runs), desc=name, unit=' samples', leave=False, disable=None) as bar:
+            latents = encoder(texts, progress=bar.update).numpy()        # (n, N, D)
+        n_truncated = encoder.truncated
+        encoder.truncated = 0
+
+    # samples whose latents are NaN or inf are dropped
+    n_nonfinite = 0
+    if latents is not None:
+        with np.errstate(over='ignore'):
+            latents = latents.astype(np.float16)
+        is_finite = np.isfinite(latents).all((1, 2))
+        n_nonfinite = int((~is_finite).sum())
+        latents = latents[is_finite]
+        runs = [run for run, keep in zip(runs, is_finite) if keep]
+        ids = [pair for pair, keep in zip(ids, is_finite) if keep]
+
+    # the arrays
+    lengths = [len(run) for run in runs]
+    dtype = np.dtype(token_dtype(tokenizer)).newbyteorder('<')
+    tokens = np.concatenate(runs or [np.empty(0)]).astype(dtype)
+    offsets = np.cumsum([0] + lengths, dtype=np.int64)
+    content = {
+        f'{name}.tokens.bin': tokens.tobytes(),
+        f'{name}.offsets.npy': as_bytes(np.save, offsets),
+        f'{name}.ids.npy': as_bytes(np.save, np.array(ids, np.int64).reshape(-1, 2)),
+    }
+    if latents is not None:
+        content[f'{name}.latents.npy'] = as_bytes(np.save, latents)
+    files = {file: write_file(os.path.join(folder, file), data) for file, data in content.items()}
+
+    n_bytes_of_id = np.array([len(piece) for piece in tokenizer.pieces])
+    return dict(
+        name=name,
+        samples=len(runs),
+        documents=len(docs),
+        tokens=len(tokens),
+        bytes=int(n_bytes_of_id[tokens].sum()),
+        longest=max(lengths, default=0),
+        nonfinite=n_nonfinite,
+        longer_than_max_tokens=n_too_long,
+        truncated=n_truncated,
+        latent_shape=None if latents is None else list(latents.shape[1:]),
+        files=files,
+    )
+
+
+def write_entry(folder, entry):
+    """ The note beside a whole shard: what meta.json will say of it. """
+    path = Path(folder, f'{entry["name"]}.whole.json')
+    text = json.dumps(entry, indent=1)
+    with names_path(path, len(text)):
+        write_text(path, text)
+
+
+def read_entry(folder, name, tokenizer):
+    """ The note beside a shard. None if there is none, or if it cannot be right: then the shard is
+    written again. """
+    path = os.path.join(folder, f'{name}.whole.json')
+    with suppress(ValueError):
+        entry = read_json(path, SHARD)
+        check_fields(entry, NOTE, path)
+        check_shard(entry, name.split('-')[0], entry['latent_shape'] is not None, path)
+        itemsize = np.dtype(token_dtype(tokenizer)).itemsize
+        if entry['name'] == name and has_fitting_sizes(entry, itemsize):
+            return entry
+    return None
+
+
+def written_before(folder, name, key, tokenizer):
+    """ The entry of a shard that an earlier run wrote from the same documents and settings, and
+    whose files are whole; else None. """
+    entry = read_entry(folder, name, tokenizer)
+    if not entry or entry.get('key') != key:
+        return None
+    for file, file_entry in entry['files'].items():
+        if not is_whole(os.path.join(folder, file), file_entry):
+            return None
+    return entry

@@ -1,0 +1,157 @@
+"""
+Tokenizers: from a text to its ids, and back.
+
+    tokenizer = make_tokenizer('byte')           # or esm, or the name of a tiktoken encoding
+    tokenizer = bpe_tokenizer('data/captions/tokenizer.json')
+    tokenizer.decode(tokenizer.encode('A dog runs.')) == 'A dog runs.'
+
+Each tokenizer is an encoder and a table: the bytes of every id. So decoding is the same for all of
+them: join the bytes. data.load_tokenizer reads the tokenizer of a dataset.
+
+Ids: V = vocab_size of them, EOS and PAD included. MASK is id V. No text contains EOS, PAD or MASK.
+
+To add a tokenizer, write a function that returns a Tokenizer and name it in make_tokenizer.
+"""
+import numpy as np
+
+RESIDUES = 'LAGVSERTIDPKQNFYMHWCXBUZO.-'         # ESM's letters, in ESM's order
+
+
+class Tokenizer:
+    """ encode(text) -> ids, decode(ids) -> text, and decode(encode(text)) == text. """
+
+    def __init__(self, kind, encode_batch, pieces, eos=None):
+        """ pieces: the bytes of each id. eos: its id, if it is among them; else it follows. """
+        self.kind = kind                         # bpe, byte, esm, or the name in tiktoken
+        self.encode_batch = encode_batch         # list[str] -> list[list[int]]
+        if eos is None:
+            self.eos = len(pieces)
+            self.pad = len(pieces) + 1
+        else:
+            self.eos = eos
+            self.pad = len(pieces)
+        self.vocab_size = self.pad + 1           # V: the head has V columns, and none for MASK
+
+        # V + 1 byte strings; those of EOS and PAD are empty
+        n_empty = self.vocab_size - len(pieces)
+        self.pieces = [*pieces, *[b''] * n_empty, b'[MASK]']
+
+    def encode(self, text):
+        return self.encode_batch([text])[0]
+
+    def decode(self, ids):
+        """ Stops at the first EOS, skips PAD, writes [MASK]. Invalid UTF-8 becomes U+FFFD. """
+        ids = ids.tolist() if hasattr(ids, 'tolist') else list(ids)
+        if self.eos in ids:
+            ids = ids[:ids.index(self.eos)]
+        return b''.join([self.pieces[i] for i in ids]).decode('utf-8', 'replace')
+
+    @property
+    def record(self):
+        """ How meta.json describes the tokenizer. """
+        return dict(kind=self.kind, vocab_size=self.vocab_size, eos=self.eos, pad=self.pad)
+
+
+def make_tokenizer(name):
+    """ A tokenizer that needs no file of a dataset. """
+    if name == 'byte':
+        return byte_tokenizer()
+    if name == 'esm':
+        return esm_tokenizer()
+    return tiktoken_tokenizer(name)
+
+# -----------------------------------------------------------------------------
+# An id per byte, and an id per residue
+
+def byte_tokenizer():
+    def encode_batch(texts):
+        return [list(text.encode()) for text in texts]
+    return Tokenizer('byte', encode_batch, [bytes([i]) for i in range(256)])
+
+
+def esm_tokenizer():
+    """ One letter per residue, in ESM's alphabet. EOS, PAD and MASK are ours, not ESM's. """
+    letters = RESIDUES.encode()
+    id_of_byte = np.full(256, -1, np.int64)
+    id_of_byte[list(letters)] = np.arange(len(letters))
+
+    def encode_batch(texts):
+        batch = []
+        for text in texts:
+            ids = id_of_byte[np.frombuffer(text.encode(), np.uint8)]
+            if len(ids) and ids.min() < 0:
+                raise ValueError(f'tokenizer esm: {text[:60]!r} is no protein, '
+                                 f'its letters are {RESIDUES}')
+            batch.append(ids.tolist())
+        return batch
+    return Tokenizer('esm', encode_batch, [bytes([letter]) for letter in letters])
+
+# -----------------------------------------------------------------------------
+# Byte-level BPE, fitted by prepare.py
+
+def bytes_of_characters():
+    """ {character: byte} of GPT-2's alphabet. A printable byte stands for itself; the others are
+    the characters from 256 on. """
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    for i, byte in enumerate(others):
+        table[chr(256 + i)] = byte
+    return table
+
+
+def bpe_tokenizer(path):
+    """ Byte-level BPE from a tokenizer.json of the `tokenizers` library. """
+    from tokenizers import Tokenizer as HFTokenizer
+    try:
+        bpe = HFTokenizer.from_file(str(path))
+    except Exception as error:                   # the library raises a bare Exception
+        raise ValueError(f'{path}: not a tokenizer.json ({error}); run prepare.py again') from None
+
+    # the bytes of every word, in the order of the ids
+    byte_of = bytes_of_characters()
+    words = sorted(bpe.get_vocab().items(), key=lambda item: item[1])
+    is_numbered = [i for _, i in words] == list(range(len(words)))
+    is_byte_level = all(character in byte_of for word, _ in words for character in word)
+    if not is_numbered or not is_byte_level:
+        raise ValueError(f'{path}: its words are no byte-level ones, numbered from 0; '
+                         'run prepare.py again')
+    pieces = [bytes(map(byte_of.get, word)) for word, _ in words]
+
+    def encode_batch(texts):
+        return [found.ids for found in bpe.encode_batch_fast(texts, add_special_tokens=False)]
+    return Tokenizer('bpe', encode_batch, pieces)
+
+
+def train_bpe(texts, vocab_size):
+    """ The tokenizer.json of a byte-level BPE with V = vocab_size ids, EOS and PAD included. Little
+    text gives fewer ids. """
+    from tokenizers import Tokenizer as HFTokenizer, models, pre_tokenizers, trainers
+    if vocab_size < 258:
+        raise ValueError(f'vocab_size {vocab_size} is too small: 256 bytes, EOS and PAD need 258')
+    bpe = HFTokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size - 2, min_frequency=2, show_progress=False,
+                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
+    bpe.train_from_iterator(texts, trainer)
+    return bpe.to_str()
+
+# -----------------------------------------------------------------------------
+# OpenAI's encodings
+
+def tiktoken_tokenizer(name):
+    import tiktoken
+    known = tiktoken.list_encoding_names()
+    if name not in known:
+        raise ValueError(f'unknown tokenizer {name!r}: bpe, byte, esm or one of {", ".join(known)}')
+    try:
+        encoding = tiktoken.get_encoding(name)
+    except Exception as error:                   # its download can raise anything
+        raise ValueError(f'tokenizer {name}: cannot load its ranks ({type(error).__name__}); '
+                         'without a network put them in the folder TIKTOKEN_CACHE_DIR') from None
+
+    # some encodings have ids without bytes
+    pieces = [b''] * encoding.n_vocab
+    for piece in encoding.token_byte_values():
+        pieces[encoding.encode_single_token(piece)] = piece
+    return Tokenizer(name, encoding.encode_ordinary_batch, pieces, eos=encoding.eot_token)

@@ -1,0 +1,103 @@
+"""
+Files that are written whole or not at all, and errors that name the path.
+
+A file appears by rename when it is complete. So whoever reads a dataset never sees half a file, and
+a run after a kill can trust what it finds.
+"""
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+import sys
+from contextlib import contextmanager, suppress
+
+from runs.files import sha256
+
+
+@contextmanager
+def names_path(path, size=0):
+    """ Inside, a write that fails is an OSError that names the path. On a full disk it says how
+    many bytes are needed (`size`) and how many are free. """
+    try:
+        yield
+    except OSError as error:
+        if error.filename:             # the error names its path already
+            raise
+        reason = f'{path}: cannot be written ({error.strerror or error})'
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            free = shutil.disk_usage(os.path.dirname(path) or '.').free
+            needed = f'it needs {size:,} bytes, ' if size else ''
+            reason += f': {needed}{free:,} are free there; make room and run again'
+        raise OSError(reason) from None
+
+
+def is_whole(path, entry):
+    """ Whether a file has the size and the digest of its entry in meta.json. """
+    if not os.path.isfile(path) or os.path.getsize(path) != entry['bytes']:
+        return False
+    return sha256(path) == entry['sha256']
+
+
+def write_file(path, data):
+    """ Writes the bytes and returns the file's entry for meta.json. An equal file is left alone.
+
+    meta.json says that the dataset is complete. So it is removed before any other file changes.
+    """
+    entry = dict(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    if is_whole(path, entry):
+        return entry
+
+    # from here on the dataset is not complete
+    meta = os.path.join(os.path.dirname(path), 'meta.json')
+    with suppress(FileNotFoundError):
+        os.remove(meta)
+
+    # under another name, on the disk, and then renamed
+    with names_path(path, len(data)):
+        try:
+            with open(path + '.tmp', 'wb') as f:
+                f.write(data)
+                f.flush()
+                os.fsync(f.fileno())
+            os.replace(path + '.tmp', path)
+        except OSError:
+            with suppress(OSError):
+                os.remove(path + '.tmp')
+            raise
+    return entry
+
+
+def as_bytes(save, *arrays, **named):
+    """ What np.save, np.savez or a `save` method writes. """
+    buffer = io.BytesIO()
+    save(buffer, *arrays, **named)
+    return buffer.getvalue()
+
+
+def as_json(value):
+    return (json.dumps(value, indent=1, ensure_ascii=False) + '\n').encode()
+
+
+@contextmanager
+def in_use(folder):
+    """ Inside, no other prepare.py writes to the folder, not even one that a killed run left
+    behind. Rank 0 holds fcntl.LOCK_EX until all ranks hold fcntl.LOCK_SH. The lock leaves no file,
+    and it ends with its process. """
+    handle = os.open(folder, os.O_RDONLY)
+
+    def hold(kind):
+        try:
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f'{folder} is in use by another prepare.py: wait for it, end it, '
+                             'or choose another --out=') from None
+        except OSError as error:
+            print(f'warning: {folder} cannot be locked ({error}): see to it that one prepare.py '
+                  'runs at a time', file=sys.stderr)
+    try:
+        yield hold
+    finally:
+        os.close(handle)

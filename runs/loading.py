@@ -1,0 +1,135 @@
+"""
+A run folder as sampling needs it, and what the run can do.
+
+    run = load_run('out/quickstart')
+    run.model, run.text, run.latent     the network (EMA weights), and its two processes
+    run.tokenizer, run.stats            of its data; run.L: the longest text, in tokens
+    run.lengths                         quantiles of the training texts' lengths, where the run does
+                                        not learn when a text ends; else None
+    run.banned                          ids that no sampler writes
+    run.row_calls                       rows that the network has read: what sampling costs
+"""
+import os
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+
+from corpora.fasta import never_written
+from data import load_stats, load_tokenizer
+from diffusion import GaussianLatents, MaskedText, mode_shares
+from encoders import check_texts, load_encoder
+from processes import text_process
+from runs.checkpoint import find_checkpoint, load_model, pick_device
+
+
+def no_progress(n):
+    pass
+
+
+def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_folder=''):
+    """ Everything sampling needs from a run folder: model (EMA weights), tokenizer, stats,
+    processes, encoder record. ValueError where something of it is broken. """
+    device = pick_device(device)
+    if dtype not in ('float32', 'bfloat16'):
+        raise ValueError(f'dtype={dtype!r}: choose from float32, bfloat16')
+    name = find_checkpoint(out_dir, which)
+    model, config, meta = load_model(out_dir, name, device=device)
+    shape = model.config
+
+    # the checkpoint, config.json and data/ must be of one run
+    cluster_of = getattr(model, 'cluster_of', None)
+    has_clusters = cluster_of is not None
+    is_hdlm = config['text_process'] == 'hdlm'
+    is_broken = has_clusters and not 0 <= cluster_of.min() <= cluster_of.max() < shape.extra_ids
+    if config['causal'] != shape.causal or is_hdlm != has_clusters or is_broken:
+        raise ValueError(f'{out_dir}: config.json and the checkpoint are not of one run, or its '
+                         'clusters are broken')
+    folder = os.path.join(out_dir, 'data')
+    tokenizer, stats = load_tokenizer(folder), load_stats(folder)
+    latent_shape = tuple(meta['latent_shape'] or (0, 0))
+    if (shape.vocab_size != tokenizer.vocab_size
+            or (shape.n_latents, shape.latent_dim) != latent_shape):
+        raise ValueError(f'{out_dir}: data/meta.json and the checkpoint are not of one run')
+
+    # the process of the latents, if there are any
+    latent = None
+    if stats:
+        latent = GaussianLatents(stats.live.to(device), config['latent_schedule'],
+                                 config['latent_target'])
+
+    def autocast():
+        kind = torch.device(device).type
+        return torch.autocast(kind, torch.bfloat16, enabled=dtype == 'bfloat16')
+
+    return SimpleNamespace(
+        out_dir=out_dir, checkpoint=name, config=config, meta=meta, folder=folder, device=device,
+        model=model, autocast=autocast, L=shape.seq_len, streams=shape.streams,
+        row_calls=0,                           # rows the network has read: what sampling costs
+        text=text_process(config, tokenizer.vocab_size, cluster_of),
+        latent=latent, tokenizer=tokenizer, stats=stats,
+        lengths=config.get('lengths'),         # quantiles, where it does not learn when a text ends
+        banned=never_written(tokenizer, 'lengths' in config).to(device),
+        encoder_folder=encoder_folder, encoder=None)
+
+
+def encoder_of(run):
+    """ The encoder that made the run's data; ValueError where there is none, or it has changed. """
+    # once: its weights are read, and their digest is compared
+    if run.encoder is None:
+        record = run.meta['encoder']
+        if record is None:
+            raise ValueError(f'{run.out_dir}: its latents were given without their encoder, so no '
+                             'text can be embedded')
+        folder = run.folder if record['id'] == 'lsa' else run.encoder_folder or None
+        run.encoder = load_encoder(record, folder=folder, device=run.device)
+    return run.encoder
+
+
+def encode(run, texts, progress=no_progress):
+    """ Raw latents (n, N, D) float32 of a list of texts, by the encoder that made the run's
+    data. """
+    check_texts(texts)
+    return encoder_of(run)(texts, progress=progress)
+
+
+def raw_latents(run, z):
+    """ Standardised latents as the encoder would give them. Its outputs may lie on the sphere;
+    latents that were given without an encoder are taken as they are. """
+    raw = run.stats.destandardise(z)
+    is_normalized = (run.meta['encoder'] or {}).get('normalize')
+    return F.normalize(raw, dim=-1) if is_normalized else raw
+
+# -----------------------------------------------------------------------------
+# What a run can do
+
+def trained_for(run):
+    """ The modes that the run's losses cover. """
+    config = run.config
+    names = set()
+    for part in (config['mode_schedule'] or config['mode']).split(','):
+        try:
+            shares = mode_shares(part.split(':')[0].strip(), config['mode_weights'])
+        except ValueError as error:
+            raise ValueError(f'{run.out_dir}/config.json: {error}') from None
+        names |= {name for name, share in shares.items() if share}
+    return names
+
+
+@dataclass
+class Needs:
+    """ What a run must have for a mode of this file, or for a task in tasks/. """
+    streams: tuple = ()
+    modes: tuple = ()              # of each tuple in it, the run was trained for one mode or more
+    masked_text: bool = False      # its text process is MaskedText
+
+    def missing(self, run):
+        """ What the run lacks, as the rest of a sentence that begins with its name, or ''. """
+        learned = trained_for(run)
+        has_modes = all(learned & set(some) for some in self.modes)
+        if not set(self.streams) <= set(run.streams) or not has_modes:
+            return f'has streams {run.streams} and was trained for {", ".join(sorted(learned))}'
+        if self.masked_text and not isinstance(run.text, MaskedText):
+            return 'was not trained on masked text'
+        return ''

@@ -1,0 +1,118 @@
+"""
+importance: the loss at masked positions by quarters of the tokens: by their frequency in the
+training split (rare last), and by their importance (processes/adaptive.py), with the rank
+correlation of importance and a token's mean loss. n ~ U{1..L} positions are masked, whatever their
+importance.
+genmd4: the bound for the rates that a run with importance=freq was trained at.
+"""
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from diffusion import positions_of, uniforms
+from processes.adaptive import Adaptive, genmd4_bound, rarity
+from sample import WRITES, call, ends_of
+from tasks.common import Measured, TaskNeeds, correlations, open_split, ratio_se
+
+NEEDS = TaskNeeds(('text',), (WRITES,), masked_text=True)
+SETTINGS = ('draws',)
+
+
+@torch.inference_mode()
+def measure(run, ctx):
+    tokens, raw = ctx.tokens, ctx.raw
+    draws, seed, batch = (ctx.knobs[name] for name in ('draws', 'seed', 'sample_batch'))
+    rare = rarity(open_split(run, ctx.folder, 'train').counts(), run.tokenizer.pad)      # (V,)
+    z = None
+    if raw is not None and 'latent' in run.streams:
+        z = run.stats.standardise(raw)
+
+    # token by token
+    importance, loss, used = losses(run, tokens, z, rare[tokens], draws, seed, batch)
+    values = {'frequency': rare[tokens]}
+    if run.model.importance:
+        values['importance'] = importance
+
+    # by quarters
+    results = {'n': ctx.n, 'draws': draws}
+    shares = torch.tensor([.25, .5, .75], dtype=torch.float64)
+    for name, value in values.items():
+        edges = value[used].double().quantile(shares)
+        quarters = torch.bucketize(value.double(), edges)                # (n, L)
+        for quarter in range(4):
+            inside = used & (quarters == quarter)
+            # (n,) each: the tokens of a text are not independent
+            total = (loss * inside).sum(1)
+            size = inside.sum(1).double()
+            if size.sum() > 0:
+                key = f'{name}/nats_quarter_{quarter + 1}'
+                results[key] = (total.sum() / size.sum()).item()
+                for suffix, se in ratio_se(total, size).items():
+                    results[f'{key}{suffix}'] = se
+        correlation = correlations(value[used].numpy(), loss[used].numpy())
+        results[f'{name}/spearman_with_loss'] = correlation['spearman']
+        results[f'{name}/std'] = value[used].std().item()
+
+    if run.config.get('importance') == 'freq':
+        results['genmd4/nats_per_token'] = rated_bound(run, tokens, z, rare, draws, seed, batch)
+    return Measured(results)
+
+
+def losses(run, tokens, z, rarity_of_tokens, draws, seed, batch):
+    """ Of every token (n, L): its importance (or rarity, where the run has no importance), its mean
+    loss in nats, and whether it was ever masked. """
+    n, L = tokens.shape
+    importance = rarity_of_tokens
+    nats = torch.zeros(n, L, dtype=torch.float64)
+    count = torch.zeros(n, L)
+    firsts = range(0, n, batch)
+    for i in tqdm(firsts, desc='importance', unit='batch', leave=False, disable=None):
+        rows = slice(i, i + batch)
+        x = tokens[rows].to(run.device)
+        latents = None if z is None else z[rows].to(run.device)
+        ends = ends_of(run, x)
+        n_free = (~ends).sum(1).clamp(min=1)
+        if run.model.importance:
+            importance[rows] = run.model.importance(x)[0].float().cpu()
+
+        for k in range(draws):
+            # mask so many positions of each text, evenly over 1..L
+            u = uniforms(seed, k, 'evaluation', i, len(x), 1 + L).to(run.device)
+            share = (u[:, 0] + k / draws) % 1
+            size = 1 + (share * n_free).long().clamp(max=n_free - 1)
+            noisy, mask = run.text.corrupt_exactly(x, size, u[:, 1:], ends)
+            positions = positions_of(mask)                               # (P,)
+            t = run.text.clock(size.double() / L)
+            logits, _ = call(run, noisy, latents, t, 0.0, positions)
+
+            # the loss where it was masked
+            nll = torch.zeros(x.numel(), device=run.device)
+            nll[positions] = F.cross_entropy(logits, x.flatten()[positions], reduction='none')
+            nats[rows] += nll.view(x.shape).double().cpu()
+            count[rows] += mask.cpu()
+    used = (count > 0) & (tokens != run.tokenizer.pad)
+    return importance, nats / count.clamp(min=1), used
+
+
+def rated_bound(run, tokens, z, rare, draws, seed, batch):
+    """ Nats per real token of the bound for the rates that the run was trained at, at its end
+    (adaptive.genmd4_bound). """
+    c = run.config
+    trained = Adaptive(c['masking'], c['beta'], False, (.3, .7), 1, c['max_iters'],
+                       run.tokenizer.pad, rare, False)
+    w = trained.exponents(rare, c['max_iters'] - 1).to(run.device)
+    n, L = tokens.shape
+    total = 0.0
+    for i in range(0, n, batch):
+        x = tokens[i:i + batch].to(run.device)
+        latents = None if z is None else z[i:i + batch].to(run.device)
+        B, zeros = len(x), torch.zeros(len(x), device=run.device)
+        for k in range(draws):
+            u = uniforms(seed, k, 'evaluation', i, B, 1 + L).to(run.device)
+            t = (torch.arange(B, device=run.device) + u[:, 0]) / B       # spread over (0, 1)
+            with run.autocast():
+                nats = genmd4_bound(run.model, run.text, x, latents, zeros, t, u[:, 1:], w,
+                                    ends_of(run, x))
+            total += nats.sum().item() / draws
+    is_real = (tokens != run.tokenizer.pad) & ~ends_of(run, tokens)
+    return total / is_real.sum().item()

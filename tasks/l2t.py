@@ -1,0 +1,67 @@
+"""
+l2t: texts written from latents, against the texts that the latents came from: sentence BLEU,
+word-set F1, exact match, and the round trip: embed what was written, cosine with the source latent,
+retrieval of the source among all n.
+Controls: shuffled, another text's latent; null, noise at clock 1; nearest, the training text whose
+latent is nearest: what copying the training set would get.
+"""
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from sample import TEXT_KNOBS, WRITES
+from tasks.common import (Measured, TaskNeeds, compare, derangement, embed, means, open_split,
+                          write_from)
+
+NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder='if there is one', shuffled=True)
+SETTINGS = (*TEXT_KNOBS, 'rerank', 'refine')
+
+
+def measure(run, ctx):
+    # what is written, and the controls
+    other = derangement(ctx.n, ctx.knobs['seed'])
+    of_null = dict(guidance=0.0, refine=0)
+    written = {'': generate(run, ctx, 'l2t'),
+               'shuffled/': generate(run, ctx, 'l2t shuffled', other),
+               'null/': generate(run, ctx, 'l2t null', **of_null),
+               'nearest/': nearest_training_texts(run, ctx.folder, ctx.raw)}
+
+    # against the sources
+    results = {'n': ctx.n}
+    for control, texts in written.items():
+        means(results, control, judge(run, ctx, texts))
+    shown = [f'   {text}\n-> {out}\n' for text, out in zip(ctx.texts, written[''])]
+    return Measured(results, shown)
+
+
+def generate(run, ctx, name, rows=slice(None), **knobs):
+    """ Texts written from these rows. A sweep calls it too. """
+    search = dict(rerank=ctx.knobs['rerank'], refine=ctx.knobs['refine'])
+    return write_from(run, ctx.raw[rows], name, ctx.tokens[rows], **ctx.sampling | search | knobs)
+
+
+def judge(run, ctx, written):
+    """ {metric: values (n,)} of the texts that were written from all rows. """
+    return compare(ctx.texts, written, ctx.raw, embed(run, written))
+
+
+def nearest_training_texts(run, folder, raw, block=16384):
+    """ The training text whose latent has the highest cosine with each of raw (n, N, D). """
+    train = open_split(run, folder, 'train')
+    query = F.normalize(raw.flatten(1), dim=1)
+    best = best_at = None
+
+    # block by block of the training split
+    firsts = range(0, len(train), block)
+    for i in tqdm(firsts, desc='nearest training latent', unit='block', leave=False, disable=None):
+        rows = np.arange(i, min(i + block, len(train)))
+        latents = F.normalize(train.raw_latents(rows).flatten(1), dim=1)
+        cosine, at = (query @ latents.T).max(1)
+        at = at + i
+        if best is None:
+            best, best_at = cosine, at
+        is_better = cosine > best
+        best = torch.where(is_better, cosine, best)
+        best_at = torch.where(is_better, at, best_at)
+    return [train.text(int(i)) for i in best_at]

@@ -1,0 +1,126 @@
+"""
+nelbo: the exact bound on -log p(text | latent), nats per real token (text and one EOS; the nats of
+PAD are in the total). latent_mse: the squared error of x0 per dimension given the text, over
+uniform clocks. Each for the modes that the run was trained for.
+Controls: shuffled, another text's condition; null, noise at clock 1.
+"""
+import math
+
+import torch
+from tqdm import tqdm
+
+from diffusion import normals, uniforms
+from runs.loading import trained_for
+from sample import MAKES, WRITES, call, ends_of
+from tasks.common import Measured, TaskNeeds, derangement, means, ratio_se
+
+NEEDS = TaskNeeds()
+SETTINGS = ('draws',)
+
+
+def measure(run, ctx):
+    learned = trained_for(run)
+    draws, seed, batch = (ctx.knobs[name] for name in ('draws', 'seed', 'sample_batch'))
+    results = {'draws': draws, 'n': ctx.n}
+    if learned & set(WRITES) and 'text' in run.streams:
+        results |= nelbo(run, ctx.texts, ctx.tokens, ctx.raw, draws, seed, batch)
+    if learned & set(MAKES) and 'latent' in run.streams:
+        results |= latent_mse(run, ctx.tokens, ctx.raw, draws, seed, batch)
+    return Measured(results)
+
+
+def spread_clocks(seed, n, k, draws):
+    """ The clocks (n,) of draw k: over the draws, those of a text cover (0, 1) evenly. """
+    return (uniforms(seed, 0, 'evaluation clock', 0, n, 1)[:, 0] + k / draws) % 1
+
+
+@torch.inference_mode()
+def nelbo(run, texts, tokens, raw, draws, seed, batch):
+    """ {key: value}: total nats / total real tokens, its standard error (of the ratio, over texts),
+    perplexity, bits per byte. Of one text there is no shuffled control and no standard error. """
+    n, L = tokens.shape
+    if hasattr(run.text, 'decode_step'):       # autoregressive: it is no draw, but -log p
+        draws = 1
+
+    # what is scored: the text, and one EOS where that is predicted
+    known_mask = ends_of(run, tokens) if run.lengths else None
+    is_real = tokens != run.tokenizer.pad if known_mask is None else ~known_mask
+    n_real = is_real.sum(1).double()
+    n_bytes = sum(len(text.encode()) for text in texts)
+
+    # {control: (latents, their clock)}
+    conditions = {'': (None, 1.0)}
+    if raw is not None and 'latent' in run.model.config.streams:
+        z = run.stats.standardise(raw)
+        noise = normals(seed, 0, 'evaluation latent', 0, n, *raw.shape[1:]) * run.stats.live
+        conditions = {'': (z, 0.0)}
+        if n > 1:
+            conditions['shuffled/'] = (z[derangement(n, seed)], 0.0)
+        conditions['null/'] = (noise, 1.0)
+
+    results = {'draws': draws, 'n': n}
+    for control, (latents, clock) in conditions.items():
+        nats = torch.zeros(n, dtype=torch.float64)
+        name = f'nelbo {control.rstrip("/") or "right"}'
+        with tqdm(total=n * draws, desc=name, unit='draw', leave=False, disable=None) as bar:
+            for k in range(draws):
+                u = uniforms(seed, k, 'evaluation', 0, n, 1 + L)
+                u[:, 0] = spread_clocks(seed, n, k, draws)
+                for i in range(0, n, batch):
+                    rows = slice(i, i + batch)
+                    nats[rows] += bound_of(run, rows, tokens, latents, clock, u, known_mask) / draws
+                    bar.update(len(nats[rows]))
+
+        # a ratio of sums: a long text weighs more
+        nats_per_token = (nats.sum() / n_real.sum()).item()
+        results[f'{control}nats_per_token'] = nats_per_token
+        for key, value in ratio_se(nats, n_real).items():
+            results[f'{control}nats_per_token{key}'] = value
+        results[f'{control}perplexity'] = math.exp(nats_per_token)
+        results[f'{control}bits_per_byte'] = nats.sum().item() / math.log(2) / n_bytes
+    return results
+
+
+def bound_of(run, rows, tokens, latents, clock, u, known_mask):
+    """ A draw of the bound on -log p of these rows, nats per text. """
+    def part(x):
+        return None if x is None else x[rows].to(run.device)
+
+    x = part(tokens)
+    t_latent = torch.full((len(x),), clock, device=run.device)
+    with run.autocast():
+        nats = run.text.bound(run.model, x, part(latents), t_latent, part(u), part(known_mask))
+    return nats.cpu()
+
+
+@torch.inference_mode()
+def latent_mse(run, tokens, raw, draws, seed, batch):
+    """ {key: value}: E_t |x0_hat - z|^2 per live dimension, standardised, given the text; 1 is what
+    the mean latent gets. """
+    n = len(tokens)
+    z = run.stats.standardise(raw)
+    live = run.stats.live
+
+    # {control: (tokens, their clock)}
+    all_masked = torch.where(ends_of(run, tokens), tokens, run.text.mask_id)
+    conditions = {'': (tokens, 0.0)}
+    if n > 1:
+        conditions['shuffled/'] = (tokens[derangement(n, seed)], 0.0)
+    conditions['null/'] = (all_masked, 1.0)
+
+    results = {}
+    for control, (x, clock) in conditions.items():
+        error = torch.zeros(n)
+        for k in range(draws):
+            t = spread_clocks(seed, n, k, draws) * (1 - 1e-3)            # eps says nothing at t = 1
+            e = normals(seed, k, 'evaluation latent', 0, n, *z.shape[1:])
+            for i in range(0, n, batch):
+                rows = slice(i, i + batch)
+                t_rows = t[rows].to(run.device)
+                z_t, _ = run.latent.corrupt(z[rows].to(run.device), t_rows, e[rows].to(run.device))
+                out = call(run, x[rows].to(run.device), z_t, clock, t_rows, predict=('latent',))[1]
+                x0, _ = run.latent.x0_and_e(out, z_t, t_rows)
+                squared = (x0.cpu() - z[rows]).square() * live           # (B, N, D)
+                error[rows] += squared.mean(1).sum(1) / live.sum() / draws
+        means(results, control, {'latent_mse': error})
+    return results

@@ -1,0 +1,52 @@
+"""
+self_correction: gidd takes back what it wrote. Of its own samples, the share of tokens that are the
+network's own first choice (accuracy), before and after as many rounds as self_correct says (0: as
+many as there are places), and what the texts are like.
+Controls: before; data, the texts themselves.
+"""
+import torch
+
+from sample import WRITES, blank, ends_of, make_denoise, null_latents, write
+from tasks.common import (FREE_KNOBS, Measured, TaskNeeds, decode, describe_texts, means,
+                          prepare_scorer)
+
+NEEDS = TaskNeeds(('text',), (WRITES,), corrects=True)
+SETTINGS = (*FREE_KNOBS, 'scorer', 'scorer_revision')
+prepare = prepare_scorer
+
+
+@torch.inference_mode()
+def measure(run, ctx):
+    sampling = ctx.sampling
+    seed, batch = sampling['seed'], sampling['batch']
+    rounds = sampling['self_correct'] or run.L
+    rng = torch.Generator().manual_seed(seed)
+
+    # samples that are not corrected yet
+    tokens, known_mask = blank(run, ctx.n, sampling['length'], seed)
+    before = write(run, tokens, known_mask, None, **sampling | dict(self_correct=0, guidance=1.0))
+
+    # correct them
+    after, accuracy_before, accuracy, n_rounds, is_done = correct(
+        run, before, known_mask, rounds, batch, rng)
+    _, accuracy_of_data, *_ = correct(run, ctx.tokens, ends_of(run, ctx.tokens), 0, batch, rng)
+    changed = (after != before).sum(1) / (~known_mask).sum(1)
+    results = {'n': ctx.n, 'rounds_at_most': rounds}
+    means(results, '', {'accuracy': 100 * accuracy, 'changed': 100 * changed, 'rounds': n_rounds,
+                        'converged': 100.0 * is_done})
+    means(results, 'before/', {'accuracy': 100 * accuracy_before})
+    means(results, 'data/', {'accuracy': 100 * accuracy_of_data})
+    for control, x in (('', after), ('before/', before), ('data/', ctx.tokens)):
+        describe_texts(results, run, control, decode(run, x), x, ctx.prepared)
+    return Measured(results, [f'-> {text}' for text in decode(run, after)])
+
+
+def correct(run, tokens, known_mask, rounds, batch, rng):
+    """ What run.text.correct gives, of all rows: the tokens (n, L) after so many rounds, and (n,)
+    each: accuracy before and after, rounds that changed a token, whether no more would. """
+    parts = []
+    for x, known in zip(tokens.split(batch), known_mask.split(batch)):
+        null = null_latents(run, len(x), rng) if 'latent' in run.streams else None
+        denoise = make_denoise(run, 0, None, null)
+        parts.append(run.text.correct(denoise, x.to(run.device), known, rounds, rng))
+    return [torch.cat(part).cpu() for part in zip(*parts)]

@@ -1,0 +1,148 @@
+"""
+sts: correlation of the cosine of generated latents with what people said of pairs of sentences,
+over all pairs, and over the known ones: the pairs whose every word occurs in the training texts.
+Controls: shuffled, another sentence's latent; encoder, the encoder's own latents.
+"""
+import csv
+import os
+import re
+
+import numpy as np
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from corpora.inputs import pack
+from encoders import reach_hub
+from sample import LATENT_KNOBS, MAKES
+from tasks.common import (Measured, TaskNeeds, chosen_rows, correlations, derangement, embed,
+                          enter, make_latents, open_split, words)
+
+NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), encoder='always')
+SETTINGS = (*LATENT_KNOBS, 'seeds', 'sts', 'sts_revision')
+HAS_OWN_TEXTS = True           # --texts= is not read
+
+# the columns of a table of pairs, by the names that data sets give them
+COLUMNS = (('sentence1', 'sentence_a', 'sentence_A'),
+           ('sentence2', 'sentence_b', 'sentence_B'),
+           ('score', 'relatedness_score'))
+
+
+def prepare(run, knobs):
+    """ (sentences, sentences, scores) of the pairs that are chosen. """
+    if not knobs['sts']:
+        raise ValueError('tasks=sts reads --sts=FILE.csv of sentence, sentence, score')
+    first, second, scores = read_pairs(knobs['sts'], knobs['sts_revision'])
+    rows = np.arange(len(first))
+    if knobs['n'] is not None:
+        rows = chosen_rows(len(first), knobs['n'], knobs['order'], knobs['seed'])
+    if len(rows) < 3:
+        raise ValueError(f'sts={knobs["sts"]}, n={knobs["n"]}: a correlation needs at least 3 '
+                         f'pairs, found {len(rows)}')
+    return [first[i] for i in rows], [second[i] for i in rows], scores[rows]
+
+
+def measure(run, ctx):
+    """ Several draws of the latents of all sentences; the correlations are means over the
+    draws. """
+    # the sentences
+    first, second, scores = ctx.prepared
+    seed, seeds = ctx.knobs['seed'], ctx.knobs['seeds']
+    n, sentences = len(first), first + second
+    tokens = pack(run, sentences, cut=True)
+    n_cut = sum(len(run.tokenizer.encode(sentence)) >= run.L for sentence in sentences)
+    vocabulary = training_words(run, ctx.folder)
+    is_known = np.array([words(a) | words(b) <= vocabulary for a, b in zip(first, second)])
+
+    # {control: cosines (n,) of the pairs, one array a draw}
+    other = derangement(2 * n, seed)
+    cosines = {'': [], 'shuffled/': []}
+    for i in range(seeds):
+        sampling = ctx.sampling | dict(seed=seed + i)
+        z = make_latents(run, tokens, f'sts {i + 1}/{seeds}', **sampling)
+        cosines[''].append(cosine_of_halves(z))
+        cosines['shuffled/'].append(cosine_of_halves(z[other]))
+    cosines['encoder/'] = [cosine_of_halves(embed(run, sentences))]
+
+    # the correlations, of all pairs and of the known ones
+    results = {'n': n, 'seeds': seeds, 'n_known': int(is_known.sum()), 'n_cut_sentences': n_cut}
+    for subset, rows in (('', np.ones(n, bool)), ('known_', is_known)):
+        if rows.sum() < 3:
+            continue
+        for control, draws in cosines.items():
+            each = [correlations(x[rows], scores[rows]) for x in draws]
+            mean = {key: float(np.mean([e[key] for e in each])) for key in each[0]}
+            enter(results, f'{control}{subset}', mean)
+            if control == '':
+                spread = float(np.std([e['spearman'] for e in each]))
+                results[f'{subset}spearman_sd_over_seeds'] = spread
+    return Measured(results)
+
+
+def cosine_of_halves(z):
+    """ Cosine (n,) of the i-th latent of the first half with that of the second. """
+    first, second = z.flatten(1).chunk(2)
+    return F.cosine_similarity(first, second).numpy()
+
+
+def training_words(run, folder):
+    """ Every word of the training texts. """
+    train = open_split(run, folder, 'train')
+    found = set()
+    rows = range(len(train))
+    for i in tqdm(rows, desc='words of the training texts', unit='text', leave=False, disable=None):
+        found |= words(train.text(i))
+    return found
+
+
+def read_pairs(path, revision=''):
+    """ (sentences, sentences, scores) from a csv or tsv, with or without a header, or a hub
+    dataset's validation split. """
+    if os.path.isfile(path):
+        rows, header = read_table_of_pairs(path)
+    else:
+        rows, header = fetch_pairs(path, revision)
+    try:
+        columns = []
+        for legal in COLUMNS:
+            columns.append(next(i for i, name in enumerate(header) if name in legal))
+        first = [row[columns[0]] for row in rows]
+        second = [row[columns[1]] for row in rows]
+        scores = np.array([float(row[columns[2]]) for row in rows])
+        is_finite = np.isfinite(scores)
+        if not is_finite.all():
+            raise ValueError(f'the score of pair {is_finite.argmin() + 1} is no finite number')
+        return first, second, scores
+    except (StopIteration, IndexError, ValueError, TypeError) as error:
+        raise ValueError(f'{path}: expected columns sentence1, sentence2, score, found {header} '
+                         f'({error})') from None
+
+
+def read_table_of_pairs(path):
+    """ The rows of a csv or tsv, and the names of its columns. """
+    form = {}
+    if path.endswith(('.tsv', '.txt')):
+        form = dict(delimiter='\t', quoting=csv.QUOTE_NONE)
+    with open(path, encoding='utf-8', newline='') as f:
+        rows = [row for row in csv.reader(f, **form) if row]
+    legal = {name for names in COLUMNS for name in names}
+    if rows and legal & set(rows[0]):
+        return rows[1:], rows[0]
+    return rows, [names[0] for names in COLUMNS]
+
+
+def fetch_pairs(name, revision):
+    """ The same of a dataset on the hub. """
+    if not re.fullmatch(r'[\w.-]+/[\w.-]+', name):
+        raise ValueError(f'sts={name!r}: no such file, nor a hub id')
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise ValueError(f'sts={name!r} is no file; to read it from the hub: pip install '
+                         'datasets') from None
+    trouble = reach_hub()
+    try:
+        table = load_dataset(name, split='validation', revision=revision or None)
+    except Exception as error:                 # a dozen kinds, all of which mean: not there
+        raise ValueError(f'sts={name!r}: no such file, and the hub did not give it '
+                         f'({trouble or type(error).__name__})') from None
+    return [list(row.values()) for row in table], table.column_names
