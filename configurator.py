@@ -104,8 +104,9 @@ def read_knobs(path):
 
 
 def imported_knobs(tree):
-    """ The knobs that a script takes over from another one by importing them, as evaluate.py those of
-    sampling: `from sample import steps, solver`. Returns them, their rules, and their lines. """
+    """ The knobs that a script takes over from another one by importing them, as evaluate.py does
+    those of sampling: `from sample import steps, solver`. Returns them, their rules, and their
+    lines. """
     knobs, found_rules, lines = {}, {}, []
     for node in tree.body:
         if not isinstance(node, ast.ImportFrom) or node.module not in SCRIPTS:

@@ -236,8 +236,8 @@ class Loss(nn.Module):
         """
         Sums over the i-th B rows of a split, always with the same masks and noise, (4,) float64:
         nats of the exact text bound, real tokens (text and one EOS); squared error of the latent
-        target per dimension, rows. Each stream is given what the modes in `trains` give: clean text, clean
-        latents, or nothing (noise at clock 1).
+        target per dimension, rows. Each stream is given what the modes in `trains` give: clean
+        text, clean latents, or nothing (noise at clock 1).
         """
         make = self.make_batch
         device = self.model.bias.device
