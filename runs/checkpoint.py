@@ -408,7 +408,7 @@ def load(folder, map_location='cpu', rank=0):
 
 def checked_moments(path, state, optimizer, owners):
     """
-    {number of a parameter: {name: tensor}} for an optimizer, from its state dict in the file `path`.
+    {number of a parameter: {name: tensor}} for an optimizer, from its state dict, which `path` held.
     owners: [(name, parameter)] in the optimizer's order. Of a sharded parameter the whole shape
     counts. ValueError where a tensor is missing, or has another shape.
     Each tensor comes back contiguous, in memory of its own and with its parameter's dtype: the
@@ -447,8 +447,7 @@ def checked_moments(path, state, optimizer, owners):
 
 
 def check_average(path, name, value, parameter):
-    """ ValueError unless a parameter's average has its shape; copy_ would broadcast another one.
-    """
+    """ ValueError unless a parameter's average has its shape: copy_ broadcasts others. """
     if value.shape != parameter.shape:
         raise ValueError(f'{path}: found {name} {list(value.shape)}, '
                          f'expected {list(parameter.shape)}')
