@@ -19,6 +19,7 @@ from data import dataset_identity, split_digests
 from model import ModelConfig
 from runs import checkpoint, distributed
 from runs.files import read_json
+from runs.manifest import MAX_META
 
 # these leave what a resumed run learns as it is
 HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile',
@@ -76,7 +77,8 @@ def check_identity(saved, newest, out_dir, folder, identity):
     # the same samples in both splits, or `best` would compare losses of two validation splits
     data = saved['identity'].get('data')
     if not data:                                           # an older run: its meta.json has it
-        data = split_digests(read_json(Path(out_dir) / 'data' / 'meta.json'))
+        path = Path(out_dir) / 'data' / 'meta.json'
+        data = split_digests(read_json(path, limit=MAX_META))
     if found := checkpoint.difference({'data': data}, {'data': identity['data']}):
         raise ValueError(f'{newest} was trained on another dataset than {folder} ({found}): '
                          'name its own with --dataset=, or choose another --out_dir')
@@ -93,19 +95,21 @@ def load_everything(saved, newest, model, names, optimizers, ema, state, device_
     fill(model, saved['model'])
 
     # the moments are shared out as their parameters are; the groups hold knobs, so they are today's
+    name_of = {p: name for name, p in model.named_parameters()}
     for (optimizer, _), saved_optimizer in zip(optimizers, saved['optimizer']['states']):
-        owners = [p for group in optimizer.param_groups for p in group['params']]
-        moments = {}
-        for i, own in saved_optimizer['state'].items():
-            moments[i] = {}
-            for key, value in own.items():
-                moments[i][key] = distributed.distribute(value, owners[i])
+        owners = [(name_of[p], p) for group in optimizer.param_groups for p in group['params']]
+        path = newest / 'optimizer.pt'
+        moments = checkpoint.checked_moments(path, saved_optimizer, optimizer, owners)
+        for i, of_one in moments.items():
+            for kind, value in of_one.items():
+                of_one[kind] = distributed.distribute(value, owners[i][1])
         todays_groups = optimizer.state_dict()['param_groups']
         optimizer.load_state_dict(dict(state=moments, param_groups=todays_groups))
 
     # the average
     averages = saved['ema'] or saved['model']
     for name, average in zip(names, ema or ()):
+        checkpoint.check_average(newest / 'ema.safetensors', name, averages[name], average)
         average.copy_(distributed.distribute(averages[name], average))
 
     # counters
