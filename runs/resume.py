@@ -31,10 +31,10 @@ def compatibility(model_config, knobs, meta):
     """ What two runs must share for one to begin with the weights of the other, as JSON gives it
     back. """
     names = ['text_schedule', 'text_power', 'latent_schedule', 'latent_target']
-    if knobs['text_process'] == 'gidd':
-        names += ['text_process', 'gidd_gamma', 'gidd_uniform']
-    elif knobs['text_process'] == 'hdlm':
-        names += ['text_process', 'hdlm_gamma', 'hdlm_xi']
+    kind = knobs['text_process']
+    if kind != 'masked':
+        # a process has the knobs that begin with its name: gidd_gamma, hdlm_xi
+        names += ['text_process', *(name for name in knobs if name.startswith(f'{kind}_'))]
     process = {name: knobs[name] for name in names}
     model = {**asdict(model_config), 'importance': knobs['importance']}
     return json.loads(json.dumps(dict(model=model, process=process, **dataset_identity(meta))))
