@@ -23,7 +23,6 @@ import os
 import re
 from dataclasses import dataclass
 
-from corpora.images import image_patches, to_pixels    # for modules that import them from here
 from corpora.latents import check_latent_names, with_latents
 from corpora.proteins import FASTA
 from corpora.readers import KINDS, NOT_TEXT, Document, check_encoding, kind_of, read_file
