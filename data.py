@@ -100,7 +100,9 @@ def load_stats(folder, meta=None):
     path = check_file(folder, 'latent_stats.npz', meta['files'])
     N, D = meta['latent_shape']
     arrays = read_arrays(path, {'mean': ('floats', (D,)), 'std': ('floats', (D,))})
-    mean, std = arrays['mean'], arrays['std']
+    with np.errstate(over='ignore'):                       # too large becomes inf
+        mean = arrays['mean'].astype(np.float32)
+        std = arrays['std'].astype(np.float32)
     if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std >= 0).all()):
         raise ValueError(f'{path}: a mean or std that is not finite, or a std below 0; '
                          'run prepare.py again')
@@ -117,17 +119,17 @@ class Shard:
         self.files = files = entry['files']
         n = entry['samples']
 
-        # tokens: as many as meta.json says; no map can be of an empty file
+        # tokens: as many as meta.json says, and not none: a text has at least one
         path = check_file(folder, f'{name}.tokens.bin', files, digest=False)
         dtype = np.dtype(meta['token_dtype']).newbyteorder('<')
         n_bytes = os.path.getsize(path)
         if n_bytes != entry['tokens'] * dtype.itemsize:
             raise ValueError(f'{path}: {n_bytes} bytes, expected {entry["tokens"]} tokens of '
                              f'{dtype.itemsize}; run prepare.py again')
-        if n_bytes:
-            self.tokens = np.memmap(path, dtype, mode='r').view(np.ndarray)
-        else:
-            self.tokens = np.empty(0, dtype)
+        if not n_bytes:
+            raise ValueError(f'{path}: no tokens, expected some for {n} samples; '
+                             'run prepare.py again')
+        self.tokens = np.memmap(path, dtype, mode='r').view(np.ndarray)
 
         # offsets: from 0 to the end of the tokens, never falling. We compare neighbours:
         # differences of the numbers in a hostile file could overflow

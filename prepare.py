@@ -23,6 +23,7 @@ import fcntl
 import glob
 import heapq
 import itertools
+import json
 import os
 import platform
 import re
@@ -31,6 +32,7 @@ import time
 from collections import Counter
 from dataclasses import fields, replace
 from datetime import timedelta
+from pathlib import Path
 
 # before torch reads it: a waiting thread sleeps, so it leaves its core to the thread that works
 os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
@@ -295,10 +297,19 @@ def known_shards(folder, record):
     for path in glob.glob(os.path.join(glob.escape(folder), '*.tmp')):
         if OF_A_DATASET.fullmatch(os.path.basename(path)[:-4]):
             os.remove(path)
+
+    # no meta.json, or a torn one: shards without a note are written again
+    try:
+        json.loads(Path(folder, 'meta.json').read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):
+        return
+
+    # a whole one that cannot be read is of another version, or not ours: never overwrite it
     try:
         meta = read_meta(folder)
-    except ValueError:              # none, or a broken one: shards without a note are written again
-        return
+    except ValueError as error:
+        reason = str(error).partition('; run prepare.py again')[0]
+        raise ValueError(f'{reason}; delete that folder or choose another --out=') from None
 
     # the same knobs? If max_tokens was None, the number that it stood for is the same number
     source = dict(meta.get('source', {}))

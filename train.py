@@ -130,7 +130,7 @@ gidd_gamma = 1.0               # [0.1, 10]; gidd: above 1, noise comes earlier a
 hdlm_gamma = 1.0               # [0.1, 10]; hdlm: how much faster tokens become clusters than
                                # clusters become MASK
 hdlm_xi = 1.0                  # (0, 1]; hdlm: probability of a token's own cluster
-clusters = 64                  # [1, 256]; hdlm: how many
+clusters = 64                  # [1, 65536]; hdlm: how many
 clusters_from = ''             # hdlm: a run folder (its token embedding), an .npy file of V rows,
                                # or of V ids; '': by co-occurrence counts of the training texts.
                                # A resumed run, and init_from, keep their clusters
@@ -251,7 +251,8 @@ state = SimpleNamespace(
     # the guard's memory lives on the device: it is read only at log, save and evaluation steps
     skipped=torch.zeros((), device=device),                # steps of the run so far
     streak=torch.zeros((), device=device),                 # steps skipped in a row
-    history=torch.full((64,), math.nan, device=device))    # the last gradient norms that were taken
+    # the gradient norms of the last steps that were taken
+    history=torch.full((checkpoint.HISTORY,), math.nan, device=device))
 compatible = resuming.compatibility(run.model_config, config, train_data.meta)
 identity = {**compatible, 'data': split_digests(train_data.meta)}
 
@@ -428,7 +429,9 @@ def save(is_best):
         before = 'there is no checkpoint'
         if state.saved_at:
             before = f'the newest checkpoint is step {state.saved_at}'
-        advice = 'a smaller learning_rate' if guard else 'guard=True'
+        advice = 'a smaller learning_rate'
+        if not guard:
+            advice = 'guard=True and a smaller learning_rate'
         distributed.stop_all(f'{error}; {before}: train with {advice}', code=3)
     failed_saves = failed_saves + 1 if error else 0
     if not error:

@@ -17,10 +17,10 @@ TEXTS = ('texts', (None,))
 IMAGES = {'real': PICTURES, 'made?': PICTURES, 'joint?': PICTURES,
           'captions': TEXTS, 'written?': TEXTS, 'joint_captions?': TEXTS}
 
-# what is drawn of a log entry
+# what is drawn of a log entry; a run that diverged has logged nan and inf, which leave gaps
 STEP = 'int [0, 2**63)'
-NUMBER = '(-inf, inf)'
-BY_CLOCK = ['None | (-inf, inf)']
+NUMBER = '[-inf, inf] | nan'
+BY_CLOCK = [f'None | {NUMBER}']
 ENTRY = {'step': STEP, 'text_loss?': NUMBER, 'text_nats_per_token?': NUMBER, 'val_text?': NUMBER,
          'latent_loss?': NUMBER, 'val_latent?': NUMBER,
          'text_nll_by_t?': BY_CLOCK, 'latent_mse_by_t?': BY_CLOCK,

@@ -12,7 +12,7 @@ def never_written(tokenizer, has_length):
     and PAD where the length of a text is given. """
     ids = []
     if tokenizer.kind == 'esm':
-        from data import RESIDUES
+        from corpora.tokenizers import RESIDUES
         ids += range(N_STANDARD, len(RESIDUES))
     if has_length:
         ids += [tokenizer.eos, tokenizer.pad]

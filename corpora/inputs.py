@@ -61,15 +61,19 @@ def read_texts(path, field='text'):
         raise ValueError(f'texts={path}: {what}')
 
     unit = 'record' if kind_of(path) in ('.csv', '.tsv', '.parquet') else 'line'
+    source = Source(input=os.path.abspath(path), field=field, invalid_bytes='replace')
     counts = Counter()
-    n_broken = 0
-    for document in documents(Source(input=os.path.abspath(path), field=field), counts):
+    first_broken = None
+    for document in documents(source, counts):
         place = f'{path}, {unit} {counts["read"]}'
-        if n_broken == 0 and counts['invalid_utf8']:
-            warn(f'{place}: a byte that is no UTF-8 became U+FFFD, there and wherever there are '
-                 'more')
-        n_broken = counts['invalid_utf8']
+        if first_broken is None and counts['invalid_utf8']:
+            first_broken = place
         yield place, document.text
+
+    # said once, at the end
+    if first_broken:
+        warn(f'{first_broken}: a byte that is no UTF-8 became U+FFFD, '
+             f'in {counts["invalid_utf8"]:,} of {counts["kept"]:,} texts')
     if not counts['kept']:
         raise ValueError(f'texts={path}: no text in it')
 

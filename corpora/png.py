@@ -21,14 +21,14 @@ def images_of(run):
 
 def pixels(run, raw):
     """ Raw latents (n, N, D) as pictures (n, S, S, channels), uint8. """
-    from corpora.sources import to_pixels
+    from corpora.images import to_pixels
     record = images_of(run)
     return to_pixels(raw.numpy(), record['patch'], record['channels'])
 
 
 def read_pictures(run, path):
     """ (names, raw latents (n, N, D)) of a picture, or of all in a folder, by name. """
-    from corpora.sources import image_patches
+    from corpora.images import image_patches
     cut = images_of(run)
     files = [path]
     if os.path.isdir(path):

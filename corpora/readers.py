@@ -100,7 +100,8 @@ def open_text(path, source, newline='\n', skip_bom=True):
         # surrogateescape: an invalid byte becomes a lone surrogate, which TextFile looks for
         with opened, io.TextIOWrapper(opened, encoding, 'surrogateescape', newline) as f:
             if is_utf8 and opened.peek(2)[:2] in (b'\xff\xfe', b'\xfe\xff'):
-                raise ValueError(f'{path}: UTF-16, expected UTF-8; say so with --encoding=utf-16')
+                raise ValueError(f'{path}: UTF-16, expected UTF-8: convert it; prepare.py reads it '
+                                 'with --encoding=utf-16')
             yield TextFile(f, path, source)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f'{path}: broken gzip file ({error}); get it again') from None
@@ -205,22 +206,35 @@ def json_text(record, field, where):
     return as_text(record[field], field, where)
 
 
-def distinct_names(pairs):
-    """ An object of JSON. Two fields of one name are an error: which one would count? """
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f'{shown.repr(twice)} comes twice')
-    return found
+def names_of_record(text):
+    """ The names in an object of JSON, each as often as it comes; not those of objects in it. """
+    objects = []
+
+    def note(pairs):
+        objects.append(pairs)
+        return {}
+
+    record = json.loads(text, object_pairs_hook=note)
+    if not isinstance(record, dict):
+        return []
+    return [name for name, _ in objects[-1]]             # the outermost object ends last
 
 
-def read_json(text, where):
-    """ A value of JSON. """
+def read_json(text, where, *fields):
+    """ A value of JSON. If it is a record, each of `fields` may come only once in it: of two, which
+    one would count? """
     try:
-        return json.loads(text, object_pairs_hook=distinct_names)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f'{where}: no JSON ({error})') from None
+
+    # parse it a second time only where a field may come twice; a name can be written with escapes
+    has_escapes = bool(fields) and ('\\u' in text or '\\/' in text)
+    for field in fields:
+        may_come_twice = has_escapes or text.count(f'"{field}"') > 1
+        if may_come_twice and names_of_record(text).count(field) > 1:
+            raise ValueError(f'{where}: field {field!r} comes twice; keep one')
+    return value
 
 
 def read_records(path, source):
@@ -232,7 +246,7 @@ def read_records(path, source):
             if not is_whole:
                 yield None, where
             elif line.strip():
-                yield read_json(line, where), where
+                yield read_json(line, where, 'file_name', source.field), where
 
 
 def read_json_lines(path, source):
@@ -245,7 +259,8 @@ def read_json_lines(path, source):
             elif not line.strip():
                 yield ''
             else:
-                yield json_text(read_json(line, where), source.field, where)
+                record = read_json(line, where, source.field)
+                yield json_text(record, source.field, where)
 
 
 class TableLines:

@@ -117,9 +117,13 @@ class Source:
 def list_files(spec):
     """ [(name, path)] of a comma-separated list. Inside a folder they are sorted by name, so the
     order in which the disk lists them does not matter. """
+    # the name of a file may have commas and spaces
+    parts = [spec]
+    if not os.path.isfile(spec):
+        parts = [part.strip() for part in spec.split(',')]
+
     files = []
-    for part in spec.split(','):
-        part = part.strip()
+    for part in parts:
         if not part:
             continue
 

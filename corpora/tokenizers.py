@@ -14,6 +14,10 @@ To add a tokenizer, write a function that returns a Tokenizer and name it in mak
 """
 import numpy as np
 
+from runs.files import read_json
+from runs.manifest import MAX_META
+from runs.rules import short
+
 RESIDUES = 'LAGVSERTIDPKQNFYMHWCXBUZO.-'         # ESM's letters, in ESM's order
 
 
@@ -100,9 +104,30 @@ def bytes_of_characters():
     return table
 
 
+def check_bpe(path):
+    """ ValueError unless a tokenizer.json is a byte-level BPE and nothing else, as train_bpe writes
+    it. Another part of it could make the library end the process, or take any amount of memory. """
+    found = read_json(path, limit=MAX_META)
+    model = found.get('model')
+    if not isinstance(model, dict) or model.get('type') != 'BPE':
+        raise ValueError(f'{path}: its model is no BPE; run prepare.py again')
+    splitter = found.get('pre_tokenizer')
+    if not isinstance(splitter, dict) or splitter.get('type') != 'ByteLevel':
+        raise ValueError(f'{path}: its pre_tokenizer is not ByteLevel; run prepare.py again')
+
+    absent = ('normalizer', 'truncation', 'padding', 'post_processor', 'decoder', 'added_tokens')
+    absent_in_model = ('dropout', 'unk_token', 'continuing_subword_prefix', 'end_of_word_suffix')
+    for part, names in ((found, absent), (model, absent_in_model)):
+        for name in names:
+            if part.get(name) not in (None, []):
+                raise ValueError(f'{path}: {name} is {short(part[name])}, expected none; '
+                                 'run prepare.py again')
+
+
 def bpe_tokenizer(path):
     """ Byte-level BPE from a tokenizer.json of the `tokenizers` library. """
     from tokenizers import Tokenizer as HFTokenizer
+    check_bpe(path)
     try:
         bpe = HFTokenizer.from_file(str(path))
     except Exception as error:                   # the library raises a bare Exception

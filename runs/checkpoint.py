@@ -21,6 +21,7 @@ import re
 import shutil
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 
 import torch
@@ -32,7 +33,7 @@ from data import read_meta
 from model import Model, ModelConfig
 from runs import rules
 from runs.files import fsync, read_json, sha256, write_text
-from runs.run_folder import dumps, git_commit, read_config
+from runs.run_folder import dumps, git_commit, read_config    # git_commit: evaluate.py imports it
 
 # Names that are read from files must match these, so none leads out of the run folder.
 STEP = re.compile(r'step-\d{8,12}', re.ASCII)
@@ -54,6 +55,12 @@ STATE = {
     'identity?': {'model': {}, 'process': {}, 'tokenizer': {}, 'encoder': (None, {}), 'files': {}},
 }
 HISTORY = 64                    # gradient norms in `history`, at most
+
+# the tensors that an optimizer keeps for each parameter
+MOMENTS = {
+    'AdamW': {'step', 'exp_avg', 'exp_avg_sq'},
+    'Muon': {'momentum_buffer'},
+}
 
 
 # ---- leaves
@@ -314,9 +321,27 @@ def read_state(folder):
     return state
 
 
+def check_stored(path):
+    """ ValueError unless a file of torch.save is a zip file with nothing compressed in it, as torch
+    writes it. So its content is never larger than the file. """
+    try:
+        with zipfile.ZipFile(path) as file:
+            records = file.infolist()
+    except Exception as error:                             # zipfile has a dozen kinds
+        raise ValueError(f'cannot read {path}: no torch file ({type(error).__name__})') from None
+
+    size = sum(record.file_size for record in records)
+    file_size = os.path.getsize(path)
+    is_stored = all(record.compress_type == zipfile.ZIP_STORED for record in records)
+    if size > file_size or not is_stored:
+        raise ValueError(f'cannot read {path}: found records of {size:,} bytes in a file of '
+                         f'{file_size:,}, expected them uncompressed, as torch.save writes them')
+
+
 def read_pickle(path, map_location='cpu'):
     """ A file of torch.save. weights_only is spelled out, since the environment can change its
     default. """
+    check_stored(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
@@ -381,6 +406,53 @@ def load(folder, map_location='cpu', rank=0):
             'training_state': state}
 
 
+def checked_moments(path, state, optimizer, owners):
+    """
+    {number of a parameter: {name: tensor}} for an optimizer, from its state dict, which `path` held.
+    owners: [(name, parameter)] in the optimizer's order. Of a sharded parameter the whole shape
+    counts. ValueError where a tensor is missing, or has another shape.
+    Each tensor comes back contiguous, in memory of its own and with its parameter's dtype: the
+    fused kernels read bare pointers.
+    """
+    def refuse(what, expected):
+        raise ValueError(f'{path}: {what}, expected {expected}; choose another --out_dir')
+
+    kinds = MOMENTS[type(optimizer).__name__]
+    checked = {}
+    for number, found in state['state'].items():
+        # whose they are
+        if type(number) is not int or not 0 <= number < len(owners):
+            refuse(f'moments of parameter {rules.short(number)}', f'a number below {len(owners)}')
+        name, owner = owners[number]
+        if not isinstance(found, dict) or set(found) != kinds:
+            refuse(f'{name} has {rules.short(list(found))}', ', '.join(sorted(kinds)))
+
+        checked[number] = {}
+        for kind, value in found.items():
+            # `step` is one number, AdamW's count of steps; the others are as large as the parameter
+            is_step = kind == 'step'
+            shape = [] if is_step else list(owner.shape)
+            value = torch.as_tensor(value)
+            is_dense = value.layout == torch.strided and not value.is_complex()
+            is_numbers = is_dense and value.dtype != torch.bool
+            if not is_numbers or list(value.shape) != shape:
+                refuse(f'{kind} of {name} is {value.dtype} {list(value.shape)}', f'numbers {shape}')
+            if is_step and not 0 <= value.item() < 2**40:
+                refuse(f'{kind} of {name} is {value.item()}', 'a count of steps')
+
+            dtype = torch.float32 if is_step else owner.dtype
+            value = value.detach().to(dtype)
+            checked[number][kind] = value.clone(memory_format=torch.contiguous_format)
+    return checked
+
+
+def check_average(path, name, value, parameter):
+    """ ValueError unless a parameter's average has its shape: copy_ broadcasts others. """
+    if value.shape != parameter.shape:
+        raise ValueError(f'{path}: found {name} {list(value.shape)}, '
+                         f'expected {list(parameter.shape)}')
+
+
 # ---- reading: a model
 
 def compare_shapes(model, path):
@@ -432,8 +504,9 @@ def find_checkpoint(out_dir, which='best'):
     out_dir = Path(out_dir)
     read_config(out_dir)                                   # ValueError where there is no run
     if which == 'best' and not (out_dir / 'best').exists() and (out_dir / 'latest').is_file():
-        print(f'warning: {out_dir} has no best checkpoint before its first evaluation: '
-              'the latest one is read', file=sys.stderr, flush=True)
+        if os.environ.get('RANK', '0') == '0':
+            print(f'warning: {out_dir} has no best checkpoint before its first evaluation: '
+                  'the latest one is read', file=sys.stderr, flush=True)
         which = 'latest'
     name = checkpoint_named(out_dir, which)
     if STEP.fullmatch(name) and (out_dir / name).is_dir():

@@ -65,7 +65,7 @@ def one_line(error):
     return (str(error).splitlines() or [''])[0][:200] or type(error).__name__
 
 
-def read_json(path, schema=None, kind=dict, limit=2**26):
+def read_json(path, schema=None, kind=dict, limit=2**24):
     """ The object in a JSON file of at most `limit` bytes; kind=list: the list. With a schema its
     form is checked (rules.check_json). """
     try:

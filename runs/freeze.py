@@ -1,8 +1,7 @@
-""" Which parameters stay still: those that no loss can reach, and those that a fine-tuning keeps.
-"""
+""" Which parameters are frozen: those that no loss reaches, and those that fine-tuning keeps. """
 
-# how the parameters of a stream begin: where it comes in, and its head. The bag belongs to the
-# latents' head; the shortcut leads from the latents to the text's head
+# How the names of a stream's parameters begin, at its input and at its head. The bag belongs to
+# the head of the latents. The shortcut leads from the latents to the head of the text.
 INPUT = {'text': ('embed.',), 'latent': ('latent_in.', 'latent_pos_emb', 'shortcut_in.')}
 HEAD = {'text': ('text_head.', 'shortcut_out.'), 'latent': ('latent_head.', 'bag_')}
 

@@ -17,6 +17,7 @@ from runs.files import MAX_HEADER, check_fields, read_json, sha256
 from runs.rules import short
 
 FORMAT = 1                     # of meta.json; a reader refuses any other
+MAX_META = 2**26               # bytes of a meta.json, which lists every shard, or a tokenizer.json
 
 # ---- the form of meta.json, in the rules of rules.py; a field with '?' may be missing
 COUNT = 'int [0, 2**50]'
@@ -80,6 +81,14 @@ META = {
 # -----------------------------------------------------------------------------
 # Checks
 
+def how_to_mend(folder):
+    """ What to do about a broken file in a dataset folder, or in a run's data/. """
+    is_of_a_run = os.path.isfile(os.path.join(folder, os.pardir, 'config.json'))
+    if is_of_a_run:
+        return 'copy it from the dataset'
+    return 'run prepare.py again, it redoes what is broken'
+
+
 def check_file(folder, name, files, digest=True):
     """ The path of a file that agrees with its entry in `files`, {name: {bytes, sha256}}; else
     ValueError. digest=False: only its size is compared. """
@@ -87,7 +96,7 @@ def check_file(folder, name, files, digest=True):
     if name not in files:
         raise ValueError(f'{folder}/meta.json does not list {name}; run prepare.py again')
     expected = files[name]['bytes']
-    advice = 'run prepare.py again, it redoes what is broken'
+    advice = how_to_mend(folder)
 
     if not os.path.isfile(path):
         raise ValueError(f'{path}: missing, expected {expected} bytes; {advice}')
@@ -218,7 +227,7 @@ def read_meta(folder):
     path = os.path.join(folder, 'meta.json')
     if not os.path.isfile(path):
         raise ValueError(f'no dataset in {folder} (no meta.json): {how_to_prepare(folder)}')
-    meta = read_json(path)
+    meta = read_json(path, limit=MAX_META)
     if meta.get('format') != FORMAT:
         raise ValueError(f'{path}: format {meta.get("format")!r}, this code reads {FORMAT}; '
                          'run prepare.py again')
@@ -226,7 +235,7 @@ def read_meta(folder):
         check_fields(meta, META, path)
         check_meta(meta, path)
     except ValueError as error:
-        raise ValueError(f'{error}; run prepare.py again') from None
+        raise ValueError(f'{error}; {how_to_mend(folder)}') from None
     return meta
 
 

@@ -3,6 +3,7 @@ Everything that can be wrong with a training, looked at before anything is built
 go together, the dataset, the device, room on the disk, the other processes. And what follows from
 the knobs and the data: sizes, processes, stages, what is frozen.
 """
+import math
 import os
 import shutil
 import sys
@@ -205,6 +206,16 @@ def warn_of_padding(run):
               '--max_tokens, which cuts the long ones', flush=True)
 
 
+def checkpoints_to_come(k):
+    """ How many more checkpoints the disk must hold: those kept, the best, and the one being
+    written. A short run makes fewer. """
+    # the run saves at each interval and at its end; a step of both intervals counts once
+    steps = k.max_iters - 1
+    at_both = steps // math.lcm(k.save_interval, k.eval_interval)
+    made = steps // k.save_interval + steps // k.eval_interval - at_both + 1
+    return max(1, min(k.keep + 2, made) - len(checkpoint.steps(k.out_dir)))
+
+
 def check_machine(run, k):
     """ OSError where the checkpoints do not fit, ConnectionError where the others cannot be met.
     """
@@ -216,12 +227,11 @@ def check_machine(run, k):
     else:
         report_check('device', f'{run.device}, {torch.get_num_threads()} threads')
 
-    # the disk that out_dir will be on; the checkpoints to come: those kept, the best, and the one
-    # being written
+    # the disk that out_dir will be on
     place = os.path.abspath(k.out_dir)
     while not os.path.exists(place):
         place = os.path.dirname(place)
-    to_come = max(1, k.keep + 2 - len(checkpoint.steps(k.out_dir)))
+    to_come = checkpoints_to_come(k)
     copies = 4 if k.ema_decay else 3                       # weights, average, two moments
     needs = to_come * run.n_parameters * 4 * copies
     has = shutil.disk_usage(place).free

@@ -19,6 +19,7 @@ from data import dataset_identity, split_digests
 from model import ModelConfig
 from runs import checkpoint, distributed
 from runs.files import read_json
+from runs.manifest import MAX_META
 
 # these leave what a resumed run learns as it is
 HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile',
@@ -30,10 +31,10 @@ def compatibility(model_config, knobs, meta):
     """ What two runs must share for one to begin with the weights of the other, as JSON gives it
     back. """
     names = ['text_schedule', 'text_power', 'latent_schedule', 'latent_target']
-    if knobs['text_process'] == 'gidd':
-        names += ['text_process', 'gidd_gamma', 'gidd_uniform']
-    elif knobs['text_process'] == 'hdlm':
-        names += ['text_process', 'hdlm_gamma', 'hdlm_xi']
+    kind = knobs['text_process']
+    if kind != 'masked':
+        # a process has the knobs that begin with its name: gidd_gamma, hdlm_xi
+        names += ['text_process', *(name for name in knobs if name.startswith(f'{kind}_'))]
     process = {name: knobs[name] for name in names}
     model = {**asdict(model_config), 'importance': knobs['importance']}
     return json.loads(json.dumps(dict(model=model, process=process, **dataset_identity(meta))))
@@ -76,7 +77,8 @@ def check_identity(saved, newest, out_dir, folder, identity):
     # the same samples in both splits, or `best` would compare losses of two validation splits
     data = saved['identity'].get('data')
     if not data:                                           # an older run: its meta.json has it
-        data = split_digests(read_json(Path(out_dir) / 'data' / 'meta.json'))
+        path = Path(out_dir) / 'data' / 'meta.json'
+        data = split_digests(read_json(path, limit=MAX_META))
     if found := checkpoint.difference({'data': data}, {'data': identity['data']}):
         raise ValueError(f'{newest} was trained on another dataset than {folder} ({found}): '
                          'name its own with --dataset=, or choose another --out_dir')
@@ -93,19 +95,21 @@ def load_everything(saved, newest, model, names, optimizers, ema, state, device_
     fill(model, saved['model'])
 
     # the moments are shared out as their parameters are; the groups hold knobs, so they are today's
+    name_of = {p: name for name, p in model.named_parameters()}
     for (optimizer, _), saved_optimizer in zip(optimizers, saved['optimizer']['states']):
-        owners = [p for group in optimizer.param_groups for p in group['params']]
-        moments = {}
-        for i, own in saved_optimizer['state'].items():
-            moments[i] = {}
-            for key, value in own.items():
-                moments[i][key] = distributed.distribute(value, owners[i])
+        owners = [(name_of[p], p) for group in optimizer.param_groups for p in group['params']]
+        path = newest / 'optimizer.pt'
+        moments = checkpoint.checked_moments(path, saved_optimizer, optimizer, owners)
+        for i, of_one in moments.items():
+            for kind, value in of_one.items():
+                of_one[kind] = distributed.distribute(value, owners[i][1])
         todays_groups = optimizer.state_dict()['param_groups']
         optimizer.load_state_dict(dict(state=moments, param_groups=todays_groups))
 
     # the average
     averages = saved['ema'] or saved['model']
     for name, average in zip(names, ema or ()):
+        checkpoint.check_average(newest / 'ema.safetensors', name, averages[name], average)
         average.copy_(distributed.distribute(averages[name], average))
 
     # counters

@@ -5,6 +5,7 @@ A rule is a short text. Beside a knob it opens the comment, so --help shows it. 
 JSON file it is a leaf.
 
     [0, 1)                     a number x with 0 <= x < 1; never nan; inf only if the rule names it
+    nan                        that number
     int [1, 2**20]             a whole number; a knob with a whole default needs no `int`
     auto | never               one of these words; '' is the empty text
     -1 | [0, 100]              one of several rules; -1 is that number
@@ -72,6 +73,8 @@ def follows_one(value, one):
         return value is None
     if one == 'bool':
         return isinstance(value, bool)
+    if one == 'nan':
+        return isinstance(value, float) and math.isnan(value)
     if one[0] == '<':
         return isinstance(value, str) and value != ''
     interval = interval_of(one)
@@ -154,8 +157,12 @@ def settle(value, default, rule, convert):
 
 
 def whole(value, rule):
-    """ 1e5 is a whole number where the rule wants one. """
-    wants_int = rule and 'int ' in rule
+    """ A value as the rule wants it: 1e5 as a whole number, 1 as true and 0 as false. """
+    if not rule:
+        return value
+    if 'bool' in parts_of(rule) and type(value) is int and value in (0, 1):
+        return bool(value)
+    wants_int = 'int ' in rule
     return int(value) if wants_int and isinstance(value, float) and value.is_integer() else value
 
 

@@ -35,6 +35,14 @@ OTHER_FIELDS = {
     'lengths?': ['int [0, 2**31]'],
 }
 
+# the knobs that sampling and evaluation read from a run's config.json
+READ_OF_A_RUN = {
+    'dataset', 'mode', 'mode_weights', 'mode_schedule', 'streams', 'causal', 'predict_length',
+    'text_clock', 'text_process', 'text_schedule', 'text_power', 'text_loss_weight', 'gidd_uniform',
+    'gidd_gamma', 'hdlm_gamma', 'hdlm_xi', 'latent_schedule', 'latent_target', 'importance',
+    'masking', 'beta', 'max_iters',
+}
+
 held = None                     # the open lock file of this process
 
 
@@ -63,8 +71,9 @@ def read_config(out_dir):
 
 
 def read_run_config(path):
-    """ The object in a config.json. Each knob of train.py is checked by its type and its rule; a
-    knob that is younger than the run has its default. ValueError names the file and the field. """
+    """ The object in a config.json. Each knob of train.py is checked by its type, and those in
+    READ_OF_A_RUN by their rules too: the others may be older than their rules. A knob that is
+    younger than the run has its default. ValueError names the file and the field. """
     found = read_json(path, OTHER_FIELDS, limit=2**20)
     knobs, _, rule_of = read_knobs(os.path.join(HERE, 'train.py'))
     for name, default in knobs.items():
@@ -72,7 +81,11 @@ def read_run_config(path):
             found[name] = default
             continue
         try:
-            found[name] = rules.settle(found[name], default, rule_of.get(name), rules.from_value)
+            if name in READ_OF_A_RUN:
+                rule = rule_of.get(name)
+                found[name] = rules.settle(found[name], default, rule, rules.from_value)
+            else:
+                found[name] = rules.from_value(found[name], default)
         except ValueError as error:
             raise ValueError(f'{path}: {name}={error}') from None
 

@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+import zipfile
 from dataclasses import asdict
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 import sample
-from launch import HANGS
+from launch import HANGS, TINY, run_each
 from model import Model, ModelConfig
 from runs import checkpoint, run_folder
 
@@ -416,3 +417,76 @@ def test_a_broken_config_or_meta_names_its_file(tmp_path, text):
         path.write_text(text)
         with pytest.raises(ValueError, match=path.name):
             checkpoint.load_model(out)
+
+
+def test_the_config_of_an_older_run_may_have_values_that_training_refuses_today(tmp_path):
+    out = new_run(tmp_path, 1)
+    old = json.loads((out / 'config.json').read_text())
+    path = out / 'config.json'
+    path.write_text(json.dumps({**old, 'grad_clip': float('inf'), 'keep': 0, 'seed': -1, 'clusters': 512}))
+    found = run_folder.read_config(out)
+    assert (found['grad_clip'], found['keep'], found['seed'], found['clusters']) == (float('inf'), 0, -1, 512)
+    for name, value in (('text_power', float('inf')), ('mode', 'l2l'), ('beta', -1), ('keep', 'two')):
+        path.write_text(json.dumps({**old, name: value}))
+        with pytest.raises(ValueError, match=f'config.json: {name}='):
+            run_folder.read_config(out)
+
+
+# ---- a hostile file whose digests are right
+
+def test_moments_of_another_shape_end_a_resume_with_one_line(dataset, finished, tmp_path):
+    def another_shape(moments):
+        moments['exp_avg'] = torch.zeros(3)
+
+    def one_dimension_more(moments):
+        moments['exp_avg'] = torch.zeros(*moments['exp_avg'].shape, 2)
+
+    def one_is_missing(moments):
+        del moments['exp_avg_sq']
+
+    def step_has_a_shape(moments):
+        moments['step'] = torch.zeros(2)
+
+    commands = []
+    for change in (another_shape, one_dimension_more, one_is_missing, step_has_a_shape, 'average'):
+        out = shutil.copytree(finished, tmp_path / getattr(change, '__name__', change))
+        folder = out / (out / 'latest').read_text().strip()
+        if change == 'average':
+            average = checkpoint.read_weights(folder / 'ema.safetensors')
+            name = next(name for name, tensor in average.items() if tensor.ndim == 2)
+            save_file({**average, name: average[name][:1].clone()}, folder / 'ema.safetensors')
+        else:
+            saved = torch.load(folder / 'optimizer.pt', weights_only=True)
+            change(saved['states'][0]['state'][0])
+            torch.save(saved, folder / 'optimizer.pt')
+        forge(folder)
+        commands.append(['train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY, '--max_iters=12'])
+    for (rc, _, err), command in zip(run_each(*commands), commands):
+        assert rc == 2 and err.count('\n') == 1 and 'expected' in err, (command, err)
+        assert 'optimizer.pt' in err or 'ema.safetensors' in err
+
+
+def test_moments_are_copied_into_memory_of_their_own(tmp_path):
+    parameter = torch.nn.Parameter(torch.zeros(2, 3))
+    optimizer = torch.optim.AdamW([parameter])
+    turned = torch.arange(6.).view(3, 2).T
+    state = {'state': {0: {'step': 4, 'exp_avg': turned, 'exp_avg_sq': torch.ones(1).expand(2, 3)}}}
+    found = checkpoint.checked_moments('a file', state, optimizer, [('w', parameter)])[0]
+    assert found['step'].item() == 4 and found['step'].dtype == torch.float32
+    assert torch.equal(found['exp_avg'], turned) and found['exp_avg'].stride() == (3, 1)
+    assert found['exp_avg_sq'].stride() == (3, 1) and found['exp_avg'].data_ptr() != turned.data_ptr()
+
+
+def test_a_torch_file_with_compressed_records_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    torch.save({'a': torch.zeros(2**16)}, tmp_path / 'whole.pt')
+    with zipfile.ZipFile(tmp_path / 'whole.pt') as whole, \
+            zipfile.ZipFile(tmp_path / 'small.pt', 'w', zipfile.ZIP_DEFLATED) as small:
+        for name in whole.namelist():
+            small.writestr(name, whole.read(name))
+    torch.save({'a': torch.zeros(2)}, tmp_path / 'old.pt', _use_new_zipfile_serialization=False)
+    assert (tmp_path / 'small.pt').stat().st_size < 2**14
+    assert checkpoint.read_pickle(tmp_path / 'whole.pt')['a'].shape == (2**16,)
+    monkeypatch.setattr(torch, 'load', lambda *args, **kw: pytest.fail('it is unpacked'))
+    for name in ('small.pt', 'old.pt'):
+        with pytest.raises(ValueError, match=name):
+            checkpoint.read_pickle(tmp_path / name)
