@@ -408,11 +408,11 @@ def load(folder, map_location='cpu', rank=0):
 
 def checked_moments(path, state, optimizer, owners):
     """
-    {number of a parameter: {name: tensor}} for an optimizer, from its state dict, which `path` held.
-    owners: [(name, parameter)] in the optimizer's order. Of a sharded parameter the whole shape
-    counts. ValueError where a tensor is missing, or has another shape.
-    Each tensor comes back contiguous, in memory of its own and with its parameter's dtype: the
-    fused kernels read bare pointers.
+    {number of a parameter: {name: tensor}} for an optimizer, from its state dict, which `path`
+    held. owners: [(name, parameter)] in the optimizer's order. Of a sharded parameter the whole
+    shape counts. ValueError where a tensor is missing, or has another shape. Each tensor comes
+    back contiguous, in memory of its own and with its parameter's dtype: the fused kernels read
+    bare pointers.
     """
     def refuse(what, expected):
         raise ValueError(f'{path}: {what}, expected {expected}; choose another --out_dir')
