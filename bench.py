@@ -21,8 +21,8 @@ import torch
 from benchmarks import encoder as encoder_bench, loader, peers, samplers, scaling, step, trainings
 from configurator import configure, stop, stop_on_error
 
-what = 'guard'                  # guard | trainings | step | scaling | samplers | loader | encoder,
-                                # comma-separated
+what = 'guard'                  # one or more of guard, trainings, step, scaling, samplers, loader,
+                                # encoder
 dataset = 'quickstart'          # <a folder under data/, or a path to one>
 rounds = 5                      # [1, 1000]: each side so many times
 max_iters = 60                  # [1, 1e6]: of each training
@@ -53,11 +53,13 @@ def main():
     knobs = SimpleNamespace(**configure(globals()))
     if knobs.shape not in peers.SHAPES:
         stop(f'shape={knobs.shape!r}: choose from {", ".join(peers.SHAPES)}')
-
-    torch.set_num_threads(knobs.threads)
-    for name in knobs.what.split(','):
+    names = knobs.what.split(',')
+    for name in names:
         if name not in BENCHES:
             stop(f'what={name!r}: choose from {", ".join(BENCHES)}')
+
+    torch.set_num_threads(knobs.threads)
+    for name in names:
         print(f'{name}, {torch.get_num_threads()} threads')
         with stop_on_error():
             BENCHES[name](knobs)

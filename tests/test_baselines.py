@@ -589,7 +589,7 @@ def test_baselines_go_on_bit_for_bit(dataset, tmp_path):
 def test_what_does_not_go_together_is_one_line(baselines, dataset, tmp_path):
     wrong = [(['config/ar.py', '--text_clock=true'], 'reads no clock'), (['config/ar_prefix.py', '--mode=mixed'], 'predicts no latents'),
              (['config/ar.py', '--text_process=gidd'], 'next token'), (['config/gidd.py', '--gidd_uniform=1'], 'expected [0, 1)'),
-             (['config/hdlm.py', '--hdlm_xi=0'], 'expected (0, 1]'), (['config/hdlm.py', '--clusters=0'], 'expected [1, 256]'),
+             (['config/hdlm.py', '--hdlm_xi=0'], 'expected (0, 1]'), (['config/hdlm.py', '--clusters=0'], 'expected [1, 65536]'),
              (['config/gidd.py', '--importance=freq'], 'masked text'), (['--text_process=other'], 'masked | gidd | hdlm'),
              (['config/hdlm.py', '--text_loss_weight=uniform'], 'bound alone'), (['--text_loss_weight=dynamic'], 'choose from'),
              (['config/gidd.py', '--text_schedule=cosine'], 'masked text'), (['config/gidd.py', '--streams=latent'], 'has no text'),

@@ -52,6 +52,17 @@ def test_scaling_and_samplers_print_their_tables():
     assert calls['first_hitting, 16'] == 16 and calls['ancestral, 2'] == 2 and calls['cached, 16'] < 16
 
 
+def test_several_benches_run_in_turn_and_an_unknown_one_is_refused_before_any(dataset, tmp_path):
+    tiny = [f'--dataset={dataset}', '--batch_size=4', '--depth=1', '--width=32', '--heads=1',
+            '--max_iters=60', '--rounds=1']
+    rc, out, err = bench('--what=guard,loader', *tiny)
+    assert rc == 0, err
+    assert out.index('guard, 1 threads') < out.index('loader, 1 threads')
+    assert 'guard and a log line every 10 steps' in out and 'a step of 4 rows takes' in out
+    rc, out, err = bench('--what=guard,speed', *tiny)
+    assert rc == 2 and "what='speed'" in err and err.count('\n') == 1 and 'round 1' not in out
+
+
 @pytest.mark.parametrize('side', ['ours', 'bert', 'gpt'])
 def test_every_side_learns_from_its_batch(side):
     from benchmarks import peers
