@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -370,8 +371,24 @@ def newest(out_dir):
         raise ValueError(f'{out_dir} has no whole checkpoint left: to start afresh, choose another out_dir or empty it')
 
 
+def check_stored(path):
+    """ ValueError unless a file of torch.save is a zip file with nothing compressed in it, as torch
+    writes them: what is read is then never larger than the file. """
+    try:
+        with zipfile.ZipFile(path) as file:
+            records = file.infolist()
+    except Exception as error:                 # zipfile has a dozen kinds
+        raise ValueError(f'cannot read {path}: no torch file ({type(error).__name__})') from None
+
+    size, file_size = sum(record.file_size for record in records), os.path.getsize(path)
+    if size > file_size or any(record.compress_type != zipfile.ZIP_STORED for record in records):
+        raise ValueError(f'cannot read {path}: found records of {size:,} bytes in a file of '
+                         f'{file_size:,}, expected them uncompressed, as torch.save writes them')
+
+
 def read_pickle(path, map_location='cpu'):
     """ weights_only is spelled out, as the environment can flip its default. """
+    check_stored(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
@@ -390,6 +407,48 @@ def load(folder, map_location='cpu', rank=0):
     return {'model': read('model.safetensors', read_weights), 'ema': read('ema.safetensors', read_weights),
             'optimizer': read('optimizer.pt', read_pickle), 'rng': read(f'rng_state_rank{rank}.pt', read_pickle, 'cpu'),
             'training_state': state}
+
+
+# the tensors that an optimizer keeps for each parameter, beside AdamW's count of steps
+MOMENTS = {'AdamW': {'step', 'exp_avg', 'exp_avg_sq'}, 'Muon': {'momentum_buffer'}}
+
+
+def checked_moments(path, state, optimizer, owners):
+    """
+    {number of a parameter: {name: tensor}} for an optimizer, from its state dict in the file at path.
+    owners: [(name, parameter)] in the optimizer's order; of a sharded one the whole shape counts.
+    Every tensor comes back contiguous, in memory of its own and of its parameter's dtype: the fused
+    kernels read through bare pointers. ValueError where one is missing, or of another shape.
+    """
+    def refuse(what, expected):
+        raise ValueError(f'{path}: {what}, expected {expected}; choose another --out_dir')
+
+    checked, kinds = {}, MOMENTS[type(optimizer).__name__]
+    for number, found in state['state'].items():
+        if type(number) is not int or not 0 <= number < len(owners):
+            refuse(f'moments of parameter {rules.short(number)}', f'a number below {len(owners)}')
+        name, owner = owners[number]
+        if not isinstance(found, dict) or set(found) != kinds:
+            refuse(f'{name} has {rules.short(list(found))}', ', '.join(sorted(kinds)))
+
+        checked[number] = {}
+        for kind, value in found.items():
+            shape = [] if kind == 'step' else list(owner.shape)
+            value = torch.as_tensor(value)
+            is_dense = value.layout == torch.strided and not value.is_complex()
+            if not is_dense or value.dtype == torch.bool or list(value.shape) != shape:
+                refuse(f'{kind} of {name} is {value.dtype} {list(value.shape)}', f'numbers {shape}')
+            if kind == 'step' and not 0 <= value.item() < 2**40:
+                refuse(f'{kind} of {name} is {value.item()}', 'a count of steps')
+            dtype = torch.float32 if kind == 'step' else owner.dtype
+            checked[number][kind] = value.detach().to(dtype).clone(memory_format=torch.contiguous_format)
+    return checked
+
+
+def check_average(path, name, value, parameter):
+    """ ValueError unless a parameter's average has its shape: copy_ would broadcast another one. """
+    if value.shape != parameter.shape:
+        raise ValueError(f'{path}: found {name} {list(value.shape)}, expected {list(parameter.shape)}')
 
 
 def read_weights(path, device='cpu'):

@@ -410,12 +410,18 @@ def go_on_from(newest):
     if saved['optimizer']['names'] != list(names) or len(saved['optimizer']['states']) != len(optimizers):
         raise ValueError(f'{newest} was trained with other parameters or another optimizer: choose another --out_dir')
     fill(saved['model'])
+    name_of = dict(zip(parameters, names))
     for (opt, _), opt_state in zip(optimizers, saved['optimizer']['states']):
-        owners = [p for group in opt.param_groups for p in group['params']]
-        moments = {i: {key: distributed.share(value, owners[i]) for key, value in state.items()} for i, state in opt_state['state'].items()}
+        owners = [(name_of[p], p) for group in opt.param_groups for p in group['params']]
+        moments = checkpoint.checked_moments(newest / 'optimizer.pt', opt_state, opt, owners)
+        for i, of_one in moments.items():
+            for kind, value in of_one.items():
+                of_one[kind] = distributed.share(value, owners[i][1])
         opt.load_state_dict(dict(state=moments, param_groups=opt.state_dict()['param_groups']))              # the groups are knobs
     for name, e in zip(names, ema or ()):
-        e.copy_(distributed.share((saved['ema'] or saved['model'])[name], e))
+        average = (saved['ema'] or saved['model'])[name]
+        checkpoint.check_average(newest / 'ema.safetensors', name, average, e)
+        e.copy_(distributed.share(average, e))
     step = saved_at = int(state['step'])
     evaluated_at, best_val = int(state['evaluated_at']), math.inf if state['best_val'] is None else float(state['best_val'])
     skipped.fill_(state['skipped'])

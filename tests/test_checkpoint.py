@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 import sys
+import zipfile
 from dataclasses import asdict
 
 import numpy as np
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 import checkpoint
 import sample
 from model import Model, ModelConfig
-from runs import HANGS
+from runs import HANGS, TINY, run_each
 
 ROOT = os.path.dirname(os.path.abspath(checkpoint.__file__))
 CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2, width=16)
@@ -416,3 +417,63 @@ def test_a_broken_config_or_meta_names_its_file(tmp_path, text):
         path.write_text(text)
         with pytest.raises(ValueError, match=path.name):
             checkpoint.load_model(out)
+
+
+# ---- a hostile file whose digests are right
+
+def test_moments_of_another_shape_end_a_resume_with_one_line(dataset, finished, tmp_path):
+    def another_shape(moments):
+        moments['exp_avg'] = torch.zeros(3)
+
+    def one_dimension_more(moments):
+        moments['exp_avg'] = torch.zeros(*moments['exp_avg'].shape, 2)
+
+    def one_is_missing(moments):
+        del moments['exp_avg_sq']
+
+    def step_has_a_shape(moments):
+        moments['step'] = torch.zeros(2)
+
+    commands = []
+    for change in (another_shape, one_dimension_more, one_is_missing, step_has_a_shape, 'average'):
+        out = shutil.copytree(finished, tmp_path / getattr(change, '__name__', change))
+        folder = out / (out / 'latest').read_text().strip()
+        if change == 'average':
+            average = checkpoint.read_weights(folder / 'ema.safetensors')
+            name = next(name for name, tensor in average.items() if tensor.ndim == 2)
+            save_file({**average, name: average[name][:1].clone()}, folder / 'ema.safetensors')
+        else:
+            saved = torch.load(folder / 'optimizer.pt', weights_only=True)
+            change(saved['states'][0]['state'][0])
+            torch.save(saved, folder / 'optimizer.pt')
+        forge(folder)
+        commands.append(['train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY, '--max_iters=12'])
+    for (rc, _, err), command in zip(run_each(*commands), commands):
+        assert rc == 2 and err.count('\n') == 1 and 'expected' in err, (command, err)
+        assert 'optimizer.pt' in err or 'ema.safetensors' in err
+
+
+def test_moments_are_copied_into_memory_of_their_own(tmp_path):
+    parameter = torch.nn.Parameter(torch.zeros(2, 3))
+    optimizer = torch.optim.AdamW([parameter])
+    turned = torch.arange(6.).view(3, 2).T
+    state = {'state': {0: {'step': 4, 'exp_avg': turned, 'exp_avg_sq': torch.ones(1).expand(2, 3)}}}
+    found = checkpoint.checked_moments('a file', state, optimizer, [('w', parameter)])[0]
+    assert found['step'].item() == 4 and found['step'].dtype == torch.float32
+    assert torch.equal(found['exp_avg'], turned) and found['exp_avg'].stride() == (3, 1)
+    assert found['exp_avg_sq'].stride() == (3, 1) and found['exp_avg'].data_ptr() != turned.data_ptr()
+
+
+def test_a_torch_file_with_compressed_records_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    torch.save({'a': torch.zeros(2**16)}, tmp_path / 'whole.pt')
+    with zipfile.ZipFile(tmp_path / 'whole.pt') as whole, \
+            zipfile.ZipFile(tmp_path / 'small.pt', 'w', zipfile.ZIP_DEFLATED) as small:
+        for name in whole.namelist():
+            small.writestr(name, whole.read(name))
+    torch.save({'a': torch.zeros(2)}, tmp_path / 'old.pt', _use_new_zipfile_serialization=False)
+    assert (tmp_path / 'small.pt').stat().st_size < 2**14
+    assert checkpoint.read_pickle(tmp_path / 'whole.pt')['a'].shape == (2**16,)
+    monkeypatch.setattr(torch, 'load', lambda *args, **kw: pytest.fail('it is unpacked'))
+    for name in ('small.pt', 'old.pt'):
+        with pytest.raises(ValueError, match=name):
+            checkpoint.read_pickle(tmp_path / name)
