@@ -24,6 +24,7 @@ from rules import short
 FORMAT = 1                     # of meta.json; a reader refuses any other
 DEAD = 1e-3                    # a latent dimension whose std is below DEAD * median std carries nothing: MiniLM has three
 RESIDUES = 'LAGVSERTIDPKQNFYMHWCXBUZO.-'    # ESM's letters, in its order
+MAX_META = 2**26               # bytes of a meta.json, which lists every shard, or of a tokenizer.json
 CHECK_ALL_TOKENS = 2**27       # splits up to this many tokens are checked id by id when opened (well under a second)
 
 # The form of meta.json, in the rules of rules.py. What only prepare.py's summary reads has a '?'.
@@ -103,9 +104,28 @@ def esm_tokenizer():
     return Tokenizer('esm', encode_batch, [bytes([letter]) for letter in letters])
 
 
+def check_bpe(path):
+    """ ValueError unless a tokenizer.json is a byte-level BPE and nothing else, as train_bpe writes it:
+    what else the library would do for it can end the process, or take memory without end. """
+    found = read_json(path, limit=MAX_META)
+    model, splitter = found.get('model'), found.get('pre_tokenizer')
+    if not isinstance(model, dict) or model.get('type') != 'BPE':
+        raise ValueError(f'{path}: its model is no BPE; run prepare.py again')
+    if not isinstance(splitter, dict) or splitter.get('type') != 'ByteLevel':
+        raise ValueError(f'{path}: its pre_tokenizer is not ByteLevel; run prepare.py again')
+
+    absent = ('normalizer', 'truncation', 'padding', 'post_processor', 'decoder', 'added_tokens')
+    absent_in_model = ('dropout', 'unk_token', 'continuing_subword_prefix', 'end_of_word_suffix')
+    for part, names in ((found, absent), (model, absent_in_model)):
+        for name in names:
+            if part.get(name) not in (None, []):
+                raise ValueError(f'{path}: {name} is {short(part[name])}, expected none; run prepare.py again')
+
+
 def bpe_tokenizer(path):
     """ Byte-level BPE from a tokenizer.json of the tokenizers library. """
     from tokenizers import Tokenizer as HFTokenizer
+    check_bpe(path)
     try:
         bpe = HFTokenizer.from_file(str(path))
     except Exception as error:                               # the library raises a bare Exception
@@ -233,7 +253,7 @@ def read_meta(folder):
     path = os.path.join(folder, 'meta.json')
     if not os.path.isfile(path):
         raise ValueError(f'no dataset in {folder} (no meta.json): {how_to_prepare(folder)}')
-    meta = read_json(path)
+    meta = read_json(path, limit=MAX_META)
     if meta.get('format') != FORMAT:
         raise ValueError(f'{path}: format {meta.get("format")!r}, this code reads {FORMAT}; run prepare.py again')
     try:
@@ -340,7 +360,8 @@ def load_stats(folder, meta=None):
     path = check_file(folder, 'latent_stats.npz', meta['files'])
     D = meta['latent_shape'][1]
     arrays = read_arrays(path, {'mean': ('floats', (D,)), 'std': ('floats', (D,))})
-    mean, std = arrays['mean'], arrays['std']
+    with np.errstate(over='ignore'):                         # too large becomes inf
+        mean, std = (arrays[name].astype(np.float32) for name in ('mean', 'std'))
     if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std >= 0).all()):
         raise ValueError(f'{path}: a mean or std that is not finite, or a std below 0; run prepare.py again')
     return LatentStats(mean, std)
@@ -354,14 +375,16 @@ class Shard:
         name, files, n = entry['name'], entry['files'], entry['samples']
         self.name, self.files = name, files
 
-        # tokens: as many as meta.json says; no map can be of an empty file
+        # tokens: as many as meta.json says, and some: a text has one at least
         path = check_file(folder, f'{name}.tokens.bin', files, digest=False)
         dtype = np.dtype(meta['token_dtype']).newbyteorder('<')
         n_bytes = os.path.getsize(path)
         if n_bytes != entry['tokens'] * dtype.itemsize:
             raise ValueError(f'{path}: {n_bytes} bytes, expected {entry["tokens"]} tokens of {dtype.itemsize}; '
                              'run prepare.py again')
-        self.tokens = np.memmap(path, dtype, mode='r').view(np.ndarray) if n_bytes else np.empty(0, dtype)
+        if not n_bytes:
+            raise ValueError(f'{path}: no tokens, expected some for {n} samples; run prepare.py again')
+        self.tokens = np.memmap(path, dtype, mode='r').view(np.ndarray)
 
         # offsets: from 0 to the end of the tokens, never falling; differences of hostile ones could overflow
         path = check_file(folder, f'{name}.offsets.npy', files, digest=False)

@@ -503,10 +503,16 @@ def known_shards(folder, record):
     for path in glob.glob(os.path.join(glob.escape(folder), '*.tmp')):
         if re.fullmatch(OF_A_DATASET, os.path.basename(path)[:-4]):
             os.remove(path)
+    path = Path(folder, 'meta.json')
+    try:
+        json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError, RecursionError):  # none, or a torn one: what has no note is redone
+        return
     try:
         meta = read_meta(folder)
-    except ValueError:                                       # none, or a torn one: what has no note is redone
-        return
+    except ValueError as error:                              # of another version, or not ours: nobody's to overwrite
+        reason = str(error).removesuffix('; run prepare.py again')
+        raise ValueError(f'{reason}; delete that folder or choose another --out=') from None
     source = dict(meta.get('source', {}))
     entries = [entry for split in meta['splits'].values() for entry in split['shards']]
     defaults = read_knobs(__file__)[0]

@@ -639,13 +639,14 @@ def read_texts(path, field='text'):
     if not os.path.isfile(path):
         raise ValueError(f'texts={path}: ' + ('this is a folder, expected a file' if os.path.isdir(path) else 'no such file'))
     unit, counts = 'record' if kind_of(path) in ('.csv', '.tsv', '.parquet') else 'line', Counter()
-    broken = 0
-    for document in documents(Source(input=os.path.abspath(path), field=field), counts):
+    source, first = Source(input=os.path.abspath(path), field=field, invalid_bytes='replace'), None
+    for document in documents(source, counts):
         place = f'{path}, {unit} {counts["read"]}'
-        if counts['invalid_utf8'] > broken == 0:
-            warn(f'{place}: a byte that is no UTF-8 became U+FFFD, there and wherever there are more')
-        broken = counts['invalid_utf8']
+        first = first or counts['invalid_utf8'] and place
         yield place, document.text
+    if first:
+        warn(f'{first}: a byte that is no UTF-8 became U+FFFD, in {counts["invalid_utf8"]:,} of '
+             f'{counts["kept"]:,} texts')
     if not counts['kept']:
         raise ValueError(f'texts={path}: no text in it')
 

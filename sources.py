@@ -205,7 +205,8 @@ def inside(folder, path, where):
 def list_files(spec):
     """ [(name, path)] of a comma-separated list; inside a folder sorted by name, so the directory's order plays no part. """
     files = []
-    for part in (p.strip() for p in spec.split(',') if p.strip()):
+    parts = [spec] if os.path.isfile(spec) else spec.split(',')   # a file's name may have commas
+    for part in (p if p == spec else p.strip() for p in parts if p.strip()):
         if os.path.isdir(part):
             names = sorted(glob.glob('**', root_dir=part, recursive=True))
             found = [(n, os.path.join(part, n)) for n in names if kind_of(n) in KINDS]
@@ -263,7 +264,7 @@ def open_text(path, source, newline='\n', skip_bom=True):
     try:
         with opened, io.TextIOWrapper(opened, encoding, 'surrogateescape', newline) as f:
             if is_utf8 and opened.peek(2)[:2] in (b'\xff\xfe', b'\xfe\xff'):
-                raise ValueError(f'{path}: UTF-16, expected UTF-8; say so with --encoding=utf-16')
+                raise ValueError(f'{path}: UTF-16, expected UTF-8: convert it; prepare.py reads it with --encoding=utf-16')
             yield TextFile(f, path, source)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f'{path}: broken gzip file ({error}); get it again') from None

@@ -243,3 +243,18 @@ def test_prefetch_yields_every_batch_once_in_order(device):
     assert len(got) == 5 and all(b['tokens'].device.type == device for b in got)
     assert [int(b['tokens'][0, 0]) for b in got] == [0, 1, 2, 3, 4]
     assert all(torch.equal(a['latents'], b['latents'].cpu()) for a, b in zip(batches, got))
+
+
+@pytest.mark.parametrize('part, value', [
+    ('normalizer', {'type': 'Precompiled', 'precompiled_charsmap': '/////w=='}),
+    ('truncation', {'direction': 'Right', 'max_length': 2, 'strategy': 'LongestFirst', 'stride': 5}),
+    ('padding', {'strategy': {'Fixed': 10**9}, 'direction': 'Right', 'pad_to_multiple_of': None,
+                 'pad_id': 0, 'pad_type_id': 0, 'pad_token': '!'}),
+    ('model', {'type': 'WordPiece', 'unk_token': 'a', 'continuing_subword_prefix': '#',
+               'max_input_chars_per_word': 100, 'vocab': {'a': 0}})])
+def test_a_tokenizer_that_is_more_than_a_byte_level_bpe_is_refused(tmp_path, part, value):
+    path = tmp_path / 'tokenizer.json'
+    bpe(tmp_path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), part: value}))
+    with pytest.raises(ValueError, match=f'tokenizer.json: .*{part}'):
+        data.bpe_tokenizer(path)

@@ -318,6 +318,17 @@ def test_what_is_damaged_is_redone_and_the_rest_is_not(tmp_path, names):
     assert touched <= {name.split()[-1] for name in names} | {'meta.json'}
 
 
+@pytest.mark.parametrize('change', [dict(format=2), dict(token_dtype='uint64')])
+def test_a_dataset_that_this_version_cannot_read_is_not_overwritten(tmp_path, change):
+    folder = run(input=write_lines(tmp_path / 'a.txt'), out=tmp_path / 'x')
+    meta = folder / 'meta.json'
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), **change}))
+    before = digests(folder)
+    with pytest.raises(ValueError, match='meta.json: .*; delete that folder or choose another --out='):
+        run(input=write_lines(tmp_path / 'b.txt', LINES[:50]), out=folder)
+    assert digests(folder) == before
+
+
 def test_a_run_that_dies_between_shards_goes_on_where_it_stopped(tmp_path, monkeypatch):
     path = write_lines(tmp_path / 'a.txt')
     run(input=path, out=tmp_path / 'whole')

@@ -571,6 +571,14 @@ def test_files_of_texts_are_read_by_their_kind_and_every_text_has_its_place(tmp_
             list(sample.read_texts(str(tmp_path / name)))
 
 
+def test_a_file_of_texts_may_hold_bytes_that_are_no_utf_8_and_its_name_a_comma(tmp_path, capsys):
+    path = tmp_path / 'a,b.txt'
+    path.write_bytes('one\ncaf\u00e9\nth\u00e9\n'.encode('latin-1'))
+    assert [text for _, text in sample.read_texts(str(path))] == ['one', 'caf\ufffd', 'th\ufffd']
+    said = capsys.readouterr().err
+    assert said.count('\n') == 1 and said.startswith(f'warning: {path}, line 2: ') and 'in 2 of 3 texts' in said
+
+
 def test_what_a_run_cannot_do_with_a_text_is_said_in_one_line_each(finished, tmp_path):
     line = 'a red dog runs near the park number 3'
     files = {'own.txt': f'{line}\n\n{line * 9}\n', 'blank.txt': '\n', 'own.jsonl': json.dumps({'text': line})}
