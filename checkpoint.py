@@ -505,8 +505,9 @@ def find_checkpoint(out_dir, which='best'):
     out_dir = Path(out_dir)
     read_config(out_dir)                                          # ValueError where there is no run
     if which == 'best' and not (out_dir / 'best').exists() and (out_dir / 'latest').is_file():
-        print(f'warning: {out_dir} has no best checkpoint before its first evaluation: the latest one is read',
-              file=sys.stderr, flush=True)
+        if os.environ.get('RANK', '0') == '0':
+            print(f'warning: {out_dir} has no best checkpoint before its first evaluation: the latest one is read',
+                  file=sys.stderr, flush=True)
         which = 'latest'
     name = checkpoint_named(out_dir, which)
     if not STEP.fullmatch(name) or not (out_dir / name).is_dir():

@@ -108,7 +108,9 @@ def settle(value, default, rule, convert):
 
 
 def whole(value, rule):
-    """ 1e5 is a whole number where the rule wants one. """
+    """ 1e5 is a whole number where the rule wants one, and 1 is true where it wants a bool. """
+    if rule and 'bool' in rules.parts_of(rule) and type(value) is int and value in (0, 1):
+        return bool(value)
     return int(value) if rule and 'int ' in rule and isinstance(value, float) and value.is_integer() else value
 
 
@@ -154,9 +156,19 @@ def from_value(value, default):
     raise ValueError(f'{rules.short(value)} is no {kind.__name__}')
 
 
+# what sampling and evaluation read of a run's config.json
+READ_OF_A_RUN = {
+    'dataset', 'mode', 'mode_weights', 'mode_schedule', 'streams', 'causal', 'predict_length',
+    'text_clock', 'text_process', 'text_schedule', 'text_power', 'text_loss_weight', 'gidd_uniform',
+    'gidd_gamma', 'hdlm_gamma', 'hdlm_xi', 'latent_schedule', 'latent_target', 'importance',
+    'masking', 'beta', 'max_iters',
+}
+
+
 def read_run_config(path):
     """
-    config.json of a run: each of train.py's knobs, held to its type and its rule; one that is younger than the run has its
+    config.json of a run: each of train.py's knobs, held to its type, and those that are read of a run to their rules too
+    (the others may be older than their rules); one that is younger than the run has its
     default. What is no knob is there as it was written: argv, commit, versions, lengths. ValueError names file and field.
     """
     from files import read_json                              # numpy is behind it, which --help does without
@@ -166,7 +178,12 @@ def read_run_config(path):
     knobs, _, rule_of = read_knobs(os.path.join(HERE, 'train.py'))
     for name, default in knobs.items():
         try:
-            found[name] = settle(found[name], default, rule_of.get(name), from_value) if name in found else default
+            if name not in found:
+                found[name] = default
+            elif name in READ_OF_A_RUN:
+                found[name] = settle(found[name], default, rule_of.get(name), from_value)
+            else:
+                found[name] = from_value(found[name], default)
         except ValueError as error:
             raise ValueError(f'{path}: {name}={error}') from None
 

@@ -196,6 +196,12 @@ def tokenizer_named(name):
 # -----------------------------------------------------------------------------
 # Files: what meta.json promises, checked before anything is read
 
+def how_to_mend(folder):
+    """ What to do about a broken file of a dataset folder, or of a run's data/. """
+    is_of_a_run = os.path.isfile(os.path.join(folder, os.pardir, 'config.json'))
+    return 'copy it from the dataset' if is_of_a_run else 'run prepare.py again, it redoes what is broken'
+
+
 def check_file(folder, name, files, digest=True):
     """ The path of a file after comparing it with the manifest `files` {name: {bytes, sha256}}; ValueError if it differs. """
     path = os.path.join(folder, name)
@@ -203,11 +209,11 @@ def check_file(folder, name, files, digest=True):
         raise ValueError(f'{folder}/meta.json does not list {name}; run prepare.py again')
     found = os.path.getsize(path) if os.path.isfile(path) else None
     if found is None:
-        raise ValueError(f'{path}: missing, expected {files[name]["bytes"]} bytes; run prepare.py again, it redoes what is broken')
+        raise ValueError(f'{path}: missing, expected {files[name]["bytes"]} bytes; {how_to_mend(folder)}')
     if found != files[name]['bytes']:
-        raise ValueError(f'{path}: found {found} bytes, expected {files[name]["bytes"]}; run prepare.py again, it redoes what is broken')
+        raise ValueError(f'{path}: found {found} bytes, expected {files[name]["bytes"]}; {how_to_mend(folder)}')
     if digest and sha256(path) != files[name]['sha256']:
-        raise ValueError(f'{path}: its sha256 is not the one in meta.json; run prepare.py again, it redoes what is broken')
+        raise ValueError(f'{path}: its sha256 is not the one in meta.json; {how_to_mend(folder)}')
     return path
 
 
@@ -260,7 +266,7 @@ def read_meta(folder):
         check_fields(meta, META, path)
         check_meta(meta, path)
     except ValueError as error:
-        raise ValueError(f'{error}; run prepare.py again') from None
+        raise ValueError(f'{error}; {how_to_mend(folder)}') from None
     return meta
 
 

@@ -62,7 +62,7 @@ def one_line(error):
     return (str(error).splitlines() or [''])[0][:200] or type(error).__name__
 
 
-def read_json(path, schema=None, kind=dict, limit=2**26):
+def read_json(path, schema=None, kind=dict, limit=2**24):
     """ The object in a JSON file (kind=list: the list), of the form of the schema where there is one. """
     try:
         size = os.path.getsize(path)

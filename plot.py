@@ -26,8 +26,9 @@ save = ''                       # the picture; '': <out_dir>/<what>.png
 # what evaluate.py --tasks=image writes: pictures (n, S, S, channels), and their texts
 IMAGES = {name: ('uint8', (None,) * 4) for name in ('real', 'made?', 'joint?')} | {
     name: ('texts', (None,)) for name in ('captions', 'written?', 'joint_captions?')}
-# what is drawn of a log entry
-STEP, NUMBER, BY_CLOCK = 'int [0, 2**63)', '(-inf, inf)', ['None | (-inf, inf)']
+# what is drawn of a log entry: a run that diverged has logged nan and inf, which leave gaps
+STEP, NUMBER = 'int [0, 2**63)', '[-inf, inf] | nan'
+BY_CLOCK = [f'None | {NUMBER}']
 ENTRY = {'step': STEP, 'text_loss?': NUMBER, 'text_nats_per_token?': NUMBER, 'val_text?': NUMBER,
          'latent_loss?': NUMBER, 'val_latent?': NUMBER, 'text_nll_by_t?': BY_CLOCK, 'latent_mse_by_t?': BY_CLOCK,
          'grad_norm?': NUMBER, 'skips?': [{'step': STEP}], 'tokens_per_s?': NUMBER,

@@ -511,7 +511,7 @@ def known_shards(folder, record):
     try:
         meta = read_meta(folder)
     except ValueError as error:                              # of another version, or not ours: nobody's to overwrite
-        reason = str(error).removesuffix('; run prepare.py again')
+        reason = str(error).partition('; run prepare.py again')[0]
         raise ValueError(f'{reason}; delete that folder or choose another --out=') from None
     source = dict(meta.get('source', {}))
     entries = [entry for split in meta['splits'].values() for entry in split['shards']]

@@ -4,6 +4,7 @@ One rule for every value that comes from outside: a knob, or a field of a JSON f
 A rule is a short text. Beside a knob it opens the comment, so `--help` shows it; a schema of a JSON file has it as a leaf.
 
     [0, 1)                     a number x with 0 <= x < 1; nan never, inf only where the rule names it
+    nan                        that number
     int [1, 2**20]             a whole number; a knob whose default is whole needs no `int`
     auto | never               one of these words; '' is the empty text
     -1 | [0, 100]              one of several rules; -1 is that number
@@ -60,6 +61,8 @@ def follows_one(value, one):
         return value is None
     if one == 'bool':
         return isinstance(value, bool)
+    if one == 'nan':
+        return isinstance(value, float) and math.isnan(value)
     if one[0] == '<':
         return isinstance(value, str) and value != ''
     interval = interval_of(one)

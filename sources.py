@@ -243,7 +243,7 @@ def read_file(path, source, counts):
         if kind == '.jsonl':
             for line, is_whole in f.lines():
                 where = f'{path}, line {f.line}'
-                yield None if not is_whole else '' if not line.strip() else json_text(read_json(line, where), source.field, where)
+                yield None if not is_whole else '' if not line.strip() else json_text(read_json(line, where, source.field), source.field, where)
         elif kind in FASTA:
             yield from read_fasta(f, counts)
         elif source.split_on == 'file':
@@ -397,20 +397,27 @@ def check_columns(path, found, columns):
             raise ValueError(f'{path}: {found.count(column)} columns are called {column!r}; rename all but one')
 
 
-def read_json(text, where):
-    """ A value of JSON. Of an object no name may come twice: which one counts, nobody could tell. """
+def read_json(text, where, *fields):
+    """ A value of JSON. Of a record none of the fields may come twice: which one counts, nobody could tell. """
     try:
-        return json.loads(text, object_pairs_hook=distinct_names)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f'{where}: no JSON ({error})') from None
 
+    # a closer look, which takes longer, only where a field may come twice: a name can be escaped
+    is_escaped = '\\u' in text or '\\/' in text if fields else False
+    for field in fields:
+        if is_escaped or text.count(f'"{field}"') > 1:
+            if names_of_record(text).count(field) > 1:
+                raise ValueError(f'{where}: field {field!r} comes twice; keep one')
+    return value
 
-def distinct_names(pairs):
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f'{shown.repr(next(name for name in names if names.count(name) > 1))} comes twice')
-    return found
+
+def names_of_record(text):
+    """ The names in an object of JSON, each as often as it comes; not those of objects in it. """
+    objects = []
+    record = json.loads(text, object_pairs_hook=lambda pairs: objects.append(pairs) or {})
+    return [name for name, _ in objects[-1]] if isinstance(record, dict) else []   # the outermost ends last
 
 
 def json_text(record, field, where):
@@ -605,7 +612,7 @@ def read_records(path, source):
         for line, is_whole in f.lines():
             where = f'{path}, line {f.line}'
             if line.strip() or not is_whole:
-                yield read_json(line, where) if is_whole else None, where
+                yield read_json(line, where, 'file_name', source.field) if is_whole else None, where
 
 
 def image_patches(path, size, patch, channels):

@@ -40,7 +40,7 @@ import distributed
 from adaptive import STAGES, Adaptive, rarity
 from baselines import cluster_table, clusters_in_words, text_process as make_text
 from configurator import configure, read_knobs, stop, stop_on_error
-from data import PackedDataset, dataset_folder, dataset_identity, how_to_prepare, prefetch, row_order, split_digests
+from data import MAX_META, PackedDataset, dataset_folder, dataset_identity, how_to_prepare, prefetch, row_order, split_digests
 from diffusion import MODES, GaussianLatents
 from distributed import add, agree, rank, stop_all, world
 from model import Model, ModelConfig
@@ -80,7 +80,7 @@ gidd_uniform = 0.1                 # [0, 1); gidd: share of tokens that are othe
 gidd_gamma = 1.0                   # [0.1, 10]; gidd: noise comes earlier and later (> 1), or in between
 hdlm_gamma = 1.0                   # [0.1, 10]; hdlm: tokens become clusters so much faster than clusters MASK
 hdlm_xi = 1.0                      # (0, 1]; hdlm: probability of the own cluster
-clusters = 64                      # [1, 256]; hdlm: how many
+clusters = 64                      # [1, 65536]; hdlm: how many
 clusters_from = ''                 # hdlm: a run folder (its token embedding), or an .npy file of V rows, or of V cluster ids; '': by the
                                    # company that tokens keep in the training texts; with init_from, and on going on, they stay as they were
 latent_schedule = 'vp'             # vp | rf
@@ -275,7 +275,12 @@ with stop_on_error(code=4):
     place = os.path.abspath(out_dir)
     while not os.path.exists(place):
         place = os.path.dirname(place)
-    to_come = max(1, keep + 2 - len(checkpoint.steps(out_dir)))            # kept ones, the best, and the one being written
+    # kept ones, the best, and the one being written; a short run makes fewer: one at each save or
+    # evaluation, and one at the end
+    intervals = save_interval, eval_interval
+    both = (max_iters - 1) // math.lcm(*intervals)
+    made = sum((max_iters - 1) // interval for interval in intervals) - both + 1
+    to_come = max(1, min(keep + 2, made) - len(checkpoint.steps(out_dir)))
     needs, has = to_come * n_parameters * 4 * (4 if ema_decay else 3), shutil.disk_usage(place).free
     if has < needs:
         raise OSError(f'{to_come:,} checkpoints to come need {in_units(needs, "B")}, {place} has {in_units(has, "B")}: '
@@ -352,7 +357,7 @@ if optimizer == 'muon':
 # ---- the guard's memory, on the device: read only when something is logged, saved or evaluated
 skipped = torch.zeros((), device=device)                   # steps of the run so far
 streak = torch.zeros((), device=device)                    # steps skipped in a row
-history = torch.full((64,), math.nan, device=device)       # the last gradient norms of steps that were taken
+history = torch.full((checkpoint.NORMS,), math.nan, device=device)   # the last gradient norms of steps that were taken
 
 # ---- resume, or begin
 def identity_of(model_config, knobs, meta):
@@ -401,7 +406,7 @@ def go_on_from(newest):
     # the same samples in both splits, or `best` would compare losses of two validation splits
     known = state['identity'].get('data')
     if not known:                                          # an older run: its copy of meta.json says it
-        meta = checkpoint.read_json(checkpoint.Path(out_dir) / 'data' / 'meta.json')
+        meta = checkpoint.read_json(checkpoint.Path(out_dir) / 'data' / 'meta.json', limit=MAX_META)
         known = split_digests(meta)
     other = checkpoint.difference({'data': known}, {'data': identity['data']})
     if other:
@@ -572,7 +577,8 @@ def save(is_best):
     if isinstance(error, ValueError):                      # what is to be saved is not finite
         report()
         before = f'the newest checkpoint is step {saved_at}' if saved_at else 'there is no checkpoint'
-        stop_all(f'{error}; {before}: train with guard=True and a smaller learning_rate', code=3)
+        advice = 'a smaller learning_rate' if guard else 'guard=True and a smaller learning_rate'
+        stop_all(f'{error}; {before}: train with {advice}', code=3)
     failed_saves = failed_saves + 1 if error else 0
     if not error:
         saved_at = step

@@ -419,6 +419,19 @@ def test_a_broken_config_or_meta_names_its_file(tmp_path, text):
             checkpoint.load_model(out)
 
 
+def test_the_config_of_an_older_run_may_have_values_that_training_refuses_today(tmp_path):
+    out = run_folder(tmp_path, 1)
+    old = json.loads((out / 'config.json').read_text())
+    path = out / 'config.json'
+    path.write_text(json.dumps({**old, 'grad_clip': float('inf'), 'keep': 0, 'seed': -1, 'clusters': 512}))
+    found = checkpoint.read_config(out)
+    assert (found['grad_clip'], found['keep'], found['seed'], found['clusters']) == (float('inf'), 0, -1, 512)
+    for name, value in (('text_power', float('inf')), ('mode', 'l2l'), ('beta', -1), ('keep', 'two')):
+        path.write_text(json.dumps({**old, name: value}))
+        with pytest.raises(ValueError, match=f'config.json: {name}='):
+            checkpoint.read_config(out)
+
+
 # ---- a hostile file whose digests are right
 
 def test_moments_of_another_shape_end_a_resume_with_one_line(dataset, finished, tmp_path):

@@ -235,3 +235,8 @@ def test_every_script_of_the_repository_explains_itself():
         if os.path.exists(path):
             knobs, help_text, _ = configurator.read_knobs(path)
             assert knobs and all(f'\n{name} = ' in help_text for name in knobs), script
+
+
+@pytest.mark.parametrize('text, value', [('1', True), ('0', False), ('true', True), ('None', None)])
+def test_a_knob_that_is_none_or_a_bool_takes_0_and_1(text, value):
+    assert configurator.settle(text, None, 'None | bool', configurator.from_text) is value

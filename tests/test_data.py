@@ -258,3 +258,33 @@ def test_a_tokenizer_that_is_more_than_a_byte_level_bpe_is_refused(tmp_path, par
     path.write_text(json.dumps({**json.loads(path.read_text()), part: value}))
     with pytest.raises(ValueError, match=f'tokenizer.json: .*{part}'):
         data.bpe_tokenizer(path)
+
+
+def test_a_shard_of_samples_without_tokens_is_refused(tmp_path):
+    write_dataset(tmp_path)
+    meta = json.loads((tmp_path / 'meta.json').read_text())
+    split = next(iter(meta['splits']))
+    entry = meta['splits'][split]['shards'][0]
+    tokens, offsets = (tmp_path / f'{entry["name"]}.{end}' for end in ('tokens.bin', 'offsets.npy'))
+    meta['splits'][split].pop('tokens', None)
+    tokens.write_bytes(b'')
+    np.save(offsets, np.zeros(entry['samples'] + 1, np.int64))
+    entry['tokens'] = entry['files'][tokens.name]['bytes'] = 0
+    (tmp_path / 'meta.json').write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match='tokens.bin: no tokens, expected some for 3 samples'):
+        PackedDataset(tmp_path, split)
+
+
+@pytest.mark.parametrize('mean, is_sound', [(np.full(5, 2., '>f8'), True), (np.full(5, 1e300), False)])
+def test_statistics_are_float32_whatever_floats_the_file_has(tmp_path, mean, is_sound):
+    write_dataset(tmp_path)
+    path = tmp_path / 'latent_stats.npz'
+    np.savez(path, mean=mean, std=np.ones(5, '>f4'))
+    meta = json.loads((tmp_path / 'meta.json').read_text())
+    meta['files'][path.name] = dict(bytes=path.stat().st_size, sha256=data.sha256(path))
+    (tmp_path / 'meta.json').write_text(json.dumps(meta))
+    if is_sound:
+        assert load_stats(tmp_path).mean.tolist() == [2.] * 5
+    else:
+        with pytest.raises(ValueError, match='latent_stats.npz: .*not finite'):
+            load_stats(tmp_path)

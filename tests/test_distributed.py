@@ -134,18 +134,20 @@ def test_parameters_that_no_loss_reaches_are_waited_for_by_nobody(dataset, tmp_p
 
 def test_preflight_says_what_it_found_and_builds_nothing(dataset, tmp_path):
     here = ['train.py', f'--dataset={dataset}', *TINY, '--preflight_only=true']
-    (rc, out, err), (rc_full, out_full, err_full) = run_each([*here, f'--out_dir={tmp_path}/run'],
-                                                             [*here, f'--out_dir={tmp_path}/run', '--keep=1000000'])
+    (rc, out, err), (_, out_keep, _), (rc_full, out_full, err_full) = run_each([*here, f'--out_dir={tmp_path}/run'],
+                                                             [*here, f'--out_dir={tmp_path}/run', '--keep=1000', '--eval_interval=6'],
+                                                             [*here, f'--out_dir={tmp_path}/run', '--keep=1000000', '--max_iters=1e9', '--save_interval=1'])
     assert rc == 0 and not err and not (tmp_path / 'run').exists()
     ticks = [line.split()[1] for line in out.splitlines() if line.startswith('✓')]
     assert ticks == ['config', 'data', 'shapes', 'model', 'device', 'disk', 'processes', 'versions']
     assert '1 x 16' in out and torch.__version__ in out
+    assert ' for 3 checkpoints to come' in out and ' for 4 checkpoints to come' in out_keep, 'no more than are made: 4, 6, 8, 12'
     assert rc_full == 4 and err_full.count('\n') == 1 and 'checkpoints to come need' in err_full and 'make room' in err_full
 
 
 def test_a_disk_too_small_for_a_small_run_is_told_in_units_that_show_it(dataset, tmp_path):
     small_disk = 'import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(10 ** 9, 10 ** 9, 12_345)\n'
-    jobs = {keep: Job(dataset, tmp_path / f'keep{keep}', f'--keep={keep}', before=small_disk) for keep in (1, 2)}
+    jobs = {keep: Job(dataset, tmp_path / f'keep{keep}', f'--keep={keep}', '--save_interval=1', before=small_disk) for keep in (1, 2)}
     needs = {}
     for keep, job in jobs.items():
         assert job.wait() == [4] and job.err().count('\n') == 1

@@ -57,10 +57,24 @@ def test_text_is_drawn_in_nats_per_real_token_and_where_a_log_has_none_the_legen
                                            'validation': found['validation']}, 'a run that a newer version went on with'
 
 
+def test_the_log_of_a_run_that_diverged_is_drawn(tmp_path):
+    plt = pytest.importorskip('matplotlib.pyplot', reason='needs matplotlib')
+    nan, inf = float('nan'), float('inf')
+    diverged = [{**LOG[0], 'step': 150, 'text_loss': nan, 'text_nats_per_token': nan, 'grad_norm': inf,
+                 'text_nll_by_t': [nan, inf, 2., None]}, dict(step=150, val_text=nan, best=False)]
+    path = tmp_path / 'training_log.jsonl'
+    path.write_text('\n'.join(map(json.dumps, LOG + diverged)))
+    figure = plot.draw_curves(plot.read_log(path), plt)
+    figure.savefig(tmp_path / 'a.png')
+    left, right, norms, speed = figure.axes
+    assert left.lines[0].get_xydata().tolist()[:2] == [[50, 6], [100, 4]]
+    assert norms.lines[0].get_ydata().tolist() == [4, 3, inf]
+
+
 def test_what_cannot_be_drawn_is_one_line_and_code_2(tmp_path):
     pytest.importorskip('matplotlib', reason='needs matplotlib')
     logs = [None, '', '{"step": 1', '[1]', '{"step": "one"}', '{"text_loss": 1}', '{"step": 1, "text_loss": "low"}',
-            '{"step": 1, "text_loss": 1, "text_nll_by_t": 3}', '{"step": 1, "skips": [{}]}', '{"step": 1, "grad_norm": NaN}']
+            '{"step": 1, "text_loss": 1, "text_nll_by_t": 3}', '{"step": 1, "skips": [{}]}', '{"step": 1, "grad_norm": "high"}']
     for i, text in enumerate(logs):
         (tmp_path / f'run{i}').mkdir()
         if text is not None:

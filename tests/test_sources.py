@@ -473,3 +473,13 @@ def test_captioned_images_become_patches_row_by_row(tmp_path):
     os.remove(tmp_path / '5.png')
     with pytest.raises(ValueError, match='5.png: missing'):
         read_all(input=tmp_path, image_size=8, patch=4)
+
+
+def test_a_name_may_come_twice_in_a_record_unless_it_is_the_field(tmp_path):
+    lines = ['{"text": "a", "n": {"x": 1, "x": 2, "text": "c"}}', '{"id": 1, "id": 2, "text": "say \\"text\\""}']
+    (tmp_path / 'a.jsonl').write_text('\n'.join(lines))
+    assert [document.text for document in read_all(input=tmp_path / 'a.jsonl')[0]] == ['a', 'say "text"']
+    for twice in ('{"text": "a", "text": "b"}', '{"te\\u0078t": "a", "text": "b"}'):
+        (tmp_path / 'a.jsonl').write_text(twice)
+        with pytest.raises(ValueError, match="a.jsonl, line 1: field 'text' comes twice"):
+            read_all(input=tmp_path / 'a.jsonl')
