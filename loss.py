@@ -2,16 +2,22 @@
 What a training step computes: a batch with its noise, its two losses, what is logged of them, and
 the validation.
 
-    loss = text loss (nats per token, an upper bound)
-         + latent_weight * latent loss (squared error per dimension)
-         + .1 * importance loss, where importance is learned (ATAT, processes/adaptive.py)
+One step, without what makes it fast or optional:
 
-A mode draws four numbers per row: two clocks and two loss weights (diffusion.draw_clocks). Nothing
-else here depends on the mode. Each loss is a mean over all rows, selected with torch.where, so
-modes mix inside a batch and every rank does the same work.
+    t_text, t_latent = draw_clocks(mode)                  from 0 (clean) to 1 (noise)
+    x_t = where(u < M(t_text), MASK, tokens)              M(t): the masked share, t by default
+    z_t = alpha z + sigma e                               alpha, sigma of t_latent
+    logits, v_hat = model(x_t, z_t, t_text, t_latent)
+    loss = sum over masked of w(t) nll / (B L)            w = M' / M, 1/t by default: a bound
+         + latent_weight * mean of (v - v_hat)^2          per dimension
 
-Read downward: BatchMaker makes a batch on the host, Loss computes its losses on the device,
-Statistics sums what is logged, validate measures.
+A mode says, for each row, how its two clocks are drawn and which of the two losses count. The
+network and the losses never see the mode. Each loss is a mean over all rows, selected with
+torch.where, so modes mix inside a batch and every rank does the same work. Where importance is
+learned (ATAT, processes/adaptive.py), .1 times its loss is added.
+
+Read downward: read_stages cuts a run into stretches of one mode, BatchMaker makes a batch on the
+host, Loss computes its losses on the device and validates, statistics sums what is logged.
 Letters: B rows of a micro-batch, L text tokens, N latent vectors, D latent dimensions, P positions
 where the head runs, V vocabulary.
 """

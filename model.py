@@ -386,8 +386,8 @@ class Model(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """ Matrices N(0, 1/fan_in). Whatever ends a branch is 0, so each block is the identity, the
-        text prediction is uniform and the latent prediction is 0. """
+        """ Matrices N(0, 1/fan_in). All gates and both heads start at 0, so each block is the
+        identity, the text prediction is uniform and the latent prediction is 0. """
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 module.weight.normal_(std=module.in_features ** -0.5)

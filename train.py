@@ -163,6 +163,11 @@ config = configure(globals(), show=False)
 # -----------------------------------------------------------------------------
 # What follows from knobs and data; all that can be wrong is found here, before anything is built
 
+# It builds what a step needs, from knobs and data:
+#   run.train_data, run.val_data    data.PackedDataset       run.text    diffusion.MaskedText
+#   run.model_config                model.ModelConfig        run.latent  diffusion.GaussianLatents
+#   run.stages    stretches of one mode and one text length; most runs have one
+#   run.adaptive  masking by importance (ATAT); most runs have none
 run = preflight.plan(config)
 device, is_sharded = run.device, run.is_sharded
 train_data, val_data = run.train_data, run.val_data
