@@ -50,7 +50,7 @@ from corpora.fasta import write_fasta
 from corpora.inputs import READ_BY, pack, read_sources, read_template, warn_of_texts
 from corpora.png import images_of, pixels, write_png
 from data import is_end
-from diffusion import MaskedText, positions_of
+from diffusion import MaskedText, positions_of, rank_in_row
 from runs.console import check_writable, warn, watcher
 from runs.loading import Needs, encode, load_run, no_progress, raw_latents, trained_for
 from samplers import certainty_of, make_propose, make_sampler, no_callback, scatter_at
@@ -590,8 +590,8 @@ def mask_least_certain(run, tokens, z, share, seed, batch):
 
     # the least certain of each text
     n_tokens = ((tokens != run.tokenizer.pad) & ~ends).sum(1, keepdim=True)
-    rank = certainty.argsort(1).argsort(1)
-    return torch.where(rank < (share * n_tokens).ceil(), run.text.mask_id, tokens)
+    is_least = rank_in_row(certainty) < (share * n_tokens).ceil()
+    return torch.where(is_least, run.text.mask_id, tokens)
 
 # -----------------------------------------------------------------------------
 # The command line

@@ -33,7 +33,7 @@ from data import read_meta
 from model import Model, ModelConfig
 from runs import rules
 from runs.files import fsync, read_json, sha256, write_text
-from runs.run_folder import dumps, git_commit, read_config    # git_commit: evaluate.py imports it
+from runs.run_folder import dumps, read_config
 
 # Names that are read from files must match these, so none leads out of the run folder.
 STEP = re.compile(r'step-\d{8,12}', re.ASCII)

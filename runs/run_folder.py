@@ -110,11 +110,10 @@ def replaced_values(out_dir, config, step):
     earlier = before.pop('resumed_from', [])
     earlier = earlier if isinstance(earlier, list) else []
 
-    # both as JSON has them: a tuple is a list there
-    now = json.loads(json.dumps(config))
+    # write_run gives config as JSON has it; so must `before` be, where a default is a tuple
     changed = {}
     for name, value in json.loads(json.dumps(before)).items():
-        if name in now and value != now[name]:
+        if name in config and value != config[name]:
             changed[name] = value
     return earlier + [{'step': step, **changed}] if changed else earlier
 
