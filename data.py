@@ -10,7 +10,8 @@ A sample is a text and, unless the dataset is text only, the latent vectors of t
     latents  (B, N, D)  float32   standardised per dimension; dead dimensions are 0
 
 A split is stored in shards. A shard has the tokens of its texts in one row, the offsets where each
-text begins, and the latents as float16. All of it is mapped into memory.
+text begins, and the latents as float16. All of it is mapped into memory. runs/opening.py opens the
+files and checks them; here they are whole.
 
 The order of rows is a pure function of (seed, epoch). So a resume replays nothing, and the order
 does not depend on how many ranks share the rows.
@@ -18,7 +19,6 @@ does not depend on how many ranks share the rows.
 Letters: B batch, L text tokens, N latent vectors, D latent dimensions, V token ids (EOS and PAD
 included; MASK is id V), T tokens of a shard, n samples.
 """
-import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
@@ -26,37 +26,11 @@ import numpy as np
 import torch
 
 from diffusion import philox
-from runs.files import read_array, read_arrays
-from runs.manifest import (check_file, dataset_folder, dataset_identity, how_to_prepare, read_meta,
-                           split_digests)      # the last four are for other modules
 
 DEAD = 1e-3                    # a latent dimension is dead if its std is below DEAD * median std;
                                # MiniLM has three
 CHECK_ALL_TOKENS = 2**27       # splits up to this many tokens are checked id by id when opened
                                # (well under a second)
-
-
-def load_tokenizer(folder_or_name, meta=None):
-    """ The tokenizer of a dataset folder or of a run's data/, or one by name (byte, esm, a tiktoken
-    encoding). meta: the folder's meta.json, if read_meta has read it already. """
-    from corpora.tokenizers import bpe_tokenizer, make_tokenizer
-    if not os.path.isdir(folder_or_name):
-        return make_tokenizer(folder_or_name)
-
-    folder = folder_or_name
-    meta = meta or read_meta(folder)
-    kind = meta['tokenizer']['kind']
-    if kind == 'bpe':
-        tokenizer = bpe_tokenizer(check_file(folder, 'tokenizer.json', meta['files']))
-    else:
-        try:
-            tokenizer = make_tokenizer(kind)
-        except ValueError as error:
-            raise ValueError(f'{folder}: {error}') from None
-    if tokenizer.record != meta['tokenizer']:
-        raise ValueError(f'{folder}: the tokenizer is {tokenizer.record}, '
-                         f'meta.json says {meta["tokenizer"]}; run prepare.py again')
-    return tokenizer
 
 
 def is_end(tokens, tokenizer):
@@ -90,64 +64,8 @@ class LatentStats:
         mean, std, live = self.on_device(z.device)
         return z.float() * live * std + mean
 
-
-def load_stats(folder, meta=None):
-    """ LatentStats of a dataset folder or of a run's data/; None if it is text only. meta: as in
-    load_tokenizer. """
-    meta = meta or read_meta(folder)
-    if meta['latent_shape'] is None:
-        return None
-    path = check_file(folder, 'latent_stats.npz', meta['files'])
-    N, D = meta['latent_shape']
-    arrays = read_arrays(path, {'mean': ('floats', (D,)), 'std': ('floats', (D,))})
-    with np.errstate(over='ignore'):                       # too large becomes inf
-        mean = arrays['mean'].astype(np.float32)
-        std = arrays['std'].astype(np.float32)
-    if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std >= 0).all()):
-        raise ValueError(f'{path}: a mean or std that is not finite, or a std below 0; '
-                         'run prepare.py again')
-    return LatentStats(mean, std)
-
 # -----------------------------------------------------------------------------
 # A split
-
-class Shard:
-    """ The memory maps of one shard: tokens (T,), offsets (n + 1,), latents (n, N, D) or None. """
-
-    def __init__(self, folder, meta, entry):
-        self.name = name = entry['name']
-        self.files = files = entry['files']
-        n = entry['samples']
-
-        # tokens: as many as meta.json says, and not none: a text has at least one
-        path = check_file(folder, f'{name}.tokens.bin', files, digest=False)
-        dtype = np.dtype(meta['token_dtype']).newbyteorder('<')
-        n_bytes = os.path.getsize(path)
-        if n_bytes != entry['tokens'] * dtype.itemsize:
-            raise ValueError(f'{path}: {n_bytes} bytes, expected {entry["tokens"]} tokens of '
-                             f'{dtype.itemsize}; run prepare.py again')
-        if not n_bytes:
-            raise ValueError(f'{path}: no tokens, expected some for {n} samples; '
-                             'run prepare.py again')
-        self.tokens = np.memmap(path, dtype, mode='r').view(np.ndarray)
-
-        # offsets: from 0 to the end of the tokens, never falling. We compare neighbours:
-        # differences of the numbers in a hostile file could overflow
-        path = check_file(folder, f'{name}.offsets.npy', files, digest=False)
-        self.offsets = read_array(path, 'int64', (n + 1,), what='offsets')
-        is_rising = (self.offsets[1:] >= self.offsets[:-1]).all()
-        if self.offsets[0] != 0 or self.offsets[-1] != len(self.tokens) or not is_rising:
-            raise ValueError(f'{path}: offsets run to {int(self.offsets[-1])}, expected rising '
-                             f'from 0 to the {len(self.tokens)} tokens of {name}.tokens.bin; '
-                             'run prepare.py again')
-        self.longest = int(np.diff(self.offsets).max())
-
-        self.latents = None
-        if meta['latent_shape'] is not None:
-            path = check_file(folder, f'{name}.latents.npy', files, digest=False)
-            shape = (n, *meta['latent_shape'])
-            self.latents = read_array(path, 'float16', shape, mmap=True, what='latents')
-
 
 class PackedDataset:
     """ One split of a dataset folder. Raises ValueError before any batch is read: file, found,
@@ -158,16 +76,12 @@ class PackedDataset:
     """
 
     def __init__(self, folder, split, seq_len=None, crop=False):
+        from runs.opening import open_split
         self.folder = str(folder)
         self.split = split
-        self.meta = read_meta(folder)
-        if split not in self.meta['splits']:
-            raise ValueError(f'{folder}: no split {split!r}, '
-                             f'it has {", ".join(self.meta["splits"])}')
-        self.tokenizer = load_tokenizer(folder, self.meta)
+        self.meta, self.tokenizer, self.stats, self.shards = open_split(self.folder, split)
 
         # statistics of the latents; None for text only
-        self.stats = load_stats(folder, self.meta)
         self.latent_shape = None
         if self.stats is not None:
             self.latent_shape = tuple(self.meta['latent_shape'])         # (N, D)
@@ -177,14 +91,8 @@ class PackedDataset:
             self.standardise = self.stats.standardise
             self.destandardise = self.stats.destandardise
 
-        # the shards; row first[i] is the first one of shard i
-        entry = self.meta['splits'][split]
-        filled = [shard for shard in entry['shards'] if shard['samples']]
-        self.shards = [Shard(folder, self.meta, shard) for shard in filled]
+        # row first[i] is the first one of shard i
         self.first = np.cumsum([0] + [len(shard.offsets) - 1 for shard in self.shards])
-        if len(self) != entry['samples'] or not len(self):
-            raise ValueError(f'{folder}/meta.json: the shards of {split} hold {len(self)} samples, '
-                             f'expected {entry["samples"]} and not 0')
         if sum(len(shard.tokens) for shard in self.shards) <= CHECK_ALL_TOKENS:
             for shard in self.shards:
                 self.check_ids(shard.tokens)
@@ -260,9 +168,7 @@ class PackedDataset:
         chunk in its document. """
         ids = np.empty((len(indices), 2), np.int64)
         for shard, positions, rows in self.by_shard(indices):
-            path = check_file(self.folder, f'{shard.name}.ids.npy', shard.files, digest=False)
-            shape = (len(shard.offsets) - 1, 2)
-            ids[positions] = read_array(path, 'int64', shape, mmap=True, what='ids')[rows]
+            ids[positions] = shard.ids()[rows]
         return ids
 
     def counts(self):

@@ -41,10 +41,10 @@ os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
 import numpy as np
 
 from configurator import HERE, configure, from_text, read_knobs, settle, stop_on_error
-from data import dataset_folder
 from runs.console import check_writable
 from runs.files import read_json, sha256
 from runs.loading import encoder_of, load_run, trained_for
+from runs.manifest import dataset_folder
 from runs.run_folder import git_commit
 from sample import LATENT_KNOBS, TEXT_KNOBS
 from tasks.common import Context, Measured, load_file, load_texts, means

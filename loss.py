@@ -16,83 +16,20 @@ network and the losses never see the mode. Each loss is a mean over all rows, se
 torch.where, so modes mix inside a batch and every rank does the same work. Where importance is
 learned (ATAT, processes/adaptive.py), .1 times its loss is added.
 
-Read downward: read_stages cuts a run into stretches of one mode, BatchMaker makes a batch on the
-host, Loss computes its losses on the device and validates, statistics sums what is logged.
+Read downward: BatchMaker makes a batch on the host, Loss computes its losses on the device and
+validates, statistics sums what is logged.
 Letters: B rows of a micro-batch, L text tokens, N latent vectors, D latent dimensions, P positions
 where the head runs, V vocabulary.
 """
 from dataclasses import dataclass
-from types import SimpleNamespace
 
 import torch
 import torch.nn as nn
 
 from data import is_end
-from diffusion import MODES, draw_clocks, mode_shares, normals, positions_and_targets, uniforms
+from diffusion import MODES, draw_clocks, normals, positions_and_targets, uniforms
 
 IMPORTANCE_WEIGHT = 0.1        # of the loss of a learned importance
-
-# -----------------------------------------------------------------------------
-# Stages: stretches of a run with one mode and one text length
-
-def read_schedule(name, schedule, what, max_iters):
-    """ [(first step, value)] of 'VALUE:STEPS,VALUE:STEPS,VALUE': the last one fills the run.
-    ValueError says what is wrong. """
-    found, first = [], 0
-    for part in schedule.split(','):
-        value, _, steps = part.strip().partition(':')
-        is_count = steps.isascii() and steps.isdecimal() and int(steps) > 0
-        if not value or steps and not is_count or first is None:
-            raise ValueError(f'{name}={schedule!r}: {part.strip()!r}: '
-                             f'expected {what}:STEPS,{what}:STEPS,{what}')
-        found.append((first, value))
-        first = first + int(steps) if steps else None
-    if found[-1][0] >= max_iters or first not in (None, max_iters):
-        raise ValueError(f'{name}={schedule!r}: its steps do not fill max_iters={max_iters}; '
-                         f'leave the last {what.lower()} without steps')
-    return found
-
-
-def read_stages(schedule, lengths, mode_weights, streams, freeze, max_iters, seq_len, head_budget):
-    """
-    A stage for every stretch of one mode and one text length: its first step, what its mode draws,
-    the streams that have a loss, the tokens of a text, and the number of positions of the head.
-    schedule: 'l2t', or 't2l:2000,l2t:3000,mixed'; lengths: '', or '24:1200,40'.
-    head_budget(share of rows with a text loss, length) -> positions. ValueError says what is wrong.
-    """
-    modes = read_schedule('mode_schedule', schedule, 'MODE', max_iters)
-    cuts = read_schedule('length_schedule', lengths or str(seq_len), 'LENGTH', max_iters)
-    for _, length in cuts:
-        if not (length.isascii() and length.isdecimal()) or not 1 <= int(length) <= seq_len:
-            raise ValueError(f'length_schedule={lengths!r}: {length!r}: expected lengths of 1 to '
-                             f'{seq_len} tokens')
-
-    found = []
-    for first in sorted({step for step, _ in modes + cuts}):
-        mode = [value for step, value in modes if step <= first][-1]
-        length = int([value for step, value in cuts if step <= first][-1])
-
-        # the shares of rows that have a text loss, and a latent loss
-        shares = mode_shares(mode, mode_weights)
-        text_share = shares['unconditional'] + shares['l2t']
-        latent_share = shares['unconditional'] + shares['t2l']
-        predict = ()
-        if text_share and 'text' in streams:
-            predict += ('text',)
-        if latent_share and 'latent' in streams:
-            predict += ('latent',)
-
-        if length < seq_len and shares['t2l'] and 'latent' in streams:
-            raise ValueError(f'length_schedule={lengths!r}: mode={mode} learns the latents of '
-                             'whole texts from texts that are cut')
-        if not predict:
-            raise ValueError(f'mode={mode} has no loss on streams={streams}')
-        if freeze == 'modality' and mode not in ('l2t', 't2l'):
-            raise ValueError('freeze=modality fine-tunes one direction, l2t or t2l, not '
-                             f'mode={mode}')
-        found.append(SimpleNamespace(mode=mode, first=first, seq_len=length, shares=shares,
-                                     predict=predict, budget=head_budget(text_share, length)))
-    return found
 
 # -----------------------------------------------------------------------------
 # A batch: made on the host, a pure function of (seed, step, rows)
@@ -328,36 +265,3 @@ def statistics(batch, result):
                     latent_count=by_clock(batch['t_latent'], scored.float()),
                     latent_by_mode=sums_by(batch['mode'], len(MODES), weighted))
     return {name: value.detach() for name, value in sums.items()}
-
-
-def summary(sums, micro_batches):
-    """ The log entry and the line on the screen. sums: the statistics as lists, means per step of
-    sums over so many micro-batches. """
-    def ratio(totals, counts):
-        return [a / b if b else None for a, b in zip(totals, counts)]
-
-    def by_mode(totals):
-        return {mode: x for mode, x in zip(MODES, ratio(totals, sums['rows'])) if x}
-
-    entry = dict(loss=sums['loss'][0] / micro_batches)
-    line = f'loss {entry["loss"]:.4f}'
-    if 'text_loss' in sums:
-        # per real token, as in validation: PAD is left out
-        entry.update(text_loss=sums['text_loss'][0] / micro_batches,
-                     text_nats_per_token=sums['text_nats'][0] / max(sums['n_real'][0], 1e-9),
-                     text_accuracy=sums['correct'][0] / max(sums['real_count'][0], 1e-9),
-                     text_nll_by_t=ratio(sums['text_bins'], sums['text_count']),
-                     text_nats_by_mode=by_mode(sums['text_by_mode']))
-        line += f' | text {entry["text_loss"]:.4f}, {100 * entry["text_accuracy"]:.1f} % right'
-        entry['mask_share'] = sums['mask_share'][0] / micro_batches
-        if 'importance' in sums:
-            for name, x in zip(('mean', 'std', 'min', 'max'), sums['importance']):
-                entry[f'importance_{name}'] = x / micro_batches
-        if 'importance_loss' in sums:
-            entry['importance_loss'] = sums['importance_loss'][0] / micro_batches
-    if 'latent_loss' in sums:
-        entry.update(latent_loss=sums['latent_loss'][0] / micro_batches,
-                     latent_mse_by_t=ratio(sums['latent_bins'], sums['latent_count']),
-                     latent_mse_by_mode=by_mode(sums['latent_by_mode']))
-        line += f' | latent {entry["latent_loss"]:.4f}'
-    return entry, line

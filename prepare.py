@@ -52,12 +52,13 @@ from corpora.shards import (SUMS, fitting_max_tokens, latent_stats, shard_key, t
 from corpora.sources import Source, documents, list_files, text_hash
 from corpora.tokenizers import bpe_tokenizer, train_bpe
 from corpora.writing import as_bytes, as_json, in_use, names_path, write_file
-from data import LatentStats, load_tokenizer, read_meta
+from data import LatentStats
 from encoders import load_encoder
-from runs import distributed
+from runs import distributed, meeting
 from runs.checkpoint import pick_device
 from runs.distributed import all_gather_object, on_rank0, rank, world
-from runs.manifest import FORMAT
+from runs.manifest import FORMAT, read_meta
+from runs.opening import load_tokenizer
 
 # ---- what is read, details in corpora/sources.py
 input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .csv, .tsv,
@@ -546,8 +547,8 @@ def main():
                 export(os.path.normpath(out), export_dir)
         else:
             with stop_on_error(code=4):
-                distributed.reach_master(6.0)
-                distributed.join('cpu', MONTH)
+                meeting.reach_master(6.0)
+                meeting.join('cpu', MONTH)
             prepare()
             distributed.leave()
 

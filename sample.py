@@ -28,7 +28,7 @@ its clock at 1, and noise or MASK in its place.
     text      log p = g log p_c + (1 - g) log p_u
     latents   x0 = g x0_c + (1 - g) x0_u, and e likewise
 
-A text sampler is a function of samplers.py, a latent solver a method of diffusion.GaussianLatents.
+A text sampler is a function of samplers.py, and so is a latent solver.
 Letters: n texts, B rows of a batch, L text tokens, N latent vectors, D latent dims, C width,
 P positions where the head runs, V vocabulary.
 """
@@ -50,10 +50,11 @@ from corpora.fasta import write_fasta
 from corpora.inputs import READ_BY, pack, read_sources, read_template, warn_of_texts
 from corpora.png import images_of, pixels, write_png
 from data import is_end
-from diffusion import MaskedText, positions_of, rank_in_row
+from diffusion import MaskedText, check_choice, positions_of, rank_in_row
 from runs.console import check_writable, warn, watcher
 from runs.loading import Needs, encode, load_run, no_progress, raw_latents, trained_for
-from samplers import certainty_of, make_propose, make_sampler, no_callback, scatter_at
+from samplers import (SOLVERS, certainty_of, make_propose, make_sampler, no_callback,
+                      scatter_at)
 
 out_dir = 'out/quickstart'  # <a run folder>: model, data records and schedules all come from it
 which = 'best'              # best | latest | <a step, as step-00001000>: best is the latest one
@@ -127,7 +128,6 @@ TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'by
               'remask', 'eta', 'loop', 'alpha', 'repeat_cap', 'self_correct', 'temperature',
               'nucleus', 'guidance')
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
-SOLVERS = ('ddim', 'dpmpp_2m', 'heun', 'ancestral')
 DEFAULTS = {name: globals()[name] for name in TEXT_KNOBS + LATENT_KNOBS}
 RULES = configurator.read_knobs(__file__)[2]
 OTHER_KEYWORDS = ('seed', 'batch', 'progress', 'on_step', 'like', 'rerank', 'refine', 'inner')
@@ -383,12 +383,12 @@ def latent_times(latent, steps):
 
 def solve(latent, solver, z, steps, denoise, rng):
     """ z (B, N, D) from noise at t = 1 to a clean latent at t = 0. """
-    step = getattr(latent, solver)
+    step = SOLVERS[solver]
     times = latent_times(latent, steps)
     memory = {}
     for t, t_next in zip(times, times[1:]):
         noise = torch.randn(z.shape, generator=rng, device=z.device)
-        z = step(z, t, t_next, denoise, memory, noise)
+        z = step(latent, z, t, t_next, denoise, memory, noise)
     return z.float()
 
 
@@ -398,8 +398,7 @@ def t2l(run, tokens, n=None, seed=0, batch=128, progress=no_progress, **sampling
     text. """
     sampling = sampling_knobs(sampling)
     solver, steps = sampling['solver'], sampling['latent_steps']
-    if solver not in SOLVERS:
-        raise ValueError(f'solver={solver!r}: choose from {", ".join(SOLVERS)}')
+    check_choice('solver', solver, SOLVERS)
     if 'latent' not in run.streams or steps < 1:
         raise ValueError(f'{run.out_dir} has no latent stream, or latent_steps={steps} < 1: '
                          'nothing to solve')
@@ -440,6 +439,7 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_pr
     solver = sampling['solver']
     sampler, knobs, temperature = text_sampler(run, sampling)
     check_direction(run, 'unconditional')
+    check_choice('solver', solver, SOLVERS)
 
     # what does not make one call a step, and what needs a condition
     other_calls = name in ('first_hitting', 'cached', 'reparam') or solver == 'heun'
@@ -450,7 +450,7 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_pr
     if name == 'remdm' and sampling['remask'] == 'loop' or sampling['guidance'] != 1:
         raise ValueError('remask=loop and guidance need a fixed condition: joint sampling has none')
 
-    latent_step = getattr(run.latent, solver)
+    latent_step = SOLVERS[solver]
     rng, device_rng = generators(run, seed)
     all_tokens, all_known = blank(run, n, sampling['length'], seed)
     out = []
@@ -473,7 +473,7 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_pr
                 return run.latent.x0_and_e(prediction, z, t)
 
             noise = null_latents(run, len(tokens), device_rng)
-            z = latent_step(state.z, t, t_next, predicted, state.memory, noise)
+            z = latent_step(run.latent, state.z, t, t_next, predicted, state.memory, noise)
             state.z = z.float()
             state.i += 1
             logits[:, run.banned] = -torch.inf

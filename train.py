@@ -21,7 +21,6 @@ if __name__ != '__main__':                                 # an import would sta
     raise ImportError('train.py is a script: run `python train.py ...`; '
                       'other modules hold what can be imported')
 
-import json
 import math
 import os
 import signal
@@ -30,7 +29,6 @@ import time
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from types import SimpleNamespace
 
 # before torch reads it: a waiting thread sleeps. Spinning would take a core from the others
@@ -40,17 +38,15 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-import processes
+# What a training step runs through. Other modules open, check, save and resume a run: they are
+# imported in the functions that need them
 from configurator import configure, stop_on_error
-from data import prefetch, row_order, split_digests
+from data import prefetch, row_order
 from loss import BatchMaker, Loss
 from model import Model
-from runs import checkpoint, distributed, preflight, resume as resuming, run_folder
+from runs import distributed
 from runs.distributed import all_reduce_max, all_reduce_sum, rank, world
-from runs.files import write_text
-from runs.flops import flops
-from runs.freeze import set_frozen
-from runs.log import StepLog, in_units
+from runs.log import StepLog, say_cost
 
 # ---- data and run
 dataset = 'quickstart'         # <a folder under data/, or a path to one>
@@ -163,22 +159,30 @@ config = configure(globals(), show=False)
 # -----------------------------------------------------------------------------
 # What follows from knobs and data; all that can be wrong is found here, before anything is built
 
-# It builds what a step needs, from knobs and data:
-#   run.train_data, run.val_data    data.PackedDataset       run.text    diffusion.MaskedText
-#   run.model_config                model.ModelConfig        run.latent  diffusion.GaussianLatents
-#   run.stages    stretches of one mode and one text length; most runs have one
-#   run.adaptive  masking by importance (ATAT); most runs have none
-run = preflight.plan(config)
+def look_and_meet():
+    """
+    Checks knobs, data and machine, and meets the other processes. Returns what a step needs:
+        train_data, val_data    data.PackedDataset       text      diffusion.MaskedText
+        model_config            model.ModelConfig        latent    diffusion.GaussianLatents
+        stages    stretches of one mode and one text length; most runs have one
+        adaptive  masking by importance (ATAT); most runs have none
+    """
+    from runs import meeting, preflight
+    run = preflight.plan(config)
+    if preflight_only:
+        raise SystemExit(0)
+    with stop_on_error(code=4):
+        meeting.join(run.device, dist_timeout)
+    return run
+
+
+run = look_and_meet()
 device, is_sharded = run.device, run.is_sharded
 train_data, val_data = run.train_data, run.val_data
 if not predict_length:
     # sampling draws lengths from these: every hundredth quantile of the training lengths
     lengths = np.minimum(train_data.lengths(), train_data.seq_len)
     config['lengths'] = [int(n) for n in np.quantile(lengths, np.linspace(0, 1, 101))]
-if preflight_only:
-    raise SystemExit(0)
-with stop_on_error(code=4):
-    distributed.join(device, dist_timeout)
 
 device_type = torch.device(device).type
 torch.manual_seed(seed)
@@ -195,9 +199,22 @@ def autocast():
     return torch.autocast(device_type, torch.bfloat16, enabled=dtype == 'bfloat16')
 
 
-model = processes.add_modules(Model(run.model_config), config).to(device)
-if run.adaptive:
-    model.importance.rarity.copy_(run.adaptive.rarity)
+def make_model():
+    """ The network, with what ATAT or another text process keeps beside it. """
+    from processes import add_modules
+    model = add_modules(Model(run.model_config), config).to(device)
+    if run.adaptive:
+        model.importance.rarity.copy_(run.adaptive.rarity)
+    return model
+
+
+def set_frozen(names):
+    """ What is frozen gets no gradient, so no optimizer moves it: neither momentum nor decay. """
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name not in names)
+
+
+model = make_model()
 if compile:
     for block in model.blocks:                           # all blocks are one program: compiled once
         block.compile(dynamic=False)
@@ -205,7 +222,7 @@ if compile:
 make_batch = BatchMaker(run.text, run.latent, streams, seed, cond_drop, latent_noise, t_min,
                         run.adaptive, predict_length)
 loss_fn = Loss(model, make_batch, autocast, latent_weight)
-set_frozen(model, run.always_frozen)                # the optimizers take all that ever train
+set_frozen(run.always_frozen)                            # the optimizers take all that ever train
 if is_sharded:
     distributed.shard(loss_fn, device)
 trained = [(name, p) for name, p in model.named_parameters() if name not in run.always_frozen]
@@ -251,90 +268,36 @@ if optimizer == 'muon':
 # -----------------------------------------------------------------------------
 # Resume, or begin
 
+# what a checkpoint holds
 state = SimpleNamespace(
+    model=model, names=names, parameters=parameters, ema=ema, optimizers=optimizers,
     step=0, saved_at=0, evaluated_at=0, best_val=math.inf,
     # the guard's memory lives on the device: it is read only at log, save and evaluation steps
     skipped=torch.zeros((), device=device),                # steps of the run so far
     streak=torch.zeros((), device=device),                 # steps skipped in a row
     # the gradient norms of the last steps that were taken
-    history=torch.full((checkpoint.HISTORY,), math.nan, device=device))
-compatible = resuming.compatibility(run.model_config, config, train_data.meta)
-identity = {**compatible, 'data': split_digests(train_data.meta)}
+    history=torch.full((64,), math.nan, device=device))
 
 
-def take_run_folder():
-    """ For rank 0: nobody else writes there until this process ends, however it ends. """
-    run_folder.lock(out_dir)
-    return checkpoint.newest(out_dir) if resume == 'auto' else None
-
-
-def load_or_begin():
-    """ From the newest checkpoint, from the weights of init_from, or from scratch. """
-    if newest:
-        saved = checkpoint.load(newest, map_location='cpu' if is_sharded else device, rank=rank)
-        known = saved['training_state']
-        resuming.check_identity(known, newest, out_dir, run.folder, identity)
-        resuming.load_everything(saved, newest, model, names, optimizers, ema, state, device_type)
-        if known['global_batch'] != run.global_batch and rank == 0:
-            print(f'warning: the global batch was {known["global_batch"]} rows and is now '
-                  f'{run.global_batch}: not the run it would have been')
-    elif init_from:
-        resuming.begin_from(init_from, model, compatible, ema, parameters, device)
-
-
-newest = distributed.rank0_or_stop(2, take_run_folder)
-if not newest and not init_from:
-    tables = distributed.rank0_or_stop(2, processes.tables_of, config, train_data)
-    for name, table in tables.items():
-        getattr(model, name).copy_(table)
-error = None
-try:
-    load_or_begin()
-except (ValueError, OSError) as failure:
-    error = str(failure)
-except Exception as failure:                       # whatever a hostile or older checkpoint provokes
-    error = f'cannot go on from {newest or init_from}: {type(failure).__name__}: {failure}'
-errors = [e for e in distributed.all_gather_object(error) if e]
-if errors:
-    distributed.stop_all(errors[0], code=2)
-processes.after_loading(model, run.text, config)
-
-if rank == 0:
-    if newest:
-        print(f'going on from {newest}')
-        resuming.say_what_changed(__file__, config, out_dir)
-    else:
-        for line in processes.describe(model, config, train_data):
-            print(line)
-        if init_from:
-            print(f'begins with the best weights of {init_from}')
-        elif freeze == 'modality':
-            print('warning: freeze=modality without init_from freezes an encoder at its random '
-                  'start: its modality will not be understood')
-
-
-def begin_run_folder():
-    """ Returns the run's id for wandb, if it logs there. """
-    run_folder.write_run(out_dir, config, run.folder, fresh=newest is None, step=state.step)
-    (Path(out_dir) / 'preempted.json').unlink(missing_ok=True)
-    if wandb_project:
-        return run_folder.wandb_id(out_dir, fresh=newest is None)
-
-
-wandb, wandb_id = None, distributed.rank0_or_stop(2, begin_run_folder)
-if wandb_project and rank == 0:
+def begin_run():
+    """ Fills the state, from out_dir's newest checkpoint if it has one. Takes the run folder and
+    writes config.json there. Returns wandb, or None. """
+    from runs import run_folder
+    from runs.resume import resume_or_begin
+    newest = resume_or_begin(state, run, config, __file__)
+    wandb_id = distributed.rank0_or_stop(2, run_folder.begin, config, run.folder, newest is None,
+                                         state.step)
+    if not wandb_project or rank:
+        return None
     import wandb
     wandb.init(project=wandb_project, name=os.path.basename(out_dir), config=config, id=wandb_id,
                resume='allow')
+    return wandb
+
+
+wandb = begin_run()
 if rank == 0:
-    first = run.stages[0]
-    head_positions = first.budget * grad_accum * world
-    cost = flops(model, run.global_batch, first.seq_len, head_positions, first.predict)
-    epochs = run.global_batch * max_iters / len(train_data)
-    print(f'{max_iters:,} steps of {run.global_batch:,} x {train_data.seq_len} tokens: '
-          f'{epochs:,.{0 if epochs >= 100 else 2}f} epochs of {len(train_data):,} samples, '
-          f'{in_units(cost, "FLOP")} a step, {in_units(cost * max_iters, "FLOP")} in all; '
-          f'{world} x {device}, {dtype}', flush=True)
+    say_cost(model, run, config)
 
 # -----------------------------------------------------------------------------
 # Batches: a function of the seed and the step; whose rows they are depends on the rank
@@ -409,6 +372,7 @@ def save(is_best):
     The third time in a row, or at the end, it is exit code 5. What is not finite is not saved:
     exit code 3. """
     global failed_saves
+    from runs import checkpoint
     assert ema is None or not ema[0].requires_grad, 'the average carries a graph'
 
     # every rank gives its share; what is frozen is its own average
@@ -424,7 +388,7 @@ def save(is_best):
                     skipped=state.skipped.item(), streak=state.streak.item(),
                     history=state.history[state.history.isfinite()].tolist(),
                     global_batch=run.global_batch, model_config=asdict(run.model_config),
-                    identity=identity)
+                    identity=state.identity)
 
     _, error = distributed.on_rank0(checkpoint.save, out_dir, state.step, weights, average,
                                     dict(names=list(names), states=moments), counters, rngs,
@@ -485,6 +449,17 @@ def note_signal(number, frame):
 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
     signal.signal(number, note_signal)
 
+def leave_note(name):
+    """ Says, in preempted.json and on the screen, that a signal of this name ended the run. """
+    from runs import run_folder
+    distributed.rank0_or_stop(5, run_folder.note_preemption, out_dir, state.saved_at, name)
+    if rank == 0:
+        done = 'no step was done, nothing to save'
+        if state.saved_at:
+            done = f'saved step {state.saved_at:,}'
+        print(f'{name}: {done}; run the same command again to go on', flush=True)
+
+
 stage = net = None
 model.train()
 batches = prefetch(micro_batches(state.step), device)
@@ -528,14 +503,7 @@ while True:
         log.since += time.perf_counter() - began
     if stop_signal:
         report()
-        name = signal.Signals(stop_signal).name
-        distributed.rank0_or_stop(5, write_text, Path(out_dir) / 'preempted.json',
-                                  json.dumps(dict(step=state.saved_at, signal=name)))
-        if rank == 0:
-            done = 'no step was done, nothing to save'
-            if state.saved_at:
-                done = f'saved step {state.saved_at:,}'
-            print(f'{name}: {done}; run the same command again to go on', flush=True)
+        leave_note(signal.Signals(stop_signal).name)
         break
     if at_end:
         break
@@ -543,7 +511,7 @@ while True:
     # ---- another stage: another mode or text length
     if stage is not stage_at(state.step):
         stage = stage_at(state.step)
-        set_frozen(model, stage.frozen)
+        set_frozen(stage.frozen)
         if state.step == stage.first:
             state.history.fill_(math.nan)       # norms of another loss say nothing about this one's
         net = loss_fn

@@ -9,7 +9,8 @@ import numpy as np
 
 from benchmarks.compare import compare
 from configurator import stop
-from data import PackedDataset, dataset_folder
+from data import PackedDataset
+from runs.manifest import dataset_folder
 from encoders import load_encoder
 
 

@@ -12,7 +12,8 @@ import torch
 from benchmarks.compare import compare
 from benchmarks.trainings import model_arguments, tokens_per_s
 from configurator import stop
-from data import PackedDataset, dataset_folder
+from data import PackedDataset
+from runs.manifest import dataset_folder
 
 
 def write_files(folder, tokens, latents):

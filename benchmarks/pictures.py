@@ -8,7 +8,7 @@ import os
 import re
 import textwrap
 
-from runs import rules
+from runs import files
 from runs.files import read_arrays, read_json
 
 # images.npz: pictures (n, S, S, channels), and their texts
@@ -52,7 +52,7 @@ def read_log(path):
                 entry = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise ValueError(f'{where}: no JSON ({error}); delete the line') from None
-            rules.check_json(entry, ENTRY, where)
+            files.check_json(entry, ENTRY, where)
 
             # a step may have two entries: one of training, one of an evaluation
             is_evaluation = 'best' in entry
@@ -103,7 +103,7 @@ def read_sweeps(results, metric):
             point = dict(pair.split('=', 1) for pair in label.split(',') if '=' in pair)
             found = dict(value=value, se=results.get(f'{key}_se', 0.0),
                          calls=results.get(f'{name}/{label}/calls'))
-            rules.check_json(found, {'calls': NUMBER}, f'results.json, {name}/{label}')
+            files.check_json(found, {'calls': NUMBER}, f'results.json, {name}/{label}')
             sweeps.setdefault(name, []).append((point, found))
     return sweeps
 

@@ -6,7 +6,7 @@ Tokenizers: from a text to its ids, and back.
     tokenizer.decode(tokenizer.encode('A dog runs.')) == 'A dog runs.'
 
 Each tokenizer is an encoder and a table: the bytes of every id. So decoding is the same for all of
-them: join the bytes. data.load_tokenizer reads the tokenizer of a dataset.
+them: join the bytes. runs.opening.load_tokenizer reads the tokenizer of a dataset.
 
 Ids: V = vocab_size of them, EOS and PAD included. MASK is id V. No text contains EOS, PAD or MASK.
 

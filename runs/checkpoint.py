@@ -15,7 +15,6 @@ safetensors, other files are read with weights_only=True, and all sizes are comp
 header before a model is built.
 """
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -29,10 +28,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 import processes
-from data import read_meta
 from model import Model, ModelConfig
 from runs import rules
 from runs.files import fsync, read_json, sha256, write_text
+from runs.manifest import read_meta
 from runs.run_folder import dumps, read_config
 
 # Names that are read from files must match these, so none leads out of the run folder.
@@ -54,7 +53,6 @@ STATE = {
     'model_config?': {},
     'identity?': {'model': {}, 'process': {}, 'tokenizer': {}, 'encoder': (None, {}), 'files': {}},
 }
-HISTORY = 64                    # gradient norms in `history`, at most
 
 # the tensors that an optimizer keeps for each parameter
 MOMENTS = {
@@ -313,12 +311,7 @@ def remove_old(out_dir, keep):
 
 def read_state(folder):
     """ training_state.json, with the form of its fields checked. """
-    path = Path(folder) / 'training_state.json'
-    state = read_json(path, STATE)
-    n_norms = len(state.get('history', []))
-    if n_norms > HISTORY:
-        raise ValueError(f'{path}: a history of {n_norms} norms, expected at most {HISTORY}')
-    return state
+    return read_json(Path(folder) / 'training_state.json', STATE)
 
 
 def check_stored(path):

@@ -1,9 +1,6 @@
 """
-Many processes that act as one run: meeting, agreeing, sharding a model. In a single process each
-function here is the identity.
-
-torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Any other launcher may set
-them too (SLURM: docs/cluster.md).
+Many processes that act as one run: agreeing, and sharding a model. In a single process each
+function here is the identity. How the processes meet is in meeting.py.
 
 Gradients and losses are summed on their device: over nccl on a GPU, over gloo on a CPU. Agreements
 of a few bytes, such as "a signal has come", are CPU tensors and always go over gloo. So they do not
@@ -13,14 +10,8 @@ in an NCCL collective when its peer dies notices it late: after dist_timeout.
 import ctypes
 import inspect
 import os
-import queue
-import socket
 import sys
-import threading
-import time
-import traceback
 from contextlib import nullcontext, suppress
-from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -44,80 +35,7 @@ def keep_freed_memory():
             libc.mallopt(-1, 2 ** 31 - 1)                  # M_TRIM_THRESHOLD
 
 
-# ---- meeting and parting
-
-def reach_master(seconds):
-    """ Tries for so many seconds to reach rank 0. Returns what was found, in words.
-    ConnectionError, with host, port and variable, where the processes cannot meet. """
-    if world == 1:
-        return 'one process'
-    host, port = master_address()
-    if 'TORCHELASTIC_RUN_ID' not in os.environ:            # else torchrun's agents have met already
-        deadline = time.monotonic() + seconds
-        while error := try_until(deadline, host, port, seconds):
-            is_unknown_name = getattr(error, 'errno', None) == socket.EAI_NONAME
-            if is_unknown_name or time.monotonic() > deadline - 0.2:
-                raise ConnectionError(f'rank {rank} cannot reach rank 0 at MASTER_ADDR={host} '
-                                      f'MASTER_PORT={port}: {error}; is it running there, and is '
-                                      'the port open?')
-            time.sleep(0.2)
-    return f'rank 0 of {world} at {host}:{port}'
-
-
-def master_address():
-    """ (host, port) of rank 0, from the environment. """
-    missing = [name for name in ('RANK', 'MASTER_ADDR', 'MASTER_PORT') if not os.environ.get(name)]
-    if missing:
-        raise ConnectionError(f'WORLD_SIZE={world}, but {", ".join(missing)} not set: launch with '
-                              'torchrun, or set them as docs/cluster.md says')
-    port = os.environ['MASTER_PORT']
-    if not port.isdigit() or not 0 < int(port) < 2 ** 16:
-        raise ConnectionError(f'MASTER_PORT={port!r} is no port')
-    return os.environ['MASTER_ADDR'], int(port)
-
-
-def try_until(deadline, host, port, seconds):
-    """ try_connect in a thread: a name server that does not answer would block this one for longer.
-    """
-    answer = queue.SimpleQueue()
-
-    def ask():
-        answer.put(try_connect(host, port, seconds))
-
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        return answer.get(timeout=max(0.1, deadline - time.monotonic()))
-    except queue.Empty:
-        return 'timed out'
-
-
-def try_connect(host, port, seconds):
-    """ None, or the error. Rank 0 will be the one that listens, so it only looks its own name up.
-    """
-    try:
-        socket.getaddrinfo(host, port)
-        if rank > 0:
-            socket.create_connection((host, port), timeout=seconds).close()
-    except OSError as error:
-        return error
-
-
-def join(device, seconds):
-    """ Meets the other processes. Every collective then fails after so many seconds.
-    ConnectionError where they do not come. """
-    if world == 1:
-        return
-    backend = 'cpu:gloo,cuda:nccl' if torch.device(device).type == 'cuda' else 'gloo'
-    try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
-        all_gather_object(rank)                            # the first collective connects them
-    except (RuntimeError, ValueError) as error:
-        raise ConnectionError(f'rank {rank}: {world} processes did not meet at '
-                              f'MASTER_ADDR={os.environ["MASTER_ADDR"]} '
-                              f'MASTER_PORT={os.environ["MASTER_PORT"]}: '
-                              f'{str(error).splitlines()[0]}') from None
-    sys.excepthook = leave_at_once
-
+# ---- parting
 
 def leave():
     """ All leave together. Without the barrier some clean runs would end with an error. """
@@ -132,22 +50,6 @@ def stop_all(message, code):
     if rank == 0:
         stop(message, code)
     raise SystemExit(code)
-
-
-def leave_at_once(kind, error, trace):
-    """ sys.excepthook, for an error that no rank has caught. The ranks cannot agree any more, so
-    this one saves nothing and waits for nobody. """
-    words = str(error)
-    is_of_network = isinstance(error, dist.DistError) or 'gloo' in words or 'NCCL' in words
-    is_lost = isinstance(error, RuntimeError) and is_of_network
-    if is_lost:
-        first_line = (words.splitlines() or [''])[0]
-        print(f'error: rank {rank} lost the other processes ({first_line}): nothing is saved now, '
-              'what was saved before stands', file=sys.stderr, flush=True)
-    else:
-        traceback.print_exception(kind, error, trace)
-    sys.stdout.flush()
-    os._exit(4 if is_lost else 1)
 
 
 # ---- agreeing

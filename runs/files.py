@@ -2,7 +2,7 @@
 Files that come from outside: JSON and arrays, which may be damaged or hostile. Every mistake is a
 ValueError of one line that names the file.
 
-    read_json(path, schema=...)                             an object, checked by rules.check_json
+    read_json(path, schema=...)                             an object, checked by check_json
     read_array(path, 'float16', (n, None, 384), mmap=True)  an .npy file; None: any length
     read_arrays(path, {'mean': ('floats', (384,))})         the arrays of an .npz file, by name
 
@@ -67,7 +67,7 @@ def one_line(error):
 
 def read_json(path, schema=None, kind=dict, limit=2**24):
     """ The object in a JSON file of at most `limit` bytes; kind=list: the list. With a schema its
-    form is checked (rules.check_json). """
+    form is checked (check_json). """
     try:
         size = os.path.getsize(path)
         if size > limit:
@@ -87,9 +87,48 @@ def check_fields(value, schema, path):
     """ ValueError, with the names of file and field, unless an object from JSON has the form of a
     schema. """
     try:
-        rules.check_json(value, schema, '')
+        check_json(value, schema, '')
     except ValueError as error:
         raise ValueError(f'{path}: {str(error).lstrip(".: ")}') from None
+
+
+def check_json(value, schema, where):
+    """
+    ValueError unless a value read from JSON has the form of a schema. `where` names it in the
+    error.
+        'int [0, 10]'            a rule
+        {'a': ..., 'b?': ...}    an object with a field a, and perhaps b; other fields do not matter
+        {'*': ...}               an object of any fields, each of this form
+        [...]                    a list, each element of this form
+        (None, {...})            null, or this form
+    """
+    if isinstance(schema, tuple):
+        if value is not None:
+            check_json(value, schema[1], where)
+    elif isinstance(schema, list):
+        if not isinstance(value, list):
+            raise ValueError(f'{where}: {rules.short(value)}, expected a list')
+        for i, element in enumerate(value):
+            check_json(element, schema[0], f'{where}[{i}]')
+    elif isinstance(schema, dict):
+        if not isinstance(value, dict):
+            raise ValueError(f'{where}: {rules.short(value)}, expected an object')
+        check_object(value, schema, where)
+    elif not rules.follows(value, schema):
+        raise ValueError(f'{where}: {rules.short(value)}, expected {schema}')
+
+
+def check_object(value, schema, where):
+    """ check_json of an object. """
+    for key, form in schema.items():
+        name = key.removesuffix('?')
+        if key == '*':
+            for field in value:
+                check_json(value[field], form, f'{where}.{rules.short(field)}')
+        elif name in value:
+            check_json(value[name], form, f'{where}.{name}')
+        elif name == key:
+            raise ValueError(f'{where}: no field {name!r}')
 
 
 # ---- arrays

@@ -28,10 +28,3 @@ def input_and_head(model, stream):
     """ Names of the parameters through which a stream comes in and goes out: what freeze='modality'
     keeps still. """
     return names_that_begin(model, INPUT[stream] + HEAD[stream])
-
-
-def set_frozen(model, names):
-    """ What is frozen gets no gradient, so no optimizer moves it: neither momentum nor decay does.
-    """
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name not in names)

@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 
 from corpora.fasta import never_written
-from data import load_stats, load_tokenizer
 from diffusion import GaussianLatents, MaskedText, mode_shares
 from encoders import check_texts, load_encoder
 from processes import text_process
 from runs.checkpoint import find_checkpoint, load_model, pick_device
+from runs.opening import load_stats, load_tokenizer
 
 
 def no_progress(n):

@@ -14,7 +14,6 @@ from datetime import timedelta
 import torch
 
 from diffusion import MODES
-from loss import summary
 from runs import distributed
 from runs.distributed import rank, world
 
@@ -36,6 +35,53 @@ def in_words(seconds):
     if seconds < 100:
         return f'{seconds:.1f} s'
     return f'{seconds / 60:.1f} min' if seconds < 6000 else f'{seconds / 3600:.1f} h'
+
+
+def summary(sums, micro_batches):
+    """ The log entry and the line on the screen. sums: loss.statistics as lists, means per step of
+    sums over so many micro-batches. """
+    def ratio(totals, counts):
+        return [a / b if b else None for a, b in zip(totals, counts)]
+
+    def by_mode(totals):
+        return {mode: x for mode, x in zip(MODES, ratio(totals, sums['rows'])) if x}
+
+    entry = dict(loss=sums['loss'][0] / micro_batches)
+    line = f'loss {entry["loss"]:.4f}'
+    if 'text_loss' in sums:
+        # per real token, as in validation: PAD is left out
+        entry.update(text_loss=sums['text_loss'][0] / micro_batches,
+                     text_nats_per_token=sums['text_nats'][0] / max(sums['n_real'][0], 1e-9),
+                     text_accuracy=sums['correct'][0] / max(sums['real_count'][0], 1e-9),
+                     text_nll_by_t=ratio(sums['text_bins'], sums['text_count']),
+                     text_nats_by_mode=by_mode(sums['text_by_mode']))
+        line += f' | text {entry["text_loss"]:.4f}, {100 * entry["text_accuracy"]:.1f} % right'
+        entry['mask_share'] = sums['mask_share'][0] / micro_batches
+        if 'importance' in sums:
+            for name, x in zip(('mean', 'std', 'min', 'max'), sums['importance']):
+                entry[f'importance_{name}'] = x / micro_batches
+        if 'importance_loss' in sums:
+            entry['importance_loss'] = sums['importance_loss'][0] / micro_batches
+    if 'latent_loss' in sums:
+        entry.update(latent_loss=sums['latent_loss'][0] / micro_batches,
+                     latent_mse_by_t=ratio(sums['latent_bins'], sums['latent_count']),
+                     latent_mse_by_mode=by_mode(sums['latent_by_mode']))
+        line += f' | latent {entry["latent_loss"]:.4f}'
+    return entry, line
+
+
+def say_cost(model, run, config):
+    """ One line of what a whole run will take: steps, epochs, floating-point operations. """
+    from runs.flops import flops
+    first, max_iters = run.stages[0], config['max_iters']
+    head_positions = first.budget * config['grad_accum'] * world
+    cost = flops(model, run.global_batch, first.seq_len, head_positions, first.predict)
+    n_samples, seq_len = len(run.train_data), run.train_data.seq_len
+    epochs = run.global_batch * max_iters / n_samples
+    print(f'{max_iters:,} steps of {run.global_batch:,} x {seq_len} tokens: '
+          f'{epochs:,.{0 if epochs >= 100 else 2}f} epochs of {n_samples:,} samples, '
+          f'{in_units(cost, "FLOP")} a step, {in_units(cost * max_iters, "FLOP")} in all; '
+          f'{world} x {run.device}, {config["dtype"]}', flush=True)
 
 
 class StepLog:

@@ -15,13 +15,14 @@ import torch
 
 import processes
 from configurator import show_knobs, stop, stop_on_error
-from data import PackedDataset, dataset_folder, how_to_prepare
+from data import PackedDataset
 from diffusion import GaussianLatents
-from loss import read_stages
 from model import Model, ModelConfig
-from runs import checkpoint, distributed, freeze
+from runs import checkpoint, distributed, freeze, meeting
 from runs.distributed import rank, world
 from runs.log import in_units
+from runs.manifest import dataset_folder, how_to_prepare
+from runs.stages import read_stages
 
 MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal',
                'streams', 'bag', 'shortcut', 'text_clock', 'spatial', 'dropout')
@@ -245,7 +246,7 @@ def check_machine(run, k):
     waits = ''
     if world > 1 and not k.preflight_only:
         waits = f'; waits up to {k.dist_timeout:g} s for the others'
-    report_check('processes', distributed.reach_master(k.master_timeout) + waits)
+    report_check('processes', meeting.reach_master(k.master_timeout) + waits)
     nccl = ''
     if torch.cuda.is_available():
         nccl = f', NCCL {".".join(map(str, torch.cuda.nccl.version()))}'

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import torch
 
+import processes
 from configurator import read_knobs
-from data import dataset_identity, split_digests
 from model import ModelConfig
-from runs import checkpoint, distributed
+from runs import checkpoint, distributed, run_folder
+from runs.distributed import rank
 from runs.files import read_json
-from runs.manifest import MAX_META
+from runs.manifest import MAX_META, dataset_identity, split_digests
 
 # these leave what a resumed run learns as it is
 HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile',
@@ -55,15 +56,15 @@ def fill(model, weights):
     model.load_state_dict(shared)
 
 
-def begin_from(run_folder, model, compatible, ema, parameters, device):
+def begin_from(folder, state, compatible, device):
     """ The best weights of another run of the same model, process and data. """
-    source, knobs, meta = checkpoint.load_model(run_folder, 'best', device=device)
+    source, knobs, meta = checkpoint.load_model(folder, 'best', device=device)
     other = compatibility(source.config, knobs, meta)
     other['model']['dropout'] = compatible['model']['dropout']
     if found := checkpoint.difference(other, compatible):
-        raise ValueError(f'init_from={run_folder} was trained with {found}')
-    fill(model, source.state_dict())
-    for average, parameter in zip(ema or (), parameters):
+        raise ValueError(f'init_from={folder} was trained with {found}')
+    fill(state.model, source.state_dict())
+    for average, parameter in zip(state.ema or (), state.parameters):
         average.copy_(parameter.detach())
 
 
@@ -84,9 +85,10 @@ def check_identity(saved, newest, out_dir, folder, identity):
                          'name its own with --dataset=, or choose another --out_dir')
 
 
-def load_everything(saved, newest, model, names, optimizers, ema, state, device_type):
+def load_everything(saved, newest, state, device_type):
     """ Weights, moments, average, counters and generators as they were when they were saved, on any
     number of processes. saved: of checkpoint.load. """
+    model, names, optimizers, ema = state.model, state.names, state.optimizers, state.ema
     known = saved['training_state']
     saved_names = [checkpoint.todays_name(name) for name in saved['optimizer']['names']]
     if saved_names != list(names) or len(saved['optimizer']['states']) != len(optimizers):
@@ -113,6 +115,9 @@ def load_everything(saved, newest, model, names, optimizers, ema, state, device_
         average.copy_(distributed.distribute(averages[name], average))
 
     # counters
+    n_norms, most = len(known['history']), len(state.history)
+    if n_norms > most:
+        raise ValueError(f'{newest}: a history of {n_norms} norms, expected at most {most}')
     state.step = state.saved_at = int(known['step'])
     state.evaluated_at = int(known['evaluated_at'])
     state.best_val = math.inf if known['best_val'] is None else float(known['best_val'])
@@ -128,10 +133,10 @@ def load_everything(saved, newest, model, names, optimizers, ema, state, device_
             torch.cuda.set_rng_state(saved['rng']['cuda'].cpu())
 
 
-def say_what_changed(script, config, out_dir):
+def say_what_changed(script, config):
     """ One line of the knobs that are others than in config.json, which the last start wrote. """
     try:
-        before = checkpoint.read_config(out_dir)
+        before = run_folder.read_config(config['out_dir'])
     except ValueError as error:
         print(f'warning: {error}: whether knobs have changed is not known', file=sys.stderr)
         return
@@ -145,3 +150,77 @@ def say_what_changed(script, config, out_dir):
             changed.append(f'{name} {old!r} -> {new!r}')
     if changed:
         print(f'resumed with other knobs: {", ".join(changed)}', flush=True)
+
+
+# ---- the whole
+
+def resume_or_begin(state, run, config, script):
+    """
+    Fills the state of a training: from the newest checkpoint of out_dir, from the best weights of
+    init_from, or from scratch. Every rank must call. Stops all with exit code 2 where that cannot
+    be. Returns the folder of the checkpoint, or None for a new run.
+    state: of train.py. run: of preflight.plan. script: the path of train.py.
+    """
+    model, init_from = state.model, config['init_from']
+    compatible = compatibility(run.model_config, config, run.train_data.meta)
+    state.identity = {**compatible, 'data': split_digests(run.train_data.meta)}
+    newest = distributed.rank0_or_stop(2, take_run_folder, config)
+
+    # the tables of a new run are made from its training split; else they lie with the weights
+    if not newest and not init_from:
+        tables = distributed.rank0_or_stop(2, processes.tables_of, config, run.train_data)
+        for name, table in tables.items():
+            getattr(model, name).copy_(table)
+
+    # load, or none does
+    error = None
+    try:
+        if newest:
+            resume_from(newest, state, run, config)
+        elif init_from:
+            begin_from(init_from, state, compatible, run.device)
+    except (ValueError, OSError) as failure:
+        error = str(failure)
+    except Exception as failure:                   # whatever a hostile or older checkpoint provokes
+        error = f'cannot go on from {newest or init_from}: {type(failure).__name__}: {failure}'
+    errors = [e for e in distributed.all_gather_object(error) if e]
+    if errors:
+        distributed.stop_all(errors[0], code=2)
+    processes.after_loading(model, run.text, config)
+
+    if rank == 0:
+        if newest:
+            print(f'going on from {newest}')
+            say_what_changed(script, config)
+        else:
+            say_how_it_begins(model, run, config)
+    return newest
+
+
+def take_run_folder(config):
+    """ For rank 0: nobody else writes there until this process ends, however it ends. Returns the
+    newest checkpoint that the run goes on from. """
+    run_folder.lock(config['out_dir'])
+    return checkpoint.newest(config['out_dir']) if config['resume'] == 'auto' else None
+
+
+def resume_from(newest, state, run, config):
+    """ The state of a checkpoint, where it is of the same run. """
+    place = 'cpu' if run.is_sharded else run.device
+    saved = checkpoint.load(newest, map_location=place, rank=rank)
+    known = saved['training_state']
+    check_identity(known, newest, config['out_dir'], run.folder, state.identity)
+    load_everything(saved, newest, state, torch.device(run.device).type)
+    if known['global_batch'] != run.global_batch and rank == 0:
+        print(f'warning: the global batch was {known["global_batch"]} rows and is now '
+              f'{run.global_batch}: not the run it would have been')
+
+
+def say_how_it_begins(model, run, config):
+    for line in processes.describe(model, config, run.train_data):
+        print(line)
+    if config['init_from']:
+        print(f'begins with the best weights of {config["init_from"]}')
+    elif config['freeze'] == 'modality':
+        print('warning: freeze=modality without init_from freezes an encoder at its random '
+              'start: its modality will not be understood')

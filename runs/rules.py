@@ -2,7 +2,7 @@
 One rule for each value that comes from outside: a knob, or a field of a JSON file.
 
 A rule is a short text. Beside a knob it opens the comment, so --help shows it. In the schema of a
-JSON file it is a leaf.
+JSON file (files.check_json) it is a leaf.
 
     [0, 1)                     a number x with 0 <= x < 1; never nan; inf only if the rule names it
     nan                        that number
@@ -210,44 +210,3 @@ def from_value(value, default):
     if is_whole or kind is float and type(value) is int:
         return kind(value)
     raise ValueError(f'{short(value)} is no {kind.__name__}')
-
-
-# ---- JSON
-
-def check_json(value, schema, where):
-    """
-    ValueError unless a value read from JSON has the form of a schema. `where` names it in the
-    error.
-        'int [0, 10]'            a rule
-        {'a': ..., 'b?': ...}    an object with a field a, and perhaps b; other fields do not matter
-        {'*': ...}               an object of any fields, each of this form
-        [...]                    a list, each element of this form
-        (None, {...})            null, or this form
-    """
-    if isinstance(schema, tuple):
-        if value is not None:
-            check_json(value, schema[1], where)
-    elif isinstance(schema, list):
-        if not isinstance(value, list):
-            raise ValueError(f'{where}: {short(value)}, expected a list')
-        for i, element in enumerate(value):
-            check_json(element, schema[0], f'{where}[{i}]')
-    elif isinstance(schema, dict):
-        if not isinstance(value, dict):
-            raise ValueError(f'{where}: {short(value)}, expected an object')
-        check_object(value, schema, where)
-    elif not follows(value, schema):
-        raise ValueError(f'{where}: {short(value)}, expected {schema}')
-
-
-def check_object(value, schema, where):
-    """ check_json of an object. """
-    for key, form in schema.items():
-        name = key.removesuffix('?')
-        if key == '*':
-            for field in value:
-                check_json(value[field], form, f'{where}.{short(field)}')
-        elif name in value:
-            check_json(value[name], form, f'{where}.{name}')
-        elif name == key:
-            raise ValueError(f'{where}: no field {name!r}')

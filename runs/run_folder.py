@@ -6,6 +6,7 @@ What a run folder holds beside its checkpoints (checkpoint.py).
     out/<run>/data/          meta.json, tokenizer.json, latent_stats.npz, encoder.npz: copies from
                              the dataset, so a run folder is complete in itself
     out/<run>/lock           held by the process that trains
+    out/<run>/preempted.json which signal ended the run, where one did
     out/<run>/wandb_id       the id of the run in wandb, where it logs there
 """
 import json
@@ -141,6 +142,20 @@ def write_run(out_dir, config, data_folder, fresh=False, step=0):
 
     if not (out_dir / 'data').exists():
         copy_data(Path(data_folder), out_dir)
+
+
+def begin(config, data_folder, fresh, step):
+    """ Makes the run folder ready for training. Returns the run's id in wandb, or None where it
+    does not log there. """
+    out_dir = config['out_dir']
+    write_run(out_dir, config, data_folder, fresh, step)
+    (Path(out_dir) / 'preempted.json').unlink(missing_ok=True)
+    return wandb_id(out_dir, fresh) if config['wandb_project'] else None
+
+
+def note_preemption(out_dir, step, name):
+    """ preempted.json: which signal ended the run, and after which saved step. """
+    write_text(Path(out_dir) / 'preempted.json', json.dumps(dict(step=step, signal=name)))
 
 
 def copy_data(data_folder, out_dir):

@@ -24,12 +24,13 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from corpora.inputs import most_tokens, pack, read_texts
-from data import PackedDataset, dataset_identity
+from data import PackedDataset
 from diffusion import uniforms
 from encoders import fetch
 from runs.checkpoint import difference
 from runs.console import warn
 from runs.loading import Needs, encode, load_run, raw_latents
+from runs.manifest import dataset_identity
 from sample import LATENT_KNOBS, TEXT_KNOBS, l2t, search, t2l
 
 # the text knobs of samples from noise, which have nothing to guide them

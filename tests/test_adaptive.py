@@ -11,7 +11,8 @@ from processes import add_modules
 from processes.adaptive import Adaptive, Importance, genmd4_bound, rarity
 from data import PackedDataset
 from diffusion import MaskedText
-from loss import BatchMaker, read_stages
+from loss import BatchMaker
+from runs.stages import read_stages
 from model import Model, ModelConfig
 from launch import run, run_each, train, weights
 from toys import L, MASK, TEXTS, V, Toy, exact_bound, optimal_denoiser, random_denoiser, text_law

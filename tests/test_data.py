@@ -9,7 +9,8 @@ import torch
 
 import data
 from corpora import tokenizers
-from data import LatentStats, PackedDataset, load_stats, load_tokenizer, prefetch, row_order
+from data import LatentStats, PackedDataset, prefetch, row_order
+from runs.opening import load_stats, load_tokenizer
 from diffusion import philox
 from runs.files import sha256
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from diffusion import (MODES, GaussianLatents, MaskedText, draw_clocks, mode_shares, normals, positions_and_targets, uniforms)
+from samplers import SOLVERS
 from toys import L, V, Toy, exact_bound, optimal_denoiser, random_denoiser
 
 SCHEDULES = [('loglinear', 0.), ('cosine', 0.), ('polynomial', 2.), ('polynomial', .5), ('ddpm', 0.)]
@@ -312,11 +313,11 @@ def known_denoiser(latent):
 
 
 def solve(latent, solver, z, times, generator=None):
-    memory, step = {}, getattr(latent, solver)
+    memory, step = {}, SOLVERS[solver]
     times = torch.as_tensor(times, dtype=torch.float64)
     for t, s in zip(times, times[1:]):
         noise = torch.randn(z.shape, generator=generator, dtype=z.dtype)
-        z = step(z, t, s, known_denoiser(latent), memory, noise)
+        z = step(latent, z, t, s, known_denoiser(latent), memory, noise)
     return z
 
 

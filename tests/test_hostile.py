@@ -181,8 +181,8 @@ class Outcomes:
 def main(dataset, finished, folder):
     import torch
 
-    from runs import checkpoint
-    import data
+    from runs import checkpoint, manifest
+    from data import PackedDataset
     import encoders
     from corpora import layouts as inspection
     import prepare
@@ -196,7 +196,7 @@ def main(dataset, finished, folder):
     packed, run_folder = Path(folder, 'packed'), Path(folder, 'run')
     shutil.copytree(dataset, packed)
     shutil.copytree(finished, run_folder)
-    record = data.read_meta(packed)['source']
+    record = manifest.read_meta(packed)['source']
     given = packed / 'z.npy'
     np.save(given, np.load(packed / 'val-00000.latents.npy').astype(np.float32)[:5])
 
@@ -204,17 +204,17 @@ def main(dataset, finished, folder):
 
     def read_dataset():
         for split in ('train', 'val'):
-            ds = data.PackedDataset(packed, split)
+            ds = PackedDataset(packed, split)
             for read in (ds.rows, ds.ids):
                 read(np.arange(8))
-            data.dataset_identity(ds.meta)
+            manifest.dataset_identity(ds.meta)
             ds.counts()
 
     def read_meta():
         read_dataset()
         inspection.verify(packed)
         inspection.summary(packed)
-        meta = data.read_meta(packed)
+        meta = manifest.read_meta(packed)
         if meta['encoder'] and meta['encoder']['id'] == 'lsa':
             encoders.load_encoder(meta['encoder'], folder=packed)
         prepare.known_shards(packed, record)
@@ -232,13 +232,13 @@ def main(dataset, finished, folder):
         for task in sample.NEEDS:
             sample.NEEDS[task].missing(run)
         sample.l2t(run, torch.zeros(1, 1, 16), steps=1, seed=0, batch=1)
-        data.dataset_folder(run.config['dataset'])
+        manifest.dataset_folder(run.config['dataset'])
 
     def read_state():
         checkpoint.load(run_folder / (run_folder / 'latest').read_text().strip())
 
     def read_lsa():
-        encoders.load_encoder(data.read_meta(packed)['encoder'], folder=packed)
+        encoders.load_encoder(manifest.read_meta(packed)['encoder'], folder=packed)
 
     for read in (read_dataset, read_meta, read_given, read_given_as_source, read_run, read_state, read_lsa):
         outcomes.note('sound files', read.__name__, read)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-import data
+from runs import manifest
 import prepare
 from corpora import tokenizers
 from corpora.builtin import builtin_corpus
@@ -117,7 +117,7 @@ def test_a_real_encoder_of_tiny_size_and_no_encoder_at_all(tmp_path):
     # [CLS], four words, [SEP]: shorter than the lines
     (tmp_path / 'bert/sentence_bert_config.json').write_text('{"max_seq_length": 6}')
     short = run(input=path, out=tmp_path / 'c', encoder=str(tmp_path / 'bert'), encoder_dims=0, pooling='mean')
-    splits = data.read_meta(short)['splits'].values()
+    splits = manifest.read_meta(short)['splits'].values()
     assert sum(s['truncated'] for s in splits) == sum(s['samples'] for s in splits) == len(LINES)
     assert ds.meta['splits']['train']['truncated'] == 0
     plain = PackedDataset(run(input=path, out=tmp_path / 'b', encoder='none', tokenizer='byte'), 'train')
@@ -201,7 +201,7 @@ def test_invalid_utf8_is_replaced_and_counted_where_asked_nul_is_kept_and_empty_
 def test_counts_in_are_counts_out_plus_counted_drops(tmp_path):
     (tmp_path / 'a.txt').write_bytes(b'\n'.join([*(line.encode() for line in LINES), b'', b' ', b'\xff nul \x00',
                                                  b'y ' * 5_000_000]))                # 10 MB
-    meta = data.read_meta(run(input=tmp_path / 'a.txt', out=tmp_path / 'a', encoder='none', tokenizer='byte', max_tokens=8191,
+    meta = manifest.read_meta(run(input=tmp_path / 'a.txt', out=tmp_path / 'a', encoder='none', tokenizer='byte', max_tokens=8191,
                              invalid_bytes='replace'))
     counts, splits = meta['counts']['input'], meta['splits'].values()
     assert counts['read'] == len(LINES) + 4 == sum(s['documents'] for s in splits) + counts['empty'] and counts['invalid_utf8'] == 1
@@ -388,16 +388,16 @@ def test_max_tokens_follows_the_lengths_of_the_training_texts_and_is_written_dow
     odd = 'one text that is longer than the others'                                  # 39
     path = write_lines(tmp_path / 'a.txt', [*short, odd])
     knobs = dict(encoder='none', tokenizer='byte', shard_size=400)
-    meta = data.read_meta(run(input=path, out=tmp_path / 'a', **knobs))
+    meta = manifest.read_meta(run(input=path, out=tmp_path / 'a', **knobs))
     assert meta['max_tokens'] == 15 and meta['source']['max_tokens'] is None
     assert sum(split['samples'] for split in meta['splits'].values()) > len(short) + 1, 'one of 1,501 became several samples'
     whole = digests(tmp_path / 'a')
     run(input=path, out=tmp_path / 'a', **knobs)
     assert digests(tmp_path / 'a') == whole
-    long = data.read_meta(run(input=write_lines(tmp_path / 'b.txt', [odd * 9] * 150 + short), out=tmp_path / 'b', **knobs))
+    long = manifest.read_meta(run(input=write_lines(tmp_path / 'b.txt', [odd * 9] * 150 + short), out=tmp_path / 'b', **knobs))
     assert long['max_tokens'] == 127, 'at most'
     np.save(tmp_path / 'z.npy', np.random.default_rng(0).normal(size=(1501, 4)).astype(np.float32))
-    given = data.read_meta(run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'z', **knobs))
+    given = manifest.read_meta(run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'z', **knobs))
     assert given['max_tokens'] == 39 and not any(split['longer_than_max_tokens'] for split in given['splits'].values())
 
 
@@ -412,7 +412,7 @@ def test_a_dataset_of_another_max_tokens_is_refused_with_what_keeps_it_and_the_s
         run(input=path, out=tmp_path / 'x')
     shards = {name: digest for name, digest in digests(tmp_path / 'x').items() if name[:5] in ('train', 'val-0')}
     assert run(input=path, out=tmp_path / 'x', max_tokens=127) and shards.items() <= digests(tmp_path / 'x').items()
-    followed = data.read_meta(run(input=path, out=tmp_path / 'y'))['max_tokens']
+    followed = manifest.read_meta(run(input=path, out=tmp_path / 'y'))['max_tokens']
     run(input=path, out=tmp_path / 'y', max_tokens=followed)
     with pytest.raises(ValueError, match=f"encoding = 'utf-8', not 'latin-1'; choose another --out="):
         run(input=path, out=tmp_path / 'x', max_tokens=127, encoding='latin-1')

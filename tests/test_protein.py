@@ -11,7 +11,8 @@ from corpora.tokenizers import RESIDUES
 from data import PackedDataset, is_end
 from diffusion import MaskedText, uniforms
 from encoders import load_encoder
-from loss import BatchMaker, read_stages
+from loss import BatchMaker
+from runs.stages import read_stages
 from launch import TINY, run, run_each
 from samplers import SAMPLERS
 

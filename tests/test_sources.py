@@ -14,7 +14,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-import data
+from runs import manifest
 from corpora import hub, readers
 from data import PackedDataset
 from corpora.images import image_patches
@@ -61,11 +61,11 @@ def test_a_dataset_of_the_hub_is_streamed_by_name_field_and_split(tmp_path, monk
     monkeypatch.setitem(hub.HUB, 'tiny', dict(path=str(tmp_path / 'hub'), val='validation'))
     folder = run(input='', hub_dataset='tiny', hub_revision='main', field='body', out=tmp_path / 'out', encoder='none')
     assert texts_of(folder, 'train') == LINES[:100] and texts_of(folder, 'val') == LINES[100:]
-    assert data.read_meta(folder)['source']['hub_revision'] == 'main' and str(tmp_path) not in (tmp_path / 'out/meta.json').read_text()
+    assert manifest.read_meta(folder)['source']['hub_revision'] == 'main' and str(tmp_path) not in (tmp_path / 'out/meta.json').read_text()
     import prepare
     monkeypatch.setattr(prepare, 'hub_commit', lambda name: f'commit of {name}')
     newest = run(input='builtin', hub_dataset='tiny', field='body', out=tmp_path / 'newest', encoder='none')
-    assert data.read_meta(newest)['source']['hub_revision'] == 'commit of tiny' and texts_of(newest, 'val') == LINES[100:]
+    assert manifest.read_meta(newest)['source']['hub_revision'] == 'commit of tiny' and texts_of(newest, 'val') == LINES[100:]
     with pytest.raises(ValueError, match="no text in field 'text', found .*body"):
         read_all(hub_dataset='tiny')
     with pytest.raises(ValueError, match='hub_dataset=.*nowhere: cannot be read'):
@@ -270,7 +270,7 @@ with open(result + '_cluster.tsv', 'w') as f:
     folder = run(**knobs)
     train, val = ({text[:5] for text in texts_of(folder, split)} for split in ('train', 'val'))
     assert train | val == set(families) and not train & val and 3 < len(val) < 20
-    assert data.read_meta(folder)['source']['mmseqs'] == '15-6f452'
+    assert manifest.read_meta(folder)['source']['mmseqs'] == '15-6f452'
     without = run(**knobs | dict(homology=0.0, out=tmp_path / 'without'))
     assert {t[:5] for t in texts_of(without, 'train')} & {t[:5] for t in texts_of(without, 'val')}, 'the control'
 
@@ -338,7 +338,7 @@ def test_a_text_too_long_for_one_sample_is_dropped_and_counted_when_its_latent_i
     long = [' '.join(LINES[:9])] + LINES[1:]
     np.save(tmp_path / 'z.npy', z)
     folder = run(input=write_lines(path, long), latents_from=tmp_path / 'z.npy', out=tmp_path / 'out', encoder='none', max_tokens=40)
-    splits = data.read_meta(folder)['splits'].values()
+    splits = manifest.read_meta(folder)['splits'].values()
     assert sum(s['documents'] for s in splits) == 150 and sum(s['samples'] for s in splits) == 149
     assert sum(s['longer_than_max_tokens'] for s in splits) == 1 and long[0] not in latents_of(folder)
 
@@ -352,7 +352,7 @@ def test_an_encoder_named_beside_given_latents_must_be_theirs(tmp_path):
     z = load_encoder(str(folder), pooling='mean')(LINES)[:, 0].numpy()
     np.save(tmp_path / 'z.npy', z)
     knobs = dict(input=path, latents_from=tmp_path / 'z.npy', encoder=str(folder), encoder_dims=0, pooling='mean')
-    meta = data.read_meta(run(**knobs, out=tmp_path / 'out'))
+    meta = manifest.read_meta(run(**knobs, out=tmp_path / 'out'))
     assert meta['encoder']['pooling'] == 'mean' and meta['latent_shape'] == [1, 32]
     np.save(tmp_path / 'z.npy', z[::-1])
     with pytest.raises(ValueError, match='not those of encoder'):

@@ -10,9 +10,12 @@ import torch
 from safetensors.torch import load_file
 
 from configurator import run_config
-from data import PackedDataset, dataset_folder, how_to_prepare
+from data import PackedDataset
+from runs.manifest import dataset_folder, how_to_prepare
 from diffusion import GaussianLatents, MaskedText
-from loss import BatchMaker, read_stages, statistics, summary
+from loss import BatchMaker, statistics
+from runs.log import summary
+from runs.stages import read_stages
 from launch import ROOT, TINY, Job, log, run, run_code, run_each, train, train_each, weights
 from samplers import SAMPLERS
 

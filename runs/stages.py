@@ -1,0 +1,67 @@
+"""
+Stages: stretches of a run with one mode and one text length. Most runs have one; the knobs
+mode_schedule and length_schedule make more.
+"""
+from types import SimpleNamespace
+
+from diffusion import mode_shares
+
+
+def read_schedule(name, schedule, what, max_iters):
+    """ [(first step, value)] of 'VALUE:STEPS,VALUE:STEPS,VALUE': the last one fills the run.
+    ValueError says what is wrong. """
+    found, first = [], 0
+    for part in schedule.split(','):
+        value, _, steps = part.strip().partition(':')
+        is_count = steps.isascii() and steps.isdecimal() and int(steps) > 0
+        if not value or steps and not is_count or first is None:
+            raise ValueError(f'{name}={schedule!r}: {part.strip()!r}: '
+                             f'expected {what}:STEPS,{what}:STEPS,{what}')
+        found.append((first, value))
+        first = first + int(steps) if steps else None
+    if found[-1][0] >= max_iters or first not in (None, max_iters):
+        raise ValueError(f'{name}={schedule!r}: its steps do not fill max_iters={max_iters}; '
+                         f'leave the last {what.lower()} without steps')
+    return found
+
+
+def read_stages(schedule, lengths, mode_weights, streams, freeze, max_iters, seq_len, head_budget):
+    """
+    A stage for every stretch of one mode and one text length: its first step, what its mode draws,
+    the streams that have a loss, the tokens of a text, and the number of positions of the head.
+    schedule: 'l2t', or 't2l:2000,l2t:3000,mixed'; lengths: '', or '24:1200,40'.
+    head_budget(share of rows with a text loss, length) -> positions. ValueError says what is wrong.
+    """
+    modes = read_schedule('mode_schedule', schedule, 'MODE', max_iters)
+    cuts = read_schedule('length_schedule', lengths or str(seq_len), 'LENGTH', max_iters)
+    for _, length in cuts:
+        if not (length.isascii() and length.isdecimal()) or not 1 <= int(length) <= seq_len:
+            raise ValueError(f'length_schedule={lengths!r}: {length!r}: expected lengths of 1 to '
+                             f'{seq_len} tokens')
+
+    found = []
+    for first in sorted({step for step, _ in modes + cuts}):
+        mode = [value for step, value in modes if step <= first][-1]
+        length = int([value for step, value in cuts if step <= first][-1])
+
+        # the shares of rows that have a text loss, and a latent loss
+        shares = mode_shares(mode, mode_weights)
+        text_share = shares['unconditional'] + shares['l2t']
+        latent_share = shares['unconditional'] + shares['t2l']
+        predict = ()
+        if text_share and 'text' in streams:
+            predict += ('text',)
+        if latent_share and 'latent' in streams:
+            predict += ('latent',)
+
+        if length < seq_len and shares['t2l'] and 'latent' in streams:
+            raise ValueError(f'length_schedule={lengths!r}: mode={mode} learns the latents of '
+                             'whole texts from texts that are cut')
+        if not predict:
+            raise ValueError(f'mode={mode} has no loss on streams={streams}')
+        if freeze == 'modality' and mode not in ('l2t', 't2l'):
+            raise ValueError('freeze=modality fine-tunes one direction, l2t or t2l, not '
+                             f'mode={mode}')
+        found.append(SimpleNamespace(mode=mode, first=first, seq_len=length, shares=shares,
+                                     predict=predict, budget=head_budget(text_share, length)))
+    return found
