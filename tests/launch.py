@@ -46,9 +46,9 @@ for argv in {[[f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args] for out
     assert result.returncode == 0, result.stderr
 
 
-def run_each(*commands, cwd=ROOT, timeout=HANGS, env=()):
+def run_each(*commands, cwd=ROOT, timeout=HANGS, env=(), root=ROOT):
     """ (exit code, stdout, stderr) of each [script, *args], one after the other in one process: one import of torch for all. An
-    exception is exit code 1, as Python would have it. """
+    exception is exit code 1, as Python would have it. root: of the tree whose scripts run. """
     code = f"""
 import contextlib, gc, io, json, runpy, sys, traceback
 results = []
@@ -56,7 +56,7 @@ for script, *args in {[list(map(str, c)) for c in commands]!r}:
     sys.argv, out, err, rc = [script] + args, io.StringIO(), io.StringIO(), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
-            runpy.run_path({str(ROOT)!r} + '/' + script, run_name='__main__')
+            runpy.run_path({str(root)!r} + '/' + script, run_name='__main__')
         except SystemExit as stop:
             rc = stop.code or 0
         except Exception:
@@ -68,7 +68,7 @@ for script, *args in {[list(map(str, c)) for c in commands]!r}:
 print('RESULTS' + json.dumps(results))
 """
     result = subprocess.run([sys.executable, '-'], input=code, cwd=cwd, capture_output=True, text=True, timeout=timeout,
-                            env={**os.environ, 'PYTHONPATH': str(ROOT), **dict(env)})
+                            env={**os.environ, 'PYTHONPATH': str(root), **dict(env)})
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.split('RESULTS')[1])
 
