@@ -83,7 +83,7 @@ def normals(seed, step, purpose, first, rows, *shape):
 DRAWN, GIVEN = True, False
 
 MODES = {
-    #                 text clock, latent clock, text weight, latent weight (of the losses)
+    #                 text clock, latent clock, text_on,     latent_on: has it a loss?
     'unconditional': (DRAWN,      DRAWN,        1,           1),
     'l2t':           (DRAWN,      GIVEN,        1,           0),
     't2l':           (GIVEN,      DRAWN,        0,           1),
@@ -112,9 +112,10 @@ def mode_shares(mode, mode_weights):
 def draw_clocks(seed, step, first, rows, batch, shares,
                 cond_drop=0.1, latent_noise=0.0, t_min=1e-3):
     """
-    Clocks and loss weights of rows first .. first + rows of the global batch at this step.
+    Clocks of rows first .. first + rows of the global batch at this step, and 1 or 0 for each loss:
+    whether the row has it.
     shares: from mode_shares. cond_drop: how often the null condition replaces a given modality.
-    Returns {mode (rows,) int64; t_text, t_latent, text_weight, latent_weight (rows,) float64}.
+    Returns {mode (rows,) int64; t_text, t_latent, text_on, latent_on (rows,) float64}.
     """
     assert 0 <= first and first + rows <= batch, (first, rows, batch)
 
@@ -130,7 +131,7 @@ def draw_clocks(seed, step, first, rows, batch, shares,
     mode = torch.searchsorted(edges, u_mode.contiguous(), right=True)
     mode = mode.clamp(max=len(shares) - 1)
     table = torch.tensor([MODES[name] for name in shares], dtype=torch.float64)
-    text_drawn, latent_drawn, text_weight, latent_weight = table[mode].T
+    text_drawn, latent_drawn, text_on, latent_on = table[mode].T
 
     # the clocks
     drawn_text = t_min + (1 - t_min) * u_text
@@ -143,7 +144,7 @@ def draw_clocks(seed, step, first, rows, batch, shares,
     t_text = torch.where(dropped & (text_drawn == 0), 1.0, t_text)
     t_latent = torch.where(dropped & (latent_drawn == 0), 1.0, t_latent)
     return dict(mode=mode, t_text=t_text, t_latent=t_latent,
-                text_weight=text_weight, latent_weight=latent_weight)
+                text_on=text_on, latent_on=latent_on)
 
 
 # ---- masked text
@@ -184,7 +185,7 @@ class MaskedText:
         self.mask_id = vocab_size
         self.schedule = schedule
         self.power = power
-        self.weighting = loss_weight
+        self.loss_weight = loss_weight
 
     # the schedule
 
@@ -199,7 +200,7 @@ class MaskedText:
         b = (self.BETA_1 + self.BETA_2 * t) * t
         return torch.expm1(-b) / math.expm1(-self.BETA_1 - self.BETA_2)
 
-    def clock(self, share):
+    def time_of_share(self, share):
         """ The time t with M(t) = share. """
         if self.schedule == 'loglinear':
             return share
@@ -212,7 +213,7 @@ class MaskedText:
         root = torch.sqrt(self.BETA_1 ** 2 + 4 * self.BETA_2 * b)
         return 2 * b / (self.BETA_1 + root)
 
-    def weight(self, t):
+    def bound_weight(self, t):
         """ w(t) = M'(t) / M(t), the weight of the bound. """
         if self.schedule == 'loglinear':
             return 1 / t
@@ -223,11 +224,11 @@ class MaskedText:
         b = (self.BETA_1 + self.BETA_2 * t) * t
         return (self.BETA_1 + 2 * self.BETA_2 * t) / torch.expm1(b)      # b' / (exp(b) - 1)
 
-    def loss_weight(self, t):
+    def training_weight(self, t):
         """ The weight of a row's text loss in training. """
-        if self.weighting == 'bound':
-            return self.weight(t)
-        if self.weighting == 'uniform':
+        if self.loss_weight == 'bound':
+            return self.bound_weight(t)
+        if self.loss_weight == 'uniform':
             return torch.ones_like(t)
         return 1 - t
 
@@ -329,7 +330,7 @@ class MaskedText:
         noisy, mask = self.corrupt_exactly(tokens, n, u[:, 1:], known_mask)
 
         # -log p(x^i | x_t) of the masked ones
-        t_text = self.clock(n / L).float()                               # (B,)
+        t_text = self.time_of_share(n / L).float()                       # (B,)
         positions = positions_of(mask)                                   # (P,)
         logits, _ = model(noisy, latents, t_text, t_latent, positions, predict=('text',))
         targets = tokens.flatten()[positions]
@@ -443,7 +444,7 @@ class GaussianLatents:
         self.live = live
         self.schedule = schedule
         self.target = target
-        self.weighting = loss_weight
+        self.loss_weight = loss_weight
 
     # the schedule
 
@@ -519,15 +520,15 @@ class GaussianLatents:
 
     # the loss
 
-    def weight(self, t):
+    def training_weight(self, t):
         """ The weight of the squared error of the target: 1, or W(SNR) * (d x0 / d target)^2.
         With W = SNR that is SNR for x0, 1 for eps, and SNR / (SNR + 1) for v on vp. """
-        if self.weighting == 'none':
+        if self.loss_weight == 'none':
             return torch.ones_like(t)
 
         alpha_t, sigma_t = self.alpha_sigma(t)
         snr = (alpha_t / sigma_t) ** 2
-        if self.weighting == 'min_snr':
+        if self.loss_weight == 'min_snr':
             snr = snr.clamp(max=5)
 
         # |d x0 / d target|
@@ -543,7 +544,7 @@ class GaussianLatents:
 
     def loss(self, out, target, row_weight):
         """ loss = mean over rows of row_weight * (mean squared error per live dimension)
-        row_weight (B,): weight(t) times the row's loss weight. All B rows count.
+        row_weight (B,): training_weight(t) times the row's loss weight. All B rows count.
         Returns the loss, and the error per row (B,), unweighted. """
         squared = (out - target).square() * self.live                    # (B, N, D)
         error = squared.mean(1).sum(1) / self.live.sum()                 # (B,)

@@ -65,7 +65,7 @@ class BatchMaker:
 
         # the text, masked, and where it is scored
         if 'text' in stage.predict:
-            has_loss = (clocks['text_weight'] > 0)[:, None]
+            has_loss = (clocks['text_on'] > 0)[:, None]
             batch['n_real'] = (has_loss & (tokens != data.tokenizer.pad)).sum()[None].float()
         if 'text' in self.streams:
             u = uniforms(seed, step, 'mask', first, B, L)
@@ -74,11 +74,11 @@ class BatchMaker:
             elif self.adaptive and self.adaptive.learns:
                 # the importance network reads the clean text first: Loss masks it, on the device
                 batch.update(tokens=tokens, u=u, t=clocks['t_text'],
-                             text_weight=clocks['text_weight'], budget=stage.budget, step=step,
+                             text_on=clocks['text_on'], budget=stage.budget, step=step,
                              known_mask=known_mask)
             else:
                 importance = self.adaptive.rarity[tokens] if self.adaptive else None
-                batch.update(self.masked(tokens, clocks['t_text'], clocks['text_weight'], u,
+                batch.update(self.masked(tokens, clocks['t_text'], clocks['text_on'], u,
                                          stage.budget, step, known_mask, importance))
 
         # the latents and their noise; Loss mixes them
@@ -86,19 +86,19 @@ class BatchMaker:
             batch['clean'] = latents
             batch['noise'] = normals(seed, step, 'latent', first, *latents.shape)
             if 'latent' in stage.predict:
-                weight = self.latent.weight(clocks['t_latent']) * clocks['latent_weight']
-                batch['row_weight'] = torch.where(clocks['latent_weight'] > 0, weight, 0).float()
+                weight = self.latent.training_weight(clocks['t_latent']) * clocks['latent_on']
+                batch['row_weight'] = torch.where(clocks['latent_on'] > 0, weight, 0).float()
         return batch
 
-    def masked(self, tokens, t, text_weight, u, budget, step, known_mask=None, importance=None):
+    def masked(self, tokens, t, text_on, u, budget, step, known_mask=None, importance=None):
         """ The text as the network reads it, and what is scored: {tokens, positions, targets,
         weight}, and what is logged of the importance. """
         exponent = None if importance is None else self.adaptive.exponents(importance, step)
         x_t, mask = self.text.corrupt(tokens, t, u, known_mask, exponent)
 
         # where: a row without this loss may have clock 0, and there the weight would be inf * 0
-        scored = mask & (text_weight > 0)[:, None]
-        weight = torch.where(text_weight > 0, self.text.loss_weight(t) * text_weight, 0)[:, None]
+        scored = mask & (text_on > 0)[:, None]
+        weight = torch.where(text_on > 0, self.text.training_weight(t) * text_on, 0)[:, None]
         logged = {}
         if importance is not None:
             weight = weight * exponent * self.adaptive.emphasis(importance, scored, tokens, step)
@@ -129,7 +129,7 @@ class Loss(nn.Module):
             if 'u' in batch:
                 importance, learned = self.model.importance(batch['tokens'])
                 batch.update(self.make_batch.masked(
-                    batch['tokens'], batch['t'], batch['text_weight'], batch['u'], batch['budget'],
+                    batch['tokens'], batch['t'], batch['text_on'], batch['u'], batch['budget'],
                     batch['step'], batch['known_mask'], importance.detach()))
 
             # z_t = alpha z + sigma noise
@@ -140,7 +140,7 @@ class Loss(nn.Module):
 
             hidden, latent_out = self.model(                             # (P, C), (B, N, D)
                 batch.get('tokens'), z_t, batch['t_text'], batch['t_latent'],
-                batch.get('positions'), predict, head=False)
+                batch.get('positions'), predict, return_hidden=True)
             if 'text' in predict:
                 text_part = self.text_loss(hidden, batch, learned)
 

@@ -286,12 +286,12 @@ class Model(nn.Module):
         return is_before | is_prefix
 
     def forward(self, tokens, latents, t_text, t_latent, positions=None, predict=('text', 'latent'),
-                head=True):
+                return_hidden=False):
         """
         tokens (B, L) int64, latents (B, N, D) float, clocks (B,) float; None for a missing stream.
         positions (P,) int64: where the head runs, in the flattened B * L; None: everywhere.
         predict: the streams whose prediction is wanted; the others only condition.
-        head=False: the text's hidden states in place of its logits (a loss runs the head itself).
+        return_hidden: the text's hidden states in place of its logits; a loss runs the head itself.
         Returns logits (P, V) or (B, L, V) float32 (hidden (P, C) or (B, L, C)), and the latent
         prediction (B, N, D) float32; None where not wanted.
         """
@@ -333,7 +333,7 @@ class Model(nn.Module):
             hidden = self.finish_text(text, text_final, into_head)       # (B, L, C)
             if positions is not None:
                 hidden = hidden.flatten(0, 1).index_select(0, positions)  # (P, C)
-            logits = self.text_head(hidden).float() if head else hidden
+            logits = hidden if return_hidden else self.text_head(hidden).float()
         if 'latent' in predict:
             shift, scale = latent_final.chunk(2, dim=1)
             latent = modulate(latent, shift[:, None], scale[:, None])    # (B, K, C)

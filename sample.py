@@ -506,7 +506,8 @@ def embed(run, tokens, z=None, seed=0, batch=128, progress=no_progress):
 
         # clocks: text 0, latents 0 or 1
         with run.autocast():
-            hidden, _ = run.model(x, latents, t, t + (z is None), None, ('text',), head=False)
+            hidden, _ = run.model(x, latents, t, t + (z is None), predict=('text',),
+                                  return_hidden=True)
         hidden = hidden.float().view(*x.shape, -1)                       # (B, L, C)
         is_text = (~is_end(x, run.tokenizer)).float()                    # (B, L)
 
@@ -583,7 +584,7 @@ def mask_least_certain(run, tokens, z, share, seed, batch):
             mask = half & ~ends[part]
             positions = positions_of(mask)                               # (P,)
             noisy = torch.where(mask, run.text.mask_id, tokens[part]).to(run.device)
-            t = run.text.clock(mask.double().mean(1))
+            t = run.text.time_of_share(mask.double().mean(1))
             logits, _ = call(run, noisy, z[part].to(run.device), t, 0.0, positions)
             x = tokens[part].flatten()[positions].to(run.device)
             scatter_at(certainty[part], positions, certainty_of(logits, x, 'top1').cpu())

@@ -136,7 +136,7 @@ def init_state(text, tokens, known_mask):
             return t
         # else the t with M(t) = masked / L of each row: the clock of MaskedText.bound
         n_masked = n + to_device(never_filled, n)
-        return text.clock(n_masked.double() / tokens.shape[1]).float()
+        return text.time_of_share(n_masked.double() / tokens.shape[1]).float()
 
     return tokens.clone(), is_mask & ~known_mask, model_time
 
@@ -272,7 +272,7 @@ def remdm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_cal
         p_unmask = (alpha_next - (1 - p_remask) * alpha_t) / (1 - alpha_t)
 
         # in a loop the schedule of training has this masked share at another t
-        model_t = text.clock(torch.tensor(M_t)) if remask == 'loop' else t
+        model_t = text.time_of_share(torch.tensor(M_t)) if remask == 'loop' else t
         chain.append((model_t, p_unmask, p_remask))
     return remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step)
 

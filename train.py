@@ -222,7 +222,7 @@ if compile:
 make_batch = BatchMaker(run.text, run.latent, streams, seed, cond_drop, latent_noise, t_min,
                         run.adaptive, predict_length)
 loss_fn = Loss(model, make_batch, autocast, latent_weight)
-set_frozen(run.always_frozen)                            # the optimizers take all that ever train
+set_frozen(run.always_frozen)                              # the optimizers take all that ever train
 if is_sharded:
     distributed.shard(loss_fn, device)
 trained = [(name, p) for name, p in model.named_parameters() if name not in run.always_frozen]

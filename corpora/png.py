@@ -10,10 +10,17 @@ import torch
 GAP = 4                        # white pixels between two pictures of a sheet
 
 
+def image_record(meta):
+    """ How the images of a dataset were cut: {image_size, patch, channels}; None where its latents
+    are not of images. meta: of meta.json. """
+    record = meta.get('source') or {}
+    return record if record.get('image_size') else None
+
+
 def images_of(run):
-    """ The record of how the run's images were cut: image_size, patch, channels. """
-    record = run.meta.get('source') or {}
-    if not record.get('image_size'):
+    """ The image_record of a run. ValueError where it has none. """
+    record = image_record(run.meta)
+    if record is None:
         raise ValueError(f'{run.out_dir} was not trained on images: it neither reads nor draws a '
                          'picture')
     return record

@@ -7,7 +7,7 @@ which decides which tokens are masked first. A module is imported only where a k
 What loss.py, sample.py and evaluate.py ask of a text process. Time t runs from 0 (clean) to 1
 (noise):
     corrupt(tokens, t, u, known_mask)    what the network reads, and where it is scored, (B, L) each
-    loss_weight(t)                       the weight of a row's loss in training
+    training_weight(t)                   the weight of a row's loss in training
     loss(hidden, head, targets, weight, seen, t)
                                          the loss, and of the scored places nats and whether right
     head_budget(rows, length, text_share, t_min)
@@ -19,8 +19,8 @@ What loss.py, sample.py and evaluate.py ask of a text process. Time t runs from 
 To add a process, write a module here and add one line to MODULES. The module has a function
     make(config, vocab_size, cluster_of, lengths)       the process; ValueError for wrong knobs
 and, only where the process needs them, functions by these names:
-    extra_ids(config), add_modules(model), tables_of(config, data), after_loading(model, text),
-    describe(model, data)                what they do is said below
+    extra_ids(config), add_modules(model), tables_of(config, data), check_tables(model),
+    after_loading(model, text), describe(model, data)          what they do is said below
 The choices of the knob text_process are in train.py.
 """
 from importlib import import_module
@@ -99,6 +99,13 @@ def tables_of(config, data):
     """ {name: tensor}: the tables of add_modules for a new run, made from its training split. """
     module = module_of(config)
     return module.tables_of(config, data) if hasattr(module, 'tables_of') else {}
+
+
+def check_tables(model, config):
+    """ ValueError where a table that lies with the weights cannot be one of this process. """
+    module = module_of(config)
+    if hasattr(module, 'check_tables'):
+        module.check_tables(model)
 
 
 def after_loading(model, text, config):

@@ -36,7 +36,7 @@ class NextToken:
     def corrupt(self, tokens, t, u=None, known_mask=None, exponent=None):
         return self.shift(tokens), tokens != self.pad
 
-    def loss_weight(self, t):
+    def training_weight(self, t):
         return torch.ones_like(t)
 
     def loss(self, hidden, head, targets, weight, seen=None, t=None):

@@ -31,23 +31,23 @@ from samplers import no_callback, scatter_at, schedule_times, to_device
 class GIDD(IntegralProcess):
     """
     p_u in [0, 1): the share of random tokens at t = 1/2. gamma > 0.
-    training_weight, the weight in the loss:
+    loss_weight, the weight in the loss:
         bound     w
         dynamic   w 2 t (1-t) / gamma: 2 at MASK, 1 at z != x, less at z = x
         clip      min(w, 2)
     """
-    TRAINING_WEIGHTS = ('bound', 'dynamic', 'clip')
+    LOSS_WEIGHTS = ('bound', 'dynamic', 'clip')
 
-    def __init__(self, vocab_size, p_u=0.1, gamma=1.0, training_weight='dynamic'):
+    def __init__(self, vocab_size, p_u=0.1, gamma=1.0, loss_weight='dynamic'):
         is_range = 0 <= p_u < 1 and 0 < gamma < math.inf
-        if not is_range or training_weight not in self.TRAINING_WEIGHTS:
+        if not is_range or loss_weight not in self.LOSS_WEIGHTS:
             raise ValueError(f'gidd_uniform={p_u}, gidd_gamma={gamma}, '
-                             f'text_loss_weight={training_weight}: expected a share in [0, 1), '
+                             f'text_loss_weight={loss_weight}: expected a share in [0, 1), '
                              'a gamma > 0, and bound, dynamic or clip')
         self.mask_id = vocab_size
         self.ratio = 2 * p_u / (1 - p_u)
         self.gamma = gamma
-        self.training_weight = training_weight
+        self.loss_weight = loss_weight
 
     # ---- from clean to noisy
 
@@ -84,7 +84,7 @@ class GIDD(IntegralProcess):
     # ---- the loss and the bound
 
     def weight(self, x, z, t, kind):
-        """ w of the places (P,), or what the kind of training_weight makes of it. """
+        """ w of the places (P,), or what the kind of loss_weight makes of it. """
         V, gamma = self.mask_id, self.gamma
         *_, c = self.masses(t)
         at_x = c / (V * (1 - t) ** gamma + c)

@@ -29,7 +29,7 @@ from samplers import init_state, no_callback, scatter_at, schedule_times, to_dev
 class HDLM(IntegralProcess):
     """ cluster_of (V,): the cluster of each token, from 0 to n_clusters - 1. gamma > 0: how much
     faster tokens become clusters than clusters become MASK. xi in (0, 1]. """
-    training_weight = 'bound'
+    loss_weight = 'bound'
     schedule = 'hdlm'
 
     def __init__(self, vocab_size, cluster_of, gamma=1.0, xi=1.0):
@@ -212,6 +212,13 @@ def add_modules(model):
 
 def tables_of(config, data):
     return {'cluster_of': cluster_table(config['clusters_from'], data, config['clusters'])}
+
+
+def check_tables(model):
+    least, most = model.cluster_of.min().item(), model.cluster_of.max().item()
+    n_clusters = model.config.extra_ids
+    if least < 0 or most >= n_clusters:
+        raise ValueError(f'cluster_of holds {least} to {most}, expected 0 to {n_clusters - 1}')
 
 
 def after_loading(model, text):

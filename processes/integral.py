@@ -21,11 +21,11 @@ CHUNK_ELEMENTS_ELSEWHERE = 2 ** 26
 
 class IntegralProcess:
     """
-    Base class. A process has `training_weight` (the kind of its loss), `corrupt`, and
+    Base class. A process has `loss_weight` (the kind of its loss), `corrupt`, and
         integrand(log_p (P, V), x (P,), z (P,), t (P,) float64, kind) -> (P,) nats
     """
 
-    def loss_weight(self, t):
+    def training_weight(self, t):
         """ 1: the integrand holds all weights. """
         return torch.ones_like(t)
 
@@ -48,7 +48,7 @@ class IntegralProcess:
             # gradients of the chunks would add up in bfloat16.
             logits = F.linear(hidden, head.view_as(head))
             log_p = logits.log_softmax(1, dtype=torch.float32)               # (p, V)
-            value = self.integrand(log_p, targets, seen, t, self.training_weight)
+            value = self.integrand(log_p, targets, seen, t, self.loss_weight)
             nll = -log_p.detach().gather(1, targets[:, None]).squeeze(1)     # (p,)
             return value, is_right(nll, -log_p.detach().amax(1), len(head))
 

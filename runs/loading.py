@@ -16,10 +16,10 @@ from types import SimpleNamespace
 import torch
 import torch.nn.functional as F
 
+import processes
 from corpora.fasta import never_written
 from diffusion import GaussianLatents, MaskedText, mode_shares
 from encoders import check_texts, load_encoder
-from processes import text_process
 from runs.checkpoint import find_checkpoint, load_model, pick_device
 from runs.opening import load_stats, load_tokenizer
 
@@ -39,13 +39,12 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
     shape = model.config
 
     # the checkpoint, config.json and data/ must be of one run
-    cluster_of = getattr(model, 'cluster_of', None)
-    has_clusters = cluster_of is not None
-    is_hdlm = config['text_process'] == 'hdlm'
-    is_broken = has_clusters and not 0 <= cluster_of.min() <= cluster_of.max() < shape.extra_ids
-    if config['causal'] != shape.causal or is_hdlm != has_clusters or is_broken:
-        raise ValueError(f'{out_dir}: config.json and the checkpoint are not of one run, or its '
-                         'clusters are broken')
+    if config['causal'] != shape.causal:
+        raise ValueError(f'{out_dir}: config.json and the checkpoint are not of one run')
+    try:
+        processes.check_tables(model, config)
+    except ValueError as error:
+        raise ValueError(f'{out_dir}/{name}: {error}') from None
     folder = os.path.join(out_dir, 'data')
     tokenizer, stats = load_tokenizer(folder), load_stats(folder)
     latent_shape = tuple(meta['latent_shape'] or (0, 0))
@@ -67,7 +66,8 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
         out_dir=out_dir, checkpoint=name, config=config, meta=meta, folder=folder, device=device,
         model=model, autocast=autocast, L=shape.seq_len, streams=shape.streams,
         row_calls=0,                           # rows the network has read: what sampling costs
-        text=text_process(config, tokenizer.vocab_size, cluster_of),
+        text=processes.text_process(config, tokenizer.vocab_size,
+                                    getattr(model, 'cluster_of', None)),
         latent=latent, tokenizer=tokenizer, stats=stats,
         lengths=config.get('lengths'),         # quantiles, where it does not learn when a text ends
         banned=never_written(tokenizer, 'lengths' in config).to(device),

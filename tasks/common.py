@@ -15,6 +15,7 @@ Letters: n texts, L text tokens, N latent vectors, D latent dimensions, V vocabu
 import math
 import os
 import re
+import time
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from corpora.inputs import most_tokens, pack, read_texts
+from corpora.png import image_record
 from data import PackedDataset
 from diffusion import uniforms
 from encoders import fetch
@@ -62,7 +64,7 @@ class TaskNeeds(Needs):
             return f'was trained on {run.tokenizer.kind} tokens'
         if self.encoder == 'always' and not run.meta['encoder']:
             return 'has latents that were given without their encoder'
-        if self.images and not (run.meta.get('source') or {}).get('image_size'):
+        if self.images and not image_record(run.meta):
             return 'was not trained on images'
         return ''
 
@@ -351,6 +353,25 @@ def describe_texts(results, run, control, texts, tokens, perplexity=None):
     enter(results, control, text_statistics(texts, real_ids(run, tokens)))
     if perplexity:
         results[f'{control}gen_ppl'] = perplexity(texts)
+
+
+def describe_samples(run, ctx, name, draw):
+    """
+    Draws as many samples as there are texts, and describes them beside the texts themselves
+    (data/). name: of the task. draw(**sampling) -> what it has drawn, the tokens (n, L) first.
+    Returns ({metric: value}, with the network calls and milliseconds of a text; the texts; what
+    was drawn).
+    """
+    run.row_calls, began = 0, time.perf_counter()
+    with tqdm(total=ctx.n, desc=name, unit='text', leave=False, disable=None) as bar:
+        drawn = draw(**ctx.sampling | dict(progress=bar.update, guidance=1.0))
+    seconds = time.perf_counter() - began
+    results = {'n': ctx.n, 'calls': run.row_calls / ctx.n, 'ms': 1000 * seconds / ctx.n}
+
+    written = decode(run, drawn[0])
+    describe_texts(results, run, '', written, drawn[0], ctx.prepared)
+    describe_texts(results, run, 'data/', ctx.texts, ctx.tokens, ctx.prepared)
+    return results, written, drawn
 
 
 def prepare_scorer(run, knobs):

@@ -82,7 +82,7 @@ def losses(run, tokens, z, rarity_of_tokens, draws, seed, batch):
             size = 1 + (share * n_free).long().clamp(max=n_free - 1)
             noisy, mask = run.text.corrupt_exactly(x, size, u[:, 1:], ends)
             positions = positions_of(mask)                               # (P,)
-            t = run.text.clock(size.double() / L)
+            t = run.text.time_of_share(size.double() / L)
             logits, _ = call(run, noisy, latents, t, 0.0, positions)
 
             # the loss where it was masked

@@ -37,7 +37,7 @@ def measure(run, ctx):
     for share in range(1, 10):
         name = f'recovery@0.{share}'
         u = uniforms(seed, share, 'evaluation', 0, n, 1 + run.L)[:, 1:]
-        t = run.text.clock(torch.full((n,), share / 10, dtype=torch.float64))
+        t = run.text.time_of_share(torch.full((n,), share / 10, dtype=torch.float64))
         noisy, mask = run.text.corrupt(tokens, t, u, ends)
         some = mask.any(1)
         found = recovery(run, tokens, noisy, mask, batch, rng)
@@ -70,7 +70,7 @@ def recovery(run, tokens, noisy, mask, batch, rng):
         rows = slice(i, i + batch)
         positions = positions_of(mask[rows])                             # (P,)
         z = null_latents(run, len(noisy[rows]), rng) if 'latent' in run.streams else None
-        model_t = run.text.clock(mask[rows].double().mean(1))            # the clock of the bound
+        model_t = run.text.time_of_share(mask[rows].double().mean(1))    # the clock of the bound
         logits, _ = call(run, noisy[rows].to(run.device), z, model_t, 1.0, positions)
         found = torch.zeros_like(mask[rows])
         found.view(-1)[positions] = logits.argmax(1).cpu() == tokens[rows].flatten()[positions]

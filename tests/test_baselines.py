@@ -176,7 +176,7 @@ def test_gidd_without_uniform_noise_is_masked_text_with_its_own_schedule():
         a = (1 - t) ** g / (t ** g + (1 - t) ** g)
         assert torch.equal(seen, torch.where(u < a[:, None], x, V))
     w = GIDD(V, 0., 1.).weight(x[:, 0], torch.full((500,), V), t, 'bound') * (1 - t)                 # KL = a * -log p
-    assert torch.allclose(w, MaskedText(V).weight(t))
+    assert torch.allclose(w, MaskedText(V).bound_weight(t))
 
 
 def test_training_weights_are_dynamic_or_clipped():
@@ -211,7 +211,7 @@ def test_a_draw_of_the_bound_has_its_enumerated_mean_and_the_loss_its_integrand(
     x, z, t = TEXTS[rows].flatten()[at], seen.flatten()[at], t[at // L]
     weight = torch.rand(500, generator=torch.Generator().manual_seed(3))
     loss, value, _ = process.loss(logits, torch.eye(V), x, weight, z, t)
-    exact = process.integrand(logits.double().log_softmax(1), x, z, t, *([process.training_weight] if isinstance(process, GIDD) else []))
+    exact = process.integrand(logits.double().log_softmax(1), x, z, t, *([process.loss_weight] if isinstance(process, GIDD) else []))
     assert torch.allclose(value.double(), exact, rtol=1e-3, atol=1e-4) and torch.allclose(loss, (weight * value).sum())
     for end in (0., 1.):
         leaf = logits.clone().requires_grad_()
@@ -221,7 +221,7 @@ def test_a_draw_of_the_bound_has_its_enumerated_mean_and_the_loss_its_integrand(
         assert leaf.grad.isfinite().all() and not leaf.grad[:9].any()
 
 
-@pytest.mark.parametrize('process', [GIDD(V, .2, training_weight='bound'), HDLM(V, CLUSTERS, 1.2, .9)], ids=['gidd', 'hdlm'])
+@pytest.mark.parametrize('process', [GIDD(V, .2, loss_weight='bound'), HDLM(V, CLUSTERS, 1.2, .9)], ids=['gidd', 'hdlm'])
 def test_the_loss_in_pieces_is_the_loss_in_one(process, monkeypatch):
     rng = torch.Generator().manual_seed(4)
     x, t, u = torch.randint(V, (50, 1), generator=rng), torch.rand(50, generator=rng), torch.rand(50, 1, generator=rng, dtype=torch.float64)

@@ -68,7 +68,7 @@ def test_modes_draw_the_clocks_and_weights_of_the_table(mode):
         if not rows.any():
             continue
         t_text, t_latent = c['t_text'][rows], c['t_latent'][rows]
-        assert (c['text_weight'][rows] == MODES[name][2]).all() and (c['latent_weight'][rows] == MODES[name][3]).all()
+        assert (c['text_on'][rows] == MODES[name][2]).all() and (c['latent_on'][rows] == MODES[name][3]).all()
         if name == 'unconditional':
             assert abs(t_text.mean() - .5) < .02 and abs(t_latent.mean() - .5) < .02 and (t_text < 1).all()
         else:
@@ -93,8 +93,8 @@ def test_text_schedule_runs_from_0_to_1_and_its_weight_is_its_derivative(schedul
     t = torch.linspace(.01, .99, 99, dtype=torch.float64, requires_grad=True)
     share = text.masked_share(t)
     slope, = torch.autograd.grad(share.sum(), t)
-    assert torch.allclose(text.weight(t), slope / share, rtol=1e-9)      # -a'/(1-a)
-    assert torch.allclose(text.clock(share), t)
+    assert torch.allclose(text.bound_weight(t), slope / share, rtol=1e-9)      # -a'/(1-a)
+    assert torch.allclose(text.time_of_share(share), t)
     ends = text.masked_share(torch.tensor([0., 1.]))
     assert ends.tolist() == [0, 1]
     grid = (torch.arange(200_000, dtype=torch.float64) + .5) / 200_000
@@ -126,7 +126,7 @@ def test_scored_positions_are_the_masked_ones_with_their_targets_and_weights_at_
     # a budget that overflows is taken several times, and never beyond all positions: nothing may be dropped
     for t, budget in ((spread, fits), (spread, 100), (all_masked, fits), (all_masked, 100)):
         _, mask = text.corrupt(tokens, t, torch.rand(rows, length))
-        positions, targets, weight = positions_and_targets(mask, tokens, text.weight(t)[:, None], budget)
+        positions, targets, weight = positions_and_targets(mask, tokens, text.bound_weight(t)[:, None], budget)
         times = math.ceil(mask.sum().item() / budget)
         assert times == 1 or t is all_masked or budget < fits, 'a budget that overflows at clocks as they are drawn'
         assert len(positions) == len(targets) == len(weight) == min(times * budget, rows * length)
@@ -159,7 +159,7 @@ def test_the_scored_positions_of_a_mixed_micro_batch_stay_below_the_head_budget(
     for step in range(300):
         c = draw_clocks(0, step, first, rows, batch, shares)
         mask = text.corrupt(torch.zeros(rows, length, dtype=torch.int64), c['t_text'], uniforms(0, step, 'mask', 0, rows, length))[1]
-        assert (mask & (c['text_weight'] > 0)[:, None]).sum() <= text.head_budget(rows, length, 2 / 3, 1e-3) < rows * length
+        assert (mask & (c['text_on'] > 0)[:, None]).sum() <= text.head_budget(rows, length, 2 / 3, 1e-3) < rows * length
 
 
 def test_uniform_prediction_has_the_bound_log_V_exactly():
@@ -189,7 +189,7 @@ def test_training_loss_and_evaluated_bound_estimate_the_enumerated_bound(schedul
     assert abs(draws.mean() - exact) < 5 * draws.std() / math.sqrt(B)
     t = 1e-4 + (1 - 1e-4) * torch.rand(B, dtype=torch.float64)
     noisy, mask = text.corrupt(tokens, t, torch.rand(B, L, dtype=torch.float64))
-    positions, targets, weight = positions_and_targets(mask, tokens, text.weight(t)[:, None], int(mask.sum()))
+    positions, targets, weight = positions_and_targets(mask, tokens, text.bound_weight(t)[:, None], int(mask.sum()))
     logits = toy(noisy, None, t, None, positions)[0]
     loss, nll, _ = text.loss(logits, torch.eye(V), targets, weight)
     assert loss.item() == pytest.approx((weight * nll).sum().item())
@@ -283,8 +283,8 @@ def test_loss_weights_are_the_x0_weights_seen_through_each_target(weighting):
         x0 = latent.x0_and_e(out, z_t, t)[0]
         snr = (a / s) ** 2
         expected = (snr if weighting == 'snr' else snr.clamp(max=5)) * (x0 - z).square().mean((1, 2))
-        _, error = latent.loss(out, latent.target_of(z, e, t), latent.weight(t))
-        assert torch.allclose(latent.weight(t) * error, expected)
+        _, error = latent.loss(out, latent.target_of(z, e, t), latent.training_weight(t))
+        assert torch.allclose(latent.training_weight(t) * error, expected)
 
 
 def test_dead_dimensions_carry_no_noise_no_loss_and_come_back_as_zero():

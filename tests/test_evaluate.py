@@ -80,8 +80,8 @@ def copy_task(mode, read_condition=True, steps=400, objective='v'):
         if mode == 'l2t':
             noisy, mask = text.corrupt(tokens, t, torch.rand(B, length))
             condition = z[other] if read_condition else torch.zeros_like(z)
-            weight = (text.weight(t)[:, None] * mask).flatten() / mask.numel()
-            hidden, _ = model(noisy, condition, t, zeros, None, ('text',), head=False)
+            weight = (text.bound_weight(t)[:, None] * mask).flatten() / mask.numel()
+            hidden, _ = model(noisy, condition, t, zeros, None, ('text',), return_hidden=True)
             return text.loss(hidden.flatten(0, 1), model.text_head.weight, tokens.flatten(), weight)[0]
         if objective == 'copy':
             t = torch.ones(B)

@@ -204,15 +204,15 @@ def loss_of(predict, ways=False, importance='none', **text_and_latent):
     clean = x % 20
     noisy, mask = text.corrupt(clean, t, torch.rand(x.shape, generator=g))
     z_t, e = latent.corrupt(z, s, torch.randn(z.shape, generator=g))
-    weight = (text.weight(t)[:, None] * mask).flatten() / mask.numel()
-    hidden, out = model(noisy, z_t, t, s, predict=predict, head=False)
+    weight = (text.bound_weight(t)[:, None] * mask).flatten() / mask.numel()
+    hidden, out = model(noisy, z_t, t, s, predict=predict, return_hidden=True)
     total = 0.
     if 'text' in predict:
         total = total + text.loss(hidden.flatten(0, 1), model.text_head.weight, clean.flatten(), weight)[0]
         if importance != 'none':
             total = total + model.importance(clean)[1].square().mean()
     if 'latent' in predict:
-        total = total + latent.loss(out, latent.target_of(z, e, s), latent.weight(s))[0]
+        total = total + latent.loss(out, latent.target_of(z, e, s), latent.training_weight(s))[0]
     return total, model
 
 

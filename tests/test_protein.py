@@ -151,7 +151,7 @@ def test_the_command_line_inpaints_writes_FASTA_and_embeds(trained, tmp_path):
     assert vectors.shape == (2, 32) and np.allclose(vectors[1], alone[0], atol=.02) and np.abs(vectors[0] - vectors[1]).max() > .05
     loaded = sample.load_run(str(trained), dtype='float32')
     x = sample.pack(loaded, ['MKVLA'])
-    hidden = loaded.model(x, None, torch.zeros(1), torch.ones(1), predict=('text',), head=False)[0]
+    hidden = loaded.model(x, None, torch.zeros(1), torch.ones(1), predict=('text',), return_hidden=True)[0]
     assert torch.allclose(sample.embed(loaded, x)[0], hidden[0, :5].mean(0), atol=1e-5), 'the mean over the residues alone'
 
 
