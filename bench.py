@@ -10,11 +10,9 @@ each comparison is a file in benchmarks/.
     python bench.py --what=loader                        # the packed dataset beside a file a sample
     python bench.py --what=encoder --encoder=FOLDER      # beside sentence-transformers
 """
-import os
 from types import SimpleNamespace
 
-# torch reads this at its import: a thread that waits sleeps, and leaves its core to the others
-os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+import runs.threads    # before torch: it sets how threads wait for one another
 
 import torch
 

@@ -68,6 +68,8 @@ def read_knobs(path):
     whose comment opens with one. The source is read, never run. """
     with open(path, 'rb') as f:
         source = f.read()
+
+    # the statements at the top of the script, one after the other
     lines = source.decode().splitlines()
     tree = ast.parse(source, path)
     knobs, rule_of = {}, {}
@@ -154,6 +156,7 @@ def run_config(path):
     except OSError as error:
         stop(f'no config file {path}: {error.strerror}')
 
+    # run it
     space = {'__name__': 'config', '__file__': os.path.abspath(file)}
     try:
         exec(compile(source, file, 'exec'), space)
@@ -161,6 +164,7 @@ def run_config(path):
         what = f'{type(error).__name__}: {getattr(error, "msg", error)}'
         stop(f'config file {path}, line {line_of(error, file)}: {what}')
 
+    # what it imports from elsewhere may be no knob
     imported = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom):
@@ -219,6 +223,7 @@ def configure(globals_, argv=None, show=True):
     """ Applies the command line to the knobs of the calling script, in place, and returns all of
     them as a plain dict. Call it right below the knobs: `config = configure(globals())`. It prints
     what was set; with show=False the script calls show_knobs(config) after checks of its own. """
+    # --help
     knobs, help_text, rule_of = read_knobs(globals_['__file__'])
     argv = sys.argv[1:] if argv is None else argv
     if '--help' in argv or '-h' in argv:
@@ -226,6 +231,7 @@ def configure(globals_, argv=None, show=True):
             print_help(help_text)
         raise SystemExit(0)
 
+    # arguments in their order: the last one wins
     config = dict(knobs)
     set_by.clear()
     for i in range(len(argv)):
@@ -268,6 +274,8 @@ def show_knobs(config):
     others. """
     if not set_by or not is_rank0():
         return
+
+    # the widths of three columns: name, value, where from
     width = shutil.get_terminal_size((100, 24)).columns
     name_width = max(map(len, set_by))
     source_width = min(width // 3, max(map(len, set_by.values())))

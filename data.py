@@ -76,6 +76,7 @@ class PackedDataset:
     """
 
     def __init__(self, folder, split, seq_len=None, crop=False):
+        # opened and checked
         from runs.opening import open_split
         self.folder = str(folder)
         self.split = split
@@ -133,6 +134,7 @@ class PackedDataset:
             possible place and the last; None: at the first.
         length: L, if it is less than seq_len.
         """
+        # the shards that hold these rows, one after the other
         L = length or self.seq_len
         column = np.arange(L)
         tokens = np.empty((len(indices), L), np.int64)
@@ -151,6 +153,7 @@ class PackedDataset:
             tokens[positions] = np.where(column < n_tokens, text, ends)
         self.check_ids(tokens)
 
+        # their latents
         latents = None
         if self.stats is not None:
             latents = self.standardise(self.raw_latents(indices))
@@ -201,6 +204,8 @@ def row_order(n, seed, start, count):
     if n < 1 or start < 0 or count < 0:
         raise ValueError('row_order needs n >= 1, start >= 0, count >= 0, '
                          f'found n {n}, start {start}, count {count}')
+
+    # a part from each epoch that it touches
     parts = [np.empty(0, np.int64)]
     end = start + count
     while start < end:

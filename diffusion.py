@@ -283,12 +283,13 @@ class MaskedText:
             the sum of a monotone function of t within 1. m 2^k rows are m such pieces, and any
             number of rows is at most 2 log2(rows) pieces.
         """
+        # the mean, and (1)
         expected = rows * length * self.mean_share(t_min) * text_share
         is_linear = self.schedule == 'loglinear'
         variance = 3 / 16 if is_linear else 1 / 4
         bernoulli = 5 * math.sqrt(rows * length * variance)
 
-        # the clocks, as a number of rows
+        # (2), as a number of rows
         largest_power_of_2 = rows & -rows                                # that divides rows
         pieces = min(rows // largest_power_of_2, 2 * rows.bit_length())
         clocks = pieces * (.5 if is_linear else 1)
@@ -385,6 +386,7 @@ class HeadLoss(torch.autograd.Function):
                 if any(ctx.needs_input_grad):
                     table[chunk] = logp.exp_().mul_(w).scatter_add_(1, target, -w)
 
+        # only the loss has a gradient
         ctx.save_for_backward(table, hidden, head)
         right = is_right(nll, best, len(head))
         ctx.mark_non_differentiable(nll, right)

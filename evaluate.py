@@ -35,8 +35,7 @@ import shutil
 import sys
 import time
 
-# before torch reads it: threads that wait sleep, so they leave the core to the others
-os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+import runs.threads    # before torch: it sets how threads wait for one another
 
 import numpy as np
 

@@ -50,7 +50,9 @@ class BatchMaker:
     def __call__(self, data, rows, step, first, global_batch, stage):
         """ Rows of the dataset as they enter the network at this step, with what the losses need.
         first: the number of the first row in the global batch of `global_batch` rows. """
-        seed, B, L = self.seed, len(rows), stage.seq_len
+        seed = self.seed
+        B = len(rows)
+        L = stage.seq_len
 
         # rows of the dataset: tokens (B, L), latents (B, N, D)
         crop = None if self.predict_length else uniforms(seed, step, 'crop', first, B, 1)[:, 0]
@@ -93,6 +95,7 @@ class BatchMaker:
     def masked(self, tokens, t, text_on, u, budget, step, known_mask=None, importance=None):
         """ The text as the network reads it, and what is scored: {tokens, positions, targets,
         weight}, and what is logged of the importance. """
+        # x_t; with an importance a token is masked with probability M(t)^exponent
         exponent = None if importance is None else self.adaptive.exponents(importance, step)
         x_t, mask = self.text.corrupt(tokens, t, u, known_mask, exponent)
 
@@ -138,12 +141,14 @@ class Loss(nn.Module):
                 z_t, noise = self.latent.corrupt(batch['clean'], batch['t_latent'], batch['noise'])
                 target = self.latent.target_of(batch['clean'], noise, batch['t_latent'])
 
+            # the network, without the text head: its loss runs it
             hidden, latent_out = self.model(                             # (P, C), (B, N, D)
                 batch.get('tokens'), z_t, batch['t_text'], batch['t_latent'],
                 batch.get('positions'), predict, return_hidden=True)
             if 'text' in predict:
                 text_part = self.text_loss(hidden, batch, learned)
 
+        # the sum of the losses, in float32, and what of them is logged
         result = dict(loss=torch.zeros((), device=batch['t_text'].device))
         if 'text' in predict:
             text_loss, nll, right, importance_loss = text_part
@@ -161,11 +166,14 @@ class Loss(nn.Module):
         """ The head runs on the scored positions only: a static number P of them, so nothing
         recompiles. Returns the loss, nll (P,) in nats, right (P,) bool, and the loss of a learned
         importance. """
+        # what the network read at the scored positions
         positions = batch['positions']                                   # (P,)
         x_t = batch['tokens'].flatten()[positions]
         t = batch['t_text'][positions // batch['tokens'].shape[1]]
         loss, nll, right = self.text.loss(hidden, self.model.text_head.weight, batch['targets'],
                                           batch['weight'], x_t, t)
+
+        # ATAT learns an importance from the nats of the tokens
         importance_loss = 0
         if learned is not None:
             importance_loss = self.make_batch.adaptive.regression(learned.flatten()[positions], nll,
@@ -182,6 +190,7 @@ class Loss(nn.Module):
         target per dimension, rows. Each stream is given what the modes in `trains` give: clean
         text, clean latents, or nothing (noise at clock 1).
         """
+        # the rows; a split that ends begins again
         make = self.make_batch
         device = self.model.bias.device
         rows = [r % len(data) for r in range(i * B, (i + 1) * B)]
@@ -200,11 +209,14 @@ class Loss(nn.Module):
             noise = normals(make.seed, i, 'evaluation latent', 0, *latents.shape).to(device)
 
         with self.autocast():
+            # nats of the text, beside clean latents or none
             if 'text' in predict:
                 t_latent = zeros if 'l2t' in trains else ones
                 z = None if noise is None else self.latent.corrupt(latents, t_latent, noise)[0]
                 u[:, 0] = spread
                 nats = self.text.bound(self.model, tokens, z, t_latent, u, known_mask).sum().item()
+
+            # the error of the latents, beside a clean text or none
             if 'latent' in predict:
                 z_t, noise = self.latent.corrupt(latents, spread, noise)
                 t_text = zeros if 't2l' in trains else ones
@@ -226,42 +238,57 @@ def statistics(batch, result):
     """ {name: (n,)}: sums over a micro-batch that are worth a log line. They stay on the device;
     nothing waits. Losses also in 4 bins of their clock: the one diagnostic that a diffusion run
     needs. """
-    device = batch['t_text'].device
-
-    def sums_by(index, size, values):
-        return torch.zeros(size, device=device).index_add_(0, index, values)
-
-    def by_clock(clock, values):
-        return sums_by((4 * clock).long().clamp(max=3), 4, values)
-
     rows = sums_by(batch['mode'], len(MODES), torch.ones_like(batch['t_text']))
     sums = dict(loss=result['loss'][None], rows=rows)
     if 'text_loss' in result:
-        scored = batch['weight'] > 0
-        real = scored & (batch['targets'] != batch['pad'])
-        row = batch['positions'] // batch['tokens'].shape[1]
-        clock = batch['t_text'][row]
-        nll = torch.where(scored, result['nll'], 0)
-        weighted = torch.where(scored, batch['weight'] * result['nll'], 0) * len(batch['mode'])
-        sums.update(text_loss=result['text_loss'][None],
-                    text_nats=result['text_loss'][None] * batch['tokens'].numel(),
-                    n_real=batch['n_real'],
-                    correct=(result['right'] & real).sum()[None].float(),
-                    real_count=real.sum()[None].float(),
-                    text_bins=by_clock(clock, nll),
-                    text_count=by_clock(clock, scored.float()),
-                    text_by_mode=sums_by(batch['mode'][row], len(MODES), weighted),
-                    mask_share=(scored.sum() / batch['tokens'].numel())[None])
-        if 'importance' in batch:
-            sums['importance'] = batch['importance']
-        if 'importance_loss' in result:
-            sums['importance_loss'] = result['importance_loss'][None]
+        sums.update(statistics_of_text(batch, result))
     if 'latent_loss' in result:
-        scored = batch['row_weight'] > 0
-        weighted = torch.where(scored, batch['row_weight'] * result['error'], 0)
-        error = torch.where(scored, result['error'], 0)
-        sums.update(latent_loss=result['latent_loss'][None],
-                    latent_bins=by_clock(batch['t_latent'], error),
-                    latent_count=by_clock(batch['t_latent'], scored.float()),
-                    latent_by_mode=sums_by(batch['mode'], len(MODES), weighted))
+        sums.update(statistics_of_latents(batch, result))
     return {name: value.detach() for name, value in sums.items()}
+
+
+def sums_by(index, size, values):
+    """ (size,): the sum of the values that have each index. """
+    return torch.zeros(size, device=values.device).index_add_(0, index, values)
+
+
+def sums_by_clock(clock, values):
+    """ (4,): the sums over the quarters of the clock. """
+    return sums_by((4 * clock).long().clamp(max=3), 4, values)
+
+
+def statistics_of_text(batch, result):
+    # which of the P places are scored, and which of these are no PAD
+    scored = batch['weight'] > 0
+    real = scored & (batch['targets'] != batch['pad'])
+
+    # the row of each place, and its clock
+    row = batch['positions'] // batch['tokens'].shape[1]
+    clock = batch['t_text'][row]
+
+    nll = torch.where(scored, result['nll'], 0)
+    weighted = torch.where(scored, batch['weight'] * result['nll'], 0) * len(batch['mode'])
+    sums = dict(text_loss=result['text_loss'][None],
+                text_nats=result['text_loss'][None] * batch['tokens'].numel(),
+                n_real=batch['n_real'],
+                correct=(result['right'] & real).sum()[None].float(),
+                real_count=real.sum()[None].float(),
+                text_bins=sums_by_clock(clock, nll),
+                text_count=sums_by_clock(clock, scored.float()),
+                text_by_mode=sums_by(batch['mode'][row], len(MODES), weighted),
+                mask_share=(scored.sum() / batch['tokens'].numel())[None])
+    if 'importance' in batch:
+        sums['importance'] = batch['importance']
+    if 'importance_loss' in result:
+        sums['importance_loss'] = result['importance_loss'][None]
+    return sums
+
+
+def statistics_of_latents(batch, result):
+    scored = batch['row_weight'] > 0
+    error = torch.where(scored, result['error'], 0)
+    weighted = torch.where(scored, batch['row_weight'] * result['error'], 0)
+    return dict(latent_loss=result['latent_loss'][None],
+                latent_bins=sums_by_clock(batch['t_latent'], error),
+                latent_count=sums_by_clock(batch['t_latent'], scored.float()),
+                latent_by_mode=sums_by(batch['mode'], len(MODES), weighted))

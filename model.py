@@ -55,10 +55,12 @@ class ModelConfig:
     extra_ids: int = 0                    # ids V + 1 .. V + extra_ids are read, never predicted
 
     def __post_init__(self):
+        # from JSON streams is a list
         self.streams = tuple(self.streams)
         if self.latent_width is None:
             self.latent_width = self.width
 
+        # each field alone
         for name in ('vocab_size', 'seq_len', 'depth', 'heads', 'width', 'latent_width',
                      'latent_tokens', 'mlp_ratio'):
             if getattr(self, name) <= 0:
@@ -239,6 +241,7 @@ class Model(nn.Module):
         super().__init__()
         self.config = c = config
 
+        # the ends of the text, its clock, and the modulation of its stream
         if 'text' in c.streams:
             self.embed = nn.Embedding(c.vocab_size + 1 + c.extra_ids, c.width)
             self.text_clock = TimestepEmbedding(c.width) if c.text_clock else None
@@ -249,6 +252,7 @@ class Model(nn.Module):
             self.register_buffer('cos', angles.cos().float(), persistent=False)
             self.register_buffer('sin', angles.sin().float(), persistent=False)
 
+        # the same for the latents; bag and shortcut have gates beside the modulation
         if 'latent' in c.streams:
             K = c.n_latents * c.latent_tokens
             n_gates = c.latent_dim * c.bag + 2 * c.shortcut
@@ -261,6 +265,7 @@ class Model(nn.Module):
                 grid = grid_positions(c.n_latents, c.latent_width)
                 self.register_buffer('grid', grid, persistent=False)
 
+        # linear maps past the blocks, one in each direction
         if c.shortcut:
             self.shortcut_in = nn.Linear(c.n_latents * c.latent_dim, c.width, bias=False)
             self.shortcut_out = nn.Linear(c.n_latents * c.latent_dim, c.width, bias=False)
@@ -295,6 +300,7 @@ class Model(nn.Module):
         Returns logits (P, V) or (B, L, V) float32 (hidden (P, C) or (B, L, C)), and the latent
         prediction (B, N, D) float32; None where not wanted.
         """
+        # inputs
         c = self.config
         predict = tuple(stream for stream in predict if stream in c.streams)
         text, latent, condition = self.embed_inputs(tokens, latents, t_text, t_latent)
@@ -346,6 +352,7 @@ class Model(nn.Module):
     def embed_inputs(self, tokens, latents, t_text, t_latent):
         """ Both streams as the first block reads them, (B, L, C) and (B, K, C), and the vector
         (B, C) that both clocks make. """
+        # a clock adds its embedding to the constant part of the conditioning vector
         c = self.config
         text = latent = None
         condition = self.bias                                            # (C,), then (B, C)
@@ -354,6 +361,8 @@ class Model(nn.Module):
             condition = condition.expand(tokens.shape[0], -1)
             if c.text_clock:
                 condition = condition + self.text_clock(t_text)
+
+        # each latent vector becomes K / N tokens
         if 'latent' in c.streams:
             latent = self.latent_in(latents)                             # (B, N, K/N * C)
             latent = latent.unflatten(2, (c.latent_tokens, c.latent_width))
@@ -388,6 +397,7 @@ class Model(nn.Module):
     def init_weights(self):
         """ Matrices N(0, 1/fan_in). All gates and both heads start at 0, so each block is the
         identity, the text prediction is uniform and the latent prediction is 0. """
+        # the rule: matrices N(0, 1/fan_in), biases and gates 0
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 module.weight.normal_(std=module.in_features ** -0.5)
@@ -398,6 +408,7 @@ class Model(nn.Module):
                 module.k_gain.fill_(1)
                 module.scale_shift_table.zero_()                         # the gates are in it
 
+        # the exceptions: embeddings N(0, 1); what begins at 0
         self.bias.normal_()
         if 'text' in self.config.streams:
             self.embed.weight.normal_()
@@ -420,6 +431,8 @@ class Model(nn.Module):
         for name, parameter in self.named_parameters():
             if not parameter.requires_grad:
                 continue
+
+            # tables have two dimensions too, and are no matrices
             is_table = name.endswith(('scale_shift_table', 'latent_pos_emb'))
             is_matrix = parameter.ndim == 2 and not is_table
             if not is_matrix:

@@ -34,8 +34,7 @@ from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
 
-# before torch reads it: a waiting thread sleeps, so it leaves its core to the thread that works
-os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+import runs.threads    # before torch: it sets how threads wait for one another
 
 import numpy as np
 import torch

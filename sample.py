@@ -33,11 +33,9 @@ Letters: n texts, B rows of a batch, L text tokens, N latent vectors, D latent d
 P positions where the head runs, V vocabulary.
 """
 import difflib
-import os
 from types import SimpleNamespace
 
-# before torch reads it: threads that wait sleep, so they leave the core to the others
-os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+import runs.threads    # before torch: it sets how threads wait for one another
 
 import numpy as np
 import torch

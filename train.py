@@ -31,8 +31,7 @@ from dataclasses import asdict
 from datetime import timedelta
 from types import SimpleNamespace
 
-# before torch reads it: a waiting thread sleeps. Spinning would take a core from the others
-os.environ.setdefault('OMP_WAIT_POLICY', 'PASSIVE')
+import runs.threads    # before torch: it sets how threads wait for one another
 
 import numpy as np
 import torch
@@ -282,11 +281,14 @@ state = SimpleNamespace(
 def begin_run():
     """ Fills the state, from out_dir's newest checkpoint if it has one. Takes the run folder and
     writes config.json there. Returns wandb, or None. """
+    # first the checkpoint, then config.json: what cannot go on changes nothing
     from runs import run_folder
     from runs.resume import resume_or_begin
     newest = resume_or_begin(state, run, config, __file__)
     wandb_id = distributed.rank0_or_stop(2, run_folder.begin, config, run.folder, newest is None,
                                          state.step)
+
+    # wandb, where it is asked for
     if not wandb_project or rank:
         return None
     import wandb
@@ -345,6 +347,7 @@ def get_lr(step):
 def evaluate():
     """ {val_text nats per real token, val_latent squared error per dimension} over eval_iters
     micro-batches of the validation split, which the ranks share. None where a signal came. """
+    # each rank takes its share of the micro-batches
     model.eval()
     n = min(eval_iters, -(-len(val_data) // batch_size))
     sums = torch.zeros(4, dtype=torch.float64)
@@ -354,6 +357,8 @@ def evaluate():
         part = loss_fn.validate(val_data, (i + rank) % n, batch_size, run.predict, run.modes)
         if i + rank < n:                               # else it ran for FSDP, which gathers for all
             sums += part
+
+    # means over all of them
     nats, real, squared_error, rows = all_reduce_sum(sums).tolist()
     found = {}
     if 'text' in run.predict:
@@ -383,6 +388,8 @@ def save(is_best):
     if device_type == 'cuda':
         rng['cuda'] = torch.cuda.get_rng_state()
     rngs = distributed.all_gather_object(rng)
+
+    # plain values, for training_state.json
     counters = dict(step=state.step, evaluated_at=state.evaluated_at,
                     best_val=None if math.isinf(state.best_val) else state.best_val,
                     skipped=state.skipped.item(), streak=state.streak.item(),
@@ -390,9 +397,12 @@ def save(is_best):
                     global_batch=run.global_batch, model_config=asdict(run.model_config),
                     identity=state.identity)
 
+    # rank 0 writes
     _, error = distributed.on_rank0(checkpoint.save, out_dir, state.step, weights, average,
                                     dict(names=list(names), states=moments), counters, rngs,
                                     keep=keep, best=is_best)
+
+    # nan or inf: nothing was written, and the run ends
     if isinstance(error, ValueError):
         report()
         before = 'there is no checkpoint'
@@ -402,6 +412,8 @@ def save(is_best):
         if not guard:
             advice = 'guard=True and a smaller learning_rate'
         distributed.stop_all(f'{error}; {before}: train with {advice}', code=3)
+
+    # no room: try again later, but not for ever
     failed_saves = failed_saves + 1 if error else 0
     if not error:
         state.saved_at = state.step

@@ -56,12 +56,16 @@ def summary(sums, micro_batches):
                      text_nll_by_t=ratio(sums['text_bins'], sums['text_count']),
                      text_nats_by_mode=by_mode(sums['text_by_mode']))
         line += f' | text {entry["text_loss"]:.4f}, {100 * entry["text_accuracy"]:.1f} % right'
+
+        # the masked share, and what ATAT adds
         entry['mask_share'] = sums['mask_share'][0] / micro_batches
         if 'importance' in sums:
             for name, x in zip(('mean', 'std', 'min', 'max'), sums['importance']):
                 entry[f'importance_{name}'] = x / micro_batches
         if 'importance_loss' in sums:
             entry['importance_loss'] = sums['importance_loss'][0] / micro_batches
+
+    # the latents
     if 'latent_loss' in sums:
         entry.update(latent_loss=sums['latent_loss'][0] / micro_batches,
                      latent_mse_by_t=ratio(sums['latent_bins'], sums['latent_count']),

@@ -404,23 +404,36 @@ def test_importing_train_starts_nothing(tmp_path):
     assert 'torch' not in result.stderr and not list(tmp_path.iterdir())
 
 
-def test_waiting_threads_sleep_unless_the_environment_says_otherwise(tmp_path):
-    """ The variable must be set before torch is imported; the missing dataset ends each script right after its imports. """
+def test_waiting_threads_spin_for_a_moment_only_where_others_run_unless_the_environment_says_otherwise(tmp_path):
+    from runs.threads import others_run
+    cases = [('4.01 3 2 3/98 77', True), ('4.01 3 2 1/98 77', False), ('0.40 3 2 5/98 77', False), ('nonsense', False), ('4 3 2 x/9 7', False)]
+    for text, expected in cases:
+        (tmp_path / 'loadavg').write_text(text + '\n')
+        assert others_run(tmp_path / 'loadavg') == expected, text
+    assert others_run(tmp_path / 'nothing') is False
+
+    # every script decides before it imports torch
     code = """
-import os, runpy, sys
-script = sys.argv[1]
+import builtins, io, os, runpy, sys
+script, load = sys.argv[1:]
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == 'torch':
-            print('torch sees', os.environ.get('OMP_WAIT_POLICY'))
+            print('torch sees', os.environ.get('GOMP_SPINCOUNT'))
             raise SystemExit(0)
 sys.meta_path.insert(0, Finder())
+real = builtins.open
+builtins.open = lambda path, *args, **kw: io.StringIO(load) if path == '/proc/loadavg' else real(path, *args, **kw)
 sys.argv = [script]
 runpy.run_path(os.path.join(os.environ['PYTHONPATH'], script), run_name='__main__')
 """
-    for script in ('train.py', 'prepare.py', 'sample.py', 'evaluate.py'):
-        assert run_code(code, script, OMP_WAIT_POLICY=None).stdout == 'torch sees PASSIVE\n', script
-    assert run_code(code, 'train.py', OMP_WAIT_POLICY='ACTIVE').stdout == 'torch sees ACTIVE\n'
+    busy, free = '4.01 3 2 3/98 77', '0.01 0 0 1/98 77'
+    unset = dict(GOMP_SPINCOUNT=None, OMP_WAIT_POLICY=None)
+    for script in ('train.py', 'prepare.py', 'sample.py', 'evaluate.py', 'bench.py'):
+        assert run_code(code, script, busy, **unset).stdout == 'torch sees 1000\n', script
+    assert run_code(code, 'train.py', free, **unset).stdout == 'torch sees None\n'
+    assert run_code(code, 'train.py', busy, **unset | dict(GOMP_SPINCOUNT='300000')).stdout == 'torch sees 300000\n'
+    assert run_code(code, 'train.py', busy, **unset | dict(OMP_WAIT_POLICY='ACTIVE')).stdout == 'torch sees None\n'
 
 
 def test_the_cost_is_said_before_the_first_step_and_again_after_five(dataset, tmp_path):
