@@ -41,11 +41,8 @@ import torch
 from tqdm import tqdm
 
 from configurator import configure, read_knobs, stop_on_error
-from corpora.hub import HUB, hub_commit
 from corpora.latents import check_given, given_latents
 from corpora.layouts import dropped, earlier_index, export, summary, verify
-from corpora.lsa import fit_lsa
-from corpora.proteins import homology_clusters, run_mmseqs
 from corpora.shards import (SUMS, fitting_max_tokens, latent_stats, shard_key, token_dtype,
                             write_entry, write_shard, written_before)
 from corpora.sources import Source, documents, list_files, text_hash
@@ -143,6 +140,7 @@ def check_knobs():
     is_protein = source.is_fasta
     source = replace(source, distinct=is_protein if distinct is None else distinct)
     if hub_dataset and not hub_revision and not os.path.isdir(hub_dataset):
+        from corpora.hub import hub_commit
         hub_revision = on_rank_0(hub_commit, hub_dataset)
         source = replace(source, hub_revision=hub_revision)
 
@@ -170,8 +168,10 @@ def validation_source(source):
     """ Where validation documents of their own come from; None if they are split off the input. """
     if val_input:
         return replace(source, input=val_input)
-    if 'val' in HUB.get(hub_dataset, {}):
-        return replace(source, hub_split=HUB[hub_dataset]['val'])
+    if hub_dataset:
+        from corpora.hub import HUB
+        if 'val' in HUB.get(hub_dataset, {}):
+            return replace(source, hub_split=HUB[hub_dataset]['val'])
     if import_dir and os.path.exists(earlier_index(import_dir, 'validation')):
         return replace(source, import_split='validation')
     return None
@@ -190,6 +190,10 @@ def make_record(knobs, source):
     beside = ('out', 'device', 'inspect', 'export_dir')
     record = {knob: globals()[knob] for knob in knobs if knob not in beside}
     parts = [part for part in latents_from.split(',') if part]
+    mmseqs = None
+    if homology:
+        from corpora.proteins import run_mmseqs
+        mmseqs = on_rank_0(run_mmseqs, homology, 'version')
     record |= dict(
         input=source.names,
         val_input=[name for name, _ in list_files(val_input)],
@@ -197,7 +201,7 @@ def make_record(knobs, source):
         hub_dataset=source.names[0] if hub_dataset else '',
         import_dir=source.names[0] if import_dir else '',
         latents_from=[os.path.basename(os.path.normpath(part)) for part in parts],
-        mmseqs=on_rank_0(run_mmseqs, homology, 'version') if homology else None,
+        mmseqs=mmseqs,
         python=platform.python_version() if source.input == 'builtin' else None,
     )
     return record
@@ -340,6 +344,7 @@ def plan(folder, source, val, record, hold, tok):
     # which document goes to which split
     clusters = {}
     if homology:
+        from corpora.proteins import homology_clusters
         stream = documents(source, Counter(), max_documents)
         clusters = homology_clusters(((text_hash(doc.text), doc.text) for doc in stream), homology)
     counts, limit, n_val, texts = survey(source, val is not None, clusters)
@@ -358,6 +363,7 @@ def plan(folder, source, val, record, hold, tok):
     if tokenizer == 'bpe':
         files['tokenizer.json'] = write_file(bpe_path, train_bpe(texts, vocab_size).encode())
     if encoder == 'lsa':
+        from corpora.lsa import fit_lsa
         lsa = fit_lsa(texts, encoder_dims or 128, seed)
         files['encoder.npz'] = write_file(os.path.join(folder, 'encoder.npz'), as_bytes(lsa.save))
 

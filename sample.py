@@ -44,9 +44,7 @@ from tqdm import tqdm
 
 import configurator
 from configurator import configure, on_command_line, stop_on_error
-from corpora.fasta import write_fasta
 from corpora.inputs import READ_BY, pack, read_sources, read_template, warn_of_texts
-from corpora.png import images_of, pixels, write_png
 from data import is_end
 from diffusion import MaskedText, check_choice, positions_of, rank_in_row
 from runs.console import check_writable, warn, watcher
@@ -625,6 +623,7 @@ def check_knobs(run, direction, config):
         raise ValueError(f'fasta={fasta!r}: {out_dir} was trained on {run.tokenizer.kind} tokens, '
                          'not on proteins')
     if png:
+        from corpora.png import images_of
         images_of(run)
         if not png.endswith('.png'):
             raise ValueError(f'png={png}: expected a name that ends in .png')
@@ -740,6 +739,7 @@ def main():
         if z is not None and save:
             save_array(save, raw_latents(run, z))
         if z is not None and png:
+            from corpora.png import pixels, write_png
             columns = n_each if n_each > 1 and len(sources.names) > 1 else 0
             write_png(png, pixels(run, raw_latents(run, z)), columns)
         written = notes = [''] * total
@@ -750,6 +750,7 @@ def main():
         if cosine is not None:
             notes = [f'   cosine {c:.3f}' for c in cosine.tolist()]
         if fasta:
+            from corpora.fasta import write_fasta
             write_fasta(fasta, written)
             print(f'{total} sequences written to {fasta}')
 

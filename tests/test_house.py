@@ -58,6 +58,20 @@ def test_the_core_imports_no_script_and_at_its_top_no_folder_but_runs():
             assert is_inside or module in CORE | {'runs'}, f'{name}.py imports {module} at its top'
 
 
+def test_the_root_imports_no_folder_at_its_top_but_runs_and_the_one_that_a_script_is_for():
+    """ What a knob asks for is imported in the function that needs it. """
+    is_for = {'sample': {'corpora.inputs'}, 'evaluate': {'tasks.common'}, 'bench': {'benchmarks'}, 'plot': {'benchmarks'},
+              'prepare': {'corpora.latents', 'corpora.layouts', 'corpora.shards', 'corpora.sources', 'corpora.tokenizers',
+                          'corpora.writing'}}
+    for name in CORE | SCRIPTS:
+        for node in ast.parse((ROOT / f'{name}.py').read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            for module in names:
+                if module.split('.')[0] in FOLDERS | LEAVES and module.split('.')[0] != 'runs':
+                    assert module in is_for.get(name, set()), f'{name}.py imports {module} at its top'
+
+
 def test_folders_import_no_script_and_leaves_import_only_sample_and_evaluate():
     for path in files_of(*FOLDERS):
         for module, _ in imports_of(path):

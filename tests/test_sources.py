@@ -63,7 +63,7 @@ def test_a_dataset_of_the_hub_is_streamed_by_name_field_and_split(tmp_path, monk
     assert texts_of(folder, 'train') == LINES[:100] and texts_of(folder, 'val') == LINES[100:]
     assert manifest.read_meta(folder)['source']['hub_revision'] == 'main' and str(tmp_path) not in (tmp_path / 'out/meta.json').read_text()
     import prepare
-    monkeypatch.setattr(prepare, 'hub_commit', lambda name: f'commit of {name}')
+    monkeypatch.setattr('corpora.hub.hub_commit', lambda name: f'commit of {name}')
     newest = run(input='builtin', hub_dataset='tiny', field='body', out=tmp_path / 'newest', encoder='none')
     assert manifest.read_meta(newest)['source']['hub_revision'] == 'commit of tiny' and texts_of(newest, 'val') == LINES[100:]
     with pytest.raises(ValueError, match="no text in field 'text', found .*body"):
