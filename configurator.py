@@ -1,6 +1,6 @@
 """
-Config files and --key=value over a script's own globals: nanoGPT's idea, without running code in
-them.
+Config files and --key=value over a script's own globals: nanoGPT's idea. The knobs of a script are
+read from its source, a config file is run.
 
     python train.py config/quickstart.py config/mixed.py --batch_size=8 --learning_rate=1e-3
 
@@ -156,7 +156,6 @@ def run_config(path):
     except OSError as error:
         stop(f'no config file {path}: {error.strerror}')
 
-    # run it
     space = {'__name__': 'config', '__file__': os.path.abspath(file)}
     try:
         exec(compile(source, file, 'exec'), space)
@@ -223,7 +222,6 @@ def configure(globals_, argv=None, show=True):
     """ Applies the command line to the knobs of the calling script, in place, and returns all of
     them as a plain dict. Call it right below the knobs: `config = configure(globals())`. It prints
     what was set; with show=False the script calls show_knobs(config) after checks of its own. """
-    # --help
     knobs, help_text, rule_of = read_knobs(globals_['__file__'])
     argv = sys.argv[1:] if argv is None else argv
     if '--help' in argv or '-h' in argv:

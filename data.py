@@ -76,11 +76,11 @@ class PackedDataset:
     """
 
     def __init__(self, folder, split, seq_len=None, crop=False):
-        # opened and checked
-        from runs.opening import open_split
+        # imported here, since that module makes the LatentStats of this one
+        from runs.opening import read_split
         self.folder = str(folder)
         self.split = split
-        self.meta, self.tokenizer, self.stats, self.shards = open_split(self.folder, split)
+        self.meta, self.tokenizer, self.stats, self.shards = read_split(self.folder, split)
 
         # statistics of the latents; None for text only
         self.latent_shape = None
@@ -134,10 +134,11 @@ class PackedDataset:
             possible place and the last; None: at the first.
         length: L, if it is less than seq_len.
         """
-        # the shards that hold these rows, one after the other
         L = length or self.seq_len
         column = np.arange(L)
         tokens = np.empty((len(indices), L), np.int64)
+
+        # the shards that hold these rows, one after the other
         for shard, positions, rows in self.by_shard(indices):
             begin = shard.offsets[rows, None]                            # (b, 1)
             n_tokens = shard.offsets[rows + 1, None] - begin             # (b, 1)

@@ -19,7 +19,7 @@ Gaussian latents                              vp and v: arXiv:2202.00512, rf: ar
     The network predicts x0 = z, or v = alpha_t e - sigma_t z, or flow = e - z, or eps = e.
 
 Letters: B batch, L text tokens, N latent vectors, D latent dims, V vocabulary, C width,
-P positions that the text head scores.
+P positions that the text head scores. t_next is the time after a step back, so t_next < t.
 """
 import math
 
@@ -409,7 +409,7 @@ class HeadLoss(torch.autograd.Function):
 def positions_and_targets(scored, tokens, weight, budget):
     """
     Where the text head runs, at a static size P. scored (B, L) bool; tokens (B, L) clean;
-    weight (B, 1) or (B, L): w(t) times the row's loss weight.
+    weight (B, 1) or (B, L): the training weight, 0 where the row has no text loss.
     Returns positions, targets (P,) int64, and weight (P,) float32.
     The weights are divided by B * L: rows without a text loss count too.
     """
@@ -546,7 +546,7 @@ class GaussianLatents:
 
     def loss(self, out, target, row_weight):
         """ loss = mean over rows of row_weight * (mean squared error per live dimension)
-        row_weight (B,): training_weight(t) times the row's loss weight. All B rows count.
+        row_weight (B,): training_weight(t), 0 where the row has no latent loss. All B rows count.
         Returns the loss, and the error per row (B,), unweighted. """
         squared = (out - target).square() * self.live                    # (B, N, D)
         error = squared.mean(1).sum(1) / self.live.sum()                 # (B,)

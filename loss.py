@@ -36,7 +36,20 @@ IMPORTANCE_WEIGHT = 0.1        # of the loss of a learned importance
 
 @dataclass
 class BatchMaker:
-    """ Makes the micro-batches of a run: rows of the dataset, with their clocks and noise. """
+    """
+    Makes the micro-batches of a run: rows of the dataset, with their clocks and noise. A batch is a
+    dict of tensors:
+        mode (B,)                      index into MODES
+        t_text, t_latent (B,)          the two clocks
+        x_t (B, L)                     the text as the network reads it
+        positions, targets (P,)        where it is scored, and the tokens that are right there
+        weight (P,)                    w(t) / (B L), and 0 at unused places
+        clean, noise (B, N, D)         the latents; Loss mixes them
+        row_weight (B,)                of the latent loss, 0 where a row has none
+        pad, n_real                    the id of PAD, the number of real tokens: for the log
+    What belongs to a stream or a loss that the run does not have is missing. Where importance is
+    learned, Loss makes x_t to weight; until then tokens (B, L) are the clean text.
+    """
     text: object                       # diffusion.MaskedText, or a process of processes/
     latent: object                     # diffusion.GaussianLatents
     streams: tuple
@@ -49,7 +62,9 @@ class BatchMaker:
 
     def __call__(self, data, rows, step, first, global_batch, stage):
         """ Rows of the dataset as they enter the network at this step, with what the losses need.
-        first: the number of the first row in the global batch of `global_batch` rows. """
+        first: the number of the first row in the global batch of `global_batch` rows. stage: of
+        runs/stages.py: shares of the modes, streams with a loss, text length, budget of the head.
+        """
         seed = self.seed
         B = len(rows)
         L = stage.seq_len
@@ -59,7 +74,7 @@ class BatchMaker:
         tokens, latents = data.rows(rows, crop, L)
         known_mask = None if self.predict_length else is_end(tokens, data.tokenizer)
 
-        # clocks and loss weights, (B,) each
+        # clocks, and which losses count, (B,) each
         clocks = draw_clocks(seed, step, first, B, global_batch, stage.shares, self.cond_drop,
                              self.latent_noise, self.t_min)
         batch = dict(mode=clocks['mode'], t_text=clocks['t_text'].float(),
@@ -72,7 +87,7 @@ class BatchMaker:
         if 'text' in self.streams:
             u = uniforms(seed, step, 'mask', first, B, L)
             if 'text' not in stage.predict:
-                batch['tokens'], _ = self.text.corrupt(tokens, clocks['t_text'], u, known_mask)
+                batch['x_t'], _ = self.text.corrupt(tokens, clocks['t_text'], u, known_mask)
             elif self.adaptive and self.adaptive.learns:
                 # the importance network reads the clean text first: Loss masks it, on the device
                 batch.update(tokens=tokens, u=u, t=clocks['t_text'],
@@ -93,7 +108,7 @@ class BatchMaker:
         return batch
 
     def masked(self, tokens, t, text_on, u, budget, step, known_mask=None, importance=None):
-        """ The text as the network reads it, and what is scored: {tokens, positions, targets,
+        """ The text as the network reads it, and what is scored: {x_t, positions, targets,
         weight}, and what is logged of the importance. """
         # x_t; with an importance a token is masked with probability M(t)^exponent
         exponent = None if importance is None else self.adaptive.exponents(importance, step)
@@ -108,7 +123,7 @@ class BatchMaker:
             real = importance[tokens != self.adaptive.pad]
             logged['importance'] = torch.stack((real.mean(), real.std(), real.min(), real.max()))
         positions, targets, weight = positions_and_targets(scored, tokens, weight, budget)
-        return dict(tokens=x_t, positions=positions, targets=targets, weight=weight, **logged)
+        return dict(x_t=x_t, positions=positions, targets=targets, weight=weight, **logged)
 
 # -----------------------------------------------------------------------------
 # The losses of a batch: the module that DDP and FSDP wrap
@@ -143,7 +158,7 @@ class Loss(nn.Module):
 
             # the network, without the text head: its loss runs it
             hidden, latent_out = self.model(                             # (P, C), (B, N, D)
-                batch.get('tokens'), z_t, batch['t_text'], batch['t_latent'],
+                batch.get('x_t'), z_t, batch['t_text'], batch['t_latent'],
                 batch.get('positions'), predict, return_hidden=True)
             if 'text' in predict:
                 text_part = self.text_loss(hidden, batch, learned)
@@ -168,8 +183,8 @@ class Loss(nn.Module):
         importance. """
         # what the network read at the scored positions
         positions = batch['positions']                                   # (P,)
-        x_t = batch['tokens'].flatten()[positions]
-        t = batch['t_text'][positions // batch['tokens'].shape[1]]
+        x_t = batch['x_t'].flatten()[positions]
+        t = batch['t_text'][positions // batch['x_t'].shape[1]]
         loss, nll, right = self.text.loss(hidden, self.model.text_head.weight, batch['targets'],
                                           batch['weight'], x_t, t)
 
@@ -258,25 +273,26 @@ def sums_by_clock(clock, values):
 
 
 def statistics_of_text(batch, result):
+    """ The sums of the text loss, in nats. """
     # which of the P places are scored, and which of these are no PAD
     scored = batch['weight'] > 0
     real = scored & (batch['targets'] != batch['pad'])
 
     # the row of each place, and its clock
-    row = batch['positions'] // batch['tokens'].shape[1]
+    row = batch['positions'] // batch['x_t'].shape[1]
     clock = batch['t_text'][row]
 
     nll = torch.where(scored, result['nll'], 0)
     weighted = torch.where(scored, batch['weight'] * result['nll'], 0) * len(batch['mode'])
     sums = dict(text_loss=result['text_loss'][None],
-                text_nats=result['text_loss'][None] * batch['tokens'].numel(),
+                text_nats=result['text_loss'][None] * batch['x_t'].numel(),
                 n_real=batch['n_real'],
                 correct=(result['right'] & real).sum()[None].float(),
                 real_count=real.sum()[None].float(),
                 text_bins=sums_by_clock(clock, nll),
                 text_count=sums_by_clock(clock, scored.float()),
                 text_by_mode=sums_by(batch['mode'][row], len(MODES), weighted),
-                mask_share=(scored.sum() / batch['tokens'].numel())[None])
+                mask_share=(scored.sum() / batch['x_t'].numel())[None])
     if 'importance' in batch:
         sums['importance'] = batch['importance']
     if 'importance_loss' in result:
@@ -285,6 +301,7 @@ def statistics_of_text(batch, result):
 
 
 def statistics_of_latents(batch, result):
+    """ The sums of the latent loss, squared errors per dimension. """
     scored = batch['row_weight'] > 0
     error = torch.where(scored, result['error'], 0)
     weighted = torch.where(scored, batch['row_weight'] * result['error'], 0)

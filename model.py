@@ -60,7 +60,7 @@ class ModelConfig:
         if self.latent_width is None:
             self.latent_width = self.width
 
-        # each field alone
+        # ranges
         for name in ('vocab_size', 'seq_len', 'depth', 'heads', 'width', 'latent_width',
                      'latent_tokens', 'mlp_ratio'):
             if getattr(self, name) <= 0:
@@ -241,7 +241,7 @@ class Model(nn.Module):
         super().__init__()
         self.config = c = config
 
-        # the ends of the text, its clock, and the modulation of its stream
+        # embedding and head of the text, its clock, and the modulation of its stream
         if 'text' in c.streams:
             self.embed = nn.Embedding(c.vocab_size + 1 + c.extra_ids, c.width)
             self.text_clock = TimestepEmbedding(c.width) if c.text_clock else None
@@ -265,7 +265,7 @@ class Model(nn.Module):
                 grid = grid_positions(c.n_latents, c.latent_width)
                 self.register_buffer('grid', grid, persistent=False)
 
-        # linear maps past the blocks, one in each direction
+        # past the blocks: two linear maps from latents to text, a bag of tokens to latents
         if c.shortcut:
             self.shortcut_in = nn.Linear(c.n_latents * c.latent_dim, c.width, bias=False)
             self.shortcut_out = nn.Linear(c.n_latents * c.latent_dim, c.width, bias=False)
@@ -300,7 +300,6 @@ class Model(nn.Module):
         Returns logits (P, V) or (B, L, V) float32 (hidden (P, C) or (B, L, C)), and the latent
         prediction (B, N, D) float32; None where not wanted.
         """
-        # inputs
         c = self.config
         predict = tuple(stream for stream in predict if stream in c.streams)
         text, latent, condition = self.embed_inputs(tokens, latents, t_text, t_latent)

@@ -46,7 +46,7 @@ import configurator
 from configurator import configure, on_command_line, stop_on_error
 from corpora.inputs import READ_BY, pack, read_sources, read_template, warn_of_texts
 from data import is_end
-from diffusion import MaskedText, check_choice, positions_of, rank_in_row
+from diffusion import MaskedText, positions_of, rank_in_row
 from runs.console import check_writable, warn, watcher
 from runs.loading import Needs, encode, load_run, no_progress, raw_latents, trained_for
 from samplers import (SOLVERS, certainty_of, make_propose, make_sampler, no_callback,
@@ -394,7 +394,6 @@ def t2l(run, tokens, n=None, seed=0, batch=128, progress=no_progress, **sampling
     text. """
     sampling = sampling_knobs(sampling)
     solver, steps = sampling['solver'], sampling['latent_steps']
-    check_choice('solver', solver, SOLVERS)
     if 'latent' not in run.streams or steps < 1:
         raise ValueError(f'{run.out_dir} has no latent stream, or latent_steps={steps} < 1: '
                          'nothing to solve')
@@ -435,7 +434,6 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_pr
     solver = sampling['solver']
     sampler, knobs, temperature = text_sampler(run, sampling)
     check_direction(run, 'unconditional')
-    check_choice('solver', solver, SOLVERS)
 
     # what does not make one call a step, and what needs a condition
     other_calls = name in ('first_hitting', 'cached', 'reparam') or solver == 'heun'

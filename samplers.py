@@ -5,8 +5,10 @@ sampler of text is a function of one signature.
     sampler(denoise, propose, text, tokens, known_mask, steps, rng, on_step, **its knobs)
         -> tokens (B, L)
 
-    denoise(tokens, t, positions)   logits (P, V) at the flat positions (P,), given the condition;
-                                    t is a number, or the clocks (B,) of the rows
+    denoise(tokens, t, positions, rows)
+                                    logits (P, V) at the flat positions (P,), given the condition;
+                                    t is a number, or the clocks (B,) of the rows; rows: which rows
+                                    of the batch these are (None: all)
     propose(logits, tilt)           x ~ softmax(logits), (P,); times tilt (P, V), where it is given
     text                            diffusion.MaskedText, the process that the run was trained on;
                                     samplers of other processes are methods of those processes
@@ -24,8 +26,9 @@ The host knows which positions are masked, or at least how many (confidence, rep
 waits for the device, and the head runs only where its logits are used.
 
 To add a sampler, write one function here and add one line to SAMPLERS. A knob of its own also needs
-a line in the knobs of sample.py.
-Letters: B batch, L text tokens, P positions asked for, V vocabulary, K steps.
+a line in the knobs of sample.py. A solver likewise: SOLVERS, and the choices of the knob `solver`.
+Letters: B batch, L text tokens, P positions asked for, V vocabulary, K steps, N latent vectors,
+D latent dims.
 """
 import math
 
@@ -540,9 +543,9 @@ def ddim(latent, z, t, t_next, denoise, memory=None, noise=None):
 def dpmpp_2m(latent, z, t, t_next, denoise, memory, noise=None):
     """
     Second order, from the x0 of this step and of the one before.    arXiv:2211.01095
-        h      = log(alpha_next / sigma_next) - log(alpha_t / sigma_t)
-        D      = x0 + (h / (2 h_before)) (x0 - x0_before)
-        z_next = (sigma_next / sigma_t) z - alpha_next (exp(-h) - 1) D
+        h        = log(alpha_next / sigma_next) - log(alpha_t / sigma_t)
+        x0_ahead = x0 + (h / (2 h_before)) (x0 - x0_before)
+        z_next   = (sigma_next / sigma_t) z - alpha_next (exp(-h) - 1) x0_ahead
     exp(-h) is 0 in the first step, where alpha_t = 0, and in the last, where sigma_next = 0.
     """
     x0, _ = denoise(z, t)
@@ -552,11 +555,11 @@ def dpmpp_2m(latent, z, t, t_next, denoise, memory, noise=None):
     exp_minus_h = (alpha_t * sigma_next) / (alpha_next * sigma_t)
     h = -torch.log(exp_minus_h)                                          # inf at both ends
     # in the second step h_before is inf, and the correction vanishes
-    D = x0
+    x0_ahead = x0
     if memory and t_next > 0:
-        D = x0 + (0.5 * h / memory['h']) * (x0 - memory['x0'])
+        x0_ahead = x0 + (0.5 * h / memory['h']) * (x0 - memory['x0'])
     memory.update(x0=x0, h=h)
-    return (sigma_next / sigma_t) * z - alpha_next * (exp_minus_h - 1) * D
+    return (sigma_next / sigma_t) * z - alpha_next * (exp_minus_h - 1) * x0_ahead
 
 
 def heun(latent, z, t, t_next, denoise, memory=None, noise=None):
@@ -573,7 +576,7 @@ def heun(latent, z, t, t_next, denoise, memory=None, noise=None):
 
 
 def velocity_of(latent, x0, e, t):
-    """ dz/dt on the way where x0 and e are fixed. """
+    """ dz/dt = alpha'(t) x0 + sigma'(t) e, with x0 and e held fixed. """
     if latent.schedule == 'rf':
         return e - x0                                                    # alpha' = -1, sigma' = 1
     alpha_t, sigma_t = latent.alpha_sigma(t)

@@ -47,6 +47,9 @@ from runs import distributed
 from runs.distributed import all_reduce_max, all_reduce_sum, rank, world
 from runs.log import StepLog, say_cost
 
+# A comment that opens with a range or with choices is a rule: the configurator reads it from this
+# file and refuses other values.
+
 # ---- data and run
 dataset = 'quickstart'         # <a folder under data/, or a path to one>
 out_dir = 'out/run'            # <a folder>: of this run
@@ -156,15 +159,21 @@ master_timeout = 6.0           # [0.1, 1e7]: seconds in which rank 0 must be fou
 config = configure(globals(), show=False)
 
 # -----------------------------------------------------------------------------
-# What follows from knobs and data; all that can be wrong is found here, before anything is built
+# What follows from knobs and data; all that can be wrong is found here, before the network is built
 
-def look_and_meet():
+def plan_and_join():
     """
-    Checks knobs, data and machine, and meets the other processes. Returns what a step needs:
-        train_data, val_data    data.PackedDataset       text      diffusion.MaskedText
-        model_config            model.ModelConfig        latent    diffusion.GaussianLatents
-        stages    stretches of one mode and one text length; most runs have one
-        adaptive  masking by importance (ATAT); most runs have none
+    Checks knobs, data and machine, and joins the other processes. With preflight_only the process
+    ends here. Returns what preflight.plan has made of knobs and data:
+        train_data, val_data    data.PackedDataset, of the dataset in `folder`
+        text, latent            diffusion.MaskedText, diffusion.GaussianLatents
+        model_config            model.ModelConfig
+        stages                  stretches of one mode and one text length; most runs have one
+        predict, modes          the streams that have a loss, and the modes, in any stage
+        always_frozen           names of the parameters that never train
+        global_batch            rows of a step, over all processes
+        device, is_sharded      where it runs, and whether FSDP shares the parameters out
+        adaptive                masking by importance (ATAT); None for most runs
     """
     from runs import meeting, preflight
     run = preflight.plan(config)
@@ -175,7 +184,7 @@ def look_and_meet():
     return run
 
 
-run = look_and_meet()
+run = plan_and_join()
 device, is_sharded = run.device, run.is_sharded
 train_data, val_data = run.train_data, run.val_data
 if not predict_length:
@@ -207,10 +216,11 @@ def make_model():
     return model
 
 
-def set_frozen(names):
-    """ What is frozen gets no gradient, so no optimizer moves it: neither momentum nor decay. """
+def set_frozen(frozen):
+    """ What is frozen (names) gets no gradient, so no optimizer moves it: neither momentum nor
+    decay. """
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name not in names)
+        parameter.requires_grad_(name not in frozen)
 
 
 model = make_model()
@@ -267,26 +277,29 @@ if optimizer == 'muon':
 # -----------------------------------------------------------------------------
 # Resume, or begin
 
-# what a checkpoint holds
+N_NORMS = 64                                               # spike_factor looks at so many
+
+# what a checkpoint is made of, and a resume fills
 state = SimpleNamespace(
+    identity=None,                                         # of model, process and data
     model=model, names=names, parameters=parameters, ema=ema, optimizers=optimizers,
     step=0, saved_at=0, evaluated_at=0, best_val=math.inf,
     # the guard's memory lives on the device: it is read only at log, save and evaluation steps
     skipped=torch.zeros((), device=device),                # steps of the run so far
     streak=torch.zeros((), device=device),                 # steps skipped in a row
     # the gradient norms of the last steps that were taken
-    history=torch.full((64,), math.nan, device=device))
+    history=torch.full((N_NORMS,), math.nan, device=device))
 
 
 def begin_run():
-    """ Fills the state, from out_dir's newest checkpoint if it has one. Takes the run folder and
-    writes config.json there. Returns wandb, or None. """
-    # first the checkpoint, then config.json: what cannot go on changes nothing
+    """ Fills the state: from out_dir's newest checkpoint, from init_from, or from scratch. Takes
+    the run folder and writes config.json there. Returns wandb, or None. """
+    # the checkpoint first: a run that cannot resume must not overwrite config.json
     from runs import run_folder
     from runs.resume import resume_or_begin
     newest = resume_or_begin(state, run, config, __file__)
-    wandb_id = distributed.rank0_or_stop(2, run_folder.begin, config, run.folder, newest is None,
-                                         state.step)
+    wandb_id = distributed.rank0_or_stop(2, run_folder.begin, config, run.folder,
+                                         fresh=newest is None, step=state.step)
 
     # wandb, where it is asked for
     if not wandb_project or rank:
@@ -332,8 +345,8 @@ def micro_batches(step):
         step += 1
 
 
-def get_lr(step):
-    """ Factor of the base rates at this step: linear warm-up, then cosine from 1 to min_lr. """
+def lr_factor(step):
+    """ What the base rates are multiplied by: linear warm-up, then cosine from 1 to min_lr. """
     warmup = min(warmup_iters, max_iters // 2)
     if step < warmup:
         return (step + 1) / warmup
@@ -433,7 +446,7 @@ def report():
     more = {}
     if curriculum:
         more['curriculum_stage'] = run.adaptive.stage_name(state.step - 1)
-    log.report(state.step, learning_rate * get_lr(state.step - 1), state.skipped.item(), more)
+    log.report(state.step, learning_rate * lr_factor(state.step - 1), state.skipped.item(), more)
 
 
 def check_streak():
@@ -445,6 +458,82 @@ def check_streak():
         why = f'had no finite loss or gradient, or a spike beyond spike_factor={spike_factor:g}'
         distributed.stop_all(f'step {state.step}: {streak} steps in a row {why}; the newest '
                              f'checkpoint is step {state.saved_at}', code=3)
+
+
+def leave_note(name):
+    """ Says, in preempted.json and on the screen, that a signal of this name ended the run. """
+    from runs import run_folder
+    distributed.rank0_or_stop(5, run_folder.note_preemption, out_dir, state.saved_at, name)
+    if rank == 0:
+        done = 'no step was done, nothing to save'
+        if state.saved_at:
+            done = f'saved step {state.saved_at:,}'
+        print(f'{name}: {done}; run the same command again to go on', flush=True)
+
+
+def evaluate_and_save(at_end):
+    """ Does both where they are due. False: a signal came during the evaluation. """
+    global save_owed
+    due_evaluation = at_end or state.step % eval_interval == 0
+    due_evaluation = due_evaluation and not stop_signal and state.step > state.evaluated_at
+    due_save = at_end or stop_signal or state.step % save_interval == 0
+    due_save = due_save or save_owed and log.steps == 0
+    due_save = due_save and state.step > state.saved_at
+    if not due_evaluation and not due_save:
+        return True
+
+    # evaluate
+    check_streak()
+    began = time.perf_counter()
+    is_best, best_before = False, state.best_val
+    if due_evaluation:
+        with averaged_weights():
+            val = evaluate()
+        model.train()
+        if val is None:
+            return False
+        val_loss = (val.get('val_text') or 0) + latent_weight * (val.get('val_latent') or 0)
+        is_best = val_loss < state.best_val
+        state.best_val = min(state.best_val, val_loss)
+        state.evaluated_at = state.step
+        if rank == 0:
+            units = dict(val_text='nats per token', val_latent='per dimension')
+            found = [f'{name} {value:.4f} {units[name]}' for name, value in val.items()]
+            line = f'step {state.step:>6,} | ' + ', '.join(found)
+            print(line + (' | best' if is_best else ''), flush=True)
+        seconds = round(time.perf_counter() - began, 2)
+        log.write(step=state.step, **val, best=is_best, seconds=seconds)
+
+    # save, but not while steps are being skipped, or the last good checkpoints would rotate away;
+    # at the end all the same: a skip moved nothing
+    if due_save or is_best:
+        save_owed = state.streak.item() > 0 and not at_end and not stop_signal
+        is_saved = not save_owed and save(is_best)
+        if not is_saved:
+            state.best_val = best_before                   # `best` names what is saved
+    log.since += time.perf_counter() - began
+    return True
+
+
+def enter_stage():
+    """ The stage of this step, and the module that computes its loss. A stage changes what is
+    frozen, and DDP looks at that only when it is made. """
+    stage = stage_at(state.step)
+    set_frozen(stage.frozen)
+    if state.step == stage.first:
+        state.history.fill_(math.nan)           # norms of another loss say nothing about this one's
+    if len(run.stages) > 1 and rank == 0:
+        print(f'step {state.step:>6,} | mode {stage.mode}, texts of {stage.seq_len} tokens',
+              flush=True)
+
+    # FSDP has sharded the loss itself
+    if world == 1 or is_sharded:
+        return stage, loss_fn
+    net = DistributedDataParallel(
+        loss_fn, device_ids=[device] if device_type == 'cuda' else None,
+        gradient_as_bucket_view=True, find_unused_parameters=bool(stage.unreachable - stage.frozen),
+        **distributed.NO_BUFFER_SYNC)
+    return stage, net
 
 
 # -----------------------------------------------------------------------------
@@ -461,17 +550,6 @@ def note_signal(number, frame):
 for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
     signal.signal(number, note_signal)
 
-def leave_note(name):
-    """ Says, in preempted.json and on the screen, that a signal of this name ended the run. """
-    from runs import run_folder
-    distributed.rank0_or_stop(5, run_folder.note_preemption, out_dir, state.saved_at, name)
-    if rank == 0:
-        done = 'no step was done, nothing to save'
-        if state.saved_at:
-            done = f'saved step {state.saved_at:,}'
-        print(f'{name}: {done}; run the same command again to go on', flush=True)
-
-
 stage = net = None
 model.train()
 batches = prefetch(micro_batches(state.step), device)
@@ -481,38 +559,8 @@ while True:
     # ---- evaluate, save and stop
     at_end = state.step >= max_iters
     stop_signal = all_reduce_max(signal_seen)
-    due_evaluation = (at_end or state.step % eval_interval == 0) and not stop_signal
-    due_evaluation = due_evaluation and state.step > state.evaluated_at
-    due_save = (at_end or state.step % save_interval == 0 or stop_signal
-                or save_owed and log.steps == 0) and state.step > state.saved_at
-    if due_evaluation or due_save:
-        check_streak()
-        began = time.perf_counter()
-        is_best, best_before = False, state.best_val
-        if due_evaluation:
-            with averaged_weights():
-                val = evaluate()
-            model.train()
-            if val is None:                                # a signal came
-                continue
-            val_loss = (val.get('val_text') or 0) + latent_weight * (val.get('val_latent') or 0)
-            is_best = val_loss < state.best_val
-            state.best_val = min(state.best_val, val_loss)
-            state.evaluated_at = state.step
-            if rank == 0:
-                units = dict(val_text='nats per token', val_latent='per dimension')
-                found = [f'{name} {value:.4f} {units[name]}' for name, value in val.items()]
-                line = f'step {state.step:>6,} | ' + ', '.join(found)
-                print(line + (' | best' if is_best else ''), flush=True)
-            seconds = round(time.perf_counter() - began, 2)
-            log.write(step=state.step, **val, best=is_best, seconds=seconds)
-        if due_save or is_best:
-            # not while steps are being skipped, or the last good checkpoints would rotate away;
-            # at the end all the same: a skip moved nothing
-            save_owed = state.streak.item() > 0 and not at_end and not stop_signal
-            if save_owed or not save(is_best):
-                state.best_val = best_before               # `best` names what is saved
-        log.since += time.perf_counter() - began
+    if not evaluate_and_save(at_end):
+        continue
     if stop_signal:
         report()
         leave_note(signal.Signals(stop_signal).name)
@@ -522,20 +570,7 @@ while True:
 
     # ---- another stage: another mode or text length
     if stage is not stage_at(state.step):
-        stage = stage_at(state.step)
-        set_frozen(stage.frozen)
-        if state.step == stage.first:
-            state.history.fill_(math.nan)       # norms of another loss say nothing about this one's
-        net = loss_fn
-        if world > 1 and not is_sharded:
-            net = DistributedDataParallel(
-                loss_fn, device_ids=[device] if device_type == 'cuda' else None,
-                gradient_as_bucket_view=True,
-                find_unused_parameters=bool(stage.unreachable - stage.frozen),
-                **distributed.NO_BUFFER_SYNC)
-        if len(run.stages) > 1 and rank == 0:
-            print(f'step {state.step:>6,} | mode {stage.mode}, texts of {stage.seq_len} tokens',
-                  flush=True)
+        stage, net = enter_stage()
 
     # ---- micro-steps: forward and backward on every rank, no early exit
     log.begin_step()
@@ -563,7 +598,7 @@ while True:
     # ---- step: nothing moves where `bad` is 1
     for opt, rate in optimizers:
         for group in opt.param_groups:
-            group['lr'] = rate * get_lr(state.step)
+            group['lr'] = rate * lr_factor(state.step)
         if isinstance(opt, torch.optim.AdamW):
             opt.found_inf = bad                      # the fused kernel then leaves everything alone
             opt.step()

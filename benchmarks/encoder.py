@@ -10,8 +10,8 @@ import numpy as np
 from benchmarks.compare import compare
 from configurator import stop
 from data import PackedDataset
-from runs.manifest import dataset_folder
 from encoders import load_encoder
+from runs.manifest import dataset_folder
 
 
 def run(knobs):

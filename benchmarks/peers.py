@@ -158,7 +158,7 @@ def random_batch(shape, make_batch, device):
     # what `Ends` reads, mixed beforehand; Loss mixes it in every step
     z_t, noise = make_batch.latent.corrupt(b['clean'], b['t_latent'], b['noise'])
     v = make_batch.latent.target_of(b['clean'], noise, b['t_latent'])
-    return SimpleNamespace(ours=b, tokens=tokens.to(device), x_t=b['tokens'], mask=b['tokens'] == V,
+    return SimpleNamespace(ours=b, tokens=tokens.to(device), x_t=b['x_t'], mask=b['x_t'] == V,
                            z_t=z_t, v=v, t_text=b['t_text'], t_latent=b['t_latent'])
 
 

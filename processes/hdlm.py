@@ -218,7 +218,8 @@ def check_tables(model):
     least, most = model.cluster_of.min().item(), model.cluster_of.max().item()
     n_clusters = model.config.extra_ids
     if least < 0 or most >= n_clusters:
-        raise ValueError(f'cluster_of holds {least} to {most}, expected 0 to {n_clusters - 1}')
+        raise ValueError(f'cluster_of holds {least} to {most}, expected 0 or more, and below '
+                         f'{n_clusters}; choose another --which=, or train again')
 
 
 def after_loading(model, text):

@@ -458,7 +458,7 @@ def compare_shapes(model, path):
                              f'expected {expected.get(name)}')
 
 
-def check_tables(model):
+def check_table_sizes(model):
     """ ValueError where position tables and masks would take too much memory. They are in no file,
     so the shapes there do not confirm their length. """
     tables = n_bytes(list(model.buffers()))
@@ -484,7 +484,7 @@ def build(model_config, path, knobs):
         raise ValueError(f'{path}: its model_config builds no model: {error}') from None
     compare_shapes(model, path)
     try:
-        check_tables(model)
+        check_table_sizes(model)
     except ValueError as error:
         raise ValueError(f'{path}: {error}') from None
     return processes.add_modules(Model(config), knobs)

@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from configurator import stop
 
+# torchrun sets these, or another launcher
 world = int(os.environ.get('WORLD_SIZE') or 1)
 rank = int(os.environ.get('RANK') or 0)
 local_rank = int(os.environ.get('LOCAL_RANK') or rank)
@@ -95,9 +96,9 @@ def on_rank0(function, *args, **kw):
     return box
 
 
-def rank0_or_stop(code, function, *args):
+def rank0_or_stop(code, function, *args, **kw):
     """ The result of on_rank0. Where there is an error, all leave with the exit code. """
-    result, error = on_rank0(function, *args)
+    result, error = on_rank0(function, *args, **kw)
     if error:
         stop_all(error, code)
     return result

@@ -45,6 +45,11 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
         processes.check_tables(model, config)
     except ValueError as error:
         raise ValueError(f'{out_dir}/{name}: {error}') from None
+    cluster_of = getattr(model, 'cluster_of', None)
+    try:
+        text = processes.text_process(config, shape.vocab_size, cluster_of)
+    except ValueError as error:
+        raise ValueError(f'{out_dir}/config.json: {error}') from None
     folder = os.path.join(out_dir, 'data')
     tokenizer, stats = load_tokenizer(folder), load_stats(folder)
     latent_shape = tuple(meta['latent_shape'] or (0, 0))
@@ -66,9 +71,7 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
         out_dir=out_dir, checkpoint=name, config=config, meta=meta, folder=folder, device=device,
         model=model, autocast=autocast, L=shape.seq_len, streams=shape.streams,
         row_calls=0,                           # rows the network has read: what sampling costs
-        text=processes.text_process(config, tokenizer.vocab_size,
-                                    getattr(model, 'cluster_of', None)),
-        latent=latent, tokenizer=tokenizer, stats=stats,
+        text=text, latent=latent, tokenizer=tokenizer, stats=stats,
         lengths=config.get('lengths'),         # quantiles, where it does not learn when a text ends
         banned=never_written(tokenizer, 'lengths' in config).to(device),
         encoder_folder=encoder_folder, encoder=None)

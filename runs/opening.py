@@ -1,7 +1,7 @@
 """
 A dataset folder, or a run's data/, opened and checked: meta.json, the tokenizer, the statistics of
 the latents, the shards of a split. Every mistake is a ValueError of one line: file, found,
-expected, what to do. What data.py makes batches of comes from here.
+expected, what to do. data.py makes its batches from what this module opens.
 """
 import os
 
@@ -99,7 +99,7 @@ class Shard:
         return read_array(path, 'int64', shape, mmap=True, what='ids')
 
 
-def open_split(folder, split):
+def read_split(folder, split):
     """ meta.json, the tokenizer, the LatentStats (None for text only) and the shards of a split,
     those without samples left out. """
     meta = read_meta(folder)

@@ -1,7 +1,7 @@
 """
-Everything that can be wrong with a training, looked at before anything is built: knobs that do not
-go together, the dataset, the device, room on the disk, the other processes. And what follows from
-the knobs and the data: sizes, processes, stages, what is frozen.
+Everything that can be wrong with a training: knobs that do not go together, the dataset, the
+device, room on the disk, the other processes. And what follows from the knobs and the data: opened
+splits, sizes, processes, stages, what is frozen. The network is built later, in train.py.
 """
 import math
 import os
@@ -18,7 +18,7 @@ from configurator import show_knobs, stop, stop_on_error
 from data import PackedDataset
 from diffusion import GaussianLatents
 from model import Model, ModelConfig
-from runs import checkpoint, distributed, freeze, meeting
+from runs import checkpoint, distributed, freeze, meeting, threads
 from runs.distributed import rank, world
 from runs.log import in_units
 from runs.manifest import dataset_folder, how_to_prepare
@@ -150,7 +150,7 @@ def choose_frozen(run, k, config):
     # the model, without memory
     with torch.device('meta'):
         sketch = processes.add_modules(Model(run.model_config), config)
-    checkpoint.check_tables(sketch)
+    checkpoint.check_table_sizes(sketch)
     run.n_parameters = sketch.n_parameters()
 
     for stage in run.stages:
@@ -226,7 +226,10 @@ def check_machine(run, k):
         report_check('device', f'{run.device}, {torch.cuda.get_device_name(device)}, '
                                f'{torch.cuda.device_count()} here')
     else:
-        report_check('device', f'{run.device}, {torch.get_num_threads()} threads')
+        how = ''
+        if threads.wait_asleep:
+            how = ', which sleep while they wait: others use the cores too'
+        report_check('device', f'{run.device}, {torch.get_num_threads()} threads{how}')
 
     # the disk that out_dir will be on
     place = os.path.abspath(k.out_dir)

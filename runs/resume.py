@@ -90,6 +90,10 @@ def load_everything(saved, newest, state, device_type):
     number of processes. saved: of checkpoint.load. """
     model, names, optimizers, ema = state.model, state.names, state.optimizers, state.ema
     known = saved['training_state']
+    n_norms, most = len(known['history']), len(state.history)
+    if n_norms > most:
+        raise ValueError(f'{newest}/training_state.json: a history of {n_norms} norms, '
+                         f'expected at most {most}')
     saved_names = [checkpoint.todays_name(name) for name in saved['optimizer']['names']]
     if saved_names != list(names) or len(saved['optimizer']['states']) != len(optimizers):
         raise ValueError(f'{newest} was trained with other parameters or another optimizer: '
@@ -115,9 +119,6 @@ def load_everything(saved, newest, state, device_type):
         average.copy_(distributed.distribute(averages[name], average))
 
     # counters
-    n_norms, most = len(known['history']), len(state.history)
-    if n_norms > most:
-        raise ValueError(f'{newest}: a history of {n_norms} norms, expected at most {most}')
     state.step = state.saved_at = int(known['step'])
     state.evaluated_at = int(known['evaluated_at'])
     state.best_val = math.inf if known['best_val'] is None else float(known['best_val'])
@@ -172,7 +173,7 @@ def resume_or_begin(state, run, config, script):
         for name, table in tables.items():
             getattr(model, name).copy_(table)
 
-    # load, or none does
+    # load; if one rank fails, all stop
     error = None
     try:
         if newest:

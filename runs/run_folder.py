@@ -145,8 +145,8 @@ def write_run(out_dir, config, data_folder, fresh=False, step=0):
 
 
 def begin(config, data_folder, fresh, step):
-    """ Makes the run folder ready for training. Returns the run's id in wandb, or None where it
-    does not log there. """
+    """ Makes the run folder ready for training. fresh: the run has no checkpoint yet. step: where a
+    resumed run goes on. Returns the run's id in wandb, or None where it does not log there. """
     out_dir = config['out_dir']
     write_run(out_dir, config, data_folder, fresh, step)
     (Path(out_dir) / 'preempted.json').unlink(missing_ok=True)

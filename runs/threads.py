@@ -11,16 +11,19 @@ import os
 
 
 def others_run(path='/proc/loadavg'):
-    """ Whether other processes use the cores now, and have done so for a while. False where the
-    system does not say. """
+    """ Whether other processes use a good part of the cores, now and in the last minute. False
+    where the system does not say. """
     try:
         with open(path) as f:
             load_of_a_minute, _, _, runnable, _ = f.read().split()
         n_runnable = int(runnable.partition('/')[0])                     # this process is one
-        return float(load_of_a_minute) > 1 and n_runnable > 1
-    except (OSError, ValueError):
+        n_cores = len(os.sched_getaffinity(0))
+        return float(load_of_a_minute) > n_cores / 4 and n_runnable > 1
+    except (OSError, ValueError, AttributeError):                        # AttributeError: no Linux
         return False
 
 
-if 'OMP_WAIT_POLICY' not in os.environ and others_run():
-    os.environ.setdefault('GOMP_SPINCOUNT', '1000')
+wait_asleep = False            # whether this module has decided so
+if not {'OMP_WAIT_POLICY', 'GOMP_SPINCOUNT'} & set(os.environ) and others_run():
+    os.environ['GOMP_SPINCOUNT'] = '1000'
+    wait_asleep = True

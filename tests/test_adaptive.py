@@ -12,8 +12,8 @@ from processes.adaptive import Adaptive, Importance, genmd4_bound, rarity
 from data import PackedDataset
 from diffusion import MaskedText
 from loss import BatchMaker
-from runs.stages import read_stages
 from model import Model, ModelConfig
+from runs.stages import read_stages
 from launch import run, run_each, train, weights
 from toys import L, MASK, TEXTS, V, Toy, exact_bound, optimal_denoiser, random_denoiser, text_law
 
@@ -97,7 +97,7 @@ def test_beta_0_without_curriculum_is_plain_masking_bit_for_bit(dataset):
     for knobs in (dict(masking='time_only'), dict(masking='proportional', beta=0.)):
         for a, b in zip(plain, batches(dataset, **knobs)[0]):
             assert all(np.array_equal(a[key], b[key]) for key in a)
-    assert any(not torch.equal(a['tokens'], b['tokens']) for a, b in zip(plain, batches(dataset, masking='inverse')[0]))
+    assert any(not torch.equal(a['x_t'], b['x_t']) for a, b in zip(plain, batches(dataset, masking='inverse')[0]))
 
 
 def test_the_weight_of_a_masked_token_is_its_own_rate(dataset):
@@ -200,7 +200,7 @@ def test_the_curriculum_weighs_one_group_after_the_other_with_mean_1_and_ends_fl
     assert (a.emphasis(imp, scored, tokens, 811) == 1).all(), 'the last tenth is flat'
     assert (a.emphasis(imp, torch.zeros_like(scored), tokens, 0) == 1).all(), 'nothing scored, nothing divided by 0'
     for b, plain in zip(batches(dataset, curriculum=True)[0], batches(dataset)[0]):
-        assert torch.equal(b['tokens'], plain['tokens']), 'loss weights only: the masks are the plain ones'
+        assert torch.equal(b['x_t'], plain['x_t']), 'loss weights only: the masks are the plain ones'
 
 
 # ---- learned importance

@@ -2,11 +2,13 @@
 import itertools
 import json
 import math
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from processes import integral, text_process
 from processes.autoregressive import NextToken
@@ -17,8 +19,10 @@ from data import PackedDataset
 from diffusion import MaskedText, uniforms
 from model import Model, ModelConfig
 from launch import log, run_each, train_each, weights
+from runs import checkpoint
 from sample import l2t, load_run, null_latents
 from samplers import make_propose
+from test_checkpoint import forge
 
 V, L = 3, 2
 TEXTS = torch.tensor(list(itertools.product(range(V), repeat=L)))        # (9, 2)
@@ -549,6 +553,26 @@ def test_every_baseline_trains_and_samples_and_is_evaluated(baselines):
     found = json.loads((runs['gidd'] / 'results.json').read_text())
     assert {'nelbo/nats_per_token', 'text/gen_ppl', 'text/ms', 'self_correction/accuracy',
             'self_correction/before/accuracy'} <= set(found)
+
+
+def test_clusters_or_a_process_that_cannot_be_are_refused_with_the_name_of_their_file(baselines, tmp_path):
+    out = tmp_path / 'hdlm'
+    shutil.copytree(baselines / 'hdlm', out)
+    for folder in checkpoint.steps(out):
+        for path in folder.glob('*.safetensors'):
+            tensors = load_file(path)
+            tensors['cluster_of'][0] = 99
+            save_file(tensors, path)
+        forge(folder)
+    with pytest.raises(ValueError, match=r'hdlm/step-\d+: cluster_of holds 0 to 99, expected 0 or more, and below 8'):
+        load_run(str(out), device='cpu')
+
+    out = tmp_path / 'ar'
+    shutil.copytree(baselines / 'ar', out)
+    config = json.loads((out / 'config.json').read_text())
+    (out / 'config.json').write_text(json.dumps({**config, 'text_loss_weight': 'uniform'}))
+    with pytest.raises(ValueError, match='ar/config.json: .*causal=True'):
+        load_run(str(out), device='cpu')
 
 
 def test_a_decoder_writes_with_guidance_what_it_writes_without_its_cache(baselines):

@@ -19,12 +19,12 @@ from test_encoders import save_encoder
 PAGE = (ROOT / 'docs/extending.md').read_text()
 EXTENSIONS = ['A sampler', 'An encoder', 'A text process', 'A task', 'A modality']
 
-# a fenced block with the line above it; a line that ends in "`path`:" says what file the block is of
+# a fenced block with the line above it; a line that ends in "`path`:" says what file a python block is of
 BLOCK = re.compile(r'(?:^(?!```)([^\n]+)\n+)?^```(python|diff)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 
 def blocks_of(extension):
-    """ [(path or None, kind, text)] of the section of an extension. """
+    """ [(path or None, kind, text)] of the section of an extension, and the files that its prose names. """
     section = re.split(r'^## ', PAGE.split(f'\n## {extension}\n')[1], flags=re.MULTILINE)[0]
     found = []
     assert len(BLOCK.findall(section)) == section.count('```python') + section.count('```diff')
@@ -32,7 +32,8 @@ def blocks_of(extension):
         path = re.search(r'(?:The file|In) `([\w/]+\.py)`:$', before)
         if kind == 'diff' or path:
             found.append((path and path[1], kind, text))
-    return found
+    prose = re.sub(r'^```.*?^```$', '', section, flags=re.MULTILINE | re.DOTALL)
+    return found, set(re.findall(r'`([\w/]+\.py)`', prose))
 
 
 def n_code_lines(source):
@@ -45,14 +46,15 @@ def n_code_lines(source):
     return sum(bool(line.strip()) and not line.strip().startswith('#') and number not in docstrings for number, line in lines)
 
 
-def apply_diff(tree, diff):
-    """ Changes the one file of the tree that has the old lines of a diff, in a row and once. """
+def apply_diff(tree, diff, named):
+    """ Changes the one file of the tree that has the old lines of a diff, in a row and once. It must be one of those named. """
     lines = diff.splitlines(keepends=True)
     old = ''.join(line[1:] for line in lines if line[0] != '+')
     new = ''.join(line[1:] for line in lines if line[0] != '-')
     files = [path for folder in ('.', 'processes', 'corpora') for path in sorted((tree / folder).glob('*.py'))]
     holders = [path for path in files if old in path.read_text()]
     assert len(holders) == 1 and holders[0].read_text().count(old) == 1, (diff, holders)
+    assert str(holders[0].relative_to(tree)) in named, (diff, holders, named)
     holders[0].write_text(holders[0].read_text().replace(old, new))
 
 
@@ -63,9 +65,10 @@ def tree(tmp_path_factory):
     hidden = shutil.ignore_patterns('.*', 'data', 'out', 'tests', 'results', '__pycache__')
     shutil.copytree(ROOT, tree, ignore=hidden)
     for extension in EXTENSIONS:
-        for path, kind, text in blocks_of(extension):
+        blocks, named = blocks_of(extension)
+        for path, kind, text in blocks:
             if kind == 'diff':
-                apply_diff(tree, text)
+                apply_diff(tree, text, named)
             elif (tree / path).exists():                                 # a function, above the table that will name it
                 source = (tree / path).read_text()
                 assert source.count('\nSAMPLERS = {') == 1
@@ -77,7 +80,7 @@ def tree(tmp_path_factory):
 
 @pytest.mark.parametrize('extension', EXTENSIONS)
 def test_an_extension_is_under_30_lines_of_code_in_one_file_and_a_few_that_enter_it(extension):
-    blocks = blocks_of(extension)
+    blocks, _ = blocks_of(extension)
     entered = sum(line.startswith('+') for _, kind, text in blocks if kind == 'diff' for line in text.splitlines())
     written = sum(n_code_lines(text) for _, kind, text in blocks if kind == 'python')
     assert blocks and written < 30 and written + entered < 40, (written, entered)
@@ -85,13 +88,14 @@ def test_an_extension_is_under_30_lines_of_code_in_one_file_and_a_few_that_enter
 
 
 def test_a_sampler_a_text_process_and_a_task_of_the_page_work_in_training_sampling_and_evaluation(tree, dataset, finished, tmp_path):
-    data, here = f'--dataset={dataset}', f'--out_dir={tmp_path}/early'
+    data, here, whole = f'--dataset={dataset}', f'--out_dir={tmp_path}/early', tmp_path / 'whole'
+    shutil.copytree(finished, whole)                                     # evaluate.py writes into the run folder
     small = ['--device=cpu', '--dtype=float32']
     sampled, trained, bound, measured, refused = run_each(
-        ['sample.py', f'--out_dir={finished}', '--text=a red dog runs near the park number 7', '--sampler=leftmost', '--steps=4', *small],
+        ['sample.py', f'--out_dir={whole}', '--text=a red dog runs near the park number 7', '--sampler=leftmost', '--steps=4', *small],
         ['train.py', data, here, *TINY, '--text_process=early', '--text_clock=false'],
         ['evaluate.py', here, '--tasks=nelbo', '--n=8', *small],
-        ['evaluate.py', f'--out_dir={finished}', '--tasks=length', '--n=8', '--sampler=leftmost', '--steps=4', *small],
+        ['evaluate.py', f'--out_dir={whole}', '--tasks=length', '--n=8', '--sampler=leftmost', '--steps=4', *small],
         ['train.py', data, f'--out_dir={tmp_path}/late', *TINY, '--text_process=late'],
         cwd=tmp_path, root=tree)
     for rc, out, err in (sampled, trained, bound, measured):
@@ -100,7 +104,7 @@ def test_a_sampler_a_text_process_and_a_task_of_the_page_work_in_training_sampli
     assert refused[0] == 2 and 'masked | gidd | hdlm | early' in refused[2]
 
     # the task has its controls, and the process its schedule, in what is written
-    figures = json.loads((finished / 'results.json').read_text())
+    figures = json.loads((whole / 'results.json').read_text())
     assert {key.split('length/')[-1] for key in figures if key.startswith('length/')} >= {'difference', 'shuffled/difference', 'null/difference'}
     assert json.loads((tmp_path / 'early/config.json').read_text())['text_process'] == 'early'
 

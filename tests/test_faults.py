@@ -843,6 +843,7 @@ for script, *args in {commands!r}:
     assert len(found) == len(commands), result.stderr
     for name, rc, err, seconds, mib in found:
         assert rc == 2 and err.count('\n') == 1 and seconds < 5 and mib < 1000, (name, rc, err, seconds, mib)
+    assert 'training_state.json: a history of 99 norms' in found[len(lies) + 1][2]
 
 
 # ---- mistakes

@@ -12,8 +12,8 @@ from data import PackedDataset, is_end
 from diffusion import MaskedText, uniforms
 from encoders import load_encoder
 from loss import BatchMaker
-from runs.stages import read_stages
 from launch import TINY, run, run_each
+from runs.stages import read_stages
 from samplers import SAMPLERS
 
 STANDARD = set('ACDEFGHIKLMNPQRSTVWY')
@@ -76,9 +76,9 @@ def test_where_the_length_is_given_EOS_and_PAD_are_seen_and_never_scored(protein
         scored = b['weight'] > 0
         ends = is_end(data.rows(rows, uniforms(0, step, 'crop', 0, 64, 1)[:, 0])[0], data.tokenizer)
         assert scored.sum() > 100 and not ends.flatten()[b['positions'][scored]].any() and ends.any()
-        assert (is_end(b['tokens'], data.tokenizer) == ends).all(), 'a masked end'
+        assert (is_end(b['x_t'], data.tokenizer) == ends).all(), 'a masked end'
     stage.seq_len = 10                                                   # of a length_schedule: crops of that, from anywhere
-    short = make_batch(data, rows, 0, 0, 64, stage)['tokens']
+    short = make_batch(data, rows, 0, 0, 64, stage)['x_t']
     expected = data.rows(rows, uniforms(0, 0, 'crop', 0, 64, 1)[:, 0], 10)[0]
     seen = short != make_batch.text.mask_id
     assert short.shape == (64, 10) and torch.equal(short[seen], expected[seen]) and not torch.equal(expected, data.rows(rows)[0][:, :10])

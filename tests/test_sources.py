@@ -14,13 +14,13 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from runs import manifest
 from corpora import hub, readers
 from data import PackedDataset
 from corpora.images import image_patches
 from corpora.sources import Source, documents
 from corpora.tokenizers import RESIDUES
 from launch import ROOT, TINY, run_each
+from runs import manifest
 from test_prepare import LINES, WORDS, own_knobs, run, texts_of, write_lines    # noqa: F401  own_knobs puts prepare's knobs back
 
 PROTEINS = '>a first\nMKTAYIAKQR\nQISFVKSHFS*\n>b\nmktayiakqrqisfvkshfs\n>empty\n\n>c\nMJ@KV\n>d\nMKVLAAGIVGLLLA\n'
@@ -62,7 +62,6 @@ def test_a_dataset_of_the_hub_is_streamed_by_name_field_and_split(tmp_path, monk
     folder = run(input='', hub_dataset='tiny', hub_revision='main', field='body', out=tmp_path / 'out', encoder='none')
     assert texts_of(folder, 'train') == LINES[:100] and texts_of(folder, 'val') == LINES[100:]
     assert manifest.read_meta(folder)['source']['hub_revision'] == 'main' and str(tmp_path) not in (tmp_path / 'out/meta.json').read_text()
-    import prepare
     monkeypatch.setattr('corpora.hub.hub_commit', lambda name: f'commit of {name}')
     newest = run(input='builtin', hub_dataset='tiny', field='body', out=tmp_path / 'newest', encoder='none')
     assert manifest.read_meta(newest)['source']['hub_revision'] == 'commit of tiny' and texts_of(newest, 'val') == LINES[100:]
