@@ -9,7 +9,7 @@ on it.
         --text="Return the number of items in the list."
     python evaluate.py config/quickstart.py
 
-2 CPU cores, 3 1/2 minutes of training; seed 0, commit 7e5b2c1: 4.07 nats per token, 6.30 with a
+2 CPU cores, 2 1/2 minutes of training; seed 0, commit 6439fec: 4.08 nats per token, 6.20 with a
 shuffled latent.
 """
 # data

@@ -1,7 +1,7 @@
 """
 The log of a run: training_log.jsonl, the lines on the screen, and wandb where it is asked for.
 
-    step  1,100/1,100 | loss 1.6995 | text 1.6995, 65.8 % right | norm 1.16 | 16,761 tokens/s | ...
+    step  1,100/1,100 | loss 1.6658 | text 3.7347 per token, 23.9 % right | norm 0.99 | ...
 """
 import json
 import math
