@@ -13,8 +13,8 @@ One step, without what makes it fast or optional:
 
 A mode says, for each row, how its two clocks are drawn and which of the two losses count. The
 network and the losses never see the mode. Each loss is a mean over all rows, selected with
-torch.where, so modes mix inside a batch and every rank does the same work. Where importance is
-learned (ATAT, processes/adaptive.py), .1 times its loss is added.
+torch.where, so modes mix inside a batch and every rank does the same work. ATAT masks by
+importance: its batches and its loss are subclasses of these (processes/adaptive.py).
 
 Read downward: BatchMaker makes a batch on the host, Loss computes its losses on the device and
 validates, statistics sums what is logged.
@@ -28,8 +28,6 @@ import torch.nn as nn
 
 from data import is_end
 from diffusion import MODES, draw_clocks, normals, positions_and_targets, uniforms
-
-IMPORTANCE_WEIGHT = 0.1        # of the loss of a learned importance
 
 # -----------------------------------------------------------------------------
 # A batch: made on the host, a pure function of (seed, step, rows)
@@ -47,8 +45,7 @@ class BatchMaker:
         clean, noise (B, N, D)         the latents; Loss mixes them
         row_weight (B,)                of the latent loss, 0 where a row has none
         pad, n_real                    the id of PAD, the number of real tokens: for the log
-    What belongs to a stream or a loss that the run does not have is missing. Where importance is
-    learned, Loss makes x_t to weight; until then tokens (B, L) are the clean text.
+    What belongs to a stream or a loss that the run does not have is missing.
     """
     text: object                       # diffusion.MaskedText, or a process of processes/
     latent: object                     # diffusion.GaussianLatents
@@ -57,7 +54,6 @@ class BatchMaker:
     cond_drop: float
     latent_noise: float
     t_min: float
-    adaptive: object = None            # ATAT's masking, where tokens have an importance
     predict_length: bool = True        # False: EOS and PAD are given, not scored
 
     def __call__(self, data, rows, step, first, global_batch, stage):
@@ -86,17 +82,11 @@ class BatchMaker:
             batch['n_real'] = (has_loss & (tokens != data.tokenizer.pad)).sum()[None].float()
         if 'text' in self.streams:
             u = uniforms(seed, step, 'mask', first, B, L)
-            if 'text' not in stage.predict:
-                batch['x_t'], _ = self.text.corrupt(tokens, clocks['t_text'], u, known_mask)
-            elif self.adaptive and self.adaptive.learns:
-                # the importance network reads the clean text first: Loss masks it, on the device
-                batch.update(tokens=tokens, u=u, t=clocks['t_text'],
-                             text_on=clocks['text_on'], budget=stage.budget, step=step,
-                             known_mask=known_mask)
+            if 'text' in stage.predict:
+                batch.update(self.mask(tokens, clocks['t_text'], clocks['text_on'], u,
+                                       stage.budget, step, known_mask))
             else:
-                importance = self.adaptive.rarity[tokens] if self.adaptive else None
-                batch.update(self.masked(tokens, clocks['t_text'], clocks['text_on'], u,
-                                         stage.budget, step, known_mask, importance))
+                batch['x_t'], _ = self.text.corrupt(tokens, clocks['t_text'], u, known_mask)
 
         # the latents and their noise; Loss mixes them
         if 'latent' in self.streams:
@@ -107,23 +97,18 @@ class BatchMaker:
                 batch['row_weight'] = torch.where(clocks['latent_on'] > 0, weight, 0).float()
         return batch
 
-    def masked(self, tokens, t, text_on, u, budget, step, known_mask=None, importance=None):
-        """ The text as the network reads it, and what is scored: {x_t, positions, targets,
-        weight}, and what is logged of the importance. """
-        # x_t; with an importance a token is masked with probability M(t)^exponent
-        exponent = None if importance is None else self.adaptive.exponents(importance, step)
-        x_t, mask = self.text.corrupt(tokens, t, u, known_mask, exponent)
-
-        # where: a row without this loss may have clock 0, and there the weight would be inf * 0
+    def mask(self, tokens, t, text_on, u, budget, step, known_mask=None):
+        """ The text as the network reads it, and where it is scored: {x_t, positions, targets,
+        weight}. """
+        x_t, mask = self.text.corrupt(tokens, t, u, known_mask)
         scored = mask & (text_on > 0)[:, None]
-        weight = torch.where(text_on > 0, self.text.training_weight(t) * text_on, 0)[:, None]
-        logged = {}
-        if importance is not None:
-            weight = weight * exponent * self.adaptive.emphasis(importance, scored, tokens, step)
-            real = importance[tokens != self.adaptive.pad]
-            logged['importance'] = torch.stack((real.mean(), real.std(), real.min(), real.max()))
+        weight = self.text_weight(t, text_on)
         positions, targets, weight = positions_and_targets(scored, tokens, weight, budget)
-        return dict(x_t=x_t, positions=positions, targets=targets, weight=weight, **logged)
+        return dict(x_t=x_t, positions=positions, targets=targets, weight=weight)
+
+    def text_weight(self, t, text_on):
+        """ (B, 1). A row without this loss may have clock 0, where the weight would be inf * 0. """
+        return torch.where(text_on > 0, self.text.training_weight(t) * text_on, 0)[:, None]
 
 # -----------------------------------------------------------------------------
 # The losses of a batch: the module that DDP and FSDP wrap
@@ -136,64 +121,48 @@ class Loss(nn.Module):
         self.make_batch = make_batch
         self.text, self.latent = make_batch.text, make_batch.latent
         self.autocast = autocast               # () -> a context for the forward
-        self.latent_weight = latent_weight
+        self.weights = {'text_loss': 1.0, 'latent_loss': latent_weight}
 
     def forward(self, batch, predict):
         """ The loss of one micro-batch, and {name: sums} of it that are logged, detached.
         predict: the streams that have a loss. """
         with self.autocast():
-            # ATAT with a learned importance: it is known only now what is masked
-            learned = None
-            if 'u' in batch:
-                importance, learned = self.model.importance(batch['tokens'])
-                batch.update(self.make_batch.masked(
-                    batch['tokens'], batch['t'], batch['text_on'], batch['u'], batch['budget'],
-                    batch['step'], batch['known_mask'], importance.detach()))
-
             # z_t = alpha z + sigma noise
-            z_t = target = None
+            z_t = None
             if 'latent' in self.model.config.streams:
                 z_t, noise = self.latent.corrupt(batch['clean'], batch['t_latent'], batch['noise'])
-                target = self.latent.target_of(batch['clean'], noise, batch['t_latent'])
 
-            # the network, without the text head: its loss runs it
+            # the network, without the text head: text_loss runs it
             hidden, latent_out = self.model(                             # (P, C), (B, N, D)
                 batch.get('x_t'), z_t, batch['t_text'], batch['t_latent'],
                 batch.get('positions'), predict, return_hidden=True)
+            result = {}
             if 'text' in predict:
-                text_part = self.text_loss(hidden, batch, learned)
+                result = self.text_loss(hidden, batch)
 
-        # the sum of the losses, in float32, and what of them is logged
-        result = dict(loss=torch.zeros((), device=batch['t_text'].device))
-        if 'text' in predict:
-            text_loss, nll, right, importance_loss = text_part
-            result.update(text_loss=text_loss, nll=nll, right=right)
-            result['loss'] = result['loss'] + text_loss + IMPORTANCE_WEIGHT * importance_loss
-            if learned is not None:
-                result['importance_loss'] = importance_loss
+        # the latent loss, in float32
         if 'latent' in predict:
+            target = self.latent.target_of(batch['clean'], noise, batch['t_latent'])
             latent_loss, error = self.latent.loss(latent_out, target, batch['row_weight'])
             result.update(latent_loss=latent_loss, error=error)
-            result['loss'] = result['loss'] + self.latent_weight * latent_loss
-        return result['loss'], statistics(batch, result)
 
-    def text_loss(self, hidden, batch, learned):
+        # their weighted sum
+        loss = torch.zeros((), device=batch['t_text'].device)
+        for name, weight in self.weights.items():
+            if name in result:
+                loss = loss + weight * result[name]
+        return loss, statistics(batch, {**result, 'loss': loss})
+
+    def text_loss(self, hidden, batch):
         """ The head runs on the scored positions only: a static number P of them, so nothing
-        recompiles. Returns the loss, nll (P,) in nats, right (P,) bool, and the loss of a learned
-        importance. """
+        recompiles. Returns {text_loss, nll (P,) in nats, right (P,) bool}. """
         # what the network read at the scored positions
         positions = batch['positions']                                   # (P,)
         x_t = batch['x_t'].flatten()[positions]
         t = batch['t_text'][positions // batch['x_t'].shape[1]]
         loss, nll, right = self.text.loss(hidden, self.model.text_head.weight, batch['targets'],
                                           batch['weight'], x_t, t)
-
-        # ATAT learns an importance from the nats of the tokens
-        importance_loss = 0
-        if learned is not None:
-            importance_loss = self.make_batch.adaptive.regression(learned.flatten()[positions], nll,
-                                                                  batch['targets'], batch['weight'])
-        return loss, nll, right, importance_loss
+        return dict(text_loss=loss, nll=nll, right=right)
 
     # ---- validation
 

@@ -228,9 +228,14 @@ if compile:
     for block in model.blocks:                           # all blocks are one program: compiled once
         block.compile(dynamic=False)
 
-make_batch = BatchMaker(run.text, run.latent, streams, seed, cond_drop, latent_noise, t_min,
-                        run.adaptive, predict_length)
-loss_fn = Loss(model, make_batch, autocast, latent_weight)
+of_batches = (run.text, run.latent, streams, seed, cond_drop, latent_noise, t_min, predict_length)
+if run.adaptive:
+    from processes.adaptive import AdaptiveBatchMaker, AdaptiveLoss
+    make_batch = AdaptiveBatchMaker(*of_batches, run.adaptive)
+    loss_fn = AdaptiveLoss(model, make_batch, autocast, latent_weight)
+else:
+    make_batch = BatchMaker(*of_batches)
+    loss_fn = Loss(model, make_batch, autocast, latent_weight)
 set_frozen(run.always_frozen)                              # the optimizers take all that ever train
 if is_sharded:
     distributed.shard(loss_fn, device)

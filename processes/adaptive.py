@@ -36,11 +36,13 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 
-from diffusion import positions_of
+from diffusion import positions_and_targets, positions_of
+from loss import BatchMaker, Loss
 from model import Model, ModelConfig
 
 QUANTILES = (0.3, 0.7)          # of importance: where easy ends and where hard begins
 STAGES = ('easy', 'medium', 'hard')
+IMPORTANCE_WEIGHT = 0.1         # of the loss of a learned importance
 MASKINGS = ('time_only', 'proportional', 'inverse', 'balanced')
 
 
@@ -177,6 +179,63 @@ class Adaptive:
         rank = nll.masked_fill(~scored, torch.inf).argsort().argsort()   # the scored come first
         error = (importance - (rank + 0.5) / n).square()
         return torch.where(scored, error, 0).sum() / n
+
+
+# ---- batches and losses of a run that masks by importance
+
+@dataclass
+class AdaptiveBatchMaker(BatchMaker):
+    adaptive: Adaptive = None
+
+    def mask(self, tokens, t, text_on, u, budget, step, known_mask=None):
+        """ As in BatchMaker. Where importance is learned its network must read the clean text
+        first: then AdaptiveLoss masks, on the device, and here are the arguments of mask_by. """
+        if self.adaptive.learns:
+            return dict(tokens=tokens, t=t, text_on=text_on, u=u, budget=budget, step=step,
+                        known_mask=known_mask)
+        importance = self.adaptive.rarity[tokens]
+        return self.mask_by(importance, tokens, t, text_on, u, budget, step, known_mask)
+
+    def mask_by(self, importance, tokens, t, text_on, u, budget, step, known_mask):
+        """ BatchMaker.mask by the importance (B, L) of each token, and what is logged of it. """
+        exponent = self.adaptive.exponents(importance, step)
+        x_t, mask = self.text.corrupt(tokens, t, u, known_mask, exponent)
+        scored = mask & (text_on > 0)[:, None]
+        weight = self.text_weight(t, text_on) * exponent
+        weight = weight * self.adaptive.emphasis(importance, scored, tokens, step)
+
+        real = importance[tokens != self.adaptive.pad]
+        logged = torch.stack((real.mean(), real.std(), real.min(), real.max()))
+        positions, targets, weight = positions_and_targets(scored, tokens, weight, budget)
+        return dict(x_t=x_t, positions=positions, targets=targets, weight=weight, importance=logged)
+
+
+class AdaptiveLoss(Loss):
+    """ Where importance is learned: first its network, then the masking, then the losses. """
+
+    def __init__(self, model, make_batch, autocast, latent_weight=1.0):
+        super().__init__(model, make_batch, autocast, latent_weight)
+        self.weights = {'text_loss': 1.0, 'importance_loss': IMPORTANCE_WEIGHT,
+                        'latent_loss': latent_weight}
+
+    def forward(self, batch, predict):
+        if 'u' in batch:
+            with self.autocast():
+                importance, learned = self.model.importance(batch['tokens'])
+                arguments = [batch[name] for name in ('tokens', 't', 'text_on', 'u', 'budget',
+                                                      'step', 'known_mask')]
+                masked = self.make_batch.mask_by(importance.detach(), *arguments)
+            batch = {**batch, **masked, 'learned': learned}
+        return super().forward(batch, predict)
+
+    def text_loss(self, hidden, batch):
+        result = super().text_loss(hidden, batch)
+        if 'learned' in batch:
+            learned = batch['learned'].flatten()[batch['positions']]
+            result['importance_loss'] = self.make_batch.adaptive.regression(
+                learned, result['nll'], batch['targets'], batch['weight'])
+        return result
+
 
 
 @torch.no_grad()
