@@ -135,7 +135,7 @@ def other_knobs():
         path = os.path.join(HERE, f'{script}.py')
         if os.path.exists(path):
             for name in read_knobs(path)[0]:
-                found[name] = f'{script}.py'
+                found.setdefault(name, f'{script}.py')
     return found
 
 

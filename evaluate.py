@@ -347,7 +347,8 @@ def main():
         for name, task in chosen.items():
             if len(sources) == 1 and task.NEEDS.shuffled and raw is not None:
                 raise ValueError(f'{name} of 1 text: its shuffled control needs at least 2; '
-                                 '--tasks=nelbo takes one')
+                                 '--tasks=nelbo takes one; prepare.py --val_fraction=0.1 sets more '
+                                 'aside')
 
         # measure
         if compile:

@@ -262,7 +262,7 @@ def survey(source, has_val, clusters):
         n_below = sum(-h < limit for h, _ in sample)
     if limit > highest:
         raise ValueError(f'{name}: {counts["kept"]} document(s) cannot be split into train and '
-                         'val; give --val_input= or a finer --split_on=')
+                         'val; give --val_input=, or a finer --split_on=, as line')
     texts = [text for h, text in sorted(sample, reverse=True) if -h >= limit]
     return counts, limit, n_below, texts[:FIT_DOCUMENTS]
 

@@ -86,9 +86,9 @@ by_importance = False       # confidence: uncertainty counts as much as the toke
                             # where the run has learned that
 remask = 'cap'              # cap | rescale | loop: remdm
 eta = 0.02                  # [0, 1]; remdm: how much is masked again
-loop = (0.55, 0.05, 0.9)    # [0, 1]; remdm loop: t_on, t_off, and the share visible in between
+loop = (0.55, 0.05, 0.9)    # (0, 1); remdm loop: t_on, t_off, and the share visible in between
 alpha = 1.5                 # [1, 2]; dfm: 1 is ancestral, up to 2: how much is masked again
-repeat_cap = 0.0            # [0, 1]; reparam: a token that fills more than this share of a text is
+repeat_cap = 0.0            # [0, 1); reparam: a token that fills more than this share of a text is
                             # drawn again; 0: never
 self_correct = 0            # [0, 1e6]; gidd: rounds in which a finished text is mended, a token
                             # each
@@ -459,6 +459,9 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_pr
 
         def denoise(tokens, t_text, positions):
             # the text sampler asks for logits, and the latent takes its step with the same call
+            if state.i == steps:
+                raise ValueError(f'sampler={name} makes more than steps={steps} network calls; '
+                                 'joint sampling makes one a step for both')
             t, t_next = times[state.i], times[state.i + 1]
             logits, prediction = call(run, tokens, state.z, t_text, t, positions,
                                       predict=('text', 'latent'))
@@ -476,7 +479,9 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_pr
         propose = make_propose(temperature, sampling['nucleus'], device_rng)
         tokens = sampler(denoise, propose, run.text, tokens.to(run.device), known_mask, steps, rng,
                          on_step, **knobs)
-        assert state.i == steps, (state.i, steps)
+        if state.i < steps:
+            raise ValueError(f'sampler={name} made {state.i} of {steps} network calls; joint '
+                             f'sampling makes one a step for both: --steps={state.i}')
         out.append((tokens.cpu(), state.z.cpu()))
         progress(len(tokens))
     return tuple(torch.cat(parts) for parts in zip(*out))

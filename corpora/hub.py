@@ -55,4 +55,4 @@ def hub_commit(name):
     except Exception as error:
         raise ValueError(f'hub_dataset={name}: the hub did not give {path} '
                          f'({trouble or type(error).__name__}); '
-                         'name a commit with --hub_revision=') from None
+                         'check the network and the name') from None

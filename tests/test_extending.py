@@ -91,9 +91,10 @@ def test_a_sampler_a_text_process_and_a_task_of_the_page_work_in_training_sampli
     data, here, whole = f'--dataset={dataset}', f'--out_dir={tmp_path}/early', tmp_path / 'whole'
     shutil.copytree(finished, whole)                                     # evaluate.py writes into the run folder
     small = ['--device=cpu', '--dtype=float32']
-    sampled, trained, bound, measured, refused = run_each(
+    sampled, trained, joint, bound, measured, refused = run_each(
         ['sample.py', f'--out_dir={whole}', '--text=a red dog runs near the park number 7', '--sampler=leftmost', '--steps=4', *small],
-        ['train.py', data, here, *TINY, '--text_process=early', '--text_clock=false'],
+        ['train.py', data, here, *TINY, '--text_process=early', '--text_clock=false', '--mode=mixed'],
+        ['sample.py', here, '--mode=unconditional', '--sampler=leftmost', *small],
         ['evaluate.py', here, '--tasks=nelbo', '--n=8', *small],
         ['evaluate.py', f'--out_dir={whole}', '--tasks=length', '--n=8', '--sampler=leftmost', '--steps=4', *small],
         ['train.py', data, f'--out_dir={tmp_path}/late', *TINY, '--text_process=late'],
@@ -101,6 +102,7 @@ def test_a_sampler_a_text_process_and_a_task_of_the_page_work_in_training_sampli
     for rc, out, err in (sampled, trained, bound, measured):
         assert rc == 0 and not err, err
     assert '12/12' in trained[1] and 'nelbo' in bound[1]
+    assert joint[0] == 2 and '32 of 128 network calls; joint sampling' in joint[2] and joint[2].count('\n') == 1, joint[2]
     assert refused[0] == 2 and 'masked | gidd | hdlm | early' in refused[2]
 
     # the task has its controls, and the process its schedule, in what is written
