@@ -97,7 +97,7 @@ def fit_lsa(texts, dims, seed=0, max_words=20_000):
     if dims > min(len(texts), len(words)):
         raise ValueError(f'lsa: {dims} dimensions from {len(texts)} documents with {len(words)} '
                          'repeated words; lower --encoder_dims to '
-                         f'{min(len(texts), len(words)) // 2} or so, or give more text')
+                         f'{max(1, min(len(texts), len(words)) // 2)} or so, or give more text')
 
     # the weights of all texts as one sparse matrix A (n, W)
     df_of_words = torch.tensor([df[word] for word in words], dtype=torch.float32)

@@ -185,6 +185,7 @@ class Adaptive:
 
 @dataclass
 class AdaptiveBatchMaker(BatchMaker):
+    """ A BatchMaker whose texts are masked and weighted by importance. """
     adaptive: Adaptive = None
 
     def mask(self, tokens, t, text_on, u, budget, step, known_mask=None):
@@ -237,6 +238,7 @@ class AdaptiveLoss(Loss):
         return result
 
 
+# ---- a bound for these rates
 
 @torch.no_grad()
 def genmd4_bound(model, text, tokens, latents, t_latent, t, u, w, known_mask=None):
