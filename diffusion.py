@@ -80,6 +80,8 @@ def normals(seed, step, purpose, first, rows, *shape):
 
 # DRAWN: the clock is drawn from U(t_min, 1)
 # GIVEN: the modality is given, so its clock is 0, or for latents drawn from U(0, latent_noise)
+# causal: the network reads the text from left to right and predicts the next token; nothing is
+# masked. MaskedText is not asked, but the process of processes/autoregressive.py
 DRAWN, GIVEN = True, False
 
 MODES = {
@@ -87,7 +89,9 @@ MODES = {
     'unconditional': (DRAWN,      DRAWN,        1,           1),
     'l2t':           (DRAWN,      GIVEN,        1,           0),
     't2l':           (GIVEN,      DRAWN,        0,           1),
+    'causal':        (GIVEN,      GIVEN,        1,           0),
 }
+CAUSAL = list(MODES).index('causal')
 
 
 def check_choice(name, value, choices):
@@ -97,16 +101,29 @@ def check_choice(name, value, choices):
 
 
 def mode_shares(mode, mode_weights):
-    """ {mode: share of the rows}, in the order of MODES: one mode, or 'mixed' by its weights. """
-    if mode != 'mixed':
-        check_choice('mode', mode, (*MODES, 'mixed'))
-        return {name: float(name == mode) for name in MODES}
+    """
+    {mode: share of the rows}, in the order of MODES.
+    mode: one of MODES; several, as 'l2t+causal' or by weight '3*l2t+causal'; or 'mixed', which is
+    the first three by mode_weights.
+    """
+    weights = dict.fromkeys(MODES, 0.0)
+    if mode == 'mixed':
+        mixed = ('unconditional', 'l2t', 't2l')
+        if len(mode_weights) != 3 or min(mode_weights) < 0 or sum(mode_weights) <= 0:
+            raise ValueError(f'mode_weights={mode_weights} must be 3 shares >= 0, '
+                             f"of {', '.join(mixed)}")
+        weights.update(zip(mixed, mode_weights))
+    else:
+        for part in mode.split('+'):
+            weight, times, name = part.strip().rpartition('*')
+            check_choice('mode', name, (*MODES, 'mixed') if '+' not in mode else MODES)
+            if times and not (weight.isascii() and weight.isdecimal() and int(weight) > 0):
+                raise ValueError(f'mode={mode!r}: {weight!r} is no weight: expected a whole number '
+                                 f'above 0, as in 3*{name}')
+            weights[name] += int(weight) if times else 1
 
-    total = sum(mode_weights)
-    if len(mode_weights) != len(MODES) or min(mode_weights) < 0 or total <= 0:
-        raise ValueError(f'mode_weights={mode_weights} must be {len(MODES)} shares >= 0, '
-                         f"of {', '.join(MODES)}")
-    return {name: weight / total for name, weight in zip(MODES, mode_weights)}
+    total = sum(weights.values())
+    return {name: weight / total for name, weight in weights.items()}
 
 
 def draw_clocks(seed, step, first, rows, batch, shares,
@@ -129,7 +146,7 @@ def draw_clocks(seed, step, first, rows, batch, shares,
     # the mode of each row; the clamp is there because the shares may sum to 1 - 1e-16
     edges = torch.tensor(list(shares.values()), dtype=torch.float64).cumsum(0)
     mode = torch.searchsorted(edges, u_mode.contiguous(), right=True)
-    mode = mode.clamp(max=len(shares) - 1)
+    mode = mode.clamp(max=max(i for i, share in enumerate(shares.values()) if share))
     table = torch.tensor([MODES[name] for name in shares], dtype=torch.float64)
     text_drawn, latent_drawn, text_on, latent_on = table[mode].T
 
@@ -141,8 +158,8 @@ def draw_clocks(seed, step, first, rows, batch, shares,
 
     # the null condition: a given modality is pure noise, at clock 1
     dropped = u_drop < cond_drop
-    t_text = torch.where(dropped & (text_drawn == 0), 1.0, t_text)
-    t_latent = torch.where(dropped & (latent_drawn == 0), 1.0, t_latent)
+    t_text = torch.where(dropped & (text_on == 0), 1.0, t_text)
+    t_latent = torch.where(dropped & (latent_on == 0), 1.0, t_latent)
     return dict(mode=mode, t_text=t_text, t_latent=t_latent,
                 text_on=text_on, latent_on=latent_on)
 

@@ -110,6 +110,8 @@ def choose_tasks(run, known):
     if not names:
         trained = trained_for(run)
         directions = [name for name in ('l2t', 't2l', 'unconditional') if name in trained]
+        if 'causal' in trained and 'l2t' not in trained:
+            directions = ['l2t', *directions]
         if run.streams == ('text',):
             directions = ['text']
         names = ['nelbo', *(name for name in directions if not known[name].NEEDS.missing(run))]

@@ -12,9 +12,11 @@ One step, without what makes it fast or optional:
          + latent_weight * mean of (v - v_hat)^2          per dimension
 
 A mode says, for each row, how its two clocks are drawn and which of the two losses count. The
-network and the losses never see the mode. Each loss is a mean over all rows, selected with
-torch.where, so modes mix inside a batch and every rank does the same work. ATAT masks by
-importance: its batches and its loss are subclasses of these (processes/adaptive.py).
+losses never see the mode. Each loss is a mean over all rows, selected with torch.where, so modes
+mix inside a batch and every rank does the same work. Rows of the mode `causal` are not masked: they
+read the text shifted by one place, and come last in the batch, because the network must know how
+many they are. ATAT masks by importance: its batches and its loss are subclasses of these
+(processes/adaptive.py).
 
 Read downward: BatchMaker makes a batch on the host, Loss computes its losses on the device and
 validates, statistics sums what is logged.
@@ -27,7 +29,7 @@ import torch
 import torch.nn as nn
 
 from data import is_end
-from diffusion import MODES, draw_clocks, normals, positions_and_targets, uniforms
+from diffusion import CAUSAL, MODES, draw_clocks, normals, positions_and_targets, uniforms
 
 # -----------------------------------------------------------------------------
 # A batch: made on the host, a pure function of (seed, step, rows)
@@ -44,7 +46,9 @@ class BatchMaker:
         weight (P,)                    w(t) / (B L), and 0 at unused places
         clean, noise (B, N, D)         the latents; Loss mixes them
         row_weight (B,)                of the latent loss, 0 where a row has none
-        pad, n_real                    the id of PAD, the number of real tokens: for the log
+        n_causal                       how many rows are causal, the last ones
+        pad, n_real, n_real_causal     the id of PAD, the real tokens of rows that are masked, and
+                                       of causal rows: for the log
     What belongs to a stream or a loss that the run does not have is missing.
     """
     text: object                       # diffusion.MaskedText, or a process of processes/
@@ -55,6 +59,8 @@ class BatchMaker:
     latent_noise: float
     t_min: float
     predict_length: bool = True        # False: EOS and PAD are given, not scored
+    next_token: object = None          # processes.autoregressive.NextToken, for causal rows
+    causal_weight: float = 1.0         # of the loss of causal rows
 
     def __call__(self, data, rows, step, first, global_batch, stage):
         """ Rows of the dataset as they enter the network at this step, with what the losses need.
@@ -70,19 +76,39 @@ class BatchMaker:
         tokens, latents = data.rows(rows, crop, L)
         known_mask = None if self.predict_length else is_end(tokens, data.tokenizer)
 
-        # clocks, and which losses count, (B,) each
+        # clocks, and which losses count, (B,) each; and the noise
         clocks = draw_clocks(seed, step, first, B, global_batch, stage.shares, self.cond_drop,
                              self.latent_noise, self.t_min)
+        u = noise = None
+        if 'text' in self.streams:
+            u = uniforms(seed, step, 'mask', first, B, L)
+        if 'latent' in self.streams:
+            noise = normals(seed, step, 'latent', first, *latents.shape)
+
+        # causal rows last
+        n_causal = 0
+        if stage.shares['causal']:
+            is_causal = clocks['mode'] == CAUSAL
+            n_causal = int(is_causal.sum())
+            order = is_causal.byte().argsort(stable=True)
+            clocks = {name: x[order] for name, x in clocks.items()}
+            tokens, latents, u, noise = (None if x is None else x[order]
+                                         for x in (tokens, latents, u, noise))
+
         batch = dict(mode=clocks['mode'], t_text=clocks['t_text'].float(),
-                     t_latent=clocks['t_latent'].float(), pad=data.tokenizer.pad)
+                     t_latent=clocks['t_latent'].float(), pad=data.tokenizer.pad,
+                     n_causal=n_causal)
 
         # the text, masked, and where it is scored
         if 'text' in stage.predict:
-            has_loss = (clocks['text_on'] > 0)[:, None]
-            batch['n_real'] = (has_loss & (tokens != data.tokenizer.pad)).sum()[None].float()
+            real = (clocks['text_on'] > 0)[:, None] & (tokens != data.tokenizer.pad)
+            batch['n_real'] = real[:B - n_causal].sum()[None].float()
         if 'text' in self.streams:
-            u = uniforms(seed, step, 'mask', first, B, L)
-            if 'text' in stage.predict:
+            if stage.shares['causal']:
+                batch['n_real_causal'] = real[B - n_causal:].sum()[None].float()
+                batch.update(self.mask_some(tokens, clocks['t_text'], clocks['text_on'], u,
+                                            stage.budget, n_causal))
+            elif 'text' in stage.predict:
                 batch.update(self.mask(tokens, clocks['t_text'], clocks['text_on'], u,
                                        stage.budget, step, known_mask))
             else:
@@ -91,7 +117,7 @@ class BatchMaker:
         # the latents and their noise; Loss mixes them
         if 'latent' in self.streams:
             batch['clean'] = latents
-            batch['noise'] = normals(seed, step, 'latent', first, *latents.shape)
+            batch['noise'] = noise
             if 'latent' in stage.predict:
                 weight = self.latent.training_weight(clocks['t_latent']) * clocks['latent_on']
                 batch['row_weight'] = torch.where(clocks['latent_on'] > 0, weight, 0).float()
@@ -103,6 +129,21 @@ class BatchMaker:
         x_t, mask = self.text.corrupt(tokens, t, u, known_mask)
         scored = mask & (text_on > 0)[:, None]
         weight = self.text_weight(t, text_on)
+        positions, targets, weight = positions_and_targets(scored, tokens, weight, budget)
+        return dict(x_t=x_t, positions=positions, targets=targets, weight=weight)
+
+    def mask_some(self, tokens, t, text_on, u, budget, n_causal):
+        """ The same, where the last n_causal rows are read from left to right. """
+        # rows that are masked
+        n_masked = len(tokens) - n_causal
+        x_t, mask = self.text.corrupt(tokens[:n_masked], t[:n_masked], u[:n_masked])
+        scored = mask & (text_on[:n_masked] > 0)[:, None]
+        weight = self.text_weight(t[:n_masked], text_on[:n_masked])
+
+        # and causal rows, of which every token and the EOS are scored
+        shifted, real = self.next_token.corrupt(tokens[n_masked:], None)
+        x_t, scored = torch.cat([x_t, shifted]), torch.cat([scored, real])
+        weight = torch.cat([weight, torch.full((n_causal, 1), self.causal_weight)])
         positions, targets, weight = positions_and_targets(scored, tokens, weight, budget)
         return dict(x_t=x_t, positions=positions, targets=targets, weight=weight)
 
@@ -135,7 +176,7 @@ class Loss(nn.Module):
             # the network, without the text head: text_loss runs it
             hidden, latent_out = self.model(                             # (P, C), (B, N, D)
                 batch.get('x_t'), z_t, batch['t_text'], batch['t_latent'],
-                batch.get('positions'), predict, return_hidden=True)
+                batch.get('positions'), predict, return_hidden=True, n_causal=batch['n_causal'])
             result = {}
             if 'text' in predict:
                 result = self.text_loss(hidden, batch)
@@ -169,10 +210,10 @@ class Loss(nn.Module):
     @torch.no_grad()
     def validate(self, data, i, B, predict, trains):
         """
-        Sums over the i-th B rows of a split, always with the same masks and noise, (4,) float64:
+        Sums over the i-th B rows of a split, always with the same masks and noise, (5,) float64:
         nats of the exact text bound, real tokens (text and one EOS); squared error of the latent
-        target per dimension, rows. Each stream is given what the modes in `trains` give: clean
-        text, clean latents, or nothing (noise at clock 1).
+        target per dimension, rows; nats of causal rows. Each stream is given what the modes in
+        `trains` give: clean text, clean latents, or nothing (noise at clock 1).
         """
         # the rows; a split that ends begins again
         make = self.make_batch
@@ -187,7 +228,7 @@ class Loss(nn.Module):
         # one clock per row, evenly over (0, 1)
         u = uniforms(make.seed, i, 'evaluation', 0, B, 1 + data.seq_len).to(device)
         spread = (u[0, 0] + torch.arange(B, device=device) / B) % 1
-        noise = nats = error = None
+        noise = nats = error = causal_nats = None
         if 'latent' in make.streams:
             latents = latents.to(device)
             noise = normals(make.seed, i, 'evaluation latent', 0, *latents.shape).to(device)
@@ -195,10 +236,13 @@ class Loss(nn.Module):
         with self.autocast():
             # nats of the text, beside clean latents or none
             if 'text' in predict:
-                t_latent = zeros if 'l2t' in trains else ones
+                t_latent = zeros if {'l2t', 'causal'} & set(trains) else ones
                 z = None if noise is None else self.latent.corrupt(latents, t_latent, noise)[0]
                 u[:, 0] = spread
+            if {'l2t', 'unconditional'} & set(trains) and 'text' in predict:
                 nats = self.text.bound(self.model, tokens, z, t_latent, u, known_mask).sum().item()
+            if 'causal' in trains:
+                causal_nats = make.next_token.bound(self.model, tokens, z, t_latent).sum().item()
 
             # the error of the latents, beside a clean text or none
             if 'latent' in predict:
@@ -212,7 +256,8 @@ class Loss(nn.Module):
                 error = self.latent.loss(out, target, ones)[1].sum().item()
 
         real = tokens != data.tokenizer.pad if known_mask is None else ~known_mask
-        return torch.tensor([nats or 0, real.sum().item(), error or 0, B], dtype=torch.float64)
+        sums = [nats or 0, real.sum().item(), error or 0, B, causal_nats or 0]
+        return torch.tensor(sums, dtype=torch.float64)
 
 # -----------------------------------------------------------------------------
 # What is logged
@@ -262,6 +307,15 @@ def statistics_of_text(batch, result):
                 text_count=sums_by_clock(clock, scored.float()),
                 text_by_mode=sums_by(batch['mode'][row], len(MODES), weighted),
                 mask_share=(scored.sum() / batch['x_t'].numel())[None])
+    if 'n_real_causal' in batch:
+        # apart: what is per clock, or a bound, is of masked rows
+        is_masked = batch['mode'][row] != CAUSAL
+        n_places = batch['x_t'].numel()
+        sums.update(text_nats=(is_masked * batch['weight'] * nll).sum()[None] * n_places,
+                    text_bins=sums_by_clock(clock, is_masked * nll),
+                    text_count=sums_by_clock(clock, (is_masked & scored).float()),
+                    causal_nats=(~is_masked * nll).sum()[None],
+                    n_real_causal=batch['n_real_causal'])
     if 'importance' in batch:
         sums['importance'] = batch['importance']
     if 'importance_loss' in result:

@@ -9,8 +9,11 @@ noised latents, each with its own clock, and predicts both clean.
 
 Each stream has its own weights (norm, modulation, qkv, out, MLP). They meet only in the attention,
 which runs over both sequences joined. Other models are shapes of this one: streams=('text',) is
-MDLM's network, streams=('latent',) a latent DiT, causal=True an autoregressive decoder, with the
-latents as a prefix if there is a latent stream.
+MDLM's network, streams=('latent',) a latent DiT, causal=True an autoregressive decoder.
+
+A row may be causal: its text sees the latents and the text before it, its latents see only
+latents. The last n_causal rows of a batch are (all of them if causal=True). So one network writes
+both ways: token by token, and by diffusion.
 
 Where this departs from SD3, and why:
     each latent vector becomes `latent_tokens` tokens     one token is a bottleneck
@@ -31,6 +34,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
 
 
 @dataclass
@@ -45,7 +49,7 @@ class ModelConfig:
     width: int = 256                      # C of the text stream, and of the attention
     latent_width: int | None = None       # C of the latent stream; None: width
     mlp_ratio: float = 4.0
-    causal: bool = False                  # text sees only text before it, latents see only latents
+    causal: bool = False                  # every row is causal
     streams: tuple = ('text', 'latent')
     bag: bool = False                     # the latent prediction adds a bag of the tokens
     shortcut: bool = False                # tokens and logits read a linear map of the latents
@@ -107,6 +111,29 @@ def attention(q, k, v, mask=None):
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     return scores.softmax(-1, dtype=q.dtype) @ v
+
+
+def causal_mask(K, L, device=None):
+    """ (K + L, K + L), True where a query may look: at the K latents of the prefix, and at what
+    is before it, itself included. """
+    is_before = torch.ones(K + L, K + L, dtype=torch.bool, device=device).tril()
+    is_prefix = torch.arange(K + L, device=device) < K
+    return is_before | is_prefix
+
+
+def causal_attention(q, k, v, K):
+    """ attention with causal_mask(K, S - K). """
+    S = q.shape[2]
+    if not q.is_cuda:
+        return attention(q, k, v, causal_mask(K, S - K, q.device))
+
+    # no table of S x S: the latents among themselves, then the text, whose last query sees all
+    if K == 0:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    prefix = F.scaled_dot_product_attention(q[:, :, :K], k[:, :, :K], v[:, :, :K])
+    bias = causal_lower_right(S - K, S)
+    text = F.scaled_dot_product_attention(q[:, :, K:], k, v, attn_mask=bias)
+    return torch.cat([prefix, text], 2)
 
 
 def rotary_angles(length, head_dim):
@@ -193,7 +220,7 @@ class Stream(nn.Module):
 class Block(nn.Module):
     """ Two streams that meet in one attention. `text` or `latent` is None where the model has no
     such stream. `predict` names the streams whose output is read: in the last block the other one
-    serves only as keys and values. """
+    serves only as keys and values. The last `n_causal` rows are causal. """
 
     def __init__(self, config):
         super().__init__()
@@ -204,7 +231,8 @@ class Block(nn.Module):
         if 'latent' in c.streams:
             self.latent = Stream(c.latent_width, c.width, c.heads, c.mlp_ratio, c.dropout)
 
-    def forward(self, text, latent, text_modulation, latent_modulation, cos, sin, mask, predict):
+    def forward(self, text, latent, text_modulation, latent_modulation, cos, sin, n_causal,
+                predict):
         # latents come first: they are a prefix, should the text be causal
         queries, keys, values = [], [], []
         if latent is not None:
@@ -220,12 +248,21 @@ class Block(nn.Module):
             keys.append(rotate(k, cos, sin))
             values.append(v)
 
-        # one attention over both sequences
-        attended = attention(torch.cat(queries, 2), torch.cat(keys, 2), torch.cat(values, 2), mask)
+        # one attention over both sequences; rows of a kind together
+        K = 0 if latent is None else latent.shape[1]
+        q, k, v = torch.cat(queries, 2), torch.cat(keys, 2), torch.cat(values, 2)
+        n_full = len(q) - n_causal
+        if n_causal == 0:
+            attended = attention(q, k, v)
+        elif n_full == 0:
+            attended = causal_attention(q, k, v, K)
+        else:
+            full = attention(q[:n_full], k[:n_full], v[:n_full])
+            causal = causal_attention(q[n_full:], k[n_full:], v[n_full:], K)
+            attended = torch.cat([full, causal])
         attended = attended.transpose(1, 2).flatten(2)                   # (B, K + L, C)
 
         # each stream goes on with its own part
-        K = 0 if latent is None else latent.shape[1]
         if 'latent' in predict:
             latent = self.latent.finish(latent, attended[:, :K], *latent_rest)
         if 'text' in predict:
@@ -277,26 +314,16 @@ class Model(nn.Module):
         # the constant part of the conditioning vector
         self.bias = nn.Parameter(torch.empty(c.width))
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
-        if c.causal:
-            self.register_buffer('causal_mask', self.make_causal_mask(), persistent=False)
         self.init_weights()
 
-    def make_causal_mask(self):
-        """ (S, S), True where a query may look: before itself, and at the latents. """
-        c = self.config
-        K = c.n_latents * c.latent_tokens if 'latent' in c.streams else 0
-        S = K + (c.seq_len if 'text' in c.streams else 0)
-        is_before = torch.ones(S, S, dtype=torch.bool).tril()
-        is_prefix = torch.arange(S) < K
-        return is_before | is_prefix
-
     def forward(self, tokens, latents, t_text, t_latent, positions=None, predict=('text', 'latent'),
-                return_hidden=False):
+                return_hidden=False, n_causal=0):
         """
         tokens (B, L) int64, latents (B, N, D) float, clocks (B,) float; None for a missing stream.
         positions (P,) int64: where the head runs, in the flattened B * L; None: everywhere.
         predict: the streams whose prediction is wanted; the others only condition.
         return_hidden: the text's hidden states in place of its logits; a loss runs the head itself.
+        n_causal: the last so many rows are causal.
         Returns logits (P, V) or (B, L, V) float32 (hidden (P, C) or (B, L, C)), and the latent
         prediction (B, N, D) float32; None where not wanted.
         """
@@ -308,28 +335,23 @@ class Model(nn.Module):
         text_modulation = latent_modulation = cos = sin = None
         if text is not None:
             L = tokens.shape[1]
-            modulation = self.text_modulation(condition)
-            text_modulation, text_final = modulation.split([6 * c.width, 2 * c.width], dim=1)
+            text_modulation, text_final = self.split_text_modulation(condition)
             cos = self.cos[:L].to(text_modulation.dtype)
             sin = self.sin[:L].to(text_modulation.dtype)
         if latent is not None:
-            sizes = [6 * c.latent_width, 2 * c.latent_width, c.latent_dim * c.bag]
-            sizes += [1, 1] * c.shortcut
-            parts = self.latent_modulation(condition).split(sizes, dim=1)
+            parts = self.split_latent_modulation(condition)
             latent_modulation, latent_final, bag_gate, *shortcut_gates = parts
         if c.shortcut:
             into_text, into_head = self.shortcuts(latents, shortcut_gates)           # (B, C) each
             text = text + into_text[:, None]
 
         # the blocks
-        mask = None
         if c.causal:
-            S = (0 if latent is None else latent.shape[1]) + (0 if text is None else L)
-            mask = self.causal_mask[:S, :S]
+            n_causal = len(condition)
         for i, block in enumerate(self.blocks):
             is_last = i == c.depth - 1
-            text, latent = block(text, latent, text_modulation, latent_modulation, cos, sin, mask,
-                                 predict if is_last else c.streams)
+            text, latent = block(text, latent, text_modulation, latent_modulation, cos, sin,
+                                 n_causal, predict if is_last else c.streams)
 
         # the heads
         logits = prediction = None
@@ -370,6 +392,18 @@ class Model(nn.Module):
             latent = latent.flatten(1, 2) + self.latent_pos_emb          # (B, K, C)
             condition = condition + self.latent_clock(t_latent)
         return text, latent, F.silu(condition)
+
+    def split_text_modulation(self, condition):
+        """ Of the text stream: for the blocks (B, 6C), and for the head (B, 2C). """
+        width = self.config.width
+        return self.text_modulation(condition).split([6 * width, 2 * width], dim=1)
+
+    def split_latent_modulation(self, condition):
+        """ Of the latent stream: for the blocks (B, 6C), for the head (B, 2C), for the bag
+        (B, D or 0), and where there is a shortcut its two gates (B, 1). """
+        c = self.config
+        sizes = [6 * c.latent_width, 2 * c.latent_width, c.latent_dim * c.bag] + [1, 1] * c.shortcut
+        return self.latent_modulation(condition).split(sizes, dim=1)
 
     def shortcuts(self, latents, gates):
         """ Linear maps (B, C) of the latents: one is added to every token, one to what the head

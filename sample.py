@@ -3,6 +3,7 @@ All that one two-clock model writes, in every direction, and the command line.
 
     python sample.py --out_dir=out/quickstart --text="Return the number of items."    # l2t
     python sample.py --out_dir=out/quickstart --text="Return a list." --rerank=8 --refine=2
+    python sample.py --out_dir=out/quickstart --text="Return a list." --sampler=confidence
     python sample.py --out_dir=out/quickstart --latents=z.npy --sampler=first_hitting --steps=64
     python sample.py --out_dir=out/mixed --mode=t2l --text="Return a list." --save=z.npy
     python sample.py --out_dir=out/mixed --mode=unconditional --num_samples=4
@@ -46,7 +47,7 @@ import configurator
 from configurator import configure, on_command_line, stop_on_error
 from corpora.inputs import READ_BY, pack, read_sources, read_template, warn_of_texts
 from data import is_end
-from diffusion import MaskedText, positions_of, rank_in_row
+from diffusion import MaskedText, check_choice, positions_of, rank_in_row
 from runs.console import check_writable, warn, watcher
 from runs.loading import Needs, encode, load_run, no_progress, raw_latents, trained_for
 from samplers import (SOLVERS, certainty_of, make_propose, make_sampler, no_callback,
@@ -55,8 +56,8 @@ from samplers import (SOLVERS, certainty_of, make_propose, make_sampler, no_call
 out_dir = 'out/quickstart'  # <a run folder>: model, data records and schedules all come from it
 which = 'best'              # best | latest | <a step, as step-00001000>: best is the latest one
                             # before the first evaluation
-mode = ''  # '' | l2t | t2l | unconditional | mixed | text | latent | infill | t2l2t | embed
-                            # text, latent: one alone; '': as it was trained
+mode = ''                   # '' | <l2t, t2l, unconditional, text, latent, infill, t2l2t or embed>
+                            # text, latent: one alone; '', or a mode of training: as it was trained
 text = ''                   # l2t, t2l, t2l2t: this text; infill: with [MASK], [MASK:3] for three
                             # tokens, [MASK:*] for the whole rest
 texts = ''                  # or every line of this text file, or every record of a .jsonl, .csv,
@@ -70,9 +71,11 @@ given = ''                  # infill: or this template, as text: what it shows i
 like = ''                   # infill: or the embedding of this text
 num_samples = 1             # [1, 1e6]: per text or latent
 # ---- text
-sampler = ''  # '' | ancestral | cached | first_hitting | confidence | remdm | dfm | reparam
-                            # '': ancestral where both or text alone is drawn, else confidence;
-                            # gidd, hdlm and autoregressive runs have ancestral alone
+sampler = ''                # '' | <autoregressive, ancestral, cached, first_hitting, confidence,>
+                            # remdm, dfm or reparam
+                            # '': autoregressive where the run has learned it and no token is given;
+                            # else confidence, or ancestral where both or text alone is drawn; gidd
+                            # and hdlm runs have ancestral alone
 steps = 0                   # [0, 1e6]: network calls; 0: one per token for confidence, reparam,
                             # first_hitting, else 128; threshold may need all; an autoregressive run
                             # makes one per token
@@ -154,7 +157,8 @@ def sampling_knobs(given):
 # -----------------------------------------------------------------------------
 # What a run must have for each direction
 
-WRITES = ('l2t', 'unconditional')  # modes that teach to write a text
+FILLS = ('l2t', 'unconditional')   # modes that teach to fill masks
+WRITES = (*FILLS, 'causal')        # modes that teach to write a text
 MAKES = ('t2l', 'unconditional')   # modes that teach to make a latent
 
 NEEDS = {
@@ -165,7 +169,7 @@ NEEDS = {
     't2l2t': Needs(('text', 'latent'), (WRITES, MAKES)),
     'unconditional': Needs(('text', 'latent'), (('unconditional',),), masked_text=True),
     'infill': Needs(('text',), (WRITES,)),
-    'embed': Needs(('text',), (WRITES,), masked_text=True),
+    'embed': Needs(('text',), (FILLS,), masked_text=True),
 }
 
 
@@ -197,7 +201,8 @@ def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), ca
         positions = positions.to(run.device, non_blocking=True)
     with run.autocast():
         if cache is not None:
-            return run.text.decode_step(run.model, tokens, z, t_text, t_latent, cache), None
+            found = run.next_token.decode_step(run.model, tokens, z, t_text, t_latent, cache)
+            return found, None
         return run.model(tokens, z, t_text, t_latent, positions, predict)
 
 
@@ -229,13 +234,13 @@ def null_latents(run, n, rng):
     return (noise * run.latent.live.to(rng.device)).to(run.device)
 
 
-def make_denoise(run, g, condition, null, inner=None):
+def make_denoise(run, g, condition, null, inner=None, is_causal=False):
     """ denoise(tokens, t, positions, rows) of samplers.py, with guidance g.
     condition, null (B, N, D): standardised latents, and noise in their place; None: there are none.
-    inner (B, L): positions where EOS and PAD are not allowed. """
+    inner (B, L): positions where EOS and PAD are not allowed.
+    is_causal: the text is written from left to right, with a cache of keys and values. """
     specials = torch.tensor([run.tokenizer.eos, run.tokenizer.pad], device=run.device)
-    decodes_step_by_step = hasattr(run.text, 'decode_step')
-    cache_c, cache_u = ({}, {}) if decodes_step_by_step else (None, None)
+    cache_c, cache_u = ({}, {}) if is_causal else (None, None)
 
     def denoise(tokens, t, positions, rows=slice(None)):
         def conditional():
@@ -266,10 +271,35 @@ def generators(run, seed):
     return rng, torch.Generator(run.device).manual_seed(seed)
 
 
+def process_of(run, sampling):
+    """ The text process that the sampler belongs to. ValueError where the run has not learned
+    it. """
+    name = sampling['sampler']
+    if name == 'autoregressive':
+        if run.next_token is None:
+            raise ValueError(f'sampler={name}: {run.out_dir} was trained without causal rows '
+                             '(mode=l2t+causal)')
+        return run.next_token
+    if not trained_for(run) & set(FILLS):
+        raise ValueError(f'sampler={name} fills masks: {run.out_dir} was trained for '
+                         'mode=causal alone')
+    return run.text
+
+
+def default_sampler(run, z, some_known):
+    """ The likeliest text where there is something to write from, else a sample. """
+    learned = trained_for(run)
+    if 'causal' in learned and not (some_known and learned & set(FILLS)):
+        return 'autoregressive'
+    # processes other than MaskedText have ancestral alone
+    seeks_likely = isinstance(run.text, MaskedText) and (z is not None or some_known)
+    return 'confidence' if seeks_likely else 'ancestral'
+
+
 def text_sampler(run, sampling):
     """ (sampler, its knobs, temperature) of the text knobs, as samplers.make_sampler gives
     them. """
-    sampler, knobs, temperature = make_sampler(sampling, run.text)
+    sampler, knobs, temperature = make_sampler(sampling, process_of(run, sampling))
     if sampling['by_importance']:
         if not run.model.importance:
             raise ValueError(f'by_importance: {run.out_dir} was trained with importance=none')
@@ -287,20 +317,19 @@ def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_
     """
     sampling = sampling_knobs(sampling)
 
-    # by default the likeliest text where there is something to write from, else a sample; processes
-    # other than MaskedText have ancestral alone
+    # what is not asked for
+    if 'text' not in run.streams:
+        raise ValueError(f'{run.out_dir} has no text stream: nothing to write')
     if not sampling['sampler']:
-        some_known = (known_mask & ~ends_of(run, tokens)).any()          # more than its length
-        is_masked = isinstance(run.text, MaskedText)
-        seeks_likely = is_masked and (z is not None or some_known)
-        sampling['sampler'] = 'confidence' if seeks_likely else 'ancestral'
-    if hasattr(run.text, 'decode_step') and z is not None and sampling['temperature'] < 0:
+        some_known = bool((known_mask & ~ends_of(run, tokens)).any())    # more than its length
+        sampling['sampler'] = default_sampler(run, z, some_known)
+    text = process_of(run, sampling)
+    is_causal = text is run.next_token
+    if is_causal and z is not None and sampling['temperature'] < 0:
         sampling['temperature'] = 0.0
 
     # the sampler, and what it costs
     sampler, knobs, temperature = text_sampler(run, sampling)
-    if 'text' not in run.streams:
-        raise ValueError(f'{run.out_dir} has no text stream: nothing to write')
     calls_per_token = sampling['sampler'] in ('confidence', 'reparam', 'first_hitting')
     steps = sampling['steps'] or (run.L if calls_per_token else 128)
     g = sampling['guidance'] if z is not None else 0
@@ -316,9 +345,9 @@ def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_
         if 'latent' in run.streams:                                      # one draw per text, kept
             null = null_latents(run, len(x), device_rng)
         denoise = make_denoise(run, g, condition, null,
-                               None if inner is None else inner[part].to(run.device))
+                               None if inner is None else inner[part].to(run.device), is_causal)
         propose = make_propose(temperature, sampling['nucleus'], device_rng)
-        x = sampler(denoise, propose, run.text, x, known_mask[part], steps, rng, on_step, **knobs)
+        x = sampler(denoise, propose, text, x, known_mask[part], steps, rng, on_step, **knobs)
         out.append(x.cpu())
         progress(len(x))
     return torch.cat(out)
@@ -436,7 +465,8 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_pr
     check_direction(run, 'unconditional')
 
     # what does not make one call a step, and what needs a condition
-    other_calls = name in ('first_hitting', 'cached', 'reparam') or solver == 'heun'
+    other_calls = name in ('autoregressive', 'first_hitting', 'cached', 'reparam')
+    other_calls = other_calls or solver == 'heun'
     if other_calls or sampling['block_size']:
         raise ValueError(f'sampler={name}, block_size={sampling["block_size"]}, solver={solver}: '
                          'joint sampling makes one call a step for both; choose from ancestral, '
@@ -547,9 +577,9 @@ def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, like=None, **samplin
         raise ValueError(f'refine={refine} masks again what is least certain: {run.out_dir} was '
                          'not trained on masked text')
 
-    # by confidence, several greedy candidates would be equal
+    # several greedy candidates would be equal
     is_greedy = sampling.get('temperature', -1.0) < 0
-    if K > 1 and is_greedy and sampling.get('sampler', '') in ('', 'confidence'):
+    if K > 1 and is_greedy and sampling.get('sampler', '') in ('', 'autoregressive', 'confidence'):
         sampling = sampling | dict(temperature=0.7)
 
     z = run.stats.standardise(raw).repeat_interleave(K, 0)               # (n K, N, D)
@@ -557,6 +587,8 @@ def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, like=None, **samplin
     best, cosine = nearest(run, l2t(run, z, seed=seed, like=like, **sampling), raw, K)
 
     # mend it: write its least certain part again, keep what comes nearer
+    if sampling.get('sampler', '') == 'autoregressive':
+        sampling = sampling | dict(sampler='confidence')                 # it fills masks
     for i in range(1, refine + 1):
         tokens = mask_least_certain(run, best.repeat_interleave(K, 0), z, share, seed + i,
                                     sampling.get('batch', 128))
@@ -603,12 +635,14 @@ def direction_of(run):
     if len(run.streams) == 1:
         default = run.streams[0]
     else:
-        default = 'l2t' if 'l2t' in learned else min(learned)
+        default = 'l2t' if learned & {'l2t', 'causal'} else min(learned)
     if mode == 'mixed' and len(learned) == 1:
         raise ValueError(f'mode=mixed, but {out_dir} was trained for {default}: name the mixed run '
                          'with --out_dir=')
-    if mode in ('', 'mixed') or mode == 'unconditional' and len(run.streams) == 1:
+    of_training = mode in ('', 'mixed', 'causal') or '+' in mode or '*' in mode
+    if of_training or mode == 'unconditional' and len(run.streams) == 1:
         return 'infill' if given else default
+    check_choice('mode', mode, NEEDS)
     return mode
 
 
@@ -717,7 +751,7 @@ def main():
         # defaults that depend on the direction
         n_each = 1 if sources.lines is None else num_samples
         total = len(sources.names) * n_each
-        if n_each > 1 and temperature < 0 and sampler in ('', 'confidence'):
+        if n_each > 1 and temperature < 0 and sampler in ('', 'autoregressive', 'confidence'):
             sampling['temperature'] = 0.7
         if direction == 'unconditional' and guidance != 1 and not on_command_line('guidance'):
             print(f'guidance={guidance:g} is for the other directions: samples from noise have no '

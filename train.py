@@ -57,9 +57,11 @@ resume = 'auto'                # auto | never; auto: go on from out_dir's newest
                                # never: refuse a non-empty out_dir
 seed = 0                       # [0, 2**63)
 # ---- what is learned
-mode = 'l2t'                   # l2t | t2l | unconditional | mixed
+mode = 'l2t'                   # <l2t, t2l, unconditional, causal; or several, as 3*l2t+causal>
+                               # each row draws one. mixed: the first three, by mode_weights
 mode_weights = (1.0, 1.0, 1.0)  # [0, 1e6]; mixed: shares of unconditional, l2t, t2l
-cond_drop = 0.1                # [0, 1]: share of l2t and t2l rows whose condition is noise
+causal_weight = 1.0            # [0, 1e6]: of the loss of causal rows beside the others
+cond_drop = 0.1                # [0, 1]: share of conditional rows whose condition is noise
 latent_weight = 1.0            # [0, 1e6]: of the latent loss beside the text loss
 init_from = ''                 # a run folder: begin with its best weights, at step 0
 # ---- model
@@ -167,6 +169,7 @@ def plan_and_join():
     ends here. Returns what preflight.plan has made of knobs and data:
         train_data, val_data    data.PackedDataset, of the dataset in `folder`
         text, latent            diffusion.MaskedText, diffusion.GaussianLatents
+        next_token              processes.autoregressive.NextToken, where some rows are causal
         model_config            model.ModelConfig
         stages                  stretches of one mode and one text length; most runs have one
         predict, modes          the streams that have a loss, and the modes, in any stage
@@ -231,10 +234,10 @@ if compile:
 of_batches = (run.text, run.latent, streams, seed, cond_drop, latent_noise, t_min, predict_length)
 if run.adaptive:
     from processes.adaptive import AdaptiveBatchMaker, AdaptiveLoss
-    make_batch = AdaptiveBatchMaker(*of_batches, run.adaptive)
+    make_batch = AdaptiveBatchMaker(*of_batches, adaptive=run.adaptive)
     loss_fn = AdaptiveLoss(model, make_batch, autocast, latent_weight)
 else:
-    make_batch = BatchMaker(*of_batches)
+    make_batch = BatchMaker(*of_batches, run.next_token, causal_weight)
     loss_fn = Loss(model, make_batch, autocast, latent_weight)
 set_frozen(run.always_frozen)                              # the optimizers take all that ever train
 if is_sharded:
@@ -363,12 +366,13 @@ def lr_factor(step):
 # Evaluate, save, log
 
 def evaluate():
-    """ {val_text nats per real token, val_latent squared error per dimension} over eval_iters
-    micro-batches of the validation split, which the ranks share. None where a signal came. """
+    """ {val_text the bound and val_causal, nats per real token; val_latent squared error per
+    dimension} over eval_iters micro-batches of the validation split, which the ranks share. None
+    where a signal came. """
     # each rank takes its share of the micro-batches
     model.eval()
     n = min(eval_iters, -(-len(val_data) // batch_size))
-    sums = torch.zeros(4, dtype=torch.float64)
+    sums = torch.zeros(5, dtype=torch.float64)
     for i in range(0, n, world):
         if all_reduce_max(signal_seen):
             return None
@@ -377,10 +381,12 @@ def evaluate():
             sums += part
 
     # means over all of them
-    nats, real, squared_error, rows = all_reduce_sum(sums).tolist()
+    nats, real, squared_error, rows, causal_nats = all_reduce_sum(sums).tolist()
     found = {}
-    if 'text' in run.predict:
+    if 'text' in run.predict and run.modes & {'l2t', 'unconditional'}:
         found['val_text'] = nats / real
+    if 'causal' in run.modes:
+        found['val_causal'] = causal_nats / real
     if 'latent' in run.predict:
         found['val_latent'] = squared_error / rows
     return found
@@ -497,12 +503,14 @@ def evaluate_and_save(at_end):
         model.train()
         if val is None:
             return False
-        val_loss = (val.get('val_text') or 0) + latent_weight * (val.get('val_latent') or 0)
+        val_loss = val.get('val_text', 0) + val.get('val_causal', 0)
+        val_loss += latent_weight * val.get('val_latent', 0)
         is_best = val_loss < state.best_val
         state.best_val = min(state.best_val, val_loss)
         state.evaluated_at = state.step
         if rank == 0:
-            units = dict(val_text='nats per token', val_latent='per dimension')
+            units = dict(val_text='nats per token', val_causal='nats per token',
+                         val_latent='per dimension')
             found = [f'{name} {value:.4f} {units[name]}' for name, value in val.items()]
             line = f'step {state.step:>6,} | ' + ', '.join(found)
             print(line + (' | best' if is_best else ''), flush=True)

@@ -3,7 +3,9 @@ Autoregressive text on the same network.
 
     -log p(x) = sum over i of -log p(x^i | x^<i)
 
-The network is causal. It reads the text shifted by one place, with MASK before the first token.
+It reads the text shifted by one place, with MASK before the first token. Either the network is
+causal (the knob causal=True, config/ar.py), or rows of the mode `causal` are, beside others that
+are masked: then one network writes both ways.
 Letters: B rows, L tokens, P scored places, V vocabulary, K latent tokens, C width, H heads, d = C /
 H.
 """
@@ -13,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from diffusion import HeadLoss, positions_of
-from model import attention, rotate
+from model import attention, causal_mask, rotate
 from samplers import init_state, no_callback, to_device
 
 
@@ -59,7 +61,8 @@ class NextToken:
         positions = positions_of(tokens != self.pad)                     # (P,)
         zeros = torch.zeros(len(tokens), device=tokens.device)
         seen = self.shift(tokens)
-        logits, _ = model(seen, latents, zeros, t_latent, positions, predict=('text',))
+        logits, _ = model(seen, latents, zeros, t_latent, positions, predict=('text',),
+                          n_causal=len(tokens))
         targets = tokens.flatten()[positions]
         nll = F.cross_entropy(logits, targets, reduction='none').double()
         return zeros.double().index_add_(0, positions // tokens.shape[1], nll)
@@ -68,7 +71,8 @@ class NextToken:
 
     @property
     def samplers(self):
-        return {'ancestral': (self.left_to_right, {})}
+        # runs of the knob causal=True know it as ancestral, too
+        return {name: (self.left_to_right, {}) for name in ('autoregressive', 'ancestral')}
 
     def left_to_right(self, denoise, propose, text, tokens, known_mask, steps, rng,
                       on_step=no_callback):
@@ -134,7 +138,7 @@ class NextToken:
         modulation = cache['text_modulation']
         cos = model.cos[cache['read']:L].to(modulation.dtype)
         sin = model.sin[cache['read']:L].to(modulation.dtype)
-        mask = model.causal_mask[first:K + L, :K + L]
+        mask = causal_mask(K, L, tokens.device)[first:]
 
         # the blocks, and the head at the last place
         for i, block in enumerate(model.blocks):
@@ -150,12 +154,10 @@ class NextToken:
         """ What the clocks and the latents give to every step. """
         c = model.config
         found = dict(latent_modulation=None, into_text=None, into_head=None)
-        modulation = model.text_modulation(condition).split([6 * c.width, 2 * c.width], dim=1)
-        found['text_modulation'], found['text_final'] = modulation
+        found['text_modulation'], found['text_final'] = model.split_text_modulation(condition)
         if 'latent' in c.streams:
-            parts = [6 * c.latent_width, 2 * c.latent_width] + [1, 1] * c.shortcut
-            modulation = model.latent_modulation(condition)
-            found['latent_modulation'], _, *gates = modulation.split(parts, dim=1)
+            parts = model.split_latent_modulation(condition)
+            found['latent_modulation'], _, _, *gates = parts
         if c.shortcut:
             found['into_text'], found['into_head'] = model.shortcuts(latents, gates)
         return found

@@ -3,6 +3,7 @@ A run folder as sampling needs it, and what the run can do.
 
     run = load_run('out/quickstart')
     run.model, run.text, run.latent     the network (EMA weights), and its two processes
+    run.next_token                      the process of text written from left to right, or None
     run.tokenizer, run.stats            of its data; run.L: the longest text, in tokens
     run.lengths                         quantiles of the training texts' lengths, where the run does
                                         not learn when a text ends; else None
@@ -20,6 +21,7 @@ import processes
 from corpora.fasta import never_written
 from diffusion import GaussianLatents, MaskedText, mode_shares
 from encoders import check_texts, load_encoder
+from processes.autoregressive import NextToken
 from runs.checkpoint import find_checkpoint, load_model, pick_device
 from runs.opening import load_stats, load_tokenizer
 
@@ -57,6 +59,13 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
             or (shape.n_latents, shape.latent_dim) != latent_shape):
         raise ValueError(f'{out_dir}: data/meta.json and the checkpoint are not of one run')
 
+    # some rows may have been causal, or all
+    next_token = None
+    if isinstance(text, NextToken):
+        next_token = text
+    elif 'causal' in modes_of(config, out_dir):
+        next_token = NextToken(shape.vocab_size)
+
     # the process of the latents, if there are any
     latent = None
     if stats:
@@ -71,7 +80,7 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
         out_dir=out_dir, checkpoint=name, config=config, meta=meta, folder=folder, device=device,
         model=model, autocast=autocast, L=shape.seq_len, streams=shape.streams,
         row_calls=0,                           # rows the network has read: what sampling costs
-        text=text, latent=latent, tokenizer=tokenizer, stats=stats,
+        text=text, next_token=next_token, latent=latent, tokenizer=tokenizer, stats=stats,
         lengths=config.get('lengths'),         # quantiles, where it does not learn when a text ends
         banned=never_written(tokenizer, 'lengths' in config).to(device),
         encoder_folder=encoder_folder, encoder=None)
@@ -109,13 +118,16 @@ def raw_latents(run, z):
 
 def trained_for(run):
     """ The modes that the run's losses cover. """
-    config = run.config
+    return modes_of(run.config, run.out_dir)
+
+
+def modes_of(config, out_dir):
     names = set()
     for part in (config['mode_schedule'] or config['mode']).split(','):
         try:
             shares = mode_shares(part.split(':')[0].strip(), config['mode_weights'])
         except ValueError as error:
-            raise ValueError(f'{run.out_dir}/config.json: {error}') from None
+            raise ValueError(f'{out_dir}/config.json: {error}') from None
         names |= {name for name, share in shares.items() if share}
     return names
 

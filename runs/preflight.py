@@ -18,6 +18,7 @@ from configurator import show_knobs, stop, stop_on_error
 from data import PackedDataset
 from diffusion import GaussianLatents
 from model import Model, ModelConfig
+from processes.autoregressive import NextToken
 from runs import checkpoint, distributed, freeze, meeting, threads
 from runs.distributed import rank, world
 from runs.log import in_units
@@ -128,12 +129,25 @@ def choose_stages(run, k):
     # importance changes how much is masked, and so on how many positions the head runs
     more = run.adaptive.share(run.text, k.t_min) if run.adaptive else 1
 
-    def head_budget(text_share, length):
-        return run.text.head_budget(k.batch_size, length, text_share * more, k.t_min)
+    def head_budget(masked_share, causal_share, length):
+        places = 0
+        if masked_share:
+            places = run.text.head_budget(k.batch_size, length, masked_share * more, k.t_min)
+        if causal_share:
+            places += run.next_token.head_budget(k.batch_size, length, causal_share)
+        return min(places, k.batch_size * length)
 
     modes = k.mode_schedule or k.mode
+    run.next_token = None
+    if 'causal' in modes:
+        run.next_token = NextToken(run.model_config.vocab_size, run.train_data.lengths())
     run.stages = read_stages(modes, k.length_schedule, k.mode_weights, k.streams, k.freeze,
                              k.max_iters, run.model_config.seq_len, head_budget)
+    if any(stage.shares['causal'] for stage in run.stages):
+        if processes.name_of(vars(k)) != 'masked' or run.adaptive or not k.predict_length:
+            raise ValueError(f'mode={modes}: causal rows go with masked text whose length is '
+                             'learned: not with causal=True, another text_process, an importance, '
+                             'or predict_length=False')
 
     predicts_latents = any('latent' in stage.predict for stage in run.stages)
     if k.causal and predicts_latents:

@@ -30,7 +30,8 @@ def read_stages(schedule, lengths, mode_weights, streams, freeze, max_iters, seq
     A stage for every stretch of one mode and one text length: its first step, what its mode draws,
     the streams that have a loss, the tokens of a text, and the number of positions of the head.
     schedule: 'l2t', or 't2l:2000,l2t:3000,mixed'; lengths: '', or '24:1200,40'.
-    head_budget(share of rows with a text loss, length) -> positions. ValueError says what is wrong.
+    head_budget(share of rows that are masked and have a text loss, share of causal rows, length)
+    -> positions. ValueError says what is wrong.
     """
     modes = read_schedule('mode_schedule', schedule, 'MODE', max_iters)
     cuts = read_schedule('length_schedule', lengths or str(seq_len), 'LENGTH', max_iters)
@@ -46,10 +47,11 @@ def read_stages(schedule, lengths, mode_weights, streams, freeze, max_iters, seq
 
         # the shares of rows that have a text loss, and a latent loss
         shares = mode_shares(mode, mode_weights)
-        text_share = shares['unconditional'] + shares['l2t']
+        masked_share = shares['unconditional'] + shares['l2t']
+        causal_share = shares['causal']
         latent_share = shares['unconditional'] + shares['t2l']
         predict = ()
-        if text_share and 'text' in streams:
+        if masked_share + causal_share and 'text' in streams:
             predict += ('text',)
         if latent_share and 'latent' in streams:
             predict += ('latent',)
@@ -63,5 +65,6 @@ def read_stages(schedule, lengths, mode_weights, streams, freeze, max_iters, seq
             raise ValueError('freeze=modality fine-tunes one direction, l2t or t2l, not '
                              f'mode={mode}')
         found.append(SimpleNamespace(mode=mode, first=first, seq_len=length, shares=shares,
-                                     predict=predict, budget=head_budget(text_share, length)))
+                                     predict=predict,
+                                     budget=head_budget(masked_share, causal_share, length)))
     return found

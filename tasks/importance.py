@@ -11,10 +11,10 @@ from tqdm import tqdm
 
 from diffusion import positions_of, uniforms
 from processes.adaptive import Adaptive, genmd4_bound, rarity
-from sample import WRITES, call, ends_of
+from sample import FILLS, call, ends_of
 from tasks.common import Measured, TaskNeeds, correlations, open_split, ratio_se
 
-NEEDS = TaskNeeds(('text',), (WRITES,), masked_text=True)
+NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
 SETTINGS = ('draws',)
 
 

@@ -8,10 +8,10 @@ from tqdm import tqdm
 
 from data import is_end
 from diffusion import uniforms
-from sample import TEXT_KNOBS, WRITES, write
+from sample import TEXT_KNOBS, FILLS, write
 from tasks.common import (Measured, TaskNeeds, compare, decode, derangement, embed, means)
 
-NEEDS = TaskNeeds(('text',), (WRITES,), encoder='if there is one', shuffled=True, fills_gaps=True)
+NEEDS = TaskNeeds(('text',), (FILLS,), encoder='if there is one', shuffled=True, fills_gaps=True)
 SETTINGS = (*TEXT_KNOBS, 'infill_share')
 
 

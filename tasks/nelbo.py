@@ -1,7 +1,8 @@
 """
 nelbo: the exact bound on -log p(text | latent), nats per real token (text and one EOS; the nats of
 PAD are in the total). latent_mse: the squared error of x0 per dimension given the text, over
-uniform clocks. Each for the modes that the run was trained for.
+uniform clocks. causal_nats_per_token: -log p of the text written from left to right, exact, where
+the run learned that beside. Each for the modes that the run was trained for.
 Controls: shuffled, another text's condition; null, noise at clock 1.
 """
 import math
@@ -11,7 +12,7 @@ from tqdm import tqdm
 
 from diffusion import normals, uniforms
 from runs.loading import trained_for
-from sample import MAKES, WRITES, call, ends_of
+from sample import FILLS, MAKES, call, ends_of
 from tasks.common import Measured, TaskNeeds, derangement, means, ratio_se
 
 NEEDS = TaskNeeds()
@@ -22,8 +23,15 @@ def measure(run, ctx):
     learned = trained_for(run)
     draws, seed, batch = (ctx.knobs[name] for name in ('draws', 'seed', 'sample_batch'))
     results = {'draws': draws, 'n': ctx.n}
-    if learned & set(WRITES) and 'text' in run.streams:
-        results |= nelbo(run, ctx.texts, ctx.tokens, ctx.raw, draws, seed, batch)
+    arguments = (ctx.texts, ctx.tokens, ctx.raw, draws, seed, batch)
+    if learned & set(FILLS) and 'text' in run.streams:
+        results |= nelbo(run, *arguments)
+    if 'causal' in learned:
+        found = nelbo(run, *arguments, process=run.next_token, name='causal nats')
+        for key, value in found.items():
+            control, slash, metric = key.rpartition('/')
+            if metric not in ('draws', 'n'):
+                results[f'{control}{slash}causal_{metric}'] = value
     if learned & set(MAKES) and 'latent' in run.streams:
         results |= latent_mse(run, ctx.tokens, ctx.raw, draws, seed, batch)
     return Measured(results)
@@ -35,11 +43,12 @@ def spread_clocks(seed, n, k, draws):
 
 
 @torch.inference_mode()
-def nelbo(run, texts, tokens, raw, draws, seed, batch):
+def nelbo(run, texts, tokens, raw, draws, seed, batch, process=None, name='nelbo'):
     """ {key: value}: total nats / total real tokens, its standard error (of the ratio, over texts),
     perplexity, bits per byte. Of one text there is no shuffled control and no standard error. """
     n, L = tokens.shape
-    if hasattr(run.text, 'decode_step'):       # autoregressive: it is no draw, but -log p
+    process = process or run.text
+    if hasattr(process, 'decode_step'):        # autoregressive: it is no draw, but -log p
         draws = 1
 
     # what is scored: the text, and one EOS where that is predicted
@@ -61,14 +70,15 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch):
     results = {'draws': draws, 'n': n}
     for control, (latents, clock) in conditions.items():
         nats = torch.zeros(n, dtype=torch.float64)
-        name = f'nelbo {control.rstrip("/") or "right"}'
-        with tqdm(total=n * draws, desc=name, unit='draw', leave=False, disable=None) as bar:
+        line = f'{name} {control.rstrip("/") or "right"}'
+        with tqdm(total=n * draws, desc=line, unit='draw', leave=False, disable=None) as bar:
             for k in range(draws):
                 u = uniforms(seed, k, 'evaluation', 0, n, 1 + L)
                 u[:, 0] = spread_clocks(seed, n, k, draws)
                 for i in range(0, n, batch):
                     rows = slice(i, i + batch)
-                    nats[rows] += bound_of(run, rows, tokens, latents, clock, u, known_mask) / draws
+                    found = bound_of(run, process, rows, tokens, latents, clock, u, known_mask)
+                    nats[rows] += found / draws
                     bar.update(len(nats[rows]))
 
         # a ratio of sums: a long text weighs more
@@ -81,7 +91,7 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch):
     return results
 
 
-def bound_of(run, rows, tokens, latents, clock, u, known_mask):
+def bound_of(run, process, rows, tokens, latents, clock, u, known_mask):
     """ A draw of the bound on -log p of these rows, nats per text. """
     def part(x):
         return None if x is None else x[rows].to(run.device)
@@ -89,7 +99,7 @@ def bound_of(run, rows, tokens, latents, clock, u, known_mask):
     x = part(tokens)
     t_latent = torch.full((len(x),), clock, device=run.device)
     with run.autocast():
-        nats = run.text.bound(run.model, x, part(latents), t_latent, part(u), part(known_mask))
+        nats = process.bound(run.model, x, part(latents), t_latent, part(u), part(known_mask))
     return nats.cpu()
 
 

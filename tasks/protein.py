@@ -12,10 +12,10 @@ from tqdm import tqdm
 
 from data import is_end
 from diffusion import positions_of, uniforms
-from sample import TEXT_KNOBS, WRITES, blank, call, null_latents, write
+from sample import TEXT_KNOBS, FILLS, blank, call, null_latents, write
 from tasks.common import Measured, TaskNeeds, decode, means, open_split, real_ids
 
-NEEDS = TaskNeeds(('text',), (WRITES,), masked_text=True, tokenizer='esm')
+NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True, tokenizer='esm')
 SETTINGS = TEXT_KNOBS
 
 

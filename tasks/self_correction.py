@@ -6,11 +6,11 @@ Controls: before; data, the texts themselves.
 """
 import torch
 
-from sample import WRITES, blank, ends_of, make_denoise, null_latents, write
+from sample import FILLS, blank, ends_of, make_denoise, null_latents, write
 from tasks.common import (FREE_KNOBS, Measured, TaskNeeds, decode, describe_texts, means,
                           prepare_scorer)
 
-NEEDS = TaskNeeds(('text',), (WRITES,), corrects=True)
+NEEDS = TaskNeeds(('text',), (FILLS,), corrects=True)
 SETTINGS = (*FREE_KNOBS, 'scorer', 'scorer_revision')
 prepare = prepare_scorer
 

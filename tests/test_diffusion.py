@@ -72,17 +72,31 @@ def test_modes_draw_the_clocks_and_weights_of_the_table(mode):
         if name == 'unconditional':
             assert abs(t_text.mean() - .5) < .02 and abs(t_latent.mean() - .5) < .02 and (t_text < 1).all()
         else:
-            given, drawn = (t_latent, t_text) if name == 'l2t' else (t_text, t_latent)
-            assert abs(drawn.mean() - .5) < .02
+            given, drawn = (t_text, t_latent) if name == 't2l' else (t_latent, t_text)
+            if name == 'causal':
+                assert (drawn == 0).all(), 'a causal text is never noised, not even beside the null condition'
+            else:
+                assert abs(drawn.mean() - .5) < .02
             assert abs((given == 1).double().mean() - .25) < .02, 'share of dropped conditions'
             kept = given[given < 1]
             assert (kept == 0).all() if name == 't2l' else (kept <= .1).all() and abs(kept.mean() - .05) < .01
 
 
 def test_unknown_modes_and_weights_are_refused():
-    for mode, weights in (('t2t', (1, 1, 1)), ('mixed', (1, 1)), ('mixed', (0, 0, 0)), ('mixed', (1, -1, 1))):
+    for mode, weights in (('l2t+t2t', (1, 1, 1)), ('0*l2t+causal', (1, 1, 1)), ('-1*l2t+causal', (1, 1, 1)), ('x*l2t', (1, 1, 1)),
+                          ('l2t+mixed', (1, 1, 1)), ('l2t+', (1, 1, 1)), ('t2t', (1, 1, 1)), ('mixed', (1, 1)), ('mixed', (0, 0, 0)), ('mixed', (1, -1, 1))):
         with pytest.raises(ValueError):
             mode_shares(mode, weights)
+
+
+def test_several_modes_share_the_rows_by_their_weights():
+    assert mode_shares('l2t', ()) == dict(unconditional=0, l2t=1, t2l=0, causal=0)
+    assert mode_shares('l2t + causal', ()) == dict(unconditional=0, l2t=.5, t2l=0, causal=.5)
+    assert mode_shares('3*l2t+5*causal', ()) == dict(unconditional=0, l2t=.375, t2l=0, causal=.625)
+    assert mode_shares('mixed', (1, 2, 1)) == dict(unconditional=.25, l2t=.5, t2l=.25, causal=0)
+    for first in range(0, 4096, 32):                                     # a number of causal rows that never changes: nothing recompiles
+        c = draw_clocks(3, 7, first, 32, 4096, mode_shares('7*l2t+causal', ()))
+        assert (c['mode'] == list(MODES).index('causal')).sum() == 4
 
 
 # ---- masked text

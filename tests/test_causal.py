@@ -1,0 +1,375 @@
+""" One network that writes both ways: rows that are read from left to right beside rows that are masked. """
+import itertools
+import json
+import math
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.bias import causal_lower_right
+
+from data import PackedDataset
+from diffusion import CAUSAL, GaussianLatents, MaskedText, mode_shares
+from launch import log, run_each, train, train_each, weights
+from loss import BatchMaker, Loss
+from model import Model, ModelConfig, attention, causal_mask
+from processes.autoregressive import NextToken
+from sample import call, l2t, load_run, make_denoise, null_latents, search, write
+from samplers import make_propose
+
+
+def network(V=20, L=12, **more):
+    torch.manual_seed(0)
+    shape = dict(latent_dim=6, n_latents=2, latent_tokens=3, depth=3, heads=2, width=32, latent_width=16)
+    model = Model(ModelConfig(vocab_size=V, seq_len=L, **{**shape, **more}))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(.3 * torch.randn(p.shape))
+    return model.eval()
+
+
+def inputs(B=6, L=12, V=20, N=2, D=6):
+    g = torch.Generator().manual_seed(1)
+    return (torch.randint(0, V, (B, L), generator=g), torch.randn(B, N, D, generator=g), torch.rand(B, generator=g),
+            torch.rand(B, generator=g))
+
+
+# ---- the network
+
+@pytest.mark.parametrize('more', [{}, dict(bag=True, shortcut=True), dict(streams=('text',))])
+def test_a_batch_of_both_kinds_is_the_full_network_on_its_first_rows_and_the_causal_one_on_its_last(more):
+    causal = {name: x for name, x in more.items() if name != 'bag'}
+    model, (x, z, t, s) = network(**more), inputs()
+    if 'streams' in more:
+        z = None
+    both, latents = model(x, z, t, s, n_causal=2)
+    full, latents_of_full = model(x, z, t, s)
+    only = model(x, z, t, s, n_causal=6)[0]
+    assert torch.allclose(both[:4], full[:4], atol=1e-5) and torch.allclose(both[4:], only[4:], atol=1e-5)
+    assert (full[4:] - only[4:]).abs().max() > .1
+    if latents is not None and 'bag' not in more:
+        assert torch.allclose(latents[:4], latents_of_full[:4], atol=1e-5)
+    if 'bag' not in more:                                                # the decoder of causal=True has the same weights
+        decoder = network(**causal, causal=True)
+        assert torch.allclose(decoder(x, z, t, s)[0], only, atol=1e-5)
+    changed = x.clone()
+    changed[:, 7] = (changed[:, 7] + 1) % 20
+    other, _ = model(changed, z, t, s, n_causal=2)
+    assert torch.allclose(both[4:, :7], other[4:, :7], atol=1e-5), 'a causal row must not see the future'
+    assert (both[:4, :7] - other[:4, :7]).abs().amax((1, 2)).min() > 1e-3, 'a masked row must'
+
+
+def test_attention_without_a_table_is_attention_with_the_table():
+    g = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 2, 11, 8, generator=g)
+    for K in (0, 1, 4):
+        mask = causal_mask(K, 11 - K)
+        expected = attention(q, k, v, mask)
+        prefix = attention(q[:, :, :K], k[:, :, :K], v[:, :, :K])
+        text = F.scaled_dot_product_attention(q[:, :, K:], k, v, attn_mask=causal_lower_right(11 - K, 11))
+        assert torch.allclose(torch.cat([prefix, text], 2), expected, atol=1e-5)
+        assert mask[:, :K].all() and mask[K:, K:].equal(torch.ones(11 - K, 11 - K).tril().bool())
+
+
+@pytest.mark.parametrize('more', [{}, dict(bag=True, shortcut=True, text_clock=False), dict(streams=('text',))])
+def test_the_cache_of_a_network_that_writes_both_ways_gives_the_logits_without_it(more):
+    model, (x, z, _, _) = network(**more), inputs()
+    if 'streams' in more:
+        z = None
+    zero = torch.zeros(6)
+    with torch.no_grad():
+        whole, _ = model(x, z, zero, zero, predict=('text',), n_causal=6)
+        for prompt in (1, 5):
+            cache = {}
+            for end in range(prompt, 13):
+                step = NextToken(20).decode_step(model, x[:, :end], z, zero, zero, cache)
+                assert torch.allclose(step, whole[:, end - 1], atol=1e-4), (prompt, end)
+
+
+# ---- its two likelihoods, enumerated: ids 0, 1, EOS 2, PAD 3
+
+V, L = 4, 3
+TEXTS = [[2, 3, 3]] + [[a, 2, 3] for a in (0, 1)] + [[a, b, 2] for a in (0, 1) for b in (0, 1)] + \
+        [list(x) for x in itertools.product((0, 1), repeat=3)]
+
+
+def tiny():
+    return network(V, L, streams=('text',), depth=1, heads=1, width=8)
+
+
+def test_the_causal_nats_are_those_of_a_distribution_over_texts():
+    """ Given that no PAD is written, the probabilities of all texts add up to 1. """
+    model, process = tiny(), NextToken(V)
+    with torch.no_grad():
+        model.text_head.weight[3] = 0
+
+        def logits_without_pad(*args, **more):
+            logits, out = model(*args, **more)
+            return logits.index_fill(-1, torch.tensor(3), -torch.inf), out
+        nats = process.bound(logits_without_pad, torch.tensor(TEXTS), None, None)
+    assert nats.exp().reciprocal().sum() == pytest.approx(1, abs=1e-5) and nats.std() > .1
+
+
+def test_the_masked_bound_of_the_same_weights_is_a_bound():
+    """ E over masks, by enumeration, is at least -log of the mixture over all orders, which is a distribution. """
+    model, x = tiny(), torch.tensor(list(itertools.product(range(V), repeat=L)))              # (64, 3)
+    n = len(x)
+
+    def log_p(hidden_places):
+        mask = torch.zeros(L, dtype=torch.bool)
+        mask[list(hidden_places)] = True
+        t = torch.full((n,), len(hidden_places) / L)
+        with torch.no_grad():
+            logits, _ = model(torch.where(mask, V, x), None, t, None)
+        return logits.double().log_softmax(2).gather(2, x[..., None])[..., 0]                # (64, 3)
+
+    # every order of unmasking
+    orders = []
+    for order in itertools.permutations(range(L)):
+        orders.append(sum(log_p(order[i:])[:, order[i]] for i in range(L)))
+    mixture = torch.stack(orders).logsumexp(0) - math.log(len(orders))
+    assert mixture.exp().sum() == pytest.approx(1, abs=1e-6)
+
+    # the bound, over all masks
+    bound = 0
+    for size in range(1, L + 1):
+        for hidden in itertools.combinations(range(L), size):
+            bound = bound - log_p(hidden)[:, hidden].sum(1) / size / math.comb(L, size)
+    assert (bound >= -mixture - 1e-9).all() and (bound + mixture).max() > 1e-3
+
+    # and it is what MaskedText.bound draws
+    u = torch.rand(2000, 1 + L, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    u[:, 0] = (torch.arange(2000) + .5) / 2000
+    drawn = MaskedText(V).bound(model, x[37].expand(2000, L), None, None, u)
+    assert abs(drawn.mean() - bound[37]) < 5 * drawn.std() / 2000 ** .5
+
+
+def test_it_draws_from_left_to_right_what_its_causal_rows_say():
+    model, process, n, rng = tiny(), NextToken(V), 20_000, torch.Generator().manual_seed(0)
+    cache = {}
+    with torch.no_grad():
+        def denoise(x, t, positions):
+            logits = process.decode_step(model, x, None, torch.zeros(n), None, cache)
+            logits[:, 3] = -torch.inf
+            return logits
+        out = process.left_to_right(denoise, make_propose(1.0, 1.0, rng), process, torch.full((n, L), V),
+                                    torch.zeros(n, L, dtype=torch.bool), L, rng)
+
+        def without_pad(*args, **more):
+            logits, found = model(*args, **more)
+            return logits.index_fill(-1, torch.tensor(3), -torch.inf), found
+        law = (-process.bound(without_pad, torch.tensor(TEXTS), None, None)).exp()
+    for x, p in zip(TEXTS, law.tolist()):
+        share = (out == torch.tensor(x)).all(1).double().mean().item()
+        assert abs(share - p) < 5 * math.sqrt(p * (1 - p) / n) + 1e-4, x
+
+
+# ---- batches and losses
+
+def stage_of(mode, text, process, rows, L):
+    shares = mode_shares(mode, (1., 1., 1.))
+    budget = text.head_budget(rows, L, 1 - shares['causal']) + process.head_budget(rows, L, shares['causal'])
+    return SimpleNamespace(shares=shares, predict=('text', 'latent') if shares['t2l'] else ('text',), seq_len=L,
+                           budget=min(budget, rows * L))
+
+
+@pytest.mark.parametrize('mode', ['l2t+causal', 'unconditional+l2t+t2l+causal', '7*l2t+causal', 'causal'])
+def test_causal_rows_are_shifted_scored_to_their_eos_and_last(dataset, mode):
+    data = PackedDataset(str(dataset), 'train')
+    text, process = MaskedText(data.tokenizer.vocab_size), NextToken(data.tokenizer.vocab_size, data.lengths())
+    make = BatchMaker(text, GaussianLatents(data.live), ('text', 'latent'), 0, .25, 0., .1, next_token=process, causal_weight=2.)
+    B, stage = 16, stage_of(mode, text, process, 16, data.seq_len)
+    rows = list(range(B))
+    batch = make(data, rows, 3, 0, B, stage)
+    n = batch['n_causal']
+    assert n == B * stage.shares['causal'] and (batch['mode'][B - n:] == CAUSAL).all() and (batch['mode'][:B - n] != CAUSAL).all()
+    clean = {tuple(row.tolist()): z for row, z in zip(*data.rows(rows))}
+    V, L = text.mask_id, data.seq_len
+    at = batch['positions'][batch['weight'] > 0]
+    scored = torch.zeros(B * L, dtype=torch.bool).index_fill(0, at, True).view(B, L)
+    for i in range(B - n, B):
+        target = torch.full((L,), -1)
+        here = (batch['positions'] // L == i) & (batch['weight'] > 0)
+        target[batch['positions'][here] % L] = batch['targets'][here]
+        row = torch.where(target >= 0, target, V - 1)                    # PAD where nothing is scored
+        assert torch.equal(clean[tuple(row.tolist())], batch['clean'][i]), 'the latent is that of the text'
+        assert batch['x_t'][i, 0] == V and torch.equal(batch['x_t'][i, 1:], row[:-1])
+        assert torch.equal(scored[i], row != V - 1)
+        assert torch.allclose(batch['weight'][here], torch.tensor(2. / (B * L)))
+        assert batch['t_text'][i] == 0 and batch['t_latent'][i] in (0, 1)
+    masked = batch['x_t'][:B - n] == V
+    trained = torch.tensor([name != CAUSAL and name != 2 for name in batch['mode'].tolist()])[:B - n]
+    assert torch.equal(scored[:B - n] & masked, scored[:B - n]) and torch.equal(scored[:B - n][trained], masked[trained])
+
+    # two processes draw what one draws
+    halves = [make(data, rows[i:i + 8], 3, i, B, stage_of(mode, text, process, 8, data.seq_len)) for i in (0, 8)]
+    both = torch.cat([half['x_t'] for half in halves])
+    assert sorted(both.tolist()) == sorted(batch['x_t'].tolist())
+    noise = torch.cat([half['noise'] for half in halves])
+    assert sorted(noise.flatten(1).tolist()) == sorted(batch['noise'].flatten(1).tolist())
+
+
+def test_the_loss_of_a_batch_is_that_of_its_two_kinds_by_hand(dataset):
+    data = PackedDataset(str(dataset), 'train')
+    size, L = data.tokenizer.vocab_size, data.seq_len
+    text, process, latent = MaskedText(size), NextToken(size, data.lengths()), GaussianLatents(data.live)
+    make = BatchMaker(text, latent, ('text', 'latent'), 0, .25, 0., .1, next_token=process, causal_weight=3.)
+    N, D = data.latent_shape
+    model = network(size, L, n_latents=N, latent_dim=D)
+    batch = make(data, list(range(8)), 0, 0, 8, stage_of('l2t+causal', text, process, 8, L))
+    loss_fn = Loss(model, make, lambda: torch.autocast('cpu', enabled=False))
+    loss, sums = loss_fn(batch, ('text',))
+
+    z_t, _ = latent.corrupt(batch['clean'], batch['t_latent'], batch['noise'])
+    total, by_kind = 0., {False: [0., 0], True: [0., 0]}
+    for p, target, weight in zip(batch['positions'].tolist(), batch['targets'].tolist(), batch['weight'].tolist()):
+        row, place = divmod(p, L)
+        is_causal = row >= 8 - batch['n_causal']
+        if weight > 0:
+            with torch.no_grad():
+                logits, _ = model(batch['x_t'][row, None], z_t[row, None], batch['t_text'][row, None], batch['t_latent'][row, None],
+                                  n_causal=int(is_causal))
+            nll = -logits[0, place].log_softmax(0)[target].item()
+            assert weight == pytest.approx((3. if is_causal else 1 / batch['t_text'][row].item()) / (8 * L), rel=1e-4)
+            total += weight * nll
+            by_kind[is_causal][0] += nll if is_causal else weight * nll * 8 * L
+            by_kind[is_causal][1] += 1
+    assert loss.item() == pytest.approx(total, rel=1e-4)
+    assert sums['causal_nats'].item() == pytest.approx(by_kind[True][0], rel=1e-4)
+    assert sums['text_nats'].item() == pytest.approx(by_kind[False][0], rel=1e-4)
+    assert sums['n_real_causal'].item() == by_kind[True][1] and sums['text_count'].sum() == by_kind[False][1]
+
+
+# ---- runs
+
+@pytest.fixture(scope='module')
+def dual(dataset, tmp_path_factory):
+    folder = tmp_path_factory.mktemp('dual')
+    train_each(dataset, {folder / 'both': ['--mode=l2t+causal', '--shortcut=true', '--learning_rate=1e-2', '--max_iters=40'],
+                         folder / 'all': ['--mode=unconditional+l2t+t2l+causal', '--bag=true'],
+                         folder / 'causal': ['--mode=causal'],
+                         folder / 'masked': ['--mode=l2t']})
+    return folder
+
+
+def test_a_dual_run_logs_validates_and_evaluates_both(dual):
+    entries = log(dual / 'both')
+    last = entries[40, False]
+    assert last['modes'] == dict(unconditional=0, l2t=.5, t2l=0, causal=.5)
+    assert 0 < last['causal_nats_per_token'] < entries[1, False]['causal_nats_per_token']
+    validations = [json.loads(line) for line in (dual / 'both' / 'training_log.jsonl').read_text().splitlines() if 'val_text' in line]
+    assert validations and all(v['val_causal'] > 0 and v['val_text'] > 0 for v in validations)
+
+    small = ['--device=cpu', '--dtype=float32', '--n=6', '--draws=2']
+    outputs = run_each(*[['evaluate.py', f'--out_dir={dual / name}', *small] for name in ('both', 'all', 'causal', 'masked')])
+    assert [code for code, _, _ in outputs] == [0] * 4, outputs
+    found = {name: json.loads((dual / name / 'results.json').read_text()) for name in ('both', 'all', 'causal', 'masked')}
+    for name in ('both', 'all'):
+        assert {'nelbo/nats_per_token', 'nelbo/causal_nats_per_token', 'nelbo/shuffled/causal_nats_per_token',
+                'nelbo/null/causal_nats_per_token', 'nelbo/causal_nats_per_token_se', 'l2t/bleu'} <= set(found[name])
+    assert 'nelbo/latent_mse' in found['all'] and 'nelbo/latent_mse' not in found['both']
+    assert 'nelbo/nats_per_token' not in found['causal'] and 'nelbo/causal_nats_per_token' in found['causal'] and 'l2t/f1' in found['causal']
+    assert 'nelbo/causal_nats_per_token' not in found['masked']
+
+
+def test_the_default_writes_from_left_to_right_and_every_sampler_still_fills_masks(dual):
+    run = load_run(str(dual / 'both'), device='cpu', dtype='float32')
+    z = torch.randn(3, 1, 16, generator=torch.Generator().manual_seed(1))
+    out = l2t(run, z)
+    assert torch.equal(out, l2t(run, z, sampler='autoregressive', temperature=0.)), 'greedy, from left to right'
+
+    # by hand, without a cache
+    tokens = torch.full((3, run.L), run.text.mask_id)
+    zero, ones = torch.zeros(3), torch.ones(3)
+    null = null_latents(run, 3, torch.Generator().manual_seed(0))
+    for guidance in (1.0, 2.0):
+        tokens = torch.full((3, run.L), run.text.mask_id)
+        with torch.no_grad():
+            for i in range(run.L):
+                seen = run.next_token.shift(tokens)
+                c = run.model(seen, z, zero, zero, n_causal=3)[0][:, i].log_softmax(1)
+                u = run.model(seen, null, zero, ones, n_causal=3)[0][:, i].log_softmax(1)
+                logits = guidance * c + (1 - guidance) * u
+                logits[:, run.tokenizer.pad] = -torch.inf
+                ended = (tokens[:, :i] == run.tokenizer.eos).any(1)
+                tokens[:, i] = torch.where(ended, run.tokenizer.pad, logits.argmax(1))
+        assert torch.equal(l2t(run, z, guidance=guidance), tokens), guidance
+
+    # masks are filled as ever; what is known before them is continued
+    for sampler in ('confidence', 'ancestral', 'first_hitting', 'remdm', 'reparam', 'dfm', 'cached'):
+        assert (l2t(run, z, sampler=sampler, steps=4) < run.text.mask_id).all()
+    known = torch.full((3, run.L), run.text.mask_id)
+    known[:, :2] = torch.tensor([5, 6])
+    continued = write(run, known, known != run.text.mask_id, z, sampler='autoregressive')
+    assert (continued[:, :2] == torch.tensor([5, 6])).all() and (continued < run.text.mask_id).all()
+    known[:, 5] = 7
+    with pytest.raises(ValueError, match='at its end'):
+        write(run, known, known != run.text.mask_id, z, sampler='autoregressive')
+    filled = write(run, known, known != run.text.mask_id, z)
+    assert (filled[:, 5] == 7).all(), 'gaps are filled by diffusion'
+
+
+def test_drafts_are_written_from_left_to_right_and_mended_by_diffusion(dual, dataset):
+    run = load_run(str(dual / 'both'), device='cpu', dtype='float32')
+    data = PackedDataset(str(dataset), 'val')
+    raw = torch.from_numpy(data.raw_latents(range(4))).float() if not torch.is_tensor(data.raw_latents([0])) else data.raw_latents(range(4))
+    _, one = search(run, raw, rerank=4)
+    for sampler in ('', 'autoregressive'):
+        drafts, of_drafts = search(run, raw, rerank=4, sampler=sampler)
+        mended, of_mended = search(run, raw, rerank=4, refine=2, sampler=sampler)
+        assert torch.equal(of_drafts, one) and (of_mended >= of_drafts).all() and (mended < run.text.mask_id).all()
+
+
+def test_a_run_does_only_what_it_has_learned(dual, tmp_path):
+    small = ['--device=cpu', '--dtype=float32']
+    text = '--text=a red dog runs'
+    good = [['sample.py', f'--out_dir={dual}/both', text, '--num_samples=2', *small],
+            ['sample.py', f'--out_dir={dual}/both', text, '--mode=l2t+causal', '--rerank=2', '--refine=1', *small],
+            ['sample.py', f'--out_dir={dual}/both', '--mode=text', *small],
+            ['sample.py', f'--out_dir={dual}/both', '--mode=infill', '--text=a red [MASK:*]', '--sampler=autoregressive', *small],
+            ['sample.py', f'--out_dir={dual}/both', '--mode=infill', '--text=a [MASK] dog', *small],
+            ['sample.py', f'--out_dir={dual}/all', '--mode=t2l2t', text, *small],
+            ['sample.py', f'--out_dir={dual}/all', '--mode=unconditional', '--steps=4', *small],
+            ['sample.py', f'--out_dir={dual}/causal', text, *small],
+            ['sample.py', f'--out_dir={dual}/causal', '--mode=infill', '--text=a red [MASK:*]', *small]]
+    bad = [(['sample.py', f'--out_dir={dual}/masked', text, '--sampler=autoregressive', *small], 'without causal rows'),
+           (['sample.py', f'--out_dir={dual}/causal', text, '--sampler=confidence', *small], 'causal alone'),
+           (['sample.py', f'--out_dir={dual}/all', '--mode=unconditional', '--sampler=autoregressive', *small], 'joint sampling'),
+           (['sample.py', f'--out_dir={dual}/both', text, '--mode=t2t', *small], "mode='t2t'"),
+           (['sample.py', f'--out_dir={dual}/both', text, '--sampler=greedy', *small], "sampler='greedy'")]
+    results = run_each(*good, *(command for command, _ in bad))
+    for command, (code, out, err) in zip(good, results):
+        assert code == 0 and '[MASK]' not in out.split('->')[-1], (command, err)
+    for (command, words), (code, out, err) in zip(bad, results[len(good):]):
+        assert code == 2 and words in err and err.count('\n') == 1, (command, err)
+
+
+def test_what_does_not_go_with_causal_rows_is_one_line(dataset, tmp_path):
+    wrong = [(['--mode=l2t+causal', '--causal=true', '--text_clock=false'], 'causal rows go with masked text'),
+             (['--mode=l2t+causal', '--text_process=gidd'], 'causal rows go with masked text'),
+             (['--mode=l2t+causal', '--importance=freq'], 'causal rows go with masked text'),
+             (['--mode=l2t+causal', '--predict_length=false', '--text_clock=false'], 'causal rows go with masked text'),
+             (['--mode=l2t+cause'], "mode='cause'"), (['--mode=0*l2t+causal'], 'no weight'), (['--mode=causal+causal', '--freeze=modality'],
+                                                                                            'freeze=modality')]
+    results = run_each(*[['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/run', '--preflight_only=true', *more]
+                         for more, _ in wrong])
+    for (more, words), (code, _, err) in zip(wrong, results):
+        assert code == 2 and words in err and err.count('\n') == 1, (more, err)
+
+
+def test_a_dual_run_goes_on_bit_for_bit_and_a_schedule_changes_the_share(dataset, tmp_path):
+    schedule = ['--mode_schedule=7*l2t+causal:3,l2t+causal:4,causal', '--shortcut=true', '--max_iters=8', '--save_interval=5', '--keep=9']
+    train_each(dataset, {tmp_path / 'whole': schedule})
+    entries = log(tmp_path / 'whole')
+    assert [entries[step, False]['modes']['causal'] for step in range(1, 9)] == [1 / 8] * 3 + [1 / 2] * 4 + [1]
+    last = tmp_path / 'cut' / 'step-00000005'                            # as if it had been killed in the second stage
+    (tmp_path / 'cut').mkdir()
+    for name in ('data', last.name):
+        shutil.copytree(tmp_path / 'whole' / name, tmp_path / 'cut' / name)
+    shutil.copy(tmp_path / 'whole' / 'config.json', tmp_path / 'cut')
+    (tmp_path / 'cut' / 'latest').write_text(last.name)
+    train_each(dataset, {tmp_path / 'cut': schedule})
+    whole, cut = weights(tmp_path / 'whole'), weights(tmp_path / 'cut')
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)
