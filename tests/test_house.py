@@ -21,7 +21,7 @@ FOLDERS = {'processes', 'runs', 'corpora'}
 LEAVES = {'tasks', 'benchmarks'}
 OURS = CORE | SCRIPTS | FOLDERS | LEAVES
 
-BASELINES = 'gidd|hdlm|atat|autoregressive'
+BASELINES = 'gidd|hdlm|atat'
 MODALITIES = 'protein|residue|image|picture|pixel'         # sample.py and prepare.py have knobs of them
 
 
