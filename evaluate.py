@@ -15,6 +15,8 @@ A task is a file in tasks/, whose header says what it measures and beside which 
     unconditional    joint samples from noise; text: texts alone
     sts              do generated latents say how alike two sentences are?
     image, protein   of runs on pictures with captions, and on proteins
+    orders           of masked text: -log p(text | latent) of one order of writing, left to right,
+                     and the bound over several orders, which is tighter than nelbo's; slow
     importance, self_correction    of runs with importance, and with text_process=gidd
 
 Figures are means over texts with standard errors, printed and written to out_dir/results.json as
@@ -68,6 +70,8 @@ n = None                    # None | int [1, 1e9]: texts, or pairs of sts; all i
 order = 'random'            # random | first: random ones are drawn with the seed
 draws = 16                  # [1, 1e5]; nelbo: draws of the bound per text, spread evenly over the
                             # number of masked positions
+n_orders = 8                # [1, 1e4]; orders: random orders of writing for each text; a tighter
+                            # bound, and a network row more per token, with each
 sts = ''                    # sts: a csv or tsv of sentence, sentence, score (STS-B, SICK), or a hub
                             # dataset's id
 sts_revision = ''           # of the hub dataset: a commit
@@ -83,7 +87,7 @@ compile = False             # torch.compile every block: a minute at first, then
 
 SWEPT_KNOBS = TEXT_KNOBS + LATENT_KNOBS + ('rerank', 'refine')
 # figures that stand above a table, not in it
-FACTS = ('n', 'n_skipped', 'draws', 'seeds', 'share', 'n_known', 'n_cut_sentences',
+FACTS = ('n', 'n_skipped', 'draws', 'n_orders', 'seeds', 'share', 'n_known', 'n_cut_sentences',
          'rounds_at_most')
 N_TEXTS = 1000                 # where n does not say
 

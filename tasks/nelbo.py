@@ -42,6 +42,29 @@ def spread_clocks(seed, n, k, draws):
     return (uniforms(seed, 0, 'evaluation clock', 0, n, 1)[:, 0] + k / draws) % 1
 
 
+def what_is_scored(run, tokens):
+    """ known_mask (n, L), or None where nothing is known; and the real tokens of each text (n,),
+    float64: the text, and one EOS where that is predicted. """
+    known_mask = ends_of(run, tokens) if run.lengths else None
+    is_real = tokens != run.tokenizer.pad if known_mask is None else ~known_mask
+    return known_mask, is_real.sum(1).double()
+
+
+def conditions_of(run, raw, n, seed):
+    """ {control: (standardised latents (n, N, D), their clock)}; the key '' is the right condition.
+    A run of text alone has no controls, and one text has no shuffled one. """
+    if raw is None or 'latent' not in run.model.config.streams:
+        return {'': (None, 1.0)}
+
+    z = run.stats.standardise(raw)
+    noise = normals(seed, 0, 'evaluation latent', 0, n, *raw.shape[1:]) * run.stats.live
+    conditions = {'': (z, 0.0)}
+    if n > 1:
+        conditions['shuffled/'] = (z[derangement(n, seed)], 0.0)
+    conditions['null/'] = (noise, 1.0)
+    return conditions
+
+
 @torch.inference_mode()
 def nelbo(run, texts, tokens, raw, draws, seed, batch, process=None, name='nelbo'):
     """ {key: value}: total nats / total real tokens, its standard error (of the ratio, over texts),
@@ -51,24 +74,11 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch, process=None, name='nelbo
     if hasattr(process, 'decode_step'):        # autoregressive: it is no draw, but -log p
         draws = 1
 
-    # what is scored: the text, and one EOS where that is predicted
-    known_mask = ends_of(run, tokens) if run.lengths else None
-    is_real = tokens != run.tokenizer.pad if known_mask is None else ~known_mask
-    n_real = is_real.sum(1).double()
+    known_mask, n_real = what_is_scored(run, tokens)
     n_bytes = sum(len(text.encode()) for text in texts)
 
-    # {control: (latents, their clock)}
-    conditions = {'': (None, 1.0)}
-    if raw is not None and 'latent' in run.model.config.streams:
-        z = run.stats.standardise(raw)
-        noise = normals(seed, 0, 'evaluation latent', 0, n, *raw.shape[1:]) * run.stats.live
-        conditions = {'': (z, 0.0)}
-        if n > 1:
-            conditions['shuffled/'] = (z[derangement(n, seed)], 0.0)
-        conditions['null/'] = (noise, 1.0)
-
     results = {'draws': draws, 'n': n}
-    for control, (latents, clock) in conditions.items():
+    for control, (latents, clock) in conditions_of(run, raw, n, seed).items():
         nats = torch.zeros(n, dtype=torch.float64)
         line = f'{name} {control.rstrip("/") or "right"}'
         with tqdm(total=n * draws, desc=line, unit='draw', leave=False, disable=None) as bar:

@@ -1,0 +1,141 @@
+"""
+orders: the likelihoods that a masked network gives a text when it is written one position at a
+time, in nats per real token (text and one EOS). As in nelbo, the nats of PAD are in the total.
+Controls: shuffled, another text's latent; null, noise at clock 1.
+
+An order sigma says which position gets its token at which step. The network gives each order a
+likelihood, and the orders differ unless the network is perfect:
+
+    log p_sigma(x) = sum over k of log p(x^sigma_k | x^sigma_1 .. x^sigma_k-1, the rest is MASK)
+    p_mix(x)       = E_sigma p_sigma(x),    sigma uniform over all orders
+                     The sampler first_hitting, at temperature 1, writes texts of this law.
+
+    nats_left_to_right  -log p_sigma(x) of the order 1..L. It is exact, no bound. It says nothing
+                        of other orders: it can lie above or below -log p_mix(x).
+    nats_until_eos      the part of nats_left_to_right up to the EOS. It is exact for a sampler that
+                        writes left to right and stops at the EOS, as autoregressive models do, so
+                        compare it with config/ar.py. No other figure may leave PAD out: in other
+                        orders a PAD can come first, and it says where the text ends.
+    nats_plain_bound    1/K sum over k of -log p_sigma_k(x), K random orders. It estimates an upper
+                        bound on -log p_mix(x), which is the bound of nelbo.
+    nats_iw_bound       -log [ 1/K sum over k of p_sigma_k(x) ], the same K orders. It estimates the
+                        importance-weighted bound (IWAE arXiv:1509.00519, orders arXiv:2506.01928):
+                        E[plain bound] >= E[iw bound] >= -log p_mix(x), and it falls as K grows.
+                        In every draw it is at most the plain bound (Jensen).
+
+K is the knob n_orders. Positions that the run knows (EOS and PAD of a run that does not learn
+lengths) are visible from the start and are not scored. The text clock is the t with M(t) = share of
+masked positions, as in MaskedText.bound.
+Cost: the network reads 1 + K rows for each position of each text, for each control. Each row is
+scored at one position. Only the all-masked state is common to two orders, so nothing is shared.
+
+Letters: n texts, K orders, L text tokens, B rows of a call, N latent vectors, D latent dimensions.
+"""
+import math
+
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from diffusion import rank_in_row, uniforms
+from runs.loading import no_progress
+from sample import WRITES, call
+from tasks.common import Measured, TaskNeeds, ratio_se
+from tasks.nelbo import conditions_of, what_is_scored
+
+NEEDS = TaskNeeds(('text',), (WRITES,), masked_text=True)
+SETTINGS = ('n_orders',)
+
+
+@torch.inference_mode()
+def measure(run, ctx):
+    K, seed, batch = (ctx.knobs[name] for name in ('n_orders', 'seed', 'sample_batch'))
+    tokens = ctx.tokens
+    known_mask, n_real = what_is_scored(run, tokens)
+    conditions = conditions_of(run, ctx.raw, ctx.n, seed)
+    steps = draw_steps(tokens, known_mask, K, seed)
+
+    # what it costs, before it begins
+    n_rows = int((steps >= 0).sum())
+    print(f'orders: {n_rows:,} network rows for each of {len(conditions)} conditions: {1 + K} '
+          f'orders of {ctx.n:,} texts, position by position', flush=True)
+
+    results = {'n': ctx.n, 'n_orders': K}
+    for control, (latents, clock) in conditions.items():
+        name = f'orders {control.rstrip("/") or "right"}'
+        with tqdm(total=n_rows, desc=name, unit='row', leave=False, disable=None) as bar:
+            nats = nats_of_orders(run, tokens, latents, clock, steps, batch, bar.update)
+
+        # {metric: nats of each text (n,)}
+        of_order = nats.sum(2)                                           # (n, 1 + K)
+        totals = {'nats_left_to_right': of_order[:, 0]}
+        if known_mask is None:
+            is_real = tokens != run.tokenizer.pad
+            totals['nats_until_eos'] = (nats[:, 0] * is_real).sum(1)
+        totals['nats_plain_bound'] = of_order[:, 1:].mean(1)
+        totals['nats_iw_bound'] = iw_bound(of_order[:, 1:])
+
+        # a ratio of sums: a long text weighs more
+        for metric, total in totals.items():
+            results[f'{control}{metric}'] = (total.sum() / n_real.sum()).item()
+            for suffix, se in ratio_se(total, n_real).items():
+                results[f'{control}{metric}{suffix}'] = se
+    return Measured(results)
+
+
+def draw_steps(tokens, known_mask, K, seed):
+    """ (n, 1 + K, L): left to right, then K random orders of each text, as steps_of gives them. """
+    n, L = tokens.shape
+    steps = [steps_of(torch.arange(L).expand(n, L), known_mask)]
+    for k in range(K):
+        u = uniforms(seed, k, 'evaluation', 0, n, 1 + L)[:, 1:]          # as wide as nelbo's
+        steps.append(steps_of(u, known_mask))
+    return torch.stack(steps, 1)
+
+
+def steps_of(u, known_mask):
+    """ (n, L): the step 0, 1, .. at which a position gets its token. Those of small u (n, L) come
+    first. It is -1 where the token is known. """
+    if known_mask is None:
+        return rank_in_row(u)
+    steps = rank_in_row(torch.where(known_mask, torch.inf, u))
+    return torch.where(known_mask, -1, steps)
+
+
+def nats_of_orders(run, tokens, latents, clock, steps, batch, progress=no_progress):
+    """
+    -log p(x^i | the positions of earlier steps), nats (n, K, L), float64 on the host; 0 where the
+    token is known. Their sum over L is -log p_sigma(x).
+    tokens (n, L); latents (n, N, D) or None, at this clock; steps (n, K, L) of K orders, from
+    steps_of; batch: rows of a call; progress: is told how many rows are done.
+    """
+    L = tokens.shape[1]
+    nats = torch.zeros(steps.shape, dtype=torch.float64)
+
+    # all rows are known beforehand, so every call but the last is full
+    rows = (steps >= 0).nonzero()
+    for part in rows.split(batch):
+        text, order, position = part.T                                   # (B,) each
+
+        # a position is masked before its step, and this row is read just before the step of the
+        # position that it scores
+        now = steps[text, order, position]                               # (B,)
+        mask = steps[text, order] >= now[:, None]                        # (B, L)
+        noisy = torch.where(mask, run.text.mask_id, tokens[text])
+        t = run.text.time_of_share(mask.sum(1).double() / L)
+
+        # -log p of that position
+        z = None if latents is None else latents[text].to(run.device)
+        places = torch.arange(len(part)) * L + position                  # in the flattened B * L
+        logits, _ = call(run, noisy.to(run.device), z, t, clock, places)
+        targets = tokens[text, position].to(run.device)
+        nll = F.cross_entropy(logits, targets, reduction='none')
+        nats[text, order, position] = nll.cpu().double()
+        progress(len(part))
+    return nats
+
+
+def iw_bound(nats):
+    """ -log [ 1/K sum over k of exp(-nats_k) ], (n,) from the nats (n, K) of K orders. """
+    K = nats.shape[1]
+    return math.log(K) - torch.logsumexp(-nats, 1)
