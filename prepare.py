@@ -97,6 +97,8 @@ max_tokens = None            # None | int [8, 65535]; None: what 99.9 % of the t
 encoder = 'none'             # <a hub id, or a folder>: or none (text only) | lsa (fitted here) |
                              # minilm | e5 | bge | qwen | sonar | t5 | esm2
 encoder_dims = 0             # [0, 65536]; lsa: dimensions (0: 128); others: Matryoshka cut (0: all)
+encoder_ngrams = 1           # [1, 4]; lsa: reads up to so many words that follow each other as one
+                             # term; 1: the order of the words is not embedded
 encoder_dtype = 'float32'    # float32 | bfloat16 | float16, of the encoder's weights
 pooling = None               # None | mean | cls | last | first; None: the encoder's own, as with
                              # the next three
@@ -364,7 +366,7 @@ def plan(folder, source, val, record, hold, tok):
         files['tokenizer.json'] = write_file(bpe_path, train_bpe(texts, vocab_size).encode())
     if encoder == 'lsa':
         from corpora.lsa import fit_lsa
-        lsa = fit_lsa(texts, encoder_dims or 128, seed)
+        lsa = fit_lsa(texts, encoder_dims or 128, seed, encoder_ngrams)
         files['encoder.npz'] = write_file(os.path.join(folder, 'encoder.npz'), as_bytes(lsa.save))
 
     # the length of a sample

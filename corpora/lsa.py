@@ -4,13 +4,17 @@ LSA, an encoder for machines without any model: TF-IDF weights, projected by a t
     lsa = fit_lsa(texts, dims=128)
     latents = lsa(['A dog runs on the beach.'])            # (n, 1, D) float32
 
-    weight[word] = (1 + log count[word]) * idf[word]       of a text, then divided by its L2 norm
-    idf[word]    = 1 + log((1 + n) / (1 + df[word]))       df: how many of the n texts have the word
+    weight[term] = (1 + log count[term]) * idf[term]       of a text, then divided by its L2 norm
+    idf[term]    = 1 + log((1 + n) / (1 + df[term]))       df: how many of the n texts have the term
     z            = L2(weight P)                            P (W, D): the leading right singular
                                                            vectors of the training texts' weights
 
+A term is a word. With ngrams=2, a pair of neighbouring words is a term too; ^ stands before the
+first word, $ after the last. So z depends on the order of the words. The idf of a pair is
+multiplied by NGRAM_WEIGHT. A text without a known pair is embedded by its words alone.
+
 prepare.py fits it on the training texts and stores it with the dataset, as encoder.npz.
-Letters: n texts, W words, D latent dimensions.
+Letters: n texts, W terms, D latent dimensions.
 """
 import hashlib
 import os
@@ -23,16 +27,26 @@ import torch.nn.functional as F
 from encoders import NO_KNOWN_WORD, check_texts, no_progress
 from runs.files import read_arrays
 
+# of a term of several words, beside 1 of a word; with 1 the rarer pairs crowd the words out of z
+NGRAM_WEIGHT = .5
 
-def split_words(text):
-    return re.findall(r'\w+', text.lower())
+
+def split_terms(text, ngrams):
+    """ The words of a text, then the terms of 2 to `ngrams` words: 'a dog', 'dog runs', ... """
+    words = re.findall(r'\w+', text.lower())
+    marked = ['^', *words, '$']                            # no word is ^ or $
+    terms = list(words)
+    for n in range(2, ngrams + 1):
+        for i in range(len(marked) - n + 1):
+            terms.append(' '.join(marked[i:i + n]))
+    return terms
 
 
-def tfidf(texts, row, idf):
+def tfidf(texts, row, idf, ngrams):
     """
-    The weights of the known words, text after text, as embedding_bag reads them:
-    index    the row of each word, as the dict `row` has it
-    weight   of each word; the weights of one text have unit L2 norm
+    The weights of the known terms, text after text, as embedding_bag reads them:
+    index    the row of each term, as the dict `row` has it
+    weight   of each term; the weights of one text have unit L2 norm
     offsets  where each text begins, and the end of the last one
     """
     index = []
@@ -40,9 +54,9 @@ def tfidf(texts, row, idf):
     offsets = [0]
     for text in texts:
         count_of_row = {}
-        for word in split_words(text):
-            if word in row:
-                count_of_row[row[word]] = count_of_row.get(row[word], 0) + 1
+        for term in split_terms(text, ngrams):
+            if term in row:
+                count_of_row[row[term]] = count_of_row.get(row[term], 0) + 1
         index += count_of_row
         counts += count_of_row.values()
         offsets.append(len(index))
@@ -57,19 +71,20 @@ def tfidf(texts, row, idf):
 
 
 class LSA:
-    """ Called on a list of texts: (n, 1, D) float32. A text without a known word gives zeros. """
+    """ Called on a list of texts: (n, 1, D) float32. A text without a known term gives zeros. """
 
-    def __init__(self, words, idf, projection, record):
-        self.words = words
+    def __init__(self, terms, idf, projection, record):
+        self.terms = terms
         self.idf = idf                                                   # (W,)
         self.projection = projection                                     # (W, D)
         self.record = record
-        self.row = {word: i for i, word in enumerate(words)}
+        self.row = {term: i for i, term in enumerate(terms)}
+        self.ngrams = 1 + max(term.count(' ') for term in terms)
         self.truncated = 0                                               # it reads all of a text
 
     def __call__(self, texts, progress=no_progress):
         check_texts(texts)
-        index, weight, offsets = tfidf(texts, self.row, self.idf)
+        index, weight, offsets = tfidf(texts, self.row, self.idf, self.ngrams)
         z = F.embedding_bag(index, self.projection, offsets, per_sample_weights=weight, mode='sum',
                             include_last_offset=True)                    # (n, D)
         progress(len(texts))
@@ -77,34 +92,38 @@ class LSA:
 
     def remark(self, text):
         """ What keeps it from embedding this text as it stands, or ''. """
-        is_known = any(word in self.row for word in split_words(text))
+        is_known = any(term in self.row for term in split_terms(text, self.ngrams))
         return '' if is_known else NO_KNOWN_WORD
 
     def save(self, path):
-        words = np.frombuffer('\n'.join(self.words).encode(), np.uint8)
-        np.savez(path, words=words, idf=self.idf.numpy(), projection=self.projection.numpy())
+        terms = np.frombuffer('\n'.join(self.terms).encode(), np.uint8)
+        np.savez(path, words=terms, idf=self.idf.numpy(), projection=self.projection.numpy())
 
 
-def fit_lsa(texts, dims, seed=0, max_words=20_000):
-    """ Fitted on a list of texts. The same texts, dims, seed and threads give the same bits. """
-    # the vocabulary: words of at least two texts, those of most texts first
+def fit_lsa(texts, dims, seed=0, ngrams=1, max_terms=20_000):
+    """ Fitted on a list of texts. The same texts, dims, seed and threads give the same bits.
+    At most max_terms words are known, and as many terms of several words. """
+    # terms of at least two texts, those of most texts first
     df = {}
     for text in texts:
-        for word in set(split_words(text)):
-            df[word] = df.get(word, 0) + 1
-    repeated = sorted(word for word in df if df[word] > 1)
-    words = sorted(repeated, key=lambda word: -df[word])[:max_words]
-    if dims > min(len(texts), len(words)):
-        raise ValueError(f'lsa: {dims} dimensions from {len(texts)} documents with {len(words)} '
+        for term in set(split_terms(text, ngrams)):
+            df[term] = df.get(term, 0) + 1
+    repeated = sorted(term for term in df if df[term] > 1)
+    repeated = sorted(repeated, key=lambda term: -df[term])
+    words = [term for term in repeated if ' ' not in term][:max_terms]
+    terms = words + [term for term in repeated if ' ' in term][:max_terms]
+    if dims > min(len(texts), len(terms)):
+        raise ValueError(f'lsa: {dims} dimensions from {len(texts)} documents with {len(terms)} '
                          'repeated words; lower --encoder_dims to '
-                         f'{max(1, min(len(texts), len(words)) // 2)} or so, or give more text')
+                         f'{max(1, min(len(texts), len(terms)) // 2)} or so, or give more text')
 
     # the weights of all texts as one sparse matrix A (n, W)
-    df_of_words = torch.tensor([df[word] for word in words], dtype=torch.float32)
-    idf = torch.log((1 + len(texts)) / (1 + df_of_words)) + 1
-    index, weight, offsets = tfidf(texts, {word: i for i, word in enumerate(words)}, idf)
+    df_of_terms = torch.tensor([df[term] for term in terms], dtype=torch.float32)
+    idf = torch.log((1 + len(texts)) / (1 + df_of_terms)) + 1
+    idf[len(words):] *= NGRAM_WEIGHT
+    index, weight, offsets = tfidf(texts, {term: i for i, term in enumerate(terms)}, idf, ngrams)
     text = torch.repeat_interleave(torch.arange(len(texts)), offsets.diff())
-    A = torch.sparse_coo_tensor(torch.stack([text, index]), weight, (len(texts), len(words)),
+    A = torch.sparse_coo_tensor(torch.stack([text, index]), weight, (len(texts), len(terms)),
                                 check_invariants=True).coalesce()
 
     # A ~ U S P'; torch's own generator is left as it was
@@ -116,13 +135,13 @@ def fit_lsa(texts, dims, seed=0, max_words=20_000):
     # an SVD leaves the signs open: the largest entry of each column becomes positive
     largest = projection.abs().argmax(0, keepdim=True)
     projection = projection * projection.gather(0, largest).sign()
-    record = dict(id='lsa', revision=lsa_hash(words, idf, projection), pooling='sum', prefix='',
+    record = dict(id='lsa', revision=lsa_hash(terms, idf, projection), pooling='sum', prefix='',
                   normalize=True, dimension=dims, max_length=None, dtype='float32', language=None)
-    return LSA(words, idf, projection, record)
+    return LSA(terms, idf, projection, record)
 
 
-def lsa_hash(words, idf, projection):
-    content = '\n'.join(words).encode() + idf.numpy().tobytes() + projection.numpy().tobytes()
+def lsa_hash(terms, idf, projection):
+    content = '\n'.join(terms).encode() + idf.numpy().tobytes() + projection.numpy().tobytes()
     return 'sha256:' + hashlib.sha256(content).hexdigest()
 
 
@@ -134,15 +153,15 @@ def load_lsa(folder, record):
                          'folder')
     arrays = read_arrays(path, {'words': ('uint8', (None,)), 'idf': ('float32', (None,)),
                                 'projection': ('float32', (None, record['dimension']))})
-    words = arrays['words'].tobytes().decode(errors='replace').split('\n')
+    terms = arrays['words'].tobytes().decode(errors='replace').split('\n')
     idf = torch.from_numpy(arrays['idf'])
     projection = torch.from_numpy(arrays['projection'])
 
-    if not len(words) == len(idf) == len(projection):
-        raise ValueError(f'{path}: {len(words)} words, {len(idf)} weights and '
+    if not len(terms) == len(idf) == len(projection):
+        raise ValueError(f'{path}: {len(terms)} terms, {len(idf)} weights and '
                          f'{len(projection)} rows, expected as many of each')
-    if lsa_hash(words, idf, projection) != record['revision']:
-        raise ValueError(f'{path}: revision {lsa_hash(words, idf, projection)}, '
+    if lsa_hash(terms, idf, projection) != record['revision']:
+        raise ValueError(f'{path}: revision {lsa_hash(terms, idf, projection)}, '
                          f'expected {record["revision"]}; '
                          'this is not the encoder that the data was made with')
-    return LSA(words, idf, projection, record)
+    return LSA(terms, idf, projection, record)

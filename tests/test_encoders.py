@@ -1,7 +1,9 @@
 """ encoders.py as sentences: tiny random models of the real architectures, saved to a folder and loaded like any other. """
+import hashlib
 import json
 import os
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ import transformers
 from tokenizers import Tokenizer as HFTokenizer, models, pre_tokenizers, processors
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
-from corpora.lsa import fit_lsa, load_lsa
+from corpora.lsa import NGRAM_WEIGHT, fit_lsa, load_lsa
 from encoders import TABLE, fetch, folder_hash, load_encoder, pool, reach_hub
 
 WORDS = 'a the dog cat runs sits on beach mat and red big small man woman walks along river in snow'.split()
@@ -246,9 +248,9 @@ def test_a_text_has_the_same_lsa_latent_alone_and_in_company():
 def test_lsa_equals_tf_idf_times_the_singular_vectors_by_hand():
     texts = lsa_texts()
     lsa = fit_lsa(texts, 6)
-    A = torch.zeros(len(texts), len(lsa.words))
+    A = torch.zeros(len(texts), len(lsa.terms))
     for i, text in enumerate(texts):
-        for j, word in enumerate(lsa.words):
+        for j, word in enumerate(lsa.terms):
             if count := text.split().count(word):
                 df = sum(word in t.split() for t in texts)
                 A[i, j] = (1 + torch.log(torch.tensor(float(count)))) * (torch.log(torch.tensor((1 + len(texts)) / (1 + df))) + 1)
@@ -257,6 +259,60 @@ def test_lsa_equals_tf_idf_times_the_singular_vectors_by_hand():
     assert torch.allclose(lsa.projection @ lsa.projection.T, V @ V.T, atol=1e-3)      # the same subspace
     z = F.normalize(A @ lsa.projection, dim=-1)
     assert torch.allclose(lsa(texts)[:, 0], z, atol=1e-5)
+
+
+def test_lsa_of_pairs_of_words_tells_orders_apart_and_one_of_words_does_not(tmp_path):
+    texts = [text for text in ('a dog bites a man', 'a man bites a dog', 'the dog runs', 'the man sits') for _ in range(2)]
+    words, pairs = fit_lsa(texts, 4), fit_lsa(texts, 4, ngrams=2)
+    assert torch.allclose(*words(['a dog bites a man', 'a man bites a dog']), atol=1e-5)
+    assert words.ngrams == 1 and not any(' ' in term for term in words.terms)
+
+    a, b = pairs(['a dog bites a man', 'a man bites a dog'])[:, 0]
+    assert a @ b < .95
+    assert pairs(['quux !', '']).abs().sum() == 0
+
+    # a text of which no pair is known is embedded by its words
+    rows = [pairs.row['dog'], pairs.row['man']]
+    by_words = F.normalize(pairs.idf[rows] @ pairs.projection[rows], dim=-1)
+    assert torch.allclose(pairs(['quux dog quux man quux'])[0, 0], by_words, atol=1e-5)
+
+    # the first and the last word; three words where they are asked for
+    assert {'^ a', 'man $', 'dog bites'} < set(pairs.terms) and 'dog bites a' not in pairs.terms
+    assert {'dog bites a', '^ a dog'} < set(fit_lsa(texts, 4, ngrams=3).terms)
+
+    # stored and loaded again, to the bit
+    pairs.save(tmp_path / 'encoder.npz')
+    again = load_encoder(json.loads(json.dumps(pairs.record)), folder=str(tmp_path))
+    assert again.ngrams == 2 and torch.equal(again(texts), pairs(texts))
+
+
+def test_lsa_of_pairs_equals_tf_idf_of_words_and_weighted_pairs_by_hand():
+    texts = lsa_texts()
+    lsa = fit_lsa(texts, 6, ngrams=2)
+    A = torch.zeros(len(texts), len(lsa.terms))
+    split = [text.split() + [' '.join(pair) for pair in zip(['^', *text.split()], [*text.split(), '$'])] for text in texts]
+    for j, term in enumerate(lsa.terms):
+        df = sum(term in terms for terms in split)
+        idf = (np.log((1 + len(texts)) / (1 + df)) + 1) * (NGRAM_WEIGHT if ' ' in term else 1)
+        for i, terms in enumerate(split):
+            A[i, j] = (1 + np.log(terms.count(term))) * idf if term in terms else 0
+    z = F.normalize(F.normalize(A, dim=-1) @ lsa.projection, dim=-1)
+    assert torch.allclose(lsa(texts)[:, 0], z, atol=1e-5)
+
+
+def test_an_lsa_file_of_words_alone_loads_as_it_was_made(tmp_path):
+    """ encoder.npz and its record, written here by hand as prepare.py wrote them before n-grams. """
+    words, idf = ['dog', 'man', 'bites'], np.array([1, 1.5, 2], np.float32)
+    projection = np.eye(3, 2, dtype=np.float32)
+    content = '\n'.join(words).encode()
+    np.savez(tmp_path / 'encoder.npz', words=np.frombuffer(content, np.uint8), idf=idf, projection=projection)
+    digest = hashlib.sha256(content + idf.tobytes() + projection.tobytes()).hexdigest()
+    record = dict(id='lsa', revision=f'sha256:{digest}', pooling='sum', prefix='', normalize=True, dimension=2, max_length=None,
+                  dtype='float32', language=None)
+    lsa = load_encoder(record, folder=str(tmp_path))
+    z = torch.tensor([[1., 1.5], [1., 1.5], [1., 0.]])
+    assert torch.allclose(lsa(['man bites dog', 'Dog bites man.', 'a dog'])[:, 0], F.normalize(z, dim=-1))
+    assert lsa.ngrams == 1 and lsa.record == record
 
 
 def test_lsa_says_when_there_is_too_little_text():
