@@ -92,6 +92,8 @@ def read_knobs(path):
             knobs[name] = value
             last = node.end_lineno
             comment = lines[last - 1].encode()[node.end_col_offset:].decode().strip(' #')
+            if comment.endswith(' |'):                     # the rule goes on in the next line
+                comment += ' ' + lines[last].strip(' #')
             if rule := rules.rule_of(comment):
                 rule_of[name] = rule
 

@@ -71,8 +71,8 @@ given = ''                  # infill: or this template, as text: what it shows i
 like = ''                   # infill: or the embedding of this text
 num_samples = 1             # [1, 1e6]: per text or latent
 # ---- text
-sampler = ''                # '' | <autoregressive, ancestral, cached, first_hitting, confidence,>
-                            # remdm, dfm or reparam
+sampler = ''                # '' | autoregressive | ancestral | cached | first_hitting | confidence |
+                            # remdm | dfm | reparam
                             # '': autoregressive where the run has learned it and no token is given;
                             # else confidence, or ancestral where both or text alone is drawn; gidd
                             # and hdlm runs have ancestral alone
@@ -280,7 +280,7 @@ def process_of(run, sampling):
             raise ValueError(f'sampler={name}: {run.out_dir} was trained without causal rows '
                              '(mode=l2t+causal)')
         return run.next_token
-    if not trained_for(run) & set(FILLS):
+    if not run.fills_masks and run.text is not run.next_token:
         raise ValueError(f'sampler={name} fills masks: {run.out_dir} was trained for '
                          'mode=causal alone')
     return run.text
@@ -288,8 +288,7 @@ def process_of(run, sampling):
 
 def default_sampler(run, z, some_known):
     """ The likeliest text where there is something to write from, else a sample. """
-    learned = trained_for(run)
-    if 'causal' in learned and not (some_known and learned & set(FILLS)):
+    if run.next_token and not (some_known and run.fills_masks):
         return 'autoregressive'
     # processes other than MaskedText have ancestral alone
     seeks_likely = isinstance(run.text, MaskedText) and (z is not None or some_known)

@@ -23,6 +23,7 @@ def untrained_run(shape, device, autocast):
     latent = GaussianLatents(torch.ones(shape['latent_dim'], device=device))
     return SimpleNamespace(
         model=model, device=device, text=MaskedText(shape['vocab_size']), latent=latent,
+        next_token=None, fills_masks=True,
         streams=model.config.streams, L=shape['length'], row_calls=0, autocast=autocast,
         out_dir='', lengths=None, banned=[], tokenizer=SimpleNamespace(eos=0, pad=1))
 

@@ -4,6 +4,7 @@ A run folder as sampling needs it, and what the run can do.
     run = load_run('out/quickstart')
     run.model, run.text, run.latent     the network (EMA weights), and its two processes
     run.next_token                      the process of text written from left to right, or None
+    run.fills_masks                     whether it has learned to write where MASKs are
     run.tokenizer, run.stats            of its data; run.L: the longest text, in tokens
     run.lengths                         quantiles of the training texts' lengths, where the run does
                                         not learn when a text ends; else None
@@ -60,10 +61,11 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
         raise ValueError(f'{out_dir}: data/meta.json and the checkpoint are not of one run')
 
     # some rows may have been causal, or all
+    learned = modes_of(config, out_dir)
     next_token = None
     if isinstance(text, NextToken):
         next_token = text
-    elif 'causal' in modes_of(config, out_dir):
+    elif 'causal' in learned:
         next_token = NextToken(shape.vocab_size)
 
     # the process of the latents, if there are any
@@ -80,7 +82,9 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
         out_dir=out_dir, checkpoint=name, config=config, meta=meta, folder=folder, device=device,
         model=model, autocast=autocast, L=shape.seq_len, streams=shape.streams,
         row_calls=0,                           # rows the network has read: what sampling costs
-        text=text, next_token=next_token, latent=latent, tokenizer=tokenizer, stats=stats,
+        text=text, next_token=next_token,
+        fills_masks=text is not next_token and bool(learned & {'l2t', 'unconditional'}),
+        latent=latent, tokenizer=tokenizer, stats=stats,
         lengths=config.get('lengths'),         # quantiles, where it does not learn when a text ends
         banned=never_written(tokenizer, 'lengths' in config).to(device),
         encoder_folder=encoder_folder, encoder=None)

@@ -87,7 +87,7 @@ def batches(dataset, **knobs):
     text, pad = MaskedText(data.tokenizer.vocab_size), data.tokenizer.pad
     a = Adaptive(**dict(masking='time_only', beta=.5, curriculum=False, stages=(1 / 3, 2 / 3), focus=2., max_iters=30, pad=pad,
                         rarity=rarity(data.counts(), pad), learns=False) | knobs) if knobs else None
-    stage, = read_stages('unconditional', '', (), ('text',), 'none', 30, data.seq_len, lambda share, length: 16 * length)
+    stage, = read_stages('unconditional', '', (), ('text',), 'none', 30, data.seq_len, lambda masked, causal, length: 16 * length)
     make_batch = AdaptiveBatchMaker(text, None, ('text',), 0, .1, 0., 1e-3, adaptive=a) if a else BatchMaker(text, None, ('text',), 0, .1, 0., 1e-3)
     return [make_batch(data, np.arange(16) + 16 * step, step, 0, 16, stage) for step in range(0, 30, 3)], data, a
 

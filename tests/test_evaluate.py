@@ -28,7 +28,8 @@ from toys import L, TEXTS, V, Toy, any_order_law, exact_bound, optimal_denoiser
 def toy_run(table, pad=99):
     model = Toy(table)
     model.config = SimpleNamespace(streams=('text',))
-    return SimpleNamespace(lengths=None, banned=[], model=model, text=MaskedText(V), device='cpu', autocast=contextlib.nullcontext,
+    return SimpleNamespace(lengths=None, banned=[], model=model, text=MaskedText(V), next_token=None, fills_masks=True,
+                           device='cpu', autocast=contextlib.nullcontext,
                            tokenizer=SimpleNamespace(pad=pad))
 
 
@@ -176,7 +177,8 @@ def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
         __len__ = lambda self: 2000  # noqa: E731
         rows = lambda self, i: (tokens[i], W[tokens[i]].sum(1) + 1)  # noqa: E731
     monkeypatch.setattr(t2l, 'open_split', lambda run, folder, split: Data())
-    run = SimpleNamespace(lengths=None, banned=[], text=MaskedText(vocabulary), tokenizer=SimpleNamespace(eos=10, pad=11),
+    run = SimpleNamespace(lengths=None, banned=[], text=MaskedText(vocabulary), next_token=None, fills_masks=True,
+                          tokenizer=SimpleNamespace(eos=10, pad=11),
                           stats=SimpleNamespace(destandardise=lambda z: z))
     new = torch.randint(0, 10, (50, 6))
     assert torch.allclose(t2l.ridge(run, '', new), W[new].sum(1) + 1, atol=.05)
@@ -358,7 +360,8 @@ class Codebook:
     def run(self):
         tokenizer = SimpleNamespace(eos=self.EOS, pad=self.PAD, decode=lambda ids: ' '.join(f'word{i}' for i in ids if i < 6))
         stats = SimpleNamespace(standardise=lambda z: z, destandardise=lambda z: z, mean=torch.zeros(2), live=torch.ones(2))
-        return SimpleNamespace(lengths=None, banned=[], model=self, text=MaskedText(8), latent=self.latent, device='cpu',
+        return SimpleNamespace(lengths=None, banned=[], model=self, text=MaskedText(8), next_token=None, fills_masks=True,
+                               latent=self.latent, device='cpu',
                                autocast=contextlib.nullcontext, L=self.L, tokenizer=tokenizer, stats=stats,
                                streams=('text', 'latent'), row_calls=0, out_dir='out/code',
                                meta={'encoder': dict(normalize=True)}, config=dict(mode='mixed', mode_weights=(1., 1., 1.), mode_schedule=''))

@@ -367,7 +367,7 @@ class Known:
 
 
 def known_run(**changes):
-    run = SimpleNamespace(model=Known(), streams=('text', 'latent'), out_dir='out/toy', device='cpu', L=L, row_calls=0,
+    run = SimpleNamespace(next_token=None, fills_masks=True, model=Known(), streams=('text', 'latent'), out_dir='out/toy', device='cpu', L=L, row_calls=0,
                           lengths=None, banned=[], text=MaskedText(V), latent=GaussianLatents(torch.ones(2)),
                           autocast=contextlib.nullcontext, config=dict(mode='unconditional', mode_weights=(), mode_schedule=''),
                           tokenizer=SimpleNamespace(eos=EOS, pad=PAD, decode=lambda ids: ids, encode=lambda t: [0] * len(t)))
