@@ -72,8 +72,10 @@ heads = 4                      # [1, 256]
 width = 256                    # [1, 16384]
 latent_width = None            # None | int [1, 16384]; None: width
 text_clock = True              # False: the text clock is not read; costs no likelihood
-shortcut = False               # text modes: every token adds a learned linear map of the latents
-bag = False                    # latent modes: the prediction adds a learned average over the tokens
+shortcut = None                # None | bool: every token adds a learned linear map of the latents;
+                               # None: where text is written from one vector
+bag = None                     # None | bool: the predicted latents add a learned average over the
+                               # tokens; None: where one vector is predicted from text
 dropout = 0.0                  # [0, 1)
 # ---- optimisation
 batch_size = 64                # [1, 65536]: rows per process and micro-step
@@ -120,7 +122,7 @@ text_power = 2.0               # [0.01, 100]; polynomial: 1 - alpha(t) = t^power
 text_loss_weight = 'bound'     # bound | uniform | rdm | dynamic | clip; bound: w(t); uniform: 1,
                                # as in flow matching; rdm: 1 - t; dynamic and clip: gidd only
 latent_schedule = 'vp'         # vp | rf
-latent_target = 'v'            # v | x0 | flow | eps
+latent_target = None           # None | v | x0 | flow | eps; None: x0 where bag is on, else v
 latent_loss_weight = 'none'    # none | snr | min_snr
 t_min = 1e-3                   # (0, 1): clocks are drawn from (t_min, 1)
 # other text processes (processes/)

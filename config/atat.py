@@ -9,6 +9,7 @@ nor out_dir.
 
 sample.py samples here as ATAT does.
 """
+mode = 'l2t'
 importance = 'hybrid'
 masking = 'proportional'
 beta = 0.5

@@ -7,7 +7,4 @@ neither data, sizes, steps nor out_dir.
 
 Other modes of sample.py: l2t, unconditional, infill, t2l2t, text, latent.
 """
-mode = 'mixed'
-mode_weights = (1.0, 1.0, 1.0)     # unconditional, l2t, t2l
-latent_target = 'x0'
-bag = True
+mode = 'unconditional+l2t+t2l+causal'

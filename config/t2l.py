@@ -5,5 +5,3 @@
     python evaluate.py --out_dir=out/t2l --tasks=nelbo,t2l
 """
 mode = 't2l'
-latent_target = 'x0'
-bag = True

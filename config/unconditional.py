@@ -6,5 +6,3 @@ out_dir.
     python evaluate.py --out_dir=out/unconditional --tasks=unconditional
 """
 mode = 'unconditional'
-latent_target = 'x0'
-bag = True

@@ -20,11 +20,12 @@ import torch.nn.functional as F
 
 import processes
 from corpora.fasta import never_written
-from diffusion import GaussianLatents, MaskedText, mode_shares
+from diffusion import GaussianLatents, MaskedText
 from encoders import check_texts, load_encoder
 from processes.autoregressive import NextToken
 from runs.checkpoint import find_checkpoint, load_model, pick_device
 from runs.opening import load_stats, load_tokenizer
+from runs.stages import modes_of
 
 
 def no_progress(n):
@@ -61,7 +62,10 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
         raise ValueError(f'{out_dir}: data/meta.json and the checkpoint are not of one run')
 
     # some rows may have been causal, or all
-    learned = modes_of(config, out_dir)
+    try:
+        learned = modes_of(config)
+    except ValueError as error:
+        raise ValueError(f'{out_dir}/config.json: {error}') from None
     next_token = None
     if isinstance(text, NextToken):
         next_token = text
@@ -122,18 +126,7 @@ def raw_latents(run, z):
 
 def trained_for(run):
     """ The modes that the run's losses cover. """
-    return modes_of(run.config, run.out_dir)
-
-
-def modes_of(config, out_dir):
-    names = set()
-    for part in (config['mode_schedule'] or config['mode']).split(','):
-        try:
-            shares = mode_shares(part.split(':')[0].strip(), config['mode_weights'])
-        except ValueError as error:
-            raise ValueError(f'{out_dir}/config.json: {error}') from None
-        names |= {name for name, share in shares.items() if share}
-    return names
+    return modes_of(run.config)
 
 
 @dataclass

@@ -19,11 +19,11 @@ from data import PackedDataset
 from diffusion import GaussianLatents
 from model import Model, ModelConfig
 from processes.autoregressive import NextToken
-from runs import checkpoint, distributed, freeze, meeting, threads
+from runs import checkpoint, distributed, freeze, meeting, run_folder, threads
 from runs.distributed import rank, world
 from runs.log import in_units
 from runs.manifest import dataset_folder, how_to_prepare
-from runs.stages import read_stages
+from runs.stages import modes_of, read_stages
 
 MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal',
                'streams', 'bag', 'shortcut', 'text_clock', 'spatial', 'dropout')
@@ -44,6 +44,7 @@ def plan(config):
     with stop_on_error():
         run = SimpleNamespace(folder=folder, device=pick_device(k.device))
         open_data(run, k)
+        choose_by_mode(run, k, config)
         choose_processes(run, k, config)
         choose_stages(run, k)
         choose_frozen(run, k, config)
@@ -100,6 +101,31 @@ def open_data(run, k):
     if run.train_data.latent_shape is None and 'latent' in k.streams:
         raise ValueError(f'{run.folder} has no latents: prepare it with --encoder=..., '
                          'or train with --streams=text, --mode=unconditional')
+
+
+def choose_by_mode(run, k, config):
+    """ Knobs whose None means: what the modes need. They are found in measurements on latents of
+    one vector (docs/results.md). A run that goes on, or begins with the weights of another, keeps
+    what it has. """
+    modes = modes_of(config)
+    both = set(k.streams) == {'text', 'latent'} and run.train_data.latent_shape[0] == 1
+    from_text = both and not k.causal and bool(modes & {'t2l', 'unconditional'})
+    found = dict(bag=from_text, shortcut=both and bool(modes & {'l2t', 'causal'}))
+
+    # an old run without these knobs had none of it
+    for folder in (k.out_dir, k.init_from):
+        if folder and checkpoint.steps(folder):
+            earlier = run_folder.read_config(folder)
+            found = {name: bool(earlier[name]) for name in found}
+            found['latent_target'] = earlier['latent_target'] or 'v'
+            break
+
+    for name, value in found.items():
+        if config[name] is None:
+            config[name] = value
+    if config['latent_target'] is None:
+        config['latent_target'] = 'x0' if config['bag'] else 'v'
+    vars(k).update(config)
 
 
 def choose_processes(run, k, config):

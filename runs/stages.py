@@ -7,6 +7,15 @@ from types import SimpleNamespace
 from diffusion import mode_shares
 
 
+def modes_of(config):
+    """ The modes {name} that have a share in any stage of a run with these knobs. """
+    names = set()
+    for part in (config['mode_schedule'] or config['mode']).split(','):
+        shares = mode_shares(part.split(':')[0].strip(), config['mode_weights'])
+        names |= {name for name, share in shares.items() if share}
+    return names
+
+
 def read_schedule(name, schedule, what, max_iters):
     """ [(first step, value)] of 'VALUE:STEPS,VALUE:STEPS,VALUE': the last one fills the run.
     ValueError says what is wrong. """

@@ -126,8 +126,8 @@ def best_average(out):
     return load_file(out / (out / 'best').read_text().strip() / 'ema.safetensors')
 
 
-@pytest.mark.parametrize('mode, ends, last', [('l2t', ('latent_in.', 'latent_pos_emb', 'latent_head.', 'bag_'), 'latent'),
-                                              ('t2l', ('embed.', 'text_head.'), 'text')])
+@pytest.mark.parametrize('mode, ends, last', [('l2t', ('latent_in.', 'latent_pos_emb', 'latent_head.', 'bag_', 'shortcut_in.'), 'latent'),
+                                              ('t2l', ('embed.', 'text_head.', 'shortcut_out.'), 'text')])
 def test_freezing_a_modality_keeps_exactly_its_encoder_and_head_and_what_no_loss_reaches(dataset, joint, tmp_path, mode, ends, last):
     out = tmp_path / 'run'
     args = [f'--mode={mode}', '--bag=true', '--freeze=modality', f'--init_from={joint}', '--save_interval=1', '--keep=20',
