@@ -52,9 +52,10 @@ from tasks.common import Context, Measured, load_file, load_texts, means
 
 # knobs that are sample.py's: there they have their defaults, ranges and comments
 from sample import (which, field, encoder_folder,
-                    sampler, steps, length, block_size, score, prefer, by_importance, remask, eta,
-                    loop, alpha, repeat_cap, self_correct, temperature, nucleus, guidance, rerank,
-                    refine, solver, latent_steps, sample_batch, seed, device, dtype)
+                    sampler, steps, length, block_size, score, prefer, end_penalty, by_importance,
+                    remask, eta, loop, alpha, repeat_cap, self_correct, temperature, nucleus,
+                    guidance, rerank, refine, solver, latent_steps, sample_batch, seed, device,
+                    dtype)
 
 out_dir = 'out/quickstart'  # <a run folder>
 tasks = ''                  # names of files in tasks/, such as nelbo,l2t; '': nelbo and what the

@@ -50,6 +50,8 @@ class ModelConfig:
     latent_width: int | None = None       # C of the latent stream; None: width
     mlp_ratio: float = 4.0
     causal: bool = False                  # every row is causal
+    shift: bool = False                   # other rows read token i - 1 at place i, too: one network
+                                          # that writes both ways always predicts the next place
     streams: tuple = ('text', 'latent')
     bag: bool = False                     # the latent prediction adds a bag of the tokens
     shortcut: bool = False                # tokens and logits read a linear map of the latents
@@ -329,7 +331,10 @@ class Model(nn.Module):
         """
         c = self.config
         predict = tuple(stream for stream in predict if stream in c.streams)
-        text, latent, condition = self.embed_inputs(tokens, latents, t_text, t_latent)
+        if c.causal:
+            n_causal = len(t_latent if tokens is None else tokens)
+        read = self.shifted(tokens, n_causal) if c.shift else tokens
+        text, latent, condition = self.embed_inputs(read, latents, t_text, t_latent)
 
         # both clocks, as one vector, modulate every block and the ends of both streams
         text_modulation = latent_modulation = cos = sin = None
@@ -346,8 +351,6 @@ class Model(nn.Module):
             text = text + into_text[:, None]
 
         # the blocks
-        if c.causal:
-            n_causal = len(condition)
         for i, block in enumerate(self.blocks):
             is_last = i == c.depth - 1
             text, latent = block(text, latent, text_modulation, latent_modulation, cos, sin,
@@ -369,6 +372,14 @@ class Model(nn.Module):
             if c.bag:
                 prediction = prediction + (1 + bag_gate)[:, None] * self.bag_of(tokens)
         return logits, prediction
+
+    def shifted(self, tokens, n_causal):
+        """ Tokens (B, L), one place later and MASK first. Causal rows come as they are read. """
+        if tokens is None:
+            return None
+        n_full = len(tokens) - n_causal
+        later = F.pad(tokens[:n_full, :-1], (1, 0), value=self.config.vocab_size)
+        return torch.cat([later, tokens[n_full:]])
 
     def embed_inputs(self, tokens, latents, t_text, t_latent):
         """ Both streams as the first block reads them, (B, L, C) and (B, K, C), and the vector

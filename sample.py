@@ -71,8 +71,8 @@ given = ''                  # infill: or this template, as text: what it shows i
 like = ''                   # infill: or the embedding of this text
 num_samples = 1             # [1, 1e6]: per text or latent
 # ---- text
-sampler = ''                # '' | autoregressive | ancestral | cached | first_hitting | confidence |
-                            # remdm | dfm | reparam
+sampler = ''                # '' | autoregressive | ancestral | cached | first_hitting |
+                            # confidence | remdm | dfm | reparam
                             # '': autoregressive where the run has learned it and no token is given;
                             # else confidence, or ancestral where both or text alone is drawn; gidd
                             # and hdlm runs have ancestral alone
@@ -85,6 +85,8 @@ block_size = 0              # [0, 65536]: unmask only the leftmost unfinished bl
                             # positions; 0: all at once
 score = 'top1'              # top1 | margin | entropy | threshold: confidence
 prefer = 'certain'          # certain | uncertain; confidence: what is unmasked first
+end_penalty = 0.0           # [0, inf); confidence: nats off the certainty of EOS and PAD, as texts
+                            # that end as soon as that is certain are too short
 by_importance = False       # confidence: uncertainty counts as much as the token is important,
                             # where the run has learned that
 remask = 'cap'              # cap | rescale | loop: remdm
@@ -123,9 +125,9 @@ fasta = ''                  # write the texts to this FASTA file, too
 device = 'auto'             # auto | cpu | cuda | <cuda:1 or the like>
 dtype = 'bfloat16'          # bfloat16 | float32
 
-TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'by_importance',
-              'remask', 'eta', 'loop', 'alpha', 'repeat_cap', 'self_correct', 'temperature',
-              'nucleus', 'guidance')
+TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'end_penalty',
+              'by_importance', 'remask', 'eta', 'loop', 'alpha', 'repeat_cap', 'self_correct',
+              'temperature', 'nucleus', 'guidance')
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 DEFAULTS = {name: globals()[name] for name in TEXT_KNOBS + LATENT_KNOBS}
 RULES = configurator.read_knobs(__file__)[2]

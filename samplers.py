@@ -317,14 +317,17 @@ def dfm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callb
 
 # ---- in search of likely texts: not samples of the model's distribution
 
+
 def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-               score='top1', prefer='certain', threshold=0.9, importance=None):
+               score='top1', prefer='certain', end_penalty=0.0, threshold=0.9, importance=None):
     """
     Propose x ~ Cat(p) at every masked position, and unmask the most certain ones. The n masked
     positions of a row are spread evenly over the steps.                 MaskGIT arXiv:2202.04200
     score       top1: p of the proposal;  margin: p of the best minus p of the second;  entropy;
                 threshold: all proposals of p above `threshold`, at least one
     prefer      certain, or uncertain: the opposite order
+    end_penalty nats that are subtracted from the certainty of a proposed EOS or PAD. The end of a
+                text is certain early, from the right inwards: without a penalty texts are too short
     importance  importance(tokens (B, L)) -> (B, L) in [0, 1] of the proposed text: a factor on the
                 uncertainty. With prefer='uncertain' this is ATAT's sampler: the important and
                 uncertain tokens first.
@@ -360,6 +363,9 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
             certainty = certainty * weight[to_device(positions, tokens)]
         if prefer == 'uncertain':
             certainty = -certainty
+        if end_penalty:
+            is_end = x >= text.mask_id - 2                               # the last two ids
+            certainty = certainty - end_penalty * is_end
 
         # unmask the k first of each row
         value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
@@ -439,7 +445,8 @@ SAMPLERS = {
     'cached': (cached, {}),
     'first_hitting': (first_hitting, {}),
     'confidence': (confidence, {'score': 'top1 | margin | entropy | threshold',
-                                'prefer': 'certain | uncertain'}),
+                                'prefer': 'certain | uncertain',
+                                'end_penalty': '[0, inf)'}),
     'remdm': (remdm, {'remask': 'cap | rescale | loop', 'eta': '[0, 1]', 'loop': '(0, 1)'}),
     'dfm': (dfm, {'alpha': '[1, 2]'}),
     'reparam': (reparam, {'repeat_cap': '[0, 1)'}),

@@ -26,7 +26,7 @@ from runs.manifest import dataset_folder, how_to_prepare
 from runs.stages import modes_of, read_stages
 
 MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal',
-               'streams', 'bag', 'shortcut', 'text_clock', 'spatial', 'dropout')
+               'streams', 'shift', 'bag', 'shortcut', 'text_clock', 'spatial', 'dropout')
 
 
 def plan(config):
@@ -105,12 +105,13 @@ def open_data(run, k):
 
 def choose_by_mode(run, k, config):
     """ Knobs whose None means: what the modes need. They are found in measurements on latents of
-    one vector (docs/results.md). A run that goes on, or begins with the weights of another, keeps
+    one vector (docs/writing_both_ways.md). A run that goes on, or begins with the weights of another, keeps
     what it has. """
     modes = modes_of(config)
     both = set(k.streams) == {'text', 'latent'} and run.train_data.latent_shape[0] == 1
     from_text = both and not k.causal and bool(modes & {'t2l', 'unconditional'})
-    found = dict(bag=from_text, shortcut=both and bool(modes & {'l2t', 'causal'}))
+    found = dict(bag=from_text, shortcut=both and bool(modes & {'l2t', 'causal'}),
+                 shift='causal' in modes)
 
     # an old run without these knobs had none of it
     for folder in (k.out_dir, k.init_from):
@@ -126,6 +127,9 @@ def choose_by_mode(run, k, config):
     if config['latent_target'] is None:
         config['latent_target'] = 'x0' if config['bag'] else 'v'
     vars(k).update(config)
+    if k.shift and k.text_process != 'masked':
+        raise ValueError(f'shift=True is of masked text: text_process={k.text_process} must read a '
+                         'place to predict it')
 
 
 def choose_processes(run, k, config):

@@ -273,9 +273,11 @@ def compare(texts, written, raw, embedded):
     from sacrebleu.metrics import BLEU
     bleu = BLEU(effective_order=True)          # sentence BLEU: a three-word text has no 4-grams
     pairs = list(zip(written, texts))
+    n_words = np.array([(len(w.split()), len(s.split())) for w, s in pairs])
     found = {'bleu': np.array([bleu.sentence_score(w, [s]).score for w, s in pairs]),
              'f1': np.array([100 * word_f1(w, s) for w, s in pairs]),
-             'exact': np.array([100.0 * (w == s) for w, s in pairs])}
+             'exact': np.array([100.0 * (w == s) for w, s in pairs]),
+             'length': 100.0 * n_words[:, 0] / n_words[:, 1].mean()}     # so its mean is of sums
     if embedded is not None:
         found |= retrieval(embedded, raw)
     return found

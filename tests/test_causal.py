@@ -38,7 +38,7 @@ def inputs(B=6, L=12, V=20, N=2, D=6):
 
 # ---- the network
 
-@pytest.mark.parametrize('more', [{}, dict(bag=True, shortcut=True), dict(streams=('text',))])
+@pytest.mark.parametrize('more', [{}, dict(bag=True, shortcut=True), dict(streams=('text',)), dict(shift=True)])
 def test_a_batch_of_both_kinds_is_the_full_network_on_its_first_rows_and_the_causal_one_on_its_last(more):
     causal = {name: x for name, x in more.items() if name != 'bag'}
     model, (x, z, t, s) = network(**more), inputs()
@@ -59,6 +59,19 @@ def test_a_batch_of_both_kinds_is_the_full_network_on_its_first_rows_and_the_cau
     other, _ = model(changed, z, t, s, n_causal=2)
     assert torch.allclose(both[4:, :7], other[4:, :7], atol=1e-5), 'a causal row must not see the future'
     assert (both[:4, :7] - other[:4, :7]).abs().amax((1, 2)).min() > 1e-3, 'a masked row must'
+
+
+def test_a_shifted_row_reads_the_token_before_the_place_that_it_predicts():
+    model, (x, z, t, s) = network(shift=True, bag=True), inputs()
+    plain = network(bag=True)
+    later = F.pad(x[:, :-1], (1, 0), value=20)
+    text, latent = model(x, z, t, s)
+    assert torch.allclose(text, plain(later, z, t, s)[0], atol=1e-6)
+    last = x.clone()
+    last[:, -1] = (x[:, -1] + 1) % 20
+    assert torch.allclose(model(last, z, t, s)[0], text), 'nothing is predicted from the last token'
+    assert (model(last, z, t, s)[1] - latent).abs().max() > 1e-4, 'the bag reads all of a text'
+    assert torch.allclose(model(later, z, t, s, n_causal=6)[0], plain(later, z, t, s, n_causal=6)[0]), 'causal rows come as they are read'
 
 
 def test_attention_without_a_table_is_attention_with_the_table():
@@ -373,3 +386,31 @@ def test_a_dual_run_goes_on_bit_for_bit_and_a_schedule_changes_the_share(dataset
     train_each(dataset, {tmp_path / 'cut': schedule})
     whole, cut = weights(tmp_path / 'whole'), weights(tmp_path / 'cut')
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
+
+
+@pytest.mark.parametrize('mode, expected', [('l2t', dict(shift=False, shortcut=True, bag=False, latent_target='v')),
+                                            ('l2t+causal', dict(shift=True, shortcut=True, bag=False, latent_target='v')),
+                                            ('mixed', dict(shift=False, shortcut=True, bag=True, latent_target='x0')),
+                                            ('t2l', dict(shift=False, shortcut=False, bag=True, latent_target='x0'))])
+def test_what_a_mode_needs_comes_with_the_mode_and_a_run_keeps_what_it_has(dataset, tmp_path, mode, expected):
+    out = tmp_path / 'run'
+    train_each(dataset, {out: [f'--mode={mode}', '--max_iters=2']})
+    config = json.loads((out / 'config.json').read_text())
+    assert {name: config[name] for name in expected} == expected
+    shape = load_run(str(out), device='cpu').model.config
+    assert (shape.shift, shape.shortcut, shape.bag) == (expected['shift'], expected['shortcut'], expected['bag'])
+
+    # another mode begins with these weights, and so with this network
+    train_each(dataset, {tmp_path / 'next': ['--mode=mixed', f'--init_from={out}', '--max_iters=2']})
+    assert {name: json.loads((tmp_path / 'next' / 'config.json').read_text())[name] for name in expected} == expected
+
+
+def test_a_run_that_is_older_than_these_defaults_goes_on_without_them(dataset, tmp_path):
+    out, plain = tmp_path / 'run', ['--shift=false', '--shortcut=false', '--bag=false', '--latent_target=v', '--mode=mixed']
+    train_each(dataset, {out: [*plain, '--max_iters=2']})
+    config = json.loads((out / 'config.json').read_text())
+    for name in ('shift', 'shortcut', 'bag'):
+        del config[name]
+    (out / 'config.json').write_text(json.dumps(config))
+    train_each(dataset, {out: ['--mode=mixed', '--max_iters=4']})
+    assert json.loads((out / 'config.json').read_text())['bag'] is False and weights(out)

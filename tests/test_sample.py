@@ -17,6 +17,7 @@ from processes.autoregressive import NextToken
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
 from diffusion import GaussianLatents, MaskedText
+import samplers
 from samplers import SAMPLERS, certainty_of, in_blocks, init_state, make_propose, no_callback, nucleus_filter
 from launch import run_each
 from tasks import common
@@ -196,6 +197,19 @@ def test_confidence_releases_the_share_of_each_row_that_it_owes(score):
         for i, left in enumerate(counts):
             assert torch.equal(left, n - (i + 1) * (n // 3) - (n % 3).clamp(max=i + 1))
     assert (counts[-1] == 0).all()
+
+
+@pytest.mark.parametrize('penalty, order', [(0.0, [3, 2, 0, 1]), (0.2, [2, 0, 3, 1]), (50.0, [2, 0, 1, 3])])
+def test_the_end_of_a_text_may_be_held_back(penalty, order):
+    """ Ids 0, EOS 1, PAD 2. The last place is surest of its EOS, and the penalty makes it wait. """
+    certainty = torch.tensor([.80, .70, .90, .95])
+    p = torch.stack([torch.tensor([.80, .70, .90, .04]), torch.tensor([.19, .29, .09, .95]), torch.full((4,), .01)], 1)
+    seen = []
+    text = samplers.confidence(lambda tokens, t, positions: p[positions].log(), make_propose(0., 1., None), MaskedText(3),
+                               torch.full((1, 4), 3), torch.zeros(1, 4, dtype=torch.bool), 4, torch.Generator(),
+                               lambda x: seen.append(x[0] != 3), end_penalty=penalty)
+    assert text.tolist() == [[0, 0, 0, 1]] and certainty.argmax() == 3
+    assert [(b.int() - a.int()).argmax().item() for a, b in zip([torch.zeros(4).bool(), *seen], seen)] == order
 
 
 @pytest.mark.parametrize('score', ['top1', 'margin', 'entropy'])
