@@ -25,7 +25,6 @@ import heapq
 import itertools
 import json
 import os
-import platform
 import re
 import sys
 import time
@@ -41,6 +40,7 @@ import torch
 from tqdm import tqdm
 
 from configurator import configure, read_knobs, stop_on_error
+from corpora.builtin import builtin_versions
 from corpora.latents import check_given, given_latents
 from corpora.layouts import dropped, earlier_index, export, summary, verify
 from corpora.shards import (SUMS, fitting_max_tokens, latent_stats, shard_key, token_dtype,
@@ -58,8 +58,8 @@ from runs.opening import load_tokenizer
 
 # ---- what is read, details in corpora/sources.py
 input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .csv, .tsv,
-                             # .parquet, .fasta; each may be .gz; builtin: the interpreter's own
-                             # documentation; digits: scikit-learn's
+                             # .parquet, .fasta; each may be .gz; builtin: documentation of
+                             # Python and of installed packages; digits: scikit-learn's
 val_input = ''               # validation documents of their own; then the input is not split
 hub_dataset = ''      # instead of input: openwebtext | wikitext-103 | lm1b | fineweb-edu | a hub id
 hub_revision = ''            # a commit; '': the newest, which is then written down
@@ -204,7 +204,7 @@ def make_record(knobs, source):
         import_dir=source.names[0] if import_dir else '',
         latents_from=[os.path.basename(os.path.normpath(part)) for part in parts],
         mmseqs=mmseqs,
-        python=platform.python_version() if source.input == 'builtin' else None,
+        python=builtin_versions() if source.input == 'builtin' else None,
     )
     return record
 

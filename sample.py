@@ -99,7 +99,7 @@ self_correct = 0            # [0, 1e6]; gidd: rounds in which a finished text is
                             # each
 temperature = -1.0          # -1 | [0, 100]: 0 takes the likeliest token; -1: 1, but 0 for
                             # confidence and for an autoregressive text from latents, or 0.7 where
-                            # one source gets several texts
+                            # one source gets several texts (0.4 for autoregressive drafts)
 nucleus = 1.0               # (0, 1]: keep the likeliest tokens that hold this much probability, and
                             # the one on the boundary
 guidance = 1.0              # [0, 100]; g: 1 is the conditional model, 0 the unconditional, more
@@ -564,6 +564,22 @@ def nearest(run, candidates, raw, K):
     return candidates.view(len(raw), K, -1)[torch.arange(len(raw)), best], cosine
 
 
+def search_settings(run, K, sampling):
+    """ The settings of K drafts, and of mending them. Several greedy texts would be equal, so they
+    are drawn at a temperature: a lower one from left to right, where each token is given all that
+    is before it. Mending fills masks. """
+    sampler = sampling.get('sampler', '')
+    is_causal = sampler == 'autoregressive' or sampler == '' and run.next_token is not None
+    drafting = mending = sampling
+    if is_causal:
+        mending = sampling | dict(sampler='confidence')
+    is_greedy = sampler in ('', 'autoregressive', 'confidence')
+    if K > 1 and is_greedy and sampling.get('temperature', -1.0) < 0:
+        drafting = drafting | dict(temperature=0.4 if is_causal else 0.7)
+        mending = mending | dict(temperature=0.7)
+    return drafting, mending
+
+
 def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, like=None, **sampling):
     """
     l2t by trial. From each raw latent (n, N, D) `rerank` candidates are drawn, and the nearest
@@ -574,26 +590,20 @@ def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, like=None, **samplin
     K = rerank
     if rerank < 1 or refine < 0:
         raise ValueError(f'rerank={rerank}, refine={refine}: expected at least 1 and 0')
-    if refine and not isinstance(run.text, MaskedText):
+    if refine and not (isinstance(run.text, MaskedText) and run.fills_masks):
         raise ValueError(f'refine={refine} masks again what is least certain: {run.out_dir} was '
                          'not trained on masked text')
 
-    # several greedy candidates would be equal
-    is_greedy = sampling.get('temperature', -1.0) < 0
-    if K > 1 and is_greedy and sampling.get('sampler', '') in ('', 'autoregressive', 'confidence'):
-        sampling = sampling | dict(temperature=0.7)
-
+    drafting, mending = search_settings(run, K, sampling)
     z = run.stats.standardise(raw).repeat_interleave(K, 0)               # (n K, N, D)
     like = None if like is None else like.repeat_interleave(K, 0)
-    best, cosine = nearest(run, l2t(run, z, seed=seed, like=like, **sampling), raw, K)
+    best, cosine = nearest(run, l2t(run, z, seed=seed, like=like, **drafting), raw, K)
 
     # mend it: write its least certain part again, keep what comes nearer
-    if sampling.get('sampler', '') == 'autoregressive':
-        sampling = sampling | dict(sampler='confidence')                 # it fills masks
     for i in range(1, refine + 1):
         tokens = mask_least_certain(run, best.repeat_interleave(K, 0), z, share, seed + i,
                                     sampling.get('batch', 128))
-        tokens = write(run, tokens, tokens != run.text.mask_id, z, seed=seed + i, **sampling)
+        tokens = write(run, tokens, tokens != run.text.mask_id, z, seed=seed + i, **mending)
         found, found_cosine = nearest(run, tokens, raw, K)
         is_better = found_cosine > cosine
         best = torch.where(is_better[:, None], found, best)
@@ -672,7 +682,8 @@ def check_knobs(run, direction, config):
     # what to read
     for name, readers in READ_BY.items():
         default = 1 if name == 'rerank' else 0 if name == 'refine' else ''
-        if config[name] != default and direction not in readers:
+        from_config = name in ('rerank', 'refine') and not on_command_line(name)
+        if config[name] != default and direction not in readers and not from_config:
             raise ValueError(f'{name}={config[name]!r}: mode={direction} does not read it')
     if watch and (rerank > 1 or refine):
         raise ValueError('watch shows one text being written: not with rerank or refine')
@@ -752,7 +763,8 @@ def main():
         # defaults that depend on the direction
         n_each = 1 if sources.lines is None else num_samples
         total = len(sources.names) * n_each
-        if n_each > 1 and temperature < 0 and sampler in ('', 'autoregressive', 'confidence'):
+        is_likeliest = temperature < 0 and sampler in ('', 'autoregressive', 'confidence')
+        if n_each > 1 and is_likeliest and rerank == 1:
             sampling['temperature'] = 0.7
         if direction == 'unconditional' and guidance != 1 and not on_command_line('guidance'):
             print(f'guidance={guidance:g} is for the other directions: samples from noise have no '

@@ -20,11 +20,13 @@ encoder = 'lsa'
 encoder_dims = 512
 encoder_ngrams = 2
 vocab_size = 2048
-max_tokens = 47
-val_fraction = .05
+max_tokens = 27
+val_fraction = .03
 # run
 out_dir = 'out/quickstart'
-mode = 'l2t'
+mode = 'l2t+causal'
+causal_weight = 2.0
+t_min = 0.1
 # model
 depth = 4
 width = 128
@@ -35,12 +37,14 @@ text_clock = False
 optimizer = 'muon'
 learning_rate = 4e-3
 batch_size = 64
-max_iters = 1100
+max_iters = 2400
 warmup_iters = 50
 ema_decay = 0.99
+dropout = 0.05
 log_interval = 10
-eval_interval = 200
+eval_interval = 400
 eval_iters = 7
-save_interval = 500
-# evaluation
+save_interval = 800
+# sampling and evaluation: the nearest of 8 drafts
+rerank = 8
 n = 300

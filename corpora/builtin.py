@@ -1,38 +1,53 @@
 """
-The built-in corpus: English sentences of the interpreter's own documentation.
+The built-in corpus: short English sentences of documentation that is on this machine anyway.
 
-They come from the docstrings of the standard library and from pydoc_data's topics. The files are
-read by `ast`; no module is imported. So the tour needs no download.
+They come from the docstrings of the standard library and of the packages that this repository
+installs, and from pydoc_data's topics. The files are read by `ast`; no module is imported. So the
+tour needs no download.
 """
 import ast
 import glob
+import importlib.metadata
+import importlib.util
 import inspect
 import os
+import platform
 import re
 import sysconfig
 from functools import lru_cache
 
-# folders and files of the standard library that are left out
-SKIP = re.compile(r'(^|/)(site-packages|dist-packages|test|tests|idlelib|lib2to3|turtledemo'
-                  r'|ensurepip|lib-dynload)/|_sysconfigdata')
+from tqdm import tqdm
+
+PACKAGES = ('numpy', 'torch', 'sympy', 'networkx')         # torch installs the last two
+
+# folders and files that are left out
+SKIP = re.compile(r'(^|/)(site-packages|dist-packages|test|tests|testing|idlelib|lib2to3|turtledemo'
+                  r'|ensurepip|lib-dynload)/|(^|/)test_|_sysconfigdata')
 
 # a paragraph of code, doctests, tables or fields
 NO_PROSE = re.compile(r'>>>|::=|\.\. |^\s*[|+*=~^-]{3}|\s{3,}\S+\s{3,}|^\s*:\w+', re.MULTILINE)
 BULLET = re.compile(r'^\s*(?:[*-]|\d+\.)\s+')
 SENTENCE_END = re.compile(r'(?<=[a-z")][.!?])\s+(?=[A-Z"])')
-SENTENCE = re.compile(r'[A-Z][^{}<>=|\\_@#$%*/\[\]]*[a-z")][.!?]')
+SENTENCE = re.compile(r'[A-Z][A-Za-z ,.;:\'"()-]*[a-z")][.!?]')
+NAME_OF_CODE = re.compile(r'[a-z][A-Z]|[A-Z]{5}|\(s\)|Args|:class')
 PLAIN_WORD = re.compile(r'"?\(?[A-Za-z][a-z\'-]*\)?"?[.,;:!?]?"?')
 
 
 @lru_cache
 def builtin_corpus():
     """ The distinct sentences, in the order of the files. """
-    root = sysconfig.get_path('stdlib')
-    sentences = {}
-    for name in sorted(glob.glob('**/*.py', root_dir=root, recursive=True)):
-        if SKIP.search(name.replace(os.sep, '/')):
-            continue
+    # find_spec looks where a package is, and does not import it
+    roots = [sysconfig.get_path('stdlib')]
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        roots += spec.submodule_search_locations if spec else []
 
+    files = [(root, name) for root in roots
+             for name in sorted(glob.glob('**/*.py', root_dir=root, recursive=True))
+             if not SKIP.search(name.replace(os.sep, '/'))]
+
+    sentences = {}
+    for root, name in tqdm(files, desc='documentation', unit='file', leave=False, disable=None):
         # some files of the library are not valid Python, on purpose
         try:
             with open(os.path.join(root, name), 'rb') as f:
@@ -42,8 +57,17 @@ def builtin_corpus():
 
         # a dict keeps the order and drops what comes twice
         for text in prose_of(tree, all_strings=name.startswith('pydoc_data')):
-            sentences |= dict.fromkeys(sentences_of(text))
+            sentences.update(dict.fromkeys(sentences_of(text)))
     return list(sentences)
+
+
+def builtin_versions():
+    """ Of the interpreter and the packages, one line: other versions have other sentences. """
+    parts = [platform.python_version()]
+    for package in PACKAGES:
+        if importlib.util.find_spec(package):
+            parts.append(f'{package} {importlib.metadata.version(package)}')
+    return ', '.join(parts)
 
 
 def prose_of(tree, all_strings):
@@ -57,7 +81,7 @@ def prose_of(tree, all_strings):
 
 
 def sentences_of(text):
-    """ Whole English sentences of 5 to 40 words: no code, doctests, tables, headings or signatures.
+    """ Whole English sentences of 5 to 14 words: no code, doctests, tables, headings or signatures.
     """
     for paragraph in re.split(r'\n\s*\n', inspect.cleandoc(text)):
         if NO_PROSE.search(paragraph):
@@ -71,6 +95,6 @@ def sentences_of(text):
         for sentence in SENTENCE_END.split(paragraph):
             words = sentence.split()
             n_plain = sum(bool(PLAIN_WORD.fullmatch(word)) for word in words)
-            is_prose = 5 <= len(words) <= 40 and n_plain >= .85 * len(words)
-            if is_prose and SENTENCE.fullmatch(sentence):
+            is_prose = 5 <= len(words) <= 14 and n_plain >= .85 * len(words)
+            if is_prose and SENTENCE.fullmatch(sentence) and not NAME_OF_CODE.search(sentence):
                 yield sentence

@@ -351,7 +351,7 @@ def test_a_run_does_only_what_it_has_learned(dual, tmp_path):
            (['sample.py', f'--out_dir={dual}/causal', text, '--sampler=confidence', *small], 'causal alone'),
            (['sample.py', f'--out_dir={dual}/all', '--mode=unconditional', '--sampler=autoregressive', *small], 'joint sampling'),
            (['sample.py', f'--out_dir={dual}/both', text, '--mode=t2t', *small], "mode='t2t'"),
-           (['sample.py', f'--out_dir={dual}/both', text, '--sampler=greedy', *small], "sampler='greedy'")]
+           (['sample.py', f'--out_dir={dual}/both', text, '--sampler=greedy', *small], "'greedy', expected")]
     results = run_each(*good, *(command for command, _ in bad))
     for command, (code, out, err) in zip(good, results):
         assert code == 0 and '[MASK]' not in out.split('->')[-1], (command, err)
