@@ -20,7 +20,7 @@ encoder = 'lsa'
 encoder_dims = 512
 encoder_ngrams = 2
 vocab_size = 2048
-max_tokens = 27
+max_tokens = 31
 val_fraction = .03
 # run
 out_dir = 'out/quickstart'
@@ -37,13 +37,13 @@ text_clock = False
 optimizer = 'muon'
 learning_rate = 4e-3
 batch_size = 64
-max_iters = 2400
+max_iters = 2200
 warmup_iters = 50
 ema_decay = 0.99
 dropout = 0.05
 log_interval = 10
-eval_interval = 400
-eval_iters = 7
+eval_interval = 200
+eval_iters = 10
 save_interval = 800
 # sampling and evaluation: the nearest of 8 drafts
 rerank = 8

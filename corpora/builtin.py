@@ -105,6 +105,7 @@ def sentences_of(text):
         for sentence in SENTENCE_END.split(paragraph):
             words = sentence.split()
             n_plain = sum(bool(PLAIN_WORD.fullmatch(word)) for word in words)
-            is_prose = 5 <= len(words) <= 14 and n_plain >= .85 * len(words)
+            is_short = 5 <= len(words) <= 14 and len(sentence) <= 90
+            is_prose = is_short and n_plain >= .85 * len(words)
             if is_prose and SENTENCE.fullmatch(sentence) and not NAME_OF_CODE.search(sentence):
                 yield sentence

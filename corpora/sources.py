@@ -8,7 +8,7 @@ Sources: anything that holds documents, as one stream of them.
         document.group         # an image with all its captions: not split between train and val
 
     files, folders, globs     readers.py: text, .jsonl, .csv, .tsv, .parquet, .fasta, also as .gz
-    input='builtin'           builtin.py: the interpreter's own documentation
+    input='builtin'           builtin.py: documentation on this machine
     hub_dataset               hub.py: datasets of the hub, by name
     latents_from              latents.py: texts whose latents exist already
     image_size                images.py: images with captions, scikit-learn's digits among them
@@ -35,8 +35,8 @@ DROPS = ('empty', 'too_short', 'too_long', 'over_document_limit', 'duplicate')
 @dataclass(frozen=True)
 class Source:
     """ Everything that decides which documents there are. """
-    input: str = ''                    # files, folders, globs, comma-separated; 'builtin': the
-                                       # interpreter's own documentation; 'digits': scikit-learn's
+    input: str = ''                    # files, folders, globs, comma-separated; 'builtin':
+                                       # documentation on this machine; 'digits': scikit-learn's
                                        # 1,797 images of 8 x 8 pixels, with image_size=8, channels=1
     split_on: str = 'line'             # line | paragraph | file: what a document is in a text file
     encoding: str = 'utf-8'            # of text files: any of Python's codecs

@@ -105,7 +105,7 @@ def open_data(run, k):
 
 def choose_by_mode(run, k, config):
     """ Knobs whose None means: what the modes need. They are found in measurements on latents of
-    one vector (docs/writing_both_ways.md). A run that goes on, or begins with the weights of another, keeps
+    one vector (docs/both_ways.md). A run that goes on, or begins with the weights of another, keeps
     what it has. """
     modes = modes_of(config)
     both = set(k.streams) == {'text', 'latent'} and run.train_data.latent_shape[0] == 1

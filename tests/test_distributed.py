@@ -33,12 +33,12 @@ def assert_close(a, b, rel):
     a, b = log(a), log(b)
     assert a.keys() == b.keys()
     for key in a:
-        for name in ('loss', 'text_loss', 'grad_norm', 'val_text'):
+        for name in ('loss', 'text_loss', 'causal_nats_per_token', 'grad_norm', 'val_text', 'val_causal'):
             assert name not in a[key] or b[key][name] == pytest.approx(a[key][name], rel=rel), (key, name)
         assert a[key].get('modes') == b[key].get('modes')
 
 
-@pytest.mark.parametrize('args', [[], ['--optimizer=muon']])
+@pytest.mark.parametrize('args', [[], ['--optimizer=muon'], ['--mode=l2t+causal', '--causal_weight=2']])
 def test_two_processes_equal_one_with_accumulation_two(dataset, alone, tmp_path, args):
     one = alone
     if args:
