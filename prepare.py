@@ -40,7 +40,6 @@ import torch
 from tqdm import tqdm
 
 from configurator import configure, read_knobs, stop_on_error
-from corpora.builtin import builtin_versions
 from corpora.latents import check_given, given_latents
 from corpora.layouts import dropped, earlier_index, export, summary, verify
 from corpora.shards import (SUMS, fitting_max_tokens, latent_stats, shard_key, token_dtype,
@@ -192,7 +191,10 @@ def make_record(knobs, source):
     beside = ('out', 'device', 'inspect', 'export_dir')
     record = {knob: globals()[knob] for knob in knobs if knob not in beside}
     parts = [part for part in latents_from.split(',') if part]
-    mmseqs = None
+    mmseqs = versions = None
+    if source.input == 'builtin':
+        from corpora.builtin import builtin_versions
+        versions = builtin_versions()
     if homology:
         from corpora.proteins import run_mmseqs
         mmseqs = on_rank_0(run_mmseqs, homology, 'version')
@@ -204,7 +206,7 @@ def make_record(knobs, source):
         import_dir=source.names[0] if import_dir else '',
         latents_from=[os.path.basename(os.path.normpath(part)) for part in parts],
         mmseqs=mmseqs,
-        python=builtin_versions() if source.input == 'builtin' else None,
+        python=versions,
     )
     return record
 

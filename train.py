@@ -72,8 +72,8 @@ heads = 4                      # [1, 256]
 width = 256                    # [1, 16384]
 latent_width = None            # None | int [1, 16384]; None: width
 text_clock = True              # False: the text clock is not read; costs no likelihood
-shift = None                   # None | bool: masked rows read token i - 1 where they predict i; None:
-                               # where others are causal
+shift = None                   # None | bool: masked rows read token i - 1 where they predict i;
+                               # None: where others are causal
 shortcut = None                # None | bool: every token adds a learned linear map of the latents;
                                # None: where text is written from one vector
 bag = None                     # None | bool: the predicted latents add a learned average over the
