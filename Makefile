@@ -12,7 +12,7 @@ PY = $(VENV)/bin/python
 quickstart: $(VENV)/installed
 	$(PY) prepare.py config/quickstart.py
 	$(PY) train.py config/quickstart.py
-	$(PY) sample.py config/quickstart.py --text="Return the number of items in the list." --num_samples=3
+	$(PY) sample.py config/quickstart.py --text="Return the number of items in the list."
 	$(PY) evaluate.py config/quickstart.py
 
 test: $(VENV)/installed

@@ -1,16 +1,16 @@
-""" The tour on a CPU: write the sentences of Python's documentation from their embeddings. Nothing
-is downloaded: the corpus is the interpreter's own documentation, and the encoder (lsa) is fitted
-on it.
+""" The tour on a CPU: write sentences of documentation from their embeddings. Nothing is downloaded:
+the corpus is the documentation of Python and of the installed packages, and the encoder (lsa, of
+words and word pairs) is fitted on it. Half of the rows are masked, and half are read from left to
+right: docs/both_ways.md.
 
     make quickstart       or:
     python prepare.py config/quickstart.py
     python train.py config/quickstart.py
-    python sample.py config/quickstart.py --num_samples=3 \
-        --text="Return the number of items in the list."
+    python sample.py config/quickstart.py --text="Return the number of items in the list."
     python evaluate.py config/quickstart.py
 
-2 CPU cores, 2 1/2 minutes of training; seed 0, commit 6439fec: 4.08 nats per token, 6.20 with a
-shuffled latent. (That was with 256 dimensions of words alone: encoder_dims=256, encoder_ngrams=1.)
+2 CPU cores, 4 1/2 minutes of training; seed 0, commit 06da3ce: BLEU 26.3 (nearest training text
+24.1), F1 75.7, cosine .900, retrieval@1 99.7 %; 3.19 nats per token (bound), 2.34 (left to right).
 """
 # data
 dataset = 'quickstart'
