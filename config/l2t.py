@@ -17,7 +17,10 @@ max_tokens = 255
 threads = 8
 # run
 out_dir = 'out/l2t'
-mode = 'l2t'
+# an eighth of the rows is masked, the others are read from left to right: docs/both_ways.md
+mode = 'l2t+7*causal'
+causal_weight = 1.5
+t_min = 0.1
 # model: small, about 200M with the embedding and the head of 50,258 ids
 depth = 12
 width = 768

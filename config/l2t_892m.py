@@ -15,7 +15,10 @@ max_tokens = 1023
 threads = 8
 # run
 out_dir = 'out/l2t_892m'
-mode = 'l2t'
+# an eighth of the rows is masked, the others are read from left to right: docs/both_ways.md
+mode = 'l2t+7*causal'
+causal_weight = 1.5
+t_min = 0.1
 # model
 depth = 24
 width = 1024
