@@ -62,10 +62,7 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
         raise ValueError(f'{out_dir}: data/meta.json and the checkpoint are not of one run')
 
     # some rows may have been causal, or all
-    try:
-        learned = modes_of(config)
-    except ValueError as error:
-        raise ValueError(f'{out_dir}/config.json: {error}') from None
+    learned = modes_of(config)
     next_token = None
     if isinstance(text, NextToken):
         next_token = text

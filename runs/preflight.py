@@ -111,7 +111,7 @@ def choose_by_mode(run, k, config):
     both = set(k.streams) == {'text', 'latent'} and run.train_data.latent_shape[0] == 1
     from_text = both and not k.causal and bool(modes & {'t2l', 'unconditional'})
     found = dict(bag=from_text, shortcut=both and bool(modes & {'l2t', 'causal'}),
-                 shift='causal' in modes)
+                 shift='causal' in modes and k.text_process == 'masked')
 
     # an old run without these knobs had none of it
     for folder in (k.out_dir, k.init_from):

@@ -25,6 +25,7 @@ import torch
 from configurator import HERE, read_knobs
 from runs import rules
 from runs.files import fsync, read_json, write_text
+from runs.stages import modes_of
 
 DATA_FILES = ('meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz')
 
@@ -89,6 +90,11 @@ def read_run_config(path):
                 found[name] = rules.from_value(found[name], default)
         except ValueError as error:
             raise ValueError(f'{path}: {name}={error}') from None
+
+    try:
+        modes_of(found)
+    except ValueError as error:
+        raise ValueError(f'{path}: {error}') from None
 
     # a run that does not learn where a text ends has quantiles of the lengths, which rise
     lengths = found.get('lengths')

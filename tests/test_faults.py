@@ -700,7 +700,7 @@ def test_a_run_older_than_a_knob_goes_on(dataset, finished, tmp_path):
     out = tmp_path / 'run'
     shutil.copytree(finished, out)
     identity = json.loads((out / 'step-00000012' / 'training_state.json').read_text())['identity']
-    del identity['model']['shortcut']
+    del identity['model']['spatial']
     forge(out / 'step-00000012', identity=identity)
     result = train(dataset, out, '--max_iters=13')
     assert result.returncode == 0 and 'going on from' in result.stdout, result.stderr

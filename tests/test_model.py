@@ -120,7 +120,7 @@ def test_one_stream_models_run_alone():
 
 
 CHANGES = dict(vocab_size=21, seq_len=None, latent_dim=None, n_latents=None, latent_tokens=5, depth=3, heads=4, width=20, latent_width=8,
-               mlp_ratio=2.0, causal=True, streams=('text',), bag=True, shortcut=True, text_clock=False, spatial=True, dropout=.5)
+               mlp_ratio=2.0, causal=True, shift=True, streams=('text',), bag=True, shortcut=True, text_clock=False, spatial=True, dropout=.5)
 
 
 @pytest.mark.parametrize('knob', [f.name for f in dataclasses.fields(ModelConfig)])

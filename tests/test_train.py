@@ -228,7 +228,7 @@ def test_overlays_train_on_the_quickstart_dataset_and_set_nothing_of_the_run(dat
     assert result.returncode == 0, result.stderr
     knobs = json.loads((out / 'config.json').read_text())
     knobs = knobs.get('config', knobs)
-    sets = dict(stable=dict(learning_rate=5e-5, grad_clip=0.5), atat=dict(importance='hybrid', curriculum=True))
+    sets = dict(mixed=dict(mode='unconditional+l2t+t2l+causal'), stable=dict(learning_rate=5e-5, grad_clip=0.5), atat=dict(importance='hybrid', curriculum=True))
     assert sets.get(overlay, dict(mode=overlay)).items() <= knobs.items()
     body = (ROOT / 'config' / f'{overlay}.py').read_text().split('"""')[2]
     names = {line.split('=')[0].strip() for line in body.splitlines() if '=' in line}
