@@ -1,7 +1,7 @@
-""" The tour on a CPU: write sentences of documentation from their embeddings. Nothing is downloaded:
-the corpus is the documentation of Python and of the installed packages, and the encoder (lsa, of
-words and word pairs) is fitted on it. Half of the rows are masked, and half are read from left to
-right: docs/both_ways.md.
+""" The tour on a CPU: write sentences of documentation from their embeddings. Nothing is
+downloaded: the corpus is the documentation of Python and of installed packages, and the encoder
+(lsa, of words and word pairs) is fitted on it. Half of the rows are masked, and half are read from
+left to right: docs/both_ways.md.
 
     make quickstart       or:
     python prepare.py config/quickstart.py
