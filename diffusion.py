@@ -116,7 +116,7 @@ def mode_shares(mode, mode_weights):
     else:
         for part in mode.split('+'):
             weight, times, name = part.strip().rpartition('*')
-            check_choice('mode', name, (*MODES, 'mixed') if '+' not in mode else MODES)
+            check_choice('mode', name, MODES if '+' in mode or times else (*MODES, 'mixed'))
             if times and not (weight.isascii() and weight.isdecimal() and int(weight) > 0):
                 raise ValueError(f'mode={mode!r}: {weight!r} is no weight: expected a whole number '
                                  f'above 0, as in 3*{name}')

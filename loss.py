@@ -236,13 +236,14 @@ class Loss(nn.Module):
         with self.autocast():
             # nats of the text, beside clean latents or none
             if 'text' in predict:
-                t_latent = zeros if {'l2t', 'causal'} & set(trains) else ones
+                t_latent = zeros if 'l2t' in trains else ones
                 z = None if noise is None else self.latent.corrupt(latents, t_latent, noise)[0]
                 u[:, 0] = spread
             if {'l2t', 'unconditional'} & set(trains) and 'text' in predict:
                 nats = self.text.bound(self.model, tokens, z, t_latent, u, known_mask).sum().item()
             if 'causal' in trains:
-                causal_nats = make.next_token.bound(self.model, tokens, z, t_latent).sum().item()
+                z = None if noise is None else self.latent.corrupt(latents, zeros, noise)[0]
+                causal_nats = make.next_token.bound(self.model, tokens, z, zeros).sum().item()
 
             # the error of the latents, beside a clean text or none
             if 'latent' in predict:
@@ -311,7 +312,9 @@ def statistics_of_text(batch, result):
         # apart: what is per clock, or a bound, is of masked rows
         is_masked = batch['mode'][row] != CAUSAL
         n_places = batch['x_t'].numel()
-        sums.update(text_nats=(is_masked * batch['weight'] * nll).sum()[None] * n_places,
+        n_masked_places = n_places - batch['n_causal'] * batch['x_t'].shape[1]
+        sums.update(mask_share=((is_masked & scored).sum() / max(1, n_masked_places))[None],
+                    text_nats=(is_masked * batch['weight'] * nll).sum()[None] * n_places,
                     text_bins=sums_by_clock(clock, is_masked * nll),
                     text_count=sums_by_clock(clock, (is_masked & scored).float()),
                     causal_nats=(~is_masked * nll).sum()[None],

@@ -34,7 +34,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 
 @dataclass
@@ -104,7 +103,7 @@ def modulate(x, shift, scale):
 
 
 def attention(q, k, v, mask=None):
-    """ softmax(q k' / sqrt(d)) v over (B, H, S, d); mask (S, S) is True where a query may look. """
+    """ softmax(q k' / sqrt(d)) v over (B, H, S, d); mask is True where a query may look. """
     if q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
@@ -123,18 +122,25 @@ def causal_mask(K, L, device=None):
     return is_before | is_prefix
 
 
-def causal_attention(q, k, v, K):
-    """ attention with causal_mask(K, S - K). """
-    S = q.shape[2]
+def attention_of_rows(q, k, v, K, n_causal):
+    """ Attention whose last n_causal rows look as causal_mask(K, S - K) says, the others at all. """
+    n_full = len(q) - n_causal
+    if n_causal == 0:
+        return attention(q, k, v)
     if not q.is_cuda:
-        return attention(q, k, v, causal_mask(K, S - K, q.device))
+        may_look = causal_mask(K, q.shape[2] - K, q.device)
+        is_full = torch.arange(len(q), device=q.device) < n_full
+        return attention(q, k, v, may_look | is_full[:, None, None, None])
 
-    # no table of S x S: the latents among themselves, then the text, whose last query sees all
-    if K == 0:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    # rows of a kind together, so that no table of S x S is made
+    causal = attention_with_prefix(q[n_full:], k[n_full:], v[n_full:], K)
+    return torch.cat([attention(q[:n_full], k[:n_full], v[:n_full]), causal])
+
+
+def attention_with_prefix(q, k, v, K):
+    """ attention with causal_mask(K, S - K): causal over all, but the prefix sees all of itself. """
     prefix = F.scaled_dot_product_attention(q[:, :, :K], k[:, :, :K], v[:, :, :K])
-    bias = causal_lower_right(S - K, S)
-    text = F.scaled_dot_product_attention(q[:, :, K:], k, v, attn_mask=bias)
+    text = F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, :, K:]
     return torch.cat([prefix, text], 2)
 
 
@@ -250,18 +256,10 @@ class Block(nn.Module):
             keys.append(rotate(k, cos, sin))
             values.append(v)
 
-        # one attention over both sequences; rows of a kind together
+        # one attention over both sequences
         K = 0 if latent is None else latent.shape[1]
         q, k, v = torch.cat(queries, 2), torch.cat(keys, 2), torch.cat(values, 2)
-        n_full = len(q) - n_causal
-        if n_causal == 0:
-            attended = attention(q, k, v)
-        elif n_full == 0:
-            attended = causal_attention(q, k, v, K)
-        else:
-            full = attention(q[:n_full], k[:n_full], v[:n_full])
-            causal = causal_attention(q[n_full:], k[n_full:], v[n_full:], K)
-            attended = torch.cat([full, causal])
+        attended = attention_of_rows(q, k, v, K, n_causal)
         attended = attended.transpose(1, 2).flatten(2)                   # (B, K + L, C)
 
         # each stream goes on with its own part

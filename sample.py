@@ -85,8 +85,8 @@ block_size = 0              # [0, 65536]: unmask only the leftmost unfinished bl
                             # positions; 0: all at once
 score = 'top1'              # top1 | margin | entropy | threshold: confidence
 prefer = 'certain'          # certain | uncertain; confidence: what is unmasked first
-end_penalty = 0.0           # [0, inf); confidence: nats off the certainty of EOS and PAD, as texts
-                            # that end as soon as that is certain are too short
+end_penalty = 0.0           # [0, inf); confidence: off the certainty of EOS and PAD (nats, for
+                            # score=top1), as texts that end when that is certain are too short
 by_importance = False       # confidence: uncertainty counts as much as the token is important,
                             # where the run has learned that
 remask = 'cap'              # cap | rescale | loop: remdm
@@ -570,10 +570,11 @@ def search_settings(run, K, sampling):
     is before it. Mending fills masks. """
     sampler = sampling.get('sampler', '')
     is_causal = sampler == 'autoregressive' or sampler == '' and run.next_token is not None
+    is_causal = is_causal or run.text is run.next_token
     drafting = mending = sampling
     if is_causal:
         mending = sampling | dict(sampler='confidence')
-    is_greedy = sampler in ('', 'autoregressive', 'confidence')
+    is_greedy = is_causal or sampler in ('', 'confidence')
     if K > 1 and is_greedy and sampling.get('temperature', -1.0) < 0:
         drafting = drafting | dict(temperature=0.4 if is_causal else 0.7)
         mending = mending | dict(temperature=0.7)
@@ -685,7 +686,7 @@ def check_knobs(run, direction, config):
         from_config = name in ('rerank', 'refine') and not on_command_line(name)
         if config[name] != default and direction not in readers and not from_config:
             raise ValueError(f'{name}={config[name]!r}: mode={direction} does not read it')
-    if watch and (rerank > 1 or refine):
+    if watch and direction == 'l2t' and (rerank > 1 or refine):
         raise ValueError('watch shows one text being written: not with rerank or refine')
 
 
@@ -764,7 +765,7 @@ def main():
         n_each = 1 if sources.lines is None else num_samples
         total = len(sources.names) * n_each
         is_likeliest = temperature < 0 and sampler in ('', 'autoregressive', 'confidence')
-        if n_each > 1 and is_likeliest and rerank == 1:
+        if n_each > 1 and is_likeliest and not (direction == 'l2t' and rerank > 1):
             sampling['temperature'] = 0.7
         if direction == 'unconditional' and guidance != 1 and not on_command_line('guidance'):
             print(f'guidance={guidance:g} is for the other directions: samples from noise have no '

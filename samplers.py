@@ -317,7 +317,6 @@ def dfm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callb
 
 # ---- in search of likely texts: not samples of the model's distribution
 
-
 def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
                score='top1', prefer='certain', end_penalty=0.0, threshold=0.9, importance=None):
     """

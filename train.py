@@ -110,7 +110,7 @@ mode_schedule = ''             # modes in turn: 't2l:2000,l2t:3000,mixed'; the l
 length_schedule = ''           # '24:1200,40': texts of 24 tokens for 1,200 steps, then of 40
 predict_length = True          # False: EOS and PAD are given, not learned; texts longer than
                                # seq_len are cropped at random (proteins)
-latent_noise = 0.0             # [0, 1]: l2t reads latents at a clock from U(0, latent_noise)
+latent_noise = 0.0             # [0, 1]: given latents have a clock from U(0, latent_noise)
 freeze = 'unused'              # none | unused | modality; unused: what no loss of the mode can
                                # reach; modality: in l2t the latent encoder and head too, in t2l
                                # the text ones, to fine-tune what init_from names
@@ -232,6 +232,7 @@ def set_frozen(frozen):
 
 model = make_model()
 if compile:
+    torch._dynamo.config.recompile_limit = 64            # one program for each number of causal rows
     for block in model.blocks:                           # all blocks are one program: compiled once
         block.compile(dynamic=False)
 

@@ -81,8 +81,8 @@ def prose_of(tree, all_strings):
 
 
 def definitions(node):
-    """ A module and its classes and functions, also nested ones. Only statements are visited:
-    ast.walk would visit twenty times as many nodes. """
+    """ A module and its classes and functions, also nested ones, but not those below an else or
+    except. Only bodies are visited: ast.walk would visit twenty times as many nodes. """
     if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
         yield node
     for child in getattr(node, 'body', ()):

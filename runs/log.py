@@ -55,7 +55,9 @@ def summary(sums, micro_batches):
                      text_accuracy=sums['correct'][0] / max(sums['real_count'][0], 1e-9),
                      text_nll_by_t=ratio(sums['text_bins'], sums['text_count']),
                      text_nats_by_mode=by_mode(sums['text_by_mode']))
-        line += f' | text {entry["text_nats_per_token"]:.4f} per token, '
+        line += ' | '
+        if sums['n_real'][0]:
+            line += f'text {entry["text_nats_per_token"]:.4f} per token, '
         if 'causal_nats' in sums:
             found = sums['causal_nats'][0] / max(sums['n_real_causal'][0], 1e-9)
             entry['causal_nats_per_token'] = found

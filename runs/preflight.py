@@ -111,12 +111,16 @@ def choose_by_mode(run, k, config):
     both = set(k.streams) == {'text', 'latent'} and run.train_data.latent_shape[0] == 1
     from_text = both and not k.causal and bool(modes & {'t2l', 'unconditional'})
     found = dict(bag=from_text, shortcut=both and bool(modes & {'l2t', 'causal'}),
-                 shift='causal' in modes and k.text_process == 'masked')
+                 shift='causal' in modes and k.text_process == 'masked' and not k.causal
+                 and 'text' in k.streams)
 
     # an old run without these knobs had none of it
     for folder in (k.out_dir, k.init_from):
         if folder and checkpoint.steps(folder):
-            earlier = run_folder.read_config(folder)
+            try:
+                earlier = run_folder.read_config(folder)
+            except ValueError:                             # broken: the checkpoint will be compared
+                break
             found = {name: bool(earlier[name]) for name in found}
             found['latent_target'] = earlier['latent_target'] or 'v'
             break
@@ -127,9 +131,9 @@ def choose_by_mode(run, k, config):
     if config['latent_target'] is None:
         config['latent_target'] = 'x0' if config['bag'] else 'v'
     vars(k).update(config)
-    if k.shift and k.text_process != 'masked':
-        raise ValueError(f'shift=True is of masked text: text_process={k.text_process} must read a '
-                         'place to predict it')
+    if k.shift and (k.text_process != 'masked' or k.causal or 'text' not in k.streams):
+        raise ValueError(f'shift=True is of masked text: not with text_process={k.text_process}, '
+                         f'causal={k.causal}, streams={k.streams}')
 
 
 def choose_processes(run, k, config):
@@ -174,10 +178,11 @@ def choose_stages(run, k):
     run.stages = read_stages(modes, k.length_schedule, k.mode_weights, k.streams, k.freeze,
                              k.max_iters, run.model_config.seq_len, head_budget)
     if any(stage.shares['causal'] for stage in run.stages):
-        if processes.name_of(vars(k)) != 'masked' or run.adaptive or not k.predict_length:
+        is_masked = processes.name_of(vars(k)) == 'masked' and 'text' in k.streams
+        if not is_masked or run.adaptive or not k.predict_length:
             raise ValueError(f'mode={modes}: causal rows go with masked text whose length is '
                              'learned: not with causal=True, another text_process, an importance, '
-                             'or predict_length=False')
+                             'predict_length=False, or latents alone')
 
     predicts_latents = any('latent' in stage.predict for stage in run.stages)
     if k.causal and predicts_latents:

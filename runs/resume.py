@@ -21,6 +21,7 @@ from runs import checkpoint, distributed, run_folder
 from runs.distributed import rank
 from runs.files import read_json
 from runs.manifest import MAX_META, dataset_identity, split_digests
+from runs.stages import modes_of
 
 # these leave what a resumed run learns as it is
 HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile',
@@ -147,7 +148,8 @@ def say_what_changed(script, config):
         new = config[name]
         old = before.get(name, default)                    # a knob may be younger than the run
         old = tuple(old) if isinstance(old, list) else old
-        if name not in HARMLESS and old != new:
+        is_younger = old is None and default is None       # and the run goes on without it
+        if name not in HARMLESS and old != new and not is_younger:
             changed.append(f'{name} {old!r} -> {new!r}')
     if changed:
         print(f'resumed with other knobs: {", ".join(changed)}', flush=True)
@@ -212,6 +214,14 @@ def resume_from(newest, state, run, config):
     known = saved['training_state']
     check_identity(known, newest, config['out_dir'], run.folder, state.identity)
     load_everything(saved, newest, state, torch.device(run.device).type)
+
+    # with other modes the validation is of other losses, and the old best says nothing
+    try:
+        before = modes_of(run_folder.read_config(config['out_dir']))
+    except ValueError:
+        before = modes_of(config)
+    if before != modes_of(config):
+        state.best_val = math.inf
     if known['global_batch'] != run.global_batch and rank == 0:
         print(f'warning: the global batch was {known["global_batch"]} rows and is now '
               f'{run.global_batch}: not the run it would have been')

@@ -39,11 +39,11 @@ from tqdm import tqdm
 
 from diffusion import rank_in_row, uniforms
 from runs.loading import no_progress
-from sample import WRITES, call
+from sample import FILLS, call
 from tasks.common import Measured, TaskNeeds, ratio_se
 from tasks.nelbo import conditions_of, what_is_scored
 
-NEEDS = TaskNeeds(('text',), (WRITES,), masked_text=True)
+NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
 SETTINGS = ('n_orders',)
 
 

@@ -8,13 +8,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 from data import PackedDataset
 from diffusion import CAUSAL, GaussianLatents, MaskedText, mode_shares
 from launch import log, run_each, train, train_each, weights
 from loss import BatchMaker, Loss
-from model import Model, ModelConfig, attention, causal_mask
+from model import Model, ModelConfig, attention, attention_with_prefix, causal_mask
 from processes.autoregressive import NextToken
 from sample import call, l2t, load_run, make_denoise, null_latents, search, write
 from samplers import make_propose
@@ -80,9 +79,7 @@ def test_attention_without_a_table_is_attention_with_the_table():
     for K in (0, 1, 4):
         mask = causal_mask(K, 11 - K)
         expected = attention(q, k, v, mask)
-        prefix = attention(q[:, :, :K], k[:, :, :K], v[:, :, :K])
-        text = F.scaled_dot_product_attention(q[:, :, K:], k, v, attn_mask=causal_lower_right(11 - K, 11))
-        assert torch.allclose(torch.cat([prefix, text], 2), expected, atol=1e-5)
+        assert torch.allclose(attention_with_prefix(q, k, v, K), expected, atol=1e-5)
         assert mask[:, :K].all() and mask[K:, K:].equal(torch.ones(11 - K, 11 - K).tril().bool())
 
 
@@ -364,7 +361,8 @@ def test_what_does_not_go_with_causal_rows_is_one_line(dataset, tmp_path):
              (['--mode=l2t+causal', '--text_process=gidd'], 'causal rows go with masked text'),
              (['--mode=l2t+causal', '--importance=freq'], 'causal rows go with masked text'),
              (['--mode=l2t+causal', '--predict_length=false', '--text_clock=false'], 'causal rows go with masked text'),
-             (['--mode=l2t+cause'], "mode='cause'"), (['--mode=0*l2t+causal'], 'no weight'), (['--mode=causal+causal', '--freeze=modality'],
+             (['--mode=l2t+cause'], "mode='cause'"), (['--mode=2*mixed'], "mode='mixed'"), (['--mode=t2l+causal', '--streams=latent'], 'latents alone'),
+             (['--mode=l2t', '--streams=latent', '--shift=true'], 'shift=True'), (['--mode=0*l2t+causal'], 'no weight'), (['--mode=causal+causal', '--freeze=modality'],
                                                                                             'freeze=modality')]
     results = run_each(*[['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/run', '--preflight_only=true', *more]
                          for more, _ in wrong])
@@ -414,3 +412,11 @@ def test_a_run_that_is_older_than_these_defaults_goes_on_without_them(dataset, t
     (out / 'config.json').write_text(json.dumps(config))
     train_each(dataset, {out: ['--mode=mixed', '--max_iters=4']})
     assert json.loads((out / 'config.json').read_text())['bag'] is False and weights(out)
+
+
+def test_a_run_that_goes_on_with_other_modes_has_no_best_validation_yet(dataset, tmp_path):
+    out = tmp_path / 'run'
+    train_each(dataset, {out: ['--mode=l2t', '--shift=true', '--max_iters=4']})
+    before = (out / 'best').read_text()
+    train_each(dataset, {out: ['--mode=l2t+causal', '--max_iters=8']})
+    assert (out / 'best').read_text() != before, 'a bound and causal nats add up to more than the bound alone'
