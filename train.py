@@ -232,7 +232,7 @@ def set_frozen(frozen):
 
 model = make_model()
 if compile:
-    torch._dynamo.config.recompile_limit = 64            # one program for each number of causal rows
+    torch._dynamo.config.recompile_limit = 64            # a program per number of causal rows
     for block in model.blocks:                           # all blocks are one program: compiled once
         block.compile(dynamic=False)
 
