@@ -123,7 +123,7 @@ def causal_mask(K, L, device=None):
 
 
 def attention_of_rows(q, k, v, K, n_causal):
-    """ Attention whose last n_causal rows look as causal_mask(K, S - K) says, the others at all. """
+    """ Attention in which the last n_causal rows look as causal_mask(K, S - K) says. """
     n_full = len(q) - n_causal
     if n_causal == 0:
         return attention(q, k, v)
@@ -138,7 +138,7 @@ def attention_of_rows(q, k, v, K, n_causal):
 
 
 def attention_with_prefix(q, k, v, K):
-    """ attention with causal_mask(K, S - K): causal over all, but the prefix sees all of itself. """
+    """ attention with causal_mask(K, S - K): causal, but the prefix sees all of itself. """
     prefix = F.scaled_dot_product_attention(q[:, :, :K], k[:, :, :K], v[:, :, :K])
     text = F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, :, K:]
     return torch.cat([prefix, text], 2)

@@ -83,6 +83,23 @@ def test_attention_without_a_table_is_attention_with_the_table():
         assert mask[:, :K].all() and mask[K:, K:].equal(torch.ones(11 - K, 11 - K).tril().bool())
 
 
+@pytest.mark.skipif(not shutil.which('g++'), reason='torch.compile needs a C++ compiler')
+def test_compiled_gradients_of_both_kinds_are_those_of_the_plain_code():
+    """ A concatenation of the attention of two slices had nan gradients, compiled for a CPU. """
+    found = []
+    for compiled in (False, True):
+        model = network(50, 32, depth=2, width=64, latent_width=64, n_latents=1, latent_tokens=8, latent_dim=16)
+        x, z, t, s = inputs(B=8, L=32, V=50, N=1, D=16)
+        if compiled:
+            for block in model.blocks:
+                block.compile(dynamic=False)
+        with torch.autocast('cpu', torch.bfloat16):
+            logits, _ = model(x, z, t, s, predict=('text',), n_causal=4)
+        logits.square().mean().backward()
+        found.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    assert found[1].isfinite().all() and (found[0] - found[1]).norm() < .05 * found[0].norm()
+
+
 @pytest.mark.parametrize('more', [{}, dict(bag=True, shortcut=True, text_clock=False), dict(streams=('text',))])
 def test_the_cache_of_a_network_that_writes_both_ways_gives_the_logits_without_it(more):
     model, (x, z, _, _) = network(**more), inputs()
