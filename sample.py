@@ -540,6 +540,8 @@ def embed(run, tokens, z=None, seed=0, batch=128, progress=no_progress):
                                   return_hidden=True)
         hidden = hidden.float().view(*x.shape, -1)                       # (B, L, C)
         is_text = (~is_end(x, run.tokenizer)).float()                    # (B, L)
+        if run.model.config.shift:                                       # a token is read one later
+            is_text = F.pad(is_text[:, :-1], (1, 0))
 
         # the mean over the text alone
         total = torch.einsum('blc,bl->bc', hidden, is_text)

@@ -15,7 +15,7 @@ from launch import log, run_each, train, train_each, weights
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig, attention, attention_with_prefix, causal_mask
 from processes.autoregressive import NextToken
-from sample import call, l2t, load_run, make_denoise, null_latents, search, write
+from sample import embed, l2t, load_run, null_latents, search, write
 from samplers import make_propose
 
 
@@ -437,3 +437,13 @@ def test_a_run_that_goes_on_with_other_modes_has_no_best_validation_yet(dataset,
     before = (out / 'best').read_text()
     train_each(dataset, {out: ['--mode=l2t+causal', '--max_iters=8']})
     assert (out / 'best').read_text() != before, 'a bound and causal nats add up to more than the bound alone'
+
+
+def test_embeddings_of_a_shifted_network_are_means_over_the_places_that_read_the_text(dual):
+    run = load_run(str(dual / 'both'), device='cpu', dtype='float32')
+    x = torch.full((1, run.L), run.tokenizer.pad)
+    x[0, :4] = torch.tensor([5, 6, 7, run.tokenizer.eos])
+    z = torch.zeros(1, 1, 16)
+    with torch.no_grad():
+        hidden, _ = run.model(x, z, torch.zeros(1), torch.zeros(1), predict=('text',), return_hidden=True)
+    assert run.model.config.shift and torch.allclose(embed(run, x, z), hidden[:, 1:4].mean(1), atol=1e-5)
