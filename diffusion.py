@@ -80,8 +80,8 @@ def normals(seed, step, purpose, first, rows, *shape):
 
 # DRAWN: the clock is drawn from U(t_min, 1)
 # GIVEN: the modality is given, so its clock is 0, or for latents drawn from U(0, latent_noise)
-# causal: the network reads the text from left to right and predicts the next token; nothing is
-# masked. MaskedText is not asked, but the process of processes/autoregressive.py
+# causal: the network reads the text from left to right and predicts the next token. Nothing is
+# masked: processes/autoregressive.py says what is read and what is scored
 DRAWN, GIVEN = True, False
 
 MODES = {

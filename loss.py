@@ -106,8 +106,8 @@ class BatchMaker:
         if 'text' in self.streams:
             if stage.shares['causal']:
                 batch['n_real_causal'] = real[B - n_causal:].sum()[None].float()
-                batch.update(self.mask_some(tokens, clocks['t_text'], clocks['text_on'], u,
-                                            stage.budget, n_causal))
+                batch.update(self.mask_and_shift(tokens, clocks['t_text'], clocks['text_on'], u,
+                                                 stage.budget, n_causal))
             elif 'text' in stage.predict:
                 batch.update(self.mask(tokens, clocks['t_text'], clocks['text_on'], u,
                                        stage.budget, step, known_mask))
@@ -132,7 +132,7 @@ class BatchMaker:
         positions, targets, weight = positions_and_targets(scored, tokens, weight, budget)
         return dict(x_t=x_t, positions=positions, targets=targets, weight=weight)
 
-    def mask_some(self, tokens, t, text_on, u, budget, n_causal):
+    def mask_and_shift(self, tokens, t, text_on, u, budget, n_causal):
         """ The same, where the last n_causal rows are read from left to right. """
         # rows that are masked
         n_masked = len(tokens) - n_causal

@@ -127,14 +127,19 @@ def attention_of_rows(q, k, v, K, n_causal):
     n_full = len(q) - n_causal
     if n_causal == 0:
         return attention(q, k, v)
-    if not q.is_cuda:
-        may_look = causal_mask(K, q.shape[2] - K, q.device)
-        is_full = torch.arange(len(q), device=q.device) < n_full
-        return attention(q, k, v, may_look | is_full[:, None, None, None])
+    if q.is_cuda and n_full == 0:
+        return attention_with_prefix(q, k, v, K)
 
-    # rows of a kind together, so that no table of S x S is made
-    causal = attention_with_prefix(q[n_full:], k[n_full:], v[n_full:], K)
-    return torch.cat([attention(q[:n_full], k[:n_full], v[:n_full]), causal])
+    # on a GPU rows of a kind together, so that no table of S x S is made
+    if q.is_cuda:
+        causal = attention_with_prefix(q[n_full:], k[n_full:], v[n_full:], K)
+        return torch.cat([attention(q[:n_full], k[:n_full], v[:n_full]), causal])
+
+    # on a CPU one table: of all rows, or where they differ one of each row
+    mask = causal_mask(K, q.shape[2] - K)
+    if n_full:
+        mask = mask | (torch.arange(len(q)) < n_full)[:, None, None, None]
+    return attention(q, k, v, mask)
 
 
 def attention_with_prefix(q, k, v, K):

@@ -571,8 +571,8 @@ def search_settings(run, K, sampling):
     are drawn at a temperature: a lower one from left to right, where each token is given all that
     is before it. Mending fills masks. """
     sampler = sampling.get('sampler', '')
-    is_causal = sampler == 'autoregressive' or sampler == '' and run.next_token is not None
-    is_causal = is_causal or run.text is run.next_token
+    is_causal = run.next_token is not None and (sampler in ('', 'autoregressive')
+                                                or run.text is run.next_token)
     drafting = mending = sampling
     if is_causal:
         mending = sampling | dict(sampler='confidence')

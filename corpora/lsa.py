@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from encoders import NO_KNOWN_WORD, check_texts, no_progress
 from runs.files import read_arrays
 
-# of a term of several words, beside 1 of a word; with 1 the rarer pairs crowd the words out of z
+# of a term of several words, beside 1 of a word; 1 was worse (LOG.md)
 NGRAM_WEIGHT = .5
 
 

@@ -22,7 +22,6 @@ import processes
 from corpora.fasta import never_written
 from diffusion import GaussianLatents, MaskedText
 from encoders import check_texts, load_encoder
-from processes.autoregressive import NextToken
 from runs.checkpoint import find_checkpoint, load_model, pick_device
 from runs.opening import load_stats, load_tokenizer
 from runs.stages import modes_of
@@ -64,9 +63,10 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
     # some rows may have been causal, or all
     learned = modes_of(config)
     next_token = None
-    if isinstance(text, NextToken):
+    if hasattr(text, 'decode_step'):
         next_token = text
     elif 'causal' in learned:
+        from processes.autoregressive import NextToken
         next_token = NextToken(shape.vocab_size)
 
     # the process of the latents, if there are any

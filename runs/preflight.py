@@ -18,7 +18,6 @@ from configurator import show_knobs, stop, stop_on_error
 from data import PackedDataset
 from diffusion import GaussianLatents
 from model import Model, ModelConfig
-from processes.autoregressive import NextToken
 from runs import checkpoint, distributed, freeze, meeting, run_folder, threads
 from runs.distributed import rank, world
 from runs.log import in_units
@@ -174,6 +173,7 @@ def choose_stages(run, k):
     modes = k.mode_schedule or k.mode
     run.next_token = None
     if 'causal' in modes:
+        from processes.autoregressive import NextToken
         run.next_token = NextToken(run.model_config.vocab_size, run.train_data.lengths())
     run.stages = read_stages(modes, k.length_schedule, k.mode_weights, k.streams, k.freeze,
                              k.max_iters, run.model_config.seq_len, head_budget)

@@ -8,7 +8,7 @@ from tqdm import tqdm
 
 from data import is_end
 from diffusion import uniforms
-from sample import TEXT_KNOBS, FILLS, write
+from sample import FILLS, TEXT_KNOBS, write
 from tasks.common import (Measured, TaskNeeds, compare, decode, derangement, embed, means)
 
 NEEDS = TaskNeeds(('text',), (FILLS,), encoder='if there is one', shuffled=True, fills_gaps=True)

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from data import is_end
 from diffusion import positions_of, uniforms
-from sample import TEXT_KNOBS, FILLS, blank, call, null_latents, write
+from sample import FILLS, TEXT_KNOBS, blank, call, null_latents, write
 from tasks.common import Measured, TaskNeeds, decode, means, open_split, real_ids
 
 NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True, tokenizer='esm')

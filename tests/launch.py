@@ -1,6 +1,7 @@
 """ train.py and the other scripts as processes: how the tests start them, and read what they leave. """
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -77,6 +78,15 @@ def log(out):
     """ {step: (loss, text loss, ...)} as logged, without what depends on the clock on the wall. """
     entries = [json.loads(line) for line in open(Path(out) / 'training_log.jsonl')]
     return {(e['step'], 'best' in e): {k: v for k, v in e.items() if k not in ('tokens_per_s', 'seconds', 'memory_gb')} for e in entries}
+
+
+def cut(whole, out, step):
+    """ A copy of a run as if it had been killed after this checkpoint. """
+    out.mkdir()
+    for name in ('data', step):
+        shutil.copytree(whole / name, out / name)
+    shutil.copy(whole / 'config.json', out)
+    (out / 'latest').write_text(step)
 
 
 def weights(out, name='model'):

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from data import PackedDataset
 from diffusion import CAUSAL, GaussianLatents, MaskedText, mode_shares
-from launch import log, run_each, train, train_each, weights
+from launch import cut, log, run_each, train, train_each, weights
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig, attention, attention_with_prefix, causal_mask
 from processes.autoregressive import NextToken
@@ -392,15 +392,10 @@ def test_a_dual_run_goes_on_bit_for_bit_and_a_schedule_changes_the_share(dataset
     train_each(dataset, {tmp_path / 'whole': schedule})
     entries = log(tmp_path / 'whole')
     assert [entries[step, False]['modes']['causal'] for step in range(1, 9)] == [1 / 8] * 3 + [1 / 2] * 4 + [1]
-    last = tmp_path / 'cut' / 'step-00000005'                            # as if it had been killed in the second stage
-    (tmp_path / 'cut').mkdir()
-    for name in ('data', last.name):
-        shutil.copytree(tmp_path / 'whole' / name, tmp_path / 'cut' / name)
-    shutil.copy(tmp_path / 'whole' / 'config.json', tmp_path / 'cut')
-    (tmp_path / 'cut' / 'latest').write_text(last.name)
+    cut(tmp_path / 'whole', tmp_path / 'cut', 'step-00000005')          # killed in the second stage
     train_each(dataset, {tmp_path / 'cut': schedule})
-    whole, cut = weights(tmp_path / 'whole'), weights(tmp_path / 'cut')
-    assert all(torch.equal(whole[name], cut[name]) for name in whole)
+    whole, resumed = weights(tmp_path / 'whole'), weights(tmp_path / 'cut')
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 @pytest.mark.parametrize('mode, expected', [('l2t', dict(shift=False, shortcut=True, bag=False, latent_target='v')),

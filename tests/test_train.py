@@ -2,7 +2,6 @@
 import json
 import math
 import re
-import shutil
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from loss import BatchMaker, statistics
 from runs.log import summary
 from runs.manifest import dataset_folder, how_to_prepare
 from runs.stages import read_stages
-from launch import ROOT, TINY, Job, log, run, run_code, run_each, train, train_each, weights
+from launch import ROOT, TINY, Job, cut, log, run, run_code, run_each, train, train_each, weights
 from samplers import SAMPLERS
 
 
@@ -179,12 +178,7 @@ def test_a_mode_schedule_trains_its_modes_in_turn_and_resumes_bitwise(dataset, t
     assert not any(name.startswith('latent_head') for name in moved_between(4, 9)), 'momentum or decay moved what has no loss'
     assert any(name.startswith('text_head') for name in moved_between(4, 9))
     assert moved_between(9, 12) == set(weights(tmp_path / 'whole'))
-    last = tmp_path / 'cut' / 'step-00000006'                            # as if it had been killed in the second stage
-    (tmp_path / 'cut').mkdir()
-    for name in ('data', last.name):
-        shutil.copytree(tmp_path / 'whole' / name, tmp_path / 'cut' / name)
-    shutil.copy(tmp_path / 'whole' / 'config.json', tmp_path / 'cut')
-    (tmp_path / 'cut' / 'latest').write_text(last.name)
+    cut(tmp_path / 'whole', tmp_path / 'cut', 'step-00000006')          # killed in the second stage
     assert train(dataset, tmp_path / 'cut', *schedule).returncode == 0
     assert all(torch.equal(a, b) for a, b in zip(weights(tmp_path / 'cut').values(), weights(tmp_path / 'whole').values()))
 
