@@ -1,0 +1,152 @@
+"""
+A run as a folder that can be given away. It is a run folder with one checkpoint, which holds the
+averaged weights alone, and it opens like any other: sample.py, evaluate.py, nanoldlm.load_run, and
+init_from of a training. No code is in it and none is run by opening it.
+
+    python -m runs.export --out_dir=out/quickstart --to=quickstart-export --license=mit
+    python sample.py --out_dir=quickstart-export --text="Return a list."
+
+    quickstart-export/    README.md                 the model card: data, commit, figures, controls
+                          config.json               the knobs of the training
+                          data/                     tokenizer, statistics of the latents, encoder
+                          step-N/model.safetensors  the averaged weights
+                          results.json              what evaluate.py measured, if it did
+"""
+import json
+import os
+import shutil
+from pathlib import Path
+
+from configurator import configure, stop_on_error
+from runs import checkpoint
+from runs.files import read_json, write_text
+from runs.manifest import read_meta
+from runs.run_folder import copy_data, dumps, read_config
+
+out_dir = 'out/quickstart'     # <a run folder>: what is exported
+which = 'best'                 # best | latest | <a step, as step-00001000>
+to = ''                        # <a folder>: it must not exist yet
+license = ''                   # '' | <a name that the hub knows, as mit or apache-2.0>
+hardware = ''                  # '' | <a text>: what it was trained on, for the card
+
+# the figures of the card: key in results.json, and what it is
+FIGURES = {
+    'nelbo/nats_per_token': 'bound of diffusion, nats per token',
+    'nelbo/causal_nats_per_token': 'from left to right, exact nats per token',
+    'l2t/bleu': 'text from embedding: BLEU',
+    'l2t/f1': 'text from embedding: F1 of words, %',
+    'l2t/cosine': 'text from embedding: cosine of the embeddings',
+    't2l/centred_cosine': 'embedding from text: centred cosine',
+    'infill/token_accuracy': 'gaps: right tokens, %',
+}
+
+
+def export(out_dir, folder, which='best', license='', hardware=''):
+    """ Writes the run's checkpoint `which` to `folder`, which appears whole or not at all.
+    ValueError where the folder exists, or something of the run is missing or broken. """
+    out_dir, folder = Path(out_dir), Path(folder)
+    if folder.exists():
+        raise ValueError(f'{folder} exists: choose another folder')
+
+    # the run, and the weights that sampling reads
+    config = read_config(out_dir)
+    name = checkpoint.find_checkpoint(out_dir, which)
+    state = checkpoint.verify(out_dir / name)
+    has_average = 'ema.safetensors' in state['files']
+    weights_file = 'ema.safetensors' if has_average else 'model.safetensors'
+    weights = checkpoint.read_weights(out_dir / name / weights_file)
+
+    # a folder beside it, renamed at the end
+    tmp = folder.with_name(folder.name + '.tmp')
+    shutil.rmtree(tmp, ignore_errors=True)
+    (tmp / name).mkdir(parents=True)
+    kept = {key: state[key] for key in ('model_config', 'identity') if key in state}
+    checkpoint.write_files(tmp / name, state['step'], weights, None, None, kept, [])
+    for pointer in ('best', 'latest'):
+        write_text(tmp / pointer, name + '\n')
+    copy_data(out_dir / 'data', tmp)
+
+    # the knobs, without the command line, which may name folders of this machine
+    for field in ('argv', 'resumed_from'):
+        config.pop(field, None)
+    write_text(tmp / 'config.json', dumps(config))
+    if (out_dir / 'results.json').is_file():
+        shutil.copyfile(out_dir / 'results.json', tmp / 'results.json')
+    write_text(tmp / 'README.md', card(out_dir, config, state, license, hardware, folder.name))
+    os.rename(tmp, folder)
+
+
+def card(out_dir, config, state, license, hardware, title):
+    """ The model card, Markdown with the header that the hub reads. """
+    meta = read_meta(out_dir / 'data')
+    encoder = (meta['encoder'] or {}).get('id', 'none')
+    n_samples = meta['splits']['train']['samples']
+    minutes = minutes_of(out_dir / 'training_log.jsonl', state['step'])
+
+    header = ['---', 'library_name: nanoldlm', 'tags: [text-diffusion, masked-diffusion]']
+    if license:
+        header.append(f'license: {license}')
+    facts = {
+        'mode': config['mode'],
+        'data': f'{meta["name"]}, {n_samples:,} samples',
+        'encoder of the latents': encoder,
+        'steps': f'{state["step"]:,}',
+        'minutes of training steps': minutes,
+        'hardware': hardware or 'not recorded',
+        'code': f'nanoLDLM, commit {config.get("commit") or "not recorded"}',
+        'versions': ', '.join(f'{k} {v}' for k, v in config.get('versions', {}).items()),
+        'license of the weights': license or 'not stated',
+    }
+    lines = [*header, '---', f'# {title}', '',
+             'A latent diffusion language model: it reads masked text and noised embeddings, and',
+             'predicts both clean. The weights are safetensors; loading runs no code of this',
+             'folder.', '', '| | |', '|---|---|']
+    lines += [f'| {what} | {fact} |' for what, fact in facts.items() if fact]
+    lines += ['', '```python', 'from nanoldlm import load_run',
+              f"run = load_run('{title}')", '```']
+    return '\n'.join([*lines, *figures(out_dir), ''])
+
+
+def figures(out_dir):
+    """ The lines of a table of what was measured, beside the controls; none where nothing was. """
+    path = out_dir / 'results.json'
+    if not path.is_file():
+        return ['', 'Nothing was measured: `evaluate.py` has not run on it.']
+    found = read_json(path)
+
+    def cell(key):
+        value, error = found.get(key), found.get(f'{key}_se')
+        if value is None:
+            return ''
+        return f'{value:.3f} ± {error:.3f}' if error is not None else f'{value:.3f}'
+
+    rows = []
+    for key, what in FIGURES.items():
+        if key in found:
+            task, _, measure = key.partition('/')
+            shuffled, null = (cell(f'{task}/{kind}/{measure}') for kind in ('shuffled', 'null'))
+            rows.append(f'| {what} | {cell(key)} | {shuffled} | {null} | {found[f"{task}/n"]} |')
+    return ['', '| | | another text\'s latent | no latent | texts |', '|---|--:|--:|--:|--:|', *rows,
+            '', 'Of the validation split; ± is the standard error over texts.']
+
+
+def minutes_of(path, step):
+    """ Minutes that the steps up to `step` took, as the log has them; None without a log. """
+    if not path.is_file():
+        return None
+    seconds, before = 0.0, 0
+    for line in path.read_text().splitlines():
+        entry = json.loads(line)
+        if 'tokens_per_s' in entry and entry['step'] <= step and entry['tokens'] > before:
+            seconds += (entry['tokens'] - before) / entry['tokens_per_s']
+            before = entry['tokens']
+    return f'{seconds / 60:.1f}'
+
+
+if __name__ == '__main__':
+    configure(globals())
+    with stop_on_error():
+        if not to:
+            raise ValueError('to= names no folder: --to=FOLDER')
+        export(out_dir, to, which, license, hardware)
+        print(f'{out_dir} exported to {to}')

@@ -1,0 +1,154 @@
+""" nanoldlm.py: a run from Python, strings in, strings or arrays out; and runs/export.py. """
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import nanoldlm
+from launch import ROOT, run, run_code, train
+from nanoldlm import load_run
+
+TEXT = 'a red dog runs near the park number 3'
+
+
+@pytest.fixture(scope='module')
+def mixed(dataset, tmp_path_factory):
+    """ A run of all four modes. """
+    out = tmp_path_factory.mktemp('mixed') / 'run'
+    result = train(dataset, out, '--mode=unconditional+l2t+t2l+causal')
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+@pytest.fixture(scope='module')
+def loaded(mixed):
+    return load_run(str(mixed))
+
+
+def blocks(name):
+    """ The Python blocks of a page of docs/. """
+    return re.findall(r'```python\n(.*?)```', (ROOT / 'docs' / name).read_text(), re.S)
+
+
+def test_the_page_runs_word_for_word(mixed):
+    (page,) = blocks('python.md')
+    names = {}
+    exec(page.replace("'out/mixed'", repr(str(mixed))).replace('Return a list.', TEXT).replace('Return the', 'a').replace('Return', 'a'), names)
+    assert names['z'].shape == names['e'].shape == (1, 16) and names['z'].dtype == np.float32
+    assert np.linalg.norm(names['e']) == pytest.approx(1, abs=1e-5)
+
+
+def test_it_writes_what_the_command_line_writes(mixed, loaded):
+    told = dict(sampler='ancestral', steps=4, seed=3)
+    shown = run('sample.py', f'--out_dir={mixed}', '--mode=l2t', f'--text={TEXT}', *(f'--{name}={value}' for name, value in told.items()))
+    written, = loaded.write([TEXT], **told)
+    assert f'  -> {written}\n' in shown.stdout and written
+    shown = run('sample.py', f'--out_dir={mixed}', '--mode=infill', '--text=a [MASK:2] dog', '--seed=5')
+    filled, = loaded.infill(['a [MASK:2] dog'], seed=5)
+    assert f'  -> {filled}\n' in shown.stdout and filled.startswith('a') and filled.endswith('dog')
+
+
+def test_latents_of_a_text_are_written_like_the_text(loaded):
+    z = loaded.encode([TEXT, 'a blue cat'])
+    assert loaded.write(latents=z) == loaded.write([TEXT, 'a blue cat'])
+    assert loaded.write(latents=z[:, None]) == loaded.write(latents=z.tolist())
+
+
+@pytest.mark.parametrize('wrong, kind, words', [
+    (lambda r: r.write(), ValueError, 'give texts, or latents'),
+    (lambda r: r.write([TEXT], latents=np.zeros((1, 16))), ValueError, 'give texts, or latents'),
+    (lambda r: r.write(latents=np.zeros((1, 15))), ValueError, 'shape (1, 15), expected (n, 16)'),
+    (lambda r: r.write(latents=np.full((1, 16), np.nan)), ValueError, 'nan or inf'),
+    (lambda r: r.write([TEXT], temprature=1), TypeError, "did you mean 'temperature'"),
+    (lambda r: r.infill(['no gap']), ValueError, 'nothing to fill'),
+    (lambda r: load_run('no/such'), ValueError, 'no such folder'),
+])
+def test_what_is_wrong_is_said_in_one_line(loaded, wrong, kind, words):
+    with pytest.raises(kind, match=re.escape(words)) as found:
+        wrong(loaded)
+    assert '\n' not in str(found.value)
+
+
+def test_a_run_that_has_not_learned_a_direction_says_what_it_has(dataset, tmp_path):
+    assert train(dataset, tmp_path / 'run', '--mode=l2t', '--max_iters=2').returncode == 0
+    with pytest.raises(ValueError, match='was trained for l2t: no t2l'):
+        load_run(str(tmp_path / 'run')).embed([TEXT])
+
+
+def test_importing_reads_no_command_line_and_prints_nothing(mixed, tmp_path):
+    code = (f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['kernel', '-f', 'kernel-1.json', '--seed=7']\n"
+            f"from nanoldlm import load_run\nimport sample\nassert sample.seed == 0\nprint(len(load_run({str(mixed)!r}).sample(2, steps=4)))")
+    result = run_code(code, cwd=tmp_path)
+    assert result.returncode == 0 and result.stdout == '2\n' and result.stderr == '', result.stderr
+
+
+# ---- export
+
+def export(out, to, *more):
+    return subprocess.run([sys.executable, '-m', 'runs.export', f'--out_dir={out}', f'--to={to}', *more], cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.fixture(scope='module')
+def exported(mixed, tmp_path_factory):
+    to = tmp_path_factory.mktemp('given') / 'away'
+    assert run('evaluate.py', f'--out_dir={mixed}', '--tasks=nelbo', '--n=8', '--draws=2').returncode == 0
+    result = export(mixed, to, '--license=mit', '--hardware=one core')
+    assert result.returncode == 0 and result.stdout.endswith(f'exported to {to}\n'), result.stderr
+    return to
+
+
+def test_an_export_writes_the_same_texts_and_holds_no_more_than_it_needs(loaded, mixed, exported):
+    again = load_run(str(exported))
+    assert again.write([TEXT]) == loaded.write([TEXT])
+    assert np.array_equal(again.embed([TEXT]), loaded.embed([TEXT]))
+    files = {path.name for path in exported.rglob('*') if path.is_file()}
+    assert files == {'README.md', 'config.json', 'best', 'latest', 'results.json', 'model.safetensors', 'training_state.json',
+                     'meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz'}
+    assert str(mixed) not in (exported / 'README.md').read_text() and 'argv' not in json.loads((exported / 'config.json').read_text())
+
+
+def test_the_card_says_what_was_measured(mixed, exported):
+    card = (exported / 'README.md').read_text()
+    found = json.loads((mixed / 'results.json').read_text())
+    config = json.loads((mixed / 'config.json').read_text())
+    assert card.startswith('---\nlibrary_name: nanoldlm\n') and '\nlicense: mit\n' in card.split('---')[1]
+    for kind in ('', 'shuffled/', 'null/'):
+        assert f'{found[f"nelbo/{kind}nats_per_token"]:.3f} ± {found[f"nelbo/{kind}nats_per_token_se"]:.3f}' in card
+    assert 'one core' in card and (config['commit'] or 'not recorded') in card
+    (page,) = re.findall(r'```python\n(.*?)```', card, re.S)
+    assert 'load_run' in page
+
+
+def test_a_training_begins_with_an_export(dataset, exported, tmp_path):
+    result = train(dataset, tmp_path / 'run', '--mode=unconditional+l2t+t2l+causal', f'--init_from={exported}', '--max_iters=2')
+    assert result.returncode == 0, result.stderr
+
+
+def test_an_export_replaces_nothing_and_a_broken_one_is_noticed(mixed, exported, tmp_path):
+    result = export(mixed, exported)
+    assert result.returncode == 2 and 'exists: choose another folder' in result.stderr and result.stderr.count('\n') == 1
+    assert export(mixed, tmp_path / 'away').returncode == 0
+    (weights,) = (tmp_path / 'away').glob('step-*/model.safetensors')
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(ValueError, match='model.safetensors'):
+        load_run(str(tmp_path / 'away'))
+
+
+def test_a_hub_id_is_read_by_its_revision(exported, monkeypatch):
+    """ The download is replaced by a folder that is here; what it is asked for is the promise. """
+    import huggingface_hub
+    asked = []
+
+    def snapshot_download(repo, revision):
+        asked.append((repo, revision))
+        return str(exported)
+    monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
+    assert load_run('someone/away', revision='0123abc').write([TEXT]) == load_run(str(exported)).write([TEXT])
+    assert asked == [('someone/away', '0123abc')]
+    with pytest.raises(ValueError, match='give the revision'):
+        nanoldlm.load_run('someone/away')
