@@ -27,7 +27,7 @@ def run_code(code, *args, cwd=ROOT, **env):
     """ Some lines of Python in a process of their own, which finds the modules; env: None takes a variable away. """
     env = {**os.environ, 'PYTHONPATH': str(ROOT), **env}
     env = {name: value for name, value in env.items() if value is not None}
-    return subprocess.run([sys.executable, '-c', code, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
+    return subprocess.run([sys.executable, '-c', code, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=HANGS)
 
 
 def train(dataset, out, *args, **kw):
