@@ -19,7 +19,6 @@ The ranks take shards in turn. A file appears by rename when it is whole, and me
 After a kill or with a damaged file, run the same command again, with any number of processes: only
 what is missing or broken is written again.
 """
-import fcntl
 import glob
 import heapq
 import itertools
@@ -342,7 +341,7 @@ def known_shards(folder, record):
 def plan(folder, source, val, record, hold, tok):
     """ On rank 0 alone: looks at what is there, counts what there is to do, and fits the tokenizer
     and lsa on it. Returns what every rank needs. """
-    hold(fcntl.LOCK_EX)
+    hold(is_shared=False)
     known_shards(folder, record)
 
     # which document goes to which split
@@ -379,7 +378,7 @@ def plan(folder, source, val, record, hold, tok):
             every_document = (doc for _, doc in route(source, val, limit, clusters))
         n_tokens = fitting_max_tokens(tok or bpe_tokenizer(bpe_path), texts, every_document)
 
-    hold(fcntl.LOCK_SH)
+    hold(is_shared=True)
     totals = Counter(train=n_train, val=n_val)
     return limit, clusters, totals, counts, files, lsa and lsa.record, n_tokens
 
@@ -528,7 +527,7 @@ def prepare():
         # rank 0 reads and fits
         planned = on_rank_0(plan, folder, source, val, record, hold, tok)
         limit, clusters, totals, counts, files, lsa_record, max_tokens = planned
-        hold(fcntl.LOCK_SH)
+        hold(is_shared=True)
         tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
         if lsa_record:
             encode = load_encoder(lsa_record, folder=folder)

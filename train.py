@@ -565,8 +565,9 @@ def note_signal(number, frame):
     signal_seen = number
 
 
-for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-    signal.signal(number, note_signal)
+for name in ('SIGTERM', 'SIGUSR1', 'SIGINT'):
+    if hasattr(signal, name):                              # Windows has no SIGUSR1
+        signal.signal(getattr(signal, name), note_signal)
 
 stage = net = None
 model.train()

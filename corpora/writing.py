@@ -5,7 +5,6 @@ A file appears by rename when it is complete. So whoever reads a dataset never s
 a run after a kill can trust what it finds.
 """
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -14,7 +13,8 @@ import shutil
 import sys
 from contextlib import contextmanager, suppress
 
-from runs.files import sha256
+from runs import files
+from runs.files import sha256, take_lock
 
 
 @contextmanager
@@ -84,20 +84,26 @@ def as_json(value):
 @contextmanager
 def in_use(folder):
     """ Inside, no other prepare.py writes to the folder, not even one that a killed run left
-    behind. Rank 0 holds fcntl.LOCK_EX until all ranks hold fcntl.LOCK_SH. The lock leaves no file,
-    and it ends with its process. """
-    handle = os.open(folder, os.O_RDONLY)
+    behind. Rank 0 holds the lock alone until all ranks share it: hold(is_shared). The lock leaves
+    no file, and it ends with its process. """
+    # Windows opens no folder
+    handle = None if files.IS_WINDOWS else os.open(folder, os.O_RDONLY)
+    is_warned = False
 
-    def hold(kind):
+    def hold(is_shared):
+        nonlocal is_warned
         try:
-            fcntl.flock(handle, kind | fcntl.LOCK_NB)
+            take_lock(handle, is_shared)
         except BlockingIOError:
             raise ValueError(f'{folder} is in use by another prepare.py: wait for it, end it, '
                              'or choose another --out=') from None
         except OSError as error:
-            print(f'warning: {folder} cannot be locked ({error}): see to it that one prepare.py '
-                  'runs at a time', file=sys.stderr)
+            if not is_warned:
+                print(f'warning: {folder} cannot be locked ({error}): see to it that one '
+                      'prepare.py runs at a time', file=sys.stderr)
+            is_warned = True
     try:
         yield hold
     finally:
-        os.close(handle)
+        if handle is not None:
+            os.close(handle)

@@ -25,6 +25,7 @@ import numpy as np
 
 from runs import rules
 
+IS_WINDOWS = os.name == 'nt'
 MAX_HEADER = 10_000             # bytes of an .npy header, numpy's own limit; ours have 128
 
 # names for several dtypes: the letters of np.dtype.kind
@@ -40,11 +41,28 @@ def sha256(path):
 
 def fsync(path):
     """ Puts a file or a folder on the disk. A rename is on the disk only when its folder is. """
-    fd = os.open(path, os.O_RDONLY)
+    flags = os.O_RDONLY
+    if IS_WINDOWS:                             # it flushes no folder, and no file that is only read
+        if os.path.isdir(path):
+            return
+        flags = os.O_RDWR
+    fd = os.open(path, flags)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def take_lock(file, is_shared=False):
+    """ Locks an open file or folder, until it is closed or the process ends. It does not wait:
+    BlockingIOError where another process has the lock, another OSError where there are no locks.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        raise OSError('this system has no flock') from None        # Windows
+    kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
+    fcntl.flock(file, kind | fcntl.LOCK_NB)
 
 
 def write_text(path, text):

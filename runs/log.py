@@ -6,7 +6,6 @@ The log of a run: training_log.jsonl, the lines on the screen, and wandb where i
 import json
 import math
 import os
-import resource
 import sys
 import time
 from datetime import timedelta
@@ -180,7 +179,7 @@ class StepLog:
             losses, line = summary(means, self.grad_accum)
             entry.update(losses, grad_norm=norm.item() / taken)
             line += f' | norm {entry["grad_norm"]:.2f}'
-        entry.update(lr=lr, tokens_per_s=tokens / seconds, memory_gb=round(self.memory() / 1e9, 3),
+        entry.update(lr=lr, tokens_per_s=tokens / seconds, memory_gb=self.memory(),
                      skipped=int(skipped), **dict(more))
         shares = [rows * world / self.global_batch for rows in means['rows']]
         entry['modes'] = dict(zip(MODES, shares))
@@ -205,10 +204,15 @@ class StepLog:
         self.steps = 0
 
     def memory(self):
-        """ The peak, in bytes. """
+        """ The peak in GB, or None where the system does not say (Windows). """
         if torch.device(self.device).type == 'cuda':
-            return torch.cuda.max_memory_allocated()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            return round(torch.cuda.max_memory_allocated() / 1e9, 3)
+        try:
+            import resource
+        except ImportError:
+            return None
+        unit = 1 if sys.platform == 'darwin' else 1024
+        return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9, 3)
 
     def describe_skips(self, step):
         """ What was wrong with each step skipped since the last line; for a loss also on which

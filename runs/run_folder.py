@@ -24,7 +24,7 @@ import torch
 
 from configurator import HERE, read_knobs
 from runs import rules
-from runs.files import fsync, read_json, write_text
+from runs.files import fsync, read_json, take_lock, write_text
 from runs.stages import modes_of
 
 DATA_FILES = ('meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz')
@@ -184,13 +184,12 @@ def lock(out_dir):
     """ Takes the run folder for this process until it ends, however it ends, or takes another one.
     ValueError where another process has it. """
     global held
-    import fcntl
     os.makedirs(out_dir, exist_ok=True)
     if held:
         held.close()
     held = open(os.path.join(out_dir, 'lock'), 'w')
     try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        take_lock(held)
     except BlockingIOError:
         raise ValueError(f'{out_dir} is in use by another run: wait for it, or choose another '
                          '--out_dir') from None
