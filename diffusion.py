@@ -164,6 +164,73 @@ def draw_clocks(seed, step, first, rows, batch, shares,
                 text_on=text_on, latent_on=latent_on)
 
 
+# ---- logits, a chunk of the positions at a time
+
+# numbers in the table (p, V) of one chunk: 128 MiB in float32, and what is computed from it takes
+# a few times as much
+CHUNK_ELEMENTS = 2 ** 25
+
+
+class Logits:
+    """
+    The logits (P, V) of a network call, without the table: at V = 50,258 that of 128 texts of 1,024
+    tokens would take 26 GB. logits[first:last] computes these rows, in float32, each time that it
+    is asked for them. So samplers and bounds go through them by in_chunks.
+
+    shape: (P, V). rows(part): the logits (p, V) at a slice of the positions.
+    """
+
+    def __init__(self, shape, rows):
+        self.shape = shape
+        self.rows = rows
+
+    def __getitem__(self, part):
+        return self.rows(part)
+
+
+def run_head(model, hidden, V):
+    """ The Logits of hidden states (P, C), what model(..., return_hidden=True) gives. The head runs
+    in the precision that autocast has now, also when it is asked for rows later. """
+    device = hidden.device.type
+    is_enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+    def rows(part):
+        with torch.autocast(device, dtype, enabled=is_enabled):
+            return model.text_head(hidden[part]).float()
+    return Logits((len(hidden), V), rows)
+
+
+def in_chunks(function, logits, *others):
+    """
+    function(logits (p, V), *others (p, ...)) of one chunk of the positions after the other: all
+    tables of a vocabulary's width are made in it, and it returns a tensor (p, ...), or several.
+    logits: Logits, or a tensor (P, V); others: tensors (P, ...).
+    Returns what function returns, of all positions.
+
+    The chunks go through the positions in order. On a CPU a generator gives one number after the
+    other, so what is drawn for a position does not depend on the chunks. On a GPU it does.
+    """
+    P, V = logits.shape
+    size = max(1, CHUNK_ELEMENTS // V)
+    found = []
+    for first in range(0, max(P, 1), size):                              # no positions: one chunk
+        part = slice(first, first + size)
+        found.append(function(logits[part], *[x[part] for x in others]))
+
+    if len(found) == 1:
+        return found[0]
+    if isinstance(found[0], tuple):
+        return tuple(torch.cat(parts) for parts in zip(*found))
+    return torch.cat(found)
+
+
+def nll_of(logits, targets):
+    """ -log p(x) (P,), nats, of targets (P,) under logits (P, V). """
+    def nll(some, x):
+        return F.cross_entropy(some, x, reduction='none')
+    return in_chunks(nll, logits, targets)
+
+
 # ---- masked text
 
 def positions_of(mask):
@@ -350,9 +417,9 @@ class MaskedText:
         # -log p(x^i | x_t) of the masked ones
         t_text = self.time_of_share(n / L).float()                       # (B,)
         positions = positions_of(mask)                                   # (P,)
-        logits, _ = model(noisy, latents, t_text, t_latent, positions, predict=('text',))
-        targets = tokens.flatten()[positions]
-        nll = F.cross_entropy(logits, targets, reduction='none')
+        hidden, _ = model(noisy, latents, t_text, t_latent, positions, predict=('text',),
+                          return_hidden=True)
+        nll = nll_of(run_head(model, hidden, self.mask_id), tokens.flatten()[positions])
 
         # the sum over each row
         total = torch.zeros(B, dtype=torch.float64, device=tokens.device)

@@ -47,11 +47,11 @@ import configurator
 from configurator import configure, on_command_line, stop_on_error
 from corpora.inputs import READ_BY, pack, read_sources, read_template, warn_of_texts
 from data import is_end
-from diffusion import MaskedText, check_choice, positions_of, rank_in_row
+from diffusion import (Logits, MaskedText, check_choice, in_chunks, positions_of, rank_in_row,
+                       run_head)
 from runs.console import check_writable, warn, watcher
 from runs.loading import Needs, encode, load_run, no_progress, raw_latents, trained_for
-from samplers import (SOLVERS, certainty_of, make_propose, make_sampler, no_callback,
-                      scatter_at)
+from samplers import SOLVERS, log_p_of, make_propose, make_sampler, no_callback, scatter_at
 
 out_dir = 'out/quickstart'  # <a run folder>: model, data records and schedules all come from it
 which = 'best'              # best | latest | <a step, as step-00001000>: best is the latest one
@@ -188,8 +188,9 @@ def check_direction(run, direction):
 # The network, and guidance
 
 def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), cache=None):
-    """ One call of the network: logits (P, V) or None, and the latent prediction (B, N, D) or None.
-    Clocks are numbers or (B,). cache: a dict, where a process decodes step by step. """
+    """ One call of the network: Logits (P, V) or None, and the latent prediction (B, N, D) or None.
+    Clocks are numbers or (B,). cache: a dict, where a process decodes step by step: then the logits
+    are a tensor (B, V). """
     B = len(z if tokens is None else tokens)
     run.row_calls += B
 
@@ -205,17 +206,24 @@ def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), ca
         if cache is not None:
             found = run.next_token.decode_step(run.model, tokens, z, t_text, t_latent, cache)
             return found, None
-        return run.model(tokens, z, t_text, t_latent, positions, predict)
+        hidden, prediction = run.model(tokens, z, t_text, t_latent, positions, predict,
+                                       return_hidden=True)
+        logits = None if hidden is None else run_head(run.model, hidden, run.text.mask_id)
+        return logits, prediction
 
 
 def guided_logits(g, conditional, unconditional):
-    """ log p = g log p_c + (1 - g) log p_u. Both are functions without arguments that give logits,
+    """ log p = g log p_c + (1 - g) log p_u. Both are functions without arguments that give Logits,
     by one network call each. A model that weighs nothing is not called. """
     if g == 1:
         return conditional()
     if g == 0:
         return unconditional()
-    return g * conditional().log_softmax(-1) + (1 - g) * unconditional().log_softmax(-1)
+    logits_c, logits_u = conditional(), unconditional()
+
+    def mixture(part):
+        return g * logits_c[part].log_softmax(-1) + (1 - g) * logits_u[part].log_softmax(-1)
+    return Logits(logits_c.shape, mixture)
 
 
 def guided_latents(g, conditional, unconditional):
@@ -252,13 +260,18 @@ def make_denoise(run, g, condition, null, inner=None, is_causal=False):
             z = None if null is None else null[rows]
             return call(run, tokens, z, t, 1.0, positions, cache=cache_u)[0]
 
-        logits = guided_logits(g, conditional, unconditional)            # (P, V)
-        # what is never written, and what is not written here
-        logits[:, run.banned] = -torch.inf
+        guided = guided_logits(g, conditional, unconditional)            # (P, V)
         if inner is not None:
             is_inner = inner[rows].flatten()[positions.to(run.device)]   # (P,)
-            logits[:, specials] += torch.where(is_inner, -torch.inf, 0.0)[:, None]
-        return logits
+
+        def allowed(part):
+            # without what is never written, and what is not written here
+            logits = guided[part]                                        # (p, V)
+            logits[:, run.banned] = -torch.inf
+            if inner is not None:
+                logits[:, specials] += torch.where(is_inner[part], -torch.inf, 0.0)[:, None]
+            return logits
+        return Logits(guided.shape, allowed)
     return denoise
 
 # -----------------------------------------------------------------------------
@@ -504,8 +517,12 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_pr
             z = latent_step(run.latent, state.z, t, t_next, predicted, state.memory, noise)
             state.z = z.float()
             state.i += 1
-            logits[:, run.banned] = -torch.inf
-            return logits
+
+            def allowed(part):
+                some = logits[part]
+                some[:, run.banned] = -torch.inf
+                return some
+            return Logits(logits.shape, allowed)
 
         propose = make_propose(temperature, sampling['nucleus'], device_rng)
         tokens = sampler(denoise, propose, run.text, tokens.to(run.device), known_mask, steps, rng,
@@ -632,7 +649,7 @@ def mask_least_certain(run, tokens, z, share, seed, batch):
             t = run.text.time_of_share(mask.double().mean(1))
             logits, _ = call(run, noisy, z[part].to(run.device), t, 0.0, positions)
             x = tokens[part].flatten()[positions].to(run.device)
-            scatter_at(certainty[part], positions, certainty_of(logits, x, 'top1').cpu())
+            scatter_at(certainty[part], positions, in_chunks(log_p_of, logits, x).cpu())
 
     # the least certain of each text
     n_tokens = ((tokens != run.tokenizer.pad) & ~ends).sum(1, keepdim=True)

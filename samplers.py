@@ -6,7 +6,8 @@ sampler of text is a function of one signature.
         -> tokens (B, L)
 
     denoise(tokens, t, positions, rows)
-                                    logits (P, V) at the flat positions (P,), given the condition;
+                                    logits (P, V) at the flat positions (P,), given the condition,
+                                    as diffusion.Logits: what reads them goes through in_chunks;
                                     t is a number, or the clocks (B,) of the rows; rows: which rows
                                     of the batch these are (None: all)
     propose(logits, tilt)           x ~ softmax(logits), (P,); times tilt (P, V), where it is given
@@ -34,7 +35,7 @@ import math
 
 import torch
 
-from diffusion import check_choice, positions_of, rank_in_row
+from diffusion import check_choice, in_chunks, positions_of, rank_in_row
 from runs.rules import follows
 
 
@@ -59,11 +60,15 @@ def nucleus_filter(logits, p):
 def make_propose(temperature, nucleus, rng):
     """
     propose(logits (P, V), tilt) -> x (P,), a draw of tilt * softmax(logits / temperature).
+    logits: a tensor, or diffusion.Logits, of which one chunk is there at a time.
     nucleus: of these probabilities only the largest stay, see nucleus_filter.
     tilt (P, V): a factor on the probabilities, for processes that know something of x beside.
     rng: a generator on the device.
     """
     def propose(logits, tilt=None):
+        return in_chunks(propose_some, logits, *([] if tilt is None else [tilt]))
+
+    def propose_some(logits, tilt=None):
         if temperature == 0:
             if tilt is not None:
                 logits = logits.masked_fill(tilt == 0, -torch.inf)
@@ -91,6 +96,11 @@ def certainty_of(logits, x, score):
     if score == 'entropy':
         logp = logits.log_softmax(-1)
         return (logp.exp() * logp).nansum(-1)                            # 0 log 0 = 0
+    return log_p_of(logits, x)
+
+
+def log_p_of(logits, x):
+    """ log p(x) (P,) of tokens x (P,) under logits (P, V). """
     logit = logits.gather(-1, x[:, None]).squeeze(-1)
     return logit - logits.logsumexp(-1)
 
@@ -337,6 +347,10 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
     steps = min(steps, int(n.max()))
     left = n                                                             # (B, 1), on the host
 
+    def propose_with_certainty(logits):
+        x = propose(logits)
+        return x, certainty_of(logits, x, score)
+
     for i in range(steps):
         # With a threshold only the device knows how many are left, and the host knows an upper
         # limit. So some of the positions below may be visible; those are never unmasked.
@@ -346,15 +360,14 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
             n_masked = masked.sum(1)
         positions = first_positions(masked, int(left.sum()))             # (P,)
 
-        # a proposal for every masked position
+        # a proposal for every masked position, and how certain it is
         model_t = model_time(n_masked)                                   # (B,)
         logits = denoise(tokens, model_t, positions)                     # (P, V)
-        x = propose(logits)
+        x, certainty = in_chunks(propose_with_certainty, logits)         # (P,) each
         proposal = tokens.clone()
         scatter_at(proposal, positions, x)
 
-        # how certain each is
-        certainty = certainty_of(logits, x, score)                       # (P,)
+        # what weighs on the certainty
         if importance:
             if score == 'margin':
                 certainty = certainty - 1                                # so that 0 is certain
@@ -405,12 +418,21 @@ def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_c
     # infinite where the token is known, so it is never masked
     certainty = torch.full(tokens.shape, torch.inf, device=tokens.device)
 
+    def propose_with_log_p(logits):
+        x = propose(logits)
+        return x, log_p_of(logits, x)
+
+    def propose_another(logits, x, is_too_often):
+        others = propose(logits.scatter(1, x[:, None], -torch.inf))
+        x = torch.where(is_too_often, others, x)
+        return x, log_p_of(logits, x)
+
     for i in range(1, steps + 1):
         # a proposal for every masked position
         positions = first_positions(masked, int(left.sum()))             # (P,)
         model_t = model_time(left.squeeze(1))                            # (B,)
         logits = denoise(tokens, model_t, positions)                     # (P, V)
-        x = propose(logits)
+        x, log_p = in_chunks(propose_with_log_p, logits)                 # (P,) each
         proposal = tokens.clone()
 
         # draw again where a token is repeated too often
@@ -420,12 +442,10 @@ def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_c
             count.scatter_add_(1, proposal * free, free.float())         # (B, V)
             too_often = count > repeat_cap * to_device(n, tokens)
             row = to_device(positions, tokens) // tokens.shape[1]
-            others = propose(logits.scatter(1, x[:, None], -torch.inf))
-            x = torch.where(too_often[row, x], others, x)
+            x, log_p = in_chunks(propose_another, logits, x, too_often[row, x])
 
         # unmask them all
         scatter_at(proposal, positions, x)
-        log_p = certainty_of(logits, x, 'top1')                          # (P,)
         scatter_at(certainty, positions, log_p.float())
 
         # remask the least certain

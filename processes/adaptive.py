@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 
-from diffusion import positions_and_targets, positions_of
+from diffusion import in_chunks, positions_and_targets, positions_of, run_head
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig
 
@@ -255,17 +255,22 @@ def genmd4_bound(model, text, tokens, latents, t_latent, t, u, w, known_mask=Non
     """
     noisy, mask = text.corrupt(tokens, t, u, known_mask, w[tokens])
     positions = positions_of(mask)                                       # (P,)
-    logits, _ = model(noisy, latents, t.float(), t_latent, positions, predict=('text',))
-    log_mu = logits.double().log_softmax(1)                              # (P, V)
+    hidden, _ = model(noisy, latents, t.float(), t_latent, positions, predict=('text',),
+                      return_hidden=True)
 
     # the terms of the bound
+    def terms(logits, x, weight):
+        log_mu = logits.double().log_softmax(1)                          # (p, V)
+        l_v = w * weight                                                 # (p, V)
+        l_x = l_v.gather(1, x).squeeze(1)
+        log_mu_x = log_mu.gather(1, x).squeeze(1)
+        return l_x * -log_mu_x - l_x + (l_v * log_mu.exp()).sum(1)
+
     B, L = tokens.shape
     row = positions // L
     x = tokens.flatten()[positions][:, None]                             # (P, 1)
-    l_v = w * text.bound_weight(t)[row, None]                            # (P, V)
-    l_x = l_v.gather(1, x).squeeze(1)
-    log_mu_x = log_mu.gather(1, x).squeeze(1)
-    integrand = l_x * -log_mu_x - l_x + (l_v * log_mu.exp()).sum(1)
+    weight = text.bound_weight(t)[row, None]                             # (P, 1)
+    integrand = in_chunks(terms, run_head(model, hidden, text.mask_id), x, weight)   # (P,)
 
     # the sum over each row
     total = torch.zeros(B, dtype=torch.float64, device=tokens.device)

@@ -14,7 +14,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from diffusion import HeadLoss, positions_of
+from diffusion import HeadLoss, nll_of, positions_of, run_head
 from model import attention, causal_mask, rotate
 from samplers import init_state, no_callback, to_device
 
@@ -61,11 +61,10 @@ class NextToken:
         positions = positions_of(tokens != self.pad)                     # (P,)
         zeros = torch.zeros(len(tokens), device=tokens.device)
         seen = self.shift(tokens)
-        logits, _ = model(seen, latents, zeros, t_latent, positions, predict=('text',),
-                          n_causal=len(tokens))
-        targets = tokens.flatten()[positions]
-        nll = F.cross_entropy(logits, targets, reduction='none').double()
-        return zeros.double().index_add_(0, positions // tokens.shape[1], nll)
+        hidden, _ = model(seen, latents, zeros, t_latent, positions, predict=('text',),
+                          return_hidden=True, n_causal=len(tokens))
+        nll = nll_of(run_head(model, hidden, self.mask_id), tokens.flatten()[positions])
+        return zeros.double().index_add_(0, positions // tokens.shape[1], nll.double())
 
     # ---- sampling
 
@@ -86,7 +85,7 @@ class NextToken:
         for i in masked.any(0).nonzero().flatten().tolist():
             # x^i given what is before it. PAD was never learned: it follows EOS by rule
             positions = torch.arange(B) * L + i
-            logits = denoise(self.shift(tokens)[:, :i + 1], 0., positions)           # (B, V)
+            logits = denoise(self.shift(tokens)[:, :i + 1], 0., positions)[:]        # (B, V)
             logits[:, self.pad] = -torch.inf
             x = propose(logits)                                          # (B,)
 

@@ -23,7 +23,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from diffusion import positions_of
+from diffusion import in_chunks, positions_of
 from processes.integral import IntegralProcess
 from samplers import no_callback, scatter_at, schedule_times, to_device
 
@@ -148,12 +148,15 @@ class GIDD(IntegralProcess):
             alpha, uniform, mask = between                               # of q(z_t | z_next)
 
             # x ~ p(x) q_t(z_t | x); a MASK fits any x
+            def propose_what_fits(logits, z):
+                visible = z.clamp(max=V - 1)[:, None]
+                fit = torch.full_like(logits, uniform_t).scatter_(1, visible, alpha_t + uniform_t)
+                return propose(logits, torch.where((z == V)[:, None], 1.0, fit))
+
             logits = denoise(tokens, t, positions)                       # (P, V)
             z = tokens.flatten()[to_device(positions, tokens)]           # (P,)
+            x = in_chunks(propose_what_fits, logits, z)                  # (P,)
             is_mask = z == V
-            visible = z.clamp(max=V - 1)[:, None]
-            fit = torch.full_like(logits, uniform_t).scatter_(1, visible, alpha_t + uniform_t)
-            x = propose(logits, torch.where(is_mask[:, None], 1.0, fit))
             is_same = x == z
 
             # weights, proportional to the probabilities, of: z stays, it becomes x (a different
@@ -191,6 +194,14 @@ class GIDD(IntegralProcess):
         choice, before and after, (B,) each; the number of changes of each row (B,); and whether
         the row is done (B,).
         """
+        def propose_change(logits, z, coin):
+            # x' ~ p by the inverse of the distribution function, and what it would gain
+            p = (logits / temperature).softmax(1)
+            x = (p.cumsum(1) < coin).sum(1, keepdim=True)                # (p, 1)
+            x = x.clamp(max=self.mask_id - 1)
+            gain = (p.gather(1, x) - p.gather(1, z[:, None])).squeeze(1)
+            return x.squeeze(1), gain, logits.argmax(1) == z
+
         tokens = tokens.clone()
         positions = positions_of(~known_mask)                            # (P,)
         row = to_device(positions, tokens) // tokens.shape[1]
@@ -199,15 +210,9 @@ class GIDD(IntegralProcess):
         for i in range(rounds + 1):
             logits = denoise(tokens, 0., positions)                      # (P, V)
             z = tokens.flatten()[to_device(positions, tokens)]
-            agreement.append(share_of_rows(logits.argmax(1) == z, row, len(tokens)))
-
-            # x' ~ p by the inverse of the distribution function, and what it would gain
-            p = (logits / temperature).softmax(1)
             coin = to_device(torch.rand(len(positions), 1, generator=rng), tokens)
-            x = (p.cumsum(1) < coin).sum(1, keepdim=True)                # (P, 1)
-            x = x.clamp(max=self.mask_id - 1)
-            gain = (p.gather(1, x) - p.gather(1, z[:, None])).squeeze(1)
-            x = x.squeeze(1)                                             # (P,)
+            x, gain, is_first_choice = in_chunks(propose_change, logits, z, coin)
+            agreement.append(share_of_rows(is_first_choice, row, len(tokens)))
 
             # the best place of each row
             value = torch.full(tokens.shape, -torch.inf, device=tokens.device)

@@ -20,7 +20,7 @@ import math
 
 import torch
 
-from diffusion import MaskedText, positions_of
+from diffusion import MaskedText, in_chunks, positions_of
 from processes.clusters import cluster_table, clusters_in_words
 from processes.integral import IntegralProcess
 from samplers import init_state, no_callback, scatter_at, schedule_times, to_device
@@ -154,6 +154,12 @@ class HDLM(IntegralProcess):
         V = self.mask_id
         tokens, left, _ = init_state(self, tokens, known_mask)
         cluster_of = self.cluster_of(torch.arange(V, device=tokens.device))
+
+        def propose_what_fits(logits, z):
+            k = (z - V - 1).clamp(min=0)
+            fit = torch.where(cluster_of == k[:, None], self.xi, self.xi_other)      # (p, V)
+            return propose(logits, torch.where((z == V)[:, None], 1.0, fit))
+
         for t, t_next in schedule_times(steps):
             cluster_t, mask_t = [float(mass) for mass in self.masses(t)[1:3]]
             cluster_next, mask_next = [float(mass) for mass in self.masses(t_next)[1:3]]
@@ -163,10 +169,8 @@ class HDLM(IntegralProcess):
             positions = positions_of(left)
             logits = denoise(tokens, t, positions)                       # (P, V)
             z = tokens.flatten()[to_device(positions, tokens)]
+            x = in_chunks(propose_what_fits, logits, z)                  # (P,)
             is_mask = z == V
-            k = (z - V - 1).clamp(min=0)
-            fit = torch.where(cluster_of == k[:, None], self.xi, self.xi_other)      # (P, V)
-            x = propose(logits, torch.where(is_mask[:, None], 1.0, fit))
 
             # the probabilities above
             cluster_stays = 0.0

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from diffusion import is_right, positions_of
+from diffusion import in_chunks, is_right, positions_of, run_head
 
 # numbers in the float32 table (p, V) of one chunk; on a CPU a small one is faster
 CHUNK_ELEMENTS = {'cpu': 2 ** 22}
@@ -82,17 +82,18 @@ class IntegralProcess:
         # the network's prediction at the scored places
         seen, scored = self.corrupt(tokens, t, u[:, 1:], known_mask)
         positions = positions_of(scored)                                     # (P,)
-        logits, _ = model(seen, latents, t.float(), t_latent, positions, predict=('text',))
+        hidden, _ = model(seen, latents, t.float(), t_latent, positions, predict=('text',),
+                          return_hidden=True)
 
-        # the integrand there, in chunks: float64 tables of all places would fill the memory
+        # the integrand there, in float64
+        def integrand(logits, x, z, t):
+            return self.integrand(logits.double().log_softmax(1), x, z, t)
+
         x = tokens.flatten()[positions]
         z = seen.flatten()[positions]
         row = positions // L
-        value = torch.zeros(len(positions), dtype=torch.float64, device=tokens.device)
-        size = max(1, 2 ** 24 // logits.shape[1])
-        for i in torch.arange(len(positions), device=tokens.device).split(size):
-            log_p = logits[i].double().log_softmax(1)                        # (p, V)
-            value[i] = self.integrand(log_p, x[i], z[i], t[row[i]])
+        logits = run_head(model, hidden, self.mask_id)                       # (P, V)
+        value = in_chunks(integrand, logits, x, z, t[row])                   # (P,)
 
         # the sum over each row
         total = torch.zeros(B, dtype=torch.float64, device=tokens.device)

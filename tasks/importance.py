@@ -6,10 +6,9 @@ importance.
 genmd4: the bound for the rates that a run with importance=freq was trained at.
 """
 import torch
-import torch.nn.functional as F
 from tqdm import tqdm
 
-from diffusion import positions_of, uniforms
+from diffusion import nll_of, positions_of, uniforms
 from processes.adaptive import Adaptive, genmd4_bound, rarity
 from sample import FILLS, call, ends_of
 from tasks.common import Measured, TaskNeeds, correlations, open_split, ratio_se
@@ -87,7 +86,7 @@ def losses(run, tokens, z, rarity_of_tokens, draws, seed, batch):
 
             # the loss where it was masked
             nll = torch.zeros(x.numel(), device=run.device)
-            nll[positions] = F.cross_entropy(logits, x.flatten()[positions], reduction='none')
+            nll[positions] = nll_of(logits, x.flatten()[positions])
             nats[rows] += nll.view(x.shape).double().cpu()
             count[rows] += mask.cpu()
     used = (count > 0) & (tokens != run.tokenizer.pad)

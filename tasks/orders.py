@@ -34,10 +34,9 @@ Letters: n texts, K orders, L text tokens, B rows of a call, N latent vectors, D
 import math
 
 import torch
-import torch.nn.functional as F
 from tqdm import tqdm
 
-from diffusion import rank_in_row, uniforms
+from diffusion import nll_of, rank_in_row, uniforms
 from runs.loading import no_progress
 from sample import FILLS, call
 from tasks.common import Measured, TaskNeeds, ratio_se
@@ -129,8 +128,7 @@ def nats_of_orders(run, tokens, latents, clock, steps, batch, progress=no_progre
         places = torch.arange(len(part)) * L + position                  # in the flattened B * L
         logits, _ = call(run, noisy.to(run.device), z, t, clock, places)
         targets = tokens[text, position].to(run.device)
-        nll = F.cross_entropy(logits, targets, reduction='none')
-        nats[text, order, position] = nll.cpu().double()
+        nats[text, order, position] = nll_of(logits, targets).cpu().double()
         progress(len(part))
     return nats
 

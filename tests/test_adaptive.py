@@ -15,7 +15,7 @@ from loss import BatchMaker
 from model import Model, ModelConfig
 from runs.stages import read_stages
 from launch import run, run_each, train, weights
-from toys import L, MASK, TEXTS, V, Toy, exact_bound, optimal_denoiser, random_denoiser, text_law
+from toys import L, MASK, TEXTS, V, Network, Toy, exact_bound, optimal_denoiser, random_denoiser, text_law
 
 FREQUENT_FIRST = torch.tensor([0.1, 0.4, 0.7, 0.95, 0.5])
 
@@ -115,14 +115,14 @@ def rates(masking=.6):
     return torch.exp(-masking * torch.tensor([-1., .2, 1.], dtype=torch.float64)).clamp(.5, 2)
 
 
-class Posterior:
+class Posterior(Network):
     """ The network that knows P(x^i | x_t, t) where tokens are masked at rates w_v: texts fit with p(x) prod over masked of t^w. Training
     by cross-entropy at those rates seeks another: mu_v = w_v P(v | x_t, t), normalised. """
 
     def __init__(self, w, trained=False):
         self.w, self.p, self.trained = w, text_law(), trained
 
-    def __call__(self, tokens, latents, t_text, t_latent, positions, predict):
+    def forward(self, tokens, latents, t_text, t_latent, positions, predict):
         mask = tokens == MASK                                            # (B, L)
         fits = (mask[:, None] | (tokens[:, None] == TEXTS)).all(-1)      # (B, 81)
         told = (self.w[TEXTS][None] * mask[:, None] * t_text.double().log()[:, None, None]).sum(-1)

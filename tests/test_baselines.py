@@ -22,6 +22,7 @@ from launch import log, run_each, train_each, weights
 from runs import checkpoint
 from sample import l2t, load_run, null_latents
 from samplers import make_propose
+from toys import Network
 from test_checkpoint import forge
 
 V, L = 3, 2
@@ -200,14 +201,14 @@ def test_a_draw_of_the_bound_has_its_enumerated_mean_and_the_loss_its_integrand(
     rows = torch.multinomial(text_law(), n, True, generator=torch.Generator().manual_seed(1))
     u = uniforms(0, 0, 'evaluation', 0, n, 1 + L)
     u[:, 0] = (u[0, 0] + torch.arange(n) / n) % 1
-    draws = process.bound(network, TEXTS[rows], None, None, u)
+    draws = process.bound(Network(network), TEXTS[rows], None, None, u)
     t = u[:, 0]
     expected = exact_bound(process, some_denoiser)
     assert abs(draws.mean() - expected) < 5 * draws.std() / math.sqrt(n), (draws.mean(), expected)
     given = torch.zeros(n, L, dtype=torch.bool)
     given[:, 1] = True                                                   # what is given is neither noised nor scored
     assert torch.equal(process.corrupt(TEXTS[rows], u[:, 0], u[:, 1:], given)[0][:, 1], TEXTS[rows][:, 1])
-    assert process.bound(network, TEXTS[rows], None, None, u, given).mean() < draws.mean()
+    assert process.bound(Network(network), TEXTS[rows], None, None, u, given).mean() < draws.mean()
     # the loss: hidden is the logits, the head the identity; where nothing is scored the clock may be at an end, and no gradient breaks
     seen, scored = process.corrupt(TEXTS[rows], u[:, 0], u[:, 1:])
     at = scored.flatten().nonzero().squeeze(1)[:500]

@@ -17,6 +17,7 @@ from model import Model, ModelConfig, attention, attention_with_prefix, causal_m
 from processes.autoregressive import NextToken
 from sample import embed, l2t, load_run, null_latents, search, write
 from samplers import make_propose
+from toys import Network
 
 
 def network(V=20, L=12, **more):
@@ -135,7 +136,7 @@ def test_the_causal_nats_are_those_of_a_distribution_over_texts():
         def logits_without_pad(*args, **more):
             logits, out = model(*args, **more)
             return logits.index_fill(-1, torch.tensor(3), -torch.inf), out
-        nats = process.bound(logits_without_pad, torch.tensor(TEXTS), None, None)
+        nats = process.bound(Network(logits_without_pad), torch.tensor(TEXTS), None, None)
     assert nats.exp().reciprocal().sum() == pytest.approx(1, abs=1e-5) and nats.std() > .1
 
 
@@ -187,7 +188,7 @@ def test_it_draws_from_left_to_right_what_its_causal_rows_say():
         def without_pad(*args, **more):
             logits, found = model(*args, **more)
             return logits.index_fill(-1, torch.tensor(3), -torch.inf), found
-        law = (-process.bound(without_pad, torch.tensor(TEXTS), None, None)).exp()
+        law = (-process.bound(Network(without_pad), torch.tensor(TEXTS), None, None)).exp()
     for x, p in zip(TEXTS, law.tolist()):
         share = (out == torch.tensor(x)).all(1).double().mean().item()
         assert abs(share - p) < 5 * math.sqrt(p * (1 - p) / n) + 1e-4, x

@@ -22,7 +22,7 @@ from tasks.common import (Context, chosen_rows, compare, correlations, derangeme
                           word_f1)
 from tasks.nelbo import latent_mse, nelbo
 from tasks.sts import read_pairs
-from toys import L, TEXTS, V, Toy, any_order_law, exact_bound, optimal_denoiser
+from toys import L, TEXTS, V, Network, Toy, any_order_law, exact_bound, optimal_denoiser
 
 
 def toy_run(table, pad=99):
@@ -334,7 +334,7 @@ def test_the_first_or_random_pairs_and_texts_are_chosen_with_the_seed():
     assert more[:10].tolist() == few.tolist() != chosen_rows(100, 10, 'random', 2).tolist() and len(set(more.tolist())) == 20
 
 
-class Codebook:
+class Codebook(Network):
     """ A perfect two-stream network over texts k k EOS PAD with latents on a circle: it reads k off its condition, says id 0 and the
     mean latent without one. """
     n, L, EOS, PAD, MASK = 6, 4, 6, 7, 8
@@ -345,7 +345,7 @@ class Codebook:
     def __init__(self):
         self.config, self.latent = SimpleNamespace(streams=('text', 'latent'), n_latents=1, latent_dim=2), GaussianLatents(torch.ones(2))
 
-    def __call__(self, tokens, z, t_text, t_latent, positions=None, predict=('text', 'latent')):
+    def forward(self, tokens, z, t_text, t_latent, positions=None, predict=('text', 'latent')):
         logits = out = None
         if 'text' in predict:
             k = torch.where(t_latent == 1, 0, (z[:, 0] @ self.code.T).argmax(1))

@@ -15,6 +15,7 @@ from loss import BatchMaker
 from launch import TINY, run, run_each
 from runs.stages import read_stages
 from samplers import SAMPLERS
+from toys import Network
 
 STANDARD = set('ACDEFGHIKLMNPQRSTVWY')
 SMALL = [knob for knob in TINY if not knob.startswith(('--latent_tokens', '--max_iters', '--eval_interval'))]
@@ -91,7 +92,7 @@ def test_the_bound_of_a_uniform_network_is_log_V_per_free_residue(proteins):
     data = PackedDataset(str(proteins), 'val', 24, crop=True)
     tokens, _ = data.rows(np.arange(len(data)))
     V, given = data.tokenizer.vocab_size, is_end(tokens, data.tokenizer)
-    flat = lambda x, z, t, s, positions, predict: (torch.zeros(len(positions), V), None)         # noqa: E731
+    flat = Network(lambda x, z, t, s, positions, predict: (torch.zeros(len(positions), V), None))
     nats = MaskedText(V).bound(flat, tokens, None, None, uniforms(0, 0, 'evaluation', 0, len(data), 25), given)
     assert torch.allclose(nats, (~given).sum(1).double() * np.log(V), rtol=1e-6)
 

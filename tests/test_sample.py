@@ -21,7 +21,7 @@ import samplers
 from samplers import SAMPLERS, certainty_of, in_blocks, init_state, make_propose, no_callback, nucleus_filter
 from launch import run_each
 from tasks import common
-from toys import (L, MASK, STATES, V, Toy, any_order_law, chain_law, chi_square_z, index, optimal_denoiser, random_denoiser, release_chain)
+from toys import (L, MASK, STATES, V, Network, Toy, any_order_law, chain_law, chi_square_z, index, optimal_denoiser, random_denoiser, release_chain)
 
 N = 60_000
 
@@ -357,7 +357,7 @@ def test_nucleus_keeps_the_boundary_token_and_always_the_top_one():
 EOS, PAD = 1, 2                                                          # of the V = 3 ids of the toy
 
 
-class Known:
+class Known(Network):
     """ A two-stream network that says what its condition tells it: text logits from the latents' first number (5 when null), and
     latents, as v, whose x0 is the first token of the text (or -1 where the text is all MASK). Records its clocks. """
     streams, n_latents, latent_dim, seq_len = ('text', 'latent'), 1, 2, L
@@ -365,7 +365,7 @@ class Known:
     def __init__(self):
         self.config, self.clocks, self.latent = self, [], GaussianLatents(torch.ones(2))
 
-    def __call__(self, tokens, z, t_text, t_latent, positions=None, predict=('text', 'latent')):
+    def forward(self, tokens, z, t_text, t_latent, positions=None, predict=('text', 'latent')):
         self.clocks.append((t_text[0].item(), t_latent[0].item()))
         logits = out = None
         if 'text' in predict:
@@ -420,7 +420,7 @@ def test_joint_sampling_runs_both_clocks_down_together_with_one_call_a_step(name
     assert run.model.clocks == [(t, t) for t in (1., .75, .5, .25)] * 2
     calls, run = [], known_run()
     network = run.model
-    run.model = lambda tokens, *rest: calls.append(tokens.clone()) or network(tokens, *rest)
+    run.model = Network(lambda tokens, *rest: calls.append(tokens.clone()) or network(tokens, *rest))
     run.model.config = network
     _, z = sample.unconditional(run, 10, steps=4, sampler=name, **knobs)
     first = calls[-1][:, 0]                                              # what the last call said of the latent is the latent
@@ -432,10 +432,11 @@ def test_joint_sampling_runs_both_clocks_down_together_with_one_call_a_step(name
 def test_each_row_is_written_from_its_own_latent(name):
     def reads_z(tokens, z, t_text, t_latent, positions, predict):
         return 50. * torch.nn.functional.one_hot(z[:, 0, 0].long(), 3).float()[:, None].expand(-1, L, 3).flatten(0, 1)[positions], None
-    reads_z.config = Known()
+    model = Network(reads_z)
+    model.config = Known()
     ids = torch.arange(30) % 3
     z = ids[:, None, None].float().expand(30, 1, 2)
-    assert (sample.l2t(known_run(model=reads_z), z, sampler=name, steps=9, batch=16) == ids[:, None]).all()
+    assert (sample.l2t(known_run(model=model), z, sampler=name, steps=9, batch=16) == ids[:, None]).all()
 
 
 WRITE, MAKE = {'l2t', 'text', 'infill'}, {'t2l', 'latent'}
@@ -544,7 +545,7 @@ def test_the_least_certain_tokens_are_masked_again():
     """ A network that is sure of id 0 everywhere is least certain where another id stands. """
     def sure_of_0(tokens, z, t_text, t_latent, positions, predict):
         return torch.tensor([9., 0., 0.]).expand(len(positions), 3), None
-    run = known_run(model=sure_of_0, tokenizer=SimpleNamespace(eos=EOS, pad=PAD))
+    run = known_run(model=Network(sure_of_0), tokenizer=SimpleNamespace(eos=EOS, pad=PAD))
     tokens = torch.tensor([[0, 0, 1, 0]] * 8)
     masked = sample.mask_least_certain(run, tokens, torch.zeros(8, 1, 2), .25, 0, 8)
     assert masked.tolist() == [[0, 0, MASK, 0]] * 8

@@ -15,13 +15,26 @@ def index(states):
     return (states * WEIGHTS).sum(-1)
 
 
-class Toy:
+class Network:
+    """ What is asked of a model, from a function that gives logits: its hidden states are the logits, and its head leaves them alone. """
+
+    def __init__(self, forward):
+        self.forward = forward
+
+    def __call__(self, *args, return_hidden=False, **kw):
+        return self.forward(*args, **kw)
+
+    def text_head(self, hidden):
+        return hidden
+
+
+class Toy(Network):
     """ A network by table (256, L, V) of logits, with Model's forward; it ignores latents and clocks. """
 
     def __init__(self, table):
         self.table = table
 
-    def __call__(self, tokens, latents, t_text, t_latent, positions=None, predict=('text',)):
+    def forward(self, tokens, latents, t_text, t_latent, positions=None, predict=('text',)):
         logits = self.table[index(tokens)].float()                       # (B, L, V)
         return (logits if positions is None else logits.flatten(0, 1)[positions]), None
 

@@ -1,0 +1,191 @@
+""" No table of the vocabulary's width is larger than a chunk, whatever samples or measures; and the chunks change nothing. """
+import contextlib
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import diffusion
+import sample
+from diffusion import GaussianLatents, Logits, MaskedText, in_chunks, nll_of
+from model import Model, ModelConfig
+from processes.adaptive import genmd4_bound
+from processes.autoregressive import NextToken
+from processes.gidd import GIDD
+from processes.hdlm import HDLM
+from samplers import SAMPLERS, make_propose
+from tasks.importance import losses
+from tasks.nelbo import nelbo
+from tasks.orders import nats_of_orders
+from tasks.protein import recovery
+from tasks.self_correction import correct
+
+V, L, B, N_CLUSTERS = 500, 16, 6, 5
+CHUNK = 9 * V                                                            # 9 positions of at most B L = 96
+
+
+class WidestTable(TorchDispatchMode):
+    """ The most numbers in a tensor of V columns, of all that any operation gave. """
+    numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for x in tree_leaves(result):
+            if isinstance(x, torch.Tensor) and x.ndim and x.shape[-1] == V:
+                self.numel = max(self.numel, x.numel())
+        return result
+
+
+@pytest.fixture(scope='module')
+def model():
+    torch.manual_seed(0)
+    model = Model(ModelConfig(vocab_size=V, seq_len=L, latent_dim=3, latent_tokens=2, depth=1, heads=1, width=8, extra_ids=N_CLUSTERS))
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=.5)
+    torch.nn.init.normal_(model.text_head.weight, std=.1)                # so that many ids are likely
+    model.importance = None
+    return model.eval()
+
+
+def run_of(model, text=None):
+    tokenizer = SimpleNamespace(eos=V - 2, pad=V - 1, decode=lambda ids: 'text')
+    stats = SimpleNamespace(standardise=lambda z: z, live=torch.ones(3))
+    return SimpleNamespace(model=model, text=text or MaskedText(V), next_token=NextToken(V), fills_masks=True, streams=('text', 'latent'),
+                           out_dir='out/toy', device='cpu', L=L, row_calls=0, lengths=None, banned=torch.tensor([3]), tokenizer=tokenizer,
+                           latent=GaussianLatents(torch.ones(3)), stats=stats, autocast=contextlib.nullcontext,
+                           config=dict(mode='unconditional', mode_weights=(), mode_schedule=''))
+
+
+def texts():
+    rng = torch.Generator().manual_seed(1)
+    tokens = torch.randint(V - 2, (B, L), generator=rng)
+    tokens[:, -1] = V - 2
+    return tokens, torch.randn(B, 1, 3, generator=rng)
+
+
+def whole_and_in_chunks(compute, monkeypatch, at_least=4 * CHUNK):
+    """ What compute() gives with one chunk, and with small ones, where no table is larger than a chunk. Without chunks some table has
+    `at_least` so many numbers, or the test would see nothing. """
+    with torch.inference_mode(), WidestTable() as widest:
+        whole = compute()
+    assert widest.numel >= at_least, widest.numel
+    monkeypatch.setattr(diffusion, 'CHUNK_ELEMENTS', CHUNK)
+    with torch.inference_mode(), WidestTable() as widest:
+        chunked = compute()
+    assert 0 < widest.numel <= CHUNK, widest.numel
+    return whole, chunked
+
+
+# ---- sampling
+
+KNOBS = dict(temperature=.7, nucleus=.9, guidance=2.0, steps=3)
+
+
+@pytest.mark.parametrize('name, more', [*[(name, {}) for name in SAMPLERS], ('reparam', dict(repeat_cap=.05)), ('confidence', dict(score='entropy')),
+                                        ('confidence', dict(score='margin', temperature=0.0)), ('confidence', dict(score='threshold'))])
+def test_a_sampler_makes_no_table_above_a_chunk_and_writes_the_same(name, more, model, monkeypatch):
+    _, z = texts()
+    masks = torch.full((B, L), V)
+    inner = torch.arange(L).expand(B, L) < 9
+
+    def write():
+        return sample.write(run_of(model), masks, masks < 0, z, 0, inner=inner, sampler=name, **{**KNOBS, **more})
+    whole, chunked = whole_and_in_chunks(write, monkeypatch)
+    assert torch.equal(whole, chunked) and len(whole.unique()) > 3
+
+
+@pytest.mark.parametrize('text, more', [(GIDD(V, .2), dict(self_correct=2)), (HDLM(V, torch.arange(V) % N_CLUSTERS, 2., .8), {})], ids=['gidd', 'hdlm'])
+def test_the_samplers_of_the_baselines_too(text, more, model, monkeypatch):
+    _, z = texts()
+    masks = torch.full((B, L), V)
+    whole, chunked = whole_and_in_chunks(
+        lambda: sample.write(run_of(model, text), masks, masks < 0, z, 0, sampler='ancestral', **{**KNOBS, **more}), monkeypatch)
+    assert torch.equal(whole, chunked) and len(whole.unique()) > 3
+
+
+def test_joint_sampling_too(model, monkeypatch):
+    whole, chunked = whole_and_in_chunks(
+        lambda: sample.unconditional(run_of(model), B, sampler='confidence', steps=3, temperature=.7), monkeypatch)
+    assert torch.equal(whole[0], chunked[0]) and torch.allclose(whole[1], chunked[1])
+
+
+def test_mending_a_text_too(model, monkeypatch):
+    tokens, z = texts()
+    whole, chunked = whole_and_in_chunks(lambda: sample.mask_least_certain(run_of(model), tokens, z, .4, 0, B), monkeypatch)
+    assert torch.equal(whole, chunked)
+
+
+# ---- measuring
+
+def bounds(model):
+    """ {name: a function that gives what is measured}. """
+    tokens, z = texts()
+    run, gidd, hdlm = run_of(model), GIDD(V, .2), HDLM(V, torch.arange(V) % N_CLUSTERS, 2., .8)
+    u = torch.rand(B, 1 + L, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    u[:, 0] = .8                                                         # most of each text is scored
+    zeros = torch.zeros(B)
+
+    def of(process):
+        return process.bound(model, tokens, z, zeros, u)
+
+    def of_task(process):
+        return torch.tensor(nelbo(run, ['text'] * B, tokens, z, 2, 0, B, process)['nats_per_token'])
+
+    rare = torch.rand(V, generator=torch.Generator().manual_seed(3))
+    steps = torch.arange(L).expand(B, 2, L)
+    return {
+        'masked': lambda: of(MaskedText(V)),
+        'causal': lambda: of(NextToken(V)),
+        'gidd': lambda: of(gidd),
+        'hdlm': lambda: of(hdlm),
+        'genmd4': lambda: genmd4_bound(model, MaskedText(V), tokens, z, zeros, u[:, 0], u[:, 1:], rare.double() + .5),
+        'nelbo': lambda: of_task(MaskedText(V)),
+        'importance': lambda: losses(run, tokens, z, rare[tokens], 2, 0, B)[1],
+        'orders': lambda: nats_of_orders(run, tokens, z, 0.0, steps, 64),
+        'protein': lambda: recovery(run, tokens, torch.full_like(tokens, V), tokens < V, B, torch.Generator().manual_seed(4)),
+        'self_correction': lambda: correct(run_of(model, gidd), tokens, tokens < 0, 1, B, torch.Generator().manual_seed(5))[1],
+    }
+
+
+@pytest.mark.parametrize('name', ['masked', 'causal', 'gidd', 'hdlm', 'genmd4', 'nelbo', 'importance', 'orders', 'protein', 'self_correction'])
+def test_a_measure_makes_no_table_above_a_chunk_and_is_the_same(name, model, monkeypatch):
+    whole, chunked = whole_and_in_chunks(bounds(model)[name], monkeypatch)
+    assert whole.isfinite().all() and torch.allclose(whole, chunked, rtol=1e-5)
+
+
+# ---- the chunks themselves
+
+def test_chunks_go_through_all_positions_in_order_once_even_where_there_are_none(monkeypatch):
+    monkeypatch.setattr(diffusion, 'CHUNK_ELEMENTS', 3 * V)
+    seen = []
+    for n in (0, 1, 3, 8):
+        table, seen[:] = torch.randn(n, V), []
+        logits = Logits((n, V), lambda part: seen.append(part) or table[part])
+        x, place = in_chunks(lambda some, place: (some.argmax(1), place), logits, torch.arange(n))
+        assert torch.equal(x, table.argmax(1)) and place.tolist() == list(range(n)) and len(seen) == max(1, -(-n // 3))
+        targets = torch.arange(n)
+        assert torch.allclose(nll_of(logits, targets), -table.log_softmax(1).gather(1, targets[:, None])[:, 0])
+    monkeypatch.setattr(diffusion, 'CHUNK_ELEMENTS', 1)                  # less than a row: a row
+    assert in_chunks(lambda some: some.sum(1), torch.ones(2, V)).tolist() == [V, V]
+
+
+def test_what_is_drawn_for_a_position_does_not_depend_on_the_chunks(monkeypatch):
+    logits = torch.randn(40, V)
+    drawn = []
+    for chunk in (2 ** 25, 7 * V, V):
+        monkeypatch.setattr(diffusion, 'CHUNK_ELEMENTS', chunk)
+        drawn.append(make_propose(1.0, .9, torch.Generator().manual_seed(0))(logits))
+    assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
+
+
+def test_the_head_runs_in_the_precision_of_the_call_also_later(model):
+    run, (tokens, z) = run_of(model), texts()
+    run.autocast = lambda: torch.autocast('cpu', torch.bfloat16)
+    with torch.inference_mode():
+        logits, _ = sample.call(run, tokens, z, 0.5, 0.0, torch.arange(5))
+        later = logits[1:3]
+        with run.autocast():
+            expected, _ = model(tokens, z, torch.full((B,), .5), torch.zeros(B), torch.arange(5), ('text',))
+    assert later.dtype == torch.float32 and torch.equal(later, expected[1:3]) and torch.equal(later, later.bfloat16().float())
