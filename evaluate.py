@@ -47,7 +47,7 @@ from runs.files import read_json, sha256
 from runs.loading import encoder_of, load_run, trained_for
 from runs.manifest import dataset_folder
 from runs.run_folder import git_commit
-from sample import LATENT_KNOBS, TEXT_KNOBS
+from sample import LATENT_KNOBS, TEXT_KNOBS, rows_that_fit
 from tasks.common import Context, Measured, load_file, load_texts, means
 
 # knobs that are sample.py's: there they have their defaults, ranges and comments
@@ -324,6 +324,7 @@ def main():
         # what can be missing is asked for before anything is computed
         run = load_run(out_dir, which, device, dtype, encoder_folder)
         chosen = choose_tasks(run, all_tasks())
+        config['sample_batch'] = rows_that_fit(run, sample_batch)
         read_results(path)
         check_writable(path)
         prepared = {}

@@ -112,7 +112,8 @@ refine = 0                  # [0, 4096]; l2t: rounds of masking its least certai
 solver = 'dpmpp_2m'         # ddim | dpmpp_2m | heun | ancestral
 latent_steps = 32           # [1, 1e5]; unconditional: `steps` for both
 # ---- machine
-sample_batch = 128          # [1, 65536]: rows per network call
+sample_batch = 128          # [1, 65536]: rows per network call, at most: where so many rows would
+                            # need more than 6 GB, fewer
 seed = 0                    # [0, 2**63)
 encoder_folder = ''         # where the encoder lies now; '': where it was when the data were
                             # prepared
@@ -187,6 +188,9 @@ def check_direction(run, direction):
 # -----------------------------------------------------------------------------
 # The network, and guidance
 
+MOST_BYTES = 6 * 10 ** 9           # that a network call keeps for its rows, beside the logits
+
+
 def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), cache=None):
     """ One call of the network: Logits (P, V) or None, and the latent prediction (B, N, D) or None.
     Clocks are numbers or (B,). cache: a dict, where a process decodes step by step: then the logits
@@ -210,6 +214,20 @@ def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), ca
                                        return_hidden=True)
         logits = None if hidden is None else run_head(run.model, hidden, run.text.mask_id)
         return logits, prediction
+
+
+def rows_that_fit(run, batch, n_caches=0):
+    """ The rows of a network call: batch, or as many as MOST_BYTES hold, where these are fewer.
+    n_caches: of keys and values, where a text is written from left to right. """
+    c = run.model.config
+    with run.autocast():
+        is_half = torch.is_autocast_enabled(torch.device(run.device).type)
+
+    # numbers of a row: 25 for each place and dimension are alive at the widest point of a block,
+    # the MLP. A cache has two more in each block
+    places = c.seq_len + c.n_latents * c.latent_tokens
+    numbers = places * c.width * (25 + 2 * c.depth * n_caches)
+    return max(1, min(batch, MOST_BYTES // (numbers * (2 if is_half else 4))))
 
 
 def guided_logits(g, conditional, unconditional):
@@ -347,6 +365,10 @@ def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_
     calls_per_token = sampling['sampler'] in ('confidence', 'reparam', 'first_hitting')
     steps = sampling['steps'] or (run.L if calls_per_token else 128)
     g = sampling['guidance'] if z is not None else 0
+    n_caches = 0
+    if is_causal:
+        n_caches = 1 if g in (0, 1) else 2
+    batch = rows_that_fit(run, batch, n_caches)
 
     # batch by batch
     rng, device_rng = generators(run, seed)
@@ -442,6 +464,7 @@ def t2l(run, tokens, n=None, seed=0, batch=128, progress=no_progress, **sampling
                          'nothing to solve')
     g = 0 if tokens is None else sampling['guidance']
     n = n if tokens is None else len(tokens)
+    batch = rows_that_fit(run, batch)
 
     rng = torch.Generator(run.device).manual_seed(seed)
     out = []
@@ -489,6 +512,7 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_pr
         raise ValueError('remask=loop and guidance need a fixed condition: joint sampling has none')
 
     latent_step = SOLVERS[solver]
+    batch = rows_that_fit(run, batch)
     rng, device_rng = generators(run, seed)
     all_tokens, all_known = blank(run, n, sampling['length'], seed)
     out = []
@@ -541,6 +565,7 @@ def embed(run, tokens, z=None, seed=0, batch=128, progress=no_progress):
     float32. The network gets clean text, and its standardised latents z (n, N, D) or noise at clock
     1. """
     rng = torch.Generator(run.device).manual_seed(seed)
+    batch = rows_that_fit(run, batch)
     out = []
     for first in range(0, len(tokens), batch):
         x = tokens[first:first + batch].to(run.device)
@@ -640,6 +665,7 @@ def mask_least_certain(run, tokens, z, share, seed, batch):
     ends = ends_of(run, tokens)
     certainty = torch.zeros(tokens.shape).masked_fill(ends, torch.inf)
     # one call for each half, given the other
+    batch = rows_that_fit(run, batch)
     for first in range(0, len(tokens), batch):
         part = slice(first, first + batch)
         for half in (in_first_half[part], ~in_first_half[part]):

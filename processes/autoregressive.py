@@ -175,14 +175,14 @@ class NextToken:
             shift, scale, *latent_rest = block.latent.modulation(latent_modulation)
             q, k, v = block.latent.queries_keys_values(latent, shift, scale)     # (B, H, K, d)
             queries.append(q)
-            keys.append(k)
+            keys.append(k.to(v.dtype))
             values.append(v)
 
-        # the new tokens
+        # the new tokens; keys are kept in the precision in which attention reads them
         shift, scale, *text_rest = block.text.modulation(text_modulation)
         q, k, v = block.text.queries_keys_values(text, shift, scale)     # (B, H, new, d)
         queries.append(rotate(q, cos, sin))
-        keys.append(rotate(k, cos, sin))
+        keys.append(rotate(k, cos, sin).to(v.dtype))
         values.append(v)
 
         # one attention over all

@@ -343,7 +343,8 @@ class Codebook(Network):
     texts = torch.stack([torch.arange(6), torch.arange(6), torch.full((6,), EOS), torch.full((6,), PAD)], 1)
 
     def __init__(self):
-        self.config, self.latent = SimpleNamespace(streams=('text', 'latent'), n_latents=1, latent_dim=2), GaussianLatents(torch.ones(2))
+        self.config, self.latent = SimpleNamespace(streams=('text', 'latent'), n_latents=1, latent_dim=2, seq_len=self.L, latent_tokens=1,
+                                                   depth=1, width=1), GaussianLatents(torch.ones(2))
 
     def forward(self, tokens, z, t_text, t_latent, positions=None, predict=('text', 'latent')):
         logits = out = None

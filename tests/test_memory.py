@@ -189,3 +189,67 @@ def test_the_head_runs_in_the_precision_of_the_call_also_later(model):
         with run.autocast():
             expected, _ = model(tokens, z, torch.full((B,), .5), torch.zeros(B), torch.arange(5), ('text',))
     assert later.dtype == torch.float32 and torch.equal(later, expected[1:3]) and torch.equal(later, later.bfloat16().float())
+
+
+# ---- rows
+
+class RowsSeen:
+    """ A model that notes how many rows its calls read. """
+
+    def __init__(self, model):
+        self.model, self.seen = model, []
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def __call__(self, tokens, z, *args, **kw):
+        self.seen.append(len(z))
+        return self.model(tokens, z, *args, **kw)
+
+
+def test_a_call_reads_no_more_rows_than_fit_and_at_a_large_size_6_gb_hold_them():
+    size = SimpleNamespace(seq_len=1024, n_latents=1, latent_tokens=8, width=1024, depth=24)     # config/l2t_892m.py
+    run = SimpleNamespace(model=SimpleNamespace(config=size), device='cpu', autocast=lambda: torch.autocast('cpu', torch.bfloat16))
+    number = 2 * 1032 * 1024                                             # a number for each place and dimension of a row, bfloat16
+    assert sample.rows_that_fit(run, 128) == 6e9 // (25 * number) == 113
+    assert sample.rows_that_fit(run, 10 ** 6, 1) == 6e9 // ((25 + 48) * number) == 38
+    assert sample.rows_that_fit(run, 10 ** 6, 2) == 6e9 // ((25 + 96) * number) == 23
+    assert sample.rows_that_fit(run, 7) == 7
+    run.autocast = contextlib.nullcontext                                # float32
+    assert sample.rows_that_fit(run, 128) == 56
+    size.seq_len = 10 ** 9
+    assert sample.rows_that_fit(run, 128) == 1, 'one row in any case'
+
+
+@pytest.mark.parametrize('direction', ['l2t', 'unconditional', 't2l', 'embed', 'mend'])
+def test_every_direction_goes_by_the_rows_that_fit(direction, model, monkeypatch):
+    tokens, z = texts()
+    run = run_of(RowsSeen(model))
+    monkeypatch.setattr(sample, 'MOST_BYTES', int(4.9 * 4 * (L + 2) * 8 * 25))
+    {'l2t': lambda: sample.l2t(run, z, sampler='ancestral', steps=2),
+     'unconditional': lambda: sample.unconditional(run, B, steps=2),
+     't2l': lambda: sample.t2l(run, tokens, latent_steps=2),
+     'embed': lambda: sample.embed(run, tokens, z),
+     'mend': lambda: sample.mask_least_certain(run, tokens, z, .4, 0, B)}[direction]()
+    assert run.model.seen[0] == max(run.model.seen) == 4 and run.model.seen[-1] == B - 4
+
+
+def test_a_cache_of_keys_and_values_counts(model, monkeypatch):
+    _, z = texts()
+    run, seen = run_of(model), []
+    monkeypatch.setattr(run.next_token, 'decode_step', lambda model, tokens, z, *rest: seen.append(len(z)) or torch.zeros(len(tokens), V))
+    monkeypatch.setattr(sample, 'MOST_BYTES', int(3.1 * 4 * (L + 2) * 8 * 27))                   # 25 + 2 for one block's keys and values
+    sample.l2t(run, z, sampler='autoregressive')
+    assert max(seen) == 3
+    seen.clear()
+    sample.l2t(run, z, sampler='autoregressive', guidance=2.0)
+    assert max(seen) == 2
+
+
+def test_the_cache_keeps_keys_in_the_precision_of_the_values(model):
+    run, cache = run_of(model), {}
+    tokens, z = texts()
+    with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16):
+        for n in (1, 2):
+            run.next_token.decode_step(model, tokens[:, :n], z, torch.zeros(B), torch.zeros(B), cache)
+    assert {x.dtype for pair in cache['keys_values'] for x in pair} == {torch.bfloat16}

@@ -360,7 +360,7 @@ EOS, PAD = 1, 2                                                          # of th
 class Known(Network):
     """ A two-stream network that says what its condition tells it: text logits from the latents' first number (5 when null), and
     latents, as v, whose x0 is the first token of the text (or -1 where the text is all MASK). Records its clocks. """
-    streams, n_latents, latent_dim, seq_len = ('text', 'latent'), 1, 2, L
+    streams, n_latents, latent_dim, seq_len, latent_tokens, depth, width = ('text', 'latent'), 1, 2, L, 1, 1, 1
 
     def __init__(self):
         self.config, self.clocks, self.latent = self, [], GaussianLatents(torch.ones(2))
