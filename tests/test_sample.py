@@ -545,7 +545,9 @@ def test_the_least_certain_tokens_are_masked_again():
     """ A network that is sure of id 0 everywhere is least certain where another id stands. """
     def sure_of_0(tokens, z, t_text, t_latent, positions, predict):
         return torch.tensor([9., 0., 0.]).expand(len(positions), 3), None
-    run = known_run(model=Network(sure_of_0), tokenizer=SimpleNamespace(eos=EOS, pad=PAD))
+    model = Network(sure_of_0)
+    model.config = Known()
+    run = known_run(model=model, tokenizer=SimpleNamespace(eos=EOS, pad=PAD))
     tokens = torch.tensor([[0, 0, 1, 0]] * 8)
     masked = sample.mask_least_certain(run, tokens, torch.zeros(8, 1, 2), .25, 0, 8)
     assert masked.tolist() == [[0, 0, MASK, 0]] * 8
