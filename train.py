@@ -82,8 +82,8 @@ dropout = 0.0                  # [0, 1)
 # ---- optimisation
 batch_size = 64                # [1, 65536]: rows per process and micro-step
 grad_accum = 1                 # [1, 65536]: micro-steps per step
-global_batch = None            # None | int [1, 2**30]: rows per step, over all processes; grad_accum
-                               # follows from it. None: batch_size x grad_accum x processes
+global_batch = None            # None | int [1, 2**30]: rows per step, over all processes: then
+                               # grad_accum follows; None: batch_size x grad_accum x processes
 max_iters = 10_000             # [1, 1e9]
 optimizer = 'adamw'            # adamw | muon; muon: for the blocks' matrices, AdamW for the rest
 learning_rate = 1e-3           # (0, 10]

@@ -176,8 +176,8 @@ def share_rows(run, k):
         run.grad_accum, rest = divmod(rows, run.micro_batch)
         if rest:
             fits = max(n for n in range(1, run.micro_batch) if rows % n == 0)
-            raise ValueError(f'global_batch={k.global_batch} gives each of {world} processes {rows} '
-                             f'rows, no multiple of batch_size={k.batch_size}: use '
+            raise ValueError(f'global_batch={k.global_batch} gives each of {world} processes '
+                             f'{rows} rows, no multiple of batch_size={k.batch_size}: use '
                              f'--batch_size={fits}, or another --global_batch')
     run.global_batch = run.micro_batch * run.grad_accum * world
 
@@ -186,7 +186,6 @@ def choose_stages(run, k):
     """ Stretches of the run with one mode and one text length. """
     # importance changes how much is masked, and so on how many positions the head runs
     more = run.adaptive.share(run.text, k.t_min) if run.adaptive else 1
-
     rows = run.micro_batch
 
     def head_budget(masked_share, causal_share, length):
@@ -264,7 +263,6 @@ def say_what_was_found(run, k, config):
                            f'latents {c.n_latents} x {c.latent_dim}')
     report_check('model', f'{run.n_parameters / 1e6:.1f}M parameters, '
                           f'{run.n_trained / 1e6:.1f}M of them train')
-
     if k.global_batch is not None:
         report_check('batch', f'{run.global_batch:,} rows a step: {world} processes x '
                               f'{run.grad_accum} micro-steps x {run.micro_batch} rows')

@@ -112,7 +112,8 @@ def paths_of(folder, files, kind):
     names = [f'{kind}_rank{rank}.safetensors' for rank in range(n)]
     missing = [name for name in names if name not in files]
     if missing:
-        raise ValueError(f'{folder}: found {n} files {kind}_rank*.safetensors, but not {missing[0]}')
+        raise ValueError(f'{folder}: found {n} files {kind}_rank*.safetensors, '
+                         f'but not {missing[0]}')
     return [folder / name for name in names]
 
 
