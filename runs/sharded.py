@@ -78,8 +78,9 @@ class ShardedTensor:
         tensor. """
         found = []
         for file, name, n in self.pieces:
-            if first < n and last > 0:
-                found.append(file.get_slice(name)[max(first, 0):min(last, n)])
+            begin, end = max(first, 0), min(last, n)
+            if begin < end:
+                found.append(file.get_slice(name)[begin:end])
             first, last = first - n, last - n
         return found
 
