@@ -626,6 +626,12 @@ def find_checkpoint(out_dir, which='best'):
     raise ValueError(f'{out_dir} has no checkpoint {rules.short(name)}, {hint}')
 
 
+def sampled_files(folder, files, ema=True):
+    """ The files of the weights that sampling reads: of the average, where there is one. """
+    average = sharded.paths_of(folder, files, 'ema') if ema else []
+    return average or sharded.paths_of(folder, files, 'model')
+
+
 def load_model(out_dir, which='best', ema=True, device='cpu'):
     """ (model, config, meta) of a run. which: as in find_checkpoint. ema: the EMA weights, where
     there are any. """
@@ -642,8 +648,7 @@ def load_model(out_dir, which='best', ema=True, device='cpu'):
             raise ValueError(f'{out_dir}/config.json: {knob}={config[knob]!r}, but {name} was '
                              f'trained with {value!r}')
 
-    paths = sharded.paths_of(out_dir / name, state['files'], 'ema') if ema else []
-    paths = paths or sharded.paths_of(out_dir / name, state['files'], 'model')
+    paths = sampled_files(out_dir / name, state['files'], ema)
     model = build(state.get('model_config'), paths, config)
     model.load_state_dict(read_weights(*paths))
     return model.to(device).eval(), config, meta

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from launch import TINY, cut, fork_ranks, log, run_each, train_ranks, weights, whole
-from runs import checkpoint, distributed, preflight, sharded
+from runs import checkpoint, distributed, preflight
+from runs.export import export
 from test_checkpoint import Command, forge, same
 from test_faults import tell
 
@@ -160,9 +161,9 @@ def test_a_sharded_run_is_sampled_evaluated_and_made_one_file(dataset, runs, tmp
                        ['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/tuned', *TINY, '--mode=mixed', '--max_iters=1',
                         f'--init_from={out}'])
     assert all(rc == 0 for rc, _, _ in results), results
-    model, _, _ = checkpoint.load_model(out, LAST)
-    save_file(model.state_dict(), tmp_path / 'one.safetensors')
-    assert same(load_file(tmp_path / 'one.safetensors'), weights(out, 'ema'))
+    export(out, tmp_path / 'given', LAST)
+    assert [path.name for path in (tmp_path / 'given' / LAST).glob('*.safetensors')] == ['model.safetensors']
+    assert same(load_file(tmp_path / 'given' / LAST / 'model.safetensors'), weights(out, 'ema'))
 
 
 def test_a_flipped_byte_in_any_file_of_any_rank_is_found_and_the_older_checkpoint_used(runs, tmp_path, capsys):
