@@ -82,6 +82,8 @@ dropout = 0.0                  # [0, 1)
 # ---- optimisation
 batch_size = 64                # [1, 65536]: rows per process and micro-step
 grad_accum = 1                 # [1, 65536]: micro-steps per step
+global_batch = None            # None | int [1, 2**30]: rows per step, over all processes: then
+                               # grad_accum follows; None: batch_size x grad_accum x processes
 max_iters = 10_000             # [1, 1e9]
 optimizer = 'adamw'            # adamw | muon; muon: for the blocks' matrices, AdamW for the rest
 learning_rate = 1e-3           # (0, 10]
@@ -179,6 +181,7 @@ def plan_and_join():
         predict, modes          the streams that have a loss, and the modes, in any stage
         always_frozen           names of the parameters that never train
         global_batch            rows of a step, over all processes
+        micro_batch, grad_accum rows of a process and micro-step, and micro-steps of a step
         device, is_sharded      where it runs, and whether FSDP shares the parameters out
         adaptive                masking by importance (ATAT); None for most runs
     """
@@ -193,6 +196,7 @@ def plan_and_join():
 
 run = plan_and_join()
 device, is_sharded = run.device, run.is_sharded
+micro_batch, grad_accum = run.micro_batch, run.grad_accum
 train_data, val_data = run.train_data, run.val_data
 if not predict_length:
     # sampling draws lengths from these: every hundredth quantile of the training lengths
@@ -346,8 +350,8 @@ def tokens_until(step):
 def rows_of(step, micro, rank):
     """ Number of the first row of this rank's micro-batch in the global batch, and the rows of the
     dataset. """
-    first = (micro * world + rank) * batch_size
-    return first, row_order(len(train_data), seed, step * run.global_batch + first, batch_size)
+    first = (micro * world + rank) * micro_batch
+    return first, row_order(len(train_data), seed, step * run.global_batch + first, micro_batch)
 
 
 def micro_batches(step):
@@ -402,17 +406,17 @@ save_owed = False                                       # one was due while step
 
 
 def save(is_best):
-    """ Whether it could be saved: rank 0 writes, all know how it went. A full disk is a warning.
-    The third time in a row, or at the end, it is exit code 5. What is not finite is not saved:
-    exit code 3. """
+    """ Whether it could be saved: rank 0 writes, or with FSDP every rank its rows. All know how it
+    went. A full disk is a warning. The third time in a row, or at the end, it is exit code 5. What
+    is not finite is not saved: exit code 3. """
     global failed_saves
     from runs import checkpoint
     assert ema is None or not ema[0].requires_grad, 'the average carries a graph'
 
-    # every rank gives its share; what is frozen is its own average
-    weights = distributed.gather(model.state_dict())
-    average = None if ema is None else {**weights, **dict(zip(names, distributed.gather(ema)))}
-    moments = [distributed.gather(opt.state_dict()) for opt, _ in optimizers]
+    # what is frozen is its own average
+    weights = model.state_dict()
+    average = None if ema is None else {**weights, **dict(zip(names, ema))}
+    moments = dict(names=list(names), states=[opt.state_dict() for opt, _ in optimizers])
     rng = {'cpu': torch.get_rng_state()}
     if device_type == 'cuda':
         rng['cuda'] = torch.cuda.get_rng_state()
@@ -426,10 +430,12 @@ def save(is_best):
                     global_batch=run.global_batch, model_config=asdict(run.model_config),
                     identity=state.identity)
 
-    # rank 0 writes
-    _, error = distributed.on_rank0(checkpoint.save, out_dir, state.step, weights, average,
-                                    dict(names=list(names), states=moments), counters, rngs,
-                                    keep=keep, best=is_best)
+    # write
+    what = (out_dir, state.step, weights, average, moments, counters, rngs, keep, is_best)
+    if is_sharded:
+        _, error = checkpoint.save_sharded(*what)
+    else:
+        _, error = distributed.on_rank0(checkpoint.save, *what)
 
     # nan or inf: nothing was written, and the run ends
     if isinstance(error, ValueError):

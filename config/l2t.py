@@ -1,8 +1,8 @@
 """ The main job: OpenWebText from its E5 embeddings, at a size for one 80 GB GPU. It has not been
-run: there are no figures to expect.
+run: docs/reproduction.md computes what to expect.
 
     python prepare.py config/l2t.py --input="openwebtext/*.jsonl.gz"
-    torchrun --standalone --nproc_per_node=1 train.py config/l2t.py
+    torchrun --standalone --nproc_per_node=8 train.py config/l2t.py    # or 1: the same rows
     python evaluate.py config/l2t.py
 
 --input is the folder of text that you have. prepare.py embeds on the GPU with --device=cuda.
@@ -31,7 +31,7 @@ text_clock = False
 optimizer = 'muon'
 learning_rate = 1e-3
 batch_size = 128
-grad_accum = 4
+global_batch = 512
 max_iters = 100_000
 warmup_iters = 1000
 ema_decay = 0.9999

@@ -1,8 +1,9 @@
 """ l2t at a large size: width 1024, 24 blocks, Qwen3 embeddings cut to 32 dimensions. train.py
-prints the parameter count before it begins. For GPUs; docs/cluster.md.
+prints the parameter count before it begins. For GPUs (docs/cluster.md); what to expect is computed
+in docs/reproduction.md.
 
     python prepare.py config/l2t_892m.py --input="openwebtext/*.jsonl.gz"
-    torchrun --standalone --nproc_per_node=1 train.py config/l2t_892m.py
+    torchrun --standalone --nproc_per_node=8 train.py config/l2t_892m.py    # or 1
 """
 # data
 dataset = 'openwebtext_qwen32'
@@ -29,7 +30,7 @@ latent_tokens = 8
 optimizer = 'muon'
 learning_rate = 6e-4
 batch_size = 16
-grad_accum = 32
+global_batch = 512
 max_iters = 100_000
 warmup_iters = 2000
 ema_decay = 0.9999

@@ -2,11 +2,11 @@
 32 layers, crops of 1,024 residues. For GPUs; it has not been trained.
 
     python prepare.py config/protein.py --input=uniref50.fasta.gz --homology=0.3
-    torchrun --standalone --nproc_per_node=8 train.py config/protein.py --grad_accum=6
+    torchrun --standalone --nproc_per_node=8 train.py config/protein.py
     python sample.py config/protein.py --num_samples=8 --length=200 --fasta=new.fasta
     python evaluate.py config/protein.py
 
---grad_accum=6 on 8 GPUs makes steps of 393,216 residues, as grad_accum=48 on one GPU does.
+A step has 384 crops, 393,216 residues, on any number of GPUs that divides it.
 
 Variants:
     latents beside the residues      prepare with --encoder=esm2 --max_tokens=1022, train with
@@ -35,7 +35,7 @@ text_clock = False
 # optimisation
 learning_rate = 4e-4
 batch_size = 8
-grad_accum = 48
+global_batch = 384
 max_iters = 100_000
 warmup_iters = 10_000
 ema_decay = 0.9999

@@ -6,6 +6,9 @@ runs no code from it and notices every broken byte.
                                 rng_state_rank{N}.pt, training_state.json
     out/<run>/latest, best      text files that name checkpoints
 
+With parallel=fsdp every rank writes its own rows of weights, average and moments instead
+(sharded.py). Both forms are read by any number of processes.
+
 Writing: all files go into step-N.tmp, are synced to the disk, and one rename makes it step-N.
 Another rename puts the name into `latest`. Only then are old checkpoints removed.
 
@@ -21,22 +24,27 @@ import shutil
 import sys
 import warnings
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 import processes
 from model import Model, ModelConfig
-from runs import rules
-from runs.files import fsync, read_json, sha256, write_text
+from runs import distributed, rules, sharded
+from runs.files import fsync, one_line, read_json, sha256, write_text
 from runs.manifest import read_meta
 from runs.run_folder import dumps, read_config
 
 # Names that are read from files must match these, so none leads out of the run folder.
 STEP = re.compile(r'step-\d{8,12}', re.ASCII)
-FILE = re.compile(r'(model|ema)\.safetensors|(optimizer|rng_state_rank\d+)\.pt', re.ASCII)
+FILE = re.compile(r'(model|ema)\.safetensors|(optimizer|rng_state_rank\d+)\.pt|'
+                  r'(model|ema|optimizer)_rank\d+\.safetensors', re.ASCII)
+
+# torch and safetensors raise errors of their own for a full disk
+DISK_ERRORS = (OSError, RuntimeError, SafetensorError)
 
 # The form of training_state.json, in rules of rules.py. `save` writes step, files and sha256,
 # train.py the rest.
@@ -51,6 +59,7 @@ STATE = {
     'history?': ['[0, inf)'],
     'global_batch?': 'int [1, 2**60]',
     'model_config?': {},
+    'names?': ['<a name>'],                                # of a sharded model: what trains
     'identity?': {'model': {}, 'process': {}, 'tokenizer': {}, 'encoder': (None, {}), 'files': {}},
 }
 
@@ -135,7 +144,8 @@ def verify(folder):
 
     # the files beside it
     files = state.get('files')
-    if not isinstance(files, dict) or 'model.safetensors' not in files:
+    has_model = {'model.safetensors', 'model_rank0.safetensors'} & set(files or ())
+    if not isinstance(files, dict) or not has_model:
         raise ValueError(f'{path}: found files {files}, expected model.safetensors among them')
     for name, expected in files.items():
         path = Path(folder) / name
@@ -212,74 +222,174 @@ def save(out_dir, step, model_state, ema_state, optimizer_state, training_state,
     OSError where it cannot be written, ValueError where weights, average or moments are not finite.
     Then nothing of it is left, and the checkpoints before it are untouched.
     """
-    out_dir = Path(out_dir)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    folder = out_dir / f'step-{step:08d}'
+    folder = Path(out_dir) / f'step-{step:08d}'
+    weights = {'model': model_state, 'ema': ema_state}
+    check_finite(folder, {**weights, 'optimizer': optimizer_state})
+    size = n_bytes((model_state, ema_state, optimizer_state, rng_states))
+    tmp, cannot = make_room(folder, size)
 
-    # a broken checkpoint would push the good ones out
-    states = {'model': model_state, 'ema': ema_state, 'optimizer': optimizer_state}
+    with nothing_left(tmp, cannot):
+        if tmp:
+            files = write_files(tmp, weights)
+            state = {**training_state, 'step': step}
+            write_rest(tmp, state, files, rng_states, optimizer_state)
+        publish(folder, tmp, best)
+    remove_old(folder.parent, keep)
+    return folder
+
+
+def save_sharded(out_dir, step, model_state, ema_state, optimizer_state, training_state, rng_states,
+                 keep=2, best=False):
+    """ `save` for a sharded model: every rank calls it, with its shares, and writes its own rows.
+    Returns [folder, error], the same on all ranks; one of the two is None. """
+    folder = Path(out_dir) / f'step-{step:08d}'
+    shares = sharded.shares_of(model_state, ema_state, optimizer_state, distributed.rank)
+
+    # what one rank finds, all know
+    error = None
+    try:
+        check_finite(folder, shares)
+    except ValueError as failure:
+        error = str(failure)
+    errors = [error for error in distributed.all_gather_object(error) if error]
+    if errors:
+        return None, ValueError(errors[0])
+
+    # rank 0 makes room
+    size = sum(distributed.all_gather_object(n_bytes(shares)))
+    room, error = distributed.on_rank0(make_room, folder, size)
+    if error:
+        return None, error
+    tmp, cannot = room
+
+    # all write, and rank 0 makes it a checkpoint
+    files = {}
+    if tmp:
+        try:
+            files = write_files(tmp, shares, f'_rank{distributed.rank}')
+        except DISK_ERRORS as failure:
+            error = one_line(failure)
+    written = distributed.all_gather_object((files, error))
+    state = {**training_state, 'step': step, 'names': optimizer_state['names']}
+    return distributed.on_rank0(finish_sharded, folder, tmp, cannot, written, state, rng_states,
+                                keep, best)
+
+
+def finish_sharded(folder, tmp, cannot, written, state, rng_states, keep, best):
+    """ What is left for rank 0. written: for each rank its files, as write_files gives them, and
+    the error that it met, or None. """
+    with nothing_left(tmp, cannot):
+        all_files = {}
+        for files, error in written:
+            if error:
+                raise OSError(error)
+            all_files.update(files)
+        if tmp:
+            write_rest(tmp, state, all_files, rng_states)
+        publish(folder, tmp, best)
+    remove_old(folder.parent, keep)
+    return folder
+
+
+def check_finite(folder, states):
+    """ ValueError where a tensor is not finite: a broken checkpoint would push the good ones out.
+    states: {kind: nested tensors}. """
     for name, state in states.items():
         found = first_not_finite(state, name)
         if found:
             raise ValueError(f'{folder.name} is not saved: {found} holds nan or inf')
 
+
+def make_room(folder, size):
+    """ (step-N.tmp, the begin of an error line), for tensors of so many bytes. None for step-N.tmp
+    where step-N is there already: it is the same to the bit, since a resumed run writes what it
+    wrote before. OSError where the disk is too full. """
     # leftovers of a process that was killed while it saved
+    out_dir = folder.parent
+    out_dir.mkdir(parents=True, exist_ok=True)
     for stale in out_dir.glob('step-*.tmp'):
         shutil.rmtree(stale)
     if folder.exists() and is_broken(folder):
         set_aside(folder)
 
     # is there room?
-    tensors = (model_state, ema_state, optimizer_state, rng_states)
-    needs = int(1.01 * sum(map(n_bytes, tensors))) + 2 ** 20
+    needs = int(1.01 * size) + 2 ** 20
     has = shutil.disk_usage(out_dir).free
     cannot = f'cannot save {folder.name}: needs {needs:,} bytes, has {has:,} at {out_dir}'
     if has < needs:
         raise OSError(cannot)
+    return None if folder.exists() else folder.with_name(folder.name + '.tmp'), cannot
 
-    # A folder of this step is the same to the bit: a resumed run writes what it wrote before.
-    tmp = folder.with_name(folder.name + '.tmp')
+
+@contextmanager
+def nothing_left(tmp, cannot):
+    """ Around what writes a checkpoint: an error of the disk becomes an OSError that begins with
+    `cannot`, and tmp is removed. """
     try:
-        if not folder.exists():
-            tmp.mkdir()
-            write_files(tmp, step, model_state, ema_state, optimizer_state, training_state,
-                        rng_states)
-            os.rename(tmp, folder)
-            fsync(out_dir)
-        write_text(out_dir / 'latest', folder.name + '\n')
-        if best:
-            write_text(out_dir / 'best', folder.name + '\n')
-    except (OSError, RuntimeError, SafetensorError) as error:
-        # torch and safetensors raise errors of their own for a full disk
-        raise OSError(f'{cannot}: ' + str(error).partition('\n')[0]) from error
+        yield
+    except DISK_ERRORS as error:
+        raise OSError(f'{cannot}: {one_line(error)}') from error
     finally:
-        shutil.rmtree(tmp, ignore_errors=True)
-    remove_old(out_dir, keep)
-    return folder
+        if tmp:
+            shutil.rmtree(tmp, ignore_errors=True)
 
 
-def write_files(tmp, step, model_state, ema_state, optimizer_state, training_state, rng_states):
-    """ The files of a checkpoint, synced to the disk. """
-    save_file(unshared(model_state), tmp / 'model.safetensors')
-    if ema_state is not None:
-        save_file(unshared(ema_state), tmp / 'ema.safetensors')
+def write_files(tmp, states, suffix=''):
+    """ A safetensors file for each kind of {kind: {name: tensor}}. Returns {file: its size and
+    digest}. """
+    tmp.mkdir(exist_ok=True)                               # several ranks may write there
+    paths = []
+    for kind, state in states.items():
+        if state is not None:
+            paths.append(tmp / f'{kind}{suffix}.safetensors')
+            save_file(unshared(state), paths[-1])
+    return synced(paths)
+
+
+def write_rest(tmp, state, files, rng_states, optimizer_state=None):
+    """ The files of torch.save, and training_state.json, which names all. """
+    pickles = {f'rng_state_rank{rank}.pt': rng for rank, rng in enumerate(rng_states)}
     if optimizer_state is not None:
-        torch.save(optimizer_state, tmp / 'optimizer.pt')
-    for rank, rng_state in enumerate(rng_states):
-        torch.save(rng_state, tmp / f'rng_state_rank{rank}.pt')
+        pickles['optimizer.pt'] = by_value(optimizer_state)
+    for name, value in pickles.items():
+        torch.save(value, tmp / name)
+    files = {**files, **synced([tmp / name for name in pickles])}
 
+    # the digest of the state is that of its text with an empty one
+    state = {**state, 'files': dict(sorted(files.items())), 'sha256': ''}
+    state['sha256'] = hashlib.sha256(dumps(state).encode()).hexdigest()
+    write_text(tmp / 'training_state.json', dumps(state))
+
+
+def synced(paths):
+    """ {name: size and digest} of files, once they are on the disk. """
     # safetensors lets only the owner read; these files get the usual permissions
     umask = os.umask(0)
     os.umask(umask)
-    for path in tmp.iterdir():
+    for path in paths:
         path.chmod(0o666 & ~umask)
         fsync(path)
+    return {path.name: describe(path) for path in paths}
 
-    # sizes and digests; the digest of the state is that of its text with an empty one
-    files = {path.name: describe(path) for path in sorted(tmp.iterdir())}
-    state = {**training_state, 'step': step, 'files': files, 'sha256': ''}
-    state['sha256'] = hashlib.sha256(dumps(state).encode()).hexdigest()
-    write_text(tmp / 'training_state.json', dumps(state))
+
+def publish(folder, tmp, best):
+    """ Makes step-N.tmp step-N and names it. """
+    if tmp:
+        os.rename(tmp, folder)
+        fsync(folder.parent)
+    write_text(folder.parent / 'latest', folder.name + '\n')
+    if best:
+        write_text(folder.parent / 'best', folder.name + '\n')
+
+
+def by_value(state):
+    """ A copy in which no dict, list or tuple occurs twice. torch.save writes what occurs twice
+    only once, so the bytes would depend on more than the values. """
+    if isinstance(state, dict):
+        return {key: by_value(value) for key, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)(by_value(value) for value in state)
+    return state
 
 
 def unshared(state):
@@ -345,25 +455,15 @@ def read_pickle(path, map_location='cpu'):
                          f'({type(error).__name__})') from None
 
 
-def read_weights(path, device='cpu'):
-    """ {name: tensor} of a safetensors file. """
-    try:
-        weights = load_file(path, device=str(device))
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f'cannot read {path}: {error}') from None
-    return {todays_name(name): weight for name, weight in weights.items()}
+def read_weights(*paths, device='cpu'):
+    """ {name: tensor} of a safetensors file, or of those of all ranks. """
+    tensors = sharded.read(paths, device)
+    return {todays_name(name): tensor.whole() for name, tensor in tensors.items()}
 
 
-def read_shapes(path):
-    """ {name: shape} from the header of a safetensors file. Nothing is loaded. """
-    shapes = {}
-    try:
-        with safe_open(path, 'pt') as f:
-            for name in f.keys():
-                shapes[todays_name(name)] = list(f.get_slice(name).get_shape())
-    except (OSError, SafetensorError) as error:
-        raise ValueError(f'cannot read {path}: {error}') from None
-    return shapes
+def read_shapes(*paths):
+    """ {name: shape}, from headers alone. Nothing is loaded. """
+    return {todays_name(name): tensor.shape for name, tensor in sharded.read(paths).items()}
 
 
 def todays_name(name):
@@ -386,17 +486,29 @@ def todays_config(model_config):
 
 def load(folder, map_location='cpu', rank=0):
     """ {'model', 'ema', 'optimizer', 'training_state', 'rng'} of a folder that `newest` or `verify`
-    found whole, with None for what it does not have. rng is that of this rank. """
+    found whole, with None for what it does not have. rng is that of this rank. What a sharded model
+    has written is not read yet: its tensors are sharded.ShardedTensor. """
+    folder = Path(folder)
     state = read_state(folder)
+    files = state['files']
 
-    def read(name, reader, device=map_location):
-        return reader(Path(folder) / name, device) if name in state['files'] else None
+    def read(name, device=map_location):
+        return read_pickle(folder / name, device) if name in files else None
 
-    return {'model': read('model.safetensors', read_weights),
-            'ema': read('ema.safetensors', read_weights),
-            'optimizer': read('optimizer.pt', read_pickle),
-            'rng': read(f'rng_state_rank{rank}.pt', read_pickle, 'cpu'),
-            'training_state': state}
+    found = {'optimizer': read('optimizer.pt'), 'rng': read(f'rng_state_rank{rank}.pt', 'cpu'),
+             'training_state': state}
+    for kind in ('model', 'ema'):
+        paths = sharded.paths_of(folder, files, kind)
+        if f'{kind}.safetensors' in files:
+            found[kind] = read_weights(*paths, device=map_location)
+        else:
+            tensors = sharded.read(paths)
+            found[kind] = {todays_name(name): tensor for name, tensor in tensors.items()} or None
+
+    moments = sharded.paths_of(folder, files, 'optimizer')
+    if moments:
+        found['optimizer'] = sharded.read_optimizer(moments, state.get('names', []))
+    return found
 
 
 def checked_moments(path, state, optimizer, owners):
@@ -425,7 +537,7 @@ def checked_moments(path, state, optimizer, owners):
             # `step` is one number, AdamW's count of steps; the others are as large as the parameter
             is_step = kind == 'step'
             shape = [] if is_step else list(owner.shape)
-            value = torch.as_tensor(value)
+            value = sharded.as_tensor(value, owner)
             is_dense = value.layout == torch.strided and not value.is_complex()
             is_numbers = is_dense and value.dtype != torch.bool
             if not is_numbers or list(value.shape) != shape:
@@ -441,20 +553,21 @@ def checked_moments(path, state, optimizer, owners):
 
 def check_average(path, name, value, parameter):
     """ ValueError unless a parameter's average has its shape: copy_ broadcasts others. """
-    if value.shape != parameter.shape:
+    if list(value.shape) != list(parameter.shape):
         raise ValueError(f'{path}: found {name} {list(value.shape)}, '
                          f'expected {list(parameter.shape)}')
 
 
 # ---- reading: a model
 
-def compare_shapes(model, path):
-    """ ValueError unless the names and shapes in a safetensors file are the model's. """
-    found = read_shapes(path)
+def compare_shapes(model, paths):
+    """ ValueError unless the names and shapes in a safetensors file, or in those of all ranks, are
+    the model's. """
+    found = read_shapes(*paths)
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in sorted({**expected, **found}):
         if found.get(name) != expected.get(name):
-            raise ValueError(f'{path}: found {name} {found.get(name)}, '
+            raise ValueError(f'{paths[0]}: found {name} {found.get(name)}, '
                              f'expected {expected.get(name)}')
 
 
@@ -468,10 +581,11 @@ def check_table_sizes(model):
                          f'weights of {weights:,}')
 
 
-def build(model_config, path, knobs):
-    """ A model for the weights at `path`, not yet filled, of a run with these knobs. The sizes are
-    not trusted: the model is first built on the meta device, without memory, and each name and
-    shape is compared with the file's header. """
+def build(model_config, paths, knobs):
+    """ A model for the weights in these files, not yet filled, of a run with these knobs. The sizes
+    are not trusted: the model is first built on the meta device, without memory, and each name and
+    shape is compared with the files' headers. """
+    path = paths[0]
     try:
         fields = todays_config(model_config)
         fields.pop('importance', None)                     # a knob of the run, not of the network
@@ -482,7 +596,7 @@ def build(model_config, path, knobs):
             model = processes.add_modules(Model(config), knobs)
     except Exception as error:                             # whatever hostile values provoke
         raise ValueError(f'{path}: its model_config builds no model: {error}') from None
-    compare_shapes(model, path)
+    compare_shapes(model, paths)
     try:
         check_table_sizes(model)
     except ValueError as error:
@@ -512,6 +626,12 @@ def find_checkpoint(out_dir, which='best'):
     raise ValueError(f'{out_dir} has no checkpoint {rules.short(name)}, {hint}')
 
 
+def sampled_files(folder, files, ema=True):
+    """ The files of the weights that sampling reads: of the average, where there is one. """
+    average = sharded.paths_of(folder, files, 'ema') if ema else []
+    return average or sharded.paths_of(folder, files, 'model')
+
+
 def load_model(out_dir, which='best', ema=True, device='cpu'):
     """ (model, config, meta) of a run. which: as in find_checkpoint. ema: the EMA weights, where
     there are any. """
@@ -528,8 +648,7 @@ def load_model(out_dir, which='best', ema=True, device='cpu'):
             raise ValueError(f'{out_dir}/config.json: {knob}={config[knob]!r}, but {name} was '
                              f'trained with {value!r}')
 
-    has_ema = ema and 'ema.safetensors' in state['files']
-    path = out_dir / name / ('ema.safetensors' if has_ema else 'model.safetensors')
-    model = build(state.get('model_config'), path, config)
-    model.load_state_dict(read_weights(path))
+    paths = sampled_files(out_dir / name, state['files'], ema)
+    model = build(state.get('model_config'), paths, config)
+    model.load_state_dict(read_weights(*paths))
     return model.to(device).eval(), config, meta

@@ -10,6 +10,7 @@ in an NCCL collective when its peer dies notices it late: after dist_timeout.
 import ctypes
 import inspect
 import os
+import re
 import sys
 from contextlib import nullcontext, suppress
 
@@ -17,11 +18,33 @@ import torch
 import torch.distributed as dist
 
 from configurator import stop
+from runs.sharded import ShardedTensor
 
-# torchrun sets these, or another launcher
+def from_srun(env):
+    """ RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun would set them, for a
+    process that srun has started. Empty where it has not, or where RANK or WORLD_SIZE is set. """
+    # sbatch sets SLURM_NTASKS and SLURM_PROCID too, for a script that is one process. So a step is
+    # asked for, which only srun makes
+    if 'SLURM_STEP_NUM_TASKS' not in env or 'RANK' in env or 'WORLD_SIZE' in env:
+        return {}
+
+    # the first node, where rank 0 is: gpu[03-06,09],big1 -> gpu03
+    nodes = re.sub(r'\[(\w+)[^]]*]', r'\1', env['SLURM_STEP_NODELIST'])
+    # two jobs on one node need two ports
+    port = 20_000 + int(env['SLURM_JOB_ID']) % 10_000
+    return dict(RANK=env['SLURM_PROCID'], LOCAL_RANK=env['SLURM_LOCALID'],
+                WORLD_SIZE=env['SLURM_STEP_NUM_TASKS'],
+                MASTER_ADDR=nodes.split(',')[0], MASTER_PORT=str(port))
+
+
+for name, value in from_srun(os.environ).items():
+    os.environ.setdefault(name, value)                     # MASTER_ADDR may have been exported
+
+# torchrun sets these, or srun, or another launcher
 world = int(os.environ.get('WORLD_SIZE') or 1)
 rank = int(os.environ.get('RANK') or 0)
 local_rank = int(os.environ.get('LOCAL_RANK') or rank)
+by_srun = 'SLURM_STEP_NUM_TASKS' in os.environ and 'TORCHELASTIC_RUN_ID' not in os.environ
 
 
 # ---- this process
@@ -132,23 +155,13 @@ def gradient_sync(net, is_last):
     return net.no_sync() if hasattr(net, 'no_sync') and not is_last else nullcontext()
 
 
-def gather(value):
-    """ Sharded tensors in nested dicts, lists and tuples become whole: on the host of rank 0, None
-    on the other ranks. Other values stay as they are. Every rank must call. """
-    if isinstance(value, dict):
-        return {key: gather(v) for key, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(gather(v) for v in value)
-    if not hasattr(value, 'full_tensor'):
-        return value
-    full = value.full_tensor()
-    return full.cpu() if rank == 0 else None
-
-
 def distribute(value, like):
     """ This rank's share of a whole tensor, sharded as `like` is; the tensor itself where `like` is
     not sharded. """
-    if not hasattr(like, 'full_tensor') or value.shape != like.shape:
+    if isinstance(value, ShardedTensor):
+        return value.like(like)
+    is_whole = not hasattr(value, 'full_tensor')
+    if not is_whole or not hasattr(like, 'full_tensor') or value.shape != like.shape:
         return value
     from torch.distributed.tensor import distribute_tensor
     value = value.to(like.device)

@@ -52,16 +52,15 @@ def export(out_dir, folder, which='best', license='', hardware=''):
     config = read_config(out_dir)
     name = checkpoint.find_checkpoint(out_dir, which)
     state = checkpoint.verify(out_dir / name)
-    has_average = 'ema.safetensors' in state['files']
-    weights_file = 'ema.safetensors' if has_average else 'model.safetensors'
-    weights = checkpoint.read_weights(out_dir / name / weights_file)
+    weights = checkpoint.read_weights(*checkpoint.sampled_files(out_dir / name, state['files']))
 
     # a folder beside it, renamed at the end
     tmp = folder.with_name(folder.name + '.tmp')
     shutil.rmtree(tmp, ignore_errors=True)
     (tmp / name).mkdir(parents=True)
-    kept = {key: state[key] for key in ('model_config', 'identity') if key in state}
-    checkpoint.write_files(tmp / name, state['step'], weights, None, None, kept, [])
+    kept = {key: state[key] for key in ('step', 'model_config', 'identity') if key in state}
+    files = checkpoint.write_files(tmp / name, {'model': weights})
+    checkpoint.write_rest(tmp / name, kept, files, [])
     for pointer in ('best', 'latest'):
         write_text(tmp / pointer, name + '\n')
     copy_data(out_dir / 'data', tmp)

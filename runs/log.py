@@ -84,7 +84,7 @@ def say_cost(model, run, config):
     """ One line of what a whole run will take: steps, epochs, floating-point operations. """
     from runs.flops import flops
     first, max_iters = run.stages[0], config['max_iters']
-    head_positions = first.budget * config['grad_accum'] * world
+    head_positions = first.budget * run.grad_accum * world
     cost = flops(model, run.global_batch, first.seq_len, head_positions, first.predict)
     n_samples, seq_len = len(run.train_data), run.train_data.seq_len
     epochs = run.global_batch * max_iters / n_samples

@@ -1,8 +1,8 @@
 """
 How the processes of a run meet, and what one of them does when it loses the others.
 
-torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Any other launcher may set
-them too (SLURM: docs/cluster.md).
+torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. For SLURM's srun,
+distributed.py sets them. Any other launcher may set them too (docs/cluster.md).
 """
 import os
 import queue

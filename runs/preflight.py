@@ -45,9 +45,9 @@ def plan(config):
         open_data(run, k)
         choose_by_mode(run, k, config)
         choose_processes(run, k, config)
+        share_rows(run, k)
         choose_stages(run, k)
         choose_frozen(run, k, config)
-    run.global_batch = k.batch_size * k.grad_accum * world
 
     # the streams that any stage predicts, and the modes that have a share in any stage
     run.predict = tuple(s for s in k.streams if any(s in stage.predict for stage in run.stages))
@@ -76,11 +76,15 @@ def pick_device(device):
     """ One GPU per process. """
     n_gpus = torch.cuda.device_count()
     if device == 'auto' and torch.cuda.is_available() or device == 'cuda':
-        if 0 < n_gpus <= distributed.local_rank:
-            stop(f'rank {rank}: cuda:{distributed.local_rank} is asked for, '
+        # with --gpus-per-task=1, srun shows each process only its own GPU, as cuda:0
+        number = distributed.local_rank
+        if n_gpus == 1 and distributed.by_srun:
+            number = 0
+        if 0 < n_gpus <= number:
+            stop(f'rank {rank}: cuda:{number} is asked for, '
                  f'this machine has {n_gpus}; fewer --nproc_per_node', code=4)
         if n_gpus:                                         # none: checkpoint.pick_device says so
-            device = f'cuda:{distributed.local_rank}'
+            device = f'cuda:{number}'
     return checkpoint.pick_device(device)
 
 
@@ -157,18 +161,40 @@ def choose_processes(run, k, config):
                          'use text_clock=False, predict_length=True')
 
 
+def share_rows(run, k):
+    """ How many rows of a step a process reads at once. """
+    run.micro_batch, run.grad_accum = k.batch_size, k.grad_accum
+    if k.global_batch is not None:
+        if k.grad_accum != 1:
+            raise ValueError(f'global_batch={k.global_batch} and grad_accum={k.grad_accum}: '
+                             'grad_accum follows from global_batch, leave it at 1')
+        rows, rest = divmod(k.global_batch, world)
+        if rest:
+            raise ValueError(f'global_batch={k.global_batch} cannot be shared by {world} processes '
+                             'alike: use another number of processes, or another --global_batch')
+        run.micro_batch = min(k.batch_size, rows)
+        run.grad_accum, rest = divmod(rows, run.micro_batch)
+        if rest:
+            fits = max(n for n in range(1, run.micro_batch) if rows % n == 0)
+            raise ValueError(f'global_batch={k.global_batch} gives each of {world} processes '
+                             f'{rows} rows, no multiple of batch_size={k.batch_size}: use '
+                             f'--batch_size={fits}, or another --global_batch')
+    run.global_batch = run.micro_batch * run.grad_accum * world
+
+
 def choose_stages(run, k):
     """ Stretches of the run with one mode and one text length. """
     # importance changes how much is masked, and so on how many positions the head runs
     more = run.adaptive.share(run.text, k.t_min) if run.adaptive else 1
+    rows = run.micro_batch
 
     def head_budget(masked_share, causal_share, length):
         places = 0
         if masked_share:
-            places = run.text.head_budget(k.batch_size, length, masked_share * more, k.t_min)
+            places = run.text.head_budget(rows, length, masked_share * more, k.t_min)
         if causal_share:
-            places += run.next_token.head_budget(k.batch_size, length, causal_share)
-        return min(places, k.batch_size * length)
+            places += run.next_token.head_budget(rows, length, causal_share)
+        return min(places, rows * length)
 
     modes = k.mode_schedule or k.mode
     run.next_token = None
@@ -237,6 +263,9 @@ def say_what_was_found(run, k, config):
                            f'latents {c.n_latents} x {c.latent_dim}')
     report_check('model', f'{run.n_parameters / 1e6:.1f}M parameters, '
                           f'{run.n_trained / 1e6:.1f}M of them train')
+    if k.global_batch is not None:
+        report_check('batch', f'{run.global_batch:,} rows a step: {world} processes x '
+                              f'{run.grad_accum} micro-steps x {run.micro_batch} rows')
 
     is_new = not checkpoint.steps(k.out_dir)
     if rank == 0 and 'text' in k.streams and is_new:

@@ -5,10 +5,11 @@ import shutil
 import socket
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
-from safetensors.torch import load_file
+from runs import checkpoint, sharded
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8', '--max_iters=12', '--log_interval=1',
@@ -89,8 +90,77 @@ def cut(whole, out, step):
     (out / 'latest').write_text(step)
 
 
-def weights(out, name='model'):
-    return load_file(Path(out) / (Path(out) / 'latest').read_text().strip() / f'{name}.safetensors')
+def weights(out, kind='model'):
+    """ {name: whole tensor} of the newest checkpoint. """
+    folder = Path(out) / (Path(out) / 'latest').read_text().strip()
+    return checkpoint.read_weights(*sharded.paths_of(folder, os.listdir(folder), kind))
+
+
+def whole(value):
+    """ Nested dicts and lists of checkpoint.load, with what a sharded model has written read. """
+    if isinstance(value, dict):
+        return {key: whole(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [whole(v) for v in value]
+    return value.whole() if isinstance(value, sharded.ShardedTensor) else value
+
+
+def fork_ranks(before, body, *jobs, env=()):
+    """
+    Runs `body` in each rank of each job, one job after the other. A job is (name of its output, ranks, anything else); body sees
+    them as `job`, and its rank. All ranks are forks of one process that has run `before`: one import of torch for all.
+    Returns the exit codes of each job's ranks; what rank r prints is in the files `name`.r.out and .err.
+    """
+    code = f"""
+import json, os, runpy, socket, sys
+import numpy, safetensors.torch, tokenizers, torch, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor
+sys.path[:0] = [{str(ROOT / 'tests')!r}, {str(ROOT)!r}]
+def fork(job, rank, port):
+    pid = os.fork()
+    if pid:
+        return pid
+    rc = 1
+    try:
+        for number, kind in ((1, 'out'), (2, 'err')):
+            os.dup2(os.open(f'{{job[0]}}.{{rank}}.{{kind}}', os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        if job[1] > 1:
+            os.environ.update(RANK=str(rank), WORLD_SIZE=str(job[1]), MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port))
+        body(job, rank, port)
+        rc = 0
+    except SystemExit as stop:
+        rc = stop.code or 0
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(rc)
+def body(job, rank, port):
+{textwrap.indent(body, '    ')}
+{before}
+codes = []
+for job in {jobs!r}:
+    with socket.socket() as s:
+        s.bind(('127.0.0.1', 0))
+        port = s.getsockname()[1]
+    pids = [fork(job, rank, port) for rank in range(job[1])]
+    after_fork(job, pids)
+    codes.append([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
+print(json.dumps(codes))
+"""
+    result = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS,
+                            env={**os.environ, 'OMP_NUM_THREADS': '1', **dict(env)})
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def train_ranks(dataset, *jobs, before=''):
+    """ fork_ranks of train.py; a job is (out_dir, ranks, *args). `before` is code that runs first in each rank. """
+    body = f"""{before}
+sys.argv = ['train.py', {f'--dataset={dataset}'!r}, f'--out_dir={{job[0]}}', *{TINY!r}, '--master_timeout=180', *job[2:]]
+runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')
+"""
+    return fork_ranks('after_fork = lambda job, pids: None', body, *((str(job[0]), *job[1:]) for job in jobs))
 
 
 # five steps of a tenth of a second, then of one each: time to hit a certain one

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from runs import checkpoint
-from launch import TINY, Job, log, run_each, weights
+from launch import TINY, Job, log, run_each, weights, whole
 
 EXACT = ['--dropout=0', '--ema_decay=0.9']
 
@@ -98,7 +98,7 @@ def test_a_checkpoint_of_fsdp_goes_on_in_any_other_way_and_back(dataset, alone, 
         assert log(out)[step, False]['loss'] == pytest.approx(log(alone)[step, False]['loss'], rel=1e-5)
     ours, theirs = weights(out, 'ema'), weights(alone, 'ema')
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in theirs)
-    moments = [checkpoint.load(o / 'step-00000012')['optimizer']['states'][0]['state'] for o in (out, alone)]
+    moments = [whole(checkpoint.load(o / 'step-00000012'))['optimizer']['states'][0]['state'] for o in (out, alone)]
     assert all(torch.allclose(moments[0][i]['exp_avg'], moments[1][i]['exp_avg'], atol=1e-5) for i in moments[1])
 
 

@@ -20,7 +20,7 @@ import torch
 
 from runs import checkpoint
 from data import PackedDataset, row_order
-from launch import HANGS, ROOT, SLOW, TINY, Job, log, run, run_each, train, train_each, weights
+from launch import HANGS, ROOT, SLOW, TINY, Job, log, run, run_each, train, train_each, weights, whole
 from corpora.sources import text_hash
 from test_checkpoint import Command, forge, same, states
 from test_encoders import save_encoder
@@ -90,7 +90,7 @@ def digests(job):
 
 def assert_nothing_moved(out, a, b):
     """ Between the checkpoints of two steps: weights, average, moments, step counts. """
-    a, b = (checkpoint.load(out / f'step-{n:08d}') for n in (a, b))
+    a, b = (whole(checkpoint.load(out / f'step-{n:08d}')) for n in (a, b))
     for kind in ('model', 'ema'):
         assert all(torch.equal(a[kind][name], b[kind][name]) for name in a[kind]), kind
     for old, new in zip(a['optimizer']['states'], b['optimizer']['states']):

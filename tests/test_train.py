@@ -528,7 +528,8 @@ def test_the_conservative_overlay_makes_no_batch_smaller():
         knobs = dict(batch_size=64, grad_accum=1)
         for path in ['config/l2t.py', *overlay]:
             knobs |= {name: value for name, value, _ in run_config(str(ROOT / path))}
-        rows[len(overlay)] = knobs['batch_size'] * knobs['grad_accum']
+        assert knobs['grad_accum'] == 1, 'else it is refused beside global_batch'
+        rows[len(overlay)] = knobs['global_batch']
     assert rows[1] == rows[0] == 512
 
 
