@@ -238,6 +238,12 @@ def positions_of(mask):
     return mask.flatten().nonzero().squeeze(1)
 
 
+def to_device(x, like):
+    """ x on the device of `like`; x itself where that is None. From the host this does not wait.
+    """
+    return x if like is None else x.to(like.device, non_blocking=not x.is_cuda)
+
+
 def rank_in_row(values):
     """ (B, L): how many values of its row are smaller, so 0 is the smallest. """
     return values.argsort(1).argsort(1)
@@ -402,12 +408,14 @@ class MaskedText:
 
         tokens (B, L); latents (B, N, D) as the model shall see them, at clock t_latent (B,);
         u (B, 1 + L) uniform: the first column draws n, and is spread evenly over the rows.
+        tokens, u and known_mask lie on the host, which chooses the masks and has the result;
+        latents and t_latent lie on the device.
         """
         B, L = tokens.shape
 
         # mask n of the free positions
         if known_mask is None:
-            free = torch.full((B,), L, device=tokens.device)
+            free = torch.full((B,), L)
         else:
             free = (~known_mask).sum(1).clamp(min=1)
         n = (u[:, 0] * free).long()
@@ -415,14 +423,15 @@ class MaskedText:
         noisy, mask = self.corrupt_exactly(tokens, n, u[:, 1:], known_mask)
 
         # -log p(x^i | x_t) of the masked ones
-        t_text = self.time_of_share(n / L).float()                       # (B,)
+        t_text = to_device(self.time_of_share(n / L).float(), t_latent)  # (B,)
         positions = positions_of(mask)                                   # (P,)
-        hidden, _ = model(noisy, latents, t_text, t_latent, positions, predict=('text',),
-                          return_hidden=True)
-        nll = nll_of(run_head(model, hidden, self.mask_id), tokens.flatten()[positions])
+        targets = to_device(tokens.flatten()[positions], t_latent)
+        hidden, _ = model(to_device(noisy, t_latent), latents, t_text, t_latent,
+                          to_device(positions, t_latent), predict=('text',), return_hidden=True)
+        nll = nll_of(run_head(model, hidden, self.mask_id), targets).cpu()
 
         # the sum over each row
-        total = torch.zeros(B, dtype=torch.float64, device=tokens.device)
+        total = torch.zeros(B, dtype=torch.float64)
         total.index_add_(0, positions // L, nll.double())
         return total * free / n
 
@@ -543,11 +552,13 @@ class GaussianLatents:
         return alpha_t, sigma_t
 
     def alpha_sigma_like(self, t, z):
-        """ The same in the precision of z (B, N, D), and of a shape that multiplies it. """
+        """ The same in the precision of z (B, N, D), on its device, and of a shape that multiplies
+        it. A scalar t of the host stays there. """
         alpha_t, sigma_t = self.alpha_sigma(t)
         alpha_t, sigma_t = alpha_t.to(z.dtype), sigma_t.to(z.dtype)
         if alpha_t.ndim:
-            alpha_t, sigma_t = alpha_t[:, None, None], sigma_t[:, None, None]
+            alpha_t = to_device(alpha_t[:, None, None], z)
+            sigma_t = to_device(sigma_t[:, None, None], z)
         return alpha_t, sigma_t
 
     # from clean to noisy
@@ -594,8 +605,8 @@ class GaussianLatents:
             e = (z_t + alpha_t * out) / norm
         elif self.target == 'x0':
             x0 = out
-            safe_sigma = torch.where(sigma_t > 0, sigma_t, 1)
-            e = torch.where(sigma_t > 0, (z_t - alpha_t * out) / safe_sigma, 0)
+            divisor = torch.where(sigma_t > 0, sigma_t, torch.inf)       # x / inf is 0
+            e = (z_t - alpha_t * out) / divisor
         else:
             if (alpha_t == 0).any():
                 raise ValueError("latent_target='eps' says nothing at t=1, where the input is the "

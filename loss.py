@@ -29,7 +29,8 @@ import torch
 import torch.nn as nn
 
 from data import is_end
-from diffusion import CAUSAL, MODES, draw_clocks, normals, positions_and_targets, uniforms
+from diffusion import (CAUSAL, MODES, draw_clocks, normals, positions_and_targets, to_device,
+                       uniforms)
 
 # -----------------------------------------------------------------------------
 # A batch: made on the host, a pure function of (seed, step, rows)
@@ -221,17 +222,17 @@ class Loss(nn.Module):
         rows = [r % len(data) for r in range(i * B, (i + 1) * B)]
         crop = uniforms(make.seed, i, 'crop', 0, B, 1)[:, 0] if data.cropped else None
         tokens, latents = data.rows(rows, crop)
-        known_mask = None if make.predict_length else is_end(tokens, data.tokenizer).to(device)
-        tokens = tokens.to(device)
+        known_mask = None if make.predict_length else is_end(tokens, data.tokenizer)
         ones, zeros = torch.ones(B, device=device), torch.zeros(B, device=device)
 
-        # one clock per row, evenly over (0, 1)
-        u = uniforms(make.seed, i, 'evaluation', 0, B, 1 + data.seq_len).to(device)
-        spread = (u[0, 0] + torch.arange(B, device=device) / B) % 1
+        # one clock per row, evenly over (0, 1); the text is masked on the host
+        u = uniforms(make.seed, i, 'evaluation', 0, B, 1 + data.seq_len)
+        spread = (u[0, 0] + torch.arange(B) / B) % 1
         noise = nats = error = causal_nats = None
         if 'latent' in make.streams:
-            latents = latents.to(device)
-            noise = normals(make.seed, i, 'evaluation latent', 0, *latents.shape).to(device)
+            noise = normals(make.seed, i, 'evaluation latent', 0, *latents.shape)
+            noise = to_device(noise, ones)
+            latents = to_device(latents, ones)
 
         with self.autocast():
             # nats of the text, beside clean latents or none
@@ -248,11 +249,13 @@ class Loss(nn.Module):
             # the error of the latents, beside a clean text or none
             if 'latent' in predict:
                 z_t, noise = self.latent.corrupt(latents, spread, noise)
-                t_text = zeros if 't2l' in trains else ones
+                t_text = torch.zeros(B) if 't2l' in trains else torch.ones(B)
                 x_t = None
                 if 'text' in make.streams:
                     x_t, _ = self.text.corrupt(tokens, t_text, u[:, 1:], known_mask)
-                _, out = self.model(x_t, z_t, t_text, spread.float(), predict=('latent',))
+                    x_t = to_device(x_t, ones)
+                _, out = self.model(x_t, z_t, to_device(t_text, ones), to_device(spread, ones),
+                                    predict=('latent',))
                 target = self.latent.target_of(latents, noise, spread)
                 error = self.latent.loss(out, target, ones)[1].sum().item()
 

@@ -51,7 +51,8 @@ from diffusion import (Logits, MaskedText, check_choice, in_chunks, positions_of
                        run_head)
 from runs.console import check_writable, warn, watcher
 from runs.loading import Needs, encode, load_run, no_progress, raw_latents, trained_for
-from samplers import SOLVERS, log_p_of, make_propose, make_sampler, no_callback, scatter_at
+from samplers import (SOLVERS, log_p_of, make_propose, make_sampler, no_callback, scatter_at,
+                      to_device)
 
 out_dir = 'out/quickstart'  # <a run folder>: model, data records and schedules all come from it
 which = 'best'              # best | latest | <a step, as step-00001000>: best is the latest one
@@ -262,6 +263,12 @@ def null_latents(run, n, rng):
     return (noise * run.latent.live.to(rng.device)).to(run.device)
 
 
+def ban(run, logits):
+    """ Logits (P, V) of ids that are never written become -inf. That number is made on the device:
+    for one of the host the host would wait. """
+    logits[:, run.banned] = logits.new_full((), -torch.inf)
+
+
 def make_denoise(run, g, condition, null, inner=None, is_causal=False):
     """ denoise(tokens, t, positions, rows) of samplers.py, with guidance g.
     condition, null (B, N, D): standardised latents, and noise in their place; None: there are none.
@@ -271,6 +278,9 @@ def make_denoise(run, g, condition, null, inner=None, is_causal=False):
     cache_c, cache_u = ({}, {}) if is_causal else (None, None)
 
     def denoise(tokens, t, positions, rows=slice(None)):
+        if isinstance(rows, torch.Tensor):
+            rows = to_device(rows, tokens)
+
         def conditional():
             return call(run, tokens, condition[rows], t, 0.0, positions, cache=cache_c)[0]
 
@@ -285,7 +295,7 @@ def make_denoise(run, g, condition, null, inner=None, is_causal=False):
         def allowed(part):
             # without what is never written, and what is not written here
             logits = guided[part]                                        # (p, V)
-            logits[:, run.banned] = -torch.inf
+            ban(run, logits)
             if inner is not None:
                 logits[:, specials] += torch.where(is_inner[part], -torch.inf, 0.0)[:, None]
             return logits
@@ -544,7 +554,7 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_pr
 
             def allowed(part):
                 some = logits[part]
-                some[:, run.banned] = -torch.inf
+                ban(run, some)
                 return some
             return Logits(logits.shape, allowed)
 

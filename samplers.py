@@ -35,7 +35,7 @@ import math
 
 import torch
 
-from diffusion import check_choice, in_chunks, positions_of, rank_in_row
+from diffusion import check_choice, in_chunks, positions_of, rank_in_row, to_device
 from runs.rules import follows
 
 
@@ -111,11 +111,6 @@ def no_callback(tokens):
     pass
 
 
-def to_device(x, like):
-    """ x on the device of `like`. From the host this does not wait. """
-    return x.to(like.device, non_blocking=not x.is_cuda)
-
-
 def scatter_at(values, positions, x):
     """ values (B, L) gets x (P,) at the flat positions (P,), in place. """
     values.view(-1)[to_device(positions, values)] = x
@@ -147,9 +142,11 @@ def init_state(text, tokens, known_mask):
         # the schedule's t, for a sampler that has one and a text of which nothing is known
         if t is not None and nothing_known:
             return t
-        # else the t with M(t) = masked / L of each row: the clock of MaskedText.bound
-        n_masked = n + to_device(never_filled, n)
-        return text.time_of_share(n_masked.double() / tokens.shape[1]).float()
+        # else the t with M(t) = masked / L of each row: the clock of MaskedText.bound. The host
+        # computes it for all counts, in float64, which not every device has
+        L = tokens.shape[1]
+        clocks = text.time_of_share(torch.arange(L + 1).double() / L).float()
+        return to_device(clocks, n)[n + to_device(never_filled, n)]
 
     return tokens.clone(), is_mask & ~known_mask, model_time
 
@@ -243,7 +240,7 @@ def remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step
         model_t = model_time(masked.sum(1), t.expand(len(masked)))       # (B,)
         x = propose(denoise(tokens, model_t, positions))                 # (P,)
         scatter_at(tokens, positions, x)
-        scatter_at(tokens, positions_of(remask), text.mask_id)
+        tokens.masked_fill_(to_device(remask, tokens), text.mask_id)
         masked = (masked & ~unmask) | remask
         on_step(tokens)
     return tokens

@@ -14,9 +14,9 @@ import math
 import torch
 import torch.nn.functional as F
 
-from diffusion import HeadLoss, nll_of, positions_of, run_head
+from diffusion import HeadLoss, nll_of, positions_of, run_head, to_device
 from model import attention, causal_mask, rotate
-from samplers import init_state, no_callback, to_device
+from samplers import init_state, no_callback
 
 
 class NextToken:
@@ -57,14 +57,18 @@ class NextToken:
 
     @torch.no_grad()
     def bound(self, model, tokens, latents, t_latent, u=None, known_mask=None):
-        """ -log p itself, nats per sample (B,), float64. """
+        """ -log p itself, nats per sample (B,), float64. tokens and the result lie on the host, as
+        for MaskedText.bound. """
+        B, L = tokens.shape
         positions = positions_of(tokens != self.pad)                     # (P,)
-        zeros = torch.zeros(len(tokens), device=tokens.device)
-        seen = self.shift(tokens)
-        hidden, _ = model(seen, latents, zeros, t_latent, positions, predict=('text',),
-                          return_hidden=True, n_causal=len(tokens))
-        nll = nll_of(run_head(model, hidden, self.mask_id), tokens.flatten()[positions])
-        return zeros.double().index_add_(0, positions // tokens.shape[1], nll.double())
+        seen = to_device(self.shift(tokens), t_latent)
+        t_text = to_device(torch.zeros(B), t_latent)
+        targets = to_device(tokens.flatten()[positions], t_latent)
+        hidden, _ = model(seen, latents, t_text, t_latent, to_device(positions, t_latent),
+                          predict=('text',), return_hidden=True, n_causal=B)
+        nll = nll_of(run_head(model, hidden, self.mask_id), targets).cpu()
+        total = torch.zeros(B, dtype=torch.float64)
+        return total.index_add_(0, positions // L, nll.double())
 
     # ---- sampling
 

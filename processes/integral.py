@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from diffusion import in_chunks, is_right, positions_of, run_head
+from diffusion import in_chunks, is_right, positions_of, run_head, to_device
 
 # numbers in the float32 table (p, V) of one chunk; on a CPU a small one is faster
 CHUNK_ELEMENTS = {'cpu': 2 ** 22}
@@ -72,7 +72,7 @@ class IntegralProcess:
             t = y^3 (10 - 15 y + 6 y^2),   dt/dy = 30 y^2 (1 - y)^2,   y ~ U(0, 1)
         With t itself uniform the variance would be infinite: near t = 0 a wrong token has the
         weight 1/t and a probability of about sqrt(t).
-        u (B, 1 + L) uniform: its first column is y.
+        u (B, 1 + L) uniform: its first column is y. What lies where is as in MaskedText.bound.
         """
         B, L = tokens.shape
         y = u[:, 0].double()
@@ -82,19 +82,21 @@ class IntegralProcess:
         # the network's prediction at the scored places
         seen, scored = self.corrupt(tokens, t, u[:, 1:], known_mask)
         positions = positions_of(scored)                                     # (P,)
-        hidden, _ = model(seen, latents, t.float(), t_latent, positions, predict=('text',),
+        hidden, _ = model(to_device(seen, t_latent), latents, to_device(t.float(), t_latent),
+                          t_latent, to_device(positions, t_latent), predict=('text',),
                           return_hidden=True)
 
         # the integrand there, in float64
         def integrand(logits, x, z, t):
             return self.integrand(logits.double().log_softmax(1), x, z, t)
 
-        x = tokens.flatten()[positions]
-        z = seen.flatten()[positions]
         row = positions // L
+        x = to_device(tokens.flatten()[positions], t_latent)                 # (P,)
+        z = to_device(seen.flatten()[positions], t_latent)                   # (P,)
+        t = to_device(t[row], t_latent)                                      # (P,)
         logits = run_head(model, hidden, self.mask_id)                       # (P, V)
-        value = in_chunks(integrand, logits, x, z, t[row])                   # (P,)
+        value = in_chunks(integrand, logits, x, z, t)                        # (P,)
 
         # the sum over each row
-        total = torch.zeros(B, dtype=torch.float64, device=tokens.device)
-        return total.index_add_(0, row, value * slope[row])
+        total = torch.zeros(B, dtype=torch.float64)
+        return total.index_add_(0, row, value.cpu() * slope[row])

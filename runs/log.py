@@ -164,7 +164,7 @@ class StepLog:
 
         # sums over steps and ranks, and means per step and rank that was taken
         skips = self.describe_skips(step)
-        sums = distributed.all_reduce_sum(self.sums.clone())
+        sums = distributed.all_reduce_sum(self.sums.clone()).cpu()       # one read of the device
         *sums, norm, taken = sums.split([*self.sizes.values(), 1, 1])
         taken = taken.item()
         means = {name: (x / max(1, taken)).tolist() for name, x in zip(self.sizes, sums)}
@@ -217,11 +217,12 @@ class StepLog:
     def describe_skips(self, step):
         """ What was wrong with each step skipped since the last line; for a loss also on which
         rank, in which rows. Every rank must call. """
-        if not self.recent[:, 0].any():
+        recent = self.recent.tolist()
+        if not any(bad for bad, _, _ in recent):
             return []
         is_finite = distributed.all_gather_object(self.is_finite.tolist())
         found = []
-        for i, (bad, loss, norm) in enumerate(self.recent.tolist()):
+        for i, (bad, loss, norm) in enumerate(recent):
             if not bad:
                 continue
             if not math.isfinite(loss):

@@ -439,9 +439,10 @@ def scorer_of_run(out_dir, device):
                          'alone (config/ar.py)')
 
     def perplexity(texts):
-        tokens = pack(run, texts, cut=True).to(device)
+        tokens = pack(run, texts, cut=True)
         nats = 0
         for part in tokens.split(128):
-            nats += run.text.bound(run.model, part, None, None).sum().item()
+            ones = torch.ones(len(part), device=run.device)
+            nats += run.text.bound(run.model, part, None, ones).sum().item()
         return math.exp(nats / (tokens != run.tokenizer.pad).sum().item())
     return perplexity

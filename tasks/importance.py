@@ -67,28 +67,29 @@ def losses(run, tokens, z, rarity_of_tokens, draws, seed, batch):
     firsts = range(0, n, batch)
     for i in tqdm(firsts, desc='importance', unit='batch', leave=False, disable=None):
         rows = slice(i, i + batch)
-        x = tokens[rows].to(run.device)
+        x = tokens[rows]
         latents = None if z is None else z[rows].to(run.device)
         ends = ends_of(run, x)
         n_free = (~ends).sum(1).clamp(min=1)
         if run.model.importance:
-            importance[rows] = run.model.importance(x)[0].float().cpu()
+            importance[rows] = run.model.importance(x.to(run.device))[0].float().cpu()
 
         for k in range(draws):
             # mask so many positions of each text, evenly over 1..L
-            u = uniforms(seed, k, 'evaluation', i, len(x), 1 + L).to(run.device)
+            u = uniforms(seed, k, 'evaluation', i, len(x), 1 + L)
             share = (u[:, 0] + k / draws) % 1
             size = 1 + (share * n_free).long().clamp(max=n_free - 1)
             noisy, mask = run.text.corrupt_exactly(x, size, u[:, 1:], ends)
             positions = positions_of(mask)                               # (P,)
             t = run.text.time_of_share(size.double() / L)
-            logits, _ = call(run, noisy, latents, t, 0.0, positions)
+            logits, _ = call(run, noisy.to(run.device), latents, t, 0.0, positions)
 
             # the loss where it was masked
-            nll = torch.zeros(x.numel(), device=run.device)
-            nll[positions] = nll_of(logits, x.flatten()[positions])
-            nats[rows] += nll.view(x.shape).double().cpu()
-            count[rows] += mask.cpu()
+            targets = x.flatten()[positions].to(run.device)
+            nll = torch.zeros(x.numel())
+            nll[positions] = nll_of(logits, targets).cpu()
+            nats[rows] += nll.view(x.shape).double()
+            count[rows] += mask
     used = (count > 0) & (tokens != run.tokenizer.pad)
     return importance, nats / count.clamp(min=1), used
 

@@ -103,14 +103,11 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch, process=None, name='nelbo
 
 def bound_of(run, process, rows, tokens, latents, clock, u, known_mask):
     """ A draw of the bound on -log p of these rows, nats per text. """
-    def part(x):
-        return None if x is None else x[rows].to(run.device)
-
-    x = part(tokens)
-    t_latent = torch.full((len(x),), clock, device=run.device)
+    latents = None if latents is None else latents[rows].to(run.device)
+    known_mask = None if known_mask is None else known_mask[rows]
+    t_latent = torch.full((len(tokens[rows]),), clock, device=run.device)
     with run.autocast():
-        nats = process.bound(run.model, x, part(latents), t_latent, part(u), part(known_mask))
-    return nats.cpu()
+        return process.bound(run.model, tokens[rows], latents, t_latent, u[rows], known_mask)
 
 
 @torch.inference_mode()
@@ -136,10 +133,9 @@ def latent_mse(run, tokens, raw, draws, seed, batch):
             e = normals(seed, k, 'evaluation latent', 0, n, *z.shape[1:])
             for i in range(0, n, batch):
                 rows = slice(i, i + batch)
-                t_rows = t[rows].to(run.device)
-                z_t, _ = run.latent.corrupt(z[rows].to(run.device), t_rows, e[rows].to(run.device))
-                out = call(run, x[rows].to(run.device), z_t, clock, t_rows, predict=('latent',))[1]
-                x0, _ = run.latent.x0_and_e(out, z_t, t_rows)
+                z_t, _ = run.latent.corrupt(z[rows].to(run.device), t[rows], e[rows].to(run.device))
+                out = call(run, x[rows].to(run.device), z_t, clock, t[rows], predict=('latent',))[1]
+                x0, _ = run.latent.x0_and_e(out, z_t, t[rows])
                 squared = (x0.cpu() - z[rows]).square() * live           # (B, N, D)
                 error[rows] += squared.mean(1).sum(1) / live.sum() / draws
         means(results, control, {'latent_mse': error})
