@@ -10,7 +10,7 @@ there, is it right, how fast is it?
     head       the text head with its loss, at two vocabularies
     attention  which kernel attends at the shapes of our configs, and what others would take
     data       a small dataset and a run, for what follows
-    tests      the tests that need a GPU
+    tests      the tests of what is particular to CUDA
     losses     three steps of every option set in float32, beside the CPU's
     options    the same sets in bfloat16: a step that waits for the card is an error
     texts      every sampler and solver, and the evaluation
@@ -28,9 +28,9 @@ import contextlib
 import json
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -41,6 +41,7 @@ from benchmarks import checks, speeds
 from benchmarks.machine import attention, head, rates, versions
 from benchmarks.watched import ROOT, Skipped
 from configurator import stop
+from runs.checkpoint import pick_device
 from runs.run_folder import git_commit
 from samplers import SAMPLERS, SOLVERS
 
@@ -48,42 +49,69 @@ PARTS = ('machine', 'head', 'attention', 'data', 'tests', 'losses', 'options', '
          'cards', 'speed', 'peers', 'training')
 
 # -----------------------------------------------------------------------------
-# The jobs: {part: [(name, function, arguments)]}
+# The jobs of each part: (name, function, arguments). On a CPU everything has a tiny size
+
+def jobs_of_the_card(device, on_gpu):
+    """ What it can do, before any of our trainings. """
+    n = 8192 if on_gpu else 256
+    of_head = (8192, 768, (4096, 50_258, 50_304)) if on_gpu else (64, 32, (300, 304))
+    of_attention = []
+    for name, sizes in speeds.shapes(on_gpu).items():
+        shape = speeds.attention_shape(sizes)
+        of_attention.append((name, attention, (device, name, *shape)))
+    return {'machine': [('versions', versions, (device,)), ('rates', rates, (device, n))],
+            'head': [('head', head, (device, *of_head))],
+            'attention': of_attention}
+
+
+def jobs_of_checks(device, on_gpu, n_cards, folder, end):
+    """ Does everything run there, and is it right? """
+    data = [('prepare.py', checks.prepare_data, (folder,)),
+            ('train.py', checks.train_run, (folder, device))]
+    tests = [('tests/test_cuda.py', speeds.run_tests, (device, end))]
+
+    # on a CPU both sides of a comparison are the CPU: one is enough
+    compared = checks.OPTIONS if on_gpu else ['mixed']
+    losses = [(name, checks.compare_losses, (folder, name, device)) for name in compared]
+    options = [(name, checks.run_options, (folder, name, device)) for name in checks.OPTIONS]
+
+    texts = [(f'sampler {name}', checks.sample, (folder, name, device)) for name in SAMPLERS]
+    texts += [(f'solver {name}', checks.sample_latents, (folder, name, device))
+              for name in SOLVERS]
+    texts += [('evaluate.py', checks.evaluate, (folder, device))]
+
+    resume = [('SIGTERM, resume', checks.preempt, (folder, device))]
+    cards = [('ddp', checks.two_cards, (folder, 'ddp', device, n_cards)),
+             ('fsdp', checks.two_cards, (folder, 'fsdp', device, n_cards)),
+             ('a killed rank', checks.kill_a_rank, (folder, device, n_cards))]
+    return dict(data=data, tests=tests, losses=losses, options=options, texts=texts,
+                resume=resume, cards=cards)
+
+
+def jobs_of_speed(device, on_gpu, folder, end):
+    """ How fast is it? """
+    speed = []
+    for name in speeds.shapes(on_gpu):
+        for how in ('eager', 'compiled'):
+            speed.append((f'{name} {how}', speeds.time_config, (folder, name, how, device)))
+
+    # two sides at a time: all of them might not fit into the memory
+    pairs = [('ours', 'gpt') if on_gpu else ('ours',), ('diffusers', 'mmdit')]
+    peers = []
+    for name in speeds.of_peers(on_gpu):
+        for sides in pairs:
+            peers.append((f'{name} {" ".join(sides)}', speeds.time_peers, (name, sides, device)))
+
+    training = [('config/multi30k_l2t.py', speeds.train_for_real, (device, end))]
+    return dict(speed=speed, peers=peers, training=training)
+
 
 def list_jobs(device, n_cards, folder, end):
-    """ On a CPU everything has a tiny size. end: when the time is up, as time.monotonic has it. """
+    """ {part: its jobs}. end: when the time is up, as time.monotonic() has it. """
     on_gpu = device != 'cpu'
-    shapes = speeds.shapes(on_gpu)
-    jobs = {
-        'machine': [('versions', versions, (device,)),
-                    ('rates', rates, (device, 8192 if on_gpu else 256))],
-        'head': [('head', head, (device, 8192, 768, (4096, 50_258, 50_304)) if on_gpu else
-                  (device, 64, 32, (300, 304)))],
-        'attention': [(name, attention, (device, name, *speeds.attention_shape(shape)))
-                      for name, shape in shapes.items()],
-        'data': [('prepare.py', checks.prepare_data, (folder,)),
-                 ('train.py', checks.train_run, (folder, device))],
-        'tests': [('tests/test_cuda.py', speeds.run_tests, (device, end))],
-        # on a CPU both sides are the CPU: one set is enough
-        'losses': [(name, checks.compare_losses, (folder, name, device))
-                   for name in (checks.OPTIONS if on_gpu else ['mixed'])],
-        'options': [(name, checks.run_options, (folder, name, device)) for name in checks.OPTIONS],
-        'texts': [*((f'sampler {name}', checks.sample, (folder, name, device))
-                    for name in SAMPLERS),
-                  *((f'solver {name}', checks.sample_latents, (folder, name, device))
-                    for name in SOLVERS),
-                  ('evaluate.py', checks.evaluate, (folder, device))],
-        'resume': [('SIGTERM, resume', checks.preempt, (folder, device))],
-        'cards': [*((name, checks.two_cards, (folder, name, device, n_cards))
-                    for name in ('ddp', 'fsdp')),
-                  ('a killed rank', checks.kill_a_rank, (folder, device, n_cards))],
-        'speed': [(f'{name} {how}', speeds.time_config, (folder, name, how, device))
-                  for name in shapes for how in ('eager', 'compiled')],
-        'peers': [(f'{name} {" ".join(sides)}', speeds.time_peers, (name, sides, device))
-                  for name in speeds.of_peers(on_gpu)
-                  for sides in (('ours', 'gpt'), ('diffusers', 'mmdit'))],
-        'training': [('config/multi30k_l2t.py', speeds.train_for_real, (device, end))],
-    }
+    jobs = {**jobs_of_the_card(device, on_gpu),
+            **jobs_of_checks(device, on_gpu, n_cards, folder, end),
+            **jobs_of_speed(device, on_gpu, folder, end)}
     assert tuple(jobs) == PARTS
     return jobs
 
@@ -103,9 +131,10 @@ def work(jobs, outputs, answers):
     """ In a process of its own: sends the rows of each job, and stops at the first that fails. """
     os.setsid()                                            # so that its children end with it
     for (name, function, arguments), path in zip(jobs, outputs):
-        with open(path, 'w') as output:
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
+        # what it prints, and what its own processes print, goes into a file
+        sys.stdout = sys.stderr = open(path, 'w', buffering=1)
+        for number in (1, 2):
+            os.dup2(sys.stdout.fileno(), number)
         try:
             rows = function(*arguments)
         except Skipped as reason:
@@ -114,7 +143,6 @@ def work(jobs, outputs, answers):
             traceback.print_exc()
             answers.send({name: dict(failed=one_line(error))})
             return
-        sys.stdout.flush()
         answers.send(rows)
 
 
@@ -128,17 +156,17 @@ def run_jobs(jobs, outputs, end, method):
         process.start()
         send.close()
 
-        is_well = True
-        while jobs and is_well:
-            rows = receive(answers, jobs[0][0], end)
-            is_well = not any('failed' in row for row in rows.values())
-            jobs, outputs = jobs[1:], outputs[1:]
-            yield rows
-
-        # nothing of it stays behind
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.join()
+        try:
+            is_well = True
+            while jobs and is_well:
+                rows = receive(answers, jobs[0][0], end)
+                is_well = not any('failed' in row for row in rows.values())
+                jobs, outputs = jobs[1:], outputs[1:]
+                yield rows
+        finally:                                           # nothing of it stays behind
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.join()
     if jobs:
         yield {name: dict(skipped='no time left') for name, _, _ in jobs}
 
@@ -187,9 +215,9 @@ def print_part(title, rows):
 
 
 def look_around(name):
-    """ The device, and how many cards there are. """
-    from runs.checkpoint import pick_device
+    """ The device, which must work, and how many cards there are. """
     device = pick_device(name)
+    torch.zeros(1, device=device)
     return {'device': dict(device=str(device), cards=torch.cuda.device_count())}
 
 
@@ -212,21 +240,24 @@ def run(knobs):
     if chosen & {'losses', 'options', 'texts', 'resume', 'cards'}:
         chosen.add('data')
 
-    # the table, and beside it what each job printed, and the data to work on
+    save = Path(knobs.save or 'out/gpu/table.json').resolve()
+    logs = save.parent / f'{save.stem}-jobs'
+    logs.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=save.parent) as folder:
+        run_parts(chosen, knobs, save, logs, Path(folder))
+
+
+def run_parts(chosen, knobs, save, logs, folder):
+    """ Prints the rows of each part, and writes the table anew after each row. logs: for what the
+    jobs print. folder: for the data to work on. """
     began = time.monotonic()
     end = began + 60 * knobs.minutes
-    save = Path(knobs.save or 'out/gpu/table.json').resolve()
-    logs = save.parent / 'jobs'
-    folder = save.parent / 'work'
-    for place in (logs, folder):
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir(parents=True)
-
     device, n_cards, method = find_device(knobs.device, logs / 'device.txt', end)
     if device != 'cpu':
         torch.set_num_threads(len(os.sched_getaffinity(0)))              # as train.py has them
-    table = dict(command=sys.argv[1:], commit=git_commit(), device=device, threads=knobs.threads,
-                 minutes=knobs.minutes, seconds={}, parts={})
+    table = dict(command=sys.argv[1:], commit=git_commit(), device=device, minutes=knobs.minutes,
+                 threads=torch.get_num_threads(), seconds={}, parts={})
+
     for part, jobs in list_jobs(device, n_cards, folder, end).items():
         if part not in chosen:
             continue
@@ -240,6 +271,5 @@ def run(knobs):
         print_part(f'{part}, {table["seconds"][part]:.0f} s', rows)
 
     failed = sum('failed' in row for rows in table['parts'].values() for row in rows.values())
-    shutil.rmtree(folder)
-    print(f'{device}, commit {table["commit"]}, {time.monotonic() - began:.0f} s, '
-          f'{failed} failed; {save}')
+    print(f'{device}, commit {table["commit"]}, {time.monotonic() - began:.0f} s, {failed} failed; '
+          f'{save}')

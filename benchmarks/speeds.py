@@ -20,7 +20,7 @@ from runs.flops import peak_of
 
 TINY = dict(depth=2, width=64, heads=2, batch_size=4, latent_tokens=2, grad_accum=1, vocab_size=300,
             length=16, latent_dim=6)
-LARGEST_ACCUMULATION = 8       # more micro-steps make no difference to speed
+LARGEST_ACCUMULATION = 4       # micro-steps; with more, the optimizer weighs less
 NEEDS = {'gpt': 'transformers', 'diffusers': 'diffusers', 'mmdit': 'mmdit'}
 
 
@@ -115,18 +115,16 @@ def row_of_peer(ready, answers, shape, device):
 # Tests, and a real training
 
 def run_tests(device, end):
-    """ The tests that are marked gpu. """
+    """ The tests of what is particular to CUDA. """
     if device == 'cpu':
-        raise Skipped('they need a GPU')
+        raise Skipped('make test runs them too')
     path = 'tests/test_cuda.py'
     if not (ROOT / path).exists() or not find_spec('pytest'):
         raise Skipped(f'no {path}, or pytest is not installed')
-    result = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-m', 'gpu', path], cwd=ROOT,
-                            capture_output=True, text=True, timeout=max(1, end - time.monotonic()))
+    result = subprocess.run([sys.executable, '-m', 'pytest', '-q', path], cwd=ROOT, text=True,
+                            capture_output=True, timeout=max(1, end - time.monotonic()))
     print(result.stdout, result.stderr)
     last = result.stdout.strip().split('\n')[-1]
-    if result.returncode == 5:                             # pytest has found none
-        raise Skipped(last)
     if result.returncode:
         raise RuntimeError(last)
     return {path: dict(result=last)}
