@@ -15,12 +15,9 @@ from corpora.tokenizers import bytes_of_characters
 from corpora.writing import as_bytes, as_json, write_file
 from runs.manifest import FORMAT
 
-# What prepare.py makes for these configs: vocabulary, tokens of a row, size of the latent.
-# r50k_base has 50,257 ids with EOS; PAD is one more
-SHAPES = {'quickstart':    dict(vocab_size=2048, length=32, latent_dim=512),
-          'multi30k_l2t':  dict(vocab_size=4096, length=40, latent_dim=384),
-          'l2t':           dict(vocab_size=50_258, length=256, latent_dim=1024),
-          'l2t_892m':      dict(vocab_size=50_258, length=1024, latent_dim=32)}
+# the size of a latent, which the encoder gives; the rest stands in the config
+LATENT_DIMS = {'quickstart': 512, 'multi30k_l2t': 384, 'l2t': 1024, 'l2t_892m': 32}
+R50K = 50_258                  # ids of r50k_base, EOS among them, and PAD
 
 
 def make_tokenizer(vocab_size):

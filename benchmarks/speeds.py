@@ -12,16 +12,16 @@ from types import SimpleNamespace
 
 import torch
 
-from benchmarks.random_data import SHAPES, write_dataset
+from benchmarks.random_data import LATENT_DIMS, R50K, write_dataset
 from benchmarks.step import Worker
 from benchmarks.watched import ROOT, Skipped, log_entries, time_training
 from configurator import read_knobs, run_config
 from runs.flops import peak_of
 
-TINY = dict(depth=2, width=64, heads=2, batch_size=4, latent_tokens=2, grad_accum=1, vocab_size=300,
-            length=16, latent_dim=6)
-LARGEST_ACCUMULATION = 4       # micro-steps; with more, the optimizer weighs less
+TINY = dict(depth=2, width=64, heads=2, batch_size=4, latent_tokens=2, vocab_size=300, length=16,
+            latent_dim=6)
 NEEDS = {'gpt': 'transformers', 'diffusers': 'diffusers', 'mmdit': 'mmdit'}
+MICRO_STEPS = 4                # of a step, at most; with more the optimizer weighs less
 
 
 def shapes(on_gpu):
@@ -30,11 +30,20 @@ def shapes(on_gpu):
         return {'quickstart': TINY}
     found = {}
     defaults = read_knobs(ROOT / 'train.py')[0]
-    for name, data in SHAPES.items():
+    for name, latent_dim in LATENT_DIMS.items():
         config = {knob: value for knob, value, _ in run_config(f'config/{name}.py')}
         sizes = {knob: config.get(knob, defaults[knob]) for knob in TINY if knob in defaults}
-        found[name] = {**sizes, **data}
+        found[name] = dict(sizes, vocab_size=config.get('vocab_size', R50K), latent_dim=latent_dim,
+                           length=config['max_tokens'] + 1)
     return found
+
+
+def micro_steps_of(name, batch_size):
+    """ Arguments of train.py: the micro-steps of a config, but not too many. """
+    config = {knob: value for knob, value, _ in run_config(f'config/{name}.py')}
+    if rows := config.get('global_batch'):
+        return [f'--global_batch={min(rows, MICRO_STEPS * batch_size)}']
+    return [f'--grad_accum={min(config.get("grad_accum", 1), MICRO_STEPS)}']
 
 
 def attention_shape(sizes):
@@ -61,9 +70,11 @@ def time_config(folder, name, how, device):
 
     arguments = [f'config/{name}.py', f'--dataset={data}', f'--out_dir={folder}/{name}-{how}',
                  f'--device={device}', f'--compile={how == "compiled"}']
-    knobs = ['grad_accum'] if on_gpu else ['depth', 'width', 'heads', 'batch_size', 'latent_tokens']
-    sizes['grad_accum'] = min(sizes['grad_accum'], LARGEST_ACCUMULATION)
-    arguments += [f'--{knob}={sizes[knob]}' for knob in knobs]
+    if on_gpu:
+        arguments += micro_steps_of(name, sizes['batch_size'])
+    else:
+        knobs = ('depth', 'width', 'heads', 'batch_size', 'latent_tokens')
+        arguments += [f'--{knob}={sizes[knob]}' for knob in knobs]
     return time_training(f'{name} {how}', arguments, window=.5 if on_gpu else .02)
 
 

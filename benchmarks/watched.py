@@ -34,7 +34,7 @@ from runs.flops import flops_of_step, peak_of
 from runs.log import StepLog
 
 ROOT = Path(__file__).resolve().parent.parent
-seen = SimpleNamespace()       # model, run and config of the training that is being watched
+seen = SimpleNamespace()       # model and run of the training that is being watched
 
 
 class Enough(Exception):
@@ -62,7 +62,7 @@ def run_script(script, arguments):
 def train(arguments, log=StepLog):
     """ train.py with another log. Returns what the log gave to Enough; else None. """
     def note(model, run, config):                          # in place of the line about the costs
-        vars(seen).update(model=model, run=run, config=config)
+        seen.model, seen.run = model, run
 
     real = runs.log.StepLog, runs.log.say_cost
     runs.log.StepLog, runs.log.say_cost = log, note
@@ -228,7 +228,7 @@ def course(log):
     with profile(activities=[activity]) as profiler:
         yield
         wait(device)
-    raise Enough(row_of(seconds, memory, parts, kernels_of(profiler, kind)))
+    raise Enough(row_of(log.grad_accum, seconds, memory, parts, kernels_of(profiler, kind)))
 
 
 @contextmanager
@@ -278,9 +278,9 @@ def kernels_of(profiler, kind):
     return found
 
 
-def row_of(seconds, memory, parts, kernels):
+def row_of(grad_accum, seconds, memory, parts, kernels):
     """ The row of a training in the table of bench.py --what=gpu. """
-    run, grad_accum = seen.run, seen.config['grad_accum']
+    run = seen.run
     flops = flops_of_step(seen.model, run, grad_accum, run.stages[0])
     row = {'ms': 1000 * seconds, 'tokens/s': run.global_batch * run.stages[0].seq_len / seconds,
            'TFLOP/s': flops / seconds / 1e12}

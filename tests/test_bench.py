@@ -176,7 +176,9 @@ def test_random_data_has_the_shapes_of_the_real_data(tmp_path):
     from data import PackedDataset
     sizes = speeds.shapes(on_gpu=True)
     assert set(sizes) == set(speeds.of_peers(on_gpu=True)) == {'quickstart', 'multi30k_l2t', 'l2t', 'l2t_892m'}
-    assert sizes['l2t_892m']['depth'] == 24 and sizes['l2t']['vocab_size'] == 50_258
+    assert sizes['l2t_892m']['depth'] == 24 and sizes['l2t']['vocab_size'] == 50_258 and sizes['l2t']['latent_tokens'] == 8
+    assert speeds.micro_steps_of('quickstart', 64) == ['--grad_accum=1']
+    assert speeds.micro_steps_of('l2t_892m', 16) in (['--grad_accum=4'], ['--global_batch=64'])
     for name, shape in sizes.items():
         config = {knob: value for knob, value, _ in run_config(f'config/{name}.py')}
         assert shape['length'] == config.get('seq_len', config['max_tokens'] + 1)
