@@ -105,8 +105,8 @@ def test_all_of_a_card_is_measured_in_one_command_and_on_a_cpu_at_a_tiny_size(tm
     # what was found, and that it stands in the table that is printed
     assert rows['losses: mixed']['largest difference'] == 0 == rows['resume: SIGTERM, resume']['largest difference']
     assert rows['resume: SIGTERM, resume']['saved at step'] == 4
-    assert rows['options: adamw']['waits'] == 'state.skipped.item() x 5'
-    assert rows['options: muon']['waits'].startswith('bad.item() x 5') or 'bad.item()' not in (ROOT / 'train.py').read_text()
+    assert 'bad.item()' not in rows['options: adamw']['waits']
+    assert ('bad.item() x 5' in rows['options: muon']['waits']) == ('bad.item()' in (ROOT / 'train.py').read_text())
     assert len(table['parts']['options']) == 11 and len(table['parts']['texts']) == 12
     speed = rows['speed: quickstart eager']
     parts_ms = [value for name, value in speed.items() if name.endswith(' ms')]
