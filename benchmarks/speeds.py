@@ -14,7 +14,8 @@ import torch
 
 from benchmarks.random_data import LATENT_DIMS, R50K, write_dataset
 from benchmarks.step import Worker
-from benchmarks.watched import ROOT, Skipped, log_entries, time_training
+from benchmarks.timed import time_training
+from benchmarks.watched import ROOT, Skipped, log_entries
 from configurator import read_knobs, run_config
 from runs.flops import peak_of
 
