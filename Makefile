@@ -1,6 +1,8 @@
 # make quickstart   makes the environment, installs, then prepares, trains, samples and evaluates:
 #                   the main job from end to end, on a CPU
 # make test         makes the environment, installs, runs all tests
+# make gpu          the same, then all that one wants to know of a card in ten minutes
+#                   (benchmarks/gpu.py); the table is in out/gpu
 # make clean        removes the environment, and the data and the run of the quickstart
 #
 # With another interpreter, or in another place: make test PYTHON=python3.12 VENV=/some/where
@@ -19,6 +21,10 @@ test: $(VENV)/installed
 	$(PY) -m pip install --disable-pip-version-check --quiet -r tests/requirements.txt
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 2 --dist loadfile tests
 
+gpu: $(VENV)/installed
+	$(PY) -m pip install --disable-pip-version-check --quiet -r tests/requirements.txt diffusers mmdit
+	$(PY) bench.py --what=gpu
+
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --disable-pip-version-check --quiet -r requirements.txt
@@ -27,4 +33,4 @@ $(VENV)/installed: requirements.txt
 clean:
 	rm -rf $(VENV) out/quickstart data/quickstart
 
-.PHONY: quickstart test clean
+.PHONY: quickstart test gpu clean

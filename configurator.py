@@ -233,12 +233,13 @@ def configure(globals_, argv=None, show=True):
 
     # arguments in their order: the last one wins
     config = dict(knobs)
+    others = None                                          # read once, where a name is unknown
     set_by.clear()
     for i in range(len(argv)):
         settings, source, convert = read_argument(argv, i)
         for name, value, is_imported in settings:
             if name not in knobs:
-                others = other_knobs()
+                others = others or other_knobs()
                 if convert is from_value and (name in others or is_imported):
                     continue                               # in a file, for another script
                 stop_at_unknown(name, source, knobs, others)

@@ -45,6 +45,7 @@ from loss import BatchMaker, Loss
 from model import Model
 from runs import distributed
 from runs.distributed import all_reduce_max, all_reduce_sum, rank, world
+from runs.flops import flops_of_step
 from runs.log import StepLog, say_cost
 
 # A comment that opens with a range or with choices is a rule: the configurator reads it from this
@@ -468,7 +469,9 @@ def report():
     more = {}
     if curriculum:
         more['curriculum_stage'] = run.adaptive.stage_name(state.step - 1)
-    log.report(state.step, learning_rate * lr_factor(state.step - 1), state.skipped.item(), more)
+    flops = flops_of_step(model, run, grad_accum, stage_at(state.step - 1), world)
+    log.report(state.step, learning_rate * lr_factor(state.step - 1), state.skipped.item(), flops,
+               more)
 
 
 def check_streak():

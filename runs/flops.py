@@ -1,4 +1,45 @@
-""" How many floating-point operations a step takes, counted from the sizes alone. """
+"""
+How many floating-point operations a step takes, counted from the sizes alone, and how many a card
+can do. Their ratio is the share of the card's peak that a training uses:
+
+    MFU = operations of a step / seconds of a step / peak      model FLOPs utilization
+
+(arXiv:2204.02311). Operations that a step would do twice to save memory would count once.
+"""
+import torch
+
+# Dense bfloat16 operations per second, summed in float32, by torch.cuda.get_device_name(). From the
+# makers' data sheets; those that give a figure with sparsity have twice the dense one. A card by
+# another name, or a part of a card (MIG), has no entry, and no MFU is logged.
+PEAKS = {
+    'NVIDIA H200': 989e12,
+    'NVIDIA H200 NVL': 835e12,
+    'NVIDIA GH200 480GB': 989e12,
+    'NVIDIA H100 80GB HBM3': 989e12,           # SXM
+    'NVIDIA H100 NVL': 835e12,
+    'NVIDIA H100 PCIe': 756e12,
+    'NVIDIA A100-SXM4-40GB': 312e12,
+    'NVIDIA A100-SXM4-80GB': 312e12,
+    'NVIDIA A100-PCIE-40GB': 312e12,
+    'NVIDIA A100 80GB PCIe': 312e12,
+    'NVIDIA L40S': 362e12,
+    'NVIDIA L4': 121e12,
+    'NVIDIA GeForce RTX 4090': 165e12,
+}
+
+
+def peak_of(device):
+    """ Operations per second of a device in bfloat16; None for a CPU and for a card that is not in
+    the table. """
+    if torch.device(device).type != 'cuda':
+        return None
+    return PEAKS.get(torch.cuda.get_device_name(device))
+
+
+def flops_of_step(model, run, grad_accum, stage, world=1):
+    """ Operations of one step of all processes, in a stage of train.py. """
+    head_positions = stage.budget * grad_accum * world
+    return flops(model, run.global_batch, stage.seq_len, head_positions, stage.predict)
 
 
 def flops(model, batch, length, head_positions, predict=('text', 'latent'), training=True):

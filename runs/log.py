@@ -15,6 +15,7 @@ import torch
 from diffusion import MODES
 from runs import distributed
 from runs.distributed import rank, world
+from runs.flops import flops_of_step, peak_of
 
 
 def in_units(n, unit):
@@ -82,10 +83,8 @@ def summary(sums, micro_batches):
 
 def say_cost(model, run, config):
     """ One line of what a whole run will take: steps, epochs, floating-point operations. """
-    from runs.flops import flops
     first, max_iters = run.stages[0], config['max_iters']
-    head_positions = first.budget * run.grad_accum * world
-    cost = flops(model, run.global_batch, first.seq_len, head_positions, first.predict)
+    cost = flops_of_step(model, run, run.grad_accum, first, world)
     n_samples, seq_len = len(run.train_data), run.train_data.seq_len
     epochs = run.global_batch * max_iters / n_samples
     print(f'{max_iters:,} steps of {run.global_batch:,} x {seq_len} tokens: '
@@ -108,6 +107,7 @@ class StepLog:
         self.global_batch = global_batch
         self.n_samples = n_samples
         self.device = device
+        self.peak = peak_of(device)                        # None: not known, and no MFU is logged
         self.rows_of = rows_of
         self.tokens_until = tokens_until
         self.wandb = wandb
@@ -156,9 +156,10 @@ class StepLog:
         if self.wandb:
             self.wandb.log(entry, step=entry['step'])
 
-    def report(self, step, lr, skipped, more=()):
+    def report(self, step, lr, skipped, flops, more=()):
         """ One line of the log and one on the screen, of the steps since the last one. Every rank
-        must call; here the device is waited for. more: further fields of the entry. """
+        must call; here the device is waited for. flops: of one step, on all ranks. more: further
+        fields of the entry. """
         if not self.steps:
             return
 
@@ -183,6 +184,8 @@ class StepLog:
                      skipped=int(skipped), **dict(more))
         shares = [rows * world / self.global_batch for rows in means['rows']]
         entry['modes'] = dict(zip(MODES, shares))
+        if self.peak:
+            entry['mfu'] = flops * self.steps / seconds / (self.peak * world)
         if skips:
             entry['skips'] = skips
         self.write(**entry)
@@ -196,7 +199,10 @@ class StepLog:
                 print(', '.join(words), flush=True)
             eta = timedelta(seconds=int((self.max_iters - step) * seconds / self.steps))
             parts = [f'step {step:>6,}/{self.max_iters:,}', line,
-                     f'{tokens / seconds:,.0f} tokens/s', f'ETA {eta}']
+                     f'{tokens / seconds:,.0f} tokens/s']
+            if self.peak:
+                parts.append(f'MFU {entry["mfu"]:.1%}')
+            parts.append(f'ETA {eta}')
             if entry['skipped']:
                 parts.append(f'skipped {entry["skipped"]}')
             print(' | '.join(parts), flush=True)

@@ -78,7 +78,7 @@ print('RESULTS' + json.dumps(results))
 def log(out):
     """ {step: (loss, text loss, ...)} as logged, without what depends on the clock on the wall. """
     entries = [json.loads(line) for line in open(Path(out) / 'training_log.jsonl')]
-    return {(e['step'], 'best' in e): {k: v for k, v in e.items() if k not in ('tokens_per_s', 'seconds', 'memory_gb')} for e in entries}
+    return {(e['step'], 'best' in e): {k: v for k, v in e.items() if k not in ('tokens_per_s', 'mfu', 'seconds', 'memory_gb')} for e in entries}
 
 
 def cut(whole, out, step):
