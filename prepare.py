@@ -41,8 +41,8 @@ from tqdm import tqdm
 from configurator import configure, read_knobs, stop_on_error
 from corpora.latents import check_given, given_latents
 from corpora.layouts import dropped, earlier_index, export, summary, verify
-from corpora.shards import (SUMS, fitting_max_tokens, latent_stats, shard_key, token_dtype,
-                            write_entry, write_shard, written_before)
+from corpora.shards import (SUMS, fitting_max_tokens, fitting_shard_size, latent_stats, shard_key,
+                            token_dtype, write_entry, write_shard, written_before)
 from corpora.sources import Source, documents, list_files, text_hash
 from corpora.tokenizers import bpe_tokenizer, train_bpe
 from corpora.writing import as_bytes, as_json, in_use, names_path, write_file
@@ -106,7 +106,8 @@ language = None              # None | <a code>; sonar: such as eng_Latn
 embed_batch_size = 64        # [1, 65536]
 device = 'auto'              # auto | cpu | cuda | <cuda:1 or the like>; of the encoder
 threads = 1                # [1, 1024]: of torch, a process; it changes the last bits of the latents
-shard_size = 16384           # [1, 1e9]: documents per shard
+shard_size = None            # None | int [1, 1e9]: documents per shard; None: 16,384, and more where
+                             # train or val has more than 67 million (shards.fitting_shard_size)
 out = ''                     # '': data/<name of input>
 seed = 1337                  # [0, 2**63): of lsa
 # ---- what exists already
@@ -300,7 +301,8 @@ def group_shards(stream):
 
 def known_shards(folder, record):
     """ Writes a note beside each shard that an earlier run has finished. So the shards stay known
-    even if meta.json goes (writing.write_file). Refuses a folder with a dataset of other knobs. """
+    even if meta.json goes (writing.write_file). Refuses a folder with a dataset of other knobs.
+    Returns that dataset's knobs. """
     for path in glob.glob(os.path.join(glob.escape(folder), '*.tmp')):
         if OF_A_DATASET.fullmatch(os.path.basename(path)[:-4]):
             os.remove(path)
@@ -309,7 +311,7 @@ def known_shards(folder, record):
     try:
         json.loads(Path(folder, 'meta.json').read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):
-        return
+        return {}
 
     # a whole one that cannot be read is of another version, or not ours: never overwrite it
     try:
@@ -322,6 +324,8 @@ def known_shards(folder, record):
     source = dict(meta.get('source', {}))
     if record['max_tokens'] == meta.get('max_tokens'):
         source['max_tokens'] = record['max_tokens']
+    if record['shard_size'] is None:                         # it is settled, and compared, later
+        record = {**record, 'shard_size': source.get('shard_size')}
     defaults = read_knobs(__file__)[0]
     for key in record:
         found = source.get(key, defaults.get(key))           # a newer knob was at its default then
@@ -336,13 +340,14 @@ def known_shards(folder, record):
     for split in meta['splits'].values():
         for entry in split['shards']:
             write_entry(folder, entry)
+    return source
 
 
 def plan(folder, source, val, record, hold, tok):
     """ On rank 0 alone: looks at what is there, counts what there is to do, and fits the tokenizer
     and lsa on it. Returns what every rank needs. """
     hold(is_shared=False)
-    known_shards(folder, record)
+    earlier = known_shards(folder, record)
 
     # which document goes to which split
     clusters = {}
@@ -359,6 +364,15 @@ def plan(folder, source, val, record, hold, tok):
         if not n_val:
             raise ValueError(f'{", ".join(val.names)}: no documents for val '
                              f'({counts["val_input"]["read"]} read)')
+
+    # the size of a shard
+    n_documents = shard_size or fitting_shard_size(max(n_train, n_val))
+    found = earlier.get('shard_size', n_documents)
+    if found != n_documents:
+        raise ValueError(f'{folder} holds a dataset with shard_size = {found}, not {n_documents}; '
+                         f'--shard_size={found} keeps it, or choose another --out= or delete that '
+                         'folder')
+    record['shard_size'] = n_documents
 
     # fitted once; the ranks read both from their files
     files, lsa = {}, None
@@ -380,7 +394,8 @@ def plan(folder, source, val, record, hold, tok):
 
     hold(is_shared=True)
     totals = Counter(train=n_train, val=n_val)
-    return limit, clusters, totals, counts, files, lsa and lsa.record, n_tokens
+    return (limit, clusters, totals, counts, files, lsa and lsa.record, n_tokens,
+            record['shard_size'])
 
 # -----------------------------------------------------------------------------
 # Encoder
@@ -515,7 +530,7 @@ def finish(name, folder, record, tok, encode, splits, files, counts):
 # The whole
 
 def prepare():
-    global max_tokens
+    global max_tokens, shard_size
     name, folder, source, val, record = check_knobs()
     torch.set_num_threads(threads)
     os.makedirs(folder, exist_ok=True)
@@ -526,7 +541,7 @@ def prepare():
 
         # rank 0 reads and fits
         planned = on_rank_0(plan, folder, source, val, record, hold, tok)
-        limit, clusters, totals, counts, files, lsa_record, max_tokens = planned
+        limit, clusters, totals, counts, files, lsa_record, max_tokens, shard_size = planned
         hold(is_shared=True)
         tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
         if lsa_record:

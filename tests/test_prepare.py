@@ -16,7 +16,7 @@ import torch
 
 from runs import manifest
 import prepare
-from corpora import tokenizers
+from corpora import shards, tokenizers
 from corpora.builtin import builtin_corpus
 from corpora.shards import Chunker
 from corpora.sources import Source, documents, text_hash
@@ -399,6 +399,27 @@ def test_max_tokens_follows_the_lengths_of_the_training_texts_and_is_written_dow
     np.save(tmp_path / 'z.npy', np.random.default_rng(0).normal(size=(1501, 4)).astype(np.float32))
     given = manifest.read_meta(run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'z', **knobs))
     assert given['max_tokens'] == 39 and not any(split['longer_than_max_tokens'] for split in given['splits'].values())
+
+
+def test_shards_hold_16384_documents_and_more_in_a_corpus_of_more_than_67_million(tmp_path, monkeypatch):
+    for n, size in ((1, 2**14), (2**26, 2**14), (2**26 + 1, 2**15), (10**9, 2**18), (2**32, 2**20), (2 * 10**10, 2**20)):
+        assert shards.fitting_shard_size(n) == size
+    path = write_lines(tmp_path / 'a.txt')
+    run(input=path, out=tmp_path / 'x', shard_size=None)
+    run(input=path, out=tmp_path / 'y', shard_size=16384)
+    assert digests(tmp_path / 'x') == digests(tmp_path / 'y'), 'meta.json has the number'
+
+    # another size than the one that is there, be it asked for or not
+    run(input=path, out=tmp_path / 'z', shard_size=50)
+    monkeypatch.setattr(shards, 'ENCODED', 7)
+    with pytest.raises(ValueError, match='shard_size = 50, not 16384; --shard_size=50 keeps it, or choose another --out='):
+        run(input=path, out=tmp_path / 'z', shard_size=None)
+    before = digests(tmp_path / 'z')
+    monkeypatch.setattr(prepare, 'fitting_shard_size', lambda n: 50)
+    run(input=path, out=tmp_path / 'z', shard_size=None)
+    os.remove(tmp_path / 'z/train-00000.tokens.bin')
+    run(input=path, out=tmp_path / 'z', shard_size=None)
+    assert digests(tmp_path / 'z') == before
 
 
 def test_a_dataset_of_another_max_tokens_is_refused_with_what_keeps_it_and_the_same_number_is_not(tmp_path):
