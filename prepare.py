@@ -299,10 +299,8 @@ def group_shards(stream):
 # -----------------------------------------------------------------------------
 # Plan
 
-def known_shards(folder, record):
-    """ Writes a note beside each shard that an earlier run has finished. So the shards stay known
-    even if meta.json goes (writing.write_file). Refuses a folder with a dataset of other knobs.
-    Returns that dataset's knobs. """
+def earlier_dataset(folder, record):
+    """ meta.json of an earlier run in this folder, or None. Refuses a dataset of other knobs. """
     for path in glob.glob(os.path.join(glob.escape(folder), '*.tmp')):
         if OF_A_DATASET.fullmatch(os.path.basename(path)[:-4]):
             os.remove(path)
@@ -311,7 +309,7 @@ def known_shards(folder, record):
     try:
         json.loads(Path(folder, 'meta.json').read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):
-        return {}
+        return None
 
     # a whole one that cannot be read is of another version, or not ours: never overwrite it
     try:
@@ -325,7 +323,7 @@ def known_shards(folder, record):
     if record['max_tokens'] == meta.get('max_tokens'):
         source['max_tokens'] = record['max_tokens']
     if record['shard_size'] is None:                         # it is settled, and compared, later
-        record = {**record, 'shard_size': source.get('shard_size')}
+        record = record | dict(shard_size=source.get('shard_size'))
     defaults = read_knobs(__file__)[0]
     for key in record:
         found = source.get(key, defaults.get(key))           # a newer knob was at its default then
@@ -337,17 +335,34 @@ def known_shards(folder, record):
                              f'not {record[key]!r}; '
                              f'{keep}choose another --out= or delete that folder')
 
-    for split in meta['splits'].values():
+    return meta
+
+
+def settle_shard_size(folder, earlier, n):
+    """ The number of documents per shard, where the larger split has n documents. Refuses a folder
+    with a dataset of another shard_size. """
+    size = shard_size or fitting_shard_size(n)
+    found = (earlier or {}).get('source', {}).get('shard_size', size)
+    if found != size:
+        raise ValueError(f'{folder} holds a dataset with shard_size = {found}, not {size}; '
+                         f'--shard_size={found} keeps it, or choose another --out= or delete that '
+                         'folder')
+    return size
+
+
+def note_shards(folder, earlier):
+    """ Writes a note beside each shard of an earlier run. So the shards stay known even if meta.json
+    goes (writing.write_file). """
+    for split in earlier['splits'].values():
         for entry in split['shards']:
             write_entry(folder, entry)
-    return source
 
 
 def plan(folder, source, val, record, hold, tok):
     """ On rank 0 alone: looks at what is there, counts what there is to do, and fits the tokenizer
     and lsa on it. Returns what every rank needs. """
     hold(is_shared=False)
-    earlier = known_shards(folder, record)
+    earlier = earlier_dataset(folder, record)
 
     # which document goes to which split
     clusters = {}
@@ -365,14 +380,10 @@ def plan(folder, source, val, record, hold, tok):
             raise ValueError(f'{", ".join(val.names)}: no documents for val '
                              f'({counts["val_input"]["read"]} read)')
 
-    # the size of a shard
-    n_documents = shard_size or fitting_shard_size(max(n_train, n_val))
-    found = earlier.get('shard_size', n_documents)
-    if found != n_documents:
-        raise ValueError(f'{folder} holds a dataset with shard_size = {found}, not {n_documents}; '
-                         f'--shard_size={found} keeps it, or choose another --out= or delete that '
-                         'folder')
-    record['shard_size'] = n_documents
+    # the size of a shard, and those that are there
+    record['shard_size'] = settle_shard_size(folder, earlier, max(n_train, n_val))
+    if earlier:
+        note_shards(folder, earlier)
 
     # fitted once; the ranks read both from their files
     files, lsa = {}, None
