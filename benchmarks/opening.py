@@ -9,8 +9,8 @@ Each round opens the dataset in a new process:
     first order  the first row_order of an epoch, which may have to make a table
     order        each further one, of a batch
     batch        PackedDataset.rows of that order
-    memory       the peak above that of a process that has imported data.py; mapped pages that were
-                 read count too
+    memory       the peak of opening and first order, above what the process had before; pages of the
+                 files that were touched count too
 """
 import json
 import os
@@ -107,12 +107,13 @@ def measure(folder, batch_size):
     gb_before = peak_gb('cpu')
     data, opening = seconds_of(lambda: PackedDataset(folder, 'train'))
     _, first_order = seconds_of(lambda: row_order(len(data), 0, 0, batch_size))
+    mb = None if gb_before is None else 1000 * (peak_gb('cpu') - gb_before)
+
     orders, batches = [], []
     for step in range(1, N_BATCHES + 1):
         rows, seconds = seconds_of(lambda: row_order(len(data), 0, step * batch_size, batch_size))
         orders.append(seconds)
         batches.append(seconds_of(lambda: data.rows(rows))[1])
-    mb = None if gb_before is None else 1000 * (peak_gb('cpu') - gb_before)
     print(json.dumps(dict(opening=opening, first_order=1000 * first_order, memory=mb,
                           order=1000 * statistics.median(orders),
                           batch=1000 * statistics.median(batches))))
