@@ -15,7 +15,8 @@ text that the tokens decode to. If latents are given, a document is one sample, 
 long is dropped. Every document that is read is written or is a counted drop.
 
 Shards. The bytes of a shard depend on its documents and the knobs, never on who wrote it or when.
-The ranks take shards in turn. A file appears by rename when it is whole, and meta.json comes last.
+The ranks take shards in turn, and read only the input files that their shards come from, where the
+files do not depend on each other (sources.parts). A file appears by rename when it is whole, and meta.json comes last.
 After a kill or with a damaged file, run the same command again, with any number of processes: only
 what is missing or broken is written again.
 """
@@ -43,7 +44,7 @@ from corpora.latents import check_given, given_latents
 from corpora.layouts import dropped, earlier_index, export, summary, verify
 from corpora.shards import (SUMS, fitting_max_tokens, fitting_shard_size, latent_stats, shard_key,
                             token_dtype, write_entry, write_shard, written_before)
-from corpora.sources import Source, documents, list_files, text_hash
+from corpora.sources import Source, documents, list_files, parts, text_hash
 from corpora.tokenizers import bpe_tokenizer, train_bpe
 from corpora.writing import as_bytes, as_json, in_use, names_path, write_file
 from data import LatentStats
@@ -230,7 +231,8 @@ def split_hash(doc, clusters):
 
 def survey(source, has_val, clusters):
     """ One pass over the documents. Returns their counts, the limit below which a hash means
-    validation, how many documents are below it, and a sample of train to fit on.
+    validation, how many documents are below it, a sample of train to fit on, and the numbers of
+    documents (train, val) in each part of the source.
 
     The sample is the documents of train with the smallest hashes. So it is uniform, and the same in
     any order of reading.
@@ -240,7 +242,17 @@ def survey(source, has_val, clusters):
     sample = []                                              # a heap of (-hash, text)
     lowest, highest = 2**64, -1
     n_below = 0
-    stream = documents(source, counts, max_documents)
+    n_kept, n_val = [], []                                   # of each part, (p,)
+
+    def of_parts():
+        for part in parts(source, max_documents):
+            n_kept.append(-counts['kept'])
+            n_val.append(-n_below)
+            yield from documents(part, counts, max_documents)
+            n_kept[-1] += counts['kept']
+            n_val[-1] += n_below
+
+    stream = of_parts()
     if sys.stderr.isatty():
         stream = tqdm(stream, 'reading', unit=' documents')
     else:                                                    # a log file gets a line a minute
@@ -264,37 +276,63 @@ def survey(source, has_val, clusters):
     if not has_val and not n_below:
         limit = lowest + 1
         n_below = sum(-h < limit for h, _ in sample)
+        n_val = None                                         # not known for each part
     if limit > highest:
         raise ValueError(f'{name}: {counts["kept"]} document(s) cannot be split into train and '
                          'val; give --val_input=, or a finer --split_on=, as line')
     texts = [text for h, text in sorted(sample, reverse=True) if -h >= limit]
-    return counts, limit, n_below, texts[:FIT_DOCUMENTS]
+    sizes = None
+    if n_val is not None:
+        sizes = [dict(train=n - below, val=below) for n, below in zip(n_kept, n_val)]
+    return counts, limit, n_below, texts[:FIT_DOCUMENTS], sizes
 
 
-def route(source, val, limit, clusters):
-    """ (split, document) of all documents. """
-    for doc in documents(source, Counter(), max_documents):
-        yield 'val' if split_hash(doc, clusters) < limit else 'train', doc
+def route(source, val, limit, clusters, sizes=None, seen=None):
+    """ (split, document) of all documents. sizes: the numbers of documents in each part of the
+    source, as of survey; then a part is skipped where none of its documents is of this rank, and
+    `seen`, a Counter of the documents of each split up to here, moves on. """
+    for i, part in enumerate(parts(source, max_documents)):
+        size = sizes and Counter(sizes[i])
+        if size and not any(is_mine(split, seen[split], seen[split] + n)
+                            for split, n in size.items()):
+            seen.update(size)
+            continue
+        until = size and seen + size
+        for doc in documents(part, Counter(), max_documents):
+            yield 'val' if split_hash(doc, clusters) < limit else 'train', doc
+        if size and +seen != until:
+            raise ValueError(f'{", ".join(part.names)}: {dict(until)} documents were counted up to '
+                             f'here, and then {dict(seen)} read: the input has changed meanwhile; '
+                             'run again')
     if val:
         for doc in documents(val, Counter()):
             yield 'val', doc
 
 
-def group_shards(stream):
-    """ (split, number of the shard, its documents), as each shard fills up. """
+def is_mine(split, begin, end):
+    """ Whether documents begin .. end - 1 of a split are in a shard of this rank. """
+    shards = range(begin // shard_size, -(-end // shard_size))
+    return begin < end and (len(shards) >= world or any(i % world == rank for i in shards))
+
+
+def group_shards(stream, seen):
+    """ (split, number of the shard, its documents) of the shards of this rank, as each fills up.
+    seen: a Counter of the documents of each split up to here; the stream may move it on. """
     waiting = dict(train=[], val=[])
-    numbers = Counter()
     for split, doc in stream:
+        n = seen[split]
+        seen[split] += 1
+        if not is_mine(split, n, n + 1):
+            continue
         waiting[split].append(doc)
         if len(waiting[split]) == shard_size:
-            yield split, numbers[split], waiting[split]
+            yield split, n // shard_size, waiting[split]
             waiting[split] = []
-            numbers[split] += 1
 
     # the last ones are not full
     for split, docs in waiting.items():
         if docs:
-            yield split, numbers[split], docs
+            yield split, seen[split] // shard_size, docs
 
 # -----------------------------------------------------------------------------
 # Plan
@@ -370,7 +408,7 @@ def plan(folder, source, val, record, hold, tok):
         from corpora.proteins import homology_clusters
         stream = documents(source, Counter(), max_documents)
         clusters = homology_clusters(((text_hash(doc.text), doc.text) for doc in stream), homology)
-    counts, limit, n_val, texts = survey(source, val is not None, clusters)
+    counts, limit, n_val, texts, sizes = survey(source, val is not None, clusters)
     n_train = counts['kept'] - n_val
     counts = dict(input=counts)
     if val is not None:
@@ -405,7 +443,7 @@ def plan(folder, source, val, record, hold, tok):
 
     hold(is_shared=True)
     totals = Counter(train=n_train, val=n_val)
-    return (limit, clusters, totals, counts, files, lsa and lsa.record, n_tokens,
+    return (limit, clusters, sizes, totals, counts, files, lsa and lsa.record, n_tokens,
             record['shard_size'])
 
 # -----------------------------------------------------------------------------
@@ -426,17 +464,14 @@ def make_encoder():
 # -----------------------------------------------------------------------------
 # Write
 
-def write_shards(folder, stream, totals, settings, tok, encode):
+def write_shards(folder, stream, seen, totals, settings, tok, encode):
     """ Writes this rank's shards, and keeps the whole ones of an earlier run. Returns {split: its
     entry for meta.json}, of all ranks. """
     entries = []
-    seen = Counter()
     n_done, seconds = 0, 0.0
     n_shards = {split: -(-total // shard_size) for split, total in totals.items()}
-    for turn, (split, i, docs) in enumerate(group_shards(stream)):
-        seen[split] += len(docs)
-        if turn % world != rank:
-            continue
+    own = sum(len(range(rank, n, world)) for n in n_shards.values())
+    for split, i, docs in group_shards(stream, seen):
         began = time.monotonic()
         given = given_latents(docs)
         name = f'{split}-{i:05d}'
@@ -451,7 +486,7 @@ def write_shards(folder, stream, totals, settings, tok, encode):
             write_entry(folder, entry)
             n_done += len(docs)
             seconds += time.monotonic() - began
-            to_come = (sum(n_shards.values()) - turn - 1) // world * shard_size
+            to_come = (own - len(entries) - 1) * shard_size
             eta = timedelta(seconds=int(to_come * seconds / n_done))
             speed = f'{n_done / seconds:,.0f} documents/s'
             progress = f'{speed} a rank | ETA {eta}' if world > 1 else f'{speed} | ETA {eta}'
@@ -552,7 +587,7 @@ def prepare():
 
         # rank 0 reads and fits
         planned = on_rank_0(plan, folder, source, val, record, hold, tok)
-        limit, clusters, totals, counts, files, lsa_record, max_tokens, shard_size = planned
+        limit, clusters, sizes, totals, counts, files, lsa_record, max_tokens, shard_size = planned
         hold(is_shared=True)
         tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
         if lsa_record:
@@ -563,8 +598,9 @@ def prepare():
         # all ranks write. A shard's key is a digest of its documents and of these settings
         settings = dict(files=files, tokenizer=tok.record, encoder=encode and encode.record,
                         max_tokens=max_tokens, threads=threads, embed_batch_size=embed_batch_size)
-        stream = route(source, val, limit, clusters)
-        splits = write_shards(folder, stream, totals, settings, tok, encode)
+        seen = Counter()
+        stream = route(source, val, limit, clusters, sizes, seen)
+        splits = write_shards(folder, stream, seen, totals, settings, tok, encode)
         on_rank_0(finish, name, folder, record, tok, encode, splits, files, counts)
 
 
