@@ -15,10 +15,10 @@ text that the tokens decode to. If latents are given, a document is one sample, 
 long is dropped. Every document that is read is written or is a counted drop.
 
 Shards. The bytes of a shard depend on its documents and the knobs, never on who wrote it or when.
-The ranks take shards in turn, and read only the input files that their shards come from, where the
-files do not depend on each other (sources.parts). A file appears by rename when it is whole, and meta.json comes last.
-After a kill or with a damaged file, run the same command again, with any number of processes: only
-what is missing or broken is written again.
+The ranks take shards in turn. A rank reads only the input files that its own shards come from,
+where the files do not depend on each other (sources.parts). A file appears by rename when it is
+whole, and meta.json comes last. After a kill or with a damaged file, run the same command again,
+with any number of processes: only what is missing or broken is written again.
 """
 import glob
 import heapq
@@ -107,8 +107,8 @@ language = None              # None | <a code>; sonar: such as eng_Latn
 embed_batch_size = 64        # [1, 65536]
 device = 'auto'              # auto | cpu | cuda | <cuda:1 or the like>; of the encoder
 threads = 1                # [1, 1024]: of torch, a process; it changes the last bits of the latents
-shard_size = None            # None | int [1, 1e9]: documents per shard; None: 16,384, and more where
-                             # train or val has more than 67 million (shards.fitting_shard_size)
+shard_size = None            # None | int [1, 1e9]: documents per shard; None: 16,384, and more
+                             # beyond 67 million documents (shards.fitting_shard_size)
 out = ''                     # '': data/<name of input>
 seed = 1337                  # [0, 2**63): of lsa
 # ---- what exists already
@@ -389,8 +389,8 @@ def settle_shard_size(folder, earlier, n):
 
 
 def note_shards(folder, earlier):
-    """ Writes a note beside each shard of an earlier run. So the shards stay known even if meta.json
-    goes (writing.write_file). """
+    """ Writes a note beside each shard of an earlier run. So the shards stay known even if
+    meta.json goes (writing.write_file). """
     for split in earlier['splits'].values():
         for entry in split['shards']:
             write_entry(folder, entry)
