@@ -9,6 +9,7 @@ each comparison is a file in benchmarks/.
     python bench.py --what=samplers                      # seconds a text, beside autoregressive
     python bench.py --what=loader                        # the packed dataset beside a file a sample
     python bench.py --what=encoder --encoder=FOLDER      # beside sentence-transformers
+    python bench.py --what=opening --rows=1e6,1e8,1e9    # datasets of so many rows, in sparse files
     python bench.py --what=gpu                           # all of a card: does it run, how fast
 """
 from types import SimpleNamespace
@@ -17,12 +18,12 @@ import runs.threads    # before torch: it sets how threads wait for one another
 
 import torch
 
-from benchmarks import (encoder as encoder_bench, gpu, loader, peers, samplers, scaling, step,
-                        trainings)
+from benchmarks import (encoder as encoder_bench, gpu, loader, opening, peers, samplers, scaling,
+                        step, trainings)
 from configurator import configure, stop, stop_on_error
 
 what = 'guard'                  # one or more of guard, trainings, step, scaling, samplers, loader,
-                                # encoder; or gpu
+                                # encoder, opening; or gpu
 dataset = 'quickstart'          # <a folder under data/, or a path to one>
 rounds = 5                      # [1, 1000]: each side so many times
 max_iters = 60                  # [1, 1e6]: of each training
@@ -40,6 +41,8 @@ sides = 'ours,diffusers,mmdit,bert,gpt'   # step
 settings = 'as shipped,float32,float32 compiled,bfloat16,bfloat16 compiled'
 seconds = 2.0                   # (0, 3600]; step, scaling: of steps in each round
 scale = 'depth,width,length,batch'      # scaling: what is halved and doubled
+rows = '1e6,1e8'                # opening: of the training split, one dataset for each number
+shard_rows = 0                  # [0, 1e9]: opening; 0: as many as prepare.py puts into a shard
 device = 'auto'                 # auto | cpu | cuda | <cuda:1 or the like>
 save = ''                       # step, scaling, gpu: a .json for the table; gpu: '' is
                                 # out/gpu/table.json
@@ -49,7 +52,7 @@ threads = 2                     # [1, 1024]: of torch
 
 BENCHES = {'guard': trainings.run_guard, 'trainings': trainings.run_trainings, 'step': step.run,
            'scaling': scaling.run, 'samplers': samplers.run, 'loader': loader.run,
-           'encoder': encoder_bench.run, 'gpu': gpu.run}
+           'encoder': encoder_bench.run, 'opening': opening.run, 'gpu': gpu.run}
 
 
 def main():

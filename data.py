@@ -11,10 +11,14 @@ A sample is a text and, unless the dataset is text only, the latent vectors of t
 
 A split is stored in shards. A shard has the tokens of its texts in one row, the offsets where each
 text begins, and the latents as float16. All of it is mapped into memory. runs/opening.py opens the
-files and checks them; here they are whole.
+files and checks them.
 
 The order of rows is a pure function of (seed, epoch). So a resume replays nothing, and the order
 does not depend on how many ranks share the rows.
+
+A split of more than MANY_ROWS rows is large. What takes time or memory for each row is then done
+otherwise: the order is computed, not stored; offsets are checked when a row is read; statistics
+(lengths, counts) are those of a sample of the rows.
 
 Letters: B batch, L text tokens, N latent vectors, D latent dimensions, V token ids (EOS and PAD
 included; MASK is id V), T tokens of a shard, n samples.
@@ -25,12 +29,16 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from diffusion import philox
+from diffusion import philox, uniforms
 
 DEAD = 1e-3                    # a latent dimension is dead if its std is below DEAD * median std;
                                # MiniLM has three
 CHECK_ALL_TOKENS = 2**27       # splits up to this many tokens are checked id by id when opened
                                # (well under a second)
+MANY_ROWS = 2**24              # a split of more rows is large
+STRETCHES = 256                # the sample of a large split: so many stretches,
+STRETCH_ROWS = 4096            # each of so many neighbouring rows
+ROUNDS = 8                     # of the Feistel network that shuffles a large split
 
 
 def is_end(tokens, tokenizer):
@@ -80,7 +88,8 @@ class PackedDataset:
         from runs.opening import read_split
         self.folder = str(folder)
         self.split = split
-        self.meta, self.tokenizer, self.stats, self.shards = read_split(self.folder, split)
+        opened = read_split(self.folder, split, MANY_ROWS)
+        self.meta, self.tokenizer, self.stats, self.shards = opened
 
         # statistics of the latents; None for text only
         self.latent_shape = None
@@ -93,13 +102,13 @@ class PackedDataset:
             self.destandardise = self.stats.destandardise
 
         # row first[i] is the first one of shard i
-        self.first = np.cumsum([0] + [len(shard.offsets) - 1 for shard in self.shards])
-        if sum(len(shard.tokens) for shard in self.shards) <= CHECK_ALL_TOKENS:
+        self.first = np.cumsum([0] + self.shards.n_samples)
+        if sum(self.shards.n_tokens) <= CHECK_ALL_TOKENS:
             for shard in self.shards:
                 self.check_ids(shard.tokens)
 
         # the length of a row
-        longest = max(shard.longest for shard in self.shards)
+        self.longest = longest = max(self.shards.longest)                # tokens
         self.seq_len = self.meta['max_tokens'] + 1 if seq_len is None else seq_len
         self.cropped = longest > self.seq_len
         if not crop and self.seq_len < longest + 1:
@@ -140,8 +149,8 @@ class PackedDataset:
 
         # the shards that hold these rows, one after the other
         for shard, positions, rows in self.by_shard(indices):
-            begin = shard.offsets[rows, None]                            # (b, 1)
-            n_tokens = shard.offsets[rows + 1, None] - begin             # (b, 1)
+            begin, end = shard.edges(rows[:, None])                      # (b, 1) each
+            n_tokens = end - begin
             if crop_at is not None:
                 n_hidden = np.maximum(n_tokens - L, 0)
                 shift = np.asarray(crop_at)[positions, None] * (n_hidden + 1)
@@ -175,22 +184,44 @@ class PackedDataset:
             ids[positions] = shard.ids()[rows]
         return ids
 
+    def stretches(self):
+        """ (shard, its rows from, to) over which statistics of the split are taken: all rows. Of a
+        large split it is a sample that never changes. The split is cut into STRETCHES equal parts,
+        and in each part begins, at a random place, a stretch of STRETCH_ROWS rows. """
+        if not self.shards.is_large:
+            for shard in self.shards:
+                yield shard, 0, len(shard.offsets) - 1
+            return
+        u = uniforms(0, 0, 'sample of rows', 0, STRETCHES, 1)[:, 0].numpy()
+        for row in ((np.arange(STRETCHES) + u) * (len(self) / STRETCHES)).astype(np.int64):
+            (shard, _, (begin,)), = self.by_shard([min(row, len(self) - 1)])
+            yield shard, begin, min(begin + STRETCH_ROWS, len(shard.offsets) - 1)
+
     def counts(self):
-        """ How often each id occurs in the split, (V,) int64: an EOS after every text, no PAD. """
+        """ How often each id occurs in the split, (V,) int64: an EOS after every text, no PAD. Of a
+        large split: in a sample of it. """
         counts = np.zeros(self.tokenizer.vocab_size, np.int64)
-        for shard in self.shards:
-            for i in range(0, len(shard.tokens), 2 ** 24):
-                counts += np.bincount(shard.tokens[i:i + 2 ** 24], minlength=len(counts))
-        counts[self.tokenizer.eos] += len(self)
+        for shard, begin, end in self.stretches():
+            tokens = shard.tokens[shard.offsets[begin]:shard.offsets[end]]
+            self.check_ids(tokens)
+            for i in range(0, len(tokens), 2 ** 24):
+                counts += np.bincount(tokens[i:i + 2 ** 24], minlength=len(counts))
+            counts[self.tokenizer.eos] += end - begin
         return torch.from_numpy(counts)
 
     def lengths(self):
-        """ Tokens of every text of the split, (n,) int64. """
-        return np.concatenate([np.diff(shard.offsets) for shard in self.shards])
+        """ Tokens of every text of the split, (n,) int64. Of a large split: of a sample of its
+        texts. """
+        lengths = []
+        for shard, begin, end in self.stretches():
+            begins, ends = shard.edges(slice(begin, end))
+            lengths.append(ends - begins)
+        return np.concatenate(lengths)
 
     def text(self, i):
-        (shard, _, (row,)), = self.by_shard([i])
-        return self.tokenizer.decode(shard.tokens[shard.offsets[row]:shard.offsets[row + 1]])
+        (shard, _, rows), = self.by_shard([i])
+        (begin,), (end,) = shard.edges(rows)
+        return self.tokenizer.decode(shard.tokens[begin:end])
 
 # -----------------------------------------------------------------------------
 # The order of rows, a pure function of (seed, epoch)
@@ -198,6 +229,40 @@ class PackedDataset:
 @lru_cache(maxsize=2)                                                  # a batch may span two epochs
 def epoch_permutation(n, seed, epoch):
     return np.random.Generator(philox(seed, epoch, 'row order')).permutation(n)
+
+
+def mix(x):
+    """ The finaliser of SplitMix64, uint64 to uint64: each bit of x moves half the bits. """
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xbf58476d1ce4e5b9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94d049bb133111eb)
+    return x ^ (x >> np.uint64(31))
+
+
+def keyed_permutation(places, n, seed, epoch):
+    """
+    The rows, int64, at some places (int64, in [0, n)) of a shuffled epoch over n rows. It needs no
+    table: a row is computed from its place.
+
+    A Feistel network is a one-to-one map of 2b bits, whatever f is:
+        (left, right) <- (right, left xor f(right + key_r))        b bits each; r = 1..ROUNDS
+    Here 4^b is the least that is not below n, and f is the last b bits of `mix`. A result that is n
+    or more goes through the network again, until it is below n ("cycle walking"). That is one to
+    one over [0, n), and takes fewer than 4 turns on average, since 4^b < 4 n.
+    Luby and Rackoff 1988; Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002
+    """
+    b = np.uint64(max(1, -(-(n - 1).bit_length() // 2)))
+    last_b = (np.uint64(1) << b) - np.uint64(1)
+    keys = philox(seed, epoch, 'row order').random_raw(ROUNDS)           # uint64
+
+    rows = np.array(places, np.uint64)
+    walking = np.arange(len(rows))                                       # those not yet below n
+    while len(walking):
+        left, right = rows[walking] >> b, rows[walking] & last_b
+        for key in keys:
+            left, right = right, left ^ (mix(right + key) & last_b)
+        rows[walking] = (left << b) | right
+        walking = walking[rows[walking] >= np.uint64(n)]
+    return rows.astype(np.int64)
 
 
 def row_order(n, seed, start, count):
@@ -211,7 +276,11 @@ def row_order(n, seed, start, count):
     end = start + count
     while start < end:
         epoch, i = divmod(start, n)
-        part = epoch_permutation(n, seed, epoch)[i:i + end - start]
+        places = slice(i, min(n, i + end - start))
+        if n > MANY_ROWS:
+            part = keyed_permutation(np.arange(places.start, places.stop), n, seed, epoch)
+        else:
+            part = epoch_permutation(n, seed, epoch)[places]
         parts.append(part)
         start += len(part)
     return np.concatenate(parts)

@@ -42,6 +42,7 @@ PURPOSES = {
     'evaluation clock': 5,
     'evaluation latent': 6,
     'crop': 7,
+    'sample of rows': 8,
     'row order': 0x7aeda4d905d81a2d,     # kept from the first runs: they hashed the name
 }
 

@@ -15,9 +15,10 @@ text that the tokens decode to. If latents are given, a document is one sample, 
 long is dropped. Every document that is read is written or is a counted drop.
 
 Shards. The bytes of a shard depend on its documents and the knobs, never on who wrote it or when.
-The ranks take shards in turn. A file appears by rename when it is whole, and meta.json comes last.
-After a kill or with a damaged file, run the same command again, with any number of processes: only
-what is missing or broken is written again.
+The ranks take shards in turn. A rank reads only the input files that its own shards come from,
+where the files do not depend on each other (sources.parts). A file appears by rename when it is
+whole, and meta.json comes last. After a kill or with a damaged file, run the same command again,
+with any number of processes: only what is missing or broken is written again.
 """
 import glob
 import heapq
@@ -41,9 +42,9 @@ from tqdm import tqdm
 from configurator import configure, read_knobs, stop_on_error
 from corpora.latents import check_given, given_latents
 from corpora.layouts import dropped, earlier_index, export, summary, verify
-from corpora.shards import (SUMS, fitting_max_tokens, latent_stats, shard_key, token_dtype,
-                            write_entry, write_shard, written_before)
-from corpora.sources import Source, documents, list_files, text_hash
+from corpora.shards import (SUMS, fitting_max_tokens, fitting_shard_size, latent_stats, shard_key,
+                            token_dtype, write_entry, write_shard, written_before)
+from corpora.sources import Source, documents, list_files, parts, text_hash
 from corpora.tokenizers import bpe_tokenizer, train_bpe
 from corpora.writing import as_bytes, as_json, in_use, names_path, write_file
 from data import LatentStats
@@ -106,7 +107,8 @@ language = None              # None | <a code>; sonar: such as eng_Latn
 embed_batch_size = 64        # [1, 65536]
 device = 'auto'              # auto | cpu | cuda | <cuda:1 or the like>; of the encoder
 threads = 1                # [1, 1024]: of torch, a process; it changes the last bits of the latents
-shard_size = 16384           # [1, 1e9]: documents per shard
+shard_size = None            # None | int [1, 1e9]: documents per shard; None: 16,384, and more
+                             # beyond 67 million documents (shards.fitting_shard_size)
 out = ''                     # '': data/<name of input>
 seed = 1337                  # [0, 2**63): of lsa
 # ---- what exists already
@@ -229,7 +231,8 @@ def split_hash(doc, clusters):
 
 def survey(source, has_val, clusters):
     """ One pass over the documents. Returns their counts, the limit below which a hash means
-    validation, how many documents are below it, and a sample of train to fit on.
+    validation, how many documents are below it, a sample of train to fit on, and the numbers of
+    documents (train, val) in each part of the source.
 
     The sample is the documents of train with the smallest hashes. So it is uniform, and the same in
     any order of reading.
@@ -239,7 +242,17 @@ def survey(source, has_val, clusters):
     sample = []                                              # a heap of (-hash, text)
     lowest, highest = 2**64, -1
     n_below = 0
-    stream = documents(source, counts, max_documents)
+    n_kept, n_val = [], []                                   # of each part, (p,)
+
+    def of_parts():
+        for part in parts(source, max_documents):
+            n_kept.append(-counts['kept'])
+            n_val.append(-n_below)
+            yield from documents(part, counts, max_documents)
+            n_kept[-1] += counts['kept']
+            n_val[-1] += n_below
+
+    stream = of_parts()
     if sys.stderr.isatty():
         stream = tqdm(stream, 'reading', unit=' documents')
     else:                                                    # a log file gets a line a minute
@@ -263,44 +276,69 @@ def survey(source, has_val, clusters):
     if not has_val and not n_below:
         limit = lowest + 1
         n_below = sum(-h < limit for h, _ in sample)
+        n_val = None                                         # not known for each part
     if limit > highest:
         raise ValueError(f'{name}: {counts["kept"]} document(s) cannot be split into train and '
                          'val; give --val_input=, or a finer --split_on=, as line')
     texts = [text for h, text in sorted(sample, reverse=True) if -h >= limit]
-    return counts, limit, n_below, texts[:FIT_DOCUMENTS]
+    sizes = None
+    if n_val is not None:
+        sizes = [dict(train=n - below, val=below) for n, below in zip(n_kept, n_val)]
+    return counts, limit, n_below, texts[:FIT_DOCUMENTS], sizes
 
 
-def route(source, val, limit, clusters):
-    """ (split, document) of all documents. """
-    for doc in documents(source, Counter(), max_documents):
-        yield 'val' if split_hash(doc, clusters) < limit else 'train', doc
+def route(source, val, limit, clusters, sizes=None, seen=None):
+    """ (split, document) of all documents. sizes: the numbers of documents in each part of the
+    source, as of survey; then a part is skipped where none of its documents is of this rank, and
+    `seen`, a Counter of the documents of each split up to here, moves on. """
+    for i, part in enumerate(parts(source, max_documents)):
+        size = sizes and Counter(sizes[i])
+        if size and not any(is_mine(split, seen[split], seen[split] + n)
+                            for split, n in size.items()):
+            seen.update(size)
+            continue
+        until = size and seen + size
+        for doc in documents(part, Counter(), max_documents):
+            yield 'val' if split_hash(doc, clusters) < limit else 'train', doc
+        if size and +seen != until:
+            raise ValueError(f'{", ".join(part.names)}: {dict(until)} documents were counted up to '
+                             f'here, and then {dict(seen)} read: the input has changed meanwhile; '
+                             'run again')
     if val:
         for doc in documents(val, Counter()):
             yield 'val', doc
 
 
-def group_shards(stream):
-    """ (split, number of the shard, its documents), as each shard fills up. """
+def is_mine(split, begin, end):
+    """ Whether documents begin .. end - 1 of a split are in a shard of this rank. """
+    shards = range(begin // shard_size, -(-end // shard_size))
+    return begin < end and (len(shards) >= world or any(i % world == rank for i in shards))
+
+
+def group_shards(stream, seen):
+    """ (split, number of the shard, its documents) of the shards of this rank, as each fills up.
+    seen: a Counter of the documents of each split up to here; the stream may move it on. """
     waiting = dict(train=[], val=[])
-    numbers = Counter()
     for split, doc in stream:
+        n = seen[split]
+        seen[split] += 1
+        if not is_mine(split, n, n + 1):
+            continue
         waiting[split].append(doc)
         if len(waiting[split]) == shard_size:
-            yield split, numbers[split], waiting[split]
+            yield split, n // shard_size, waiting[split]
             waiting[split] = []
-            numbers[split] += 1
 
     # the last ones are not full
     for split, docs in waiting.items():
         if docs:
-            yield split, numbers[split], docs
+            yield split, seen[split] // shard_size, docs
 
 # -----------------------------------------------------------------------------
 # Plan
 
-def known_shards(folder, record):
-    """ Writes a note beside each shard that an earlier run has finished. So the shards stay known
-    even if meta.json goes (writing.write_file). Refuses a folder with a dataset of other knobs. """
+def earlier_dataset(folder, record):
+    """ meta.json of an earlier run in this folder, or None. Refuses a dataset of other knobs. """
     for path in glob.glob(os.path.join(glob.escape(folder), '*.tmp')):
         if OF_A_DATASET.fullmatch(os.path.basename(path)[:-4]):
             os.remove(path)
@@ -309,7 +347,7 @@ def known_shards(folder, record):
     try:
         json.loads(Path(folder, 'meta.json').read_bytes())
     except (FileNotFoundError, ValueError, RecursionError):
-        return
+        return None
 
     # a whole one that cannot be read is of another version, or not ours: never overwrite it
     try:
@@ -322,6 +360,8 @@ def known_shards(folder, record):
     source = dict(meta.get('source', {}))
     if record['max_tokens'] == meta.get('max_tokens'):
         source['max_tokens'] = record['max_tokens']
+    if record['shard_size'] is None:                         # it is settled, and compared, later
+        record = record | dict(shard_size=source.get('shard_size'))
     defaults = read_knobs(__file__)[0]
     for key in record:
         found = source.get(key, defaults.get(key))           # a newer knob was at its default then
@@ -333,7 +373,25 @@ def known_shards(folder, record):
                              f'not {record[key]!r}; '
                              f'{keep}choose another --out= or delete that folder')
 
-    for split in meta['splits'].values():
+    return meta
+
+
+def settle_shard_size(folder, earlier, n):
+    """ The number of documents per shard, where the larger split has n documents. Refuses a folder
+    with a dataset of another shard_size. """
+    size = shard_size or fitting_shard_size(n)
+    found = (earlier or {}).get('source', {}).get('shard_size', size)
+    if found != size:
+        raise ValueError(f'{folder} holds a dataset with shard_size = {found}, not {size}; '
+                         f'--shard_size={found} keeps it, or choose another --out= or delete that '
+                         'folder')
+    return size
+
+
+def note_shards(folder, earlier):
+    """ Writes a note beside each shard of an earlier run. So the shards stay known even if
+    meta.json goes (writing.write_file). """
+    for split in earlier['splits'].values():
         for entry in split['shards']:
             write_entry(folder, entry)
 
@@ -342,7 +400,7 @@ def plan(folder, source, val, record, hold, tok):
     """ On rank 0 alone: looks at what is there, counts what there is to do, and fits the tokenizer
     and lsa on it. Returns what every rank needs. """
     hold(is_shared=False)
-    known_shards(folder, record)
+    earlier = earlier_dataset(folder, record)
 
     # which document goes to which split
     clusters = {}
@@ -350,7 +408,7 @@ def plan(folder, source, val, record, hold, tok):
         from corpora.proteins import homology_clusters
         stream = documents(source, Counter(), max_documents)
         clusters = homology_clusters(((text_hash(doc.text), doc.text) for doc in stream), homology)
-    counts, limit, n_val, texts = survey(source, val is not None, clusters)
+    counts, limit, n_val, texts, sizes = survey(source, val is not None, clusters)
     n_train = counts['kept'] - n_val
     counts = dict(input=counts)
     if val is not None:
@@ -359,6 +417,11 @@ def plan(folder, source, val, record, hold, tok):
         if not n_val:
             raise ValueError(f'{", ".join(val.names)}: no documents for val '
                              f'({counts["val_input"]["read"]} read)')
+
+    # the size of a shard, and those that are there
+    record['shard_size'] = settle_shard_size(folder, earlier, max(n_train, n_val))
+    if earlier:
+        note_shards(folder, earlier)
 
     # fitted once; the ranks read both from their files
     files, lsa = {}, None
@@ -380,7 +443,8 @@ def plan(folder, source, val, record, hold, tok):
 
     hold(is_shared=True)
     totals = Counter(train=n_train, val=n_val)
-    return limit, clusters, totals, counts, files, lsa and lsa.record, n_tokens
+    return (limit, clusters, sizes, totals, counts, files, lsa and lsa.record, n_tokens,
+            record['shard_size'])
 
 # -----------------------------------------------------------------------------
 # Encoder
@@ -400,17 +464,14 @@ def make_encoder():
 # -----------------------------------------------------------------------------
 # Write
 
-def write_shards(folder, stream, totals, settings, tok, encode):
+def write_shards(folder, stream, seen, totals, settings, tok, encode):
     """ Writes this rank's shards, and keeps the whole ones of an earlier run. Returns {split: its
     entry for meta.json}, of all ranks. """
     entries = []
-    seen = Counter()
     n_done, seconds = 0, 0.0
     n_shards = {split: -(-total // shard_size) for split, total in totals.items()}
-    for turn, (split, i, docs) in enumerate(group_shards(stream)):
-        seen[split] += len(docs)
-        if turn % world != rank:
-            continue
+    own = sum(len(range(rank, n, world)) for n in n_shards.values())
+    for split, i, docs in group_shards(stream, seen):
         began = time.monotonic()
         given = given_latents(docs)
         name = f'{split}-{i:05d}'
@@ -425,7 +486,7 @@ def write_shards(folder, stream, totals, settings, tok, encode):
             write_entry(folder, entry)
             n_done += len(docs)
             seconds += time.monotonic() - began
-            to_come = (sum(n_shards.values()) - turn - 1) // world * shard_size
+            to_come = (own - len(entries) - 1) * shard_size
             eta = timedelta(seconds=int(to_come * seconds / n_done))
             speed = f'{n_done / seconds:,.0f} documents/s'
             progress = f'{speed} a rank | ETA {eta}' if world > 1 else f'{speed} | ETA {eta}'
@@ -515,7 +576,7 @@ def finish(name, folder, record, tok, encode, splits, files, counts):
 # The whole
 
 def prepare():
-    global max_tokens
+    global max_tokens, shard_size
     name, folder, source, val, record = check_knobs()
     torch.set_num_threads(threads)
     os.makedirs(folder, exist_ok=True)
@@ -526,7 +587,7 @@ def prepare():
 
         # rank 0 reads and fits
         planned = on_rank_0(plan, folder, source, val, record, hold, tok)
-        limit, clusters, totals, counts, files, lsa_record, max_tokens = planned
+        limit, clusters, sizes, totals, counts, files, lsa_record, max_tokens, shard_size = planned
         hold(is_shared=True)
         tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
         if lsa_record:
@@ -537,8 +598,9 @@ def prepare():
         # all ranks write. A shard's key is a digest of its documents and of these settings
         settings = dict(files=files, tokenizer=tok.record, encoder=encode and encode.record,
                         max_tokens=max_tokens, threads=threads, embed_batch_size=embed_batch_size)
-        stream = route(source, val, limit, clusters)
-        splits = write_shards(folder, stream, totals, settings, tok, encode)
+        seen = Counter()
+        stream = route(source, val, limit, clusters, sizes, seen)
+        splits = write_shards(folder, stream, seen, totals, settings, tok, encode)
         on_rank_0(finish, name, folder, record, tok, encode, splits, files, counts)
 
 

@@ -604,7 +604,8 @@ while True:
     log.begin_step()
     loss = 0
     for micro in range(grad_accum):
-        batch = next(batches)
+        with stop_on_error():                              # data that is found wrong only when read
+            batch = next(batches)
         with distributed.gradient_sync(net, is_last=micro == grad_accum - 1):
             micro_loss, sums = net(batch, stage.predict)
             (micro_loss / grad_accum).backward()

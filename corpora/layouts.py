@@ -85,7 +85,8 @@ def summary(folder):
         show_split(ds.split, meta['splits'][ds.split])
     show_lengths(train)
     line('vocabulary', f'{train.tokenizer.vocab_size} ids, {train.tokenizer.kind}')
-    show_duplicates(train, val)
+    if not train.shards.is_large:
+        show_duplicates(train, val)
     if train.stats is not None:
         show_latents(train, val)
     for i in range(min(3, len(val))):
@@ -116,12 +117,15 @@ def show_split(split, entry):
 
 
 def show_lengths(train):
-    """ Quantiles of the number of tokens, and a warning if most of a batch would be PAD. """
+    """ Quantiles of the number of tokens (of a large split, those of a sample), and a warning if
+    most of a batch would be PAD. """
     lengths = np.sort(train.lengths())
     quantiles = []
     for percent in (50, 95, 99, 99.5, 100):
         row = int(percent / 100 * (len(lengths) - 1))
         quantiles.append(f'{percent:g} %: {lengths[row]}')
+    if train.shards.is_large:
+        quantiles.append(f'in {len(lengths):,} samples; the longest has {train.longest}')
     line('tokens per sample', ', '.join(quantiles))
 
     max_tokens = train.meta['max_tokens']

@@ -30,6 +30,9 @@ from runs.files import check_fields, read_array, read_json, write_text
 from runs.manifest import COUNT, LATENT_SHAPE, SHARD, check_shard, has_fitting_sizes
 
 MOST_TOKENS = 127              # max_tokens=None stands for at most this, unless latents are given
+MOST_SHARDS = 2**12            # of a split: shard_size=None grows until there are no more, but
+MOST_DOCUMENTS = 2**20         # not beyond so many: a process holds the documents of a shard
+ENCODED = 2**14                # documents that are tokenized at a time
 
 # counts of a shard; those of a split are their sums
 SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max_tokens',
@@ -153,6 +156,16 @@ def latent_stats(folder, entries):
 # -----------------------------------------------------------------------------
 # A shard
 
+def fitting_shard_size(n):
+    """ The shard_size that None stands for, where a split has n documents: 16,384, doubled until
+    there are at most MOST_SHARDS shards or it is MOST_DOCUMENTS. So up to 67 million documents it
+    is 16,384; of 10^9 documents it is 262,144, which are 3,815 shards. """
+    size = 2**14
+    while n > size * MOST_SHARDS and size < MOST_DOCUMENTS:
+        size *= 2
+    return size
+
+
 def shard_key(docs, given, settings):
     """ A digest of all that decides a shard's bytes: its documents, the latents that they bring
     along (n, N, D) or None, and the settings. """
@@ -166,16 +179,23 @@ def shard_key(docs, given, settings):
     return digest.hexdigest()
 
 
+def encoded(docs, tokenizer):
+    """ The ids of each document, a list at a time: lists take ten times the room of an array. """
+    for i in range(0, len(docs), ENCODED):
+        yield from tokenizer.encode_batch([doc.text for doc in docs[i:i + ENCODED]])
+
+
 def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens):
     """ Tokenizes, chunks and embeds the documents `docs`, and writes the files of the shard.
     Returns its entry for meta.json. first: the number of the first document in its split. given:
     their latents (n, N, D), if these exist already. """
     # the samples: their tokens, and the numbers of document and chunk
     chunk = Chunker(tokenizer, max_tokens)
+    dtype = np.dtype(token_dtype(tokenizer)).newbyteorder('<')
     runs, ids = [], []
     n_too_long = 0
-    for i, doc_ids in enumerate(tokenizer.encode_batch([doc.text for doc in docs])):
-        chunks = list(chunk(doc_ids))
+    for i, doc_ids in enumerate(encoded(docs, tokenizer)):
+        chunks = [run.astype(dtype) for run in chunk(doc_ids)]
         if given is not None and len(chunks) > 1:        # one latent cannot belong to several texts
             n_too_long += 1
             continue
@@ -207,8 +227,7 @@ def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens
 
     # the arrays
     lengths = [len(run) for run in runs]
-    dtype = np.dtype(token_dtype(tokenizer)).newbyteorder('<')
-    tokens = np.concatenate(runs or [np.empty(0)]).astype(dtype)
+    tokens = np.concatenate([np.empty(0, dtype), *runs])
     offsets = np.cumsum([0] + lengths, dtype=np.int64)
     content = {
         f'{name}.tokens.bin': tokens.tobytes(),
@@ -220,12 +239,15 @@ def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens
     files = {file: write_file(os.path.join(folder, file), data) for file, data in content.items()}
 
     n_bytes_of_id = np.array([len(piece) for piece in tokenizer.pieces])
+    n_bytes = 0
+    for i in range(0, len(tokens), 2**24):
+        n_bytes += int(n_bytes_of_id[tokens[i:i + 2**24]].sum())
     return dict(
         name=name,
         samples=len(runs),
         documents=len(docs),
         tokens=len(tokens),
-        bytes=int(n_bytes_of_id[tokens].sum()),
+        bytes=n_bytes,
         longest=max(lengths, default=0),
         nonfinite=n_nonfinite,
         longer_than_max_tokens=n_too_long,

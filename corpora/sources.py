@@ -21,7 +21,7 @@ import glob
 import hashlib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from corpora.latents import check_latent_names, with_latents
 from corpora.proteins import FASTA
@@ -174,6 +174,15 @@ def read(source, counts):
     if source.latents_from:
         return with_latents(texts, source.latents_from)
     return map(Document, texts)
+
+
+def parts(source, limit=0):
+    """ A source for each file, where the documents of a file do not depend on the files before it;
+    else the source alone. Their documents, one part after the other, are those of the source. """
+    is_of_files = source.input not in ('', 'builtin') and not source.image_size
+    if not is_of_files or source.latents_from or source.distinct or limit:
+        return [source]
+    return [replace(source, input=path) for _, path in list_files(source.input)]
 
 
 def text_hash(text):

@@ -16,6 +16,7 @@ import hashlib
 import io
 import json
 import math
+import mmap
 import os
 import warnings
 import zipfile
@@ -209,18 +210,27 @@ def check_header(dtype, shape, n_bytes, expected_dtype, expected_shape):
         raise ValueError(f'{dtype} {rules.short(shape)} are {needs:,} bytes, found {n_bytes:,}')
 
 
-def read_array(path, dtype=None, shape=None, mmap=False, what='array'):
+def map_array(f, dtype, shape, offset=0, order='C', at_random=False):
+    """ A read-only map of an open file that is not empty, as a plain ndarray: indexing an np.memmap
+    costs more. at_random: its rows will be read far from each other. So Linux reads no page beyond
+    those asked for; by default it reads up to megabytes around each. """
+    pages = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)
+    if at_random and hasattr(mmap, 'MADV_RANDOM'):
+        pages.madvise(mmap.MADV_RANDOM)
+    array = np.frombuffer(pages, dtype, count=math.prod(shape), offset=offset)
+    return array.reshape(shape, order=order)
+
+
+def read_array(path, dtype=None, shape=None, mmap=False, what='array', at_random=False):
     """ The array in an .npy file. dtype, shape: what is expected, as in check_header; `what` names
-    the array in the error. mmap: a read-only map of the file, as a plain ndarray, since indexing an
-    np.memmap costs more. """
+    the array in the error. mmap: a read-only map of the file (map_array). """
     try:
         with open(path, 'rb') as f:
             found, found_shape, is_fortran, n_header = read_header(f)
             check_header(found, found_shape, os.path.getsize(path) - n_header, dtype, shape)
             order = 'F' if is_fortran else 'C'
             if mmap and math.prod(found_shape):
-                array = np.memmap(f, found, 'r', offset=n_header, shape=found_shape, order=order)
-                return array.view(np.ndarray)
+                return map_array(f, found, found_shape, n_header, order, at_random)
             array = np.fromfile(f, found, count=math.prod(found_shape))
             return array.reshape(found_shape, order=order)
     except Exception as error:                             # whatever a header provokes in numpy

@@ -96,15 +96,14 @@ def check_file(folder, name, files, digest=True):
     if name not in files:
         raise ValueError(f'{folder}/meta.json does not list {name}; run prepare.py again')
     expected = files[name]['bytes']
-    advice = how_to_mend(folder)
-
     if not os.path.isfile(path):
-        raise ValueError(f'{path}: missing, expected {expected} bytes; {advice}')
+        raise ValueError(f'{path}: missing, expected {expected} bytes; {how_to_mend(folder)}')
     found = os.path.getsize(path)
     if found != expected:
-        raise ValueError(f'{path}: found {found} bytes, expected {expected}; {advice}')
+        raise ValueError(f'{path}: found {found} bytes, expected {expected}; '
+                         f'{how_to_mend(folder)}')
     if digest and sha256(path) != files[name]['sha256']:
-        raise ValueError(f'{path}: its sha256 is not the one in meta.json; {advice}')
+        raise ValueError(f'{path}: its sha256 is not the one in meta.json; {how_to_mend(folder)}')
     return path
 
 

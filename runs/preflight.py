@@ -278,7 +278,7 @@ def warn_of_padding(run):
     lengths = run.train_data.lengths()
     share = 1 - np.minimum(lengths + 1, seq_len).mean() / seq_len        # a text and its EOS
     if share > 0.5:
-        longest = max(lengths.max(), run.val_data.lengths().max())
+        longest = max(run.train_data.longest, run.val_data.longest)
         shorter = f'--seq_len={longest + 1} holds the longest, or ' if longest + 1 < seq_len else ''
         print(f'warning: {100 * share:.0f} % of a batch is PAD: texts have {lengths.mean():.1f} '
               f'tokens on average, seq_len is {seq_len}; {shorter}prepare with a smaller '

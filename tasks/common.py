@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from corpora.inputs import most_tokens, pack, read_texts
 from corpora.png import image_record
-from data import PackedDataset
+from data import MANY_ROWS, PackedDataset, row_order
 from diffusion import uniforms
 from encoders import fetch
 from runs.checkpoint import difference
@@ -103,10 +103,11 @@ def chosen_rows(total, n, order, seed):
     """ Which n of `total` rows are measured: the first, or random ones drawn with the seed. """
     if order not in ('random', 'first'):
         raise ValueError(f'order={order!r}: choose from random, first')
-    rows = np.arange(total)
-    if order == 'random':
-        rows = np.random.Generator(np.random.Philox(seed)).permutation(total)
-    return rows[:n]
+    if order == 'first':
+        return np.arange(min(n, total))
+    if total > MANY_ROWS:
+        return row_order(total, seed, 0, min(n, total))
+    return np.random.Generator(np.random.Philox(seed)).permutation(total)[:n]
 
 
 def load_file(run, path, field, n):

@@ -217,7 +217,7 @@ def main(dataset, finished, folder):
         meta = manifest.read_meta(packed)
         if meta['encoder'] and meta['encoder']['id'] == 'lsa':
             encoders.load_encoder(meta['encoder'], folder=packed)
-        prepare.known_shards(packed, record)
+        prepare.earlier_dataset(packed, record)
 
     def read_given():
         run = SimpleNamespace(meta={'latent_shape': [1, 16]}, out_dir='a run')

@@ -16,7 +16,7 @@ import torch
 
 from runs import manifest
 import prepare
-from corpora import tokenizers
+from corpora import shards, tokenizers
 from corpora.builtin import builtin_corpus
 from corpora.shards import Chunker
 from corpora.sources import Source, documents, text_hash
@@ -399,6 +399,79 @@ def test_max_tokens_follows_the_lengths_of_the_training_texts_and_is_written_dow
     np.save(tmp_path / 'z.npy', np.random.default_rng(0).normal(size=(1501, 4)).astype(np.float32))
     given = manifest.read_meta(run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'z', **knobs))
     assert given['max_tokens'] == 39 and not any(split['longer_than_max_tokens'] for split in given['splits'].values())
+
+
+def test_shards_hold_16384_documents_and_more_in_a_corpus_of_more_than_67_million(tmp_path, monkeypatch):
+    for n, size in ((1, 2**14), (2**26, 2**14), (2**26 + 1, 2**15), (10**9, 2**18), (2**32, 2**20), (2 * 10**10, 2**20)):
+        assert shards.fitting_shard_size(n) == size
+    path = write_lines(tmp_path / 'a.txt')
+    run(input=path, out=tmp_path / 'x', shard_size=None)
+    run(input=path, out=tmp_path / 'y', shard_size=16384)
+    assert digests(tmp_path / 'x') == digests(tmp_path / 'y'), 'meta.json has the number'
+
+    # another size than the one that is there, be it asked for or not
+    run(input=path, out=tmp_path / 'z', shard_size=50)
+    monkeypatch.setattr(shards, 'ENCODED', 7)
+    with pytest.raises(ValueError, match='shard_size = 50, not 16384; --shard_size=50 keeps it, or choose another --out='):
+        run(input=path, out=tmp_path / 'z', shard_size=None)
+    before = digests(tmp_path / 'z')
+    monkeypatch.setattr(prepare, 'fitting_shard_size', lambda n: 50)
+    run(input=path, out=tmp_path / 'z', shard_size=None)
+    os.remove(tmp_path / 'z/train-00000.tokens.bin')
+    run(input=path, out=tmp_path / 'z', shard_size=None)
+    assert digests(tmp_path / 'z') == before
+
+
+def test_ranks_read_only_the_files_of_their_own_shards(tmp_path, monkeypatch):
+    from corpora import sources
+    rng = np.random.default_rng(0)
+    for i, n in enumerate((70, 3, 0, 45, 90, 12, 33, 60)):                           # lines: shards begin and end inside files
+        write_lines(tmp_path / f'{i}.txt', [f'file {i} line {j} {rng.integers(10**9)}' for j in range(n)])
+    source = Source(input=str(tmp_path))
+    monkeypatch.setattr(prepare, 'shard_size', 50)
+    monkeypatch.setattr(prepare, 'val_fraction', .2)
+    monkeypatch.setattr(prepare, 'max_documents', 0)
+    counts, limit, n_val, _, sizes = prepare.survey(source, False, {})
+    totals = Counter(train=counts['kept'] - n_val, val=n_val)
+    assert counts['kept'] == 313 and [sum(size.values()) for size in sizes] == [70, 3, 0, 45, 90, 12, 33, 60]
+
+    opened = []
+    read_file = sources.read_file
+    monkeypatch.setattr(sources, 'read_file', lambda path, *rest: opened.append(path) or read_file(path, *rest))
+
+    def shards_of(rank, world, sizes=sizes):
+        monkeypatch.setattr(prepare, 'rank', rank)
+        monkeypatch.setattr(prepare, 'world', world)
+        opened.clear()
+        seen = Counter()
+        stream = prepare.route(source, None, limit, {}, sizes, seen)
+        found = {(split, i): [doc.text for doc in docs] for split, i, docs in prepare.group_shards(stream, seen)}
+        assert seen == totals, 'a file that is skipped is counted'
+        return found
+    whole = shards_of(0, 1)
+    expected = [(split, i) for split in ('train', 'val') for i in range(-(-totals[split] // 50))]
+    assert sorted(whole) == expected and len(expected) >= 6 and len(opened) == 7, 'one file is empty'
+    assert all(len(texts) == min(50, totals[split] - 50 * i) for (split, i), texts in whole.items())
+    for world in (2, 3, 7):
+        found, n_opened = {}, []
+        for rank in range(world):
+            part = shards_of(rank, world)
+            assert all(i % world == rank for _, i in part) and not part.keys() & found.keys()
+            n_opened.append(len(opened))
+            found |= part
+            assert shards_of(rank, world, None) == part and len(opened) == 8, 'without the sizes it reads all'
+        assert found == whole and min(n_opened) < 8, (world, n_opened)
+    shards_of(5, 7)
+    assert len(opened) <= 3, 'a rank of one shard of 50 lines'
+
+    # a file that is not what it was; and what depends on other files is read whole
+    write_lines(tmp_path / '4.txt', ['another line'] * 91)
+    with pytest.raises(ValueError, match='4.txt: .* documents were counted .*the input has changed meanwhile'):
+        shards_of(0, 1)
+    for knob in (dict(distinct=True), dict(latents_from='z.npy')):
+        assert len(sources.parts(Source(input=str(tmp_path), **knob))) == 1
+    assert len(sources.parts(source, limit=5)) == 1 and len(sources.parts(source)) == 8
+    assert sources.parts(Source(input='builtin')) == [Source(input='builtin')]
 
 
 def test_a_dataset_of_another_max_tokens_is_refused_with_what_keeps_it_and_the_same_number_is_not(tmp_path):
