@@ -1,0 +1,76 @@
+"""
+One network, two clocks: which task it does depends on nothing but where the clocks stand.
+
+The network reads a text with masks and a latent with noise, each with its own clock, from 0 (clean)
+to 1 (noise). It predicts both of them clean. A modality at clock 0 is given, one at clock 1 is
+unknown, anything between is half known. So text from latent, latent from text, filling gaps, and
+both from nothing are points of one square. The training draws points of this square, and the
+network answers at all of them. No task has a network, a head or a flag of its own.
+
+    p(x^i | x_t, z_s) and E[z | x_t, z_s]  at clocks (t, s) in [0, 1] x [0, 1]
+
+    python examples/two_clocks_make_every_task.py      trains a small network for some seconds, asks
+it the same two questions at seven points, and prints the truth (by Bayes' rule) beside each answer.
+"""
+import torch
+import torch.nn.functional as F
+
+from toy import L, LATENTS, TOKENS, V, WORDS, ids, posterior
+from toy_training import LATENT, TEXT, small_model, train
+
+SHE, WALKS = WORDS.index('she'), WORDS.index('walks')
+Z = LATENTS[3]                                                 # of 'she walks her dog'
+NOISE = torch.tensor([0.3, -0.5])
+
+# (the task, the text that is read, the clock of the latent)
+QUESTIONS = [
+    ('text from its latent', '____ ____ ____ ____', 0.0),
+    ('latent from a text', 'she walks her dog', 1.0),
+    ('from nothing', '____ ____ ____ ____', 1.0),
+    ('fill the gaps', 'she ____ ____ ____', 1.0),
+    ('fill them, with a latent', 'she ____ ____ ____', 0.0),
+    ('from a noisy latent', '____ ____ ____ ____', 0.5),
+    ('from a bit of both', '____ ____ her ____', 0.7),
+]
+
+
+@torch.no_grad()
+def ask(model, text, t_latent):
+    """ P(she), P(walks) and the latent, (4,): of the network, and in truth. """
+    # what is read; the clock of the text is the share of its masks
+    x_t, t_latent = ids(text)[None], torch.tensor([t_latent])
+    t_text = (x_t == TEXT.mask_id).float().mean(1)
+    z_t, _ = LATENT.corrupt(Z[None, None], t_latent, NOISE[None, None])
+
+    # the answer of the network; what is given, it need not predict
+    logits, out = model(x_t, z_t, t_text, t_latent)
+    z, _ = LATENT.x0_and_e(out, z_t, t_latent)
+    z = torch.where(t_latent > 0, z, z_t)
+    p = torch.where(x_t[..., None] == TEXT.mask_id, logits.softmax(2), F.one_hot(x_t, V + 1)[..., :V])
+    answer = torch.tensor([p[0, 0, SHE], p[0, 1, WALKS], *z[0, 0]])
+
+    # the truth: Bayes' rule over the four sentences
+    q = posterior(x_t, z_t[:, 0], t_latent)[0]
+    is_she, walks = TOKENS[:, 0] == SHE, TOKENS[:, 1] == WALKS
+    truth = torch.tensor([q[is_she].sum(), q[walks].sum(), *(q @ LATENTS.double())])
+    return answer, truth
+
+
+def main(steps=500):
+    model = small_model()
+    train(model, 'mixed', steps)
+
+    found = {}
+    print('answers of the network, and (truth)')
+    print(f'{"task":26}{"it reads":27}{"clocks":10}'
+          f'{"P(she)":15}{"P(walks)":15}latent: he/she, eats/walks')
+    for task, text, t_latent in QUESTIONS:
+        answer, truth = found[task] = ask(model, text, t_latent)
+        t_text = text.count('____') / L
+        print(f'{task:26}{text:24}{t_text:.2f}, {t_latent:.1f}', end='  ')
+        print('  '.join(f'{a:5.2f} ({b:5.2f})' for a, b in zip(answer, truth)))
+    return found
+
+
+if __name__ == '__main__':
+    main()
