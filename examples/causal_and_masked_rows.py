@@ -40,10 +40,11 @@ def batch_of_both(model, text):
 
 
 @torch.no_grad()
-def main(steps=300):
+def main(steps=250):
     model = small_model()
     with torch.enable_grad():
-        train(model, 'l2t+causal', steps, cond_drop=1.0)       # the latents are always noise
+        # cond_drop=1: the latents are always noise, so it is the text alone that is learned
+        train(model, 'l2t+causal', steps, batch_size=128, cond_drop=1.0)
 
     found = dict(entropy=ENTROPY)
     found['exact'], found['bound'] = nats(model)
@@ -53,13 +54,13 @@ def main(steps=300):
 
     # the gap is at place 1: what comes behind it decides, if it can be seen
     print('\nP(walks) at the gap       masked row  (truth)  causal row  (truth)')
-    for text, truth in (('she ____ her soup', 0.0), ('she ____ her dog', 1.0)):
+    for text, truth in (('she __ her soup', 0.0), ('she __ her dog', 1.0)):
         masked, causal = batch_of_both(model, text)[:, 1, WORDS.index('walks')].tolist()
         found[text] = masked, truth, causal, 0.25              # 0.25 = 0.1 / (0.3 + 0.1)
         print(f'{text:24}{masked:12.3f}  ({truth:.3f}) {causal:11.3f}  (0.250)')
 
     # does the first half of a text change with its last word?
-    one, other = (batch_of_both(model, f'she ____ her {word}') for word in ('soup', 'dog'))
+    one, other = (batch_of_both(model, f'she __ her {word}') for word in ('soup', 'dog'))
     change = (one - other).abs()[:, :2].amax((1, 2)).tolist()
     found['change'] = change
     print(f'largest change           {change[0]:11.3f}          {change[1]:11.3f}  (0.000)')

@@ -56,12 +56,13 @@ def main():
     torch.manual_seed(0)
     found = {}
     print('error of the target, without the text > with the text')
-    print('t                   ' + ''.join(f'{target:^19}' for target in TARGETS))
+    print('t                ' + ''.join(f'{target:>14}     ' for target in TARGETS))
     for t in (0.1, 0.5, 0.9, 0.99, 1.0):
         for name, error in (('fitted', fitted_error), ('exact', exact_error)):
             pairs = found[name, t] = {target: error(target, t) for target in TARGETS}
             start = f'{t:<9}' if name == 'fitted' else ' ' * 9
-            print(f'{start}{name:11}' + ''.join(f'   {a:6.3f} > {b:.3f} ' for a, b in pairs.values()))
+            row = ''.join(f'{a:10.3f} > {b:.3f} ' for a, b in pairs.values())
+            print(f'{start}{name:8}{row}'.rstrip())
 
     # and so the project refuses to start from there
     z, one = torch.randn(1, 1, 1), torch.ones(1)

@@ -17,62 +17,39 @@ import math
 
 import torch
 
-from toy import HEADS, L, MASK, PROBABILITIES, V, BestNetwork, law_of_steps, shares
+from toy import HEADS, L, PROBABILITIES
+from toy_sampling import draw, law_of_first_hitting, law_of_steps
 
-from diffusion import MaskedText
-from samplers import ancestral, first_hitting, make_propose
-
-DRAWS = 20_000
-NETWORK = BestNetwork()
-
-
-def denoise(tokens, t, positions, rows=None):
-    return NETWORK(tokens, None, None, None, positions)[0]
-
-
-def draw(sampler, steps):
-    """ (16,): how often the sampler writes each of toy.TEXTS. """
-    rng = torch.Generator().manual_seed(0)
-    tokens = torch.full((DRAWS, L), MASK)
-    nothing_known = torch.zeros(DRAWS, L, dtype=torch.bool)
-    propose = make_propose(1.0, 1.0, rng)
-    return shares(sampler(denoise, propose, MaskedText(V), tokens, nothing_known, steps, rng))
+from samplers import ancestral, first_hitting
 
 
 def law_of_ancestral(T):
     """ (16,): its exact probabilities. Each place falls into one of T steps, evenly. """
-    # what counts is which place is in the first step that unmasks any, the second, ..., the k-th
-    law = 0
+    # only the steps count in which any place falls: k of them, chosen from T
+    law = torch.zeros(16, dtype=torch.float64)
     for steps in itertools.product(range(L), repeat=L):
-        k = len(set(steps))
+        k = max(steps) + 1
         if set(steps) == set(range(k)):
-            law = law + math.comb(T, k) / T ** L * law_of_steps(denoise, steps)
+            law += math.comb(T, k) / T ** L * law_of_steps(steps)
     return law
 
 
-def law_of_first_hitting(calls):
-    """ (16,): likewise. Every order of the places is equally likely. """
-    orders = list(itertools.permutations(range(L)))
-    return sum(law_of_steps(denoise, order) for order in orders) / len(orders)
-
-
 def show(name, calls, law):
-    wrong = law[4:].sum()
-    print(f'{name:18}{calls:>8}' + ''.join(f'{p:11.3f}' for p in law[:4]) + f'{wrong:9.3f}')
+    row = ''.join(f'{p:11.3f}' for p in law[:4])
+    print(f'{name:20}{calls:>5}{row}{law[4:].sum():9.3f}')
 
 
 def main():
-    found = dict(truth=PROBABILITIES)
-    print('sampler              calls' + ''.join(f'{head:>11}' for head in HEADS) + '    wrong')
+    found = {}
+    print('sampler             calls' + ''.join(f'{head:>11}' for head in HEADS) + '    wrong')
     show('the sentences', '', torch.cat([PROBABILITIES, torch.zeros(12)]))
-    for sampler, law_of, calls in ((first_hitting, law_of_first_hitting, L),
-                                   (ancestral, law_of_ancestral, 1),
-                                   (ancestral, law_of_ancestral, 4),
-                                   (ancestral, law_of_ancestral, 16),
-                                   (ancestral, law_of_ancestral, 256)):
-        found[sampler.__name__, calls] = draw(sampler, calls), law_of(calls)
-        show(sampler.__name__, calls, found[sampler.__name__, calls][0])
-        show('    enumerated', '', found[sampler.__name__, calls][1])
+
+    samplers = [(first_hitting, L, law_of_first_hitting)]
+    samplers += [(ancestral, T, law_of_ancestral) for T in (1, 4, 16, 64)]
+    for sampler, calls, law_of in samplers:
+        drawn, law = found[sampler.__name__, calls] = draw(sampler, calls), law_of(calls)
+        show(sampler.__name__, calls, drawn)
+        show('    enumerated', '', law)
     return found
 
 

@@ -9,21 +9,18 @@ word at a time, and later words do not enter into the first ones.
 
     log p_g(x^i) = g log p_c(x^i) + (1-g) log p_u(x^i) - log of the sum
 
-    python examples/guidance_on_a_toy.py      the condition is a noisy latent of "she walks her dog".
-It prints, for five g, how often each sentence is drawn by first_hitting, and enumerated below it.
+    python examples/guidance_on_a_toy.py      the condition is a noisy latent of "she walks her
+dog". It prints, for five g, how often first_hitting writes each sentence, and below it the truth.
 """
-import itertools
-
 import torch
 
-from toy import (HEADS, L, LATENTS, MASK, PROBABILITIES, V, BestNetwork, law_of_steps, posterior,
-                 shares)
+from toy import HEADS, L, LATENTS, MASK, PROBABILITIES, BestNetwork, posterior
+from toy_sampling import draw, law_of_first_hitting
 
-from diffusion import GaussianLatents, MaskedText
+from diffusion import GaussianLatents
 from sample import guided_logits
-from samplers import first_hitting, make_propose
+from samplers import first_hitting
 
-DRAWS = 20_000
 NETWORK = BestNetwork()
 CLOCK = torch.tensor([0.7])                                    # of the condition: mostly noise
 Z_T, _ = GaussianLatents(torch.ones(2)).corrupt(LATENTS[3][None, None], CLOCK, torch.zeros(1, 1, 2))
@@ -42,20 +39,6 @@ def make_denoise(g):
     return denoise
 
 
-def draw(denoise):
-    """ (16,): how often each of toy.TEXTS is written. """
-    rng = torch.Generator().manual_seed(0)
-    tokens = torch.full((DRAWS, L), MASK)
-    nothing_known = torch.zeros(DRAWS, L, dtype=torch.bool)
-    propose = make_propose(1.0, 1.0, rng)
-    return shares(first_hitting(denoise, propose, MaskedText(V), tokens, nothing_known, L, rng))
-
-
-def law_of_first_hitting(denoise):
-    orders = list(itertools.permutations(range(L)))
-    return sum(law_of_steps(denoise, order) for order in orders) / len(orders)
-
-
 def entropy(p):
     return torch.special.entr(p).sum().item()
 
@@ -65,9 +48,10 @@ def main():
     p_u, p_c = PROBABILITIES, posterior(torch.full((1, L), MASK), Z_T[:, 0], CLOCK)[0]
     print('g                     ' + ''.join(f'{head:>11}' for head in HEADS) + '   entropy')
     for g in (0.0, 1.0, 2.0, 4.0, 8.0):
+        denoise = make_denoise(g)
         tilted = p_c ** g * p_u ** (1 - g)
-        rows = {'drawn': draw(make_denoise(g))[:4],
-                'enumerated': law_of_first_hitting(make_denoise(g))[:4],
+        rows = {'drawn': draw(first_hitting, L, denoise)[:4],
+                'enumerated': law_of_first_hitting(L, denoise)[:4],
                 'p_c^g p_u^(1-g)': tilted / tilted.sum()}
         for name, p in rows.items():
             start = f'{g:.0f}' if name == 'drawn' else ' '

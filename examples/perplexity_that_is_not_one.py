@@ -7,7 +7,7 @@ one visible sub-token may give the whole token away, and that sub-token is never
 over the masked sub-tokens pays for each of them. So it is a bound, and the other is not.
 
     sub-tokens   E_t [ 1/t * sum over masked a of -log p(c^a | c_t) ]  =  H(c^1, c^2)
-    whole token  E_t [ 1/t * -log p(token | c_t) ]                     =  H(c^1, c^2) - I(c^1; c^2)/2
+    whole token  E_t [ 1/t * -log p(token | c_t) ]                     =  H(c^1, c^2) - I / 2
     for the best network; H is the entropy, I the mutual information of the two sub-tokens
 
     python examples/perplexity_that_is_not_one.py      prints both for three codes, and the two
@@ -58,16 +58,16 @@ def losses(code):
 
 def main():
     found = {}
-    print('nats per token                 sub-tokens  entropy H   whole token  H - I/2   "perplexity"')
+    print(' ' * 26 + 'nats: sub-tokens (H)   whole token (H - I/2)   perplexity (truth)')
     for name, code in CODES.items():
         entropy = -sum(p * math.log(p) for p in code.values())
-        alone = -sum(p * math.log(chance(code, c1=c1) * chance(code, c2=c2))
-                     for (c1, c2), p in code.items())          # H(c^1) + H(c^2)
-        information = alone - entropy
+        information = sum(p * math.log(p / chance(code, c1=c1) / chance(code, c2=c2))
+                          for (c1, c2), p in code.items())
+        too_good = entropy - information / 2
         of_parts, of_whole = losses(code)
-        found[name] = of_parts, entropy, of_whole, entropy - information / 2
-        print(f'{name:30}{of_parts:10.3f} {entropy:10.3f}    {of_whole:10.3f} '
-              f'{entropy - information / 2:8.3f}    {math.exp(of_whole):5.2f}, truth {math.exp(entropy):.2f}')
+        found[name] = of_parts, entropy, of_whole, too_good
+        print(f'{name:26}{of_parts:12.3f} ({entropy:.3f}){of_whole:16.3f} ({too_good:.3f})'
+              f'{math.exp(of_whole):15.2f} ({math.exp(entropy):.2f})')
     return found
 
 

@@ -22,12 +22,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from diffusion import GaussianLatents
 
-WORDS = ['he', 'she', 'eats', 'walks', 'his', 'her', 'soup', 'dog', '<eos>', '<pad>', '____']
+WORDS = ['he', 'she', 'eats', 'walks', 'his', 'her', 'soup', 'dog', '<eos>', '<pad>', '__']
 L, V, MASK = 4, 10, 10                 # <eos> and <pad> are words that no sentence here uses
 
 
 def ids(text):
-    """ (L,): the ids of a text, as 'she ____ her dog'. """
+    """ (L,): the ids of a text, as 'she __ her dog'. """
     return torch.tensor([WORDS.index(word) for word in text.split()])
 
 
@@ -43,11 +43,6 @@ ENTROPY = -(PROBABILITIES * PROBABILITIES.log()).sum().item()            # nats 
 ALL = torch.tensor(list(itertools.product((0, 1), (2, 3), (4, 5), (6, 7))))
 IS_RIGHT = (ALL[:, None] == TOKENS).all(2).any(1)
 TEXTS = torch.cat([TOKENS, ALL[~IS_RIGHT]])                              # (16, L)
-
-
-def shares(tokens):
-    """ (16,): how often each of TEXTS is among the texts (n, L). """
-    return (tokens[:, None] == TEXTS).all(2).double().mean(0)
 
 
 def posterior(tokens, z_t=None, t_latent=None):
@@ -73,16 +68,3 @@ class BestNetwork:
         p = torch.einsum('bx,xlv->blv', posterior(tokens, z_t, t_latent), has_word)
         logits = ((1 - self.blur) * p + self.blur / V).clamp(min=1e-30).log().float()
         return (logits if positions is None else logits.flatten(0, 1)[positions]), None
-
-
-def law_of_steps(denoise, steps):
-    """ P(text) of TEXTS (16,), where place i gets its word at step steps[i]. Places of one step do
-    not see each other. denoise(tokens, t, positions): logits (P, V), as for a sampler. """
-    steps, p = torch.tensor(steps), torch.ones(16, dtype=torch.float64)
-    positions = torch.arange(16 * L)
-    for step in steps.unique():
-        x_t = torch.where(steps >= step, MASK, TEXTS)
-        logp = denoise(x_t, None, positions).log_softmax(1).view(16, L, V).double()
-        p_word = logp.gather(2, TEXTS[..., None]).squeeze(2).exp()       # (16, L)
-        p = p * torch.where(steps == step, p_word, 1).prod(1)
-    return p

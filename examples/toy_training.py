@@ -24,7 +24,7 @@ def small_model():
                              heads=2, width=32))
 
 
-def train(model, mode, steps, batch_size=128, learning_rate=1e-2, cond_drop=0.1):
+def train(model, mode, steps, batch_size=256, learning_rate=1e-2, cond_drop=0.1):
     """ mode: as in train.py, such as 'mixed' or 'l2t+causal'. cond_drop: how often what is given
     is replaced by noise. """
     # a dataset is its rows and its special ids; a stage is what its mode draws

@@ -21,8 +21,8 @@ from toy import ENTROPY, L, MASK, PROBABILITIES, TOKENS, V, BestNetwork
 
 from diffusion import MaskedText
 
-DRAWS = 100_000
 TEXT = MaskedText(V)
+DRAWS = 100_000
 
 
 def weight_in_training(n):
@@ -31,7 +31,7 @@ def weight_in_training(n):
 
 
 def weight_in_evaluation(n):
-    return 1 / L * L / n / math.comb(L, n)                     # P(n), L/n, P(these n words)
+    return 1 / L * 1 / math.comb(L, n) * L / n     # P(n), P(these words if n), the weight
 
 
 def nats_of(network, x_t, tokens):
@@ -55,7 +55,7 @@ def drawn(network, way):
     """ Mean and standard error over draws, with the functions that the project uses. """
     tokens = TOKENS[torch.multinomial(PROBABILITIES, DRAWS, replacement=True)]
     u = torch.rand(DRAWS, 1 + L, dtype=torch.float64)
-    if way == 'evaluation':
+    if way == 'L/n':
         nats = TEXT.bound(network, tokens, None, None, u)
     else:
         x_t, _ = TEXT.corrupt(tokens, u[:, 0], u[:, 1:])       # the first column is t
@@ -65,17 +65,14 @@ def drawn(network, way):
 
 def main():
     torch.manual_seed(0)
-    found = dict(entropy=ENTROPY)
-    print('nats of a sentence                 enumerated    100,000 draws    entropy')
-    for blur, name in ((0.0, 'best network'), (0.1, 'worse network')):
-        network = BestNetwork(blur)
-        for way, weight in (('training', weight_in_training), ('evaluation', weight_in_evaluation)):
+    found = {}
+    print('nats of a sentence              enumerated    100,000 draws    entropy')
+    for name, network in (('best network', BestNetwork()), ('worse network', BestNetwork(0.1))):
+        for way, weight in (('1/t', weight_in_training), ('L/n', weight_in_evaluation)):
             exact = enumerated(network, weight)
             mean, error = drawn(network, way)
-            found[blur, way] = exact, mean, error
-            weighed = '1/t' if way == 'training' else 'L/n'
-            print(f'{name:14} {way:11} {weighed:6} {exact:12.4f}   {mean:7.3f} ± {error:.3f}'
-                  f'   {ENTROPY:8.4f}')
+            found[name, way] = exact, mean, error
+            print(f'{name:17}{way:9}{exact:16.4f}    {mean:.3f} ± {error:.3f}{ENTROPY:11.4f}')
     return found
 
 

@@ -10,7 +10,7 @@ network answers at all of them. No task has a network, a head or a flag of its o
     p(x^i | x_t, z_s) and E[z | x_t, z_s]  at clocks (t, s) in [0, 1] x [0, 1]
 
     python examples/two_clocks_make_every_task.py      trains a small network for some seconds, asks
-it the same two questions at seven points, and prints the truth (by Bayes' rule) beside each answer.
+it for text and latent at seven points, and prints the truth (by Bayes' rule) beside each answer.
 """
 import torch
 import torch.nn.functional as F
@@ -24,13 +24,13 @@ NOISE = torch.tensor([0.3, -0.5])
 
 # (the task, the text that is read, the clock of the latent)
 QUESTIONS = [
-    ('text from its latent', '____ ____ ____ ____', 0.0),
-    ('latent from a text', 'she walks her dog', 1.0),
-    ('from nothing', '____ ____ ____ ____', 1.0),
-    ('fill the gaps', 'she ____ ____ ____', 1.0),
-    ('fill them, with a latent', 'she ____ ____ ____', 0.0),
-    ('from a noisy latent', '____ ____ ____ ____', 0.5),
-    ('from a bit of both', '____ ____ her ____', 0.7),
+    ('text from latent', '__ __ __ __', 0.0),
+    ('latent from text', 'she walks her dog', 1.0),
+    ('from nothing', '__ __ __ __', 1.0),
+    ('fill gaps', 'she __ __ __', 1.0),
+    ('the same + latent', 'she __ __ __', 0.0),
+    ('from noisy latent', '__ __ __ __', 0.5),
+    ('a bit of both', '__ __ her __', 0.7),
 ]
 
 
@@ -46,7 +46,8 @@ def ask(model, text, t_latent):
     logits, out = model(x_t, z_t, t_text, t_latent)
     z, _ = LATENT.x0_and_e(out, z_t, t_latent)
     z = torch.where(t_latent > 0, z, z_t)
-    p = torch.where(x_t[..., None] == TEXT.mask_id, logits.softmax(2), F.one_hot(x_t, V + 1)[..., :V])
+    is_masked = (x_t == TEXT.mask_id)[..., None]
+    p = torch.where(is_masked, logits.softmax(2), F.one_hot(x_t, V + 1)[..., :V])
     answer = torch.tensor([p[0, 0, SHE], p[0, 1, WALKS], *z[0, 0]])
 
     # the truth: Bayes' rule over the four sentences
@@ -56,19 +57,19 @@ def ask(model, text, t_latent):
     return answer, truth
 
 
-def main(steps=500):
+def main(steps=250):
     model = small_model()
-    train(model, 'mixed', steps)
+    train(model, '2*unconditional+l2t+t2l', steps)
 
     found = {}
-    print('answers of the network, and (truth)')
-    print(f'{"task":26}{"it reads":27}{"clocks":10}'
-          f'{"P(she)":15}{"P(walks)":15}latent: he/she, eats/walks')
+    print('answers of the network (truth)            clocks')
+    print('task              it reads           text latent    P(she)      P(walks)'
+          '    latent: she, walks')
     for task, text, t_latent in QUESTIONS:
         answer, truth = found[task] = ask(model, text, t_latent)
-        t_text = text.count('____') / L
-        print(f'{task:26}{text:24}{t_text:.2f}, {t_latent:.1f}', end='  ')
-        print('  '.join(f'{a:5.2f} ({b:5.2f})' for a, b in zip(answer, truth)))
+        t_text = text.count('__') / L
+        print(f'{task:18}{text:19}{t_text:.2f} {t_latent:5.1f}', end='    ')
+        print('  '.join(f'{a:.2f} ({b:.2f})' for a, b in zip(answer, truth)))
     return found
 
 

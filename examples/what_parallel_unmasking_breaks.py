@@ -13,36 +13,12 @@ little can be unmasked together at nearly no cost, so it matters which words a c
 first_hitting takes 4, 2 or 1 calls, and the damage of 2 calls for each choice of the first pair.
 """
 import itertools
+import math
 
-import torch
+from toy import L, PROBABILITIES, TOKENS, WORDS
+from toy_sampling import draw, law_of_first_hitting, law_of_steps
 
-from toy import L, MASK, PROBABILITIES, TOKENS, V, WORDS, BestNetwork, law_of_steps, shares
-
-from diffusion import MaskedText
-from samplers import first_hitting, make_propose
-
-DRAWS = 20_000
-
-
-def denoise(tokens, t, positions, rows=None):
-    return BestNetwork()(tokens, None, None, None, positions)[0]
-
-
-def draw(calls):
-    """ (16,): how often first_hitting writes each of toy.TEXTS, in so many calls. """
-    rng = torch.Generator().manual_seed(0)
-    tokens = torch.full((DRAWS, L), MASK)
-    nothing_known = torch.zeros(DRAWS, L, dtype=torch.bool)
-    propose = make_propose(1.0, 1.0, rng)
-    return shares(first_hitting(denoise, propose, MaskedText(V), tokens, nothing_known, calls, rng))
-
-
-def law_of_calls(calls):
-    """ (16,): its exact probabilities: every order of the places is equally likely. """
-    laws = []
-    for turns in itertools.permutations(range(L)):             # whose turn it is: of place 0, 1, ..
-        laws.append(law_of_steps(denoise, [turn * calls // L for turn in turns]))
-    return torch.stack(laws).mean(0)
+from samplers import first_hitting
 
 
 def entropy(places):
@@ -50,10 +26,11 @@ def entropy(places):
     p = {}
     for words, probability in zip(TOKENS[:, places].tolist(), PROBABILITIES.tolist()):
         p[tuple(words)] = p.get(tuple(words), 0) + probability
-    return -sum(x * torch.tensor(x).log().item() for x in p.values())
+    return -sum(x * math.log(x) for x in p.values())
 
 
 def damage(law):
+    """ KL(p || law), in nats. """
     return (PROBABILITIES * (PROBABILITIES / law[:4]).log()).sum().item()
 
 
@@ -61,13 +38,14 @@ def main():
     found = {}
     print('calls   wrong: drawn   enumerated')
     for calls in (4, 2, 1):
-        found[calls] = draw(calls)[4:].sum().item(), law_of_calls(calls)[4:].sum().item()
-        print(f'{calls}         {found[calls][0]:10.3f}   {found[calls][1]:10.3f}')
+        drawn, law = draw(first_hitting, calls), law_of_first_hitting(calls)
+        found[calls] = drawn[4:].sum().item(), law[4:].sum().item()
+        print(f'{calls}       {found[calls][0]:12.3f} {found[calls][1]:12.3f}')
 
-    print('\ncall 1        call 2          wrong   damage   information shared in call 1 + in call 2')
+    print('\ncall 1        call 2          wrong   damage   shared in call 1 + in call 2')
     for first in itertools.combinations(range(L), 2):
         second = [i for i in range(L) if i not in first]
-        law = law_of_steps(denoise, [0 if i in first else 1 for i in range(L)])
+        law = law_of_steps([0 if i in first else 1 for i in range(L)])
         in_1 = sum(entropy([i]) for i in first) - entropy(first)
         in_2 = sum(entropy([*first, i]) - entropy(first) for i in second)
         in_2 = in_2 - (entropy(range(L)) - entropy(first))
