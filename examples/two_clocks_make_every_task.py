@@ -2,12 +2,12 @@
 One network, two clocks: which task it does depends on nothing but where the clocks stand.
 
 The network reads a text with masks and a latent with noise, each with its own clock, from 0 (clean)
-to 1 (noise). It predicts both of them clean. A modality at clock 0 is given, one at clock 1 is
-unknown, anything between is half known. So text from latent, latent from text, filling gaps, and
-both from nothing are points of one square. The training draws points of this square, and the
-network answers at all of them. No task has a network, a head or a flag of its own.
+to 1 (noise), and predicts both clean. What stands at clock 0 is given, what stands at clock 1 is
+unknown, and between them it is half known. So text from latent, latent from text, filling gaps,
+and both from nothing are points of one square. Training draws points of this square, and no task
+has a network, a head or a flag of its own.
 
-    p(x^i | x_t, z_s) and E[z | x_t, z_s]  at clocks (t, s) in [0, 1] x [0, 1]
+    network(x_t, z_s, t, s) = p(x^i | x_t, z_s) and E[z | x_t, z_s],    clocks t, s in [0, 1]
 
     python examples/two_clocks_make_every_task.py      trains a small network for some seconds, asks
 it for text and latent at seven points, and prints the truth (by Bayes' rule) beside each answer.
@@ -28,8 +28,8 @@ QUESTIONS = [
     ('latent from text', 'she walks her dog', 1.0),
     ('from nothing', '__ __ __ __', 1.0),
     ('fill gaps', 'she __ __ __', 1.0),
-    ('the same + latent', 'she __ __ __', 0.0),
-    ('from noisy latent', '__ __ __ __', 0.5),
+    ('gaps + latent', 'she __ __ __', 0.0),
+    ('noisy latent', '__ __ __ __', 0.5),
     ('a bit of both', '__ __ her __', 0.7),
 ]
 
@@ -62,14 +62,16 @@ def main(steps=250):
     train(model, '2*unconditional+l2t+t2l', steps)
 
     found = {}
-    print('answers of the network (truth)            clocks')
-    print('task              it reads           text latent    P(she)      P(walks)'
-          '    latent: she, walks')
+    print('answers of the network (truth)     clocks')
+    print('task             it reads          text latent  P(she)       P(walks)'
+          '     latent: she,  walks')
     for task, text, t_latent in QUESTIONS:
         answer, truth = found[task] = ask(model, text, t_latent)
         t_text = text.count('__') / L
-        print(f'{task:18}{text:19}{t_text:.2f} {t_latent:5.1f}', end='    ')
-        print('  '.join(f'{a:.2f} ({b:.2f})' for a, b in zip(answer, truth)))
+        a, b = answer.tolist(), truth.tolist()
+        print(f'{task:17}{text:18}{t_text:.2f} {t_latent:4.1f}  '
+              f'{a[0]:.2f} ({b[0]:.2f})  {a[1]:.2f} ({b[1]:.2f})  '
+              f'{a[2]:5.2f} ({b[2]:5.2f})  {a[3]:5.2f} ({b[3]:5.2f})')
     return found
 
 
