@@ -19,7 +19,6 @@ import torch
 
 from toy import HEADS, L, PROBABILITIES
 from toy_sampling import draw, law_of_first_hitting, law_of_steps
-
 from samplers import ancestral, first_hitting
 
 

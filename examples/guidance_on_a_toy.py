@@ -16,7 +16,6 @@ import torch
 
 from toy import HEADS, L, LATENTS, MASK, PROBABILITIES, BestNetwork, posterior
 from toy_sampling import draw, law_of_first_hitting
-
 from diffusion import GaussianLatents
 from sample import guided_logits
 from samplers import first_hitting

@@ -7,7 +7,6 @@ import itertools
 import torch
 
 from toy import L, MASK, TEXTS, V, BestNetwork
-
 from diffusion import MaskedText
 from samplers import make_propose
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import torch
 
 from toy import L, LATENTS, PROBABILITIES, TOKENS, V
-
 from diffusion import GaussianLatents, MaskedText, mode_shares
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig

@@ -18,7 +18,6 @@ import math
 import torch
 
 from toy import ENTROPY, L, MASK, PROBABILITIES, TOKENS, V, BestNetwork
-
 from diffusion import MaskedText
 
 TEXT = MaskedText(V)

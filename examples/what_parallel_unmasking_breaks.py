@@ -17,7 +17,6 @@ import math
 
 from toy import L, PROBABILITIES, TOKENS, WORDS
 from toy_sampling import draw, law_of_first_hitting, law_of_steps
-
 from samplers import first_hitting
 
 

@@ -19,7 +19,6 @@ import math
 import torch
 
 from toy import ENTROPY, L, MASK, PROBABILITIES, TOKENS, V, BestNetwork
-
 from diffusion import MaskedText
 
 STEPS = range(L, 0, -1)                # words still masked: 4, 3, 2, 1

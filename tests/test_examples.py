@@ -142,8 +142,9 @@ def test_an_example_is_short_and_opens_with_its_idea_its_equation_and_its_comman
     assert len(source.splitlines()) < 80
     head = source.split('"""')[1]
     idea, *rest = head.strip().split('\n\n    ')
-    sentences = re.findall(r'[.?](?=\s|$)', idea)
-    assert 3 <= len(sentences) <= 9 and any('=' in part for part in rest), 'the idea, and below it an equation'
+    title, body = idea.split('\n\n')
+    sentences = re.findall(r'[.?](?=\s|$)', body)
+    assert 3 <= len(sentences) <= 6 and any('=' in part for part in rest), 'the idea, and below it an equation'
     assert f'python examples/{name}.py ' in head and 'print' in head
     page = (ROOT / 'docs/examples.md').read_text()
     assert f'[{name}](../examples/{name}.py)' in page
