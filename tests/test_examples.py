@@ -202,7 +202,7 @@ def test_the_cells_of_the_notebook_run_in_order(tmp_path, monkeypatch, capsys):
             namespace.update(tiny)
 
     out = capsys.readouterr().out
-    assert len(shown) == 4 and '4 steps in ' in out and f'{lines[0]}\n  -> ' in out and 'bleu ours ' in out
+    assert len(shown) == 4 and '4 steps in ' in out and f'{lines[0]}\n  -> ' in out and 'nearest of 8\n  -> ' in out and 'bleu ours ' in out
     assert (namespace['frames'][-1] != namespace['mask_id']).all() and (namespace['frames'][0] == namespace['mask_id']).all()
     n_masked = (namespace['frames'] == namespace['mask_id']).sum(1)
     assert n_masked.tolist() == list(range(32, -1, -1)), 'a call unmasks one token'
