@@ -57,7 +57,7 @@ def ask(model, text, t_latent):
     return answer, truth
 
 
-def main(steps=250):
+def main(steps=400):
     model = small_model()
     train(model, '2*unconditional+l2t+t2l', steps)
 

@@ -106,7 +106,7 @@ def test_one_network_answers_as_bayes_at_every_point_of_the_square(found):
 @of_example('causal_and_masked_rows')
 def test_causal_rows_are_exact_and_only_masked_rows_see_what_is_behind_a_gap(found):
     assert ENTROPY <= found['exact'] < ENTROPY + .05
-    assert abs(found['bound'] - ENTROPY) < .15
+    assert ENTROPY <= found['bound'] < ENTROPY + .1, 'enumerated, so it cannot lie below'
     for text, truth in (('she __ her soup', 0), ('she __ her dog', 1)):
         masked, _, causal, _ = found[text]
         assert abs(masked - truth) < .1 and abs(causal - .25) < .1
@@ -192,7 +192,7 @@ def test_the_cells_of_the_notebook_run_in_order(tmp_path, monkeypatch, capsys):
         prepare_knobs=[f'--input={tmp_path}/lines.txt', '--encoder_dims=16', '--vocab_size=300', '--val_fraction=.2'],
         train_knobs=['--depth=1', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8', '--max_iters=4', '--warmup_iters=1',
                      '--eval_interval=2', '--eval_iters=1', '--device=cpu', '--dtype=float32'],
-        evaluate_knobs=['--tasks=nelbo,l2t', '--n=4', '--draws=1', '--rerank=1', '--device=cpu'])
+        evaluate_knobs=['--tasks=l2t', '--n=4', '--draws=1', '--rerank=1', '--device=cpu'])
 
     namespace = {'__name__': '__main__'}
     for cell in code_cells():
