@@ -2,7 +2,7 @@
 What makes the repository readable, as tests: imports point one way, the root is small and names no
 baseline, no line is too long.
 
-    root core  <-  processes, runs, corpora  <-  scripts  <-  tasks, benchmarks
+    root core  <-  processes, runs, corpora  <-  scripts  <-  tasks, benchmarks, examples
 """
 import ast
 import io
@@ -18,7 +18,7 @@ from launch import ROOT
 CORE = {'model', 'diffusion', 'loss', 'samplers', 'data', 'encoders', 'configurator'}
 SCRIPTS = {'train', 'sample', 'evaluate', 'prepare', 'bench', 'plot', 'nanoldlm'}
 FOLDERS = {'processes', 'runs', 'corpora'}
-LEAVES = {'tasks', 'benchmarks'}
+LEAVES = {'tasks', 'benchmarks', 'examples'}
 OURS = CORE | SCRIPTS | FOLDERS | LEAVES
 
 BASELINES = 'gidd|hdlm|atat'
@@ -93,11 +93,14 @@ def test_every_module_can_be_imported_first():
     """ No circle of imports: each module alone, before any other of ours. """
     modules = sorted(CORE | SCRIPTS - {'train'})
     for path in files_of(*FOLDERS, *LEAVES):
-        if path.stem != '__init__':
+        if path.parent.name == 'examples':
+            modules.append(path.stem)                      # as `python examples/NAME.py` finds them
+        elif path.stem != '__init__':
             modules.append(f'{path.parent.name}.{path.stem}')
     code = f"""
 import importlib, sys
-ours = {sorted(OURS)!r}
+sys.path.append('examples')
+ours = {sorted(OURS | {path.stem for path in files_of('examples')})!r}
 for name in {modules!r}:
     for loaded in [m for m in sys.modules if m.split('.')[0] in ours]:
         del sys.modules[loaded]
