@@ -810,7 +810,10 @@ def write_animation(run, direction, sources, sampling):
             draw(run, direction, sources, 1, settings)
         panels.append((label, recorder.frames))
     with open(svg, 'w', encoding='utf-8') as f:
-        f.write(animation(run.tokenizer, run.text.mask_id, panels, sources.names[0]))
+        title = sources.names[0] or 'from noise'
+        if direction == 'l2t' and sources.lines:
+            title = f'from the embedding of: {title}'
+        f.write(animation(run.tokenizer, run.text.mask_id, panels, f'Written {title}'))
 
 
 def describe_latents(run, direction, sources, n_each, z):

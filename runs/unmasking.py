@@ -66,13 +66,13 @@ class Recorder:
         what the sampler starts from. """
         self.begin(tokens.cpu())
 
-        def observed(tokens, t, positions, rows=slice(None)):
-            logits = denoise(tokens, t, positions, rows)
+        def observed(tokens, t, positions, *rows):
+            logits = denoise(tokens, t, positions, *rows)
             if self.everywhere:
                 is_mask = (tokens >= self.mask_id).flatten()
                 all_masked = is_mask.nonzero().flatten()
-                self.keep(denoise(tokens, t, all_masked, rows), all_masked, rows)
-            self.keep(logits, positions, rows)
+                self.keep(denoise(tokens, t, all_masked, *rows), all_masked, *rows)
+            self.keep(logits, positions, *rows)
             return logits
         return observed
 
@@ -101,11 +101,14 @@ class Recorder:
         self.top_p = torch.zeros(shape)
         self.said = []                                     # (row, column, logp) of each call
 
-    def keep(self, logits, positions, rows):
-        """ What the network said: logits (P, V) at the flat positions (P,) of the rows `rows`. """
-        B, L = self.asked.shape
+    def keep(self, logits, positions, rows=None):
+        """ What the network said: logits (P, V) at the flat positions (P,) of all rows, or of the
+        rows `rows`. """
+        L = self.asked.shape[1]
         positions = positions.cpu()
-        row = torch.arange(B)[rows.cpu() if torch.is_tensor(rows) else rows][positions // L]
+        row = positions // L
+        if rows is not None:
+            row = rows.cpu()[row]
         column = positions % L
         logp = logits.detach().float().log_softmax(-1).cpu()             # (P, V)
 
