@@ -163,21 +163,21 @@ def printable(text):
     return ''.join(c if c.isprintable() else ' ' if c.isspace() else '·' for c in text)
 
 
-def pieces_of(tokenizer, ids, mask_id):
-    """ The text of each id, up to the EOS: a list of as many texts or fewer. MASK is a block. Of a
-    character that several tokens write, the last of them has all. """
+def pieces_of(tokenizer, ids, mask_id, to_end=False):
+    """ The text of each id: a list. MASK is a block. Of a character that several tokens write, the
+    last of them has all. It ends at the EOS, or with to_end=True names it and what follows. """
     decoder = codecs.getincrementaldecoder('utf-8')('replace')
     pieces = []
     for i in ids:
-        if i == tokenizer.eos:
+        if i == tokenizer.eos and not to_end:
             break
-        if i < mask_id:
+        if i in (tokenizer.eos, tokenizer.pad) and to_end:
+            pieces.append('EOS' if i == tokenizer.eos else 'PAD')
+        elif i < mask_id:
             pieces.append(printable(decoder.decode(tokenizer.pieces[i])))
-            continue
-
-        # MASK, or beyond it a cluster (text_process=hdlm); it may cut a character in two
-        cut = decoder.decode(b'', final=True)
-        pieces.append(cut + MASK)
+        else:
+            # MASK, or beyond it a cluster (text_process=hdlm); it may cut a character in two
+            pieces.append(decoder.decode(b'', final=True) + MASK)
     if pieces:
         pieces[-1] += decoder.decode(b'', final=True)
     return pieces
