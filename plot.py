@@ -20,7 +20,7 @@ out_dir = 'out/quickstart'
 what = 'curves'                 # curves | sweep | importance | images | report
 metric = 'bleu'                 # sweep: of l2t or t2l, as named in results.json
 save = ''                       # the picture; '': <out_dir>/<what>.png, or report.html
-dataset = ''                    # report: where the run's dataset lies; '': where it was trained from
+dataset = ''                    # report: where the run's dataset lies; '': where it was trained
 
 
 def draw(plt):

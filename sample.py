@@ -360,7 +360,7 @@ def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_
     Fills the MASKs of tokens (n, L) that are not in known_mask (n, L), from standardised latents
     z (n, N, D), or from text alone: z None. Returns tokens (n, L).
     inner (n, L): positions where EOS and PAD are not allowed.
-    observe(denoise, tokens): a denoise in the place of this one, which looks on (runs/unmasking.py).
+    observe(denoise, tokens): a denoise in its place, which looks on (runs/unmasking.py).
     """
     sampling = sampling_knobs(sampling)
 

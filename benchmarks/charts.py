@@ -44,10 +44,11 @@ class Axis:
     def ticks(self):
         """ Round values, about five. """
         if self.log:
-            found = [m * 10.0 ** e for e in range(-12, 13) for m in (1, 2, 5)]
+            first, last = math.floor(math.log10(self.lo)), math.ceil(math.log10(self.hi))
+            found = [m * 10.0 ** e for e in range(first, last + 1) for m in (1, 2, 5)]
+            if last - first > 3:
+                found = [10.0 ** e for e in range(first, last + 1, -(-(last - first) // 6))]
             found = [v for v in found if self.lo <= v <= self.hi]
-            if len(found) > 7:
-                found = [v for v in found if math.log10(v) % 1 < 1e-9]
             if len(found) >= 2:
                 return found
         raw = (self.hi - self.lo) / 4

@@ -269,8 +269,8 @@ def principal_axes(x):
 
 def latent_picture(run, texts, tokens, raw):
     """ (The figure, what each dot says): latents on their two principal axes. """
-    if raw is None or len(texts) < 3:
-        raise ValueError(f'{run.out_dir} has no latents, or fewer than 3 texts of them')
+    if 'latent' not in run.streams or len(texts) < 3:
+        raise ValueError(f'{run.out_dir} has no latents, or its dataset fewer than 3 of them')
     n = min(N_LATENTS, len(texts))
     mean, axes, shares = principal_axes(raw.flatten(1))
     points = (raw[:n].flatten(1) - mean) @ axes

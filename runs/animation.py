@@ -22,7 +22,8 @@ text { font: %(size)dpx ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu S
      font-size: 13px; fill: #57606a }
 .card { fill: #fff; stroke: #d0d7de } .bar { stroke: #eaeef2; stroke-width: 3 }
 .done { stroke: #0550ae; stroke-width: 3 }
-.m { fill: #d0d7de; font-size: 11px; letter-spacing: 2px } .u { fill: #8c959f } .n { fill: #0550ae } .a { fill: #8250df }
+.m { fill: #d0d7de; font-size: 11px; letter-spacing: 2px }
+.u { fill: #8c959f } .n { fill: #0550ae } .a { fill: #8250df }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6edf3 } .h { fill: #9198a1 } .card { fill: #0d1117; stroke: #3d444d }
   .bar { stroke: #262c36 } .done { stroke: #4493f8 }
