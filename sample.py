@@ -5,6 +5,7 @@ All that one two-clock model writes, in every direction, and the command line.
     python sample.py --out_dir=out/quickstart --text="Return a list." --rerank=8 --refine=2
     python sample.py --out_dir=out/quickstart --text="Return a list." --sampler=confidence
     python sample.py --out_dir=out/quickstart --latents=z.npy --sampler=first_hitting --steps=64
+    python sample.py --out_dir=out/quickstart --text="Return a list." --svg=writing.svg
     python sample.py --out_dir=out/mixed --mode=t2l --text="Return a list." --save=z.npy
     python sample.py --out_dir=out/mixed --mode=unconditional --num_samples=4
     python sample.py --out_dir=out/mixed --mode=infill --text="Return the [MASK] of [MASK:3]."
