@@ -31,7 +31,7 @@ from runs.unmasking import Recorder, pieces_of, printable
 from tasks.common import load_texts
 
 TEMPLATE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'report.html')
-N_WATCHED, MOST_STEPS = 3, 48      # texts of the scrubber, and steps of each
+N_WATCHED, MOST_STEPS = 3, 48      # texts of the scrubber, and steps that it shows of each
 N_OVER_TIME = 6                    # texts written by each checkpoint
 N_LATENTS = 120                    # dots in the picture of the latents
 
@@ -189,8 +189,8 @@ def unmaskings(run, texts, raw):
         recorder = Recorder(run.text.mask_id, everywhere=is_masked_text)
         write(run, raw, n, on_step=recorder.on_step, observe=recorder.observe, **settings)
         for row in range(n):
-            steps = [step_of(run.tokenizer, frame, row, run.text.mask_id)
-                     for frame in recorder.frames]
+            steps = [step_of(run.tokenizer, frames, row, run.text.mask_id)
+                     for frames in grouped(recorder.frames)]
             source = texts[row] if 'latent' in run.streams else ''
             found.append(dict(title=f'{row + 1}, {way}', source=source, steps=steps))
 
@@ -201,19 +201,31 @@ def unmaskings(run, texts, raw):
     return dict(found=sorted(found, key=lambda one: int(one['title'].split(',')[0])), names=names)
 
 
-def step_of(tokenizer, frame, row, mask_id):
-    """ A row of a frame, as the page reads it. said: {position: [(id, probability), ...]}. """
-    ids = frame.tokens[row].tolist()
-    text = pieces_of(tokenizer, ids, mask_id, to_end=True)
+def grouped(frames):
+    """ The start, and then the steps: one by one, or where they are too many in groups of equally
+    many, each of which the page shows as one step. """
+    steps = frames[1:]
+    size = -(-len(steps) // MOST_STEPS) or 1
+    return [frames[:1], *(steps[i:i + size] for i in range(0, len(steps), size))]
+
+
+def step_of(tokenizer, frames, row, mask_id):
+    """ A row of a group of frames, as the page reads it: how it stands after the last of them, and
+    what was written and said in any. said: {position: [(id, probability), ...]}. """
     said = {}
-    for i in frame.asked[row].nonzero().flatten().tolist():
-        pairs = zip(frame.top_ids[row, i].tolist(), frame.top_p[row, i].tolist())
-        said[i] = [(token, round(p, 4)) for token, p in pairs if p > 0]
-    p = [None if x != x else round(x, 4) for x in frame.p[row].tolist()]
-    return dict(ids=ids, text=text, p=p, said=said,
+    for frame in frames:
+        for i in frame.asked[row].nonzero().flatten().tolist():
+            pairs = zip(frame.top_ids[row, i].tolist(), frame.top_p[row, i].tolist())
+            said[i] = [(token, round(p, 4)) for token, p in pairs if p > 0]
+    is_new = torch.stack([frame.is_new[row] for frame in frames]).any(0)
+
+    last = frames[-1]
+    ids = last.tokens[row].tolist()
+    p = [None if x != x else round(x, 4) for x in last.p[row].tolist()]
+    return dict(ids=ids, text=pieces_of(tokenizer, ids, mask_id, to_end=True), p=p, said=said,
                 masked=[i for i, token in enumerate(ids) if token >= mask_id],
-                new=frame.is_new[row].nonzero().flatten().tolist(),
-                again=frame.is_again[row].nonzero().flatten().tolist())
+                new=is_new.nonzero().flatten().tolist(),
+                again=last.is_again[row].nonzero().flatten().tolist())
 
 
 def name_of(run, i):

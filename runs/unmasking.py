@@ -71,8 +71,8 @@ class Recorder:
             if self.everywhere:
                 is_mask = (tokens >= self.mask_id).flatten()
                 all_masked = is_mask.nonzero().flatten()
-                self.keep(denoise(tokens, t, all_masked, *rows), all_masked, *rows)
-            self.keep(logits, positions, *rows)
+                self.keep_top(denoise(tokens, t, all_masked, *rows), all_masked, *rows)
+            self.said.append(self.keep_top(logits, positions, *rows))
             return logits
         return observed
 
@@ -99,11 +99,11 @@ class Recorder:
         self.asked = torch.zeros(tokens.shape, dtype=torch.bool)
         self.top_ids = torch.zeros(shape, dtype=torch.long)
         self.top_p = torch.zeros(shape)
-        self.said = []                                     # (row, column, logp) of each call
+        self.said = []                         # of each call of the sampler: row, column, log p
 
-    def keep(self, logits, positions, rows=None):
-        """ What the network said: logits (P, V) at the flat positions (P,) of all rows, or of the
-        rows `rows`. """
+    def keep_top(self, logits, positions, rows=None):
+        """ Keeps the likeliest tokens of logits (P, V) at the flat positions (P,) of all rows, or
+        of the rows `rows`. Returns row (P,), column (P,) and log p (P, V), on the host. """
         L = self.asked.shape[1]
         positions = positions.cpu()
         row = positions // L
@@ -117,7 +117,7 @@ class Recorder:
         self.asked[row, column] = True
         self.top_ids[row, column, :n_top] = top.indices
         self.top_p[row, column, :n_top] = top.values.exp()
-        self.said.append((row, column, logp))
+        return row, column, logp
 
     def on_step(self, tokens):
         """ For a sampler: the step is done. """

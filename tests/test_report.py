@@ -10,9 +10,12 @@ import torch
 
 import sample
 from benchmarks import charts, report
+from corpora.tokenizers import byte_tokenizer
 from launch import run_each, train_each
 from runs.loading import load_run
+from runs.unmasking import Frame
 
+BYTES = byte_tokenizer()
 NODE = shutil.which('node')
 BROWSER = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 VOID = {'meta', 'link', 'input', 'br', 'hr', 'img'}
@@ -123,6 +126,21 @@ def test_the_scrubber_has_the_ids_and_probabilities_of_the_sampler(runs, pages, 
                         assert said[0][0] == step['ids'][i] and said[0][1] == step['p'][i], 'both are greedy here'
                         assert said == sorted(said, key=lambda pair: -pair[1]) and sum(p for _, p in said) <= 1.001
                         assert all(str(token) in data['names'] for token, _ in said)
+
+
+def test_of_a_long_writing_several_steps_are_shown_as_one():
+    n = 2 * report.MOST_STEPS + 1                                        # from left to right, a token a step
+    frames = []
+    for k in range(n + 1):
+        place = torch.arange(n)[None]
+        frames.append(Frame(torch.where(place < k, ord('a') + place % 26, BYTES.vocab_size), torch.where(place < k, .5, torch.nan),
+                            place == k - 1, place < 0, place == k - 1, (ord('a') + place % 26)[..., None], torch.full((1, n, 1), .5), k))
+    groups = report.grouped(frames)
+    steps = [report.step_of(BYTES, group, 0, BYTES.vocab_size) for group in groups]
+    assert len(steps) <= report.MOST_STEPS + 1 and steps[0]['masked'] == list(range(n)) and steps[-1]['ids'] == frames[-1].tokens[0].tolist()
+    assert [i for step in steps for i in step['new']] == list(range(n)), 'each token is new in one step'
+    assert all(sorted(step['said']) == step['new'] for step in steps)
+    assert report.grouped(frames[:10]) == [[frame] for frame in frames[:10]]
 
 
 def test_samples_of_text_alone_are_drawn_and_their_probabilities_stand_beside_them(pages):
