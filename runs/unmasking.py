@@ -50,7 +50,7 @@ class Recorder:
     everywhere  ask at every masked position, not only where the sampler does: a second network
                 call in each step. Not for joint sampling, in which each call is a step of the
                 latents, and not for a text written from left to right.
-    on_frame    called with each Frame
+    on_frame    called with each Frame, of which then only the last is kept
     """
 
     def __init__(self, mask_id, n_top=5, everywhere=False, on_frame=None):
@@ -64,7 +64,7 @@ class Recorder:
     def observe(self, denoise, tokens):
         """ A function like `denoise` of samplers.py that also keeps what it says. tokens (B, L):
         what the sampler starts from. """
-        self.begin(tokens.cpu())
+        self.begin(tokens.cpu().clone())
 
         def observed(tokens, t, positions, *rows):
             logits = denoise(tokens, t, positions, *rows)
@@ -83,12 +83,10 @@ class Recorder:
         masked = tokens >= self.mask_id
         kept = None if before is None else kept_rows(before.tokens, tokens, self.mask_id)
 
-        # masked again: part of a text of before, of which the rest is kept
-        is_again = torch.zeros_like(masked)
-        if kept is not None:
-            is_again = masked
-        self.forget(tokens)
+        # masked again: the gaps in a text of before, of which the rest is kept
         nowhere = torch.zeros_like(masked)
+        is_again = nowhere if kept is None else masked
+        self.forget(tokens)
         p = torch.full(tokens.shape, torch.nan)
         self.add(Frame(tokens, p, nowhere, is_again, self.asked, self.top_ids, self.top_p,
                        0, self.i_text, kept))
@@ -144,6 +142,7 @@ class Recorder:
         self.frames.append(frame)
         if self.on_frame:
             self.on_frame(frame)
+            self.frames = [frame]
 
 
 def kept_rows(before, tokens, mask_id, n_ends=2):
@@ -271,4 +270,4 @@ def watcher(run, rows):
         time.sleep(PAUSE)
 
     is_plain = not sys.stdout.isatty() or os.environ.get('NO_COLOR')
-    return Recorder(mask_id, on_frame=plain if is_plain else in_place)
+    return Recorder(mask_id, n_top=1, on_frame=plain if is_plain else in_place)

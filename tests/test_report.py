@@ -11,7 +11,7 @@ import torch
 import sample
 from benchmarks import charts, report
 from corpora.tokenizers import byte_tokenizer
-from launch import run_each, train_each
+from launch import ROOT, run_each, train_each
 from runs.loading import load_run
 from runs.unmasking import Frame
 
@@ -242,7 +242,7 @@ def test_the_scrubber_shows_the_state_of_its_step_and_what_the_network_says_ther
     last = len(data['found'][0]['steps']) - 1
     events = [[name, what, str(last) if value == '999' else value] for name, what, value in EVENTS]
     given = dict(unmasking=scripts['unmasking-data'], says=scripts['says-data'], script=scripts[''], events=events)
-    result = subprocess.run([NODE, str(report.TEMPLATE.replace('benchmarks/report.html', 'tests/dom.js'))], input=json.dumps(given),
+    result = subprocess.run([NODE, str(ROOT / 'tests/dom.js')], input=json.dumps(given),
                             capture_output=True, text=True, timeout=60)
     assert result.returncode == 0 and not result.stderr, result.stderr
     start, pointed, moved, later, end, other, latent = json.loads(result.stdout)
