@@ -9,7 +9,7 @@ import torch
 
 import sample
 from corpora.tokenizers import byte_tokenizer
-from launch import run_each, train_each
+from launch import ROOT, run_each, train_each
 from runs import unmasking
 from runs.animation import MOST_FRAMES, animation, chosen_frames
 from runs.loading import load_run
@@ -201,6 +201,13 @@ def test_the_picture_has_every_frame_of_both_ways_and_asks_for_nothing(both, loa
         tokens = sample.l2t(loaded, z, sampler=sampler, steps=4)
         expected = printable(loaded.tokenizer.decode(tokens[0]))
         assert written[-1].replace(' ', '') == expected.replace(' ', ''), 'a line that is cut loses its first space'
+
+
+def test_the_picture_in_the_docs_shows_one_sentence_written_both_ways():
+    svg = (ROOT / 'docs/both_ways.svg').read_text()
+    last = [text for said, text in texts_of(svg) if re.search(r'(\d+) of \1 network calls', said)]
+    assert len(svg) < 60_000 and len(last) == 2 and 'docs/both_ways.svg' in (ROOT / 'README.md').read_text()
+    assert all(text in svg.split('</title>')[0] for text in last), 'of the docs: both write the sentence itself'
 
 
 def test_a_hostile_text_does_not_break_the_picture_and_a_long_one_has_few_frames():
