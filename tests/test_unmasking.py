@@ -10,11 +10,12 @@ import torch
 import sample
 from corpora.tokenizers import byte_tokenizer
 from launch import ROOT, run_each, train_each
+from processes.autoregressive import NextToken
 from runs import unmasking
 from runs.animation import MOST_FRAMES, animation, chosen_frames
 from runs.loading import load_run
 from runs.unmasking import Recorder, kept_rows, pieces_of, printable, watcher
-from samplers import SAMPLERS
+from samplers import SAMPLERS, make_propose
 
 BYTES = byte_tokenizer()
 MASK, EOS, PAD = BYTES.vocab_size, BYTES.eos, BYTES.pad
@@ -102,7 +103,18 @@ def test_what_is_masked_again_is_known_as_such(loaded):
     for before, frame in zip(recorder.frames, recorder.frames[1:]):
         again |= (before.tokens != loaded.text.mask_id) & (frame.tokens == loaded.text.mask_id)
         assert frame.is_again.equal(again)
+        assert frame.p.isnan().equal(frame.tokens == loaded.text.mask_id), 'a mask has none, and what was written has one'
     assert again.any()
+
+
+def test_the_last_step_from_left_to_right_shows_the_padding_that_comes_by_rule():
+    text, states = NextToken(10), []                                     # EOS 8, PAD 9, MASK 10
+
+    def denoise(tokens, t, positions):
+        return torch.nn.functional.one_hot(torch.full((len(tokens),), text.eos), 10).float()
+    blank = torch.full((2, 20), text.mask_id)
+    tokens = text.left_to_right(denoise, make_propose(0, 1, None), text, blank, blank < 0, 0, None, lambda x: states.append(x.clone()))
+    assert len(states) == 8 and states[-1].equal(tokens) and tokens.tolist() == [[8] + [9] * 19] * 2
 
 
 def test_a_text_that_is_mended_names_the_draft_it_comes_from():
