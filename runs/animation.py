@@ -1,15 +1,15 @@
 """
 An animated picture of texts being written (sample.py --svg): a panel for each way of writing, a
-frame for each network call, all at the same pace. CSS moves it, so no library is needed, and it
+frame for each step, all at the same pace. CSS moves it, so no library is needed, and it
 moves where a page shows it as a picture, such as a README on GitHub. Where motion is not wanted it
 shows the finished texts.
 """
 from html import escape
 
-from runs.unmasking import MASK, pieces_of
+from runs.unmasking import MASK, pieces_of, printable
 
 WIDTH, MARGIN = 720, 24            # of the picture
-ADVANCE, LINE, SIZE = 9.04, 24, 15 # of a character, a line, the font: pixels
+ADVANCE, LINE, SIZE = 9.04, 24, 15 # a character, a line, the font, in pixels
 COLUMNS = int((WIDTH - 2 * MARGIN) / ADVANCE)
 BLOCK = '█'                        # a mask
 SECONDS, REST = 0.35, 4.0          # of a frame, and of the finished texts
@@ -96,12 +96,32 @@ def keyframes(name, first, last, total):
     return f'@keyframes {name} {{ {start}{shown}{hidden} }}\n.{name} {{ animation-name: {name} }}'
 
 
+def draw_panel(label, frames, texts, y):
+    """ (The frames of one way of writing, each a group with its time; where they end, in pixels).
+    texts: of each frame its lines. """
+    height = LINE * max(map(len, texts))
+    below = y + height + 10
+    width = WIDTH - 2 * MARGIN
+    n_steps = max(1, frames[-1].step)
+
+    groups = [f'<path class="bar" d="M{MARGIN} {below}h{width}"/>']
+    for i, (frame, lines) in enumerate(zip(frames, texts)):
+        name = f'z z{i}' if frame is frames[-1] else f'k{i}'
+        says = escape(f'{label}: step {frame.step} of {n_steps}')
+        done = width * frame.step / n_steps
+        groups.append(f'<g class="f {name}"><text class="h" x="{MARGIN}" y="{y}">{says}</text>'
+                      f'{draw_lines(lines, y + LINE)}'
+                      f'<path class="done" d="M{MARGIN} {below}h{done:.0f}"/></g>')
+    return groups, below
+
+
 def animation(tokenizer, mask_id, panels, title):
     """ The picture as SVG text. panels: [(what writes, frames of a Recorder)]; title: a line above
     them. """
     panels = [(label, chosen_frames(frames)) for label, frames in panels]
     most = max(len(frames) for _, frames in panels)
     total = (most - 1) * SECONDS + REST
+    title = printable(title)
 
     # the timing of the frames; of the last of each panel: until the end
     rules = [STYLE % dict(size=SIZE, total=total)]
@@ -117,21 +137,10 @@ def animation(tokenizer, mask_id, panels, title):
         body.append(f'<text class="h" x="{MARGIN}" y="{y}">{escape(text.strip())}</text>')
         y += 20
     for label, frames in panels:
-        y += 14
-        drawn = [lines_of(spans_of(tokenizer, frame, mask_id, frame is frames[-1]))
+        texts = [lines_of(spans_of(tokenizer, frame, mask_id, frame is frames[-1]))
                  for frame in frames]
-        height = LINE * max(map(len, drawn))
-        below = y + height + 10
-        body.append(f'<path class="bar" d="M{MARGIN} {below}h{WIDTH - 2 * MARGIN}"/>')
-        for i, (frame, lines) in enumerate(zip(frames, drawn)):
-            is_last = i == len(frames) - 1
-            name = f'z z{i}' if is_last else f'k{i}'
-            done = (WIDTH - 2 * MARGIN) * frame.step / frames[-1].step
-            n_calls = f'{label}: {frame.step} of {frames[-1].step} network calls'
-            body.append(f'<g class="f {name}">'
-                        f'<text class="h" x="{MARGIN}" y="{y}">{escape(n_calls)}</text>'
-                        f'{draw_lines(lines, y + LINE)}'
-                        f'<path class="done" d="M{MARGIN} {below}h{done:.0f}"/></g>')
+        groups, below = draw_panel(label, frames, texts, y + 14)
+        body += groups
         y = below + 24
 
     # all of it on a card

@@ -217,7 +217,7 @@ def test_the_picture_has_every_frame_of_both_ways_and_asks_for_nothing(both, loa
 
 def test_the_picture_in_the_docs_shows_one_sentence_written_both_ways():
     svg = (ROOT / 'docs/both_ways.svg').read_text()
-    last = [text for said, text in texts_of(svg) if re.search(r'(\d+) of \1 network calls', said)]
+    last = [text for said, text in texts_of(svg) if re.search(r'step (\d+) of \1$', said)]
     assert len(svg) < 60_000 and len(last) == 2 and 'docs/both_ways.svg' in (ROOT / 'README.md').read_text()
     assert all(text in svg.split('</title>')[0] for text in last), 'of the docs: both write the sentence itself'
 
@@ -227,8 +227,8 @@ def test_a_hostile_text_does_not_break_the_picture_and_a_long_one_has_few_frames
     blank = torch.zeros_like(ids)
     frame = SimpleNamespace(tokens=ids, p=torch.ones(ids.shape), is_new=blank.bool(), is_again=blank.bool(), step=1)
     start = SimpleNamespace(**{**vars(frame), 'tokens': torch.full_like(ids, MASK), 'step': 0})
-    svg = animation(BYTES, MASK, [('a & <b>', [start, frame])], 'is "<i>" & so on')
-    assert texts_of(svg)[-1] == ('a & <b>: 1 of 1 network calls', '</text><script>&"\'··')
+    svg = animation(BYTES, MASK, [('a & <b>', [start, frame])], 'is "<i>" \x01& so on')
+    assert texts_of(svg)[-1] == ('a & <b>: step 1 of 1', '</text><script>&"\'··')
     for n in (1, 2, 64, 65, 66, 1000):
         chosen = chosen_frames(list(range(n + 1)))
         assert chosen[0] == 0 and chosen[-1] == n and len(chosen) <= MOST_FRAMES + 1 and len(set(chosen)) == len(chosen)
