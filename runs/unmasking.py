@@ -88,8 +88,10 @@ class Recorder:
         is_again = nowhere if kept is None else masked
         self.forget(tokens)
         p = torch.full(tokens.shape, torch.nan)
-        self.add(Frame(tokens, p, nowhere, is_again, self.asked, self.top_ids, self.top_p,
-                       0, self.i_text, kept))
+        start = Frame(tokens, p, nowhere, is_again, self.asked, self.top_ids, self.top_p,
+                      0, self.i_text, kept)
+        self.forget(tokens)
+        self.add(start)
 
     def forget(self, tokens):
         """ Nothing is known of the step to come. """

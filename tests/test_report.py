@@ -116,7 +116,7 @@ def test_the_scrubber_has_the_ids_and_probabilities_of_the_sampler(runs, pages, 
             one = data['found'][2 * row + number]
             start, *steps = one['steps']
             assert [step['ids'] for step in steps] == [state[row].tolist() for state in states]
-            assert start['ids'] == [run.text.mask_id] * run.L and start['masked'] == list(range(run.L))
+            assert start['ids'] == [run.text.mask_id] * run.L and start['masked'] == list(range(run.L)) and not start['said']
             assert steps[-1]['ids'] == written[row].tolist() and one['source'] == texts[row]
             for before, step in zip([start, *steps], steps):
                 assert step['new'] == [i for i in range(run.L) if step['ids'][i] != before['ids'][i]]

@@ -50,6 +50,7 @@ def test_a_recorder_changes_no_id_and_has_every_state(loaded, name):
     assert (start.tokens == loaded.text.mask_id).all() and frames[-1].tokens.equal(plain)
     assert all(frame.tokens.equal(state) for frame, state in zip(frames, states))
     assert [frame.step for frame in recorder.frames] == list(range(len(states) + 1))
+    assert not start.asked.any() and not start.top_p.any(), 'nothing was said before the first step'
 
 
 def test_probabilities_are_those_of_the_network_in_the_state_before_the_step(loaded):
