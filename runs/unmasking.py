@@ -18,6 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
+from diffusion import in_chunks
+
 MASK = '░'
 
 # ---- what is kept
@@ -99,25 +101,28 @@ class Recorder:
         self.asked = torch.zeros(tokens.shape, dtype=torch.bool)
         self.top_ids = torch.zeros(shape, dtype=torch.long)
         self.top_p = torch.zeros(shape)
-        self.said = []                         # of each call of the sampler: row, column, log p
+        self.said = []                         # of each call of the sampler: row, column, logits
 
     def keep_top(self, logits, positions, rows=None):
         """ Keeps the likeliest tokens of logits (P, V) at the flat positions (P,) of all rows, or
-        of the rows `rows`. Returns row (P,), column (P,) and log p (P, V), on the host. """
+        of the rows `rows`. Returns row (P,), column (P,), on the host, and the logits. """
         L = self.asked.shape[1]
         positions = positions.cpu()
         row = positions // L
         if rows is not None:
             row = rows.cpu()[row]
         column = positions % L
-        logp = logits.detach().float().log_softmax(-1).cpu()             # (P, V)
 
-        n_top = min(self.n_top, logp.shape[1])
-        top = logp.topk(n_top, -1)
+        n_top = min(self.n_top, logits.shape[1])
+
+        def likeliest(logits):
+            top = logits.softmax(-1).topk(n_top, -1)
+            return top.indices, top.values
+        ids, p = in_chunks(likeliest, logits)
         self.asked[row, column] = True
-        self.top_ids[row, column, :n_top] = top.indices
-        self.top_p[row, column, :n_top] = top.values.exp()
-        return row, column, logp
+        self.top_ids[row, column, :n_top] = ids.cpu()
+        self.top_p[row, column, :n_top] = p.cpu()
+        return row, column, logits
 
     def on_step(self, tokens):
         """ For a sampler: the step is done. """
@@ -129,10 +134,11 @@ class Recorder:
 
         # the probability of what was written in this step; of what stays, as before
         p = before.p.masked_fill(masked | is_new, torch.nan)
-        for row, column, logp in self.said:
-            x = tokens[row, column]
+        for row, column, logits in self.said:
+            x = tokens[row, column].clamp(max=logits.shape[1] - 1)       # a mask has no column
+            found = in_chunks(probability, logits, x).cpu()              # (P,)
             written = is_new[row, column]
-            p[row[written], column[written]] = logp[written, x[written]].exp()
+            p[row[written], column[written]] = found[written]
 
         is_again = before.is_again | (was_visible & (tokens != before.tokens))
         frame = Frame(tokens, p, is_new, is_again, self.asked, self.top_ids, self.top_p,
@@ -145,6 +151,11 @@ class Recorder:
         if self.on_frame:
             self.on_frame(frame)
             self.frames = [frame]
+
+
+def probability(logits, x):
+    """ p(x) (P,) of tokens x (P,) by logits (P, V). """
+    return logits.softmax(-1).gather(-1, x[:, None].to(logits.device)).squeeze(-1)
 
 
 def kept_rows(before, tokens, mask_id, n_ends=2):
