@@ -5,9 +5,11 @@ Pictures of a run, from the files in its folder. Needs matplotlib: pip install m
     python plot.py --out_dir=out/quickstart --what=sweep --metric=bleu   # evaluate.py --sweep=...
     python plot.py --out_dir=out/atat --what=importance                  # and --tasks=importance
     python plot.py --out_dir=out/image_text --what=images                # and --tasks=image
+    python plot.py --out_dir=out/quickstart --what=report                # a page of all, by the run
 
 A sweep over steps is drawn against the network calls that a text took, a line per sampler; over
-another knob against that knob. The code is in benchmarks/pictures.py.
+another knob against that knob. The code is in benchmarks/pictures.py. The report is one HTML file
+without matplotlib; its code is in benchmarks/report.py.
 """
 import os
 
@@ -15,9 +17,10 @@ from benchmarks import pictures
 from configurator import configure, stop, stop_on_error
 
 out_dir = 'out/quickstart'
-what = 'curves'                 # curves | sweep | importance | images
+what = 'curves'                 # curves | sweep | importance | images | report
 metric = 'bleu'                 # sweep: of l2t or t2l, as named in results.json
-save = ''                       # the picture; '': <out_dir>/<what>.png
+save = ''                       # the picture; '': <out_dir>/<what>.png, or report.html
+dataset = ''                    # report: where the run's dataset lies; '': where it was trained
 
 
 def draw(plt):
@@ -38,10 +41,24 @@ def draw(plt):
     return pictures.draw_curves(pictures.read_log(os.path.join(out_dir, 'training_log.jsonl')), plt)
 
 
+def write_report():
+    """ A page of the run: report.html. """
+    path = save or os.path.join(out_dir, 'report.html')
+    with stop_on_error():
+        from benchmarks import report
+        page = report.page(out_dir, dataset)
+        with open(path, 'w', encoding='utf-8') as f:
+            f.write(page)
+    print(f'written to {path}')
+
+
 def main():
     configure(globals())
-    if what not in ('curves', 'sweep', 'importance', 'images'):
-        stop(f'what={what!r}: choose from curves, sweep, importance, images')
+    if what not in ('curves', 'sweep', 'importance', 'images', 'report'):
+        stop(f'what={what!r}: choose from curves, sweep, importance, images, report')
+    if what == 'report':
+        write_report()
+        return
     try:
         import matplotlib
     except ImportError:

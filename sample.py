@@ -5,6 +5,7 @@ All that one two-clock model writes, in every direction, and the command line.
     python sample.py --out_dir=out/quickstart --text="Return a list." --rerank=8 --refine=2
     python sample.py --out_dir=out/quickstart --text="Return a list." --sampler=confidence
     python sample.py --out_dir=out/quickstart --latents=z.npy --sampler=first_hitting --steps=64
+    python sample.py --out_dir=out/quickstart --text="Return a list." --svg=writing.svg
     python sample.py --out_dir=out/mixed --mode=t2l --text="Return a list." --save=z.npy
     python sample.py --out_dir=out/mixed --mode=unconditional --num_samples=4
     python sample.py --out_dir=out/mixed --mode=infill --text="Return the [MASK] of [MASK:3]."
@@ -49,8 +50,9 @@ from corpora.inputs import READ_BY, pack, read_sources, read_template, warn_of_t
 from data import is_end
 from diffusion import (Logits, MaskedText, check_choice, in_chunks, positions_of, rank_in_row,
                        run_head)
-from runs.console import check_writable, warn, watcher
+from runs.console import check_writable, warn
 from runs.loading import Needs, encode, load_run, no_progress, raw_latents, trained_for
+from runs.unmasking import Recorder, no_observer, watcher
 from samplers import (SOLVERS, log_p_of, make_propose, make_sampler, no_callback, scatter_at,
                       to_device)
 
@@ -118,7 +120,9 @@ sample_batch = 128          # [1, 65536]: rows per network call, at most: where 
 seed = 0                    # [0, 2**63)
 encoder_folder = ''         # where the encoder lies now; '': where it was when the data were
                             # prepared
-watch = False               # see the text being uncovered
+watch = False               # see the texts being written, in shades of how certain each token was
+svg = ''                    # write this animated picture of the first text being written, one draw
+                            # of it: from left to right and by unmasking, where the run does both
 save = ''                   # write the generated latents, raw, or the vectors of mode=embed, to
                             # this .npy file
 png = ''                    # write the generated latents as pictures to this .png file, where the
@@ -133,7 +137,8 @@ TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'en
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 DEFAULTS = {name: globals()[name] for name in TEXT_KNOBS + LATENT_KNOBS}
 RULES = configurator.read_knobs(__file__)[2]
-OTHER_KEYWORDS = ('seed', 'batch', 'progress', 'on_step', 'like', 'rerank', 'refine', 'inner')
+OTHER_KEYWORDS = ('seed', 'batch', 'progress', 'on_step', 'observe', 'like', 'rerank', 'refine',
+                  'inner')
 
 
 def sampling_knobs(given):
@@ -351,11 +356,12 @@ def text_sampler(run, sampling):
 
 @torch.inference_mode()
 def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_callback,
-          progress=no_progress, **sampling):
+          observe=no_observer, progress=no_progress, **sampling):
     """
     Fills the MASKs of tokens (n, L) that are not in known_mask (n, L), from standardised latents
     z (n, N, D), or from text alone: z None. Returns tokens (n, L).
     inner (n, L): positions where EOS and PAD are not allowed.
+    observe(denoise, tokens): a denoise in its place, which looks on (runs/unmasking.py).
     """
     sampling = sampling_knobs(sampling)
 
@@ -392,6 +398,7 @@ def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_
             null = null_latents(run, len(x), device_rng)
         denoise = make_denoise(run, g, condition, null,
                                None if inner is None else inner[part].to(run.device), is_causal)
+        denoise = observe(denoise, x)
         propose = make_propose(temperature, sampling['nucleus'], device_rng)
         x = sampler(denoise, propose, text, x, known_mask[part], steps, rng, on_step, **knobs)
         out.append(x.cpu())
@@ -502,7 +509,8 @@ def t2l(run, tokens, n=None, seed=0, batch=128, progress=no_progress, **sampling
 # Both, and neither
 
 @torch.inference_mode()
-def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_progress, **sampling):
+def unconditional(run, n, seed=0, batch=128, on_step=no_callback, observe=no_observer,
+                  progress=no_progress, **sampling):
     """ Text and latent from noise: both clocks run down together, one call a step for both. Returns
     tokens (n, L) and standardised latents (n, N, D). """
     sampling = sampling_knobs(sampling)
@@ -559,8 +567,9 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, progress=no_pr
             return Logits(logits.shape, allowed)
 
         propose = make_propose(temperature, sampling['nucleus'], device_rng)
-        tokens = sampler(denoise, propose, run.text, tokens.to(run.device), known_mask, steps, rng,
-                         on_step, **knobs)
+        tokens = tokens.to(run.device)
+        tokens = sampler(observe(denoise, tokens), propose, run.text, tokens, known_mask, steps,
+                         rng, on_step, **knobs)
         if state.i < steps:
             raise ValueError(f'sampler={name} made {state.i} of {steps} network calls; joint '
                              f'sampling makes one a step for both: --steps={state.i}')
@@ -731,7 +740,7 @@ def check_knobs(run, direction, config):
         images_of(run)
         if not png.endswith('.png'):
             raise ValueError(f'png={png}: expected a name that ends in .png')
-    for path in (save, png, fasta):
+    for path in (save, png, fasta, svg):
         if path:
             check_writable(path)
 
@@ -741,8 +750,8 @@ def check_knobs(run, direction, config):
         from_config = name in ('rerank', 'refine') and not on_command_line(name)
         if config[name] != default and direction not in readers and not from_config:
             raise ValueError(f'{name}={config[name]!r}: mode={direction} does not read it')
-    if watch and direction == 'l2t' and (rerank > 1 or refine):
-        raise ValueError('watch shows one text being written: not with rerank or refine')
+    if svg and direction in ('t2l', 'latent', 'embed'):
+        raise ValueError(f'svg={svg!r}: mode={direction} writes no text')
 
 
 def draw(run, direction, sources, n_each, sampling):
@@ -780,6 +789,32 @@ def draw(run, direction, sources, n_each, sampling):
     tokens, known_mask, inner = (repeat(torch.stack(part)) for part in zip(*templates))
     z = None if sources.raw is None else repeat(run.stats.standardise(sources.raw))
     return write(run, tokens, known_mask, z, inner=inner, **sampling), None, None
+
+
+def write_animation(run, direction, sources, sampling):
+    """ An animated picture of the first text being written: from left to right and by unmasking,
+    where both write it from its latents and no sampler is named; else as it is asked for. """
+    from runs.animation import animation
+    samplers = {sampling['sampler']: f'mode {direction}'}
+    if direction == 'l2t' and run.next_token and run.fills_masks and not sampling['sampler']:
+        samplers = {'autoregressive': 'autoregressive, from left to right',
+                    'confidence': 'diffusion, the most certain tokens first'}
+
+    panels = []
+    for name, label in samplers.items():
+        recorder = Recorder(run.text.mask_id)
+        settings = sampling | dict(sampler=name, on_step=recorder.on_step,
+                                   observe=recorder.observe, progress=no_progress)
+        if direction == 'l2t':
+            l2t(run, run.stats.standardise(sources.raw[:1]), **settings)
+        else:
+            draw(run, direction, sources, 1, settings)
+        panels.append((label, recorder.frames))
+    with open(svg, 'w', encoding='utf-8') as f:
+        title = sources.names[0] or 'from noise'
+        if direction == 'l2t' and sources.lines:
+            title = f'from the embedding of: {title}'
+        f.write(animation(run.tokenizer, run.text.mask_id, panels, f'Written {title}'))
 
 
 def describe_latents(run, direction, sources, n_each, z):
@@ -838,10 +873,15 @@ def main():
                 return
             sampling['progress'] = bar.update
             if watch:
-                sampling['on_step'] = watcher(run.tokenizer, run.text.mask_id, total)
+                n_drafts = rerank if direction == 'l2t' else 1
+                watched = watcher(run, total * n_drafts)
+                sampling |= dict(on_step=watched.on_step, observe=watched.observe)
             tokens, z, cosine = draw(run, direction, sources, n_each, sampling)
 
         # write what is to be kept
+        if svg:
+            write_animation(run, direction, sources, sampling)
+            print(f'a picture of the first text being written: {svg}')
         if z is not None and save:
             save_array(save, raw_latents(run, z))
         if z is not None and png:

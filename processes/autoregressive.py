@@ -98,11 +98,13 @@ class NextToken:
                 ended = (tokens[:, :i] == self.eos).any(1)
             x = torch.where(ended, self.pad, x)
             tokens[:, i] = torch.where(to_device(masked[:, i], tokens), x, tokens[:, i])
-            on_step(tokens)
 
             # every eighth step: have all texts ended? On a GPU the question waits for the device
-            if i % 8 == 7 and (ended | (tokens[:, i] == self.eos)).all():
+            is_last = i % 8 == 7 and bool((ended | (tokens[:, i] == self.eos)).all())
+            if is_last:
                 tokens[:, i + 1:] = self.pad
+            on_step(tokens)
+            if is_last:
                 break
         return tokens
 
