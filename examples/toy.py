@@ -62,9 +62,13 @@ class BestNetwork:
     def __init__(self, blur=0.0):
         self.blur = blur
 
-    def __call__(self, tokens, latents, t_text, t_latent, positions=None, predict=('text',)):
+    def __call__(self, tokens, latents, t_text, t_latent, positions=None, predict=('text',),
+                 return_hidden=False):
         z_t = None if latents is None else latents[:, 0]
         has_word = F.one_hot(TOKENS, V).double()                         # (4, L, V)
         p = torch.einsum('bx,xlv->blv', posterior(tokens, z_t, t_latent), has_word)
         logits = ((1 - self.blur) * p + self.blur / V).clamp(min=1e-30).log().float()
         return (logits if positions is None else logits.flatten(0, 1)[positions]), None
+
+    def text_head(self, hidden):
+        return hidden                  # its hidden states are its logits
