@@ -452,11 +452,13 @@ class HeadLoss(torch.autograd.Function):
     is one (P, V) table, in the precision of the product. cross_entropy keeps three, two in float32.
     """
     CHUNK_ELEMENTS = {'cpu': 2 ** 20}    # of a float32 chunk; on a CPU it should stay in a cache
+    MULTIPLE = {'cpu': 1}                # of the table's columns; elsewhere 64
 
     @staticmethod
     def forward(ctx, hidden, head, targets, weight):
         device = hidden.device.type
         ctx.dtypes = hidden.dtype, head.dtype
+        ctx.V = V = len(head)
 
         # autocast by hand, so that the backward pass uses the same precision
         dtype = hidden.dtype
@@ -464,28 +466,51 @@ class HeadLoss(torch.autograd.Function):
             dtype = torch.get_autocast_dtype(device)
         hidden, head = hidden.to(dtype), head.to(dtype)
 
+        # on a GPU a product is slow where rows are no multiple of 16 bytes: more rows, of 0
+        padding = -V % HeadLoss.MULTIPLE.get(device, 64)
+        if padding:
+            head = F.pad(head, (0, 0, 0, padding))
+
         with torch.autocast(device, enabled=False):
             table = hidden @ head.T                                      # (P, V): the logits
+            if padding:
+                table[:, V:] = -torch.inf                                # a probability of 0
             nll, best = torch.empty_like(weight), torch.empty_like(weight)
-            size = max(1, HeadLoss.CHUNK_ELEMENTS.get(device, 2 ** 26) // len(head))
+            size = max(1, HeadLoss.CHUNK_ELEMENTS.get(device, 2 ** 26) // V)
             for first in range(0, len(targets), size):
                 chunk = slice(first, first + size)
-                target = targets[chunk, None]                            # (p, 1)
-                w = weight[chunk, None]                                  # (p, 1)
-                logp = table[chunk].log_softmax(1, dtype=torch.float32)  # (p, V)
-                nll[chunk] = -logp.gather(1, target).squeeze(1)
-                best[chunk] = -logp.amax(1)
-
-                # from here the chunk of the table holds the gradient
-                if any(ctx.needs_input_grad):
-                    table[chunk] = logp.exp_().mul_(w).scatter_add_(1, target, -w)
+                nll[chunk], best[chunk] = HeadLoss.of_chunk(
+                    table[chunk], targets[chunk, None], weight[chunk, None],
+                    any(ctx.needs_input_grad))
 
         # only the loss has a gradient
         ctx.save_for_backward(table, hidden, head)
-        right = is_right(nll, best, len(head))
+        right = is_right(nll, best, V)
         ctx.mark_non_differentiable(nll, right)
         loss = torch.where(weight > 0, weight * nll, 0).sum()            # 0 * nan would be nan
         return loss, nll, right
+
+    @staticmethod
+    def of_chunk(logits, target, w, is_training):
+        """ nll (p,), and that of the likeliest token; logits (p, V), target and w (p, 1). From here
+        the chunk of the table holds the gradient. """
+        logp = logits.log_softmax(1, dtype=torch.float32)                # (p, V)
+        nll = -logp.gather(1, target).squeeze(1)
+        best = -logp.amax(1)
+        if is_training:
+            logits.copy_(logp.exp_().mul_(w).scatter_add_(1, target, -w))
+        return nll, best
+
+    @staticmethod
+    def of_chunk_compiled(logits, target, w, is_training):
+        """ The same for torch.compile, which makes one kernel of it: no table is in float32. """
+        logp = logits.log_softmax(1, dtype=torch.float32)                # (p, V)
+        nll = -logp.gather(1, target).squeeze(1)
+        best = -logp.amax(1)
+        if is_training:
+            is_target = torch.arange(logits.shape[1], device=logits.device) == target
+            logits.copy_(logp.exp() * w - torch.where(is_target, w, 0))
+        return nll, best
 
     @staticmethod
     def backward(ctx, d_loss, *_):
@@ -496,7 +521,7 @@ class HeadLoss(torch.autograd.Function):
             if ctx.needs_input_grad[0]:
                 d_hidden = ((table @ head) * d_loss).to(hidden_dtype)
             if ctx.needs_input_grad[1]:
-                d_head = (table.T @ (hidden * d_loss)).to(head_dtype)
+                d_head = (table.T @ (hidden * d_loss))[:ctx.V].to(head_dtype)
         return d_hidden, d_head, None, None
 
 

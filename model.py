@@ -94,12 +94,28 @@ class ModelConfig:
 # -----------------------------------------------------------------------------
 # Leaves
 
+def in_autocast_dtype(x):
+    """ The residual streams, as they enter the blocks. On a GPU under autocast they are bfloat16,
+    like the products that are added to them: half the memory to read and write. """
+    if x.is_cuda and torch.is_autocast_enabled('cuda'):
+        return x.to(torch.get_autocast_dtype('cuda'))
+    return x
+
+
 def norm(x):
-    return F.layer_norm(x, x.shape[-1:])  # no gain or bias of its own: the modulation has both
+    # no gain or bias of its own: the modulation has both. On a GPU autocast would return float32,
+    # and all that follows would be float32; the kernel's own sums are float32 in any case
+    with torch.autocast('cuda', enabled=False):
+        return F.layer_norm(x, x.shape[-1:])
+
+
+def rms_norm(x):
+    with torch.autocast('cuda', enabled=False):            # as above
+        return F.rms_norm(x, x.shape[-1:])
 
 
 def modulate(x, shift, scale):
-    return norm(x) * (1 + scale) + shift
+    return norm(x) * (1 + scale).to(x.dtype) + shift.to(x.dtype)
 
 
 def attention(q, k, v, mask=None):
@@ -144,6 +160,8 @@ def attention_of_rows(q, k, v, K, n_causal):
 
 def attention_with_prefix(q, k, v, K):
     """ attention with causal_mask(K, S - K): causal, but the prefix sees all of itself. """
+    if K == 0:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     prefix = F.scaled_dot_product_attention(q[:, :, :K], k[:, :, :K], v[:, :, :K])
     text = F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, :, K:]
     return torch.cat([prefix, text], 2)
@@ -220,14 +238,15 @@ class Stream(nn.Module):
         qkv = self.qkv(modulate(x, shift, scale))                        # (B, S, 3 H d)
         qkv = qkv.unflatten(2, (3, self.heads, self.head_dim))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)                             # each (B, H, S, d)
-        q = F.rms_norm(q, (self.head_dim,)) * self.q_gain.to(q.dtype)
-        k = F.rms_norm(k, (self.head_dim,)) * self.k_gain.to(k.dtype)
+        q = rms_norm(q) * self.q_gain.to(q.dtype)
+        k = rms_norm(k) * self.k_gain.to(k.dtype)
         return q, k, v
 
     def finish(self, x, attended, gate, mlp_shift, mlp_scale, mlp_gate):
-        x = x + gate * self.dropout(self.out(attended))                  # (B, S, C)
-        hidden = F.relu(self.up(modulate(x, mlp_shift, mlp_scale))).square()
-        return x + mlp_gate * self.dropout(self.down(hidden))
+        x = x + gate.to(x.dtype) * self.dropout(self.out(attended))      # (B, S, C)
+        hidden = F.relu(self.up(modulate(x, mlp_shift, mlp_scale)))
+        hidden = hidden * hidden              # not square(): on a GPU autocast makes that float32
+        return x + mlp_gate.to(x.dtype) * self.dropout(self.down(hidden))
 
 
 class Block(nn.Module):
@@ -392,7 +411,7 @@ class Model(nn.Module):
         text = latent = None
         condition = self.bias                                            # (C,), then (B, C)
         if 'text' in c.streams:
-            text = self.embed(tokens)                                    # (B, L, C)
+            text = in_autocast_dtype(self.embed(tokens))                 # (B, L, C)
             condition = condition.expand(tokens.shape[0], -1)
             if c.text_clock:
                 condition = condition + self.text_clock(t_text)
@@ -404,6 +423,7 @@ class Model(nn.Module):
             if c.spatial:
                 latent = latent + self.grid[:, None]
             latent = latent.flatten(1, 2) + self.latent_pos_emb          # (B, K, C)
+            latent = in_autocast_dtype(latent)
             condition = condition + self.latent_clock(t_latent)
         return text, latent, F.silu(condition)
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from diffusion import HeadLoss, nll_of, positions_of, run_head, to_device
-from model import attention, causal_mask, rotate
+from model import attention, causal_mask, in_autocast_dtype, rotate
 from samplers import init_state, no_callback
 
 
@@ -131,7 +131,7 @@ class NextToken:
             cache.update(self.conditioning(model, latents, condition), read=0,
                          keys_values=[None] * c.depth)
         else:
-            text = model.embed(tokens[:, cache['read']:])                # (B, new, C)
+            text = in_autocast_dtype(model.embed(tokens[:, cache['read']:]))         # (B, new, C)
         if c.shortcut:
             text = text + cache['into_text'][:, None]
 
