@@ -98,7 +98,8 @@ encoder = 'none'             # <a hub id, or a folder>: or none (text only) | ls
 encoder_dims = 0             # [0, 65536]; lsa: dimensions (0: 128); others: Matryoshka cut (0: all)
 encoder_ngrams = 1           # [1, 4]; lsa: reads up to so many words that follow each other as one
                              # term; 1: the order of the words is not embedded
-encoder_dtype = 'float32'    # float32 | bfloat16 | float16, of the encoder's weights
+encoder_dtype = None         # None | float32 | bfloat16 | float16, of the encoder's weights; None:
+                             # bfloat16 on a GPU, else float32
 pooling = None               # None | mean | cls | last | first; None: the encoder's own, as with
                              # the next three
 normalize = None             # None | bool: L2
@@ -126,8 +127,8 @@ OF_A_DATASET = re.compile(
 
 def check_knobs():
     """ (name, folder, train's source, val's or None, record). The record goes into meta.json: all
-    that decides what is in the dataset. Also settles the knobs that are ''. """
-    global tokenizer, hub_revision
+    that decides what is in the dataset. Also settles the knobs that are '' or None. """
+    global tokenizer, hub_revision, encoder_dtype
     knobs = read_knobs(__file__)[0]
 
     # the source
@@ -159,6 +160,10 @@ def check_knobs():
     # what follows from them
     val = validation_source(source)
     tokenizer = tokenizer or ('esm' if is_protein else 'bpe')
+    if encoder_dtype is None:
+        reads_texts = encoder not in ('none', 'lsa')
+        on_gpu = reads_texts and torch.device(pick_device(device)).type == 'cuda'
+        encoder_dtype = 'bfloat16' if on_gpu else 'float32'
     name = name_of(source)
     if not name and not out:
         raise ValueError('no name for the dataset: give --out=data/NAME')

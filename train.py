@@ -41,6 +41,7 @@ from torch.nn.parallel import DistributedDataParallel
 # imported in the functions that need them
 from configurator import configure, stop_on_error
 from data import prefetch, row_order
+from diffusion import HeadLoss
 from loss import BatchMaker, Loss
 from model import Model
 from runs import distributed
@@ -237,9 +238,13 @@ def set_frozen(frozen):
 
 model = make_model()
 if compile:
-    torch._dynamo.config.recompile_limit = 64            # a program per number of causal rows
+    # a program per stage and number of causal rows
+    torch._dynamo.config.recompile_limit = 64 * len(run.stages)
+    torch._dynamo.config.accumulated_recompile_limit = 256 * len(run.stages)
     for block in model.blocks:                           # all blocks are one program: compiled once
         block.compile(dynamic=False)
+    if device_type == 'cuda':                            # on a CPU the plain chunks are faster
+        HeadLoss.of_chunk = torch.compile(HeadLoss.of_chunk_compiled, dynamic=False)
 
 of_batches = (run.text, run.latent, streams, seed, cond_drop, latent_noise, t_min, predict_length)
 if run.adaptive:
@@ -287,9 +292,8 @@ adamw_groups = [dict(params=adamw_matrices, weight_decay=weight_decay),
 adamw = torch.optim.AdamW(adamw_groups, lr=learning_rate, betas=betas, fused=True)
 optimizers = [(adamw, learning_rate)]
 if optimizer == 'muon':
-    # match_rms_adamw gives Muon's update the size of AdamW's (arXiv:2502.16982): one rate fits both
-    muon = torch.optim.Muon(groups['matrices'], lr=learning_rate, weight_decay=weight_decay,
-                            adjust_lr_fn='match_rms_adamw')
+    from runs.muon import Muon
+    muon = Muon(groups['matrices'], lr=learning_rate, weight_decay=weight_decay)
     optimizers.append((muon, muon_lr or learning_rate))
 
 # -----------------------------------------------------------------------------
@@ -645,7 +649,8 @@ while True:
         with torch.no_grad():                              # with a graph it would grow for ever
             d = min(ema_decay, (1 + state.step) / (10 + state.step))
             difference = torch._foreach_sub(parameters, ema)
-            torch._foreach_add_(ema, torch._foreach_mul(difference, (1 - d) * (1 - bad)))
+            torch._foreach_mul_(difference, (1 - d) * (1 - bad))
+            torch._foreach_add_(ema, difference)
 
     # ---- log: a line speaks of one mode
     is_last = state.step == max_iters or stage_at(state.step) is not stage

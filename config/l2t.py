@@ -13,7 +13,7 @@ out = 'data/openwebtext_e5'
 input = 'openwebtext'
 tokenizer = 'r50k_base'
 encoder = 'e5'
-max_tokens = 255
+max_tokens = 247                         # with its EOS and 8 latent tokens 256: whole tiles
 threads = 8
 # run
 out_dir = 'out/l2t'
@@ -27,7 +27,7 @@ width = 768
 heads = 12
 latent_width = 384
 text_clock = False
-# optimisation: 131,072 tokens a step
+# optimisation: 126,976 tokens a step
 optimizer = 'muon'
 learning_rate = 1e-3
 batch_size = 128

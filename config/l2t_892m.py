@@ -12,7 +12,7 @@ input = 'openwebtext'
 tokenizer = 'r50k_base'
 encoder = 'qwen'
 encoder_dims = 32
-max_tokens = 1023
+max_tokens = 1015                        # with its EOS and 8 latent tokens 1,024: whole tiles
 threads = 8
 # run
 out_dir = 'out/l2t_892m'

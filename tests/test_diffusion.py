@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffusion import (MODES, GaussianLatents, MaskedText, draw_clocks, mode_shares, normals, positions_and_targets, uniforms)
+from diffusion import (MODES, GaussianLatents, HeadLoss, MaskedText, draw_clocks, mode_shares, normals, positions_and_targets, uniforms)
 from samplers import SOLVERS
 from toys import L, V, Toy, exact_bound, optimal_denoiser, random_denoiser
 
@@ -240,9 +240,13 @@ def test_head_loss_under_autocast_is_cross_entropy_to_its_rounding(frozen):
         assert got.dtype == torch.float32 and (got - want).norm() < .02 * want.norm()
 
 
-@pytest.mark.parametrize('numbers', [1, 100, 2 ** 22])
-def test_head_loss_and_its_gradients_are_those_of_cross_entropy(monkeypatch, numbers):
+@pytest.mark.parametrize('numbers, multiple, compiled', [(1, 1, False), (100, 1, False), (2 ** 22, 1, False), (100, 64, False), (100, 64, True)])
+def test_head_loss_and_its_gradients_are_those_of_cross_entropy(monkeypatch, numbers, multiple, compiled):
     monkeypatch.setattr('diffusion.HeadLoss.CHUNK_ELEMENTS', dict(cpu=numbers))  # chunks of 1, of 3, of all rows
+    monkeypatch.setattr('diffusion.HeadLoss.MULTIPLE', dict(cpu=multiple))       # 64 and compiled: as on a GPU
+    if compiled:
+        chunk = torch.compile(HeadLoss.of_chunk_compiled, backend='aot_eager', dynamic=False, fullgraph=True)
+        monkeypatch.setattr(HeadLoss, 'of_chunk', chunk)
     torch.manual_seed(0)
     hidden, head = torch.randn(8, 16, dtype=torch.float64, requires_grad=True), torch.randn(30, 16, dtype=torch.float64, requires_grad=True)
     targets, weight = torch.randint(30, (8,)), torch.rand(8) * torch.tensor([1, 0, 1, 1, 1, 1, 0, 1])

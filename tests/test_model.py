@@ -252,6 +252,48 @@ def test_counted_flops_are_those_that_torch_counts():
         assert counter.get_total_flops() == flops(model, 3, 12, 10, predict, training=False) + clock
 
 
+@pytest.mark.parametrize('more', [dict(shortcut=True, bag=True), dict(causal=True)])
+def test_where_the_residual_streams_are_bfloat16_no_activation_of_a_block_is_float32(monkeypatch, more):
+    """ As on a GPU under autocast: there norms would be float32, and what follows from them. """
+    from torch.utils._python_dispatch import TorchDispatchMode
+    monkeypatch.setattr('torch.cuda.amp.common.amp_definitely_not_available', lambda: False)
+    monkeypatch.setattr('torch.cuda.is_bf16_supported', lambda *args, **kw: True)
+    seen = []
+
+    def layer_norm(x, shape):
+        seen.append(torch.is_autocast_enabled('cuda'))
+        return torch.layer_norm(x, shape)
+    monkeypatch.setattr(model_module.F, 'layer_norm', layer_norm)
+    monkeypatch.setattr(model_module.F, 'rms_norm', layer_norm)          # without a GPU torch takes it apart
+
+    class Tensor:
+        is_cuda, to = True, lambda self, dtype: dtype
+    tensor = Tensor()
+    assert model_module.in_autocast_dtype(tensor) is tensor
+    with torch.autocast('cuda', torch.bfloat16):
+        assert model_module.in_autocast_dtype(tensor) == torch.bfloat16
+    assert model_module.in_autocast_dtype(torch.ones(1)).dtype == torch.float32
+    monkeypatch.setattr(model_module, 'in_autocast_dtype', lambda x: x.to(torch.bfloat16))
+
+    wide, found, B, C = [], [], 3, 16
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            if torch.is_tensor(out) and out.dtype == torch.float32 and out.ndim > 2 and len(out) == B and out[0].numel() > 6 * C:
+                wide.append(str(func))
+            return out
+
+    model = randomised(latent_tokens=8, **more)                          # 8 C numbers of a row are no modulation, which has 6 C
+    model.blocks[0].register_forward_pre_hook(lambda module, args: wide.clear())
+    model.blocks[1].register_forward_hook(lambda module, args, out: found.extend([*out, list(wide)]))
+    with torch.autocast('cuda', torch.bfloat16), torch.autocast('cpu', torch.bfloat16), Watch():
+        hidden, _ = model(*inputs(), return_hidden=True)
+    text, latent, wide_in_blocks = found
+    assert text.dtype == latent.dtype == hidden.dtype == torch.bfloat16 and not wide_in_blocks
+    assert len(seen) == 2 * 8 + 2 and not any(seen), 'autocast would make them float32'
+
+
 def test_bad_shapes_of_a_model_are_refused_with_the_value():
     for bad, word in ((dict(heads=3), 'heads=3'), (dict(streams=('image',)), 'image'), (dict(spatial=True, n_latents=5), 'n_latents=5')):
         with pytest.raises(ValueError, match=word):

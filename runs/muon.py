@@ -1,0 +1,91 @@
+"""
+Muon (https://kellerjordan.github.io/posts/muon/), the update of torch.optim.Muon with
+adjust_lr_fn='match_rms_adamw', for all matrices of one shape at once:
+
+    m = 0.95 m + 0.05 g                                   the momentum, of the gradient g
+    O = newton_schulz(0.95 m + 0.05 g)                    nearly U V^T of the SVD U S V^T
+    w = (1 - lr decay) w - 0.2 sqrt(max(rows, columns)) lr O
+
+The last factor gives O the size of an AdamW update (arXiv:2502.16982), so one rate fits both.
+
+torch.optim.Muon works matrix by matrix. Here the matrices of one shape are one batch: a GPU gets
+about a tenth of the launches. Where many processes train, each orthogonalises its share of every
+batch, and all gather the results. The momentum is whole on every process, and a checkpoint is that
+of torch.optim.Muon.
+"""
+import torch
+import torch.distributed as dist
+
+from runs.distributed import rank, world
+
+MOMENTUM = 0.95
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+def newton_schulz(x, steps=5, eps=1e-7):
+    """ (n, rows, columns) -> the same, bfloat16: each singular value s > 0 becomes about 1, by
+    s <- a s + b s^3 + c s^5, five times. """
+    a, b, c = COEFFICIENTS
+    is_tall = x.shape[1] > x.shape[2]
+    x = x.bfloat16()
+    x = x.mT if is_tall else x                             # the products of rows are the small ones
+
+    # no singular value is larger than the norm
+    norms = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
+    x = x / norms.clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if is_tall else x
+
+
+def share_of(n):
+    """ Which of n matrices this process works on. All shares have the same size: the last ones
+    repeat a matrix. """
+    size = -(-n // world)
+    return [min(i, n - 1) for i in range(rank * size, (rank + 1) * size)]
+
+
+def gather_shares(mine, n):
+    """ The n matrices of all processes' shares (size, rows, columns), in order. """
+    if world == 1:
+        return mine
+    found = mine.new_empty(world * len(mine), *mine.shape[1:])
+    dist.all_gather_into_tensor(found, mine.contiguous())
+    return found[:n]
+
+
+class Muon(torch.optim.Optimizer):
+
+    def __init__(self, params, lr, weight_decay=0.1):
+        super().__init__(params, dict(lr=lr, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            by_shape = {}
+            for parameter in group['params']:
+                if parameter.grad is not None:             # None: frozen in this stage
+                    by_shape.setdefault(parameter.shape, []).append(parameter)
+            for shape, parameters in by_shape.items():
+                self.step_of_shape(parameters, max(shape), group['lr'], group['weight_decay'])
+
+    def step_of_shape(self, parameters, longer_side, lr, weight_decay):
+        # the momentum
+        for parameter in parameters:
+            if not self.state[parameter]:
+                self.state[parameter]['momentum_buffer'] = torch.zeros_like(parameter)
+        gradients = [parameter.grad for parameter in parameters]
+        momenta = [self.state[parameter]['momentum_buffer'] for parameter in parameters]
+        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+
+        # the updates: this process's share, then all
+        share = share_of(len(parameters))
+        looked_ahead = torch._foreach_lerp([gradients[i] for i in share],
+                                           [momenta[i] for i in share], MOMENTUM)
+        updates = gather_shares(newton_schulz(torch.stack(looked_ahead)), len(parameters))
+
+        # the step
+        torch._foreach_mul_(parameters, 1 - lr * weight_decay)
+        torch._foreach_add_(parameters, list(updates.float().contiguous()),
+                            alpha=-lr * 0.2 * longer_side ** 0.5)

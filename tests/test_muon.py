@@ -1,0 +1,67 @@
+""" Muon for all matrices of one shape at once: the update of torch.optim.Muon, shared out over processes. """
+import pytest
+import torch
+
+from runs import muon
+from runs.muon import Muon, gather_shares, newton_schulz, share_of
+
+SHAPES = [(24, 16), (16, 16), (16, 24), (24, 16), (16, 16), (24, 16)]
+
+
+def matrices():
+    g = torch.Generator().manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape, generator=g)) for shape in SHAPES]
+
+
+def give_gradients(parameters, step):
+    g = torch.Generator().manual_seed(step)
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=g)
+
+
+def test_the_steps_are_those_of_torch_and_so_are_the_moments():
+    theirs, ours = matrices(), matrices()
+    reference = torch.optim.Muon(theirs, lr=.02, weight_decay=.3, adjust_lr_fn='match_rms_adamw')
+    optimizer = Muon(ours, lr=.02, weight_decay=.3)
+    for step in range(4):
+        give_gradients(theirs, step)
+        give_gradients(ours, step)
+        if step > 1:                                                     # frozen in a later stage
+            theirs[3].grad = ours[3].grad = None
+        reference.step()
+        optimizer.step()
+    start = matrices()
+    for a, b, before in zip(theirs, ours, start):
+        assert torch.allclose(a, b, atol=2e-4) and (b - before).abs().max() > .01, 'bfloat16 rounds to 2e-4 of these'
+    saved, expected = optimizer.state_dict()['state'], reference.state_dict()['state']
+    assert saved.keys() == expected.keys()
+    for number, moments in expected.items():
+        assert saved[number].keys() == moments.keys()
+        assert all(torch.equal(saved[number][name], moments[name]) for name in moments)
+
+
+def test_the_singular_values_become_about_one_and_the_directions_stay():
+    x = torch.randn(3, 24, 16)
+    found = newton_schulz(x).float()
+    U, S, V = torch.linalg.svd(x, full_matrices=False)
+    values = (U.mT @ found @ V.mT).diagonal(dim1=1, dim2=2)
+    assert values.min() > .5 and values.max() < 1.3
+    assert torch.allclose(newton_schulz(x.mT), newton_schulz(x).mT)
+
+
+@pytest.mark.parametrize('world', [1, 2, 3, 8])
+@pytest.mark.parametrize('n', [1, 5, 6])
+def test_the_shares_of_all_processes_are_all_matrices_once_and_in_order(monkeypatch, world, n):
+    monkeypatch.setattr(muon, 'world', world)
+    shares = []
+    for rank in range(world):
+        monkeypatch.setattr(muon, 'rank', rank)
+        shares.append(share_of(n))
+    assert len({len(share) for share in shares}) == 1
+
+    # gather_shares on the last rank, with all_gather in place of the others
+    def all_gather(out, mine):
+        out.copy_(torch.tensor(sum(shares, []), dtype=mine.dtype)[:, None, None].expand(out.shape))
+    monkeypatch.setattr(muon.dist, 'all_gather_into_tensor', all_gather)
+    mine = torch.tensor(shares[-1], dtype=torch.float32)[:, None, None].expand(-1, 2, 2)
+    assert gather_shares(mine, n)[:, 0, 0].tolist() == list(range(n))
