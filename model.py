@@ -102,16 +102,22 @@ def in_autocast_dtype(x):
     return x
 
 
+# Autocast on a GPU would make the results of these three float32, and then all that follows. The
+# kernels of the norms sum in float32 in any case. On a CPU autocast leaves them alone
+
+@torch.autocast('cuda', enabled=False)
 def norm(x):
-    # no gain or bias of its own: the modulation has both. On a GPU autocast would return float32,
-    # and all that follows would be float32; the kernel's own sums are float32 in any case
-    with torch.autocast('cuda', enabled=False):
-        return F.layer_norm(x, x.shape[-1:])
+    return F.layer_norm(x, x.shape[-1:])  # no gain or bias of its own: the modulation has both
 
 
+@torch.autocast('cuda', enabled=False)
 def rms_norm(x):
-    with torch.autocast('cuda', enabled=False):            # as above
-        return F.rms_norm(x, x.shape[-1:])
+    return F.rms_norm(x, x.shape[-1:])
+
+
+@torch.autocast('cuda', enabled=False)
+def squared_relu(x):
+    return F.relu(x).square()
 
 
 def modulate(x, shift, scale):
@@ -244,8 +250,7 @@ class Stream(nn.Module):
 
     def finish(self, x, attended, gate, mlp_shift, mlp_scale, mlp_gate):
         x = x + gate.to(x.dtype) * self.dropout(self.out(attended))      # (B, S, C)
-        hidden = F.relu(self.up(modulate(x, mlp_shift, mlp_scale)))
-        hidden = hidden * hidden              # not square(): on a GPU autocast makes that float32
+        hidden = squared_relu(self.up(modulate(x, mlp_shift, mlp_scale)))
         return x + mlp_gate.to(x.dtype) * self.dropout(self.down(hidden))
 
 

@@ -266,13 +266,18 @@ def test_where_the_residual_streams_are_bfloat16_no_activation_of_a_block_is_flo
     monkeypatch.setattr(model_module.F, 'layer_norm', layer_norm)
     monkeypatch.setattr(model_module.F, 'rms_norm', layer_norm)          # without a GPU torch takes it apart
 
+    def relu(x):
+        seen.append(torch.is_autocast_enabled('cuda'))
+        return torch.relu(x)
+    monkeypatch.setattr(model_module.F, 'relu', relu)
+
     class Tensor:
         is_cuda, to = True, lambda self, dtype: dtype
     tensor = Tensor()
     assert model_module.in_autocast_dtype(tensor) is tensor
     with torch.autocast('cuda', torch.bfloat16):
         assert model_module.in_autocast_dtype(tensor) == torch.bfloat16
-    assert model_module.in_autocast_dtype(torch.ones(1)).dtype == torch.float32
+        assert model_module.in_autocast_dtype(torch.ones(1)).dtype == torch.float32, 'on a CPU nothing changes'
     monkeypatch.setattr(model_module, 'in_autocast_dtype', lambda x: x.to(torch.bfloat16))
 
     wide, found, B, C = [], [], 3, 16
@@ -291,7 +296,7 @@ def test_where_the_residual_streams_are_bfloat16_no_activation_of_a_block_is_flo
         hidden, _ = model(*inputs(), return_hidden=True)
     text, latent, wide_in_blocks = found
     assert text.dtype == latent.dtype == hidden.dtype == torch.bfloat16 and not wide_in_blocks
-    assert len(seen) == 2 * 8 + 2 and not any(seen), 'autocast would make them float32'
+    assert len(seen) > 20 and not any(seen), 'autocast would make them float32'
 
 
 def test_bad_shapes_of_a_model_are_refused_with_the_value():

@@ -554,3 +554,13 @@ def test_what_is_wrong_with_the_command_is_one_line_and_code_2(tmp_path, monkeyp
     lines = capsys.readouterr().err.strip().splitlines()
     assert stopped.value.code == 2 and lines[-1].startswith('error: ') and message in lines[-1]
     assert len(lines) == 1
+
+
+def test_an_encoder_on_a_gpu_is_bfloat16_unless_another_is_asked_for(tmp_path, monkeypatch):
+    path = write_lines(tmp_path / 'a.txt')
+    for encoder, device, asked, expected in (('e5', 'cuda', None, 'bfloat16'), ('e5', 'cpu', None, 'float32'), ('e5', 'cuda', 'float32', 'float32'),
+                                             ('lsa', 'cuda', None, 'float32'), ('none', 'cuda', None, 'float32')):
+        monkeypatch.setattr(prepare, 'pick_device', lambda name, device=device: device)
+        for name, value in dict(input=str(path), out=str(tmp_path / 'x'), encoder=encoder, encoder_dtype=asked).items():
+            setattr(prepare, name, value)
+        assert prepare.check_knobs()[-1]['encoder_dtype'] == prepare.encoder_dtype == expected
