@@ -127,8 +127,8 @@ def card(facts, license, title, results):
 
 
 def figures(results):
-    """ The lines of a table of what was measured, beside the controls, or one that says that nothing
-    was. """
+    """ The lines of a table of what was measured, beside the controls; or a line that nothing was.
+    """
     if not results:
         return ['', 'Nothing was measured: `evaluate.py` has not run on this checkpoint.']
 
