@@ -473,9 +473,9 @@ def report():
     more = {}
     if curriculum:
         more['curriculum_stage'] = run.adaptive.stage_name(state.step - 1)
-    flops = flops_of_step(model, run, grad_accum, stage_at(state.step - 1), world)
-    log.report(state.step, learning_rate * lr_factor(state.step - 1), state.skipped.item(), flops,
-               more)
+    last = max(0, state.step - 1)                          # a signal may come before the first step
+    flops = flops_of_step(model, run, grad_accum, stage_at(last), world)
+    log.report(state.step, learning_rate * lr_factor(last), state.skipped.item(), flops, more)
 
 
 def check_streak():

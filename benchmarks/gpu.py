@@ -118,7 +118,7 @@ def list_jobs(device, n_cards, folder, end):
 # -----------------------------------------------------------------------------
 # A process that does one job after the other, until one fails
 
-def one_line(error):
+def reason_of(error):
     """ What a job failed with, and the innermost line of ours. """
     first = (str(error).strip() or 'no message').split('\n')[0]
     lines = [frame for frame in traceback.extract_tb(error.__traceback__)
@@ -141,7 +141,7 @@ def work(jobs, outputs, answers):
             rows = {name: dict(skipped=str(reason))}
         except BaseException as error:                     # a script may leave by SystemExit
             traceback.print_exc()
-            answers.send({name: dict(failed=one_line(error))})
+            answers.send({name: dict(failed=reason_of(error))})
             return
         answers.send(rows)
 

@@ -144,8 +144,8 @@ def verify(folder):
 
     # the files beside it
     files = state.get('files')
-    has_model = {'model.safetensors', 'model_rank0.safetensors'} & set(files or ())
-    if not isinstance(files, dict) or not has_model:
+    of_model = {'model.safetensors', 'model_rank0.safetensors'}
+    if not isinstance(files, dict) or not of_model & set(files):
         raise ValueError(f'{path}: found files {files}, expected model.safetensors among them')
     for name, expected in files.items():
         path = Path(folder) / name

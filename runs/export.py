@@ -69,23 +69,36 @@ def export(out_dir, folder, which='best', license='', hardware=''):
     for field in ('argv', 'resumed_from'):
         config.pop(field, None)
     write_text(tmp / 'config.json', dumps(config))
-    if (out_dir / 'results.json').is_file():
-        shutil.copyfile(out_dir / 'results.json', tmp / 'results.json')
-    write_text(tmp / 'README.md', card(out_dir, config, state, license, hardware, folder.name))
+
+    # what was measured, and the card
+    results = results_of(out_dir / 'results.json', name)
+    if results:
+        write_text(tmp / 'results.json', json.dumps(results, indent=1))
+    facts = facts_of(out_dir, config, state, license, hardware)
+    write_text(tmp / 'README.md', card(facts, license, folder.name, results))
     os.rename(tmp, folder)
 
 
-def card(out_dir, config, state, license, hardware, title):
-    """ The model card, Markdown with the header that the hub reads. """
+def results_of(path, checkpoint_name):
+    """ results.json without command lines, and without what was measured on other checkpoints. {}
+    where nothing is left. """
+    found = read_json(path) if path.is_file() else {}
+    meta = {task: dict(of_task) for task, of_task in found.pop('meta', {}).items()
+            if of_task.get('checkpoint') == checkpoint_name}
+    for of_task in meta.values():
+        of_task.pop('argv', None)
+    figures = {key: value for key, value in found.items() if key.split('/')[0] in meta}
+    return {**figures, 'meta': meta} if figures else {}
+
+
+def facts_of(out_dir, config, state, license, hardware):
+    """ {what: fact}, for the card; a fact that is not known is None. """
     meta = read_meta(out_dir / 'data')
     encoder = (meta['encoder'] or {}).get('id', 'none')
     n_samples = meta['splits']['train']['samples']
     minutes = minutes_of(out_dir / 'training_log.jsonl', state['step'])
 
-    header = ['---', 'library_name: nanoldlm', 'tags: [text-diffusion, masked-diffusion]']
-    if license:
-        header.append(f'license: {license}')
-    facts = {
+    return {
         'mode': config['mode'],
         'data': f'{meta["name"]}, {n_samples:,} samples',
         'encoder of the latents': encoder,
@@ -96,6 +109,13 @@ def card(out_dir, config, state, license, hardware, title):
         'versions': ', '.join(f'{k} {v}' for k, v in config.get('versions', {}).items()),
         'license of the weights': license or 'not stated',
     }
+
+
+def card(facts, license, title, results):
+    """ The model card, Markdown with the header that the hub reads. """
+    header = ['---', 'library_name: nanoldlm', 'tags: [text-diffusion, masked-diffusion]']
+    if license:
+        header.append(f'license: {license}')
     lines = [*header, '---', f'# {title}', '',
              'A latent diffusion language model: it reads masked text and noised embeddings, and',
              'predicts both clean. The weights are safetensors; loading runs no code of this',
@@ -103,30 +123,31 @@ def card(out_dir, config, state, license, hardware, title):
     lines += [f'| {what} | {fact} |' for what, fact in facts.items() if fact]
     lines += ['', '```python', 'from nanoldlm import load_run',
               f"run = load_run('{title}')", '```']
-    return '\n'.join([*lines, *figures(out_dir), ''])
+    return '\n'.join([*lines, *figures(results), ''])
 
 
-def figures(out_dir):
-    """ The lines of a table of what was measured, beside the controls; none where nothing was. """
-    path = out_dir / 'results.json'
-    if not path.is_file():
-        return ['', 'Nothing was measured: `evaluate.py` has not run on it.']
-    found = read_json(path)
+def figures(results):
+    """ The lines of a table of what was measured, beside the controls; or a line that nothing was.
+    """
+    if not results:
+        return ['', 'Nothing was measured: `evaluate.py` has not run on this checkpoint.']
 
     def cell(key):
-        value, error = found.get(key), found.get(f'{key}_se')
+        value, error = results.get(key), results.get(f'{key}_se')
         if value is None:
             return ''
         return f'{value:.3f} ± {error:.3f}' if error is not None else f'{value:.3f}'
 
     rows = []
     for key, what in FIGURES.items():
-        if key in found:
+        if key in results:
             task, _, measure = key.partition('/')
             shuffled, null = (cell(f'{task}/{kind}/{measure}') for kind in ('shuffled', 'null'))
-            rows.append(f'| {what} | {cell(key)} | {shuffled} | {null} | {found[f"{task}/n"]} |')
-    return ['', '| | | another text\'s latent | no latent | texts |', '|---|--:|--:|--:|--:|', *rows,
-            '', 'Of the validation split; ± is the standard error over texts.']
+            n = results[f'{task}/n']
+            rows.append(f'| {what} | {cell(key)} | {shuffled} | {null} | {n} |')
+    head = ['| | | another text\'s latent | no latent | texts |', '|---|--:|--:|--:|--:|']
+    return ['', *head, *rows, '',
+            'Of the validation split; ± is the standard error over texts.']
 
 
 def minutes_of(path, step):

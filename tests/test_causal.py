@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from data import PackedDataset
 from diffusion import CAUSAL, GaussianLatents, MaskedText, mode_shares
-from launch import cut, log, run_each, train, train_each, weights
+from launch import cut, log, run_each, train_each, weights
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig, attention, attention_with_prefix, causal_mask
 from processes.autoregressive import NextToken

@@ -402,7 +402,7 @@ def test_no_name_leads_out_of_the_new_run(tmp_path, name):
         checkpoint.verify(folder)
 
 
-@pytest.mark.parametrize('changes', [{'files': None}, {'files': {}}, {'files': []}, {'files': {'model.safetensors': None}}, {'sha256': 5}])
+@pytest.mark.parametrize('changes', [{'files': None}, {'files': {}}, {'files': []}, {'files': 5}, {'files': [[1]]}, {'files': {'model.safetensors': None}}, {'sha256': 5}])
 def test_a_malformed_training_state_is_no_traceback(tmp_path, changes):
     folder = checkpoint.save(tmp_path, 1, *states(1))
     forge(folder, **changes) if 'files' in changes else (folder / 'training_state.json').write_text(json.dumps(changes))

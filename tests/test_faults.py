@@ -374,6 +374,22 @@ loss.Loss.validate = slowly
     assert_same_run(out, finished_by_two)                                # the evaluation is done after the resume
 
 
+def test_a_signal_before_the_first_step_ends_the_run_with_nothing_saved(dataset, tmp_path):
+    early = """
+import os, signal, data
+prefetch = data.prefetch
+def after_a_signal(*args):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return prefetch(*args)
+data.prefetch = after_a_signal
+"""
+    out = tmp_path / 'run'
+    job = Job(dataset, out, before=early)
+    assert job.wait(60) == [0], job.err()
+    assert 'no step was done, nothing to save' in job.out() and not checkpoint.steps(out)
+    assert json.loads((out / 'preempted.json').read_text())['signal'] == 'SIGTERM'
+
+
 def test_fault_12_one_rank_dies(dataset, tmp_path):
     args = ['--max_iters=100000', '--save_interval=1000000', '--eval_interval=1000000']
     job = Job(dataset, tmp_path / 'direct', *args, ranks=2)

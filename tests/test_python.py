@@ -10,6 +10,7 @@ import pytest
 import nanoldlm
 from launch import ROOT, run, run_code, train
 from nanoldlm import load_run
+from runs.export import results_of
 
 TEXT = 'a red dog runs near the park number 3'
 
@@ -120,6 +121,18 @@ def test_the_card_says_what_was_measured(mixed, exported):
     assert 'one core' in card and (config['commit'] or 'not recorded') in card
     (page,) = re.findall(r'```python\n(.*?)```', card, re.S)
     assert 'load_run' in page
+
+
+def test_an_export_has_no_figure_of_another_checkpoint_and_no_command_line(mixed, exported, tmp_path):
+    of_export = json.loads((exported / 'results.json').read_text())
+    assert 'argv' not in json.dumps(of_export) and 'nelbo/nats_per_token' in of_export
+    found = json.loads((mixed / 'results.json').read_text())
+    found['meta']['l2t'] = {**found['meta']['nelbo'], 'checkpoint': 'step-00000001'}
+    found['l2t/bleu'] = 50.0
+    (tmp_path / 'results.json').write_text(json.dumps(found))
+    name = found['meta']['nelbo']['checkpoint']
+    assert results_of(tmp_path / 'results.json', name) == of_export
+    assert results_of(tmp_path / 'results.json', 'step-00000002') == results_of(tmp_path / 'none', name) == {}
 
 
 def test_a_training_begins_with_an_export(dataset, exported, tmp_path):
