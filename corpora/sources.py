@@ -179,8 +179,8 @@ def read(source, counts):
 def parts(source, limit=0):
     """ A source for each file, where the documents of a file do not depend on the files before it;
     else the source alone. Their documents, one part after the other, are those of the source. """
-    is_of_files = source.input not in ('', 'builtin') and not source.image_size
-    if not is_of_files or source.latents_from or source.distinct or limit:
+    is_of_files = source.input not in ('', 'builtin') and not source.has_latents
+    if not is_of_files or source.distinct or limit:
         return [source]
     return [replace(source, input=path) for _, path in list_files(source.input)]
 
