@@ -509,10 +509,13 @@ def nats_per_token(run, tokens, z=None, seed=0, batch=128, draws=64):
     nats = torch.zeros(n, dtype=torch.float64)
     n_texts = max(1, rows_that_fit(run, batch) // draws)
     for first in range(0, n, n_texts):
-        rows = torch.arange(first, min(first + n_texts, n)).repeat_interleave(draws)
-        found = bound_of(run, process, rows, tokens, latents, clock,
-                         u.repeat(len(rows) // draws, 1), known_mask)
-        nats[first:first + n_texts] = found.view(-1, draws).mean(1)
+        texts = torch.arange(first, min(first + n_texts, n))
+        rows = texts.repeat_interleave(draws)
+        some_latents = None if latents is None else latents[rows]
+        some_known = None if known_mask is None else known_mask[rows]
+        found = bound_of(run, process, slice(None), tokens[rows], some_latents, clock,
+                         u.repeat(len(texts), 1), some_known)
+        nats[texts] = found.view(-1, draws).mean(1)
     return nats / n_real.clamp(min=1)
 
 
