@@ -179,5 +179,5 @@ def test_a_person_is_asked_until_an_empty_line_or_the_end(monkeypatch, capsys):
         assert list(sample.asked_texts()) == seen
         shown = capsys.readouterr().out
         assert shown.count('\n> ') == len(seen) + 1 and '[MASK:2-6]' in shown
-    monkeypatch.setattr(sys, 'stdin', io.StringIO('one\n'))
+    monkeypatch.setattr(sys, 'stdin', io.StringIO('one\n\ntwo\n'))
     assert list(sample.asked_texts()) == ['one'] and capsys.readouterr().out == '', 'a pipe is not prompted'
