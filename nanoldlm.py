@@ -6,6 +6,7 @@ A trained run from Python: strings in, strings or arrays out.
     run.write(['Return a list.'])                        # list of str, from the texts' embeddings
     run.write(latents=z, rerank=8)                       # the same from raw embeddings (n, D)
     run.infill(['Return the [MASK:2] of a list.'])       # list of str: gaps filled
+    run.interpolate('Return a list.', 'Read a file.')    # list of str: from one to the other
     run.embed(['Return a list.'])                        # (n, D) float32: written by diffusion
     run.encode(['Return a list.'])                       # (n, D) float32: of the run's encoder
     run.sample(4)                                        # list of str, from nothing
@@ -22,7 +23,8 @@ import numpy as np
 import torch
 
 import sample
-from corpora.inputs import pack, read_template
+from corpora.inputs import pack, slerp
+from encoders import check_texts
 from runs import loading
 
 HUB_ID = re.compile(r'[\w.-]+/[\w.-]+', re.ASCII)
@@ -71,16 +73,24 @@ class Run:
 
     def infill(self, templates, like=None, seed=0, **knobs):
         """ Fills the gaps of each template: [MASK], [MASK:3] for three tokens, [MASK:*] for the
-        whole rest. like: a text for each template, whose embedding the result shall have. Returns
-        a list of n str. """
+        whole rest, [MASK:2-6] for the length that the network finds likeliest. like: a text for
+        each template, whose embedding the result shall have. Returns a list of n str. """
         sample.check_direction(self.loaded, 'infill')
-        read = [read_template(self.loaded, template) for template in templates]
-        tokens, known_mask, inner = (torch.stack(part) for part in zip(*read))
+        check_texts(templates)
         z = None
         if like is not None:
+            if len(like) != len(templates):
+                raise ValueError(f'{len(templates)} templates, {len(like)} texts in like')
             z = self.loaded.stats.standardise(loading.encode(self.loaded, like))
-        tokens = sample.write(self.loaded, tokens, known_mask, z, seed, inner=inner, **knobs)
+        tokens, _ = sample.infill(self.loaded, templates, z, seed=seed, **knobs)
         return self.decode(tokens)
+
+    def interpolate(self, first, last, n=5, rerank=1, refine=0, seed=0, **knobs):
+        """ l2t on the way from the embedding of one text to that of another: n texts, from the two
+        embeddings and from n - 2 between them, along the great circle. Returns a list of n str. """
+        ends = loading.encode(self.loaded, [first, last])
+        raw = slerp(*ends, n)
+        return self.write(latents=raw, rerank=rerank, refine=refine, seed=seed, **knobs)
 
     def embed(self, texts, seed=0, **knobs):
         """ t2l: a raw embedding of each text, written by diffusion: (n, D) float32, or (n, N, D)

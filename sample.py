@@ -9,7 +9,10 @@ All that one two-clock model writes, in every direction, and the command line.
     python sample.py --out_dir=out/mixed --mode=t2l --text="Return a list." --save=z.npy
     python sample.py --out_dir=out/mixed --mode=unconditional --num_samples=4
     python sample.py --out_dir=out/mixed --mode=infill --text="Return the [MASK] of [MASK:3]."
+    python sample.py --out_dir=out/mixed --mode=infill --text="Return the [MASK:2-6] of a list."
     python sample.py --out_dir=out/mixed --mode=t2l2t --text="Return a list."
+    python sample.py --text="Return a list." --interpolate="Read a file." --num_samples=5
+    python sample.py --out_dir=out/mixed --ask=true
     python sample.py --out_dir=out/mixed --mode=embed --texts=my.txt --save=h.npy
     python sample.py --out_dir=out/protein_tiny --num_samples=8 --length=120 --fasta=new.fasta
     python sample.py --out_dir=out/protein_tiny --given="MKV[MASK:40]HHHHHH" --num_samples=8
@@ -35,6 +38,7 @@ Letters: n texts, B rows of a batch, L text tokens, N latent vectors, D latent d
 P positions where the head runs, V vocabulary.
 """
 import difflib
+import sys
 from types import SimpleNamespace
 
 import runs.threads    # before torch: it sets how threads wait for one another
@@ -46,10 +50,11 @@ from tqdm import tqdm
 
 import configurator
 from configurator import configure, on_command_line, stop_on_error
-from corpora.inputs import READ_BY, pack, read_sources, read_template, warn_of_texts
+from corpora.inputs import (READ_BY, pack, read_sources, read_template, warn_of_texts,
+                            with_each_length)
 from data import is_end
 from diffusion import (Logits, MaskedText, check_choice, in_chunks, positions_of, rank_in_row,
-                       run_head)
+                       run_head, uniforms)
 from runs.console import check_writable, warn
 from runs.loading import Needs, encode, load_run, no_progress, raw_latents, trained_for
 from runs.unmasking import Recorder, no_observer, watcher
@@ -62,7 +67,8 @@ which = 'best'              # best | latest | <a step, as step-00001000>: best i
 mode = ''                   # '' | <l2t, t2l, unconditional, text, latent, infill, t2l2t or embed>
                             # text, latent: one alone; '', or a mode of training: as it was trained
 text = ''                   # l2t, t2l, t2l2t: this text; infill: with [MASK], [MASK:3] for three
-                            # tokens, [MASK:*] for the whole rest
+                            # tokens, [MASK:*] for the whole rest, [MASK:2-6] for the length
+                            # that the network finds likeliest
 texts = ''                  # or every line of this text file, or every record of a .jsonl, .csv,
                             # .tsv, .parquet or .fasta file; all but parquet also as .gz
 field = 'text'              # where a record of such a file has its text
@@ -72,6 +78,10 @@ image = ''                  # l2t, infill: or this picture, or the .png and .jpg
 given = ''                  # infill: or this template, as text: what it shows is kept (a protein's:
                             # 'MKT[MASK:20]GG')
 like = ''                   # infill: or the embedding of this text
+interpolate = ''            # l2t: num_samples texts on the way from the embedding of `text` to
+                            # that of this text
+ask = False                 # read texts from the terminal, or lines from a pipe, until an empty
+                            # one: each is a new `text`, of mode=infill where it has a [MASK]
 num_samples = 1             # [1, 1e6]: per text or latent
 # ---- text
 sampler = ''                # '' | autoregressive | ancestral | cached | first_hitting |
@@ -450,6 +460,101 @@ def l2t(run, z, seed=0, like=None, **sampling):
     return write(run, tokens, known_mask, z, seed, **sampling)
 
 # -----------------------------------------------------------------------------
+# Gaps, also of a length that is not known
+
+def what_is_scored(run, tokens):
+    """ known_mask (n, L), or None where nothing is known; and the real tokens of each text (n,),
+    float64: the text, and one EOS where that is predicted. """
+    known_mask = ends_of(run, tokens) if run.lengths else None
+    is_real = tokens != run.tokenizer.pad if known_mask is None else ~known_mask
+    return known_mask, is_real.sum(1).double()
+
+
+def bound_of(run, process, rows, tokens, latents, clock, u, known_mask):
+    """ A draw of the bound on -log p of these rows, nats per text. """
+    latents = None if latents is None else latents[rows].to(run.device)
+    known_mask = None if known_mask is None else known_mask[rows]
+    t_latent = torch.full((len(tokens[rows]),), clock, device=run.device)
+    with run.autocast():
+        return process.bound(run.model, tokens[rows], latents, t_latent, u[rows], known_mask)
+
+
+@torch.inference_mode()
+def nats_per_token(run, tokens, z=None, seed=0, batch=128, draws=64):
+    """
+    How unlikely the network finds texts tokens (n, L), from standardised latents z (n, N, D) or
+    from none: (n,) float64. A token is one of the text, or its EOS.
+        nats = -log p(x | z)                      exact, where the run has learned mode=causal
+        nats = 1/K sum over k of bound_k(x | z)   else: the bound of the task nelbo, K = draws
+    All texts share their K draws of masked places, and these spread the number of places evenly,
+    so that texts differ by what they say, not by luck.
+    """
+    process = run.next_token or run.text
+    if process is run.next_token:
+        draws = 1
+    known_mask, n_real = what_is_scored(run, tokens)
+
+    # the same numbers for each text
+    n, L = tokens.shape
+    u = uniforms(seed, 0, 'evaluation', 0, draws, 1 + L)                 # (K, 1 + L)
+    u[:, 0] = (torch.arange(draws) + 0.5) / draws
+    latents, clock = z, 0.0
+    if z is None:
+        latents, clock = None, 1.0
+        if 'latent' in run.streams:
+            rng = torch.Generator(run.device).manual_seed(seed)
+            latents = null_latents(run, 1, rng).expand(n, -1, -1)
+
+    # some texts a call, each with all of its draws
+    nats = torch.zeros(n, dtype=torch.float64)
+    n_texts = max(1, rows_that_fit(run, batch) // draws)
+    for first in range(0, n, n_texts):
+        texts = torch.arange(first, min(first + n_texts, n))
+        rows = texts.repeat_interleave(draws)
+        some_latents = None if latents is None else latents[rows]
+        some_known = None if known_mask is None else known_mask[rows]
+        found = bound_of(run, process, slice(None), tokens[rows], some_latents, clock,
+                         u.repeat(len(texts), 1), some_known)
+        nats[texts] = found.view(-1, draws).mean(1)
+    return nats / n_real.clamp(min=1)
+
+
+def infill(run, templates, z=None, n_each=1, seed=0, batch=128, **sampling):
+    """
+    n_each texts of each template, from standardised latents z (n, N, D) or from text alone. Where a
+    gap has a range of lengths, [MASK:2-6], each length is written, and the text of the fewest
+    nats_per_token stays. Returns tokens (n n_each, L) and the nats of each text (n n_each,): None
+    where no gap has a range.
+    """
+    # a row for each length of each text
+    read, text_of_row = [], []
+    for template in templates:
+        lengths = [read_template(run, one, sampling.get('length', 0))
+                   for one in with_each_length(template)]
+        for _ in range(n_each):
+            i = text_of_row[-1] + 1 if text_of_row else 0
+            text_of_row += [i] * len(lengths)
+            read += lengths
+    tokens, known_mask, inner = (torch.stack(part) for part in zip(*read))
+    text_of_row = torch.tensor(text_of_row)
+    if z is not None:
+        z = z[text_of_row // n_each]
+
+    tokens = write(run, tokens, known_mask, z, seed, batch, inner=inner, **sampling)
+    n = len(templates) * n_each
+    if len(tokens) == n:
+        return tokens, None
+
+    # the best length of each text
+    nats = nats_per_token(run, tokens, z, seed, batch)
+    best = []
+    for i in range(n):
+        rows = (text_of_row == i).nonzero().flatten()
+        best.append(rows[nats[rows].argmin()])
+    best = torch.stack(best)
+    return tokens[best], nats[best]
+
+# -----------------------------------------------------------------------------
 # Latents
 
 def latent_times(latent, steps):
@@ -746,7 +851,7 @@ def check_knobs(run, direction, config):
 
     # what to read
     for name, readers in READ_BY.items():
-        default = 1 if name == 'rerank' else 0 if name == 'refine' else ''
+        default = dict(rerank=1, refine=0, ask=False).get(name, '')
         from_config = name in ('rerank', 'refine') and not on_command_line(name)
         if config[name] != default and direction not in readers and not from_config:
             raise ValueError(f'{name}={config[name]!r}: mode={direction} does not read it')
@@ -755,8 +860,8 @@ def check_knobs(run, direction, config):
 
 
 def draw(run, direction, sources, n_each, sampling):
-    """ n_each samples of each source: tokens (n, L), standardised latents (n, N, D), and the
-    cosines (n,) of a search; None for what the direction does not give. """
+    """ n_each samples of each source: tokens (n, L), standardised latents (n, N, D), and a note on
+    each sample; None for what the direction does not give. """
     def repeat(x):
         return x.repeat_interleave(n_each, 0)
 
@@ -776,7 +881,7 @@ def draw(run, direction, sources, n_each, sampling):
     # texts
     if direction == 'l2t' and (rerank > 1 or refine):
         tokens, cosine = search(run, repeat(sources.raw), rerank, refine, **sampling)
-        return tokens, None, cosine
+        return tokens, None, [f'   cosine {c:.3f}' for c in cosine.tolist()]
     if direction == 'l2t':
         return l2t(run, repeat(run.stats.standardise(sources.raw)), **sampling), None, None
     if direction == 'text':
@@ -785,10 +890,10 @@ def draw(run, direction, sources, n_each, sampling):
         return *unconditional(run, total, **sampling), None
 
     # infill
-    templates = [read_template(run, line, length) for line in sources.lines]
-    tokens, known_mask, inner = (repeat(torch.stack(part)) for part in zip(*templates))
-    z = None if sources.raw is None else repeat(run.stats.standardise(sources.raw))
-    return write(run, tokens, known_mask, z, inner=inner, **sampling), None, None
+    z = None if sources.raw is None else run.stats.standardise(sources.raw)
+    tokens, nats = infill(run, sources.lines, z, n_each, **sampling)
+    notes = None if nats is None else [f'   {x:.2f} nats per token' for x in nats.tolist()]
+    return tokens, None, notes
 
 
 def write_animation(run, direction, sources, sampling):
@@ -841,79 +946,143 @@ def save_array(path, x):
         np.save(f, x.numpy())
 
 
-def main():
-    config = configure(globals())
+def respond(run, direction, config):
+    """ Draws what is asked for, and writes the files that are. Returns what is to be shown: names
+    of the sources, and for each of their n_each samples the text written, and a note. """
     sampling = {name: config[name] for name in TEXT_KNOBS + LATENT_KNOBS}
     sampling |= dict(seed=seed, batch=sample_batch)
+    sources = read_sources(run, direction, config)
+
+    # defaults that depend on the direction
+    n_each = 1 if sources.lines is None else num_samples
+    total = len(sources.names) * n_each
+    is_likeliest = temperature < 0 and sampler in ('', 'autoregressive', 'confidence')
+    if n_each > 1 and is_likeliest and not (direction == 'l2t' and rerank > 1):
+        sampling['temperature'] = 0.7
+    if direction == 'unconditional' and guidance != 1 and not on_command_line('guidance'):
+        print(f'guidance={guidance:g} is for the other directions: samples from noise have no '
+              'condition to guide them')
+        sampling['guidance'] = 1.0
+
+    # rows that are drawn for the samples
+    n_rows = total
+    if direction == 'l2t':
+        n_rows = total * rerank
+    if direction == 'infill':
+        n_rows = n_each * sum(len(with_each_length(line)) for line in sources.lines)
+        if svg and len(with_each_length(sources.lines[0])) > 1:
+            raise ValueError(f'svg={svg!r} shows one text being written: give its gap one length')
+
+    # draw
+    is_one_batch = n_rows <= sample_batch
+    with tqdm(total=n_rows, unit='sample', disable=True if is_one_batch else None) as bar:
+        if direction == 'embed':
+            read = pack(run, sources.lines, places=sources.places)
+            hidden = embed(run, read, seed=seed, batch=sample_batch, progress=bar.update)
+            save_array(save, hidden)
+            print(f'{total} vectors of {hidden.shape[1]} numbers written to {save}')
+            return None
+        sampling['progress'] = bar.update
+        if watch:
+            watched = watcher(run, n_rows)
+            sampling |= dict(on_step=watched.on_step, observe=watched.observe)
+        tokens, z, notes = draw(run, direction, sources, n_each, sampling)
+
+    # write what is to be kept
+    if svg:
+        write_animation(run, direction, sources, sampling)
+        print(f'a picture of the first text being written: {svg}')
+    if z is not None and save:
+        save_array(save, raw_latents(run, z))
+    if z is not None and png:
+        from corpora.png import pixels, write_png
+        columns = n_each if n_each > 1 and len(sources.names) > 1 else 0
+        write_png(png, pixels(run, raw_latents(run, z)), columns)
+
+    # what is to be shown
+    written = [''] * total
+    if tokens is not None:
+        written = [run.tokenizer.decode(ids) for ids in tokens.tolist()]
+    else:
+        notes = describe_latents(run, direction, sources, n_each, z)
+    if sources.ends is not None:
+        to_first, to_last = (closeness(run, tokens, end.expand(total, -1, -1)).tolist()
+                             for end in sources.ends)
+        notes = [f'   cosine {a:.3f} to the first, {b:.3f} to the last'
+                 for a, b in zip(to_first, to_last)]
+    if fasta:
+        from corpora.fasta import write_fasta
+        write_fasta(fasta, written)
+        print(f'{total} sequences written to {fasta}')
+    return SimpleNamespace(names=sources.names, n_each=n_each, written=written,
+                           notes=notes or [''] * total, has_text=tokens is not None,
+                           has_latents=z is not None)
+
+
+def show(found):
+    """ The samples below their sources. """
+    total = len(found.written)
+    for i in range(total):
+        name = found.names[i // found.n_each]
+        if i % found.n_each == 0 and name:
+            print(f'\n{name}')
+        print(f'  -> {found.written[i]}{found.notes[i]}')
+    n_empty = sum(not line.strip() for line in found.written)
+    if found.has_text and n_empty:
+        warn(f'{n_empty} of {total} texts are empty: the model wrote their end (EOS) first; '
+             'another --seed, --temperature or --sampler may write more')
+    if found.has_latents and save:
+        print(f'\n{total} latents written to {save}')
+    if found.has_latents and png:
+        print(f'\n{total} pictures written to {png}')
+
+
+def asked_texts():
+    """ What a person types, or the lines of a pipe, up to an empty one. """
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        print('A text is written anew from its embedding, gaps like [MASK:2-6] are filled. '
+              'An empty line ends this.')
+    while True:
+        try:
+            line = input('\n> ') if is_terminal else sys.stdin.readline()
+        except (EOFError, KeyboardInterrupt):
+            line = ''
+        if not line.strip():
+            return
+        yield line.strip()
+
+
+def answer(run, direction, config):
+    """ The loop of --ask=true. A text with [MASK] is filled in. A text that the run cannot read
+    costs a line, not the loop. """
+    for name in ('text', 'texts', 'given', 'latents', 'image', 'interpolate', 'svg', 'save', 'png',
+                 'fasta'):
+        if config[name]:
+            raise ValueError(f'{name}={config[name]!r}: ask=True reads texts, one after the other, '
+                             'and shows what is written')
+
+    for line in asked_texts():
+        wanted = 'infill' if '[MASK' in line else direction
+        try:
+            check_direction(run, wanted)
+            show(respond(run, wanted, config | dict(text=line)))
+        except ValueError as error:
+            warn(error)
+
+
+def main():
+    config = configure(globals())
     with stop_on_error():
         run = load_run(out_dir, which, device, dtype, encoder_folder)
         direction = direction_of(run)
         check_knobs(run, direction, config)
-        sources = read_sources(run, direction, config)
-
-        # defaults that depend on the direction
-        n_each = 1 if sources.lines is None else num_samples
-        total = len(sources.names) * n_each
-        is_likeliest = temperature < 0 and sampler in ('', 'autoregressive', 'confidence')
-        if n_each > 1 and is_likeliest and not (direction == 'l2t' and rerank > 1):
-            sampling['temperature'] = 0.7
-        if direction == 'unconditional' and guidance != 1 and not on_command_line('guidance'):
-            print(f'guidance={guidance:g} is for the other directions: samples from noise have no '
-                  'condition to guide them')
-            sampling['guidance'] = 1.0
-
-        # draw
-        is_one_batch = total <= sample_batch
-        with tqdm(total=total, unit='sample', disable=True if is_one_batch else None) as bar:
-            if direction == 'embed':
-                read = pack(run, sources.lines, places=sources.places)
-                hidden = embed(run, read, seed=seed, batch=sample_batch, progress=bar.update)
-                save_array(save, hidden)
-                print(f'{total} vectors of {hidden.shape[1]} numbers written to {save}')
-                return
-            sampling['progress'] = bar.update
-            if watch:
-                n_drafts = rerank if direction == 'l2t' else 1
-                watched = watcher(run, total * n_drafts)
-                sampling |= dict(on_step=watched.on_step, observe=watched.observe)
-            tokens, z, cosine = draw(run, direction, sources, n_each, sampling)
-
-        # write what is to be kept
-        if svg:
-            write_animation(run, direction, sources, sampling)
-            print(f'a picture of the first text being written: {svg}')
-        if z is not None and save:
-            save_array(save, raw_latents(run, z))
-        if z is not None and png:
-            from corpora.png import pixels, write_png
-            columns = n_each if n_each > 1 and len(sources.names) > 1 else 0
-            write_png(png, pixels(run, raw_latents(run, z)), columns)
-        written = notes = [''] * total
-        if tokens is not None:
-            written = [run.tokenizer.decode(ids) for ids in tokens.tolist()]
-        else:
-            notes = describe_latents(run, direction, sources, n_each, z)
-        if cosine is not None:
-            notes = [f'   cosine {c:.3f}' for c in cosine.tolist()]
-        if fasta:
-            from corpora.fasta import write_fasta
-            write_fasta(fasta, written)
-            print(f'{total} sequences written to {fasta}')
-
-    # show the samples below their sources
-    for i in range(total):
-        name = sources.names[i // n_each]
-        if i % n_each == 0 and name:
-            print(f'\n{name}')
-        print(f'  -> {written[i]}{notes[i]}')
-    n_empty = sum(not line.strip() for line in written)
-    if tokens is not None and n_empty:
-        warn(f'{n_empty} of {total} texts are empty: the model wrote their end (EOS) first; '
-             'another --seed, --temperature or --sampler may write more')
-    if z is not None and save:
-        print(f'\n{total} latents written to {save}')
-    if z is not None and png:
-        print(f'\n{total} pictures written to {png}')
+        if ask:
+            answer(run, direction, config)
+            return
+        found = respond(run, direction, config)
+    if found:
+        show(found)
 
 
 if __name__ == '__main__':

@@ -3,6 +3,8 @@ What a person gives a run to read: texts, templates with gaps, and latents. What
 read is a ValueError that names its place. `run` is a run that sample.load_run has loaded.
 Letters: n texts, L tokens, N latent vectors, D latent dimensions.
 """
+import itertools
+import math
 import os
 import re
 from collections import Counter
@@ -10,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from configurator import on_command_line
 from corpora.png import read_pictures
@@ -21,6 +24,7 @@ from runs.files import read_array
 from runs.loading import encode
 
 MOST_WARNINGS = 5              # of one kind
+MOST_TEMPLATES = 64            # that a template with [MASK:2-6] may stand for
 
 # -----------------------------------------------------------------------------
 # Texts
@@ -159,6 +163,35 @@ def read_template(run, text, length=0):
     tokens = torch.tensor(tokens)
     return tokens, tokens != mask, torch.tensor(inner + [False] * n_open)
 
+
+def with_each_length(text):
+    """ The templates that a template stands for: 'a [MASK:2-3] dog' is 'a [MASK:2] dog' and
+    'a [MASK:3] dog', several such gaps are all combinations. A list of str; of one, where no gap
+    has a range of lengths. """
+    # text, range, text, range, ..., text
+    pieces = re.split(r'\[MASK:([^][]*-[^][]*)\]', text)
+    ranges = []
+    for piece in pieces[1::2]:
+        found = re.fullmatch(r'(\d{1,6})-(\d{1,6})', piece, re.ASCII)
+        gap = f'[MASK:{piece}]'
+        if not found or int(found[1]) > int(found[2]):
+            raise ValueError(f'{rules.short(gap)}: expected the least and the most tokens,'
+                             ' as in [MASK:2-6]')
+        ranges.append(range(int(found[1]), int(found[2]) + 1))
+
+    n_templates = math.prod(len(lengths) for lengths in ranges)
+    if n_templates > MOST_TEMPLATES:
+        raise ValueError(f'{rules.short(text)} stands for {n_templates:,} texts, one for each '
+                         f'length: expected at most {MOST_TEMPLATES}')
+
+    templates = []
+    for lengths in itertools.product(*ranges):
+        template = pieces[0]
+        for length, piece in zip(lengths, pieces[2::2]):
+            template += f'[MASK:{length}]{piece}'
+        templates.append(template)
+    return templates
+
 # -----------------------------------------------------------------------------
 # Latents
 
@@ -179,6 +212,29 @@ def read_latents(run, path):
         raise ValueError(f'{path}: rows {rows[:5]} are not finite')
     return raw
 
+
+def slerp(first, last, n):
+    """
+    n latents (n, N, D) from first (N, D) to last (N, D), both included, in equal angles:
+        z_w = [sin((1 - w) theta) first + sin(w theta) last] / sin(theta),   w = 0, 1/(n - 1) .. 1
+    theta is the angle between the two vectors. ValueError for vectors of opposite directions, which
+    have no shortest way, and for n < 2.
+    """
+    if n < 2:
+        raise ValueError(f'{n} texts on the way from one to another: expected at least 2, the ends')
+    first, last = first.double(), last.double()
+    w = torch.linspace(0, 1, n, dtype=torch.float64)[:, None, None]      # (n, 1, 1)
+
+    cosine = F.cosine_similarity(first, last, dim=-1).clamp(-1, 1)
+    theta = cosine.acos()[:, None]                                       # (N, 1)
+    if (theta > math.pi - 1e-3).any():
+        raise ValueError('the two embeddings point in opposite directions: no shortest way')
+
+    # of vectors that are nearly parallel, the straight line
+    straight = (1 - w) * first + w * last
+    arc = ((1 - w) * theta).sin() * first + (w * theta).sin() * last
+    return torch.where(theta < 1e-3, straight, arc / theta.sin()).float()
+
 # -----------------------------------------------------------------------------
 # What the command line of sample.py names
 
@@ -190,6 +246,8 @@ READ_BY = {
     'image': ('l2t', 'infill'),
     'like': ('infill',),
     'given': ('infill',),
+    'interpolate': ('l2t',),
+    'ask': ('l2t', 't2l', 't2l2t', 'infill'),
     'save': ('t2l', 't2l2t', 'latent', 'unconditional', 'embed'),
     'png': ('t2l', 't2l2t', 'latent', 'unconditional'),
     'rerank': ('l2t',),
@@ -199,16 +257,16 @@ READ_BY = {
 
 def read_sources(run, direction, config):
     """ What a direction is given to read, by the knobs of sample.py: names, one a source, to be
-    shown; lines, the texts, and places, where each stands; raw latents (n, N, D). None: it reads
-    none. """
+    shown; lines, the texts, and places, where each stands; raw latents (n, N, D); ends, the two
+    between which they lie. None: it reads none. """
     text, texts, given = config['text'], config['texts'], config['given']
     latents, image, like = config['latents'], config['image'], config['like']
     if direction in ('unconditional', 'text', 'latent'):
         names = [''] * config['num_samples']
-        return SimpleNamespace(names=names, lines=None, places=None, raw=None)
+        return SimpleNamespace(names=names, lines=None, places=None, raw=None, ends=None)
 
     # one text, and one embedding where both are read
-    for name in ('text', 'given', 'like'):
+    for name in ('text', 'given', 'like', 'interpolate'):
         is_set = config[name] or on_command_line(name)
         if is_set and not config[name].strip() and direction in READ_BY[name]:
             raise ValueError(f'{name}={config[name]!r} is blank: the model has nothing to go by')
@@ -220,7 +278,8 @@ def read_sources(run, direction, config):
                          'embedding where both are read')
     if not n_texts and not (direction == 'l2t' and n_embeddings):
         more = ', or --latents=FILE.npy, or --image=FILE.png' if direction == 'l2t' else ''
-        raise ValueError(f'mode={direction} reads --text="...", or --texts=FILE{more}')
+        raise ValueError(f'mode={direction} reads --text="...", or --texts=FILE{more}, or '
+                         '--ask=true')
 
     # the texts
     lines, places = [], []
@@ -235,8 +294,17 @@ def read_sources(run, direction, config):
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
 
     # the latents
-    names, raw = lines, None
-    if image:
+    names, raw, ends = lines, None, None
+    if config['interpolate']:
+        if not text:
+            raise ValueError('interpolate is the text at the other end: give --text="...", too')
+        to_embed = [text, config['interpolate']]
+        ends = encode(run, to_embed)
+        warn_of_texts(run, to_embed)
+        raw = slerp(*ends, config['num_samples'])
+        names = [f'{text} -> {config["interpolate"]}'] + [''] * (len(raw) - 1)
+        lines, places = None, None             # one text from each latent
+    elif image:
         files, raw = read_pictures(run, image)
         names = lines or files
     elif latents:
@@ -250,4 +318,4 @@ def read_sources(run, direction, config):
         if len(raw) not in (1, len(lines)):
             raise ValueError(f'{latents or image}: {len(raw)} latents for {len(lines)} texts')
         raw = raw.expand(len(lines), -1, -1)
-    return SimpleNamespace(names=names, lines=lines, places=places, raw=raw)
+    return SimpleNamespace(names=names, lines=lines, places=places, raw=raw, ends=ends)

@@ -12,7 +12,7 @@ from tqdm import tqdm
 
 from diffusion import normals, uniforms
 from runs.loading import trained_for
-from sample import FILLS, MAKES, call, ends_of
+from sample import FILLS, MAKES, bound_of, call, ends_of, what_is_scored
 from tasks.common import Measured, TaskNeeds, derangement, means, ratio_se
 
 NEEDS = TaskNeeds()
@@ -40,14 +40,6 @@ def measure(run, ctx):
 def spread_clocks(seed, n, k, draws):
     """ The clocks (n,) of draw k: over the draws, those of a text cover (0, 1) evenly. """
     return (uniforms(seed, 0, 'evaluation clock', 0, n, 1)[:, 0] + k / draws) % 1
-
-
-def what_is_scored(run, tokens):
-    """ known_mask (n, L), or None where nothing is known; and the real tokens of each text (n,),
-    float64: the text, and one EOS where that is predicted. """
-    known_mask = ends_of(run, tokens) if run.lengths else None
-    is_real = tokens != run.tokenizer.pad if known_mask is None else ~known_mask
-    return known_mask, is_real.sum(1).double()
 
 
 def conditions_of(run, raw, n, seed):
@@ -99,15 +91,6 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch, process=None, name='nelbo
         results[f'{control}perplexity'] = math.exp(nats_per_token)
         results[f'{control}bits_per_byte'] = nats.sum().item() / math.log(2) / n_bytes
     return results
-
-
-def bound_of(run, process, rows, tokens, latents, clock, u, known_mask):
-    """ A draw of the bound on -log p of these rows, nats per text. """
-    latents = None if latents is None else latents[rows].to(run.device)
-    known_mask = None if known_mask is None else known_mask[rows]
-    t_latent = torch.full((len(tokens[rows]),), clock, device=run.device)
-    with run.autocast():
-        return process.bound(run.model, tokens[rows], latents, t_latent, u[rows], known_mask)
 
 
 @torch.inference_mode()

@@ -38,9 +38,9 @@ from tqdm import tqdm
 
 from diffusion import nll_of, rank_in_row, uniforms
 from runs.loading import no_progress
-from sample import FILLS, call
+from sample import FILLS, call, what_is_scored
 from tasks.common import Measured, TaskNeeds, ratio_se
-from tasks.nelbo import conditions_of, what_is_scored
+from tasks.nelbo import conditions_of
 
 NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
 SETTINGS = ('n_orders',)

@@ -46,12 +46,17 @@ def text_law(seed=0):
 
 
 def optimal_denoiser(seed=0):
-    """ p (81,) and the table of log P(x^i = v | visible tokens of the state). """
+    """ p (81,) and the table of its network. """
     p = text_law(seed)
+    return p, denoiser_of(p)
+
+
+def denoiser_of(p):
+    """ The table of log P(x^i = v | visible tokens of the state), of the law p (81,). """
     fits = ((STATES[:, None] == MASK) | (STATES[:, None] == TEXTS)).all(-1).double() * p     # (256, 81)
     onehot = torch.nn.functional.one_hot(TEXTS, V).double()                                  # (81, L, V)
     table = torch.einsum('sx,xlv->slv', fits, onehot)
-    return p, (table / fits.sum(1)[:, None, None]).clamp(min=1e-300).log()
+    return (table / fits.sum(1)[:, None, None]).clamp(min=1e-300).log()
 
 
 def random_denoiser(seed=1):
