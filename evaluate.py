@@ -43,6 +43,7 @@ import numpy as np
 
 from configurator import HERE, configure, from_text, read_knobs, settle, stop_on_error
 from runs.console import check_writable
+from runs.distributed import keep_freed_memory
 from runs.files import read_json, sha256
 from runs.loading import encoder_of, load_run, trained_for
 from runs.manifest import dataset_folder
@@ -319,6 +320,7 @@ def record(run, ctx, task, name, measured, config, n_skipped, point=()):
 
 def main():
     config = configure(globals())
+    keep_freed_memory()
     path = os.path.join(out_dir, 'results.json')
     with stop_on_error():
         # what can be missing is asked for before anything is computed

@@ -56,6 +56,7 @@ from data import is_end
 from diffusion import (Logits, MaskedText, check_choice, in_chunks, positions_of, rank_in_row,
                        run_head, uniforms)
 from runs.console import check_writable, warn
+from runs.distributed import keep_freed_memory
 from runs.loading import Needs, encode, load_run, no_progress, raw_latents, trained_for
 from runs.unmasking import Recorder, no_observer, watcher
 from samplers import (SOLVERS, log_p_of, make_propose, make_sampler, no_callback, scatter_at,
@@ -1073,6 +1074,7 @@ def answer(run, direction, config):
 
 def main():
     config = configure(globals())
+    keep_freed_memory()
     with stop_on_error():
         run = load_run(out_dir, which, device, dtype, encoder_folder)
         direction = direction_of(run)
