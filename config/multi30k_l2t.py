@@ -9,8 +9,8 @@
 Seed 0, commit 28423c3, 2 CPU cores without AMX, beside other work (how it ran: docs/results.md).
 1,000 random validation captions, greedy from left to right: BLEU 46.9, F1 80.1, 16 % word for word
 (shuffled latent: BLEU 3.6; nearest training caption: 14.8); with rerank=8 and refine=2 BLEU 53.9,
-F1 85.3, 24 %. First 1,000: 1.54 nats per token from
-left to right, bound of diffusion 2.46. With another max_iters, set another length_schedule.
+F1 85.3, 24 %. First 1,000: 1.54 nats per token from left to right, bound of diffusion 2.46. With
+another max_iters, set another length_schedule.
 """
 # data
 dataset = 'multi30k'
