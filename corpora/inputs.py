@@ -298,6 +298,9 @@ def read_sources(run, direction, config):
     if config['interpolate']:
         if not text:
             raise ValueError('interpolate is the text at the other end: give --text="...", too')
+        if config['num_samples'] < 2:
+            raise ValueError('interpolate writes --num_samples texts from one end to the other: '
+                             'give at least 2')
         to_embed = [text, config['interpolate']]
         ends = encode(run, to_embed)
         warn_of_texts(run, to_embed)
