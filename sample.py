@@ -54,13 +54,12 @@ from corpora.inputs import (READ_BY, pack, read_sources, read_template, warn_of_
                             with_each_length)
 from data import is_end
 from diffusion import (Logits, MaskedText, check_choice, in_chunks, positions_of, rank_in_row,
-                       run_head, uniforms)
+                       run_head, to_device, uniforms)
 from runs.console import check_writable, warn
 from runs.distributed import keep_freed_memory
 from runs.loading import Needs, encode, load_run, no_progress, raw_latents, trained_for
 from runs.unmasking import Recorder, no_observer, watcher
-from samplers import (SOLVERS, log_p_of, make_propose, make_sampler, no_callback, scatter_at,
-                      to_device)
+from samplers import SOLVERS, log_p_of, make_propose, make_sampler, no_callback, scatter_at
 
 out_dir = 'out/quickstart'  # <a run folder>: model, data records and schedules all come from it
 which = 'best'              # best | latest | <a step, as step-00001000>: best is the latest one

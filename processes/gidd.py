@@ -23,9 +23,9 @@ import math
 import torch
 import torch.nn.functional as F
 
-from diffusion import in_chunks, positions_of
+from diffusion import in_chunks, positions_of, to_device
 from processes.integral import IntegralProcess
-from samplers import no_callback, scatter_at, schedule_times, to_device
+from samplers import no_callback, scatter_at, schedule_times
 
 
 class GIDD(IntegralProcess):

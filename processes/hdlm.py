@@ -20,10 +20,10 @@ import math
 
 import torch
 
-from diffusion import MaskedText, in_chunks, positions_of
+from diffusion import MaskedText, in_chunks, positions_of, to_device
 from processes.clusters import cluster_table, clusters_in_words
 from processes.integral import IntegralProcess
-from samplers import init_state, no_callback, scatter_at, schedule_times, to_device
+from samplers import init_state, no_callback, scatter_at, schedule_times
 
 
 class HDLM(IntegralProcess):
