@@ -17,9 +17,16 @@ def knobs_of(script):
     return list(configurator.read_knobs(os.path.join(ROOT, f'{script}.py'))[0])
 
 
-def asked_for(script, *base):
+def values_of(script, name):
+    """ VALUES; of a knob that takes any text, such as a path, only a text and none: to it all the others are texts. """
+    knobs, _, rules = configurator.read_knobs(os.path.join(ROOT, f'{script}.py'))
+    is_text = isinstance(knobs[name], str) and name not in rules
+    return ('nan', '') if is_text else VALUES
+
+
+def asked_for(script, *base, names=None):
     """ The command lines of a script: each knob with each value, after `base`. '{i}' in it is the number of the command. """
-    pairs = [f'--{name}={value}' for name in knobs_of(script) for value in VALUES]
+    pairs = [f'--{name}={value}' for name in names or knobs_of(script) for value in values_of(script, name)]
     return [[f'{script}.py', *(argument.format(i=i) for argument in base), pair] for i, pair in enumerate(pairs)]
 
 
@@ -73,9 +80,10 @@ def commands_of(script, here, dataset):
                          '--encoder=lsa', '--encoder_dims=4', '--vocab_size=260', '--max_tokens=31', '--val_fraction=.2')
     if script == 'sample':
         return asked_for('sample', f'--out_dir={here}/run', '--text=a red man runs', '--steps=2', '--latent_steps=2', '--device=cpu')
-    if script == 'evaluate':
+    if script == 'evaluate':                                             # it hands the others to sample.py
+        names = [name for name in knobs_of('evaluate') if name not in knobs_of('sample')]
         return asked_for('evaluate', f'--out_dir={here}/run', '--tasks=nelbo,l2t,t2l', '--n=3', '--draws=2', '--steps=2',
-                         '--latent_steps=2', '--seeds=1', '--device=cpu')
+                         '--latent_steps=2', '--seeds=1', '--device=cpu', names=names)
     if script == 'plot':
         return asked_for('plot', f'--out_dir={here}/run')
     training = ' '.join([f'--dataset={dataset}', *(arg for arg in SHORT if 'max_iters' not in arg)])
