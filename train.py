@@ -60,7 +60,8 @@ resume = 'auto'                # auto | never; auto: go on from out_dir's newest
 seed = 0                       # [0, 2**63)
 # ---- what is learned
 mode = 'l2t'                   # <l2t, t2l, unconditional, causal; or several, as 3*l2t+causal>
-                               # each row draws one. mixed: the first three, by mode_weights
+                               # each row draws one. mixed: the first three, by mode_weights. In
+                               # turn: t2l:40%,l2t:3000,mixed; the last fills the run
 mode_weights = (1.0, 1.0, 1.0)  # [0, 1e6]; mixed: shares of unconditional, l2t, t2l
 causal_weight = 1.0            # [0, 1e6]: of the loss of causal rows beside the others
 cond_drop = 0.1                # [0, 1]: share of conditional rows whose condition is noise
@@ -110,8 +111,9 @@ wandb_project = ''             # log there too: pip install wandb; a resumed run
 
 # ---- ADVANCED: what most runs leave alone
 preflight_only = False         # look whether everything is in place, and stop
-mode_schedule = ''             # modes in turn: 't2l:2000,l2t:3000,mixed'; the last fills the run
-length_schedule = ''           # '24:1200,40': texts of 24 tokens for 1,200 steps, then of 40
+mode_schedule = ''             # an older name for modes in turn; it goes before `mode`
+length_schedule = ''           # '24:80%,40': texts of 24 tokens for 80 % of the steps, then of 40;
+                               # or '24:1200,40'
 predict_length = True          # False: EOS and PAD are given, not learned; texts longer than
                                # seq_len are cropped at random (proteins)
 latent_noise = 0.0             # [0, 1]: given latents have a clock from U(0, latent_noise)

@@ -243,7 +243,7 @@ def choose_frozen(run, k, config):
 
     run.is_sharded = k.parallel == 'fsdp' and world > 1
     if run.is_sharded and any(stage.frozen != run.always_frozen for stage in run.stages):
-        raise ValueError(f'mode_schedule={k.mode_schedule} freezes other parameters in other '
+        raise ValueError(f'mode={k.mode_schedule or k.mode} freezes other parameters in other '
                          'stages, which parallel=fsdp cannot: use ddp')
 
 

@@ -1,7 +1,8 @@
 """
-Stages: stretches of a run with one mode and one text length. Most runs have one; the knobs
-mode_schedule and length_schedule make more.
+Stages: stretches of a run with one mode and one text length. Most runs have one; a schedule in
+`mode`, or in length_schedule, makes more.
 """
+import re
 from types import SimpleNamespace
 
 from diffusion import mode_shares
@@ -17,17 +18,22 @@ def modes_of(config):
 
 
 def read_schedule(name, schedule, what, max_iters):
-    """ [(first step, value)] of 'VALUE:STEPS,VALUE:STEPS,VALUE': the last one fills the run.
-    ValueError says what is wrong. """
+    """ [(first step, value)] of 'VALUE:STEPS,VALUE:STEPS,VALUE': the last one fills the run. STEPS
+    is a number of steps, or a share of the run such as 40%. ValueError says what is wrong. """
     found, first = [], 0
     for part in schedule.split(','):
         value, _, steps = part.strip().partition(':')
-        is_count = steps.isascii() and steps.isdecimal() and int(steps) > 0
+        is_count = re.fullmatch('0*[1-9][0-9]*%?', steps)
         if not value or steps and not is_count or first is None:
-            raise ValueError(f'{name}={schedule!r}: {part.strip()!r}: '
-                             f'expected {what}:STEPS,{what}:STEPS,{what}')
+            raise ValueError(f'{name}={schedule!r}: {part.strip()!r}: expected {what}:STEPS,'
+                             f'{what}:STEPS,{what}, where STEPS is a number, or a share as 40%')
         found.append((first, value))
-        first = first + int(steps) if steps else None
+        if not steps:
+            first = None
+        elif steps.endswith('%'):
+            first += max_iters * int(steps[:-1]) // 100
+        else:
+            first += int(steps)
     if found[-1][0] >= max_iters or first not in (None, max_iters):
         raise ValueError(f'{name}={schedule!r}: its steps do not fill max_iters={max_iters}; '
                          f'leave the last {what.lower()} without steps')
@@ -38,11 +44,11 @@ def read_stages(schedule, lengths, mode_weights, streams, freeze, max_iters, seq
     """
     A stage for every stretch of one mode and one text length: its first step, what its mode draws,
     the streams that have a loss, the tokens of a text, and the number of positions of the head.
-    schedule: 'l2t', or 't2l:2000,l2t:3000,mixed'; lengths: '', or '24:1200,40'.
+    schedule: 'l2t', or 't2l:40%,l2t:3000,mixed'; lengths: '', or '24:80%,40'.
     head_budget(share of rows that are masked and have a text loss, share of causal rows, length)
     -> positions. ValueError says what is wrong.
     """
-    modes = read_schedule('mode_schedule', schedule, 'MODE', max_iters)
+    modes = read_schedule('mode', schedule, 'MODE', max_iters)
     cuts = read_schedule('length_schedule', lengths or str(seq_len), 'LENGTH', max_iters)
     for _, length in cuts:
         if not (length.isascii() and length.isdecimal()) or not 1 <= int(length) <= seq_len:

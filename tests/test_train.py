@@ -14,7 +14,7 @@ from diffusion import GaussianLatents, MaskedText
 from loss import BatchMaker, statistics
 from runs.log import summary
 from runs.manifest import dataset_folder, how_to_prepare
-from runs.stages import read_stages
+from runs.stages import read_schedule, read_stages
 from launch import ROOT, TINY, Job, cut, log, run, run_code, run_each, train, train_each, weights
 from samplers import SAMPLERS
 
@@ -73,13 +73,15 @@ def test_ema_is_the_average_of_the_weights_after_each_step(dataset, tmp_path):
     (['--device=gpu'], ['gpu']),
     (['--betas=0.9'], ['betas']),
     (['--optimizer=muon', '--muon_lr=abc'], ['abc']),
-    (['--mode_schedule=l2t,t2l:3'], ['mode_schedule']),
-    (['--mode_schedule=l2t:x,t2l'], ['mode_schedule']),
-    (['--mode_schedule=l2t:50,t2l'], ['max_iters=12']),
+    (['--mode=l2t,t2l:3'], ["mode='l2t,t2l:3'", 'MODE:STEPS']),
+    (['--mode_schedule=l2t:x,t2l'], ["'l2t:x'", 'MODE:STEPS']),
+    (['--mode=l2t:50,t2l'], ['max_iters=12']),
     (['--mode_schedule=l2t:5,t2l:5'], ['max_iters=12']),
     (['--length_schedule=8:5,33'], ['length_schedule', '33', '32']),
     (['--length_schedule=8:12,32'], ['length_schedule', 'max_iters=12']),
     (['--length_schedule=8:5'], ['length_schedule', 'max_iters=12']),
+    (['--length_schedule=8:100%,32'], ['length_schedule', 'max_iters=12']),
+    (['--length_schedule=8:1.5%,32'], ['length_schedule', "'8:1.5%'"]),
     (['--length_schedule=8:00,32'], ['length_schedule', '8:00']),
     (['--length_schedule=8:5,32', '--mode=mixed'], ['length_schedule', 'mixed', 'cut']),
     (['--seq_len=5'], ['seq_len 5']),
@@ -162,7 +164,7 @@ def test_init_from_begins_where_the_other_run_was_best_and_refuses_another_model
 
 
 def test_a_mode_schedule_trains_its_modes_in_turn_and_resumes_bitwise(dataset, tmp_path):
-    schedule = ['--mode_schedule=t2l:4,l2t:5,mixed', '--save_interval=1', '--keep=20', '--weight_decay=1', '--dropout=0']
+    schedule = ['--mode=t2l:4,l2t:5,mixed', '--save_interval=1', '--keep=20', '--weight_decay=1', '--dropout=0']
     result = train(dataset, tmp_path / 'whole', *schedule)
     assert result.returncode == 0, result.stderr
     entries = log(tmp_path / 'whole')
@@ -181,6 +183,22 @@ def test_a_mode_schedule_trains_its_modes_in_turn_and_resumes_bitwise(dataset, t
     cut(tmp_path / 'whole', tmp_path / 'cut', 'step-00000006')          # killed in the second stage
     assert train(dataset, tmp_path / 'cut', *schedule).returncode == 0
     assert all(torch.equal(a, b) for a, b in zip(weights(tmp_path / 'cut').values(), weights(tmp_path / 'whole').values()))
+
+
+def test_a_share_of_the_run_in_a_schedule_is_that_of_its_steps_whatever_their_number():
+    def firsts(schedule, max_iters):
+        return read_schedule('mode', schedule, 'MODE', max_iters)
+    assert firsts('t2l:40%,l2t:3000,mixed', 10_000) == [(0, 't2l'), (4000, 'l2t'), (7000, 'mixed')]
+    assert firsts('l2t:40%,causal', 7) == [(0, 'l2t'), (2, 'causal')]
+    assert firsts('l2t:40%,causal', 1) == [(0, 'l2t'), (0, 'causal')], 'a stage may have no step in a short run'
+    assert firsts('l2t:25%,causal:75%', 8) == [(0, 'l2t'), (2, 'causal')]
+    for wrong in ('l2t:25%,causal:70%', 'l2t:0%,causal', 'l2t:%,causal', 'l2t:101%,causal'):
+        with pytest.raises(ValueError, match=wrong.split(',')[0]):
+            firsts(wrong, 8)
+
+    # a run of one step is in the second stage
+    short = read_stages('l2t:40%,causal', '8:80%,32', (), ('text', 'latent'), 'none', 1, 32, lambda masked, causal, length: 8)
+    assert [(stage.mode, stage.first, stage.seq_len) for stage in short] == [('causal', 0, 32)]
 
 
 def test_a_length_schedule_cuts_the_texts_counts_its_tokens_and_goes_with_a_mode_schedule(dataset, tmp_path):
