@@ -8,3 +8,4 @@ neither data, sizes, steps nor out_dir.
 Other modes of sample.py: l2t, unconditional, infill, t2l2t, text, latent.
 """
 mode = 'unconditional+l2t+t2l+causal'
+length_schedule = ''               # latents are learned from whole texts

@@ -5,3 +5,4 @@
     python evaluate.py --out_dir=out/t2l --tasks=nelbo,t2l
 """
 mode = 't2l'
+length_schedule = ''               # latents are learned from whole texts
