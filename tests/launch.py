@@ -67,6 +67,7 @@ for script, *args in {[list(map(str, c)) for c in commands]!r}:
     results.append((rc, out.getvalue(), err.getvalue()))
     if rc != 2:
         gc.collect()                                       # what a script left open is closed
+        gc.freeze()                                        # and what stays is not searched again
 print('RESULTS' + json.dumps(results))
 """
     result = subprocess.run([sys.executable, '-'], input=code, cwd=cwd, capture_output=True, text=True, timeout=timeout,

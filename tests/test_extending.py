@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from launch import ROOT, TINY, run_each
+from test_commands import commands_of, problems
 from test_encoders import save_encoder
 
 PAGE = (ROOT / 'docs/extending.md').read_text()
@@ -85,6 +86,12 @@ def test_an_extension_is_under_30_lines_of_code_in_one_file_and_a_few_that_enter
     written = sum(n_code_lines(text) for _, kind, text in blocks if kind == 'python')
     assert blocks and written < 30 and written + entered < 40, (written, entered)
     assert sum(kind == 'python' for _, kind, _ in blocks) <= 1
+
+
+def test_the_commands_of_the_page_are_right_where_its_extensions_are_made(tree):
+    commands = commands_of('docs/extending.md')
+    wrong = problems(commands, tree)
+    assert len(commands) >= 10 and not wrong, '\n'.join(wrong)
 
 
 def test_a_sampler_a_text_process_and_a_task_of_the_page_work_in_training_sampling_and_evaluation(tree, dataset, finished, tmp_path):

@@ -1,0 +1,317 @@
+"""
+No figure of README.md or docs/ is stale: it is the one in results/, rounded, or its section says at which commit it was measured.
+
+    README.md    every figure of the results table, of the quickstart's output, and of the text below it has one place in results/
+    docs/        a table stands in TABLES, and then each of its figures is in the files of results/ that are named there; or in ONE_OFFS,
+                 and then its section names a commit, or says that the figures are computed; or in NO_FIGURES
+"""
+import json
+import re
+from functools import lru_cache
+from statistics import mean, median, stdev
+
+import pytest
+
+from launch import ROOT
+
+README = (ROOT / 'README.md').read_text()
+NUMBER = re.compile(r'(?<![\w.,/-])-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?![\w.]*[A-Za-z\d])')
+
+
+@lru_cache
+def results(name):
+    return json.loads((ROOT / f'results/{name}.json').read_text())
+
+
+def numbers(text):
+    """ The numbers of a text, as they are written, without those in `code`, and without the targets of links. """
+    text = re.sub(r'`[^`]*`|\]\([^)]*\)', ' ', text)
+    return [found for found in NUMBER.findall(text) if re.search(r'\d', found)]
+
+
+def is_rounded(written, value):
+    """ Whether a number is what a value is when it is rounded to the number's digits. """
+    digits = len(written.partition('.')[2])
+    return abs(float(written.replace(',', '')) - value) <= .5 * 10 ** -digits * (1 + 1e-6)
+
+
+# ---- what has to be computed from results/
+
+def over_seeds(file, runs, key):
+    """ (mean, its standard error) over the seeds of a list of runs. """
+    values = [run[key] for run in runs]
+    return mean(values), stdev(values) / len(values) ** .5
+
+
+def shares(mode, weight, shift, key):
+    found = [run for run in results('multi30k_shares')['runs'] if (run['mode'], run['causal_weight'], run['shift']) == (mode, weight, shift)]
+    assert len(found) == 3
+    return over_seeds('multi30k_shares', found, key)
+
+
+def ablation(variant, key='perplexity'):
+    return over_seeds('multi30k_atat_ablation', results('multi30k_atat_ablation')['runs'][variant], key)
+
+
+def ablation_difference(variant):
+    runs = results('multi30k_atat_ablation')['runs']
+    differences = [dict(d=run['perplexity'] - plain['perplexity']) for run, plain in zip(runs[variant], runs['uniform'])]
+    return over_seeds('', differences, 'd')
+
+
+def step_ms(side):
+    row, = [row for row in results('bench-step-small')['rows'] if (row['side'], row['setting']) == (side, 'bfloat16 compiled')]
+    return row['ms'], None
+
+
+def of(name, *path):
+    """ (value, its standard error or None) in a file of results/: a path of keys. """
+    *parents, key = path
+    found = results(name)
+    for parent in parents:
+        found = found[parent]
+    return found[key], found.get(f'{key}_se')
+
+
+def with_controls(name, task, metric, *parents, controls=('', 'shuffled/', 'null/')):
+    """ A figure and its controls, as columns of a table. """
+    return [[of(name, *parents, f'{task}/{control}{metric}')] for control in controls]
+
+
+def samplers_txt(line):
+    """ Milliseconds a text in results/bench-samplers.txt. """
+    text = (ROOT / 'results/bench-samplers.txt').read_text()
+    return float(re.search(rf'^{re.escape(line)} +([\d.]+) ms a text', text, re.M)[1]), None
+
+
+# ---- README.md
+
+# the results table: how a row begins, and what its cells hold: (value, standard error) for each number
+SHARE = 'l2t+7*causal', 1.5, True
+ROWS = {
+    '[caption from embedding]': with_controls('multi30k_l2t', 'l2t', 'bleu', controls=('', 'shuffled/', 'null/', 'nearest/')),
+    'the same, nearest of 8 drafts': [[of('multi30k_l2t', 'l2t_sweep_rerank_refine/rerank=8,refine=2/bleu')]],
+    'the first 1,000 captions, exact': with_controls('multi30k_l2t', 'nelbo', 'causal_nats_per_token'),
+    'the same, bound of diffusion': [*with_controls('multi30k_l2t', 'nelbo', 'nats_per_token'),
+                                     [(of('multi30k_l2t_masked', 'nelbo/nats_per_token')[0], None)]],
+    '[masked rows alone against a decoder]': [*with_controls('multi30k_baselines', 'l2t', 'bleu', 'runs', 'l2t'),
+                                              [of('multi30k_baselines', 'runs', 'ar_prefix', 'l2t/bleu')]],
+    '[one network that writes both ways]': [[shares(*SHARE, 'val_text')], [], [], [shares('l2t', 1.0, False, 'val_text')]],
+    'the same: from left to right': [[shares(*SHARE, 'val_causal')], [], [], [shares('causal', 1.0, False, 'val_causal')]],
+    '[text alone]': [[of('multi30k_baselines', 'runs', 'mdlm', 'nelbo/perplexity')], [], [],
+                     [of('multi30k_baselines', 'runs', 'ar', 'nelbo/perplexity')]],
+    '[embedding from text]': [*with_controls('multi30k_mixed', 't2l', 'centred_cosine'), [of('multi30k_mixed', 't2l/ridge/centred_cosine')]],
+    'half of the tokens filled in': with_controls('multi30k_mixed', 'infill', 'token_accuracy'),
+    '[digit from caption]': with_controls('image_text', 'image', 'image_digit', controls=('', 'shuffled/', 'null/', 'real/')),
+    '[training step]': [[step_ms('ours')], [], [], [step_ms(side) for side in ('mmdit', 'bert', 'gpt', 'diffusers')]],
+    '[adaptive masking]': [[ablation('proportional')], [], [], [ablation('uniform')]],
+}
+# Two trainings have one cell. The second one, and its standard error, are docs/results.md's, with their commit.
+SECOND_QUICKSTART = 'A second training from a clean clone, on one shared core (commit 380711c), has BLEU 24.6 ± 1.2'
+QUICKSTART_CELLS = [[(of('quickstart', 'l2t/bleu')[0], None), (24.6, 1.2560)],
+                    *with_controls('quickstart', 'l2t', 'bleu', controls=('shuffled/', 'null/', 'nearest/'))]
+# the picture of the result: what no file has
+UNKEPT = {'[one network that writes both ways]': 'no standard errors', '[text alone]': 'no standard errors'}
+
+
+def table_rows(text):
+    """ [(first cell, other cells)] of the tables of a text, without their heads. """
+    lines = [line for line in text.splitlines() if line.startswith('|')]
+    heads = {i for i, line in enumerate(lines[1:]) if re.fullmatch(r'[|:\- ]+', line)}
+    cells = [re.split(r'(?<!\\)\|', line.strip().strip('|')) for i, line in enumerate(lines) if i not in heads and not re.fullmatch(r'[|:\- ]+', line)]
+    return [(first.strip(), [cell.strip() for cell in others]) for first, *others in cells]
+
+
+def errors_of_cell(cell, expected):
+    """ What is wrong with the numbers of a cell: `value` or `value ± standard error`, as many as are expected. """
+    written = re.findall(r'(-?[\d.,]*\d)(?: ± ([\d.,]*\d))?', re.sub(r'`[^`]*`|\]\([^)]*\)|GPT-2', ' ', cell))
+    if len(written) != len(expected):
+        yield f'{cell!r} has {len(written)} figures, {len(expected)} are known'
+    for (value, error), (known, known_error) in zip(written, expected):
+        if not is_rounded(value, known):
+            yield f'{cell!r}: results/ has {known}'
+        if error and (known_error is None or not is_rounded(error, known_error)):
+            yield f'{cell!r}: results/ has ± {known_error}'
+
+
+def test_every_figure_of_the_results_table_is_in_results():
+    table = README.split('\n## Results\n')[1].split('\n## ')[0]
+    rows, wrong = table_rows(table), []
+    assert len(rows) == len(ROWS) + 1
+    for first, cells in rows:
+        expected = QUICKSTART_CELLS if first.startswith('[quickstart]') else next(cells for start, cells in ROWS.items() if first.startswith(start))
+        for cell, known in zip(cells, [*expected, *[[]] * len(cells)]):
+            wrong += [f'{first}: {error}' for error in errors_of_cell(cell, known)]
+    assert not wrong, '\n'.join(wrong)
+    assert SECOND_QUICKSTART in ' '.join((ROOT / 'docs/results.md').read_text().split())
+
+
+def quickstart_lines(text):
+    """ What evaluate.py printed of the quickstart: [(metric, its task, [(value, standard error)])]. """
+    for task, head in (('nelbo', ['nelbo', 'shuffled', 'null']), ('l2t', ['l2t', 'shuffled', 'null', 'nearest'])):
+        block = re.search(rf'^ +{"  +".join(head)}\n((?:\w+ +[\d.]+ ± .*\n)+)', text, re.M)[1]
+        for line in block.splitlines():
+            yield line.split()[0], task, re.findall(r'([\d.]+) ± ([\d.]+)', line)
+
+
+def test_the_output_of_the_quickstart_is_that_of_results():
+    lines = list(quickstart_lines(README))
+    assert [metric for metric, *_ in lines] == ['nats_per_token', 'causal_nats_per_token', 'bleu', 'f1', 'cosine']
+    for metric, task, written in lines:
+        for control, (value, error) in zip(('', 'shuffled/', 'null/', 'nearest/'), written):
+            known, known_error = of('quickstart', f'{task}/{control}{metric}')
+            assert is_rounded(value, known) and is_rounded(error, known_error), (metric, control, value, known)
+
+
+# what the text of README.md says in words, and in which order its numbers come
+BASELINES = 'multi30k_baselines'
+SAYINGS = {
+    r'a lone decoder has BLEU ([\d.]+) where masked rows alone have ([\d.]+), perplexity ([\d.]+) where they have ([\d.]+)':
+        [of(BASELINES, 'runs', 'ar_prefix', 'l2t/bleu'), of(BASELINES, 'runs', 'l2t', 'l2t/bleu'),
+         of(BASELINES, 'runs', 'ar', 'nelbo/perplexity'), of(BASELINES, 'runs', 'mdlm', 'nelbo/perplexity')],
+    r'takes ([\d.]+) ms a text in a batch where they take (\d+) to (\d+)':
+        [of(BASELINES, 'milliseconds_a_text', f'batch 128, {name}', 'median') for name in ('ar_prefix', 'l2t steps=8', 'l2t steps=40')],
+    r'better bound than all of them \(([\d.]+) to ([\d.]+) nats, three seeds\)': [shares(*SHARE, 'val_text'), shares('l2t', 1.0, False, 'val_text')],
+    r'a decoder ([\d.]+) nats behind a lone one':
+        [(shares(*SHARE, 'val_causal')[0] - shares('causal', 1.0, False, 'val_causal')[0], None)],
+    r'captions have BLEU ([\d.]+) from left to right; its bound, ([\d.]+), is then worse than that of masked rows alone, ([\d.]+)\.':
+        [of('multi30k_l2t', 'l2t/bleu'), of('multi30k_l2t', 'nelbo/nats_per_token'), of('multi30k_l2t_masked', 'nelbo/nats_per_token')],
+    r'BLEU goes from ([\d.]+) to ([\d.]+) \(the nearest of 8 drafts, mended twice\), and (\d+) in 100 come out word for word':
+        [of('multi30k_l2t', 'l2t/bleu'), *[of('multi30k_l2t', f'l2t_sweep_rerank_refine/rerank=8,refine=2/{metric}') for metric in ('bleu', 'exact')]],
+    r'16 calls write 128 tokens in (\d+) ms where a decoder takes (\d+)':
+        [samplers_txt('first_hitting, 16 steps, batch 1'), samplers_txt('autoregressive, batch 1')],
+}
+
+
+def test_the_figures_in_the_text_of_the_readme_are_in_results():
+    text = ' '.join(README.split())
+    for pattern, known in SAYINGS.items():
+        found = re.search(pattern, text)
+        assert found, f'README.md does not say this any more: {pattern}'
+        assert [is_rounded(written, value) for written, (value, _) in zip(found.groups(), known)] == [True] * len(known), (found[0], known)
+
+
+# ---- docs/
+
+# the files of results/ that hold all figures of the tables of a section, but those that follow
+CAPTIONS = 'multi30k_l2t', 'multi30k_l2t_masked'
+TABLES = {
+    'adaptive.md': {'Does it lower the plain bound?': ('multi30k_atat_ablation',)},
+    'baselines.md': {'Text alone': ('multi30k_baselines',), 'From latents: l2t and its rival': ('multi30k_baselines',)},
+    'both_ways.md': {'Which share, which weight': ('multi30k_shares',), 'When texts repeat': ('multi30k_tenth',),
+                     'Four modes in one checkpoint': ('quickstart_mixed', 'quickstart'), 'Drafts, and mending them': ('quickstart',)},
+    'images.md': {'Images and captions': ('image_text',)},
+    'results.md': {'Quickstart': ('quickstart',), 'Likelihoods of orders': ('quickstart_orders',),
+                   'Captions from their MiniLM embeddings': ('multi30k_l2t',), 'Masked rows alone': ('multi30k_l2t_masked',),
+                   'Every direction from one checkpoint':
+                       ('multi30k_mixed', 'multi30k_t2l', 'multi30k_unconditional', 'multi30k_l2t_short', 'multi30k_l2t_masked')},
+    'sampling.md': {'Guidance': ('multi30k_l2t_masked',), 'Rerank and refine': ('multi30k_l2t_masked',),
+                    'Samplers by network calls': ('multi30k_l2t_masked',), 'Latent solvers by steps': ('multi30k_mixed',),
+                    'Against 1,000 steps of ancestral': ('multi30k_samplers_1000',)},
+    'speed.md': {'A training step beside other libraries': ('bench-step-small', 'bench-step-gpt2vocab'),
+                 'How our step grows': ('bench-scaling-small',), 'Writing a text': (), 'Muon and AdamW': ('muon_adamw',),
+                 'Speedrun': ('speedrun',)},
+}
+# figures of these tables that results/ does not keep: sizes and counts of what was run, and times
+BESIDE = {
+    'Text alone': ['5.8', '9.7'],                                # million parameters; there a text, '5.8M'
+    'Drafts, and mending them': ['8'],                           # embedded texts
+    'Every direction from one checkpoint': ['5,400', '1,500', '612', '1,000', '256'],        # steps, pairs, texts
+    'Speedrun': ['64', '96', '24', '960', '40', '19.7', '9.1', '5.0', '.454', '.226', '.249', '2.17', '4.17', '1', '4', '0.3', '1,200', '2,400',
+                 '2,600', '2026-11-21'],
+    'Writing a text': ['128', '16', '80', '83'],
+}
+# measured once, or computed: the section says at which commit, or how
+ONE_OFFS = {
+    'both_ways.md': ['What a mode needs comes with the mode', 'Texts that are too short'],
+    'data.md': ['Measured', 'FineWeb on 64 GPUs'],
+    'peers.md': ['Beside other repositories'],
+    'results.md': ["The README's figures, each by its command"],
+    'reproduction.md': ['Tokens, hours, memory', 'How the hours are computed', 'How the memory is computed'],
+    'sampling.md': ['A gap whose length is not known', 'Memory'],
+    'speed.md': ['On a GPU: estimates'],
+}
+SAYS_WHERE_FROM = re.compile(r'commit `?[0-9a-f]{7}|commits [0-9a-f]{7}|computed|was measured|at the commit in the table|commit of a row')
+# what a table says of programs, or figures that have their place elsewhere: results.md's, tests/test_examples.py's
+NO_FIGURES = {
+    'adaptive.md': ['Knobs of training'], 'baselines.md': ['Baselines'], 'cluster.md': ['Checkpoints', 'Exit codes'],
+    'data.md': ['Encoders', 'The dataset on disk', 'Large datasets'], 'examples.md': ['Examples: one idea each'],
+    'results.md': ['All trainings'], 'sampling.md': ['Text samplers', 'Knobs'], 'speed.md': ['A GPU in one command'],
+    'troubleshooting.md': ['At the start', 'The loss', 'Many processes', 'The disk', 'Speed', 'On Windows', 'CUDA without a GPU'],
+}
+
+
+def leaves(found):
+    """ The numbers in what a file of results/ holds. """
+    if isinstance(found, dict):
+        for key, value in found.items():
+            if key != 'meta':
+                yield from leaves(value)
+    elif isinstance(found, list):
+        for value in found:
+            yield from leaves(value)
+    elif isinstance(found, (int, float)) and not isinstance(found, bool):
+        yield found
+
+
+def computed(name):
+    """ What a page computes from a file of results/: means over seeds, medians over rounds, other units. """
+    if name == 'multi30k_shares':
+        for arm in (SHARE, ('l2t', 1.0, False), ('causal', 1.0, False), ('l2t+causal', 2.0, True)):
+            for key in ('val_text', 'val_causal'):
+                if key == 'val_text' and arm[0] == 'causal' or key == 'val_causal' and arm[0] == 'l2t':
+                    continue
+                yield from shares(*arm, key)
+    if name == 'multi30k_atat_ablation':
+        for variant in results(name)['runs']:
+            yield from [*ablation(variant), *ablation(variant, 'nats'), *ablation_difference(variant)]
+    if name.startswith('bench-step'):
+        for row in results(name)['rows']:
+            yield from (row['flops'] / 1e9, row['utilisation'] * 100)
+    if name == 'bench-scaling-small':
+        rows = results(name)['rows']
+        base = median(r['seconds'] for r in rows[''])
+        for rounds in rows.values():
+            seconds = median(r['seconds'] for r in rounds)
+            yield from (seconds * 1000, rounds[0]['tokens'] / seconds, seconds / base, rounds[0]['flops'] / rows[''][0]['flops'],
+                        median(r['flops'] / r['seconds'] / r['peak'] for r in rounds) * 100, rounds[0]['parameters'] / 1e6,
+                        median(r['memory_gb'] for r in rounds))
+
+
+def sections(name):
+    """ [(heading, its lines)] of a page, without fenced blocks. """
+    text = re.sub(r'^```.*?^```$', '', (ROOT / 'docs' / name).read_text(), flags=re.S | re.M)
+    parts = re.split(r'^#+ (.*)$', text, flags=re.M)[1:]
+    return list(zip(parts[::2], parts[1::2]))
+
+
+PAGES = sorted(path.name for path in (ROOT / 'docs').glob('*.md'))
+
+
+@pytest.mark.parametrize('name', PAGES)
+def test_every_table_of_a_page_says_where_its_figures_come_from(name):
+    known = {*TABLES.get(name, ()), *ONE_OFFS.get(name, ()), *NO_FIGURES.get(name, ())}
+    found = {heading for heading, text in sections(name) if any(numbers(cell) for _, cells in table_rows(text) for cell in cells)}
+    assert found <= known, f'docs/{name}: a table with figures that no list of this test has: {found - known}'
+    assert known <= {heading for heading, _ in sections(name)}, f'docs/{name} has no {known}'
+    page = (ROOT / 'docs' / name).read_text()
+    for heading, text in sections(name):
+        if heading in ONE_OFFS.get(name, ()):
+            assert SAYS_WHERE_FROM.search(' '.join(text.split())) or 'Nothing on this page was measured' in ' '.join(page.replace('*', '').split()), (name, heading)
+
+
+@pytest.mark.parametrize('name', TABLES)
+def test_the_figures_of_a_table_are_in_results(name):
+    wrong = []
+    for heading, text in sections(name):
+        if heading not in TABLES[name]:
+            continue
+        files = TABLES[name][heading]
+        values = [value for file in files for value in (*leaves(results(file)), *computed(file))]
+        if heading == 'Writing a text':
+            values += [float(found) for found in re.findall(r'[\d.]+', (ROOT / 'results/bench-samplers.txt').read_text())]
+        for first, cells in table_rows(text):
+            for written in (number for cell in cells for number in numbers(cell)):
+                is_known = written in BESIDE.get(heading, ()) or any(is_rounded(written, value) for value in values)
+                wrong += [] if is_known else [f'docs/{name}, {heading}, {first}: {written} is not in {", ".join(files)}']
+    assert not wrong, '\n'.join(wrong)
