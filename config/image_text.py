@@ -8,7 +8,7 @@ with four captions. Nothing is downloaded, but it needs: pip install scikit-lear
     python sample.py config/image_text.py --mode=l2t --image=seven.png    # or a folder of pictures
     python sample.py config/image_text.py --mode=unconditional --num_samples=16 --png=any.png
     python evaluate.py config/image_text.py
-    python plot.py config/image_text.py --what=images    # makes results/image_text.png
+    python plot.py config/image_text.py --what=images    # out/image_text/images.png
 
 7.5 minutes of one CPU core without AMX; seed 0, commit 283fe8c. 99.7 % of the pictures made from
 captions show the digit (real ones: 99.4), 99.1 % of the captions written from pictures name it,

@@ -4,7 +4,9 @@ No figure of README.md or docs/ is stale: it is the one in results/, rounded, or
     README.md    every figure of the results table, of the quickstart's output, and of the text below it has one place in results/
     docs/        a table stands in TABLES, and then each of its figures is in the files of results/ that are named there; or in ONE_OFFS,
                  and then its section names a commit, or says that the figures are computed; or in NO_FIGURES
+    config/      every figure with a point in the header of a config is in the file of its name
 """
+import ast
 import json
 import re
 from functools import lru_cache
@@ -110,8 +112,6 @@ ROWS = {
 SECOND_QUICKSTART = 'A second training from a clean clone, on one shared core (commit 380711c), has BLEU 24.6 ± 1.2'
 QUICKSTART_CELLS = [[(of('quickstart', 'l2t/bleu')[0], None), (24.6, 1.2560)],
                     *with_controls('quickstart', 'l2t', 'bleu', controls=('shuffled/', 'null/', 'nearest/'))]
-# the picture of the result: what no file has
-UNKEPT = {'[one network that writes both ways]': 'no standard errors', '[text alone]': 'no standard errors'}
 
 
 def table_rows(text):
@@ -201,7 +201,7 @@ TABLES = {
     'both_ways.md': {'Which share, which weight': ('multi30k_shares',), 'When texts repeat': ('multi30k_tenth',),
                      'Four modes in one checkpoint': ('quickstart_mixed', 'quickstart'), 'Drafts, and mending them': ('quickstart',)},
     'images.md': {'Images and captions': ('image_text',)},
-    'results.md': {'Quickstart': ('quickstart',), 'Likelihoods of orders': ('quickstart_orders',),
+    'results.md': {'All trainings': ('quickstart', 'multi30k_l2t', 'multi30k_l2t_masked', 'speedrun', 'protein_tiny'), 'Quickstart': ('quickstart',), 'Likelihoods of orders': ('quickstart_orders',),
                    'Captions from their MiniLM embeddings': ('multi30k_l2t',), 'Masked rows alone': ('multi30k_l2t_masked',),
                    'Every direction from one checkpoint':
                        ('multi30k_mixed', 'multi30k_t2l', 'multi30k_unconditional', 'multi30k_l2t_short', 'multi30k_l2t_masked')},
@@ -214,6 +214,7 @@ TABLES = {
 }
 # figures of these tables that results/ does not keep: sizes and counts of what was run, and times
 BESIDE = {
+    'All trainings': ['1', '2', '3', '4', '5.0', '12', '15', '32', '42', '54', '77', '80', '500', '540', '1,000', '1,620', '727.2'],
     'Text alone': ['5.8', '9.7'],                                # million parameters; there a text, '5.8M'
     'Drafts, and mending them': ['8'],                           # embedded texts
     'Every direction from one checkpoint': ['5,400', '1,500', '612', '1,000', '256'],        # steps, pairs, texts
@@ -232,11 +233,11 @@ ONE_OFFS = {
     'speed.md': ['On a GPU: estimates'],
 }
 SAYS_WHERE_FROM = re.compile(r'commit `?[0-9a-f]{7}|commits [0-9a-f]{7}|computed|was measured|at the commit in the table|commit of a row')
-# what a table says of programs, or figures that have their place elsewhere: results.md's, tests/test_examples.py's
+# what a table says of programs, and figures of the examples, which tests/test_examples.py has
 NO_FIGURES = {
     'adaptive.md': ['Knobs of training'], 'baselines.md': ['Baselines'], 'cluster.md': ['Checkpoints', 'Exit codes'],
     'data.md': ['Encoders', 'The dataset on disk', 'Large datasets'], 'examples.md': ['Examples: one idea each'],
-    'results.md': ['All trainings'], 'sampling.md': ['Text samplers', 'Knobs'], 'speed.md': ['A GPU in one command'],
+    'sampling.md': ['Text samplers', 'Knobs'], 'speed.md': ['A GPU in one command'],
     'troubleshooting.md': ['At the start', 'The loss', 'Many processes', 'The disk', 'Speed', 'On Windows', 'CUDA without a GPU'],
 }
 
@@ -315,3 +316,20 @@ def test_the_figures_of_a_table_are_in_results(name):
                 is_known = written in BESIDE.get(heading, ()) or any(is_rounded(written, value) for value in values)
                 wrong += [] if is_known else [f'docs/{name}, {heading}, {first}: {written} is not in {", ".join(files)}']
     assert not wrong, '\n'.join(wrong)
+
+
+# ---- config/
+
+# configs whose header has figures: the file of results/ that they are in, and what it does not keep: minutes
+HEADERS = {'quickstart': [], 'multi30k_l2t': [], 'image_text': ['7.5'], 'speedrun': ['5.0']}
+
+
+def test_the_figures_in_the_header_of_a_config_are_in_results():
+    headers = {path.stem: ast.get_docstring(ast.parse(path.read_text())) for path in (ROOT / 'config').glob('*.py')}
+    assert {name for name, header in headers.items() if 'commit' in header} == set(HEADERS)
+    for name, beside in HEADERS.items():
+        paragraph, = [part for part in headers[name].split('\n\n') if 'commit' in part]
+        values = list(leaves(results(name)))
+        figures = [number for number in numbers(paragraph) if '.' in number and number not in beside]
+        assert len(figures) >= 2, (name, figures)
+        assert not [number for number in figures if not any(is_rounded(number, value) for value in values)], name
