@@ -25,12 +25,12 @@ PAGES = ['README.md', *sorted(str(path.relative_to(ROOT)) for path in (ROOT / 'd
 CONFIGS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / 'config').glob('*.py'))
 HEADERS = sorted(str(path.relative_to(ROOT)) for folder in ('.', 'runs', 'processes', 'benchmarks', 'examples') for path in (ROOT / folder).glob('*.py'))
 
-# where: file:line; line: as it is written; words: without what starts it (torchrun, srun); script: None for another program
+# where: file:line; line: as it is written, without its comment; script: None for another program; args: what the script is given
 Command = namedtuple('Command', 'where line script args')
 
 # run by another test: what a command begins with, and that test
 ELSEWHERE = {
-    'python examples/': 'test_examples.py::test_at_t_1_a_text_is_worth_nothing_to_eps_and_much_to_x0_and_v',
+    'python examples/why_one_over_t.py': 'test_examples.py::test_one_over_t_counts_each_step_once_and_other_weights_fall_below_the_entropy',
     'python evaluate.py config/image_text.py': 'test_image.py::made',
     'python plot.py config/image_text.py --what=images': 'test_image.py::made',
     'python bench.py --what=gpu': 'test_bench.py::test_all_of_a_card_is_measured_in_one_command_and_on_a_cpu_at_a_tiny_size',
@@ -38,8 +38,7 @@ ELSEWHERE = {
     'python sample.py --text="Return a list." --sampler=leftmost':
         'test_extending.py::test_a_sampler_a_text_process_and_a_task_of_the_page_work_in_training_sampling_and_evaluation',
     'python evaluate.py --tasks=l2t --n=100 --sampler=leftmost':
-        'test_extending.py::test_the_sampler_of_the_page_unmasks_from_left_to_right_and_draws_from_the_model',
-    'python prepare.py --input=notes.txt --encoder=e5_small': 'test_extending.py::test_the_encoder_of_the_page_is_a_row_with_all_its_settings',
+        'test_extending.py::test_a_sampler_a_text_process_and_a_task_of_the_page_work_in_training_sampling_and_evaluation',
     'python train.py config/quickstart.py --text_process=early':
         'test_extending.py::test_a_sampler_a_text_process_and_a_task_of_the_page_work_in_training_sampling_and_evaluation',
     'python evaluate.py --out_dir=out/early':
@@ -58,6 +57,7 @@ NOT_RUN = {
     'python prepare.py config/wikitext103.py': 'the same',
     'python prepare.py config/openwebtext.py': 'the same',
     'torchrun --standalone --nproc_per_node=8 prepare.py config/l2t.py --input= --hub_dataset=openwebtext': 'the same',
+    'python prepare.py --input=notes.txt --encoder=e5_small': 'downloads an encoder (tests/test_extending.py loads its row from a folder)',
     'python -m pytest': 'runs the tests',
     'python - <<END': 'measures the memory of a call, in gigabytes',
 }
@@ -141,11 +141,16 @@ def commands_of(name):
     return found
 
 
+def first_of_each(commands, key):
+    """ The commands without those whose key an earlier one has. """
+    found = {}
+    for command in commands:
+        found.setdefault(key(command), command)
+    return list(found.values())
+
+
 ALL = [command for name in PAGES + CONFIGS for command in commands_of(name)]
-FIRST = {}
-for command in ALL:
-    FIRST.setdefault(command.line, command)
-DISTINCT = list(FIRST.values())
+DISTINCT = first_of_each(ALL, lambda command: command.line)
 
 
 def listed(table, command):
@@ -338,7 +343,7 @@ def in_order(commands):
     """ (command, its arguments with the small ones) in an order in which each finds what it reads. """
     # what differs in its launcher alone runs once
     commands = [command for command in commands if not listed(ELSEWHERE, command) and not listed(NOT_RUN, command)]
-    commands = list({(command.script, *command.args): command for command in commands[::-1]}.values())[::-1]
+    commands = first_of_each(commands, lambda command: (command.script, *command.args))
     found = []
     for command, (error, knobs) in zip(commands, resolved(commands)):
         assert not error, f'{command.where}: {error}'

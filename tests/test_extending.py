@@ -175,11 +175,12 @@ def test_the_modality_of_the_page_goes_from_files_to_a_trained_model(tree, tmp_p
             file.writeframes((rng.standard_normal(400) * 3000).astype('<i2').tobytes())
         rows.append(f'{i}.wav,a sound number {i}')
     (sounds / 'metadata.csv').write_text('\n'.join(rows) + '\n')
-    prepared, trained = run_each(
+    prepared, trained, measured = run_each(
         ['prepare.py', f'--input={sounds}', '--bands=16', '--tokenizer=byte', '--val_fraction=.2', f'--out={tmp_path}/packed'],
         ['train.py', f'--dataset={tmp_path}/packed', f'--out_dir={tmp_path}/run', *TINY, '--mode=t2l', '--latent_target=x0'],
+        ['evaluate.py', f'--out_dir={tmp_path}/run', '--tasks=nelbo,t2l', '--n=4', '--draws=1', '--seeds=1', '--device=cpu', '--dtype=float32'],
         cwd=tmp_path, root=tree)
-    for rc, out, err in (prepared, trained):
+    for rc, out, err in (prepared, trained, measured):
         assert rc == 0 and not err, err
     meta = json.loads((tmp_path / 'packed/meta.json').read_text())
     assert meta['latent_shape'] == [1, 16] and sum(split['samples'] for split in meta['splits'].values()) == 40

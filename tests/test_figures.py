@@ -39,7 +39,7 @@ def is_rounded(written, value):
 
 # ---- what has to be computed from results/
 
-def over_seeds(file, runs, key):
+def over_seeds(runs, key):
     """ (mean, its standard error) over the seeds of a list of runs. """
     values = [run[key] for run in runs]
     return mean(values), stdev(values) / len(values) ** .5
@@ -48,17 +48,17 @@ def over_seeds(file, runs, key):
 def shares(mode, weight, shift, key):
     found = [run for run in results('multi30k_shares')['runs'] if (run['mode'], run['causal_weight'], run['shift']) == (mode, weight, shift)]
     assert len(found) == 3
-    return over_seeds('multi30k_shares', found, key)
+    return over_seeds(found, key)
 
 
 def ablation(variant, key='perplexity'):
-    return over_seeds('multi30k_atat_ablation', results('multi30k_atat_ablation')['runs'][variant], key)
+    return over_seeds(results('multi30k_atat_ablation')['runs'][variant], key)
 
 
 def ablation_difference(variant):
     runs = results('multi30k_atat_ablation')['runs']
     differences = [dict(d=run['perplexity'] - plain['perplexity']) for run, plain in zip(runs[variant], runs['uniform'])]
-    return over_seeds('', differences, 'd')
+    return over_seeds(differences, 'd')
 
 
 def step_ms(side):
@@ -194,7 +194,6 @@ def test_the_figures_in_the_text_of_the_readme_are_in_results():
 # ---- docs/
 
 # the files of results/ that hold all figures of the tables of a section, but those that follow
-CAPTIONS = 'multi30k_l2t', 'multi30k_l2t_masked'
 TABLES = {
     'adaptive.md': {'Does it lower the plain bound?': ('multi30k_atat_ablation',)},
     'baselines.md': {'Text alone': ('multi30k_baselines',), 'From latents: l2t and its rival': ('multi30k_baselines',)},
