@@ -20,6 +20,7 @@ from torch.distributed.run import get_args_parser
 
 from configurator import SCRIPTS, read_knobs
 from launch import ROOT, run_code, run_each
+from runs.stages import read_schedule
 
 PAGES = ['README.md', *sorted(str(path.relative_to(ROOT)) for path in (ROOT / 'docs').glob('*.md'))]
 CONFIGS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / 'config').glob('*.py'))
@@ -215,6 +216,18 @@ def test_every_command_names_a_script_config_files_and_knobs_that_are_there_with
     assert not wrong, '\n'.join(wrong)
 
 
+def test_the_schedules_of_a_training_fill_its_steps():
+    """ Read as they are written: the run below has fewer steps. """
+    trainings = [command for command in ALL if command.script == 'train.py' and not command.where.startswith('docs/extending.md')]
+    for command, (_, knobs) in zip(trainings, resolved(trainings)):
+        for name in ('mode', 'length_schedule'):
+            schedule = knobs['mode_schedule'] or knobs['mode'] if name == 'mode' else knobs['length_schedule'] or '40'
+            try:
+                read_schedule(name, schedule, name, knobs['max_iters'])
+            except ValueError as error:
+                pytest.fail(f'{command.where}: {command.line}\n    {error}')
+
+
 def test_make_and_pip_name_what_there_is():
     packages = (ROOT / 'docs/troubleshooting.md').read_text() + (ROOT / 'requirements.txt').read_text()
     for command in ALL:
@@ -319,7 +332,7 @@ def small(script, knobs):
         more = dict(TINY, latent_tokens=min(2, knobs['latent_tokens']))
         if knobs['global_batch']:
             more |= dict(global_batch=16)
-        if knobs['length_schedule']:
+        if ':' in knobs['length_schedule'] and '%' not in knobs['length_schedule']:
             more |= dict(length_schedule='24:1,40')
         if not knobs['predict_length']:
             more |= dict(seq_len=min(256, knobs['seq_len']))
