@@ -277,6 +277,7 @@ class MaskedText:
         self.schedule = schedule
         self.power = power
         self.loss_weight = loss_weight
+        self.head_chunk = HeadLoss.of_chunk      # train.py may put a compiled one here
 
     # the schedule
 
@@ -396,7 +397,7 @@ class MaskedText:
         Returns the loss, nll (P,) in nats, and right (P,) bool: no token is likelier than the
         target. Other text processes need seen (P,), what the network read there, and t (P,) too.
         """
-        return HeadLoss.apply(hidden, head, targets, weight)
+        return HeadLoss.apply(hidden, head, targets, weight, self.head_chunk)
 
     @torch.no_grad()
     def bound(self, model, tokens, latents, t_latent, u, known_mask=None):
@@ -450,12 +451,13 @@ class HeadLoss(torch.autograd.Function):
 
     The forward pass writes this gradient over the logits, some rows at a time in float32. So there
     is one (P, V) table, in the precision of the product. cross_entropy keeps three, two in float32.
+    of_chunk: the function that does so with some rows, HeadLoss.of_chunk or of_chunk_compiled.
     """
     CHUNK_ELEMENTS = {'cpu': 2 ** 20}    # of a float32 chunk; on a CPU it should stay in a cache
     MULTIPLE = {'cpu': 1}                # of the table's columns; elsewhere 64
 
     @staticmethod
-    def forward(ctx, hidden, head, targets, weight):
+    def forward(ctx, hidden, head, targets, weight, of_chunk):
         device = hidden.device.type
         ctx.dtypes = hidden.dtype, head.dtype
         ctx.V = V = len(head)
@@ -479,9 +481,8 @@ class HeadLoss(torch.autograd.Function):
             size = max(1, HeadLoss.CHUNK_ELEMENTS.get(device, 2 ** 26) // V)
             for first in range(0, len(targets), size):
                 chunk = slice(first, first + size)
-                nll[chunk], best[chunk] = HeadLoss.of_chunk(
-                    table[chunk], targets[chunk, None], weight[chunk, None],
-                    any(ctx.needs_input_grad))
+                nll[chunk], best[chunk] = of_chunk(table[chunk], targets[chunk, None],
+                                                   weight[chunk, None], any(ctx.needs_input_grad))
 
         # only the loss has a gradient
         ctx.save_for_backward(table, hidden, head)
@@ -522,7 +523,7 @@ class HeadLoss(torch.autograd.Function):
                 d_hidden = ((table @ head) * d_loss).to(hidden_dtype)
             if ctx.needs_input_grad[1]:
                 d_head = (table.T @ (hidden * d_loss))[:ctx.V].to(head_dtype)
-        return d_hidden, d_head, None, None
+        return d_hidden, d_head, None, None, None
 
 
 def positions_and_targets(scored, tokens, weight, budget):

@@ -246,7 +246,7 @@ if compile:
     for block in model.blocks:                           # all blocks are one program: compiled once
         block.compile(dynamic=False)
     if device_type == 'cuda':                            # on a CPU the plain chunks are faster
-        HeadLoss.of_chunk = torch.compile(HeadLoss.of_chunk_compiled, dynamic=False)
+        run.text.head_chunk = torch.compile(HeadLoss.of_chunk_compiled, dynamic=False)
 
 of_batches = (run.text, run.latent, streams, seed, cond_drop, latent_noise, t_min, predict_length)
 if run.adaptive:

@@ -23,7 +23,6 @@ import torch
 
 from benchmarks.compare import compare
 from configurator import stop
-from diffusion import HeadLoss
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -33,12 +32,10 @@ def tokens_per_s(arguments, max_iters):
     with tempfile.TemporaryDirectory() as out_dir:
         sys.argv = ['train.py', *arguments, f'--out_dir={out_dir}', f'--max_iters={max_iters}',
                     '--eval_interval=1000000', '--save_interval=1000000', '--eval_iters=1']
-        of_chunk = HeadLoss.of_chunk                       # with compile=True train.py replaces it
         try:
             with open(os.devnull, 'w') as nowhere, contextlib.redirect_stdout(nowhere):
                 runpy.run_path(str(ROOT / 'train.py'), run_name='__main__')
         finally:
-            HeadLoss.of_chunk = of_chunk
             # free the script's model, and its programs: torch keeps at most 8 of a function
             gc.collect()
             torch._dynamo.reset()

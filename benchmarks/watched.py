@@ -23,7 +23,6 @@ from types import SimpleNamespace
 import torch
 
 import runs.log
-from diffusion import HeadLoss
 from runs.log import StepLog
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,14 +41,12 @@ def run_script(script, arguments):
     """ A script of the repository in this process. RuntimeError if it ends with another code than
     0; what it said is on stderr. """
     sys.argv = [script, *arguments]
-    of_chunk = HeadLoss.of_chunk                           # with compile=True train.py replaces it
     try:
         runpy.run_path(str(ROOT / script), run_name='__main__')
     except SystemExit as end:
         if end.code:
             raise RuntimeError(f'{script} ended with exit code {end.code}') from None
     finally:
-        HeadLoss.of_chunk = of_chunk
         gc.collect()                                       # what the script left open is closed
         torch._dynamo.reset()
 

@@ -28,6 +28,7 @@ class NextToken:
         self.pad = vocab_size - 1
         self.eos = vocab_size - 2
         self.lengths = lengths
+        self.head_chunk = HeadLoss.of_chunk      # train.py may put a compiled one here
 
     # ---- training
 
@@ -43,7 +44,7 @@ class NextToken:
 
     def loss(self, hidden, head, targets, weight, seen=None, t=None):
         """ As MaskedText.loss: sum over p of weight_p * -log p(x_p). """
-        return HeadLoss.apply(hidden, head, targets, weight)
+        return HeadLoss.apply(hidden, head, targets, weight, self.head_chunk)
 
     def head_budget(self, rows, length, text_share=1.0, t_min=0.):
         """ How many places are scored in a micro-batch, at most: the mean, plus five standard

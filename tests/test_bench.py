@@ -215,13 +215,3 @@ def test_only_cards_in_the_table_have_a_peak(monkeypatch):
     names = {'cuda:0': 'NVIDIA H200', 'cuda:1': 'NVIDIA H100 80GB HBM3 MIG 1g.10gb', 'cuda:2': 'NVIDIA GeForce RTX 4090 Laptop GPU'}
     monkeypatch.setattr('torch.cuda.get_device_name', names.get)
     assert [flops.peak_of(device) for device in ('cpu', *names)] == [None, 989e12, None, None]
-
-
-def test_a_training_that_compiled_the_head_leaves_it_plain_for_the_next(tmp_path, monkeypatch):
-    from benchmarks.watched import run_script
-    from diffusion import HeadLoss
-    plain = HeadLoss.of_chunk
-    monkeypatch.setattr(sys, 'argv', sys.argv)
-    (tmp_path / 'script.py').write_text('from diffusion import HeadLoss\nHeadLoss.of_chunk = HeadLoss.of_chunk_compiled\n')
-    run_script(tmp_path / 'script.py', [])
-    assert HeadLoss.of_chunk is plain

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from diffusion import (MODES, GaussianLatents, HeadLoss, MaskedText, draw_clocks, mode_shares, normals, positions_and_targets, uniforms)
+from processes.autoregressive import NextToken
 from samplers import SOLVERS
 from toys import L, V, Toy, exact_bound, optimal_denoiser, random_denoiser
 
@@ -244,9 +245,9 @@ def test_head_loss_under_autocast_is_cross_entropy_to_its_rounding(frozen):
 def test_head_loss_and_its_gradients_are_those_of_cross_entropy(monkeypatch, numbers, multiple, compiled):
     monkeypatch.setattr('diffusion.HeadLoss.CHUNK_ELEMENTS', dict(cpu=numbers))  # chunks of 1, of 3, of all rows
     monkeypatch.setattr('diffusion.HeadLoss.MULTIPLE', dict(cpu=multiple))       # 64 and compiled: as on a GPU
+    text = MaskedText(30)
     if compiled:
-        chunk = torch.compile(HeadLoss.of_chunk_compiled, backend='aot_eager', dynamic=False, fullgraph=True)
-        monkeypatch.setattr(HeadLoss, 'of_chunk', chunk)
+        text.head_chunk = torch.compile(HeadLoss.of_chunk_compiled, backend='aot_eager', dynamic=False, fullgraph=True)
     torch.manual_seed(0)
     hidden, head = torch.randn(8, 16, dtype=torch.float64, requires_grad=True), torch.randn(30, 16, dtype=torch.float64, requires_grad=True)
     targets, weight = torch.randint(30, (8,)), torch.rand(8) * torch.tensor([1, 0, 1, 1, 1, 1, 0, 1])
@@ -256,12 +257,26 @@ def test_head_loss_and_its_gradients_are_those_of_cross_entropy(monkeypatch, num
     (3 * (weight * nll).sum()).backward()
     expected = hidden.grad.clone(), head.grad.clone()
     hidden.grad = head.grad = None
-    loss, found, right = MaskedText(30).loss(hidden, head, targets, weight)
+    loss, found, right = text.loss(hidden, head, targets, weight)
     (3 * loss).backward()
     assert loss.item() == pytest.approx((weight * nll).sum().item()) and torch.allclose(found.double(), nll)
     assert torch.equal(right, logits.argmax(1) == targets) and right.any() and not right.all()
     for got, want in zip((hidden.grad, head.grad), expected):
         assert torch.allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize('kind', [MaskedText, NextToken])
+def test_two_losses_in_a_process_have_chunks_of_their_own(kind):
+    """ One whose chunk was replaced, as train.py does where it compiles, and one that was made before it, and one after. """
+    calls, before, replaced = [], kind(30), kind(30)
+
+    def counted(*args):
+        calls.append(1)
+        return HeadLoss.of_chunk_compiled(*args)
+    replaced.head_chunk = counted
+    leaves = torch.randn(8, 16), torch.randn(30, 16), torch.randint(30, (8,)), torch.rand(8)
+    losses = [text.loss(*leaves)[0].item() for text in (before, replaced, kind(30))]
+    assert len(calls) == 1 and losses == pytest.approx([losses[0]] * 3)
 
 
 # ---- Gaussian latents
