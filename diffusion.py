@@ -245,6 +245,11 @@ def to_device(x, like):
     return x if like is None else x.to(like.device, non_blocking=not x.is_cuda)
 
 
+def in_float32(u):
+    """ Uniform numbers of (0, 1), float64, in float32, and still below 1. """
+    return u.float().clamp(max=1 - 2 ** -24)
+
+
 def rank_in_row(values):
     """ (B, L): how many values of its row are smaller, so 0 is the smallest. """
     return values.argsort(1).argsort(1)
@@ -389,13 +394,14 @@ class MaskedText:
             clocks += 2                                          # the number of rows varies too
         return min(rows * length, math.ceil(expected + bernoulli + clocks * length))
 
-    def loss(self, hidden, head, targets, weight, seen=None, t=None):
+    def loss(self, hidden, head, targets, weight, seen=None, coefficients=None):
         """
         loss = sum over p of weight_p * -log p(x_p)                      nats per token, a bound
         hidden (P, C); head (V, C), logits = hidden head^T; targets (P,);
         weight (P,) float32: w(t) / (B L), and 0 at places that are not scored.
         Returns the loss, nll (P,) in nats, and right (P,) bool: no token is likelier than the
-        target. Other text processes need seen (P,), what the network read there, and t (P,) too.
+        target. Other text processes need seen (P,), what the network read there, and coefficients
+        (P, n), functions of its row's clock, too.
         """
         return HeadLoss.apply(hidden, head, targets, weight, self.head_chunk)
 

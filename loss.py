@@ -45,6 +45,7 @@ class BatchMaker:
         x_t (B, L)                     the text as the network reads it
         positions, targets (P,)        where it is scored, and the tokens that are right there
         weight (P,)                    w(t) / (B L), and 0 at unused places
+        coefficients (B, n)            what a process of processes/ needs of the text clocks beside
         clean, noise (B, N, D)         the latents; Loss mixes them
         row_weight (B,)                of the latent loss, 0 where a row has none
         n_causal                       how many rows are causal, the last ones
@@ -126,12 +127,15 @@ class BatchMaker:
 
     def mask(self, tokens, t, text_on, u, budget, step, known_mask=None):
         """ The text as the network reads it, and where it is scored: {x_t, positions, targets,
-        weight}. """
+        weight}, and the coefficients of a process that has some. """
         x_t, mask = self.text.corrupt(tokens, t, u, known_mask)
         scored = mask & (text_on > 0)[:, None]
         weight = self.text_weight(t, text_on)
         positions, targets, weight = positions_and_targets(scored, tokens, weight, budget)
-        return dict(x_t=x_t, positions=positions, targets=targets, weight=weight)
+        batch = dict(x_t=x_t, positions=positions, targets=targets, weight=weight)
+        if hasattr(self.text, 'loss_coefficients'):
+            batch['coefficients'] = self.text.loss_coefficients(t)
+        return batch
 
     def mask_and_shift(self, tokens, t, text_on, u, budget, n_causal):
         """ The same, where the last n_causal rows are read from left to right. """
@@ -201,9 +205,11 @@ class Loss(nn.Module):
         # what the network read at the scored positions
         positions = batch['positions']                                   # (P,)
         x_t = batch['x_t'].flatten()[positions]
-        t = batch['t_text'][positions // batch['x_t'].shape[1]]
+        coefficients = None
+        if 'coefficients' in batch:
+            coefficients = batch['coefficients'][positions // batch['x_t'].shape[1]]     # (P, n)
         loss, nll, right = self.text.loss(hidden, self.model.text_head.weight, batch['targets'],
-                                          batch['weight'], x_t, t)
+                                          batch['weight'], x_t, coefficients)
         return dict(text_loss=loss, nll=nll, right=right)
 
     # ---- validation

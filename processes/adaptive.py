@@ -36,7 +36,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 
-from diffusion import in_chunks, positions_and_targets, positions_of, run_head
+from diffusion import (in_chunks, in_float32, positions_and_targets, positions_of, run_head,
+                       to_device)
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig
 
@@ -132,7 +133,7 @@ class Adaptive:
 
     def exponents(self, importance, step):
         """ w = exp(-beta (2 imp - 1)), within [1/2, 2]. """
-        return torch.exp(-self.beta_at(step) * (2 * importance.double() - 1)).clamp(0.5, 2)
+        return torch.exp(-self.beta_at(step) * (2 * importance - 1)).clamp(0.5, 2)
 
     def share(self, text, t_min):
         """ E_t,imp [M^w] / E_t [M] for imp ~ U(0, 1): the factor on the masked share, at most over
@@ -190,16 +191,17 @@ class AdaptiveBatchMaker(BatchMaker):
 
     def mask(self, tokens, t, text_on, u, budget, step, known_mask=None):
         """ As in BatchMaker. Where importance is learned its network must read the clean text
-        first: then AdaptiveLoss masks, on the device, and here are the arguments of mask_by. """
+        first: then AdaptiveLoss masks, on the device, and here are the arguments of mask_by. They
+        are float32, since not every device has float64. """
         if self.adaptive.learns:
-            return dict(tokens=tokens, t=t, text_on=text_on, u=u, budget=budget, step=step,
-                        known_mask=known_mask)
+            return dict(tokens=tokens, t=t.float(), text_on=text_on.float(), u=in_float32(u),
+                        budget=budget, step=step, known_mask=known_mask)
         importance = self.adaptive.rarity[tokens]
         return self.mask_by(importance, tokens, t, text_on, u, budget, step, known_mask)
 
     def mask_by(self, importance, tokens, t, text_on, u, budget, step, known_mask):
         """ BatchMaker.mask by the importance (B, L) of each token, and what is logged of it. """
-        exponent = self.adaptive.exponents(importance, step)
+        exponent = self.adaptive.exponents(importance.to(u.dtype), step)
         x_t, mask = self.text.corrupt(tokens, t, u, known_mask, exponent)
         scored = mask & (text_on > 0)[:, None]
         weight = self.text_weight(t, text_on) * exponent
@@ -243,35 +245,37 @@ class AdaptiveLoss(Loss):
 @torch.no_grad()
 def genmd4_bound(model, text, tokens, latents, t_latent, t, u, w, known_mask=None):
     """
-    One draw, nats per sample (B,), of the bound for rates l_v = w_v w(t) that belong to the token:
+    One draw, nats per sample (B,), float64, of the bound for rates l_v = w_v w(t) that belong to the token:
         E_t [ sum over masked of  l_x (-log mu_x) - l_x + sum over v of l_v mu_v ]
         mu = p(. | x_t, t)
     The last two terms are the price of rates that the network cannot know. They vanish where all w
     are equal. In expectation they vanish at the true posterior too, and there the bound is the
     entropy. That posterior depends on t, so the network should read the text clock.
     tokens (B, L); t (B,) spread over (0, 1); u (B, L) uniform; w (V,); known_mask (B, L): True is
-    not
-    masked.                                                            GenMD4, arXiv:2406.04329
+    not masked. What lies where is as in MaskedText.bound: all of these, and the result, on the
+    host.                                                              GenMD4, arXiv:2406.04329
     """
     noisy, mask = text.corrupt(tokens, t, u, known_mask, w[tokens])
     positions = positions_of(mask)                                       # (P,)
-    hidden, _ = model(noisy, latents, t.float(), t_latent, positions, predict=('text',),
-                      return_hidden=True)
+    hidden, _ = model(to_device(noisy, t_latent), latents, to_device(t.float(), t_latent), t_latent,
+                      to_device(positions, t_latent), predict=('text',), return_hidden=True)
+    w_device = to_device(w.float(), t_latent)
 
     # the terms of the bound
     def terms(logits, x, weight):
-        log_mu = logits.double().log_softmax(1)                          # (p, V)
-        l_v = w * weight                                                 # (p, V)
+        log_mu = logits.log_softmax(1)                                   # (p, V)
+        l_v = w_device * weight                                          # (p, V)
         l_x = l_v.gather(1, x).squeeze(1)
         log_mu_x = log_mu.gather(1, x).squeeze(1)
         return l_x * -log_mu_x - l_x + (l_v * log_mu.exp()).sum(1)
 
     B, L = tokens.shape
     row = positions // L
-    x = tokens.flatten()[positions][:, None]                             # (P, 1)
-    weight = text.bound_weight(t)[row, None]                             # (P, 1)
-    integrand = in_chunks(terms, run_head(model, hidden, text.mask_id), x, weight)   # (P,)
+    x = to_device(tokens.flatten()[positions][:, None], t_latent)        # (P, 1)
+    weight = to_device(text.bound_weight(t).float()[row, None], t_latent)            # (P, 1)
+    logits = run_head(model, hidden, text.mask_id)                       # (P, V)
+    integrand = in_chunks(terms, logits, x, weight).cpu()                # (P,)
 
     # the sum over each row
-    total = torch.zeros(B, dtype=torch.float64, device=tokens.device)
-    return total.index_add_(0, row, integrand)
+    total = torch.zeros(B, dtype=torch.float64)
+    return total.index_add_(0, row, integrand.double())

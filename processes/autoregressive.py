@@ -42,7 +42,7 @@ class NextToken:
     def training_weight(self, t):
         return torch.ones_like(t)
 
-    def loss(self, hidden, head, targets, weight, seen=None, t=None):
+    def loss(self, hidden, head, targets, weight, seen=None, coefficients=None):
         """ As MaskedText.loss: sum over p of weight_p * -log p(x_p). """
         return HeadLoss.apply(hidden, head, targets, weight, self.head_chunk)
 

@@ -23,7 +23,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from diffusion import in_chunks, positions_of, to_device
+from diffusion import in_chunks, in_float32, positions_of, to_device
 from processes.integral import IntegralProcess
 from samplers import no_callback, scatter_at, schedule_times
 
@@ -83,40 +83,49 @@ class GIDD(IntegralProcess):
 
     # ---- the loss and the bound
 
-    def weight(self, x, z, t, kind):
-        """ w of the places (P,), or what the kind of loss_weight makes of it. """
+    def weights(self, t, kind):
+        """ w at MASK, at z != x and at z = x, (B,) each, or what the kind of loss_weight makes of
+        it. """
         V, gamma = self.mask_id, self.gamma
         *_, c = self.masses(t)
         at_x = c / (V * (1 - t) ** gamma + c)
-        relative = torch.where(z == V, 2.0, torch.where(z != x, 1.0, at_x))
+        relative = torch.stack((torch.full_like(t, 2), torch.ones_like(t), at_x))
         if kind == 'dynamic':
             return relative
         w = relative * gamma / (2 * t * (1 - t))
         return w.clamp(max=2) if kind == 'clip' else w
 
-    def integrand(self, log_p, x, z, t, kind='bound'):
+    def coefficients(self, t, kind):
+        """ Of clocks t (B,), float64, (B, 7): the logarithms of alpha, uniform and alpha + uniform;
+        the sum of q log q over q_t(. | x) at the V ids, which is alpha + uniform at x and uniform
+        at the V - 1 others; and the three weights. """
+        alpha, uniform, _, _ = self.masses(t)
+        at_x = alpha + uniform
+        q_log_q = at_x * at_x.log() + (self.mask_id - 1) * torch.xlogy(uniform, uniform)
+        return torch.stack((alpha.log(), uniform.log(), at_x.log(), q_log_q,
+                            *self.weights(t, kind)), 1)
+
+    def integrand(self, log_p, x, z, coefficients):
         """ w [ KL(q(. | x) || q(. | p)) + r - log r - 1 ], with log q(v | p) = log(alpha p_v +
-        uniform). log_p (P, V); x, z, t (P,). """
-        alpha, uniform, _, _ = self.masses(t)                            # (P,) float64
-        dtype = log_p.dtype
+        uniform). log_p (P, V); x, z (P,); coefficients (P, 7). """
+        log_alpha, log_uniform, log_at_x, q_log_q, w_mask, w_other, w_same = coefficients.T  # (P,)
         is_mask = z == self.mask_id
 
         # q_t(. | p) at the V ids; at MASK it is mask_t, whatever p
-        log_q = torch.logaddexp(log_p + alpha.log().to(dtype)[:, None],
-                                uniform.log().to(dtype)[:, None])        # (P, V)
+        log_q = torch.logaddexp(log_p + log_alpha[:, None], log_uniform[:, None])    # (P, V)
 
-        # q_t(. | x) is alpha + uniform at x, and uniform at the V - 1 others
-        entropy = (torch.xlogy(alpha + uniform, alpha + uniform)
-                   + (self.mask_id - 1) * torch.xlogy(uniform, uniform))
+        # KL
         log_q_x = log_q.gather(1, x[:, None]).squeeze(1)
-        KL = entropy - alpha * log_q_x - uniform * log_q.sum(1)
+        KL = q_log_q - log_alpha.exp() * log_q_x - log_uniform.exp() * log_q.sum(1)
 
         # r - log r - 1; at MASK r is 1
-        q_z_of_x = torch.where(z == x, alpha + uniform, uniform).clamp(min=1e-300)
+        log_q_z_of_x = torch.where(z == x, log_at_x, log_uniform)
         log_q_z = log_q.gather(1, torch.where(is_mask, x, z)[:, None]).squeeze(1)
-        log_r = q_z_of_x.log() - log_q_z
-        divergence = torch.where(is_mask, 0.0, torch.expm1(log_r) - log_r)
-        return (self.weight(x, z, t, kind) * (KL + divergence)).to(dtype)
+        log_r = torch.where(is_mask, 0.0, log_q_z_of_x - log_q_z)
+        divergence = torch.expm1(log_r) - log_r
+
+        w = torch.where(is_mask, w_mask, torch.where(z != x, w_other, w_same))
+        return w * (KL + divergence)
 
     # ---- samplers
 
@@ -168,10 +177,9 @@ class GIDD(IntegralProcess):
             to_any = torch.where(is_mask, mask, uniform) * uniform_next * V
 
             # one of the four, by a coin
-            coin, lot = to_device(torch.rand(2, len(positions), generator=rng, dtype=torch.float64),
-                                  tokens)
-            coin = coin * (stay + to_x + to_mask + to_any)
-            any_id = (lot * V).long().clamp(max=V - 1)
+            coin, lot = torch.rand(2, len(positions), generator=rng, dtype=torch.float64)
+            any_id = to_device((lot * V).long().clamp(max=V - 1), tokens)
+            coin = to_device(in_float32(coin), tokens) * (stay + to_x + to_mask + to_any)
             new = torch.where(coin < stay + to_x + to_mask, V, any_id)
             new = torch.where(coin < stay + to_x, x, new)
             new = torch.where(coin < stay, z, new)

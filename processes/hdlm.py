@@ -20,7 +20,7 @@ import math
 
 import torch
 
-from diffusion import MaskedText, in_chunks, positions_of, to_device
+from diffusion import MaskedText, in_chunks, in_float32, positions_of, to_device
 from processes.clusters import cluster_table, clusters_in_words
 from processes.integral import IntegralProcess
 from samplers import init_state, no_callback, scatter_at, schedule_times
@@ -70,12 +70,13 @@ class HDLM(IntegralProcess):
         return self.tables[x.device][x]
 
     def draw_cluster(self, x, u):
-        """ k ~ Q(. | x) from uniform numbers u, of the shape of x. """
-        own = self.cluster_of(x)
+        """ k ~ Q(. | x) from uniform numbers u, float64 on the host, of the shape of x. """
         # above xi: one of the n_clusters - 1 others, with the own one left out of the count
         rest = (u - self.xi) / max(1 - self.xi, 1e-300)
         other = (rest * (self.n_clusters - 1)).long().clamp(0, max(self.n_clusters - 2, 0))
-        return torch.where(u < self.xi, own, other + (other >= own))
+        is_own, other = to_device(u < self.xi, x), to_device(other, x)
+        own = self.cluster_of(x)
+        return torch.where(is_own, own, other + (other >= own))
 
     def corrupt(self, tokens, t, u, known_mask=None, exponent=None):
         """ From one uniform number per place: MASK below mask_t, a cluster below mask_t +
@@ -104,11 +105,16 @@ class HDLM(IntegralProcess):
 
     # ---- the loss and the bound
 
-    def integrand(self, log_p, x, z, t, kind='bound'):
-        """ The term of the bound for each place. log_p (P, V); x, z, t (P,). """
+    def coefficients(self, t, kind):
+        """ mask_t' / mask_t and -alpha_t' / cluster_t of clocks t (B,), float64: (B, 2). """
+        _, cluster, mask, mask_rate, alpha_rate = self.masses(t)
+        return torch.stack((mask_rate / mask, alpha_rate / cluster), 1)
+
+    def integrand(self, log_p, x, z, coefficients):
+        """ The term of the bound for each place. log_p (P, V); x, z (P,); coefficients (P, 2). """
         V, n_clusters = self.mask_id, self.n_clusters
         xi, xi_other = self.xi, self.xi_other
-        _, cluster, mask, mask_rate, alpha_rate = self.masses(t)
+        mask_weight, cluster_weight = coefficients.T                     # (P,)
 
         # log sum over v of p(v) Q(k | v), from the sum of p over each cluster
         cluster_of = self.cluster_of(torch.arange(V, device=x.device))
@@ -130,8 +136,6 @@ class HDLM(IntegralProcess):
         log_Q_of_x = torch.where(k == own, math.log(xi), log_xi_other).squeeze(1)
         at_cluster = -(log_p.gather(1, x[:, None]) - log_Q.gather(1, k)).squeeze(1) - log_Q_of_x
 
-        mask_weight = (mask_rate / mask).to(KL.dtype)
-        cluster_weight = (alpha_rate / cluster).to(KL.dtype)
         return torch.where(z == V, mask_weight * KL, cluster_weight * at_cluster)
 
     # ---- samplers
@@ -181,8 +185,8 @@ class HDLM(IntegralProcess):
             to_cluster = torch.where(is_mask, mask_to_cluster, 0.0)
 
             # one of the three, by a coin
-            coin, lot = to_device(torch.rand(2, len(positions), generator=rng, dtype=torch.float64),
-                                  tokens)
+            coin, lot = torch.rand(2, len(positions), generator=rng, dtype=torch.float64)
+            coin = to_device(in_float32(coin), tokens)
             cluster_id = V + 1 + self.draw_cluster(x, lot)
             new = torch.where(coin < stay + to_cluster, cluster_id, x)
             new = torch.where(coin < stay, z, new)

@@ -100,16 +100,16 @@ def rated_bound(run, tokens, z, rare, draws, seed, batch):
     c = run.config
     trained = Adaptive(c['masking'], c['beta'], False, (.3, .7), 1, c['max_iters'],
                        run.tokenizer.pad, rare, False)
-    w = trained.exponents(rare, c['max_iters'] - 1).to(run.device)
+    w = trained.exponents(rare.double(), c['max_iters'] - 1)
     n, L = tokens.shape
     total = 0.0
     for i in range(0, n, batch):
-        x = tokens[i:i + batch].to(run.device)
+        x = tokens[i:i + batch]
         latents = None if z is None else z[i:i + batch].to(run.device)
         B, zeros = len(x), torch.zeros(len(x), device=run.device)
         for k in range(draws):
-            u = uniforms(seed, k, 'evaluation', i, B, 1 + L).to(run.device)
-            t = (torch.arange(B, device=run.device) + u[:, 0]) / B       # spread over (0, 1)
+            u = uniforms(seed, k, 'evaluation', i, B, 1 + L)
+            t = (torch.arange(B) + u[:, 0]) / B                          # spread over (0, 1)
             with run.autocast():
                 nats = genmd4_bound(run.model, run.text, x, latents, zeros, t, u[:, 1:], w,
                                     ends_of(run, x))

@@ -51,7 +51,7 @@ def test_the_dataset_counts_its_tokens(dataset):
 def test_each_token_is_masked_with_probability_t_to_the_w_never_at_0_and_always_at_1():
     text, a = MaskedText(5), adaptive()
     tokens = torch.arange(5).repeat(4000, 50)                            # (4000, 250)
-    w = a.exponents(a.rarity[tokens], 0)
+    w = a.exponents(a.rarity[tokens].double(), 0)
     assert w[0, 0] == math.exp(-.5 * (2 * FREQUENT_FIRST[0].item() - 1)) and (w[tokens == 4] == 1).all(), 'PAD is masked as ever'
     u = torch.rand(tokens.shape, dtype=torch.float64)
     for t, law in ((0., lambda w: 0), (1., lambda w: 1), (.3, lambda w: .3 ** w), (.8, lambda w: .8 ** w)):

@@ -80,7 +80,7 @@ def exact_bound(process, denoiser, nodes=64):
     for t, w in zip(*gauss(nodes)):
         chance = p * exact_law(process, t.item())[TEXTS[None], Z[:, None]].prod(2)           # (n, X)
         log_p = denoiser(t, Z)[:, None].expand(n, X, L, V).flatten(0, 2)
-        value = process.integrand(log_p, x, z, t.expand(len(x)))
+        value = process.integrand(log_p, x, z, process.coefficients(t[None], 'bound').expand(len(x), -1))
         scored = (z >= V) if isinstance(process, HDLM) else torch.ones_like(z, dtype=torch.bool)
         chance = chance[..., None].expand(n, X, L).flatten()
         total += w.item() * torch.where((chance > 0) & scored, chance * value, 0).sum().item()
@@ -180,16 +180,18 @@ def test_gidd_without_uniform_noise_is_masked_text_with_its_own_schedule():
         seen, _ = GIDD(V, 0., g).corrupt(x, t, u)
         a = (1 - t) ** g / (t ** g + (1 - t) ** g)
         assert torch.equal(seen, torch.where(u < a[:, None], x, V))
-    w = GIDD(V, 0., 1.).weight(x[:, 0], torch.full((500,), V), t, 'bound') * (1 - t)                 # KL = a * -log p
+    w = GIDD(V, 0., 1.).weights(t, 'bound')[0] * (1 - t)                 # at MASK: KL = a * -log p
     assert torch.allclose(w, MaskedText(V).bound_weight(t))
 
 
 def test_training_weights_are_dynamic_or_clipped():
     process, t = GIDD(V, .2, 2.), torch.tensor([.3, .3, .3], dtype=torch.float64)
-    x, z = torch.tensor([0, 0, 0]), torch.tensor([V, 1, 0])
-    w, dynamic, clip = (process.weight(x, z, t, kind) for kind in ('bound', 'dynamic', 'clip'))
-    assert torch.allclose(dynamic, w * 2 * t * (1 - t) / 2) and dynamic[:2].tolist() == [2, 1] and 0 < dynamic[2] < 1
-    assert torch.equal(clip, w.clamp(max=2)) and w.max() > 2
+    x, z, log_p = torch.tensor([0, 0, 0]), torch.tensor([V, 1, 0]), torch.randn(3, V, dtype=torch.float64).log_softmax(1)
+    value = [process.integrand(log_p, x, z, process.coefficients(t, kind)) for kind in ('bound', 'dynamic', 'clip')]
+    unweighted = value[0] / process.weights(t, 'bound').diagonal()       # at MASK, at another token, at its own
+    w, dynamic, clip = (one / unweighted for one in value)
+    assert torch.allclose(dynamic, w * 2 * t * (1 - t) / 2) and torch.allclose(dynamic[:2], torch.tensor([2., 1.]).double()) and 0 < dynamic[2] < 1
+    assert torch.allclose(clip, w.clamp(max=2)) and w.max() > 2
 
 
 @pytest.mark.parametrize('process', [GIDD(V, .2), GIDD(V, 0.), HDLM(V, CLUSTERS), HDLM(V, CLUSTERS, 2., .8)],
@@ -215,13 +217,13 @@ def test_a_draw_of_the_bound_has_its_enumerated_mean_and_the_loss_its_integrand(
     logits = torch.randn(500, V, generator=torch.Generator().manual_seed(2))
     x, z, t = TEXTS[rows].flatten()[at], seen.flatten()[at], t[at // L]
     weight = torch.rand(500, generator=torch.Generator().manual_seed(3))
-    loss, value, _ = process.loss(logits, torch.eye(V), x, weight, z, t)
-    exact = process.integrand(logits.double().log_softmax(1), x, z, t, *([process.loss_weight] if isinstance(process, GIDD) else []))
+    loss, value, _ = process.loss(logits, torch.eye(V), x, weight, z, process.loss_coefficients(t))
+    exact = process.integrand(logits.double().log_softmax(1), x, z, process.coefficients(t, process.loss_weight))
     assert torch.allclose(value.double(), exact, rtol=1e-3, atol=1e-4) and torch.allclose(loss, (weight * value).sum())
     for end in (0., 1.):
         leaf = logits.clone().requires_grad_()
         weight[:9], t[:9] = 0, end
-        loss, *_ = process.loss(leaf, torch.eye(V), x, weight, torch.full_like(z, V) if end else x, t)
+        loss, *_ = process.loss(leaf, torch.eye(V), x, weight, torch.full_like(z, V) if end else x, process.loss_coefficients(t))
         loss.backward()
         assert leaf.grad.isfinite().all() and not leaf.grad[:9].any()
 
@@ -236,7 +238,7 @@ def test_the_loss_in_pieces_is_the_loss_in_one(process, monkeypatch):
     monkeypatch.setattr(process, 'integrand', lambda log_p, *args: (rows.append(len(log_p)), integrand(log_p, *args))[1])
     for numbers in (2 ** 22, 7 * V):                                     # all at once; 7 places at a time
         monkeypatch.setitem(integral.CHUNK_ELEMENTS, 'cpu', numbers)
-        loss, value, right = process.loss(*leaves, x[:, 0], scored[:, 0] / 50, z[:, 0], t)
+        loss, value, right = process.loss(*leaves, x[:, 0], scored[:, 0] / 50, z[:, 0], process.loss_coefficients(t))
         found.append([loss.detach(), value, right.float(), *torch.autograd.grad(loss, leaves)])
     for one, pieces in zip(*found):
         torch.testing.assert_close(one, pieces, rtol=1e-5, atol=1e-7)
@@ -255,11 +257,35 @@ def test_pieces_add_up_in_float32_under_autocast(process, monkeypatch):
     def gradient(pieces, autocast):
         monkeypatch.setitem(integral.CHUNK_ELEMENTS, 'cpu', 4096 // pieces * 200)
         with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
-            loss, *_ = process.loss(hidden, head, x[:, 0], scored[:, 0] / 4096, z[:, 0], t)
+            loss, *_ = process.loss(hidden, head, x[:, 0], scored[:, 0] / 4096, z[:, 0], process.loss_coefficients(t))
         return torch.autograd.grad(loss, head)[0]
     exact = gradient(1, False)
     error = [((gradient(pieces, True) - exact).norm() / exact.norm()).item() for pieces in (1, 256)]
     assert 0 < error[1] < 1.2 * error[0] < .02, error
+
+
+@pytest.mark.parametrize('process', [GIDD(300, p_u, g) for p_u, g in ((0, 1.), (.1, 1.), (.2, .1), (.5, 10.))] + [
+    HDLM(300, torch.arange(300) % 9, g, xi) for g, xi in ((1., 1.), (.1, .9), (10., .9))],
+    ids=lambda p: f'{type(p).__name__}-{p.gamma}-{p.ratio if isinstance(p, GIDD) else p.xi}')
+def test_float32_on_the_device_gives_what_float64_gives(process):
+    """ Bound and loss at clocks from 1e-12 to 1 - 1e-12, of networks that are unsure and sure: the mean to 1e-5, each place to 1e-4
+    and, before its weight, to 1e-5 nats. """
+    n = 3000
+    y, rng = (torch.arange(n, dtype=torch.float64) + .5) / n, torch.Generator().manual_seed(5)
+    t = (y ** 3 * (10 - 15 * y + 6 * y * y)).clamp(1e-12, 1 - 1e-12)     # as in IntegralProcess.bound
+    slope, middle = 30 * (y * (1 - y)) ** 2, t.clamp(1e-6, 1 - 1e-6)
+    x, u = torch.randint(300, (n, 1), generator=rng), torch.rand(n, 1, dtype=torch.float64, generator=rng)
+    for certainty in (1, 10):
+        logits = certainty * torch.randn(n, 300, generator=rng).scatter_add_(1, x, torch.full((n, 1), 2.))
+        z, scored = process.corrupt(x, t, u)
+        kinds = ((process.coefficients(t, 'bound'), process.coefficients(t, 'bound').float(), slope),
+                 (process.coefficients(middle, process.loss_weight), process.loss_coefficients(t), torch.ones(n)))
+        for exact, rounded, factor in kinds:
+            wide, narrow = ((process.integrand(log_p, x[:, 0], z[:, 0], c) * factor)[scored[:, 0]] for log_p, c in (
+                (logits.double().log_softmax(1), exact), (logits.log_softmax(1), rounded)))
+            assert rounded.dtype == torch.float32 and abs(narrow.mean() / wide.mean() - 1) < 1e-5
+            weight = (exact[:, -2:].amax(1) * factor)[scored[:, 0]]
+            assert ((narrow - wide).abs() <= 1e-4 * wide.abs() + 1e-5 * weight).all()
 
 
 def test_every_knob_of_a_baseline_changes_its_loss():
@@ -272,7 +298,8 @@ def test_every_knob_of_a_baseline_changes_its_loss():
     def loss(clusters=CLUSTERS, **knobs):
         process = text_process(common | knobs, V, clusters, torch.tensor([5]))
         seen, scored = process.corrupt(x, t.double(), u)
-        return process.loss(logits, torch.eye(V), x.flatten(), scored.flatten() / 1000, seen.flatten(), t.repeat_interleave(20))[0].item()
+        coefficients = process.loss_coefficients(t.repeat_interleave(20)) if 'text_process' in knobs else None
+        return process.loss(logits, torch.eye(V), x.flatten(), scored.flatten() / 1000, seen.flatten(), coefficients)[0].item()
     gidd, hdlm = dict(text_process='gidd'), dict(text_process='hdlm')
     found = [loss(causal=True), loss(), loss(**gidd), loss(**gidd, gidd_uniform=.2), loss(**gidd, gidd_gamma=2.),
              loss(**gidd, text_loss_weight='dynamic'), loss(**gidd, text_loss_weight='clip'), loss(**hdlm), loss(**hdlm, hdlm_gamma=2.),
