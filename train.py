@@ -650,9 +650,7 @@ while True:
     if ema is not None:
         with torch.no_grad():                              # with a graph it would grow for ever
             d = min(ema_decay, (1 + state.step) / (10 + state.step))
-            difference = torch._foreach_sub(parameters, ema)
-            torch._foreach_mul_(difference, (1 - d) * (1 - bad))
-            torch._foreach_add_(ema, difference)
+            torch._foreach_lerp_(ema, parameters, [(1 - d) * (1 - bad)] * len(ema))
 
     # ---- log: a line speaks of one mode
     is_last = state.step == max_iters or stage_at(state.step) is not stage
