@@ -37,7 +37,7 @@ LINES = [*REFUSED, *WAITED_FOR, *FREE, 'x.double()']
 
 STEPS = 2
 TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8', f'--max_iters={STEPS}', '--log_interval=2',
-        '--eval_interval=2', '--eval_iters=1', '--save_interval=2', '--warmup_iters=1', '--dropout=0.1', '--learning_rate=0.03',
+        '--eval_interval=2', '--eval_iters=1', '--save_interval=2', '--warmup_iters=1', '--dropout=0.1', '--learning_rate=0.1',
         '--ema_decay=0.5']
 TEXT = ['--streams=text,', '--mode=unconditional']
 
@@ -145,6 +145,7 @@ OTHERS = [(f't2l, {name}', RESUMED, [SAY, '--mode=t2l', f'--solver={name}', '--l
 OTHERS += [('t2l of x0', 'mixed with bag and shortcut', [SAY, '--mode=t2l', '--latent_steps=3']),
            ('autoregressive', RESUMED, L2T),
            ('autoregressive alone', 'ar_prefix', L2T),
+           ('continued', 'ar_prefix', ['--text=a red man runs [MASK:*]', '--mode=infill']),
            ('search', RESUMED, [SAY, '--rerank=2', '--refine=1', '--steps=3']),
            ('blocks', RESUMED, [*L2T, '--sampler=ancestral', '--block_size=8', '--steps=6']),
            ('t2l2t', RESUMED, [SAY, '--mode=t2l2t', '--latent_steps=3', '--steps=3']),
