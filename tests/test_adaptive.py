@@ -205,6 +205,25 @@ def test_the_curriculum_weighs_one_group_after_the_other_with_mean_1_and_ends_fl
 
 # ---- learned importance
 
+def test_masking_on_the_device_in_float32_is_that_of_float64(dataset):
+    """ Of 160 rows the masks are equal, the weights to 1e-5, and uniform numbers stay below 1. """
+    _, data, a = batches(dataset, masking='proportional', beta=.9, curriculum=True, learns=True)
+    make_batch = AdaptiveBatchMaker(MaskedText(data.tokenizer.vocab_size), None, ('text',), 0, .1, 0., 1e-3, adaptive=a)
+    rng = torch.Generator().manual_seed(0)
+    tokens, (B, L) = data.rows(np.arange(160))[0], (160, data.seq_len)
+    importance = torch.rand(B, L, generator=rng)
+    t, u = torch.rand(B, generator=rng, dtype=torch.float64), torch.rand(B, L, generator=rng, dtype=torch.float64)
+    u[0, 0], t[0] = 1 - 2 ** -40, 1                                      # all MASK, whatever u
+    rest = dict(budget=B * L, step=7, known_mask=None)
+    exact = make_batch.mask_by(importance, tokens, t, torch.ones_like(t), u, **rest)
+    sent = make_batch.mask(tokens, t, torch.ones_like(t), u, **rest)
+    assert all(sent[name].dtype == torch.float32 for name in ('t', 'text_on', 'u'))
+    found = make_batch.mask_by(importance, **sent)
+    for name in ('x_t', 'positions', 'targets'):
+        assert torch.equal(found[name], exact[name]), name
+    assert (found['x_t'][0] == data.tokenizer.vocab_size).all() and torch.allclose(found['weight'], exact['weight'], rtol=1e-5, atol=0)
+
+
 def test_importance_reads_the_clean_text_gives_PAD_one_half_and_passes_no_gradient_to_the_trunk():
     torch.manual_seed(0)
     model = Model(ModelConfig(vocab_size=20, seq_len=12, depth=1, width=32, heads=2, streams=('text',)))
