@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from configurator import run_config
 from launch import HANGS, ROOT
@@ -73,10 +74,30 @@ def test_several_benches_run_in_turn_and_an_unknown_one_is_refused_before_any(da
     assert rc == 2 and 'parts=' in err and err.count('\n') == 1 and not list(tmp_path.iterdir())
 
 
+def test_opening_makes_a_dataset_of_so_many_rows_and_prints_a_line_for_it(tmp_path):
+    from benchmarks import opening
+    from data import PackedDataset
+    opening.write_dataset(tmp_path, 70, 30)
+    for split, n, n_shards in (('train', 70, 3), ('val', opening.VAL_ROWS, 34)):
+        data = PackedDataset(tmp_path, split)
+        assert len(data) == n and len(list(tmp_path.glob(f'{split}-*.tokens.bin'))) == n_shards
+    tokens, latents = PackedDataset(tmp_path, 'train').rows(range(70))
+    lengths = (tokens == 0).sum(1)                                       # tokens of id 0, then EOS and PAD
+    assert tokens.shape == (70, 128) and latents.shape == (70, 1, 384) and not latents.any()
+    assert torch.equal(lengths[:30], lengths[30:60]) and 40 < lengths.float().mean() < 90, 'full shards share their offsets'
+
+    rc, out, err = bench('--what=opening', '--rows=7e1', '--shard_rows=30', '--batch_size=4')
+    assert rc == 0, err
+    head, line = out.splitlines()[-2:]
+    assert head.split()[:2] == ['rows', 'shards'] and all(name in head for name, _ in opening.COLUMNS.values())
+    rows, n_shards, *numbers = line.split()
+    assert (rows, n_shards) == ('70', '3') and len(numbers) == len(opening.COLUMNS)
+    assert all(float(number) >= 0 for number in numbers) and float(numbers[-2]) > 0
+
+
 @pytest.mark.parametrize('side', ['ours', 'bert', 'gpt'])
 def test_every_side_learns_from_its_batch(side):
     from benchmarks import peers
-    import torch
     module, loss = peers.build(side, TINY, 'cpu', 'float32')
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
     first = loss().item()
