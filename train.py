@@ -258,7 +258,7 @@ else:
     loss_fn = Loss(model, make_batch, autocast, latent_weight)
 set_frozen(run.always_frozen)                              # the optimizers take all that ever train
 if is_sharded:
-    distributed.shard(loss_fn, device)
+    distributed.shard(loss_fn, device, in_bfloat16=dtype == 'bfloat16')
 trained = [(name, p) for name, p in model.named_parameters() if name not in run.always_frozen]
 names, parameters = zip(*trained)
 if rank:                                                 # from here on only dropout draws from this

@@ -135,14 +135,21 @@ _is_renamed = 'forward_sync_buffers' in _ddp_arguments
 NO_BUFFER_SYNC = {'forward_sync_buffers' if _is_renamed else 'broadcast_buffers': False}
 
 
-def shard(loss, device):
+def shard(loss, device, in_bfloat16):
     """ FSDP2, in place, before optimizer and average are made. Every process keeps its share of
-    each parameter, gradient and moment. A block is gathered when it is run. """
+    each parameter, gradient and moment, in float32. A block is gathered when it is run.
+    in_bfloat16: in bfloat16, as autocast will use its matrices; gradients are summed in float32.
+    The rest of the model is gathered in float32: autocast does not cast all of it. """
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import (MixedPrecisionPolicy, fully_shard,
+                                        register_fsdp_forward_method)
+    of_blocks = MixedPrecisionPolicy()
+    if in_bfloat16:
+        of_blocks = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32,
+                                         cast_forward_inputs=False)
     mesh = init_device_mesh(torch.device(device).type, (world,))
     for block in loss.model.blocks:
-        fully_shard(block, mesh=mesh)
+        fully_shard(block, mesh=mesh, mp_policy=of_blocks)
     fully_shard(loss, mesh=mesh)
     register_fsdp_forward_method(loss, 'validate')
 

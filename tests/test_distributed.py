@@ -64,6 +64,26 @@ def test_fsdp_equals_ddp(alone, sharded):
     assert shapes[0] == shapes[1]
 
 
+def test_in_bfloat16_fsdp_gathers_its_blocks_in_bfloat16_and_stays_close_to_ddp(dataset, tmp_path):
+    """ Also over two micro-steps and with an evaluation; what is kept is float32. """
+    say = """
+import model
+forward = model.Block.forward
+def watched(self, *args):
+    print('BLOCK', sorted({str(p.dtype) for p in self.parameters()}))
+    return forward(self, *args)
+model.Block.forward = watched
+"""
+    blocks = {'ddp': "['torch.float32']", 'fsdp': "['torch.bfloat16']"}
+    for kind, dtypes in blocks.items():
+        job = Job(dataset, tmp_path / kind, *EXACT, f'--parallel={kind}', '--dtype=bfloat16', '--batch_size=4', '--grad_accum=2',
+                  '--eval_interval=3', ranks=2, before=say, after="print('KEPT', {p.dtype for p in [*g['parameters'], *g['ema']]})")
+        assert job.wait() == [0, 0], job.err()
+        assert {line for line in job.out().splitlines() if line.startswith('BLOCK')} == {f'BLOCK {dtypes}'}
+        assert 'KEPT {torch.float32}' in job.out()
+    assert_close(tmp_path / 'ddp', tmp_path / 'fsdp', 2e-3)
+
+
 def test_fsdp_trains_on_its_own_weights_after_an_evaluation_without_a_save(dataset, tmp_path):
     """ Evaluations get worse and worse, so nothing is saved after them; FSDP2 keeps what it gathered for them, until it is told. """
     worse = """
