@@ -245,7 +245,8 @@ class AdaptiveLoss(Loss):
 @torch.no_grad()
 def genmd4_bound(model, text, tokens, latents, t_latent, t, u, w, known_mask=None):
     """
-    One draw, nats per sample (B,), float64, of the bound for rates l_v = w_v w(t) that belong to the token:
+    One draw, nats per sample (B,), float64, of the bound for rates l_v = w_v w(t) that belong to
+    the token:
         E_t [ sum over masked of  l_x (-log mu_x) - l_x + sum over v of l_v mu_v ]
         mu = p(. | x_t, t)
     The last two terms are the price of rates that the network cannot know. They vanish where all w
