@@ -20,8 +20,10 @@ from diffusion import MaskedText, uniforms
 from model import Model, ModelConfig
 from launch import log, run_each, train_each, weights
 from runs import checkpoint
-from sample import l2t, load_run, null_latents
+from runs.loading import load_run
 from samplers import make_propose
+from sampling.denoise import null_latents
+from sampling.directions import l2t
 from toys import Network
 from test_checkpoint import forge
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diffusion import (MODES, GaussianLatents, HeadLoss, MaskedText, draw_clocks, mode_shares, normals, positions_and_targets, uniforms)
-from samplers import SOLVERS
+from sampling.solvers import SOLVERS
 from toys import L, V, Toy, exact_bound, optimal_denoiser, random_denoiser
 
 SCHEDULES = [('loglinear', 0.), ('cosine', 0.), ('polynomial', 2.), ('polynomial', .5), ('ddpm', 0.)]
