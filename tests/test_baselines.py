@@ -237,7 +237,7 @@ def test_the_loss_in_pieces_is_the_loss_in_one(process, monkeypatch):
     found, rows, integrand = [], [], process.integrand
     monkeypatch.setattr(process, 'integrand', lambda log_p, *args: (rows.append(len(log_p)), integrand(log_p, *args))[1])
     for numbers in (2 ** 22, 7 * V):                                     # all at once; 7 places at a time
-        monkeypatch.setitem(integral.CHUNK_ELEMENTS, 'cpu', numbers)
+        monkeypatch.setattr(integral, 'CPU_CHUNK', numbers)
         loss, value, right = process.loss(*leaves, x[:, 0], scored[:, 0] / 50, z[:, 0], t)
         found.append([loss.detach(), value, right.float(), *torch.autograd.grad(loss, leaves)])
     for one, pieces in zip(*found):
@@ -255,7 +255,7 @@ def test_pieces_add_up_in_float32_under_autocast(process, monkeypatch):
     hidden, head = torch.randn(4096, 16, generator=rng), torch.randn(200, 16, generator=rng).requires_grad_()
 
     def gradient(pieces, autocast):
-        monkeypatch.setitem(integral.CHUNK_ELEMENTS, 'cpu', 4096 // pieces * 200)
+        monkeypatch.setattr(integral, 'CPU_CHUNK', 4096 // pieces * 200)
         with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
             loss, *_ = process.loss(hidden, head, x[:, 0], scored[:, 0] / 4096, z[:, 0], t)
         return torch.autograd.grad(loss, head)[0]

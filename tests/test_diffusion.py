@@ -242,7 +242,7 @@ def test_head_loss_under_autocast_is_cross_entropy_to_its_rounding(frozen):
 
 @pytest.mark.parametrize('numbers, multiple, compiled', [(1, 1, False), (100, 1, False), (2 ** 22, 1, False), (100, 64, False), (100, 64, True)])
 def test_head_loss_and_its_gradients_are_those_of_cross_entropy(monkeypatch, numbers, multiple, compiled):
-    monkeypatch.setattr('diffusion.HeadLoss.CHUNK_ELEMENTS', dict(cpu=numbers))  # chunks of 1, of 3, of all rows
+    monkeypatch.setattr('diffusion.HeadLoss.CPU_CHUNK', numbers)  # chunks of 1, of 3, of all rows
     monkeypatch.setattr('diffusion.HeadLoss.MULTIPLE', dict(cpu=multiple))       # 64 and compiled: as on a GPU
     if compiled:
         chunk = torch.compile(HeadLoss.of_chunk_compiled, backend='aot_eager', dynamic=False, fullgraph=True)

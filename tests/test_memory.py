@@ -71,7 +71,7 @@ def whole_and_in_chunks(compute, monkeypatch, at_least=4 * CHUNK):
     with torch.inference_mode(), WidestTable() as widest:
         whole = compute()
     assert widest.numel >= at_least, widest.numel
-    monkeypatch.setattr(diffusion, 'CHUNK_ELEMENTS', CHUNK)
+    monkeypatch.setattr(diffusion, 'LOGITS_CHUNK', CHUNK)
     with torch.inference_mode(), WidestTable() as widest:
         chunked = compute()
     assert 0 < widest.numel <= CHUNK, widest.numel
@@ -158,7 +158,7 @@ def test_a_measure_makes_no_table_above_a_chunk_and_is_the_same(name, model, mon
 # ---- the chunks themselves
 
 def test_chunks_go_through_all_positions_in_order_once_even_where_there_are_none(monkeypatch):
-    monkeypatch.setattr(diffusion, 'CHUNK_ELEMENTS', 3 * V)
+    monkeypatch.setattr(diffusion, 'LOGITS_CHUNK', 3 * V)
     seen = []
     for n in (0, 1, 3, 8):
         table, seen[:] = torch.randn(n, V), []
@@ -167,7 +167,7 @@ def test_chunks_go_through_all_positions_in_order_once_even_where_there_are_none
         assert torch.equal(x, table.argmax(1)) and place.tolist() == list(range(n)) and len(seen) == max(1, -(-n // 3))
         targets = torch.arange(n)
         assert torch.allclose(nll_of(logits, targets), -table.log_softmax(1).gather(1, targets[:, None])[:, 0])
-    monkeypatch.setattr(diffusion, 'CHUNK_ELEMENTS', 1)                  # less than a row: a row
+    monkeypatch.setattr(diffusion, 'LOGITS_CHUNK', 1)                  # less than a row: a row
     assert in_chunks(lambda some: some.sum(1), torch.ones(2, V)).tolist() == [V, V]
 
 
@@ -175,7 +175,7 @@ def test_what_is_drawn_for_a_position_does_not_depend_on_the_chunks(monkeypatch)
     logits = torch.randn(40, V)
     drawn = []
     for chunk in (2 ** 25, 7 * V, V):
-        monkeypatch.setattr(diffusion, 'CHUNK_ELEMENTS', chunk)
+        monkeypatch.setattr(diffusion, 'LOGITS_CHUNK', chunk)
         drawn.append(make_propose(1.0, .9, torch.Generator().manual_seed(0))(logits))
     assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
 
