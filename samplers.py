@@ -324,7 +324,8 @@ def dfm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callb
 # ---- in search of likely texts: not samples of the model's distribution
 
 def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-               score='top1', prefer='certain', end_penalty=0.0, threshold=0.9, importance=None):
+               score='top1', prefer='certain', end_penalty=0.0, ends=None, threshold=0.9,
+               importance=None):
     """
     Propose x ~ Cat(p) at every masked position, and unmask the most certain ones. The n masked
     positions of a row are spread evenly over the steps.                 MaskGIT arXiv:2202.04200
@@ -333,6 +334,7 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
     prefer      certain, or uncertain: the opposite order
     end_penalty nats that are subtracted from the certainty of a proposed EOS or PAD. The end of a
                 text is certain early, from the right inwards: without a penalty texts are too short
+    ends        the ids of EOS and PAD; None: the last two
     importance  importance(tokens (B, L)) -> (B, L) in [0, 1] of the proposed text: a factor on the
                 uncertainty. With prefer='uncertain' this is ATAT's sampler: the important and
                 uncertain tokens first.
@@ -372,7 +374,8 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
         if prefer == 'uncertain':
             certainty = -certainty
         if end_penalty:
-            is_end = x >= text.mask_id - 2                               # the last two ids
+            eos, pad = ends or (text.mask_id - 2, text.mask_id - 1)
+            is_end = (x == eos) | (x == pad)
             certainty = certainty - end_penalty * is_end
 
         # unmask the k first of each row

@@ -83,7 +83,7 @@ def export(out_dir, folder, which='best', license='', hardware=''):
     if results:
         write_text(tmp / 'results.json', json.dumps(results, indent=1))
     facts = facts_of(out_dir, config, meta, state, license, hardware)
-    supplied = what_to_supply(meta, folder.name)
+    supplied = what_to_supply(config, meta, folder.name)
     write_text(tmp / 'README.md', card(facts, license, folder.name, supplied, results))
     os.rename(tmp, folder)
 
@@ -131,10 +131,10 @@ def facts_of(out_dir, config, meta, state, license, hardware):
     }
 
 
-def what_to_supply(meta, title):
+def what_to_supply(config, meta, title):
     """ Lines for the card: what a reader needs to embed texts as the training data were. """
     encoder = meta['encoder']
-    if meta['latent_shape'] is None:
+    if meta['latent_shape'] is None or 'latent' not in config['streams']:
         return ['It reads no embeddings, so it needs nothing beside this folder.']
     if encoder is None:
         return ['Its latents were made elsewhere, and no encoder is known: it cannot embed a text.',

@@ -1,13 +1,13 @@
 """
 How likely the network finds a text, from a latent or from none: in nats, by the exact law where it
-writes from left to right, else by the bound. And which of its tokens it finds least likely.
+writes from left to right, else by the bound. And how likely it finds each of its tokens.
 
 Letters: n texts, B rows of a batch, L text tokens, N latent vectors, D latent dims, P positions,
 K draws of the bound.
 """
 import torch
 
-from diffusion import in_chunks, positions_of, rank_in_row, uniforms
+from diffusion import in_chunks, positions_of, uniforms
 from samplers import log_p_of, scatter_at
 from sampling.denoise import call, null_latents, rows_that_fit
 from sampling.writing import ends_of
@@ -75,13 +75,17 @@ def nats_per_token(run, tokens, z=None, seed=0, batch=128, draws=64):
 # Its tokens
 
 @torch.inference_mode()
-def mask_least_certain(run, tokens, z, share, seed, batch):
-    """ tokens (n, L) with a share of each text masked: where log p(x^i | z, half of the other
-    tokens) is lowest. The halves are drawn row by row, so equal rows come out differently. """
+def log_p_given_half(run, tokens, z, seed, batch):
+    """
+    log p(x^i | z, half of the other tokens) of tokens (n, L), from standardised latents z
+    (n, N, D): (n, L) nats; inf for EOS and PAD that the run is given.
+    The halves are drawn row by row, so equal rows come out differently.
+    """
     rng = torch.Generator().manual_seed(seed)
     in_first_half = torch.rand(tokens.shape, generator=rng) < 0.5
     ends = ends_of(run, tokens)
-    certainty = torch.zeros(tokens.shape).masked_fill(ends, torch.inf)
+    log_p = torch.zeros(tokens.shape).masked_fill(ends, torch.inf)
+
     # one call for each half, given the other
     batch = rows_that_fit(run, batch)
     for first in range(0, len(tokens), batch):
@@ -93,9 +97,5 @@ def mask_least_certain(run, tokens, z, share, seed, batch):
             t = run.text.time_of_share(mask.double().mean(1))
             logits, _ = call(run, noisy, z[part].to(run.device), t, 0.0, positions)
             x = tokens[part].flatten()[positions].to(run.device)
-            scatter_at(certainty[part], positions, in_chunks(log_p_of, logits, x).cpu())
-
-    # the least certain of each text
-    n_tokens = ((tokens != run.tokenizer.pad) & ~ends).sum(1, keepdim=True)
-    is_least = rank_in_row(certainty) < (share * n_tokens).ceil()
-    return torch.where(is_least, run.text.mask_id, tokens)
+            scatter_at(log_p[part], positions, in_chunks(log_p_of, logits, x).cpu())
+    return log_p

@@ -7,11 +7,11 @@ Letters: n texts, L text tokens, N latent vectors, D latent dims, K candidates o
 import torch
 import torch.nn.functional as F
 
-from diffusion import MaskedText
+from diffusion import MaskedText, rank_in_row
 from runs.loading import encode
 from sampling.directions import l2t
-from sampling.likelihood import mask_least_certain
-from sampling.writing import write
+from sampling.likelihood import log_p_given_half
+from sampling.writing import ends_of, write
 
 
 def closeness(run, tokens, raw):
@@ -43,6 +43,15 @@ def search_settings(run, K, sampling):
         drafting = drafting | dict(temperature=0.4 if is_causal else 0.7)
         mending = mending | dict(temperature=0.7)
     return drafting, mending
+
+
+def mask_least_certain(run, tokens, z, share, seed, batch):
+    """ tokens (n, L) with a share of each text masked: what is least likely, given half of the
+    rest. """
+    certainty = log_p_given_half(run, tokens, z, seed, batch)            # (n, L)
+    is_text = (tokens != run.tokenizer.pad) & ~ends_of(run, tokens)
+    n_masked = (share * is_text.sum(1, keepdim=True)).ceil()             # (n, 1)
+    return torch.where(rank_in_row(certainty) < n_masked, run.text.mask_id, tokens)
 
 
 def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, like=None, **sampling):

@@ -45,6 +45,7 @@ def blank(run, n, length=0, seed=0, like=None):
 
     if not 0 <= length <= run.L:
         raise ValueError(f'length={length}: {run.out_dir} writes at most {run.L} tokens')
+
     # as asked, or by a draw of the quantiles of the training texts' lengths
     if length:
         lengths = torch.full((n, 1), length)
@@ -89,6 +90,8 @@ def text_sampler(run, sampling):
     """ (sampler, its knobs, temperature) of the text knobs, as samplers.make_sampler gives
     them. """
     sampler, knobs, temperature = make_sampler(sampling, process_of(run, sampling))
+    if 'end_penalty' in knobs:
+        knobs['ends'] = (run.tokenizer.eos, run.tokenizer.pad)
     if sampling['by_importance']:
         if not run.model.importance:
             raise ValueError(f'by_importance: {run.out_dir} was trained with importance=none')

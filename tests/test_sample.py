@@ -21,7 +21,7 @@ import samplers
 from samplers import SAMPLERS, certainty_of, in_blocks, init_state, make_propose, no_callback, nucleus_filter
 from launch import run_each
 from runs.loading import encode
-from sampling import directions, likelihood, search, writing
+from sampling import directions, search, writing
 from sampling.knobs import DEFAULTS, sampling_knobs
 from sampling.solvers import SOLVERS
 from tasks import common
@@ -214,6 +214,17 @@ def test_the_end_of_a_text_may_be_held_back(penalty, order):
                                lambda x: seen.append(x[0] != 3), end_penalty=penalty)
     assert text.tolist() == [[0, 0, 0, 1]] and certainty.argmax() == 3
     assert [(b.int() - a.int()).argmax().item() for a, b in zip([torch.zeros(4).bool(), *seen], seen)] == order
+
+
+def test_the_end_is_held_back_by_its_id_which_need_not_be_one_of_the_last_two():
+    """ Some of tiktoken's encodings have ids above their EOS. Here EOS is 0, and the last place is surest of it. """
+    p = torch.tensor([[.1, .8, .1], [.15, .7, .15], [.05, .9, .05], [.95, .04, .01]])
+    model = Network(lambda tokens, z, t_text, t_latent, positions, predict: (p.log()[positions % L], None))
+    model.config, shown = Known(), []
+    run = known_run(model=model, tokenizer=SimpleNamespace(eos=0, pad=2))
+    for penalty in (0.0, 50.0):
+        directions.l2t(run, torch.zeros(1, 1, 2), sampler='confidence', end_penalty=penalty, on_step=lambda x: shown.append((x[0] != MASK).tolist()))
+    assert shown[0] == [False, False, False, True] and shown[L] == [False, False, True, False] and shown[-2] == [True, True, True, False]
 
 
 @pytest.mark.parametrize('score', ['top1', 'margin', 'entropy'])
@@ -553,7 +564,7 @@ def test_the_least_certain_tokens_are_masked_again():
     model.config = Known()
     run = known_run(model=model, tokenizer=SimpleNamespace(eos=EOS, pad=PAD))
     tokens = torch.tensor([[0, 0, 1, 0]] * 8)
-    masked = likelihood.mask_least_certain(run, tokens, torch.zeros(8, 1, 2), .25, 0, 8)
+    masked = search.mask_least_certain(run, tokens, torch.zeros(8, 1, 2), .25, 0, 8)
     assert masked.tolist() == [[0, 0, MASK, 0]] * 8
 
 
