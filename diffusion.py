@@ -169,7 +169,7 @@ def draw_clocks(seed, step, first, rows, batch, shares,
 
 # numbers in the table (p, V) of one chunk: 128 MiB in float32, and what is computed from it takes
 # a few times as much
-CHUNK_ELEMENTS = 2 ** 25
+LOGITS_CHUNK = 2 ** 25
 
 
 class Logits:
@@ -212,7 +212,7 @@ def in_chunks(function, logits, *others):
     other, so what is drawn for a position does not depend on the chunks. On a GPU it does.
     """
     P, V = logits.shape
-    size = max(1, CHUNK_ELEMENTS // V)
+    size = max(1, LOGITS_CHUNK // V)
     found = []
     for first in range(0, max(P, 1), size):                              # no positions: one chunk
         part = slice(first, first + size)
@@ -444,6 +444,16 @@ class MaskedText:
         return total * free / n
 
 
+# numbers in the float32 table (p, V) of one chunk of a training loss, elsewhere than on a CPU. On a
+# CPU a loss has its own number, with which the table stays in a cache
+GPU_CHUNK = 2 ** 26
+
+
+def rows_of_chunk(V, device, cpu_chunk):
+    """ How many rows p of the table a loss makes at a time. device: its type, as 'cpu'. """
+    return max(1, (cpu_chunk if device == 'cpu' else GPU_CHUNK) // V)
+
+
 def is_right(nll, best, V):
     """ (P,) bool: the target has the smallest nll of the V tokens, which is `best` (P,).
     Where all tokens are equally likely none is right. """
@@ -459,7 +469,7 @@ class HeadLoss(torch.autograd.Function):
     is one (P, V) table, in the precision of the product. cross_entropy keeps three, two in float32.
     of_chunk: the function that does so with some rows, HeadLoss.of_chunk or of_chunk_compiled.
     """
-    CHUNK_ELEMENTS = {'cpu': 2 ** 20}    # of a float32 chunk; on a CPU it should stay in a cache
+    CPU_CHUNK = 2 ** 20
     MULTIPLE = {'cpu': 1}                # of the table's columns; elsewhere 64
 
     @staticmethod
@@ -484,7 +494,7 @@ class HeadLoss(torch.autograd.Function):
             if padding:
                 table[:, V:] = -torch.inf                                # a probability of 0
             nll, best = torch.empty_like(weight), torch.empty_like(weight)
-            size = max(1, HeadLoss.CHUNK_ELEMENTS.get(device, 2 ** 26) // V)
+            size = rows_of_chunk(V, device, HeadLoss.CPU_CHUNK)
             for first in range(0, len(targets), size):
                 chunk = slice(first, first + size)
                 nll[chunk], best[chunk] = of_chunk(table[chunk], targets[chunk, None],

@@ -308,6 +308,9 @@ def load_encoder(name, device='cpu', pooling=None, normalize=None, prefix=None, 
     # its folder and its revision; a snapshot folder of the hub has the commit as its name
     revision = settings.get('revision')
     where = folder or settings['id']
+    if not os.path.isdir(where) and str(revision).startswith('sha256:'):
+        raise ValueError(f'encoder {where}: no such folder, and no hub has it; name the folder '
+                         f'where it lies now, encoder_folder (its digest is {revision})')
     if not os.path.isdir(where):
         where, found_revision = fetch(where, revision)
     elif os.path.basename(os.path.realpath(where)) == revision:

@@ -48,7 +48,8 @@ from runs.files import read_json, sha256
 from runs.loading import encoder_of, load_run, trained_for
 from runs.manifest import dataset_folder
 from runs.run_folder import git_commit
-from sample import LATENT_KNOBS, TEXT_KNOBS, rows_that_fit
+from sampling.denoise import rows_that_fit
+from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from tasks.common import Context, Measured, load_file, load_texts, means
 
 # knobs that are sample.py's: there they have their defaults, ranges and comments

@@ -22,19 +22,23 @@ import re
 import numpy as np
 import torch
 
-import sample
 from corpora.inputs import pack, slerp
 from encoders import check_texts
 from runs import loading
+from sampling import directions
+from sampling.search import search
+from sampling.writing import blank, write
 
 HUB_ID = re.compile(r'[\w.-]+/[\w.-]+', re.ASCII)
+COMMIT = re.compile(r'[0-9a-f]{40}')
 
 
 def load_run(folder, which='best', device='auto', dtype='bfloat16', encoder_folder='',
              revision=None):
     """
     A Run from a run folder, from a folder that Run.export wrote, or by the id of such a folder on
-    the Hugging Face hub, with `revision`, a commit. A folder that is there is never looked up.
+    the Hugging Face hub, with `revision`, a whole commit: a branch is refused. A folder that is
+    there is never looked up.
     which: best, latest, or a step as step-00001000. encoder_folder: where the encoder lies now.
     ValueError where something of the run is missing or broken.
     """
@@ -42,6 +46,9 @@ def load_run(folder, which='best', device='auto', dtype='bfloat16', encoder_fold
         if not revision or not HUB_ID.fullmatch(folder):
             raise ValueError(f'{folder}: no such folder; of a hub id give the revision, too: '
                              'a commit')
+        if not COMMIT.fullmatch(str(revision)):
+            raise ValueError(f'revision={revision!r}: expected a whole commit, 40 of 0-9 and a-f; '
+                             'what a branch names may change')
         from huggingface_hub import snapshot_download
         folder = snapshot_download(folder, revision=revision)
     return Run(loading.load_run(folder, which, device, dtype, encoder_folder))
@@ -61,28 +68,28 @@ class Run:
         """
         if (texts is None) == (latents is None):
             raise ValueError('write: give texts, or latents')
-        sample.check_direction(self.loaded, 'l2t')
+        directions.check_direction(self.loaded, 'l2t')
         raw = self.raw_latents(latents) if texts is None else loading.encode(self.loaded, texts)
 
         if rerank > 1 or refine:
-            tokens, _ = sample.search(self.loaded, raw, rerank, refine, seed=seed, **knobs)
+            tokens, _ = search(self.loaded, raw, rerank, refine, seed=seed, **knobs)
         else:
             z = self.loaded.stats.standardise(raw)
-            tokens = sample.l2t(self.loaded, z, seed=seed, **knobs)
+            tokens = directions.l2t(self.loaded, z, seed=seed, **knobs)
         return self.decode(tokens)
 
     def infill(self, templates, like=None, seed=0, **knobs):
         """ Fills the gaps of each template: [MASK], [MASK:3] for three tokens, [MASK:*] for the
         whole rest, [MASK:2-6] for the length that the network finds likeliest. like: a text for
         each template, whose embedding the result shall have. Returns a list of n str. """
-        sample.check_direction(self.loaded, 'infill')
+        directions.check_direction(self.loaded, 'infill')
         check_texts(templates)
         z = None
         if like is not None:
             if len(like) != len(templates):
                 raise ValueError(f'{len(templates)} templates, {len(like)} texts in like')
             z = self.loaded.stats.standardise(loading.encode(self.loaded, like))
-        tokens, _ = sample.infill(self.loaded, templates, z, seed=seed, **knobs)
+        tokens, _ = directions.infill(self.loaded, templates, z, seed=seed, **knobs)
         return self.decode(tokens)
 
     def interpolate(self, first, last, n=5, rerank=1, refine=0, seed=0, **knobs):
@@ -95,8 +102,8 @@ class Run:
     def embed(self, texts, seed=0, **knobs):
         """ t2l: a raw embedding of each text, written by diffusion: (n, D) float32, or (n, N, D)
         where a text has several vectors. """
-        sample.check_direction(self.loaded, 't2l')
-        z = sample.t2l(self.loaded, pack(self.loaded, texts), seed=seed, **knobs)
+        directions.check_direction(self.loaded, 't2l')
+        z = directions.t2l(self.loaded, pack(self.loaded, texts), seed=seed, **knobs)
         return self.as_array(loading.raw_latents(self.loaded, z))
 
     def encode(self, texts):
@@ -107,11 +114,11 @@ class Run:
         """ n texts from nothing: from both clocks where the run has learned that, else text alone.
         Returns a list of str. """
         if 'unconditional' in loading.trained_for(self.loaded) and 'latent' in self.loaded.streams:
-            tokens, _ = sample.unconditional(self.loaded, n, seed=seed, **knobs)
+            tokens, _ = directions.unconditional(self.loaded, n, seed=seed, **knobs)
             return self.decode(tokens)
-        sample.check_direction(self.loaded, 'text')
-        blank = sample.blank(self.loaded, n, seed=seed)
-        return self.decode(sample.write(self.loaded, *blank, None, seed, **knobs))
+        directions.check_direction(self.loaded, 'text')
+        tokens, known_mask = blank(self.loaded, n, seed=seed)
+        return self.decode(write(self.loaded, tokens, known_mask, None, seed, **knobs))
 
     def export(self, folder, license=''):
         """ Writes the run as a folder that can be given away: averaged weights as safetensors,

@@ -1,6 +1,6 @@
 """
-Samplers of text, from the network's logits to tokens, and below them solvers of latents. Every
-sampler of text is a function of one signature.
+Samplers of text, from the network's logits to tokens. Every sampler is a function of one signature.
+(The solvers of latents are in sampling/solvers.py.)
 
     sampler(denoise, propose, text, tokens, known_mask, steps, rng, on_step, **its knobs)
         -> tokens (B, L)
@@ -27,9 +27,8 @@ The host knows which positions are masked, or at least how many (confidence, rep
 waits for the device, and the head runs only where its logits are used.
 
 To add a sampler, write one function here and add one line to SAMPLERS. A knob of its own also needs
-a line in the knobs of sample.py. A solver likewise: SOLVERS, and the choices of the knob `solver`.
-Letters: B batch, L text tokens, P positions asked for, V vocabulary, K steps, N latent vectors,
-D latent dims.
+a line in the knobs of sample.py.
+Letters: B batch, L text tokens, P positions asked for, V vocabulary, K steps.
 """
 import math
 
@@ -325,7 +324,8 @@ def dfm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callb
 # ---- in search of likely texts: not samples of the model's distribution
 
 def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-               score='top1', prefer='certain', end_penalty=0.0, threshold=0.9, importance=None):
+               score='top1', prefer='certain', end_penalty=0.0, ends=None, threshold=0.9,
+               importance=None):
     """
     Propose x ~ Cat(p) at every masked position, and unmask the most certain ones. The n masked
     positions of a row are spread evenly over the steps.                 MaskGIT arXiv:2202.04200
@@ -334,6 +334,7 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
     prefer      certain, or uncertain: the opposite order
     end_penalty nats that are subtracted from the certainty of a proposed EOS or PAD. The end of a
                 text is certain early, from the right inwards: without a penalty texts are too short
+    ends        the ids of EOS and PAD; None: the last two
     importance  importance(tokens (B, L)) -> (B, L) in [0, 1] of the proposed text: a factor on the
                 uncertainty. With prefer='uncertain' this is ATAT's sampler: the important and
                 uncertain tokens first.
@@ -373,7 +374,8 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
         if prefer == 'uncertain':
             certainty = -certainty
         if end_penalty:
-            is_end = x >= text.mask_id - 2                               # the last two ids
+            eos, pad = ends or (text.mask_id - 2, text.mask_id - 1)
+            is_end = (x == eos) | (x == pad)
             certainty = certainty - end_penalty * is_end
 
         # unmask the k first of each row
@@ -547,90 +549,3 @@ def make_sampler(sampling, text):
     if sampling['block_size']:
         sampler = in_blocks(sampler, sampling['block_size'])
     return sampler, knobs, temperature
-
-
-# ---- solvers of the latents: one step back from t to t_next. All have one signature:
-#     solver(latent, z, t, t_next, denoise, memory, noise) -> z at t_next
-#     latent: diffusion.GaussianLatents;  denoise(z, t) -> x0, e
-#     memory: a dict that lives as long as the trajectory;  noise (B, N, D) ~ N(0, 1)
-# t and t_next are scalar tensors, float64 on the host.
-# No solver calls the network at t = 0, and the last step ends exactly at z = x0.
-
-def ddim(latent, z, t, t_next, denoise, memory=None, noise=None):
-    """ z_next = alpha_next x0 + sigma_next e. Order 1.              arXiv:2010.02502 """
-    x0, e = denoise(z, t)
-    alpha_next, sigma_next = latent.alpha_sigma(t_next)
-    return alpha_next * x0 + sigma_next * e
-
-
-def dpmpp_2m(latent, z, t, t_next, denoise, memory, noise=None):
-    """
-    Second order, from the x0 of this step and of the one before.    arXiv:2211.01095
-        h        = log(alpha_next / sigma_next) - log(alpha_t / sigma_t)
-        x0_ahead = x0 + (h / (2 h_before)) (x0 - x0_before)
-        z_next   = (sigma_next / sigma_t) z - alpha_next (exp(-h) - 1) x0_ahead
-    exp(-h) is 0 in the first step, where alpha_t = 0, and in the last, where sigma_next = 0.
-    """
-    x0, _ = denoise(z, t)
-    alpha_t, sigma_t = latent.alpha_sigma(t)
-    alpha_next, sigma_next = latent.alpha_sigma(t_next)
-
-    exp_minus_h = (alpha_t * sigma_next) / (alpha_next * sigma_t)
-    h = -torch.log(exp_minus_h)                                          # inf at both ends
-    # in the second step h_before is inf, and the correction vanishes
-    x0_ahead = x0
-    if memory and t_next > 0:
-        x0_ahead = x0 + (0.5 * h / memory['h']) * (x0 - memory['x0'])
-    memory.update(x0=x0, h=h)
-    return (sigma_next / sigma_t) * z - alpha_next * (exp_minus_h - 1) * x0_ahead
-
-
-def heun(latent, z, t, t_next, denoise, memory=None, noise=None):
-    """ dz/dt = alpha'(t) x0 + sigma'(t) e by the trapezoidal rule. Order 2.
-    Two network calls per step, one in the last.                     arXiv:2206.00364 """
-    x0, e = denoise(z, t)
-    if t_next == 0:
-        return x0
-    velocity = velocity_of(latent, x0, e, t)
-
-    # a step along the first velocity, then a step along the mean of the two
-    x0, e = denoise(z + (t_next - t) * velocity, t_next)
-    return z + (t_next - t) * 0.5 * (velocity + velocity_of(latent, x0, e, t_next))
-
-
-def velocity_of(latent, x0, e, t):
-    """ dz/dt = alpha'(t) x0 + sigma'(t) e, with x0 and e held fixed. """
-    if latent.schedule == 'rf':
-        return e - x0                                                    # alpha' = -1, sigma' = 1
-    alpha_t, sigma_t = latent.alpha_sigma(t)
-    return math.pi / 2 * (alpha_t * e - sigma_t * x0)                    # of the sines
-
-
-def latent_ancestral(latent, z, t, t_next, denoise, memory=None, noise=None):
-    """
-    A draw of q(z_next | z_t, x0), as in DDPM.                       arXiv:2006.11239
-        alpha_step = alpha_t / alpha_next
-        var_step   = sigma_t^2 - alpha_step^2 sigma_next^2           of z_t given z_next
-        mean       = (alpha_step sigma_next^2 z + alpha_next var_step x0) / sigma_t^2
-        variance   = var_step sigma_next^2 / sigma_t^2
-    """
-    x0, _ = denoise(z, t)
-    alpha_t, sigma_t = latent.alpha_sigma(t)
-    alpha_next, sigma_next = latent.alpha_sigma(t_next)
-
-    alpha_step = alpha_t / alpha_next
-    var_step = (sigma_t ** 2 - alpha_step ** 2 * sigma_next ** 2).clamp(min=0)
-
-    from_z = alpha_step * sigma_next ** 2 / sigma_t ** 2
-    from_x0 = alpha_next * var_step / sigma_t ** 2
-    variance = var_step * sigma_next ** 2 / sigma_t ** 2
-    return from_z * z + from_x0 * x0 + torch.sqrt(variance) * noise * latent.live
-
-
-# the knob `solver`
-SOLVERS = {
-    'ddim': ddim,
-    'dpmpp_2m': dpmpp_2m,
-    'heun': heun,
-    'ancestral': latent_ancestral,
-}

@@ -43,7 +43,8 @@ from benchmarks.watched import ROOT, Skipped
 from configurator import stop
 from runs.checkpoint import pick_device
 from runs.run_folder import git_commit
-from samplers import SAMPLERS, SOLVERS
+from samplers import SAMPLERS
+from sampling.solvers import SOLVERS
 
 PARTS = ('machine', 'head', 'attention', 'data', 'tests', 'losses', 'options', 'texts', 'resume',
          'cards', 'speed', 'peers', 'training')

@@ -19,7 +19,6 @@ from html import escape
 import torch
 import torch.nn.functional as F
 
-import sample
 from benchmarks import pictures
 from benchmarks.charts import line_chart, scatter
 from diffusion import MaskedText
@@ -28,6 +27,8 @@ from runs.files import read_json
 from runs.loading import load_run, raw_latents
 from runs.manifest import dataset_folder
 from runs.unmasking import Recorder, pieces_of, printable
+from sampling.directions import NEEDS, check_direction, l2t, t2l
+from sampling.writing import blank, write
 from tasks.common import load_texts
 
 TEMPLATE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'report.html')
@@ -172,11 +173,11 @@ def ways_of(run):
     return ways
 
 
-def write(run, raw, n, **settings):
+def write_texts(run, raw, n, **settings):
     """ Tokens (n, L) from raw latents (n, N, D), or from nothing where the run has no latents. """
     if 'latent' in run.streams:
-        return sample.l2t(run, run.stats.standardise(raw[:n]), **settings)
-    return sample.write(run, *sample.blank(run, n), None, **settings)
+        return l2t(run, run.stats.standardise(raw[:n]), **settings)
+    return write(run, *blank(run, n), None, **settings)
 
 
 def unmaskings(run, texts, raw):
@@ -187,7 +188,7 @@ def unmaskings(run, texts, raw):
     for way, settings in ways_of(run).items():
         is_masked_text = isinstance(run.text, MaskedText) and way != 'autoregressive'
         recorder = Recorder(run.text.mask_id, everywhere=is_masked_text)
-        write(run, raw, n, on_step=recorder.on_step, observe=recorder.observe, **settings)
+        write_texts(run, raw, n, on_step=recorder.on_step, observe=recorder.observe, **settings)
         for row in range(n):
             steps = [step_of(run.tokenizer, frames, row, run.text.mask_id)
                      for frames in grouped(recorder.frames)]
@@ -240,7 +241,7 @@ def name_of(run, i):
 def check_writes(run):
     """ ValueError where the run writes no text. """
     direction = 'l2t' if 'latent' in run.streams else 'text'
-    sample.check_direction(run, direction)
+    check_direction(run, direction)
 
 # -----------------------------------------------------------------------------
 # The same texts at each checkpoint
@@ -252,7 +253,7 @@ def over_time(out_dir, texts, raw):
     for folder in reversed(checkpoint.steps(out_dir)):
         run = load_run(out_dir, which=folder.name)
         check_writes(run)
-        tokens = write(run, raw, n)
+        tokens = write_texts(run, raw, n)
         written[int(folder.name[5:])] = [run.tokenizer.decode(row) for row in tokens.tolist()]
     has_source = 'latent' in run.streams
 
@@ -290,11 +291,11 @@ def latent_picture(run, texts, tokens, raw):
     # what the network makes of them: a text from each latent, a latent from each text
     says = [dict(text=printable(text)) for text in texts[:n]]
     others = None
-    if not sample.NEEDS['l2t'].missing(run):
-        for one, row in zip(says, write(run, raw, n).tolist()):
+    if not NEEDS['l2t'].missing(run):
+        for one, row in zip(says, write_texts(run, raw, n).tolist()):
             one['written'] = printable(run.tokenizer.decode(row))
-    if not sample.NEEDS['t2l'].missing(run):
-        made = raw_latents(run, sample.t2l(run, tokens[:n])).flatten(1)
+    if not NEEDS['t2l'].missing(run):
+        made = raw_latents(run, t2l(run, tokens[:n])).flatten(1)
         others = ((made - mean) @ axes).tolist()
         cosine = F.cosine_similarity(made, raw[:n].flatten(1))
         for one, c in zip(says, cosine.tolist()):

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 
 import torch
 
-import sample
 from benchmarks import peers
 from benchmarks.compare import compare
 from diffusion import GaussianLatents, MaskedText
 from runs.checkpoint import pick_device
 from samplers import SAMPLERS
+from sampling.writing import blank, write
 
 
 def untrained_run(shape, device, autocast):
-    """ What sample.load_run would return of a run of this shape. """
+    """ What runs.loading.load_run would return of a run of this shape. """
     model = peers.ours(shape, None)[0].to(device).eval()
     model.text_head.weight.data.normal_(std=shape['width'] ** -.5)
     latent = GaussianLatents(torch.ones(shape['latent_dim'], device=device))
@@ -53,7 +53,7 @@ def run(knobs):
             ours.row_calls = 0
             began = time.perf_counter()
             z = torch.randn(n, shape['n_latents'], shape['latent_dim'])
-            sample.write(ours, *sample.blank(ours, n), z, sampler=sampler, steps=steps)
+            write(ours, *blank(ours, n), z, sampler=sampler, steps=steps)
             calls[side] = ours.row_calls / n
             return n / (time.perf_counter() - began)
         return measure

@@ -1,6 +1,6 @@
 """
 What a person gives a run to read: texts, templates with gaps, and latents. Whatever the run cannot
-read is a ValueError that names its place. `run` is a run that sample.load_run has loaded.
+read is a ValueError that names its place. `run` is a run that runs.loading.load_run has loaded.
 Letters: n texts, L tokens, N latent vectors, D latent dimensions.
 """
 import itertools

@@ -17,8 +17,8 @@ import torch
 from toy import HEADS, L, LATENTS, MASK, PROBABILITIES, BestNetwork, posterior
 from toy_sampling import draw, law_of_first_hitting
 from diffusion import GaussianLatents
-from sample import guided_logits
 from samplers import first_hitting
+from sampling.denoise import guided_logits
 
 NETWORK = BestNetwork()
 CLOCK = torch.tensor([0.7])                                    # of the condition: mostly noise

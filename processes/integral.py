@@ -16,11 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from diffusion import in_chunks, is_right, positions_of, run_head, to_device
+from diffusion import in_chunks, is_right, positions_of, rows_of_chunk, run_head, to_device
 
-# numbers in the float32 table (p, V) of one chunk; on a CPU a small one is faster
-CHUNK_ELEMENTS = {'cpu': 2 ** 22}
-CHUNK_ELEMENTS_ELSEWHERE = 2 ** 26
+CPU_CHUNK = 2 ** 22            # numbers in the float32 table (p, V) of one chunk, on a CPU
 
 
 class IntegralProcess:
@@ -60,8 +58,7 @@ class IntegralProcess:
             nll = -log_p.detach().gather(1, targets[:, None]).squeeze(1)     # (p,)
             return value, is_right(nll, -log_p.detach().amax(1), len(head))
 
-        elements = CHUNK_ELEMENTS.get(hidden.device.type, CHUNK_ELEMENTS_ELSEWHERE)
-        size = max(1, elements // len(head))
+        size = rows_of_chunk(len(head), hidden.device.type, CPU_CHUNK)
         chunks = zip(*(x.split(size) for x in (hidden, targets, seen, coefficients)))
         values, rights = [], []
         for chunk in chunks:

@@ -1,14 +1,16 @@
 """
 A run as a folder that can be given away. It is a run folder with one checkpoint, which holds the
 averaged weights alone, and it opens like any other: sample.py, evaluate.py, nanoldlm.load_run, and
-init_from of a training. No code is in it and none is run by opening it.
+init_from of a training. No code is in it and none is run by opening it. Of folders of this machine
+it has the last name alone.
 
     python -m runs.export --out_dir=out/quickstart --to=quickstart-export --license=mit
     python sample.py --out_dir=quickstart-export --text="Return a list."
 
     quickstart-export/    README.md                 the model card: data, commit, figures, controls
                           config.json               the knobs of the training
-                          data/                     tokenizer, statistics of the latents, encoder
+                          data/                     tokenizer, statistics of the latents, the
+                                                    encoder lsa; the record of another encoder
                           step-N/model.safetensors  the averaged weights
                           results.json              what evaluate.py measured, if it did
 """
@@ -20,7 +22,7 @@ from pathlib import Path
 from configurator import configure, stop_on_error
 from runs import checkpoint
 from runs.files import read_json, write_text
-from runs.manifest import read_meta
+from runs.manifest import encoder_identity, is_of_a_folder, read_meta
 from runs.run_folder import copy_data, dumps, read_config
 
 out_dir = 'out/quickstart'     # <a run folder>: what is exported
@@ -59,24 +61,43 @@ def export(out_dir, folder, which='best', license='', hardware=''):
     shutil.rmtree(tmp, ignore_errors=True)
     (tmp / name).mkdir(parents=True)
     kept = {key: state[key] for key in ('step', 'model_config', 'identity') if key in state}
+    kept = without_folders(kept)
     files = checkpoint.write_files(tmp / name, {'model': weights})
     checkpoint.write_rest(tmp / name, kept, files, [])
     for pointer in ('best', 'latest'):
         write_text(tmp / pointer, name + '\n')
     copy_data(out_dir / 'data', tmp)
+    meta = read_meta(out_dir / 'data')
+    meta['encoder'] = encoder_identity(meta['encoder'])
+    meta = without_folders(meta)
+    write_text(tmp / 'data/meta.json', dumps(meta))
 
-    # the knobs, without the command line, which may name folders of this machine
+    # the knobs, without the command line
     for field in ('argv', 'resumed_from'):
         config.pop(field, None)
+    config = without_folders(config)
     write_text(tmp / 'config.json', dumps(config))
 
     # what was measured, and the card
     results = results_of(out_dir / 'results.json', name)
     if results:
         write_text(tmp / 'results.json', json.dumps(results, indent=1))
-    facts = facts_of(out_dir, config, state, license, hardware)
-    write_text(tmp / 'README.md', card(facts, license, folder.name, results))
+    facts = facts_of(out_dir, config, meta, state, license, hardware)
+    supplied = what_to_supply(config, meta, folder.name)
+    write_text(tmp / 'README.md', card(facts, license, folder.name, supplied, results))
     os.rename(tmp, folder)
+
+
+def without_folders(value):
+    """ A value of JSON in which an absolute path is its last name alone: the folders above it are
+    of this machine. """
+    if isinstance(value, dict):
+        return {key: without_folders(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_folders(part) for part in value]
+    if isinstance(value, str) and os.path.isabs(value):
+        return os.path.basename(os.path.normpath(value))
+    return value
 
 
 def results_of(path, checkpoint_name):
@@ -88,12 +109,11 @@ def results_of(path, checkpoint_name):
     for of_task in meta.values():
         of_task.pop('argv', None)
     figures = {key: value for key, value in found.items() if key.split('/')[0] in meta}
-    return {**figures, 'meta': meta} if figures else {}
+    return {**figures, 'meta': without_folders(meta)} if figures else {}
 
 
-def facts_of(out_dir, config, state, license, hardware):
+def facts_of(out_dir, config, meta, state, license, hardware):
     """ {what: fact}, for the card; a fact that is not known is None. """
-    meta = read_meta(out_dir / 'data')
     encoder = (meta['encoder'] or {}).get('id', 'none')
     n_samples = meta['splits']['train']['samples']
     minutes = minutes_of(out_dir / 'training_log.jsonl', state['step'])
@@ -111,7 +131,28 @@ def facts_of(out_dir, config, state, license, hardware):
     }
 
 
-def card(facts, license, title, results):
+def what_to_supply(config, meta, title):
+    """ Lines for the card: what a reader needs to embed texts as the training data were. """
+    encoder = meta['encoder']
+    if meta['latent_shape'] is None or 'latent' not in config['streams']:
+        return ['It reads no embeddings, so it needs nothing beside this folder.']
+    if encoder is None:
+        return ['Its latents were made elsewhere, and no encoder is known: it cannot embed a text.',
+                'Give latents as arrays: `run.write(latents=z)`.']
+    if encoder['id'] == 'lsa':
+        return ['Its encoder, `lsa`, is in `data/`: it needs nothing beside this folder.']
+    if not is_of_a_folder(encoder):
+        return [f'**You supply the encoder**: texts are embedded by `{encoder["id"]}` of the hub,',
+                f'revision `{encoder["revision"]}`. It is downloaded with the first text.']
+    return ['**You supply the encoder**: texts were embedded by the model in a folder',
+            f'`{encoder["id"]}`, which is not in here and on no hub. Without it the run embeds no',
+            'text, but latents can be given as arrays: `run.write(latents=z)`. Ask the author for',
+            'the folder, and name it:',
+            '', '```python', f"run = load_run('{title}', encoder_folder='FOLDER')", '```',
+            f'Its files have the digest `{encoder["revision"]}`, which is checked.']
+
+
+def card(facts, license, title, supplied, results):
     """ The model card, Markdown with the header that the hub reads. """
     header = ['---', 'library_name: nanoldlm', 'tags: [text-diffusion, masked-diffusion]']
     if license:
@@ -122,7 +163,7 @@ def card(facts, license, title, results):
              'folder.', '', '| | |', '|---|---|']
     lines += [f'| {what} | {fact} |' for what, fact in facts.items() if fact]
     lines += ['', '```python', 'from nanoldlm import load_run',
-              f"run = load_run('{title}')", '```']
+              f"run = load_run('{title}')", '```', '', *supplied]
     return '\n'.join([*lines, *figures(results), ''])
 
 

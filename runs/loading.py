@@ -21,14 +21,10 @@ import torch.nn.functional as F
 import processes
 from corpora.fasta import never_written
 from diffusion import GaussianLatents, MaskedText
-from encoders import check_texts, load_encoder
+from encoders import check_texts, load_encoder, no_progress
 from runs.checkpoint import find_checkpoint, load_model, pick_device
 from runs.opening import load_stats, load_tokenizer
 from runs.stages import modes_of
-
-
-def no_progress(n):
-    pass
 
 
 def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_folder=''):

@@ -238,10 +238,25 @@ def read_meta(folder):
     return meta
 
 
+def is_of_a_folder(encoder):
+    """ Whether an encoder's record is of a model in a folder, which no hub has. """
+    revision = str(encoder.get('revision'))
+    return encoder.get('id') != 'lsa' and revision.startswith('sha256:')
+
+
+def encoder_identity(encoder):
+    """ An encoder's record, or None, without the path to its folder: the digest says what is in
+    it. """
+    if encoder is None or not is_of_a_folder(encoder):
+        return encoder
+    return {**encoder, 'id': os.path.basename(os.path.normpath(encoder['id']))}
+
+
 def dataset_identity(meta):
     """ What two datasets must share, so that a model of one can read the other. """
     digests = {name: entry['sha256'] for name, entry in meta['files'].items()}
-    return dict(tokenizer=meta['tokenizer'], encoder=meta['encoder'], files=digests)
+    encoder = encoder_identity(meta['encoder'])
+    return dict(tokenizer=meta['tokenizer'], encoder=encoder, files=digests)
 
 
 def split_digests(meta):

@@ -20,7 +20,7 @@ from model import ModelConfig
 from runs import checkpoint, distributed, run_folder
 from runs.distributed import rank
 from runs.files import read_json
-from runs.manifest import MAX_META, dataset_identity, split_digests
+from runs.manifest import MAX_META, dataset_identity, encoder_identity, split_digests
 from runs.stages import modes_of
 
 # these leave what a resumed run learns as it is
@@ -44,9 +44,10 @@ def compatibility(model_config, knobs, meta):
 
 def younger_knobs(identity):
     """ The identity of an older run, with the parameters that its model_config did not have yet,
-    and under the names of today. """
+    under the names of today, and without the path to its encoder. """
     defaults = json.loads(json.dumps({**asdict(ModelConfig()), 'importance': 'none'}))
-    return {**identity, 'model': {**defaults, **checkpoint.todays_config(identity['model'])}}
+    return {**identity, 'model': {**defaults, **checkpoint.todays_config(identity['model'])},
+            'encoder': encoder_identity(identity['encoder'])}
 
 
 def fill(model, weights):

@@ -2,7 +2,7 @@
 A text being written, kept step by step, and drawn in a terminal (sample.py --watch).
 
     recorder = Recorder(run.text.mask_id)
-    tokens = sample.l2t(run, z, on_step=recorder.on_step, observe=recorder.observe)
+    tokens = l2t(run, z, on_step=recorder.on_step, observe=recorder.observe)
     recorder.frames                      the start, and then a Frame after each step
 
 A recorder only looks on: it draws no random number, and the same ids are written without it.

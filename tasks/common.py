@@ -33,7 +33,9 @@ from runs.checkpoint import difference
 from runs.console import warn
 from runs.loading import Needs, encode, load_run, raw_latents
 from runs.manifest import dataset_identity
-from sample import LATENT_KNOBS, TEXT_KNOBS, l2t, search, t2l
+from sampling.directions import l2t, t2l
+from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
+from sampling.search import search
 
 # the text knobs of samples from noise, which have nothing to guide them
 FREE_KNOBS = tuple(name for name in TEXT_KNOBS if name != 'guidance')
@@ -85,7 +87,7 @@ class Context:
 
     @property
     def sampling(self):
-        """ The keywords of sample.write and sample.t2l. """
+        """ The keywords of write and t2l in sampling/. """
         sampling = {name: self.knobs[name] for name in TEXT_KNOBS + LATENT_KNOBS}
         return sampling | dict(seed=self.knobs['seed'], batch=self.knobs['sample_batch'])
 
@@ -288,10 +290,11 @@ def compare(texts, written, raw, embedded):
 
 def write_from(run, raw, name, like, rerank=1, refine=0, **sampling):
     """ Texts written from raw latents (n, N, D), by search where rerank or refine ask for it.
-    like (n, L): their lengths are taken, where the run does not learn lengths (sample.blank). """
+    like (n, L): their lengths are taken, where the run does not learn lengths (see blank). """
     if not run.lengths or sampling.get('length'):
         like = None
-    with tqdm(total=len(raw) * rerank, desc=name, unit='text', leave=False, disable=None) as bar:
+    n_rows = len(raw) * rerank * (1 + refine)
+    with tqdm(total=n_rows, desc=name, unit='text', leave=False, disable=None) as bar:
         sampling = sampling | dict(progress=bar.update, like=like)
         if rerank > 1 or refine:
             tokens, _ = search(run, raw, rerank, refine, **sampling)

@@ -21,7 +21,9 @@ from tqdm import tqdm
 
 from corpora.png import pixels
 from runs.loading import raw_latents, trained_for
-from sample import LATENT_KNOBS, MAKES, NEEDS as DIRECTIONS, TEXT_KNOBS, WRITES, unconditional
+from sampling import directions
+from sampling.directions import MAKES, WRITES, unconditional
+from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from tasks.common import (Measured, TaskNeeds, decode, derangement, make_latents, means, open_split,
                           write_from)
 
@@ -104,7 +106,7 @@ def draw_and_write(run, ctx, other, known, captions):
         made.captions['nearest/'] = [captions[i] for i in nearest.tolist()]
 
     # both from noise
-    if not DIRECTIONS['unconditional'].missing(run):
+    if not directions.NEEDS['unconditional'].missing(run):
         ids, z = unconditional(run, ctx.n, **sampling | dict(guidance=1.0))
         made.joint_captions = decode(run, ids)
         made.joint = pixels(run, raw_latents(run, z))

@@ -10,7 +10,9 @@ from tqdm import tqdm
 
 from diffusion import nll_of, positions_of, uniforms
 from processes.adaptive import Adaptive, genmd4_bound, rarity
-from sample import FILLS, call, ends_of
+from sampling.denoise import call
+from sampling.directions import FILLS
+from sampling.writing import ends_of
 from tasks.common import Measured, TaskNeeds, correlations, open_split, ratio_se
 
 NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)

@@ -8,7 +8,9 @@ from tqdm import tqdm
 
 from data import is_end
 from diffusion import uniforms
-from sample import FILLS, TEXT_KNOBS, write
+from sampling.directions import FILLS
+from sampling.knobs import TEXT_KNOBS
+from sampling.writing import write
 from tasks.common import (Measured, TaskNeeds, compare, decode, derangement, embed, means)
 
 NEEDS = TaskNeeds(('text',), (FILLS,), encoder='if there is one', shuffled=True, fills_gaps=True)

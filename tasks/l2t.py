@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from sample import TEXT_KNOBS, WRITES
+from sampling.directions import WRITES
+from sampling.knobs import TEXT_KNOBS
 from tasks.common import (Measured, TaskNeeds, compare, derangement, embed, means, open_split,
                           write_from)
 

@@ -12,7 +12,10 @@ from tqdm import tqdm
 
 from diffusion import normals, uniforms
 from runs.loading import trained_for
-from sample import FILLS, MAKES, bound_of, call, ends_of, what_is_scored
+from sampling.denoise import call
+from sampling.directions import FILLS, MAKES
+from sampling.likelihood import bound_of, what_is_scored
+from sampling.writing import ends_of
 from tasks.common import Measured, TaskNeeds, derangement, means, ratio_se
 
 NEEDS = TaskNeeds()

@@ -37,8 +37,10 @@ import torch
 from tqdm import tqdm
 
 from diffusion import nll_of, rank_in_row, uniforms
-from runs.loading import no_progress
-from sample import FILLS, call, what_is_scored
+from encoders import no_progress
+from sampling.denoise import call
+from sampling.directions import FILLS
+from sampling.likelihood import what_is_scored
 from tasks.common import Measured, TaskNeeds, ratio_se
 from tasks.nelbo import conditions_of
 

@@ -12,7 +12,10 @@ from tqdm import tqdm
 
 from data import is_end
 from diffusion import in_chunks, positions_of, uniforms
-from sample import FILLS, TEXT_KNOBS, blank, call, null_latents, write
+from sampling.denoise import call, null_latents
+from sampling.directions import FILLS
+from sampling.knobs import TEXT_KNOBS
+from sampling.writing import blank, write
 from tasks.common import Measured, TaskNeeds, decode, means, open_split, real_ids
 
 NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True, tokenizer='esm')

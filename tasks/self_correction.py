@@ -6,7 +6,9 @@ Controls: before; data, the texts themselves.
 """
 import torch
 
-from sample import FILLS, blank, ends_of, make_denoise, null_latents, write
+from sampling.denoise import make_denoise, null_latents
+from sampling.directions import FILLS
+from sampling.writing import blank, ends_of, write
 from tasks.common import (FREE_KNOBS, Measured, TaskNeeds, decode, describe_texts, means,
                           prepare_scorer)
 

@@ -13,7 +13,8 @@ from tqdm import tqdm
 
 from corpora.inputs import pack
 from encoders import reach_hub
-from sample import LATENT_KNOBS, MAKES
+from sampling.directions import MAKES
+from sampling.knobs import LATENT_KNOBS
 from tasks.common import (Measured, TaskNeeds, chosen_rows, correlations, derangement, embed,
                           enter, make_latents, open_split, words)
 

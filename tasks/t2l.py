@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from sample import LATENT_KNOBS, MAKES
+from sampling.directions import MAKES
+from sampling.knobs import LATENT_KNOBS
 from tasks.common import (Measured, TaskNeeds, derangement, enter, make_latents, means, open_split,
                           retrieval)
 

@@ -2,7 +2,8 @@
 text: as unconditional, of texts alone: the latents' clock stays at 1.
 Control: data, the texts themselves.
 """
-from sample import WRITES, blank, write
+from sampling.directions import WRITES
+from sampling.writing import blank, write
 from tasks.common import FREE_KNOBS, Measured, TaskNeeds, describe_samples, prepare_scorer
 
 NEEDS = TaskNeeds(('text',), (WRITES,))

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from runs.loading import raw_latents
-from sample import unconditional
+from sampling.directions import unconditional
 from tasks.common import (FREE_KNOBS, Measured, TaskNeeds, derangement, describe_samples, embed,
                           means, prepare_scorer)
 

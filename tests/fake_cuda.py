@@ -343,7 +343,7 @@ def pretend():
 
 
 def two_generators(run, seed):
-    """ sample.generators as it is on a GPU, on a CPU too: there they would be one, and the numbers others. """
+    """ writing.generators as it is on a GPU, on a CPU too: there they would be one, and the numbers others. """
     return torch.Generator().manual_seed(seed), torch.Generator(run.device).manual_seed(seed)
 
 
@@ -380,10 +380,10 @@ def main():
     sys.path.insert(0, ROOT)
     pretend()
     import data
-    import sample
     from runs import checkpoint
+    from sampling import directions, writing
     data.ThreadPoolExecutor = AtOnce
-    sample.generators = two_generators
+    directions.generators = writing.generators = two_generators
     unshared = checkpoint.unshared
     checkpoint.unshared = lambda state: unshared(on_host(state))
     if kind == 'shapes':                                   # nothing to save

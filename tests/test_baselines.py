@@ -20,8 +20,10 @@ from diffusion import MaskedText, uniforms
 from model import Model, ModelConfig
 from launch import log, run_each, train_each, weights
 from runs import checkpoint
-from sample import l2t, load_run, null_latents
+from runs.loading import load_run
 from samplers import make_propose
+from sampling.denoise import null_latents
+from sampling.directions import l2t
 from toys import Network
 from test_checkpoint import forge
 
@@ -237,7 +239,7 @@ def test_the_loss_in_pieces_is_the_loss_in_one(process, monkeypatch):
     found, rows, integrand = [], [], process.integrand
     monkeypatch.setattr(process, 'integrand', lambda log_p, *args: (rows.append(len(log_p)), integrand(log_p, *args))[1])
     for numbers in (2 ** 22, 7 * V):                                     # all at once; 7 places at a time
-        monkeypatch.setitem(integral.CHUNK_ELEMENTS, 'cpu', numbers)
+        monkeypatch.setattr(integral, 'CPU_CHUNK', numbers)
         loss, value, right = process.loss(*leaves, x[:, 0], scored[:, 0] / 50, z[:, 0], process.loss_coefficients(t))
         found.append([loss.detach(), value, right.float(), *torch.autograd.grad(loss, leaves)])
     for one, pieces in zip(*found):
@@ -255,7 +257,7 @@ def test_pieces_add_up_in_float32_under_autocast(process, monkeypatch):
     hidden, head = torch.randn(4096, 16, generator=rng), torch.randn(200, 16, generator=rng).requires_grad_()
 
     def gradient(pieces, autocast):
-        monkeypatch.setitem(integral.CHUNK_ELEMENTS, 'cpu', 4096 // pieces * 200)
+        monkeypatch.setattr(integral, 'CPU_CHUNK', 4096 // pieces * 200)
         with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
             loss, *_ = process.loss(hidden, head, x[:, 0], scored[:, 0] / 4096, z[:, 0], process.loss_coefficients(t))
         return torch.autograd.grad(loss, head)[0]

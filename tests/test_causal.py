@@ -15,8 +15,12 @@ from launch import cut, log, run_each, train_each, weights
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig, attention, attention_with_prefix, causal_mask
 from processes.autoregressive import NextToken
-from sample import embed, l2t, load_run, null_latents, search, write
+from runs.loading import load_run
 from samplers import make_propose
+from sampling.denoise import null_latents
+from sampling.directions import embed, l2t
+from sampling.search import search
+from sampling.writing import write
 from toys import Network
 
 

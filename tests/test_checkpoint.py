@@ -15,10 +15,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-import sample
 from launch import HANGS, TINY, run_each
 from model import Model, ModelConfig
 from runs import checkpoint, run_folder
+from runs.loading import load_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(checkpoint.__file__)))
 CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2, width=16)
@@ -141,7 +141,7 @@ def test_every_reader_takes_the_best_checkpoint_and_before_the_first_evaluation_
     checkpoint.save(out, 3, *states(3), keep=9)
     assert torch.equal(checkpoint.load_model(out, ema=False)[0].bias, states(2)[0]['bias'])
     assert checkpoint.find_checkpoint(out) == 'step-00000002' and not capsys.readouterr().err
-    for function in (checkpoint.load_model, checkpoint.find_checkpoint, sample.load_run):
+    for function in (checkpoint.load_model, checkpoint.find_checkpoint, load_run):
         assert inspect.signature(function).parameters['which'].default == 'best'
     shutil.rmtree(out / 'step-00000002')
     with pytest.raises(ValueError, match="has no checkpoint 'step-00000002', only .*step-00000003"):

@@ -160,8 +160,8 @@ FIGURES = [(RESUMED, 'nelbo,orders'), ('mixed with bag and shortcut', 'nelbo'), 
 TASKS = [(RESUMED, 'l2t,t2l,infill,unconditional'), ('gidd', 'self_correction')]
 
 # what sampling may wait for, once a batch: the weights and the texts on their way, and the results
-A_BATCH = {'runs/checkpoint.py load_model', 'runs/loading.py load_run', 'sample.py write', 'sample.py make_denoise',
-           'samplers.py init_state', 'sample.py t2l', 'sample.py unconditional'}
+A_BATCH = {'runs/checkpoint.py load_model', 'runs/loading.py load_run', 'sampling/writing.py write', 'sampling/denoise.py make_denoise',
+           'samplers.py init_state', 'sampling/directions.py t2l', 'sampling/directions.py unconditional'}
 
 
 @pytest.fixture(scope='module')

@@ -8,7 +8,7 @@ import torch
 
 from diffusion import (MODES, GaussianLatents, HeadLoss, MaskedText, draw_clocks, mode_shares, normals, positions_and_targets, uniforms)
 from processes.autoregressive import NextToken
-from samplers import SOLVERS
+from sampling.solvers import SOLVERS
 from toys import L, V, Toy, exact_bound, optimal_denoiser, random_denoiser
 
 SCHEDULES = [('loglinear', 0.), ('cosine', 0.), ('polynomial', 2.), ('polynomial', .5), ('ddpm', 0.)]
@@ -243,7 +243,7 @@ def test_head_loss_under_autocast_is_cross_entropy_to_its_rounding(frozen):
 
 @pytest.mark.parametrize('numbers, multiple, compiled', [(1, 1, False), (100, 1, False), (2 ** 22, 1, False), (100, 64, False), (100, 64, True)])
 def test_head_loss_and_its_gradients_are_those_of_cross_entropy(monkeypatch, numbers, multiple, compiled):
-    monkeypatch.setattr('diffusion.HeadLoss.CHUNK_ELEMENTS', dict(cpu=numbers))  # chunks of 1, of 3, of all rows
+    monkeypatch.setattr('diffusion.HeadLoss.CPU_CHUNK', numbers)  # chunks of 1, of 3, of all rows
     monkeypatch.setattr('diffusion.HeadLoss.MULTIPLE', dict(cpu=multiple))       # 64 and compiled: as on a GPU
     text = MaskedText(30)
     if compiled:

@@ -16,7 +16,7 @@ from diffusion import GaussianLatents, MaskedText
 from evaluate import name_of_results, read_results, read_sweep, write_results
 from model import Model, ModelConfig
 from launch import run_each
-from sample import DEFAULTS
+from sampling.knobs import DEFAULTS, LATENT_KNOBS, TEXT_KNOBS
 from tasks import common, infill, l2t, t2l, text, unconditional
 from tasks.common import (Context, chosen_rows, compare, correlations, derangement, ranks, retrieval, text_statistics,
                           word_f1)
@@ -239,7 +239,7 @@ def test_the_knobs_of_sampling_are_those_of_sample():
     (knobs, help_text, rules), (of_sample, _, rules_of_sample) = (read_knobs(script.__file__) for script in (evaluate, sample))
     shared = knobs.keys() & of_sample.keys()
     assert shared == {'out_dir', 'texts', 'which', 'field', 'encoder_folder', 'sample_batch', 'seed', 'device', 'dtype', 'rerank',
-                      'refine', *sample.TEXT_KNOBS, *sample.LATENT_KNOBS}
+                      'refine', *TEXT_KNOBS, *LATENT_KNOBS}
     assert all(knobs[name] == of_sample[name] and rules.get(name) == rules_of_sample.get(name) for name in shared - {'out_dir'})
     assert "\nsolver = 'dpmpp_2m'" in help_text and 'num_samples' not in help_text and '# keeping what comes nearer' in help_text
 

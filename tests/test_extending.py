@@ -52,7 +52,7 @@ def apply_diff(tree, diff, named):
     lines = diff.splitlines(keepends=True)
     old = ''.join(line[1:] for line in lines if line[0] != '+')
     new = ''.join(line[1:] for line in lines if line[0] != '-')
-    files = [path for folder in ('.', 'processes', 'corpora') for path in sorted((tree / folder).glob('*.py'))]
+    files = [path for folder in ('.', 'processes', 'corpora', 'sampling') for path in sorted((tree / folder).glob('*.py'))]
     holders = [path for path in files if old in path.read_text()]
     assert len(holders) == 1 and holders[0].read_text().count(old) == 1, (diff, holders)
     assert str(holders[0].relative_to(tree)) in named, (diff, holders, named)

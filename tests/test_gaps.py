@@ -1,6 +1,5 @@
 """ Gaps whose length is not known, texts between two embeddings, and the loop that asks for texts. """
 import io
-import math
 import sys
 from types import SimpleNamespace
 
@@ -9,10 +8,10 @@ import torch
 
 import sample
 from corpora.inputs import slerp, with_each_length
-from diffusion import MaskedText
 from launch import run, run_each
+from sampling import directions, likelihood
 from test_sample import Known, known_run
-from toys import L, MASK, TEXTS, Network, Toy, denoiser_of, index
+from toys import L, TEXTS, Network, Toy, denoiser_of
 
 END = 2                                                                  # EOS and PAD are one; the words are a and b
 WORDS = SimpleNamespace(eos=END, pad=END, kind='bpe', encode=lambda text: ['ab'.index(word) for word in text.split()])
@@ -72,11 +71,11 @@ def test_the_length_of_the_fewest_nats_per_token_wins_as_the_law_says():
         p = law_of_words(seed)
         run_ = run_of_words(p)
         for template in ('[MASK:1-3]', 'a [MASK:1-2]', '[MASK:1-2] b', '[MASK:1-2] [MASK:0-1]'):
-            each = torch.cat([sample.infill(run_, [one])[0] for one in with_each_length(template)])
-            exact, found = exact_nats(p, each), sample.nats_per_token(run_, each)
-            many = sample.nats_per_token(run_, each, batch=4096, draws=4096)
+            each = torch.cat([directions.infill(run_, [one])[0] for one in with_each_length(template)])
+            exact, found = exact_nats(p, each), likelihood.nats_per_token(run_, each)
+            many = likelihood.nats_per_token(run_, each, batch=4096, draws=4096)
             assert torch.allclose(many, exact, atol=0.03, rtol=0.03) and torch.allclose(found, exact, atol=0.2, rtol=0.2)
-            tokens, nats = sample.infill(run_, [template])
+            tokens, nats = directions.infill(run_, [template])
             chosen = (each == tokens).all(1).nonzero()[0].item()
             assert exact[chosen] <= exact.min() + 0.1 and nats.item() == pytest.approx(found.min().item())
             won.append(int((tokens != END).sum()))
@@ -87,9 +86,9 @@ def test_the_length_of_the_fewest_nats_per_token_wins_as_the_law_says():
 def test_the_draws_are_shared_by_the_texts_and_the_rows_of_a_call_change_nothing():
     p = law_of_words(0)
     texts = TEXTS[p > 0]
-    whole = sample.nats_per_token(run_of_words(p), texts)
-    assert torch.allclose(sample.nats_per_token(run_of_words(p), texts, batch=64), whole)
-    assert torch.allclose(sample.nats_per_token(run_of_words(p), texts.flip(0)).flip(0), whole)
+    whole = likelihood.nats_per_token(run_of_words(p), texts)
+    assert torch.allclose(likelihood.nats_per_token(run_of_words(p), texts, batch=64), whole)
+    assert torch.allclose(likelihood.nats_per_token(run_of_words(p), texts.flip(0)).flip(0), whole)
 
 
 def test_a_run_that_writes_from_left_to_right_is_asked_for_the_exact_nats():
@@ -100,8 +99,8 @@ def test_a_run_that_writes_from_left_to_right_is_asked_for_the_exact_nats():
         return torch.arange(len(tokens), dtype=torch.float64)
     run_ = run_of_words(law_of_words(0), next_token=SimpleNamespace(bound=bound))
     texts = torch.tensor([[0, 0, 0, END], [0, END, END, END], [0, 0, END, END]])
-    assert sample.nats_per_token(run_, texts).tolist() == [0, 1, 1] and asked == [(3, [1.0] * 3)]
-    sample.nats_per_token(run_, texts, torch.zeros(3, 1, 2))
+    assert likelihood.nats_per_token(run_, texts).tolist() == [0, 1, 1] and asked == [(3, [1.0] * 3)]
+    likelihood.nats_per_token(run_, texts, torch.zeros(3, 1, 2))
     assert asked[1] == (3, [0.0] * 3), 'latents that are given stand at clock 0'
 
 
@@ -113,11 +112,11 @@ def test_each_text_has_its_own_lengths_copies_and_latent():
     model.config = Known()
     run_ = known_run(model=model, tokenizer=WORDS)
     z = torch.tensor([1., 0., 1.])[:, None, None].expand(3, 1, 2)
-    tokens, nats = sample.infill(run_, ['[MASK:1-3]', 'b [MASK:2]', 'a [MASK:0-2]'], z, n_each=2)
+    tokens, nats = directions.infill(run_, ['[MASK:1-3]', 'b [MASK:2]', 'a [MASK:0-2]'], z, n_each=2)
     assert len(tokens) == len(nats) == 6 and torch.equal(tokens[::2], tokens[1::2])
     first, second, third = tokens[::2].tolist()
     assert first == [1, 1, 1, END] and second == [1, 0, 0, END] and third == [0, 1, 1, END], 'the more words, the fewer nats a word'
-    assert sample.infill(run_, ['a [MASK:2]'], z[:1])[1] is None, 'nothing to choose from'
+    assert directions.infill(run_, ['a [MASK:2]'], z[:1])[1] is None, 'nothing to choose from'
 
 
 # ---- between two embeddings

@@ -186,11 +186,12 @@ def main(dataset, finished, folder):
     import encoders
     from corpora import layouts as inspection
     import prepare
-    import sample
     from benchmarks import pictures
     from corpora import latents
     from corpora.inputs import read_latents
     from evaluate import read_results
+    from runs.loading import load_run
+    from sampling import directions
     torch.set_num_threads(1)
     rng, outcomes = random.Random(0), Outcomes(folder)
     packed, run_folder = Path(folder, 'packed'), Path(folder, 'run')
@@ -228,10 +229,10 @@ def main(dataset, finished, folder):
             document.latent()
 
     def read_run():
-        run = sample.load_run(str(run_folder), 'latest', 'cpu', 'float32')
-        for task in sample.NEEDS:
-            sample.NEEDS[task].missing(run)
-        sample.l2t(run, torch.zeros(1, 1, 16), steps=1, seed=0, batch=1)
+        run = load_run(str(run_folder), 'latest', 'cpu', 'float32')
+        for task in directions.NEEDS:
+            directions.NEEDS[task].missing(run)
+        directions.l2t(run, torch.zeros(1, 1, 16), steps=1, seed=0, batch=1)
         manifest.dataset_folder(run.config['dataset'])
 
     def read_state():

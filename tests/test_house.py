@@ -2,7 +2,7 @@
 What makes the repository readable, as tests: imports point one way, the root is small and names no
 baseline, no line is too long.
 
-    root core  <-  processes, runs, corpora  <-  scripts  <-  tasks, benchmarks, examples
+    root core  <-  processes, runs, corpora  <-  sampling  <-  scripts, tasks, benchmarks, examples
 """
 import ast
 import io
@@ -18,8 +18,9 @@ from launch import ROOT
 CORE = {'model', 'diffusion', 'loss', 'samplers', 'data', 'encoders', 'configurator'}
 SCRIPTS = {'train', 'sample', 'evaluate', 'prepare', 'bench', 'plot', 'nanoldlm'}
 FOLDERS = {'processes', 'runs', 'corpora'}
+SAMPLING = {'sampling'}
 LEAVES = {'tasks', 'benchmarks', 'examples'}
-OURS = CORE | SCRIPTS | FOLDERS | LEAVES
+OURS = CORE | SCRIPTS | FOLDERS | SAMPLING | LEAVES
 
 BASELINES = 'gidd|hdlm|atat'
 MODALITIES = 'protein|residue|image|picture|pixel'         # sample.py and prepare.py have knobs of them
@@ -54,13 +55,13 @@ def test_every_module_of_the_root_has_its_place_and_there_are_at_most_14():
 def test_the_core_imports_no_script_and_at_its_top_no_folder_but_runs():
     for name in CORE:
         for module, is_inside in imports_of(ROOT / f'{name}.py'):
-            assert module not in SCRIPTS | LEAVES, f'{name}.py imports {module}'
+            assert module not in SAMPLING | SCRIPTS | LEAVES, f'{name}.py imports {module}'
             assert is_inside or module in CORE | {'runs'}, f'{name}.py imports {module} at its top'
 
 
 def test_the_root_imports_no_folder_at_its_top_but_runs_and_the_one_that_a_script_is_for():
     """ What a knob asks for is imported in the function that needs it. """
-    is_for = {'sample': {'corpora.inputs'}, 'nanoldlm': {'corpora.inputs'}, 'evaluate': {'tasks.common'}, 'bench': {'benchmarks'}, 'plot': {'benchmarks'},
+    is_for = {'sample': {'corpora.inputs', 'sampling'}, 'nanoldlm': {'corpora.inputs', 'sampling'}, 'evaluate': {'sampling', 'tasks.common'}, 'bench': {'benchmarks'}, 'plot': {'benchmarks'},
               'prepare': {'corpora.latents', 'corpora.layouts', 'corpora.shards', 'corpora.sources', 'corpora.tokenizers',
                           'corpora.writing'}}
     for name in CORE | SCRIPTS:
@@ -68,31 +69,43 @@ def test_the_root_imports_no_folder_at_its_top_but_runs_and_the_one_that_a_scrip
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module] if isinstance(node, ast.ImportFrom) else []
             for module in names:
-                if module.split('.')[0] in FOLDERS | LEAVES and module.split('.')[0] != 'runs':
-                    assert module in is_for.get(name, set()), f'{name}.py imports {module} at its top'
+                folder = module.split('.')[0]
+                if folder in FOLDERS | SAMPLING | LEAVES and folder != 'runs':
+                    assert is_for.get(name, set()) & {module, folder}, f'{name}.py imports {module} at its top'
 
 
-def test_folders_import_no_script_and_leaves_import_only_sample_and_evaluate():
+def test_no_folder_imports_a_script_or_a_folder_above_it():
     for path in files_of(*FOLDERS):
         for module, _ in imports_of(path):
             assert module in CORE | FOLDERS, f'{path} imports {module}'
+    for path in files_of(*SAMPLING):
+        for module, _ in imports_of(path):
+            assert module in CORE | FOLDERS | SAMPLING, f'{path} imports {module}'
     for path in files_of(*LEAVES):
         for module, _ in imports_of(path):
-            assert module not in SCRIPTS - {'sample', 'evaluate'}, f'{path} imports {module}'
+            assert module not in SCRIPTS, f'{path} imports {module}'
+
+
+def test_inside_sampling_imports_point_one_way_too():
+    order = ['knobs', 'denoise', 'solvers', 'writing', 'likelihood', 'directions', 'search']
+    assert {path.stem for path in files_of(*SAMPLING)} == set(order)
+    for i, name in enumerate(order):
+        found = re.findall(r'from sampling\.(\w+) import', (ROOT / 'sampling' / f'{name}.py').read_text())
+        assert set(found) <= set(order[:i]), f'sampling/{name}.py imports {found}'
 
 
 def test_only_the_scripts_that_need_them_import_the_leaves():
-    may = {'evaluate': {'tasks', 'sample'}, 'nanoldlm': {'sample'}, 'bench': {'benchmarks'}, 'plot': {'benchmarks'}}
+    may = {'evaluate': {'tasks', 'sample'}, 'bench': {'benchmarks'}, 'plot': {'benchmarks'}}
     for name in SCRIPTS:
         for module, _ in imports_of(ROOT / f'{name}.py'):
-            is_allowed = module in CORE | FOLDERS | may.get(name, set())
+            is_allowed = module in CORE | FOLDERS | SAMPLING | may.get(name, set())
             assert is_allowed, f'{name}.py imports {module}'
 
 
 def test_every_module_can_be_imported_first():
     """ No circle of imports: each module alone, before any other of ours. """
     modules = sorted(CORE | SCRIPTS - {'train'})
-    for path in files_of(*FOLDERS, *LEAVES):
+    for path in files_of(*FOLDERS, *SAMPLING, *LEAVES):
         if path.parent.name == 'examples':
             modules.append(path.stem)                      # as `python examples/NAME.py` finds them
         elif path.stem != '__init__':
@@ -146,7 +159,7 @@ def is_table(line):
     return len(re.findall(r'\S {3,}(?=\S)', line)) >= 3 or line.count('|') >= 3
 
 
-@pytest.mark.parametrize('folder', ['.', *sorted(FOLDERS | LEAVES), 'config'])
+@pytest.mark.parametrize('folder', ['.', *sorted(FOLDERS | SAMPLING | LEAVES), 'config'])
 def test_no_line_is_wider_than_100_columns_but_addresses_and_tables(folder):
     for path in files_of(folder):
         for number, line in enumerate(path.read_text().splitlines(), 1):

@@ -8,7 +8,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import diffusion
-import sample
 from diffusion import GaussianLatents, Logits, MaskedText, in_chunks, nll_of
 from model import Model, ModelConfig
 from processes.adaptive import genmd4_bound
@@ -16,6 +15,7 @@ from processes.autoregressive import NextToken
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
 from samplers import SAMPLERS, make_propose
+from sampling import denoise, directions, search, writing
 from tasks.importance import losses
 from tasks.nelbo import nelbo
 from tasks.orders import nats_of_orders
@@ -71,7 +71,7 @@ def whole_and_in_chunks(compute, monkeypatch, at_least=4 * CHUNK):
     with torch.inference_mode(), WidestTable() as widest:
         whole = compute()
     assert widest.numel >= at_least, widest.numel
-    monkeypatch.setattr(diffusion, 'CHUNK_ELEMENTS', CHUNK)
+    monkeypatch.setattr(diffusion, 'LOGITS_CHUNK', CHUNK)
     with torch.inference_mode(), WidestTable() as widest:
         chunked = compute()
     assert 0 < widest.numel <= CHUNK, widest.numel
@@ -91,7 +91,7 @@ def test_a_sampler_makes_no_table_above_a_chunk_and_writes_the_same(name, more, 
     inner = torch.arange(L).expand(B, L) < 9
 
     def write():
-        return sample.write(run_of(model), masks, masks < 0, z, 0, inner=inner, sampler=name, **{**KNOBS, **more})
+        return writing.write(run_of(model), masks, masks < 0, z, 0, inner=inner, sampler=name, **{**KNOBS, **more})
     whole, chunked = whole_and_in_chunks(write, monkeypatch)
     assert torch.equal(whole, chunked) and len(whole.unique()) > 3
 
@@ -101,19 +101,19 @@ def test_the_samplers_of_the_baselines_too(text, more, model, monkeypatch):
     _, z = texts()
     masks = torch.full((B, L), V)
     whole, chunked = whole_and_in_chunks(
-        lambda: sample.write(run_of(model, text), masks, masks < 0, z, 0, sampler='ancestral', **{**KNOBS, **more}), monkeypatch)
+        lambda: writing.write(run_of(model, text), masks, masks < 0, z, 0, sampler='ancestral', **{**KNOBS, **more}), monkeypatch)
     assert torch.equal(whole, chunked) and len(whole.unique()) > 3
 
 
 def test_joint_sampling_too(model, monkeypatch):
     whole, chunked = whole_and_in_chunks(
-        lambda: sample.unconditional(run_of(model), B, sampler='confidence', steps=3, temperature=.7), monkeypatch)
+        lambda: directions.unconditional(run_of(model), B, sampler='confidence', steps=3, temperature=.7), monkeypatch)
     assert torch.equal(whole[0], chunked[0]) and torch.allclose(whole[1], chunked[1])
 
 
 def test_mending_a_text_too(model, monkeypatch):
     tokens, z = texts()
-    whole, chunked = whole_and_in_chunks(lambda: sample.mask_least_certain(run_of(model), tokens, z, .4, 0, B), monkeypatch)
+    whole, chunked = whole_and_in_chunks(lambda: search.mask_least_certain(run_of(model), tokens, z, .4, 0, B), monkeypatch)
     assert torch.equal(whole, chunked)
 
 
@@ -158,7 +158,7 @@ def test_a_measure_makes_no_table_above_a_chunk_and_is_the_same(name, model, mon
 # ---- the chunks themselves
 
 def test_chunks_go_through_all_positions_in_order_once_even_where_there_are_none(monkeypatch):
-    monkeypatch.setattr(diffusion, 'CHUNK_ELEMENTS', 3 * V)
+    monkeypatch.setattr(diffusion, 'LOGITS_CHUNK', 3 * V)
     seen = []
     for n in (0, 1, 3, 8):
         table, seen[:] = torch.randn(n, V), []
@@ -167,7 +167,7 @@ def test_chunks_go_through_all_positions_in_order_once_even_where_there_are_none
         assert torch.equal(x, table.argmax(1)) and place.tolist() == list(range(n)) and len(seen) == max(1, -(-n // 3))
         targets = torch.arange(n)
         assert torch.allclose(nll_of(logits, targets), -table.log_softmax(1).gather(1, targets[:, None])[:, 0])
-    monkeypatch.setattr(diffusion, 'CHUNK_ELEMENTS', 1)                  # less than a row: a row
+    monkeypatch.setattr(diffusion, 'LOGITS_CHUNK', 1)                  # less than a row: a row
     assert in_chunks(lambda some: some.sum(1), torch.ones(2, V)).tolist() == [V, V]
 
 
@@ -175,7 +175,7 @@ def test_what_is_drawn_for_a_position_does_not_depend_on_the_chunks(monkeypatch)
     logits = torch.randn(40, V)
     drawn = []
     for chunk in (2 ** 25, 7 * V, V):
-        monkeypatch.setattr(diffusion, 'CHUNK_ELEMENTS', chunk)
+        monkeypatch.setattr(diffusion, 'LOGITS_CHUNK', chunk)
         drawn.append(make_propose(1.0, .9, torch.Generator().manual_seed(0))(logits))
     assert torch.equal(drawn[0], drawn[1]) and torch.equal(drawn[0], drawn[2])
 
@@ -184,7 +184,7 @@ def test_the_head_runs_in_the_precision_of_the_call_also_later(model):
     run, (tokens, z) = run_of(model), texts()
     run.autocast = lambda: torch.autocast('cpu', torch.bfloat16)
     with torch.inference_mode():
-        logits, _ = sample.call(run, tokens, z, 0.5, 0.0, torch.arange(5))
+        logits, _ = denoise.call(run, tokens, z, 0.5, 0.0, torch.arange(5))
         later = logits[1:3]
         with run.autocast():
             expected, _ = model(tokens, z, torch.full((B,), .5), torch.zeros(B), torch.arange(5), ('text',))
@@ -211,26 +211,26 @@ def test_a_call_reads_no_more_rows_than_fit_and_at_a_large_size_6_gb_hold_them()
     size = SimpleNamespace(seq_len=1024, n_latents=1, latent_tokens=8, width=1024, depth=24)     # config/l2t_892m.py
     run = SimpleNamespace(model=SimpleNamespace(config=size), device='cpu', autocast=lambda: torch.autocast('cpu', torch.bfloat16))
     number = 2 * 1032 * 1024                                             # a number for each place and dimension of a row, bfloat16
-    assert sample.rows_that_fit(run, 128) == 6e9 // (25 * number) == 113
-    assert sample.rows_that_fit(run, 10 ** 6, 1) == 6e9 // ((25 + 48) * number) == 38
-    assert sample.rows_that_fit(run, 10 ** 6, 2) == 6e9 // ((25 + 96) * number) == 23
-    assert sample.rows_that_fit(run, 7) == 7
+    assert denoise.rows_that_fit(run, 128) == 6e9 // (25 * number) == 113
+    assert denoise.rows_that_fit(run, 10 ** 6, 1) == 6e9 // ((25 + 48) * number) == 38
+    assert denoise.rows_that_fit(run, 10 ** 6, 2) == 6e9 // ((25 + 96) * number) == 23
+    assert denoise.rows_that_fit(run, 7) == 7
     run.autocast = contextlib.nullcontext                                # float32
-    assert sample.rows_that_fit(run, 128) == 56
+    assert denoise.rows_that_fit(run, 128) == 56
     size.seq_len = 10 ** 9
-    assert sample.rows_that_fit(run, 128) == 1, 'one row in any case'
+    assert denoise.rows_that_fit(run, 128) == 1, 'one row in any case'
 
 
 @pytest.mark.parametrize('direction', ['l2t', 'unconditional', 't2l', 'embed', 'mend'])
 def test_every_direction_goes_by_the_rows_that_fit(direction, model, monkeypatch):
     tokens, z = texts()
     run = run_of(RowsSeen(model))
-    monkeypatch.setattr(sample, 'MOST_BYTES', int(4.9 * 4 * (L + 2) * 8 * 25))
-    {'l2t': lambda: sample.l2t(run, z, sampler='ancestral', steps=2),
-     'unconditional': lambda: sample.unconditional(run, B, steps=2),
-     't2l': lambda: sample.t2l(run, tokens, latent_steps=2),
-     'embed': lambda: sample.embed(run, tokens, z),
-     'mend': lambda: sample.mask_least_certain(run, tokens, z, .4, 0, B)}[direction]()
+    monkeypatch.setattr(denoise, 'MOST_BYTES', int(4.9 * 4 * (L + 2) * 8 * 25))
+    {'l2t': lambda: directions.l2t(run, z, sampler='ancestral', steps=2),
+     'unconditional': lambda: directions.unconditional(run, B, steps=2),
+     't2l': lambda: directions.t2l(run, tokens, latent_steps=2),
+     'embed': lambda: directions.embed(run, tokens, z),
+     'mend': lambda: search.mask_least_certain(run, tokens, z, .4, 0, B)}[direction]()
     assert run.model.seen[0] == max(run.model.seen) == 4 and run.model.seen[-1] == B - 4
 
 
@@ -238,11 +238,11 @@ def test_a_cache_of_keys_and_values_counts(model, monkeypatch):
     _, z = texts()
     run, seen = run_of(model), []
     monkeypatch.setattr(run.next_token, 'decode_step', lambda model, tokens, z, *rest: seen.append(len(z)) or torch.zeros(len(tokens), V))
-    monkeypatch.setattr(sample, 'MOST_BYTES', int(3.1 * 4 * (L + 2) * 8 * 27))                   # 25 + 2 for one block's keys and values
-    sample.l2t(run, z, sampler='autoregressive')
+    monkeypatch.setattr(denoise, 'MOST_BYTES', int(3.1 * 4 * (L + 2) * 8 * 27))                   # 25 + 2 for one block's keys and values
+    directions.l2t(run, z, sampler='autoregressive')
     assert max(seen) == 3
     seen.clear()
-    sample.l2t(run, z, sampler='autoregressive', guidance=2.0)
+    directions.l2t(run, z, sampler='autoregressive', guidance=2.0)
     assert max(seen) == 2
 
 

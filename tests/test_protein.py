@@ -6,15 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-import sample
+from corpora.inputs import pack
 from corpora.tokenizers import RESIDUES
 from data import PackedDataset, is_end
 from diffusion import MaskedText, uniforms
 from encoders import load_encoder
 from loss import BatchMaker
 from launch import TINY, run, run_each
+from runs.loading import load_run
 from runs.stages import read_stages
 from samplers import SAMPLERS
+from sampling import directions, writing
 from toys import Network
 
 STANDARD = set('ACDEFGHIKLMNPQRSTVWY')
@@ -109,21 +111,21 @@ def test_loss_weights_are_those_of_the_bound_of_flow_matching_and_of_RDM(protein
 
 @pytest.mark.parametrize('sampler', SAMPLERS)
 def test_no_sampler_writes_anything_but_the_20_residues_at_the_length_that_is_asked(trained, sampler):
-    loaded = sample.load_run(str(trained), 'latest', dtype='float32')
+    loaded = load_run(str(trained), 'latest', dtype='float32')
     with torch.no_grad():                                                # a network that wants every other symbol
         loaded.model.text_head.weight.zero_()
         loaded.model.text_head.weight[20:] = 3 * torch.randn(loaded.tokenizer.vocab_size - 20, loaded.model.config.width)
     for length in (1, 13, 24):
-        tokens = sample.write(loaded, *sample.blank(loaded, 6, length), None, sampler=sampler, steps=9, repeat_cap=.3)
+        tokens = writing.write(loaded, *writing.blank(loaded, 6, length), None, sampler=sampler, steps=9, repeat_cap=.3)
         for text in (loaded.tokenizer.decode(row) for row in tokens.tolist()):
             assert len(text) == length and set(text) <= STANDARD
-    two = sample.write(loaded, *sample.blank(loaded, 2, 12), None)
+    two = writing.write(loaded, *writing.blank(loaded, 2, 12), None)
     assert not torch.equal(two[0], two[1]), 'ends that are given are no condition: by default it samples'
-    drawn = sample.blank(loaded, 400, seed=1)[1].logical_not().sum(1)
+    drawn = writing.blank(loaded, 400, seed=1)[1].logical_not().sum(1)
     quantiles = np.array(loaded.lengths)
     assert drawn.min() >= quantiles[0] and drawn.max() <= 24 and abs(drawn.double().mean() - quantiles.mean()) < 1.5
     with pytest.raises(ValueError, match='at most 24'):
-        sample.blank(loaded, 1, 25)
+        writing.blank(loaded, 1, 25)
 
 
 def test_the_command_line_inpaints_writes_FASTA_and_embeds(trained, tmp_path):
@@ -147,13 +149,13 @@ def test_the_command_line_inpaints_writes_FASTA_and_embeds(trained, tmp_path):
     for _, n, lines in records:
         residues = lines.replace('\n', '')
         assert len(residues) == int(n) == 18 and re.fullmatch('MKV[A-Z]{9}HHHHHH', residues) and set(residues) <= STANDARD
-    vectors, loaded = np.load(tmp_path / 'h.npy'), sample.load_run(str(trained))
-    alone = sample.embed(loaded, sample.pack(loaded, ['GGHIKLMNP']))
+    vectors, loaded = np.load(tmp_path / 'h.npy'), load_run(str(trained))
+    alone = directions.embed(loaded, pack(loaded, ['GGHIKLMNP']))
     assert vectors.shape == (2, 32) and np.allclose(vectors[1], alone[0], atol=.02) and np.abs(vectors[0] - vectors[1]).max() > .05
-    loaded = sample.load_run(str(trained), dtype='float32')
-    x = sample.pack(loaded, ['MKVLA'])
+    loaded = load_run(str(trained), dtype='float32')
+    x = pack(loaded, ['MKVLA'])
     hidden = loaded.model(x, None, torch.zeros(1), torch.ones(1), predict=('text',), return_hidden=True)[0]
-    assert torch.allclose(sample.embed(loaded, x)[0], hidden[0, :5].mean(0), atol=1e-5), 'the mean over the residues alone'
+    assert torch.allclose(directions.embed(loaded, x)[0], hidden[0, :5].mean(0), atol=1e-5), 'the mean over the residues alone'
 
 
 def test_evaluation_has_the_bound_per_residue_recovery_and_composition(proteins, trained):

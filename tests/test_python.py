@@ -1,6 +1,7 @@
 """ nanoldlm.py: a run from Python, strings in, strings or arrays out; and runs/export.py. """
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -10,7 +11,9 @@ import pytest
 import nanoldlm
 from launch import ROOT, run, run_code, train
 from nanoldlm import load_run
-from runs.export import results_of
+from runs import resume
+from runs.export import export as write_export, results_of
+from runs.manifest import dataset_identity, encoder_identity, read_meta
 
 TEXT = 'a red dog runs near the park number 3'
 
@@ -135,6 +138,45 @@ def test_an_export_has_no_figure_of_another_checkpoint_and_no_command_line(mixed
     assert results_of(tmp_path / 'results.json', 'step-00000002') == results_of(tmp_path / 'none', name) == {}
 
 
+def test_an_export_says_what_the_reader_supplies_and_names_no_folder_of_this_machine(mixed, exported, tmp_path):
+    assert '`lsa`, is in `data/`' in (exported / 'README.md').read_text()
+    private, digest = '/home/someone/private', 'sha256:' + '5' * 64
+
+    # runs whose encoder is of the hub, of a folder, and not known; what is no path stays
+    cases = [(dict(id='a/b', revision='c' * 40), ['`a/b` of the hub', 'c' * 40, 'You supply the encoder']),
+             (dict(id=f'{private}/my-bert', revision=digest), ['`my-bert`', digest, "encoder_folder='FOLDER'", 'You supply the encoder']),
+             (None, ['cannot embed a text'])]
+    for i, (changes, words) in enumerate(cases):
+        out, to = tmp_path / f'run{i}', tmp_path / f'away{i}'
+        shutil.copytree(mixed, out)
+        meta, config = (json.loads((out / name).read_text()) for name in ('data/meta.json', 'config.json'))
+        meta['encoder'] = changes and meta['encoder'] | changes
+        meta['source']['latents_from'] = [f'{private}/z.npy']
+        config['dataset'] = f'{private}/packed'
+        (out / 'data/meta.json').write_text(json.dumps(meta))
+        (out / 'config.json').write_text(json.dumps(config))
+        write_export(out, to)
+        card = (to / 'README.md').read_text()
+        assert all(word in card for word in words), card
+        assert not [path for path in to.rglob('*') if path.is_file() and (private.encode() in path.read_bytes() or bytes(out) in path.read_bytes())]
+        assert dataset_identity(read_meta(to / 'data')) == dataset_identity(meta), 'its data are known as its own'
+        assert json.loads((to / 'data/meta.json').read_text())['source']['split_on'] == meta['source']['split_on']
+    run_of_a_folder = load_run(str(tmp_path / 'away1'))
+    with pytest.raises(ValueError, match='my-bert: no such folder, and no hub has it.*encoder_folder') as found:
+        run_of_a_folder.write([TEXT])
+    assert '\n' not in str(found.value) and run_of_a_folder.write(latents=np.zeros((1, 16)))
+
+
+def test_two_folders_with_the_same_encoder_are_one_and_a_run_from_before_that_resumes():
+    here, there = (dict(id=f'{folder}/bert', revision='sha256:5', dimension=8) for folder in ('/home/a', '/mnt/b'))
+    others = [{**here, 'revision': 'sha256:6'}, {**here, 'dimension': 4}, {**here, 'id': '/home/a/gpt'}, None]
+    assert encoder_identity(here) == encoder_identity(there) not in map(encoder_identity, others)
+    of_hub = dict(id='a/bert', revision='5')
+    assert encoder_identity(of_hub) == of_hub
+    saved = resume.younger_knobs(dict(model={}, encoder=here))
+    assert saved['encoder'] == encoder_identity(there), 'training_state.json of an older run has the path'
+
+
 def test_a_training_begins_with_an_export(dataset, exported, tmp_path):
     result = train(dataset, tmp_path / 'run', '--mode=unconditional+l2t+t2l+causal', f'--init_from={exported}', '--max_iters=2')
     assert result.returncode == 0, result.stderr
@@ -161,7 +203,13 @@ def test_a_hub_id_is_read_by_its_revision(exported, monkeypatch):
         asked.append((repo, revision))
         return str(exported)
     monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
-    assert load_run('someone/away', revision='0123abc').write([TEXT]) == load_run(str(exported)).write([TEXT])
-    assert asked == [('someone/away', '0123abc')]
+    commit = '0123456789abcdef' * 2 + '01234567'
+    assert load_run('someone/away', revision=commit).write([TEXT]) == load_run(str(exported)).write([TEXT])
+    assert asked == [('someone/away', commit)]
     with pytest.raises(ValueError, match='give the revision'):
         nanoldlm.load_run('someone/away')
+    for branch in ('main', commit[:7], commit + '\n', 'v1.0'):
+        with pytest.raises(ValueError, match='expected a whole commit') as found:
+            nanoldlm.load_run('someone/away', revision=branch)
+        assert '\n' not in str(found.value)
+    assert len(asked) == 1, 'a branch was asked for'

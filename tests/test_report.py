@@ -8,12 +8,12 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-import sample
 from benchmarks import charts, report
 from corpora.tokenizers import byte_tokenizer
 from launch import ROOT, run_each, train_each
 from runs.loading import load_run
 from runs.unmasking import Frame
+from sampling import directions
 
 BYTES = byte_tokenizer()
 NODE = shutil.which('node')
@@ -111,7 +111,7 @@ def test_the_scrubber_has_the_ids_and_probabilities_of_the_sampler(runs, pages, 
     assert [one['title'] for one in data['found']] == [f'{i}, {way}' for i in (1, 2, 3) for way in ('diffusion (confidence)', 'autoregressive')]
     for number, (way, sampler) in enumerate((('diffusion (confidence)', 'confidence'), ('autoregressive', 'autoregressive'))):
         states = []
-        written = sample.l2t(run, run.stats.standardise(raw[:3]), sampler=sampler, steps=run.L, on_step=lambda x: states.append(x.clone()))
+        written = directions.l2t(run, run.stats.standardise(raw[:3]), sampler=sampler, steps=run.L, on_step=lambda x: states.append(x.clone()))
         for row in range(3):
             one = data['found'][2 * row + number]
             start, *steps = one['steps']

@@ -20,6 +20,10 @@ from diffusion import GaussianLatents, MaskedText
 import samplers
 from samplers import SAMPLERS, certainty_of, in_blocks, init_state, make_propose, no_callback, nucleus_filter
 from launch import run_each
+from runs.loading import encode
+from sampling import directions, search, writing
+from sampling.knobs import DEFAULTS, sampling_knobs
+from sampling.solvers import SOLVERS
 from tasks import common
 from toys import (L, MASK, STATES, V, Network, Toy, any_order_law, chain_law, chi_square_z, index, optimal_denoiser, random_denoiser, release_chain)
 
@@ -212,6 +216,17 @@ def test_the_end_of_a_text_may_be_held_back(penalty, order):
     assert [(b.int() - a.int()).argmax().item() for a, b in zip([torch.zeros(4).bool(), *seen], seen)] == order
 
 
+def test_the_end_is_held_back_by_its_id_which_need_not_be_one_of_the_last_two():
+    """ Some of tiktoken's encodings have ids above their EOS. Here EOS is 0, and the last place is surest of it. """
+    p = torch.tensor([[.1, .8, .1], [.15, .7, .15], [.05, .9, .05], [.95, .04, .01]])
+    model = Network(lambda tokens, z, t_text, t_latent, positions, predict: (p.log()[positions % L], None))
+    model.config, shown = Known(), []
+    run = known_run(model=model, tokenizer=SimpleNamespace(eos=0, pad=2))
+    for penalty in (0.0, 50.0):
+        directions.l2t(run, torch.zeros(1, 1, 2), sampler='confidence', end_penalty=penalty, on_step=lambda x: shown.append((x[0] != MASK).tolist()))
+    assert shown[0] == [False, False, False, True] and shown[L] == [False, False, True, False] and shown[-2] == [True, True, True, False]
+
+
 @pytest.mark.parametrize('score', ['top1', 'margin', 'entropy'])
 @pytest.mark.parametrize('prefer', ['certain', 'uncertain'])
 def test_confidence_releases_the_most_or_the_least_certain_position_first(score, prefer):
@@ -394,18 +409,18 @@ def test_text_guidance_1_and_0_are_the_two_models_and_between_is_their_mixture()
     for g, expected, calls in ((1.0, conditional, 1), (0.0, null, 1), (2.0, (2 * conditional - null).log_softmax(0), 2),
                                (.5, (.5 * conditional + .5 * null).log_softmax(0), 2)):
         run = known_run()
-        ids = sample.l2t(run, torch.zeros(20_000, 1, 2), guidance=g, sampler='first_hitting', steps=1, batch=20_000)
+        ids = directions.l2t(run, torch.zeros(20_000, 1, 2), guidance=g, sampler='first_hitting', steps=1, batch=20_000)
         share = torch.bincount(ids.flatten(), minlength=3) / ids.numel()
         assert (share - expected.exp()).abs().max() < 5 * math.sqrt(.25 / ids.numel()), g
         assert run.row_calls == 20_000 * calls
 
 
-@pytest.mark.parametrize('solver', sample.SOLVERS)
+@pytest.mark.parametrize('solver', SOLVERS)
 def test_t2l_follows_its_text_and_guidance_moves_between_and_beyond_the_two_predictions(solver):
     tokens = torch.tensor([[0, 1, 2, 2], [2, 1, 2, 2], [1, 1, 2, 2]])
     for g, expected in ((1.0, [0., 2., 1.]), (0.0, [-1., -1., -1.]), (2.0, [1., 5., 3.])):
         run = known_run()
-        z = sample.t2l(run, tokens, solver=solver, latent_steps=6, guidance=g)
+        z = directions.t2l(run, tokens, solver=solver, latent_steps=6, guidance=g)
         assert torch.allclose(z, torch.tensor(expected)[:, None, None].expand(3, 1, 2), atol=1e-5)
         assert {t for t, _ in run.model.clocks} == {1.0: {0.}, 0.0: {1.}, 2.0: {0., 1.}}[g], 'the text clock of the two models'
         times = {t for _, t in run.model.clocks}
@@ -415,14 +430,14 @@ def test_t2l_follows_its_text_and_guidance_moves_between_and_beyond_the_two_pred
 @pytest.mark.parametrize('name, knobs', [('ancestral', {}), ('confidence', {}), ('remdm', dict(eta=.3)), ('dfm', {})])
 def test_joint_sampling_runs_both_clocks_down_together_with_one_call_a_step(name, knobs):
     run = known_run()
-    tokens, z = sample.unconditional(run, 10, steps=4, sampler=name, batch=5, **knobs)
+    tokens, z = directions.unconditional(run, 10, steps=4, sampler=name, batch=5, **knobs)
     assert tokens.shape == (10, L) and (tokens < V).all() and z.isfinite().all() and run.row_calls == 4 * 10
     assert run.model.clocks == [(t, t) for t in (1., .75, .5, .25)] * 2
     calls, run = [], known_run()
     network = run.model
     run.model = Network(lambda tokens, *rest: calls.append(tokens.clone()) or network(tokens, *rest))
     run.model.config = network
-    _, z = sample.unconditional(run, 10, steps=4, sampler=name, **knobs)
+    _, z = directions.unconditional(run, 10, steps=4, sampler=name, **knobs)
     first = calls[-1][:, 0]                                              # what the last call said of the latent is the latent
     x0 = torch.where((calls[-1] == MASK).all(1), -1, first).float()
     assert torch.allclose(z, x0[:, None, None].expand(z.shape), atol=1e-5)
@@ -436,7 +451,7 @@ def test_each_row_is_written_from_its_own_latent(name):
     model.config = Known()
     ids = torch.arange(30) % 3
     z = ids[:, None, None].float().expand(30, 1, 2)
-    assert (sample.l2t(known_run(model=model), z, sampler=name, steps=9, batch=16) == ids[:, None]).all()
+    assert (directions.l2t(known_run(model=model), z, sampler=name, steps=9, batch=16) == ids[:, None]).all()
 
 
 WRITE, MAKE = {'l2t', 'text', 'infill'}, {'t2l', 'latent'}
@@ -478,10 +493,10 @@ def test_a_run_can_be_asked_what_it_has_learned_and_nothing_else(streams, proces
     def can(table):
         return {name for name, needs in table.items() if not needs.missing(run)}
     expected = MEASURE[streams, process, mode]
-    assert can(sample.NEEDS) == DRAW[streams, process, mode] and can(tasks) == expected
+    assert can(directions.NEEDS) == DRAW[streams, process, mode] and can(tasks) == expected
     run.tokenizer.kind, run.meta['encoder'] = 'esm', None
     more = {'protein'} if 'importance' in expected else set()            # of masked text
-    assert can(sample.NEEDS) == DRAW[streams, process, mode] and can(tasks) == expected - {'sts'} | more
+    assert can(directions.NEEDS) == DRAW[streams, process, mode] and can(tasks) == expected - {'sts'} | more
     run.meta['source'] = None
     assert can(tasks) == (expected | more) - {'sts', 'image'}
 
@@ -491,9 +506,9 @@ def test_joint_sampling_refuses_what_needs_a_fixed_condition_or_another_number_o
                   dict(guidance=2.0), dict(block_size=2),
                   dict(sampler='remdm', remask='loop')):
         with pytest.raises(ValueError, match='joint'):
-            sample.unconditional(known_run(), 2, **knobs)
+            directions.unconditional(known_run(), 2, **knobs)
     with pytest.raises(ValueError, match='mode=text'):
-        sample.unconditional(known_run(streams=('text',)), 2)
+        directions.unconditional(known_run(streams=('text',)), 2)
 
 
 def test_infilling_keeps_the_template_and_writes_no_EOS_or_PAD_inside_it():
@@ -501,10 +516,10 @@ def test_infilling_keeps_the_template_and_writes_no_EOS_or_PAD_inside_it():
     tokens = torch.tensor([[0, MASK, MASK, EOS]]).repeat(n, 1)
     for name in SAMPLERS:
         for block in (0, 2):
-            ids = sample.write(run, tokens, tokens != MASK, torch.zeros(n, 1, 2), inner=tokens == MASK, sampler=name, temperature=1.0,
+            ids = writing.write(run, tokens, tokens != MASK, torch.zeros(n, 1, 2), inner=tokens == MASK, sampler=name, temperature=1.0,
                                block_size=block, steps=3)
             assert (ids == torch.tensor([0, 0, 0, EOS])).all(), 'of three ids two are EOS and PAD'
-    free = sample.write(run, tokens, tokens != MASK, None, sampler='ancestral')
+    free = writing.write(run, tokens, tokens != MASK, None, sampler='ancestral')
     assert (free[:, 1:3] == EOS).double().mean() > .8, 'without a latent the null model speaks, and it likes EOS'
     assert {t for _, t in run.model.clocks[-3:]} == {1.}
 
@@ -523,21 +538,21 @@ def test_templates_hold_masks_of_one_many_and_all_the_rest():
 
 def test_rerank_keeps_the_nearest_of_its_candidates_and_refine_never_moves_away(monkeypatch):
     embed = lambda texts: torch.tensor([[[1.0, sum(t) - 5.0]] for t in texts])  # noqa: E731  the toy's encoder: the sum of its ids
-    monkeypatch.setattr(sample, 'encode', lambda run, texts, progress=None: embed(texts))
+    monkeypatch.setattr(search, 'encode', lambda run, texts, progress=None: embed(texts))
     run = known_run(stats=SimpleNamespace(standardise=lambda z: z), tokenizer=SimpleNamespace(eos=EOS, pad=99, decode=lambda ids: ids))
     raw = embed([[0, 0, 0, 0], [2, 2, 2, 2], [0, 1, 0, 0], [2, 2, 0, 0]] * 5)
-    one, cosine_1 = sample.search(run, raw, rerank=1, temperature=1.0, sampler='first_hitting')
-    many, cosine_8 = sample.search(run, raw, rerank=8, sampler='first_hitting')
-    refined, cosine_r = sample.search(run, raw, rerank=8, refine=3, sampler='first_hitting')
-    assert torch.allclose(cosine_8, sample.closeness(run, many, raw)) and cosine_8.mean() > cosine_1.mean() + .05
-    assert torch.allclose(cosine_r, sample.closeness(run, refined, raw)) and (cosine_r >= cosine_8 - 1e-6).all()
+    one, cosine_1 = search.search(run, raw, rerank=1, temperature=1.0, sampler='first_hitting')
+    many, cosine_8 = search.search(run, raw, rerank=8, sampler='first_hitting')
+    refined, cosine_r = search.search(run, raw, rerank=8, refine=3, sampler='first_hitting')
+    assert torch.allclose(cosine_8, search.closeness(run, many, raw)) and cosine_8.mean() > cosine_1.mean() + .05
+    assert torch.allclose(cosine_r, search.closeness(run, refined, raw)) and (cosine_r >= cosine_8 - 1e-6).all()
     assert (cosine_r > cosine_8 + 1e-6).any(), 'three rounds found nothing better'
     candidates = torch.tensor([[0, 0, 0, 0], [2, 2, 2, 2], [1, 0, 0, 0], [2, 2, 2, 2]])
-    best, score = sample.nearest(run, candidates, raw[:2], 2)
+    best, score = search.nearest(run, candidates, raw[:2], 2)
     assert best.tolist() == [[0, 0, 0, 0], [2, 2, 2, 2]] and torch.allclose(score, torch.ones(2))
-    monkeypatch.setattr(sample, 'write', lambda *args, temperature=None, **how: seen.append(temperature) or many.repeat(8, 1))
+    monkeypatch.setattr(directions, 'write', lambda *args, temperature=None, **how: seen.append(temperature) or many.repeat(8, 1))
     seen = []
-    sample.search(run, raw, rerank=8)
+    search.search(run, raw, rerank=8)
     assert seen == [.7], 'greedy candidates would all be the same'
 
 
@@ -549,7 +564,7 @@ def test_the_least_certain_tokens_are_masked_again():
     model.config = Known()
     run = known_run(model=model, tokenizer=SimpleNamespace(eos=EOS, pad=PAD))
     tokens = torch.tensor([[0, 0, 1, 0]] * 8)
-    masked = sample.mask_least_certain(run, tokens, torch.zeros(8, 1, 2), .25, 0, 8)
+    masked = search.mask_least_certain(run, tokens, torch.zeros(8, 1, 2), .25, 0, 8)
     assert masked.tolist() == [[0, 0, MASK, 0]] * 8
 
 
@@ -560,29 +575,29 @@ def test_the_least_certain_tokens_are_masked_again():
                                           (dict(score='threshold', prefer='uncertain'), 'threshold')])
 def test_samplers_that_do_not_exist_are_refused(knobs, words):
     with pytest.raises(ValueError, match=words):
-        sample.l2t(known_run(), torch.zeros(1, 1, 2), **knobs)
+        directions.l2t(known_run(), torch.zeros(1, 1, 2), **knobs)
     with pytest.raises(ValueError, match='dpmpp_2m'):
-        sample.t2l(known_run(), torch.zeros(1, L, dtype=torch.int64), solver='euler')
+        directions.t2l(known_run(), torch.zeros(1, L, dtype=torch.int64), solver='euler')
 
 
 def test_an_unknown_keyword_is_refused_with_the_nearest_legal_one():
     run, z, tokens = known_run(), torch.zeros(1, 1, 2), torch.zeros(1, L, dtype=torch.int64)
     stats = SimpleNamespace(standardise=lambda z: z, destandardise=lambda z: z)
-    for function, args in ((sample.l2t, (z,)), (sample.write, (tokens, tokens == 0, z)), (sample.t2l, (tokens,)),
-                           (sample.unconditional, (1,)), (sample.search, (z,)), (common.write_from, (z, 'l2t', None)),
+    for function, args in ((directions.l2t, (z,)), (writing.write, (tokens, tokens == 0, z)), (directions.t2l, (tokens,)),
+                           (directions.unconditional, (1,)), (search.search, (z,)), (common.write_from, (z, 'l2t', None)),
                            (common.make_latents, (tokens, 't2l', 0))):
         for wrong, near in (('temprature', 'temperature'), ('latent_step', 'latent_steps'), ('bach', 'batch')):
             with pytest.raises(TypeError, match=f"unknown keyword '{wrong}', did you mean '{near}'"):
                 function(known_run(stats=stats), *args, **{wrong: 3})
     with pytest.raises(ValueError, match=r'temperature: -3.0, expected -1 \| \[0, 100\]'):
-        sample.l2t(run, z, temperature=-3)
-    assert sample.sampling_knobs(dict(guidance=np.float32(2), steps=4.0)) == sample.DEFAULTS | dict(guidance=2.0, steps=4)
+        directions.l2t(run, z, temperature=-3)
+    assert sampling_knobs(dict(guidance=np.float32(2), steps=4.0)) == DEFAULTS | dict(guidance=2.0, steps=4)
 
 
 def test_a_bare_text_is_not_taken_for_its_characters():
     run = known_run(encoder=lambda texts, progress: torch.zeros(len(texts), 1, 2))
-    assert sample.encode(run, ['a text', 'b']).shape == (2, 1, 2)
-    for function in (sample.encode, pack, common.embed):
+    assert encode(run, ['a text', 'b']).shape == (2, 1, 2)
+    for function in (encode, pack, common.embed):
         with pytest.raises(ValueError, match=r"found one str: write \['a text'\]"):
             function(known_run(encoder=run.encoder, meta={'encoder': {'id': 'lsa'}}), 'a text')
 

@@ -1,4 +1,5 @@
 """ A text being written is kept as it was written, and shown in a terminal and as an animated picture. """
+import contextlib
 import re
 import sys
 import xml.etree.ElementTree as ET
@@ -8,14 +9,16 @@ import pytest
 import torch
 
 import sample
+from configurator import read_knobs
 from corpora.tokenizers import byte_tokenizer
 from launch import ROOT, run_each, train_each
 from processes.autoregressive import NextToken
 from runs import unmasking
 from runs.animation import MOST_FRAMES, animation, chosen_frames
-from runs.loading import load_run
+from runs.loading import encode, load_run
 from runs.unmasking import Recorder, kept_rows, pieces_of, printable, watcher
 from samplers import SAMPLERS, make_propose
+from sampling import denoise, directions, search
 
 BYTES = byte_tokenizer()
 MASK, EOS, PAD = BYTES.vocab_size, BYTES.eos, BYTES.pad
@@ -42,9 +45,9 @@ def some_latents(run, n=3):
 def test_a_recorder_changes_no_id_and_has_every_state(loaded, name):
     states = []
     z, settings = some_latents(loaded), dict(sampler=name, steps=5, temperature=1.0)
-    plain = sample.l2t(loaded, z, on_step=lambda tokens: states.append(tokens.clone()), **settings)
+    plain = directions.l2t(loaded, z, on_step=lambda tokens: states.append(tokens.clone()), **settings)
     recorder = Recorder(loaded.text.mask_id, everywhere=name != 'autoregressive')
-    watched = sample.l2t(loaded, z, on_step=recorder.on_step, observe=recorder.observe, **settings)
+    watched = directions.l2t(loaded, z, on_step=recorder.on_step, observe=recorder.observe, **settings)
     start, *frames = recorder.frames
     assert watched.equal(plain) and len(frames) == len(states)
     assert (start.tokens == loaded.text.mask_id).all() and frames[-1].tokens.equal(plain)
@@ -57,7 +60,7 @@ def test_probabilities_are_those_of_the_network_in_the_state_before_the_step(loa
     z = some_latents(loaded)
     for name in ('confidence', 'first_hitting', 'autoregressive'):
         recorder = Recorder(loaded.text.mask_id, n_top=4)
-        sample.l2t(loaded, z, sampler=name, steps=6, temperature=1.0, on_step=recorder.on_step, observe=recorder.observe)
+        directions.l2t(loaded, z, sampler=name, steps=6, temperature=1.0, on_step=recorder.on_step, observe=recorder.observe)
         for before, frame in zip(recorder.frames, recorder.frames[1:]):
             clocks = torch.zeros(3), torch.zeros(3)
             if name == 'autoregressive':
@@ -80,7 +83,7 @@ def test_probabilities_are_those_of_the_network_in_the_state_before_the_step(loa
 def test_everywhere_asks_at_every_mask_and_otherwise_where_the_sampler_does(loaded):
     for everywhere in (True, False):
         recorder = Recorder(loaded.text.mask_id, everywhere=everywhere)
-        sample.l2t(loaded, some_latents(loaded), sampler='first_hitting', steps=4, on_step=recorder.on_step, observe=recorder.observe)
+        directions.l2t(loaded, some_latents(loaded), sampler='first_hitting', steps=4, on_step=recorder.on_step, observe=recorder.observe)
         for before, frame in zip(recorder.frames, recorder.frames[1:]):
             masked = before.tokens == loaded.text.mask_id
             assert frame.asked.equal(masked if everywhere else frame.is_new)
@@ -91,7 +94,7 @@ def test_rows_that_a_sampler_leaves_out_are_not_mixed_up(loaded):
     found = []
     for name in ('ancestral', 'cached'):
         recorder = Recorder(loaded.text.mask_id)
-        sample.l2t(loaded, some_latents(loaded), sampler=name, steps=40, on_step=recorder.on_step, observe=recorder.observe)
+        directions.l2t(loaded, some_latents(loaded), sampler=name, steps=40, on_step=recorder.on_step, observe=recorder.observe)
         found.append(recorder.frames[-1])
     assert found[0].tokens.equal(found[1].tokens) and torch.allclose(found[0].p, found[1].p, atol=1e-4)
     assert not found[0].p.isnan().any()
@@ -99,7 +102,7 @@ def test_rows_that_a_sampler_leaves_out_are_not_mixed_up(loaded):
 
 def test_what_is_masked_again_is_known_as_such(loaded):
     recorder = Recorder(loaded.text.mask_id)
-    sample.l2t(loaded, some_latents(loaded), sampler='remdm', eta=.5, steps=12, on_step=recorder.on_step, observe=recorder.observe)
+    directions.l2t(loaded, some_latents(loaded), sampler='remdm', eta=.5, steps=12, on_step=recorder.on_step, observe=recorder.observe)
     again = torch.zeros_like(recorder.frames[0].is_again)
     for before, frame in zip(recorder.frames, recorder.frames[1:]):
         again |= (before.tokens != loaded.text.mask_id) & (frame.tokens == loaded.text.mask_id)
@@ -147,8 +150,8 @@ def watch(run, monkeypatch, capsys, is_terminal, **knobs):
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: is_terminal, raising=False)
     recorder = watcher(run, 2)
     raw = some_latents(run, 2)
-    monkeypatch.setattr(sample, 'encode', lambda run, texts, progress=None: some_latents(run, len(texts)))
-    sample.search(run, raw, sampler='confidence', on_step=recorder.on_step, observe=recorder.observe, **knobs)
+    monkeypatch.setattr(search, 'encode', lambda run, texts, progress=None: some_latents(run, len(texts)))
+    search.search(run, raw, sampler='confidence', on_step=recorder.on_step, observe=recorder.observe, **knobs)
     return recorder, capsys.readouterr().out
 
 
@@ -168,6 +171,9 @@ def test_a_terminal_shows_drafts_shades_and_mending_in_place(loaded, monkeypatch
                             top_p=torch.full((1, 7, 2), .5))
     cells = unmasking.cells_of(BYTES, frame, 0, MASK)
     assert cells == [('a', '2'), ('b', '36'), ('c', '1;35'), ('d', ''), ('z', '2;3'), ('░', '2')]
+    for end in (EOS, PAD):
+        frame.top_ids[...] = end
+        assert unmasking.cells_of(BYTES, frame, 0, MASK)[4] == ('░', '2'), 'no text is expected there'
 
 
 @pytest.mark.parametrize('is_terminal, no_color', [(False, ''), (True, '1')])
@@ -177,6 +183,33 @@ def test_elsewhere_and_with_NO_COLOR_the_first_text_is_plain_lines(loaded, monke
     assert '\x1b' not in out and out.count('\n') == recorder.frames[-1].step == 4
     ids = recorder.frames[-1].tokens[0]
     assert out.splitlines()[-1] == printable(loaded.tokenizer.decode(ids))
+
+
+def test_the_progress_bar_counts_every_row_and_is_there_where_a_call_reads_fewer(both, monkeypatch):
+    bars, text = [], '--text=a red dog runs'
+
+    class Bar(contextlib.nullcontext):
+        def __init__(self, total, unit, disable):
+            self.n, self.total, self.is_hidden = 0, total, bool(disable)
+            bars.append(self)
+
+        def __enter__(self):
+            return self
+
+        def update(self, n):
+            self.n += n
+    monkeypatch.setattr(sample, 'tqdm', Bar)
+    for name in read_knobs(sample.__file__)[0]:
+        monkeypatch.setattr(sample, name, getattr(sample, name))         # to be put back
+    cases = [(['--mode=l2t', text, '--num_samples=3'], 3), (['--mode=l2t', text, '--rerank=2', '--refine=2'], 6),
+             (['--mode=t2l', text, '--num_samples=3'], 3), (['--mode=t2l2t', text, '--num_samples=3'], 6),
+             (['--mode=unconditional', '--num_samples=3'], 3), (['--mode=infill', '--text=a [MASK:1-3] dog', '--num_samples=2'], 6)]
+    for most_bytes in (denoise.MOST_BYTES, 1):                           # 1: a row a call
+        monkeypatch.setattr(denoise, 'MOST_BYTES', most_bytes)
+        for args, n in cases:
+            monkeypatch.setattr(sys, 'argv', ['sample.py', f'--out_dir={both}', '--device=cpu', '--steps=2', '--latent_steps=2', *args])
+            sample.main()
+            assert bars[-1].n == bars[-1].total == n and bars[-1].is_hidden == (most_bytes > 1), args
 
 
 def texts_of(svg):
@@ -209,9 +242,9 @@ def test_the_picture_has_every_frame_of_both_ways_and_asks_for_nothing(both, loa
     diffusion = [text for said, text in frames if said.startswith('diffusion')]
     causal = [text for said, text in frames if said.startswith('autoregressive')]
     assert len(diffusion) == 5 and diffusion[0] == '█' * loaded.L and causal[0] == '█' * loaded.L
-    z = loaded.stats.standardise(sample.encode(loaded, [text]))
+    z = loaded.stats.standardise(encode(loaded, [text]))
     for written, sampler in ((diffusion, 'confidence'), (causal, 'autoregressive')):
-        tokens = sample.l2t(loaded, z, sampler=sampler, steps=4)
+        tokens = directions.l2t(loaded, z, sampler=sampler, steps=4)
         expected = printable(loaded.tokenizer.decode(tokens[0]))
         assert written[-1].replace(' ', '') == expected.replace(' ', ''), 'a line that is cut loses its first space'
 

@@ -60,7 +60,7 @@ print('RESULTS' + json.dumps(results))
 """
 
 
-@pytest.mark.parametrize('folder', ['.', 'benchmarks', 'corpora', 'processes', 'runs', 'tasks'])
+@pytest.mark.parametrize('folder', ['.', 'benchmarks', 'corpora', 'processes', 'runs', 'sampling', 'tasks'])
 def test_no_module_imports_what_only_posix_has_at_its_top(folder):
     for path in sorted((ROOT / folder).glob('*.py')):
         for node in ast.parse(path.read_text()).body:

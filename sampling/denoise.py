@@ -1,0 +1,136 @@
+"""
+The network as a sampler asks it: one call, the rows of a call, guidance.
+
+Guidance g mixes two predictions of the one network, with the condition (c) and with nothing (u):
+its clock at 1, and noise or MASK in its place.
+    text      log p = g log p_c + (1 - g) log p_u
+    latents   x0 = g x0_c + (1 - g) x0_u, and e likewise
+
+`run` is what runs.loading.load_run returns.
+Letters: B rows of a batch, L text tokens, N latent vectors, D latent dims, P positions where the
+head runs, V vocabulary.
+"""
+import torch
+
+from diffusion import Logits, run_head, to_device
+
+MOST_BYTES = 6 * 10 ** 9           # that a network call keeps for its rows, beside the logits
+
+# -----------------------------------------------------------------------------
+# The network
+
+def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), cache=None):
+    """ One call of the network: Logits (P, V) or None, and the latent prediction (B, N, D) or None.
+    Clocks are numbers or (B,). cache: a dict, where a process decodes step by step: then the logits
+    are a tensor (B, V). """
+    B = len(z if tokens is None else tokens)
+    run.row_calls += B
+
+    def clock(t):
+        t = torch.as_tensor(t, dtype=torch.float32)
+        return t.to(run.device, non_blocking=True).expand(B)
+
+    # everything on the device; from the host this does not wait
+    t_text, t_latent = clock(t_text), clock(t_latent)
+    if positions is not None:
+        positions = positions.to(run.device, non_blocking=True)
+    with run.autocast():
+        if cache is not None:
+            found = run.next_token.decode_step(run.model, tokens, z, t_text, t_latent, cache)
+            return found, None
+        hidden, prediction = run.model(tokens, z, t_text, t_latent, positions, predict,
+                                       return_hidden=True)
+        logits = None if hidden is None else run_head(run.model, hidden, run.text.mask_id)
+        return logits, prediction
+
+
+def rows_that_fit(run, batch, n_caches=0):
+    """ The rows of a network call: batch, or as many as MOST_BYTES hold, where these are fewer.
+    n_caches: of keys and values, where a text is written from left to right. """
+    c = run.model.config
+    with run.autocast():
+        is_half = torch.is_autocast_enabled(torch.device(run.device).type)
+
+    # numbers of a row: 25 for each place and dimension are alive at the widest point of a block,
+    # the MLP. A cache has two more in each block
+    places = c.seq_len + c.n_latents * c.latent_tokens
+    numbers = places * c.width * (25 + 2 * c.depth * n_caches)
+    return max(1, min(batch, MOST_BYTES // (numbers * (2 if is_half else 4))))
+
+
+def null_latents(run, n, rng):
+    """ Latents (n, N, D) that say nothing: noise, for clock 1. """
+    shape = (n, run.model.config.n_latents, run.model.config.latent_dim)
+    noise = torch.randn(shape, generator=rng, device=rng.device)
+    return (noise * run.latent.live.to(rng.device)).to(run.device)
+
+# -----------------------------------------------------------------------------
+# Guidance
+
+def guided_logits(g, conditional, unconditional):
+    """ log p = g log p_c + (1 - g) log p_u. Both are functions without arguments that give Logits,
+    by one network call each. A model that weighs nothing is not called. """
+    if g == 1:
+        return conditional()
+    if g == 0:
+        return unconditional()
+    logits_c, logits_u = conditional(), unconditional()
+
+    def mixture(part):
+        return g * logits_c[part].log_softmax(-1) + (1 - g) * logits_u[part].log_softmax(-1)
+    return Logits(logits_c.shape, mixture)
+
+
+def guided_latents(g, conditional, unconditional):
+    """ The same for latents: the functions give x0 and e. """
+    if g == 1:
+        return conditional()
+    if g == 0:
+        return unconditional()
+    x0_c, e_c = conditional()
+    x0_u, e_u = unconditional()
+    return g * x0_c + (1 - g) * x0_u, g * e_c + (1 - g) * e_u
+
+# -----------------------------------------------------------------------------
+# What a text sampler gets
+
+def allowed(run, logits, is_inner=None):
+    """ The Logits (P, V) with -inf for the ids that are never written, and for EOS and PAD where
+    is_inner (P,) is True. """
+    def rows(part):
+        some = logits[part]                                              # (p, V)
+
+        # -inf is made on the device: for a number of the host the host would wait
+        some[:, run.banned] = some.new_full((), -torch.inf)
+        if is_inner is not None:
+            penalty = torch.where(is_inner[part], -torch.inf, 0.0)
+            for i in (run.tokenizer.eos, run.tokenizer.pad):
+                some[:, i] += penalty
+        return some
+    return Logits(logits.shape, rows)
+
+
+def make_denoise(run, g, condition, null, inner=None, is_causal=False):
+    """ denoise(tokens, t, positions, rows) of samplers.py, with guidance g.
+    condition, null (B, N, D): standardised latents, and noise in their place; None: there are none.
+    inner (B, L): positions where EOS and PAD are not allowed.
+    is_causal: the text is written from left to right, with a cache of keys and values. """
+    cache_c, cache_u = ({}, {}) if is_causal else (None, None)
+
+    def denoise(tokens, t, positions, rows=slice(None)):
+        if isinstance(rows, torch.Tensor):
+            rows = to_device(rows, tokens)
+
+        def conditional():
+            return call(run, tokens, condition[rows], t, 0.0, positions, cache=cache_c)[0]
+
+        def unconditional():
+            z = None if null is None else null[rows]
+            return call(run, tokens, z, t, 1.0, positions, cache=cache_u)[0]
+
+        logits = guided_logits(g, conditional, unconditional)            # (P, V)
+        is_inner = None
+        if inner is not None:
+            is_inner = inner[rows].flatten()[positions.to(run.device)]   # (P,)
+        return allowed(run, logits, is_inner)
+    return denoise

@@ -1,0 +1,101 @@
+"""
+How likely the network finds a text, from a latent or from none: in nats, by the exact law where it
+writes from left to right, else by the bound. And how likely it finds each of its tokens.
+
+Letters: n texts, B rows of a batch, L text tokens, N latent vectors, D latent dims, P positions,
+K draws of the bound.
+"""
+import torch
+
+from diffusion import in_chunks, positions_of, uniforms
+from samplers import log_p_of, scatter_at
+from sampling.denoise import call, null_latents, rows_that_fit
+from sampling.writing import ends_of
+
+# -----------------------------------------------------------------------------
+# A whole text
+
+def what_is_scored(run, tokens):
+    """ known_mask (n, L), or None where nothing is known; and the real tokens of each text (n,),
+    float64: the text, and one EOS where that is predicted. """
+    known_mask = ends_of(run, tokens) if run.lengths else None
+    is_real = tokens != run.tokenizer.pad if known_mask is None else ~known_mask
+    return known_mask, is_real.sum(1).double()
+
+
+def bound_of(run, process, rows, tokens, latents, clock, u, known_mask):
+    """ A draw of the bound on -log p of these rows, nats per text. """
+    latents = None if latents is None else latents[rows].to(run.device)
+    known_mask = None if known_mask is None else known_mask[rows]
+    t_latent = torch.full((len(tokens[rows]),), clock, device=run.device)
+    with run.autocast():
+        return process.bound(run.model, tokens[rows], latents, t_latent, u[rows], known_mask)
+
+
+@torch.inference_mode()
+def nats_per_token(run, tokens, z=None, seed=0, batch=128, draws=64):
+    """
+    How unlikely the network finds texts tokens (n, L), from standardised latents z (n, N, D) or
+    from none: (n,) float64. A token is one of the text, or its EOS.
+        nats = -log p(x | z)                      exact, where the run has learned mode=causal
+        nats = 1/K sum over k of bound_k(x | z)   else: the bound of the task nelbo, K = draws
+    All texts share their K draws of masked places, and these spread the number of places evenly,
+    so that texts differ by what they say, not by luck.
+    """
+    process = run.next_token or run.text
+    if process is run.next_token:
+        draws = 1
+    known_mask, n_real = what_is_scored(run, tokens)
+
+    # the same numbers for each text
+    n, L = tokens.shape
+    u = uniforms(seed, 0, 'evaluation', 0, draws, 1 + L)                 # (K, 1 + L)
+    u[:, 0] = (torch.arange(draws) + 0.5) / draws
+    latents, clock = z, 0.0
+    if z is None:
+        latents, clock = None, 1.0
+        if 'latent' in run.streams:
+            rng = torch.Generator(run.device).manual_seed(seed)
+            latents = null_latents(run, 1, rng).expand(n, -1, -1)
+
+    # some texts a call, each with all of its draws
+    nats = torch.zeros(n, dtype=torch.float64)
+    n_texts = max(1, rows_that_fit(run, batch) // draws)
+    for first in range(0, n, n_texts):
+        texts = torch.arange(first, min(first + n_texts, n))
+        rows = texts.repeat_interleave(draws)
+        some_latents = None if latents is None else latents[rows]
+        some_known = None if known_mask is None else known_mask[rows]
+        found = bound_of(run, process, slice(None), tokens[rows], some_latents, clock,
+                         u.repeat(len(texts), 1), some_known)
+        nats[texts] = found.view(-1, draws).mean(1)
+    return nats / n_real.clamp(min=1)
+
+# -----------------------------------------------------------------------------
+# Its tokens
+
+@torch.inference_mode()
+def log_p_given_half(run, tokens, z, seed, batch):
+    """
+    log p(x^i | z, half of the other tokens) of tokens (n, L), from standardised latents z
+    (n, N, D): (n, L) nats; inf for EOS and PAD that the run is given.
+    The halves are drawn row by row, so equal rows come out differently.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    in_first_half = torch.rand(tokens.shape, generator=rng) < 0.5
+    ends = ends_of(run, tokens)
+    log_p = torch.zeros(tokens.shape).masked_fill(ends, torch.inf)
+
+    # one call for each half, given the other
+    batch = rows_that_fit(run, batch)
+    for first in range(0, len(tokens), batch):
+        part = slice(first, first + batch)
+        for half in (in_first_half[part], ~in_first_half[part]):
+            mask = half & ~ends[part]
+            positions = positions_of(mask)                               # (P,)
+            noisy = torch.where(mask, run.text.mask_id, tokens[part]).to(run.device)
+            t = run.text.time_of_share(mask.double().mean(1))
+            logits, _ = call(run, noisy, z[part].to(run.device), t, 0.0, positions)
+            x = tokens[part].flatten()[positions].to(run.device)
+            scatter_at(log_p[part], positions, in_chunks(log_p_of, logits, x).cpu())
+    return log_p

@@ -1,0 +1,85 @@
+"""
+Search with the encoder: write several texts from a latent, keep the one whose embedding is nearest
+to it, mend it.
+
+Letters: n texts, L text tokens, N latent vectors, D latent dims, K candidates of each text.
+"""
+import torch
+import torch.nn.functional as F
+
+from diffusion import MaskedText, rank_in_row
+from runs.loading import encode
+from sampling.directions import l2t
+from sampling.likelihood import log_p_given_half
+from sampling.writing import ends_of, write
+
+
+def closeness(run, tokens, raw):
+    """ Cosine (n,) of the embeddings of tokens (n, L) with raw latents (n, N, D). """
+    embedded = encode(run, [run.tokenizer.decode(ids) for ids in tokens.tolist()])
+    return F.cosine_similarity(embedded.flatten(1), raw.flatten(1))
+
+
+def nearest(run, candidates, raw, K):
+    """ Of each K candidates (n K, L) the one whose embedding is nearest to raw (n, N, D): tokens
+    (n, L), cosine (n,). """
+    cosine = closeness(run, candidates, raw.repeat_interleave(K, 0))
+    cosine, best = cosine.view(-1, K).max(1)
+    return candidates.view(len(raw), K, -1)[torch.arange(len(raw)), best], cosine
+
+
+def search_settings(run, K, sampling):
+    """ The settings of K drafts, and of mending them. Several greedy texts would be equal, so they
+    are drawn at a temperature: a lower one from left to right, where each token is given all that
+    is before it. Mending fills masks. """
+    sampler = sampling.get('sampler', '')
+    is_causal = run.next_token is not None and (sampler in ('', 'autoregressive')
+                                                or run.text is run.next_token)
+    drafting = mending = sampling
+    if is_causal:
+        mending = sampling | dict(sampler='confidence')
+    is_greedy = is_causal or sampler in ('', 'confidence')
+    if K > 1 and is_greedy and sampling.get('temperature', -1.0) < 0:
+        drafting = drafting | dict(temperature=0.4 if is_causal else 0.7)
+        mending = mending | dict(temperature=0.7)
+    return drafting, mending
+
+
+def mask_least_certain(run, tokens, z, share, seed, batch):
+    """ tokens (n, L) with a share of each text masked: what is least likely, given half of the
+    rest. """
+    certainty = log_p_given_half(run, tokens, z, seed, batch)            # (n, L)
+    is_text = (tokens != run.tokenizer.pad) & ~ends_of(run, tokens)
+    n_masked = (share * is_text.sum(1, keepdim=True)).ceil()             # (n, 1)
+    return torch.where(rank_in_row(certainty) < n_masked, run.text.mask_id, tokens)
+
+
+def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, like=None, **sampling):
+    """
+    l2t by trial. From each raw latent (n, N, D) `rerank` candidates are drawn, and the nearest
+    stays. Then come `refine` rounds: each draws so many variants of it, with the least certain
+    `share` of its tokens masked again, and the nearest of all stays. Returns tokens (n, L), cosine
+    (n,).
+    """
+    K = rerank
+    if rerank < 1 or refine < 0:
+        raise ValueError(f'rerank={rerank}, refine={refine}: expected at least 1 and 0')
+    if refine and not (isinstance(run.text, MaskedText) and run.fills_masks):
+        raise ValueError(f'refine={refine} masks again what is least certain: {run.out_dir} was '
+                         'not trained on masked text')
+
+    drafting, mending = search_settings(run, K, sampling)
+    z = run.stats.standardise(raw).repeat_interleave(K, 0)               # (n K, N, D)
+    like = None if like is None else like.repeat_interleave(K, 0)
+    best, cosine = nearest(run, l2t(run, z, seed=seed, like=like, **drafting), raw, K)
+
+    # mend it: write its least certain part again, keep what comes nearer
+    for i in range(1, refine + 1):
+        tokens = mask_least_certain(run, best.repeat_interleave(K, 0), z, share, seed + i,
+                                    sampling.get('batch', 128))
+        tokens = write(run, tokens, tokens != run.text.mask_id, z, seed=seed + i, **mending)
+        found, found_cosine = nearest(run, tokens, raw, K)
+        is_better = found_cosine > cosine
+        best = torch.where(is_better[:, None], found, best)
+        cosine = torch.where(is_better, found_cosine, cosine)
+    return best, cosine

@@ -1,0 +1,122 @@
+"""
+Solvers of the latents: from noise at t = 1 to a clean latent at t = 0. A solver is one step back,
+from t to t_next. All have one signature:
+
+    solver(latent, z, t, t_next, denoise, memory, noise) -> z at t_next
+
+    latent          diffusion.GaussianLatents
+    z (B, N, D)     the latents at t
+    t, t_next       scalar tensors, float64 on the host
+    denoise(z, t)   x0 and e, the network's prediction of the clean latent and of the noise
+    memory          a dict that lives as long as the trajectory
+    noise (B, N, D) ~ N(0, 1)
+
+No solver calls the network at t = 0, and the last step ends exactly at z = x0.
+
+To add a solver, write one function here and add one line to SOLVERS, and a word to the rule of the
+knob `solver` in sample.py.
+Letters: B batch, N latent vectors, D latent dims.
+"""
+import math
+
+import torch
+
+
+def ddim(latent, z, t, t_next, denoise, memory=None, noise=None):
+    """ z_next = alpha_next x0 + sigma_next e. Order 1.              arXiv:2010.02502 """
+    x0, e = denoise(z, t)
+    alpha_next, sigma_next = latent.alpha_sigma(t_next)
+    return alpha_next * x0 + sigma_next * e
+
+
+def dpmpp_2m(latent, z, t, t_next, denoise, memory, noise=None):
+    """
+    Second order, from the x0 of this step and of the one before.    arXiv:2211.01095
+        h        = log(alpha_next / sigma_next) - log(alpha_t / sigma_t)
+        x0_ahead = x0 + (h / (2 h_before)) (x0 - x0_before)
+        z_next   = (sigma_next / sigma_t) z - alpha_next (exp(-h) - 1) x0_ahead
+    exp(-h) is 0 in the first step, where alpha_t = 0, and in the last, where sigma_next = 0.
+    """
+    x0, _ = denoise(z, t)
+    alpha_t, sigma_t = latent.alpha_sigma(t)
+    alpha_next, sigma_next = latent.alpha_sigma(t_next)
+
+    exp_minus_h = (alpha_t * sigma_next) / (alpha_next * sigma_t)
+    h = -torch.log(exp_minus_h)                                          # inf at both ends
+    # in the second step h_before is inf, and the correction vanishes
+    x0_ahead = x0
+    if memory and t_next > 0:
+        x0_ahead = x0 + (0.5 * h / memory['h']) * (x0 - memory['x0'])
+    memory.update(x0=x0, h=h)
+    return (sigma_next / sigma_t) * z - alpha_next * (exp_minus_h - 1) * x0_ahead
+
+
+def heun(latent, z, t, t_next, denoise, memory=None, noise=None):
+    """ dz/dt = alpha'(t) x0 + sigma'(t) e by the trapezoidal rule. Order 2.
+    Two network calls per step, one in the last.                     arXiv:2206.00364 """
+    x0, e = denoise(z, t)
+    if t_next == 0:
+        return x0
+    velocity = velocity_of(latent, x0, e, t)
+
+    # a step along the first velocity, then a step along the mean of the two
+    x0, e = denoise(z + (t_next - t) * velocity, t_next)
+    return z + (t_next - t) * 0.5 * (velocity + velocity_of(latent, x0, e, t_next))
+
+
+def velocity_of(latent, x0, e, t):
+    """ dz/dt = alpha'(t) x0 + sigma'(t) e, with x0 and e held fixed. """
+    if latent.schedule == 'rf':
+        return e - x0                                                    # alpha' = -1, sigma' = 1
+    alpha_t, sigma_t = latent.alpha_sigma(t)
+    return math.pi / 2 * (alpha_t * e - sigma_t * x0)                    # of the sines
+
+
+def latent_ancestral(latent, z, t, t_next, denoise, memory=None, noise=None):
+    """
+    A draw of q(z_next | z_t, x0), as in DDPM.                       arXiv:2006.11239
+        alpha_step = alpha_t / alpha_next
+        var_step   = sigma_t^2 - alpha_step^2 sigma_next^2           of z_t given z_next
+        mean       = (alpha_step sigma_next^2 z + alpha_next var_step x0) / sigma_t^2
+        variance   = var_step sigma_next^2 / sigma_t^2
+    """
+    x0, _ = denoise(z, t)
+    alpha_t, sigma_t = latent.alpha_sigma(t)
+    alpha_next, sigma_next = latent.alpha_sigma(t_next)
+
+    alpha_step = alpha_t / alpha_next
+    var_step = (sigma_t ** 2 - alpha_step ** 2 * sigma_next ** 2).clamp(min=0)
+
+    from_z = alpha_step * sigma_next ** 2 / sigma_t ** 2
+    from_x0 = alpha_next * var_step / sigma_t ** 2
+    variance = var_step * sigma_next ** 2 / sigma_t ** 2
+    return from_z * z + from_x0 * x0 + torch.sqrt(variance) * noise * latent.live
+
+
+# the knob `solver`
+SOLVERS = {
+    'ddim': ddim,
+    'dpmpp_2m': dpmpp_2m,
+    'heun': heun,
+    'ancestral': latent_ancestral,
+}
+
+# -----------------------------------------------------------------------------
+# All steps
+
+def latent_times(latent, steps):
+    """ From 1 to 0. A network that predicts eps says nothing at t = 1, where its input is the
+    answer. """
+    first = 1 - 1e-3 if latent.target == 'eps' else 1
+    return torch.linspace(first, 0, steps + 1, dtype=torch.float64)
+
+
+def solve(latent, solver, z, steps, denoise, rng):
+    """ z (B, N, D) from noise at t = 1 to a clean latent at t = 0. """
+    step = SOLVERS[solver]
+    times = latent_times(latent, steps)
+    memory = {}
+    for t, t_next in zip(times, times[1:]):
+        noise = torch.randn(z.shape, generator=rng, device=z.device)
+        z = step(latent, z, t, t_next, denoise, memory, noise)
+    return z.float()
