@@ -149,7 +149,7 @@ def direction_of(run):
     if mode == 'mixed' and len(learned) == 1:
         raise ValueError(f'mode=mixed, but {out_dir} was trained for {default}: name the mixed run '
                          'with --out_dir=')
-    of_training = mode in ('', 'mixed', 'causal') or '+' in mode or '*' in mode
+    of_training = mode in ('', 'mixed', 'causal') or set('+*:') & set(mode)
     if of_training or mode == 'unconditional' and len(run.streams) == 1:
         return 'infill' if given else default
     check_choice('mode', mode, NEEDS)

@@ -358,7 +358,7 @@ def test_a_run_does_only_what_it_has_learned(dual, tmp_path):
     small = ['--device=cpu', '--dtype=float32']
     text = '--text=a red dog runs'
     good = [['sample.py', f'--out_dir={dual}/both', text, '--num_samples=2', *small],
-            ['sample.py', f'--out_dir={dual}/both', text, '--mode=l2t+causal', '--rerank=2', '--refine=1', *small],
+            ['sample.py', f'--out_dir={dual}/both', text, '--mode=l2t:50%,causal', '--rerank=2', '--refine=1', *small],
             ['sample.py', f'--out_dir={dual}/both', '--mode=text', *small],
             ['sample.py', f'--out_dir={dual}/both', '--mode=infill', '--text=a red [MASK:*]', '--sampler=autoregressive', *small],
             ['sample.py', f'--out_dir={dual}/both', '--mode=infill', '--text=a [MASK] dog', *small],
