@@ -16,8 +16,9 @@ max_tokens = 1015                        # with its EOS and 8 latent tokens 1,02
 threads = 8
 # run
 out_dir = 'out/l2t_892m'
-# an eighth of the rows is masked, the others are read from left to right: docs/both_ways.md
-mode = 'l2t+7*causal'
+# 1/8 of the rows is masked, the others are read from left to right; later half and half. So held
+# for captions: docs/both_ways.md
+mode = 'l2t+7*causal:40%,l2t+causal'
 causal_weight = 1.5
 t_min = 0.1
 # model

@@ -3,14 +3,13 @@
 
     python prepare.py config/multi30k_l2t.py --input="RAW/train.*.en.gz" \
         --val_input="RAW/val.*.en.gz"
-    python train.py config/multi30k_l2t.py --length_schedule=24:4400,40
+    python train.py config/multi30k_l2t.py
     python evaluate.py config/multi30k_l2t.py
 
-Seed 0, commit 28423c3, 2 CPU cores without AMX, beside other work (how it ran: docs/results.md).
-1,000 random validation captions, greedy from left to right: BLEU 46.9, F1 80.1, 16 % word for word
-(shuffled latent: BLEU 3.6; nearest training caption: 14.8); with rerank=8 and refine=2 BLEU 53.9,
-F1 85.3, 24 %. First 1,000: 1.54 nats per token from left to right, bound of diffusion 2.46. With
-another max_iters, set another length_schedule.
+Seed 0, commit ae37270, 88 minutes on one CPU core without AMX. 1,000 random validation captions,
+greedy from left to right: BLEU 46.1, F1 80.4, 15 % word for word (shuffled latent: BLEU 3.6;
+nearest training caption: 14.8); with rerank=8 and refine=2 BLEU 53.5, F1 85.3, 22 %. First 1,000:
+1.53 nats per token from left to right, bound of diffusion 2.13.
 """
 # data
 dataset = 'multi30k'
@@ -21,8 +20,9 @@ max_tokens = 39
 threads = 2
 # run
 out_dir = 'out/multi30k_l2t'
-# an eighth of the rows is masked, the others are read from left to right: docs/both_ways.md
-mode = 'l2t+7*causal'
+# 1/8 of the rows is masked, the others are read from left to right; later half and half:
+# docs/both_ways.md
+mode = 'l2t+7*causal:40%,l2t+causal'
 causal_weight = 1.5
 t_min = 0.1
 # model
@@ -36,7 +36,9 @@ text_clock = False
 optimizer = 'muon'
 learning_rate = 3e-3
 batch_size = 128
-max_iters = 5400
+max_iters = 7000
+# texts are cut to 24 tokens, then whole
+length_schedule = '24:81%,40'
 warmup_iters = 200
 eval_interval = 1000
 compile = True
