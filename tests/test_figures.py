@@ -98,8 +98,6 @@ ROWS = {
                                      [(of('multi30k_l2t_masked', 'nelbo/nats_per_token')[0], None)]],
     '[masked rows alone against a decoder]': [*with_controls('multi30k_baselines', 'l2t', 'bleu', 'runs', 'l2t'),
                                               [of('multi30k_baselines', 'runs', 'ar_prefix', 'l2t/bleu')]],
-    '[one network that writes both ways]': [[shares(*SHARE, 'val_text')], [], [], [shares('l2t', 1.0, False, 'val_text')]],
-    'the same: from left to right': [[shares(*SHARE, 'val_causal')], [], [], [shares('causal', 1.0, False, 'val_causal')]],
     '[text alone]': [[of('multi30k_baselines', 'runs', 'mdlm', 'nelbo/perplexity')], [], [],
                      [of('multi30k_baselines', 'runs', 'ar', 'nelbo/perplexity')]],
     '[embedding from text]': [*with_controls('multi30k_mixed', 't2l', 'centred_cosine'), [of('multi30k_mixed', 't2l/ridge/centred_cosine')]],
