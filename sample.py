@@ -28,8 +28,9 @@ infill        part of a text, and maybe a latent   the rest of the text
 t2l2t         a text                               a latent, and a text from that latent
 embed         a text                               nothing: mean hidden state of each text
 
-Each is a function of sampling/directions.py; sampling/ also has guidance, the search with the
-encoder (--rerank, --refine) and the solvers of latents. Samplers of text are in samplers.py.
+The functions behind them are in sampling/directions.py. sampling/ also has guidance, the search
+with the encoder (--rerank, --refine) and the solvers of latents. Samplers of text are in
+samplers.py.
 Letters: n texts, L text tokens, N latent vectors, D latent dims.
 """
 import sys

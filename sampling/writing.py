@@ -121,7 +121,7 @@ def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_
     """
     sampling = sampling_knobs(sampling)
 
-    # what is not asked for
+    # what the run can write, and the defaults of what is not asked for
     if 'text' not in run.streams:
         raise ValueError(f'{run.out_dir} has no text stream: nothing to write')
     if not sampling['sampler']:
