@@ -259,7 +259,8 @@ def draw(run, direction, sources, n_each, sampling):
 
 def respond(run, direction, config):
     """ Draws what is asked for, and writes the files that are. Returns what is to be shown: names
-    of the sources, and for each of their n_each samples the text written, and a note. """
+    of the sources, and for each of their n_each samples the text written, and a note. None for
+    mode=embed, of which nothing is. """
     sources = read_sources(run, direction, config)
     n_each = 1 if sources.lines is None else num_samples
     total = len(sources.names) * n_each

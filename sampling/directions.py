@@ -108,9 +108,8 @@ def t2l(run, tokens, n=None, seed=0, batch=128, progress=no_progress, **sampling
     text. """
     sampling = sampling_knobs(sampling)
     solver, steps = sampling['solver'], sampling['latent_steps']
-    if 'latent' not in run.streams or steps < 1:
-        raise ValueError(f'{run.out_dir} has no latent stream, or latent_steps={steps} < 1: '
-                         'nothing to solve')
+    if 'latent' not in run.streams:
+        raise ValueError(f'{run.out_dir} has no latent stream: no latents from it')
     g = 0 if tokens is None else sampling['guidance']
     n = n if tokens is None else len(tokens)
     batch = rows_that_fit(run, batch)
