@@ -237,7 +237,7 @@ def draw(run, direction, sources, n_each, sampling):
         if direction != 't2l2t':
             return None, z, None
         again = run.stats.standardise(raw_latents(run, z))
-        return l2t(run, again, like=None if length else read, **sampling), z, None
+        return l2t(run, again, lengths_of=None if length else read, **sampling), z, None
 
     # texts
     if direction == 'l2t' and (rerank > 1 or refine):

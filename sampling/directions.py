@@ -58,10 +58,10 @@ def check_direction(run, direction):
 # -----------------------------------------------------------------------------
 # Text
 
-def l2t(run, z, seed=0, like=None, **sampling):
-    """ Tokens (n, L) written from standardised latents z (n, N, D). like (n, L): texts of the
+def l2t(run, z, seed=0, lengths_of=None, **sampling):
+    """ Tokens (n, L) written from standardised latents z (n, N, D). lengths_of (n, L): texts of the
     lengths that are wanted (see blank). """
-    tokens, known_mask = blank(run, len(z), sampling.get('length', 0), seed, like)
+    tokens, known_mask = blank(run, len(z), sampling.get('length', 0), seed, lengths_of)
     return write(run, tokens, known_mask, z, seed, **sampling)
 
 
