@@ -1,7 +1,7 @@
 """
 The two noise processes, one for text and one for latents, and the clocks that drive them.
 Each process has a schedule, a corruption (from clean to noisy) and a loss. The steps back, from
-noise to clean, are in samplers.py.
+noise to clean, are in samplers.py (text) and sampling/solvers.py (latents).
 Time t runs from 0 (clean) to 1 (noise).
 
 Masked text                                        MDLM arXiv:2406.07524, MD4 arXiv:2406.04329

@@ -28,8 +28,9 @@ infill        part of a text, and maybe a latent   the rest of the text
 t2l2t         a text                               a latent, and a text from that latent
 embed         a text                               nothing: mean hidden state of each text
 
-Each is a function of sampling/directions.py; sampling/ also has guidance, the search with the
-encoder (--rerank, --refine) and the solvers of latents. Samplers of text are in samplers.py.
+The functions behind them are in sampling/directions.py. sampling/ also has guidance, the search
+with the encoder (--rerank, --refine) and the solvers of latents. Samplers of text are in
+samplers.py.
 Letters: n texts, L text tokens, N latent vectors, D latent dims.
 """
 import sys
@@ -236,7 +237,7 @@ def draw(run, direction, sources, n_each, sampling):
         if direction != 't2l2t':
             return None, z, None
         again = run.stats.standardise(raw_latents(run, z))
-        return l2t(run, again, like=None if length else read, **sampling), z, None
+        return l2t(run, again, lengths_of=None if length else read, **sampling), z, None
 
     # texts
     if direction == 'l2t' and (rerank > 1 or refine):
@@ -258,7 +259,8 @@ def draw(run, direction, sources, n_each, sampling):
 
 def respond(run, direction, config):
     """ Draws what is asked for, and writes the files that are. Returns what is to be shown: names
-    of the sources, and for each of their n_each samples the text written, and a note. """
+    of the sources, and for each of their n_each samples the text written, and a note. None for
+    mode=embed, of which nothing is. """
     sources = read_sources(run, direction, config)
     n_each = 1 if sources.lines is None else num_samples
     total = len(sources.names) * n_each

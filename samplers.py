@@ -9,7 +9,7 @@ Samplers of text, from the network's logits to tokens. Every sampler is a functi
                                     logits (P, V) at the flat positions (P,), given the condition,
                                     as diffusion.Logits: what reads them goes through in_chunks;
                                     t is a number, or the clocks (B,) of the rows; rows: which rows
-                                    of the batch these are (None: all)
+                                    of the batch these are (left out: all)
     propose(logits, tilt)           x ~ softmax(logits), (P,); times tilt (P, V), where it is given
     text                            diffusion.MaskedText, the process that the run was trained on;
                                     samplers of other processes are methods of those processes

@@ -650,7 +650,10 @@ while True:
     if ema is not None:
         with torch.no_grad():                              # with a graph it would grow for ever
             d = min(ema_decay, (1 + state.step) / (10 + state.step))
-            torch._foreach_lerp_(ema, parameters, [(1 - d) * (1 - bad)] * len(ema))
+            weight = (1 - d) * (1 - bad)
+            # one by one: older versions of torch have no _foreach_lerp_ by tensors for FSDP
+            for average, parameter in zip(ema, parameters):
+                average.lerp_(parameter, weight)
 
     # ---- log: a line speaks of one mode
     is_last = state.step == max_iters or stage_at(state.step) is not stage

@@ -8,13 +8,15 @@ What loss.py, sample.py and evaluate.py ask of a text process. Time t runs from 
 (noise):
     corrupt(tokens, t, u, known_mask)    what the network reads, and where it is scored, (B, L) each
     training_weight(t)                   the weight of a row's loss in training
-    loss(hidden, head, targets, weight, seen, t)
+    loss(hidden, head, targets, weight, seen, coefficients)
                                          the loss, and of the scored places nats and whether right
+    loss_coefficients(t)                 (B, n), if the loss depends on the clock beside its weight
     head_budget(rows, length, text_share, t_min)
                                          how many places are scored, at most
     bound(model, tokens, latents, t_latent, u, known_mask)
                                          a draw of an upper bound on -log p, nats per sample
     samplers                             {name: (function, {knob: rule})}, as in samplers.py
+    mask_id                              MASK
 
 To add a process, write a module here and add one line to MODULES. The module has a function
     make(config, vocab_size, cluster_of, lengths)       the process; ValueError for wrong knobs

@@ -124,7 +124,7 @@ def trained_for(run):
 
 @dataclass
 class Needs:
-    """ What a run must have for a mode of this file, or for a task in tasks/. """
+    """ What a run must have for a direction of sampling/, or for a task in tasks/. """
     streams: tuple = ()
     modes: tuple = ()              # of each tuple in it, the run was trained for one mode or more
     masked_text: bool = False      # its text process is MaskedText

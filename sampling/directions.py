@@ -1,5 +1,5 @@
 """
-What one two-clock network writes, a function for each direction. sample.py has a table of them.
+What one two-clock network writes, by direction. sample.py has a table of the directions.
 
     l2t(run, z)                  texts from latents
     infill(run, templates, z)    the rest of texts, also of a length that is not known
@@ -7,6 +7,7 @@ What one two-clock network writes, a function for each direction. sample.py has 
     unconditional(run, n)        both from noise: the two clocks run down together
     embed(run, tokens)           the mean hidden state of each text: nothing is drawn
 
+Text alone is `write` of sampling/writing.py; t2l2t is t2l, and l2t of what it gives.
 `run` is what runs.loading.load_run returns. The other keywords are the knobs of sample.py
 (sampling/knobs.py). A direction that the run has not learned is a ValueError of check_direction.
 Letters: n texts, B rows of a batch, L text tokens, N latent vectors, D latent dims, C width.
@@ -57,10 +58,10 @@ def check_direction(run, direction):
 # -----------------------------------------------------------------------------
 # Text
 
-def l2t(run, z, seed=0, like=None, **sampling):
-    """ Tokens (n, L) written from standardised latents z (n, N, D). like (n, L): texts of the
+def l2t(run, z, seed=0, lengths_of=None, **sampling):
+    """ Tokens (n, L) written from standardised latents z (n, N, D). lengths_of (n, L): texts of the
     lengths that are wanted (see blank). """
-    tokens, known_mask = blank(run, len(z), sampling.get('length', 0), seed, like)
+    tokens, known_mask = blank(run, len(z), sampling.get('length', 0), seed, lengths_of)
     return write(run, tokens, known_mask, z, seed, **sampling)
 
 
@@ -71,22 +72,21 @@ def infill(run, templates, z=None, n_each=1, seed=0, batch=128, **sampling):
     nats_per_token stays. Returns tokens (n n_each, L) and the nats of each text (n n_each,): None
     where no gap has a range.
     """
-    # a row for each length of each text
-    read, text_of_row = [], []
+    # a row for each length of each of the n texts
+    read, text_of_row, n = [], [], 0
     for template in templates:
-        lengths = [read_template(run, one, sampling.get('length', 0))
-                   for one in with_each_length(template)]
+        rows = [read_template(run, one, sampling.get('length', 0))
+                for one in with_each_length(template)]
         for _ in range(n_each):
-            i = text_of_row[-1] + 1 if text_of_row else 0
-            text_of_row += [i] * len(lengths)
-            read += lengths
+            read += rows
+            text_of_row += [n] * len(rows)
+            n += 1
     tokens, known_mask, inner = (torch.stack(part) for part in zip(*read))
     text_of_row = torch.tensor(text_of_row)
     if z is not None:
         z = z[text_of_row // n_each]
 
     tokens = write(run, tokens, known_mask, z, seed, batch, inner=inner, **sampling)
-    n = len(templates) * n_each
     if len(tokens) == n:
         return tokens, None
 
@@ -108,9 +108,8 @@ def t2l(run, tokens, n=None, seed=0, batch=128, progress=no_progress, **sampling
     text. """
     sampling = sampling_knobs(sampling)
     solver, steps = sampling['solver'], sampling['latent_steps']
-    if 'latent' not in run.streams or steps < 1:
-        raise ValueError(f'{run.out_dir} has no latent stream, or latent_steps={steps} < 1: '
-                         'nothing to solve')
+    if 'latent' not in run.streams:
+        raise ValueError(f'{run.out_dir} has no latent stream: no latents from it')
     g = 0 if tokens is None else sampling['guidance']
     n = n if tokens is None else len(tokens)
     batch = rows_that_fit(run, batch)

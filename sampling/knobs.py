@@ -23,8 +23,8 @@ KNOBS, _, RULES = read_knobs(os.path.join(HERE, 'sample.py'))
 DEFAULTS = {name: KNOBS[name] for name in TEXT_KNOBS + LATENT_KNOBS}
 
 # keywords that are no knobs of a sampler or a solver
-OTHER_KEYWORDS = ('seed', 'batch', 'progress', 'on_step', 'observe', 'like', 'rerank', 'refine',
-                  'inner')
+OTHER_KEYWORDS = ('seed', 'batch', 'progress', 'on_step', 'observe', 'lengths_of', 'rerank',
+                  'refine', 'inner')
 
 
 def sampling_knobs(given):

@@ -54,7 +54,7 @@ def mask_least_certain(run, tokens, z, share, seed, batch):
     return torch.where(rank_in_row(certainty) < n_masked, run.text.mask_id, tokens)
 
 
-def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, like=None, **sampling):
+def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, lengths_of=None, **sampling):
     """
     l2t by trial. From each raw latent (n, N, D) `rerank` candidates are drawn, and the nearest
     stays. Then come `refine` rounds: each draws so many variants of it, with the least certain
@@ -70,8 +70,10 @@ def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, like=None, **samplin
 
     drafting, mending = search_settings(run, K, sampling)
     z = run.stats.standardise(raw).repeat_interleave(K, 0)               # (n K, N, D)
-    like = None if like is None else like.repeat_interleave(K, 0)
-    best, cosine = nearest(run, l2t(run, z, seed=seed, like=like, **drafting), raw, K)
+    if lengths_of is not None:
+        lengths_of = lengths_of.repeat_interleave(K, 0)
+    drafts = l2t(run, z, seed=seed, lengths_of=lengths_of, **drafting)
+    best, cosine = nearest(run, drafts, raw, K)
 
     # mend it: write its least certain part again, keep what comes nearer
     for i in range(1, refine + 1):

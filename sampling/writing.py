@@ -27,11 +27,11 @@ def ends_of(run, tokens):
     return is_end(tokens, run.tokenizer) & bool(run.lengths)
 
 
-def blank(run, n, length=0, seed=0, like=None):
+def blank(run, n, length=0, seed=0, lengths_of=None):
     """
     n texts of which nothing is known: tokens, all MASK, and known_mask, all False.
-    Where the run does not learn lengths, EOS and PAD are known: where the texts `like` (n, L) have
-    them, or after `length` tokens, or after a length drawn from the training texts'.
+    Where the run does not learn lengths, EOS and PAD are known: where the texts lengths_of (n, L)
+    have them, or after `length` tokens, or after a length drawn from the training texts'.
     """
     tokens = torch.full((n, run.L), run.text.mask_id)
     if not run.lengths:
@@ -39,9 +39,9 @@ def blank(run, n, length=0, seed=0, like=None):
             raise ValueError(f'length={length}: {run.out_dir} writes texts of its own length (it '
                              'was trained with predict_length=True)')
         return tokens, torch.zeros_like(tokens, dtype=torch.bool)
-    if like is not None:
-        ends = ends_of(run, like)
-        return torch.where(ends, like, run.text.mask_id), ends
+    if lengths_of is not None:
+        ends = ends_of(run, lengths_of)
+        return torch.where(ends, lengths_of, run.text.mask_id), ends
 
     if not 0 <= length <= run.L:
         raise ValueError(f'length={length}: {run.out_dir} writes at most {run.L} tokens')
@@ -121,7 +121,7 @@ def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_
     """
     sampling = sampling_knobs(sampling)
 
-    # what is not asked for
+    # what the run can write, and the defaults of what is not asked for
     if 'text' not in run.streams:
         raise ValueError(f'{run.out_dir} has no text stream: nothing to write')
     if not sampling['sampler']:

@@ -288,14 +288,14 @@ def compare(texts, written, raw, embedded):
 # -----------------------------------------------------------------------------
 # The directions, with a progress bar
 
-def write_from(run, raw, name, like, rerank=1, refine=0, **sampling):
+def write_from(run, raw, name, lengths_of, rerank=1, refine=0, **sampling):
     """ Texts written from raw latents (n, N, D), by search where rerank or refine ask for it.
-    like (n, L): their lengths are taken, where the run does not learn lengths (see blank). """
+    lengths_of (n, L): their lengths are taken where the run does not learn lengths (see blank). """
     if not run.lengths or sampling.get('length'):
-        like = None
+        lengths_of = None
     n_rows = len(raw) * rerank * (1 + refine)
     with tqdm(total=n_rows, desc=name, unit='text', leave=False, disable=None) as bar:
-        sampling = sampling | dict(progress=bar.update, like=like)
+        sampling = sampling | dict(progress=bar.update, lengths_of=lengths_of)
         if rerank > 1 or refine:
             tokens, _ = search(run, raw, rerank, refine, **sampling)
         else:

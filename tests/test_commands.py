@@ -20,7 +20,7 @@ from torch.distributed.run import get_args_parser
 
 from configurator import SCRIPTS, read_knobs
 from launch import ROOT, run_code, run_each
-from runs.stages import read_schedule
+from runs.stages import modes_of, read_schedule
 
 PAGES = ['README.md', *sorted(str(path.relative_to(ROOT)) for path in (ROOT / 'docs').glob('*.md'))]
 CONFIGS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / 'config').glob('*.py'))
@@ -226,6 +226,17 @@ def test_the_schedules_of_a_training_fill_its_steps():
                 read_schedule(name, schedule, name, knobs['max_iters'])
             except ValueError as error:
                 pytest.fail(f'{command.where}: {command.line}\n    {error}')
+
+
+def test_an_overlay_that_learns_latents_beside_text_reads_whole_texts_where_its_config_cuts_them():
+    overlays = [name for name in CONFIGS if 'dataset =' not in (ROOT / name).read_text()]
+    cutting = 'config/multi30k_l2t.py'
+    commands = [Command(name, '', 'train.py', [cutting, name]) for name in (cutting, *overlays)]
+    (_, plain), *found = resolved(commands)
+    assert ':' in plain['length_schedule'] and len(overlays) > 8
+    learns = {name: knobs for name, (_, knobs) in zip(overlays, found)
+              if len(knobs['streams']) == 2 and modes_of(knobs) & {'t2l', 'unconditional'}}
+    assert len(learns) >= 3 and not [name for name, knobs in learns.items() if knobs['length_schedule']]
 
 
 def test_make_and_pip_name_what_there_is():
