@@ -430,6 +430,9 @@ def plan(folder, source, val, record, hold, tok):
 
     # fitted once; the ranks read both from their files
     files, lsa = {}, None
+    fitted = ['the tokenizer'] * (tokenizer == 'bpe') + ['lsa'] * (encoder == 'lsa')
+    if fitted:
+        print(f'fitting {" and ".join(fitted)} on {len(texts):,} documents', flush=True)
     bpe_path = os.path.join(folder, 'tokenizer.json')
     if tokenizer == 'bpe':
         files['tokenizer.json'] = write_file(bpe_path, train_bpe(texts, vocab_size).encode())

@@ -388,7 +388,7 @@ def show(found):
     n_empty = sum(not line.strip() for line in found.written)
     if found.has_text and n_empty:
         warn(f'{n_empty} of {total} texts are empty: the model wrote their end (EOS) first; '
-             'another --seed, --temperature or --sampler may write more')
+             'another --temperature or --sampler, or a longer training, may write more')
     if found.has_latents and save:
         print(f'\n{total} latents written to {save}')
     if found.has_latents and png:

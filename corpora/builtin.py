@@ -46,6 +46,7 @@ def builtin_corpus():
              for name in sorted(glob.glob('**/*.py', root_dir=root, recursive=True))
              if not SKIP.search(name.replace(os.sep, '/'))]
 
+    print(f'reading the documentation of {len(files):,} Python files', flush=True)
     sentences = {}
     for root, name in tqdm(files, desc='documentation', unit='file', leave=False, disable=None):
         # some files of the library are not valid Python, on purpose

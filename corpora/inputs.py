@@ -113,6 +113,9 @@ def read_template(run, text, length=0):
     has_space_tokens = run.tokenizer.kind != 'esm' and len(run.tokenizer.encode(' a')) == 1
     space = ' ?' if has_space_tokens else ''
     pieces = re.split(space + r'\[MASK(|:\d+|:\*)\]', text)
+    if any('[MASK' in piece for piece in pieces[::2]):
+        raise ValueError(f'a [MASK in {rules.short(text)} is no gap: expected [MASK], [MASK:3], '
+                         '[MASK:2-6] or [MASK:*]')
     if len(pieces) == 1:
         raise ValueError(f'no [MASK] in {rules.short(text)}: nothing to fill')
 
@@ -290,6 +293,8 @@ def read_sources(run, direction, config):
     elif n_texts:
         lines = [text or given]
         places = ['--text' if text else '--given']
+    if direction != 'infill' and any('[MASK' in line for line in lines):
+        warn(f'mode={direction} reads [MASK] as any other text: --mode=infill fills it')
     if n_embeddings and 'latent' not in run.streams:
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
 
