@@ -53,6 +53,8 @@ def check_direction(run, direction):
         hint = ''
         if direction == 'unconditional':
             hint = '; --mode=text or --mode=latent samples one alone'
+        elif direction in ('t2l', 't2l2t', 'infill') and len(run.streams) == 2:
+            hint = '; config/mixed.py trains every direction'
         raise ValueError(f'{run.out_dir} {missing}: no {direction} from it{hint}')
 
 # -----------------------------------------------------------------------------
