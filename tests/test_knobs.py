@@ -87,7 +87,8 @@ def commands_of(script, here, dataset):
     if script == 'plot':
         return asked_for('plot', f'--out_dir={here}/run')
     training = ' '.join([f'--dataset={dataset}', *(arg for arg in SHORT if 'max_iters' not in arg)])
-    return asked_for('bench', '--what=trainings', f'--lines={training}', '--rounds=1', '--max_iters=4', '--device=cpu')
+    commands = asked_for('bench', '--what=trainings', f'--lines={training}', '--rounds=1', '--max_iters=4', '--device=cpu')
+    return [command for command in commands if not command[-1].endswith(('=inf', '=1e30'))]   # each is a training
 
 
 @pytest.mark.parametrize('script', ['prepare', 'sample', 'evaluate', 'plot', 'bench'])
