@@ -430,14 +430,13 @@ def plan(folder, source, val, record, hold, tok):
 
     # fitted once; the ranks read both from their files
     files, lsa = {}, None
-    fitted = ['the tokenizer'] * (tokenizer == 'bpe') + ['lsa'] * (encoder == 'lsa')
-    if fitted:
-        print(f'fitting {" and ".join(fitted)} on {len(texts):,} documents', flush=True)
     bpe_path = os.path.join(folder, 'tokenizer.json')
     if tokenizer == 'bpe':
+        print(f'fitting the tokenizer on {len(texts):,} documents', flush=True)
         files['tokenizer.json'] = write_file(bpe_path, train_bpe(texts, vocab_size).encode())
     if encoder == 'lsa':
         from corpora.lsa import fit_lsa
+        print(f'fitting lsa on {len(texts):,} documents', flush=True)
         lsa = fit_lsa(texts, encoder_dims or 128, seed, encoder_ngrams)
         files['encoder.npz'] = write_file(os.path.join(folder, 'encoder.npz'), as_bytes(lsa.save))
 

@@ -91,6 +91,8 @@ def warn_of_texts(run, texts):
         remark = run.encoder.remark(text)
         if remark:
             found.append((text, remark))
+        elif '[MASK' in text:
+            found.append((text, 'has a [MASK, embedded as it stands: mode=infill fills gaps'))
         elif n_tokens > most_tokens(run):
             found.append((text, f'has {n_tokens:,} tokens, {run.out_dir} writes at most '
                                 f'{most_tokens(run):,} and has seen no embedding of a longer text'))
@@ -113,6 +115,8 @@ def read_template(run, text, length=0):
     has_space_tokens = run.tokenizer.kind != 'esm' and len(run.tokenizer.encode(' a')) == 1
     space = ' ?' if has_space_tokens else ''
     pieces = re.split(space + r'\[MASK(|:\d+|:\*)\]', text)
+
+    # what looks like a gap and is none
     if any('[MASK' in piece for piece in pieces[::2]):
         raise ValueError(f'a [MASK in {rules.short(text)} is no gap: expected [MASK], [MASK:3], '
                          '[MASK:2-6] or [MASK:*]')
@@ -293,8 +297,6 @@ def read_sources(run, direction, config):
     elif n_texts:
         lines = [text or given]
         places = ['--text' if text else '--given']
-    if direction != 'infill' and any('[MASK' in line for line in lines):
-        warn(f'mode={direction} reads [MASK] as any other text: --mode=infill fills it')
     if n_embeddings and 'latent' not in run.streams:
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
 

@@ -143,18 +143,21 @@ def test_the_command_line_interpolates_tries_lengths_and_refuses_the_rest_in_a_l
     here = ['sample.py', f'--out_dir={finished}', '--device=cpu', '--steps=2']
     other = '--interpolate=a blue cat sits near the house number 7'
     good = [['--mode=l2t', f'--text={TEXT}', other, '--num_samples=4'],
-            ['--mode=infill', '--text=a [MASK:1-3] dog [MASK:0-1] near the park', '--num_samples=2']]
+            ['--mode=infill', '--text=a [MASK:1-3] dog [MASK:0-1] near the park', '--num_samples=2'],
+            ['--mode=l2t', '--text=a [MASK] dog']]
     wrong = [(['--mode=l2t', f'--text={TEXT}', other], 'at least 2'), (['--mode=infill', '--text=a [MASK]', other], 'does not read it'),
              (['--mode=l2t', other, '--latents=z.npy'], 'give --text'), (['--mode=infill', '--text=a [MASK:3-1]'], 'as in [MASK:2-6]'),
+             (['--mode=infill', '--text=a [MASK:x] dog'], 'is no gap'), (['--mode=infill', '--text=a [MASK] [MASK:x]'], 'is no gap'),
              (['--mode=infill', '--text=a [MASK:1-3]', '--svg=a.svg'], 'one length'), (['--mode=l2t'], '--ask=true'),
              (['--ask=true', '--text=a'], 'one after the other'), (['--ask=true', '--mode=text'], 'does not read it')]
     results = run_each(*([*here, *args] for args in good), *([*here, *args] for args, _ in wrong))
-    (rc, way, err), (rc_gaps, gaps, _) = results[:2]
-    assert rc == rc_gaps == 0, err
+    (rc, way, err), (rc_gaps, gaps, _), (rc_embedded, _, warned) = results[:3]
+    assert rc == rc_gaps == rc_embedded == 0 and '[MASK' not in err, err
+    assert warned.count('\n') == 1 and 'embedded as it stands' in warned, warned
     lines = [line for line in way.splitlines() if line.startswith('  -> ')]
     assert len(lines) == 4 and all(' to the first, ' in line and line.endswith(' to the last') for line in lines)
     assert gaps.count('  -> a') == gaps.count(' nats per token') == 2 and '[MASK' not in gaps.split('\n\n')[1].split('\n', 1)[1]
-    for (rc, _, err), (args, words) in zip(results[2:], wrong):
+    for (rc, _, err), (args, words) in zip(results[3:], wrong):
         assert rc == 2 and words in err and err.count('\n') == 1, (args, err)
 
 

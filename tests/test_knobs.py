@@ -24,9 +24,9 @@ def values_of(script, name):
     return ('nan', '') if is_text else VALUES
 
 
-def asked_for(script, *base, names=None):
+def asked_for(script, *base):
     """ The command lines of a script: each knob with each value, after `base`. '{i}' in it is the number of the command. """
-    pairs = [f'--{name}={value}' for name in names or knobs_of(script) for value in values_of(script, name)]
+    pairs = [f'--{name}={value}' for name in knobs_of(script) for value in values_of(script, name)]
     return [[f'{script}.py', *(argument.format(i=i) for argument in base), pair] for i, pair in enumerate(pairs)]
 
 
@@ -80,15 +80,13 @@ def commands_of(script, here, dataset):
                          '--encoder=lsa', '--encoder_dims=4', '--vocab_size=260', '--max_tokens=31', '--val_fraction=.2')
     if script == 'sample':
         return asked_for('sample', f'--out_dir={here}/run', '--text=a red man runs', '--steps=2', '--latent_steps=2', '--device=cpu')
-    if script == 'evaluate':                                             # it hands the others to sample.py
-        names = [name for name in knobs_of('evaluate') if name not in knobs_of('sample')]
+    if script == 'evaluate':
         return asked_for('evaluate', f'--out_dir={here}/run', '--tasks=nelbo,l2t,t2l', '--n=3', '--draws=2', '--steps=2',
-                         '--latent_steps=2', '--seeds=1', '--device=cpu', names=names)
+                         '--latent_steps=2', '--seeds=1', '--device=cpu')
     if script == 'plot':
         return asked_for('plot', f'--out_dir={here}/run')
     training = ' '.join([f'--dataset={dataset}', *(arg for arg in SHORT if 'max_iters' not in arg)])
-    commands = asked_for('bench', '--what=trainings', f'--lines={training}', '--rounds=1', '--max_iters=4', '--device=cpu')
-    return [command for command in commands if not command[-1].endswith(('=inf', '=1e30'))]   # each is a training
+    return asked_for('bench', '--what=trainings', f'--lines={training}', '--rounds=1', '--max_iters=4', '--device=cpu')
 
 
 @pytest.mark.parametrize('script', ['prepare', 'sample', 'evaluate', 'plot', 'bench'])

@@ -16,7 +16,7 @@ import torch
 
 from runs import manifest
 import prepare
-from corpora import builtin, shards, tokenizers
+from corpora import shards, tokenizers
 from corpora.builtin import builtin_corpus
 from corpora.shards import Chunker
 from corpora.sources import Source, documents, text_hash
@@ -520,10 +520,9 @@ def test_a_full_disk_is_one_line_with_path_and_free_bytes_and_the_next_run_goes_
 
 # -----------------------------------------------------------------------------
 
-def test_the_builtin_corpus_is_distinct_short_sentences_of_english(monkeypatch):
-    monkeypatch.setattr(builtin, 'PACKAGES', ('numpy',))                 # and the standard library: a third of all files
-    texts = builtin_corpus.__wrapped__()
-    assert len(texts) > 4_000 and len(set(texts)) == len(texts)
+def test_the_builtin_corpus_is_distinct_short_sentences_of_english():
+    texts = builtin_corpus()
+    assert len(texts) > 15_000 and len(set(texts)) == len(texts)
     for text in texts:
         assert re.fullmatch(r'[A-Z].*[.!?]', text) and 5 <= len(text.split()) <= 14 and len(text) < 300
         assert not re.search(r'>>>|::=|[{}<>=|\\_0-9]|\n|  |[a-z][A-Z]', text)
