@@ -262,6 +262,8 @@ def computed(name):
                 if key == 'val_text' and arm[0] == 'causal' or key == 'val_causal' and arm[0] == 'l2t':
                     continue
                 yield from shares(*arm, key)
+        for key in ('val_text', 'val_causal'):
+            yield from over_seeds(results(name)['twice_the_steps']['runs'], key)
     if name == 'multi30k_atat_ablation':
         for variant in results(name)['runs']:
             yield from [*ablation(variant), *ablation(variant, 'nats'), *ablation_difference(variant)]
