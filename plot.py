@@ -5,6 +5,7 @@ Pictures of a run, from the files in its folder. Needs matplotlib: pip install m
     python plot.py --out_dir=out/quickstart --what=sweep --metric=bleu   # evaluate.py --sweep=...
     python plot.py --out_dir=out/atat --what=importance                  # and --tasks=importance
     python plot.py --out_dir=out/image_text --what=images                # and --tasks=image
+    python plot.py --out_dir=out/quickstart,out/mixed --what=runs        # validations, side by side
     python plot.py --out_dir=out/quickstart --what=report                # a page of all, by the run
 
 A sweep over steps is drawn against the network calls that a text took, a line per sampler; over
@@ -16,10 +17,10 @@ import os
 from benchmarks import pictures
 from configurator import configure, stop, stop_on_error
 
-out_dir = 'out/quickstart'
-what = 'curves'                 # curves | sweep | importance | images | report
+out_dir = 'out/quickstart'      # runs: several, with commas between them
+what = 'curves'                 # curves | runs | sweep | importance | images | report
 metric = 'bleu'                 # sweep: of l2t or t2l, as named in results.json
-save = ''                       # the picture; '': <out_dir>/<what>.png, or report.html
+save = ''                       # the picture; '': <the first out_dir>/<what>.png, or report.html
 dataset = ''                    # report: where the run's dataset lies; '': where it was trained
 
 
@@ -38,6 +39,13 @@ def draw(plt):
             raise ValueError(f'{out_dir}/results.json has no sweep with {metric}: '
                              'run evaluate.py --sweep=... first')
         return pictures.draw_sweeps(sweeps, metric, plt)
+    if what == 'runs':
+        folders = {os.path.basename(os.path.normpath(path)): path for path in out_dir.split(',')}
+        if len(folders) < len(out_dir.split(',')):
+            raise ValueError(f'out_dir={out_dir}: two runs of one name')
+        logs = {name: pictures.read_log(os.path.join(path, 'training_log.jsonl'))
+                for name, path in folders.items()}
+        return pictures.draw_runs(logs, plt)
     return pictures.draw_curves(pictures.read_log(os.path.join(out_dir, 'training_log.jsonl')), plt)
 
 
@@ -54,8 +62,8 @@ def write_report():
 
 def main():
     configure(globals())
-    if what not in ('curves', 'sweep', 'importance', 'images', 'report'):
-        stop(f'what={what!r}: choose from curves, sweep, importance, images, report')
+    if what not in ('curves', 'runs', 'sweep', 'importance', 'images', 'report'):
+        stop(f'what={what!r}: choose from curves, runs, sweep, importance, images, report')
     if what == 'report':
         write_report()
         return
@@ -69,7 +77,7 @@ def main():
     with stop_on_error():
         figure = draw(plt)
         figure.tight_layout()
-        path = save or os.path.join(out_dir, f'{what}.png')
+        path = save or os.path.join(out_dir.split(',')[0], f'{what}.png')
         figure.savefig(path, dpi=110)
     print(f'written to {path}')
 

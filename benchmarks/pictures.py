@@ -22,7 +22,7 @@ STEP = 'int [0, 2**63)'
 NUMBER = '[-inf, inf] | nan'
 BY_CLOCK = [f'None | {NUMBER}']
 ENTRY = {'step': STEP, 'text_loss?': NUMBER, 'text_nats_per_token?': NUMBER, 'val_text?': NUMBER,
-         'latent_loss?': NUMBER, 'val_latent?': NUMBER,
+         'val_causal?': NUMBER, 'latent_loss?': NUMBER, 'val_latent?': NUMBER,
          'text_nll_by_t?': BY_CLOCK, 'latent_mse_by_t?': BY_CLOCK,
          'grad_norm?': NUMBER, 'skips?': [{'step': STEP}], 'tokens_per_s?': NUMBER,
          'importance_mean?': NUMBER, 'importance_std?': NUMBER,
@@ -178,6 +178,21 @@ def draw_curves(entries, plt):
     right.plot(*zip(*series(entries, 'tokens_per_s')), label='tokens per second')
     right.set(xlabel='step', ylim=(0, None))
     right.legend()
+    return figure
+
+def draw_runs(logs, plt):
+    """ Text validations of several runs in one picture. logs: {name: entries}. A whole line is the
+    bound of diffusion, a broken one the exact nats from left to right. """
+    figure, axis = plt.subplots(figsize=(8, 5))
+    for i, (name, entries) in enumerate(logs.items()):
+        for key, style, what in (('val_text', '-', 'bound'), ('val_causal', '--', 'left to right')):
+            points = series(entries, key)
+            if points:
+                axis.plot(*zip(*points), style, color=f'C{i}', label=f'{name}, {what}')
+    if not axis.lines:
+        raise ValueError(f'{", ".join(logs)}: no validation of text in the log')
+    axis.set(xlabel='step', xscale='log', ylabel='nats per token', title='validation')
+    axis.legend()
     return figure
 
 # -----------------------------------------------------------------------------

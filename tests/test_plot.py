@@ -43,6 +43,27 @@ def test_pictures_show_the_logged_numbers(tmp_path):
     assert (tmp_path / 'a.png').stat().st_size > 1000
 
 
+def test_the_validations_of_several_runs_are_in_one_picture(tmp_path):
+    plt = pytest.importorskip('matplotlib.pyplot', reason='needs matplotlib')
+    both = [dict(step=50, val_text=3.5, val_causal=3., best=True), dict(step=100, val_text=3.25, val_causal=2.5, best=True)]
+    axis, = pictures.draw_runs({'masked': LOG, 'both': both}, plt).axes
+    assert {line.get_label(): (line.get_xydata().tolist(), line.get_linestyle(), line.get_color()) for line in axis.lines} == {
+        'masked, bound': ([[50, 2.5], [100, 2]], '-', 'C0'), 'both, bound': ([[50, 3.5], [100, 3.25]], '-', 'C1'),
+        'both, left to right': ([[50, 3], [100, 2.5]], '--', 'C1')}
+    with pytest.raises(ValueError, match='a: no validation'):
+        pictures.draw_runs({'a': [dict(step=1, text_loss=2.)]}, plt)
+
+    # as a command
+    for name, entries in dict(masked=LOG, both=both).items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / 'training_log.jsonl').write_text('\n'.join(map(json.dumps, entries)))
+    (rc, out, err), twice, missing = run_each(
+        *(['plot.py', f'--out_dir={tmp_path}/masked,{tmp_path}/{other}', '--what=runs'] for other in ('both', 'masked', 'nope')))
+    assert rc == 0 and (tmp_path / 'masked' / 'runs.png').stat().st_size > 1000, err
+    assert twice[0] == 2 and 'two runs of one name' in twice[2]
+    assert missing[0] == 2 and 'nope' in missing[2] and missing[2].count('\n') == 1
+
+
 def test_text_is_drawn_in_nats_per_real_token_and_where_a_log_has_none_the_legend_says_so():
     plt = pytest.importorskip('matplotlib.pyplot', reason='needs matplotlib')
 
