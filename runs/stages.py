@@ -34,9 +34,13 @@ def read_schedule(name, schedule, what, max_iters):
             first += max_iters * int(steps[:-1]) // 100
         else:
             first += int(steps)
-    if found[-1][0] >= max_iters or first not in (None, max_iters):
-        raise ValueError(f'{name}={schedule!r}: its steps do not fill max_iters={max_iters}; '
-                         f'leave the last {what.lower()} without steps')
+    begins, last = found[-1]
+    if begins >= max_iters:
+        raise ValueError(f'{name}={schedule!r}: the steps before {last!r} add up to {begins}, but '
+                         f'max_iters={max_iters}')
+    if first not in (None, max_iters):
+        raise ValueError(f'{name}={schedule!r}: its steps add up to {first}, but '
+                         f'max_iters={max_iters}; leave the last {what.lower()} without steps')
     return found
 
 
