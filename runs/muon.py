@@ -19,13 +19,22 @@ import torch.distributed as dist
 from runs.distributed import rank, world
 
 MOMENTUM = 0.95
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+# (a, b, c) of each iteration s <- a s + b s^3 + c s^5
+OF_TORCH = 5 * [(3.4445, -4.7750, 2.0315)]
+# Polar Express: the best polynomials for singular values from 0.001 to 1, one after the other
+# (arXiv:2505.16932, with its margin of 1 % for rounding)
+POLAR_EXPRESS = [(a / 1.01, b / 1.01 ** 3, c / 1.01 ** 5) for a, b, c in [
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673)]]
 
 
-def newton_schulz(x, steps=5, eps=1e-7):
+def newton_schulz(x, coefficients=OF_TORCH, eps=1e-7):
     """ (n, rows, columns) -> the same, bfloat16: each singular value s > 0 becomes about 1, by
-    s <- a s + b s^3 + c s^5, five times. """
-    a, b, c = COEFFICIENTS
+    s <- a s + b s^3 + c s^5 for each (a, b, c). """
     is_tall = x.shape[1] > x.shape[2]
     x = x.bfloat16()
     x = x.mT if is_tall else x                             # the products of rows are the small ones
@@ -33,7 +42,7 @@ def newton_schulz(x, steps=5, eps=1e-7):
     # no singular value is larger than the norm
     norms = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
     x = x / norms.clamp(min=eps)
-    for _ in range(steps):
+    for a, b, c in coefficients:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if is_tall else x
@@ -57,7 +66,9 @@ def gather_shares(mine, n):
 
 class Muon(torch.optim.Optimizer):
 
-    def __init__(self, params, lr, weight_decay=0.1):
+    def __init__(self, params, lr, weight_decay=0.1, iterations=0):
+        """ iterations: 0 those of torch.optim.Muon, or the first so many of Polar Express. """
+        self.coefficients = POLAR_EXPRESS[:iterations] if iterations else OF_TORCH
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay))
 
     @torch.no_grad()
@@ -83,7 +94,8 @@ class Muon(torch.optim.Optimizer):
         share = share_of(len(parameters))
         looked_ahead = torch._foreach_lerp([gradients[i] for i in share],
                                            [momenta[i] for i in share], MOMENTUM)
-        updates = gather_shares(newton_schulz(torch.stack(looked_ahead)), len(parameters))
+        mine = newton_schulz(torch.stack(looked_ahead), self.coefficients)
+        updates = gather_shares(mine, len(parameters))
 
         # the step
         torch._foreach_mul_(parameters, 1 - lr * weight_decay)

@@ -51,6 +51,10 @@ def shares(mode, weight, shift, key):
     return over_seeds(found, key)
 
 
+def twice_the_steps(key):
+    return over_seeds(results('multi30k_shares')['twice_the_steps']['runs'], key)
+
+
 def ablation(variant, key='perplexity'):
     return over_seeds(results('multi30k_atat_ablation')['runs'][variant], key)
 
@@ -172,6 +176,9 @@ SAYINGS = {
     r'better bound than all of them \(([\d.]+) to ([\d.]+) nats, three seeds\)': [shares(*SHARE, 'val_text'), shares('l2t', 1.0, False, 'val_text')],
     r'a decoder ([\d.]+) nats behind a lone one':
         [(shares(*SHARE, 'val_causal')[0] - shares('causal', 1.0, False, 'val_causal')[0], None)],
+    r'better than either \(([\d.]+) to ([\d.]+), and ([\d.]+) to ([\d.]+)\)':
+        [twice_the_steps('val_text'), shares('l2t', 1.0, False, 'val_text'),
+         twice_the_steps('val_causal'), shares('causal', 1.0, False, 'val_causal')],
     r'captions have BLEU ([\d.]+) from left to right, and the bound is ([\d.]+), where masked rows alone have ([\d.]+) after 5,400':
         [of('multi30k_l2t', 'l2t/bleu'), of('multi30k_l2t', 'nelbo/nats_per_token'), of('multi30k_l2t_masked', 'nelbo/nats_per_token')],
     r'the nearest of 24 drafts has BLEU ([\d.]+), the nearest of 8, mended twice, ([\d.]+)\.':
@@ -263,7 +270,7 @@ def computed(name):
                     continue
                 yield from shares(*arm, key)
         for key in ('val_text', 'val_causal'):
-            yield from over_seeds(results(name)['twice_the_steps']['runs'], key)
+            yield from twice_the_steps(key)
     if name == 'multi30k_atat_ablation':
         for variant in results(name)['runs']:
             yield from [*ablation(variant), *ablation(variant, 'nats'), *ablation_difference(variant)]

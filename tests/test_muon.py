@@ -49,6 +49,34 @@ def test_the_singular_values_become_about_one_and_the_directions_stay():
     assert torch.allclose(newton_schulz(x.mT), newton_schulz(x).mT)
 
 
+def test_iterations_are_the_first_of_polar_express():
+    """ The best odd polynomials of degree 5 for [0.001, 1], one after the other: each lifts the least value as far as it can. """
+    values = torch.logspace(-3, 0, 999, dtype=torch.float64)
+    least = []
+    for a, b, c in muon.POLAR_EXPRESS:
+        values = a * values + b * values ** 3 + c * values ** 5
+        least.append(values.min().item())
+        assert values.max() < 2
+    assert least == sorted(least) and least[2] > .12 and least[4] > .8
+
+    # an optimizer's step is made of so many
+    def update_of(iterations):
+        parameters = matrices()
+        give_gradients(parameters, 0)
+        before = [p.detach().clone() for p in parameters]
+        Muon(parameters, lr=.02, weight_decay=0, iterations=iterations).step()
+        return parameters[0].detach() - before[0], parameters[0].grad * (1 - .95 ** 2)
+    for n in (2, 3, 5):
+        found, looked_ahead = update_of(n)
+        U, S, V = torch.linalg.svd(looked_ahead.double(), full_matrices=False)
+        s = S / S.norm()
+        for a, b, c in muon.POLAR_EXPRESS[:n]:
+            s = a * s + b * s ** 3 + c * s ** 5
+        expected = -.02 * .2 * 24 ** .5 * (U * s) @ V
+        assert (found - expected).norm() < .03 * expected.norm(), 'bfloat16 rounds'
+    assert not torch.equal(update_of(0)[0], update_of(5)[0])
+
+
 @pytest.mark.parametrize('world', [1, 2, 3, 8])
 @pytest.mark.parametrize('n', [1, 5, 6])
 def test_the_shares_of_all_processes_are_all_matrices_once_and_in_order(monkeypatch, world, n):
