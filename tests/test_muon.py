@@ -66,14 +66,14 @@ def test_iterations_are_the_first_of_polar_express():
         before = [p.detach().clone() for p in parameters]
         Muon(parameters, lr=.02, weight_decay=0, iterations=iterations).step()
         return parameters[0].detach() - before[0], parameters[0].grad * (1 - .95 ** 2)
-    for n in (2, 3, 5):
+    for n in (1, 2, 3, 4, 5):
         found, looked_ahead = update_of(n)
         U, S, V = torch.linalg.svd(looked_ahead.double(), full_matrices=False)
         s = S / S.norm()
         for a, b, c in muon.POLAR_EXPRESS[:n]:
             s = a * s + b * s ** 3 + c * s ** 5
         expected = -.02 * .2 * 24 ** .5 * (U * s) @ V
-        assert (found - expected).norm() < .03 * expected.norm(), 'bfloat16 rounds'
+        assert (found - expected).norm() < .08 * expected.norm(), 'bfloat16 rounds: 6 % after four'
     assert not torch.equal(update_of(0)[0], update_of(5)[0])
 
 
