@@ -40,8 +40,9 @@ def draw(plt):
                              'run evaluate.py --sweep=... first')
         return pictures.draw_sweeps(sweeps, metric, plt)
     if what == 'runs':
-        folders = {os.path.basename(os.path.normpath(path)): path for path in out_dir.split(',')}
-        if len(folders) < len(out_dir.split(',')):
+        paths = [path.strip() for path in out_dir.split(',')]
+        folders = {os.path.basename(os.path.normpath(path)): path for path in paths}
+        if len(folders) < len(paths):
             raise ValueError(f'out_dir={out_dir}: two runs of one name')
         logs = {name: pictures.read_log(os.path.join(path, 'training_log.jsonl'))
                 for name, path in folders.items()}
@@ -77,7 +78,8 @@ def main():
     with stop_on_error():
         figure = draw(plt)
         figure.tight_layout()
-        path = save or os.path.join(out_dir.split(',')[0], f'{what}.png')
+        folder = out_dir.split(',')[0] if what == 'runs' else out_dir
+        path = save or os.path.join(folder, f'{what}.png')
         figure.savefig(path, dpi=110)
     print(f'written to {path}')
 

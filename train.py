@@ -157,7 +157,7 @@ curriculum_focus = 2.0         # [1, 1e3]: how much more they weigh
 muon_lr = None                 # None | (0, 10]: of the blocks' matrices, in AdamW's scale; None:
                                # learning_rate
 muon_iterations = 0            # [0, 5]: of Newton-Schulz; 0: the five of torch.optim.Muon; else so
-                               # many of Polar Express: 3 are as good in a short run, and faster
+                               # many of Polar Express (docs/speedrun.md)
 min_lr = 0.0                   # [0, 1]: share of learning_rate at the end
 decay_from = 0.0               # [0, 1]: share of the run after which the cosine decay begins
 betas = (0.9, 0.95)            # [0, 1)

@@ -180,17 +180,19 @@ def draw_curves(entries, plt):
     right.legend()
     return figure
 
+
 def draw_runs(logs, plt):
     """ Text validations of several runs in one picture. logs: {name: entries}. A whole line is the
-    bound of diffusion, a broken one the exact nats from left to right. """
+    bound of diffusion, a broken one the exact nats from left to right. Runs of other data, seeds or
+    batch sizes validate other texts and clocks: those are for evaluate.py to compare. """
     figure, axis = plt.subplots(figsize=(8, 5))
     for i, (name, entries) in enumerate(logs.items()):
+        if not series(entries, 'val_text') + series(entries, 'val_causal'):
+            raise ValueError(f'{name}: no validation of text in the log')
         for key, style, what in (('val_text', '-', 'bound'), ('val_causal', '--', 'left to right')):
             points = series(entries, key)
             if points:
-                axis.plot(*zip(*points), style, color=f'C{i}', label=f'{name}, {what}')
-    if not axis.lines:
-        raise ValueError(f'{", ".join(logs)}: no validation of text in the log')
+                axis.plot(*zip(*points), style, marker='.', color=f'C{i}', label=f'{name}, {what}')
     axis.set(xlabel='step', xscale='log', ylabel='nats per token', title='validation')
     axis.legend()
     return figure

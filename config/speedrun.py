@@ -22,7 +22,7 @@ latent_tokens = 8
 shortcut = True
 text_clock = False
 # optimisation: no rows that are nearly clean (they weigh 1/t and teach next to nothing); short
-# texts for most of the steps; no average of the weights, which would lag behind
+# texts for most of the steps; no average of the weights: it was not better
 t_min = 0.3
 length_schedule = '24:70%,40'
 optimizer = 'muon'

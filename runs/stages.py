@@ -36,8 +36,8 @@ def read_schedule(name, schedule, what, max_iters):
             first += int(steps)
     begins, last = found[-1]
     if begins >= max_iters:
-        raise ValueError(f'{name}={schedule!r}: the steps before {last!r} add up to {begins}, but '
-                         f'max_iters={max_iters}')
+        raise ValueError(f'{name}={schedule!r}: the steps before {last!r} add up to {begins}; '
+                         f'of max_iters={max_iters} none is left for it')
     if first not in (None, max_iters):
         raise ValueError(f'{name}={schedule!r}: its steps add up to {first}, but '
                          f'max_iters={max_iters}; leave the last {what.lower()} without steps')

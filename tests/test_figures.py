@@ -214,8 +214,8 @@ TABLES = {
                     'Samplers by network calls': ('multi30k_l2t_masked',), 'Latent solvers by steps': ('multi30k_mixed',),
                     'Against 1,000 steps of ancestral': ('multi30k_samplers_1000',)},
     'speed.md': {'A training step beside other libraries': ('bench-step-small', 'bench-step-gpt2vocab'),
-                 'How our step grows': ('bench-scaling-small',), 'Writing a text': (), 'Muon and AdamW': ('muon_adamw',),
-                 'Speedrun': ('speedrun',)},
+                 'How our step grows': ('bench-scaling-small',), 'Writing a text': (), 'Muon and AdamW': ('muon_adamw',)},
+    'speedrun.md': {'Five minutes: the records': ('speedrun',), 'An hour and more': ('multi30k_l2t', 'multi30k_l2t_masked'), 'What was tried': ('speedrun',)},
 }
 # figures of these tables that results/ does not keep: sizes and counts of what was run, and times
 BESIDE = {

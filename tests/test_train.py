@@ -250,7 +250,7 @@ def test_overlays_train_on_the_quickstart_dataset_and_set_nothing_of_the_run(dat
 KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_noise=0.9', '--latent_weight=3', '--t_min=0.3', '--mode_weights=1,9,1',
          '--latent_loss_weight=min_snr', '--text_schedule=polynomial', '--grad_clip=1e-3', '--seed=1', '--weight_decay=9',
          '--betas=0.1,0.1', '--learning_rate=0.1', '--warmup_iters=9', '--min_lr=0.9', '--optimizer=muon', '--ema_decay=0.1',
-         '--decay_from=0.9', '--grad_accum=2', '--mode_schedule=l2t:3,mixed', '--freeze=none',
+         '--optimizer=muon --muon_lr=0.1', '--optimizer=muon --muon_iterations=3', '--decay_from=0.9', '--grad_accum=2', '--mode_schedule=l2t:3,mixed', '--freeze=none',
          '--text_loss_weight=rdm', '--text_schedule=ddpm', '--text_clock=false --predict_length=false', *(
              f'--importance=freq {knob}' for knob in ('', '--masking=proportional', '--masking=inverse --beta=0.1', '--curriculum=true'))]
 
