@@ -7,6 +7,9 @@ config/multi30k_l2t.py.
     python train.py config/speedrun.py
     python evaluate.py config/multi30k_l2t.py --out_dir=out/speedrun --tasks=nelbo \
         --n=1000 --order=random
+
+One CPU core without AMX, 4.4 minutes of compiled steps; seeds 0 to 2, commit dd4554f: 2.370, 2.405
+and 2.418 nats per token.
 """
 # data
 dataset = 'multi30k'
