@@ -202,7 +202,7 @@ def test_the_figures_in_the_text_of_the_readme_are_in_results():
 TABLES = {
     'adaptive.md': {'Does it lower the plain bound?': ('multi30k_atat_ablation',)},
     'baselines.md': {'Text alone': ('multi30k_baselines',), 'From latents: l2t and its rival': ('multi30k_baselines',)},
-    'both_ways.md': {'Which share, which weight': ('multi30k_shares',), 'When texts repeat': ('multi30k_tenth',),
+    'both_ways.md': {'Which share, which weight': ('multi30k_shares',), 'When texts repeat': ('multi30k_tenth', 'multi30k_few'),
                      'Four modes in one checkpoint': ('quickstart_mixed', 'quickstart'), 'Drafts, and mending them': ('quickstart', 'multi30k_drafts')},
     'images.md': {'Images and captions': ('image_text',)},
     'results.md': {'All trainings': ('quickstart', 'multi30k_l2t', 'multi30k_l2t_masked', 'speedrun', 'protein_tiny'), 'Quickstart': ('quickstart',), 'Likelihoods of orders': ('quickstart_orders',),
