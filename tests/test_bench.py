@@ -1,6 +1,7 @@
 """ bench.py at a tiny shape: every table is printed, and a library that is missing costs its row, not the run. """
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -64,9 +65,12 @@ def test_scaling_and_samplers_print_their_tables():
 def test_several_benches_run_in_turn_and_an_unknown_one_is_refused_before_any(dataset, tmp_path):
     tiny = [f'--dataset={dataset}', '--batch_size=4', '--depth=1', '--width=32', '--heads=1',
             '--max_iters=60', '--rounds=1']
-    rc, out, err = bench('--what=guard,loader', *tiny)
+    line = ' '.join([*tiny[:-2], '--latent_tokens=2', '--log_interval=10'])
+    rc, out, err = bench('--what=guard,loader,trainings', f'--lines={line} | {line} --optimizer=muon', *tiny)
     assert rc == 0, err
-    assert out.index('guard, 1 threads') < out.index('loader, 1 threads')
+    assert out.index('guard, 1 threads') < out.index('loader, 1 threads') < out.index('trainings, 1 threads')
+    table = out[out.index('speed, relative to', out.index('trainings, 1 threads')):]
+    assert len(re.findall(r'[\d,]+ +[\d.]+ \([\d.]+, [\d.]+\)', table)) == 2, 'tokens per second, and the ratio to the first'
     assert 'guard and a log line every 10 steps' in out and 'a step of 4 rows takes' in out
     rc, out, err = bench('--what=guard,speed', *tiny)
     assert rc == 2 and "what='speed'" in err and err.count('\n') == 1 and 'round 1' not in out

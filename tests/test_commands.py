@@ -36,6 +36,7 @@ ELSEWHERE = {
     'python plot.py config/image_text.py --what=images': 'test_image.py::made',
     'python bench.py --what=gpu': 'test_bench.py::test_all_of_a_card_is_measured_in_one_command_and_on_a_cpu_at_a_tiny_size',
     'python bench.py --what=step': 'test_bench.py::test_step_compares_what_is_there_and_names_what_is_not',
+    'python bench.py --what=trainings': 'test_bench.py::test_several_benches_run_in_turn_and_an_unknown_one_is_refused_before_any',
     'python sample.py --text="Return a list." --sampler=leftmost':
         'test_extending.py::test_a_sampler_a_text_process_and_a_task_of_the_page_work_in_training_sampling_and_evaluation',
     'python evaluate.py --tasks=l2t --n=100 --sampler=leftmost':
@@ -296,12 +297,12 @@ def write_inputs(folder):
     np.save(folder / 'z.npy', rng.standard_normal((len(texts), 16)).astype(np.float32))
 
     # captions, by records and by lines
-    for name in ('captions', 'openwebtext', 'RAW', 'TENTH', 'docs', 'pictures'):
+    for name in ('captions', 'openwebtext', 'RAW', 'TENTH', 'FEW', 'docs', 'pictures'):
         (folder / name).mkdir()
     for name, field in (('captions', 'caption'), ('openwebtext', 'text')):
         records = ''.join(json.dumps({field: text}) + '\n' for text in texts)
         (folder / name / 'a.jsonl.gz').write_bytes(gzip.compress(records.encode()))
-    for name in ('RAW/train.1', 'TENTH/train.1', 'RAW/val.1'):
+    for name in ('RAW/train.1', 'TENTH/train.1', 'FEW/train.1', 'RAW/val.1'):
         (folder / f'{name}.en.gz').write_bytes(gzip.compress(lines.encode()))
 
     # proteins
