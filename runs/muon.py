@@ -6,8 +6,8 @@ adjust_lr_fn='match_rms_adamw', for all matrices of one shape at once:
     O = newton_schulz(0.95 m + 0.05 g)                    nearly U V^T of the SVD U S V^T
     w = (1 - lr decay) w - 0.2 sqrt(max(rows, columns)) lr O
 
-iterations > 0 takes other coefficients, those of Polar Express, and maybe fewer of them.
 The last factor gives O the size of an AdamW update (arXiv:2502.16982), so one rate fits both.
+With iterations > 0, newton_schulz has the coefficients of Polar Express, which is another update.
 
 torch.optim.Muon works matrix by matrix. Here the matrices of one shape are one batch: a GPU gets
 about a tenth of the launches. Where many processes train, each orthogonalises its share of every
