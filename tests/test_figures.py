@@ -179,8 +179,6 @@ SAYINGS = {
     r'better than either \(([\d.]+) to ([\d.]+), and ([\d.]+) to ([\d.]+)\)':
         [twice_the_steps('val_text'), shares('l2t', 1.0, False, 'val_text'),
          twice_the_steps('val_causal'), shares('causal', 1.0, False, 'val_causal')],
-    r'captions have BLEU ([\d.]+) from left to right, and the bound is ([\d.]+), where masked rows alone have ([\d.]+) after 5,400':
-        [of('multi30k_l2t', 'l2t/bleu'), of('multi30k_l2t', 'nelbo/nats_per_token'), of('multi30k_l2t_masked', 'nelbo/nats_per_token')],
     r'the nearest of 24 drafts has BLEU ([\d.]+), the nearest of 8, mended twice, ([\d.]+)\.':
         [of('multi30k_l2t', 'l2t_sweep_rerank/rerank=24/bleu'), of('multi30k_l2t', 'l2t_sweep_rerank_refine/rerank=8,refine=2/bleu')],
     r'16 calls write 128 tokens in (\d+) ms where a decoder takes (\d+)':
