@@ -105,7 +105,7 @@ def test_compiled_gradients_of_both_kinds_are_those_of_the_plain_code():
     assert found[1].isfinite().all() and (found[0] - found[1]).norm() < .05 * found[0].norm()
 
 
-@pytest.mark.parametrize('more', [{}, dict(bag=True, shortcut=True, attention_gates=True, text_clock=False), dict(streams=('text',), attention_gates=True)])
+@pytest.mark.parametrize('more', [{}, dict(bag=True, shortcut=True, text_clock=False), dict(streams=('text',))])
 def test_the_cache_of_a_network_that_writes_both_ways_gives_the_logits_without_it(more):
     model, (x, z, _, _) = network(**more), inputs()
     if 'streams' in more:

@@ -38,7 +38,7 @@ def assert_close(a, b, rel):
         assert a[key].get('modes') == b[key].get('modes')
 
 
-@pytest.mark.parametrize('args', [[], ['--optimizer=muon', '--attention_gates=true'], ['--mode=l2t+causal', '--causal_weight=2']])
+@pytest.mark.parametrize('args', [[], ['--optimizer=muon'], ['--mode=l2t+causal', '--causal_weight=2']])
 def test_two_processes_equal_one_with_accumulation_two(dataset, alone, tmp_path, args):
     one = alone
     if args:

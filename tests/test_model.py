@@ -120,8 +120,7 @@ def test_one_stream_models_run_alone():
 
 
 CHANGES = dict(vocab_size=21, seq_len=None, latent_dim=None, n_latents=None, latent_tokens=5, depth=3, heads=4, width=20, latent_width=8,
-               mlp_ratio=2.0, causal=True, shift=True, streams=('text',), bag=True, shortcut=True, attention_gates=True, text_clock=False,
-               spatial=True, dropout=.5)
+               mlp_ratio=2.0, causal=True, shift=True, streams=('text',), bag=True, shortcut=True, text_clock=False, spatial=True, dropout=.5)
 
 
 @pytest.mark.parametrize('knob', [f.name for f in dataclasses.fields(ModelConfig)])
@@ -197,37 +196,8 @@ def test_the_shortcut_adds_the_latents_it_maps_and_says_nothing_at_init():
         ModelConfig(**SMALL, shortcut=True, streams=('text',))
 
 
-def test_attention_gates_begin_open_and_close_one_head_at_a_time():
-    """ A gate is 2 sigmoid(w h) of what the block reads, h: at w = 0 the network is the one without gates. """
-    model, plain, args = randomised(attention_gates=True), randomised(), inputs()
-    gates = {name: w for name, w in model.named_parameters() if 'attention_gate' in name}
-    assert len(gates) == 2 * 2 and all(w.shape[0] == SMALL['heads'] for w in gates.values())
-    assert not any(w.any() for name, w in Model(ModelConfig(**SMALL, attention_gates=True)).named_parameters() if name in gates)
-    with torch.no_grad():
-        for w in gates.values():
-            w.zero_()
-    plain.load_state_dict({name: w for name, w in model.state_dict().items() if name not in gates})
-    for got, expected in zip(model(*args), plain(*args)):
-        assert torch.allclose(got, expected, atol=1e-6)
-
-    # the gates of one stream, by hand: what enters the out-projection, head by head
-    stream, entered = model.blocks[0].text, {}
-    handles = [network.blocks[0].text.out.register_forward_pre_hook(lambda _, x, key=key: entered.update({key: x[0]}))
-               for key, network in (('gated', model), ('plain', plain))]
-    handles.append(stream.attention_gate.register_forward_pre_hook(lambda _, x: entered.update(read=x[0])))
-    with torch.no_grad():
-        stream.attention_gate.weight.normal_()
-    model(*args), plain(*args)
-    gate = 2 / (1 + (-entered['read'] @ stream.attention_gate.weight.T).exp())                # (B, L, H)
-    assert gate.min() < .5 < 1.5 < gate.max()
-    expected = (entered['plain'].unflatten(2, (SMALL['heads'], -1)) * gate[..., None]).flatten(2)
-    assert torch.allclose(entered['gated'], expected, atol=1e-5)
-    for handle in handles:
-        handle.remove()
-
-
 def loss_of(predict, ways=False, importance='none', **text_and_latent):
-    model = randomised(bag=ways, shortcut=ways, attention_gates=ways, importance=importance)
+    model = randomised(bag=ways, shortcut=ways, importance=importance)
     x, z, t, s = inputs()
     text, latent = MaskedText(20, **text_and_latent.get('text', {})), GaussianLatents(torch.ones(6), **text_and_latent.get('latent', {}))
     g = torch.Generator().manual_seed(0)
@@ -274,7 +244,7 @@ def test_parameter_groups_hold_every_parameter_once_and_decay_only_matrices():
 def test_counted_flops_are_those_that_torch_counts():
     from torch.utils.flop_counter import FlopCounterMode
     for predict, ways in ((('text',), False), (('text', 'latent'), False), (('text', 'latent'), True), (('text',), True)):
-        model = Model(ModelConfig(**{**SMALL, 'text_clock': False}, bag=ways, shortcut=ways, attention_gates=ways))
+        model = Model(ModelConfig(**{**SMALL, 'text_clock': False}, bag=ways, shortcut=ways))
         positions = torch.arange(10)
         with FlopCounterMode(display=False) as counter:
             model(*inputs(), positions, predict)
@@ -282,7 +252,7 @@ def test_counted_flops_are_those_that_torch_counts():
         assert counter.get_total_flops() == flops(model, 3, 12, 10, predict, training=False) + clock
 
 
-@pytest.mark.parametrize('more', [dict(shortcut=True, bag=True), dict(causal=True), dict(attention_gates=True)])
+@pytest.mark.parametrize('more', [dict(shortcut=True, bag=True), dict(causal=True)])
 def test_where_the_residual_streams_are_bfloat16_no_activation_of_a_block_is_float32(monkeypatch, more):
     """ As on a GPU under autocast: there norms would be float32, and what follows from them. """
     from torch.utils._python_dispatch import TorchDispatchMode

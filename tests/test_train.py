@@ -118,7 +118,7 @@ def moved(out, first=1):
 @pytest.fixture(scope='session')
 def joint(dataset, tmp_path_factory):
     out = tmp_path_factory.mktemp('runs') / 'joint'
-    result = train(dataset, out, '--mode=mixed', '--bag=true', '--attention_gates=true', '--max_iters=30', '--learning_rate=1e-2')
+    result = train(dataset, out, '--mode=mixed', '--bag=true', '--max_iters=30', '--learning_rate=1e-2')
     assert result.returncode == 0, result.stderr
     return out
 
@@ -131,12 +131,12 @@ def best_average(out):
                                               ('t2l', ('embed.', 'text_head.', 'shortcut_out.'), 'text')])
 def test_freezing_a_modality_keeps_exactly_its_encoder_and_head_and_what_no_loss_reaches(dataset, joint, tmp_path, mode, ends, last):
     out = tmp_path / 'run'
-    args = [f'--mode={mode}', '--bag=true', '--attention_gates=true', '--freeze=modality', f'--init_from={joint}', '--save_interval=1', '--keep=20',
+    args = [f'--mode={mode}', '--bag=true', '--freeze=modality', f'--init_from={joint}', '--save_interval=1', '--keep=20',
             '--weight_decay=1', '--optimizer=muon', '--dropout=0']
     result = train(dataset, out, *args)
     assert result.returncode == 0 and 'warning' not in result.stdout, result.stderr
     still = {name for name in weights(out) if name.startswith(ends)
-             or name.startswith(tuple(f'blocks.1.{last}.{part}' for part in ('out.', 'up.', 'down.', 'q_gain', 'attention_gate.')))}
+             or name.startswith(tuple(f'blocks.1.{last}.{part}' for part in ('out.', 'up.', 'down.', 'q_gain')))}
     assert moved(out) == set(weights(out)) - still
     start, now = best_average(joint), weights(out)                       # not in the first step either
     assert all(torch.equal(start[name], now[name]) for name in still)
@@ -250,8 +250,7 @@ def test_overlays_train_on_the_quickstart_dataset_and_set_nothing_of_the_run(dat
 KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_noise=0.9', '--latent_weight=3', '--t_min=0.3', '--mode_weights=1,9,1',
          '--latent_loss_weight=min_snr', '--text_schedule=polynomial', '--grad_clip=1e-3', '--seed=1', '--weight_decay=9',
          '--betas=0.1,0.1', '--learning_rate=0.1', '--warmup_iters=9', '--min_lr=0.9', '--optimizer=muon', '--ema_decay=0.1',
-         '--optimizer=muon --muon_lr=0.1', '--optimizer=muon --muon_iterations=3', '--attention_gates=true', '--decay_from=0.9',
-         '--grad_accum=2', '--mode_schedule=l2t:3,mixed', '--freeze=none',
+         '--optimizer=muon --muon_lr=0.1', '--optimizer=muon --muon_iterations=3', '--decay_from=0.9', '--grad_accum=2', '--mode_schedule=l2t:3,mixed', '--freeze=none',
          '--text_loss_weight=rdm', '--text_schedule=ddpm', '--text_clock=false --predict_length=false', *(
              f'--importance=freq {knob}' for knob in ('', '--masking=proportional', '--masking=inverse --beta=0.1', '--curriculum=true'))]
 
