@@ -24,8 +24,6 @@ Where this departs from SD3, and why:
     bag=True: a bag of the tokens beside the blocks       an embedding of a text is nearly linear in
                                                           its words; attention is slow to find that
     shortcut=True: a linear map from latents to tokens    the same in the other direction
-    attention_gates=True: a gate for each attention head  a head that finds nothing can be silent
-                                                          (gated attention, arXiv:2505.06708)
 
 Letters: B batch, L text tokens, N latent vectors, K = N * latent_tokens, S = K + L, D latent dims,
 C width, H heads, d = C / H, V vocabulary, P positions where the head runs.
@@ -56,7 +54,6 @@ class ModelConfig:
     streams: tuple = ('text', 'latent')
     bag: bool = False                     # the latent prediction adds a bag of the tokens
     shortcut: bool = False                # tokens and logits read a linear map of the latents
-    attention_gates: bool = False         # what an attention head gives has a gate at each token
     text_clock: bool = True               # False: the text clock is not read; costs no likelihood
     spatial: bool = False                 # the N latents are a square grid: add 2-D positions
     dropout: float = 0.0
@@ -226,7 +223,7 @@ class Stream(nn.Module):
     shift, scale and gate for the attention, and the same for the MLP. They are those of the clocks,
     shared by all blocks, plus this block's own table. """
 
-    def __init__(self, width, attention_width, heads, mlp_ratio, dropout, attention_gates):
+    def __init__(self, width, attention_width, heads, mlp_ratio, dropout):
         super().__init__()
         self.heads = heads
         self.head_dim = attention_width // heads
@@ -238,26 +235,18 @@ class Stream(nn.Module):
         self.k_gain = nn.Parameter(torch.empty(self.head_dim))
         self.scale_shift_table = nn.Parameter(torch.empty(6, width))
         self.dropout = nn.Dropout(dropout)
-        self.attention_gate = nn.Linear(width, heads, bias=False) if attention_gates else None
 
     def modulation(self, shared):                                        # (B, 6C)
         modulation = shared.unflatten(1, (6, -1)) + self.scale_shift_table
         return modulation[:, :, None].unbind(1)                          # six of (B, 1, C)
 
     def queries_keys_values(self, x, shift, scale):                      # (B, S, C)
-        """ Each (B, H, S, d), and the gates of the heads, (B, H, S, 1), or None. """
-        read = modulate(x, shift, scale)
-        qkv = self.qkv(read)                                             # (B, S, 3 H d)
+        qkv = self.qkv(modulate(x, shift, scale))                        # (B, S, 3 H d)
         qkv = qkv.unflatten(2, (3, self.heads, self.head_dim))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)                             # each (B, H, S, d)
         q = rms_norm(q) * self.q_gain.to(q.dtype)
         k = rms_norm(k) * self.k_gain.to(k.dtype)
-
-        # gates lie in (0, 2) and begin at 1
-        gates = None
-        if self.attention_gate is not None:
-            gates = 2 * self.attention_gate(read).sigmoid().mT[..., None]
-        return q, k, v, gates
+        return q, k, v
 
     def finish(self, x, attended, gate, mlp_shift, mlp_scale, mlp_gate):
         x = x + gate.to(x.dtype) * self.dropout(self.out(attended))      # (B, S, C)
@@ -275,37 +264,31 @@ class Block(nn.Module):
         c = config
         self.text = self.latent = None
         if 'text' in c.streams:
-            self.text = Stream(c.width, c.width, c.heads, c.mlp_ratio, c.dropout,
-                               c.attention_gates)
+            self.text = Stream(c.width, c.width, c.heads, c.mlp_ratio, c.dropout)
         if 'latent' in c.streams:
-            self.latent = Stream(c.latent_width, c.width, c.heads, c.mlp_ratio, c.dropout,
-                                 c.attention_gates)
+            self.latent = Stream(c.latent_width, c.width, c.heads, c.mlp_ratio, c.dropout)
 
     def forward(self, text, latent, text_modulation, latent_modulation, cos, sin, n_causal,
                 predict):
         # latents come first: they are a prefix, should the text be causal
-        queries, keys, values, gates = [], [], [], []
+        queries, keys, values = [], [], []
         if latent is not None:
             shift, scale, *latent_rest = self.latent.modulation(latent_modulation)
-            q, k, v, gate = self.latent.queries_keys_values(latent, shift, scale)    # (B, H, K, d)
+            q, k, v = self.latent.queries_keys_values(latent, shift, scale)          # (B, H, K, d)
             queries.append(q)
             keys.append(k)
             values.append(v)
-            gates.append(gate)
         if text is not None:
             shift, scale, *text_rest = self.text.modulation(text_modulation)
-            q, k, v, gate = self.text.queries_keys_values(text, shift, scale)        # (B, H, L, d)
+            q, k, v = self.text.queries_keys_values(text, shift, scale)              # (B, H, L, d)
             queries.append(rotate(q, cos, sin))
             keys.append(rotate(k, cos, sin))
             values.append(v)
-            gates.append(gate)
 
         # one attention over both sequences
         K = 0 if latent is None else latent.shape[1]
         q, k, v = torch.cat(queries, 2), torch.cat(keys, 2), torch.cat(values, 2)
-        attended = attention_of_rows(q, k, v, K, n_causal)               # (B, H, K + L, d)
-        if gates[0] is not None:
-            attended = attended * torch.cat(gates, 2)
+        attended = attention_of_rows(q, k, v, K, n_causal)
         attended = attended.transpose(1, 2).flatten(2)                   # (B, K + L, C)
 
         # each stream goes on with its own part
@@ -507,10 +490,6 @@ class Model(nn.Module):
             self.latent_pos_emb.normal_()
             self.latent_modulation.weight.zero_()
             self.latent_head.weight.zero_()
-        if self.config.attention_gates:
-            for stream in self.modules():
-                if isinstance(stream, Stream):
-                    stream.attention_gate.weight.zero_()
         if self.config.bag:
             self.bag_values.weight.zero_()
             self.bag_scores.weight.zero_()

@@ -81,7 +81,6 @@ shortcut = None                # None | bool: every token adds a learned linear 
                                # None: where text is written from one vector
 bag = None                     # None | bool: the predicted latents add a learned average over the
                                # tokens; None: where one vector is predicted from text
-attention_gates = False        # what an attention head gives has a gate at each token
 dropout = 0.0                  # [0, 1)
 # ---- optimisation
 batch_size = 64                # [1, 65536]: rows per process and micro-step

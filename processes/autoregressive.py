@@ -172,7 +172,7 @@ class NextToken:
                    keys_values, is_last):
         """ model.Block.forward for the new places, which look at the cached keys and values too.
         """
-        queries, keys, values, gates = [], [], [], []
+        queries, keys, values = [], [], []
         if keys_values is not None:
             keys.append(keys_values[0])
             values.append(keys_values[1])
@@ -180,26 +180,22 @@ class NextToken:
         # the latents, in the first call only
         if latent is not None:
             shift, scale, *latent_rest = block.latent.modulation(latent_modulation)
-            q, k, v, gate = block.latent.queries_keys_values(latent, shift, scale)   # (B, H, K, d)
+            q, k, v = block.latent.queries_keys_values(latent, shift, scale)     # (B, H, K, d)
             queries.append(q)
             keys.append(k.to(v.dtype))
             values.append(v)
-            gates.append(gate)
 
         # the new tokens; keys are kept in the precision in which attention reads them
         shift, scale, *text_rest = block.text.modulation(text_modulation)
-        q, k, v, gate = block.text.queries_keys_values(text, shift, scale)       # (B, H, new, d)
+        q, k, v = block.text.queries_keys_values(text, shift, scale)     # (B, H, new, d)
         queries.append(rotate(q, cos, sin))
         keys.append(rotate(k, cos, sin).to(v.dtype))
         values.append(v)
-        gates.append(gate)
 
         # one attention over all
         keys = torch.cat(keys, 2)
         values = torch.cat(values, 2)
         attended = attention(torch.cat(queries, 2), keys, values, mask)
-        if gates[0] is not None:
-            attended = attended * torch.cat(gates, 2)
         attended = attended.transpose(1, 2).flatten(2)
 
         K = 0 if latent is None else latent.shape[1]

@@ -53,7 +53,7 @@ def flops(model, batch, length, head_positions, predict=('text', 'latent'), trai
     # the blocks: projections and MLP of each stream, then the attention's two products
     for stream, rows, width in (('text', L, c.width), ('latent', K, c.latent_width)):
         if stream in c.streams:
-            qkv = 3 * width * c.width + width * c.heads * c.attention_gates
+            qkv = 3 * width * c.width
             rest = width * c.width + 2 * int(c.mlp_ratio * width) * width
             unread = 0 if stream in predict else rest                    # in the last block
             multiply_adds += batch * rows * (c.depth * (qkv + rest) - unread)

@@ -5,9 +5,6 @@
 INPUT = {'text': ('embed.',), 'latent': ('latent_in.', 'latent_pos_emb', 'shortcut_in.')}
 HEAD = {'text': ('text_head.', 'shortcut_out.'), 'latent': ('latent_head.', 'bag_')}
 
-# and of what is read from the last block only by a stream's head
-OF_LAST_BLOCK = ('out.', 'up.', 'down.', 'q_gain', 'attention_gate.')
-
 
 def names_that_begin(model, prefixes):
     return [name for name, _ in model.named_parameters() if name.startswith(tuple(prefixes))]
@@ -15,13 +12,13 @@ def names_that_begin(model, prefixes):
 
 def unreachable(model, predict):
     """ Names of the parameters that no loss on the streams `predict` reaches: the other stream's
-    head, and in the last block all that follows its attention, and the gain of its queries. """
+    head, and in the last block its out-projection, its MLP and the gain of its queries. """
     last = f'blocks.{model.config.depth - 1}'
     prefixes = []
     for stream in model.config.streams:
         if stream not in predict:
             prefixes += HEAD[stream]
-            prefixes += [f'{last}.{stream}.{part}' for part in OF_LAST_BLOCK]
+            prefixes += [f'{last}.{stream}.{part}' for part in ('out.', 'up.', 'down.', 'q_gain')]
     if 'text' in model.config.streams and 'text' not in predict:
         prefixes.append('importance.')
     return names_that_begin(model, prefixes)

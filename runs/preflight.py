@@ -25,8 +25,7 @@ from runs.manifest import dataset_folder, how_to_prepare
 from runs.stages import modes_of, read_stages
 
 MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal',
-               'streams', 'shift', 'bag', 'shortcut', 'attention_gates', 'text_clock', 'spatial',
-               'dropout')
+               'streams', 'shift', 'bag', 'shortcut', 'text_clock', 'spatial', 'dropout')
 
 
 def plan(config):
