@@ -9,4 +9,4 @@ Other modes of sample.py: l2t, unconditional, infill, t2l2t, text, latent.
 """
 mode = 'unconditional+l2t+t2l+causal'
 length_schedule = ''               # latents are learned from whole texts
-weight_decay = 0.1                 # each mode gets a part of the rows: 1, as in quickstart, underfits
+weight_decay = 0.1                 # each mode has few rows: quickstart's 1 is too much
