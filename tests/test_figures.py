@@ -166,7 +166,7 @@ SAYINGS = {
     r'an eighth of masked rows the bound is ([\d.]+) nats; it is ([\d.]+) where all': [shares(*SHARE, 'val_text'), shares('l2t', 1.0, False, 'val_text')],
     r'Its decoder is ([\d.]+) nats behind a lone one':
         [(shares(*SHARE, 'val_causal')[0] - shares('causal', 1.0, False, 'val_causal')[0], None)],
-    r'beats two of 400 \(([\d.]+) and ([\d.]+), ([\d.]+) and ([\d.]+)\)':
+    r'its bound is ([\d.]+) where the masked one has ([\d.]+), its exact nats are ([\d.]+) where the decoder has ([\d.]+)\.':
         [twice_the_steps('val_text'), shares('l2t', 1.0, False, 'val_text'),
          twice_the_steps('val_causal'), shares('causal', 1.0, False, 'val_causal')],
 }
