@@ -35,7 +35,7 @@ text_clock = False
 # optimisation
 optimizer = 'muon'
 learning_rate = 3e-3
-weight_decay = 0.5             # .1 is worse at both ways of writing: docs/results.md
+weight_decay = 0.5             # .1 was worse in one run each: docs/results.md
 batch_size = 128
 max_iters = 7000
 # texts are cut to 24 tokens, then whole
