@@ -161,6 +161,7 @@ def test_the_output_of_the_quickstart_is_that_of_results():
 BASELINES = 'multi30k_baselines'
 SAYINGS = {
     r'at equal tokens, in BLEU \(([\d.]+) to ([\d.]+)\)': [of(BASELINES, 'runs', 'ar_prefix', 'l2t/bleu'), of(BASELINES, 'runs', 'l2t', 'l2t/bleu')],
+    r'in greedy BLEU ([\d.]+) to ([\d.]+)\.': [of('multi30k_decoder', 'l2t_sweep_rerank/rerank=1/bleu'), of('multi30k_l2t', 'l2t/bleu')],
     r'takes ([\d.]+) ms a text in a batch where they take (\d+) to (\d+)':
         [of(BASELINES, 'milliseconds_a_text', f'batch 128, {name}', 'median') for name in ('ar_prefix', 'l2t steps=8', 'l2t steps=40')],
     r'an eighth of masked rows the bound is ([\d.]+) nats; it is ([\d.]+) where all': [shares(*SHARE, 'val_text'), shares('l2t', 1.0, False, 'val_text')],
@@ -187,7 +188,7 @@ TABLES = {
     'adaptive.md': {'Does it lower the plain bound?': ('multi30k_atat_ablation',)},
     'baselines.md': {'Text alone': ('multi30k_baselines',), 'From latents: l2t and its rival': ('multi30k_baselines',)},
     'both_ways.md': {'Which share, which weight': ('multi30k_shares',), 'When texts repeat': ('multi30k_tenth', 'multi30k_few'),
-                     'Four modes in one checkpoint': ('quickstart_mixed', 'quickstart_half'), 'Drafts, and mending them': ('quickstart_half', 'multi30k_drafts')},
+                     'Four modes in one checkpoint': ('quickstart_mixed', 'quickstart_half'), 'Drafts, and mending them': ('quickstart_half', 'multi30k_drafts', 'multi30k_decoder', 'multi30k_l2t')},
     'images.md': {'Images and captions': ('image_text',)},
     'results.md': {'All trainings': ('quickstart', 'multi30k_l2t', 'multi30k_l2t_masked', 'speedrun', 'protein_tiny'), 'Quickstart': ('quickstart',), 'Likelihoods of orders': ('quickstart_orders',),
                    'Captions from their MiniLM embeddings': ('multi30k_l2t', 'multi30k_l2t_decay01', 'multi30k_l2t_eighth', 'multi30k_l2t_masked'),
@@ -207,7 +208,7 @@ BESIDE = {
     'All trainings': ['89', '1', '2', '3', '4', '5.0', '12', '15', '32', '42', '54', '80', '88', '93', '500', '540', '1,000', '1,620', '727.2'],
     'Text alone': ['5.8', '9.7'],                                # million parameters; there a text, '5.8M'
     'Captions from their MiniLM embeddings': ['5,400', '7,000', '0', '8', '24', '0.5'],
-    'Drafts, and mending them': ['0', '8', '16'],                           # embedded texts
+    'Drafts, and mending them': ['0', '8', '16', '24'],                           # embedded texts
     'Every direction from one checkpoint': ['5,400', '1,500', '612', '1,000', '256'],        # steps, pairs, texts
     'The records': ['64', '96', '24', '960', '581', '19.7', '9.1', '5.0', '4.4', '.454', '.226', '.249', '2.17', '4.17', '8.0', '7.8', '1', '4', '3',
                                   '0.3', '0.1', '6', '1,200', '2,400', '2,600', '2026-11-21', '2026-11-23'],
