@@ -285,7 +285,7 @@ def after_fork(job, pids):
         assert select.select([pipe[0]], [], [], 150)[0], 'both ended by themselves'
         assert os.read(pipe[0], 1)
     os.kill(pids[job[2]], 9)
-    # what it wrote last must not count for the next job
+    # first dead, then empty: what it wrote last must not count for the next job
     os.waitid(os.P_PID, pids[job[2]], os.WEXITED | os.WNOWAIT)
     while select.select([pipe[0]], [], [], 0)[0]:
         os.read(pipe[0], 65536)
