@@ -318,6 +318,17 @@ def test_the_figures_of_a_table_are_in_results(name):
     assert not wrong, '\n'.join(wrong)
 
 
+def test_the_time_ratios_of_the_speedrun_are_the_medians_and_ends_of_the_rounds():
+    page = (ROOT / 'docs/speedrun.md').read_text()
+    for entry, others, commit in (('fourth', 'fifth', 'dd4554f'), ('fifth', 'fourth', '3faba36')):
+        found = results('speedrun')[f'{entry} entry'][f'time ratio, twelve rounds, six of them measured with the {others} entry']
+        ratios = found['by round, sorted']
+        row, = [line for line in page.splitlines() if line.startswith('| 2026-') and commit in line]
+        written = re.search(r'\| \**([\d.]+)\** \(([\d.]+) to ([\d.]+)\)', row).groups()
+        assert found['median'] == median(ratios)
+        assert all(map(is_rounded, written, (median(ratios), ratios[0], ratios[-1]))), (written, ratios)
+
+
 # ---- config/
 
 # configs whose header has figures: the file of results/ that they are in, and what it does not keep: minutes
