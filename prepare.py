@@ -88,7 +88,7 @@ val_fraction = .01           # (0, 1): of the documents, chosen by hash; at leas
 max_documents = 0            # [0, 1e12]: only the first so many of the input; 0: all
 # ---- what it becomes
 tokenizer = ''               # bpe (fitted here) | byte | esm | a tiktoken name such as r50k_base;
-                             # '': bpe, of FASTA esm
+                             # or a dataset folder: its tokenizer; '': bpe, of FASTA esm
 vocab_size = 4096            # [258, 2**20]: of bpe, EOS and PAD included
 max_tokens = None            # None | int [8, 65535]; None: what 99.9 % of the texts need, at most
                              # 127; with given latents what all need. A longer document becomes
@@ -206,6 +206,7 @@ def make_record(knobs, source):
         mmseqs = on_rank_0(run_mmseqs, homology, 'version')
     record |= dict(
         input=source.names,
+        tokenizer=os.path.basename(os.path.normpath(tokenizer)),         # it may be a folder
         val_input=[name for name, _ in list_files(val_input)],
         distinct=source.distinct,
         hub_dataset=source.names[0] if hub_dataset else '',
@@ -434,6 +435,9 @@ def plan(folder, source, val, record, hold, tok):
     if tokenizer == 'bpe':
         print(f'fitting the tokenizer on {len(texts):,} documents', flush=True)
         files['tokenizer.json'] = write_file(bpe_path, train_bpe(texts, vocab_size).encode())
+    elif tok.kind == 'bpe':                                  # that of another dataset
+        of_another = Path(tokenizer, 'tokenizer.json').read_bytes()
+        files['tokenizer.json'] = write_file(bpe_path, of_another)
     if encoder == 'lsa':
         from corpora.lsa import fit_lsa
         print(f'fitting lsa on {len(texts):,} documents', flush=True)

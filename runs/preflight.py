@@ -15,13 +15,13 @@ import torch
 
 import processes
 from configurator import show_knobs, stop, stop_on_error
-from data import PackedDataset
+from data import Joined, PackedDataset
 from diffusion import GaussianLatents
 from model import Model, ModelConfig
 from runs import checkpoint, distributed, freeze, meeting, run_folder, threads
 from runs.distributed import rank, world
 from runs.log import in_units
-from runs.manifest import dataset_folder, how_to_prepare
+from runs.manifest import dataset_folder, dataset_identity, how_to_prepare
 from runs.stages import modes_of, read_stages
 
 MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal',
@@ -104,6 +104,27 @@ def open_data(run, k):
     if run.train_data.latent_shape is None and 'latent' in k.streams:
         raise ValueError(f'{run.folder} has no latents: prepare it with --encoder=..., '
                          'or train with --streams=text, --mode=unconditional')
+    run.t2l_data = open_t2l_data(run, k) if k.t2l_dataset else None
+
+
+def open_t2l_data(run, k):
+    """ The rows of both training splits. The texts of t2l_dataset have the same tokenizer and
+    encoder, and their latents the scale of the dataset's. """
+    if set(k.streams) != {'text', 'latent'} or k.importance != 'none' or not k.predict_length:
+        raise ValueError(f't2l_dataset={k.t2l_dataset} goes with text and latents: not with '
+                         f'streams={k.streams}, an importance, or predict_length=False')
+    data = run.train_data
+    folder = dataset_folder(k.t2l_dataset)
+    more = PackedDataset(folder, 'train', data.seq_len, stats=data.stats)
+
+    # the same, but for the statistics of the latents
+    found, expected = dataset_identity(more.meta), dataset_identity(data.meta)
+    for identity in (found, expected):
+        identity['files'].pop('latent_stats.npz', None)
+    if difference := checkpoint.difference(found, expected):
+        raise ValueError(f't2l_dataset={folder} was prepared with {difference}: prepare it with '
+                         f'--tokenizer={run.folder} and the same --encoder')
+    return Joined(data, more)
 
 
 def choose_by_mode(run, k, config):
@@ -259,6 +280,9 @@ def say_what_was_found(run, k, config):
     report_check('config', f'{len(config)} knobs, mode {k.mode_schedule or k.mode}')
     report_check('data', f'{run.folder}: {len(data):,} and {len(run.val_data):,} samples, '
                          'every file of the size in meta.json')
+    if run.t2l_data:
+        report_check('t2l data', f'{len(run.t2l_data) - len(data):,} more samples of '
+                                 f'{dataset_folder(k.t2l_dataset)}')
     report_check('shapes', f'vocabulary {c.vocab_size:,}, {c.seq_len} tokens, '
                            f'latents {c.n_latents} x {c.latent_dim}')
     report_check('model', f'{run.n_parameters / 1e6:.1f}M parameters, '
