@@ -94,6 +94,11 @@ class BatchMaker:
             order = row_order(len(self.t2l_data), seed, step * global_batch + first, B)
             tokens[is_t2l], latents[is_t2l] = self.t2l_data.rows(order[is_t2l.numpy()], L)
 
+        # latents are those of whole texts: beside a text that is cut they have no loss
+        if L < data.seq_len and set(self.streams) == {'text', 'latent'}:
+            is_whole = is_end(tokens[:, -1], data.tokenizer)
+            clocks['latent_on'] = torch.where(is_whole, clocks['latent_on'], 0)
+
         # causal rows last
         n_causal = 0
         if stage.shares['causal']:

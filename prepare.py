@@ -52,7 +52,7 @@ from encoders import load_encoder
 from runs import distributed, meeting
 from runs.checkpoint import pick_device
 from runs.distributed import all_gather_object, on_rank0, rank, world
-from runs.manifest import FORMAT, read_meta
+from runs.manifest import FORMAT, check_file, read_meta
 from runs.opening import load_tokenizer
 
 # ---- what is read, details in corpora/sources.py
@@ -87,8 +87,10 @@ val_fraction = .01           # (0, 1): of the documents, chosen by hash; at leas
                              # with all its captions
 max_documents = 0            # [0, 1e12]: only the first so many of the input; 0: all
 # ---- what it becomes
+like = ''                    # a dataset folder: with its tokenizer, encoder and max_tokens, so that
+                             # a run may read both (train.py --t2l_dataset, --init_from)
 tokenizer = ''               # bpe (fitted here) | byte | esm | a tiktoken name such as r50k_base;
-                             # or a dataset folder: its tokenizer; '': bpe, of FASTA esm
+                             # '': bpe, of FASTA esm
 vocab_size = 4096            # [258, 2**20]: of bpe, EOS and PAD included
 max_tokens = None            # None | int [8, 65535]; None: what 99.9 % of the texts need, at most
                              # 127; with given latents what all need. A longer document becomes
@@ -128,7 +130,7 @@ OF_A_DATASET = re.compile(
 def check_knobs():
     """ (name, folder, train's source, val's or None, record). The record goes into meta.json: all
     that decides what is in the dataset. Also settles the knobs that are '' or None. """
-    global tokenizer, hub_revision, encoder_dtype
+    global tokenizer, hub_revision, encoder_dtype, max_tokens
     knobs = read_knobs(__file__)[0]
 
     # the source
@@ -156,10 +158,16 @@ def check_knobs():
     if encoder == 'lsa' and source.has_latents:
         raise ValueError('encoder=lsa is fitted here, so it is not that of latents made elsewhere: '
                          'name theirs, or --encoder=none')
+    if like and (tokenizer or encoder != 'none' or max_tokens or source.has_latents):
+        raise ValueError(f'like={like} brings its tokenizer, encoder and max_tokens: leave these '
+                         'three away, and give no latents')
 
     # what follows from them
     val = validation_source(source)
-    tokenizer = tokenizer or ('esm' if is_protein else 'bpe')
+    if like:
+        max_tokens = read_meta(like)['max_tokens']
+    else:
+        tokenizer = tokenizer or ('esm' if is_protein else 'bpe')
     if encoder_dtype is None:
         reads_texts = encoder not in ('none', 'lsa')
         on_gpu = reads_texts and torch.device(pick_device(device)).type == 'cuda'
@@ -206,7 +214,7 @@ def make_record(knobs, source):
         mmseqs = on_rank_0(run_mmseqs, homology, 'version')
     record |= dict(
         input=source.names,
-        tokenizer=os.path.basename(os.path.normpath(tokenizer)),         # it may be a folder
+        like=os.path.basename(os.path.normpath(like)) if like else '',
         val_input=[name for name, _ in list_files(val_input)],
         distinct=source.distinct,
         hub_dataset=source.names[0] if hub_dataset else '',
@@ -429,15 +437,18 @@ def plan(folder, source, val, record, hold, tok):
     if earlier:
         note_shards(folder, earlier)
 
-    # fitted once; the ranks read both from their files
+    # fitted once, or taken from the dataset `like`; the ranks read both from their files
     files, lsa = {}, None
+    if like:
+        listed = read_meta(like)['files']
+        for name in ('tokenizer.json', 'encoder.npz'):
+            if name in listed:
+                content = Path(check_file(like, name, listed)).read_bytes()
+                files[name] = write_file(os.path.join(folder, name), content)
     bpe_path = os.path.join(folder, 'tokenizer.json')
     if tokenizer == 'bpe':
         print(f'fitting the tokenizer on {len(texts):,} documents', flush=True)
         files['tokenizer.json'] = write_file(bpe_path, train_bpe(texts, vocab_size).encode())
-    elif tok.kind == 'bpe':                                  # that of another dataset
-        of_another = Path(tokenizer, 'tokenizer.json').read_bytes()
-        files['tokenizer.json'] = write_file(bpe_path, of_another)
     if encoder == 'lsa':
         from corpora.lsa import fit_lsa
         print(f'fitting lsa on {len(texts):,} documents', flush=True)
@@ -462,11 +473,15 @@ def plan(folder, source, val, record, hold, tok):
 
 def make_encoder():
     """ The encoder, if it is one that exists already. """
-    if encoder in ('none', 'lsa'):
+    name = read_meta(like)['encoder'] if like else encoder
+    if name in ('none', 'lsa', None):
         return None
     where = pick_device(device)
     if where == 'cuda':
         where = f'cuda:{distributed.local_rank % torch.cuda.device_count()}'
+    if like:
+        return load_encoder(name, where, batch_size=embed_batch_size,
+                            folder=like if name['id'] == 'lsa' else None)
     return load_encoder(encoder, where, pooling=pooling, normalize=normalize, prefix=prefix,
                         dimension=encoder_dims or None, dtype=encoder_dtype, language=language,
                         batch_size=embed_batch_size)
@@ -593,7 +608,7 @@ def prepare():
     os.makedirs(folder, exist_ok=True)
     with in_use(folder) as hold:
         # what can fail here fails before the corpus is read
-        tok = None if tokenizer == 'bpe' else load_tokenizer(tokenizer)
+        tok = None if tokenizer == 'bpe' else load_tokenizer(like or tokenizer)
         encode = make_encoder()
 
         # rank 0 reads and fits

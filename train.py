@@ -67,7 +67,7 @@ causal_weight = 1.0            # [0, 1e6]: of the loss of causal rows beside the
 cond_drop = 0.1                # [0, 1]: share of conditional rows whose condition is noise
 latent_weight = 1.0            # [0, 1e6]: of the latent loss beside the text loss
 t2l_dataset = ''               # <a folder under data/, or a path to one>: rows of t2l are of its
-                               # training texts too; prepared with --tokenizer=data/<dataset>
+                               # training texts too; prepared with --like=data/<dataset>
 init_from = ''                 # a run folder: begin with its best weights, at step 0
 # ---- model
 streams = ('text', 'latent')   # text | latent

@@ -1,97 +1,111 @@
 """
-New sentences from old ones: a rare word in the place of another word. An encoder embeds them, and
-t2l learns from them what the rare word means (train.py --t2l_dataset).
+New sentences from old ones: rare words in the places of other words. They are training texts for
+t2l. Whoever has the encoder can embed any sentence, so the rare words need not stay rare.
 
-    python -m corpora.exchange --input="captions/*.txt.gz" --to=exchanged.txt
+    python -m corpora.exchange --input="captions/*.jsonl.gz" --field=caption --to=exchanged.txt
+    python prepare.py --input=exchanged.txt --like=data/captions --out=data/exchanged
+    python train.py --dataset=captions --t2l_dataset=exchanged --mode=l2t+t2l --out_dir=out/both
 
-    A man is slicing a melon.      A man is juggling a melon.
+    A man in a red shirt is slicing a melon.   ->   A man in a red sombrero is juggling a melon.
 
-A word is rare if it occurs at least `fewest` and at most `most` times. Each rare word gets `times`
-new sentences, and a sentence has two of them. A rare word takes the place of a word with the same
-ending (-ing, -ed, -ly, -s, or none of these), which often is the same part of speech. Of the words
-of a sentence with that ending the rarest gives way, since common ones are a, with, man.
-The sentences are not meant to be true, or good: their words are what counts.
+A word is rare if it occurs `fewest` to `most` times. Each rare word comes `times` times in the new
+sentences, two in a sentence. It takes the place of a word with the same ending (-ing, -ed, -ly, -s,
+or none of these), which often is the same part of speech. Of the words of the sentence with that
+ending the one that occurs least gives way: common words are those like `with` and `man`.
+The sentences need not be true. For l2t they are no good.
 """
-import argparse
-import os
 import random
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 
 from tqdm import tqdm
 
+from configurator import configure, stop_on_error
 from corpora.sources import Source, documents
+from runs.files import write_text
 
-WORD = re.compile(r"[^\W\d_]+")
+input = ''                     # files, folders, globs, comma-separated, as of prepare.py
+field = 'text'                 # <a name>: the text's field in .jsonl, column in .csv, .tsv
+to = ''                        # <a file>: a new sentence a line
+fewest = 3                     # [1, 1e9]: a word that occurs less is no rare word: most are typos
+most = 64                      # [1, 1e9]
+times = 16                     # [1, 1e6]: new sentences for each rare word
+longest = 14                   # [2, 1e6]: words of a sentence that is changed
+seed = 0                       # [0, 2**63)
+
+WORD = re.compile(r'[^\W\d_]+')
 ENDINGS = ('ing', 'ed', 'ly', 's')
+TRIES = 100                    # sentences, until one has a place for both words
 
 
-def ending(word):
-    return next((end for end in ENDINGS if word.endswith(end) and len(word) > len(end) + 2), '')
+def ending_of(word):
+    """ One of ENDINGS, behind a stem of three letters or more, or ''. """
+    return next((end for end in ENDINGS if word.endswith(end) and len(word) >= len(end) + 3), '')
 
 
-def rare_words(counts, fewest, most):
-    """ The words, sorted, that occur fewest to most times. """
-    return sorted(word for word, n in counts.items() if fewest <= n <= most and len(word) > 2)
+def places_by_ending(text, counts):
+    """ {ending: the places (begin, end) of its words in a text, that of the rarest word first}.
+    Words of one or two letters have no place. """
+    found = {}
+    for match in WORD.finditer(text):
+        word = match.group().lower()
+        if len(word) > 2:
+            found.setdefault(ending_of(word), []).append((counts[word], match.span()))
+    return {ending: [place for _, place in sorted(words)] for ending, words in found.items()}
 
 
-def put(text, places):
-    """ The text with other words at some places, {(begin, end): word}. A capital stays one. """
-    for (begin, end), word in sorted(places.items(), reverse=True):
+def choose_places(words, places):
+    """ {place: word}, a place of its own for each word, or None. """
+    chosen = {}
+    for word in words:
+        free = [place for place in places.get(ending_of(word), ()) if place not in chosen]
+        if not free:
+            return None
+        chosen[free[0]] = word
+    return chosen
+
+
+def put(text, chosen):
+    """ The text with other words at some places, {(begin, end): word}; a capital stays one. """
+    for (begin, end), word in sorted(chosen.items(), reverse=True):
         if text[begin].isupper():
             word = word.capitalize()
         text = text[:begin] + word + text[end:]
     return text
 
 
-def exchange(texts, fewest, most, times, longest, seed=0):
-    """ Yields the new sentences. longest: of how many words the old ones may be. """
-    # how often each word occurs, and the sentences to change
+def exchange(texts, fewest=3, most=64, times=16, longest=14, seed=0):
+    """ The new sentences, a list. ValueError where there are no rare words, or no short texts. """
+    # how often each word occurs, in lower case; and the sentences to change
     counts = Counter(word for text in texts for word in WORD.findall(text.lower()))
-    short = [text for text in texts if 3 <= len(WORD.findall(text)) <= longest]
-    rare = rare_words(counts, fewest, most) * times
-    if not rare or not short:
-        raise ValueError(f'{len(rare)} rare words, {len(short)} short texts: expected some of both')
+    short = [text for text in texts if 2 <= len(WORD.findall(text)) <= longest]
+    rare = [word for word, n in sorted(counts.items()) if fewest <= n <= most and len(word) > 2]
+    if len(rare) < 2 or not short:
+        raise ValueError(f'{len(rare)} words occur {fewest} to {most} times, and {len(short)} texts '
+                         f'have 2 to {longest} words: expected some of both')
+
+    # two rare words in a sentence that has a place for both; else they are left out
     draw = random.Random(seed)
+    rare = rare * times
     draw.shuffle(rare)
-
-    # two rare words a sentence; where no place fits, another sentence is tried
-    for words in tqdm(list(zip(rare[::2], rare[1::2])), unit='sentence', disable=None):
-        for _ in range(100):
+    found = []
+    pairs = list(zip(rare[::2], rare[1::2]))
+    for words in tqdm(pairs, 'writing', unit=' sentences', disable=None):
+        for _ in range(TRIES):
             text = draw.choice(short)
-            found = defaultdict(list)                      # ending: [(count, place)]
-            for match in WORD.finditer(text):
-                old = match.group().lower()
-                if len(old) > 2:
-                    found[ending(old)].append((counts[old], match.span()))
-            places = {}
-            for word in words:
-                fits = sorted(found[ending(word)])
-                fits = [place for _, place in fits if place not in places]
-                if fits:
-                    places[fits[0]] = word
-            if len(places) == 2:
-                yield put(text, places)
+            chosen = choose_places(words, places_by_ending(text, counts))
+            if chosen:
+                found.append(put(text, chosen))
                 break
-
-
-def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--input', required=True, help='files, folders, globs, comma-separated')
-    parser.add_argument('--to', required=True, help='the text file to write, a sentence a line')
-    parser.add_argument('--fewest', type=int, default=3)
-    parser.add_argument('--most', type=int, default=64)
-    parser.add_argument('--times', type=int, default=16)
-    parser.add_argument('--longest', type=int, default=14, help='words of a sentence')
-    parser.add_argument('--seed', type=int, default=0)
-    a = parser.parse_args()
-    texts = [doc.text for doc in documents(Source(input=a.input), Counter())]
-    lines = list(exchange(texts, a.fewest, a.most, a.times, a.longest, a.seed))
-    with open(a.to, 'w', encoding='utf-8') as f:
-        f.writelines(line + '\n' for line in lines)
-    print(f'{a.to}: {len(lines):,} sentences of {len(texts):,} texts')
+    return found
 
 
 if __name__ == '__main__':
-    main()
+    configure(globals())
+    with stop_on_error():
+        if not input or not to:
+            raise ValueError('name the texts with --input=FILES, and the new file with --to=FILE')
+        texts = [doc.text for doc in documents(Source(input=input, field=field), Counter())]
+        sentences = exchange(texts, fewest, most, times, longest, seed)
+        write_text(to, ''.join(' '.join(s.split()) + '\n' for s in sentences))
+        print(f'{to}: {len(sentences):,} sentences, from {len(texts):,} texts')

@@ -21,7 +21,7 @@ from model import Model, ModelConfig
 from runs import checkpoint, distributed, freeze, meeting, run_folder, threads
 from runs.distributed import rank, world
 from runs.log import in_units
-from runs.manifest import dataset_folder, dataset_identity, how_to_prepare
+from runs.manifest import dataset_folder, dataset_identity, how_to_prepare, read_meta
 from runs.stages import modes_of, read_stages
 
 MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal',
@@ -113,18 +113,18 @@ def open_t2l_data(run, k):
     if set(k.streams) != {'text', 'latent'} or k.importance != 'none' or not k.predict_length:
         raise ValueError(f't2l_dataset={k.t2l_dataset} goes with text and latents: not with '
                          f'streams={k.streams}, an importance, or predict_length=False')
+    if 't2l' not in modes_of(vars(k)):
+        raise ValueError(f't2l_dataset={k.t2l_dataset}, but mode={k.mode} has no row of t2l')
+    # prepared in the same way, but for the statistics of the latents
     data = run.train_data
     folder = dataset_folder(k.t2l_dataset)
-    more = PackedDataset(folder, 'train', data.seq_len, stats=data.stats)
-
-    # the same, but for the statistics of the latents
-    found, expected = dataset_identity(more.meta), dataset_identity(data.meta)
+    found, expected = dataset_identity(read_meta(folder)), dataset_identity(data.meta)
     for identity in (found, expected):
         identity['files'].pop('latent_stats.npz', None)
     if difference := checkpoint.difference(found, expected):
         raise ValueError(f't2l_dataset={folder} was prepared with {difference}: prepare it with '
-                         f'--tokenizer={run.folder} and the same --encoder')
-    return Joined(data, more)
+                         f'--like={run.folder}')
+    return Joined(data, PackedDataset(folder, 'train', data.seq_len, stats=data.stats))
 
 
 def choose_by_mode(run, k, config):

@@ -83,7 +83,6 @@ def test_ema_is_the_average_of_the_weights_after_each_step(dataset, tmp_path):
     (['--length_schedule=8:100%,32'], ['length_schedule', 'max_iters=12']),
     (['--length_schedule=8:1.5%,32'], ['length_schedule', "'8:1.5%'"]),
     (['--length_schedule=8:00,32'], ['length_schedule', '8:00']),
-    (['--length_schedule=8:5,32', '--mode=mixed'], ['length_schedule', 'mixed', 'cut']),
     (['--seq_len=5'], ['seq_len 5']),
     (['--text_schedule=linear'], ['linear', 'loglinear']),
 ])
@@ -218,6 +217,27 @@ def test_a_length_schedule_cuts_the_texts_counts_its_tokens_and_goes_with_a_mode
     assert short['x_t'].shape == (8, 8) and whole['x_t'].shape == (8, 32) and torch.equal(short['clean'], whole['clean'])
     seen = short['x_t'] != text.mask_id
     assert torch.equal(short['x_t'][seen], data.rows(rows)[0][:, :8][seen]), 'the beginning of each text'
+
+
+@pytest.mark.parametrize('mode', ['t2l', 'unconditional', 'unconditional+l2t+t2l'])
+def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
+    data = PackedDataset(str(dataset), 'train')
+    text, latent = MaskedText(data.tokenizer.vocab_size), GaussianLatents(data.live, target='x0')
+    L = int(np.median(data.lengths())) + 1                               # so that about half of the texts fit, with their EOS
+    stages = read_stages(mode, f'{L}:4,32', (), ('text', 'latent'), 'none', 12, 32, lambda masked, causal, length: 64 * length)
+    rows = np.arange(64)
+    short, whole = (BatchMaker(text, latent, ('text', 'latent'), 0, .1, 0., .1)(data, rows, 0, 0, 64, stage) for stage in stages)
+    fits = torch.from_numpy(data.lengths()[:64] < L)
+    assert 8 < fits.sum() < 56
+    assert torch.equal(short['row_weight'], torch.where(fits, whole['row_weight'], 0)) and (short['row_weight'] > 0).any()
+    for name in ('mode', 't_text', 't_latent', 'clean', 'noise'):
+        assert torch.equal(short[name], whole[name]), name
+    if 'unconditional' in mode:                                          # a text that is cut is still learned as text
+        cut_rows = (~fits & (short['mode'] == 0)).nonzero().flatten()
+        assert set(cut_rows.tolist()) & set((short['positions'] // L)[short['weight'] > 0].tolist())
+    alone = BatchMaker(text, latent, ('latent',), 0, .1, 0., .1)(data, rows, 0, 0, 64, read_stages(
+        'unconditional', f'{L}:4,32', (), ('latent',), 'none', 12, 32, lambda masked, causal, length: 1)[0])
+    assert (alone['row_weight'] > 0).all(), 'without a text nothing is cut'
 
 
 def test_losses_of_each_mode_are_logged_with_their_own_counts(dataset, tmp_path):
