@@ -252,7 +252,7 @@ class Joined:
 # -----------------------------------------------------------------------------
 # The order of rows, a pure function of (seed, epoch)
 
-@lru_cache(maxsize=4)                              # a batch may span two epochs, of two datasets
+@lru_cache(maxsize=2)                                                  # a batch may span two epochs
 def epoch_permutation(n, seed, epoch):
     return np.random.Generator(philox(seed, epoch, 'row order')).permutation(n)
 

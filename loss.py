@@ -355,4 +355,5 @@ def statistics_of_latents(batch, result):
     return dict(latent_loss=result['latent_loss'][None],
                 latent_bins=sums_by_clock(batch['t_latent'], error),
                 latent_count=sums_by_clock(batch['t_latent'], scored.float()),
-                latent_by_mode=sums_by(batch['mode'], len(MODES), weighted))
+                latent_by_mode=sums_by(batch['mode'], len(MODES), weighted),
+                latent_rows=sums_by(batch['mode'], len(MODES), scored.float()))

@@ -115,7 +115,7 @@ wandb_project = ''             # log there too: pip install wandb; a resumed run
 preflight_only = False         # look whether everything is in place, and stop
 mode_schedule = ''             # an older name for modes in turn; it goes before `mode`
 length_schedule = ''           # '24:80%,40': texts of 24 tokens for 80 % of the steps, then of 40;
-                               # or '24:1200,40'
+                               # or '24:1200,40'. A text that is cut has no latent loss
 predict_length = True          # False: EOS and PAD are given, not learned; texts longer than
                                # seq_len are cropped at random (proteins)
 latent_noise = 0.0             # [0, 1]: given latents have a clock from U(0, latent_noise)
@@ -632,7 +632,8 @@ while True:
         # the median of a history that is not yet full is nan, so nothing is above it
         is_spike = torch.zeros_like(norm, dtype=torch.bool)
         if spike_factor:
-            is_spike = norm > spike_factor * state.history.median()
+            median = state.history.median()
+            is_spike = (median > 0) & (norm > spike_factor * median)
         bad = (~torch.isfinite(norm) | ~torch.isfinite(loss) | is_spike).float()
 
     # ---- step: nothing moves where `bad` is 1

@@ -9,5 +9,5 @@ quickstart or multi30k_l2t give `--weight_decay=` again.
 Other modes of sample.py: l2t, unconditional, infill, t2l2t, text, latent.
 """
 mode = 'unconditional+l2t+t2l+causal'
-length_schedule = ''               # latents are learned from whole texts
+length_schedule = ''               # texts that are cut teach no latents
 weight_decay = 0.1                 # quickstart's 1 was not better here: docs/both_ways.md

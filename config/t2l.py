@@ -5,4 +5,4 @@
     python evaluate.py --out_dir=out/t2l --tasks=nelbo,t2l
 """
 mode = 't2l'
-length_schedule = ''               # latents are learned from whole texts
+length_schedule = ''               # texts that are cut teach no latents

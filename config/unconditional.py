@@ -6,4 +6,4 @@ out_dir.
     python evaluate.py --out_dir=out/unconditional --tasks=unconditional
 """
 mode = 'unconditional'
-length_schedule = ''               # latents are learned from whole texts
+length_schedule = ''               # texts that are cut teach no latents

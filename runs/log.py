@@ -43,8 +43,8 @@ def summary(sums, micro_batches):
     def ratio(totals, counts):
         return [a / b if b else None for a, b in zip(totals, counts)]
 
-    def by_mode(totals):
-        return {mode: x for mode, x in zip(MODES, ratio(totals, sums['rows'])) if x}
+    def by_mode(totals, rows):
+        return {mode: x for mode, x in zip(MODES, ratio(totals, rows)) if x}
 
     entry = dict(loss=sums['loss'][0] / micro_batches)
     line = f'loss {entry["loss"]:.4f}'
@@ -54,7 +54,7 @@ def summary(sums, micro_batches):
                      text_nats_per_token=sums['text_nats'][0] / max(sums['n_real'][0], 1e-9),
                      text_accuracy=sums['correct'][0] / max(sums['real_count'][0], 1e-9),
                      text_nll_by_t=ratio(sums['text_bins'], sums['text_count']),
-                     text_nats_by_mode=by_mode(sums['text_by_mode']))
+                     text_nats_by_mode=by_mode(sums['text_by_mode'], sums['rows']))
         line += ' | '
         if sums['n_real'][0]:
             line += f'text {entry["text_nats_per_token"]:.4f} per token, '
@@ -76,7 +76,7 @@ def summary(sums, micro_batches):
     if 'latent_loss' in sums:
         entry.update(latent_loss=sums['latent_loss'][0] / micro_batches,
                      latent_mse_by_t=ratio(sums['latent_bins'], sums['latent_count']),
-                     latent_mse_by_mode=by_mode(sums['latent_by_mode']))
+                     latent_mse_by_mode=by_mode(sums['latent_by_mode'], sums['latent_rows']))
         line += f' | latent {entry["latent_loss"]:.4f}'
     return entry, line
 

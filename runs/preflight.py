@@ -231,6 +231,16 @@ def choose_stages(run, k):
                              'learned: not with causal=True, another text_process, an importance, '
                              'predict_length=False, or latents alone')
 
+    # latents are learned beside whole texts only
+    for stage in run.stages:
+        stage.whole_texts = 1.0
+        if 'latent' in stage.predict and 'text' in k.streams:
+            stage.whole_texts = float((run.train_data.lengths() < stage.seq_len).mean())
+        if not stage.whole_texts and stage.seq_len < run.model_config.seq_len:
+            raise ValueError(f'length_schedule={k.length_schedule}: no text ends within '
+                             f'{stage.seq_len} tokens, and beside a text that is cut no latent is '
+                             f'learned: cut mode={stage.mode} at more tokens')
+
     predicts_latents = any('latent' in stage.predict for stage in run.stages)
     if k.causal and predicts_latents:
         raise ValueError('causal=True predicts no latents: use mode=l2t, or streams=text with '
@@ -287,6 +297,11 @@ def say_what_was_found(run, k, config):
                            f'latents {c.n_latents} x {c.latent_dim}')
     report_check('model', f'{run.n_parameters / 1e6:.1f}M parameters, '
                           f'{run.n_trained / 1e6:.1f}M of them train')
+    for stage in run.stages:
+        if stage.seq_len < c.seq_len and stage.whole_texts < 1:
+            report_check('latents', f'are learned beside {100 * stage.whole_texts:.0f} % of the '
+                                    f'texts, those that end within {stage.seq_len} tokens, from '
+                                    f'step {stage.first:,}')
     if k.global_batch is not None:
         report_check('batch', f'{run.global_batch:,} rows a step: {world} processes x '
                               f'{run.grad_accum} micro-steps x {run.micro_batch} rows')

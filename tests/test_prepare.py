@@ -528,6 +528,33 @@ def test_the_builtin_corpus_is_distinct_short_sentences_of_english():
         assert not re.search(r'>>>|::=|[{}<>=|\\_0-9]|\n|  |[a-z][A-Z]', text)
 
 
+@pytest.mark.parametrize('knobs', [dict(), dict(tokenizer='byte', encoder='none'), dict(max_tokens=9)])
+def test_a_dataset_like_another_reads_and_embeds_a_text_as_that_one_does(tmp_path, knobs):
+    lines = write_lines(tmp_path / 'a.txt')
+    first = PackedDataset(run(input=lines, out=tmp_path / 'a', **knobs), 'train')
+    more = write_lines(tmp_path / 'b.txt', LINES[40:80] + [f'{line} again' for line in LINES[:20]])
+    like = dict(input=more, like=tmp_path / 'a', out=tmp_path / 'b', encoder='none', vocab_size=4096)
+    second = PackedDataset(run(**like), 'train')
+    assert manifest.dataset_identity(first.meta)['tokenizer'] == manifest.dataset_identity(second.meta)['tokenizer']
+    assert first.meta['encoder'] == second.meta['encoder'] and first.meta['max_tokens'] == second.meta['max_tokens']
+    assert second.meta['source']['like'] == 'a' and str(tmp_path) not in json.dumps(second.meta)
+
+    # the texts that are in both
+    def samples(ds):
+        latents = ds.raw_latents(np.arange(len(ds))) if ds.latent_shape else [None] * len(ds)
+        return {ds.text(i): (ds.rows([i])[0], z) for i, z in enumerate(latents)}
+    a, b = samples(first), samples(second)
+    assert len(a.keys() & b.keys()) > 20
+    for text in a.keys() & b.keys():
+        assert torch.equal(a[text][0], b[text][0])
+        assert a[text][1] is None or torch.equal(a[text][1], b[text][1])
+
+    # the same command finds all of it there
+    before = digests(tmp_path / 'b')
+    run(**like)
+    assert digests(tmp_path / 'b') == before
+
+
 def test_the_command_prepares_into_data_and_sums_up(tmp_path):
     write_lines(tmp_path / 'captions.txt')
     done = subprocess.run([sys.executable, os.path.join(ROOT, 'prepare.py'), '--input=captions.txt', '--tokenizer=byte',
@@ -542,7 +569,9 @@ def test_the_command_prepares_into_data_and_sums_up(tmp_path):
     ('--input=', 'one of input, hub_dataset, import_dir; given: none'), ('--input=,', 'name files'),
     ('--encoder=./nowhere', './nowhere'), ('--shard_size=0', 'shard_size'), ('--max_tokens=3', 'max_tokens'),
     ('--encoding=nope', "encoding 'nope'"), ('--encoding=rot13', "encoding 'rot13'"), ('--invalid_bytes=drop', 'stop | replace'),
-    ('--latents_from=z.npz', 'latents_from=z.npz: expected a .npy file'), ('--document_limit=0', 'document_limit')])
+    ('--latents_from=z.npz', 'latents_from=z.npz: expected a .npy file'), ('--document_limit=0', 'document_limit'),
+    ('--like=nowhere', 'no dataset in nowhere'), ('--like=o --encoder=lsa', 'like=o brings its tokenizer, encoder and max_tokens'),
+    ('--like=o --max_tokens=20', 'leave these')])
 def test_what_is_wrong_with_the_command_is_one_line_and_code_2(tmp_path, monkeypatch, capsys, args, message):
     import huggingface_hub
     monkeypatch.setattr(huggingface_hub, 'snapshot_download', lambda *a, **k: (_ for _ in ()).throw(OSError('no network')))
