@@ -81,17 +81,15 @@ class PackedDataset:
 
     seq_len is L, for a text with EOS and PAD; None: max_tokens + 1. The longest text and its EOS
     must fit, unless crop=True: then rows() shows L tokens of a longer text, without EOS.
-    stats: LatentStats of another dataset that standardise the latents; None: its own.
     """
 
-    def __init__(self, folder, split, seq_len=None, crop=False, stats=None):
+    def __init__(self, folder, split, seq_len=None, crop=False):
         # imported here, since that module makes the LatentStats of this one
         from runs.opening import read_split
         self.folder = str(folder)
         self.split = split
         opened = read_split(self.folder, split, MANY_ROWS)
         self.meta, self.tokenizer, self.stats, self.shards = opened
-        self.stats = stats or self.stats
 
         # statistics of the latents; None for text only
         self.latent_shape = None
@@ -224,30 +222,6 @@ class PackedDataset:
         (shard, _, rows), = self.by_shard([i])
         (begin,), (end,) = shard.edges(rows)
         return self.tokenizer.decode(shard.tokens[begin:end])
-
-
-class Joined:
-    """ The rows of several PackedDatasets, one dataset after the other. """
-
-    def __init__(self, *datasets):
-        self.datasets = datasets
-        self.first = np.cumsum([0] + [len(data) for data in datasets])
-
-    def __len__(self):
-        return int(self.first[-1])
-
-    def rows(self, indices, length=None):
-        """ tokens (B, L), latents (B, N, D), as of PackedDataset.rows. """
-        owner = np.searchsorted(self.first, indices, side='right') - 1
-        order, tokens, latents = [], [], []
-        for i, data in enumerate(self.datasets):
-            positions = np.flatnonzero(owner == i)
-            of_one = data.rows(indices[positions] - self.first[i], length=length)
-            order.append(positions)
-            tokens.append(of_one[0])
-            latents.append(of_one[1])
-        back = np.argsort(np.concatenate(order))
-        return torch.cat(tokens)[back], torch.cat(latents)[back]
 
 # -----------------------------------------------------------------------------
 # The order of rows, a pure function of (seed, epoch)

@@ -92,7 +92,6 @@ MODES = {
     't2l':           (GIVEN,      DRAWN,        0,           1),
     'causal':        (GIVEN,      GIVEN,        1,           0),
 }
-T2L = list(MODES).index('t2l')
 CAUSAL = list(MODES).index('causal')
 
 

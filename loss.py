@@ -28,8 +28,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 
-from data import is_end, row_order
-from diffusion import (CAUSAL, MODES, T2L, draw_clocks, normals, positions_and_targets, to_device,
+from data import is_end
+from diffusion import (CAUSAL, MODES, draw_clocks, normals, positions_and_targets, to_device,
                        uniforms)
 
 # -----------------------------------------------------------------------------
@@ -63,7 +63,6 @@ class BatchMaker:
     predict_length: bool = True        # False: EOS and PAD are given, not scored
     next_token: object = None          # processes.autoregressive.NextToken, for causal rows
     causal_weight: float = 1.0         # of the loss of causal rows
-    t2l_data: object = None            # data.Joined: the rows of t2l, if it has texts of its own
 
     def __call__(self, data, rows, step, first, global_batch, stage):
         """ Rows of the dataset as they enter the network at this step, with what the losses need.
@@ -87,12 +86,6 @@ class BatchMaker:
             u = uniforms(seed, step, 'mask', first, B, L)
         if 'latent' in self.streams:
             noise = normals(seed, step, 'latent', first, *latents.shape)
-
-        # rows of t2l, where it has texts of its own; the order of these rows is another one
-        if self.t2l_data and stage.shares['t2l']:
-            is_t2l = clocks['mode'] == T2L
-            order = row_order(len(self.t2l_data), seed, step * global_batch + first, B)
-            tokens[is_t2l], latents[is_t2l] = self.t2l_data.rows(order[is_t2l.numpy()], L)
 
         # latents are those of whole texts: beside a text that is cut they have no loss
         if L < data.seq_len and set(self.streams) == {'text', 'latent'}:

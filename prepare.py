@@ -39,7 +39,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from configurator import configure, read_knobs, stop_on_error
+from configurator import configure, on_command_line, read_knobs, stop_on_error
 from corpora.latents import check_given, given_latents
 from corpora.layouts import dropped, earlier_index, export, summary, verify
 from corpora.shards import (SUMS, fitting_max_tokens, fitting_shard_size, latent_stats, shard_key,
@@ -87,8 +87,10 @@ val_fraction = .01           # (0, 1): of the documents, chosen by hash; at leas
                              # with all its captions
 max_documents = 0            # [0, 1e12]: only the first so many of the input; 0: all
 # ---- what it becomes
-like = ''                    # a dataset folder: with its tokenizer, encoder and max_tokens, so that
-                             # a run may read both (train.py --t2l_dataset, --init_from)
+same_as = ''                 # a dataset folder: with its tokenizer, its encoder, the scale of its
+                             # latents and its max_tokens, so that a training on the new one may
+                             # begin with a network of the other (init_from); --encoder=FOLDER then
+                             # says where its encoder lies now
 tokenizer = ''               # bpe (fitted here) | byte | esm | a tiktoken name such as r50k_base;
                              # '': bpe, of FASTA esm
 vocab_size = 4096            # [258, 2**20]: of bpe, EOS and PAD included
@@ -118,6 +120,8 @@ seed = 1337                  # [0, 2**63): of lsa
 inspect = ''                 # a dataset folder: verify and sum up, make nothing
 export_dir = ''             # write the dataset `out` there in the earlier layout, make nothing else
 
+OF_SAME_AS = ('tokenizer', 'vocab_size', 'max_tokens', 'encoder_dims', 'encoder_ngrams',
+              'encoder_dtype', 'pooling', 'normalize', 'prefix', 'language')
 FIT_DOCUMENTS = 100_000      # tokenizer and lsa are fitted on at most so many documents of train
 MAX_NONFINITE = 1e-3         # share of the samples
 MONTH = 30 * 86400.0         # seconds that a process waits for the others
@@ -130,8 +134,10 @@ OF_A_DATASET = re.compile(
 def check_knobs():
     """ (name, folder, train's source, val's or None, record). The record goes into meta.json: all
     that decides what is in the dataset. Also settles the knobs that are '' or None. """
-    global tokenizer, hub_revision, encoder_dtype, max_tokens
+    global tokenizer, hub_revision, encoder_dtype
     knobs = read_knobs(__file__)[0]
+    if same_as:
+        take_settings(knobs)
 
     # the source
     names = [field.name for field in fields(Source) if field.name in knobs]
@@ -158,15 +164,12 @@ def check_knobs():
     if encoder == 'lsa' and source.has_latents:
         raise ValueError('encoder=lsa is fitted here, so it is not that of latents made elsewhere: '
                          'name theirs, or --encoder=none')
-    if like and (tokenizer or encoder != 'none' or max_tokens or source.has_latents):
-        raise ValueError(f'like={like} brings its tokenizer, encoder and max_tokens: leave these '
-                         'three away, and give no latents')
+    if same_as and source.has_latents:
+        raise ValueError(f'same_as={same_as} embeds texts: give no latents')
 
     # what follows from them
     val = validation_source(source)
-    if like:
-        max_tokens = read_meta(like)['max_tokens']
-    else:
+    if not same_as:
         tokenizer = tokenizer or ('esm' if is_protein else 'bpe')
     if encoder_dtype is None:
         reads_texts = encoder not in ('none', 'lsa')
@@ -177,6 +180,26 @@ def check_knobs():
         raise ValueError('no name for the dataset: give --out=data/NAME')
     folder = os.path.normpath(out or os.path.join('data', name))
     return name, folder, source, val, make_record(knobs, source)
+
+
+def take_settings(knobs):
+    """ With same_as: max_tokens is that of the other dataset, which brings tokenizer and encoder. A
+    config file may set these knobs for other datasets; here they are at their defaults. ValueError
+    where the command line sets one, or where no text can be embedded as the other dataset's. """
+    for knob in OF_SAME_AS:
+        if on_command_line(knob):
+            raise ValueError(f'{knob} is that of same_as={same_as}: run without --{knob}')
+        globals()[knob] = knobs[knob]
+    if not on_command_line('encoder'):
+        globals()['encoder'] = 'none'
+    if encoder != 'none' and not os.path.isdir(encoder):
+        raise ValueError(f'encoder={encoder}: the encoder is that of same_as={same_as}, and '
+                         '--encoder=FOLDER says where it lies now; found no such folder')
+    meta = read_meta(same_as)
+    if meta['latent_shape'] and not meta['encoder']:
+        raise ValueError(f'same_as={same_as}: nobody knows what made its latents, so no other text '
+                         'can be embedded in the same way')
+    globals()['max_tokens'] = meta['max_tokens']
 
 
 def validation_source(source):
@@ -214,7 +237,7 @@ def make_record(knobs, source):
         mmseqs = on_rank_0(run_mmseqs, homology, 'version')
     record |= dict(
         input=source.names,
-        like=os.path.basename(os.path.normpath(like)) if like else '',
+        same_as=os.path.basename(os.path.normpath(same_as)),
         val_input=[name for name, _ in list_files(val_input)],
         distinct=source.distinct,
         hub_dataset=source.names[0] if hub_dataset else '',
@@ -437,14 +460,15 @@ def plan(folder, source, val, record, hold, tok):
     if earlier:
         note_shards(folder, earlier)
 
-    # fitted once, or taken from the dataset `like`; the ranks read both from their files
+    # those of another dataset
     files, lsa = {}, None
-    if like:
-        listed = read_meta(like)['files']
-        for name in ('tokenizer.json', 'encoder.npz'):
-            if name in listed:
-                content = Path(check_file(like, name, listed)).read_bytes()
-                files[name] = write_file(os.path.join(folder, name), content)
+    if same_as:
+        listed = read_meta(same_as)['files']
+        for name in listed:
+            content = Path(check_file(same_as, name, listed)).read_bytes()
+            files[name] = write_file(os.path.join(folder, name), content)
+
+    # or fitted once; the ranks read both from their files
     bpe_path = os.path.join(folder, 'tokenizer.json')
     if tokenizer == 'bpe':
         print(f'fitting the tokenizer on {len(texts):,} documents', flush=True)
@@ -473,15 +497,17 @@ def plan(folder, source, val, record, hold, tok):
 
 def make_encoder():
     """ The encoder, if it is one that exists already. """
-    name = read_meta(like)['encoder'] if like else encoder
+    name = read_meta(same_as)['encoder'] if same_as else encoder
     if name in ('none', 'lsa', None):
         return None
     where = pick_device(device)
     if where == 'cuda':
         where = f'cuda:{distributed.local_rank % torch.cuda.device_count()}'
-    if like:
-        return load_encoder(name, where, batch_size=embed_batch_size,
-                            folder=like if name['id'] == 'lsa' else None)
+    if same_as:
+        lies = None if encoder == 'none' else encoder
+        if name['id'] == 'lsa':
+            lies = same_as
+        return load_encoder(name, where, batch_size=embed_batch_size, folder=lies)
     return load_encoder(encoder, where, pooling=pooling, normalize=normalize, prefix=prefix,
                         dimension=encoder_dims or None, dtype=encoder_dtype, language=language,
                         batch_size=embed_batch_size)
@@ -561,7 +587,7 @@ def finish(name, folder, record, tok, encode, splits, files, counts):
                              f'max_tokens={max_tokens} tokens')
 
     # statistics of the latents
-    if shapes:
+    if shapes and not same_as:
         stats = latent_stats(folder, splits['train']['shards'])
         if not LatentStats(**stats).live.any():
             n = splits['train']['samples']
@@ -608,7 +634,7 @@ def prepare():
     os.makedirs(folder, exist_ok=True)
     with in_use(folder) as hold:
         # what can fail here fails before the corpus is read
-        tok = None if tokenizer == 'bpe' else load_tokenizer(like or tokenizer)
+        tok = None if tokenizer == 'bpe' else load_tokenizer(same_as or tokenizer)
         encode = make_encoder()
 
         # rank 0 reads and fits

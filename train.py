@@ -66,8 +66,6 @@ mode_weights = (1.0, 1.0, 1.0)  # [0, 1e6]; mixed: shares of unconditional, l2t,
 causal_weight = 1.0            # [0, 1e6]: of the loss of causal rows beside the others
 cond_drop = 0.1                # [0, 1]: share of conditional rows whose condition is noise
 latent_weight = 1.0            # [0, 1e6]: of the latent loss beside the text loss
-t2l_dataset = ''               # <a folder under data/, or a path to one>: rows of t2l are of its
-                               # training texts too; prepared with --like=data/<dataset>
 init_from = ''                 # a run folder: begin with its best weights, at step 0
 # ---- model
 streams = ('text', 'latent')   # text | latent
@@ -182,7 +180,6 @@ def plan_and_join():
     Checks knobs, data and machine, and joins the other processes. With preflight_only the process
     ends here. Returns what preflight.plan has made of knobs and data:
         train_data, val_data    data.PackedDataset, of the dataset in `folder`
-        t2l_data                data.Joined, the rows of t2l if it has texts of its own, or None
         text, latent            diffusion.MaskedText, diffusion.GaussianLatents
         next_token              processes.autoregressive.NextToken, where some rows are causal
         model_config            model.ModelConfig
@@ -259,7 +256,7 @@ if run.adaptive:
     make_batch = AdaptiveBatchMaker(*of_batches, adaptive=run.adaptive)
     loss_fn = AdaptiveLoss(model, make_batch, autocast, latent_weight)
 else:
-    make_batch = BatchMaker(*of_batches, run.next_token, causal_weight, run.t2l_data)
+    make_batch = BatchMaker(*of_batches, run.next_token, causal_weight)
     loss_fn = Loss(model, make_batch, autocast, latent_weight)
 set_frozen(run.always_frozen)                              # the optimizers take all that ever train
 if is_sharded:

@@ -15,13 +15,13 @@ import torch
 
 import processes
 from configurator import show_knobs, stop, stop_on_error
-from data import Joined, PackedDataset
+from data import PackedDataset
 from diffusion import GaussianLatents
 from model import Model, ModelConfig
 from runs import checkpoint, distributed, freeze, meeting, run_folder, threads
 from runs.distributed import rank, world
 from runs.log import in_units
-from runs.manifest import dataset_folder, dataset_identity, how_to_prepare, read_meta
+from runs.manifest import dataset_folder, how_to_prepare
 from runs.stages import modes_of, read_stages
 
 MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal',
@@ -104,27 +104,6 @@ def open_data(run, k):
     if run.train_data.latent_shape is None and 'latent' in k.streams:
         raise ValueError(f'{run.folder} has no latents: prepare it with --encoder=..., '
                          'or train with --streams=text, --mode=unconditional')
-    run.t2l_data = open_t2l_data(run, k) if k.t2l_dataset else None
-
-
-def open_t2l_data(run, k):
-    """ The rows of both training splits. The texts of t2l_dataset have the same tokenizer and
-    encoder, and their latents the scale of the dataset's. """
-    if set(k.streams) != {'text', 'latent'} or k.importance != 'none' or not k.predict_length:
-        raise ValueError(f't2l_dataset={k.t2l_dataset} goes with text and latents: not with '
-                         f'streams={k.streams}, an importance, or predict_length=False')
-    if 't2l' not in modes_of(vars(k)):
-        raise ValueError(f't2l_dataset={k.t2l_dataset}, but mode={k.mode} has no row of t2l')
-    # prepared in the same way, but for the statistics of the latents
-    data = run.train_data
-    folder = dataset_folder(k.t2l_dataset)
-    found, expected = dataset_identity(read_meta(folder)), dataset_identity(data.meta)
-    for identity in (found, expected):
-        identity['files'].pop('latent_stats.npz', None)
-    if difference := checkpoint.difference(found, expected):
-        raise ValueError(f't2l_dataset={folder} was prepared with {difference}: prepare it with '
-                         f'--like={run.folder}')
-    return Joined(data, PackedDataset(folder, 'train', data.seq_len, stats=data.stats))
 
 
 def choose_by_mode(run, k, config):
@@ -231,15 +210,16 @@ def choose_stages(run, k):
                              'learned: not with causal=True, another text_process, an importance, '
                              'predict_length=False, or latents alone')
 
-    # latents are learned beside whole texts only
+    # latents are learned beside whole texts only: the share of these
     for stage in run.stages:
         stage.whole_texts = 1.0
-        if 'latent' in stage.predict and 'text' in k.streams:
+        is_cut = stage.seq_len < run.model_config.seq_len and 'text' in k.streams
+        if is_cut and 'latent' in stage.predict:
             stage.whole_texts = float((run.train_data.lengths() < stage.seq_len).mean())
-        if not stage.whole_texts and stage.seq_len < run.model_config.seq_len:
+        if not stage.whole_texts:
             raise ValueError(f'length_schedule={k.length_schedule}: no text ends within '
                              f'{stage.seq_len} tokens, and beside a text that is cut no latent is '
-                             f'learned: cut mode={stage.mode} at more tokens')
+                             f'learned: let mode={stage.mode} read more tokens')
 
     predicts_latents = any('latent' in stage.predict for stage in run.stages)
     if k.causal and predicts_latents:
@@ -290,15 +270,12 @@ def say_what_was_found(run, k, config):
     report_check('config', f'{len(config)} knobs, mode {k.mode_schedule or k.mode}')
     report_check('data', f'{run.folder}: {len(data):,} and {len(run.val_data):,} samples, '
                          'every file of the size in meta.json')
-    if run.t2l_data:
-        report_check('t2l data', f'{len(run.t2l_data) - len(data):,} more samples of '
-                                 f'{dataset_folder(k.t2l_dataset)}')
     report_check('shapes', f'vocabulary {c.vocab_size:,}, {c.seq_len} tokens, '
                            f'latents {c.n_latents} x {c.latent_dim}')
     report_check('model', f'{run.n_parameters / 1e6:.1f}M parameters, '
                           f'{run.n_trained / 1e6:.1f}M of them train')
     for stage in run.stages:
-        if stage.seq_len < c.seq_len and stage.whole_texts < 1:
+        if stage.whole_texts < 1:
             report_check('latents', f'are learned beside {100 * stage.whole_texts:.0f} % of the '
                                     f'texts, those that end within {stage.seq_len} tokens, from '
                                     f'step {stage.first:,}')

@@ -24,7 +24,7 @@ from runs.manifest import MAX_META, dataset_identity, encoder_identity, split_di
 from runs.stages import modes_of
 
 # these leave what a resumed run learns as it is
-HARMLESS = {'dataset', 't2l_dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile',
+HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile',
             'parallel', 'dist_timeout', 'master_timeout', 'preflight_only', 'max_bad_steps', 'keep',
             'save_interval', 'eval_interval', 'log_interval', 'wandb_project'}
 
@@ -168,9 +168,6 @@ def resume_or_begin(state, run, config, script):
     model, init_from = state.model, config['init_from']
     compatible = compatibility(run.model_config, config, run.train_data.meta)
     state.identity = {**compatible, 'data': split_digests(run.train_data.meta)}
-    if run.t2l_data:
-        of_t2l = split_digests(run.t2l_data.datasets[1].meta)
-        state.identity['data'] |= {f't2l_dataset: {what}': x for what, x in of_t2l.items()}
     newest = distributed.rank0_or_stop(2, take_run_folder, config)
 
     # the tables of a new run are made from its training split; else they lie with the weights

@@ -292,27 +292,3 @@ def test_statistics_are_float32_whatever_floats_the_file_has(tmp_path, mean, is_
     else:
         with pytest.raises(ValueError, match='latent_stats.npz: .*not finite'):
             load_stats(tmp_path)
-
-
-def test_rows_of_joined_datasets_are_those_of_each_in_the_order_asked(tmp_path):
-    (tmp_path / 'a').mkdir(), (tmp_path / 'b').mkdir()
-    write_dataset(tmp_path / 'a')
-    write_dataset(tmp_path / 'b', shards=((0, 7),))
-    a, b = PackedDataset(tmp_path / 'a', 'train', 9), PackedDataset(tmp_path / 'b', 'train', 9)
-    both = data.Joined(a, b)
-    assert len(both) == 14
-    asked = np.array([13, 0, 7, 6, 7, 2])
-    tokens, latents = both.rows(asked)
-    for i, row in enumerate(asked):
-        one = (a if row < 7 else b).rows([row % 7])
-        assert torch.equal(tokens[i], one[0][0]) and torch.equal(latents[i], one[1][0])
-    tokens, latents = both.rows(np.array([], np.int64))
-    assert tokens.shape == (0, 9) and latents.shape == (0, 2, 5)
-    assert both.rows(asked, length=8)[0].shape == (6, 8)
-
-
-def test_latents_of_another_dataset_get_the_scale_that_is_asked_for(tmp_path):
-    _, raw = write_dataset(tmp_path)
-    stats = LatentStats(mean=np.full(5, 2.), std=np.full(5, 4.))
-    latents = PackedDataset(tmp_path, 'train', 9, stats=stats).rows([3])[1]
-    assert torch.allclose(latents[0], (torch.from_numpy(raw[3]).float() - 2) / 4)

@@ -529,15 +529,15 @@ def test_the_builtin_corpus_is_distinct_short_sentences_of_english():
 
 
 @pytest.mark.parametrize('knobs', [dict(), dict(tokenizer='byte', encoder='none'), dict(max_tokens=9)])
-def test_a_dataset_like_another_reads_and_embeds_a_text_as_that_one_does(tmp_path, knobs):
+def test_a_dataset_like_another_reads_and_embeds_a_text_as_that_one_does(tmp_path, capsys, knobs):
     lines = write_lines(tmp_path / 'a.txt')
     first = PackedDataset(run(input=lines, out=tmp_path / 'a', **knobs), 'train')
     more = write_lines(tmp_path / 'b.txt', LINES[40:80] + [f'{line} again' for line in LINES[:20]])
-    like = dict(input=more, like=tmp_path / 'a', out=tmp_path / 'b', encoder='none', vocab_size=4096)
+    like = dict(input=more, same_as=tmp_path / 'a', out=tmp_path / 'b')
     second = PackedDataset(run(**like), 'train')
-    assert manifest.dataset_identity(first.meta)['tokenizer'] == manifest.dataset_identity(second.meta)['tokenizer']
-    assert first.meta['encoder'] == second.meta['encoder'] and first.meta['max_tokens'] == second.meta['max_tokens']
-    assert second.meta['source']['like'] == 'a' and str(tmp_path) not in json.dumps(second.meta)
+    assert manifest.dataset_identity(first.meta) == manifest.dataset_identity(second.meta)
+    assert first.meta['max_tokens'] == second.meta['max_tokens']
+    assert second.meta['source']['same_as'] == 'a' and str(tmp_path) not in json.dumps(second.meta)
 
     # the texts that are in both
     def samples(ds):
@@ -551,8 +551,18 @@ def test_a_dataset_like_another_reads_and_embeds_a_text_as_that_one_does(tmp_pat
 
     # the same command finds all of it there
     before = digests(tmp_path / 'b')
+    capsys.readouterr()
     run(**like)
     assert digests(tmp_path / 'b') == before
+    assert capsys.readouterr().out.count('there already') == sum(len(split['shards']) for split in second.meta['splits'].values())
+
+
+def test_nothing_is_prepared_like_latents_of_which_nobody_knows_the_encoder(tmp_path):
+    lines = write_lines(tmp_path / 'a.txt')
+    np.save(tmp_path / 'z.npy', np.random.default_rng(0).normal(size=(len(LINES), 4)))
+    run(input=lines, out=tmp_path / 'a', latents_from=tmp_path / 'z.npy', encoder='none')
+    with pytest.raises(ValueError, match='nobody knows what made its latents'):
+        run(input=lines, out=tmp_path / 'b', same_as=tmp_path / 'a')
 
 
 def test_the_command_prepares_into_data_and_sums_up(tmp_path):
@@ -570,8 +580,8 @@ def test_the_command_prepares_into_data_and_sums_up(tmp_path):
     ('--encoder=./nowhere', './nowhere'), ('--shard_size=0', 'shard_size'), ('--max_tokens=3', 'max_tokens'),
     ('--encoding=nope', "encoding 'nope'"), ('--encoding=rot13', "encoding 'rot13'"), ('--invalid_bytes=drop', 'stop | replace'),
     ('--latents_from=z.npz', 'latents_from=z.npz: expected a .npy file'), ('--document_limit=0', 'document_limit'),
-    ('--like=nowhere', 'no dataset in nowhere'), ('--like=o --encoder=lsa', 'like=o brings its tokenizer, encoder and max_tokens'),
-    ('--like=o --max_tokens=20', 'leave these')])
+    ('--same_as=nowhere', 'no dataset in nowhere'), ('--same_as=o --encoder_dims=4', 'run without --encoder_dims'),
+    ('--same_as=o --max_tokens=20', 'run without --max_tokens')])
 def test_what_is_wrong_with_the_command_is_one_line_and_code_2(tmp_path, monkeypatch, capsys, args, message):
     import huggingface_hub
     monkeypatch.setattr(huggingface_hub, 'snapshot_download', lambda *a, **k: (_ for _ in ()).throw(OSError('no network')))

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from configurator import run_config
 from data import PackedDataset
 from diffusion import GaussianLatents, MaskedText
-from loss import BatchMaker, statistics
+from loss import BatchMaker, statistics, statistics_of_latents
 from runs.log import summary
 from runs.manifest import dataset_folder, how_to_prepare
 from runs.stages import read_schedule, read_stages
@@ -162,6 +162,22 @@ def test_init_from_begins_where_the_other_run_was_best_and_refuses_another_model
     assert result.returncode == 2 and 'nowhere' in result.stderr and result.stderr.count('\n') == 1
 
 
+def test_a_training_on_other_texts_begins_with_these_weights_if_they_were_prepared_like_the_first(dataset, finished, tmp_path):
+    lines = tmp_path / 'lines.txt'
+    lines.write_text('\n'.join(f'a green bird sits near the old tree number {i}' for i in range(60)))
+    made = [run('prepare.py', f'--input={lines}', '--val_fraction=.1', f'--out={tmp_path}/{name}', *knobs) for name, knobs in (
+        ('like', [f'--same_as={dataset}']), ('other', ['--encoder=lsa', '--encoder_dims=2', '--vocab_size=300', '--max_tokens=31']))]
+    assert [done.returncode for done in made] == [0, 0], made
+    before = weights(finished, 'ema')
+    knobs = [f'--init_from={finished}', '--max_iters=1', '--learning_rate=1e-12', '--warmup_iters=0', '--ema_decay=0']
+    result = train(tmp_path / 'like', tmp_path / 'run', *knobs)
+    assert result.returncode == 0, result.stderr
+    after = weights(tmp_path / 'run')
+    assert all(torch.allclose(after[name], x, atol=1e-9) for name, x in before.items())
+    result = train(tmp_path / 'other', tmp_path / 'no', *knobs)
+    assert result.returncode == 2 and 'was trained with' in result.stderr
+
+
 def test_a_mode_schedule_trains_its_modes_in_turn_and_resumes_bitwise(dataset, tmp_path):
     schedule = ['--mode=t2l:4,l2t:5,mixed', '--save_interval=1', '--keep=20', '--weight_decay=1', '--dropout=0']
     result = train(dataset, tmp_path / 'whole', *schedule)
@@ -235,9 +251,28 @@ def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
     if 'unconditional' in mode:                                          # a text that is cut is still learned as text
         cut_rows = (~fits & (short['mode'] == 0)).nonzero().flatten()
         assert set(cut_rows.tolist()) & set((short['positions'] // L)[short['weight'] > 0].tolist())
+
+    # what is logged is per row that has this loss
+    n, error = (short['row_weight'] > 0).sum(), torch.full((64,), 2.)
+    sums = statistics_of_latents(short, dict(latent_loss=torch.tensor(0.), error=error))
+    entry, _ = summary(dict(loss=[0.], rows=[16.] * 4, **{name: x.tolist() for name, x in sums.items()}), 1)
+    assert sums['latent_rows'].sum() == n and set(entry['latent_mse_by_mode'].values()) == {2.}
+
+    # without a text nothing is cut
     alone = BatchMaker(text, latent, ('latent',), 0, .1, 0., .1)(data, rows, 0, 0, 64, read_stages(
         'unconditional', f'{L}:4,32', (), ('latent',), 'none', 12, 32, lambda masked, causal, length: 1)[0])
-    assert (alone['row_weight'] > 0).all(), 'without a text nothing is cut'
+    assert (alone['row_weight'] > 0).all()
+
+
+def test_a_stage_without_a_whole_text_is_refused_and_the_share_of_whole_ones_is_said(dataset, tmp_path):
+    base = ['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/run', *TINY, '--preflight_only=true', '--mode=t2l']
+    lengths = PackedDataset(str(dataset), 'train').lengths()
+    L = int(np.median(lengths)) + 1
+    none, some, whole, alone = run_each([*base, '--length_schedule=4:5,32'], [*base, f'--length_schedule={L}:5,32'], base,
+                                        [*base, '--length_schedule=4:5,32', '--mode=unconditional', '--streams=latent'])
+    assert none[0] == 2 and 'no text ends within 4 tokens' in none[2] and none[2].count('\n') == 1
+    assert some[0] == 0 and f'beside {100 * (lengths < L).mean():.0f} % of the texts, those that end within {L} tokens' in some[1]
+    assert whole[0] == alone[0] == 0 and 'learned beside' not in whole[1] + alone[1]
 
 
 def test_losses_of_each_mode_are_logged_with_their_own_counts(dataset, tmp_path):
