@@ -52,7 +52,7 @@ from encoders import load_encoder
 from runs import distributed, meeting
 from runs.checkpoint import pick_device
 from runs.distributed import all_gather_object, on_rank0, rank, world
-from runs.manifest import FORMAT, check_file, read_meta
+from runs.manifest import FORMAT, check_file, dataset_folder, read_meta
 from runs.opening import load_tokenizer
 
 # ---- what is read, details in corpora/sources.py
@@ -87,10 +87,10 @@ val_fraction = .01           # (0, 1): of the documents, chosen by hash; at leas
                              # with all its captions
 max_documents = 0            # [0, 1e12]: only the first so many of the input; 0: all
 # ---- what it becomes
-same_as = ''                 # a dataset folder: with its tokenizer, its encoder, the scale of its
-                             # latents and its max_tokens, so that a training on the new one may
-                             # begin with a network of the other (init_from); --encoder=FOLDER then
-                             # says where its encoder lies now
+same_as = ''                 # a dataset's folder, or its name in data/: with its tokenizer, its
+                             # encoder, the scale of its latents and its max_tokens, so that a
+                             # training on the new one may begin with a network of the other
+                             # (init_from); --encoder=FOLDER then says where its encoder lies now
 tokenizer = ''               # bpe (fitted here) | byte | esm | a tiktoken name such as r50k_base;
                              # '': bpe, of FASTA esm
 vocab_size = 4096            # [258, 2**20]: of bpe, EOS and PAD included
@@ -195,6 +195,9 @@ def take_settings(knobs):
     if encoder != 'none' and not os.path.isdir(encoder):
         raise ValueError(f'encoder={encoder}: the encoder is that of same_as={same_as}, and '
                          '--encoder=FOLDER says where it lies now; found no such folder')
+    globals()['same_as'] = dataset_folder(same_as)
+    if not os.path.exists(os.path.join(same_as, 'meta.json')):
+        raise ValueError(f'same_as={same_as}: no dataset there (no meta.json)')
     meta = read_meta(same_as)
     if meta['latent_shape'] and not meta['encoder']:
         raise ValueError(f'same_as={same_as}: nobody knows what made its latents, so no other text '
@@ -237,7 +240,7 @@ def make_record(knobs, source):
         mmseqs = on_rank_0(run_mmseqs, homology, 'version')
     record |= dict(
         input=source.names,
-        same_as=os.path.basename(os.path.normpath(same_as)),
+        same_as=os.path.basename(os.path.normpath(same_as)) if same_as else '',
         val_input=[name for name, _ in list_files(val_input)],
         distinct=source.distinct,
         hub_dataset=source.names[0] if hub_dataset else '',

@@ -532,6 +532,7 @@ def test_the_builtin_corpus_is_distinct_short_sentences_of_english():
 def test_a_dataset_like_another_reads_and_embeds_a_text_as_that_one_does(tmp_path, capsys, knobs):
     lines = write_lines(tmp_path / 'a.txt')
     first = PackedDataset(run(input=lines, out=tmp_path / 'a', **knobs), 'train')
+    assert first.meta['source']['same_as'] == ''
     more = write_lines(tmp_path / 'b.txt', LINES[40:80] + [f'{line} again' for line in LINES[:20]])
     like = dict(input=more, same_as=tmp_path / 'a', out=tmp_path / 'b')
     second = PackedDataset(run(**like), 'train')
@@ -580,7 +581,8 @@ def test_the_command_prepares_into_data_and_sums_up(tmp_path):
     ('--encoder=./nowhere', './nowhere'), ('--shard_size=0', 'shard_size'), ('--max_tokens=3', 'max_tokens'),
     ('--encoding=nope', "encoding 'nope'"), ('--encoding=rot13', "encoding 'rot13'"), ('--invalid_bytes=drop', 'stop | replace'),
     ('--latents_from=z.npz', 'latents_from=z.npz: expected a .npy file'), ('--document_limit=0', 'document_limit'),
-    ('--same_as=nowhere', 'no dataset in nowhere'), ('--same_as=o --encoder_dims=4', 'run without --encoder_dims'),
+    ('--same_as=nowhere', 'nowhere: no dataset there'), ('--same_as=o --encoder_dims=4', 'run without --encoder_dims'),
+    ('--same_as=o --encoder=lsa', 'found no such folder'),
     ('--same_as=o --max_tokens=20', 'run without --max_tokens')])
 def test_what_is_wrong_with_the_command_is_one_line_and_code_2(tmp_path, monkeypatch, capsys, args, message):
     import huggingface_hub
