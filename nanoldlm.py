@@ -68,6 +68,8 @@ class Run:
         """
         if (texts is None) == (latents is None):
             raise ValueError('write: give texts, or latents')
+        if not len(latents if texts is None else texts):
+            return []
         directions.check_direction(self.loaded, 'l2t')
         raw = self.raw_latents(latents) if texts is None else loading.encode(self.loaded, texts)
 

@@ -64,7 +64,8 @@ def begin_from(folder, state, compatible, device):
     other = compatibility(source.config, knobs, meta)
     other['model']['dropout'] = compatible['model']['dropout']
     if found := checkpoint.difference(other, compatible):
-        raise ValueError(f'init_from={folder} was trained with {found}')
+        raise ValueError(f'init_from={folder} was trained with {found}; texts prepared with '
+                         '--same_as=ITS_DATASET have its vocabulary and its latents')
     fill(state.model, source.state_dict())
     for average, parameter in zip(state.ema or (), state.parameters):
         average.copy_(parameter.detach())

@@ -582,7 +582,7 @@ def test_the_command_prepares_into_data_and_sums_up(tmp_path):
     ('--encoding=nope', "encoding 'nope'"), ('--encoding=rot13', "encoding 'rot13'"), ('--invalid_bytes=drop', 'stop | replace'),
     ('--latents_from=z.npz', 'latents_from=z.npz: expected a .npy file'), ('--document_limit=0', 'document_limit'),
     ('--same_as=nowhere', 'nowhere: no dataset there'), ('--same_as=o --encoder_dims=4', 'run without --encoder_dims'),
-    ('--same_as=o --encoder=lsa', 'found no such folder'),
+    ('--same_as=o --encoder=lsa', 'run without --encoder, or name the folder'),
     ('--same_as=o --max_tokens=20', 'run without --max_tokens')])
 def test_what_is_wrong_with_the_command_is_one_line_and_code_2(tmp_path, monkeypatch, capsys, args, message):
     import huggingface_hub

@@ -58,6 +58,7 @@ def test_it_writes_what_the_command_line_writes(mixed, loaded):
 def test_latents_of_a_text_are_written_like_the_text(loaded):
     z = loaded.encode([TEXT, 'a blue cat'])
     assert loaded.write(latents=z) == loaded.write([TEXT, 'a blue cat'])
+    assert loaded.write([]) == loaded.write(latents=z[:0]) == []
     assert loaded.write(latents=z[:, None]) == loaded.write(latents=z.tolist())
 
 
