@@ -193,8 +193,8 @@ def take_settings(knobs):
     if not on_command_line('encoder'):
         globals()['encoder'] = 'none'
     if encoder != 'none' and not os.path.isdir(encoder):
-        raise ValueError(f'encoder is that of same_as={same_as}: run without --encoder, or name the '
-                         f'folder where it lies now; found encoder={encoder}')
+        raise ValueError(f'encoder is that of same_as={same_as}: run without --encoder, or name '
+                         f'the folder where it lies now; found encoder={encoder}')
     globals()['same_as'] = dataset_folder(same_as)
     if not os.path.exists(os.path.join(same_as, 'meta.json')):
         raise ValueError(f'same_as={same_as}: no dataset there (no meta.json)')

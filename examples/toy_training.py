@@ -26,8 +26,8 @@ def small_model():
 def train(model, mode, steps, batch_size=256, learning_rate=1e-2, cond_drop=0.1):
     """ mode: as in train.py, such as 'mixed' or 'l2t+causal'. cond_drop: how often what is given
     is replaced by noise. """
-    # a dataset is its rows and its special ids; a stage is what its mode draws
-    data = SimpleNamespace(tokenizer=SimpleNamespace(eos=V - 2, pad=V - 1),
+    # a dataset is its rows, their length and its special ids; a stage is what its mode draws
+    data = SimpleNamespace(tokenizer=SimpleNamespace(eos=V - 2, pad=V - 1), seq_len=L,
                            rows=lambda rows, crop, length: (TOKENS[rows], LATENTS[rows][:, None]))
     streams = ('text', 'latent')
     stage = SimpleNamespace(shares=mode_shares(mode, (1, 1, 1)), seq_len=L,

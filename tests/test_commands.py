@@ -20,6 +20,7 @@ from torch.distributed.run import get_args_parser
 
 from configurator import SCRIPTS, read_knobs
 from launch import ROOT, run_code, run_each
+from prepare import OF_SAME_AS
 from runs.stages import modes_of, read_schedule
 
 PAGES = ['README.md', *sorted(str(path.relative_to(ROOT)) for path in (ROOT / 'docs').glob('*.md'))]
@@ -294,6 +295,9 @@ def write_inputs(folder):
     (folder / 'notes.txt').write_text('\n\n'.join(texts))
     (folder / 'texts.txt').write_text(lines)
     (folder / 'ten.txt').write_text('\n'.join(texts[:3]))
+    (folder / 'more.txt').write_text(lines.replace('list', 'queue'))
+    pairs = ''.join(f'{a},{b},{i % 6}\n' for i, (a, b) in enumerate(zip(texts[:9], texts[9:18])))
+    (folder / 'stsb-en-dev.csv').write_text(f'sentence1,sentence2,score\n{pairs}')
     np.save(folder / 'z.npy', rng.standard_normal((len(texts), 16)).astype(np.float32))
 
     # captions, by records and by lines
@@ -333,6 +337,8 @@ def small(script, knobs):
             return {}
         more = dict(vocab_size=min(400, knobs['vocab_size']), max_tokens=min(39, knobs['max_tokens'] or 39), val_fraction=.2,
                     max_documents=400, encoder_dims=16, encoder_ngrams=1, threads=1, homology=0, shard_size=200)
+        if knobs['same_as']:
+            more = {knob: value for knob, value in more.items() if knob not in OF_SAME_AS}
         if knobs['tokenizer'] == 'r50k_base':
             more |= dict(tokenizer='bpe')
         if knobs['encoder'] in HUB:

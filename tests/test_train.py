@@ -164,9 +164,10 @@ def test_init_from_begins_where_the_other_run_was_best_and_refuses_another_model
 
 def test_a_training_on_other_texts_begins_with_these_weights_if_they_were_prepared_like_the_first(dataset, finished, tmp_path):
     lines = tmp_path / 'lines.txt'
-    lines.write_text('\n'.join(f'a green bird sits near the old tree number {i}' for i in range(60)))
+    verbs, places = 'sits sings sleeps eats hops'.split(), 'tree house pond fence garden'.split()
+    lines.write_text('\n'.join(f'a green bird {verb} near the {place} number {i}' for verb in verbs for place in places for i in range(4)))
     made = [run('prepare.py', f'--input={lines}', '--val_fraction=.1', f'--out={tmp_path}/{name}', *knobs) for name, knobs in (
-        ('like', [f'--same_as={dataset}']), ('other', ['--encoder=lsa', '--encoder_dims=2', '--vocab_size=300', '--max_tokens=31']))]
+        ('like', [f'--same_as={dataset}']), ('other', ['--encoder=lsa', '--encoder_dims=4', '--vocab_size=300', '--max_tokens=31']))]
     assert [done.returncode for done in made] == [0, 0], made
     before = weights(finished, 'ema')
     knobs = [f'--init_from={finished}', '--max_iters=1', '--learning_rate=1e-12', '--warmup_iters=0', '--ema_decay=0']
