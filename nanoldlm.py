@@ -33,7 +33,7 @@ HUB_ID = re.compile(r'[\w.-]+/[\w.-]+', re.ASCII)
 COMMIT = re.compile(r'[0-9a-f]{40}')
 
 
-def load_run(folder, which='best', device='auto', dtype='bfloat16', encoder_folder='',
+def load_run(folder, which='best', device='auto', dtype='auto', encoder_folder='',
              revision=None):
     """
     A Run from a run folder, from a folder that Run.export wrote, or by the id of such a folder on

@@ -134,7 +134,7 @@ png = ''                    # write the generated latents as pictures to this .p
                             # run is of images
 fasta = ''                  # write the texts to this FASTA file, too
 device = 'auto'             # auto | cpu | cuda | <cuda:1 or the like>
-dtype = 'bfloat16'          # bfloat16 | float32
+dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py
 
 # -----------------------------------------------------------------------------
 # What is asked for

@@ -96,8 +96,9 @@ grad_clip = 1.0                # [0, 1e9]: largest norm of the gradient; 0: not 
 ema_decay = 0.999              # [0, 1): warmed up, min(ema_decay, (1 + n) / (10 + n)); 0: none
 # ---- machine
 device = 'auto'                # auto | cpu | cuda | <cuda:1 or the like>
-dtype = 'bfloat16'             # bfloat16 | float32; bfloat16: autocast, weights and optimizer stay
-                               # float32 (float16 would need loss scaling)
+dtype = 'auto'                 # auto | bfloat16 | float32; bfloat16: autocast, weights and
+                               # optimizer stay float32 (float16 would need loss scaling); auto:
+                               # bfloat16 where the device has instructions for its products
 compile = False                # torch.compile every block: a minute at the start, then faster steps
 parallel = 'ddp'               # ddp | fsdp; fsdp: FSDP2, parameters and moments are shared out
 # ---- logs and checkpoints
@@ -188,7 +189,8 @@ def plan_and_join():
         always_frozen           names of the parameters that never train
         global_batch            rows of a step, over all processes
         micro_batch, grad_accum rows of a process and micro-step, and micro-steps of a step
-        device, is_sharded      where it runs, and whether FSDP shares the parameters out
+        device, dtype           where it runs, and in which numbers: bfloat16 or float32
+        is_sharded              whether FSDP shares the parameters out
         adaptive                masking by importance (ATAT); None for most runs
     """
     from runs import meeting, preflight
@@ -201,7 +203,7 @@ def plan_and_join():
 
 
 run = plan_and_join()
-device, is_sharded = run.device, run.is_sharded
+device, dtype, is_sharded = run.device, run.dtype, run.is_sharded
 micro_batch, grad_accum = run.micro_batch, run.grad_accum
 train_data, val_data = run.train_data, run.val_data
 if not predict_length:
@@ -297,7 +299,8 @@ adamw = torch.optim.AdamW(adamw_groups, lr=learning_rate, betas=betas, fused=Tru
 optimizers = [(adamw, learning_rate)]
 if optimizer == 'muon':
     from runs.muon import Muon
-    muon = Muon(groups['matrices'], learning_rate, weight_decay, muon_iterations)
+    muon = Muon(groups['matrices'], learning_rate, weight_decay, muon_iterations,
+                getattr(torch, dtype))
     optimizers.append((muon, muon_lr or learning_rate))
 
 # -----------------------------------------------------------------------------

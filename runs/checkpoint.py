@@ -46,6 +46,9 @@ FILE = re.compile(r'(model|ema)\.safetensors|(optimizer|rng_state_rank\d+)\.pt|'
 # torch and safetensors raise errors of their own for a full disk
 DISK_ERRORS = (OSError, RuntimeError, SafetensorError)
 
+# instructions for products in bfloat16: two of x86, one of ARM
+CPU_BFLOAT16 = ('amx_bf16', 'avx512_bf16', 'bf16')
+
 # The form of training_state.json, in rules of rules.py. `save` writes step, files and sha256,
 # train.py the rest.
 STATE = {
@@ -85,6 +88,23 @@ def pick_device(name):
         first_line = str(error).splitlines()[0]
         raise ValueError(f'device={name!r} cannot be used here: {first_line}') from None
     return name
+
+
+def pick_dtype(name, device):
+    """ 'auto' is bfloat16 where the device has instructions for its products, else float32: a CPU
+    without them is many times slower in bfloat16 (docs/speed.md). ValueError for another name. """
+    if name not in ('auto', 'bfloat16', 'float32'):
+        raise ValueError(f'dtype={name!r}: choose from auto, bfloat16, float32')
+    if name != 'auto':
+        return name
+    if torch.device(device).type == 'cuda':
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        # without oneDNN torch does not use the instructions; an older torch cannot list them
+        capabilities = getattr(torch.cpu, 'get_capabilities', dict)()
+        has_bfloat16 = (torch.backends.mkldnn.is_available()
+                        and any(capabilities.get(name) for name in CPU_BFLOAT16))
+    return 'bfloat16' if has_bfloat16 else 'float32'
 
 
 def describe(path):

@@ -22,17 +22,16 @@ import processes
 from corpora.fasta import never_written
 from diffusion import GaussianLatents, MaskedText
 from encoders import check_texts, load_encoder, no_progress
-from runs.checkpoint import find_checkpoint, load_model, pick_device
+from runs.checkpoint import find_checkpoint, load_model, pick_device, pick_dtype
 from runs.opening import load_stats, load_tokenizer
 from runs.stages import modes_of
 
 
-def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_folder=''):
+def load_run(out_dir, which='best', device='auto', dtype='auto', encoder_folder=''):
     """ Everything sampling needs from a run folder: model (EMA weights), tokenizer, stats,
     processes, encoder record. ValueError where something of it is broken. """
     device = pick_device(device)
-    if dtype not in ('float32', 'bfloat16'):
-        raise ValueError(f'dtype={dtype!r}: choose from float32, bfloat16')
+    dtype = pick_dtype(dtype, device)
     name = find_checkpoint(out_dir, which)
     model, config, meta = load_model(out_dir, name, device=device)
     shape = model.config
@@ -77,7 +76,7 @@ def load_run(out_dir, which='best', device='auto', dtype='bfloat16', encoder_fol
 
     return SimpleNamespace(
         out_dir=out_dir, checkpoint=name, config=config, meta=meta, folder=folder, device=device,
-        model=model, autocast=autocast, L=shape.seq_len, streams=shape.streams,
+        dtype=dtype, model=model, autocast=autocast, L=shape.seq_len, streams=shape.streams,
         row_calls=0,                           # rows the network has read: what sampling costs
         text=text, next_token=next_token,
         fills_masks=text is not next_token and bool(learned & {'l2t', 'unconditional'}),

@@ -33,12 +33,12 @@ POLAR_EXPRESS = [(a / 1.01, b / 1.01 ** 3, c / 1.01 ** 5) for a, b, c in [
     (2.300652019954817, -1.6689039845747493, 0.4188073119525673)]]
 
 
-def newton_schulz(x, coefficients=OF_TORCH, eps=1e-7):
-    """ (n, rows, columns) -> the same, bfloat16: each singular value s becomes nearly 1, by
+def newton_schulz(x, coefficients=OF_TORCH, dtype=torch.bfloat16, eps=1e-7):
+    """ (n, rows, columns) -> the same, in dtype: each singular value s becomes nearly 1, by
     s <- a s + b s^3 + c s^5 for each (a, b, c). (After three of Polar Express .13 to 1.87, if it
     was .001 to 1.) """
     is_tall = x.shape[1] > x.shape[2]
-    x = x.bfloat16()
+    x = x.to(dtype)
     x = x.mT if is_tall else x                             # the products of rows are the small ones
 
     # no singular value is larger than the norm
@@ -68,8 +68,10 @@ def gather_shares(mine, n):
 
 class Muon(torch.optim.Optimizer):
 
-    def __init__(self, params, lr, weight_decay=0.1, iterations=0):
-        """ iterations: 0: the five of torch.optim.Muon; n: the first n of Polar Express. """
+    def __init__(self, params, lr, weight_decay=0.1, iterations=0, dtype=torch.bfloat16):
+        """ iterations: 0: the five of torch.optim.Muon; n: the first n of Polar Express. dtype: of
+        the matrix products; torch.optim.Muon has bfloat16. """
+        self.dtype = dtype
         self.coefficients = POLAR_EXPRESS[:iterations] if iterations else OF_TORCH
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay))
 
@@ -96,7 +98,7 @@ class Muon(torch.optim.Optimizer):
         share = share_of(len(parameters))
         looked_ahead = torch._foreach_lerp([gradients[i] for i in share],
                                            [momenta[i] for i in share], MOMENTUM)
-        mine = newton_schulz(torch.stack(looked_ahead), self.coefficients)
+        mine = newton_schulz(torch.stack(looked_ahead), self.coefficients, self.dtype)
         updates = gather_shares(mine, len(parameters))
 
         # the step

@@ -76,6 +76,14 @@ def test_iterations_are_the_first_of_polar_express():
         assert (found - expected).norm() < .08 * expected.norm(), 'bfloat16 rounds: 6 % after four'
     assert not torch.equal(update_of(0)[0], update_of(5)[0])
 
+    # in float32 it does not round
+    parameters = matrices()
+    give_gradients(parameters, 0)
+    before = parameters[0].detach().clone()
+    Muon(parameters, lr=.02, weight_decay=0, iterations=5, dtype=torch.float32).step()
+    exact = (parameters[0].detach() - before - expected).norm() / expected.norm()
+    assert exact < 1e-4 < (found - expected).norm() / expected.norm()
+
 
 @pytest.mark.parametrize('world', [1, 2, 3, 8])
 @pytest.mark.parametrize('n', [1, 5, 6])

@@ -12,6 +12,7 @@ from configurator import run_config
 from data import PackedDataset
 from diffusion import GaussianLatents, MaskedText
 from loss import BatchMaker, statistics, statistics_of_latents
+from runs.checkpoint import pick_dtype
 from runs.log import summary
 from runs.manifest import dataset_folder, how_to_prepare
 from runs.stages import read_schedule, read_stages
@@ -90,6 +91,60 @@ def test_bad_knobs_end_in_one_line_and_code_2(dataset, tmp_path, args, words):
     result = train(dataset, tmp_path / 'run', *args)
     assert result.returncode == 2 and result.stderr.count('\n') == 1, result.stderr
     assert all(word in result.stderr for word in words), result.stderr
+
+
+@pytest.mark.parametrize('device, mkldnn, machine, expected', [
+    ('cpu', True, {'amx_bf16': True}, 'bfloat16'), ('cpu', True, {'avx512_bf16': True, 'amx_bf16': False}, 'bfloat16'),
+    ('cpu', True, {'bf16': True}, 'bfloat16'), ('cpu', True, {'avx2': True, 'avx512_f': True, 'avx512_bf16': False}, 'float32'),
+    ('cpu', False, {'bf16': True}, 'float32'), ('cpu', True, None, 'float32'),
+    ('cuda:0', True, True, 'bfloat16'), ('cuda:0', True, False, 'float32')])
+def test_the_numbers_are_those_whose_products_the_machine_has_instructions_for(monkeypatch, device, mkldnn, machine, expected):
+    monkeypatch.setattr(torch.backends.mkldnn, 'is_available', lambda: mkldnn)
+    if device != 'cpu':
+        monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation=True: machine or including_emulation)
+    elif machine is None:                                  # an older torch
+        monkeypatch.delattr(torch.cpu, 'get_capabilities', raising=False)
+    else:
+        monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: machine, raising=False)
+    assert pick_dtype('auto', device) == expected
+    assert pick_dtype('bfloat16', device) == 'bfloat16' and pick_dtype('float32', device) == 'float32'
+    with pytest.raises(ValueError, match="'float16'"):
+        pick_dtype('float16', device)
+
+
+def test_every_product_of_a_training_is_of_these_numbers(dataset, tmp_path):
+    """ Those of Muon too; config.json, the line before the first step, and sampling say the same. A machine that would have to
+    emulate what it is asked for warns. """
+    watch = """
+import torch
+import runs.muon
+capable = %r
+torch.cpu.get_capabilities = lambda: {'avx512_bf16': capable}
+products, orthogonal = set(), runs.muon.newton_schulz
+def watched(x, *args):
+    found = orthogonal(x, *args)
+    products.add(('muon', str(found.dtype)))
+    return found
+runs.muon.newton_schulz = watched
+linear = torch.nn.functional.linear
+def watched_linear(x, w, b=None):
+    found = linear(x, w, b)
+    products.add(('linear', str(found.dtype)))
+    return found
+torch.nn.functional.linear = watched_linear
+"""
+    for capable, asked, expected in ((True, 'auto', 'bfloat16'), (False, 'auto', 'float32'), (False, 'bfloat16', 'bfloat16')):
+        out = tmp_path / f'{capable} {asked}'
+        job = Job(dataset, out, '--optimizer=muon', '--max_iters=2', '--eval_interval=9', f'--dtype={asked}',
+                  before=watch % capable, after="print('PRODUCTS', sorted(products))")
+        assert job.wait() == [0], job.err()
+        words = job.out()
+        assert f'1 x cpu, {expected}\n' in words
+        kinds = words.split('PRODUCTS')[1]
+        assert f"('muon', 'torch.{expected}')" in kinds and f"('linear', 'torch.{expected}')" in kinds
+        if expected == 'float32':
+            assert 'bfloat16' not in kinds
+        assert ('has no instructions' in words) == (asked != 'auto') and json.load(open(out / 'config.json'))['dtype'] == expected
 
 
 MODES = [['--mode=t2l'], ['--mode=unconditional', '--latent_schedule=rf', '--latent_target=flow'],
