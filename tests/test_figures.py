@@ -229,7 +229,7 @@ ONE_OFFS = {
     'results.md': ["The README's figures, each by its command"],
     'reproduction.md': ['Tokens, hours, memory', 'How the hours are computed', 'How the memory is computed'],
     'sampling.md': ['A gap whose length is not known', 'Memory'],
-    'speed.md': ['On a GPU: estimates'],
+    'speed.md': ['On a GPU: estimates', 'bfloat16 or float32'],
 }
 SAYS_WHERE_FROM = re.compile(r'commit `?[0-9a-f]{7}|commits [0-9a-f]{7}|computed|was measured|at the commit in the table|commit of a row')
 # what a table says of programs, and figures of the examples, which tests/test_examples.py has
