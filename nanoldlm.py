@@ -22,7 +22,7 @@ import re
 import numpy as np
 import torch
 
-from corpora.inputs import pack, slerp
+from corpora.inputs import pack, slerp, warn_of_texts
 from encoders import check_texts
 from runs import loading
 from sampling import directions
@@ -71,7 +71,7 @@ class Run:
         if not len(latents if texts is None else texts):
             return []
         directions.check_direction(self.loaded, 'l2t')
-        raw = self.raw_latents(latents) if texts is None else loading.encode(self.loaded, texts)
+        raw = self.raw_latents(latents) if texts is None else self.embeddings(texts)
 
         if rerank > 1 or refine:
             tokens, _ = search(self.loaded, raw, rerank, refine, seed=seed, **knobs)
@@ -90,15 +90,14 @@ class Run:
         if like is not None:
             if len(like) != len(templates):
                 raise ValueError(f'{len(templates)} templates, {len(like)} texts in like')
-            z = self.loaded.stats.standardise(loading.encode(self.loaded, like))
+            z = self.loaded.stats.standardise(self.embeddings(like))
         tokens, _ = directions.infill(self.loaded, templates, z, seed=seed, **knobs)
         return self.decode(tokens)
 
     def interpolate(self, first, last, n=5, rerank=1, refine=0, seed=0, **knobs):
         """ l2t on the way from the embedding of one text to that of another: n texts, from the two
         embeddings and from n - 2 between them, along the great circle. Returns a list of n str. """
-        ends = loading.encode(self.loaded, [first, last])
-        raw = slerp(*ends, n)
+        raw = slerp(*self.embeddings([first, last]), n)
         return self.write(latents=raw, rerank=rerank, refine=refine, seed=seed, **knobs)
 
     def embed(self, texts, seed=0, **knobs):
@@ -132,6 +131,13 @@ class Run:
 
     def decode(self, tokens):
         return [self.loaded.tokenizer.decode(ids) for ids in tokens.tolist()]
+
+    def embeddings(self, texts):
+        """ (n, N, D) float32 to write from, by the run's encoder. There is a warning for a text
+        without any word that it knows, and for one that is longer than the run's texts. """
+        raw = loading.encode(self.loaded, texts)
+        warn_of_texts(self.loaded, texts)
+        return raw
 
     def raw_latents(self, latents):
         """ (n, N, D) float32 of an array (n, D) or (n, N, D). """

@@ -62,6 +62,16 @@ def test_latents_of_a_text_are_written_like_the_text(loaded):
     assert loaded.write(latents=z[:, None]) == loaded.write(latents=z.tolist())
 
 
+def test_a_text_whose_embedding_says_nothing_has_a_warning(loaded, capsys):
+    asked = {'write': lambda text: loaded.write([text]), 'like': lambda text: loaded.infill(['a [MASK:2] dog'], like=[text]),
+             'interpolate': lambda text: loaded.interpolate(TEXT, text, n=2)}
+    for name, ask in asked.items():
+        ask(TEXT)
+        assert capsys.readouterr().err == '', name
+        ask('qqxx zzyy')
+        assert "warning: 'qqxx zzyy' has no word that the encoder knows" in capsys.readouterr().err, name
+
+
 @pytest.mark.parametrize('wrong, kind, words', [
     (lambda r: r.write(), ValueError, 'give texts, or latents'),
     (lambda r: r.write([TEXT], latents=np.zeros((1, 16))), ValueError, 'give texts, or latents'),
