@@ -327,7 +327,8 @@ def main():
         # what can be missing is asked for before anything is computed
         run = load_run(out_dir, which, device, dtype, encoder_folder)
         chosen = choose_tasks(run, all_tasks())
-        config['sample_batch'], config['dtype'] = rows_that_fit(run, sample_batch), run.dtype
+        config['sample_batch'] = rows_that_fit(run, sample_batch)
+        config['dtype'] = run.dtype
         read_results(path)
         check_writable(path)
         prepared = {}

@@ -11,7 +11,7 @@ import torch
 from benchmarks import peers
 from benchmarks.compare import compare
 from diffusion import GaussianLatents, MaskedText
-from runs.checkpoint import pick_device
+from runs.checkpoint import pick_device, pick_dtype
 from samplers import SAMPLERS
 from sampling.writing import blank, write
 
@@ -38,10 +38,12 @@ def untrained_gpt(shape, device):
 def run(knobs):
     shape = peers.SHAPES[knobs.shape]
     device = pick_device(knobs.device)
+    dtype = pick_dtype(knobs.dtype, device)
     L = shape['length']
 
     def autocast():
-        return torch.autocast(torch.device(device).type, torch.bfloat16)
+        return torch.autocast(torch.device(device).type, torch.bfloat16,
+                              enabled=dtype == 'bfloat16')
 
     ours = untrained_run(shape, device, autocast)
     gpt = untrained_gpt(shape, device)

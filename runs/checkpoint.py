@@ -103,7 +103,7 @@ def pick_dtype(name, device):
         # without oneDNN torch does not use the instructions; an older torch cannot list them
         capabilities = getattr(torch.cpu, 'get_capabilities', dict)()
         has_bfloat16 = (torch.backends.mkldnn.is_available()
-                        and any(capabilities.get(name) for name in CPU_BFLOAT16))
+                        and any(capabilities.get(instruction) for instruction in CPU_BFLOAT16))
     return 'bfloat16' if has_bfloat16 else 'float32'
 
 
