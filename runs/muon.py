@@ -19,6 +19,9 @@ import torch.distributed as dist
 
 from runs.distributed import rank, world
 
+# torch 2.13 has another name for it, and warns of the older one
+all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
+
 MOMENTUM = 0.95
 
 # (a, b, c) of each iteration s <- a s + b s^3 + c s^5
@@ -62,7 +65,7 @@ def gather_shares(mine, n):
     if world == 1:
         return mine
     found = mine.new_empty(world * len(mine), *mine.shape[1:])
-    dist.all_gather_into_tensor(found, mine.contiguous())
+    all_gather(found, mine.contiguous())
     return found[:n]
 
 
