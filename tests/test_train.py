@@ -13,6 +13,7 @@ from data import PackedDataset
 from diffusion import GaussianLatents, MaskedText
 from loss import BatchMaker, statistics, statistics_of_latents
 from runs.checkpoint import pick_dtype
+from runs.loading import load_run
 from runs.log import summary
 from runs.manifest import dataset_folder, how_to_prepare
 from runs.stages import read_schedule, read_stages
@@ -112,7 +113,7 @@ def test_the_numbers_are_those_whose_products_the_machine_has_instructions_for(m
         pick_dtype('float16', device)
 
 
-def test_every_product_of_a_training_is_of_these_numbers(dataset, tmp_path):
+def test_every_product_of_a_training_is_of_these_numbers(dataset, tmp_path, monkeypatch):
     """ Those of Muon too; config.json, the line before the first step, and sampling say the same. A machine that would have to
     emulate what it is asked for warns. """
     watch = """
@@ -145,6 +146,12 @@ torch.nn.functional.linear = watched_linear
         if expected == 'float32':
             assert 'bfloat16' not in kinds
         assert ('has no instructions' in words) == (asked != 'auto') and json.load(open(out / 'config.json'))['dtype'] == expected
+
+        # sampling asks its own machine
+        monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: {'avx512_bf16': capable}, raising=False)
+        loaded = load_run(str(out), device='cpu')
+        with loaded.autocast():
+            assert torch.is_autocast_enabled('cpu') == capable == (loaded.dtype == 'bfloat16')
 
 
 MODES = [['--mode=t2l'], ['--mode=unconditional', '--latent_schedule=rf', '--latent_target=flow'],
