@@ -50,7 +50,7 @@ from corpora.writing import as_bytes, as_json, in_use, names_path, write_file
 from data import LatentStats
 from encoders import load_encoder
 from runs import distributed, meeting
-from runs.checkpoint import pick_device
+from runs.checkpoint import pick_device, pick_dtype
 from runs.distributed import all_gather_object, on_rank0, rank, world
 from runs.manifest import FORMAT, check_file, dataset_folder, read_meta
 from runs.opening import load_tokenizer
@@ -103,7 +103,7 @@ encoder_dims = 0             # [0, 65536]; lsa: dimensions (0: 128); others: Mat
 encoder_ngrams = 1           # [1, 4]; lsa: reads up to so many words that follow each other as one
                              # term; 1: the order of the words is not embedded
 encoder_dtype = None         # None | float32 | bfloat16 | float16, of the encoder's weights; None:
-                             # bfloat16 on a GPU, else float32
+                             # bfloat16 on a GPU with instructions for it, else float32
 pooling = None               # None | mean | cls | last | first; None: the encoder's own, as with
                              # the next three
 normalize = None             # None | bool: L2
@@ -173,8 +173,9 @@ def check_knobs():
         tokenizer = tokenizer or ('esm' if is_protein else 'bpe')
     if encoder_dtype is None:
         reads_texts = encoder not in ('none', 'lsa')
-        on_gpu = reads_texts and torch.device(pick_device(device)).type == 'cuda'
-        encoder_dtype = 'bfloat16' if on_gpu else 'float32'
+        where = pick_device(device)
+        on_gpu = reads_texts and torch.device(where).type == 'cuda'
+        encoder_dtype = pick_dtype('auto', where) if on_gpu else 'float32'
     name = name_of(source)
     if not name and not out:
         raise ValueError('no name for the dataset: give --out=data/NAME')

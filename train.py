@@ -199,6 +199,15 @@ def plan_and_join():
         raise SystemExit(0)
     with stop_on_error(code=4):
         meeting.join(run.device, dist_timeout)
+
+    # every process computes in the same numbers, also where the machines are unlike
+    dtypes = distributed.all_gather_object(run.dtype)
+    if len(set(dtypes)) > 1:
+        run.dtype = 'float32'
+        if rank == 0:
+            print(f'dtype: {dtypes.count("bfloat16")} of {world} processes have bfloat16 '
+                  'instructions, so all compute in float32', flush=True)
+    config['dtype'] = run.dtype
     return run
 
 

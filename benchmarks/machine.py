@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.step import begin_peak, matmul_rate, peak_gb
 from diffusion import MaskedText
+from runs.checkpoint import pick_dtype
 from runs.flops import peak_of
 
 BACKENDS = {'flash': SDPBackend.FLASH_ATTENTION, 'efficient': SDPBackend.EFFICIENT_ATTENTION,
@@ -58,8 +59,8 @@ def versions(device):
 
 
 def rates(device, n):
-    """ Of a product of two n x n matrices in bfloat16, and of a copy of as many bytes as there are
-    in 16 of them (read and written). """
+    """ Of a product of two n x n matrices in the dtype that is fast here, and of a copy of 32 n^2
+    bytes (read and written). """
     matmul = matmul_rate(device, n=n, seconds=1.0 if n > 1000 else .05)
     row = {'TFLOP/s': matmul / 1e12}
     if peak_of(device):
@@ -68,7 +69,7 @@ def rates(device, n):
     source = torch.empty(32 * n * n, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     seconds = seconds_of(lambda: target.copy_(source), device, .2 if n > 1000 else .02)
-    return {f'matmul {n:,} cubed, bfloat16': row,
+    return {f'matmul {n:,} cubed, {pick_dtype("auto", device)}': row,
             'copy': {'GB/s': 2 * len(source) / seconds / 1e9}}
 
 

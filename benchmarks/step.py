@@ -7,7 +7,7 @@ of its own, which waits for its turns, so that no library disturbs another.
 
 A setting is 'as shipped' or a dtype, with 'compiled' behind it or not. 'of matmul' in the table is
 a share: the operations per second of the step, over those of a large matrix product in the same
-round.
+round. That product is in bfloat16 where the device has instructions for it, else in float32.
 """
 import json
 import re
@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import peers
 from configurator import stop
-from runs.checkpoint import pick_device
+from runs.checkpoint import pick_device, pick_dtype
 from runs.distributed import keep_freed_memory
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -145,9 +145,11 @@ class Worker:
         self.process.wait()
 
 
-def matmul_rate(device, dtype=torch.bfloat16, n=2048, seconds=.5):
-    """ Operations per second of an n x n matrix product: what this machine gives, now. """
+def matmul_rate(device, n=2048, seconds=.5):
+    """ Operations per second of an n x n matrix product, in the dtype that is fast here: what this
+    machine gives, now. """
     device = pick_device(device)
+    dtype = getattr(torch, pick_dtype('auto', device))
     a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
     for _ in range(2):
         (a @ b)[0, 0].item()
@@ -235,7 +237,8 @@ def run(knobs):
     base = chosen[0]
     sizes = ', '.join(f'{name} {value:,}' for name, value in shape.items())
     print(f'\n{knobs.shape}: {sizes}')
-    print(f'matmul, bfloat16: {statistics.median(peaks) / 1e12:.2f} TFLOP/s')
+    dtype = pick_dtype('auto', pick_device(knobs.device))
+    print(f'matmul, {dtype}: {statistics.median(peaks) / 1e12:.2f} TFLOP/s')
     print(f'{"":<12}{"setting":<20}{"ms":>8}{"tokens/s":>10}   {f"time / {base[0]}":<22}'
           f'{"M params":>9}{"GFLOP":>7}{"of matmul":>10}{"GB":>6}')
     rows = []

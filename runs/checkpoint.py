@@ -98,7 +98,7 @@ def pick_dtype(name, device):
     if name != 'auto':
         return name
     if torch.device(device).type == 'cuda':
-        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        has_bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
     else:
         # without oneDNN torch does not use the instructions; an older torch cannot list them
         capabilities = getattr(torch.cpu, 'get_capabilities', dict)()

@@ -42,7 +42,7 @@ def plan(config):
     # what follows from knobs and data
     with stop_on_error():
         run = SimpleNamespace(folder=folder, device=pick_device(k.device))
-        run.dtype = config['dtype'] = checkpoint.pick_dtype(k.dtype, run.device)
+        run.dtype = checkpoint.pick_dtype(k.dtype, run.device)
         open_data(run, k)
         choose_by_mode(run, k, config)
         choose_processes(run, k, config)
@@ -287,8 +287,8 @@ def say_what_was_found(run, k, config):
     # an emulated product takes many times as long
     fast = checkpoint.pick_dtype('auto', run.device)
     if rank == 0 and run.dtype == 'bfloat16' and fast == 'float32':
-        print(f'warning: dtype=bfloat16, for whose products {run.device} has no instructions: '
-              '--dtype=float32 is faster', flush=True)
+        print(f'warning: dtype=bfloat16, but {run.device} has no bfloat16 instructions and '
+              'emulates them: --dtype=float32 is usually faster', flush=True)
 
     is_new = not checkpoint.steps(k.out_dir)
     if rank == 0 and 'text' in k.streams and is_new:

@@ -309,6 +309,7 @@ def pretend():
     cuda.get_rng_state = lambda *of: torch.zeros(16, dtype=torch.uint8)
     cuda.set_rng_state = lambda state, *of: None
     cuda.is_bf16_supported = lambda *of, **more: True
+    cuda.get_device_capability = lambda *of: (9, 0)
     cuda.amp.common.amp_definitely_not_available = lambda: False         # or autocast switches itself off
     cuda.nccl.version = lambda: (0, 0)
     cuda.Stream, cuda.current_stream = Stream, Stream

@@ -47,7 +47,21 @@ def test_two_processes_equal_one_with_accumulation_two(dataset, alone, tmp_path,
     job = Job(dataset, tmp_path / 'two', *EXACT, '--eval_interval=3', *args, ranks=2)
     assert job.wait() == [0, 0], job.err()
     assert 'Warning' not in job.err()
-    assert_close(one, tmp_path / 'two', 1e-4 if args else 1e-5)
+    assert_close(one, tmp_path / 'two', 1e-5)
+
+
+@pytest.mark.parametrize('args', [['--optimizer=muon'], ['--parallel=fsdp']])
+def test_processes_on_unlike_machines_compute_in_what_all_of_them_have(dataset, tmp_path, args):
+    unlike = """
+import os, torch
+torch.backends.mkldnn.is_available = lambda: True
+torch.cpu.get_capabilities = lambda: {'avx512_bf16': os.environ['RANK'] == '0'}
+"""
+    job = Job(dataset, tmp_path / 'run', *EXACT, '--dtype=auto', *args, ranks=2, before=unlike, after="print('IN', g['dtype'])")
+    assert job.wait() == [0, 0], job.err()
+    assert all('IN float32\n' in job.out(rank) for rank in range(2))
+    assert '1 of 2 processes have bfloat16 instructions' in job.out()
+    assert json.load(open(tmp_path / 'run' / 'config.json'))['dtype'] == 'float32'
 
 
 def test_accumulation_over_two_processes_equals_one(dataset, alone, tmp_path):

@@ -599,7 +599,8 @@ def test_what_is_wrong_with_the_command_is_one_line_and_code_2(tmp_path, monkeyp
 
 def test_an_encoder_on_a_gpu_is_bfloat16_unless_another_is_asked_for(tmp_path, monkeypatch):
     path = write_lines(tmp_path / 'a.txt')
-    for encoder, device, asked, expected in (('e5', 'cuda', None, 'bfloat16'), ('e5', 'cpu', None, 'float32'), ('e5', 'cuda', 'float32', 'float32'),
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', {'cuda': (8, 0), 'cuda:1': (7, 5)}.get)
+    for encoder, device, asked, expected in (('e5', 'cuda', None, 'bfloat16'), ('e5', 'cuda:1', None, 'float32'), ('e5', 'cpu', None, 'float32'), ('e5', 'cuda', 'float32', 'float32'),
                                              ('lsa', 'cuda', None, 'float32'), ('none', 'cuda', None, 'float32')):
         monkeypatch.setattr(prepare, 'pick_device', lambda name, device=device: device)
         for name, value in dict(input=str(path), out=str(tmp_path / 'x'), encoder=encoder, encoder_dtype=asked).items():

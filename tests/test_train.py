@@ -1,4 +1,5 @@
 """ train.py as a process: it runs, it logs what it did, it freezes what it should, it refuses what is wrong. """
+import ast
 import json
 import math
 import re
@@ -98,11 +99,11 @@ def test_bad_knobs_end_in_one_line_and_code_2(dataset, tmp_path, args, words):
     ('cpu', True, {'amx_bf16': True}, 'bfloat16'), ('cpu', True, {'avx512_bf16': True, 'amx_bf16': False}, 'bfloat16'),
     ('cpu', True, {'bf16': True}, 'bfloat16'), ('cpu', True, {'avx2': True, 'avx512_f': True, 'avx512_bf16': False}, 'float32'),
     ('cpu', False, {'bf16': True}, 'float32'), ('cpu', True, None, 'float32'),
-    ('cuda:0', True, True, 'bfloat16'), ('cuda:0', True, False, 'float32')])
+    ('cuda:0', True, {'cuda:0': (8, 0), 'cuda:1': (7, 5)}, 'bfloat16'), ('cuda:1', True, {'cuda:0': (8, 0), 'cuda:1': (7, 5)}, 'float32')])
 def test_the_numbers_are_those_whose_products_the_machine_has_instructions_for(monkeypatch, device, mkldnn, machine, expected):
     monkeypatch.setattr(torch.backends.mkldnn, 'is_available', lambda: mkldnn)
     if device != 'cpu':
-        monkeypatch.setattr(torch.cuda, 'is_bf16_supported', lambda including_emulation=True: machine or including_emulation)
+        monkeypatch.setattr(torch.cuda, 'get_device_capability', machine.get)
     elif machine is None:                                  # an older torch
         monkeypatch.delattr(torch.cpu, 'get_capabilities', raising=False)
     else:
@@ -114,25 +115,22 @@ def test_the_numbers_are_those_whose_products_the_machine_has_instructions_for(m
 
 
 def test_every_product_of_a_training_is_of_these_numbers(dataset, tmp_path, monkeypatch):
-    """ Those of Muon too; config.json, the line before the first step, and sampling say the same. A machine that would have to
-    emulate what it is asked for warns. """
+    """ Forward, backward and Muon's; config.json, the line before the first step, and sampling say the same. A machine that
+    would have to emulate what it is asked for warns. """
     watch = """
 import torch
-import runs.muon
+from torch.utils._python_dispatch import TorchDispatchMode
 capable = %r
 torch.cpu.get_capabilities = lambda: {'avx512_bf16': capable}
-products, orthogonal = set(), runs.muon.newton_schulz
-def watched(x, *args):
-    found = orthogonal(x, *args)
-    products.add(('muon', str(found.dtype)))
-    return found
-runs.muon.newton_schulz = watched
-linear = torch.nn.functional.linear
-def watched_linear(x, w, b=None):
-    found = linear(x, w, b)
-    products.add(('linear', str(found.dtype)))
-    return found
-torch.nn.functional.linear = watched_linear
+torch.backends.mkldnn.is_available = lambda: True
+products = set()
+class Watched(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        if function.overloadpacket.__name__ in ('mm', 'bmm', 'addmm', 'baddbmm'):
+            products.add((function.overloadpacket.__name__, str(found.dtype)))
+        return found
+Watched().__enter__()
 """
     for capable, asked, expected in ((True, 'auto', 'bfloat16'), (False, 'auto', 'float32'), (False, 'bfloat16', 'bfloat16')):
         out = tmp_path / f'{capable} {asked}'
@@ -141,14 +139,14 @@ torch.nn.functional.linear = watched_linear
         assert job.wait() == [0], job.err()
         words = job.out()
         assert f'1 x cpu, {expected}\n' in words
-        kinds = words.split('PRODUCTS')[1]
-        assert f"('muon', 'torch.{expected}')" in kinds and f"('linear', 'torch.{expected}')" in kinds
-        if expected == 'float32':
-            assert 'bfloat16' not in kinds
-        assert ('has no instructions' in words) == (asked != 'auto') and json.load(open(out / 'config.json'))['dtype'] == expected
+        kinds = ast.literal_eval(words.split('PRODUCTS')[1].strip())
+        assert {('mm', f'torch.{expected}'), ('bmm', f'torch.{expected}')} <= set(kinds)
+        assert {dtype for _, dtype in kinds} == {f'torch.{expected}'}, kinds
+        assert ('has no bfloat16 instructions' in words) == (asked != 'auto') and json.load(open(out / 'config.json'))['dtype'] == expected
 
         # sampling asks its own machine
         monkeypatch.setattr(torch.cpu, 'get_capabilities', lambda: {'avx512_bf16': capable}, raising=False)
+        monkeypatch.setattr(torch.backends.mkldnn, 'is_available', lambda: True)
         loaded = load_run(str(out), device='cpu')
         with loaded.autocast():
             assert torch.is_autocast_enabled('cpu') == capable == (loaded.dtype == 'bfloat16')
