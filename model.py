@@ -53,6 +53,8 @@ class ModelConfig:
                                           # that writes both ways always predicts the next place
     streams: tuple = ('text', 'latent')
     bag: bool = False                     # the latent prediction adds a bag of the tokens
+    bag_norm: int = 1                     # 2: the squares of its weights add up to 1; 1: they
+                                          # themselves to sqrt(L), as in runs before the choice
     shortcut: bool = False                # tokens and logits read a linear map of the latents
     text_clock: bool = True               # False: the text clock is not read; costs no likelihood
     spatial: bool = False                 # the N latents are a square grid: add 2-D positions
@@ -81,6 +83,8 @@ class ModelConfig:
             raise ValueError(f'width={self.width} must be an even multiple of heads={self.heads}')
 
         # what goes with what
+        if self.bag_norm not in (1, 2):
+            raise ValueError(f'bag_norm={self.bag_norm}: choose from 1, 2')
         if self.bag and (self.causal or len(self.streams) < 2):
             raise ValueError('bag=True predicts latents from all of a text: it goes neither with '
                              f'causal nor with streams={self.streams}')
@@ -458,10 +462,21 @@ class Model(nn.Module):
         return text if into_head is None else text + into_head[:, None]
 
     def bag_of(self, tokens):
-        """ sqrt(L) * sum over l of softmax_l(score[x_l]) * value[x_l]: (B, L) -> (B, N, D).
-        PAD, EOS and MASK have rows like any token and learn to weigh little. An average over L rows
-        is sqrt(L) times smaller than a row: hence the factor. """
-        weight = self.bag_scores(tokens).squeeze(2).softmax(1) * self.config.seq_len ** 0.5
+        """ sum over l of weight[l] * value[x_l]: (B, L) -> (B, N, D). The weights are in proportion
+        to exp(score[x_l]), and so large that
+
+            bag_norm=2   sum of weight[l]^2 = 1      l tokens alike: 1 / sqrt(l) each
+            bag_norm=1   sum of weight[l] = sqrt(L)
+
+        An embedding of unit length is about a sum of its words, divided by the length of the sum.
+        That grows like sqrt(l), where words point in unlike directions: hence 2. MASK, EOS and PAD
+        have rows like any token. """
+        score = self.bag_scores(tokens).squeeze(2)                       # (B, L)
+        if self.config.bag_norm == 2:
+            weight = (score - score.detach().amax(1, keepdim=True)).exp()
+            weight = F.normalize(weight, dim=1)
+        else:
+            weight = score.softmax(1) * self.config.seq_len ** 0.5
         bag = F.embedding_bag(tokens, self.bag_values.weight, per_sample_weights=weight, mode='sum')
         return bag.unflatten(1, (self.config.n_latents, -1))             # (B, N D) -> (B, N, D)
 

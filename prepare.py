@@ -126,7 +126,7 @@ FIT_DOCUMENTS = 100_000      # tokenizer and lsa are fitted on at most so many d
 MAX_NONFINITE = 1e-3         # share of the samples
 MONTH = 30 * 86400.0         # seconds that a process waits for the others
 OF_A_DATASET = re.compile(
-    r'((train|val)-\d{5}\..*|encoder\.npz|tokenizer\.json|latent_stats\.npz|meta\.json)')
+    r'((train|val)-\d{5}\..*|encoder\.npz|bag\.npy|tokenizer\.json|latent_stats\.npz|meta\.json)')
 
 # -----------------------------------------------------------------------------
 # Knobs
@@ -468,7 +468,7 @@ def plan(folder, source, val, record, hold, tok):
     files, lsa = {}, None
     if same_as:
         listed = read_meta(same_as)['files']
-        for name in listed:
+        for name in set(listed) - {'bag.npy'}:               # that is fitted on the own texts
             content = Path(check_file(same_as, name, listed)).read_bytes()
             files[name] = write_file(os.path.join(folder, name), content)
 
@@ -615,6 +615,14 @@ def finish(name, folder, record, tok, encode, splits, files, counts):
         source=record,
         counts={key: dict(count) for key, count in counts.items()},
     )
+
+    # a linear model from the tokens to the latent, where that is one vector
+    if meta['latent_shape'] and meta['latent_shape'][0] == 1:
+        from corpora.bag import fit_bag
+        values = fit_bag(folder, meta, tok, encode)
+        path = os.path.join(folder, 'bag.npy')
+        files['bag.npy'] = write_file(path, as_bytes(np.save, values.numpy()))
+        meta['files'] = files
     write_file(os.path.join(folder, 'meta.json'), as_json(meta))
 
     # the notes, and files of an earlier attempt, are no part of the dataset

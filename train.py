@@ -81,6 +81,7 @@ shortcut = None                # None | bool: every token adds a learned linear 
                                # None: where text is written from one vector
 bag = None                     # None | bool: the predicted latents add a learned average over the
                                # tokens; None: where one vector is predicted from text
+bag_norm = None                # None | 1 | 2: of the weights in that average (model.py); None: 2
 dropout = 0.0                  # [0, 1)
 # ---- optimisation
 batch_size = 64                # [1, 65536]: rows per process and micro-step

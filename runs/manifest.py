@@ -168,6 +168,7 @@ def check_meta(meta, path):
         'tokenizer.json': meta['tokenizer']['kind'] == 'bpe',
         'latent_stats.npz': has_latents,
         'encoder.npz': False,
+        'bag.npy': False,
     }
     for name in meta['files']:
         if name not in is_needed:
@@ -253,8 +254,9 @@ def encoder_identity(encoder):
 
 
 def dataset_identity(meta):
-    """ What two datasets must share, so that a model of one can read the other. """
-    digests = {name: entry['sha256'] for name, entry in meta['files'].items()}
+    """ What two datasets must share, so that a model of one can read the other. The bag is where a
+    training begins, and nothing depends on it later. """
+    digests = {name: entry['sha256'] for name, entry in meta['files'].items() if name != 'bag.npy'}
     encoder = encoder_identity(meta['encoder'])
     return dict(tokenizer=meta['tokenizer'], encoder=encoder, files=digests)
 

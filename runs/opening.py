@@ -7,6 +7,7 @@ import os
 from functools import lru_cache
 
 import numpy as np
+import torch
 
 from data import LatentStats
 from runs.files import map_array, read_array, read_arrays
@@ -52,6 +53,19 @@ def load_stats(folder, meta=None):
         raise ValueError(f'{path}: a mean or std that is not finite, or a std below 0; '
                          'run prepare.py again')
     return LatentStats(mean, std)
+
+
+def load_bag(folder, meta):
+    """ The values (V, D) float32 of a dataset's linear model from tokens to the latent
+    (corpora/bag.py); None where it has none. """
+    if 'bag.npy' not in meta['files']:
+        return None
+    path = check_file(folder, 'bag.npy', meta['files'])
+    shape = (meta['tokenizer']['vocab_size'], meta['latent_shape'][1])
+    values = torch.from_numpy(read_array(path, 'float16', shape)).float()
+    if not values.isfinite().all():
+        raise ValueError(f'{path}: a value that is not finite; run prepare.py again')
+    return values
 
 
 class Shard:

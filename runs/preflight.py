@@ -25,7 +25,8 @@ from runs.manifest import dataset_folder, how_to_prepare
 from runs.stages import modes_of, read_stages
 
 MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal',
-               'streams', 'shift', 'bag', 'shortcut', 'text_clock', 'spatial', 'dropout')
+               'streams', 'shift', 'bag', 'bag_norm', 'shortcut', 'text_clock', 'spatial',
+               'dropout')
 
 
 def plan(config):
@@ -114,7 +115,7 @@ def choose_by_mode(run, k, config):
     modes = modes_of(config)
     both = set(k.streams) == {'text', 'latent'} and run.train_data.latent_shape[0] == 1
     from_text = both and not k.causal and bool(modes & {'t2l', 'unconditional'})
-    found = dict(bag=from_text, shortcut=both and bool(modes & {'l2t', 'causal'}),
+    found = dict(bag=from_text, bag_norm=2, shortcut=both and bool(modes & {'l2t', 'causal'}),
                  shift='causal' in modes and k.text_process == 'masked' and not k.causal
                  and 'text' in k.streams)
 
@@ -125,7 +126,8 @@ def choose_by_mode(run, k, config):
                 earlier = run_folder.read_config(folder)
             except ValueError:                             # broken: the checkpoint will be compared
                 break
-            found = {name: bool(earlier[name]) for name in found}
+            found = {name: bool(earlier[name]) for name in ('bag', 'shortcut', 'shift')}
+            found['bag_norm'] = earlier['bag_norm'] or 1
             found['latent_target'] = earlier['latent_target'] or 'v'
             break
 

@@ -21,12 +21,16 @@ from runs import checkpoint, distributed, run_folder
 from runs.distributed import rank
 from runs.files import read_json
 from runs.manifest import MAX_META, dataset_identity, encoder_identity, split_digests
+from runs.opening import load_bag
 from runs.stages import modes_of
 
 # these leave what a resumed run learns as it is
 HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile',
             'parallel', 'dist_timeout', 'master_timeout', 'preflight_only', 'max_bad_steps', 'keep',
             'save_interval', 'eval_interval', 'log_interval', 'wandb_project'}
+
+
+SCORE_OF_ENDS = -8.0           # of EOS and PAD in a new bag: e^-8 of the weight of a token
 
 
 def compatibility(model_config, knobs, meta):
@@ -67,6 +71,30 @@ def begin_from(folder, state, compatible, device):
         raise ValueError(f'init_from={folder} was trained with {found}; texts prepared with '
                          '--same_as=ITS_DATASET have its vocabulary and its latents')
     fill(state.model, source.state_dict())
+    for average, parameter in zip(state.ema or (), state.parameters):
+        average.copy_(parameter.detach())
+
+
+@torch.no_grad()
+def begin_with_bag(state, run):
+    """ The bag of a new run begins as the linear model that prepare.py has fitted: the network
+    learns what is left. That model predicts one clean latent from a whole text. """
+    model, data = state.model, run.train_data
+    c = model.config
+    predicts_clean = c.bag and c.n_latents == 1 and run.latent.target == 'x0'
+    values = load_bag(run.folder, data.meta) if predicts_clean and c.bag_norm == 2 else None
+    if values is None:
+        return
+
+    # MASK has value 0, and weighs as much as a token; EOS and PAD weigh next to nothing
+    n_ids = c.vocab_size + 1 + c.extra_ids
+    first = {'bag_values.weight': torch.zeros(n_ids, c.latent_dim),
+             'bag_scores.weight': torch.zeros(n_ids, 1)}
+    first['bag_values.weight'][:c.vocab_size] = values
+    first['bag_scores.weight'][[data.tokenizer.eos, data.tokenizer.pad]] = SCORE_OF_ENDS
+    own = dict(model.named_parameters())
+    for name, value in first.items():
+        own[name].copy_(distributed.distribute(value.to(own[name].device), own[name]))
     for average, parameter in zip(state.ema or (), state.parameters):
         average.copy_(parameter.detach())
 
@@ -184,10 +212,13 @@ def resume_or_begin(state, run, config, script):
             resume_from(newest, state, run, config)
         elif init_from:
             begin_from(init_from, state, compatible, run.device)
+        else:
+            begin_with_bag(state, run)
     except (ValueError, OSError) as failure:
         error = str(failure)
     except Exception as failure:                   # whatever a hostile or older checkpoint provokes
-        error = f'cannot go on from {newest or init_from}: {type(failure).__name__}: {failure}'
+        source = newest or init_from or run.folder
+        error = f'cannot go on from {source}: {type(failure).__name__}: {failure}'
     errors = [e for e in distributed.all_gather_object(error) if e]
     if errors:
         distributed.stop_all(errors[0], code=2)

@@ -1,0 +1,137 @@
+"""
+The bag: a linear model from the tokens of a text to its latent, in closed form.
+
+    values = fit_bag(folder, meta, tokenizer, encoder)       # (V, D); prepare.py writes bag.npy
+
+A training begins with it (runs/resume.py), so the network learns only what words alone do not say.
+In standardised latents, for a text of l tokens:
+
+    z(x) = sum over i of value[x_i] / sqrt(l)
+
+Why sqrt(l): an embedding of unit length is about a sum of words, divided by the length of the sum,
+and that grows like sqrt(l) where the words point in unlike directions.
+
+A rare token has few texts to learn from. But the encoder can embed the token itself. So the values
+are a linear map of these embeddings, and what the texts add to it (ridge regression, twice):
+
+    value = E M + R       E  (V, D)  the encoder's embedding of each token's own characters
+    M = argmin |X E M - Z|^2 + |M|^2
+    R = argmin |X R - (Z - X E M)|^2 + |R|^2
+
+Letters: n texts, V token ids, D latent dimensions, T tokens of all texts, X (n, V) the numbers of
+each token in each text, divided by sqrt(l), Z (n, D) latents.
+"""
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tqdm import tqdm
+
+from runs.opening import Shard, load_stats
+
+MOST_TEXTS = 200_000           # it is fitted on at most so many texts of train, evenly spaced
+STEPS = 30                     # of conjugate gradients, at most
+TOLERANCE = 1e-2               # they end where what is left is so small a part
+
+
+def fit_bag(folder, meta, tokenizer, encoder=None):
+    """ Values (V, D) float16 of the tokens. encoder: of the latents; None, where nobody has it:
+    then E M is 0. meta: what meta.json will hold. """
+    tokens, offsets, Z = read_texts(folder, meta)
+    X = Counts(tokens, offsets, tokenizer.vocab_size)
+
+    # what the encoder says of each token that occurs; the others stay at 0, the mean of all texts
+    values = torch.zeros(tokenizer.vocab_size, Z.shape[1])
+    if encoder is not None:
+        occurring = tokens.unique()
+        strings = [tokenizer.decode([i]).strip() or '.' for i in occurring.tolist()]
+        with tqdm(total=len(strings), desc='embedding tokens', leave=False, disable=None) as bar:
+            raw = encoder(strings, progress=bar.update)                  # (u, 1, D)
+        of_tokens = load_stats(folder, meta).standardise(raw[:, 0])
+        values[occurring] = of_tokens.nan_to_num(0, 0, 0)
+        XE = X.times(values)                                             # (n, D)
+        identity = torch.eye(XE.shape[1])
+        M = torch.linalg.solve(XE.T @ XE + identity, XE.T @ Z)           # (D, D)
+        values = values @ M
+        Z = Z - XE @ M
+
+    # what the texts add
+    values = values + X.solve(Z)
+    most = torch.finfo(torch.float16).max
+    return values.clamp(-most, most).half()
+
+
+def read_texts(folder, meta):
+    """ Of the training texts, or an even share of them: tokens (T,) int64, one text after the
+    other, offsets (n + 1,), and standardised latents (n, D) float32. """
+    shards = [entry for entry in meta['splits']['train']['shards'] if entry['samples']]
+    stride = -(-sum(entry['samples'] for entry in shards) // MOST_TEXTS)
+    stats = load_stats(folder, meta)
+    tokens, lengths, latents = [], [], []
+    first = 0
+    for entry in shards:
+        shard = Shard(folder, meta, entry, meta['max_tokens'])
+        rows = np.arange(-first % stride, entry['samples'], stride)
+        first += entry['samples']
+        begin, end = shard.edges(rows)
+        tokens += [shard.tokens[b:e] for b, e in zip(begin, end)]
+        lengths.append(end - begin)
+        latents.append(shard.latents[rows, 0])
+    tokens = torch.from_numpy(np.concatenate(tokens).astype(np.int64))
+    offsets = torch.from_numpy(np.concatenate([[0], *lengths]).cumsum())
+    raw = torch.from_numpy(np.concatenate(latents)).float()
+    return tokens, offsets, stats.standardise(raw)
+
+
+class Counts:
+    """ The sparse matrix X (n, V), as bags of tokens for each text and of texts for each token. """
+
+    def __init__(self, tokens, offsets, n_ids):
+        # of each of the T tokens: its weight, and its text
+        lengths = offsets.diff()
+        self.tokens = tokens
+        self.offsets = offsets
+        text = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        self.weight = lengths[text].float() ** -0.5
+
+        # the same in the order of the ids
+        order = tokens.argsort(stable=True)
+        self.texts = text[order]
+        self.weight_by_id = self.weight[order]
+        count_of_id = tokens.bincount(minlength=n_ids)
+        self.offsets_by_id = F.pad(count_of_id.cumsum(0), (1, 0))
+
+    def times(self, W):
+        """ X W: (V, D) -> (n, D). """
+        return F.embedding_bag(self.tokens, W, self.offsets, per_sample_weights=self.weight,
+                               mode='sum', include_last_offset=True)
+
+    def transposed_times(self, Y):
+        """ X' Y: (n, D) -> (V, D). """
+        return F.embedding_bag(self.texts, Y, self.offsets_by_id, mode='sum',
+                               per_sample_weights=self.weight_by_id, include_last_offset=True)
+
+    def solve(self, Z):
+        """ R (V, D) that minimises |X R - Z|^2 + |R|^2: (X'X + 1) R = X'Z, by conjugate gradients
+        in each column. They are preconditioned with the diagonal, where it takes no token to occur
+        twice in a text. """
+        diagonal = torch.zeros(len(self.offsets_by_id) - 1)
+        diagonal = 1 + diagonal.index_add_(0, self.tokens, self.weight ** 2)[:, None]    # (V, 1)
+        target = self.transposed_times(Z)
+
+        R = torch.zeros_like(target)
+        left = target                                                    # target - (X'X + 1) R
+        scaled = left / diagonal
+        direction = scaled
+        product = (left * scaled).sum(0)                                 # (D,)
+        for _ in tqdm(range(STEPS), desc='fitting the bag', unit='step', leave=False, disable=None):
+            ahead = self.transposed_times(self.times(direction)) + direction
+            # a dead dimension has 0 / 0
+            step = product / (direction * ahead).sum(0).clamp(min=1e-30)
+            R = R + step * direction
+            left = left - step * ahead
+            if left.norm() <= TOLERANCE * target.norm():
+                break
+            scaled = left / diagonal
+            before, product = product, (left * scaled).sum(0)
+            direction = scaled + product / before.clamp(min=1e-30) * direction
+        return R
