@@ -120,7 +120,7 @@ def test_one_stream_models_run_alone():
 
 
 CHANGES = dict(vocab_size=21, seq_len=None, latent_dim=None, n_latents=None, latent_tokens=5, depth=3, heads=4, width=20, latent_width=8,
-               mlp_ratio=2.0, causal=True, shift=True, streams=('text',), bag=True, shortcut=True, text_clock=False, spatial=True, dropout=.5)
+               mlp_ratio=2.0, causal=True, shift=True, streams=('text',), bag=True, bag_norm=2, shortcut=True, text_clock=False, spatial=True, dropout=.5)
 
 
 @pytest.mark.parametrize('knob', [f.name for f in dataclasses.fields(ModelConfig)])
@@ -136,9 +136,10 @@ def test_every_model_knob_changes_the_output_of_a_model_with_randomised_weights(
         outs = [model(torch.where(x == 20, 21 + k, x), *rest)[0] for k in range(3)]
         assert (outs[0] - outs[1]).abs().max() > 1e-3 and (outs[1] - outs[2]).abs().max() > 1e-3 and outs[0].shape[2] == 20
         return
-    out = 1 if knob == 'bag' else 0                                      # the latents', else the text's
-    base = randomised(n_latents=4)(*args)[out]
-    other = randomised(n_latents=4, **{knob: CHANGES[knob]})(*args)[out]
+    out = 1 if knob.startswith('bag') else 0                             # the latents', else the text's
+    beside = dict(bag=True) if knob == 'bag_norm' else {}
+    base = randomised(n_latents=4, **beside)(*args)[out]
+    other = randomised(n_latents=4, **beside, **{knob: CHANGES[knob]})(*args)[out]
     assert base.shape != other.shape or (base - other).abs().max() > 1e-3
 
 
@@ -159,6 +160,14 @@ def test_the_bag_is_the_weighted_average_it_claims_and_starts_at_nothing():
         share = torch.tensor([math.exp(score[token]) for token in row]).double()
         average = sum(w / share.sum() * value[token] for w, token in zip(share, row))
         assert torch.allclose(found.flatten().double(), 12 ** .5 * average, atol=1e-5)
+    squares = randomised(n_latents=2, bag=True, bag_norm=2)              # the same weights, scaled in another way
+    for row, found in zip(x, squares.bag_of(x).detach()):
+        share = torch.tensor([math.exp(score[token]) for token in row]).double()
+        of_squares = sum(w / share.norm() * value[token] for w, token in zip(share, row))
+        assert torch.allclose(found.flatten().double(), of_squares, atol=1e-5)
+    with torch.no_grad():                                                # scores of any size have finite weights
+        squares.bag_scores.weight.mul_(1e4)
+    assert squares.bag_of(x).isfinite().all()
     with torch.no_grad():                                                # the rest as in the model without one; the gate at 1
         for name, p in without.named_parameters():
             dict(model.named_parameters())[name][:len(p)].copy_(p)
@@ -170,6 +179,8 @@ def test_the_bag_is_the_weighted_average_it_claims_and_starts_at_nothing():
     for wrong in (dict(causal=True), dict(streams=('latent',))):
         with pytest.raises(ValueError, match='bag=True'):
             ModelConfig(**SMALL, bag=True, **wrong)
+    with pytest.raises(ValueError, match='bag_norm=3'):
+        ModelConfig(**SMALL, bag=True, bag_norm=3)
 
 
 def test_the_shortcut_adds_the_latents_it_maps_and_says_nothing_at_init():

@@ -285,7 +285,7 @@ def test_the_same_command_gives_the_same_bytes_anywhere_and_leaves_nothing_else_
     assert digests(tmp_path / 'x') == digests(tmp_path / 'deeper/x')
     shards = [f'{split}-{i:05d}.{end}' for split, n in (('train', 4), ('val', 1)) for i in range(n)
               for end in ('tokens.bin', 'offsets.npy', 'ids.npy', 'latents.npy')]
-    assert sorted(digests(tmp_path / 'x')) == sorted(shards + ['meta.json', 'tokenizer.json', 'encoder.npz', 'latent_stats.npz'])
+    assert sorted(digests(tmp_path / 'x')) == sorted(shards + ['meta.json', 'tokenizer.json', 'encoder.npz', 'latent_stats.npz', 'bag.npy'])
     assert str(tmp_path) not in (tmp_path / 'x/meta.json').read_text()
 
 
