@@ -65,7 +65,7 @@ OPTION_SETS = {
 }
 
 # what may wait, and when
-BEGIN = {'runs/preflight.py choose_processes', 'train.py make_model'}
+BEGIN = {'runs/preflight.py choose_processes', 'train.py make_model', 'runs/resume.py begin_with_bag'}
 A_LOG_LINE = {'train.py report', 'runs/log.py StepLog.describe_skips', 'runs/log.py StepLog.report', 'train.py check_streak'}
 AN_EVALUATION = {'train.py evaluate_and_save', 'loss.py Loss.validate', 'diffusion.py MaskedText.bound',
                  'processes/autoregressive.py NextToken.bound', 'processes/integral.py IntegralProcess.bound'}
