@@ -110,21 +110,21 @@ class Counts:
         return F.embedding_bag(self.texts, Y, self.offsets_by_id, mode='sum',
                                per_sample_weights=self.weight_by_id, include_last_offset=True)
 
-    def solve(self, Z):
-        """ R (V, D) that minimises |X R - Z|^2 + |R|^2: (X'X + 1) R = X'Z, by conjugate gradients
-        in each column. They are preconditioned with the diagonal, where it takes no token to occur
-        twice in a text. """
+    def solve(self, Z, penalty=1.0):
+        """ R (V, D) that minimises |X R - Z|^2 + penalty |R|^2: (X'X + penalty) R = X'Z, by
+        conjugate gradients in each column. They are preconditioned with the diagonal, where it
+        takes no token to occur twice in a text. """
         diagonal = torch.zeros(len(self.offsets_by_id) - 1)
-        diagonal = 1 + diagonal.index_add_(0, self.tokens, self.weight ** 2)[:, None]    # (V, 1)
+        diagonal = penalty + diagonal.index_add_(0, self.tokens, self.weight ** 2)[:, None]    # (V, 1)
         target = self.transposed_times(Z)
 
         R = torch.zeros_like(target)
-        left = target                                                    # target - (X'X + 1) R
+        left = target                                                    # target - (X'X + penalty) R
         scaled = left / diagonal
         direction = scaled
         product = (left * scaled).sum(0)                                 # (D,)
         for _ in tqdm(range(STEPS), desc='fitting the bag', unit='step', leave=False, disable=None):
-            ahead = self.transposed_times(self.times(direction)) + direction
+            ahead = self.transposed_times(self.times(direction)) + penalty * direction
             # a dead dimension has 0 / 0
             step = product / (direction * ahead).sum(0).clamp(min=1e-30)
             R = R + step * direction

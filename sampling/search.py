@@ -1,6 +1,8 @@
 """
 Search with the encoder: write several texts from a latent, keep the one whose embedding is nearest
-to it, mend it.
+to it, mend it. A network that writes both ways mends with both: diffusion writes the variants, and
+from left to right it says how likely each of them is. Without that, mending finds texts that are
+nearer but no longer fluent.
 
 Letters: n texts, L text tokens, N latent vectors, D latent dims, K candidates of each text.
 """
@@ -10,8 +12,10 @@ import torch.nn.functional as F
 from diffusion import MaskedText, rank_in_row
 from runs.loading import encode
 from sampling.directions import l2t
-from sampling.likelihood import log_p_given_half
+from sampling.likelihood import log_p_given_half, nats_per_token
 from sampling.writing import ends_of, write
+
+LOG_P_WEIGHT = 0.02            # of a mended text: the cosine that one nat a token is worth
 
 
 def closeness(run, tokens, raw):
@@ -20,12 +24,20 @@ def closeness(run, tokens, raw):
     return F.cosine_similarity(embedded.flatten(1), raw.flatten(1))
 
 
-def nearest(run, candidates, raw, K):
-    """ Of each K candidates (n K, L) the one whose embedding is nearest to raw (n, N, D): tokens
-    (n, L), cosine (n,). """
-    cosine = closeness(run, candidates, raw.repeat_interleave(K, 0))
-    cosine, best = cosine.view(-1, K).max(1)
-    return candidates.view(len(raw), K, -1)[torch.arange(len(raw)), best], cosine
+def best_of(run, candidates, raw, K, z=None, batch=128):
+    """
+    Of each K candidates (n K, L) the one of the highest score: tokens (n, L), cosine with raw
+    (n, N, D) and score (n,). The score is the cosine. Given the standardised latents z (n K, N, D),
+    a run that writes from left to right adds how likely it finds a text:
+        score = cosine + LOG_P_WEIGHT * log p(x | z) / tokens
+    """
+    cosine = closeness(run, candidates, raw.repeat_interleave(K, 0))     # (n K,)
+    score = cosine
+    if z is not None and run.next_token is not None:
+        score = cosine - LOG_P_WEIGHT * nats_per_token(run, candidates, z, batch=batch).float()
+    score, best = score.view(-1, K).max(1)                               # (n,)
+    row = torch.arange(len(raw)) * K + best
+    return candidates[row], cosine[row], score
 
 
 def search_settings(run, K, sampling):
@@ -58,8 +70,8 @@ def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, lengths_of=None, **s
     """
     l2t by trial. From each raw latent (n, N, D) `rerank` candidates are drawn, and the nearest
     stays. Then come `refine` rounds: each draws so many variants of it, with the least certain
-    `share` of its tokens masked again, and the nearest of all stays. Returns tokens (n, L), cosine
-    (n,).
+    `share` of its tokens masked again, and the best of all stays (best_of). Returns tokens (n, L),
+    cosine (n,).
     """
     K = rerank
     if rerank < 1 or refine < 0:
@@ -69,19 +81,20 @@ def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, lengths_of=None, **s
                          'not trained on masked text')
 
     drafting, mending = search_settings(run, K, sampling)
+    batch = sampling.get('batch', 128)
     z = run.stats.standardise(raw).repeat_interleave(K, 0)               # (n K, N, D)
     if lengths_of is not None:
         lengths_of = lengths_of.repeat_interleave(K, 0)
     drafts = l2t(run, z, seed=seed, lengths_of=lengths_of, **drafting)
-    best, cosine = nearest(run, drafts, raw, K)
+    best, cosine, score = best_of(run, drafts, raw, K, z if refine else None, batch)
 
-    # mend it: write its least certain part again, keep what comes nearer
+    # mend it: write its least certain part again, keep what is better
     for i in range(1, refine + 1):
-        tokens = mask_least_certain(run, best.repeat_interleave(K, 0), z, share, seed + i,
-                                    sampling.get('batch', 128))
+        tokens = mask_least_certain(run, best.repeat_interleave(K, 0), z, share, seed + i, batch)
         tokens = write(run, tokens, tokens != run.text.mask_id, z, seed=seed + i, **mending)
-        found, found_cosine = nearest(run, tokens, raw, K)
-        is_better = found_cosine > cosine
+        found, found_cosine, found_score = best_of(run, tokens, raw, K, z, batch)
+        is_better = found_score > score
         best = torch.where(is_better[:, None], found, best)
         cosine = torch.where(is_better, found_cosine, cosine)
+        score = torch.where(is_better, found_score, score)
     return best, cosine

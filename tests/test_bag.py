@@ -42,14 +42,15 @@ def test_the_sparse_products_are_those_of_the_matrix_of_counts():
     assert torch.allclose(sparse.transposed_times(Y).double(), X.T @ Y.double(), atol=1e-5)
 
 
-def test_conjugate_gradients_find_the_solution_of_the_normal_equations(monkeypatch):
+@pytest.mark.parametrize('penalty', [1.0, 20.0])
+def test_conjugate_gradients_find_the_solution_of_the_normal_equations(monkeypatch, penalty):
     monkeypatch.setattr('corpora.bag.TOLERANCE', 1e-6)
     tokens, offsets = texts()
     X = dense(tokens, offsets)
     Z = torch.randn(40, 4, generator=torch.Generator().manual_seed(2))
     Z[:, 2] = 0                                                          # a dead dimension
-    exact = torch.linalg.solve(X.T @ X + torch.eye(V, dtype=torch.float64), X.T @ Z.double())
-    found = Counts(tokens, offsets, V).solve(Z)
+    exact = torch.linalg.solve(X.T @ X + penalty * torch.eye(V, dtype=torch.float64), X.T @ Z.double())
+    found = Counts(tokens, offsets, V).solve(Z, penalty)
     assert torch.allclose(found.double(), exact, atol=1e-5) and found.abs().max() > .1
     assert not found[:, 2].any() and not found[V - 1].any()
 

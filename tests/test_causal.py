@@ -17,9 +17,11 @@ from model import Model, ModelConfig, attention, attention_with_prefix, causal_m
 from processes.autoregressive import NextToken
 from runs.loading import load_run
 from samplers import make_propose
+from sampling import search as search_module
 from sampling.denoise import null_latents
 from sampling.directions import embed, l2t
-from sampling.search import search
+from sampling.likelihood import nats_per_token
+from sampling.search import closeness, search
 from sampling.writing import write
 from toys import Network
 
@@ -351,7 +353,26 @@ def test_drafts_are_written_from_left_to_right_and_mended_by_diffusion(dual, dat
     for sampler in ('', 'autoregressive'):
         drafts, of_drafts = search(run, raw, rerank=4, sampler=sampler)
         mended, of_mended = search(run, raw, rerank=4, refine=2, sampler=sampler)
-        assert torch.equal(of_drafts, one) and (of_mended >= of_drafts).all() and (mended < run.text.mask_id).all()
+        assert torch.equal(of_drafts, one) and (mended < run.text.mask_id).all()
+        assert torch.allclose(of_mended, closeness(run, mended, raw), atol=1e-5)
+
+
+def test_mending_keeps_what_is_near_and_likely_from_left_to_right(dual, dataset, monkeypatch):
+    """ score = cosine - LOG_P_WEIGHT * nats per token: it never falls from round to round, and its weight decides. """
+    run = load_run(str(dual / 'both'), device='cpu', dtype='float32')
+    raw = torch.as_tensor(PackedDataset(str(dataset), 'val').raw_latents(range(12)))
+    z = run.stats.standardise(raw)
+
+    def found(weight, refine):
+        monkeypatch.setattr(search_module, 'LOG_P_WEIGHT', weight)
+        tokens, cosine = search(run, raw, rerank=4, refine=refine)
+        return cosine.double(), nats_per_token(run, tokens, z)
+    for weight in (0.0, .02, 10.0):
+        scores = [cosine - weight * nats for cosine, nats in (found(weight, refine) for refine in (1, 2, 4))]
+        assert all((after >= before - 1e-5).all() for before, after in zip(scores, scores[1:]))
+        assert (scores[2] > scores[0] + 1e-5).any(), 'more rounds found nothing better'
+    (near, nats_of_near), (less_near, nats_of_likely) = found(0.0, 4), found(10.0, 4)
+    assert near.mean() > less_near.mean() and nats_of_likely.mean() < nats_of_near.mean()
 
 
 def test_a_run_does_only_what_it_has_learned(dual, tmp_path):

@@ -171,17 +171,22 @@ def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
     torch.manual_seed(0)
     vocabulary, W = 12, torch.randn(12, 1, 3)
     tokens = torch.randint(0, 10, (2000, 6))                             # 10 is EOS, 11 PAD
+    tokens[::2, 4], tokens[::2, 5] = 10, 11                              # every other text has four tokens
+
+    def code(x):
+        is_text = (x < 10).float()
+        return torch.einsum('nl,nlkd->nkd', is_text / is_text.sum(1, keepdim=True) ** .5, W[x])
 
     class Data:
         latent_shape = (1, 3)
         __len__ = lambda self: 2000  # noqa: E731
-        rows = lambda self, i: (tokens[i], W[tokens[i]].sum(1) + 1)  # noqa: E731
+        rows = lambda self, i: (tokens[i], code(tokens[i]))  # noqa: E731
     monkeypatch.setattr(t2l, 'open_split', lambda run, folder, split: Data())
     run = SimpleNamespace(lengths=None, banned=[], text=MaskedText(vocabulary), next_token=None, fills_masks=True,
                           tokenizer=SimpleNamespace(eos=10, pad=11),
                           stats=SimpleNamespace(destandardise=lambda z: z))
     new = torch.randint(0, 10, (50, 6))
-    assert torch.allclose(t2l.ridge(run, '', new), W[new].sum(1) + 1, atol=.05)
+    assert torch.allclose(t2l.ridge(run, '', new), code(new), atol=.05)
 
 
 def test_a_sweep_is_the_product_of_its_knobs_in_their_own_types():

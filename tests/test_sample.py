@@ -548,7 +548,7 @@ def test_rerank_keeps_the_nearest_of_its_candidates_and_refine_never_moves_away(
     assert torch.allclose(cosine_r, search.closeness(run, refined, raw)) and (cosine_r >= cosine_8 - 1e-6).all()
     assert (cosine_r > cosine_8 + 1e-6).any(), 'three rounds found nothing better'
     candidates = torch.tensor([[0, 0, 0, 0], [2, 2, 2, 2], [1, 0, 0, 0], [2, 2, 2, 2]])
-    best, score = search.nearest(run, candidates, raw[:2], 2)
+    best, score, _ = search.best_of(run, candidates, raw[:2], 2)
     assert best.tolist() == [[0, 0, 0, 0], [2, 2, 2, 2]] and torch.allclose(score, torch.ones(2))
     monkeypatch.setattr(directions, 'write', lambda *args, temperature=None, **how: seen.append(temperature) or many.repeat(8, 1))
     seen = []
