@@ -114,8 +114,9 @@ guidance = 1.0              # [0, 100]; g: 1 is the conditional model, 0 the unc
                             # weighs the condition up
 rerank = 1                  # [1, 4096]; l2t: draw so many texts, embed them, keep the one nearest
                             # to the latent
-refine = 0                  # [0, 4096]; l2t: rounds of masking its least certain part again, and
-                            # keeping what is better: nearer, and likely from left to right
+refine = 0                  # [0, 4096]; l2t: rounds of writing a part of it again, and keeping what
+                            # is better: its end from left to right, and by turns its least certain
+                            # part by diffusion, whatever the run has learned
 # ---- latents
 solver = 'dpmpp_2m'         # ddim | dpmpp_2m | heun | ancestral
 latent_steps = 32           # [1, 1e5]; unconditional: `steps` for both

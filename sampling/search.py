@@ -1,8 +1,8 @@
 """
 Search with the encoder: write several texts from a latent, keep the one whose embedding is nearest
-to it, mend it. A network that writes both ways mends with both: diffusion writes the variants, and
-from left to right it says how likely each of them is. Without that, mending finds texts that are
-nearer but no longer fluent.
+to it, mend it. A network that writes both ways mends with both, by turns: it writes the ending again
+from left to right, and it fills gaps by diffusion. How likely a text is from left to right counts,
+too: without that, mending finds texts that are nearer but no longer fluent.
 
 Letters: n texts, L text tokens, N latent vectors, D latent dims, K candidates of each text.
 """
@@ -41,23 +41,41 @@ def best_of(run, candidates, raw, K, z=None, batch=128):
 
 
 def search_settings(run, K, sampling):
-    """ The settings of K drafts, and of mending them. Several greedy texts would be equal, so they
-    are drawn at a temperature: a lower one from left to right, where each token is given all that
-    is before it. Mending fills masks. """
+    """ The settings of K drafts, and those of the rounds of mending, which take turns: [(what masks
+    a text, how it is filled)]. Several greedy texts would be equal, so they are drawn at a
+    temperature: a lower one from left to right, where each token is given all that is before it.
+    """
     sampler = sampling.get('sampler', '')
     is_causal = run.next_token is not None and (sampler in ('', 'autoregressive')
                                                 or run.text is run.next_token)
-    drafting = mending = sampling
+    drafting = ending = filling = sampling
     if is_causal:
-        mending = sampling | dict(sampler='confidence')
+        ending = sampling | dict(sampler='autoregressive')
+        filling = sampling | dict(sampler='confidence')
     is_greedy = is_causal or sampler in ('', 'confidence')
-    if K > 1 and is_greedy and sampling.get('temperature', -1.0) < 0:
-        drafting = drafting | dict(temperature=0.4 if is_causal else 0.7)
-        mending = mending | dict(temperature=0.7)
-    return drafting, mending
+    if is_greedy and sampling.get('temperature', -1.0) < 0:
+        ending = ending | dict(temperature=0.4)
+        if K > 1:
+            drafting = drafting | dict(temperature=0.4 if is_causal else 0.7)
+            filling = filling | dict(temperature=0.7)
+
+    rounds = []
+    if is_causal:
+        rounds.append((mask_ending, ending))
+    if isinstance(run.text, MaskedText) and run.fills_masks:
+        rounds.append((mask_least_certain, filling))
+    return drafting, rounds
 
 
-def mask_least_certain(run, tokens, z, share, seed, batch):
+def mask_ending(run, tokens, z, seed, batch):
+    """ tokens (n, L), masked from a place on that is drawn evenly from each text. """
+    rng = torch.Generator().manual_seed(seed)
+    length = (tokens != run.tokenizer.pad).sum(1, keepdim=True)          # (n, 1)
+    first = torch.rand(length.shape, generator=rng) * length
+    return torch.where(torch.arange(tokens.shape[1]) < first, tokens, run.text.mask_id)
+
+
+def mask_least_certain(run, tokens, z, seed, batch, share=0.4):
     """ tokens (n, L) with a share of each text masked: what is least likely, given half of the
     rest. """
     certainty = log_p_given_half(run, tokens, z, seed, batch)            # (n, L)
@@ -66,32 +84,32 @@ def mask_least_certain(run, tokens, z, share, seed, batch):
     return torch.where(rank_in_row(certainty) < n_masked, run.text.mask_id, tokens)
 
 
-def search(run, raw, rerank=1, refine=0, seed=0, share=0.4, lengths_of=None, **sampling):
+def search(run, raw, rerank=1, refine=0, seed=0, lengths_of=None, **sampling):
     """
     l2t by trial. From each raw latent (n, N, D) `rerank` candidates are drawn, and the nearest
-    stays. Then come `refine` rounds: each draws so many variants of it, with the least certain
-    `share` of its tokens masked again, and the best of all stays (best_of). Returns tokens (n, L),
-    cosine (n,).
+    stays. Then come `refine` rounds: each writes a part of it again, in so many ways, and the best
+    of all stays (best_of). Returns tokens (n, L), cosine (n,).
     """
     K = rerank
     if rerank < 1 or refine < 0:
         raise ValueError(f'rerank={rerank}, refine={refine}: expected at least 1 and 0')
-    if refine and not (isinstance(run.text, MaskedText) and run.fills_masks):
-        raise ValueError(f'refine={refine} masks again what is least certain: {run.out_dir} was '
-                         'not trained on masked text')
+    drafting, rounds = search_settings(run, K, sampling)
+    if refine and not rounds:
+        raise ValueError(f'refine={refine} fills masks or writes an ending again: {run.out_dir} '
+                         'was trained neither on masked text nor from left to right')
 
-    drafting, mending = search_settings(run, K, sampling)
-    batch = sampling.get('batch', 128)
     z = run.stats.standardise(raw).repeat_interleave(K, 0)               # (n K, N, D)
     if lengths_of is not None:
         lengths_of = lengths_of.repeat_interleave(K, 0)
+    batch = sampling.get('batch', 128)
     drafts = l2t(run, z, seed=seed, lengths_of=lengths_of, **drafting)
     best, cosine, score = best_of(run, drafts, raw, K, z if refine else None, batch)
 
-    # mend it: write its least certain part again, keep what is better
+    # mend it
     for i in range(1, refine + 1):
-        tokens = mask_least_certain(run, best.repeat_interleave(K, 0), z, share, seed + i, batch)
-        tokens = write(run, tokens, tokens != run.text.mask_id, z, seed=seed + i, **mending)
+        mask, settings = rounds[(i - 1) % len(rounds)]
+        tokens = mask(run, best.repeat_interleave(K, 0), z, seed + i, batch)
+        tokens = write(run, tokens, tokens != run.text.mask_id, z, seed=seed + i, **settings)
         found, found_cosine, found_score = best_of(run, tokens, raw, K, z, batch)
         is_better = found_score > score
         best = torch.where(is_better[:, None], found, best)

@@ -650,7 +650,7 @@ def test_what_does_not_go_together_is_one_line(baselines, dataset, tmp_path):
              (['config/hdlm.py', '--hdlm_gamma=nan'], 'gamma')]
     commands = [['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/x', *args] for args, _ in wrong]
     sampling = [(['ar', '--sampler=confidence'], 'choose from autoregressive, ancestral'), (['mdlm', '--self_correct=3'], 'takes back'),
-                (['ar_prefix', '--text=a dog', '--refine=1'], 'masked text'), (['hdlm', '--block_size=4'], 'masked text'),
+                (['hdlm', '--block_size=4'], 'masked text'),
                 (['ar', '--mode=embed', '--text=a', f'--save={tmp_path}/h.npy'], 'masked text')]
     commands += [['sample.py', f'--out_dir={baselines / name}', '--device=cpu', *args] for (name, *args), _ in sampling]
     evaluating = [(['ar', '--tasks=infill'], 'fills no gaps'), (['latent_dit', '--tasks=unconditional'], 'no unconditional'),

@@ -357,9 +357,10 @@ def test_drafts_are_written_from_left_to_right_and_mended_by_diffusion(dual, dat
         assert torch.allclose(of_mended, closeness(run, mended, raw), atol=1e-5)
 
 
-def test_mending_keeps_what_is_near_and_likely_from_left_to_right(dual, dataset, monkeypatch):
+@pytest.mark.parametrize('name', ['both', 'causal'])
+def test_mending_keeps_what_is_near_and_likely_from_left_to_right(dual, dataset, monkeypatch, name):
     """ score = cosine - LOG_P_WEIGHT * nats per token: it never falls from round to round, and its weight decides. """
-    run = load_run(str(dual / 'both'), device='cpu', dtype='float32')
+    run = load_run(str(dual / name), device='cpu', dtype='float32')
     raw = torch.as_tensor(PackedDataset(str(dataset), 'val').raw_latents(range(12)))
     z = run.stats.standardise(raw)
 
@@ -373,6 +374,27 @@ def test_mending_keeps_what_is_near_and_likely_from_left_to_right(dual, dataset,
         assert (scores[2] > scores[0] + 1e-5).any(), 'more rounds found nothing better'
     (near, nats_of_near), (less_near, nats_of_likely) = found(0.0, 4), found(10.0, 4)
     assert near.mean() > less_near.mean() and nats_of_likely.mean() < nats_of_near.mean()
+
+
+def test_rounds_of_mending_take_turns_and_keep_the_rest_of_a_text(dual, monkeypatch):
+    """ What each kind of run writes again: the end of a text, from left to right, or its least certain part, by diffusion. """
+    seen = []
+
+    def watched(run, tokens, known_mask, z, seed=0, sampler='', **settings):
+        masked = ~known_mask
+        if masked.any() and not masked.all():
+            is_ending = (masked.int().diff(dim=1) >= 0).all().item()     # once masked, always masked
+            seen.append((sampler, is_ending))
+        return write(run, tokens, known_mask, z, seed, sampler=sampler, **settings)
+    monkeypatch.setattr(search_module, 'write', watched)
+    left_to_right, by_diffusion = ('autoregressive', True), ('confidence', False)
+    for name, asked, expected in (('both', '', [left_to_right, by_diffusion, left_to_right]), ('causal', '', [left_to_right] * 3),
+                                  ('masked', '', [('', False)] * 3), ('both', 'confidence', [by_diffusion] * 3)):
+        run = load_run(str(dual / name), device='cpu', dtype='float32')
+        raw = torch.randn(6, 1, run.model.config.latent_dim)
+        seen.clear()
+        search(run, raw, rerank=4, refine=3, sampler=asked)
+        assert seen == expected, name
 
 
 def test_a_run_does_only_what_it_has_learned(dual, tmp_path):

@@ -554,6 +554,8 @@ def test_rerank_keeps_the_nearest_of_its_candidates_and_refine_never_moves_away(
     seen = []
     search.search(run, raw, rerank=8)
     assert seen == [.7], 'greedy candidates would all be the same'
+    with pytest.raises(ValueError, match='neither on masked text nor from left to right'):
+        search.search(SimpleNamespace(next_token=None, text=GIDD(3), out_dir='run'), raw, refine=1)
 
 
 def test_the_least_certain_tokens_are_masked_again():
@@ -564,7 +566,7 @@ def test_the_least_certain_tokens_are_masked_again():
     model.config = Known()
     run = known_run(model=model, tokenizer=SimpleNamespace(eos=EOS, pad=PAD))
     tokens = torch.tensor([[0, 0, 1, 0]] * 8)
-    masked = search.mask_least_certain(run, tokens, torch.zeros(8, 1, 2), .25, 0, 8)
+    masked = search.mask_least_certain(run, tokens, torch.zeros(8, 1, 2), 0, 8, share=.25)
     assert masked.tolist() == [[0, 0, MASK, 0]] * 8
 
 
