@@ -64,7 +64,7 @@ class Run:
         """
         l2t: a text from each latent. Give texts, which the run's encoder embeds, or latents, raw
         embeddings (n, D) or (n, N, D). rerank: the nearest of so many drafts. refine: rounds of
-        mending. Returns a list of n str.
+        mending, by cosine and log p (sampling/search.py). Returns a list of n str.
         """
         if (texts is None) == (latents is None):
             raise ValueError('write: give texts, or latents')

@@ -107,7 +107,8 @@ self_correct = 0            # [0, 1e6]; gidd: rounds in which a finished text is
                             # each
 temperature = -1.0          # -1 | [0, 100]: 0 takes the likeliest token; -1: 1, but 0 for
                             # confidence and for an autoregressive text from latents, or 0.7 where
-                            # one source gets several texts (0.4 for autoregressive drafts)
+                            # one source gets several texts (0.4 for autoregressive drafts, and
+                            # for the endings of refine)
 nucleus = 1.0               # (0, 1]: keep the likeliest tokens that hold this much probability, and
                             # the one on the boundary
 guidance = 1.0              # [0, 100]; g: 1 is the conditional model, 0 the unconditional, more
@@ -115,8 +116,8 @@ guidance = 1.0              # [0, 100]; g: 1 is the conditional model, 0 the unc
 rerank = 1                  # [1, 4096]; l2t: draw so many texts, embed them, keep the one nearest
                             # to the latent
 refine = 0                  # [0, 4096]; l2t: rounds of writing a part of it again, and keeping what
-                            # is better: its end from left to right, and by turns its least certain
-                            # part by diffusion, whatever the run has learned
+                            # is better: its end from left to right, then its least certain part by
+                            # diffusion, and so on; or always that which the run has learned
 # ---- latents
 solver = 'dpmpp_2m'         # ddim | dpmpp_2m | heun | ancestral
 latent_steps = 32           # [1, 1e5]; unconditional: `steps` for both

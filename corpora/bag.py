@@ -28,7 +28,8 @@ from tqdm import tqdm
 
 from runs.opening import Shard, load_stats
 
-MOST_TEXTS = 200_000           # it is fitted on at most so many texts of train, evenly spaced
+MOST_TEXTS = 200_000           # it is fitted on at most so many texts of train, evenly spaced;
+                               # so is the control `ridge` of tasks/t2l.py
 STEPS = 30                     # of conjugate gradients, at most
 TOLERANCE = 1e-2               # they end where what is left is so small a part
 
@@ -114,16 +115,18 @@ class Counts:
         """ R (V, D) that minimises |X R - Z|^2 + penalty |R|^2: (X'X + penalty) R = X'Z, by
         conjugate gradients in each column. They are preconditioned with the diagonal, where it
         takes no token to occur twice in a text. """
-        diagonal = torch.zeros(len(self.offsets_by_id) - 1)
-        diagonal = penalty + diagonal.index_add_(0, self.tokens, self.weight ** 2)[:, None]    # (V, 1)
+        squares = torch.zeros(len(self.offsets_by_id) - 1)
+        squares.index_add_(0, self.tokens, self.weight ** 2)
+        diagonal = penalty + squares[:, None]                            # (V, 1)
         target = self.transposed_times(Z)
 
         R = torch.zeros_like(target)
-        left = target                                                    # target - (X'X + penalty) R
+        left = target                                                    # less (X'X + penalty) R
         scaled = left / diagonal
         direction = scaled
         product = (left * scaled).sum(0)                                 # (D,)
-        for _ in tqdm(range(STEPS), desc='fitting the bag', unit='step', leave=False, disable=None):
+        steps = tqdm(range(STEPS), desc='ridge regression', leave=False, disable=None)
+        for _ in steps:
             ahead = self.transposed_times(self.times(direction)) + penalty * direction
             # a dead dimension has 0 / 0
             step = product / (direction * ahead).sum(0).clamp(min=1e-30)

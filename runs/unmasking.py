@@ -165,7 +165,7 @@ def kept_rows(before, tokens, mask_id, n_ends=2):
     if before.shape[1] != tokens.shape[1] or not (tokens >= mask_id).any():
         return None
     agrees = ((before == tokens[:, None]) | ~is_text[:, None]).all(2)    # (B, n)
-    is_part = is_text.any(1).all() and agrees.any(1).all()
+    is_part = is_text.any() and agrees.any(1).all()
     return agrees.byte().argmax(1) if is_part else None
 
 # ---- as text

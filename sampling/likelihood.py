@@ -66,6 +66,7 @@ def nats_per_token(run, tokens, z=None, seed=0, batch=128, draws=64):
         rows = texts.repeat_interleave(draws)
         some_latents = None if latents is None else latents[rows]
         some_known = None if known_mask is None else known_mask[rows]
+        run.row_calls += len(rows)
         found = bound_of(run, process, slice(None), tokens[rows], some_latents, clock,
                          u.repeat(len(texts), 1), some_known)
         nats[texts] = found.view(-1, draws).mean(1)

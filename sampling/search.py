@@ -1,21 +1,24 @@
 """
 Search with the encoder: write several texts from a latent, keep the one whose embedding is nearest
-to it, mend it. A network that writes both ways mends with both, by turns: it writes the ending again
-from left to right, and it fills gaps by diffusion. How likely a text is from left to right counts,
-too: without that, mending finds texts that are nearer but no longer fluent.
+to it, mend it. A network that writes both ways mends with both, by turns: it writes the ending
+again from left to right, and it fills gaps by diffusion. How likely a text is from left to right
+counts, too: without that, mending finds texts that are nearer but no longer fluent.
 
 Letters: n texts, L text tokens, N latent vectors, D latent dims, K candidates of each text.
 """
 import torch
 import torch.nn.functional as F
 
+from data import is_end
 from diffusion import MaskedText, rank_in_row
 from runs.loading import encode
 from sampling.directions import l2t
 from sampling.likelihood import log_p_given_half, nats_per_token
 from sampling.writing import ends_of, write
 
-LOG_P_WEIGHT = 0.02            # of a mended text: the cosine that one nat a token is worth
+# where texts are mended: the cosine that one nat a token is worth. Of 0, .02, .03 and .05 on 200
+# captions, LOG.md of 2026-11-24
+LOG_P_WEIGHT = 0.02
 
 
 def closeness(run, tokens, raw):
@@ -28,9 +31,15 @@ def best_of(run, candidates, raw, K, z=None, batch=128):
     """
     Of each K candidates (n K, L) the one of the highest score: tokens (n, L), cosine with raw
     (n, N, D) and score (n,). The score is the cosine. Given the standardised latents z (n K, N, D),
-    a run that writes from left to right adds how likely it finds a text:
+    a run that writes from left to right adds how likely it finds a text, without guidance:
         score = cosine + LOG_P_WEIGHT * log p(x | z) / tokens
     """
+    # diffusion may write behind an EOS what nobody reads
+    if not run.lengths:
+        is_eos = candidates == run.tokenizer.eos
+        is_behind = is_eos.cumsum(1) - is_eos.long() > 0
+        candidates = torch.where(is_behind, run.tokenizer.pad, candidates)
+
     cosine = closeness(run, candidates, raw.repeat_interleave(K, 0))     # (n K,)
     score = cosine
     if z is not None and run.next_token is not None:
@@ -43,7 +52,8 @@ def best_of(run, candidates, raw, K, z=None, batch=128):
 def search_settings(run, K, sampling):
     """ The settings of K drafts, and those of the rounds of mending, which take turns: [(what masks
     a text, how it is filled)]. Several greedy texts would be equal, so they are drawn at a
-    temperature: a lower one from left to right, where each token is given all that is before it.
+    temperature: a lower one from left to right, where each token is given all that is before it. An
+    ending is always drawn: the greedy one of a greedy text is there already.
     """
     sampler = sampling.get('sampler', '')
     is_causal = run.next_token is not None and (sampler in ('', 'autoregressive')
@@ -68,10 +78,11 @@ def search_settings(run, K, sampling):
 
 
 def mask_ending(run, tokens, z, seed, batch):
-    """ tokens (n, L), masked from a place on that is drawn evenly from each text. """
+    """ tokens (n, L), masked from a place on that is drawn evenly from the first token of each text
+    to its EOS. """
     rng = torch.Generator().manual_seed(seed)
-    length = (tokens != run.tokenizer.pad).sum(1, keepdim=True)          # (n, 1)
-    first = torch.rand(length.shape, generator=rng) * length
+    n_text = (~is_end(tokens, run.tokenizer)).sum(1, keepdim=True)       # (n, 1)
+    first = (torch.rand(n_text.shape, generator=rng) * (n_text + 1)).long()
     return torch.where(torch.arange(tokens.shape[1]) < first, tokens, run.text.mask_id)
 
 
@@ -87,16 +98,17 @@ def mask_least_certain(run, tokens, z, seed, batch, share=0.4):
 def search(run, raw, rerank=1, refine=0, seed=0, lengths_of=None, **sampling):
     """
     l2t by trial. From each raw latent (n, N, D) `rerank` candidates are drawn, and the nearest
-    stays. Then come `refine` rounds: each writes a part of it again, in so many ways, and the best
-    of all stays (best_of). Returns tokens (n, L), cosine (n,).
+    stays. Or `refine` rounds follow: then the one of the highest score stays (best_of), and each
+    round writes a part of it again, in so many ways, and keeps the best of all. Returns tokens
+    (n, L), cosine (n,).
     """
     K = rerank
     if rerank < 1 or refine < 0:
         raise ValueError(f'rerank={rerank}, refine={refine}: expected at least 1 and 0')
     drafting, rounds = search_settings(run, K, sampling)
-    if refine and not rounds:
-        raise ValueError(f'refine={refine} fills masks or writes an ending again: {run.out_dir} '
-                         'was trained neither on masked text nor from left to right')
+    if refine and not rounds and run.next_token is None:
+        raise ValueError(f'refine={refine}: {run.out_dir} can mend no text, as it was trained '
+                         'neither on masked text nor from left to right')
 
     z = run.stats.standardise(raw).repeat_interleave(K, 0)               # (n K, N, D)
     if lengths_of is not None:

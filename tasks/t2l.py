@@ -10,7 +10,6 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 
 from corpora.bag import MOST_TEXTS, Counts
 from data import is_end
@@ -21,6 +20,7 @@ from tasks.common import (Measured, TaskNeeds, derangement, enter, make_latents,
 
 NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), shuffled=True)
 SETTINGS = (*LATENT_KNOBS, 'seeds')
+MOST_NUMBERS = 10 ** 8         # of latents that ridge regression reads, 400 MB
 
 
 def measure(run, ctx):
@@ -79,29 +79,46 @@ def dimensions(run, found, raw):
     return {'mean_offset': offset.mean().item(), 'std_ratio': (a.std(0) / b.std(0)).mean().item()}
 
 
-def counts_of(run, tokens):
-    """ The tokens (n, L) of texts without their EOS and PAD, as corpora.bag.Counts. """
+def counts_of(run, texts):
+    """ corpora.bag.Counts of texts: a list of (l,), their tokens without EOS and PAD. """
+    lengths = torch.tensor([len(text) for text in texts])
+    offsets = F.pad(lengths.cumsum(0), (1, 0))                           # (n + 1,)
+    return Counts(torch.cat(texts), offsets, run.text.mask_id)
+
+
+def without_ends(run, tokens):
+    """ The texts of tokens (n, L): a list of (l,). """
     is_text = ~is_end(tokens, run.tokenizer)
-    offsets = F.pad(is_text.sum(1).cumsum(0), (1, 0))                    # (n + 1,)
-    return Counts(tokens[is_text], offsets, run.text.mask_id)
+    return list(tokens[is_text].split(is_text.sum(1).tolist()))
 
 
-def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0)):
+def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0), block=4096):
     """ Latents (n, N, D) predicted from bags of tokens by ridge regression on the training split,
-    or on an even share of it: the linear model of corpora/bag.py, without an encoder. The penalty
-    is chosen on a tenth of it. """
+    or on an even share of it, by at most 30 steps of conjugate gradients: the linear model of
+    corpora/bag.py, without an encoder. The penalty is chosen on a tenth of it. """
+    # texts and their latents, some rows at a time: as rows they are padded
     train = open_split(run, folder, 'train')
-    stride = -(-len(train) // MOST_TEXTS)
-    x, z = train.rows(np.arange(0, len(train), stride))
-    z = z.flatten(1)                                                     # (n_train, N D)
-    n_fit = len(x) - len(x) // 10
-    fitted, tried = counts_of(run, x[:n_fit]), counts_of(run, x[n_fit:])
+    D = math.prod(train.latent_shape)
+    stride = -(-len(train) // min(MOST_TEXTS, MOST_NUMBERS // D))
+    chosen = np.arange(0, len(train), stride)
+    texts, latents = [], []
+    for i in range(0, len(chosen), block):
+        x, z = train.rows(chosen[i:i + block])
+        texts += without_ends(run, x)
+        latents.append(z.flatten(1))
+    z = torch.cat(latents)                                               # (n_train, N D)
 
+    # the best penalty; with fewer than ten texts the first
+    n_fit = len(texts) - len(texts) // 10
+    fitted = counts_of(run, texts[:n_fit])
     best, best_W = math.inf, None
-    for penalty in tqdm(penalties, desc='ridge regression', leave=False, disable=None):
+    for penalty in penalties:
         W = fitted.solve(z[:n_fit], penalty)                             # (V, N D)
-        error = (tried.times(W) - z[n_fit:]).square().mean().item()
+        error = 0.0
+        if n_fit < len(texts):
+            tried = counts_of(run, texts[n_fit:]).times(W)
+            error = (tried - z[n_fit:]).square().mean().item()
         if error < best:
             best, best_W = error, W
-    z = counts_of(run, tokens).times(best_W).view(len(tokens), *train.latent_shape)
-    return run.stats.destandardise(z)
+    z = counts_of(run, without_ends(run, tokens)).times(best_W)
+    return run.stats.destandardise(z.view(len(tokens), *train.latent_shape))

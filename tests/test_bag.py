@@ -42,7 +42,7 @@ def test_the_sparse_products_are_those_of_the_matrix_of_counts():
     assert torch.allclose(sparse.transposed_times(Y).double(), X.T @ Y.double(), atol=1e-5)
 
 
-@pytest.mark.parametrize('penalty', [1.0, 20.0])
+@pytest.mark.parametrize('penalty', [0.1, 1.0, 20.0])
 def test_conjugate_gradients_find_the_solution_of_the_normal_equations(monkeypatch, penalty):
     monkeypatch.setattr('corpora.bag.TOLERANCE', 1e-6)
     tokens, offsets = texts()

@@ -345,7 +345,7 @@ def test_the_default_writes_from_left_to_right_and_every_sampler_still_fills_mas
     assert (filled[:, 5] == 7).all(), 'gaps are filled by diffusion'
 
 
-def test_drafts_are_written_from_left_to_right_and_mended_by_diffusion(dual, dataset):
+def test_drafts_are_written_from_left_to_right_and_a_mended_text_comes_with_its_own_cosine(dual, dataset):
     run = load_run(str(dual / 'both'), device='cpu', dtype='float32')
     data = PackedDataset(str(dataset), 'val')
     raw = torch.from_numpy(data.raw_latents(range(4))).float() if not torch.is_tensor(data.raw_latents([0])) else data.raw_latents(range(4))
@@ -372,8 +372,31 @@ def test_mending_keeps_what_is_near_and_likely_from_left_to_right(dual, dataset,
         scores = [cosine - weight * nats for cosine, nats in (found(weight, refine) for refine in (1, 2, 4))]
         assert all((after >= before - 1e-5).all() for before, after in zip(scores, scores[1:]))
         assert (scores[2] > scores[0] + 1e-5).any(), 'more rounds found nothing better'
-    (near, nats_of_near), (less_near, nats_of_likely) = found(0.0, 4), found(10.0, 4)
-    assert near.mean() > less_near.mean() and nats_of_likely.mean() < nats_of_near.mean()
+
+    # among the same texts: weight 0 keeps the nearest, a large one the likeliest
+    candidates = l2t(run, z.repeat_interleave(4, 0), sampler='autoregressive', temperature=1.0)
+    near = closeness(run, candidates, raw.repeat_interleave(4, 0)).view(12, 4)
+    nats = nats_per_token(run, candidates, z.repeat_interleave(4, 0)).view(12, 4)
+    monkeypatch.setattr(search_module, 'LOG_P_WEIGHT', 0.0)
+    _, cosine, _ = search_module.best_of(run, candidates, raw, 4, z.repeat_interleave(4, 0))
+    assert torch.allclose(cosine, near.max(1).values, atol=1e-5)
+    monkeypatch.setattr(search_module, 'LOG_P_WEIGHT', 1000.0)
+    likeliest, *_ = search_module.best_of(run, candidates, raw, 4, z.repeat_interleave(4, 0))
+    assert torch.allclose(nats_per_token(run, likeliest, z), nats.min(1).values, atol=1e-2)
+    assert (nats.min(1).values < nats.mean(1) - .1).any()
+
+
+def test_an_ending_begins_anywhere_from_the_first_token_to_the_eos():
+    tokens = torch.tensor([[3, 4, 5, 8, 9, 9], [8, 9, 9, 9, 9, 9], [1, 2, 3, 4, 5, 6]]).repeat(400, 1)      # 8 is EOS, 9 PAD
+    run = SimpleNamespace(tokenizer=SimpleNamespace(eos=8, pad=9), text=MaskedText(10))
+    masked = search_module.mask_ending(run, tokens, None, 0, 128)
+    kept = masked != 10
+    assert torch.equal(masked[kept], tokens[kept]) and (kept.int().diff(dim=1) <= 0).all()
+    n_kept = kept.sum(1).view(400, 3)
+    for text, legal in enumerate(([0, 1, 2, 3], [0], [0, 1, 2, 3, 4, 5, 6])):
+        found, count = n_kept[:, text].unique(return_counts=True)
+        share = 400 / len(legal)
+        assert found.tolist() == legal and (count - share).abs().max() <= 5 * share ** .5
 
 
 def test_rounds_of_mending_take_turns_and_keep_the_rest_of_a_text(dual, monkeypatch):
@@ -411,6 +434,7 @@ def test_a_run_does_only_what_it_has_learned(dual, tmp_path):
             ['sample.py', f'--out_dir={dual}/causal', '--mode=infill', '--text=a red [MASK:*]', *small]]
     bad = [(['sample.py', f'--out_dir={dual}/masked', text, '--sampler=autoregressive', *small], 'without causal rows'),
            (['sample.py', f'--out_dir={dual}/causal', text, '--sampler=confidence', *small], 'causal alone'),
+           (['sample.py', f'--out_dir={dual}/causal', text, '--sampler=confidence', '--refine=1', *small], 'causal alone'),
            (['sample.py', f'--out_dir={dual}/all', '--mode=unconditional', '--sampler=autoregressive', *small], 'joint sampling'),
            (['sample.py', f'--out_dir={dual}/both', text, '--mode=t2t', *small], "mode='t2t'"),
            (['sample.py', f'--out_dir={dual}/both', text, '--sampler=greedy', *small], "'greedy', expected")]

@@ -169,7 +169,7 @@ def test_text_statistics_tell_repetition_from_variety():
 
 def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
     torch.manual_seed(0)
-    vocabulary, W = 12, torch.randn(12, 1, 3)
+    vocabulary, W = 12, torch.randn(12, 2, 3)
     tokens = torch.randint(0, 10, (2000, 6))                             # 10 is EOS, 11 PAD
     tokens[::2, 4], tokens[::2, 5] = 10, 11                              # every other text has four tokens
 
@@ -178,7 +178,7 @@ def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
         return torch.einsum('nl,nlkd->nkd', is_text / is_text.sum(1, keepdim=True) ** .5, W[x])
 
     class Data:
-        latent_shape = (1, 3)
+        latent_shape = (2, 3)
         __len__ = lambda self: 2000  # noqa: E731
         rows = lambda self, i: (tokens[i], code(tokens[i]))  # noqa: E731
     monkeypatch.setattr(t2l, 'open_split', lambda run, folder, split: Data())
@@ -187,6 +187,10 @@ def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
                           stats=SimpleNamespace(destandardise=lambda z: z))
     new = torch.randint(0, 10, (50, 6))
     assert torch.allclose(t2l.ridge(run, '', new), code(new), atol=.05)
+    monkeypatch.setattr(t2l, 'MOST_TEXTS', 500)
+    assert torch.allclose(t2l.ridge(run, '', new, block=100), code(new), atol=.1)
+    monkeypatch.setattr(Data, '__len__', lambda self: 5)
+    assert t2l.ridge(run, '', new).isfinite().all()
 
 
 def test_a_sweep_is_the_product_of_its_knobs_in_their_own_types():

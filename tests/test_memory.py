@@ -113,7 +113,7 @@ def test_joint_sampling_too(model, monkeypatch):
 
 def test_mending_a_text_too(model, monkeypatch):
     tokens, z = texts()
-    whole, chunked = whole_and_in_chunks(lambda: search.mask_least_certain(run_of(model), tokens, z, .4, 0, B), monkeypatch)
+    whole, chunked = whole_and_in_chunks(lambda: search.mask_least_certain(run_of(model), tokens, z, 0, B), monkeypatch)
     assert torch.equal(whole, chunked)
 
 
@@ -230,7 +230,7 @@ def test_every_direction_goes_by_the_rows_that_fit(direction, model, monkeypatch
      'unconditional': lambda: directions.unconditional(run, B, steps=2),
      't2l': lambda: directions.t2l(run, tokens, latent_steps=2),
      'embed': lambda: directions.embed(run, tokens, z),
-     'mend': lambda: search.mask_least_certain(run, tokens, z, .4, 0, B)}[direction]()
+     'mend': lambda: search.mask_least_certain(run, tokens, z, 0, B)}[direction]()
     assert run.model.seen[0] == max(run.model.seen) == 4 and run.model.seen[-1] == B - 4
 
 
