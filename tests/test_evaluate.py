@@ -250,7 +250,7 @@ def test_the_knobs_of_sampling_are_those_of_sample():
     assert shared == {'out_dir', 'texts', 'which', 'field', 'encoder_folder', 'sample_batch', 'seed', 'device', 'dtype', 'rerank',
                       'refine', *TEXT_KNOBS, *LATENT_KNOBS}
     assert all(knobs[name] == of_sample[name] and rules.get(name) == rules_of_sample.get(name) for name in shared - {'out_dir'})
-    assert "\nsolver = 'dpmpp_2m'" in help_text and 'num_samples' not in help_text and '# keeping what comes nearer' in help_text
+    assert "\nsolver = 'dpmpp_2m'" in help_text and 'num_samples' not in help_text and '# diffusion, and so on' in help_text
 
 
 def test_a_table_is_no_wider_than_the_terminal(capsys):

@@ -174,6 +174,9 @@ SAYINGS = {
     r'its bound is ([\d.]+) where the masked one has ([\d.]+), its exact nats are ([\d.]+) where the decoder has ([\d.]+)\.':
         [twice_the_steps('val_text'), shares('l2t', 1.0, False, 'val_text'),
          twice_the_steps('val_causal'), shares('causal', 1.0, False, 'val_causal')],
+    r"best of a decoder's 8 drafts, BLEU ([\d.]+) to ([\d.]+), with five times as many embedded texts\..* and then has ([\d.]+)\.":
+        [of('multi30k_mending', 'means over seeds', kind, point, 'bleu') for kind, point in
+         (('both', 'rerank=8,refine=4'), ('decoder', 'rerank=8'), ('decoder', 'rerank=8,refine=2'))],
 }
 
 
@@ -192,7 +195,8 @@ TABLES = {
     'adaptive.md': {'Does it lower the plain bound?': ('multi30k_atat_ablation',)},
     'baselines.md': {'Text alone': ('multi30k_baselines',), 'From latents: l2t and its rival': ('multi30k_baselines',)},
     'both_ways.md': {'Short texts first, also for t2l': ('multi30k_t2l_lengths',), 'The bag begins in closed form': ('multi30k_bag',), 'Four modes that begin so': ('multi30k_mixed_bag', 'multi30k_bag'), 'Which share, which weight': ('multi30k_shares',), 'When texts repeat': ('multi30k_tenth', 'multi30k_few'),
-                     'Four modes in one checkpoint': ('quickstart_mixed', 'quickstart_half'), 'Drafts, and mending them': ('quickstart_half', 'multi30k_drafts', 'multi30k_decoder', 'multi30k_l2t')},
+                     'Four modes in one checkpoint': ('quickstart_mixed', 'quickstart_half'), 'Drafts, and mending them': ('multi30k_mending', 'multi30k_l2t_quarter', 'multi30k_decoder'),
+                     'Before: diffusion in each round, by the cosine alone': ('quickstart_half', 'multi30k_drafts', 'multi30k_decoder', 'multi30k_l2t')},
     'images.md': {'Images and captions': ('image_text',)},
     'results.md': {'All trainings': ('quickstart', 'multi30k_l2t', 'multi30k_l2t_masked', 'speedrun', 'protein_tiny'), 'Quickstart': ('quickstart',), 'Likelihoods of orders': ('quickstart_orders',),
                    'Captions from their MiniLM embeddings': ('multi30k_l2t', 'multi30k_l2t_decay01', 'multi30k_l2t_eighth', 'multi30k_l2t_masked'),
@@ -215,7 +219,8 @@ BESIDE = {
     'All trainings': ['89', '1', '2', '3', '4', '5.0', '12', '15', '32', '42', '54', '80', '88', '93', '500', '540', '1,000', '1,620', '727.2'],
     'Text alone': ['5.8', '9.7'],                                # million parameters; there a text, '5.8M'
     'Captions from their MiniLM embeddings': ['5,400', '7,000', '0', '8', '24', '0.5'],
-    'Drafts, and mending them': ['0', '8', '16', '24'],                           # embedded texts
+    'Drafts, and mending them': ['0', '8', '24', '40'],                           # embedded texts
+    'Before: diffusion in each round, by the cosine alone': ['0', '8', '16', '24'],
     'Every direction from one checkpoint': ['5,400', '1,500', '612', '1,000', '256'],        # steps, pairs, texts
     'The records': ['64', '96', '24', '960', '581', '567', '19.7', '9.1', '5.0', '.454', '.226', '.249', '2.17', '4.17', '1', '4', '3',
                                   '0.3', '0.1', '6', '1,200', '2,400', '2,600', '2026-11-21', '2026-11-23'],
