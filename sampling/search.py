@@ -16,8 +16,8 @@ from sampling.directions import l2t
 from sampling.likelihood import log_p_given_half, nats_per_token
 from sampling.writing import ends_of, write
 
-# where texts are mended: the cosine that one nat a token is worth. Of 0, .02, .03 and .05 on 200
-# captions, LOG.md of 2026-11-24
+# where texts are mended: the cosine that one nat a token is worth. The best of 0, .02 and .05 on
+# 200 captions (docs/both_ways.md)
 LOG_P_WEIGHT = 0.02
 
 
@@ -117,7 +117,7 @@ def search(run, raw, rerank=1, refine=0, seed=0, lengths_of=None, **sampling):
     drafts = l2t(run, z, seed=seed, lengths_of=lengths_of, **drafting)
     best, cosine, score = best_of(run, drafts, raw, K, z if refine else None, batch)
 
-    # mend it
+    # mend it: write a part of it again, keep what scores higher
     for i in range(1, refine + 1):
         mask, settings = rounds[(i - 1) % len(rounds)]
         tokens = mask(run, best.repeat_interleave(K, 0), z, seed + i, batch)
