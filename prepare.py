@@ -57,7 +57,7 @@ from runs.opening import load_tokenizer
 
 # ---- what is read, details in corpora/sources.py
 input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .csv, .tsv,
-                             # .parquet, .fasta; each may be .gz; builtin: documentation of
+                             # .fasta (each may be .gz), .parquet; builtin: documentation of
                              # Python and of installed packages; digits: scikit-learn's
 val_input = ''               # validation documents of their own; then the input is not split
 hub_dataset = ''      # instead of input: openwebtext | wikitext-103 | lm1b | fineweb-edu | a hub id
