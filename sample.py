@@ -54,7 +54,7 @@ from sampling.denoise import rows_that_fit
 from sampling.directions import NEEDS, check_direction, embed, infill, l2t, t2l, unconditional
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.search import closeness, search
-from sampling.writing import blank, write
+from sampling.writing import blank, default_sampler, write
 
 out_dir = 'out/quickstart'  # <a run folder>: model, data records and schedules all come from it
 which = 'best'              # best | latest | <a step, as step-00001000>: best is the latest one
@@ -191,15 +191,18 @@ def check_knobs(run, direction, config):
         raise ValueError(f'svg={svg!r}: mode={direction} writes no text')
 
 
-def sampling_of(direction, config, n_each):
+def sampling_of(run, direction, config, n_each):
     """ The keywords of the functions that sample, with the defaults that depend on the direction.
     """
     sampling = {name: config[name] for name in TEXT_KNOBS + LATENT_KNOBS}
     sampling |= dict(seed=seed, batch=sample_batch)
 
-    # several texts of one source: the likeliest text would be the same each time
-    is_likeliest = temperature < 0 and sampler in ('', 'autoregressive', 'confidence')
-    if n_each > 1 and is_likeliest and not (direction == 'l2t' and rerank > 1):
+    # several texts of one source: the likeliest text would be the same each time. (search sets the
+    # temperatures of its own)
+    name = sampler or default_sampler(run, direction != 'infill', direction == 'infill')
+    is_likeliest = temperature < 0 and name in ('autoregressive', 'confidence')
+    is_search = direction == 'l2t' and (rerank > 1 or refine > 0)
+    if n_each > 1 and is_likeliest and not is_search:
         sampling['temperature'] = 0.7
     if direction == 'unconditional' and guidance != 1 and not on_command_line('guidance'):
         print(f'guidance={guidance:g} is for the other directions: samples from noise have no '
@@ -243,7 +246,8 @@ def draw(run, direction, sources, n_each, sampling):
 
     # texts
     if direction == 'l2t' and (rerank > 1 or refine):
-        tokens, cosine = search(run, repeat(sources.raw), rerank, refine, **sampling)
+        tokens, cosine = search(run, repeat(sources.raw), rerank, refine, several=n_each > 1,
+                                **sampling)
         return tokens, None, [f'   cosine {c:.3f}' for c in cosine.tolist()]
     if direction == 'l2t':
         return l2t(run, repeat(run.stats.standardise(sources.raw)), **sampling), None, None
@@ -266,7 +270,7 @@ def respond(run, direction, config):
     sources = read_sources(run, direction, config)
     n_each = 1 if sources.lines is None else num_samples
     total = len(sources.names) * n_each
-    sampling = sampling_of(direction, config, n_each)
+    sampling = sampling_of(run, direction, config, n_each)
     n_rows = rows_to_draw(direction, sources, n_each)
     if svg and direction == 'infill' and len(with_each_length(sources.lines[0])) > 1:
         raise ValueError(f'svg={svg!r} shows one text being written: give its gap one length')

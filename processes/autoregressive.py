@@ -21,7 +21,9 @@ from samplers import init_state, no_callback
 
 class NextToken:
     """ A causal text. Every token and the EOS are scored, PAD is not.
-    lengths (n,): the numbers of tokens of the training texts, for head_budget. """
+    lengths (n,): the numbers of tokens of the training texts, for head_budget.
+    eos: where writing ends. A loaded run takes it from its tokenizer, as it need not be the last
+    id but one. """
 
     def __init__(self, vocab_size, lengths=None):
         self.mask_id = vocab_size
@@ -112,7 +114,8 @@ class NextToken:
     def check_known(self, tokens, masked, known_mask):
         """ ValueError where a known token (not EOS or PAD) stands behind a place to write. """
         behind = masked[:, :-1].cumsum(1) > 0                            # (B, L - 1)
-        known_token = known_mask[:, 1:] & (tokens[:, 1:] < self.eos).cpu()
+        is_end = (tokens[:, 1:] == self.eos) | (tokens[:, 1:] == self.pad)
+        known_token = known_mask[:, 1:] & ~is_end.cpu()
         if (behind & known_token).any():
             raise ValueError('an autoregressive model continues a text: '
                              'all [MASK] must stand at its end')
@@ -144,7 +147,8 @@ class NextToken:
         modulation = cache['text_modulation']
         cos = model.cos[cache['read']:L].to(modulation.dtype)
         sin = model.sin[cache['read']:L].to(modulation.dtype)
-        mask = causal_mask(K, L, tokens.device)[first:]
+        is_one = latent is None and L == cache['read'] + 1           # it may look at everything
+        mask = None if is_one else causal_mask(K, L, tokens.device)[first:]
 
         # the blocks, and the head at the last place
         for i, block in enumerate(model.blocks):

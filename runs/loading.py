@@ -63,6 +63,8 @@ def load_run(out_dir, which='best', device='auto', dtype='auto', encoder_folder=
     elif 'causal' in learned:
         from processes.autoregressive import NextToken
         next_token = NextToken(shape.vocab_size)
+    if next_token:
+        next_token.eos = tokenizer.eos
 
     # the process of the latents, if there are any
     latent = None

@@ -36,11 +36,11 @@ class Frame:
     top_ids: torch.Tensor          # (B, L, K) the likeliest ids there, the likeliest first
     top_p: torch.Tensor            # (B, L, K) their probabilities
     step: int = 0                  # 0: the start
-    i_text: int = 0                # 0 for the first text written; a search writes several
-    kept: torch.Tensor = None      # (B,) which row of the text before each row goes on from
+    first: int = 0                 # how many texts of other batches stand before these
+    i_round: int = 0               # 0: texts are written; i: a search mends them for the ith time
 
 
-def no_observer(denoise, tokens):
+def no_observer(denoise, tokens, first=0, i_round=0):
     return denoise
 
 
@@ -61,12 +61,11 @@ class Recorder:
         self.everywhere = everywhere
         self.on_frame = on_frame
         self.frames = []
-        self.i_text = -1
 
-    def observe(self, denoise, tokens):
+    def observe(self, denoise, tokens, first=0, i_round=0):
         """ A function like `denoise` of samplers.py that also keeps what it says. tokens (B, L):
-        what the sampler starts from. """
-        self.begin(tokens.cpu().clone())
+        what the sampler starts from; first, i_round as in Frame. """
+        self.begin(tokens.cpu().clone(), first, i_round)
 
         def observed(tokens, t, positions, *rows):
             logits = denoise(tokens, t, positions, *rows)
@@ -78,20 +77,16 @@ class Recorder:
             return logits
         return observed
 
-    def begin(self, tokens):
+    def begin(self, tokens, first, i_round):
         """ The frame before the first step. """
-        before = self.frames[-1] if self.frames else None
-        self.i_text += 1
+        # a text that is mended was whole, so each of its masks is there again
         masked = tokens >= self.mask_id
-        kept = None if before is None else kept_rows(before.tokens, tokens, self.mask_id)
-
-        # masked again: the gaps in a text of before, of which the rest is kept
         nowhere = torch.zeros_like(masked)
-        is_again = nowhere if kept is None else masked
+        is_again = masked if i_round else nowhere
         self.forget(tokens)
         p = torch.full(tokens.shape, torch.nan)
         start = Frame(tokens, p, nowhere, is_again, self.asked, self.top_ids, self.top_p,
-                      0, self.i_text, kept)
+                      0, first, i_round)
         self.forget(tokens)
         self.add(start)
 
@@ -142,7 +137,7 @@ class Recorder:
 
         is_again = before.is_again | (was_visible & (tokens != before.tokens))
         frame = Frame(tokens, p, is_new, is_again, self.asked, self.top_ids, self.top_p,
-                      before.step + 1, self.i_text, before.kept)
+                      before.step + 1, before.first, before.i_round)
         self.forget(tokens)
         self.add(frame)
 
@@ -157,16 +152,6 @@ def probability(logits, x):
     """ p(x) (P,) of tokens x (P,) by logits (P, V). """
     return logits.softmax(-1).gather(-1, x[:, None].to(logits.device)).squeeze(-1)
 
-
-def kept_rows(before, tokens, mask_id, n_ends=2):
-    """ (B,): for each row of tokens (B, L) the row of `before` (n, L) that has the same tokens
-    wherever it shows some, EOS and PAD aside. None where it goes on from no text of before. """
-    is_text = tokens < mask_id - n_ends
-    if before.shape[1] != tokens.shape[1] or not (tokens >= mask_id).any():
-        return None
-    agrees = ((before == tokens[:, None]) | ~is_text[:, None]).all(2)    # (B, n)
-    is_part = is_text.any() and agrees.any(1).all()
-    return agrees.byte().argmax(1) if is_part else None
 
 # ---- as text
 
@@ -247,10 +232,9 @@ def wrapped(cells, width):
 
 def headline(frame, mask_id):
     """ What is happening, in a line. """
-    what = 'writes' if frame.i_text == 0 else 'writes another'
-    if frame.kept is not None:
-        drafts = sorted({row + 1 for row in frame.kept.tolist()})
-        what = f'mends text {", ".join(map(str, drafts))}, round {frame.i_text}'
+    what = f'mends, round {frame.i_round}' if frame.i_round else 'writes'
+    if frame.first:
+        what += f', from text {frame.first + 1} on'
     masked = frame.tokens >= mask_id
     n_masked = masked.sum().item() / len(masked)
     return f'{what} · step {frame.step} · {n_masked:.0f} of {masked.shape[1]} masked'
@@ -263,7 +247,7 @@ def watcher(run, rows):
     n_drawn = 0
 
     def plain(frame):
-        if frame.step:
+        if frame.step and not frame.first:
             ids = frame.tokens[0].tolist()
             print(''.join(pieces_of(run.tokenizer, ids, mask_id)), flush=True)
 

@@ -216,7 +216,7 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, observe=no_obs
         joint = JointDenoise(run, len(tokens), steps, sampling['solver'], device_rng)
         propose = make_propose(temperature, sampling['nucleus'], device_rng)
         tokens = tokens.to(run.device)
-        tokens = sampler(observe(joint, tokens), propose, run.text, tokens, known_mask, steps,
+        tokens = sampler(observe(joint, tokens, first), propose, run.text, tokens, known_mask, steps,
                          rng, on_step, **knobs)
         if joint.i < steps:
             raise ValueError(f'sampler={name} made {joint.i} of {steps} network calls; joint '

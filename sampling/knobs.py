@@ -24,7 +24,7 @@ DEFAULTS = {name: KNOBS[name] for name in TEXT_KNOBS + LATENT_KNOBS}
 
 # keywords that are no knobs of a sampler or a solver
 OTHER_KEYWORDS = ('seed', 'batch', 'progress', 'on_step', 'observe', 'lengths_of', 'rerank',
-                  'refine', 'inner')
+                  'refine', 'inner', 'i_round')
 
 
 def sampling_knobs(given):

@@ -10,7 +10,7 @@ import torch
 from diffusion import in_chunks, positions_of, uniforms
 from samplers import log_p_of, scatter_at
 from sampling.denoise import call, null_latents, rows_that_fit
-from sampling.writing import ends_of
+from sampling.writing import ends_of, tidied
 
 # -----------------------------------------------------------------------------
 # A whole text
@@ -40,8 +40,10 @@ def nats_per_token(run, tokens, z=None, seed=0, batch=128, draws=64):
         nats = -log p(x | z)                      exact, where the run has learned mode=causal
         nats = 1/K sum over k of bound_k(x | z)   else: the bound of the task nelbo, K = draws
     All texts share their K draws of masked places, and these spread the number of places evenly,
-    so that texts differ by what they say, not by luck.
+    so that texts differ by what they say, not by luck. Only what `decode` reads counts: equal texts
+    have equal nats, whatever stands behind their EOS (writing.tidied).
     """
+    tokens = tidied(run, tokens)
     process = run.next_token or run.text
     if process is run.next_token:
         draws = 1
@@ -58,18 +60,16 @@ def nats_per_token(run, tokens, z=None, seed=0, batch=128, draws=64):
             rng = torch.Generator(run.device).manual_seed(seed)
             latents = null_latents(run, 1, rng).expand(n, -1, -1)
 
-    # some texts a call, each with all of its draws
+    # a row for each draw of each text, some rows a call
     nats = torch.zeros(n, dtype=torch.float64)
-    n_texts = max(1, rows_that_fit(run, batch) // draws)
-    for first in range(0, n, n_texts):
-        texts = torch.arange(first, min(first + n_texts, n))
-        rows = texts.repeat_interleave(draws)
-        some_latents = None if latents is None else latents[rows]
-        some_known = None if known_mask is None else known_mask[rows]
-        run.row_calls += len(rows)
-        found = bound_of(run, process, slice(None), tokens[rows], some_latents, clock,
-                         u.repeat(len(texts), 1), some_known)
-        nats[texts] = found.view(-1, draws).mean(1)
+    for row in torch.arange(n * draws).split(rows_that_fit(run, batch)):
+        text, draw = row // draws, row % draws
+        some_latents = None if latents is None else latents[text]
+        some_known = None if known_mask is None else known_mask[text]
+        run.row_calls += len(row)
+        found = bound_of(run, process, slice(None), tokens[text], some_latents, clock, u[draw],
+                         some_known)
+        nats.index_add_(0, text, found.double() / draws)
     return nats / n_real.clamp(min=1)
 
 # -----------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from diffusion import MaskedText, rank_in_row
 from runs.loading import encode
 from sampling.directions import l2t
 from sampling.likelihood import log_p_given_half, nats_per_token
-from sampling.writing import ends_of, write
+from sampling.writing import default_sampler, ends_of, tidied, write
 
 # where texts are mended: the cosine that one nat a token is worth. The best of 0, .02 and .05 on
 # 200 captions (docs/both_ways.md)
@@ -34,12 +34,8 @@ def best_of(run, candidates, raw, K, z=None, batch=128):
     a run that writes from left to right adds how likely it finds a text, without guidance:
         score = cosine + LOG_P_WEIGHT * log p(x | z) / tokens
     """
-    # diffusion may write behind an EOS what nobody reads
-    if not run.lengths:
-        is_eos = candidates == run.tokenizer.eos
-        is_behind = is_eos.cumsum(1) - is_eos.long() > 0
-        candidates = torch.where(is_behind, run.tokenizer.pad, candidates)
-
+    # diffusion may write behind an EOS what nobody reads, or no EOS at all
+    candidates = tidied(run, candidates)
     cosine = closeness(run, candidates, raw.repeat_interleave(K, 0))     # (n K,)
     score = cosine
     if z is not None and run.next_token is not None:
@@ -49,23 +45,22 @@ def best_of(run, candidates, raw, K, z=None, batch=128):
     return candidates[row], cosine[row], score
 
 
-def search_settings(run, K, sampling):
-    """ The settings of K drafts, and those of the rounds of mending, which take turns: [(what masks
+def search_settings(run, several, sampling):
+    """ The settings of drafts, and those of the rounds of mending, which take turns: [(what masks
     a text, how it is filled)]. Several greedy texts would be equal, so they are drawn at a
     temperature: a lower one from left to right, where each token is given all that is before it. An
     ending is always drawn: the greedy one of a greedy text is there already.
     """
-    sampler = sampling.get('sampler', '')
-    is_causal = run.next_token is not None and (sampler in ('', 'autoregressive')
-                                                or run.text is run.next_token)
+    sampler = sampling.get('sampler') or default_sampler(run, True, False)
+    is_causal = sampler == 'autoregressive' or run.text is run.next_token
     drafting = ending = filling = sampling
     if is_causal:
         ending = sampling | dict(sampler='autoregressive')
         filling = sampling | dict(sampler='confidence')
-    is_greedy = is_causal or sampler in ('', 'confidence')
+    is_greedy = is_causal or sampler == 'confidence'
     if is_greedy and sampling.get('temperature', -1.0) < 0:
         ending = ending | dict(temperature=0.4)
-        if K > 1:
+        if several:
             drafting = drafting | dict(temperature=0.4 if is_causal else 0.7)
             filling = filling | dict(temperature=0.7)
 
@@ -87,25 +82,26 @@ def mask_ending(run, tokens, z, seed, batch):
 
 
 def mask_least_certain(run, tokens, z, seed, batch, share=0.4):
-    """ tokens (n, L) with a share of each text masked: what is least likely, given half of the
-    rest. """
+    """ tokens (n, L), of which so many are masked as a share of each text: what is least likely,
+    given half of the rest. A PAD may be among them, so a text can grow. """
     certainty = log_p_given_half(run, tokens, z, seed, batch)            # (n, L)
     is_text = (tokens != run.tokenizer.pad) & ~ends_of(run, tokens)
     n_masked = (share * is_text.sum(1, keepdim=True)).ceil()             # (n, 1)
     return torch.where(rank_in_row(certainty) < n_masked, run.text.mask_id, tokens)
 
 
-def search(run, raw, rerank=1, refine=0, seed=0, lengths_of=None, **sampling):
+def search(run, raw, rerank=1, refine=0, seed=0, lengths_of=None, several=False, **sampling):
     """
-    l2t by trial. From each raw latent (n, N, D) `rerank` candidates are drawn, and the nearest
-    stays. Or `refine` rounds follow: then the one of the highest score stays (best_of), and each
-    round writes a part of it again, in so many ways, and keeps the best of all. Returns tokens
-    (n, L), cosine (n,).
+    l2t by trial. From each raw latent (n, N, D) `rerank` drafts are written, and the nearest stays.
+    With `refine` the draft of the highest score stays (best_of), and each of so many rounds writes
+    a part of it again, in `rerank` ways, and keeps the best of all. Returns tokens (n, L), cosine
+    (n,).
+    several: equal latents are among raw, and shall not get equal texts.
     """
     K = rerank
     if rerank < 1 or refine < 0:
         raise ValueError(f'rerank={rerank}, refine={refine}: expected at least 1 and 0')
-    drafting, rounds = search_settings(run, K, sampling)
+    drafting, rounds = search_settings(run, several or K > 1, sampling)
     if refine and not rounds and run.next_token is None:
         raise ValueError(f'refine={refine}: {run.out_dir} can mend no text, as it was trained '
                          'neither on masked text nor from left to right')
@@ -117,11 +113,14 @@ def search(run, raw, rerank=1, refine=0, seed=0, lengths_of=None, **sampling):
     drafts = l2t(run, z, seed=seed, lengths_of=lengths_of, **drafting)
     best, cosine, score = best_of(run, drafts, raw, K, z if refine else None, batch)
 
-    # mend it: write a part of it again, keep what scores higher
-    for i in range(1, refine + 1):
-        mask, settings = rounds[(i - 1) % len(rounds)]
-        tokens = mask(run, best.repeat_interleave(K, 0), z, seed + i, batch)
-        tokens = write(run, tokens, tokens != run.text.mask_id, z, seed=seed + i, **settings)
+    # mend it: write a part of it again, keep what scores higher. Each use of chance has a seed of
+    # its own
+    seeds = torch.randint(2**40, (refine, 2), generator=torch.Generator().manual_seed(seed))
+    for i, (mask_seed, write_seed) in enumerate(seeds.tolist()):
+        hide, settings = rounds[i % len(rounds)]
+        tokens = hide(run, best.repeat_interleave(K, 0), z, mask_seed, batch)
+        tokens = write(run, tokens, tokens != run.text.mask_id, z, seed=write_seed, i_round=i + 1,
+                       **settings)
         found, found_cosine, found_score = best_of(run, tokens, raw, K, z, batch)
         is_better = found_score > score
         best = torch.where(is_better[:, None], found, best)

@@ -27,6 +27,23 @@ def ends_of(run, tokens):
     return is_end(tokens, run.tokenizer) & bool(run.lengths)
 
 
+def tidied(run, tokens):
+    """ Texts (n, L) as training has them: no PAD inside, one EOS, and PAD behind it. `decode` reads
+    the same in both. A run that is given its ends keeps them. """
+    if run.lengths:
+        return tokens
+    eos, pad = run.tokenizer.eos, run.tokenizer.pad
+    is_text = ((tokens == eos).cumsum(1) == 0) & (tokens != pad)
+
+    # the text first, in its order
+    order = (~is_text).byte().argsort(dim=1, stable=True)
+    tokens = tokens.gather(1, order)
+    n_text = is_text.sum(1, keepdim=True)                                # (n, 1)
+    place = torch.arange(tokens.shape[1])
+    tokens = torch.where(place > n_text, pad, tokens)
+    return torch.where(place == n_text, eos, tokens)
+
+
 def blank(run, n, length=0, seed=0, lengths_of=None):
     """
     n texts of which nothing is known: tokens, all MASK, and known_mask, all False.
@@ -77,12 +94,12 @@ def process_of(run, sampling):
     return run.text
 
 
-def default_sampler(run, z, some_known):
+def default_sampler(run, has_latents, some_known):
     """ The likeliest text where there is something to write from, else a sample. """
     if run.next_token and not (some_known and run.fills_masks):
         return 'autoregressive'
     # processes other than MaskedText have ancestral alone
-    seeks_likely = isinstance(run.text, MaskedText) and (z is not None or some_known)
+    seeks_likely = isinstance(run.text, MaskedText) and (has_latents or some_known)
     return 'confidence' if seeks_likely else 'ancestral'
 
 
@@ -112,12 +129,14 @@ def generators(run, seed):
 
 @torch.inference_mode()
 def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_callback,
-          observe=no_observer, progress=no_progress, **sampling):
+          observe=no_observer, progress=no_progress, i_round=0, **sampling):
     """
     Fills the MASKs of tokens (n, L) that are not in known_mask (n, L), from standardised latents
     z (n, N, D), or from text alone: z None. Returns tokens (n, L).
     inner (n, L): positions where EOS and PAD are not allowed.
-    observe(denoise, tokens): a denoise in its place, which looks on (runs/unmasking.py).
+    observe(denoise, tokens, first, i_round): a denoise in its place, which looks on
+    (runs/unmasking.py); first is the row at which the batch begins, i_round is not 0 where texts
+    are mended.
     """
     sampling = sampling_knobs(sampling)
 
@@ -126,7 +145,7 @@ def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_
         raise ValueError(f'{run.out_dir} has no text stream: nothing to write')
     if not sampling['sampler']:
         some_known = bool((known_mask & ~ends_of(run, tokens)).any())    # more than its length
-        sampling['sampler'] = default_sampler(run, z, some_known)
+        sampling['sampler'] = default_sampler(run, z is not None, some_known)
     text = process_of(run, sampling)
     is_causal = text is run.next_token
     if is_causal and z is not None and sampling['temperature'] < 0:
@@ -154,7 +173,7 @@ def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_
             null = null_latents(run, len(x), device_rng)
         denoise = make_denoise(run, g, condition, null,
                                None if inner is None else inner[part].to(run.device), is_causal)
-        denoise = observe(denoise, x)
+        denoise = observe(denoise, x, first, i_round)
         propose = make_propose(temperature, sampling['nucleus'], device_rng)
         x = sampler(denoise, propose, text, x, known_mask[part], steps, rng, on_step, **knobs)
         out.append(x.cpu())

@@ -7,7 +7,7 @@ import torch
 from tqdm import tqdm
 
 from data import is_end
-from diffusion import uniforms
+from diffusion import rank_in_row, uniforms
 from sampling.directions import FILLS
 from sampling.knobs import TEXT_KNOBS
 from sampling.writing import write
@@ -25,7 +25,7 @@ def measure(run, ctx):
     length = (~is_end(ctx.tokens, run.tokenizer)).sum(1, keepdim=True)   # (n, 1)
     u = uniforms(seed, 0, 'evaluation', 0, n, 1 + L)[:, 1:]
     u = u.masked_fill(torch.arange(L) >= length, torch.inf)
-    masked = u.argsort(1).argsort(1) < (share * length).ceil()           # (n, L)
+    masked = rank_in_row(u) < (share * length).ceil()                    # (n, L)
     tokens = torch.where(masked, run.text.mask_id, ctx.tokens)
 
     # {control: latents}

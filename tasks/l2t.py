@@ -3,7 +3,8 @@ l2t: texts written from latents, against the texts that the latents came from: s
 word-set F1, exact match, and the round trip: embed what was written, cosine with the source latent,
 retrieval of the source among all n.
 Controls: shuffled, another text's latent; null, noise at clock 1; nearest, the training text whose
-latent is nearest: what copying the training set would get.
+latent is nearest: what copying the training set would get. With rerank the nearest to the latent is
+chosen of all, also of null, which is not mended.
 """
 import numpy as np
 import torch

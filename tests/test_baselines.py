@@ -495,6 +495,20 @@ def test_only_the_end_of_a_text_can_be_written_from_left_to_right():
         NextToken(20).left_to_right(None, None, None, tokens, tokens != 20, 4, None)
 
 
+def test_writing_ends_at_the_eos_of_the_tokenizer_which_need_not_be_the_last_id_but_one():
+    """ cl100k_base has 19 ids above its EOS, which are never written. """
+    process, states = NextToken(20), []
+    process.eos = 7
+    blank = torch.full((2, 16), 20)
+
+    def denoise(tokens, t, positions):
+        x = torch.tensor([[3, 7, 5], [4, 6, 7]])[:, min(tokens.shape[1] - 1, 2)]
+        return torch.nn.functional.one_hot(x, 20).float()
+    out = process.left_to_right(denoise, make_propose(0, 1, None), process, blank, blank < 0, 0, None, lambda x: states.append(x))
+    assert out.tolist() == [[3, 7] + [19] * 14, [4, 6, 7] + [19] * 13] and len(states) == 8
+    process.check_known(torch.tensor([[1, 20, 7, 19]]), torch.tensor([[False, True, False, False]]), torch.tensor([[True, False, True, True]]))
+
+
 # ---- clusters
 
 def test_kmeans_finds_what_lies_together_and_leaves_no_cluster_empty():

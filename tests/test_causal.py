@@ -15,6 +15,7 @@ from launch import cut, log, run_each, train_each, weights
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig, attention, attention_with_prefix, causal_mask
 from processes.autoregressive import NextToken
+from runs import loading
 from runs.loading import load_run
 from samplers import make_propose
 from sampling import search as search_module
@@ -386,6 +387,32 @@ def test_mending_keeps_what_is_near_and_likely_from_left_to_right(dual, dataset,
     assert (nats.min(1).values < nats.mean(1) - 1e-3).any()
 
 
+def test_a_text_has_one_score_whatever_stands_behind_its_eos(dual, dataset):
+    """ Diffusion may write an EOS and more words, or PAD and no EOS: what is read is the same text. """
+    run = load_run(str(dual / 'both'), device='cpu', dtype='float32')
+    data, (eos, pad) = PackedDataset(str(dataset), 'val'), (run.tokenizer.eos, run.tokenizer.pad)
+    text = [5, 6, 7, 8]
+    n_rest = run.L - len(text) - 1
+    same = torch.tensor([[*text, eos, *[pad] * n_rest], [*text, eos, *[9] * n_rest], [*text, pad, *[pad] * n_rest], [pad, *text, eos, *[pad] * (n_rest - 1)]])
+    raw = torch.as_tensor(data.raw_latents(range(1))).expand(4, -1, -1)
+    z = run.stats.standardise(raw)
+    nats = nats_per_token(run, same, z)
+    assert torch.allclose(nats, nats[0].expand(4)) and not torch.allclose(nats[0], nats_per_token(run, torch.full_like(same[:1], 5), z[:1]))
+    best, _, score = search_module.best_of(run, same, raw, 1, z)
+    assert torch.allclose(score, score[0].expand(4)) and best.equal(same[:1].expand(4, -1)), 'a text is kept as training has it'
+
+
+def test_a_run_ends_its_texts_at_the_eos_of_its_tokenizer(dual, monkeypatch):
+    real = loading.load_tokenizer
+
+    def other_eos(folder):
+        tokenizer = real(folder)
+        tokenizer.eos = 5
+        return tokenizer
+    monkeypatch.setattr(loading, 'load_tokenizer', other_eos)
+    assert load_run(str(dual / 'both'), device='cpu', dtype='float32').next_token.eos == 5
+
+
 def test_an_ending_begins_anywhere_from_the_first_token_to_the_eos():
     tokens = torch.tensor([[3, 4, 5, 8, 9, 9], [8, 9, 9, 9, 9, 9], [1, 2, 3, 4, 5, 6]]).repeat(400, 1)      # 8 is EOS, 9 PAD
     run = SimpleNamespace(tokenizer=SimpleNamespace(eos=8, pad=9), text=MaskedText(10))
@@ -400,24 +427,30 @@ def test_an_ending_begins_anywhere_from_the_first_token_to_the_eos():
 
 
 def test_rounds_of_mending_take_turns_and_keep_the_rest_of_a_text(dual, monkeypatch):
-    """ What each kind of run writes again: the end of a text, from left to right, or its least certain part, by diffusion. """
-    seen = []
+    """ What each kind of run writes again: the end of a text, from left to right, or its least certain part, by diffusion.
+    Several texts differ by a temperature, and an ending differs from the one that is there. """
+    seen, drafts, seeds = [], [], []
 
-    def watched(run, tokens, known_mask, z, seed=0, sampler='', **settings):
+    def watched(run, tokens, known_mask, z, seed=0, sampler='', temperature=-1.0, **settings):
         masked = ~known_mask
-        if masked.any() and not masked.all():
-            is_ending = (masked.int().diff(dim=1) >= 0).all().item()     # once masked, always masked
-            seen.append((sampler, is_ending))
-        return write(run, tokens, known_mask, z, seed, sampler=sampler, **settings)
+        is_ending = (masked.int().diff(dim=1) >= 0).all().item()         # once masked, always masked
+        seen.append((sampler, is_ending, temperature))
+        seeds.append(seed)
+        return write(run, tokens, known_mask, z, seed, sampler=sampler, temperature=temperature, **settings)
     monkeypatch.setattr(search_module, 'write', watched)
-    left_to_right, by_diffusion = ('autoregressive', True), ('confidence', False)
-    for name, asked, expected in (('both', '', [left_to_right, by_diffusion, left_to_right]), ('causal', '', [left_to_right] * 3),
-                                  ('masked', '', [('', False)] * 3), ('both', 'confidence', [by_diffusion] * 3)):
+    monkeypatch.setattr(search_module, 'l2t', lambda *args, temperature=-1.0, **how: drafts.append(temperature) or l2t(*args, temperature=temperature, **how))
+    ending, filling, alone = ('autoregressive', True, .4), ('confidence', False, .7), ('', False, .7)
+    for name, asked, expected, of_drafts in (('both', '', [ending, filling, ending], .4), ('causal', '', [ending] * 3, .4), ('masked', '', [alone] * 3, .7),
+                                             ('both', 'confidence', [('confidence', False, .7)] * 3, .7)):
         run = load_run(str(dual / name), device='cpu', dtype='float32')
         raw = torch.randn(6, 1, run.model.config.latent_dim)
-        seen.clear()
-        search(run, raw, rerank=4, refine=3, sampler=asked)
-        assert seen == expected, name
+        for rerank, several in ((4, False), (1, False), (1, True)):
+            is_drawn = rerank > 1 or several
+            seen.clear(), drafts.clear(), seeds.clear()
+            search(run, raw, rerank=rerank, refine=3, sampler=asked, several=several)
+            as_drawn = [(*kind, temperature if is_drawn or kind[1] else -1.0) for *kind, temperature in expected]
+            assert seen == as_drawn and drafts == [of_drafts if is_drawn else -1.0], (name, rerank, several)
+            assert len({0, 1, 2, 3, *seeds}) == 7, 'no round shares its numbers with drafts of this seed or of the next ones'
 
 
 def test_a_run_does_only_what_it_has_learned(dual, tmp_path):

@@ -9,7 +9,7 @@ import torch
 import sample
 from corpora.inputs import slerp, with_each_length
 from launch import run, run_each
-from sampling import directions, likelihood
+from sampling import directions, likelihood, writing
 from test_sample import Known, known_run
 from toys import L, TEXTS, Network, Toy, denoiser_of
 
@@ -86,9 +86,25 @@ def test_the_length_of_the_fewest_nats_per_token_wins_as_the_law_says():
 def test_the_draws_are_shared_by_the_texts_and_the_rows_of_a_call_change_nothing():
     p = law_of_words(0)
     texts = TEXTS[p > 0]
-    whole = likelihood.nats_per_token(run_of_words(p), texts)
-    assert torch.allclose(likelihood.nats_per_token(run_of_words(p), texts, batch=64), whole)
+    run_, sizes = run_of_words(p), []
+    whole = likelihood.nats_per_token(run_, texts)
+    real = run_.text.bound
+    run_.text = SimpleNamespace(bound=lambda model, tokens, *rest: sizes.append(len(tokens)) or real(model, tokens, *rest))
+    assert torch.allclose(likelihood.nats_per_token(run_, texts, batch=7), whole)
+    assert set(sizes[:-1]) == {7} and sum(sizes) == 64 * len(texts), 'a call has as many rows as are asked for'
     assert torch.allclose(likelihood.nats_per_token(run_of_words(p), texts.flip(0)).flip(0), whole)
+
+
+def test_texts_that_read_the_same_are_scored_the_same():
+    """ Without an EOS, with a PAD inside, and with words behind the EOS: `decode` reads 3 4 in each of them. """
+    a, b, eos, pad = 3, 4, 8, 9
+    run_ = known_run(lengths=None, tokenizer=SimpleNamespace(eos=eos, pad=pad))
+    same = torch.tensor([[a, b, eos, pad, pad], [a, b, eos, a, eos], [a, b, pad, pad, pad], [a, pad, b, pad, eos], [pad, pad, a, b, eos]])
+    assert writing.tidied(run_, same).tolist() == [[a, b, eos, pad, pad]] * 5
+    for whole in ([a, b, a, b, a], [eos, pad, pad, pad, pad], [a, b, a, b, eos]):
+        assert writing.tidied(run_, torch.tensor([whole])).tolist() == [whole], 'a text as in training stays as it is'
+    given = known_run(lengths=[2], tokenizer=run_.tokenizer)
+    assert writing.tidied(given, same).equal(same), 'a run that is given its ends keeps them'
 
 
 def test_a_run_that_writes_from_left_to_right_is_asked_for_the_exact_nats():

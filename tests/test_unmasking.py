@@ -16,9 +16,9 @@ from processes.autoregressive import NextToken
 from runs import unmasking
 from runs.animation import MOST_FRAMES, animation, chosen_frames
 from runs.loading import encode, load_run
-from runs.unmasking import Recorder, kept_rows, pieces_of, printable, watcher
+from runs.unmasking import Recorder, pieces_of, printable, watcher
 from samplers import SAMPLERS, make_propose
-from sampling import denoise, directions, search
+from sampling import denoise, directions, search, writing
 
 BYTES = byte_tokenizer()
 MASK, EOS, PAD = BYTES.vocab_size, BYTES.eos, BYTES.pad
@@ -121,12 +121,25 @@ def test_the_last_step_from_left_to_right_shows_the_padding_that_comes_by_rule()
     assert len(states) == 8 and states[-1].equal(tokens) and tokens.tolist() == [[8] + [9] * 19] * 2
 
 
-def test_a_text_that_is_mended_names_the_draft_it_comes_from():
-    drafts = torch.tensor([[1, 2, 3, EOS], [4, 5, 6, EOS]])
-    assert kept_rows(drafts, torch.tensor([[4, MASK, 6, EOS], [MASK, 5, 6, PAD]]), MASK).tolist() == [1, 1]
-    assert kept_rows(drafts, torch.tensor([[4, MASK, 3, EOS]]), MASK) is None, 'of no draft'
-    assert kept_rows(drafts, torch.tensor([[MASK] * 3 + [EOS]]), MASK) is None, 'only the end is known'
-    assert kept_rows(drafts, drafts, MASK) is None, 'nothing is to be written'
+@pytest.mark.parametrize('batch', [128, 3])
+@pytest.mark.parametrize('sampler', ['', 'confidence'])
+def test_each_round_of_mending_shows_what_it_masked_and_batches_are_no_rounds(loaded, monkeypatch, sampler, batch):
+    """ Also where a round before found nothing better, and where an ending begins at the first token. """
+    masked, recorder = [], Recorder(loaded.text.mask_id)
+
+    def watched(run, tokens, known_mask, z, i_round=0, **settings):
+        masked.append((i_round, tokens == run.text.mask_id))
+        return writing.write(run, tokens, known_mask, z, i_round=i_round, **settings)
+    monkeypatch.setattr(search, 'write', watched)
+    monkeypatch.setattr(search, 'encode', lambda run, texts, progress=None: some_latents(run, len(texts)))
+    search.search(loaded, some_latents(loaded, 2), rerank=4, refine=4, sampler=sampler, batch=batch, steps=3,
+                  on_step=recorder.on_step, observe=recorder.observe)
+    assert [i_round for i_round, _ in masked] == [1, 2, 3, 4]
+    for i_round in range(5):
+        starts = [frame for frame in recorder.frames if frame.i_round == i_round and frame.step == 0]
+        expected = torch.cat([start.is_again for start in starts])
+        assert expected.equal(masked[i_round - 1][1]) if i_round else not expected.any()
+        assert [start.first for start in starts] == list(range(0, 8, batch))
 
 
 def test_pieces_are_the_text_cut_where_its_tokens_are():
@@ -160,7 +173,7 @@ def test_a_terminal_shows_drafts_shades_and_mending_in_place(loaded, monkeypatch
     recorder, out = watch(loaded, monkeypatch, capsys, True, rerank=2, refine=1, steps=4)
     frames = out.split('\x1b[J')
     assert len(frames) == 5 + 1 + recorder.frames[-1].step and all(frame.startswith('\x1b[') for frame in frames[1:])
-    assert 'writes · step 0 · 32 of 32 masked' in frames[0] and 'mends text' in frames[-1] and 'round 1' in frames[-1]
+    assert 'writes · step 0 · 32 of 32 masked' in frames[0] and 'mends, round 1 · step' in frames[-1]
     mended = recorder.frames[-1]
     assert mended.is_again.any() and not mended.is_again[mended.p.isnan()].any(), 'what is mended has a probability'
 
