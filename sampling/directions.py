@@ -216,8 +216,9 @@ def unconditional(run, n, seed=0, batch=128, on_step=no_callback, observe=no_obs
         joint = JointDenoise(run, len(tokens), steps, sampling['solver'], device_rng)
         propose = make_propose(temperature, sampling['nucleus'], device_rng)
         tokens = tokens.to(run.device)
-        tokens = sampler(observe(joint, tokens, first), propose, run.text, tokens, known_mask, steps,
-                         rng, on_step, **knobs)
+        denoise = observe(joint, tokens, first)
+        tokens = sampler(denoise, propose, run.text, tokens, known_mask, steps, rng, on_step,
+                         **knobs)
         if joint.i < steps:
             raise ValueError(f'sampler={name} made {joint.i} of {steps} network calls; joint '
                              f'sampling makes one a step for both: --steps={joint.i}')
