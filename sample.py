@@ -277,7 +277,8 @@ def respond(run, direction, config):
 
     # draw, with a progress bar where it takes several network calls (two caches are the most)
     is_one_batch = n_rows <= rows_that_fit(run, sample_batch, 2 if run.next_token else 0)
-    with tqdm(total=n_rows, unit='sample', disable=True if is_one_batch else None) as bar:
+    is_hidden = is_one_batch or watch                      # what is watched moves by itself
+    with tqdm(total=n_rows, unit='sample', disable=True if is_hidden else None) as bar:
         sampling['progress'] = bar.update
         if direction == 'embed':
             write_vectors(run, sources, bar.update)
@@ -414,6 +415,7 @@ def asked_texts():
             line = input('\n> ') if is_terminal else sys.stdin.readline()
         except (EOFError, KeyboardInterrupt):
             line = ''
+            print()                                        # the next prompt has a line of its own
         if not line.strip():
             return
         yield line.strip()

@@ -219,7 +219,7 @@ def how_to_prepare(folder, configs=()):
         if out is not None and os.path.abspath(out) == os.path.abspath(folder):
             return (f"make it with `python prepare.py {' '.join(paths)}` "
                     "(the config's first lines name the input)")
-    return f'make it with `python prepare.py --input=... --out={folder}`, or name another --dataset'
+    return f'make it with `python prepare.py --input=... --out={folder}`, or name another dataset'
 
 
 def read_meta(folder):
