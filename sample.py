@@ -199,7 +199,7 @@ def sampling_of(run, direction, config, n_each):
 
     # several texts of one source: the likeliest text would be the same each time. (search sets the
     # temperatures of its own)
-    name = sampler or default_sampler(run, direction != 'infill', direction == 'infill')
+    name = sampler or default_sampler(run, True, direction == 'infill')
     is_likeliest = temperature < 0 and name in ('autoregressive', 'confidence')
     is_search = direction == 'l2t' and (rerank > 1 or refine > 0)
     if n_each > 1 and is_likeliest and not is_search:

@@ -82,8 +82,8 @@ def mask_ending(run, tokens, z, seed, batch):
 
 
 def mask_least_certain(run, tokens, z, seed, batch, share=0.4):
-    """ tokens (n, L), of which so many are masked as a share of each text: what is least likely,
-    given half of the rest. A PAD may be among them, so a text can grow. """
+    """ tokens (n, L), in which the least likely places are masked, given half of the rest: as many
+    as a share of the text's own tokens. A PAD may be among them, so a text can grow. """
     certainty = log_p_given_half(run, tokens, z, seed, batch)            # (n, L)
     is_text = (tokens != run.tokenizer.pad) & ~ends_of(run, tokens)
     n_masked = (share * is_text.sum(1, keepdim=True)).ceil()             # (n, 1)

@@ -9,12 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import sample
 from data import PackedDataset
 from diffusion import CAUSAL, GaussianLatents, MaskedText, mode_shares
 from launch import cut, log, run_each, train_each, weights
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig, attention, attention_with_prefix, causal_mask
 from processes.autoregressive import NextToken
+from processes.gidd import GIDD
 from runs import loading
 from runs.loading import load_run
 from samplers import make_propose
@@ -411,6 +413,19 @@ def test_a_run_ends_its_texts_at_the_eos_of_its_tokenizer(dual, monkeypatch):
         return tokenizer
     monkeypatch.setattr(loading, 'load_tokenizer', other_eos)
     assert load_run(str(dual / 'both'), device='cpu', dtype='float32').next_token.eos == 5
+
+
+def test_a_temperature_where_greedy_texts_of_one_source_would_be_equal(monkeypatch):
+    """ Not where the sampler draws by itself, as that of GIDD, and not where search sets the temperatures. """
+    masked = SimpleNamespace(next_token=None, fills_masks=True, text=MaskedText(9))
+    gidd = SimpleNamespace(next_token=None, fills_masks=True, text=GIDD(9))
+    config = {name: getattr(sample, name) for name in sample.TEXT_KNOBS + sample.LATENT_KNOBS}
+    for run, n_each, knobs, expected in ((masked, 2, {}, .7), (masked, 1, {}, -1), (gidd, 2, {}, -1), (masked, 2, dict(sampler='remdm'), -1),
+                                         (masked, 2, dict(refine=1), -1), (masked, 2, dict(rerank=2), -1)):
+        with monkeypatch.context() as patch:
+            for name, value in knobs.items():
+                patch.setattr(sample, name, value)
+            assert sample.sampling_of(run, 'l2t', config, n_each)['temperature'] == expected, (run, n_each, knobs)
 
 
 def test_an_ending_begins_anywhere_from_the_first_token_to_the_eos():

@@ -219,7 +219,7 @@ BESIDE = {
     'Captions from their MiniLM embeddings': ['5,400', '7,000', '0', '8', '24', '0.5'],
     'Drafts, and mending them': ['0', '8', '24', '40'],                           # embedded texts
     'Before: diffusion in each round, by the cosine alone': ['0', '8', '16', '24'],
-    'Every direction from one checkpoint': ['1,500', '612', '256'],                     # pairs
+    'Every direction from one checkpoint': ['1,500', '612', '256'],              # pairs, texts
     'Before: 6,000 steps, and a bag that begins at zero': ['612'],
     'The records': ['64', '96', '24', '960', '581', '567', '19.7', '9.1', '5.0', '.454', '.226', '.249', '2.17', '4.17', '1', '4', '3',
                                   '0.3', '0.1', '6', '1,200', '2,400', '2,600', '2026-11-21', '2026-11-23'],
