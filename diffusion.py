@@ -101,27 +101,17 @@ def check_choice(name, value, choices):
         raise ValueError(f"{name}={value!r}: choose from {', '.join(choices)}")
 
 
-def mode_shares(mode, mode_weights):
-    """
-    {mode: share of the rows}, in the order of MODES.
-    mode: one of MODES; several, as 'l2t+causal' or by weight '3*l2t+causal'; or 'mixed', which is
-    the first three by mode_weights.
-    """
-    weights = dict.fromkeys(MODES, 0.0)
-    if mode == 'mixed':
-        mixed = ('unconditional', 'l2t', 't2l')
-        if len(mode_weights) != 3 or min(mode_weights) < 0 or sum(mode_weights) <= 0:
-            raise ValueError(f'mode_weights={mode_weights} must be 3 shares >= 0, '
-                             f"of {', '.join(mixed)}")
-        weights.update(zip(mixed, mode_weights))
-    else:
-        for part in mode.split('+'):
-            weight, times, name = part.strip().rpartition('*')
-            check_choice('mode', name, MODES if '+' in mode or times else (*MODES, 'mixed'))
-            if times and not (weight.isascii() and weight.isdecimal() and int(weight) > 0):
-                raise ValueError(f'mode={mode!r}: {weight!r} is no weight: expected a whole number '
-                                 f'above 0, as in 3*{name}')
-            weights[name] += int(weight) if times else 1
+def mode_shares(mode):
+    """ {mode: share of the rows}, in the order of MODES. mode: one of MODES, or several with their
+    weights, as 'l2t+causal' or 'l2t+3*causal'. """
+    weights = dict.fromkeys(MODES, 0)
+    for part in mode.split('+'):
+        weight, times, name = part.strip().rpartition('*')
+        check_choice('mode', name, MODES)
+        if times and not (weight.isascii() and weight.isdecimal() and int(weight) > 0):
+            raise ValueError(f'mode={mode!r}: {weight!r} is no weight: expected a whole number '
+                             f'above 0, as in 3*{name}')
+        weights[name] += int(weight) if times else 1
 
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}

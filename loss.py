@@ -13,9 +13,9 @@ One step, without what makes it fast or optional:
 
 A mode says, for each row, how its two clocks are drawn and which of the two losses count. The
 losses never see the mode. Each loss is a mean over all rows, selected with torch.where, so modes
-mix inside a batch and every rank does the same work. Rows of the mode `causal` are not masked: they
-read the text shifted by one place, and come last in the batch, because the network must know how
-many they are. ATAT masks by importance: its batches and its loss are subclasses of these
+mix inside a batch and every rank does the same work. Rows of the mode `causal` are not masked: the
+network reads them from left to right. They come last in the batch, because it must know how many
+they are. ATAT masks by importance: its batches and its loss are subclasses of these
 (processes/adaptive.py).
 
 Read downward: BatchMaker makes a batch on the host, Loss computes its losses on the device and
@@ -31,6 +31,7 @@ import torch.nn as nn
 from data import is_end
 from diffusion import (CAUSAL, MODES, draw_clocks, normals, positions_and_targets, to_device,
                        uniforms)
+from processes.autoregressive import exact_nll
 
 # -----------------------------------------------------------------------------
 # A batch: made on the host, a pure function of (seed, step, rows)
@@ -61,7 +62,6 @@ class BatchMaker:
     latent_noise: float
     t_min: float
     predict_length: bool = True        # False: EOS and PAD are given, not scored
-    next_token: object = None          # processes.autoregressive.NextToken, for causal rows
     causal_weight: float = 1.0         # of the loss of causal rows
 
     def __call__(self, data, rows, step, first, global_batch, stage):
@@ -110,16 +110,11 @@ class BatchMaker:
         if 'text' in stage.predict:
             real = (clocks['text_on'] > 0)[:, None] & (tokens != data.tokenizer.pad)
             batch['n_real'] = real[:B - n_causal].sum()[None].float()
-        if 'text' in self.streams:
-            if stage.shares['causal']:
-                batch['n_real_causal'] = real[B - n_causal:].sum()[None].float()
-                batch.update(self.mask_and_shift(tokens, clocks['t_text'], clocks['text_on'], u,
-                                                 stage.budget, n_causal))
-            elif 'text' in stage.predict:
-                batch.update(self.mask(tokens, clocks['t_text'], clocks['text_on'], u,
-                                       stage.budget, step, known_mask))
-            else:
-                batch['x_t'], _ = self.text.corrupt(tokens, clocks['t_text'], u, known_mask)
+            batch['n_real_causal'] = real[B - n_causal:].sum()[None].float()
+            batch.update(self.mask(tokens, clocks['t_text'], clocks['text_on'], u, stage.budget,
+                                   step, known_mask, real, n_causal))
+        elif 'text' in self.streams:
+            batch['x_t'], _ = self.text.corrupt(tokens, clocks['t_text'], u, known_mask)
 
         # the latents and their noise; Loss mixes them
         if 'latent' in self.streams:
@@ -130,32 +125,23 @@ class BatchMaker:
                 batch['row_weight'] = torch.where(clocks['latent_on'] > 0, weight, 0).float()
         return batch
 
-    def mask(self, tokens, t, text_on, u, budget, step, known_mask=None):
+    def mask(self, tokens, t, text_on, u, budget, step, known_mask, real, n_causal):
         """ The text as the network reads it, and where it is scored: {x_t, positions, targets,
         weight}, and the coefficients of a process that has some. """
         x_t, mask = self.text.corrupt(tokens, t, u, known_mask)
         scored = mask & (text_on > 0)[:, None]
         weight = self.text_weight(t, text_on)
+
+        # causal rows have clock 0, so nothing is masked: each token and the EOS are scored
+        first_causal = len(tokens) - n_causal
+        scored[first_causal:] = real[first_causal:]
+        weight[first_causal:] = self.causal_weight
+
         positions, targets, weight = positions_and_targets(scored, tokens, weight, budget)
         batch = dict(x_t=x_t, positions=positions, targets=targets, weight=weight)
         if hasattr(self.text, 'loss_coefficients'):
             batch['coefficients'] = self.text.loss_coefficients(t)
         return batch
-
-    def mask_and_shift(self, tokens, t, text_on, u, budget, n_causal):
-        """ The same, where the last n_causal rows are read from left to right. """
-        # rows that are masked
-        n_masked = len(tokens) - n_causal
-        x_t, mask = self.text.corrupt(tokens[:n_masked], t[:n_masked], u[:n_masked])
-        scored = mask & (text_on[:n_masked] > 0)[:, None]
-        weight = self.text_weight(t[:n_masked], text_on[:n_masked])
-
-        # and causal rows, of which every token and the EOS are scored
-        shifted, real = self.next_token.corrupt(tokens[n_masked:], None)
-        x_t, scored = torch.cat([x_t, shifted]), torch.cat([scored, real])
-        weight = torch.cat([weight, torch.full((n_causal, 1), self.causal_weight)])
-        positions, targets, weight = positions_and_targets(scored, tokens, weight, budget)
-        return dict(x_t=x_t, positions=positions, targets=targets, weight=weight)
 
     def text_weight(self, t, text_on):
         """ (B, 1). A row without this loss may have clock 0, where the weight would be inf * 0. """
@@ -255,7 +241,7 @@ class Loss(nn.Module):
                 nats = self.text.bound(self.model, tokens, z, t_latent, u, known_mask).sum().item()
             if 'causal' in trains:
                 z = None if noise is None else self.latent.corrupt(latents, zeros, noise)[0]
-                causal_nats = make.next_token.bound(self.model, tokens, z, zeros).sum().item()
+                causal_nats = exact_nll(self.model, tokens, z, zeros).sum().item()
 
             # the error of the latents, beside a clean text or none
             if 'latent' in predict:
@@ -313,26 +299,22 @@ def statistics_of_text(batch, result):
 
     nll = torch.where(scored, result['nll'], 0)
     weighted = torch.where(scored, batch['weight'] * result['nll'], 0) * len(batch['mode'])
+    # what is per clock, or a bound, is of masked rows alone
+    is_masked = batch['mode'][row] != CAUSAL
+    masked = is_masked & scored
+    n_positions = batch['x_t'].numel()
+    n_masked_positions = n_positions - batch['n_causal'] * batch['x_t'].shape[1]
     sums = dict(text_loss=result['text_loss'][None],
-                text_nats=result['text_loss'][None] * batch['x_t'].numel(),
+                text_nats=(is_masked * batch['weight'] * nll).sum()[None] * n_positions,
                 n_real=batch['n_real'],
+                causal_nats=(~is_masked * nll).sum()[None],
+                n_real_causal=batch['n_real_causal'],
                 correct=(result['right'] & real).sum()[None].float(),
                 real_count=real.sum()[None].float(),
-                text_bins=sums_by_clock(clock, nll),
-                text_count=sums_by_clock(clock, scored.float()),
+                text_bins=sums_by_clock(clock, is_masked * nll),
+                text_count=sums_by_clock(clock, masked.float()),
                 text_by_mode=sums_by(batch['mode'][row], len(MODES), weighted),
-                mask_share=(scored.sum() / batch['x_t'].numel())[None])
-    if 'n_real_causal' in batch:
-        # apart: what is per clock, or a bound, is of masked rows
-        is_masked = batch['mode'][row] != CAUSAL
-        n_places = batch['x_t'].numel()
-        n_masked_places = n_places - batch['n_causal'] * batch['x_t'].shape[1]
-        sums.update(mask_share=((is_masked & scored).sum() / max(1, n_masked_places))[None],
-                    text_nats=(is_masked * batch['weight'] * nll).sum()[None] * n_places,
-                    text_bins=sums_by_clock(clock, is_masked * nll),
-                    text_count=sums_by_clock(clock, (is_masked & scored).float()),
-                    causal_nats=(~is_masked * nll).sum()[None],
-                    n_real_causal=batch['n_real_causal'])
+                mask_share=(masked.sum() / max(1, n_masked_positions))[None])
     if 'importance' in batch:
         sums['importance'] = batch['importance']
     if 'importance_loss' in result:

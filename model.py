@@ -9,11 +9,11 @@ noised latents, each with its own clock, and predicts both clean.
 
 Each stream has its own weights (norm, modulation, qkv, out, MLP). They meet only in the attention,
 which runs over both sequences joined. Other models are shapes of this one: streams=('text',) is
-MDLM's network, streams=('latent',) a latent DiT, causal=True an autoregressive decoder.
+MDLM's network, streams=('latent',) a latent DiT, and rows that are all causal a decoder.
 
 A row may be causal: its text sees the latents and the text before it, its latents see only
-latents. The last n_causal rows of a batch are (all of them if causal=True). So one network writes
-both ways: token by token, and by diffusion.
+latents. The last n_causal rows of a batch are. So one network writes both ways: token by token, and
+by diffusion.
 
 Where this departs from SD3, and why:
     each latent vector becomes `latent_tokens` tokens     one token is a bottleneck
@@ -48,13 +48,10 @@ class ModelConfig:
     width: int = 256                      # C of the text stream, and of the attention
     latent_width: int | None = None       # C of the latent stream; None: width
     mlp_ratio: float = 4.0
-    causal: bool = False                  # every row is causal
-    shift: bool = False                   # other rows read token i - 1 at place i, too: one network
-                                          # that writes both ways always predicts the next place
+    shift: bool = False                   # position i reads token i - 1, and MASK comes first: where
+                                          # rows are causal, each row predicts the next token
     streams: tuple = ('text', 'latent')
     bag: bool = False                     # the latent prediction adds a bag of the tokens
-    bag_norm: int = 1                     # 2: the squares of its weights add up to 1; 1: they
-                                          # themselves to sqrt(L), as in runs before the choice
     shortcut: bool = False                # tokens and logits read a linear map of the latents
     text_clock: bool = True               # False: the text clock is not read; costs no likelihood
     spatial: bool = False                 # the N latents are a square grid: add 2-D positions
@@ -67,30 +64,9 @@ class ModelConfig:
         if self.latent_width is None:
             self.latent_width = self.width
 
-        # ranges
-        for name in ('vocab_size', 'seq_len', 'depth', 'heads', 'width', 'latent_width',
-                     'latent_tokens', 'mlp_ratio'):
-            if getattr(self, name) <= 0:
-                raise ValueError(f'{name}={getattr(self, name)} must be positive')
-        if self.extra_ids < 0:
-            raise ValueError(f'extra_ids={self.extra_ids} must be 0 or more')
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f'dropout={self.dropout} must lie in [0, 1)')
-        if not self.streams or not set(self.streams) <= {'text', 'latent'}:
-            raise ValueError(f"streams={self.streams}: choose from ('text', 'latent'), ('text',), "
-                             "('latent',)")
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise ValueError(f'width={self.width} must be an even multiple of heads={self.heads}')
 
-        # what goes with what
-        if self.bag_norm not in (1, 2):
-            raise ValueError(f'bag_norm={self.bag_norm}: choose from 1, 2')
-        if self.bag and (self.causal or len(self.streams) < 2):
-            raise ValueError('bag=True predicts latents from all of a text: it goes neither with '
-                             f'causal nor with streams={self.streams}')
-        if self.shortcut and len(self.streams) < 2:
-            raise ValueError('shortcut=True leads from the latents to the text: it does not go '
-                             f'with streams={self.streams}')
         if self.spatial and math.isqrt(self.n_latents) ** 2 != self.n_latents:
             raise ValueError('spatial=True needs a square number of latents, found '
                              f'n_latents={self.n_latents}')
@@ -362,9 +338,7 @@ class Model(nn.Module):
         """
         c = self.config
         predict = tuple(stream for stream in predict if stream in c.streams)
-        if c.causal:
-            n_causal = len(t_latent if tokens is None else tokens)
-        read = self.shifted(tokens, n_causal) if c.shift else tokens
+        read = self.shifted(tokens) if c.shift else tokens
         text, latent, condition = self.embed_inputs(read, latents, t_text, t_latent)
 
         # both clocks, as one vector, modulate every block and the ends of both streams
@@ -404,13 +378,9 @@ class Model(nn.Module):
                 prediction = prediction + (1 + bag_gate)[:, None] * self.bag_of(tokens)
         return logits, prediction
 
-    def shifted(self, tokens, n_causal):
-        """ Tokens (B, L), one place later and MASK first. Causal rows come as they are read. """
-        if tokens is None:
-            return None
-        n_full = len(tokens) - n_causal
-        later = F.pad(tokens[:n_full, :-1], (1, 0), value=self.config.vocab_size)
-        return torch.cat([later, tokens[n_full:]])
+    def shifted(self, tokens):
+        """ Tokens (B, L), one position later, and MASK first. """
+        return F.pad(tokens[:, :-1], (1, 0), value=self.config.vocab_size)
 
     def embed_inputs(self, tokens, latents, t_text, t_latent):
         """ Both streams as the first block reads them, (B, L, C) and (B, K, C), and the vector
@@ -463,20 +433,11 @@ class Model(nn.Module):
 
     def bag_of(self, tokens):
         """ sum over l of weight[l] * value[x_l]: (B, L) -> (B, N, D). The weights are in proportion
-        to exp(score[x_l]), and so large that
-
-            bag_norm=2   sum of weight[l]^2 = 1      l tokens alike: 1 / sqrt(l) each
-            bag_norm=1   sum of weight[l] = sqrt(L)
-
-        An embedding of unit length is about a sum of its words, divided by the length of the sum.
-        That grows like sqrt(l), where words point in unlike directions: hence 2. MASK, EOS and PAD
-        have rows like any token. """
+        to exp(score[x_l]), and their squares add up to 1. An embedding of unit length is about a
+        sum of its words, divided by the length of the sum. That grows like sqrt(l), where words
+        point in unlike directions. MASK, EOS and PAD have rows like any token. """
         score = self.bag_scores(tokens).squeeze(2)                       # (B, L)
-        if self.config.bag_norm == 2:
-            weight = (score - score.detach().amax(1, keepdim=True)).exp()
-            weight = F.normalize(weight, dim=1)
-        else:
-            weight = score.softmax(1) * self.config.seq_len ** 0.5
+        weight = F.normalize((score - score.detach().amax(1, keepdim=True)).exp(), dim=1)
         bag = F.embedding_bag(tokens, self.bag_values.weight, per_sample_weights=weight, mode='sum')
         return bag.unflatten(1, (self.config.n_latents, -1))             # (B, N D) -> (B, N, D)
 
@@ -531,6 +492,14 @@ class Model(nn.Module):
             groups[group].append((name, parameter))
         assert sum(map(len, groups.values())) == sum(p.requires_grad for p in self.parameters())
         return groups
+
+    def input_and_head(self, stream):
+        """ The parameters through which a stream comes in and goes out. The bag belongs to the
+        head of the latents. The shortcut leads from the latents to the head of the text. """
+        parts = ('embed.', 'text_head.', 'shortcut_out.')
+        if stream == 'latent':
+            parts = ('latent_in.', 'latent_pos_emb', 'shortcut_in.', 'latent_head.', 'bag_')
+        return [p for name, p in self.named_parameters() if name.startswith(parts)]
 
     def n_parameters(self):
         return sum(p.numel() for p in self.parameters())

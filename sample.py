@@ -143,16 +143,13 @@ dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py
 
 def direction_of(run):
     """ What is asked for by mode: a direction of NEEDS. By default that which the run was trained
-    for. A config of training may say mixed, or unconditional of a run with one stream. """
+    for. A config of training may name a mix, or unconditional of a run with one stream. """
     learned = trained_for(run)
     if len(run.streams) == 1:
         default = run.streams[0]
     else:
         default = 'l2t' if learned & {'l2t', 'causal'} else min(learned)
-    if mode == 'mixed' and len(learned) == 1:
-        raise ValueError(f'mode=mixed, but {out_dir} was trained for {default}: name the mixed run '
-                         'with --out_dir=')
-    of_training = mode in ('', 'mixed', 'causal') or set('+*:') & set(mode)
+    of_training = mode in ('', 'causal') or set('+*:') & set(mode)
     if of_training or mode == 'unconditional' and len(run.streams) == 1:
         return 'infill' if given else default
     check_choice('mode', mode, NEEDS)

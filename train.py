@@ -59,10 +59,9 @@ resume = 'auto'                # auto | never; auto: go on from out_dir's newest
                                # never: refuse a non-empty out_dir
 seed = 0                       # [0, 2**63)
 # ---- what is learned
-mode = 'l2t'                   # <l2t, t2l, unconditional, causal; or several, as 3*l2t+causal>
-                               # each row draws one. mixed: the first three, by mode_weights. In
-                               # turn: t2l:40%,l2t:3000,mixed; the last fills the run
-mode_weights = (1.0, 1.0, 1.0)  # [0, 1e6]; mixed: shares of unconditional, l2t, t2l
+mode = 'l2t'                   # <l2t, t2l, unconditional, causal; or several, as l2t+3*causal>
+                               # each row draws one. In turn: t2l:40%,l2t trains t2l for the first
+                               # 40 % of the steps, then l2t
 causal_weight = 1.0            # [0, 1e6]: of the loss of causal rows beside the others
 cond_drop = 0.1                # [0, 1]: share of conditional rows whose condition is noise
 latent_weight = 1.0            # [0, 1e6]: of the latent loss beside the text loss
@@ -75,13 +74,6 @@ heads = 4                      # [1, 256]
 width = 256                    # [1, 16384]
 latent_width = None            # None | int [1, 16384]; None: width
 text_clock = True              # False: the text clock is not read; costs no likelihood
-shift = None                   # None | bool: masked rows read token i - 1 where they predict i;
-                               # None: where others are causal
-shortcut = None                # None | bool: every token adds a learned linear map of the latents;
-                               # None: where text is written from one vector
-bag = None                     # None | bool: the predicted latents add a learned average over the
-                               # tokens; None: where one vector is predicted from text
-bag_norm = None                # None | 1 | 2: of the weights in that average (model.py); None: 2
 dropout = 0.0                  # [0, 1)
 # ---- optimisation
 batch_size = 64                # [1, 65536]: rows per process and micro-step
@@ -113,18 +105,15 @@ wandb_project = ''             # log there too: pip install wandb; a resumed run
 
 # ---- ADVANCED: what most runs leave alone
 preflight_only = False         # look whether everything is in place, and stop
-mode_schedule = ''             # an older name for modes in turn; it goes before `mode`
 length_schedule = ''           # '24:80%,40': texts of 24 tokens for 80 % of the steps, then of 40;
                                # or '24:1200,40'. A text that is cut has no latent loss
 predict_length = True          # False: EOS and PAD are given, not learned; texts longer than
                                # seq_len are cropped at random (proteins)
 latent_noise = 0.0             # [0, 1]: given latents have a clock from U(0, latent_noise)
-freeze = 'unused'              # none | unused | modality; unused: what no loss of the mode can
-                               # reach; modality: in l2t the latent encoder and head too, in t2l
+freeze = 'none'                # none | modality; modality: in l2t the latent encoder and head, in t2l
                                # the text ones, to fine-tune what init_from names
 seq_len = None                 # None | int [1, 65536]: L; None: the dataset's max_tokens + 1
 mlp_ratio = 4.0                # (0, 64]
-causal = False                 # autoregressive: text sees what is before it, and latents
 spatial = False                # the latents are a square grid
 # the two processes (diffusion.py); sampling reads the same
 text_schedule = 'loglinear'    # loglinear | cosine | polynomial | ddpm
@@ -132,11 +121,12 @@ text_power = 2.0               # [0.01, 100]; polynomial: 1 - alpha(t) = t^power
 text_loss_weight = 'bound'     # bound | uniform | rdm | dynamic | clip; bound: w(t); uniform: 1,
                                # as in flow matching; rdm: 1 - t; dynamic and clip: gidd only
 latent_schedule = 'vp'         # vp | rf
-latent_target = None           # None | v | x0 | flow | eps; None: x0 where bag is on, else v
+latent_target = None           # None | v | x0 | flow | eps; None: x0 where one vector is
+                               # predicted from text, else v
 latent_loss_weight = 'none'    # none | snr | min_snr
 t_min = 1e-3                   # (0, 1): clocks are drawn from (t_min, 1)
 # other text processes (processes/)
-text_process = 'masked'        # masked | gidd | hdlm; or causal=True: autoregressive
+text_process = 'masked'        # masked | gidd | hdlm
 gidd_uniform = 0.1             # [0, 1); gidd: share of tokens that are random ones at t = 1/2
 gidd_gamma = 1.0               # [0.1, 10]; gidd: above 1, noise comes earlier and later
 hdlm_gamma = 1.0               # [0.1, 10]; hdlm: how much faster tokens become clusters than
@@ -183,11 +173,9 @@ def plan_and_join():
     ends here. Returns what preflight.plan has made of knobs and data:
         train_data, val_data    data.PackedDataset, of the dataset in `folder`
         text, latent            diffusion.MaskedText, diffusion.GaussianLatents
-        next_token              processes.autoregressive.NextToken, where some rows are causal
         model_config            model.ModelConfig
         stages                  stretches of one mode and one text length; most runs have one
         predict, modes          the streams that have a loss, and the modes, in any stage
-        always_frozen           names of the parameters that never train
         global_batch            rows of a step, over all processes
         micro_batch, grad_accum rows of a process and micro-step, and micro-steps of a step
         device, dtype           where it runs, and in which numbers: bfloat16 or float32
@@ -245,14 +233,11 @@ def make_model():
     return model
 
 
-def set_frozen(frozen):
-    """ What is frozen (names) gets no gradient, so no optimizer moves it: neither momentum nor
-    decay. """
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(name not in frozen)
-
-
 model = make_model()
+if freeze == 'modality':
+    # a parameter without a gradient is moved by no optimizer: neither by momentum nor by decay
+    for parameter in model.input_and_head('latent' if mode == 'l2t' else 'text'):
+        parameter.requires_grad_(False)
 if compile:
     # a program per stage and number of causal rows
     torch._dynamo.config.recompile_limit = 64 * len(run.stages)
@@ -268,12 +253,11 @@ if run.adaptive:
     make_batch = AdaptiveBatchMaker(*of_batches, adaptive=run.adaptive)
     loss_fn = AdaptiveLoss(model, make_batch, autocast, latent_weight)
 else:
-    make_batch = BatchMaker(*of_batches, run.next_token, causal_weight)
+    make_batch = BatchMaker(*of_batches, causal_weight)
     loss_fn = Loss(model, make_batch, autocast, latent_weight)
-set_frozen(run.always_frozen)                              # the optimizers take all that ever train
 if is_sharded:
     distributed.shard(loss_fn, device, in_bfloat16=dtype == 'bfloat16')
-trained = [(name, p) for name, p in model.named_parameters() if name not in run.always_frozen]
+trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
 names, parameters = zip(*trained)
 if rank:                                                 # from here on only dropout draws from this
     torch.manual_seed(seed + rank)
@@ -564,10 +548,9 @@ def evaluate_and_save(at_end):
 
 
 def enter_stage():
-    """ The stage of this step, and the module that computes its loss. A stage changes what is
-    frozen, and DDP looks at that only when it is made. """
+    """ The stage of this step, and the module that computes its loss. A stage changes what its
+    loss reaches, and DDP is told that when it is made. """
     stage = stage_at(state.step)
-    set_frozen(stage.frozen)
     if state.step == stage.first:
         state.history.fill_(math.nan)           # norms of another loss say nothing about this one's
     if len(run.stages) > 1 and rank == 0:
@@ -579,7 +562,7 @@ def enter_stage():
         return stage, loss_fn
     net = DistributedDataParallel(
         loss_fn, device_ids=[device] if device_type == 'cuda' else None,
-        gradient_as_bucket_view=True, find_unused_parameters=bool(stage.unreachable - stage.frozen),
+        gradient_as_bucket_view=True, find_unused_parameters=len(stage.predict) < len(streams),
         **distributed.NO_BUFFER_SYNC)
     return stage, net
 

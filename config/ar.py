@@ -6,7 +6,7 @@ It sets neither data, sizes, steps nor out_dir.
     python sample.py --out_dir=out/ar --mode=infill --text="Return the [MASK:*]"    # continues it
     python evaluate.py --out_dir=out/ar --tasks=nelbo,text
 """
-causal = True
 streams = ('text',)
-mode = 'unconditional'
+mode = 'causal'
+causal_weight = 1.0
 text_clock = False

@@ -6,6 +6,6 @@ steps nor out_dir.
     python sample.py --out_dir=out/ar_prefix --text="Return a list."
     python evaluate.py --out_dir=out/ar_prefix --tasks=nelbo,l2t
 """
-causal = True
-mode = 'l2t'
+mode = 'causal'
+causal_weight = 1.0
 text_clock = False

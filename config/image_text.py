@@ -26,7 +26,7 @@ max_tokens = 8
 val_fraction = 0.2
 # run
 out_dir = 'out/image_text'
-mode = 'mixed'
+mode = 'unconditional+l2t+t2l'
 # model: a patch is a token
 spatial = True
 latent_tokens = 1

@@ -1,8 +1,8 @@
 """
 One network writes both ways: by diffusion, and token by token. The kind of a row says what it sees.
 
-A masked row reads a text with masks, and every place sees every other place. A causal row reads the
-text one place later, and a place sees only what is before it. Both kinds stand in one batch and use
+A masked row reads a text with masks, and every position sees every other position. A causal row
+reads the text, and a position sees only what is before it. Both kinds stand in one batch and use
 the same weights; just the table of who sees whom differs. So the network has the exact likelihood
 of a decoder, and beside it fills gaps with words from both sides, which a decoder cannot.
 
@@ -17,7 +17,8 @@ import itertools
 import torch
 
 from toy import ENTROPY, L, PROBABILITIES, TOKENS, WORDS, ids
-from toy_training import NEXT_TOKEN, TEXT, small_model, train
+from processes.autoregressive import exact_nll
+from toy_training import TEXT, small_model, train
 
 
 def nothing(B):
@@ -27,7 +28,7 @@ def nothing(B):
 
 def nats(model):
     """ Nats of a sentence: exact in causal rows, and the bound of masked rows, enumerated. """
-    exact = NEXT_TOKEN.bound(model, TOKENS, *nothing(4))                 # (4,)
+    exact = exact_nll(model, TOKENS, *nothing(4))                        # (4,)
 
     # bound() masks the n places of the smallest u: every order of the places, with every n
     orders = torch.tensor(list(itertools.permutations(range(L))))        # (24, L)
@@ -41,7 +42,7 @@ def nats(model):
 def batch_of_both(model, text):
     """ The text as a masked and as a causal row: probabilities (2, L, V) of one network call. """
     x_t = ids(text)[None]
-    both = torch.cat([x_t, NEXT_TOKEN.shift(x_t)])
+    both = torch.cat([x_t, x_t])
     clock = torch.tensor([(x_t == TEXT.mask_id).float().mean(), 0.])
     z, t_latent = nothing(2)
     return model(both, z, clock, t_latent, n_causal=1)[0].softmax(2)
@@ -49,7 +50,7 @@ def batch_of_both(model, text):
 
 @torch.no_grad()
 def main(steps=200):
-    model = small_model()
+    model = small_model(shift=True)
     with torch.enable_grad():
         # cond_drop=1: the latents are always noise, so it is the text alone that is learned
         train(model, 'l2t+causal', steps, batch_size=128, cond_drop=1.0)

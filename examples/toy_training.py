@@ -10,31 +10,30 @@ from toy import L, LATENTS, PROBABILITIES, TOKENS, V
 from diffusion import GaussianLatents, MaskedText, mode_shares
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig
-from processes.autoregressive import NextToken
 
 TEXT = MaskedText(V)
 LATENT = GaussianLatents(torch.ones(2), target='x0')
-NEXT_TOKEN = NextToken(V)
 
 
-def small_model():
+def small_model(shift=False):
+    """ shift: as in ModelConfig, for a network that also reads from left to right. """
     torch.manual_seed(0)
     return Model(ModelConfig(vocab_size=V, seq_len=L, latent_dim=2, latent_tokens=1, depth=2,
-                             heads=2, width=32))
+                             heads=2, width=32, shift=shift))
 
 
 def train(model, mode, steps, batch_size=256, learning_rate=1e-2, cond_drop=0.1):
-    """ mode: as in train.py, such as 'mixed' or 'l2t+causal'. cond_drop: how often what is given
+    """ mode: as in train.py, such as 'l2t+t2l' or 'l2t+causal'. cond_drop: how often what is given
     is replaced by noise. """
     # a dataset is its rows, their length and its special ids; a stage is what its mode draws
     data = SimpleNamespace(tokenizer=SimpleNamespace(eos=V - 2, pad=V - 1), seq_len=L,
                            rows=lambda rows, crop, length: (TOKENS[rows], LATENTS[rows][:, None]))
     streams = ('text', 'latent')
-    stage = SimpleNamespace(shares=mode_shares(mode, (1, 1, 1)), seq_len=L,
+    stage = SimpleNamespace(shares=mode_shares(mode), seq_len=L,
                             budget=batch_size * L, predict=streams)
 
     make_batch = BatchMaker(TEXT, LATENT, streams, seed=0, cond_drop=cond_drop, latent_noise=0.0,
-                            t_min=1e-2, next_token=NEXT_TOKEN)
+                            t_min=1e-2)
     loss_fn = Loss(model, make_batch, lambda: torch.autocast('cpu', enabled=False))
     optimizer = torch.optim.Adam(model.parameters())
 

@@ -1,6 +1,6 @@
 """
-Other text processes on the same network: autoregressive, GIDD+ and HDLM. And ATAT (adaptive.py),
-which decides which tokens are masked first. A module is imported only where a knob asks for it.
+Other text processes on the same network: GIDD+ and HDLM. Causal rows (autoregressive.py). And ATAT
+(adaptive.py), which decides which tokens are masked first.
 
     python train.py config/quickstart.py config/ar.py --out_dir=out/ar    # or gidd, hdlm, atat
 
@@ -19,7 +19,7 @@ What loss.py, sample.py and evaluate.py ask of a text process. Time t runs from 
     mask_id                              MASK
 
 To add a process, write a module here and add one line to MODULES. The module has a function
-    make(config, vocab_size, cluster_of, lengths)       the process; ValueError for wrong knobs
+    make(config, vocab_size, cluster_of)                the process; ValueError for wrong knobs
 and, only where the process needs them, functions by these names:
     extra_ids(config), add_modules(model), tables_of(config, data), check_tables(model),
     after_loading(model, text), describe(model, data)          what they do is said below
@@ -32,7 +32,6 @@ from diffusion import MaskedText
 # the name of a process: its module. Masked text is diffusion.MaskedText
 MODULES = {
     'masked': None,
-    'autoregressive': 'processes.autoregressive',                        # the knob is causal=True
     'gidd': 'processes.gidd',
     'hdlm': 'processes.hdlm',
 }
@@ -40,38 +39,27 @@ MODULES = {
 
 # ---- the text process of a run
 
-def name_of(config):
-    """ A key of MODULES. A run that is older than a knob lacks it. """
-    if config.get('causal'):
-        return 'autoregressive'
-    return config.get('text_process', 'masked')
-
-
 def module_of(config):
     """ The module of a run's process, or None for masked text. """
-    name = name_of(config)
-    if name not in MODULES:
-        raise ValueError(f'text_process={name!r}: choose from masked, gidd, hdlm')
-    path = MODULES[name]
+    path = MODULES[config['text_process']]
     return None if path is None else import_module(path)
 
 
-def text_process(config, vocab_size, cluster_of=None, lengths=None):
+def text_process(config, vocab_size, cluster_of=None):
     """
     The process that a run's knobs name. ValueError for knobs that do not go together.
     cluster_of (V,): HDLM's clusters; None: train.py fills them in later.
-    lengths (n,): of the training texts, for autoregressive training.
     """
-    name = name_of(config)
+    name = config['text_process']
     if name != 'masked' and config['text_schedule'] != 'loglinear':
         schedule = config['text_schedule']
         raise ValueError(f'text_schedule={schedule} is of masked text, not of {name}')
 
     module = module_of(config)
     if module is not None:
-        return module.make(config, vocab_size, cluster_of, lengths)
+        return module.make(config, vocab_size, cluster_of)
     return MaskedText(vocab_size, config['text_schedule'], config['text_power'],
-                      config.get('text_loss_weight', 'bound'))
+                      config['text_loss_weight'])
 
 
 # ---- what a process keeps beside the network
@@ -85,7 +73,7 @@ def extra_ids(config):
 def add_modules(model, config):
     """ Adds to a model what its run saves with the weights: ATAT's importance network
     (model.importance) and the tables of the process. Returns the model. """
-    kind = config.get('importance', 'none')
+    kind = config['importance']
     model.importance = None
     if kind != 'none':
         from processes.adaptive import Importance
@@ -133,10 +121,9 @@ def adaptive_masking(config, data):
             raise ValueError(f"masking={config['masking']}, curriculum={config['curriculum']}: "
                              'choose an --importance= for them')
         return None
-    if name_of(config) != 'masked' or 'text' not in config['streams']:
+    if config['text_process'] != 'masked' or 'text' not in config['streams']:
         raise ValueError(f'importance={kind} is of masked text: not with '
-                         f"causal={config['causal']}, text_process={config['text_process']}, "
-                         f"streams={config['streams']}")
+                         f"text_process={config['text_process']}, streams={config['streams']}")
 
     from processes.adaptive import Adaptive, rarity
     pad = data.tokenizer.pad

@@ -189,10 +189,10 @@ class AdaptiveBatchMaker(BatchMaker):
     """ A BatchMaker whose texts are masked and weighted by importance. """
     adaptive: Adaptive = None
 
-    def mask(self, tokens, t, text_on, u, budget, step, known_mask=None):
-        """ As in BatchMaker. Where importance is learned its network must read the clean text
-        first: then AdaptiveLoss masks, on the device, and here are the arguments of mask_by. They
-        are float32, since not every device has float64. """
+    def mask(self, tokens, t, text_on, u, budget, step, known_mask, real, n_causal):
+        """ As in BatchMaker, without causal rows. Where importance is learned its network must read
+        the clean text first: then AdaptiveLoss masks, on the device, and here are the arguments of
+        mask_by. They are float32, since not every device has float64. """
         if self.adaptive.learns:
             return dict(tokens=tokens, t=t.float(), text_on=text_on.float(), u=in_float32(u),
                         budget=budget, step=step, known_mask=known_mask)

@@ -1,219 +1,44 @@
 """
-Autoregressive text on the same network.
+Causal rows: text from left to right on the same network.
 
     -log p(x) = sum over i of -log p(x^i | x^<i)
 
-It reads the text shifted by one place, with MASK before the first token. Either the network is
-causal (the knob causal=True, config/ar.py), or rows of the mode `causal` are, beside others that
-are masked: then one network writes both ways.
-Letters: B rows, L tokens, P scored places, V vocabulary, K latent tokens, C width, H heads, d = C /
-H.
+The network reads the text one position later, with MASK before the first token (model.py), and each
+row sees only what is before it. Every token and the EOS are scored, PAD is not. Rows of the mode
+`causal` stand alone (a decoder), or beside others that are masked: then one network writes both
+ways. sampling/left_to_right.py writes.
+Letters: B rows, L tokens, P scored positions.
 """
 import math
 
 import torch
-import torch.nn.functional as F
 
-from diffusion import HeadLoss, nll_of, positions_of, run_head, to_device
-from model import attention, causal_mask, in_autocast_dtype, rotate
-from samplers import init_state, no_callback
+from diffusion import nll_of, positions_of, run_head, to_device
 
 
-class NextToken:
-    """ A causal text. Every token and the EOS are scored, PAD is not.
-    lengths (n,): the numbers of tokens of the training texts, for head_budget.
-    eos: where writing ends. A loaded run takes it from its tokenizer, as it need not be the last
-    id but one. """
-
-    def __init__(self, vocab_size, lengths=None):
-        self.mask_id = vocab_size
-        self.pad = vocab_size - 1
-        self.eos = vocab_size - 2
-        self.lengths = lengths
-        self.head_chunk = HeadLoss.of_chunk      # train.py may put a compiled one here
-
-    # ---- training
-
-    def shift(self, tokens):
-        """ What is read where x^i is predicted: x^(i-1), and MASK before the first. """
-        return F.pad(tokens[:, :-1], (1, 0), value=self.mask_id)
-
-    def corrupt(self, tokens, t, u=None, known_mask=None, exponent=None):
-        return self.shift(tokens), tokens != self.pad
-
-    def training_weight(self, t):
-        return torch.ones_like(t)
-
-    def loss(self, hidden, head, targets, weight, seen=None, coefficients=None):
-        """ As MaskedText.loss: sum over p of weight_p * -log p(x_p). """
-        return HeadLoss.apply(hidden, head, targets, weight, self.head_chunk)
-
-    def head_budget(self, rows, length, text_share=1.0, t_min=0.):
-        """ How many places are scored in a micro-batch, at most: the mean, plus five standard
-        deviations of the sum of the lengths. Where not every row has a text loss, two rows more.
-        """
-        n_scored = torch.as_tensor(self.lengths, dtype=torch.float64).clamp(max=length - 1) + 1
-        mean = n_scored.mean().item()
-        spread = 5 * math.sqrt(rows) * n_scored.std(correction=0).item()
-        spread += 2 * mean if text_share < 1 else 0
-        return min(rows * length, math.ceil(rows * mean * text_share + spread))
-
-    @torch.no_grad()
-    def bound(self, model, tokens, latents, t_latent, u=None, known_mask=None):
-        """ -log p itself, nats per sample (B,), float64. tokens and the result lie on the host, as
-        for MaskedText.bound. """
-        B, L = tokens.shape
-        positions = positions_of(tokens != self.pad)                     # (P,)
-        seen = to_device(self.shift(tokens), t_latent)
-        t_text = to_device(torch.zeros(B), t_latent)
-        targets = to_device(tokens.flatten()[positions], t_latent)
-        hidden, _ = model(seen, latents, t_text, t_latent, to_device(positions, t_latent),
-                          predict=('text',), return_hidden=True, n_causal=B)
-        nll = nll_of(run_head(model, hidden, self.mask_id), targets).cpu()
-        total = torch.zeros(B, dtype=torch.float64)
-        return total.index_add_(0, positions // L, nll.double())
-
-    # ---- sampling
-
-    @property
-    def samplers(self):
-        # runs of the knob causal=True know it as ancestral, too
-        return {name: (self.left_to_right, {}) for name in ('autoregressive', 'ancestral')}
-
-    def left_to_right(self, denoise, propose, text, tokens, known_mask, steps, rng,
-                      on_step=no_callback):
-        """ One token after the other. A text that has its EOS is filled with PAD. What is known
-        must stand before what is written. """
-        _, masked, _ = init_state(self, tokens, known_mask)
-        self.check_known(tokens, masked, known_mask)
-        tokens = tokens.clone()
-        B, L = tokens.shape
-        ended = torch.zeros(B, dtype=torch.bool, device=tokens.device)   # has its EOS
-        for i in masked.any(0).nonzero().flatten().tolist():
-            # x^i given what is before it. PAD was never learned: it follows EOS by rule
-            positions = torch.arange(B) * L + i
-            logits = denoise(self.shift(tokens)[:, :i + 1], 0., positions)[:]        # (B, V)
-            logits[:, self.pad] = -torch.inf
-            x = propose(logits)                                          # (B,)
-
-            # write it where the text has not ended and the place is free
-            if i > 0:
-                ended = (tokens[:, :i] == self.eos).any(1)
-            x = torch.where(ended, self.pad, x)
-            tokens[:, i] = torch.where(to_device(masked[:, i], tokens), x, tokens[:, i])
-
-            # every eighth step: have all texts ended? On a GPU the question waits for the device
-            is_last = i % 8 == 7 and bool((ended | (tokens[:, i] == self.eos)).all())
-            if is_last:
-                tokens[:, i + 1:] = self.pad
-            on_step(tokens)
-            if is_last:
-                break
-        return tokens
-
-    def check_known(self, tokens, masked, known_mask):
-        """ ValueError where a known token (not EOS or PAD) stands behind a place to write. """
-        behind = masked[:, :-1].cumsum(1) > 0                            # (B, L - 1)
-        is_end = (tokens[:, 1:] == self.eos) | (tokens[:, 1:] == self.pad)
-        known_token = known_mask[:, 1:] & ~is_end.cpu()
-        if (behind & known_token).any():
-            raise ValueError('an autoregressive model continues a text: '
-                             'all [MASK] must stand at its end')
-
-    # ---- decoding with a cache of keys and values
-
-    def decode_step(self, model, tokens, latents, t_text, t_latent, cache):
-        """
-        Logits (B, V), float32, of the token after `tokens` (B, L).
-        cache: a dict that the caller keeps, empty at first. It holds the keys and values of what
-        was read, so each call reads only the new tokens. Latents and clocks are read in the first
-        call.
-        """
-        c = model.config
-        L = tokens.shape[1]
-        latent = None
-        if not cache:
-            text, latent, condition = model.embed_inputs(tokens, latents, t_text, t_latent)
-            cache.update(self.conditioning(model, latents, condition), read=0,
-                         keys_values=[None] * c.depth)
-        else:
-            text = in_autocast_dtype(model.embed(tokens[:, cache['read']:]))         # (B, new, C)
-        if c.shortcut:
-            text = text + cache['into_text'][:, None]
-
-        # positions, and what each new place may look at: K latents and all places up to itself
-        K = c.n_latents * c.latent_tokens if 'latent' in c.streams else 0
-        first = cache['read'] + (0 if latent is not None else K)
-        modulation = cache['text_modulation']
-        cos = model.cos[cache['read']:L].to(modulation.dtype)
-        sin = model.sin[cache['read']:L].to(modulation.dtype)
-        is_one = latent is None and L == cache['read'] + 1           # it may look at everything
-        mask = None if is_one else causal_mask(K, L, tokens.device)[first:]
-
-        # the blocks, and the head at the last place
-        for i, block in enumerate(model.blocks):
-            is_last = i == c.depth - 1
-            text, latent, cache['keys_values'][i] = self.block_step(
-                block, text, latent, modulation, cache['latent_modulation'], cos, sin, mask,
-                cache['keys_values'][i], is_last)
-        cache['read'] = L
-        hidden = model.finish_text(text, cache['text_final'], cache['into_head'])
-        return model.text_head(hidden[:, -1]).float()
-
-    def conditioning(self, model, latents, condition):
-        """ What the clocks and the latents give to every step. """
-        c = model.config
-        found = dict(latent_modulation=None, into_text=None, into_head=None)
-        found['text_modulation'], found['text_final'] = model.split_text_modulation(condition)
-        if 'latent' in c.streams:
-            parts = model.split_latent_modulation(condition)
-            found['latent_modulation'], _, _, *gates = parts
-        if c.shortcut:
-            found['into_text'], found['into_head'] = model.shortcuts(latents, gates)
-        return found
-
-    def block_step(self, block, text, latent, text_modulation, latent_modulation, cos, sin, mask,
-                   keys_values, is_last):
-        """ model.Block.forward for the new places, which look at the cached keys and values too.
-        """
-        queries, keys, values = [], [], []
-        if keys_values is not None:
-            keys.append(keys_values[0])
-            values.append(keys_values[1])
-
-        # the latents, in the first call only
-        if latent is not None:
-            shift, scale, *latent_rest = block.latent.modulation(latent_modulation)
-            q, k, v = block.latent.queries_keys_values(latent, shift, scale)     # (B, H, K, d)
-            queries.append(q)
-            keys.append(k.to(v.dtype))
-            values.append(v)
-
-        # the new tokens; keys are kept in the precision in which attention reads them
-        shift, scale, *text_rest = block.text.modulation(text_modulation)
-        q, k, v = block.text.queries_keys_values(text, shift, scale)     # (B, H, new, d)
-        queries.append(rotate(q, cos, sin))
-        keys.append(rotate(k, cos, sin).to(v.dtype))
-        values.append(v)
-
-        # one attention over all
-        keys = torch.cat(keys, 2)
-        values = torch.cat(values, 2)
-        attended = attention(torch.cat(queries, 2), keys, values, mask)
-        attended = attended.transpose(1, 2).flatten(2)
-
-        K = 0 if latent is None else latent.shape[1]
-        if latent is not None and not is_last:
-            latent = block.latent.finish(latent, attended[:, :K], *latent_rest)
-        text = block.text.finish(text, attended[:, K:], *text_rest)
-        return text, latent, (keys, values)
+def causal_budget(lengths, rows, length, share):
+    """ How many positions of causal rows are scored in a micro-batch, at most: the mean, plus five
+    standard deviations of the sum of the lengths. Where not every row is causal, two rows more.
+    lengths (n,): tokens of the training texts; length: L; share: of the rows that are causal. """
+    n_scored = torch.as_tensor(lengths, dtype=torch.float64).clamp(max=length - 1) + 1
+    mean = n_scored.mean().item()
+    spread = 5 * math.sqrt(rows) * n_scored.std(correction=0).item()
+    if share < 1:
+        spread += 2 * mean
+    return min(rows * length, math.ceil(rows * mean * share + spread))
 
 
-def make(config, vocab_size, cluster_of, lengths):
-    """ The process of a run's knobs. """
-    kind = config.get('text_process', 'masked')
-    weight = config.get('text_loss_weight', 'bound')
-    if kind != 'masked' or weight != 'bound':
-        raise ValueError('causal=True predicts the next token: not with '
-                         f'text_process={kind}, text_loss_weight={weight}')
-    return NextToken(vocab_size, lengths)
+@torch.no_grad()
+def exact_nll(model, tokens, latents, t_latent):
+    """ -log p of each text, nats per sample (B,), float64. tokens (B, L) and the result lie on the
+    host; latents (B, N, D), at clock t_latent (B,), on the device. """
+    B, L = tokens.shape
+    pad = model.config.vocab_size - 1
+    positions = positions_of(tokens != pad)                              # (P,)
+    targets = to_device(tokens.flatten()[positions], t_latent)
+    hidden, _ = model(to_device(tokens, t_latent), latents, torch.zeros_like(t_latent), t_latent,
+                      to_device(positions, t_latent), predict=('text',), return_hidden=True,
+                      n_causal=B)
+    nll = nll_of(run_head(model, hidden, model.config.vocab_size), targets).cpu()
+    total = torch.zeros(B, dtype=torch.float64)
+    return total.index_add_(0, positions // L, nll.double())

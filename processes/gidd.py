@@ -248,7 +248,7 @@ def share_of_rows(is_true, row, B):
     return n_true / n.clamp(min=1)
 
 
-def make(config, vocab_size, cluster_of, lengths):
+def make(config, vocab_size, cluster_of):
     """ The process of a run's knobs. """
     return GIDD(vocab_size, config['gidd_uniform'], config['gidd_gamma'],
-                config.get('text_loss_weight', 'bound'))
+                config['text_loss_weight'])

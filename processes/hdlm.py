@@ -198,9 +198,9 @@ class HDLM(IntegralProcess):
 
 # ---- what processes/__init__.py asks of this module
 
-def make(config, vocab_size, cluster_of, lengths):
+def make(config, vocab_size, cluster_of):
     """ The process of a run's knobs. """
-    weight = config.get('text_loss_weight', 'bound')
+    weight = config['text_loss_weight']
     if weight != 'bound':
         raise ValueError(f'text_loss_weight={weight}: text_process=hdlm has bound alone')
     if cluster_of is None:                                 # any, until train.py has its own

@@ -25,6 +25,7 @@ from encoders import check_texts, load_encoder, no_progress
 from runs.checkpoint import find_checkpoint, load_model, pick_device, pick_dtype
 from runs.opening import load_stats, load_tokenizer
 from runs.stages import modes_of
+from sampling.left_to_right import LeftToRight
 
 
 def load_run(out_dir, which='best', device='auto', dtype='auto', encoder_folder=''):
@@ -37,8 +38,6 @@ def load_run(out_dir, which='best', device='auto', dtype='auto', encoder_folder=
     shape = model.config
 
     # the checkpoint, config.json and data/ must be of one run
-    if config['causal'] != shape.causal:
-        raise ValueError(f'{out_dir}: config.json and the checkpoint are not of one run')
     try:
         processes.check_tables(model, config)
     except ValueError as error:
@@ -56,15 +55,8 @@ def load_run(out_dir, which='best', device='auto', dtype='auto', encoder_folder=
         raise ValueError(f'{out_dir}: data/meta.json and the checkpoint are not of one run')
 
     # some rows may have been causal, or all
-    learned = modes_of(config)
-    next_token = None
-    if hasattr(text, 'decode_step'):
-        next_token = text
-    elif 'causal' in learned:
-        from processes.autoregressive import NextToken
-        next_token = NextToken(shape.vocab_size)
-    if next_token:
-        next_token.eos = tokenizer.eos
+    learned = modes_of(config['mode'])
+    next_token = LeftToRight(shape.vocab_size, tokenizer.eos) if 'causal' in learned else None
 
     # the process of the latents, if there are any
     latent = None
@@ -81,7 +73,7 @@ def load_run(out_dir, which='best', device='auto', dtype='auto', encoder_folder=
         dtype=dtype, model=model, autocast=autocast, L=shape.seq_len, streams=shape.streams,
         row_calls=0,                           # rows the network has read: what sampling costs
         text=text, next_token=next_token,
-        fills_masks=text is not next_token and bool(learned & {'l2t', 'unconditional'}),
+        fills_masks=bool(learned & {'l2t', 'unconditional'}),
         latent=latent, tokenizer=tokenizer, stats=stats,
         lengths=config.get('lengths'),         # quantiles, where it does not learn when a text ends
         banned=never_written(tokenizer, 'lengths' in config).to(device),
@@ -120,7 +112,7 @@ def raw_latents(run, z):
 
 def trained_for(run):
     """ The modes that the run's losses cover. """
-    return modes_of(run.config)
+    return modes_of(run.config['mode'])
 
 
 @dataclass

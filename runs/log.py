@@ -58,8 +58,8 @@ def summary(sums, micro_batches):
         line += ' | '
         if sums['n_real'][0]:
             line += f'text {entry["text_nats_per_token"]:.4f} per token, '
-        if 'causal_nats' in sums:
-            found = sums['causal_nats'][0] / max(sums['n_real_causal'][0], 1e-9)
+        if sums['n_real_causal'][0]:
+            found = sums['causal_nats'][0] / sums['n_real_causal'][0]
             entry['causal_nats_per_token'] = found
             line += f'causal {found:.4f}, '
         line += f'{100 * entry["text_accuracy"]:.1f} % right'

@@ -18,15 +18,15 @@ from configurator import show_knobs, stop, stop_on_error
 from data import PackedDataset
 from diffusion import GaussianLatents
 from model import Model, ModelConfig
-from runs import checkpoint, distributed, freeze, meeting, run_folder, threads
+from processes.autoregressive import causal_budget
+from runs import checkpoint, distributed, meeting, run_folder, threads
 from runs.distributed import rank, world
 from runs.log import in_units
 from runs.manifest import dataset_folder, how_to_prepare
 from runs.stages import modes_of, read_stages
 
-MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'causal',
-               'streams', 'shift', 'bag', 'bag_norm', 'shortcut', 'text_clock', 'spatial',
-               'dropout')
+MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'streams',
+               'text_clock', 'spatial', 'dropout')
 
 
 def plan(config):
@@ -45,11 +45,10 @@ def plan(config):
         run = SimpleNamespace(folder=folder, device=pick_device(k.device))
         run.dtype = checkpoint.pick_dtype(k.dtype, run.device)
         open_data(run, k)
-        choose_by_mode(run, k, config)
         choose_processes(run, k, config)
         share_rows(run, k)
         choose_stages(run, k)
-        choose_frozen(run, k, config)
+        sketch_model(run, k, config)
 
     # the streams that any stage predicts, and the modes that have a share in any stage
     run.predict = tuple(s for s in k.streams if any(s in stage.predict for stage in run.stages))
@@ -68,6 +67,8 @@ def check_knobs(k):
     if k.parallel == 'fsdp' and k.optimizer == 'muon':
         stop('parallel=fsdp shares matrices out, and muon needs them whole: '
              'use optimizer=adamw, or parallel=ddp')
+    if k.freeze == 'modality' and k.mode not in ('l2t', 't2l'):
+        stop(f'freeze=modality fine-tunes one direction, l2t or t2l, not mode={k.mode}')
     if k.wandb_project and not find_spec('wandb'):
         stop('wandb_project is set, and wandb is not installed: pip install wandb')
     if k.resume == 'never' and os.path.isdir(k.out_dir) and set(os.listdir(k.out_dir)) - {'lock'}:
@@ -108,61 +109,33 @@ def open_data(run, k):
                          'or train with --streams=text, --mode=unconditional')
 
 
-def choose_by_mode(run, k, config):
-    """ Knobs whose None means: what the modes need. They are found in measurements on latents of
-    one vector (docs/both_ways.md). A run that goes on, or begins with the weights of another, keeps
-    what it has. """
-    modes = modes_of(config)
-    both = set(k.streams) == {'text', 'latent'} and run.train_data.latent_shape[0] == 1
-    from_text = both and not k.causal and bool(modes & {'t2l', 'unconditional'})
-    found = dict(bag=from_text, bag_norm=2, shortcut=both and bool(modes & {'l2t', 'causal'}),
-                 shift='causal' in modes and k.text_process == 'masked' and not k.causal
-                 and 'text' in k.streams)
-
-    # an old run without these knobs had none of it
-    for folder in (k.out_dir, k.init_from):
-        if folder and checkpoint.steps(folder):
-            try:
-                earlier = run_folder.read_config(folder)
-            except ValueError:                             # broken: the checkpoint will be compared
-                break
-            found = {name: bool(earlier[name]) for name in ('bag', 'shortcut', 'shift')}
-            found['bag_norm'] = earlier['bag_norm'] or 1
-            found['latent_target'] = earlier['latent_target'] or 'v'
-            break
-
-    for name, value in found.items():
-        if config[name] is None:
-            config[name] = value
-    if config['latent_target'] is None:
-        config['latent_target'] = 'x0' if config['bag'] else 'v'
-    vars(k).update(config)
-    if k.shift and (k.text_process != 'masked' or k.causal or 'text' not in k.streams):
-        raise ValueError(f'shift=True is of masked text: not with text_process={k.text_process}, '
-                         f'causal={k.causal}, streams={k.streams}')
-
-
 def choose_processes(run, k, config):
     """ The network's sizes, the text process, the latent process, and ATAT where tokens have an
     importance. """
     data = run.train_data
     N, D = data.latent_shape or (0, 0)
     V = data.tokenizer.vocab_size
+
+    # what the modes need beside the blocks, by measurements on latents of one vector:
+    # docs/both_ways.md
+    modes = modes_of(k.mode)
+    is_one_vector = set(k.streams) == {'text', 'latent'} and N == 1
+    bag = is_one_vector and bool(modes & {'t2l', 'unconditional'})
+    shortcut = is_one_vector and bool(modes & {'l2t', 'causal'})
+    if k.latent_target is None:
+        config['latent_target'] = k.latent_target = 'x0' if bag else 'v'
+
     knobs = {name: config[name] for name in MODEL_KNOBS}
     run.model_config = ModelConfig(vocab_size=V, seq_len=data.seq_len, latent_dim=D, n_latents=N,
-                                   extra_ids=processes.extra_ids(config), **knobs)
+                                   extra_ids=processes.extra_ids(config), bag=bag,
+                                   shortcut=shortcut, shift='causal' in modes, **knobs)
 
-    lengths = data.lengths() if k.causal else None
-    run.text = processes.text_process(config, V, lengths=lengths)
+    run.text = processes.text_process(config, V)
     if k.text_process != 'masked' and 'text' not in k.streams:
         raise ValueError(f'text_process={k.text_process}, but streams={k.streams} has no text')
     live = data.live.to(run.device) if N else None
     run.latent = GaussianLatents(live, k.latent_schedule, k.latent_target, k.latent_loss_weight)
     run.adaptive = processes.adaptive_masking(config, data)
-    if k.causal and (k.text_clock or not k.predict_length):
-        raise ValueError('causal=True reads no clock and learns where a text ends: '
-                         'use text_clock=False, predict_length=True')
-
 
 def share_rows(run, k):
     """ How many rows of a step a process reads at once. """
@@ -196,21 +169,17 @@ def choose_stages(run, k):
         if masked_share:
             places = run.text.head_budget(rows, length, masked_share * more, k.t_min)
         if causal_share:
-            places += run.next_token.head_budget(rows, length, causal_share)
+            places += causal_budget(lengths, rows, length, causal_share)
         return min(places, rows * length)
 
-    modes = k.mode_schedule or k.mode
-    run.next_token = None
-    if 'causal' in modes:
-        from processes.autoregressive import NextToken
-        run.next_token = NextToken(run.model_config.vocab_size, run.train_data.lengths())
-    run.stages = read_stages(modes, k.length_schedule, k.mode_weights, k.streams, k.freeze,
-                             k.max_iters, run.model_config.seq_len, head_budget)
+    lengths = run.train_data.lengths()
+    run.stages = read_stages(k.mode, k.length_schedule, k.streams, k.max_iters,
+                             run.model_config.seq_len, head_budget)
     if any(stage.shares['causal'] for stage in run.stages):
-        is_masked = processes.name_of(vars(k)) == 'masked' and 'text' in k.streams
+        is_masked = k.text_process == 'masked' and 'text' in k.streams
         if not is_masked or run.adaptive or not k.predict_length:
-            raise ValueError(f'mode={modes}: causal rows go with masked text whose length is '
-                             'learned: not with causal=True, another text_process, an importance, '
+            raise ValueError(f'mode={k.mode}: causal rows go with masked text whose length is '
+                             'learned: not with another text_process, an importance, '
                              'predict_length=False, or latents alone')
 
     # latents are learned beside whole texts only: the share of these
@@ -224,41 +193,13 @@ def choose_stages(run, k):
                              f'{stage.seq_len} tokens, and beside a text that is cut no latent is '
                              f'learned: let mode={stage.mode} read more tokens')
 
-    predicts_latents = any('latent' in stage.predict for stage in run.stages)
-    if k.causal and predicts_latents:
-        raise ValueError('causal=True predicts no latents: use mode=l2t, or streams=text with '
-                         'mode=unconditional')
-    if run.model_config.n_latents and not run.train_data.live.any() and predicts_latents:
-        raise ValueError(f'{run.folder}: no dimension of its latents varies, so mode={modes} '
-                         'has no latents to learn: prepare it with another --encoder or '
-                         '--latents_from, or train with --mode=l2t')
-
-
-def choose_frozen(run, k, config):
-    """ Names of the parameters that stay still, in each stage and always. """
-    # the model, without memory
+def sketch_model(run, k, config):
+    """ The size of the network, from one that takes no memory. """
     with torch.device('meta'):
         sketch = processes.add_modules(Model(run.model_config), config)
     checkpoint.check_table_sizes(sketch)
     run.n_parameters = sketch.n_parameters()
-
-    for stage in run.stages:
-        stage.unreachable = set(freeze.unreachable(sketch, stage.predict))
-        stage.frozen = set() if k.freeze == 'none' else set(stage.unreachable)
-        if k.freeze == 'modality':
-            kept = 'latent' if stage.mode == 'l2t' else 'text'
-            stage.frozen |= set(freeze.input_and_head(sketch, kept))
-    run.always_frozen = set.intersection(*(stage.frozen for stage in run.stages))
-
-    run.n_trained = 0
-    for name, parameter in sketch.named_parameters():
-        if name not in run.always_frozen:
-            run.n_trained += parameter.numel()
-
     run.is_sharded = k.parallel == 'fsdp' and world > 1
-    if run.is_sharded and any(stage.frozen != run.always_frozen for stage in run.stages):
-        raise ValueError(f'mode={k.mode_schedule or k.mode} freezes other parameters in other '
-                         'stages, which parallel=fsdp cannot: use ddp')
 
 
 # ---- what is said
@@ -270,13 +211,12 @@ def report_check(what, finding):
 
 def say_what_was_found(run, k, config):
     c, data = run.model_config, run.train_data
-    report_check('config', f'{len(config)} knobs, mode {k.mode_schedule or k.mode}')
+    report_check('config', f'{len(config)} knobs, mode {k.mode}')
     report_check('data', f'{run.folder}: {len(data):,} and {len(run.val_data):,} samples, '
                          'every file of the size in meta.json')
     report_check('shapes', f'vocabulary {c.vocab_size:,}, {c.seq_len} tokens, '
                            f'latents {c.n_latents} x {c.latent_dim}')
-    report_check('model', f'{run.n_parameters / 1e6:.1f}M parameters, '
-                          f'{run.n_trained / 1e6:.1f}M of them train')
+    report_check('model', f'{run.n_parameters / 1e6:.1f}M parameters')
     for stage in run.stages:
         if stage.whole_texts < 1:
             report_check('latents', f'are learned beside {100 * stage.whole_texts:.0f} % of the '

@@ -16,11 +16,10 @@ import torch
 
 import processes
 from configurator import read_knobs
-from model import ModelConfig
 from runs import checkpoint, distributed, run_folder
 from runs.distributed import rank
 from runs.files import read_json
-from runs.manifest import MAX_META, dataset_identity, encoder_identity, split_digests
+from runs.manifest import MAX_META, dataset_identity, split_digests
 from runs.opening import load_bag
 from runs.stages import modes_of
 
@@ -44,14 +43,6 @@ def compatibility(model_config, knobs, meta):
     process = {name: knobs[name] for name in names}
     model = {**asdict(model_config), 'importance': knobs['importance']}
     return json.loads(json.dumps(dict(model=model, process=process, **dataset_identity(meta))))
-
-
-def younger_knobs(identity):
-    """ The identity of an older run, with the parameters that its model_config did not have yet,
-    under the names of today, and without the path to its encoder. """
-    defaults = json.loads(json.dumps({**asdict(ModelConfig()), 'importance': 'none'}))
-    return {**identity, 'model': {**defaults, **checkpoint.todays_config(identity['model'])},
-            'encoder': encoder_identity(identity['encoder'])}
 
 
 def fill(model, weights):
@@ -81,8 +72,8 @@ def begin_with_bag(state, run):
     learns what is left. That model predicts one clean latent from a whole text. """
     model, data = state.model, run.train_data
     c = model.config
-    predicts_clean = c.bag and c.n_latents == 1 and run.latent.target == 'x0'
-    values = load_bag(run.folder, data.meta) if predicts_clean and c.bag_norm == 2 else None
+    predicts_clean = c.bag and run.latent.target == 'x0'
+    values = load_bag(run.folder, data.meta) if predicts_clean else None
     if values is None:
         return
 
@@ -103,14 +94,11 @@ def check_identity(saved, newest, out_dir, folder, identity):
     """ ValueError unless the run of training_state.json `saved` may go on with this model and
     dataset. identity: compatibility(...) and 'data', split_digests(...). """
     compatible = {key: value for key, value in identity.items() if key != 'data'}
-    if found := checkpoint.difference(younger_knobs(saved['identity']), compatible):
+    if found := checkpoint.difference(saved['identity'], compatible):
         raise ValueError(f'{newest} was trained with {found}: choose another --out_dir')
 
     # the same samples in both splits, or `best` would compare losses of two validation splits
-    data = saved['identity'].get('data')
-    if not data:                                           # an older run: its meta.json has it
-        path = Path(out_dir) / 'data' / 'meta.json'
-        data = split_digests(read_json(path, limit=MAX_META))
+    data = saved['identity']['data']
     if found := checkpoint.difference({'data': data}, {'data': identity['data']}):
         raise ValueError(f'{newest} was trained on another dataset than {folder} ({found}): '
                          'name its own with --dataset=, or choose another --out_dir')
@@ -250,10 +238,10 @@ def resume_from(newest, state, run, config):
 
     # with other modes the validation is of other losses, and the old best says nothing
     try:
-        before = modes_of(run_folder.read_config(config['out_dir']))
+        before = modes_of(run_folder.read_config(config['out_dir'])['mode'])
     except ValueError:
-        before = modes_of(config)
-    if before != modes_of(config):
+        before = modes_of(config['mode'])
+    if before != modes_of(config['mode']):
         state.best_val = math.inf
     if known['global_batch'] != run.global_batch and rank == 0:
         print(f'warning: the global batch was {known["global_batch"]} rows and is now '

@@ -39,7 +39,7 @@ OTHER_FIELDS = {
 
 # the knobs that sampling and evaluation read from a run's config.json
 READ_OF_A_RUN = {
-    'dataset', 'mode', 'mode_weights', 'mode_schedule', 'streams', 'causal', 'predict_length',
+    'dataset', 'mode', 'streams', 'predict_length',
     'text_clock', 'text_process', 'text_schedule', 'text_power', 'text_loss_weight', 'gidd_uniform',
     'gidd_gamma', 'hdlm_gamma', 'hdlm_xi', 'latent_schedule', 'latent_target', 'importance',
     'masking', 'beta', 'max_iters',
@@ -92,7 +92,7 @@ def read_run_config(path):
             raise ValueError(f'{path}: {name}={error}') from None
 
     try:
-        modes_of(found)
+        modes_of(found['mode'])
     except ValueError as error:
         raise ValueError(f'{path}: {error}') from None
 

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 from diffusion import mode_shares
 
 
-def modes_of(config):
-    """ The modes {name} that have a share in any stage of a run with these knobs. """
+def modes_of(mode):
+    """ The modes {name} that have a share in any stage of a run with this knob `mode`. """
     names = set()
-    for part in (config['mode_schedule'] or config['mode']).split(','):
-        shares = mode_shares(part.split(':')[0].strip(), config['mode_weights'])
+    for part in mode.split(','):
+        shares = mode_shares(part.split(':')[0].strip())
         names |= {name for name, share in shares.items() if share}
     return names
 
@@ -44,11 +44,11 @@ def read_schedule(name, schedule, what, max_iters):
     return found
 
 
-def read_stages(schedule, lengths, mode_weights, streams, freeze, max_iters, seq_len, head_budget):
+def read_stages(schedule, lengths, streams, max_iters, seq_len, head_budget):
     """
     A stage for every stretch of one mode and one text length: its first step, what its mode draws,
     the streams that have a loss, the tokens of a text, and the number of positions of the head.
-    schedule: 'l2t', or 't2l:40%,l2t:3000,mixed'; lengths: '', or '24:80%,40'.
+    schedule: 'l2t', or 't2l:40%,l2t:3000,l2t+t2l'; lengths: '', or '24:80%,40'.
     head_budget(share of rows that are masked and have a text loss, share of causal rows, length)
     -> positions. ValueError says what is wrong.
     """
@@ -65,7 +65,7 @@ def read_stages(schedule, lengths, mode_weights, streams, freeze, max_iters, seq
         length = int([value for step, value in cuts if step <= first][-1])
 
         # the shares of rows that have a text loss, and a latent loss
-        shares = mode_shares(mode, mode_weights)
+        shares = mode_shares(mode)
         masked_share = shares['unconditional'] + shares['l2t']
         causal_share = shares['causal']
         latent_share = shares['unconditional'] + shares['t2l']
@@ -77,9 +77,6 @@ def read_stages(schedule, lengths, mode_weights, streams, freeze, max_iters, seq
 
         if not predict:
             raise ValueError(f'mode={mode} has no loss on streams={streams}')
-        if freeze == 'modality' and mode not in ('l2t', 't2l'):
-            raise ValueError('freeze=modality fine-tunes one direction, l2t or t2l, not '
-                             f'mode={mode}')
         found.append(SimpleNamespace(mode=mode, first=first, seq_len=length, shares=shares,
                                      predict=predict,
                                      budget=head_budget(masked_share, causal_share, length)))

@@ -52,7 +52,7 @@ def search_settings(run, several, sampling):
     ending is always drawn: the greedy one of a greedy text is there already.
     """
     sampler = sampling.get('sampler') or default_sampler(run, True, False)
-    is_causal = sampler == 'autoregressive' or run.text is run.next_token
+    is_causal = sampler == 'autoregressive'
     drafting = ending = filling = sampling
     if is_causal:
         ending = sampling | dict(sampler='autoregressive')

@@ -60,7 +60,7 @@ class TaskNeeds(Needs):
             return missing
         if self.corrects and not hasattr(run.text, 'correct'):
             return 'was not trained with text_process=gidd, which can take back what it wrote'
-        if self.fills_gaps and hasattr(run.text, 'decode_step'):
+        if self.fills_gaps and not run.fills_masks:
             return 'is autoregressive: it continues a text, and fills no gaps'
         if self.tokenizer and run.tokenizer.kind != self.tokenizer:
             return f'was trained on {run.tokenizer.kind} tokens'
@@ -438,15 +438,15 @@ def load_scorer(name, revision, device):
 def scorer_of_run(out_dir, device):
     """ perplexity(texts) under an autoregressive run of ours. """
     run = load_run(out_dir, device=device, dtype='float32')
-    if not hasattr(run.text, 'decode_step') or 'latent' in run.streams:
-        raise ValueError(f'scorer={out_dir} is a run of ours that is no autoregressive one of text '
-                         'alone (config/ar.py)')
+    if run.next_token is None or 'latent' in run.streams:
+        raise ValueError(f'scorer={out_dir} is a run of ours that does not read text alone from '
+                         'left to right (config/ar.py)')
 
     def perplexity(texts):
         tokens = pack(run, texts, cut=True)
         nats = 0
         for part in tokens.split(128):
             ones = torch.ones(len(part), device=run.device)
-            nats += run.text.bound(run.model, part, None, ones).sum().item()
+            nats += run.next_token.bound(run.model, part, None, ones).sum().item()
         return math.exp(nats / (tokens != run.tokenizer.pad).sum().item())
     return perplexity

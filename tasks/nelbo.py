@@ -66,7 +66,7 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch, process=None, name='nelbo
     perplexity, bits per byte. Of one text there is no shuffled control and no standard error. """
     n, L = tokens.shape
     process = process or run.text
-    if hasattr(process, 'decode_step'):        # autoregressive: it is no draw, but -log p
+    if process is run.next_token:              # it is no draw, but -log p
         draws = 1
 
     known_mask, n_real = what_is_scored(run, tokens)
