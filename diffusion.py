@@ -272,7 +272,6 @@ class MaskedText:
         self.schedule = schedule
         self.power = power
         self.loss_weight = loss_weight
-        self.head_chunk = HeadLoss.of_chunk      # train.py may put a compiled one here
 
     # the schedule
 
@@ -388,12 +387,16 @@ class MaskedText:
         """
         loss = sum over p of weight_p * -log p(x_p)                      nats per token, a bound
         hidden (P, C); head (V, C), logits = hidden head^T; targets (P,);
-        weight (P,) float32: w(t) / (B L), and 0 at places that are not scored.
-        Returns the loss, nll (P,) in nats, and right (P,) bool: no token is likelier than the
-        target. Other text processes need seen (P,), what the network read there, and coefficients
-        (P, n), functions of its row's clock, too.
+        weight (P,) float32: w(t) / (B L), and 0 at positions that are not scored.
+        Returns the loss, nll (P,) in nats, and right (P,) bool: the target is the likeliest token.
+        Other text processes also need seen (P,), what the network read there, and coefficients
+        (P, n), functions of its row's clock.
         """
-        return HeadLoss.apply(hidden, head, targets, weight, self.head_chunk)
+        logits = F.linear(hidden, head)                                  # (P, V)
+        nll = F.cross_entropy(logits.float(), targets, reduction='none')
+        right = logits.argmax(1) == targets
+        loss = torch.where(weight > 0, weight * nll, 0).sum()            # 0 * nan would be nan
+        return loss, nll, right
 
     @torch.no_grad()
     def bound(self, model, tokens, latents, t_latent, u, known_mask=None):
@@ -432,104 +435,6 @@ class MaskedText:
         total = torch.zeros(B, dtype=torch.float64)
         total.index_add_(0, positions // L, nll.double())
         return total * free / n
-
-
-# numbers in the float32 table (p, V) of one chunk of a training loss, elsewhere than on a CPU. On a
-# CPU a loss has its own number, with which the table stays in a cache
-GPU_CHUNK = 2 ** 26
-
-
-def rows_of_chunk(V, device, cpu_chunk):
-    """ How many rows p of the table a loss makes at a time. device: its type, as 'cpu'. """
-    return max(1, (cpu_chunk if device == 'cpu' else GPU_CHUNK) // V)
-
-
-def is_right(nll, best, V):
-    """ (P,) bool: the target has the smallest nll of the V tokens, which is `best` (P,).
-    Where all tokens are equally likely none is right. """
-    return (nll <= best) & (best < math.log(V) - 1e-4)
-
-
-class HeadLoss(torch.autograd.Function):
-    """
-    loss = sum over p of weight_p nll_p,   nll = logsumexp(logits) - logits[target]
-    d loss / d logits = weight (softmax(logits) - onehot(target)),   logits = hidden head^T
-
-    The forward pass writes this gradient over the logits, some rows at a time in float32. So there
-    is one (P, V) table, in the precision of the product. cross_entropy keeps three, two in float32.
-    of_chunk: the function that does so with some rows, HeadLoss.of_chunk or of_chunk_compiled.
-    """
-    CPU_CHUNK = 2 ** 20
-    MULTIPLE = {'cpu': 1}                # of the table's columns; elsewhere 64
-
-    @staticmethod
-    def forward(ctx, hidden, head, targets, weight, of_chunk):
-        device = hidden.device.type
-        ctx.dtypes = hidden.dtype, head.dtype
-        ctx.V = V = len(head)
-
-        # autocast by hand, so that the backward pass uses the same precision
-        dtype = hidden.dtype
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-        hidden, head = hidden.to(dtype), head.to(dtype)
-
-        # on a GPU a product is slow where rows are no multiple of 16 bytes: more rows, of 0
-        padding = -V % HeadLoss.MULTIPLE.get(device, 64)
-        if padding:
-            head = F.pad(head, (0, 0, 0, padding))
-
-        with torch.autocast(device, enabled=False):
-            table = hidden @ head.T                                      # (P, V): the logits
-            if padding:
-                table[:, V:] = -torch.inf                                # a probability of 0
-            nll, best = torch.empty_like(weight), torch.empty_like(weight)
-            size = rows_of_chunk(V, device, HeadLoss.CPU_CHUNK)
-            for first in range(0, len(targets), size):
-                chunk = slice(first, first + size)
-                nll[chunk], best[chunk] = of_chunk(table[chunk], targets[chunk, None],
-                                                   weight[chunk, None], any(ctx.needs_input_grad))
-
-        # only the loss has a gradient
-        ctx.save_for_backward(table, hidden, head)
-        right = is_right(nll, best, V)
-        ctx.mark_non_differentiable(nll, right)
-        loss = torch.where(weight > 0, weight * nll, 0).sum()            # 0 * nan would be nan
-        return loss, nll, right
-
-    @staticmethod
-    def of_chunk(logits, target, w, is_training):
-        """ nll (p,), and that of the likeliest token; logits (p, V), target and w (p, 1). From here
-        the chunk of the table holds the gradient. """
-        logp = logits.log_softmax(1, dtype=torch.float32)                # (p, V)
-        nll = -logp.gather(1, target).squeeze(1)
-        best = -logp.amax(1)
-        if is_training:
-            logits.copy_(logp.exp_().mul_(w).scatter_add_(1, target, -w))
-        return nll, best
-
-    @staticmethod
-    def of_chunk_compiled(logits, target, w, is_training):
-        """ The same for torch.compile, which makes one kernel of it: no table is in float32. """
-        logp = logits.log_softmax(1, dtype=torch.float32)                # (p, V)
-        nll = -logp.gather(1, target).squeeze(1)
-        best = -logp.amax(1)
-        if is_training:
-            is_target = torch.arange(logits.shape[1], device=logits.device) == target
-            logits.copy_(logp.exp() * w - torch.where(is_target, w, 0))
-        return nll, best
-
-    @staticmethod
-    def backward(ctx, d_loss, *_):
-        table, hidden, head = ctx.saved_tensors
-        hidden_dtype, head_dtype = ctx.dtypes
-        d_hidden = d_head = None
-        with torch.autocast(hidden.device.type, enabled=False):
-            if ctx.needs_input_grad[0]:
-                d_hidden = ((table @ head) * d_loss).to(hidden_dtype)
-            if ctx.needs_input_grad[1]:
-                d_head = (table.T @ (hidden * d_loss))[:ctx.V].to(head_dtype)
-        return d_hidden, d_head, None, None, None
 
 
 def positions_and_targets(scored, tokens, weight, budget):

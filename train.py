@@ -41,7 +41,6 @@ from torch.nn.parallel import DistributedDataParallel
 # imported in the functions that need them
 from configurator import configure, stop_on_error
 from data import prefetch, row_order
-from diffusion import HeadLoss
 from loss import BatchMaker, Loss
 from model import Model
 from runs import distributed
@@ -244,8 +243,6 @@ if compile:
     torch._dynamo.config.accumulated_recompile_limit = 256 * len(run.stages)
     for block in model.blocks:                           # all blocks are one program: compiled once
         block.compile(dynamic=False)
-    if device_type == 'cuda':                            # on a CPU the plain chunks are faster
-        run.text.head_chunk = torch.compile(HeadLoss.of_chunk_compiled, dynamic=False)
 
 of_batches = (run.text, run.latent, streams, seed, cond_drop, latent_noise, t_min, predict_length)
 if run.adaptive:

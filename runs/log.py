@@ -51,12 +51,12 @@ def summary(sums, micro_batches):
     if 'text_loss' in sums:
         # per real token, as in validation: PAD is left out
         entry.update(text_loss=sums['text_loss'][0] / micro_batches,
-                     text_nats_per_token=sums['text_nats'][0] / max(sums['n_real'][0], 1e-9),
                      text_accuracy=sums['correct'][0] / max(sums['real_count'][0], 1e-9),
                      text_nll_by_t=ratio(sums['text_bins'], sums['text_count']),
                      text_nats_by_mode=by_mode(sums['text_by_mode'], sums['rows']))
         line += ' | '
         if sums['n_real'][0]:
+            entry['text_nats_per_token'] = sums['text_nats'][0] / sums['n_real'][0]
             line += f'text {entry["text_nats_per_token"]:.4f} per token, '
         if sums['n_real_causal'][0]:
             found = sums['causal_nats'][0] / sums['n_real_causal'][0]
