@@ -48,8 +48,8 @@ class ModelConfig:
     width: int = 256                      # C of the text stream, and of the attention
     latent_width: int | None = None       # C of the latent stream; None: width
     mlp_ratio: float = 4.0
-    shift: bool = False                   # position i reads token i - 1, and MASK comes first: where
-                                          # rows are causal, each row predicts the next token
+    shift: bool = False                   # rows that are not causal also read token i - 1 at position
+                                          # i: a network that writes both ways predicts the next one
     streams: tuple = ('text', 'latent')
     bag: bool = False                     # the latent prediction adds a bag of the tokens
     shortcut: bool = False                # tokens and logits read a linear map of the latents
@@ -338,7 +338,7 @@ class Model(nn.Module):
         """
         c = self.config
         predict = tuple(stream for stream in predict if stream in c.streams)
-        read = self.shifted(tokens) if c.shift else tokens
+        read = self.shifted(tokens, n_causal)
         text, latent, condition = self.embed_inputs(read, latents, t_text, t_latent)
 
         # both clocks, as one vector, modulate every block and the ends of both streams
@@ -378,9 +378,13 @@ class Model(nn.Module):
                 prediction = prediction + (1 + bag_gate)[:, None] * self.bag_of(tokens)
         return logits, prediction
 
-    def shifted(self, tokens):
-        """ Tokens (B, L), one position later, and MASK first. """
-        return F.pad(tokens[:, :-1], (1, 0), value=self.config.vocab_size)
+    def shifted(self, tokens, n_causal):
+        """ Tokens (B, L) as they are read: in causal rows one position later, and MASK first. """
+        if tokens is None or not (self.config.shift or n_causal):
+            return tokens
+        later = F.pad(tokens[:, :-1], (1, 0), value=self.config.vocab_size)
+        n_full = 0 if self.config.shift else len(tokens) - n_causal
+        return torch.cat([tokens[:n_full], later[n_full:]])
 
     def embed_inputs(self, tokens, latents, t_text, t_latent):
         """ Both streams as the first block reads them, (B, L, C) and (B, K, C), and the vector

@@ -42,15 +42,14 @@ def nats(model):
 def batch_of_both(model, text):
     """ The text as a masked and as a causal row: probabilities (2, L, V) of one network call. """
     x_t = ids(text)[None]
-    both = torch.cat([x_t, x_t])
     clock = torch.tensor([(x_t == TEXT.mask_id).float().mean(), 0.])
     z, t_latent = nothing(2)
-    return model(both, z, clock, t_latent, n_causal=1)[0].softmax(2)
+    return model(torch.cat([x_t, x_t]), z, clock, t_latent, n_causal=1)[0].softmax(2)
 
 
 @torch.no_grad()
 def main(steps=200):
-    model = small_model(shift=True)
+    model = small_model()
     with torch.enable_grad():
         # cond_drop=1: the latents are always noise, so it is the text alone that is learned
         train(model, 'l2t+causal', steps, batch_size=128, cond_drop=1.0)

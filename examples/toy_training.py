@@ -15,11 +15,10 @@ TEXT = MaskedText(V)
 LATENT = GaussianLatents(torch.ones(2), target='x0')
 
 
-def small_model(shift=False):
-    """ shift: as in ModelConfig, for a network that also reads from left to right. """
+def small_model():
     torch.manual_seed(0)
     return Model(ModelConfig(vocab_size=V, seq_len=L, latent_dim=2, latent_tokens=1, depth=2,
-                             heads=2, width=32, shift=shift))
+                             heads=2, width=32))
 
 
 def train(model, mode, steps, batch_size=256, learning_rate=1e-2, cond_drop=0.1):

@@ -3,8 +3,8 @@ Causal rows: text from left to right on the same network.
 
     -log p(x) = sum over i of -log p(x^i | x^<i)
 
-The network reads the text one position later, with MASK before the first token (model.py), and each
-row sees only what is before it. Every token and the EOS are scored, PAD is not. Rows of the mode
+The network reads such a row one position later, with MASK before the first token (model.py), and a
+position sees only what is before it. Every token and the EOS are scored, PAD is not. Rows of the mode
 `causal` stand alone (a decoder), or beside others that are masked: then one network writes both
 ways. sampling/left_to_right.py writes.
 Letters: B rows, L tokens, P scored positions.
@@ -36,7 +36,8 @@ def exact_nll(model, tokens, latents, t_latent):
     pad = model.config.vocab_size - 1
     positions = positions_of(tokens != pad)                              # (P,)
     targets = to_device(tokens.flatten()[positions], t_latent)
-    hidden, _ = model(to_device(tokens, t_latent), latents, torch.zeros_like(t_latent), t_latent,
+    t_text = to_device(torch.zeros(B), t_latent)
+    hidden, _ = model(to_device(tokens, t_latent), latents, t_text, t_latent,
                       to_device(positions, t_latent), predict=('text',), return_hidden=True,
                       n_causal=B)
     nll = nll_of(run_head(model, hidden, model.config.vocab_size), targets).cpu()

@@ -21,6 +21,7 @@ from model import Model, ModelConfig
 from processes.autoregressive import causal_budget
 from runs import checkpoint, distributed, meeting, run_folder, threads
 from runs.distributed import rank, world
+from runs.files import read_json
 from runs.log import in_units
 from runs.manifest import dataset_folder, how_to_prepare
 from runs.stages import modes_of, read_stages
@@ -109,6 +110,19 @@ def open_data(run, k):
                          'or train with --streams=text, --mode=unconditional')
 
 
+def earlier_network(k):
+    """ What the run in out_dir, or else in init_from, has beside its blocks, {field of ModelConfig:
+    whether}, and its latent target. None where there is no such run, or it cannot be read. """
+    for folder in (k.out_dir, k.init_from):
+        if folder and (found := checkpoint.steps(folder)):
+            try:
+                shape = read_json(found[0] / 'training_state.json')['model_config']
+                target = run_folder.read_config(folder)['latent_target']
+                return {name: shape[name] for name in ('bag', 'shortcut', 'shift')}, target
+            except (ValueError, KeyError):                 # the checkpoint will be looked at again
+                return None
+
+
 def choose_processes(run, k, config):
     """ The network's sizes, the text process, the latent process, and ATAT where tokens have an
     importance. """
@@ -116,19 +130,23 @@ def choose_processes(run, k, config):
     N, D = data.latent_shape or (0, 0)
     V = data.tokenizer.vocab_size
 
-    # what the modes need beside the blocks, by measurements on latents of one vector:
-    # docs/both_ways.md
+    # what the modes need beside the blocks, by measurements on latents of one vector
+    # (docs/both_ways.md). A run that goes on, or begins with the weights of another, keeps its
+    # network
     modes = modes_of(k.mode)
     is_one_vector = set(k.streams) == {'text', 'latent'} and N == 1
     bag = is_one_vector and bool(modes & {'t2l', 'unconditional'})
-    shortcut = is_one_vector and bool(modes & {'l2t', 'causal'})
+    shape = dict(bag=bag, shortcut=is_one_vector and bool(modes & {'l2t', 'causal'}),
+                 shift='causal' in modes)
+    target = 'x0' if bag else 'v'
+    if earlier := earlier_network(k):
+        shape, target = earlier
     if k.latent_target is None:
-        config['latent_target'] = k.latent_target = 'x0' if bag else 'v'
+        config['latent_target'] = k.latent_target = target
 
     knobs = {name: config[name] for name in MODEL_KNOBS}
     run.model_config = ModelConfig(vocab_size=V, seq_len=data.seq_len, latent_dim=D, n_latents=N,
-                                   extra_ids=processes.extra_ids(config), bag=bag,
-                                   shortcut=shortcut, shift='causal' in modes, **knobs)
+                                   extra_ids=processes.extra_ids(config), **shape, **knobs)
 
     run.text = processes.text_process(config, V)
     if k.text_process != 'masked' and 'text' not in k.streams:

@@ -87,7 +87,7 @@ def batches(dataset, **knobs):
     text, pad = MaskedText(data.tokenizer.vocab_size), data.tokenizer.pad
     a = Adaptive(**dict(masking='time_only', beta=.5, curriculum=False, stages=(1 / 3, 2 / 3), focus=2., max_iters=30, pad=pad,
                         rarity=rarity(data.counts(), pad), learns=False) | knobs) if knobs else None
-    stage, = read_stages('unconditional', '', (), ('text',), 'none', 30, data.seq_len, lambda masked, causal, length: 16 * length)
+    stage, = read_stages('unconditional', '', ('text',), 30, data.seq_len, lambda masked, causal, length: 16 * length)
     make_batch = AdaptiveBatchMaker(text, None, ('text',), 0, .1, 0., 1e-3, adaptive=a) if a else BatchMaker(text, None, ('text',), 0, .1, 0., 1e-3)
     return [make_batch(data, np.arange(16) + 16 * step, step, 0, 16, stage) for step in range(0, 30, 3)], data, a
 
@@ -216,7 +216,7 @@ def test_masking_on_the_device_in_float32_is_that_of_float64(dataset):
     u[0, 0], t[0] = 1 - 2 ** -40, 1                                      # all MASK, whatever u
     rest = dict(budget=B * L, step=7, known_mask=None)
     exact = make_batch.mask_by(importance, tokens, t, torch.ones_like(t), u, **rest)
-    sent = make_batch.mask(tokens, t, torch.ones_like(t), u, **rest)
+    sent = make_batch.mask(tokens, t, torch.ones_like(t), u, **rest, real=None, n_causal=0)
     assert all(sent[name].dtype == torch.float32 for name in ('t', 'text_on', 'u'))
     found = make_batch.mask_by(importance, **sent)
     for name in ('x_t', 'positions', 'targets'):
@@ -227,7 +227,7 @@ def test_masking_on_the_device_in_float32_is_that_of_float64(dataset):
 def test_importance_reads_the_clean_text_gives_PAD_one_half_and_passes_no_gradient_to_the_trunk():
     torch.manual_seed(0)
     model = Model(ModelConfig(vocab_size=20, seq_len=12, depth=1, width=32, heads=2, streams=('text',)))
-    add_modules(model, dict(importance='learned'))
+    add_modules(model, dict(importance='learned', text_process='masked'))
     tokens = torch.randint(19, (3, 12))
     tokens[1, :4] = 19                                                   # PAD
     imp, learned = model.importance(tokens)
@@ -273,7 +273,7 @@ def test_a_learned_importance_ranks_the_tokens_by_their_loss():
 # ---- train.py
 
 @pytest.mark.parametrize('args', [('--importance=freq', '--masking=proportional', '--curriculum=true'),
-                                  ('--importance=hybrid', '--masking=balanced', '--curriculum=true', '--mode=mixed')])
+                                  ('--importance=hybrid', '--masking=balanced', '--curriculum=true', '--mode=unconditional+l2t+t2l')])
 def test_an_adaptive_run_logs_its_importance_learns_and_resumes_bitwise(dataset, tmp_path, args):
     whole, parts = tmp_path / 'whole', tmp_path / 'parts'
     assert train(dataset, whole, *args).returncode == 0

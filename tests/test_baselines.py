@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from processes import integral, text_process
-from processes.autoregressive import NextToken
+from processes.autoregressive import causal_budget, exact_nll
 from processes.clusters import cluster_table, clusters_in_words, kmeans
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
@@ -23,6 +23,7 @@ from runs import checkpoint
 from runs.loading import load_run
 from samplers import make_propose
 from sampling.denoise import null_latents
+from sampling.left_to_right import LeftToRight
 from sampling.directions import l2t
 from toys import Network
 from test_checkpoint import forge
@@ -239,7 +240,7 @@ def test_the_loss_in_pieces_is_the_loss_in_one(process, monkeypatch):
     found, rows, integrand = [], [], process.integrand
     monkeypatch.setattr(process, 'integrand', lambda log_p, *args: (rows.append(len(log_p)), integrand(log_p, *args))[1])
     for numbers in (2 ** 22, 7 * V):                                     # all at once; 7 places at a time
-        monkeypatch.setattr(integral, 'CPU_CHUNK', numbers)
+        monkeypatch.setattr(integral, 'LOGITS_CHUNK', numbers)
         loss, value, right = process.loss(*leaves, x[:, 0], scored[:, 0] / 50, z[:, 0], process.loss_coefficients(t))
         found.append([loss.detach(), value, right.float(), *torch.autograd.grad(loss, leaves)])
     for one, pieces in zip(*found):
@@ -257,7 +258,7 @@ def test_pieces_add_up_in_float32_under_autocast(process, monkeypatch):
     hidden, head = torch.randn(4096, 16, generator=rng), torch.randn(200, 16, generator=rng).requires_grad_()
 
     def gradient(pieces, autocast):
-        monkeypatch.setattr(integral, 'CPU_CHUNK', 4096 // pieces * 200)
+        monkeypatch.setattr(integral, 'LOGITS_CHUNK', 4096 // pieces * 200)
         with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
             loss, *_ = process.loss(hidden, head, x[:, 0], scored[:, 0] / 4096, z[:, 0], process.loss_coefficients(t))
         return torch.autograd.grad(loss, head)[0]
@@ -291,19 +292,19 @@ def test_float32_on_the_device_gives_what_float64_gives(process):
 
 
 def test_every_knob_of_a_baseline_changes_its_loss():
-    common = dict(causal=False, text_schedule='loglinear', text_power=2., text_loss_weight='bound', gidd_uniform=.1, gidd_gamma=1.,
+    common = dict(text_process='masked', text_loss_weight='bound', causal=False, text_schedule='loglinear', text_power=2., text_loss_weight='bound', gidd_uniform=.1, gidd_gamma=1.,
                   hdlm_gamma=1., hdlm_xi=1.)
     g = torch.Generator().manual_seed(0)
     x, u, t = torch.randint(0, V, (50, 20), generator=g), torch.rand(50, 20, generator=g), torch.rand(50, generator=g) * .8 + .1
     logits = torch.randn(1000, V, generator=g)
 
     def loss(clusters=CLUSTERS, **knobs):
-        process = text_process(common | knobs, V, clusters, torch.tensor([5]))
+        process = text_process(common | knobs, V, clusters)
         seen, scored = process.corrupt(x, t.double(), u)
         coefficients = process.loss_coefficients(t.repeat_interleave(20)) if 'text_process' in knobs else None
         return process.loss(logits, torch.eye(V), x.flatten(), scored.flatten() / 1000, seen.flatten(), coefficients)[0].item()
     gidd, hdlm = dict(text_process='gidd'), dict(text_process='hdlm')
-    found = [loss(causal=True), loss(), loss(**gidd), loss(**gidd, gidd_uniform=.2), loss(**gidd, gidd_gamma=2.),
+    found = [loss(text_loss_weight='uniform'), loss(), loss(**gidd), loss(**gidd, gidd_uniform=.2), loss(**gidd, gidd_gamma=2.),
              loss(**gidd, text_loss_weight='dynamic'), loss(**gidd, text_loss_weight='clip'), loss(**hdlm), loss(**hdlm, hdlm_gamma=2.),
              loss(**hdlm, hdlm_xi=.9), loss(1 - CLUSTERS, **hdlm), loss(torch.tensor([0, 1, 1]), **hdlm)]
     assert found[7] == pytest.approx(found[-2]), 'names of clusters mean nothing'
@@ -432,7 +433,7 @@ def test_what_is_known_beside_is_weighed_in_before_the_filter():
 def decoder(streams=('text', 'latent'), **more):
     torch.manual_seed(0)
     model = Model(ModelConfig(vocab_size=20, seq_len=12, latent_dim=6, n_latents=2, latent_tokens=3, depth=3, heads=2, width=32,
-                              latent_width=16, causal=True, text_clock=False, streams=streams, **more))
+                              latent_width=16, text_clock=False, streams=streams, **more))
     with torch.no_grad():
         for p in model.parameters():
             p.add_(.3 * torch.randn(p.shape))
@@ -445,31 +446,31 @@ def test_the_decoder_with_its_cache_gives_the_logits_of_the_decoder_without(stre
     z = torch.randn(4, 2, 6) if 'latent' in streams else None
     clock = torch.zeros(4)
     with torch.no_grad():
-        whole, _ = model(tokens, z, clock, clock, predict=('text',))     # (4, 12, 20)
+        whole, _ = model(tokens, z, clock, clock, predict=('text',), n_causal=4)             # (4, 12, 20)
         for prompt in (1, 5):
             cache = {}
             for end in range(prompt, 13):
-                step = NextToken(20).decode_step(model, tokens[:, :end], z, clock, clock, cache)
+                read = model.shifted(tokens, 4)[:, :end]
+                step = LeftToRight(20, 18).decode_step(model, read, z, clock, clock, cache)
                 assert torch.allclose(step, whole[:, end - 1], atol=1e-4), (prompt, end)
 
 
-def test_a_causal_text_is_scored_up_to_its_eos_and_reads_one_place_later():
-    process, (eos, pad) = NextToken(20, torch.tensor([3, 5])), (18, 19)
+def test_a_causal_text_is_scored_up_to_its_eos_and_reads_one_position_later():
+    eos, pad = 18, 19
     tokens = torch.tensor([[4, 5, 6, eos, pad, pad], [7, 8, 9, 10, 11, eos]])
-    seen, scored = process.corrupt(tokens, None)
-    assert seen.tolist() == [[20, 4, 5, 6, eos, pad], [20, 7, 8, 9, 10, 11]] and scored.sum(1).tolist() == [4, 6]
     model = decoder(('text',))
-    bound = process.bound(model, tokens, None, None)
-    logp = model(seen, None, None, None)[0].log_softmax(2)
+    assert model.shifted(tokens, 2).tolist() == [[20, 4, 5, 6, eos, pad], [20, 7, 8, 9, 10, 11]]
+    logp = model(tokens, None, None, None, n_causal=2)[0].log_softmax(2)
     by_hand = [-sum(logp[i, j, tokens[i, j]] for j in range(n)).item() for i, n in enumerate((4, 6))]
-    assert torch.allclose(bound, torch.tensor(by_hand, dtype=torch.float64), atol=1e-4)
-    assert process.head_budget(2, 6) == 12 and process.head_budget(1000, 6) < 5500
+    assert torch.allclose(exact_nll(model, tokens, None, None), torch.tensor(by_hand, dtype=torch.float64), atol=1e-4)
+    lengths = torch.tensor([3, 5])
+    assert causal_budget(lengths, 2, 6, 1) == 12 and causal_budget(lengths, 1000, 6, 1) < 5500
 
 
 def test_the_decoder_draws_from_its_own_law():
     torch.manual_seed(3)
-    config = ModelConfig(vocab_size=4, seq_len=3, depth=1, heads=1, width=8, causal=True, text_clock=False, streams=('text',))
-    model, process = Model(config), NextToken(4)                         # ids 0, 1, EOS 2, PAD 3
+    config = ModelConfig(vocab_size=4, seq_len=3, depth=1, heads=1, width=8, text_clock=False, streams=('text',))
+    model, process = Model(config), LeftToRight(4, 2)                       # ids 0, 1, EOS 2, PAD 3
     with torch.no_grad():
         for p in model.parameters():
             p.add_(.5 * torch.randn(p.shape))
@@ -481,9 +482,9 @@ def test_the_decoder_draws_from_its_own_law():
         out = process.left_to_right(denoise, make_propose(1.0, 1.0, rng), process, torch.full((n, 3), 4),
                                     torch.zeros(n, 3, dtype=torch.bool), 3, rng)
         for x in ([0, 1, 0], [1, 2, 3], [2, 3, 3], [0, 0, 2]):
-            seen, law = process.shift(torch.tensor([x])), 1.0
+            law = 1.0
             for j, token in enumerate(x[:x.index(2) + 1] if 2 in x else x):
-                logits = model(seen, None, None, None)[0][0, j].index_fill(0, torch.tensor(3), -torch.inf)
+                logits = model(torch.tensor([x]), None, None, None, n_causal=1)[0][0, j].index_fill(0, torch.tensor(3), -torch.inf)
                 law *= logits.softmax(0)[token].item()
             share = (out == torch.tensor(x)).all(1).double().mean().item()
             assert abs(share - law) < 5 * math.sqrt(law * (1 - law) / n) + 1e-4, x
@@ -492,13 +493,12 @@ def test_the_decoder_draws_from_its_own_law():
 def test_only_the_end_of_a_text_can_be_written_from_left_to_right():
     tokens = torch.tensor([[1, 20, 3, 18]])
     with pytest.raises(ValueError, match='at its end'):
-        NextToken(20).left_to_right(None, None, None, tokens, tokens != 20, 4, None)
+        LeftToRight(20, 18).left_to_right(None, None, None, tokens, tokens != 20, 4, None)
 
 
 def test_writing_ends_at_the_eos_of_the_tokenizer_which_need_not_be_the_last_id_but_one():
     """ cl100k_base has 19 ids above its EOS, which are never written. """
-    process, states = NextToken(20), []
-    process.eos = 7
+    process, states = LeftToRight(20, 7), []
     blank = torch.full((2, 16), 20)
 
     def denoise(tokens, t, positions):
@@ -612,13 +612,6 @@ def test_clusters_or_a_process_that_cannot_be_are_refused_with_the_name_of_their
     with pytest.raises(ValueError, match=r'hdlm/step-\d+: cluster_of holds 0 to 99, expected 0 or more, and below 8'):
         load_run(str(out), device='cpu')
 
-    out = tmp_path / 'ar'
-    shutil.copytree(baselines / 'ar', out)
-    config = json.loads((out / 'config.json').read_text())
-    (out / 'config.json').write_text(json.dumps({**config, 'text_loss_weight': 'uniform'}))
-    with pytest.raises(ValueError, match='ar/config.json: .*causal=True'):
-        load_run(str(out), device='cpu')
-
 
 def test_a_decoder_writes_with_guidance_what_it_writes_without_its_cache(baselines):
     run = load_run(str(baselines / 'ar_prefix'), device='cpu', dtype='float32')
@@ -627,7 +620,7 @@ def test_a_decoder_writes_with_guidance_what_it_writes_without_its_cache(baselin
     null, tokens = null_latents(run, 3, rng), torch.full((3, run.L), run.text.mask_id)
     with torch.no_grad():
         for i in range(run.L):
-            c, u = (run.model(run.text.shift(tokens), x, None, torch.full((3,), clock))[0][:, i].log_softmax(1)
+            c, u = (run.model(tokens, x, None, torch.full((3,), clock), n_causal=3)[0][:, i].log_softmax(1)
                     for x, clock in ((z, 0.), (null, 1.)))
             best = (2 * c - u).index_fill(1, torch.tensor(run.tokenizer.pad), -torch.inf).argmax(1)
             tokens[:, i] = torch.where((tokens[:, :i] == run.tokenizer.eos).any(1), run.tokenizer.pad, best)
@@ -636,7 +629,7 @@ def test_a_decoder_writes_with_guidance_what_it_writes_without_its_cache(baselin
 
 def test_mixed_directions_skip_no_step_and_a_run_begun_from_another_keeps_its_clusters(baselines, dataset, tmp_path):
     np.save(tmp_path / 'ids.npy', np.arange(300) % 8)
-    mixed = ['--streams=text,latent', '--mode=mixed', '--cond_drop=.3']
+    mixed = ['--streams=text,latent', '--mode=unconditional+l2t+t2l', '--cond_drop=.3']
     train_each(dataset, {tmp_path / 'hdlm': ['config/hdlm.py', '--clusters=8', *mixed], tmp_path / 'gidd': ['config/gidd.py', *mixed],
                          tmp_path / 'next': ['config/hdlm.py', '--clusters=8', f'--clusters_from={tmp_path}/ids.npy',
                                              f'--init_from={baselines}/hdlm']})
@@ -656,21 +649,20 @@ def test_baselines_go_on_bit_for_bit(dataset, tmp_path):
 
 
 def test_what_does_not_go_together_is_one_line(baselines, dataset, tmp_path):
-    wrong = [(['config/ar.py', '--text_clock=true'], 'reads no clock'), (['config/ar_prefix.py', '--mode=mixed'], 'predicts no latents'),
-             (['config/ar.py', '--text_process=gidd'], 'next token'), (['config/gidd.py', '--gidd_uniform=1'], 'expected [0, 1)'),
+    wrong = [(['config/ar.py', '--text_process=gidd'], 'causal rows'), (['config/gidd.py', '--gidd_uniform=1'], 'expected [0, 1)'),
              (['config/hdlm.py', '--hdlm_xi=0'], 'expected (0, 1]'), (['config/hdlm.py', '--clusters=0'], 'expected [1, 65536]'),
              (['config/gidd.py', '--importance=freq'], 'masked text'), (['--text_process=other'], 'masked | gidd | hdlm'),
              (['config/hdlm.py', '--text_loss_weight=uniform'], 'bound alone'), (['--text_loss_weight=dynamic'], 'choose from'),
              (['config/gidd.py', '--text_schedule=cosine'], 'masked text'), (['config/gidd.py', '--streams=latent'], 'has no text'),
              (['config/hdlm.py', '--hdlm_gamma=nan'], 'gamma')]
     commands = [['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/x', *args] for args, _ in wrong]
-    sampling = [(['ar', '--sampler=confidence'], 'choose from autoregressive, ancestral'), (['mdlm', '--self_correct=3'], 'takes back'),
+    sampling = [(['ar', '--sampler=confidence'], 'causal alone'), (['mdlm', '--self_correct=3'], 'takes back'),
                 (['hdlm', '--block_size=4'], 'masked text'),
-                (['ar', '--mode=embed', '--text=a', f'--save={tmp_path}/h.npy'], 'masked text')]
+                (['ar', '--mode=embed', '--text=a', f'--save={tmp_path}/h.npy'], 'trained for causal')]
     commands += [['sample.py', f'--out_dir={baselines / name}', '--device=cpu', *args] for (name, *args), _ in sampling]
     evaluating = [(['ar', '--tasks=infill'], 'fills no gaps'), (['latent_dit', '--tasks=unconditional'], 'no unconditional'),
                   (['mdlm', '--tasks=self_correction'], 'text_process=gidd'), (['mdlm', '--tasks=nelbo', '--scorer=x'], 'read by'),
-                  (['mdlm', f'--scorer={baselines / "mdlm"}'], 'no autoregressive')]
+                  (['mdlm', f'--scorer={baselines / "mdlm"}'], 'left to right')]
     commands += [['evaluate.py', f'--out_dir={baselines / name}', '--device=cpu', '--n=4', *args] for (name, *args), _ in evaluating]
     for command, (_, message), (code, _, err) in zip(commands, wrong + sampling + evaluating, run_each(*commands)):
         assert code == 2 and message in err and err.strip().count('\n') == 0, (command, code, err)

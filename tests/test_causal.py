@@ -15,7 +15,7 @@ from diffusion import CAUSAL, GaussianLatents, MaskedText, mode_shares
 from launch import cut, log, run_each, train_each, weights
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig, attention, attention_with_prefix, causal_mask
-from processes.autoregressive import NextToken
+from processes.autoregressive import causal_budget
 from processes.gidd import GIDD
 from runs import loading
 from runs.loading import load_run
@@ -23,6 +23,7 @@ from samplers import make_propose
 from sampling import search as search_module
 from sampling.denoise import null_latents
 from sampling.directions import embed, l2t
+from sampling.left_to_right import LeftToRight
 from sampling.likelihood import nats_per_token
 from sampling.search import closeness, search
 from sampling.writing import write
@@ -49,7 +50,6 @@ def inputs(B=6, L=12, V=20, N=2, D=6):
 
 @pytest.mark.parametrize('more', [{}, dict(bag=True, shortcut=True), dict(streams=('text',)), dict(shift=True)])
 def test_a_batch_of_both_kinds_is_the_full_network_on_its_first_rows_and_the_causal_one_on_its_last(more):
-    causal = {name: x for name, x in more.items() if name != 'bag'}
     model, (x, z, t, s) = network(**more), inputs()
     if 'streams' in more:
         z = None
@@ -60,9 +60,6 @@ def test_a_batch_of_both_kinds_is_the_full_network_on_its_first_rows_and_the_cau
     assert (full[4:] - only[4:]).abs().max() > .1
     if latents is not None and 'bag' not in more:
         assert torch.allclose(latents[:4], latents_of_full[:4], atol=1e-5)
-    if 'bag' not in more:                                                # the decoder of causal=True has the same weights
-        decoder = network(**causal, causal=True)
-        assert torch.allclose(decoder(x, z, t, s)[0], only, atol=1e-5)
     changed = x.clone()
     changed[:, 7] = (changed[:, 7] + 1) % 20
     other, _ = model(changed, z, t, s, n_causal=2)
@@ -80,7 +77,6 @@ def test_a_shifted_row_reads_the_token_before_the_place_that_it_predicts():
     last[:, -1] = (x[:, -1] + 1) % 20
     assert torch.allclose(model(last, z, t, s)[0], text), 'nothing is predicted from the last token'
     assert (model(last, z, t, s)[1] - latent).abs().max() > 1e-4, 'the bag reads all of a text'
-    assert torch.allclose(model(later, z, t, s, n_causal=6)[0], plain(later, z, t, s, n_causal=6)[0]), 'causal rows come as they are read'
 
 
 def test_attention_without_a_table_is_attention_with_the_table():
@@ -121,7 +117,7 @@ def test_the_cache_of_a_network_that_writes_both_ways_gives_the_logits_without_i
         for prompt in (1, 5):
             cache = {}
             for end in range(prompt, 13):
-                step = NextToken(20).decode_step(model, x[:, :end], z, zero, zero, cache)
+                step = LeftToRight(20, 18).decode_step(model, model.shifted(x, 6)[:, :end], z, zero, zero, cache)
                 assert torch.allclose(step, whole[:, end - 1], atol=1e-4), (prompt, end)
 
 
@@ -138,14 +134,16 @@ def tiny():
 
 def test_the_causal_nats_are_those_of_a_distribution_over_texts():
     """ Given that no PAD is written, the probabilities of all texts add up to 1. """
-    model, process = tiny(), NextToken(V)
+    model, process = tiny(), LeftToRight(V, V - 2)
     with torch.no_grad():
         model.text_head.weight[3] = 0
 
         def logits_without_pad(*args, **more):
             logits, out = model(*args, **more)
             return logits.index_fill(-1, torch.tensor(3), -torch.inf), out
-        nats = process.bound(Network(logits_without_pad), torch.tensor(TEXTS), None, None)
+        without = Network(logits_without_pad)
+        without.config = model.config
+        nats = process.bound(without, torch.tensor(TEXTS), None, None)
     assert nats.exp().reciprocal().sum() == pytest.approx(1, abs=1e-5) and nats.std() > .1
 
 
@@ -184,7 +182,7 @@ def test_the_masked_bound_of_the_same_weights_is_a_bound():
 
 
 def test_it_draws_from_left_to_right_what_its_causal_rows_say():
-    model, process, n, rng = tiny(), NextToken(V), 20_000, torch.Generator().manual_seed(0)
+    model, process, n, rng = tiny(), LeftToRight(V, V - 2), 20_000, torch.Generator().manual_seed(0)
     cache = {}
     with torch.no_grad():
         def denoise(x, t, positions):
@@ -197,7 +195,9 @@ def test_it_draws_from_left_to_right_what_its_causal_rows_say():
         def without_pad(*args, **more):
             logits, found = model(*args, **more)
             return logits.index_fill(-1, torch.tensor(3), -torch.inf), found
-        law = (-process.bound(Network(without_pad), torch.tensor(TEXTS), None, None)).exp()
+        without = Network(without_pad)
+        without.config = model.config
+        law = (-process.bound(without, torch.tensor(TEXTS), None, None)).exp()
     for x, p in zip(TEXTS, law.tolist()):
         share = (out == torch.tensor(x)).all(1).double().mean().item()
         assert abs(share - p) < 5 * math.sqrt(p * (1 - p) / n) + 1e-4, x
@@ -205,19 +205,19 @@ def test_it_draws_from_left_to_right_what_its_causal_rows_say():
 
 # ---- batches and losses
 
-def stage_of(mode, text, process, rows, L):
-    shares = mode_shares(mode, (1., 1., 1.))
-    budget = text.head_budget(rows, L, 1 - shares['causal']) + process.head_budget(rows, L, shares['causal'])
+def stage_of(mode, text, lengths, rows, L):
+    shares = mode_shares(mode)
+    budget = text.head_budget(rows, L, 1 - shares['causal']) + causal_budget(lengths, rows, L, shares['causal'])
     return SimpleNamespace(shares=shares, predict=('text', 'latent') if shares['t2l'] else ('text',), seq_len=L,
                            budget=min(budget, rows * L))
 
 
 @pytest.mark.parametrize('mode', ['l2t+causal', 'unconditional+l2t+t2l+causal', '7*l2t+causal', 'causal'])
-def test_causal_rows_are_shifted_scored_to_their_eos_and_last(dataset, mode):
+def test_causal_rows_are_clean_scored_to_their_eos_and_last(dataset, mode):
     data = PackedDataset(str(dataset), 'train')
-    text, process = MaskedText(data.tokenizer.vocab_size), NextToken(data.tokenizer.vocab_size, data.lengths())
-    make = BatchMaker(text, GaussianLatents(data.live), ('text', 'latent'), 0, .25, 0., .1, next_token=process, causal_weight=2.)
-    B, stage = 16, stage_of(mode, text, process, 16, data.seq_len)
+    text, lengths = MaskedText(data.tokenizer.vocab_size), data.lengths()
+    make = BatchMaker(text, GaussianLatents(data.live), ('text', 'latent'), 0, .25, 0., .1, causal_weight=2.)
+    B, stage = 16, stage_of(mode, text, lengths, 16, data.seq_len)
     rows = list(range(B))
     batch = make(data, rows, 3, 0, B, stage)
     n = batch['n_causal']
@@ -232,7 +232,7 @@ def test_causal_rows_are_shifted_scored_to_their_eos_and_last(dataset, mode):
         target[batch['positions'][here] % L] = batch['targets'][here]
         row = torch.where(target >= 0, target, V - 1)                    # PAD where nothing is scored
         assert torch.equal(clean[tuple(row.tolist())], batch['clean'][i]), 'the latent is that of the text'
-        assert batch['x_t'][i, 0] == V and torch.equal(batch['x_t'][i, 1:], row[:-1])
+        assert torch.equal(batch['x_t'][i], row), 'the network shifts it'
         assert torch.equal(scored[i], row != V - 1)
         assert torch.allclose(batch['weight'][here], torch.tensor(2. / (B * L)))
         assert batch['t_text'][i] == 0 and batch['t_latent'][i] in (0, 1)
@@ -241,7 +241,7 @@ def test_causal_rows_are_shifted_scored_to_their_eos_and_last(dataset, mode):
     assert torch.equal(scored[:B - n] & masked, scored[:B - n]) and torch.equal(scored[:B - n][trained], masked[trained])
 
     # two processes draw what one draws
-    halves = [make(data, rows[i:i + 8], 3, i, B, stage_of(mode, text, process, 8, data.seq_len)) for i in (0, 8)]
+    halves = [make(data, rows[i:i + 8], 3, i, B, stage_of(mode, text, lengths, 8, data.seq_len)) for i in (0, 8)]
     both = torch.cat([half['x_t'] for half in halves])
     assert sorted(both.tolist()) == sorted(batch['x_t'].tolist())
     noise = torch.cat([half['noise'] for half in halves])
@@ -251,11 +251,11 @@ def test_causal_rows_are_shifted_scored_to_their_eos_and_last(dataset, mode):
 def test_the_loss_of_a_batch_is_that_of_its_two_kinds_by_hand(dataset):
     data = PackedDataset(str(dataset), 'train')
     size, L = data.tokenizer.vocab_size, data.seq_len
-    text, process, latent = MaskedText(size), NextToken(size, data.lengths()), GaussianLatents(data.live)
-    make = BatchMaker(text, latent, ('text', 'latent'), 0, .25, 0., .1, next_token=process, causal_weight=3.)
+    text, lengths, latent = MaskedText(size), data.lengths(), GaussianLatents(data.live)
+    make = BatchMaker(text, latent, ('text', 'latent'), 0, .25, 0., .1, causal_weight=3.)
     N, D = data.latent_shape
     model = network(size, L, n_latents=N, latent_dim=D)
-    batch = make(data, list(range(8)), 0, 0, 8, stage_of('l2t+causal', text, process, 8, L))
+    batch = make(data, list(range(8)), 0, 0, 8, stage_of('l2t+causal', text, lengths, 8, L))
     loss_fn = Loss(model, make, lambda: torch.autocast('cpu', enabled=False))
     loss, sums = loss_fn(batch, ('text',))
 
@@ -284,8 +284,8 @@ def test_the_loss_of_a_batch_is_that_of_its_two_kinds_by_hand(dataset):
 @pytest.fixture(scope='module')
 def dual(dataset, tmp_path_factory):
     folder = tmp_path_factory.mktemp('dual')
-    train_each(dataset, {folder / 'both': ['--mode=l2t+causal', '--shortcut=true', '--learning_rate=1e-2', '--max_iters=40'],
-                         folder / 'all': ['--mode=unconditional+l2t+t2l+causal', '--bag=true'],
+    train_each(dataset, {folder / 'both': ['--mode=l2t+causal', '--learning_rate=1e-2', '--max_iters=40'],
+                         folder / 'all': ['--mode=unconditional+l2t+t2l+causal'],
                          folder / 'causal': ['--mode=causal'],
                          folder / 'masked': ['--mode=l2t']})
     return folder
@@ -325,9 +325,8 @@ def test_the_default_writes_from_left_to_right_and_every_sampler_still_fills_mas
         tokens = torch.full((3, run.L), run.text.mask_id)
         with torch.no_grad():
             for i in range(run.L):
-                seen = run.next_token.shift(tokens)
-                c = run.model(seen, z, zero, zero, n_causal=3)[0][:, i].log_softmax(1)
-                u = run.model(seen, null, zero, ones, n_causal=3)[0][:, i].log_softmax(1)
+                c = run.model(tokens, z, zero, zero, n_causal=3)[0][:, i].log_softmax(1)
+                u = run.model(tokens, null, zero, ones, n_causal=3)[0][:, i].log_softmax(1)
                 logits = guidance * c + (1 - guidance) * u
                 logits[:, run.tokenizer.pad] = -torch.inf
                 ended = (tokens[:, :i] == run.tokenizer.eos).any(1)
@@ -494,13 +493,12 @@ def test_a_run_does_only_what_it_has_learned(dual, tmp_path):
 
 
 def test_what_does_not_go_with_causal_rows_is_one_line(dataset, tmp_path):
-    wrong = [(['--mode=l2t+causal', '--causal=true', '--text_clock=false'], 'causal rows go with masked text'),
-             (['--mode=l2t+causal', '--text_process=gidd'], 'causal rows go with masked text'),
+    wrong = [(['--mode=l2t+causal', '--text_process=gidd'], 'causal rows go with masked text'),
              (['--mode=l2t+causal', '--importance=freq'], 'causal rows go with masked text'),
              (['--mode=l2t+causal', '--predict_length=false', '--text_clock=false'], 'causal rows go with masked text'),
-             (['--mode=l2t+cause'], "mode='cause'"), (['--mode=2*mixed'], "mode='mixed'"), (['--mode=t2l+causal', '--streams=latent'], 'latents alone'),
-             (['--mode=l2t', '--streams=latent', '--shift=true'], 'shift=True'), (['--mode=0*l2t+causal'], 'no weight'), (['--mode=causal+causal', '--freeze=modality'],
-                                                                                            'freeze=modality')]
+             (['--mode=l2t+cause'], "mode='cause'"), (['--mode=mixed'], "mode='mixed'"), (['--mode=t2l+causal', '--streams=latent'], 'latents alone'),
+             (['--mode=0*l2t+causal'], 'no weight'),
+             (['--mode=causal+causal', '--freeze=modality'], 'freeze=modality')]
     results = run_each(*[['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/run', '--preflight_only=true', *more]
                          for more, _ in wrong])
     for (more, words), (code, _, err) in zip(wrong, results):
@@ -508,7 +506,7 @@ def test_what_does_not_go_with_causal_rows_is_one_line(dataset, tmp_path):
 
 
 def test_a_dual_run_goes_on_bit_for_bit_and_a_schedule_changes_the_share(dataset, tmp_path):
-    schedule = ['--mode_schedule=7*l2t+causal:3,l2t+causal:4,causal', '--shortcut=true', '--max_iters=8', '--save_interval=5', '--keep=9']
+    schedule = ['--mode=7*l2t+causal:3,l2t+causal:4,causal', '--max_iters=8', '--save_interval=5', '--keep=9']
     train_each(dataset, {tmp_path / 'whole': schedule})
     entries = log(tmp_path / 'whole')
     assert [entries[step, False]['modes']['causal'] for step in range(1, 9)] == [1 / 8] * 3 + [1 / 2] * 4 + [1]
@@ -518,37 +516,22 @@ def test_a_dual_run_goes_on_bit_for_bit_and_a_schedule_changes_the_share(dataset
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-@pytest.mark.parametrize('mode, expected', [('l2t', dict(shift=False, shortcut=True, bag=False, latent_target='v')),
-                                            ('l2t+causal', dict(shift=True, shortcut=True, bag=False, latent_target='v')),
-                                            ('mixed', dict(shift=False, shortcut=True, bag=True, latent_target='x0')),
-                                            ('t2l', dict(shift=False, shortcut=False, bag=True, latent_target='x0'))])
-def test_what_a_mode_needs_comes_with_the_mode_and_a_run_keeps_what_it_has(dataset, tmp_path, mode, expected):
-    out = tmp_path / 'run'
+@pytest.mark.parametrize('mode, expected, target', [('l2t', (False, True, False), 'v'), ('l2t+causal', (True, True, False), 'v'),
+                                                    ('unconditional+l2t', (False, True, True), 'x0'), ('t2l', (False, False, True), 'x0')])
+def test_what_a_mode_needs_comes_with_the_mode_and_a_run_keeps_what_it_has(dataset, tmp_path, mode, expected, target):
+    out, other = tmp_path / 'run', tmp_path / 'next'
     train_each(dataset, {out: [f'--mode={mode}', '--max_iters=2']})
-    config = json.loads((out / 'config.json').read_text())
-    assert {name: config[name] for name in expected} == expected
-    shape = load_run(str(out), device='cpu').model.config
-    assert (shape.shift, shape.shortcut, shape.bag) == (expected['shift'], expected['shortcut'], expected['bag'])
-
     # another mode begins with these weights, and so with this network
-    train_each(dataset, {tmp_path / 'next': ['--mode=mixed', f'--init_from={out}', '--max_iters=2']})
-    assert {name: json.loads((tmp_path / 'next' / 'config.json').read_text())[name] for name in expected} == expected
-
-
-def test_a_run_that_is_older_than_these_defaults_goes_on_without_them(dataset, tmp_path):
-    out, plain = tmp_path / 'run', ['--shift=false', '--shortcut=false', '--bag=false', '--latent_target=v', '--mode=mixed']
-    train_each(dataset, {out: [*plain, '--max_iters=2']})
-    config = json.loads((out / 'config.json').read_text())
-    for name in ('shift', 'shortcut', 'bag'):
-        del config[name]
-    (out / 'config.json').write_text(json.dumps(config))
-    train_each(dataset, {out: ['--mode=mixed', '--max_iters=4']})
-    assert json.loads((out / 'config.json').read_text())['bag'] is False and weights(out)
+    train_each(dataset, {other: ['--mode=unconditional+l2t+t2l', f'--init_from={out}', '--max_iters=2']})
+    for folder in (out, other):
+        shape = load_run(str(folder), device='cpu').model.config
+        assert (shape.shift, shape.shortcut, shape.bag) == expected
+        assert json.loads((folder / 'config.json').read_text())['latent_target'] == target
 
 
 def test_a_run_that_goes_on_with_other_modes_has_no_best_validation_yet(dataset, tmp_path):
     out = tmp_path / 'run'
-    train_each(dataset, {out: ['--mode=l2t', '--shift=true', '--max_iters=4']})
+    train_each(dataset, {out: ['--mode=causal', '--max_iters=4']})
     before = (out / 'best').read_text()
     train_each(dataset, {out: ['--mode=l2t+causal', '--max_iters=8']})
     assert (out / 'best').read_text() != before, 'a bound and causal nats add up to more than the bound alone'

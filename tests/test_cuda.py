@@ -44,7 +44,7 @@ TEXT = ['--streams=text,', '--mode=unconditional']
 OPTION_SETS = {
     'adamw': [],
     'muon': ['--optimizer=muon'],
-    'mixed with bag and shortcut': ['--mode=mixed', '--bag=true', '--shortcut=true'],
+    'mixed with bag and shortcut': ['--mode=unconditional+l2t+t2l'],
     't2l': ['--mode=t2l', '--latent_noise=0.1'],
     'unconditional': ['--mode=unconditional'],
     'l2t+causal with shift': ['--mode=l2t+causal', '--shift=true', '--optimizer=muon'],
@@ -57,11 +57,11 @@ OPTION_SETS = {
     'hdlm': ['--text_process=hdlm', '--clusters=8', '--hdlm_xi=0.9'],
     'ar': [*TEXT, '--causal=true', '--text_clock=false'],
     'ar_prefix': ['--causal=true', '--text_clock=false'],
-    'mode and length schedules': ['--mode_schedule=l2t:1,l2t+causal', '--length_schedule=16:1,32'],
+    'mode and length schedules': ['--mode=l2t:1,l2t+causal', '--length_schedule=16:1,32'],
     'no EMA, no guard': ['--ema_decay=0', '--guard=false', '--grad_accum=2'],
     'predict_length=False': [*TEXT, '--predict_length=false', '--text_clock=false', '--seq_len=12'],
     'latents alone': ['--streams=latent,', '--mode=unconditional', '--latent_target=x0', '--latent_loss_weight=min_snr'],
-    'flow in float32': ['--mode=mixed', '--latent_schedule=rf', '--latent_target=flow', '--dtype=float32'],
+    'flow in float32': ['--mode=unconditional+l2t+t2l', '--latent_schedule=rf', '--latent_target=flow', '--dtype=float32'],
 }
 
 # what may wait, and when

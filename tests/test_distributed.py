@@ -138,7 +138,7 @@ def test_a_checkpoint_of_fsdp_goes_on_in_any_other_way_and_back(dataset, alone, 
 
 
 def test_a_mode_schedule_over_two_processes_equals_one(dataset, tmp_path):
-    args = [*EXACT, '--mode_schedule=t2l:3,l2t:3,mixed', '--max_iters=9', '--eval_interval=3']
+    args = [*EXACT, '--mode=t2l:3,l2t:3,unconditional+l2t+t2l', '--max_iters=9', '--eval_interval=3']
     assert Job(dataset, tmp_path / 'one', *args, '--grad_accum=2').wait() == [0]
     job = Job(dataset, tmp_path / 'two', *args, ranks=2)
     assert job.wait() == [0, 0], job.err()
@@ -148,7 +148,7 @@ def test_a_mode_schedule_over_two_processes_equals_one(dataset, tmp_path):
             assert name not in one[key] or two[key][name] == pytest.approx(one[key][name], rel=1e-5), (key, name)
 
 
-ADAPTIVE = ['--importance=hybrid', '--masking=proportional', '--curriculum=true', '--eval_interval=3', '--mode=mixed', '--max_iters=6']
+ADAPTIVE = ['--importance=hybrid', '--masking=proportional', '--curriculum=true', '--eval_interval=3', '--mode=unconditional+l2t+t2l', '--max_iters=6']
 
 
 def test_a_learned_importance_is_the_same_over_two_processes_and_sharded(dataset, tmp_path):
@@ -161,7 +161,7 @@ def test_a_learned_importance_is_the_same_over_two_processes_and_sharded(dataset
 
 
 def test_parameters_that_no_loss_reaches_are_waited_for_by_nobody(dataset, tmp_path):
-    job = Job(dataset, tmp_path / 'run', '--freeze=none', '--max_iters=3', '--save_interval=1', '--keep=9', ranks=2)
+    job = Job(dataset, tmp_path / 'run', '--max_iters=3', '--save_interval=1', '--keep=9', ranks=2)
     assert job.wait() == [0, 0], job.err()
     first = load_file(tmp_path / 'run' / 'step-00000001' / 'model.safetensors')
     assert any(not torch.equal(w, first[name]) for name, w in weights(tmp_path / 'run').items())
@@ -220,7 +220,7 @@ loss.BatchMaker.__call__ = poisoned
 def test_a_new_mode_is_no_spike(dataset, tmp_path):
     """ Norms a thousand times larger from the first step of another loss on: the guard begins its history anew. """
     out = tmp_path / 'run'
-    job = Job(dataset, out, '--mode_schedule=l2t:70,t2l', '--latent_weight=3e4', '--max_iters=76', '--eval_interval=1000',
+    job = Job(dataset, out, '--mode=l2t:70,t2l', '--latent_weight=3e4', '--max_iters=76', '--eval_interval=1000',
               '--log_interval=5')
     assert job.wait() == [0], job.err()
     norms = {step: entry['grad_norm'] for (step, _), entry in log(out).items() if 'grad_norm' in entry}

@@ -374,7 +374,7 @@ class Codebook(Network):
                                latent=self.latent, device='cpu',
                                autocast=contextlib.nullcontext, L=self.L, tokenizer=tokenizer, stats=stats,
                                streams=('text', 'latent'), row_calls=0, out_dir='out/code',
-                               meta={'encoder': dict(normalize=True)}, config=dict(mode='mixed', mode_weights=(1., 1., 1.), mode_schedule=''))
+                               meta={'encoder': dict(normalize=True)}, config=dict(mode='unconditional+l2t+t2l'))
 
 
 def embed(run, texts):

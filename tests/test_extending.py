@@ -100,7 +100,7 @@ def test_a_sampler_a_text_process_and_a_task_of_the_page_work_in_training_sampli
     small = ['--device=cpu', '--dtype=float32']
     sampled, trained, joint, bound, measured, refused = run_each(
         ['sample.py', f'--out_dir={whole}', '--text=a red dog runs near the park number 7', '--sampler=leftmost', '--steps=4', *small],
-        ['train.py', data, here, *TINY, '--text_process=early', '--text_clock=false', '--mode=mixed'],
+        ['train.py', data, here, *TINY, '--text_process=early', '--text_clock=false', '--mode=unconditional+l2t+t2l'],
         ['sample.py', here, '--mode=unconditional', '--sampler=leftmost', *small],
         ['evaluate.py', here, '--tasks=nelbo', '--n=8', *small],
         ['evaluate.py', f'--out_dir={whole}', '--tasks=length', '--n=8', '--sampler=leftmost', '--steps=4', *small],

@@ -554,7 +554,7 @@ def test_a_dataset_of_constant_latents_trains_l2t_only(dataset, tmp_path):
 
     def command(name, *args):
         return ['train.py', f'--dataset={folder}', f'--out_dir={tmp_path}/{name}', *TINY, *args]
-    refused = [['--mode=t2l'], ['--mode=mixed'], ['--mode=unconditional'], ['--mode_schedule=l2t:4,t2l']]
+    refused = [['--mode=t2l'], ['--mode=unconditional+l2t+t2l'], ['--mode=unconditional'], ['--mode=l2t:4,t2l']]
     results = run_each(*(command(str(i), *args) for i, args in enumerate(refused)), command('l2t'),
                        ['evaluate.py', f'--out_dir={tmp_path}/l2t', f'--dataset={folder}', '--tasks=nelbo', '--n=8', '--draws=2',
                         '--device=cpu'], ['prepare.py', f'--inspect={folder}'])

@@ -60,7 +60,7 @@ def test_a_knob_of_several_scripts_has_one_range():
 def here(dataset, tmp_path_factory):
     """ A folder with a short run in it. """
     folder = tmp_path_factory.mktemp('knobs')
-    (code, _, err), = run_each(['train.py', f'--dataset={dataset}', *SHORT, '--mode=mixed', f'--out_dir={folder}/run'])
+    (code, _, err), = run_each(['train.py', f'--dataset={dataset}', *SHORT, '--mode=unconditional+l2t+t2l', f'--out_dir={folder}/run'])
     assert code == 0, err
     return folder
 

@@ -11,11 +11,11 @@ import diffusion
 from diffusion import GaussianLatents, Logits, MaskedText, in_chunks, nll_of
 from model import Model, ModelConfig
 from processes.adaptive import genmd4_bound
-from processes.autoregressive import NextToken
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
 from samplers import SAMPLERS, make_propose
 from sampling import denoise, directions, search, writing
+from sampling.left_to_right import LeftToRight
 from tasks.importance import losses
 from tasks.nelbo import nelbo
 from tasks.orders import nats_of_orders
@@ -52,10 +52,10 @@ def model():
 def run_of(model, text=None):
     tokenizer = SimpleNamespace(eos=V - 2, pad=V - 1, decode=lambda ids: 'text')
     stats = SimpleNamespace(standardise=lambda z: z, live=torch.ones(3))
-    return SimpleNamespace(model=model, text=text or MaskedText(V), next_token=NextToken(V), fills_masks=True, streams=('text', 'latent'),
+    return SimpleNamespace(model=model, text=text or MaskedText(V), next_token=LeftToRight(V, V - 2), fills_masks=True, streams=('text', 'latent'),
                            out_dir='out/toy', device='cpu', L=L, row_calls=0, lengths=None, banned=torch.tensor([3]), tokenizer=tokenizer,
                            latent=GaussianLatents(torch.ones(3)), stats=stats, autocast=contextlib.nullcontext,
-                           config=dict(mode='unconditional', mode_weights=(), mode_schedule=''))
+                           config=dict(mode='unconditional'))
 
 
 def texts():
@@ -137,7 +137,7 @@ def bounds(model):
     steps = torch.arange(L).expand(B, 2, L)
     return {
         'masked': lambda: of(MaskedText(V)),
-        'causal': lambda: of(NextToken(V)),
+        'causal': lambda: of(LeftToRight(V, V - 2)),
         'gidd': lambda: of(gidd),
         'hdlm': lambda: of(hdlm),
         'genmd4': lambda: genmd4_bound(model, MaskedText(V), tokens, z, zeros, u[:, 0], u[:, 1:], rare.double() + .5),

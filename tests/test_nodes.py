@@ -16,7 +16,7 @@ from runs.export import export
 from test_checkpoint import Command, forge, same
 from test_faults import tell
 
-ARGS = ['--dropout=0', '--ema_decay=0.9', '--mode=mixed', '--max_iters=8', '--keep=9', '--batch_size=12', '--global_batch=24']
+ARGS = ['--dropout=0', '--ema_decay=0.9', '--mode=unconditional+l2t+t2l', '--max_iters=8', '--keep=9', '--batch_size=12', '--global_batch=24']
 FILES = [f'{kind}_rank{rank}.safetensors' for kind in ('ema', 'model', 'optimizer') for rank in range(4)]
 LAST = 'step-00000008'
 
@@ -158,7 +158,7 @@ def test_a_sharded_run_is_sampled_evaluated_and_made_one_file(dataset, runs, tmp
     out = shutil.copytree(runs / 'four', tmp_path / 'run')
     results = run_each(['sample.py', f'--out_dir={out}', '--text=a red dog', '--steps=2', '--latent_steps=2', '--device=cpu'],
                        ['evaluate.py', f'--out_dir={out}', '--tasks=nelbo', '--n=8', '--draws=1', '--device=cpu'],
-                       ['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/tuned', *TINY, '--mode=mixed', '--max_iters=1',
+                       ['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/tuned', *TINY, '--mode=unconditional+l2t+t2l', '--max_iters=1',
                         f'--init_from={out}'])
     assert all(rc == 0 for rc, _, _ in results), results
     export(out, tmp_path / 'given', LAST)

@@ -13,7 +13,6 @@ import configurator
 import evaluate
 import sample
 from corpora.inputs import pack, read_template, read_texts
-from processes.autoregressive import NextToken
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
 from diffusion import GaussianLatents, MaskedText
@@ -398,7 +397,7 @@ class Known(Network):
 def known_run(**changes):
     run = SimpleNamespace(next_token=None, fills_masks=True, model=Known(), streams=('text', 'latent'), out_dir='out/toy', device='cpu', L=L, row_calls=0,
                           lengths=None, banned=[], text=MaskedText(V), latent=GaussianLatents(torch.ones(2)),
-                          autocast=contextlib.nullcontext, config=dict(mode='unconditional', mode_weights=(), mode_schedule=''),
+                          autocast=contextlib.nullcontext, config=dict(mode='unconditional'),
                           tokenizer=SimpleNamespace(eos=EOS, pad=PAD, decode=lambda ids: ids, encode=lambda t: [0] * len(t)))
     vars(run).update(changes)
     return run
@@ -458,35 +457,35 @@ WRITE, MAKE = {'l2t', 'text', 'infill'}, {'t2l', 'latent'}
 DRAW = {('text latent', 'masked', 'l2t'): WRITE | {'embed'},
         ('text latent', 'masked', 't2l'): MAKE,
         ('text latent', 'masked', 'unconditional'): WRITE | MAKE | {'embed', 't2l2t', 'unconditional'},
-        ('text latent', 'masked', 'mixed'): WRITE | MAKE | {'embed', 't2l2t', 'unconditional'},
+        ('text latent', 'masked', 'unconditional+l2t+t2l'): WRITE | MAKE | {'embed', 't2l2t', 'unconditional'},
         ('text latent', 'masked', 't2l:5,l2t'): WRITE | MAKE | {'embed', 't2l2t'},
-        ('text latent', 'gidd', 'mixed'): WRITE | MAKE | {'t2l2t'},
-        ('text latent', 'hdlm', 'mixed'): WRITE | MAKE | {'t2l2t'},
-        ('text latent', 'causal', 'l2t'): WRITE,
+        ('text latent', 'gidd', 'unconditional+l2t+t2l'): WRITE | MAKE | {'t2l2t'},
+        ('text latent', 'hdlm', 'unconditional+l2t+t2l'): WRITE | MAKE | {'t2l2t'},
+        ('text latent', 'masked', 'causal'): WRITE,
         ('text', 'masked', 'unconditional'): {'text', 'infill', 'embed'},
         ('text', 'gidd', 'unconditional'): {'text', 'infill'},
-        ('text', 'causal', 'unconditional'): {'text', 'infill'},
+        ('text', 'masked', 'causal'): {'text', 'infill'},
         ('latent', 'masked', 'unconditional'): {'latent'}}
 BOTH = {'l2t', 't2l', 'text', 'infill', 'sts', 'image', 'nelbo'}
 MEASURE = {('text latent', 'masked', 'l2t'): WRITE | {'importance', 'orders', 'image', 'nelbo'},
            ('text latent', 'masked', 't2l'): {'t2l', 'sts', 'image', 'nelbo'},
            ('text latent', 'masked', 'unconditional'): BOTH | {'importance', 'orders', 'unconditional'},
-           ('text latent', 'masked', 'mixed'): BOTH | {'importance', 'orders', 'unconditional'},
+           ('text latent', 'masked', 'unconditional+l2t+t2l'): BOTH | {'importance', 'orders', 'unconditional'},
            ('text latent', 'masked', 't2l:5,l2t'): BOTH | {'importance', 'orders'},
-           ('text latent', 'gidd', 'mixed'): BOTH | {'self_correction'},
-           ('text latent', 'hdlm', 'mixed'): BOTH,
-           ('text latent', 'causal', 'l2t'): {'l2t', 'text', 'image', 'nelbo'},
+           ('text latent', 'gidd', 'unconditional+l2t+t2l'): BOTH | {'self_correction'},
+           ('text latent', 'hdlm', 'unconditional+l2t+t2l'): BOTH,
+           ('text latent', 'masked', 'causal'): {'l2t', 'text', 'image', 'nelbo'},
            ('text', 'masked', 'unconditional'): {'text', 'infill', 'importance', 'orders', 'nelbo'},
            ('text', 'gidd', 'unconditional'): {'text', 'infill', 'self_correction', 'nelbo'},
-           ('text', 'causal', 'unconditional'): {'text', 'nelbo'},
+           ('text', 'masked', 'causal'): {'text', 'nelbo'},
            ('latent', 'masked', 'unconditional'): {'nelbo'}}
 
 
 @pytest.mark.parametrize('streams, process, mode', DRAW)
 def test_a_run_can_be_asked_what_it_has_learned_and_nothing_else(streams, process, mode):
-    text = dict(masked=MaskedText(9), gidd=GIDD(9), hdlm=HDLM(9, torch.arange(9) % 4), causal=NextToken(9))[process]
+    text = dict(masked=MaskedText(9), gidd=GIDD(9), hdlm=HDLM(9, torch.arange(9) % 4))[process]
     run = SimpleNamespace(out_dir='R', streams=tuple(streams.split()), text=text, tokenizer=SimpleNamespace(kind='bpe'),
-                          config=dict(mode='l2t' if ':' in mode else mode, mode_schedule=mode * (':' in mode), mode_weights=(1., 1., 1.)),
+                          config=dict(mode=mode), fills_masks=mode != 'causal',
                           meta=dict(encoder={'id': 'lsa'}, source=dict(image_size=8)))
     tasks = {name: task.NEEDS for name, task in evaluate.all_tasks().items()}
 

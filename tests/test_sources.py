@@ -422,7 +422,7 @@ def test_an_imported_dataset_trains_is_sampled_and_evaluated_at_once(tmp_path):
     np.save(tmp_path / 'z.npy', np.zeros((2, 6), np.float32))
     here, cpu = f'--out_dir={tmp_path}/run', '--device=cpu'
     results = run_each(['prepare.py', f'--import_dir={tmp_path}/old', '--vocab_size=300', '--val_fraction=.2', f'--out={tmp_path}/new'],
-                       ['train.py', f'--dataset={tmp_path}/new', here, '--mode=mixed', '--bag=true', *TINY],
+                       ['train.py', f'--dataset={tmp_path}/new', here, '--mode=unconditional+l2t+t2l', *TINY],
                        ['sample.py', here, cpu, f'--latents={tmp_path}/z.npy', '--steps=3'],
                        ['evaluate.py', here, cpu, '--n=20', '--tasks=nelbo,l2t,t2l,unconditional,infill', '--steps=3', '--latent_steps=2'],
                        ['sample.py', here, cpu, '--mode=l2t', '--text=a dog'], ['evaluate.py', here, cpu, '--tasks=sts', '--sts=x.csv'])

@@ -77,9 +77,9 @@ def test_ema_is_the_average_of_the_weights_after_each_step(dataset, tmp_path):
     (['--betas=0.9'], ['betas']),
     (['--optimizer=muon', '--muon_lr=abc'], ['abc']),
     (['--mode=l2t,t2l:3'], ["mode='l2t,t2l:3'", 'MODE:STEPS']),
-    (['--mode_schedule=l2t:x,t2l'], ["'l2t:x'", 'MODE:STEPS']),
+    (['--mode=l2t:x,t2l'], ["'l2t:x'", 'MODE:STEPS']),
     (['--mode=l2t:50,t2l'], ['max_iters=12']),
-    (['--mode_schedule=l2t:5,t2l:5'], ['add up to 10', 'max_iters=12']),
+    (['--mode=l2t:5,t2l:5'], ['add up to 10', 'max_iters=12']),
     (['--length_schedule=8:5,33'], ['length_schedule', '33', '32']),
     (['--length_schedule=8:12,32'], ['length_schedule', "before '32' add up to 12", 'max_iters=12']),
     (['--length_schedule=8:5'], ['length_schedule', 'max_iters=12']),
@@ -153,10 +153,10 @@ Watched().__enter__()
 
 
 MODES = [['--mode=t2l'], ['--mode=unconditional', '--latent_schedule=rf', '--latent_target=flow'],
-         ['--mode=mixed', '--latent_loss_weight=min_snr', '--latent_target=x0', '--text_schedule=cosine'],
-         ['--mode=mixed', '--latent_loss_weight=snr', '--latent_target=eps'],
+         ['--mode=unconditional+l2t+t2l', '--latent_loss_weight=min_snr', '--latent_target=x0', '--text_schedule=cosine'],
+         ['--mode=unconditional+l2t+t2l', '--latent_loss_weight=snr', '--latent_target=eps'],
          ['--mode=unconditional', '--streams=text'], ['--mode=unconditional', '--streams=latent'],
-         ['--latent_noise=0.2', '--freeze=none', '--dtype=bfloat16', '--ema_decay=0']]
+         ['--latent_noise=0.2', '--dtype=bfloat16', '--ema_decay=0']]
 
 
 def test_every_mode_trains_three_steps(dataset, tmp_path):
@@ -177,7 +177,7 @@ def moved(out, first=1):
 @pytest.fixture(scope='session')
 def joint(dataset, tmp_path_factory):
     out = tmp_path_factory.mktemp('runs') / 'joint'
-    result = train(dataset, out, '--mode=mixed', '--bag=true', '--max_iters=30', '--learning_rate=1e-2')
+    result = train(dataset, out, '--mode=unconditional+l2t+t2l', '--max_iters=30', '--learning_rate=1e-2')
     assert result.returncode == 0, result.stderr
     return out
 
@@ -190,7 +190,7 @@ def best_average(out):
                                               ('t2l', ('embed.', 'text_head.', 'shortcut_out.'), 'text')])
 def test_freezing_a_modality_keeps_exactly_its_encoder_and_head_and_what_no_loss_reaches(dataset, joint, tmp_path, mode, ends, last):
     out = tmp_path / 'run'
-    args = [f'--mode={mode}', '--bag=true', '--freeze=modality', f'--init_from={joint}', '--save_interval=1', '--keep=20',
+    args = [f'--mode={mode}', '--freeze=modality', f'--init_from={joint}', '--save_interval=1', '--keep=20',
             '--weight_decay=1', '--optimizer=muon', '--dropout=0']
     result = train(dataset, out, *args)
     assert result.returncode == 0 and 'warning' not in result.stdout, result.stderr
@@ -205,18 +205,18 @@ def test_freezing_a_modality_keeps_exactly_its_encoder_and_head_and_what_no_loss
 def test_freezing_a_random_modality_warns_and_joint_modes_refuse_it(dataset, tmp_path):
     result = train(dataset, tmp_path / 'a', '--freeze=modality', '--max_iters=1')
     assert result.returncode == 0 and 'warning: freeze=modality without init_from' in result.stdout
-    result = train(dataset, tmp_path / 'b', '--freeze=modality', '--mode=mixed')
-    assert result.returncode == 2 and 'mixed' in result.stderr and result.stderr.count('\n') == 1
+    result = train(dataset, tmp_path / 'b', '--freeze=modality', '--mode=unconditional+l2t+t2l')
+    assert result.returncode == 2 and 'freeze=modality' in result.stderr and result.stderr.count('\n') == 1
 
 
 def test_init_from_begins_where_the_other_run_was_best_and_refuses_another_model(dataset, joint, tmp_path):
-    result = train(dataset, tmp_path / 'run', f'--init_from={joint}', '--mode=mixed', '--bag=true', '--max_iters=1',
+    result = train(dataset, tmp_path / 'run', f'--init_from={joint}', '--mode=unconditional+l2t+t2l', '--max_iters=1',
                    '--learning_rate=1e-12')
     assert result.returncode == 0, result.stderr
     best = best_average(joint)
     for name, w in weights(tmp_path / 'run').items():
         assert torch.allclose(w, best[name], atol=1e-6)
-    result = train(dataset, tmp_path / 'other', f'--init_from={joint}', '--bag=true', '--width=64')
+    result = train(dataset, tmp_path / 'other', f'--init_from={joint}', '--width=64')
     assert result.returncode == 2 and 'width' in result.stderr and result.stderr.count('\n') == 1
     result = train(dataset, tmp_path / 'none', f'--init_from={tmp_path}/nowhere')
     assert result.returncode == 2 and 'nowhere' in result.stderr and result.stderr.count('\n') == 1
@@ -240,7 +240,7 @@ def test_a_training_on_other_texts_begins_with_these_weights_if_they_were_prepar
 
 
 def test_a_mode_schedule_trains_its_modes_in_turn_and_resumes_bitwise(dataset, tmp_path):
-    schedule = ['--mode=t2l:4,l2t:5,mixed', '--save_interval=1', '--keep=20', '--weight_decay=1', '--dropout=0']
+    schedule = ['--mode=t2l:4,l2t:5,unconditional+l2t+t2l', '--save_interval=1', '--keep=20', '--weight_decay=1', '--dropout=0']
     result = train(dataset, tmp_path / 'whole', *schedule)
     assert result.returncode == 0, result.stderr
     entries = log(tmp_path / 'whole')
@@ -264,7 +264,7 @@ def test_a_mode_schedule_trains_its_modes_in_turn_and_resumes_bitwise(dataset, t
 def test_a_share_of_the_run_in_a_schedule_is_that_of_its_steps_whatever_their_number():
     def firsts(schedule, max_iters):
         return read_schedule('mode', schedule, 'MODE', max_iters)
-    assert firsts('t2l:40%,l2t:3000,mixed', 10_000) == [(0, 't2l'), (4000, 'l2t'), (7000, 'mixed')]
+    assert firsts('t2l:40%,l2t:3000,causal', 10_000) == [(0, 't2l'), (4000, 'l2t'), (7000, 'causal')]
     assert firsts('l2t:40%,causal', 7) == [(0, 'l2t'), (2, 'causal')]
     assert firsts('l2t:40%,causal', 1) == [(0, 'l2t'), (0, 'causal')], 'a stage may have no step in a short run'
     assert firsts('l2t:25%,causal:75%', 8) == [(0, 'l2t'), (2, 'causal')]
@@ -273,12 +273,12 @@ def test_a_share_of_the_run_in_a_schedule_is_that_of_its_steps_whatever_their_nu
             firsts(wrong, 8)
 
     # a run of one step is in the second stage
-    short = read_stages('l2t:40%,causal', '8:80%,32', (), ('text', 'latent'), 'none', 1, 32, lambda masked, causal, length: 8)
+    short = read_stages('l2t:40%,causal', '8:80%,32', ('text', 'latent'), 1, 32, lambda masked, causal, length: 8)
     assert [(stage.mode, stage.first, stage.seq_len) for stage in short] == [('causal', 0, 32)]
 
 
 def test_a_length_schedule_cuts_the_texts_counts_its_tokens_and_goes_with_a_mode_schedule(dataset, tmp_path):
-    schedules = ['--mode_schedule=l2t:6,mixed', '--length_schedule=8:4,32', '--save_interval=4']
+    schedules = ['--mode=l2t:6,unconditional+l2t+t2l', '--length_schedule=8:4,32', '--save_interval=4']
     result = train(dataset, tmp_path / 'run', *schedules)
     assert result.returncode == 0, result.stderr
     assert [line.split('| ')[1] for line in result.stdout.splitlines() if ' tokens' in line and '| mode' in line] == [
@@ -286,7 +286,7 @@ def test_a_length_schedule_cuts_the_texts_counts_its_tokens_and_goes_with_a_mode
     entries = log(tmp_path / 'run')
     assert [entries[step, False]['tokens'] for step in (1, 4, 5, 12)] == [64, 256, 512, 256 + 8 * 8 * 32]
     data = PackedDataset(str(dataset), 'train')
-    stages = read_stages('l2t', '8:4,32', (), ('text', 'latent'), 'none', 12, 32, lambda masked, causal, length: 8 * length)
+    stages = read_stages('l2t', '8:4,32', ('text', 'latent'), 12, 32, lambda masked, causal, length: 8 * length)
     text, latent = MaskedText(data.tokenizer.vocab_size), GaussianLatents(data.live)
     make_batch = BatchMaker(text, latent, ('text', 'latent'), 0, .1, 0., 1e-3)
     rows = np.arange(8)
@@ -301,7 +301,7 @@ def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
     data = PackedDataset(str(dataset), 'train')
     text, latent = MaskedText(data.tokenizer.vocab_size), GaussianLatents(data.live, target='x0')
     L = int(np.median(data.lengths())) + 1                               # so that about half of the texts fit, with their EOS
-    stages = read_stages(mode, f'{L}:4,32', (), ('text', 'latent'), 'none', 12, 32, lambda masked, causal, length: 64 * length)
+    stages = read_stages(mode, f'{L}:4,32', ('text', 'latent'), 12, 32, lambda masked, causal, length: 64 * length)
     rows = np.arange(64)
     short, whole = (BatchMaker(text, latent, ('text', 'latent'), 0, .1, 0., .1)(data, rows, 0, 0, 64, stage) for stage in stages)
     fits = torch.from_numpy(data.lengths()[:64] < L)
@@ -321,7 +321,7 @@ def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
 
     # without a text nothing is cut
     alone = BatchMaker(text, latent, ('latent',), 0, .1, 0., .1)(data, rows, 0, 0, 64, read_stages(
-        'unconditional', f'{L}:4,32', (), ('latent',), 'none', 12, 32, lambda masked, causal, length: 1)[0])
+        'unconditional', f'{L}:4,32', ('latent',), 12, 32, lambda masked, causal, length: 1)[0])
     assert (alone['row_weight'] > 0).all()
 
 
@@ -337,7 +337,7 @@ def test_a_stage_without_a_whole_text_is_refused_and_the_share_of_whole_ones_is_
 
 
 def test_losses_of_each_mode_are_logged_with_their_own_counts(dataset, tmp_path):
-    result = train(dataset, tmp_path / 'run', '--mode=mixed', '--batch_size=32', '--grad_accum=2', '--max_iters=3')
+    result = train(dataset, tmp_path / 'run', '--mode=unconditional+l2t+t2l', '--batch_size=32', '--grad_accum=2', '--max_iters=3')
     assert result.returncode == 0, result.stderr
     for entry in (e for e in log(tmp_path / 'run').values() if 'loss' in e):
         assert entry['loss'] == pytest.approx(entry['text_loss'] + entry['latent_loss'], rel=1e-4)
@@ -363,22 +363,22 @@ def test_overlays_train_on_the_quickstart_dataset_and_set_nothing_of_the_run(dat
     assert names and not names & {'dataset', 'out', 'out_dir', 'depth', 'width', 'max_iters', 'batch_size', 'grad_accum'}
 
 
-KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_noise=0.9', '--latent_weight=3', '--t_min=0.3', '--mode_weights=1,9,1',
+KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_noise=0.9', '--latent_weight=3', '--t_min=0.3', '--mode=unconditional+9*l2t+t2l',
          '--latent_loss_weight=min_snr', '--text_schedule=polynomial', '--grad_clip=1e-3', '--seed=1', '--weight_decay=9',
          '--betas=0.1,0.1', '--learning_rate=0.1', '--warmup_iters=9', '--min_lr=0.9', '--optimizer=muon', '--ema_decay=0.1',
-         '--optimizer=muon --muon_lr=0.1', '--optimizer=muon --muon_iterations=3', '--decay_from=0.9', '--grad_accum=2', '--mode_schedule=l2t:3,mixed', '--freeze=none',
+         '--optimizer=muon --muon_lr=0.1', '--optimizer=muon --muon_iterations=3', '--decay_from=0.9', '--grad_accum=2', '--mode=l2t:3,unconditional+l2t+t2l',
          '--text_loss_weight=rdm', '--text_schedule=ddpm', '--text_clock=false --predict_length=false', *(
              f'--importance=freq {knob}' for knob in ('', '--masking=proportional', '--masking=inverse --beta=0.1', '--curriculum=true'))]
 
 
 def test_every_training_knob_changes_the_validated_loss_and_no_run_differs_from_itself(dataset, tmp_path):
-    common = ['--mode=mixed', '--max_iters=6', '--eval_interval=6', '--save_interval=6']
+    common = ['--mode=unconditional+l2t+t2l', '--max_iters=6', '--eval_interval=6', '--save_interval=6']
     runs = {tmp_path / f'run{i}': [*common, *knob.split()] for i, knob in enumerate(KNOBS)}
     train_each(dataset, {tmp_path / 'base': common, **runs})
     base = log(tmp_path / 'base')[6, True]
     found = {args[-1] if len(args) == len(common) + 1 else ' '.join(args[len(common):]): log(out)[6, True] for out, args in runs.items()}
     unchanged = [knob for knob, entry in found.items() if entry == base]
-    assert unchanged == ['--seed=0', '--freeze=none', '--importance=freq'], 'mixed reaches all parameters; importance alone does nothing'
+    assert unchanged == ['--seed=0', '--importance=freq'], 'importance alone does nothing'
     others = [json.dumps(entry) for knob, entry in found.items() if knob not in unchanged]
     assert len(set(others)) == len(others), 'two knobs do the same'
 
@@ -598,7 +598,7 @@ def test_a_batch_that_is_mostly_padding_is_a_warning_with_the_length_that_would_
 def test_accuracy_and_nats_per_token_do_not_count_padding(dataset):
     """ A batch by hand: every PAD right, of the real tokens none. """
     data = PackedDataset(str(dataset), 'train')
-    stages = read_stages('l2t', '', (), ('text', 'latent'), 'none', 12, 32, lambda masked, causal, length: 8 * length)
+    stages = read_stages('l2t', '', ('text', 'latent'), 12, 32, lambda masked, causal, length: 8 * length)
     text = MaskedText(data.tokenizer.vocab_size)
     make_batch = BatchMaker(text, GaussianLatents(data.live), ('text', 'latent'), 0, .1, 0., 1e-3)
     rows = np.arange(8)

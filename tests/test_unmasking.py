@@ -12,7 +12,7 @@ import sample
 from configurator import read_knobs
 from corpora.tokenizers import byte_tokenizer
 from launch import ROOT, run_each, train_each
-from processes.autoregressive import NextToken
+from sampling.left_to_right import LeftToRight
 from runs import unmasking
 from runs.animation import MOST_FRAMES, animation, chosen_frames
 from runs.loading import encode, load_run
@@ -64,7 +64,7 @@ def test_probabilities_are_those_of_the_network_in_the_state_before_the_step(loa
         for before, frame in zip(recorder.frames, recorder.frames[1:]):
             clocks = torch.zeros(3), torch.zeros(3)
             if name == 'autoregressive':
-                logits, _ = loaded.model(loaded.next_token.shift(before.tokens), z, *clocks, predict=('text',), n_causal=3)
+                logits, _ = loaded.model(before.tokens, z, *clocks, predict=('text',), n_causal=3)
             else:
                 share = (before.tokens == loaded.text.mask_id).double().mean(1)
                 logits, _ = loaded.model(before.tokens, z, loaded.text.time_of_share(share).float(), clocks[1], predict=('text',))
@@ -112,7 +112,7 @@ def test_what_is_masked_again_is_known_as_such(loaded):
 
 
 def test_the_last_step_from_left_to_right_shows_the_padding_that_comes_by_rule():
-    text, states = NextToken(10), []                                     # EOS 8, PAD 9, MASK 10
+    text, states = LeftToRight(10, 8), []                                     # EOS 8, PAD 9, MASK 10
 
     def denoise(tokens, t, positions):
         return torch.nn.functional.one_hot(torch.full((len(tokens),), text.eos), 10).float()
