@@ -1,0 +1,80 @@
+""" nano.py is the page that a lecture shows: it computes what model.py and loss.py compute. """
+import types
+from pathlib import Path
+
+import torch
+
+import nano
+from diffusion import GaussianLatents, MaskedText, positions_and_targets
+from loss import Loss
+from model import Model, ModelConfig
+
+V, L, D, B = 30, 12, 6, 8
+
+
+def in_full(name):
+    """ The name that model.py has for a parameter. """
+    parts = name.split('.')
+    if parts[0] in ('text', 'latent'):
+        name = '.'.join(['blocks', parts[1], parts[0], *parts[2:]])
+    return name.replace('clock.0', 'clock.up').replace('clock.2', 'clock.down').replace('_norm.weight', '_gain')
+
+
+def both():
+    """ The two networks with the same random weights. """
+    torch.manual_seed(0)
+    small = nano.Nano(V, L, D)
+    model = Model(ModelConfig(vocab_size=V, seq_len=L, latent_dim=D, depth=nano.depth, width=nano.width,
+                              heads=nano.heads, latent_tokens=nano.K, shift=True))
+    with torch.no_grad():
+        for p in small.parameters():
+            p.add_(.1 * torch.randn(p.shape))
+    model.load_state_dict({in_full(name): p for name, p in small.state_dict().items()})
+    return small, model
+
+
+def batch():
+    mode = torch.arange(B) * 4 // B
+    return mode, torch.randint(0, V, (B, L)), torch.randn(B, D), *nano.draw_clocks(mode), torch.rand(B, L), torch.randn(B, D)
+
+
+def test_it_fits_on_one_page_and_imports_nothing_but_torch_numpy_and_data():
+    lines = Path(nano.__file__).read_text().splitlines()
+    imported = {line.split()[1].split('.')[0] for line in lines if line.startswith(('import ', 'from '))}
+    assert len(lines) <= 200 and imported <= {'math', 'torch', 'numpy', 'data'}
+
+
+def test_the_predictions_are_those_of_the_model_for_masked_and_causal_rows():
+    small, model = both()
+    mode, x, z, t_text, t_latent, u, _ = batch()
+    x = torch.where(u < .3, V, x)
+    for n_causal in (0, 2, B):
+        logits, v = small(x, z, t_text, t_latent, n_causal)
+        expected, latent = model(x, z[:, None], t_text, t_latent, n_causal=n_causal)
+        assert torch.allclose(logits, expected, atol=1e-4) and torch.allclose(v, latent[:, 0], atol=1e-4)
+
+
+def test_the_loss_and_its_gradient_are_those_of_a_training_step():
+    small, model = both()
+    mode, x, z, t_text, t_latent, u, e = batch()
+    found = nano.loss_of(small, x, z, mode, t_text, t_latent, u, e, pad=V - 1)
+
+    # the same batch, as loss.BatchMaker makes it
+    text, latent = MaskedText(V), GaussianLatents(torch.ones(D))
+    is_causal, real = mode == nano.CAUSAL, x != V - 1
+    x_t, mask = text.corrupt(x, t_text, u)
+    scored = torch.where(is_causal[:, None], real, mask & (mode != nano.T2L)[:, None])
+    weight = torch.where(is_causal, 1, text.bound_weight(t_text.clamp(min=nano.t_min)))[:, None]
+    positions, targets, weight = positions_and_targets(scored, x, weight, B * L)
+    has_latent_loss = (mode == nano.UNCONDITIONAL) | (mode == nano.T2L)
+    n = int(is_causal.sum())
+    sent = dict(mode=mode, t_text=t_text, t_latent=t_latent, pad=V - 1, n_causal=n, x_t=x_t, positions=positions, targets=targets,
+                weight=weight, clean=z[:, None], noise=e[:, None], row_weight=has_latent_loss.float(),
+                n_real=real[:B - n].sum()[None], n_real_causal=real[B - n:].sum()[None])
+    make_batch = types.SimpleNamespace(text=text, latent=latent)
+    loss, _ = Loss(model, make_batch, lambda: torch.autocast('cpu', enabled=False))(sent, ('text', 'latent'))
+    assert torch.allclose(found, loss, rtol=1e-5)
+    found.backward()
+    loss.backward()
+    for (name, p), q in zip(small.named_parameters(), (dict(model.named_parameters())[in_full(name)] for name, _ in small.named_parameters())):
+        assert torch.allclose(p.grad, q.grad, atol=1e-4 * q.grad.abs().max().item() + 1e-7), name
