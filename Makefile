@@ -1,8 +1,7 @@
 # make quickstart   makes the environment, installs, then prepares, trains, samples and evaluates:
 #                   the main job from end to end, on a CPU
 # make test         makes the environment, installs, runs all tests
-# make gpu          the same, then all that one wants to know of a card in ten minutes
-#                   (benchmarks/gpu.py); the table is in out/gpu
+# make gpu          the same, then the tests that need a card, and how fast our configs train there
 # make clean        removes the environment, and the data and the run of the quickstart
 #
 # With another interpreter, or in another place: make test PYTHON=python3.12 VENV=/some/where
@@ -22,7 +21,8 @@ test: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 3 --dist loadfile tests
 
 gpu: $(VENV)/installed
-	$(PY) -m pip install --disable-pip-version-check --quiet -r tests/requirements.txt diffusers mmdit
+	$(PY) -m pip install --disable-pip-version-check --quiet -r tests/requirements.txt
+	$(PY) -m pytest -q tests/test_cuda.py
 	$(PY) bench.py --what=gpu
 
 $(VENV)/installed: requirements.txt

@@ -10,19 +10,18 @@ A sample is a text and, unless the dataset is text only, the latent vectors of t
     latents  (B, N, D)  float32   standardised per dimension; dead dimensions are 0
 
 A split is stored in shards. A shard has the tokens of its texts in one row, the offsets where each
-text begins, and the latents as float16. All of it is mapped into memory. runs/opening.py opens the
-files and checks them.
+text begins, and the latents as float16. All of it is mapped into memory.
 
-The order of rows is a pure function of (seed, epoch). So a resume replays nothing, and the order
-does not depend on how many ranks share the rows.
+The order of rows is a pure function of (seed, epoch), computed row by row. So a resume replays
+nothing, and the order does not depend on how many ranks share the rows.
 
-A split of more than MANY_ROWS rows is large. What takes time or memory for each row is then done
-otherwise: the order is computed, not stored; offsets are checked when a row is read; statistics
-(lengths, counts) are those of a sample of the rows.
+A split of more than MANY_ROWS rows is large: its offsets are checked when a row is read, and
+statistics (lengths, counts) are those of a sample of the rows.
 
 Letters: B batch, L text tokens, N latent vectors, D latent dimensions, V token ids (EOS and PAD
 included; MASK is id V), T tokens of a shard, n samples.
 """
+import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
@@ -30,6 +29,8 @@ import numpy as np
 import torch
 
 from diffusion import philox, uniforms
+from runs.files import plain, read_array, read_arrays
+from runs.manifest import check_file, read_meta
 
 DEAD = 1e-3                    # a latent dimension is dead if its std is below DEAD * median std;
                                # MiniLM has three
@@ -38,7 +39,7 @@ CHECK_ALL_TOKENS = 2**27       # splits up to this many tokens are checked id by
 MANY_ROWS = 2**24              # a split of more rows is large
 STRETCHES = 256                # the sample of a large split: so many stretches,
 STRETCH_ROWS = 4096            # each of so many neighbouring rows
-ROUNDS = 8                     # of the Feistel network that shuffles a large split
+ROUNDS = 8                     # of the Feistel network that shuffles a split
 
 
 def is_end(tokens, tokenizer):
@@ -73,6 +74,178 @@ class LatentStats:
         return z.float() * live * std + mean
 
 # -----------------------------------------------------------------------------
+# What a dataset folder, or a run's data/, holds beside its shards
+
+def load_tokenizer(folder_or_name, meta=None):
+    """ The tokenizer of a dataset folder or of a run's data/, or one by name (byte, esm, a tiktoken
+    encoding). meta: the folder's meta.json, if read_meta has read it already. """
+    from corpora.tokenizers import bpe_tokenizer, make_tokenizer
+    if not os.path.isdir(folder_or_name):
+        return make_tokenizer(folder_or_name)
+
+    folder = folder_or_name
+    meta = meta or read_meta(folder)
+    kind = meta['tokenizer']['kind']
+    if kind == 'bpe':
+        tokenizer = bpe_tokenizer(check_file(folder, 'tokenizer.json', meta['files']))
+    else:
+        try:
+            tokenizer = make_tokenizer(kind)
+        except ValueError as error:
+            raise ValueError(f'{folder}: {error}') from None
+    if tokenizer.record != meta['tokenizer']:
+        raise ValueError(f'{folder}: the tokenizer is {tokenizer.record}, '
+                         f'meta.json says {meta["tokenizer"]}; run prepare.py again')
+    return tokenizer
+
+
+def load_stats(folder, meta=None):
+    """ LatentStats of a dataset folder or of a run's data/; None if it is text only. meta: as in
+    load_tokenizer. """
+    meta = meta or read_meta(folder)
+    if meta['latent_shape'] is None:
+        return None
+    path = check_file(folder, 'latent_stats.npz', meta['files'])
+    N, D = meta['latent_shape']
+    arrays = read_arrays(path, {'mean': ('floats', (D,)), 'std': ('floats', (D,))})
+    with np.errstate(over='ignore'):                       # too large becomes inf
+        mean = arrays['mean'].astype(np.float32)
+        std = arrays['std'].astype(np.float32)
+    if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std >= 0).all()):
+        raise ValueError(f'{path}: a mean or std that is not finite, or a std below 0; '
+                         'run prepare.py again')
+    return LatentStats(mean, std)
+
+
+def load_bag(folder, meta):
+    """ The values (V, D) float32 of a dataset's linear model from tokens to the latent
+    (corpora/bag.py); None where it has none. """
+    if 'bag.npy' not in meta['files']:
+        return None
+    path = check_file(folder, 'bag.npy', meta['files'])
+    shape = (meta['tokenizer']['vocab_size'], meta['latent_shape'][1])
+    values = torch.from_numpy(read_array(path, 'float16', shape)).float()
+    if not values.isfinite().all():
+        raise ValueError(f'{path}: a value that is not finite; run prepare.py again')
+    return values
+
+# -----------------------------------------------------------------------------
+# A shard
+
+class Shard:
+    """ The memory maps of one shard: tokens (T,), offsets (n + 1,), latents (n, N, D) or None.
+    longest: no text has more tokens. at_random: as in files.plain. """
+
+    def __init__(self, folder, meta, entry, longest, at_random=False):
+        self.folder = folder
+        self.name = name = entry['name']
+        self.files = files = entry['files']
+        self.longest = longest
+        n = entry['samples']
+
+        # tokens, as many as meta.json says
+        path = check_file(folder, f'{name}.tokens.bin', files, digest=False)
+        dtype = np.dtype(meta['token_dtype']).newbyteorder('<')
+        tokens = np.memmap(path, dtype, mode='r', shape=(entry['tokens'],))
+        self.tokens = plain(tokens, at_random)
+
+        # offsets: from 0 to the end of the tokens
+        path = check_file(folder, f'{name}.offsets.npy', files, digest=False)
+        self.offsets = read_array(path, 'int64', (n + 1,), mmap=True, what='offsets',
+                                  at_random=at_random)
+        if self.offsets[0] != 0 or self.offsets[-1] != len(self.tokens):
+            self.refuse_offsets()
+
+        self.latents = None
+        if meta['latent_shape'] is not None:
+            path = check_file(folder, f'{name}.latents.npy', files, digest=False)
+            shape = (n, *meta['latent_shape'])
+            self.latents = read_array(path, 'float16', shape, mmap=True, what='latents',
+                                      at_random=at_random)
+
+    def refuse_offsets(self):
+        raise ValueError(f'{self.folder}/{self.name}.offsets.npy: offsets run to '
+                         f'{int(self.offsets[-1])}, expected rising from 0 to the '
+                         f'{len(self.tokens)} tokens of {self.name}.tokens.bin; '
+                         'run prepare.py again')
+
+    def read_offsets(self):
+        """ Reads all offsets into memory, checks that they never fall, and finds the longest text.
+        We compare neighbours: differences of the numbers in a hostile file could overflow. """
+        self.offsets = np.array(self.offsets)
+        if not (self.offsets[1:] >= self.offsets[:-1]).all():
+            self.refuse_offsets()
+        self.longest = int(np.diff(self.offsets).max())
+
+    def edges(self, rows):
+        """ Where the tokens of these rows begin and where they end. rows: int64 of any shape, or a
+        slice. ValueError where the offsets cannot be right: those of a large split are looked at
+        here for the first time. """
+        begin, end = self.offsets[:-1][rows], self.offsets[1:][rows]
+        is_right = (0 <= begin) & (begin <= end) & (end <= len(self.tokens))
+        is_right &= end - begin <= self.longest
+        if not is_right.all():
+            begin, end = int(begin[~is_right][0]), int(end[~is_right][0])
+            raise ValueError(f'{self.folder}/{self.name}.offsets.npy: a text from {begin} to '
+                             f'{end}, expected at most {self.longest} of the {len(self.tokens)} '
+                             f'tokens of {self.name}.tokens.bin; run prepare.py again')
+        return begin, end
+
+    def ids(self):
+        """ (n, 2) int64: the number of a sample's document in its split, and the number of the
+        chunk in its document. """
+        path = check_file(self.folder, f'{self.name}.ids.npy', self.files, digest=False)
+        shape = (len(self.offsets) - 1, 2)
+        return read_array(path, 'int64', shape, mmap=True, what='ids')
+
+
+class Shards:
+    """ The shards of a split: shards[i] is a Shard. Not all of them stay open, because each of the
+    three maps of a shard holds a file descriptor. A shard that was closed opens again when it is
+    read.
+
+    Every shard is opened once at the start, so a wrong file is found before any batch. is_large:
+    then only the first and the last offset of a shard are looked at, and the longest text is that
+    of meta.json; else all offsets are read, and stay in memory while the shard is open. """
+
+    def __init__(self, folder, meta, entries, is_large):
+        self.is_large = is_large
+        self.n_samples = [entry['samples'] for entry in entries]
+        self.n_tokens = [entry['tokens'] for entry in entries]
+        self.longest = longest = [entry['longest'] for entry in entries]
+
+        @lru_cache(most_open())
+        def open_shard(i):
+            return Shard(folder, meta, entries[i], longest[i], at_random=is_large)
+        self.open_shard = open_shard
+
+        for i in range(len(entries)):
+            if is_large:
+                Shard(folder, meta, entries[i], longest[i], at_random=True)
+            else:
+                self[i].read_offsets()
+                longest[i] = self[i].longest
+
+    def __len__(self):
+        return len(self.n_samples)
+
+    def __getitem__(self, i):
+        return self.open_shard(i)
+
+
+def most_open():
+    """ How many shards of a split may be open: with two splits of three maps a shard there is room
+    for 256 other files. Linux has room for 65,530 maps in a process. """
+    try:
+        import resource
+    except ImportError:                                    # Windows has no such limit
+        return 8192
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return 8192
+    return max(16, min(8192, (limit - 256) // 6))
+
+# -----------------------------------------------------------------------------
 # A split
 
 class PackedDataset:
@@ -84,12 +257,21 @@ class PackedDataset:
     """
 
     def __init__(self, folder, split, seq_len=None, crop=False):
-        # imported here, since that module makes the LatentStats of this one
-        from runs.opening import read_split
-        self.folder = str(folder)
+        self.folder = folder = str(folder)
         self.split = split
-        opened = read_split(self.folder, split, MANY_ROWS)
-        self.meta, self.tokenizer, self.stats, self.shards = opened
+        self.meta = meta = read_meta(folder)
+        if split not in meta['splits']:
+            raise ValueError(f'{folder}: no split {split!r}, it has {", ".join(meta["splits"])}')
+        self.tokenizer = load_tokenizer(folder, meta)
+        self.stats = load_stats(folder, meta)
+
+        # the shards that hold samples
+        entry = meta['splits'][split]
+        filled = [shard for shard in entry['shards'] if shard['samples']]
+        if not filled:
+            raise ValueError(f'{folder}/meta.json: the shards of {split} hold 0 samples, '
+                             'expected some')
+        self.shards = Shards(folder, meta, filled, is_large=entry['samples'] > MANY_ROWS)
 
         # statistics of the latents; None for text only
         self.latent_shape = None
@@ -140,7 +322,7 @@ class PackedDataset:
         """
         tokens (B, L) int64, and latents (B, N, D) float32, standardised (None for text only).
         crop_at (B,) in [0, 1): of a text longer than L, where its L tokens begin, between the first
-            possible place and the last; None: at the first.
+            possible position and the last; None: at the first.
         length: L, if it is less than seq_len.
         """
         L = length or self.seq_len
@@ -187,7 +369,7 @@ class PackedDataset:
     def stretches(self):
         """ (shard, its rows from, to) over which statistics of the split are taken: all rows. Of a
         large split it is a sample that never changes. The split is cut into STRETCHES equal parts,
-        and in each part begins, at a random place, a stretch of STRETCH_ROWS rows. """
+        and in each part begins, at a random position, a stretch of STRETCH_ROWS rows. """
         if not self.shards.is_large:
             for shard in self.shards:
                 yield shard, 0, len(shard.offsets) - 1
@@ -226,11 +408,6 @@ class PackedDataset:
 # -----------------------------------------------------------------------------
 # The order of rows, a pure function of (seed, epoch)
 
-@lru_cache(maxsize=2)                                                  # a batch may span two epochs
-def epoch_permutation(n, seed, epoch):
-    return np.random.Generator(philox(seed, epoch, 'row order')).permutation(n)
-
-
 def mix(x):
     """ The finaliser of SplitMix64, uint64 to uint64: each bit of x moves half the bits. """
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xbf58476d1ce4e5b9)
@@ -238,10 +415,10 @@ def mix(x):
     return x ^ (x >> np.uint64(31))
 
 
-def keyed_permutation(places, n, seed, epoch):
+def keyed_permutation(positions, n, seed, epoch):
     """
-    The rows, int64, at some places (int64, in [0, n)) of a shuffled epoch over n rows. It needs no
-    table: a row is computed from its place.
+    The rows, int64, at some positions (int64, in [0, n)) of a shuffled epoch over n rows. It needs
+    no table: a row is computed from its position.
 
     A Feistel network is a one-to-one map of 2b bits, whatever f is:
         (left, right) <- (right, left xor f(right + key_r))        b bits each; r = 1..ROUNDS
@@ -254,7 +431,7 @@ def keyed_permutation(places, n, seed, epoch):
     last_b = (np.uint64(1) << b) - np.uint64(1)
     keys = philox(seed, epoch, 'row order').random_raw(ROUNDS)           # uint64
 
-    rows = np.array(places, np.uint64)
+    rows = np.array(positions, np.uint64)
     walking = np.arange(len(rows))                                       # those not yet below n
     while len(walking):
         left, right = rows[walking] >> b, rows[walking] & last_b
@@ -276,11 +453,7 @@ def row_order(n, seed, start, count):
     end = start + count
     while start < end:
         epoch, i = divmod(start, n)
-        places = slice(i, min(n, i + end - start))
-        if n > MANY_ROWS:
-            part = keyed_permutation(np.arange(places.start, places.stop), n, seed, epoch)
-        else:
-            part = epoch_permutation(n, seed, epoch)[places]
+        part = keyed_permutation(np.arange(i, min(n, i + end - start)), n, seed, epoch)
         parts.append(part)
         start += len(part)
     return np.concatenate(parts)

@@ -27,8 +27,8 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
-from runs import rules
-from runs.files import check_fields, sha256
+from corpora.lsa import NO_KNOWN_WORD, check_texts, load_lsa, no_progress
+from runs.files import sha256
 from runs.files import read_json as read_json_file
 
 # revision    the hub's commit; None: the newest. The commit that is found goes into the dataset's
@@ -69,36 +69,8 @@ TABLE = dict(
 )
 POOLINGS = ('mean', 'cls', 'last')
 
-# the form of an encoder's record in meta.json: all one must know to embed another text the same way
-RECORD = {
-    'id': '<a name>',
-    'revision': 'None | <a commit>',
-    'pooling': '<a name>',
-    'prefix': "'' | <a text>",
-    'normalize': 'bool',
-    'dimension': 'int [1, 2**24]',
-    'max_length': 'None | int [1, 2**62]',
-    'dtype': 'float32 | bfloat16 | float16',
-    'language': 'None | <a code>',
-}
-
 # weights of a checkpoint that no embedding reads, or that are computed rather than learned
 UNUSED = re.compile(r'(^|\.)pooler\.|position_ids$|^cls\.|^lm_head\.')
-NO_KNOWN_WORD = 'has no word that the encoder knows, so its embedding says nothing'
-
-
-def check_texts(texts):
-    """ ValueError unless it is a list of texts. A bare text would pass as a list of characters. """
-    if isinstance(texts, (str, bytes)):
-        raise ValueError(f'expected a list of texts, found one {type(texts).__name__}: '
-                         f'write [{rules.short(texts)}]')
-    for text in texts:
-        if not isinstance(text, str):
-            raise ValueError(f'expected a list of texts, found {rules.short(text)} in it')
-
-
-def no_progress(n):
-    pass
 
 
 def pool(h, m, pooling):
@@ -234,10 +206,10 @@ def folder_hash(folder):
     return 'sha256:' + digest.hexdigest()
 
 
-def read_json(folder, name, schema=None, kind=dict):
+def read_json(folder, name, kind=dict):
     """ The content of a JSON file in a model's folder; empty if there is no such file. """
     path = os.path.join(folder, name)
-    return read_json_file(path, schema, kind) if os.path.isfile(path) else kind()
+    return read_json_file(path, kind) if os.path.isfile(path) else kind()
 
 
 def folder_settings(folder):
@@ -253,11 +225,10 @@ def folder_settings(folder):
             raise ValueError(f'{folder}/1_Pooling/config.json: found {on}, '
                              f'expected one of {list(pooling_of)}; choose with --pooling=')
         found['pooling'] = pooling_of[on[0]]
-        modules = read_json(folder, 'modules.json', [{'type?': "'' | <a class>"}], list)
+        modules = read_json(folder, 'modules.json', list)
         found['normalize'] = any('Normalize' in module.get('type', '') for module in modules)
 
-    schema = {'max_seq_length?': 'None | int [1, 2**31]'}
-    length = read_json(folder, 'sentence_bert_config.json', schema).get('max_seq_length')
+    length = read_json(folder, 'sentence_bert_config.json').get('max_seq_length')
     if length:
         found['max_length'] = length
     return found
@@ -295,11 +266,9 @@ def load_encoder(name, device='cpu', pooling=None, normalize=None, prefix=None, 
     # what is known of it before we see its folder
     settings = dict(prefix='', language=None)
     if isinstance(name, dict):
-        check_fields(name, RECORD, f'{folder or "the dataset"}/meta.json, encoder')
         settings = dict(name)
         dtype = name['dtype']
         if settings['id'] == 'lsa':
-            from corpora.lsa import load_lsa
             return load_lsa(folder, settings)
     else:
         rows = TABLE | {row['id']: row for row in TABLE.values()}

@@ -45,7 +45,7 @@ from configurator import HERE, configure, from_text, read_knobs, settle, stop_on
 from runs.console import check_writable
 from runs.distributed import keep_freed_memory
 from runs.files import read_json, sha256
-from runs.loading import encoder_of, load_run, trained_for
+from sampling.loading import encoder_of, load_run, trained_for
 from runs.manifest import dataset_folder
 from runs.run_folder import git_commit
 from sampling.denoise import rows_that_fit
@@ -205,7 +205,7 @@ def read_results(path):
     if not os.path.exists(path):
         return {}
     try:
-        return read_json(path, {'meta?': {'*': {}}})
+        return read_json(path)
     except ValueError as error:
         raise ValueError(f'{error}: move it away, and results start anew') from None
 

@@ -22,9 +22,9 @@ import re
 import numpy as np
 import torch
 
-from corpora.inputs import pack, slerp, warn_of_texts
+from sampling.inputs import pack, slerp, warn_of_texts
 from encoders import check_texts
-from runs import loading
+from sampling import loading
 from sampling import directions
 from sampling.search import search
 from sampling.writing import blank, write
@@ -55,7 +55,7 @@ def load_run(folder, which='best', device='auto', dtype='auto', encoder_folder='
 
 
 class Run:
-    """ A trained run. `loaded` is what sample.py works with (runs/loading.py). """
+    """ A trained run. `loaded` is what sample.py works with (sampling/loading.py). """
 
     def __init__(self, loaded):
         self.loaded = loaded

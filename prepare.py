@@ -46,14 +46,15 @@ from corpora.shards import (SUMS, fitting_max_tokens, fitting_shard_size, latent
                             token_dtype, write_entry, write_shard, written_before)
 from corpora.sources import Source, documents, list_files, parts, text_hash
 from corpora.tokenizers import bpe_tokenizer, train_bpe
-from corpora.writing import as_bytes, as_json, in_use, names_path, write_file
+from corpora.writing import as_bytes, in_use, names_path, write_file
 from data import LatentStats
 from encoders import load_encoder
 from runs import distributed, meeting
 from runs.checkpoint import pick_device, pick_dtype
 from runs.distributed import all_gather_object, on_rank0, rank, world
+from runs.files import sealed
 from runs.manifest import FORMAT, check_file, dataset_folder, read_meta
-from runs.opening import load_tokenizer
+from data import load_tokenizer
 
 # ---- what is read, details in corpora/sources.py
 input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .csv, .tsv,
@@ -533,7 +534,7 @@ def write_shards(folder, stream, seen, totals, settings, tok, encode):
         name = f'{split}-{i:05d}'
         key = shard_key(docs, given, settings)
 
-        entry = written_before(folder, name, key, tok)
+        entry = written_before(folder, name, key)
         progress = 'there already'
         if not entry:
             first = i * shard_size
@@ -623,7 +624,7 @@ def finish(name, folder, record, tok, encode, splits, files, counts):
         path = os.path.join(folder, 'bag.npy')
         files['bag.npy'] = write_file(path, as_bytes(np.save, values.numpy()))
         meta['files'] = files
-    write_file(os.path.join(folder, 'meta.json'), as_json(meta))
+    write_file(os.path.join(folder, 'meta.json'), sealed(meta).encode())
 
     # the notes, and files of an earlier attempt, are no part of the dataset
     listed = {*files, 'meta.json'}

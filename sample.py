@@ -43,13 +43,13 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from configurator import configure, on_command_line, stop_on_error
-from corpora.inputs import READ_BY, pack, read_sources, warn_of_texts, with_each_length
+from sampling.inputs import READ_BY, pack, read_sources, warn_of_texts, with_each_length
 from diffusion import check_choice
-from encoders import no_progress
+from corpora.lsa import no_progress
 from runs.console import check_writable, warn
 from runs.distributed import keep_freed_memory
-from runs.loading import encode, load_run, raw_latents, trained_for
-from runs.unmasking import Recorder, watcher
+from sampling.loading import encode, load_run, raw_latents, trained_for
+from sampling.unmasking import Recorder, watcher
 from sampling.denoise import rows_that_fit
 from sampling.directions import NEEDS, check_direction, embed, infill, l2t, t2l, unconditional
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
@@ -357,7 +357,7 @@ def describe_latents(run, direction, sources, n_each, z):
 def write_animation(run, direction, sources, sampling):
     """ An animated picture of the first text being written: from left to right and by unmasking,
     where both write it from its latents and no sampler is named; else as it is asked for. """
-    from runs.animation import animation
+    from sampling.animation import animation
     samplers = {sampling['sampler']: f'mode {direction}'}
     if direction == 'l2t' and run.next_token and run.fills_masks and not sampling['sampler']:
         samplers = {'autoregressive': 'autoregressive, from left to right',

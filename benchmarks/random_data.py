@@ -12,7 +12,8 @@ import os
 import numpy as np
 
 from corpora.tokenizers import bytes_of_characters
-from corpora.writing import as_bytes, as_json, write_file
+from corpora.writing import as_bytes, write_file
+from runs.files import sealed
 from runs.manifest import FORMAT
 
 # the size of a latent, which the encoder gives; the rest stands in the config
@@ -67,5 +68,5 @@ def write_dataset(folder, vocab_size, length, latent_dim, n=2048, n_val=256):
     meta = dict(format=FORMAT, name='random', tokenizer=tokenizer, encoder=dict(id='random'),
                 latent_shape=[1, latent_dim], token_dtype='uint16', max_tokens=length - 1,
                 splits=splits, files=files)
-    write_file(os.path.join(folder, 'meta.json'), as_json(meta))
+    write_file(os.path.join(folder, 'meta.json'), sealed(meta).encode())
     return folder

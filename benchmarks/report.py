@@ -24,9 +24,9 @@ from benchmarks.charts import line_chart, scatter
 from diffusion import MaskedText
 from runs import checkpoint
 from runs.files import read_json
-from runs.loading import load_run, raw_latents
+from sampling.loading import load_run, raw_latents
 from runs.manifest import dataset_folder
-from runs.unmasking import Recorder, pieces_of, printable
+from sampling.unmasking import Recorder, pieces_of, printable
 from sampling.directions import NEEDS, check_direction, l2t, t2l
 from sampling.writing import blank, write
 from tasks.common import load_texts

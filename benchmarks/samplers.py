@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 
 from benchmarks import peers
-from benchmarks.compare import compare
+from benchmarks.trainings import compare
 from diffusion import GaussianLatents, MaskedText
 from runs.checkpoint import pick_device, pick_dtype
 from samplers import SAMPLERS
@@ -17,7 +17,7 @@ from sampling.writing import blank, write
 
 
 def untrained_run(shape, device, autocast):
-    """ What runs.loading.load_run would return of a run of this shape. """
+    """ What sampling.loading.load_run would return of a run of this shape. """
     model = peers.ours(shape, None)[0].to(device).eval()
     model.text_head.weight.data.normal_(std=shape['width'] ** -.5)
     latent = GaussianLatents(torch.ones(shape['latent_dim'], device=device))

@@ -24,11 +24,25 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from encoders import NO_KNOWN_WORD, check_texts, no_progress
-from runs.files import read_arrays
+from runs.files import read_arrays, short
 
 # of a term of several words, beside 1 of a word; 1 was worse (LOG.md)
 NGRAM_WEIGHT = .5
+NO_KNOWN_WORD = 'has no word that the encoder knows, so its embedding says nothing'
+
+
+def check_texts(texts):
+    """ ValueError unless it is a list of texts. A bare text would pass as a list of characters. """
+    if isinstance(texts, (str, bytes)):
+        raise ValueError(f'expected a list of texts, found one {type(texts).__name__}: '
+                         f'write [{short(texts)}]')
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(f'expected a list of texts, found {short(text)} in it')
+
+
+def no_progress(n):
+    pass
 
 
 def split_terms(text, ngrams):

@@ -27,6 +27,8 @@ from typing import NamedTuple
 from corpora.proteins import FASTA, read_fasta
 
 # what is taken from a folder; a text file that the user names may have any ending
+# why a document is left out
+DROPS = ('empty', 'too_short', 'too_long', 'over_document_limit', 'duplicate')
 KINDS = ('.txt', '.jsonl', '.csv', '.tsv', '.parquet', *FASTA)
 NOT_TEXT = ('.arrow', '.json', '.zip', '.tar', '.bz2', '.xz', '.zst', '.npy', '.npz', '.bin', '.pt',
             '.safetensors', '.pdf', '.docx', '.png', '.jpg')

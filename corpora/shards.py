@@ -26,8 +26,7 @@ import numpy as np
 from tqdm import tqdm
 
 from corpora.writing import as_bytes, is_whole, names_path, write_file
-from runs.files import check_fields, read_array, read_json, write_text
-from runs.manifest import COUNT, LATENT_SHAPE, SHARD, check_shard, has_fitting_sizes
+from runs.files import read_array, read_sealed, sealed, write_text
 
 MOST_TOKENS = 127              # max_tokens=None stands for at most this, unless latents are given
 MOST_SHARDS = 2**12            # of a split: shard_size=None grows until there are no more, but
@@ -37,10 +36,6 @@ ENCODED = 2**14                # documents that are tokenized at a time
 # counts of a shard; those of a split are their sums
 SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max_tokens',
         'truncated')
-
-# what a note has beside the fields that every reader needs
-NOTE = {key: COUNT for key in SUMS} | dict(key='<a digest>', latent_shape=LATENT_SHAPE)
-
 
 def token_dtype(tokenizer):
     return 'uint16' if tokenizer.vocab_size <= 2**16 else 'uint32'
@@ -260,29 +255,22 @@ def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens
 def write_entry(folder, entry):
     """ The note beside a whole shard: what meta.json will say of it. """
     path = Path(folder, f'{entry["name"]}.whole.json')
-    text = json.dumps(entry, indent=1)
+    text = sealed(entry)
     with names_path(path, len(text)):
         write_text(path, text)
 
 
-def read_entry(folder, name, tokenizer):
-    """ The note beside a shard. None if there is none, or if it cannot be right: then the shard is
+def read_entry(folder, name):
+    """ The note beside a shard; None if there is none, or if it is broken: then the shard is
     written again. """
-    path = os.path.join(folder, f'{name}.whole.json')
     with suppress(ValueError):
-        entry = read_json(path, SHARD)
-        check_fields(entry, NOTE, path)
-        check_shard(entry, name.split('-')[0], entry['latent_shape'] is not None, path)
-        itemsize = np.dtype(token_dtype(tokenizer)).itemsize
-        if entry['name'] == name and has_fitting_sizes(entry, itemsize):
-            return entry
-    return None
+        return read_sealed(os.path.join(folder, f'{name}.whole.json'))
 
 
-def written_before(folder, name, key, tokenizer):
+def written_before(folder, name, key):
     """ The entry of a shard that an earlier run wrote from the same documents and settings, and
     whose files are whole; else None. """
-    entry = read_entry(folder, name, tokenizer)
+    entry = read_entry(folder, name)
     if not entry or entry.get('key') != key:
         return None
     for file, file_entry in entry['files'].items():

@@ -29,7 +29,6 @@ from corpora.readers import KINDS, NOT_TEXT, Document, check_encoding, kind_of, 
 
 SPLIT_ON = ('line', 'paragraph', 'file')
 INVALID_BYTES = ('stop', 'replace')
-DROPS = ('empty', 'too_short', 'too_long', 'over_document_limit', 'duplicate')
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Tokenizers: from a text to its ids, and back.
     tokenizer.decode(tokenizer.encode('A dog runs.')) == 'A dog runs.'
 
 Each tokenizer is an encoder and a table: the bytes of every id. So decoding is the same for all of
-them: join the bytes. runs.opening.load_tokenizer reads the tokenizer of a dataset.
+them: join the bytes. data.load_tokenizer reads the tokenizer of a dataset.
 
 Ids: V = vocab_size of them, EOS and PAD included. MASK is id V. No text contains EOS, PAD or MASK.
 
@@ -15,8 +15,7 @@ To add a tokenizer, write a function that returns a Tokenizer and name it in mak
 import numpy as np
 
 from runs.files import read_json
-from runs.manifest import MAX_META
-from runs.rules import short
+from runs.files import short
 
 RESIDUES = 'LAGVSERTIDPKQNFYMHWCXBUZO.-'         # ESM's letters, in ESM's order
 
@@ -107,7 +106,7 @@ def bytes_of_characters():
 def check_bpe(path):
     """ ValueError unless a tokenizer.json is a byte-level BPE and nothing else, as train_bpe writes
     it. Another part of it could make the library end the process, or take any amount of memory. """
-    found = read_json(path, limit=MAX_META)
+    found = read_json(path)
     model = found.get('model')
     if not isinstance(model, dict) or model.get('type') != 'BPE':
         raise ValueError(f'{path}: its model is no BPE; run prepare.py again')

@@ -7,7 +7,6 @@ a run after a kill can trust what it finds.
 import errno
 import hashlib
 import io
-import json
 import os
 import shutil
 import sys
@@ -75,10 +74,6 @@ def as_bytes(save, *arrays, **named):
     buffer = io.BytesIO()
     save(buffer, *arrays, **named)
     return buffer.getvalue()
-
-
-def as_json(value):
-    return (json.dumps(value, indent=1, ensure_ascii=False) + '\n').encode()
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from configurator import configure, stop_on_error
 from runs import checkpoint
-from runs.files import read_json, write_text
+from runs.files import read_json, sealed, write_text
 from runs.manifest import encoder_identity, is_of_a_folder, read_meta
 from runs.run_folder import copy_data, dumps, read_config
 
@@ -70,7 +70,7 @@ def export(out_dir, folder, which='best', license='', hardware=''):
     meta = read_meta(out_dir / 'data')
     meta['encoder'] = encoder_identity(meta['encoder'])
     meta = without_folders(meta)
-    write_text(tmp / 'data/meta.json', dumps(meta))
+    write_text(tmp / 'data/meta.json', sealed(meta))
 
     # the knobs, without the command line
     for field in ('argv', 'resumed_from'):

@@ -10,7 +10,6 @@ import json
 import math
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
@@ -18,9 +17,8 @@ import processes
 from configurator import read_knobs
 from runs import checkpoint, distributed, run_folder
 from runs.distributed import rank
-from runs.files import read_json
-from runs.manifest import MAX_META, dataset_identity, split_digests
-from runs.opening import load_bag
+from runs.manifest import dataset_identity, split_digests
+from data import load_bag
 from runs.stages import modes_of
 
 # these leave what a resumed run learns as it is

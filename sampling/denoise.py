@@ -6,7 +6,7 @@ its clock at 1, and noise or MASK in its place.
     text      log p = g log p_c + (1 - g) log p_u
     latents   x0 = g x0_c + (1 - g) x0_u, and e likewise
 
-`run` is what runs.loading.load_run returns.
+`run` is what sampling.loading.load_run returns.
 Letters: B rows of a batch, L text tokens, N latent vectors, D latent dims, P positions where the
 head runs, V vocabulary.
 """

@@ -8,18 +8,18 @@ What one two-clock network writes, by direction. sample.py has a table of the di
     embed(run, tokens)           the mean hidden state of each text: nothing is drawn
 
 Text alone is `write` of sampling/writing.py; t2l2t is t2l, and l2t of what it gives.
-`run` is what runs.loading.load_run returns. The other keywords are the knobs of sample.py
+`run` is what sampling.loading.load_run returns. The other keywords are the knobs of sample.py
 (sampling/knobs.py). A direction that the run has not learned is a ValueError of check_direction.
 Letters: n texts, B rows of a batch, L text tokens, N latent vectors, D latent dims, C width.
 """
 import torch
 import torch.nn.functional as F
 
-from corpora.inputs import read_template, with_each_length
+from sampling.inputs import read_template, with_each_length
 from data import is_end
-from encoders import no_progress
-from runs.loading import Needs
-from runs.unmasking import no_observer
+from corpora.lsa import no_progress
+from sampling.loading import Needs
+from sampling.unmasking import no_observer
 from samplers import make_propose, no_callback
 from sampling.denoise import allowed, call, guided_latents, null_latents, rows_that_fit
 from sampling.knobs import sampling_knobs

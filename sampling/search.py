@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from data import is_end
 from diffusion import MaskedText, rank_in_row
-from runs.loading import encode
+from sampling.loading import encode
 from sampling.directions import l2t
 from sampling.likelihood import log_p_given_half, nats_per_token
 from sampling.writing import default_sampler, ends_of, tidied, write

@@ -13,8 +13,8 @@ import torch
 
 from data import is_end
 from diffusion import MaskedText
-from encoders import no_progress
-from runs.unmasking import no_observer
+from corpora.lsa import no_progress
+from sampling.unmasking import no_observer
 from samplers import make_propose, make_sampler, no_callback
 from sampling.denoise import make_denoise, null_latents, rows_that_fit
 from sampling.knobs import sampling_knobs
@@ -135,7 +135,7 @@ def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_
     z (n, N, D), or from text alone: z None. Returns tokens (n, L).
     inner (n, L): positions where EOS and PAD are not allowed.
     observe(denoise, tokens, first, i_round): a denoise in its place, which looks on
-    (runs/unmasking.py); first is the row at which the batch begins, i_round is not 0 where texts
+    (sampling/unmasking.py); first is the row at which the batch begins, i_round is not 0 where texts
     are mended.
     """
     sampling = sampling_knobs(sampling)

@@ -24,14 +24,14 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from corpora.inputs import most_tokens, pack, read_texts
+from sampling.inputs import most_tokens, pack, read_texts
 from corpora.png import image_record
 from data import MANY_ROWS, PackedDataset, row_order
 from diffusion import uniforms
 from encoders import fetch
 from runs.checkpoint import difference
 from runs.console import warn
-from runs.loading import Needs, encode, load_run, raw_latents
+from sampling.loading import Needs, encode, load_run, raw_latents
 from runs.manifest import dataset_identity
 from sampling.directions import l2t, t2l
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS

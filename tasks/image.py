@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from corpora.png import pixels
-from runs.loading import raw_latents, trained_for
+from sampling.loading import raw_latents, trained_for
 from sampling import directions
 from sampling.directions import MAKES, WRITES, unconditional
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS

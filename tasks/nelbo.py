@@ -11,7 +11,7 @@ import torch
 from tqdm import tqdm
 
 from diffusion import normals, uniforms
-from runs.loading import trained_for
+from sampling.loading import trained_for
 from sampling.denoise import call
 from sampling.directions import FILLS, MAKES
 from sampling.likelihood import bound_of, what_is_scored

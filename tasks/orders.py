@@ -37,7 +37,7 @@ import torch
 from tqdm import tqdm
 
 from diffusion import nll_of, rank_in_row, uniforms
-from encoders import no_progress
+from corpora.lsa import no_progress
 from sampling.denoise import call
 from sampling.directions import FILLS
 from sampling.likelihood import what_is_scored

@@ -11,7 +11,7 @@ import numpy as np
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from corpora.inputs import pack
+from sampling.inputs import pack
 from encoders import reach_hub
 from sampling.directions import MAKES
 from sampling.knobs import LATENT_KNOBS

@@ -7,7 +7,7 @@ Controls: data, the texts themselves; shuffled, another sample's latent.
 import torch
 import torch.nn.functional as F
 
-from runs.loading import raw_latents
+from sampling.loading import raw_latents
 from sampling.directions import unconditional
 from tasks.common import (FREE_KNOBS, Measured, TaskNeeds, derangement, describe_samples, embed,
                           means, prepare_scorer)

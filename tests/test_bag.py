@@ -11,7 +11,7 @@ from data import PackedDataset
 from encoders import load_encoder
 from launch import Job, train, train_each, weights
 from runs import manifest
-from runs.opening import load_bag, load_tokenizer
+from data import load_bag, load_tokenizer
 
 V = 12
 

@@ -20,7 +20,7 @@ from diffusion import MaskedText, uniforms
 from model import Model, ModelConfig
 from launch import log, run_each, train_each, weights
 from runs import checkpoint
-from runs.loading import load_run
+from sampling.loading import load_run
 from samplers import make_propose
 from sampling.denoise import null_latents
 from sampling.left_to_right import LeftToRight

@@ -17,8 +17,8 @@ from loss import BatchMaker, Loss
 from model import Model, ModelConfig, attention, attention_with_prefix, causal_mask
 from processes.autoregressive import causal_budget
 from processes.gidd import GIDD
-from runs import loading
-from runs.loading import load_run
+from sampling import loading
+from sampling.loading import load_run
 from samplers import make_propose
 from sampling import search as search_module
 from sampling.denoise import null_latents

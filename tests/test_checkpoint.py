@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from launch import HANGS, TINY, run_each
 from model import Model, ModelConfig
 from runs import checkpoint, run_folder
-from runs.loading import load_run
+from sampling.loading import load_run
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(checkpoint.__file__)))
 CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2, width=16)

@@ -44,10 +44,10 @@ TEXT = ['--streams=text,', '--mode=unconditional']
 OPTION_SETS = {
     'adamw': [],
     'muon': ['--optimizer=muon'],
-    'mixed with bag and shortcut': ['--mode=unconditional+l2t+t2l'],
+    'three modes': ['--mode=unconditional+l2t+t2l'],
     't2l': ['--mode=t2l', '--latent_noise=0.1'],
     'unconditional': ['--mode=unconditional'],
-    'l2t+causal with shift': ['--mode=l2t+causal', '--shift=true', '--optimizer=muon'],
+    'l2t+causal by Muon': ['--mode=l2t+causal', '--optimizer=muon'],
     'four modes': ['--mode=unconditional+l2t+t2l+causal'],
     'causal': ['--mode=causal', '--text_clock=false'],
     'importance freq': ['--importance=freq', '--masking=proportional', '--curriculum=true'],
@@ -55,8 +55,7 @@ OPTION_SETS = {
     'importance hybrid': ['--importance=hybrid', '--masking=inverse', '--curriculum=true'],
     'gidd': [*TEXT, '--text_process=gidd', '--text_loss_weight=dynamic'],
     'hdlm': ['--text_process=hdlm', '--clusters=8', '--hdlm_xi=0.9'],
-    'ar': [*TEXT, '--causal=true', '--text_clock=false'],
-    'ar_prefix': ['--causal=true', '--text_clock=false'],
+    'ar': ['--streams=text,', '--mode=causal', '--text_clock=false'],
     'mode and length schedules': ['--mode=l2t:1,l2t+causal', '--length_schedule=16:1,32'],
     'no EMA, no guard': ['--ema_decay=0', '--guard=false', '--grad_accum=2'],
     'predict_length=False': [*TEXT, '--predict_length=false', '--text_clock=false', '--seq_len=12'],
@@ -68,7 +67,7 @@ OPTION_SETS = {
 BEGIN = {'runs/preflight.py choose_processes', 'train.py make_model', 'runs/resume.py begin_with_bag'}
 A_LOG_LINE = {'train.py report', 'runs/log.py StepLog.describe_skips', 'runs/log.py StepLog.report', 'train.py check_streak'}
 AN_EVALUATION = {'train.py evaluate_and_save', 'loss.py Loss.validate', 'diffusion.py MaskedText.bound',
-                 'processes/autoregressive.py NextToken.bound', 'processes/integral.py IntegralProcess.bound'}
+                 'processes/autoregressive.py exact_nll', 'processes/integral.py IntegralProcess.bound'}
 A_CHECKPOINT = {'train.py save', 'runs/checkpoint.py first_not_finite', 'runs/checkpoint.py write_files'}
 NOW_AND_THEN = BEGIN | A_LOG_LINE | AN_EVALUATION | A_CHECKPOINT
 
@@ -76,7 +75,7 @@ NOW_AND_THEN = BEGIN | A_LOG_LINE | AN_EVALUATION | A_CHECKPOINT
 # what is masked by an importance that a network learns
 MUON = 'train.py: elif not bad.item():'
 LEARNED = {'processes/adaptive.py AdaptiveBatchMaker.mask_by', 'processes/adaptive.py Adaptive.emphasis', 'diffusion.py positions_of'}
-OF_STEPS = {'muon': {MUON}, 'l2t+causal with shift': {MUON}, 'importance learned': LEARNED, 'importance hybrid': LEARNED}
+OF_STEPS = {'muon': {MUON}, 'l2t+causal by Muon': {MUON}, 'importance learned': LEARNED, 'importance hybrid': LEARNED}
 OF_BEGIN = {'hdlm': {'runs/resume.py resume_or_begin', 'processes/hdlm.py after_loading', 'processes/hdlm.py describe',
                      'processes/hdlm.py HDLM.cluster_of'}}
 
@@ -126,7 +125,7 @@ def test_every_wait_that_is_allowed_happens(on_shapes):
 
 # ---- the values: trainings, samples and figures of a device that keeps them, and of the CPU
 
-VALUED = ['mixed with bag and shortcut', 'four modes', 'importance freq', 'importance hybrid', 'gidd', 'hdlm', 'ar_prefix', 'predict_length=False']
+VALUED = ['three modes', 'four modes', 'importance freq', 'importance hybrid', 'gidd', 'hdlm', 'ar_prefix', 'predict_length=False']
 RESUMED = 'four modes'
 
 SAY = '--text=a red man runs near the park'
@@ -142,7 +141,7 @@ STEPWISE += [('infill', RESUMED, ['--text=a red [MASK] runs near the [MASK:3]', 
              ('gidd', 'gidd', ['--num_samples=2'])]
 OTHERS = [(f't2l, {name}', RESUMED, [SAY, '--mode=t2l', f'--solver={name}', '--latent_steps=3', '--guidance=2'])
           for name in ('ddim', 'heun', 'ancestral')]
-OTHERS += [('t2l of x0', 'mixed with bag and shortcut', [SAY, '--mode=t2l', '--latent_steps=3']),
+OTHERS += [('t2l of x0', 'three modes', [SAY, '--mode=t2l', '--latent_steps=3']),
            ('autoregressive', RESUMED, L2T),
            ('autoregressive alone', 'ar_prefix', L2T),
            ('continued', 'ar_prefix', ['--text=a red man runs [MASK:*]', '--mode=infill']),
@@ -155,12 +154,12 @@ OTHERS += [('t2l of x0', 'mixed with bag and shortcut', [SAY, '--mode=t2l', '--l
 SAMPLES = [(f'{what}, {n} steps', run, [*args, f'--steps={n}']) for what, run, args in STEPWISE for n in (2, 4)] + OTHERS
 
 # tasks whose figures are functions of the weights, and tasks that sample
-FIGURES = [(RESUMED, 'nelbo,orders'), ('mixed with bag and shortcut', 'nelbo'), ('importance freq', 'importance'),
+FIGURES = [(RESUMED, 'nelbo,orders'), ('three modes', 'nelbo'), ('importance freq', 'importance'),
            ('importance hybrid', 'importance'), ('gidd', 'nelbo'), ('hdlm', 'nelbo'), ('ar_prefix', 'nelbo'), ('predict_length=False', 'nelbo')]
 TASKS = [(RESUMED, 'l2t,t2l,infill,unconditional'), ('gidd', 'self_correction')]
 
 # what sampling may wait for, once a batch: the weights and the texts on their way, and the results
-A_BATCH = {'runs/checkpoint.py load_model', 'runs/loading.py load_run', 'sampling/writing.py write', 'sampling/denoise.py make_denoise',
+A_BATCH = {'runs/checkpoint.py load_model', 'sampling/loading.py load_run', 'sampling/writing.py write', 'sampling/denoise.py make_denoise',
            'samplers.py init_state', 'sampling/directions.py t2l', 'sampling/directions.py unconditional'}
 
 

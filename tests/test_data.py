@@ -12,7 +12,7 @@ from corpora import tokenizers
 from data import LatentStats, PackedDataset, prefetch, row_order
 from diffusion import philox
 from runs.files import sha256
-from runs.opening import load_stats, load_tokenizer
+from data import load_stats, load_tokenizer
 
 TEXTS = ['a dog runs on the beach', 'tabs\tand\n\nlines  ', '<eos> <|endoftext|> [MASK] <pad>',
          'naïve café 東京 🙂 e\u0301', 'nul \x00 byte', '', ' ']

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sample
-from corpora.inputs import slerp, with_each_length
+from sampling.inputs import slerp, with_each_length
 from launch import run, run_each
 from sampling import directions, likelihood, writing
 from test_sample import Known, known_run

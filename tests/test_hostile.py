@@ -188,9 +188,9 @@ def main(dataset, finished, folder):
     import prepare
     from benchmarks import pictures
     from corpora import latents
-    from corpora.inputs import read_latents
+    from sampling.inputs import read_latents
     from evaluate import read_results
-    from runs.loading import load_run
+    from sampling.loading import load_run
     from sampling import directions
     torch.set_num_threads(1)
     rng, outcomes = random.Random(0), Outcomes(folder)

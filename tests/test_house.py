@@ -61,7 +61,7 @@ def test_the_core_imports_no_script_and_at_its_top_no_folder_but_runs():
 
 def test_the_root_imports_no_folder_at_its_top_but_runs_and_the_one_that_a_script_is_for():
     """ What a knob asks for is imported in the function that needs it. """
-    is_for = {'sample': {'corpora.inputs', 'sampling'}, 'nanoldlm': {'corpora.inputs', 'sampling'}, 'evaluate': {'sampling', 'tasks.common'}, 'bench': {'benchmarks'}, 'plot': {'benchmarks'},
+    is_for = {'sample': {'sampling.inputs', 'sampling'}, 'nanoldlm': {'sampling.inputs', 'sampling'}, 'evaluate': {'sampling', 'tasks.common'}, 'bench': {'benchmarks'}, 'plot': {'benchmarks'},
               'prepare': {'corpora.latents', 'corpora.layouts', 'corpora.shards', 'corpora.sources', 'corpora.tokenizers',
                           'corpora.writing'}}
     for name in CORE | SCRIPTS:

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from corpora.inputs import pack
+from sampling.inputs import pack
 from corpora.tokenizers import RESIDUES
 from data import PackedDataset, is_end
 from diffusion import MaskedText, uniforms
 from encoders import load_encoder
 from loss import BatchMaker
 from launch import TINY, run, run_each
-from runs.loading import load_run
+from sampling.loading import load_run
 from runs.stages import read_stages
 from samplers import SAMPLERS
 from sampling import directions, writing

@@ -11,8 +11,8 @@ import torch
 from benchmarks import charts, report
 from corpora.tokenizers import byte_tokenizer
 from launch import ROOT, run_each, train_each
-from runs.loading import load_run
-from runs.unmasking import Frame
+from sampling.loading import load_run
+from sampling.unmasking import Frame
 from sampling import directions
 
 BYTES = byte_tokenizer()

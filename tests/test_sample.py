@@ -12,14 +12,14 @@ import torch
 import configurator
 import evaluate
 import sample
-from corpora.inputs import pack, read_template, read_texts
+from sampling.inputs import pack, read_template, read_texts
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
 from diffusion import GaussianLatents, MaskedText
 import samplers
 from samplers import SAMPLERS, certainty_of, in_blocks, init_state, make_propose, no_callback, nucleus_filter
 from launch import run_each
-from runs.loading import encode
+from sampling.loading import encode
 from sampling import directions, search, writing
 from sampling.knobs import DEFAULTS, sampling_knobs
 from sampling.solvers import SOLVERS

@@ -14,7 +14,7 @@ from data import PackedDataset
 from diffusion import GaussianLatents, MaskedText
 from loss import BatchMaker, statistics, statistics_of_latents
 from runs.checkpoint import pick_dtype
-from runs.loading import load_run
+from sampling.loading import load_run
 from runs.log import summary
 from runs.manifest import dataset_folder, how_to_prepare
 from runs.stages import read_schedule, read_stages

@@ -14,9 +14,9 @@ from corpora.tokenizers import byte_tokenizer
 from launch import ROOT, run_each, train_each
 from sampling.left_to_right import LeftToRight
 from runs import unmasking
-from runs.animation import MOST_FRAMES, animation, chosen_frames
-from runs.loading import encode, load_run
-from runs.unmasking import Recorder, pieces_of, printable, watcher
+from sampling.animation import MOST_FRAMES, animation, chosen_frames
+from sampling.loading import encode, load_run
+from sampling.unmasking import Recorder, pieces_of, printable, watcher
 from samplers import SAMPLERS, make_propose
 from sampling import denoise, directions, search, writing
 

@@ -6,7 +6,7 @@ A text being written, kept step by step, and drawn in a terminal (sample.py --wa
     recorder.frames                      the start, and then a Frame after each step
 
 A recorder only looks on: it draws no random number, and the same ids are written without it.
-runs/animation.py makes a picture of the frames, benchmarks/report.py a page.
+sampling/animation.py makes a picture of the frames, benchmarks/report.py a page.
 Letters: B texts, L tokens, P positions where the network was asked, V vocabulary, K candidates.
 """
 import codecs

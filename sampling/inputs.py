@@ -1,6 +1,6 @@
 """
 What a person gives a run to read: texts, templates with gaps, and latents. Whatever the run cannot
-read is a ValueError that names its place. `run` is a run that runs.loading.load_run has loaded.
+read is a ValueError that names its place. `run` is a run that sampling.loading.load_run has loaded.
 Letters: n texts, L tokens, N latent vectors, D latent dimensions.
 """
 import itertools
@@ -21,7 +21,7 @@ from encoders import check_texts
 from runs import rules
 from runs.console import warn
 from runs.files import read_array
-from runs.loading import encode
+from sampling.loading import encode
 
 MOST_WARNINGS = 5              # of one kind
 MOST_TEMPLATES = 64            # that a template with [MASK:2-6] may stand for

@@ -23,7 +23,7 @@ from corpora.fasta import never_written
 from diffusion import GaussianLatents, MaskedText
 from encoders import check_texts, load_encoder, no_progress
 from runs.checkpoint import find_checkpoint, load_model, pick_device, pick_dtype
-from runs.opening import load_stats, load_tokenizer
+from data import load_stats, load_tokenizer
 from runs.stages import modes_of
 from sampling.left_to_right import LeftToRight
 

@@ -6,7 +6,7 @@ finished texts.
 """
 from html import escape
 
-from runs.unmasking import MASK, pieces_of, printable
+from sampling.unmasking import MASK, pieces_of, printable
 
 WIDTH, MARGIN = 720, 24            # of the picture
 ADVANCE, LINE, SIZE = 9.04, 24, 15 # a character, a line, the font, in pixels
