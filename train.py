@@ -22,31 +22,24 @@ if __name__ != '__main__':                                 # an import would sta
                       'other modules hold what can be imported')
 
 import math
-import os
 import signal
 import sys
 import time
-from contextlib import contextmanager
-from dataclasses import asdict
-from datetime import timedelta
-from types import SimpleNamespace
 
 import runs.threads    # before torch: it sets how threads wait for one another
 
-import numpy as np
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
-# What a training step runs through. Other modules open, check, save and resume a run: they are
-# imported in the functions that need them
 from configurator import configure, stop_on_error
 from data import prefetch, row_order
 from loss import BatchMaker, Loss
 from model import Model
+from processes import add_modules
 from runs import distributed
 from runs.distributed import all_reduce_max, all_reduce_sum, rank, world
 from runs.flops import flops_of_step
 from runs.log import StepLog, say_cost
+from runs.resume import State, resume_or_begin
 
 # A comment that opens with a range or with choices is a rule: the configurator reads it from this
 # file and refuses other values.
@@ -188,14 +181,7 @@ def plan_and_join():
     with stop_on_error(code=4):
         meeting.join(run.device, dist_timeout)
 
-    # every process computes in the same numbers, also where the machines are unlike
-    dtypes = distributed.all_gather_object(run.dtype)
-    if len(set(dtypes)) > 1:
-        run.dtype = 'float32'
-        if rank == 0:
-            print(f'dtype: {dtypes.count("bfloat16")} of {world} processes have bfloat16 '
-                  'instructions, so all compute in float32', flush=True)
-    config['dtype'] = run.dtype
+    preflight.agree_on_dtype(run, config)
     return run
 
 
@@ -203,11 +189,6 @@ run = plan_and_join()
 device, dtype, is_sharded = run.device, run.dtype, run.is_sharded
 micro_batch, grad_accum = run.micro_batch, run.grad_accum
 train_data, val_data = run.train_data, run.val_data
-if not predict_length:
-    # sampling draws lengths from these: every hundredth quantile of the training lengths
-    lengths = np.minimum(train_data.lengths(), train_data.seq_len)
-    config['lengths'] = [int(n) for n in np.quantile(lengths, np.linspace(0, 1, 101))]
-
 device_type = torch.device(device).type
 torch.manual_seed(seed)
 if device_type == 'cuda':
@@ -225,7 +206,6 @@ def autocast():
 
 def make_model():
     """ The network, with what ATAT or another text process keeps beside it. """
-    from processes import add_modules
     model = add_modules(Model(run.model_config), config).to(device)
     if run.adaptive:
         model.importance.rarity.copy_(run.adaptive.rarity)
@@ -254,30 +234,8 @@ else:
     loss_fn = Loss(model, make_batch, autocast, latent_weight)
 if is_sharded:
     distributed.shard(loss_fn, device, in_bfloat16=dtype == 'bfloat16')
-trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-names, parameters = zip(*trained)
 if rank:                                                 # from here on only dropout draws from this
     torch.manual_seed(seed + rank)
-
-# the running average of the weights, in float32
-ema = [p.detach().clone() for p in parameters] if ema_decay else None
-
-
-@contextmanager
-def averaged_weights():
-    """ Inside, the model has its EMA weights. """
-    @torch.no_grad()
-    def swap():
-        if is_sharded:
-            loss_fn.reshard()                            # or FSDP would use what it gathered before
-        for parameter, average in zip(parameters, ema or ()):
-            now = parameter.clone()
-            parameter.copy_(average)
-            average.copy_(now)
-    swap()
-    yield
-    swap()
-
 
 # [(optimizer, base rate)]
 groups = model.parameter_groups()
@@ -297,40 +255,9 @@ if optimizer == 'muon':
 # -----------------------------------------------------------------------------
 # Resume, or begin
 
-N_NORMS = 64                                               # spike_factor looks at so many
-
-# what a checkpoint is made of, and a resume fills
-state = SimpleNamespace(
-    identity=None,                                         # of model, process and data
-    model=model, names=names, parameters=parameters, ema=ema, optimizers=optimizers,
-    step=0, saved_at=0, evaluated_at=0, best_val=math.inf,
-    # the guard's memory lives on the device: it is read only at log, save and evaluation steps
-    skipped=torch.zeros((), device=device),                # steps of the run so far
-    streak=torch.zeros((), device=device),                 # steps skipped in a row
-    # the gradient norms of the last steps that were taken
-    history=torch.full((N_NORMS,), math.nan, device=device))
-
-
-def begin_run():
-    """ Fills the state: from out_dir's newest checkpoint, from init_from, or from scratch. Takes
-    the run folder and writes config.json there. Returns wandb, or None. """
-    # the checkpoint first: a run that cannot resume must not overwrite config.json
-    from runs import run_folder
-    from runs.resume import resume_or_begin
-    newest = resume_or_begin(state, run, config, __file__)
-    wandb_id = distributed.rank0_or_stop(2, run_folder.begin, config, run.folder,
-                                         fresh=newest is None, step=state.step)
-
-    # wandb, where it is asked for
-    if not wandb_project or rank:
-        return None
-    import wandb
-    wandb.init(project=wandb_project, name=os.path.basename(out_dir), config=config, id=wandb_id,
-               resume='allow')
-    return wandb
-
-
-wandb = begin_run()
+# spike_factor looks at the norms of 64 steps
+state = State(model, optimizers, ema_decay, 64, device)
+wandb_id = resume_or_begin(state, run, config, __file__)
 if rank == 0:
     say_cost(model, run, config)
 
@@ -404,66 +331,34 @@ def evaluate():
     return found
 
 
-failed_saves = 0
 save_owed = False                                       # one was due while steps were being skipped
 
 
 def save(is_best):
-    """ Whether it could be saved: rank 0 writes, or with FSDP every rank its rows. All know how it
-    went. A full disk is a warning. The third time in a row, or at the end, it is exit code 5. What
-    is not finite is not saved: exit code 3. """
-    global failed_saves
-    from runs import checkpoint
-    assert ema is None or not ema[0].requires_grad, 'the average carries a graph'
-
-    # what is frozen is its own average
-    weights = model.state_dict()
-    average = None if ema is None else {**weights, **dict(zip(names, ema))}
-    moments = dict(names=list(names), states=[opt.state_dict() for opt, _ in optimizers])
-    rng = {'cpu': torch.get_rng_state()}
-    if device_type == 'cuda':
-        rng['cuda'] = torch.cuda.get_rng_state()
-    rngs = distributed.all_gather_object(rng)
-
-    # plain values, for training_state.json
-    counters = dict(step=state.step, evaluated_at=state.evaluated_at,
-                    best_val=None if math.isinf(state.best_val) else state.best_val,
-                    skipped=state.skipped.item(), streak=state.streak.item(),
-                    history=state.history[state.history.isfinite()].tolist(),
-                    global_batch=run.global_batch, model_config=asdict(run.model_config),
-                    identity=state.identity)
-
-    # write
-    what = (out_dir, state.step, weights, average, moments, counters, rngs, keep, is_best)
-    if is_sharded:
-        _, error = checkpoint.save_sharded(*what)
-    else:
-        _, error = distributed.on_rank0(checkpoint.save, *what)
-
-    # nan or inf: nothing was written, and the run ends
+    """ Whether it could be saved. A full disk is a warning; the third time in a row, or at the end,
+    it is exit code 5. What is not finite is not saved: exit code 3. """
+    error = state.save(run, config, is_best)
     if isinstance(error, ValueError):
         report()
-        before = 'there is no checkpoint'
-        if state.saved_at:
-            before = f'the newest checkpoint is step {state.saved_at}'
         advice = 'a smaller learning_rate'
         if not guard:
             advice = 'guard=True and a smaller learning_rate'
-        distributed.stop_all(f'{error}; {before}: train with {advice}', code=3)
-
-    # no room: try again later, but not for ever
-    failed_saves = failed_saves + 1 if error else 0
-    if not error:
-        state.saved_at = state.step
-    elif failed_saves == 3 or state.step >= max_iters or stop_signal:
+        distributed.stop_all(f'{error}; {newest_checkpoint()}: train with {advice}', code=3)
+    if error and (state.failed_saves == 3 or state.step >= max_iters or stop_signal):
         distributed.stop_all(error, code=5)
-    elif rank == 0:
+    if error and rank == 0:
         print(f'warning: {error}; the run goes on and tries again', file=sys.stderr, flush=True)
     return not error
 
 
+def newest_checkpoint():
+    if not state.saved_at:
+        return 'there is no checkpoint'
+    return f'the newest checkpoint is step {state.saved_at}'
+
+
 log = StepLog(out_dir, state.step, max_iters, log_interval, grad_accum, run.global_batch,
-              len(train_data), device, rows_of, tokens_until, wandb)
+              len(train_data), device, rows_of, tokens_until, config, wandb_id)
 
 
 def report():
@@ -483,19 +378,8 @@ def check_streak():
     if streak >= max_bad_steps:
         report()
         why = f'had no finite loss or gradient, or a spike beyond spike_factor={spike_factor:g}'
-        distributed.stop_all(f'step {state.step}: {streak} steps in a row {why}; the newest '
-                             f'checkpoint is step {state.saved_at}', code=3)
-
-
-def leave_note(name):
-    """ Says, in preempted.json and on the screen, that a signal of this name ended the run. """
-    from runs import run_folder
-    distributed.rank0_or_stop(5, run_folder.note_preemption, out_dir, state.saved_at, name)
-    if rank == 0:
-        done = 'no step was done, nothing to save'
-        if state.saved_at:
-            done = f'saved step {state.saved_at:,}'
-        print(f'{name}: {done}; run the same command again to go on', flush=True)
+        distributed.stop_all(f'step {state.step}: {streak} steps in a row {why}; '
+                             f'{newest_checkpoint()}', code=3)
 
 
 def evaluate_and_save(at_end):
@@ -514,7 +398,7 @@ def evaluate_and_save(at_end):
     began = time.perf_counter()
     is_best, best_before = False, state.best_val
     if due_evaluation:
-        with averaged_weights():
+        with state.averaged_weights(loss_fn):
             val = evaluate()
         model.train()
         if val is None:
@@ -554,14 +438,9 @@ def enter_stage():
         print(f'step {state.step:>6,} | mode {stage.mode}, texts of {stage.seq_len} tokens',
               flush=True)
 
-    # FSDP has sharded the loss itself
-    if world == 1 or is_sharded:
-        return stage, loss_fn
-    net = DistributedDataParallel(
-        loss_fn, device_ids=[device] if device_type == 'cuda' else None,
-        gradient_as_bucket_view=True, find_unused_parameters=len(stage.predict) < len(streams),
-        **distributed.NO_BUFFER_SYNC)
-    return stage, net
+    # a loss on one stream leaves parameters of the other without a gradient
+    has_unused = len(stage.predict) < len(streams)
+    return stage, distributed.replicate(loss_fn, device, is_sharded, has_unused)
 
 
 # -----------------------------------------------------------------------------
@@ -592,7 +471,6 @@ while True:
         continue
     if stop_signal:
         report()
-        leave_note(signal.Signals(stop_signal).name)
         break
     if at_end:
         break
@@ -615,7 +493,7 @@ while True:
 
     # ---- guard: loss and norm are those of the global batch, the same bits on every rank
     loss = all_reduce_sum(loss)
-    norm = torch.nn.utils.clip_grad_norm_(parameters, grad_clip or math.inf)
+    norm = torch.nn.utils.clip_grad_norm_(state.parameters, grad_clip or math.inf)
     norm = norm.full_tensor() if is_sharded else norm
     bad = torch.zeros((), device=device)
     if guard:
@@ -643,12 +521,12 @@ while True:
     state.step += 1
 
     # ---- average: ema += (1 - d) (weights - ema), after the step
-    if ema is not None:
+    if state.ema is not None:
         with torch.no_grad():                              # with a graph it would grow for ever
             d = min(ema_decay, (1 + state.step) / (10 + state.step))
             weight = (1 - d) * (1 - bad)
             # one by one: older versions of torch have no _foreach_lerp_ by tensors for FSDP
-            for average, parameter in zip(ema, parameters):
+            for average, parameter in zip(state.ema, state.parameters):
                 average.lerp_(parameter, weight)
 
     # ---- log: a line speaks of one mode
@@ -659,13 +537,6 @@ while True:
     else:
         log.estimate(state.step)
 
-if rank == 0:
-    best = '' if math.isinf(state.best_val) else f'best validation {state.best_val:.4f}; '
-    if start_step >= max_iters:
-        print(f'{out_dir} is finished: {state.step:,} of {max_iters:,} steps; {best}raise '
-              '--max_iters to go on', flush=True)
-    elif state.step > start_step:
-        seconds = timedelta(seconds=int(time.perf_counter() - start_time))
-        print(f'{state.step - start_step:,} steps in {seconds}; {best}checkpoints in {out_dir}',
-              flush=True)
+signal_name = signal.Signals(stop_signal).name if stop_signal else ''
+log.finish(state, signal_name, start_step, time.perf_counter() - start_time)
 distributed.leave()

@@ -16,9 +16,9 @@ from contextlib import nullcontext, suppress
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from configurator import stop
-from runs.sharded import ShardedTensor
 
 def from_srun(env):
     """ RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun would set them, for a
@@ -129,10 +129,17 @@ def rank0_or_stop(code, function, *args, **kw):
 
 # ---- sharding a model
 
-# the buffers never change, so DDP need not send them; torch 2.13 has renamed the switch
-_ddp_arguments = inspect.signature(torch.nn.parallel.DistributedDataParallel).parameters
-_is_renamed = 'forward_sync_buffers' in _ddp_arguments
-NO_BUFFER_SYNC = {'forward_sync_buffers' if _is_renamed else 'broadcast_buffers': False}
+def replicate(loss, device, is_sharded, has_unused):
+    """ The module that sums gradients over ranks. One process needs none, and FSDP has sharded the
+    loss itself. has_unused: parameters without a gradient must not be waited for. """
+    if world == 1 or is_sharded:
+        return loss
+    # the buffers never change, so DDP need not send them; torch 2.13 has renamed the switch
+    known = inspect.signature(DistributedDataParallel).parameters
+    switch = 'forward_sync_buffers' if 'forward_sync_buffers' in known else 'broadcast_buffers'
+    device_ids = [device] if torch.device(device).type == 'cuda' else None
+    return DistributedDataParallel(loss, device_ids=device_ids, gradient_as_bucket_view=True,
+                                   find_unused_parameters=has_unused, **{switch: False})
 
 
 def shard(loss, device, in_bfloat16):
@@ -162,11 +169,23 @@ def gradient_sync(net, is_last):
     return net.no_sync() if hasattr(net, 'no_sync') and not is_last else nullcontext()
 
 
+def whole(state):
+    """ {name: tensor}, whole: what is sharded is gathered, and stays on rank 0 alone, on the host.
+    Every rank must call. """
+    found = {}
+    for name, value in state.items():
+        value = value.detach()
+        if hasattr(value, 'full_tensor'):
+            value = value.full_tensor()
+            value = value.cpu() if rank == 0 else None
+        if rank == 0:
+            found[name] = value
+    return found
+
+
 def distribute(value, like):
     """ This rank's share of a whole tensor, sharded as `like` is; the tensor itself where `like` is
     not sharded. """
-    if isinstance(value, ShardedTensor):
-        return value.like(like)
     is_whole = not hasattr(value, 'full_tensor')
     if not is_whole or not hasattr(like, 'full_tensor') or value.shape != like.shape:
         return value

@@ -54,16 +54,15 @@ def export(out_dir, folder, which='best', license='', hardware=''):
     config = read_config(out_dir)
     name = checkpoint.find_checkpoint(out_dir, which)
     state = checkpoint.verify(out_dir / name)
-    weights = checkpoint.read_weights(*checkpoint.sampled_files(out_dir / name, state['files']))
+    kind = 'ema' if 'ema.safetensors' in state['files'] else 'model'
+    weights = checkpoint.read_tensors(out_dir / name / f'{kind}.safetensors')
 
     # a folder beside it, renamed at the end
     tmp = folder.with_name(folder.name + '.tmp')
     shutil.rmtree(tmp, ignore_errors=True)
-    (tmp / name).mkdir(parents=True)
-    kept = {key: state[key] for key in ('step', 'model_config', 'identity') if key in state}
-    kept = without_folders(kept)
-    files = checkpoint.write_files(tmp / name, {'model': weights})
-    checkpoint.write_rest(tmp / name, kept, files, [])
+    tmp.mkdir(parents=True)
+    kept = without_folders({key: state[key] for key in ('step', 'model_config', 'identity')})
+    checkpoint.write_files(tmp / name, {'model': weights}, kept)
     for pointer in ('best', 'latest'):
         write_text(tmp / pointer, name + '\n')
     copy_data(out_dir / 'data', tmp)

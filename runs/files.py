@@ -111,11 +111,12 @@ def sealed(value):
 
 
 def read_sealed(path):
-    """ The object in a file that `sealed` made. ValueError where a field was changed. """
+    """ The object in a file that `sealed` made, without its digest. ValueError where a field was
+    changed. """
     value = read_json(path)
-    found = digest_of(value)
-    if found != value.get('sha256'):
-        raise ValueError(f'{path}: found SHA-256 {found}, expected {short(value.get("sha256"))}')
+    found, expected = digest_of(value), value.pop('sha256', None)
+    if found != expected:
+        raise ValueError(f'{path}: found SHA-256 {found}, expected {short(expected)}')
     return value
 
 

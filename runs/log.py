@@ -13,7 +13,7 @@ from datetime import timedelta
 import torch
 
 from diffusion import MODES
-from runs import distributed
+from runs import distributed, run_folder
 from runs.distributed import rank, world
 from runs.flops import flops_of_step, peak_of
 
@@ -99,7 +99,7 @@ class StepLog:
     PAD among them. """
 
     def __init__(self, out_dir, step, max_iters, interval, grad_accum, global_batch, n_samples,
-                 device, rows_of, tokens_until, wandb=None):
+                 device, rows_of, tokens_until, config, wandb_id=None):
         self.out_dir = out_dir
         self.max_iters = max_iters
         self.interval = interval
@@ -110,7 +110,12 @@ class StepLog:
         self.peak = peak_of(device)                        # None: not known, and no MFU is logged
         self.rows_of = rows_of
         self.tokens_until = tokens_until
-        self.wandb = wandb
+        self.wandb = None
+        if wandb_id and not rank:
+            import wandb
+            wandb.init(project=config['wandb_project'], name=os.path.basename(out_dir),
+                       config=config, id=wandb_id, resume='allow')
+            self.wandb = wandb
 
         self.since = time.perf_counter()                   # of the last line
         self.steps = 0                                     # since the last line
@@ -138,6 +143,28 @@ class StepLog:
         self.steps += 1
 
     # ---- lines
+
+    def finish(self, state, signal_name, start_step, seconds):
+        """ The last words of a run that is done, or that a signal of this name has ended. Every
+        rank must call. """
+        if signal_name:
+            distributed.rank0_or_stop(5, run_folder.note_preemption, self.out_dir, state.saved_at,
+                                      signal_name)
+            done = 'no step was done, nothing to save'
+            if state.saved_at:
+                done = f'saved step {state.saved_at:,}'
+            line = f'{signal_name}: {done}; run the same command again to go on\n'
+        best = '' if math.isinf(state.best_val) else f'best validation {state.best_val:.4f}; '
+        n_steps = state.step - start_step
+        if start_step >= self.max_iters:
+            line = (f'{self.out_dir} is finished: {state.step:,} of {self.max_iters:,} steps; {best}'
+                    'raise --max_iters to go on\n')
+        elif n_steps:
+            line = (line if signal_name else '') + (
+                f'{n_steps:,} steps in {timedelta(seconds=int(seconds))}; {best}checkpoints in '
+                f'{self.out_dir}\n')
+        if rank == 0:
+            print(line, end='', flush=True)
 
     def write(self, **entry):
         """ A line of training_log.jsonl. A full disk is a warning, and no half line stays behind.

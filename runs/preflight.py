@@ -51,6 +51,11 @@ def plan(config):
         choose_stages(run, k)
         sketch_model(run, k, config)
 
+    if not k.predict_length:
+        # sampling draws lengths from these: every hundredth quantile of the training lengths
+        lengths = np.minimum(run.train_data.lengths(), run.train_data.seq_len)
+        config['lengths'] = [int(n) for n in np.quantile(lengths, np.linspace(0, 1, 101))]
+
     # the streams that any stage predicts, and the modes that have a share in any stage
     run.predict = tuple(s for s in k.streams if any(s in stage.predict for stage in run.stages))
     run.modes = {name for stage in run.stages for name, share in stage.shares.items() if share}
@@ -61,6 +66,17 @@ def plan(config):
     with stop_on_error(code=4):
         check_machine(run, k)
     return run
+
+
+def agree_on_dtype(run, config):
+    """ Every process computes in the same numbers, also where the machines are unlike. """
+    dtypes = distributed.all_gather_object(run.dtype)
+    if len(set(dtypes)) > 1:
+        run.dtype = 'float32'
+        if rank == 0:
+            print(f'dtype: {dtypes.count("bfloat16")} of {world} processes have bfloat16 '
+                  'instructions, so all compute in float32', flush=True)
+    config['dtype'] = run.dtype
 
 
 def check_knobs(k):

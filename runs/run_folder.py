@@ -29,14 +29,6 @@ from runs.stages import modes_of
 
 DATA_FILES = ('meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz')
 
-# fields of config.json that are no knobs, as they were written
-OTHER_FIELDS = {
-    'argv?': ["'' | <a text>"],
-    'commit?': "None | '' | <a commit>",
-    'versions?': {'*': '<a version>'},
-    'lengths?': ['int [0, 2**31]'],
-}
-
 # the knobs that sampling and evaluation read from a run's config.json
 READ_OF_A_RUN = {
     'dataset', 'mode', 'streams', 'predict_length',
@@ -76,7 +68,7 @@ def read_run_config(path):
     """ The object in a config.json. Each knob of train.py is checked by its type, and those in
     READ_OF_A_RUN by their rules too: the others may be older than their rules. A knob that is
     younger than the run has its default. ValueError names the file and the field. """
-    found = read_json(path, OTHER_FIELDS, limit=2**20)
+    found = read_json(path, limit=2**20)
     knobs, _, rule_of = read_knobs(os.path.join(HERE, 'train.py'))
     for name, default in knobs.items():
         if name not in found:
