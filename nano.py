@@ -12,7 +12,7 @@ A clock runs from 0 (clean) to 1 (noise). A mode says how the two clocks of a ro
     l2t             drawn        0              text from a latent
     t2l             0            drawn          a latent from text
     causal          0            0              the next token, from a latent and the tokens before
-train.py adds what a real run needs; tests/test_nano.py holds this page to the real code.
+train.py adds what a real run needs.
 Letters: B rows, L tokens, D latent dims, K tokens of the latent, C width, V vocabulary.
 """
 import math
@@ -76,6 +76,7 @@ class Nano(nn.Module):
         self.latent = nn.ModuleList(Stream() for _ in range(depth))
         self.text_head = nn.Linear(width, V, bias=False)
         self.latent_head = nn.Linear(K * width, D)
+        self.bag_values = nn.Embedding.from_pretrained(torch.zeros(V + 1, D), freeze=False)
         for layer in (self.text_modulation, self.latent_modulation, self.text_head):
             nn.init.zeros_(layer.weight)                                 # at first it says nothing
         frequency = 10_000 ** (-torch.arange(0, width // heads, 2) / (width // heads))
@@ -86,8 +87,8 @@ class Nano(nn.Module):
         return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos], -1)
 
     def forward(self, x, z, t_text, t_latent, n_causal=0):
-        """ x (B, L) ids, z (B, D), clocks (B,) -> logits (B, L, V), and v (B, D). In the last
-        n_causal rows a position sees the latent and what is before it. """
+        """ x (B, L) ids, z (B, D), clocks (B,) -> logits (B, L, V), clean latent (B, D). In the
+        last n_causal rows a position sees the latent and what is before it. """
         (B, L), V = x.shape, self.text_head.out_features
         clocks = self.text_clock(sinusoids(t_text)) + self.latent_clock(sinusoids(t_latent))
         condition = F.silu(self.bias + clocks)
@@ -109,7 +110,8 @@ class Nano(nn.Module):
             latent = on_latent.finish(latent, attended[:, :K], *latent_rest)
         text = modulated(text, *of_text[:, 6:, None].unbind(1))
         latent = modulated(latent, *of_latent[:, 6:, None].unbind(1))
-        return self.text_head(text), self.latent_head(latent.flatten(1))
+        bag = self.bag_values(x).sum(1) / L ** 0.5                       # nearly an embedding
+        return self.text_head(text), self.latent_head(latent.flatten(1)) + bag
 
 # ---- noise and loss
 
@@ -118,24 +120,22 @@ def alpha_sigma(t):
 
 
 def draw_clocks(mode):
-    """ The two clocks (B,) of each row. """
     drawn = t_min + (1 - t_min) * torch.rand(2, len(mode))
     t_text = torch.where((mode == T2L) | (mode == CAUSAL), 0, drawn[0])
     return t_text, torch.where((mode == L2T) | (mode == CAUSAL), 0, drawn[1])
 
 
 def loss_of(model, x, z, mode, t_text, t_latent, u, e, pad):
-    """ x (B, L) and z (B, D) are clean; u (B, L) is uniform, e (B, D) normal. """
     V, is_causal = model.text_head.out_features, mode == CAUSAL          # causal rows are the last
     masked, (alpha, sigma) = u < t_text[:, None], alpha_sigma(t_latent)
     x_t, z_t = torch.where(masked, V, x), alpha * z + sigma * e
-    logits, v = model(x_t, z_t, t_text, t_latent, is_causal.sum())
+    logits, z_hat = model(x_t, z_t, t_text, t_latent, is_causal.sum())
 
     # nats of what is masked, times 1/t: an upper bound on -log p. In causal rows: -log p itself
     nll = F.cross_entropy(logits.flatten(0, 1), x.flatten(), reduction='none').view(x.shape)
     weight = (masked & (mode != T2L)[:, None]) / t_text.clamp(min=t_min)[:, None]
     weight = torch.where(is_causal[:, None], x != pad, weight)
-    error = (v - (alpha * e - sigma * z)).square().mean(1)
+    error = (z_hat - z).square().mean(1)
     return (weight * nll).mean() + (error * ((mode == UNCONDITIONAL) | (mode == T2L))).mean()
 
 # ---- writing: a sampler of each kind
@@ -162,12 +162,12 @@ def write_from_left_to_right(model, z, L):
 
 @torch.no_grad()
 def latent_of_text(model, x, D, steps=32):
-    """ DDIM from noise: v says which clean latent and which noise are in z. """
+    """ DDIM from noise: z = alpha z_hat + sigma e, so z_hat says which noise e is in z. """
     z, zero = torch.randn(len(x), D), torch.zeros(len(x))
     for t, t_next in torch.linspace(1, 0, steps + 1).unfold(0, 2, 1):
         (alpha, sigma), (alpha_next, sigma_next) = alpha_sigma(zero + t), alpha_sigma(zero + t_next)
-        v = model(x, z, zero, zero + t)[1]
-        z = alpha_next * (alpha * z - sigma * v) + sigma_next * (sigma * z + alpha * v)
+        z_hat = model(x, z, zero, zero + t)[1]
+        z = alpha_next * z_hat + sigma_next * (z - alpha * z_hat) / sigma
     return z
 
 

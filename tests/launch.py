@@ -9,7 +9,7 @@ import textwrap
 import time
 from pathlib import Path
 
-from runs import checkpoint, sharded
+from runs import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8', '--max_iters=12', '--log_interval=1',
@@ -92,18 +92,14 @@ def cut(whole, out, step):
 
 
 def weights(out, kind='model'):
-    """ {name: whole tensor} of the newest checkpoint. """
+    """ {name: tensor} of the newest checkpoint. """
     folder = Path(out) / (Path(out) / 'latest').read_text().strip()
-    return checkpoint.read_weights(*sharded.paths_of(folder, os.listdir(folder), kind))
+    return checkpoint.read_tensors(folder / f'{kind}.safetensors')
 
 
-def whole(value):
-    """ Nested dicts and lists of checkpoint.load, with what a sharded model has written read. """
-    if isinstance(value, dict):
-        return {key: whole(v) for key, v in value.items()}
-    if isinstance(value, list):
-        return [whole(v) for v in value]
-    return value.whole() if isinstance(value, sharded.ShardedTensor) else value
+def saved(folder):
+    """ {kind: {name: tensor}} of a checkpoint that is whole. """
+    return {name.split('.')[0]: checkpoint.read_tensors(folder / name) for name in checkpoint.verify(folder)['files']}
 
 
 def fork_ranks(before, body, *jobs, env=()):

@@ -12,6 +12,7 @@ from encoders import load_encoder
 from launch import Job, train, train_each, weights
 from runs import manifest
 from data import load_bag, load_tokenizer
+from runs.files import sealed
 
 V = 12
 
@@ -149,7 +150,7 @@ def test_a_broken_one_stops_the_training_with_one_line(dataset, tmp_path, harm, 
         np.save(path, values if harm == 'nan' else values[:-1])
         meta = json.loads((folder / 'meta.json').read_text())
         meta['files']['bag.npy'] = dict(bytes=path.stat().st_size, sha256=manifest.sha256(path))
-        (folder / 'meta.json').write_text(json.dumps(meta))
+        (folder / 'meta.json').write_text(sealed(meta))
     result = train(folder, tmp_path / 'run', *AS_IT_IS)
     assert result.returncode == 2 and said in result.stderr and result.stderr.count('\n') == 1, result.stderr
     assert 'Traceback' not in result.stderr

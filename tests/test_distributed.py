@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from runs import checkpoint
-from launch import TINY, Job, log, run_each, weights, whole
+from launch import TINY, Job, log, run_each, saved, weights
 
 EXACT = ['--dropout=0', '--ema_decay=0.9']
 
@@ -133,8 +133,8 @@ def test_a_checkpoint_of_fsdp_goes_on_in_any_other_way_and_back(dataset, alone, 
         assert log(out)[step, False]['loss'] == pytest.approx(log(alone)[step, False]['loss'], rel=1e-5)
     ours, theirs = weights(out, 'ema'), weights(alone, 'ema')
     assert all(torch.allclose(ours[name], theirs[name], atol=1e-4) for name in theirs)
-    moments = [whole(checkpoint.load(o / 'step-00000012'))['optimizer']['states'][0]['state'] for o in (out, alone)]
-    assert all(torch.allclose(moments[0][i]['exp_avg'], moments[1][i]['exp_avg'], atol=1e-5) for i in moments[1])
+    moments = [saved(o / 'step-00000012')['optimizer'] for o in (out, alone)]
+    assert all(torch.allclose(moments[0][name], x, atol=1e-5) for name, x in moments[1].items() if name.startswith('exp_avg.'))
 
 
 def test_a_mode_schedule_over_two_processes_equals_one(dataset, tmp_path):

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from runs.files import sealed
 
 ROOT = Path(__file__).resolve().parent.parent
 MEMORY = 2**28
@@ -288,7 +289,7 @@ def main(dataset, finished, folder):
             for files in [meta['files'], *(shard['files'] for shard in shards)]:
                 if name in files:
                     files[name] = checkpoint.describe(packed / name)
-            (packed / 'meta.json').write_text(json.dumps(meta))
+            (packed / 'meta.json').write_text(sealed(meta))
             outcomes.note(what, (name, content[:80]), read)
     offsets = np.load(packed / 'train-00000.offsets.npy')
     for place, value in ((5, 10**12), (5, -3), (0, 1), (-1, 7)):

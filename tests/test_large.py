@@ -11,9 +11,7 @@ import torch
 
 import data
 from data import PackedDataset, keyed_permutation, row_order
-from diffusion import philox
 from launch import TINY, run_code
-from runs import opening
 from tasks.common import chosen_rows
 from test_data import LENGTHS, edit_meta, entry, write_dataset
 
@@ -100,12 +98,6 @@ def test_the_keyed_order_takes_neither_memory_nor_time_for_each_row():
     assert chosen_rows(BILLION, 3, 'random', 1).tolist() != chosen_rows(BILLION, 3, 'random', 2).tolist()
 
 
-def test_a_split_that_is_not_large_keeps_the_order_it_had():
-    n = 1000
-    expected = np.random.Generator(philox(7, 2, 'row order')).permutation(n)
-    assert np.array_equal(row_order(n, 7, 2 * n, n), expected)
-    assert row_order(11, 3, 0, 11).tolist() == [3, 6, 5, 10, 1, 8, 0, 2, 4, 7, 9]
-
 # -----------------------------------------------------------------------------
 # Opening and reading
 
@@ -188,7 +180,7 @@ def test_no_more_shards_are_open_than_there_is_room_for(tmp_path, monkeypatch, m
     tokens, _ = write_dataset(tmp_path, shards=[(i, i + 1) for i in kept])
     edit_meta(tmp_path, lambda meta: meta['splits']['train'].update(samples=6))
     monkeypatch.setattr(data, 'MANY_ROWS', many_rows)
-    monkeypatch.setattr(opening, 'most_open', lambda: 2)
+    monkeypatch.setattr(data, 'most_open', lambda: 2)
     ds = PackedDataset(tmp_path, 'train')
     rows = np.array([5, 0, 3, 0, 4, 1, 2])
     for _ in range(2):
@@ -205,7 +197,7 @@ def test_the_limit_on_open_files_decides_how_many_shards_are_open(monkeypatch):
     import resource
     for limit, n in ((1024, 128), (100, 16), (2**20, 8192), (resource.RLIM_INFINITY, 8192)):
         monkeypatch.setattr(resource, 'getrlimit', lambda kind: (limit, limit))
-        assert opening.most_open() == n
+        assert data.most_open() == n
 
 # -----------------------------------------------------------------------------
 # Statistics

@@ -1,23 +1,17 @@
-""" Many nodes: the rows of a step whatever the number of processes, processes that srun starts, checkpoints that every rank writes. """
-import inspect
-import os
-import pickle
-import random
+""" Many nodes: the rows of a step whatever the number of processes, processes that srun starts, checkpoints of a sharded model. """
 import shutil
 from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
-from launch import TINY, cut, fork_ranks, log, run_each, train_ranks, weights, whole
+from launch import TINY, cut, log, run_each, saved, train_ranks, weights
 from runs import checkpoint, distributed, preflight
 from runs.export import export
-from test_checkpoint import Command, forge, same
-from test_faults import tell
+from test_checkpoint import same
 
 ARGS = ['--dropout=0', '--ema_decay=0.9', '--mode=unconditional+l2t+t2l', '--max_iters=8', '--keep=9', '--batch_size=12', '--global_batch=24']
-FILES = [f'{kind}_rank{rank}.safetensors' for kind in ('ema', 'model', 'optimizer') for rank in range(4)]
 LAST = 'step-00000008'
 
 
@@ -123,18 +117,6 @@ os.environ.update(SLURM_JOB_ID='7', SLURM_PROCID=str(rank), SLURM_LOCALID=str(ra
 
 # ---- checkpoints that all ranks write
 
-def test_every_rank_writes_its_rows_and_nobody_the_whole(runs):
-    folder = runs / 'four' / LAST
-    assert sorted(path.name for path in folder.glob('*.safetensors')) == FILES
-    sizes = [(folder / name).stat().st_size for name in FILES]
-    one = sum(path.stat().st_size for path in (runs / 'one' / LAST).iterdir() if 'rng' not in path.name)
-    assert max(sizes) < .2 * one and sum(sizes) < 1.1 * one
-    for kind in ('model', 'ema'):
-        ours, theirs = weights(runs / 'four', kind), weights(runs / 'one', kind)
-        assert ours.keys() == theirs.keys()
-        assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs), kind
-
-
 def test_one_two_and_three_processes_of_srun_go_on_from_the_checkpoint_of_four(dataset, runs, tmp_path):
     jobs = []
     for ranks, kind in ((1, 'ddp'), (2, 'fsdp'), (3, 'fsdp')):
@@ -142,16 +124,13 @@ def test_one_two_and_three_processes_of_srun_go_on_from_the_checkpoint_of_four(d
         jobs.append((tmp_path / f'of{ranks}', ranks, *ARGS, f'--parallel={kind}'))
     codes = train_ranks(dataset, *jobs, before=AS_SRUN)
     assert codes == [[0], [0] * 2, [0] * 3], [(tmp_path / f'of{n}.0.err').read_text() for n in (1, 2, 3)]
-    moments = whole(checkpoint.load(runs / 'one' / LAST))['optimizer']
+    moments = saved(runs / 'one' / LAST)['optimizer']
     for out, ranks, *_ in jobs:
         said = (tmp_path / f'of{ranks}.0.out').read_text()
         assert 'going on from' in said and (f'{ranks} x cpu' in said), said
         assert_same_losses(runs / 'four', out, first=5)
-        ours = whole(checkpoint.load(out / LAST))['optimizer']
-        assert ours['names'] == moments['names']
-        assert all(torch.allclose(ours['states'][0]['state'][i][kind], value, atol=1e-5)
-                   for i, of_one in moments['states'][0]['state'].items() for kind, value in of_one.items())
-        assert (out / LAST / 'model.safetensors').exists() == (ranks == 1)
+        ours = saved(out / LAST)['optimizer']
+        assert ours.keys() == moments.keys() and all(torch.allclose(ours[name], value, atol=1e-5) for name, value in moments.items())
 
 
 def test_a_sharded_run_is_sampled_evaluated_and_made_one_file(dataset, runs, tmp_path):
@@ -164,153 +143,3 @@ def test_a_sharded_run_is_sampled_evaluated_and_made_one_file(dataset, runs, tmp
     export(out, tmp_path / 'given', LAST)
     assert [path.name for path in (tmp_path / 'given' / LAST).glob('*.safetensors')] == ['model.safetensors']
     assert same(load_file(tmp_path / 'given' / LAST / 'model.safetensors'), weights(out, 'ema'))
-
-
-def test_a_flipped_byte_in_any_file_of_any_rank_is_found_and_the_older_checkpoint_used(runs, tmp_path, capsys):
-    draw = random.Random(0)
-    for name in FILES:
-        out = tmp_path / name
-        cut(runs / 'four', out, 'step-00000004')
-        folder = shutil.copytree(runs / 'four' / LAST, out / LAST)
-        content = bytearray((folder / name).read_bytes())
-        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
-        (folder / name).write_bytes(content)
-        assert checkpoint.newest(out).name == 'step-00000004'
-        err = capsys.readouterr().err
-        assert err.count('\n') == 1 and f'{LAST} is broken and set aside' in err and name in err
-        (out / f'{LAST}.broken' / name).unlink()
-        with pytest.raises(ValueError, match=f'{name}: found no file'):
-            checkpoint.verify(out / f'{LAST}.broken')
-
-
-def damaged(runs, out, change):
-    """ A run whose newest checkpoint is changed, with digests that fit. """
-    cut(runs / 'four', out, LAST)
-    change(out / LAST)
-    files = {p.name: checkpoint.describe(p) for p in (out / LAST).iterdir() if p.suffix != '.json'}
-    forge(out / LAST, files=files)
-    return out
-
-
-def test_no_file_of_a_rank_runs_a_command(runs, tmp_path):
-    ran = tmp_path / 'ran'
-    for name in FILES[::4]:
-        for i, write in enumerate((lambda path: torch.save(Command(f'touch {ran}'), path),
-                                   lambda path: path.write_bytes(pickle.dumps(Command(f'touch {ran}'))))):
-            out = damaged(runs, tmp_path / f'{name}{i}', lambda folder: write(folder / name))
-            with pytest.raises(ValueError, match=f'cannot read .*{name}'):
-                checkpoint.load(checkpoint.newest(out))
-    assert not ran.exists()
-
-
-def test_files_of_ranks_that_do_not_fit_together_are_refused_in_one_line(dataset, runs, tmp_path):
-    def less_rows(folder):
-        state = load_file(folder / 'ema_rank3.safetensors')
-        save_file({name: t[:-1] if name == 'bias' else t for name, t in state.items()}, folder / 'ema_rank3.safetensors')
-
-    def wider_rows(folder):
-        state = load_file(folder / 'ema_rank2.safetensors')
-        save_file({name: torch.cat((t, t), 1) if t.ndim == 2 else t for name, t in state.items()}, folder / 'ema_rank2.safetensors')
-
-    def one_is_missing(folder):
-        (folder / 'ema_rank1.safetensors').unlink()
-
-    def without_moments(folder):
-        state = load_file(folder / 'optimizer_rank0.safetensors')
-        save_file({name: t for name, t in state.items() if not name.endswith('.step')}, folder / 'optimizer_rank0.safetensors')
-
-    def other_moments(folder):
-        state = load_file(folder / 'optimizer_rank1.safetensors')
-        save_file({f'x{name}': t for name, t in state.items()}, folder / 'optimizer_rank1.safetensors')
-
-    commands, expected = [], []
-    for change, words in ((less_rows, 'found bias'), (wider_rows, 'in a file before it'), (one_is_missing, 'but not ema_rank1'),
-                          (without_moments, 'expected exp_avg, exp_avg_sq, step'), (other_moments, 'no moment has the name')):
-        out = damaged(runs, tmp_path / change.__name__, change)
-        sample = ['sample.py', f'--out_dir={out}', '--text=a red dog', f'--which={LAST}', '--device=cpu']
-        train = ['train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY, *ARGS, '--max_iters=9']
-        commands.append(sample if 'moments' not in words and 'exp_avg' not in words and 'no moment' not in words else train)
-        expected.append(words)
-    for words, (rc, _, err) in zip(expected, run_each(*commands)):
-        assert rc == 2 and err.count('\n') == 1 and words in err, (words, err)
-
-
-# ---- killed while saving
-
-def tensors(step):
-    """ What a rank of the next test saves: rows that only some ranks have, a table, a count. """
-    generator = torch.Generator().manual_seed(step)
-    model = {name: torch.randn(shape, generator=generator) for name, shape in (('w', (7, 4)), ('b', (3,)), ('one', (1, 5)))}
-    moments = {i: {'exp_avg': value * 2, 'step': torch.tensor(float(step))} for i, value in enumerate(model.values())}
-    return {**model, 'table': torch.arange(step)}, {**model, 'table': torch.arange(step)}, {'names': list(model), 'states': [{'state': moments}]}
-
-
-SAVE_FOR_EVER = """
-import resource
-import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
-from runs import checkpoint, meeting
-meeting.join('cpu', 60)
-mesh = init_device_mesh('cpu', (job[1],))
-def share(value):
-    if isinstance(value, dict):
-        return {key: v if key in ('table', 'step') else share(v) for key, v in value.items()}
-    if isinstance(value, list):
-        return [v if isinstance(v, str) else share(v) for v in value]
-    return distribute_tensor(value, mesh, [Shard(0)], src_data_rank=None)
-for step in range(1, 10 ** 6):
-    model, ema, optimizer = tensors(step)
-    optimizer = {'names': optimizer['names'], 'states': share(optimizer['states'])}
-    _, error = checkpoint.save_sharded(job[0], step, share(model), share(ema), optimizer, {'model_config': {}}, [{}] * job[1])
-    assert not error, error
-    if step == 1:
-        # no room for one rank is an error on all, and leaves nothing
-        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-        if rank == job[2]:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (100, most))
-        _, error = checkpoint.save_sharded(job[0], 2, share(model), None, optimizer, {'model_config': {}}, [{}] * job[1])
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-        assert isinstance(error, OSError) and 'cannot save step-00000002: needs ' in str(error), error
-        assert sorted(os.listdir(job[0])) == ['latest', 'step-00000001'], os.listdir(job[0])
-        dist.barrier()
-        if rank == job[2]:
-            tell(pipe[1])
-"""
-KILL = inspect.getsource(tensors) + inspect.getsource(tell) + """
-import select
-pipe = os.pipe()
-def after_fork(job, pids):
-    for _ in range(job[3]):
-        assert select.select([pipe[0]], [], [], 150)[0], 'both ended by themselves'
-        assert os.read(pipe[0], 1)
-    os.kill(pids[job[2]], 9)
-    # first dead, then empty: what it wrote last must not count for the next job
-    os.waitid(os.P_PID, pids[job[2]], os.WEXITED | os.WNOWAIT)
-    while select.select([pipe[0]], [], [], 0)[0]:
-        os.read(pipe[0], 65536)
-"""
-
-
-def test_a_rank_that_has_no_room_or_is_killed_while_saving_leaves_a_whole_checkpoint(tmp_path):
-    draw = random.Random(0)
-    jobs = [(str(tmp_path / f'run{i}'), 2, i % 2, draw.randrange(1, 30)) for i in range(8)]
-    codes = fork_ranks(KILL, SAVE_FOR_EVER, *jobs)
-    torn, found = 0, set()
-    for (out, _, victim, _), of_ranks in zip(jobs, codes):
-        assert of_ranks[victim] == -9 and of_ranks[1 - victim] == 4, 'the other one leaves'
-        out = tmp_path / os.path.basename(out)
-        known = int((out / 'latest').read_text()[5:])
-        torn += bool(list(out.glob('*.tmp')))
-        loaded = whole(checkpoint.load(checkpoint.newest(out)))
-        step = loaded['training_state']['step']
-        model, ema, optimizer = tensors(step)
-        assert step in (known, known + 1) and not list(out.glob('*.broken*'))
-        assert all(torch.equal(loaded['model'][k], v) for k, v in model.items())
-        assert all(torch.equal(loaded['ema'][k], v) for k, v in ema.items())
-        for i, moments in optimizer['states'][0]['state'].items():
-            assert all(torch.equal(loaded['optimizer']['states'][0]['state'][i][k], v) for k, v in moments.items())
-        found.add(step)
-        checkpoint.save(out, 10 ** 6, *tensors(5), {'model_config': {}}, [{}])
-        assert not list(out.glob('*.tmp')), 'the next save clears away what was left'
-    assert torn > 1 and len(found) > 1, (torn, found)

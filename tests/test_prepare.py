@@ -22,6 +22,7 @@ from corpora.shards import Chunker
 from corpora.sources import Source, documents, text_hash
 from corpora.tokenizers import Tokenizer, byte_tokenizer
 from data import PackedDataset
+from runs.files import sealed
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORDS = 'a the dog cat runs sits on beach mat and red big small man woman walks along river in snow'.split()
@@ -480,7 +481,7 @@ def test_a_dataset_of_another_max_tokens_is_refused_with_what_keeps_it_and_the_s
     meta = json.loads((tmp_path / 'x/meta.json').read_text())
     for younger in ('encoding', 'invalid_bytes', 'document_limit'):                  # a dataset older than these knobs
         del meta['source'][younger]
-    (tmp_path / 'x/meta.json').write_text(json.dumps(meta))
+    (tmp_path / 'x/meta.json').write_text(sealed(meta))
     with pytest.raises(ValueError, match='max_tokens = 127, not None; --max_tokens=127 keeps it, or choose another --out='):
         run(input=path, out=tmp_path / 'x')
     shards = {name: digest for name, digest in digests(tmp_path / 'x').items() if name[:5] in ('train', 'val-0')}

@@ -14,6 +14,7 @@ from nanoldlm import load_run
 from runs import resume
 from runs.export import export as write_export, results_of
 from runs.manifest import dataset_identity, encoder_identity, read_meta
+from runs.files import sealed
 
 TEXT = 'a red dog runs near the park number 3'
 
@@ -164,7 +165,7 @@ def test_an_export_says_what_the_reader_supplies_and_names_no_folder_of_this_mac
         meta['encoder'] = changes and meta['encoder'] | changes
         meta['source']['latents_from'] = [f'{private}/z.npy']
         config['dataset'] = f'{private}/packed'
-        (out / 'data/meta.json').write_text(json.dumps(meta))
+        (out / 'data/meta.json').write_text(sealed(meta))
         (out / 'config.json').write_text(json.dumps(config))
         write_export(out, to)
         card = (to / 'README.md').read_text()

@@ -42,7 +42,7 @@ def test_the_run_folder_holds_what_the_design_says(dataset, finished):
     names = {p.name for p in finished.iterdir()}
     assert {'config.json', 'data', 'training_log.jsonl', 'latest', 'best', 'step-00000012'} <= names
     assert {p.name for p in (finished / 'step-00000012').iterdir()} == {
-        'model.safetensors', 'ema.safetensors', 'optimizer.pt', 'training_state.json', 'rng_state_rank0.pt'}
+        'model.safetensors', 'ema.safetensors', 'optimizer.safetensors', 'training_state.json', 'rng.safetensors'}
     assert {p.name for p in (finished / 'data').iterdir()} == {'meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz'}
     entry = next(e for e in map(json.loads, open(finished / 'training_log.jsonl')) if 'loss' in e)
     assert set(entry) >= {'step', 'epoch', 'tokens', 'loss', 'text_loss', 'text_accuracy', 'lr', 'grad_norm', 'tokens_per_s', 'skipped',
