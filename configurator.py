@@ -7,8 +7,16 @@ read from its source, a config file is run.
 A knob is a top-level `name = literal` in the block below a script's imports. The block ends at the
 first statement of another kind. The default of a knob fixes its type; None means "derived below".
 The comment beside it documents it, and --help prints the block as it stands in the source. The
-comment may open with a rule, `# [0, 1): share of ...` or `# auto | never: ...` (runs/rules.py). A
-value that breaks the rule is refused, and so is nan or inf. Later arguments win over earlier ones.
+comment may open with a rule, which a value must follow:
+
+    [0, 1)                     a number x with 0 <= x < 1; never nan; inf only if the rule names it
+    int [1, 2**20]             a whole number; a knob with a whole default needs no `int`
+    auto | never               one of these words; '' is the empty text
+    None | -1 | [0, 100]       one of several rules; -1 is that number
+    best | <name of a step>    a word, or any text that is not empty
+
+A room is a file with knobs of its own, which count where a switch names it: gidd_gamma stands in
+processes/gidd.py, and is read where text_process=gidd. Later arguments win over earlier ones.
 
 A config file is the user's own Python and runs as such: it may import and compute. Its globals are
 then checked like flags. One file serves all scripts, so a name that is a knob of another script is
@@ -18,17 +26,22 @@ and exit code 2.
 import ast
 import contextlib
 import difflib
+import math
 import os
 import re
 import shutil
 import sys
 import types
 
-from runs import rules
-from runs.rules import from_text, from_value, settle
+from runs.files import short
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SCRIPTS = ('prepare', 'train', 'sample', 'evaluate', 'bench', 'plot')
+# {room of train.py: (its switch, the values that name it)}
+ROOMS = {'processes/gidd.py': ('text_process', ('gidd',)),
+         'processes/hdlm.py': ('text_process', ('hdlm',)),
+         'processes/adaptive.py': ('importance', ('freq', 'learned', 'hybrid')),
+         'runs/muon.py': ('optimizer', ('muon',))}
 set_by = {}                     # {knob: where it was set}, of the last `configure`
 
 
@@ -49,6 +62,191 @@ def stop_on_error(code=2):
         stop(error, code)
 
 
+# ---- a rule: what a value may be
+
+# the grammar of a rule; in ONE words stand before numbers, since infill opens with inf
+NUMBER = r'-?(?:inf|\d+\*\*\d+|\d+(?:\.\d+)?(?:e-?\d+)?)'
+INTERVAL = rf'(?:int )?[\[(]{NUMBER}, {NUMBER}[\])]'
+ONE = rf"(?:{INTERVAL}|<[^<>]+>|''|[A-Za-z_][\w-]*|{NUMBER})"
+RULE = re.compile(rf'{ONE}(?: \| {ONE})*(?=$|[;:,.] ?)')
+
+
+def rule_of(comment):
+    """ The rule that opens a comment, or None. A single word is prose, not a rule; only `bool` is
+    one. """
+    found = RULE.match(comment)
+    if not found:
+        return None
+    rule = found[0]
+    is_rule = ' | ' in rule or rule[0] in '[(<' or rule.startswith('int ') or rule == 'bool'
+    return rule if is_rule else None
+
+
+def number(text):
+    """ '2**20', '1e-3' or 'inf' as a number. Whole numbers stay exact. """
+    base, power, exponent = text.partition('**')
+    if power:
+        return int(base) ** int(exponent)
+    return int(text) if text.lstrip('-').isdigit() else float(text)
+
+
+def parts_of(rule):
+    return re.findall(ONE, rule)
+
+
+def interval_of(one):
+    """ (whether whole, '[' or '(', low, high, ']' or ')') of an interval; None for another rule.
+    """
+    found = re.fullmatch(rf'(int )?([\[(])({NUMBER}), ({NUMBER})([\])])', one)
+    if found:
+        whole, left, low, high, right = found.groups()
+        return bool(whole), left, number(low), number(high), right
+
+
+def follows(value, rule):
+    """ Whether a value follows a rule. """
+    return any(follows_one(value, one) for one in parts_of(rule))
+
+
+def follows_one(value, one):
+    """ Whether a value follows a rule without | in it. """
+    if one == 'None':
+        return value is None
+    if one == 'bool':
+        return isinstance(value, bool)
+    if one == 'nan':
+        return isinstance(value, float) and math.isnan(value)
+    if one[0] == '<':
+        return isinstance(value, str) and value != ''
+    interval = interval_of(one)
+    if interval is None and re.fullmatch(NUMBER, one):
+        return type(value) in (int, float) and value == number(one)
+    if not interval:
+        return isinstance(value, str) and value == one.strip("'")
+
+    # a number between its bounds; nan compares false with both
+    whole, left, low, high, right = interval
+    kinds = (int,) if whole else (int, float)
+    if type(value) not in kinds:
+        return False
+    is_above = low <= value if left == '[' else low < value
+    is_below = value <= high if right == ']' else value < high
+    return is_above and is_below
+
+
+def check(value, rule):
+    """ ValueError unless a value, or each of a sequence, follows the rule. """
+    for one in value if isinstance(value, (tuple, list)) else [value]:
+        if not follows(one, rule):
+            raise ValueError(f'{short(one)}, expected {rule}')
+
+
+def is_finite(value):
+    """ Whether no number in it is nan or inf. """
+    if isinstance(value, (tuple, list)):
+        return all(map(is_finite, value))
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+# ---- a value as one of a knob's type
+
+def is_plain(value):
+    if isinstance(value, (tuple, list)):
+        return all(is_plain(v) for v in value)
+    return value is None or type(value) in (str, int, float, bool)
+
+
+def settle(value, default, rule, convert):
+    """ A value as one of the default's type, by `convert`: from_text or from_value. ValueError
+    where it has no such type, or breaks the rule. """
+    is_sequence = isinstance(default, (tuple, list))
+    if default is None and rule and convert is from_text:
+        # a default of None has no type, so the rule decides: 12 may be a number or a name
+        found = whole(from_text(value, None), rule)
+        value = found if follows(found, rule) else value
+    else:
+        try:
+            converted = convert(value, default)
+        except (ValueError, OverflowError):
+            kind = type(default).__name__
+            if is_sequence:
+                kind = repr(default)
+            elif default is None:
+                kind = 'plain value'
+            raise ValueError(f'{short(value)} is no {kind}') from None
+        value = whole(converted, rule) if default is None else converted
+
+    if not is_finite(value):
+        expected = f', expected {rule}' if rule else ''
+        raise ValueError(f'{short(value)} is no finite number{expected}')
+    if rule and is_sequence and default:
+        # a sequence of words may have any length but 0, one of numbers has that of the default
+        if isinstance(default[0], str):
+            if not value:
+                raise ValueError(f'{short(value)}, expected at least one')
+        elif len(value) != len(default):
+            raise ValueError(f'{short(value)}, expected {len(default)} numbers')
+    if rule:
+        check(value, rule)
+    return value
+
+
+def whole(value, rule):
+    """ A value as the rule wants it: 1e5 as a whole number, 1 as true and 0 as false. """
+    if not rule:
+        return value
+    if 'bool' in parts_of(rule) and type(value) is int and value in (0, 1):
+        return bool(value)
+    wants_int = 'int ' in rule
+    return int(value) if wants_int and isinstance(value, float) and value.is_integer() else value
+
+
+def like(default, i):
+    """ The element of a sequence's default that fixes the type of element i. """
+    return default[min(i, len(default) - 1)] if default else None
+
+
+def from_text(text, default):
+    """ A flag's text as a value of the default's type; ValueError where it has no such type. """
+    if isinstance(default, str):
+        return text
+    if isinstance(default, (tuple, list)):
+        parts = [part.strip(' \'"') for part in text.strip('()[] ').split(',') if part.strip()]
+        return type(default)(from_text(part, like(default, i)) for i, part in enumerate(parts))
+    if isinstance(default, float):
+        return float(text)
+
+    # a literal of Python, also as true and false; else the text itself
+    if text.lower() in ('true', 'false'):
+        value = text.lower() == 'true'
+    else:
+        try:
+            value = ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            value = text
+    if default is None:
+        return value if is_plain(value) else text
+    if isinstance(default, bool) and value in (0, 1):
+        value = bool(value)
+    return from_value(value, default)
+
+
+def from_value(value, default):
+    """ A Python value as one of the default's type. 1 may be a float and 1e5 an int; nothing else
+    changes its type. """
+    kind = type(default)
+    if default is None and is_plain(value):
+        return value
+    if isinstance(default, (tuple, list)) and isinstance(value, (tuple, list)):
+        return kind(from_value(v, like(default, i)) for i, v in enumerate(value))
+    if type(value) is kind and is_plain(value):
+        return value
+    is_whole = kind is int and type(value) is float and value.is_integer()
+    if is_whole or kind is float and type(value) is int:
+        return kind(value)
+    raise ValueError(f'{short(value)} is no {kind.__name__}')
+
+
 # ---- the knobs of a script
 
 def literal_of(node):
@@ -60,7 +258,7 @@ def literal_of(node):
         value = ast.literal_eval(node.value)
     except ValueError:
         return None
-    return (node.targets[0].id, value) if rules.is_plain(value) else None
+    return (node.targets[0].id, value) if is_plain(value) else None
 
 
 def read_knobs(path):
@@ -72,7 +270,7 @@ def read_knobs(path):
     # the statements at the top of the script, one after the other
     lines = source.decode().splitlines()
     tree = ast.parse(source, path)
-    knobs, rule_of = {}, {}
+    knobs, rules = {}, {}
     first = last = 0                                       # lines of the block
 
     for node in tree.body:
@@ -94,17 +292,29 @@ def read_knobs(path):
             comment = lines[last - 1].encode()[node.end_col_offset:].decode().strip(' #')
             if comment.endswith(' |'):                     # the rule goes on in the next line
                 comment += ' ' + lines[last].strip(' #')
-            if rule := rules.rule_of(comment):
-                rule_of[name] = rule
+            if rule := rule_of(comment):
+                rules[name] = rule
 
     # the comment of the last knob may go on below it
     while last < len(lines) and re.match(' +#', lines[last]):
         last += 1
     block = '\n'.join(lines[first:last]).strip()
     doc = ast.get_docstring(tree) or ''
-    shared, shared_rules, shared_block = imported_knobs(tree)
-    help_text = f'{doc}\n\n{block}\n{shared_block}'.strip()
-    return knobs | shared, help_text, rule_of | shared_rules
+    for more, more_rules, more_block in (imported_knobs(tree), *rooms_of(path)):
+        knobs |= more
+        rules |= more_rules
+        block += f'\n{more_block}'
+    return knobs, f'{doc}\n\n{block}'.strip(), rules
+
+
+def rooms_of(path):
+    """ The knobs, rules and lines of each room of a script. """
+    if os.path.basename(path) != 'train.py':
+        return
+    for room, (switch, values) in ROOMS.items():
+        knobs, text, rules = read_knobs(os.path.join(HERE, room))
+        block = text[text.index(f'\n{next(iter(knobs))} = ') + 1:]
+        yield knobs, rules, f'# ---- read where {switch} is {" or ".join(values)} ({room})\n{block}'
 
 
 def imported_knobs(tree):
@@ -220,11 +430,23 @@ def stop_at_unknown(name, source, knobs, others):
     stop(f'unknown knob {name!r} in {source}{hint}')
 
 
+def stop_at_a_closed_room(path, config):
+    """ A flag for a knob whose room no switch names would do nothing. """
+    if os.path.basename(path) != 'train.py':
+        return
+    for room, (switch, values) in ROOMS.items():
+        if config[switch] not in values:
+            for name in read_knobs(os.path.join(HERE, room))[0]:
+                if set_by.get(name) == 'the command line':
+                    stop(f'{name} is read where {switch} is {" or ".join(values)}, '
+                         f'and {switch}={config[switch]}')
+
+
 def configure(globals_, argv=None, show=True):
     """ Applies the command line to the knobs of the calling script, in place, and returns all of
     them as a plain dict. Call it right below the knobs: `config = configure(globals())`. It prints
     what was set; with show=False the script calls show_knobs(config) after checks of its own. """
-    knobs, help_text, rule_of = read_knobs(globals_['__file__'])
+    knobs, help_text, rules = read_knobs(globals_['__file__'])
     argv = sys.argv[1:] if argv is None else argv
     if '--help' in argv or '-h' in argv:
         if is_rank0():
@@ -244,10 +466,11 @@ def configure(globals_, argv=None, show=True):
                     continue                               # in a file, for another script
                 stop_at_unknown(name, source, knobs, others)
             try:
-                config[name] = settle(value, knobs[name], rule_of.get(name), convert)
+                config[name] = settle(value, knobs[name], rules.get(name), convert)
             except ValueError as error:
                 stop(f'knob {name!r} in {source}: {error}')
             set_by[name] = source
+    stop_at_a_closed_room(globals_['__file__'], config)
     globals_.update(config)
     if show:
         show_knobs(config)

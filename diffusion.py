@@ -80,7 +80,7 @@ def normals(seed, step, purpose, first, rows, *shape):
 # ---- modes and clocks
 
 # DRAWN: the clock is drawn from U(t_min, 1)
-# GIVEN: the modality is given, so its clock is 0, or for latents drawn from U(0, latent_noise)
+# GIVEN: the modality is given, so its clock is 0
 # causal: the network reads the text from left to right and predicts the next token. Nothing is
 # masked: processes/autoregressive.py says what is read and what is scored
 DRAWN, GIVEN = True, False
@@ -118,7 +118,7 @@ def mode_shares(mode):
 
 
 def draw_clocks(seed, step, first, rows, batch, shares,
-                cond_drop=0.1, latent_noise=0.0, t_min=1e-3):
+                cond_drop=0.1, t_min=1e-3):
     """
     Clocks of rows first .. first + rows of the global batch at this step, and 1 or 0 for each loss:
     whether the row has it.
@@ -145,7 +145,7 @@ def draw_clocks(seed, step, first, rows, batch, shares,
     drawn_text = t_min + (1 - t_min) * u_text
     drawn_latent = t_min + (1 - t_min) * u_latent
     t_text = torch.where(text_drawn > 0, drawn_text, 0.0)
-    t_latent = torch.where(latent_drawn > 0, drawn_latent, latent_noise * u_latent)
+    t_latent = torch.where(latent_drawn > 0, drawn_latent, 0.0)
 
     # the null condition: a given modality is pure noise, at clock 1
     dropped = u_drop < cond_drop
@@ -250,7 +250,7 @@ class MaskedText:
     Schedules, as the masked share M(t):
         loglinear    t
         cosine       sin(pi t / 2)
-        polynomial   t^power
+        polynomial   t^2
         ddpm         (1 - exp(-b(t))) / (1 - exp(-b(1))),  b(t) = 0.1 t + 9.95 t^2
                      b is the integral of DDPM's linear beta (arXiv:2006.11239). The division makes
                      M(1) = 1.
@@ -262,15 +262,13 @@ class MaskedText:
     SCHEDULES = ('loglinear', 'cosine', 'polynomial', 'ddpm')
     LOSS_WEIGHTS = ('bound', 'uniform', 'rdm')
     BETA_1, BETA_2 = 0.1, 9.95           # b(t) = BETA_1 t + BETA_2 t^2
+    POWER = 2                            # of polynomial
 
-    def __init__(self, vocab_size, schedule='loglinear', power=2.0, loss_weight='bound'):
+    def __init__(self, vocab_size, schedule='loglinear', loss_weight='bound'):
         check_choice('text_schedule', schedule, self.SCHEDULES)
         check_choice('text_loss_weight', loss_weight, self.LOSS_WEIGHTS)
-        if schedule == 'polynomial' and power <= 0:
-            raise ValueError(f'text_power={power} must be positive')
         self.mask_id = vocab_size
         self.schedule = schedule
-        self.power = power
         self.loss_weight = loss_weight
 
     # the schedule
@@ -282,7 +280,7 @@ class MaskedText:
         if self.schedule == 'cosine':
             return torch.sin(math.pi / 2 * t)
         if self.schedule == 'polynomial':
-            return t ** self.power
+            return t ** self.POWER
         b = (self.BETA_1 + self.BETA_2 * t) * t
         return torch.expm1(-b) / math.expm1(-self.BETA_1 - self.BETA_2)
 
@@ -293,7 +291,7 @@ class MaskedText:
         if self.schedule == 'cosine':
             return torch.asin(share) * (2 / math.pi)
         if self.schedule == 'polynomial':
-            return share ** (1 / self.power)
+            return share ** (1 / self.POWER)
         # solve BETA_1 t + BETA_2 t^2 = b; this form of the root keeps its digits near b = 0
         b = -torch.log1p(share * math.expm1(-self.BETA_1 - self.BETA_2))
         root = torch.sqrt(self.BETA_1 ** 2 + 4 * self.BETA_2 * b)
@@ -306,7 +304,7 @@ class MaskedText:
         if self.schedule == 'cosine':
             return (math.pi / 2) / torch.tan(math.pi / 2 * t)
         if self.schedule == 'polynomial':
-            return self.power / t
+            return self.POWER / t
         b = (self.BETA_1 + self.BETA_2 * t) * t
         return (self.BETA_1 + 2 * self.BETA_2 * t) / torch.expm1(b)      # b' / (exp(b) - 1)
 

@@ -59,7 +59,6 @@ class BatchMaker:
     streams: tuple
     seed: int
     cond_drop: float
-    latent_noise: float
     t_min: float
     predict_length: bool = True        # False: EOS and PAD are given, not scored
     causal_weight: float = 1.0         # of the loss of causal rows
@@ -80,7 +79,7 @@ class BatchMaker:
 
         # clocks, and which losses count, (B,) each; and the noise
         clocks = draw_clocks(seed, step, first, B, global_batch, stage.shares, self.cond_drop,
-                             self.latent_noise, self.t_min)
+                             self.t_min)
         u = noise = None
         if 'text' in self.streams:
             u = uniforms(seed, step, 'mask', first, B, L)

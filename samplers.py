@@ -35,7 +35,7 @@ import math
 import torch
 
 from diffusion import check_choice, in_chunks, positions_of, rank_in_row, to_device
-from runs.rules import follows
+from configurator import follows
 
 
 # ---- from logits to tokens
@@ -457,7 +457,7 @@ def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_c
 
 # ---- choose a sampler
 
-# name: (function, {knob: what it may be, as in rules.py})
+# name: (function, {knob: what it may be, as in configurator.py})
 SAMPLERS = {
     'ancestral': (ancestral, {}),
     'cached': (cached, {}),

@@ -101,15 +101,12 @@ length_schedule = ''           # '24:80%,40': texts of 24 tokens for 80 % of the
                                # or '24:1200,40'. A text that is cut has no latent loss
 predict_length = True          # False: EOS and PAD are given, not learned; texts longer than
                                # seq_len are cropped at random (proteins)
-latent_noise = 0.0             # [0, 1]: given latents have a clock from U(0, latent_noise)
 freeze = 'none'                # none | modality; modality: in l2t the latent encoder and head, in t2l
                                # the text ones, to fine-tune what init_from names
 seq_len = None                 # None | int [1, 65536]: L; None: the dataset's max_tokens + 1
-mlp_ratio = 4.0                # (0, 64]
 spatial = False                # the latents are a square grid
 # the two processes (diffusion.py); sampling reads the same
 text_schedule = 'loglinear'    # loglinear | cosine | polynomial | ddpm
-text_power = 2.0               # [0.01, 100]; polynomial: 1 - alpha(t) = t^power
 text_loss_weight = 'bound'     # bound | uniform | rdm | dynamic | clip; bound: w(t); uniform: 1,
                                # as in flow matching; rdm: 1 - t; dynamic and clip: gidd only
 latent_schedule = 'vp'         # vp | rf
@@ -119,37 +116,15 @@ latent_loss_weight = 'none'    # none | snr | min_snr
 t_min = 1e-3                   # (0, 1): clocks are drawn from (t_min, 1)
 # other text processes (processes/)
 text_process = 'masked'        # masked | gidd | hdlm
-gidd_uniform = 0.1             # [0, 1); gidd: share of tokens that are random ones at t = 1/2
-gidd_gamma = 1.0               # [0.1, 10]; gidd: above 1, noise comes earlier and later
-hdlm_gamma = 1.0               # [0.1, 10]; hdlm: how much faster tokens become clusters than
-                               # clusters become MASK
-hdlm_xi = 1.0                  # (0, 1]; hdlm: probability of a token's own cluster
-clusters = 64                  # [1, 65536]; hdlm: how many
-clusters_from = ''             # hdlm: a run folder (its token embedding), an .npy file of V rows,
-                               # or of V ids; '': by co-occurrence counts of the training texts.
-                               # A resumed run, and init_from, keep their clusters
-# importance of tokens (processes/adaptive.py)
 importance = 'none'            # none | freq | learned | hybrid: what masking and curriculum go by
-masking = 'time_only'          # time_only | proportional | inverse | balanced; proportional: the
-                               # important are masked first
-beta = 0.5                     # [0, 100]; rates are exp(-beta) to exp(beta) times the common one,
-                               # within 1/2 and 2
-curriculum = False             # easy, medium, then hard tokens weigh more
-curriculum_stages = (0.3333, 0.6666)   # (0, 1): shares of training at which medium and hard begin
-curriculum_focus = 2.0         # [1, 1e3]: how much more they weigh
 # optimisation
-muon_lr = None                 # None | (0, 10]: of the blocks' matrices, in AdamW's scale; None:
-                               # learning_rate
-muon_iterations = 0            # [0, 5]: of Newton-Schulz; 0: the five of torch.optim.Muon; else so
-                               # many of Polar Express (docs/speedrun.md)
 min_lr = 0.0                   # [0, 1]: share of learning_rate at the end
-decay_from = 0.0               # [0, 1]: share of the run after which the cosine decay begins
 betas = (0.9, 0.95)            # [0, 1)
 # guard
-guard = True                   # skip a step whose loss or gradient is not finite, or spikes
+guard = True                   # skip a step whose loss or gradient is not finite, or spikes; ten
+                               # skips in a row end the run, exit code 3
 spike_factor = 10.0            # [0, 1e9]; a spike: a gradient norm so many times the median of the
                                # last 64; 0: none is
-max_bad_steps = 10             # [1, 1e9]: so many skips in a row end the run, exit code 3
 # other processes
 dist_timeout = 600.0           # [1, 1e7]: seconds after which a silent process ends the run
 master_timeout = 6.0           # [0.1, 1e7]: seconds in which rank 0 must be found at the start
@@ -224,7 +199,7 @@ if compile:
     for block in model.blocks:                           # all blocks are one program: compiled once
         block.compile(dynamic=False)
 
-of_batches = (run.text, run.latent, streams, seed, cond_drop, latent_noise, t_min, predict_length)
+of_batches = (run.text, run.latent, streams, seed, cond_drop, t_min, predict_length)
 if run.adaptive:
     from processes.adaptive import AdaptiveBatchMaker, AdaptiveLoss
     make_batch = AdaptiveBatchMaker(*of_batches, adaptive=run.adaptive)
@@ -248,13 +223,14 @@ adamw = torch.optim.AdamW(adamw_groups, lr=learning_rate, betas=betas, fused=Tru
 optimizers = [(adamw, learning_rate)]
 if optimizer == 'muon':
     from runs.muon import Muon
-    muon = Muon(groups['matrices'], learning_rate, weight_decay, muon_iterations,
+    muon = Muon(groups['matrices'], learning_rate, weight_decay, config['muon_iterations'],
                 getattr(torch, dtype))
-    optimizers.append((muon, muon_lr or learning_rate))
+    optimizers.append((muon, config['muon_lr'] or learning_rate))
 
 # -----------------------------------------------------------------------------
 # Resume, or begin
 
+MAX_BAD_STEPS = 10
 # spike_factor looks at the norms of 64 steps
 state = State(model, optimizers, ema_decay, 64, device)
 wandb_id = resume_or_begin(state, run, config, __file__)
@@ -297,8 +273,7 @@ def lr_factor(step):
     warmup = min(warmup_iters, max_iters // 2)
     if step < warmup:
         return (step + 1) / warmup
-    begin = max(warmup, decay_from * max_iters)
-    done = min(1.0, max(0.0, (step - begin) / max(1, max_iters - begin)))
+    done = min(1.0, (step - warmup) / max(1, max_iters - warmup))
     return min_lr + (1 - min_lr) * 0.5 * (1 + math.cos(math.pi * done))
 
 # -----------------------------------------------------------------------------
@@ -364,7 +339,7 @@ log = StepLog(out_dir, state.step, max_iters, log_interval, grad_accum, run.glob
 def report():
     """ A line of the steps since the last one. Every rank must call. """
     more = {}
-    if curriculum:
+    if config['curriculum']:
         more['curriculum_stage'] = run.adaptive.stage_name(state.step - 1)
     last = max(0, state.step - 1)                          # a signal may come before the first step
     flops = flops_of_step(model, run, grad_accum, stage_at(last), world)
@@ -375,7 +350,7 @@ def check_streak():
     """ Ends the run when too many steps in a row were skipped. It reads the device, so it is called
     at log, save and evaluation steps only. """
     streak = int(state.streak.item())
-    if streak >= max_bad_steps:
+    if streak >= MAX_BAD_STEPS:
         report()
         why = f'had no finite loss or gradient, or a spike beyond spike_factor={spike_factor:g}'
         distributed.stop_all(f'step {state.step}: {streak} steps in a row {why}; '

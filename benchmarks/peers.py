@@ -173,8 +173,7 @@ def build(side, shape, device, dtype, as_shipped=False):
 
     text = MaskedText(shape['vocab_size'])
     latent = GaussianLatents(torch.ones(shape['latent_dim'], device=device))
-    make_batch = BatchMaker(text, latent, ('text', 'latent'), seed=0, cond_drop=0., latent_noise=0.,
-                            t_min=1e-3)
+    make_batch = BatchMaker(text, latent, ('text', 'latent'), seed=0, cond_drop=0., t_min=1e-3)
     batch = random_batch(shape, make_batch, device)
     module, loss = SIDES[side](shape=shape, make_batch=make_batch, autocast=autocast,
                                as_shipped=as_shipped)

@@ -31,7 +31,7 @@ def train(model, mode, steps, batch_size=256, learning_rate=1e-2, cond_drop=0.1)
     stage = SimpleNamespace(shares=mode_shares(mode), seq_len=L,
                             budget=batch_size * L, predict=streams)
 
-    make_batch = BatchMaker(TEXT, LATENT, streams, seed=0, cond_drop=cond_drop, latent_noise=0.0,
+    make_batch = BatchMaker(TEXT, LATENT, streams, seed=0, cond_drop=cond_drop,
                             t_min=1e-2)
     loss_fn = Loss(model, make_batch, lambda: torch.autocast('cpu', enabled=False))
     optimizer = torch.optim.Adam(model.parameters())

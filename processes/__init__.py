@@ -58,8 +58,7 @@ def text_process(config, vocab_size, cluster_of=None):
     module = module_of(config)
     if module is not None:
         return module.make(config, vocab_size, cluster_of)
-    return MaskedText(vocab_size, config['text_schedule'], config['text_power'],
-                      config['text_loss_weight'])
+    return MaskedText(vocab_size, config['text_schedule'], config['text_loss_weight'])
 
 
 # ---- what a process keeps beside the network

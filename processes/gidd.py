@@ -28,6 +28,10 @@ from processes.integral import IntegralProcess
 from samplers import no_callback, scatter_at, schedule_times
 
 
+gidd_uniform = 0.1             # [0, 1): share of tokens that are random ones at t = 1/2
+gidd_gamma = 1.0               # [0.1, 10]: above 1, noise comes earlier and later
+
+
 class GIDD(IntegralProcess):
     """
     p_u in [0, 1): the share of random tokens at t = 1/2. gamma > 0.

@@ -26,6 +26,15 @@ from processes.integral import IntegralProcess
 from samplers import init_state, no_callback, scatter_at, schedule_times
 
 
+hdlm_gamma = 1.0               # [0.1, 10]: how much faster tokens become clusters than
+                               # clusters become MASK
+hdlm_xi = 1.0                  # (0, 1]: probability of a token's own cluster
+clusters = 64                  # [1, 65536]: how many
+clusters_from = ''             # a run folder (its token embedding), an .npy file of V rows,
+                               # or of V ids; '': by co-occurrence counts of the training texts.
+                               # A resumed run, and init_from, keep their clusters
+
+
 class HDLM(IntegralProcess):
     """ cluster_of (V,): the cluster of each token, from 0 to n_clusters - 1. gamma > 0: how much
     faster tokens become clusters than clusters become MASK. xi in (0, 1]. """

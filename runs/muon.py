@@ -19,6 +19,11 @@ import torch.distributed as dist
 
 from runs.distributed import rank, world
 
+muon_lr = None                 # None | (0, 10]: of the blocks' matrices, in AdamW's scale; None:
+                               # learning_rate
+muon_iterations = 0            # [0, 5]: of Newton-Schulz; 0: the five of torch.optim.Muon; else so
+                               # many of Polar Express (docs/speedrun.md)
+
 # torch 2.13 has another name for it, and warns of the older one
 all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
 

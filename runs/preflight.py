@@ -26,7 +26,7 @@ from runs.log import in_units
 from runs.manifest import dataset_folder, how_to_prepare
 from runs.stages import modes_of, read_stages
 
-MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'mlp_ratio', 'streams',
+MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'streams',
                'text_clock', 'spatial', 'dropout')
 
 

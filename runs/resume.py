@@ -25,7 +25,7 @@ from runs.stages import modes_of
 
 # these leave what a resumed run learns as it is
 HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile',
-            'parallel', 'dist_timeout', 'master_timeout', 'preflight_only', 'max_bad_steps', 'keep',
+            'parallel', 'dist_timeout', 'master_timeout', 'preflight_only', 'keep',
             'save_interval', 'eval_interval', 'log_interval', 'wandb_project'}
 
 SCORE_OF_ENDS = -8.0           # of EOS and PAD in a new bag: e^-8 of the weight of a token
@@ -34,7 +34,7 @@ SCORE_OF_ENDS = -8.0           # of EOS and PAD in a new bag: e^-8 of the weight
 def compatibility(model_config, knobs, meta):
     """ What two runs must share for one to begin with the weights of the other, as JSON gives it
     back. """
-    names = ['text_schedule', 'text_power', 'latent_schedule', 'latent_target']
+    names = ['text_schedule', 'latent_schedule', 'latent_target']
     kind = knobs['text_process']
     if kind != 'masked':
         # a process has the knobs that begin with its name: gidd_gamma, hdlm_xi

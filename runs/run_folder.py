@@ -22,20 +22,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from configurator import HERE, read_knobs
-from runs import rules
+from configurator import HERE, from_value, read_knobs, settle
+from runs.files import short
 from runs.files import fsync, read_json, take_lock, write_text
 from runs.stages import modes_of
 
 DATA_FILES = ('meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz')
-
-# the knobs that sampling and evaluation read from a run's config.json
-READ_OF_A_RUN = {
-    'dataset', 'mode', 'streams', 'predict_length',
-    'text_clock', 'text_process', 'text_schedule', 'text_power', 'text_loss_weight', 'gidd_uniform',
-    'gidd_gamma', 'hdlm_gamma', 'hdlm_xi', 'latent_schedule', 'latent_target', 'importance',
-    'masking', 'beta', 'max_iters',
-}
 
 held = None                     # the open lock file of this process
 
@@ -65,21 +57,14 @@ def read_config(out_dir):
 
 
 def read_run_config(path):
-    """ The object in a config.json. Each knob of train.py is checked by its type, and those in
-    READ_OF_A_RUN by their rules too: the others may be older than their rules. A knob that is
-    younger than the run has its default. ValueError names the file and the field. """
+    """ The object in a config.json, its knobs checked. A knob that is not there has its default.
+    ValueError names the file and the field. """
     found = read_json(path, limit=2**20)
     knobs, _, rule_of = read_knobs(os.path.join(HERE, 'train.py'))
     for name, default in knobs.items():
-        if name not in found:
-            found[name] = default
-            continue
         try:
-            if name in READ_OF_A_RUN:
-                rule = rule_of.get(name)
-                found[name] = rules.settle(found[name], default, rule, rules.from_value)
-            else:
-                found[name] = rules.from_value(found[name], default)
+            value = found.get(name, default)
+            found[name] = settle(value, default, rule_of.get(name), from_value)
         except ValueError as error:
             raise ValueError(f'{path}: {name}={error}') from None
 
@@ -94,7 +79,7 @@ def read_run_config(path):
     is_unsorted = lengths is not None and (not lengths or lengths != sorted(lengths))
     if is_missing or is_unsorted:
         raise ValueError(f'{path}: predict_length={found["predict_length"]}, '
-                         f'lengths={rules.short(lengths)}; expected rising lengths where '
+                         f'lengths={short(lengths)}; expected rising lengths where '
                          'predict_length is false, and else none')
     return found
 

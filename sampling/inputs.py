@@ -18,7 +18,7 @@ from configurator import on_command_line
 from corpora.png import read_pictures
 from corpora.sources import Source, documents, kind_of
 from encoders import check_texts
-from runs import rules
+from runs.files import short
 from runs.console import warn
 from runs.files import read_array
 from sampling.loading import encode
@@ -50,7 +50,7 @@ def pack(run, texts, cut=False, places=None):
             ids = ids[:run.L - 1]
         if len(ids) > most_tokens(run):
             place = places[i] if places else f'text {i + 1} of {len(texts)}'
-            raise ValueError(f'{place}, {rules.short(text)}, has {len(ids):,} tokens, '
+            raise ValueError(f'{place}, {short(text)}, has {len(ids):,} tokens, '
                              f'{run.out_dir} reads at most {most_tokens_in_words(run)}')
         row = ids + [eos] + [pad] * (run.L - len(ids))
         rows.append(row[:run.L])
@@ -98,7 +98,7 @@ def warn_of_texts(run, texts):
                                 f'{most_tokens(run):,} and has seen no embedding of a longer text'))
 
     for text, remark in found[:MOST_WARNINGS]:
-        warn(f'{rules.short(text)} {remark}')
+        warn(f'{short(text)} {remark}')
     if len(found) > MOST_WARNINGS:
         warn(f'and {len(found) - MOST_WARNINGS:,} more texts like these')
 
@@ -118,10 +118,10 @@ def read_template(run, text, length=0):
 
     # what looks like a gap and is none
     if any('[MASK' in piece for piece in pieces[::2]):
-        raise ValueError(f'a [MASK in {rules.short(text)} is no gap: expected [MASK], [MASK:3], '
+        raise ValueError(f'a [MASK in {short(text)} is no gap: expected [MASK], [MASK:3], '
                          '[MASK:2-6] or [MASK:*]')
     if len(pieces) == 1:
-        raise ValueError(f'no [MASK] in {rules.short(text)}: nothing to fill')
+        raise ValueError(f'no [MASK] in {short(text)}: nothing to fill')
 
     mask = run.text.mask_id
     tokens, inner, has_rest = [], [], False
@@ -148,7 +148,7 @@ def read_template(run, text, length=0):
     # where the run does not learn when a text ends, the rest goes up to a length that must be given
     if has_rest and run.lengths:
         if length <= len(tokens):
-            raise ValueError(f'[MASK:*] in {rules.short(text)} needs a --length above '
+            raise ValueError(f'[MASK:*] in {short(text)} needs a --length above '
                              f'{len(tokens)}: {run.out_dir} does not learn when a text ends')
         added = length - len(tokens)
         tokens += [mask] * added
@@ -156,9 +156,9 @@ def read_template(run, text, length=0):
         has_rest = False
     elif length:
         raise ValueError(f'length={length} goes with [MASK:*] in a run that does not learn when a '
-                         f'text ends, not with {rules.short(text)}')
+                         f'text ends, not with {short(text)}')
     if len(tokens) > most_tokens(run):
-        raise ValueError(f'{rules.short(text)} has {len(tokens)} tokens, {run.out_dir} writes at '
+        raise ValueError(f'{short(text)} has {len(tokens)} tokens, {run.out_dir} writes at '
                          f'most {most_tokens_in_words(run)}')
 
     # up to L: MASK where the model chooses the end, else an EOS and PAD
@@ -182,13 +182,13 @@ def with_each_length(text):
         found = re.fullmatch(r'(\d{1,6})-(\d{1,6})', piece, re.ASCII)
         gap = f'[MASK:{piece}]'
         if not found or int(found[1]) > int(found[2]):
-            raise ValueError(f'{rules.short(gap)}: expected the least and the most tokens,'
+            raise ValueError(f'{short(gap)}: expected the least and the most tokens,'
                              ' as in [MASK:2-6]')
         ranges.append(range(int(found[1]), int(found[2]) + 1))
 
     n_templates = math.prod(len(lengths) for lengths in ranges)
     if n_templates > MOST_TEMPLATES:
-        raise ValueError(f'{rules.short(text)} stands for {n_templates:,} texts, one for each '
+        raise ValueError(f'{short(text)} stands for {n_templates:,} texts, one for each '
                          f'length: expected at most {MOST_TEMPLATES}')
 
     templates = []

@@ -12,7 +12,7 @@ import os
 import numpy as np
 
 from configurator import HERE, read_knobs
-from runs.rules import from_value, settle
+from configurator import from_value, settle
 
 TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'end_penalty',
               'by_importance', 'remask', 'eta', 'loop', 'alpha', 'repeat_cap', 'self_correct',

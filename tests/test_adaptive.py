@@ -88,7 +88,7 @@ def batches(dataset, **knobs):
     a = Adaptive(**dict(masking='time_only', beta=.5, curriculum=False, stages=(1 / 3, 2 / 3), focus=2., max_iters=30, pad=pad,
                         rarity=rarity(data.counts(), pad), learns=False) | knobs) if knobs else None
     stage, = read_stages('unconditional', '', ('text',), 30, data.seq_len, lambda masked, causal, length: 16 * length)
-    make_batch = AdaptiveBatchMaker(text, None, ('text',), 0, .1, 0., 1e-3, adaptive=a) if a else BatchMaker(text, None, ('text',), 0, .1, 0., 1e-3)
+    make_batch = AdaptiveBatchMaker(text, None, ('text',), 0, .1, 1e-3, adaptive=a) if a else BatchMaker(text, None, ('text',), 0, .1, 1e-3)
     return [make_batch(data, np.arange(16) + 16 * step, step, 0, 16, stage) for step in range(0, 30, 3)], data, a
 
 
@@ -208,7 +208,7 @@ def test_the_curriculum_weighs_one_group_after_the_other_with_mean_1_and_ends_fl
 def test_masking_on_the_device_in_float32_is_that_of_float64(dataset):
     """ Of 160 rows the masks are equal, the weights to 1e-5, and uniform numbers stay below 1. """
     _, data, a = batches(dataset, masking='proportional', beta=.9, curriculum=True, learns=True)
-    make_batch = AdaptiveBatchMaker(MaskedText(data.tokenizer.vocab_size), None, ('text',), 0, .1, 0., 1e-3, adaptive=a)
+    make_batch = AdaptiveBatchMaker(MaskedText(data.tokenizer.vocab_size), None, ('text',), 0, .1, 1e-3, adaptive=a)
     rng = torch.Generator().manual_seed(0)
     tokens, (B, L) = data.rows(np.arange(160))[0], (160, data.seq_len)
     importance = torch.rand(B, L, generator=rng)

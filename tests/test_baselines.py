@@ -292,7 +292,7 @@ def test_float32_on_the_device_gives_what_float64_gives(process):
 
 
 def test_every_knob_of_a_baseline_changes_its_loss():
-    common = dict(text_process='masked', text_schedule='loglinear', text_power=2., text_loss_weight='bound', gidd_uniform=.1, gidd_gamma=1.,
+    common = dict(text_process='masked', text_schedule='loglinear', text_loss_weight='bound', gidd_uniform=.1, gidd_gamma=1.,
                   hdlm_gamma=1., hdlm_xi=1.)
     g = torch.Generator().manual_seed(0)
     x, u, t = torch.randint(0, V, (50, 20), generator=g), torch.rand(50, 20, generator=g), torch.rand(50, generator=g) * .8 + .1

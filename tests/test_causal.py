@@ -216,7 +216,7 @@ def stage_of(mode, text, lengths, rows, L):
 def test_causal_rows_are_clean_scored_to_their_eos_and_last(dataset, mode):
     data = PackedDataset(str(dataset), 'train')
     text, lengths = MaskedText(data.tokenizer.vocab_size), data.lengths()
-    make = BatchMaker(text, GaussianLatents(data.live), ('text', 'latent'), 0, .25, 0., .1, causal_weight=2.)
+    make = BatchMaker(text, GaussianLatents(data.live), ('text', 'latent'), 0, .25, .1, causal_weight=2.)
     B, stage = 16, stage_of(mode, text, lengths, 16, data.seq_len)
     rows = list(range(B))
     batch = make(data, rows, 3, 0, B, stage)
@@ -252,7 +252,7 @@ def test_the_loss_of_a_batch_is_that_of_its_two_kinds_by_hand(dataset):
     data = PackedDataset(str(dataset), 'train')
     size, L = data.tokenizer.vocab_size, data.seq_len
     text, lengths, latent = MaskedText(size), data.lengths(), GaussianLatents(data.live)
-    make = BatchMaker(text, latent, ('text', 'latent'), 0, .25, 0., .1, causal_weight=3.)
+    make = BatchMaker(text, latent, ('text', 'latent'), 0, .25, .1, causal_weight=3.)
     N, D = data.latent_shape
     model = network(size, L, n_latents=N, latent_dim=D)
     batch = make(data, list(range(8)), 0, 0, 8, stage_of('l2t+causal', text, lengths, 8, L))

@@ -7,7 +7,6 @@ import sys
 import pytest
 
 import configurator
-from runs import rules
 
 ROOT = os.path.dirname(os.path.abspath(configurator.__file__))
 SCRIPT = '''"""
@@ -140,7 +139,7 @@ def test_a_config_file_is_python_and_its_helpers_are_no_knobs(demo, tmp_path):
 def copy_configurator(home):
     (home / 'runs').mkdir()
     shutil.copy(configurator.__file__, home)
-    shutil.copy(configurator.rules.__file__, home / 'runs')
+    shutil.copy(ROOT / 'runs' / 'files.py', home / 'runs')
 
 
 def test_a_config_file_is_found_from_any_working_directory(demo, tmp_path):

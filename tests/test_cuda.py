@@ -45,7 +45,7 @@ OPTION_SETS = {
     'adamw': [],
     'muon': ['--optimizer=muon'],
     'three modes': ['--mode=unconditional+l2t+t2l'],
-    't2l': ['--mode=t2l', '--latent_noise=0.1'],
+    't2l': ['--mode=t2l'],
     'unconditional': ['--mode=unconditional'],
     'l2t+causal by Muon': ['--mode=l2t+causal', '--optimizer=muon'],
     'four modes': ['--mode=unconditional+l2t+t2l+causal'],

@@ -60,7 +60,7 @@ def test_every_contiguous_slice_of_clocks_is_stratified_and_the_same_for_every_s
 @pytest.mark.parametrize('mode', [*MODES, '2*unconditional+5*l2t+3*t2l'])
 def test_modes_draw_the_clocks_and_weights_of_the_table(mode):
     shares = mode_shares(mode)
-    c = draw_clocks(0, 0, 0, 4096, 4096, shares, cond_drop=.25, latent_noise=.1)
+    c = draw_clocks(0, 0, 0, 4096, 4096, shares, cond_drop=.25)
     names = list(shares)
     for i, name in enumerate(names):
         rows = c['mode'] == i

@@ -183,7 +183,7 @@ def test_fault_04_a_finite_spike_is_skipped_above_the_threshold_only_and_after_a
 def test_fault_05_endless_nan_stops_the_run_with_a_finite_checkpoint(dataset, tmp_path):
     out = tmp_path / 'run'
     endless = hook(dict.fromkeys(range(6, 99), 'nan'))
-    job = Job(dataset, out, '--max_iters=60', '--max_bad_steps=5', '--log_interval=3', ranks=2, before=endless)
+    job = Job(dataset, out, '--max_iters=60', '--log_interval=3', ranks=2, before=endless)
     assert job.wait() == [3, 3]
     assert 'steps in a row' in job.err(0) and job.err(0).count('error') == 1 and 'Traceback' not in job.err(0) + job.err(1)
     assert max(step for step, _ in log(out)) <= 6 + 5 + 3 and (out / 'latest').read_text().strip() == 'step-00000004'

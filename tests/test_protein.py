@@ -49,7 +49,7 @@ def trained(proteins, tmp_path_factory):
 def batches_of(data, **knobs):
     text = MaskedText(data.tokenizer.vocab_size)
     stage, = read_stages('unconditional', '', ('text',), 9, data.seq_len, lambda masked, causal, length: 64 * length)
-    return BatchMaker(text, None, ('text',), 0, .1, 0., 1e-3, **knobs), stage
+    return BatchMaker(text, None, ('text',), 0, .1, 1e-3, **knobs), stage
 
 
 def test_crops_begin_anywhere_uniformly_and_hold_no_EOS(proteins):

@@ -156,7 +156,7 @@ MODES = [['--mode=t2l'], ['--mode=unconditional', '--latent_schedule=rf', '--lat
          ['--mode=unconditional+l2t+t2l', '--latent_loss_weight=min_snr', '--latent_target=x0', '--text_schedule=cosine'],
          ['--mode=unconditional+l2t+t2l', '--latent_loss_weight=snr', '--latent_target=eps'],
          ['--mode=unconditional', '--streams=text'], ['--mode=unconditional', '--streams=latent'],
-         ['--latent_noise=0.2', '--dtype=bfloat16', '--ema_decay=0']]
+         ['--dtype=bfloat16', '--ema_decay=0']]
 
 
 def test_every_mode_trains_three_steps(dataset, tmp_path):
@@ -288,7 +288,7 @@ def test_a_length_schedule_cuts_the_texts_counts_its_tokens_and_goes_with_a_mode
     data = PackedDataset(str(dataset), 'train')
     stages = read_stages('l2t', '8:4,32', ('text', 'latent'), 12, 32, lambda masked, causal, length: 8 * length)
     text, latent = MaskedText(data.tokenizer.vocab_size), GaussianLatents(data.live)
-    make_batch = BatchMaker(text, latent, ('text', 'latent'), 0, .1, 0., 1e-3)
+    make_batch = BatchMaker(text, latent, ('text', 'latent'), 0, .1, 1e-3)
     rows = np.arange(8)
     short, whole = (make_batch(data, rows, 0, 0, 8, stage) for stage in stages)
     assert short['x_t'].shape == (8, 8) and whole['x_t'].shape == (8, 32) and torch.equal(short['clean'], whole['clean'])
@@ -303,7 +303,7 @@ def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
     L = int(np.median(data.lengths())) + 1                               # so that about half of the texts fit, with their EOS
     stages = read_stages(mode, f'{L}:4,32', ('text', 'latent'), 12, 32, lambda masked, causal, length: 64 * length)
     rows = np.arange(64)
-    short, whole = (BatchMaker(text, latent, ('text', 'latent'), 0, .1, 0., .1)(data, rows, 0, 0, 64, stage) for stage in stages)
+    short, whole = (BatchMaker(text, latent, ('text', 'latent'), 0, .1, .1)(data, rows, 0, 0, 64, stage) for stage in stages)
     fits = torch.from_numpy(data.lengths()[:64] < L)
     assert 8 < fits.sum() < 56
     assert torch.equal(short['row_weight'], torch.where(fits, whole['row_weight'], 0)) and (short['row_weight'] > 0).any()
@@ -320,7 +320,7 @@ def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
     assert sums['latent_rows'].sum() == n and set(entry['latent_mse_by_mode'].values()) == {2.}
 
     # without a text nothing is cut
-    alone = BatchMaker(text, latent, ('latent',), 0, .1, 0., .1)(data, rows, 0, 0, 64, read_stages(
+    alone = BatchMaker(text, latent, ('latent',), 0, .1, .1)(data, rows, 0, 0, 64, read_stages(
         'unconditional', f'{L}:4,32', ('latent',), 12, 32, lambda masked, causal, length: 1)[0])
     assert (alone['row_weight'] > 0).all()
 
@@ -363,10 +363,10 @@ def test_overlays_train_on_the_quickstart_dataset_and_set_nothing_of_the_run(dat
     assert names and not names & {'dataset', 'out', 'out_dir', 'depth', 'width', 'max_iters', 'batch_size', 'grad_accum'}
 
 
-KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_noise=0.9', '--latent_weight=3', '--t_min=0.3', '--mode=unconditional+9*l2t+t2l',
+KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_weight=3', '--t_min=0.3', '--mode=unconditional+9*l2t+t2l',
          '--latent_loss_weight=min_snr', '--text_schedule=polynomial', '--grad_clip=1e-3', '--seed=1', '--weight_decay=9',
          '--betas=0.1,0.1', '--learning_rate=0.1', '--warmup_iters=9', '--min_lr=0.9', '--optimizer=muon', '--ema_decay=0.1',
-         '--optimizer=muon --muon_lr=0.1', '--optimizer=muon --muon_iterations=3', '--decay_from=0.9', '--grad_accum=2', '--mode=l2t:3,unconditional+l2t+t2l',
+         '--optimizer=muon --muon_lr=0.1', '--optimizer=muon --muon_iterations=3', '--grad_accum=2', '--mode=l2t:3,unconditional+l2t+t2l',
          '--text_loss_weight=rdm', '--text_schedule=ddpm', '--text_clock=false --predict_length=false', *(
              f'--importance=freq {knob}' for knob in ('', '--masking=proportional', '--masking=inverse --beta=0.1', '--curriculum=true'))]
 
@@ -600,7 +600,7 @@ def test_accuracy_and_nats_per_token_do_not_count_padding(dataset):
     data = PackedDataset(str(dataset), 'train')
     stages = read_stages('l2t', '', ('text', 'latent'), 12, 32, lambda masked, causal, length: 8 * length)
     text = MaskedText(data.tokenizer.vocab_size)
-    make_batch = BatchMaker(text, GaussianLatents(data.live), ('text', 'latent'), 0, .1, 0., 1e-3)
+    make_batch = BatchMaker(text, GaussianLatents(data.live), ('text', 'latent'), 0, .1, 1e-3)
     rows = np.arange(8)
     batch = make_batch(data, rows, 0, 0, 8, stages[0])
     is_pad = batch['targets'] == data.tokenizer.pad
