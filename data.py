@@ -66,6 +66,8 @@ class LatentStats:
         return self.mean.to(device), self.std.to(device), self.live.to(device)
 
     def standardise(self, raw):
+        """ raw (..., D): a tensor, or an array as an encoder may give it. """
+        raw = torch.as_tensor(raw)
         mean, std, live = self.on_device(raw.device)
         return (raw.float() - mean) / std * live
 

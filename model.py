@@ -49,7 +49,7 @@ class ModelConfig:
     latent_width: int | None = None       # C of the latent stream; None: width
     mlp_ratio: float = 4.0
     shift: bool = False                   # rows that are not causal also read token i - 1 at position
-                                          # i: a network that writes both ways predicts the next one
+                                          # i: a network of both ways predicts the next token
     streams: tuple = ('text', 'latent')
     bag: bool = False                     # the latent prediction adds a bag of the tokens
     shortcut: bool = False                # tokens and logits read a linear map of the latents

@@ -8,7 +8,6 @@ import os
 import re
 import textwrap
 
-from runs import files
 from runs.files import read_arrays, read_json
 
 # images.npz: pictures (n, S, S, channels), and their texts
@@ -16,17 +15,6 @@ PICTURES = ('uint8', (None, None, None, None))
 TEXTS = ('texts', (None,))
 IMAGES = {'real': PICTURES, 'made?': PICTURES, 'joint?': PICTURES,
           'captions': TEXTS, 'written?': TEXTS, 'joint_captions?': TEXTS}
-
-# what is drawn of a log entry; a run that diverged has logged nan and inf, which leave gaps
-STEP = 'int [0, 2**63)'
-NUMBER = '[-inf, inf] | nan'
-BY_CLOCK = [f'None | {NUMBER}']
-ENTRY = {'step': STEP, 'text_loss?': NUMBER, 'text_nats_per_token?': NUMBER, 'val_text?': NUMBER,
-         'val_causal?': NUMBER, 'latent_loss?': NUMBER, 'val_latent?': NUMBER,
-         'text_nll_by_t?': BY_CLOCK, 'latent_mse_by_t?': BY_CLOCK,
-         'grad_norm?': NUMBER, 'skips?': [{'step': STEP}], 'tokens_per_s?': NUMBER,
-         'importance_mean?': NUMBER, 'importance_std?': NUMBER,
-         'importance_min?': NUMBER, 'importance_max?': NUMBER}
 
 # -----------------------------------------------------------------------------
 # Files. ValueError says what is wrong and what to do
@@ -52,7 +40,6 @@ def read_log(path):
                 entry = json.loads(line)
             except (ValueError, RecursionError) as error:
                 raise ValueError(f'{where}: no JSON ({error}); delete the line') from None
-            files.check_json(entry, ENTRY, where)
 
             # a step may have two entries: one of training, one of an evaluation
             is_evaluation = 'best' in entry

@@ -205,7 +205,7 @@ def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens
     elif encoder is not None:
         texts = [tokenizer.decode(run) for run in runs]
         with tqdm(total=len(runs), desc=name, unit=' samples', leave=False, disable=None) as bar:
-            latents = encoder(texts, progress=bar.update).numpy()        # (n, N, D)
+            latents = np.asarray(encoder(texts, progress=bar.update))    # (n, N, D)
         n_truncated = encoder.truncated
         encoder.truncated = 0
 

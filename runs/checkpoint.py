@@ -344,8 +344,8 @@ def load_model(out_dir, which='best', ema=True, device='cpu'):
     # the knobs of the process decide how the weights are read, so the checkpoint holds them too
     for knob, value in state['identity']['process'].items():
         if knobs[knob] != value:
-            raise ValueError(f'{out_dir}/config.json: {knob}={knobs[knob]!r}, but {folder.name} was '
-                             f'trained with {value!r}')
+            raise ValueError(f'{out_dir}/config.json: {knob}={knobs[knob]!r}, but {folder.name} '
+                             f'was trained with {value!r}')
 
     # first on the meta device, without memory: are the sizes those of the file?
     kind = 'ema' if ema and 'ema.safetensors' in state['files'] else 'model'

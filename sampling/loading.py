@@ -97,7 +97,7 @@ def encode(run, texts, progress=no_progress):
     """ Raw latents (n, N, D) float32 of a list of texts, by the encoder that made the run's
     data. """
     check_texts(texts)
-    return encoder_of(run)(texts, progress=progress)
+    return torch.as_tensor(encoder_of(run)(texts, progress=progress))
 
 
 def raw_latents(run, z):

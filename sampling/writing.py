@@ -135,8 +135,8 @@ def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_
     z (n, N, D), or from text alone: z None. Returns tokens (n, L).
     inner (n, L): positions where EOS and PAD are not allowed.
     observe(denoise, tokens, first, i_round): a denoise in its place, which looks on
-    (sampling/unmasking.py); first is the row at which the batch begins, i_round is not 0 where texts
-    are mended.
+    (sampling/unmasking.py); first is the row at which the batch begins, i_round is not 0 where
+    texts are mended.
     """
     sampling = sampling_knobs(sampling)
 

@@ -35,9 +35,9 @@ ELSEWHERE = {
     'python examples/why_one_over_t.py': 'test_examples.py::test_one_over_t_counts_each_step_once_and_other_weights_fall_below_the_entropy',
     'python evaluate.py config/image_text.py': 'test_image.py::made',
     'python plot.py config/image_text.py --what=images': 'test_image.py::made',
-    'python bench.py --what=gpu': 'test_bench.py::test_all_of_a_card_is_measured_in_one_command_and_on_a_cpu_at_a_tiny_size',
+    'python bench.py --what=gpu': 'test_bench.py::test_our_configs_train_on_random_data_of_their_shape',
     'python bench.py --what=step': 'test_bench.py::test_step_compares_what_is_there_and_names_what_is_not',
-    'python bench.py --what=trainings': 'test_bench.py::test_several_benches_run_in_turn_and_an_unknown_one_is_refused_before_any',
+    'python bench.py --what=trainings': 'test_bench.py::test_trainings_take_turns_and_an_unknown_bench_is_refused',
     'python sample.py --text="Return a list." --sampler=leftmost':
         'test_extending.py::test_a_sampler_a_text_process_and_a_task_of_the_page_work_in_training_sampling_and_evaluation',
     'python evaluate.py --tasks=l2t --n=100 --sampler=leftmost':
@@ -49,6 +49,10 @@ ELSEWHERE = {
     'python evaluate.py --tasks=length,nelbo':
         'test_extending.py::test_a_sampler_a_text_process_and_a_task_of_the_page_work_in_training_sampling_and_evaluation',
     'python prepare.py --input=sounds': 'test_extending.py::test_the_modality_of_the_page_goes_from_files_to_a_trained_model',
+    'python train.py config/quickstart.py --text_loss_weight=root':
+        'test_extending.py::test_the_loss_weighting_and_the_block_of_the_page_train_and_are_used',
+    'python evaluate.py --out_dir=out/root':
+        'test_extending.py::test_the_loss_weighting_and_the_block_of_the_page_train_and_are_used',
     'python train.py --dataset=sounds': 'test_extending.py::test_the_modality_of_the_page_goes_from_files_to_a_trained_model',
     'python evaluate.py --out_dir=out/sounds': 'test_extending.py::test_the_modality_of_the_page_goes_from_files_to_a_trained_model',
 }
@@ -223,7 +227,7 @@ def test_the_schedules_of_a_training_fill_its_steps():
     trainings = [command for command in ALL if command.script == 'train.py' and not command.where.startswith('docs/extending.md')]
     for command, (_, knobs) in zip(trainings, resolved(trainings)):
         for name in ('mode', 'length_schedule'):
-            schedule = knobs['mode_schedule'] or knobs['mode'] if name == 'mode' else knobs['length_schedule'] or '40'
+            schedule = knobs['mode'] if name == 'mode' else knobs['length_schedule'] or '40'
             try:
                 read_schedule(name, schedule, name, knobs['max_iters'])
             except ValueError as error:
@@ -237,7 +241,7 @@ def test_an_overlay_that_learns_latents_beside_text_reads_whole_texts_where_its_
     (_, plain), *found = resolved(commands)
     assert ':' in plain['length_schedule'] and len(overlays) > 8
     learns = {name: knobs for name, (_, knobs) in zip(overlays, found)
-              if len(knobs['streams']) == 2 and modes_of(knobs) & {'t2l', 'unconditional'}}
+              if len(knobs['streams']) == 2 and modes_of(knobs['mode']) & {'t2l', 'unconditional'}}
     assert len(learns) >= 3 and not [name for name, knobs in learns.items() if knobs['length_schedule']]
 
 

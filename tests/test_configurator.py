@@ -139,7 +139,7 @@ def test_a_config_file_is_python_and_its_helpers_are_no_knobs(demo, tmp_path):
 def copy_configurator(home):
     (home / 'runs').mkdir()
     shutil.copy(configurator.__file__, home)
-    shutil.copy(ROOT / 'runs' / 'files.py', home / 'runs')
+    shutil.copy(os.path.join(ROOT, 'runs', 'files.py'), home / 'runs')
 
 
 def test_a_config_file_is_found_from_any_working_directory(demo, tmp_path):
@@ -261,4 +261,4 @@ def test_every_script_of_the_repository_explains_itself():
 
 @pytest.mark.parametrize('text, value', [('1', True), ('0', False), ('true', True), ('None', None)])
 def test_a_knob_that_is_none_or_a_bool_takes_0_and_1(text, value):
-    assert rules.settle(text, None, 'None | bool', rules.from_text) is value
+    assert configurator.settle(text, None, 'None | bool', configurator.from_text) is value

@@ -98,15 +98,12 @@ ROWS = {
                                      [(of('multi30k_l2t_masked', 'nelbo/nats_per_token')[0], None)]],
     '[masked rows alone against a decoder]': [*with_controls('multi30k_baselines', 'l2t', 'bleu', 'runs', 'l2t'),
                                               [of('multi30k_baselines', 'runs', 'ar_prefix', 'l2t/bleu')]],
-    '[text alone]': [[of('multi30k_baselines', 'runs', 'mdlm', 'nelbo/perplexity')], [], [],
-                     [of('multi30k_baselines', 'runs', 'ar', 'nelbo/perplexity')]],
     '[embedding from text]': [*with_controls('multi30k_mixed_alone', 't2l', 'centred_cosine', 'four modes'),
                               [of('multi30k_mixed_alone', 't2l', 't2l/ridge/centred_cosine')]],
     'half of the tokens filled in': [*with_controls('multi30k_mixed_alone', 'infill', 'token_accuracy', 'four modes'),
                                      [of('multi30k_mixed_alone', 'l2t', 'infill/token_accuracy')]],
     '[digit from caption]': with_controls('image_text', 'image', 'image_digit', controls=('', 'shuffled/', 'null/', 'real/')),
     '[training step]': [[step_ms('ours')], [], [], [step_ms(side) for side in ('mmdit', 'bert', 'gpt', 'diffusers')]],
-    '[adaptive masking]': [[ablation('proportional')], [], [], [ablation('uniform')]],
 }
 # two trainings have one cell
 QUICKSTART_CELLS = [[(of('quickstart', 'l2t/bleu')[0], None), of('quickstart_seed1', 'l2t/bleu')],
@@ -193,20 +190,17 @@ TABLES = {
     'adaptive.md': {'Does it lower the plain bound?': ('multi30k_atat_ablation',)},
     'baselines.md': {'Text alone': ('multi30k_baselines',), 'From latents: l2t and its rival': ('multi30k_baselines',)},
     'both_ways.md': {'Short texts first, also for t2l': ('multi30k_t2l_lengths',), 'The bag begins in closed form': ('multi30k_bag',), 'Which share, which weight': ('multi30k_shares',), 'When texts repeat': ('multi30k_tenth', 'multi30k_few'),
-                     'Four modes in one checkpoint': ('quickstart_mixed', 'quickstart_half'), 'Drafts, and mending them': ('multi30k_mending', 'multi30k_l2t_quarter', 'multi30k_decoder', 'multi30k_l2t'),
-                     'Before: diffusion in each round, by the cosine alone': ('quickstart_half', 'multi30k_drafts')},
+                     'Four modes in one checkpoint': ('quickstart_mixed', 'quickstart_half'), 'Drafts, and mending them': ('multi30k_mending', 'multi30k_l2t_quarter', 'multi30k_decoder', 'multi30k_l2t')},
     'images.md': {'Images and captions': ('image_text',)},
     'results.md': {'All trainings': ('quickstart', 'multi30k_l2t', 'multi30k_l2t_masked', 'speedrun', 'protein_tiny'), 'Quickstart': ('quickstart',), 'Likelihoods of orders': ('quickstart_orders',),
                    'Captions from their MiniLM embeddings': ('multi30k_l2t', 'multi30k_l2t_decay01', 'multi30k_l2t_eighth', 'multi30k_l2t_masked'),
                    'Masked rows alone': ('multi30k_l2t_masked',),
-                   'Every direction from one checkpoint': ('multi30k_mixed_alone',),
-                   'Before: 6,000 steps, and a bag that begins at zero':
-                       ('multi30k_mixed_causal', 'multi30k_l2t_decay01', 'multi30k_t2l', 'multi30k_unconditional')},
+                   'Every direction from one checkpoint': ('multi30k_mixed_alone',)},
     'sampling.md': {'Guidance': ('multi30k_l2t_masked',), 'Rerank and refine': ('multi30k_l2t_masked',),
                     'Samplers by network calls': ('multi30k_l2t_masked',), 'Latent solvers by steps': ('multi30k_mixed',),
                     'Against 1,000 steps of ancestral': ('multi30k_samplers_1000',)},
     'speed.md': {'A training step beside other libraries': ('bench-step-small', 'bench-step-gpt2vocab'),
-                 'How our step grows': ('bench-scaling-small',), 'Writing a text': (), 'Muon and AdamW': ('muon_adamw',)},
+                 'Writing a text': (), 'Muon and AdamW': ('muon_adamw',)},
     'speedrun.md': {'The records': ('speedrun',), 'An hour and more': ('multi30k_l2t', 'multi30k_l2t_decay01', 'multi30k_l2t_masked', 'multi30k_decoder'), 'What was tried': ('speedrun',)},
 }
 # figures of these tables that results/ does not keep: sizes and counts of what was run, and times
@@ -218,9 +212,7 @@ BESIDE = {
     'Text alone': ['5.8', '9.7'],                                # million parameters; there a text, '5.8M'
     'Captions from their MiniLM embeddings': ['5,400', '7,000', '0', '8', '24', '0.5'],
     'Drafts, and mending them': ['0', '8', '24', '40'],                           # embedded texts
-    'Before: diffusion in each round, by the cosine alone': ['0', '8', '16', '24'],
     'Every direction from one checkpoint': ['1,500', '612', '256'],              # pairs, texts
-    'Before: 6,000 steps, and a bag that begins at zero': ['612'],
     'The records': ['64', '96', '24', '960', '581', '567', '19.7', '9.1', '5.0', '.454', '.226', '.249', '2.17', '4.17', '1', '4', '3',
                                   '0.3', '0.1', '6', '1,200', '2,400', '2,600', '2026-11-21', '2026-11-23'],
     'An hour and more': ['5,400', '54', '2', '7,000', '83', '88', '89', '0.5'],
@@ -229,13 +221,13 @@ BESIDE = {
 }
 # measured once, or computed: the section says at which commit, or how
 ONE_OFFS = {
-    'both_ways.md': ['What a mode needs comes with the mode', 'Texts that are too short'],
-    'data.md': ['Measured', 'FineWeb on 64 GPUs'],
+    'both_ways.md': ['Texts that are too short'],
+    'data.md': ['FineWeb on 64 GPUs'],
     'peers.md': ['Beside other repositories'],
     'results.md': ["The README's figures, each by its command"],
     'reproduction.md': ['Tokens, hours, memory', 'How the hours are computed', 'How the memory is computed'],
     'sampling.md': ['A gap whose length is not known', 'Memory'],
-    'speed.md': ['On a GPU: estimates', 'bfloat16 or float32'],
+    'speed.md': ['bfloat16 or float32'],
 }
 SAYS_WHERE_FROM = re.compile(r'commit `?[0-9a-f]{7}|commits [0-9a-f]{7}|computed|was measured|at the commit in the table|commit of a row')
 # what a table says of programs, and figures of the examples, which tests/test_examples.py has
