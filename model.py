@@ -48,8 +48,8 @@ class ModelConfig:
     width: int = 256                      # C of the text stream, and of the attention
     latent_width: int | None = None       # C of the latent stream; None: width
     mlp_ratio: float = 4.0
-    shift: bool = False                   # rows that are not causal also read token i - 1 at position
-                                          # i: a network of both ways predicts the next token
+    shift: bool = False                   # rows that are not causal also read token i - 1 at
+                                          # position i: they predict the next token too
     streams: tuple = ('text', 'latent')
     bag: bool = False                     # the latent prediction adds a bag of the tokens
     shortcut: bool = False                # tokens and logits read a linear map of the latents

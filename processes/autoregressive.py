@@ -5,8 +5,8 @@ Causal rows: text from left to right on the same network.
 
 The network reads such a row one position later, with MASK before the first token (model.py), and
 a position sees only what is before it. Every token and the EOS are scored, PAD is not. Rows of the
-mode `causal` stand alone (a decoder), or beside others that are masked: then one network writes both
-ways. sampling/left_to_right.py writes.
+mode `causal` stand alone (a decoder), or beside others that are masked: then one network writes
+both ways. sampling/left_to_right.py writes.
 Letters: B rows, L tokens, P scored positions.
 """
 import math

@@ -1,6 +1,6 @@
 """
-Files that come from outside: JSON and arrays, which may be damaged. Every mistake is a ValueError of
-one line that names the file.
+Files that come from outside: JSON and arrays, which may be damaged. Every mistake is a ValueError
+of one line that names the file.
 
     read_json(path)                                         an object
     read_sealed(path)                                       an object that holds its own digest

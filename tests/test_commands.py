@@ -35,7 +35,6 @@ ELSEWHERE = {
     'python examples/why_one_over_t.py': 'test_examples.py::test_one_over_t_counts_each_step_once_and_other_weights_fall_below_the_entropy',
     'python evaluate.py config/image_text.py': 'test_image.py::made',
     'python plot.py config/image_text.py --what=images': 'test_image.py::made',
-    'python bench.py --what=gpu': 'test_bench.py::test_our_configs_train_on_random_data_of_their_shape',
     'python bench.py --what=step': 'test_bench.py::test_step_compares_what_is_there_and_names_what_is_not',
     'python bench.py --what=trainings': 'test_bench.py::test_trainings_take_turns_and_an_unknown_bench_is_refused',
     'python sample.py --text="Return a list." --sampler=leftmost':

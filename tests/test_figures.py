@@ -221,7 +221,7 @@ BESIDE = {
 }
 # measured once, or computed: the section says at which commit, or how
 ONE_OFFS = {
-    'both_ways.md': ['Texts that are too short'],
+    'both_ways.md': ['What a mode needs comes with the mode', 'Texts that are too short'],
     'data.md': ['FineWeb on 64 GPUs'],
     'peers.md': ['Beside other repositories'],
     'results.md': ["The README's figures, each by its command"],
