@@ -205,8 +205,11 @@ def read_results(path):
     if not os.path.exists(path):
         return {}
     try:
-        return read_json(path)
-    except ValueError as error:
+        found = read_json(path)
+        if not all(isinstance(one, dict) for one in (found.get('meta', {}) or {}).values()):
+            raise ValueError(f'{path}: meta is no object of objects')
+        return found
+    except (AttributeError, ValueError) as error:
         raise ValueError(f'{error}: move it away, and results start anew') from None
 
 

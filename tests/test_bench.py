@@ -71,7 +71,8 @@ def test_our_configs_train_on_random_data_of_their_shape(tmp_path):
     from benchmarks.random_data import LATENT_DIMS, write_dataset
     rc, out, err = bench('--what=gpu', '--max_iters=4')
     assert rc == 0, err
-    assert [line.split()[0] for line in out.splitlines()[1:]] == list(LATENT_DIMS) and not re.search(r'\b0 +0\.0', out)
+    table = out[out.index('config  '):].splitlines()[1:]
+    assert [line.split()[0] for line in table] == list(LATENT_DIMS) and not re.search(r'\b0 +0\.0', out)
     data = PackedDataset(write_dataset(f'{tmp_path}/data', 50_258, 12, 5, n=20, n_val=4), 'train')
     tokens, latents = data.rows(range(20))
     assert tokens.shape == (20, 12) and latents.shape == (20, 1, 5) and data.tokenizer.vocab_size == 50_258

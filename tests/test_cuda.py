@@ -68,7 +68,7 @@ BEGIN = {'runs/preflight.py choose_processes', 'train.py make_model', 'runs/resu
 A_LOG_LINE = {'train.py report', 'runs/log.py StepLog.describe_skips', 'runs/log.py StepLog.report', 'train.py check_streak'}
 AN_EVALUATION = {'train.py evaluate_and_save', 'loss.py Loss.validate', 'diffusion.py MaskedText.bound',
                  'processes/autoregressive.py exact_nll', 'processes/integral.py IntegralProcess.bound'}
-A_CHECKPOINT = {'train.py save', 'runs/checkpoint.py first_not_finite', 'runs/checkpoint.py write_files'}
+A_CHECKPOINT = {'runs/resume.py State.counters', 'runs/checkpoint.py save', 'runs/checkpoint.py write_files'}
 NOW_AND_THEN = BEGIN | A_LOG_LINE | AN_EVALUATION | A_CHECKPOINT
 
 # a step waits for these alone: AdamW's kernel reads the guard's flag on the device, Muon has no such switch; the device alone knows
@@ -119,13 +119,13 @@ def test_a_training_meets_no_tensor_of_another_device_and_waits_for_what_it_may(
 def test_every_wait_that_is_allowed_happens(on_shapes):
     """ Else a list above would be stale. (Tensors without values are not saved.) """
     found = {place for name in OPTION_SETS for place in on_shapes[name]['waits']}
-    allowed = NOW_AND_THEN - A_CHECKPOINT | {'train.py save'}
+    allowed = NOW_AND_THEN - A_CHECKPOINT | {'runs/resume.py State.counters'}
     assert found == allowed.union(*OF_STEPS.values(), *OF_BEGIN.values())
 
 
 # ---- the values: trainings, samples and figures of a device that keeps them, and of the CPU
 
-VALUED = ['three modes', 'four modes', 'importance freq', 'importance hybrid', 'gidd', 'hdlm', 'ar_prefix', 'predict_length=False']
+VALUED = ['three modes', 'four modes', 'importance freq', 'importance hybrid', 'gidd', 'hdlm', 'causal', 'predict_length=False']
 RESUMED = 'four modes'
 
 SAY = '--text=a red man runs near the park'
@@ -143,8 +143,8 @@ OTHERS = [(f't2l, {name}', RESUMED, [SAY, '--mode=t2l', f'--solver={name}', '--l
           for name in ('ddim', 'heun', 'ancestral')]
 OTHERS += [('t2l of x0', 'three modes', [SAY, '--mode=t2l', '--latent_steps=3']),
            ('autoregressive', RESUMED, L2T),
-           ('autoregressive alone', 'ar_prefix', L2T),
-           ('continued', 'ar_prefix', ['--text=a red man runs [MASK:*]', '--mode=infill']),
+           ('autoregressive alone', 'causal', L2T),
+           ('continued', 'causal', ['--text=a red man runs [MASK:*]', '--mode=infill']),
            ('search', RESUMED, [SAY, '--rerank=2', '--refine=1', '--steps=3']),
            ('blocks', RESUMED, [*L2T, '--sampler=ancestral', '--block_size=8', '--steps=6']),
            ('t2l2t', RESUMED, [SAY, '--mode=t2l2t', '--latent_steps=3', '--steps=3']),
@@ -155,7 +155,7 @@ SAMPLES = [(f'{what}, {n} steps', run, [*args, f'--steps={n}']) for what, run, a
 
 # tasks whose figures are functions of the weights, and tasks that sample
 FIGURES = [(RESUMED, 'nelbo,orders'), ('three modes', 'nelbo'), ('importance freq', 'importance'),
-           ('importance hybrid', 'importance'), ('gidd', 'nelbo'), ('hdlm', 'nelbo'), ('ar_prefix', 'nelbo'), ('predict_length=False', 'nelbo')]
+           ('importance hybrid', 'importance'), ('gidd', 'nelbo'), ('hdlm', 'nelbo'), ('causal', 'nelbo'), ('predict_length=False', 'nelbo')]
 TASKS = [(RESUMED, 'l2t,t2l,infill,unconditional'), ('gidd', 'self_correction')]
 
 # what sampling may wait for, once a batch: the weights and the texts on their way, and the results

@@ -322,7 +322,7 @@ def test_given_latents_that_do_not_fit_are_refused_with_both_numbers(tmp_path):
             run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'out', encoder='none')
     np.savez(tmp_path / 'z.npz', np.zeros((150, 6), np.float32))
     os.rename(tmp_path / 'z.npz', tmp_path / 'z.npy')
-    with pytest.raises(ValueError, match='z.npy: latents cannot be read .it does not begin as an .npy file'):
+    with pytest.raises(ValueError, match='z.npy: latents cannot be read .an .npz file, expected .npy'):
         run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'out', encoder='none')
     for name in ('z.npz', 'z', 'z.npy,,'):
         with pytest.raises(ValueError, match='latents_from=.*: expected a .npy file or a folder of them'):

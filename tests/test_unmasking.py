@@ -13,7 +13,7 @@ from configurator import read_knobs
 from corpora.tokenizers import byte_tokenizer
 from launch import ROOT, run_each, train_each
 from sampling.left_to_right import LeftToRight
-from runs import unmasking
+from sampling import unmasking
 from sampling.animation import MOST_FRAMES, animation, chosen_frames
 from sampling.loading import encode, load_run
 from sampling.unmasking import Recorder, pieces_of, printable, watcher
