@@ -92,7 +92,7 @@ model.Block.forward = watched
     blocks = {'ddp': "['torch.float32']", 'fsdp': "['torch.bfloat16']"}
     for kind, dtypes in blocks.items():
         job = Job(dataset, tmp_path / kind, *EXACT, f'--parallel={kind}', '--dtype=bfloat16', '--batch_size=4', '--grad_accum=2',
-                  '--eval_interval=3', ranks=2, before=say, after="print('KEPT', {p.dtype for p in [*g['parameters'], *g['ema']]})")
+                  '--eval_interval=3', ranks=2, before=say, after="print('KEPT', {p.dtype for p in [*g['state'].parameters, *g['state'].ema]})")
         assert job.wait() == [0, 0], job.err()
         assert {line for line in job.out().splitlines() if line.startswith('BLOCK')} == {f'BLOCK {dtypes}'}
         assert 'KEPT {torch.float32}' in job.out()

@@ -80,7 +80,7 @@ DIGEST = """
 import hashlib
 local = lambda p: p.to_local() if hasattr(p, 'to_local') else p
 moments = [m[k] for opt, _ in g['optimizers'] for m in opt.state.values() for k in sorted(m)]
-held = [*g['model'].parameters(), *g['ema'], *moments]
+held = [*g['model'].parameters(), *g['state'].ema, *moments]
 print('weights', hashlib.sha256(b''.join(local(p).detach().numpy().tobytes() for p in held)).hexdigest())
 """
 
@@ -929,7 +929,7 @@ def test_the_lost_run(dataset, tmp_path):
     args = ['--max_iters=60', '--eval_interval=60', '--save_interval=100', '--learning_rate=1e-2', '--dropout=0']
     naive = """
 g['model'].train()
-weights = [p for p in g['parameters'] if p.requires_grad]
+weights = [p for p in g['state'].parameters if p.requires_grad]
 optimizer, lost = torch.optim.AdamW(weights, lr=1e-3), []
 for step, batch in zip(range(12), g['micro_batches'](0)):
     loss = g['loss_fn'](batch, g['run'].stages[0].predict)[0]
