@@ -206,9 +206,11 @@ def make_room(folder, size):
     needs = int(1.01 * size) + 2 ** 20
     has = shutil.disk_usage(out_dir).free
     cannot = f'cannot save {folder.name}: needs {needs:,} bytes, has {has:,} at {out_dir}'
+    if folder.exists():
+        return None, cannot
     if has < needs:
         raise OSError(cannot)
-    return None if folder.exists() else folder.with_name(folder.name + '.tmp'), cannot
+    return folder.with_name(folder.name + '.tmp'), cannot
 
 
 @contextmanager
