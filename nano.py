@@ -78,7 +78,7 @@ class Nano(nn.Module):
         self.latent_head = nn.Linear(K * width, D)
         self.bag_values = nn.Embedding.from_pretrained(torch.zeros(V + 1, D), freeze=False)
         for layer in (self.text_modulation, self.latent_modulation, self.text_head):
-            nn.init.zeros_(layer.weight)                                 # at first it says nothing
+            nn.init.zeros_(layer.weight)                                 # at first no word is likelier
         frequency = 10_000 ** (-torch.arange(0, width // heads, 2) / (width // heads))
         self.angles = torch.outer(torch.arange(L), frequency)            # of rotary positions
 
@@ -131,9 +131,9 @@ def loss_of(model, x, z, mode, t_text, t_latent, u, e, pad):
     x_t, z_t = torch.where(masked, V, x), alpha * z + sigma * e
     logits, z_hat = model(x_t, z_t, t_text, t_latent, is_causal.sum())
 
-    # nats of what is masked, times 1/t: an upper bound on -log p. In causal rows: -log p itself
+    # nats of what is masked, times 1/t: the bound on -log p, but for t < t_min. Causal: -log p
     nll = F.cross_entropy(logits.flatten(0, 1), x.flatten(), reduction='none').view(x.shape)
-    weight = (masked & (mode != T2L)[:, None]) / t_text.clamp(min=t_min)[:, None]
+    weight = masked / t_text.clamp(min=t_min)[:, None]                   # t2l: nothing is masked
     weight = torch.where(is_causal[:, None], x != pad, weight)
     error = (z_hat - z).square().mean(1)
     return (weight * nll).mean() + (error * ((mode == UNCONDITIONAL) | (mode == T2L))).mean()

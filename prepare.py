@@ -23,7 +23,6 @@ with any number of processes: only what is missing or broken is written again.
 import glob
 import heapq
 import itertools
-import json
 import os
 import re
 import sys
@@ -52,7 +51,7 @@ from encoders import load_encoder
 from runs import distributed, meeting
 from runs.checkpoint import pick_device, pick_dtype
 from runs.distributed import all_gather_object, on_rank0, rank, world
-from runs.files import sealed
+from runs.files import read_json, read_sealed, sealed
 from runs.manifest import FORMAT, check_file, dataset_folder, read_meta
 from data import load_tokenizer
 
@@ -385,10 +384,12 @@ def earlier_dataset(folder, record):
         if OF_A_DATASET.fullmatch(os.path.basename(path)[:-4]):
             os.remove(path)
 
-    # no meta.json, or a torn one: shards without a note are written again
+    # no meta.json, or a damaged one: shards without a note are written again
     try:
-        json.loads(Path(folder, 'meta.json').read_bytes())
-    except (FileNotFoundError, ValueError, RecursionError):
+        path = os.path.join(folder, 'meta.json')
+        if read_json(path).get('format') == FORMAT:
+            read_sealed(path)
+    except ValueError:
         return None
 
     # a whole one that cannot be read is of another version, or not ours: never overwrite it

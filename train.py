@@ -58,7 +58,7 @@ causal_weight = 1.0            # [0, 1e6]: of the loss of causal rows beside the
 cond_drop = 0.1                # [0, 1]: share of conditional rows whose condition is noise
 latent_weight = 1.0            # [0, 1e6]: of the latent loss beside the text loss
 init_from = ''                 # a run folder: begin with its best weights, at step 0
-# ---- model
+# ---- model; what the modes need beside is chosen by runs/preflight.py
 streams = ('text', 'latent')   # text | latent
 latent_tokens = 8              # [1, 1024]: tokens per latent vector
 depth = 8                      # [1, 256]
@@ -76,7 +76,7 @@ max_iters = 10_000             # [1, 1e9]
 optimizer = 'adamw'            # adamw | muon; muon: for the blocks' matrices, AdamW for the rest
 learning_rate = 1e-3           # (0, 10]
 warmup_iters = 100             # [0, 1e9]: at most half the run
-weight_decay = 0.1             # [0, 10]: on matrices only
+weight_decay = 0.1             # [0, 10]: on matrices, embeddings among them
 grad_clip = 1.0                # [0, 1e9]: largest norm of the gradient; 0: not clipped
 ema_decay = 0.999              # [0, 1): warmed up, min(ema_decay, (1 + n) / (10 + n)); 0: none
 # ---- machine
@@ -114,11 +114,12 @@ latent_target = None           # None | v | x0 | flow | eps; None: x0 where one 
                                # predicted from text, else v
 latent_loss_weight = 'none'    # none | snr | min_snr
 t_min = 1e-3                   # (0, 1): clocks are drawn from (t_min, 1)
-# other text processes (processes/)
+# other text processes (processes/); their knobs, and those of importance and muon, stand in their
+# own files, and --help has them
 text_process = 'masked'        # masked | gidd | hdlm
 importance = 'none'            # none | freq | learned | hybrid: what masking and curriculum go by
 # optimisation
-min_lr = 0.0                   # [0, 1]: share of learning_rate at the end
+min_lr = 0.0                   # [0, 1]: at the end, as a share of learning_rate
 betas = (0.9, 0.95)            # [0, 1)
 # guard
 guard = True                   # skip a step whose loss or gradient is not finite, or spikes; ten

@@ -49,7 +49,7 @@ def summary(sums, micro_batches):
     entry = dict(loss=sums['loss'][0] / micro_batches)
     line = f'loss {entry["loss"]:.4f}'
     if 'text_loss' in sums:
-        # per real token, as in validation: PAD is left out
+        # per real token, as in validation: PAD is not counted
         entry.update(text_loss=sums['text_loss'][0] / micro_batches,
                      text_accuracy=sums['correct'][0] / max(sums['real_count'][0], 1e-9),
                      text_nll_by_t=ratio(sums['text_bins'], sums['text_count']),
@@ -83,13 +83,16 @@ def summary(sums, micro_batches):
 
 def say_cost(model, run, config):
     """ One line of what a whole run will take: steps, epochs, floating-point operations. """
-    first, max_iters = run.stages[0], config['max_iters']
-    cost = flops_of_step(model, run, run.grad_accum, first, world)
+    max_iters = config['max_iters']
+    ends = [*(stage.first for stage in run.stages[1:]), max_iters]
+    total = 0
+    for stage, end in zip(run.stages, ends):
+        total += (end - stage.first) * flops_of_step(model, run, run.grad_accum, stage, world)
     n_samples, seq_len = len(run.train_data), run.train_data.seq_len
     epochs = run.global_batch * max_iters / n_samples
     print(f'{max_iters:,} steps of {run.global_batch:,} x {seq_len} tokens: '
           f'{epochs:,.{0 if epochs >= 100 else 2}f} epochs of {n_samples:,} samples, '
-          f'{in_units(cost, "FLOP")} a step, {in_units(cost * max_iters, "FLOP")} in all; '
+          f'{in_units(total / max_iters, "FLOP")} a step, {in_units(total, "FLOP")} in all; '
           f'{world} x {run.device}, {config["dtype"]}', flush=True)
 
 

@@ -10,9 +10,10 @@ ValueError of one line: file, found, expected, what to do.
 """
 import hashlib
 import os
+import re
 
 from configurator import run_config
-from runs.files import read_sealed, sha256
+from runs.files import read_json, read_sealed, sha256, short
 
 FORMAT = 2                     # of meta.json; a reader refuses any other
 
@@ -76,13 +77,24 @@ def read_meta(folder):
     if not os.path.isfile(path):
         raise ValueError(f'no dataset in {folder} (no meta.json): {how_to_prepare(folder)}')
     try:
+        found = read_json(path).get('format')
+        if found != FORMAT:
+            raise ValueError(f'{path}: format {found!r}, this code reads {FORMAT}')
         meta = read_sealed(path)
+        check_names(meta, path)
     except ValueError as error:
         raise ValueError(f'{error}; {how_to_mend(folder)}') from None
-    if meta.get('format') != FORMAT:
-        raise ValueError(f'{path}: format {meta.get("format")!r}, this code reads {FORMAT}; '
-                         'run prepare.py again')
     return meta
+
+
+def check_names(meta, path):
+    """ ValueError where a name leads out of the folder: files are written by these names too. """
+    shards = [shard for split in meta['splits'].values() for shard in split['shards']]
+    names = [*meta['files'], *(shard['name'] for shard in shards)]
+    names += [name for shard in shards for name in shard['files']]
+    for name in names:
+        if not re.fullmatch(r'[\w-]+(\.\w+)*', name, re.ASCII):
+            raise ValueError(f'{path}: {short(name)} is no name of a file of a dataset')
 
 
 def is_of_a_folder(encoder):

@@ -1,7 +1,7 @@
 """
 Everything that can be wrong with a training: knobs that do not go together, the dataset, the
 device, room on the disk, the other processes. And what follows from the knobs and the data: opened
-splits, sizes, processes, stages, what is frozen. The network is built later, in train.py.
+splits, sizes, processes, stages. The network is built later, in train.py.
 """
 import math
 import os

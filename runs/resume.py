@@ -225,20 +225,6 @@ def begin_with_bag(state, run):
         average.copy_(parameter.detach())
 
 
-def check_identity(saved, newest, out_dir, folder, identity):
-    """ ValueError unless the run of training_state.json `saved` may go on with this model and
-    dataset. identity: compatibility(...) and 'data', split_digests(...). """
-    compatible = {key: value for key, value in identity.items() if key != 'data'}
-    if found := checkpoint.difference(saved['identity'], compatible):
-        raise ValueError(f'{newest} was trained with {found}: choose another --out_dir')
-
-    # the same samples in both splits, or `best` would compare losses of two validation splits
-    data = saved['identity']['data']
-    if found := checkpoint.difference({'data': data}, {'data': identity['data']}):
-        raise ValueError(f'{newest} was trained on another dataset than {folder} ({found}): '
-                         'name its own with --dataset=, or choose another --out_dir')
-
-
 def say_what_changed(script, config):
     """ One line of the knobs that are others than in config.json, which the last start wrote. """
     try:

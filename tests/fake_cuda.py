@@ -326,22 +326,6 @@ def pretend():
     from torch.utils import _foreach_utils
     _foreach_utils._foreach_supported_types += [FakeTensor, OnDevice]    # as a GPU's tensors are
 
-    # files hold what lies on the host
-    import safetensors
-    load, save, safe_open = torch.load, torch.save, safetensors.safe_open
-
-    class Opened:
-        def __init__(self, path, framework, device='cpu'):
-            self.file, self.device = safe_open(path, framework), device
-            self.keys, self.get_slice = self.file.keys, self.file.get_slice
-
-        def get_tensor(self, name):
-            return self.file.get_tensor(name).to(self.device)
-    safetensors.safe_open = Opened
-    torch.save = lambda state, path: save(on_host(state), path)
-    torch.load = lambda path, map_location, **more: tree_map(
-        lambda x: x.to(map_location) if isinstance(x, torch.Tensor) else x, load(path, map_location='cpu', **more))
-
 
 def two_generators(run, seed):
     """ writing.generators as it is on a GPU, on a CPU too: there they would be one, and the numbers others. """

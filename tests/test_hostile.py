@@ -153,3 +153,16 @@ def test_offsets_that_cannot_be_right_are_refused_whatever_their_digest(dataset,
         forge(folder, name, (tmp_path / 'wrong.npy').read_bytes())
         with pytest.raises(ValueError, match='offsets'):
             PackedDataset(folder, 'train')
+
+
+def test_no_name_in_a_meta_json_leads_out_of_its_folder(dataset, tmp_path):
+    """ prepare.py --same_as writes files by the names in another dataset's meta.json. """
+    folder = copy_of(dataset, tmp_path)
+    meta = read_sealed(folder / 'meta.json')
+    (tmp_path / 'evil.py').write_text('evil')
+    meta['files']['../evil.py'] = dict(bytes=4, sha256=sha256(tmp_path / 'evil.py'))
+    (folder / 'meta.json').write_text(sealed(meta))
+    (tmp_path / 'lines.txt').write_text('\n'.join(f'a dog number {i}' for i in range(50)))
+    (tmp_path / 'a').mkdir()
+    (rc, _, err), = run_each(['prepare.py', f'--same_as={folder}', f'--input={tmp_path}/lines.txt', f'--out={tmp_path}/a/b'])
+    assert rc == 2 and err.count('\n') == 1 and '../evil.py' in err and not (tmp_path / 'a' / 'evil.py').exists(), err
