@@ -101,8 +101,8 @@ length_schedule = ''           # '24:80%,40': texts of 24 tokens for 80 % of the
                                # or '24:1200,40'. A text that is cut has no latent loss
 predict_length = True          # False: EOS and PAD are given, not learned; texts longer than
                                # seq_len are cropped at random (proteins)
-freeze = 'none'                # none | modality; modality: in l2t the latent encoder and head, in t2l
-                               # the text ones, to fine-tune what init_from names
+freeze = 'none'                # none | modality; modality: in l2t the latent encoder and head, in
+                               # t2l the text ones, to fine-tune what init_from names
 seq_len = None                 # None | int [1, 65536]: L; None: the dataset's max_tokens + 1
 spatial = False                # the latents are a square grid
 # the two processes (diffusion.py); sampling reads the same

@@ -160,8 +160,8 @@ class StepLog:
         best = '' if math.isinf(state.best_val) else f'best validation {state.best_val:.4f}; '
         n_steps = state.step - start_step
         if start_step >= self.max_iters:
-            line = (f'{self.out_dir} is finished: {state.step:,} of {self.max_iters:,} steps; {best}'
-                    'raise --max_iters to go on\n')
+            line = (f'{self.out_dir} is finished: {state.step:,} of {self.max_iters:,} steps; '
+                    f'{best}raise --max_iters to go on\n')
         elif n_steps:
             line = (line if signal_name else '') + (
                 f'{n_steps:,} steps in {timedelta(seconds=int(seconds))}; {best}checkpoints in '
