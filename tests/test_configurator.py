@@ -262,3 +262,20 @@ def test_every_script_of_the_repository_explains_itself():
 @pytest.mark.parametrize('text, value', [('1', True), ('0', False), ('true', True), ('None', None)])
 def test_a_knob_that_is_none_or_a_bool_takes_0_and_1(text, value):
     assert configurator.settle(text, None, 'None | bool', configurator.from_text) is value
+
+
+def test_a_knob_of_a_room_is_read_where_its_switch_names_it_and_refused_elsewhere(capsys):
+    """ gidd_gamma stands in processes/gidd.py, and text_process=gidd opens it. """
+    train = {'__file__': os.path.join(ROOT, 'train.py')}
+    knobs, help_text, rules = configurator.read_knobs(train['__file__'])
+    assert knobs['gidd_gamma'] == 1.0 and rules['gidd_gamma'] == '[0.1, 10]' and 'processes/gidd.py' in help_text
+    opened = configurator.configure(dict(train), ['--gidd_gamma=2', '--text_process=gidd'], show=False)
+    assert opened['gidd_gamma'] == 2.0
+    for flags, words in ((['--gidd_gamma=2'], 'text_process is gidd'), (['--muon_lr=.1', '--optimizer=adamw'], 'optimizer is muon'),
+                         (['--curriculum=true'], 'importance is freq or learned or hybrid')):
+        with pytest.raises(SystemExit) as stopped:
+            configurator.configure(dict(train), flags, show=False)
+        err = capsys.readouterr().err
+        assert stopped.value.code == 2 and words in err and err.count('\n') == 1, err
+    with pytest.raises(SystemExit):
+        configurator.configure(dict(train), ['--text_process=gidd', '--gidd_gamma=99'], show=False)
