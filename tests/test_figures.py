@@ -225,7 +225,7 @@ ONE_OFFS = {
     'peers.md': ['Beside other repositories'],
     'results.md': ["The README's figures, each by its command"],
     'reproduction.md': ['Tokens, hours, memory', 'How the hours are computed', 'How the memory is computed'],
-    'sampling.md': ['A gap whose length is not known', 'Memory'],
+    'sampling.md': ['Memory'],
     'speed.md': ['bfloat16 or float32'],
 }
 SAYS_WHERE_FROM = re.compile(r'commit `?[0-9a-f]{7}|commits [0-9a-f]{7}|computed|was measured|at the commit in the table|commit of a row')
