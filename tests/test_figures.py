@@ -196,7 +196,7 @@ TABLES = {
                    'Masked rows alone': ('multi30k_l2t_masked',),
                    'Every direction from one checkpoint': ('multi30k_mixed_alone',)},
     'sampling.md': {'Guidance': ('multi30k_l2t_masked',),
-                    'Samplers by network calls': ('multi30k_l2t_masked',), 'Latent solvers by steps': ('multi30k_mixed',)},
+                    'Samplers by network calls': ('multi30k_l2t_masked',)},
     'speed.md': {'A training step beside other libraries': ('bench-step-small',),
                  'Writing a text': (), 'Muon and AdamW': ('muon_adamw',)},
     'speedrun.md': {'The records': ('speedrun',), 'What was tried': ('speedrun',)},
