@@ -219,7 +219,7 @@ ONE_OFFS = {
     'both_ways.md': ['What a mode needs comes with the mode', 'Texts that are too short'],
     'peers.md': ['Beside other repositories'],
     'results.md': ["The README's figures, each by its command"],
-    'reproduction.md': ['Tokens, hours, memory', 'How the hours are computed', 'How the memory is computed'],
+    'reproduction.md': ['Tokens, hours, memory', 'How the hours are computed'],
     'sampling.md': ['Memory'],
     'speed.md': ['bfloat16 or float32'],
 }
