@@ -65,7 +65,6 @@ NOT_RUN = {
     'torchrun --standalone --nproc_per_node=8 prepare.py config/l2t.py --input= --hub_dataset=openwebtext': 'the same',
     'python prepare.py --input=notes.txt --encoder=e5_small': 'downloads an encoder (tests/test_extending.py loads its row from a folder)',
     'python -m pytest': 'runs the tests',
-    'python - <<END': 'measures the memory of a call, in gigabytes',
 }
 
 
