@@ -78,7 +78,7 @@ class Nano(nn.Module):
         self.latent_head = nn.Linear(K * width, D)
         self.bag_values = nn.Embedding.from_pretrained(torch.zeros(V + 1, D), freeze=False)
         for layer in (self.text_modulation, self.latent_modulation, self.text_head):
-            nn.init.zeros_(layer.weight)                                 # at first no word is likelier
+            nn.init.zeros_(layer.weight)                                 # then no word is likelier
         frequency = 10_000 ** (-torch.arange(0, width // heads, 2) / (width // heads))
         self.angles = torch.outer(torch.arange(L), frequency)            # of rotary positions
 

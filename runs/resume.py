@@ -73,7 +73,7 @@ class State:
         @torch.no_grad()
         def swap():
             if hasattr(loss, 'reshard'):
-                loss.reshard()                             # or FSDP would use what it gathered before
+                loss.reshard()                             # or FSDP would use what it gathered
             for parameter, average in zip(self.parameters, self.ema or ()):
                 now = parameter.clone()
                 parameter.copy_(average)

@@ -304,10 +304,10 @@ def test_every_knob_of_a_baseline_changes_its_loss():
         coefficients = process.loss_coefficients(t.repeat_interleave(20)) if 'text_process' in knobs else None
         return process.loss(logits, torch.eye(V), x.flatten(), scored.flatten() / 1000, seen.flatten(), coefficients)[0].item()
     gidd, hdlm = dict(text_process='gidd'), dict(text_process='hdlm')
-    found = [loss(text_loss_weight='uniform'), loss(), loss(**gidd), loss(**gidd, gidd_uniform=.2), loss(**gidd, gidd_gamma=2.),
+    found = [loss(), loss(**gidd), loss(**gidd, gidd_uniform=.2), loss(**gidd, gidd_gamma=2.),
              loss(**gidd, text_loss_weight='dynamic'), loss(**gidd, text_loss_weight='clip'), loss(**hdlm), loss(**hdlm, hdlm_gamma=2.),
              loss(**hdlm, hdlm_xi=.9), loss(1 - CLUSTERS, **hdlm), loss(torch.tensor([0, 1, 1]), **hdlm)]
-    assert found[7] == pytest.approx(found[-2]), 'names of clusters mean nothing'
+    assert found[6] == pytest.approx(found[-2]), 'names of clusters mean nothing'
     assert len({round(value, 4) for value in found}) == len(found) - 1, found
 
 
@@ -604,7 +604,7 @@ def test_clusters_or_a_process_that_cannot_be_are_refused_with_the_name_of_their
     out = tmp_path / 'hdlm'
     shutil.copytree(baselines / 'hdlm', out)
     for folder in checkpoint.steps(out):
-        for path in folder.glob('*.safetensors'):
+        for path in (folder / 'model.safetensors', folder / 'ema.safetensors'):
             tensors = load_file(path)
             tensors['cluster_of'][0] = 99
             save_file(tensors, path)
@@ -660,7 +660,7 @@ def test_what_does_not_go_together_is_one_line(baselines, dataset, tmp_path):
                 (['hdlm', '--block_size=4'], 'masked text'),
                 (['ar', '--mode=embed', '--text=a', f'--save={tmp_path}/h.npy'], 'trained for causal')]
     commands += [['sample.py', f'--out_dir={baselines / name}', '--device=cpu', *args] for (name, *args), _ in sampling]
-    evaluating = [(['ar', '--tasks=infill'], 'fills no gaps'), (['latent_dit', '--tasks=unconditional'], 'no unconditional'),
+    evaluating = [(['ar', '--tasks=infill'], 'no infill'), (['latent_dit', '--tasks=unconditional'], 'no unconditional'),
                   (['mdlm', '--tasks=self_correction'], 'text_process=gidd'), (['mdlm', '--tasks=nelbo', '--scorer=x'], 'read by'),
                   (['mdlm', f'--scorer={baselines / "mdlm"}'], 'left to right')]
     commands += [['evaluate.py', f'--out_dir={baselines / name}', '--device=cpu', '--n=4', *args] for (name, *args), _ in evaluating]

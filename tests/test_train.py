@@ -282,7 +282,7 @@ def test_a_length_schedule_cuts_the_texts_counts_its_tokens_and_goes_with_a_mode
     result = train(dataset, tmp_path / 'run', *schedules)
     assert result.returncode == 0, result.stderr
     assert [line.split('| ')[1] for line in result.stdout.splitlines() if ' tokens' in line and '| mode' in line] == [
-        'mode l2t, texts of 8 tokens', 'mode l2t, texts of 32 tokens', 'mode mixed, texts of 32 tokens']
+        'mode l2t, texts of 8 tokens', 'mode l2t, texts of 32 tokens', 'mode unconditional+l2t+t2l, texts of 32 tokens']
     entries = log(tmp_path / 'run')
     assert [entries[step, False]['tokens'] for step in (1, 4, 5, 12)] == [64, 256, 512, 256 + 8 * 8 * 32]
     data = PackedDataset(str(dataset), 'train')
@@ -607,7 +607,8 @@ def test_accuracy_and_nats_per_token_do_not_count_padding(dataset):
     scored = batch['weight'] > 0
     assert (scored & is_pad).any() and (scored & ~is_pad).any()
     nll = torch.ones(len(is_pad))
-    result = dict(loss=torch.tensor(2.), text_loss=torch.tensor(2.), nll=nll, right=is_pad)
+    loss = (batch['weight'] * nll).sum()
+    result = dict(loss=loss, text_loss=loss, nll=nll, right=is_pad)
 
     def entry_of(result):
         sums = statistics(batch, result)
@@ -615,8 +616,8 @@ def test_accuracy_and_nats_per_token_do_not_count_padding(dataset):
     assert entry_of(result)['text_accuracy'] == 0
     assert entry_of({**result, 'right': ~is_pad})['text_accuracy'] == 1
     n_real = (data.rows(rows)[0] != data.tokenizer.pad).sum().item()
-    assert entry_of(result)['text_nats_per_token'] == pytest.approx(2 * 8 * 32 / n_real) and n_real < 8 * 32
-    assert entry_of(result)['text_loss'] == 2
+    assert entry_of(result)['text_nats_per_token'] == pytest.approx(loss.item() * 8 * 32 / n_real) and n_real < 8 * 32
+    assert entry_of(result)['text_loss'] == loss.item()
 
 
 def test_a_finished_run_says_so_and_speaks_of_no_validation_that_was_not(dataset, finished, tmp_path):
