@@ -210,7 +210,7 @@ def read_results(path):
             raise ValueError(f'{path}: meta is no object of objects')
         return found
     except (AttributeError, ValueError) as error:
-        raise ValueError(f'{error}: move it away, and results start anew') from None
+        raise ValueError(f'{path}: {error}: move it away, and results start anew') from None
 
 
 def name_of_results(task, settings, n, texts, old):

@@ -72,9 +72,9 @@ def test_beta_runs_as_the_strategy_says_and_the_exponents_are_clamped(masking, a
     assert (important < plain, important > plain) == (at[1] > 0, at[1] < 0), 'beta > 0 masks the important first'
 
 
-@pytest.mark.parametrize('schedule, power', [('loglinear', 1.), ('cosine', 1.), ('polynomial', 2.)])
-def test_the_expected_masked_share_is_that_of_the_draws(schedule, power):
-    text, a, rng = MaskedText(5, schedule, power), adaptive(beta=.9), torch.Generator().manual_seed(0)
+@pytest.mark.parametrize('schedule', ['loglinear', 'cosine', 'polynomial'])
+def test_the_expected_masked_share_is_that_of_the_draws(schedule):
+    text, a, rng = MaskedText(5, schedule), adaptive(beta=.9), torch.Generator().manual_seed(0)
     t = torch.rand(200_000, generator=rng, dtype=torch.float64) * (1 - 1e-3) + 1e-3
     imp = torch.rand(200_000, generator=rng, dtype=torch.float64)
     drawn = (text.masked_share(t) ** a.exponents(imp, 0)).mean() / text.masked_share(t).mean()
