@@ -390,8 +390,8 @@ class MaskedText:
         Other text processes also need seen (P,), what the network read there, and coefficients
         (P, n), functions of its row's clock.
         """
-        logits = F.linear(hidden, head)                                  # (P, V)
-        nll = F.cross_entropy(logits.float(), targets, reduction='none')
+        logits = F.linear(hidden, head).float()        # (P, V); argmax is slow in bfloat16 on a CPU
+        nll = F.cross_entropy(logits, targets, reduction='none')
         right = logits.argmax(1) == targets
         loss = torch.where(weight > 0, weight * nll, 0).sum()            # 0 * nan would be nan
         return loss, nll, right

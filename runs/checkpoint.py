@@ -287,14 +287,17 @@ def read_tensors(path, device='cpu'):
         raise ValueError(f'cannot read {path}: {one_line(error)}') from None
 
 
-def compare_shapes(model, path):
-    """ ValueError unless the names and shapes in a safetensors file are the model's. Only the
-    header is read. """
+def shapes_in(path):
+    """ {name: shape} of the tensors in a safetensors file. Only its header is read. """
     try:
         with safe_open(path, 'pt') as file:
-            found = {name: list(file.get_slice(name).get_shape()) for name in file.keys()}
+            return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f'cannot read {path}: {one_line(error)}') from None
+
+
+def compare_shapes(model, found, path):
+    """ ValueError unless the names and shapes found in a safetensors file are the model's. """
     expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in sorted({**expected, **found}):
         if found.get(name) != expected.get(name):
@@ -352,10 +355,16 @@ def load_model(out_dir, which='best', ema=True, device='cpu'):
     # first on the meta device, without memory: are the sizes those of the file?
     kind = 'ema' if ema and 'ema.safetensors' in state['files'] else 'model'
     path = folder / f'{kind}.safetensors'
-    config = ModelConfig(**state['model_config'])
-    with torch.device('meta'):
-        sketch = processes.add_modules(Model(config), knobs)
-    compare_shapes(sketch, path)
+    found = shapes_in(path)
+    try:
+        config = ModelConfig(**state['model_config'])
+        if config.depth > len(found):                      # a sketch of so many blocks takes hours
+            raise ValueError(f'depth={config.depth}, but the file has {len(found)} tensors')
+        with torch.device('meta'):
+            sketch = processes.add_modules(Model(config), knobs)
+    except Exception as error:                             # sizes that no network can have
+        raise ValueError(f'{path}: no network of these sizes: {one_line(error)}') from None
+    compare_shapes(sketch, found, path)
     check_table_sizes(sketch)
     model = processes.add_modules(Model(config), knobs)
     model.load_state_dict(read_tensors(path))

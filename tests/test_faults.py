@@ -763,7 +763,7 @@ print(json.dumps(launch.run_each(*{commands!r})))
 
 def test_fault_24_hostile_metadata(dataset, finished, tmp_path):
     def lies_about(folder, **lie):
-        # the digest stays as it was: who can forge it too is trusted
+        # the digest stays as it was
         state = json.loads((folder / 'training_state.json').read_text())
         (folder / 'training_state.json').write_text(json.dumps({**state, **lie}))
 
@@ -774,7 +774,7 @@ def test_fault_24_hostile_metadata(dataset, finished, tmp_path):
         out = tmp_path / f'lie{i}'
         shutil.copytree(finished, out)
         for folder in checkpoint.steps(out):
-            lies_about(folder, model_config={**config, **lie})
+            forge(folder, model_config={**config, **lie})
         commands.append(['sample.py', f'--out_dir={out}', '--text=a dog', '--device=cpu'])
     for i, lie in enumerate([dict(identity=5), dict(history=[1.0] * 99), dict(step='many'), dict(identity=None)]):
         out = tmp_path / f'state{i}'
