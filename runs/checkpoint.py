@@ -305,14 +305,14 @@ def compare_shapes(model, found, path):
                              f'expected {expected.get(name)}')
 
 
-def check_table_sizes(model):
+def check_table_sizes(model, path):
     """ ValueError where position tables and masks would take too much memory. They are in no file,
     so the shapes there do not confirm their length. """
     tables = n_bytes(model.buffers())
     weights = n_bytes(model.parameters())
     if tables > max(weights, 2 ** 28):
-        raise ValueError(f'seq_len={model.config.seq_len} needs tables of {tables:,} bytes beside '
-                         f'weights of {weights:,}')
+        raise ValueError(f'{path}: seq_len={model.config.seq_len} needs tables of {tables:,} bytes '
+                         f'beside weights of {weights:,}')
 
 
 def find_checkpoint(out_dir, which='best'):
@@ -365,7 +365,7 @@ def load_model(out_dir, which='best', ema=True, device='cpu'):
     except Exception as error:                             # sizes that no network can have
         raise ValueError(f'{path}: no network of these sizes: {one_line(error)}') from None
     compare_shapes(sketch, found, path)
-    check_table_sizes(sketch)
+    check_table_sizes(sketch, path)
     model = processes.add_modules(Model(config), knobs)
     model.load_state_dict(read_tensors(path))
     return model.to(device).eval(), knobs, meta

@@ -171,6 +171,7 @@ def choose_processes(run, k, config):
     run.latent = GaussianLatents(live, k.latent_schedule, k.latent_target, k.latent_loss_weight)
     run.adaptive = processes.adaptive_masking(config, data)
 
+
 def share_rows(run, k):
     """ How many rows of a step a process reads at once. """
     run.micro_batch, run.grad_accum = k.batch_size, k.grad_accum
@@ -227,16 +228,18 @@ def choose_stages(run, k):
                              f'{stage.seq_len} tokens, and beside a text that is cut no latent is '
                              f'learned: let mode={stage.mode} read more tokens')
 
+
 def sketch_model(run, k, config):
     """ The size of the network, from one that takes no memory. """
     with torch.device('meta'):
         sketch = processes.add_modules(Model(run.model_config), config)
-    checkpoint.check_table_sizes(sketch)
+    checkpoint.check_table_sizes(sketch, run.folder)
     run.n_parameters = sketch.n_parameters()
     run.is_sharded = k.parallel == 'fsdp' and world > 1
 
 
 # ---- what is said
+
 
 def report_check(what, finding):
     if rank == 0:
