@@ -240,7 +240,6 @@ def sketch_model(run, k, config):
 
 # ---- what is said
 
-
 def report_check(what, finding):
     if rank == 0:
         print(f'✓ {what:<10} {finding}', flush=True)
