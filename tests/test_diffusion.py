@@ -79,7 +79,7 @@ def test_modes_draw_the_clocks_and_weights_of_the_table(mode):
                 assert abs(drawn.mean() - .5) < .02
             assert abs((given == 1).double().mean() - .25) < .02, 'share of dropped conditions'
             kept = given[given < 1]
-            assert (kept == 0).all() if name == 't2l' else (kept <= .1).all() and abs(kept.mean() - .05) < .01
+            assert (kept == 0).all()
 
 
 def test_unknown_modes_and_weights_are_refused():
