@@ -874,11 +874,11 @@ def test_an_error_of_one_rank_at_the_resume_is_everybodys(dataset, finished, tmp
     out = tmp_path / 'run'
     shutil.copytree(finished, out)
     job = Job(dataset, out, ranks=2, before="""
-from runs import checkpoint
+from runs import resume
 def cannot(*args, **kw):
     raise OSError('no such mount')
 if os.environ['RANK'] == '1':
-    checkpoint.load = cannot
+    resume.State.load = cannot
 """)
     assert job.wait() == [2, 2] and 'no such mount' in job.err(0) and 'Traceback' not in job.err(0) + job.err(1)
 
