@@ -10,4 +10,4 @@ Other modes of sample.py: l2t, unconditional, infill, t2l2t, text, latent.
 """
 mode = 'unconditional+l2t+t2l+causal'
 length_schedule = ''               # texts that are cut teach no latents
-weight_decay = 0.1                 # quickstart's 1 was not better here: docs/both_ways.md
+weight_decay = 0.1                 # quickstart's 1 was not better here: LOG.md

@@ -2,8 +2,9 @@
 No figure of README.md or docs/ is stale: it is the one in results/, rounded, or its section says at which commit it was measured.
 
     README.md    every figure of the results table, of the quickstart's output, and of the text below it has one place in results/
-    docs/        a table stands in TABLES, and then each of its figures is in the files of results/ that are named there; or in ONE_OFFS,
-                 and then its section names a commit, or says that the figures are computed; or in NO_FIGURES
+    docs/        a section with figures stands in SECTIONS, and then each figure of its tables, and each with a point in its text, is in
+                 the files of results/ that are named there; or in ONE_OFFS, and then it names a commit, or says that the figures are
+                 computed; or in NO_FIGURES
     config/      every figure with a point in the header of a config is in the file of its name
 """
 import ast
@@ -185,52 +186,56 @@ def test_the_figures_in_the_text_of_the_readme_are_in_results():
 
 # ---- docs/
 
-# the files of results/ that hold all figures of the tables of a section, but those that follow
-TABLES = {
-    'adaptive.md': {'Does it lower the plain bound?': ('multi30k_atat_ablation',)},
+# the files of results/ that hold all figures of a section, but those that follow
+SECTIONS = {
+    'adaptive.md': {'Is the learned importance right?': ('multi30k_atat',), 'Does it lower the plain bound?': ('multi30k_atat_ablation',)},
     'baselines.md': {'Text alone': ('multi30k_baselines',), 'From latents: l2t and its rival': ('multi30k_baselines',)},
-    'both_ways.md': {'The bag begins in closed form': ('multi30k_bag',), 'Which share, which weight': ('multi30k_shares',), 'When texts repeat': ('multi30k_tenth', 'multi30k_few'),
+    'both_ways.md': {'The bag begins in closed form': ('multi30k_bag',), 'Which share, which weight': ('multi30k_shares',), 'When texts repeat': ('multi30k_tenth',),
+                     'What a mode needs comes with the mode': ('multi30k_t2l_lengths',),
                      'Drafts, and mending them': ('multi30k_mending', 'multi30k_l2t_quarter', 'multi30k_decoder', 'multi30k_l2t')},
     'images.md': {'Images and captions': ('image_text',)},
-    'results.md': {'Quickstart': ('quickstart',), 'Likelihoods of orders': ('quickstart_orders',),
+    'proteins.md': {'Measured': ('protein_tiny',)},
+    'results.md': {'Quickstart': ('quickstart', 'quickstart_seed1', 'quickstart_lead'), 'Likelihoods of orders': ('quickstart_orders',),
                    'Captions from their MiniLM embeddings': ('multi30k_l2t', 'multi30k_l2t_decay01', 'multi30k_l2t_masked'),
                    'Masked rows alone': ('multi30k_l2t_masked',),
-                   'Every direction from one checkpoint': ('multi30k_mixed_alone',)},
+                   'Every direction from one checkpoint': ('multi30k_mixed_alone', 'quickstart_mixed')},
     'sampling.md': {'Guidance': ('multi30k_l2t_masked',),
-                    'Samplers by network calls': ('multi30k_l2t_masked',)},
+                    'Samplers by network calls': ('multi30k_l2t_masked', 'multi30k_samplers_1000'),
+                    'Latent solvers by steps': ('multi30k_mixed',)},
     'speed.md': {'A training step beside other libraries': ('bench-step-small',),
                  'Writing a text': (), 'Muon and AdamW': ('muon_adamw',)},
     'speedrun.md': {'The records': ('speedrun',), 'What was tried': ('speedrun',)},
 }
-# figures of these tables that results/ does not keep: sizes and counts of what was run, and times
+# figures of these sections that results/ does not keep: sizes and counts of what was run, times, and differences
 BESIDE = {
+    'Which share, which weight': ['.067', '.478', '.316', '1.912', '2.456', '2.207', '2512.14549', '2410.24159'],
     'The bag begins in closed form': ['400', '0', '1', '612', '1,500'],
-    'When texts repeat': ['24'],                                  # epochs
-    'Text alone': ['5.8', '9.7'],                                # million parameters; there a text, '5.8M'
-    'Captions from their MiniLM embeddings': ['5,400', '7,000', '0', '8', '24', '0.5'],
+    'When texts repeat': ['0.1'],
+    'Text alone': ['89.0', '96.4'],                               # perplexities, of multi30k_atat_ablation
+    'Images and captions': ['2.5'],
+    'Captions from their MiniLM embeddings': ['0.5', '6.1'],
     'Drafts, and mending them': ['0', '8', '24', '40'],                           # embedded texts
     'Every direction from one checkpoint': ['1,500', '612', '256'],              # pairs, texts
     'The records': ['64', '96', '24', '960', '581', '567', '19.7', '9.1', '5.0', '.454', '.226', '.249', '2.17', '4.17', '1', '4', '3',
-                                  '0.3', '0.1', '6', '1,200', '2,400', '2,600', '2026-11-21', '2026-11-23'],
-    'What was tried': ['0', '1', '2', '6', '3', '800', '820', '16', '30', '24', '88', '64'],
-    'Writing a text': ['128', '16', '80', '83'],
+                                  '0.3', '0.1', '6', '1,200', '2,400', '2,600', '2026-11-21', '2026-11-23', '.058', '.005', '.014'],
+    'A training step beside other libraries': ['8.5', '1.45'],
+    'Muon and AdamW': ['.76'],
 }
 # measured once, or computed: the section says at which commit, or how
 ONE_OFFS = {
-    'both_ways.md': ['What a mode needs comes with the mode', 'Texts that are too short'],
+    'both_ways.md': ['Texts that are too short'],
     'peers.md': ['Beside other repositories'],
     'results.md': ["The README's figures, each by its command"],
     'reproduction.md': ['Tokens, hours, memory', 'How the hours are computed'],
-    'sampling.md': ['Memory'],
     'speed.md': ['bfloat16 or float32'],
 }
 SAYS_WHERE_FROM = re.compile(r'commit `?[0-9a-f]{7}|commits [0-9a-f]{7}|computed|was measured|at the commit in the table|commit of a row')
 # what a table says of programs, and figures of the examples, which tests/test_examples.py has
 NO_FIGURES = {
-    'adaptive.md': ['Knobs of training'], 'baselines.md': ['Baselines'], 'cluster.md': ['Checkpoints', 'Exit codes'],
-    'data.md': ['Encoders', 'The dataset on disk', 'Large datasets'], 'examples.md': ['Examples: one idea each'],
-    'sampling.md': ['Text samplers', 'Knobs'], 'speed.md': ['A GPU in one command'],
-    'troubleshooting.md': ['At the start', 'The loss', 'Many processes', 'The disk', 'Speed', 'On Windows', 'CUDA without a GPU'],
+    'baselines.md': ['Baselines'], 'cluster.md': ['Checkpoints', 'Exit codes'],
+    'data.md': ['Encoders', 'The dataset on disk'], 'examples.md': ['Examples: one idea each'],
+    'sampling.md': ['Text samplers'],
+    'troubleshooting.md': ['At the start', 'The loss', 'Many processes', 'The disk', 'Speed'],
 }
 
 
@@ -285,7 +290,7 @@ PAGES = sorted(path.name for path in (ROOT / 'docs').glob('*.md'))
 
 @pytest.mark.parametrize('name', PAGES)
 def test_every_table_of_a_page_says_where_its_figures_come_from(name):
-    known = {*TABLES.get(name, ()), *ONE_OFFS.get(name, ()), *NO_FIGURES.get(name, ())}
+    known = {*SECTIONS.get(name, ()), *ONE_OFFS.get(name, ()), *NO_FIGURES.get(name, ())}
     found = {heading for heading, text in sections(name) if any(numbers(cell) for _, cells in table_rows(text) for cell in cells)}
     assert found <= known, f'docs/{name}: a table with figures that no list of this test has: {found - known}'
     assert known <= {heading for heading, _ in sections(name)}, f'docs/{name} has no {known}'
@@ -295,20 +300,22 @@ def test_every_table_of_a_page_says_where_its_figures_come_from(name):
             assert SAYS_WHERE_FROM.search(' '.join(text.split())) or 'Nothing on this page was measured' in ' '.join(page.replace('*', '').split()), (name, heading)
 
 
-@pytest.mark.parametrize('name', TABLES)
-def test_the_figures_of_a_table_are_in_results(name):
+@pytest.mark.parametrize('name', SECTIONS)
+def test_the_figures_of_a_section_are_in_results(name):
     wrong = []
     for heading, text in sections(name):
-        if heading not in TABLES[name]:
+        if heading not in SECTIONS[name]:
             continue
-        files = TABLES[name][heading]
+        files = SECTIONS[name][heading]
         values = [value for file in files for value in (*leaves(results(file)), *computed(file))]
         if heading == 'Writing a text':
             values += [float(found) for found in re.findall(r'[\d.]+', (ROOT / 'results/bench-samplers.txt').read_text())]
-        for first, cells in table_rows(text):
-            for written in (number for cell in cells for number in numbers(cell)):
-                is_known = written in BESIDE.get(heading, ()) or any(is_rounded(written, value) for value in values)
-                wrong += [] if is_known else [f'docs/{name}, {heading}, {first}: {written} is not in {", ".join(files)}']
+        prose = '\n'.join(line for line in text.splitlines() if not line.startswith('|'))
+        figures = [number for number in numbers(prose) if '.' in number]
+        figures += [number for _, cells in table_rows(text) for cell in cells for number in numbers(cell)]
+        for written in figures:
+            is_known = written in BESIDE.get(heading, ()) or any(is_rounded(written, value) for value in values)
+            wrong += [] if is_known else [f'docs/{name}, {heading}: {written} is not in {", ".join(files)}']
     assert not wrong, '\n'.join(wrong)
 
 
