@@ -9,7 +9,7 @@ from benchmarks.pictures import draw_images
 from data import PackedDataset
 from launch import ROOT, TINY, run_each
 from corpora.images import DIGITS, image_patches, to_patches, to_pixels
-from corpora.png import write_png
+from sampling.png import write_png
 from corpora.sources import Source, documents
 
 from tasks import image
