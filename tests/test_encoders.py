@@ -72,8 +72,6 @@ def test_pooling_equals_a_loop_over_the_real_tokens_for_padding_on_either_side(p
     for i, z in enumerate(pool(h, m, pooling)):
         real = [h[i, j] for j in range(7) if m[i, j]]
         assert torch.allclose(z, dict(mean=sum(real) / len(real), cls=real[0], last=real[-1])[pooling])
-    with pytest.raises(ValueError, match='max.*mean, cls, last'):
-        pool(h, m, 'max')
 
 
 @pytest.mark.parametrize('kind, pooling, normalize', [('bert', 'mean', True), ('roberta', 'cls', True), ('qwen3', 'last', True),
@@ -202,8 +200,6 @@ def test_a_hub_id_takes_its_row_of_the_table_and_its_commit_as_revision(tmp_path
             save_encoder(folder, 'roberta')
         return str(folder)
     monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
-    for name in ('e5', 'bge', 't5'):
-        monkeypatch.setitem(TABLE[name], 'dimension', 32)               # as wide as the tiny model
     e5 = load_encoder('e5')
     assert e5.record == dict(id='intfloat/multilingual-e5-large', revision=TABLE['e5']['revision'], pooling='mean', prefix='query: ',
                              normalize=True, dimension=32, max_length=512, dtype='float32', language=None)
