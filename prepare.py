@@ -9,16 +9,15 @@ Corpora -> packed dataset: read, split, tokenize, chunk, embed, write.
     python prepare.py --export_dir=OLD --out=data/captions   # a file per text: the earlier layout
 
 Documents. A document is a line, a paragraph, a file, a record or a sequence (corpora/sources.py).
-Its hash decides whether it is train or val, before it is cut, so no document is in both. A document
-of more than max_tokens becomes several samples, and nothing is lost. The encoder embeds exactly the
-text that the tokens decode to. If latents are given, a document is one sample, and one that is too
-long is dropped. Every document that is read is written or is a counted drop.
+Its hash decides whether it is train or val (corpora/splits.py). A document of more than max_tokens
+becomes several samples, and nothing is lost. The encoder embeds exactly the text that the tokens
+decode to. If latents are given, a document is one sample, and one that is too long is dropped.
+Every document that is read is written or is a counted drop.
 
-Shards. The bytes of a shard depend on its documents and the knobs, never on who wrote it or when.
-The ranks take shards in turn. A rank reads only the input files that its own shards come from,
-where the files do not depend on each other (sources.parts). A file appears by rename when it is
-whole, and meta.json comes last. After a kill or with a damaged file, run the same command again,
-with any number of processes: only what is missing or broken is written again.
+Shards. Rank 0 reads all documents once, then each rank writes its own shards. The bytes of a shard
+depend on its documents and the knobs, never on who wrote it or when. A file appears by rename when
+it is whole, and meta.json comes last. After a kill or with a damaged file, run the same command
+again, with any number of processes: only what is missing or broken is written again.
 """
 import glob
 import itertools
@@ -35,7 +34,6 @@ import runs.threads    # before torch: it sets how threads wait for one another
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from configurator import configure, on_command_line, read_knobs, stop_on_error
 from corpora.latents import check_given, given_latents
@@ -122,8 +120,8 @@ OF_SAME_AS = ('tokenizer', 'vocab_size', 'max_tokens', 'encoder_dims', 'encoder_
               'encoder_dtype', 'pooling', 'normalize', 'prefix', 'language')
 MAX_NONFINITE = 1e-3         # share of the samples
 MONTH = 30 * 86400.0         # seconds that a process waits for the others
-OF_A_DATASET = re.compile(
-    r'((train|val)-\d{5}\..*|encoder\.npz|bag\.npy|tokenizer\.json|latent_stats\.npz|meta\.json)')
+OF_A_DATASET = re.compile(r'(train|val)-\d{5}\..*|(encoder\.npz|bag\.npy|tokenizer\.json|'
+                          r'latent_stats\.npz|meta\.json)(\.tmp)?')
 
 
 @dataclass
@@ -262,10 +260,6 @@ def on_rank_0(function, *args):
 
 def earlier_dataset(folder, record):
     """ meta.json of an earlier run in this folder, or None. Refuses a dataset of other knobs. """
-    for path in glob.glob(os.path.join(glob.escape(folder), '*.tmp')):
-        if OF_A_DATASET.fullmatch(os.path.basename(path)[:-4]):
-            os.remove(path)
-
     # no meta.json, or a damaged one: shards without a note are written again
     path = os.path.join(folder, 'meta.json')
     try:
@@ -465,7 +459,7 @@ def finish(folder, plan, record, splits, tok, encode):
         write_arrays('bag.npy', np.save, fit_bag(folder, meta, tok, encode).numpy())
     write_file(os.path.join(folder, 'meta.json'), sealed(meta).encode())
 
-    # the notes, and files of an earlier attempt, are no part of the dataset
+    # the notes, and what an earlier attempt has left, are no part of the dataset
     listed = {*files, 'meta.json'}.union(*(shard['files'] for shard in shards))
     for path in glob.glob(os.path.join(glob.escape(folder), '*')):
         file = os.path.basename(path)
