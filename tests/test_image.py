@@ -81,12 +81,6 @@ def test_a_digit_has_four_captions_that_name_it_and_its_thirds_are_even():
             Source(input='digits', **{'patch': 2, **knobs})
 
 
-def test_without_scikit_learn_the_digits_are_one_line(monkeypatch):
-    monkeypatch.setitem(__import__('sys').modules, 'sklearn.datasets', None)
-    with pytest.raises(ValueError, match='input=digits: pip install scikit-learn'):
-        list(documents(Source(input='digits', image_size=8, channels=1, patch=2), {}))
-
-
 def test_no_image_is_in_both_splits_and_a_pixel_that_never_changes_is_dead(made):
     folder, _ = made
     pictures = {split: {z.numpy().tobytes() for z in ds.raw_latents(np.arange(len(ds)))}
