@@ -126,6 +126,7 @@ class TextFile:
                              'name the encoding with --encoding=') from None
         self.is_new_line = piece.endswith(('\n', '\r'))
 
+        # an invalid byte, now a surrogate
         is_checked = self.source.invalid_bytes == 'stop' and not piece.isascii()
         if is_checked and (found := re.search('[\udc80-\udcff]', piece)):
             byte = ord(found[0]) - 0xDC00
@@ -174,17 +175,17 @@ def read_paragraphs(f):
 # Records: JSON lines and tables
 
 def text_of(record, field, where):
-    """ The text in a field of a record, which may be any value of JSON. None is an empty text. """
-    if isinstance(record, dict) and field in record:
-        if record[field] is None or isinstance(record[field], str):
-            return record[field] or ''
-    raise ValueError(f'{where}: no text in field {field!r}, found {short(record)}; '
-                     'choose with --field=')
+    """ The text in a field of a record. None is an empty text. """
+    text = record.get(field, 0)                              # 0: there is none
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f'{where}: no text in field {field!r}, found {short(record)}; '
+                         'choose with --field=')
+    return text or ''
 
 
 def read_records(path, source):
-    """ (record, where) of a .jsonl, .csv or .tsv file: what each line of JSON holds, but blank
-    ones, or a dict of each row. record None: a line of JSON longer than document_limit. """
+    """ (record, where) of a .jsonl, .csv or .tsv file: a dict of each line that is not blank, or
+    of each row. record None: a line of JSON longer than document_limit. """
     is_table = kind_of(path) != '.jsonl'
     with open_text(path, source, newline='' if is_table else '\n') as f:
         for record in read_table(f) if is_table else read_json_lines(f):
@@ -193,22 +194,29 @@ def read_records(path, source):
 
 def read_json_lines(f):
     for line in f.lines():
-        try:
-            if len(line) > f.source.document_limit:
-                yield None
-            elif line.strip():
-                yield json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f'{f.path}, line {f.line}: no JSON ({error})') from None
+        if len(line) > f.source.document_limit:
+            yield None
+        elif line.strip():
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f'{f.path}, line {f.line}: no JSON ({error})') from None
+            if not isinstance(record, dict):
+                raise ValueError(f'{f.path}, line {f.line}: found {short(record)}, expected a '
+                                 'record of JSON, {...}')
+            yield record
 
 
 def read_table(f):
     """ A dict of each row. In a .tsv file a quote is a character like any other. """
+    # the module csv, with a limit of our own
     csv.field_size_limit(LONGEST_FIELD)
     dialect = dict(strict=True)
     if kind_of(f.path) == '.tsv':
         dialect = dict(delimiter='\t', quoting=csv.QUOTE_NONE)
     rows = csv.DictReader(iter(lambda: f.piece(LONGEST_FIELD), ''), **dialect)
+
+    # the names of its columns, then its rows
     try:
         check_columns(f.path, rows.fieldnames or [], f.source.field)
         for row in rows:
@@ -236,6 +244,7 @@ def read_parquet(path, source):
     except ImportError:
         raise ValueError(f'{path}: to read parquet: pip install datasets') from None
 
+    # a few rows at a time, of this column only
     field = source.field
     try:
         with pyarrow.parquet.ParquetFile(path) as file:

@@ -39,13 +39,16 @@ class Survey:
 def survey(source, val, val_fraction, homology=0.0):
     """ A Survey of the documents of `source`, of which a part becomes val, unless `val` is a source
     of its own; and the texts of train to fit on. """
+    # similar proteins go to one split
     clusters = {}
     if homology:
         stream = documents(source, Counter())
         clusters = homology_clusters(((text_hash(doc.text), doc.text) for doc in stream), homology)
+
+    # read all; again, if no document has fallen below the limit: at least one goes to val
     limit = 0 if val else int(val_fraction * 2**64)
     counts, sizes, sample, lowest = read_once(source, limit, clusters)
-    if not val and lowest >= limit:                          # one document at least goes to val
+    if not val and lowest >= limit:
         limit = lowest + 1
         counts, sizes, sample, lowest = read_once(source, limit, clusters)
     totals = sum(sizes, Counter())

@@ -199,17 +199,19 @@ def test_max_documents_takes_the_first_ones(tmp_path):
 
 @pytest.mark.parametrize('name, content, message', [
     ('a.txt', b'\n \n', 'no documents'), ('a.jsonl', b'{"text": "a"}\n{"body": "b"}\n', "line 2.*'text'.*--field"),
-    ('a.jsonl', b'{oops\n', 'line 1: no JSON'),
+    ('a.jsonl', b'{oops\n', 'line 1: no JSON'), ('a.jsonl', b'{"text": "a"}\nnull\n', 'line 2: found None, expected a record of JSON'),
     ('a.csv', b'id,text\n1,A dog, running\n', 'line 2: 1 more fields than the 2 columns'), ('a.csv', b'text\n"a\nb\n', 'broken table'),
     ('a.txt', 'hello'.encode('utf-16'), 'UTF-16, expected UTF-8.*--encoding=utf-16'),
-    ('a.jsonl', b'{"text": 3}\n', "no text in field 'text', found {'text': 3}"), ('a.jsonl', b'\n' + b'[' * 100_000, 'line 2: no JSON .*recursion'),
+    ('a.jsonl', b'{"text": 3}\n', "no text in field 'text', found {'text': 3}"),
+    ('a.jsonl', b'\n' + b'[' * 100_000, 'line 2: no JSON .*recursion'),
     ('a.csv', b'text,id,text\na,1,b\n', "2 columns are called 'text'"), ('a.tsv', b'text\ttext\na\tb\n', "2 columns are called 'text'"),
     ('a.csv', b'id,text\n1,a\n2,"b"c\n', 'line 3: broken table'), ('a.csv', b'id,text\n1,caf\xe9\n', 'line 2: byte 0xE9 is no utf-8'),
     ('a.jsonl', b'{"text": "a"}\n{"text": "caf\xe9"}\n', 'line 2: byte 0xE9 .*--encoding=latin-1'),
     ('a.fasta', b'>a\nMK\n>caf\xe9\nMK\n', 'line 3: byte 0xE9'), ('a.txt.gz', gzip.compress(b'a\nb\n\xff', mtime=0), 'line 3: byte 0xFF'),
-    ('a.csv', b'x,y\n1,2\n', "0 columns are called 'text'.*x.*--field"), ('a.txt.gz', gzip.compress(b'hello\n' * 999, mtime=0)[:-20], 'broken gzip'),
+    ('a.csv', b'x,y\n1,2\n', "0 columns are called 'text'.*x.*--field"),
+    ('a.txt.gz', gzip.compress(b'hello\n' * 999, mtime=0)[:-20], 'broken gzip'),
     ('a.txt.gz', b'plain', 'broken gzip'), ('a.arrow', b'', 'cannot read this kind'), ('a.npy', b'', 'cannot read this kind')])
-def test_what_cannot_be_read_stops_with_its_place(tmp_path, name, content, message):
+def test_what_cannot_be_read_stops_with_file_and_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f'{name}.*{message}'):
         run(input=tmp_path / name, out=tmp_path / 'out')
@@ -257,9 +259,8 @@ def damage(folder, name):
         os.remove(folder / name)
 
 
-@pytest.mark.parametrize('names', [['flip train-00001.tokens.bin'], ['cut train-00000.latents.npy'],
-                                   ['val-00000.offsets.npy', 'flip latent_stats.npz'],
-                                   ['tokenizer.json', 'encoder.npz'], ['meta.json'], ['cut meta.json']])
+@pytest.mark.parametrize('names', [['flip train-00001.tokens.bin', 'cut train-00000.latents.npy', 'val-00000.offsets.npy'],
+                                   ['flip latent_stats.npz', 'tokenizer.json', 'encoder.npz'], ['meta.json'], ['cut meta.json']])
 def test_what_is_damaged_is_redone_and_the_rest_is_not(tmp_path, names):
     path = write_lines(tmp_path / 'a.txt')
     folder = tmp_path / 'x'
@@ -532,12 +533,12 @@ def test_what_is_wrong_with_the_command_is_one_line_and_code_2(tmp_path, monkeyp
     assert len(lines) == 1
 
 
-def test_an_encoder_on_a_gpu_is_bfloat16_unless_another_is_asked_for(tmp_path, monkeypatch):
-    path = write_lines(tmp_path / 'a.txt')
+@pytest.mark.parametrize('encoder, device, asked, expected', [
+    ('e5', 'cuda', None, 'bfloat16'), ('e5', 'cuda:1', None, 'float32'), ('e5', 'cpu', None, 'float32'),
+    ('e5', 'cuda', 'float32', 'float32'), ('lsa', 'cuda', None, 'float32')])
+def test_an_encoder_on_a_gpu_is_bfloat16_unless_another_is_asked_for(tmp_path, monkeypatch, encoder, device, asked, expected):
     monkeypatch.setattr(torch.cuda, 'get_device_capability', {'cuda': (8, 0), 'cuda:1': (7, 5)}.get)
-    for encoder, device, asked, expected in (('e5', 'cuda', None, 'bfloat16'), ('e5', 'cuda:1', None, 'float32'), ('e5', 'cpu', None, 'float32'),
-                                             ('e5', 'cuda', 'float32', 'float32'), ('lsa', 'cuda', None, 'float32')):
-        monkeypatch.setattr(prepare, 'pick_device', lambda name, device=device: device)
-        knobs = knobs_of(input=path, encoder=encoder, encoder_dtype=asked)
-        prepare.settle(knobs)
-        assert knobs.encoder_dtype == expected
+    monkeypatch.setattr(prepare, 'pick_device', lambda name: device)
+    knobs = knobs_of(input=write_lines(tmp_path / 'a.txt'), encoder=encoder, encoder_dtype=asked)
+    prepare.settle(knobs)
+    assert knobs.encoder_dtype == expected
