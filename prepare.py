@@ -311,7 +311,7 @@ def make_plan(knobs, folder, source, val, record, tok, hold):
     lsa = None
     if knobs.same_as:
         listed = read_meta(knobs.same_as)['files']
-        for name in set(listed) - {'bag.npy'}:               # that is fitted on the own texts
+        for name in sorted(set(listed) - {'bag.npy'}):       # that is fitted on the own texts
             content[name] = Path(check_file(knobs.same_as, name, listed)).read_bytes()
     if knobs.tokenizer == 'bpe':
         print(f'fitting the tokenizer on {len(texts):,} documents', flush=True)
