@@ -22,10 +22,6 @@ def as_latent(array, path):
     return np.atleast_2d(np.array(array, np.float32))
 
 
-def latent_row(path, array, i):
-    return as_latent(array[i], path)
-
-
 def natural_order(path):
     """ A sort key: 2.npy comes before 10.npy. """
     return [int(part) if part.isdigit() else part for part in re.split(r'(\d+)', path)]
@@ -57,9 +53,8 @@ def with_latents(texts, spec):
             raise ValueError(f'{path}: latents are {array.dtype} {array.shape}, '
                              'expected floats (n, D) or (n, N, D), alike in all files')
 
-    # for each row a function that reads it
-    rows = (partial(latent_row, path, array, i)
-            for path, array in zip(paths, arrays) for i in range(len(array)))
+    # for each row, which is a view of the map, a function that reads it
+    rows = (partial(as_latent, row, path) for path, array in zip(paths, arrays) for row in array)
 
     # as many rows as texts
     n_texts = 0
