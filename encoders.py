@@ -28,46 +28,46 @@ import torch
 import torch.nn.functional as F
 
 from corpora.lsa import NO_KNOWN_WORD, check_texts, load_lsa, no_progress
-from runs.files import sha256
-from runs.files import read_json as read_json_file
+from runs.files import read_json, sha256
 
-# revision    the hub's commit; None: the newest. The commit that is found goes into the dataset's
-#             record, so from there on it is pinned
+# what meta.json keeps of an encoder, where neither its row, its folder nor a knob says otherwise:
+# revision    the hub's commit; None: the newest. The commit that is found goes into the record, so
+#             from there on it is pinned
 # normalize   L2
-# dimension   the model's own
-# max_length  tokens, prefix and special ones included
+# dimension   None: the model's own
+# max_length  tokens, prefix and special ones included; None: as many as the model reads
+DEFAULTS = dict(id='', revision=None, pooling=None, prefix='', normalize=False, dimension=None,
+                max_length=None, dtype='float32', language=None)
 TABLE = dict(
     minilm=dict(
         id='sentence-transformers/all-MiniLM-L6-v2',
         revision='c9745ed1d9f207416be6d2e6f8de32d1f16199bf',
-        pooling='mean', prefix='', normalize=True, max_length=256, dimension=384),
+        pooling='mean', normalize=True, max_length=256),
     e5=dict(
         id='intfloat/multilingual-e5-large',
         revision='0dc5580a448e4284468b8909bae50fa925907bc5',
-        pooling='mean', prefix='query: ', normalize=True, max_length=512, dimension=1024),
+        pooling='mean', prefix='query: ', normalize=True, max_length=512),
     bge=dict(
         id='BAAI/bge-m3',
         revision='5617a9f61b028005a4858fdac845db406aefb181',
-        pooling='cls', prefix='', normalize=True, max_length=8192, dimension=1024),
+        pooling='cls', normalize=True, max_length=8192),
     qwen=dict(
         id='Qwen/Qwen3-Embedding-0.6B',
         revision='c54f2e6e80b2d7b7de06f51cec4959f6b3e03418',
-        pooling='last', prefix='', normalize=True, max_length=8192, dimension=1024),
+        pooling='last', normalize=True, max_length=8192),
     sonar=dict(
         id='cointegrated/SONAR_200_text_encoder',
-        revision=None,
-        pooling='mean', prefix='', normalize=False, max_length=512, dimension=1024,
-        language='eng_Latn'),
+        pooling='mean', max_length=512, language='eng_Latn'),
     t5=dict(
         id='google/t5-v1_1-large',
-        revision=None,
-        pooling='mean', prefix='', normalize=False, max_length=512, dimension=1024),
+        pooling='mean', max_length=512),
     esm2=dict(
         id='facebook/esm2_t12_35M_UR50D',
-        revision=None,
-        pooling='mean', prefix='', normalize=False, max_length=1024, dimension=480),
+        pooling='mean', max_length=1024),
 )
-POOLINGS = ('mean', 'cls', 'last')
+# the poolings, by the names that sentence-transformers has for them
+POOLINGS = dict(pooling_mode_mean_tokens='mean', pooling_mode_cls_token='cls',
+                pooling_mode_lasttoken='last')
 
 # weights of a checkpoint that no embedding reads, or that are computed rather than learned
 UNUSED = re.compile(r'(^|\.)pooler\.|position_ids$|^cls\.|^lm_head\.')
@@ -80,9 +80,7 @@ def pool(h, m, pooling):
         return (h * m[..., None]).sum(1) / m.sum(1, keepdim=True)
     if pooling == 'last':
         return h[row, m.shape[1] - 1 - m.flip(1).argmax(1)]
-    if pooling == 'cls':
-        return h[row, m.argmax(1)]
-    raise ValueError(f'unknown pooling {pooling!r}: {", ".join(POOLINGS)}')
+    return h[row, m.argmax(1)]                                           # cls
 
 
 class Encoder:
@@ -206,32 +204,24 @@ def folder_hash(folder):
     return 'sha256:' + digest.hexdigest()
 
 
-def read_json(folder, name, kind=dict):
-    """ The content of a JSON file in a model's folder; empty if there is no such file. """
-    path = os.path.join(folder, name)
-    return read_json_file(path, kind) if os.path.isfile(path) else kind()
-
-
 def folder_settings(folder):
     """ Pooling, normalisation and length, from the files that sentence-transformers leaves. """
-    found = {}
-    flags = read_json(folder, '1_Pooling/config.json')
-    if flags:
-        pooling_of = dict(pooling_mode_mean_tokens='mean', pooling_mode_cls_token='cls',
-                          pooling_mode_lasttoken='last')
-        modes = [key for key in flags if key.startswith('pooling_mode')]
-        on = [key for key in modes if flags[key] is True]
-        if len(on) != 1 or on[0] not in pooling_of:
-            raise ValueError(f'{folder}/1_Pooling/config.json: found {on}, '
-                             f'expected one of {list(pooling_of)}; choose with --pooling=')
-        found['pooling'] = pooling_of[on[0]]
-        modules = read_json(folder, 'modules.json', list)
-        found['normalize'] = any('Normalize' in module.get('type', '') for module in modules)
+    def read(name, kind=dict):
+        path = os.path.join(folder, name)
+        return read_json(path, kind) if os.path.isfile(path) else kind()
 
-    length = read_json(folder, 'sentence_bert_config.json').get('max_seq_length')
-    if length:
-        found['max_length'] = length
-    return found
+    found = {}
+    flags = read('1_Pooling/config.json')
+    if flags:
+        on = [key for key in flags if key.startswith('pooling_mode') and flags[key] is True]
+        if len(on) != 1 or on[0] not in POOLINGS:
+            raise ValueError(f'{folder}/1_Pooling/config.json: found {on}, '
+                             f'expected one of {list(POOLINGS)}; choose with --pooling=')
+        found['pooling'] = POOLINGS[on[0]]
+        modules = read('modules.json', list)
+        found['normalize'] = any('Normalize' in module.get('type', '') for module in modules)
+    length = read('sentence_bert_config.json').get('max_seq_length')
+    return found | (dict(max_length=length) if length else {})
 
 
 def load_model(folder, dtype):
@@ -255,8 +245,26 @@ def load_model(folder, dtype):
     return model
 
 
+def find_folder(where, revision):
+    """ (folder, revision) of a model in a folder or on the hub. ValueError where it is not of the
+    revision, if one is expected. """
+    if not os.path.isdir(where) and str(revision).startswith('sha256:'):
+        raise ValueError(f'encoder {where}: no such folder, and no hub has it; name the folder '
+                         f'where it lies now, encoder_folder (its digest is {revision})')
+    if not os.path.isdir(where):
+        where, found = fetch(where, revision)
+    elif os.path.basename(os.path.realpath(where)) == revision:          # a snapshot of the hub
+        found = revision
+    else:
+        found = folder_hash(where)
+    if revision not in (None, found):
+        raise ValueError(f'encoder {where}: revision {found}, expected {revision}; '
+                         'these are not the weights the data was made with')
+    return where, found
+
+
 def load_encoder(name, device='cpu', pooling=None, normalize=None, prefix=None, dimension=None,
-                 max_length=None, dtype='float32', language=None, batch_size=64, folder=None):
+                 max_length=None, dtype=None, language=None, batch_size=64, folder=None):
     """ An Encoder from a name in TABLE, a hub id, a folder, or the record of a dataset.
 
     None means the encoder's own setting. A `dimension` below the model's own is a Matryoshka cut:
@@ -264,74 +272,43 @@ def load_encoder(name, device='cpu', pooling=None, normalize=None, prefix=None, 
     dataset folder with encoder.npz). Raises ValueError.
     """
     # what is known of it before we see its folder
-    settings = dict(prefix='', language=None)
     if isinstance(name, dict):
-        settings = dict(name)
-        dtype = name['dtype']
-        if settings['id'] == 'lsa':
-            return load_lsa(folder, settings)
+        known = name
     else:
         rows = TABLE | {row['id']: row for row in TABLE.values()}
-        settings |= rows.get(name, dict(id=name))
+        known = rows.get(name, dict(id=name))
+    if known['id'] == 'lsa':
+        return load_lsa(folder, known)
 
-    # its folder and its revision; a snapshot folder of the hub has the commit as its name
-    revision = settings.get('revision')
-    where = folder or settings['id']
-    if not os.path.isdir(where) and str(revision).startswith('sha256:'):
-        raise ValueError(f'encoder {where}: no such folder, and no hub has it; name the folder '
-                         f'where it lies now, encoder_folder (its digest is {revision})')
-    if not os.path.isdir(where):
-        where, found_revision = fetch(where, revision)
-    elif os.path.basename(os.path.realpath(where)) == revision:
-        found_revision = revision
-    else:
-        found_revision = folder_hash(where)
+    # the folder's own settings count less than these, the arguments most
+    where, revision = find_folder(folder or known['id'], known.get('revision'))
+    arguments = dict(pooling=pooling, normalize=normalize, prefix=prefix, dimension=dimension,
+                     max_length=max_length, dtype=dtype, language=language)
+    chosen = {key: value for key, value in arguments.items() if value is not None}
+    record = DEFAULTS | folder_settings(where) | known | chosen | dict(revision=revision)
+    if record['pooling'] not in POOLINGS.values():
+        raise ValueError(f'encoder {where}: pooling {record["pooling"]!r} is not known for '
+                         f'it; choose --pooling={"|".join(POOLINGS.values())}')
 
-    # the folder's own settings count least, the arguments most
-    arguments = dict(pooling='cls' if pooling == 'first' else pooling, normalize=normalize,
-                     prefix=prefix, dimension=dimension, max_length=max_length, language=language)
-    settings = folder_settings(where) | settings
-    settings |= {key: value for key, value in arguments.items() if value is not None}
-    if revision not in (None, found_revision):
-        raise ValueError(f'encoder {where}: revision {found_revision}, expected {revision}; '
-                         'these are not the weights the data was made with')
-    if settings.get('pooling') not in POOLINGS:
-        raise ValueError(f'encoder {where}: pooling {settings.get("pooling")!r} is not known for '
-                         f'it; choose --pooling={"|".join(POOLINGS)}')
-
-    # the model and its tokenizer
+    # the model and its tokenizer; padding on the right suits every pooling, and absolute positions
     from transformers import AutoTokenizer
     try:
-        model = load_model(where, dtype)
-        options = dict(src_lang=settings['language']) if settings['language'] else {}
+        model = load_model(where, record['dtype'])
+        options = dict(src_lang=record['language']) if record['language'] else {}
         tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
     except Exception as error:                     # of any kind; its first line says why
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f'encoder {where} cannot be used: '
                          f'{type(error).__name__}: {reason}') from None
-
-    # padding on the right suits every pooling, and absolute positions too
     tokenizer.padding_side = 'right'
     tokenizer.truncation_side = 'right'
 
     # its limits
-    model_dimension = model.config.hidden_size
-    dimension = settings.get('dimension') or model_dimension
-    if dimension > model_dimension:
-        raise ValueError(f'encoder {where}: dimension {dimension} is more than its '
-                         f'{model_dimension}')
+    own = model.config.hidden_size
+    record['dimension'] = record['dimension'] or own
+    if record['dimension'] > own:
+        raise ValueError(f'encoder {where}: dimension {record["dimension"]} is more than its {own}')
     n_positions = getattr(model.config, 'max_position_embeddings', 512)
     longest = min(tokenizer.model_max_length, n_positions, 8192)
-
-    record = dict(
-        id=settings['id'],
-        revision=found_revision,
-        pooling=settings['pooling'],
-        prefix=settings['prefix'],
-        normalize=bool(settings.get('normalize')),
-        dimension=dimension,
-        max_length=settings.get('max_length') or longest,
-        dtype=dtype,
-        language=settings['language'],
-    )
+    record['max_length'] = record['max_length'] or longest
     return Encoder(model, tokenizer, record, device, batch_size)

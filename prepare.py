@@ -9,51 +9,48 @@ Corpora -> packed dataset: read, split, tokenize, chunk, embed, write.
     python prepare.py --export_dir=OLD --out=data/captions   # a file per text: the earlier layout
 
 Documents. A document is a line, a paragraph, a file, a record or a sequence (corpora/sources.py).
-Its hash decides whether it is train or val, before it is cut, so no document is in both. A document
-of more than max_tokens becomes several samples, and nothing is lost. The encoder embeds exactly the
-text that the tokens decode to. If latents are given, a document is one sample, and one that is too
-long is dropped. Every document that is read is written or is a counted drop.
+Its hash decides whether it is train or val (corpora/splits.py). A document of more than max_tokens
+becomes several samples, and nothing is lost. The encoder embeds exactly the text that the tokens
+decode to. If latents are given, a document is one sample, and one that is too long is dropped.
+Every document that is read is written or is a counted drop.
 
-Shards. The bytes of a shard depend on its documents and the knobs, never on who wrote it or when.
-The ranks take shards in turn. A rank reads only the input files that its own shards come from,
-where the files do not depend on each other (sources.parts). A file appears by rename when it is
-whole, and meta.json comes last. After a kill or with a damaged file, run the same command again,
-with any number of processes: only what is missing or broken is written again.
+Shards. Rank 0 reads all documents once, then each rank writes its own shards. The bytes of a shard
+depend on its documents and the knobs, never on who wrote it or when. A file appears by rename when
+it is whole, and meta.json comes last. After a kill or with a damaged file, run the same command
+again, with any number of processes: only what is missing or broken is written again.
 """
 import glob
-import heapq
 import itertools
 import os
 import re
-import sys
 import time
 from collections import Counter
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import runs.threads    # before torch: it sets how threads wait for one another
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from configurator import configure, on_command_line, read_knobs, stop_on_error
 from corpora.latents import check_given, given_latents
-from corpora.layouts import dropped, earlier_index, export, summary, verify
+from corpora.layouts import earlier_index, export, summary, verify
 from corpora.shards import (SUMS, fitting_max_tokens, fitting_shard_size, latent_stats, shard_key,
                             token_dtype, write_entry, write_shard, written_before)
-from corpora.sources import Source, documents, list_files, parts, text_hash
+from corpora.sources import Source, documents
+from corpora.splits import Survey, own_shards, survey
 from corpora.tokenizers import bpe_tokenizer, train_bpe
 from corpora.writing import as_bytes, in_use, names_path, write_file
-from data import LatentStats
+from data import LatentStats, load_tokenizer
 from encoders import load_encoder
 from runs import distributed, meeting
 from runs.checkpoint import pick_device, pick_dtype
 from runs.distributed import all_gather_object, on_rank0, rank, world
-from runs.files import read_json, read_sealed, sealed
+from runs.files import read_json, sealed
 from runs.manifest import FORMAT, check_file, dataset_folder, read_meta
-from data import load_tokenizer
 
 # ---- what is read, details in corpora/sources.py
 input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .csv, .tsv,
@@ -77,9 +74,8 @@ invalid_bytes = 'stop'       # stop | replace: for bytes that are not of the enc
 field = 'text'               # <a name>: the document's field in .jsonl, column in .csv, .tsv,
                              # .parquet, hub datasets
 min_length = 0               # [0, 1e9]: characters; residues of a protein
-max_length = 0               # [0, 1e9]; 0: any
-document_limit = 64_000_000  # [1, 1e9]: characters; a longer document, line of JSON or row of a
-                             # table is never held in memory: it is dropped and counted
+document_limit = 64_000_000  # [1, 1e9]: characters; a longer document is dropped and counted. Of
+                             # text, JSON and FASTA it is never held in memory
 distinct = None              # None | bool: drop what was read before; None: of FASTA only
 homology = 0.0               # [0, 1]; FASTA: clusters of so much sequence identity (over 80 % of
                              # their length) go to one split; needs mmseqs
@@ -104,7 +100,7 @@ encoder_ngrams = 1           # [1, 4]; lsa: reads up to so many words that follo
                              # term; 1: the order of the words is not embedded
 encoder_dtype = None         # None | float32 | bfloat16 | float16, of the encoder's weights; None:
                              # bfloat16 on a GPU with instructions for it, else float32
-pooling = None               # None | mean | cls | last | first; None: the encoder's own, as with
+pooling = None               # None | mean | cls | last; None: the encoder's own, as with
                              # the next three
 normalize = None             # None | bool: L2
 prefix = None                # None | '' | <a text>: put before every text
@@ -122,134 +118,133 @@ export_dir = ''             # write the dataset `out` there in the earlier layou
 
 OF_SAME_AS = ('tokenizer', 'vocab_size', 'max_tokens', 'encoder_dims', 'encoder_ngrams',
               'encoder_dtype', 'pooling', 'normalize', 'prefix', 'language')
-FIT_DOCUMENTS = 100_000      # tokenizer and lsa are fitted on at most so many documents of train
 MAX_NONFINITE = 1e-3         # share of the samples
 MONTH = 30 * 86400.0         # seconds that a process waits for the others
-OF_A_DATASET = re.compile(
-    r'((train|val)-\d{5}\..*|encoder\.npz|bag\.npy|tokenizer\.json|latent_stats\.npz|meta\.json)')
+OF_A_DATASET = re.compile(r'(train|val)-\d{5}\..*|(encoder\.npz|bag\.npy|tokenizer\.json|'
+                          r'latent_stats\.npz|meta\.json)(\.tmp)?')
+
+
+@dataclass
+class Plan:
+    """ What rank 0 decides, and every rank gets. """
+    survey: Survey
+    files: dict              # {tokenizer.json, encoder.npz, ...: its entry in meta.json}
+    lsa: dict                # the record of the encoder that was fitted, or None
+    max_tokens: int
+    shard_size: int
 
 # -----------------------------------------------------------------------------
-# Knobs
+# Knobs. `knobs` is a namespace of all of them
 
-def check_knobs():
-    """ (name, folder, train's source, val's or None, record). The record goes into meta.json: all
-    that decides what is in the dataset. Also settles the knobs that are '' or None. """
-    global tokenizer, hub_revision, encoder_dtype
-    knobs = read_knobs(__file__)[0]
-    if same_as:
+def settle(knobs):
+    """ Settles the knobs that are '' or None. Returns train's source, and val's: None where val is
+    split off. ValueError where knobs exclude each other. """
+    if knobs.same_as:
         take_settings(knobs)
+    if (knobs.hub_dataset or knobs.import_dir) and knobs.input == 'builtin':
+        knobs.input = ''                                     # the default gives way
+    names = [field.name for field in fields(Source)]
+    source = Source(**{name: value for name, value in vars(knobs).items() if name in names})
 
-    # the source
-    names = [field.name for field in fields(Source) if field.name in knobs]
-    settings = {name: globals()[name] for name in names}
-    settings['distinct'] = False                             # settled below
-    if (hub_dataset or import_dir) and input == 'builtin':               # the default gives way
-        settings['input'] = ''
-    source = Source(**settings)
-    if not source.names:
-        raise ValueError('input: name files, folders or globs, comma-separated, or builtin')
+    # what follows from the source
     is_protein = source.is_fasta
-    source = replace(source, distinct=is_protein if distinct is None else distinct)
-    if hub_dataset and not hub_revision and not os.path.isdir(hub_dataset):
+    if knobs.distinct is None:
+        knobs.distinct = is_protein
+    if knobs.hub_dataset and not knobs.hub_revision and not os.path.isdir(knobs.hub_dataset):
         from corpora.hub import hub_commit
-        hub_revision = on_rank_0(hub_commit, hub_dataset)
-        source = replace(source, hub_revision=hub_revision)
+        knobs.hub_revision = on_rank_0(hub_commit, knobs.hub_dataset)
+    source = replace(source, distinct=knobs.distinct, hub_revision=knobs.hub_revision)
+    if not knobs.same_as:
+        knobs.tokenizer = knobs.tokenizer or ('esm' if is_protein else 'bpe')
+    if knobs.encoder_dtype is None and not knobs.same_as:
+        where = pick_device(knobs.device)
+        on_gpu = torch.device(where).type == 'cuda' and knobs.encoder not in ('none', 'lsa')
+        knobs.encoder_dtype = pick_dtype('auto', where) if on_gpu else 'float32'
 
     # knobs that exclude each other
-    if val_input and (not source.input or source.has_latents or homology):
+    if knobs.val_input and (not source.input or source.has_latents or knobs.homology):
         raise ValueError('val_input goes with an input of texts, without latents_from, image_size '
                          'or homology')
-    if homology and not is_protein:
-        raise ValueError(f'homology={homology} is for FASTA')
-    if encoder == 'lsa' and source.has_latents:
+    if knobs.homology and not is_protein:
+        raise ValueError(f'homology={knobs.homology} is for FASTA')
+    if knobs.encoder == 'lsa' and source.has_latents:
         raise ValueError('encoder=lsa is fitted here, so it is not that of latents made elsewhere: '
                          'name theirs, or --encoder=none')
-    if same_as and source.has_latents:
-        raise ValueError(f'same_as={same_as} embeds texts: give no latents')
-
-    # what follows from them
-    val = validation_source(source)
-    if not same_as:
-        tokenizer = tokenizer or ('esm' if is_protein else 'bpe')
-    if encoder_dtype is None:
-        reads_texts = encoder not in ('none', 'lsa')
-        where = pick_device(device)
-        on_gpu = reads_texts and torch.device(where).type == 'cuda'
-        encoder_dtype = pick_dtype('auto', where) if on_gpu else 'float32'
-    name = name_of(source)
-    if not name and not out:
-        raise ValueError('no name for the dataset: give --out=data/NAME')
-    folder = os.path.normpath(out or os.path.join('data', name))
-    return name, folder, source, val, make_record(knobs, source)
+    if knobs.same_as and source.has_latents:
+        raise ValueError(f'same_as={knobs.same_as} embeds texts: give no latents')
+    return source, validation_source(knobs, source)
 
 
 def take_settings(knobs):
     """ With same_as: max_tokens is that of the other dataset, which brings tokenizer and encoder. A
     config file may set these knobs for other datasets; here they are at their defaults. ValueError
     where the command line sets one, or where no text can be embedded as the other dataset's. """
+    other = knobs.same_as
+    defaults = read_knobs(__file__)[0]
     for knob in OF_SAME_AS:
         if on_command_line(knob):
-            raise ValueError(f'{knob} is that of same_as={same_as}: run without --{knob}')
-        globals()[knob] = knobs[knob]
+            raise ValueError(f'{knob} is that of same_as={other}: run without --{knob}')
+        setattr(knobs, knob, defaults[knob])
     if not on_command_line('encoder'):
-        globals()['encoder'] = 'none'
-    if encoder != 'none' and not os.path.isdir(encoder):
-        raise ValueError(f'encoder is that of same_as={same_as}: run without --encoder, or name '
-                         f'the folder where it lies now; found encoder={encoder}')
-    globals()['same_as'] = dataset_folder(same_as)
-    if not os.path.exists(os.path.join(same_as, 'meta.json')):
-        raise ValueError(f'same_as={same_as}: no dataset there (no meta.json)')
-    meta = read_meta(same_as)
+        knobs.encoder = 'none'
+    if knobs.encoder != 'none' and not os.path.isdir(knobs.encoder):
+        raise ValueError(f'encoder is that of same_as={other}: run without --encoder, or name the '
+                         f'folder where it lies now; found encoder={knobs.encoder}')
+
+    knobs.same_as = other = dataset_folder(other)
+    meta = read_meta(other)
     if meta['latent_shape'] and not meta['encoder']:
-        raise ValueError(f'same_as={same_as}: nobody knows what made its latents, so no other text '
+        raise ValueError(f'same_as={other}: nobody knows what made its latents, so no other text '
                          'can be embedded in the same way')
-    globals()['max_tokens'] = meta['max_tokens']
+    knobs.max_tokens = meta['max_tokens']
 
 
-def validation_source(source):
+def validation_source(knobs, source):
     """ Where validation documents of their own come from; None if they are split off the input. """
-    if val_input:
-        return replace(source, input=val_input)
-    if hub_dataset:
+    if knobs.val_input:
+        return replace(source, input=knobs.val_input, max_documents=0)
+    if knobs.hub_dataset:
         from corpora.hub import HUB
-        if 'val' in HUB.get(hub_dataset, {}):
-            return replace(source, hub_split=HUB[hub_dataset]['val'])
-    if import_dir and os.path.exists(earlier_index(import_dir, 'validation')):
-        return replace(source, import_split='validation')
+        if 'val' in HUB.get(knobs.hub_dataset, {}):
+            return replace(source, hub_split=HUB[knobs.hub_dataset]['val'], max_documents=0)
+    if knobs.import_dir and os.path.exists(earlier_index(knobs.import_dir, 'validation')):
+        return replace(source, import_split='validation', max_documents=0)
     return None
 
 
-def name_of(source):
-    """ The name of the dataset: that of the input's folder or first file, up to the first dot. """
+def folder_of(knobs, source):
+    """ The dataset's folder: out, or data/ and the name of the input's folder or first file, up to
+    the first dot. """
+    if knobs.out:
+        return os.path.normpath(knobs.out)
     path = source.names[0]
-    if source.import_dir or os.path.isdir(source.input):
-        path = os.path.abspath(source.import_dir or source.input)
-    return os.path.basename(path).split('.')[0]
+    if os.path.isdir(source.input):
+        path = os.path.abspath(source.input)
+    name = os.path.basename(path).split('.')[0]
+    if not name:
+        raise ValueError('no name for the dataset: give --out=data/NAME')
+    return os.path.join('data', name)
 
 
-def make_record(knobs, source):
+def make_record(knobs, source, val):
     """ The knobs that decide what is in the dataset. No path of this machine is in it. """
     beside = ('out', 'device', 'inspect', 'export_dir')
-    record = {knob: globals()[knob] for knob in knobs if knob not in beside}
-    parts = [part for part in latents_from.split(',') if part]
-    mmseqs = versions = None
-    if source.input == 'builtin':
-        from corpora.builtin import builtin_versions
-        versions = builtin_versions()
-    if homology:
-        from corpora.proteins import run_mmseqs
-        mmseqs = on_rank_0(run_mmseqs, homology, 'version')
+    record = {knob: value for knob, value in vars(knobs).items() if knob not in beside}
+    paths = [path for path in knobs.latents_from.split(',') if path]
     record |= dict(
         input=source.names,
-        same_as=os.path.basename(os.path.normpath(same_as)) if same_as else '',
-        val_input=[name for name, _ in list_files(val_input)],
-        distinct=source.distinct,
-        hub_dataset=source.names[0] if hub_dataset else '',
-        import_dir=source.names[0] if import_dir else '',
-        latents_from=[os.path.basename(os.path.normpath(part)) for part in parts],
-        mmseqs=mmseqs,
-        python=versions,
+        val_input=val.names if knobs.val_input else [],
+        same_as=os.path.basename(os.path.normpath(knobs.same_as)) if knobs.same_as else '',
+        hub_dataset=source.names[0] if knobs.hub_dataset else '',
+        import_dir=source.names[0] if knobs.import_dir else '',
+        latents_from=[os.path.basename(os.path.normpath(path)) for path in paths],
     )
+    if source.input == 'builtin':
+        from corpora.builtin import builtin_versions
+        record['python'] = builtin_versions()
+    if knobs.homology:
+        from corpora.proteins import run_mmseqs
+        record['mmseqs'] = on_rank_0(run_mmseqs, knobs.homology, 'version')
     return record
 
 
@@ -261,275 +256,118 @@ def on_rank_0(function, *args):
     return result
 
 # -----------------------------------------------------------------------------
-# Survey and split
-
-def split_hash(doc, clusters):
-    """ The hash that puts a document into train or val: that of its group or else its own text, or
-    that of its cluster's representative. """
-    h = text_hash(doc.group or doc.text)
-    return clusters.get(h, h)
-
-
-def survey(source, has_val, clusters):
-    """ One pass over the documents. Returns their counts, the limit below which a hash means
-    validation, how many documents are below it, a sample of train to fit on, and the numbers of
-    documents (train, val) in each part of the source.
-
-    The sample is the documents of train with the smallest hashes. So it is uniform, and the same in
-    any order of reading.
-    """
-    counts = Counter()
-    limit = 0 if has_val else int(val_fraction * 2**64)
-    sample = []                                              # a heap of (-hash, text)
-    lowest, highest = 2**64, -1
-    n_below = 0
-    n_kept, n_val = [], []                                   # of each part, (p,)
-
-    def of_parts():
-        for part in parts(source, max_documents):
-            n_kept.append(-counts['kept'])
-            n_val.append(-n_below)
-            yield from documents(part, counts, max_documents)
-            n_kept[-1] += counts['kept']
-            n_val[-1] += n_below
-
-    stream = of_parts()
-    if sys.stderr.isatty():
-        stream = tqdm(stream, 'reading', unit=' documents')
-    else:                                                    # a log file gets a line a minute
-        stream = tqdm(stream, 'reading', unit=' documents', mininterval=60, delay=60)
-    for doc in stream:
-        h = split_hash(doc, clusters)
-        lowest = min(lowest, h)
-        highest = max(highest, h)
-        if h < limit:
-            n_below += 1
-        elif len(sample) <= FIT_DOCUMENTS:                 # one more: the first may go to val below
-            heapq.heappush(sample, (-h, doc.text))
-        else:
-            heapq.heappushpop(sample, (-h, doc.text))
-
-    # neither split may be empty
-    name = ', '.join(source.names)
-    if not counts['kept']:
-        raise ValueError(f'{name}: no documents ({dropped(counts) or "nothing"} among '
-                         f'{counts["read"]} read)')
-    if not has_val and not n_below:
-        limit = lowest + 1
-        n_below = sum(-h < limit for h, _ in sample)
-        n_val = None                                         # not known for each part
-    if limit > highest:
-        raise ValueError(f'{name}: {counts["kept"]} document(s) cannot be split into train and '
-                         'val; give --val_input=, or a finer --split_on=, as line')
-    texts = [text for h, text in sorted(sample, reverse=True) if -h >= limit]
-    sizes = None
-    if n_val is not None:
-        sizes = [dict(train=n - below, val=below) for n, below in zip(n_kept, n_val)]
-    return counts, limit, n_below, texts[:FIT_DOCUMENTS], sizes
-
-
-def route(source, val, limit, clusters, sizes=None, seen=None):
-    """ (split, document) of all documents. sizes: the numbers of documents in each part of the
-    source, as of survey; then a part is skipped where none of its documents is of this rank, and
-    `seen`, a Counter of the documents of each split up to here, moves on. """
-    for i, part in enumerate(parts(source, max_documents)):
-        size = sizes and Counter(sizes[i])
-        if size and not any(is_mine(split, seen[split], seen[split] + n)
-                            for split, n in size.items()):
-            seen.update(size)
-            continue
-        until = size and seen + size
-        for doc in documents(part, Counter(), max_documents):
-            yield 'val' if split_hash(doc, clusters) < limit else 'train', doc
-        if size and +seen != until:
-            raise ValueError(f'{", ".join(part.names)}: {dict(until)} documents were counted up to '
-                             f'here, and then {dict(seen)} read: the input has changed meanwhile; '
-                             'run again')
-    if val:
-        for doc in documents(val, Counter()):
-            yield 'val', doc
-
-
-def is_mine(split, begin, end):
-    """ Whether documents begin .. end - 1 of a split are in a shard of this rank. """
-    shards = range(begin // shard_size, -(-end // shard_size))
-    return begin < end and (len(shards) >= world or any(i % world == rank for i in shards))
-
-
-def group_shards(stream, seen):
-    """ (split, number of the shard, its documents) of the shards of this rank, as each fills up.
-    seen: a Counter of the documents of each split up to here; the stream may move it on. """
-    waiting = dict(train=[], val=[])
-    for split, doc in stream:
-        n = seen[split]
-        seen[split] += 1
-        if not is_mine(split, n, n + 1):
-            continue
-        waiting[split].append(doc)
-        if len(waiting[split]) == shard_size:
-            yield split, n // shard_size, waiting[split]
-            waiting[split] = []
-
-    # the last ones are not full
-    for split, docs in waiting.items():
-        if docs:
-            yield split, seen[split] // shard_size, docs
-
-# -----------------------------------------------------------------------------
-# Plan
+# Plan, on rank 0 alone
 
 def earlier_dataset(folder, record):
     """ meta.json of an earlier run in this folder, or None. Refuses a dataset of other knobs. """
-    for path in glob.glob(os.path.join(glob.escape(folder), '*.tmp')):
-        if OF_A_DATASET.fullmatch(os.path.basename(path)[:-4]):
-            os.remove(path)
-
     # no meta.json, or a damaged one: shards without a note are written again
+    path = os.path.join(folder, 'meta.json')
     try:
-        path = os.path.join(folder, 'meta.json')
-        if read_json(path).get('format') == FORMAT:
-            read_sealed(path)
+        found = read_json(path).get('format')
+        meta = read_meta(folder) if found == FORMAT else None
     except ValueError:
         return None
 
-    # a whole one that cannot be read is of another version, or not ours: never overwrite it
-    try:
-        meta = read_meta(folder)
-    except ValueError as error:
-        reason = str(error).partition('; run prepare.py again')[0]
-        raise ValueError(f'{reason}; delete that folder or choose another --out=') from None
-
-    # the same knobs? If max_tokens was None, the number that it stood for is the same number
-    source = dict(meta.get('source', {}))
-    if record['max_tokens'] == meta.get('max_tokens'):
-        source['max_tokens'] = record['max_tokens']
-    if record['shard_size'] is None:                         # it is settled, and compared, later
-        record = record | dict(shard_size=source.get('shard_size'))
-    defaults = read_knobs(__file__)[0]
-    for key in record:
-        found = source.get(key, defaults.get(key))           # a newer knob was at its default then
-        if found != record[key]:
-            keep = ''
-            if key == 'max_tokens' and found:
-                keep = f'--max_tokens={found} keeps it, or '
-            raise ValueError(f'{folder} holds a dataset with {key} = {found!r}, '
-                             f'not {record[key]!r}; '
-                             f'{keep}choose another --out= or delete that folder')
-
+    # one of another version, or not ours, is never overwritten
+    if meta is None:
+        raise ValueError(f'{path}: format {found!r}, this code reads {FORMAT}; delete that folder '
+                         'or choose another --out=')
+    for knob, value in record.items():
+        # the same number, be it asked for or not; shard_size=None is settled, and compared, later
+        is_settled = knob == 'max_tokens' and value == meta['max_tokens']
+        if not is_settled and not (knob == 'shard_size' and value is None):
+            check_same(folder, meta, knob, value)
     return meta
 
 
-def settle_shard_size(folder, earlier, n):
-    """ The number of documents per shard, where the larger split has n documents. Refuses a folder
-    with a dataset of another shard_size. """
-    size = shard_size or fitting_shard_size(n)
-    found = (earlier or {}).get('source', {}).get('shard_size', size)
-    if found != size:
-        raise ValueError(f'{folder} holds a dataset with shard_size = {found}, not {size}; '
-                         f'--shard_size={found} keeps it, or choose another --out= or delete that '
-                         'folder')
-    return size
+def check_same(folder, meta, knob, value):
+    """ ValueError unless the dataset that is in the folder was made with this value of a knob. """
+    found = meta['source'].get(knob)
+    if found != value:
+        keep = ''
+        if knob in ('max_tokens', 'shard_size') and found:
+            keep = f'--{knob}={found} keeps it, or '
+        raise ValueError(f'{folder} holds a dataset with {knob} = {found!r}, not {value!r}; {keep}'
+                         'choose another --out= or delete that folder')
 
 
-def note_shards(folder, earlier):
-    """ Writes a note beside each shard of an earlier run. So the shards stay known even if
-    meta.json goes (writing.write_file). """
-    for split in earlier['splits'].values():
-        for entry in split['shards']:
-            write_entry(folder, entry)
-
-
-def plan(folder, source, val, record, hold, tok):
-    """ On rank 0 alone: looks at what is there, counts what there is to do, and fits the tokenizer
-    and lsa on it. Returns what every rank needs. """
+def make_plan(knobs, folder, source, val, record, tok, hold):
+    """ Looks at what is there, counts what there is to do, and fits the tokenizer and lsa. tok: the
+    tokenizer, where none is to be fitted. hold: of writing.in_use. """
     hold(is_shared=False)
     earlier = earlier_dataset(folder, record)
+    found, texts = survey(source, val, knobs.val_fraction, knobs.homology)
 
-    # which document goes to which split
-    clusters = {}
-    if homology:
-        from corpora.proteins import homology_clusters
-        stream = documents(source, Counter(), max_documents)
-        clusters = homology_clusters(((text_hash(doc.text), doc.text) for doc in stream), homology)
-    counts, limit, n_val, texts, sizes = survey(source, val is not None, clusters)
-    n_train = counts['kept'] - n_val
-    counts = dict(input=counts)
-    if val is not None:
-        counts['val_input'] = Counter()
-        n_val = sum(1 for _ in documents(val, counts['val_input']))
-        if not n_val:
-            raise ValueError(f'{", ".join(val.names)}: no documents for val '
-                             f'({counts["val_input"]["read"]} read)')
-
-    # the size of a shard, and those that are there
-    record['shard_size'] = settle_shard_size(folder, earlier, max(n_train, n_val))
+    # the size of a shard. A note stays beside each that is there, also when meta.json goes
+    shard_size = knobs.shard_size or fitting_shard_size(max(found.totals.values()))
     if earlier:
-        note_shards(folder, earlier)
+        check_same(folder, earlier, 'shard_size', shard_size)
+        for split in earlier['splits'].values():
+            for entry in split['shards']:
+                write_entry(folder, entry)
 
-    # those of another dataset
-    files, lsa = {}, None
-    if same_as:
-        listed = read_meta(same_as)['files']
-        for name in set(listed) - {'bag.npy'}:               # that is fitted on the own texts
-            content = Path(check_file(same_as, name, listed)).read_bytes()
-            files[name] = write_file(os.path.join(folder, name), content)
-
-    # or fitted once; the ranks read both from their files
-    bpe_path = os.path.join(folder, 'tokenizer.json')
-    if tokenizer == 'bpe':
+    # tokenizer and encoder: of another dataset, or fitted once. The ranks read them from the files
+    content = {}
+    lsa = None
+    if knobs.same_as:
+        listed = read_meta(knobs.same_as)['files']
+        for name in sorted(set(listed) - {'bag.npy'}):       # that is fitted on the own texts
+            content[name] = Path(check_file(knobs.same_as, name, listed)).read_bytes()
+    if knobs.tokenizer == 'bpe':
         print(f'fitting the tokenizer on {len(texts):,} documents', flush=True)
-        files['tokenizer.json'] = write_file(bpe_path, train_bpe(texts, vocab_size).encode())
-    if encoder == 'lsa':
+        content['tokenizer.json'] = train_bpe(texts, knobs.vocab_size).encode()
+    if knobs.encoder == 'lsa':
         from corpora.lsa import fit_lsa
         print(f'fitting lsa on {len(texts):,} documents', flush=True)
-        lsa = fit_lsa(texts, encoder_dims or 128, seed, encoder_ngrams)
-        files['encoder.npz'] = write_file(os.path.join(folder, 'encoder.npz'), as_bytes(lsa.save))
+        lsa = fit_lsa(texts, knobs.encoder_dims or 128, knobs.seed, knobs.encoder_ngrams)
+        content['encoder.npz'] = as_bytes(lsa.save)
+    files = {name: write_file(os.path.join(folder, name), data) for name, data in content.items()}
 
     # the length of a sample
-    n_tokens = max_tokens
-    if not n_tokens:
-        every_document = None
+    max_tokens = knobs.max_tokens
+    if not max_tokens:
         if source.has_latents:
-            every_document = (doc for _, doc in route(source, val, limit, clusters))
-        n_tokens = fitting_max_tokens(tok or bpe_tokenizer(bpe_path), texts, every_document)
-
+            sources = [source, val] if val else [source]
+            texts = (doc.text for one in sources for doc in documents(one, Counter()))
+        tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
+        max_tokens = fitting_max_tokens(tok, texts, source.has_latents)
     hold(is_shared=True)
-    totals = Counter(train=n_train, val=n_val)
-    return (limit, clusters, sizes, totals, counts, files, lsa and lsa.record, n_tokens,
-            record['shard_size'])
+    return Plan(found, files, lsa and lsa.record, max_tokens, shard_size)
 
 # -----------------------------------------------------------------------------
 # Encoder
 
-def make_encoder():
+def make_encoder(knobs):
     """ The encoder, if it is one that exists already. """
-    name = read_meta(same_as)['encoder'] if same_as else encoder
+    name, folder = knobs.encoder, None
+    if knobs.same_as:
+        name = read_meta(knobs.same_as)['encoder']
+        folder = None if knobs.encoder == 'none' else knobs.encoder
+        if name and name['id'] == 'lsa':
+            folder = knobs.same_as
     if name in ('none', 'lsa', None):
         return None
-    where = pick_device(device)
+
+    where = pick_device(knobs.device)
     if where == 'cuda':
         where = f'cuda:{distributed.local_rank % torch.cuda.device_count()}'
-    if same_as:
-        lies = None if encoder == 'none' else encoder
-        if name['id'] == 'lsa':
-            lies = same_as
-        return load_encoder(name, where, batch_size=embed_batch_size, folder=lies)
-    return load_encoder(encoder, where, pooling=pooling, normalize=normalize, prefix=prefix,
-                        dimension=encoder_dims or None, dtype=encoder_dtype, language=language,
-                        batch_size=embed_batch_size)
-
+    return load_encoder(name, where, pooling=knobs.pooling, normalize=knobs.normalize,
+                        prefix=knobs.prefix, dimension=knobs.encoder_dims or None,
+                        dtype=knobs.encoder_dtype, language=knobs.language,
+                        batch_size=knobs.embed_batch_size, folder=folder)
 
 # -----------------------------------------------------------------------------
 # Write
 
-def write_shards(folder, stream, seen, totals, settings, tok, encode):
-    """ Writes this rank's shards, and keeps the whole ones of an earlier run. Returns {split: its
-    entry for meta.json}, of all ranks. """
+def write_shards(folder, plan, shards, settings, tok, encode):
+    """ Writes this rank's shards, and keeps the whole ones of an earlier run. settings: what
+    decides a shard's bytes besides its documents. Returns {split: its entry for meta.json}, of all
+    ranks. """
     entries = []
     n_done, seconds = 0, 0.0
-    n_shards = {split: -(-total // shard_size) for split, total in totals.items()}
+    n_shards = {split: -(-total // plan.shard_size) for split, total in plan.survey.totals.items()}
     own = sum(len(range(rank, n, world)) for n in n_shards.values())
-    for split, i, docs in group_shards(stream, seen):
+    for split, i, docs in shards:
         began = time.monotonic()
         given = given_latents(docs)
         name = f'{split}-{i:05d}'
@@ -538,29 +376,26 @@ def write_shards(folder, stream, seen, totals, settings, tok, encode):
         entry = written_before(folder, name, key)
         progress = 'there already'
         if not entry:
-            first = i * shard_size
-            entry = write_shard(folder, name, first, docs, given, tok, encode, max_tokens)
+            first = i * plan.shard_size
+            entry = write_shard(folder, name, first, docs, given, tok, encode, plan.max_tokens)
             entry['key'] = key
             write_entry(folder, entry)
             n_done += len(docs)
             seconds += time.monotonic() - began
-            to_come = (own - len(entries) - 1) * shard_size
+            to_come = (own - len(entries) - 1) * plan.shard_size
             eta = timedelta(seconds=int(to_come * seconds / n_done))
-            speed = f'{n_done / seconds:,.0f} documents/s'
-            progress = f'{speed} a rank | ETA {eta}' if world > 1 else f'{speed} | ETA {eta}'
+            a_rank = ' a rank' if world > 1 else ''
+            progress = f'{n_done / seconds:,.0f} documents/s{a_rank} | ETA {eta}'
         entries.append(entry)
         print(f'{name} of {n_shards[split]}: {entry["documents"]:,} documents, '
               f'{entry["samples"]:,} samples, {entry["tokens"]:,} tokens | {progress}', flush=True)
-        check_nonfinite(entries, at_least=shard_size)
-    if seen != totals:
-        raise ValueError(f'{dict(totals)} documents were counted, and then {dict(seen)} read: '
-                         'the input has changed meanwhile; run again')
+        check_nonfinite(entries, at_least=plan.shard_size)
 
     # the shards of all ranks, and their sums
     entries = sorted(itertools.chain(*all_gather_object(entries)), key=lambda entry: entry['name'])
     check_nonfinite(entries)
     splits = {}
-    for split in totals:
+    for split in ('train', 'val'):
         shards = [entry for entry in entries if entry['name'].startswith(f'{split}-')]
         splits[split] = {key: sum(entry[key] for entry in shards) for key in SUMS}
         splits[split]['shards'] = shards
@@ -576,24 +411,26 @@ def check_nonfinite(entries, at_least=0):
                          f'more than {MAX_NONFINITE:.1%}: the encoder is broken')
 
 
-def finish(name, folder, record, tok, encode, splits, files, counts):
-    """ On rank 0 alone: writes latent statistics and meta.json, and shows a summary. """
+def finish(folder, plan, record, splits, tok, encode):
+    """ On rank 0 alone: writes latent statistics, the bag and meta.json, and shows a summary. """
     # all latents have one shape, and both splits have samples
-    shapes = set()
-    for split in splits.values():
-        for shard in split['shards']:
-            if shard['latent_shape']:
-                shapes.add(tuple(shard['latent_shape']))
+    shards = [shard for split in splits.values() for shard in split['shards']]
+    shapes = {tuple(shard['latent_shape']) for shard in shards if shard['latent_shape']}
     if len(shapes) > 1:
         raise ValueError(f'latents of several shapes: {sorted(shapes)}')
     for split, entry in splits.items():
         if not entry['samples']:
             raise ValueError(f'{split}: none of {entry["documents"]} documents is left, '
                              f'{entry["longer_than_max_tokens"]} have more than '
-                             f'max_tokens={max_tokens} tokens')
+                             f'max_tokens={plan.max_tokens} tokens')
+    files = dict(plan.files)
+
+    def write_arrays(name, save, *arrays, **named):
+        data = as_bytes(save, *arrays, **named)
+        files[name] = write_file(os.path.join(folder, name), data)
 
     # statistics of the latents
-    if shapes and not same_as:
+    if shapes and 'latent_stats.npz' not in files:           # else it is that of same_as
         stats = latent_stats(folder, splits['train']['shards'])
         if not LatentStats(**stats).live.any():
             n = splits['train']['samples']
@@ -601,37 +438,29 @@ def finish(name, folder, record, tok, encode, splits, files, counts):
                              'nothing can be learned from them: check what made them '
                              '(--encoder, --latents_from), or prepare text only '
                              '(--encoder=none, no --latents_from)')
-        path = os.path.join(folder, 'latent_stats.npz')
-        files = files | {'latent_stats.npz': write_file(path, as_bytes(np.savez, **stats))}
+        write_arrays('latent_stats.npz', np.savez, **stats)
 
     meta = dict(
         format=FORMAT,
-        name=name,
         tokenizer=tok.record,
         encoder=encode and encode.record,
         latent_shape=list(*shapes) or None,
         token_dtype=token_dtype(tok),
-        max_tokens=max_tokens,
+        max_tokens=plan.max_tokens,
         splits=splits,
         files=files,
-        source=record,
-        counts={key: dict(count) for key, count in counts.items()},
+        source=record | dict(shard_size=plan.shard_size),
+        counts=plan.survey.counts,
     )
 
     # a linear model from the tokens to the latent, where that is one vector
-    if meta['latent_shape'] and meta['latent_shape'][0] == 1:
+    if shapes and meta['latent_shape'][0] == 1:
         from corpora.bag import fit_bag
-        values = fit_bag(folder, meta, tok, encode)
-        path = os.path.join(folder, 'bag.npy')
-        files['bag.npy'] = write_file(path, as_bytes(np.save, values.numpy()))
-        meta['files'] = files
+        write_arrays('bag.npy', np.save, fit_bag(folder, meta, tok, encode).numpy())
     write_file(os.path.join(folder, 'meta.json'), sealed(meta).encode())
 
-    # the notes, and files of an earlier attempt, are no part of the dataset
-    listed = {*files, 'meta.json'}
-    for split in splits.values():
-        for shard in split['shards']:
-            listed |= set(shard['files'])
+    # the notes, and what an earlier attempt has left, are no part of the dataset
+    listed = {*files, 'meta.json'}.union(*(shard['files'] for shard in shards))
     for path in glob.glob(os.path.join(glob.escape(folder), '*')):
         file = os.path.basename(path)
         if file not in listed and OF_A_DATASET.fullmatch(file):
@@ -641,51 +470,54 @@ def finish(name, folder, record, tok, encode, splits, files, counts):
 # -----------------------------------------------------------------------------
 # The whole
 
-def prepare():
-    global max_tokens, shard_size
-    name, folder, source, val, record = check_knobs()
-    torch.set_num_threads(threads)
+def prepare(knobs):
+    source, val = settle(knobs)
+    folder = folder_of(knobs, source)
+    record = make_record(knobs, source, val)
+    torch.set_num_threads(knobs.threads)
     os.makedirs(folder, exist_ok=True)
     with in_use(folder) as hold:
         # what can fail here fails before the corpus is read
-        tok = None if tokenizer == 'bpe' else load_tokenizer(same_as or tokenizer)
-        encode = make_encoder()
+        tok = None
+        if knobs.tokenizer != 'bpe':
+            tok = load_tokenizer(knobs.same_as or knobs.tokenizer)
+        encode = make_encoder(knobs)
 
         # rank 0 reads and fits
-        planned = on_rank_0(plan, folder, source, val, record, hold, tok)
-        limit, clusters, sizes, totals, counts, files, lsa_record, max_tokens, shard_size = planned
+        plan = on_rank_0(make_plan, knobs, folder, source, val, record, tok, hold)
         hold(is_shared=True)
         tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
-        if lsa_record:
-            encode = load_encoder(lsa_record, folder=folder)
+        if plan.lsa:
+            encode = load_encoder(plan.lsa, folder=folder)
         if encode and source.has_latents:
-            check_given(documents(source, Counter()), encode, encoder)
+            check_given(documents(source, Counter()), encode, knobs.encoder)
 
         # all ranks write. A shard's key is a digest of its documents and of these settings
-        settings = dict(files=files, tokenizer=tok.record, encoder=encode and encode.record,
-                        max_tokens=max_tokens, threads=threads, embed_batch_size=embed_batch_size)
-        seen = Counter()
-        stream = route(source, val, limit, clusters, sizes, seen)
-        splits = write_shards(folder, stream, seen, totals, settings, tok, encode)
-        on_rank_0(finish, name, folder, record, tok, encode, splits, files, counts)
+        settings = dict(files=plan.files, tokenizer=tok.record, encoder=encode and encode.record,
+                        max_tokens=plan.max_tokens, threads=knobs.threads,
+                        embed_batch_size=knobs.embed_batch_size)
+        shards = own_shards(plan.survey, plan.shard_size, source, val)
+        splits = write_shards(folder, plan, shards, settings, tok, encode)
+        on_rank_0(finish, folder, plan, record, splits, tok, encode)
 
 
 def main():
-    configure(globals())
-    if (inspect or export_dir) and rank:
+    knobs = SimpleNamespace(**configure(globals()))
+    is_of_one = knobs.inspect or knobs.export_dir
+    if is_of_one and rank:
         return
     with stop_on_error():
-        if inspect:
-            verify(inspect)
-            summary(inspect)
-        elif export_dir:
-            with names_path(os.path.join(export_dir, '')):
-                export(os.path.normpath(out), export_dir)
+        if knobs.inspect:
+            verify(knobs.inspect)
+            summary(knobs.inspect)
+        elif knobs.export_dir:
+            with names_path(os.path.join(knobs.export_dir, '')):
+                export(os.path.normpath(knobs.out), knobs.export_dir)
         else:
             with stop_on_error(code=4):
                 meeting.reach_master(6.0)
                 meeting.join('cpu', MONTH)
-            prepare()
+            prepare(knobs)
             distributed.leave()
 
 

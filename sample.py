@@ -170,7 +170,7 @@ def check_knobs(run, direction, config):
         raise ValueError(f'fasta={fasta!r}: {out_dir} was trained on {run.tokenizer.kind} tokens, '
                          'not on proteins')
     if png:
-        from corpora.png import images_of
+        from sampling.png import images_of
         images_of(run)
         if not png.endswith('.png'):
             raise ValueError(f'png={png}: expected a name that ends in .png')
@@ -301,7 +301,7 @@ def respond(run, direction, config):
         notes = [f'   cosine {a:.3f} to the first, {b:.3f} to the last'
                  for a, b in zip(to_first, to_last)]
     if fasta:
-        from corpora.fasta import write_fasta
+        from sampling.fasta import write_fasta
         write_fasta(fasta, written)
         print(f'{total} sequences written to {fasta}')
     return SimpleNamespace(names=sources.names, n_each=n_each, written=written,
@@ -330,7 +330,7 @@ def keep_latents(run, sources, n_each, z):
     if save:
         save_array(save, raw)
     if png:
-        from corpora.png import pixels, write_png
+        from sampling.png import pixels, write_png
         columns = n_each if n_each > 1 and len(sources.names) > 1 else 0
         write_png(png, pixels(run, raw), columns)
 

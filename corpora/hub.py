@@ -6,7 +6,7 @@ validation.
 """
 import os
 
-from corpora.readers import as_text
+from corpora.readers import text_of
 from encoders import reach_hub
 
 HUB = {
@@ -33,10 +33,7 @@ def read_hub(source):
         records = load_dataset(row['path'], row.get('name'), split=source.hub_split, streaming=True,
                                revision=source.hub_revision or None)
         for record in records:
-            if source.field not in record:
-                raise ValueError(f'no text in field {source.field!r}, found {list(record)}; '
-                                 'choose with --field=')
-            yield as_text(record[source.field], source.field, 'a record')
+            yield text_of(record, source.field, 'a record')
     except Exception as error:        # a dozen kinds, and each means: not there, or no longer there
         message = (str(error).splitlines() or [''])[0][:200]
         reason = f'{type(error).__name__}: {message}'

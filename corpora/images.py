@@ -14,7 +14,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from corpora.readers import Document, inside, json_text, read_records, read_table
+from corpora.readers import Document, inside, read_records, text_of
 
 DIGITS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
 
@@ -73,23 +73,19 @@ def read_images(source):
 
     # the list of captions
     folder = source.input
-    table = os.path.join(folder, 'metadata.csv')
-    json_lines = os.path.join(folder, 'metadata.jsonl')
-    if os.path.isfile(table):
-        records = read_table(table, source, 'file_name', source.field)
-    elif os.path.isfile(json_lines):
-        records = read_records(json_lines, source)
-    else:
+    lists = [os.path.join(folder, f'metadata.{kind}') for kind in ('csv', 'jsonl')]
+    lists = [path for path in lists if os.path.isfile(path)]
+    if not lists:
         raise ValueError(f'{folder}: no metadata.csv or metadata.jsonl with file_name and '
                          f'{source.field} in it')
 
     # its records; the image itself is read when its latents are asked for
-    for record, where in records:
+    for record, where in read_records(lists[0], source):
         if record is None:                       # longer than document_limit
             yield Document(None)
             continue
-        file_name = json_text(record, 'file_name', where)
-        text = json_text(record, source.field, where)
+        file_name = text_of(record, 'file_name', where)
+        text = text_of(record, source.field, where)
         path = inside(folder, file_name, where)
         if not os.path.isfile(path):
             raise ValueError(f'{path}: missing, {where} names it')

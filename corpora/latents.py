@@ -14,20 +14,6 @@ from corpora.readers import Document
 from runs.files import read_array
 
 
-def check_latent_names(spec):
-    """ ValueError unless each part of latents_from is a folder or the name of a .npy file. """
-    if not spec:
-        return
-    for part in spec.split(','):
-        part = part.strip()
-        if not os.path.isdir(part) and not part.endswith('.npy'):
-            how = 'save them'
-            if part.endswith('.npz'):
-                how = 'it may hold several arrays: save the one'
-            raise ValueError(f'latents_from={part}: expected a .npy file or a folder of them; '
-                             f'{how} with numpy.save')
-
-
 def as_latent(array, path):
     """ (D,) or (N, D) -> (N, D) float32. It is a copy, so no file stays open. """
     if array.ndim not in (1, 2) or array.dtype.kind != 'f':
@@ -36,37 +22,24 @@ def as_latent(array, path):
     return np.atleast_2d(np.array(array, np.float32))
 
 
-def latent_row(path, array, i):
-    return as_latent(array[i], path)
-
-
 def natural_order(path):
     """ A sort key: 2.npy comes before 10.npy. """
     return [int(part) if part.isdigit() else part for part in re.split(r'(\d+)', path)]
 
 
 def latent_files(spec):
-    """ The .npy files of latents_from, in order. """
+    """ The .npy files of latents_from, in order. ValueError where a part of it is none, nor a
+    folder of them. """
     paths = []
-    for part in spec.split(','):
-        part = part.strip()
-        if not part:
-            continue
-        if not os.path.isdir(part):
-            paths.append(part)
-            continue
-        found = glob.glob(os.path.join(glob.escape(part), '*.npy'))
+    for part in [part.strip() for part in spec.split(',')]:
+        found = [part] if part.endswith('.npy') else []
+        if os.path.isdir(part):
+            found = sorted(glob.glob(os.path.join(glob.escape(part), '*.npy')), key=natural_order)
         if not found:
-            raise ValueError(f'latents_from: no .npy file in {part}')
-        paths += sorted(found, key=natural_order)
+            raise ValueError(f'latents_from={part}: expected a .npy file or a folder of them; '
+                             'save each array with numpy.save')
+        paths += found
     return paths
-
-
-def latent_rows(paths, arrays):
-    """ For each row of all arrays, a function that reads it. """
-    for path, array in zip(paths, arrays):
-        for i in range(len(array)):
-            yield partial(latent_row, path, array, i)
 
 
 def with_latents(texts, spec):
@@ -80,8 +53,10 @@ def with_latents(texts, spec):
             raise ValueError(f'{path}: latents are {array.dtype} {array.shape}, '
                              'expected floats (n, D) or (n, N, D), alike in all files')
 
+    # for each row, which is a view of the map, a function that reads it
+    rows = (partial(as_latent, row, path) for path, array in zip(paths, arrays) for row in array)
+
     # as many rows as texts
-    rows = latent_rows(paths, arrays)
     n_texts = 0
     for text in texts:
         row = next(rows, None)

@@ -20,11 +20,19 @@ import numpy as np
 from tqdm import tqdm
 
 from corpora.latents import as_latent
-from corpora.readers import DROPS, Document, inside, open_text, read_json, shown
+from corpora.readers import DROPS, Document, inside, open_text
 from corpora.shards import covering
 from data import PackedDataset
-from runs.files import read_array
+from runs.files import read_array, read_json, short
 from runs.manifest import check_file, read_meta
+
+# of the documents that were read, and of the samples of a split: what happened to some of them
+COUNTED = {reason: reason for reason in DROPS} | dict(
+    invalid_utf8='with invalid UTF-8, now U+FFFD',
+    unknown_residues='unknown residues, now X',
+    nonfinite='dropped (NaN or inf)',
+    longer_than_max_tokens='dropped (too many tokens)',
+)
 
 # -----------------------------------------------------------------------------
 # A look at a packed dataset
@@ -45,24 +53,23 @@ def verify(folder):
     print(f'{len(files)} files, {n_bytes / 1e6:,.1f} MB, each as meta.json says')
 
 
-def dropped(counts):
-    """ '3 empty, 2 duplicate' of a source's counts. """
-    return ', '.join(f'{counts[reason]:,} {reason}' for reason in DROPS if counts.get(reason))
+def counted(counts):
+    """ ['3 empty', '2 duplicate'] of the counts of a source, or of a split. """
+    return [f'{counts[name]:,} {words}' for name, words in COUNTED.items() if counts.get(name)]
 
 
 def sample_hashes(ds):
-    """ A hash per sample of a split, of its tokens, (n,). """
+    """ A hash per sample of a split, of its tokens. """
     found = []
     for shard in ds.shards:
         tokens = shard.tokens.tobytes()
         edges = (shard.offsets * shard.tokens.itemsize).tolist()
-        for begin, end in itertools.pairwise(edges):
-            found.append(hash(tokens[begin:end]))
-    return np.array(found, np.int64)
+        found += [hash(tokens[begin:end]) for begin, end in itertools.pairwise(edges)]
+    return found
 
 
-def line(name, text):
-    print(f'{name:<20} {text}')
+def line(name, *words):
+    print(f'{name:<20} {", ".join(words)}')
 
 
 def summary(folder):
@@ -71,43 +78,29 @@ def summary(folder):
     val = PackedDataset(folder, 'val')
     meta = train.meta
 
+    # documents and samples
     print()
     line('dataset', folder)
     for name, counts in meta['counts'].items():
-        show_counts(name, counts)
-    for ds in (train, val):
-        show_split(ds.split, meta['splits'][ds.split])
+        line(f'read {name}', f'{counts["read"]:,} documents', f'{counts["kept"]:,} kept',
+             *counted(counts))
+    for split in ('train', 'val'):
+        entry = meta['splits'][split]
+        line(split, f'{entry["documents"]:,} documents', f'{entry["samples"]:,} samples',
+             f'{entry["tokens"]:,} tokens',
+             f'{entry["bytes"] / max(1, entry["tokens"]):.2f} bytes per token', *counted(entry))
     show_lengths(train)
-    line('vocabulary', f'{train.tokenizer.vocab_size} ids, {train.tokenizer.kind}')
+    line('vocabulary', f'{train.tokenizer.vocab_size} ids', train.tokenizer.kind)
     if not train.shards.is_large:
-        show_duplicates(train, val)
+        t, v = sample_hashes(train), sample_hashes(val)
+        line('duplicates', f'{len(t) - len(set(t)):,} in train', f'{len(v) - len(set(v)):,} in val',
+             f'{np.isin(v, t).sum():,} of val in train')
+
+    # latents
     if train.stats is not None:
         show_latents(train, val)
     for i in range(min(3, len(val))):
         line(f'val {i}', repr(val.text(i))[:100])
-
-
-def show_counts(name, counts):
-    """ What was read of a source, and what was dropped or replaced. """
-    words = [f'{counts["read"]:,} documents', f'{counts["kept"]:,} kept']
-    if dropped(counts):
-        words.append(dropped(counts))
-    if counts.get('invalid_utf8'):
-        words.append(f'{counts["invalid_utf8"]:,} with invalid UTF-8, now U+FFFD')
-    if counts.get('unknown_residues'):
-        words.append(f'{counts["unknown_residues"]:,} unknown residues, now X')
-    line(f'read {name}', ', '.join(words))
-
-
-def show_split(split, entry):
-    bytes_per_token = entry['bytes'] / max(1, entry['tokens'])
-    words = [f'{entry["documents"]:,} documents', f'{entry["samples"]:,} samples',
-             f'{entry["tokens"]:,} tokens', f'{bytes_per_token:.2f} bytes per token']
-    if entry.get('nonfinite'):
-        words.append(f'{entry["nonfinite"]:,} dropped (NaN or inf)')
-    if entry.get('longer_than_max_tokens'):
-        words.append(f'{entry["longer_than_max_tokens"]:,} dropped (too many tokens)')
-    line(split, ', '.join(words))
 
 
 def show_lengths(train):
@@ -120,7 +113,7 @@ def show_lengths(train):
         quantiles.append(f'{percent:g} %: {lengths[row]}')
     if train.shards.is_large:
         quantiles.append(f'in {len(lengths):,} samples; the longest has {train.longest}')
-    line('tokens per sample', ', '.join(quantiles))
+    line('tokens per sample', *quantiles)
 
     max_tokens = train.meta['max_tokens']
     padding = 1 - (lengths.mean() + 1) / (max_tokens + 1)
@@ -131,32 +124,19 @@ def show_lengths(train):
                         f'--max_tokens={enough}; or train with a lower --seq_len')
 
 
-def show_duplicates(train, val):
-    t = sample_hashes(train)
-    v = sample_hashes(val)
-    in_train = len(t) - len(np.unique(t))
-    in_val = len(v) - len(np.unique(v))
-    in_both = np.isin(v, t).sum()
-    line('duplicates', f'{in_train:,} in train, {in_val:,} in val, {in_both:,} of val in train')
-
-
 def show_latents(train, val):
     """ Their shape, norm and statistics, and what may be wrong with them. """
     encoder = train.meta['encoder']
     z = val.raw_latents(np.arange(min(len(val), 4096)))
     norm = z.norm(dim=-1)
-    line('latents', f'{train.latent_shape}, {encoder["id"] if encoder else "given"}, '
-                    f'norm {norm.mean():.3f} +- {norm.std(correction=0):.3f}')
+    line('latents', f'{train.latent_shape}', encoder['id'] if encoder else 'given',
+         f'norm {norm.mean():.3f} +- {norm.std(correction=0):.3f}')
 
     is_live = train.live > 0
-    if is_live.any():
-        mean = train.mean[is_live]
-        std = train.std[is_live]
-        line('per dimension', f'mean {mean.min():.3g} to {mean.max():.3g}, '
-                              f'std {std.min():.3g} to {std.max():.3g}, '
-                              f'{int((~is_live).sum())} dead dimensions')
-    else:
-        line('warning', 'no dimension of the latents varies: nothing can be learned from them')
+    mean = train.mean[is_live]
+    std = train.std[is_live]
+    line('per dimension', f'mean {mean.min():.3g} to {mean.max():.3g}',
+         f'std {std.min():.3g} to {std.max():.3g}', f'{int((~is_live).sum())} dead dimensions')
 
     truncated = sum(split['truncated'] for split in train.meta['splits'].values())
     if truncated and encoder:
@@ -179,16 +159,9 @@ def read_earlier(source):
     folder = source.import_dir
     index = earlier_index(folder, source.import_split)
 
-    # the list
-    with open(index, 'rb') as f:
-        items = read_json(f.read(), index)
-    if not isinstance(items, list):
-        raise ValueError(f'{index}: expected a list of {{"text", "latent_path"}}, '
-                         f'found {type(items).__name__}')
-
-    for i, item in enumerate(items):
+    for i, item in enumerate(read_json(index, list, limit=2**40)):
         if not isinstance(item, dict) or not isinstance(item.get('latent_path'), str):
-            raise ValueError(f'{index}, item {i}: no latent_path, found {shown.repr(item)}')
+            raise ValueError(f'{index}, item {i}: no latent_path, found {short(item)}')
 
         # the text: of its file, if there is one
         stem = os.path.splitext(os.path.basename(item['latent_path']))[0]

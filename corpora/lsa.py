@@ -171,11 +171,8 @@ def load_lsa(folder, record):
     idf = torch.from_numpy(arrays['idf'])
     projection = torch.from_numpy(arrays['projection'])
 
-    if not len(terms) == len(idf) == len(projection):
-        raise ValueError(f'{path}: {len(terms)} terms, {len(idf)} weights and '
-                         f'{len(projection)} rows, expected as many of each')
-    if lsa_hash(terms, idf, projection) != record['revision']:
-        raise ValueError(f'{path}: revision {lsa_hash(terms, idf, projection)}, '
-                         f'expected {record["revision"]}; '
+    revision = lsa_hash(terms, idf, projection)
+    if revision != record['revision']:
+        raise ValueError(f'{path}: revision {revision}, expected {record["revision"]}; '
                          'this is not the encoder that the data was made with')
     return LSA(terms, idf, projection, record)

@@ -24,7 +24,7 @@ def read_fasta(f, counts):
     letter that is not in ESM's alphabet becomes X and is counted. """
     parts = None                                 # lines of the record; None before the first record
     room = 0                                     # characters that it may still have
-    for line, _ in itertools.chain(f.lines(), [('>', True)]):
+    for line in itertools.chain(f.lines(), ['>']):
         if line.startswith('>'):
             # the record before this line is complete
             if parts is not None and room < 0:

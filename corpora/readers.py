@@ -1,13 +1,13 @@
 """
 Readers of files: text, JSON lines, tables and parquet, as streams of texts.
 
-    for text in read_file('captions.csv.gz', source):      # None: longer than source.document_limit
+    for text in read_file('captions.csv.gz', source, counts):
         ...
 
 `source` is a corpora.sources.Source; a reader uses its split_on, encoding, invalid_bytes, field and
-document_limit. All but parquet may be compressed (.gz). A file is read in pieces: no reader holds
-more than document_limit characters of a document. What cannot be read is a ValueError that names
-the file and the line.
+document_limit. All but parquet may be compressed (.gz). A text file is read in pieces: a reader
+holds at most document_limit characters of a document, and gives None for a longer one. What cannot
+be read is a ValueError that names the file and the line.
 
 To add a kind of file, write a generator of texts and name its ending in read_file and in KINDS.
 """
@@ -19,25 +19,22 @@ import itertools
 import json
 import os
 import re
-import reprlib
 import zlib
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from corpora.proteins import FASTA, read_fasta
+from runs.files import short
 
-# what is taken from a folder; a text file that the user names may have any ending
 # why a document is left out
-DROPS = ('empty', 'too_short', 'too_long', 'over_document_limit', 'duplicate')
+DROPS = ('empty', 'too_short', 'over_document_limit', 'duplicate')
+# what is taken from a folder; a text file that the user names may have any ending
 KINDS = ('.txt', '.jsonl', '.csv', '.tsv', '.parquet', *FASTA)
 NOT_TEXT = ('.arrow', '.json', '.zip', '.tar', '.bz2', '.xz', '.zst', '.npy', '.npz', '.bin', '.pt',
             '.safetensors', '.pdf', '.docx', '.png', '.jpg')
-
-# shows a value in an error: short, however deep or long the value is
-shown = reprlib.Repr()
-shown.maxlevel = 2
-shown.maxdict = 8
-shown.maxstring = 60
+LONGEST_FIELD = 10**9          # characters; of a table. A quote that is never closed would make a
+                               # field of the whole file
+ROWS = 64                      # of a parquet file that are read at a time: its texts may be long
 
 
 class Document(NamedTuple):
@@ -56,10 +53,9 @@ def read_file(path, source, counts):
     kind = kind_of(path)
     if kind == '.parquet':
         yield from read_parquet(path, source)
-    elif kind in ('.csv', '.tsv'):
-        yield from read_column(path, source)
-    elif kind == '.jsonl':
-        yield from read_json_lines(path, source)
+    elif kind in ('.csv', '.tsv', '.jsonl'):
+        for record, where in read_records(path, source):
+            yield None if record is None else text_of(record, source.field, where)
     else:
         with open_text(path, source) as f:
             if kind in FASTA:
@@ -69,7 +65,7 @@ def read_file(path, source, counts):
             elif source.split_on == 'paragraph':
                 yield from read_paragraphs(f)
             else:
-                yield from read_lines(f)
+                yield from f.lines()
 
 
 def inside(folder, path, where):
@@ -128,30 +124,25 @@ class TextFile:
         except UnicodeError as error:  # rare: most invalid bytes become lone surrogates
             raise ValueError(f'{self.path}, at line {self.line} or soon after: {error}; '
                              'name the encoding with --encoding=') from None
-
         self.is_new_line = piece.endswith(('\n', '\r'))
-        if self.source.invalid_bytes == 'stop' and not piece.isascii():
-            self.check_bytes(piece)
-        return piece
 
-    def check_bytes(self, piece):
-        found = re.search('[\udc80-\udcff]', piece)
-        if found:
+        # an invalid byte, now a surrogate
+        is_checked = self.source.invalid_bytes == 'stop' and not piece.isascii()
+        if is_checked and (found := re.search('[\udc80-\udcff]', piece)):
             byte = ord(found[0]) - 0xDC00
             raise ValueError(f'{self.path}, line {self.line}: byte 0x{byte:02X} is no '
                              f'{self.source.encoding}; name the encoding, such as '
                              '--encoding=latin-1, or count and replace: --invalid_bytes=replace')
+        return piece
 
     def lines(self):
-        """ (line, is_whole). Of a line longer than document_limit it gives only the beginning. """
-        most = self.source.document_limit + 1                            # with the end of the line
+        """ Each line without its end. Of one longer than document_limit: that many characters and
+        one more. """
+        most = self.source.document_limit + 1
         while line := self.piece(most):
-            is_whole = len(line) < most or self.is_new_line
-            yield line, is_whole
-
-            # skip the rest of the line
-            while not is_whole and not self.is_new_line and self.piece(2**16):
+            while not self.is_new_line and self.piece(2**16):            # the rest of a long line
                 pass
+            yield line.removesuffix('\n')
 
     def whole(self):
         """ All of it, or None if it is longer than document_limit. """
@@ -165,200 +156,83 @@ class TextFile:
         return ''.join(parts)
 
 
-def read_lines(f):
-    for line, is_whole in f.lines():
-        yield line if is_whole else None
-
-
 def read_paragraphs(f):
     """ The texts between blank lines. """
     limit = f.source.document_limit
     parts = []                         # the lines of the paragraph
     size = 0                           # its characters, also those that are not kept
-
-    # a blank line after the last one ends the last paragraph
-    for line, is_whole in itertools.chain(f.lines(), [('', True)]):
-        if line.strip() or not is_whole:
-            size += len(line)
-            if size <= limit:
+    for line in itertools.chain(f.lines(), ['']):            # which ends the last paragraph
+        if line.strip():
+            size += len(line) + 1
+            if size <= limit + 1:
                 parts.append(line)
         elif size:
-            yield ''.join(parts) if size <= limit else None
+            yield '\n'.join(parts) if size <= limit + 1 else None
             parts = []
             size = 0
 
 # -----------------------------------------------------------------------------
 # Records: JSON lines and tables
 
-def as_text(value, field, where):
-    """ The text in a record's field. None is an empty document. """
-    if value is None:
-        return ''
-    if isinstance(value, str):
-        return value
-    raise ValueError(f'{where}: no text in field {field!r}, found {shown.repr(value)}; '
-                     'choose with --field=')
-
-
-def json_text(record, field, where):
-    """ The text in a field of a record, which may be any value of JSON. """
-    if not isinstance(record, dict) or field not in record:
-        raise ValueError(f'{where}: no text in field {field!r}, found {shown.repr(record)}; '
+def text_of(record, field, where):
+    """ The text in a field of a record. None is an empty text. """
+    text = record.get(field, 0)                              # 0: there is none
+    if text is not None and not isinstance(text, str):
+        raise ValueError(f'{where}: no text in field {field!r}, found {short(record)}; '
                          'choose with --field=')
-    return as_text(record[field], field, where)
-
-
-def names_of_record(text):
-    """ The names in an object of JSON, each as often as it comes; not those of objects in it. """
-    objects = []
-
-    def note(pairs):
-        objects.append(pairs)
-        return {}
-
-    record = json.loads(text, object_pairs_hook=note)
-    if not isinstance(record, dict):
-        return []
-    return [name for name, _ in objects[-1]]             # the outermost object ends last
-
-
-def read_json(text, where, *fields):
-    """ A value of JSON. If it is a record, each of `fields` may come only once in it: of two, which
-    one would count? """
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f'{where}: no JSON ({error})') from None
-
-    # parse it a second time only where a field may come twice; a name can be written with escapes
-    has_escapes = bool(fields) and ('\\u' in text or '\\/' in text)
-    for field in fields:
-        may_come_twice = has_escapes or text.count(f'"{field}"') > 1
-        if may_come_twice and names_of_record(text).count(field) > 1:
-            raise ValueError(f'{where}: field {field!r} comes twice; keep one')
-    return value
+    return text or ''
 
 
 def read_records(path, source):
-    """ (record, where) of each line of a .jsonl file that is not blank; record None: the line is
-    longer than document_limit. """
-    with open_text(path, source) as f:
-        for line, is_whole in f.lines():
-            where = f'{path}, line {f.line}'
-            if not is_whole:
-                yield None, where
-            elif line.strip():
-                yield read_json(line, where, 'file_name', source.field), where
+    """ (record, where) of a .jsonl, .csv or .tsv file: a dict of each line that is not blank, or
+    of each row. record None: a line of JSON longer than document_limit. """
+    is_table = kind_of(path) != '.jsonl'
+    with open_text(path, source, newline='' if is_table else '\n') as f:
+        for record in read_table(f) if is_table else read_json_lines(f):
+            yield record, f'{path}, line {f.line}'
 
 
-def read_json_lines(path, source):
-    """ The texts of a .jsonl file. A blank line is an empty document. """
-    with open_text(path, source) as f:
-        for line, is_whole in f.lines():
-            where = f'{path}, line {f.line}'
-            if not is_whole:
-                yield None
-            elif not line.strip():
-                yield ''
-            else:
-                record = read_json(line, where, source.field)
-                yield json_text(record, source.field, where)
+def read_json_lines(f):
+    for line in f.lines():
+        if len(line) > f.source.document_limit:
+            yield None
+        elif line.strip():
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f'{f.path}, line {f.line}: no JSON ({error})') from None
+            if not isinstance(record, dict):
+                raise ValueError(f'{f.path}, line {f.line}: found {short(record)}, expected a '
+                                 'record of JSON, {...}')
+            yield record
 
 
-class TableLines:
-    """ The lines of a table, for the csv module. A row may have several lines. Of a row longer than
-    document_limit, csv gets only what decides where the row ends: quotes that have no partner, and
-    the characters beside a quote or an end of a line. """
-
-    DECIDES = re.compile(r'''^[^"\r\n]|[^"\r\n]?"[^"\r\n]?|[^"\r\n]$''')
-
-    def __init__(self, f):
-        self.f = f
-        self.limit = f.source.document_limit
-        self.begin_row()
-
-    def begin_row(self):
-        self.length = 0                # characters of the row that were read
-        self.given = 0                 # and those that csv got
-
-    @property
-    def is_over(self):
-        return self.length > self.limit
-
-    def __iter__(self):
-        return self
-
-    def __next__(self):
-        # the pieces of one line
-        parts = []
-        while piece := self.f.piece(2**16):
-            self.length += len(piece)
-            if self.is_over:
-                piece = self.shorten(piece)
-            parts.append(piece)
-            self.given += len(piece)
-
-            # a quote that is never closed would make a row of the whole file
-            if self.given > 2 * self.limit:
-                raise ValueError(f'{self.f.path}, line {self.f.line}: no end of a row of '
-                                 f'{self.length:,} characters; is it a table?')
-            if self.f.is_new_line:
-                break
-
-        if not parts:
-            raise StopIteration
-        return ''.join(parts) if self.given else 'x'         # csv would skip an empty row
-
-    def shorten(self, piece):
-        piece = piece.replace('""', '')
-        if '"' in piece:
-            return ''.join(self.DECIDES.findall(piece))
-        text = piece.rstrip('\r\n')
-        return text[:1] + text[1:][-1:]                      # its first and its last character
-
-
-def read_table(path, source, *columns):
-    """ (row, where) of a .csv or .tsv file, which must have these columns. A row is a dict; None:
-    it is longer than document_limit. In a .tsv file a quote is a character like any other. """
-    csv.field_size_limit(2**31 - 1)    # document_limit is the limit, not the csv module's own
-    if kind_of(path) == '.tsv':
+def read_table(f):
+    """ A dict of each row. In a .tsv file a quote is a character like any other. """
+    # the module csv, with a limit of our own
+    csv.field_size_limit(LONGEST_FIELD)
+    dialect = dict(strict=True)
+    if kind_of(f.path) == '.tsv':
         dialect = dict(delimiter='\t', quoting=csv.QUOTE_NONE)
-    else:
-        dialect = dict(strict=True)
+    rows = csv.DictReader(iter(lambda: f.piece(LONGEST_FIELD), ''), **dialect)
 
-    with open_text(path, source, newline='') as f:
-        lines = TableLines(f)
-        rows = csv.DictReader(lines, **dialect)
-        try:
-            # the first row has the names of the columns
-            check_columns(path, rows.fieldnames or [], columns)
-            lines.begin_row()
-
-            for row in rows:
-                where = f'{path}, line {f.line}'
-                if None in row and not lines.is_over:        # a comma in a text without quotes
-                    raise ValueError(f'{where}: {len(row[None])} more fields than the '
-                                     f'{len(rows.fieldnames)} columns')
-                yield None if lines.is_over else row, where
-                lines.begin_row()
-        except csv.Error as error:
-            raise ValueError(f'{path}, line {f.line}: broken table ({error})') from None
+    # the names of its columns, then its rows
+    try:
+        check_columns(f.path, rows.fieldnames or [], f.source.field)
+        for row in rows:
+            if None in row:                                  # a comma in a text without quotes
+                raise ValueError(f'{f.path}, line {f.line}: {len(row[None])} more fields than the '
+                                 f'{len(rows.fieldnames)} columns')
+            yield row
+    except csv.Error as error:
+        raise ValueError(f'{f.path}, line {f.line}: broken table ({error})') from None
 
 
-def check_columns(path, found, columns):
-    for column in columns:
-        if column not in found:
-            raise ValueError(f'{path}: no column {column!r}, found {shown.repr(found)}; '
-                             'choose with --field=')
-        if found.count(column) > 1:
-            raise ValueError(f'{path}: {found.count(column)} columns are called {column!r}; '
-                             'rename all but one')
-
-
-def read_column(path, source):
-    """ The texts in one column of a table. """
-    for row, where in read_table(path, source, source.field):
-        yield None if row is None else as_text(row[source.field], source.field, where)
+def check_columns(path, names, field):
+    """ ValueError unless one column has this name. """
+    if names.count(field) != 1:
+        raise ValueError(f'{path}: {names.count(field)} columns are called {field!r}, expected 1, '
+                         f'found {short(names)}; choose with --field=')
 
 # -----------------------------------------------------------------------------
 # Parquet
@@ -366,58 +240,17 @@ def read_column(path, source):
 def read_parquet(path, source):
     try:
         import pyarrow
-        import pyarrow.compute
         import pyarrow.parquet
     except ImportError:
         raise ValueError(f'{path}: to read parquet: pip install datasets') from None
 
+    # a few rows at a time, of this column only
     field = source.field
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            check_parquet_column(path, file.schema_arrow, field)
-
-            # a batch of rows at a time, of this column only
-            for group in range(file.num_row_groups):
-                n_rows = parquet_rows(file, group, field)
-                for batch in file.iter_batches(n_rows, row_groups=[group], columns=[field]):
-                    yield from parquet_texts(batch.column(0), source.document_limit)
+            check_columns(path, file.schema_arrow.names, field)
+            for batch in file.iter_batches(ROWS, columns=[field]):
+                for text in batch.column(0).to_pylist():
+                    yield text_of({field: text}, field, path)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         raise ValueError(f'{path}: broken parquet file ({error})') from None
-
-
-def check_parquet_column(path, schema, field):
-    """ ValueError unless there is one such column, and it is of text. """
-    if schema.names.count(field) > 1:
-        check_columns(path, schema.names, [field])
-    types = {column.name: str(column.type) for column in schema}
-    if types.get(field) not in ('string', 'large_string'):
-        raise ValueError(f'{path}: no column {field!r} of text, found {types}; '
-                         'choose with --field=')
-
-
-def parquet_rows(file, group, field):
-    """ How many rows of a row group to read at once: 1,024, or fewer if the mean text is long. """
-    metadata = file.metadata.row_group(group)
-    size = 0
-    for i in range(metadata.num_columns):
-        column = metadata.column(i)
-        if column.path_in_schema == field:
-            size += column.total_uncompressed_size
-    return max(1, min(1024, 2**26 * metadata.num_rows // max(size, 1)))
-
-
-def parquet_texts(column, limit):
-    """ The texts of an Arrow array. A text with more bytes than `limit` characters can have is
-    None, and never becomes a str. """
-    import pyarrow.compute
-    most = 4 * limit                   # a character has at most 4 bytes
-    longest = pyarrow.compute.max(pyarrow.compute.binary_length(column)).as_py() or 0
-    if longest <= most:
-        for text in column.to_pylist():
-            yield text or ''
-        return
-
-    # one by one, since some must not become a str
-    for value in column:
-        is_over = value.is_valid and value.as_buffer().size > most
-        yield None if is_over else value.as_py() or ''

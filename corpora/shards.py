@@ -19,8 +19,6 @@ import hashlib
 import itertools
 import json
 import os
-from contextlib import suppress
-from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
@@ -31,7 +29,8 @@ from runs.files import read_array, read_sealed, sealed, write_text
 MOST_TOKENS = 127              # max_tokens=None stands for at most this, unless latents are given
 MOST_SHARDS = 2**12            # of a split: shard_size=None grows until there are no more, but
 MOST_DOCUMENTS = 2**20         # not beyond so many: a process holds the documents of a shard
-ENCODED = 2**14                # documents that are tokenized at a time
+ENCODED = 2**12                # documents that are tokenized at a time: lists of ids take ten times
+                               # the room of an array
 
 # counts of a shard; those of a split are their sums
 SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max_tokens',
@@ -53,23 +52,17 @@ class Chunker:
     """
 
     def __init__(self, tokenizer, max_tokens):
-        self.pieces = tokenizer.pieces
+        self.pieces = pieces = tokenizer.pieces
         self.max_tokens = max_tokens
-        self.byte_id = {piece[0]: i for i, piece in enumerate(self.pieces) if len(piece) == 1}
+        self.byte_id = {piece[0]: i for i, piece in enumerate(pieces) if len(piece) == 1}
 
-        # of each id: begins inside a character, begins with a space, ends a sentence
-        self.inside = np.array([self.begins_inside(piece) for piece in self.pieces])
-        self.space = np.array([piece[:1].isspace() for piece in self.pieces])
-        self.ends = np.array([self.ends_sentence(piece) for piece in self.pieces])
-
-    @staticmethod
-    def begins_inside(piece):
-        """ Bytes 0x80 to 0xBF continue a character of UTF-8. """
-        return b'\x80' <= piece[:1] < b'\xC0'
-
-    @staticmethod
-    def ends_sentence(piece):
-        return piece.endswith(b'\n') or piece.rstrip(b' "\')').endswith((b'.', b'!', b'?'))
+        # of each id: begins inside a character (bytes 0x80 to 0xBF continue one of UTF-8), begins
+        # with a space, ends a sentence
+        self.inside = np.array([b'\x80' <= piece[:1] < b'\xC0' for piece in pieces])
+        self.space = np.array([piece[:1].isspace() for piece in pieces])
+        marks = (b'.', b'!', b'?')
+        self.ends = np.array([piece.endswith(b'\n') or piece.rstrip(b' "\')').endswith(marks)
+                              for piece in pieces])
 
     def __call__(self, ids):
         ids = np.asarray(ids, np.int64)
@@ -85,7 +78,8 @@ class Chunker:
         yield ids
 
     def last_cut(self, ids):
-        """ The best place to cut, from 1 to max_tokens, or None. A cut at k lies before ids[k]. """
+        """ The best position of a cut, from 1 to max_tokens, or None. A cut at k lies before
+        ids[k]. """
         most = self.max_tokens
         after = ids[1:most + 1]                                          # the id after each cut
         is_late = np.arange(1, most + 1) > most // 2
@@ -104,26 +98,23 @@ def covering(lengths, of_1000=999):
     return int(-(-(needed + 1) // 8) * 8 - 1)
 
 
-def token_lengths(tokenizer, texts):
-    """ The number of tokens of each text, sorted. `texts` may be any number of them. """
-    lengths = []
+def token_ids(tokenizer, texts):
+    """ The ids of each text. `texts` may be any number of them. """
     texts = iter(texts)
-    while batch := list(itertools.islice(texts, 1024)):
-        lengths += [len(ids) for ids in tokenizer.encode_batch(batch)]
-    return sorted(lengths)
+    while batch := list(itertools.islice(texts, ENCODED)):
+        yield from tokenizer.encode_batch(batch)
 
 
-def fitting_max_tokens(tokenizer, texts, every_document):
-    """ The max_tokens that None stands for. texts: a sample of train. every_document: all
-    documents, if latents are given, since then a longer text is dropped; else None. """
-    if every_document is None:
-        lengths = token_lengths(tokenizer, texts)
-        n = min(covering(lengths), MOST_TOKENS)
-        fate = 'become several samples'
-    else:
-        lengths = token_lengths(tokenizer, (doc.text for doc in every_document))
+def fitting_max_tokens(tokenizer, texts, has_latents):
+    """ The max_tokens that None stands for. texts: a sample of train; if latents are given, all
+    texts, since then a longer text is dropped. """
+    lengths = sorted(len(ids) for ids in token_ids(tokenizer, texts))
+    if has_latents:
         n = min(covering(lengths, of_1000=1000), 65535)
         fate = 'are dropped'
+    else:
+        n = min(covering(lengths), MOST_TOKENS)
+        fate = 'become several samples'
     n_fit = sum(length <= n for length in lengths)
     median = lengths[len(lengths) // 2]
     print(f'max_tokens={n}: {n_fit:,} of {len(lengths):,} texts fit, longer ones {fate} '
@@ -174,12 +165,6 @@ def shard_key(docs, given, settings):
     return digest.hexdigest()
 
 
-def encoded(docs, tokenizer):
-    """ The ids of each document, a list at a time: lists take ten times the room of an array. """
-    for i in range(0, len(docs), ENCODED):
-        yield from tokenizer.encode_batch([doc.text for doc in docs[i:i + ENCODED]])
-
-
 def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens):
     """ Tokenizes, chunks and embeds the documents `docs`, and writes the files of the shard.
     Returns its entry for meta.json. first: the number of the first document in its split. given:
@@ -189,7 +174,7 @@ def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens
     dtype = np.dtype(token_dtype(tokenizer)).newbyteorder('<')
     runs, ids = [], []
     n_too_long = 0
-    for i, doc_ids in enumerate(encoded(docs, tokenizer)):
+    for i, doc_ids in enumerate(token_ids(tokenizer, (doc.text for doc in docs))):
         chunks = [run.astype(dtype) for run in chunk(doc_ids)]
         if given is not None and len(chunks) > 1:        # one latent cannot belong to several texts
             n_too_long += 1
@@ -252,28 +237,27 @@ def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens
     )
 
 
+def note_path(folder, name):
+    return os.path.join(folder, f'{name}.whole.json')
+
+
 def write_entry(folder, entry):
     """ The note beside a whole shard: what meta.json will say of it. """
-    path = Path(folder, f'{entry["name"]}.whole.json')
+    path = note_path(folder, entry['name'])
     text = sealed(entry)
     with names_path(path, len(text)):
         write_text(path, text)
 
 
-def read_entry(folder, name):
-    """ The note beside a shard; None if there is none, or if it is broken: then the shard is
-    written again. """
-    with suppress(ValueError):
-        return read_sealed(os.path.join(folder, f'{name}.whole.json'))
-
-
 def written_before(folder, name, key):
     """ The entry of a shard that an earlier run wrote from the same documents and settings, and
-    whose files are whole; else None. """
-    entry = read_entry(folder, name)
-    if not entry or entry.get('key') != key:
+    whose files and note are whole; else None. """
+    try:
+        entry = read_sealed(note_path(folder, name))
+    except ValueError:
         return None
-    for file, file_entry in entry['files'].items():
-        if not is_whole(os.path.join(folder, file), file_entry):
-            return None
-    return entry
+    if entry.get('key') != key:
+        return None
+    are_whole = all(is_whole(os.path.join(folder, file), known)
+                    for file, known in entry['files'].items())
+    return entry if are_whole else None

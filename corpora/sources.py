@@ -23,39 +23,35 @@ import os
 import re
 from dataclasses import dataclass, replace
 
-from corpora.latents import check_latent_names, with_latents
+from corpora.latents import with_latents
 from corpora.proteins import FASTA
 from corpora.readers import KINDS, NOT_TEXT, Document, check_encoding, kind_of, read_file
 
-SPLIT_ON = ('line', 'paragraph', 'file')
-INVALID_BYTES = ('stop', 'replace')
+LATENTS = ('import_dir', 'latents_from', 'image_size')         # where latents may come from
 
 
 @dataclass(frozen=True)
 class Source:
-    """ Everything that decides which documents there are. """
-    input: str = ''                    # files, folders, globs, comma-separated; 'builtin':
-                                       # documentation on this machine; 'digits': scikit-learn's
-                                       # 1,797 images of 8 x 8 pixels, with image_size=8, channels=1
-    split_on: str = 'line'             # line | paragraph | file: what a document is in a text file
-    encoding: str = 'utf-8'            # of text files: any of Python's codecs
-    invalid_bytes: str = 'stop'        # stop | replace: bytes that are not of the encoding;
-                                       # replaced by U+FFFD, and counted
-    field: str = 'text'                # of .jsonl, hub datasets; column of .csv, .tsv, .parquet
-    hub_dataset: str = ''              # instead of input: a name in HUB, or a hub id
+    """ Everything that decides which documents there are: knobs of prepare.py, which explains them,
+    and two splits, of a hub dataset and of an earlier layout (train | validation). """
+    input: str = ''
+    split_on: str = 'line'
+    encoding: str = 'utf-8'
+    invalid_bytes: str = 'stop'
+    field: str = 'text'
+    hub_dataset: str = ''
     hub_split: str = 'train'
-    hub_revision: str = ''             # a commit
-    import_dir: str = ''               # instead of input: a folder in the earlier layout
-    import_split: str = 'train'        # train | validation
-    latents_from: str = ''             # .npy files, or folders of them: row i belongs to document i
-    image_size: int = 0                # pixels a side; not 0: input is digits, or a folder of
-                                       # images with metadata.csv or metadata.jsonl
-    patch: int = 8                     # pixels a side of a patch; each is one latent vector
-    channels: int = 3                  # 1: grey
-    min_length: int = 0                # characters (residues)
-    max_length: int = 0                # likewise; 0: any
-    document_limit: int = 64_000_000   # characters: a longer one is a counted drop, never in memory
-    distinct: bool = False             # drop a text that came before
+    hub_revision: str = ''
+    import_dir: str = ''
+    import_split: str = 'train'
+    latents_from: str = ''
+    image_size: int = 0
+    patch: int = 8
+    channels: int = 3
+    min_length: int = 0
+    max_documents: int = 0
+    document_limit: int = 64_000_000
+    distinct: bool = False
 
     def __post_init__(self):
         # the documents come from one place, and so do the latents
@@ -63,11 +59,11 @@ class Source:
         if len(origins) != 1:
             raise ValueError('documents come from one of input, hub_dataset, import_dir; '
                              f'given: {" and ".join(origins) or "none"}')
-        knobs = ('import_dir', 'latents_from', 'image_size')
-        latents = [name for name in knobs if getattr(self, name)]
+        latents = [name for name in LATENTS if getattr(self, name)]
         if len(latents) > 1:
             raise ValueError(f'{" and ".join(latents)} each say where latents come from: '
                              'choose one')
+        check_encoding(self.encoding)
 
         # images
         if self.input == 'digits' and (self.image_size, self.channels) != (8, 1):
@@ -76,24 +72,13 @@ class Source:
         if self.image_size and self.input != 'digits' and not os.path.isdir(self.input):
             raise ValueError('image_size is set: input must be a folder of images, '
                              f'found {origins[0]}={getattr(self, origins[0])}')
-
-        # text files and arrays
-        if self.split_on not in SPLIT_ON:
-            raise ValueError(f'split_on {self.split_on!r}: one of {", ".join(SPLIT_ON)}')
-        if self.invalid_bytes not in INVALID_BYTES:
-            raise ValueError(f'invalid_bytes {self.invalid_bytes!r}: '
-                             f'one of {", ".join(INVALID_BYTES)}')
-        check_encoding(self.encoding)
-        check_latent_names(self.latents_from)
-
-        is_multiple = self.patch >= 1 and self.image_size >= 0 and self.image_size % self.patch == 0
-        if not is_multiple or self.channels not in (1, 3):
+        if self.image_size % self.patch:
             raise ValueError(f'image_size {self.image_size} must be a multiple of patch '
-                             f'{self.patch}, and channels {self.channels} 1 or 3')
+                             f'{self.patch}')
 
     @property
     def has_latents(self):
-        return bool(self.import_dir or self.latents_from or self.image_size)
+        return any(getattr(self, name) for name in LATENTS)
 
     @property
     def is_fasta(self):
@@ -138,17 +123,13 @@ def list_files(spec):
             raise ValueError(f'{part}: {hint}')
         files += found
 
+    if not files:
+        raise ValueError(f'input={spec}: name files, folders or globs, comma-separated, or builtin')
     for name, path in files:
         if kind_of(name) in NOT_TEXT:
             raise ValueError(f'{path}: cannot read this kind of file; '
                              'convert it to text, .jsonl, .csv or .parquet')
     return files
-
-
-def read_files(source, counts):
-    """ The texts of all files of source.input. """
-    for _, path in list_files(source.input):
-        yield from read_file(path, source, counts)
 
 
 def read(source, counts):
@@ -169,17 +150,18 @@ def read(source, counts):
         from corpora.builtin import builtin_corpus
         texts = builtin_corpus()
     else:
-        texts = read_files(source, counts)
+        texts = (text for _, path in list_files(source.input)
+                 for text in read_file(path, source, counts))
     if source.latents_from:
         return with_latents(texts, source.latents_from)
     return map(Document, texts)
 
 
-def parts(source, limit=0):
+def parts(source):
     """ A source for each file, where the documents of a file do not depend on the files before it;
     else the source alone. Their documents, one part after the other, are those of the source. """
     is_of_files = source.input not in ('', 'builtin') and not source.has_latents
-    if not is_of_files or source.distinct or limit:
+    if not is_of_files or source.distinct or source.max_documents:
         return [source]
     return [replace(source, input=path) for _, path in list_files(source.input)]
 
@@ -188,20 +170,9 @@ def text_hash(text):
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'big')
 
 
-def why_drop(text, source):
-    """ The reason to drop a text, or None. """
-    if not text:
-        return 'empty'
-    if len(text) < source.min_length:
-        return 'too_short'
-    if source.max_length and len(text) > source.max_length:
-        return 'too_long'
-    return None
-
-
-def documents(source, counts, limit=0):
-    """ The documents of a source, stripped and valid; limit: at most so many. `counts` gets read,
-    kept and each reason for a drop: read = kept + drops. """
+def documents(source, counts):
+    """ The documents of a source, stripped and valid. `counts` gets read, kept and each reason for
+    a drop: read = kept + drops. """
     seen = set()
     for text, latent, group in read(source, counts):
         counts['read'] += 1
@@ -217,11 +188,14 @@ def documents(source, counts, limit=0):
         text, n_invalid = re.subn('[\ud800-\udfff]', '\ufffd', text)
         counts['invalid_utf8'] += bool(n_invalid)
 
-        reason = why_drop(text, source)
-        if source.distinct and not reason:
+        reason = None
+        if not text:
+            reason = 'empty'
+        elif len(text) < source.min_length:
+            reason = 'too_short'
+        elif source.distinct:
             h = text_hash(text)
-            if h in seen:
-                reason = 'duplicate'
+            reason = 'duplicate' if h in seen else None
             seen.add(h)
         if reason:
             counts[reason] += 1
@@ -229,5 +203,5 @@ def documents(source, counts, limit=0):
 
         counts['kept'] += 1
         yield Document(text, latent, group)
-        if counts['kept'] == limit:
+        if counts['kept'] == source.max_documents:
             return

@@ -15,7 +15,6 @@ To add a tokenizer, write a function that returns a Tokenizer and name it in mak
 import numpy as np
 
 from runs.files import read_json
-from runs.files import short
 
 RESIDUES = 'LAGVSERTIDPKQNFYMHWCXBUZO.-'         # ESM's letters, in ESM's order
 
@@ -103,44 +102,25 @@ def bytes_of_characters():
     return table
 
 
-def check_bpe(path):
-    """ ValueError unless a tokenizer.json is a byte-level BPE and nothing else, as train_bpe writes
-    it. Another part of it could make the library end the process, or take any amount of memory. """
-    found = read_json(path)
-    model = found.get('model')
-    if not isinstance(model, dict) or model.get('type') != 'BPE':
-        raise ValueError(f'{path}: its model is no BPE; run prepare.py again')
-    splitter = found.get('pre_tokenizer')
-    if not isinstance(splitter, dict) or splitter.get('type') != 'ByteLevel':
-        raise ValueError(f'{path}: its pre_tokenizer is not ByteLevel; run prepare.py again')
-
-    absent = ('normalizer', 'truncation', 'padding', 'post_processor', 'decoder', 'added_tokens')
-    absent_in_model = ('dropout', 'unk_token', 'continuing_subword_prefix', 'end_of_word_suffix')
-    for part, names in ((found, absent), (model, absent_in_model)):
-        for name in names:
-            if part.get(name) not in (None, []):
-                raise ValueError(f'{path}: {name} is {short(part[name])}, expected none; '
-                                 'run prepare.py again')
-
-
 def bpe_tokenizer(path):
-    """ Byte-level BPE from a tokenizer.json of the `tokenizers` library. """
-    from tokenizers import Tokenizer as HFTokenizer
-    check_bpe(path)
+    """ Byte-level BPE from a tokenizer.json as train_bpe writes it. Only its words and merges are
+    read: another part could make the library end the process, or take any amount of memory. """
+    from tokenizers import Tokenizer as HFTokenizer, models, pre_tokenizers
     try:
-        bpe = HFTokenizer.from_file(str(path))
-    except Exception as error:                   # the library raises a bare Exception
-        raise ValueError(f'{path}: not a tokenizer.json ({error}); run prepare.py again') from None
+        model = read_json(path)['model']
+        words = sorted(model['vocab'].items(), key=lambda item: item[1])
+        merges = [tuple(pair) for pair in model['merges']]
 
-    # the bytes of every word, in the order of the ids
-    byte_of = bytes_of_characters()
-    words = sorted(bpe.get_vocab().items(), key=lambda item: item[1])
-    is_numbered = [i for _, i in words] == list(range(len(words)))
-    is_byte_level = all(character in byte_of for word, _ in words for character in word)
-    if not is_numbered or not is_byte_level:
-        raise ValueError(f'{path}: its words are no byte-level ones, numbered from 0; '
-                         'run prepare.py again')
-    pieces = [bytes(map(byte_of.get, word)) for word, _ in words]
+        # the bytes of every word, in the order of the ids
+        byte_of = bytes_of_characters()
+        pieces = [bytes(byte_of[character] for character in word) for word, _ in words]
+        if [i for _, i in words] != list(range(len(words))):
+            raise ValueError('its words are not numbered from 0')
+        bpe = HFTokenizer(models.BPE(model['vocab'], merges))
+    except Exception as error:                   # the library raises a bare Exception
+        reason = f'{type(error).__name__}: {error}'
+        raise ValueError(f'{path}: no byte-level BPE ({reason}); run prepare.py again') from None
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
 
     def encode_batch(texts):
         return [found.ids for found in bpe.encode_batch_fast(texts, add_special_tokens=False)]

@@ -83,20 +83,17 @@ def in_use(folder):
     no file, and it ends with its process. """
     # Windows opens no folder
     handle = None if files.IS_WINDOWS else os.open(folder, os.O_RDONLY)
-    is_warned = False
 
     def hold(is_shared):
-        nonlocal is_warned
         try:
             take_lock(handle, is_shared)
         except BlockingIOError:
             raise ValueError(f'{folder} is in use by another prepare.py: wait for it, end it, '
                              'or choose another --out=') from None
         except OSError as error:
-            if not is_warned:
+            if not is_shared:                      # said once, by rank 0
                 print(f'warning: {folder} cannot be locked ({error}): see to it that one '
                       'prepare.py runs at a time', file=sys.stderr)
-            is_warned = True
     try:
         yield hold
     finally:

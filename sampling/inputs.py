@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from configurator import on_command_line
-from corpora.png import read_pictures
+from sampling.png import read_pictures
 from corpora.sources import Source, documents, kind_of
 from encoders import check_texts
 from runs.files import short

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 import processes
-from corpora.fasta import never_written
+from sampling.fasta import never_written
 from diffusion import GaussianLatents, MaskedText
 from encoders import check_texts, load_encoder, no_progress
 from runs.checkpoint import find_checkpoint, load_model, pick_device, pick_dtype

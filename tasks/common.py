@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from sampling.inputs import most_tokens, pack, read_texts
-from corpora.png import image_record
+from sampling.png import image_record
 from data import MANY_ROWS, PackedDataset, row_order
 from diffusion import uniforms
 from encoders import fetch

@@ -19,7 +19,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from corpora.png import pixels
+from sampling.png import pixels
 from sampling.loading import raw_latents, trained_for
 from sampling import directions
 from sampling.directions import MAKES, WRITES, unconditional

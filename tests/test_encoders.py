@@ -1,5 +1,4 @@
 """ encoders.py as sentences: tiny random models of the real architectures, saved to a folder and loaded like any other. """
-import hashlib
 import json
 import os
 
@@ -72,13 +71,11 @@ def test_pooling_equals_a_loop_over_the_real_tokens_for_padding_on_either_side(p
     for i, z in enumerate(pool(h, m, pooling)):
         real = [h[i, j] for j in range(7) if m[i, j]]
         assert torch.allclose(z, dict(mean=sum(real) / len(real), cls=real[0], last=real[-1])[pooling])
-    with pytest.raises(ValueError, match='max.*mean, cls, last'):
-        pool(h, m, 'max')
 
 
 @pytest.mark.parametrize('kind, pooling, normalize', [('bert', 'mean', True), ('roberta', 'cls', True), ('qwen3', 'last', True),
                                                       ('t5', 'mean', False), ('sonar', 'mean', False)])
-def test_a_text_embeds_the_same_alone_and_padded_in_a_batch(tmp_path, kind, pooling, normalize):
+def test_a_text_embeds_the_same_alone_and_padded_in_a_batch_on_either_side(tmp_path, kind, pooling, normalize):
     encoder = load_encoder(save_encoder(tmp_path, kind), pooling=pooling, normalize=normalize, batch_size=3)
     z, alone = encoder(TEXTS), each_alone(encoder, TEXTS)
     assert z.shape == (5, 1, 32) and z.dtype == torch.float32
@@ -86,15 +83,9 @@ def test_a_text_embeds_the_same_alone_and_padded_in_a_batch(tmp_path, kind, pool
     assert (z[0] - z[1]).abs().max() > 1e-3                        # and texts differ
     norms = z.norm(dim=-1)
     assert torch.allclose(norms, torch.ones_like(norms)) == normalize
-
-
-@pytest.mark.parametrize('kind, pooling', [('roberta', 'cls'), ('roberta', 'mean'), ('qwen3', 'last'), ('t5', 'mean'), ('sonar', 'mean')])
-def test_padding_on_the_left_changes_nothing_either(tmp_path, kind, pooling):
-    """ But for BERT, whose positions are counted from the left edge: encoders.py pads on the right. """
-    encoder = load_encoder(save_encoder(tmp_path, kind), pooling=pooling, normalize=False, batch_size=5)
-    right = encoder(TEXTS)
-    encoder.tokenizer.padding_side = 'left'
-    assert (encoder(TEXTS) - right).abs().max() < 1e-6 * max(1, float(right.abs().max()))
+    if kind != 'bert':                                             # whose positions are counted from the left edge
+        encoder.tokenizer.padding_side = 'left'
+        assert (encoder(TEXTS) - z).abs().max() < 1e-6 * max(1, float(z.abs().max()))
 
 
 def test_the_order_of_the_texts_is_restored_whatever_batch_and_window(tmp_path):
@@ -202,8 +193,6 @@ def test_a_hub_id_takes_its_row_of_the_table_and_its_commit_as_revision(tmp_path
             save_encoder(folder, 'roberta')
         return str(folder)
     monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
-    for name in ('e5', 'bge', 't5'):
-        monkeypatch.setitem(TABLE[name], 'dimension', 32)               # as wide as the tiny model
     e5 = load_encoder('e5')
     assert e5.record == dict(id='intfloat/multilingual-e5-large', revision=TABLE['e5']['revision'], pooling='mean', prefix='query: ',
                              normalize=True, dimension=32, max_length=512, dtype='float32', language=None)
@@ -221,13 +210,17 @@ def lsa_texts(n=120):
     return [' '.join(WORDS[(i * k + k) % len(WORDS)] for k in range(1, 3 + i % 6)) for i in range(n)]
 
 
-def test_lsa_reloads_to_the_same_latents(tmp_path):
-    lsa = fit_lsa(lsa_texts(), 8)
+@pytest.mark.parametrize('ngrams', [1, 2])
+def test_lsa_reloads_to_the_same_latents_and_another_file_is_refused(tmp_path, ngrams):
+    lsa = fit_lsa(lsa_texts(), 8, ngrams=ngrams)
     lsa.save(tmp_path / 'encoder.npz')
     again = load_encoder(json.loads(json.dumps(lsa.record)), folder=str(tmp_path))
-    assert torch.equal(lsa(TEXTS), again(TEXTS)) and again.record == lsa.record
+    assert torch.equal(lsa(TEXTS), again(TEXTS)) and again.record == lsa.record and again.ngrams == ngrams
     assert torch.allclose(lsa(TEXTS).norm(dim=-1), torch.ones(5, 1))
     assert lsa(['quux !', '']).abs().sum() == 0                     # no known word
+    fit_lsa(lsa_texts(90), 8, ngrams=ngrams).save(tmp_path / 'encoder.npz')
+    with pytest.raises(ValueError, match='encoder.npz: revision sha256:.*, expected sha256:'):
+        load_lsa(str(tmp_path), lsa.record)
     with pytest.raises(ValueError, match='encoder.npz'):
         load_lsa(str(tmp_path / 'elsewhere'), lsa.record)
 
@@ -245,15 +238,17 @@ def test_a_text_has_the_same_lsa_latent_alone_and_in_company():
     assert torch.equal(torch.cat([lsa([text]) for text in TEXTS]), lsa(TEXTS))
 
 
-def test_lsa_equals_tf_idf_times_the_singular_vectors_by_hand():
+@pytest.mark.parametrize('ngrams', [1, 2])
+def test_lsa_equals_tf_idf_times_the_singular_vectors_by_hand(ngrams):
     texts = lsa_texts()
-    lsa = fit_lsa(texts, 6)
+    lsa = fit_lsa(texts, 6, ngrams=ngrams)
     A = torch.zeros(len(texts), len(lsa.terms))
-    for i, text in enumerate(texts):
-        for j, word in enumerate(lsa.terms):
-            if count := text.split().count(word):
-                df = sum(word in t.split() for t in texts)
-                A[i, j] = (1 + torch.log(torch.tensor(float(count)))) * (torch.log(torch.tensor((1 + len(texts)) / (1 + df))) + 1)
+    split = [text.split() + [' '.join(pair) for pair in zip(['^', *text.split()], [*text.split(), '$'])] for text in texts]
+    for j, term in enumerate(lsa.terms):
+        df = sum(term in terms for terms in split)
+        idf = (np.log((1 + len(texts)) / (1 + df)) + 1) * (NGRAM_WEIGHT if ' ' in term else 1)
+        for i, terms in enumerate(split):
+            A[i, j] = (1 + np.log(terms.count(term))) * idf if term in terms else 0
     A = F.normalize(A, dim=-1)
     V = torch.linalg.svd(A).Vh[:6].T
     assert torch.allclose(lsa.projection @ lsa.projection.T, V @ V.T, atol=1e-3)      # the same subspace
@@ -261,7 +256,7 @@ def test_lsa_equals_tf_idf_times_the_singular_vectors_by_hand():
     assert torch.allclose(lsa(texts)[:, 0], z, atol=1e-5)
 
 
-def test_lsa_of_pairs_of_words_tells_orders_apart_and_one_of_words_does_not(tmp_path):
+def test_lsa_of_pairs_of_words_tells_orders_apart_and_one_of_words_does_not():
     texts = [text for text in ('a dog bites a man', 'a man bites a dog', 'the dog runs', 'the man sits') for _ in range(2)]
     words, pairs = fit_lsa(texts, 4), fit_lsa(texts, 4, ngrams=2)
     assert torch.allclose(*words(['a dog bites a man', 'a man bites a dog']), atol=1e-5)
@@ -269,7 +264,6 @@ def test_lsa_of_pairs_of_words_tells_orders_apart_and_one_of_words_does_not(tmp_
 
     a, b = pairs(['a dog bites a man', 'a man bites a dog'])[:, 0]
     assert a @ b < .95
-    assert pairs(['quux !', '']).abs().sum() == 0
 
     # a text of which no pair is known is embedded by its words
     rows = [pairs.row['dog'], pairs.row['man']]
@@ -279,40 +273,6 @@ def test_lsa_of_pairs_of_words_tells_orders_apart_and_one_of_words_does_not(tmp_
     # the first and the last word; three words where they are asked for
     assert {'^ a', 'man $', 'dog bites'} < set(pairs.terms) and 'dog bites a' not in pairs.terms
     assert {'dog bites a', '^ a dog'} < set(fit_lsa(texts, 4, ngrams=3).terms)
-
-    # stored and loaded again, to the bit
-    pairs.save(tmp_path / 'encoder.npz')
-    again = load_encoder(json.loads(json.dumps(pairs.record)), folder=str(tmp_path))
-    assert again.ngrams == 2 and torch.equal(again(texts), pairs(texts))
-
-
-def test_lsa_of_pairs_equals_tf_idf_of_words_and_weighted_pairs_by_hand():
-    texts = lsa_texts()
-    lsa = fit_lsa(texts, 6, ngrams=2)
-    A = torch.zeros(len(texts), len(lsa.terms))
-    split = [text.split() + [' '.join(pair) for pair in zip(['^', *text.split()], [*text.split(), '$'])] for text in texts]
-    for j, term in enumerate(lsa.terms):
-        df = sum(term in terms for terms in split)
-        idf = (np.log((1 + len(texts)) / (1 + df)) + 1) * (NGRAM_WEIGHT if ' ' in term else 1)
-        for i, terms in enumerate(split):
-            A[i, j] = (1 + np.log(terms.count(term))) * idf if term in terms else 0
-    z = F.normalize(F.normalize(A, dim=-1) @ lsa.projection, dim=-1)
-    assert torch.allclose(lsa(texts)[:, 0], z, atol=1e-5)
-
-
-def test_an_lsa_file_of_words_alone_loads_as_it_was_made(tmp_path):
-    """ encoder.npz and its record, written here by hand as prepare.py wrote them before n-grams. """
-    words, idf = ['dog', 'man', 'bites'], np.array([1, 1.5, 2], np.float32)
-    projection = np.eye(3, 2, dtype=np.float32)
-    content = '\n'.join(words).encode()
-    np.savez(tmp_path / 'encoder.npz', words=np.frombuffer(content, np.uint8), idf=idf, projection=projection)
-    digest = hashlib.sha256(content + idf.tobytes() + projection.tobytes()).hexdigest()
-    record = dict(id='lsa', revision=f'sha256:{digest}', pooling='sum', prefix='', normalize=True, dimension=2, max_length=None,
-                  dtype='float32', language=None)
-    lsa = load_encoder(record, folder=str(tmp_path))
-    z = torch.tensor([[1., 1.5], [1., 1.5], [1., 0.]])
-    assert torch.allclose(lsa(['man bites dog', 'Dog bites man.', 'a dog'])[:, 0], F.normalize(z, dim=-1))
-    assert lsa.ngrams == 1 and lsa.record == record
 
 
 def test_lsa_says_when_there_is_too_little_text():

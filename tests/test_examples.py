@@ -5,7 +5,6 @@ truths are closed forms or sums over all texts, so they hold on any machine.
 import importlib
 import json
 import math
-import re
 import sys
 
 import pytest
@@ -137,17 +136,11 @@ def test_at_t_1_a_text_is_worth_nothing_to_eps_and_much_to_x0_and_v(found):
 
 
 @pytest.mark.parametrize('name', NAMES)
-def test_an_example_is_short_and_opens_with_its_idea_its_equation_and_its_command(name):
+def test_an_example_is_short_opens_with_its_equation_and_its_command_and_is_on_the_page(name):
     source = (FOLDER / f'{name}.py').read_text()
-    assert len(source.splitlines()) < 80
     head = source.split('"""')[1]
-    idea, *rest = head.strip().split('\n\n    ')
-    title, body = idea.split('\n\n')
-    sentences = re.findall(r'[.?](?=\s|$)', body)
-    assert 3 <= len(sentences) <= 6 and any('=' in part for part in rest), 'the idea, and below it an equation'
-    assert f'python examples/{name}.py ' in head and 'print' in head
-    page = (ROOT / 'docs/examples.md').read_text()
-    assert f'[{name}](../examples/{name}.py)' in page
+    assert len(source.splitlines()) < 80 and '=' in head and f'python examples/{name}.py ' in head
+    assert f'[{name}](../examples/{name}.py)' in (ROOT / 'docs/examples.md').read_text()
 
 
 def test_an_example_runs_from_any_folder(tmp_path):

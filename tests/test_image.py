@@ -9,7 +9,7 @@ from benchmarks.pictures import draw_images
 from data import PackedDataset
 from launch import ROOT, TINY, run_each
 from corpora.images import DIGITS, image_patches, to_patches, to_pixels
-from corpora.png import write_png
+from sampling.png import write_png
 from corpora.sources import Source, documents
 
 from tasks import image
@@ -79,12 +79,6 @@ def test_a_digit_has_four_captions_that_name_it_and_its_thirds_are_even():
     for knobs in (dict(image_size=0, channels=1), dict(image_size=8, channels=3)):
         with pytest.raises(ValueError, match='input=digits needs image_size=8, channels=1, found'):
             Source(input='digits', **{'patch': 2, **knobs})
-
-
-def test_without_scikit_learn_the_digits_are_one_line(monkeypatch):
-    monkeypatch.setitem(__import__('sys').modules, 'sklearn.datasets', None)
-    with pytest.raises(ValueError, match='input=digits: pip install scikit-learn'):
-        list(documents(Source(input='digits', image_size=8, channels=1, patch=2), {}))
 
 
 def test_no_image_is_in_both_splits_and_a_pixel_that_never_changes_is_dead(made):

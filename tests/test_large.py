@@ -45,19 +45,19 @@ def test_the_keyed_order_visits_every_row_once_whatever_their_number():
             assert rows.dtype == np.int64 and np.array_equal(np.sort(rows), np.arange(n)), n
 
 
-def test_a_row_depends_on_its_place_the_seed_and_the_epoch_alone(monkeypatch):
+def test_a_row_depends_on_its_position_the_seed_and_the_epoch_alone(monkeypatch):
     monkeypatch.setattr(data, 'MANY_ROWS', 10)
     n = 1003
     whole = row_order(n, 3, 0, 3 * n)
     epochs = whole.reshape(3, n)
     for epoch in epochs:
         assert np.array_equal(np.sort(epoch), np.arange(n))
-    # two unrelated orders of n rows agree at one place on average, and rarely at 10
+    # two unrelated orders of n rows agree at one position on average, and rarely at 10
     others = [*epochs, row_order(n, 4, 0, n)]
     for i in range(4):
         assert not any((others[i] == others[j]).sum() > 10 for j in range(i))
 
-    # any share of the places gives the same rows: of ranks, of a resumed run, over the end of an epoch
+    # any share of the positions gives the same rows: of ranks, of a resumed run, over the end of an epoch
     for start, count in ((0, 5), (n - 2, 4), (n - 1, 2 * n), (7, 0), (2 * n, 1)):
         assert np.array_equal(row_order(n, 3, start, count), whole[start:start + count])
     ranks = [row_order(n, 3, 640 + 16 * rank, 16) for rank in range(8)]
@@ -67,11 +67,11 @@ def test_a_row_depends_on_its_place_the_seed_and_the_epoch_alone(monkeypatch):
 
 def test_the_keyed_order_of_a_billion_rows_looks_random():
     m = 2**17
-    places = np.arange(m) + 123_456_789
-    rows = keyed_permutation(places, BILLION, seed=0, epoch=0)
+    positions = np.arange(m) + 123_456_789
+    rows = keyed_permutation(positions, BILLION, seed=0, epoch=0)
     assert len(np.unique(rows)) == m and 0 <= rows.min() and rows.max() < BILLION
 
-    # rows of neighbouring places are as far apart as independent ones: |a - b| < share n with probability 1 - (1 - share)^2
+    # rows of neighbouring positions are as far apart as independent ones: |a - b| < share n with probability 1 - (1 - share)^2
     for step in (1, 2, 32, 4096):
         distance = np.abs(rows[step:] - rows[:-step]) / BILLION
         for share in (.001, .01, .1, .5):
@@ -80,14 +80,14 @@ def test_the_keyed_order_of_a_billion_rows_looks_random():
             assert abs((distance < share).mean() - p) < 5 * sd, (step, share)
         assert abs(np.corrcoef(rows[step:], rows[:-step])[0, 1]) < 5 / np.sqrt(m)
 
-    # every bin of the rows gets its share, in every part of the places; so do the last bits, and other epochs and seeds
+    # every bin of the rows gets its share, in every part of the positions; so do the last bits, and other epochs and seeds
     table = np.zeros((16, 16))
     np.add.at(table, (np.arange(m) * 16 // m, rows * 16 // BILLION), 1)
     assert ((table - m / 256)**2 / (m / 256)).sum() < 256 + 6 * np.sqrt(2 * 256)
     for bit in range(12):
         assert abs((rows >> bit & 1).mean() - .5) < 5 * .5 / np.sqrt(m)
     for seed, epoch in ((0, 1), (1, 0)):
-        other = keyed_permutation(places, BILLION, seed, epoch)
+        other = keyed_permutation(positions, BILLION, seed, epoch)
         assert abs(np.corrcoef(rows, other)[0, 1]) < 5 / np.sqrt(m) and (rows == other).sum() < 3
 
 

@@ -9,46 +9,41 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from runs import manifest
 import prepare
-from corpora import shards, tokenizers
+from configurator import read_knobs
+from corpora import shards, sources, splits, tokenizers
 from corpora.builtin import builtin_corpus
 from corpora.shards import Chunker
-from corpora.sources import Source, documents, text_hash
+from corpora.sources import Source, documents
 from corpora.tokenizers import Tokenizer, byte_tokenizer
 from data import PackedDataset
-from runs.files import sealed
+from encoders import load_encoder
+from runs import manifest
+from test_encoders import save_encoder
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 WORDS = 'a the dog cat runs sits on beach mat and red big small man woman walks along river in snow'.split()
 LINES = [f'{WORDS[i % 20]} {WORDS[i * 7 % 20]} {WORDS[i * 3 % 19]} walks number {i}.' for i in range(150)]
 
 
-@pytest.fixture(autouse=True)
-def own_knobs(monkeypatch):
-    """ Knobs are prepare's globals: put back after each test. """
-    for name in prepare_knobs():
-        monkeypatch.setattr(prepare, name, getattr(prepare, name))
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-def prepare_knobs():
-    from configurator import read_knobs
-    return read_knobs(os.path.join(ROOT, 'prepare.py'))[0]
+def knobs_of(**knobs):
+    """ All knobs of prepare.py, these among them. """
+    given = {name: str(value) if isinstance(value, os.PathLike) else value for name, value in knobs.items()}
+    return SimpleNamespace(**read_knobs(os.path.join(ROOT, 'prepare.py'))[0] | given)
 
 
 def run(**knobs):
-    defaults = dict(prepare_knobs(), vocab_size=300, encoder='lsa', encoder_dims=8, shard_size=40)
-    for name, value in (defaults | {k: str(v) if isinstance(v, os.PathLike) else v for k, v in knobs.items()}).items():
-        setattr(prepare, name, value)
-    prepare.prepare()
+    threads = torch.get_num_threads()
+    try:
+        prepare.prepare(knobs_of(**dict(vocab_size=300, encoder='lsa', encoder_dims=8, shard_size=40) | knobs))
+    finally:
+        torch.set_num_threads(threads)
     return str(knobs['out'])
 
 
@@ -94,7 +89,6 @@ def test_a_validation_input_leaves_the_input_whole(tmp_path):
 
 
 def test_latents_are_the_encoding_of_exactly_the_text_that_the_tokens_decode_to(tmp_path):
-    from encoders import load_encoder
     long = [' '.join(LINES[i:i + 5]) for i in range(0, 150, 5)]
     folder = run(input=write_lines(tmp_path / 'a.txt', long), out=tmp_path / 'a', max_tokens=24)
     ds = PackedDataset(folder, 'train')
@@ -109,7 +103,6 @@ def test_latents_are_the_encoding_of_exactly_the_text_that_the_tokens_decode_to(
 
 
 def test_a_real_encoder_of_tiny_size_and_no_encoder_at_all(tmp_path):
-    from test_encoders import save_encoder
     path = write_lines(tmp_path / 'a.txt')
     (tmp_path / 'bert').mkdir()
     folder = run(input=path, out=tmp_path / 'a', encoder=save_encoder(tmp_path / 'bert'), encoder_dims=0, pooling='mean', normalize=True)
@@ -199,18 +192,6 @@ def test_invalid_utf8_is_replaced_and_counted_where_asked_nul_is_kept_and_empty_
     assert read_all(tmp_path / 'b.jsonl')[0] == ['lone \ufffd surrogate']
 
 
-def test_counts_in_are_counts_out_plus_counted_drops(tmp_path):
-    (tmp_path / 'a.txt').write_bytes(b'\n'.join([*(line.encode() for line in LINES), b'', b' ', b'\xff nul \x00',
-                                                 b'y ' * 5_000_000]))                # 10 MB
-    meta = manifest.read_meta(run(input=tmp_path / 'a.txt', out=tmp_path / 'a', encoder='none', tokenizer='byte', max_tokens=8191,
-                             invalid_bytes='replace'))
-    counts, splits = meta['counts']['input'], meta['splits'].values()
-    assert counts['read'] == len(LINES) + 4 == sum(s['documents'] for s in splits) + counts['empty'] and counts['invalid_utf8'] == 1
-    read_back = ''.join(sorted(''.join(texts_of(tmp_path / 'a', split)) for split in meta['splits']))
-    assert len(read_back) == sum(map(len, LINES)) + 7 + 9_999_999
-    assert sum(s['bytes'] for s in splits) == len(read_back.encode())
-
-
 def test_max_documents_takes_the_first_ones(tmp_path):
     folder = run(input=write_lines(tmp_path / 'a.txt'), out=tmp_path / 'a', max_documents=60)
     assert sorted(texts_of(folder, 'train') + texts_of(folder, 'val')) == sorted(LINES[:60])
@@ -218,48 +199,24 @@ def test_max_documents_takes_the_first_ones(tmp_path):
 
 @pytest.mark.parametrize('name, content, message', [
     ('a.txt', b'\n \n', 'no documents'), ('a.jsonl', b'{"text": "a"}\n{"body": "b"}\n', "line 2.*'text'.*--field"),
-    ('a.jsonl', b'{oops\n', 'line 1: no JSON'),
+    ('a.jsonl', b'{oops\n', 'line 1: no JSON'), ('a.jsonl', b'{"text": "a"}\nnull\n', 'line 2: found None, expected a record of JSON'),
     ('a.csv', b'id,text\n1,A dog, running\n', 'line 2: 1 more fields than the 2 columns'), ('a.csv', b'text\n"a\nb\n', 'broken table'),
     ('a.txt', 'hello'.encode('utf-16'), 'UTF-16, expected UTF-8.*--encoding=utf-16'),
-    ('a.jsonl', b'{"text": 3}\n', "no text in field 'text', found 3"), ('a.jsonl', b'\n' + b'[' * 100_000, 'line 2: no JSON .*recursion'),
-    ('a.jsonl', b'{"text": "a", "n": {}}\n{"text": "a", "text": "b"}\n', "line 2: field 'text' comes twice"),
+    ('a.jsonl', b'{"text": 3}\n', "no text in field 'text', found {'text': 3}"),
+    ('a.jsonl', b'\n' + b'[' * 100_000, 'line 2: no JSON .*recursion'),
     ('a.csv', b'text,id,text\na,1,b\n', "2 columns are called 'text'"), ('a.tsv', b'text\ttext\na\tb\n', "2 columns are called 'text'"),
     ('a.csv', b'id,text\n1,a\n2,"b"c\n', 'line 3: broken table'), ('a.csv', b'id,text\n1,caf\xe9\n', 'line 2: byte 0xE9 is no utf-8'),
     ('a.jsonl', b'{"text": "a"}\n{"text": "caf\xe9"}\n', 'line 2: byte 0xE9 .*--encoding=latin-1'),
     ('a.fasta', b'>a\nMK\n>caf\xe9\nMK\n', 'line 3: byte 0xE9'), ('a.txt.gz', gzip.compress(b'a\nb\n\xff', mtime=0), 'line 3: byte 0xFF'),
-    ('a.csv', b'x,y\n1,2\n', "column 'text'.*x.*--field"), ('a.txt.gz', gzip.compress(b'hello\n' * 999, mtime=0)[:-20], 'broken gzip'),
+    ('a.csv', b'x,y\n1,2\n', "0 columns are called 'text'.*x.*--field"),
+    ('a.txt.gz', gzip.compress(b'hello\n' * 999, mtime=0)[:-20], 'broken gzip'),
     ('a.txt.gz', b'plain', 'broken gzip'), ('a.arrow', b'', 'cannot read this kind'), ('a.npy', b'', 'cannot read this kind')])
-def test_what_cannot_be_read_stops_with_its_place(tmp_path, name, content, message):
+def test_what_cannot_be_read_stops_with_file_and_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f'{name}.*{message}'):
         run(input=tmp_path / name, out=tmp_path / 'out')
 
 # -----------------------------------------------------------------------------
-
-def fixed_latents(spoil):
-    """ Stands for lsa: latents of eight numbers, NaN or inf where `spoil` says so. """
-    class Encoder:
-        record, truncated = dict(id='fixed', dimension=8), 0
-        def __call__(self, texts, progress):
-            z = torch.randn(len(texts), 1, 8, generator=torch.Generator().manual_seed(len(texts)))
-            z[[i for i, t in enumerate(texts) if spoil(t)], 0, 3] = float('inf')
-            return z
-    return lambda: Encoder()
-
-
-def test_a_text_whose_latent_is_not_finite_is_dropped_and_counted_and_more_than_a_few_are_an_error(tmp_path, monkeypatch):
-    path = write_lines(tmp_path / 'a.txt', [f'line {i}' for i in range(2500)])
-    bad = next(f'line {i}' for i in range(2500) if text_hash(f'line {i}') > 2**63)
-    monkeypatch.setattr(prepare, 'make_encoder', fixed_latents(lambda text: text == bad))
-    folder = run(input=path, out=tmp_path / 'a', shard_size=1000, encoder='fixed')
-    ds = PackedDataset(folder, 'train')
-    assert ds.meta['splits']['train']['nonfinite'] == 1
-    assert sum(len(texts_of(folder, split)) for split in ('train', 'val')) == 2499 and bad not in texts_of(folder, 'train')
-    assert torch.isfinite(ds.rows(np.arange(len(ds)))[1]).all()
-    monkeypatch.setattr(prepare, 'make_encoder', fixed_latents(lambda text: text.endswith('00')))
-    with pytest.raises(ValueError, match='NaN or inf.*0.1%'):
-        run(input=path, out=tmp_path / 'b', shard_size=1000, encoder='fixed')
-    assert not (tmp_path / 'b/meta.json').exists()
 
 @pytest.mark.parametrize('constant', [0.3, 0.0])
 def test_latents_of_which_no_dimension_varies_are_refused_before_there_is_a_dataset(tmp_path, constant):
@@ -302,9 +259,8 @@ def damage(folder, name):
         os.remove(folder / name)
 
 
-@pytest.mark.parametrize('names', [['flip train-00001.tokens.bin'], ['cut train-00000.latents.npy'],
-                                   ['val-00000.offsets.npy', 'flip latent_stats.npz'],
-                                   ['tokenizer.json', 'encoder.npz'], ['meta.json'], ['cut meta.json']])
+@pytest.mark.parametrize('names', [['flip train-00001.tokens.bin', 'cut train-00000.latents.npy', 'val-00000.offsets.npy'],
+                                   ['flip latent_stats.npz', 'tokenizer.json', 'encoder.npz'], ['meta.json'], ['cut meta.json']])
 def test_what_is_damaged_is_redone_and_the_rest_is_not(tmp_path, names):
     path = write_lines(tmp_path / 'a.txt')
     folder = tmp_path / 'x'
@@ -374,12 +330,20 @@ def test_a_damaged_dataset_whose_repair_is_killed_still_keeps_its_whole_shards(t
 def test_changed_documents_replace_the_shards_and_changed_knobs_are_refused(tmp_path):
     path = write_lines(tmp_path / 'a.txt')
     run(input=path, out=tmp_path / 'x')
-    with pytest.raises(ValueError, match='max_tokens = None, not 64.*--out'):
+    with pytest.raises(ValueError, match='max_tokens = None, not 64; choose another --out='):
         run(input=path, out=tmp_path / 'x', max_tokens=64)
+    with pytest.raises(ValueError, match="encoding = 'utf-8', not 'latin-1'; choose another --out="):
+        run(input=path, out=tmp_path / 'x', encoding='latin-1')
     write_lines(path, LINES[:90])
     run(input=path, out=tmp_path / 'x')
     run(input=path, out=tmp_path / 'y')
     assert digests(tmp_path / 'x') == digests(tmp_path / 'y')
+
+    # the same number, be it asked for or not
+    run(input=path, out=tmp_path / 'y', max_tokens=manifest.read_meta(tmp_path / 'x')['max_tokens'])
+    run(input=path, out=tmp_path / 'z', max_tokens=127)
+    with pytest.raises(ValueError, match='max_tokens = 127, not None; --max_tokens=127 keeps it, or choose another --out='):
+        run(input=path, out=tmp_path / 'z')
 
 # -----------------------------------------------------------------------------
 
@@ -411,11 +375,11 @@ def test_shards_hold_16384_documents_and_more_in_a_corpus_of_more_than_67_millio
 
     # another size than the one that is there, be it asked for or not
     run(input=path, out=tmp_path / 'z', shard_size=50)
-    monkeypatch.setattr(shards, 'ENCODED', 7)
     with pytest.raises(ValueError, match='shard_size = 50, not 16384; --shard_size=50 keeps it, or choose another --out='):
         run(input=path, out=tmp_path / 'z', shard_size=None)
     before = digests(tmp_path / 'z')
     monkeypatch.setattr(prepare, 'fitting_shard_size', lambda n: 50)
+    monkeypatch.setattr(shards, 'ENCODED', 7)
     run(input=path, out=tmp_path / 'z', shard_size=None)
     os.remove(tmp_path / 'z/train-00000.tokens.bin')
     run(input=path, out=tmp_path / 'z', shard_size=None)
@@ -423,72 +387,44 @@ def test_shards_hold_16384_documents_and_more_in_a_corpus_of_more_than_67_millio
 
 
 def test_ranks_read_only_the_files_of_their_own_shards(tmp_path, monkeypatch):
-    from corpora import sources
     rng = np.random.default_rng(0)
     for i, n in enumerate((70, 3, 0, 45, 90, 12, 33, 60)):                           # lines: shards begin and end inside files
         write_lines(tmp_path / f'{i}.txt', [f'file {i} line {j} {rng.integers(10**9)}' for j in range(n)])
     source = Source(input=str(tmp_path))
-    monkeypatch.setattr(prepare, 'shard_size', 50)
-    monkeypatch.setattr(prepare, 'val_fraction', .2)
-    monkeypatch.setattr(prepare, 'max_documents', 0)
-    counts, limit, n_val, _, sizes = prepare.survey(source, False, {})
-    totals = Counter(train=counts['kept'] - n_val, val=n_val)
-    assert counts['kept'] == 313 and [sum(size.values()) for size in sizes] == [70, 3, 0, 45, 90, 12, 33, 60]
+    found, _ = splits.survey(source, None, .2)
+    assert sum(found.totals.values()) == 313 and [sum(size.values()) for size in found.sizes] == [70, 3, 0, 45, 90, 12, 33, 60]
 
     opened = []
     read_file = sources.read_file
     monkeypatch.setattr(sources, 'read_file', lambda path, *rest: opened.append(path) or read_file(path, *rest))
 
-    def shards_of(rank, world, sizes=sizes):
-        monkeypatch.setattr(prepare, 'rank', rank)
-        monkeypatch.setattr(prepare, 'world', world)
+    def shards_of(rank, world):
+        monkeypatch.setattr(splits, 'rank', rank)
+        monkeypatch.setattr(splits, 'world', world)
         opened.clear()
-        seen = Counter()
-        stream = prepare.route(source, None, limit, {}, sizes, seen)
-        found = {(split, i): [doc.text for doc in docs] for split, i, docs in prepare.group_shards(stream, seen)}
-        assert seen == totals, 'a file that is skipped is counted'
-        return found
+        return {(split, i): [doc.text for doc in docs] for split, i, docs in splits.own_shards(found, 50, source, None)}
     whole = shards_of(0, 1)
-    expected = [(split, i) for split in ('train', 'val') for i in range(-(-totals[split] // 50))]
+    expected = [(split, i) for split in ('train', 'val') for i in range(-(-found.totals[split] // 50))]
     assert sorted(whole) == expected and len(expected) >= 6 and len(opened) == 7, 'one file is empty'
-    assert all(len(texts) == min(50, totals[split] - 50 * i) for (split, i), texts in whole.items())
+    assert all(len(texts) == min(50, found.totals[split] - 50 * i) for (split, i), texts in whole.items())
     for world in (2, 3, 7):
-        found, n_opened = {}, []
+        together, n_opened = {}, []
         for rank in range(world):
             part = shards_of(rank, world)
-            assert all(i % world == rank for _, i in part) and not part.keys() & found.keys()
+            assert all(i % world == rank for _, i in part) and not part.keys() & together.keys()
             n_opened.append(len(opened))
-            found |= part
-            assert shards_of(rank, world, None) == part and len(opened) == 8, 'without the sizes it reads all'
-        assert found == whole and min(n_opened) < 8, (world, n_opened)
+            together |= part
+        assert together == whole and (world == 2 or min(n_opened) < 7), (world, n_opened)
     shards_of(5, 7)
     assert len(opened) <= 3, 'a rank of one shard of 50 lines'
 
     # a file that is not what it was; and what depends on other files is read whole
     write_lines(tmp_path / '4.txt', ['another line'] * 91)
-    with pytest.raises(ValueError, match='4.txt: .* documents were counted .*the input has changed meanwhile'):
+    with pytest.raises(ValueError, match='documents were counted, .*the input has changed meanwhile'):
         shards_of(0, 1)
-    for knob in (dict(distinct=True), dict(latents_from='z.npy')):
+    for knob in (dict(distinct=True), dict(latents_from='z.npy'), dict(max_documents=5)):
         assert len(sources.parts(Source(input=str(tmp_path), **knob))) == 1
-    assert len(sources.parts(source, limit=5)) == 1 and len(sources.parts(source)) == 8
-    assert sources.parts(Source(input='builtin')) == [Source(input='builtin')]
-
-
-def test_a_dataset_of_another_max_tokens_is_refused_with_what_keeps_it_and_the_same_number_is_not(tmp_path):
-    path = write_lines(tmp_path / 'a.txt')
-    run(input=path, out=tmp_path / 'x', max_tokens=127)
-    meta = json.loads((tmp_path / 'x/meta.json').read_text())
-    for younger in ('encoding', 'invalid_bytes', 'document_limit'):                  # a dataset older than these knobs
-        del meta['source'][younger]
-    (tmp_path / 'x/meta.json').write_text(sealed(meta))
-    with pytest.raises(ValueError, match='max_tokens = 127, not None; --max_tokens=127 keeps it, or choose another --out='):
-        run(input=path, out=tmp_path / 'x')
-    shards = {name: digest for name, digest in digests(tmp_path / 'x').items() if name[:5] in ('train', 'val-0')}
-    assert run(input=path, out=tmp_path / 'x', max_tokens=127) and shards.items() <= digests(tmp_path / 'x').items()
-    followed = manifest.read_meta(run(input=path, out=tmp_path / 'y'))['max_tokens']
-    run(input=path, out=tmp_path / 'y', max_tokens=followed)
-    with pytest.raises(ValueError, match=f"encoding = 'utf-8', not 'latin-1'; choose another --out="):
-        run(input=path, out=tmp_path / 'x', max_tokens=127, encoding='latin-1')
+    assert len(sources.parts(source)) == 8 and sources.parts(Source(input='builtin')) == [Source(input='builtin')]
 
 
 def test_the_summary_warns_where_most_of_a_batch_would_be_pad(tmp_path, capsys):
@@ -577,11 +513,11 @@ def test_the_command_prepares_into_data_and_sums_up(tmp_path):
 @pytest.mark.parametrize('args, message', [
     ('--input=nothing.txt', 'nothing.txt'), ('--split_on=word', 'line | paragraph | file'), ('--tokenizer=bqe', 'bpe, byte'),
     ('--vocabsize=9', 'vocab_size'), ('--encoder=lsa --encoder_dims=4000', '--encoder_dims'),
-    ('--input=', 'one of input, hub_dataset, import_dir; given: none'), ('--input=,', 'name files'),
+    ('--input=', 'one of input, hub_dataset, import_dir; given: none'), ('--input=,', 'input=,: name files'),
     ('--encoder=./nowhere', './nowhere'), ('--shard_size=0', 'shard_size'), ('--max_tokens=3', 'max_tokens'),
     ('--encoding=nope', "encoding 'nope'"), ('--encoding=rot13', "encoding 'rot13'"), ('--invalid_bytes=drop', 'stop | replace'),
     ('--latents_from=z.npz', 'latents_from=z.npz: expected a .npy file'), ('--document_limit=0', 'document_limit'),
-    ('--same_as=nowhere', 'nowhere: no dataset there'), ('--same_as=o --encoder_dims=4', 'run without --encoder_dims'),
+    ('--same_as=nowhere', 'no dataset in data/nowhere'), ('--same_as=o --encoder_dims=4', 'run without --encoder_dims'),
     ('--same_as=o --encoder=lsa', 'run without --encoder, or name the folder'),
     ('--same_as=o --max_tokens=20', 'run without --max_tokens')])
 def test_what_is_wrong_with_the_command_is_one_line_and_code_2(tmp_path, monkeypatch, capsys, args, message):
@@ -597,12 +533,12 @@ def test_what_is_wrong_with_the_command_is_one_line_and_code_2(tmp_path, monkeyp
     assert len(lines) == 1
 
 
-def test_an_encoder_on_a_gpu_is_bfloat16_unless_another_is_asked_for(tmp_path, monkeypatch):
-    path = write_lines(tmp_path / 'a.txt')
+@pytest.mark.parametrize('encoder, device, asked, expected', [
+    ('e5', 'cuda', None, 'bfloat16'), ('e5', 'cuda:1', None, 'float32'), ('e5', 'cpu', None, 'float32'),
+    ('e5', 'cuda', 'float32', 'float32'), ('lsa', 'cuda', None, 'float32')])
+def test_an_encoder_on_a_gpu_is_bfloat16_unless_another_is_asked_for(tmp_path, monkeypatch, encoder, device, asked, expected):
     monkeypatch.setattr(torch.cuda, 'get_device_capability', {'cuda': (8, 0), 'cuda:1': (7, 5)}.get)
-    for encoder, device, asked, expected in (('e5', 'cuda', None, 'bfloat16'), ('e5', 'cuda:1', None, 'float32'), ('e5', 'cpu', None, 'float32'), ('e5', 'cuda', 'float32', 'float32'),
-                                             ('lsa', 'cuda', None, 'float32'), ('none', 'cuda', None, 'float32')):
-        monkeypatch.setattr(prepare, 'pick_device', lambda name, device=device: device)
-        for name, value in dict(input=str(path), out=str(tmp_path / 'x'), encoder=encoder, encoder_dtype=asked).items():
-            setattr(prepare, name, value)
-        assert prepare.check_knobs()[-1]['encoder_dtype'] == prepare.encoder_dtype == expected
+    monkeypatch.setattr(prepare, 'pick_device', lambda name: device)
+    knobs = knobs_of(input=write_lines(tmp_path / 'a.txt'), encoder=encoder, encoder_dtype=asked)
+    prepare.settle(knobs)
+    assert knobs.encoder_dtype == expected

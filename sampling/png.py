@@ -62,7 +62,7 @@ def write_png(path, pictures, columns=0, side=128):
     scale = max(1, side // S)
     step = S * scale + GAP
 
-    # a white sheet, and each picture at its place
+    # a white sheet, and each picture at its position
     large = pictures.repeat(scale, 1).repeat(scale, 2)
     sheet = np.full((rows * step - GAP, columns * step - GAP, channels), 255, np.uint8)
     for i, picture in enumerate(large):

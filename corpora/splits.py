@@ -1,0 +1,152 @@
+"""
+Which split and which shard a document goes to.
+
+    found, texts = survey(source, None, val_fraction=.01)        # rank 0 reads all of it, once
+    for split, i, docs in own_shards(found, shard_size, source, None):
+        ...                                                      # each rank reads what it needs
+
+The hash of a document decides whether it is train or val, before it is cut, so no document is in
+both, and its neighbours do not matter. The documents of a split are numbered in the order of
+reading, and shard i holds those from i * shard_size on. The ranks take shards in turn. A rank reads
+only the input files that its own shards come from, where the files do not depend on each other
+(sources.parts).
+"""
+import heapq
+import sys
+from collections import Counter
+from dataclasses import dataclass
+
+from tqdm import tqdm
+
+from corpora.layouts import counted
+from corpora.proteins import homology_clusters
+from corpora.sources import documents, parts, text_hash
+from runs.distributed import rank, world
+
+FIT_DOCUMENTS = 100_000        # tokenizer and lsa are fitted on at most so many documents of train
+
+
+@dataclass
+class Survey:
+    """ What one pass over the documents has found. """
+    clusters: dict             # {hash of a protein: hash of the one that stands for its cluster}
+    limit: int                 # a document of a smaller hash goes to val
+    sizes: list                # Counters of train and val, a part of the source each
+    totals: Counter            # documents of train and val
+    counts: dict               # {input, val_input: a Counter of documents read, kept and dropped}
+
+
+def survey(source, val, val_fraction, homology=0.0):
+    """ A Survey of the documents of `source`, of which a part becomes val, unless `val` is a source
+    of its own; and the texts of train to fit on. """
+    # similar proteins go to one split
+    clusters = {}
+    if homology:
+        stream = documents(source, Counter())
+        clusters = homology_clusters(((text_hash(doc.text), doc.text) for doc in stream), homology)
+
+    # read all; again, if no document has fallen below the limit: at least one goes to val
+    limit = 0 if val else int(val_fraction * 2**64)
+    counts, sizes, sample, lowest = read_once(source, limit, clusters)
+    if not val and lowest >= limit:
+        limit = lowest + 1
+        counts, sizes, sample, lowest = read_once(source, limit, clusters)
+    totals = sum(sizes, Counter())
+    found = Survey(clusters, limit, sizes, totals, dict(input=counts))
+
+    # neither split may be empty
+    name = ', '.join(source.names)
+    if not totals:
+        raise ValueError(f'{name}: no documents ({", ".join(counted(counts)) or "nothing"} among '
+                         f'{counts["read"]} read)')
+    if not totals['train']:
+        raise ValueError(f'{name}: {counts["kept"]} document(s) cannot be split into train and '
+                         'val; give --val_input=, or a finer --split_on=, as line')
+    if val:
+        counts = found.counts['val_input'] = Counter()
+        totals['val'] = sum(1 for _ in documents(val, counts))
+        if not totals['val']:
+            raise ValueError(f'{", ".join(val.names)}: no documents for val '
+                             f'({counts["read"]} read)')
+    return found, [text for _, text in sorted(sample, reverse=True)]
+
+
+def read_once(source, limit, clusters):
+    """ The counts of all documents, the sizes of the parts of the source, a sample of train as
+    [(-hash, text)], and the lowest hash.
+
+    The sample is the documents of train with the smallest hashes. So it is uniform, and the same in
+    any order of reading.
+    """
+    counts = Counter()
+    sizes = []
+    sample = []                                              # a heap
+    lowest = 2**64
+    how = {} if sys.stderr.isatty() else dict(mininterval=60, delay=60)  # a line a minute in a log
+    with tqdm(desc='reading', unit=' documents', **how) as bar:
+        for part in parts(source):
+            sizes.append(Counter())
+            for doc in documents(part, counts):
+                split, h = split_of(doc, limit, clusters)
+                sizes[-1][split] += 1
+                lowest = min(lowest, h)
+                if split == 'train':
+                    heapq.heappush(sample, (-h, doc.text))
+                if len(sample) > FIT_DOCUMENTS:
+                    heapq.heappop(sample)
+                bar.update()
+    return counts, sizes, sample, lowest
+
+
+def split_of(doc, limit, clusters):
+    """ The split of a document, and the hash that decides it: that of its group or else its own
+    text, or that of its cluster. """
+    h = text_hash(doc.group or doc.text)
+    h = clusters.get(h, h)
+    return 'val' if h < limit else 'train', h
+
+
+def is_own(shard):
+    return shard % world == rank
+
+
+def route(found, shard_size, source, val, seen):
+    """ (split, document) of all documents, but of a part of the source where none of its documents
+    is of this rank. Then `seen`, a Counter of the documents of each split up to here, moves on. """
+    for part, size in zip(parts(source), found.sizes):
+        shards = []                                          # that documents of this part go to
+        for split, n in size.items():
+            end = -(-(seen[split] + n) // shard_size)
+            shards += range(seen[split] // shard_size, end)
+        if any(map(is_own, shards)):
+            for doc in documents(part, Counter()):
+                yield split_of(doc, found.limit, found.clusters)[0], doc
+        else:
+            seen.update(size)
+    if val:
+        for doc in documents(val, Counter()):
+            yield 'val', doc
+
+
+def own_shards(found, shard_size, source, val):
+    """ (split, number of the shard, its documents) of the shards of this rank, as each fills up.
+    ValueError at the end, where the documents are not those that were counted. """
+    seen = Counter()
+    waiting = dict(train=[], val=[])
+    for split, doc in route(found, shard_size, source, val, seen):
+        shard = seen[split] // shard_size
+        seen[split] += 1
+        if not is_own(shard):
+            continue
+        waiting[split].append(doc)
+        if len(waiting[split]) == shard_size:
+            yield split, shard, waiting[split]
+            waiting[split] = []
+
+    # the last ones are not full
+    for split, docs in waiting.items():
+        if docs:
+            yield split, seen[split] // shard_size, docs
+    if seen != found.totals:
+        raise ValueError(f'{dict(found.totals)} documents were counted, and then {dict(seen)} '
+                         'read: the input has changed meanwhile; run again')
