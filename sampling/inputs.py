@@ -105,99 +105,78 @@ def warn_of_texts(run, texts):
 # -----------------------------------------------------------------------------
 # Templates: texts with gaps
 
-def read_template(run, text, length=0):
-    """
-    'A [MASK] runs on the [MASK:3].' -> tokens, known_mask, inner, (L,) each. A space before a mask
-    belongs to its token, where the tokenizer has such tokens. [MASK:*] is the whole rest; without
-    it the text has the length that it shows. inner: positions where EOS and PAD are not allowed.
-    """
-    # text, count, text, count, ..., text
+def pieces_of_template(run, text):
+    """ A template as its pieces: the token ids of a text, a range of numbers of MASKs, or '*' for
+    the whole rest. A space before a gap belongs to its first token, where the tokenizer has such
+    tokens. """
+    # text, gap, text, gap, ..., text
     has_space_tokens = run.tokenizer.kind != 'esm' and len(run.tokenizer.encode(' a')) == 1
     space = ' ?' if has_space_tokens else ''
-    pieces = re.split(space + r'\[MASK(|:\d+|:\*)\]', text)
-
-    # what looks like a gap and is none
-    if any('[MASK' in piece for piece in pieces[::2]):
-        raise ValueError(f'a [MASK in {short(text)} is no gap: expected [MASK], [MASK:3], '
-                         '[MASK:2-6] or [MASK:*]')
-    if len(pieces) == 1:
+    parts = re.split(space + r'\[MASK(|:\*|:\d{1,6}|:\d{1,6}-\d{1,6})\]', text)
+    if len(parts) == 1 and '[MASK' not in text:
         raise ValueError(f'no [MASK] in {short(text)}: nothing to fill')
 
-    mask = run.text.mask_id
-    tokens, inner, has_rest = [], [], False
-    for i, piece in enumerate(pieces):
-        is_mask = i % 2 == 1
-        if is_mask and len(piece) > 6:
-            raise ValueError(f'[MASK{piece}] is more than {run.out_dir} writes: {run.L - 1} tokens')
-        if has_rest and piece:
-            raise ValueError(f'[MASK:*] stands at the end of a text, found {piece!r} behind it')
-        if has_rest:
-            continue
-
-        if is_mask and piece == ':*':
-            has_rest = True
-        elif is_mask:
-            count = int(piece[1:] or 1)
-            tokens += [mask] * count
-            inner += [True] * count
+    pieces = []
+    for i, part in enumerate(parts):
+        least, _, most = (part[1:] or '1').partition('-')
+        if '*' in pieces and part:
+            raise ValueError(f'[MASK:*] stands at the end of a text, found {part!r} behind it')
+        if i % 2 == 0 and '[MASK' in part or i % 2 == 1 and most and int(least) > int(most):
+            raise ValueError(f'a [MASK in {short(text)} is no gap: expected [MASK], [MASK:3], '
+                             '[MASK:2-6] or [MASK:*]')
+        if i % 2 == 0:
+            pieces.append(run.tokenizer.encode(part) if part else [])
+        elif least == '*':
+            pieces.append('*')
         else:
-            ids = run.tokenizer.encode(piece)
-            tokens += ids
-            inner += [False] * len(ids)
+            pieces.append(range(int(least), int(most or least) + 1))
+    return pieces
 
-    # where the run does not learn when a text ends, the rest goes up to a length that must be given
-    if has_rest and run.lengths:
-        if length <= len(tokens):
-            raise ValueError(f'[MASK:*] in {short(text)} needs a --length above '
-                             f'{len(tokens)}: {run.out_dir} does not learn when a text ends')
-        added = length - len(tokens)
-        tokens += [mask] * added
-        inner += [True] * added
-        has_rest = False
-    elif length:
+
+def read_template(run, text, length=0):
+    """
+    'A [MASK] runs on the [MASK:2-3].' -> tokens, known_mask, inner, (k, L) each: a row for each
+    combination of the lengths of its gaps. [MASK:*] is the whole rest; without it the text has the
+    length that it shows. inner: positions where EOS and PAD are not allowed.
+    """
+    pieces = pieces_of_template(run, text)
+    has_rest = '*' in pieces
+    ranges = [piece for piece in pieces if isinstance(piece, range)]
+    n_rows = math.prod(map(len, ranges))
+    if n_rows > MOST_TEMPLATES:
+        raise ValueError(f'{short(text)} stands for {n_rows:,} texts, one for each length: '
+                         f'expected at most {MOST_TEMPLATES}')
+    if length and not (has_rest and run.lengths):
         raise ValueError(f'length={length} goes with [MASK:*] in a run that does not learn when a '
                          f'text ends, not with {short(text)}')
-    if len(tokens) > most_tokens(run):
-        raise ValueError(f'{short(text)} has {len(tokens)} tokens, {run.out_dir} writes at '
-                         f'most {most_tokens_in_words(run)}')
 
-    # up to L: MASK where the model chooses the end, else an EOS and PAD
-    n_open = run.L - len(tokens)
-    if has_rest:
-        tokens += [mask] * n_open
-    else:
-        tokens += ([run.tokenizer.eos] + [run.tokenizer.pad] * n_open)[:n_open]
-    tokens = torch.tensor(tokens)
-    return tokens, tokens != mask, torch.tensor(inner + [False] * n_open)
+    rows = []
+    for counts in itertools.product(*ranges):
+        # the ids of the text, -1 where EOS and PAD are not allowed
+        ids, counts = [], iter(counts)
+        for piece in pieces:
+            if isinstance(piece, range):
+                ids += [-1] * min(next(counts), run.L + 1)
+            elif piece != '*':
+                ids += piece
+        if has_rest and run.lengths:
+            if length <= len(ids):
+                raise ValueError(f'[MASK:*] in {short(text)} needs a --length above {len(ids)}: '
+                                 f'{run.out_dir} does not learn when a text ends')
+            ids += [-1] * (length - len(ids))
+        if len(ids) > most_tokens(run):
+            raise ValueError(f'{short(text)} has more tokens than {run.out_dir} writes: at most '
+                             f'{most_tokens_in_words(run)}')
 
-
-def with_each_length(text):
-    """ The templates that a template stands for: 'a [MASK:2-3] dog' is 'a [MASK:2] dog' and
-    'a [MASK:3] dog', several such gaps are all combinations. A list of str; of one, where no gap
-    has a range of lengths. """
-    # text, range, text, range, ..., text
-    pieces = re.split(r'\[MASK:([^][]*-[^][]*)\]', text)
-    ranges = []
-    for piece in pieces[1::2]:
-        found = re.fullmatch(r'(\d{1,6})-(\d{1,6})', piece, re.ASCII)
-        gap = f'[MASK:{piece}]'
-        if not found or int(found[1]) > int(found[2]):
-            raise ValueError(f'{short(gap)}: expected the least and the most tokens,'
-                             ' as in [MASK:2-6]')
-        ranges.append(range(int(found[1]), int(found[2]) + 1))
-
-    n_templates = math.prod(len(lengths) for lengths in ranges)
-    if n_templates > MOST_TEMPLATES:
-        raise ValueError(f'{short(text)} stands for {n_templates:,} texts, one for each '
-                         f'length: expected at most {MOST_TEMPLATES}')
-
-    templates = []
-    for lengths in itertools.product(*ranges):
-        template = pieces[0]
-        for length, piece in zip(lengths, pieces[2::2]):
-            template += f'[MASK:{length}]{piece}'
-        templates.append(template)
-    return templates
+        # up to L: MASK where the model chooses the end, else an EOS and PAD
+        if has_rest and not run.lengths:
+            ids += [run.text.mask_id] * (run.L - len(ids))
+        ids += [run.tokenizer.eos] + [run.tokenizer.pad] * run.L
+        rows.append(ids[:run.L])
+    tokens = torch.tensor(rows)
+    inner = tokens == -1
+    tokens = torch.where(inner, run.text.mask_id, tokens)
+    return tokens, tokens != run.text.mask_id, inner
 
 # -----------------------------------------------------------------------------
 # Latents
@@ -245,23 +224,6 @@ def slerp(first, last, n):
 # -----------------------------------------------------------------------------
 # What the command line of sample.py names
 
-# the knobs that only some directions read, and those directions
-READ_BY = {
-    'text': ('l2t', 't2l', 't2l2t', 'embed', 'infill'),
-    'texts': ('l2t', 't2l', 't2l2t', 'embed', 'infill'),
-    'latents': ('l2t', 'infill'),
-    'image': ('l2t', 'infill'),
-    'like': ('infill',),
-    'given': ('infill',),
-    'interpolate': ('l2t',),
-    'ask': ('l2t', 't2l', 't2l2t', 'infill'),
-    'save': ('t2l', 't2l2t', 'latent', 'unconditional', 'embed'),
-    'png': ('t2l', 't2l2t', 'latent', 'unconditional'),
-    'rerank': ('l2t',),
-    'refine': ('l2t',),
-}
-
-
 def read_sources(run, direction, config):
     """ What a direction is given to read, by the knobs of sample.py: names, one a source, to be
     shown; lines, the texts, and places, where each stands; raw latents (n, N, D); ends, the two
@@ -275,7 +237,7 @@ def read_sources(run, direction, config):
     # one text, and one embedding where both are read
     for name in ('text', 'given', 'like', 'interpolate'):
         is_set = config[name] or on_command_line(name)
-        if is_set and not config[name].strip() and direction in READ_BY[name]:
+        if is_set and not config[name].strip():
             raise ValueError(f'{name}={config[name]!r} is blank: the model has nothing to go by')
     n_texts = bool(text) + bool(texts) + bool(given)
     n_embeddings = bool(latents) + bool(image) + bool(like)

@@ -3,6 +3,8 @@ import contextlib
 import gzip
 import json
 import math
+import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,9 +42,9 @@ def draw(name, table, steps, n=N, tokens=None, given=None, seed=0, schedule='log
         if calls is not None:
             calls.append(len(x))
         return toy(x, None, t, None, positions)[0]
-    sampler, _ = SAMPLERS[name]
+    sampler = partial(SAMPLERS[name], **knobs)
     sampler = in_blocks(sampler, block) if block else sampler
-    return sampler(denoise, make_propose(temperature, 1.0, rng), MaskedText(V, schedule), tokens, given, steps, rng, on_step, **knobs)
+    return sampler(denoise, make_propose(temperature, 1.0, rng), MaskedText(V, schedule), tokens, given, steps, rng, lambda x, *said: on_step(x))
 
 
 def shares(schedule, steps):
@@ -210,7 +212,7 @@ def test_the_end_of_a_text_may_be_held_back(penalty, order):
     seen = []
     text = samplers.confidence(lambda tokens, t, positions: p[positions].log(), make_propose(0., 1., None), MaskedText(3),
                                torch.full((1, 4), 3), torch.zeros(1, 4, dtype=torch.bool), 4, torch.Generator(),
-                               lambda x: seen.append(x[0] != 3), end_penalty=penalty)
+                               lambda x, *said: seen.append(x[0] != 3), end_penalty=penalty)
     assert text.tolist() == [[0, 0, 0, 1]] and certainty.argmax() == 3
     assert [(b.int() - a.int()).argmax().item() for a, b in zip([torch.zeros(4).bool(), *seen], seen)] == order
 
@@ -222,8 +224,8 @@ def test_the_end_is_held_back_by_its_id_which_need_not_be_one_of_the_last_two():
     model.config, shown = Known(), []
     run = known_run(model=model, tokenizer=SimpleNamespace(eos=0, pad=2))
     for penalty in (0.0, 50.0):
-        directions.l2t(run, torch.zeros(1, 1, 2), sampler='confidence', end_penalty=penalty, on_step=lambda x: shown.append((x[0] != MASK).tolist()))
-    assert shown[0] == [False, False, False, True] and shown[L] == [False, False, True, False] and shown[-2] == [True, True, True, False]
+        directions.l2t(run, torch.zeros(1, 1, 2), sampler='confidence', end_penalty=penalty, on_step=lambda x, *said: shown.append((x[0] != MASK).tolist()))
+    assert shown[1] == [False, False, False, True] and shown[L + 2] == [False, False, True, False] and shown[-2] == [True, True, True, False]
 
 
 @pytest.mark.parametrize('score', ['top1', 'margin', 'entropy'])
@@ -252,9 +254,9 @@ def test_importance_weighs_the_uncertainty_of_what_is_proposed(score):
     for prefer in ('certain', 'uncertain'):
         for importance in (None, lambda tokens: important[tokens]):
             states = []
-            SAMPLERS['confidence'][0](lambda x, t, positions: logits[positions % L], lambda logits: logits.argmax(-1), MaskedText(V),
+            samplers.confidence(lambda x, t, positions: logits[positions % L], lambda logits: logits.argmax(-1), MaskedText(V),
                                    torch.full((1, L), MASK), torch.zeros(1, L, dtype=torch.bool), L, torch.Generator(),
-                                   lambda x: states.append((x != MASK).sum().item() and x.clone()), score=score, prefer=prefer,
+                                   lambda x, *said: states.append((x != MASK).sum().item() and x.clone()), score=score, prefer=prefer,
                                    importance=importance)
             shown = torch.cat([torch.full((1, L), MASK), *states]) != MASK
             order[prefer, bool(importance)] = (shown[1:] & ~shown[:-1]).int().argmax(1).tolist()
@@ -296,7 +298,7 @@ def test_the_clock_fed_to_the_network_is_that_of_the_bound_or_of_the_schedule(na
             def denoise(x, t, positions, rows=None):
                 seen.append((x.clone(), torch.as_tensor(t).expand(len(x)).double()))
                 return torch.zeros(len(positions), V)
-            SAMPLERS[name][0](denoise, lambda logits: logits.argmax(-1), text, tokens, tokens != MASK, 4, torch.Generator().manual_seed(0))
+            SAMPLERS[name](denoise, lambda logits: logits.argmax(-1), text, tokens, tokens != MASK, 4, torch.Generator().manual_seed(0))
             if given_first or name in ('first_hitting', 'confidence', 'reparam'):
                 for x, t in seen:
                     assert torch.allclose(text.masked_share(t), (x == MASK).double().mean(1), atol=1e-6)
@@ -319,12 +321,12 @@ def released_in_the_first_step(vocabulary, steps, shape, denoise, propose, seed=
     class Enough(Exception):
         pass
 
-    def on_step(tokens):
+    def on_step(tokens, *said):
         count.append((tokens != vocabulary).sum().item())
         raise Enough
 
     with pytest.raises(Enough):
-        SAMPLERS[name][0](denoise, propose, text, torch.full(shape, vocabulary), torch.zeros(shape, dtype=torch.bool), steps,
+        SAMPLERS[name](denoise, propose, text, torch.full(shape, vocabulary), torch.zeros(shape, dtype=torch.bool), steps,
                        torch.Generator().manual_seed(seed), on_step)
     return count[0]
 
@@ -526,18 +528,18 @@ def test_infilling_keeps_the_template_and_writes_no_EOS_or_PAD_inside_it():
 def test_templates_hold_masks_of_one_many_and_all_the_rest():
     run = known_run(L=12, tokenizer=SimpleNamespace(eos=EOS, pad=PAD, kind='bpe', encode=lambda t: [0] * len(t.split())))
     tokens, given, inner = read_template(run, 'A [MASK] runs on the [MASK:3] .')
-    assert tokens.tolist() == [0, MASK, 0, 0, 0, MASK, MASK, MASK, 0, EOS, PAD, PAD]
+    assert tokens.tolist() == [[0, MASK, 0, 0, 0, MASK, MASK, MASK, 0, EOS, PAD, PAD]]
     assert torch.equal(given, tokens != MASK) and torch.equal(inner, ~given)
     tokens, given, inner = read_template(run, '[MASK:2] dog [MASK:*]')
-    assert tokens.tolist() == [MASK, MASK, 0] + [MASK] * 9 and inner.tolist() == [True, True] + [False] * 10
-    for wrong, words in (('no gap', 'no \\[MASK\\]'), ('[MASK:*] end', 'at the end'), ('[MASK:12]', '12 tokens')):
+    assert tokens.tolist() == [[MASK, MASK, 0] + [MASK] * 9] and inner.tolist() == [[True, True] + [False] * 10]
+    for wrong, words in (('no gap', 'no \\[MASK\\]'), ('[MASK:*] end', 'at the end'), ('[MASK:12]', 'at most 11 and an EOS')):
         with pytest.raises(ValueError, match=words):
             read_template(run, wrong)
 
 
 def test_rerank_keeps_the_nearest_of_its_candidates_and_refine_never_moves_away(monkeypatch):
     embed = lambda texts: torch.tensor([[[1.0, sum(t) - 5.0]] for t in texts])  # noqa: E731  the toy's encoder: the sum of its ids
-    monkeypatch.setattr(search, 'encode', lambda run, texts, progress=None: embed(texts))
+    monkeypatch.setattr(search, 'encode', lambda run, texts: embed(texts))
     run = known_run(stats=SimpleNamespace(standardise=lambda z: z), tokenizer=SimpleNamespace(eos=EOS, pad=99, decode=lambda ids: ids))
     raw = embed([[0, 0, 0, 0], [2, 2, 2, 2], [0, 1, 0, 0], [2, 2, 0, 0]] * 5)
     one, cosine_1 = search.search(run, raw, rerank=1, temperature=1.0, sampler='first_hitting')
@@ -549,10 +551,10 @@ def test_rerank_keeps_the_nearest_of_its_candidates_and_refine_never_moves_away(
     candidates = torch.tensor([[0, 0, 0, 0], [2, 2, 2, 2], [1, 0, 0, 0], [2, 2, 2, 2]])
     best, score, _ = search.best_of(run, candidates, raw[:2], 2)
     assert best.tolist() == [[0, 0, 0, 0], [2, 2, 2, 2]] and torch.allclose(score, torch.ones(2))
-    monkeypatch.setattr(directions, 'write', lambda *args, temperature=None, **how: seen.append(temperature) or many.repeat(8, 1))
+    monkeypatch.setattr(directions, 'write', lambda *args, several=False, **how: seen.append(several) or many.repeat(8, 1))
     seen = []
     search.search(run, raw, rerank=8)
-    assert seen == [.7], 'greedy candidates would all be the same'
+    assert seen == [True], 'greedy candidates would all be the same'
     with pytest.raises(ValueError, match='neither on masked text nor from left to right'):
         search.search(SimpleNamespace(next_token=None, text=GIDD(3), out_dir='run'), raw, refine=1)
 
@@ -587,16 +589,16 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_legal_one():
     for function, args in ((directions.l2t, (z,)), (writing.write, (tokens, tokens == 0, z)), (directions.t2l, (tokens,)),
                            (directions.unconditional, (1,)), (search.search, (z,)), (common.write_from, (z, 'l2t', None)),
                            (common.make_latents, (tokens, 't2l', 0))):
-        for wrong, near in (('temprature', 'temperature'), ('latent_step', 'latent_steps'), ('bach', 'batch')):
+        for wrong, near in (('temprature', 'temperature'), ('latent_step', 'latent_steps')):
             with pytest.raises(TypeError, match=f"unknown keyword '{wrong}', did you mean '{near}'"):
                 function(known_run(stats=stats), *args, **{wrong: 3})
     with pytest.raises(ValueError, match=r'temperature: -3.0, expected -1 \| \[0, 100\]'):
         directions.l2t(run, z, temperature=-3)
-    assert sampling_knobs(dict(guidance=np.float32(2), steps=4.0)) == DEFAULTS | dict(guidance=2.0, steps=4)
+    assert vars(sampling_knobs(dict(guidance=np.float32(2), steps=4.0))) == DEFAULTS | dict(guidance=2.0, steps=4)
 
 
 def test_a_bare_text_is_not_taken_for_its_characters():
-    run = known_run(encoder=lambda texts, progress: torch.zeros(len(texts), 1, 2))
+    run = known_run(encoder=lambda texts: torch.zeros(len(texts), 1, 2))
     assert encode(run, ['a text', 'b']).shape == (2, 1, 2)
     for function in (encode, pack, common.embed):
         with pytest.raises(ValueError, match=r"found one str: write \['a text'\]"):
@@ -662,10 +664,9 @@ def test_what_a_run_cannot_do_with_a_text_is_said_in_one_line_each(finished, tmp
 
 
 def test_an_empty_text_is_not_silent(finished, monkeypatch, capsys):
-    monkeypatch.setattr(sample, 'configure', lambda globals_: globals_.update(out_dir=str(finished), text='a red dog', device='cpu')
-                        or {name: globals_[name] for name in configurator.read_knobs(sample.__file__)[0]})
-    for name in ('out_dir', 'text', 'device'):
+    for name in configurator.read_knobs(sample.__file__)[0]:
         monkeypatch.setattr(sample, name, getattr(sample, name))         # to be put back
-    monkeypatch.setattr(sample, 'l2t', lambda run, z, **how: torch.full((len(z), run.L), run.tokenizer.eos))
+    monkeypatch.setattr(sys, 'argv', ['sample.py', f'--out_dir={finished}', '--text=a red dog', '--device=cpu'])
+    monkeypatch.setattr(directions, 'l2t', lambda run, z, **how: torch.full((len(z), run.L), run.tokenizer.eos))
     sample.main()
     assert 'warning: 1 of 1 texts are empty: the model wrote their end (EOS) first' in capsys.readouterr().err
