@@ -8,14 +8,13 @@ Text and latents of a trained run, in every direction.
     python sample.py --out_dir=out/quickstart --text="Return a list." --svg=writing.svg
     python sample.py --out_dir=out/mixed --mode=t2l --text="Return a list." --save=z.npy
     python sample.py --out_dir=out/mixed --mode=unconditional --num_samples=4
-    python sample.py --out_dir=out/mixed --mode=infill --text="Return the [MASK] of [MASK:3]."
-    python sample.py --out_dir=out/mixed --mode=infill --text="Return the [MASK:2-6] of a list."
+    python sample.py --out_dir=out/mixed --text="Return the [MASK:2-6] of [MASK]."    # infill
     python sample.py --out_dir=out/mixed --mode=t2l2t --text="Return a list."
     python sample.py --text="Return a list." --interpolate="Read a file." --num_samples=5
     python sample.py --out_dir=out/mixed --ask=true
     python sample.py --out_dir=out/mixed --mode=embed --texts=my.txt --save=h.npy
     python sample.py --out_dir=out/protein_tiny --num_samples=8 --length=120 --fasta=new.fasta
-    python sample.py --out_dir=out/protein_tiny --given="MKV[MASK:40]HHHHHH" --num_samples=8
+    python sample.py --out_dir=out/protein_tiny --text="MKV[MASK:40]HHHHHH" --num_samples=8
     python sample.py --out_dir=out/image_text --mode=t2l --text="a bold seven" --png=seven.png
     python sample.py --out_dir=out/image_text --mode=l2t --image=seven.png
 
@@ -56,7 +55,7 @@ from runs.console import check_writable, warn
 from runs.distributed import keep_freed_memory
 from sampling import directions
 from sampling.directions import NEEDS, check_direction
-from sampling.inputs import pack, read_sources, read_template, slerp, warn_of_texts
+from sampling.inputs import embeddings, pack, read_sources, read_template, slerp
 from sampling.knobs import KNOBS, LATENT_KNOBS, TEXT_KNOBS
 from sampling.loading import encode, load_run, raw_latents, trained_for
 from sampling.search import search
@@ -67,8 +66,9 @@ out_dir = 'out/quickstart'  # <a run folder>: model, data records and schedules 
 which = 'best'              # best | latest | <a step, as step-00001000>: best is the latest one
                             # before the first evaluation
 mode = ''                   # '' | <l2t, t2l, unconditional, text, latent, infill, t2l2t or embed>
-                            # text, latent: one alone; '', or a mode of training: as it was trained
-text = ''                   # l2t, t2l, t2l2t: this text; infill: with [MASK], [MASK:3] for three
+                            # text, latent: one alone; '', or a mode of training: infill where
+                            # `text` has a [MASK], else as it was trained
+text = ''                   # this text; to be filled in where it has a [MASK], [MASK:3] for three
                             # tokens, [MASK:*] for the whole rest, [MASK:2-6] for the length
                             # that the network finds likeliest
 texts = ''                  # or every line of this text file, or every record of a .jsonl, .csv,
@@ -77,9 +77,7 @@ field = 'text'              # where a record of such a file has its text
 latents = ''                # l2t, infill: the raw embeddings in this .npy file: (n, D) or (n, N, D)
 image = ''                  # l2t, infill: or this picture, or the .png and .jpg files of this
                             # folder, where the run is of images
-given = ''                  # infill: or this template, as text: what it shows is kept (a protein's:
-                            # 'MKT[MASK:20]GG')
-like = ''                   # infill: or the embedding of this text
+like = ''                   # infill: or towards the embedding of this text
 interpolate = ''            # l2t: num_samples texts on the way from the embedding of `text` to
                             # that of this text
 ask = False                 # read texts from the terminal, or lines from a pipe, until an empty
@@ -88,12 +86,9 @@ num_samples = 1             # [1, 1e6]: per text or latent
 # ---- text
 sampler = ''                # '' | autoregressive | ancestral | cached | first_hitting |
                             # confidence | remdm | dfm | reparam
-                            # '': autoregressive where the run has learned it and no token is given;
-                            # else confidence, or ancestral where both or text alone is drawn; gidd
-                            # and hdlm runs have ancestral alone
+                            # '': chosen by the direction (docs/sampling.md)
 steps = 0                   # [0, 1e6]: network calls; 0: one per token for confidence, reparam,
-                            # first_hitting, else 128; threshold may need all; an autoregressive run
-                            # makes one per token
+                            # first_hitting and autoregressive, else 128
 length = 0                  # [0, 65536]: tokens of each text, where the run does not learn lengths
                             # (proteins); 0: drawn from the training texts'
 block_size = 0              # [0, 65536]: unmask only the leftmost unfinished block of so many
@@ -112,10 +107,8 @@ repeat_cap = 0.0            # [0, 1); reparam: a token that fills more than this
                             # drawn again; 0: never
 self_correct = 0            # [0, 1e6]; gidd: rounds in which a finished text is mended, a token
                             # each
-temperature = -1.0          # -1 | [0, 100]: 0 takes the likeliest token; -1: 1, but 0 for
-                            # confidence and for an autoregressive text from latents, or 0.7 where
-                            # one source gets several texts (0.4 for autoregressive drafts, and
-                            # for the endings of refine)
+temperature = None          # None | [0, 100]: 0 takes the likeliest token; None: chosen by the
+                            # direction (docs/sampling.md)
 nucleus = 1.0               # (0, 1]: keep the likeliest tokens that hold this much probability, and
                             # the one on the boundary
 guidance = 1.0              # [0, 100]; g: 1 is the conditional model, 0 the unconditional, more
@@ -180,7 +173,7 @@ class Run(SimpleNamespace):
         if not len(latents if texts is None else texts):
             return []
         check_direction(self, 'l2t')
-        raw = self.to_raw(latents) if texts is None else self.embeddings(texts)
+        raw = self.to_raw(latents) if texts is None else embeddings(self, texts)
         if rerank > 1 or refine:
             tokens, _ = search(self, raw, rerank, refine, **knobs)
         else:
@@ -195,7 +188,7 @@ class Run(SimpleNamespace):
         if like is not None:
             if len(like) != len(templates):
                 raise ValueError(f'{len(templates)} templates, {len(like)} texts in like')
-            raw = self.embeddings(like)
+            raw = embeddings(self, like)
         return self.fill(templates, raw, **knobs)[0]
 
     def fill(self, templates, raw=None, **knobs):
@@ -210,7 +203,7 @@ class Run(SimpleNamespace):
     def interpolate(self, first, last, n=5, **knobs):
         """ l2t on the way from the embedding of one text to that of another: n texts, from the two
         embeddings and from n - 2 between them, along the great circle. Returns a list of n str. """
-        return self.write(latents=slerp(*self.embeddings([first, last]), n), **knobs)
+        return self.write(latents=slerp(*embeddings(self, [first, last]), n), **knobs)
 
     def embed(self, texts, **knobs):
         """ t2l: a raw embedding of each text, written by diffusion: (n, D) float32, or (n, N, D)
@@ -253,13 +246,6 @@ class Run(SimpleNamespace):
     def decode(self, tokens):
         return [self.tokenizer.decode(ids) for ids in tokens.tolist()]
 
-    def embeddings(self, texts):
-        """ (n, N, D) float32 to write from, by the run's encoder. There is a warning for a text
-        without any word that it knows, and for one that is longer than the run's texts. """
-        raw = encode(self, texts)
-        warn_of_texts(self, texts)             # after encode, which says what is an error
-        return raw
-
     def to_raw(self, latents):
         """ (n, N, D) float32 of an array (n, D) or (n, N, D). """
         N, D = self.model.config.n_latents, self.model.config.latent_dim
@@ -290,7 +276,7 @@ def direction_of(run):
         default = 'l2t' if learned & {'l2t', 'causal'} else min(learned)
     of_training = mode in ('', 'causal') or set('+*:') & set(mode)
     if of_training or mode == 'unconditional' and len(run.streams) == 1:
-        return 'infill' if given else default
+        return 'infill' if '[MASK' in text else default
     check_choice('mode', mode, NEEDS)
     return mode
 
@@ -457,7 +443,7 @@ def describe_latents(run, direction, sources, n_each, raw):
 
     # of a text: what the encoder itself says
     try:
-        expected = run.embeddings(sources.lines).repeat_interleave(n_each, 0)
+        expected = embeddings(run, sources.lines).repeat_interleave(n_each, 0)
     except ValueError as error:
         return [f'{shape}; not compared: {error}'] * len(raw)
     cosine = F.cosine_similarity(raw.flatten(1), expected.flatten(1))
@@ -512,8 +498,8 @@ def asked_texts():
 def answer(run, direction, config):
     """ The loop of --ask=true. A text with [MASK] is filled in. A text that the run cannot read
     costs a line, not the loop. """
-    for name in ('text', 'texts', 'given', 'latents', 'image', 'interpolate', 'svg', 'save', 'png',
-                 'fasta'):
+    of_one_text = {knob for needs in NEEDS.values() for knob in needs.reads.split()}
+    for name in sorted(of_one_text - {'ask', 'like', 'rerank', 'refine'}):
         if config[name]:
             raise ValueError(f'{name}={config[name]!r}: ask=True reads texts, one after the other, '
                              'and shows what is written')

@@ -56,7 +56,7 @@ NEEDS = {
                        + 'ask'),
     'unconditional': Direction(('text', 'latent'), (('unconditional',),), masked_text=True,
                                reads=MAKES_TEXT + MAKES_LATENT),
-    'infill': Direction(('text',), (WRITES,), reads=TEXT + LATENT + MAKES_TEXT + 'like given ask'),
+    'infill': Direction(('text',), (WRITES,), reads=TEXT + LATENT + MAKES_TEXT + 'like ask'),
     'embed': Direction(('text',), (FILLS,), masked_text=True, reads=TEXT + 'save'),
 }
 

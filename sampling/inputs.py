@@ -82,9 +82,10 @@ def read_texts(path, field='text'):
         raise ValueError(f'texts={path}: no text in it')
 
 
-def warn_of_texts(run, texts):
-    """ A warning for each of the first texts that the run's encoder, which is loaded, cannot embed
-    as the run would need it. """
+def embeddings(run, texts):
+    """ Raw latents (n, N, D) to write from, by the run's encoder. A warning for each of the first
+    texts that it cannot embed as the run would need it. """
+    raw = encode(run, texts)                   # it says what is an error
     found = []
     for text in texts:
         n_tokens = len(run.tokenizer.encode(text))
@@ -101,6 +102,7 @@ def warn_of_texts(run, texts):
         warn(f'{short(text)} {remark}')
     if len(found) > MOST_WARNINGS:
         warn(f'and {len(found) - MOST_WARNINGS:,} more texts like these')
+    return raw
 
 # -----------------------------------------------------------------------------
 # Templates: texts with gaps
@@ -228,66 +230,57 @@ def read_sources(run, direction, config):
     """ What a direction is given to read, by the knobs of sample.py: names, one a source, to be
     shown; lines, the texts, and places, where each stands; raw latents (n, N, D); ends, the two
     between which they lie. None: it reads none. """
-    text, texts, given = config['text'], config['texts'], config['given']
-    latents, image, like = config['latents'], config['image'], config['like']
+    text, texts, latents = config['text'], config['texts'], config['latents']
+    image, like, to_last = config['image'], config['like'], config['interpolate']
+    found = SimpleNamespace(names=None, lines=None, places=None, raw=None, ends=None)
     if direction in ('unconditional', 'text', 'latent'):
-        names = [''] * config['num_samples']
-        return SimpleNamespace(names=names, lines=None, places=None, raw=None, ends=None)
+        found.names = [''] * config['num_samples']
+        return found
 
     # one text, and one embedding where both are read
-    for name in ('text', 'given', 'like', 'interpolate'):
+    for name in ('text', 'like', 'interpolate'):
         is_set = config[name] or on_command_line(name)
         if is_set and not config[name].strip():
             raise ValueError(f'{name}={config[name]!r} is blank: the model has nothing to go by')
-    n_texts = bool(text) + bool(texts) + bool(given)
+    has_text = bool(text or texts)
     n_embeddings = bool(latents) + bool(image) + bool(like)
-    has_both = n_texts and n_embeddings
-    if n_texts > 1 or n_embeddings > 1 or has_both and direction != 'infill':
-        raise ValueError('text, texts, given, latents, image and like: give one text, and one '
-                         'embedding where both are read')
-    if not n_texts and not (direction == 'l2t' and n_embeddings):
+    has_both = has_text and n_embeddings
+    if text and texts or n_embeddings > 1 or has_both and direction != 'infill':
+        raise ValueError('text, texts, latents, image and like: give one text, and one embedding '
+                         'where both are read')
+    if not has_text and not (direction == 'l2t' and n_embeddings):
         more = ', or --latents=FILE.npy, or --image=FILE.png' if direction == 'l2t' else ''
         raise ValueError(f'mode={direction} reads --text="...", or --texts=FILE{more}, or '
                          '--ask=true')
-
-    # the texts
-    lines, places = [], []
-    if texts:
-        for place, line in read_texts(texts, config['field']):
-            places.append(place)
-            lines.append(line)
-    elif n_texts:
-        lines = [text or given]
-        places = ['--text' if text else '--given']
     if n_embeddings and 'latent' not in run.streams:
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
+    if to_last and (not text or config['num_samples'] < 2):
+        raise ValueError('interpolate writes texts from one end to the other: give --text="...", '
+                         'and --num_samples of at least 2')
+
+    # the texts
+    if has_text:
+        given = read_texts(texts, config['field']) if texts else [('--text', text)]
+        found.places, found.lines = map(list, zip(*given))
+    found.names = found.lines
 
     # the latents
-    names, raw, ends = lines, None, None
-    if config['interpolate']:
-        if not text:
-            raise ValueError('interpolate is the text at the other end: give --text="...", too')
-        if config['num_samples'] < 2:
-            raise ValueError('interpolate writes --num_samples texts from one end to the other: '
-                             'give at least 2')
-        to_embed = [text, config['interpolate']]
-        ends = encode(run, to_embed)
-        warn_of_texts(run, to_embed)
-        raw = slerp(*ends, config['num_samples'])
-        names = [f'{text} -> {config["interpolate"]}'] + [''] * (len(raw) - 1)
-        lines, places = None, None             # one text from each latent
+    if to_last:
+        found.ends = embeddings(run, [text, to_last])
+        found.raw = slerp(*found.ends, config['num_samples'])
+        found.names = [f'{text} -> {to_last}'] + [''] * (len(found.raw) - 1)
+        found.lines = None                     # one text from each latent
     elif image:
-        files, raw = read_pictures(run, image)
-        names = lines or files
+        files, found.raw = read_pictures(run, image)
+        found.names = found.lines or files
     elif latents:
-        raw = read_latents(run, latents)
-        names = lines or [f'{latents}[{i}]' for i in range(len(raw))]
+        found.raw = read_latents(run, latents)
+        found.names = found.lines or [f'{latents}[{i}]' for i in range(len(found.raw))]
     elif like or direction == 'l2t':
-        to_embed = [like] if like else lines
-        raw = encode(run, to_embed)
-        warn_of_texts(run, to_embed)           # after encode, which says what is an error
-    if direction == 'infill' and raw is not None:
-        if len(raw) not in (1, len(lines)):
-            raise ValueError(f'{latents or image}: {len(raw)} latents for {len(lines)} texts')
-        raw = raw.expand(len(lines), -1, -1)
-    return SimpleNamespace(names=names, lines=lines, places=places, raw=raw, ends=ends)
+        found.raw = embeddings(run, [like] if like else found.lines)
+    if direction == 'infill' and found.raw is not None:
+        if len(found.raw) not in (1, len(found.lines)):
+            raise ValueError(f'{latents or image}: {len(found.raw)} latents for '
+                             f'{len(found.lines)} texts')
+        found.raw = found.raw.expand(len(found.lines), -1, -1)
+    return found

@@ -57,8 +57,7 @@ def search_settings(run, several, sampling):
     is_causal = sampler == 'autoregressive'
     drafting = ending = filling = sampling | dict(several=several)
     if is_causal:
-        is_open = sampling.get('temperature', -1.0) < 0
-        drawn = dict(temperature=0.4) if is_open else {}
+        drawn = dict(temperature=0.4) if sampling.get('temperature') is None else {}
         ending = sampling | drawn | dict(sampler='autoregressive')
         filling = filling | dict(sampler='confidence')
         if several:

@@ -104,7 +104,7 @@ def choose_sampler(run, knobs, has_latents, some_known=False, several=False):
     open in knobs is entered there: sampler, steps, temperature. ValueError where the run has not
     learned it, and for knobs that exclude each other. """
     name = knobs.sampler = knobs.sampler or default_sampler(run, has_latents, some_known)
-    if knobs.temperature < 0:
+    if knobs.temperature is None:
         knobs.temperature = default_temperature(name, has_latents, several)
     call_per_token = name in ('confidence', 'reparam', 'first_hitting')
     knobs.steps = knobs.steps or (run.L if call_per_token else 128)

@@ -446,8 +446,8 @@ def test_rounds_of_mending_take_turns_and_keep_the_rest_of_a_text(dual, monkeypa
     Several texts differ by a temperature, and an ending differs from the one that is there. """
     seen, drafts, seeds = [], [], []
 
-    def how_drawn(several=False, temperature=-1.0, **settings):
-        return temperature if temperature >= 0 else .7 if several else -1.0
+    def how_drawn(several=False, temperature=None, **settings):
+        return .7 if temperature is None and several else temperature
 
     def watched(run, tokens, known_mask, z, seed=0, sampler='', **settings):
         masked = ~known_mask
@@ -466,8 +466,8 @@ def test_rounds_of_mending_take_turns_and_keep_the_rest_of_a_text(dual, monkeypa
             is_drawn = rerank > 1 or several
             seen.clear(), drafts.clear(), seeds.clear()
             search(run, raw, rerank=rerank, refine=3, sampler=asked, several=several)
-            as_drawn = [(*kind, temperature if is_drawn or kind[1] else -1.0) for *kind, temperature in expected]
-            assert seen == as_drawn and drafts == [of_drafts if is_drawn else -1.0], (name, rerank, several)
+            as_drawn = [(*kind, temperature if is_drawn or kind[1] else None) for *kind, temperature in expected]
+            assert seen == as_drawn and drafts == [of_drafts if is_drawn else None], (name, rerank, several)
             assert len({0, 1, 2, 3, *seeds}) == 7, 'no round shares its numbers with drafts of this seed or of the next ones'
 
 
