@@ -93,15 +93,14 @@ length = 0                  # [0, 65536]: tokens of each text, where the run doe
                             # (proteins); 0: drawn from the training texts'
 block_size = 0              # [0, 65536]: unmask only the leftmost unfinished block of so many
                             # positions; 0: all at once
-score = 'top1'              # top1 | margin | entropy | threshold: confidence
+score = 'top1'              # top1 | margin | entropy: confidence
 prefer = 'certain'          # certain | uncertain; confidence: what is unmasked first
 end_penalty = 0.0           # [0, inf); confidence: off the certainty of EOS and PAD (nats, for
                             # score=top1), as texts that end when that is certain are too short
 by_importance = False       # confidence: uncertainty counts as much as the token is important,
                             # where the run has learned that
-remask = 'cap'              # cap | rescale | loop: remdm
+remask = 'cap'              # cap | rescale: remdm
 eta = 0.02                  # [0, 1]; remdm: how much is masked again
-loop = (0.55, 0.05, 0.9)    # (0, 1); remdm loop: t_on, t_off, and the share visible in between
 alpha = 1.5                 # [1, 2]; dfm: 1 is ancestral, up to 2: how much is masked again
 repeat_cap = 0.0            # [0, 1); reparam: a token that fills more than this share of a text is
                             # drawn again; 0: never
@@ -208,12 +207,9 @@ class Run(SimpleNamespace):
     def embed(self, texts, **knobs):
         """ t2l: a raw embedding of each text, written by diffusion: (n, D) float32, or (n, N, D)
         where a text has several vectors. """
-        return as_array(self.make_latents(pack(self, texts), 't2l', **knobs))
-
-    def make_latents(self, tokens, direction='latent', n=None, **knobs):
-        """ Raw latents (n, N, D) of tokens (n, L), or n of no text. """
-        check_direction(self, direction)
-        return raw_latents(self, directions.t2l(self, tokens, n, **knobs))
+        check_direction(self, 't2l')
+        z = directions.t2l(self, pack(self, texts), **knobs)
+        return as_array(raw_latents(self, z))
 
     def encode(self, texts):
         """ The embeddings of the encoder that made the run's data, of the same shape. """
@@ -223,17 +219,13 @@ class Run(SimpleNamespace):
         """ n texts from nothing: from both clocks where the run has learned that, else text alone.
         Returns a list of str. """
         if not NEEDS['unconditional'].missing(self):
-            return self.sample_both(n, **knobs)[0]
+            return self.decode(directions.unconditional(self, n, **knobs)[0])
         return self.sample_text(n, **knobs)
 
     def sample_text(self, n, length=0, seed=0, **knobs):
+        """ n texts from text alone. """
         check_direction(self, 'text')
         return self.decode(write(self, *blank(self, n, length, seed), None, seed, **knobs))
-
-    def sample_both(self, n, **knobs):
-        """ n texts from nothing, and the raw latents (n, N, D) that were drawn with them. """
-        tokens, z = directions.unconditional(self, n, **knobs)
-        return self.decode(tokens), raw_latents(self, z)
 
     def export(self, folder, license=''):
         """ Writes the run as a folder that can be given away: averaged weights as safetensors,
@@ -286,9 +278,13 @@ def check_knobs(run, direction, config):
     written. """
     check_direction(run, direction)
     readers = {knob for needs in NEEDS.values() for knob in needs.reads.split()}
-    for name in readers - set(NEEDS[direction].reads.split()):
+    read = set(NEEDS[direction].reads.split())
+    if ask:
+        read &= {'ask', 'like', 'rerank', 'refine'}        # the texts come one after the other
+    for name in sorted(readers - read):
         if config[name] != KNOBS[name] and on_command_line(name):
-            raise ValueError(f'{name}={config[name]!r}: mode={direction} does not read it')
+            who = f'mode={direction}, ask=true' if ask else f'mode={direction}'
+            raise ValueError(f'{name}={config[name]!r}: {who} does not read it')
 
     # where to write
     if direction == 'embed' and (not save or num_samples > 1):
@@ -305,58 +301,47 @@ def check_knobs(run, direction, config):
         if path:
             check_writable(path)
 
-
-def sampling_of(direction, config):
-    """ The keywords of the functions that sample. """
-    sampling = {name: config[name] for name in TEXT_KNOBS + LATENT_KNOBS}
-    if direction == 'unconditional' and guidance != 1 and not on_command_line('guidance'):
-        print(f'guidance={guidance:g} is for the other directions: samples from noise have no '
-              'condition to guide them')
-        sampling['guidance'] = 1.0
-    return sampling | dict(seed=seed, batch=sample_batch)
-
 # -----------------------------------------------------------------------------
 # What is drawn, shown and kept
 
 def draw(run, direction, sources, n_each, sampling):
-    """ n_each samples of each source: texts, raw latents (n, N, D), and a note on each sample; None
-    for what the direction does not give. """
+    """ n_each samples of each source: texts, standardised latents (n, N, D), and a note on each
+    sample; None for what the direction does not give. """
     def repeat(x):
         return None if x is None else x.repeat_interleave(n_each, 0)
 
-    # of nothing
-    several = n_each > 1
+    # from nothing
     n = len(sources.names) * n_each
     of_latents = {name: sampling[name] for name in (*LATENT_KNOBS, 'seed', 'batch')}
     if direction == 'text':
         return run.sample_text(n, **sampling), None, None
-    if direction == 'unconditional':
-        return *run.sample_both(n, **sampling), None
     if direction == 'latent':
-        return None, run.make_latents(None, n=n, **of_latents), None
+        return None, directions.t2l(run, None, n, **of_latents), None
+    if direction == 'unconditional':
+        tokens, z = directions.unconditional(run, n, **sampling)
+        return run.decode(tokens), z, None
 
-    # texts, and latents
+    # a text from a latent, or from a template
+    several = n_each > 1
+    if direction == 'l2t':
+        raw, notes = repeat(sources.raw), None
+        texts = run.write(None, raw, rerank, refine, several=several, **sampling)
+        if rerank > 1 or refine:
+            notes = [f'   cosine {c:.3f}' for c in cosines(run, texts, raw)]
+        return texts, None, notes
     if direction == 'infill':
         templates = [line for line in sources.lines for _ in range(n_each)]
         texts, nats = run.fill(templates, repeat(sources.raw), several=several, **sampling)
         notes = None if nats is None else [f'   {x:.2f} nats per token' for x in nats.tolist()]
         return texts, None, notes
-    if direction == 'l2t':
-        raw = repeat(sources.raw)
-        search = dict(rerank=rerank, refine=refine)
-        texts = run.write(latents=raw, several=several, **search, **sampling)
-        notes = None
-        if rerank > 1 or refine:
-            notes = [f'   cosine {c:.3f}' for c in cosines(run, texts, raw)]
-        return texts, None, notes
 
-    # latents, and for t2l2t a text from them
+    # a latent from a text, and for t2l2t a text from that
     tokens = repeat(pack(run, sources.lines, places=sources.places))
-    raw = run.make_latents(tokens, 't2l', **of_latents)
+    z = directions.t2l(run, tokens, **of_latents)
     if direction == 't2l':
-        return None, raw, None
+        return None, z, None
     lengths_of = None if length else tokens
-    return run.write(latents=raw, lengths_of=lengths_of, **sampling), raw, None
+    return run.write(None, raw_latents(run, z), lengths_of=lengths_of, **sampling), z, None
 
 
 def cosines(run, texts, raw):
@@ -368,7 +353,6 @@ def respond(run, direction, config):
     """ Draws what is asked for, shows it, and writes the files that are asked for. """
     sources = read_sources(run, direction, config)
     n_each = 1 if sources.lines is None else num_samples
-    sampling = sampling_of(direction, config)
     if direction == 'embed':
         tokens = pack(run, sources.lines, places=sources.places)
         hidden = directions.embed(run, tokens, seed=seed, batch=sample_batch)
@@ -379,11 +363,18 @@ def respond(run, direction, config):
         raise ValueError(f'svg={svg!r} shows one text being written: give its gap one length')
 
     # draw
-    shown = sampling
+    sampling = {name: config[name] for name in TEXT_KNOBS + LATENT_KNOBS}
+    sampling |= dict(seed=seed, batch=sample_batch)
+    if direction == 'unconditional' and guidance != 1 and not on_command_line('guidance'):
+        print(f'guidance={guidance:g} is for the other directions: samples from noise have no '
+              'condition to guide them')
+        sampling['guidance'] = 1.0
+    watched = {}
     if watch and direction not in ('t2l', 'latent'):
         n_rows = len(sources.names) * n_each * (rerank if direction == 'l2t' else 1)
-        shown = sampling | dict(on_step=watcher(run, n_rows))
-    texts, raw, notes = draw(run, direction, sources, n_each, shown)
+        watched = dict(on_step=watcher(run, n_rows))
+    texts, z, notes = draw(run, direction, sources, n_each, sampling | watched)
+    raw = None if z is None else raw_latents(run, z)
 
     # what is said of each sample
     if sources.ends is not None:
@@ -392,7 +383,7 @@ def respond(run, direction, config):
         notes = [f'   cosine {a:.3f} to the first, {b:.3f} to the last'
                  for a, b in zip(to_first, to_last)]
     if texts is None:
-        notes = describe_latents(run, direction, sources, n_each, raw)
+        notes = describe_latents(run, direction, sources, n_each, z)
     written = texts or [''] * len(raw)
     notes = notes or [''] * len(written)
 
@@ -431,22 +422,21 @@ def save_array(path, x):
         np.save(f, x.numpy())
 
 
-def describe_latents(run, direction, sources, n_each, raw):
+def describe_latents(run, direction, sources, n_each, z):
     """ A line on each latent. """
-    shape = f'latent of {tuple(raw.shape[1:])}'
+    shape = f'latent of {tuple(z.shape[1:])}'
     if direction == 'latent':
-        z = run.stats.standardise(raw)
         size = z.square().sum((1, 2)) / run.stats.live.sum() / z.shape[1]
         return [f'{shape}, mean square {x:.3f} per dimension, standardised' for x in size.tolist()]
     if png:
-        return [f'picture {i + 1}' for i in range(len(raw))]
+        return [f'picture {i + 1}' for i in range(len(z))]
 
     # of a text: what the encoder itself says
     try:
         expected = embeddings(run, sources.lines).repeat_interleave(n_each, 0)
     except ValueError as error:
-        return [f'{shape}; not compared: {error}'] * len(raw)
-    cosine = F.cosine_similarity(raw.flatten(1), expected.flatten(1))
+        return [f'{shape}; not compared: {error}'] * len(z)
+    cosine = F.cosine_similarity(raw_latents(run, z).flatten(1), expected.flatten(1))
     return [f"{shape}, cosine with the encoder's own {c:.3f}" for c in cosine.tolist()]
 
 
@@ -464,7 +454,7 @@ def write_animation(run, direction, sources, sampling):
         recorder = Recorder(run.text.mask_id)
         settings = sampling | dict(sampler=name, on_step=recorder)
         if direction == 'l2t':
-            run.write(latents=sources.raw[:1], **settings)
+            run.write(None, sources.raw[:1], **settings)
         else:
             draw(run, direction, sources, 1, settings)
         panels.append((label, recorder.frames))
@@ -498,12 +488,6 @@ def asked_texts():
 def answer(run, direction, config):
     """ The loop of --ask=true. A text with [MASK] is filled in. A text that the run cannot read
     costs a line, not the loop. """
-    of_one_text = {knob for needs in NEEDS.values() for knob in needs.reads.split()}
-    for name in sorted(of_one_text - {'ask', 'like', 'rerank', 'refine'}):
-        if config[name]:
-            raise ValueError(f'{name}={config[name]!r}: ask=True reads texts, one after the other, '
-                             'and shows what is written')
-
     for line in asked_texts():
         wanted = 'infill' if '[MASK' in line else direction
         try:

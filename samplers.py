@@ -31,8 +31,6 @@ To add a sampler, write one function here and add one line to SAMPLERS. A knob o
 keyword of the function, and a knob of sample.py.
 Letters: B batch, L text tokens, P positions asked for, V vocabulary, K steps.
 """
-import math
-
 import torch
 
 from diffusion import in_chunks, positions_of, rank_in_row, to_device
@@ -246,7 +244,7 @@ def remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step
 
 
 def remdm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-          remask='cap', eta=0.02, loop=(0.55, 0.05, 0.9)):
+          remask='cap', eta=0.02):
     """
     From t to t_next, with alpha = 1 - M:                                ReMDM arXiv:2503.00307
         p_remask <= p_max = min(1, M_next / alpha_t),   1 at alpha_t = 0
@@ -254,47 +252,19 @@ def remdm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_cal
     The second line keeps the marginals of ancestral. remask:
         cap      p_remask = min(eta, p_max)
         rescale  p_remask = eta p_max
-        loop     with (t_on, t_off, alpha_on) = loop: alpha rises from 0 to alpha_on while t > t_on,
-                 rests there until t_off, then rises to 1.
-                 p_remask = min(eta, p_max) at rest, else 0
     """
-    def masked_share(t):
-        if remask == 'loop':
-            return loop_masked_share(text, t, loop)
-        return float(text.masked_share(t))
-
     chain = []
     for t, t_next in schedule_times(steps):
-        M_t = masked_share(t)
-        M_next = masked_share(t_next)
+        M_t = float(text.masked_share(t))
+        M_next = float(text.masked_share(t_next))
         alpha_t = 1 - M_t
         alpha_next = 1 - M_next
 
-        # how often to remask; a loop remasks only where the masked share rests
         p_max = min(1, M_next / alpha_t) if alpha_t > 0 else 1
-        if remask == 'rescale':
-            p_remask = eta * p_max
-        elif remask == 'cap' or M_t == M_next:
-            p_remask = min(eta, p_max)
-        else:
-            p_remask = 0
+        p_remask = eta * p_max if remask == 'rescale' else min(eta, p_max)
         p_unmask = (alpha_next - (1 - p_remask) * alpha_t) / (1 - alpha_t)
-
-        # in a loop the schedule of training has this masked share at another t
-        model_t = text.time_of_share(torch.tensor(M_t)) if remask == 'loop' else t
-        chain.append((model_t, p_unmask, p_remask))
+        chain.append((t, p_unmask, p_remask))
     return remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step)
-
-
-def loop_masked_share(text, t, loop):
-    """ M of remask='loop': the schedule of training in two pieces, with a rest between them. """
-    t_on, t_off, alpha_on = loop
-    if t >= t_on:
-        alpha = 1 - float(text.masked_share((t - t_on) / (1 - t_on)))
-        return 1 - alpha_on * alpha
-    if t >= t_off:
-        return 1 - alpha_on
-    return (1 - alpha_on) * float(text.masked_share(t / t_off))
 
 
 def dfm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback, alpha=1.5):
@@ -324,13 +294,11 @@ def dfm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callb
 # ---- in search of likely texts: not samples of the model's distribution
 
 def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-               score='top1', prefer='certain', end_penalty=0.0, ends=None, threshold=0.9,
-               importance=None):
+               score='top1', prefer='certain', end_penalty=0.0, ends=None, importance=None):
     """
     Propose x ~ Cat(p) at every masked position, and unmask the most certain ones. The n masked
     positions of a row are spread evenly over the steps.                 MaskGIT arXiv:2202.04200
-    score       top1: p of the proposal;  margin: p of the best minus p of the second;  entropy;
-                threshold: all proposals of p above `threshold`, at least one
+    score       top1: p of the proposal;  margin: p of the best minus p of the second;  entropy
     prefer      certain, or uncertain: the opposite order
     end_penalty nats that are subtracted from the certainty of a proposed EOS or PAD. The end of a
                 text is certain early, from the right inwards: without a penalty texts are too short
@@ -350,16 +318,9 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
         return x, certainty_of(logits, x, score)
 
     for i in range(steps):
-        # With a threshold only the device knows how many are left, and the host knows an upper
-        # limit. So some of the positions below may be visible; those are never unmasked.
-        n_masked = left.squeeze(1)
-        if score == 'threshold':
-            left = (n - i).clamp(min=0)
-            n_masked = masked.sum(1)
-        positions = first_positions(masked, int(left.sum()))             # (P,)
-
         # a proposal for every masked position, and how certain it is
-        model_t = model_time(n_masked)                                   # (B,)
+        positions = first_positions(masked, int(left.sum()))             # (P,)
+        model_t = model_time(left.squeeze(1))                            # (B,)
         logits = denoise(tokens, model_t, positions)                     # (P, V)
         x, certainty = in_chunks(propose_with_certainty, logits)         # (P,) each
         proposal = tokens.clone()
@@ -381,16 +342,10 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
         # unmask the k first of each row
         value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
         scatter_at(value, positions, certainty)
-        value = value.masked_fill(~masked, -torch.inf)
         order = value.argsort(dim=1, descending=True, stable=True)
-        place = order.argsort(dim=1)                                     # (B, L), 0 is first
+        rank = order.argsort(dim=1)                                      # (B, L), 0 is first
         k = part_of_step(n, i, steps)                                    # (B, 1)
-        if score != 'threshold':
-            unmask = masked & (place < to_device(k, tokens))
-        elif i < steps - 1:
-            unmask = masked & ((value > math.log(threshold)) | (place < 1))
-        else:
-            unmask = masked
+        unmask = masked & (rank < to_device(k, tokens))
         tokens = torch.where(unmask, proposal, tokens)
         masked = masked & ~unmask
         left = left - k
@@ -405,7 +360,7 @@ def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_c
     positions are masked. The certainty of a position is log p(x) of the step that unmasked it. A
     position that stays visible keeps its token.         RDM arXiv:2302.05737, DPLM arXiv:2402.18567
     repeat_cap: where one token would fill more than this share of the free positions, its new
-    places are drawn again without it.
+    positions are drawn again without it.
     """
     tokens, masked, model_time = init_state(text, tokens, known_mask)
     n = masked.sum(1, keepdim=True)                                      # (B, 1), on the host

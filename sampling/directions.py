@@ -189,8 +189,8 @@ def check_joint(knobs):
         raise ValueError(f'sampler={name}, block_size={block_size}, solver={solver}: '
                          'joint sampling makes one call a step for both; choose from ancestral, '
                          'confidence, remdm, dfm, no blocks, and from ddim, dpmpp_2m, ancestral')
-    if name == 'remdm' and knobs.remask == 'loop' or knobs.guidance != 1:
-        raise ValueError('remask=loop and guidance need a fixed condition: joint sampling has none')
+    if knobs.guidance != 1:
+        raise ValueError('guidance needs a fixed condition: joint sampling has none')
 
 
 @torch.inference_mode()

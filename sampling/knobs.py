@@ -15,7 +15,7 @@ import numpy as np
 from configurator import HERE, from_value, read_knobs, settle
 
 TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'end_penalty',
-              'by_importance', 'remask', 'eta', 'loop', 'alpha', 'repeat_cap', 'self_correct',
+              'by_importance', 'remask', 'eta', 'alpha', 'repeat_cap', 'self_correct',
               'temperature', 'nucleus', 'guidance')
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 

@@ -140,14 +140,8 @@ def choose_sampler(run, knobs, has_latents, some_known=False, several=False):
 
 def check_together(run, knobs, table):
     """ ValueError for knobs that exclude each other. table: the samplers of the process. """
-    t_on, t_off, _ = knobs.loop
-    if t_off > t_on:
-        raise ValueError(f'loop={knobs.loop}: expected t_on, t_off, alpha_on, with t_off <= t_on')
-    if knobs.score == 'threshold' and knobs.prefer == 'uncertain':
-        raise ValueError('score=threshold unmasks what is certain: it has no prefer=uncertain')
-    if knobs.by_importance and (knobs.sampler != 'confidence' or knobs.score == 'threshold'):
-        raise ValueError('by_importance goes with sampler=confidence and a score but threshold, '
-                         f'not with {knobs.sampler}, {knobs.score}')
+    if knobs.by_importance and knobs.sampler != 'confidence':
+        raise ValueError(f'by_importance goes with sampler=confidence, not with {knobs.sampler}')
     if knobs.by_importance and not run.model.importance:
         raise ValueError(f'by_importance: {run.out_dir} was trained with importance=none')
     if knobs.self_correct and not hasattr(run.text, 'correct'):

@@ -175,7 +175,7 @@ def test_the_command_line_interpolates_tries_lengths_and_refuses_the_rest_in_a_l
              (['--mode=l2t', other, '--latents=z.npy'], 'give --text'), (['--mode=infill', '--text=a [MASK:3-1]'], 'is no gap'),
              (['--mode=infill', '--text=a [MASK:x] dog'], 'is no gap'), (['--mode=infill', '--text=a [MASK] [MASK:x]'], 'is no gap'),
              (['--mode=infill', '--text=a [MASK:1-3]', '--svg=a.svg'], 'one length'), (['--mode=l2t'], '--ask=true'),
-             (['--ask=true', '--text=a'], 'one after the other'), (['--ask=true', '--mode=text'], 'does not read it')]
+             (['--ask=true', '--text=a'], 'ask=true does not read it'), (['--ask=true', '--mode=text'], 'does not read it')]
     results = run_each(*([*here, *args] for args in good), *([*here, *args] for args, _ in wrong))
     (rc, way, err), (rc_gaps, gaps, _), (rc_embedded, _, warned) = results[:3]
     assert rc == rc_gaps == rc_embedded == 0 and '[MASK' not in err, err

@@ -84,7 +84,7 @@ KNOBS = dict(temperature=.7, nucleus=.9, guidance=2.0, steps=3)
 
 
 @pytest.mark.parametrize('name, more', [*[(name, {}) for name in SAMPLERS], ('reparam', dict(repeat_cap=.05)), ('confidence', dict(score='entropy')),
-                                        ('confidence', dict(score='margin', temperature=0.0)), ('confidence', dict(score='threshold'))])
+                                        ('confidence', dict(score='margin', temperature=0.0))])
 def test_a_sampler_makes_no_table_above_a_chunk_and_writes_the_same(name, more, model, monkeypatch):
     _, z = texts()
     masks = torch.full((B, L), V)

@@ -126,24 +126,6 @@ def test_reparam_draws_over_repeated_tokens_again():
     assert repeated(plain) > .9 and repeated(capped) < .1
 
 
-def test_remdm_loop_rests_at_a_on_while_tokens_come_and_go():
-    shares, changed, last = [], [], [None]
-
-    def on_step(x):
-        shares.append((x != MASK).double().mean().item())
-        changed.append(0 if last[0] is None else ((x == MASK) & (last[0] != MASK)).double().mean().item())
-        last[0] = x.clone()
-    steps, (t_on, t_off, a_on), eta = 40, (.5, .25, .8), .1
-    draw('remdm', random_denoiser(), steps, n=20_000, remask='loop', eta=eta, loop=(t_on, t_off, a_on), on_step=on_step)
-    for i, (share, again) in enumerate(zip(shares, changed)):
-        s = 1 - (i + 1) / steps
-        a = a_on * (1 - (s - t_on) / (1 - t_on)) if s >= t_on else a_on if s >= t_off else 1 - (1 - a_on) * s / t_off
-        assert abs(share - a) < 5 * math.sqrt(.25 / 80_000) + 1e-12, (i, share, a)
-        resting = s >= t_off and 1 - i / steps <= t_on
-        assert abs(again - (a_on * min(eta, (1 - a_on) / a_on) if resting else 0)) < .01, (i, again)
-    assert shares[-1] == 1
-
-
 def test_the_chain_at_few_steps_is_not_the_model_and_the_chi_square_sees_it():
     table = random_denoiser()
     assert chi_square_z(draw('ancestral', table, 2), any_order_law(table)) > 20
@@ -189,18 +171,13 @@ def test_confidence_seeks_the_likely_and_is_no_sample_of_the_model():
     assert (greedy == greedy[0]).all() and law[(greedy[0] * 3 ** torch.arange(L - 1, -1, -1)).sum()] > 3 * law.median()
 
 
-@pytest.mark.parametrize('score', ['top1', 'margin', 'entropy', 'threshold'])
-def test_confidence_releases_the_share_of_each_row_that_it_owes(score):
+def test_confidence_releases_the_share_of_each_row_that_it_owes():
     counts = []
     tokens = STATES.clone()
     n = (tokens == MASK).sum(1)
-    draw('confidence', random_denoiser(), 3, tokens=tokens, given=tokens != MASK, score=score,
-         on_step=lambda x: counts.append((x == MASK).sum(1)))
-    if score == 'threshold':
-        assert (torch.stack([n, *counts]).diff(dim=0)[:2] <= -(torch.stack([n, *counts])[:2] > 0).long()).all(), 'at least one a step'
-    else:
-        for i, left in enumerate(counts):
-            assert torch.equal(left, n - (i + 1) * (n // 3) - (n % 3).clamp(max=i + 1))
+    draw('confidence', random_denoiser(), 3, tokens=tokens, given=tokens != MASK, on_step=lambda x: counts.append((x == MASK).sum(1)))
+    for i, left in enumerate(counts):
+        assert torch.equal(left, n - (i + 1) * (n // 3) - (n % 3).clamp(max=i + 1))
     assert (counts[-1] == 0).all()
 
 
@@ -504,8 +481,7 @@ def test_a_run_can_be_asked_what_it_has_learned_and_nothing_else(streams, proces
 
 def test_joint_sampling_refuses_what_needs_a_fixed_condition_or_another_number_of_calls():
     for knobs in (dict(sampler='first_hitting'), dict(sampler='cached'), dict(sampler='reparam'), dict(solver='heun'),
-                  dict(guidance=2.0), dict(block_size=2),
-                  dict(sampler='remdm', remask='loop')):
+                  dict(guidance=2.0), dict(block_size=2)):
         with pytest.raises(ValueError, match='joint'):
             directions.unconditional(known_run(), 2, **knobs)
     with pytest.raises(ValueError, match='mode=text'):
@@ -574,8 +550,7 @@ def test_the_least_certain_tokens_are_masked_again():
 @pytest.mark.parametrize('knobs, words', [(dict(sampler='magic'), 'magic'), (dict(score='best'), 'best'), (dict(prefer='x'), 'uncertain'),
                                           (dict(remask='x'), 'rescale'), (dict(alpha=2.5), 'alpha'), (dict(repeat_cap=1.), 'repeat_cap'),
                                           (dict(sampler='ancestral', by_importance=True), 'by_importance'),
-                                          (dict(loop=(.1, .5, .9)), 't_off'), (dict(steps=-1), 'steps'),
-                                          (dict(score='threshold', prefer='uncertain'), 'threshold')])
+                                          (dict(steps=-1), 'steps')])
 def test_samplers_that_do_not_exist_are_refused(knobs, words):
     with pytest.raises(ValueError, match=words):
         directions.l2t(known_run(), torch.zeros(1, 1, 2), **knobs)
