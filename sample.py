@@ -277,15 +277,6 @@ def check_knobs(run, direction, config):
     """ ValueError for knobs that the direction does not read, and for files that cannot be
     written. """
     check_direction(run, direction)
-    readers = {knob for needs in NEEDS.values() for knob in needs.reads.split()}
-    read = set(NEEDS[direction].reads.split())
-    if ask:
-        read &= {'ask', 'like', 'rerank', 'refine'}        # the texts come one after the other
-    for name in sorted(readers - read):
-        if config[name] != KNOBS[name] and on_command_line(name):
-            who = f'mode={direction}, ask=true' if ask else f'mode={direction}'
-            raise ValueError(f'{name}={config[name]!r}: {who} does not read it')
-
     # where to write
     if direction == 'embed' and (not save or num_samples > 1):
         raise ValueError('mode=embed writes one vector a text to --save=FILE.npy')
@@ -300,6 +291,16 @@ def check_knobs(run, direction, config):
     for path in (save, png, fasta, svg):
         if path:
             check_writable(path)
+
+    # what this direction reads, and others
+    readers = {knob for needs in NEEDS.values() for knob in needs.reads}
+    read = set(NEEDS[direction].reads)
+    if ask:
+        read &= {'ask', 'like', 'rerank', 'refine'}        # the texts come one after the other
+    for name in sorted(readers - read):
+        if config[name] != KNOBS[name] and on_command_line(name):
+            who = f'mode={direction}, ask=true' if ask else f'mode={direction}'
+            raise ValueError(f'{name}={config[name]!r}: {who} does not read it')
 
 # -----------------------------------------------------------------------------
 # What is drawn, shown and kept

@@ -39,25 +39,26 @@ MAKES = ('t2l', 'unconditional')   # modes that teach to make a latent
 class Direction(Needs):
     """ What a run must have for it, and which knobs of sample.py it reads beside those that all
     directions read. """
-    reads: str = ''
+    reads: tuple = ()
 
-TEXT = 'text texts '               # from a person
-LATENT = 'latents image '
-MAKES_TEXT = 'svg fasta '          # to files
-MAKES_LATENT = 'save png '
+
+TEXT = ('text', 'texts')           # from a person
+LATENT = ('latents', 'image')
+TEXT_TO = ('svg', 'fasta')         # into a file
+LATENT_TO = ('save', 'png')
 
 NEEDS = {
-    'text': Direction(('text',), (WRITES,), reads=MAKES_TEXT),
-    'latent': Direction(('latent',), (MAKES,), reads=MAKES_LATENT),
-    'l2t': Direction(('text', 'latent'), (WRITES,), reads=TEXT + LATENT + MAKES_TEXT
-                     + 'interpolate rerank refine ask'),
-    't2l': Direction(('text', 'latent'), (MAKES,), reads=TEXT + MAKES_LATENT + 'ask'),
-    't2l2t': Direction(('text', 'latent'), (WRITES, MAKES), reads=TEXT + MAKES_TEXT + MAKES_LATENT
-                       + 'ask'),
+    'text': Direction(('text',), (WRITES,), reads=TEXT_TO),
+    'latent': Direction(('latent',), (MAKES,), reads=LATENT_TO),
+    'l2t': Direction(('text', 'latent'), (WRITES,),
+                     reads=(*TEXT, *LATENT, *TEXT_TO, 'interpolate', 'rerank', 'refine', 'ask')),
+    't2l': Direction(('text', 'latent'), (MAKES,), reads=(*TEXT, *LATENT_TO, 'ask')),
+    't2l2t': Direction(('text', 'latent'), (WRITES, MAKES),
+                       reads=(*TEXT, *TEXT_TO, *LATENT_TO, 'ask')),
     'unconditional': Direction(('text', 'latent'), (('unconditional',),), masked_text=True,
-                               reads=MAKES_TEXT + MAKES_LATENT),
-    'infill': Direction(('text',), (WRITES,), reads=TEXT + LATENT + MAKES_TEXT + 'like ask'),
-    'embed': Direction(('text',), (FILLS,), masked_text=True, reads=TEXT + 'save'),
+                               reads=(*TEXT_TO, *LATENT_TO)),
+    'infill': Direction(('text',), (WRITES,), reads=(*TEXT, *LATENT, *TEXT_TO, 'like', 'ask')),
+    'embed': Direction(('text',), (FILLS,), masked_text=True, reads=(*TEXT, 'save')),
 }
 
 

@@ -83,8 +83,8 @@ class Recorder:
 
         def look(logits, x):
             p = logits.softmax(-1)
-            top = p.topk(min(self.n_top, p.shape[1]), -1)
-            return top.indices, top.values, p.gather(-1, x[:, None]).squeeze(-1)
+            ids = logits.topk(min(self.n_top, logits.shape[1]), -1).indices
+            return ids, p.gather(-1, ids), p.gather(-1, x[:, None]).squeeze(-1)
 
         # a mask that stays has no column
         x = tokens.flatten()[positions].clamp(max=logits.shape[1] - 1)   # (P,)
