@@ -323,16 +323,16 @@ def draw(run, direction, sources, n_each, sampling):
         return run.decode(tokens), z, None
 
     # a text from a latent, or from a template
-    several = n_each > 1
+    of_text = sampling | dict(several=n_each > 1)
     if direction == 'l2t':
         raw, notes = repeat(sources.raw), None
-        texts = run.write(None, raw, rerank, refine, several=several, **sampling)
+        texts = run.write(latents=raw, rerank=rerank, refine=refine, **of_text)
         if rerank > 1 or refine:
             notes = [f'   cosine {c:.3f}' for c in cosines(run, texts, raw)]
         return texts, None, notes
     if direction == 'infill':
         templates = [line for line in sources.lines for _ in range(n_each)]
-        texts, nats = run.fill(templates, repeat(sources.raw), several=several, **sampling)
+        texts, nats = run.fill(templates, repeat(sources.raw), **of_text)
         notes = None if nats is None else [f'   {x:.2f} nats per token' for x in nats.tolist()]
         return texts, None, notes
 
@@ -342,7 +342,7 @@ def draw(run, direction, sources, n_each, sampling):
     if direction == 't2l':
         return None, z, None
     lengths_of = None if length else tokens
-    return run.write(None, raw_latents(run, z), lengths_of=lengths_of, **sampling), z, None
+    return run.write(latents=raw_latents(run, z), lengths_of=lengths_of, **of_text), z, None
 
 
 def cosines(run, texts, raw):
@@ -455,7 +455,7 @@ def write_animation(run, direction, sources, sampling):
         recorder = Recorder(run.text.mask_id)
         settings = sampling | dict(sampler=name, on_step=recorder)
         if direction == 'l2t':
-            run.write(None, sources.raw[:1], **settings)
+            run.write(latents=sources.raw[:1], **settings)
         else:
             draw(run, direction, sources, 1, settings)
         panels.append((label, recorder.frames))

@@ -147,8 +147,8 @@ def t2l(run, tokens, n=None, seed=0, batch=128, **sampling):
 
 class JointDenoise:
     """
-    denoise(tokens, t, positions) of samplers.py, in which each network call is a step of the
-    latents, too.
+    denoise(tokens, t, positions) of samplers.py, in which each network call is also a
+    step of the latents.
     z (n, N, D): the latents, noise at first; i: how many of their `steps` they have taken.
     """
 

@@ -1,6 +1,6 @@
 """
 What a person gives a run to read: texts, templates with gaps, and latents. Whatever the run cannot
-read is a ValueError that names its place. `run` is a run that sampling.loading.load_run has loaded.
+read is a ValueError that says where it stands. `run` is what sampling.loading.load_run returns.
 Letters: n texts, L tokens, N latent vectors, D latent dimensions.
 """
 import itertools
@@ -30,7 +30,7 @@ MOST_TEMPLATES = 64            # that a template with [MASK:2-6] may stand for
 # Texts
 
 def most_tokens(run):
-    """ How many tokens a text may have: where the run learns lengths, one place is its EOS's. """
+    """ How many tokens a text may have: where the run learns lengths, one position is its EOS's. """
     return run.L if run.lengths else run.L - 1
 
 
@@ -76,7 +76,7 @@ def read_texts(path, field='text'):
 
     # said once, at the end
     if first_broken:
-        warn(f'{first_broken}: a byte that is no UTF-8 became U+FFFD, '
+        warn(f'{first_broken}: a byte that is not UTF-8 became U+FFFD, '
              f'in {counts["invalid_utf8"]:,} of {counts["kept"]:,} texts')
     if not counts['kept']:
         raise ValueError(f'texts={path}: no text in it')
@@ -124,7 +124,7 @@ def pieces_of_template(run, text):
         if '*' in pieces and part:
             raise ValueError(f'[MASK:*] stands at the end of a text, found {part!r} behind it')
         if i % 2 == 0 and '[MASK' in part or i % 2 == 1 and most and int(least) > int(most):
-            raise ValueError(f'a [MASK in {short(text)} is no gap: expected [MASK], [MASK:3], '
+            raise ValueError(f'a [MASK in {short(text)} is not a gap: expected [MASK], [MASK:3], '
                              '[MASK:2-6] or [MASK:*]')
         if i % 2 == 0:
             pieces.append(run.tokenizer.encode(part) if part else [])

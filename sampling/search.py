@@ -2,7 +2,7 @@
 Search with the encoder: write several texts from a latent, keep the one whose embedding is nearest
 to it, mend it. A network that writes both ways mends with both, by turns: it writes the ending
 again from left to right, and it fills gaps by diffusion. How likely a text is from left to right
-counts, too: without that, mending finds texts that are nearer but no longer fluent.
+also counts: without that, mending finds texts that are nearer but no longer fluent.
 
 Letters: n texts, L text tokens, N latent vectors, D latent dims, K candidates of each text.
 """

@@ -59,7 +59,7 @@ def test_a_range_of_lengths_stands_for_each_of_them_and_several_for_all_combinat
 
 @pytest.mark.parametrize('wrong', ['[MASK:6-2]', '[MASK:-2]', '[MASK:2-]', '[MASK:2-*]', '[MASK:1-2-3]', '[MASK:a-b]', '[MASK:1-9999999]'])
 def test_a_silly_range_is_refused_in_one_line(wrong):
-    with pytest.raises(ValueError, match=r'is no gap: expected \[MASK\]') as found:
+    with pytest.raises(ValueError, match=r'is not a gap: expected \[MASK\]') as found:
         read_template(known_run(tokenizer=WORDS), f'a [MASK] {wrong}')
     assert wrong in str(found.value) and '\n' not in str(found.value)
 
@@ -172,8 +172,8 @@ def test_the_command_line_interpolates_tries_lengths_and_refuses_the_rest_in_a_l
             ['--mode=infill', '--text=a [MASK:1-3] dog [MASK:0-1] near the park', '--num_samples=2'],
             ['--mode=l2t', '--text=a [MASK] dog']]
     wrong = [(['--mode=l2t', f'--text={TEXT}', other], 'at least 2'), (['--mode=infill', '--text=a [MASK]', other], 'does not read it'),
-             (['--mode=l2t', other, '--latents=z.npy'], 'give --text'), (['--mode=infill', '--text=a [MASK:3-1]'], 'is no gap'),
-             (['--mode=infill', '--text=a [MASK:x] dog'], 'is no gap'), (['--mode=infill', '--text=a [MASK] [MASK:x]'], 'is no gap'),
+             (['--mode=l2t', other, '--latents=z.npy'], 'give --text'), (['--mode=infill', '--text=a [MASK:3-1]'], 'is not a gap'),
+             (['--mode=infill', '--text=a [MASK:x] dog'], 'is not a gap'), (['--mode=infill', '--text=a [MASK] [MASK:x]'], 'is not a gap'),
              (['--mode=infill', '--text=a [MASK:1-3]', '--svg=a.svg'], 'one length'), (['--mode=l2t'], '--ask=true'),
              (['--ask=true', '--text=a'], 'ask=true does not read it'), (['--ask=true', '--mode=text'], 'does not read it')]
     results = run_each(*([*here, *args] for args in good), *([*here, *args] for args, _ in wrong))
@@ -193,7 +193,7 @@ def test_asked_for_texts_it_answers_line_by_line_and_a_wrong_one_costs_a_line(fi
     shown = result.stdout
     assert result.returncode == 0 and shown.count('  -> ') == 3 and 'not read' not in shown and '> \n' not in shown
     assert shown.index(TEXT) < shown.index('a [MASK:1-2] dog') < shown.index('a [MASK] cat') and 'nats per token' in shown
-    assert result.stderr.count('\n') == 1 and result.stderr.startswith("warning: a [MASK in 'a [MASK:2-1] dog' is no gap")
+    assert result.stderr.count('\n') == 1 and result.stderr.startswith("warning: a [MASK in 'a [MASK:2-1] dog' is not a gap")
     again = run('sample.py', f'--out_dir={finished}', '--device=cpu', '--mode=l2t', '--steps=2', f'--text={TEXT}').stdout
     assert again.split('\n\n')[1].strip() in shown, 'the answer is that of --text'
 
