@@ -102,7 +102,8 @@ def drawn(model):
         'mending': lambda: search.mask_least_certain(run_of(model), tokens, z, 0, B)}
 
 
-@pytest.mark.parametrize('name', [*SAMPLERS, 'reparam, repeat_cap', 'confidence, entropy', 'confidence, margin', 'gidd', 'hdlm', 'joint', 'mending'])
+@pytest.mark.parametrize('name', [*SAMPLERS, 'reparam, repeat_cap', 'confidence, entropy', 'confidence, margin', 'gidd', 'hdlm', 'joint',
+                                  'mending'])
 def test_a_sampler_makes_no_table_above_a_chunk_and_writes_the_same(name, model, monkeypatch):
     whole, chunked = whole_and_in_chunks(drawn(model)[name], monkeypatch)
     assert torch.equal(whole, chunked) and len(whole.unique()) > 3

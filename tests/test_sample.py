@@ -44,7 +44,8 @@ def draw(name, table, steps, n=N, tokens=None, given=None, seed=0, schedule='log
         return toy(x, None, t, None, positions)[0]
     sampler = partial(SAMPLERS[name], **knobs)
     sampler = in_blocks(sampler, block) if block else sampler
-    return sampler(denoise, make_propose(temperature, 1.0, rng), MaskedText(V, schedule), tokens, given, steps, rng, lambda x, *said: on_step(x))
+    propose = make_propose(temperature, 1.0, rng)
+    return sampler(denoise, propose, MaskedText(V, schedule), tokens, given, steps, rng, lambda x, *said: on_step(x))
 
 
 def shares(schedule, steps):
@@ -196,8 +197,10 @@ def test_the_end_is_held_back_by_its_id_which_need_not_be_one_of_the_last_two():
     model.config, shown = Known(), []
     run = known_run(model=model, tokenizer=SimpleNamespace(eos=0, pad=2))
     for penalty in (0.0, 50.0):
-        directions.l2t(run, torch.zeros(1, 1, 2), sampler='confidence', end_penalty=penalty, on_step=lambda x, *said: shown.append((x[0] != MASK).tolist()))
-    assert shown[1] == [False, False, False, True] and shown[L + 2] == [False, False, True, False] and shown[-2] == [True, True, True, False]
+        directions.l2t(run, torch.zeros(1, 1, 2), sampler='confidence', end_penalty=penalty,
+                       on_step=lambda x, *said: shown.append((x[0] != MASK).tolist()))
+    assert shown[1] == [False, False, False, True] and shown[L + 2] == [False, False, True, False], 'without and with the penalty'
+    assert shown[-2] == [True, True, True, False]
 
 
 @pytest.mark.parametrize('score', ['top1', 'margin', 'entropy'])
@@ -428,34 +431,25 @@ def test_each_row_is_written_from_its_own_latent(name):
 
 
 WRITE, MAKE = {'l2t', 'text', 'infill'}, {'t2l', 'latent'}
-DRAW = {('text latent', 'masked', 'l2t'): WRITE | {'embed'},
-        ('text latent', 'masked', 't2l'): MAKE,
-        ('text latent', 'masked', 'unconditional'): WRITE | MAKE | {'embed', 't2l2t', 'unconditional'},
-        ('text latent', 'masked', 'unconditional+l2t+t2l'): WRITE | MAKE | {'embed', 't2l2t', 'unconditional'},
-        ('text latent', 'masked', 't2l:5,l2t'): WRITE | MAKE | {'embed', 't2l2t'},
-        ('text latent', 'gidd', 'unconditional+l2t+t2l'): WRITE | MAKE | {'t2l2t'},
-        ('text latent', 'hdlm', 'unconditional+l2t+t2l'): WRITE | MAKE | {'t2l2t'},
-        ('text latent', 'masked', 'causal'): WRITE,
-        ('text', 'masked', 'unconditional'): {'text', 'infill', 'embed'},
-        ('text', 'gidd', 'unconditional'): {'text', 'infill'},
-        ('text', 'masked', 'causal'): {'text', 'infill'},
-        ('latent', 'masked', 'unconditional'): {'latent'}}
-BOTH = {'l2t', 't2l', 'text', 'infill', 'sts', 'image', 'nelbo'}
-MEASURE = {('text latent', 'masked', 'l2t'): WRITE | {'importance', 'orders', 'image', 'nelbo'},
-           ('text latent', 'masked', 't2l'): {'t2l', 'sts', 'image', 'nelbo'},
-           ('text latent', 'masked', 'unconditional'): BOTH | {'importance', 'orders', 'unconditional'},
-           ('text latent', 'masked', 'unconditional+l2t+t2l'): BOTH | {'importance', 'orders', 'unconditional'},
-           ('text latent', 'masked', 't2l:5,l2t'): BOTH | {'importance', 'orders'},
-           ('text latent', 'gidd', 'unconditional+l2t+t2l'): BOTH | {'self_correction'},
-           ('text latent', 'hdlm', 'unconditional+l2t+t2l'): BOTH,
-           ('text latent', 'masked', 'causal'): {'l2t', 'text', 'image', 'nelbo'},
-           ('text', 'masked', 'unconditional'): {'text', 'infill', 'importance', 'orders', 'nelbo'},
-           ('text', 'gidd', 'unconditional'): {'text', 'infill', 'self_correction', 'nelbo'},
-           ('text', 'masked', 'causal'): {'text', 'nelbo'},
-           ('latent', 'masked', 'unconditional'): {'nelbo'}}
+BOTH = WRITE | MAKE | {'t2l2t'}
+MEASURE = {'l2t', 't2l', 'text', 'infill', 'sts', 'image', 'nelbo'}
+ORDERS = {'importance', 'orders'}
+CAN = {  # streams, process, mode: the directions, the tasks
+    ('text latent', 'masked', 'l2t'): (WRITE | {'embed'}, WRITE | ORDERS | {'image', 'nelbo'}),
+    ('text latent', 'masked', 't2l'): (MAKE, {'t2l', 'sts', 'image', 'nelbo'}),
+    ('text latent', 'masked', 'unconditional'): (BOTH | {'embed', 'unconditional'}, MEASURE | ORDERS | {'unconditional'}),
+    ('text latent', 'masked', 'unconditional+l2t+t2l'): (BOTH | {'embed', 'unconditional'}, MEASURE | ORDERS | {'unconditional'}),
+    ('text latent', 'masked', 't2l:5,l2t'): (BOTH | {'embed'}, MEASURE | ORDERS),
+    ('text latent', 'gidd', 'unconditional+l2t+t2l'): (BOTH, MEASURE | {'self_correction'}),
+    ('text latent', 'hdlm', 'unconditional+l2t+t2l'): (BOTH, MEASURE),
+    ('text latent', 'masked', 'causal'): (WRITE, {'l2t', 'text', 'image', 'nelbo'}),
+    ('text', 'masked', 'unconditional'): ({'text', 'infill', 'embed'}, {'text', 'infill', 'nelbo'} | ORDERS),
+    ('text', 'gidd', 'unconditional'): ({'text', 'infill'}, {'text', 'infill', 'self_correction', 'nelbo'}),
+    ('text', 'masked', 'causal'): ({'text', 'infill'}, {'text', 'nelbo'}),
+    ('latent', 'masked', 'unconditional'): ({'latent'}, {'nelbo'})}
 
 
-@pytest.mark.parametrize('streams, process, mode', DRAW)
+@pytest.mark.parametrize('streams, process, mode', CAN)
 def test_a_run_can_be_asked_what_it_has_learned_and_nothing_else(streams, process, mode):
     text = dict(masked=MaskedText(9), gidd=GIDD(9), hdlm=HDLM(9, torch.arange(9) % 4))[process]
     run = SimpleNamespace(out_dir='R', streams=tuple(streams.split()), text=text, tokenizer=SimpleNamespace(kind='bpe'),
@@ -465,11 +459,11 @@ def test_a_run_can_be_asked_what_it_has_learned_and_nothing_else(streams, proces
 
     def can(table):
         return {name for name, needs in table.items() if not needs.missing(run)}
-    expected = MEASURE[streams, process, mode]
-    assert can(directions.NEEDS) == DRAW[streams, process, mode] and can(tasks) == expected
+    drawn, expected = CAN[streams, process, mode]
+    assert can(directions.NEEDS) == drawn and can(tasks) == expected
     run.tokenizer.kind, run.meta['encoder'] = 'esm', None
     more = {'protein'} if 'importance' in expected else set()            # of masked text
-    assert can(directions.NEEDS) == DRAW[streams, process, mode] and can(tasks) == expected - {'sts'} | more
+    assert can(directions.NEEDS) == drawn and can(tasks) == expected - {'sts'} | more
     run.meta['source'] = None
     assert can(tasks) == (expected | more) - {'sts', 'image'}
 

@@ -107,7 +107,8 @@ def test_the_last_step_from_left_to_right_shows_the_padding_that_comes_by_rule()
     def denoise(tokens, t, positions):
         return torch.nn.functional.one_hot(torch.full((len(tokens),), text.eos), 10).float()
     blank = torch.full((2, 20), text.mask_id)
-    tokens = text.left_to_right(denoise, make_propose(0, 1, None), text, blank, blank < 0, 0, None, lambda x, *said: states.append(x.clone()))
+    tokens = text.left_to_right(denoise, make_propose(0, 1, None), text, blank, blank < 0, 0, None,
+                                lambda x, *said: states.append(x.clone()))
     assert len(states) == 8 and states[-1].equal(tokens) and tokens.tolist() == [[8] + [9] * 19] * 2
 
 
