@@ -123,7 +123,8 @@ def test_the_scrubber_has_the_ids_and_probabilities_of_the_sampler(runs, pages, 
                 for i in step['new']:
                     if str(i) in step['said'] and step['ids'][i] != run.tokenizer.pad:   # PAD follows an EOS by rule
                         said = step['said'][str(i)]
-                        assert said[0][0] == step['ids'][i] and said[0][1] == pytest.approx(step['p'][i], abs=2e-4), 'both are greedy here'
+                        likeliest = [token for token, p in said if p == said[0][1]]          # several, where they are equal
+                        assert step['ids'][i] in likeliest and said[0][1] == pytest.approx(step['p'][i], abs=2e-4), 'both are greedy here'
                         assert said == sorted(said, key=lambda pair: -pair[1]) and sum(p for _, p in said) <= 1.001
                         assert all(str(token) in data['names'] for token, _ in said)
 
