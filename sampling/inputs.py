@@ -30,7 +30,7 @@ MOST_TEMPLATES = 64            # that a template with [MASK:2-6] may stand for
 # Texts
 
 def most_tokens(run):
-    """ How many tokens a text may have: where the run learns lengths, one position is its EOS's. """
+    """ How many tokens a text may have. Where the run learns lengths, an EOS stands behind it. """
     return run.L if run.lengths else run.L - 1
 
 
