@@ -128,8 +128,8 @@ class LeftToRight:
 
     def block_step(self, block, text, latent, text_modulation, latent_modulation, cos, sin, mask,
                    keys_values, is_last):
-        """ model.Block.forward for the new positions, which also look at the cached keys and values.
-        """
+        """ model.Block.forward for the new positions, which also look at the cached keys
+        and values. """
         queries, keys, values = [], [], []
         if keys_values is not None:
             keys.append(keys_values[0])

@@ -72,8 +72,8 @@ def search_settings(run, several, sampling):
 
 
 def mask_ending(run, tokens, z, seed, batch):
-    """ tokens (n, L), masked from a position on that is drawn evenly from the first token of each text
-    to its EOS. """
+    """ tokens (n, L), masked from a position on that is drawn evenly from the first token of each
+    text to its EOS. """
     rng = torch.Generator().manual_seed(seed)
     n_text = (~is_end(tokens, run.tokenizer)).sum(1, keepdim=True)       # (n, 1)
     first = (torch.rand(n_text.shape, generator=rng) * (n_text + 1)).long()
@@ -81,8 +81,8 @@ def mask_ending(run, tokens, z, seed, batch):
 
 
 def mask_least_certain(run, tokens, z, seed, batch, share=0.4):
-    """ tokens (n, L), in which the least likely positions are masked, given half of the rest: as many
-    as a share of the text's own tokens. A PAD may be among them, so a text can grow. """
+    """ tokens (n, L), in which the least likely positions are masked, given half of the rest: as
+    many as a share of the text's own tokens. A PAD may be among them, so a text can grow. """
     certainty = log_p_given_half(run, tokens, z, seed, batch)            # (n, L)
     is_text = (tokens != run.tokenizer.pad) & ~ends_of(run, tokens)
     n_masked = (share * is_text.sum(1, keepdim=True)).ceil()             # (n, 1)
