@@ -40,8 +40,8 @@ def nats_per_token(run, tokens, z=None, seed=0, batch=128, draws=64):
         nats = -log p(x | z)                      exact, where the run has learned mode=causal
         nats = 1/K sum over k of bound_k(x | z)   else: the bound of the task nelbo, K = draws
     All texts share their K draws of masked positions, and these spread the number of positions
-    evenly, so that texts differ by what they say, not by luck. Only what `decode` reads counts: equal texts
-    have equal nats, whatever stands behind their EOS (writing.tidied).
+    evenly, so that texts differ by what they say, not by luck. Only what `decode` reads counts:
+    equal texts have equal nats, whatever stands behind their EOS (writing.tidied).
     """
     tokens = tidied(run, tokens)
     process = run.next_token or run.text
