@@ -55,7 +55,7 @@ from tasks.common import Context, Measured, load_file, load_texts, means
 # knobs that are sample.py's: there they have their defaults, ranges and comments
 from sample import (which, field, encoder_folder,
                     sampler, steps, length, block_size, score, prefer, end_penalty, by_importance,
-                    remask, eta, loop, alpha, repeat_cap, self_correct, temperature, nucleus,
+                    remask, eta, alpha, repeat_cap, self_correct, temperature, nucleus,
                     guidance, rerank, refine, solver, latent_steps, sample_batch, seed, device,
                     dtype)
 

@@ -8,14 +8,13 @@ Text and latents of a trained run, in every direction.
     python sample.py --out_dir=out/quickstart --text="Return a list." --svg=writing.svg
     python sample.py --out_dir=out/mixed --mode=t2l --text="Return a list." --save=z.npy
     python sample.py --out_dir=out/mixed --mode=unconditional --num_samples=4
-    python sample.py --out_dir=out/mixed --mode=infill --text="Return the [MASK] of [MASK:3]."
-    python sample.py --out_dir=out/mixed --mode=infill --text="Return the [MASK:2-6] of a list."
+    python sample.py --out_dir=out/mixed --text="Return the [MASK:2-6] of [MASK]."    # infill
     python sample.py --out_dir=out/mixed --mode=t2l2t --text="Return a list."
     python sample.py --text="Return a list." --interpolate="Read a file." --num_samples=5
     python sample.py --out_dir=out/mixed --ask=true
     python sample.py --out_dir=out/mixed --mode=embed --texts=my.txt --save=h.npy
     python sample.py --out_dir=out/protein_tiny --num_samples=8 --length=120 --fasta=new.fasta
-    python sample.py --out_dir=out/protein_tiny --given="MKV[MASK:40]HHHHHH" --num_samples=8
+    python sample.py --out_dir=out/protein_tiny --text="MKV[MASK:40]HHHHHH" --num_samples=8
     python sample.py --out_dir=out/image_text --mode=t2l --text="a bold seven" --png=seven.png
     python sample.py --out_dir=out/image_text --mode=l2t --image=seven.png
 
@@ -28,40 +27,48 @@ infill        part of a text, and maybe a latent   the rest of the text
 t2l2t         a text                               a latent, and a text from that latent
 embed         a text                               nothing: mean hidden state of each text
 
-The functions behind them are in sampling/directions.py. sampling/ also has guidance, the search
-with the encoder (--rerank, --refine) and the solvers of latents. Samplers of text are in
-samplers.py.
+The same from Python, where an import reads no command line. The keywords are the knobs below:
+
+    from sample import Run
+    run = Run('out/quickstart')
+    run.write(['Return a list.'], rerank=8)
+
+The functions behind it are in sampling/directions.py. sampling/ also has guidance, the search with
+the encoder (--rerank, --refine) and the solvers of latents. Samplers of text are in samplers.py.
 Letters: n texts, L text tokens, N latent vectors, D latent dims.
 """
+import os
+import re
 import sys
 from types import SimpleNamespace
 
 import runs.threads    # before torch: it sets how threads wait for one another
 
 import numpy as np
+import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 
 from configurator import configure, on_command_line, stop_on_error
-from sampling.inputs import READ_BY, pack, read_sources, warn_of_texts, with_each_length
 from diffusion import check_choice
-from corpora.lsa import no_progress
+from encoders import check_texts
 from runs.console import check_writable, warn
 from runs.distributed import keep_freed_memory
+from sampling import directions
+from sampling.directions import NEEDS, check_direction
+from sampling.inputs import embeddings, pack, read_sources, read_template, slerp
+from sampling.knobs import KNOBS, LATENT_KNOBS, TEXT_KNOBS
 from sampling.loading import encode, load_run, raw_latents, trained_for
+from sampling.search import search
 from sampling.unmasking import Recorder, watcher
-from sampling.denoise import rows_that_fit
-from sampling.directions import NEEDS, check_direction, embed, infill, l2t, t2l, unconditional
-from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
-from sampling.search import closeness, search
-from sampling.writing import blank, default_sampler, write
+from sampling.writing import blank, write
 
 out_dir = 'out/quickstart'  # <a run folder>: model, data records and schedules all come from it
 which = 'best'              # best | latest | <a step, as step-00001000>: best is the latest one
                             # before the first evaluation
 mode = ''                   # '' | <l2t, t2l, unconditional, text, latent, infill, t2l2t or embed>
-                            # text, latent: one alone; '', or a mode of training: as it was trained
-text = ''                   # l2t, t2l, t2l2t: this text; infill: with [MASK], [MASK:3] for three
+                            # text, latent: one alone; '', or a mode of training: infill where
+                            # `text` has a [MASK], else as it was trained
+text = ''                   # this text; to be filled in where it has a [MASK], [MASK:3] for three
                             # tokens, [MASK:*] for the whole rest, [MASK:2-6] for the length
                             # that the network finds likeliest
 texts = ''                  # or every line of this text file, or every record of a .jsonl, .csv,
@@ -70,9 +77,7 @@ field = 'text'              # where a record of such a file has its text
 latents = ''                # l2t, infill: the raw embeddings in this .npy file: (n, D) or (n, N, D)
 image = ''                  # l2t, infill: or this picture, or the .png and .jpg files of this
                             # folder, where the run is of images
-given = ''                  # infill: or this template, as text: what it shows is kept (a protein's:
-                            # 'MKT[MASK:20]GG')
-like = ''                   # infill: or the embedding of this text
+like = ''                   # infill: or towards the embedding of this text
 interpolate = ''            # l2t: num_samples texts on the way from the embedding of `text` to
                             # that of this text
 ask = False                 # read texts from the terminal, or lines from a pipe, until an empty
@@ -81,34 +86,28 @@ num_samples = 1             # [1, 1e6]: per text or latent
 # ---- text
 sampler = ''                # '' | autoregressive | ancestral | cached | first_hitting |
                             # confidence | remdm | dfm | reparam
-                            # '': autoregressive where the run has learned it and no token is given;
-                            # else confidence, or ancestral where both or text alone is drawn; gidd
-                            # and hdlm runs have ancestral alone
+                            # '': chosen by the direction (docs/sampling.md)
 steps = 0                   # [0, 1e6]: network calls; 0: one per token for confidence, reparam,
-                            # first_hitting, else 128; threshold may need all; an autoregressive run
-                            # makes one per token
+                            # first_hitting and autoregressive, else 128
 length = 0                  # [0, 65536]: tokens of each text, where the run does not learn lengths
                             # (proteins); 0: drawn from the training texts'
 block_size = 0              # [0, 65536]: unmask only the leftmost unfinished block of so many
                             # positions; 0: all at once
-score = 'top1'              # top1 | margin | entropy | threshold: confidence
+score = 'top1'              # top1 | margin | entropy: confidence
 prefer = 'certain'          # certain | uncertain; confidence: what is unmasked first
 end_penalty = 0.0           # [0, inf); confidence: off the certainty of EOS and PAD (nats, for
                             # score=top1), as texts that end when that is certain are too short
 by_importance = False       # confidence: uncertainty counts as much as the token is important,
                             # where the run has learned that
-remask = 'cap'              # cap | rescale | loop: remdm
+remask = 'cap'              # cap | rescale: remdm
 eta = 0.02                  # [0, 1]; remdm: how much is masked again
-loop = (0.55, 0.05, 0.9)    # (0, 1); remdm loop: t_on, t_off, and the share visible in between
 alpha = 1.5                 # [1, 2]; dfm: 1 is ancestral, up to 2: how much is masked again
 repeat_cap = 0.0            # [0, 1); reparam: a token that fills more than this share of a text is
                             # drawn again; 0: never
 self_correct = 0            # [0, 1e6]; gidd: rounds in which a finished text is mended, a token
                             # each
-temperature = -1.0          # -1 | [0, 100]: 0 takes the likeliest token; -1: 1, but 0 for
-                            # confidence and for an autoregressive text from latents, or 0.7 where
-                            # one source gets several texts (0.4 for autoregressive drafts, and
-                            # for the endings of refine)
+temperature = None          # None | [0, 100]: 0 takes the likeliest token; None: chosen by the
+                            # direction (docs/sampling.md)
 nucleus = 1.0               # (0, 1]: keep the likeliest tokens that hold this much probability, and
                             # the one on the boundary
 guidance = 1.0              # [0, 100]; g: 1 is the conditional model, 0 the unconditional, more
@@ -134,12 +133,130 @@ save = ''                   # write the generated latents, raw, or the vectors o
                             # this .npy file
 png = ''                    # write the generated latents as pictures to this .png file, where the
                             # run is of images
-fasta = ''                  # write the texts to this FASTA file, too
+fasta = ''                  # write the texts to this FASTA file as well
 device = 'auto'             # auto | cpu | cuda | <cuda:1 or the like>
 dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py
 
 # -----------------------------------------------------------------------------
-# What is asked for
+# A run: strings in, strings or arrays out
+
+class Run(SimpleNamespace):
+    """
+    A trained run, with the fields that sampling/loading.py lists: `model` is a torch.nn.Module.
+    folder: of a run, or of an export; or the id of an export on the Hugging Face hub, with
+    `revision`, a whole commit. A folder that is there is never looked up. which: best, latest, or a
+    step as step-00001000. encoder_folder: where the encoder lies now.
+
+    An unknown keyword of a method is a TypeError, and what the run has not learned a ValueError of
+    one line.
+    """
+
+    def __init__(self, folder, which='best', device='auto', dtype='auto', encoder_folder='',
+                 revision=None):
+        if revision is not None and not os.path.isdir(folder):
+            if not re.fullmatch('[0-9a-f]{40}', revision):
+                raise ValueError(f'revision={revision!r}: expected a whole commit, 40 of 0-9 and '
+                                 'a-f; what a branch names may change')
+            from huggingface_hub import snapshot_download
+            folder = snapshot_download(folder, revision=revision)
+        super().__init__(**vars(load_run(folder, which, device, dtype, encoder_folder)))
+
+    def write(self, texts=None, latents=None, rerank=1, refine=0, **knobs):
+        """
+        l2t: a text from each latent, a list of n str. Give texts, which the run's encoder embeds,
+        or latents, raw embeddings (n, D) or (n, N, D). rerank: the nearest of so many drafts.
+        refine: rounds of mending, by cosine and log p (sampling/search.py).
+        """
+        if (texts is None) == (latents is None):
+            raise ValueError('write: give texts, or latents')
+        if not len(latents if texts is None else texts):
+            return []
+        check_direction(self, 'l2t')
+        raw = self.to_raw(latents) if texts is None else embeddings(self, texts)
+        if rerank > 1 or refine:
+            tokens, _ = search(self, raw, rerank, refine, **knobs)
+        else:
+            tokens = directions.l2t(self, self.stats.standardise(raw), **knobs)
+        return self.decode(tokens)
+
+    def infill(self, templates, like=None, **knobs):
+        """ Fills the gaps of each template: [MASK], [MASK:3] for three tokens, [MASK:*] for the
+        whole rest, [MASK:2-6] for the length that the network finds likeliest. like: a text for
+        each template, whose embedding the result shall have. Returns a list of n str. """
+        raw = None
+        if like is not None:
+            if len(like) != len(templates):
+                raise ValueError(f'{len(templates)} templates, {len(like)} texts in like')
+            raw = embeddings(self, like)
+        return self.fill(templates, raw, **knobs)[0]
+
+    def fill(self, templates, raw=None, **knobs):
+        """ The same from raw latents (n, N, D) or none. Returns the texts, and nats per token (n,)
+        of each, or None where no gap has a range of lengths. """
+        check_direction(self, 'infill')
+        check_texts(templates)
+        z = None if raw is None else self.stats.standardise(raw)
+        tokens, nats = directions.infill(self, templates, z, **knobs)
+        return self.decode(tokens), nats
+
+    def interpolate(self, first, last, n=5, **knobs):
+        """ l2t on the way from the embedding of one text to that of another: n texts, from the two
+        embeddings and from n - 2 between them, along the great circle. Returns a list of n str. """
+        return self.write(latents=slerp(*embeddings(self, [first, last]), n), **knobs)
+
+    def embed(self, texts, **knobs):
+        """ t2l: a raw embedding of each text, written by diffusion: (n, D) float32, or (n, N, D)
+        where a text has several vectors. """
+        check_direction(self, 't2l')
+        z = directions.t2l(self, pack(self, texts), **knobs)
+        return as_array(raw_latents(self, z))
+
+    def encode(self, texts):
+        """ The embeddings of the encoder that made the run's data, of the same shape. """
+        return as_array(encode(self, texts))
+
+    def sample(self, n, **knobs):
+        """ n texts from nothing: from both clocks where the run has learned that, else text alone.
+        Returns a list of str. """
+        if not NEEDS['unconditional'].missing(self):
+            return self.decode(directions.unconditional(self, n, **knobs)[0])
+        return self.sample_text(n, **knobs)
+
+    def sample_text(self, n, length=0, seed=0, **knobs):
+        """ n texts from text alone. """
+        check_direction(self, 'text')
+        return self.decode(write(self, *blank(self, n, length, seed), None, seed, **knobs))
+
+    def export(self, folder, license=''):
+        """ Writes the run as a folder that can be given away: averaged weights as safetensors,
+        config.json, tokenizer, model card. Run reads it. """
+        from runs.export import export
+        export(self.out_dir, folder, self.checkpoint, license)
+
+    # ---- between strings, arrays and tensors
+
+    def decode(self, tokens):
+        return [self.tokenizer.decode(ids) for ids in tokens.tolist()]
+
+    def to_raw(self, latents):
+        """ (n, N, D) float32 of an array (n, D) or (n, N, D). """
+        N, D = self.model.config.n_latents, self.model.config.latent_dim
+        raw = torch.as_tensor(np.asarray(latents, np.float32))
+        is_one_vector = N == 1 and raw.shape[1:] == (D,)
+        if not is_one_vector and raw.shape[1:] != (N, D):
+            expected = f'(n, {D})' if N == 1 else f'(n, {N}, {D})'
+            raise ValueError(f'latents of shape {tuple(raw.shape)}, expected {expected}')
+        if not raw.isfinite().all():
+            raise ValueError('latents hold nan or inf')
+        return raw.reshape(-1, N, D)
+
+
+def as_array(raw):
+    raw = raw.squeeze(1) if raw.shape[1] == 1 else raw
+    return raw.float().numpy()
+
+# -----------------------------------------------------------------------------
+# The command line: what is asked for
 
 def direction_of(run):
     """ What is asked for by mode: a direction of NEEDS. By default that which the run was trained
@@ -151,7 +268,7 @@ def direction_of(run):
         default = 'l2t' if learned & {'l2t', 'causal'} else min(learned)
     of_training = mode in ('', 'causal') or set('+*:') & set(mode)
     if of_training or mode == 'unconditional' and len(run.streams) == 1:
-        return 'infill' if given else default
+        return 'infill' if '[MASK' in text else default
     check_choice('mode', mode, NEEDS)
     return mode
 
@@ -160,12 +277,9 @@ def check_knobs(run, direction, config):
     """ ValueError for knobs that the direction does not read, and for files that cannot be
     written. """
     check_direction(run, direction)
-
     # where to write
     if direction == 'embed' and (not save or num_samples > 1):
         raise ValueError('mode=embed writes one vector a text to --save=FILE.npy')
-    if fasta and direction in ('t2l', 'latent', 'embed'):
-        raise ValueError(f'fasta={fasta!r}: mode={direction} writes no text')
     if fasta and run.tokenizer.kind != 'esm':
         raise ValueError(f'fasta={fasta!r}: {out_dir} was trained on {run.tokenizer.kind} tokens, '
                          'not on proteins')
@@ -178,161 +292,135 @@ def check_knobs(run, direction, config):
         if path:
             check_writable(path)
 
-    # what to read
-    for name, readers in READ_BY.items():
-        default = dict(rerank=1, refine=0, ask=False).get(name, '')
-        from_config = name in ('rerank', 'refine') and not on_command_line(name)
-        if config[name] != default and direction not in readers and not from_config:
-            raise ValueError(f'{name}={config[name]!r}: mode={direction} does not read it')
-    if svg and direction in ('t2l', 'latent', 'embed'):
-        raise ValueError(f'svg={svg!r}: mode={direction} writes no text')
+    # what this direction reads, and others
+    readers = {knob for needs in NEEDS.values() for knob in needs.reads}
+    read = set(NEEDS[direction].reads)
+    if ask:
+        read &= {'ask', 'like', 'rerank', 'refine'}        # the texts come one after the other
+    for name in sorted(readers - read):
+        if config[name] != KNOBS[name] and on_command_line(name):
+            who = f'mode={direction}, ask=true' if ask else f'mode={direction}'
+            raise ValueError(f'{name}={config[name]!r}: {who} does not read it')
+
+# -----------------------------------------------------------------------------
+# What is drawn, shown and kept
+
+def draw(run, direction, sources, n_each, sampling):
+    """ n_each samples of each source: texts, standardised latents (n, N, D), and a note on each
+    sample; None for what the direction does not give. """
+    def repeat(x):
+        return None if x is None else x.repeat_interleave(n_each, 0)
+
+    # from nothing
+    n = len(sources.names) * n_each
+    of_latents = {name: sampling[name] for name in (*LATENT_KNOBS, 'seed', 'batch')}
+    if direction == 'text':
+        return run.sample_text(n, **sampling), None, None
+    if direction == 'latent':
+        return None, directions.t2l(run, None, n, **of_latents), None
+    if direction == 'unconditional':
+        tokens, z = directions.unconditional(run, n, **sampling)
+        return run.decode(tokens), z, None
+
+    # a text from a latent, or from a template
+    of_text = sampling | dict(several=n_each > 1)
+    if direction == 'l2t':
+        raw, notes = repeat(sources.raw), None
+        texts = run.write(latents=raw, rerank=rerank, refine=refine, **of_text)
+        if rerank > 1 or refine:
+            notes = [f'   cosine {c:.3f}' for c in cosines(run, texts, raw)]
+        return texts, None, notes
+    if direction == 'infill':
+        templates = [line for line in sources.lines for _ in range(n_each)]
+        texts, nats = run.fill(templates, repeat(sources.raw), **of_text)
+        notes = None if nats is None else [f'   {x:.2f} nats per token' for x in nats.tolist()]
+        return texts, None, notes
+
+    # a latent from a text, and for t2l2t a text from that
+    tokens = repeat(pack(run, sources.lines, places=sources.places))
+    z = directions.t2l(run, tokens, **of_latents)
+    if direction == 't2l':
+        return None, z, None
+    lengths_of = None if length else tokens
+    return run.write(latents=raw_latents(run, z), lengths_of=lengths_of, **of_text), z, None
 
 
-def sampling_of(run, direction, config, n_each):
-    """ The keywords of the functions that sample, with the defaults that depend on the direction.
-    """
+def cosines(run, texts, raw):
+    """ Of the embeddings of n texts with raw latents (n, N, D). """
+    return F.cosine_similarity(encode(run, texts).flatten(1), raw.flatten(1)).tolist()
+
+
+def respond(run, direction, config):
+    """ Draws what is asked for, shows it, and writes the files that are asked for. """
+    sources = read_sources(run, direction, config)
+    n_each = 1 if sources.lines is None else num_samples
+    if direction == 'embed':
+        tokens = pack(run, sources.lines, places=sources.places)
+        hidden = directions.embed(run, tokens, seed=seed, batch=sample_batch)
+        save_array(save, hidden)
+        print(f'{len(hidden)} vectors of {hidden.shape[1]} numbers written to {save}')
+        return
+    if svg and direction == 'infill' and len(read_template(run, sources.lines[0], length)[0]) > 1:
+        raise ValueError(f'svg={svg!r} shows one text being written: give its gap one length')
+
+    # draw
     sampling = {name: config[name] for name in TEXT_KNOBS + LATENT_KNOBS}
     sampling |= dict(seed=seed, batch=sample_batch)
-
-    # several texts of one source: the likeliest text would be the same each time. (search sets the
-    # temperatures of its own)
-    name = sampler or default_sampler(run, True, direction == 'infill')
-    is_likeliest = temperature < 0 and name in ('autoregressive', 'confidence')
-    is_search = direction == 'l2t' and (rerank > 1 or refine > 0)
-    if n_each > 1 and is_likeliest and not is_search:
-        sampling['temperature'] = 0.7
     if direction == 'unconditional' and guidance != 1 and not on_command_line('guidance'):
         print(f'guidance={guidance:g} is for the other directions: samples from noise have no '
               'condition to guide them')
         sampling['guidance'] = 1.0
-    return sampling
+    watched = {}
+    if watch and direction not in ('t2l', 'latent'):
+        n_rows = len(sources.names) * n_each * (rerank if direction == 'l2t' else 1)
+        watched = dict(on_step=watcher(run, n_rows))
+    texts, z, notes = draw(run, direction, sources, n_each, sampling | watched)
+    raw = None if z is None else raw_latents(run, z)
 
-
-def rows_to_draw(direction, sources, n_each):
-    """ How many rows are drawn for n_each samples of each source. """
-    total = len(sources.names) * n_each
-    if direction == 'l2t':
-        return total * rerank * (1 + refine)               # drafts, and those of each round
-    if direction == 't2l2t':
-        return 2 * total                                   # latents, and their texts
-    if direction == 'infill':
-        return n_each * sum(len(with_each_length(line)) for line in sources.lines)
-    return total
-
-# -----------------------------------------------------------------------------
-# Drawing
-
-def draw(run, direction, sources, n_each, sampling):
-    """ n_each samples of each source: tokens (n, L), standardised latents (n, N, D), and a note on
-    each sample; None for what the direction does not give. """
-    def repeat(x):
-        return x.repeat_interleave(n_each, 0)
-
-    # latents, and for t2l2t a text from them
-    total = len(sources.names) * n_each
-    if direction in ('t2l', 't2l2t', 'latent'):
-        names = (*LATENT_KNOBS, 'seed', 'batch', 'progress')
-        read = None
-        if sources.lines:
-            read = repeat(pack(run, sources.lines, places=sources.places))
-        z = t2l(run, read, n=total, **{name: sampling[name] for name in names})
-        if direction != 't2l2t':
-            return None, z, None
-        again = run.stats.standardise(raw_latents(run, z))
-        return l2t(run, again, lengths_of=None if length else read, **sampling), z, None
-
-    # texts
-    if direction == 'l2t' and (rerank > 1 or refine):
-        tokens, cosine = search(run, repeat(sources.raw), rerank, refine, several=n_each > 1,
-                                **sampling)
-        return tokens, None, [f'   cosine {c:.3f}' for c in cosine.tolist()]
-    if direction == 'l2t':
-        return l2t(run, repeat(run.stats.standardise(sources.raw)), **sampling), None, None
-    if direction == 'text':
-        return write(run, *blank(run, total, length, seed), None, **sampling), None, None
-    if direction == 'unconditional':
-        return *unconditional(run, total, **sampling), None
-
-    # infill
-    z = None if sources.raw is None else run.stats.standardise(sources.raw)
-    tokens, nats = infill(run, sources.lines, z, n_each, **sampling)
-    notes = None if nats is None else [f'   {x:.2f} nats per token' for x in nats.tolist()]
-    return tokens, None, notes
-
-
-def respond(run, direction, config):
-    """ Draws what is asked for, and writes the files that are. Returns what is to be shown: names
-    of the sources, and for each of their n_each samples the text written, and a note. None for
-    mode=embed, of which nothing is. """
-    sources = read_sources(run, direction, config)
-    n_each = 1 if sources.lines is None else num_samples
-    total = len(sources.names) * n_each
-    sampling = sampling_of(run, direction, config, n_each)
-    n_rows = rows_to_draw(direction, sources, n_each)
-    if svg and direction == 'infill' and len(with_each_length(sources.lines[0])) > 1:
-        raise ValueError(f'svg={svg!r} shows one text being written: give its gap one length')
-
-    # draw, with a progress bar where it takes several network calls (two caches are the most)
-    is_one_batch = n_rows <= rows_that_fit(run, sample_batch, 2 if run.next_token else 0)
-    is_hidden = is_one_batch or watch                      # what is watched moves by itself
-    with tqdm(total=n_rows, unit='sample', disable=True if is_hidden else None) as bar:
-        sampling['progress'] = bar.update
-        if direction == 'embed':
-            write_vectors(run, sources, bar.update)
-            return None
-        if watch:
-            watched = watcher(run, n_rows)
-            sampling |= dict(on_step=watched.on_step, observe=watched.observe)
-        tokens, z, notes = draw(run, direction, sources, n_each, sampling)
-
-    # what each sample is
-    written = [''] * total
-    if svg:
-        write_animation(run, direction, sources, sampling)
-    if z is not None and (save or png):
-        keep_latents(run, sources, n_each, z)
-    if tokens is not None:
-        written = [run.tokenizer.decode(ids) for ids in tokens.tolist()]
-    else:
-        notes = describe_latents(run, direction, sources, n_each, z)
+    # what is said of each sample
     if sources.ends is not None:
-        to_first, to_last = (closeness(run, tokens, end.expand(total, -1, -1)).tolist()
+        to_first, to_last = (cosines(run, texts, end.expand(len(texts), -1, -1))
                              for end in sources.ends)
         notes = [f'   cosine {a:.3f} to the first, {b:.3f} to the last'
                  for a, b in zip(to_first, to_last)]
+    if texts is None:
+        notes = describe_latents(run, direction, sources, n_each, z)
+    written = texts or [''] * len(raw)
+    notes = notes or [''] * len(written)
+
+    # files
+    if svg:
+        write_animation(run, direction, sources, sampling)
+    if raw is not None and save:
+        save_array(save, raw)
+    if raw is not None and png:
+        from sampling.png import pixels, write_png
+        columns = n_each if n_each > 1 and len(sources.names) > 1 else 0
+        write_png(png, pixels(run, raw), columns)
     if fasta:
         from sampling.fasta import write_fasta
         write_fasta(fasta, written)
-        print(f'{total} sequences written to {fasta}')
-    return SimpleNamespace(names=sources.names, n_each=n_each, written=written,
-                           notes=notes or [''] * total, has_text=tokens is not None,
-                           has_latents=z is not None)
+        print(f'{len(written)} sequences written to {fasta}')
 
-# -----------------------------------------------------------------------------
-# Files, and what is said of each sample
+    # the samples below their sources
+    for i, (text, note) in enumerate(zip(written, notes)):
+        name = sources.names[i // n_each]
+        if i % n_each == 0 and name:
+            print(f'\n{name}')
+        print(f'  -> {text}{note}')
+    n_empty = sum(not text.strip() for text in texts or [])
+    if n_empty:
+        warn(f'{n_empty} of {len(texts)} texts are empty: the model wrote their end (EOS) first; '
+             'another --temperature or --sampler, or a longer training, may write more')
+    if raw is not None and save:
+        print(f'\n{len(raw)} latents written to {save}')
+    if raw is not None and png:
+        print(f'\n{len(raw)} pictures written to {png}')
+
 
 def save_array(path, x):
     with open(path, 'wb') as f:                # numpy.save would add .npy to another name
         np.save(f, x.numpy())
-
-
-def write_vectors(run, sources, progress):
-    """ The vectors of mode=embed, one a text. """
-    read = pack(run, sources.lines, places=sources.places)
-    hidden = embed(run, read, seed=seed, batch=sample_batch, progress=progress)
-    save_array(save, hidden)
-    print(f'{len(hidden)} vectors of {hidden.shape[1]} numbers written to {save}')
-
-
-def keep_latents(run, sources, n_each, z):
-    """ Writes latents (n, N, D) as numbers and as pictures, where that is asked for. """
-    raw = raw_latents(run, z)
-    if save:
-        save_array(save, raw)
-    if png:
-        from sampling.png import pixels, write_png
-        columns = n_each if n_each > 1 and len(sources.names) > 1 else 0
-        write_png(png, pixels(run, raw), columns)
 
 
 def describe_latents(run, direction, sources, n_each, z):
@@ -346,8 +434,7 @@ def describe_latents(run, direction, sources, n_each, z):
 
     # of a text: what the encoder itself says
     try:
-        expected = encode(run, sources.lines).repeat_interleave(n_each, 0)
-        warn_of_texts(run, sources.lines)
+        expected = embeddings(run, sources.lines).repeat_interleave(n_each, 0)
     except ValueError as error:
         return [f'{shape}; not compared: {error}'] * len(z)
     cosine = F.cosine_similarity(raw_latents(run, z).flatten(1), expected.flatten(1))
@@ -366,37 +453,18 @@ def write_animation(run, direction, sources, sampling):
     panels = []
     for name, label in samplers.items():
         recorder = Recorder(run.text.mask_id)
-        settings = sampling | dict(sampler=name, on_step=recorder.on_step,
-                                   observe=recorder.observe, progress=no_progress)
+        settings = sampling | dict(sampler=name, on_step=recorder)
         if direction == 'l2t':
-            l2t(run, run.stats.standardise(sources.raw[:1]), **settings)
+            run.write(latents=sources.raw[:1], **settings)
         else:
             draw(run, direction, sources, 1, settings)
         panels.append((label, recorder.frames))
+    title = sources.names[0] or 'from noise'
+    if direction == 'l2t' and sources.lines:
+        title = f'from the embedding of: {title}'
     with open(svg, 'w', encoding='utf-8') as f:
-        title = sources.names[0] or 'from noise'
-        if direction == 'l2t' and sources.lines:
-            title = f'from the embedding of: {title}'
         f.write(animation(run.tokenizer, run.text.mask_id, panels, f'Written {title}'))
     print(f'a picture of the first text being written: {svg}')
-
-
-def show(found):
-    """ The samples below their sources. """
-    total = len(found.written)
-    for i in range(total):
-        name = found.names[i // found.n_each]
-        if i % found.n_each == 0 and name:
-            print(f'\n{name}')
-        print(f'  -> {found.written[i]}{found.notes[i]}')
-    n_empty = sum(not line.strip() for line in found.written)
-    if found.has_text and n_empty:
-        warn(f'{n_empty} of {total} texts are empty: the model wrote their end (EOS) first; '
-             'another --temperature or --sampler, or a longer training, may write more')
-    if found.has_latents and save:
-        print(f'\n{total} latents written to {save}')
-    if found.has_latents and png:
-        print(f'\n{total} pictures written to {png}')
 
 # -----------------------------------------------------------------------------
 # Asking, and the command
@@ -421,17 +489,11 @@ def asked_texts():
 def answer(run, direction, config):
     """ The loop of --ask=true. A text with [MASK] is filled in. A text that the run cannot read
     costs a line, not the loop. """
-    for name in ('text', 'texts', 'given', 'latents', 'image', 'interpolate', 'svg', 'save', 'png',
-                 'fasta'):
-        if config[name]:
-            raise ValueError(f'{name}={config[name]!r}: ask=True reads texts, one after the other, '
-                             'and shows what is written')
-
     for line in asked_texts():
         wanted = 'infill' if '[MASK' in line else direction
         try:
             check_direction(run, wanted)
-            show(respond(run, wanted, config | dict(text=line)))
+            respond(run, wanted, config | dict(text=line))
         except ValueError as error:
             warn(error)
 
@@ -440,15 +502,13 @@ def main():
     config = configure(globals())
     keep_freed_memory()
     with stop_on_error():
-        run = load_run(out_dir, which, device, dtype, encoder_folder)
+        run = Run(out_dir, which, device, dtype, encoder_folder)
         direction = direction_of(run)
         check_knobs(run, direction, config)
         if ask:
             answer(run, direction, config)
-            return
-        found = respond(run, direction, config)
-    if found:
-        show(found)
+        else:
+            respond(run, direction, config)
 
 
 if __name__ == '__main__':

@@ -16,7 +16,8 @@ Samplers of text, from the network's logits to tokens. Every sampler is a functi
     tokens, known_mask (B, L)       a sampler fills what is MASK and not known, and changes nothing
                                     else; known_mask lies on the host
     rng                             a torch.Generator on the host: it decides which positions change
-    on_step(tokens)                 called after every step
+    on_step(tokens, logits, positions)
+                                    called after every step, with what the network said in it
 
 A step from t to t_next, with M the masked share of the schedule:
     unmask    a masked position gets a token, with probability p_unmask
@@ -26,16 +27,13 @@ A step from t to t_next, with M the masked share of the schedule:
 The host knows which positions are masked, or at least how many (confidence, reparam). So no step
 waits for the device, and the head runs only where its logits are used.
 
-To add a sampler, write one function here and add one line to SAMPLERS. A knob of its own also needs
-a line in the knobs of sample.py.
+To add a sampler, write one function here and add one line to SAMPLERS. A knob of its own is a
+keyword of the function, and a knob of sample.py.
 Letters: B batch, L text tokens, P positions asked for, V vocabulary, K steps.
 """
-import math
-
 import torch
 
-from diffusion import check_choice, in_chunks, positions_of, rank_in_row, to_device
-from configurator import follows
+from diffusion import in_chunks, positions_of, rank_in_row, to_device
 
 
 # ---- from logits to tokens
@@ -106,7 +104,7 @@ def log_p_of(logits, x):
 
 # ---- what all samplers share
 
-def no_callback(tokens):
+def no_callback(tokens, logits=None, positions=None):
     pass
 
 
@@ -119,6 +117,15 @@ def first_positions(mask, count):
     """ As positions_of, for a mask on the device of which the host knows the count: no wait. """
     order = mask.flatten().byte().argsort(descending=True, stable=True)
     return order[:count]
+
+
+def write_at(unmask, denoise, propose, tokens, model_t):
+    """ Tokens where unmask (B, L) is True, in place. Returns what on_step shows: the logits (P, V)
+    that they were drawn from, and their positions (P,). """
+    positions = positions_of(unmask)
+    logits = denoise(tokens, model_t, positions)
+    scatter_at(tokens, positions, propose(logits))
+    return logits, positions
 
 
 def part_of_step(n, i, steps):
@@ -158,11 +165,9 @@ def schedule_times(steps):
 
 # ---- samples of the model's distribution
 
-def ancestral(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-              skip_rows=False):
+def ancestral(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback):
     """ Each masked position is unmasked with p_unmask = (M_t - M_next) / M_t, and then x ~ Cat(p).
-    The last step unmasks all that is left.    MDLM arXiv:2406.07524
-    skip_rows: the network runs only on rows that unmask something. """
+    The last step unmasks all that is left.    MDLM arXiv:2406.07524 """
     tokens, masked, model_time = init_state(text, tokens, known_mask)
     for t, t_next in schedule_times(steps):
         # choose the positions on the host
@@ -170,29 +175,27 @@ def ancestral(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no
         if t_next > 0:
             coin = torch.rand(masked.shape, generator=rng)               # (B, L)
             unmask = masked & (coin < text.unmask_probability(t, t_next))
-        positions = positions_of(unmask)
-        model_t = model_time(masked.sum(1), t.expand(len(masked)))       # (B,)
 
         # choose their tokens
-        if not skip_rows:
-            x = propose(denoise(tokens, model_t, positions))             # (P,)
-            scatter_at(tokens, positions, x)
-        elif unmask.any():
-            rows = positions_of(unmask.any(1))
-            some = tokens[to_device(rows, tokens)]
-            within = positions_of(unmask[rows])                          # in the same order
-            x = propose(denoise(some, model_t[rows], within, rows))
-            scatter_at(tokens, positions, x)
+        model_t = model_time(masked.sum(1), t.expand(len(masked)))       # (B,)
+        said = write_at(unmask, denoise, propose, tokens, model_t)
         masked = masked & ~unmask
-        on_step(tokens)
+        on_step(tokens, *said)
     return tokens
 
 
-def cached(*args, **knobs):
+def cached(denoise, *args):
     """ ancestral, but the network runs only on the rows that unmask something in this step: the
     others do not use its output. So a row costs at most L calls, however many steps there are.
     For fixed latents: joint sampling needs every call for its latents. """
-    return ancestral(*args, **knobs, skip_rows=True)
+    def denoise_some(tokens, t, positions):
+        if not len(positions):
+            return torch.empty(0, 1, device=tokens.device)
+        L = tokens.shape[1]
+        rows, row = (positions // L).unique(return_inverse=True)
+        some = tokens[to_device(rows, tokens)]
+        return denoise(some, t[rows], row * L + positions % L, rows)
+    return ancestral(denoise_some, *args)
 
 
 def first_hitting(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback):
@@ -209,12 +212,9 @@ def first_hitting(denoise, propose, text, tokens, known_mask, steps, rng, on_ste
         unmask = masked & (rank_in_row(lot) < k)
 
         # their tokens
-        positions = positions_of(unmask)
-        model_t = model_time(masked.sum(1))
-        x = propose(denoise(tokens, model_t, positions))                 # (P,)
-        scatter_at(tokens, positions, x)
+        said = write_at(unmask, denoise, propose, tokens, model_time(masked.sum(1)))
         masked = masked & ~unmask
-        on_step(tokens)
+        on_step(tokens, *said)
     return tokens
 
 
@@ -235,18 +235,16 @@ def remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step
         remask = free & ~masked & (coin < p_remask)
 
         # a token for those that are unmasked, MASK for those that are remasked
-        positions = positions_of(unmask)
         model_t = model_time(masked.sum(1), t.expand(len(masked)))       # (B,)
-        x = propose(denoise(tokens, model_t, positions))                 # (P,)
-        scatter_at(tokens, positions, x)
+        said = write_at(unmask, denoise, propose, tokens, model_t)
         tokens.masked_fill_(to_device(remask, tokens), text.mask_id)
         masked = (masked & ~unmask) | remask
-        on_step(tokens)
+        on_step(tokens, *said)
     return tokens
 
 
 def remdm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-          remask='cap', eta=0.02, loop=(0.55, 0.05, 0.9)):
+          remask='cap', eta=0.02):
     """
     From t to t_next, with alpha = 1 - M:                                ReMDM arXiv:2503.00307
         p_remask <= p_max = min(1, M_next / alpha_t),   1 at alpha_t = 0
@@ -254,47 +252,19 @@ def remdm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_cal
     The second line keeps the marginals of ancestral. remask:
         cap      p_remask = min(eta, p_max)
         rescale  p_remask = eta p_max
-        loop     with (t_on, t_off, alpha_on) = loop: alpha rises from 0 to alpha_on while t > t_on,
-                 rests there until t_off, then rises to 1.
-                 p_remask = min(eta, p_max) at rest, else 0
     """
-    def masked_share(t):
-        if remask == 'loop':
-            return loop_masked_share(text, t, loop)
-        return float(text.masked_share(t))
-
     chain = []
     for t, t_next in schedule_times(steps):
-        M_t = masked_share(t)
-        M_next = masked_share(t_next)
+        M_t = float(text.masked_share(t))
+        M_next = float(text.masked_share(t_next))
         alpha_t = 1 - M_t
         alpha_next = 1 - M_next
 
-        # how often to remask; a loop remasks only where the masked share rests
         p_max = min(1, M_next / alpha_t) if alpha_t > 0 else 1
-        if remask == 'rescale':
-            p_remask = eta * p_max
-        elif remask == 'cap' or M_t == M_next:
-            p_remask = min(eta, p_max)
-        else:
-            p_remask = 0
+        p_remask = eta * p_max if remask == 'rescale' else min(eta, p_max)
         p_unmask = (alpha_next - (1 - p_remask) * alpha_t) / (1 - alpha_t)
-
-        # in a loop the schedule of training has this masked share at another t
-        model_t = text.time_of_share(torch.tensor(M_t)) if remask == 'loop' else t
-        chain.append((model_t, p_unmask, p_remask))
+        chain.append((t, p_unmask, p_remask))
     return remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step)
-
-
-def loop_masked_share(text, t, loop):
-    """ M of remask='loop': the schedule of training in two pieces, with a rest between them. """
-    t_on, t_off, alpha_on = loop
-    if t >= t_on:
-        alpha = 1 - float(text.masked_share((t - t_on) / (1 - t_on)))
-        return 1 - alpha_on * alpha
-    if t >= t_off:
-        return 1 - alpha_on
-    return (1 - alpha_on) * float(text.masked_share(t / t_off))
 
 
 def dfm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback, alpha=1.5):
@@ -324,13 +294,11 @@ def dfm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callb
 # ---- in search of likely texts: not samples of the model's distribution
 
 def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-               score='top1', prefer='certain', end_penalty=0.0, ends=None, threshold=0.9,
-               importance=None):
+               score='top1', prefer='certain', end_penalty=0.0, ends=None, importance=None):
     """
     Propose x ~ Cat(p) at every masked position, and unmask the most certain ones. The n masked
     positions of a row are spread evenly over the steps.                 MaskGIT arXiv:2202.04200
-    score       top1: p of the proposal;  margin: p of the best minus p of the second;  entropy;
-                threshold: all proposals of p above `threshold`, at least one
+    score       top1: p of the proposal;  margin: p of the best minus p of the second;  entropy
     prefer      certain, or uncertain: the opposite order
     end_penalty nats that are subtracted from the certainty of a proposed EOS or PAD. The end of a
                 text is certain early, from the right inwards: without a penalty texts are too short
@@ -350,16 +318,9 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
         return x, certainty_of(logits, x, score)
 
     for i in range(steps):
-        # With a threshold only the device knows how many are left, and the host knows an upper
-        # limit. So some of the positions below may be visible; those are never unmasked.
-        n_masked = left.squeeze(1)
-        if score == 'threshold':
-            left = (n - i).clamp(min=0)
-            n_masked = masked.sum(1)
-        positions = first_positions(masked, int(left.sum()))             # (P,)
-
         # a proposal for every masked position, and how certain it is
-        model_t = model_time(n_masked)                                   # (B,)
+        positions = first_positions(masked, int(left.sum()))             # (P,)
+        model_t = model_time(left.squeeze(1))                            # (B,)
         logits = denoise(tokens, model_t, positions)                     # (P, V)
         x, certainty = in_chunks(propose_with_certainty, logits)         # (P,) each
         proposal = tokens.clone()
@@ -381,20 +342,14 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
         # unmask the k first of each row
         value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
         scatter_at(value, positions, certainty)
-        value = value.masked_fill(~masked, -torch.inf)
         order = value.argsort(dim=1, descending=True, stable=True)
-        place = order.argsort(dim=1)                                     # (B, L), 0 is first
+        rank = order.argsort(dim=1)                                      # (B, L), 0 is first
         k = part_of_step(n, i, steps)                                    # (B, 1)
-        if score != 'threshold':
-            unmask = masked & (place < to_device(k, tokens))
-        elif i < steps - 1:
-            unmask = masked & ((value > math.log(threshold)) | (place < 1))
-        else:
-            unmask = masked
+        unmask = masked & (rank < to_device(k, tokens))
         tokens = torch.where(unmask, proposal, tokens)
         masked = masked & ~unmask
         left = left - k
-        on_step(tokens)
+        on_step(tokens, logits, positions)
     return tokens
 
 
@@ -405,7 +360,7 @@ def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_c
     positions are masked. The certainty of a position is log p(x) of the step that unmasked it. A
     position that stays visible keeps its token.         RDM arXiv:2302.05737, DPLM arXiv:2402.18567
     repeat_cap: where one token would fill more than this share of the free positions, its new
-    places are drawn again without it.
+    positions are drawn again without it.
     """
     tokens, masked, model_time = init_state(text, tokens, known_mask)
     n = masked.sum(1, keepdim=True)                                      # (B, 1), on the host
@@ -451,32 +406,20 @@ def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_c
         left = n * (steps - i) // steps
         masked = rank_in_row(certainty) < to_device(left, tokens)        # (B, L)
         tokens = torch.where(masked, text.mask_id, proposal)
-        on_step(tokens)
+        on_step(tokens, logits, positions)
     return tokens
 
 
-# ---- choose a sampler
+# ---- which there are
 
-# name: (function, {knob: what it may be, as in configurator.py})
 SAMPLERS = {
-    'ancestral': (ancestral, {}),
-    'cached': (cached, {}),
-    'first_hitting': (first_hitting, {}),
-    'confidence': (confidence, {'score': 'top1 | margin | entropy | threshold',
-                                'prefer': 'certain | uncertain',
-                                'end_penalty': '[0, inf)'}),
-    'remdm': (remdm, {'remask': 'cap | rescale | loop', 'eta': '[0, 1]', 'loop': '(0, 1)'}),
-    'dfm': (dfm, {'alpha': '[1, 2]'}),
-    'reparam': (reparam, {'repeat_cap': '[0, 1)'}),
-}
-
-# knobs of every sampler
-COMMON_KNOBS = {
-    'steps': '[0, inf)',
-    'block_size': '[0, inf)',
-    'nucleus': '(0, inf)',
-    'temperature': '(-inf, inf)',
-    'guidance': '(-inf, inf)',
+    'ancestral': ancestral,
+    'cached': cached,
+    'first_hitting': first_hitting,
+    'confidence': confidence,
+    'remdm': remdm,
+    'dfm': dfm,
+    'reparam': reparam,
 }
 
 
@@ -499,53 +442,3 @@ def in_blocks(sampler, size):
                              on_step, **knobs)
         return tokens
     return block_sampler
-
-
-def check_sampling(sampling, samplers):
-    """ ValueError for a value that a knob cannot have, or for two that exclude each other. """
-    check_choice('sampler', sampling['sampler'], samplers)
-
-    # each knob alone
-    rules = dict(COMMON_KNOBS)
-    for _, knobs in (*SAMPLERS.values(), *samplers.values()):
-        rules |= knobs
-    for name, rule in rules.items():
-        value = sampling[name]
-        parts = value if isinstance(value, (tuple, list)) else [value]
-        if not all(follows(part, rule) for part in parts):
-            raise ValueError(f'{name}={value!r}, expected {rule}')
-    loop = sampling['loop']
-    if len(loop) != 3 or loop[1] > loop[0]:
-        raise ValueError(f'loop={loop}: expected t_on, t_off, alpha_on, with t_off <= t_on')
-
-    # knobs together
-    score = sampling['score']
-    if score == 'threshold' and sampling['prefer'] == 'uncertain':
-        raise ValueError('score=threshold unmasks what is certain: it has no prefer=uncertain')
-    if sampling['by_importance'] and (sampling['sampler'] != 'confidence' or score == 'threshold'):
-        raise ValueError('by_importance goes with sampler=confidence and a score but threshold, '
-                         f"not with {sampling['sampler']}, {score}")
-    if sampling['self_correct'] and 'self_correct' not in rules:
-        raise ValueError(f"self_correct={sampling['self_correct']}: only a run with "
-                         'text_process=gidd takes back what it wrote')
-    if samplers is not SAMPLERS and (sampling['block_size'] or sampling['by_importance']):
-        raise ValueError('block_size and by_importance are of masked text')
-
-
-def make_sampler(sampling, text):
-    """ (sampler, its keyword knobs, temperature) from the text knobs {name: value} of sample.py.
-    ValueError for what does not exist. A process that is not diffusion.MaskedText has a table of
-    samplers of its own, text.samplers. """
-    samplers = getattr(text, 'samplers', SAMPLERS)
-    check_sampling(sampling, samplers)
-    sampler, knob_rules = samplers[sampling['sampler']]
-    knobs = {name: sampling[name] for name in knob_rules}
-
-    # -1 asks for the default: greedy for confidence, else the model's own distribution
-    temperature = sampling['temperature']
-    if temperature < 0:
-        temperature = 0.0 if sampler is confidence else 1.0
-
-    if sampling['block_size']:
-        sampler = in_blocks(sampler, sampling['block_size'])
-    return sampler, knobs, temperature

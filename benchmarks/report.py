@@ -163,9 +163,10 @@ def ways_of(run):
     steps = min(run.L, MOST_STEPS)
     ways = {}
     if run.fills_masks and isinstance(run.text, MaskedText):
-        from_latents = 'latent' in run.streams
-        sampler = 'confidence' if from_latents else 'ancestral'
-        ways[f'diffusion ({sampler})'] = dict(sampler=sampler, steps=steps)
+        # it asks at every mask; from nothing the likeliest texts would all be the same
+        temperature = 0.0 if 'latent' in run.streams else 1.0
+        ways['diffusion (confidence)'] = dict(sampler='confidence', steps=steps,
+                                              temperature=temperature)
     elif run.fills_masks:
         ways['diffusion'] = dict(sampler='ancestral', steps=steps)
     if run.next_token is not None:
@@ -186,9 +187,8 @@ def unmaskings(run, texts, raw):
     found = []
     n = min(N_WATCHED, len(texts))
     for way, settings in ways_of(run).items():
-        is_masked_text = isinstance(run.text, MaskedText) and way != 'autoregressive'
-        recorder = Recorder(run.text.mask_id, everywhere=is_masked_text)
-        write_texts(run, raw, n, on_step=recorder.on_step, observe=recorder.observe, **settings)
+        recorder = Recorder(run.text.mask_id)
+        write_texts(run, raw, n, on_step=recorder, **settings)
         for row in range(n):
             steps = [step_of(run.tokenizer, frames, row, run.text.mask_id)
                      for frames in grouped(recorder.frames)]

@@ -4,7 +4,7 @@ inpainting, scaffolding; FASTA in and out.
     python prepare.py config/protein_tiny.py --input=proteins.fasta
     python train.py config/protein_tiny.py
     python sample.py config/protein_tiny.py --num_samples=8 --length=120 --fasta=new.fasta
-    python sample.py config/protein_tiny.py --given="MKV[MASK:40]HHHHHH" --num_samples=4
+    python sample.py config/protein_tiny.py --text="MKV[MASK:40]HHHHHH" --num_samples=4
     python evaluate.py config/protein_tiny.py
 """
 # data: a letter is a residue; sequences are stored whole and cropped at random while training

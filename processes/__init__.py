@@ -15,7 +15,7 @@ What loss.py, sample.py and evaluate.py ask of a text process. Time t runs from 
                                          how many places are scored, at most
     bound(model, tokens, latents, t_latent, u, known_mask)
                                          a draw of an upper bound on -log p, nats per sample
-    samplers                             {name: (function, {knob: rule})}, as in samplers.py
+    samplers                             {name: function}, as in samplers.py
     mask_id                              MASK
 
 To add a process, write a module here and add one line to MODULES. The module has a function

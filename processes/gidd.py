@@ -135,7 +135,7 @@ class GIDD(IntegralProcess):
 
     @property
     def samplers(self):
-        return {'ancestral': (self.ancestral, {'self_correct': '[0, inf)'})}
+        return {'ancestral': self.ancestral}
 
     def masses_between(self, t, t_next):
         """ Of one step as numbers: the masses at t, those at t_next, and those of q(z_t | z_next),
@@ -188,7 +188,7 @@ class GIDD(IntegralProcess):
             new = torch.where(coin < stay + to_x, x, new)
             new = torch.where(coin < stay, z, new)
             scatter_at(tokens, positions, new)
-            on_step(tokens)
+            on_step(tokens, logits, positions)
 
         if self_correct:
             tokens, *_ = self.correct(denoise, tokens, known_mask, self_correct, rng, on_step)
@@ -240,7 +240,7 @@ class GIDD(IntegralProcess):
             change = has_change[:, None] & F.one_hot(place, tokens.shape[1]).bool()
             tokens = torch.where(change, proposal, tokens)
             changes += has_change
-            on_step(tokens)
+            on_step(tokens, logits, positions)
         return tokens, agreement[0], agreement[-1], changes, ~has_change
 
 

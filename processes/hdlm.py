@@ -151,7 +151,7 @@ class HDLM(IntegralProcess):
 
     @property
     def samplers(self):
-        return {'ancestral': (self.ancestral, {})}
+        return {'ancestral': self.ancestral}
 
     def ancestral(self, denoise, propose, text, tokens, known_mask, steps, rng,
                   on_step=no_callback):
@@ -201,7 +201,7 @@ class HDLM(IntegralProcess):
             new = torch.where(coin < stay, z, new)
             scatter_at(tokens, positions, new)
             left.view(-1)[positions] = (new >= V).cpu()
-            on_step(tokens)
+            on_step(tokens, logits, positions)
         return tokens
 
 

@@ -1,6 +1,6 @@
 """
 A run as a folder that can be given away. It is a run folder with one checkpoint, which holds the
-averaged weights alone, and it opens like any other: sample.py, evaluate.py, nanoldlm.load_run, and
+averaged weights alone, and it opens like any other: sample.py, evaluate.py, sample.Run, and
 init_from of a training. No code is in it and none is run by opening it. Of folders of this machine
 it has the last name alone.
 
@@ -147,7 +147,7 @@ def what_to_supply(config, meta, title):
             f'`{encoder["id"]}`, which is not in here and on no hub. Without it the run embeds no',
             'text, but latents can be given as arrays: `run.write(latents=z)`. Ask the author for',
             'the folder, and name it:',
-            '', '```python', f"run = load_run('{title}', encoder_folder='FOLDER')", '```',
+            '', '```python', f"run = Run('{title}', encoder_folder='FOLDER')", '```',
             f'Its files have the digest `{encoder["revision"]}`, which is checked.']
 
 
@@ -161,8 +161,8 @@ def card(facts, license, title, supplied, results):
              'predicts both clean. The weights are safetensors; loading runs no code of this',
              'folder.', '', '| | |', '|---|---|']
     lines += [f'| {what} | {fact} |' for what, fact in facts.items() if fact]
-    lines += ['', '```python', 'from nanoldlm import load_run',
-              f"run = load_run('{title}')", '```', '', *supplied]
+    lines += ['', '```python', 'from sample import Run',
+              f"run = Run('{title}')", '```', '', *supplied]
     return '\n'.join([*lines, *figures(results), ''])
 
 

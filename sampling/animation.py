@@ -6,7 +6,7 @@ finished texts.
 """
 from html import escape
 
-from sampling.unmasking import MASK, pieces_of, printable
+from sampling.unmasking import MASK, lines_of, printable, spans_of
 
 WIDTH, MARGIN = 720, 24            # of the picture
 ADVANCE, LINE, SIZE = 9.04, 24, 15 # a character, a line, the font, in pixels
@@ -15,6 +15,8 @@ BLOCK = '█'                        # a mask
 SECONDS, REST = 0.35, 4.0          # of a frame, and of the finished texts
 MOST_FRAMES = 64                   # of a panel: of a longer writing every second step is shown, ...
 
+# .k shows a frame for its SECONDS. Its delay is negative: the picture runs on as if it had begun
+# that long ago. .z shows a finished text
 STYLE = """
 text { font: %(size)dpx ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono",
        monospace; fill: #1f2328 }
@@ -29,8 +31,9 @@ text { font: %(size)dpx ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu S
   .bar { stroke: #262c36 } .done { stroke: #4493f8 }
   .m { fill: #3d444d } .u { fill: #79828d } .n { fill: #58a6ff } .a { fill: #bc8cff }
 }
-.f { opacity: 0; animation: %(total).2fs step-end infinite } .z { opacity: 1 }
-@media (prefers-reduced-motion: reduce) { .f { animation: none } }
+.k, .z { opacity: 0; animation: k %(total).2fs step-end infinite } .z { opacity: 1 }
+@keyframes k { 0%% { opacity: 1 } %(share).3f%% { opacity: 0 } }
+@media (prefers-reduced-motion: reduce) { .k, .z { animation: none } }
 """
 
 
@@ -40,77 +43,45 @@ def chosen_frames(frames):
     return frames[:-1:every] + frames[-1:]
 
 
-def spans_of(tokenizer, frame, mask_id, is_last=False):
-    """ [(text, class)] of the first text of a frame, one for each token. m: masked, u: written
-    with a probability below a half, n: written in this step, not the last, a: written again. """
-    ids = frame.tokens[0].tolist()
-    spans = []
-    for i, piece in enumerate(pieces_of(tokenizer, ids, mask_id)):
-        if ids[i] >= mask_id:
-            name = 'm'
-            piece = piece.replace(MASK, BLOCK)
-        elif frame.is_new[0, i] and not is_last:
-            name = 'n'
-        elif frame.is_again[0, i]:
-            name = 'a'
-        else:
-            name = 'u' if frame.p[0, i] < 0.5 else ''
-        spans.append((piece, name))
-    return spans
+def text_at(y, spans):
+    """ A line of the picture. A span has one class, the first of m, n, a and u among its kinds. """
+    inside = ''
+    for text, kinds in spans:
+        text = escape(text.replace(MASK, BLOCK))
+        name = next((kind for kind in 'mnau' if kind in kinds), '')
+        inside += f'<tspan class="{name}">{text}</tspan>' if name else text
+    return f'<text x="{MARGIN}" y="{y}" xml:space="preserve">{inside}</text>'
 
 
-def lines_of(spans):
-    """ The spans cut into lines of COLUMNS characters; neighbours of one class become one span. """
-    lines, n_in_line = [[]], 0
-    for text, name in spans:
-        if n_in_line and n_in_line + len(text) > COLUMNS:
-            lines.append([])
-            n_in_line = 0
-            text = text.removeprefix(' ')
-        line = lines[-1]
-        if line and line[-1][1] == name:
-            line[-1] = (line[-1][0] + text, name)
-        else:
-            line.append((text, name))
-        n_in_line += len(text)
-    return lines
+def lines_of_frames(tokenizer, mask_id, frames):
+    """ The lines of the first text in each frame. In the last one nothing is new. """
+    found = []
+    for frame in frames:
+        spans = spans_of(tokenizer, frame, 0, mask_id)
+        if frame is frames[-1]:
+            spans = [(text, kinds.replace('n', '')) for text, kinds in spans]
+        found.append(lines_of(spans, COLUMNS))
+    return found
 
 
-def draw_lines(lines, y):
-    """ One text element for each line. """
-    drawn = []
-    for i, line in enumerate(lines):
-        spans = ''
-        for text, name in line:
-            text = escape(text)
-            spans += f'<tspan class="{name}">{text}</tspan>' if name else text
-        drawn.append(f'<text x="{MARGIN}" y="{y + LINE * i}" xml:space="preserve">{spans}</text>')
-    return ''.join(drawn)
-
-
-def keyframes(name, first, last, total):
-    """ Shown from the second `first` to `last` of `total`. """
-    shown = f'{100 * first / total:.3f}% {{ opacity: 1 }}'
-    hidden = f' {100 * last / total:.3f}% {{ opacity: 0 }}' if last < total else ''
-    start = '0% { opacity: 0 } ' if first else ''
-    return f'@keyframes {name} {{ {start}{shown}{hidden} }}\n.{name} {{ animation-name: {name} }}'
-
-
-def draw_panel(label, frames, texts, y):
+def draw_panel(label, frames, texts, y, total):
     """ (The frames of one way of writing, each a group with its time; where they end, in pixels).
-    texts: of each frame its lines. """
-    height = LINE * max(map(len, texts))
-    below = y + height + 10
+    texts: of each frame its lines; total: seconds of the picture. """
+    below = y + LINE * max(map(len, texts)) + 10
     width = WIDTH - 2 * MARGIN
     n_steps = max(1, frames[-1].step)
 
     groups = [f'<path class="bar" d="M{MARGIN} {below}h{width}"/>']
     for i, (frame, lines) in enumerate(zip(frames, texts)):
-        name = f'z z{i}' if frame is frames[-1] else f'k{i}'
+        is_last = frame is frames[-1]
+        style = f'animation-delay: {i * SECONDS - total:.2f}s'
+        if is_last:
+            style += f'; animation-name: z{i}'
         says = escape(f'{label}: step {frame.step} of {n_steps}')
+        drawn = ''.join(text_at(y + LINE * (j + 1), line) for j, line in enumerate(lines))
         done = width * frame.step / n_steps
-        groups.append(f'<g class="f {name}"><text class="h" x="{MARGIN}" y="{y}">{says}</text>'
-                      f'{draw_lines(lines, y + LINE)}'
+        groups.append(f'<g class="{"z" if is_last else "k"}" style="{style}">'
+                      f'<text class="h" x="{MARGIN}" y="{y}">{says}</text>{drawn}'
                       f'<path class="done" d="M{MARGIN} {below}h{done:.0f}"/></g>')
     return groups, below
 
@@ -119,27 +90,26 @@ def animation(tokenizer, mask_id, panels, title):
     """ The picture as SVG text. panels: [(what writes, frames of a Recorder)]; title: a line above
     them. """
     panels = [(label, chosen_frames(frames)) for label, frames in panels]
-    most = max(len(frames) for _, frames in panels)
-    total = (most - 1) * SECONDS + REST
+    counts = {len(frames) for _, frames in panels}
+    total = (max(counts) - 1) * SECONDS + REST
     title = printable(title)
 
-    # the timing of the frames; of the last of each panel: until the end
-    rules = [STYLE % dict(size=SIZE, total=total)]
-    for i in range(most):
-        rules.append(keyframes(f'k{i}', i * SECONDS, (i + 1) * SECONDS, total))
-    for count in sorted({len(frames) for _, frames in panels}):
-        rules.append(keyframes(f'z{count - 1}', (count - 1) * SECONDS, total, total))
+    # a finished text stays until the end
+    rules = [STYLE % dict(size=SIZE, total=total, share=100 * SECONDS / total)]
+    for i in sorted(count - 1 for count in counts):
+        share = 100 * (1 - i * SECONDS / total)
+        rules.append(f'@keyframes z{i} {{ 0% {{ opacity: 1 }} {share:.3f}%, 100% '
+                     '{ opacity: 0 } }')
 
     # the title, then panel below panel
     body, y = [], 34
-    for line in lines_of([(word + ' ', 'h') for word in title.split()]):
+    for line in lines_of([(word + ' ', '') for word in title.split()], COLUMNS):
         text = ''.join(text for text, _ in line)
         body.append(f'<text class="h" x="{MARGIN}" y="{y}">{escape(text.strip())}</text>')
         y += 20
     for label, frames in panels:
-        texts = [lines_of(spans_of(tokenizer, frame, mask_id, frame is frames[-1]))
-                 for frame in frames]
-        groups, below = draw_panel(label, frames, texts, y + 14)
+        texts = lines_of_frames(tokenizer, mask_id, frames)
+        groups, below = draw_panel(label, frames, texts, y + 14, total)
         body += groups
         y = below + 24
 

@@ -11,6 +11,7 @@ Letters: B rows of a batch, L text tokens, N latent vectors, D latent dims, P po
 head runs, V vocabulary.
 """
 import torch
+from tqdm import tqdm
 
 from diffusion import Logits, run_head, to_device
 
@@ -51,11 +52,23 @@ def rows_that_fit(run, batch, n_caches=0):
     with run.autocast():
         is_half = torch.is_autocast_enabled(torch.device(run.device).type)
 
-    # numbers of a row: 25 for each place and dimension are alive at the widest point of a block,
+    # numbers of a row: 25 for each position and dimension are alive at the widest point of a block,
     # the MLP. A cache has two more in each block
-    places = c.seq_len + c.n_latents * c.latent_tokens
-    numbers = places * c.width * (25 + 2 * c.depth * n_caches)
+    n_positions = c.seq_len + c.n_latents * c.latent_tokens
+    numbers = n_positions * c.width * (25 + 2 * c.depth * n_caches)
     return max(1, min(batch, MOST_BYTES // (numbers * (2 if is_half else 4))))
+
+
+def batches(run, n, batch, n_caches=0, is_watched=False):
+    """ The slices of n rows that go through the network together. A terminal shows a progress bar
+    where there are several, and nothing else is shown. """
+    size = rows_that_fit(run, batch, n_caches)
+    is_hidden = True if n <= size or is_watched else None              # None: by the terminal
+    with tqdm(total=n, unit='row', leave=False, disable=is_hidden) as bar:
+        for first in range(0, n, size):
+            part = slice(first, min(n, first + size))
+            yield part
+            bar.update(part.stop - part.start)
 
 
 def null_latents(run, n, rng):

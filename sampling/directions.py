@@ -1,5 +1,5 @@
 """
-What one two-clock network writes, by direction. sample.py has a table of the directions.
+What one two-clock network writes, by direction.
 
     l2t(run, z)                  texts from latents
     infill(run, templates, z)    the rest of texts, also of a length that is not known
@@ -12,37 +12,53 @@ Text alone is `write` of sampling/writing.py; t2l2t is t2l, and l2t of what it g
 (sampling/knobs.py). A direction that the run has not learned is a ValueError of check_direction.
 Letters: n texts, B rows of a batch, L text tokens, N latent vectors, D latent dims, C width.
 """
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 
-from sampling.inputs import read_template, with_each_length
+from sampling.inputs import read_template
 from data import is_end
-from corpora.lsa import no_progress
 from sampling.loading import Needs
-from sampling.unmasking import no_observer
 from samplers import make_propose, no_callback
-from sampling.denoise import allowed, call, guided_latents, null_latents, rows_that_fit
+from sampling.denoise import allowed, batches, call, guided_latents, null_latents
 from sampling.knobs import sampling_knobs
 from sampling.likelihood import nats_per_token
 from sampling.solvers import SOLVERS, latent_times, solve
-from sampling.writing import blank, ends_of, generators, text_sampler, write
+from sampling.writing import blank, choose_sampler, ends_of, generators, write
 
 # -----------------------------------------------------------------------------
-# What a run must have for each direction
+# What each direction needs
 
 FILLS = ('l2t', 'unconditional')   # modes that teach to fill masks
 WRITES = (*FILLS, 'causal')        # modes that teach to write a text
 MAKES = ('t2l', 'unconditional')   # modes that teach to make a latent
 
+
+@dataclass
+class Direction(Needs):
+    """ What a run must have for it, and which knobs of sample.py it reads beside those that all
+    directions read. """
+    reads: tuple = ()
+
+
+TEXT = ('text', 'texts')           # from a person
+LATENT = ('latents', 'image')
+TEXT_TO = ('svg', 'fasta')         # into a file
+LATENT_TO = ('save', 'png')
+
 NEEDS = {
-    'text': Needs(('text',), (WRITES,)),
-    'latent': Needs(('latent',), (MAKES,)),
-    'l2t': Needs(('text', 'latent'), (WRITES,)),
-    't2l': Needs(('text', 'latent'), (MAKES,)),
-    't2l2t': Needs(('text', 'latent'), (WRITES, MAKES)),
-    'unconditional': Needs(('text', 'latent'), (('unconditional',),), masked_text=True),
-    'infill': Needs(('text',), (WRITES,)),
-    'embed': Needs(('text',), (FILLS,), masked_text=True),
+    'text': Direction(('text',), (WRITES,), reads=TEXT_TO),
+    'latent': Direction(('latent',), (MAKES,), reads=LATENT_TO),
+    'l2t': Direction(('text', 'latent'), (WRITES,),
+                     reads=(*TEXT, *LATENT, *TEXT_TO, 'interpolate', 'rerank', 'refine', 'ask')),
+    't2l': Direction(('text', 'latent'), (MAKES,), reads=(*TEXT, *LATENT_TO, 'ask')),
+    't2l2t': Direction(('text', 'latent'), (WRITES, MAKES),
+                       reads=(*TEXT, *TEXT_TO, *LATENT_TO, 'ask')),
+    'unconditional': Direction(('text', 'latent'), (('unconditional',),), masked_text=True,
+                               reads=(*TEXT_TO, *LATENT_TO)),
+    'infill': Direction(('text',), (WRITES,), reads=(*TEXT, *LATENT, *TEXT_TO, 'like', 'ask')),
+    'embed': Direction(('text',), (FILLS,), masked_text=True, reads=(*TEXT, 'save')),
 }
 
 
@@ -67,63 +83,51 @@ def l2t(run, z, seed=0, lengths_of=None, **sampling):
     return write(run, tokens, known_mask, z, seed, **sampling)
 
 
-def infill(run, templates, z=None, n_each=1, seed=0, batch=128, **sampling):
+def infill(run, templates, z=None, seed=0, batch=128, **sampling):
     """
-    n_each texts of each template, from standardised latents z (n, N, D) or from text alone. Where a
-    gap has a range of lengths, [MASK:2-6], each length is written, and the text of the fewest
-    nats_per_token stays. Returns tokens (n n_each, L) and the nats of each text (n n_each,): None
-    where no gap has a range.
+    The n templates, filled from standardised latents z (n, N, D) or from text alone. Where a gap
+    has a range of lengths, [MASK:2-6], each length is written, and the text of the fewest
+    nats_per_token stays. Returns tokens (n, L) and the nats of each text (n,): None where no gap
+    has a range.
     """
-    # a row for each length of each of the n texts
-    read, text_of_row, n = [], [], 0
-    for template in templates:
-        rows = [read_template(run, one, sampling.get('length', 0))
-                for one in with_each_length(template)]
-        for _ in range(n_each):
-            read += rows
-            text_of_row += [n] * len(rows)
-            n += 1
-    tokens, known_mask, inner = (torch.stack(part) for part in zip(*read))
-    text_of_row = torch.tensor(text_of_row)
+    # a row for each length of each template
+    read = [read_template(run, template, sampling.get('length', 0)) for template in templates]
+    tokens, known_mask, inner = (torch.cat(parts) for parts in zip(*read))
+    n_rows = torch.tensor([len(rows) for rows, *_ in read])
     if z is not None:
-        z = z[text_of_row // n_each]
+        z = z.repeat_interleave(n_rows, 0)
 
-    tokens = write(run, tokens, known_mask, z, seed, batch, inner=inner, **sampling)
-    if len(tokens) == n:
+    tokens = write(run, tokens, known_mask, z, seed, batch, inner, **sampling)
+    if len(tokens) == len(templates):
         return tokens, None
 
-    # the best length of each text
+    # the best length of each
     nats = nats_per_token(run, tokens, z, seed, batch)
-    best = []
-    for i in range(n):
-        rows = (text_of_row == i).nonzero().flatten()
-        best.append(rows[nats[rows].argmin()])
-    best = torch.stack(best)
+    first = n_rows.cumsum(0) - n_rows                                    # (n,)
+    best = first + torch.stack([some.argmin() for some in nats.split(n_rows.tolist())])
     return tokens[best], nats[best]
 
 # -----------------------------------------------------------------------------
 # Latents
 
 @torch.inference_mode()
-def t2l(run, tokens, n=None, seed=0, batch=128, progress=no_progress, **sampling):
+def t2l(run, tokens, n=None, seed=0, batch=128, **sampling):
     """ Standardised latents (n, N, D) of texts tokens (n, L); tokens None: n latents of no
     text. """
-    sampling = sampling_knobs(sampling)
-    solver, steps = sampling['solver'], sampling['latent_steps']
+    knobs = sampling_knobs(sampling)
     if 'latent' not in run.streams:
         raise ValueError(f'{run.out_dir} has no latent stream: no latents from it')
-    g = 0 if tokens is None else sampling['guidance']
+    g = 0 if tokens is None else knobs.guidance
     n = n if tokens is None else len(tokens)
-    batch = rows_that_fit(run, batch)
 
     rng = torch.Generator(run.device).manual_seed(seed)
     out = []
-    for first in range(0, n, batch):
+    for part in batches(run, n, batch):
         # the texts, and the same with every token MASK
         if tokens is None:
-            x, _ = blank(run, min(batch, n - first), seed=seed + first)
+            x, _ = blank(run, part.stop - part.start, seed=seed + part.start)
         else:
-            x = tokens[first:first + batch]
+            x = tokens[part]
         x = x.to(run.device)
         null = torch.where(ends_of(run, x), x, run.text.mask_id)
 
@@ -133,9 +137,9 @@ def t2l(run, tokens, n=None, seed=0, batch=128, progress=no_progress, **sampling
                 return run.latent.x0_and_e(prediction, z, t)
             return guided_latents(g, lambda: x0_and_e(x, 0.0), lambda: x0_and_e(null, 1.0))
 
-        z = solve(run.latent, solver, null_latents(run, len(x), rng), steps, denoise, rng)
+        noise = null_latents(run, len(x), rng)
+        z = solve(run.latent, knobs.solver, noise, knobs.latent_steps, denoise, rng)
         out.append(z.cpu())
-        progress(len(x))
     return torch.cat(out)
 
 # -----------------------------------------------------------------------------
@@ -143,8 +147,8 @@ def t2l(run, tokens, n=None, seed=0, batch=128, progress=no_progress, **sampling
 
 class JointDenoise:
     """
-    denoise(tokens, t, positions) of samplers.py, in which each network call is a step of the
-    latents, too.
+    denoise(tokens, t, positions) of samplers.py, in which each network call is also a
+    step of the latents.
     z (n, N, D): the latents, noise at first; i: how many of their `steps` they have taken.
     """
 
@@ -178,71 +182,65 @@ class JointDenoise:
         return allowed(run, logits)
 
 
-def check_joint(sampling):
+def check_joint(knobs):
     """ ValueError for what does not make one call a step, and for what needs a condition. """
-    name, solver, block_size = (sampling[knob] for knob in ('sampler', 'solver', 'block_size'))
+    name, solver, block_size = knobs.sampler, knobs.solver, knobs.block_size
     makes_other_calls = name in ('autoregressive', 'first_hitting', 'cached', 'reparam')
     if makes_other_calls or solver == 'heun' or block_size:
         raise ValueError(f'sampler={name}, block_size={block_size}, solver={solver}: '
                          'joint sampling makes one call a step for both; choose from ancestral, '
                          'confidence, remdm, dfm, no blocks, and from ddim, dpmpp_2m, ancestral')
-    if name == 'remdm' and sampling['remask'] == 'loop' or sampling['guidance'] != 1:
-        raise ValueError('remask=loop and guidance need a fixed condition: joint sampling has none')
+    if knobs.guidance != 1:
+        raise ValueError('guidance needs a fixed condition: joint sampling has none')
 
 
 @torch.inference_mode()
-def unconditional(run, n, seed=0, batch=128, on_step=no_callback, observe=no_observer,
-                  progress=no_progress, **sampling):
+def unconditional(run, n, seed=0, batch=128, on_step=no_callback, **sampling):
     """ Text and latent from noise: both clocks run down together, one call a step for both. Returns
-    tokens (n, L) and standardised latents (n, N, D). """
-    sampling = sampling_knobs(sampling)
-    sampling['sampler'] = name = sampling['sampler'] or 'ancestral'
-    sampler, knobs, temperature = text_sampler(run, sampling)
+    tokens (n, L) and standardised latents (n, N, D). on_step: as in `write`. """
+    knobs = sampling_knobs(sampling)
+    knobs.sampler = knobs.sampler or 'ancestral'
     check_direction(run, 'unconditional')
-    check_joint(sampling)
+    _, sampler = choose_sampler(run, knobs, has_latents=True)
+    check_joint(knobs)
 
     # batch by batch
-    batch = rows_that_fit(run, batch)
     rng, device_rng = generators(run, seed)
-    all_tokens, all_known = blank(run, n, sampling['length'], seed)
+    propose = make_propose(knobs.temperature, knobs.nucleus, device_rng)
+    all_tokens, all_known = blank(run, n, knobs.length, seed)
     out = []
-    for first in range(0, n, batch):
-        tokens, known_mask = all_tokens[first:first + batch], all_known[first:first + batch]
-        steps = sampling['steps'] or 128
-        if name == 'confidence':                                         # it makes no more calls
+    for part in batches(run, n, batch, is_watched=on_step is not no_callback):
+        tokens, known_mask = all_tokens[part].to(run.device), all_known[part]
+        steps = knobs.steps
+        if knobs.sampler == 'confidence':                                # it makes no more calls
             steps = min(steps, int((~known_mask).sum(1).max()))
 
         # the text sampler asks for logits, and the latents go along
-        joint = JointDenoise(run, len(tokens), steps, sampling['solver'], device_rng)
-        propose = make_propose(temperature, sampling['nucleus'], device_rng)
-        tokens = tokens.to(run.device)
-        denoise = observe(joint, tokens, first)
-        tokens = sampler(denoise, propose, run.text, tokens, known_mask, steps, rng, on_step,
-                         **knobs)
+        joint = JointDenoise(run, len(tokens), steps, knobs.solver, device_rng)
+        on_step(tokens)
+        tokens = sampler(joint, propose, run.text, tokens, known_mask, steps, rng, on_step)
         if joint.i < steps:
-            raise ValueError(f'sampler={name} made {joint.i} of {steps} network calls; joint '
-                             f'sampling makes one a step for both: --steps={joint.i}')
+            raise ValueError(f'sampler={knobs.sampler} made {joint.i} of {steps} network calls; '
+                             f'joint sampling makes one a step for both: --steps={joint.i}')
         out.append((tokens.cpu(), joint.z.cpu()))
-        progress(len(tokens))
     return tuple(torch.cat(parts) for parts in zip(*out))
 
 
 @torch.inference_mode()
-def embed(run, tokens, z=None, seed=0, batch=128, progress=no_progress):
+def embed(run, tokens, z=None, seed=0, batch=128):
     """ Mean over each text's own tokens (not EOS and PAD) of what the text head reads, (n, C)
     float32. The network gets clean text, and its standardised latents z (n, N, D) or noise at clock
     1. """
     rng = torch.Generator(run.device).manual_seed(seed)
-    batch = rows_that_fit(run, batch)
     out = []
-    for first in range(0, len(tokens), batch):
-        x = tokens[first:first + batch].to(run.device)
+    for part in batches(run, len(tokens), batch):
+        x = tokens[part].to(run.device)
         t = torch.zeros(len(x), device=run.device)
         latents = None
         if 'latent' in run.streams and z is None:
             latents = null_latents(run, len(x), rng)
         elif 'latent' in run.streams:
-            latents = z[first:first + batch].to(run.device)
+            latents = z[part].to(run.device)
 
         # clocks: text 0, latents 0 or 1
         with run.autocast():
@@ -256,5 +254,4 @@ def embed(run, tokens, z=None, seed=0, batch=128, progress=no_progress):
         # the mean over the text alone
         total = torch.einsum('blc,bl->bc', hidden, is_text)
         out.append((total / is_text.sum(1, keepdim=True).clamp(min=1)).cpu())
-        progress(len(x))
     return torch.cat(out)

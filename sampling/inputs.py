@@ -1,6 +1,6 @@
 """
 What a person gives a run to read: texts, templates with gaps, and latents. Whatever the run cannot
-read is a ValueError that names its place. `run` is a run that sampling.loading.load_run has loaded.
+read is a ValueError that says where it stands. `run` is what sampling.loading.load_run returns.
 Letters: n texts, L tokens, N latent vectors, D latent dimensions.
 """
 import itertools
@@ -30,7 +30,7 @@ MOST_TEMPLATES = 64            # that a template with [MASK:2-6] may stand for
 # Texts
 
 def most_tokens(run):
-    """ How many tokens a text may have: where the run learns lengths, one place is its EOS's. """
+    """ How many tokens a text may have. Where the run learns lengths, an EOS stands behind it. """
     return run.L if run.lengths else run.L - 1
 
 
@@ -76,15 +76,16 @@ def read_texts(path, field='text'):
 
     # said once, at the end
     if first_broken:
-        warn(f'{first_broken}: a byte that is no UTF-8 became U+FFFD, '
+        warn(f'{first_broken}: a byte that is not UTF-8 became U+FFFD, '
              f'in {counts["invalid_utf8"]:,} of {counts["kept"]:,} texts')
     if not counts['kept']:
         raise ValueError(f'texts={path}: no text in it')
 
 
-def warn_of_texts(run, texts):
-    """ A warning for each of the first texts that the run's encoder, which is loaded, cannot embed
-    as the run would need it. """
+def embeddings(run, texts):
+    """ Raw latents (n, N, D) to write from, by the run's encoder. A warning for each of the first
+    texts that it cannot embed as the run would need it. """
+    raw = encode(run, texts)                   # it says what is an error
     found = []
     for text in texts:
         n_tokens = len(run.tokenizer.encode(text))
@@ -101,103 +102,83 @@ def warn_of_texts(run, texts):
         warn(f'{short(text)} {remark}')
     if len(found) > MOST_WARNINGS:
         warn(f'and {len(found) - MOST_WARNINGS:,} more texts like these')
+    return raw
 
 # -----------------------------------------------------------------------------
 # Templates: texts with gaps
 
-def read_template(run, text, length=0):
-    """
-    'A [MASK] runs on the [MASK:3].' -> tokens, known_mask, inner, (L,) each. A space before a mask
-    belongs to its token, where the tokenizer has such tokens. [MASK:*] is the whole rest; without
-    it the text has the length that it shows. inner: positions where EOS and PAD are not allowed.
-    """
-    # text, count, text, count, ..., text
+def pieces_of_template(run, text):
+    """ A template as its pieces: the token ids of a text, a range of numbers of MASKs, or '*' for
+    the whole rest. A space before a gap belongs to its first token, where the tokenizer has such
+    tokens. """
+    # text, gap, text, gap, ..., text
     has_space_tokens = run.tokenizer.kind != 'esm' and len(run.tokenizer.encode(' a')) == 1
     space = ' ?' if has_space_tokens else ''
-    pieces = re.split(space + r'\[MASK(|:\d+|:\*)\]', text)
-
-    # what looks like a gap and is none
-    if any('[MASK' in piece for piece in pieces[::2]):
-        raise ValueError(f'a [MASK in {short(text)} is no gap: expected [MASK], [MASK:3], '
-                         '[MASK:2-6] or [MASK:*]')
-    if len(pieces) == 1:
+    parts = re.split(space + r'\[MASK(|:\*|:\d{1,6}|:\d{1,6}-\d{1,6})\]', text)
+    if len(parts) == 1 and '[MASK' not in text:
         raise ValueError(f'no [MASK] in {short(text)}: nothing to fill')
 
-    mask = run.text.mask_id
-    tokens, inner, has_rest = [], [], False
-    for i, piece in enumerate(pieces):
-        is_mask = i % 2 == 1
-        if is_mask and len(piece) > 6:
-            raise ValueError(f'[MASK{piece}] is more than {run.out_dir} writes: {run.L - 1} tokens')
-        if has_rest and piece:
-            raise ValueError(f'[MASK:*] stands at the end of a text, found {piece!r} behind it')
-        if has_rest:
-            continue
-
-        if is_mask and piece == ':*':
-            has_rest = True
-        elif is_mask:
-            count = int(piece[1:] or 1)
-            tokens += [mask] * count
-            inner += [True] * count
+    pieces = []
+    for i, part in enumerate(parts):
+        least, _, most = (part[1:] or '1').partition('-')
+        if '*' in pieces and part:
+            raise ValueError(f'[MASK:*] stands at the end of a text, found {part!r} behind it')
+        if i % 2 == 0 and '[MASK' in part or i % 2 == 1 and most and int(least) > int(most):
+            raise ValueError(f'a [MASK in {short(text)} is not a gap: expected [MASK], [MASK:3], '
+                             '[MASK:2-6] or [MASK:*]')
+        if i % 2 == 0:
+            pieces.append(run.tokenizer.encode(part) if part else [])
+        elif least == '*':
+            pieces.append('*')
         else:
-            ids = run.tokenizer.encode(piece)
-            tokens += ids
-            inner += [False] * len(ids)
+            pieces.append(range(int(least), int(most or least) + 1))
+    return pieces
 
-    # where the run does not learn when a text ends, the rest goes up to a length that must be given
-    if has_rest and run.lengths:
-        if length <= len(tokens):
-            raise ValueError(f'[MASK:*] in {short(text)} needs a --length above '
-                             f'{len(tokens)}: {run.out_dir} does not learn when a text ends')
-        added = length - len(tokens)
-        tokens += [mask] * added
-        inner += [True] * added
-        has_rest = False
-    elif length:
+
+def read_template(run, text, length=0):
+    """
+    'A [MASK] runs on the [MASK:2-3].' -> tokens, known_mask, inner, (k, L) each: a row for each
+    combination of the lengths of its gaps. [MASK:*] is the whole rest; without it the text has the
+    length that it shows. inner: positions where EOS and PAD are not allowed.
+    """
+    pieces = pieces_of_template(run, text)
+    has_rest = '*' in pieces
+    ranges = [piece for piece in pieces if isinstance(piece, range)]
+    n_rows = math.prod(map(len, ranges))
+    if n_rows > MOST_TEMPLATES:
+        raise ValueError(f'{short(text)} stands for {n_rows:,} texts, one for each length: '
+                         f'expected at most {MOST_TEMPLATES}')
+    if length and not (has_rest and run.lengths):
         raise ValueError(f'length={length} goes with [MASK:*] in a run that does not learn when a '
                          f'text ends, not with {short(text)}')
-    if len(tokens) > most_tokens(run):
-        raise ValueError(f'{short(text)} has {len(tokens)} tokens, {run.out_dir} writes at '
-                         f'most {most_tokens_in_words(run)}')
 
-    # up to L: MASK where the model chooses the end, else an EOS and PAD
-    n_open = run.L - len(tokens)
-    if has_rest:
-        tokens += [mask] * n_open
-    else:
-        tokens += ([run.tokenizer.eos] + [run.tokenizer.pad] * n_open)[:n_open]
-    tokens = torch.tensor(tokens)
-    return tokens, tokens != mask, torch.tensor(inner + [False] * n_open)
+    rows = []
+    for counts in itertools.product(*ranges):
+        # the ids of the text, -1 where EOS and PAD are not allowed
+        ids, counts = [], iter(counts)
+        for piece in pieces:
+            if isinstance(piece, range):
+                ids += [-1] * min(next(counts), run.L + 1)
+            elif piece != '*':
+                ids += piece
+        if has_rest and run.lengths:
+            if length <= len(ids):
+                raise ValueError(f'[MASK:*] in {short(text)} needs a --length above {len(ids)}: '
+                                 f'{run.out_dir} does not learn when a text ends')
+            ids += [-1] * (length - len(ids))
+        if len(ids) > most_tokens(run):
+            raise ValueError(f'{short(text)} has more tokens than {run.out_dir} writes: at most '
+                             f'{most_tokens_in_words(run)}')
 
-
-def with_each_length(text):
-    """ The templates that a template stands for: 'a [MASK:2-3] dog' is 'a [MASK:2] dog' and
-    'a [MASK:3] dog', several such gaps are all combinations. A list of str; of one, where no gap
-    has a range of lengths. """
-    # text, range, text, range, ..., text
-    pieces = re.split(r'\[MASK:([^][]*-[^][]*)\]', text)
-    ranges = []
-    for piece in pieces[1::2]:
-        found = re.fullmatch(r'(\d{1,6})-(\d{1,6})', piece, re.ASCII)
-        gap = f'[MASK:{piece}]'
-        if not found or int(found[1]) > int(found[2]):
-            raise ValueError(f'{short(gap)}: expected the least and the most tokens,'
-                             ' as in [MASK:2-6]')
-        ranges.append(range(int(found[1]), int(found[2]) + 1))
-
-    n_templates = math.prod(len(lengths) for lengths in ranges)
-    if n_templates > MOST_TEMPLATES:
-        raise ValueError(f'{short(text)} stands for {n_templates:,} texts, one for each '
-                         f'length: expected at most {MOST_TEMPLATES}')
-
-    templates = []
-    for lengths in itertools.product(*ranges):
-        template = pieces[0]
-        for length, piece in zip(lengths, pieces[2::2]):
-            template += f'[MASK:{length}]{piece}'
-        templates.append(template)
-    return templates
+        # up to L: MASK where the model chooses the end, else an EOS and PAD
+        if has_rest and not run.lengths:
+            ids += [run.text.mask_id] * (run.L - len(ids))
+        ids += [run.tokenizer.eos] + [run.tokenizer.pad] * run.L
+        rows.append(ids[:run.L])
+    tokens = torch.tensor(rows)
+    inner = tokens == -1
+    tokens = torch.where(inner, run.text.mask_id, tokens)
+    return tokens, tokens != run.text.mask_id, inner
 
 # -----------------------------------------------------------------------------
 # Latents
@@ -245,87 +226,61 @@ def slerp(first, last, n):
 # -----------------------------------------------------------------------------
 # What the command line of sample.py names
 
-# the knobs that only some directions read, and those directions
-READ_BY = {
-    'text': ('l2t', 't2l', 't2l2t', 'embed', 'infill'),
-    'texts': ('l2t', 't2l', 't2l2t', 'embed', 'infill'),
-    'latents': ('l2t', 'infill'),
-    'image': ('l2t', 'infill'),
-    'like': ('infill',),
-    'given': ('infill',),
-    'interpolate': ('l2t',),
-    'ask': ('l2t', 't2l', 't2l2t', 'infill'),
-    'save': ('t2l', 't2l2t', 'latent', 'unconditional', 'embed'),
-    'png': ('t2l', 't2l2t', 'latent', 'unconditional'),
-    'rerank': ('l2t',),
-    'refine': ('l2t',),
-}
-
-
 def read_sources(run, direction, config):
     """ What a direction is given to read, by the knobs of sample.py: names, one a source, to be
     shown; lines, the texts, and places, where each stands; raw latents (n, N, D); ends, the two
     between which they lie. None: it reads none. """
-    text, texts, given = config['text'], config['texts'], config['given']
-    latents, image, like = config['latents'], config['image'], config['like']
+    text, texts, latents = config['text'], config['texts'], config['latents']
+    image, like, to_last = config['image'], config['like'], config['interpolate']
+    found = SimpleNamespace(names=None, lines=None, places=None, raw=None, ends=None)
     if direction in ('unconditional', 'text', 'latent'):
-        names = [''] * config['num_samples']
-        return SimpleNamespace(names=names, lines=None, places=None, raw=None, ends=None)
+        found.names = [''] * config['num_samples']
+        return found
 
     # one text, and one embedding where both are read
-    for name in ('text', 'given', 'like', 'interpolate'):
+    for name in ('text', 'like', 'interpolate'):
         is_set = config[name] or on_command_line(name)
-        if is_set and not config[name].strip() and direction in READ_BY[name]:
+        if is_set and not config[name].strip():
             raise ValueError(f'{name}={config[name]!r} is blank: the model has nothing to go by')
-    n_texts = bool(text) + bool(texts) + bool(given)
+    has_text = bool(text or texts)
     n_embeddings = bool(latents) + bool(image) + bool(like)
-    has_both = n_texts and n_embeddings
-    if n_texts > 1 or n_embeddings > 1 or has_both and direction != 'infill':
-        raise ValueError('text, texts, given, latents, image and like: give one text, and one '
-                         'embedding where both are read')
-    if not n_texts and not (direction == 'l2t' and n_embeddings):
+    has_both = has_text and n_embeddings
+    if text and texts or n_embeddings > 1 or has_both and direction != 'infill':
+        raise ValueError('text, texts, latents, image and like: give one text, and one embedding '
+                         'where both are read')
+    if not has_text and not (direction == 'l2t' and n_embeddings):
         more = ', or --latents=FILE.npy, or --image=FILE.png' if direction == 'l2t' else ''
         raise ValueError(f'mode={direction} reads --text="...", or --texts=FILE{more}, or '
                          '--ask=true')
-
-    # the texts
-    lines, places = [], []
-    if texts:
-        for place, line in read_texts(texts, config['field']):
-            places.append(place)
-            lines.append(line)
-    elif n_texts:
-        lines = [text or given]
-        places = ['--text' if text else '--given']
     if n_embeddings and 'latent' not in run.streams:
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
+    if to_last and (not text or config['num_samples'] < 2):
+        raise ValueError('interpolate writes texts from one end to the other: give --text="...", '
+                         'and --num_samples of at least 2')
+
+    # the texts
+    if has_text:
+        given = read_texts(texts, config['field']) if texts else [('--text', text)]
+        found.places, found.lines = map(list, zip(*given))
+    found.names = found.lines
 
     # the latents
-    names, raw, ends = lines, None, None
-    if config['interpolate']:
-        if not text:
-            raise ValueError('interpolate is the text at the other end: give --text="...", too')
-        if config['num_samples'] < 2:
-            raise ValueError('interpolate writes --num_samples texts from one end to the other: '
-                             'give at least 2')
-        to_embed = [text, config['interpolate']]
-        ends = encode(run, to_embed)
-        warn_of_texts(run, to_embed)
-        raw = slerp(*ends, config['num_samples'])
-        names = [f'{text} -> {config["interpolate"]}'] + [''] * (len(raw) - 1)
-        lines, places = None, None             # one text from each latent
+    if to_last:
+        found.ends = embeddings(run, [text, to_last])
+        found.raw = slerp(*found.ends, config['num_samples'])
+        found.names = [f'{text} -> {to_last}'] + [''] * (len(found.raw) - 1)
+        found.lines = None                     # one text from each latent
     elif image:
-        files, raw = read_pictures(run, image)
-        names = lines or files
+        files, found.raw = read_pictures(run, image)
+        found.names = found.lines or files
     elif latents:
-        raw = read_latents(run, latents)
-        names = lines or [f'{latents}[{i}]' for i in range(len(raw))]
+        found.raw = read_latents(run, latents)
+        found.names = found.lines or [f'{latents}[{i}]' for i in range(len(found.raw))]
     elif like or direction == 'l2t':
-        to_embed = [like] if like else lines
-        raw = encode(run, to_embed)
-        warn_of_texts(run, to_embed)           # after encode, which says what is an error
-    if direction == 'infill' and raw is not None:
-        if len(raw) not in (1, len(lines)):
-            raise ValueError(f'{latents or image}: {len(raw)} latents for {len(lines)} texts')
-        raw = raw.expand(len(lines), -1, -1)
-    return SimpleNamespace(names=names, lines=lines, places=places, raw=raw, ends=ends)
+        found.raw = embeddings(run, [like] if like else found.lines)
+    if direction == 'infill' and found.raw is not None:
+        if len(found.raw) not in (1, len(found.lines)):
+            raise ValueError(f'{latents or image}: {len(found.raw)} latents for '
+                             f'{len(found.lines)} texts')
+        found.raw = found.raw.expand(len(found.lines), -1, -1)
+    return found

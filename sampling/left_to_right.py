@@ -32,7 +32,7 @@ class LeftToRight:
 
     @property
     def samplers(self):
-        return {'autoregressive': (self.left_to_right, {})}
+        return {'autoregressive': self.left_to_right}
 
     def left_to_right(self, denoise, propose, text, tokens, known_mask, steps, rng,
                       on_step=no_callback):
@@ -50,7 +50,7 @@ class LeftToRight:
             logits[:, self.pad] = -torch.inf
             x = propose(logits)                                          # (B,)
 
-            # write it where the text has not ended and the place is free
+            # write it where the text has not ended and the position is free
             if i > 0:
                 ended = (tokens[:, :i] == self.eos).any(1)
             x = torch.where(ended, self.pad, x)
@@ -60,13 +60,13 @@ class LeftToRight:
             is_last = i % 8 == 7 and bool((ended | (tokens[:, i] == self.eos)).all())
             if is_last:
                 tokens[:, i + 1:] = self.pad
-            on_step(tokens)
+            on_step(tokens, logits, positions)
             if is_last:
                 break
         return tokens
 
     def check_known(self, tokens, masked, known_mask):
-        """ ValueError where a known token (not EOS or PAD) stands behind a place to write. """
+        """ ValueError where a known token (not EOS or PAD) stands behind a position to write. """
         behind = masked[:, :-1].cumsum(1) > 0                            # (B, L - 1)
         is_end = (tokens[:, 1:] == self.eos) | (tokens[:, 1:] == self.pad)
         known_token = known_mask[:, 1:] & ~is_end.cpu()
@@ -95,7 +95,7 @@ class LeftToRight:
         if c.shortcut:
             text = text + cache['into_text'][:, None]
 
-        # positions, and what each new place may look at: K latents and all places up to itself
+        # positions, and what each new one may look at: K latents and all positions up to itself
         K = c.n_latents * c.latent_tokens if 'latent' in c.streams else 0
         first = cache['read'] + (0 if latent is not None else K)
         modulation = cache['text_modulation']
@@ -104,7 +104,7 @@ class LeftToRight:
         is_one = latent is None and L == cache['read'] + 1           # it may look at everything
         mask = None if is_one else causal_mask(K, L, tokens.device)[first:]
 
-        # the blocks, and the head at the last place
+        # the blocks, and the head at the last position
         for i, block in enumerate(model.blocks):
             is_last = i == c.depth - 1
             text, latent, cache['keys_values'][i] = self.block_step(
@@ -128,8 +128,8 @@ class LeftToRight:
 
     def block_step(self, block, text, latent, text_modulation, latent_modulation, cos, sin, mask,
                    keys_values, is_last):
-        """ model.Block.forward for the new places, which look at the cached keys and values too.
-        """
+        """ model.Block.forward for the new positions, which also look at the cached keys
+        and values. """
         queries, keys, values = [], [], []
         if keys_values is not None:
             keys.append(keys_values[0])

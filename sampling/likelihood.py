@@ -9,7 +9,7 @@ import torch
 
 from diffusion import in_chunks, positions_of, uniforms
 from samplers import log_p_of, scatter_at
-from sampling.denoise import call, null_latents, rows_that_fit
+from sampling.denoise import batches, call, null_latents, rows_that_fit
 from sampling.writing import ends_of, tidied
 
 # -----------------------------------------------------------------------------
@@ -39,9 +39,9 @@ def nats_per_token(run, tokens, z=None, seed=0, batch=128, draws=64):
     from none: (n,) float64. A token is one of the text, or its EOS.
         nats = -log p(x | z)                      exact, where the run has learned mode=causal
         nats = 1/K sum over k of bound_k(x | z)   else: the bound of the task nelbo, K = draws
-    All texts share their K draws of masked places, and these spread the number of places evenly,
-    so that texts differ by what they say, not by luck. Only what `decode` reads counts: equal texts
-    have equal nats, whatever stands behind their EOS (writing.tidied).
+    All texts share their K draws of masked positions, and these spread the number of positions
+    evenly, so that texts differ by what they say, not by luck. Only what `decode` reads counts:
+    equal texts have equal nats, whatever stands behind their EOS (writing.tidied).
     """
     tokens = tidied(run, tokens)
     process = run.next_token or run.text
@@ -88,9 +88,7 @@ def log_p_given_half(run, tokens, z, seed, batch):
     log_p = torch.zeros(tokens.shape).masked_fill(ends, torch.inf)
 
     # one call for each half, given the other
-    batch = rows_that_fit(run, batch)
-    for first in range(0, len(tokens), batch):
-        part = slice(first, first + batch)
+    for part in batches(run, len(tokens), batch):
         for half in (in_first_half[part], ~in_first_half[part]):
             mask = half & ~ends[part]
             positions = positions_of(mask)                               # (P,)

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 import processes
 from sampling.fasta import never_written
 from diffusion import GaussianLatents, MaskedText
-from encoders import check_texts, load_encoder, no_progress
+from encoders import check_texts, load_encoder
 from runs.checkpoint import find_checkpoint, load_model, pick_device, pick_dtype
 from data import load_stats, load_tokenizer
 from runs.stages import modes_of
@@ -93,11 +93,11 @@ def encoder_of(run):
     return run.encoder
 
 
-def encode(run, texts, progress=no_progress):
+def encode(run, texts):
     """ Raw latents (n, N, D) float32 of a list of texts, by the encoder that made the run's
     data. """
     check_texts(texts)
-    return torch.as_tensor(encoder_of(run)(texts, progress=progress))
+    return torch.as_tensor(encoder_of(run)(texts))
 
 
 def raw_latents(run, z):

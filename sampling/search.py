@@ -2,15 +2,18 @@
 Search with the encoder: write several texts from a latent, keep the one whose embedding is nearest
 to it, mend it. A network that writes both ways mends with both, by turns: it writes the ending
 again from left to right, and it fills gaps by diffusion. How likely a text is from left to right
-counts, too: without that, mending finds texts that are nearer but no longer fluent.
+also counts: without that, mending finds texts that are nearer but no longer fluent.
 
 Letters: n texts, L text tokens, N latent vectors, D latent dims, K candidates of each text.
 """
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 
 from data import is_end
 from diffusion import MaskedText, rank_in_row
+from samplers import no_callback
 from sampling.loading import encode
 from sampling.directions import l2t
 from sampling.likelihood import log_p_given_half, nats_per_token
@@ -47,22 +50,18 @@ def best_of(run, candidates, raw, K, z=None, batch=128):
 
 def search_settings(run, several, sampling):
     """ The settings of drafts, and those of the rounds of mending, which take turns: [(what masks
-    a text, how it is filled)]. Several greedy texts would be equal, so they are drawn at a
-    temperature: a lower one from left to right, where each token is given all that is before it. An
-    ending is always drawn: the greedy one of a greedy text is there already.
-    """
+    a text, how it is filled)]. From left to right several drafts need a lower temperature than by
+    diffusion, as each token is given all that is before it. Endings are sampled, because a greedy
+    rewrite would reproduce the same text. """
     sampler = sampling.get('sampler') or default_sampler(run, True, False)
     is_causal = sampler == 'autoregressive'
-    drafting = ending = filling = sampling
+    drafting = ending = filling = sampling | dict(several=several)
     if is_causal:
-        ending = sampling | dict(sampler='autoregressive')
-        filling = sampling | dict(sampler='confidence')
-    is_greedy = is_causal or sampler == 'confidence'
-    if is_greedy and sampling.get('temperature', -1.0) < 0:
-        ending = ending | dict(temperature=0.4)
+        drawn = dict(temperature=0.4) if sampling.get('temperature') is None else {}
+        ending = sampling | drawn | dict(sampler='autoregressive')
+        filling = filling | dict(sampler='confidence')
         if several:
-            drafting = drafting | dict(temperature=0.4 if is_causal else 0.7)
-            filling = filling | dict(temperature=0.7)
+            drafting = drafting | drawn
 
     rounds = []
     if is_causal:
@@ -73,8 +72,8 @@ def search_settings(run, several, sampling):
 
 
 def mask_ending(run, tokens, z, seed, batch):
-    """ tokens (n, L), masked from a place on that is drawn evenly from the first token of each text
-    to its EOS. """
+    """ tokens (n, L), masked from a position on that is drawn evenly from the first token of each
+    text to its EOS. """
     rng = torch.Generator().manual_seed(seed)
     n_text = (~is_end(tokens, run.tokenizer)).sum(1, keepdim=True)       # (n, 1)
     first = (torch.rand(n_text.shape, generator=rng) * (n_text + 1)).long()
@@ -82,21 +81,27 @@ def mask_ending(run, tokens, z, seed, batch):
 
 
 def mask_least_certain(run, tokens, z, seed, batch, share=0.4):
-    """ tokens (n, L), in which the least likely places are masked, given half of the rest: as many
-    as a share of the text's own tokens. A PAD may be among them, so a text can grow. """
+    """ tokens (n, L), in which the least likely positions are masked, given half of the rest: as
+    many as a share of the text's own tokens. A PAD may be among them, so a text can grow. """
     certainty = log_p_given_half(run, tokens, z, seed, batch)            # (n, L)
     is_text = (tokens != run.tokenizer.pad) & ~ends_of(run, tokens)
     n_masked = (share * is_text.sum(1, keepdim=True)).ceil()             # (n, 1)
     return torch.where(rank_in_row(certainty) < n_masked, run.text.mask_id, tokens)
 
 
-def search(run, raw, rerank=1, refine=0, seed=0, lengths_of=None, several=False, **sampling):
+def in_round(on_step, i):
+    """ An on_step that is told in which round texts are mended. """
+    return on_step if on_step is no_callback else partial(on_step, i_round=i)
+
+
+def search(run, raw, rerank=1, refine=0, seed=0, batch=128, lengths_of=None, several=False,
+           on_step=no_callback, **sampling):
     """
     l2t by trial. From each raw latent (n, N, D) `rerank` drafts are written, and the nearest stays.
     With `refine` the draft of the highest score stays (best_of), and each of so many rounds writes
     a part of it again, in `rerank` ways, and keeps the best of all. Returns tokens (n, L), cosine
     (n,).
-    several: equal latents are among raw, and shall not get equal texts.
+    several: as in `write`. on_step is also told i_round=i in round i of mending.
     """
     K = rerank
     if rerank < 1 or refine < 0:
@@ -109,8 +114,7 @@ def search(run, raw, rerank=1, refine=0, seed=0, lengths_of=None, several=False,
     z = run.stats.standardise(raw).repeat_interleave(K, 0)               # (n K, N, D)
     if lengths_of is not None:
         lengths_of = lengths_of.repeat_interleave(K, 0)
-    batch = sampling.get('batch', 128)
-    drafts = l2t(run, z, seed=seed, lengths_of=lengths_of, **drafting)
+    drafts = l2t(run, z, seed=seed, batch=batch, lengths_of=lengths_of, on_step=on_step, **drafting)
     best, cosine, score = best_of(run, drafts, raw, K, z if refine else None, batch)
 
     # mend it: write a part of it again, keep what scores higher. Each use of chance has a seed of
@@ -119,8 +123,8 @@ def search(run, raw, rerank=1, refine=0, seed=0, lengths_of=None, several=False,
     for i, (mask_seed, write_seed) in enumerate(seeds.tolist()):
         hide, settings = rounds[i % len(rounds)]
         tokens = hide(run, best.repeat_interleave(K, 0), z, mask_seed, batch)
-        tokens = write(run, tokens, tokens != run.text.mask_id, z, seed=write_seed, i_round=i + 1,
-                       **settings)
+        tokens = write(run, tokens, tokens != run.text.mask_id, z, seed=write_seed, batch=batch,
+                       on_step=in_round(on_step, i + 1), **settings)
         found, found_cosine, found_score = best_of(run, tokens, raw, K, z, batch)
         is_better = found_score > score
         best = torch.where(is_better[:, None], found, best)

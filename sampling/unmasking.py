@@ -2,7 +2,7 @@
 A text being written, kept step by step, and drawn in a terminal (sample.py --watch).
 
     recorder = Recorder(run.text.mask_id)
-    tokens = l2t(run, z, on_step=recorder.on_step, observe=recorder.observe)
+    tokens = l2t(run, z, on_step=recorder)
     recorder.frames                      the start, and then a Frame after each step
 
 A recorder only looks on: it draws no random number, and the same ids are written without it.
@@ -40,117 +40,71 @@ class Frame:
     i_round: int = 0               # 0: texts are written; i: a search mends them for the ith time
 
 
-def no_observer(denoise, tokens, first=0, i_round=0):
-    return denoise
-
-
 class Recorder:
-    """
-    Keeps a Frame for each step of a sampler.
+    """ An on_step of a sampler, which keeps a Frame for each step. n_top: K. on_frame: called with
+    each Frame, of which then only the last is kept. """
 
-    n_top       K
-    everywhere  ask at every masked position, not only where the sampler does: a second network
-                call in each step. Not for joint sampling, in which each call is a step of the
-                latents, and not for a text written from left to right.
-    on_frame    called with each Frame, of which then only the last is kept
-    """
-
-    def __init__(self, mask_id, n_top=5, everywhere=False, on_frame=None):
+    def __init__(self, mask_id, n_top=5, on_frame=None):
         self.mask_id = mask_id
         self.n_top = n_top
-        self.everywhere = everywhere
         self.on_frame = on_frame
         self.frames = []
 
-    def observe(self, denoise, tokens, first=0, i_round=0):
-        """ A function like `denoise` of samplers.py that also keeps what it says. tokens (B, L):
-        what the sampler starts from; first, i_round as in Frame. """
-        self.begin(tokens.cpu().clone(), first, i_round)
-
-        def observed(tokens, t, positions, *rows):
-            logits = denoise(tokens, t, positions, *rows)
-            if self.everywhere:
-                is_mask = (tokens >= self.mask_id).flatten()
-                all_masked = is_mask.nonzero().flatten()
-                self.keep_top(denoise(tokens, t, all_masked, *rows), all_masked, *rows)
-            self.said.append(self.keep_top(logits, positions, *rows))
-            return logits
-        return observed
-
-    def begin(self, tokens, first, i_round):
-        """ The frame before the first step. """
-        # a text that is mended was whole, so each of its masks is there again
-        masked = tokens >= self.mask_id
-        nowhere = torch.zeros_like(masked)
-        is_again = masked if i_round else nowhere
-        self.forget(tokens)
-        p = torch.full(tokens.shape, torch.nan)
-        start = Frame(tokens, p, nowhere, is_again, self.asked, self.top_ids, self.top_p,
-                      0, first, i_round)
-        self.forget(tokens)
-        self.add(start)
-
-    def forget(self, tokens):
-        """ Nothing is known of the step to come. """
-        shape = (*tokens.shape, self.n_top)
-        self.asked = torch.zeros(tokens.shape, dtype=torch.bool)
-        self.top_ids = torch.zeros(shape, dtype=torch.long)
-        self.top_p = torch.zeros(shape)
-        self.said = []                         # of each call of the sampler: row, column, logits
-
-    def keep_top(self, logits, positions, rows=None):
-        """ Keeps the likeliest tokens of logits (P, V) at the flat positions (P,) of all rows, or
-        of the rows `rows`. Returns row (P,), column (P,), on the host, and the logits. """
-        L = self.asked.shape[1]
-        positions = positions.cpu()
-        row = positions // L
-        if rows is not None:
-            row = rows.cpu()[row]
-        column = positions % L
-
-        n_top = min(self.n_top, logits.shape[1])
-
-        def likeliest(logits):
-            top = logits.softmax(-1).topk(n_top, -1)
-            return top.indices, top.values
-        ids, p = in_chunks(likeliest, logits)
-        self.asked[row, column] = True
-        self.top_ids[row, column, :n_top] = ids.cpu()
-        self.top_p[row, column, :n_top] = p.cpu()
-        return row, column, logits
-
-    def on_step(self, tokens):
-        """ For a sampler: the step is done. """
+    def __call__(self, tokens, logits=None, positions=None, i_round=0):
+        """ tokens (B, L), and what was said in this step: logits (P, V) at the flat positions (P,).
+        None: the first step of a batch is to come. """
         tokens = tokens.cpu().clone()
-        before = self.frames[-1]
-        masked = tokens >= self.mask_id
-        is_new = (tokens != before.tokens) & ~masked
-        was_visible = before.tokens < self.mask_id
-
-        # the probability of what was written in this step; of what stays, as before
-        p = before.p.masked_fill(masked | is_new, torch.nan)
-        for row, column, logits in self.said:
-            x = tokens[row, column].clamp(max=logits.shape[1] - 1)       # a mask has no column
-            found = in_chunks(probability, logits, x).cpu()              # (P,)
-            written = is_new[row, column]
-            p[row[written], column[written]] = found[written]
-
-        is_again = before.is_again | (was_visible & (tokens != before.tokens))
-        frame = Frame(tokens, p, is_new, is_again, self.asked, self.top_ids, self.top_p,
-                      before.step + 1, before.first, before.i_round)
-        self.forget(tokens)
-        self.add(frame)
-
-    def add(self, frame):
+        if logits is None:
+            frame = self.start(tokens, i_round)
+        else:
+            frame = self.after_step(tokens, logits, positions.cpu())
         self.frames.append(frame)
         if self.on_frame:
             self.on_frame(frame)
             self.frames = [frame]
 
+    def start(self, tokens, i_round):
+        masked = tokens >= self.mask_id
+        nowhere = torch.zeros_like(masked)
+        first = 0
+        if self.frames and self.frames[-1].i_round == i_round:
+            first = self.frames[-1].first + len(self.frames[-1].tokens)
 
-def probability(logits, x):
-    """ p(x) (P,) of tokens x (P,) by logits (P, V). """
-    return logits.softmax(-1).gather(-1, x[:, None].to(logits.device)).squeeze(-1)
+        # a text that is mended was whole, so each of its masks is there again
+        return Frame(tokens, torch.full(tokens.shape, torch.nan), nowhere,
+                     masked if i_round else nowhere, *self.nothing_said(tokens), 0, first, i_round)
+
+    def after_step(self, tokens, logits, positions):
+        before = self.frames[-1]
+        masked = tokens >= self.mask_id
+        is_changed = tokens != before.tokens
+        is_new = is_changed & ~masked
+        is_again = before.is_again | is_changed & (before.tokens < self.mask_id)
+
+        def look(logits, x):
+            p = logits.softmax(-1)
+            ids = logits.topk(min(self.n_top, logits.shape[1]), -1).indices
+            return ids, p.gather(-1, ids), p.gather(-1, x[:, None]).squeeze(-1)
+
+        # a mask that stays has no column
+        x = tokens.flatten()[positions].clamp(max=logits.shape[1] - 1)   # (P,)
+        ids, top_p, p_x = (found.cpu() for found in in_chunks(look, logits, x))
+        asked, all_ids, all_p = self.nothing_said(tokens)
+        asked.view(-1)[positions] = True
+        all_ids.view(-1, self.n_top)[positions, :ids.shape[1]] = ids
+        all_p.view(-1, self.n_top)[positions, :ids.shape[1]] = top_p
+
+        # the probability of what was written in this step; of what stays, as before
+        p = before.p.masked_fill(masked | is_new, torch.nan)
+        written = is_new.flatten()[positions]
+        p.view(-1)[positions[written]] = p_x[written]
+        return Frame(tokens, p, is_new, is_again, asked, all_ids, all_p, before.step + 1,
+                     before.first, before.i_round)
+
+    def nothing_said(self, tokens):
+        shape = (*tokens.shape, self.n_top)
+        return (torch.zeros(tokens.shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.long),
+                torch.zeros(shape))
 
 
 # ---- as text
@@ -179,55 +133,63 @@ def pieces_of(tokenizer, ids, mask_id, to_end=False):
         pieces[-1] += decoder.decode(b'', final=True)
     return pieces
 
-# ---- in a terminal
+# ---- as lines, for a terminal and for a picture
 
-# how a terminal shows a token: its SGR codes
-MASKED, DRAFT = '2', '2;3'                                 # faint; faint and italic
-UNLIKELY, NORMAL, CERTAIN = '2', '', '1'                   # faint, plain, bold
-NEW, AGAIN = '36', '35'                                    # cyan, magenta
-PAUSE = 0.06                                               # seconds that a frame stands at least
-
-
-def cells_of(tokenizer, frame, row, mask_id):
-    """ [(text, SGR codes)] of a row of a frame. A written token is faint, plain or bold by its
-    probability. It is cyan where this step wrote it, and magenta where it was masked again. A
-    masked position shows the network's draft for it, where it was asked and expects no end. """
+def spans_of(tokenizer, frame, row, mask_id):
+    """ [(text, kinds)] of the tokens of a row of a frame. kinds, none or several letters:
+    m   masked
+    u   written with a probability below a half;  c: of .9 or more
+    n   written in this step
+    a   was visible and then masked
+    """
     ids = frame.tokens[row].tolist()
-    cells = []
+    spans = []
     for i, piece in enumerate(pieces_of(tokenizer, ids, mask_id)):
-        colour = AGAIN if frame.is_again[row, i] else NEW if frame.is_new[row, i] else ''
-        if ids[i] >= mask_id:
-            draft = draft_of(tokenizer, frame, row, i, mask_id)
-            piece = draft or piece
-            shade = DRAFT if draft else MASKED
-        else:
-            p = frame.p[row, i].item()                     # nan of a known token: plain
-            shade = UNLIKELY if p < 0.5 else CERTAIN if p >= 0.9 else NORMAL
-        cells.append((piece, ';'.join(filter(None, (shade, colour)))))
-    return cells
+        p = frame.p[row, i]                                # nan of a known token: neither u nor c
+        is_of = dict(m=ids[i] >= mask_id, u=p < 0.5, c=p >= 0.9, n=frame.is_new[row, i],
+                     a=frame.is_again[row, i])
+        spans.append((piece, ''.join(kind for kind, is_it in is_of.items() if is_it)))
+    return spans
 
 
-def draft_of(tokenizer, frame, row, i, mask_id, at_least=0.1):
-    """ The text of the likeliest token of a masked position, or ''. """
-    best = frame.top_ids[row, i, 0].item()
-    is_likely = frame.asked[row, i] and frame.top_p[row, i, 0] >= at_least
-    if not is_likely or best >= mask_id:
-        return ''
-    return printable(tokenizer.pieces[best].decode('utf-8', 'replace'))
-
-
-def wrapped(cells, width):
-    """ The cells as lines of at most `width` characters, with their SGR codes. """
-    lines, n_in_line = [''], 0
-    for text, codes in cells:
+def lines_of(spans, width):
+    """ The spans cut into lines of at most `width` characters. Neighbours of the same kinds become
+    one span. """
+    lines, n_in_line = [[]], 0
+    for text, kinds in spans:
         if n_in_line and n_in_line + len(text) > width:
-            lines.append('')
+            lines.append([])
             n_in_line = 0
             text = text.removeprefix(' ')
         text = text[:width]
-        lines[-1] += f'\x1b[{codes}m{text}\x1b[0m' if codes else text
+        line = lines[-1]
+        if line and line[-1][1] == kinds:
+            line[-1] = (line[-1][0] + text, kinds)
+        else:
+            line.append((text, kinds))
         n_in_line += len(text)
     return lines
+
+# ---- in a terminal
+
+# the SGR code of each kind, and of d, the draft for a masked position: faint, faint, bold, cyan,
+# magenta, italic
+CODES = dict(m='2', u='2', c='1', n='36', a='35', d='3')
+PAUSE = 0.06                                               # seconds that a frame stands at least
+
+
+def with_drafts(tokenizer, spans, frame, row, mask_id, at_least=0.1):
+    """ The spans, in which a masked position shows the likeliest token there, where the network was
+    asked and expects no end. """
+    found = []
+    for i, (text, kinds) in enumerate(spans):
+        best = frame.top_ids[row, i, 0].item()
+        if 'm' in kinds and frame.asked[row, i] and best < mask_id:
+            draft = printable(tokenizer.pieces[best].decode('utf-8', 'replace'))
+            if draft and frame.top_p[row, i, 0] >= at_least:
+                text, kinds = draft, kinds + 'd'
+        found.append((text, kinds))
+    return found
 
 
 def headline(frame, mask_id):
@@ -254,17 +216,26 @@ def watcher(run, rows):
     def in_place(frame):
         nonlocal n_drawn
         size = shutil.get_terminal_size()
-        lines = wrapped([(headline(frame, mask_id), MASKED)], size.columns - 1)
+        lines = lines_of([(headline(frame, mask_id), 'm')], size.columns - 1)
         for row in range(min(rows, len(frame.tokens))):
-            lines += wrapped(cells_of(run.tokenizer, frame, row, mask_id), size.columns - 1)
+            spans = spans_of(run.tokenizer, frame, row, mask_id)
+            spans = with_drafts(run.tokenizer, spans, frame, row, mask_id)
+            lines += lines_of(spans, size.columns - 1)
 
         # back up over what was drawn before, and erase it; what scrolled away cannot be erased
         lines = lines[:size.lines - 1]
         if n_drawn:
             print(f'\x1b[{n_drawn}A\x1b[J', end='')
-        print('\n'.join(lines), flush=True)
+        for line in lines:
+            print(''.join(coloured(*span) for span in line))
+        sys.stdout.flush()
         n_drawn = len(lines)
         time.sleep(PAUSE)
 
     is_plain = not sys.stdout.isatty() or os.environ.get('NO_COLOR')
     return Recorder(mask_id, n_top=1, on_frame=plain if is_plain else in_place)
+
+
+def coloured(text, kinds):
+    codes = ';'.join(CODES[kind] for kind in kinds)
+    return f'\x1b[{codes}m{text}\x1b[0m' if codes else text

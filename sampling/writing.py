@@ -8,15 +8,16 @@ Texts, written by a sampler: all that is MASK and not known is filled, batch by 
 A text sampler is a function of samplers.py, or of the run's own text process.
 Letters: n texts, B rows of a batch, L text tokens, N latent vectors, D latent dims.
 """
+import inspect
+from functools import partial
+
 import numpy as np
 import torch
 
 from data import is_end
-from diffusion import MaskedText
-from corpora.lsa import no_progress
-from sampling.unmasking import no_observer
-from samplers import make_propose, make_sampler, no_callback
-from sampling.denoise import make_denoise, null_latents, rows_that_fit
+from diffusion import MaskedText, check_choice
+from samplers import SAMPLERS, in_blocks, make_propose, no_callback
+from sampling.denoise import batches, make_denoise, null_latents
 from sampling.knobs import sampling_knobs
 
 # -----------------------------------------------------------------------------
@@ -39,9 +40,9 @@ def tidied(run, tokens):
     order = (~is_text).byte().argsort(dim=1, stable=True)
     tokens = tokens.gather(1, order)
     n_text = is_text.sum(1, keepdim=True)                                # (n, 1)
-    place = torch.arange(tokens.shape[1])
-    tokens = torch.where(place > n_text, pad, tokens)
-    return torch.where(place == n_text, eos, tokens)
+    column = torch.arange(tokens.shape[1])
+    tokens = torch.where(column > n_text, pad, tokens)
+    return torch.where(column == n_text, eos, tokens)
 
 
 def blank(run, n, length=0, seed=0, lengths_of=None):
@@ -79,21 +80,6 @@ def blank(run, n, length=0, seed=0, lengths_of=None):
 # -----------------------------------------------------------------------------
 # Which sampler
 
-def process_of(run, sampling):
-    """ The text process that the sampler belongs to. ValueError where the run has not learned
-    it. """
-    name = sampling['sampler']
-    if name == 'autoregressive':
-        if run.next_token is None:
-            raise ValueError(f'sampler={name}: {run.out_dir} was trained without causal rows '
-                             '(mode=l2t+causal)')
-        return run.next_token
-    if not run.fills_masks:
-        raise ValueError(f'sampler={name} fills masks: {run.out_dir} was trained for '
-                         'mode=causal alone')
-    return run.text
-
-
 def default_sampler(run, has_latents, some_known):
     """ The likeliest text where there is something to write from, else a sample. """
     if run.next_token and not (some_known and run.fills_masks):
@@ -103,17 +89,66 @@ def default_sampler(run, has_latents, some_known):
     return 'confidence' if seeks_likely else 'ancestral'
 
 
-def text_sampler(run, sampling):
-    """ (sampler, its knobs, temperature) of the text knobs, as samplers.make_sampler gives
-    them. """
-    sampler, knobs, temperature = make_sampler(sampling, process_of(run, sampling))
-    if 'end_penalty' in knobs:
-        knobs['ends'] = (run.tokenizer.eos, run.tokenizer.pad)
-    if sampling['by_importance']:
-        if not run.model.importance:
-            raise ValueError(f'by_importance: {run.out_dir} was trained with importance=none')
-        knobs['importance'] = lambda tokens: run.model.importance(tokens)[0].float()
-    return sampler, knobs, temperature
+def default_temperature(name, has_latents, several):
+    """ 0, the likeliest text, where there is something to write from; but several texts of one
+    source shall differ. Other samplers than these two draw from the model: 1. """
+    if name not in ('autoregressive', 'confidence'):
+        return 1.0
+    if several:
+        return 0.7
+    return 0.0 if name == 'confidence' or has_latents else 1.0
+
+
+def choose_sampler(run, knobs, has_latents, some_known=False, several=False):
+    """ The text process that is sampled, and its sampler with the knobs that it has. What was left
+    open in knobs is entered there: sampler, steps, temperature. ValueError where the run has not
+    learned it, and for knobs that exclude each other. """
+    name = knobs.sampler = knobs.sampler or default_sampler(run, has_latents, some_known)
+    if knobs.temperature is None:
+        knobs.temperature = default_temperature(name, has_latents, several)
+    call_per_token = name in ('confidence', 'reparam', 'first_hitting')
+    knobs.steps = knobs.steps or (run.L if call_per_token else 128)
+
+    # the process, which may have samplers of its own
+    process = run.text
+    if name == 'autoregressive':
+        process = run.next_token
+        if process is None:
+            raise ValueError(f'sampler={name}: {run.out_dir} was trained without causal rows '
+                             '(mode=l2t+causal)')
+    elif not run.fills_masks:
+        raise ValueError(f'sampler={name} fills masks: {run.out_dir} was trained for '
+                         'mode=causal alone')
+    table = getattr(process, 'samplers', SAMPLERS)
+    check_choice('sampler', name, table)
+    check_together(run, knobs, table)
+
+    # the sampler, with those of its keywords that are knobs
+    sampler = table[name]
+    keywords = inspect.signature(sampler).parameters
+    more = {knob: value for knob, value in vars(knobs).items()
+            if knob in keywords and knob != 'steps'}
+    if name == 'confidence':
+        more['ends'] = (run.tokenizer.eos, run.tokenizer.pad)
+    if knobs.by_importance:
+        more['importance'] = lambda tokens: run.model.importance(tokens)[0].float()
+    sampler = partial(sampler, **more)
+    if knobs.block_size:
+        sampler = in_blocks(sampler, knobs.block_size)
+    return process, sampler
+
+
+def check_together(run, knobs, table):
+    """ ValueError for knobs that exclude each other. table: the samplers of the process. """
+    if knobs.by_importance and knobs.sampler != 'confidence':
+        raise ValueError(f'by_importance goes with sampler=confidence, not with {knobs.sampler}')
+    if knobs.by_importance and not run.model.importance:
+        raise ValueError(f'by_importance: {run.out_dir} was trained with importance=none')
+    if knobs.self_correct and not hasattr(run.text, 'correct'):
+        raise ValueError(f'self_correct={knobs.self_correct}: only a run with text_process=gidd '
+                         'takes back what it wrote')
+    if knobs.block_size and table is not SAMPLERS:
+        raise ValueError('block_size is of masked text')
 
 # -----------------------------------------------------------------------------
 # Writing
@@ -128,54 +163,42 @@ def generators(run, seed):
 
 
 @torch.inference_mode()
-def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, on_step=no_callback,
-          observe=no_observer, progress=no_progress, i_round=0, **sampling):
+def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, several=False,
+          on_step=no_callback, **sampling):
     """
     Fills the MASKs of tokens (n, L) that are not in known_mask (n, L), from standardised latents
     z (n, N, D), or from text alone: z None. Returns tokens (n, L).
     inner (n, L): positions where EOS and PAD are not allowed.
-    observe(denoise, tokens, first, i_round): a denoise in its place, which looks on
-    (sampling/unmasking.py); first is the row at which the batch begins, i_round is not 0 where
-    texts are mended.
+    several: equal rows are among them, and shall not get equal texts.
+    on_step(tokens, logits, positions): of samplers.py. For each batch it is also called before the
+    first step, without logits.
     """
-    sampling = sampling_knobs(sampling)
-
-    # what the run can write, and the defaults of what is not asked for
     if 'text' not in run.streams:
         raise ValueError(f'{run.out_dir} has no text stream: nothing to write')
-    if not sampling['sampler']:
-        some_known = bool((known_mask & ~ends_of(run, tokens)).any())    # more than its length
-        sampling['sampler'] = default_sampler(run, z is not None, some_known)
-    text = process_of(run, sampling)
-    is_causal = text is run.next_token
-    if is_causal and z is not None and sampling['temperature'] < 0:
-        sampling['temperature'] = 0.0
+    knobs = sampling_knobs(sampling)
+    some_known = bool((known_mask & ~ends_of(run, tokens)).any())        # more than its length
+    process, sampler = choose_sampler(run, knobs, z is not None, some_known, several)
 
-    # the sampler, and what it costs
-    sampler, knobs, temperature = text_sampler(run, sampling)
-    calls_per_token = sampling['sampler'] in ('confidence', 'reparam', 'first_hitting')
-    steps = sampling['steps'] or (run.L if calls_per_token else 128)
-    g = sampling['guidance'] if z is not None else 0
+    # guidance, and the caches of keys and values that it takes
+    g = knobs.guidance if z is not None else 0
+    is_causal = process is run.next_token
     n_caches = 0
     if is_causal:
         n_caches = 1 if g in (0, 1) else 2
-    batch = rows_that_fit(run, batch, n_caches)
 
     # batch by batch
     rng, device_rng = generators(run, seed)
+    propose = make_propose(knobs.temperature, knobs.nucleus, device_rng)
     out = []
-    for first in range(0, len(tokens), batch):
-        part = slice(first, first + batch)
+    for part in batches(run, len(tokens), batch, n_caches, on_step is not no_callback):
         x = tokens[part].to(run.device)
-        condition = None if z is None else z[part].to(run.device)
+        condition, is_inner = (None if rows is None else rows[part].to(run.device)
+                               for rows in (z, inner))
         null = None
         if 'latent' in run.streams:                                      # one draw per text, kept
             null = null_latents(run, len(x), device_rng)
-        denoise = make_denoise(run, g, condition, null,
-                               None if inner is None else inner[part].to(run.device), is_causal)
-        denoise = observe(denoise, x, first, i_round)
-        propose = make_propose(temperature, sampling['nucleus'], device_rng)
-        x = sampler(denoise, propose, text, x, known_mask[part], steps, rng, on_step, **knobs)
+        denoise = make_denoise(run, g, condition, null, is_inner, is_causal)
+        on_step(x)
+        x = sampler(denoise, propose, process, x, known_mask[part], knobs.steps, rng, on_step)
         out.append(x.cpu())
-        progress(len(x))
     return torch.cat(out)

@@ -286,28 +286,24 @@ def compare(texts, written, raw, embedded):
     return found
 
 # -----------------------------------------------------------------------------
-# The directions, with a progress bar
+# The directions
 
 def write_from(run, raw, name, lengths_of, rerank=1, refine=0, **sampling):
     """ Texts written from raw latents (n, N, D), by search where rerank or refine ask for it.
     lengths_of (n, L): their lengths are taken where the run does not learn lengths (see blank). """
     if not run.lengths or sampling.get('length'):
         lengths_of = None
-    n_rows = len(raw) * rerank * (1 + refine)
-    with tqdm(total=n_rows, desc=name, unit='text', leave=False, disable=None) as bar:
-        sampling = sampling | dict(progress=bar.update, lengths_of=lengths_of)
-        if rerank > 1 or refine:
-            tokens, _ = search(run, raw, rerank, refine, **sampling)
-        else:
-            tokens = l2t(run, run.stats.standardise(raw), **sampling)
+    sampling = sampling | dict(lengths_of=lengths_of)
+    if rerank > 1 or refine:
+        tokens, _ = search(run, raw, rerank, refine, **sampling)
+    else:
+        tokens = l2t(run, run.stats.standardise(raw), **sampling)
     return decode(run, tokens)
 
 
 def make_latents(run, tokens, name, seed, **sampling):
     """ Raw latents (n, N, D) generated from tokens (n, L). """
-    with tqdm(total=len(tokens), desc=name, unit='text', leave=False, disable=None) as bar:
-        z = t2l(run, tokens, seed=seed, progress=bar.update, **sampling)
-        return raw_latents(run, z)
+    return raw_latents(run, t2l(run, tokens, seed=seed, **sampling))
 
 # -----------------------------------------------------------------------------
 # Texts from noise: what they are like
@@ -369,8 +365,7 @@ def describe_samples(run, ctx, name, draw):
     was drawn).
     """
     run.row_calls, began = 0, time.perf_counter()
-    with tqdm(total=ctx.n, desc=name, unit='text', leave=False, disable=None) as bar:
-        drawn = draw(**ctx.sampling | dict(progress=bar.update, guidance=1.0))
+    drawn = draw(**ctx.sampling | dict(guidance=1.0))
     seconds = time.perf_counter() - began
     results = {'n': ctx.n, 'calls': run.row_calls / ctx.n, 'ms': 1000 * seconds / ctx.n}
 

@@ -4,7 +4,6 @@ the right latent: token accuracy, and as l2t.
 Controls: shuffled, another text's latent; null, none.
 """
 import torch
-from tqdm import tqdm
 
 from data import is_end
 from diffusion import rank_in_row, uniforms
@@ -36,10 +35,7 @@ def measure(run, ctx):
 
     results, written = {'n': n, 'share': share}, {}
     for control, z in conditions.items():
-        name = f'infill {control.rstrip("/")}'
-        with tqdm(total=n, desc=name, unit='text', leave=False, disable=None) as bar:
-            sampling = ctx.sampling | dict(progress=bar.update)
-            ids = write(run, tokens, ~masked, z, inner=masked, **sampling)
+        ids = write(run, tokens, ~masked, z, inner=masked, **ctx.sampling)
 
         # against the texts
         assert torch.equal(ids[~masked], ctx.tokens[~masked]), 'a known token changed'

@@ -8,7 +8,6 @@ texts; data, the texts.
 import re
 
 import torch
-from tqdm import tqdm
 
 from data import is_end
 from diffusion import in_chunks, positions_of, uniforms
@@ -50,9 +49,8 @@ def measure(run, ctx):
         means(results, 'unigram/', {name: commonest[some].numpy()})
 
     # new sequences
-    with tqdm(total=n, desc='protein', unit='sequence', leave=False, disable=None) as bar:
-        nothing = blank(run, n, sampling['length'], seed)
-        written = write(run, *nothing, None, **sampling | dict(progress=bar.update))
+    nothing = blank(run, n, sampling['length'], seed)
+    written = write(run, *nothing, None, **sampling)
     by_lot = torch.multinomial(frequency, tokens.numel(), True, generator=rng).view(tokens.shape)
     of_unigram = torch.where(ends, tokens, by_lot)
     for control, x in (('', written), ('unigram/', of_unigram), ('data/', tokens)):

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import sample
 from data import PackedDataset
 from diffusion import CAUSAL, GaussianLatents, MaskedText, mode_shares
 from launch import cut, log, run_each, train_each, weights
@@ -25,8 +24,9 @@ from sampling.denoise import null_latents
 from sampling.directions import embed, l2t
 from sampling.left_to_right import LeftToRight
 from sampling.likelihood import nats_per_token
+from sampling.knobs import sampling_knobs
 from sampling.search import closeness, search
-from sampling.writing import write
+from sampling.writing import choose_sampler, write
 from toys import Network
 
 
@@ -414,17 +414,18 @@ def test_a_run_ends_its_texts_at_the_eos_of_its_tokenizer(dual, monkeypatch):
     assert load_run(str(dual / 'both'), device='cpu', dtype='float32').next_token.eos == 5
 
 
-def test_a_temperature_where_greedy_texts_of_one_source_would_be_equal(monkeypatch):
-    """ Not where the sampler draws by itself, as that of GIDD, and not where search sets the temperatures. """
-    masked = SimpleNamespace(next_token=None, fills_masks=True, text=MaskedText(9))
-    gidd = SimpleNamespace(next_token=None, fills_masks=True, text=GIDD(9))
-    config = {name: getattr(sample, name) for name in sample.TEXT_KNOBS + sample.LATENT_KNOBS}
-    for run, n_each, knobs, expected in ((masked, 2, {}, .7), (masked, 1, {}, -1), (gidd, 2, {}, -1), (masked, 2, dict(sampler='remdm'), -1),
-                                         (masked, 2, dict(refine=1), -1), (masked, 2, dict(rerank=2), -1)):
-        with monkeypatch.context() as patch:
-            for name, value in knobs.items():
-                patch.setattr(sample, name, value)
-            assert sample.sampling_of(run, 'l2t', config, n_each)['temperature'] == expected, (run, n_each, knobs)
+def test_a_temperature_where_greedy_texts_of_one_source_would_be_equal():
+    """ Not where the sampler draws by itself, as that of GIDD. """
+    masked = SimpleNamespace(next_token=None, fills_masks=True, text=MaskedText(9), L=4, tokenizer=SimpleNamespace(eos=7, pad=8))
+    gidd = SimpleNamespace(**{**vars(masked), 'text': GIDD(9)})
+    dual = SimpleNamespace(**{**vars(masked), 'next_token': LeftToRight(9, 7)})
+    for run, has_latents, several, asked, expected in (
+            (masked, True, True, {}, .7), (masked, True, False, {}, 0), (masked, False, False, {}, 1), (gidd, True, True, {}, 1),
+            (masked, True, True, dict(sampler='remdm'), 1), (masked, True, True, dict(temperature=.3), .3),
+            (dual, True, False, {}, 0), (dual, True, True, {}, .7), (dual, False, False, {}, 1)):
+        knobs = sampling_knobs(asked)
+        choose_sampler(run, knobs, has_latents, several=several)
+        assert knobs.temperature == expected, (run, has_latents, several, asked)
 
 
 def test_an_ending_begins_anywhere_from_the_first_token_to_the_eos():
@@ -445,14 +446,17 @@ def test_rounds_of_mending_take_turns_and_keep_the_rest_of_a_text(dual, monkeypa
     Several texts differ by a temperature, and an ending differs from the one that is there. """
     seen, drafts, seeds = [], [], []
 
-    def watched(run, tokens, known_mask, z, seed=0, sampler='', temperature=-1.0, **settings):
+    def how_drawn(several=False, temperature=None, **settings):
+        return .7 if temperature is None and several else temperature
+
+    def watched(run, tokens, known_mask, z, seed=0, sampler='', **settings):
         masked = ~known_mask
         is_ending = (masked.int().diff(dim=1) >= 0).all().item()         # once masked, always masked
-        seen.append((sampler, is_ending, temperature))
+        seen.append((sampler, is_ending, how_drawn(**settings)))
         seeds.append(seed)
-        return write(run, tokens, known_mask, z, seed, sampler=sampler, temperature=temperature, **settings)
+        return write(run, tokens, known_mask, z, seed, sampler=sampler, **settings)
     monkeypatch.setattr(search_module, 'write', watched)
-    monkeypatch.setattr(search_module, 'l2t', lambda *args, temperature=-1.0, **how: drafts.append(temperature) or l2t(*args, temperature=temperature, **how))
+    monkeypatch.setattr(search_module, 'l2t', lambda *args, **how: drafts.append(how_drawn(**how)) or l2t(*args, **how))
     ending, filling, alone = ('autoregressive', True, .4), ('confidence', False, .7), ('', False, .7)
     for name, asked, expected, of_drafts in (('both', '', [ending, filling, ending], .4), ('causal', '', [ending] * 3, .4), ('masked', '', [alone] * 3, .7),
                                              ('both', 'confidence', [('confidence', False, .7)] * 3, .7)):
@@ -462,8 +466,8 @@ def test_rounds_of_mending_take_turns_and_keep_the_rest_of_a_text(dual, monkeypa
             is_drawn = rerank > 1 or several
             seen.clear(), drafts.clear(), seeds.clear()
             search(run, raw, rerank=rerank, refine=3, sampler=asked, several=several)
-            as_drawn = [(*kind, temperature if is_drawn or kind[1] else -1.0) for *kind, temperature in expected]
-            assert seen == as_drawn and drafts == [of_drafts if is_drawn else -1.0], (name, rerank, several)
+            as_drawn = [(*kind, temperature if is_drawn or kind[1] else None) for *kind, temperature in expected]
+            assert seen == as_drawn and drafts == [of_drafts if is_drawn else None], (name, rerank, several)
             assert len({0, 1, 2, 3, *seeds}) == 7, 'no round shares its numbers with drafts of this seed or of the next ones'
 
 

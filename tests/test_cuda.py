@@ -133,7 +133,7 @@ L2T = [SAY, '--mode=l2t', '--num_samples=2']
 # (what, of which run, sample.py's arguments); those with steps are asked for 2 and for 4
 STEPWISE = [(' '.join(['l2t', name, *more]), RESUMED, [*L2T, f'--sampler={name}', *more]) for name, *more in (
     ('ancestral', '--guidance=2'), ('cached',), ('first_hitting', '--nucleus=0.9'), ('confidence', '--guidance=2'), ('remdm',), ('dfm',),
-    ('confidence', '--score=margin', '--end_penalty=1'), ('confidence', '--score=threshold'), ('reparam', '--repeat_cap=0.2'))]
+    ('confidence', '--score=margin', '--end_penalty=1'), ('reparam', '--repeat_cap=0.2'))]
 STEPWISE += [(f'joint, {name}', RESUMED, ['--mode=unconditional', f'--sampler={name}']) for name in ('ancestral', 'remdm')]
 STEPWISE += [('infill', RESUMED, ['--text=a red [MASK] runs near the [MASK:3]', '--mode=infill']),
              ('by importance', 'importance hybrid', [*L2T, '--sampler=confidence', '--by_importance=true', '--prefer=uncertain']),

@@ -141,7 +141,7 @@ def denoise(tokens, t, positions):
 tokens = torch.full((n, toys.L), toys.MASK)
 drawn = samplers.leftmost(denoise, samplers.make_propose(1.0, 1.0, rng), MaskedText(toys.V), tokens,
                           torch.zeros(n, toys.L, dtype=torch.bool), toys.L, rng,
-                          lambda x: seen.append((x == toys.MASK).unique(dim=0).tolist()))
+                          lambda x, *said: seen.append((x == toys.MASK).unique(dim=0).tolist()))
 expected = [[[i > step for i in range(toys.L)]] for step in range(toys.L)]
 assert seen == expected, seen
 

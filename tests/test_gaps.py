@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import sample
-from sampling.inputs import slerp, with_each_length
+from sampling.inputs import read_template, slerp
 from launch import run, run_each
 from sampling import directions, likelihood, writing
 from test_sample import Known, known_run
-from toys import L, TEXTS, Network, Toy, denoiser_of
+from toys import L, MASK, TEXTS, Network, Toy, denoiser_of
 
 END = 2                                                                  # EOS and PAD are one; the words are a and b
 WORDS = SimpleNamespace(eos=END, pad=END, kind='bpe', encode=lambda text: ['ab'.index(word) for word in text.split()])
@@ -44,24 +44,32 @@ def exact_nats(p, tokens):
 # ---- [MASK:2-6]
 
 def test_a_range_of_lengths_stands_for_each_of_them_and_several_for_all_combinations():
-    assert with_each_length('a [MASK:2-4] b') == [f'a [MASK:{k}] b' for k in (2, 3, 4)]
-    assert with_each_length('[MASK:0-1] a [MASK] [MASK:2-3]') == [f'[MASK:{i}] a [MASK] [MASK:{j}]' for i in (0, 1) for j in (2, 3)]
-    for plain in ('a [MASK] b', 'a [MASK:3][MASK:*]', 'a 2-3 b', ''):
-        assert with_each_length(plain) == [plain]
+    run_ = known_run(L=9, tokenizer=WORDS)
+
+    def rows(text):
+        tokens, known_mask, inner = read_template(run_, text)
+        assert known_mask.equal(tokens != MASK) and inner.equal(tokens == MASK)
+        return tokens.tolist()
+
+    def expected(*row):
+        return [*row, *[END] * (9 - len(row))]
+    assert rows('a [MASK:2-4] b') == [expected(0, *[MASK] * k, 1) for k in (2, 3, 4)]
+    assert rows('[MASK:0-1] a [MASK] [MASK:2-3]') == [expected(*[MASK] * i, 0, *[MASK] * (1 + j)) for i in (0, 1) for j in (2, 3)]
 
 
 @pytest.mark.parametrize('wrong', ['[MASK:6-2]', '[MASK:-2]', '[MASK:2-]', '[MASK:2-*]', '[MASK:1-2-3]', '[MASK:a-b]', '[MASK:1-9999999]'])
 def test_a_silly_range_is_refused_in_one_line(wrong):
-    with pytest.raises(ValueError, match=r'expected the least and the most tokens, as in \[MASK:2-6\]') as found:
-        with_each_length(f'a [MASK] {wrong}')
+    with pytest.raises(ValueError, match=r'is not a gap: expected \[MASK\]') as found:
+        read_template(known_run(tokenizer=WORDS), f'a [MASK] {wrong}')
     assert wrong in str(found.value) and '\n' not in str(found.value)
 
 
 def test_too_many_combinations_are_refused_before_they_are_made():
-    assert len(with_each_length('[MASK:1-8] [MASK:1-8]')) == 64
+    run_ = known_run(L=20, tokenizer=WORDS)
+    assert len(read_template(run_, '[MASK:1-8] [MASK:1-8]')[0]) == 64
     for text, n in (('[MASK:1-8] [MASK:1-9]', '72'), ('[MASK:1-999999] [MASK:1-999999]', '999,998,000,001')):
         with pytest.raises(ValueError, match=f'stands for {n} texts'):
-            with_each_length(text)
+            read_template(run_, text)
 
 
 def test_the_length_of_the_fewest_nats_per_token_wins_as_the_law_says():
@@ -71,7 +79,8 @@ def test_the_length_of_the_fewest_nats_per_token_wins_as_the_law_says():
         p = law_of_words(seed)
         run_ = run_of_words(p)
         for template in ('[MASK:1-3]', 'a [MASK:1-2]', '[MASK:1-2] b', '[MASK:1-2] [MASK:0-1]'):
-            each = torch.cat([directions.infill(run_, [one])[0] for one in with_each_length(template)])
+            masked, known_mask, inner = read_template(run_, template)
+            each = writing.write(run_, masked, known_mask, None, inner=inner)
             exact, found = exact_nats(p, each), likelihood.nats_per_token(run_, each)
             many = likelihood.nats_per_token(run_, each, batch=4096, draws=4096)
             assert torch.allclose(many, exact, atol=0.03, rtol=0.03) and torch.allclose(found, exact, atol=0.2, rtol=0.2)
@@ -128,7 +137,8 @@ def test_each_text_has_its_own_lengths_copies_and_latent():
     model.config = Known()
     run_ = known_run(model=model, tokenizer=WORDS)
     z = torch.tensor([1., 0., 1.])[:, None, None].expand(3, 1, 2)
-    tokens, nats = directions.infill(run_, ['[MASK:1-3]', 'b [MASK:2]', 'a [MASK:0-2]'], z, n_each=2)
+    templates = ['[MASK:1-3]', 'b [MASK:2]', 'a [MASK:0-2]']
+    tokens, nats = directions.infill(run_, [one for one in templates for _ in (1, 2)], z.repeat_interleave(2, 0))
     assert len(tokens) == len(nats) == 6 and torch.equal(tokens[::2], tokens[1::2])
     first, second, third = tokens[::2].tolist()
     assert first == [1, 1, 1, END] and second == [1, 0, 0, END] and third == [0, 1, 1, END], 'the more words, the fewer nats a word'
@@ -162,10 +172,10 @@ def test_the_command_line_interpolates_tries_lengths_and_refuses_the_rest_in_a_l
             ['--mode=infill', '--text=a [MASK:1-3] dog [MASK:0-1] near the park', '--num_samples=2'],
             ['--mode=l2t', '--text=a [MASK] dog']]
     wrong = [(['--mode=l2t', f'--text={TEXT}', other], 'at least 2'), (['--mode=infill', '--text=a [MASK]', other], 'does not read it'),
-             (['--mode=l2t', other, '--latents=z.npy'], 'give --text'), (['--mode=infill', '--text=a [MASK:3-1]'], 'as in [MASK:2-6]'),
-             (['--mode=infill', '--text=a [MASK:x] dog'], 'is no gap'), (['--mode=infill', '--text=a [MASK] [MASK:x]'], 'is no gap'),
+             (['--mode=l2t', other, '--latents=z.npy'], 'give --text'), (['--mode=infill', '--text=a [MASK:3-1]'], 'is not a gap'),
+             (['--mode=infill', '--text=a [MASK:x] dog'], 'is not a gap'), (['--mode=infill', '--text=a [MASK] [MASK:x]'], 'is not a gap'),
              (['--mode=infill', '--text=a [MASK:1-3]', '--svg=a.svg'], 'one length'), (['--mode=l2t'], '--ask=true'),
-             (['--ask=true', '--text=a'], 'one after the other'), (['--ask=true', '--mode=text'], 'does not read it')]
+             (['--ask=true', '--text=a'], 'ask=true does not read it'), (['--ask=true', '--mode=text'], 'does not read it')]
     results = run_each(*([*here, *args] for args in good), *([*here, *args] for args, _ in wrong))
     (rc, way, err), (rc_gaps, gaps, _), (rc_embedded, _, warned) = results[:3]
     assert rc == rc_gaps == rc_embedded == 0 and '[MASK' not in err, err
@@ -183,7 +193,7 @@ def test_asked_for_texts_it_answers_line_by_line_and_a_wrong_one_costs_a_line(fi
     shown = result.stdout
     assert result.returncode == 0 and shown.count('  -> ') == 3 and 'not read' not in shown and '> \n' not in shown
     assert shown.index(TEXT) < shown.index('a [MASK:1-2] dog') < shown.index('a [MASK] cat') and 'nats per token' in shown
-    assert result.stderr.count('\n') == 1 and result.stderr.startswith("warning: '[MASK:2-1]'")
+    assert result.stderr.count('\n') == 1 and result.stderr.startswith("warning: a [MASK in 'a [MASK:2-1] dog' is not a gap")
     again = run('sample.py', f'--out_dir={finished}', '--device=cpu', '--mode=l2t', '--steps=2', f'--text={TEXT}').stdout
     assert again.split('\n\n')[1].strip() in shown, 'the answer is that of --text'
 

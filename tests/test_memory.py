@@ -83,38 +83,30 @@ def whole_and_in_chunks(compute, monkeypatch, at_least=4 * CHUNK):
 KNOBS = dict(temperature=.7, nucleus=.9, guidance=2.0, steps=3)
 
 
-@pytest.mark.parametrize('name, more', [*[(name, {}) for name in SAMPLERS], ('reparam', dict(repeat_cap=.05)), ('confidence', dict(score='entropy')),
-                                        ('confidence', dict(score='margin', temperature=0.0)), ('confidence', dict(score='threshold'))])
-def test_a_sampler_makes_no_table_above_a_chunk_and_writes_the_same(name, more, model, monkeypatch):
-    _, z = texts()
+def drawn(model):
+    """ {name: a function that draws}. """
+    tokens, z = texts()
     masks = torch.full((B, L), V)
     inner = torch.arange(L).expand(B, L) < 9
 
-    def write():
-        return writing.write(run_of(model), masks, masks < 0, z, 0, inner=inner, sampler=name, **{**KNOBS, **more})
-    whole, chunked = whole_and_in_chunks(write, monkeypatch)
+    def write(text=None, **more):
+        return lambda: writing.write(run_of(model, text), masks, masks < 0, z, 0, inner=None if text else inner, **{**KNOBS, **more})
+    found = {name: write(sampler=name) for name in SAMPLERS}
+    return found | {
+        'reparam, repeat_cap': write(sampler='reparam', repeat_cap=.05),
+        'confidence, entropy': write(sampler='confidence', score='entropy'),
+        'confidence, margin': write(sampler='confidence', score='margin', temperature=0.0),
+        'gidd': write(GIDD(V, .2), sampler='ancestral', self_correct=2),
+        'hdlm': write(HDLM(V, torch.arange(V) % N_CLUSTERS, 2., .8), sampler='ancestral'),
+        'joint': lambda: directions.unconditional(run_of(model), B, sampler='confidence', steps=3, temperature=.7)[0],
+        'mending': lambda: search.mask_least_certain(run_of(model), tokens, z, 0, B)}
+
+
+@pytest.mark.parametrize('name', [*SAMPLERS, 'reparam, repeat_cap', 'confidence, entropy', 'confidence, margin', 'gidd', 'hdlm', 'joint',
+                                  'mending'])
+def test_a_sampler_makes_no_table_above_a_chunk_and_writes_the_same(name, model, monkeypatch):
+    whole, chunked = whole_and_in_chunks(drawn(model)[name], monkeypatch)
     assert torch.equal(whole, chunked) and len(whole.unique()) > 3
-
-
-@pytest.mark.parametrize('text, more', [(GIDD(V, .2), dict(self_correct=2)), (HDLM(V, torch.arange(V) % N_CLUSTERS, 2., .8), {})], ids=['gidd', 'hdlm'])
-def test_the_samplers_of_the_baselines_too(text, more, model, monkeypatch):
-    _, z = texts()
-    masks = torch.full((B, L), V)
-    whole, chunked = whole_and_in_chunks(
-        lambda: writing.write(run_of(model, text), masks, masks < 0, z, 0, sampler='ancestral', **{**KNOBS, **more}), monkeypatch)
-    assert torch.equal(whole, chunked) and len(whole.unique()) > 3
-
-
-def test_joint_sampling_too(model, monkeypatch):
-    whole, chunked = whole_and_in_chunks(
-        lambda: directions.unconditional(run_of(model), B, sampler='confidence', steps=3, temperature=.7), monkeypatch)
-    assert torch.equal(whole[0], chunked[0]) and torch.allclose(whole[1], chunked[1])
-
-
-def test_mending_a_text_too(model, monkeypatch):
-    tokens, z = texts()
-    whole, chunked = whole_and_in_chunks(lambda: search.mask_least_certain(run_of(model), tokens, z, 0, B), monkeypatch)
-    assert torch.equal(whole, chunked)
 
 
 # ---- measuring

@@ -70,10 +70,6 @@ def test_the_nats_of_left_to_right_and_of_every_other_order_are_the_enumerated_p
     assert expected.std(1).min() > .01, 'the orders of a random network differ, so a wrong order would be seen'
 
 
-def test_the_likelihoods_of_an_order_sum_to_one_over_the_texts():
-    assert of_all_orders(random_denoiser()).neg().exp().sum(0) == pytest.approx(torch.ones(24, dtype=torch.float64).numpy(), abs=1e-6)
-
-
 def test_every_order_of_the_optimal_denoiser_gives_minus_log_p_and_so_all_three_figures_are_the_entropy():
     p, table = optimal_denoiser()
     nats = of_all_orders(table)                                          # (81, 24)

@@ -131,12 +131,12 @@ def test_no_sampler_writes_anything_but_the_20_residues_at_the_length_that_is_as
 def test_the_command_line_inpaints_writes_FASTA_and_embeds(trained, tmp_path):
     fasta, here = tmp_path / 'new.fasta', ['sample.py', f'--out_dir={trained}']
     (tmp_path / 'two.txt').write_text('MKVLA\nGGHIKLMNP\n')
-    wrong = ((['--mode=embed', '--text=MKV'], 'save'), (['--mode=text', '--length=99'], 'at most 24'), (['--given=MKV'], 'MASK'),
-             (['--given=MKV[MASK:*]'], 'length'), (['--given=MKV[MASK:3]', '--length=9'], 'length'),
+    wrong = ((['--mode=embed', '--text=MKV'], 'save'), (['--mode=text', '--length=99'], 'at most 24'), (['--mode=infill', '--text=MKV'], 'MASK'),
+             (['--text=MKV[MASK:*]'], 'length'), (['--text=MKV[MASK:3]', '--length=9'], 'length'),
              (['--mode=text', '--length=-3'], 'expected [0, 65536]'),
              (['--fasta=/nowhere/at/all.fasta'], 'no such folder'), (['--mode=t2l', '--text=MKV'], 't2l'))
-    *fine, again = [[*here, '--given=MKV[MASK:9]HHHHHH', '--num_samples=3', f'--fasta={fasta}'],
-                    [*here, 'config/protein_tiny.py', f'--out_dir={trained}', '--given=MKV[MASK:*]', '--length=24', '--steps=9'],
+    *fine, again = [[*here, '--text=MKV[MASK:9]HHHHHH', '--num_samples=3', f'--fasta={fasta}'],
+                    [*here, 'config/protein_tiny.py', f'--out_dir={trained}', '--text=MKV[MASK:*]', '--length=24', '--steps=9'],
                     [*here, '--mode=embed', f'--texts={tmp_path}/two.txt', f'--save={tmp_path}/h.npy'],
                     ['prepare.py', f'--input={fasta}', f'--out={tmp_path}/again', '--val_fraction=0.4']]
     results = run_each(*fine, again, *([*here, *args] for args, _ in wrong))

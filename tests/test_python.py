@@ -1,4 +1,4 @@
-""" nanoldlm.py: a run from Python, strings in, strings or arrays out; and runs/export.py. """
+""" Run of sample.py: a run from Python, strings in, strings or arrays out; and runs/export.py. """
 import json
 import re
 import shutil
@@ -8,13 +8,12 @@ import sys
 import numpy as np
 import pytest
 
-import nanoldlm
 from launch import ROOT, run, run_code, train
-from nanoldlm import load_run
 from runs import resume
 from runs.export import export as write_export, results_of
 from runs.manifest import dataset_identity, encoder_identity, read_meta
 from runs.files import sealed
+from sample import Run
 
 TEXT = 'a red dog runs near the park number 3'
 
@@ -30,7 +29,7 @@ def mixed(dataset, tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def loaded(mixed):
-    return load_run(str(mixed))
+    return Run(str(mixed))
 
 
 def blocks(name):
@@ -80,7 +79,7 @@ def test_a_text_whose_embedding_says_nothing_has_a_warning(loaded, capsys):
     (lambda r: r.write(latents=np.full((1, 16), np.nan)), ValueError, 'nan or inf'),
     (lambda r: r.write([TEXT], temprature=1), TypeError, "did you mean 'temperature'"),
     (lambda r: r.infill(['no gap']), ValueError, 'nothing to fill'),
-    (lambda r: load_run('no/such'), ValueError, 'no such folder'),
+    (lambda r: Run('no/such'), ValueError, 'no run in no/such'),
 ])
 def test_what_is_wrong_is_said_in_one_line(loaded, wrong, kind, words):
     with pytest.raises(kind, match=re.escape(words)) as found:
@@ -91,12 +90,12 @@ def test_what_is_wrong_is_said_in_one_line(loaded, wrong, kind, words):
 def test_a_run_that_has_not_learned_a_direction_says_what_it_has(dataset, tmp_path):
     assert train(dataset, tmp_path / 'run', '--mode=l2t', '--max_iters=2').returncode == 0
     with pytest.raises(ValueError, match='was trained for l2t: no t2l'):
-        load_run(str(tmp_path / 'run')).embed([TEXT])
+        Run(str(tmp_path / 'run')).embed([TEXT])
 
 
 def test_importing_reads_no_command_line_and_prints_nothing(mixed, tmp_path):
     code = (f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['kernel', '-f', 'kernel-1.json', '--seed=7']\n"
-            f"from nanoldlm import load_run\nimport sample\nassert sample.seed == 0\nprint(len(load_run({str(mixed)!r}).sample(2, steps=4)))")
+            f"from sample import Run\nimport sample\nassert sample.seed == 0\nprint(len(Run({str(mixed)!r}).sample(2, steps=4)))")
     result = run_code(code, cwd=tmp_path)
     assert result.returncode == 0 and result.stdout == '2\n' and result.stderr == '', result.stderr
 
@@ -117,7 +116,7 @@ def exported(mixed, tmp_path_factory):
 
 
 def test_an_export_writes_the_same_texts_and_holds_no_more_than_it_needs(loaded, mixed, exported):
-    again = load_run(str(exported))
+    again = Run(str(exported))
     assert again.write([TEXT]) == loaded.write([TEXT])
     assert np.array_equal(again.embed([TEXT]), loaded.embed([TEXT]))
     files = {path.name for path in exported.rglob('*') if path.is_file()}
@@ -135,7 +134,7 @@ def test_the_card_says_what_was_measured(mixed, exported):
         assert f'{found[f"nelbo/{kind}nats_per_token"]:.3f} ± {found[f"nelbo/{kind}nats_per_token_se"]:.3f}' in card
     assert 'one core' in card and (config['commit'] or 'not recorded') in card
     (page,) = re.findall(r'```python\n(.*?)```', card, re.S)
-    assert 'load_run' in page
+    assert 'Run(' in page
 
 
 def test_an_export_has_no_figure_of_another_checkpoint_and_no_command_line(mixed, exported, tmp_path):
@@ -173,7 +172,7 @@ def test_an_export_says_what_the_reader_supplies_and_names_no_folder_of_this_mac
         assert not [path for path in to.rglob('*') if path.is_file() and (private.encode() in path.read_bytes() or bytes(out) in path.read_bytes())]
         assert dataset_identity(read_meta(to / 'data')) == dataset_identity(meta), 'its data are known as its own'
         assert json.loads((to / 'data/meta.json').read_text())['source']['split_on'] == meta['source']['split_on']
-    run_of_a_folder = load_run(str(tmp_path / 'away1'))
+    run_of_a_folder = Run(str(tmp_path / 'away1'))
     with pytest.raises(ValueError, match='my-bert: no such folder, and no hub has it.*encoder_folder') as found:
         run_of_a_folder.write([TEXT])
     assert '\n' not in str(found.value) and run_of_a_folder.write(latents=np.zeros((1, 16)))
@@ -201,7 +200,7 @@ def test_an_export_replaces_nothing_and_a_broken_one_is_noticed(mixed, exported,
     data[-1] ^= 1
     weights.write_bytes(data)
     with pytest.raises(ValueError, match='model.safetensors'):
-        load_run(str(tmp_path / 'away'))
+        Run(str(tmp_path / 'away'))
 
 
 def test_a_hub_id_is_read_by_its_revision(exported, monkeypatch):
@@ -214,12 +213,10 @@ def test_a_hub_id_is_read_by_its_revision(exported, monkeypatch):
         return str(exported)
     monkeypatch.setattr(huggingface_hub, 'snapshot_download', snapshot_download)
     commit = '0123456789abcdef' * 2 + '01234567'
-    assert load_run('someone/away', revision=commit).write([TEXT]) == load_run(str(exported)).write([TEXT])
+    assert Run('someone/away', revision=commit).write([TEXT]) == Run(str(exported)).write([TEXT])
     assert asked == [('someone/away', commit)]
-    with pytest.raises(ValueError, match='give the revision'):
-        nanoldlm.load_run('someone/away')
     for branch in ('main', commit[:7], commit + '\n', 'v1.0'):
         with pytest.raises(ValueError, match='expected a whole commit') as found:
-            nanoldlm.load_run('someone/away', revision=branch)
+            Run('someone/away', revision=branch)
         assert '\n' not in str(found.value)
     assert len(asked) == 1, 'a branch was asked for'

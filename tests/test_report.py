@@ -111,11 +111,11 @@ def test_the_scrubber_has_the_ids_and_probabilities_of_the_sampler(runs, pages, 
     assert [one['title'] for one in data['found']] == [f'{i}, {way}' for i in (1, 2, 3) for way in ('diffusion (confidence)', 'autoregressive')]
     for number, (way, sampler) in enumerate((('diffusion (confidence)', 'confidence'), ('autoregressive', 'autoregressive'))):
         states = []
-        written = directions.l2t(run, run.stats.standardise(raw[:3]), sampler=sampler, steps=run.L, on_step=lambda x: states.append(x.clone()))
+        written = directions.l2t(run, run.stats.standardise(raw[:3]), sampler=sampler, steps=run.L, on_step=lambda x, *said: states.append(x.clone()))
         for row in range(3):
             one = data['found'][2 * row + number]
             start, *steps = one['steps']
-            assert [step['ids'] for step in steps] == [state[row].tolist() for state in states]
+            assert [step['ids'] for step in one['steps']] == [state[row].tolist() for state in states]
             assert start['ids'] == [run.text.mask_id] * run.L and start['masked'] == list(range(run.L)) and not start['said']
             assert steps[-1]['ids'] == written[row].tolist() and one['source'] == texts[row]
             for before, step in zip([start, *steps], steps):
@@ -123,7 +123,8 @@ def test_the_scrubber_has_the_ids_and_probabilities_of_the_sampler(runs, pages, 
                 for i in step['new']:
                     if str(i) in step['said'] and step['ids'][i] != run.tokenizer.pad:   # PAD follows an EOS by rule
                         said = step['said'][str(i)]
-                        assert said[0][0] == step['ids'][i] and said[0][1] == pytest.approx(step['p'][i], abs=2e-4), 'both are greedy here'
+                        likeliest = [token for token, p in said if p == said[0][1]]          # several, where they are equal
+                        assert step['ids'][i] in likeliest and said[0][1] == pytest.approx(step['p'][i], abs=2e-4), 'both are greedy here'
                         assert said == sorted(said, key=lambda pair: -pair[1]) and sum(p for _, p in said) <= 1.001
                         assert all(str(token) in data['names'] for token, _ in said)
 
@@ -145,7 +146,7 @@ def test_of_a_long_writing_several_steps_are_shown_as_one():
 
 def test_samples_of_text_alone_are_drawn_and_their_probabilities_stand_beside_them(pages):
     found = Page(pages['text']).data('unmasking-data')['found']
-    assert len(found) == 3 and found[0]['source'] == '' and found[0]['title'] == '1, diffusion (ancestral)'
+    assert len(found) == 3 and found[0]['source'] == '' and found[0]['title'] == '1, diffusion (confidence)'
     for one in found:
         for before, step in zip(one['steps'], one['steps'][1:]):
             assert sorted(map(int, step['said'])) == before['masked'], 'every mask was asked about'

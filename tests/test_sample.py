@@ -3,6 +3,8 @@ import contextlib
 import gzip
 import json
 import math
+import sys
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -40,9 +42,10 @@ def draw(name, table, steps, n=N, tokens=None, given=None, seed=0, schedule='log
         if calls is not None:
             calls.append(len(x))
         return toy(x, None, t, None, positions)[0]
-    sampler, _ = SAMPLERS[name]
+    sampler = partial(SAMPLERS[name], **knobs)
     sampler = in_blocks(sampler, block) if block else sampler
-    return sampler(denoise, make_propose(temperature, 1.0, rng), MaskedText(V, schedule), tokens, given, steps, rng, on_step, **knobs)
+    propose = make_propose(temperature, 1.0, rng)
+    return sampler(denoise, propose, MaskedText(V, schedule), tokens, given, steps, rng, lambda x, *said: on_step(x))
 
 
 def shares(schedule, steps):
@@ -124,29 +127,6 @@ def test_reparam_draws_over_repeated_tokens_again():
     assert repeated(plain) > .9 and repeated(capped) < .1
 
 
-def test_remdm_loop_rests_at_a_on_while_tokens_come_and_go():
-    shares, changed, last = [], [], [None]
-
-    def on_step(x):
-        shares.append((x != MASK).double().mean().item())
-        changed.append(0 if last[0] is None else ((x == MASK) & (last[0] != MASK)).double().mean().item())
-        last[0] = x.clone()
-    steps, (t_on, t_off, a_on), eta = 40, (.5, .25, .8), .1
-    draw('remdm', random_denoiser(), steps, n=20_000, remask='loop', eta=eta, loop=(t_on, t_off, a_on), on_step=on_step)
-    for i, (share, again) in enumerate(zip(shares, changed)):
-        s = 1 - (i + 1) / steps
-        a = a_on * (1 - (s - t_on) / (1 - t_on)) if s >= t_on else a_on if s >= t_off else 1 - (1 - a_on) * s / t_off
-        assert abs(share - a) < 5 * math.sqrt(.25 / 80_000) + 1e-12, (i, share, a)
-        resting = s >= t_off and 1 - i / steps <= t_on
-        assert abs(again - (a_on * min(eta, (1 - a_on) / a_on) if resting else 0)) < .01, (i, again)
-    assert shares[-1] == 1
-
-
-def test_the_chain_at_few_steps_is_not_the_model_and_the_chi_square_sees_it():
-    table = random_denoiser()
-    assert chi_square_z(draw('ancestral', table, 2), any_order_law(table)) > 20
-
-
 def test_first_hitting_has_the_law_of_the_model():
     for table in (random_denoiser(), optimal_denoiser()[1]):
         assert chi_square_z(draw('first_hitting', table, L), any_order_law(table)) < 6
@@ -187,18 +167,13 @@ def test_confidence_seeks_the_likely_and_is_no_sample_of_the_model():
     assert (greedy == greedy[0]).all() and law[(greedy[0] * 3 ** torch.arange(L - 1, -1, -1)).sum()] > 3 * law.median()
 
 
-@pytest.mark.parametrize('score', ['top1', 'margin', 'entropy', 'threshold'])
-def test_confidence_releases_the_share_of_each_row_that_it_owes(score):
+def test_confidence_releases_the_share_of_each_row_that_it_owes():
     counts = []
     tokens = STATES.clone()
     n = (tokens == MASK).sum(1)
-    draw('confidence', random_denoiser(), 3, tokens=tokens, given=tokens != MASK, score=score,
-         on_step=lambda x: counts.append((x == MASK).sum(1)))
-    if score == 'threshold':
-        assert (torch.stack([n, *counts]).diff(dim=0)[:2] <= -(torch.stack([n, *counts])[:2] > 0).long()).all(), 'at least one a step'
-    else:
-        for i, left in enumerate(counts):
-            assert torch.equal(left, n - (i + 1) * (n // 3) - (n % 3).clamp(max=i + 1))
+    draw('confidence', random_denoiser(), 3, tokens=tokens, given=tokens != MASK, on_step=lambda x: counts.append((x == MASK).sum(1)))
+    for i, left in enumerate(counts):
+        assert torch.equal(left, n - (i + 1) * (n // 3) - (n % 3).clamp(max=i + 1))
     assert (counts[-1] == 0).all()
 
 
@@ -210,7 +185,7 @@ def test_the_end_of_a_text_may_be_held_back(penalty, order):
     seen = []
     text = samplers.confidence(lambda tokens, t, positions: p[positions].log(), make_propose(0., 1., None), MaskedText(3),
                                torch.full((1, 4), 3), torch.zeros(1, 4, dtype=torch.bool), 4, torch.Generator(),
-                               lambda x: seen.append(x[0] != 3), end_penalty=penalty)
+                               lambda x, *said: seen.append(x[0] != 3), end_penalty=penalty)
     assert text.tolist() == [[0, 0, 0, 1]] and certainty.argmax() == 3
     assert [(b.int() - a.int()).argmax().item() for a, b in zip([torch.zeros(4).bool(), *seen], seen)] == order
 
@@ -222,8 +197,10 @@ def test_the_end_is_held_back_by_its_id_which_need_not_be_one_of_the_last_two():
     model.config, shown = Known(), []
     run = known_run(model=model, tokenizer=SimpleNamespace(eos=0, pad=2))
     for penalty in (0.0, 50.0):
-        directions.l2t(run, torch.zeros(1, 1, 2), sampler='confidence', end_penalty=penalty, on_step=lambda x: shown.append((x[0] != MASK).tolist()))
-    assert shown[0] == [False, False, False, True] and shown[L] == [False, False, True, False] and shown[-2] == [True, True, True, False]
+        directions.l2t(run, torch.zeros(1, 1, 2), sampler='confidence', end_penalty=penalty,
+                       on_step=lambda x, *said: shown.append((x[0] != MASK).tolist()))
+    assert shown[1] == [False, False, False, True] and shown[L + 2] == [False, False, True, False], 'without and with the penalty'
+    assert shown[-2] == [True, True, True, False]
 
 
 @pytest.mark.parametrize('score', ['top1', 'margin', 'entropy'])
@@ -252,9 +229,9 @@ def test_importance_weighs_the_uncertainty_of_what_is_proposed(score):
     for prefer in ('certain', 'uncertain'):
         for importance in (None, lambda tokens: important[tokens]):
             states = []
-            SAMPLERS['confidence'][0](lambda x, t, positions: logits[positions % L], lambda logits: logits.argmax(-1), MaskedText(V),
+            samplers.confidence(lambda x, t, positions: logits[positions % L], lambda logits: logits.argmax(-1), MaskedText(V),
                                    torch.full((1, L), MASK), torch.zeros(1, L, dtype=torch.bool), L, torch.Generator(),
-                                   lambda x: states.append((x != MASK).sum().item() and x.clone()), score=score, prefer=prefer,
+                                   lambda x, *said: states.append((x != MASK).sum().item() and x.clone()), score=score, prefer=prefer,
                                    importance=importance)
             shown = torch.cat([torch.full((1, L), MASK), *states]) != MASK
             order[prefer, bool(importance)] = (shown[1:] & ~shown[:-1]).int().argmax(1).tolist()
@@ -296,7 +273,7 @@ def test_the_clock_fed_to_the_network_is_that_of_the_bound_or_of_the_schedule(na
             def denoise(x, t, positions, rows=None):
                 seen.append((x.clone(), torch.as_tensor(t).expand(len(x)).double()))
                 return torch.zeros(len(positions), V)
-            SAMPLERS[name][0](denoise, lambda logits: logits.argmax(-1), text, tokens, tokens != MASK, 4, torch.Generator().manual_seed(0))
+            SAMPLERS[name](denoise, lambda logits: logits.argmax(-1), text, tokens, tokens != MASK, 4, torch.Generator().manual_seed(0))
             if given_first or name in ('first_hitting', 'confidence', 'reparam'):
                 for x, t in seen:
                     assert torch.allclose(text.masked_share(t), (x == MASK).double().mean(1), atol=1e-6)
@@ -319,12 +296,12 @@ def released_in_the_first_step(vocabulary, steps, shape, denoise, propose, seed=
     class Enough(Exception):
         pass
 
-    def on_step(tokens):
+    def on_step(tokens, *said):
         count.append((tokens != vocabulary).sum().item())
         raise Enough
 
     with pytest.raises(Enough):
-        SAMPLERS[name][0](denoise, propose, text, torch.full(shape, vocabulary), torch.zeros(shape, dtype=torch.bool), steps,
+        SAMPLERS[name](denoise, propose, text, torch.full(shape, vocabulary), torch.zeros(shape, dtype=torch.bool), steps,
                        torch.Generator().manual_seed(seed), on_step)
     return count[0]
 
@@ -454,34 +431,25 @@ def test_each_row_is_written_from_its_own_latent(name):
 
 
 WRITE, MAKE = {'l2t', 'text', 'infill'}, {'t2l', 'latent'}
-DRAW = {('text latent', 'masked', 'l2t'): WRITE | {'embed'},
-        ('text latent', 'masked', 't2l'): MAKE,
-        ('text latent', 'masked', 'unconditional'): WRITE | MAKE | {'embed', 't2l2t', 'unconditional'},
-        ('text latent', 'masked', 'unconditional+l2t+t2l'): WRITE | MAKE | {'embed', 't2l2t', 'unconditional'},
-        ('text latent', 'masked', 't2l:5,l2t'): WRITE | MAKE | {'embed', 't2l2t'},
-        ('text latent', 'gidd', 'unconditional+l2t+t2l'): WRITE | MAKE | {'t2l2t'},
-        ('text latent', 'hdlm', 'unconditional+l2t+t2l'): WRITE | MAKE | {'t2l2t'},
-        ('text latent', 'masked', 'causal'): WRITE,
-        ('text', 'masked', 'unconditional'): {'text', 'infill', 'embed'},
-        ('text', 'gidd', 'unconditional'): {'text', 'infill'},
-        ('text', 'masked', 'causal'): {'text', 'infill'},
-        ('latent', 'masked', 'unconditional'): {'latent'}}
-BOTH = {'l2t', 't2l', 'text', 'infill', 'sts', 'image', 'nelbo'}
-MEASURE = {('text latent', 'masked', 'l2t'): WRITE | {'importance', 'orders', 'image', 'nelbo'},
-           ('text latent', 'masked', 't2l'): {'t2l', 'sts', 'image', 'nelbo'},
-           ('text latent', 'masked', 'unconditional'): BOTH | {'importance', 'orders', 'unconditional'},
-           ('text latent', 'masked', 'unconditional+l2t+t2l'): BOTH | {'importance', 'orders', 'unconditional'},
-           ('text latent', 'masked', 't2l:5,l2t'): BOTH | {'importance', 'orders'},
-           ('text latent', 'gidd', 'unconditional+l2t+t2l'): BOTH | {'self_correction'},
-           ('text latent', 'hdlm', 'unconditional+l2t+t2l'): BOTH,
-           ('text latent', 'masked', 'causal'): {'l2t', 'text', 'image', 'nelbo'},
-           ('text', 'masked', 'unconditional'): {'text', 'infill', 'importance', 'orders', 'nelbo'},
-           ('text', 'gidd', 'unconditional'): {'text', 'infill', 'self_correction', 'nelbo'},
-           ('text', 'masked', 'causal'): {'text', 'nelbo'},
-           ('latent', 'masked', 'unconditional'): {'nelbo'}}
+BOTH = WRITE | MAKE | {'t2l2t'}
+MEASURE = {'l2t', 't2l', 'text', 'infill', 'sts', 'image', 'nelbo'}
+ORDERS = {'importance', 'orders'}
+CAN = {  # streams, process, mode: the directions, the tasks
+    ('text latent', 'masked', 'l2t'): (WRITE | {'embed'}, WRITE | ORDERS | {'image', 'nelbo'}),
+    ('text latent', 'masked', 't2l'): (MAKE, {'t2l', 'sts', 'image', 'nelbo'}),
+    ('text latent', 'masked', 'unconditional'): (BOTH | {'embed', 'unconditional'}, MEASURE | ORDERS | {'unconditional'}),
+    ('text latent', 'masked', 'unconditional+l2t+t2l'): (BOTH | {'embed', 'unconditional'}, MEASURE | ORDERS | {'unconditional'}),
+    ('text latent', 'masked', 't2l:5,l2t'): (BOTH | {'embed'}, MEASURE | ORDERS),
+    ('text latent', 'gidd', 'unconditional+l2t+t2l'): (BOTH, MEASURE | {'self_correction'}),
+    ('text latent', 'hdlm', 'unconditional+l2t+t2l'): (BOTH, MEASURE),
+    ('text latent', 'masked', 'causal'): (WRITE, {'l2t', 'text', 'image', 'nelbo'}),
+    ('text', 'masked', 'unconditional'): ({'text', 'infill', 'embed'}, {'text', 'infill', 'nelbo'} | ORDERS),
+    ('text', 'gidd', 'unconditional'): ({'text', 'infill'}, {'text', 'infill', 'self_correction', 'nelbo'}),
+    ('text', 'masked', 'causal'): ({'text', 'infill'}, {'text', 'nelbo'}),
+    ('latent', 'masked', 'unconditional'): ({'latent'}, {'nelbo'})}
 
 
-@pytest.mark.parametrize('streams, process, mode', DRAW)
+@pytest.mark.parametrize('streams, process, mode', CAN)
 def test_a_run_can_be_asked_what_it_has_learned_and_nothing_else(streams, process, mode):
     text = dict(masked=MaskedText(9), gidd=GIDD(9), hdlm=HDLM(9, torch.arange(9) % 4))[process]
     run = SimpleNamespace(out_dir='R', streams=tuple(streams.split()), text=text, tokenizer=SimpleNamespace(kind='bpe'),
@@ -491,19 +459,18 @@ def test_a_run_can_be_asked_what_it_has_learned_and_nothing_else(streams, proces
 
     def can(table):
         return {name for name, needs in table.items() if not needs.missing(run)}
-    expected = MEASURE[streams, process, mode]
-    assert can(directions.NEEDS) == DRAW[streams, process, mode] and can(tasks) == expected
+    drawn, expected = CAN[streams, process, mode]
+    assert can(directions.NEEDS) == drawn and can(tasks) == expected
     run.tokenizer.kind, run.meta['encoder'] = 'esm', None
     more = {'protein'} if 'importance' in expected else set()            # of masked text
-    assert can(directions.NEEDS) == DRAW[streams, process, mode] and can(tasks) == expected - {'sts'} | more
+    assert can(directions.NEEDS) == drawn and can(tasks) == expected - {'sts'} | more
     run.meta['source'] = None
     assert can(tasks) == (expected | more) - {'sts', 'image'}
 
 
 def test_joint_sampling_refuses_what_needs_a_fixed_condition_or_another_number_of_calls():
     for knobs in (dict(sampler='first_hitting'), dict(sampler='cached'), dict(sampler='reparam'), dict(solver='heun'),
-                  dict(guidance=2.0), dict(block_size=2),
-                  dict(sampler='remdm', remask='loop')):
+                  dict(guidance=2.0), dict(block_size=2)):
         with pytest.raises(ValueError, match='joint'):
             directions.unconditional(known_run(), 2, **knobs)
     with pytest.raises(ValueError, match='mode=text'):
@@ -526,18 +493,18 @@ def test_infilling_keeps_the_template_and_writes_no_EOS_or_PAD_inside_it():
 def test_templates_hold_masks_of_one_many_and_all_the_rest():
     run = known_run(L=12, tokenizer=SimpleNamespace(eos=EOS, pad=PAD, kind='bpe', encode=lambda t: [0] * len(t.split())))
     tokens, given, inner = read_template(run, 'A [MASK] runs on the [MASK:3] .')
-    assert tokens.tolist() == [0, MASK, 0, 0, 0, MASK, MASK, MASK, 0, EOS, PAD, PAD]
+    assert tokens.tolist() == [[0, MASK, 0, 0, 0, MASK, MASK, MASK, 0, EOS, PAD, PAD]]
     assert torch.equal(given, tokens != MASK) and torch.equal(inner, ~given)
     tokens, given, inner = read_template(run, '[MASK:2] dog [MASK:*]')
-    assert tokens.tolist() == [MASK, MASK, 0] + [MASK] * 9 and inner.tolist() == [True, True] + [False] * 10
-    for wrong, words in (('no gap', 'no \\[MASK\\]'), ('[MASK:*] end', 'at the end'), ('[MASK:12]', '12 tokens')):
+    assert tokens.tolist() == [[MASK, MASK, 0] + [MASK] * 9] and inner.tolist() == [[True, True] + [False] * 10]
+    for wrong, words in (('no gap', 'no \\[MASK\\]'), ('[MASK:*] end', 'at the end'), ('[MASK:12]', 'at most 11 and an EOS')):
         with pytest.raises(ValueError, match=words):
             read_template(run, wrong)
 
 
 def test_rerank_keeps_the_nearest_of_its_candidates_and_refine_never_moves_away(monkeypatch):
     embed = lambda texts: torch.tensor([[[1.0, sum(t) - 5.0]] for t in texts])  # noqa: E731  the toy's encoder: the sum of its ids
-    monkeypatch.setattr(search, 'encode', lambda run, texts, progress=None: embed(texts))
+    monkeypatch.setattr(search, 'encode', lambda run, texts: embed(texts))
     run = known_run(stats=SimpleNamespace(standardise=lambda z: z), tokenizer=SimpleNamespace(eos=EOS, pad=99, decode=lambda ids: ids))
     raw = embed([[0, 0, 0, 0], [2, 2, 2, 2], [0, 1, 0, 0], [2, 2, 0, 0]] * 5)
     one, cosine_1 = search.search(run, raw, rerank=1, temperature=1.0, sampler='first_hitting')
@@ -549,10 +516,10 @@ def test_rerank_keeps_the_nearest_of_its_candidates_and_refine_never_moves_away(
     candidates = torch.tensor([[0, 0, 0, 0], [2, 2, 2, 2], [1, 0, 0, 0], [2, 2, 2, 2]])
     best, score, _ = search.best_of(run, candidates, raw[:2], 2)
     assert best.tolist() == [[0, 0, 0, 0], [2, 2, 2, 2]] and torch.allclose(score, torch.ones(2))
-    monkeypatch.setattr(directions, 'write', lambda *args, temperature=None, **how: seen.append(temperature) or many.repeat(8, 1))
+    monkeypatch.setattr(directions, 'write', lambda *args, several=False, **how: seen.append(several) or many.repeat(8, 1))
     seen = []
     search.search(run, raw, rerank=8)
-    assert seen == [.7], 'greedy candidates would all be the same'
+    assert seen == [True], 'greedy candidates would all be the same'
     with pytest.raises(ValueError, match='neither on masked text nor from left to right'):
         search.search(SimpleNamespace(next_token=None, text=GIDD(3), out_dir='run'), raw, refine=1)
 
@@ -572,8 +539,7 @@ def test_the_least_certain_tokens_are_masked_again():
 @pytest.mark.parametrize('knobs, words', [(dict(sampler='magic'), 'magic'), (dict(score='best'), 'best'), (dict(prefer='x'), 'uncertain'),
                                           (dict(remask='x'), 'rescale'), (dict(alpha=2.5), 'alpha'), (dict(repeat_cap=1.), 'repeat_cap'),
                                           (dict(sampler='ancestral', by_importance=True), 'by_importance'),
-                                          (dict(loop=(.1, .5, .9)), 't_off'), (dict(steps=-1), 'steps'),
-                                          (dict(score='threshold', prefer='uncertain'), 'threshold')])
+                                          (dict(steps=-1), 'steps')])
 def test_samplers_that_do_not_exist_are_refused(knobs, words):
     with pytest.raises(ValueError, match=words):
         directions.l2t(known_run(), torch.zeros(1, 1, 2), **knobs)
@@ -587,16 +553,16 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_legal_one():
     for function, args in ((directions.l2t, (z,)), (writing.write, (tokens, tokens == 0, z)), (directions.t2l, (tokens,)),
                            (directions.unconditional, (1,)), (search.search, (z,)), (common.write_from, (z, 'l2t', None)),
                            (common.make_latents, (tokens, 't2l', 0))):
-        for wrong, near in (('temprature', 'temperature'), ('latent_step', 'latent_steps'), ('bach', 'batch')):
+        for wrong, near in (('temprature', 'temperature'), ('latent_step', 'latent_steps')):
             with pytest.raises(TypeError, match=f"unknown keyword '{wrong}', did you mean '{near}'"):
                 function(known_run(stats=stats), *args, **{wrong: 3})
-    with pytest.raises(ValueError, match=r'temperature: -3.0, expected -1 \| \[0, 100\]'):
+    with pytest.raises(ValueError, match=r'temperature: -3, expected None \| \[0, 100\]'):
         directions.l2t(run, z, temperature=-3)
-    assert sampling_knobs(dict(guidance=np.float32(2), steps=4.0)) == DEFAULTS | dict(guidance=2.0, steps=4)
+    assert vars(sampling_knobs(dict(guidance=np.float32(2), steps=4.0))) == DEFAULTS | dict(guidance=2.0, steps=4)
 
 
 def test_a_bare_text_is_not_taken_for_its_characters():
-    run = known_run(encoder=lambda texts, progress: torch.zeros(len(texts), 1, 2))
+    run = known_run(encoder=lambda texts: torch.zeros(len(texts), 1, 2))
     assert encode(run, ['a text', 'b']).shape == (2, 1, 2)
     for function in (encode, pack, common.embed):
         with pytest.raises(ValueError, match=r"found one str: write \['a text'\]"):
@@ -662,10 +628,9 @@ def test_what_a_run_cannot_do_with_a_text_is_said_in_one_line_each(finished, tmp
 
 
 def test_an_empty_text_is_not_silent(finished, monkeypatch, capsys):
-    monkeypatch.setattr(sample, 'configure', lambda globals_: globals_.update(out_dir=str(finished), text='a red dog', device='cpu')
-                        or {name: globals_[name] for name in configurator.read_knobs(sample.__file__)[0]})
-    for name in ('out_dir', 'text', 'device'):
+    for name in configurator.read_knobs(sample.__file__)[0]:
         monkeypatch.setattr(sample, name, getattr(sample, name))         # to be put back
-    monkeypatch.setattr(sample, 'l2t', lambda run, z, **how: torch.full((len(z), run.L), run.tokenizer.eos))
+    monkeypatch.setattr(sys, 'argv', ['sample.py', f'--out_dir={finished}', '--text=a red dog', '--device=cpu'])
+    monkeypatch.setattr(directions, 'l2t', lambda run, z, **how: torch.full((len(z), run.L), run.tokenizer.eos))
     sample.main()
     assert 'warning: 1 of 1 texts are empty: the model wrote their end (EOS) first' in capsys.readouterr().err

@@ -8,8 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import sample
-from configurator import read_knobs
 from corpora.tokenizers import byte_tokenizer
 from launch import ROOT, run_each, train_each
 from sampling.left_to_right import LeftToRight
@@ -45,14 +43,15 @@ def some_latents(run, n=3):
 def test_a_recorder_changes_no_id_and_has_every_state(loaded, name):
     states = []
     z, settings = some_latents(loaded), dict(sampler=name, steps=5, temperature=1.0)
-    plain = directions.l2t(loaded, z, on_step=lambda tokens: states.append(tokens.clone()), **settings)
-    recorder = Recorder(loaded.text.mask_id, everywhere=name != 'autoregressive')
-    watched = directions.l2t(loaded, z, on_step=recorder.on_step, observe=recorder.observe, **settings)
+    plain = directions.l2t(loaded, z, **settings)
+    directions.l2t(loaded, z, on_step=lambda tokens, *said: states.append(tokens.clone()), **settings)
+    recorder = Recorder(loaded.text.mask_id)
+    watched = directions.l2t(loaded, z, on_step=recorder, **settings)
     start, *frames = recorder.frames
-    assert watched.equal(plain) and len(frames) == len(states)
+    assert watched.equal(plain) and len(recorder.frames) == len(states)
     assert (start.tokens == loaded.text.mask_id).all() and frames[-1].tokens.equal(plain)
-    assert all(frame.tokens.equal(state) for frame, state in zip(frames, states))
-    assert [frame.step for frame in recorder.frames] == list(range(len(states) + 1))
+    assert all(frame.tokens.equal(state) for frame, state in zip(recorder.frames, states))
+    assert [frame.step for frame in recorder.frames] == list(range(len(states)))
     assert not start.asked.any() and not start.top_p.any(), 'nothing was said before the first step'
 
 
@@ -60,7 +59,7 @@ def test_probabilities_are_those_of_the_network_in_the_state_before_the_step(loa
     z = some_latents(loaded)
     for name in ('confidence', 'first_hitting', 'autoregressive'):
         recorder = Recorder(loaded.text.mask_id, n_top=4)
-        directions.l2t(loaded, z, sampler=name, steps=6, temperature=1.0, on_step=recorder.on_step, observe=recorder.observe)
+        directions.l2t(loaded, z, sampler=name, steps=6, temperature=1.0, on_step=recorder)
         for before, frame in zip(recorder.frames, recorder.frames[1:]):
             clocks = torch.zeros(3), torch.zeros(3)
             if name == 'autoregressive':
@@ -80,21 +79,12 @@ def test_probabilities_are_those_of_the_network_in_the_state_before_the_step(loa
             assert frame.p[stays].nan_to_num(-1).equal(before.p[stays].nan_to_num(-1)), 'a token that stays keeps its p'
 
 
-def test_everywhere_asks_at_every_mask_and_otherwise_where_the_sampler_does(loaded):
-    for everywhere in (True, False):
-        recorder = Recorder(loaded.text.mask_id, everywhere=everywhere)
-        directions.l2t(loaded, some_latents(loaded), sampler='first_hitting', steps=4, on_step=recorder.on_step, observe=recorder.observe)
-        for before, frame in zip(recorder.frames, recorder.frames[1:]):
-            masked = before.tokens == loaded.text.mask_id
-            assert frame.asked.equal(masked if everywhere else frame.is_new)
-
-
 def test_rows_that_a_sampler_leaves_out_are_not_mixed_up(loaded):
     """ cached runs the network on some rows only: p of each token must be its own. """
     found = []
     for name in ('ancestral', 'cached'):
         recorder = Recorder(loaded.text.mask_id)
-        directions.l2t(loaded, some_latents(loaded), sampler=name, steps=40, on_step=recorder.on_step, observe=recorder.observe)
+        directions.l2t(loaded, some_latents(loaded), sampler=name, steps=40, on_step=recorder)
         found.append(recorder.frames[-1])
     assert found[0].tokens.equal(found[1].tokens) and torch.allclose(found[0].p, found[1].p, atol=1e-4)
     assert not found[0].p.isnan().any()
@@ -102,7 +92,7 @@ def test_rows_that_a_sampler_leaves_out_are_not_mixed_up(loaded):
 
 def test_what_is_masked_again_is_known_as_such(loaded):
     recorder = Recorder(loaded.text.mask_id)
-    directions.l2t(loaded, some_latents(loaded), sampler='remdm', eta=.5, steps=12, on_step=recorder.on_step, observe=recorder.observe)
+    directions.l2t(loaded, some_latents(loaded), sampler='remdm', eta=.5, steps=12, on_step=recorder)
     again = torch.zeros_like(recorder.frames[0].is_again)
     for before, frame in zip(recorder.frames, recorder.frames[1:]):
         again |= (before.tokens != loaded.text.mask_id) & (frame.tokens == loaded.text.mask_id)
@@ -117,7 +107,8 @@ def test_the_last_step_from_left_to_right_shows_the_padding_that_comes_by_rule()
     def denoise(tokens, t, positions):
         return torch.nn.functional.one_hot(torch.full((len(tokens),), text.eos), 10).float()
     blank = torch.full((2, 20), text.mask_id)
-    tokens = text.left_to_right(denoise, make_propose(0, 1, None), text, blank, blank < 0, 0, None, lambda x: states.append(x.clone()))
+    tokens = text.left_to_right(denoise, make_propose(0, 1, None), text, blank, blank < 0, 0, None,
+                                lambda x, *said: states.append(x.clone()))
     assert len(states) == 8 and states[-1].equal(tokens) and tokens.tolist() == [[8] + [9] * 19] * 2
 
 
@@ -127,13 +118,13 @@ def test_each_round_of_mending_shows_what_it_masked_and_batches_are_no_rounds(lo
     """ Also where a round before found nothing better, and where an ending begins at the first token. """
     masked, recorder = [], Recorder(loaded.text.mask_id)
 
-    def watched(run, tokens, known_mask, z, i_round=0, **settings):
-        masked.append((i_round, tokens == run.text.mask_id))
-        return writing.write(run, tokens, known_mask, z, i_round=i_round, **settings)
+    def watched(run, tokens, known_mask, z, on_step, **settings):
+        masked.append((on_step.keywords['i_round'], tokens == run.text.mask_id))
+        return writing.write(run, tokens, known_mask, z, on_step=on_step, **settings)
     monkeypatch.setattr(search, 'write', watched)
-    monkeypatch.setattr(search, 'encode', lambda run, texts, progress=None: some_latents(run, len(texts)))
+    monkeypatch.setattr(search, 'encode', lambda run, texts: some_latents(run, len(texts)))
     search.search(loaded, some_latents(loaded, 2), rerank=4, refine=4, sampler=sampler, batch=batch, steps=3,
-                  on_step=recorder.on_step, observe=recorder.observe)
+                  on_step=recorder)
     assert [i_round for i_round, _ in masked] == [1, 2, 3, 4]
     for i_round in range(5):
         starts = [frame for frame in recorder.frames if frame.i_round == i_round and frame.step == 0]
@@ -163,8 +154,8 @@ def watch(run, monkeypatch, capsys, is_terminal, **knobs):
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: is_terminal, raising=False)
     recorder = watcher(run, 2)
     raw = some_latents(run, 2)
-    monkeypatch.setattr(search, 'encode', lambda run, texts, progress=None: some_latents(run, len(texts)))
-    search.search(run, raw, sampler='confidence', on_step=recorder.on_step, observe=recorder.observe, **knobs)
+    monkeypatch.setattr(search, 'encode', lambda run, texts: some_latents(run, len(texts)))
+    search.search(run, raw, sampler='confidence', on_step=recorder, **knobs)
     return recorder, capsys.readouterr().out
 
 
@@ -178,15 +169,17 @@ def test_a_terminal_shows_drafts_shades_and_mending_in_place(loaded, monkeypatch
     assert mended.is_again.any() and not mended.is_again[mended.p.isnan()].any(), 'what is mended has a probability'
 
     # a shade for each kind of token: p below a half, above, above .9; new, again, draft
-    frame = SimpleNamespace(tokens=torch.tensor([[*b'abcd', MASK, MASK, EOS]]), p=torch.tensor([[.2, .6, .95, torch.nan, 0, 0, 0]]),
+    frame = SimpleNamespace(tokens=torch.tensor([[*b'abcd', MASK, MASK, EOS]]), p=torch.tensor([[.2, .6, .95, *[torch.nan] * 4]]),
                             is_new=torch.tensor([[0, 1, 0, 0, 0, 0, 0]]).bool(), is_again=torch.tensor([[0, 0, 1, 0, 0, 0, 0]]).bool(),
                             asked=torch.tensor([[0, 0, 0, 0, 1, 0, 0]]).bool(), top_ids=torch.full((1, 7, 2), ord('z')),
                             top_p=torch.full((1, 7, 2), .5))
-    cells = unmasking.cells_of(BYTES, frame, 0, MASK)
-    assert cells == [('a', '2'), ('b', '36'), ('c', '1;35'), ('d', ''), ('z', '2;3'), ('░', '2')]
+    def shown():
+        spans = unmasking.spans_of(BYTES, frame, 0, MASK)
+        return [unmasking.coloured(*span) for span in unmasking.with_drafts(BYTES, spans, frame, 0, MASK)]
+    assert shown() == ['\x1b[2ma\x1b[0m', '\x1b[36mb\x1b[0m', '\x1b[1;35mc\x1b[0m', 'd', '\x1b[2;3mz\x1b[0m', '\x1b[2m░\x1b[0m']
     for end in (EOS, PAD):
         frame.top_ids[...] = end
-        assert unmasking.cells_of(BYTES, frame, 0, MASK)[4] == ('░', '2'), 'no text is expected there'
+        assert shown()[4] == '\x1b[2m░\x1b[0m', 'no text is expected there'
 
 
 @pytest.mark.parametrize('is_terminal, no_color', [(False, ''), (True, '1')])
@@ -198,11 +191,12 @@ def test_elsewhere_and_with_NO_COLOR_the_first_text_is_plain_lines(loaded, monke
     assert out.splitlines()[-1] == printable(loaded.tokenizer.decode(ids))
 
 
-def test_the_progress_bar_counts_every_row_and_is_there_where_a_call_reads_fewer(both, monkeypatch):
-    bars, text = [], '--text=a red dog runs'
+@pytest.mark.parametrize('batch', [128, 2])
+def test_a_progress_bar_counts_every_row_where_a_call_reads_fewer(loaded, monkeypatch, batch):
+    bars = []
 
     class Bar(contextlib.nullcontext):
-        def __init__(self, total, unit, disable):
+        def __init__(self, total, disable, **how):
             self.n, self.total, self.is_hidden = 0, total, bool(disable)
             bars.append(self)
 
@@ -211,18 +205,16 @@ def test_the_progress_bar_counts_every_row_and_is_there_where_a_call_reads_fewer
 
         def update(self, n):
             self.n += n
-    monkeypatch.setattr(sample, 'tqdm', Bar)
-    for name in read_knobs(sample.__file__)[0]:
-        monkeypatch.setattr(sample, name, getattr(sample, name))         # to be put back
-    cases = [(['--mode=l2t', text, '--num_samples=3'], 3), (['--mode=l2t', text, '--rerank=2', '--refine=2'], 6),
-             (['--mode=t2l', text, '--num_samples=3'], 3), (['--mode=t2l2t', text, '--num_samples=3'], 6),
-             (['--mode=unconditional', '--num_samples=3'], 3), (['--mode=infill', '--text=a [MASK:1-3] dog', '--num_samples=2'], 6)]
-    for most_bytes in (denoise.MOST_BYTES, 1):                           # 1: a row a call
-        monkeypatch.setattr(denoise, 'MOST_BYTES', most_bytes)
-        for args, n in cases:
-            monkeypatch.setattr(sys, 'argv', ['sample.py', f'--out_dir={both}', '--device=cpu', '--steps=2', '--latent_steps=2', *args])
-            sample.main()
-            assert bars[-1].n == bars[-1].total == n and bars[-1].is_hidden == (most_bytes > 1), args
+    monkeypatch.setattr(denoise, 'tqdm', Bar)
+    z, tokens = some_latents(loaded), torch.full((3, loaded.L), 5)
+    quick = dict(batch=batch, steps=2, latent_steps=2)
+    directions.l2t(loaded, z, sampler='ancestral', **quick)
+    directions.t2l(loaded, tokens, **quick)
+    directions.unconditional(loaded, 3, **quick)
+    directions.embed(loaded, tokens, z, batch=batch)
+    assert [(bar.n, bar.total, bar.is_hidden) for bar in bars] == [(3, 3, batch > 3)] * 4
+    directions.l2t(loaded, z, on_step=Recorder(loaded.text.mask_id), **quick)
+    assert bars[-1].is_hidden, 'what is watched moves by itself'
 
 
 def texts_of(svg):
@@ -246,7 +238,7 @@ def test_the_picture_has_every_frame_of_both_ways_and_asks_for_nothing(both, loa
         assert other_code == 0 and '░' in other_out, other_err
     wrong = results[3:]
     assert code == 0 and 'a picture of the first text' in out, err
-    assert [code for code, _, _ in wrong] == [2, 2] and 'no such folder' in wrong[0][2] and 'writes no text' in wrong[1][2]
+    assert [code for code, _, _ in wrong] == [2, 2] and 'no such folder' in wrong[0][2] and 'does not read it' in wrong[1][2]
     svg = path.read_text()
     assert len(svg) < 60_000 and set(re.findall(r'https?://[^"\s]*', svg)) == {'http://www.w3.org/2000/svg'}
     assert not re.search(r'<script|href|url\(|@import|foreignObject', svg)
