@@ -135,7 +135,7 @@ def check_knobs():
     """ (name, folder, train's source, val's or None, record). The record goes into meta.json: all
     that decides what is in the dataset. Also settles the knobs that are '' or None. """
     global tokenizer, hub_revision, encoder_dtype
-    knobs = read_knobs(__file__)[0]
+    knobs = {name: knob.default for name, knob in read_knobs(__file__).items()}
     if same_as:
         take_settings(knobs)
 
@@ -405,7 +405,7 @@ def earlier_dataset(folder, record):
         source['max_tokens'] = record['max_tokens']
     if record['shard_size'] is None:                         # it is settled, and compared, later
         record = record | dict(shard_size=source.get('shard_size'))
-    defaults = read_knobs(__file__)[0]
+    defaults = {name: knob.default for name, knob in read_knobs(__file__).items()}
     for key in record:
         found = source.get(key, defaults.get(key))           # a newer knob was at its default then
         if found != record[key]:

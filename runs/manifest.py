@@ -62,9 +62,7 @@ def how_to_prepare(folder, configs=()):
     for paths in (configs, [own] if os.path.exists(own) else []):
         out = None
         for path in paths:
-            for knob, value, _ in run_config(path):
-                if knob == 'out':
-                    out = str(value)
+            out = run_config(path).get('out', out)
         if out is not None and os.path.abspath(out) == os.path.abspath(folder):
             return (f"make it with `python prepare.py {' '.join(paths)}` "
                     "(the config's first lines name the input)")

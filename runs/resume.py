@@ -234,11 +234,11 @@ def say_what_changed(script, config):
         return
 
     changed = []
-    for name, default in read_knobs(script)[0].items():
+    for name, knob in read_knobs(script).items():
         new = config[name]
-        old = before.get(name, default)                    # a knob may be younger than the run
+        old = before.get(name, knob.default)                    # a knob may be younger than the run
         old = tuple(old) if isinstance(old, list) else old
-        is_younger = old is None and default is None       # and the run goes on without it
+        is_younger = old is None and knob.default is None       # and the run goes on without it
         if name not in HARMLESS and old != new and not is_younger:
             changed.append(f'{name} {old!r} -> {new!r}')
     if changed:

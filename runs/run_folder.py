@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from configurator import HERE, from_value, read_knobs, settle
+from configurator import HERE, read_knobs
 from runs.files import short
 from runs.files import fsync, read_json, take_lock, write_text
 from runs.stages import modes_of
@@ -60,11 +60,9 @@ def read_run_config(path):
     """ The object in a config.json, its knobs checked. A knob that is not there has its default.
     ValueError names the file and the field. """
     found = read_json(path, limit=2**20)
-    knobs, _, rule_of = read_knobs(os.path.join(HERE, 'train.py'))
-    for name, default in knobs.items():
+    for name, knob in read_knobs(os.path.join(HERE, 'train.py')).items():
         try:
-            value = found.get(name, default)
-            found[name] = settle(value, default, rule_of.get(name), from_value)
+            found[name] = knob.settle(found.get(name, knob.default))
         except ValueError as error:
             raise ValueError(f'{path}: {name}={error}') from None
 

@@ -12,15 +12,14 @@ import os
 import numpy as np
 
 from configurator import HERE, read_knobs
-from configurator import from_value, settle
 
 TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'end_penalty',
               'by_importance', 'remask', 'eta', 'loop', 'alpha', 'repeat_cap', 'self_correct',
               'temperature', 'nucleus', 'guidance')
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 
-KNOBS, _, RULES = read_knobs(os.path.join(HERE, 'sample.py'))
-DEFAULTS = {name: KNOBS[name] for name in TEXT_KNOBS + LATENT_KNOBS}
+KNOBS = read_knobs(os.path.join(HERE, 'sample.py'))
+DEFAULTS = {name: KNOBS[name].default for name in TEXT_KNOBS + LATENT_KNOBS}
 
 # keywords that are no knobs of a sampler or a solver
 OTHER_KEYWORDS = ('seed', 'batch', 'progress', 'on_step', 'observe', 'lengths_of', 'rerank',
@@ -43,7 +42,7 @@ def sampling_knobs(given):
         # as the knob's type, as on the command line
         value = value.item() if isinstance(value, np.generic) else value
         try:
-            sampling[name] = settle(value, DEFAULTS[name], RULES.get(name), from_value)
+            sampling[name] = KNOBS[name].settle(value)
         except ValueError as error:
             raise ValueError(f'{name}: {error}') from None
     return sampling

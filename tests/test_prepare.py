@@ -41,7 +41,7 @@ def own_knobs(monkeypatch):
 
 def prepare_knobs():
     from configurator import read_knobs
-    return read_knobs(os.path.join(ROOT, 'prepare.py'))[0]
+    return {name: knob.default for name, knob in read_knobs(os.path.join(ROOT, 'prepare.py')).items()}
 
 
 def run(**knobs):

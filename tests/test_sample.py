@@ -663,7 +663,7 @@ def test_what_a_run_cannot_do_with_a_text_is_said_in_one_line_each(finished, tmp
 
 def test_an_empty_text_is_not_silent(finished, monkeypatch, capsys):
     monkeypatch.setattr(sample, 'configure', lambda globals_: globals_.update(out_dir=str(finished), text='a red dog', device='cpu')
-                        or {name: globals_[name] for name in configurator.read_knobs(sample.__file__)[0]})
+                        or {name: globals_[name] for name in configurator.read_knobs(sample.__file__)})
     for name in ('out_dir', 'text', 'device'):
         monkeypatch.setattr(sample, name, getattr(sample, name))         # to be put back
     monkeypatch.setattr(sample, 'l2t', lambda run, z, **how: torch.full((len(z), run.L), run.tokenizer.eos))

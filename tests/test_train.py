@@ -662,7 +662,7 @@ def test_the_conservative_overlay_makes_no_batch_smaller():
     for overlay in ([], ['config/stable.py']):
         knobs = dict(batch_size=64, grad_accum=1)
         for path in ['config/l2t.py', *overlay]:
-            knobs |= {name: value for name, value, _ in run_config(str(ROOT / path))}
+            knobs |= run_config(str(ROOT / path))
         assert knobs['grad_accum'] == 1, 'else it is refused beside global_batch'
         rows[len(overlay)] = knobs['global_batch']
     assert rows[1] == rows[0] == 512

@@ -212,7 +212,7 @@ def test_the_progress_bar_counts_every_row_and_is_there_where_a_call_reads_fewer
         def update(self, n):
             self.n += n
     monkeypatch.setattr(sample, 'tqdm', Bar)
-    for name in read_knobs(sample.__file__)[0]:
+    for name in read_knobs(sample.__file__):
         monkeypatch.setattr(sample, name, getattr(sample, name))         # to be put back
     cases = [(['--mode=l2t', text, '--num_samples=3'], 3), (['--mode=l2t', text, '--rerank=2', '--refine=2'], 6),
              (['--mode=t2l', text, '--num_samples=3'], 3), (['--mode=t2l2t', text, '--num_samples=3'], 6),
