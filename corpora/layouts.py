@@ -26,6 +26,8 @@ from data import PackedDataset
 from runs.files import read_array
 from runs.manifest import check_file, read_meta
 
+MANY_ROWS = 2**24              # samples of a larger split are not compared with one another
+
 # -----------------------------------------------------------------------------
 # A look at a packed dataset
 
@@ -53,7 +55,7 @@ def dropped(counts):
 def sample_hashes(ds):
     """ A hash per sample of a split, of its tokens, (n,). """
     found = []
-    for shard in ds.shards:
+    for shard in map(ds.shard, range(ds.n_shards)):
         tokens = shard.tokens.tobytes()
         edges = (shard.offsets * shard.tokens.itemsize).tolist()
         for begin, end in itertools.pairwise(edges):
@@ -79,7 +81,7 @@ def summary(folder):
         show_split(ds.split, meta['splits'][ds.split])
     show_lengths(train)
     line('vocabulary', f'{train.tokenizer.vocab_size} ids, {train.tokenizer.kind}')
-    if not train.shards.is_large:
+    if len(train) <= MANY_ROWS:
         show_duplicates(train, val)
     if train.stats is not None:
         show_latents(train, val)
@@ -118,7 +120,7 @@ def show_lengths(train):
     for percent in (50, 95, 99, 99.5, 100):
         row = int(percent / 100 * (len(lengths) - 1))
         quantiles.append(f'{percent:g} %: {lengths[row]}')
-    if train.shards.is_large:
+    if len(lengths) < len(train):
         quantiles.append(f'in {len(lengths):,} samples; the longest has {train.longest}')
     line('tokens per sample', ', '.join(quantiles))
 
@@ -150,8 +152,8 @@ def show_latents(train, val):
 
     is_live = train.live > 0
     if is_live.any():
-        mean = train.mean[is_live]
-        std = train.std[is_live]
+        mean = train.stats.mean[is_live]
+        std = train.stats.std[is_live]
         line('per dimension', f'mean {mean.min():.3g} to {mean.max():.3g}, '
                               f'std {std.min():.3g} to {std.max():.3g}, '
                               f'{int((~is_live).sum())} dead dimensions')

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from sampling.inputs import most_tokens, pack, read_texts
 from corpora.png import image_record
-from data import MANY_ROWS, PackedDataset, row_order
+from data import PackedDataset, row_order
 from diffusion import uniforms
 from encoders import fetch
 from runs.checkpoint import difference
@@ -107,7 +107,7 @@ def chosen_rows(total, n, order, seed):
         raise ValueError(f'order={order!r}: choose from random, first')
     if order == 'first':
         return np.arange(min(n, total))
-    if total > MANY_ROWS:
+    if total > 2**24:                                      # an order of all would take long
         return row_order(total, seed, 0, min(n, total))
     return np.random.Generator(np.random.Philox(seed)).permutation(total)[:n]
 
