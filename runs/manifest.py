@@ -13,7 +13,7 @@ import os
 import re
 
 from configurator import run_config
-from runs.files import read_json, read_sealed, sha256, short
+from runs.files import read_sealed, sha256, short
 
 FORMAT = 2                     # of meta.json; a reader refuses any other
 
@@ -22,8 +22,7 @@ FORMAT = 2                     # of meta.json; a reader refuses any other
 
 def how_to_mend(folder):
     """ What to do about a broken file in a dataset folder, or in a run's data/. """
-    is_of_a_run = os.path.isfile(os.path.join(folder, os.pardir, 'config.json'))
-    if is_of_a_run:
+    if os.path.isfile(os.path.join(folder, os.pardir, 'config.json')):
         return 'copy it from the dataset'
     return 'run prepare.py again, it redoes what is broken'
 
@@ -32,12 +31,9 @@ def check_file(folder, name, files, digest=True):
     """ The path of a file that agrees with its entry in `files`, {name: {bytes, sha256}}; else
     ValueError. digest=False: only its size is compared. """
     path = os.path.join(folder, name)
-    if name not in files:
-        raise ValueError(f'{folder}/meta.json does not list {name}; run prepare.py again')
-    expected = files[name]['bytes']
     if not os.path.isfile(path):
-        raise ValueError(f'{path}: missing, expected {expected} bytes; {how_to_mend(folder)}')
-    found = os.path.getsize(path)
+        raise ValueError(f'{path}: missing; {how_to_mend(folder)}')
+    found, expected = os.path.getsize(path), files[name]['bytes']
     if found != expected:
         raise ValueError(f'{path}: found {found} bytes, expected {expected}; '
                          f'{how_to_mend(folder)}')
@@ -60,10 +56,10 @@ def how_to_prepare(folder, configs=()):
     name = os.path.basename(os.path.normpath(folder))
     own = os.path.join('config', f'{name}.py')
     for paths in (configs, [own] if os.path.exists(own) else []):
-        out = None
+        out = ''
         for path in paths:
             out = run_config(path).get('out', out)
-        if out is not None and os.path.abspath(out) == os.path.abspath(folder):
+        if out and os.path.abspath(out) == os.path.abspath(folder):
             return (f"make it with `python prepare.py {' '.join(paths)}` "
                     "(the config's first lines name the input)")
     return f'make it with `python prepare.py --input=... --out={folder}`, or name another dataset'
@@ -75,10 +71,9 @@ def read_meta(folder):
     if not os.path.isfile(path):
         raise ValueError(f'no dataset in {folder} (no meta.json): {how_to_prepare(folder)}')
     try:
-        found = read_json(path).get('format')
-        if found != FORMAT:
-            raise ValueError(f'{path}: format {found!r}, this code reads {FORMAT}')
         meta = read_sealed(path)
+        if meta['format'] != FORMAT:
+            raise ValueError(f'{path}: format {meta["format"]!r}, this code reads {FORMAT}')
         check_names(meta, path)
     except ValueError as error:
         raise ValueError(f'{error}; {how_to_mend(folder)}') from None
