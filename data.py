@@ -28,7 +28,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from diffusion import philox, uniforms
+from diffusion import philox
 from runs.files import plain, read_array, read_arrays
 from runs.manifest import check_file, read_meta
 

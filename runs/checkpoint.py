@@ -122,34 +122,23 @@ def verify(folder):
     return state
 
 
-def is_broken(folder):
-    """ Why a checkpoint is not whole; None when it is. """
-    try:
-        verify(folder)
-    except ValueError as error:
-        return str(error)
-
-
-def set_aside(folder):
-    """ Renames a broken checkpoint to step-N.broken, which no function here reads. It is kept for
-    whoever wants to look at it. """
-    broken = folder.with_name(folder.name + '.broken')
-    shutil.rmtree(broken, ignore_errors=True)
-    os.rename(folder, broken)
-
-
 def newest(out_dir):
     """ The folder of the newest whole checkpoint; None where the run has none yet. Only rank 0
     calls this. Broken ones are reported and set aside. ValueError when nothing else is left. """
     out_dir = Path(out_dir)
     for folder in steps(out_dir):
-        reason = is_broken(folder)
-        if not reason:
+        try:
+            verify(folder)
+        except ValueError as error:
+            print(f'warning: {folder.name} is broken and set aside: {error}',
+                  file=sys.stderr, flush=True)
+            # no function here reads it; it is kept for whoever wants to look at it
+            broken = folder.with_name(folder.name + '.broken')
+            shutil.rmtree(broken, ignore_errors=True)
+            os.rename(folder, broken)
+        else:
             write_text(out_dir / 'latest', folder.name + '\n')
             return folder
-        print(f'warning: {folder.name} is broken and set aside: {reason}',
-              file=sys.stderr, flush=True)
-        set_aside(folder)
     if list(out_dir.glob('step-*.broken')) or (out_dir / 'latest').exists():
         raise ValueError(f'{out_dir} has no whole checkpoint left: to start afresh, '
                          'choose another out_dir or empty it')
@@ -178,10 +167,8 @@ def save(out_dir, step, tensors, training_state, keep=2, best=False):
     folder.parent.mkdir(parents=True, exist_ok=True)
     for stale in folder.parent.glob('step-*.tmp'):
         shutil.rmtree(stale)
-    if folder.exists() and is_broken(folder):
-        set_aside(folder)
 
-    # where step-N is there already, it is the same to the bit: a resumed run writes what it wrote
+    # where step-N is there already, only its names are written: it was saved before it was best
     needs = 2 ** 20 + int(1.01 * sum(n_bytes(state.values()) for state in tensors.values()))
     has = shutil.disk_usage(folder.parent).free
     cannot = f'cannot save {folder.name}: needs {needs:,} bytes, has {has:,} at {folder.parent}'

@@ -104,8 +104,6 @@ def digest_of(value):
 
 def sealed(value):
     """ The text of a JSON file that holds the digest of all else in it. """
-    value = {**value, 'sha256': ''}
-    value = json.loads(json.dumps(value))                  # tuples become lists
     return json.dumps({**value, 'sha256': digest_of(value)}, indent=1, ensure_ascii=False) + '\n'
 
 

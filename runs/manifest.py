@@ -11,8 +11,9 @@ ValueError of one line: file, found, expected, what to do.
 import hashlib
 import os
 import re
+import sys
 
-from configurator import run_config
+from configurator import on_command_line
 from runs.files import read_sealed, sha256, short
 
 FORMAT = 2                     # of meta.json; a reader refuses any other
@@ -49,27 +50,21 @@ def dataset_folder(name):
     return name if os.path.sep in name else os.path.join('data', name)
 
 
-def how_to_prepare(folder, configs=()):
-    """ The command that makes a missing dataset in this very folder: prepare.py with the configs of
-    the command line, or with config/<its name>.py, if their `out` is the folder; else with --input.
-    """
-    name = os.path.basename(os.path.normpath(folder))
-    own = os.path.join('config', f'{name}.py')
-    for paths in (configs, [own] if os.path.exists(own) else []):
-        out = ''
-        for path in paths:
-            out = run_config(path).get('out', out)
-        if out and os.path.abspath(out) == os.path.abspath(folder):
-            return (f"make it with `python prepare.py {' '.join(paths)}` "
-                    "(the config's first lines name the input)")
-    return f'make it with `python prepare.py --input=... --out={folder}`, or name another dataset'
+def how_to_prepare(folder):
+    """ The command that makes a missing dataset: prepare.py with the configs of this command line,
+    unless a flag names the dataset. """
+    configs = ' '.join(arg for arg in sys.argv[1:] if arg.endswith('.py'))
+    if configs and not on_command_line('dataset'):
+        return f"`python prepare.py {configs}` (the config's first lines name the input)"
+    return f'`python prepare.py --input=... --out={folder}`, or name another dataset'
 
 
 def read_meta(folder):
     """ meta.json of a dataset folder. """
     path = os.path.join(folder, 'meta.json')
     if not os.path.isfile(path):
-        raise ValueError(f'no dataset in {folder} (no meta.json): {how_to_prepare(folder)}')
+        raise ValueError(f'no dataset in {folder} (no meta.json): make it with '
+                         f'{how_to_prepare(folder)}')
     try:
         meta = read_sealed(path)
         if meta['format'] != FORMAT:
