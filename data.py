@@ -15,8 +15,8 @@ text begins, and the latents as float16. All of it is mapped into memory.
 The order of rows is a pure function of (seed, epoch), computed row by row. So a resume replays
 nothing, and the order does not depend on how many ranks share the rows.
 
-A large split is opened fast: offsets and token ids are checked when a row is read, and statistics
-(lengths, counts) are of at most STATISTICS_SHARDS shards.
+A split of any size is opened fast: offsets and token ids are checked when a row is read, and
+statistics (lengths, counts) are of at most STATISTICS_SHARDS shards.
 
 Letters: B batch, L text tokens, N latent vectors, D latent dimensions, V token ids (EOS and PAD
 included; MASK is id V), T tokens of a shard, n samples.
@@ -197,6 +197,7 @@ class PackedDataset:
         self.shard = lru_cache(most_open())(lambda i: Shard(folder, meta, entries[i]))
         for i in range(self.n_shards):
             self.shard(i)
+        self.check_ids(self.shard(0).tokens)               # is it the right vocabulary?
 
         # row first[i] is the first one of shard i
         self.first = np.cumsum([0] + [entry['samples'] for entry in entries])

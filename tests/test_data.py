@@ -195,11 +195,12 @@ def test_wrong_offsets_are_found_when_their_row_is_read(tmp_path, offsets, wrong
                 read()
 
 
-def test_ids_beyond_the_vocabulary_are_found_when_they_are_read(tmp_path):
+def test_ids_beyond_the_vocabulary_are_found_in_the_first_shard_or_when_they_are_read(tmp_path):
     write_dataset(tmp_path)
-    np.full(10, 258, '<u2').tofile(tmp_path / 'train-00000.tokens.bin')
+    np.full(14, 258, '<u2').tofile(tmp_path / 'train-00002.tokens.bin')
     ds = PackedDataset(tmp_path, 'train')
-    for read in (lambda: ds.rows([0]), ds.counts):
+    np.full(10, 258, '<u2').tofile(tmp_path / 'train-00000.tokens.bin')
+    for read in (lambda: ds.rows([5]), ds.counts, lambda: PackedDataset(tmp_path, 'train')):
         with pytest.raises(ValueError, match='token id 258 in train, expected ids below vocab_size 258'):
             read()
 
