@@ -159,6 +159,7 @@ def read_arrays(path, expected):
     arrays = {}
     try:
         with np.load(path, allow_pickle=False) as file:
+            # a compressed array could unpack to any size
             if any(info.file_size > os.path.getsize(path) for info in file.zip.infolist()):
                 raise ValueError('an array is compressed, expected as np.savez writes it')
             for name, (dtype, shape) in expected.items():

@@ -74,6 +74,8 @@ def replaced_values(out_dir, config, step):
     except ValueError as error:
         print(f'warning: {error}: whether knobs have changed is not known', file=sys.stderr)
         return []
+
+    # what is other now
     changed = {name: before.get(name) for name in config if before.get(name) != config[name]}
     learned = [f'{name} {old!r} -> {config[name]!r}' for name, old in changed.items()
                if name not in HARMLESS]
@@ -90,20 +92,24 @@ def begin(config, data_folder, fresh, step=0):
     run keeps its own. step: where a resumed run goes on. Returns the run's id in wandb, drawn once
     and then read, so that a resumed run goes on there; None where it does not log there.
     """
+    # config.json
     out_dir = Path(config['out_dir'])
     out_dir.mkdir(parents=True, exist_ok=True)
     versions = {'python': platform.python_version(), 'torch': torch.__version__,
                 'numpy': np.__version__}
     found = {**config, 'argv': sys.argv, 'commit': git_commit(), 'versions': versions}
-    if fresh:
-        shutil.rmtree(out_dir / 'data', ignore_errors=True)
-    else:
+    if not fresh:
         found['resumed_from'] = replaced_values(out_dir, config, step)
     write_text(out_dir / 'config.json', dumps(found))
+
+    # data/, and no trace of a signal
+    if fresh:
+        shutil.rmtree(out_dir / 'data', ignore_errors=True)
     if not (out_dir / 'data').exists():
         copy_data(Path(data_folder), out_dir)
     (out_dir / 'preempted.json').unlink(missing_ok=True)
 
+    # the id in wandb
     if not config['wandb_project']:
         return None
     path = out_dir / 'wandb_id'

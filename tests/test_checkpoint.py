@@ -345,7 +345,7 @@ def test_a_lying_header_is_refused(tmp_path):
             checkpoint.load_model(out)
     save_file({'bias': torch.zeros(16)}, path)
     forge(out / 'step-00000001')
-    with pytest.raises(ValueError, match=r'ema.safetensors: found blocks.0.latent.down.weight None, expected .*\[16, 64\]'):
+    with pytest.raises(ValueError, match='ema.safetensors: found another network.*'):
         checkpoint.load_model(out)
 
 
