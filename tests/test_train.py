@@ -682,17 +682,13 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_wandb(dataset, tmp_path):
     def start(out, *args):
         env = dict(PYTHONPATH=f'{ROOT}:{tmp_path}/modules', CALLS=str(tmp_path / 'calls'))
         job = Job(dataset, out, '--wandb_project=captions', *args, env=env)
-        rc, = job.wait()
-        return rc, job.err()
+        return job.wait()
     run_folder, other = tmp_path / 'run', tmp_path / 'other'
     for out, steps in ((run_folder, 4), (run_folder, 6), (other, 2)):
-        assert start(out, f'--max_iters={steps}')[0] == 0
+        assert start(out, f'--max_iters={steps}') == [0]
     calls = [json.loads(line) for line in open(tmp_path / 'calls')]
     first, second, third = (call['init'] for call in calls if 'init' in call)
     assert first == second and first['resume'] == 'allow' and first['project'] == 'captions' and first['name'] == 'run'
     assert re.fullmatch(r'[0-9a-f]{8}', first['id']) and third['id'] != first['id']
     steps = [call['step'] for call in calls if 'keys' in call and 'loss' in call['keys']]
     assert steps == [1, 2, 3, 4, 5, 6, 1, 2]
-    (run_folder / 'wandb_id').write_text('../x\n')
-    rc, err = start(run_folder, '--max_iters=7')
-    assert rc == 2 and err.count('\n') == 1 and 'wandb_id' in err and '../x' in err
