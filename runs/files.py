@@ -147,6 +147,8 @@ def read_array(path, dtype='numbers', shape=None, mmap=False, what='array', at_r
     the array in the error. mmap: a read-only map of the file (plain). """
     try:
         array = np.load(path, mmap_mode='r', allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError('an .npz file, expected .npy')
         check_array(array, dtype, shape)
         return plain(array, at_random) if mmap else np.array(array)
     except Exception as error:                             # whatever a header provokes in numpy
