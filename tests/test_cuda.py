@@ -64,7 +64,7 @@ OPTION_SETS = {
 }
 
 # what may wait, and when
-BEGIN = {'runs/preflight.py choose_processes', 'train.py make_model', 'runs/resume.py begin_with_bag'}
+BEGIN = {'runs/preflight.py choose_processes', 'train.py make_model', 'runs/resume.py fill'}
 A_LOG_LINE = {'train.py report', 'runs/log.py StepLog.describe_skips', 'runs/log.py StepLog.report', 'train.py check_streak'}
 AN_EVALUATION = {'train.py evaluate_and_save', 'loss.py Loss.validate', 'diffusion.py MaskedText.bound',
                  'processes/autoregressive.py exact_nll', 'processes/integral.py IntegralProcess.bound'}
