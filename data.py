@@ -15,8 +15,8 @@ text begins, and the latents as float16. All of it is mapped into memory.
 The order of rows is a pure function of (seed, epoch), computed row by row. So a resume replays
 nothing, and the order does not depend on how many ranks share the rows.
 
-A split of more than MANY_ROWS rows is large: its offsets are checked when a row is read, and
-statistics (lengths, counts) are those of a sample of the rows.
+A split of any size is opened fast: offsets and token ids are checked when a row is read, and
+statistics (lengths, counts) are of at most STATISTICS_SHARDS shards.
 
 Letters: B batch, L text tokens, N latent vectors, D latent dimensions, V token ids (EOS and PAD
 included; MASK is id V), T tokens of a shard, n samples.
@@ -28,17 +28,13 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from diffusion import philox, uniforms
+from diffusion import philox
 from runs.files import plain, read_array, read_arrays
 from runs.manifest import check_file, read_meta
 
 DEAD = 1e-3                    # a latent dimension is dead if its std is below DEAD * median std;
                                # MiniLM has three
-CHECK_ALL_TOKENS = 2**27       # splits up to this many tokens are checked id by id when opened
-                               # (well under a second)
-MANY_ROWS = 2**24              # a split of more rows is large
-STRETCHES = 256                # the sample of a large split: so many stretches,
-STRETCH_ROWS = 4096            # each of so many neighbouring rows
+STATISTICS_SHARDS = 64         # statistics of a split of more shards are those of so many of them
 ROUNDS = 8                     # of the Feistel network that shuffles a split
 
 
@@ -55,9 +51,7 @@ class LatentStats:
 
     def __init__(self, mean, std):
         std = torch.as_tensor(std, dtype=torch.float32)
-        is_live = std >= DEAD * std.median()
-        if std.median() == 0:
-            is_live = std > 0
+        is_live = (std > 0) & (std >= DEAD * std.median())
         self.mean = torch.as_tensor(mean, dtype=torch.float32)           # (D,)
         self.std = torch.where(is_live, std, 1.0)                        # (D,), 1 where dead
         self.live = is_live.float()                                      # (D,), 0 where dead
@@ -91,10 +85,7 @@ def load_tokenizer(folder_or_name, meta=None):
     if kind == 'bpe':
         tokenizer = bpe_tokenizer(check_file(folder, 'tokenizer.json', meta['files']))
     else:
-        try:
-            tokenizer = make_tokenizer(kind)
-        except ValueError as error:
-            raise ValueError(f'{folder}: {error}') from None
+        tokenizer = make_tokenizer(kind)
     if tokenizer.record != meta['tokenizer']:
         raise ValueError(f'{folder}: the tokenizer is {tokenizer.record}, '
                          f'meta.json says {meta["tokenizer"]}; run prepare.py again')
@@ -108,15 +99,8 @@ def load_stats(folder, meta=None):
     if meta['latent_shape'] is None:
         return None
     path = check_file(folder, 'latent_stats.npz', meta['files'])
-    N, D = meta['latent_shape']
-    arrays = read_arrays(path, {'mean': ('floats', (D,)), 'std': ('floats', (D,))})
-    with np.errstate(over='ignore'):                       # too large becomes inf
-        mean = arrays['mean'].astype(np.float32)
-        std = arrays['std'].astype(np.float32)
-    if not (np.isfinite(mean).all() and np.isfinite(std).all() and (std >= 0).all()):
-        raise ValueError(f'{path}: a mean or std that is not finite, or a std below 0; '
-                         'run prepare.py again')
-    return LatentStats(mean, std)
+    shape = (meta['latent_shape'][1],)
+    return LatentStats(**read_arrays(path, {'mean': ('floats', shape), 'std': ('floats', shape)}))
 
 
 def load_bag(folder, meta):
@@ -126,126 +110,55 @@ def load_bag(folder, meta):
         return None
     path = check_file(folder, 'bag.npy', meta['files'])
     shape = (meta['tokenizer']['vocab_size'], meta['latent_shape'][1])
-    values = torch.from_numpy(read_array(path, 'float16', shape)).float()
-    if not values.isfinite().all():
-        raise ValueError(f'{path}: a value that is not finite; run prepare.py again')
-    return values
+    return torch.from_numpy(read_array(path, 'float16', shape)).float()
 
 # -----------------------------------------------------------------------------
 # A shard
 
 class Shard:
-    """ The memory maps of one shard: tokens (T,), offsets (n + 1,), latents (n, N, D) or None.
-    longest: no text has more tokens. at_random: as in files.plain. """
+    """ The memory maps of one shard: tokens (T,), offsets (n + 1,), latents (n, N, D) or None. """
 
-    def __init__(self, folder, meta, entry, longest, at_random=False):
-        self.folder = folder
-        self.name = name = entry['name']
-        self.files = files = entry['files']
-        self.longest = longest
-        n = entry['samples']
+    def __init__(self, folder, meta, entry):
+        name, n = entry['name'], entry['samples']
+        self.longest = entry['longest']                    # tokens
 
-        # tokens, as many as meta.json says
-        path = check_file(folder, f'{name}.tokens.bin', files, digest=False)
-        dtype = np.dtype(meta['token_dtype']).newbyteorder('<')
-        tokens = np.memmap(path, dtype, mode='r', shape=(entry['tokens'],))
-        self.tokens = plain(tokens, at_random)
+        def path_of(end):
+            return check_file(folder, f'{name}.{end}', entry['files'], digest=False)
 
-        # offsets: from 0 to the end of the tokens
-        path = check_file(folder, f'{name}.offsets.npy', files, digest=False)
-        self.offsets = read_array(path, 'int64', (n + 1,), mmap=True, what='offsets',
-                                  at_random=at_random)
-        if self.offsets[0] != 0 or self.offsets[-1] != len(self.tokens):
-            self.refuse_offsets()
-
+        tokens = np.memmap(path_of('tokens.bin'), meta['token_dtype'], mode='r')
+        self.tokens = plain(tokens, at_random=True)
+        self.path = path_of('offsets.npy')
+        self.offsets = read_array(self.path, 'int64', (n + 1,), mmap=True, what='offsets',
+                                  at_random=True)
         self.latents = None
         if meta['latent_shape'] is not None:
-            path = check_file(folder, f'{name}.latents.npy', files, digest=False)
             shape = (n, *meta['latent_shape'])
-            self.latents = read_array(path, 'float16', shape, mmap=True, what='latents',
-                                      at_random=at_random)
-
-    def refuse_offsets(self):
-        raise ValueError(f'{self.folder}/{self.name}.offsets.npy: offsets run to '
-                         f'{int(self.offsets[-1])}, expected rising from 0 to the '
-                         f'{len(self.tokens)} tokens of {self.name}.tokens.bin; '
-                         'run prepare.py again')
-
-    def read_offsets(self):
-        """ Reads all offsets into memory, checks that they never fall, and finds the longest text.
-        We compare neighbours: differences of the numbers in a hostile file could overflow. """
-        self.offsets = np.array(self.offsets)
-        if not (self.offsets[1:] >= self.offsets[:-1]).all():
-            self.refuse_offsets()
-        self.longest = int(np.diff(self.offsets).max())
+            self.latents = read_array(path_of('latents.npy'), 'float16', shape, mmap=True,
+                                      what='latents', at_random=True)
 
     def edges(self, rows):
         """ Where the tokens of these rows begin and where they end. rows: int64 of any shape, or a
-        slice. ValueError where the offsets cannot be right: those of a large split are looked at
-        here for the first time. """
+        slice. ValueError where the offsets cannot be right. """
         begin, end = self.offsets[:-1][rows], self.offsets[1:][rows]
         is_right = (0 <= begin) & (begin <= end) & (end <= len(self.tokens))
         is_right &= end - begin <= self.longest
         if not is_right.all():
             begin, end = int(begin[~is_right][0]), int(end[~is_right][0])
-            raise ValueError(f'{self.folder}/{self.name}.offsets.npy: a text from {begin} to '
-                             f'{end}, expected at most {self.longest} of the {len(self.tokens)} '
-                             f'tokens of {self.name}.tokens.bin; run prepare.py again')
+            raise ValueError(f'{self.path}: a text from {begin} to {end}, expected at most '
+                             f'{self.longest} of {len(self.tokens)} tokens; run prepare.py again')
         return begin, end
-
-    def ids(self):
-        """ (n, 2) int64: the number of a sample's document in its split, and the number of the
-        chunk in its document. """
-        path = check_file(self.folder, f'{self.name}.ids.npy', self.files, digest=False)
-        shape = (len(self.offsets) - 1, 2)
-        return read_array(path, 'int64', shape, mmap=True, what='ids')
-
-
-class Shards:
-    """ The shards of a split: shards[i] is a Shard. Not all of them stay open, because each of the
-    three maps of a shard holds a file descriptor. A shard that was closed opens again when it is
-    read.
-
-    Every shard is opened once at the start, so a wrong file is found before any batch. is_large:
-    then only the first and the last offset of a shard are looked at, and the longest text is that
-    of meta.json; else all offsets are read, and stay in memory while the shard is open. """
-
-    def __init__(self, folder, meta, entries, is_large):
-        self.is_large = is_large
-        self.n_samples = [entry['samples'] for entry in entries]
-        self.n_tokens = [entry['tokens'] for entry in entries]
-        self.longest = longest = [entry['longest'] for entry in entries]
-
-        @lru_cache(most_open())
-        def open_shard(i):
-            return Shard(folder, meta, entries[i], longest[i], at_random=is_large)
-        self.open_shard = open_shard
-
-        for i in range(len(entries)):
-            if is_large:
-                Shard(folder, meta, entries[i], longest[i], at_random=True)
-            else:
-                self[i].read_offsets()
-                longest[i] = self[i].longest
-
-    def __len__(self):
-        return len(self.n_samples)
-
-    def __getitem__(self, i):
-        return self.open_shard(i)
 
 
 def most_open():
-    """ How many shards of a split may be open: with two splits of three maps a shard there is room
-    for 256 other files. Linux has room for 65,530 maps in a process. """
+    """ How many shards of a split may be open. Each of the three maps of a shard holds a file
+    descriptor: with two splits there is room for 256 other files. """
+    most = 8192                                # Linux has room for 65,530 maps in a process
     try:
         import resource
     except ImportError:                                    # Windows has no such limit
-        return 8192
+        return most
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if limit == resource.RLIM_INFINITY:
-        return 8192
-    return max(16, min(8192, (limit - 256) // 6))
+    return most if limit == resource.RLIM_INFINITY else max(16, min(most, (limit - 256) // 6))
 
 # -----------------------------------------------------------------------------
 # A split
@@ -265,35 +178,33 @@ class PackedDataset:
         if split not in meta['splits']:
             raise ValueError(f'{folder}: no split {split!r}, it has {", ".join(meta["splits"])}')
         self.tokenizer = load_tokenizer(folder, meta)
-        self.stats = load_stats(folder, meta)
-
-        # the shards that hold samples
-        entry = meta['splits'][split]
-        filled = [shard for shard in entry['shards'] if shard['samples']]
-        if not filled:
-            raise ValueError(f'{folder}/meta.json: the shards of {split} hold 0 samples, '
-                             'expected some')
-        self.shards = Shards(folder, meta, filled, is_large=entry['samples'] > MANY_ROWS)
 
         # statistics of the latents; None for text only
+        self.stats = load_stats(folder, meta)
         self.latent_shape = None
         if self.stats is not None:
-            self.latent_shape = tuple(self.meta['latent_shape'])         # (N, D)
-            self.mean = self.stats.mean                                  # (D,)
-            self.std = self.stats.std                                    # (D,)
+            self.latent_shape = tuple(meta['latent_shape'])              # (N, D)
             self.live = self.stats.live                                  # (D,)
             self.standardise = self.stats.standardise
-            self.destandardise = self.stats.destandardise
+
+        # the shards that hold samples. Not all stay open, but each is opened once at the start, so
+        # a wrong file is found before any batch
+        entries = [entry for entry in meta['splits'][split]['shards'] if entry['samples']]
+        if not entries:
+            raise ValueError(f'{folder}/meta.json: the shards of {split} hold 0 samples, '
+                             'expected some')
+        self.n_shards = len(entries)
+        self.shard = lru_cache(most_open())(lambda i: Shard(folder, meta, entries[i]))
+        for i in range(self.n_shards):
+            self.shard(i)
+        self.check_ids(self.shard(0).tokens)               # is it the right vocabulary?
 
         # row first[i] is the first one of shard i
-        self.first = np.cumsum([0] + self.shards.n_samples)
-        if sum(self.shards.n_tokens) <= CHECK_ALL_TOKENS:
-            for shard in self.shards:
-                self.check_ids(shard.tokens)
+        self.first = np.cumsum([0] + [entry['samples'] for entry in entries])
 
         # the length of a row
-        self.longest = longest = max(self.shards.longest)                # tokens
-        self.seq_len = self.meta['max_tokens'] + 1 if seq_len is None else seq_len
+        self.longest = longest = max(entry['longest'] for entry in entries)          # tokens
+        self.seq_len = meta['max_tokens'] + 1 if seq_len is None else seq_len
         self.cropped = longest > self.seq_len
         if not crop and self.seq_len < longest + 1:
             raise ValueError(f'seq_len {self.seq_len} is too short for {folder}: its longest '
@@ -312,13 +223,10 @@ class PackedDataset:
     def by_shard(self, indices):
         """ (shard, positions in `indices`, rows in the shard) for each shard that they touch. """
         indices = np.asarray(indices, dtype=np.int64)
-        if len(indices) and not 0 <= indices.min() <= indices.max() < len(self):
-            raise IndexError(f'row {indices.min()} or {indices.max()} is outside '
-                             f'0..{len(self) - 1}')
         owner = np.searchsorted(self.first, indices, side='right') - 1
         for i in np.unique(owner):
             positions = np.flatnonzero(owner == i)
-            yield self.shards[i], positions, indices[positions] - self.first[i]
+            yield self.shard(i), positions, indices[positions] - self.first[i]
 
     def rows(self, indices, crop_at=None, length=None):
         """
@@ -360,52 +268,33 @@ class PackedDataset:
             latents[positions] = shard.latents[rows]
         return torch.from_numpy(latents)
 
-    def ids(self, indices):
-        """ (B, 2) int64: the number of a sample's document in its split, and the number of the
-        chunk in its document. """
-        ids = np.empty((len(indices), 2), np.int64)
-        for shard, positions, rows in self.by_shard(indices):
-            ids[positions] = shard.ids()[rows]
-        return ids
-
-    def stretches(self):
-        """ (shard, its rows from, to) over which statistics of the split are taken: all rows. Of a
-        large split it is a sample that never changes. The split is cut into STRETCHES equal parts,
-        and in each part begins, at a random position, a stretch of STRETCH_ROWS rows. """
-        if not self.shards.is_large:
-            for shard in self.shards:
-                yield shard, 0, len(shard.offsets) - 1
-            return
-        u = uniforms(0, 0, 'sample of rows', 0, STRETCHES, 1)[:, 0].numpy()
-        for row in ((np.arange(STRETCHES) + u) * (len(self) / STRETCHES)).astype(np.int64):
-            (shard, _, (begin,)), = self.by_shard([min(row, len(self) - 1)])
-            yield shard, begin, min(begin + STRETCH_ROWS, len(shard.offsets) - 1)
-
-    def counts(self):
-        """ How often each id occurs in the split, (V,) int64: an EOS after every text, no PAD. Of a
-        large split: in a sample of it. """
-        counts = np.zeros(self.tokenizer.vocab_size, np.int64)
-        for shard, begin, end in self.stretches():
-            tokens = shard.tokens[shard.offsets[begin]:shard.offsets[end]]
-            self.check_ids(tokens)
-            for i in range(0, len(tokens), 2 ** 24):
-                counts += np.bincount(tokens[i:i + 2 ** 24], minlength=len(counts))
-            counts[self.tokenizer.eos] += end - begin
-        return torch.from_numpy(counts)
-
-    def lengths(self):
-        """ Tokens of every text of the split, (n,) int64. Of a large split: of a sample of its
-        texts. """
-        lengths = []
-        for shard, begin, end in self.stretches():
-            begins, ends = shard.edges(slice(begin, end))
-            lengths.append(ends - begins)
-        return np.concatenate(lengths)
-
     def text(self, i):
         (shard, _, rows), = self.by_shard([i])
         (begin,), (end,) = shard.edges(rows)
         return self.tokenizer.decode(shard.tokens[begin:end])
+
+    # ---- statistics
+
+    def evenly_spaced_shards(self):
+        """ All shards of the split, or at most STATISTICS_SHARDS of them, always the same. """
+        step = -(-self.n_shards // STATISTICS_SHARDS)
+        return map(self.shard, range(0, self.n_shards, step))
+
+    def lengths(self):
+        """ Tokens of every text in these shards, (n,) int64. """
+        edges = [shard.edges(slice(None)) for shard in self.evenly_spaced_shards()]
+        return np.concatenate([end - begin for begin, end in edges])
+
+    def counts(self):
+        """ How often each id occurs in these shards, (V,) int64: an EOS after every text, no PAD.
+        """
+        counts = np.zeros(self.tokenizer.vocab_size, np.int64)
+        for shard in self.evenly_spaced_shards():
+            self.check_ids(shard.tokens)
+            for part in np.array_split(shard.tokens, 1 + len(shard.tokens) // 2**24):
+                counts += np.bincount(part, minlength=len(counts))
+            counts[self.tokenizer.eos] += len(shard.offsets) - 1
+        return torch.from_numpy(counts)
 
 # -----------------------------------------------------------------------------
 # The order of rows, a pure function of (seed, epoch)
@@ -446,10 +335,6 @@ def keyed_permutation(positions, n, seed, epoch):
 
 def row_order(n, seed, start, count):
     """ Rows start..start+count-1 of an endless sequence of shuffled epochs over n rows, int64. """
-    if n < 1 or start < 0 or count < 0:
-        raise ValueError('row_order needs n >= 1, start >= 0, count >= 0, '
-                         f'found n {n}, start {start}, count {count}')
-
     # a part from each epoch that it touches
     parts = [np.empty(0, np.int64)]
     end = start + count
@@ -463,16 +348,6 @@ def row_order(n, seed, start, count):
 # -----------------------------------------------------------------------------
 # From the host to the device
 
-def copy_to(batch, device):
-    """ A batch whose tensors are on their way to `device`. """
-    moved = {}
-    for name, value in batch.items():
-        if torch.is_tensor(value):
-            value = value.pin_memory().to(device, non_blocking=True)
-        moved[name] = value
-    return moved
-
-
 def prefetch(batches, device):
     """ Yields the batches (dicts) with their tensors on `device`. On CUDA a thread reads, pins and
     copies the next batch meanwhile. """
@@ -483,10 +358,15 @@ def prefetch(batches, device):
     batches = iter(batches)
     copies = torch.cuda.Stream(device)
 
+    def to_device(value):
+        if not torch.is_tensor(value):
+            return value
+        return value.pin_memory().to(device, non_blocking=True)
+
     def fetch():
         batch = next(batches, None)
         with torch.cuda.stream(copies):
-            return batch and copy_to(batch, device)
+            return batch and {name: to_device(value) for name, value in batch.items()}
 
     with ThreadPoolExecutor(1) as pool:
         ahead = pool.submit(fetch)

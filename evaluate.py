@@ -41,7 +41,7 @@ import runs.threads    # before torch: it sets how threads wait for one another
 
 import numpy as np
 
-from configurator import HERE, configure, from_text, read_knobs, settle, stop_on_error
+from configurator import HERE, configure, read_knobs, stop_on_error
 from runs.console import check_writable
 from runs.distributed import keep_freed_memory
 from runs.files import read_json, sha256
@@ -149,7 +149,7 @@ def choose_tasks(run, known):
 def read_sweep(spec, config):
     """ 'sampler=ancestral,confidence; steps=8,16' -> [{sampler: .., steps: ..}, ...], values of the
     knobs' own types. """
-    rule_of = read_knobs(__file__)[2]
+    knobs = read_knobs(__file__)
     # {knob: its values}
     axes = {}
     for part in spec.split(';'):
@@ -158,8 +158,7 @@ def read_sweep(spec, config):
             raise ValueError(f'sweep={spec!r}: {part.strip()!r} is no KNOB=VALUE,VALUE of a '
                              'sampling knob')
         try:
-            axes[name] = [settle(value.strip(), config[name], rule_of.get(name), from_text)
-                          for value in values.split(',')]
+            axes[name] = [knobs[name].read(value.strip()) for value in values.split(',')]
         except ValueError as error:
             raise ValueError(f'sweep={spec!r}: {name}: {error}') from None
     return [dict(zip(axes, values)) for values in itertools.product(*axes.values())]

@@ -180,11 +180,11 @@ def take_settings(knobs):
     config file may set these knobs for other datasets; here they are at their defaults. ValueError
     where the command line sets one, or where no text can be embedded as the other dataset's. """
     other = knobs.same_as
-    defaults = read_knobs(__file__)[0]
+    defaults = read_knobs(__file__)
     for knob in OF_SAME_AS:
         if on_command_line(knob):
             raise ValueError(f'{knob} is that of same_as={other}: run without --{knob}')
-        setattr(knobs, knob, defaults[knob])
+        setattr(knobs, knob, defaults[knob].default)
     if not on_command_line('encoder'):
         knobs.encoder = 'none'
     if knobs.encoder != 'none' and not os.path.isdir(knobs.encoder):

@@ -234,7 +234,7 @@ if optimizer == 'muon':
 MAX_BAD_STEPS = 10
 # spike_factor looks at the norms of 64 steps
 state = State(model, optimizers, ema_decay, 64, device)
-wandb_id = resume_or_begin(state, run, config, __file__)
+wandb_id = resume_or_begin(state, run, config)
 if rank == 0:
     say_cost(model, run, config)
 

@@ -20,7 +20,7 @@ def run(knobs):
     print(f'{"config":<24}{"tokens/s":>12}{"MFU %":>8}{"GB":>8}')
     with tempfile.TemporaryDirectory() as folder:
         for name, latent_dim in LATENT_DIMS.items():
-            config = {knob: value for knob, value, _ in run_config(f'config/{name}.py')}
+            config = run_config(f'config/{name}.py')
             data = write_dataset(f'{folder}/{name}', config.get('vocab_size', R50K),
                                  config['max_tokens'] + 1, latent_dim)
 

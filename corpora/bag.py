@@ -70,7 +70,7 @@ def read_texts(folder, meta):
     tokens, lengths, latents = [], [], []
     first = 0
     for entry in shards:
-        shard = Shard(folder, meta, entry, meta['max_tokens'])
+        shard = Shard(folder, meta, entry)
         rows = np.arange(-first % stride, entry['samples'], stride)
         first += entry['samples']
         begin, end = shard.edges(rows)

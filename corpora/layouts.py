@@ -26,6 +26,8 @@ from data import PackedDataset
 from runs.files import read_array, read_json, short
 from runs.manifest import check_file, read_meta
 
+MANY_ROWS = 2**24              # samples of a larger split are not compared with one another
+
 # of the documents that were read, and of the samples of a split: what happened to some of them
 COUNTED = {reason: reason for reason in DROPS} | dict(
     invalid_utf8='with invalid UTF-8, now U+FFFD',
@@ -61,7 +63,7 @@ def counted(counts):
 def sample_hashes(ds):
     """ A hash per sample of a split, of its tokens. """
     found = []
-    for shard in ds.shards:
+    for shard in map(ds.shard, range(ds.n_shards)):
         tokens = shard.tokens.tobytes()
         edges = (shard.offsets * shard.tokens.itemsize).tolist()
         found += [hash(tokens[begin:end]) for begin, end in itertools.pairwise(edges)]
@@ -91,7 +93,7 @@ def summary(folder):
              f'{entry["bytes"] / max(1, entry["tokens"]):.2f} bytes per token', *counted(entry))
     show_lengths(train)
     line('vocabulary', f'{train.tokenizer.vocab_size} ids', train.tokenizer.kind)
-    if not train.shards.is_large:
+    if len(train) <= MANY_ROWS:
         t, v = sample_hashes(train), sample_hashes(val)
         line('duplicates', f'{len(t) - len(set(t)):,} in train', f'{len(v) - len(set(v)):,} in val',
              f'{np.isin(v, t).sum():,} of val in train')
@@ -111,7 +113,7 @@ def show_lengths(train):
     for percent in (50, 95, 99, 99.5, 100):
         row = int(percent / 100 * (len(lengths) - 1))
         quantiles.append(f'{percent:g} %: {lengths[row]}')
-    if train.shards.is_large:
+    if len(lengths) < len(train):
         quantiles.append(f'in {len(lengths):,} samples; the longest has {train.longest}')
     line('tokens per sample', *quantiles)
 
@@ -133,8 +135,8 @@ def show_latents(train, val):
          f'norm {norm.mean():.3f} +- {norm.std(correction=0):.3f}')
 
     is_live = train.live > 0
-    mean = train.mean[is_live]
-    std = train.std[is_live]
+    mean = train.stats.mean[is_live]
+    std = train.stats.std[is_live]
     line('per dimension', f'mean {mean.min():.3g} to {mean.max():.3g}',
          f'std {std.min():.3g} to {std.max():.3g}', f'{int((~is_live).sum())} dead dimensions')
 

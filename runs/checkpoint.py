@@ -20,12 +20,11 @@ import os
 import re
 import shutil
 import sys
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import processes
@@ -51,13 +50,10 @@ def pick_device(name):
     if name == 'auto':
         name = 'cuda' if torch.cuda.is_available() else 'cpu'
     try:
-        if torch.device(name).type == 'cuda' and not torch.cuda.device_count():
-            raise RuntimeError('this machine has no CUDA device that torch can use; '
-                               '--device=cpu, or auto')
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
-        first_line = str(error).splitlines()[0]
-        raise ValueError(f'device={name!r} cannot be used here: {first_line}') from None
+        raise ValueError(f'device={name!r} cannot be used here: {one_line(error)}; '
+                         '--device=cpu, or auto') from None
     return name
 
 
@@ -109,8 +105,7 @@ def checkpoint_named(out_dir, which):
     path = Path(out_dir) / which
     if which not in ('latest', 'best') or not path.is_file():
         return which
-    with open(path, 'rb') as f:
-        return f.read(100).decode('ascii', 'replace').strip()
+    return path.read_text(errors='replace')[:100].strip()
 
 
 # ---- is it whole?
@@ -127,38 +122,24 @@ def verify(folder):
     return state
 
 
-def is_broken(folder):
-    """ Why a checkpoint is not whole; None when it is. """
-    try:
-        verify(folder)
-    except ValueError as error:
-        return str(error)
-
-
-def set_aside(folder):
-    """ Renames a broken checkpoint to step-N.broken, which no function here reads. It is kept for
-    whoever wants to look at it. """
-    for n in ('', *range(2, 1000)):
-        name = folder.with_name(f'{folder.name}.broken{n}')
-        if not name.exists():
-            os.rename(folder, name)
-            return
-    raise OSError(f'{folder} is broken, and so are many others: remove {folder.name}.broken*')
-
-
 def newest(out_dir):
     """ The folder of the newest whole checkpoint; None where the run has none yet. Only rank 0
     calls this. Broken ones are reported and set aside. ValueError when nothing else is left. """
     out_dir = Path(out_dir)
     for folder in steps(out_dir):
-        reason = is_broken(folder)
-        if not reason:
+        try:
+            verify(folder)
+        except ValueError as error:
+            print(f'warning: {folder.name} is broken and set aside: {error}',
+                  file=sys.stderr, flush=True)
+            # no function here reads it; it is kept for whoever wants to look at it
+            broken = folder.with_name(folder.name + '.broken')
+            shutil.rmtree(broken, ignore_errors=True)
+            os.rename(folder, broken)
+        else:
             write_text(out_dir / 'latest', folder.name + '\n')
             return folder
-        print(f'warning: {folder.name} is broken and set aside: {reason}',
-              file=sys.stderr, flush=True)
-        set_aside(folder)
-    if list(out_dir.glob('step-*.broken*')) or (out_dir / 'latest').exists():
+    if list(out_dir.glob('step-*.broken')) or (out_dir / 'latest').exists():
         raise ValueError(f'{out_dir} has no whole checkpoint left: to start afresh, '
                          'choose another out_dir or empty it')
 
@@ -175,56 +156,38 @@ def save(out_dir, step, tensors, training_state, keep=2, best=False):
     is left, and the checkpoints before it are untouched.
     """
     folder = Path(out_dir) / f'step-{step:08d}'
+    tmp = folder.with_name(folder.name + '.tmp')
     for kind, state in tensors.items():
         for name, tensor in state.items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 # a broken checkpoint would push the good ones out
                 raise ValueError(f'{folder.name} is not saved: {kind}.{name} holds nan or inf')
-    size = sum(n_bytes(state.values()) for state in tensors.values())
-    tmp, cannot = make_room(folder, size)
 
-    with nothing_left(tmp, cannot):
-        if tmp:
-            write_files(tmp, tensors, {**training_state, 'step': step})
-        publish(folder, tmp, best)
-    remove_old(folder.parent, keep)
-    return folder
-
-
-def make_room(folder, size):
-    """ (step-N.tmp, the begin of an error line), for tensors of so many bytes. None for step-N.tmp
-    where step-N is there already: it is the same to the bit, since a resumed run writes what it
-    wrote before. OSError where the disk is too full. """
     # leftovers of a process that was killed while it saved
-    out_dir = folder.parent
-    out_dir.mkdir(parents=True, exist_ok=True)
-    for stale in out_dir.glob('step-*.tmp'):
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for stale in folder.parent.glob('step-*.tmp'):
         shutil.rmtree(stale)
-    if folder.exists() and is_broken(folder):
-        set_aside(folder)
 
-    # is there room?
-    needs = int(1.01 * size) + 2 ** 20
-    has = shutil.disk_usage(out_dir).free
-    cannot = f'cannot save {folder.name}: needs {needs:,} bytes, has {has:,} at {out_dir}'
-    if folder.exists():
-        return None, cannot
-    if has < needs:
-        raise OSError(cannot)
-    return folder.with_name(folder.name + '.tmp'), cannot
-
-
-@contextmanager
-def nothing_left(tmp, cannot):
-    """ Around what writes a checkpoint: an error of the disk becomes an OSError that begins with
-    `cannot`, and tmp is removed. """
+    # where step-N is there already, only its names are written: it was saved before it was best
+    needs = 2 ** 20 + int(1.01 * sum(n_bytes(state.values()) for state in tensors.values()))
+    has = shutil.disk_usage(folder.parent).free
+    cannot = f'cannot save {folder.name}: needs {needs:,} bytes, has {has:,} at {folder.parent}'
     try:
-        yield
+        if not folder.exists():
+            if has < needs:
+                raise OSError('the disk is too full')
+            write_files(tmp, tensors, {**training_state, 'step': step})
+            os.rename(tmp, folder)
+            fsync(folder.parent)
+        write_text(folder.parent / 'latest', folder.name + '\n')
+        if best:
+            write_text(folder.parent / 'best', folder.name + '\n')
     except DISK_ERRORS as error:
         raise OSError(f'{cannot}: {one_line(error)}') from error
     finally:
-        if tmp:
-            shutil.rmtree(tmp, ignore_errors=True)
+        shutil.rmtree(tmp, ignore_errors=True)
+    remove_old(folder.parent, keep)
+    return folder
 
 
 def write_files(folder, tensors, training_state):
@@ -236,39 +199,16 @@ def write_files(folder, tensors, training_state):
     files = {}
     for kind, state in tensors.items():
         path = folder / f'{kind}.safetensors'
-        save_file(unshared(state), path)
+        save_file({name: tensor.detach().contiguous() for name, tensor in state.items()}, path)
         path.chmod(0o666 & ~umask)             # safetensors lets only the owner read
         fsync(path)
         files[path.name] = describe(path)
     write_text(folder / 'training_state.json', sealed({**training_state, 'files': files}))
 
 
-def publish(folder, tmp, best):
-    """ Makes step-N.tmp step-N and names it. """
-    if tmp:
-        os.rename(tmp, folder)
-        fsync(folder.parent)
-    write_text(folder.parent / 'latest', folder.name + '\n')
-    if best:
-        write_text(folder.parent / 'best', folder.name + '\n')
-
-
-def unshared(state):
-    """ A state dict as safetensors wants it: contiguous, and tied tensors copied, each under its
-    own name. """
-    seen = set()
-    found = {}
-    for name, tensor in state.items():
-        storage = tensor.untyped_storage().data_ptr()
-        tensor = tensor.detach().contiguous()
-        found[name] = tensor.clone() if storage in seen else tensor
-        seen.add(storage)
-    return found
-
-
 def remove_old(out_dir, keep):
     """ Removes all checkpoints but the newest `keep`, the latest and the best. """
-    kept = {path.name for path in steps(out_dir)[:max(keep, 1)]}
+    kept = {path.name for path in steps(out_dir)[:keep]}
     kept |= {checkpoint_named(out_dir, name) for name in ('latest', 'best')}
     for folder in steps(out_dir):
         if folder.name not in kept:
@@ -280,30 +220,12 @@ def remove_old(out_dir, keep):
 
 # ---- reading
 
-def read_tensors(path, device='cpu'):
+def read_tensors(path):
     """ {name: tensor} of a safetensors file. """
     try:
-        return load_file(path, device=str(device))
+        return load_file(path)
     except (OSError, ValueError, SafetensorError) as error:
         raise ValueError(f'cannot read {path}: {one_line(error)}') from None
-
-
-def shapes_in(path):
-    """ {name: shape} of the tensors in a safetensors file. Only its header is read. """
-    try:
-        with safe_open(path, 'pt') as file:
-            return {name: list(file.get_slice(name).get_shape()) for name in file.keys()}
-    except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f'cannot read {path}: {one_line(error)}') from None
-
-
-def compare_shapes(model, found, path):
-    """ ValueError unless the names and shapes found in a safetensors file are the model's. """
-    expected = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name in sorted({**expected, **found}):
-        if found.get(name) != expected.get(name):
-            raise ValueError(f'{path}: found {name} {found.get(name)}, '
-                             f'expected {expected.get(name)}')
 
 
 def check_table_sizes(model, path):
@@ -346,27 +268,22 @@ def load_model(out_dir, which='best', ema=True, device='cpu'):
     meta = read_meta(out_dir / 'data')
     folder = out_dir / find_checkpoint(out_dir, which)
     state = verify(folder)
-
-    # the knobs of the process decide how the weights are read, so the checkpoint holds them too
-    for knob, value in state['identity']['process'].items():
-        if knobs[knob] != value:
-            raise ValueError(f'{out_dir}/config.json: {knob}={knobs[knob]!r}, but {folder.name} '
-                             f'was trained with {value!r}')
-
-    # first on the meta device, without memory: are the sizes those of the file?
+    knobs |= state['identity']['process']                  # they decide how the weights are read
     kind = 'ema' if ema and 'ema.safetensors' in state['files'] else 'model'
     path = folder / f'{kind}.safetensors'
-    found = shapes_in(path)
+    weights = read_tensors(path)
+
+    # first on the meta device, without memory: are the sizes those of the file?
     try:
         config = ModelConfig(**state['model_config'])
         # n tensors cannot fill n + 1 blocks, and a sketch of a million would take hours
-        drawn = replace(config, depth=min(config.depth, len(found) + 1))
+        drawn = replace(config, depth=min(config.depth, len(weights) + 1))
         with torch.device('meta'):
             sketch = processes.add_modules(Model(drawn), knobs)
-    except Exception as error:                             # sizes that no network can have
-        raise ValueError(f'{path}: no network of these sizes: {one_line(error)}') from None
-    compare_shapes(sketch, found, path)
+        sketch.load_state_dict(weights, assign=True)
+    except Exception as error:
+        raise ValueError(f'{path}: found another network than this code makes: {error}') from None
     check_table_sizes(sketch, path)
     model = processes.add_modules(Model(config), knobs)
-    model.load_state_dict(read_tensors(path))
+    model.load_state_dict(weights)
     return model.to(device).eval(), knobs, meta

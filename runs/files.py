@@ -13,7 +13,6 @@ memory than the file has bytes. What a file with the right digest says of itself
 import hashlib
 import json
 import os
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -105,8 +104,6 @@ def digest_of(value):
 
 def sealed(value):
     """ The text of a JSON file that holds the digest of all else in it. """
-    value = {**value, 'sha256': ''}
-    value = json.loads(json.dumps(value))                  # tuples become lists
     return json.dumps({**value, 'sha256': digest_of(value)}, indent=1, ensure_ascii=False) + '\n'
 
 
@@ -122,28 +119,17 @@ def read_sealed(path):
 
 # ---- arrays
 
-def check_array(dtype, shape, expected_dtype, expected_shape):
-    """
-    ValueError unless dtype and shape are as expected.
-    expected_dtype: a dtype, one of KINDS, or None: numbers.
-    expected_shape: a None in it stands for any length; None: any shape.
-    """
-    expected_dtype = expected_dtype or 'numbers'
-    if expected_dtype in KINDS:
-        is_small = dtype.kind == 'U' or dtype.itemsize <= 8
-        is_dtype = dtype.kind in KINDS[expected_dtype] and is_small
-    else:
-        is_dtype = dtype == np.dtype(expected_dtype)
-
-    is_shape = True
-    if expected_shape is not None:
-        is_shape = len(shape) == len(expected_shape)
-        is_shape &= all(want in (None, n) for n, want in zip(shape, expected_shape))
-    if not is_dtype or not is_shape:
-        expected = str(expected_dtype)
-        if expected_shape is not None:
-            expected += f' {expected_shape}'.replace('None', 'n')
-        raise ValueError(f'found {dtype} {short(shape)}, expected {expected}')
+def check_array(array, dtype, shape):
+    """ ValueError unless an array is as expected. dtype: a dtype, or one of KINDS. shape: a None in
+    it stands for any length; None: any shape. """
+    is_right = array.dtype.kind in KINDS[dtype] if dtype in KINDS else array.dtype == dtype
+    expected = dtype
+    if shape is not None:
+        is_right &= len(shape) == array.ndim
+        is_right &= all(want in (None, n) for n, want in zip(array.shape, shape))
+        expected += f' {shape}'.replace('None', 'n')
+    if not is_right:
+        raise ValueError(f'found {array.dtype} {short(array.shape)}, expected {expected}')
 
 
 def plain(mapped, at_random=False):
@@ -156,14 +142,14 @@ def plain(mapped, at_random=False):
     return mapped.view(np.ndarray)
 
 
-def read_array(path, dtype=None, shape=None, mmap=False, what='array', at_random=False):
+def read_array(path, dtype='numbers', shape=None, mmap=False, what='array', at_random=False):
     """ The array in an .npy file. dtype, shape: what is expected, as in check_array; `what` names
     the array in the error. mmap: a read-only map of the file (plain). """
     try:
         array = np.load(path, mmap_mode='r', allow_pickle=False)
         if not isinstance(array, np.ndarray):
             raise ValueError('an .npz file, expected .npy')
-        check_array(array.dtype, array.shape, dtype, shape)
+        check_array(array, dtype, shape)
         return plain(array, at_random) if mmap else np.array(array)
     except Exception as error:                             # whatever a header provokes in numpy
         raise ValueError(f'{path}: {what} cannot be read ({one_line(error)})') from None
@@ -174,15 +160,15 @@ def read_arrays(path, expected):
     that ends in '?' may be missing. Other arrays in the file are not looked at. """
     arrays = {}
     try:
-        with zipfile.ZipFile(path) as file:
-            if any(info.file_size > os.path.getsize(path) for info in file.infolist()):
-                raise ValueError('an array is compressed, expected as np.savez writes it')
         with np.load(path, allow_pickle=False) as file:
+            # a compressed array could unpack to any size
+            if any(info.file_size > os.path.getsize(path) for info in file.zip.infolist()):
+                raise ValueError('an array is compressed, expected as np.savez writes it')
             for name, (dtype, shape) in expected.items():
                 key = name.removesuffix('?')
                 if key in file.files or key == name:
-                    arrays[key] = array = file[key]
-                    check_array(array.dtype, array.shape, dtype, shape)
+                    arrays[key] = file[key]
+                    check_array(arrays[key], dtype, shape)
     except Exception as error:                             # zipfile has a dozen kinds
         raise ValueError(f'{path}: cannot be read as .npz ({one_line(error)}); '
                          'run prepare.py again') from None

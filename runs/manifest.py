@@ -11,9 +11,10 @@ ValueError of one line: file, found, expected, what to do.
 import hashlib
 import os
 import re
+import sys
 
-from configurator import run_config
-from runs.files import read_json, read_sealed, sha256, short
+from configurator import on_command_line
+from runs.files import read_sealed, sha256, short
 
 FORMAT = 2                     # of meta.json; a reader refuses any other
 
@@ -22,8 +23,7 @@ FORMAT = 2                     # of meta.json; a reader refuses any other
 
 def how_to_mend(folder):
     """ What to do about a broken file in a dataset folder, or in a run's data/. """
-    is_of_a_run = os.path.isfile(os.path.join(folder, os.pardir, 'config.json'))
-    if is_of_a_run:
+    if os.path.isfile(os.path.join(folder, os.pardir, 'config.json')):
         return 'copy it from the dataset'
     return 'run prepare.py again, it redoes what is broken'
 
@@ -32,12 +32,9 @@ def check_file(folder, name, files, digest=True):
     """ The path of a file that agrees with its entry in `files`, {name: {bytes, sha256}}; else
     ValueError. digest=False: only its size is compared. """
     path = os.path.join(folder, name)
-    if name not in files:
-        raise ValueError(f'{folder}/meta.json does not list {name}; run prepare.py again')
-    expected = files[name]['bytes']
     if not os.path.isfile(path):
-        raise ValueError(f'{path}: missing, expected {expected} bytes; {how_to_mend(folder)}')
-    found = os.path.getsize(path)
+        raise ValueError(f'{path}: missing; {how_to_mend(folder)}')
+    found, expected = os.path.getsize(path), files[name]['bytes']
     if found != expected:
         raise ValueError(f'{path}: found {found} bytes, expected {expected}; '
                          f'{how_to_mend(folder)}')
@@ -53,34 +50,25 @@ def dataset_folder(name):
     return name if os.path.sep in name else os.path.join('data', name)
 
 
-def how_to_prepare(folder, configs=()):
-    """ The command that makes a missing dataset in this very folder: prepare.py with the configs of
-    the command line, or with config/<its name>.py, if their `out` is the folder; else with --input.
-    """
-    name = os.path.basename(os.path.normpath(folder))
-    own = os.path.join('config', f'{name}.py')
-    for paths in (configs, [own] if os.path.exists(own) else []):
-        out = None
-        for path in paths:
-            for knob, value, _ in run_config(path):
-                if knob == 'out':
-                    out = str(value)
-        if out is not None and os.path.abspath(out) == os.path.abspath(folder):
-            return (f"make it with `python prepare.py {' '.join(paths)}` "
-                    "(the config's first lines name the input)")
-    return f'make it with `python prepare.py --input=... --out={folder}`, or name another dataset'
+def how_to_prepare(folder):
+    """ The command that makes a missing dataset: prepare.py with the configs of this command line,
+    unless a flag names the dataset. """
+    configs = ' '.join(arg for arg in sys.argv[1:] if arg.endswith('.py'))
+    if configs and not on_command_line('dataset'):
+        return f"`python prepare.py {configs}` (the config's first lines name the input)"
+    return f'`python prepare.py --input=... --out={folder}`, or name another dataset'
 
 
 def read_meta(folder):
     """ meta.json of a dataset folder. """
     path = os.path.join(folder, 'meta.json')
     if not os.path.isfile(path):
-        raise ValueError(f'no dataset in {folder} (no meta.json): {how_to_prepare(folder)}')
+        raise ValueError(f'no dataset in {folder} (no meta.json): make it with '
+                         f'{how_to_prepare(folder)}')
     try:
-        found = read_json(path).get('format')
-        if found != FORMAT:
-            raise ValueError(f'{path}: format {found!r}, this code reads {FORMAT}')
         meta = read_sealed(path)
+        if meta['format'] != FORMAT:
+            raise ValueError(f'{path}: format {meta["format"]!r}, this code reads {FORMAT}')
         check_names(meta, path)
     except ValueError as error:
         raise ValueError(f'{error}; {how_to_mend(folder)}') from None

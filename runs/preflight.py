@@ -6,7 +6,6 @@ splits, sizes, processes, stages. The network is built later, in train.py.
 import math
 import os
 import shutil
-import sys
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -23,7 +22,7 @@ from runs import checkpoint, distributed, meeting, run_folder, threads
 from runs.distributed import rank, world
 from runs.files import read_json
 from runs.log import in_units
-from runs.manifest import dataset_folder, how_to_prepare
+from runs.manifest import dataset_folder
 from runs.stages import modes_of, read_stages
 
 MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'streams',
@@ -37,9 +36,6 @@ def plan(config):
     k = SimpleNamespace(**config)
     check_knobs(k)
     folder = dataset_folder(k.dataset)
-    if not os.path.exists(os.path.join(folder, 'meta.json')):
-        configs = [arg for arg in sys.argv[1:] if arg.endswith('.py')]
-        stop(f'no dataset in {folder} (no meta.json): {how_to_prepare(folder, configs)}')
 
     # what follows from knobs and data
     with stop_on_error():

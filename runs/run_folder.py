@@ -12,7 +12,6 @@ What a run folder holds beside its checkpoints (checkpoint.py).
 import json
 import os
 import platform
-import re
 import secrets
 import shutil
 import subprocess
@@ -22,12 +21,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from configurator import HERE, from_value, read_knobs, settle
-from runs.files import short
+from configurator import HERE, read_knobs
 from runs.files import fsync, read_json, take_lock, write_text
-from runs.stages import modes_of
 
 DATA_FILES = ('meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz')
+
+# these knobs leave what a resumed run learns as it is
+HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile',
+            'parallel', 'dist_timeout', 'master_timeout', 'preflight_only', 'keep',
+            'save_interval', 'eval_interval', 'log_interval', 'wandb_project'}
 
 held = None                     # the open lock file of this process
 
@@ -49,91 +51,71 @@ def git_commit():
 
 
 def read_config(out_dir):
-    """ config.json of a run: the knobs, checked, and the other fields. """
+    """ The object in config.json of a run, its knobs checked. A knob that is not there has its
+    default. ValueError names the file and the field. """
     path = Path(out_dir) / 'config.json'
     if not path.is_file():
         raise ValueError(f'no run in {out_dir}: train it first, or name another --out_dir')
-    return read_run_config(path)
-
-
-def read_run_config(path):
-    """ The object in a config.json, its knobs checked. A knob that is not there has its default.
-    ValueError names the file and the field. """
     found = read_json(path, limit=2**20)
-    knobs, _, rule_of = read_knobs(os.path.join(HERE, 'train.py'))
-    for name, default in knobs.items():
+    for name, knob in read_knobs(os.path.join(HERE, 'train.py')).items():
         try:
-            value = found.get(name, default)
-            found[name] = settle(value, default, rule_of.get(name), from_value)
+            found[name] = knob.settle(found.get(name, knob.default))
         except ValueError as error:
             raise ValueError(f'{path}: {name}={error}') from None
-
-    try:
-        modes_of(found['mode'])
-    except ValueError as error:
-        raise ValueError(f'{path}: {error}') from None
-
-    # a run that does not learn where a text ends has quantiles of the lengths, which rise
-    lengths = found.get('lengths')
-    is_missing = (lengths is None) != found['predict_length']
-    is_unsorted = lengths is not None and (not lengths or lengths != sorted(lengths))
-    if is_missing or is_unsorted:
-        raise ValueError(f'{path}: predict_length={found["predict_length"]}, '
-                         f'lengths={short(lengths)}; expected rising lengths where '
-                         'predict_length is false, and else none')
     return found
 
 
 def replaced_values(out_dir, config, step):
     """ The list `resumed_from` for the config.json of a run that resumes at a step. It has one
-    object for each resume: its step, and the values of config.json that it replaced. """
+    object for each resume: its step, and the values of config.json that it replaced. Prints a line
+    of those that change what is learned. """
     try:
         before = read_config(out_dir)
-    except ValueError:                                     # a broken one: nothing to keep
+    except ValueError as error:
+        print(f'warning: {error}: whether knobs have changed is not known', file=sys.stderr)
         return []
-    earlier = before.pop('resumed_from', [])
-    earlier = earlier if isinstance(earlier, list) else []
 
-    # write_run gives config as JSON has it; so must `before` be, where a default is a tuple
-    changed = {}
-    for name, value in json.loads(json.dumps(before)).items():
-        if name in config and value != config[name]:
-            changed[name] = value
-    return earlier + [{'step': step, **changed}] if changed else earlier
+    # what is other now
+    changed = {name: before.get(name) for name in config if before.get(name) != config[name]}
+    learned = [f'{name} {old!r} -> {config[name]!r}' for name, old in changed.items()
+               if name not in HARMLESS]
+    if learned:
+        print(f'resumed with other knobs: {", ".join(learned)}', flush=True)
+    earlier = before.get('resumed_from', [])
+    return [*earlier, {'step': step, **changed}] if changed else earlier
 
 
-def write_run(out_dir, config, data_folder, fresh=False, step=0):
+def begin(config, data_folder, fresh, step=0):
     """
-    Writes config.json and data/ before the first step.
+    Makes the run folder ready for training: writes config.json and data/.
     fresh: the run has no checkpoint yet, so a data/ of an earlier attempt is replaced. A resumed
-    run keeps its own. step: where a resumed run goes on.
+    run keeps its own. step: where a resumed run goes on. Returns the run's id in wandb, drawn once
+    and then read, so that a resumed run goes on there; None where it does not log there.
     """
-    out_dir = Path(out_dir)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    if fresh and (out_dir / 'data').exists():
-        shutil.rmtree(out_dir / 'data')
-
     # config.json
+    out_dir = Path(config['out_dir'])
+    out_dir.mkdir(parents=True, exist_ok=True)
     versions = {'python': platform.python_version(), 'torch': torch.__version__,
                 'numpy': np.__version__}
-    config = {**config, 'argv': sys.argv, 'commit': git_commit(), 'versions': versions}
-    config = json.loads(dumps(config))                     # tuples become lists
-    earlier = [] if fresh else replaced_values(out_dir, config, step)
-    if earlier:
-        config['resumed_from'] = earlier
-    write_text(out_dir / 'config.json', dumps(config))
+    found = {**config, 'argv': sys.argv, 'commit': git_commit(), 'versions': versions}
+    if not fresh:
+        found['resumed_from'] = replaced_values(out_dir, config, step)
+    write_text(out_dir / 'config.json', dumps(found))
 
+    # data/, and no trace of a signal
+    if fresh:
+        shutil.rmtree(out_dir / 'data', ignore_errors=True)
     if not (out_dir / 'data').exists():
         copy_data(Path(data_folder), out_dir)
+    (out_dir / 'preempted.json').unlink(missing_ok=True)
 
-
-def begin(config, data_folder, fresh, step):
-    """ Makes the run folder ready for training. fresh: the run has no checkpoint yet. step: where a
-    resumed run goes on. Returns the run's id in wandb, or None where it does not log there. """
-    out_dir = config['out_dir']
-    write_run(out_dir, config, data_folder, fresh, step)
-    (Path(out_dir) / 'preempted.json').unlink(missing_ok=True)
-    return wandb_id(out_dir, fresh) if config['wandb_project'] else None
+    # the id in wandb
+    if not config['wandb_project']:
+        return None
+    path = out_dir / 'wandb_id'
+    if fresh or not path.exists():
+        write_text(path, secrets.token_hex(4) + '\n')
+    return path.read_text().strip()
 
 
 def note_preemption(out_dir, step, name):
@@ -155,7 +137,7 @@ def copy_data(data_folder, out_dir):
     fsync(out_dir)
 
 
-# ---- one process at a time, one run in wandb
+# ---- one process at a time
 
 def lock(out_dir):
     """ Takes the run folder for this process until it ends, however it ends, or takes another one.
@@ -173,17 +155,3 @@ def lock(out_dir):
     except OSError as error:
         print(f'warning: {out_dir} cannot be locked ({error}): a second run could write there too',
               file=sys.stderr, flush=True)
-
-
-def wandb_id(out_dir, fresh=False):
-    """ The id of the run in wandb. It is drawn once and then read, so a resumed run goes on in the
-    same run there. fresh: the run has no checkpoint yet, so it begins a new one. ValueError where
-    the file holds no id. """
-    path = Path(out_dir) / 'wandb_id'
-    if fresh or not path.exists():
-        write_text(path, secrets.token_hex(4) + '\n')
-    found = path.read_text(errors='replace').strip()
-    if not re.fullmatch(r'[\w-]{1,64}', found, re.ASCII):
-        raise ValueError(f'{path}: found {found[:64]!r}, expected up to 64 letters and digits; '
-                         'delete it to begin a new run in wandb')
-    return found

@@ -12,15 +12,15 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from configurator import HERE, from_value, read_knobs, settle
+from configurator import HERE, read_knobs
 
 TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'end_penalty',
               'by_importance', 'remask', 'eta', 'alpha', 'repeat_cap', 'self_correct',
               'temperature', 'nucleus', 'guidance')
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 
-KNOBS, _, RULES = read_knobs(os.path.join(HERE, 'sample.py'))
-DEFAULTS = {name: KNOBS[name] for name in TEXT_KNOBS + LATENT_KNOBS}
+KNOBS = read_knobs(os.path.join(HERE, 'sample.py'))
+DEFAULTS = {name: KNOBS[name].default for name in TEXT_KNOBS + LATENT_KNOBS}
 
 
 def sampling_knobs(given):
@@ -36,7 +36,7 @@ def sampling_knobs(given):
         # as the knob's type, as on the command line
         value = value.item() if isinstance(value, np.generic) else value
         try:
-            setattr(knobs, name, settle(value, DEFAULTS[name], RULES.get(name), from_value))
+            setattr(knobs, name, KNOBS[name].settle(value))
         except ValueError as error:
             raise ValueError(f'{name}: {error}') from None
     return knobs

@@ -25,8 +25,7 @@ import torch.nn.functional as F
 from tqdm import tqdm
 
 from sampling.inputs import most_tokens, pack, read_texts
-from sampling.png import image_record
-from data import MANY_ROWS, PackedDataset, row_order
+from data import PackedDataset, row_order
 from diffusion import uniforms
 from encoders import fetch
 from runs.checkpoint import difference
@@ -35,6 +34,7 @@ from sampling.loading import Needs, encode, load_run, raw_latents
 from runs.manifest import dataset_identity
 from sampling.directions import l2t, t2l
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
+from sampling.png import image_record
 from sampling.search import search
 
 # the text knobs of samples from noise, which have nothing to guide them
@@ -107,7 +107,7 @@ def chosen_rows(total, n, order, seed):
         raise ValueError(f'order={order!r}: choose from random, first')
     if order == 'first':
         return np.arange(min(n, total))
-    if total > MANY_ROWS:
+    if total > 2**24:                                      # an order of all would take long
         return row_order(total, seed, 0, min(n, total))
     return np.random.Generator(np.random.Philox(seed)).permutation(total)[:n]
 

@@ -369,8 +369,8 @@ def main():
     from sampling import directions, writing
     data.ThreadPoolExecutor = AtOnce
     directions.generators = writing.generators = two_generators
-    unshared = checkpoint.unshared
-    checkpoint.unshared = lambda state: unshared(on_host(state))
+    save_file = checkpoint.save_file
+    checkpoint.save_file = lambda state, path: save_file(on_host(state), path)
     if kind == 'shapes':                                   # nothing to save
         checkpoint.save = lambda *args, **more: None
     print('FOUND' + json.dumps([execute(kind, *command) for command in commands]))

@@ -137,17 +137,19 @@ def test_what_has_weights_already_keeps_them(dataset, begun, tmp_path):
         assert weights(out)['bag_values.weight'].abs().max() < 1e-6
 
 
-@pytest.mark.parametrize('harm, said', [('nan', 'not finite'), ('shape', 'bag.npy')])
-def test_a_broken_one_stops_the_training_with_one_line(dataset, tmp_path, harm, said):
+@pytest.mark.parametrize('harm', ['cut', 'shape'])
+def test_a_broken_one_stops_the_training_with_one_line(dataset, tmp_path, harm):
     folder = tmp_path / 'data'
     shutil.copytree(dataset, folder)
     path = folder / 'bag.npy'
     values = np.load(path)
-    values[0, 0] = np.nan
-    np.save(path, values if harm == 'nan' else values[:-1])
-    meta = json.loads((folder / 'meta.json').read_text())
-    meta['files']['bag.npy'] = dict(bytes=path.stat().st_size, sha256=manifest.sha256(path))
-    (folder / 'meta.json').write_text(sealed(meta))
+    if harm == 'cut':
+        path.write_bytes(path.read_bytes()[:-2])
+    else:
+        np.save(path, values[:-1])
+        meta = json.loads((folder / 'meta.json').read_text())
+        meta['files']['bag.npy'] = dict(bytes=path.stat().st_size, sha256=manifest.sha256(path))
+        (folder / 'meta.json').write_text(sealed(meta))
     result = train(folder, tmp_path / 'run', *AS_IT_IS)
-    assert result.returncode == 2 and said in result.stderr and result.stderr.count('\n') == 1, result.stderr
+    assert result.returncode == 2 and 'bag.npy' in result.stderr and result.stderr.count('\n') == 1, result.stderr
     assert 'Traceback' not in result.stderr

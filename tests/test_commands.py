@@ -255,7 +255,7 @@ def test_make_and_pip_name_what_there_is():
 
 
 def test_a_command_or_a_knob_that_the_prose_names_is_there():
-    knobs = {script: read_knobs(ROOT / f'{script}.py')[0] for script in SCRIPTS}
+    knobs = {script: read_knobs(ROOT / f'{script}.py') for script in SCRIPTS}
     commands, wrong = [], []
     for command in (command for name in PAGES for command in inline_commands(name)):
         script = command.script and command.script.removesuffix('.py')

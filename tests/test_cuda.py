@@ -64,11 +64,11 @@ OPTION_SETS = {
 }
 
 # what may wait, and when
-BEGIN = {'runs/preflight.py choose_processes', 'train.py make_model', 'runs/resume.py begin_with_bag'}
+BEGIN = {'runs/preflight.py choose_processes', 'train.py make_model', 'runs/resume.py fill'}
 A_LOG_LINE = {'train.py report', 'runs/log.py StepLog.describe_skips', 'runs/log.py StepLog.report', 'train.py check_streak'}
 AN_EVALUATION = {'train.py evaluate_and_save', 'loss.py Loss.validate', 'diffusion.py MaskedText.bound',
                  'processes/autoregressive.py exact_nll', 'processes/integral.py IntegralProcess.bound'}
-A_CHECKPOINT = {'runs/resume.py State.counters', 'runs/checkpoint.py save', 'runs/checkpoint.py write_files'}
+A_CHECKPOINT = {'runs/resume.py State.save', 'runs/checkpoint.py save', 'runs/checkpoint.py write_files'}
 NOW_AND_THEN = BEGIN | A_LOG_LINE | AN_EVALUATION | A_CHECKPOINT
 
 # a step waits for these alone: AdamW's kernel reads the guard's flag on the device, Muon has no such switch; the device alone knows
@@ -119,7 +119,7 @@ def test_a_training_meets_no_tensor_of_another_device_and_waits_for_what_it_may(
 def test_every_wait_that_is_allowed_happens(on_shapes):
     """ Else a list above would be stale. (Tensors without values are not saved.) """
     found = {place for name in OPTION_SETS for place in on_shapes[name]['waits']}
-    allowed = NOW_AND_THEN - A_CHECKPOINT | {'runs/resume.py State.counters'}
+    allowed = NOW_AND_THEN - A_CHECKPOINT | {'runs/resume.py State.save'}
     assert found == allowed.union(*OF_STEPS.values(), *OF_BEGIN.values())
 
 

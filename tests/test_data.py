@@ -7,12 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-import data
 from corpora import tokenizers
-from data import LatentStats, PackedDataset, prefetch, row_order
+from data import LatentStats, PackedDataset, load_stats, load_tokenizer, prefetch, row_order
 from diffusion import philox
 from runs.files import sealed, sha256
-from data import load_stats, load_tokenizer
 
 TEXTS = ['a dog runs on the beach', 'tabs\tand\n\nlines  ', '<eos> <|endoftext|> [MASK] <pad>',
          'naïve café 東京 🙂 e\u0301', 'nul \x00 byte', '', ' ']
@@ -51,9 +49,13 @@ def entry(path):
     return dict(bytes=os.path.getsize(path), sha256=sha256(path))
 
 
-def edit_meta(folder, change):
+def rewrite(folder, name, array):
+    """ Another array in a shard, with its size and digest in meta.json. """
+    array.tofile(folder / name) if name.endswith('.bin') else np.save(folder / name, array)
     meta = json.loads((folder / 'meta.json').read_text())
-    change(meta)
+    for shard in meta['splits']['train']['shards']:
+        if name in shard['files']:
+            shard['files'][name] = entry(folder / name)
     (folder / 'meta.json').write_text(sealed(meta))
 
 # -----------------------------------------------------------------------------
@@ -162,35 +164,45 @@ def test_a_truncated_file_is_refused_with_name_found_and_expected_bytes(tmp_path
         PackedDataset(tmp_path, 'train')
 
 
-def test_wrong_dimension_dtype_row_count_and_token_id_are_refused_with_both_values(tmp_path):
-    def rewritten(change, **match):
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
-        write_dataset(folder)
-        change(folder)
-        def recount(meta):
-            for shard in meta['splits']['train']['shards']:
-                for name in shard['files']:
-                    shard['files'][name] = entry(folder / name)
-        edit_meta(folder, recount)
-        with pytest.raises(ValueError, match=match['match']):
-            PackedDataset(folder, 'train')
-    latents, offsets = 'train-00000.latents.npy', 'train-00000.offsets.npy'
-    rewritten(lambda f: np.save(f / latents, np.zeros((3, 2, 4), np.float16)), match=r'\(3, 2, 4\).*\(3, 2, 5\)')
-    rewritten(lambda f: np.save(f / latents, np.zeros((3, 2, 5), np.float32)), match='float32.*float16')
-    rewritten(lambda f: np.save(f / latents, np.zeros((2, 2, 5), np.float16)), match=r'\(2, 2, 5\).*\(3, 2, 5\)')
-    rewritten(lambda f: np.save(f / offsets, np.array([0, 3, 10])), match=r'\(3,\).*\(4,\)')
-    rewritten(lambda f: np.save(f / offsets, np.array([0, 3, 2, 10])), match='rising')
-    rewritten(lambda f: np.save(f / offsets, np.array([0, 3, 3, 11])), match='11.*10')
-    rewritten(lambda f: np.full(10, 258, '<u2').tofile(f / 'train-00000.tokens.bin'), match='258.*vocab_size 258')
-
-
-def test_ids_beyond_the_vocabulary_are_caught_in_a_batch_of_a_split_too_large_to_check_whole(tmp_path, monkeypatch):
+@pytest.mark.parametrize('name, content, words', [
+    ('train-00000.latents.npy', np.zeros((3, 2, 4), np.float16), r'\(3, 2, 4\).*\(3, 2, 5\)'),
+    ('train-00000.latents.npy', np.zeros((3, 2, 5), np.float32), 'float32.*float16'),
+    ('train-00000.latents.npy', np.zeros((2, 2, 5), np.float16), r'\(2, 2, 5\).*\(3, 2, 5\)'),
+    ('train-00000.offsets.npy', np.array([0, 3, 10]), r'\(3,\).*\(4,\)'),
+    ('train-00000.offsets.npy', np.array([0., 3, 3, 10]), 'found float64'),
+    ('train-00000.tokens.bin', np.zeros(0, '<u2'), 'empty')])
+def test_wrong_dimension_dtype_and_row_count_are_refused_with_both_values(tmp_path, name, content, words):
     write_dataset(tmp_path)
-    monkeypatch.setattr(data, 'CHECK_ALL_TOKENS', 0)
-    np.full(10, 300, '<u2').tofile(tmp_path / 'train-00000.tokens.bin')
-    with pytest.raises(ValueError, match='token id 300'):
-        PackedDataset(tmp_path, 'train').rows([0])
+    rewrite(tmp_path, name, content)
+    with pytest.raises(ValueError, match=words):
+        PackedDataset(tmp_path, 'train')
+
+
+@pytest.mark.parametrize('offsets, wrong', [
+    ([0, 13, 12, 14], (4, 5)),                                     # a text of 13 tokens; and one that ends before it begins
+    ([0, 5, 99, 14], (5, 6)), ([0, -5, 12, 14], (4, 5)),           # outside the tokens
+    ([0, 5, 10**12, 14], (5, 6)), ([1, 9, 12, 15], (4, 6))])
+def test_wrong_offsets_are_found_when_their_row_is_read(tmp_path, offsets, wrong):
+    write_dataset(tmp_path)
+    rewrite(tmp_path, 'train-00002.offsets.npy', np.array(offsets))      # of rows 4, 5, 6 of 5, 7, 2 tokens
+    ds = PackedDataset(tmp_path, 'train')
+    for row in range(7):
+        if row not in wrong:
+            ds.rows([row])
+            continue
+        for read in (lambda: ds.rows([0, row]), lambda: ds.text(row), ds.lengths):
+            with pytest.raises(ValueError, match=r'train-00002.offsets.npy: a text from .* expected .* 14 tokens; run prepare.py'):
+                read()
+
+
+def test_ids_beyond_the_vocabulary_are_found_in_the_first_shard_or_when_they_are_read(tmp_path):
+    write_dataset(tmp_path)
+    np.full(14, 258, '<u2').tofile(tmp_path / 'train-00002.tokens.bin')
+    ds = PackedDataset(tmp_path, 'train')
+    np.full(10, 258, '<u2').tofile(tmp_path / 'train-00000.tokens.bin')
+    for read in (lambda: ds.rows([5]), ds.counts, lambda: PackedDataset(tmp_path, 'train')):
+        with pytest.raises(ValueError, match='token id 258 in train, expected ids below vocab_size 258'):
+            read()
 
 
 def test_a_missing_dataset_names_the_prepare_command_and_a_short_seq_len_the_right_one(tmp_path):
@@ -203,22 +215,6 @@ def test_a_missing_dataset_names_the_prepare_command_and_a_short_seq_len_the_rig
         PackedDataset(tmp_path, 'test')
 
 # -----------------------------------------------------------------------------
-
-def test_row_order_is_a_pure_function_and_every_epoch_is_another_permutation():
-    n = 11
-    whole = row_order(n, 3, 0, 4 * n)
-    for epoch in whole.reshape(4, n):
-        assert sorted(epoch) == list(range(n))
-    assert len({tuple(epoch) for epoch in whole.reshape(4, n)}) == 4
-    for start, count in ((0, 5), (9, 4), (10, 25), (22, 11), (43, 1), (7, 0)):   # straddling one epoch, and two
-        assert np.array_equal(row_order(n, 3, start, count), whole[start:start + count])
-    assert not np.array_equal(row_order(n, 4, 0, n), whole[:n])
-
-
-def test_ranks_together_read_the_rows_of_one_process():
-    rows = row_order(100, 0, 320, 32)
-    assert np.array_equal(np.concatenate([row_order(100, 0, 320 + 8 * rank, 8) for rank in range(4)]), rows)
-
 
 def test_noise_depends_on_seed_step_and_purpose_and_on_nothing_else():
     def draw(*key):
@@ -260,32 +256,3 @@ def test_of_a_tokenizer_that_is_more_than_a_byte_level_bpe_only_words_and_merges
             tokenizers.bpe_tokenizer(path)
     else:
         assert tokenizers.bpe_tokenizer(path).encode('the dog runs') == expected
-
-
-def test_a_shard_of_samples_without_tokens_is_refused(tmp_path):
-    write_dataset(tmp_path)
-    meta = json.loads((tmp_path / 'meta.json').read_text())
-    split = next(iter(meta['splits']))
-    entry = meta['splits'][split]['shards'][0]
-    tokens, offsets = (tmp_path / f'{entry["name"]}.{end}' for end in ('tokens.bin', 'offsets.npy'))
-    tokens.write_bytes(b'')
-    np.save(offsets, np.zeros(entry['samples'] + 1, np.int64))
-    entry['tokens'] = entry['files'][tokens.name]['bytes'] = 0
-    (tmp_path / 'meta.json').write_text(sealed(meta))
-    with pytest.raises(ValueError):
-        PackedDataset(tmp_path, split)
-
-
-@pytest.mark.parametrize('mean, is_sound', [(np.full(5, 2., '>f8'), True), (np.full(5, 1e300), False)])
-def test_statistics_are_float32_whatever_floats_the_file_has(tmp_path, mean, is_sound):
-    write_dataset(tmp_path)
-    path = tmp_path / 'latent_stats.npz'
-    np.savez(path, mean=mean, std=np.ones(5, '>f4'))
-    meta = json.loads((tmp_path / 'meta.json').read_text())
-    meta['files'][path.name] = dict(bytes=path.stat().st_size, sha256=sha256(path))
-    (tmp_path / 'meta.json').write_text(sealed(meta))
-    if is_sound:
-        assert load_stats(tmp_path).mean.tolist() == [2.] * 5
-    else:
-        with pytest.raises(ValueError, match='latent_stats.npz: .*not finite'):
-            load_stats(tmp_path)

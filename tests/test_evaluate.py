@@ -11,7 +11,7 @@ import torch
 
 import evaluate
 import sample
-from configurator import read_knobs
+from configurator import help_of, read_knobs
 from diffusion import GaussianLatents, MaskedText
 from evaluate import name_of_results, read_results, read_sweep, write_results
 from model import Model, ModelConfig
@@ -245,11 +245,11 @@ def test_a_mistyped_scorer_asks_no_hub(tmp_path, monkeypatch):
 # ---- the command line
 
 def test_the_knobs_of_sampling_are_those_of_sample():
-    (knobs, help_text, rules), (of_sample, _, rules_of_sample) = (read_knobs(script.__file__) for script in (evaluate, sample))
+    knobs, of_sample, help_text = read_knobs(evaluate.__file__), read_knobs(sample.__file__), help_of(evaluate.__file__)
     shared = knobs.keys() & of_sample.keys()
     assert shared == {'out_dir', 'texts', 'which', 'field', 'encoder_folder', 'sample_batch', 'seed', 'device', 'dtype', 'rerank',
                       'refine', *TEXT_KNOBS, *LATENT_KNOBS}
-    assert all(knobs[name] == of_sample[name] and rules.get(name) == rules_of_sample.get(name) for name in shared - {'out_dir'})
+    assert all(knobs[name][:2] == of_sample[name][:2] for name in shared - {'out_dir'})
     assert "\nsolver = 'dpmpp_2m'" in help_text and 'num_samples' not in help_text and '# diffusion, and so on' in help_text
 
 

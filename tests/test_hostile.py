@@ -142,19 +142,6 @@ except Exception as error:
     assert result.stdout.startswith('refused') and int(result.stdout.split()[1]) < 1000, result
 
 
-def test_offsets_that_cannot_be_right_are_refused_whatever_their_digest(dataset, tmp_path):
-    folder = copy_of(dataset, tmp_path)
-    name = 'train-00000.offsets.npy'
-    offsets = np.load(folder / name)
-    for position, value in ((5, 10**12), (5, -3), (0, 1), (-1, 7)):
-        wrong = offsets.copy()
-        wrong[position] = value
-        np.save(tmp_path / 'wrong.npy', wrong)
-        forge(folder, name, (tmp_path / 'wrong.npy').read_bytes())
-        with pytest.raises(ValueError, match='offsets'):
-            PackedDataset(folder, 'train')
-
-
 def test_no_name_in_a_meta_json_leads_out_of_its_folder(dataset, tmp_path):
     """ prepare.py --same_as writes files by the names in another dataset's meta.json. """
     folder = copy_of(dataset, tmp_path)

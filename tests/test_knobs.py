@@ -14,13 +14,13 @@ SHORT = ['--depth=1', '--width=16', '--heads=1', '--latent_tokens=1', '--batch_s
 
 
 def knobs_of(script):
-    return list(configurator.read_knobs(os.path.join(ROOT, f'{script}.py'))[0])
+    return configurator.read_knobs(os.path.join(ROOT, f'{script}.py'))
 
 
 def values_of(script, name):
     """ VALUES; of a knob that takes any text, such as a path, only a text and none: to it all the others are texts. """
-    knobs, _, rules = configurator.read_knobs(os.path.join(ROOT, f'{script}.py'))
-    is_text = isinstance(knobs[name], str) and name not in rules
+    knob = knobs_of(script)[name]
+    is_text = isinstance(knob.default, str) and not knob.rule
     return ('nan', '') if is_text else VALUES
 
 
@@ -39,21 +39,13 @@ def judge(commands, results):
             yield command[-1], code, err[-300:]
 
 
-def test_every_knob_that_is_a_number_or_one_of_several_words_has_a_range():
-    for script in configurator.SCRIPTS:
-        knobs, _, rules = configurator.read_knobs(os.path.join(ROOT, f'{script}.py'))
-        for name, default in knobs.items():
-            is_number = any(type(x) in (int, float) for x in (default if isinstance(default, tuple) else [default]))
-            assert not (is_number or default is None) or name in rules, (script, name)
-            if name in rules:
-                assert configurator.settle(default, default, rules[name], configurator.from_value) == default, (script, name)
-
-
-def test_a_knob_of_several_scripts_has_one_range():
-    found = {}
-    for script in ('sample', 'evaluate'):
-        for name, rule in configurator.read_knobs(os.path.join(ROOT, f'{script}.py'))[2].items():
-            assert found.setdefault(name, rule) == rule, (script, name, rule, found[name])
+@pytest.mark.parametrize('script', configurator.SCRIPTS)
+def test_every_knob_that_is_a_number_or_one_of_several_words_has_a_range_and_help_shows_it(script):
+    help_text = configurator.help_of(os.path.join(ROOT, f'{script}.py'))
+    for name, knob in knobs_of(script).items():
+        values = knob.default if isinstance(knob.default, tuple) else (knob.default,)
+        assert knob.rule or all(type(value) in (str, bool) for value in values), name
+        assert knob.settle(knob.default) == knob.default and f'\n{name} = ' in help_text, name
 
 
 @pytest.fixture(scope='module')

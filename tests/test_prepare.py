@@ -35,7 +35,8 @@ LINES = [f'{WORDS[i % 20]} {WORDS[i * 7 % 20]} {WORDS[i * 3 % 19]} walks number 
 def knobs_of(**knobs):
     """ All knobs of prepare.py, these among them. """
     given = {name: str(value) if isinstance(value, os.PathLike) else value for name, value in knobs.items()}
-    return SimpleNamespace(**read_knobs(os.path.join(ROOT, 'prepare.py'))[0] | given)
+    defaults = {name: knob.default for name, knob in read_knobs(os.path.join(ROOT, 'prepare.py')).items()}
+    return SimpleNamespace(**defaults | given)
 
 
 def run(**knobs):

@@ -628,7 +628,7 @@ def test_what_a_run_cannot_do_with_a_text_is_said_in_one_line_each(finished, tmp
 
 
 def test_an_empty_text_is_not_silent(finished, monkeypatch, capsys):
-    for name in configurator.read_knobs(sample.__file__)[0]:
+    for name in configurator.read_knobs(sample.__file__):
         monkeypatch.setattr(sample, name, getattr(sample, name))         # to be put back
     monkeypatch.setattr(sys, 'argv', ['sample.py', f'--out_dir={finished}', '--text=a red dog', '--device=cpu'])
     monkeypatch.setattr(directions, 'l2t', lambda run, z, **how: torch.full((len(z), run.L), run.tokenizer.eos))

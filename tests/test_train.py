@@ -16,7 +16,6 @@ from loss import BatchMaker, statistics, statistics_of_latents
 from runs.checkpoint import pick_dtype
 from sampling.loading import load_run
 from runs.log import summary
-from runs.manifest import dataset_folder, how_to_prepare
 from runs.stages import read_schedule, read_stages
 from launch import ROOT, TINY, Job, cut, log, run, run_code, run_each, train, train_each, weights
 from samplers import SAMPLERS
@@ -642,19 +641,15 @@ def test_cuda_where_there_is_none_is_the_machine_s_fault(dataset, tmp_path):
     for device in ('cuda', 'cuda:1'):
         result = train(dataset, tmp_path / 'run', f'--device={device}')
         assert result.returncode == 2 and result.stderr.count('\n') == 1, result.stderr
-        assert f'device={device!r} ' in result.stderr and 'no CUDA device' in result.stderr and 'nproc' not in result.stderr
+        assert f'device={device!r} ' in result.stderr and '--device=cpu' in result.stderr and 'nproc' not in result.stderr
 
 
-def test_a_missing_dataset_is_answered_with_what_makes_that_very_one(tmp_path, monkeypatch):
-    made = 'python prepare.py config/quickstart.py config/mixed.py`'
-    for args, command in ((['config/quickstart.py', 'config/mixed.py', '--dataset=nope'], '--input=... --out=data/nope`'),
-                          (['config/quickstart.py', f'--dataset={tmp_path}/quickstart'], f'--out={tmp_path}/quickstart`'),
-                          (['config/quickstart.py', 'config/mixed.py'], made), (['--dataset=quickstart'], 'config/quickstart.py`')):
-        monkeypatch.chdir(ROOT)
-        folder = next((a.split('=')[1] for a in args if 'dataset' in a), 'quickstart')
-        assert command in how_to_prepare(dataset_folder(folder), [a for a in args if a.endswith('.py')]), args
-    result = run('train.py', 'config/quickstart.py', '--dataset=nope')
-    assert result.returncode == 2 and 'no dataset in data/nope' in result.stderr and 'config/' not in result.stderr
+def test_a_missing_dataset_is_answered_with_what_makes_that_very_one(tmp_path):
+    (tmp_path / 'c.py').write_text("dataset = 'none_of_ours'")
+    results = run_each(['train.py', f'{tmp_path}/c.py'], ['train.py', f'{tmp_path}/c.py', '--dataset=nope'])
+    for (rc, _, err), words in zip(results, (f'data/none_of_ours (no meta.json): make it with `python prepare.py {tmp_path}/c.py`',
+                                             'data/nope (no meta.json): make it with `python prepare.py --input=... --out=data/nope`')):
+        assert rc == 2 and err.count('\n') == 1 and words in err, err
 
 
 def test_the_conservative_overlay_makes_no_batch_smaller():
@@ -662,7 +657,7 @@ def test_the_conservative_overlay_makes_no_batch_smaller():
     for overlay in ([], ['config/stable.py']):
         knobs = dict(batch_size=64, grad_accum=1)
         for path in ['config/l2t.py', *overlay]:
-            knobs |= {name: value for name, value, _ in run_config(str(ROOT / path))}
+            knobs |= run_config(str(ROOT / path))
         assert knobs['grad_accum'] == 1, 'else it is refused beside global_batch'
         rows[len(overlay)] = knobs['global_batch']
     assert rows[1] == rows[0] == 512
@@ -687,17 +682,13 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_wandb(dataset, tmp_path):
     def start(out, *args):
         env = dict(PYTHONPATH=f'{ROOT}:{tmp_path}/modules', CALLS=str(tmp_path / 'calls'))
         job = Job(dataset, out, '--wandb_project=captions', *args, env=env)
-        rc, = job.wait()
-        return rc, job.err()
+        return job.wait()
     run_folder, other = tmp_path / 'run', tmp_path / 'other'
     for out, steps in ((run_folder, 4), (run_folder, 6), (other, 2)):
-        assert start(out, f'--max_iters={steps}')[0] == 0
+        assert start(out, f'--max_iters={steps}') == [0]
     calls = [json.loads(line) for line in open(tmp_path / 'calls')]
     first, second, third = (call['init'] for call in calls if 'init' in call)
     assert first == second and first['resume'] == 'allow' and first['project'] == 'captions' and first['name'] == 'run'
     assert re.fullmatch(r'[0-9a-f]{8}', first['id']) and third['id'] != first['id']
     steps = [call['step'] for call in calls if 'keys' in call and 'loss' in call['keys']]
     assert steps == [1, 2, 3, 4, 5, 6, 1, 2]
-    (run_folder / 'wandb_id').write_text('../x\n')
-    rc, err = start(run_folder, '--max_iters=7')
-    assert rc == 2 and err.count('\n') == 1 and 'wandb_id' in err and '../x' in err
