@@ -24,9 +24,9 @@ from runs.manifest import dataset_identity, split_digests
 from runs.stages import modes_of
 
 # these leave what a resumed run learns as it is
-HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile',
+HARMLESS = {'dataset', 'out_dir', 'init_from', 'clusters_from', 'device', 'compile',
             'parallel', 'dist_timeout', 'master_timeout', 'preflight_only', 'keep',
-            'save_interval', 'eval_interval', 'log_interval', 'wandb_project'}
+            'eval_interval', 'log_interval', 'wandb_project'}
 
 SCORE_OF_ENDS = -8.0           # of EOS and PAD in a new bag: e^-8 of the weight of a token
 
@@ -48,10 +48,11 @@ class State:
     """ All that a checkpoint holds and a resume fills: weights, their average, moments, counters,
     generators. """
 
-    def __init__(self, model, optimizers, ema_decay, n_norms, device):
+    def __init__(self, model, optimizers, ema_decay, n_norms, device, global_batch):
         self.model = model
         self.optimizers = optimizers
         self.device = device
+        self.global_batch = global_batch                   # rows of a step, over all processes
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.names, self.parameters = zip(*trained)
 
@@ -110,7 +111,7 @@ class State:
                     skipped=self.skipped.item(), streak=self.streak.item(),
                     history=self.history[self.history.isfinite()].tolist())
 
-    def save(self, run, config, is_best):
+    def save(self, config, is_best):
         """ The error, or None. Every rank must call: rank 0 writes, all know how it went. """
         weights = self.model.state_dict()
         tensors = {'model': distributed.whole(weights)}
@@ -119,8 +120,8 @@ class State:
             tensors['ema'] = distributed.whole({**weights, **dict(zip(self.names, self.ema))})
         tensors['optimizer'] = distributed.whole(self.moments())
         tensors['rng'] = self.generators()
-        known = {**self.counters(), 'global_batch': run.global_batch,
-                 'model_config': asdict(run.model_config), 'identity': run.identity}
+        known = {**self.counters(), 'global_batch': self.global_batch,
+                 'model_config': asdict(self.model.config), 'identity': self.identity}
         _, error = distributed.on_rank0(checkpoint.save, config['out_dir'], self.step, tensors,
                                         known, config['keep'], is_best)
         self.failed_saves = self.failed_saves + 1 if error else 0
@@ -188,9 +189,9 @@ def fill(model, weights):
     model.load_state_dict(shared)
 
 
-def begin_from(folder, state, compatible, device):
+def begin_from(folder, state, compatible):
     """ The best weights of another run of the same model, process and data. """
-    source, knobs, meta = checkpoint.load_model(folder, 'best', device=device)
+    source, knobs, meta = checkpoint.load_model(folder, 'best', device=state.device)
     other = compatibility(source.config, knobs, meta)
     other['model']['dropout'] = compatible['model']['dropout']
     if found := checkpoint.difference(other, compatible):
@@ -202,13 +203,13 @@ def begin_from(folder, state, compatible, device):
 
 
 @torch.no_grad()
-def begin_with_bag(state, run):
+def begin_with_bag(state, data, config):
     """ The bag of a new run begins as the linear model that prepare.py has fitted: the network
     learns what is left. That model predicts one clean latent from a whole text. """
-    model, data = state.model, run.train_data
+    model = state.model
     c = model.config
-    predicts_clean = c.bag and run.latent.target == 'x0'
-    values = load_bag(run.folder, data.meta) if predicts_clean else None
+    predicts_clean = c.bag and config['latent_target'] == 'x0'
+    values = load_bag(data.folder, data.meta) if predicts_clean else None
     if values is None:
         return
 
@@ -247,21 +248,21 @@ def say_what_changed(script, config):
 
 # ---- the whole
 
-def resume_or_begin(state, run, config, script):
+def resume_or_begin(state, data, text, config, script):
     """
     Fills the state of a training: from the newest checkpoint of out_dir, from the best weights of
     init_from, or from scratch; takes the run folder, and writes config.json there. Every rank must
     call. Stops all with exit code 2 where that cannot be. Returns the run's id in wandb, or None.
-    run: of preflight.plan. script: the path of train.py.
+    data: the training split. text: the process. script: the path of train.py.
     """
     model, init_from = state.model, config['init_from']
-    compatible = compatibility(run.model_config, config, run.train_data.meta)
-    run.identity = {**compatible, 'data': split_digests(run.train_data.meta)}
+    compatible = compatibility(model.config, config, data.meta)
+    state.identity = {**compatible, 'data': split_digests(data.meta)}
     newest = distributed.rank0_or_stop(2, take_run_folder, config)
 
     # the tables of a new run are made from its training split; else they lie with the weights
     if not newest and not init_from:
-        tables = distributed.rank0_or_stop(2, processes.tables_of, config, run.train_data)
+        tables = distributed.rank0_or_stop(2, processes.tables_of, config, data)
         for name, table in tables.items():
             getattr(model, name).copy_(table)
 
@@ -269,20 +270,20 @@ def resume_or_begin(state, run, config, script):
     error = None
     try:
         if newest:
-            resume_from(newest, state, run, config)
+            resume_from(newest, state, data.folder, config)
         elif init_from:
-            begin_from(init_from, state, compatible, run.device)
+            begin_from(init_from, state, compatible)
         else:
-            begin_with_bag(state, run)
+            begin_with_bag(state, data, config)
     except (ValueError, OSError) as failure:
         error = str(failure)
     except Exception as failure:                           # a checkpoint of another version
-        source = newest or init_from or run.folder
+        source = newest or init_from or data.folder
         error = f'cannot go on from {source}: {type(failure).__name__}: {failure}'
     errors = [e for e in distributed.all_gather_object(error) if e]
     if errors:
         distributed.stop_all(errors[0], code=2)
-    processes.after_loading(model, run.text, config)
+    processes.after_loading(model, text, config)
 
     # say so; and only now overwrite config.json
     if rank == 0:
@@ -290,8 +291,8 @@ def resume_or_begin(state, run, config, script):
             print(f'going on from {newest}')
             say_what_changed(script, config)
         else:
-            say_how_it_begins(model, run, config)
-    return distributed.rank0_or_stop(2, run_folder.begin, config, run.folder,
+            say_how_it_begins(model, data, config)
+    return distributed.rank0_or_stop(2, run_folder.begin, config, data.folder,
                                      fresh=newest is None, step=state.step)
 
 
@@ -299,18 +300,18 @@ def take_run_folder(config):
     """ For rank 0: nobody else writes there until this process ends, however it ends. Returns the
     newest checkpoint that the run goes on from. """
     run_folder.lock(config['out_dir'])
-    return checkpoint.newest(config['out_dir']) if config['resume'] == 'auto' else None
+    return checkpoint.newest(config['out_dir'])
 
 
-def resume_from(newest, state, run, config):
+def resume_from(newest, state, folder, config):
     """ The state of a checkpoint, where it is of the same run: with the same model, process and
     samples in both splits, or `best` would compare losses of two validation splits. """
     known = checkpoint.verify(newest)
-    saved, now = known['identity'], run.identity
+    saved, now = known['identity'], state.identity
     if found := checkpoint.difference({**saved, 'data': None}, {**now, 'data': None}):
         raise ValueError(f'{newest} was trained with {found}: choose another --out_dir')
     if found := checkpoint.difference({'data': saved['data']}, {'data': now['data']}):
-        raise ValueError(f'{newest} was trained on another dataset than {run.folder} ({found}): '
+        raise ValueError(f'{newest} was trained on another dataset than {folder} ({found}): '
                          'name its own with --dataset=, or choose another --out_dir')
     state.load(newest, known)
 
@@ -322,13 +323,13 @@ def resume_from(newest, state, run, config):
         pass
     if before not in (None, modes_of(config['mode'])):
         state.best_val = math.inf
-    if known['global_batch'] != run.global_batch and rank == 0:
+    if known['global_batch'] != state.global_batch and rank == 0:
         print(f'warning: the global batch was {known["global_batch"]} rows and is now '
-              f'{run.global_batch}: not the run it would have been')
+              f'{state.global_batch}: not the run it would have been')
 
 
-def say_how_it_begins(model, run, config):
-    for line in processes.describe(model, config, run.train_data):
+def say_how_it_begins(model, data, config):
+    for line in processes.describe(model, config, data):
         print(line)
     if config['init_from']:
         print(f'begins with the best weights of {config["init_from"]}')
