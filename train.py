@@ -25,7 +25,6 @@ import math
 import signal
 import sys
 import time
-from datetime import timedelta
 from functools import partial
 
 import runs.threads    # before torch: it sets how threads wait for one another
@@ -257,7 +256,7 @@ def lr_factor(step):
     return min_lr + (1 - min_lr) * 0.5 * (1 + math.cos(math.pi * done))
 
 # -----------------------------------------------------------------------------
-# Evaluate, save, log
+# Evaluate, save, log; a stage
 
 def evaluate():
     """ Whether the averaged weights are the best so far; False where they were evaluated before, or
@@ -294,15 +293,7 @@ def evaluate():
     is_best = val_loss < state.best_val
     state.best_val = min(state.best_val, val_loss)
     state.evaluated_at = state.step
-
-    # say so
-    if rank == 0:
-        units = dict(val_text='nats per token', val_causal='nats per token',
-                     val_latent='per dimension')
-        found = ', '.join(f'{name} {value:.4f} {units[name]}' for name, value in val.items())
-        print(f'step {state.step:>6,} | {found}{" | best" if is_best else ""}', flush=True)
-    seconds = round(time.perf_counter() - began, 2)
-    log.write(step=state.step, **val, best=is_best, seconds=seconds)
+    log.evaluation(state.step, val, is_best, time.perf_counter() - began)
     return is_best
 
 
@@ -392,7 +383,6 @@ log = StepLog(out_dir, device, max_iters, rows_of, config, wandb_id)
 batches = prefetch(micro_batches(state.step), device)
 stage = net = None
 model.train()
-start_step, start_time = state.step, time.perf_counter()
 while True:
     # ---- evaluate, save and stop
     at_end = state.step >= max_iters
@@ -465,22 +455,10 @@ while True:
         report()
         check_streak()
 
-# -----------------------------------------------------------------------------
-# The last words
-
+# ---- the last words
 report()
-best = '' if math.isinf(state.best_val) else f'best validation {state.best_val:.4f}; '
+signal_name = signal.Signals(stop_signal).name if stop_signal else ''
 if stop_signal:
-    name = signal.Signals(stop_signal).name
-    distributed.rank0_or_stop(5, note_preemption, out_dir, state.saved_at, name)
-if rank == 0:
-    if stop_signal:
-        done = f'saved step {state.saved_at:,}' if state.saved_at else 'nothing to save'
-        print(f'{name}: {done}; run the same command again to go on')
-    if state.step > start_step:
-        seconds = timedelta(seconds=int(time.perf_counter() - start_time))
-        print(f'{state.step - start_step:,} steps in {seconds}; {best}checkpoints in {out_dir}')
-    elif not stop_signal:
-        print(f'{out_dir} is finished: {state.step:,} of {max_iters:,} steps; {best}raise '
-              '--max_iters to go on')
+    distributed.rank0_or_stop(5, note_preemption, out_dir, state.saved_at, signal_name)
+log.last_words(state, signal_name)
 distributed.leave()

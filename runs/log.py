@@ -97,7 +97,7 @@ def summary(sums, micro_batches):
 
 class StepLog:
     """ The steps since the last line. What is known of them stays on the device until `report`.
-    rows_of(step, micro, rank) -> rows of the dataset. """
+    rows_of(step, micro, rank) -> (first row, rows of the dataset). """
 
     def __init__(self, out_dir, device, max_iters, rows_of, config, wandb_id=None):
         self.out_dir, self.device = out_dir, device
@@ -112,7 +112,7 @@ class StepLog:
             self.wandb = wandb
 
         self.steps = []                                    # since the last line
-        self.since = time.perf_counter()                   # of the last line
+        self.since = self.began = time.perf_counter()      # since: of the last line
         self.n_steps = 0                                   # of this process
 
     def add(self, step, bad, loss, norm, losses, sums):
@@ -151,6 +151,30 @@ class StepLog:
             print(f'warning: cannot log: {error}', file=sys.stderr, flush=True)
         if self.wandb:
             self.wandb.log(entry, step=entry['step'])
+
+    def last_words(self, state, signal_name):
+        """ signal_name: of the signal that ended the run, or ''. """
+        if rank:
+            return
+        best = '' if math.isinf(state.best_val) else f'best validation {state.best_val:.4f}; '
+        if signal_name:
+            done = f'saved step {state.saved_at:,}' if state.saved_at else 'nothing to save'
+            print(f'{signal_name}: {done}; run the same command again to go on')
+        if self.n_steps:
+            seconds = timedelta(seconds=int(time.perf_counter() - self.began))
+            print(f'{self.n_steps:,} steps in {seconds}; {best}checkpoints in {self.out_dir}')
+        elif not signal_name:
+            print(f'{self.out_dir} is finished: {state.step:,} of {self.max_iters:,} steps; {best}'
+                  'raise --max_iters to go on')
+
+    def evaluation(self, step, val, is_best, seconds):
+        """ val: {name: loss}. """
+        if rank == 0:
+            units = dict(val_text='nats per token', val_causal='nats per token',
+                         val_latent='per dimension')
+            found = ', '.join(f'{name} {value:.4f} {units[name]}' for name, value in val.items())
+            print(f'step {step:>6,} | {found}{" | best" if is_best else ""}', flush=True)
+        self.write(step=step, **val, best=is_best, seconds=round(seconds, 2))
 
     def report(self, step, tokens_a_step, flops, **more):
         """ One line of the log and one on the screen, of the steps since the last one. Every rank
@@ -216,7 +240,7 @@ class StepLog:
             where = []
             if not math.isfinite(loss):
                 why = 'loss'
-                where = [dict(rank=r, rows=self.rows_of(number, micro, r).tolist())
+                where = [dict(rank=r, rows=self.rows_of(number, micro, r)[1].tolist())
                          for r in range(world) for micro in range(self.n_losses)
                          if not is_finite[r][i][micro]]
             found.append(dict(step=number + 1, why=why, loss=f'{loss:.4g}', grad_norm=f'{norm:.4g}',

@@ -17,6 +17,7 @@ class Stage:
     shares: dict               # {mode: share of the rows}
     predict: tuple             # the streams that have a loss
     budget: int                # positions of the head in a micro-batch
+    flops: int = 0             # of a step of all processes; preflight.flops_of counts them
 
 
 def modes_of(mode):

@@ -119,16 +119,20 @@ def finished_by_two(dataset, tmp_path_factory):
 
 # ---- what is not finite
 
-def test_fault_01_nan_in_a_row_that_only_one_rank_reads(dataset, tmp_path):
-    row = poison(dataset, tmp_path / 'data', step=6, first=8 + 3, global_batch=16)
+@pytest.mark.parametrize('step, first, args, rank', [(6, 8 + 3, [], 1), (4, (1 * 2 + 0) * 8 + 5, ['--global_batch=48'], 0)],
+                         ids=['fault_01_one_rank', 'fault_03_a_middle_micro_batch'])
+def test_fault_01_and_03_nan_in_a_row_skips_the_step_once_on_all_ranks(dataset, tmp_path, step, first, args, rank):
+    row = poison(dataset, tmp_path / 'data', step, first, global_batch=48 if args else 16)
     out = tmp_path / 'run'
-    job = Job(tmp_path / 'data', out, *EVERY_STEP, '--max_iters=7', ranks=2, after=DIGEST)   # ends on the bad step: saves what did not move
+    run_of = [*EVERY_STEP, *args]
+    job = Job(tmp_path / 'data', out, *run_of, f'--max_iters={step + 1}', ranks=2, after=DIGEST)     # ends on the bad step: saves what did not move
     assert job.wait() == [0, 0], job.err()
     skip, = skips(out)
-    assert skip['step'] == 7 and skip['why'] == 'loss' and [w['rank'] for w in skip['where']] == [1] and row in skip['where'][0]['rows']
+    where, = skip['where']
+    assert skip['step'] == step + 1 and skip['why'] == 'loss' and where['rank'] == rank and row in where['rows'] and len(where['rows']) == 8
     assert len(digests(job)) == 1, 'the ranks hold different weights'
-    assert_nothing_moved(out, 6, 7)
-    job = Job(tmp_path / 'data', out, *EVERY_STEP, ranks=2, after=DIGEST)
+    assert_nothing_moved(out, step, step + 1)
+    job = Job(tmp_path / 'data', out, *run_of, ranks=2, after=DIGEST)
     assert job.wait() == [0, 0] and len(digests(job)) == 1, job.err()
     assert all(torch.isfinite(w).all() for w in weights(out).values()) and log(out)[12, False]['skipped'] == 1
 
@@ -144,18 +148,6 @@ def test_fault_02_an_infinite_gradient_with_a_finite_loss(dataset, tmp_path, ran
     assert args == ['--parallel=fsdp'] or skip['grad_norm'] == 'inf'
     assert len(digests(job)) == 1 or args == ['--parallel=fsdp']         # there each rank holds its share
     assert_nothing_moved(out, 6, 7)
-
-
-def test_fault_03_nan_in_a_middle_micro_batch_skips_the_step_once_on_all_ranks(dataset, tmp_path):
-    row = poison(dataset, tmp_path / 'data', step=4, first=(1 * 2 + 0) * 8 + 5, global_batch=48)       # micro-batch 1 of 0, 1, 2; rank 0
-    out = tmp_path / 'run'
-    job = Job(tmp_path / 'data', out, *EVERY_STEP, '--global_batch=48', '--max_iters=5', ranks=2, after=DIGEST)
-    assert job.wait() == [0, 0], job.err()
-    skip, = skips(out)
-    where, = skip['where']
-    assert skip['step'] == 5 and where['rank'] == 0 and row in where['rows'] and len(where['rows']) == 8
-    assert len(digests(job)) == 1
-    assert_nothing_moved(out, 4, 5)
 
 
 def test_fault_04_a_finite_spike_is_skipped_above_the_threshold_only_and_after_a_resume_too(dataset, tmp_path):
