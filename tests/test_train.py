@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 from configurator import run_config
 from data import PackedDataset
 from diffusion import GaussianLatents, MaskedText
+from model import Model, ModelConfig
 from loss import BatchMaker, statistics, statistics_of_latents
 from runs.checkpoint import pick_dtype
 from sampling.loading import load_run
 from runs.log import summary
+from runs.preflight import flops_of
 from runs.manifest import dataset_folder, how_to_prepare
 from runs.stages import read_schedule, read_stages
 from launch import ROOT, TINY, Job, cut, log, run, run_code, run_each, train, train_each, weights
@@ -503,6 +505,17 @@ print('GRAPH BREAKS', sum(counters['graph_break'].values()), 'PROGRAMS', counter
 
 
 # ---- what a run says of itself
+
+def test_the_operations_of_a_step_are_those_of_its_matrices():
+    """ Two for each multiply-add; the backward has twice as many as the forward. """
+    with torch.device('meta'):
+        sketch = Model(ModelConfig(vocab_size=300, seq_len=64, latent_dim=0, n_latents=0, depth=4, heads=4, width=128,
+                                   streams=('text',), text_clock=False))
+    stage, = read_stages('unconditional', '', ('text',), 9, 64, lambda masked, causal, length: 500)
+    matrices = sum(p.numel() for name, p in sketch.blocks.named_parameters() if not name.endswith(('gain', 'table')))
+    attention, head = 4 * 2 * 8 * 64 ** 2 * 128, 500 * 128 * 300
+    assert flops_of(sketch, 8, stage) == pytest.approx(6 * (8 * 64 * matrices + attention + head), rel=.01)
+
 
 def test_importing_train_starts_nothing(tmp_path):
     result = run_code('import train', cwd=tmp_path)
