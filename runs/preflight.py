@@ -34,6 +34,7 @@ MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'stre
 def open_data(config):
     """ Both splits of the dataset. ValueError for what is wrong with it, or with knobs that do not
     go together. """
+    # knobs that do not go together
     mode, streams, crop = config['mode'], config['streams'], not config['predict_length']
     if config['parallel'] == 'fsdp' and config['optimizer'] == 'muon':
         raise ValueError('parallel=fsdp shares matrices out, and muon needs them whole: '
