@@ -150,7 +150,7 @@ with stop_on_error():
     sketch = preflight.sketch_of(model_config, config, train_data.folder)
     for stage in stages:
         stage.flops = preflight.flops_of(sketch, micro_batch, stage) * grad_accum * world
-    show_knobs(config)                                     # nothing is printed before all is right
+    show_knobs(config)
     preflight.say(config, sketch, train_data, val_data, stages, micro_batch, grad_accum)
 with stop_on_error(code=4):
     preflight.check_machine(config, device, dtype, sketch.n_parameters())

@@ -85,7 +85,8 @@ def test_in_bfloat16_fsdp_gathers_its_blocks_in_bfloat16_and_stays_close_to_ddp(
 import model
 forward = model.Block.forward
 def watched(self, *args):
-    print('BLOCK', sorted({str(p.dtype) for p in self.parameters()}))
+    if next(self.parameters()).device.type != 'meta':                    # not the sketch whose operations are counted
+        print('BLOCK', sorted({str(p.dtype) for p in self.parameters()}))
     return forward(self, *args)
 model.Block.forward = watched
 """
