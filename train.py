@@ -153,7 +153,7 @@ with stop_on_error():
     show_knobs(config)
     preflight.say(config, sketch, train_data, val_data, stages, micro_batch, grad_accum)
 with stop_on_error(code=4):
-    preflight.check_machine(config, device, dtype, sketch.n_parameters())
+    preflight.check_machine(config, device, dtype, sketch)
     if preflight_only:
         raise SystemExit(0)
     meeting.join(device, dist_timeout)

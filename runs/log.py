@@ -61,9 +61,6 @@ def summary(sums, micro_batches):
     def ratio(total, count):
         return [a / b if b else None for a, b in zip(sums[total], sums[count])]
 
-    def by_mode(total, rows):
-        return {mode: x for mode, x in zip(MODES, ratio(total, rows)) if x}
-
     # what is a mean over micro-batches
     entry = {name: sums[name][0] / micro_batches for name in sums
              if name in ('loss', 'text_loss', 'latent_loss', 'importance_loss', 'mask_share')}
@@ -75,8 +72,7 @@ def summary(sums, micro_batches):
     # the text, per real token, as in validation: PAD is not counted
     if 'text_loss' in sums:
         entry.update(text_accuracy=sums['correct'][0] / max(sums['real_count'][0], 1e-9),
-                     text_nll_by_t=ratio('text_bins', 'text_count'),
-                     text_nats_by_mode=by_mode('text_by_mode', 'rows'))
+                     text_nll_by_t=ratio('text_bins', 'text_count'))
         words = []
         if sums['n_real'][0]:
             entry['text_nats_per_token'], = ratio('text_nats', 'n_real')
@@ -89,8 +85,7 @@ def summary(sums, micro_batches):
 
     # the latents
     if 'latent_loss' in sums:
-        entry.update(latent_mse_by_t=ratio('latent_bins', 'latent_count'),
-                     latent_mse_by_mode=by_mode('latent_by_mode', 'latent_rows'))
+        entry['latent_mse_by_t'] = ratio('latent_bins', 'latent_count')
         line += f' | latent {entry["latent_loss"]:.4f}'
     return entry, line
 

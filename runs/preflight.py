@@ -145,14 +145,14 @@ def share_rows(batch_size, global_batch):
     return micro_batch, rows // micro_batch
 
 
-def head_budget(text, adaptive, data, rows, t_min, masked_share, causal_share, length):
+def head_budget(text, adaptive, data, rows, t_min, masked_rows, causal_share, length):
     """ On how many positions of a micro-batch the text head runs, at most. """
     lengths = data.lengths()
     n = 0
-    if masked_share:
+    if masked_rows:
         # importance changes how much is masked
         more = adaptive.share(text, t_min) if adaptive else 1
-        n = text.head_budget(rows, length, masked_share * more, t_min)
+        n = text.head_budget(rows, length, masked_rows * more, t_min)
     if causal_share:
         n += causal_budget(lengths, rows, length, causal_share)
     return min(n, rows * length)
@@ -185,6 +185,10 @@ def flops_of(sketch, rows, stage):
 
 # ---- what was found, and the machine
 
+def count(model):
+    return sum(p.numel() for p in model.parameters())
+
+
 def report(what, finding):
     if rank == 0:
         print(f'✓ {what:<10} {finding}', flush=True)
@@ -196,7 +200,7 @@ def say(config, sketch, train, val, stages, micro_batch, grad_accum):
     c = sketch.config
     report('data', f'{train.folder}: {len(train):,} and {len(val):,} samples, vocabulary '
                    f'{c.vocab_size:,}, {c.seq_len} tokens, latents {c.n_latents} x {c.latent_dim}')
-    report('model', f'{sketch.n_parameters() / 1e6:.1f}M parameters, mode {config["mode"]}')
+    report('model', f'{count(sketch) / 1e6:.1f}M parameters, mode {config["mode"]}')
 
     # latents are learned beside whole texts only
     lengths = train.lengths()
@@ -232,7 +236,7 @@ def say(config, sketch, train, val, stages, micro_batch, grad_accum):
               '--max_tokens, which cuts the long ones', flush=True)
 
 
-def check_machine(config, device, dtype, n_parameters):
+def check_machine(config, device, dtype, sketch):
     """ OSError where the checkpoints do not fit, ConnectionError where the others cannot be met.
     """
     # the device; an emulated product takes many times as long
@@ -254,7 +258,7 @@ def check_machine(config, device, dtype, n_parameters):
     made = math.ceil(config['max_iters'] / config['eval_interval'])
     to_come = max(1, min(config['keep'] + 2, made) - there)
     copies = 4 if config['ema_decay'] else 3               # weights, average, two moments
-    needs = to_come * n_parameters * 4 * copies
+    needs = to_come * count(sketch) * 4 * copies
     has = shutil.disk_usage(folder).free
     if has < needs:
         raise OSError(f'{to_come:,} checkpoints to come need {needs / 1e9:.3g} GB, {folder} has '

@@ -71,15 +71,15 @@ def read_stages(schedule, lengths, streams, max_iters, seq_len, head_budget):
 
         # the shares of rows that have a text loss, and a latent loss
         shares = mode_shares(mode)
-        masked_share = shares['unconditional'] + shares['l2t']
+        masked_rows = shares['unconditional'] + shares['l2t']
         predict = ()
-        if masked_share + shares['causal'] and 'text' in streams:
+        if masked_rows + shares['causal'] and 'text' in streams:
             predict += ('text',)
         if shares['unconditional'] + shares['t2l'] and 'latent' in streams:
             predict += ('latent',)
         if not predict:
             raise ValueError(f'mode={mode} has no loss on streams={streams}')
 
-        budget = head_budget(masked_share, shares['causal'], length)
+        budget = head_budget(masked_rows, shares['causal'], length)
         found.append(Stage(mode, first, end, length, shares, predict, budget))
     return found
