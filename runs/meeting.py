@@ -70,8 +70,9 @@ def leave_at_once(kind, error, trace):
     """ sys.excepthook, for an error that no rank has caught. The ranks cannot agree any more, so
     this one saves nothing and waits for nobody. """
     words = str(error)
-    is_of_network = isinstance(error, dist.DistError) or 'gloo' in words or 'NCCL' in words
-    is_lost = isinstance(error, RuntimeError) and is_of_network
+    # the last is what gloo says of a bucket of gradients when another one has timed out
+    says_so = any(word in words for word in ('gloo', 'NCCL', 'timeout caused pair closure'))
+    is_lost = isinstance(error, dist.DistError) or isinstance(error, RuntimeError) and says_so
     if is_lost:
         print(f'error: rank {rank} lost the other processes ({words.splitlines()[0]}): nothing is '
               'saved now, what was saved before stands', file=sys.stderr, flush=True)
