@@ -25,35 +25,37 @@ import math
 import signal
 import sys
 import time
+from functools import partial
 
 import runs.threads    # before torch: it sets how threads wait for one another
 
 import torch
 
-from configurator import configure, stop_on_error
+import processes
+from configurator import configure, show_knobs, stop_on_error
 from data import prefetch, row_order
+from diffusion import GaussianLatents
 from loss import BatchMaker, Loss
 from model import Model
-from processes import add_modules
-from runs import distributed
+from runs import distributed, meeting, preflight
+from runs.checkpoint import pick_dtype
 from runs.distributed import all_reduce_max, all_reduce_sum, rank, world
-from runs.flops import flops_of_step
-from runs.log import StepLog, say_cost
+from runs.log import StepLog
 from runs.resume import State, resume_or_begin
+from runs.run_folder import note_preemption
+from runs.stages import modes_of, read_stages
 
 # A comment that opens with a range or with choices is a rule: the configurator reads it from this
 # file and refuses other values.
 
 # ---- data and run
 dataset = 'quickstart'         # <a folder under data/, or a path to one>
-out_dir = 'out/run'            # <a folder>: of this run
-resume = 'auto'                # auto | never; auto: go on from out_dir's newest whole checkpoint;
-                               # never: refuse a non-empty out_dir
+out_dir = 'out/run'            # <a folder>: of this run, which goes on from its newest checkpoint
 seed = 0                       # [0, 2**63)
 # ---- what is learned
 mode = 'l2t'                   # <l2t, t2l, unconditional, causal; or several, as l2t+3*causal>
-                               # each row draws one. In turn: t2l:40%,l2t trains t2l for the first
-                               # 40 % of the steps, then l2t
+                               # each row draws one. A schedule: t2l:40%,l2t trains t2l for the
+                               # first 40 % of the steps, then l2t
 causal_weight = 1.0            # [0, 1e6]: of the loss of causal rows beside the others
 cond_drop = 0.1                # [0, 1]: share of conditional rows whose condition is noise
 latent_weight = 1.0            # [0, 1e6]: of the latent loss beside the text loss
@@ -69,9 +71,8 @@ text_clock = True              # False: the text clock is not read; costs no lik
 dropout = 0.0                  # [0, 1)
 # ---- optimisation
 batch_size = 64                # [1, 65536]: rows per process and micro-step
-grad_accum = 1                 # [1, 65536]: micro-steps per step
-global_batch = None            # None | int [1, 2**30]: rows per step, over all processes: then
-                               # grad_accum follows; None: batch_size x grad_accum x processes
+global_batch = None            # None | int [1, 2**30]: rows per step, over all processes, each in
+                               # as many micro-steps as that takes; None: batch_size x processes
 max_iters = 10_000             # [1, 1e9]
 optimizer = 'adamw'            # adamw | muon; muon: for the blocks' matrices, AdamW for the rest
 learning_rate = 1e-3           # (0, 10]
@@ -89,8 +90,7 @@ parallel = 'ddp'               # ddp | fsdp; fsdp: FSDP2, parameters and moments
 # ---- logs and checkpoints
 keep = 2                       # [1, 1e6]: the newest checkpoints, kept beside the best; 1: if the
                                # newest is broken, only the best is left
-save_interval = 1000           # [1, 1e9]
-eval_interval = 500            # [1, 1e9]
+eval_interval = 500            # [1, 1e9]: evaluate, and save
 eval_iters = 16                # [1, 1e6]: micro-batches of the validation split
 log_interval = 50              # [1, 1e6]
 wandb_project = ''             # log there too: pip install wandb; a resumed run goes on in its own
@@ -122,10 +122,9 @@ importance = 'none'            # none | freq | learned | hybrid: what masking an
 min_lr = 0.0                   # [0, 1]: at the end, as a share of learning_rate
 betas = (0.9, 0.95)            # [0, 1)
 # guard
-guard = True                   # skip a step whose loss or gradient is not finite, or spikes; ten
-                               # skips in a row end the run, exit code 3
-spike_factor = 10.0            # [0, 1e9]; a spike: a gradient norm so many times the median of the
-                               # last 64; 0: none is
+guard = 10.0                   # [0, 1e9]; skip a step whose loss or gradient is not finite, or
+                               # whose gradient norm is so many times the median of the last 64;
+                               # ten skips in a row end the run, exit code 3; 0: skip none
 # other processes
 dist_timeout = 600.0           # [1, 1e7]: seconds after which a silent process ends the run
 master_timeout = 6.0           # [0.1, 1e7]: seconds in which rank 0 must be found at the start
@@ -133,38 +132,40 @@ master_timeout = 6.0           # [0.1, 1e7]: seconds in which rank 0 must be fou
 config = configure(globals(), show=False)
 
 # -----------------------------------------------------------------------------
-# What follows from knobs and data; all that can be wrong is found here, before the network is built
+# What a run is made of; all that can be wrong is found here, before the network is built
 
-def plan_and_join():
-    """
-    Checks knobs, data and machine, and joins the other processes. With preflight_only the process
-    ends here. Returns what preflight.plan has made of knobs and data:
-        train_data, val_data    data.PackedDataset, of the dataset in `folder`
-        text, latent            diffusion.MaskedText, diffusion.GaussianLatents
-        model_config            model.ModelConfig
-        stages                  stretches of one mode and one text length; most runs have one
-        predict, modes          the streams that have a loss, and the modes, in any stage
-        global_batch            rows of a step, over all processes
-        micro_batch, grad_accum rows of a process and micro-step, and micro-steps of a step
-        device, dtype           where it runs, and in which numbers: bfloat16 or float32
-        is_sharded              whether FSDP shares the parameters out
-        adaptive                masking by importance (ATAT); None for most runs
-    """
-    from runs import meeting, preflight
-    run = preflight.plan(config)
+with stop_on_error():
+    train_data, val_data = preflight.open_data(config)
+    device = preflight.pick_device(device)
+    dtype = pick_dtype(dtype, device)
+    model_config = preflight.network(config, train_data)
+    text = processes.text_process(config, model_config.vocab_size)
+    live = train_data.live.to(device) if train_data.latent_shape else None
+    latent = GaussianLatents(live, latent_schedule, config['latent_target'], latent_loss_weight)
+    adaptive = processes.adaptive_masking(config, train_data)        # ATAT; None for most runs
+    micro_batch, grad_accum = preflight.share_rows(batch_size, global_batch)
+    rows_a_step = micro_batch * grad_accum * world
+    budget = partial(preflight.head_budget, text, adaptive, train_data, micro_batch, t_min)
+    stages = read_stages(mode, length_schedule, streams, max_iters, train_data.seq_len, budget)
+    sketch = preflight.sketch_of(model_config, config, train_data.folder)
+    for stage in stages:
+        stage.flops = preflight.flops_of(sketch, micro_batch, stage) * grad_accum * world
+    show_knobs(config)
+    preflight.say(config, sketch, train_data, val_data, stages, micro_batch, grad_accum)
+with stop_on_error(code=4):
+    preflight.check_machine(config, device, dtype, sketch)
     if preflight_only:
         raise SystemExit(0)
-    with stop_on_error(code=4):
-        meeting.join(run.device, dist_timeout)
+    meeting.join(device, dist_timeout)
 
-    preflight.agree_on_dtype(run, config)
-    return run
-
-
-run = plan_and_join()
-device, dtype, is_sharded = run.device, run.dtype, run.is_sharded
-micro_batch, grad_accum = run.micro_batch, run.grad_accum
-train_data, val_data = run.train_data, run.val_data
+# every process computes in the same numbers, also where the machines are unlike
+if all_reduce_max(int(dtype == 'float32')) and dtype == 'bfloat16':
+    print(f'rank {rank} computes in float32, since another one has no bfloat16 instructions')
+    dtype = 'float32'
+config['dtype'] = dtype
+modes = modes_of(mode)
+predict = tuple(s for s in streams if any(s in stage.predict for stage in stages))
+is_sharded = parallel == 'fsdp' and world > 1
 device_type = torch.device(device).type
 torch.manual_seed(seed)
 if device_type == 'cuda':
@@ -174,36 +175,29 @@ else:
     distributed.keep_freed_memory()
 
 # -----------------------------------------------------------------------------
-# Model, loss, running average, optimizers
+# Model, loss, optimizers, and the state: resumed, or begun
 
 def autocast():
     return torch.autocast(device_type, torch.bfloat16, enabled=dtype == 'bfloat16')
 
 
-def make_model():
-    """ The network, with what ATAT or another text process keeps beside it. """
-    model = add_modules(Model(run.model_config), config).to(device)
-    if run.adaptive:
-        model.importance.rarity.copy_(run.adaptive.rarity)
-    return model
-
-
-model = make_model()
+model = processes.add_modules(Model(model_config), config).to(device)
 if freeze == 'modality':
     # a parameter without a gradient is moved by no optimizer: neither by momentum nor by decay
     for parameter in model.input_and_head('latent' if mode == 'l2t' else 'text'):
         parameter.requires_grad_(False)
 if compile:
     # a program per stage and number of causal rows
-    torch._dynamo.config.recompile_limit = 64 * len(run.stages)
-    torch._dynamo.config.accumulated_recompile_limit = 256 * len(run.stages)
+    torch._dynamo.config.recompile_limit = 64 * len(stages)
+    torch._dynamo.config.accumulated_recompile_limit = 256 * len(stages)
     for block in model.blocks:                           # all blocks are one program: compiled once
         block.compile(dynamic=False)
 
-of_batches = (run.text, run.latent, streams, seed, cond_drop, t_min, predict_length)
-if run.adaptive:
+of_batches = (text, latent, streams, seed, cond_drop, t_min, predict_length)
+if adaptive:
     from processes.adaptive import AdaptiveBatchMaker, AdaptiveLoss
-    make_batch = AdaptiveBatchMaker(*of_batches, adaptive=run.adaptive)
+    model.importance.rarity.copy_(adaptive.rarity)
+    make_batch = AdaptiveBatchMaker(*of_batches, adaptive=adaptive)
     loss_fn = AdaptiveLoss(model, make_batch, autocast, latent_weight)
 else:
     make_batch = BatchMaker(*of_batches, causal_weight)
@@ -228,44 +222,29 @@ if optimizer == 'muon':
                 getattr(torch, dtype))
     optimizers.append((muon, config['muon_lr'] or learning_rate))
 
-# -----------------------------------------------------------------------------
-# Resume, or begin
-
-MAX_BAD_STEPS = 10
-# spike_factor looks at the norms of 64 steps
-state = State(model, optimizers, ema_decay, 64, device)
-wandb_id = resume_or_begin(state, run, config)
-if rank == 0:
-    say_cost(model, run, config)
+# guard looks at the last 64 norms
+state = State(model, optimizers, ema_decay, 64, device, rows_a_step, modes)
+wandb_id = resume_or_begin(state, train_data, text, config)
 
 # -----------------------------------------------------------------------------
-# Batches: a function of the seed and the step; whose rows they are depends on the rank
+# Batches and rates: functions of the seed and the step; whose rows they are depends on the rank
 
 def stage_at(step):
-    return [stage for stage in run.stages if stage.first <= step][-1]
-
-
-def tokens_until(step):
-    """ PAD among them. """
-    ends = [*(stage.first for stage in run.stages[1:]), max_iters]
-    tokens_of_a_row = 0
-    for stage, end in zip(run.stages, ends):
-        tokens_of_a_row += stage.seq_len * max(0, min(step, end) - stage.first)
-    return run.global_batch * tokens_of_a_row
+    return next(stage for stage in stages if step < stage.end)
 
 
 def rows_of(step, micro, rank):
     """ Number of the first row of this rank's micro-batch in the global batch, and the rows of the
     dataset. """
     first = (micro * world + rank) * micro_batch
-    return first, row_order(len(train_data), seed, step * run.global_batch + first, micro_batch)
+    return first, row_order(len(train_data), seed, step * rows_a_step + first, micro_batch)
 
 
 def micro_batches(step):
     while step < max_iters:
         for micro in range(grad_accum):
             first, rows = rows_of(step, micro, rank)
-            yield make_batch(train_data, rows, step, first, run.global_batch, stage_at(step))
+            yield make_batch(train_data, rows, step, first, rows_a_step, stage_at(step))
         step += 1
 
 
@@ -278,48 +257,58 @@ def lr_factor(step):
     return min_lr + (1 - min_lr) * 0.5 * (1 + math.cos(math.pi * done))
 
 # -----------------------------------------------------------------------------
-# Evaluate, save, log
+# Evaluate, save, log; a stage
 
 def evaluate():
-    """ {val_text the bound and val_causal, nats per real token; val_latent squared error per
-    dimension} over eval_iters micro-batches of the validation split, which the ranks share. None
-    where a signal came. """
+    """ Whether the averaged weights are the best so far; False where they were evaluated before, or
+    a signal came. Logs val_text the bound and val_causal, nats per real token, and val_latent,
+    squared error per dimension, over eval_iters micro-batches of the validation split. """
+    if state.step == state.evaluated_at:
+        return False
+
     # each rank takes its share of the micro-batches
-    model.eval()
+    began = time.perf_counter()
     n = min(eval_iters, -(-len(val_data) // batch_size))
     sums = torch.zeros(5, dtype=torch.float64)
-    for i in range(0, n, world):
-        if all_reduce_max(signal_seen):
-            return None
-        part = loss_fn.validate(val_data, (i + rank) % n, batch_size, run.predict, run.modes)
-        if i + rank < n:                               # else it ran for FSDP, which gathers for all
-            sums += part
+    model.eval()
+    with state.averaged_weights(loss_fn):
+        for i in range(0, n, world):
+            if all_reduce_max(signal_seen):
+                return False
+            part = loss_fn.validate(val_data, (i + rank) % n, batch_size, predict, modes)
+            if i + rank < n:                           # else it ran for FSDP, which gathers for all
+                sums += part
+    model.train()
 
     # means over all of them
     nats, real, squared_error, rows, causal_nats = all_reduce_sum(sums).tolist()
-    found = {}
-    if 'text' in run.predict and run.modes & {'l2t', 'unconditional'}:
-        found['val_text'] = nats / real
-    if 'causal' in run.modes:
-        found['val_causal'] = causal_nats / real
-    if 'latent' in run.predict:
-        found['val_latent'] = squared_error / rows
-    return found
-
-
-save_owed = False                                       # one was due while steps were being skipped
+    val = {}
+    if 'text' in predict and modes & {'l2t', 'unconditional'}:
+        val['val_text'] = nats / real
+    if 'causal' in modes:
+        val['val_causal'] = causal_nats / real
+    if 'latent' in predict:
+        val['val_latent'] = squared_error / rows
+    weights = dict(val_text=1, val_causal=1, val_latent=latent_weight)
+    val_loss = sum(weights[name] * value for name, value in val.items())
+    is_best = val_loss < state.best_val
+    state.best_val = min(state.best_val, val_loss)
+    state.evaluated_at = state.step
+    log.evaluation(state.step, val, is_best, time.perf_counter() - began)
+    return is_best
 
 
 def save(is_best):
-    """ Whether it could be saved. A full disk is a warning; the third time in a row, or at the end,
+    """ Whether the step is saved. A full disk is a warning; the third time in a row, or at the end,
     it is exit code 5. What is not finite is not saved: exit code 3. """
-    error = state.save(run, config, is_best)
+    if state.step == state.saved_at and not is_best:
+        return True
+    error = state.save(config, is_best)
     if isinstance(error, ValueError):
         report()
-        advice = 'a smaller learning_rate'
-        if not guard:
-            advice = 'guard=True and a smaller learning_rate'
-        distributed.stop_all(f'{error}; {newest_checkpoint()}: train with {advice}', code=3)
+        guarded = '' if guard else 'guard=10 and '
+        distributed.stop_all(f'{error}; {newest_checkpoint()}: train with {guarded}a smaller '
+                             'learning_rate', code=3)
     if error and (state.failed_saves == 3 or state.step >= max_iters or stop_signal):
         distributed.stop_all(error, code=5)
     if error and rank == 0:
@@ -333,75 +322,29 @@ def newest_checkpoint():
     return f'the newest checkpoint is step {state.saved_at}'
 
 
-log = StepLog(out_dir, state.step, max_iters, log_interval, grad_accum, run.global_batch,
-              len(train_data), device, rows_of, tokens_until, config, wandb_id)
-
-
 def report():
-    """ A line of the steps since the last one. Every rank must call. """
-    more = {}
+    """ A line of the steps since the last one, which are of one stage. Every rank must call. """
+    if not log.steps:
+        return
+    step = state.step
+    tokens = sum(s.seq_len * (min(step, s.end) - s.first) for s in stages if s.first < step)
+    more = dict(epoch=step * rows_a_step / len(train_data), tokens=rows_a_step * tokens,
+                lr=learning_rate * lr_factor(step - 1), skipped=int(state.skipped.item()))
     if config['curriculum']:
-        more['curriculum_stage'] = run.adaptive.stage_name(state.step - 1)
-    last = max(0, state.step - 1)                          # a signal may come before the first step
-    flops = flops_of_step(model, run, grad_accum, stage_at(last), world)
-    log.report(state.step, learning_rate * lr_factor(last), state.skipped.item(), flops, more)
+        more['curriculum_stage'] = adaptive.stage_name(step - 1)
+    log.report(step, rows_a_step * stage.seq_len, stage.flops, **more)
 
 
 def check_streak():
-    """ Ends the run when too many steps in a row were skipped. It reads the device, so it is called
-    at log, save and evaluation steps only. """
+    """ The number of steps in a row that were skipped; too many end the run. It reads the device,
+    so it is called at log, save and evaluation steps only. """
     streak = int(state.streak.item())
     if streak >= MAX_BAD_STEPS:
         report()
-        why = f'had no finite loss or gradient, or a spike beyond spike_factor={spike_factor:g}'
-        distributed.stop_all(f'step {state.step}: {streak} steps in a row {why}; '
-                             f'{newest_checkpoint()}', code=3)
-
-
-def evaluate_and_save(at_end):
-    """ Does both where they are due. False: a signal came during the evaluation. """
-    global save_owed
-    due_evaluation = at_end or state.step % eval_interval == 0
-    due_evaluation = due_evaluation and not stop_signal and state.step > state.evaluated_at
-    due_save = at_end or stop_signal or state.step % save_interval == 0
-    due_save = due_save or save_owed and log.steps == 0
-    due_save = due_save and state.step > state.saved_at
-    if not due_evaluation and not due_save:
-        return True
-
-    # evaluate
-    check_streak()
-    began = time.perf_counter()
-    is_best, best_before = False, state.best_val
-    if due_evaluation:
-        with state.averaged_weights(loss_fn):
-            val = evaluate()
-        model.train()
-        if val is None:
-            return False
-        val_loss = val.get('val_text', 0) + val.get('val_causal', 0)
-        val_loss += latent_weight * val.get('val_latent', 0)
-        is_best = val_loss < state.best_val
-        state.best_val = min(state.best_val, val_loss)
-        state.evaluated_at = state.step
-        if rank == 0:
-            units = dict(val_text='nats per token', val_causal='nats per token',
-                         val_latent='per dimension')
-            found = [f'{name} {value:.4f} {units[name]}' for name, value in val.items()]
-            line = f'step {state.step:>6,} | ' + ', '.join(found)
-            print(line + (' | best' if is_best else ''), flush=True)
-        seconds = round(time.perf_counter() - began, 2)
-        log.write(step=state.step, **val, best=is_best, seconds=seconds)
-
-    # save, but not while steps are being skipped, or the last good checkpoints would rotate away;
-    # at the end all the same: a skip moved nothing
-    if due_save or is_best:
-        save_owed = state.streak.item() > 0 and not at_end and not stop_signal
-        is_saved = not save_owed and save(is_best)
-        if not is_saved:
-            state.best_val = best_before                   # `best` names what is saved
-    log.since += time.perf_counter() - began
-    return True
+        distributed.stop_all(f'step {state.step}: {streak} steps in a row had no finite loss or '
+                             f'gradient, or a gradient norm beyond guard={guard:g} times the '
+                             f'median; {newest_checkpoint()}', code=3)
+    return streak
 
 
 def enter_stage():
@@ -410,18 +353,21 @@ def enter_stage():
     stage = stage_at(state.step)
     if state.step == stage.first:
         state.history.fill_(math.nan)           # norms of another loss say nothing about this one's
-    if len(run.stages) > 1 and rank == 0:
+    if len(stages) > 1 and rank == 0:
         print(f'step {state.step:>6,} | mode {stage.mode}, texts of {stage.seq_len} tokens',
               flush=True)
+    if world == 1 or is_sharded:
+        return stage, loss_fn
 
     # a loss on one stream leaves parameters of the other without a gradient
     has_unused = len(stage.predict) < len(streams)
-    return stage, distributed.replicate(loss_fn, device, is_sharded, has_unused)
+    return stage, distributed.replicate(loss_fn, device, has_unused)
 
 
 # -----------------------------------------------------------------------------
 # The loop: evaluate, save and stop; micro-steps; guard; step; average; log
 
+MAX_BAD_STEPS = 10
 signal_seen = stop_signal = 0                              # this process's, and what all agreed on
 
 
@@ -434,50 +380,51 @@ for name in ('SIGTERM', 'SIGUSR1', 'SIGINT'):
     if hasattr(signal, name):                              # Windows has no SIGUSR1
         signal.signal(getattr(signal, name), note_signal)
 
+log = StepLog(out_dir, device, max_iters, rows_of, config, wandb_id)
+batches = prefetch(micro_batches(state.step), device)
 stage = net = None
 model.train()
-batches = prefetch(micro_batches(state.step), device)
-start_step, start_time = state.step, time.perf_counter()
-log.since = start_time
 while True:
     # ---- evaluate, save and stop
     at_end = state.step >= max_iters
     stop_signal = all_reduce_max(signal_seen)
-    if not evaluate_and_save(at_end):
-        continue
-    if stop_signal:
-        report()
-        break
-    if at_end:
+    if at_end or stop_signal or state.step % eval_interval == 0:
+        began = time.perf_counter()
+        streak, best_before = check_streak(), state.best_val
+        is_best = not stop_signal and evaluate()
+        stop_signal = all_reduce_max(signal_seen)          # one may have come meanwhile
+        # not while steps are skipped, or the good checkpoints would rotate away; at the end all
+        # the same: a skip moved nothing
+        is_saved = (not streak or at_end or stop_signal) and save(is_best)
+        if not is_saved:
+            state.best_val = best_before                   # `best` names what is saved
+        log.since += time.perf_counter() - began
+    if at_end or stop_signal:
         break
 
     # ---- another stage: another mode or text length
-    if stage is not stage_at(state.step):
+    if net is None or state.step == stage.end:
         stage, net = enter_stage()
 
     # ---- micro-steps: forward and backward on every rank, no early exit
-    log.begin_step()
-    loss = 0
+    losses, sums = [], []
     for micro in range(grad_accum):
         with stop_on_error():                              # data that is found wrong only when read
             batch = next(batches)
-        with distributed.gradient_sync(net, is_last=micro == grad_accum - 1):
-            micro_loss, sums = net(batch, stage.predict)
-            (micro_loss / grad_accum).backward()
-        loss = loss + micro_loss.detach() / (grad_accum * world)
-        log.add_micro_batch(micro, micro_loss.detach(), sums)
+        distributed.sync_gradients(net, is_last=micro == grad_accum - 1)
+        micro_loss, micro_sums = net(batch, stage.predict)
+        (micro_loss / grad_accum).backward()
+        losses.append(micro_loss.detach())
+        sums.append(micro_sums)
 
     # ---- guard: loss and norm are those of the global batch, the same bits on every rank
-    loss = all_reduce_sum(loss)
+    loss = all_reduce_sum(sum(losses) / (grad_accum * world))
     norm = torch.nn.utils.clip_grad_norm_(state.parameters, grad_clip or math.inf)
     norm = norm.full_tensor() if is_sharded else norm
     bad = torch.zeros((), device=device)
     if guard:
-        # the median of a history that is not yet full is nan, so nothing is above it
-        is_spike = torch.zeros_like(norm, dtype=torch.bool)
-        if spike_factor:
-            median = state.history.median()
-            is_spike = (median > 0) & (norm > spike_factor * median)
+        # the median is nan until 64 norms are known: no spike before that
+        is_spike = norm > guard * state.history.median()
         bad = (~torch.isfinite(norm) | ~torch.isfinite(loss) | is_spike).float()
 
     # ---- step: nothing moves where `bad` is 1
@@ -493,7 +440,6 @@ while True:
     state.skipped += bad
     state.streak = (state.streak + 1) * bad
     state.history = torch.where(bad > 0, state.history, torch.cat((state.history[1:], norm[None])))
-    log.end_step(bad, loss, norm)
     state.step += 1
 
     # ---- average: ema += (1 - d) (weights - ema), after the step
@@ -501,18 +447,19 @@ while True:
         with torch.no_grad():                              # with a graph it would grow for ever
             d = min(ema_decay, (1 + state.step) / (10 + state.step))
             weight = (1 - d) * (1 - bad)
-            # one by one: older versions of torch have no _foreach_lerp_ by tensors for FSDP
             for average, parameter in zip(state.ema, state.parameters):
                 average.lerp_(parameter, weight)
 
     # ---- log: a line speaks of one mode
-    is_last = state.step == max_iters or stage_at(state.step) is not stage
-    if state.step % log_interval == 0 or is_last:
+    log.add(state.step, bad, loss, norm, losses, sums)
+    if state.step % log_interval == 0 or state.step == stage.end:
         report()
         check_streak()
-    else:
-        log.estimate(state.step)
 
+# ---- the last words
+report()
 signal_name = signal.Signals(stop_signal).name if stop_signal else ''
-log.finish(state, signal_name, start_step, time.perf_counter() - start_time)
+if stop_signal:
+    distributed.rank0_or_stop(5, note_preemption, out_dir, state.saved_at, signal_name)
+log.last_words(state, signal_name)
 distributed.leave()

@@ -26,7 +26,7 @@ def run(knobs):
 
             # one micro-step each, so that the optimizer weighs most
             arguments = [f'config/{name}.py', f'--dataset={data}', f'--device={knobs.device}',
-                         '--grad_accum=1', '--length_schedule=', *([] if on_gpu else TINY)]
+                         '--length_schedule=', *([] if on_gpu else TINY)]
             if 'global_batch' in config:
                 arguments.append(f'--global_batch={config["batch_size"]}')
             for compiled in (False, True) if on_gpu else (False,):

@@ -50,7 +50,7 @@ def log_of(arguments, max_iters):
     """ The lines {field: value} that a training logs of its steps, without the first one. """
     with tempfile.TemporaryDirectory() as out_dir:
         sys.argv = ['train.py', *arguments, f'--out_dir={out_dir}', f'--max_iters={max_iters}',
-                    '--eval_interval=1000000', '--save_interval=1000000', '--eval_iters=1',
+                    '--eval_interval=1000000', '--eval_iters=1',
                     f'--log_interval={max(1, max_iters // 4)}']
         try:
             with open(os.devnull, 'w') as nowhere, contextlib.redirect_stdout(nowhere):

@@ -44,7 +44,6 @@ ema_decay = 0.99
 dtype = 'float32'               # faster than bfloat16 on the CPU of these figures
 log_interval = 100
 eval_interval = 500
-save_interval = 1000
 # evaluation
 tasks = 'nelbo,image'
 latent_steps = 16               # from noise to a picture

@@ -37,5 +37,4 @@ warmup_iters = 2000
 ema_decay = 0.9999
 compile = True
 eval_interval = 2000
-save_interval = 2000
 log_interval = 100

@@ -45,7 +45,6 @@ dropout = 0.05
 log_interval = 10
 eval_interval = 200
 eval_iters = 10
-save_interval = 800
 # sampling and evaluation: the nearest of 24 drafts
 rerank = 24
 n = 300

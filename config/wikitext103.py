@@ -38,7 +38,6 @@ warmup_iters = 2500
 ema_decay = 0.9999
 compile = True
 eval_interval = 2500
-save_interval = 2500
 log_interval = 100
 # sampling and evaluation
 sampler = 'cached'

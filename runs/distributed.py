@@ -8,17 +8,17 @@ wait for the device, and the failure of another rank is noticed at once. Only a 
 in an NCCL collective when its peer dies notices it late: after dist_timeout.
 """
 import ctypes
-import inspect
 import os
 import re
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from configurator import stop
+
 
 def from_srun(env):
     """ RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun would set them, for a
@@ -127,19 +127,14 @@ def rank0_or_stop(code, function, *args, **kw):
     return result
 
 
-# ---- sharding a model
+# ---- the model on many processes
 
-def replicate(loss, device, is_sharded, has_unused):
-    """ The module that sums gradients over ranks. One process needs none, and FSDP has sharded the
-    loss itself. has_unused: parameters without a gradient must not be waited for. """
-    if world == 1 or is_sharded:
-        return loss
-    # the buffers never change, so DDP need not send them; torch 2.13 has renamed the switch
-    known = inspect.signature(DistributedDataParallel).parameters
-    switch = 'forward_sync_buffers' if 'forward_sync_buffers' in known else 'broadcast_buffers'
+def replicate(loss, device, has_unused):
+    """ DDP, which sums gradients over ranks. has_unused: parameters without a gradient must not be
+    waited for. The buffers never change, so they are not sent. """
     device_ids = [device] if torch.device(device).type == 'cuda' else None
     return DistributedDataParallel(loss, device_ids=device_ids, gradient_as_bucket_view=True,
-                                   find_unused_parameters=has_unused, **{switch: False})
+                                   find_unused_parameters=has_unused, forward_sync_buffers=False)
 
 
 def shard(loss, device, in_bfloat16):
@@ -161,12 +156,12 @@ def shard(loss, device, in_bfloat16):
     register_fsdp_forward_method(loss, 'validate')
 
 
-def gradient_sync(net, is_last):
-    """ A context for one micro-step of an accumulation: gradients are summed over ranks at the last
-    one only. """
+def sync_gradients(net, is_last):
+    """ Before each micro-step: gradients are summed over ranks at the last one only. """
     if hasattr(net, 'set_requires_gradient_sync'):         # FSDP2
         net.set_requires_gradient_sync(is_last)
-    return net.no_sync() if hasattr(net, 'no_sync') and not is_last else nullcontext()
+    elif isinstance(net, DistributedDataParallel):
+        net.require_backward_grad_sync = is_last           # as its context no_sync does
 
 
 def whole(state):

@@ -31,17 +31,6 @@ to = ''                        # <a folder>: it must not exist yet
 license = ''                   # '' | <a name that the hub knows, as mit or apache-2.0>
 hardware = ''                  # '' | <a text>: what it was trained on, for the card
 
-# the figures of the card: key in results.json, and what it is
-FIGURES = {
-    'nelbo/nats_per_token': 'bound of diffusion, nats per token',
-    'nelbo/causal_nats_per_token': 'from left to right, exact nats per token',
-    'l2t/bleu': 'text from embedding: BLEU',
-    'l2t/f1': 'text from embedding: F1 of words, %',
-    'l2t/cosine': 'text from embedding: cosine of the embeddings',
-    't2l/centred_cosine': 'embedding from text: centred cosine',
-    'infill/token_accuracy': 'gaps: right tokens, %',
-}
-
 
 def export(out_dir, folder, which='best', license='', hardware=''):
     """ Writes the run's checkpoint `which` to `folder`, which appears whole or not at all.
@@ -71,19 +60,16 @@ def export(out_dir, folder, which='best', license='', hardware=''):
     meta = without_folders(meta)
     write_text(tmp / 'data/meta.json', sealed(meta))
 
-    # the knobs, without the command line
+    # the knobs without the command line, what was measured, and the card
     for field in ('argv', 'resumed_from'):
         config.pop(field, None)
     config = without_folders(config)
     write_text(tmp / 'config.json', dumps(config))
-
-    # what was measured, and the card
     results = results_of(out_dir / 'results.json', name)
     if results:
         write_text(tmp / 'results.json', json.dumps(results, indent=1))
-    facts = facts_of(out_dir, config, meta, state, license, hardware)
-    supplied = what_to_supply(config, meta, folder.name)
-    write_text(tmp / 'README.md', card(facts, license, folder.name, supplied, results))
+    lines = card(folder.name, config, meta, state['step'], license, hardware, results)
+    write_text(tmp / 'README.md', '\n'.join(lines) + '\n')
     os.rename(tmp, folder)
 
 
@@ -103,31 +89,33 @@ def results_of(path, checkpoint_name):
     """ results.json without command lines, and without what was measured on other checkpoints. {}
     where nothing is left. """
     found = read_json(path) if path.is_file() else {}
-    meta = {task: dict(of_task) for task, of_task in found.pop('meta', {}).items()
-            if of_task.get('checkpoint') == checkpoint_name}
+    meta = {task: of_task for task, of_task in found.pop('meta', {}).items()
+            if of_task['checkpoint'] == checkpoint_name}
     for of_task in meta.values():
-        of_task.pop('argv', None)
+        of_task.pop('argv')
     figures = {key: value for key, value in found.items() if key.split('/')[0] in meta}
     return {**figures, 'meta': without_folders(meta)} if figures else {}
 
 
-def facts_of(out_dir, config, meta, state, license, hardware):
-    """ {what: fact}, for the card; a fact that is not known is None. """
+def card(title, config, meta, step, license, hardware, results):
+    """ The lines of the model card, Markdown with the header that the hub reads. """
     encoder = (meta['encoder'] or {}).get('id', 'none')
-    n_samples = meta['splits']['train']['samples']
-    minutes = minutes_of(out_dir / 'training_log.jsonl', state['step'])
-
-    return {
-        'mode': config['mode'],
-        'data': f'{meta["name"]}, {n_samples:,} samples',
-        'encoder of the latents': encoder,
-        'steps': f'{state["step"]:,}',
-        'minutes of training steps': minutes,
-        'hardware': hardware or 'not recorded',
-        'code': f'nanoLDLM, commit {config.get("commit") or "not recorded"}',
-        'versions': ', '.join(f'{k} {v}' for k, v in config.get('versions', {}).items()),
-        'license of the weights': license or 'not stated',
-    }
+    return [
+        '---', 'library_name: nanoldlm', 'tags: [text-diffusion, masked-diffusion]',
+        *([f'license: {license}'] if license else []), '---', f'# {title}', '',
+        'A latent diffusion language model: it reads masked text and noised embeddings, and',
+        'predicts both clean. Loading it runs no code of this folder.', '',
+        '| | |', '|---|---|',
+        f'| mode | {config["mode"]} |',
+        f'| data | {meta["name"]}, {meta["splits"]["train"]["samples"]:,} samples |',
+        f'| encoder of the latents | {encoder} |',
+        f'| steps | {step:,} |',
+        f'| hardware | {hardware or "not recorded"} |',
+        f'| code | nanoLDLM, commit {config["commit"] or "not recorded"} |',
+        f'| versions | {config["versions"]} |',
+        f'| license of the weights | {license or "not stated"} |', '',
+        '```python', 'from sample import Run', f"run = Run('{title}')", '```', '',
+        *what_to_supply(config, meta, title), '', *figures(results)]
 
 
 def what_to_supply(config, meta, title):
@@ -143,35 +131,15 @@ def what_to_supply(config, meta, title):
     if not is_of_a_folder(encoder):
         return [f'**You supply the encoder**: texts are embedded by `{encoder["id"]}` of the hub,',
                 f'revision `{encoder["revision"]}`. It is downloaded with the first text.']
-    return ['**You supply the encoder**: texts were embedded by the model in a folder',
-            f'`{encoder["id"]}`, which is not in here and on no hub. Without it the run embeds no',
-            'text, but latents can be given as arrays: `run.write(latents=z)`. Ask the author for',
-            'the folder, and name it:',
-            '', '```python', f"run = Run('{title}', encoder_folder='FOLDER')", '```',
-            f'Its files have the digest `{encoder["revision"]}`, which is checked.']
-
-
-def card(facts, license, title, supplied, results):
-    """ The model card, Markdown with the header that the hub reads. """
-    header = ['---', 'library_name: nanoldlm', 'tags: [text-diffusion, masked-diffusion]']
-    if license:
-        header.append(f'license: {license}')
-    lines = [*header, '---', f'# {title}', '',
-             'A latent diffusion language model: it reads masked text and noised embeddings, and',
-             'predicts both clean. The weights are safetensors; loading runs no code of this',
-             'folder.', '', '| | |', '|---|---|']
-    lines += [f'| {what} | {fact} |' for what, fact in facts.items() if fact]
-    lines += ['', '```python', 'from sample import Run',
-              f"run = Run('{title}')", '```', '', *supplied]
-    return '\n'.join([*lines, *figures(results), ''])
+    return [f'**You supply the encoder**, `{encoder["id"]}`: it was in a folder, and is on no hub.',
+            'Without it latents can be given as arrays, `run.write(latents=z)`. Ask the author:',
+            f"`Run('{title}', encoder_folder='FOLDER')`. Its files have the digest",
+            f'`{encoder["revision"]}`, which is checked.']
 
 
 def figures(results):
-    """ The lines of a table of what was measured, beside the controls; or a line that nothing was.
+    """ The lines of a table of what was measured beside a control, another text's latent or none.
     """
-    if not results:
-        return ['', 'Nothing was measured: `evaluate.py` has not run on this checkpoint.']
-
     def cell(key):
         value, error = results.get(key), results.get(f'{key}_se')
         if value is None:
@@ -179,28 +147,16 @@ def figures(results):
         return f'{value:.3f} ± {error:.3f}' if error is not None else f'{value:.3f}'
 
     rows = []
-    for key, what in FIGURES.items():
-        if key in results:
-            task, _, measure = key.partition('/')
-            shuffled, null = (cell(f'{task}/{kind}/{measure}') for kind in ('shuffled', 'null'))
-            n = results[f'{task}/n']
-            rows.append(f'| {what} | {cell(key)} | {shuffled} | {null} | {n} |')
-    head = ['| | | another text\'s latent | no latent | texts |', '|---|--:|--:|--:|--:|']
-    return ['', *head, *rows, '',
-            'Of the validation split; ± is the standard error over texts.']
-
-
-def minutes_of(path, step):
-    """ Minutes that the steps up to `step` took, as the log has them; None without a log. """
-    if not path.is_file():
-        return None
-    seconds, before = 0.0, 0
-    for line in path.read_text().splitlines():
-        entry = json.loads(line)
-        if 'tokens_per_s' in entry and entry['step'] <= step and entry['tokens'] > before:
-            seconds += (entry['tokens'] - before) / entry['tokens_per_s']
-            before = entry['tokens']
-    return f'{seconds / 60:.1f}'
+    for key in results:
+        task, _, measure = key.partition('/')
+        controls = [f'{task}/{kind}/{measure}' for kind in ('shuffled', 'null')]
+        if any(control in results for control in controls) and not measure.endswith('_se'):
+            cells = [cell(key), *map(cell, controls), f'{results[f"{task}/n"]}']
+            rows.append(f'| {key} | {" | ".join(cells)} |')
+    if not rows:
+        return ['Nothing was measured: `evaluate.py` has not run on this checkpoint.']
+    return ['| of the validation split | | another text\'s latent | no latent | texts |',
+            '|---|--:|--:|--:|--:|', *rows, '', '± is the standard error over texts.']
 
 
 if __name__ == '__main__':

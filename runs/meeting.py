@@ -5,10 +5,8 @@ torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. For SLU
 distributed.py sets them. Any other launcher may set them too (docs/cluster.md).
 """
 import os
-import queue
 import socket
 import sys
-import threading
 import time
 import traceback
 from datetime import timedelta
@@ -19,62 +17,36 @@ import torch.distributed as dist
 from runs.distributed import all_gather_object, rank, world
 
 
-# ---- meeting
-
 def reach_master(seconds):
-    """ Tries for so many seconds to reach rank 0. Returns what was found, in words.
-    ConnectionError, with host, port and variable, where the processes cannot meet. """
+    """ Tries for so many seconds to reach rank 0; torch itself needs twice as long, and prints a
+    trace of C++. Returns what was found, in words. ConnectionError, with host, port and variable,
+    where the processes cannot meet. """
     if world == 1:
         return 'one process'
-    host, port = master_address()
-    if 'TORCHELASTIC_RUN_ID' not in os.environ:            # else torchrun's agents have met already
-        deadline = time.monotonic() + seconds
-        while error := try_until(deadline, host, port, seconds):
-            is_unknown_name = getattr(error, 'errno', None) == socket.EAI_NONAME
-            if is_unknown_name or time.monotonic() > deadline - 0.2:
-                raise ConnectionError(f'rank {rank} cannot reach rank 0 at MASTER_ADDR={host} '
-                                      f'MASTER_PORT={port}: {error}; is it running there, and is '
-                                      'the port open?')
-            time.sleep(0.2)
-    return f'rank 0 of {world} at {host}:{port}'
-
-
-def master_address():
-    """ (host, port) of rank 0, from the environment. """
     missing = [name for name in ('RANK', 'MASTER_ADDR', 'MASTER_PORT') if not os.environ.get(name)]
     if missing:
         raise ConnectionError(f'WORLD_SIZE={world}, but {", ".join(missing)} not set: launch with '
                               'torchrun, or set them as docs/cluster.md says')
-    port = os.environ['MASTER_PORT']
-    if not port.isdigit() or not 0 < int(port) < 2 ** 16:
-        raise ConnectionError(f'MASTER_PORT={port!r} is no port')
-    return os.environ['MASTER_ADDR'], int(port)
+    host, port = os.environ['MASTER_ADDR'], os.environ['MASTER_PORT']
+    found = f'rank 0 of {world} at {host}:{port}'
+    if 'TORCHELASTIC_RUN_ID' in os.environ:                # torchrun's agents have met already
+        return found
 
-
-def try_until(deadline, host, port, seconds):
-    """ try_connect in a thread: a name server that does not answer would block this one for longer.
-    """
-    answer = queue.SimpleQueue()
-
-    def ask():
-        answer.put(try_connect(host, port, seconds))
-
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        return answer.get(timeout=max(0.1, deadline - time.monotonic()))
-    except queue.Empty:
-        return 'timed out'
-
-
-def try_connect(host, port, seconds):
-    """ None, or the error. Rank 0 will be the one that listens, so it only looks its own name up.
-    """
-    try:
-        socket.getaddrinfo(host, port)
-        if rank > 0:
-            socket.create_connection((host, port), timeout=seconds).close()
-    except OSError as error:
-        return error
+    # rank 0 will be the one that listens, so it only looks its own name up
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            socket.getaddrinfo(host, port)
+            if rank > 0:
+                socket.create_connection((host, port), timeout=seconds).close()
+            return found
+        except OSError as error:
+            is_unknown = error.errno == socket.EAI_NONAME
+            if is_unknown or time.monotonic() > deadline - 0.2:
+                raise ConnectionError(f'rank {rank} cannot reach rank 0 at MASTER_ADDR={host} '
+                                      f'MASTER_PORT={port}: {error}; is it running there, and is '
+                                      'the port open?') from None
+            time.sleep(0.2)
 
 
 def join(device, seconds):
@@ -94,18 +66,16 @@ def join(device, seconds):
     sys.excepthook = leave_at_once
 
 
-# ---- losing the others
-
 def leave_at_once(kind, error, trace):
     """ sys.excepthook, for an error that no rank has caught. The ranks cannot agree any more, so
     this one saves nothing and waits for nobody. """
     words = str(error)
-    is_of_network = isinstance(error, dist.DistError) or 'gloo' in words or 'NCCL' in words
-    is_lost = isinstance(error, RuntimeError) and is_of_network
+    # the last is what gloo says of a bucket of gradients when another one has timed out
+    says_so = any(word in words for word in ('gloo', 'NCCL', 'timeout caused pair closure'))
+    is_lost = isinstance(error, dist.DistError) or isinstance(error, RuntimeError) and says_so
     if is_lost:
-        first_line = (words.splitlines() or [''])[0]
-        print(f'error: rank {rank} lost the other processes ({first_line}): nothing is saved now, '
-              'what was saved before stands', file=sys.stderr, flush=True)
+        print(f'error: rank {rank} lost the other processes ({words.splitlines()[0]}): nothing is '
+              'saved now, what was saved before stands', file=sys.stderr, flush=True)
     else:
         traceback.print_exception(kind, error, trace)
     sys.stdout.flush()

@@ -24,9 +24,6 @@ muon_lr = None                 # None | (0, 10]: of the blocks' matrices, in Ada
 muon_iterations = 0            # [0, 5]: of Newton-Schulz; 0: the five of torch.optim.Muon; else so
                                # many of Polar Express (docs/speedrun.md)
 
-# torch 2.13 has another name for it, and warns of the older one
-all_gather = getattr(dist, 'all_gather_single', None) or dist.all_gather_into_tensor
-
 MOMENTUM = 0.95
 
 # (a, b, c) of each iteration s <- a s + b s^3 + c s^5
@@ -70,7 +67,7 @@ def gather_shares(mine, n):
     if world == 1:
         return mine
     found = mine.new_empty(world * len(mine), *mine.shape[1:])
-    all_gather(found, mine.contiguous())
+    dist.all_gather_single(found, mine.contiguous())
     return found[:n]
 
 

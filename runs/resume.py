@@ -43,10 +43,13 @@ class State:
     counters = ('step', 'evaluated_at', 'best_val')
     counters_on_device = ('skipped', 'streak', 'history')
 
-    def __init__(self, model, optimizers, ema_decay, n_norms, device):
+    def __init__(self, model, optimizers, ema_decay, n_norms, device, global_batch,
+                 modes):
         self.model = model
         self.optimizers = optimizers
         self.device = device
+        self.global_batch = global_batch                   # rows of a step, over all processes
+        self.modes = modes                                 # {name}, that have a share in any stage
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.names, self.parameters = zip(*trained)
 
@@ -102,7 +105,7 @@ class State:
             found |= {f'rank{i}.{kind}': value for kind, value in of_rank.items()}
         return found
 
-    def save(self, run, config, is_best):
+    def save(self, config, is_best):
         """ The error, or None. Every rank must call: rank 0 writes, all know how it went. """
         weights = self.model.state_dict()
         tensors = {'model': distributed.whole(weights)}
@@ -114,8 +117,8 @@ class State:
 
         known = {name: getattr(self, name) for name in self.counters}
         known |= {name: getattr(self, name).tolist() for name in self.counters_on_device}
-        known |= {'global_batch': run.global_batch, 'model_config': asdict(run.model_config),
-                  'identity': run.identity, 'modes': sorted(run.modes)}
+        known |= {'global_batch': self.global_batch, 'model_config': asdict(self.model.config),
+                  'identity': self.identity, 'modes': sorted(self.modes)}
         _, error = distributed.on_rank0(checkpoint.save, config['out_dir'], self.step, tensors,
                                         known, config['keep'], is_best)
         self.failed_saves = self.failed_saves + 1 if error else 0
@@ -167,9 +170,9 @@ def fill(model, weights):
                            for name, weight in weights.items()})
 
 
-def begin_from(folder, state, compatible, device):
+def begin_from(folder, state, compatible):
     """ The best weights of another run of the same model, process and data. """
-    source, knobs, meta = checkpoint.load_model(folder, 'best', device=device)
+    source, knobs, meta = checkpoint.load_model(folder, 'best', device=state.device)
     other = compatibility(source.config, knobs, meta)
     other['model']['dropout'] = compatible['model']['dropout']
     if found := checkpoint.difference(other, compatible):
@@ -178,13 +181,13 @@ def begin_from(folder, state, compatible, device):
     fill(state.model, source.state_dict())
 
 
-def begin_with_bag(state, run):
+def begin_with_bag(state, data, config):
     """ The bag of a new run begins as the linear model that prepare.py has fitted: the network
     learns what is left. That model predicts one clean latent from a whole text. """
-    model, data = state.model, run.train_data
+    model = state.model
     c = model.config
-    predicts_clean = c.bag and run.latent.target == 'x0'
-    fitted = load_bag(run.folder, data.meta) if predicts_clean else None
+    predicts_clean = c.bag and config['latent_target'] == 'x0'
+    fitted = load_bag(data.folder, data.meta) if predicts_clean else None
     if fitted is None:
         return
 
@@ -200,22 +203,22 @@ def begin_with_bag(state, run):
 
 # ---- the whole
 
-def resume_or_begin(state, run, config):
+def resume_or_begin(state, data, text, config):
     """
     Fills the state of a training: from the newest checkpoint of out_dir, from the best weights of
     init_from, or from scratch; takes the run folder, and writes config.json there. Every rank must
     call. Stops all with exit code 2 where that cannot be. Returns the run's id in wandb, or None.
-    run: of preflight.plan.
+    data: the training split. text: the process.
     """
     model, init_from = state.model, config['init_from']
-    compatible = compatibility(run.model_config, config, run.train_data.meta)
+    compatible = compatibility(model.config, config, data.meta)
     knobs = {name: config[name] for name in ('optimizer', 'freeze')}
-    run.identity = {**compatible, 'knob': knobs, 'data': split_digests(run.train_data.meta)}
+    state.identity = {**compatible, 'knob': knobs, 'data': split_digests(data.meta)}
     newest = distributed.rank0_or_stop(2, take_run_folder, config)
 
     # the tables of a new run are made from its training split; else they lie with the weights
     if not newest and not init_from:
-        tables = distributed.rank0_or_stop(2, processes.tables_of, config, run.train_data)
+        tables = distributed.rank0_or_stop(2, processes.tables_of, config, data)
         for name, table in tables.items():
             getattr(model, name).copy_(table)
 
@@ -223,12 +226,12 @@ def resume_or_begin(state, run, config):
     error = None
     try:
         if newest:
-            resume_from(newest, state, run)
+            resume_from(newest, state)
         elif init_from:
-            begin_from(init_from, state, compatible, run.device)
+            begin_from(init_from, state, compatible)
             state.begin_average()
         else:
-            begin_with_bag(state, run)
+            begin_with_bag(state, data, config)
             state.begin_average()
     except (ValueError, OSError) as failure:
         error = str(failure)
@@ -237,12 +240,12 @@ def resume_or_begin(state, run, config):
     errors = [e for e in distributed.all_gather_object(error) if e]
     if errors:
         distributed.stop_all(errors[0], code=2)
-    processes.after_loading(model, run.text, config)
+    processes.after_loading(model, text, config)
 
     # say so; and only now overwrite config.json
     lines = [f'going on from {newest}']
     if not newest:
-        lines = processes.describe(model, config, run.train_data)
+        lines = processes.describe(model, config, data)
         if init_from:
             lines.append(f'begins with the best weights of {init_from}')
         elif config['freeze'] == 'modality':
@@ -250,7 +253,7 @@ def resume_or_begin(state, run, config):
                          'random start: its modality will not be understood')
     for line in lines if rank == 0 else ():
         print(line, flush=True)
-    return distributed.rank0_or_stop(2, run_folder.begin, config, run.folder,
+    return distributed.rank0_or_stop(2, run_folder.begin, config, data.folder,
                                      fresh=newest is None, step=state.step)
 
 
@@ -258,19 +261,19 @@ def take_run_folder(config):
     """ For rank 0: nobody else writes there until this process ends, however it ends. Returns the
     newest checkpoint that the run goes on from. """
     run_folder.lock(config['out_dir'])
-    return checkpoint.newest(config['out_dir']) if config['resume'] == 'auto' else None
+    return checkpoint.newest(config['out_dir'])
 
 
-def resume_from(newest, state, run):
+def resume_from(newest, state):
     """ The state of a checkpoint, where it is of the same run: with the same model, process and
     samples in both splits, or `best` would compare losses of two validation splits. """
     known = checkpoint.verify(newest)
-    if found := checkpoint.difference(known['identity'], run.identity):
+    if found := checkpoint.difference(known['identity'], state.identity):
         raise ValueError(f'{newest} was trained with {found}: choose another --out_dir, '
                          'or the --dataset and the knobs that it had')
     state.load(newest, known)
-    if known['modes'] != sorted(run.modes):
+    if known['modes'] != sorted(state.modes):
         state.best_val = math.inf                          # it is of other losses
-    if known['global_batch'] != run.global_batch and rank == 0:
+    if known['global_batch'] != state.global_batch and rank == 0:
         print(f'warning: the global batch was {known["global_batch"]} rows and is now '
-              f'{run.global_batch}: not the run it would have been')
+              f'{state.global_batch}: not the run it would have been')

@@ -27,9 +27,9 @@ from runs.files import fsync, read_json, take_lock, write_text
 DATA_FILES = ('meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz')
 
 # these knobs leave what a resumed run learns as it is
-HARMLESS = {'dataset', 'out_dir', 'resume', 'init_from', 'clusters_from', 'device', 'compile',
+HARMLESS = {'dataset', 'out_dir', 'init_from', 'clusters_from', 'device', 'compile',
             'parallel', 'dist_timeout', 'master_timeout', 'preflight_only', 'keep',
-            'save_interval', 'eval_interval', 'log_interval', 'wandb_project'}
+            'eval_interval', 'log_interval', 'wandb_project'}
 
 held = None                     # the open lock file of this process
 

@@ -13,7 +13,7 @@ from runs import checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8', '--max_iters=12', '--log_interval=1',
-        '--eval_interval=4', '--eval_iters=2', '--save_interval=4', '--warmup_iters=2', '--device=cpu', '--dtype=float32',
+        '--eval_interval=4', '--eval_iters=2', '--warmup_iters=2', '--device=cpu', '--dtype=float32',
         '--dropout=0.1']
 
 # Seconds after which a process hangs: no test measures time with it, a busy machine may take minutes.

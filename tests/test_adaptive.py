@@ -294,7 +294,7 @@ def test_an_adaptive_run_logs_its_importance_learns_and_resumes_bitwise(dataset,
         assert weights(whole)['importance.net.text_head.weight'].any() and all(0 < e['importance_loss'] < .3 for e in steps), 'it learns'
     if 'freq' in args[0]:                                                # what resumes is the same: the network's state is more
         return
-    assert train(dataset, parts, *args, '--max_iters=12', '--save_interval=4', '--eval_interval=4').returncode == 0
+    assert train(dataset, parts, *args, '--max_iters=12', '--eval_interval=4').returncode == 0
     for folder in sorted(parts.glob('step-*'))[1:]:                      # as if it had been killed after an earlier step
         for file in folder.iterdir():
             file.unlink()
@@ -302,7 +302,7 @@ def test_an_adaptive_run_logs_its_importance_learns_and_resumes_bitwise(dataset,
     first = sorted(p.name for p in parts.glob('step-*'))[0]
     (parts / 'latest').write_text(first)
     (parts / 'best').write_text(first)
-    result = train(dataset, parts, *args, '--save_interval=4', '--eval_interval=4')
+    result = train(dataset, parts, *args, '--eval_interval=4')
     assert result.returncode == 0 and 'going on from' in result.stdout, result.stderr
     for name in ('model', 'ema'):
         a, b = weights(whole, name), weights(parts, name)

@@ -12,7 +12,7 @@ from data import PackedDataset
 from launch import HANGS, ROOT
 
 TINY = dict(depth=2, width=32, heads=2, batch=2, length=16, n_latents=1, latent_dim=6, vocab_size=50)
-TINY_RUN = ['--depth=1', '--width=32', '--heads=2', '--latent_tokens=1', '--batch_size=8', '--grad_accum=2', '--max_iters=4', '--device=cpu',
+TINY_RUN = ['--depth=1', '--width=32', '--heads=2', '--latent_tokens=1', '--batch_size=8', '--global_batch=16', '--max_iters=4', '--device=cpu',
             '--log_interval=2', '--eval_iters=1', '--warmup_iters=0']
 
 
@@ -99,21 +99,21 @@ for name, peak in (('unknown', None), ('known', 1e12)):
     runs.log.peak_of = lambda device: peak
     sys.argv = ['train.py', '--dataset={dataset}', f'--out_dir={tmp_path}/' + name, *{TINY_RUN!r}]
     g = runpy.run_path('train.py', run_name='__main__')
-print('FLOP', g['flops_of_step'](g['model'], g['run'], 2, g['run'].stages[0]))
+print('FLOP', g['stages'][0].flops)
 """
     result = run_code(code)
     assert result.returncode == 0, result.stderr
     entries = {name: [json.loads(line) for line in open(tmp_path / name / 'training_log.jsonl')] for name in ('unknown', 'known')}
     assert not any('mfu' in entry for entry in entries['unknown']) and result.stdout.count(' | MFU ') == 2
     steps = [entry for entry in entries['known'] if 'loss' in entry]
-    flops = float(result.stdout.split('FLOP')[-1])
+    flops = float(result.stdout.split('FLOP ')[-1])
     for entry in steps:
         seconds_a_step = 8 * 2 * 32 / entry['tokens_per_s']
         assert abs(entry['mfu'] / (flops / seconds_a_step / 1e12) - 1) < 1e-6
 
 
 def test_only_cards_in_the_table_have_a_peak(monkeypatch):
-    from runs import flops
+    from runs import log
     names = {'cuda:0': 'NVIDIA H200', 'cuda:1': 'NVIDIA H100 80GB HBM3 MIG 1g.10gb', 'cuda:2': 'NVIDIA GeForce RTX 4090 Laptop GPU'}
     monkeypatch.setattr('torch.cuda.get_device_name', names.get)
-    assert [flops.peak_of(device) for device in ('cpu', *names)] == [None, 989e12, None, None]
+    assert [log.peak_of(device) for device in ('cpu', *names)] == [None, 989e12, None, None]

@@ -510,7 +510,7 @@ def test_what_does_not_go_with_causal_rows_is_one_line(dataset, tmp_path):
 
 
 def test_a_dual_run_goes_on_bit_for_bit_and_a_schedule_changes_the_share(dataset, tmp_path):
-    schedule = ['--mode=7*l2t+causal:3,l2t+causal:4,causal', '--max_iters=8', '--save_interval=5', '--keep=9']
+    schedule = ['--mode=7*l2t+causal:3,l2t+causal:4,causal', '--max_iters=8', '--eval_interval=5', '--keep=9']
     train_each(dataset, {tmp_path / 'whole': schedule})
     entries = log(tmp_path / 'whole')
     assert [entries[step, False]['modes']['causal'] for step in range(1, 9)] == [1 / 8] * 3 + [1 / 2] * 4 + [1]

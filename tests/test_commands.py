@@ -329,7 +329,7 @@ def write_inputs(folder):
 
 HUB = ('minilm', 'e5', 'bge', 'qwen')
 TINY = dict(depth=1, width=32, heads=2, latent_width=32, batch_size=8, max_iters=2, warmup_iters=0, eval_iters=1, eval_interval=2,
-            save_interval=2, log_interval=1, device='cpu', dtype='float32', compile='false')
+            log_interval=1, device='cpu', dtype='float32', compile='false')
 
 
 def small(script, knobs):

@@ -37,7 +37,7 @@ LINES = [*REFUSED, *WAITED_FOR, *FREE, 'x.double()']
 
 STEPS = 2
 TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8', f'--max_iters={STEPS}', '--log_interval=2',
-        '--eval_interval=2', '--eval_iters=1', '--save_interval=2', '--warmup_iters=1', '--dropout=0.1', '--learning_rate=0.1',
+        '--eval_interval=2', '--eval_iters=1', '--warmup_iters=1', '--dropout=0.1', '--learning_rate=0.1',
         '--ema_decay=0.5']
 TEXT = ['--streams=text,', '--mode=unconditional']
 
@@ -57,16 +57,18 @@ OPTION_SETS = {
     'hdlm': ['--text_process=hdlm', '--clusters=8', '--hdlm_xi=0.9'],
     'ar': ['--streams=text,', '--mode=causal', '--text_clock=false'],
     'mode and length schedules': ['--mode=l2t:1,l2t+causal', '--length_schedule=16:1,32'],
-    'no EMA, no guard': ['--ema_decay=0', '--guard=false', '--grad_accum=2'],
+    'no EMA, no guard': ['--ema_decay=0', '--guard=0', '--global_batch=16'],
     'predict_length=False': [*TEXT, '--predict_length=false', '--text_clock=false', '--seq_len=12'],
     'latents alone': ['--streams=latent,', '--mode=unconditional', '--latent_target=x0', '--latent_loss_weight=min_snr'],
     'flow in float32': ['--mode=unconditional+l2t+t2l', '--latent_schedule=rf', '--latent_target=flow', '--dtype=float32'],
 }
 
 # what may wait, and when
-BEGIN = {'runs/preflight.py choose_processes', 'train.py make_model', 'runs/resume.py fill'}
-A_LOG_LINE = {'train.py report', 'runs/log.py StepLog.describe_skips', 'runs/log.py StepLog.report', 'train.py check_streak'}
-AN_EVALUATION = {'train.py evaluate_and_save', 'loss.py Loss.validate', 'diffusion.py MaskedText.bound',
+BEGIN = {'train.py: live = train_data.live.to(device) if train_data.latent_shape else None',
+         'train.py: model = processes.add_modules(Model(model_config), config).to(device)',
+         'train.py: model.importance.rarity.copy_(adaptive.rarity)', 'runs/resume.py begin_with_bag'}
+A_LOG_LINE = {'train.py report', 'runs/log.py StepLog.report', 'train.py check_streak'}
+AN_EVALUATION = {'loss.py Loss.validate', 'diffusion.py MaskedText.bound',
                  'processes/autoregressive.py exact_nll', 'processes/integral.py IntegralProcess.bound'}
 A_CHECKPOINT = {'runs/resume.py State.save', 'runs/checkpoint.py save', 'runs/checkpoint.py write_files'}
 NOW_AND_THEN = BEGIN | A_LOG_LINE | AN_EVALUATION | A_CHECKPOINT

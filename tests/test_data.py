@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from corpora import tokenizers
-from data import LatentStats, PackedDataset, load_stats, load_tokenizer, prefetch, row_order
+from data import LatentStats, PackedDataset, load_stats, load_tokenizer, prefetch
 from diffusion import philox
 from runs.files import sealed, sha256
 

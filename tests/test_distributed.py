@@ -4,7 +4,6 @@ import re
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from runs import checkpoint
 from launch import TINY, Job, log, run_each, saved, weights
@@ -16,7 +15,7 @@ EXACT = ['--dropout=0', '--ema_decay=0.9']
 def alone(dataset, tmp_path_factory):
     """ One process, micro-batches of 8, accumulation 2. """
     out = tmp_path_factory.mktemp('runs') / 'alone'
-    job = Job(dataset, out, *EXACT, '--grad_accum=2', '--eval_interval=3', '--save_interval=8', '--keep=9')
+    job = Job(dataset, out, *EXACT, '--global_batch=16', '--keep=9')
     assert job.wait() == [0], job.err()
     return out
 
@@ -24,7 +23,7 @@ def alone(dataset, tmp_path_factory):
 @pytest.fixture(scope='module')
 def sharded(dataset, tmp_path_factory):
     out = tmp_path_factory.mktemp('runs') / 'fsdp'
-    job = Job(dataset, out, *EXACT, '--parallel=fsdp', '--eval_interval=3', '--save_interval=8', '--keep=9', ranks=2)
+    job = Job(dataset, out, *EXACT, '--parallel=fsdp', '--keep=9', ranks=2)
     assert job.wait() == [0, 0], job.err()
     return out
 
@@ -33,18 +32,19 @@ def assert_close(a, b, rel):
     a, b = log(a), log(b)
     assert a.keys() == b.keys()
     for key in a:
-        for name in ('loss', 'text_loss', 'causal_nats_per_token', 'grad_norm', 'val_text', 'val_causal'):
+        for name in ('loss', 'text_loss', 'latent_loss', 'causal_nats_per_token', 'grad_norm', 'val_text', 'val_causal', 'val_latent'):
             assert name not in a[key] or b[key][name] == pytest.approx(a[key][name], rel=rel), (key, name)
         assert a[key].get('modes') == b[key].get('modes')
 
 
-@pytest.mark.parametrize('args', [[], ['--optimizer=muon'], ['--mode=l2t+causal', '--causal_weight=2']])
+@pytest.mark.parametrize('args', [[], ['--optimizer=muon'], ['--mode=l2t+causal', '--causal_weight=2'],
+                                  ['--mode=t2l:3,l2t:3,unconditional+l2t+t2l', '--max_iters=9', '--eval_interval=3']])
 def test_two_processes_equal_one_with_accumulation_two(dataset, alone, tmp_path, args):
     one = alone
     if args:
         one = tmp_path / 'one'
-        assert Job(dataset, one, *EXACT, '--grad_accum=2', '--eval_interval=3', *args).wait() == [0]
-    job = Job(dataset, tmp_path / 'two', *EXACT, '--eval_interval=3', *args, ranks=2)
+        assert Job(dataset, one, *EXACT, '--global_batch=16', *args).wait() == [0]
+    job = Job(dataset, tmp_path / 'two', *EXACT, *args, ranks=2)
     assert job.wait() == [0, 0], job.err()
     assert 'Warning' not in job.err()
     assert_close(one, tmp_path / 'two', 1e-5)
@@ -60,12 +60,12 @@ torch.cpu.get_capabilities = lambda: {'avx512_bf16': os.environ['RANK'] == '0'}
     job = Job(dataset, tmp_path / 'run', *EXACT, '--dtype=auto', *args, ranks=2, before=unlike, after="print('IN', g['dtype'])")
     assert job.wait() == [0, 0], job.err()
     assert all('IN float32\n' in job.out(rank) for rank in range(2))
-    assert '1 of 2 processes have bfloat16 instructions' in job.out()
+    assert 'rank 0 computes in float32' in job.out()
     assert json.load(open(tmp_path / 'run' / 'config.json'))['dtype'] == 'float32'
 
 
 def test_accumulation_over_two_processes_equals_one(dataset, alone, tmp_path):
-    job = Job(dataset, tmp_path / 'two', *EXACT, '--batch_size=4', '--grad_accum=2', ranks=2)
+    job = Job(dataset, tmp_path / 'two', *EXACT, '--batch_size=4', '--global_batch=16', ranks=2)
     assert job.wait() == [0, 0], job.err()
     a, b = log(alone), log(tmp_path / 'two')
     for key in a:
@@ -85,13 +85,14 @@ def test_in_bfloat16_fsdp_gathers_its_blocks_in_bfloat16_and_stays_close_to_ddp(
 import model
 forward = model.Block.forward
 def watched(self, *args):
-    print('BLOCK', sorted({str(p.dtype) for p in self.parameters()}))
+    if next(self.parameters()).device.type != 'meta':                    # not the sketch whose operations are counted
+        print('BLOCK', sorted({str(p.dtype) for p in self.parameters()}))
     return forward(self, *args)
 model.Block.forward = watched
 """
     blocks = {'ddp': "['torch.float32']", 'fsdp': "['torch.bfloat16']"}
     for kind, dtypes in blocks.items():
-        job = Job(dataset, tmp_path / kind, *EXACT, f'--parallel={kind}', '--dtype=bfloat16', '--batch_size=4', '--grad_accum=2',
+        job = Job(dataset, tmp_path / kind, *EXACT, f'--parallel={kind}', '--dtype=bfloat16', '--batch_size=4', '--global_batch=16',
                   '--eval_interval=3', ranks=2, before=say, after="print('KEPT', {p.dtype for p in [*g['state'].parameters, *g['state'].ema]})")
         assert job.wait() == [0, 0], job.err()
         assert {line for line in job.out().splitlines() if line.startswith('BLOCK')} == {f'BLOCK {dtypes}'}
@@ -100,20 +101,15 @@ model.Block.forward = watched
 
 
 def test_fsdp_trains_on_its_own_weights_after_an_evaluation_without_a_save(dataset, tmp_path):
-    """ Evaluations get worse and worse, so nothing is saved after them; FSDP2 keeps what it gathered for them, until it is told. """
-    worse = """
-import torch, loss
-validate, calls = loss.Loss.validate, []
-def worse(*args):
-    calls.append(1)
-    return validate(*args) * torch.tensor([len(calls), 1., len(calls), 1., 1.])
-loss.Loss.validate = worse
+    """ FSDP2 keeps what it gathered for an evaluation, until it is told. """
+    no_save = """
+from runs import resume
+resume.State.save = lambda *args: None
 """
     for kind in ('ddp', 'fsdp'):
-        job = Job(dataset, tmp_path / kind, *EXACT, f'--parallel={kind}', '--eval_interval=3', '--save_interval=99', '--keep=9', ranks=2,
-                  before=worse)
+        job = Job(dataset, tmp_path / kind, *EXACT, f'--parallel={kind}', '--eval_interval=3', ranks=2, before=no_save)
         assert job.wait() == [0, 0], job.err()
-    assert [p.name for p in checkpoint.steps(tmp_path / 'fsdp')] == ['step-00000012', 'step-00000003']
+    assert not checkpoint.steps(tmp_path / 'fsdp')
     assert_close(tmp_path / 'ddp', tmp_path / 'fsdp', 1e-5)
 
 
@@ -127,7 +123,7 @@ def test_a_checkpoint_of_fsdp_goes_on_in_any_other_way_and_back(dataset, alone, 
     (out / 'step-00000008').mkdir()
     for path in (source / 'step-00000008').iterdir():
         (out / 'step-00000008' / path.name).write_bytes(path.read_bytes())
-    job = Job(dataset, out, *EXACT, f'--parallel={kind}', f'--grad_accum={2 // ranks}', ranks=ranks)
+    job = Job(dataset, out, *EXACT, f'--parallel={kind}', '--global_batch=16', ranks=ranks)
     assert job.wait() == [0] * ranks and 'going on from' in job.out(), job.err()
     for step in range(9, 13):
         assert log(out)[step, False]['loss'] == pytest.approx(log(alone)[step, False]['loss'], rel=1e-5)
@@ -137,22 +133,11 @@ def test_a_checkpoint_of_fsdp_goes_on_in_any_other_way_and_back(dataset, alone, 
     assert all(torch.allclose(moments[0][name], x, atol=1e-5) for name, x in moments[1].items() if name.startswith('exp_avg.'))
 
 
-def test_a_mode_schedule_over_two_processes_equals_one(dataset, tmp_path):
-    args = [*EXACT, '--mode=t2l:3,l2t:3,unconditional+l2t+t2l', '--max_iters=9', '--eval_interval=3']
-    assert Job(dataset, tmp_path / 'one', *args, '--grad_accum=2').wait() == [0]
-    job = Job(dataset, tmp_path / 'two', *args, ranks=2)
-    assert job.wait() == [0, 0], job.err()
-    one, two = log(tmp_path / 'one'), log(tmp_path / 'two')
-    for key in one:
-        for name in ('loss', 'text_loss', 'latent_loss', 'val_text', 'val_latent'):
-            assert name not in one[key] or two[key][name] == pytest.approx(one[key][name], rel=1e-5), (key, name)
-
-
 ADAPTIVE = ['--importance=hybrid', '--masking=proportional', '--curriculum=true', '--eval_interval=3', '--mode=unconditional+l2t+t2l', '--max_iters=6']
 
 
 def test_a_learned_importance_is_the_same_over_two_processes_and_sharded(dataset, tmp_path):
-    jobs = [Job(dataset, tmp_path / 'one', *EXACT, *ADAPTIVE, '--grad_accum=2'), Job(dataset, tmp_path / 'ddp', *EXACT, *ADAPTIVE, ranks=2),
+    jobs = [Job(dataset, tmp_path / 'one', *EXACT, *ADAPTIVE, '--global_batch=16'), Job(dataset, tmp_path / 'ddp', *EXACT, *ADAPTIVE, ranks=2),
             Job(dataset, tmp_path / 'fsdp', *EXACT, *ADAPTIVE, '--parallel=fsdp', ranks=2)]
     assert [code for job in jobs for code in job.wait()] == [0] * 5, [job.err() for job in jobs]
     assert_close(tmp_path / 'one', tmp_path / 'ddp', 1e-5)
@@ -160,35 +145,28 @@ def test_a_learned_importance_is_the_same_over_two_processes_and_sharded(dataset
     assert weights(tmp_path / 'fsdp').keys() == weights(tmp_path / 'ddp').keys()
 
 
-def test_parameters_that_no_loss_reaches_are_waited_for_by_nobody(dataset, tmp_path):
-    job = Job(dataset, tmp_path / 'run', '--max_iters=3', '--save_interval=1', '--keep=9', ranks=2)
-    assert job.wait() == [0, 0], job.err()
-    first = load_file(tmp_path / 'run' / 'step-00000001' / 'model.safetensors')
-    assert any(not torch.equal(w, first[name]) for name, w in weights(tmp_path / 'run').items())
-
-
 def test_preflight_says_what_it_found_and_builds_nothing(dataset, tmp_path):
     here = ['train.py', f'--dataset={dataset}', *TINY, '--preflight_only=true']
     here += [f'--out_dir={tmp_path}/run']
     (rc, out, err), (_, out_keep, _), (rc_full, out_full, err_full) = run_each(
-        here, [*here, '--keep=1000', '--eval_interval=6'],
-        [*here, '--keep=1000000', '--max_iters=1e9', '--save_interval=1'])
+        here, [*here, '--keep=1000', '--eval_interval=5', '--max_iters=18'],
+        [*here, '--keep=1000000', '--max_iters=1e9', '--eval_interval=1'])
     assert rc == 0 and not err and not (tmp_path / 'run').exists()
     ticks = [line.split()[1] for line in out.splitlines() if line.startswith('✓')]
-    assert ticks == ['config', 'data', 'shapes', 'model', 'device', 'disk', 'processes', 'versions']
+    assert ticks == ['data', 'model', 'batch', 'cost', 'device', 'disk', 'processes', 'versions']
     assert '1 x 16' in out and torch.__version__ in out
-    assert ' for 3 checkpoints to come' in out and ' for 4 checkpoints to come' in out_keep, 'no more than are made: 4, 6, 8, 12'
+    assert ' for 3 checkpoints to come' in out and ' for 4 checkpoints to come' in out_keep, 'no more than are made: 5, 10, 15, 18'
     assert rc_full == 4 and err_full.count('\n') == 1 and 'checkpoints to come need' in err_full and 'make room' in err_full
 
 
 def test_a_disk_too_small_for_a_small_run_is_told_in_units_that_show_it(dataset, tmp_path):
     small_disk = 'import shutil\nshutil.disk_usage = lambda path: shutil._ntuple_diskusage(10 ** 9, 10 ** 9, 12_345)\n'
-    jobs = {keep: Job(dataset, tmp_path / f'keep{keep}', f'--keep={keep}', '--save_interval=1', before=small_disk) for keep in (1, 2)}
+    jobs = {keep: Job(dataset, tmp_path / f'keep{keep}', f'--keep={keep}', '--eval_interval=1', before=small_disk) for keep in (1, 2)}
     needs = {}
     for keep, job in jobs.items():
         assert job.wait() == [4] and job.err().count('\n') == 1
-        count, size = re.search(r'error: (\d+) checkpoints to come need ([\d.]+) [kM]B, ', job.err()).groups()
-        assert ' has 12.3 kB: make room' in job.err() and int(count) == keep + 2, 'those kept, the best, the one being written'
+        count, size = re.search(r'error: (\d+) checkpoints to come need ([\d.]+) GB, ', job.err()).groups()
+        assert ' has 1.23e-05 GB: make room' in job.err() and int(count) == keep + 2, 'those kept, the best, the one being written'
         needs[keep] = float(size)
     assert 0 < needs[1] < needs[2]
 
@@ -246,5 +224,5 @@ def watched(*args):
 loss.Loss.forward = watched
 """
     job = Job(dataset, tmp_path / 'run', '--device=cuda', '--dtype=bfloat16', '--max_iters=20', '--log_interval=20', '--eval_interval=20',
-              '--save_interval=20', before=watch)
+              before=watch)
     assert job.wait() == [0], job.err()

@@ -27,7 +27,7 @@ from test_checkpoint import Command, forge, same, states
 from test_encoders import save_encoder
 
 TORCHRUN = [sys.executable, '-m', 'torch.distributed.run']
-EVERY_STEP = ['--save_interval=1', '--keep=99', '--eval_interval=1000']
+EVERY_STEP = ['--eval_interval=1', '--keep=99']
 
 
 def poison(dataset, copy, step, first, global_batch, value=np.nan):
@@ -119,16 +119,20 @@ def finished_by_two(dataset, tmp_path_factory):
 
 # ---- what is not finite
 
-def test_fault_01_nan_in_a_row_that_only_one_rank_reads(dataset, tmp_path):
-    row = poison(dataset, tmp_path / 'data', step=6, first=8 + 3, global_batch=16)
+@pytest.mark.parametrize('step, first, args, rank', [(6, 8 + 3, [], 1), (4, (1 * 2 + 0) * 8 + 5, ['--global_batch=48'], 0)],
+                         ids=['fault_01_one_rank', 'fault_03_a_middle_micro_batch'])
+def test_fault_01_and_03_nan_in_a_row_skips_the_step_once_on_all_ranks(dataset, tmp_path, step, first, args, rank):
+    row = poison(dataset, tmp_path / 'data', step, first, global_batch=48 if args else 16)
     out = tmp_path / 'run'
-    job = Job(tmp_path / 'data', out, *EVERY_STEP, '--max_iters=7', ranks=2, after=DIGEST)   # ends on the bad step: saves what did not move
+    run_of = [*EVERY_STEP, *args]
+    job = Job(tmp_path / 'data', out, *run_of, f'--max_iters={step + 1}', ranks=2, after=DIGEST)     # ends on the bad step: saves what did not move
     assert job.wait() == [0, 0], job.err()
     skip, = skips(out)
-    assert skip['step'] == 7 and skip['why'] == 'loss' and [w['rank'] for w in skip['where']] == [1] and row in skip['where'][0]['rows']
+    where, = skip['where']
+    assert skip['step'] == step + 1 and skip['why'] == 'loss' and where['rank'] == rank and row in where['rows'] and len(where['rows']) == 8
     assert len(digests(job)) == 1, 'the ranks hold different weights'
-    assert_nothing_moved(out, 6, 7)
-    job = Job(tmp_path / 'data', out, *EVERY_STEP, ranks=2, after=DIGEST)
+    assert_nothing_moved(out, step, step + 1)
+    job = Job(tmp_path / 'data', out, *run_of, ranks=2, after=DIGEST)
     assert job.wait() == [0, 0] and len(digests(job)) == 1, job.err()
     assert all(torch.isfinite(w).all() for w in weights(out).values()) and log(out)[12, False]['skipped'] == 1
 
@@ -146,20 +150,8 @@ def test_fault_02_an_infinite_gradient_with_a_finite_loss(dataset, tmp_path, ran
     assert_nothing_moved(out, 6, 7)
 
 
-def test_fault_03_nan_in_a_middle_micro_batch_skips_the_step_once_on_all_ranks(dataset, tmp_path):
-    row = poison(dataset, tmp_path / 'data', step=4, first=(1 * 2 + 0) * 8 + 5, global_batch=48)       # micro-batch 1 of 0, 1, 2; rank 0
-    out = tmp_path / 'run'
-    job = Job(tmp_path / 'data', out, *EVERY_STEP, '--grad_accum=3', '--max_iters=5', ranks=2, after=DIGEST)
-    assert job.wait() == [0, 0], job.err()
-    skip, = skips(out)
-    where, = skip['where']
-    assert skip['step'] == 5 and where['rank'] == 0 and row in where['rows'] and len(where['rows']) == 8
-    assert len(digests(job)) == 1
-    assert_nothing_moved(out, 4, 5)
-
-
 def test_fault_04_a_finite_spike_is_skipped_above_the_threshold_only_and_after_a_resume_too(dataset, tmp_path):
-    args = ['--max_iters=90', '--eval_interval=1000', '--save_interval=70', '--dropout=0']
+    args = ['--max_iters=90', '--eval_interval=70', '--dropout=0']
     assert Job(dataset, tmp_path / 'clean', *args).wait() == [0]
     norms = [e['grad_norm'] for e in log(tmp_path / 'clean').values() if 'grad_norm' in e]
     below = 9.5 * np.median(norms[12:76]) / norms[76]                    # step 77's norm, 9.5 times the median of the 64 before
@@ -176,7 +168,7 @@ def test_fault_04_a_finite_spike_is_skipped_above_the_threshold_only_and_after_a
     assert Job(dataset, cut, *args, before=hook(factors, offset=70)).wait() == [0]
     assert [s['step'] for s in skips(cut)] == [81]
     assert all(torch.equal(a, b) for a, b in zip(weights(cut).values(), weights(tmp_path / 'whole').values()))
-    assert Job(dataset, tmp_path / 'off', *args, '--spike_factor=0', before=hook(factors)).wait() == [0]
+    assert Job(dataset, tmp_path / 'off', *args, '--guard=1e9', before=hook(factors)).wait() == [0]
     assert not skips(tmp_path / 'off')
 
 
@@ -258,7 +250,7 @@ def test_fault_07_kill_9_then_resume_equals_the_uninterrupted_run_bitwise(datase
 
 
 def test_fault_08_resume_on_another_number_of_ranks(dataset, tmp_path):
-    args = ['--dropout=0', '--max_iters=24', '--save_interval=100', '--eval_interval=100']
+    args = ['--dropout=0', '--max_iters=24', '--eval_interval=100']
     assert Job(dataset, tmp_path / 'one', *args, '--batch_size=16').wait() == [0]
     out = tmp_path / 'many'
     for ranks, batch, end in ((2, 8, 4), (1, 16, 12), (4, 4, None)):
@@ -384,12 +376,12 @@ data.prefetch = after_a_signal
     out = tmp_path / 'run'
     job = Job(dataset, out, before=early)
     assert job.wait(60) == [0], job.err()
-    assert 'no step was done, nothing to save' in job.out() and not checkpoint.steps(out)
+    assert 'SIGTERM: nothing to save' in job.out() and not checkpoint.steps(out)
     assert json.loads((out / 'preempted.json').read_text())['signal'] == 'SIGTERM'
 
 
 def test_fault_12_one_rank_dies(dataset, tmp_path):
-    args = ['--max_iters=100000', '--save_interval=1000000', '--eval_interval=1000000']
+    args = ['--max_iters=100000', '--eval_interval=1000000']
     job = Job(dataset, tmp_path / 'direct', *args, ranks=2)
     job.until('step      6/')
     job.processes[1].kill()
@@ -407,12 +399,12 @@ def test_fault_12_one_rank_dies(dataset, tmp_path):
 
 def test_fault_13_one_rank_hangs(dataset, tmp_path):
     out = tmp_path / 'run'
-    process = torchrun(dataset, out, '--max_iters=100000', '--eval_interval=1000000', '--save_interval=1000000', '--dist_timeout=12')
+    process = torchrun(dataset, out, '--max_iters=100000', '--eval_interval=1000000', '--dist_timeout=12')
     until(out, 'step      6/')
     os.kill(rank_1(out), signal.SIGSTOP)
     # dist_timeout, then the 30 s that torchrun gives before its kill -9; the rest is for a busy machine
     assert process.wait(12 + 30 + 120) == 1
-    assert not alive(out) and 'Timed out' in Path(f'{out}.txt').read_text()
+    assert not alive(out) and 'lost the other processes' in Path(f'{out}.txt').read_text()
 
 
 @pytest.fixture
@@ -483,7 +475,7 @@ def test_fault_17_all_checkpoints_are_broken(dataset, finished, tmp_path):
 def test_fault_18_the_disk_is_full(dataset, tmp_path):
     out = tmp_path / 'run'
     assert train(dataset, out, '--max_iters=4').returncode == 0
-    job = Job(dataset, out, '--max_iters=40', '--eval_interval=1000', ranks=2,
+    job = Job(dataset, out, '--max_iters=40', ranks=2,
               preexec=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)))
     assert job.wait() == [5, 5] and not job.err(1)
     lines = job.err().splitlines()
@@ -694,8 +686,8 @@ def test_fault_22_resume_with_another_model_tokenizer_or_encoder(dataset, finish
     shutil.copytree(finished, out)
     cases = [(dataset, ['--width=64'], ['width=32', '64']), (dataset, ['--latent_target=x0'], ["latent_target='v'", "'x0'"]),
              (encoder, [], ['revision', 'sha256:0']), (other('tokenizer', retokenize), [], ['tokenizer.json']),
-             (dataset, ['--optimizer=muon'], ["optimizer='adamw'", "'muon'"]), (dataset, ['--resume=never'], ['not empty']),
-             (dataset, ['--device=auto', '--max_iters=14', '--eval_interval=7', '--save_interval=7', '--log_interval=2',
+             (dataset, ['--optimizer=muon'], ["optimizer='adamw'", "'muon'"]),
+             (dataset, ['--device=auto', '--max_iters=14', '--eval_interval=7', '--log_interval=2',
                         '--learning_rate=1e-4', '--keep=3'], None)]
     results = run_each(*(['train.py', f'--dataset={data}', f'--out_dir={out}', *TINY, *args] for data, args, _ in cases))
     for (_, args, words), (rc, stdout, err) in zip(cases, results):
@@ -847,8 +839,8 @@ def test_fault_28_two_runs_on_one_folder(dataset, tmp_path):
 
 
 def test_fault_29_guard_off_against_on(dataset, tmp_path):
-    args = ['--max_iters=80', '--eval_interval=40', '--save_interval=40']                    # beyond the 64 norms of the history
-    train_each(dataset, {tmp_path / 'on': args, tmp_path / 'off': [*args, '--guard=false']})
+    args = ['--max_iters=80', '--eval_interval=40']                    # beyond the 64 norms of the history
+    train_each(dataset, {tmp_path / 'on': args, tmp_path / 'off': [*args, '--guard=0']})
     assert_same_run(tmp_path / 'on', tmp_path / 'off')
     assert log(tmp_path / 'on')[80, False]['skipped'] == 0
 
@@ -856,7 +848,7 @@ def test_fault_29_guard_off_against_on(dataset, tmp_path):
 @pytest.mark.parametrize('ranks, args', [(1, []), (2, ['--parallel=fsdp'])])
 def test_weights_that_are_not_finite_are_not_saved_and_end_the_run(dataset, tmp_path, ranks, args):
     out = tmp_path / 'run'
-    job = Job(dataset, out, '--guard=false', '--keep=2', *args, ranks=ranks, before=hook({9: 'nan'}))
+    job = Job(dataset, out, '--guard=0', '--keep=2', *args, ranks=ranks, before=hook({9: 'nan'}))
     assert job.wait() == [3] * ranks
     line, = [line for line in job.err().splitlines() if line.startswith('error')]
     assert line.startswith('error: step-00000012 is not saved: model.') and 'newest checkpoint is step 8' in line
@@ -865,10 +857,10 @@ def test_weights_that_are_not_finite_are_not_saved_and_end_the_run(dataset, tmp_
     assert all(torch.isfinite(w).all() for w in weights(out).values())
 
 
-def test_a_save_that_was_due_on_a_skipped_step_is_made_up_for(dataset, tmp_path):
+def test_nothing_is_saved_on_a_skipped_step(dataset, tmp_path):
     out = tmp_path / 'run'
-    assert Job(dataset, out, '--eval_interval=1000', '--keep=9', before=hook({3: 'nan'})).wait() == [0]
-    assert [p.name[-2:] for p in checkpoint.steps(out)] == ['12', '08', '05']
+    assert Job(dataset, out, '--keep=9', before=hook({3: 'nan'})).wait() == [0]
+    assert [p.name[-2:] for p in checkpoint.steps(out)] == ['12', '08']
 
 
 def test_an_error_of_one_rank_at_the_resume_is_everybodys(dataset, finished, tmp_path):
@@ -887,13 +879,13 @@ if os.environ['RANK'] == '1':
 def test_the_lost_run(dataset, tmp_path):
     """ An inf gradient at one step of an l2t training. The loop that lost 16 GPUs asked isnan(norm): the norm is inf, the clip
     coefficient 0, and inf * 0 goes into the weights for good. """
-    args = ['--max_iters=60', '--eval_interval=60', '--save_interval=100', '--learning_rate=1e-2', '--dropout=0']
+    args = ['--max_iters=60', '--eval_interval=60', '--learning_rate=1e-2', '--dropout=0']
     naive = """
 g['model'].train()
 weights = [p for p in g['state'].parameters if p.requires_grad]
 optimizer, lost = torch.optim.AdamW(weights, lr=1e-3), []
 for step, batch in zip(range(12), g['micro_batches'](0)):
-    loss = g['loss_fn'](batch, g['run'].stages[0].predict)[0]
+    loss = g['loss_fn'](batch, g['stages'][0].predict)[0]
     loss.backward()
     if step == 5:
         weights[0].grad.view(-1)[0] = float('inf')

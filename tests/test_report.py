@@ -73,7 +73,7 @@ RUNS = {'l2t': ['--mode=l2t'], 'both': ['--mode=l2t+causal'], 't2l': ['--mode=t2
 def runs(dataset, tmp_path_factory):
     """ {name: folder} of a short run of each kind, and one of l2t with evaluations. """
     folder = tmp_path_factory.mktemp('runs')
-    train_each(dataset, {folder / name: [*args, '--max_iters=4', '--save_interval=2', '--eval_interval=2'] for name, args in RUNS.items()})
+    train_each(dataset, {folder / name: [*args, '--max_iters=4', '--eval_interval=2'] for name, args in RUNS.items()})
     results = {'nelbo/n': 20, 'nelbo/nats_per_token': 3.25, 'nelbo/nats_per_token_se': .125, 'nelbo/shuffled/nats_per_token': 6.5,
                'nelbo/shuffled/nats_per_token_se': .25, 'nelbo/perplexity': 25.8}
     for sampler in ('ancestral', 'confidence'):

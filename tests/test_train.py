@@ -12,10 +12,12 @@ from safetensors.torch import load_file
 from configurator import run_config
 from data import PackedDataset
 from diffusion import GaussianLatents, MaskedText
-from loss import BatchMaker, statistics, statistics_of_latents
+from model import Model, ModelConfig
+from loss import BatchMaker, statistics
 from runs.checkpoint import pick_dtype
 from sampling.loading import load_run
 from runs.log import summary
+from runs.preflight import flops_of
 from runs.stages import read_schedule, read_stages
 from launch import ROOT, TINY, Job, cut, log, run, run_code, run_each, train, train_each, weights
 from samplers import SAMPLERS
@@ -30,7 +32,7 @@ def test_a_run_folder_without_a_checkpoint_takes_the_data_of_now(dataset, tmp_pa
 
 
 def test_accumulation_equals_the_large_batch(dataset, tmp_path):
-    train_each(dataset, {tmp_path / 'a': ['--dropout=0'], tmp_path / 'b': ['--dropout=0', '--batch_size=4', '--grad_accum=2']})
+    train_each(dataset, {tmp_path / 'a': ['--dropout=0'], tmp_path / 'b': ['--dropout=0', '--batch_size=4', '--global_batch=8']})
     a, b = log(tmp_path / 'a'), log(tmp_path / 'b')
     for key in a:
         if not key[1]:
@@ -51,7 +53,7 @@ def test_the_run_folder_holds_what_the_design_says(dataset, finished):
 def test_ema_is_the_average_of_the_weights_after_each_step(dataset, tmp_path):
     """ With decay .5 and its warm-up min(.5, (1 + n) / (10 + n)), recomputed from the checkpoints of every step. """
     out = tmp_path / 'run'
-    assert train(dataset, out, '--save_interval=1', '--eval_interval=100', '--keep=20', '--ema_decay=0.5').returncode == 0
+    assert train(dataset, out, '--eval_interval=1', '--keep=20', '--ema_decay=0.5').returncode == 0
     ema = None
     for n in range(1, 13):
         now = load_file(out / f'step-{n:08d}' / 'model.safetensors')
@@ -76,14 +78,13 @@ def test_ema_is_the_average_of_the_weights_after_each_step(dataset, tmp_path):
     (['--betas=0.9'], ['betas']),
     (['--optimizer=muon', '--muon_lr=abc'], ['abc']),
     (['--mode=l2t,t2l:3'], ["mode='l2t,t2l:3'", 'MODE:STEPS']),
-    (['--mode=l2t:x,t2l'], ["'l2t:x'", 'MODE:STEPS']),
+    (['--mode=l2t:x,t2l'], ["'l2t:x,t2l'", 'MODE:STEPS']),
     (['--mode=l2t:50,t2l'], ['max_iters=12']),
-    (['--mode=l2t:5,t2l:5'], ['add up to 10', 'max_iters=12']),
     (['--length_schedule=8:5,33'], ['length_schedule', '33', '32']),
     (['--length_schedule=8:12,32'], ['length_schedule', "before '32' add up to 12", 'max_iters=12']),
-    (['--length_schedule=8:5'], ['length_schedule', 'max_iters=12']),
+    (['--length_schedule=8:5'], ['length_schedule', 'LENGTH:STEPS']),
     (['--length_schedule=8:100%,32'], ['length_schedule', 'max_iters=12']),
-    (['--length_schedule=8:1.5%,32'], ['length_schedule', "'8:1.5%'"]),
+    (['--length_schedule=8:1.5%,32'], ['length_schedule', "'8:1.5%,32'"]),
     (['--length_schedule=8:00,32'], ['length_schedule', '8:00']),
     (['--seq_len=5'], ['seq_len 5']),
     (['--text_schedule=linear'], ['linear', 'loglinear']),
@@ -126,7 +127,7 @@ products = set()
 class Watched(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         found = function(*args, **(kwargs or {}))
-        if function.overloadpacket.__name__ in ('mm', 'bmm', 'addmm', 'baddbmm'):
+        if function.overloadpacket.__name__ in ('mm', 'bmm', 'addmm', 'baddbmm') and found.device.type != 'meta':
             products.add((function.overloadpacket.__name__, str(found.dtype)))
         return found
 Watched().__enter__()
@@ -137,7 +138,7 @@ Watched().__enter__()
                   before=watch % capable, after="print('PRODUCTS', sorted(products))")
         assert job.wait() == [0], job.err()
         words = job.out()
-        assert f'1 x cpu, {expected}\n' in words
+        assert f'1 x cpu, {expected}, ' in words
         kinds = ast.literal_eval(words.split('PRODUCTS')[1].strip())
         assert {('mm', f'torch.{expected}'), ('bmm', f'torch.{expected}')} <= set(kinds)
         assert {dtype for _, dtype in kinds} == {f'torch.{expected}'}, kinds
@@ -159,7 +160,7 @@ MODES = [['--mode=t2l'], ['--mode=unconditional', '--latent_schedule=rf', '--lat
 
 
 def test_every_mode_trains_three_steps(dataset, tmp_path):
-    runs = {tmp_path / str(i): ['--max_iters=3', '--save_interval=1', '--keep=3', *args] for i, args in enumerate(MODES)}
+    runs = {tmp_path / str(i): ['--max_iters=3', '--eval_interval=1', '--keep=3', *args] for i, args in enumerate(MODES)}
     train_each(dataset, runs)
     for out, args in runs.items():
         assert log(out)[3, False]['skipped'] == 0 and all(torch.isfinite(w).all() for w in weights(out).values()), args
@@ -189,7 +190,7 @@ def best_average(out):
                                               ('t2l', ('embed.', 'text_head.', 'shortcut_out.'), 'text')])
 def test_freezing_a_modality_keeps_exactly_its_encoder_and_head_and_what_no_loss_reaches(dataset, joint, tmp_path, mode, ends, last):
     out = tmp_path / 'run'
-    args = [f'--mode={mode}', '--freeze=modality', f'--init_from={joint}', '--save_interval=1', '--keep=20',
+    args = [f'--mode={mode}', '--freeze=modality', f'--init_from={joint}', '--eval_interval=1', '--keep=20',
             '--weight_decay=1', '--optimizer=muon', '--dropout=0']
     result = train(dataset, out, *args)
     assert result.returncode == 0 and 'warning' not in result.stdout, result.stderr
@@ -239,7 +240,7 @@ def test_a_training_on_other_texts_begins_with_these_weights_if_they_were_prepar
 
 
 def test_a_mode_schedule_trains_its_modes_in_turn_and_resumes_bitwise(dataset, tmp_path):
-    schedule = ['--mode=t2l:4,l2t:5,unconditional+l2t+t2l', '--save_interval=1', '--keep=20', '--weight_decay=1', '--dropout=0']
+    schedule = ['--mode=t2l:4,l2t:5,unconditional+l2t+t2l', '--eval_interval=1', '--keep=20', '--weight_decay=1', '--dropout=0']
     result = train(dataset, tmp_path / 'whole', *schedule)
     assert result.returncode == 0, result.stderr
     entries = log(tmp_path / 'whole')
@@ -266,8 +267,7 @@ def test_a_share_of_the_run_in_a_schedule_is_that_of_its_steps_whatever_their_nu
     assert firsts('t2l:40%,l2t:3000,causal', 10_000) == [(0, 't2l'), (4000, 'l2t'), (7000, 'causal')]
     assert firsts('l2t:40%,causal', 7) == [(0, 'l2t'), (2, 'causal')]
     assert firsts('l2t:40%,causal', 1) == [(0, 'l2t'), (0, 'causal')], 'a stage may have no step in a short run'
-    assert firsts('l2t:25%,causal:75%', 8) == [(0, 'l2t'), (2, 'causal')]
-    for wrong in ('l2t:25%,causal:70%', 'l2t:0%,causal', 'l2t:%,causal', 'l2t:101%,causal'):
+    for wrong in ('l2t:25%,causal:75%', 'l2t:0%,causal', 'l2t:%,causal', 'l2t:101%,causal'):
         with pytest.raises(ValueError, match=wrong.split(',')[0]):
             firsts(wrong, 8)
 
@@ -277,7 +277,7 @@ def test_a_share_of_the_run_in_a_schedule_is_that_of_its_steps_whatever_their_nu
 
 
 def test_a_length_schedule_cuts_the_texts_counts_its_tokens_and_goes_with_a_mode_schedule(dataset, tmp_path):
-    schedules = ['--mode=l2t:6,unconditional+l2t+t2l', '--length_schedule=8:4,32', '--save_interval=4']
+    schedules = ['--mode=l2t:6,unconditional+l2t+t2l', '--length_schedule=8:4,32']
     result = train(dataset, tmp_path / 'run', *schedules)
     assert result.returncode == 0, result.stderr
     assert [line.split('| ')[1] for line in result.stdout.splitlines() if ' tokens' in line and '| mode' in line] == [
@@ -314,9 +314,9 @@ def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
 
     # what is logged is per row that has this loss
     n, error = (short['row_weight'] > 0).sum(), torch.full((64,), 2.)
-    sums = statistics_of_latents(short, dict(latent_loss=torch.tensor(0.), error=error))
-    entry, _ = summary(dict(loss=[0.], rows=[16.] * 4, **{name: x.tolist() for name, x in sums.items()}), 1)
-    assert sums['latent_rows'].sum() == n and set(entry['latent_mse_by_mode'].values()) == {2.}
+    sums = statistics(short, dict(loss=torch.tensor(0.), latent_loss=torch.tensor(0.), error=error))
+    entry, _ = summary({name: x.tolist() for name, x in sums.items()}, 1)
+    assert sums['latent_count'].sum() == n and set(entry['latent_mse_by_t']) - {None} == {2.}
 
     # without a text nothing is cut
     alone = BatchMaker(text, latent, ('latent',), 0, .1, .1)(data, rows, 0, 0, 64, read_stages(
@@ -335,43 +335,30 @@ def test_a_stage_without_a_whole_text_is_refused_and_the_share_of_whole_ones_is_
     assert whole[0] == alone[0] == 0 and 'learned beside' not in whole[1] + alone[1]
 
 
-def test_losses_of_each_mode_are_logged_with_their_own_counts(dataset, tmp_path):
-    result = train(dataset, tmp_path / 'run', '--mode=unconditional+l2t+t2l', '--batch_size=32', '--grad_accum=2', '--max_iters=3')
+def test_the_logged_loss_is_the_sum_of_its_parts(dataset, tmp_path):
+    result = train(dataset, tmp_path / 'run', '--mode=unconditional+l2t+t2l', '--batch_size=32', '--global_batch=64', '--max_iters=3')
     assert result.returncode == 0, result.stderr
     for entry in (e for e in log(tmp_path / 'run').values() if 'loss' in e):
         assert entry['loss'] == pytest.approx(entry['text_loss'] + entry['latent_loss'], rel=1e-4)
-    entry = log(tmp_path / 'run')[3, False]
-    share, text, latents = entry['modes'], entry['text_nats_by_mode'], entry['latent_mse_by_mode']
-    assert set(text) == {'unconditional', 'l2t'} and set(latents) == {'unconditional', 't2l'}
-    assert entry['text_loss'] == pytest.approx(sum(share[m] * text[m] for m in text), rel=1e-4)
-    assert entry['latent_loss'] == pytest.approx(sum(share[m] * latents[m] for m in latents), rel=1e-4)
 
 
-@pytest.mark.parametrize('overlay', ['t2l', 'unconditional', 'mixed', 'stable', 'atat'])
-def test_overlays_train_on_the_quickstart_dataset_and_set_nothing_of_the_run(dataset, tmp_path, overlay):
-    out = tmp_path / 'run'
-    result = run('train.py', 'config/quickstart.py', f'config/{overlay}.py', f'--dataset={dataset}', f'--out_dir={out}',
-                 *(arg for arg in TINY if not arg.startswith('--warmup')), '--max_iters=2', '--optimizer=adamw')
-    assert result.returncode == 0, result.stderr
-    knobs = json.loads((out / 'config.json').read_text())
-    knobs = knobs.get('config', knobs)
-    sets = dict(mixed=dict(mode='unconditional+l2t+t2l+causal'), stable=dict(learning_rate=5e-5, grad_clip=0.5), atat=dict(importance='hybrid', curriculum=True))
-    assert sets.get(overlay, dict(mode=overlay)).items() <= knobs.items()
-    body = (ROOT / 'config' / f'{overlay}.py').read_text().split('"""')[2]
-    names = {line.split('=')[0].strip() for line in body.splitlines() if '=' in line}
-    assert names and not names & {'dataset', 'out', 'out_dir', 'depth', 'width', 'max_iters', 'batch_size', 'grad_accum'}
+def test_overlays_set_nothing_of_the_run():
+    """ tests/test_commands.py trains with them. """
+    for overlay in ('t2l', 'unconditional', 'mixed', 'stable', 'atat'):
+        names = {name for name, _, _ in run_config(str(ROOT / 'config' / f'{overlay}.py'))}
+        assert names and not names & {'dataset', 'out', 'out_dir', 'depth', 'width', 'max_iters', 'batch_size', 'global_batch'}, overlay
 
 
 KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_weight=3', '--t_min=0.3', '--mode=unconditional+9*l2t+t2l',
          '--latent_loss_weight=min_snr', '--text_schedule=polynomial', '--grad_clip=1e-3', '--seed=1', '--weight_decay=9',
          '--betas=0.1,0.1', '--learning_rate=0.1', '--warmup_iters=9', '--min_lr=0.9', '--optimizer=muon', '--ema_decay=0.1',
-         '--optimizer=muon --muon_lr=0.1', '--optimizer=muon --muon_iterations=3', '--grad_accum=2', '--mode=l2t:3,unconditional+l2t+t2l',
+         '--optimizer=muon --muon_lr=0.1', '--optimizer=muon --muon_iterations=3', '--global_batch=16', '--mode=l2t:3,unconditional+l2t+t2l',
          '--text_loss_weight=rdm', '--text_schedule=ddpm', '--text_clock=false --predict_length=false', *(
              f'--importance=freq {knob}' for knob in ('', '--masking=proportional', '--masking=inverse --beta=0.1', '--curriculum=true'))]
 
 
 def test_every_training_knob_changes_the_validated_loss_and_no_run_differs_from_itself(dataset, tmp_path):
-    common = ['--mode=unconditional+l2t+t2l', '--max_iters=6', '--eval_interval=6', '--save_interval=6']
+    common = ['--mode=unconditional+l2t+t2l', '--max_iters=6', '--eval_interval=6']
     runs = {tmp_path / f'run{i}': [*common, *knob.split()] for i, knob in enumerate(KNOBS)}
     train_each(dataset, {tmp_path / 'base': common, **runs})
     base = log(tmp_path / 'base')[6, True]
@@ -384,12 +371,11 @@ def test_every_training_knob_changes_the_validated_loss_and_no_run_differs_from_
 
 def test_without_clipping_a_run_is_that_of_a_bound_out_of_reach(dataset, tmp_path):
     runs = {}
-    for guard in ('true', 'false'):
+    for guard in ('10', '0'):
         for clip in ('0', '1e9'):
-            runs[tmp_path / f'{clip}-{guard}'] = [f'--grad_clip={clip}', f'--guard={guard}', '--max_iters=4',
-                                                  '--save_interval=1', '--keep=9']
+            runs[tmp_path / f'{clip}-{guard}'] = [f'--grad_clip={clip}', f'--guard={guard}', '--max_iters=4', '--eval_interval=1', '--keep=9']
     train_each(dataset, runs)
-    whole = tmp_path / '0-true'
+    whole = tmp_path / '0-10'
     for out in runs:
         assert log(out) == log(whole)
         assert all(torch.equal(w, weights(whole)[name]) for name, w in weights(out).items())
@@ -404,7 +390,7 @@ def test_a_resume_says_which_knobs_are_others_and_config_json_keeps_the_old_ones
     def go_on(steps, *args):
         return ['train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY, '--keep=9', f'--max_iters={steps}', *args]
     same = ['--seed=1', '--betas=0.9,0.99', '--cond_drop=0.5', '--ema_decay=0.9', '--latent_weight=2']
-    results = run_each(go_on(4, '--ema_decay=0'), go_on(8, *same), go_on(8, *same, '--log_interval=2', '--save_interval=2'),
+    results = run_each(go_on(4, '--ema_decay=0'), go_on(8, *same), go_on(8, *same, '--log_interval=2', '--eval_interval=2'),
                        go_on(12, '--ema_decay=0'))
     assert all(rc == 0 for rc, _, _ in results), results
     lines = [[line for line in out.splitlines() if line.startswith('resumed')] for _, out, _ in results]
@@ -423,11 +409,10 @@ def test_a_resume_says_which_knobs_are_others_and_config_json_keeps_the_old_ones
     assert (average[first] - before[first]).norm() < (now[first] - before[first]).norm()
 
 
-def test_sample_and_evaluate_run_from_the_run_folder_alone(dataset, finished, tmp_path):
+def test_every_sampler_writes_from_the_run_folder_alone(finished, tmp_path):
     np.save(tmp_path / 'z.npy', np.random.default_rng(0).normal(size=(3, 16)))
     np.save(tmp_path / 'bad.npy', np.zeros((3, 17)))
     (tmp_path / 'empty.npy').write_bytes(b'')
-    (tmp_path / 'own.txt').write_text('a red dog runs near the river\nan old cat sits near the house\n')
     here, z = ['sample.py', f'--out_dir={finished}', '--device=cpu'], f'--latents={tmp_path}/z.npy'
     names = [*SAMPLERS, [*SAMPLERS][-1]]                                 # the last one twice: the same seed gives the same text
     (rc, out, err), *each = run_each([*here, '--text=a red dog runs near the river', '--num_samples=2'],
@@ -442,16 +427,6 @@ def test_sample_and_evaluate_run_from_the_run_folder_alone(dataset, finished, tm
     wrong = each[len(names):]
     for (rc, out, err), word in zip(wrong, ('17', 'empty.npy', 'no t2l', 'does not read', 'does not read', 'sample_batch', 'foo')):
         assert rc == 2 and err.count('\n') == 1 and word in err, err
-    runs = run_each(['evaluate.py', f'--out_dir={finished}', '--n=16', '--draws=2', '--device=cpu'],
-                    ['evaluate.py', f'--out_dir={finished}', '--tasks=t2l'], ['evaluate.py', f'--out_dir={finished}', '--draws=0'],
-                    ['evaluate.py', f'--out_dir={finished}', '--tasks=nelbo', '--draws=3', f'--texts={tmp_path}/own.txt'])
-    assert [rc for rc, _, _ in runs] == [0, 2, 2, 0], runs
-    assert 'no t2l' in runs[1][2] and "'draws'" in runs[2][2] and all(err.count('\n') == 1 for _, _, err in runs[1:3])
-    results = json.loads((finished / 'results.json').read_text())
-    for control in ('', 'shuffled/', 'null/'):
-        assert results[f'nelbo/{control}nats_per_token'] > 0 and f'l2t/{control}bleu' in results, 'a task replaces its own keys only'
-    assert 'l2t/nearest/bleu' in results and results['meta']['l2t']['n_texts'] == 16 and results['meta']['nelbo']['n_texts'] == 16
-    assert results['nelbo[texts=own.txt]/n'] == results['meta']['nelbo[texts=own.txt]']['n_texts'] == 2
 
 
 def test_every_direction_is_sampled_and_evaluated_from_one_mixed_checkpoint(joint, tmp_path):
@@ -525,6 +500,17 @@ print('GRAPH BREAKS', sum(counters['graph_break'].values()), 'PROGRAMS', counter
 
 # ---- what a run says of itself
 
+def test_the_operations_of_a_step_are_those_of_its_matrices():
+    """ Two for each multiply-add; the backward has twice as many as the forward. """
+    with torch.device('meta'):
+        sketch = Model(ModelConfig(vocab_size=300, seq_len=64, latent_dim=0, n_latents=0, depth=4, heads=4, width=128,
+                                   streams=('text',), text_clock=False))
+    stage, = read_stages('unconditional', '', ('text',), 9, 64, lambda masked, causal, length: 500)
+    matrices = sum(p.numel() for name, p in sketch.blocks.named_parameters() if not name.endswith(('gain', 'table')))
+    attention, head = 4 * 2 * 8 * 64 ** 2 * 128, 500 * 128 * 300
+    assert flops_of(sketch, 8, stage) == pytest.approx(6 * (8 * 64 * matrices + attention + head), rel=.01)
+
+
 def test_importing_train_starts_nothing(tmp_path):
     result = run_code('import train', cwd=tmp_path)
     assert result.returncode == 1 and 'ImportError: train.py is a script' in result.stderr and not result.stdout
@@ -564,14 +550,14 @@ runpy.run_path(os.path.join(os.environ['PYTHONPATH'], script), run_name='__main_
     assert run_code(code, 'train.py', busy, **unset | dict(OMP_WAIT_POLICY='ACTIVE')).stdout == 'torch sees None\n'
 
 
-def test_the_cost_is_said_before_the_first_step_and_again_after_five(dataset, tmp_path):
-    slow = ['--log_interval=10', '--eval_interval=100', '--save_interval=100']
+def test_the_cost_is_said_before_the_first_step_and_again_after_the_second(dataset, tmp_path):
+    slow = ['--log_interval=10', '--eval_interval=100']
     result = train(dataset, tmp_path / 'run', *slow)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     before, estimate, first_log = (next(i for i, line in enumerate(lines) if text in line)
                                    for text in ('12 steps of 8 x 32 tokens', 'a step, about', 'loss '))
-    assert before < estimate < first_log and lines[estimate].startswith('step      5/12 | ')
+    assert before < estimate < first_log and lines[estimate].startswith('step      2/12 | ')
     n = len(PackedDataset(str(dataset), 'train'))
     assert f': {12 * 8 / n:.2f} epochs of {n} samples, ' in lines[before] and re.search(r'FLOP a step, .*FLOP in all', lines[before])
     assert result.stdout.count('a step, about') == 1 and result.stdout.count('M parameters') == 1
@@ -650,17 +636,6 @@ def test_a_missing_dataset_is_answered_with_what_makes_that_very_one(tmp_path):
     for (rc, _, err), words in zip(results, (f'data/none_of_ours (no meta.json): make it with `python prepare.py {tmp_path}/c.py`',
                                              'data/nope (no meta.json): make it with `python prepare.py --input=... --out=data/nope`')):
         assert rc == 2 and err.count('\n') == 1 and words in err, err
-
-
-def test_the_conservative_overlay_makes_no_batch_smaller():
-    rows = {}
-    for overlay in ([], ['config/stable.py']):
-        knobs = dict(batch_size=64, grad_accum=1)
-        for path in ['config/l2t.py', *overlay]:
-            knobs |= run_config(str(ROOT / path))
-        assert knobs['grad_accum'] == 1, 'else it is refused beside global_batch'
-        rows[len(overlay)] = knobs['global_batch']
-    assert rows[1] == rows[0] == 512
 
 
 WANDB = """
