@@ -45,7 +45,7 @@ class BatchMaker:
         t_text, t_latent (B,)          the two clocks
         x_t (B, L)                     the text as the network reads it
         positions, targets (P,)        where it is scored, and the tokens that are right there
-        weight (P,)                    w(t) / (B L), and 0 at unused places
+        weight (P,)                    w(t) / (B L), and 0 at unused positions
         coefficients (B, n)            what a process of processes/ needs of the text clocks beside
         clean, noise (B, N, D)         the latents; Loss mixes them
         row_weight (B,)                of the latent loss, 0 where a row has none
@@ -288,11 +288,11 @@ def sums_by_clock(clock, values):
 
 def statistics_of_text(batch, result):
     """ The sums of the text loss, in nats. """
-    # which of the P places are scored, and which of these are no PAD
+    # which of the P positions are scored, and which of these are no PAD
     scored = batch['weight'] > 0
     real = scored & (batch['targets'] != batch['pad'])
 
-    # the row of each place, and its clock
+    # the row of each position, and its clock
     row = batch['positions'] // batch['x_t'].shape[1]
     clock = batch['t_text'][row]
 

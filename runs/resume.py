@@ -15,9 +15,10 @@ from dataclasses import asdict
 
 import torch
 
-import processes
 from configurator import read_knobs
 from data import load_bag
+from processes import after_loading
+from processes.clusters import tables_of
 from runs import checkpoint, distributed, run_folder
 from runs.distributed import rank
 from runs.manifest import dataset_identity, split_digests
@@ -261,7 +262,7 @@ def resume_or_begin(state, run, config, script):
 
     # the tables of a new run are made from its training split; else they lie with the weights
     if not newest and not init_from:
-        tables = distributed.rank0_or_stop(2, processes.tables_of, config, run.train_data)
+        tables = distributed.rank0_or_stop(2, tables_of, config, run.train_data)
         for name, table in tables.items():
             getattr(model, name).copy_(table)
 
@@ -282,7 +283,7 @@ def resume_or_begin(state, run, config, script):
     errors = [e for e in distributed.all_gather_object(error) if e]
     if errors:
         distributed.stop_all(errors[0], code=2)
-    processes.after_loading(model, run.text, config)
+    after_loading(model, run.text)
 
     # say so; and only now overwrite config.json
     if rank == 0:
@@ -328,8 +329,6 @@ def resume_from(newest, state, run, config):
 
 
 def say_how_it_begins(model, run, config):
-    for line in processes.describe(model, config, run.train_data):
-        print(line)
     if config['init_from']:
         print(f'begins with the best weights of {config["init_from"]}')
     elif config['freeze'] == 'modality':

@@ -8,7 +8,7 @@ genmd4: the bound for the rates that a run with importance=freq was trained at.
 import torch
 from tqdm import tqdm
 
-from diffusion import nll_of, positions_of, uniforms
+from diffusion import in_chunks, nll_of, positions_of, uniforms
 from processes.adaptive import Adaptive, genmd4_bound, rarity
 from sampling.denoise import call
 from sampling.directions import FILLS
@@ -89,7 +89,7 @@ def losses(run, tokens, z, rarity_of_tokens, draws, seed, batch):
             # the loss where it was masked
             targets = x.flatten()[positions].to(run.device)
             nll = torch.zeros(x.numel())
-            nll[positions] = nll_of(logits, targets).cpu()
+            nll[positions] = in_chunks(nll_of, logits, targets).cpu()
             nats[rows] += nll.view(x.shape).double()
             count[rows] += mask
     used = (count > 0) & (tokens != run.tokenizer.pad)

@@ -36,7 +36,7 @@ import math
 import torch
 from tqdm import tqdm
 
-from diffusion import nll_of, rank_in_row, uniforms
+from diffusion import in_chunks, nll_of, rank_in_row, uniforms
 from corpora.lsa import no_progress
 from sampling.denoise import call
 from sampling.directions import FILLS
@@ -130,7 +130,7 @@ def nats_of_orders(run, tokens, latents, clock, steps, batch, progress=no_progre
         places = torch.arange(len(part)) * L + position                  # in the flattened B * L
         logits, _ = call(run, noisy.to(run.device), z, t, clock, places)
         targets = tokens[text, position].to(run.device)
-        nats[text, order, position] = nll_of(logits, targets).cpu().double()
+        nats[text, order, position] = in_chunks(nll_of, logits, targets).cpu().double()
         progress(len(part))
     return nats
 

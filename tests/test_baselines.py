@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from processes import integral, text_process
+import diffusion
+from processes import text_process
 from processes.autoregressive import causal_budget, exact_nll
 from processes.clusters import cluster_table, clusters_in_words, kmeans
 from processes.gidd import GIDD
@@ -240,7 +241,7 @@ def test_the_loss_in_pieces_is_the_loss_in_one(process, monkeypatch):
     found, rows, integrand = [], [], process.integrand
     monkeypatch.setattr(process, 'integrand', lambda log_p, *args: (rows.append(len(log_p)), integrand(log_p, *args))[1])
     for numbers in (2 ** 22, 7 * V):                                     # all at once; 7 places at a time
-        monkeypatch.setattr(integral, 'LOGITS_CHUNK', numbers)
+        monkeypatch.setattr(diffusion, 'LOGITS_CHUNK', numbers)
         loss, value, right = process.loss(*leaves, x[:, 0], scored[:, 0] / 50, z[:, 0], process.loss_coefficients(t))
         found.append([loss.detach(), value, right.float(), *torch.autograd.grad(loss, leaves)])
     for one, pieces in zip(*found):
@@ -258,7 +259,7 @@ def test_pieces_add_up_in_float32_under_autocast(process, monkeypatch):
     hidden, head = torch.randn(4096, 16, generator=rng), torch.randn(200, 16, generator=rng).requires_grad_()
 
     def gradient(pieces, autocast):
-        monkeypatch.setattr(integral, 'LOGITS_CHUNK', 4096 // pieces * 200)
+        monkeypatch.setattr(diffusion, 'LOGITS_CHUNK', 4096 // pieces * 200)
         with torch.autocast('cpu', torch.bfloat16, enabled=autocast):
             loss, *_ = process.loss(hidden, head, x[:, 0], scored[:, 0] / 4096, z[:, 0], process.loss_coefficients(t))
         return torch.autograd.grad(loss, head)[0]
@@ -293,13 +294,15 @@ def test_float32_on_the_device_gives_what_float64_gives(process):
 
 def test_every_knob_of_a_baseline_changes_its_loss():
     common = dict(text_process='masked', text_schedule='loglinear', text_loss_weight='bound', gidd_uniform=.1, gidd_gamma=1.,
-                  hdlm_gamma=1., hdlm_xi=1.)
+                  hdlm_gamma=1., hdlm_xi=1., clusters=2)
     g = torch.Generator().manual_seed(0)
     x, u, t = torch.randint(0, V, (50, 20), generator=g), torch.rand(50, 20, generator=g), torch.rand(50, generator=g) * .8 + .1
     logits = torch.randn(1000, V, generator=g)
 
     def loss(clusters=CLUSTERS, **knobs):
-        process = text_process(common | knobs, V, clusters)
+        process = text_process(common | knobs, V)
+        if 'hdlm' in knobs.values():
+            process.take_clusters(clusters)
         seen, scored = process.corrupt(x, t.double(), u)
         coefficients = process.loss_coefficients(t.repeat_interleave(20)) if 'text_process' in knobs else None
         return process.loss(logits, torch.eye(V), x.flatten(), scored.flatten() / 1000, seen.flatten(), coefficients)[0].item()
