@@ -43,17 +43,13 @@ def summary(sums, micro_batches):
     def ratio(totals, counts):
         return [a / b if b else None for a, b in zip(totals, counts)]
 
-    def by_mode(totals, rows):
-        return {mode: x for mode, x in zip(MODES, ratio(totals, rows)) if x}
-
     entry = dict(loss=sums['loss'][0] / micro_batches)
     line = f'loss {entry["loss"]:.4f}'
     if 'text_loss' in sums:
         # per real token, as in validation: PAD is not counted
         entry.update(text_loss=sums['text_loss'][0] / micro_batches,
                      text_accuracy=sums['correct'][0] / max(sums['real_count'][0], 1e-9),
-                     text_nll_by_t=ratio(sums['text_bins'], sums['text_count']),
-                     text_nats_by_mode=by_mode(sums['text_by_mode'], sums['rows']))
+                     text_nll_by_t=ratio(sums['text_bins'], sums['text_count']))
         line += ' | '
         if sums['n_real'][0]:
             entry['text_nats_per_token'] = sums['text_nats'][0] / sums['n_real'][0]
@@ -75,8 +71,7 @@ def summary(sums, micro_batches):
     # the latents
     if 'latent_loss' in sums:
         entry.update(latent_loss=sums['latent_loss'][0] / micro_batches,
-                     latent_mse_by_t=ratio(sums['latent_bins'], sums['latent_count']),
-                     latent_mse_by_mode=by_mode(sums['latent_by_mode'], sums['latent_rows']))
+                     latent_mse_by_t=ratio(sums['latent_bins'], sums['latent_count']))
         line += f' | latent {entry["latent_loss"]:.4f}'
     return entry, line
 
