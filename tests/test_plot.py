@@ -31,6 +31,7 @@ def test_pictures_show_the_logged_numbers(tmp_path):
     assert left.lines[0].get_xydata().tolist() == [[50, 6], [100, 4]] and left.lines[1].get_xydata().tolist() == [[50, 2.5], [100, 2]]
     assert norms.lines[0].get_xydata().tolist() == [[50, 4], [100, 3]] and norms.lines[1].get_xdata() == [70, 70]
     assert speed.lines[0].get_xydata().tolist() == [[50, 900], [100, 1000]]
+    assert left.get_ylabel() == 'nats per token, PAD not counted'
     assert len(right.lines) == 4 and right.lines[3].get_xydata().tolist() == [[100, 3]]
     figure = pictures.draw_sweeps(pictures.read_sweeps(RESULTS, 'bleu'), 'bleu', plt)
     lines = {c.get_label(): c.lines[0].get_xydata().tolist() for c in figure.axes[0].containers}
@@ -62,20 +63,6 @@ def test_the_validations_of_several_runs_are_in_one_picture(tmp_path):
     assert rc == 0 and (tmp_path / 'masked' / 'runs.png').stat().st_size > 1000, err
     assert twice[0] == 2 and 'two runs of one name' in twice[2]
     assert missing[0] == 2 and 'nope' in missing[2] and missing[2].count('\n') == 1
-
-
-def test_text_is_drawn_in_nats_per_real_token_and_where_a_log_has_none_the_legend_says_so():
-    plt = pytest.importorskip('matplotlib.pyplot', reason='needs matplotlib')
-
-    def lines(entries):
-        left = pictures.draw_curves(entries, plt).axes[0]
-        return left.get_ylabel(), {line.get_label(): line.get_xydata().tolist() for line in left.lines}
-    label, found = lines(LOG)
-    assert label == 'nats per token, PAD not counted' and found['training'] == [[50, 6], [100, 4]]
-    old = [{key: value for key, value in entry.items() if key != 'text_nats_per_token'} for entry in LOG]
-    assert lines(old)[1] == {'training, per position with PAD': [[50, 3], [100, 2]], 'validation': found['validation']}
-    assert lines(old[:2] + LOG[2:])[1] == {'training, per position with PAD': [[50, 3]], 'training': [[100, 4]],
-                                           'validation': found['validation']}, 'a run that a newer version went on with'
 
 
 def test_the_log_of_a_run_that_diverged_is_drawn(tmp_path):
