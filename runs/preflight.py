@@ -199,13 +199,13 @@ def choose_stages(run, k):
     more = run.adaptive.share(run.text, k.t_min) if run.adaptive else 1
     rows = run.micro_batch
 
-    def head_budget(masked_share, causal_share, length):
-        places = 0
-        if masked_share:
-            places = run.text.head_budget(rows, length, masked_share * more, k.t_min)
+    def head_budget(masked_rows, causal_share, length):
+        positions = 0
+        if masked_rows:
+            positions = run.text.head_budget(rows, length, masked_rows * more, k.t_min)
         if causal_share:
-            places += causal_budget(lengths, rows, length, causal_share)
-        return min(places, rows * length)
+            positions += causal_budget(lengths, rows, length, causal_share)
+        return min(positions, rows * length)
 
     lengths = run.train_data.lengths()
     run.stages = read_stages(k.mode, k.length_schedule, k.streams, k.max_iters,

@@ -66,11 +66,11 @@ def read_stages(schedule, lengths, streams, max_iters, seq_len, head_budget):
 
         # the shares of rows that have a text loss, and a latent loss
         shares = mode_shares(mode)
-        masked_share = shares['unconditional'] + shares['l2t']
+        masked_rows = shares['unconditional'] + shares['l2t']
         causal_share = shares['causal']
         latent_share = shares['unconditional'] + shares['t2l']
         predict = ()
-        if masked_share + causal_share and 'text' in streams:
+        if masked_rows + causal_share and 'text' in streams:
             predict += ('text',)
         if latent_share and 'latent' in streams:
             predict += ('latent',)
@@ -79,5 +79,5 @@ def read_stages(schedule, lengths, streams, max_iters, seq_len, head_budget):
             raise ValueError(f'mode={mode} has no loss on streams={streams}')
         found.append(SimpleNamespace(mode=mode, first=first, seq_len=length, shares=shares,
                                      predict=predict,
-                                     budget=head_budget(masked_share, causal_share, length)))
+                                     budget=head_budget(masked_rows, causal_share, length)))
     return found

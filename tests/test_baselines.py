@@ -17,7 +17,7 @@ from processes.clusters import cluster_table, clusters_in_words, kmeans
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
 from data import PackedDataset
-from diffusion import MaskedText, uniforms
+from diffusion import uniforms
 from model import Model, ModelConfig
 from launch import log, run_each, train_each, weights
 from runs import checkpoint
@@ -175,17 +175,6 @@ def test_without_uniform_noise_and_with_trivial_clusters_the_bounds_are_the_one_
     for process in (GIDD(V, 0., .5), GIDD(V, 0., 1.), GIDD(V, 0., 2.), HDLM(V, torch.arange(V), 1.), HDLM(V, torch.arange(V), 2.),
                     HDLM(V, torch.zeros(V, dtype=torch.int64), 1.)):
         assert abs(exact_bound(process, masked_reading(process)) - plain) < 3e-4, (type(process), process.gamma)
-
-
-def test_gidd_without_uniform_noise_is_masked_text_with_its_own_schedule():
-    t = torch.rand(500, 1, dtype=torch.float64)[:, 0]
-    x, u = torch.randint(0, V, (500, 8)), torch.rand(500, 8, dtype=torch.float64)
-    for g in (.5, 1., 2.):
-        seen, _ = GIDD(V, 0., g).corrupt(x, t, u)
-        a = (1 - t) ** g / (t ** g + (1 - t) ** g)
-        assert torch.equal(seen, torch.where(u < a[:, None], x, V))
-    w = GIDD(V, 0., 1.).weights(t, 'bound')[0] * (1 - t)                 # at MASK: KL = a * -log p
-    assert torch.allclose(w, MaskedText(V).bound_weight(t))
 
 
 def test_training_weights_are_dynamic_or_clipped():
@@ -387,14 +376,6 @@ def test_samplers_have_the_enumerated_law_of_their_chain_and_end_in_tokens(proce
     assert z < 10, (counts / n, law)                                     # one seed in ten million lies above
 
 
-def test_with_many_steps_and_the_optimal_denoiser_the_samplers_draw_the_data():
-    for process in (GIDD(V, .2), HDLM(V, CLUSTERS)):
-        exact = posterior(process)
-        found = draw(process, lambda t, Z: exact(min(float(t), 1 - 1e-9), Z), 10_000, 60)
-        share = torch.bincount(found[:, 0] * V + found[:, 1], minlength=V * V) / len(found)
-        assert (share - text_law()).abs().sum() < .05, (share, text_law())
-
-
 def test_given_tokens_are_never_touched_by_baseline_samplers():
     tokens = torch.tensor([[2, V]]).repeat(200, 1)
     for process in (GIDD(V, .5), HDLM(V, CLUSTERS, 1., .8)):
@@ -441,21 +422,6 @@ def decoder(streams=('text', 'latent'), **more):
         for p in model.parameters():
             p.add_(.3 * torch.randn(p.shape))
     return model.eval()
-
-
-@pytest.mark.parametrize('streams, more', [(('text', 'latent'), {}), (('text', 'latent'), dict(shortcut=True)), (('text',), {})])
-def test_the_decoder_with_its_cache_gives_the_logits_of_the_decoder_without(streams, more):
-    model, tokens = decoder(streams, **more), torch.randint(0, 20, (4, 12))
-    z = torch.randn(4, 2, 6) if 'latent' in streams else None
-    clock = torch.zeros(4)
-    with torch.no_grad():
-        whole, _ = model(tokens, z, clock, clock, predict=('text',), n_causal=4)             # (4, 12, 20)
-        for prompt in (1, 5):
-            cache = {}
-            for end in range(prompt, 13):
-                read = model.shifted(tokens, 4)[:, :end]
-                step = LeftToRight(20, 18).decode_step(model, read, z, clock, clock, cache)
-                assert torch.allclose(step, whole[:, end - 1], atol=1e-4), (prompt, end)
 
 
 def test_a_causal_text_is_scored_up_to_its_eos_and_reads_one_position_later():
