@@ -103,18 +103,26 @@ def series(entries, name):
     return [(e['step'], e[name]) for e in entries if name in e]
 
 
+def draw_series(axis, entries, label_of, style='-', **more):
+    """ label_of: {name of a value: label}; a value that the log does not have has no line. """
+    for name, label in label_of.items():
+        points = series(entries, name)
+        if points:
+            axis.plot(*zip(*points), style, label=label, **more)
+
+
 def draw_loss(axis, entries, stream):
     """ A stream's loss against steps, with the validation. """
-    name, unit = 'latent_loss', 'squared error per dimension'
     if stream == 'text':
-        name, unit = 'text_nats_per_token', 'nats per token, PAD not counted'
-    training = series(entries, name)
-    if training:
-        axis.plot(*zip(*training), label='training')
-    for key, label in ((f'val_{stream}', 'validation'), ('val_causal', 'left to right')):
-        points = series(entries, key) if stream == 'text' or key == 'val_latent' else []
-        if points:
-            axis.plot(*zip(*points), 'o-', label=label)
+        training = dict(text_nats_per_token='training',
+                        causal_nats_per_token='training, left to right')
+        validation = dict(val_text='validation', val_causal='validation, left to right')
+        unit = 'nats per token, PAD not counted'
+    else:
+        training, validation = dict(latent_loss='training'), dict(val_latent='validation')
+        unit = 'squared error per dimension'
+    draw_series(axis, entries, training)
+    draw_series(axis, entries, validation, 'o-')
     axis.set(xlabel='step', ylabel=unit, title=stream)
 
 
@@ -144,14 +152,14 @@ def draw_curves(entries, plt):
 
     # gradient norm; a red line for every skipped step
     left, right = axes[-1]
-    left.plot(*zip(*series(entries, 'grad_norm')), label='gradient norm')
+    draw_series(left, entries, dict(grad_norm='gradient norm'))
     skipped = [skip['step'] for e in entries for skip in e.get('skips', [])]
     for i, step in enumerate(skipped):
         left.axvline(step, color='red', linewidth=0.8, label='skipped steps' if i == 0 else None)
     left.set(xlabel='step', yscale='log')
     left.legend()
 
-    right.plot(*zip(*series(entries, 'tokens_per_s')), label='tokens per second')
+    draw_series(right, entries, dict(tokens_per_s='tokens per second'))
     right.set(xlabel='step', ylim=(0, None))
     right.legend()
     return figure
@@ -165,10 +173,9 @@ def draw_runs(logs, plt):
     for i, (name, entries) in enumerate(logs.items()):
         if not series(entries, 'val_text') + series(entries, 'val_causal'):
             raise ValueError(f'{name}: no validation of text in the log')
-        for key, style, what in (('val_text', '-', 'bound'), ('val_causal', '--', 'left to right')):
-            points = series(entries, key)
-            if points:
-                axis.plot(*zip(*points), style, marker='.', color=f'C{i}', label=f'{name}, {what}')
+        bound, exact = dict(val_text=f'{name}, bound'), dict(val_causal=f'{name}, left to right')
+        draw_series(axis, entries, bound, '.-', color=f'C{i}')
+        draw_series(axis, entries, exact, '.--', color=f'C{i}')
     axis.set(xlabel='step', xscale='log', ylabel='nats per token', title='validation')
     axis.legend()
     return figure

@@ -234,7 +234,7 @@ def sketch_model(run, k, config):
     with torch.device('meta'):
         sketch = processes.add_modules(Model(run.model_config), config)
     checkpoint.check_table_sizes(sketch, run.folder)
-    run.n_parameters = sketch.n_parameters()
+    run.n_parameters = sum(p.numel() for p in sketch.parameters())
     run.is_sharded = k.parallel == 'fsdp' and world > 1
 
 
