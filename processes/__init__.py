@@ -68,6 +68,13 @@ def add_modules(model, config):
     return model
 
 
+def tables_of(config, data):
+    """ {name: tensor}: the tables of add_modules for a new run, made from its training split. """
+    if config['text_process'] != 'hdlm':
+        return {}
+    return import_module('processes.clusters').tables_of(config, data)
+
+
 def after_loading(model, text):
     """ The process takes the tables that lie with the weights, so a resumed run keeps its own.
     ValueError where they cannot be of this process. """

@@ -14,10 +14,7 @@ from runs.files import read_array
 
 
 def tables_of(config, data):
-    """ {name: tensor}: what a new run keeps beside the weights, made from its training split, and
-    said in words. """
-    if config['text_process'] != 'hdlm':
-        return {}
+    """ What a new run keeps beside the weights, as processes.tables_of, and said in words. """
     table = cluster_table(config['clusters_from'], data, config['clusters'])
     print('\n'.join(clusters_in_words(table, data)))
     return {'cluster_of': table}

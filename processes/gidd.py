@@ -207,7 +207,7 @@ class GIDD(IntegralProcess):
 
         tokens = tokens.clone()
         positions = positions_of(~known_mask)                            # (P,)
-        row = to_device(positions, tokens) // tokens.shape[1]
+        n_free = to_device((~known_mask).sum(1).clamp(min=1), tokens)    # (B,)
         changes = torch.zeros(len(tokens), device=tokens.device)
         agreement = []
         for i in range(rounds + 1):
@@ -215,7 +215,9 @@ class GIDD(IntegralProcess):
             z = tokens.flatten()[to_device(positions, tokens)]
             coin = to_device(torch.rand(len(positions), 1, generator=rng), tokens)
             x, gain, is_first_choice = in_chunks(propose_change, logits, z, coin)
-            agreement.append(share_of_rows(is_first_choice, row, len(tokens)))
+            agrees = torch.zeros(tokens.shape, device=tokens.device)
+            scatter_at(agrees, positions, is_first_choice.float())
+            agreement.append(agrees.sum(1) / n_free)
 
             # the best position of each row
             value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
@@ -233,14 +235,6 @@ class GIDD(IntegralProcess):
             changes += has_change
             on_step(tokens)
         return tokens, agreement[0], agreement[-1], changes, ~has_change
-
-
-def share_of_rows(is_true, row, B):
-    """ The share of the positions (P,) of each row that are True: (B,). """
-    zeros = torch.zeros(B, device=row.device)
-    n_true = zeros.index_add(0, row, is_true.float())
-    n = zeros.index_add(0, row, torch.ones_like(row, dtype=n_true.dtype))
-    return n_true / n.clamp(min=1)
 
 
 def make(config, vocab_size):

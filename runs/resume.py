@@ -17,8 +17,7 @@ import torch
 
 from configurator import read_knobs
 from data import load_bag
-from processes import after_loading
-from processes.clusters import tables_of
+from processes import after_loading, tables_of
 from runs import checkpoint, distributed, run_folder
 from runs.distributed import rank
 from runs.manifest import dataset_identity, split_digests

@@ -70,7 +70,7 @@ def cluster_law(process):
 
 
 def states(process):
-    """ Everything that two places may show, (n, L). """
+    """ Everything that two positions may show, (n, L). """
     ids = V + 1 if isinstance(process, GIDD) else V + 1 + process.n_clusters
     return torch.tensor(list(itertools.product(range(ids), repeat=L)))
 
@@ -92,7 +92,7 @@ def exact_bound(process, denoiser, nodes=64):
 
 
 def posterior(process, leave_one_out=True):
-    """ The denoiser log P(x^i | z without place i, t), or log P(x^i | z, t). """
+    """ The denoiser log P(x^i | z without position i, t), or log P(x^i | z, t). """
     p = text_law()
 
     def denoiser(t, Z):
@@ -146,7 +146,7 @@ def test_the_bound_meets_the_entropy_for_the_optimal_denoiser_and_lies_above_it_
     best = exact_bound(process, posterior(process), 200)
     assert abs(best - ENTROPY) < 5e-5, (best, ENTROPY)
     assert exact_bound(process, some_denoiser) > ENTROPY + .05
-    if isinstance(process, GIDD) or process.xi < 1:                      # what its own place shows is weighed in by the formula already
+    if isinstance(process, GIDD) or process.xi < 1:                      # what its own position shows is weighed in by the formula already
         assert exact_bound(process, posterior(process, leave_one_out=False)) > ENTROPY + .02
 
 
@@ -229,7 +229,7 @@ def test_the_loss_in_pieces_is_the_loss_in_one(process, monkeypatch):
     leaves = [torch.randn(shape, generator=rng).requires_grad_() for shape in ((50, 8), (V, 8))]
     found, rows, integrand = [], [], process.integrand
     monkeypatch.setattr(process, 'integrand', lambda log_p, *args: (rows.append(len(log_p)), integrand(log_p, *args))[1])
-    for numbers in (2 ** 22, 7 * V):                                     # all at once; 7 places at a time
+    for numbers in (2 ** 22, 7 * V):                                     # all at once; 7 positions at a time
         monkeypatch.setattr(diffusion, 'LOGITS_CHUNK', numbers)
         loss, value, right = process.loss(*leaves, x[:, 0], scored[:, 0] / 50, z[:, 0], process.loss_coefficients(t))
         found.append([loss.detach(), value, right.float(), *torch.autograd.grad(loss, leaves)])
@@ -261,7 +261,7 @@ def test_pieces_add_up_in_float32_under_autocast(process, monkeypatch):
     HDLM(300, torch.arange(300) % 9, g, xi) for g, xi in ((1., 1.), (.1, .9), (10., .9))],
     ids=lambda p: f'{type(p).__name__}-{p.gamma}-{p.ratio if isinstance(p, GIDD) else p.xi}')
 def test_float32_on_the_device_gives_what_float64_gives(process):
-    """ Bound and loss at clocks from 1e-12 to 1 - 1e-12, of networks that are unsure and sure: the mean to 1e-5, each place to 1e-4
+    """ Bound and loss at clocks from 1e-12 to 1 - 1e-12, of networks that are unsure and sure: the mean to 1e-5, each position to 1e-4
     and, before its weight, to 1e-5 nats. """
     n = 3000
     y, rng = (torch.arange(n, dtype=torch.float64) + .5) / n, torch.Generator().manual_seed(5)
@@ -306,7 +306,7 @@ def test_every_knob_of_a_baseline_changes_its_loss():
 # ---- samplers
 
 def chain_law(process, denoiser, steps):
-    """ Law over TEXTS of the T-step chain, place by place from p(z_s | z_t, x) = q(z_t | z_s) q_s(z_s | x) / q_t(z_t | x), with
+    """ Law over TEXTS of the T-step chain, position by position from p(z_s | z_t, x) = q(z_t | z_s) q_s(z_s | x) / q_t(z_t | x), with
     x ~ p(x) q_t(z_t | x): enumerated from the masses alone. """
     ids = V + 1 if isinstance(process, GIDD) else V + 1 + process.n_clusters
     law = {(V,) * L: 1.0}
