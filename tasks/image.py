@@ -58,10 +58,10 @@ def measure(run, ctx):
     captions = write(run, ctx, other, real, known, known_captions)
     joint_captions, joint = both_from_noise(run, ctx)
 
-    # judge it
     results = {'n': ctx.n}
-    both = [control for control in ('', 'real/') if control in pictures]
+    compared = [control for control in ('', 'real/') if control in pictures]
     for name, class_words in ctx.prepared.items():
+        # what the captions say, and a judge of pictures
         labels = classes_of(known_captions, class_words)
         right = classes_of(ctx.texts, class_words)                       # (n,), -1: says none
         has_class, is_labelled = right >= 0, labels >= 0
@@ -70,6 +70,8 @@ def measure(run, ctx):
                              f'{", ".join(class_words)}')
         classify = train_classifier(known[is_labelled.numpy()], labels[is_labelled],
                                     len(class_words), seed)
+
+        # pictures, captions, and pairs of them
         for control, some in pictures.items():
             is_right = (classify(some) == right)[has_class]
             enter(results, control, {f'image_{name}': 100.0 * is_right})
@@ -81,10 +83,10 @@ def measure(run, ctx):
                 if (said >= 0).sum() > 1:
                     agree = 100.0 * (x == said)[said >= 0]
                     enter(results, control, {f'joint_{name}': agree})
-        for control in both:
+        for control in compared:
             some = pictures[control][has_class.numpy()]
             enter(results, control, {f'spread_{name}': spread(some, right[has_class])})
-    for control in both:
+    for control in compared:
         distance = nearest_pictures(pictures[control], known)[1]
         enter(results, control, {'nearest_training': distance})
 
