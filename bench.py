@@ -24,7 +24,8 @@ batch_size = 32                 # [1, 65536]: samplers
 dtype = 'auto'                  # auto | bfloat16 | float32; auto: as in train.py
 shape = 'small'                 # small | gpt2vocab: step, samplers
 sides = 'ours,diffusers,mmdit,bert,gpt'   # step
-settings = 'as shipped,float32,float32 compiled,bfloat16,bfloat16 compiled'
+settings = 'bfloat16 compiled'  # step: 'as shipped', or a dtype, with or without 'compiled';
+                                # several, with commas between them, take turns
 seconds = 2.0                   # (0, 3600]; step: of steps in each round
 device = 'auto'                 # auto | cpu | cuda | <cuda:1 or the like>
 save = ''                       # step: a .json for the table

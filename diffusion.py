@@ -162,47 +162,19 @@ def draw_clocks(seed, step, first, rows, batch, shares,
 LOGITS_CHUNK = 2 ** 25
 
 
-class Logits:
-    """
-    The logits (P, V) of a network call, without the table: at V = 50,258 that of 128 texts of 1,024
-    tokens would take 26 GB. logits[first:last] computes these rows, in float32, each time that it
-    is asked for them. So samplers and bounds go through them by in_chunks.
-
-    shape: (P, V). rows(part): the logits (p, V) at a slice of the positions.
-    """
-
-    def __init__(self, shape, rows):
-        self.shape = shape
-        self.rows = rows
-
-    def __getitem__(self, part):
-        return self.rows(part)
-
-
-def run_head(model, hidden, V):
-    """ The Logits of hidden states (P, C), what model(..., return_hidden=True) gives. The head runs
-    in the precision that autocast has now, also when it is asked for rows later. """
-    device = hidden.device.type
-    is_enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-
-    def rows(part):
-        with torch.autocast(device, dtype, enabled=is_enabled):
-            return model.text_head(hidden[part]).float()
-    return Logits((len(hidden), V), rows)
-
-
-def in_chunks(function, logits, *others):
+def in_chunks(function, logits, *others, V=None):
     """
     function(logits (p, V), *others (p, ...)) of one chunk of the positions after the other: all
     tables of a vocabulary's width are made in it, and it returns a tensor (p, ...), or several.
-    logits: Logits, or a tensor (P, V); others: tensors (P, ...).
+    logits: a tensor (P, V), or sampling.denoise.Logits, or hidden states (P, C) from which the
+    function makes logits of V columns; others: tensors (P, ...).
     Returns what function returns, of all positions.
 
     The chunks go through the positions in order. On a CPU a generator gives one number after the
     other, so what is drawn for a position does not depend on the chunks. On a GPU it does.
     """
-    P, V = logits.shape
-    size = max(1, LOGITS_CHUNK // V)
+    P, n_columns = logits.shape
+    size = max(1, LOGITS_CHUNK // (V or n_columns))
     found = []
     for first in range(0, max(P, 1), size):                              # no positions: one chunk
         part = slice(first, first + size)
@@ -217,9 +189,31 @@ def in_chunks(function, logits, *others):
 
 def nll_of(logits, targets):
     """ -log p(x) (P,), nats, of targets (P,) under logits (P, V). """
-    def nll(some, x):
-        return F.cross_entropy(some, x, reduction='none')
-    return in_chunks(nll, logits, targets)
+    return F.cross_entropy(logits, targets, reduction='none')
+
+
+def sum_over_texts(term, model, V, seen, latents, t_text, t_latent, scored, *others, **more):
+    """
+    The sum over the scored positions of each text of term(logits (p, V), *others (p, ...)) -> (p,).
+    seen, scored (B, L): what the network reads, and where it is scored; t_text (B,);
+    others (B, L, ...), such as the right tokens: all on the host, as is the result, (B,) float64.
+    latents (B, N, D) or None, at clock t_latent (B,), lie on the device. more: of the network.
+    """
+    # the network runs its head at the scored positions only
+    positions = positions_of(scored)                                     # (P,)
+    hidden, _ = model(to_device(seen, t_latent), latents, to_device(t_text.float(), t_latent),
+                      t_latent, to_device(positions, t_latent), predict=('text',),
+                      return_hidden=True, **more)
+    others = [to_device(x.flatten(0, 1)[positions], t_latent) for x in others]
+
+    def term_of_hidden(hidden, *others):
+        return term(model.text_head(hidden).float(), *others)
+    value = in_chunks(term_of_hidden, hidden, *others, V=V).cpu()        # (P,)
+
+    # the sum over each row
+    B, L = seen.shape
+    total = torch.zeros(B, dtype=torch.float64)
+    return total.index_add_(0, positions // L, value.double())
 
 
 # ---- masked text
@@ -245,27 +239,48 @@ def rank_in_row(values):
     return values.argsort(1).argsort(1)
 
 
+# b(t) of ddpm, and b(1)
+B1, B2 = 0.1, 9.95
+
+
+def ddpm_exponent(t):
+    return (B1 + B2 * t) * t
+
+
+def ddpm_time(share):
+    """ Solves B1 t + B2 t^2 = b; this form of the root keeps its digits near b = 0. """
+    b = -torch.log1p(share * math.expm1(-B1 - B2))
+    return 2 * b / (B1 + torch.sqrt(B1 ** 2 + 4 * B2 * b))
+
+
+# {name: (M(t), the time t with M(t) = share, w(t) = M' / M)}
+SCHEDULES = {
+    'loglinear': (lambda t: t, lambda share: share, lambda t: 1 / t),
+    'cosine': (lambda t: torch.sin(math.pi / 2 * t),
+               lambda share: torch.asin(share) * (2 / math.pi),
+               lambda t: (math.pi / 2) / torch.tan(math.pi / 2 * t)),
+    'polynomial': (lambda t: t ** 2, lambda share: share ** 0.5, lambda t: 2 / t),
+
+    # M = (1 - exp(-b(t))) / (1 - exp(-b(1))): b is the integral of DDPM's linear beta
+    # (arXiv:2006.11239), and the division makes M(1) = 1
+    'ddpm': (lambda t: torch.expm1(-ddpm_exponent(t)) / math.expm1(-B1 - B2),
+             ddpm_time,
+             lambda t: (B1 + 2 * B2 * t) / torch.expm1(ddpm_exponent(t))),
+}
+
+
 class MaskedText:
     """
-    Schedules, as the masked share M(t):
-        loglinear    t
-        cosine       sin(pi t / 2)
-        polynomial   t^2
-        ddpm         (1 - exp(-b(t))) / (1 - exp(-b(1))),  b(t) = 0.1 t + 9.95 t^2
-                     b is the integral of DDPM's linear beta (arXiv:2006.11239). The division makes
-                     M(1) = 1.
+    Masked text with one of the SCHEDULES.
     Loss weights in training; only `bound` makes the loss a bound:
         bound        w(t)
         uniform      1, as in discrete flow matching (arXiv:2407.15595)
         rdm          1 - t, as in RDM and DPLM (arXiv:2302.05737)
     """
-    SCHEDULES = ('loglinear', 'cosine', 'polynomial', 'ddpm')
     LOSS_WEIGHTS = ('bound', 'uniform', 'rdm')
-    BETA_1, BETA_2 = 0.1, 9.95           # b(t) = BETA_1 t + BETA_2 t^2
-    POWER = 2                            # of polynomial
 
     def __init__(self, vocab_size, schedule='loglinear', loss_weight='bound'):
-        check_choice('text_schedule', schedule, self.SCHEDULES)
+        check_choice('text_schedule', schedule, SCHEDULES)
         check_choice('text_loss_weight', loss_weight, self.LOSS_WEIGHTS)
         self.mask_id = vocab_size
         self.schedule = schedule
@@ -275,38 +290,15 @@ class MaskedText:
 
     def masked_share(self, t):
         """ M(t). """
-        if self.schedule == 'loglinear':
-            return t
-        if self.schedule == 'cosine':
-            return torch.sin(math.pi / 2 * t)
-        if self.schedule == 'polynomial':
-            return t ** self.POWER
-        b = (self.BETA_1 + self.BETA_2 * t) * t
-        return torch.expm1(-b) / math.expm1(-self.BETA_1 - self.BETA_2)
+        return SCHEDULES[self.schedule][0](t)
 
     def time_of_share(self, share):
         """ The time t with M(t) = share. """
-        if self.schedule == 'loglinear':
-            return share
-        if self.schedule == 'cosine':
-            return torch.asin(share) * (2 / math.pi)
-        if self.schedule == 'polynomial':
-            return share ** (1 / self.POWER)
-        # solve BETA_1 t + BETA_2 t^2 = b; this form of the root keeps its digits near b = 0
-        b = -torch.log1p(share * math.expm1(-self.BETA_1 - self.BETA_2))
-        root = torch.sqrt(self.BETA_1 ** 2 + 4 * self.BETA_2 * b)
-        return 2 * b / (self.BETA_1 + root)
+        return SCHEDULES[self.schedule][1](share)
 
     def bound_weight(self, t):
         """ w(t) = M'(t) / M(t), the weight of the bound. """
-        if self.schedule == 'loglinear':
-            return 1 / t
-        if self.schedule == 'cosine':
-            return (math.pi / 2) / torch.tan(math.pi / 2 * t)
-        if self.schedule == 'polynomial':
-            return self.POWER / t
-        b = (self.BETA_1 + self.BETA_2 * t) * t
-        return (self.BETA_1 + 2 * self.BETA_2 * t) / torch.expm1(b)      # b' / (exp(b) - 1)
+        return SCHEDULES[self.schedule][2](t)
 
     def training_weight(self, t):
         """ The weight of a row's text loss in training. """
@@ -346,9 +338,7 @@ class MaskedText:
         """ As corrupt, but masks exactly n (B,) free positions: those with the smallest u. """
         if known_mask is not None:
             u = torch.where(known_mask, torch.inf, u)
-        mask = rank_in_row(u) < n[:, None]                               # (B, L)
-        if known_mask is not None:
-            mask &= ~known_mask                                          # where no position is free
+        mask = (rank_in_row(u) < n[:, None]) & (u < torch.inf)           # not all n may be free
         return torch.where(mask, self.mask_id, tokens), mask
 
     # the loss
@@ -391,7 +381,7 @@ class MaskedText:
         (P, n), functions of its row's clock.
         """
         logits = F.linear(hidden, head).float()        # (P, V); argmax is slow in bfloat16 on a CPU
-        nll = F.cross_entropy(logits, targets, reduction='none')
+        nll = nll_of(logits, targets)
         right = logits.argmax(1) == targets
         loss = torch.where(weight > 0, weight * nll, 0).sum()            # 0 * nan would be nan
         return loss, nll, right
@@ -422,16 +412,9 @@ class MaskedText:
         noisy, mask = self.corrupt_exactly(tokens, n, u[:, 1:], known_mask)
 
         # -log p(x^i | x_t) of the masked ones
-        t_text = to_device(self.time_of_share(n / L).float(), t_latent)  # (B,)
-        positions = positions_of(mask)                                   # (P,)
-        targets = to_device(tokens.flatten()[positions], t_latent)
-        hidden, _ = model(to_device(noisy, t_latent), latents, t_text, t_latent,
-                          to_device(positions, t_latent), predict=('text',), return_hidden=True)
-        nll = nll_of(run_head(model, hidden, self.mask_id), targets).cpu()
-
-        # the sum over each row
-        total = torch.zeros(B, dtype=torch.float64)
-        total.index_add_(0, positions // L, nll.double())
+        t_text = self.time_of_share(n / L)                               # (B,)
+        total = sum_over_texts(nll_of, model, self.mask_id, noisy, latents, t_text, t_latent, mask,
+                               tokens)
         return total * free / n
 
 
@@ -448,7 +431,7 @@ def positions_and_targets(scored, tokens, weight, budget):
     multiple = max(1, -(-len(found) // budget))
     P = min(multiple * budget, scored.numel())
 
-    # unused places point at position 0 and weigh 0
+    # unused positions point at position 0 and weigh 0
     unused = P - len(found)
     positions = F.pad(found, (0, unused))
     weight = (weight / scored.numel()).expand(scored.shape)              # (B, L)
@@ -507,48 +490,34 @@ class GaussianLatents:
 
     # what the network predicts
 
+    def combination(self, alpha_t, sigma_t):
+        """ a and b of the target a z + b e. """
+        return {'v': (-sigma_t, alpha_t), 'x0': (1, 0), 'flow': (-1, 1), 'eps': (0, 1)}[self.target]
+
     def target_of(self, z, e, t):
         """ The network's target (B, N, D) for clean latents z and noise e. """
-        alpha_t, sigma_t = self.alpha_sigma_like(t, z)
-        if self.target == 'x0':
-            return z
-        if self.target == 'v':
-            return alpha_t * e - sigma_t * z
-        if self.target == 'flow':
-            return e - z
-        return e
+        a, b = self.combination(*self.alpha_sigma_like(t, z))
+        return a * z + b * e
 
     def x0_and_e(self, out, z_t, t):
         """
         The network's output as a clean latent and a noise. t (B,), or a scalar tensor.
-        Each pair solves z_t = alpha_t x0 + sigma_t e together with the target's definition:
-            v     x0 = (alpha_t z_t - sigma_t v) / (alpha_t^2 + sigma_t^2)
-                  e  = (sigma_t z_t + alpha_t v) / (alpha_t^2 + sigma_t^2)
-            flow  x0 = (z_t - sigma_t f) / (alpha_t + sigma_t)
-                  e  = (z_t + alpha_t f) / (alpha_t + sigma_t)
-            x0    e  = (z_t - alpha_t x0) / sigma_t, and 0 at sigma_t = 0
-            eps   x0 = (z_t - sigma_t e) / alpha_t, which does not exist at t = 1
+        They solve  z_t = alpha_t x0 + sigma_t e,  out = a x0 + b e:
+            d  = alpha_t b - sigma_t a
+            x0 = (b z_t - sigma_t out) / d,    e = (alpha_t out - a z_t) / d
+        With target x0 the noise at sigma_t = 0 is 0. With target eps there is no x0 at t = 1.
         """
         alpha_t, sigma_t = self.alpha_sigma_like(t, z_t)
+        a, b = self.combination(alpha_t, sigma_t)
+        d = alpha_t * b - sigma_t * a
+        if self.target == 'eps' and (alpha_t == 0).any():
+            raise ValueError("latent_target='eps' says nothing at t=1, where the input is the "
+                             'answer: start at t=0.999')
+        d = torch.where(d == 0, torch.inf, d)                            # x / inf is 0
 
-        if self.target == 'v':
-            norm = alpha_t * alpha_t + sigma_t * sigma_t
-            x0 = (alpha_t * z_t - sigma_t * out) / norm
-            e = (sigma_t * z_t + alpha_t * out) / norm
-        elif self.target == 'flow':
-            norm = alpha_t + sigma_t
-            x0 = (z_t - sigma_t * out) / norm
-            e = (z_t + alpha_t * out) / norm
-        elif self.target == 'x0':
-            x0 = out
-            divisor = torch.where(sigma_t > 0, sigma_t, torch.inf)       # x / inf is 0
-            e = (z_t - alpha_t * out) / divisor
-        else:
-            if (alpha_t == 0).any():
-                raise ValueError("latent_target='eps' says nothing at t=1, where the input is the "
-                                 'answer: start at t=0.999')
-            x0 = (z_t - sigma_t * out) / alpha_t
-            e = out
+        # what the network says itself stays as it is
+        x0 = out if self.target == 'x0' else (b * z_t - sigma_t * out) / d
+        e = out if self.target == 'eps' else (alpha_t * out - a * z_t) / d
         return x0 * self.live, e * self.live
 
     # the loss
@@ -564,15 +533,8 @@ class GaussianLatents:
         if self.loss_weight == 'min_snr':
             snr = snr.clamp(max=5)
 
-        # |d x0 / d target|
-        if self.target == 'x0':
-            slope = torch.ones_like(t)
-        elif self.target == 'v':
-            slope = sigma_t / (alpha_t * alpha_t + sigma_t * sigma_t)
-        elif self.target == 'flow':
-            slope = sigma_t / (alpha_t + sigma_t)
-        else:
-            slope = sigma_t / alpha_t
+        a, b = self.combination(alpha_t, sigma_t)
+        slope = sigma_t / (alpha_t * b - sigma_t * a)                    # |d x0 / d target|
         return snr * slope ** 2
 
     def loss(self, out, target, row_weight):

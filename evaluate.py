@@ -50,7 +50,7 @@ from runs.manifest import dataset_folder
 from runs.run_folder import git_commit
 from sampling.denoise import rows_that_fit
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
-from tasks.common import Context, Measured, load_file, load_texts, means
+from tasks.common import Context, enter, load_file, load_texts
 
 # knobs that are sample.py's: there they have their defaults, ranges and comments
 from sample import (which, field, encoder_folder,
@@ -180,7 +180,7 @@ def measure_sweep(run, task, points, ctx):
         made = task.generate(run, ctx, label, **knobs_of(task, point))
         seconds = time.perf_counter() - began
         figures = {'calls': run.row_calls / ctx.n, 'ms': 1000 * seconds / ctx.n}
-        means(figures, '', task.judge(run, ctx, made))
+        enter(figures, '', task.judge(run, ctx, made))
 
         line = f'{label:<40}'
         for metric, value in figures.items():
@@ -205,11 +205,13 @@ def read_results(path):
         return {}
     try:
         found = read_json(path)
-        if not all(isinstance(one, dict) for one in (found.get('meta', {}) or {}).values()):
-            raise ValueError(f'{path}: meta is no object of objects')
-        return found
-    except (AttributeError, ValueError) as error:
-        raise ValueError(f'{path}: {error}: move it away, and results start anew') from None
+    except ValueError as error:
+        raise ValueError(f'{error}: move it away, and results start anew') from None
+    meta = found.setdefault('meta', {})
+    if not isinstance(meta, dict) or not all(isinstance(one, dict) for one in meta.values()):
+        raise ValueError(f'{path}: meta is no object of objects: move it away, and results start '
+                         'anew')
+    return found
 
 
 def name_of_results(task, settings, n, texts, old):
@@ -225,14 +227,11 @@ def name_of_results(task, settings, n, texts, old):
         label = ','.join(f'{knob}={value}' for knob, value in differences.items())
         name = f'{task}[{label}]' if label else task
         name = name.replace('/', ':')                    # a / ends the name in a key
-        meta = old.get('meta', {}).get(name)
-
-        # the name is free, or an earlier version wrote other texts under it
-        if meta is None or meta.get('texts') and not texts:
+        if name not in old.get('meta', {}):
             return name
+        meta = old['meta'][name]
         found = {knob: value for knob, value in settings.items() if meta.get(knob, value) != value}
-        n_before = old.get(f'{name}/n')
-        if isinstance(n_before, int) and n < n_before:
+        if n < old.get(f'{name}/n', 0):
             found['n'] = n
         if found.keys() <= differences.keys():
             return name
@@ -242,10 +241,7 @@ def name_of_results(task, settings, n, texts, old):
 def write_results(path, name, figures, meta, old, keep=False):
     """ {key: value} into results.json, which holds `old`, as 'name/key'. The name's other keys go,
     unless they are to keep. """
-    flat = {}
-    for key, value in old.items():
-        if key != 'meta' and (keep or key.split('/')[0] != name):
-            flat[key] = value
+    flat = {key: value for key, value in old.items() if keep or key.split('/')[0] != name}
     flat |= {f'{name}/{key}': value for key, value in figures.items()}
     flat['meta'] = old.get('meta', {}) | {name: meta}
     with open(path + '.tmp', 'w') as f:
@@ -257,125 +253,122 @@ def print_table(task, results, width=None):
     """ Metrics down, controls across; value and standard error. Controls that do not fit in the
     width of the terminal (100 columns where there is none) follow in a block of their own. """
     width = width or shutil.get_terminal_size((100, 24)).columns
-    values = {key: value for key, value in results.items()
-              if key not in FACTS and not key.endswith('_se')}
     facts = ', '.join(f'{key} {results[key]}' for key in FACTS if key in results)
     print(f'\n{task}: {facts}')
 
     # {control: {metric: cell}}
     columns = {}
-    for key, value in values.items():
-        control, _, metric = key.rpartition('/')
-        se = results.get(f'{key}_se')
-        error = ' ' * 8 if se is None else f' ± {se:<5.3f}'
-        columns.setdefault(control, {})[metric] = f'{value:>10.3f}{error}'
+    for key, value in results.items():
+        if key not in FACTS and not key.endswith('_se'):
+            control, _, metric = key.rpartition('/')
+            se = results.get(f'{key}_se')
+            error = ' ' * 8 if se is None else f' ± {se:<5.3f}'
+            columns.setdefault(control or task, {})[metric] = f'{value:>10.3f}{error}'
     first = 2 + max(len(metric) for column in columns.values() for metric in column)
-    each = 2 + max(len(control or task) for control in columns)
-    each = max(each, 18)
+    each = max(18, 2 + max(map(len, columns)))
 
     # block by block
     controls = list(columns)
     n_fit = max(1, (width - first) // each)
     for i in range(0, len(controls), n_fit):
         block = controls[i:i + n_fit]
-        metrics = dict.fromkeys(metric for control in block for metric in columns[control])
         if i:
             print()
-        print(' ' * first + ''.join(f'{control or task:>{each}}' for control in block))
-        for metric in metrics:
+        print(' ' * first + ''.join(f'{control:>{each}}' for control in block))
+        for metric in dict.fromkeys(metric for control in block for metric in columns[control]):
             cells = [columns[control].get(metric, '') for control in block]
             line = f'{metric:<{first}}' + ''.join(f'{cell:>{each}}' for cell in cells)
             print(line.rstrip())
 
 
-def record(run, ctx, task, name, measured, config, n_skipped, point=()):
+def record(run, ctx, task, name, figures, point=()):
     """ Prints the figures of a task and writes them to results.json, at once: what comes later may
     fail. name: of the task, or of its sweep; point: the knobs of the sweep. """
-    path = os.path.join(out_dir, 'results.json')
-    figures = measured.figures
-    file = '' if getattr(task, 'HAS_OWN_TEXTS', False) else texts
-    settings = {knob: config[knob] for knob in ('which', 'seed', 'order', *task.SETTINGS)
+    # how they were measured
+    file = '' if hasattr(task, 'HAS_OWN_TEXTS') else texts
+    settings = {knob: ctx.knobs[knob] for knob in ('which', 'seed', *task.SETTINGS)
                 if knob not in point}
     if file:
-        del settings['order']
         settings['texts_sha256'] = sha256(file)[:8]
-        figures = figures | {'n_skipped': n_skipped}
-    old = read_results(path)
-    key = name_of_results(name, settings, figures['n'], file, old)
+        figures = figures | {'n_skipped': ctx.n_skipped}
+    else:
+        settings['order'] = order
 
     # on the screen
-    if measured.shown[:show]:
-        print('\n' + '\n'.join(measured.shown[:show]).rstrip('\n'))
+    if ctx.shown[:show]:
+        print('\n' + '\n'.join(ctx.shown[:show]).rstrip('\n'))
     print_table(name, figures)
 
     # a sweep keeps its earlier points, if they are of the same checkpoint and texts
+    path = os.path.join(out_dir, 'results.json')
+    old = read_results(path)
+    key = name_of_results(name, settings, figures['n'], file, old)
     before = old.get('meta', {}).get(key, {})
     is_same = before.get('checkpoint') == run.checkpoint and old.get(f'{key}/n') == figures['n']
-    meta = config | settings | dict(texts=file, checkpoint=run.checkpoint, commit=git_commit(),
-                                    argv=sys.argv, n_texts=ctx.n, n_skipped=n_skipped)
+    meta = ctx.knobs | settings | dict(texts=file, checkpoint=run.checkpoint, commit=git_commit(),
+                                       argv=sys.argv, n_texts=ctx.n, n_skipped=ctx.n_skipped)
     write_results(path, key, figures, meta, old, keep=bool(point) and is_same)
-    if measured.arrays:
+    if ctx.arrays:
         file_name = key.replace(name, f'{name}s', 1) + '.npz'
-        np.savez(os.path.join(out_dir, file_name), **measured.arrays)
+        np.savez(os.path.join(out_dir, file_name), **ctx.arrays)
     other = f' under {key}/, not under {name}/' if key != name else ''
     print(f'\nwritten to {path}{other}', flush=True)
+
+# -----------------------------------------------------------------------------
+
+def evaluate(config):
+    """ Measures what is asked for. ValueError says what is wrong. """
+    # what can be missing is asked for before anything is computed
+    run = load_run(out_dir, which, device, dtype, encoder_folder)
+    chosen = choose_tasks(run, all_tasks())
+    config['sample_batch'] = rows_that_fit(run, sample_batch)
+    config['dtype'] = run.dtype
+    path = os.path.join(out_dir, 'results.json')
+    read_results(path)
+    check_writable(path)
+    prepared = {name: task.prepare(run, config) for name, task in chosen.items()
+                if hasattr(task, 'prepare')}
+    if run.meta['encoder'] and any(task.NEEDS.encoder for task in chosen.values()):
+        encoder_of(run)
+    points = read_sweep(sweep, config) if sweep else []
+    if sweep:
+        chosen = {name: task for name, task in chosen.items() if hasattr(task, 'judge')}
+        if not chosen:
+            raise ValueError(f'sweep={sweep!r} goes over l2t and t2l: name one in --tasks=')
+
+    # the texts
+    folder = dataset_folder(dataset or run.config['dataset'])
+    n_texts = N_TEXTS if n is None else n
+    n_skipped = 0
+    if texts:
+        sources, tokens, raw, n_skipped = load_file(run, texts, field, n_texts)
+    else:
+        sources, tokens, raw = load_texts(run, folder, n_texts, order, seed)
+    for name, task in chosen.items():
+        if len(sources) == 1 and task.NEEDS.shuffled and raw is not None:
+            raise ValueError(f'{name} of 1 text: its shuffled control needs at least 2; '
+                             '--tasks=nelbo takes one; prepare.py --val_fraction=0.1 sets more '
+                             'aside')
+
+    # measure
+    if compile:
+        for block in run.model.blocks:
+            block.compile()
+    for name, task in chosen.items():
+        ctx = Context(config, folder, sources, tokens, raw, n_skipped, prepared.get(name))
+        if sweep:
+            figures = measure_sweep(run, task, points, ctx)
+            sweep_name = f'{name}_sweep_' + '_'.join(points[0])
+            record(run, ctx, task, sweep_name, figures, points[0])
+        else:
+            record(run, ctx, task, name, task.measure(run, ctx))
 
 
 def main():
     config = configure(globals())
     keep_freed_memory()
-    path = os.path.join(out_dir, 'results.json')
     with stop_on_error():
-        # what can be missing is asked for before anything is computed
-        run = load_run(out_dir, which, device, dtype, encoder_folder)
-        chosen = choose_tasks(run, all_tasks())
-        config['sample_batch'] = rows_that_fit(run, sample_batch)
-        config['dtype'] = run.dtype
-        read_results(path)
-        check_writable(path)
-        prepared = {}
-        for name, task in chosen.items():
-            if hasattr(task, 'prepare'):
-                prepared[name] = task.prepare(run, config)
-        if run.meta['encoder'] and any(task.NEEDS.encoder for task in chosen.values()):
-            encoder_of(run)
-
-        # the sweep
-        points, swept = [], []
-        if sweep:
-            points = read_sweep(sweep, config)
-            swept = [name for name, task in chosen.items() if hasattr(task, 'generate')
-                     and hasattr(task, 'judge')]
-            if not swept:
-                raise ValueError(f'sweep={sweep!r} goes over tasks l2t and t2l, chosen are '
-                                 f'{", ".join(chosen)}')
-
-        # the texts
-        folder = dataset_folder(dataset or run.config['dataset'])
-        n_texts = N_TEXTS if n is None else n
-        n_skipped = 0
-        if texts:
-            sources, tokens, raw, n_skipped = load_file(run, texts, field, n_texts)
-        else:
-            sources, tokens, raw = load_texts(run, folder, n_texts, order, seed)
-        for name, task in chosen.items():
-            if len(sources) == 1 and task.NEEDS.shuffled and raw is not None:
-                raise ValueError(f'{name} of 1 text: its shuffled control needs at least 2; '
-                                 '--tasks=nelbo takes one; prepare.py --val_fraction=0.1 sets more '
-                                 'aside')
-
-        # measure
-        if compile:
-            for block in run.model.blocks:
-                block.compile()
-        for name, task in chosen.items():
-            ctx = Context(config, folder, sources, tokens, raw, prepared.get(name))
-            if name in swept:
-                figures = measure_sweep(run, task, points, ctx)
-                sweep_name = f'{name}_sweep_' + '_'.join(points[0])
-                record(run, ctx, task, sweep_name, Measured(figures), config, n_skipped, points[0])
-            elif not sweep:
-                record(run, ctx, task, name, task.measure(run, ctx), config, n_skipped)
+        evaluate(config)
 
 
 if __name__ == '__main__':

@@ -19,7 +19,7 @@ they are. ATAT masks by importance: its batches and its loss are subclasses of t
 (processes/adaptive.py).
 
 Read downward: BatchMaker makes a batch on the host, Loss computes its losses on the device and
-validates, statistics sums what is logged.
+validates, `statistics` sums what is logged.
 Letters: B rows of a micro-batch, L text tokens, N latent vectors, D latent dimensions, P positions
 where the head runs, V vocabulary.
 """
@@ -45,7 +45,7 @@ class BatchMaker:
         t_text, t_latent (B,)          the two clocks
         x_t (B, L)                     the text as the network reads it
         positions, targets (P,)        where it is scored, and the tokens that are right there
-        weight (P,)                    w(t) / (B L), and 0 at unused places
+        weight (P,)                    w(t) / (B L), and 0 at unused positions
         coefficients (B, n)            what a process of processes/ needs of the text clocks beside
         clean, noise (B, N, D)         the latents; Loss mixes them
         row_weight (B,)                of the latent loss, 0 where a row has none
@@ -92,14 +92,12 @@ class BatchMaker:
             clocks['latent_on'] = torch.where(is_whole, clocks['latent_on'], 0)
 
         # causal rows last
-        n_causal = 0
-        if stage.shares['causal']:
-            is_causal = clocks['mode'] == CAUSAL
-            n_causal = int(is_causal.sum())
-            order = is_causal.byte().argsort(stable=True)
-            clocks = {name: x[order] for name, x in clocks.items()}
-            tokens, latents, u, noise = (None if x is None else x[order]
-                                         for x in (tokens, latents, u, noise))
+        is_causal = clocks['mode'] == CAUSAL
+        n_causal = int(is_causal.sum())
+        order = is_causal.byte().argsort(stable=True)
+        clocks = {name: x[order] for name, x in clocks.items()}
+        tokens, latents, u, noise = (None if x is None else x[order]
+                                     for x in (tokens, latents, u, noise))
 
         batch = dict(mode=clocks['mode'], t_text=clocks['t_text'].float(),
                      t_latent=clocks['t_latent'].float(), pad=data.tokenizer.pad,
@@ -120,7 +118,7 @@ class BatchMaker:
             batch['clean'] = latents
             batch['noise'] = noise
             if 'latent' in stage.predict:
-                weight = self.latent.training_weight(clocks['t_latent']) * clocks['latent_on']
+                weight = self.latent.training_weight(clocks['t_latent'])
                 batch['row_weight'] = torch.where(clocks['latent_on'] > 0, weight, 0).float()
         return batch
 
@@ -144,7 +142,7 @@ class BatchMaker:
 
     def text_weight(self, t, text_on):
         """ (B, 1). A row without this loss may have clock 0, where the weight would be inf * 0. """
-        return torch.where(text_on > 0, self.text.training_weight(t) * text_on, 0)[:, None]
+        return torch.where(text_on > 0, self.text.training_weight(t), 0)[:, None]
 
 # -----------------------------------------------------------------------------
 # The losses of a batch: the module that DDP and FSDP wrap
@@ -219,115 +217,93 @@ class Loss(nn.Module):
         crop = uniforms(make.seed, i, 'crop', 0, B, 1)[:, 0] if data.cropped else None
         tokens, latents = data.rows(rows, crop)
         known_mask = None if make.predict_length else is_end(tokens, data.tokenizer)
+        real = tokens != data.tokenizer.pad if known_mask is None else ~known_mask
         ones, zeros = torch.ones(B, device=device), torch.zeros(B, device=device)
 
         # one clock per row, evenly over (0, 1); the text is masked on the host
         u = uniforms(make.seed, i, 'evaluation', 0, B, 1 + data.seq_len)
-        spread = (u[0, 0] + torch.arange(B) / B) % 1
-        noise = nats = error = causal_nats = None
+        u[:, 0] = (u[0, 0] + torch.arange(B) / B) % 1
+        spread = u[:, 0].clone()
+        noise = None
         if 'latent' in make.streams:
             noise = normals(make.seed, i, 'evaluation latent', 0, *latents.shape)
-            noise = to_device(noise, ones)
-            latents = to_device(latents, ones)
+            noise, latents = to_device(noise, ones), to_device(latents, ones)
 
+        def latents_at(clock):
+            return None if noise is None else self.latent.corrupt(latents, clock, noise)[0]
+
+        nats = causal_nats = error = torch.zeros(())
         with self.autocast():
             # nats of the text, beside clean latents or none
-            if 'text' in predict:
-                t_latent = zeros if 'l2t' in trains else ones
-                z = None if noise is None else self.latent.corrupt(latents, t_latent, noise)[0]
-                u[:, 0] = spread
-            if {'l2t', 'unconditional'} & set(trains) and 'text' in predict:
-                nats = self.text.bound(self.model, tokens, z, t_latent, u, known_mask).sum().item()
+            if 'text' in predict and {'l2t', 'unconditional'} & set(trains):
+                clock = zeros if 'l2t' in trains else ones
+                nats = self.text.bound(self.model, tokens, latents_at(clock), clock, u, known_mask)
             if 'causal' in trains:
-                z = None if noise is None else self.latent.corrupt(latents, zeros, noise)[0]
-                causal_nats = exact_nll(self.model, tokens, z, zeros).sum().item()
+                causal_nats = exact_nll(self.model, tokens, latents_at(zeros), zeros)
 
             # the error of the latents, beside a clean text or none
             if 'latent' in predict:
-                z_t, noise = self.latent.corrupt(latents, spread, noise)
                 t_text = torch.zeros(B) if 't2l' in trains else torch.ones(B)
                 x_t = None
                 if 'text' in make.streams:
                     x_t, _ = self.text.corrupt(tokens, t_text, u[:, 1:], known_mask)
                     x_t = to_device(x_t, ones)
-                _, out = self.model(x_t, z_t, to_device(t_text, ones), to_device(spread, ones),
-                                    predict=('latent',))
+                _, out = self.model(x_t, latents_at(spread), to_device(t_text, ones),
+                                    to_device(spread, ones), predict=('latent',))
                 target = self.latent.target_of(latents, noise, spread)
-                error = self.latent.loss(out, target, ones)[1].sum().item()
-
-        real = tokens != data.tokenizer.pad if known_mask is None else ~known_mask
-        sums = [nats or 0, real.sum().item(), error or 0, B, causal_nats or 0]
-        return torch.tensor(sums, dtype=torch.float64)
+                _, error = self.latent.loss(out, target, ones)
+        sums = [nats.sum(), real.sum(), error.sum(), B, causal_nats.sum()]
+        return torch.tensor([float(x) for x in sums], dtype=torch.float64)
 
 # -----------------------------------------------------------------------------
 # What is logged
 
-@torch.no_grad()
-def statistics(batch, result):
-    """ {name: (n,)}: sums over a micro-batch that are worth a log line. They stay on the device;
-    nothing waits. Losses also in 4 bins of their clock: the one diagnostic that a diffusion run
-    needs. """
-    rows = sums_by(batch['mode'], len(MODES), torch.ones_like(batch['t_text']))
-    sums = dict(loss=result['loss'][None], rows=rows)
-    if 'text_loss' in result:
-        sums.update(statistics_of_text(batch, result))
-    if 'latent_loss' in result:
-        sums.update(statistics_of_latents(batch, result))
-    return {name: value.detach() for name, value in sums.items()}
-
-
-def sums_by(index, size, values):
-    """ (size,): the sum of the values that have each index. """
-    return torch.zeros(size, device=values.device).index_add_(0, index, values)
-
-
 def sums_by_clock(clock, values):
     """ (4,): the sums over the quarters of the clock. """
-    return sums_by((4 * clock).long().clamp(max=3), 4, values)
+    quarter = (4 * clock).long().clamp(max=3)
+    return torch.zeros(4, device=values.device).index_add_(0, quarter, values)
 
 
-def statistics_of_text(batch, result):
-    """ The sums of the text loss, in nats. """
-    # which of the P places are scored, and which of these are no PAD
-    scored = batch['weight'] > 0
-    real = scored & (batch['targets'] != batch['pad'])
-
-    # the row of each place, and its clock
-    row = batch['positions'] // batch['x_t'].shape[1]
-    clock = batch['t_text'][row]
-
-    nll = torch.where(scored, result['nll'], 0)
-    weighted = torch.where(scored, batch['weight'] * result['nll'], 0) * len(batch['mode'])
-    # what is per clock, or a bound, is of masked rows alone
-    is_masked = batch['mode'][row] != CAUSAL
-    masked = is_masked & scored
-    n_positions = batch['x_t'].numel()
-    n_masked_positions = n_positions - batch['n_causal'] * batch['x_t'].shape[1]
-    sums = dict(text_loss=result['text_loss'][None],
-                text_nats=(is_masked * batch['weight'] * nll).sum()[None] * n_positions,
-                n_real=batch['n_real'],
-                causal_nats=(~is_masked * nll).sum()[None],
-                n_real_causal=batch['n_real_causal'],
-                correct=(result['right'] & real).sum()[None].float(),
-                real_count=real.sum()[None].float(),
-                text_bins=sums_by_clock(clock, is_masked * nll),
-                text_count=sums_by_clock(clock, masked.float()),
-                text_by_mode=sums_by(batch['mode'][row], len(MODES), weighted),
-                mask_share=(masked.sum() / max(1, n_masked_positions))[None])
+@torch.no_grad()
+def statistics(batch, result):
+    """ {name: (n,)}: sums over a micro-batch that are worth a log line, texts in nats, latents in
+    squared errors per dimension. They stay on the device; nothing waits. Losses also by quarters of
+    their clock: the one diagnostic that a diffusion run needs. """
+    mode = batch['mode']
+    modes = torch.arange(len(MODES), device=mode.device)
+    sums = dict(loss=result['loss'][None], rows=(mode[:, None] == modes).sum(0).float())
+    for name in ('text_loss', 'importance_loss', 'latent_loss'):
+        if name in result:
+            sums[name] = result[name][None]
     if 'importance' in batch:
         sums['importance'] = batch['importance']
-    if 'importance_loss' in result:
-        sums['importance_loss'] = result['importance_loss'][None]
-    return sums
 
+    if 'text_loss' in result:
+        # which of the P positions are scored, and which of these are no PAD
+        scored = batch['weight'] > 0
+        real = scored & (batch['targets'] != batch['pad'])
+        nll = torch.where(scored, result['nll'], 0)
 
-def statistics_of_latents(batch, result):
-    """ The sums of the latent loss, squared errors per dimension. """
-    scored = batch['row_weight'] > 0
-    error = torch.where(scored, result['error'], 0)
-    weighted = torch.where(scored, batch['row_weight'] * result['error'], 0)
-    return dict(latent_loss=result['latent_loss'][None],
-                latent_bins=sums_by_clock(batch['t_latent'], error),
-                latent_count=sums_by_clock(batch['t_latent'], scored.float()),
-                latent_by_mode=sums_by(batch['mode'], len(MODES), weighted),
-                latent_rows=sums_by(batch['mode'], len(MODES), scored.float()))
+        # what is by clock, or a bound, is of masked rows alone
+        B, L = batch['x_t'].shape
+        row = batch['positions'] // L
+        is_masked = mode[row] != CAUSAL
+        masked = is_masked & scored
+        clock = batch['t_text'][row]
+        n_masked_positions = (B - batch['n_causal']) * L
+        sums.update(text_nats=(is_masked * batch['weight'] * nll).sum()[None] * (B * L),
+                    n_real=batch['n_real'],
+                    causal_nats=(~is_masked * nll).sum()[None],
+                    n_real_causal=batch['n_real_causal'],
+                    correct=(result['right'] & real).sum()[None].float(),
+                    real_count=real.sum()[None].float(),
+                    text_bins=sums_by_clock(clock, is_masked * nll),
+                    text_count=sums_by_clock(clock, masked.float()),
+                    mask_share=(masked.sum() / max(1, n_masked_positions))[None])
+
+    if 'latent_loss' in result:
+        scored = batch['row_weight'] > 0
+        error = torch.where(scored, result['error'], 0)
+        sums.update(latent_bins=sums_by_clock(batch['t_latent'], error),
+                    latent_count=sums_by_clock(batch['t_latent'], scored.float()))
+    return {name: value.detach() for name, value in sums.items()}

@@ -481,9 +481,6 @@ class Model(nn.Module):
             vectors                biases, gains and tables: AdamW without weight decay """
         groups = {'matrices': [], 'embeddings_and_heads': [], 'vectors': []}
         for name, parameter in self.named_parameters():
-            if not parameter.requires_grad:
-                continue
-
             # tables have two dimensions too, and are no matrices
             is_table = name.endswith(('scale_shift_table', 'latent_pos_emb'))
             is_matrix = parameter.ndim == 2 and not is_table
@@ -493,8 +490,8 @@ class Model(nn.Module):
                 group = 'matrices'
             else:
                 group = 'embeddings_and_heads'
-            groups[group].append((name, parameter))
-        assert sum(map(len, groups.values())) == sum(p.requires_grad for p in self.parameters())
+            if parameter.requires_grad:
+                groups[group].append((name, parameter))
         return groups
 
     def input_and_head(self, stream):
@@ -504,6 +501,3 @@ class Model(nn.Module):
         if stream == 'latent':
             parts = ('latent_in.', 'latent_pos_emb', 'shortcut_in.', 'latent_head.', 'bag_')
         return [p for name, p in self.named_parameters() if name.startswith(parts)]
-
-    def n_parameters(self):
-        return sum(p.numel() for p in self.parameters())

@@ -7,7 +7,7 @@ Samplers of text, from the network's logits to tokens. Every sampler is a functi
 
     denoise(tokens, t, positions, rows)
                                     logits (P, V) at the flat positions (P,), given the condition,
-                                    as diffusion.Logits: what reads them goes through in_chunks;
+                                    as denoise.Logits: what reads them goes through in_chunks;
                                     t is a number, or the clocks (B,) of the rows; rows: which rows
                                     of the batch these are (left out: all)
     propose(logits, tilt)           x ~ softmax(logits), (P,); times tilt (P, V), where it is given
@@ -57,7 +57,7 @@ def nucleus_filter(logits, p):
 def make_propose(temperature, nucleus, rng):
     """
     propose(logits (P, V), tilt) -> x (P,), a draw of tilt * softmax(logits / temperature).
-    logits: a tensor, or diffusion.Logits, of which one chunk is there at a time.
+    logits: a tensor, or denoise.Logits, of which one chunk is there at a time.
     nucleus: of these probabilities only the largest stay, see nucleus_filter.
     tilt (P, V): a factor on the probabilities, for processes that know something of x beside.
     rng: a generator on the device.

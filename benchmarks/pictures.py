@@ -1,7 +1,6 @@
 """
-What plot.py draws of a run, and how it reads the run's files: training_log.jsonl of train.py,
-results.json and images.npz of evaluate.py. Nothing in them is trusted: each is checked against the
-form below before it is drawn.
+What plot.py draws of a run with matplotlib, and how it reads the run's files: training_log.jsonl of
+train.py, results.json and images.npz of evaluate.py.
 """
 import json
 import os
@@ -18,6 +17,17 @@ IMAGES = {'real': PICTURES, 'made?': PICTURES, 'joint?': PICTURES,
 
 # -----------------------------------------------------------------------------
 # Files. ValueError says what is wrong and what to do
+
+def pyplot():
+    """ matplotlib.pyplot, which draws into files alone. """
+    try:
+        import matplotlib
+    except ImportError:
+        raise ValueError('pictures need matplotlib: pip install matplotlib') from None
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+    return plt
+
 
 def check_file(path, what_to_do):
     """ ValueError where the run or the file is missing. """
@@ -63,17 +73,6 @@ def read_results(path):
     return results
 
 
-def read_importance(out_dir):
-    """ results.json of a run on which evaluate.py --tasks=importance ran. """
-    results = read_results(os.path.join(out_dir, 'results.json'))
-    for by in ('frequency', 'importance'):
-        for name in ('nats_quarter_1', 'nats_quarter_1_se', 'spearman_with_loss'):
-            if not isinstance(results.get(f'importance/{by}/{name}'), (int, float)):
-                raise ValueError(f'{out_dir}/results.json: no importance in it, '
-                                 'run evaluate.py --tasks=importance first')
-    return results
-
-
 def read_images(out_dir):
     """ The arrays of images.npz. """
     path = os.path.join(out_dir, 'images.npz')
@@ -104,39 +103,35 @@ def series(entries, name):
     return [(e['step'], e[name]) for e in entries if name in e]
 
 
+def draw_series(axis, entries, label_of, style='-', **more):
+    """ label_of: {name of a value: label}; a value that the log does not have has no line. """
+    for name, label in label_of.items():
+        points = series(entries, name)
+        if points:
+            axis.plot(*zip(*points), style, label=label, **more)
+
+
 def draw_loss(axis, entries, stream):
     """ A stream's loss against steps, with the validation. """
-    train = [e for e in entries if f'{stream}_loss' in e]
     if stream == 'text':
-        # logs of earlier versions have the loss per position only, PAD counted: another quantity,
-        # so it has a label of its own
-        counted = series(train, 'text_nats_per_token')
-        others = series([e for e in train if 'text_nats_per_token' not in e], 'text_loss')
-        if counted:
-            axis.plot(*zip(*counted), label='training')
-        if others:
-            axis.plot(*zip(*others), label='training, per position with PAD')
-        axis.set(ylabel='nats per token, PAD not counted')
+        training = dict(text_nats_per_token='training',
+                        causal_nats_per_token='training, left to right')
+        validation = dict(val_text='validation', val_causal='validation, left to right')
+        unit = 'nats per token, PAD not counted'
     else:
-        axis.plot(*zip(*series(train, 'latent_loss')), label='training')
-        axis.set(ylabel='squared error per dimension')
-
-    validation = series(entries, f'val_{stream}')
-    axis.plot([step for step, _ in validation], [loss for _, loss in validation], 'o-',
-              label='validation')
-    axis.set(xlabel='step', title=stream)
+        training, validation = dict(latent_loss='training'), dict(val_latent='validation')
+        unit = 'squared error per dimension'
+    draw_series(axis, entries, training)
+    draw_series(axis, entries, validation, 'o-')
+    axis.set(xlabel='step', ylabel=unit, title=stream)
 
 
 def draw_by_clock(axis, entries, stream):
     """ A stream's error in four bins of its clock. """
     name = 'text_nll_by_t' if stream == 'text' else 'latent_mse_by_t'
-    train = [e for e in entries if f'{stream}_loss' in e]
     for i in range(4):
-        points = []
-        for e in train:
-            errors = e.get(name, ())
-            if i < len(errors) and errors[i] is not None:
-                points.append((e['step'], errors[i]))
+        points = [(step, errors[i]) for step, errors in series(entries, name)
+                  if errors[i] is not None]
         if points:
             axis.plot(*zip(*points), label=f't in [{i / 4}, {(i + 1) / 4}]')
     axis.set(xlabel='step', title=f'{stream}, by clock')
@@ -157,14 +152,14 @@ def draw_curves(entries, plt):
 
     # gradient norm; a red line for every skipped step
     left, right = axes[-1]
-    left.plot(*zip(*series(entries, 'grad_norm')), label='gradient norm')
+    draw_series(left, entries, dict(grad_norm='gradient norm'))
     skipped = [skip['step'] for e in entries for skip in e.get('skips', [])]
     for i, step in enumerate(skipped):
         left.axvline(step, color='red', linewidth=0.8, label='skipped steps' if i == 0 else None)
     left.set(xlabel='step', yscale='log')
     left.legend()
 
-    right.plot(*zip(*series(entries, 'tokens_per_s')), label='tokens per second')
+    draw_series(right, entries, dict(tokens_per_s='tokens per second'))
     right.set(xlabel='step', ylim=(0, None))
     right.legend()
     return figure
@@ -178,10 +173,9 @@ def draw_runs(logs, plt):
     for i, (name, entries) in enumerate(logs.items()):
         if not series(entries, 'val_text') + series(entries, 'val_causal'):
             raise ValueError(f'{name}: no validation of text in the log')
-        for key, style, what in (('val_text', '-', 'bound'), ('val_causal', '--', 'left to right')):
-            points = series(entries, key)
-            if points:
-                axis.plot(*zip(*points), style, marker='.', color=f'C{i}', label=f'{name}, {what}')
+        bound, exact = dict(val_text=f'{name}, bound'), dict(val_causal=f'{name}, left to right')
+        draw_series(axis, entries, bound, '.-', color=f'C{i}')
+        draw_series(axis, entries, exact, '.--', color=f'C{i}')
     axis.set(xlabel='step', xscale='log', ylabel='nats per token', title='validation')
     axis.legend()
     return figure
@@ -230,6 +224,9 @@ def lines_of(name, points, knob, metric):
 
 def draw_sweeps(sweeps, metric, plt):
     """ A panel per sweep. """
+    if not sweeps:
+        raise ValueError(f'results.json has no sweep with {metric}: run evaluate.py --tasks=l2t '
+                         '--sweep="sampler=ancestral,confidence; steps=4,8,16,32"')
     n_columns = min(3, len(sweeps))
     n_rows = -(-len(sweeps) // n_columns)
     size = (5.2 * n_columns, 4 * n_rows)
@@ -273,19 +270,22 @@ def draw_spread(axis, entries):
 def draw_importance(entries, results, plt):
     """ The spread of importance over training, and the loss at masked positions by quarters of the
     tokens, ordered by frequency and by importance. """
+    if 'importance/frequency/spearman_with_loss' not in results:
+        raise ValueError('results.json: no importance in it, run evaluate.py --tasks=importance '
+                         'first')
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
     draw_spread(left, entries)
 
     for i, by in enumerate(('frequency', 'importance')):
-        bars = []
-        for quarter in (1, 2, 3, 4):
-            key = f'importance/{by}/nats_quarter_{quarter}'
-            if key in results:
-                bars.append((quarter + 0.35 * i, results[key], results[f'{key}_se']))
-        x, height, error = zip(*bars)
-        correlation = results[f'importance/{by}/spearman_with_loss']
-        right.bar(x, height, 0.33, yerr=error, capsize=2,
-                  label=f'by {by}, rank correlation {correlation:.2f}')
+        key = f'importance/{by}'
+        names = [f'{key}/nats_quarter_{quarter}' for quarter in (1, 2, 3, 4)]
+        bars = [(quarter + 0.35 * i, results[name], results.get(f'{name}_se'))
+                for quarter, name in enumerate(names, 1) if name in results]
+        if bars:
+            x, height, error = zip(*bars)
+            correlation = results[f'{key}/spearman_with_loss']
+            right.bar(x, height, 0.33, yerr=error, capsize=2,
+                      label=f'by {by}, rank correlation {correlation:.2f}')
     right.set(xlabel='quarter of the tokens, least to most rare or important',
               ylabel='nats at masked positions', xticks=(1, 2, 3, 4))
     right.legend()

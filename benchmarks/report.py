@@ -11,6 +11,8 @@ A part that cannot be made says why, and the others stand. The page asks no serv
 forbids itself to. Its frame, its style and its script are in report.html.
 Letters: n texts, L tokens, N latent vectors, D latent dimensions, K steps.
 """
+import base64
+import io
 import json
 import os
 import re
@@ -20,7 +22,6 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks import pictures
-from benchmarks.charts import line_chart, scatter
 from diffusion import MaskedText
 from runs import checkpoint
 from runs.files import read_json
@@ -56,42 +57,19 @@ def facts_of(out_dir):
     return f'<dl>{"".join(rows)}</dl>'
 
 
+def image_of(figure):
+    """ A picture of matplotlib as an element of the page. """
+    figure.tight_layout()
+    file = io.BytesIO()
+    figure.savefig(file, format='svg')
+    data = base64.b64encode(file.getvalue()).decode()
+    return f'<img alt="" src="data:image/svg+xml;base64,{data}">'
+
+
 def losses(out_dir):
-    """ A chart of each stream's loss with its validation, and one by clock; the gradient norm. """
+    """ Each stream's loss with its validation, and by clock; the gradient norm, and speed. """
     entries = pictures.read_log(os.path.join(out_dir, 'training_log.jsonl'))
-    charts = []
-    for stream, unit in (('text', 'nats per token'), ('latent', 'squared error')):
-        train = [e for e in entries if f'{stream}_loss' in e]
-        if not train:
-            continue
-
-        # training and validation
-        counted = pictures.series(train, 'text_nats_per_token') if stream == 'text' else []
-        lines = {'training': counted or pictures.series(train, f'{stream}_loss'),
-                 'validation': pictures.series(entries, f'val_{stream}')}
-        if stream == 'text':
-            lines['validation, left to right'] = pictures.series(entries, 'val_causal')
-        lines = {name: line for name, line in lines.items() if line}
-        charts.append(line_chart(f'{stream}: loss', lines, 'step', unit, log_y=True))
-
-        # by clock
-        name = 'text_nll_by_t' if stream == 'text' else 'latent_mse_by_t'
-        by_clock = {}
-        for i in range(4):
-            line = [(e['step'], e[name][i]) for e in train
-                    if i < len(e.get(name, ())) and e[name][i] is not None]
-            if line:
-                by_clock[f't in [{i / 4}, {(i + 1) / 4}]'] = line
-        if by_clock:
-            charts.append(line_chart(f'{stream}: error by clock', by_clock, 'step', unit,
-                                     log_y=True, is_ordered=True))
-
-    norms = pictures.series(entries, 'grad_norm')
-    skipped = [(skip['step'], 1.0) for e in entries for skip in e.get('skips', [])]
-    lines = {'gradient norm': norms} | ({'skipped steps': skipped} if skipped else {})
-    if norms:
-        charts.append(line_chart('gradient norm', lines, 'step', '', log_y=True))
-    return ''.join(charts)
+    return image_of(pictures.draw_curves(entries, pictures.pyplot()))
 
 
 def controls(out_dir):
@@ -133,27 +111,14 @@ def frontier(out_dir):
     """ A chart of each sweep: quality against the network calls that a text took, or against the
     knob that was swept. """
     results = pictures.read_results(os.path.join(out_dir, 'results.json'))
-    charts, drawn = [], set()
+    images, drawn = [], set()
     for metric in METRICS:
-        for name, points in pictures.read_sweeps(results, metric).items():
-            if name in drawn:
-                continue
-            drawn.add(name)
-
-            # what has no numbers to draw along is in the table of evaluate.py
-            knob = pictures.knob_of_x(points)
-            if knob is None:
-                continue
-            lines = pictures.lines_of(name, points, knob, metric)
-            lines = {label: sorted(line) for label, line in lines.items()}
-            by_calls = knob in pictures.STEPS
-            x_label = 'network calls a text' if by_calls else knob
-            charts.append(line_chart(name.replace('_sweep_', ' over '), lines, x_label, metric,
-                                     log_x=by_calls))
-    if not charts:
-        raise ValueError(f'{out_dir}/results.json has no sweep: run evaluate.py --tasks=l2t '
-                         '--sweep="sampler=ancestral,confidence; steps=4,8,16,32"')
-    return ''.join(charts)
+        sweeps = pictures.read_sweeps(results, metric)
+        new = {name: points for name, points in sweeps.items() if name not in drawn}
+        if new or metric == METRICS[-1] and not images:
+            images.append(image_of(pictures.draw_sweeps(new, metric, pictures.pyplot())))
+        drawn |= new.keys()
+    return ''.join(images)
 
 # -----------------------------------------------------------------------------
 # Texts being written
@@ -280,13 +245,32 @@ def principal_axes(x):
     return mean, (axes * largest.sign()).T, variance[:2].tolist()
 
 
+def scatter(points, others, labels):
+    """ Dots that can be pointed at: points (n, 2), the number of each as data-i. others (m, 2) or
+    None: where the first m of them came out, drawn as rings and joined by a line. """
+    everything = points if others is None else torch.cat([points, others])
+    lo, hi = everything.amin(0), everything.amax(0)
+
+    def pixels(x):
+        share = (x - lo) / (hi - lo).clamp(min=1e-9)
+        return (torch.tensor([10, 210]) + share * torch.tensor([340, -200])).tolist()
+    dots, drawn = pixels(points), []
+    for (x, y), (a, b) in zip(dots, [] if others is None else pixels(others)):
+        drawn.append(f'<path class="grid" d="M{x:.1f} {y:.1f}L{a:.1f} {b:.1f}"/>'
+                     f'<circle class="ring" cx="{a:.1f}" cy="{b:.1f}" r="3"/>')
+    for i, (x, y) in enumerate(dots):
+        drawn.append(f'<circle class="dot" data-i="{i}" tabindex="{0 if i == 0 else -1}" '
+                     f'role="button" aria-label="text {i + 1}" cx="{x:.1f}" cy="{y:.1f}" r="3.6"/>')
+    return ('<svg viewBox="0 0 360 220" role="group" aria-label="latents of validation texts">'
+            f'{"".join(drawn)}</svg><figcaption>{"; ".join(labels)}</figcaption>')
+
+
 def latent_picture(run, texts, tokens, raw):
     """ (The figure, what each dot says): latents on their two principal axes. """
     if 'latent' not in run.streams or len(texts) < 3:
         raise ValueError(f'{run.out_dir} has no latents, or its dataset fewer than 3 of them')
     n = min(N_LATENTS, len(texts))
     mean, axes, shares = principal_axes(raw.flatten(1))
-    points = (raw[:n].flatten(1) - mean) @ axes
 
     # what the network makes of them: a text from each latent, a latent from each text
     says = [dict(text=printable(text)) for text in texts[:n]]
@@ -296,14 +280,14 @@ def latent_picture(run, texts, tokens, raw):
             one['written'] = printable(run.tokenizer.decode(row))
     if not NEEDS['t2l'].missing(run):
         made = raw_latents(run, t2l(run, tokens[:n])).flatten(1)
-        others = ((made - mean) @ axes).tolist()
+        others = (made - mean) @ axes
         cosine = F.cosine_similarity(made, raw[:n].flatten(1))
         for one, c in zip(says, cosine.tolist()):
             one['cosine'] = round(c, 3)
 
-    labels = [f'axis {i + 1}: {100 * share:.1f} % of the variance'
-              for i, share in enumerate(shares)]
-    return scatter('latents of validation texts', points.tolist(), others, *labels), says
+    labels = [f'{way}: {100 * share:.1f} % of the variance'
+              for way, share in zip(('across', 'upwards'), shares)]
+    return scatter((raw[:n].flatten(1) - mean) @ axes, others, labels), says
 
 # -----------------------------------------------------------------------------
 # The page

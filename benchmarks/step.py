@@ -1,9 +1,6 @@
 """
-The time of a training step, ours beside other libraries' (peers.py). Each side works in a process
-of its own, which waits for its turns, so that no library disturbs another.
-
-    1  every side alone, in every setting
-    2  the best setting of each side, and each side as its library ships it, by turns
+The time of a training step, ours beside other libraries' (peers.py), by turns. Each side works in a
+process of its own, which waits for its turns, so that no library disturbs another.
 
 A setting is 'as shipped' or a dtype, with 'compiled' behind it or not. 'of matmul' in the table is
 a share: the operations per second of the step, over those of a large matrix product in the same
@@ -137,7 +134,7 @@ class Worker:
         with suppress(BrokenPipeError):                    # it has ended: answer() says why
             self.process.stdin.write(f'{seconds}\n')
             self.process.stdin.flush()
-        return self.ready if 'error' in self.ready else self.answer()
+        return self.answer()
 
     def end(self):
         with suppress(BrokenPipeError):
@@ -164,41 +161,24 @@ def matmul_rate(device, n=2048, seconds=.5):
     return 2 * n ** 3 * count / (time.perf_counter() - began)
 
 
-def write_table(path, table):
-    """ The table of --save. """
-    with open(path, 'w') as f:
-        json.dump(table, f, indent=1)
-
-
-def try_alone(side, shape, knobs):
-    """ {setting: seconds of a step} of a side in each setting that works; prints what does not. """
-    alone = {}
-    for setting in knobs.settings.split(','):
-        if side == 'ours' and setting == 'as shipped':
-            continue
-        worker = Worker(side, shape, setting, knobs)
-        answer = worker.turn(knobs.seconds)
-        worker.end()
-        if 'error' in answer:
-            print(f'{side:<12}{setting:<20} {answer["error"]}', flush=True)
-        else:
-            alone[setting] = answer['seconds']
-            print(f'{side:<12}{setting:<20} {1000 * answer["seconds"]:>8.1f} ms', flush=True)
-    return alone
-
-
-def choose_sides(shape, knobs):
-    """ [(side, setting)]: of each side its best setting, and how its library ships it. """
-    chosen = []
+def start_sides(shape, knobs):
+    """ {(side, setting): Worker} of what works; prints what does not. """
+    workers = {}
     for side in knobs.sides.split(','):
         if side not in peers.SIDES:
             stop(f'sides={knobs.sides!r}: choose from {", ".join(peers.SIDES)}')
-        alone = try_alone(side, shape, knobs)
-        best = min((s for s in alone if s != 'as shipped'), key=alone.get, default=None)
-        chosen += [(side, setting) for setting in (best, 'as shipped') if setting in alone]
-    if not chosen:
+        for setting in knobs.settings.split(','):
+            if (side, setting) == ('ours', 'as shipped'):                # ours is none of a library
+                continue
+            worker = Worker(side, shape, setting, knobs)
+            if 'error' in worker.ready:
+                print(f'{side:<12}{setting:<20} {worker.ready["error"]}', flush=True)
+                worker.end()
+            else:
+                workers[side, setting] = worker
+    if not workers:
         stop('no side could be measured: the lines above say why')
-    return chosen
+    return workers
 
 
 def take_turns(workers, knobs):
@@ -220,42 +200,39 @@ def take_turns(workers, knobs):
     return times, memory, peaks
 
 
-def print_row(row):
-    ratio = f'{row["ratio"]:.2f} ({row["ratio_least"]:.2f}, {row["ratio_most"]:.2f})'
-    print(f'{row["side"]:<12}{row["setting"]:<20}{row["ms"]:>8.1f}{row["tokens_per_s"]:>10,.0f}   '
-          f'{ratio:<22}{row["parameters"] / 1e6:>9.1f}{row["flops"] / 1e9:>7.0f}'
-          f'{row["utilisation"]:>10.0%}{row["memory_gb"] or 0:>6.2f}')
-
-
 def run(knobs):
     shape = peers.SHAPES[knobs.shape]
-    chosen = choose_sides(shape, knobs)
-    workers = {key: Worker(key[0], shape, key[1], knobs) for key in chosen}
+    workers = start_sides(shape, knobs)
     times, memory, peaks = take_turns(workers, knobs)
 
     # the table: the first side is the base of the ratios
-    base = chosen[0]
+    base = next(iter(workers))
     sizes = ', '.join(f'{name} {value:,}' for name, value in shape.items())
-    print(f'\n{knobs.shape}: {sizes}')
     dtype = pick_dtype('auto', pick_device(knobs.device))
+    print(f'\n{knobs.shape}: {sizes}')
     print(f'matmul, {dtype}: {statistics.median(peaks) / 1e12:.2f} TFLOP/s')
     print(f'{"":<12}{"setting":<20}{"ms":>8}{"tokens/s":>10}   {f"time / {base[0]}":<22}'
           f'{"M params":>9}{"GFLOP":>7}{"of matmul":>10}{"GB":>6}')
     rows = []
-    for key in chosen:
-        ready = workers[key].ready
-        ms = 1000 * statistics.median(times[key])
-        ratios = [t / t_base for t, t_base in zip(times[key], times[base])]
-        shares = [ready['flops'] / t / peak for t, peak in zip(times[key], peaks)]
-        row = dict(side=key[0], setting=key[1], ms=ms,
+    for (side, setting), seconds in times.items():
+        worker = workers[side, setting]
+        worker.end()
+        flops = worker.ready['flops']
+        ms = 1000 * statistics.median(seconds)
+        ratios = [t / t_base for t, t_base in zip(seconds, times[base])]
+        shares = [flops / t / peak for t, peak in zip(seconds, peaks)]
+        row = dict(side=side, setting=setting, ms=ms,
                    tokens_per_s=shape['batch'] * shape['length'] / ms * 1000,
                    ratio=statistics.median(ratios), ratio_least=min(ratios), ratio_most=max(ratios),
-                   utilisation=statistics.median(shares), memory_gb=memory[key], **ready)
-        print_row(row)
+                   utilisation=statistics.median(shares), memory_gb=memory[side, setting],
+                   **worker.ready)
         rows.append(row)
+        ratio = f'{row["ratio"]:.2f} ({row["ratio_least"]:.2f}, {row["ratio_most"]:.2f})'
+        print(f'{side:<12}{setting:<20}{ms:>8.1f}{row["tokens_per_s"]:>10,.0f}   {ratio:<22}'
+              f'{row["parameters"] / 1e6:>9.1f}{flops / 1e9:>7.0f}'
+              f'{row["utilisation"]:>10.0%}{row["memory_gb"] or 0:>6.2f}')
 
-    for worker in workers.values():
-        worker.end()
     if knobs.save:
-        write_table(knobs.save, dict(command=sys.argv[1:], shape=shape, torch=torch.__version__,
-                                     threads=knobs.threads, matmul=peaks, rows=rows))
+        table = dict(command=sys.argv[1:], shape=shape, torch=torch.__version__,
+                     threads=knobs.threads, matmul=peaks, rows=rows)
+        Path(knobs.save).write_text(json.dumps(table, indent=1))

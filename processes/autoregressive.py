@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from diffusion import nll_of, positions_of, run_head, to_device
+from diffusion import nll_of, sum_over_texts
 
 
 def causal_budget(lengths, rows, length, share):
@@ -32,14 +32,7 @@ def causal_budget(lengths, rows, length, share):
 def exact_nll(model, tokens, latents, t_latent):
     """ -log p of each text, nats per sample (B,), float64. tokens (B, L) and the result lie on the
     host; latents (B, N, D), at clock t_latent (B,), on the device. """
-    B, L = tokens.shape
-    pad = model.config.vocab_size - 1
-    positions = positions_of(tokens != pad)                              # (P,)
-    targets = to_device(tokens.flatten()[positions], t_latent)
-    t_text = to_device(torch.zeros(B), t_latent)
-    hidden, _ = model(to_device(tokens, t_latent), latents, t_text, t_latent,
-                      to_device(positions, t_latent), predict=('text',), return_hidden=True,
-                      n_causal=B)
-    nll = nll_of(run_head(model, hidden, model.config.vocab_size), targets).cpu()
-    total = torch.zeros(B, dtype=torch.float64)
-    return total.index_add_(0, positions // L, nll.double())
+    B, V = len(tokens), model.config.vocab_size
+    is_real = tokens != V - 1                                            # no PAD
+    return sum_over_texts(nll_of, model, V, tokens, latents, torch.zeros(B), t_latent, is_real,
+                          tokens, n_causal=B)

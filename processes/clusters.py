@@ -13,6 +13,13 @@ from runs.checkpoint import load_model
 from runs.files import read_array
 
 
+def tables_of(config, data):
+    """ What a new run keeps beside the weights, as processes.tables_of, and said in words. """
+    table = cluster_table(config['clusters_from'], data, config['clusters'])
+    print('\n'.join(clusters_in_words(table, data)))
+    return {'cluster_of': table}
+
+
 def cluster_table(source, data, n_clusters):
     """ The cluster of each id, (V,) int64. source: a run folder (its token embedding), an .npy file
     of V rows, an .npy file of V cluster ids (taken as they are), or '' (co-occurrence counts of
@@ -76,7 +83,7 @@ def cooccurrence(data, dims=128, reach=2, most=2 ** 24, seed=0):
         real = tokens != data.tokenizer.pad                              # (B, L)
         L = tokens.shape[1]
         for j, distance in enumerate(distances):
-            # the places that have a neighbour at this distance, and the neighbours
+            # the positions that have a neighbour at this distance, and the neighbours
             here = slice(max(0, -distance), L - max(0, distance))
             there = slice(max(0, distance), L - max(0, -distance))
             pair = real[:, here] & real[:, there]

@@ -15,15 +15,14 @@ reads, so a text can be corrected.
             gamma / (2 t (1-t))          at z != x
             gamma c_t / (2 t (1-t) (V (1-t)^gamma + c_t))     at z = x
 
-The network's p is that of x^i given the *other* places. For the exact p the bound is the entropy.
-Letters: B rows, L tokens, P places, V vocabulary; x the clean token, z what the network reads.
+The network's p is that of x^i given the *other* positions. For the exact p the bound is the
+entropy.
+Letters: B rows, L tokens, P positions, V vocabulary; x the clean token, z what the network reads.
 """
-import math
-
 import torch
 import torch.nn.functional as F
 
-from diffusion import in_chunks, in_float32, positions_of, to_device
+from diffusion import check_choice, in_chunks, in_float32, positions_of, to_device
 from processes.integral import IntegralProcess
 from samplers import no_callback, scatter_at, schedule_times
 
@@ -40,14 +39,9 @@ class GIDD(IntegralProcess):
         dynamic   w 2 t (1-t) / gamma: 2 at MASK, 1 at z != x, less at z = x
         clip      min(w, 2)
     """
-    LOSS_WEIGHTS = ('bound', 'dynamic', 'clip')
 
     def __init__(self, vocab_size, p_u=0.1, gamma=1.0, loss_weight='dynamic'):
-        is_range = 0 <= p_u < 1 and 0 < gamma < math.inf
-        if not is_range or loss_weight not in self.LOSS_WEIGHTS:
-            raise ValueError(f'gidd_uniform={p_u}, gidd_gamma={gamma}, '
-                             f'text_loss_weight={loss_weight}: expected a share in [0, 1), '
-                             'a gamma > 0, and bound, dynamic or clip')
+        check_choice('text_loss_weight', loss_weight, ('bound', 'dynamic', 'clip'))
         self.mask_id = vocab_size
         self.ratio = 2 * p_u / (1 - p_u)
         self.gamma = gamma
@@ -65,9 +59,9 @@ class GIDD(IntegralProcess):
         mask = t ** gamma / Z
         return alpha, uniform, mask, c
 
-    def corrupt(self, tokens, t, u, known_mask=None, exponent=None):
-        """ z ~ q_t(. | x) from one uniform number per place: the token below alpha, MASK below
-        alpha + mask, and the rest is divided among the V ids. All free places are scored. """
+    def corrupt(self, tokens, t, u, known_mask=None):
+        """ z ~ q_t(. | x) from one uniform number per position: the token below alpha, MASK below
+        alpha + mask, and the rest is divided among the V ids. All free positions are scored. """
         masses = self.masses(t.double())
         alpha, uniform, mask, _ = [mass[:, None] for mass in masses]     # (B, 1) each
         random_id = ((u - alpha - mask) / uniform.clamp(min=1e-300)).long()
@@ -75,14 +69,11 @@ class GIDD(IntegralProcess):
 
         is_mask = (u < alpha + mask) | (uniform == 0)
         seen = torch.where(u < alpha, tokens, torch.where(is_mask, self.mask_id, random_id))
-        if known_mask is None:
-            free = torch.ones_like(tokens, dtype=torch.bool)
-        else:
-            free = ~known_mask
+        free = torch.ones_like(tokens, dtype=torch.bool) if known_mask is None else ~known_mask
         return torch.where(free, seen, tokens), free
 
     def head_budget(self, rows, length, text_share=1.0, t_min=0.):
-        """ All places are scored. """
+        """ All positions are scored. """
         return rows * length
 
     # ---- the loss and the bound
@@ -149,7 +140,7 @@ class GIDD(IntegralProcess):
 
     def ancestral(self, denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
                   self_correct=0):
-        """ From t to t_next at every free place: x ~ p(x) q_t(z_t | x), then z_next ~ q(z_t |
+        """ From t to t_next at every free position: x ~ p(x) q_t(z_t | x), then z_next ~ q(z_t |
         z_next) q_next(z_next | x). Afterwards `self_correct` rounds of `correct`. """
         V = self.mask_id
         tokens = tokens.clone()
@@ -198,11 +189,11 @@ class GIDD(IntegralProcess):
                 temperature=0.1):
         """
         Self-correction. In each round every row draws x' ~ p at a low temperature. Of the free
-        places where x' differs from the token, it changes the one where p(x') - p(token) is
+        positions where x' differs from the token, it changes the one where p(x') - p(token) is
         largest. A row where no such difference is positive is done. Every round waits for the
         device.
 
-        Returns the tokens (B, L); the share of free places whose token is the network's first
+        Returns the tokens (B, L); the share of free positions whose token is the network's first
         choice, before and after, (B,) each; the number of changes of each row (B,); and whether
         the row is done (B,).
         """
@@ -216,7 +207,7 @@ class GIDD(IntegralProcess):
 
         tokens = tokens.clone()
         positions = positions_of(~known_mask)                            # (P,)
-        row = to_device(positions, tokens) // tokens.shape[1]
+        n_free = to_device((~known_mask).sum(1).clamp(min=1), tokens)    # (B,)
         changes = torch.zeros(len(tokens), device=tokens.device)
         agreement = []
         for i in range(rounds + 1):
@@ -224,12 +215,14 @@ class GIDD(IntegralProcess):
             z = tokens.flatten()[to_device(positions, tokens)]
             coin = to_device(torch.rand(len(positions), 1, generator=rng), tokens)
             x, gain, is_first_choice = in_chunks(propose_change, logits, z, coin)
-            agreement.append(share_of_rows(is_first_choice, row, len(tokens)))
+            agrees = torch.zeros(tokens.shape, device=tokens.device)
+            scatter_at(agrees, positions, is_first_choice.float())
+            agreement.append(agrees.sum(1) / n_free)
 
-            # the best place of each row
+            # the best position of each row
             value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
             scatter_at(value, positions, torch.where(x == z, -torch.inf, gain))
-            best, place = value.max(1)                                   # (B,)
+            best, position = value.max(1)                                   # (B,)
             has_change = best > 0
             if i == rounds or not has_change.any():
                 break
@@ -237,22 +230,14 @@ class GIDD(IntegralProcess):
             # change it
             proposal = tokens.clone()
             scatter_at(proposal, positions, x)
-            change = has_change[:, None] & F.one_hot(place, tokens.shape[1]).bool()
+            change = has_change[:, None] & F.one_hot(position, tokens.shape[1]).bool()
             tokens = torch.where(change, proposal, tokens)
             changes += has_change
             on_step(tokens, logits, positions)
         return tokens, agreement[0], agreement[-1], changes, ~has_change
 
 
-def share_of_rows(is_true, row, B):
-    """ The share of the places (P,) of each row that are True: (B,). """
-    zeros = torch.zeros(B, device=row.device)
-    n_true = zeros.index_add(0, row, is_true.float())
-    n = zeros.index_add(0, row, torch.ones_like(row, dtype=n_true.dtype))
-    return n_true / n.clamp(min=1)
-
-
-def make(config, vocab_size, cluster_of):
+def make(config, vocab_size):
     """ The process of a run's knobs. """
     return GIDD(vocab_size, config['gidd_uniform'], config['gidd_gamma'],
                 config['text_loss_weight'])

@@ -11,9 +11,9 @@ HDLM (arXiv:2510.08632): a token becomes its cluster, and the cluster becomes MA
         mask_t' / mask_t  KL(Q(. | x) || sum over v of p(v) Q(. | v))                z is MASK
         -alpha_t' / cluster_t  -log [ p(x) Q(k | x) / sum over v of p(v) Q(k | v) ]  z is cluster k
 
-where ' is d/dt. The network's p is that of x^i given the *other* places. For the exact p the bound
-is the entropy. The network reads id V as MASK and id V + 1 + k as cluster k.
-Letters: B rows, L tokens, P places, V vocabulary; x the clean token, z what the network reads, k
+where ' is d/dt. The network's p is that of x^i given the *other* positions. For the exact p the
+bound is the entropy. The network reads id V as MASK and id V + 1 + k as cluster k.
+Letters: B rows, L tokens, P positions, V vocabulary; x the clean token, z what the network reads, k
 and v a cluster and a token.
 """
 import math
@@ -21,7 +21,6 @@ import math
 import torch
 
 from diffusion import MaskedText, in_chunks, in_float32, positions_of, to_device
-from processes.clusters import cluster_table, clusters_in_words
 from processes.integral import IntegralProcess
 from samplers import init_state, no_callback, scatter_at, schedule_times
 
@@ -39,20 +38,32 @@ class HDLM(IntegralProcess):
     """ cluster_of (V,): the cluster of each token, from 0 to n_clusters - 1. gamma > 0: how much
     faster tokens become clusters than clusters become MASK. xi in (0, 1]. """
     loss_weight = 'bound'
-    schedule = 'hdlm'
+    schedule = 'hdlm'                    # none of masked text's
+
+    # the number of scored positions varies as the masked positions of masked text with
+    # M(t) = 1 - alpha_t
+    mean_share = MaskedText.mean_share
+    head_budget = MaskedText.head_budget
 
     def __init__(self, vocab_size, cluster_of, gamma=1.0, xi=1.0):
         self.mask_id = vocab_size
         self.n_clusters = int(cluster_of.max()) + 1
         self.gamma = gamma
         self.xi = xi
-        self.tables = {cluster_of.device: cluster_of}                    # one copy on each device
-        if not 0 < gamma < math.inf or not 0 < xi <= 1 or self.n_clusters == 1 and xi < 1:
-            raise ValueError(f'hdlm_gamma={gamma}, hdlm_xi={xi}: expected a gamma > 0 and '
-                             'an xi in (0, 1], 1 for a single cluster')
+        if self.n_clusters == 1 and xi < 1:
+            raise ValueError(f'hdlm_xi={xi}: expected 1 for a single cluster')
+        self.take_clusters(cluster_of)
 
         # Q(k | v) at each cluster that is not the token's own
         self.xi_other = (1 - xi) / max(self.n_clusters - 1, 1)
+
+    def take_clusters(self, cluster_of):
+        """ ValueError where the clusters are not those of 0 .. n_clusters - 1. """
+        least, most = cluster_of.min().item(), cluster_of.max().item()
+        if least < 0 or most >= self.n_clusters:
+            raise ValueError(f'cluster_of holds {least} to {most}, expected 0 or more, and below '
+                             f'{self.n_clusters}; choose another --which=, or train again')
+        self.tables = {cluster_of.device: cluster_of}                    # one copy on each device
 
     # ---- from clean to noisy
 
@@ -87,8 +98,8 @@ class HDLM(IntegralProcess):
         own = self.cluster_of(x)
         return torch.where(is_own, own, other + (other >= own))
 
-    def corrupt(self, tokens, t, u, known_mask=None, exponent=None):
-        """ From one uniform number per place: MASK below mask_t, a cluster below mask_t +
+    def corrupt(self, tokens, t, u, known_mask=None):
+        """ From one uniform number per position: MASK below mask_t, a cluster below mask_t +
         cluster_t, else the token. What is no token is scored. """
         masses = self.masses(t.double())
         cluster, mask = masses[1][:, None], masses[2][:, None]           # (B, 1)
@@ -100,17 +111,9 @@ class HDLM(IntegralProcess):
         noisy = torch.where(u < mask, self.mask_id, cluster_id)
         return torch.where(scored, noisy, tokens), scored
 
-    # the number of scored places varies as the masked places of masked text with M(t) = 1 - alpha_t
-
     def masked_share(self, t):
         """ 1 - alpha_t. """
         return 1 - (1 - t) ** self.gamma
-
-    def mean_share(self, t_min=0.):
-        return MaskedText.mean_share(self, t_min)
-
-    def head_budget(self, rows, length, text_share=1.0, t_min=0.):
-        return MaskedText.head_budget(self, rows, length, text_share, t_min)
 
     # ---- the loss and the bound
 
@@ -120,7 +123,7 @@ class HDLM(IntegralProcess):
         return torch.stack((mask_rate / mask, alpha_rate / cluster), 1)
 
     def integrand(self, log_p, x, z, coefficients):
-        """ The term of the bound for each place. log_p (P, V); x, z (P,); coefficients (P, 2). """
+        """ The term of the bound, (P,). log_p (P, V); x, z (P,); coefficients (P, 2). """
         V, n_clusters = self.mask_id, self.n_clusters
         xi, xi_other = self.xi, self.xi_other
         mask_weight, cluster_weight = coefficients.T                     # (P,)
@@ -205,43 +208,10 @@ class HDLM(IntegralProcess):
         return tokens
 
 
-# ---- what processes/__init__.py asks of this module
-
-def make(config, vocab_size, cluster_of):
-    """ The process of a run's knobs. """
+def make(config, vocab_size):
+    """ The process of a run's knobs. Its clusters are any, until it takes those of the run. """
     weight = config['text_loss_weight']
     if weight != 'bound':
         raise ValueError(f'text_loss_weight={weight}: text_process=hdlm has bound alone')
-    if cluster_of is None:                                 # any, until train.py has its own
-        cluster_of = torch.arange(vocab_size) % config['clusters']
+    cluster_of = torch.arange(vocab_size) % config['clusters']
     return HDLM(vocab_size, cluster_of, config['hdlm_gamma'], config['hdlm_xi'])
-
-
-def extra_ids(config):
-    return config['clusters']
-
-
-def add_modules(model):
-    """ model.cluster_of (V,): saved with the weights, filled by train.py. """
-    table = torch.zeros(model.config.vocab_size, dtype=torch.int64)
-    model.register_buffer('cluster_of', table)
-
-
-def tables_of(config, data):
-    return {'cluster_of': cluster_table(config['clusters_from'], data, config['clusters'])}
-
-
-def check_tables(model):
-    least, most = model.cluster_of.min().item(), model.cluster_of.max().item()
-    n_clusters = model.config.extra_ids
-    if least < 0 or most >= n_clusters:
-        raise ValueError(f'cluster_of holds {least} to {most}, expected 0 or more, and below '
-                         f'{n_clusters}; choose another --which=, or train again')
-
-
-def after_loading(model, text):
-    text.tables = {torch.device('cpu'): model.cluster_of.cpu()}
-
-
-def describe(model, data):
-    return clusters_in_words(model.cluster_of.cpu(), data)

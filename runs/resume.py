@@ -240,12 +240,12 @@ def resume_or_begin(state, data, text, config):
     errors = [e for e in distributed.all_gather_object(error) if e]
     if errors:
         distributed.stop_all(errors[0], code=2)
-    processes.after_loading(model, text, config)
+    processes.after_loading(model, text)
 
     # say so; and only now overwrite config.json
     lines = [f'going on from {newest}']
     if not newest:
-        lines = processes.describe(model, config, data)
+        lines = []
         if init_from:
             lines.append(f'begins with the best weights of {init_from}')
         elif config['freeze'] == 'modality':

@@ -13,12 +13,41 @@ head runs, V vocabulary.
 import torch
 from tqdm import tqdm
 
-from diffusion import Logits, run_head, to_device
+from diffusion import to_device
 
 MOST_BYTES = 6 * 10 ** 9           # that a network call keeps for its rows, beside the logits
 
 # -----------------------------------------------------------------------------
 # The network
+
+class Logits:
+    """
+    The logits (P, V) of a network call, without the table: at V = 50,258 that of 128 texts of 1,024
+    tokens would take 26 GB. logits[first:last] computes these rows, in float32, each time that it
+    is asked for them. So samplers go through them by diffusion.in_chunks.
+
+    shape: (P, V). rows(part): the logits (p, V) at a slice of the positions.
+    """
+
+    def __init__(self, shape, rows):
+        self.shape = shape
+        self.rows = rows
+
+    def __getitem__(self, part):
+        return self.rows(part)
+
+
+def run_head(model, hidden, V):
+    """ The Logits of hidden states (P, C), what model(..., return_hidden=True) gives. The head runs
+    in the precision that autocast has now, also when it is asked for rows later. """
+    device = hidden.device.type
+    is_enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
+
+    def rows(part):
+        with torch.autocast(device, dtype, enabled=is_enabled):
+            return model.text_head(hidden[part]).float()
+    return Logits((len(hidden), V), rows)
+
 
 def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), cache=None):
     """ One call of the network: Logits (P, V) or None, and the latent prediction (B, N, D) or None.

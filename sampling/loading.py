@@ -39,14 +39,13 @@ def load_run(out_dir, which='best', device='auto', dtype='auto', encoder_folder=
 
     # the checkpoint, config.json and data/ must be of one run
     try:
-        processes.check_tables(model, config)
-    except ValueError as error:
-        raise ValueError(f'{out_dir}/{name}: {error}') from None
-    cluster_of = getattr(model, 'cluster_of', None)
-    try:
-        text = processes.text_process(config, shape.vocab_size, cluster_of)
+        text = processes.text_process(config, shape.vocab_size)
     except ValueError as error:
         raise ValueError(f'{out_dir}/config.json: {error}') from None
+    try:
+        processes.after_loading(model, text)
+    except ValueError as error:
+        raise ValueError(f'{out_dir}/{name}: {error}') from None
     folder = os.path.join(out_dir, 'data')
     tokenizer, stats = load_tokenizer(folder), load_stats(folder)
     latent_shape = tuple(meta['latent_shape'] or (0, 0))

@@ -3,21 +3,21 @@ What the tasks of this folder share. A task is a file with
 
     NEEDS                the run that it can measure (TaskNeeds)
     SETTINGS             the knobs of evaluate.py that decide its figures, beside its texts
-    measure(run, ctx)    the figures: a Measured
+    measure(run, ctx)    its figures, {'metric': value}; those of a control are 'control/metric',
+                         and a standard error is 'metric_se'. What else there is to see it puts
+                         into ctx.shown and ctx.arrays
     prepare(run, knobs)  if there is one: reads or checks what the task's own knobs name, before
                          anything is computed; ctx.prepared is what it returned
 
-and evaluate.py finds it by its name. Figures are {'metric': value}, those of a control
-{'control/metric': value}, and a standard error is 'metric_se'.
+and evaluate.py finds it by its name.
 
 Letters: n texts, L text tokens, N latent vectors, D latent dimensions, V vocabulary.
 """
 import math
-import os
 import re
 import time
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import partial
 
 import numpy as np
 import torch
@@ -27,18 +27,18 @@ from tqdm import tqdm
 from sampling.inputs import most_tokens, pack, read_texts
 from data import PackedDataset, row_order
 from diffusion import uniforms
-from encoders import fetch
 from runs.checkpoint import difference
 from runs.console import warn
-from sampling.loading import Needs, encode, load_run, raw_latents
+from sampling.loading import Needs, encode, raw_latents
 from runs.manifest import dataset_identity
 from sampling.directions import l2t, t2l
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
-from sampling.png import image_record
 from sampling.search import search
 
-# the text knobs of samples from noise, which have nothing to guide them
-FREE_KNOBS = tuple(name for name in TEXT_KNOBS if name != 'guidance')
+# the settings of samples from noise, which have nothing to guide them, and of what judges them
+FREE_SETTINGS = (*(name for name in TEXT_KNOBS if name != 'guidance'), 'scorer', 'scorer_revision')
+
+progress_bar = partial(tqdm, leave=False, disable=None)
 
 # -----------------------------------------------------------------------------
 # What a task declares, gets and gives
@@ -46,29 +46,13 @@ FREE_KNOBS = tuple(name for name in TEXT_KNOBS if name != 'guidance')
 @dataclass
 class TaskNeeds(Needs):
     """ What a run must have for a task; Needs has its streams and modes. """
-    encoder: str = ''              # texts are embedded: always, or where the run has an encoder
+    encoder: bool = False          # texts are embedded, where the run has an encoder
     shuffled: bool = False         # a control gives a text the latent of another: it takes two
-    tokenizer: str = ''            # the kind of its tokens
-    images: bool = False           # its latents are patches of images
-    corrects: bool = False         # its text process takes back what it wrote (gidd)
-    fills_gaps: bool = False       # its text process writes between known tokens
+    more: object = None            # run -> what else it lacks, as `missing` says it
 
     def missing(self, run):
         """ What the run lacks, as the rest of a sentence that begins with its name, or ''. """
-        missing = super().missing(run)
-        if missing:
-            return missing
-        if self.corrects and not hasattr(run.text, 'correct'):
-            return 'was not trained with text_process=gidd, which can take back what it wrote'
-        if self.fills_gaps and not run.fills_masks:
-            return 'is autoregressive: it continues a text, and fills no gaps'
-        if self.tokenizer and run.tokenizer.kind != self.tokenizer:
-            return f'was trained on {run.tokenizer.kind} tokens'
-        if self.encoder == 'always' and not run.meta['encoder']:
-            return 'has latents that were given without their encoder'
-        if self.images and not image_record(run.meta):
-            return 'was not trained on images'
-        return ''
+        return super().missing(run) or (self.more(run) if self.more else '')
 
 
 @dataclass
@@ -79,7 +63,10 @@ class Context:
     texts: list = ()               # n
     tokens: object = None          # (n, L)
     raw: object = None             # raw latents (n, N, D), or None
+    n_skipped: int = 0             # texts of a file that are too long
     prepared: object = None        # what the task's `prepare` returned
+    shown: list = field(default_factory=list)      # lines for a reader: what was written
+    arrays: dict = field(default_factory=dict)     # {name: array}, for a file beside results.json
 
     @property
     def n(self):
@@ -91,20 +78,11 @@ class Context:
         sampling = {name: self.knobs[name] for name in TEXT_KNOBS + LATENT_KNOBS}
         return sampling | dict(seed=self.knobs['seed'], batch=self.knobs['sample_batch'])
 
-
-@dataclass
-class Measured:
-    figures: dict
-    shown: list = ()               # lines for a reader: what was written
-    arrays: dict = field(default_factory=dict)     # {name: array}, for a file beside results.json
-
 # -----------------------------------------------------------------------------
 # The texts that are measured
 
 def chosen_rows(total, n, order, seed):
     """ Which n of `total` rows are measured: the first, or random ones drawn with the seed. """
-    if order not in ('random', 'first'):
-        raise ValueError(f'order={order!r}: choose from random, first')
     if order == 'first':
         return np.arange(min(n, total))
     if total > 2**24:                                      # an order of all would take long
@@ -120,22 +98,19 @@ def load_file(run, path, field, n):
                          'of other texts: leave it out')
 
     # the first n that fit
-    texts, skipped = [], []
-    for place, text in read_texts(path, field):
+    texts, skipped, most = [], [], most_tokens(run)
+    for where, text in read_texts(path, field):
         n_tokens = len(run.tokenizer.encode(text))
-        if n_tokens > most_tokens(run):
-            skipped.append(f'{place.rpartition(", ")[2]} ({n_tokens:,})')
+        if n_tokens > most:
+            skipped.append(f'{where.rpartition(", ")[2]} ({n_tokens:,})')
         else:
             texts.append(text)
         if len(texts) == n:
             break
-
-    # say what was skipped
     if skipped:
         shown = ', '.join(skipped[:5]) + (', ...' if len(skipped) > 5 else '')
         warn(f'texts={path}: {len(skipped):,} of {len(skipped) + len(texts):,} texts skipped, '
-             f'which have more than the {most_tokens(run)} tokens that {run.out_dir} reads: '
-             f'{shown}')
+             f'which have more than the {most} tokens that {run.out_dir} reads: {shown}')
     if not texts:
         raise ValueError(f'texts={path}: no text in it is short enough for {run.out_dir}')
 
@@ -152,17 +127,13 @@ def load_texts(run, folder, n, order, seed):
     """ (texts, tokens (n, L), raw latents (n, N, D) or None): n rows of the validation split. """
     data = open_split(run, folder, 'val')
     rows = chosen_rows(len(data), n, order, seed)
+    raw = data.raw_latents(rows) if run.stats else None
+    if not data.cropped:
+        return [data.text(int(row)) for row in rows], data.rows(rows)[0], raw
 
-    # proteins are cropped
-    crop = None
-    if data.cropped:                           # as in training, always at the same places
-        crop = uniforms(seed, 0, 'crop', 0, len(rows), 1)[:, 0]
-    tokens, _ = data.rows(rows, crop)
-    if data.cropped:
-        texts = [run.tokenizer.decode(row) for row in tokens.tolist()]
-    else:
-        texts = [data.text(int(row)) for row in rows]
-    return texts, tokens, data.raw_latents(rows) if run.stats else None
+    # proteins are cropped; as in training, always at the same positions
+    tokens, _ = data.rows(rows, uniforms(seed, 0, 'crop', 0, len(rows), 1)[:, 0])
+    return decode(run, tokens), tokens, raw
 
 
 def open_split(run, folder, split):
@@ -189,7 +160,7 @@ def embed(run, texts):
 # Figures
 
 def derangement(n, seed):
-    """ A permutation that leaves no one in place: a random cycle. """
+    """ A permutation that moves every one: a random cycle. """
     if n < 2:
         raise ValueError(f'{n} text: shuffled controls need at least 2')
     order = np.random.Generator(np.random.Philox(seed + 1)).permutation(n)
@@ -198,30 +169,30 @@ def derangement(n, seed):
     return torch.from_numpy(out)
 
 
-def means(results, control, metrics):
-    """ Enters {metric: values (n,)} into results as mean and, from two values on, standard
-    error. """
-    for metric, values in metrics.items():
-        values = np.asarray(values, np.float64)
-        results[f'{control}{metric}'] = float(values.mean())
-        if len(values) > 1:
-            results[f'{control}{metric}_se'] = float(values.std(ddof=1) / math.sqrt(len(values)))
+def enter(results, control, metrics):
+    """
+    Enters {metric: value} into results, as 'control' + 'metric'. A value is
+        a number
+        values (n,) of n texts         their mean
+        (totals (n,), sizes (n,))      sum of totals / sum of sizes: a long text weighs more
+    Means and ratios get a standard error over texts, 'metric_se', from two texts on.
+    """
+    for metric, value in metrics.items():
+        key, error = f'{control}{metric}', None
+        if isinstance(value, tuple):
+            total, size = value
+            value, n = total.sum() / size.sum(), len(total)
+            if n > 1:
+                error = (total - value * size).std() / size.mean() / math.sqrt(n)
+        elif np.ndim(value):
+            values = np.asarray(value, np.float64)
+            value, n = values.mean(), len(values)
+            if n > 1:
+                error = values.std(ddof=1) / math.sqrt(n)
 
-
-def enter(results, control, figures):
-    """ Enters {metric: value} into results. """
-    for metric, value in figures.items():
-        results[f'{control}{metric}'] = value
-
-
-def ratio_se(total, size):
-    """ {'_se': standard error} of sum(total) / sum(size) over n texts, total and size (n,); {} of
-    one text. """
-    n = len(total)
-    if n == 1:
-        return {}
-    ratio = total.sum() / size.sum()
-    return {'_se': ((total - ratio * size).std() / size.mean() / math.sqrt(n)).item()}
+        results[key] = float(value)
+        if error is not None:
+            results[f'{key}_se'] = float(error)
 
 
 def ranks(x):
@@ -324,37 +295,32 @@ def n_grams(items, k):
     return [tuple(items[i:i + k]) for i in range(len(items) - k + 1)]
 
 
-def text_statistics(texts, ids):
-    """ Of n texts and their token ids: entropy (nats, of a text's own tokens, mean over texts),
-    distinct-k (share of different word k-grams in all texts), repetition (share of a text's word
-    3-grams that it has had before), length in tokens. """
-    entropy = []
-    for row in ids:
-        _, count = np.unique(row, return_counts=True)
-        p = count / max(1, count.sum())
-        entropy.append(float(-(p * np.log(p)).sum()))
+def repeated(items):
+    """ How many of its 3-grams a list has had before, %. """
+    grams = n_grams(items, 3)
+    return 100 * (1 - len(set(grams)) / len(grams)) if grams else 0.0
 
-    # word k-grams
-    results = {}
+
+def entropy(ids):
+    """ Of the tokens of a text, in nats. """
+    _, count = np.unique(ids, return_counts=True)
+    p = count / max(1, count.sum())
+    return float(-(p * np.log(p)).sum())
+
+
+def describe_texts(results, control, texts, ids, perplexity=None):
+    """ Enters of n texts and their token ids: entropy (nats, of a text's own tokens, mean over
+    texts), distinct_k (share of different word k-grams in all texts), repetition (share of a text's
+    word 3-grams that it has had before), length in tokens; perplexity under a scorer. """
     words_of = [re.findall(r'\w+|[^\w\s]', text.lower()) for text in texts]
     for k in (1, 2, 3, 4):
         grams = [gram for text in words_of for gram in n_grams(text, k)]
-        results[f'distinct_{k}'] = len(set(grams)) / max(1, len(grams))
-    repetition = []
-    for text in words_of:
-        grams = n_grams(text, 3)
-        repetition.append(100 * (1 - len(set(grams)) / len(grams)) if grams else 0.0)
-    length = [len(row) for row in ids]
-    means(results, '', {'entropy': entropy, 'repetition': repetition, 'length': length})
-    return results
-
-
-def describe_texts(results, run, control, texts, tokens, perplexity=None):
-    """ Enters text_statistics of texts and their tokens (n, L), and their perplexity under a
-    scorer. """
-    enter(results, control, text_statistics(texts, real_ids(run, tokens)))
+        enter(results, control, {f'distinct_{k}': len(set(grams)) / max(1, len(grams))})
+    enter(results, control, {'entropy': [entropy(row) for row in ids],
+                             'repetition': [repeated(text) for text in words_of],
+                             'length': [len(row) for row in ids]})
     if perplexity:
-        results[f'{control}gen_ppl'] = perplexity(texts)
+        enter(results, control, {'gen_ppl': perplexity(texts)})
 
 
 def describe_samples(run, ctx, name, draw):
@@ -370,78 +336,7 @@ def describe_samples(run, ctx, name, draw):
     results = {'n': ctx.n, 'calls': run.row_calls / ctx.n, 'ms': 1000 * seconds / ctx.n}
 
     written = decode(run, drawn[0])
-    describe_texts(results, run, '', written, drawn[0], ctx.prepared)
-    describe_texts(results, run, 'data/', ctx.texts, ctx.tokens, ctx.prepared)
+    ctx.shown += [f'-> {text}' for text in written]
+    describe_texts(results, '', written, real_ids(run, drawn[0]), ctx.prepared)
+    describe_texts(results, 'data/', ctx.texts, real_ids(run, ctx.tokens), ctx.prepared)
     return results, written, drawn
-
-
-def prepare_scorer(run, knobs):
-    """ perplexity(texts) of the scorer that the knobs name, or None: `prepare` of the tasks that
-    read it. """
-    if not knobs['scorer']:
-        return None
-    return load_scorer(knobs['scorer'], knobs['scorer_revision'], run.device)
-
-
-@lru_cache(maxsize=1)                          # two tasks of one command may ask for it
-def load_scorer(name, revision, device):
-    """ perplexity(texts): exp of the mean nats per token, each text on its own. Under a run of
-    config/ar.py the first token and an EOS count; under a causal language model what is after the
-    first token. """
-    if os.path.isdir(os.path.join(name, 'data')):
-        return scorer_of_run(name, device)
-
-    where = name
-    if not os.path.isdir(name):
-        # a path beside folders that exist is a mistyped path; only what is left can be a hub's id
-        folder = os.path.dirname(name)
-        is_id = re.fullmatch(r'[\w.-]+(/[\w.-]+)?', name)
-        if not is_id or folder and os.path.isdir(folder):
-            raise ValueError(f'scorer={name}: no such folder; name a run of config/ar.py, or a '
-                             'causal language model')
-        where, _ = fetch(name, revision or None, 'scorer',
-                         'name a run of config/ar.py, or a folder with a causal language model')
-
-    # a causal language model
-    import transformers
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            where, use_safetensors=True, trust_remote_code=False)
-    except Exception as error:                 # transformers raises what it likes
-        first_line = str(error).strip().splitlines()[0]
-        raise ValueError(f'scorer={name}: neither a run with a checkpoint nor a causal language '
-                         f'model: {type(error).__name__}: {first_line}') from None
-
-    # text by text
-    model = model.to(device).eval()
-    limit = getattr(model.config, 'max_position_embeddings', 1024)
-
-    @torch.inference_mode()
-    def perplexity(texts):
-        nats = count = 0
-        for text in tqdm(texts, desc='scorer', unit='text', leave=False, disable=None):
-            ids = tokenizer(text, return_tensors='pt').input_ids[:, :limit].to(device)
-            if ids.shape[1] > 1:
-                logits = model(ids).logits[0, :-1].float()
-                nats += F.cross_entropy(logits, ids[0, 1:], reduction='sum').item()
-                count += ids.shape[1] - 1
-        return math.exp(nats / count) if count else math.inf
-    return perplexity
-
-
-def scorer_of_run(out_dir, device):
-    """ perplexity(texts) under an autoregressive run of ours. """
-    run = load_run(out_dir, device=device, dtype='float32')
-    if run.next_token is None or 'latent' in run.streams:
-        raise ValueError(f'scorer={out_dir} is a run of ours that does not read text alone from '
-                         'left to right (config/ar.py)')
-
-    def perplexity(texts):
-        tokens = pack(run, texts, cut=True)
-        nats = 0
-        for part in tokens.split(128):
-            ones = torch.ones(len(part), device=run.device)
-            nats += run.next_token.bound(run.model, part, None, ones).sum().item()
-        return math.exp(nats / (tokens != run.tokenizer.pad).sum().item())
-    return perplexity

@@ -17,17 +17,21 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from tqdm import tqdm
 
-from sampling.png import pixels
-from sampling.loading import raw_latents, trained_for
 from sampling import directions
 from sampling.directions import MAKES, WRITES, unconditional
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
-from tasks.common import (Measured, TaskNeeds, decode, derangement, make_latents, means, open_split,
-                          write_from)
+from sampling.loading import raw_latents, trained_for
+from sampling.png import image_record, pixels
+from tasks.common import (TaskNeeds, decode, derangement, enter, make_latents, open_split,
+                          progress_bar, write_from)
 
-NEEDS = TaskNeeds(('text', 'latent'), shuffled=True, images=True)
+
+def has_images(run):
+    return '' if image_record(run.meta) else 'was not trained on images'
+
+
+NEEDS = TaskNeeds(('text', 'latent'), shuffled=True, more=has_images)
 SETTINGS = (*dict.fromkeys(TEXT_KNOBS + LATENT_KNOBS), 'classes')
 MOST_TRAINING = 20_000         # pictures that the classifier learns from
 N_KEPT = 100                   # of each kind, in images.npz
@@ -39,115 +43,99 @@ def prepare(run, knobs):
 
 def measure(run, ctx):
     """ Pictures are judged as a .png has them. """
-    n, seed = ctx.n, ctx.knobs['seed']
-    other = derangement(n, seed)
+    seed = ctx.knobs['seed']
+    other = derangement(ctx.n, seed)
 
     # real pictures and captions, to learn from
     train = open_split(run, ctx.folder, 'train')
     rows = np.random.Generator(np.random.Philox(seed)).permutation(len(train))[:MOST_TRAINING]
     known = pixels(run, train.raw_latents(rows))
-    captions = [train.text(int(i)) for i in rows]
+    known_captions = [train.text(int(i)) for i in rows]
 
-    # draw and write, then judge
-    made = draw_and_write(run, ctx, other, known, captions)
-    results = {'n': n}
+    # what the run draws and writes
+    real = pixels(run, ctx.raw)
+    pictures = {**draw(run, ctx, other), 'real/': real}
+    captions = write(run, ctx, other, real, known, known_captions)
+    joint_captions, joint = both_from_noise(run, ctx)
+
+    results = {'n': ctx.n}
+    compared = [control for control in ('', 'real/') if control in pictures]
     for name, class_words in ctx.prepared.items():
-        judge_class(run, ctx, results, made, other, known, captions, name, class_words)
-    for control in ('', 'real/'):
-        if control in made.pictures:
-            _, distance = nearest_pictures(made.pictures[control], known)
-            means(results, control, {'nearest_training': distance})
-    kept = {name: np.array(value[:N_KEPT]) for name, value in made.arrays().items()}
-    return Measured(results, arrays=kept)
+        # what the captions say, and a judge of pictures
+        labels = classes_of(known_captions, class_words)
+        right = classes_of(ctx.texts, class_words)                       # (n,), -1: says none
+        has_class, is_labelled = right >= 0, labels >= 0
+        if len(labels[is_labelled].unique()) < 2 or has_class.sum() < 2:
+            raise ValueError(f'classes: next to no caption of {ctx.folder} has one of '
+                             f'{", ".join(class_words)}')
+        classify = train_classifier(known[is_labelled.numpy()], labels[is_labelled],
+                                    len(class_words), seed)
+
+        # pictures, captions, and pairs of them
+        for control, some in pictures.items():
+            is_right = (classify(some) == right)[has_class]
+            enter(results, control, {f'image_{name}': 100.0 * is_right})
+        for control, texts in captions.items():
+            judge_captions(results, control, name, classes_of(texts, class_words), right)
+        if joint is not None:
+            said, seen = classes_of(joint_captions, class_words), classify(joint)
+            for control, x in (('', seen), ('shuffled/', seen[other])):
+                if (said >= 0).sum() > 1:
+                    agree = 100.0 * (x == said)[said >= 0]
+                    enter(results, control, {f'joint_{name}': agree})
+        for control in compared:
+            some = pictures[control][has_class.numpy()]
+            enter(results, control, {f'spread_{name}': spread(some, right[has_class])})
+    for control in compared:
+        distance = nearest_pictures(pictures[control], known)[1]
+        enter(results, control, {'nearest_training': distance})
+
+    # what is to be looked at, by the names that plot.py knows
+    arrays = dict(captions=ctx.texts, real=real, made=pictures.get(''), written=captions.get(''),
+                  joint_captions=joint_captions, joint=joint)
+    for name, value in arrays.items():
+        if value is not None:
+            ctx.arrays[name] = np.array(value[:N_KEPT])
+    return results
 
 
-class Made:
-    """ What the run draws and writes, with its controls: pictures {control: (n, S, S, C)}, captions
-    {control: n texts}, and joint samples, if it makes them. """
-
-    def __init__(self, texts, real):
-        self.texts = texts
-        self.pictures = {'real/': real}
-        self.captions = {}
-        self.joint = self.joint_captions = None
-
-    def arrays(self):
-        """ What is to be looked at, by the names that plot.py knows. """
-        found = dict(captions=self.texts, real=self.pictures['real/'])
-        if '' in self.pictures:
-            found['made'] = self.pictures['']
-        if '' in self.captions:
-            found['written'] = self.captions['']
-        if self.joint is not None:
-            found |= dict(joint_captions=self.joint_captions, joint=self.joint)
-        return found
+def draw(run, ctx, other):
+    """ {control: pictures (n, S, S, C)} made from the captions. """
+    if not trained_for(run) & set(MAKES):
+        return {}
+    null = ctx.sampling | dict(guidance=0.0)
+    pictures = pixels(run, make_latents(run, ctx.tokens, 'image', **ctx.sampling))
+    of_null = pixels(run, make_latents(run, ctx.tokens, 'image null', **null))
+    return {'': pictures, 'shuffled/': pictures[other], 'null/': of_null}
 
 
-def draw_and_write(run, ctx, other, known, captions):
-    learned = trained_for(run)
-    sampling, of_null = ctx.sampling, ctx.sampling | dict(guidance=0.0)
-    tokens, raw = ctx.tokens, ctx.raw
-    made = Made(ctx.texts, pixels(run, raw))
-
-    # captions to pictures
-    if learned & set(MAKES):
-        pictures = pixels(run, make_latents(run, tokens, 'image', **sampling))
-        made.pictures[''] = pictures
-        made.pictures['shuffled/'] = pictures[other]
-        made.pictures['null/'] = pixels(run, make_latents(run, tokens, 'image null', **of_null))
-
-    # pictures to captions
-    if learned & set(WRITES):
-        written = write_from(run, raw, 'caption', tokens, **sampling)
-        nearest, _ = nearest_pictures(made.pictures['real/'], known)
-        made.captions[''] = written
-        made.captions['shuffled/'] = [written[i] for i in other]
-        made.captions['null/'] = write_from(run, raw, 'caption null', tokens, **of_null)
-        made.captions['nearest/'] = [captions[i] for i in nearest.tolist()]
-
-    # both from noise
-    if not directions.NEEDS['unconditional'].missing(run):
-        ids, z = unconditional(run, ctx.n, **sampling | dict(guidance=1.0))
-        made.joint_captions = decode(run, ids)
-        made.joint = pixels(run, raw_latents(run, z))
-    return made
+def write(run, ctx, other, real, known, known_captions):
+    """ {control: n captions} written from the real pictures. """
+    if not trained_for(run) & set(WRITES):
+        return {}
+    null = ctx.sampling | dict(guidance=0.0)
+    written = write_from(run, ctx.raw, 'caption', ctx.tokens, **ctx.sampling)
+    nearest, _ = nearest_pictures(real, known)
+    return {'': written,
+            'shuffled/': [written[i] for i in other],
+            'null/': write_from(run, ctx.raw, 'caption null', ctx.tokens, **null),
+            'nearest/': [known_captions[i] for i in nearest.tolist()]}
 
 
-def judge_class(run, ctx, results, made, other, known, captions, name, class_words):
-    """ Enters the figures of one group of classes. """
-    # what the captions say
-    right = classes_of(ctx.texts, class_words)                           # (n,), -1: says none
-    has_class = right >= 0
-    labels = classes_of(captions, class_words)
-    is_labelled = labels >= 0
-    if len(labels[is_labelled].unique()) < 2 or has_class.sum() < 2:
-        raise ValueError(f'classes: next to no caption of {ctx.folder} has one of '
-                         f'{", ".join(class_words)}')
-    classify = train_classifier(known[is_labelled.numpy()], labels[is_labelled], len(class_words),
-                                ctx.knobs['seed'])
+def both_from_noise(run, ctx):
+    """ As many captions, and their pictures; None, None where the run makes no pairs. """
+    if directions.NEEDS['unconditional'].missing(run):
+        return None, None
+    ids, z = unconditional(run, ctx.n, **ctx.sampling | dict(guidance=1.0))
+    return decode(run, ids), pixels(run, raw_latents(run, z))
 
-    # pictures, and captions
-    for control, pictures in made.pictures.items():
-        is_right = classify(pictures) == right
-        means(results, control, {f'image_{name}': 100.0 * is_right[has_class]})
-    for control, texts in made.captions.items():
-        said = classes_of(texts, class_words)
-        means(results, control, {f'named_{name}': 100.0 * (said >= 0)})
-        both = (said >= 0) & has_class
-        if both.sum() > 1:
-            means(results, control, {f'caption_{name}': 100.0 * (said == right)[both]})
 
-    # both from noise
-    if made.joint is not None:
-        said = classes_of(made.joint_captions, class_words)
-        seen = classify(made.joint)
-        for control, x in (('', seen), ('shuffled/', seen[other])):
-            if (said >= 0).sum() > 1:
-                means(results, control, {f'joint_{name}': 100.0 * (x == said)[said >= 0]})
-    for control in ('', 'real/'):
-        if control in made.pictures:
-            pictures = made.pictures[control][has_class.numpy()]
-            results[f'{control}spread_{name}'] = spread(pictures, right[has_class])
+def judge_captions(results, control, name, said, right):
+    """ said, right (n,): the classes of captions and of their sources, -1 for none. """
+    enter(results, control, {f'named_{name}': 100.0 * (said >= 0)})
+    both = (said >= 0) & (right >= 0)
+    if both.sum() > 1:
+        enter(results, control, {f'caption_{name}': 100.0 * (said == right)[both]})
 
 
 def read_classes(spec):
@@ -190,7 +178,7 @@ def train_classifier(pictures, labels, n_classes, seed, steps=600, batch=64):
             nn.AdaptiveMaxPool2d(4), nn.Flatten(), nn.Dropout(0.5), nn.Linear(512, n_classes))
         optimizer = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-        for _ in tqdm(range(steps), desc='training the classifier', leave=False, disable=None):
+        for _ in progress_bar(range(steps), desc='training the classifier'):
             rows = torch.randint(len(pictures), (batch,))
             F.cross_entropy(net(as_input(pictures[rows.numpy()])), labels[rows]).backward()
             optimizer.step()

@@ -6,14 +6,13 @@ importance.
 genmd4: the bound for the rates that a run with importance=freq was trained at.
 """
 import torch
-from tqdm import tqdm
 
-from diffusion import nll_of, positions_of, uniforms
+from diffusion import in_chunks, nll_of, positions_of, uniforms
 from processes.adaptive import Adaptive, genmd4_bound, rarity
 from sampling.denoise import call
 from sampling.directions import FILLS
 from sampling.writing import ends_of
-from tasks.common import Measured, TaskNeeds, correlations, open_split, ratio_se
+from tasks.common import TaskNeeds, correlations, enter, open_split, progress_bar
 
 NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
 SETTINGS = ('draws',)
@@ -24,9 +23,7 @@ def measure(run, ctx):
     tokens, raw = ctx.tokens, ctx.raw
     draws, seed, batch = (ctx.knobs[name] for name in ('draws', 'seed', 'sample_batch'))
     rare = rarity(open_split(run, ctx.folder, 'train').counts(), run.tokenizer.pad)      # (V,)
-    z = None
-    if raw is not None and 'latent' in run.streams:
-        z = run.stats.standardise(raw)
+    z = None if raw is None else run.stats.standardise(raw)
 
     # token by token
     importance, loss, used = losses(run, tokens, z, rare[tokens], draws, seed, batch)
@@ -46,17 +43,15 @@ def measure(run, ctx):
             total = (loss * inside).sum(1)
             size = inside.sum(1).double()
             if size.sum() > 0:
-                key = f'{name}/nats_quarter_{quarter + 1}'
-                results[key] = (total.sum() / size.sum()).item()
-                for suffix, se in ratio_se(total, size).items():
-                    results[f'{key}{suffix}'] = se
+                enter(results, f'{name}/', {f'nats_quarter_{quarter + 1}': (total, size)})
         correlation = correlations(value[used].numpy(), loss[used].numpy())
-        results[f'{name}/spearman_with_loss'] = correlation['spearman']
-        results[f'{name}/std'] = value[used].std().item()
+        enter(results, f'{name}/', {'spearman_with_loss': correlation['spearman'],
+                                    'std': value[used].std().item()})
 
-    if run.config.get('importance') == 'freq':
-        results['genmd4/nats_per_token'] = rated_bound(run, tokens, z, rare, draws, seed, batch)
-    return Measured(results)
+    if run.config['importance'] == 'freq':
+        bound = rated_bound(run, tokens, z, rare, draws, seed, batch)
+        enter(results, 'genmd4/', {'nats_per_token': bound})
+    return results
 
 
 def losses(run, tokens, z, rarity_of_tokens, draws, seed, batch):
@@ -67,7 +62,7 @@ def losses(run, tokens, z, rarity_of_tokens, draws, seed, batch):
     nats = torch.zeros(n, L, dtype=torch.float64)
     count = torch.zeros(n, L)
     firsts = range(0, n, batch)
-    for i in tqdm(firsts, desc='importance', unit='batch', leave=False, disable=None):
+    for i in progress_bar(firsts, desc='importance', unit='batch'):
         rows = slice(i, i + batch)
         x = tokens[rows]
         latents = None if z is None else z[rows].to(run.device)
@@ -89,7 +84,7 @@ def losses(run, tokens, z, rarity_of_tokens, draws, seed, batch):
             # the loss where it was masked
             targets = x.flatten()[positions].to(run.device)
             nll = torch.zeros(x.numel())
-            nll[positions] = nll_of(logits, targets).cpu()
+            nll[positions] = in_chunks(nll_of, logits, targets).cpu()
             nats[rows] += nll.view(x.shape).double()
             count[rows] += mask
     used = (count > 0) & (tokens != run.tokenizer.pad)

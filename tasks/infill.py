@@ -10,9 +10,14 @@ from diffusion import rank_in_row, uniforms
 from sampling.directions import FILLS
 from sampling.knobs import TEXT_KNOBS
 from sampling.writing import write
-from tasks.common import (Measured, TaskNeeds, compare, decode, derangement, embed, means)
+from tasks.common import TaskNeeds, compare, decode, derangement, embed, enter
 
-NEEDS = TaskNeeds(('text',), (FILLS,), encoder='if there is one', shuffled=True, fills_gaps=True)
+
+def fills_gaps(run):
+    return '' if run.fills_masks else 'is autoregressive: it continues a text, and fills no gaps'
+
+
+NEEDS = TaskNeeds(('text',), (FILLS,), encoder=True, shuffled=True, more=fills_gaps)
 SETTINGS = (*TEXT_KNOBS, 'infill_share')
 
 
@@ -33,7 +38,7 @@ def measure(run, ctx):
         z = run.stats.standardise(ctx.raw)
         conditions = {'': z, 'shuffled/': z[derangement(n, seed)], 'null/': None}
 
-    results, written = {'n': n, 'share': share}, {}
+    results = {'n': n, 'share': share}
     for control, z in conditions.items():
         ids = write(run, tokens, ~masked, z, inner=masked, **ctx.sampling)
 
@@ -41,9 +46,8 @@ def measure(run, ctx):
         assert torch.equal(ids[~masked], ctx.tokens[~masked]), 'a known token changed'
         n_right = ((ids == ctx.tokens) & masked).sum(1)
         right = n_right / masked.sum(1).clamp(min=1)
-        means(results, control, {'token_accuracy': 100 * right})
-        written[control] = decode(run, ids)
+        enter(results, control, {'token_accuracy': 100 * right})
         if ctx.raw is not None:
-            embedded = embed(run, written[control])
-            means(results, control, compare(ctx.texts, written[control], ctx.raw, embedded))
-    return Measured(results)
+            written = decode(run, ids)
+            enter(results, control, compare(ctx.texts, written, ctx.raw, embed(run, written)))
+    return results

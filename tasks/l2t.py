@@ -9,14 +9,13 @@ chosen of all, also of null, which is not mended.
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 
 from sampling.directions import WRITES
 from sampling.knobs import TEXT_KNOBS
-from tasks.common import (Measured, TaskNeeds, compare, derangement, embed, means, open_split,
+from tasks.common import (TaskNeeds, compare, derangement, embed, enter, open_split, progress_bar,
                           write_from)
 
-NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder='if there is one', shuffled=True)
+NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder=True, shuffled=True)
 SETTINGS = (*TEXT_KNOBS, 'rerank', 'refine')
 
 
@@ -32,9 +31,9 @@ def measure(run, ctx):
     # against the sources
     results = {'n': ctx.n}
     for control, texts in written.items():
-        means(results, control, judge(run, ctx, texts))
-    shown = [f'   {text}\n-> {out}\n' for text, out in zip(ctx.texts, written[''])]
-    return Measured(results, shown)
+        enter(results, control, judge(run, ctx, texts))
+    ctx.shown += [f'   {text}\n-> {out}\n' for text, out in zip(ctx.texts, written[''])]
+    return results
 
 
 def generate(run, ctx, name, rows=slice(None), **knobs):
@@ -52,18 +51,15 @@ def nearest_training_texts(run, folder, raw, block=16384):
     """ The training text whose latent has the highest cosine with each of raw (n, N, D). """
     train = open_split(run, folder, 'train')
     query = F.normalize(raw.flatten(1), dim=1)
-    best = best_at = None
+    best = torch.full((len(raw),), -torch.inf)
+    best_at = torch.zeros(len(raw), dtype=torch.int64)
 
     # block by block of the training split
     firsts = range(0, len(train), block)
-    for i in tqdm(firsts, desc='nearest training latent', unit='block', leave=False, disable=None):
+    for i in progress_bar(firsts, desc='nearest training latent', unit='block'):
         rows = np.arange(i, min(i + block, len(train)))
         latents = F.normalize(train.raw_latents(rows).flatten(1), dim=1)
         cosine, at = (query @ latents.T).max(1)
-        at = at + i
-        if best is None:
-            best, best_at = cosine, at
-        is_better = cosine > best
-        best = torch.where(is_better, cosine, best)
-        best_at = torch.where(is_better, at, best_at)
+        best_at = torch.where(cosine > best, at + i, best_at)
+        best = torch.maximum(cosine, best)
     return [train.text(int(i)) for i in best_at]

@@ -8,7 +8,6 @@ Controls: shuffled, another text's condition; null, noise at clock 1.
 import math
 
 import torch
-from tqdm import tqdm
 
 from diffusion import normals, uniforms
 from sampling.loading import trained_for
@@ -16,7 +15,7 @@ from sampling.denoise import call
 from sampling.directions import FILLS, MAKES
 from sampling.likelihood import bound_of, what_is_scored
 from sampling.writing import ends_of
-from tasks.common import Measured, TaskNeeds, derangement, means, ratio_se
+from tasks.common import TaskNeeds, derangement, enter, progress_bar
 
 NEEDS = TaskNeeds()
 SETTINGS = ('draws',)
@@ -37,7 +36,7 @@ def measure(run, ctx):
                 results[f'{control}{slash}causal_{metric}'] = value
     if learned & set(MAKES) and 'latent' in run.streams:
         results |= latent_mse(run, ctx.tokens, ctx.raw, draws, seed, batch)
-    return Measured(results)
+    return results
 
 
 def spread_clocks(seed, n, k, draws):
@@ -68,7 +67,6 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch, process=None, name='nelbo
     process = process or run.text
     if process is run.next_token:              # it is no draw, but -log p
         draws = 1
-
     known_mask, n_real = what_is_scored(run, tokens)
     n_bytes = sum(len(text.encode()) for text in texts)
 
@@ -76,7 +74,7 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch, process=None, name='nelbo
     for control, (latents, clock) in conditions_of(run, raw, n, seed).items():
         nats = torch.zeros(n, dtype=torch.float64)
         line = f'{name} {control.rstrip("/") or "right"}'
-        with tqdm(total=n * draws, desc=line, unit='draw', leave=False, disable=None) as bar:
+        with progress_bar(total=n * draws, desc=line, unit='draw') as bar:
             for k in range(draws):
                 u = uniforms(seed, k, 'evaluation', 0, n, 1 + L)
                 u[:, 0] = spread_clocks(seed, n, k, draws)
@@ -86,13 +84,10 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch, process=None, name='nelbo
                     nats[rows] += found / draws
                     bar.update(len(nats[rows]))
 
-        # a ratio of sums: a long text weighs more
-        nats_per_token = (nats.sum() / n_real.sum()).item()
-        results[f'{control}nats_per_token'] = nats_per_token
-        for key, value in ratio_se(nats, n_real).items():
-            results[f'{control}nats_per_token{key}'] = value
-        results[f'{control}perplexity'] = math.exp(nats_per_token)
-        results[f'{control}bits_per_byte'] = nats.sum().item() / math.log(2) / n_bytes
+        enter(results, control, {'nats_per_token': (nats, n_real)})
+        perplexity = math.exp(results[f'{control}nats_per_token'])
+        bits_per_byte = nats.sum().item() / math.log(2) / n_bytes
+        enter(results, control, {'perplexity': perplexity, 'bits_per_byte': bits_per_byte})
     return results
 
 
@@ -124,5 +119,5 @@ def latent_mse(run, tokens, raw, draws, seed, batch):
                 x0, _ = run.latent.x0_and_e(out, z_t, t[rows])
                 squared = (x0.cpu() - z[rows]).square() * live           # (B, N, D)
                 error[rows] += squared.mean(1).sum(1) / live.sum() / draws
-        means(results, control, {'latent_mse': error})
+        enter(results, control, {'latent_mse': error})
     return results

@@ -10,7 +10,7 @@ likelihood, and the orders differ unless the network is perfect:
     p_mix(x)       = E_sigma p_sigma(x),    sigma uniform over all orders
                      The sampler first_hitting, at temperature 1, writes texts of this law.
 
-    nats_left_to_right  -log p_sigma(x) of the order 1..L. It is exact, no bound. It says nothing
+    nats_left_to_right  -log p_sigma(x) of the order 1..L. It is exact. It says nothing
                         of other orders: it can lie above or below -log p_mix(x).
     nats_until_eos      the part of nats_left_to_right up to the EOS. It is exact for a sampler that
                         writes left to right and stops at the EOS, as autoregressive models do, so
@@ -34,14 +34,13 @@ Letters: n texts, K orders, L text tokens, B rows of a call, N latent vectors, D
 import math
 
 import torch
-from tqdm import tqdm
 
-from diffusion import nll_of, rank_in_row, uniforms
+from diffusion import in_chunks, nll_of, rank_in_row, uniforms
 from corpora.lsa import no_progress
 from sampling.denoise import call
 from sampling.directions import FILLS
 from sampling.likelihood import what_is_scored
-from tasks.common import Measured, TaskNeeds, ratio_se
+from tasks.common import TaskNeeds, enter, progress_bar
 from tasks.nelbo import conditions_of
 
 NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
@@ -64,10 +63,10 @@ def measure(run, ctx):
     results = {'n': ctx.n, 'n_orders': K}
     for control, (latents, clock) in conditions.items():
         name = f'orders {control.rstrip("/") or "right"}'
-        with tqdm(total=n_rows, desc=name, unit='row', leave=False, disable=None) as bar:
+        with progress_bar(total=n_rows, desc=name, unit='row') as bar:
             nats = nats_of_orders(run, tokens, latents, clock, steps, batch, bar.update)
 
-        # {metric: nats of each text (n,)}
+        # the nats of each text, (n,)
         of_order = nats.sum(2)                                           # (n, 1 + K)
         totals = {'nats_left_to_right': of_order[:, 0]}
         if known_mask is None:
@@ -76,12 +75,8 @@ def measure(run, ctx):
         totals['nats_plain_bound'] = of_order[:, 1:].mean(1)
         totals['nats_iw_bound'] = iw_bound(of_order[:, 1:])
 
-        # a ratio of sums: a long text weighs more
-        for metric, total in totals.items():
-            results[f'{control}{metric}'] = (total.sum() / n_real.sum()).item()
-            for suffix, se in ratio_se(total, n_real).items():
-                results[f'{control}{metric}{suffix}'] = se
-    return Measured(results)
+        enter(results, control, {metric: (nats, n_real) for metric, nats in totals.items()})
+    return results
 
 
 def draw_steps(tokens, known_mask, K, seed):
@@ -127,10 +122,10 @@ def nats_of_orders(run, tokens, latents, clock, steps, batch, progress=no_progre
 
         # -log p of that position
         z = None if latents is None else latents[text].to(run.device)
-        places = torch.arange(len(part)) * L + position                  # in the flattened B * L
-        logits, _ = call(run, noisy.to(run.device), z, t, clock, places)
+        positions = torch.arange(len(part)) * L + position               # in the flattened B * L
+        logits, _ = call(run, noisy.to(run.device), z, t, clock, positions)
         targets = tokens[text, position].to(run.device)
-        nats[text, order, position] = nll_of(logits, targets).cpu().double()
+        nats[text, order, position] = in_chunks(nll_of, logits, targets).cpu().double()
         progress(len(part))
     return nats
 

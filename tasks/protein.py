@@ -5,7 +5,7 @@ variation), and how they repeat. (nelbo has the bound per residue.)
 Controls: unigram, residues drawn one by one from the training frequencies, at the lengths of the
 texts; data, the texts.
 """
-import re
+from itertools import groupby
 
 import torch
 
@@ -15,9 +15,15 @@ from sampling.denoise import call, null_latents
 from sampling.directions import FILLS
 from sampling.knobs import TEXT_KNOBS
 from sampling.writing import blank, write
-from tasks.common import Measured, TaskNeeds, decode, means, open_split, real_ids
+from tasks.common import TaskNeeds, decode, enter, open_split, real_ids, repeated
 
-NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True, tokenizer='esm')
+
+def reads_proteins(run):
+    kind = run.tokenizer.kind
+    return '' if kind == 'esm' else f'was trained on {kind} tokens'
+
+
+NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True, more=reads_proteins)
 SETTINGS = TEXT_KNOBS
 
 
@@ -43,10 +49,10 @@ def measure(run, ctx):
         noisy, mask = run.text.corrupt(tokens, t, u, ends)
         some = mask.any(1)
         found = recovery(run, tokens, noisy, mask, batch, rng)
-        means(results, '', {name: found[some].numpy()})
+        enter(results, '', {name: found[some]})
         n_commonest = ((tokens == frequency.argmax()) & mask).sum(1)
         commonest = 100.0 * n_commonest / mask.sum(1).clamp(min=1)
-        means(results, 'unigram/', {name: commonest[some].numpy()})
+        enter(results, 'unigram/', {name: commonest[some]})
 
     # new sequences
     nothing = blank(run, n, sampling['length'], seed)
@@ -58,9 +64,12 @@ def measure(run, ctx):
         residues = torch.tensor([i for row in rows for i in row])
         share = torch.bincount(residues, minlength=len(frequency)).double()
         distance = (share / share.sum() - frequency).abs().sum() / 2
-        results[f'{control}composition_distance'] = distance.item()
-        means(results, control, {**repeats(rows), 'length': [len(row) for row in rows]})
-    return Measured(results, [f'-> {text}' for text in decode(run, written)])
+        enter(results, control, {'composition_distance': distance.item(),
+                                 'runs': [share_in_runs(row) for row in rows],
+                                 'repeated_3grams': [repeated(row) for row in rows],
+                                 'length': [len(row) for row in rows]})
+    ctx.shown += [f'-> {text}' for text in decode(run, written)]
+    return results
 
 
 def recovery(run, tokens, noisy, mask, batch, rng):
@@ -80,14 +89,7 @@ def recovery(run, tokens, noisy, mask, batch, rng):
     return right
 
 
-def repeats(rows):
-    """ Per sequence, %: residues in runs of three or more equal ones; 3-grams that the sequence has
-    had before. """
-    in_runs, repeated = [], []
-    for row in rows:
-        text = ''.join(map(chr, row))
-        n_in_runs = sum(len(found[0]) for found in re.finditer(r'(.)\1{2,}', text, re.DOTALL))
-        in_runs.append(100 * n_in_runs / max(1, len(text)))
-        grams = [text[i:i + 3] for i in range(len(text) - 2)]
-        repeated.append(100 * (1 - len(set(grams)) / len(grams)) if grams else 0.0)
-    return {'runs': in_runs, 'repeated_3grams': repeated}
+def share_in_runs(row):
+    """ How many of its residues are in runs of three or more equal ones, %. """
+    runs = [len(list(equal)) for _, equal in groupby(row)]
+    return 100 * sum(n for n in runs if n >= 3) / max(1, len(row))

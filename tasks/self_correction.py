@@ -1,7 +1,7 @@
 """
 self_correction: gidd takes back what it wrote. Of its own samples, the share of tokens that are the
 network's own first choice (accuracy), before and after as many rounds as self_correct says (0: as
-many as there are places), and what the texts are like.
+many as there are positions), and what the texts are like.
 Controls: before; data, the texts themselves.
 """
 import torch
@@ -9,12 +9,18 @@ import torch
 from sampling.denoise import make_denoise, null_latents
 from sampling.directions import FILLS
 from sampling.writing import blank, ends_of, write
-from tasks.common import (FREE_KNOBS, Measured, TaskNeeds, decode, describe_texts, means,
-                          prepare_scorer)
+from tasks.common import FREE_SETTINGS, TaskNeeds, decode, describe_texts, enter, real_ids
+from tasks.scorer import prepare_scorer as prepare
 
-NEEDS = TaskNeeds(('text',), (FILLS,), corrects=True)
-SETTINGS = (*FREE_KNOBS, 'scorer', 'scorer_revision')
-prepare = prepare_scorer
+
+def corrects(run):
+    if hasattr(run.text, 'correct'):
+        return ''
+    return 'was not trained with text_process=gidd, which can take back what it wrote'
+
+
+NEEDS = TaskNeeds(('text',), (FILLS,), more=corrects)
+SETTINGS = FREE_SETTINGS
 
 
 @torch.inference_mode()
@@ -34,13 +40,14 @@ def measure(run, ctx):
     _, accuracy_of_data, *_ = correct(run, ctx.tokens, ends_of(run, ctx.tokens), 0, batch, rng)
     changed = (after != before).sum(1) / (~known_mask).sum(1)
     results = {'n': ctx.n, 'rounds_at_most': rounds}
-    means(results, '', {'accuracy': 100 * accuracy, 'changed': 100 * changed, 'rounds': n_rounds,
+    enter(results, '', {'accuracy': 100 * accuracy, 'changed': 100 * changed, 'rounds': n_rounds,
                         'converged': 100.0 * is_done})
-    means(results, 'before/', {'accuracy': 100 * accuracy_before})
-    means(results, 'data/', {'accuracy': 100 * accuracy_of_data})
+    enter(results, 'before/', {'accuracy': 100 * accuracy_before})
+    enter(results, 'data/', {'accuracy': 100 * accuracy_of_data})
     for control, x in (('', after), ('before/', before), ('data/', ctx.tokens)):
-        describe_texts(results, run, control, decode(run, x), x, ctx.prepared)
-    return Measured(results, [f'-> {text}' for text in decode(run, after)])
+        describe_texts(results, control, decode(run, x), real_ids(run, x), ctx.prepared)
+    ctx.shown += [f'-> {text}' for text in decode(run, after)]
+    return results
 
 
 def correct(run, tokens, known_mask, rounds, batch, rng):

@@ -9,16 +9,20 @@ import re
 
 import numpy as np
 import torch.nn.functional as F
-from tqdm import tqdm
 
 from sampling.inputs import pack
 from encoders import reach_hub
 from sampling.directions import MAKES
 from sampling.knobs import LATENT_KNOBS
-from tasks.common import (Measured, TaskNeeds, chosen_rows, correlations, derangement, embed,
-                          enter, make_latents, open_split, words)
+from tasks.common import (TaskNeeds, chosen_rows, correlations, derangement, embed, enter,
+                          make_latents, open_split, progress_bar, words)
 
-NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), encoder='always')
+
+def has_encoder(run):
+    return '' if run.meta['encoder'] else 'has latents that were given without their encoder'
+
+
+NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), encoder=True, more=has_encoder)
 SETTINGS = (*LATENT_KNOBS, 'seeds', 'sts', 'sts_revision')
 HAS_OWN_TEXTS = True           # --texts= is not read
 
@@ -71,12 +75,12 @@ def measure(run, ctx):
             continue
         for control, draws in cosines.items():
             each = [correlations(x[rows], scores[rows]) for x in draws]
-            mean = {key: float(np.mean([e[key] for e in each])) for key in each[0]}
+            mean = {key: np.mean([e[key] for e in each]) for key in each[0]}
             enter(results, f'{control}{subset}', mean)
             if control == '':
-                spread = float(np.std([e['spearman'] for e in each]))
-                results[f'{subset}spearman_sd_over_seeds'] = spread
-    return Measured(results)
+                spread = np.std([e['spearman'] for e in each])
+                enter(results, subset, {'spearman_sd_over_seeds': spread})
+    return results
 
 
 def cosine_of_halves(z):
@@ -90,7 +94,7 @@ def training_words(run, folder):
     train = open_split(run, folder, 'train')
     found = set()
     rows = range(len(train))
-    for i in tqdm(rows, desc='words of the training texts', unit='text', leave=False, disable=None):
+    for i in progress_bar(rows, desc='words of the training texts', unit='text'):
         found |= words(train.text(i))
     return found
 

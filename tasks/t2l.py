@@ -15,8 +15,7 @@ from corpora.bag import MOST_TEXTS, Counts
 from data import is_end
 from sampling.directions import MAKES
 from sampling.knobs import LATENT_KNOBS
-from tasks.common import (Measured, TaskNeeds, derangement, enter, make_latents, means, open_split,
-                          retrieval)
+from tasks.common import TaskNeeds, derangement, enter, make_latents, open_split, retrieval
 
 NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), shuffled=True)
 SETTINGS = (*LATENT_KNOBS, 'seeds')
@@ -30,11 +29,11 @@ def measure(run, ctx):
     # several draws of every latent
     draws = [generate(run, ctx, f't2l {i + 1}/{seeds}', seed=seed + i) for i in range(seeds)]
     each = [compare_latents(run, found, ctx.raw) for found in draws]
-    means(results, '', {metric: np.mean([e[metric] for e in each], 0) for metric in each[0]})
-    results |= dimensions(run, draws[0], ctx.raw)
+    enter(results, '', {metric: np.mean([e[metric] for e in each], 0) for metric in each[0]})
+    enter(results, '', dimensions(run, draws[0], ctx.raw))
     if seeds > 1:
-        between = F.cosine_similarity(draws[0].flatten(1), draws[1].flatten(1)).numpy()
-        means(results, '', {'cosine_between_draws': between})
+        between = F.cosine_similarity(draws[0].flatten(1), draws[1].flatten(1))
+        enter(results, '', {'cosine_between_draws': between})
 
     # the controls
     mean = run.stats.destandardise(torch.zeros_like(ctx.raw))
@@ -43,9 +42,9 @@ def measure(run, ctx):
                 'mean/': mean,
                 'ridge/': ridge(run, ctx.folder, ctx.tokens)}
     for control, found in controls.items():
-        means(results, control, compare_latents(run, found, ctx.raw))
+        enter(results, control, compare_latents(run, found, ctx.raw))
         enter(results, control, dimensions(run, found, ctx.raw))
-    return Measured(results)
+    return results
 
 
 def generate(run, ctx, name, rows=slice(None), **knobs):

@@ -7,21 +7,19 @@ Controls: data, the texts themselves; shuffled, another sample's latent.
 import torch
 import torch.nn.functional as F
 
-from sampling.loading import raw_latents
 from sampling.directions import unconditional
-from tasks.common import (FREE_KNOBS, Measured, TaskNeeds, derangement, describe_samples, embed,
-                          means, prepare_scorer)
+from sampling.loading import raw_latents
+from tasks.common import FREE_SETTINGS, TaskNeeds, derangement, describe_samples, embed, enter
+from tasks.scorer import prepare_scorer as prepare
 
-NEEDS = TaskNeeds(('text', 'latent'), (('unconditional',),), masked_text=True,
-                  encoder='if there is one', shuffled=True)
-SETTINGS = (*FREE_KNOBS, 'solver', 'latent_steps', 'scorer', 'scorer_revision')
-prepare = prepare_scorer
+NEEDS = TaskNeeds(('text', 'latent'), (('unconditional',),), masked_text=True, encoder=True,
+                  shuffled=True)
+SETTINGS = (*FREE_SETTINGS, 'solver', 'latent_steps')
 
 
 def measure(run, ctx):
     def draw(**sampling):
         return unconditional(run, ctx.n, **sampling)
-
     results, written, (_, z) = describe_samples(run, ctx, 'unconditional', draw)
 
     # does the text say what its latent says?
@@ -30,5 +28,5 @@ def measure(run, ctx):
         other = derangement(ctx.n, ctx.knobs['seed'])
         for control, rows in (('', torch.arange(ctx.n)), ('shuffled/', other)):
             cosine = F.cosine_similarity(embedded.flatten(1), raw[rows].flatten(1))
-            means(results, control, {'coherence': cosine.numpy()})
-    return Measured(results, [f'-> {text}' for text in written])
+            enter(results, control, {'coherence': cosine})
+    return results

@@ -15,7 +15,7 @@ from loss import BatchMaker
 from model import Model, ModelConfig
 from runs.stages import read_stages
 from launch import run, run_each, train, weights
-from toys import L, MASK, TEXTS, V, Network, Toy, exact_bound, optimal_denoiser, random_denoiser, text_law
+from toys import L, MASK, TEXTS, V, Network, Toy, optimal_denoiser, random_denoiser, text_law
 
 FREQUENT_FIRST = torch.tensor([0.1, 0.4, 0.7, 0.95, 0.5])
 
@@ -165,20 +165,6 @@ def test_the_genmd4_bound_of_other_networks_is_at_least_the_entropy():
         assert expected(Toy(table), rates())[0] > entropy + 1e-3
     ones = torch.ones(V, dtype=torch.float64)
     assert expected(Toy(optimal), ones) == pytest.approx((entropy, entropy), rel=1e-5), 'equal rates: the plain bound'
-
-
-def test_the_reported_bound_knows_of_no_importance_and_stays_above_the_entropy():
-    """ What adaptive training seeks has a loss below the entropy; its plain bound is not below. """
-    p, model = text_law(), Posterior(rates(), trained=True)
-    entropy, total = -(p * p.log()).sum().item(), 0.
-    for bits in itertools.product([False, True], repeat=L):              # MaskedText.bound in expectation: t_n with 1 - a = n / L
-        n, mask = sum(bits), torch.tensor(bits).expand(81, L)
-        if n:
-            logp = model(torch.where(mask, MASK, TEXTS), None, torch.full((81,), n / L), None, torch.arange(81 * L), ('text',))[0]
-            nll = -logp.gather(1, TEXTS.flatten()[:, None]).view(81, L)
-            total += (p * (nll * mask).sum(1)).sum().item() / n / math.comb(L, n)
-    assert total > entropy + 1e-3
-    assert exact_bound(p, optimal_denoiser()[1], 'count') == pytest.approx(entropy, rel=1e-6)
 
 
 # ---- curriculum

@@ -268,14 +268,6 @@ def computed(name):
     if name.startswith('bench-step'):
         for row in results(name)['rows']:
             yield from (row['flops'] / 1e9, row['utilisation'] * 100)
-    if name == 'bench-scaling-small':
-        rows = results(name)['rows']
-        base = median(r['seconds'] for r in rows[''])
-        for rounds in rows.values():
-            seconds = median(r['seconds'] for r in rounds)
-            yield from (seconds * 1000, rounds[0]['tokens'] / seconds, seconds / base, rounds[0]['flops'] / rows[''][0]['flops'],
-                        median(r['flops'] / r['seconds'] / r['peak'] for r in rounds) * 100, rounds[0]['parameters'] / 1e6,
-                        median(r['memory_gb'] for r in rounds))
 
 
 def sections(name):

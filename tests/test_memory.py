@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import diffusion
-from diffusion import GaussianLatents, Logits, MaskedText, in_chunks, nll_of
+from diffusion import GaussianLatents, MaskedText, in_chunks, nll_of
 from model import Model, ModelConfig
 from processes.adaptive import genmd4_bound
 from processes.gidd import GIDD
@@ -154,11 +154,11 @@ def test_chunks_go_through_all_positions_in_order_once_even_where_there_are_none
     seen = []
     for n in (0, 1, 3, 8):
         table, seen[:] = torch.randn(n, V), []
-        logits = Logits((n, V), lambda part: seen.append(part) or table[part])
+        logits = denoise.Logits((n, V), lambda part: seen.append(part) or table[part])
         x, place = in_chunks(lambda some, place: (some.argmax(1), place), logits, torch.arange(n))
         assert torch.equal(x, table.argmax(1)) and place.tolist() == list(range(n)) and len(seen) == max(1, -(-n // 3))
         targets = torch.arange(n)
-        assert torch.allclose(nll_of(logits, targets), -table.log_softmax(1).gather(1, targets[:, None])[:, 0])
+        assert torch.allclose(in_chunks(nll_of, logits, targets), -table.log_softmax(1).gather(1, targets[:, None])[:, 0])
     monkeypatch.setattr(diffusion, 'LOGITS_CHUNK', 1)                  # less than a row: a row
     assert in_chunks(lambda some: some.sum(1), torch.ones(2, V)).tolist() == [V, V]
 

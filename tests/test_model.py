@@ -72,11 +72,6 @@ def test_the_head_at_the_masked_positions_is_the_full_head_there():
     assert torch.allclose(some, full.flatten(0, 1)[positions], atol=1e-5)
 
 
-def test_mask_has_an_embedding_row_and_no_head_column():
-    model = Model(ModelConfig(**SMALL))
-    assert model.embed.weight.shape == (21, 16) and model.text_head.weight.shape == (20, 16)
-
-
 def test_each_modality_reads_the_other_and_both_clocks():
     model, (x, z, t, s) = randomised(), inputs()
     text, latent = model(x, z, t, s)
@@ -138,15 +133,6 @@ def test_every_model_knob_changes_the_output_of_a_model_with_randomised_weights(
     base = randomised(n_latents=4)(*args)[out]
     other = randomised(n_latents=4, **{knob: CHANGES[knob]})(*args)[out]
     assert base.shape != other.shape or (base - other).abs().max() > 1e-3
-
-
-def test_each_kind_of_importance_says_something_else_of_a_text():
-    """ It says what is masked, not what is predicted. """
-    tokens = inputs()[0]
-    kinds = {kind: randomised(importance=kind).importance(tokens)[0] for kind in ('freq', 'learned', 'hybrid')}
-    assert (kinds['freq'] == .5).all() and kinds['learned'].std() > .01
-    assert not torch.equal(kinds['learned'], kinds['hybrid'])
-    assert randomised().importance is None
 
 
 def test_the_bag_is_the_weighted_average_it_claims_and_starts_at_nothing():

@@ -64,7 +64,7 @@ def test_the_nats_of_left_to_right_and_of_every_other_order_are_the_enumerated_p
     table = random_denoiser()
     expected = torch.tensor([[by_hand(table, text, order) for order in ORDERS.tolist()] for text in TEXTS], dtype=torch.float64)
     assert (of_all_orders(table) - expected).abs().max() < 1e-6
-    found = orders.measure(toy_run(table), Context(knobs(n_orders=1), '', ['abcd'] * 81, TEXTS)).figures
+    found = orders.measure(toy_run(table), Context(knobs(n_orders=1), '', ['abcd'] * 81, TEXTS))
     assert ORDERS[0].tolist() == [0, 1, 2, 3]
     assert found['nats_left_to_right'] == pytest.approx(expected[:, 0].mean().item() / L, abs=1e-6)
     assert expected.std(1).min() > .01, 'the orders of a random network differ, so a wrong order would be seen'
@@ -111,7 +111,7 @@ def test_the_task_fed_with_all_pairs_of_orders_gives_their_enumerated_mean(monke
     fed = torch.cat([STEPS[:1].expand(576, 1, L), STEPS[pairs]], 1)      # (576, 1 + 2, L)
     monkeypatch.setattr(orders, 'draw_steps', lambda *args: fed)
     ctx = Context(knobs(n_orders=2), '', ['abcd'] * 576, text.expand(576, L))
-    found = orders.measure(toy_run(table), ctx).figures
+    found = orders.measure(toy_run(table), ctx)
     nats = torch.tensor([by_hand(table, text, order) for order in ORDERS.tolist()], dtype=torch.float64)
     expected = -nats[pairs].neg().exp().mean(1).log().mean().item()
     assert found['nats_iw_bound'] == pytest.approx(expected / L, abs=1e-6)
@@ -131,7 +131,7 @@ def test_orders_are_drawn_uniformly_and_left_to_right_comes_first():
 def test_the_plain_bound_of_the_task_estimates_the_enumerated_one_and_its_iw_bound_lies_between():
     table, K = random_denoiser(), 32
     nats = of_all_orders(table)
-    found = orders.measure(toy_run(table), Context(knobs(n_orders=K), '', ['abcd'] * 81, TEXTS)).figures
+    found = orders.measure(toy_run(table), Context(knobs(n_orders=K), '', ['abcd'] * 81, TEXTS))
     exact = nats.mean().item()
     error = nats.std(1).square().mean().sqrt().item() / math.sqrt(81 * K)
     assert abs(found['nats_plain_bound'] * L - exact) < 4 * error
@@ -153,7 +153,7 @@ def test_the_figures_do_not_depend_on_the_rows_of_a_call_and_the_cost_is_as_said
     found = []
     for batch in (1, 7, 10_000):
         run = toy_run(random_denoiser())
-        found.append(orders.measure(run, Context(knobs(sample_batch=batch), '', ['abcd'] * 9, TEXTS[:9])).figures)
+        found.append(orders.measure(run, Context(knobs(sample_batch=batch), '', ['abcd'] * 9, TEXTS[:9])))
         assert run.row_calls == 9 * (1 + 8) * L and f'{run.row_calls} network rows for each of 1 ' in capsys.readouterr().out
         assert len(run.model.seen) == math.ceil(run.row_calls / batch)
     assert found[1] == pytest.approx(found[0]) and found[2] == pytest.approx(found[0])
@@ -163,7 +163,7 @@ def test_padding_is_in_the_total_but_not_in_the_divisor_and_until_eos_leaves_it_
     table = random_denoiser()
     texts = torch.tensor([[0, 1, 2, 2], [1, 2, 2, 2], [0, 0, 0, 1]])     # 1 is EOS, 2 is PAD: 2 + 1 + 4 real tokens
     run = toy_run(table, eos=1, pad=2)
-    found = orders.measure(run, Context(knobs(), '', ['a'] * 3, texts)).figures
+    found = orders.measure(run, Context(knobs(), '', ['a'] * 3, texts))
     whole = sum(by_hand(table, text, range(L)) for text in texts)
     until_eos = sum(by_hand(table, text, range(n)) for text, n in zip(texts, (2, 1, 4)))
     assert found['nats_left_to_right'] == pytest.approx(whole / 7, abs=1e-6)
@@ -178,7 +178,7 @@ def test_known_ends_are_visible_from_the_start_and_not_scored_as_in_nelbo(monkey
     assert (steps[:, 0] == torch.tensor([[0, 1, -1, -1], [0, -1, -1, -1], [-1] * 4])).all()
     assert (steps[1] == steps[1, 0]).all() and set(steps[0, :, 0].tolist()) == {0, 1}
 
-    found = orders.measure(run, Context(knobs(n_orders=400), '', ['a'] * 3, texts)).figures
+    found = orders.measure(run, Context(knobs(n_orders=400), '', ['a'] * 3, texts))
     forth = by_hand(table, texts[0], (0, 1), (2, 3))
     back = by_hand(table, texts[0], (1, 0), (2, 3))
     one = by_hand(table, texts[1], (0,), (1, 2, 3))
@@ -195,11 +195,11 @@ def test_known_ends_are_visible_from_the_start_and_not_scored_as_in_nelbo(monkey
 
 def test_another_texts_latent_costs_a_network_that_reads_it():
     run, tokens, raw = Codebook().run(), Codebook.texts, Codebook.code[:, None]
-    found = orders.measure(run, Context(knobs(sample_batch=5), '', ['a'] * 6, tokens, raw)).figures
+    found = orders.measure(run, Context(knobs(sample_batch=5), '', ['a'] * 6, tokens, raw))
     for metric in ('nats_left_to_right', 'nats_until_eos', 'nats_plain_bound', 'nats_iw_bound'):
         assert found[metric] < .01 < found[f'null/{metric}'] < found[f'shuffled/{metric}']
         assert found[f'shuffled/{metric}'] > 4
-    one = orders.measure(run, Context(knobs(), '', ['a'], tokens[:1], raw[:1])).figures
+    one = orders.measure(run, Context(knobs(), '', ['a'], tokens[:1], raw[:1]))
     assert 'null/nats_iw_bound' in one and not [key for key in one if 'shuffled' in key or key.endswith('_se')]
 
 

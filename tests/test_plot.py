@@ -25,6 +25,7 @@ def test_pictures_show_the_logged_numbers(tmp_path):
     assert left.lines[0].get_xydata().tolist() == [[50, 6], [100, 4]] and left.lines[1].get_xydata().tolist() == [[50, 2.5], [100, 2]]
     assert norms.lines[0].get_xydata().tolist() == [[50, 4], [100, 3]] and norms.lines[1].get_xdata() == [70, 70]
     assert speed.lines[0].get_xydata().tolist() == [[50, 900], [100, 1000]]
+    assert left.get_ylabel() == 'nats per token, PAD not counted'
     assert len(right.lines) == 4 and right.lines[3].get_xydata().tolist() == [[100, 3]]
     figure = pictures.draw_sweeps(pictures.read_sweeps(RESULTS, 'bleu'), 'bleu', plt)
     lines = {c.get_label(): c.lines[0].get_xydata().tolist() for c in figure.axes[0].containers}

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from launch import ROOT, run, run_code, train
-from runs import resume
 from runs.export import export as write_export, results_of
 from runs.manifest import dataset_identity, encoder_identity, read_meta
 from runs.files import sealed

@@ -1,0 +1,89 @@
+"""
+How likely texts are under the scorer that --scorer= names: a run of config/ar.py, or a causal
+language model. Perplexity alone rewards repetition, so it stands beside entropy and distinct_k.
+"""
+import math
+import os
+import re
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+
+from encoders import fetch
+from sampling.inputs import pack
+from sampling.loading import load_run
+from tasks.common import progress_bar
+
+
+def prepare_scorer(run, knobs):
+    """ perplexity(texts) of the scorer that the knobs name, or None: `prepare` of the tasks that
+    read it. """
+    if not knobs['scorer']:
+        return None
+    return load_scorer(knobs['scorer'], knobs['scorer_revision'], run.device)
+
+
+@lru_cache(maxsize=1)                          # two tasks of one command may ask for it
+def load_scorer(name, revision, device):
+    """ perplexity(texts): exp of the mean nats per token, each text on its own. Under a run of
+    config/ar.py the first token and an EOS count; under a causal language model what is after the
+    first token. """
+    if os.path.isdir(os.path.join(name, 'data')):
+        return scorer_of_run(name, device)
+
+    # a folder, or a model of the hub
+    where = name
+    if not os.path.isdir(name):
+        # a path beside folders that exist is a mistyped path; only what is left can be a hub's id
+        folder = os.path.dirname(name)
+        is_id = re.fullmatch(r'[\w.-]+(/[\w.-]+)?', name)
+        if not is_id or folder and os.path.isdir(folder):
+            raise ValueError(f'scorer={name}: no such folder; name a run of config/ar.py, or a '
+                             'causal language model')
+        where, _ = fetch(name, revision or None, 'scorer',
+                         'name a run of config/ar.py, or a folder with a causal language model')
+
+    # a causal language model
+    import transformers
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            where, use_safetensors=True, trust_remote_code=False)
+    except Exception as error:                 # transformers raises what it likes
+        first_line = str(error).strip().splitlines()[0]
+        raise ValueError(f'scorer={name}: neither a run with a checkpoint nor a causal language '
+                         f'model: {type(error).__name__}: {first_line}') from None
+
+    # text by text
+    model = model.to(device).eval()
+    limit = getattr(model.config, 'max_position_embeddings', 1024)
+
+    @torch.inference_mode()
+    def perplexity(texts):
+        nats = count = 0
+        for text in progress_bar(texts, desc='scorer', unit='text'):
+            ids = tokenizer(text, return_tensors='pt').input_ids[:, :limit].to(device)
+            if ids.shape[1] > 1:
+                logits = model(ids).logits[0, :-1].float()
+                nats += F.cross_entropy(logits, ids[0, 1:], reduction='sum').item()
+                count += ids.shape[1] - 1
+        return math.exp(nats / count) if count else math.inf
+    return perplexity
+
+
+def scorer_of_run(out_dir, device):
+    """ perplexity(texts) under an autoregressive run of ours. """
+    run = load_run(out_dir, device=device, dtype='float32')
+    if run.next_token is None or 'latent' in run.streams:
+        raise ValueError(f'scorer={out_dir} is a run of ours that does not read text alone from '
+                         'left to right (config/ar.py)')
+
+    def perplexity(texts):
+        tokens = pack(run, texts, cut=True)
+        nats = 0
+        for part in tokens.split(128):
+            ones = torch.ones(len(part), device=run.device)
+            nats += run.next_token.bound(run.model, part, None, ones).sum().item()
+        return math.exp(nats / (tokens != run.tokenizer.pad).sum().item())
+    return perplexity
