@@ -171,13 +171,13 @@ def measure_sweep(run, task, points, ctx):
 
     # the first calls of a process, or of a compiled network, are slow
     first = knobs_of(task, points[0])
-    task.generate(run, ctx, 'warming up', slice(ctx.knobs['sample_batch']), **first)
+    task.generate(run, ctx, slice(ctx.knobs['sample_batch']), **first)
 
     # quality and cost of each point
     for point in points:
         label = ','.join(f'{knob}={value}' for knob, value in point.items())
         run.row_calls, began = 0, time.perf_counter()
-        made = task.generate(run, ctx, label, **knobs_of(task, point))
+        made = task.generate(run, ctx, **knobs_of(task, point))
         seconds = time.perf_counter() - began
         figures = {'calls': run.row_calls / ctx.n, 'ms': 1000 * seconds / ctx.n}
         enter(figures, '', task.judge(run, ctx, made))

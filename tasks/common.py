@@ -259,7 +259,7 @@ def compare(texts, written, raw, embedded):
 # -----------------------------------------------------------------------------
 # The directions
 
-def write_from(run, raw, name, lengths_of, rerank=1, refine=0, **sampling):
+def write_from(run, raw, lengths_of, rerank=1, refine=0, **sampling):
     """ Texts written from raw latents (n, N, D), by search where rerank or refine ask for it.
     lengths_of (n, L): their lengths are taken where the run does not learn lengths (see blank). """
     if not run.lengths or sampling.get('length'):
@@ -272,7 +272,7 @@ def write_from(run, raw, name, lengths_of, rerank=1, refine=0, **sampling):
     return decode(run, tokens)
 
 
-def make_latents(run, tokens, name, seed, **sampling):
+def make_latents(run, tokens, seed, **sampling):
     """ Raw latents (n, N, D) generated from tokens (n, L). """
     return raw_latents(run, t2l(run, tokens, seed=seed, **sampling))
 
@@ -323,10 +323,10 @@ def describe_texts(results, control, texts, ids, perplexity=None):
         enter(results, control, {'gen_ppl': perplexity(texts)})
 
 
-def describe_samples(run, ctx, name, draw):
+def describe_samples(run, ctx, draw):
     """
     Draws as many samples as there are texts, and describes them beside the texts themselves
-    (data/). name: of the task. draw(**sampling) -> what it has drawn, the tokens (n, L) first.
+    (data/). draw(**sampling) -> what it has drawn, the tokens (n, L) first.
     Returns ({metric: value}, with the network calls and milliseconds of a text; the texts; what
     was drawn).
     """

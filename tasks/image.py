@@ -104,8 +104,8 @@ def draw(run, ctx, other):
     if not trained_for(run) & set(MAKES):
         return {}
     null = ctx.sampling | dict(guidance=0.0)
-    pictures = pixels(run, make_latents(run, ctx.tokens, 'image', **ctx.sampling))
-    of_null = pixels(run, make_latents(run, ctx.tokens, 'image null', **null))
+    pictures = pixels(run, make_latents(run, ctx.tokens, **ctx.sampling))
+    of_null = pixels(run, make_latents(run, ctx.tokens, **null))
     return {'': pictures, 'shuffled/': pictures[other], 'null/': of_null}
 
 
@@ -114,11 +114,11 @@ def write(run, ctx, other, real, known, known_captions):
     if not trained_for(run) & set(WRITES):
         return {}
     null = ctx.sampling | dict(guidance=0.0)
-    written = write_from(run, ctx.raw, 'caption', ctx.tokens, **ctx.sampling)
+    written = write_from(run, ctx.raw, ctx.tokens, **ctx.sampling)
     nearest, _ = nearest_pictures(real, known)
     return {'': written,
             'shuffled/': [written[i] for i in other],
-            'null/': write_from(run, ctx.raw, 'caption null', ctx.tokens, **null),
+            'null/': write_from(run, ctx.raw, ctx.tokens, **null),
             'nearest/': [known_captions[i] for i in nearest.tolist()]}
 
 

@@ -23,9 +23,9 @@ def measure(run, ctx):
     # what is written, and the controls
     other = derangement(ctx.n, ctx.knobs['seed'])
     of_null = dict(guidance=0.0, refine=0)
-    written = {'': generate(run, ctx, 'l2t'),
-               'shuffled/': generate(run, ctx, 'l2t shuffled', other),
-               'null/': generate(run, ctx, 'l2t null', **of_null),
+    written = {'': generate(run, ctx),
+               'shuffled/': generate(run, ctx, other),
+               'null/': generate(run, ctx, **of_null),
                'nearest/': nearest_training_texts(run, ctx.folder, ctx.raw)}
 
     # against the sources
@@ -36,10 +36,10 @@ def measure(run, ctx):
     return results
 
 
-def generate(run, ctx, name, rows=slice(None), **knobs):
+def generate(run, ctx, rows=slice(None), **knobs):
     """ Texts written from these rows. A sweep calls it too. """
     search = dict(rerank=ctx.knobs['rerank'], refine=ctx.knobs['refine'])
-    return write_from(run, ctx.raw[rows], name, ctx.tokens[rows], **ctx.sampling | search | knobs)
+    return write_from(run, ctx.raw[rows], ctx.tokens[rows], **ctx.sampling | search | knobs)
 
 
 def judge(run, ctx, written):

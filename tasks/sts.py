@@ -63,7 +63,7 @@ def measure(run, ctx):
     cosines = {'': [], 'shuffled/': []}
     for i in range(seeds):
         sampling = ctx.sampling | dict(seed=seed + i)
-        z = make_latents(run, tokens, f'sts {i + 1}/{seeds}', **sampling)
+        z = make_latents(run, tokens, **sampling)
         cosines[''].append(cosine_of_halves(z))
         cosines['shuffled/'].append(cosine_of_halves(z[other]))
     cosines['encoder/'] = [cosine_of_halves(embed(run, sentences))]

@@ -27,7 +27,7 @@ def measure(run, ctx):
     results = {'n': n, 'seeds': seeds}
 
     # several draws of every latent
-    draws = [generate(run, ctx, f't2l {i + 1}/{seeds}', seed=seed + i) for i in range(seeds)]
+    draws = [generate(run, ctx, seed=seed + i) for i in range(seeds)]
     each = [compare_latents(run, found, ctx.raw) for found in draws]
     enter(results, '', {metric: np.mean([e[metric] for e in each], 0) for metric in each[0]})
     enter(results, '', dimensions(run, draws[0], ctx.raw))
@@ -37,8 +37,8 @@ def measure(run, ctx):
 
     # the controls
     mean = run.stats.destandardise(torch.zeros_like(ctx.raw))
-    controls = {'shuffled/': generate(run, ctx, 't2l shuffled', derangement(n, seed)),
-                'null/': generate(run, ctx, 't2l null', guidance=0.0),
+    controls = {'shuffled/': generate(run, ctx, derangement(n, seed)),
+                'null/': generate(run, ctx, guidance=0.0),
                 'mean/': mean,
                 'ridge/': ridge(run, ctx.folder, ctx.tokens)}
     for control, found in controls.items():
@@ -47,9 +47,9 @@ def measure(run, ctx):
     return results
 
 
-def generate(run, ctx, name, rows=slice(None), **knobs):
+def generate(run, ctx, rows=slice(None), **knobs):
     """ Raw latents made from these rows. A sweep calls it too. """
-    return make_latents(run, ctx.tokens[rows], name, **ctx.sampling | knobs)
+    return make_latents(run, ctx.tokens[rows], **ctx.sampling | knobs)
 
 
 def judge(run, ctx, found):

@@ -15,4 +15,4 @@ def measure(run, ctx):
     def draw(**sampling):
         tokens, known_mask = blank(run, ctx.n, sampling['length'], sampling['seed'])
         return [write(run, tokens, known_mask, None, **sampling)]
-    return describe_samples(run, ctx, 'text', draw)[0]
+    return describe_samples(run, ctx, draw)[0]

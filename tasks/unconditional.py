@@ -20,7 +20,7 @@ SETTINGS = (*FREE_SETTINGS, 'solver', 'latent_steps')
 def measure(run, ctx):
     def draw(**sampling):
         return unconditional(run, ctx.n, **sampling)
-    results, written, (_, z) = describe_samples(run, ctx, 'unconditional', draw)
+    results, written, (_, z) = describe_samples(run, ctx, draw)
 
     # does the text say what its latent says?
     embedded, raw = embed(run, written), raw_latents(run, z)

@@ -551,8 +551,8 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_legal_one():
     run, z, tokens = known_run(), torch.zeros(1, 1, 2), torch.zeros(1, L, dtype=torch.int64)
     stats = SimpleNamespace(standardise=lambda z: z, destandardise=lambda z: z)
     for function, args in ((directions.l2t, (z,)), (writing.write, (tokens, tokens == 0, z)), (directions.t2l, (tokens,)),
-                           (directions.unconditional, (1,)), (search.search, (z,)), (common.write_from, (z, 'l2t', None)),
-                           (common.make_latents, (tokens, 't2l', 0))):
+                           (directions.unconditional, (1,)), (search.search, (z,)), (common.write_from, (z, None)),
+                           (common.make_latents, (tokens, 0))):
         for wrong, near in (('temprature', 'temperature'), ('latent_step', 'latent_steps')):
             with pytest.raises(TypeError, match=f"unknown keyword '{wrong}', did you mean '{near}'"):
                 function(known_run(stats=stats), *args, **{wrong: 3})
