@@ -15,8 +15,8 @@ text begins, and the latents as float16. All of it is mapped into memory.
 The order of rows is a pure function of (seed, epoch), computed row by row. So a resume replays
 nothing, and the order does not depend on how many ranks share the rows.
 
-A split of any size is opened fast: offsets and token ids are checked when a row is read, and
-statistics (lengths, counts) are of at most STATISTICS_SHARDS shards.
+A split of any size is opened fast: offsets, and token ids beyond the first shard, are checked when
+a row is read, and statistics (lengths, counts) are of at most STATISTICS_SHARDS shards.
 
 Letters: B batch, L text tokens, N latent vectors, D latent dimensions, V token ids (EOS and PAD
 included; MASK is id V), T tokens of a shard, n samples.
@@ -358,7 +358,7 @@ def prefetch(batches, device):
     batches = iter(batches)
     copies = torch.cuda.Stream(device)
 
-    def to_device(value):
+    def copied(value):
         if not torch.is_tensor(value):
             return value
         return value.pin_memory().to(device, non_blocking=True)
@@ -366,7 +366,7 @@ def prefetch(batches, device):
     def fetch():
         batch = next(batches, None)
         with torch.cuda.stream(copies):
-            return batch and {name: to_device(value) for name, value in batch.items()}
+            return batch and {name: copied(value) for name, value in batch.items()}
 
     with ThreadPoolExecutor(1) as pool:
         ahead = pool.submit(fetch)

@@ -59,7 +59,8 @@ def philox(seed, step, purpose):
 def uniforms(seed, step, purpose, first, rows, columns):
     """ Rows first .. first + rows of an endless table of U(0, 1): float64, (rows, columns).
     No number is exactly 0 or 1. Row i is the same however the rows are split.
-    Use one number of columns per purpose: tables of two widths would share their numbers. """
+    Use one number of columns per (seed, step, purpose): tables of two widths would share their
+    numbers. """
     # one count of Philox yields four words of 64 bits, and each row starts at a new count
     counts_per_row = -(-columns // 4)
     generator = philox(seed, step, purpose).advance(first * counts_per_row)
@@ -117,16 +118,13 @@ def mode_shares(mode):
     return {name: weight / total for name, weight in weights.items()}
 
 
-def draw_clocks(seed, step, first, rows, batch, shares,
-                cond_drop=0.1, t_min=1e-3):
+def draw_clocks(seed, step, first, rows, shares, cond_drop=0.1, t_min=1e-3):
     """
     Clocks of rows first .. first + rows of the global batch at this step, and 1 or 0 for each loss:
     whether the row has it.
     shares: from mode_shares. cond_drop: how often the null condition replaces a given modality.
     Returns {mode (rows,) int64; t_text, t_latent, text_on, latent_on (rows,) float64}.
     """
-    assert 0 <= first and first + rows <= batch, (first, rows, batch)
-
     # One Sobol' point per row of the global batch, plus one random shift per step, modulo 1.
     # So each clock is exactly uniform, and contiguous rows cover (0, 1) evenly, alone and jointly.
     engine = SobolEngine(4, scramble=False).fast_forward(first)
@@ -262,7 +260,7 @@ SCHEDULES = {
     'polynomial': (lambda t: t ** 2, lambda share: share ** 0.5, lambda t: 2 / t),
 
     # M = (1 - exp(-b(t))) / (1 - exp(-b(1))): b is the integral of DDPM's linear beta
-    # (arXiv:2006.11239), and the division makes M(1) = 1
+    # (arXiv:2006.11239), and the division makes M(1) = 1. So w = b' / (exp(b) - 1)
     'ddpm': (lambda t: torch.expm1(-ddpm_exponent(t)) / math.expm1(-B1 - B2),
              ddpm_time,
              lambda t: (B1 + 2 * B2 * t) / torch.expm1(ddpm_exponent(t))),
@@ -352,7 +350,7 @@ class MaskedText:
         The number of masked positions varies because of (1) Bernoulli draws, of variance M (1 - M)
         per position, and (2) the clocks. To the mean we add
         (1) five standard deviations. The mean of M (1 - M) is at most 1/4. For loglinear it is at
-            most 3/16, whatever t_min.
+            most 3/16, whatever t_min: (1 + t_min - 2 t_min^2) / 6, largest at 1/4.
         (2) an exact bound. Over 2^k rows of draw_clocks the sum of t is within 1/2 of its mean, and
             the sum of a monotone function of t within 1. m 2^k rows are m such pieces, and any
             number of rows is at most 2 log2(rows) pieces.

@@ -7,14 +7,14 @@ One step, without what makes it fast or optional:
     t_text, t_latent = draw_clocks(mode)                  from 0 (clean) to 1 (noise)
     x_t = where(u < M(t_text), MASK, tokens)              M(t): the masked share, t by default
     z_t = alpha z + sigma e                               alpha, sigma of t_latent
-    logits, v_hat = model(x_t, z_t, t_text, t_latent)
+    logits, found = model(x_t, z_t, t_text, t_latent)
     loss = sum over masked of w(t) nll / (B L)            w = M' / M, 1/t by default: a bound
-         + latent_weight * mean of (v - v_hat)^2          per dimension
+         + latent_weight * mean of (target - found)^2     target: v, or z (latent_target)
 
 A mode says, for each row, how its two clocks are drawn and which of the two losses count. The
 losses never see the mode. Each loss is a mean over all rows, selected with torch.where, so modes
 mix inside a batch and every rank does the same work. Rows of the mode `causal` are not masked: the
-network reads them from left to right. They come last in the batch, because it must know how many
+network reads them from left to right. They come last in the batch, and the network is told how many
 they are. ATAT masks by importance: its batches and its loss are subclasses of these
 (processes/adaptive.py).
 
@@ -45,14 +45,15 @@ class BatchMaker:
         t_text, t_latent (B,)          the two clocks
         x_t (B, L)                     the text as the network reads it
         positions, targets (P,)        where it is scored, and the tokens that are right there
-        weight (P,)                    w(t) / (B L), and 0 at unused positions
-        coefficients (B, n)            what a process of processes/ needs of the text clocks beside
+        weight (P,)                    w(t) / (B L), in causal rows causal_weight / (B L), and 0
+                                       at unused positions
+        coefficients (B, n)            what else a process of processes/ needs of the text clocks
         clean, noise (B, N, D)         the latents; Loss mixes them
         row_weight (B,)                of the latent loss, 0 where a row has none
         n_causal                       how many rows are causal, the last ones
         pad, n_real, n_real_causal     the id of PAD, the real tokens of rows that are masked, and
                                        of causal rows: for the log
-    What belongs to a stream or a loss that the run does not have is missing.
+    What belongs to a stream or a loss that the stage does not have is missing.
     """
     text: object                       # diffusion.MaskedText, or a process of processes/
     latent: object                     # diffusion.GaussianLatents
@@ -63,10 +64,10 @@ class BatchMaker:
     predict_length: bool = True        # False: EOS and PAD are given, not scored
     causal_weight: float = 1.0         # of the loss of causal rows
 
-    def __call__(self, data, rows, step, first, global_batch, stage):
+    def __call__(self, data, rows, step, first, stage):
         """ Rows of the dataset as they enter the network at this step, with what the losses need.
-        first: the number of the first row in the global batch of `global_batch` rows. stage: of
-        runs/stages.py: shares of the modes, streams with a loss, text length, budget of the head.
+        first: the number of the first row in the global batch. stage: of runs/stages.py: shares of
+        the modes, streams with a loss, text length, budget of the head.
         """
         seed = self.seed
         B = len(rows)
@@ -75,11 +76,9 @@ class BatchMaker:
         # rows of the dataset: tokens (B, L), latents (B, N, D)
         crop = None if self.predict_length else uniforms(seed, step, 'crop', first, B, 1)[:, 0]
         tokens, latents = data.rows(rows, crop, L)
-        known_mask = None if self.predict_length else is_end(tokens, data.tokenizer)
 
         # clocks, and which losses count, (B,) each; and the noise
-        clocks = draw_clocks(seed, step, first, B, global_batch, stage.shares, self.cond_drop,
-                             self.t_min)
+        clocks = draw_clocks(seed, step, first, B, stage.shares, self.cond_drop, self.t_min)
         u = noise = None
         if 'text' in self.streams:
             u = uniforms(seed, step, 'mask', first, B, L)
@@ -98,6 +97,7 @@ class BatchMaker:
         clocks = {name: x[order] for name, x in clocks.items()}
         tokens, latents, u, noise = (None if x is None else x[order]
                                      for x in (tokens, latents, u, noise))
+        known_mask = None if self.predict_length else is_end(tokens, data.tokenizer)
 
         batch = dict(mode=clocks['mode'], t_text=clocks['t_text'].float(),
                      t_latent=clocks['t_latent'].float(), pad=data.tokenizer.pad,
@@ -124,7 +124,7 @@ class BatchMaker:
 
     def mask(self, tokens, t, text_on, u, budget, step, known_mask, real, n_causal):
         """ The text as the network reads it, and where it is scored: {x_t, positions, targets,
-        weight}, and the coefficients of a process that has some. """
+        weight}, and the coefficients of a process that has some. step: for AdaptiveBatchMaker. """
         x_t, mask = self.text.corrupt(tokens, t, u, known_mask)
         scored = mask & (text_on > 0)[:, None]
         weight = self.text_weight(t, text_on)
@@ -203,12 +203,12 @@ class Loss(nn.Module):
     # ---- validation
 
     @torch.no_grad()
-    def validate(self, data, i, B, predict, trains):
+    def validate(self, data, i, B, predict, modes):
         """
         Sums over the i-th B rows of a split, always with the same masks and noise, (5,) float64:
         nats of the exact text bound, real tokens (text and one EOS); squared error of the latent
-        target per dimension, rows; nats of causal rows. Each stream is given what the modes in
-        `trains` give: clean text, clean latents, or nothing (noise at clock 1).
+        target per dimension, rows; nats of causal rows. Each stream is given what the modes
+        give: clean text, clean latents, or nothing (noise at clock 1).
         """
         # the rows; a split that ends begins again
         make = self.make_batch
@@ -235,15 +235,15 @@ class Loss(nn.Module):
         nats = causal_nats = error = torch.zeros(())
         with self.autocast():
             # nats of the text, beside clean latents or none
-            if 'text' in predict and {'l2t', 'unconditional'} & set(trains):
-                clock = zeros if 'l2t' in trains else ones
+            if 'text' in predict and {'l2t', 'unconditional'} & modes:
+                clock = zeros if 'l2t' in modes else ones
                 nats = self.text.bound(self.model, tokens, latents_at(clock), clock, u, known_mask)
-            if 'causal' in trains:
+            if 'causal' in modes:
                 causal_nats = exact_nll(self.model, tokens, latents_at(zeros), zeros)
 
             # the error of the latents, beside a clean text or none
             if 'latent' in predict:
-                t_text = torch.zeros(B) if 't2l' in trains else torch.ones(B)
+                t_text = torch.zeros(B) if 't2l' in modes else torch.ones(B)
                 x_t = None
                 if 'text' in make.streams:
                     x_t, _ = self.text.corrupt(tokens, t_text, u[:, 1:], known_mask)

@@ -351,6 +351,7 @@ class Model(nn.Module):
         if latent is not None:
             parts = self.split_latent_modulation(condition)
             latent_modulation, latent_final, bag_gate, *shortcut_gates = parts
+        into_head = None
         if c.shortcut:
             into_text, into_head = self.shortcuts(latents, shortcut_gates)           # (B, C) each
             text = text + into_text[:, None]
@@ -364,7 +365,6 @@ class Model(nn.Module):
         # the heads
         logits = prediction = None
         if 'text' in predict:
-            into_head = into_head if c.shortcut else None
             hidden = self.finish_text(text, text_final, into_head)       # (B, L, C)
             if positions is not None:
                 hidden = hidden.flatten(0, 1).index_select(0, positions)  # (P, C)

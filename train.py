@@ -14,8 +14,8 @@ checkpoint as if it had never stopped: bit for bit with one or two processes on 
 rounding, also on another number of processes. Row order, masks, clocks and noise are functions of
 (seed, step): nothing is replayed.
 
-Exit codes: 0 done or preempted, 2 bad config, data or checkpoint, 3 diverged, 4 preflight or
-rendezvous, 5 cannot save.
+Exit codes: 0 done or preempted, 1 a bug, 2 bad config, data, device or checkpoint, 3 diverged, 4 no
+room on the disk, or the processes do not meet or lose each other, 5 cannot save.
 """
 if __name__ != '__main__':                                 # an import would start a training
     raise ImportError('train.py is a script: run `python train.py ...`; '
@@ -60,7 +60,7 @@ causal_weight = 1.0            # [0, 1e6]: of the loss of causal rows beside the
 cond_drop = 0.1                # [0, 1]: share of conditional rows whose condition is noise
 latent_weight = 1.0            # [0, 1e6]: of the latent loss beside the text loss
 init_from = ''                 # a run folder: begin with its best weights, at step 0
-# ---- model; what the modes need beside is chosen by runs/preflight.py
+# ---- model; what else the modes need is chosen by runs/preflight.py
 streams = ('text', 'latent')   # text | latent
 latent_tokens = 8              # [1, 1024]: tokens per latent vector
 depth = 8                      # [1, 256]
@@ -91,7 +91,7 @@ parallel = 'ddp'               # ddp | fsdp; fsdp: FSDP2, parameters and moments
 keep = 2                       # [1, 1e6]: the newest checkpoints, kept beside the best; 1: if the
                                # newest is broken, only the best is left
 eval_interval = 500            # [1, 1e9]: evaluate, and save
-eval_iters = 16                # [1, 1e6]: micro-batches of the validation split
+eval_iters = 16                # [1, 1e6]: batches of batch_size rows of the validation split
 log_interval = 50              # [1, 1e6]
 wandb_project = ''             # log there too: pip install wandb; a resumed run goes on in its own
 
@@ -130,23 +130,24 @@ dist_timeout = 600.0           # [1, 1e7]: seconds after which a silent process 
 master_timeout = 6.0           # [0.1, 1e7]: seconds in which rank 0 must be found at the start
 
 config = configure(globals(), show=False)
+MAX_BAD_STEPS, N_NORMS = 10, 64                            # of the guard
 
 # -----------------------------------------------------------------------------
-# What a run is made of; all that can be wrong is found here, before the network is built
+# What a run is made of. What can be wrong with knobs, data and machine is found here
 
 with stop_on_error():
     train_data, val_data = preflight.open_data(config)
     device = preflight.pick_device(device)
     dtype = pick_dtype(dtype, device)
-    model_config = preflight.network(config, train_data)
+    model_config = preflight.network(config, train_data)     # settles config['latent_target']
     text = processes.text_process(config, model_config.vocab_size)
     live = train_data.live.to(device) if train_data.latent_shape else None
     latent = GaussianLatents(live, latent_schedule, config['latent_target'], latent_loss_weight)
     adaptive = processes.adaptive_masking(config, train_data)        # ATAT; None for most runs
     micro_batch, grad_accum = preflight.share_rows(batch_size, global_batch)
     rows_a_step = micro_batch * grad_accum * world
-    budget = partial(preflight.head_budget, text, adaptive, train_data, micro_batch, t_min)
-    stages = read_stages(mode, length_schedule, streams, max_iters, train_data.seq_len, budget)
+    budget_of = partial(preflight.head_budget, text, adaptive, train_data, micro_batch, t_min)
+    stages = read_stages(mode, length_schedule, streams, max_iters, train_data.seq_len, budget_of)
     sketch = preflight.sketch_of(model_config, config, train_data.folder)
     for stage in stages:
         stage.flops = preflight.flops_of(sketch, micro_batch, stage) * grad_accum * world
@@ -164,7 +165,7 @@ if all_reduce_max(int(dtype == 'float32')) and dtype == 'bfloat16':
     dtype = 'float32'
 config['dtype'] = dtype
 modes = modes_of(mode)
-predict = tuple(s for s in streams if any(s in stage.predict for stage in stages))
+predict = {stream for stage in stages for stream in stage.predict}
 is_sharded = parallel == 'fsdp' and world > 1
 device_type = torch.device(device).type
 torch.manual_seed(seed)
@@ -187,27 +188,27 @@ if freeze == 'modality':
     for parameter in model.input_and_head('latent' if mode == 'l2t' else 'text'):
         parameter.requires_grad_(False)
 if compile:
-    # a program per stage and number of causal rows
+    # torch makes a program for each stage and number of causal rows; its default limits are lower
     torch._dynamo.config.recompile_limit = 64 * len(stages)
     torch._dynamo.config.accumulated_recompile_limit = 256 * len(stages)
     for block in model.blocks:                           # all blocks are one program: compiled once
         block.compile(dynamic=False)
 
-of_batches = (text, latent, streams, seed, cond_drop, t_min, predict_length)
+of_batches = dict(text=text, latent=latent, streams=streams, seed=seed, cond_drop=cond_drop,
+                  t_min=t_min, predict_length=predict_length)
 if adaptive:
     from processes.adaptive import AdaptiveBatchMaker, AdaptiveLoss
     model.importance.rarity.copy_(adaptive.rarity)
-    make_batch = AdaptiveBatchMaker(*of_batches, adaptive=adaptive)
+    make_batch = AdaptiveBatchMaker(**of_batches, adaptive=adaptive)
     loss_fn = AdaptiveLoss(model, make_batch, autocast, latent_weight)
 else:
-    make_batch = BatchMaker(*of_batches, causal_weight)
+    make_batch = BatchMaker(**of_batches, causal_weight=causal_weight)
     loss_fn = Loss(model, make_batch, autocast, latent_weight)
 if is_sharded:
     distributed.shard(loss_fn, device, in_bfloat16=dtype == 'bfloat16')
 if rank:                                                 # from here on only dropout draws from this
     torch.manual_seed(seed + rank)
 
-# [(optimizer, base rate)]
 groups = model.parameter_groups()
 adamw_matrices = list(groups['embeddings_and_heads'])
 if optimizer == 'adamw':
@@ -215,19 +216,18 @@ if optimizer == 'adamw':
 adamw_groups = [dict(params=adamw_matrices, weight_decay=weight_decay),
                 dict(params=groups['vectors'], weight_decay=0.0)]
 adamw = torch.optim.AdamW(adamw_groups, lr=learning_rate, betas=betas, fused=True)
-optimizers = [(adamw, learning_rate)]
+optimizers = [(adamw, learning_rate)]                    # and the base rate of each
 if optimizer == 'muon':
     from runs.muon import Muon
     muon = Muon(groups['matrices'], learning_rate, weight_decay, config['muon_iterations'],
                 getattr(torch, dtype))
     optimizers.append((muon, config['muon_lr'] or learning_rate))
 
-# guard looks at the last 64 norms
-state = State(model, optimizers, ema_decay, 64, device, rows_a_step, modes)
+state = State(model, optimizers, ema_decay, N_NORMS, device, rows_a_step, modes)
 wandb_id = resume_or_begin(state, train_data, text, config)
 
 # -----------------------------------------------------------------------------
-# Batches and rates: functions of the seed and the step; whose rows they are depends on the rank
+# Batches and rates: functions of seed and step; the rank says which rows
 
 def stage_at(step):
     return next(stage for stage in stages if step < stage.end)
@@ -244,7 +244,7 @@ def micro_batches(step):
     while step < max_iters:
         for micro in range(grad_accum):
             first, rows = rows_of(step, micro, rank)
-            yield make_batch(train_data, rows, step, first, rows_a_step, stage_at(step))
+            yield make_batch(train_data, rows, step, first, stage_at(step))
         step += 1
 
 
@@ -262,11 +262,11 @@ def lr_factor(step):
 def evaluate():
     """ Whether the averaged weights are the best so far; False where they were evaluated before, or
     a signal came. Logs val_text the bound and val_causal, nats per real token, and val_latent,
-    squared error per dimension, over eval_iters micro-batches of the validation split. """
+    squared error per dimension, over eval_iters batches of the validation split. """
     if state.step == state.evaluated_at:
         return False
 
-    # each rank takes its share of the micro-batches
+    # each rank takes its share of the batches
     began = time.perf_counter()
     n = min(eval_iters, -(-len(val_data) // batch_size))
     sums = torch.zeros(5, dtype=torch.float64)
@@ -327,8 +327,8 @@ def report():
     if not log.steps:
         return
     step = state.step
-    tokens = sum(s.seq_len * (min(step, s.end) - s.first) for s in stages if s.first < step)
-    more = dict(epoch=step * rows_a_step / len(train_data), tokens=rows_a_step * tokens,
+    row = sum(s.seq_len * (min(step, s.end) - s.first) for s in stages if s.first < step)
+    more = dict(epoch=step * rows_a_step / len(train_data), tokens=rows_a_step * row,
                 lr=learning_rate * lr_factor(step - 1), skipped=int(state.skipped.item()))
     if config['curriculum']:
         more['curriculum_stage'] = adaptive.stage_name(step - 1)
@@ -348,8 +348,8 @@ def check_streak():
 
 
 def enter_stage():
-    """ The stage of this step, and the module that computes its loss. A stage changes what its
-    loss reaches, and DDP is told that when it is made. """
+    """ The stage of this step, and the module that computes its loss. DDP must know
+    which parameters get a gradient, so each stage wraps the loss anew. """
     stage = stage_at(state.step)
     if state.step == stage.first:
         state.history.fill_(math.nan)           # norms of another loss say nothing about this one's
@@ -367,7 +367,6 @@ def enter_stage():
 # -----------------------------------------------------------------------------
 # The loop: evaluate, save and stop; micro-steps; guard; step; average; log
 
-MAX_BAD_STEPS = 10
 signal_seen = stop_signal = 0                              # this process's, and what all agreed on
 
 
@@ -385,12 +384,13 @@ batches = prefetch(micro_batches(state.step), device)
 stage = net = None
 model.train()
 while True:
-    # ---- evaluate, save and stop
+    # ---- evaluate, save and stop; a state at step 0 counts as evaluated and saved
     at_end = state.step >= max_iters
     stop_signal = all_reduce_max(signal_seen)
     if at_end or stop_signal or state.step % eval_interval == 0:
         began = time.perf_counter()
-        streak, best_before = check_streak(), state.best_val
+        streak = check_streak()
+        best_before = state.best_val
         is_best = not stop_signal and evaluate()
         stop_signal = all_reduce_max(signal_seen)          # one may have come meanwhile
         # not while steps are skipped, or the good checkpoints would rotate away; at the end all
@@ -444,13 +444,13 @@ while True:
 
     # ---- average: ema += (1 - d) (weights - ema), after the step
     if state.ema is not None:
-        with torch.no_grad():                              # with a graph it would grow for ever
+        with torch.no_grad():                              # else autograd's graph would grow
             d = min(ema_decay, (1 + state.step) / (10 + state.step))
             weight = (1 - d) * (1 - bad)
             for average, parameter in zip(state.ema, state.parameters):
                 average.lerp_(parameter, weight)
 
-    # ---- log: a line speaks of one mode
+    # ---- log: no line spans two stages
     log.add(state.step, bad, loss, norm, losses, sums)
     if state.step % log_interval == 0 or state.step == stage.end:
         report()

@@ -40,7 +40,7 @@ def train(model, mode, steps, batch_size=256, learning_rate=1e-2, cond_drop=0.1)
         for group in optimizer.param_groups:
             group['lr'] = learning_rate * (1 - step / steps)
         rows = torch.multinomial(PROBABILITIES, batch_size, replacement=True)
-        batch = make_batch(data, rows, step, 0, batch_size, stage)
+        batch = make_batch(data, rows, step, 0, stage)
         loss, _ = loss_fn(batch, stage.predict)
         loss.backward()
         optimizer.step()

@@ -13,13 +13,14 @@ What loss.py, sample.py and evaluate.py ask of a text process. Time t runs from 
                                          right
     loss_coefficients(t)                 (B, n), if the loss depends on the clock beside its weight
     head_budget(rows, length, text_share, t_min)
-                                         how many positions are scored, at most
+                                         how many positions are scored: hardly ever more
     bound(model, tokens, latents, t_latent, u, known_mask)
                                          a draw of an upper bound on -log p, nats per sample
-    samplers                             {name: function}, as in samplers.py
+    samplers                             {name: function}, if it has its own; else samplers.py's
     mask_id                              MASK
 
-To add a process, write a module here and add one line to MODULES. The module has a function
+To add a process, write a module here and add one line to MODULES,
+and its knobs to ROOMS of configurator.py. The module has a function
     make(config, vocab_size)             the process; ValueError for wrong knobs
 The choices of the knob text_process are in train.py.
 """

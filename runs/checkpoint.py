@@ -12,9 +12,9 @@ number of processes reads them.
 Writing: all files go into step-N.tmp, are synced to the disk, and one rename makes it step-N.
 Another rename puts the name into `latest`. Only then are old checkpoints removed.
 
-Reading: training_state.json holds the size and the SHA-256 of the files beside it, and of itself,
-so a checkpoint can be proven whole. All shapes are compared with the file's header before a model
-is built.
+Reading: training_state.json holds the size and the SHA-256 of the files beside it, and its own
+SHA-256, so a checkpoint can be proven whole. All shapes are compared with the file's before memory
+is taken for a model.
 """
 import os
 import re

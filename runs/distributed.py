@@ -1,6 +1,6 @@
 """
-Many processes that act as one run: agreeing, and sharding a model. In a single process each
-function here is the identity. How the processes meet is in meeting.py.
+Many processes that act as one run: agreeing, and sharding a model. In a single process nothing
+is sent. How the processes meet is in meeting.py.
 
 Gradients and losses are summed on their device: over nccl on a GPU, over gloo on a CPU. Agreements
 of a few bytes, such as "a signal has come", are CPU tensors and always go over gloo. So they do not

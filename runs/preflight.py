@@ -141,7 +141,7 @@ def share_rows(batch_size, global_batch):
 
 
 def head_budget(text, adaptive, data, rows, t_min, masked_rows, causal_share, length):
-    """ On how many positions of a micro-batch the text head runs, at most. """
+    """ On how many positions of a micro-batch the text head runs: hardly ever more. """
     lengths = data.lengths()
     n = 0
     if masked_rows:

@@ -243,16 +243,16 @@ def resume_or_begin(state, data, text, config):
     processes.after_loading(model, text)
 
     # say so; and only now overwrite config.json
-    lines = [f'going on from {newest}']
-    if not newest:
-        lines = []
-        if init_from:
-            lines.append(f'begins with the best weights of {init_from}')
-        elif config['freeze'] == 'modality':
-            lines.append('warning: freeze=modality without init_from freezes an encoder at its '
-                         'random start: its modality will not be understood')
-    for line in lines if rank == 0 else ():
-        print(line, flush=True)
+    words = ''
+    if newest:
+        words = f'going on from {newest}'
+    elif init_from:
+        words = f'begins with the best weights of {init_from}'
+    elif config['freeze'] == 'modality':
+        words = ('warning: freeze=modality without init_from freezes an encoder at its random '
+                 'start: its modality will not be understood')
+    if words and rank == 0:
+        print(words, flush=True)
     return distributed.rank0_or_stop(2, run_folder.begin, config, data.folder,
                                      fresh=newest is None, step=state.step)
 

@@ -34,7 +34,7 @@ def read_schedule(name, schedule, what, max_iters):
     is a number of steps, or a share of the run such as 40%. ValueError says what is wrong. """
     found, first = [], 0
     *parts, last = [part.strip() for part in schedule.split(',')]
-    for part in [*parts, f'{last}:1']:
+    for part in [*parts, f'{last}:1']:                     # the last one has no count: any matches
         match = re.fullmatch('([^:]+):(0*[1-9][0-9]*)(%?)', part)
         if not match:
             raise ValueError(f'{name}={schedule!r}: expected {what}:STEPS,{what}:STEPS,{what}, '

@@ -89,7 +89,7 @@ def batches(dataset, **knobs):
                         rarity=rarity(data.counts(), pad), learns=False) | knobs) if knobs else None
     stage, = read_stages('unconditional', '', ('text',), 30, data.seq_len, lambda masked, causal, length: 16 * length)
     make_batch = AdaptiveBatchMaker(text, None, ('text',), 0, .1, 1e-3, adaptive=a) if a else BatchMaker(text, None, ('text',), 0, .1, 1e-3)
-    return [make_batch(data, np.arange(16) + 16 * step, step, 0, 16, stage) for step in range(0, 30, 3)], data, a
+    return [make_batch(data, np.arange(16) + 16 * step, step, 0, stage) for step in range(0, 30, 3)], data, a
 
 
 def test_beta_0_without_curriculum_is_plain_masking_bit_for_bit(dataset):

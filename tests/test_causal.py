@@ -219,7 +219,7 @@ def test_causal_rows_are_clean_scored_to_their_eos_and_last(dataset, mode):
     make = BatchMaker(text, GaussianLatents(data.live), ('text', 'latent'), 0, .25, .1, causal_weight=2.)
     B, stage = 16, stage_of(mode, text, lengths, 16, data.seq_len)
     rows = list(range(B))
-    batch = make(data, rows, 3, 0, B, stage)
+    batch = make(data, rows, 3, 0, stage)
     n = batch['n_causal']
     assert n == B * stage.shares['causal'] and (batch['mode'][B - n:] == CAUSAL).all() and (batch['mode'][:B - n] != CAUSAL).all()
     clean = {tuple(row.tolist()): z for row, z in zip(*data.rows(rows))}
@@ -241,7 +241,7 @@ def test_causal_rows_are_clean_scored_to_their_eos_and_last(dataset, mode):
     assert torch.equal(scored[:B - n] & masked, scored[:B - n]) and torch.equal(scored[:B - n][trained], masked[trained])
 
     # two processes draw what one draws
-    halves = [make(data, rows[i:i + 8], 3, i, B, stage_of(mode, text, lengths, 8, data.seq_len)) for i in (0, 8)]
+    halves = [make(data, rows[i:i + 8], 3, i, stage_of(mode, text, lengths, 8, data.seq_len)) for i in (0, 8)]
     both = torch.cat([half['x_t'] for half in halves])
     assert sorted(both.tolist()) == sorted(batch['x_t'].tolist())
     noise = torch.cat([half['noise'] for half in halves])
@@ -255,7 +255,7 @@ def test_the_loss_of_a_batch_is_that_of_its_two_kinds_by_hand(dataset):
     make = BatchMaker(text, latent, ('text', 'latent'), 0, .25, .1, causal_weight=3.)
     N, D = data.latent_shape
     model = network(size, L, n_latents=N, latent_dim=D)
-    batch = make(data, list(range(8)), 0, 0, 8, stage_of('l2t+causal', text, lengths, 8, L))
+    batch = make(data, list(range(8)), 0, 0, stage_of('l2t+causal', text, lengths, 8, L))
     loss_fn = Loss(model, make, lambda: torch.autocast('cpu', enabled=False))
     loss, sums = loss_fn(batch, ('text',))
 

@@ -34,7 +34,7 @@ def test_uniforms_and_normals_have_the_right_law():
 
 
 def test_each_clock_is_exactly_uniform_over_steps():
-    draws = [draw_clocks(0, step, 0, 8, 8, mode_shares('unconditional'), t_min=0.) for step in range(2000)]
+    draws = [draw_clocks(0, step, 0, 8, mode_shares('unconditional'), t_min=0.) for step in range(2000)]
     for clock in ('t_text', 't_latent'):
         t = torch.stack([d[clock] for d in draws])                       # (steps, rows)
         for row in range(8):
@@ -44,12 +44,12 @@ def test_each_clock_is_exactly_uniform_over_steps():
 
 def test_every_contiguous_slice_of_clocks_is_stratified_and_the_same_for_every_split():
     shares = mode_shares('unconditional+2*l2t+t2l')
-    whole = draw_clocks(5, 11, 0, 64, 64, shares)
+    whole = draw_clocks(5, 11, 0, 64, shares)
     for size in (8, 16, 32):
         for first in range(0, 64, size):
-            part = draw_clocks(5, 11, first, size, 64, shares)
+            part = draw_clocks(5, 11, first, size, shares)
             assert all(torch.equal(part[key], whole[key][first:first + size]) for key in whole)
-            drawn = draw_clocks(5, 11, first, size, 64, mode_shares('unconditional'), t_min=0.)
+            drawn = draw_clocks(5, 11, first, size, mode_shares('unconditional'), t_min=0.)
             for clock in ('t_text', 't_latent'):
                 gaps = torch.diff(drawn[clock].sort().values)
                 assert gaps.max() < 2 / size, 'a stretch of the clock without a row'
@@ -60,7 +60,7 @@ def test_every_contiguous_slice_of_clocks_is_stratified_and_the_same_for_every_s
 @pytest.mark.parametrize('mode', [*MODES, '2*unconditional+5*l2t+3*t2l'])
 def test_modes_draw_the_clocks_and_weights_of_the_table(mode):
     shares = mode_shares(mode)
-    c = draw_clocks(0, 0, 0, 4096, 4096, shares, cond_drop=.25)
+    c = draw_clocks(0, 0, 0, 4096, shares, cond_drop=.25)
     names = list(shares)
     for i, name in enumerate(names):
         rows = c['mode'] == i
@@ -94,7 +94,7 @@ def test_several_modes_share_the_rows_by_their_weights():
     assert mode_shares('3*l2t+5*causal') == dict(unconditional=0, l2t=.375, t2l=0, causal=.625)
     assert mode_shares('unconditional+2*l2t+t2l') == dict(unconditional=.25, l2t=.5, t2l=.25, causal=0)
     for first in range(0, 4096, 32):                                     # a number of causal rows that never changes: nothing recompiles
-        c = draw_clocks(3, 7, first, 32, 4096, mode_shares('7*l2t+causal'))
+        c = draw_clocks(3, 7, first, 32, mode_shares('7*l2t+causal'))
         assert (c['mode'] == list(MODES).index('causal')).sum() == 4
 
 
@@ -157,7 +157,7 @@ def test_scored_positions_are_the_masked_ones_with_their_targets_and_weights_at_
 def test_the_masked_positions_of_a_micro_batch_stay_below_the_head_budget(text, rows, length, first, batch, t_min):
     counts = []
     for step in range(300):
-        c = draw_clocks(0, step, first, rows, batch, mode_shares('l2t'), t_min=t_min)
+        c = draw_clocks(0, step, first, rows, mode_shares('l2t'), t_min=t_min)
         mask = text.corrupt(torch.zeros(rows, length, dtype=torch.int64), c['t_text'], uniforms(0, step, 'mask', 0, rows, length))[1]
         counts.append(mask.sum().item())
     budget = text.head_budget(rows, length, t_min=t_min)
@@ -170,7 +170,7 @@ def test_the_masked_positions_of_a_micro_batch_stay_below_the_head_budget(text, 
 def test_the_scored_positions_of_a_mixed_micro_batch_stay_below_the_head_budget(rows, length, first, batch):
     text, shares = MaskedText(50), mode_shares('unconditional+l2t+t2l')
     for step in range(300):
-        c = draw_clocks(0, step, first, rows, batch, shares)
+        c = draw_clocks(0, step, first, rows, shares)
         mask = text.corrupt(torch.zeros(rows, length, dtype=torch.int64), c['t_text'], uniforms(0, step, 'mask', 0, rows, length))[1]
         assert (mask & (c['text_on'] > 0)[:, None]).sum() <= text.head_budget(rows, length, 2 / 3, 1e-3) < rows * length
 

@@ -75,18 +75,18 @@ def test_where_the_length_is_given_EOS_and_PAD_are_seen_and_never_scored(protein
     make_batch, stage = batches_of(data, predict_length=False)
     rows = np.arange(64)
     for step in range(4):
-        b = make_batch(data, rows, step, 0, 64, stage)
+        b = make_batch(data, rows, step, 0, stage)
         scored = b['weight'] > 0
         ends = is_end(data.rows(rows, uniforms(0, step, 'crop', 0, 64, 1)[:, 0])[0], data.tokenizer)
         assert scored.sum() > 100 and not ends.flatten()[b['positions'][scored]].any() and ends.any()
         assert (is_end(b['x_t'], data.tokenizer) == ends).all(), 'a masked end'
     stage.seq_len = 10                                                   # of a length_schedule: crops of that, from anywhere
-    short = make_batch(data, rows, 0, 0, 64, stage)['x_t']
+    short = make_batch(data, rows, 0, 0, stage)['x_t']
     expected = data.rows(rows, uniforms(0, 0, 'crop', 0, 64, 1)[:, 0], 10)[0]
     seen = short != make_batch.text.mask_id
     assert short.shape == (64, 10) and torch.equal(short[seen], expected[seen]) and not torch.equal(expected, data.rows(rows)[0][:, :10])
     stage.seq_len = 24
-    other = batches_of(data)[0](data, rows, 0, 0, 64, stage)
+    other = batches_of(data)[0](data, rows, 0, 0, stage)
     assert is_end(other['targets'][other['weight'] > 0], data.tokenizer).any(), 'the control: else they are scored'
 
 
@@ -104,7 +104,7 @@ def test_loss_weights_are_those_of_the_bound_of_flow_matching_and_of_RDM(protein
     data = PackedDataset(str(proteins), 'train', 24, crop=True)
     make_batch, stage = batches_of(data, predict_length=False)
     make_batch.text = MaskedText(data.tokenizer.vocab_size, loss_weight=which)
-    b = make_batch(data, np.arange(16), 0, 0, 16, stage)
+    b = make_batch(data, np.arange(16), 0, 0, stage)
     scored = b['weight'] > 0
     assert torch.allclose(b['weight'][scored] * 16 * 24, law(b['t_text'][b['positions'][scored] // 24]), rtol=1e-4)
 

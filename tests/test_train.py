@@ -289,7 +289,7 @@ def test_a_length_schedule_cuts_the_texts_counts_its_tokens_and_goes_with_a_mode
     text, latent = MaskedText(data.tokenizer.vocab_size), GaussianLatents(data.live)
     make_batch = BatchMaker(text, latent, ('text', 'latent'), 0, .1, 1e-3)
     rows = np.arange(8)
-    short, whole = (make_batch(data, rows, 0, 0, 8, stage) for stage in stages)
+    short, whole = (make_batch(data, rows, 0, 0, stage) for stage in stages)
     assert short['x_t'].shape == (8, 8) and whole['x_t'].shape == (8, 32) and torch.equal(short['clean'], whole['clean'])
     seen = short['x_t'] != text.mask_id
     assert torch.equal(short['x_t'][seen], data.rows(rows)[0][:, :8][seen]), 'the beginning of each text'
@@ -302,7 +302,7 @@ def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
     L = int(np.median(data.lengths())) + 1                               # so that about half of the texts fit, with their EOS
     stages = read_stages(mode, f'{L}:4,32', ('text', 'latent'), 12, 32, lambda masked, causal, length: 64 * length)
     rows = np.arange(64)
-    short, whole = (BatchMaker(text, latent, ('text', 'latent'), 0, .1, .1)(data, rows, 0, 0, 64, stage) for stage in stages)
+    short, whole = (BatchMaker(text, latent, ('text', 'latent'), 0, .1, .1)(data, rows, 0, 0, stage) for stage in stages)
     fits = torch.from_numpy(data.lengths()[:64] < L)
     assert 8 < fits.sum() < 56
     assert torch.equal(short['row_weight'], torch.where(fits, whole['row_weight'], 0)) and (short['row_weight'] > 0).any()
@@ -319,7 +319,7 @@ def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
     assert sums['latent_count'].sum() == n and set(entry['latent_mse_by_t']) - {None} == {2.}
 
     # without a text nothing is cut
-    alone = BatchMaker(text, latent, ('latent',), 0, .1, .1)(data, rows, 0, 0, 64, read_stages(
+    alone = BatchMaker(text, latent, ('latent',), 0, .1, .1)(data, rows, 0, 0, read_stages(
         'unconditional', f'{L}:4,32', ('latent',), 12, 32, lambda masked, causal, length: 1)[0])
     assert (alone['row_weight'] > 0).all()
 
@@ -587,7 +587,7 @@ def test_accuracy_and_nats_per_token_do_not_count_padding(dataset):
     text = MaskedText(data.tokenizer.vocab_size)
     make_batch = BatchMaker(text, GaussianLatents(data.live), ('text', 'latent'), 0, .1, 1e-3)
     rows = np.arange(8)
-    batch = make_batch(data, rows, 0, 0, 8, stages[0])
+    batch = make_batch(data, rows, 0, 0, stages[0])
     is_pad = batch['targets'] == data.tokenizer.pad
     scored = batch['weight'] > 0
     assert (scored & is_pad).any() and (scored & ~is_pad).any()
