@@ -304,7 +304,8 @@ class MaskedText:
             return self.bound_weight(t)
         if self.loss_weight == 'uniform':
             return torch.ones_like(t)
-        return 1 - t
+        if self.loss_weight == 'rdm':
+            return 1 - t
 
     def mean_share(self, t_min=0.):
         """ E_t [M(t)], t ~ U(t_min, 1), by the midpoint rule. """

@@ -99,6 +99,15 @@ def test_the_commands_of_the_page_are_right_where_its_extensions_are_made(tree):
     assert len(commands) >= 10 and not wrong, '\n'.join(wrong)
 
 
+def test_the_trainings_of_the_page_train_where_its_extensions_are_made(tree, dataset, tmp_path):
+    here = [f'--dataset={dataset}', *TINY, '--max_iters=2', '--eval_iters=1']
+    trainings = [command.line.split()[1:] for command in commands_of('docs/extending.md')
+                 if ' train.py ' in command.line and '--dataset=' not in command.line]
+    assert len(trainings) >= 2
+    for rc, _, err in run_each(*([*args, *here, f'--out_dir={tmp_path}/{i}'] for i, args in enumerate(trainings)), cwd=tmp_path, root=tree):
+        assert rc == 0, err
+
+
 def test_a_sampler_a_text_process_and_a_task_of_the_page_work_in_training_sampling_and_evaluation(tree, dataset, finished, tmp_path):
     data, here, whole = f'--dataset={dataset}', f'--out_dir={tmp_path}/early', tmp_path / 'whole'
     shutil.copytree(finished, whole)                                     # evaluate.py writes into the run folder
