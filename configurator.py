@@ -90,6 +90,8 @@ def follows_one(value, one):
         return isinstance(value, bool)
     if one[0] == '<':
         return isinstance(value, str) and value != ''
+    if one == 'None':
+        return value is None
     interval = INTERVAL.fullmatch(one)
     if not interval:
         return one in (value, repr(value).removesuffix('.0'))
@@ -238,7 +240,7 @@ def run_config(path):
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         line = [frame.lineno for frame in frames if frame.filename == file]
-        line = getattr(error, 'lineno', None) or line[-1]
+        line = getattr(error, 'lineno', None) or (line or ['?'])[-1]
         what = f'{type(error).__name__}: {getattr(error, "msg", error)}'
         stop(f'config file {path}, line {line}: {what}')
 

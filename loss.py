@@ -223,7 +223,7 @@ class Loss(nn.Module):
         # one clock per row, evenly over (0, 1); the text is masked on the host
         u = uniforms(make.seed, i, 'evaluation', 0, B, 1 + data.seq_len)
         u[:, 0] = (u[0, 0] + torch.arange(B) / B) % 1
-        spread = u[:, 0].clone()
+        spread = u[:, 0].float()
         noise = None
         if 'latent' in make.streams:
             noise = normals(make.seed, i, 'evaluation latent', 0, *latents.shape)

@@ -92,7 +92,7 @@ keep = 2                       # [1, 1e6]: the newest checkpoints, kept beside t
                                # newest is broken, only the best is left
 eval_interval = 500            # [1, 1e9]: evaluate, and save
 eval_iters = 16                # [1, 1e6]: batches of batch_size rows of the validation split
-log_interval = 50              # [1, 1e6]
+log_interval = 50              # [1, 1e4]
 wandb_project = ''             # log there too: pip install wandb; a resumed run goes on in its own
 
 # ---- ADVANCED: what most runs leave alone
@@ -275,7 +275,8 @@ def evaluate():
         for i in range(0, n, world):
             if all_reduce_max(signal_seen):
                 return False
-            part = loss_fn.validate(val_data, (i + rank) % n, batch_size, predict, modes)
+            with stop_on_error():                          # data that is found wrong only when read
+                part = loss_fn.validate(val_data, (i + rank) % n, batch_size, predict, modes)
             if i + rank < n:                           # else it ran for FSDP, which gathers for all
                 sums += part
     model.train()
@@ -423,8 +424,9 @@ while True:
     norm = norm.full_tensor() if is_sharded else norm
     bad = torch.zeros((), device=device)
     if guard:
-        # the median is nan until 64 norms are known: no spike before that
-        is_spike = norm > guard * state.history.median()
+        # the median is nan until 64 norms are known, and 0 where most steps have no loss
+        median = state.history.median()
+        is_spike = (median > 0) & (norm > guard * median)
         bad = (~torch.isfinite(norm) | ~torch.isfinite(loss) | is_spike).float()
 
     # ---- step: nothing moves where `bad` is 1

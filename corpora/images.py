@@ -81,8 +81,8 @@ def read_images(source):
 
     # its records; the image itself is read when its latents are asked for
     for record, where in read_records(lists[0], source):
-        if record is None:                       # longer than document_limit
-            yield Document(None)
+        if not isinstance(record, dict):         # a blank line, or longer than document_limit
+            yield Document(record)
             continue
         file_name = text_of(record, 'file_name', where)
         text = text_of(record, source.field, where)

@@ -55,7 +55,9 @@ def read_file(path, source, counts):
         yield from read_parquet(path, source)
     elif kind in ('.csv', '.tsv', '.jsonl'):
         for record, where in read_records(path, source):
-            yield None if record is None else text_of(record, source.field, where)
+            # else a blank line, '', which is an empty document, or a line that is too long, None
+            is_record = isinstance(record, dict)
+            yield text_of(record, source.field, where) if is_record else record
     else:
         with open_text(path, source) as f:
             if kind in FASTA:
@@ -184,8 +186,8 @@ def text_of(record, field, where):
 
 
 def read_records(path, source):
-    """ (record, where) of a .jsonl, .csv or .tsv file: a dict of each line that is not blank, or
-    of each row. record None: a line of JSON longer than document_limit. """
+    """ (record, where) of a .jsonl, .csv or .tsv file: a dict of each line, or of each row. Of a
+    blank line of JSON the record is '', of one longer than document_limit it is None. """
     is_table = kind_of(path) != '.jsonl'
     with open_text(path, source, newline='' if is_table else '\n') as f:
         for record in read_table(f) if is_table else read_json_lines(f):
@@ -196,7 +198,9 @@ def read_json_lines(f):
     for line in f.lines():
         if len(line) > f.source.document_limit:
             yield None
-        elif line.strip():
+        elif not line.strip():
+            yield ''
+        else:
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError) as error:

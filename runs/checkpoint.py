@@ -282,7 +282,8 @@ def load_model(out_dir, which='best', ema=True, device='cpu'):
             sketch = processes.add_modules(Model(drawn), knobs)
         sketch.load_state_dict(weights, assign=True)
     except Exception as error:
-        raise ValueError(f'{path}: found another network than this code makes: {error}') from None
+        words = ' '.join(str(error).split())[:300]
+        raise ValueError(f'{path}: found another network than this code makes: {words}') from None
     check_table_sizes(sketch, path)
     model = processes.add_modules(Model(config), knobs)
     model.load_state_dict(weights)

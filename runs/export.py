@@ -107,7 +107,7 @@ def card(title, config, meta, step, license, hardware, results):
         'predicts both clean. Loading it runs no code of this folder.', '',
         '| | |', '|---|---|',
         f'| mode | {config["mode"]} |',
-        f'| data | {meta["name"]}, {meta["splits"]["train"]["samples"]:,} samples |',
+        f'| data | {meta["splits"]["train"]["samples"]:,} samples |',
         f'| encoder of the latents | {encoder} |',
         f'| steps | {step:,} |',
         f'| hardware | {hardware or "not recorded"} |',

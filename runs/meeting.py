@@ -5,8 +5,10 @@ torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. For SLU
 distributed.py sets them. Any other launcher may set them too (docs/cluster.md).
 """
 import os
+import queue
 import socket
 import sys
+import threading
 import time
 import traceback
 from datetime import timedelta
@@ -35,10 +37,11 @@ def reach_master(seconds):
     # rank 0 will be the one that listens, so it only looks its own name up
     deadline = time.monotonic() + seconds
     while True:
+        left = max(0.2, deadline - time.monotonic())
         try:
-            socket.getaddrinfo(host, port)
+            look_up(host, port, left)
             if rank > 0:
-                socket.create_connection((host, port), timeout=seconds).close()
+                socket.create_connection((host, port), timeout=left).close()
             return found
         except OSError as error:
             is_unknown = error.errno == socket.EAI_NONAME
@@ -47,6 +50,26 @@ def reach_master(seconds):
                                       f'MASTER_PORT={port}: {error}; is it running there, and is '
                                       'the port open?') from None
             time.sleep(0.2)
+
+
+def look_up(host, port, seconds):
+    """ OSError where a name is not known, also where no name server answers in so many seconds:
+    the call itself would wait for longer. """
+    answer = queue.SimpleQueue()
+
+    def ask():
+        try:
+            answer.put(socket.getaddrinfo(host, port))
+        except OSError as error:
+            answer.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        found = answer.get(timeout=seconds)
+    except queue.Empty:
+        found = TimeoutError('no name server answers')
+    if isinstance(found, OSError):
+        raise found
 
 
 def join(device, seconds):

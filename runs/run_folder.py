@@ -81,7 +81,9 @@ def replaced_values(out_dir, config, step):
                if name not in HARMLESS]
     if learned:
         print(f'resumed with other knobs: {", ".join(learned)}', flush=True)
-    earlier = before.get('resumed_from', [])
+    earlier = before.get('resumed_from')
+    if not isinstance(earlier, list):                      # the first resume, or a damaged file
+        earlier = []
     return [*earlier, {'step': step, **changed}] if changed else earlier
 
 

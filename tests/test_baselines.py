@@ -359,7 +359,7 @@ def draw(process, denoiser, n, steps, seed=0, given=None, tokens=None, temperatu
     rng = torch.Generator().manual_seed(seed)
     tokens = torch.full((n, L), V) if tokens is None else tokens
     given = torch.zeros(n, L, dtype=torch.bool) if given is None else given
-    return process.samplers['ancestral'][0](denoise, make_propose(temperature, 1.0, rng), process, tokens, given, steps, rng, **knobs)
+    return process.samplers['ancestral'](denoise, make_propose(temperature, 1.0, rng), process, tokens, given, steps, rng, **knobs)
 
 
 @pytest.mark.parametrize('process', [GIDD(V, .2), GIDD(V, .5, 2.), GIDD(V, 0.), HDLM(V, CLUSTERS), HDLM(V, CLUSTERS, 2., .8),
@@ -473,7 +473,7 @@ def test_writing_ends_at_the_eos_of_the_tokenizer_which_need_not_be_the_last_id_
     def denoise(tokens, t, positions):
         x = torch.tensor([[3, 7, 5], [4, 6, 7]])[:, min(tokens.shape[1] - 1, 2)]
         return torch.nn.functional.one_hot(x, 20).float()
-    out = process.left_to_right(denoise, make_propose(0, 1, None), process, blank, blank < 0, 0, None, lambda x: states.append(x))
+    out = process.left_to_right(denoise, make_propose(0, 1, None), process, blank, blank < 0, 0, None, lambda x, *_: states.append(x))
     assert out.tolist() == [[3, 7] + [19] * 14, [4, 6, 7] + [19] * 13] and len(states) == 8
     process.check_known(torch.tensor([[1, 20, 7, 19]]), torch.tensor([[False, True, False, False]]), torch.tensor([[True, False, True, True]]))
 

@@ -141,7 +141,7 @@ def test_a_file_may_hold_the_knobs_of_other_scripts_but_no_typo(demo, refused, t
     ('batch_size = "8"', "knob 'batch_size' in c.py: '8' is no int"), ('batch_size = True', 'True is no int'), ('lr = None', 'None is no float'),
     ('min_lr = {"a": 1}', "{'a': 1}, expected None"), ('betas = .9', '0.9, expected values like (0.9, 0.99)'),
     ('lr = 1\nbatch_size =', 'config file c.py, line 2: SyntaxError'), ('lr = 1\n\nbatch_size = rows', 'config file c.py, line 3: NameError'),
-    ('raise ValueError("two\\nlines")', 'line 1: ValueError: two lines')])
+    ('lr = 1\0', 'config file c.py, line'), ('raise ValueError("two\\nlines")', 'line 1: ValueError: two lines')])
 def test_a_mistake_in_a_config_file_stops_with_one_line(refused, tmp_path, content, words):
     (tmp_path / 'c.py').write_text(content)
     refused(['c.py'], words)

@@ -66,10 +66,9 @@ OPTION_SETS = {
 # what may wait, and when
 BEGIN = {'train.py: live = train_data.live.to(device) if train_data.latent_shape else None',
          'train.py: model = processes.add_modules(Model(model_config), config).to(device)',
-         'train.py: model.importance.rarity.copy_(adaptive.rarity)', 'runs/resume.py begin_with_bag'}
+         'train.py: model.importance.rarity.copy_(adaptive.rarity)', 'runs/resume.py fill'}
 A_LOG_LINE = {'train.py report', 'runs/log.py StepLog.report', 'train.py check_streak'}
-AN_EVALUATION = {'loss.py Loss.validate', 'diffusion.py MaskedText.bound',
-                 'processes/autoregressive.py exact_nll', 'processes/integral.py IntegralProcess.bound'}
+AN_EVALUATION = {'loss.py Loss.validate', 'diffusion.py sum_over_texts'}
 A_CHECKPOINT = {'runs/resume.py State.save', 'runs/checkpoint.py save', 'runs/checkpoint.py write_files'}
 NOW_AND_THEN = BEGIN | A_LOG_LINE | AN_EVALUATION | A_CHECKPOINT
 
@@ -78,8 +77,7 @@ NOW_AND_THEN = BEGIN | A_LOG_LINE | AN_EVALUATION | A_CHECKPOINT
 MUON = 'train.py: elif not bad.item():'
 LEARNED = {'processes/adaptive.py AdaptiveBatchMaker.mask_by', 'processes/adaptive.py Adaptive.emphasis', 'diffusion.py positions_of'}
 OF_STEPS = {'muon': {MUON}, 'l2t+causal by Muon': {MUON}, 'importance learned': LEARNED, 'importance hybrid': LEARNED}
-OF_BEGIN = {'hdlm': {'runs/resume.py resume_or_begin', 'processes/hdlm.py after_loading', 'processes/hdlm.py describe',
-                     'processes/hdlm.py HDLM.cluster_of'}}
+OF_BEGIN = {'hdlm': {'runs/resume.py resume_or_begin', 'processes/__init__.py after_loading', 'processes/hdlm.py HDLM.cluster_of'}}
 
 
 @pytest.fixture(scope='module')

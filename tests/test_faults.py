@@ -487,6 +487,13 @@ def test_fault_18_the_disk_is_full(dataset, tmp_path):
     assert train(dataset, out).returncode == 0                           # room again: it goes on
 
 
+def test_a_median_of_zero_makes_no_step_a_spike(dataset, tmp_path):
+    """ Most steps of t2l beside cut texts have no loss, so their gradient is exactly 0. """
+    before = 'import torch\nfrom runs import resume\nresume.State.history = property(lambda self: torch.zeros(64), lambda self, norms: None)'
+    assert Job(dataset, tmp_path / 'run', '--max_iters=4', before=before).wait() == [0]
+    assert not skips(tmp_path / 'run')
+
+
 def test_fault_19_a_truncated_dataset(dataset, tmp_path):
     commands, expected = [], []
     for name in ('train-00000.tokens.bin', 'train-00000.latents.npy', 'val-00000.offsets.npy', 'latent_stats.npz'):
@@ -513,9 +520,14 @@ def test_fault_21_data_that_contradicts_its_manifest(dataset, tmp_path):
         tokens = np.memmap(folder / 'train-00000.tokens.bin', np.uint16, 'r+')
         tokens[5] = 60_000
         tokens.flush()
+
+    def far_offset(folder):                                              # of the split that training does not read
+        offsets = np.load(folder / 'val-00000.offsets.npy')
+        offsets[2] = 10 ** 9
+        np.save(folder / 'val-00000.offsets.npy', offsets)
     cases = [(meta_with(lambda m: m.update(latent_shape=[1, 17])), ['(17,)', '(16,)']),
              (meta_with(lambda m: m['tokenizer'].update(vocab_size=10 ** 9)), ['1000000000', '300']),
-             (large_id, ['60000', '300'])]
+             (large_id, ['60000', '300']), (far_offset, ['val-00000.offsets.npy'])]
     commands = []
     for i, (damage, _) in enumerate(cases):
         shutil.copytree(dataset, tmp_path / str(i))

@@ -99,8 +99,8 @@ def test_latents_are_the_encoding_of_exactly_the_text_that_the_tokens_decode_to(
     assert torch.equal(ds.raw_latents(np.arange(len(ds))), encoder(texts).half().float())
     assert [ds.tokenizer.decode(row) for row in ds.rows(np.arange(len(ds)))[0]] == texts
     raw = ds.raw_latents(np.arange(len(ds))).double().reshape(-1, 8)
-    assert torch.allclose(ds.mean.double(), raw.mean(0), atol=1e-6)
-    assert torch.allclose(ds.std.double(), raw.std(0, unbiased=False), atol=1e-6)
+    assert torch.allclose(ds.stats.mean.double(), raw.mean(0), atol=1e-6)
+    assert torch.allclose(ds.stats.std.double(), raw.std(0, unbiased=False), atol=1e-6)
 
 
 def test_a_real_encoder_of_tiny_size_and_no_encoder_at_all(tmp_path):
