@@ -444,20 +444,16 @@ class GaussianLatents:
     """
     schedule      vp | rf
     target        v | x0 | flow | eps: what the network predicts
-    loss_weight   none: 1 on the target;  snr: SNR = alpha^2 / sigma^2, as a weight of the x0 error;
-                  min_snr: likewise min(SNR, 5)
     live (D,)     0 for dead dimensions: there z, noise and prediction are 0, in training and in
                   sampling, and the loss does not count them
     """
 
-    def __init__(self, live, schedule='vp', target='v', loss_weight='none'):
+    def __init__(self, live, schedule='vp', target='v'):
         check_choice('latent_schedule', schedule, ('vp', 'rf'))
         check_choice('latent_target', target, ('v', 'x0', 'flow', 'eps'))
-        check_choice('latent_loss_weight', loss_weight, ('none', 'snr', 'min_snr'))
         self.live = live
         self.schedule = schedule
         self.target = target
-        self.loss_weight = loss_weight
 
     # the schedule
 
@@ -521,24 +517,9 @@ class GaussianLatents:
 
     # the loss
 
-    def training_weight(self, t):
-        """ The weight of the squared error of the target: 1, or W(SNR) * (d x0 / d target)^2.
-        With W = SNR that is SNR for x0, 1 for eps, and SNR / (SNR + 1) for v on vp. """
-        if self.loss_weight == 'none':
-            return torch.ones_like(t)
-
-        alpha_t, sigma_t = self.alpha_sigma(t)
-        snr = (alpha_t / sigma_t) ** 2
-        if self.loss_weight == 'min_snr':
-            snr = snr.clamp(max=5)
-
-        a, b = self.combination(alpha_t, sigma_t)
-        slope = sigma_t / (alpha_t * b - sigma_t * a)                    # |d x0 / d target|
-        return snr * slope ** 2
-
     def loss(self, out, target, row_weight):
         """ loss = mean over rows of row_weight * (mean squared error per live dimension)
-        row_weight (B,): training_weight(t), 0 where the row has no latent loss. All B rows count.
+        row_weight (B,): 1, or 0 where the row has no latent loss. All B rows count.
         Returns the loss, and the error per row (B,), unweighted. """
         squared = (out - target).square() * self.live                    # (B, N, D)
         error = squared.mean(1).sum(1) / self.live.sum()                 # (B,)

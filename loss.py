@@ -49,7 +49,7 @@ class BatchMaker:
                                        at unused positions
         coefficients (B, n)            what else a process of processes/ needs of the text clocks
         clean, noise (B, N, D)         the latents; Loss mixes them
-        row_weight (B,)                of the latent loss, 0 where a row has none
+        row_weight (B,)                1, or 0 where a row has no latent loss
         n_causal                       how many rows are causal, the last ones
         pad, n_real, n_real_causal     the id of PAD, the real tokens of rows that are masked, and
                                        of causal rows: for the log
@@ -118,8 +118,7 @@ class BatchMaker:
             batch['clean'] = latents
             batch['noise'] = noise
             if 'latent' in stage.predict:
-                weight = self.latent.training_weight(clocks['t_latent'])
-                batch['row_weight'] = torch.where(clocks['latent_on'] > 0, weight, 0).float()
+                batch['row_weight'] = clocks['latent_on'].float()
         return batch
 
     def mask(self, tokens, t, text_on, u, budget, step, known_mask, real, n_causal):

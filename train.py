@@ -112,7 +112,6 @@ text_loss_weight = 'bound'     # bound | uniform | rdm | dynamic | clip; bound: 
 latent_schedule = 'vp'         # vp | rf
 latent_target = None           # None | v | x0 | flow | eps; None: x0 where one vector is
                                # predicted from text, else v
-latent_loss_weight = 'none'    # none | snr | min_snr
 t_min = 1e-3                   # (0, 1): clocks are drawn from (t_min, 1)
 # other text processes (processes/); their knobs, and those of importance and muon, stand in their
 # own files, and --help has them
@@ -142,7 +141,7 @@ with stop_on_error():
     model_config = preflight.network(config, train_data)     # settles config['latent_target']
     text = processes.text_process(config, model_config.vocab_size)
     live = train_data.live.to(device) if train_data.latent_shape else None
-    latent = GaussianLatents(live, latent_schedule, config['latent_target'], latent_loss_weight)
+    latent = GaussianLatents(live, latent_schedule, config['latent_target'])
     adaptive = processes.adaptive_masking(config, train_data)        # ATAT; None for most runs
     micro_batch, grad_accum = preflight.share_rows(batch_size, global_batch)
     rows_a_step = micro_batch * grad_accum * world

@@ -59,7 +59,7 @@ OPTION_SETS = {
     'mode and length schedules': ['--mode=l2t:1,l2t+causal', '--length_schedule=16:1,32'],
     'no EMA, no guard': ['--ema_decay=0', '--guard=0', '--global_batch=16'],
     'predict_length=False': [*TEXT, '--predict_length=false', '--text_clock=false', '--seq_len=12'],
-    'latents alone': ['--streams=latent,', '--mode=unconditional', '--latent_target=x0', '--latent_loss_weight=min_snr'],
+    'latents alone': ['--streams=latent,', '--mode=unconditional', '--latent_target=x0'],
     'flow in float32': ['--mode=unconditional+l2t+t2l', '--latent_schedule=rf', '--latent_target=flow', '--dtype=float32'],
 }
 

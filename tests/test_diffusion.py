@@ -248,21 +248,6 @@ def test_both_ends_of_the_latent_schedules_are_exact_in_float32():
         GaussianLatents(torch.ones(1), target='eps').x0_and_e(torch.ones(1, 1, 1), torch.ones(1, 1, 1), torch.ones(1))
 
 
-@pytest.mark.parametrize('weighting', ['snr', 'min_snr'])
-def test_loss_weights_are_the_x0_weights_seen_through_each_target(weighting):
-    t = torch.linspace(.05, .95, 19, dtype=torch.float64)
-    for schedule, target in PROCESSES:
-        latent = GaussianLatents(torch.ones(4), schedule, target, weighting)
-        a, s = latent.alpha_sigma(t)
-        z, e, out = torch.randn(3, 19, 1, 4, dtype=torch.float64)
-        z_t, e = latent.corrupt(z, t, e)
-        x0 = latent.x0_and_e(out, z_t, t)[0]
-        snr = (a / s) ** 2
-        expected = (snr if weighting == 'snr' else snr.clamp(max=5)) * (x0 - z).square().mean((1, 2))
-        _, error = latent.loss(out, latent.target_of(z, e, t), latent.training_weight(t))
-        assert torch.allclose(latent.training_weight(t) * error, expected)
-
-
 def test_dead_dimensions_carry_no_noise_no_loss_and_come_back_as_zero():
     live = torch.tensor([1., 0., 1.])
     latent = GaussianLatents(live)

@@ -153,8 +153,8 @@ Watched().__enter__()
 
 
 MODES = [['--mode=t2l'], ['--mode=unconditional', '--latent_schedule=rf', '--latent_target=flow'],
-         ['--mode=unconditional+l2t+t2l', '--latent_loss_weight=min_snr', '--latent_target=x0', '--text_schedule=cosine'],
-         ['--mode=unconditional+l2t+t2l', '--latent_loss_weight=snr', '--latent_target=eps'],
+         ['--mode=unconditional+l2t+t2l', '--latent_target=x0', '--text_schedule=cosine'],
+         ['--mode=unconditional+l2t+t2l', '--latent_target=eps'],
          ['--mode=unconditional', '--streams=text'], ['--mode=unconditional', '--streams=latent'],
          ['--dtype=bfloat16', '--ema_decay=0']]
 
@@ -350,7 +350,7 @@ def test_overlays_set_nothing_of_the_run():
 
 
 KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_weight=3', '--t_min=0.3', '--mode=unconditional+9*l2t+t2l',
-         '--latent_loss_weight=min_snr', '--text_schedule=polynomial', '--grad_clip=1e-3', '--seed=1', '--weight_decay=9',
+         '--text_schedule=polynomial', '--grad_clip=1e-3', '--seed=1', '--weight_decay=9',
          '--betas=0.1,0.1', '--learning_rate=0.1', '--warmup_iters=9', '--min_lr=0.9', '--optimizer=muon', '--ema_decay=0.1',
          '--optimizer=muon --muon_lr=0.1', '--optimizer=muon --muon_iterations=3', '--global_batch=16', '--mode=l2t:3,unconditional+l2t+t2l',
          '--text_loss_weight=rdm', '--text_schedule=ddpm', '--text_clock=false --predict_length=false', *(
