@@ -64,7 +64,6 @@ NOT_RUN = {
     'python prepare.py config/openwebtext.py': 'the same',
     'torchrun --standalone --nproc_per_node=8 prepare.py config/l2t.py --input= --hub_dataset=openwebtext': 'the same',
     'python prepare.py --input=notes.txt --encoder=e5_small': 'downloads an encoder (tests/test_extending.py loads its row from a folder)',
-    'python -m pytest': 'runs the tests',
 }
 
 
