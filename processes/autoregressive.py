@@ -33,6 +33,6 @@ def exact_nll(model, tokens, latents, t_latent):
     """ -log p of each text, nats per sample (B,), float64. tokens (B, L) and the result lie on the
     host; latents (B, N, D), at clock t_latent (B,), on the device. """
     B, V = len(tokens), model.config.vocab_size
-    is_real = tokens != V - 1                                            # no PAD
+    is_real = tokens != V - 1                                            # PAD is the last id
     return sum_over_texts(nll_of, model, V, tokens, latents, torch.zeros(B), t_latent, is_real,
                           tokens, n_causal=B)

@@ -43,8 +43,7 @@ class State:
     counters = ('step', 'evaluated_at', 'best_val')
     counters_on_device = ('skipped', 'streak', 'history')
 
-    def __init__(self, model, optimizers, ema_decay, n_norms, device, global_batch,
-                 modes):
+    def __init__(self, model, optimizers, ema_decay, n_norms, device, global_batch, modes):
         self.model = model
         self.optimizers = optimizers
         self.device = device

@@ -134,6 +134,13 @@ def test_a_file_may_hold_the_knobs_of_other_scripts_but_no_typo(demo, refused, t
     refused(['d.py'], "unknown knob 'num_sample' in d.py, did you mean 'num_samples'?")
 
 
+def test_the_word_None_is_not_None():
+    knob = Knob(None, 'None | v | x0', '')
+    assert knob.settle(None) is None and knob.settle('v') == 'v'
+    with pytest.raises(ValueError, match='expected None'):
+        knob.settle('None')
+
+
 @pytest.mark.parametrize('content, words', [
     ('batch_siz = 4', "unknown knob 'batch_siz' in c.py, did you mean 'batch_size'?"),
     ('zzzz = 4', "unknown knob 'zzzz' in c.py, --help lists them"),

@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 import torch
 
-from runs import checkpoint
+from runs import checkpoint, meeting
 from data import PackedDataset, row_order
 from runs.files import sealed
 from launch import HANGS, ROOT, SLOW, TINY, Job, log, run, run_each, saved, train, train_each, weights
@@ -487,6 +488,14 @@ def test_fault_18_the_disk_is_full(dataset, tmp_path):
     assert train(dataset, out).returncode == 0                           # room again: it goes on
 
 
+def test_a_silent_name_server_is_not_waited_for(monkeypatch):
+    answered = threading.Event()
+    monkeypatch.setattr(socket, 'getaddrinfo', lambda *args: answered.wait(HANGS))
+    with pytest.raises(TimeoutError, match='no name server answers'):
+        meeting.look_up('gpu01.example.org', 29500, 0.1)
+    answered.set()
+
+
 def test_a_median_of_zero_makes_no_step_a_spike(dataset, tmp_path):
     """ Most steps of t2l beside cut texts have no loss, so their gradient is exactly 0. """
     before = 'import torch\nfrom runs import resume\nresume.State.history = property(lambda self: torch.zeros(64), lambda self, norms: None)'
@@ -535,6 +544,20 @@ def test_fault_21_data_that_contradicts_its_manifest(dataset, tmp_path):
         commands.append(['train.py', f'--dataset={tmp_path}/{i}', f'--out_dir={tmp_path}/run', *TINY])
     for (_, words), (rc, _, err) in zip(cases, run_each(*commands)):
         assert rc == 2 and err.count('\n') == 1 and all(word in err for word in words), err
+
+
+def test_validation_data_found_wrong_only_when_it_is_read_is_one_line(dataset, tmp_path):
+    before = """
+import data
+rows = data.PackedDataset.rows
+def patched(self, *args):
+    if self.split == 'val':
+        raise ValueError('val-00000: wrong')
+    return rows(self, *args)
+data.PackedDataset.rows = patched
+"""
+    job = Job(dataset, tmp_path / 'run', before=before)
+    assert job.wait() == [2] and job.err() == 'error: val-00000: wrong\n'
 
 
 def corpus(path, n=400):

@@ -169,8 +169,9 @@ def test_the_command_line_interpolates_tries_lengths_and_refuses_the_rest_in_a_l
     here = ['sample.py', f'--out_dir={finished}', '--device=cpu', '--steps=2']
     other = '--interpolate=a blue cat sits near the house number 7'
     good = [['--mode=l2t', f'--text={TEXT}', other, '--num_samples=4'],
-            ['--mode=infill', '--text=a [MASK:1-3] dog [MASK:0-1] near the park', '--num_samples=2'],
-            ['--mode=l2t', '--text=a [MASK] dog', '--ask=false']]                     # a default, given by hand
+            # rerank: infill does not read it, but this is its default
+            ['--mode=infill', '--text=a [MASK:1-3] dog [MASK:0-1] near the park', '--num_samples=2', '--rerank=1'],
+            ['--mode=l2t', '--text=a [MASK] dog']]
     wrong = [(['--mode=l2t', f'--text={TEXT}', other], 'at least 2'), (['--mode=infill', '--text=a [MASK]', other], 'does not read it'),
              (['--mode=l2t', other, '--latents=z.npy'], 'give --text'), (['--mode=infill', '--text=a [MASK:3-1]'], 'is not a gap'),
              (['--mode=infill', '--text=a [MASK:x] dog'], 'is not a gap'), (['--mode=infill', '--text=a [MASK] [MASK:x]'], 'is not a gap'),
