@@ -477,7 +477,7 @@ def test_fault_18_the_disk_is_full(dataset, tmp_path):
     out = tmp_path / 'run'
     assert train(dataset, out, '--max_iters=4').returncode == 0
     job = Job(dataset, out, '--max_iters=40', ranks=2,
-              preexec=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000)))
+              before='import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))')
     assert job.wait() == [5, 5] and not job.err(1)
     lines = job.err().splitlines()
     assert len(lines) == 3

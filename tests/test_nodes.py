@@ -5,7 +5,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from launch import TINY, cut, log, run_each, saved, train_ranks, weights
+from launch import TINY, Job, cut, log, run_each, saved, weights
 from runs import checkpoint, distributed, preflight
 from runs.export import export
 from test_checkpoint import same
@@ -18,9 +18,10 @@ LAST = 'step-00000008'
 def runs(dataset, tmp_path_factory):
     """ One run by one process, with the rows of a step at once or in parts, and by four that share its model out. """
     folder = tmp_path_factory.mktemp('nodes')
-    codes = train_ranks(dataset, (folder / 'one', 1, *ARGS), (folder / 'whole', 1, *ARGS, '--batch_size=24', '--max_iters=4'),
-                        (folder / 'none', 1, *ARGS, '--global_batch=20'), (folder / 'four', 4, *ARGS, '--parallel=fsdp'))
-    assert codes == [[0], [0], [2], [0] * 4], (folder / 'four.0.err').read_text()
+    for name, ranks, code, *args in (('one', 1, 0), ('whole', 1, 0, '--batch_size=24', '--max_iters=4'),
+                                     ('none', 1, 2, '--global_batch=20'), ('four', 4, 0, '--parallel=fsdp')):
+        job = Job(dataset, folder / name, *ARGS, *args, ranks=ranks)
+        assert job.wait() == [code] * ranks, job.err()
     return folder
 
 
@@ -98,26 +99,23 @@ def test_with_one_gpu_for_each_task_every_process_takes_the_first(monkeypatch, c
 
 # what srun sets, and a port of the user's choice
 AS_SRUN = """
-for name in ('RANK', 'WORLD_SIZE', 'MASTER_ADDR'):
-    os.environ.pop(name, None)
-os.environ.update(SLURM_JOB_ID='7', SLURM_PROCID=str(rank), SLURM_LOCALID=str(rank), SLURM_STEP_NUM_TASKS=str(job[1]),
-                  SLURM_STEP_NODELIST='localhost', MASTER_PORT=str(port))
+rank, ranks = (os.environ.pop(name, default) for name, default in (('RANK', '0'), ('WORLD_SIZE', '1')))
+os.environ.pop('MASTER_ADDR', None)
+os.environ.setdefault('MASTER_PORT', '29500')
+os.environ.update(SLURM_JOB_ID='7', SLURM_PROCID=rank, SLURM_LOCALID=rank, SLURM_STEP_NUM_TASKS=ranks, SLURM_STEP_NODELIST='localhost')
 """
 
 
 # ---- checkpoints that all ranks write
 
 def test_one_two_and_three_processes_of_srun_go_on_from_the_checkpoint_of_four(dataset, runs, tmp_path):
-    jobs = []
-    for ranks, kind in ((1, 'ddp'), (2, 'fsdp'), (3, 'fsdp')):
-        cut(runs / 'four', tmp_path / f'of{ranks}', 'step-00000004')
-        jobs.append((tmp_path / f'of{ranks}', ranks, *ARGS, f'--parallel={kind}'))
-    codes = train_ranks(dataset, *jobs, before=AS_SRUN)
-    assert codes == [[0], [0] * 2, [0] * 3], [(tmp_path / f'of{n}.0.err').read_text() for n in (1, 2, 3)]
     moments = saved(runs / 'one' / LAST)['optimizer']
-    for out, ranks, *_ in jobs:
-        said = (tmp_path / f'of{ranks}.0.out').read_text()
-        assert 'going on from' in said and (f'{ranks} x cpu' in said), said
+    for ranks, kind in ((1, 'ddp'), (2, 'fsdp'), (3, 'fsdp')):
+        out = tmp_path / f'of{ranks}'
+        cut(runs / 'four', out, 'step-00000004')
+        job = Job(dataset, out, *ARGS, f'--parallel={kind}', ranks=ranks, before=AS_SRUN)
+        assert job.wait() == [0] * ranks, job.err()
+        assert 'going on from' in job.out() and f'{ranks} x cpu' in job.out(), job.out()
         assert_same_losses(runs / 'four', out, first=5)
         ours = saved(out / LAST)['optimizer']
         assert ours.keys() == moments.keys() and all(torch.allclose(ours[name], value, atol=1e-5) for name, value in moments.items())
