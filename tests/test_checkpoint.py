@@ -4,7 +4,6 @@ import os
 import pickle
 import random
 import shutil
-import subprocess
 import sys
 from dataclasses import asdict
 
@@ -13,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from launch import HANGS
+import launch
+from launch import ROOT
 from model import Model, ModelConfig
 from runs import checkpoint, run_folder
 from runs.files import read_sealed, sealed
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(checkpoint.__file__)))
 CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2, width=16)
 META = dict(format=2, name='tiny', tokenizer=dict(kind='byte', vocab_size=258, eos=256, pad=257), encoder=None, latent_shape=None,
             token_dtype='uint16', max_tokens=7, splits={}, files={})
@@ -65,11 +64,10 @@ def forge(folder, **changes):
     (folder / 'training_state.json').write_text(sealed(state))
 
 
-def run_code(code, *args, **env):
+def run_code(code, *args):
     """ Some lines in a process of their own, with the imports of a script. """
     head = 'import os, resource, sys\nfrom runs import checkpoint\nfrom configurator import stop_on_error\nout = sys.argv[1]\n'
-    env = {**os.environ, 'PYTHONPATH': os.pathsep.join([ROOT, os.path.dirname(__file__)]), **env}
-    return subprocess.run([sys.executable, '-c', head + code, *map(str, args)], env=env, capture_output=True, text=True, timeout=HANGS)
+    return launch.run_code(head + code, *args, PYTHONPATH=f'{ROOT}{os.pathsep}{ROOT}/tests')
 
 
 # ---- what is written is what is read

@@ -6,14 +6,12 @@ import ast
 import json
 import re
 import shutil
-import subprocess
-import sys
 import wave
 
 import numpy as np
 import pytest
 
-from launch import ROOT, TINY, run_each
+from launch import ROOT, TINY, run_code, run_each
 from runs import checkpoint
 from test_commands import commands_of, problems
 from test_encoders import save_encoder
@@ -159,7 +157,7 @@ counts = toys.TEXTS.eq(drawn[:, None]).all(-1).sum(0)
 chi_squared = ((counts - n * p) ** 2 / (n * p)).sum().item()
 assert chi_squared < 80 + 6 * 160 ** .5, chi_squared
 """
-    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    result = run_code(code)
     assert result.returncode == 0, result.stderr
 
 
@@ -173,7 +171,7 @@ encoder = encoders.load_encoder('e5_small', dimension=32, folder={folder!r})
 assert encoder.record['id'] == 'intfloat/e5-small-v2' and encoder.record['prefix'] == 'query: ', encoder.record
 assert encoder(['a dog runs', 'a cat']).shape == (2, 1, 32)
 """
-    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    result = run_code(code)
     assert result.returncode == 0, result.stderr
 
 

@@ -5,7 +5,6 @@ knows of these tests; where a gradient must go wrong, a hook is set from outside
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import socket
@@ -777,14 +776,8 @@ def test_fault_23_a_checkpoint_that_would_run_a_command(dataset, finished, tmp_p
         torch.save(Command(f'touch {ran}'), out / 'step-00000012' / name)
         forge(out / 'step-00000012')
         commands.append(['train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY])
-    code = f"""
-import sys; sys.path.insert(0, {str(ROOT / 'tests')!r})
-import json, launch
-print(json.dumps(launch.run_each(*{commands!r})))
-"""
-    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True,
-                            env={**os.environ, 'TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD': force})
-    for command, (rc, _, err) in zip(commands, json.loads(result.stdout)):
+    results = run_each(*commands, env=dict(TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=force))
+    for command, (rc, _, err) in zip(commands, results):
         assert rc == 2 and err.count('\n') == 1 and Path(command[2].partition('=')[2]).name in err, err
     assert not ran.exists()
 

@@ -2,8 +2,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -102,7 +100,8 @@ def test_importing_reads_no_command_line_and_prints_nothing(mixed, tmp_path):
 # ---- export
 
 def export(out, to, *more):
-    return subprocess.run([sys.executable, '-m', 'runs.export', f'--out_dir={out}', f'--to={to}', *more], cwd=ROOT, capture_output=True, text=True)
+    as_a_module = "import runpy; runpy.run_module('runs.export', run_name='__main__')"
+    return run_code(as_a_module, f'--out_dir={out}', f'--to={to}', *more)
 
 
 @pytest.fixture(scope='module')

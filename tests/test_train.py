@@ -543,11 +543,12 @@ runpy.run_path(os.path.join(os.environ['PYTHONPATH'], script), run_name='__main_
 """
     busy, free = '4.01 3 2 3/98 77', '0.01 0 0 1/98 77'
     unset = dict(GOMP_SPINCOUNT=None, OMP_WAIT_POLICY=None)
-    for script in ('train.py', 'prepare.py', 'sample.py', 'evaluate.py', 'bench.py'):
-        assert run_code(code, script, busy, **unset).stdout == 'torch sees 1000\n', script
-    assert run_code(code, 'train.py', free, **unset).stdout == 'torch sees None\n'
-    assert run_code(code, 'train.py', busy, **unset | dict(GOMP_SPINCOUNT='300000')).stdout == 'torch sees 300000\n'
-    assert run_code(code, 'train.py', busy, **unset | dict(OMP_WAIT_POLICY='ACTIVE')).stdout == 'torch sees None\n'
+    scripts = ('train.py', 'prepare.py', 'sample.py', 'evaluate.py', 'bench.py')
+    for script, load, sees, env in (*((script, busy, 1000, {}) for script in scripts), ('train.py', free, None, {}),
+                                    ('train.py', busy, 300000, dict(GOMP_SPINCOUNT='300000')),
+                                    ('train.py', busy, None, dict(OMP_WAIT_POLICY='ACTIVE'))):
+        result = run_code(code, script, load, fresh=True, **unset | env)
+        assert result.stdout == f'torch sees {sees}\n', (script, load, env, result)
 
 
 def test_the_cost_is_said_before_the_first_step_and_again_after_the_second(dataset, tmp_path):

@@ -2,13 +2,10 @@
 read. A Linux from which all of that is taken away stands in for it; what else is different there, these tests do not see. """
 import ast
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
-from launch import HANGS, ROOT, TINY
+from launch import ROOT, TINY, run_code
 
 POSIX = {'fcntl', 'grp', 'posix', 'pty', 'pwd', 'resource', 'termios', 'tty'}
 
@@ -81,8 +78,7 @@ def test_prepare_train_sample_and_evaluate_run_without_what_windows_lacks(tmp_pa
         ['sample.py', f'--out_dir={out}', '--text=a red dog near the park', '--device=cpu', '--steps=2'],
         ['evaluate.py', f'--out_dir={out}', '--tasks=nelbo', '--n=4', '--draws=1', '--device=cpu'],
     ]
-    result = subprocess.run([sys.executable, '-c', LIKE_WINDOWS + RUN, json.dumps(commands)], cwd=ROOT, capture_output=True, text=True,
-                            timeout=HANGS, env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    result = run_code(LIKE_WINDOWS + RUN, json.dumps(commands))
     assert result.returncode == 0, result.stderr
     prepared, trained, *others = json.loads(result.stdout.split('RESULTS')[1])
 
