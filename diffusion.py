@@ -278,25 +278,13 @@ class MaskedText:
     LOSS_WEIGHTS = ('bound', 'uniform', 'rdm')
 
     def __init__(self, vocab_size, schedule='loglinear', loss_weight='bound'):
-        check_choice('text_schedule', schedule, SCHEDULES)
         check_choice('text_loss_weight', loss_weight, self.LOSS_WEIGHTS)
         self.mask_id = vocab_size
         self.schedule = schedule
         self.loss_weight = loss_weight
 
-    # the schedule
-
-    def masked_share(self, t):
-        """ M(t). """
-        return SCHEDULES[self.schedule][0](t)
-
-    def time_of_share(self, share):
-        """ The time t with M(t) = share. """
-        return SCHEDULES[self.schedule][1](share)
-
-    def bound_weight(self, t):
-        """ w(t) = M'(t) / M(t), the weight of the bound. """
-        return SCHEDULES[self.schedule][2](t)
+        # M(t), the time t with M(t) = share, and w(t)
+        self.masked_share, self.time_of_share, self.bound_weight = SCHEDULES[schedule]
 
     def training_weight(self, t):
         """ The weight of a row's text loss in training. """
@@ -312,10 +300,6 @@ class MaskedText:
         middle = torch.arange(10_000, dtype=torch.float64) + 0.5
         t = t_min + (1 - t_min) * middle / 10_000
         return self.masked_share(t).mean().item()
-
-    def unmask_probability(self, t, t_next):
-        """ The share of the masked positions that one step from t to t_next unmasks. """
-        return 1 - self.masked_share(t_next) / self.masked_share(t)
 
     # from clean to noisy
 
@@ -449,8 +433,6 @@ class GaussianLatents:
     """
 
     def __init__(self, live, schedule='vp', target='v'):
-        check_choice('latent_schedule', schedule, ('vp', 'rf'))
-        check_choice('latent_target', target, ('v', 'x0', 'flow', 'eps'))
         self.live = live
         self.schedule = schedule
         self.target = target
@@ -493,27 +475,6 @@ class GaussianLatents:
         """ The network's target (B, N, D) for clean latents z and noise e. """
         a, b = self.combination(*self.alpha_sigma_like(t, z))
         return a * z + b * e
-
-    def x0_and_e(self, out, z_t, t):
-        """
-        The network's output as a clean latent and a noise. t (B,), or a scalar tensor.
-        They solve  z_t = alpha_t x0 + sigma_t e,  out = a x0 + b e:
-            d  = alpha_t b - sigma_t a
-            x0 = (b z_t - sigma_t out) / d,    e = (alpha_t out - a z_t) / d
-        With target x0 the noise at sigma_t = 0 is 0. With target eps there is no x0 at t = 1.
-        """
-        alpha_t, sigma_t = self.alpha_sigma_like(t, z_t)
-        a, b = self.combination(alpha_t, sigma_t)
-        d = alpha_t * b - sigma_t * a
-        if self.target == 'eps' and (alpha_t == 0).any():
-            raise ValueError("latent_target='eps' says nothing at t=1, where the input is the "
-                             'answer: start at t=0.999')
-        d = torch.where(d == 0, torch.inf, d)                            # x / inf is 0
-
-        # what the network says itself stays as it is
-        x0 = out if self.target == 'x0' else (b * z_t - sigma_t * out) / d
-        e = out if self.target == 'eps' else (alpha_t * out - a * z_t) / d
-        return x0 * self.live, e * self.live
 
     # the loss
 
