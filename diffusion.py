@@ -178,8 +178,6 @@ def in_chunks(function, logits, *others, V=None):
         part = slice(first, first + size)
         found.append(function(logits[part], *[x[part] for x in others]))
 
-    if len(found) == 1:
-        return found[0]
     if isinstance(found[0], tuple):
         return tuple(torch.cat(parts) for parts in zip(*found))
     return torch.cat(found)

@@ -72,16 +72,13 @@ def open_data(config):
 def pick_device(device):
     """ One GPU per process. """
     n_gpus = torch.cuda.device_count()
-    if device == 'cuda' or device == 'auto' and torch.cuda.is_available():
+    if device in ('auto', 'cuda') and n_gpus:
         # with --gpus-per-task=1, srun shows each process only its own GPU, as cuda:0
-        number = distributed.local_rank
-        if n_gpus == 1 and distributed.by_srun:
-            number = 0
-        if 0 < n_gpus <= number:
+        number = 0 if n_gpus == 1 and distributed.by_srun else distributed.local_rank
+        if number >= n_gpus:
             stop(f'rank {rank}: cuda:{number} is asked for, '
                  f'this machine has {n_gpus}; fewer --nproc_per_node', code=4)
-        if n_gpus:                                         # none: checkpoint.pick_device says so
-            device = f'cuda:{number}'
+        device = f'cuda:{number}'
     return checkpoint.pick_device(device)
 
 
@@ -155,12 +152,10 @@ def head_budget(text, adaptive, data, rows, t_min, masked_rows, causal_share, le
     return min(n, rows * length)
 
 
-def sketch_of(model_config, config, folder):
+def sketch_of(model_config, config):
     """ The network without memory, on the device meta. """
     with torch.device('meta'):
-        sketch = processes.add_modules(Model(model_config), config)
-    checkpoint.check_table_sizes(sketch, folder)
-    return sketch
+        return processes.add_modules(Model(model_config), config)
 
 
 def flops_of(sketch, rows, stage):
