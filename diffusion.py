@@ -12,6 +12,9 @@ Masked text                                        MDLM arXiv:2406.07524, MD4 ar
              = E_n [ L/n  * sum over masked i of -log p(x^i | x_t) ],    n ~ U{1..L} are masked
     Both lines are the same upper bound on -log p(x), in nats per sample.
 
+Text from left to right: rows of the mode `causal`
+    -log p(x) = sum over i of -log p(x^i | x^<i)
+
 Gaussian latents                              vp and v: arXiv:2202.00512, rf: arXiv:2209.03003
     z_t = alpha_t z + sigma_t e,    e ~ N(0, 1)
     vp:  alpha_t = sin(pi (1-t)/2),  sigma_t = sin(pi t/2)         alpha_t^2 + sigma_t^2 = 1
@@ -83,7 +86,7 @@ def normals(seed, step, purpose, first, rows, *shape):
 # DRAWN: the clock is drawn from U(t_min, 1)
 # GIVEN: the modality is given, so its clock is 0
 # causal: the network reads the text from left to right and predicts the next token. Nothing is
-# masked: processes/autoregressive.py says what is read and what is scored
+# masked. Every token and the EOS are scored, PAD is not
 DRAWN, GIVEN = True, False
 
 MODES = {
@@ -210,6 +213,16 @@ def sum_over_texts(term, model, V, seen, latents, t_text, t_latent, scored, *oth
     B, L = seen.shape
     total = torch.zeros(B, dtype=torch.float64)
     return total.index_add_(0, positions // L, value.double())
+
+
+@torch.no_grad()
+def exact_nll(model, tokens, latents, t_latent):
+    """ -log p of each text read from left to right, nats per sample (B,), float64. tokens (B, L)
+    and the result lie on the host; latents (B, N, D), at clock t_latent (B,), on the device. """
+    B, V = len(tokens), model.config.vocab_size
+    is_real = tokens != V - 1                                            # PAD is the last id
+    return sum_over_texts(nll_of, model, V, tokens, latents, torch.zeros(B), t_latent, is_real,
+                          tokens, n_causal=B)
 
 
 # ---- masked text
@@ -397,6 +410,18 @@ class MaskedText:
         total = sum_over_texts(nll_of, model, self.mask_id, noisy, latents, t_text, t_latent, mask,
                                tokens)
         return total * free / n
+
+
+def causal_budget(lengths, rows, length, share):
+    """ How many positions of causal rows are scored in a micro-batch, at most: the mean, plus five
+    standard deviations of the sum of the lengths. Where not every row is causal, two rows more.
+    lengths (n,): tokens of the training texts; length: L; share: of the rows that are causal. """
+    n_scored = torch.as_tensor(lengths, dtype=torch.float64).clamp(max=length - 1) + 1
+    mean = n_scored.mean().item()
+    spread = 5 * math.sqrt(rows) * n_scored.std(correction=0).item()
+    if share < 1:
+        spread += 2 * mean
+    return min(rows * length, math.ceil(rows * mean * share + spread))
 
 
 def positions_and_targets(scored, tokens, weight, budget):

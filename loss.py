@@ -29,9 +29,8 @@ import torch
 import torch.nn as nn
 
 from data import is_end
-from diffusion import (CAUSAL, MODES, draw_clocks, normals, positions_and_targets, to_device,
-                       uniforms)
-from processes.autoregressive import exact_nll
+from diffusion import (CAUSAL, MODES, draw_clocks, exact_nll, normals, positions_and_targets,
+                       to_device, uniforms)
 
 # -----------------------------------------------------------------------------
 # A batch: made on the host, a pure function of (seed, step, rows)

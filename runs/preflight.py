@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import processes
 from configurator import stop
 from data import PackedDataset
+from diffusion import causal_budget
 from model import Model, ModelConfig
-from processes.autoregressive import causal_budget
 from runs import checkpoint, distributed, meeting, run_folder, threads
 from runs.distributed import rank, world
 from runs.files import read_json
