@@ -7,6 +7,7 @@ code 2 for knobs and data, 4 for the machine and the other processes.
 import math
 import os
 import shutil
+from dataclasses import fields
 from importlib.util import find_spec
 
 import numpy as np
@@ -23,9 +24,6 @@ from runs.distributed import rank, world
 from runs.files import read_json
 from runs.manifest import dataset_folder
 from runs.stages import modes_of
-
-MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'streams',
-               'text_clock', 'spatial', 'dropout')
 
 
 # ---- knobs and data
@@ -117,9 +115,12 @@ def network(config, data):
         lengths = np.minimum(data.lengths(), data.seq_len)
         config['lengths'] = [int(n) for n in np.quantile(lengths, np.linspace(0, 1, 101))]
 
-    knobs = {name: config[name] for name in MODEL_KNOBS}
-    return ModelConfig(vocab_size=data.tokenizer.vocab_size, seq_len=data.seq_len, latent_dim=D,
-                       n_latents=N, extra_ids=processes.extra_ids(config), **shape, **knobs)
+    # the knobs that are fields of ModelConfig, and what the data say
+    known = {field.name: config[field.name] for field in fields(ModelConfig)
+             if field.name in config}
+    known.update(shape, vocab_size=data.tokenizer.vocab_size, seq_len=data.seq_len, latent_dim=D,
+                 n_latents=N, extra_ids=processes.extra_ids(config))
+    return ModelConfig(**known)
 
 
 def share_rows(batch_size, global_batch):
