@@ -68,9 +68,8 @@ def main(steps=400):
           '     latent: she,  walks')
     for task, text, t_latent in QUESTIONS:
         answer, truth = found[task] = ask(model, text, t_latent)
-        t_text = text.count('__') / L
         a, b = answer.tolist(), truth.tolist()
-        print(f'{task:17}{text:18}{t_text:.2f} {t_latent:4.1f}  '
+        print(f'{task:17}{text:18}{text.count("__") / L:.2f} {t_latent:4.1f}  '
               f'{a[0]:.2f} ({b[0]:.2f})  {a[1]:.2f} ({b[1]:.2f})  '
               f'{a[2]:5.2f} ({b[2]:5.2f})  {a[3]:5.2f} ({b[3]:5.2f})')
     return found
