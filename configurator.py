@@ -30,6 +30,7 @@ import difflib
 import functools
 import os
 import re
+import runpy
 import sys
 import traceback
 import types
@@ -231,10 +232,8 @@ def run_config(path):
     """ Runs a config file. Returns {name: value} of its globals that may be knobs. A file that is
     not there is looked for beside this module. """
     file = path if os.path.exists(path) else os.path.join(HERE, path)
-    space = {'__name__': 'config', '__file__': os.path.abspath(file)}
     try:
-        with open(file, 'rb') as f:
-            exec(compile(f.read(), file, 'exec'), space)
+        space = runpy.run_path(file, run_name='config')
     except OSError as error:
         stop(f'no config file {path}: {error.strerror}')
     except Exception as error:

@@ -12,6 +12,9 @@ Masked text                                        MDLM arXiv:2406.07524, MD4 ar
              = E_n [ L/n  * sum over masked i of -log p(x^i | x_t) ],    n ~ U{1..L} are masked
     Both lines are the same upper bound on -log p(x), in nats per sample.
 
+Text from left to right: rows of the mode `causal`
+    -log p(x) = sum over i of -log p(x^i | x^<i)
+
 Gaussian latents                              vp and v: arXiv:2202.00512, rf: arXiv:2209.03003
     z_t = alpha_t z + sigma_t e,    e ~ N(0, 1)
     vp:  alpha_t = sin(pi (1-t)/2),  sigma_t = sin(pi t/2)         alpha_t^2 + sigma_t^2 = 1
@@ -83,7 +86,7 @@ def normals(seed, step, purpose, first, rows, *shape):
 # DRAWN: the clock is drawn from U(t_min, 1)
 # GIVEN: the modality is given, so its clock is 0
 # causal: the network reads the text from left to right and predicts the next token. Nothing is
-# masked: processes/autoregressive.py says what is read and what is scored
+# masked. Every token and the EOS are scored, PAD is not
 DRAWN, GIVEN = True, False
 
 MODES = {
@@ -178,8 +181,6 @@ def in_chunks(function, logits, *others, V=None):
         part = slice(first, first + size)
         found.append(function(logits[part], *[x[part] for x in others]))
 
-    if len(found) == 1:
-        return found[0]
     if isinstance(found[0], tuple):
         return tuple(torch.cat(parts) for parts in zip(*found))
     return torch.cat(found)
@@ -212,6 +213,16 @@ def sum_over_texts(term, model, V, seen, latents, t_text, t_latent, scored, *oth
     B, L = seen.shape
     total = torch.zeros(B, dtype=torch.float64)
     return total.index_add_(0, positions // L, value.double())
+
+
+@torch.no_grad()
+def exact_nll(model, tokens, latents, t_latent):
+    """ -log p of each text read from left to right, nats per sample (B,), float64. tokens (B, L)
+    and the result lie on the host; latents (B, N, D), at clock t_latent (B,), on the device. """
+    B, V = len(tokens), model.config.vocab_size
+    is_real = tokens != V - 1                                            # PAD is the last id
+    return sum_over_texts(nll_of, model, V, tokens, latents, torch.zeros(B), t_latent, is_real,
+                          tokens, n_causal=B)
 
 
 # ---- masked text
@@ -278,25 +289,13 @@ class MaskedText:
     LOSS_WEIGHTS = ('bound', 'uniform', 'rdm')
 
     def __init__(self, vocab_size, schedule='loglinear', loss_weight='bound'):
-        check_choice('text_schedule', schedule, SCHEDULES)
         check_choice('text_loss_weight', loss_weight, self.LOSS_WEIGHTS)
         self.mask_id = vocab_size
         self.schedule = schedule
         self.loss_weight = loss_weight
 
-    # the schedule
-
-    def masked_share(self, t):
-        """ M(t). """
-        return SCHEDULES[self.schedule][0](t)
-
-    def time_of_share(self, share):
-        """ The time t with M(t) = share. """
-        return SCHEDULES[self.schedule][1](share)
-
-    def bound_weight(self, t):
-        """ w(t) = M'(t) / M(t), the weight of the bound. """
-        return SCHEDULES[self.schedule][2](t)
+        # M(t), the time t with M(t) = share, and w(t)
+        self.masked_share, self.time_of_share, self.bound_weight = SCHEDULES[schedule]
 
     def training_weight(self, t):
         """ The weight of a row's text loss in training. """
@@ -312,10 +311,6 @@ class MaskedText:
         middle = torch.arange(10_000, dtype=torch.float64) + 0.5
         t = t_min + (1 - t_min) * middle / 10_000
         return self.masked_share(t).mean().item()
-
-    def unmask_probability(self, t, t_next):
-        """ The share of the masked positions that one step from t to t_next unmasks. """
-        return 1 - self.masked_share(t_next) / self.masked_share(t)
 
     # from clean to noisy
 
@@ -417,6 +412,18 @@ class MaskedText:
         return total * free / n
 
 
+def causal_budget(lengths, rows, length, share):
+    """ How many positions of causal rows are scored in a micro-batch, at most: the mean, plus five
+    standard deviations of the sum of the lengths. Where not every row is causal, two rows more.
+    lengths (n,): tokens of the training texts; length: L; share: of the rows that are causal. """
+    n_scored = torch.as_tensor(lengths, dtype=torch.float64).clamp(max=length - 1) + 1
+    mean = n_scored.mean().item()
+    spread = 5 * math.sqrt(rows) * n_scored.std(correction=0).item()
+    if share < 1:
+        spread += 2 * mean
+    return min(rows * length, math.ceil(rows * mean * share + spread))
+
+
 def positions_and_targets(scored, tokens, weight, budget):
     """
     Where the text head runs, at a static size P. scored (B, L) bool; tokens (B, L) clean;
@@ -449,8 +456,6 @@ class GaussianLatents:
     """
 
     def __init__(self, live, schedule='vp', target='v'):
-        check_choice('latent_schedule', schedule, ('vp', 'rf'))
-        check_choice('latent_target', target, ('v', 'x0', 'flow', 'eps'))
         self.live = live
         self.schedule = schedule
         self.target = target
@@ -493,27 +498,6 @@ class GaussianLatents:
         """ The network's target (B, N, D) for clean latents z and noise e. """
         a, b = self.combination(*self.alpha_sigma_like(t, z))
         return a * z + b * e
-
-    def x0_and_e(self, out, z_t, t):
-        """
-        The network's output as a clean latent and a noise. t (B,), or a scalar tensor.
-        They solve  z_t = alpha_t x0 + sigma_t e,  out = a x0 + b e:
-            d  = alpha_t b - sigma_t a
-            x0 = (b z_t - sigma_t out) / d,    e = (alpha_t out - a z_t) / d
-        With target x0 the noise at sigma_t = 0 is 0. With target eps there is no x0 at t = 1.
-        """
-        alpha_t, sigma_t = self.alpha_sigma_like(t, z_t)
-        a, b = self.combination(alpha_t, sigma_t)
-        d = alpha_t * b - sigma_t * a
-        if self.target == 'eps' and (alpha_t == 0).any():
-            raise ValueError("latent_target='eps' says nothing at t=1, where the input is the "
-                             'answer: start at t=0.999')
-        d = torch.where(d == 0, torch.inf, d)                            # x / inf is 0
-
-        # what the network says itself stays as it is
-        x0 = out if self.target == 'x0' else (b * z_t - sigma_t * out) / d
-        e = out if self.target == 'eps' else (alpha_t * out - a * z_t) / d
-        return x0 * self.live, e * self.live
 
     # the loss
 

@@ -29,9 +29,8 @@ import torch
 import torch.nn as nn
 
 from data import is_end
-from diffusion import (CAUSAL, MODES, draw_clocks, normals, positions_and_targets, to_device,
-                       uniforms)
-from processes.autoregressive import exact_nll
+from diffusion import (CAUSAL, MODES, draw_clocks, exact_nll, normals, positions_and_targets,
+                       to_device, uniforms)
 
 # -----------------------------------------------------------------------------
 # A batch: made on the host, a pure function of (seed, step, rows)
@@ -47,7 +46,7 @@ class BatchMaker:
         positions, targets (P,)        where it is scored, and the tokens that are right there
         weight (P,)                    w(t) / (B L), in causal rows causal_weight / (B L), and 0
                                        at unused positions
-        coefficients (B, n)            what else a process of processes/ needs of the text clocks
+        coefficients (P, n)            what else a process of processes/ needs of the text clocks
         clean, noise (B, N, D)         the latents; Loss mixes them
         row_weight (B,)                1, or 0 where a row has no latent loss
         n_causal                       how many rows are causal, the last ones
@@ -136,7 +135,7 @@ class BatchMaker:
         positions, targets, weight = positions_and_targets(scored, tokens, weight, budget)
         batch = dict(x_t=x_t, positions=positions, targets=targets, weight=weight)
         if hasattr(self.text, 'loss_coefficients'):
-            batch['coefficients'] = self.text.loss_coefficients(t)
+            batch['coefficients'] = self.text.loss_coefficients(t)[positions // tokens.shape[1]]
         return batch
 
     def text_weight(self, t, text_on):
@@ -190,13 +189,9 @@ class Loss(nn.Module):
         """ The head runs on the scored positions only: a static number P of them, so nothing
         recompiles. Returns {text_loss, nll (P,) in nats, right (P,) bool}. """
         # what the network read at the scored positions
-        positions = batch['positions']                                   # (P,)
-        x_t = batch['x_t'].flatten()[positions]
-        coefficients = None
-        if 'coefficients' in batch:
-            coefficients = batch['coefficients'][positions // batch['x_t'].shape[1]]     # (P, n)
+        x_t = batch['x_t'].flatten()[batch['positions']]                 # (P,)
         loss, nll, right = self.text.loss(hidden, self.model.text_head.weight, batch['targets'],
-                                          batch['weight'], x_t, coefficients)
+                                          batch['weight'], x_t, batch.get('coefficients'))
         return dict(text_loss=loss, nll=nll, right=right)
 
     # ---- validation

@@ -174,7 +174,8 @@ def ancestral(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no
         unmask = masked
         if t_next > 0:
             coin = torch.rand(masked.shape, generator=rng)               # (B, L)
-            unmask = masked & (coin < text.unmask_probability(t, t_next))
+            p_unmask = 1 - text.masked_share(t_next) / text.masked_share(t)
+            unmask = masked & (coin < p_unmask)
 
         # choose their tokens
         model_t = model_time(masked.sum(1), t.expand(len(masked)))       # (B,)

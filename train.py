@@ -147,7 +147,7 @@ with stop_on_error():
     rows_a_step = micro_batch * grad_accum * world
     budget_of = partial(preflight.head_budget, text, adaptive, train_data, micro_batch, t_min)
     stages = read_stages(mode, length_schedule, streams, max_iters, train_data.seq_len, budget_of)
-    sketch = preflight.sketch_of(model_config, config, train_data.folder)
+    sketch = preflight.sketch_of(model_config, config)
     for stage in stages:
         stage.flops = preflight.flops_of(sketch, micro_batch, stage) * grad_accum * world
     show_knobs(config)

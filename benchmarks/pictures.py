@@ -9,12 +9,6 @@ import textwrap
 
 from runs.files import read_arrays, read_json
 
-# images.npz: pictures (n, S, S, channels), and their texts
-PICTURES = ('uint8', (None, None, None, None))
-TEXTS = ('texts', (None,))
-IMAGES = {'real': PICTURES, 'made?': PICTURES, 'joint?': PICTURES,
-          'captions': TEXTS, 'written?': TEXTS, 'joint_captions?': TEXTS}
-
 # -----------------------------------------------------------------------------
 # Files. ValueError says what is wrong and what to do
 
@@ -74,10 +68,10 @@ def read_results(path):
 
 
 def read_images(out_dir):
-    """ The arrays of images.npz. """
+    """ The arrays of images.npz: pictures (n, S, S, channels), and their texts (n,). """
     path = os.path.join(out_dir, 'images.npz')
     check_file(path, 'run evaluate.py --tasks=image first')
-    return read_arrays(path, IMAGES)
+    return read_arrays(path)
 
 
 def read_sweeps(results, metric):

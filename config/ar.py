@@ -1,4 +1,4 @@
-""" Overlay: an autoregressive decoder of the same blocks, text alone (processes/autoregressive.py).
+""" Overlay: an autoregressive decoder of the same blocks, text alone.
 It sets neither data, sizes, steps nor out_dir.
 
     python train.py config/quickstart.py config/ar.py --out_dir=out/ar

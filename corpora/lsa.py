@@ -165,8 +165,7 @@ def load_lsa(folder, record):
     if not os.path.isfile(path):
         raise ValueError(f'{path}: missing; lsa is fitted by prepare.py and lies in the dataset '
                          'folder')
-    arrays = read_arrays(path, {'words': ('uint8', (None,)), 'idf': ('float32', (None,)),
-                                'projection': ('float32', (None, record['dimension']))})
+    arrays = read_arrays(path)
     terms = arrays['words'].tobytes().decode(errors='replace').split('\n')
     idf = torch.from_numpy(arrays['idf'])
     projection = torch.from_numpy(arrays['projection'])

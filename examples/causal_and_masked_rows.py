@@ -17,7 +17,7 @@ import itertools
 import torch
 
 from toy import ENTROPY, L, PROBABILITIES, TOKENS, WORDS, ids
-from processes.autoregressive import exact_nll
+from diffusion import exact_nll
 from toy_training import TEXT, small_model, train
 
 

@@ -17,6 +17,7 @@ import torch
 
 import toy                             # it lets Python find the modules of the project
 from diffusion import GaussianLatents
+from sampling.solvers import x0_and_e
 
 DRAWS = 50_000
 VAR_REST = 0.2                         # of z, which has variance 1: 0.8 of it is in the text
@@ -67,7 +68,7 @@ def main():
     # and so the project refuses to start from there
     z, one = torch.randn(1, 1, 1), torch.ones(1)
     try:
-        GaussianLatents(one, target='eps').x0_and_e(z, z, one)
+        x0_and_e(GaussianLatents(one, target='eps'), z, z, one)
     except ValueError as error:
         found['refused'] = str(error)
         print(f'ValueError: {error}')

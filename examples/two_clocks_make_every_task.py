@@ -17,6 +17,7 @@ import torch.nn.functional as F
 
 from toy import L, LATENTS, TOKENS, V, WORDS, ids, posterior
 from toy_training import LATENT, TEXT, small_model, train
+from sampling.solvers import x0_and_e
 
 SHE, WALKS = WORDS.index('she'), WORDS.index('walks')
 Z = LATENTS[3]                                                 # of 'she walks her dog'
@@ -44,7 +45,7 @@ def ask(model, text, t_latent):
 
     # the answer of the network; what is given, it need not predict
     logits, out = model(x_t, z_t, t_text, t_latent)
-    z, _ = LATENT.x0_and_e(out, z_t, t_latent)
+    z, _ = x0_and_e(LATENT, out, z_t, t_latent)
     z = torch.where(t_latent > 0, z, z_t)
     is_masked = (x_t == TEXT.mask_id)[..., None]
     p = torch.where(is_masked, logits.softmax(2), F.one_hot(x_t, V + 1)[..., :V])
@@ -67,9 +68,8 @@ def main(steps=400):
           '     latent: she,  walks')
     for task, text, t_latent in QUESTIONS:
         answer, truth = found[task] = ask(model, text, t_latent)
-        t_text = text.count('__') / L
         a, b = answer.tolist(), truth.tolist()
-        print(f'{task:17}{text:18}{t_text:.2f} {t_latent:4.1f}  '
+        print(f'{task:17}{text:18}{text.count("__") / L:.2f} {t_latent:4.1f}  '
               f'{a[0]:.2f} ({b[0]:.2f})  {a[1]:.2f} ({b[1]:.2f})  '
               f'{a[2]:5.2f} ({b[2]:5.2f})  {a[3]:5.2f} ({b[3]:5.2f})')
     return found

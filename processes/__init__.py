@@ -1,6 +1,6 @@
 """
-Other text processes on the same network: GIDD+ and HDLM. Causal rows (autoregressive.py). And ATAT
-(adaptive.py), which decides which tokens are masked first.
+Other text processes on the same network: GIDD+ and HDLM. And ATAT (adaptive.py), which decides
+which tokens are masked first.
 
     python train.py config/quickstart.py config/ar.py --out_dir=out/ar    # or gidd, hdlm, atat
 

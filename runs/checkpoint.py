@@ -228,16 +228,6 @@ def read_tensors(path):
         raise ValueError(f'cannot read {path}: {one_line(error)}') from None
 
 
-def check_table_sizes(model, path):
-    """ ValueError where position tables and masks would take too much memory. They are in no file,
-    so the shapes there do not confirm their length. """
-    tables = n_bytes(model.buffers())
-    weights = n_bytes(model.parameters())
-    if tables > max(weights, 2 ** 28):
-        raise ValueError(f'{path}: seq_len={model.config.seq_len} needs tables of {tables:,} bytes '
-                         f'beside weights of {weights:,}')
-
-
 def find_checkpoint(out_dir, which='best'):
     """ The name of a checkpoint folder, as 'step-00001000'. which: 'best', 'latest' or that name. A
     run that was saved before its first evaluation has no best yet: then it is the latest, with a
@@ -273,18 +263,20 @@ def load_model(out_dir, which='best', ema=True, device='cpu'):
     path = folder / f'{kind}.safetensors'
     weights = read_tensors(path)
 
-    # first on the meta device, without memory: are the sizes those of the file?
+    # first on the meta device, without memory: are the sizes those of the file? The tables of
+    # positions are in no file
     try:
         config = ModelConfig(**state['model_config'])
         # n tensors cannot fill n + 1 blocks, and a sketch of a million would take hours
         drawn = replace(config, depth=min(config.depth, len(weights) + 1))
         with torch.device('meta'):
             sketch = processes.add_modules(Model(drawn), knobs)
+        if n_bytes(sketch.buffers()) > max(n_bytes(weights.values()), 2 ** 28):
+            raise ValueError(f'seq_len={config.seq_len} needs more memory than the weights')
         sketch.load_state_dict(weights, assign=True)
     except Exception as error:
         words = ' '.join(str(error).split())[:300]
         raise ValueError(f'{path}: found another network than this code makes: {words}') from None
-    check_table_sizes(sketch, path)
     model = processes.add_modules(Model(config), knobs)
     model.load_state_dict(weights)
     return model.to(device).eval(), knobs, meta

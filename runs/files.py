@@ -4,8 +4,8 @@ of one line that names the file.
 
     read_json(path)                                         an object
     read_sealed(path)                                       an object that holds its own digest
-    read_array(path, 'float16', (n, None, 384), mmap=True)  an .npy file; None: any length
-    read_arrays(path, {'mean': ('floats', (384,))})         the arrays of an .npz file, by name
+    read_array(path, 'float16', (n, N, D), mmap=True)       an .npy file
+    read_arrays(path)                                       the arrays of an .npz file, by name
 
 Nothing is ever unpickled, and an array is mapped before it is copied, so reading never takes more
 memory than the file has bytes. What a file with the right digest says of itself is believed.
@@ -18,9 +18,6 @@ from pathlib import Path
 import numpy as np
 
 IS_WINDOWS = os.name == 'nt'
-
-# names for several dtypes: the letters of np.dtype.kind
-KINDS = {'floats': 'f', 'numbers': 'biuf', 'texts': 'U'}
 
 
 # ---- any file
@@ -119,19 +116,6 @@ def read_sealed(path):
 
 # ---- arrays
 
-def check_array(array, dtype, shape):
-    """ ValueError unless an array is as expected. dtype: a dtype, or one of KINDS. shape: a None in
-    it stands for any length; None: any shape. """
-    is_right = array.dtype.kind in KINDS[dtype] if dtype in KINDS else array.dtype == dtype
-    expected = dtype
-    if shape is not None:
-        is_right &= len(shape) == array.ndim
-        is_right &= all(want in (None, n) for n, want in zip(array.shape, shape))
-        expected += f' {shape}'.replace('None', 'n')
-    if not is_right:
-        raise ValueError(f'found {array.dtype} {short(array.shape)}, expected {expected}')
-
-
 def plain(mapped, at_random=False):
     """ A memory map as a plain ndarray: indexing an np.memmap costs more. at_random: its rows will
     be read far from each other. So Linux reads no page beyond those asked for; by default it reads
@@ -143,33 +127,29 @@ def plain(mapped, at_random=False):
 
 
 def read_array(path, dtype='numbers', shape=None, mmap=False, what='array', at_random=False):
-    """ The array in an .npy file. dtype, shape: what is expected, as in check_array; `what` names
-    the array in the error. mmap: a read-only map of the file (plain). """
+    """ The array in an .npy file. dtype, shape: what is expected; None: any shape. mmap: a
+    read-only map of the file (plain). `what` names the array in the error. """
     try:
         array = np.load(path, mmap_mode='r', allow_pickle=False)
         if not isinstance(array, np.ndarray):
             raise ValueError('an .npz file, expected .npy')
-        check_array(array, dtype, shape)
+        is_right = array.dtype.kind in 'biuf' if dtype == 'numbers' else array.dtype == dtype
+        if not is_right or shape not in (None, array.shape):
+            raise ValueError(f'found {array.dtype} {short(array.shape)}, expected {dtype} '
+                             f'{"of any shape" if shape is None else shape}')
         return plain(array, at_random) if mmap else np.array(array)
     except Exception as error:                             # whatever a header provokes in numpy
         raise ValueError(f'{path}: {what} cannot be read ({one_line(error)})') from None
 
 
-def read_arrays(path, expected):
-    """ {name: array} of an .npz file. expected: {name: (dtype, shape)}, as in check_array. A name
-    that ends in '?' may be missing. Other arrays in the file are not looked at. """
-    arrays = {}
+def read_arrays(path):
+    """ {name: array} of an .npz file. """
     try:
         with np.load(path, allow_pickle=False) as file:
             # a compressed array could unpack to any size
             if any(info.file_size > os.path.getsize(path) for info in file.zip.infolist()):
                 raise ValueError('an array is compressed, expected as np.savez writes it')
-            for name, (dtype, shape) in expected.items():
-                key = name.removesuffix('?')
-                if key in file.files or key == name:
-                    arrays[key] = file[key]
-                    check_array(arrays[key], dtype, shape)
+            return dict(file)
     except Exception as error:                             # zipfile has a dozen kinds
         raise ValueError(f'{path}: cannot be read as .npz ({one_line(error)}); '
                          'run prepare.py again') from None
-    return arrays

@@ -7,6 +7,7 @@ code 2 for knobs and data, 4 for the machine and the other processes.
 import math
 import os
 import shutil
+from dataclasses import fields
 from importlib.util import find_spec
 
 import numpy as np
@@ -16,16 +17,13 @@ from torch.utils.flop_counter import FlopCounterMode
 import processes
 from configurator import stop
 from data import PackedDataset
+from diffusion import causal_budget
 from model import Model, ModelConfig
-from processes.autoregressive import causal_budget
 from runs import checkpoint, distributed, meeting, run_folder, threads
 from runs.distributed import rank, world
 from runs.files import read_json
 from runs.manifest import dataset_folder
 from runs.stages import modes_of
-
-MODEL_KNOBS = ('latent_tokens', 'depth', 'heads', 'width', 'latent_width', 'streams',
-               'text_clock', 'spatial', 'dropout')
 
 
 # ---- knobs and data
@@ -72,16 +70,13 @@ def open_data(config):
 def pick_device(device):
     """ One GPU per process. """
     n_gpus = torch.cuda.device_count()
-    if device == 'cuda' or device == 'auto' and torch.cuda.is_available():
+    if device in ('auto', 'cuda') and n_gpus:
         # with --gpus-per-task=1, srun shows each process only its own GPU, as cuda:0
-        number = distributed.local_rank
-        if n_gpus == 1 and distributed.by_srun:
-            number = 0
-        if 0 < n_gpus <= number:
+        number = 0 if n_gpus == 1 and distributed.by_srun else distributed.local_rank
+        if number >= n_gpus:
             stop(f'rank {rank}: cuda:{number} is asked for, '
                  f'this machine has {n_gpus}; fewer --nproc_per_node', code=4)
-        if n_gpus:                                         # none: checkpoint.pick_device says so
-            device = f'cuda:{number}'
+        device = f'cuda:{number}'
     return checkpoint.pick_device(device)
 
 
@@ -120,9 +115,12 @@ def network(config, data):
         lengths = np.minimum(data.lengths(), data.seq_len)
         config['lengths'] = [int(n) for n in np.quantile(lengths, np.linspace(0, 1, 101))]
 
-    knobs = {name: config[name] for name in MODEL_KNOBS}
-    return ModelConfig(vocab_size=data.tokenizer.vocab_size, seq_len=data.seq_len, latent_dim=D,
-                       n_latents=N, extra_ids=processes.extra_ids(config), **shape, **knobs)
+    # the knobs that are fields of ModelConfig, and what the data say
+    known = {field.name: config[field.name] for field in fields(ModelConfig)
+             if field.name in config}
+    known.update(shape, vocab_size=data.tokenizer.vocab_size, seq_len=data.seq_len, latent_dim=D,
+                 n_latents=N, extra_ids=processes.extra_ids(config))
+    return ModelConfig(**known)
 
 
 def share_rows(batch_size, global_batch):
@@ -155,12 +153,10 @@ def head_budget(text, adaptive, data, rows, t_min, masked_rows, causal_share, le
     return min(n, rows * length)
 
 
-def sketch_of(model_config, config, folder):
+def sketch_of(model_config, config):
     """ The network without memory, on the device meta. """
     with torch.device('meta'):
-        sketch = processes.add_modules(Model(model_config), config)
-    checkpoint.check_table_sizes(sketch, folder)
-    return sketch
+        return processes.add_modules(Model(model_config), config)
 
 
 def flops_of(sketch, rows, stage):

@@ -24,7 +24,7 @@ from samplers import make_propose, no_callback
 from sampling.denoise import allowed, batches, call, guided_latents, null_latents
 from sampling.knobs import sampling_knobs
 from sampling.likelihood import nats_per_token
-from sampling.solvers import SOLVERS, latent_times, solve
+from sampling.solvers import SOLVERS, latent_times, solve, x0_and_e
 from sampling.writing import blank, choose_sampler, ends_of, generators, write
 
 # -----------------------------------------------------------------------------
@@ -132,10 +132,10 @@ def t2l(run, tokens, n=None, seed=0, batch=128, **sampling):
         null = torch.where(ends_of(run, x), x, run.text.mask_id)
 
         def denoise(z, t):
-            def x0_and_e(tokens, t_text):
+            def beside(tokens, t_text):
                 prediction = call(run, tokens, z, t_text, t, predict=('latent',))[1]
-                return run.latent.x0_and_e(prediction, z, t)
-            return guided_latents(g, lambda: x0_and_e(x, 0.0), lambda: x0_and_e(null, 1.0))
+                return x0_and_e(run.latent, prediction, z, t)
+            return guided_latents(g, lambda: beside(x, 0.0), lambda: beside(null, 1.0))
 
         noise = null_latents(run, len(x), rng)
         z = solve(run.latent, knobs.solver, noise, knobs.latent_steps, denoise, rng)
@@ -173,7 +173,7 @@ class JointDenoise:
 
         # the step of the latents
         def predicted(z, t):
-            return run.latent.x0_and_e(prediction, z, t)
+            return x0_and_e(run.latent, prediction, z, t)
 
         noise = null_latents(run, len(tokens), self.rng)
         z = self.step(run.latent, self.z, t, t_next, predicted, self.memory, noise)

@@ -7,9 +7,8 @@ Letters: B rows, L tokens, P positions, V vocabulary, K latent tokens, C width, 
 import torch
 import torch.nn.functional as F
 
-from diffusion import to_device
+from diffusion import exact_nll, to_device
 from model import attention, causal_mask, in_autocast_dtype, rotate
-from processes.autoregressive import exact_nll
 from samplers import init_state, no_callback
 
 

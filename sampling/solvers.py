@@ -22,6 +22,28 @@ import math
 import torch
 
 
+def x0_and_e(latent, out, z_t, t):
+    """
+    The network's output as a clean latent and a noise. t (B,), or a scalar tensor.
+    They solve  z_t = alpha_t x0 + sigma_t e,  out = a x0 + b e:
+        d  = alpha_t b - sigma_t a
+        x0 = (b z_t - sigma_t out) / d,    e = (alpha_t out - a z_t) / d
+    With target x0 the noise at sigma_t = 0 is 0. With target eps there is no x0 at t = 1.
+    """
+    alpha_t, sigma_t = latent.alpha_sigma_like(t, z_t)
+    a, b = latent.combination(alpha_t, sigma_t)
+    d = alpha_t * b - sigma_t * a
+    if latent.target == 'eps' and (alpha_t == 0).any():
+        raise ValueError("latent_target='eps' says nothing at t=1, where the input is the "
+                         'answer: start at t=0.999')
+    d = torch.where(d == 0, torch.inf, d)                                # x / inf is 0
+
+    # what the network says itself stays as it is
+    x0 = out if latent.target == 'x0' else (b * z_t - sigma_t * out) / d
+    e = out if latent.target == 'eps' else (alpha_t * out - a * z_t) / d
+    return x0 * latent.live, e * latent.live
+
+
 def ddim(latent, z, t, t_next, denoise, memory=None, noise=None):
     """ z_next = alpha_next x0 + sigma_next e. Order 1.              arXiv:2010.02502 """
     x0, e = denoise(z, t)

@@ -14,6 +14,7 @@ from sampling.loading import trained_for
 from sampling.denoise import call
 from sampling.directions import FILLS, MAKES
 from sampling.likelihood import bound_of, what_is_scored
+from sampling.solvers import x0_and_e
 from sampling.writing import ends_of
 from tasks.common import TaskNeeds, derangement, enter, progress_bar
 
@@ -116,7 +117,7 @@ def latent_mse(run, tokens, raw, draws, seed, batch):
                 rows = slice(i, i + batch)
                 z_t, _ = run.latent.corrupt(z[rows].to(run.device), t[rows], e[rows].to(run.device))
                 out = call(run, x[rows].to(run.device), z_t, clock, t[rows], predict=('latent',))[1]
-                x0, _ = run.latent.x0_and_e(out, z_t, t[rows])
+                x0, _ = x0_and_e(run.latent, out, z_t, t[rows])
                 squared = (x0.cpu() - z[rows]).square() * live           # (B, N, D)
                 error[rows] += squared.mean(1).sum(1) / live.sum() / draws
         enter(results, control, {'latent_mse': error})

@@ -266,14 +266,6 @@ class Generator(OfHost):
         return CUDA if self.of.type == 'cuda' else HOST
 
 
-class Stream:
-    def __init__(self, device=None):
-        pass
-
-    def wait_stream(self, other):
-        pass
-
-
 class AtOnce:
     """ ThreadPoolExecutor, in this thread: a dispatch mode belongs to one. """
 
@@ -312,12 +304,9 @@ def pretend():
     cuda.get_device_capability = lambda *of: (9, 0)
     cuda.amp.common.amp_definitely_not_available = lambda: False         # or autocast switches itself off
     cuda.nccl.version = lambda: (0, 0)
-    cuda.Stream, cuda.current_stream = Stream, Stream
-    cuda.stream = lambda stream: contextlib.nullcontext()
 
     torch.Generator = Generator
     torch.Tensor.pin_memory = lambda self: self
-    torch.Tensor.record_stream = lambda self, stream: None
     tensor, tolist = torch.tensor, torch.Tensor.tolist
     torch.tensor = lambda data, device=None, **more: tensor(data, **more).to(device or HOST)
     torch.Tensor.tolist = FakeTensor.tolist = lambda self: tolist(self.to(HOST))

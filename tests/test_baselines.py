@@ -12,12 +12,11 @@ from safetensors.torch import load_file, save_file
 
 import diffusion
 from processes import text_process
-from processes.autoregressive import causal_budget, exact_nll
 from processes.clusters import cluster_table, clusters_in_words, kmeans
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
 from data import PackedDataset
-from diffusion import uniforms
+from diffusion import causal_budget, exact_nll, uniforms
 from model import Model, ModelConfig
 from launch import log, run_each, train_each, weights
 from runs import checkpoint

@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 
 from data import PackedDataset
-from diffusion import CAUSAL, GaussianLatents, MaskedText, mode_shares
+from diffusion import CAUSAL, GaussianLatents, MaskedText, mode_shares, causal_budget
 from launch import cut, log, run_each, train_each, weights
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig, attention, attention_with_prefix, causal_mask
-from processes.autoregressive import causal_budget
 from processes.gidd import GIDD
 from sampling import loading
 from sampling.loading import load_run
