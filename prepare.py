@@ -53,8 +53,8 @@ from runs.files import read_json, sealed
 from runs.manifest import FORMAT, check_file, dataset_folder, read_meta
 
 # ---- what is read, details in corpora/sources.py
-input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .csv, .tsv,
-                             # .fasta (each may be .gz), .parquet; builtin: documentation of
+input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .ndjson, .csv,
+                             # .tsv, FASTA (each may be .gz), .parquet; builtin: documentation of
                              # Python and of installed packages; digits: scikit-learn's
 val_input = ''               # validation documents of their own; then the input is not split
 hub_dataset = ''      # instead of input: openwebtext | wikitext-103 | lm1b | fineweb-edu | a hub id
@@ -403,12 +403,14 @@ def write_shards(folder, plan, shards, settings, tok, encode):
 
 
 def check_nonfinite(entries, at_least=0):
-    """ ValueError if many latents are NaN or inf. at_least: early in a run, a share of so many. """
+    """ ValueError if float16 cannot hold many of the latents: NaN, inf, or too large. at_least:
+    early in a run, a share of so many. """
     n_bad = sum(entry['nonfinite'] for entry in entries)
     n_good = sum(entry['samples'] for entry in entries)
     if n_bad > MAX_NONFINITE * max(n_bad + n_good, at_least):
-        raise ValueError(f'{n_bad} of {n_bad + n_good} latents are NaN or inf, '
-                         f'more than {MAX_NONFINITE:.1%}: the encoder is broken')
+        first = next(entry['flaw'] for entry in entries if entry['flaw'])
+        raise ValueError(f'{n_bad} of {n_bad + n_good} latents cannot be stored, more than '
+                         f'{MAX_NONFINITE:.1%}; the first: {first}')
 
 
 def finish(folder, plan, record, splits, tok, encode):
