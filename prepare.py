@@ -75,7 +75,7 @@ field = 'text'               # <a name>: the document's field in .jsonl, column 
                              # .parquet, hub datasets
 min_length = 0               # [0, 1e9]: characters; residues of a protein
 document_limit = 64_000_000  # [1, 1e9]: characters; a longer document is dropped and counted. Of
-                             # text, JSON and FASTA it is never held in memory
+                             # text files it is never held in memory
 distinct = None              # None | bool: drop what was read before; None: of FASTA only
 homology = 0.0               # [0, 1]; FASTA: clusters of so much sequence identity (over 80 % of
                              # their length) go to one split; needs mmseqs

@@ -98,9 +98,6 @@ def read_images(source):
 
     # its records; the image itself is read when its latents are asked for
     for record, where in read_records(lists[0], source):
-        if not isinstance(record, dict):         # a blank line, or longer than document_limit
-            yield Document(record)
-            continue
         file_name = text_of(record, 'file_name', where)
         text = text_of(record, source.field, where, source)
         path = inside(folder, file_name, where)

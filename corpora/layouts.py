@@ -171,7 +171,7 @@ def read_earlier(source):
         usual_path = os.path.join('texts', source.import_split, f'{stem}.txt')
         text_path = inside(folder, item.get('text_path') or usual_path, index)
         if os.path.isfile(text_path):
-            with open_text(text_path, source, newline='', skip_bom=False) as f:
+            with open_text(text_path, source, skip_bom=False) as f:
                 text = f.whole()
         elif isinstance(item.get('text'), str):
             text = text_of(item, 'text', f'{index}, item {i}', source)

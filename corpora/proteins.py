@@ -2,7 +2,9 @@
 Proteins: FASTA files, and clusters of similar sequences.
 
 A FASTA file has records: a line that begins with '>' and names a protein, then lines of residues.
-PIR is a kind of it: '>P1;name', a line of words, then residues up to a '*'. Similar sequences must not lie in both train and val: a model could score well by memory alone. So
+PIR is a kind of it: '>P1;name', a line of words, then residues up to a '*'.
+
+Similar sequences must not lie in both train and val: a model could score well by memory alone. So
 prepare.py --homology=0.3 sends each cluster of mmseqs (github.com/soedinglab/MMseqs2) to one split.
 """
 import itertools
@@ -17,6 +19,7 @@ from corpora.writing import names_path
 from runs.files import short
 
 FASTA = ('.fasta', '.fa', '.faa', '.fas', '.fsa', '.fna', '.ffn', '.frn', '.pep', '.pir')
+GAP = re.compile('[.-]')
 UNKNOWN = re.compile(f'[^{re.escape(RESIDUES)}]')
 COMMENTS = (';', '#', '!')
 PIR_TITLE = re.compile('>(P1|F1|DL|DC|RL|RC|N1|N3|XX);')
@@ -25,21 +28,24 @@ SEQUENCE = re.compile(r'([0-9]+\s)?([A-Za-z*.\s-]*)(\s[0-9]+)?')
 
 
 def read_fasta(f, counts):
-    """ The sequences of a readers.TextFile, in capital letters; None: longer than document_limit. A
-    letter that is not in ESM's alphabet becomes X and is counted; gaps are left out and counted.
-    ValueError at a line that is no name, comment or sequence. """
+    """ The sequences of a readers.TextFile, in capital letters. A letter that is not in ESM's
+    alphabet becomes X and is counted; gaps are left out and counted. ValueError at a line that is
+    no name, comment or sequence. """
     parts = None                                 # lines of the record; None before the first record
-    room = 0                                     # characters that it may still have
+    room = 0                                     # residues that it may still have
     is_pir = is_title = False
-    for line in itertools.chain(f.lines(), ['>']):
+    for line in itertools.chain(f.lines(most=10**9), ['>']):
         if line.startswith('>'):
             # the record before this line is complete
             if is_pir and room >= 0 and not ''.join(parts).endswith('*'):
                 raise ValueError(f'{f.place}: before it a record of PIR ends without *')
             if parts is not None:
-                yield sequence_of(parts, counts) if room >= 0 else None
+                sequence = ''.join(parts).upper().removesuffix('*')
+                sequence, n_unknown = UNKNOWN.subn('X', sequence)
+                counts['unknown_residues'] += n_unknown
+                yield sequence
             parts = []
-            room = f.source.document_limit
+            room = f.source.document_limit + 1
             is_pir = is_title = bool(PIR_TITLE.match(line))
         elif is_title:
             is_title = False
@@ -48,10 +54,11 @@ def read_fasta(f, counts):
         elif parts is None:
             raise ValueError(f'{f.path}: no FASTA, its first line is {line.strip()[:40]!r}, '
                              'expected ">name"')
-        elif not (is_pir and parts and parts[-1].endswith('*')):         # else remarks of PIR
-            room -= len(line)
-            if room >= 0:
-                parts.append(residues_of(line, f.place))
+        elif room >= 0 and not (is_pir and parts and parts[-1].endswith('*')):
+            letters, n_gaps = GAP.subn('', residues_of(line, f.place))
+            counts['gaps'] += n_gaps
+            parts.append(letters)
+            room -= len(letters)
 
 
 def residues_of(line, place):
@@ -65,16 +72,6 @@ def residues_of(line, place):
         raise ValueError(f'{place}: found {short(line.strip())}, expected residues, a line with > '
                          'or a comment with ;')
     return ''.join(blocks)
-
-
-def sequence_of(parts, counts):
-    """ The residues of a record, from its lines. """
-    letters = ''.join(parts).upper().removesuffix('*')
-    letters, n_gaps = re.subn('[.-]', '', letters)
-    sequence, n_unknown = UNKNOWN.subn('X', letters)
-    counts['gaps'] += n_gaps
-    counts['unknown_residues'] += n_unknown
-    return sequence
 
 
 def run_mmseqs(homology, *arguments):

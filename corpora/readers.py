@@ -6,9 +6,9 @@ Readers of files: text, JSON lines, tables and parquet, as streams of texts.
 
 `source` is a corpora.sources.Source; a reader uses its split_on, encoding, invalid_bytes, field and
 document_limit. All but parquet may be compressed (.gz). A text file is read in pieces: a reader
-holds at most document_limit characters of a document, and gives None for a longer one. Any line
-ending (\\n, \\r\\n, \\r) is read as \\n. What cannot be read is a ValueError that names the file and the
-line.
+of text or FASTA holds little more than document_limit characters: of a longer document it gives so
+many, and sources.documents drops it. Any line ending is read as \\n. What cannot be read is a
+ValueError that names the file and the line.
 
 To add a kind of file, write a generator of texts and name its ending in read_file and in KINDS.
 """
@@ -40,17 +40,17 @@ NOT_TEXT = ('.arrow', '.json', '.zip', '.tar', '.bz2', '.xz', '.zst', '.npy', '.
             '.safetensors', '.pdf', '.docx', '.png', '.jpg')
 # how a file begins that is no text in UTF-8, whatever its name says
 BEGINNINGS = {b'\xff\xfe': 'UTF-16', b'\xfe\xff': 'UTF-16', b'\x1f\x8b': 'gzip', b'BZh': 'bzip2',
-              b'\xfd7zXZ': 'xz', b'\x28\xb5\x2f\xfd': 'zstd', b'PK\x03\x04': 'zip', b'PAR1': 'parquet',
-              b'ARROW1': 'arrow', b'\x93NUMPY': 'npy', b'%PDF': 'PDF', b'\x89PNG': 'PNG',
-              b'SQLite format': 'SQLite'}
+              b'\xfd7zXZ': 'xz', b'\x28\xb5\x2f\xfd': 'zstd', b'PK\x03\x04': 'zip',
+              b'PAR1': 'parquet', b'ARROW1': 'arrow', b'\x93NUMPY': 'npy', b'%PDF': 'PDF',
+              b'\x89PNG': 'PNG', b'SQLite format': 'SQLite'}
 SURROGATE = re.compile('[\ud800-\udfff]')                    # half a character
-LONGEST_FIELD = 10**9          # characters; of a table. A quote that is never closed would make a
+LONGEST_RECORD = 10**9         # characters. In a table, a quote that is never closed would make a
                                # field of the whole file
 ROWS = 64                      # of a parquet file that are read at a time: its texts may be long
 
 
 class Document(NamedTuple):
-    text: str                          # None: longer than document_limit
+    text: str
     latent: object = None              # a function that reads its latent vectors, (N, D) float32
     group: str = ''                    # documents of one group go to the same split
     place: str = ''                    # where its latent comes from, for an error
@@ -68,21 +68,17 @@ def read_file(path, source, counts):
         yield from read_parquet(path, source)
     elif kind in JSON_LINES or kind in TABLES:
         for record, where in read_records(path, source):
-            # else a blank line, '', which is an empty document, or a line that is too long, None
-            is_record = isinstance(record, dict)
-            yield text_of(record, source.field, where, source) if is_record else record
-    else:
-        if kind not in FASTA:
-            warn_of_kind(path, source)
+            yield text_of(record, source.field, where, source)
+    elif kind in FASTA:
         with open_text(path, source) as f:
-            if kind in FASTA:
-                yield from read_fasta(f, counts)
-            elif source.split_on == 'file':
-                yield f.whole()
-            elif source.split_on == 'paragraph':
-                yield from read_paragraphs(f)
-            else:
+            yield from read_fasta(f, counts)
+    else:
+        warn_of_kind(path, source)
+        with open_text(path, source) as f:
+            if source.split_on == 'line':
                 yield from f.lines()
+            else:
+                yield from read_blocks(f, source.split_on)
 
 
 def inside(folder, path, where):
@@ -122,22 +118,21 @@ def check_encoding(encoding):
 
 
 @contextmanager
-def open_text(path, source, newline=None, skip_bom=True):
-    """ A TextFile. If the file as a whole is wrong, a ValueError names it. newline='': line endings
-    stay as they are. """
+def open_text(path, source, skip_bom=True):
+    """ A TextFile. If the file as a whole is wrong, a ValueError names it. """
     opened = gzip.open(path, 'rb') if path.lower().endswith('.gz') else open(path, 'rb')
     is_utf8 = codecs.lookup(source.encoding).name == 'utf-8'
     encoding = 'utf-8-sig' if is_utf8 and skip_bom else source.encoding
     try:
         # surrogateescape: an invalid byte becomes a lone surrogate, which TextFile looks for
-        with opened, io.TextIOWrapper(opened, encoding, 'surrogateescape', newline) as f:
+        with opened, io.TextIOWrapper(opened, encoding, 'surrogateescape') as f:
             begin = opened.peek(16) if is_utf8 else b''
             for magic, kind in BEGINNINGS.items():
                 if begin.startswith(magic):
-                    hint = 'convert it, or give it the ending of its kind'
+                    hint = 'name it by its kind'
                     if kind == 'UTF-16':
-                        hint = 'convert it; prepare.py reads it with --encoding=utf-16'
-                    raise ValueError(f'{path}: found {kind}, expected text in UTF-8: {hint}')
+                        hint = 'prepare.py reads it with --encoding=utf-16'
+                    raise ValueError(f'{path}: {kind}, expected UTF-8: convert it, or {hint}')
             yield TextFile(f, path, source)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f'{path}: broken gzip file ({error}); get it again') from None
@@ -166,7 +161,7 @@ class TextFile:
         except UnicodeError as error:  # rare: most invalid bytes become lone surrogates
             raise ValueError(f'{self.path}, at line {self.line} or soon after: {error}; '
                              'name the encoding with --encoding=') from None
-        self.is_new_line = piece.endswith(('\n', '\r'))
+        self.is_new_line = piece.endswith('\n')
 
         # an invalid byte, now a surrogate
         is_checked = self.source.invalid_bytes == 'stop' and not piece.isascii()
@@ -177,41 +172,32 @@ class TextFile:
                              '--encoding=latin-1, or count and replace: --invalid_bytes=replace')
         return piece
 
-    def lines(self):
-        """ Each line without its end. Of one longer than document_limit: that many characters and
-        one more. """
-        most = self.source.document_limit + 1
-        while line := self.piece(most):
+    def lines(self, most=0):
+        """ Each line without its end. Of a longer one than `most`, or else document_limit: that
+        many characters and one more. """
+        most = most or self.source.document_limit
+        while line := self.piece(most + 1):
             while not self.is_new_line and self.piece(2**16):            # the rest of a long line
                 pass
             yield line.removesuffix('\n')
 
     def whole(self):
-        """ All of it, or None if it is longer than document_limit. """
-        parts = []
-        room = self.source.document_limit
-        while piece := self.piece(room + 1):
-            parts.append(piece)
-            room -= len(piece)
-            if room < 0:
-                return None
-        return ''.join(parts)
+        return ''.join(iter(lambda: self.piece(LONGEST_RECORD), ''))
 
 
-def read_paragraphs(f):
-    """ The texts between blank lines. """
-    limit = f.source.document_limit
-    parts = []                         # the lines of the paragraph
-    size = 0                           # its characters, also those that are not kept
-    for line in itertools.chain(f.lines(), ['']):            # which ends the last paragraph
-        if line.strip():
-            size += len(line) + 1
-            if size <= limit + 1:
-                parts.append(line)
-        elif size:
-            yield '\n'.join(parts) if size <= limit + 1 else None
+def read_blocks(f, split_on):
+    """ The texts between blank lines; split_on='file': all of it. """
+    parts = []
+    room = f.source.document_limit + 1           # characters that it may still have
+    for line in itertools.chain(f.lines(), [None]):                      # which ends the file
+        is_part = line is not None and (split_on == 'file' or line.strip())
+        if is_part and room >= 0:
+            parts.append(line)
+            room -= len(line) + 1
+        elif not is_part and parts:
+            yield '\n'.join(parts)
             parts = []
-            size = 0
+            room = f.source.document_limit + 1
 
 # -----------------------------------------------------------------------------
 # Records: JSON lines and tables
@@ -231,8 +217,8 @@ def text_of(record, field, where, source=None):
 
 
 def read_records(path, source):
-    """ (record, where) of a file of JSON lines or a table: a dict of each line, or of each row. Of
-    a blank line of JSON the record is '', of one longer than document_limit it is None. """
+    """ (record, where) of a file of JSON lines or a table: a dict of each line, or of each row.
+    Blank ones are passed over. """
     read = read_table if kind_of(path) in TABLES else read_json_lines
     with open_text(path, source) as f:
         for record in read(f):
@@ -240,27 +226,21 @@ def read_records(path, source):
 
 
 def read_json_lines(f):
-    for line in f.lines():
-        if len(line) > f.source.document_limit:
-            yield None
-        elif not line.strip():
-            yield ''
-        else:
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f'{f.place}: no JSON ({error})') from None
-            if not isinstance(record, dict):
-                raise ValueError(f'{f.place}: found {short(record)}, expected a '
-                                 'record of JSON, {...}')
-            yield record
+    for line in filter(str.strip, f.lines(LONGEST_RECORD)):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f'{f.place}: no JSON ({error})') from None
+        if not isinstance(record, dict):
+            raise ValueError(f'{f.place}: found {short(record)}, expected a record of JSON, {{...}}')
+        yield record
 
 
 def read_table(f):
     """ A dict of each row, as a spreadsheet reads it: a field that begins with a quote ends with
     one; between them are commas, tabs, line ends and doubled quotes. """
-    csv.field_size_limit(LONGEST_FIELD)
-    lines = iter(lambda: f.piece(LONGEST_FIELD), '')
+    csv.field_size_limit(LONGEST_RECORD)
+    lines = iter(lambda: f.piece(LONGEST_RECORD), '')
     rows = csv.reader(lines, delimiter=TABLES[kind_of(f.path)], strict=True)
     try:
         # the names of its columns, then its rows

@@ -205,10 +205,13 @@ def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens
         n_nonfinite = int((~is_finite).sum())
         if n_nonfinite:
             worst = is_finite.argmin()
-            place = os.path.basename(docs[ids[worst][0] - first].place) or f'document {ids[worst]}'
-            flaw = f'{place}: {flaw_of(latents[worst])}'
-        if given is not None:
-            check_steps(latents[is_finite], stored[is_finite], name)
+            number = ids[worst][0]                           # of its document
+            flaw = f'document {number}: NaN, inf or too large, the encoder is broken'
+            if given is not None:
+                place = os.path.basename(docs[number - first].place)
+                flaw = f'{place}: {flaw_of(latents[worst])}'
+        elif given is not None:
+            check_steps(latents, stored, name)
         latents = stored[is_finite]
         runs = [run for run, keep in zip(runs, is_finite) if keep]
         ids = [pair for pair, keep in zip(ids, is_finite) if keep]

@@ -210,13 +210,14 @@ def documents(source, counts):
     for doc in read(source, counts):
         text = doc.text
         counts['read'] += 1
-        if text is None or len(text) > source.document_limit:
+        if len(text) > source.document_limit:
             counts['over_document_limit'] += 1
             continue
 
-        # latents that were imported belong to the text as it stands
+        # latents that were imported belong to the text as it stands, with its spaces
+        text = text.replace('\r\n', '\n').replace('\r', '\n')
         if not source.import_dir:
-            text = text.strip().replace('\r\n', '\n').replace('\r', '\n')
+            text = text.strip()
 
         # halves of a character: bytes to be replaced, and JSON's escapes
         text, n_invalid = SURROGATE.subn('\ufffd', text)
