@@ -627,3 +627,27 @@ def test_captioned_images_become_patches_row_by_row(tmp_path):
     os.remove(tmp_path / '5.png')
     with pytest.raises(ValueError, match='5.png: missing'):
         read_all(input=tmp_path, image_size=8, patch=4)
+
+
+def test_pictures_of_every_depth_are_scaled_and_what_is_transparent_is_white_or_a_mode_is_refused(tmp_path):
+    Image = pytest.importorskip('PIL.Image', reason='reads images: pip install pillow')
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+    plain, opaque, half = Image.fromarray(grey), Image.new('L', (8, 8), 255), Image.fromarray(np.uint8([[0, 128] * 4] * 8))
+    shown = np.where(half, 255 - (255. - grey) * np.array(half) / 255, 255)                      # alpha laid on white
+    deep = Image.fromarray(grey.astype(np.uint16) * 257)
+    clear = np.where(grey == 8, 255, grey)                                                       # where 8 stands for transparent
+    rgb = Image.merge('RGB', [plain] * 3)
+    for name, image, expected, more in (
+            ('8.png', plain, grey, {}), ('16.png', deep, grey, {}), ('16.tif', deep, grey, {}), ('16.pgm', deep, grey, {}),
+            ('la.png', Image.merge('LA', [plain, half]), shown, {}), ('rgba.png', Image.merge('RGBA', [plain] * 3 + [half]), shown, {}),
+            ('opaque.png', Image.merge('RGBA', [plain] * 3 + [opaque]), grey, {}), ('p.png', plain.convert('P'), grey, {}),
+            ('clear.png', plain, clear, dict(transparency=8)), ('clear_p.png', plain.convert('P'), clear, dict(transparency=8)),
+            ('clear_rgb.png', rgb, clear, dict(transparency=(8, 8, 8))), ('cmyk.tif', rgb.convert('CMYK'), grey, {})):
+        image.save(tmp_path / name, **more)
+        for channels in (1, 3):
+            z = image_patches(str(tmp_path / name), 8, 8, channels).reshape(8, 8, channels)
+            assert np.abs((z + 1) * 127.5 - expected[..., None]).max() <= 1.01, (name, channels)
+    for name, image in (('i.tif', Image.fromarray(grey.astype(np.int32))), ('f.tif', Image.fromarray(grey / np.float32(255)))):
+        image.save(tmp_path / name)
+        with pytest.raises(ValueError, match=f'{name}: no image that can be read .mode [IF], whose white is unknown'):
+            image_patches(str(tmp_path / name), 8, 8, 1)
