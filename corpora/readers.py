@@ -232,7 +232,8 @@ def read_json_lines(f):
         except (ValueError, RecursionError) as error:
             raise ValueError(f'{f.place}: no JSON ({error})') from None
         if not isinstance(record, dict):
-            raise ValueError(f'{f.place}: found {short(record)}, expected a record of JSON, {{...}}')
+            raise ValueError(f'{f.place}: found {short(record)}, expected a record of JSON, '
+                             '{...}')
         yield record
 
 
