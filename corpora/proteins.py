@@ -19,6 +19,7 @@ from corpora.writing import names_path
 from runs.files import short
 
 FASTA = ('.fasta', '.fa', '.faa', '.fas', '.fsa', '.fna', '.ffn', '.frn', '.pep', '.pir')
+LONGEST_LINE = 10**9           # characters
 GAP = re.compile('[.-]')
 UNKNOWN = re.compile(f'[^{re.escape(RESIDUES)}]')
 COMMENTS = (';', '#', '!')
@@ -34,7 +35,7 @@ def read_fasta(f, counts):
     parts = None                                 # lines of the record; None before the first record
     room = 0                                     # residues that it may still have
     is_pir = is_title = False
-    for line in itertools.chain(f.lines(most=10**9), ['>']):
+    for line in itertools.chain(f.lines(most=LONGEST_LINE), ['>']):
         if line.startswith('>'):
             # the record before this line is complete
             if is_pir and room >= 0 and not ''.join(parts).endswith('*'):
@@ -52,8 +53,7 @@ def read_fasta(f, counts):
         elif not line.strip() or line.startswith(COMMENTS):
             continue
         elif parts is None:
-            raise ValueError(f'{f.path}: no FASTA, its first line is {line.strip()[:40]!r}, '
-                             'expected ">name"')
+            raise ValueError(f'{f.place}: no FASTA, found {short(line.strip())}, expected ">name"')
         elif room >= 0 and not (is_pir and parts and parts[-1].endswith('*')):
             letters, n_gaps = GAP.subn('', residues_of(line, f.place))
             counts['gaps'] += n_gaps

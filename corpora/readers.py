@@ -104,6 +104,8 @@ def warn_of_kind(path, source):
         kind = 'FASTA (name it .fasta)'
     elif source.field in (cells := re.split('[,\t]', first)) and len(cells) > 1:
         kind = f'a table with a column {source.field} (name it .csv or .tsv)'
+    elif len(first) > 1 and not (first[::2].strip('\0') and first[1::2].strip('\0')):
+        kind = 'UTF-16 (read it with --encoding=utf-16-le or utf-16-be)'
     if kind and rank == 0:
         warn(f'{path} looks like {kind}; it is read as plain text')
 
@@ -253,7 +255,8 @@ def read_table(f):
                                  'column; put a text with a comma or a tab into quotes')
             yield dict(zip(names, row))
     except csv.Error as error:
-        raise ValueError(f'{f.place}: broken table ({error})') from None
+        raise ValueError(f'{f.place}: broken table ({error}); a field that begins with a quote '
+                         'ends with one, and quotes in it are doubled') from None
 
 
 def check_columns(path, names, field):

@@ -206,10 +206,10 @@ def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens
         if n_nonfinite:
             worst = is_finite.argmin()
             number = ids[worst][0]                           # of its document
-            flaw = f'document {number}: NaN, inf or too large, the encoder is broken'
-            if given is not None:
-                place = os.path.basename(docs[number - first].place)
-                flaw = f'{place}: {flaw_of(latents[worst])}'
+            place = os.path.basename(docs[number - first].place) or f'document {number}'
+            flaw = f'{place}: {flaw_of(latents[worst])}'
+            if given is None:
+                flaw = f'document {number}: NaN, inf or too large, the encoder is broken'
         elif given is not None:
             check_steps(latents, stored, name)
         latents = stored[is_finite]

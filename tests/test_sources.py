@@ -279,7 +279,7 @@ def test_endings_of_json_lines_are_read_and_a_text_that_looks_like_another_kind_
         (tmp_path / f'a.{ending}').write_bytes(gzip.compress(content) if 'gz' in ending else content)
         assert [d.text for d in read_all(input=tmp_path / f'a.{ending}')[0]] == ['one', 'two']
     for text, kind in (('{"text": "one"}\n', 'JSON'), ('[\n  {"text": 1}', 'JSON'), ('>a\nMKTAYIAK\n', 'FASTA'),
-                       ('id,text\n1,one\n', 'a table'), ('id\ttext\n1\tone\n', 'a table')):
+                       ('id,text\n1,one\n', 'a table'), ('id\ttext\n1\tone\n', 'a table'), ('o\0n\0e\0\n\0', 'UTF-16'), ('\0o\0n\0e\0\n', 'UTF-16')):
         readers.warn_of_kind.cache_clear()
         (tmp_path / 'a.txt').write_text(text)
         assert read_all(input=tmp_path / 'a.txt')[0] and read_all(input=tmp_path / 'a.txt')[0]
@@ -323,7 +323,7 @@ def test_fasta_records_are_sequences_and_every_letter_that_is_no_residue_is_coun
     assert [d.text for d in found] == ['MKTAYIAKQRQISFVKSHFS', 'MKVLAAGIVGLLLA']
     assert counts['read'] == counts['kept'] + counts['empty'] + counts['too_short'] + counts['duplicate'] == 5
     (tmp_path / 'b.fa').write_text('MKV\n')
-    with pytest.raises(ValueError, match='b.fa: no FASTA'):
+    with pytest.raises(ValueError, match='b.fa, line 1: no FASTA'):
         read_all(input=tmp_path)
 
 
