@@ -48,6 +48,7 @@ from data import LatentStats, load_tokenizer
 from encoders import load_encoder
 from runs import distributed, meeting
 from runs.checkpoint import pick_device, pick_dtype
+from runs.console import warn
 from runs.distributed import all_gather_object, on_rank0, rank, world
 from runs.files import read_json, sealed
 from runs.manifest import FORMAT, check_file, dataset_folder, read_meta
@@ -403,14 +404,16 @@ def write_shards(folder, plan, shards, settings, tok, encode):
 
 
 def check_nonfinite(entries, at_least=0):
-    """ ValueError if float16 cannot hold many of the latents: NaN, inf, or too large. at_least:
-    early in a run, a share of so many. """
+    """ ValueError if float16 cannot hold many of the latents (NaN, inf, or too large), a warning
+    if it cannot hold some. at_least: early in a run, a share of so many. """
     n_bad = sum(entry['nonfinite'] for entry in entries)
     n_good = sum(entry['samples'] for entry in entries)
+    first = next((entry['flaw'] for entry in entries if entry['flaw']), '')
+    said = f'{n_bad} of {n_bad + n_good} latents cannot be stored'
     if n_bad > MAX_NONFINITE * max(n_bad + n_good, at_least):
-        first = next(entry['flaw'] for entry in entries if entry['flaw'])
-        raise ValueError(f'{n_bad} of {n_bad + n_good} latents cannot be stored, more than '
-                         f'{MAX_NONFINITE:.1%}; the first: {first}')
+        raise ValueError(f'{said}, more than {MAX_NONFINITE:.1%}; the first: {first}')
+    if n_bad and not at_least and rank == 0:
+        warn(f'{said} and are dropped; the first: {first}')
 
 
 def finish(folder, plan, record, splits, tok, encode):

@@ -16,11 +16,12 @@ from runs.files import read_array
 
 
 def as_latent(array, path):
-    """ (D,) or (N, D) -> (N, D) of the same floats. It is a copy, so no file stays open. """
+    """ (D,) or (N, D) -> (N, D) float32, or float64 of float64. It is a copy, so no file stays
+    open. """
     if array.ndim not in (1, 2) or array.dtype.kind != 'f':
         raise ValueError(f'{path}: a latent is {array.dtype} {array.shape}, '
                          'expected floats (D,) or (N, D)')
-    return np.atleast_2d(np.array(array))
+    return np.atleast_2d(np.array(array, np.float64 if array.itemsize > 4 else np.float32))
 
 
 def natural_order(path):
@@ -74,7 +75,7 @@ def with_latents(texts, spec):
 # Latents of documents
 
 def given_latents(docs):
-    """ The latents that the documents bring along, (n, N, D) floats, or None. """
+    """ The latents that the documents bring along, (n, N, D) as as_latent gives them, or None. """
     if docs[0].latent is None:
         return None
     latents = [doc.latent() for doc in docs]
