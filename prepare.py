@@ -408,7 +408,7 @@ def check_nonfinite(entries, at_least=0):
     if it cannot hold some. at_least: early in a run, a share of so many. """
     n_bad = sum(entry['nonfinite'] for entry in entries)
     n_good = sum(entry['samples'] for entry in entries)
-    first = next((entry['flaw'] for entry in entries if entry['flaw']), '')
+    first = next((entry['flaw'] for entry in entries if entry.get('flaw')), '')
     said = f'{n_bad} of {n_bad + n_good} latents cannot be stored'
     if n_bad > MAX_NONFINITE * max(n_bad + n_good, at_least):
         raise ValueError(f'{said}, more than {MAX_NONFINITE:.1%}; the first: {first}')
