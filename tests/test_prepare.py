@@ -81,7 +81,7 @@ def test_every_document_is_in_exactly_one_split_and_the_same_one_whatever_its_ne
 def test_val_is_never_empty_and_neither_is_train(tmp_path):
     folder = run(input=write_lines(tmp_path / 'a.txt', LINES[:30]), out=tmp_path / 'a', val_fraction=1e-9)
     assert len(texts_of(folder, 'val')) == 1 and len(texts_of(folder, 'train')) == 29
-    folder = run(input=write_lines(tmp_path / 'a.txt', LINES[:30]), out=tmp_path / 'most', val_fraction=1 - 1e-9, encoder='none')
+    folder = run(input=write_lines(tmp_path / 'a.txt', LINES[:30]), out=tmp_path / 'most', val_fraction=1 - 1e-9, encoder='none', max_tokens=99)
     assert len(texts_of(folder, 'val')) == 29 and len(texts_of(folder, 'train')) == 1
     with pytest.raises(ValueError, match='val_input'):
         run(input=write_lines(tmp_path / 'b.txt', LINES[:1]), out=tmp_path / 'b')
