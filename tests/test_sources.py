@@ -492,7 +492,7 @@ def test_a_latent_that_float16_cannot_hold_is_named_by_its_row(tmp_path, capsys)
     np.save(tmp_path / 'y.npy', z[100:])
     run(**knobs | dict(out=tmp_path / 'one'))
     assert 'warning: train-00000: 1 of 6 dimensions of the latents vary by less' in capsys.readouterr().err
-    z[:, 4] = 1000                                                                   # the same everywhere: nothing is lost
+    z[:, 4] = 1000.1                                                                 # the same everywhere: nothing is lost
     np.save(tmp_path / 'z.npy', z[:100])
     np.save(tmp_path / 'y.npy', z[100:])
     run(**knobs | dict(out=tmp_path / 'none'))
@@ -646,7 +646,7 @@ def test_pictures_of_every_depth_are_scaled_and_what_is_transparent_is_white_or_
         image.save(tmp_path / name, **more)
         for channels in (1, 3):
             z = image_patches(str(tmp_path / name), 8, 8, channels).reshape(8, 8, channels)
-            assert np.abs((z + 1) * 127.5 - expected[..., None]).max() <= 1.01, (name, channels)
+            assert np.abs((z + 1) * 127.5 - expected[..., None]).max() < .8, (name, channels)
     for name, image in (('i.tif', Image.fromarray(grey.astype(np.int32))), ('f.tif', Image.fromarray(grey / np.float32(255)))):
         image.save(tmp_path / name)
         with pytest.raises(ValueError, match=f'{name}: no image that can be read .mode [IF], whose white is unknown'):
