@@ -141,6 +141,8 @@ class Knob(NamedTuple):
             raise ValueError(f'{short(value)} is no {kind.__name__}')
         if self.rule and not follows(value, self.rule):
             raise ValueError(f'{short(value)}, expected {self.rule}')
+        if isinstance(value, str) and re.search('[\ud800-\udfff]', value):
+            raise ValueError(f'{short(value)} is not UTF-8')
         return value
 
     def read(self, text):

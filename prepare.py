@@ -48,13 +48,14 @@ from data import LatentStats, load_tokenizer
 from encoders import load_encoder
 from runs import distributed, meeting
 from runs.checkpoint import pick_device, pick_dtype
+from runs.console import warn
 from runs.distributed import all_gather_object, on_rank0, rank, world
 from runs.files import read_json, sealed
 from runs.manifest import FORMAT, check_file, dataset_folder, read_meta
 
 # ---- what is read, details in corpora/sources.py
-input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .csv, .tsv,
-                             # .fasta (each may be .gz), .parquet; builtin: documentation of
+input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .ndjson, .csv,
+                             # .tsv, FASTA (each may be .gz), .parquet; builtin: documentation of
                              # Python and of installed packages; digits: scikit-learn's
 val_input = ''               # validation documents of their own; then the input is not split
 hub_dataset = ''      # instead of input: openwebtext | wikitext-103 | lm1b | fineweb-edu | a hub id
@@ -75,7 +76,7 @@ field = 'text'               # <a name>: the document's field in .jsonl, column 
                              # .parquet, hub datasets
 min_length = 0               # [0, 1e9]: characters; residues of a protein
 document_limit = 64_000_000  # [1, 1e9]: characters; a longer document is dropped and counted. Of
-                             # text, JSON and FASTA it is never held in memory
+                             # text files it is never held in memory
 distinct = None              # None | bool: drop what was read before; None: of FASTA only
 homology = 0.0               # [0, 1]; FASTA: clusters of so much sequence identity (over 80 % of
                              # their length) go to one split; needs mmseqs
@@ -403,12 +404,16 @@ def write_shards(folder, plan, shards, settings, tok, encode):
 
 
 def check_nonfinite(entries, at_least=0):
-    """ ValueError if many latents are NaN or inf. at_least: early in a run, a share of so many. """
+    """ ValueError if float16 cannot hold many of the latents (NaN, inf, or too large), a warning
+    if it cannot hold some. at_least: early in a run, a share of so many. """
     n_bad = sum(entry['nonfinite'] for entry in entries)
     n_good = sum(entry['samples'] for entry in entries)
+    first = next((entry['flaw'] for entry in entries if entry.get('flaw')), '')
+    said = f'{n_bad} of {n_bad + n_good} latents cannot be stored'
     if n_bad > MAX_NONFINITE * max(n_bad + n_good, at_least):
-        raise ValueError(f'{n_bad} of {n_bad + n_good} latents are NaN or inf, '
-                         f'more than {MAX_NONFINITE:.1%}: the encoder is broken')
+        raise ValueError(f'{said}, more than {MAX_NONFINITE:.1%}; the first: {first}')
+    if n_bad and not at_least and rank == 0:
+        warn(f'{said} and are dropped; the first: {first}')
 
 
 def finish(folder, plan, record, splits, tok, encode):

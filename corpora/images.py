@@ -41,7 +41,8 @@ def to_pixels(patches, patch, channels):
 
 def image_patches(path, size, patch, channels):
     """ The middle square of an image file at size x size pixels, as patches (N, D) float32. To
-    shrink it we average areas, so an image enlarged by a whole factor comes back as it was. """
+    shrink it we average areas, so an image enlarged by a whole factor comes back as it was. What is
+    transparent lies on white. """
     try:
         from PIL import Image, ImageOps
     except ImportError:
@@ -50,7 +51,8 @@ def image_patches(path, size, patch, channels):
     # the middle square, turned as its EXIF data say
     try:
         with Image.open(path) as image:
-            image = ImageOps.exif_transpose(image).convert('L' if channels == 1 else 'RGB')
+            image = with_8_bits(ImageOps.exif_transpose(image), image.format)
+            image = image.convert('L' if channels == 1 else 'RGB')
             shrinks = min(image.size) >= size
             method = Image.Resampling.BOX if shrinks else Image.Resampling.BICUBIC
             image = ImageOps.fit(image, (size, size), method)
@@ -61,6 +63,21 @@ def image_patches(path, size, patch, channels):
     # 0 to 255 becomes -1 to 1
     pixels = np.asarray(image, np.float32).reshape(size, size, channels) / 127.5 - 1
     return to_patches(pixels, patch)
+
+
+def with_8_bits(image, form):
+    """ A PIL image of 8 bits a channel, opaque: 16 bits are scaled, alpha is laid on white. form:
+    of its file, such as 'PNG'. ValueError where nobody knows which number is white. """
+    from PIL import Image
+    has_16_bits = image.mode.startswith('I;16') or image.mode == 'I' and form in ('PNG', 'PPM')
+    if has_16_bits and 'transparency' not in image.info:
+        return Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+    if image.mode[0] in 'IF':
+        raise ValueError(f'mode {image.mode}, whose white is unknown; save it with 8 or 16 bits')
+    if image.has_transparency_data:
+        white = Image.new('RGBA', image.size, 'white')
+        return Image.alpha_composite(white, image.convert('RGBA'))
+    return image
 
 # -----------------------------------------------------------------------------
 # Sources
@@ -81,16 +98,13 @@ def read_images(source):
 
     # its records; the image itself is read when its latents are asked for
     for record, where in read_records(lists[0], source):
-        if not isinstance(record, dict):         # a blank line, or longer than document_limit
-            yield Document(record)
-            continue
         file_name = text_of(record, 'file_name', where)
-        text = text_of(record, source.field, where)
+        text = text_of(record, source.field, where, source)
         path = inside(folder, file_name, where)
         if not os.path.isfile(path):
             raise ValueError(f'{path}: missing, {where} names it')
         latent = partial(image_patches, path, source.image_size, source.patch, source.channels)
-        yield Document(text, latent, group=file_name)
+        yield Document(text, latent, group=file_name, place=path)
 
 
 def read_digits(source):

@@ -11,15 +11,17 @@ import numpy as np
 import torch
 
 from corpora.readers import Document
+from runs.console import warn
 from runs.files import read_array
 
 
 def as_latent(array, path):
-    """ (D,) or (N, D) -> (N, D) float32. It is a copy, so no file stays open. """
+    """ (D,) or (N, D) -> (N, D) float32, or float64 of float64. It is a copy, so no file stays
+    open. """
     if array.ndim not in (1, 2) or array.dtype.kind != 'f':
         raise ValueError(f'{path}: a latent is {array.dtype} {array.shape}, '
                          'expected floats (D,) or (N, D)')
-    return np.atleast_2d(np.array(array, np.float32))
+    return np.atleast_2d(np.array(array, np.float64 if array.itemsize > 4 else np.float32))
 
 
 def natural_order(path):
@@ -54,16 +56,17 @@ def with_latents(texts, spec):
                              'expected floats (n, D) or (n, N, D), alike in all files')
 
     # for each row, which is a view of the map, a function that reads it
-    rows = (partial(as_latent, row, path) for path, array in zip(paths, arrays) for row in array)
+    rows = ((partial(as_latent, row, path), f'{path}, row {i}')
+            for path, array in zip(paths, arrays) for i, row in enumerate(array))
 
     # as many rows as texts
     n_texts = 0
     for text in texts:
-        row = next(rows, None)
+        row, place = next(rows, (None, None))
         if row is None:
             raise ValueError(f'latents_from={spec}: {n_texts} rows for more documents than that')
         n_texts += 1
-        yield Document(text, row)
+        yield Document(text, row, place=place)
     n_left = sum(1 for _ in rows)
     if n_left:
         raise ValueError(f'latents_from={spec}: {n_texts + n_left} rows for {n_texts} documents')
@@ -72,16 +75,50 @@ def with_latents(texts, spec):
 # Latents of documents
 
 def given_latents(docs):
-    """ The latents that the documents bring along, (n, N, D) float16, or None. """
+    """ The latents that the documents bring along, (n, N, D) as as_latent gives them, or None. """
     if docs[0].latent is None:
         return None
-    with np.errstate(over='ignore'):                       # too large becomes inf, which is counted
-        latents = [doc.latent().astype(np.float16) for doc in docs]
+    latents = [doc.latent() for doc in docs]
     for doc, latent in zip(docs, latents):
         if latent.shape != latents[0].shape:
             raise ValueError(f'latents are of shapes {latents[0].shape} and {latent.shape}, '
                              f'the latter of {doc.text[:40]!r}')
     return np.stack(latents)
+
+
+def flaw_of(latent):
+    """ What keeps a latent (N, D) from being stored in float16, and what to do; '' for nothing. """
+    largest = np.abs(latent).max()
+    if not np.isfinite(largest):
+        return 'NaN or inf: mend it, or leave out the row and its text'
+    if largest >= 65520:                                   # from here on it is rounded to inf
+        return (f'{largest:,.6g}, and float16 ends at 65,504: divide all latents by one number, '
+                'such as their standard deviation')
+    return ''
+
+
+def check_steps(latents, stored, name):
+    """ ValueError where most dimensions of `stored`, (n, N, D) float16, have lost how the latents
+    vary: where their rounding errors are above a quarter of their spread. A warning where some
+    have. name: of what they are. """
+    if len(latents) < 8:
+        return
+    D = latents.shape[-1]
+    z = latents.reshape(-1, D)
+    error = np.sqrt(np.mean((stored.reshape(-1, D) - z) ** 2, 0, np.float64))          # (D,)
+    spread = (z - z[0]).std(0, dtype=np.float64)
+    coarse = np.flatnonzero((error > spread / 4) & (spread > 0))
+    if not len(coarse):
+        return
+
+    d = coarse[0]
+    step = np.spacing(np.abs(stored[..., d]).max())
+    said = (f'{name}: {len(coarse)} of {D} dimensions of the latents vary by less than float16 '
+            f'shows: dimension {d} is {z[:, d].mean():.5g} +- {spread[d]:.2g}, where its steps are '
+            f'{step:.2g}; subtract the mean of all latents from them, then divide by their spread')
+    if len(coarse) > D / 2:
+        raise ValueError(said)
+    warn(said)
 
 
 def check_given(stream, encoder, name):

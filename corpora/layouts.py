@@ -20,7 +20,7 @@ import numpy as np
 from tqdm import tqdm
 
 from corpora.latents import as_latent
-from corpora.readers import DROPS, Document, inside, open_text
+from corpora.readers import DROPS, Document, inside, open_text, text_of
 from corpora.shards import covering
 from data import PackedDataset
 from runs.files import read_array, read_json, short
@@ -32,7 +32,8 @@ MANY_ROWS = 2**24              # samples of a larger split are not compared with
 COUNTED = {reason: reason for reason in DROPS} | dict(
     invalid_utf8='with invalid UTF-8, now U+FFFD',
     unknown_residues='unknown residues, now X',
-    nonfinite='dropped (NaN or inf)',
+    gaps='gaps, left out',
+    nonfinite='dropped (NaN, inf or beyond float16)',
     longer_than_max_tokens='dropped (too many tokens)',
 )
 
@@ -170,10 +171,10 @@ def read_earlier(source):
         usual_path = os.path.join('texts', source.import_split, f'{stem}.txt')
         text_path = inside(folder, item.get('text_path') or usual_path, index)
         if os.path.isfile(text_path):
-            with open_text(text_path, source, newline='', skip_bom=False) as f:
+            with open_text(text_path, source, skip_bom=False) as f:
                 text = f.whole()
         elif isinstance(item.get('text'), str):
-            text = item['text']
+            text = text_of(item, 'text', f'{index}, item {i}', source)
         else:
             raise ValueError(f'{index}, item {i}: no "text", and no file {text_path}')
 
@@ -181,7 +182,7 @@ def read_earlier(source):
         path = inside(folder, item['latent_path'], index)
         if not os.path.isfile(path):
             raise ValueError(f'{path}: missing, {index} names it in item {i}')
-        yield Document(text, partial(read_latent, path))
+        yield Document(text, partial(read_latent, path), place=path)
 
 
 def export(folder, target):

@@ -39,6 +39,8 @@ def check_texts(texts):
     for text in texts:
         if not isinstance(text, str):
             raise ValueError(f'expected a list of texts, found {short(text)} in it')
+        if re.search('[\ud800-\udfff]', text):
+            raise ValueError(f'{short(text)} has half a character: bytes that are not UTF-8?')
 
 
 def no_progress(n):

@@ -23,6 +23,7 @@ import os
 import numpy as np
 from tqdm import tqdm
 
+from corpora.latents import check_steps, flaw_of
 from corpora.writing import as_bytes, is_whole, names_path, write_file
 from runs.files import read_array, read_sealed, sealed, write_text
 
@@ -194,14 +195,24 @@ def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens
         n_truncated = encoder.truncated
         encoder.truncated = 0
 
-    # samples whose latents are NaN or inf are dropped
+    # samples that float16 cannot hold are dropped; the first is named, without its folder
     n_nonfinite = 0
+    flaw = ''
     if latents is not None:
         with np.errstate(over='ignore'):
-            latents = latents.astype(np.float16)
-        is_finite = np.isfinite(latents).all((1, 2))
+            stored = latents.astype(np.float16)
+        is_finite = np.isfinite(stored).all((1, 2))
         n_nonfinite = int((~is_finite).sum())
-        latents = latents[is_finite]
+        if n_nonfinite:
+            worst = is_finite.argmin()
+            number = ids[worst][0]                           # of its document
+            place = os.path.basename(docs[number - first].place) or f'document {number}'
+            flaw = f'{place}: {flaw_of(latents[worst])}'
+            if given is None:
+                flaw = f'document {number}: NaN, inf or too large, the encoder is broken'
+        elif given is not None:
+            check_steps(latents, stored, name)
+        latents = stored[is_finite]
         runs = [run for run, keep in zip(runs, is_finite) if keep]
         ids = [pair for pair, keep in zip(ids, is_finite) if keep]
 
@@ -230,6 +241,7 @@ def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens
         bytes=n_bytes,
         longest=max(lengths, default=0),
         nonfinite=n_nonfinite,
+        flaw=flaw,
         longer_than_max_tokens=n_too_long,
         truncated=n_truncated,
         latent_shape=None if latents is None else list(latents.shape[1:]),

@@ -7,7 +7,7 @@ Sources: anything that holds documents, as one stream of them.
         document.latent        # None, or a function that reads its latent vectors, (N, D) float32
         document.group         # an image with all its captions: not split between train and val
 
-    files, folders, globs     readers.py: text, .jsonl, .csv, .tsv, .parquet, .fasta, also as .gz
+    files, folders, globs     readers.py: text, JSON lines, tables, parquet, FASTA, also as .gz
     input='builtin'           builtin.py: documentation on this machine
     hub_dataset               hub.py: datasets of the hub, by name
     latents_from              latents.py: texts whose latents exist already
@@ -20,12 +20,12 @@ document_limit is never held in memory; it is such a drop.
 import glob
 import hashlib
 import os
-import re
 from dataclasses import dataclass, replace
 
 from corpora.latents import with_latents
 from corpora.proteins import FASTA
-from corpora.readers import KINDS, NOT_TEXT, Document, check_encoding, kind_of, read_file
+from corpora.readers import (KINDS, NOT_TEXT, SURROGATE, Document, check_encoding, kind_of,
+                             read_file)
 
 LATENTS = ('import_dir', 'latents_from', 'image_size')         # where latents may come from
 
@@ -97,9 +97,33 @@ class Source:
         return [name for name, _ in list_files(self.input)]
 
 
+def identity(path):
+    """ What all names of a file or folder have in common, links among them. """
+    info = os.stat(path)
+    return info.st_dev, info.st_ino
+
+
+def walk(folder):
+    """ The paths of all files below a folder, by name. Links are followed, and each real folder
+    comes once. """
+    def stop(error):
+        raise error
+
+    seen = set()
+    paths = []
+    for root, folders, files in os.walk(folder, onerror=stop, followlinks=True):
+        if identity(root) in seen:
+            folders.clear()
+            continue
+        seen.add(identity(root))
+        folders[:] = sorted(name for name in folders if name[0] != '.')
+        paths += [os.path.join(root, name) for name in files if name[0] != '.']
+    return sorted(paths)
+
+
 def list_files(spec):
     """ [(name, path)] of a comma-separated list. Inside a folder they are sorted by name, so the
-    order in which the disk lists them does not matter. """
+    order in which the disk lists them does not matter. A file of several names comes once. """
     # the name of a file may have commas and spaces
     parts = [spec]
     if not os.path.isfile(spec):
@@ -112,20 +136,29 @@ def list_files(spec):
 
         # a folder, or a file or a glob
         if os.path.isdir(part):
-            names = sorted(glob.glob('**', root_dir=part, recursive=True))
-            found = [(name, os.path.join(part, name)) for name in names if kind_of(name) in KINDS]
+            paths = [path for path in walk(part) if kind_of(path) in KINDS]
+            start = part
             hint = f'no file ending in {", ".join(KINDS)} or these with .gz'
         else:
             paths = [part] if os.path.exists(part) else sorted(glob.glob(part))
-            found = [(os.path.basename(path), path) for path in paths]
+            start = ''
             hint = 'no such file, folder or glob'
-        if not found:
+        if not paths:
             raise ValueError(f'{part}: {hint}')
-        files += found
+
+        # each real file once, by the first of its names
+        real = {}
+        for path in paths:
+            real.setdefault(identity(path), path)
+        for path in real.values():
+            name = os.path.relpath(path, start) if start else os.path.basename(path)
+            files.append((name, path))
 
     if not files:
         raise ValueError(f'input={spec}: name files, folders or globs, comma-separated, or builtin')
     for name, path in files:
+        if SURROGATE.search(name):
+            raise ValueError(f'{path!r}: this name is not UTF-8: rename the file')
         if kind_of(name) in NOT_TEXT:
             raise ValueError(f'{path}: cannot read this kind of file; '
                              'convert it to text, .jsonl, .csv or .parquet')
@@ -174,18 +207,20 @@ def documents(source, counts):
     """ The documents of a source, stripped and valid. `counts` gets read, kept and each reason for
     a drop: read = kept + drops. """
     seen = set()
-    for text, latent, group in read(source, counts):
+    for doc in read(source, counts):
+        text = doc.text
         counts['read'] += 1
-        if text is None or len(text) > source.document_limit:
+        if len(text) > source.document_limit:
             counts['over_document_limit'] += 1
             continue
 
         # latents that were imported belong to the text as it stands, with its spaces
+        text = text.replace('\r\n', '\n').replace('\r', '\n')
         if not source.import_dir:
             text = text.strip()
 
         # halves of a character: bytes to be replaced, and JSON's escapes
-        text, n_invalid = re.subn('[\ud800-\udfff]', '\ufffd', text)
+        text, n_invalid = SURROGATE.subn('\ufffd', text)
         counts['invalid_utf8'] += bool(n_invalid)
 
         reason = None
@@ -202,6 +237,6 @@ def documents(source, counts):
             continue
 
         counts['kept'] += 1
-        yield Document(text, latent, group)
+        yield doc._replace(text=text)
         if counts['kept'] == source.max_documents:
             return

@@ -45,12 +45,13 @@ def survey(source, val, val_fraction, homology=0.0):
         stream = documents(source, Counter())
         clusters = homology_clusters(((text_hash(doc.text), doc.text) for doc in stream), homology)
 
-    # read all; again, if no document has fallen below the limit: at least one goes to val
+    # read all; again, if all or none have fallen below the limit: at least one goes to each split
     limit = 0 if val else int(val_fraction * 2**64)
-    counts, sizes, sample, lowest = read_once(source, limit, clusters)
-    if not val and lowest >= limit:
-        limit = lowest + 1
-        counts, sizes, sample, lowest = read_once(source, limit, clusters)
+    counts, sizes, sample, lowest, highest = read_once(source, limit, clusters)
+    fitting = min(max(limit, lowest + 1), highest)
+    if counts['kept'] and not val and fitting != limit:
+        limit = fitting
+        counts, sizes, sample, _, _ = read_once(source, limit, clusters)
     totals = sum(sizes, Counter())
     found = Survey(clusters, limit, sizes, totals, dict(input=counts))
 
@@ -59,7 +60,7 @@ def survey(source, val, val_fraction, homology=0.0):
     if not totals:
         raise ValueError(f'{name}: no documents ({", ".join(counted(counts)) or "nothing"} among '
                          f'{counts["read"]} read)')
-    if not totals['train']:
+    if not totals['train'] or not val and not totals['val']:
         raise ValueError(f'{name}: {counts["kept"]} document(s) cannot be split into train and '
                          'val; give --val_input=, or a finer --split_on=, as line')
     if val:
@@ -73,7 +74,7 @@ def survey(source, val, val_fraction, homology=0.0):
 
 def read_once(source, limit, clusters):
     """ The counts of all documents, the sizes of the parts of the source, a sample of train as
-    [(-hash, text)], and the lowest hash.
+    [(-hash, text)], the lowest and the highest hash.
 
     The sample is the documents of train with the smallest hashes. So it is uniform, and the same in
     any order of reading.
@@ -81,7 +82,7 @@ def read_once(source, limit, clusters):
     counts = Counter()
     sizes = []
     sample = []                                              # a heap
-    lowest = 2**64
+    lowest, highest = 2**64, 0
     how = {} if sys.stderr.isatty() else dict(mininterval=60, delay=60)  # a line a minute in a log
     with tqdm(desc='reading', unit=' documents', **how) as bar:
         for part in parts(source):
@@ -89,13 +90,13 @@ def read_once(source, limit, clusters):
             for doc in documents(part, counts):
                 split, h = split_of(doc, limit, clusters)
                 sizes[-1][split] += 1
-                lowest = min(lowest, h)
+                lowest, highest = min(lowest, h), max(highest, h)
                 if split == 'train':
                     heapq.heappush(sample, (-h, doc.text))
                 if len(sample) > FIT_DOCUMENTS:
                     heapq.heappop(sample)
                 bar.update()
-    return counts, sizes, sample, lowest
+    return counts, sizes, sample, lowest, highest
 
 
 def split_of(doc, limit, clusters):

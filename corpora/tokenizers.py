@@ -12,10 +12,16 @@ Ids: V = vocab_size of them, EOS and PAD included. MASK is id V. No text contain
 
 To add a tokenizer, write a function that returns a Tokenizer and name it in make_tokenizer.
 """
+import sys
+import threading
+from concurrent.futures import Future
+
 import numpy as np
 
 from runs.files import read_json
 
+LONGEST_PIECE = 252            # bytes that BPE joins at most. To fit a word takes the square of its
+                               # length; whole characters of 1, 2, 3 or 4 bytes fill a piece
 RESIDUES = 'LAGVSERTIDPKQNFYMHWCXBUZO.-'         # ESM's letters, in ESM's order
 
 
@@ -102,10 +108,17 @@ def bytes_of_characters():
     return table
 
 
+def words_of_bytes():
+    """ What cuts a text into words of GPT-2's alphabet, and long words into pieces. """
+    from tokenizers import pre_tokenizers
+    return pre_tokenizers.Sequence([pre_tokenizers.ByteLevel(add_prefix_space=False),
+                                    pre_tokenizers.FixedLength(LONGEST_PIECE)])
+
+
 def bpe_tokenizer(path):
     """ Byte-level BPE from a tokenizer.json as train_bpe writes it. Only its words and merges are
     read: another part could make the library end the process, or take any amount of memory. """
-    from tokenizers import Tokenizer as HFTokenizer, models, pre_tokenizers
+    from tokenizers import Tokenizer as HFTokenizer, models
     try:
         model = read_json(path)['model']
         words = sorted(model['vocab'].items(), key=lambda item: item[1])
@@ -120,7 +133,7 @@ def bpe_tokenizer(path):
     except Exception as error:                   # the library raises a bare Exception
         reason = f'{type(error).__name__}: {error}'
         raise ValueError(f'{path}: no byte-level BPE ({reason}); run prepare.py again') from None
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.pre_tokenizer = words_of_bytes()
 
     def encode_batch(texts):
         return [found.ids for found in bpe.encode_batch_fast(texts, add_special_tokens=False)]
@@ -134,11 +147,26 @@ def train_bpe(texts, vocab_size):
     if vocab_size < 258:
         raise ValueError(f'vocab_size {vocab_size} is too small: 256 bytes, EOS and PAD need 258')
     bpe = HFTokenizer(models.BPE())
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size - 2, min_frequency=2, show_progress=False,
+    bpe.pre_tokenizer = words_of_bytes()
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size - 2, min_frequency=2,
+                                  show_progress=sys.stderr.isatty(),
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    bpe.train_from_iterator(texts, trainer)
+    wait_for(bpe.train_from_iterator, texts, trainer)
     return bpe.to_str()
+
+
+def wait_for(function, *args):
+    """ The result of a function that does not listen to Ctrl-C: it runs in a thread, and this one
+    waits and listens. """
+    result = Future()
+
+    def work():
+        try:
+            result.set_result(function(*args))
+        except Exception as error:
+            result.set_exception(error)
+    threading.Thread(target=work, daemon=True).start()
+    return result.result()
 
 # -----------------------------------------------------------------------------
 # OpenAI's encodings

@@ -585,8 +585,8 @@ def test_fault_20_latents_that_are_not_finite_at_prepare(tmp_path):
     assert rc == 0, err
     splits = [PackedDataset(tmp_path / 'few', split) for split in ('train', 'val')]
     assert [ds.meta['splits'][ds.split]['nonfinite'] for ds in splits] == [1, 1] and sum(map(len, splits)) == 2998
-    assert all(torch.isfinite(ds.rows(np.arange(len(ds)))[1]).all() for ds in splits) and 'dropped (NaN or inf)' in out
-    assert rc_many == 2 and 'are NaN or inf, more than 0.1%' in err_many and err_many.strip().count('\n') == 0
+    assert all(torch.isfinite(ds.rows(np.arange(len(ds)))[1]).all() for ds in splits) and 'dropped (NaN, inf or beyond float16)' in out
+    assert rc_many == 2 and 'latents cannot be stored, more than 0.1%; the first: ' in err_many and err_many.strip().count('\n') == 0
     assert not (tmp_path / 'many/meta.json').exists()
 
 

@@ -584,7 +584,7 @@ def test_files_of_texts_are_read_by_their_kind_and_every_text_has_its_place(tmp_
     (tmp_path / 'a.csv').write_text('other,text\n1,one\n2,two\n')
     with gzip.open(tmp_path / 'b.txt.gz', 'wt') as f:
         f.write('one\n\ntwo\n')
-    for name, places in (('a.txt', ('line 1', 'line 3')), ('a.jsonl', ('line 1', 'line 3')), ('a.csv', ('record 1', 'record 2')),
+    for name, places in (('a.txt', ('line 1', 'line 3')), ('a.jsonl', ('record 1', 'record 2')), ('a.csv', ('record 1', 'record 2')),
                          ('b.txt.gz', ('line 1', 'line 3'))):
         path = str(tmp_path / name)
         assert list(read_texts(path)) == [(f'{path}, {place}', text) for place, text in zip(places, ('one', 'two'))]

@@ -3,6 +3,7 @@ import csv
 import gzip
 import json
 import os
+import re
 import socket
 import stat
 import subprocess
@@ -14,9 +15,11 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from configurator import configure
 from corpora import hub, readers
 from corpora.images import image_patches
 from corpora.layouts import export
+from corpora.lsa import check_texts
 from corpora.sources import Source, documents
 from corpora.tokenizers import RESIDUES
 from data import PackedDataset
@@ -26,7 +29,7 @@ from runs import manifest
 from test_encoders import save_encoder
 from test_prepare import LINES, WORDS, run, texts_of, write_lines
 
-PROTEINS = '>a first\nMKTAYIAKQR\nQISFVKSHFS*\n>b\nmktayiakqrqisfvkshfs\n>empty\n\n>c\nMJ@KV\n>d\nMKVLAAGIVGLLLA\n'
+PROTEINS = '>a first\nMKTAYIAKQR\nQISFVKSHFS*\n>b\nmktayiakqrqisfvkshfs\n>empty\n\n>c\nMJ*KV\n>d\nMKVLAAGIVGLLLA\n'
 
 
 def read_all(**knobs):
@@ -34,9 +37,9 @@ def read_all(**knobs):
     return list(documents(Source(**{k: str(v) if isinstance(v, os.PathLike) else v for k, v in knobs.items()}), counts)), counts
 
 
-def test_a_tsv_keeps_its_quotes_and_is_read_by_column(tmp_path):
-    (tmp_path / 'a.tsv').write_text('id\ttext\n1\tHe said "no\n2\tplain\n')
-    assert [d.text for d in read_all(input=tmp_path / 'a.tsv')[0]] == ['He said "no', 'plain']
+def test_a_tsv_is_read_as_pandas_writes_it_and_by_column(tmp_path):
+    (tmp_path / 'a.tsv').write_text('id\ttext\tlabel\n1\tHe said "no\tx\n2\t"He said ""stop""\tand\r\nleft"\tnews\n\n3\tplain\t""\n')
+    assert [d.text for d in read_all(input=tmp_path / 'a.tsv')[0]] == ['He said "no', 'He said "stop"\tand\nleft', 'plain']
     with pytest.raises(ValueError, match="a.tsv: 0 columns are called 'body', expected 1, found .*id.*--field"):
         read_all(input=tmp_path / 'a.tsv', field='body')
 
@@ -47,6 +50,18 @@ def test_parquet_reads_as_the_lines_do(tmp_path):
     pyarrow.parquet.write_table(pyarrow.table(dict(n=list(range(150)), text=LINES[:149] + [None])), tmp_path / 'a.parquet')
     found, counts = read_all(input=tmp_path)
     assert [d.text for d in found] == LINES[:149] and counts == Counter(read=150, kept=149, empty=1, invalid_utf8=0)
+    words = pyarrow.array(LINES[:149] + [None])
+    lists = pyarrow.array([[line] for line in LINES[:150]])
+    odd = dict(category=words.dictionary_encode(), large=words.cast(pyarrow.large_string()), view=words.cast(pyarrow.string_view()),
+               large_category=words.cast(pyarrow.large_string()).dictionary_encode(), list=lists, bytes=words.cast(pyarrow.binary()))
+    pyarrow.parquet.write_table(pyarrow.table(odd), tmp_path / 'b.parquet', row_group_size=40)
+    for column in odd:
+        if column in ('list', 'bytes'):
+            with pytest.raises(ValueError, match=f"b.parquet: no text in field '{column}', found .*choose with --field="):
+                read_all(input=tmp_path / 'b.parquet', field=column)
+        else:
+            assert [d.text for d in read_all(input=tmp_path / 'b.parquet', field=column)[0]] == LINES[:149], column
+    os.remove(tmp_path / 'b.parquet')
     for field, message in (('body', "0 columns are called 'body'"), ('n', "no text in field 'n', found {'n': 0}")):
         with pytest.raises(ValueError, match=f'a.parquet: {message}.*--field'):
             read_all(input=tmp_path, field=field)
@@ -179,6 +194,30 @@ def test_beside_a_text_that_is_too_long_rows_of_latents_and_captions_stay_with_t
     assert [d.text for d in found] == ['one', 'three'] and counts['over_document_limit'] == 1
 
 
+@pytest.mark.parametrize('name, content', [
+    ('a.txt', 'one\nt\u2028wo\n\nthree'), ('a.jsonl', '{"text": "one"}\n{"text": "t\u2028wo"}\n\n{"text": "three"}\n'),
+    ('a.csv', 'id,text\n1,one\n2,"t\u2028wo"\n\n3,three\n'), ('a.tsv', 'id\ttext\n1\tone\n2\tt\u2028wo\n3\tthree')])
+def test_any_line_ending_is_a_line_ending(tmp_path, name, content):
+    for end in ('\n', '\r\n', '\r'):
+        (tmp_path / name).write_bytes(content.replace('\n', end).encode())
+        assert [d.text for d in read_all(input=tmp_path / name)[0]] == ['one', 't\u2028wo', 'three'], end
+    (tmp_path / 'b.txt').write_bytes(b'one\r\ntwo\rthree\n\r\nfour\r\r\nfive')
+    for split_on, texts in (('line', ['one', 'two', 'three', 'four', 'five']), ('paragraph', ['one\ntwo\nthree', 'four', 'five']),
+                            ('file', ['one\ntwo\nthree\n\nfour\n\nfive'])):
+        assert [d.text for d in read_all(input=tmp_path / 'b.txt', split_on=split_on)[0]] == texts
+    (tmp_path / 'c.jsonl').write_text(json.dumps(dict(text='one\r\ntwo\rthree')))
+    assert read_all(input=tmp_path / 'c.jsonl')[0][0].text == 'one\ntwo\nthree'
+
+
+def test_a_document_at_the_limit_is_whole_and_beyond_it_is_dropped_never_cut(tmp_path):
+    for split_on in ('paragraph', 'file'):
+        for lines in (['abc', 'de'], ['abcdef'], ['ab', 'cd', 'ef'], ['abcde', 'x', 'y'], ['ab', 'cdef'], ['a', 'b', 'c', 'd']):
+            (tmp_path / 'a.txt').write_text('\n'.join(lines))
+            for limit in range(1, 12):
+                texts = [d.text for d in read_all(input=tmp_path / 'a.txt', split_on=split_on, document_limit=limit)[0]]
+                assert texts == ['\n'.join(lines)] * (len('\n'.join(lines)) <= limit)
+
+
 def test_no_piece_that_is_read_of_a_long_line_is_longer_than_the_limit(tmp_path, monkeypatch):
     (tmp_path / 'a.txt').write_text('x' * 1_000_000 + '\nend\n')
     asked, read_piece = [], readers.TextFile.piece
@@ -192,9 +231,69 @@ def test_no_piece_that_is_read_of_a_long_line_is_longer_than_the_limit(tmp_path,
     with pytest.raises(ValueError, match='a.csv, line 2: broken table'):
         read_all(input=tmp_path / 'a.csv')
     (tmp_path / 'a.csv').write_text('text\n"' + 'never closed\n' * 1000)
-    monkeypatch.setattr(readers, 'LONGEST_FIELD', 10_000)                        # else of the size of a memory
+    monkeypatch.setattr(readers, 'LONGEST_RECORD', 10_000)                        # else of the size of a memory
     with pytest.raises(ValueError, match='a.csv, line 77[0-9]: broken table .field larger than field limit'):
         read_all(input=tmp_path / 'a.csv')
+
+
+def test_half_a_character_stops_with_its_file_and_line_or_knob(tmp_path, capsys):
+    for name in ('a.jsonl', 'train_data.json'):
+        (tmp_path / name).write_text('[{"latent_path": "x", "text": "a \\ud800"}]' if 'train' in name else '{"text": "a"}\n{"text": "b \\ud800"}')
+    for knobs, message in ((dict(input=tmp_path / 'a.jsonl'), r"a.jsonl, line 2: '\\ud800' in field 'text' is half a character"),
+                           (dict(import_dir=tmp_path), r"train_data.json, item 0: '\\ud800' in field 'text'")):
+        with pytest.raises(ValueError, match=message):
+            read_all(**knobs)
+    assert [d.text for d in read_all(input=tmp_path / 'a.jsonl', invalid_bytes='replace')[0]] == ['a', 'b \ufffd']
+    (tmp_path / 'metadata.jsonl').write_text('{"file_name": "\\udfff.png", "text": "a"}')
+    with pytest.raises(ValueError, match='metadata.jsonl, line 1: .* half a character'):
+        read_all(input=tmp_path, image_size=8, invalid_bytes='replace')
+    (tmp_path / 'in').mkdir()
+    with open(os.fsencode(tmp_path / 'in') + b'/caf\xe9.txt', 'w') as f:
+        f.write('a')
+    with pytest.raises(ValueError, match=r"caf.udce9.txt': this name is not UTF-8"):
+        read_all(input=tmp_path / 'in')
+    with pytest.raises(ValueError, match='half a character'):
+        check_texts(['b \ud800'])
+    with pytest.raises(SystemExit):
+        configure(dict(__file__=str(ROOT / 'sample.py')), ['--text=caf\udce9'])
+    assert capsys.readouterr().err == "error: knob 'text' in the command line: 'caf\\udce9' is not UTF-8\n"
+
+
+def test_each_real_file_of_a_folder_comes_once(tmp_path):
+    (tmp_path / 'd/sub').mkdir(parents=True)
+    (tmp_path / 'd/b.txt').write_text('one\n')
+    (tmp_path / 'd/sub/c.txt').write_text('two\n')
+    for link, target in (('self', '.'), ('sub/up', '..'), ('x', 'y'), ('y', 'sub'), ('other.txt', 'b.txt'), ('more.txt', 'b.txt')):
+        os.symlink(target, tmp_path / 'd' / link)
+    os.link(tmp_path / 'd/b.txt', tmp_path / 'd/hard.txt')
+    assert sorted(d.text for d in read_all(input=tmp_path / 'd')[0]) == ['one', 'two']
+    assert [d.text for d in read_all(input=tmp_path / 'd/*.txt')[0]] == ['one'] and Source(input=str(tmp_path / 'd')).names[0] == 'b.txt'
+    os.symlink('round.txt', tmp_path / 'd/round.txt')
+    with pytest.raises(OSError, match='round.txt'):
+        read_all(input=tmp_path / 'd')
+
+
+def test_endings_of_json_lines_are_read_and_a_text_that_looks_like_another_kind_is_named(tmp_path, capsys):
+    for ending in ('ndjson', 'jsonlines', 'NDJSON', 'jsonl.gz'):
+        content = b'{"text": "one"}\n\n{"text": "two"}\n'
+        (tmp_path / f'a.{ending}').write_bytes(gzip.compress(content) if 'gz' in ending else content)
+        assert [d.text for d in read_all(input=tmp_path / f'a.{ending}')[0]] == ['one', 'two']
+    for text, kind in (('{"text": "one"}\n', 'JSON'), ('[\n  {"text": 1}', 'JSON'), ('>a\nMKTAYIAK\n', 'FASTA'),
+                       ('id,text\n1,one\n', 'a table'), ('id\ttext\n1\tone\n', 'a table'), ('o\0n\0e\0\n\0', 'UTF-16'), ('\0o\0n\0e\0\n', 'UTF-16')):
+        readers.warn_of_kind.cache_clear()
+        (tmp_path / 'a.txt').write_text(text)
+        assert read_all(input=tmp_path / 'a.txt')[0] and read_all(input=tmp_path / 'a.txt')[0]
+        err = capsys.readouterr().err
+        assert err.count('\n') == 1 and f'a.txt looks like {kind}' in err
+    for text in ('{curly} words, text of a line\n', '> quoted\nmail', '[1] a footnote', 'plain text'):
+        readers.warn_of_kind.cache_clear()
+        (tmp_path / 'a.txt').write_text(text)
+        assert read_all(input=tmp_path / 'a.txt')[0] and not capsys.readouterr().err
+    for content, kind in ((gzip.compress(b'one'), 'gzip'), (b'PAR1\x15', 'parquet'), (b'PK\x03\x04', 'zip'), (b'\x93NUMPY', 'npy')):
+        for name in ('a.txt', 'a.csv', 'a.jsonl', 'a.fa'):
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(ValueError, match=f'{name}: {kind}, expected UTF-8'):
+                read_all(input=tmp_path / name)
 
 
 def test_every_encoding_that_is_named_reads_the_same_texts_and_a_wrong_one_stops_with_file_and_line(tmp_path):
@@ -224,7 +323,30 @@ def test_fasta_records_are_sequences_and_every_letter_that_is_no_residue_is_coun
     assert [d.text for d in found] == ['MKTAYIAKQRQISFVKSHFS', 'MKVLAAGIVGLLLA']
     assert counts['read'] == counts['kept'] + counts['empty'] + counts['too_short'] + counts['duplicate'] == 5
     (tmp_path / 'b.fa').write_text('MKV\n')
-    with pytest.raises(ValueError, match='b.fa: no FASTA'):
+    with pytest.raises(ValueError, match='b.fa, line 1: no FASTA'):
+        read_all(input=tmp_path)
+
+
+@pytest.mark.parametrize('text, sequences', [
+    ('; all of it\n#A3M#\n>a\n; a helix\nMKT\n!note\nAYI\n\n>b\n# signal\nMKH', ['MKTAYI', 'MKH']),
+    ('>P1;CRAB_ANAPL\nALPHA CRYSTALLIN B CHAIN\n  MDITIHNPLI\n  RRPLFSWLAP SRI*\nC;Species: duck\n>F1;B\n\nMKT*\n', ['MDITIHNPLIRRPLFSWLAPSRI', 'MKT']),
+    ('>a\n        1 mktayiakqr qisfvkshfs\n       21 rqle\n>b\nMKTAYIAKQR QISF        14\n', ['MKTAYIAKQRQISFVKSHFSRQLE', 'MKTAYIAKQRQISF']),
+    ('>a\rMK--T..A\r>b\r\nM K T A\r\n', ['MKTA', 'MKTA'])])
+def test_what_fasta_pir_and_numbered_blocks_know_is_no_residue(tmp_path, text, sequences):
+    for ending in ('fasta', 'pep', 'fsa', 'faa', 'fna'):
+        (tmp_path / f'a.{ending}').write_bytes(text.encode())
+        found, counts = read_all(input=tmp_path / f'a.{ending}')
+        assert [d.text for d in found] == sequences and counts['gaps'] == 4 * ('--' in text)
+    assert Source(input=str(tmp_path)).is_fasta
+
+
+@pytest.mark.parametrize('line', ['MK7A', 'a comment about the helix', '//', 'MKT@A', '40 40 38', 'MK\u017fT', ' >c', 'MKT,AYI', '60'])
+def test_a_line_that_is_no_sequence_stops_with_its_file_and_line(tmp_path, line):
+    (tmp_path / 'a.fa').write_text(f'>a\nMKT\n>b\n{line}\nMKT\n')
+    with pytest.raises(ValueError, match='a.fa, line 4: found .*expected residues'):
+        read_all(input=tmp_path)
+    (tmp_path / 'a.fa').write_text('>P1;a\ntitle\nMKT\n>P1;b\ntitle\nMKT*\n')
+    with pytest.raises(ValueError, match='a.fa, line 4: before it a record of PIR ends without'):
         read_all(input=tmp_path)
 
 
@@ -346,6 +468,35 @@ def test_a_text_too_long_for_one_sample_is_dropped_and_counted_when_its_latent_i
     splits = manifest.read_meta(folder)['splits'].values()
     assert sum(s['documents'] for s in splits) == 150 and sum(s['samples'] for s in splits) == 149
     assert sum(s['longer_than_max_tokens'] for s in splits) == 1 and long[0] not in latents_of(folder)
+
+
+def test_a_latent_that_float16_cannot_hold_is_named_by_its_row(tmp_path, capsys):
+    path, z = with_own_latents(tmp_path)
+    (tmp_path / 'old/latents').mkdir(parents=True)
+    knobs = dict(input=path, latents_from=f'{tmp_path}/z.npy,{tmp_path}/y.npy', out=tmp_path / 'out', encoder='none', tokenizer='byte')
+    for value, message in ((np.nan, 'NaN or inf: mend it'), (-np.inf, 'NaN or inf: mend it'), (-70000, '70,000, and float16 ends at 65,504: divide')):
+        bad = z.copy()
+        bad[107, 3] = value
+        np.save(tmp_path / 'z.npy', bad[:100])
+        np.save(tmp_path / 'y.npy', bad[100:])
+        with pytest.raises(ValueError, match=f'1 of [0-9]+ latents cannot be stored, more than 0.1%; the first: y.npy, row 7: {message}'):
+            run(**knobs)
+    np.save(tmp_path / 'y.npy', z[100:])
+    for scale, offset in ((.1, 1000), (.3, -1000), (1e-8, 0)):                       # steps of .5, and of 6e-8
+        np.save(tmp_path / 'z.npy', (scale * np.random.default_rng(0).normal(size=(100, 6)) + offset).astype(np.float32))
+        with pytest.raises(ValueError, match='6 of 6 dimensions .* dimension 0 is .* where its steps are .*subtract the mean'):
+            run(**knobs | dict(out=tmp_path / 'coarse'))
+    capsys.readouterr()
+    z[:, 4] = 1000 + .1 * z[:, 4]
+    np.save(tmp_path / 'z.npy', z[:100])
+    np.save(tmp_path / 'y.npy', z[100:])
+    run(**knobs | dict(out=tmp_path / 'one'))
+    assert 'warning: train-00000: 1 of 6 dimensions of the latents vary by less' in capsys.readouterr().err
+    z[:, 4] = 1000.1                                                                 # the same everywhere: nothing is lost
+    np.save(tmp_path / 'z.npy', z[:100])
+    np.save(tmp_path / 'y.npy', z[100:])
+    run(**knobs | dict(out=tmp_path / 'none'))
+    assert not re.search('warning.*dimensions of the latents', capsys.readouterr().err)
 
 
 def test_an_encoder_named_beside_given_latents_must_be_theirs(tmp_path):
@@ -476,3 +627,27 @@ def test_captioned_images_become_patches_row_by_row(tmp_path):
     os.remove(tmp_path / '5.png')
     with pytest.raises(ValueError, match='5.png: missing'):
         read_all(input=tmp_path, image_size=8, patch=4)
+
+
+def test_pictures_of_every_depth_are_scaled_and_what_is_transparent_is_white_or_a_mode_is_refused(tmp_path):
+    Image = pytest.importorskip('PIL.Image', reason='reads images: pip install pillow')
+    grey = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+    plain, opaque, half = Image.fromarray(grey), Image.new('L', (8, 8), 255), Image.fromarray(np.uint8([[0, 128] * 4] * 8))
+    shown = np.where(half, 255 - (255. - grey) * np.array(half) / 255, 255)                      # alpha laid on white
+    deep = Image.fromarray(grey.astype(np.uint16) * 257)
+    clear = np.where(grey == 8, 255, grey)                                                       # where 8 stands for transparent
+    rgb = Image.merge('RGB', [plain] * 3)
+    for name, image, expected, more in (
+            ('8.png', plain, grey, {}), ('16.png', deep, grey, {}), ('16.tif', deep, grey, {}), ('16.pgm', deep, grey, {}),
+            ('la.png', Image.merge('LA', [plain, half]), shown, {}), ('rgba.png', Image.merge('RGBA', [plain] * 3 + [half]), shown, {}),
+            ('opaque.png', Image.merge('RGBA', [plain] * 3 + [opaque]), grey, {}), ('p.png', plain.convert('P'), grey, {}),
+            ('clear.png', plain, clear, dict(transparency=8)), ('clear_p.png', plain.convert('P'), clear, dict(transparency=8)),
+            ('clear_rgb.png', rgb, clear, dict(transparency=(8, 8, 8))), ('cmyk.tif', rgb.convert('CMYK'), grey, {})):
+        image.save(tmp_path / name, **more)
+        for channels in (1, 3):
+            z = image_patches(str(tmp_path / name), 8, 8, channels).reshape(8, 8, channels)
+            assert np.abs((z + 1) * 127.5 - expected[..., None]).max() < .8, (name, channels)
+    for name, image in (('i.tif', Image.fromarray(grey.astype(np.int32))), ('f.tif', Image.fromarray(grey / np.float32(255)))):
+        image.save(tmp_path / name)
+        with pytest.raises(ValueError, match=f'{name}: no image that can be read .mode [IF], whose white is unknown'):
+            image_patches(str(tmp_path / name), 8, 8, 1)
