@@ -35,8 +35,8 @@ import traceback
 import types
 from typing import NamedTuple
 
-from runs.console import show_all_output
 from runs.files import short
+from runs.shown import show_all_output
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SCRIPTS = ('prepare', 'train', 'sample', 'evaluate', 'bench', 'plot')

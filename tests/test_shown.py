@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from launch import HANGS, ROOT, TINY
-from runs.console import ShownStream, shown
+from runs.shown import ShownStream, shown
 from sample import Run
 
 # writes the clipboard, clears the screen, colours by C1, goes back over what was printed, turns the direction of writing
