@@ -104,6 +104,10 @@ class StepLog:
             import wandb
             wandb.init(project=config['wandb_project'], name=os.path.basename(out_dir),
                        config=config, id=wandb_id, resume='allow')
+            # an axis of our own: wandb drops a step that is below its last one, and a run that goes
+            # on from an earlier checkpoint takes some again
+            wandb.define_metric('step')
+            wandb.define_metric('*', step_metric='step')
             self.wandb = wandb
 
         self.steps = []                                    # since the last line
@@ -145,7 +149,7 @@ class StepLog:
         except OSError as error:
             print(f'warning: cannot log: {error}', file=sys.stderr, flush=True)
         if self.wandb:
-            self.wandb.log(entry, step=entry['step'])
+            self.wandb.log(entry)                          # its `step` is the axis
 
     def last_words(self, state, signal_name):
         """ signal_name: of the signal that ended the run, or ''. """

@@ -44,8 +44,8 @@ class ShownStream:
 
 def show_all_output():
     """ From here on this process shows all that it prints: texts, names of files, tracebacks. """
-    if not isinstance(sys.stdout, ShownStream):
-        sys.stdout = ShownStream(sys.stdout)
-    if not isinstance(sys.stderr, ShownStream):
-        sys.stderr = ShownStream(sys.stderr, has_bars=True)
+    for name in ('stdout', 'stderr'):
+        stream = getattr(sys, name)
+        if stream is not None and not isinstance(stream, ShownStream):   # None: it was closed
+            setattr(sys, name, ShownStream(stream, has_bars=name == 'stderr'))
     os.environ.setdefault('PYTHON_COLORS', '0')            # or Python colours its tracebacks
