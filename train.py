@@ -373,14 +373,15 @@ for name in ('SIGTERM', 'SIGUSR1', 'SIGINT'):
 log = StepLog(out_dir, device, max_iters, rows_of, config, wandb_id)
 batches = prefetch(micro_batches(state.step), device)
 stage = net = None
+streak, is_late = 0, False              # skips in a row at the last save; it has waited for their end
 model.train()
 while True:
     # ---- evaluate, save and stop; a state at step 0 counts as evaluated and saved
     at_end = state.step >= max_iters
     stop_signal = all_reduce_max(signal_seen)
-    if at_end or stop_signal or state.step % eval_interval == 0:
+    if at_end or stop_signal or is_late or state.step % eval_interval == 0:
         began = time.perf_counter()
-        streak = check_streak()
+        streak, is_late = check_streak(), False
         best_before = state.best_val
         is_best = not stop_signal and evaluate()
         stop_signal = all_reduce_max(signal_seen)          # one may have come meanwhile
@@ -446,7 +447,7 @@ while True:
     log.add(state.step, bad, loss, norm, losses, sums)
     if state.step % log_interval == 0 or state.step == stage.end:
         report()
-        check_streak()
+        is_late = check_streak() == 0 < streak
 
 # ---- the last words
 report()

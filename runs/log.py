@@ -139,15 +139,17 @@ class StepLog:
         """
         if rank:
             return
+        path = os.path.join(self.out_dir, 'training_log.jsonl')
         try:
             line = (json.dumps(entry) + '\n').encode()
-            with open(os.path.join(self.out_dir, 'training_log.jsonl'), 'ab', buffering=0) as f:
+            with open(path, 'ab', buffering=0) as f:
                 end = f.tell()
                 if f.write(line) < len(line):
                     f.truncate(end)
                     raise OSError('no room for a line')
         except OSError as error:
-            print(f'warning: cannot log: {error}', file=sys.stderr, flush=True)
+            print(f'warning: cannot log in {path}: {error.strerror or error}', file=sys.stderr,
+                  flush=True)
         if self.wandb:
             self.wandb.log(entry)                          # its `step` is the axis
 
