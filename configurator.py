@@ -37,6 +37,7 @@ import types
 from typing import NamedTuple
 
 from runs.files import short
+from runs.shown import show_all_output
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SCRIPTS = ('prepare', 'train', 'sample', 'evaluate', 'bench', 'plot')
@@ -255,6 +256,7 @@ def configure(globals_, argv=None, show=True):
     """ Applies the command line to the knobs of the calling script, in place, and returns all of
     them as a plain dict. Call it right below the knobs: `config = configure(globals())`. It prints
     what was set; with show=False the script calls show_knobs(config) after checks of its own. """
+    show_all_output()
     script = globals_['__file__']
     argv = sys.argv[1:] if argv is None else argv
     if '--help' in argv or '-h' in argv:

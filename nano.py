@@ -193,7 +193,7 @@ def main():
     print('cosine', F.cosine_similarity(latent_of_text(model, x, D), z[:, 0]).mean().item())
     written = write_by_diffusion(model, z[:4, 0], L), write_from_left_to_right(model, z[:4, 0], L)
     for texts in zip(x, *written):
-        print('\n -> '.join(tokenizer.decode(ids) for ids in texts))
+        print('\n -> '.join(repr(tokenizer.decode(ids)) for ids in texts))
 
 
 if __name__ == '__main__':

@@ -43,7 +43,7 @@ from runs.distributed import all_reduce_max, all_reduce_sum, rank, world
 from runs.log import StepLog
 from runs.resume import State, resume_or_begin
 from runs.run_folder import note_preemption
-from runs.stages import modes_of, read_stages
+from runs.stages import lr_factor, modes_of, read_stages
 
 # A comment that opens with a range or with choices is a rule: the configurator reads it from this
 # file and refuses other values.
@@ -226,7 +226,7 @@ state = State(model, optimizers, ema_decay, N_NORMS, device, rows_a_step, modes)
 wandb_id = resume_or_begin(state, train_data, text, config)
 
 # -----------------------------------------------------------------------------
-# Batches and rates: functions of seed and step; the rank says which rows
+# Batches: functions of seed and step; the rank says which rows
 
 def stage_at(step):
     return next(stage for stage in stages if step < stage.end)
@@ -245,15 +245,6 @@ def micro_batches(step):
             first, rows = rows_of(step, micro, rank)
             yield make_batch(train_data, rows, step, first, stage_at(step))
         step += 1
-
-
-def lr_factor(step):
-    """ What the base rates are multiplied by: linear warm-up, then cosine from 1 to min_lr. """
-    warmup = min(warmup_iters, max_iters // 2)
-    if step < warmup:
-        return (step + 1) / warmup
-    done = min(1.0, (step - warmup) / max(1, max_iters - warmup))
-    return min_lr + (1 - min_lr) * 0.5 * (1 + math.cos(math.pi * done))
 
 # -----------------------------------------------------------------------------
 # Evaluate, save, log; a stage
@@ -329,7 +320,7 @@ def report():
     step = state.step
     row = sum(s.seq_len * (min(step, s.end) - s.first) for s in stages if s.first < step)
     more = dict(epoch=step * rows_a_step / len(train_data), tokens=rows_a_step * row,
-                lr=learning_rate * lr_factor(step - 1), skipped=int(state.skipped.item()))
+                lr=learning_rate * lr_factor(config, step - 1), skipped=int(state.skipped.item()))
     if config['curriculum']:
         more['curriculum_stage'] = adaptive.stage_name(step - 1)
     log.report(step, rows_a_step * stage.seq_len, stage.flops, **more)
@@ -382,14 +373,15 @@ for name in ('SIGTERM', 'SIGUSR1', 'SIGINT'):
 log = StepLog(out_dir, device, max_iters, rows_of, config, wandb_id)
 batches = prefetch(micro_batches(state.step), device)
 stage = net = None
+streak, is_late = 0, False              # skips in a row at the last save; it has waited for their end
 model.train()
 while True:
     # ---- evaluate, save and stop; a state at step 0 counts as evaluated and saved
     at_end = state.step >= max_iters
     stop_signal = all_reduce_max(signal_seen)
-    if at_end or stop_signal or state.step % eval_interval == 0:
+    if at_end or stop_signal or is_late or state.step % eval_interval == 0:
         began = time.perf_counter()
-        streak = check_streak()
+        streak, is_late = check_streak(), False
         best_before = state.best_val
         is_best = not stop_signal and evaluate()
         stop_signal = all_reduce_max(signal_seen)          # one may have come meanwhile
@@ -431,7 +423,7 @@ while True:
     # ---- step: nothing moves where `bad` is 1
     for opt, rate in optimizers:
         for group in opt.param_groups:
-            group['lr'] = rate * lr_factor(state.step)
+            group['lr'] = rate * lr_factor(config, state.step)
         if isinstance(opt, torch.optim.AdamW):
             opt.found_inf = bad                      # the fused kernel then leaves everything alone
             opt.step()
@@ -455,7 +447,7 @@ while True:
     log.add(state.step, bad, loss, norm, losses, sums)
     if state.step % log_interval == 0 or state.step == stage.end:
         report()
-        check_streak()
+        is_late = check_streak() == 0 < streak
 
 # ---- the last words
 report()

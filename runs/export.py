@@ -21,7 +21,7 @@ from pathlib import Path
 
 from configurator import configure, stop_on_error
 from runs import checkpoint
-from runs.files import read_json, sealed, write_text
+from runs.files import read_json, sealed, short, write_text
 from runs.manifest import encoder_identity, is_of_a_folder, read_meta
 from runs.run_folder import copy_data, dumps, read_config
 
@@ -87,13 +87,19 @@ def without_folders(value):
 
 def results_of(path, checkpoint_name):
     """ results.json without command lines, and without what was measured on other checkpoints. {}
-    where nothing is left. """
+    where nothing is left. ValueError where it is not as evaluate.py writes it. """
     found = read_json(path) if path.is_file() else {}
-    meta = {task: of_task for task, of_task in found.pop('meta', {}).items()
-            if of_task['checkpoint'] == checkpoint_name}
-    for of_task in meta.values():
-        of_task.pop('argv')
+    try:
+        meta = {task: of_task for task, of_task in found.pop('meta', {}).items()
+                if of_task['checkpoint'] == checkpoint_name}
+        for of_task in meta.values():
+            of_task.pop('argv')
+    except (AttributeError, KeyError, TypeError):
+        raise ValueError(f'{path}: meta is not as evaluate.py writes it: move it away') from None
     figures = {key: value for key, value in found.items() if key.split('/')[0] in meta}
+    for key, value in figures.items():
+        if type(value) not in (int, float):
+            raise ValueError(f'{path}: {key}={short(value)} is no number: move it away')
     return {**figures, 'meta': without_folders(meta)} if figures else {}
 
 
@@ -111,8 +117,8 @@ def card(title, config, meta, step, license, hardware, results):
         f'| encoder of the latents | {encoder} |',
         f'| steps | {step:,} |',
         f'| hardware | {hardware or "not recorded"} |',
-        f'| code | nanoLDLM, commit {config["commit"] or "not recorded"} |',
-        f'| versions | {config["versions"]} |',
+        f'| code | nanoLDLM, commit {config.get("commit") or "not recorded"} |',
+        f'| versions | {config.get("versions") or "not recorded"} |',
         f'| license of the weights | {license or "not stated"} |', '',
         '```python', 'from sample import Run', f"run = Run('{title}')", '```', '',
         *what_to_supply(config, meta, title), '', *figures(results)]
@@ -151,7 +157,7 @@ def figures(results):
         task, _, measure = key.partition('/')
         controls = [f'{task}/{kind}/{measure}' for kind in ('shuffled', 'null')]
         if any(control in results for control in controls) and not measure.endswith('_se'):
-            cells = [cell(key), *map(cell, controls), f'{results[f"{task}/n"]}']
+            cells = [cell(key), *map(cell, controls), f'{results.get(f"{task}/n", "")}']
             rows.append(f'| {key} | {" | ".join(cells)} |')
     if not rows:
         return ['Nothing was measured: `evaluate.py` has not run on this checkpoint.']

@@ -104,6 +104,10 @@ class StepLog:
             import wandb
             wandb.init(project=config['wandb_project'], name=os.path.basename(out_dir),
                        config=config, id=wandb_id, resume='allow')
+            # an axis of our own: wandb drops a step that is below its last one, and a run that goes
+            # on from an earlier checkpoint takes some again
+            wandb.define_metric('step')
+            wandb.define_metric('*', step_metric='step')
             self.wandb = wandb
 
         self.steps = []                                    # since the last line
@@ -135,17 +139,19 @@ class StepLog:
         """
         if rank:
             return
+        path = os.path.join(self.out_dir, 'training_log.jsonl')
         try:
             line = (json.dumps(entry) + '\n').encode()
-            with open(os.path.join(self.out_dir, 'training_log.jsonl'), 'ab', buffering=0) as f:
+            with open(path, 'ab', buffering=0) as f:
                 end = f.tell()
                 if f.write(line) < len(line):
                     f.truncate(end)
                     raise OSError('no room for a line')
         except OSError as error:
-            print(f'warning: cannot log: {error}', file=sys.stderr, flush=True)
+            print(f'warning: cannot log in {path}: {error.strerror or error}', file=sys.stderr,
+                  flush=True)
         if self.wandb:
-            self.wandb.log(entry, step=entry['step'])
+            self.wandb.log(entry)                          # its `step` is the axis
 
     def last_words(self, state, signal_name):
         """ signal_name: of the signal that ended the run, or ''. """

@@ -20,7 +20,9 @@ from data import load_bag
 from runs import checkpoint, distributed, run_folder
 from runs.distributed import rank
 from runs.manifest import dataset_identity, split_digests
+from runs.stages import lr_factor
 
+RATE_KNOBS = ('learning_rate', 'muon_lr', 'max_iters', 'warmup_iters', 'min_lr')
 SCORE_OF_ENDS = -8.0           # of EOS and PAD in a new bag: e^-8 of the weight of a token
 
 
@@ -117,7 +119,8 @@ class State:
         known = {name: getattr(self, name) for name in self.counters}
         known |= {name: getattr(self, name).tolist() for name in self.counters_on_device}
         known |= {'global_batch': self.global_batch, 'model_config': asdict(self.model.config),
-                  'identity': self.identity, 'modes': sorted(self.modes)}
+                  'identity': self.identity, 'modes': sorted(self.modes),
+                  'rate_knobs': {name: config[name] for name in RATE_KNOBS}}
         _, error = distributed.on_rank0(checkpoint.save, config['out_dir'], self.step, tensors,
                                         known, config['keep'], is_best)
         self.failed_saves = self.failed_saves + 1 if error else 0
@@ -225,7 +228,7 @@ def resume_or_begin(state, data, text, config):
     error = None
     try:
         if newest:
-            resume_from(newest, state)
+            resume_from(newest, state, config)
         elif init_from:
             begin_from(init_from, state, compatible)
             state.begin_average()
@@ -263,7 +266,7 @@ def take_run_folder(config):
     return checkpoint.newest(config['out_dir'])
 
 
-def resume_from(newest, state):
+def resume_from(newest, state, config):
     """ The state of a checkpoint, where it is of the same run: with the same model, process and
     samples in both splits, or `best` would compare losses of two validation splits. """
     known = checkpoint.verify(newest)
@@ -276,3 +279,25 @@ def resume_from(newest, state):
     if known['global_batch'] != state.global_batch and rank == 0:
         print(f'warning: the global batch was {known["global_batch"]} rows and is now '
               f'{state.global_batch}: not the run it would have been')
+    if rank == 0:
+        for line in jumps_of_rate(known['rate_knobs'], config, state.step):
+            print(line, flush=True)
+
+
+def jumps_of_rate(old, new, step):
+    """ A line for each learning rate that jumps at a resume: for AdamW, and for Muon where that
+    has another one. old, new: the knobs of the last step and of the next one, which is number
+    `step`, counted from 0. """
+    def rates(knobs, step):
+        bases = knobs['learning_rate'], knobs['muon_lr'] or knobs['learning_rate']
+        return [base * lr_factor(knobs, step) for base in bases]
+
+    changes = [f'{name} {old[name]} -> {new[name]}' for name in RATE_KNOBS if old[name] != new[name]]
+    lines = []
+    for was, before, now in zip(rates(old, step - 1), rates(new, step - 1), rates(new, step)):
+        # the schedule itself goes from `before` to `now`; the knobs move it by more than that
+        is_jump = abs(before - was) > abs(now - before) and f'{now:.1e}' != f'{was:.1e}'
+        if is_jump and step < new['max_iters']:
+            lines.append(f'resume: the rate moves from {was:.1e} to {now:.1e} '
+                         f'({", ".join(changes)})')
+    return list(dict.fromkeys(lines))                      # both rates may be one

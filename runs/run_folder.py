@@ -12,6 +12,7 @@ What a run folder holds beside its checkpoints (checkpoint.py).
 import json
 import os
 import platform
+import re
 import secrets
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ import numpy as np
 import torch
 
 from configurator import HERE, read_knobs
-from runs.files import fsync, read_json, take_lock, write_text
+from runs.files import fsync, read_json, short, take_lock, write_text
 
 DATA_FILES = ('meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz')
 
@@ -117,7 +118,11 @@ def begin(config, data_folder, fresh, step=0):
     path = out_dir / 'wandb_id'
     if fresh or not path.exists():
         write_text(path, secrets.token_hex(4) + '\n')
-    return path.read_text().strip()
+    wandb_id = path.read_text(errors='replace').strip()
+    if not re.fullmatch('[0-9a-f]{8}', wandb_id):
+        raise ValueError(f'{path}: found {short(wandb_id)}, expected 8 of 0-9 and a-f: remove it, '
+                         'and the run begins anew in wandb')
+    return wandb_id
 
 
 def note_preemption(out_dir, step, name):

@@ -24,6 +24,7 @@ from diffusion import GaussianLatents, MaskedText
 from encoders import check_texts, load_encoder
 from runs.checkpoint import find_checkpoint, load_model, pick_device, pick_dtype
 from data import load_stats, load_tokenizer
+from runs.files import short
 from runs.stages import modes_of
 from sampling.left_to_right import LeftToRight
 
@@ -40,6 +41,8 @@ def load_run(out_dir, which='best', device='auto', dtype='auto', encoder_folder=
     # the checkpoint, config.json and data/ must be of one run
     try:
         text = processes.text_process(config, shape.vocab_size)
+        learned = modes_of(config['mode'])
+        check_lengths(config.get('lengths'), shape.seq_len)
     except ValueError as error:
         raise ValueError(f'{out_dir}/config.json: {error}') from None
     try:
@@ -54,7 +57,6 @@ def load_run(out_dir, which='best', device='auto', dtype='auto', encoder_folder=
         raise ValueError(f'{out_dir}: data/meta.json and the checkpoint are not of one run')
 
     # some rows may have been causal, or all
-    learned = modes_of(config['mode'])
     next_token = LeftToRight(shape.vocab_size, tokenizer.eos) if 'causal' in learned else None
 
     # the process of the latents, if there are any
@@ -77,6 +79,16 @@ def load_run(out_dir, which='best', device='auto', dtype='auto', encoder_folder=
         lengths=config.get('lengths'),         # quantiles, where it does not learn when a text ends
         banned=never_written(tokenizer, 'lengths' in config).to(device),
         encoder_folder=encoder_folder, encoder=None)
+
+
+def check_lengths(lengths, longest):
+    """ ValueError where the quantiles in config.json are no lengths of texts. """
+    if lengths is None:
+        return
+    is_list = isinstance(lengths, list) and lengths
+    if not is_list or not all(type(n) is int and 0 <= n <= longest for n in lengths):
+        raise ValueError(f'lengths={short(lengths)}, expected whole numbers of 0 to {longest}: '
+                         'copy it from a backup, or train again')
 
 
 def encoder_of(run):

@@ -21,7 +21,7 @@ import torch
 from runs import checkpoint, meeting
 from data import PackedDataset, row_order
 from runs.files import sealed
-from launch import HANGS, ROOT, SLOW, TINY, Job, log, run, run_each, saved, train, train_each, weights
+from launch import HANGS, ROOT, SLOW, TINY, Job, cut, log, run, run_each, saved, train, train_each, weights
 from corpora.sources import text_hash
 from test_checkpoint import Command, forge, same, states
 from test_encoders import save_encoder
@@ -885,10 +885,19 @@ def test_weights_that_are_not_finite_are_not_saved_and_end_the_run(dataset, tmp_
     assert all(torch.isfinite(w).all() for w in weights(out).values())
 
 
-def test_nothing_is_saved_on_a_skipped_step(dataset, tmp_path):
+def test_nothing_is_saved_on_a_skipped_step_but_at_the_first_log_line_after_it(dataset, tmp_path):
     out = tmp_path / 'run'
-    assert Job(dataset, out, '--keep=9', before=hook({3: 'nan'})).wait() == [0]
-    assert [p.name[-2:] for p in checkpoint.steps(out)] == ['12', '08']
+    assert Job(dataset, out, '--keep=9', '--log_interval=2', before=hook({3: 'nan', 4: 'nan'})).wait() == [0]
+    assert [p.name[-2:] for p in checkpoint.steps(out)] == ['12', '08', '06']
+    entries = log(out)
+    assert [step for step, is_evaluation in entries if is_evaluation] == [4, 6, 8, 12]
+    assert entries[6, False]['skipped'] == 2 and json.loads((out / 'step-00000006/training_state.json').read_text())['evaluated_at'] == 6
+
+    # a run that goes on from there is the same run
+    cut(out, tmp_path / 'cut', 'step-00000006')
+    assert train(dataset, tmp_path / 'cut', '--keep=9', '--log_interval=2').returncode == 0
+    assert log(tmp_path / 'cut') == {key: entry for key, entry in entries.items() if key[0] > 6}
+    assert same(weights(out), weights(tmp_path / 'cut'))
 
 
 def test_an_error_of_one_rank_at_the_resume_is_everybodys(dataset, finished, tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 import zipfile
 
@@ -13,7 +14,10 @@ import pytest
 from corpora.layouts import verify
 from data import PackedDataset
 from launch import TINY, run_code, run_each
+from runs import run_folder
+from runs.export import results_of
 from runs.files import read_array, read_arrays, read_sealed, sealed, sha256
+from sampling.loading import load_run
 from test_checkpoint import Command
 
 
@@ -154,3 +158,37 @@ def test_no_name_in_a_meta_json_leads_out_of_its_folder(dataset, tmp_path):
     (tmp_path / 'a').mkdir()
     (rc, _, err), = run_each(['prepare.py', f'--same_as={folder}', f'--input={tmp_path}/lines.txt', f'--out={tmp_path}/a/b'])
     assert rc == 2 and err.count('\n') == 1 and '../evil.py' in err and not (tmp_path / 'a' / 'evil.py').exists(), err
+
+
+def test_what_a_run_folder_says_wrong_is_one_line_that_names_the_file(finished, tmp_path):
+    """ The files of a run that have no digest: config.json, results.json, the id in wandb. """
+    out = shutil.copytree(finished, tmp_path / 'run')
+    path = out / 'config.json'
+    config = json.loads(path.read_text())
+    forged = [dict(lengths=wrong) for wrong in ('3', 3, -1, True, [], {'a': 1}, ['a'], [1, 'a'], [[1]], [0.5], [True], [-1], [10**6])]
+    for change in [*forged, dict(mode='l3t'), dict(depth='8')]:
+        path.write_text(json.dumps({**config, **change}))
+        name, = change
+        with pytest.raises(ValueError, match=f'^{re.escape(str(path))}: {name}='):
+            load_run(out, device='cpu')
+    path.write_text(json.dumps({**config, 'lengths': [0, 3, load_run(finished, device='cpu').L]}))
+    assert load_run(out, device='cpu').lengths[1] == 3
+
+    # what was measured
+    results = tmp_path / 'results.json'
+    whole = {'meta': {'l2t': {'checkpoint': 'step-1', 'argv': []}}, 'l2t/bleu': 3.0}
+    for change in (dict(meta=[]), dict(meta={'l2t': 1}), dict(meta={'l2t': {}}), {'l2t/bleu': 'high'}, {'l2t/bleu': None}):
+        results.write_text(json.dumps({**whole, **change}))
+        with pytest.raises(ValueError, match=f'^{re.escape(str(results))}: .*move it away'):
+            results_of(results, 'step-1')
+    results.write_text(json.dumps(whole))
+    assert results_of(results, 'step-1')['l2t/bleu'] == 3
+
+    # the id
+    knobs = dict(out_dir=str(out), wandb_project='p')
+    for wrong in (b'', b'a/../b', b'0123456\xff', b'\x1b[2J'):
+        (out / 'wandb_id').write_bytes(wrong)
+        with pytest.raises(ValueError, match=f'^{re.escape(str(out))}/wandb_id: found .*remove it'):
+            run_folder.begin(knobs, finished, fresh=False)
+    (out / 'wandb_id').unlink()
+    assert run_folder.begin(knobs, finished, fresh=False) == (out / 'wandb_id').read_text().strip()

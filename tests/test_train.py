@@ -2,6 +2,7 @@
 import ast
 import json
 import math
+import os
 import re
 
 import numpy as np
@@ -18,7 +19,8 @@ from runs.checkpoint import pick_dtype
 from sampling.loading import load_run
 from runs.log import summary
 from runs.preflight import flops_of
-from runs.stages import read_schedule, read_stages
+from runs.resume import jumps_of_rate
+from runs.stages import lr_factor, read_schedule, read_stages
 from launch import ROOT, TINY, Job, cut, log, run, run_code, run_each, train, train_each, weights
 from samplers import SAMPLERS
 
@@ -398,6 +400,12 @@ def test_a_resume_says_which_knobs_are_others_and_config_json_keeps_the_old_ones
                           'ema_decay 0.0 -> 0.9, betas (0.9, 0.95) -> (0.9, 0.99)'], [],
                      ['resumed with other knobs: seed 1 -> 0, cond_drop 0.5 -> 0.1, latent_weight 2.0 -> 1.0, max_iters 8 -> 12, '
                       'ema_decay 0.9 -> 0.0, betas (0.9, 0.99) -> (0.9, 0.95)']]
+    # the rate of the last step and of the next one, as the log has them; the schedule's own step is not worth a line
+    rates = {step: entry['lr'] for (step, is_best), entry in log(out).items() if not is_best}
+    moves = [[line for line in out.splitlines() if line.startswith('resume: the rate')] for _, out, _ in results]
+    assert moves == [[], [f'resume: the rate moves from {rates[4]:.1e} to {rates[5]:.1e} (max_iters 4 -> 8)'], [],
+                     [f'resume: the rate moves from {rates[8]:.1e} to {rates[9]:.1e} (max_iters 8 -> 12)']]
+    assert rates[5] > 1.2 * rates[4]
     earlier = json.loads((out / 'config.json').read_text())['resumed_from']
     assert [entry['step'] for entry in earlier] == [4, 8, 8] and [entry.get('seed') for entry in earlier] == [0, None, 1]
 
@@ -639,19 +647,50 @@ def test_a_missing_dataset_is_answered_with_what_makes_that_very_one(tmp_path):
         assert rc == 2 and err.count('\n') == 1 and words in err, err
 
 
+def test_a_resume_says_where_the_rate_jumps_and_why():
+    old = dict(learning_rate=1e-3, muon_lr=None, max_iters=200, warmup_iters=100, min_lr=0.0)
+
+    def said(step, **changes):
+        return jumps_of_rate(old, {**old, **changes}, step)
+    assert lr_factor({**old, 'warmup_iters': 0}, 100) == lr_factor(old, 150) == pytest.approx(.5) and lr_factor(old, 0) == .01
+
+    # the rate of the last step, counted from 0, and of the next one: (1 + cos(pi 99 / 100)) / 2, (1 + cos(pi / 3)) / 2
+    assert said(200, max_iters=400) == ['resume: the rate moves from 2.5e-07 to 7.5e-04 (max_iters 200 -> 400)']
+    assert said(150, learning_rate=2e-3) == ['resume: the rate moves from 5.2e-04 to 1.0e-03 (learning_rate 0.001 -> 0.002)']
+    assert said(199, min_lr=.1) == ['resume: the rate moves from 9.9e-07 to 1.0e-04 (min_lr 0.0 -> 0.1)']
+    assert said(20, warmup_iters=0) == ['resume: the rate moves from 2.0e-04 to 9.8e-04 (warmup_iters 100 -> 0)']
+    assert said(150, muon_lr=2e-3) == ['resume: the rate moves from 5.2e-04 to 1.0e-03 (muon_lr None -> 0.002)']
+
+    # nothing has changed, or next to nothing; no step is left
+    for step in (1, 50, 99, 100, 101, 150, 199, 200):
+        assert said(step) == [] and said(step, max_iters=step) == []
+    assert said(150, max_iters=201) == said(100, max_iters=210) == said(20, max_iters=400) == []
+
+
+# what wandb does: a run has a count of its own, which goes on at a resume. What is logged for a step below it is dropped
 WANDB = """
 import json, os
+axes = {}
 def note(**call):
     with open(os.environ['CALLS'], 'a') as f:
         f.write(json.dumps(call) + '\\n')
+def calls():
+    return [json.loads(line) for line in open(os.environ['CALLS'])]
 def init(**how):
     note(init={name: how[name] for name in ('project', 'name', 'id', 'resume')})
-def log(entry, step):
-    note(step=step, keys=sorted(entry))
+    init.id = how['id']
+def define_metric(name, step_metric=None):
+    axes[name] = step_metric
+def log(entry, step=None):
+    last = max([call['count'] for call in calls() if call.get('id') == init.id], default=-1)
+    step = last + 1 if step is None else step
+    if step >= last:
+        axis = axes.get('*')
+        note(id=init.id, count=step, x=entry[axis] if axis else step, keys=sorted(entry))
 """
 
 
-def test_a_resumed_run_goes_on_in_the_same_run_of_wandb(dataset, tmp_path):
+def test_a_resumed_run_goes_on_in_the_same_run_of_wandb_and_no_step_is_dropped(dataset, tmp_path):
     (tmp_path / 'modules').mkdir()
     (tmp_path / 'modules' / 'wandb.py').write_text(WANDB)
 
@@ -660,11 +699,13 @@ def test_a_resumed_run_goes_on_in_the_same_run_of_wandb(dataset, tmp_path):
         job = Job(dataset, out, '--wandb_project=captions', *args, env=env)
         return job.wait()
     run_folder, other = tmp_path / 'run', tmp_path / 'other'
-    for out, steps in ((run_folder, 4), (run_folder, 6), (other, 2)):
-        assert start(out, f'--max_iters={steps}') == [0]
+    assert start(run_folder, '--max_iters=6', '--keep=9') == [0]
+    os.truncate(run_folder / 'step-00000006' / 'model.safetensors', 9)   # so it goes on from the one before
+    assert start(run_folder, '--max_iters=8') == start(other, '--max_iters=2') == [0]
     calls = [json.loads(line) for line in open(tmp_path / 'calls')]
     first, second, third = (call['init'] for call in calls if 'init' in call)
     assert first == second and first['resume'] == 'allow' and first['project'] == 'captions' and first['name'] == 'run'
     assert re.fullmatch(r'[0-9a-f]{8}', first['id']) and third['id'] != first['id']
-    steps = [call['step'] for call in calls if 'keys' in call and 'loss' in call['keys']]
-    assert steps == [1, 2, 3, 4, 5, 6, 1, 2]
+    steps = [call['x'] for call in calls if 'keys' in call and 'loss' in call['keys']]
+    assert steps == [1, 2, 3, 4, 5, 6, 5, 6, 7, 8, 1, 2]
+    assert [call['x'] for call in calls if 'val_text' in call.get('keys', ())] == [4, 6, 8, 2]
