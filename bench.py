@@ -9,7 +9,9 @@ each comparison is a file in benchmarks/.
 """
 from types import SimpleNamespace
 
-import runs.threads    # before torch: it sets how threads wait for one another
+from runs import console, threads      # before torch: threads says how they wait for one another
+
+console.begin(__name__)
 
 import torch
 

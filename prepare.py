@@ -30,7 +30,9 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
-import runs.threads    # before torch: it sets how threads wait for one another
+from runs import console, threads      # before torch: threads says how they wait for one another
+
+console.begin(__name__)
 
 import numpy as np
 import torch

@@ -42,7 +42,9 @@ import re
 import sys
 from types import SimpleNamespace
 
-import runs.threads    # before torch: it sets how threads wait for one another
+from runs import console, threads      # before torch: threads says how they wait for one another
+
+console.begin(__name__)
 
 import numpy as np
 import torch
@@ -53,6 +55,7 @@ from diffusion import check_choice
 from encoders import check_texts
 from runs.console import check_writable, warn
 from runs.distributed import keep_freed_memory
+from runs.files import write_text, write_whole
 from sampling import directions
 from sampling.directions import NEEDS, check_direction
 from sampling.inputs import embeddings, pack, read_sources, read_template, slerp
@@ -421,7 +424,7 @@ def respond(run, direction, config):
 
 
 def save_array(path, x):
-    with open(path, 'wb') as f:                # numpy.save would add .npy to another name
+    with write_whole(path) as f:
         np.save(f, x.numpy())
 
 
@@ -464,8 +467,7 @@ def write_animation(run, direction, sources, sampling):
     title = sources.names[0] or 'from noise'
     if direction == 'l2t' and sources.lines:
         title = f'from the embedding of: {title}'
-    with open(svg, 'w', encoding='utf-8') as f:
-        f.write(animation(run.tokenizer, run.text.mask_id, panels, f'Written {title}'))
+    write_text(svg, animation(run.tokenizer, run.text.mask_id, panels, f'Written {title}'))
     print(f'a picture of the first text being written: {svg}')
 
 # -----------------------------------------------------------------------------
