@@ -37,13 +37,14 @@ import shutil
 import sys
 import time
 
-from runs import console, threads      # before torch: threads says how they wait for one another
+from runs import console
 
 console.begin(__name__)
 
 import numpy as np
 
 from configurator import HERE, configure, read_knobs, stop_on_error
+from runs import threads
 from runs.console import check_writable
 from runs.distributed import keep_freed_memory
 from runs.files import alone_in, read_json, sha256, write_text, write_whole
@@ -378,6 +379,7 @@ def evaluate(config):
 def main():
     config = configure(globals())
     keep_freed_memory()
+    threads.watch()
     with stop_on_error():
         evaluate(config)
 

@@ -42,7 +42,7 @@ import re
 import sys
 from types import SimpleNamespace
 
-from runs import console, threads      # before torch: threads says how they wait for one another
+from runs import console
 
 console.begin(__name__)
 
@@ -53,6 +53,7 @@ import torch.nn.functional as F
 from configurator import configure, on_command_line, stop_on_error
 from diffusion import check_choice
 from encoders import check_texts
+from runs import threads
 from runs.console import check_writable, warn
 from runs.distributed import keep_freed_memory
 from runs.files import write_text, write_whole
@@ -482,7 +483,7 @@ def asked_texts():
     while True:
         try:
             line = input('\n> ') if is_terminal else sys.stdin.readline()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             line = ''
             print()                                        # the next prompt has a line of its own
         if not line.strip():
@@ -505,6 +506,7 @@ def answer(run, direction, config):
 def main():
     config = configure(globals())
     keep_freed_memory()
+    threads.watch()
     with stop_on_error():
         run = Run(out_dir, which, device, dtype, encoder_folder)
         direction = direction_of(run)

@@ -27,7 +27,7 @@ import sys
 import time
 from functools import partial
 
-from runs import console, threads      # before torch: threads says how they wait for one another
+from runs import console
 
 console.begin(__name__)
 
@@ -39,7 +39,7 @@ from data import prefetch, row_order
 from diffusion import GaussianLatents
 from loss import BatchMaker, Loss
 from model import Model
-from runs import distributed, meeting, preflight
+from runs import distributed, meeting, preflight, threads
 from runs.checkpoint import pick_dtype
 from runs.distributed import all_reduce_max, all_reduce_sum, rank, world
 from runs.log import StepLog
@@ -175,6 +175,7 @@ if device_type == 'cuda':
     torch.set_float32_matmul_precision('high')
 else:
     distributed.keep_freed_memory()
+    threads.watch()
 
 # -----------------------------------------------------------------------------
 # Model, loss, optimizers, and the state: resumed, or begun

@@ -12,6 +12,7 @@ import io
 import os
 import signal
 import sys
+from contextlib import suppress
 
 signal_seen = 0                # the signal that asks this process to leave, or 0: train.py looks
 is_listening = False           # whether signals are noted, as train.py wants it
@@ -47,7 +48,8 @@ def begin(name):
     if name != '__main__':
         return
     signal_seen, is_listening, lost = 0, False, None       # of a script before, in one process
-    sys.excepthook = excepthook
+    if signal.getsignal(signal.SIGINT) == signal.default_int_handler:    # else it is ignored
+        signal.signal(signal.SIGINT, interrupted)
     atexit.register(say_what_is_lost)
     for stream_name in ('stdout', 'stderr'):
         old = getattr(sys, stream_name)
@@ -62,16 +64,14 @@ def begin(name):
             setattr(sys, stream_name, new)
 
 
-def excepthook(kind, error, trace):
-    """ sys.excepthook: Ctrl-C is one line, of the first process, and exit code 130. """
-    if not issubclass(kind, KeyboardInterrupt):
-        sys.__excepthook__(kind, error, trace)
-        return
+def interrupted(number, frame):
+    """ Ctrl-C: one line, of the first process, and exit code 130. A file that is half written has
+    its name with .tmp. No exception is raised: inside of torch's C++ one may end in an abort. """
+    with suppress(RuntimeError, OSError):                  # in the middle of another write
+        sys.stdout.flush()
     if os.environ.get('RANK', '0') == '0':
-        print('interrupted', file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(128 + signal.SIGINT)
+        os.write(2, b'\ninterrupted\n' if os.isatty(2) else b'interrupted\n')
+    os._exit(128 + number)
 
 
 def say_what_is_lost():

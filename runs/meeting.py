@@ -16,7 +16,6 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from runs import console
 from runs.distributed import all_gather_object, rank, world
 
 
@@ -93,8 +92,6 @@ def join(device, seconds):
 def leave_at_once(kind, error, trace):
     """ sys.excepthook, for an error that no rank has caught. The ranks cannot agree any more, so
     this one saves nothing and waits for nobody. """
-    if issubclass(kind, KeyboardInterrupt):
-        console.excepthook(kind, error, trace)
     words = str(error)
     # the last is what gloo says of a bucket of gradients when another one has timed out
     says_so = any(word in words for word in ('gloo', 'NCCL', 'timeout caused pair closure'))

@@ -18,7 +18,7 @@ from configurator import stop
 from data import PackedDataset
 from model import Model, ModelConfig
 from processes.autoregressive import causal_budget
-from runs import checkpoint, distributed, meeting, run_folder, threads
+from runs import checkpoint, distributed, meeting, run_folder
 from runs.distributed import rank, world
 from runs.files import read_json
 from runs.manifest import dataset_folder
@@ -240,8 +240,6 @@ def check_machine(config, device, dtype, sketch):
     name = f'{torch.get_num_threads()} threads'
     if device != 'cpu':
         name = torch.cuda.get_device_name(device)
-    elif threads.wait_asleep:
-        name += ', which sleep while they wait: others use the cores too'
     report('device', f'{world} x {device}, {dtype}, {name}')
     if rank == 0 and dtype != checkpoint.pick_dtype('auto', device) == 'float32':
         print(f'warning: dtype=bfloat16, but {device} has no bfloat16 instructions and '
