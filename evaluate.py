@@ -36,6 +36,7 @@ import os
 import shutil
 import sys
 import time
+from datetime import timedelta
 
 from runs import console
 
@@ -44,16 +45,16 @@ console.begin(__name__)
 import numpy as np
 
 from configurator import HERE, configure, read_knobs, stop_on_error
-from runs import threads
 from runs.console import check_writable
 from runs.distributed import keep_freed_memory
 from runs.files import alone_in, read_json, sha256, write_text, write_whole
 from sampling.loading import encoder_of, load_run, trained_for
 from runs.manifest import dataset_folder
 from runs.run_folder import git_commit
+from runs.threads import watch
 from sampling.denoise import rows_that_fit
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
-from tasks.common import Context, enter, load_file, load_texts
+from tasks.common import Context, enter, load_file, load_texts, seconds_of
 
 # knobs that are sample.py's: there they have their defaults, ranges and comments
 from sample import (which, field, encoder_folder,
@@ -327,6 +328,18 @@ def show_figures(ctx, name, figures, key):
 
 # -----------------------------------------------------------------------------
 
+def say_cost(run, chosen, contexts):
+    """ A line for each task, and their sum: about how long they will take. """
+    costs = {name: seconds_of(run, task, contexts[name]) for name, task in chosen.items()}
+    known = [seconds for seconds in costs.values() if seconds is not None]
+    if not known:
+        return
+    for name, seconds in costs.items():
+        about = 'not known' if seconds is None else f'about {timedelta(seconds=round(seconds))}'
+        print(f'{name:<18} {about}')
+    print(f'{"all that is known":<18} about {timedelta(seconds=round(sum(known)))}', flush=True)
+
+
 def evaluate(config):
     """ Measures what is asked for. ValueError says what is wrong. """
     # what can be missing is asked for before anything is computed
@@ -365,8 +378,12 @@ def evaluate(config):
     if compile:
         for block in run.model.blocks:
             block.compile()
+    contexts = {name: Context(config, folder, sources, tokens, raw, n_skipped, prepared.get(name))
+                for name in chosen}
+    if not sweep and not compile:              # each size of a trial would be compiled
+        say_cost(run, chosen, contexts)
     for name, task in chosen.items():
-        ctx = Context(config, folder, sources, tokens, raw, n_skipped, prepared.get(name))
+        ctx = contexts[name]
         if sweep:
             name = f'{name}_sweep_' + '_'.join(points[0])
             figures, key = measure_sweep(run, ctx, task, name, points)
@@ -379,7 +396,7 @@ def evaluate(config):
 def main():
     config = configure(globals())
     keep_freed_memory()
-    threads.watch()
+    watch()
     with stop_on_error():
         evaluate(config)
 

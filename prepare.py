@@ -48,10 +48,11 @@ from corpora.tokenizers import bpe_tokenizer, train_bpe
 from corpora.writing import as_bytes, in_use, names_path, write_file
 from data import LatentStats, load_tokenizer
 from encoders import load_encoder
-from runs import distributed, meeting, threads
+from runs import distributed, meeting
 from runs.checkpoint import pick_device, pick_dtype
 from runs.distributed import all_gather_object, on_rank0, rank, world
 from runs.files import read_json, sealed
+from runs.threads import watch
 from runs.manifest import FORMAT, check_file, dataset_folder, read_meta
 
 # ---- what is read, details in corpora/sources.py
@@ -477,7 +478,7 @@ def prepare(knobs):
     folder = folder_of(knobs, source)
     record = make_record(knobs, source, val)
     torch.set_num_threads(knobs.threads)
-    threads.watch()
+    watch()
     os.makedirs(folder, exist_ok=True)
     with in_use(folder) as hold:
         # what can fail here fails before the corpus is read

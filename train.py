@@ -39,13 +39,14 @@ from data import prefetch, row_order
 from diffusion import GaussianLatents
 from loss import BatchMaker, Loss
 from model import Model
-from runs import distributed, meeting, preflight, threads
+from runs import distributed, meeting, preflight
 from runs.checkpoint import pick_dtype
 from runs.distributed import all_reduce_max, all_reduce_sum, rank, world
 from runs.log import StepLog
 from runs.resume import State, resume_or_begin
 from runs.run_folder import note_preemption
 from runs.stages import modes_of, read_stages
+from runs.threads import watch
 
 # A comment that opens with a range or with choices is a rule: the configurator reads it from this
 # file and refuses other values.
@@ -175,7 +176,7 @@ if device_type == 'cuda':
     torch.set_float32_matmul_precision('high')
 else:
     distributed.keep_freed_memory()
-    threads.watch()
+    watch()
 
 # -----------------------------------------------------------------------------
 # Model, loss, optimizers, and the state: resumed, or begun

@@ -23,6 +23,14 @@ def warn(message):
     print(f'warning: {message}', file=sys.stderr, flush=True)
 
 
+def progress_bar(*args, **how):
+    """ tqdm's, on a terminal; elsewhere, as in the log of a job, a line a minute. """
+    from tqdm import tqdm
+    if not sys.stderr.isatty():
+        how = dict(mininterval=60, delay=60, ncols=80) | how
+    return tqdm(*args, leave=False, **how)
+
+
 # ---- output and Ctrl-C, of every script
 
 class Output(io.FileIO):

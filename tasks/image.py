@@ -41,6 +41,9 @@ def prepare(run, knobs):
     return read_classes(knobs['classes'])
 
 
+trial = None                   # most of the time a judge is trained, however many texts there are
+
+
 def measure(run, ctx):
     """ Pictures are judged as a .png has them. """
     seed = ctx.knobs['seed']

@@ -36,6 +36,11 @@ def measure(run, ctx):
     return results
 
 
+def trial(run, ctx):
+    for _ in range(3):                         # right, shuffled, null
+        generate(run, ctx)
+
+
 def generate(run, ctx, rows=slice(None), **knobs):
     """ Texts written from these rows. A sweep calls it too. """
     search = dict(rerank=ctx.knobs['rerank'], refine=ctx.knobs['refine'])

@@ -47,6 +47,11 @@ def measure(run, ctx):
     return results
 
 
+def trial(run, ctx):
+    for _ in range(ctx.knobs['seeds'] + 2):    # and shuffled, null
+        generate(run, ctx)
+
+
 def generate(run, ctx, rows=slice(None), **knobs):
     """ Raw latents made from these rows. A sweep calls it too. """
     return make_latents(run, ctx.tokens[rows], **ctx.sampling | knobs)
