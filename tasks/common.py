@@ -6,8 +6,8 @@ What the tasks of this folder share. A task is a file with
     measure(run, ctx)    its figures, {'metric': value}; those of a control are 'control/metric',
                          and a standard error is 'metric_se'. What else there is to see it puts
                          into ctx.shown and ctx.arrays
-    trial(run, ctx)      if there is one: what grows with the number of texts, where measure also
-                         does much that does not; None: how long it takes is not said
+    generate(run, ctx)   if there is one, with n_generated(ctx) and judge: what measure does that
+                         many times
     prepare(run, knobs)  if there is one: reads or checks what the task's own knobs name, before
                          anything is computed; ctx.prepared is what it returned
 
@@ -78,13 +78,15 @@ class Context:
 
 def seconds_of(run, task, ctx):
     """ About how long a task will take, or None where that is not known: there are few texts, or
-    the task has texts of its own. It is done for 2 texts and for k:
+    the task has texts of its own, or costs as much for few. It is done for 2 texts and for k:
         seconds = s_2 + n (s_k - s_2) / (k - 2)
     So what it does once is counted once, and a text costs what it costs beside others. """
-    trial = getattr(task, 'trial', task.measure)
     k = min(12, ctx.n // 64)
-    if k < 3 or trial is None or hasattr(task, 'HAS_OWN_TEXTS'):
+    if k < 3 or hasattr(task, 'HAS_OWN_TEXTS') or hasattr(task, 'HAS_FIXED_COST'):
         return None
+    trial, times = task.measure, 1
+    if hasattr(task, 'generate'):
+        trial, times = task.generate, task.n_generated(ctx)
 
     seconds = []
     for m in (2, k):
@@ -93,7 +95,7 @@ def seconds_of(run, task, ctx):
         began = time.perf_counter()
         trial(run, few)
         seconds.append(time.perf_counter() - began)
-    return seconds[0] + ctx.n * max(0.0, seconds[1] - seconds[0]) / (k - 2)
+    return times * (seconds[0] + ctx.n * max(0.0, seconds[1] - seconds[0]) / (k - 2))
 
 # -----------------------------------------------------------------------------
 # The texts that are measured
