@@ -36,21 +36,25 @@ import os
 import shutil
 import sys
 import time
+from datetime import timedelta
 
-import runs.threads    # before torch: it sets how threads wait for one another
+from runs import console
+
+console.begin(__name__)
 
 import numpy as np
 
 from configurator import HERE, configure, read_knobs, stop_on_error
 from runs.console import check_writable
 from runs.distributed import keep_freed_memory
-from runs.files import read_json, sha256
+from runs.files import alone_in, read_json, sha256, write_text, write_whole
 from sampling.loading import encoder_of, load_run, trained_for
 from runs.manifest import dataset_folder
 from runs.run_folder import git_commit
+from runs.threads import watch
 from sampling.denoise import rows_that_fit
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
-from tasks.common import Context, enter, load_file, load_texts
+from tasks.common import Context, enter, load_file, load_texts, seconds_of
 
 # knobs that are sample.py's: there they have their defaults, ranges and comments
 from sample import (which, field, encoder_folder,
@@ -164,9 +168,10 @@ def read_sweep(spec, config):
     return [dict(zip(axes, values)) for values in itertools.product(*axes.values())]
 
 
-def measure_sweep(run, task, points, ctx):
+def measure_sweep(run, ctx, task, name, points):
     """ {'name=value,.../metric': value}: quality beside the network calls and the milliseconds that
-    a text took. task: a module with generate and judge. """
+    a text took, and the name of their keys. Each point is recorded when it is measured. task: a
+    module with generate and judge. """
     results = {'n': ctx.n}
 
     # the first calls of a process, or of a compiled network, are slow
@@ -187,8 +192,9 @@ def measure_sweep(run, task, points, ctx):
             results[f'{label}/{metric}'] = value
             if not metric.endswith('_se'):
                 line += f'{metric} {value:<9.4g}'
+        key = record(run, ctx, task, name, results, point)
         print(line, flush=True)
-    return results
+    return results, key
 
 
 def knobs_of(task, point):
@@ -244,9 +250,7 @@ def write_results(path, name, figures, meta, old, keep=False):
     flat = {key: value for key, value in old.items() if keep or key.split('/')[0] != name}
     flat |= {f'{name}/{key}': value for key, value in figures.items()}
     flat['meta'] = old.get('meta', {}) | {name: meta}
-    with open(path + '.tmp', 'w') as f:
-        json.dump(flat, f, indent=1)
-    os.replace(path + '.tmp', path)
+    write_text(path, json.dumps(flat, indent=1))
 
 
 def print_table(task, results, width=None):
@@ -282,8 +286,8 @@ def print_table(task, results, width=None):
 
 
 def record(run, ctx, task, name, figures, point=()):
-    """ Prints the figures of a task and writes them to results.json, at once: what comes later may
-    fail. name: of the task, or of its sweep; point: the knobs of the sweep. """
+    """ Writes the figures of a task into results.json, at once: what comes later may fail. name: of
+    the task, or of its sweep; point: the knobs of the sweep. Returns the name of their keys. """
     # how they were measured
     file = '' if hasattr(task, 'HAS_OWN_TEXTS') else texts
     settings = {knob: ctx.knobs[knob] for knob in ('which', 'seed', *task.SETTINGS)
@@ -294,27 +298,47 @@ def record(run, ctx, task, name, figures, point=()):
     else:
         settings['order'] = order
 
-    # on the screen
+    meta = ctx.knobs | settings | dict(texts=file, checkpoint=run.checkpoint, commit=git_commit(),
+                                       argv=sys.argv, n_texts=ctx.n, n_skipped=ctx.n_skipped)
+
+    # read and written by one process at a time: another evaluation of this run may end now
+    with alone_in(out_dir):
+        path = os.path.join(out_dir, 'results.json')
+        old = read_results(path)
+        key = name_of_results(name, settings, figures['n'], file, old)
+
+        # a sweep keeps its earlier points, if they are of the same checkpoint and texts
+        before = old.get('meta', {}).get(key, {})
+        is_same = before.get('checkpoint') == run.checkpoint and old.get(f'{key}/n') == figures['n']
+        write_results(path, key, figures, meta, old, keep=bool(point) and is_same)
+        if ctx.arrays:
+            file_name = key.replace(name, f'{name}s', 1) + '.npz'
+            with write_whole(os.path.join(out_dir, file_name)) as f:
+                np.savez(f, **ctx.arrays)
+    return key
+
+
+def show_figures(ctx, name, figures, key):
+    """ Prints the figures of a task, which are in results.json under `key`. """
     if ctx.shown[:show]:
         print('\n' + '\n'.join(ctx.shown[:show]).rstrip('\n'))
     print_table(name, figures)
-
-    # a sweep keeps its earlier points, if they are of the same checkpoint and texts
-    path = os.path.join(out_dir, 'results.json')
-    old = read_results(path)
-    key = name_of_results(name, settings, figures['n'], file, old)
-    before = old.get('meta', {}).get(key, {})
-    is_same = before.get('checkpoint') == run.checkpoint and old.get(f'{key}/n') == figures['n']
-    meta = ctx.knobs | settings | dict(texts=file, checkpoint=run.checkpoint, commit=git_commit(),
-                                       argv=sys.argv, n_texts=ctx.n, n_skipped=ctx.n_skipped)
-    write_results(path, key, figures, meta, old, keep=bool(point) and is_same)
-    if ctx.arrays:
-        file_name = key.replace(name, f'{name}s', 1) + '.npz'
-        np.savez(os.path.join(out_dir, file_name), **ctx.arrays)
     other = f' under {key}/, not under {name}/' if key != name else ''
-    print(f'\nwritten to {path}{other}', flush=True)
+    print(f'\nwritten to {os.path.join(out_dir, "results.json")}{other}', flush=True)
 
 # -----------------------------------------------------------------------------
+
+def say_cost(run, chosen, contexts):
+    """ A line for each task, and their sum: about how long they will take. """
+    costs = {name: seconds_of(run, task, contexts[name]) for name, task in chosen.items()}
+    known = [seconds for seconds in costs.values() if seconds is not None]
+    if not known:
+        return
+    for name, seconds in costs.items():
+        about = 'not known' if seconds is None else f'about {timedelta(seconds=round(seconds))}'
+        print(f'{name:<18} {about}')
+    print(f'{"all that is known":<18} about {timedelta(seconds=round(sum(known)))}', flush=True)
+
 
 def evaluate(config):
     """ Measures what is asked for. ValueError says what is wrong. """
@@ -354,19 +378,25 @@ def evaluate(config):
     if compile:
         for block in run.model.blocks:
             block.compile()
+    contexts = {name: Context(config, folder, sources, tokens, raw, n_skipped, prepared.get(name))
+                for name in chosen}
+    if not sweep and not compile:              # each size of a trial would be compiled
+        say_cost(run, chosen, contexts)
     for name, task in chosen.items():
-        ctx = Context(config, folder, sources, tokens, raw, n_skipped, prepared.get(name))
+        ctx = contexts[name]
         if sweep:
-            figures = measure_sweep(run, task, points, ctx)
-            sweep_name = f'{name}_sweep_' + '_'.join(points[0])
-            record(run, ctx, task, sweep_name, figures, points[0])
+            name = f'{name}_sweep_' + '_'.join(points[0])
+            figures, key = measure_sweep(run, ctx, task, name, points)
         else:
-            record(run, ctx, task, name, task.measure(run, ctx))
+            figures = task.measure(run, ctx)
+            key = record(run, ctx, task, name, figures)
+        show_figures(ctx, name, figures, key)
 
 
 def main():
     config = configure(globals())
     keep_freed_memory()
+    watch()
     with stop_on_error():
         evaluate(config)
 

@@ -14,8 +14,13 @@ its code is in benchmarks/report.py.
 """
 import os
 
+from runs import console
+
+console.begin(__name__)
+
 from benchmarks import pictures
 from configurator import configure, stop_on_error
+from runs.files import write_text, write_whole
 
 out_dir = 'out/quickstart'      # runs: several, with commas between them
 what = 'curves'                 # curves | runs | sweep | importance | images | report
@@ -55,13 +60,14 @@ def main():
             from benchmarks import report              # it loads the run, the others read files
             path = save or os.path.join(out_dir, 'report.html')
             page = report.page(out_dir, dataset)
-            with open(path, 'w', encoding='utf-8') as f:
-                f.write(page)
+            write_text(path, page)
         else:
             path = save or os.path.join(out_dir.split(',')[0], f'{what}.png')
             figure = draw(pictures.pyplot())
             figure.tight_layout()
-            figure.savefig(path, dpi=110)
+            kind = os.path.splitext(path)[1][1:] or 'png'
+            with write_whole(path) as f:
+                figure.savefig(f, dpi=110, format=kind)
     print(f'written to {path}')
 
 

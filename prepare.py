@@ -30,7 +30,9 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
-import runs.threads    # before torch: it sets how threads wait for one another
+from runs import console
+
+console.begin(__name__)
 
 import numpy as np
 import torch
@@ -51,6 +53,7 @@ from runs.checkpoint import pick_device, pick_dtype
 from runs.console import warn
 from runs.distributed import all_gather_object, on_rank0, rank, world
 from runs.files import read_json, sealed
+from runs.threads import watch
 from runs.manifest import FORMAT, check_file, dataset_folder, read_meta
 
 # ---- what is read, details in corpora/sources.py
@@ -480,6 +483,7 @@ def prepare(knobs):
     folder = folder_of(knobs, source)
     record = make_record(knobs, source, val)
     torch.set_num_threads(knobs.threads)
+    watch()
     os.makedirs(folder, exist_ok=True)
     with in_use(folder) as hold:
         # what can fail here fails before the corpus is read

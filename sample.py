@@ -42,7 +42,9 @@ import re
 import sys
 from types import SimpleNamespace
 
-import runs.threads    # before torch: it sets how threads wait for one another
+from runs import console
+
+console.begin(__name__)
 
 import numpy as np
 import torch
@@ -51,8 +53,10 @@ import torch.nn.functional as F
 from configurator import configure, on_command_line, stop_on_error
 from diffusion import check_choice
 from encoders import check_texts
+from runs import threads
 from runs.console import check_writable, warn
 from runs.distributed import keep_freed_memory
+from runs.files import write_text, write_whole
 from sampling import directions
 from sampling.directions import NEEDS, check_direction
 from sampling.inputs import embeddings, pack, read_sources, read_template, slerp
@@ -421,7 +425,7 @@ def respond(run, direction, config):
 
 
 def save_array(path, x):
-    with open(path, 'wb') as f:                # numpy.save would add .npy to another name
+    with write_whole(path) as f:
         np.save(f, x.numpy())
 
 
@@ -464,8 +468,7 @@ def write_animation(run, direction, sources, sampling):
     title = sources.names[0] or 'from noise'
     if direction == 'l2t' and sources.lines:
         title = f'from the embedding of: {title}'
-    with open(svg, 'w', encoding='utf-8') as f:
-        f.write(animation(run.tokenizer, run.text.mask_id, panels, f'Written {title}'))
+    write_text(svg, animation(run.tokenizer, run.text.mask_id, panels, f'Written {title}'))
     print(f'a picture of the first text being written: {svg}')
 
 # -----------------------------------------------------------------------------
@@ -480,7 +483,7 @@ def asked_texts():
     while True:
         try:
             line = input('\n> ') if is_terminal else sys.stdin.readline()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             line = ''
             print()                                        # the next prompt has a line of its own
         if not line.strip():
@@ -503,6 +506,7 @@ def answer(run, direction, config):
 def main():
     config = configure(globals())
     keep_freed_memory()
+    threads.watch()
     with stop_on_error():
         run = Run(out_dir, which, device, dtype, encoder_folder)
         direction = direction_of(run)

@@ -27,7 +27,9 @@ import sys
 import time
 from functools import partial
 
-import runs.threads    # before torch: it sets how threads wait for one another
+from runs import console
+
+console.begin(__name__)
 
 import torch
 
@@ -44,6 +46,7 @@ from runs.log import StepLog
 from runs.resume import State, resume_or_begin
 from runs.run_folder import note_preemption
 from runs.stages import lr_factor, modes_of, read_stages
+from runs.threads import watch
 
 # A comment that opens with a range or with choices is a rule: the configurator reads it from this
 # file and refuses other values.
@@ -173,6 +176,7 @@ if device_type == 'cuda':
     torch.set_float32_matmul_precision('high')
 else:
     distributed.keep_freed_memory()
+    watch()
 
 # -----------------------------------------------------------------------------
 # Model, loss, optimizers, and the state: resumed, or begun
@@ -263,7 +267,7 @@ def evaluate():
     model.eval()
     with state.averaged_weights(loss_fn):
         for i in range(0, n, world):
-            if all_reduce_max(signal_seen):
+            if all_reduce_max(console.signal_seen):
                 return False
             with stop_on_error():                          # data that is found wrong only when read
                 part = loss_fn.validate(val_data, (i + rank) % n, batch_size, predict, modes)
@@ -358,18 +362,8 @@ def enter_stage():
 # -----------------------------------------------------------------------------
 # The loop: evaluate, save and stop; micro-steps; guard; step; average; log
 
-signal_seen = stop_signal = 0                              # this process's, and what all agreed on
-
-
-def note_signal(number, frame):
-    global signal_seen
-    signal_seen = number
-
-
-for name in ('SIGTERM', 'SIGUSR1', 'SIGINT'):
-    if hasattr(signal, name):                              # Windows has no SIGUSR1
-        signal.signal(getattr(signal, name), note_signal)
-
+console.note_signals()
+stop_signal = 0                                            # what all processes have agreed on
 log = StepLog(out_dir, device, max_iters, rows_of, config, wandb_id)
 batches = prefetch(micro_batches(state.step), device)
 stage = net = None
@@ -378,13 +372,13 @@ model.train()
 while True:
     # ---- evaluate, save and stop; a state at step 0 counts as evaluated and saved
     at_end = state.step >= max_iters
-    stop_signal = all_reduce_max(signal_seen)
+    stop_signal = all_reduce_max(console.signal_seen)
     if at_end or stop_signal or is_late or state.step % eval_interval == 0:
         began = time.perf_counter()
         streak, is_late = check_streak(), False
         best_before = state.best_val
         is_best = not stop_signal and evaluate()
-        stop_signal = all_reduce_max(signal_seen)          # one may have come meanwhile
+        stop_signal = all_reduce_max(console.signal_seen)          # one may have come meanwhile
         # not while steps are skipped, or the good checkpoints would rotate away; at the end all
         # the same: a skip moved nothing
         is_saved = (not streak or at_end or stop_signal) and save(is_best)

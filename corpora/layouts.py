@@ -23,7 +23,7 @@ from corpora.latents import as_latent
 from corpora.readers import DROPS, Document, inside, open_text, text_of
 from corpora.shards import covering
 from data import PackedDataset
-from runs.files import read_array, read_json, short
+from runs.files import read_array, read_json, short, write_text
 from runs.manifest import check_file, read_meta
 
 MANY_ROWS = 2**24              # samples of a larger split are not compared with one another
@@ -210,6 +210,5 @@ def export(folder, target):
 
         # the list of them
         index = earlier_index(target, name)
-        with open(index, 'w', encoding='utf-8') as f:
-            json.dump(items, f, indent=1, ensure_ascii=False)
+        write_text(index, json.dumps(items, indent=1, ensure_ascii=False))
         print(f'{index}: {len(items):,} samples')

@@ -12,15 +12,13 @@ only the input files that its own shards come from, where the files do not depen
 (sources.parts).
 """
 import heapq
-import sys
 from collections import Counter
 from dataclasses import dataclass
-
-from tqdm import tqdm
 
 from corpora.layouts import counted
 from corpora.proteins import homology_clusters
 from corpora.sources import documents, parts, text_hash
+from runs.console import progress_bar
 from runs.distributed import rank, world
 
 FIT_DOCUMENTS = 100_000        # tokenizer and lsa are fitted on at most so many documents of train
@@ -83,8 +81,7 @@ def read_once(source, limit, clusters):
     sizes = []
     sample = []                                              # a heap
     lowest, highest = 2**64, 0
-    how = {} if sys.stderr.isatty() else dict(mininterval=60, delay=60)  # a line a minute in a log
-    with tqdm(desc='reading', unit=' documents', **how) as bar:
+    with progress_bar(desc='reading', unit=' documents') as bar:
         for part in parts(source):
             sizes.append(Counter())
             for doc in documents(part, counts):

@@ -13,7 +13,7 @@ import sys
 from contextlib import contextmanager, suppress
 
 from runs import files
-from runs.files import sha256, take_lock
+from runs.files import sha256, take_lock, write_whole
 
 
 @contextmanager
@@ -54,18 +54,8 @@ def write_file(path, data):
     with suppress(FileNotFoundError):
         os.remove(meta)
 
-    # under another name, on the disk, and then renamed
-    with names_path(path, len(data)):
-        try:
-            with open(path + '.tmp', 'wb') as f:
-                f.write(data)
-                f.flush()
-                os.fsync(f.fileno())
-            os.replace(path + '.tmp', path)
-        except OSError:
-            with suppress(OSError):
-                os.remove(path + '.tmp')
-            raise
+    with names_path(path, len(data)), write_whole(path) as f:
+        f.write(data)
     return entry
 
 

@@ -13,6 +13,7 @@ memory than the file has bytes. What a file with the right digest says of itself
 import hashlib
 import json
 import os
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -41,29 +42,55 @@ def fsync(path):
         os.close(fd)
 
 
-def take_lock(file, is_shared=False):
-    """ Locks an open file or folder, until it is closed or the process ends. It does not wait:
-    BlockingIOError where another process has the lock, another OSError where there are no locks.
+def take_lock(file, is_shared=False, wait=False):
+    """ Locks an open file or folder, until it is closed or the process ends. BlockingIOError where
+    another process has the lock, unless it shall wait; another OSError where there are no locks.
     """
     try:
         import fcntl
     except ImportError:
         raise OSError('this system has no flock') from None        # Windows
     kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
-    fcntl.flock(file, kind | fcntl.LOCK_NB)
+    fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
+
+
+@contextmanager
+def alone_in(folder):
+    """ Inside, no other process is inside; it waits for its turn. Where there are no locks it goes
+    on without. """
+    handle = None if IS_WINDOWS else os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            take_lock(handle, wait=True)
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+@contextmanager
+def write_whole(path):
+    """ An open file of bytes, which takes the place of `path` when the block has ended well: a
+    reader sees the old file or the new one. A device or a pipe is written as it is. """
+    path = os.path.realpath(path)                              # a link stays a link
+    if os.path.exists(path) and not os.path.isfile(path):
+        with open(path, 'wb') as f:
+            yield f
+        return
+    tmp = path + '.tmp'
+    try:
+        with open(tmp, 'wb') as f:
+            yield f
+        fsync(tmp)
+        os.replace(tmp, path)
+        fsync(os.path.dirname(path))
+    finally:
+        Path(tmp).unlink(missing_ok=True)
 
 
 def write_text(path, text):
-    """ Writes a file atomically: a reader sees the old file or the new one. """
-    path = Path(path)
-    tmp = path.with_name(path.name + '.tmp')
-    try:
-        tmp.write_text(text)
-        fsync(tmp)
-        os.replace(tmp, path)
-        fsync(path.parent)
-    finally:
-        tmp.unlink(missing_ok=True)
+    with write_whole(path) as f:
+        f.write(text.encode())
 
 
 def one_line(error):

@@ -19,7 +19,7 @@ from configurator import stop
 from data import PackedDataset
 from diffusion import causal_budget
 from model import Model, ModelConfig
-from runs import checkpoint, distributed, meeting, run_folder, threads
+from runs import checkpoint, distributed, meeting, run_folder
 from runs.distributed import rank, world
 from runs.files import read_json
 from runs.manifest import dataset_folder
@@ -236,8 +236,6 @@ def check_machine(config, device, dtype, sketch):
     name = f'{torch.get_num_threads()} threads'
     if device != 'cpu':
         name = torch.cuda.get_device_name(device)
-    elif threads.wait_asleep:
-        name += ', which sleep while they wait: others use the cores too'
     report('device', f'{world} x {device}, {dtype}, {name}')
     if rank == 0 and dtype != checkpoint.pick_dtype('auto', device) == 'float32':
         print(f'warning: dtype=bfloat16, but {device} has no bfloat16 instructions and '

@@ -11,9 +11,9 @@ Letters: B rows of a batch, L text tokens, N latent vectors, D latent dims, P po
 head runs, V vocabulary.
 """
 import torch
-from tqdm import tqdm
 
 from diffusion import to_device
+from runs.console import progress_bar
 
 MOST_BYTES = 6 * 10 ** 9           # that a network call keeps for its rows, beside the logits
 
@@ -89,11 +89,10 @@ def rows_that_fit(run, batch, n_caches=0):
 
 
 def batches(run, n, batch, n_caches=0, is_watched=False):
-    """ The slices of n rows that go through the network together. A terminal shows a progress bar
+    """ The slices of n rows that go through the network together. There is a progress bar
     where there are several, and nothing else is shown. """
     size = rows_that_fit(run, batch, n_caches)
-    is_hidden = True if n <= size or is_watched else None              # None: by the terminal
-    with tqdm(total=n, unit='row', leave=False, disable=is_hidden) as bar:
+    with progress_bar(total=n, unit='row', disable=n <= size or is_watched) as bar:
         for first in range(0, n, size):
             part = slice(first, min(n, first + size))
             yield part

@@ -3,6 +3,8 @@ import re
 
 import torch
 
+from runs.files import write_text
+
 N_STANDARD = 20                # of the tokenizer's residues: the first ones, ESM orders them so
 LINE = 60                      # residues in a line of a FASTA file
 
@@ -21,8 +23,8 @@ def never_written(tokenizer, has_length):
 
 def write_fasta(path, sequences):
     """ A file of sequences, named sample_1, sample_2, ... """
-    with open(path, 'w') as f:
-        for i, residues in enumerate(sequences, 1):
-            lines = re.findall(f'.{{1,{LINE}}}', residues)
-            f.write(f'>sample_{i} length={len(residues)}\n')
-            f.write('\n'.join(lines) + '\n')
+    lines = []
+    for i, residues in enumerate(sequences, 1):
+        lines.append(f'>sample_{i} length={len(residues)}')
+        lines += re.findall(f'.{{1,{LINE}}}', residues) or ['']
+    write_text(path, '\n'.join([*lines, '']))

@@ -7,6 +7,8 @@ import os
 import numpy as np
 import torch
 
+from runs.files import write_whole
+
 GAP = 4                        # white pixels between two pictures of a sheet
 
 
@@ -71,4 +73,5 @@ def write_png(path, pictures, columns=0, side=128):
         sheet[y:y + S * scale, x:x + S * scale] = picture
     if channels == 1:
         sheet = sheet.squeeze(2)
-    Image.fromarray(sheet).save(path, 'PNG')
+    with write_whole(path) as f:
+        Image.fromarray(sheet).save(f, 'PNG')

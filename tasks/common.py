@@ -6,6 +6,8 @@ What the tasks of this folder share. A task is a file with
     measure(run, ctx)    its figures, {'metric': value}; those of a control are 'control/metric',
                          and a standard error is 'metric_se'. What else there is to see it puts
                          into ctx.shown and ctx.arrays
+    generate(run, ctx)   if there is one, with n_generated(ctx) and judge: what measure does that
+                         many times
     prepare(run, knobs)  if there is one: reads or checks what the task's own knobs name, before
                          anything is computed; ctx.prepared is what it returned
 
@@ -16,19 +18,17 @@ Letters: n texts, L text tokens, N latent vectors, D latent dimensions, V vocabu
 import math
 import re
 import time
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 
 from sampling.inputs import most_tokens, pack, read_texts
 from data import PackedDataset, row_order
 from diffusion import uniforms
 from runs.checkpoint import difference
-from runs.console import warn
+from runs.console import progress_bar, warn
 from sampling.loading import Needs, encode, raw_latents
 from runs.manifest import dataset_identity
 from sampling.directions import l2t, t2l
@@ -37,8 +37,6 @@ from sampling.search import search
 
 # the settings of samples from noise, which have nothing to guide them, and of what judges them
 FREE_SETTINGS = (*(name for name in TEXT_KNOBS if name != 'guidance'), 'scorer', 'scorer_revision')
-
-progress_bar = partial(tqdm, leave=False, disable=None)
 
 # -----------------------------------------------------------------------------
 # What a task declares, gets and gives
@@ -77,6 +75,27 @@ class Context:
         """ The keywords of write and t2l in sampling/. """
         sampling = {name: self.knobs[name] for name in TEXT_KNOBS + LATENT_KNOBS}
         return sampling | dict(seed=self.knobs['seed'], batch=self.knobs['sample_batch'])
+
+def seconds_of(run, task, ctx):
+    """ About how long a task will take, or None where that is not known: there are few texts, or
+    the task has texts of its own, or costs as much for few. It is done for 2 texts and for k:
+        seconds = s_2 + n (s_k - s_2) / (k - 2)
+    So what it does once is counted once, and a text costs what it costs beside others. """
+    k = min(12, ctx.n // 64)
+    if k < 3 or hasattr(task, 'HAS_OWN_TEXTS') or hasattr(task, 'HAS_FIXED_COST'):
+        return None
+    trial, times = task.measure, 1
+    if hasattr(task, 'generate'):
+        trial, times = task.generate, task.n_generated(ctx)
+
+    seconds = []
+    for m in (2, k):
+        raw = None if ctx.raw is None else ctx.raw[:m]
+        few = replace(ctx, texts=ctx.texts[:m], tokens=ctx.tokens[:m], raw=raw, shown=[], arrays={})
+        began = time.perf_counter()
+        trial(run, few)
+        seconds.append(time.perf_counter() - began)
+    return times * (seconds[0] + ctx.n * max(0.0, seconds[1] - seconds[0]) / (k - 2))
 
 # -----------------------------------------------------------------------------
 # The texts that are measured

@@ -36,6 +36,10 @@ def measure(run, ctx):
     return results
 
 
+def n_generated(ctx):
+    return 3                                   # right, shuffled, null
+
+
 def generate(run, ctx, rows=slice(None), **knobs):
     """ Texts written from these rows. A sweep calls it too. """
     search = dict(rerank=ctx.knobs['rerank'], refine=ctx.knobs['refine'])

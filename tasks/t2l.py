@@ -47,6 +47,10 @@ def measure(run, ctx):
     return results
 
 
+def n_generated(ctx):
+    return ctx.knobs['seeds'] + 2              # and shuffled, null
+
+
 def generate(run, ctx, rows=slice(None), **knobs):
     """ Raw latents made from these rows. A sweep calls it too. """
     return make_latents(run, ctx.tokens[rows], **ctx.sampling | knobs)

@@ -2,7 +2,11 @@
 import contextlib
 import json
 import math
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +19,7 @@ from configurator import help_of, read_knobs
 from diffusion import GaussianLatents, MaskedText
 from evaluate import name_of_results, read_results, read_sweep, write_results
 from model import Model, ModelConfig
-from launch import run_each
+from launch import HANGS, ROOT, run_code, run_each
 from sampling.knobs import DEFAULTS, LATENT_KNOBS, TEXT_KNOBS
 from tasks import common, infill, l2t, scorer, t2l, text, unconditional
 from tasks.common import (Context, chosen_rows, compare, correlations, derangement, describe_texts, enter, ranks, retrieval, word_f1)
@@ -288,6 +292,84 @@ def test_figures_of_other_settings_never_overwrite(tmp_path):
     assert measure(13, draws=16, n=100) == 'nelbo[n=100]'
     found = read_results(path)
     assert (found['nelbo/bound'], found['nelbo[n=20]/bound'], found['nelbo/n']) == (12, 2, 200)
+
+
+def test_two_writers_of_results_keep_what_the_other_wrote(tmp_path, monkeypatch):
+    """ Two evaluations of one run end at once: each reads, adds its task and writes. """
+    code = """
+import os, sys, time
+import evaluate, tasks.nelbo
+from tasks.common import Context
+evaluate.out_dir, evaluate.order = sys.argv[1], 'first'
+read = evaluate.read_results
+def slowly(path):
+    found = read(path)
+    time.sleep(.3)
+    return found
+evaluate.read_results = slowly
+class Run: checkpoint = 'step-1'
+knobs = dict(which='best', seed=0, draws=1)
+pid = os.fork()
+for i in range(3):
+    evaluate.record(Run, Context(knobs, texts=['a']), tasks.nelbo, f'{"child" if pid == 0 else "parent"}{i}', {'n': 1})
+if pid:
+    assert os.waitpid(pid, 0)[1] == 0
+"""
+    result = run_code(code, str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert set(read_results(str(tmp_path / 'results.json'))['meta']) == {f'{who}{i}' for who in ('child', 'parent') for i in range(3)}
+
+    # whether it can be written is seen without touching it
+    from runs.console import check_writable
+    path = tmp_path / 'results.json'
+    before = path.stat()
+    check_writable(str(path))
+    assert path.stat() == before and len(list(tmp_path.iterdir())) == 1
+    path.unlink()
+    removed = []
+    monkeypatch.setattr(os, 'remove', lambda name: removed.append(str(name)) or os.unlink(name))
+    check_writable(str(path))
+    assert removed and str(path) not in removed and not list(tmp_path.iterdir()), 'another process may write it now'
+    with pytest.raises(ValueError, match='no such folder'):
+        check_writable(str(tmp_path / 'nowhere/results.json'))
+    with pytest.raises(ValueError, match='too long'):
+        check_writable(str(tmp_path / ('x' * 300)))
+
+
+def test_no_output_ends_an_evaluation(finished, tmp_path):
+    """ Neither a character that a terminal cannot show, nor a reader that leaves, nor a full disk. Ctrl-C is one line. """
+    out = tmp_path / 'run\u2192'
+    shutil.copytree(finished, out)
+    (out / 'results.json').unlink(missing_ok=True)
+    argv = [sys.executable, str(ROOT / 'evaluate.py'), f'--out_dir={out}', '--device=cpu', '--n=4', '--draws=1', '--steps=2', '--tasks=nelbo,l2t']
+    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONIOENCODING': 'ascii'}
+
+    def evaluate_into(stdout, **kw):
+        (out / 'results.json').unlink(missing_ok=True)
+        return subprocess.Popen(argv, stdout=stdout, stderr=subprocess.PIPE, text=True, env=env, **kw)
+
+    def measured():
+        return list(json.loads((out / 'results.json').read_text())['meta'])
+
+    shown = evaluate_into(subprocess.PIPE)
+    text, err = shown.communicate(timeout=HANGS)
+    assert (shown.returncode, measured()) == (0, ['nelbo', 'l2t']) and r'run\u2192' in text, err
+
+    cut = evaluate_into(subprocess.PIPE)
+    cut.stdout.readline()
+    cut.stdout.close()
+    assert (cut.wait(HANGS), cut.stderr.read(), measured()) == (0, '', ['nelbo', 'l2t'])
+
+    with open('/dev/full', 'w') as full:
+        lost = evaluate_into(full)
+    assert lost.wait(HANGS) == 5 and lost.stderr.read().count('\n') == 1 and measured() == ['nelbo', 'l2t']
+
+    argv[-1:] = ['--tasks=nelbo', '--draws=100000']
+    stopped = evaluate_into(subprocess.PIPE)
+    while 'tasks' not in stopped.stdout.readline():        # it has begun
+        assert stopped.poll() is None
+    stopped.send_signal(signal.SIGINT)
+    assert (stopped.wait(HANGS), stopped.stderr.read()) == (130, 'interrupted\n')
 
 
 def test_broken_results_name_their_file(tmp_path):

@@ -380,6 +380,36 @@ data.prefetch = after_a_signal
     assert json.loads((out / 'preempted.json').read_text())['signal'] == 'SIGTERM'
 
 
+def test_a_hangup_and_a_reader_that_leaves_count_as_a_signal_on_all_ranks_and_the_run_goes_on_bitwise(dataset, finished_by_two, tmp_path):
+    # the terminal closes; under nohup a hangup is ignored at the start, and stays so
+    hung, kept = tmp_path / 'hung', tmp_path / 'kept'
+    job = Job(dataset, hung, ranks=2)
+    nohup = Job(dataset, kept, ranks=2, preexec=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    for one in (job, nohup):
+        one.until('step      5/')
+        one.processes[1].send_signal(signal.SIGHUP)
+    assert job.wait() == [0, 0], job.err()
+    assert nohup.wait() == [0, 0], nohup.err()
+    assert_preempted(hung, 'SIGHUP')
+    assert_same_run(kept, finished_by_two)
+
+    # python train.py | head
+    cut = tmp_path / 'cut'
+    reader, writer = os.pipe()
+    job = Job(dataset, cut, ranks=2, before=SLOW, preexec=lambda: os.dup2(writer, 1))
+    os.close(writer)
+    with open(reader) as lines:
+        assert any('step      5/' in line for line in lines)
+    assert job.wait() == [0, 0] and not job.err(), job.err()
+    assert_preempted(cut, 'SIGPIPE')
+
+    # a disk that is full under the output loses lines, not the run
+    jobs = [Job(dataset, hung, ranks=2), Job(dataset, cut, ranks=2, preexec=lambda: os.dup2(os.open('/dev/full', os.O_WRONLY), 1))]
+    for out, one in zip((hung, cut), jobs):
+        assert one.wait() == [0, 0], one.err()
+        assert_same_run(out, finished_by_two)
+
+
 def test_fault_12_one_rank_dies(dataset, tmp_path):
     args = ['--max_iters=100000', '--eval_interval=1000000']
     job = Job(dataset, tmp_path / 'direct', *args, ranks=2)

@@ -205,7 +205,7 @@ def test_a_progress_bar_counts_every_row_where_a_call_reads_fewer(loaded, monkey
 
         def update(self, n):
             self.n += n
-    monkeypatch.setattr(denoise, 'tqdm', Bar)
+    monkeypatch.setattr(denoise, 'progress_bar', Bar)
     z, tokens = some_latents(loaded), torch.full((3, loaded.L), 5)
     quick = dict(batch=batch, steps=2, latent_steps=2)
     directions.l2t(loaded, z, sampler='ancestral', **quick)
