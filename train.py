@@ -367,7 +367,8 @@ stop_signal = 0                                            # what all processes 
 log = StepLog(out_dir, device, max_iters, rows_of, config, wandb_id)
 batches = prefetch(micro_batches(state.step), device)
 stage = net = None
-streak, is_late = 0, False              # skips in a row at the last save; it has waited for their end
+# skips in a row at the last save, and whether a save has waited for their end
+streak, is_late = 0, False
 model.train()
 while True:
     # ---- evaluate, save and stop; a state at step 0 counts as evaluated and saved
@@ -378,7 +379,7 @@ while True:
         streak, is_late = check_streak(), False
         best_before = state.best_val
         is_best = not stop_signal and evaluate()
-        stop_signal = all_reduce_max(console.signal_seen)          # one may have come meanwhile
+        stop_signal = all_reduce_max(console.signal_seen)  # one may have come meanwhile
         # not while steps are skipped, or the good checkpoints would rotate away; at the end all
         # the same: a skip moved nothing
         is_saved = (not streak or at_end or stop_signal) and save(is_best)

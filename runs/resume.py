@@ -292,7 +292,8 @@ def jumps_of_rate(old, new, step):
         bases = knobs['learning_rate'], knobs['muon_lr'] or knobs['learning_rate']
         return [base * lr_factor(knobs, step) for base in bases]
 
-    changes = [f'{name} {old[name]} -> {new[name]}' for name in RATE_KNOBS if old[name] != new[name]]
+    changes = [f'{name} {old[name]} -> {new[name]}'
+               for name in RATE_KNOBS if old[name] != new[name]]
     lines = []
     for was, before, now in zip(rates(old, step - 1), rates(new, step - 1), rates(new, step)):
         # the schedule itself goes from `before` to `now`; the knobs move it by more than that
