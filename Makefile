@@ -1,7 +1,8 @@
 # make quickstart   makes the environment, installs, then prepares, trains, samples and evaluates:
 #                   the main job from end to end, on a CPU
 # make test         makes the environment, installs, runs all tests
-# make gpu          the same, then the tests that need a card, and how fast our configs train there
+# make gpu          the same, then the tests on a card, its losses beside the CPU's, and how fast our
+#                   configs train there; without a card it fails
 # make clean        removes the environment, and the data and the run of the quickstart
 #
 # With another interpreter, or in another place: make test PYTHON=python3.12 VENV=/some/where
@@ -22,8 +23,8 @@ test: $(VENV)/installed
 
 gpu: $(VENV)/installed
 	$(PY) -m pip install --disable-pip-version-check --quiet -r tests/requirements.txt
-	$(PY) -m pytest -q tests/test_cuda.py
-	$(PY) bench.py --what=gpu
+	NANOLDLM_NEEDS_CUDA=1 $(PY) -m pytest -q tests/test_cuda.py
+	$(PY) bench.py --what=gpu --device=cuda
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)

@@ -419,11 +419,8 @@ while True:
     for opt, rate in optimizers:
         for group in opt.param_groups:
             group['lr'] = rate * lr_factor(config, state.step)
-        if isinstance(opt, torch.optim.AdamW):
-            opt.found_inf = bad                      # the fused kernel then leaves everything alone
-            opt.step()
-        elif not bad.item():                               # Muon has no such switch: one sync
-            opt.step()
+        opt.found_inf = bad                                # read on the device: nothing waits
+        opt.step()
         opt.zero_grad(set_to_none=True)
     state.skipped += bad
     state.streak = (state.streak + 1) * bad
@@ -435,8 +432,9 @@ while True:
         with torch.no_grad():                              # else autograd's graph would grow
             d = min(ema_decay, (1 + state.step) / (10 + state.step))
             weight = (1 - d) * (1 - bad)
-            for average, parameter in zip(state.ema, state.parameters):
-                average.lerp_(parameter, weight)
+            ahead = torch._foreach_sub(state.parameters, state.ema)
+            torch._foreach_mul_(ahead, weight)
+            torch._foreach_add_(state.ema, ahead)
 
     # ---- log: no line spans two stages
     log.add(state.step, bad, loss, norm, losses, sums)

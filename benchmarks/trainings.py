@@ -46,12 +46,13 @@ def compare(sides, unit, rounds):
     return medians
 
 
-def log_of(arguments, max_iters):
-    """ The lines {field: value} that a training logs of its steps, without the first one. """
+def log_of(arguments, max_iters, *last):
+    """ The lines {field: value} of the log of a training: of its steps and evaluations. last: what
+    wins over the intervals that are given here. """
     with tempfile.TemporaryDirectory() as out_dir:
         sys.argv = ['train.py', *arguments, f'--out_dir={out_dir}', f'--max_iters={max_iters}',
                     '--eval_interval=1000000', '--eval_iters=1',
-                    f'--log_interval={max(1, max_iters // 4)}']
+                    f'--log_interval={max(1, max_iters // 4)}', *last]
         try:
             with open(os.devnull, 'w') as nowhere, contextlib.redirect_stdout(nowhere):
                 runpy.run_path(str(ROOT / 'train.py'), run_name='__main__')
@@ -61,7 +62,11 @@ def log_of(arguments, max_iters):
             torch._dynamo.reset()
 
         with open(os.path.join(out_dir, 'training_log.jsonl')) as f:
-            entries = [json.loads(line) for line in f]
+            return [json.loads(line) for line in f]
+
+
+def timed(entries):
+    """ The lines of steps but the first one: the first steps are slower. """
     return [entry for entry in entries if 'tokens_per_s' in entry][1:]
 
 
@@ -72,7 +77,7 @@ def run(knobs):
 
     def side(line):
         def measure():
-            entries = log_of(line.split(), knobs.max_iters)
+            entries = timed(log_of(line.split(), knobs.max_iters))
             return statistics.median(entry['tokens_per_s'] for entry in entries)
         return measure
     lines = [line.strip() for line in knobs.lines.split('|')]

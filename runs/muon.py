@@ -75,8 +75,10 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(self, params, lr, weight_decay=0.1, iterations=0, dtype=torch.bfloat16):
         """ iterations: 0: the five of torch.optim.Muon; n: the first n of Polar Express. dtype: of
-        the matrix products; torch.optim.Muon has bfloat16. """
+        the matrix products; torch.optim.Muon has bfloat16. found_inf: (), on the parameters'
+        device; where it is 1, step() moves nothing. As in fused AdamW, the host does not wait. """
         self.dtype = dtype
+        self.found_inf = torch.zeros(())
         self.coefficients = POLAR_EXPRESS[:iterations] if iterations else OF_TORCH
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay))
 
@@ -91,22 +93,26 @@ class Muon(torch.optim.Optimizer):
                 self.step_of_shape(parameters, max(shape), group['lr'], group['weight_decay'])
 
     def step_of_shape(self, parameters, longer_side, lr, weight_decay):
-        # the momentum
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter]['momentum_buffer'] = torch.zeros_like(parameter)
-        gradients = [parameter.grad for parameter in parameters]
-        momenta = [self.state[parameter]['momentum_buffer'] for parameter in parameters]
-        torch._foreach_lerp_(momenta, gradients, 1 - MOMENTUM)
+        buffers = [self.state[parameter]['momentum_buffer'] for parameter in parameters]
+        is_bad = self.found_inf > 0
+
+        # the momentum
+        gradients = torch.stack([parameter.grad for parameter in parameters])
+        momenta = torch.stack(buffers)
+        momenta = torch.where(is_bad, momenta, momenta.lerp(gradients, 1 - MOMENTUM))
+        torch._foreach_copy_(buffers, list(momenta))
 
         # the updates: this process's share, then all
         share = share_of(len(parameters))
-        looked_ahead = torch._foreach_lerp([gradients[i] for i in share],
-                                           [momenta[i] for i in share], MOMENTUM)
-        mine = newton_schulz(torch.stack(looked_ahead), self.coefficients, self.dtype)
-        updates = gather_shares(mine, len(parameters))
+        looked_ahead = gradients.lerp(momenta, MOMENTUM)
+        mine = newton_schulz(torch.stack([looked_ahead[i] for i in share]), self.coefficients,
+                             self.dtype)
+        updates = gather_shares(mine, len(parameters)).float().contiguous()
 
         # the step
-        torch._foreach_mul_(parameters, 1 - lr * weight_decay)
-        torch._foreach_add_(parameters, list(updates.float().contiguous()),
+        torch._foreach_mul_(parameters, torch.where(is_bad, 1.0, 1 - lr * weight_decay))
+        torch._foreach_add_(parameters, list(torch.where(is_bad, 0.0, updates)),
                             alpha=-lr * 0.2 * longer_side ** 0.5)

@@ -32,6 +32,22 @@ def every_global_generator_is_seeded(request):
     torch.manual_seed(number)
 
 
+NEEDS_CUDA = bool(os.environ.get('NANOLDLM_NEEDS_CUDA'))     # make gpu: a part in which nothing ran has failed
+
+
+def pytest_configure(config):
+    if NEEDS_CUDA and not torch.cuda.is_available():
+        raise pytest.UsageError('no CUDA device: torch finds none on this machine, so the tests that need one cannot run')
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if NEEDS_CUDA and report.skipped:
+        report.outcome, report.longrepr = 'failed', f'skipped, where a CUDA device is needed: {report.longrepr[2]}'
+    return report
+
+
 @pytest.fixture(autouse=True)
 def no_process_outlives_its_test():
     yield

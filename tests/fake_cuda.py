@@ -29,7 +29,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 def load_guard(path):
-    """ guard.cpp, as test_cuda.py has built it: before torch. """
+    """ guard.cpp, as test_fake_cuda.py has built it: before torch. """
     folder = os.path.dirname(importlib.util.find_spec('torch').origin)
     ctypes.CDLL(os.path.join(folder, 'lib', 'libtorch_cpu.so'), ctypes.RTLD_GLOBAL)
     ctypes.CDLL(path)
@@ -55,7 +55,7 @@ MAY_MIX = INDEXING | COPIES | {'lift_fresh'}
 
 
 def place():
-    """ Who asks: 'loss.py Loss.validate', or of a script's own lines 'train.py: elif not bad.item():'. """
+    """ Who asks: 'loss.py Loss.validate', or of a script's own lines 'train.py: model = ...'. """
     frame = sys._getframe()
     while frame:
         path = frame.f_code.co_filename

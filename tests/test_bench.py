@@ -29,8 +29,8 @@ runpy.run_path('bench.py', run_name='__main__')
     return result.returncode, result.stdout, result.stderr
 
 
-def run_code(code):
-    return subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, timeout=HANGS)
+def run_code(code, *args):
+    return subprocess.run([sys.executable, '-c', code, *map(str, args)], cwd=ROOT, capture_output=True, text=True, timeout=HANGS)
 
 
 def test_step_compares_what_is_there_and_names_what_is_not(tmp_path):
@@ -77,6 +77,102 @@ def test_our_configs_train_on_random_data_of_their_shape(tmp_path):
     tokens, latents = data.rows(range(20))
     assert tokens.shape == (20, 12) and latents.shape == (20, 1, 5) and data.tokenizer.vocab_size == 50_258
     assert (tokens[:, -1] == data.tokenizer.eos).all() and tokens[:, :-1].max() > 40_000 and 0.7 < latents.std() < 1.3
+
+
+BREAKS = """
+import json, sys
+from contextlib import nullcontext
+from unittest.mock import patch
+import torch
+import model as m
+from benchmarks.agreement import SETS, difference, numbers
+
+mask, attention, embed, angles, groups = m.causal_mask, m.attention, m.Model.embed_inputs, m.rotary_angles, m.Model.parameter_groups
+
+def prefix_of(K, L):
+    return torch.arange(K + L) < K
+
+def without(name):
+    return patch.object(m.Model, 'parameter_groups', lambda self: {**groups(self), name: groups(self)[name][:1]})
+
+breaks = {
+    'nothing': nullcontext(),
+    'causal rows see the future': patch.object(m, 'causal_mask', lambda K, L: torch.ones(K + L, K + L, dtype=torch.bool)),
+    'causal rows see one token ahead': patch.object(
+        m, 'causal_mask', lambda K, L: torch.ones(K + L, K + L, dtype=torch.bool).tril(1) | prefix_of(K, L)),
+    'the prefix sees the text': patch.object(m, 'causal_mask', lambda K, L: mask(K, L) | prefix_of(K, L)[:, None]),
+    'attention returns 0': patch.object(m, 'attention', lambda *of: 0 * attention(*of)),
+    'the clock of latents': patch.object(m.Model, 'embed_inputs', lambda self, x, z, t, s: embed(self, x, z, t, 0 * s)),
+    'the clock of text': patch.object(m.Model, 'embed_inputs', lambda self, x, z, t, s: embed(self, x, z, 0 * t, s)),
+    'rotary positions by one': patch.object(m, 'rotary_angles', lambda L, d: angles(L + 1, d)[1:]),
+    'vectors stay': without('vectors'),
+    'matrices stay': without('matrices'),
+    'embeddings and heads stay': without('embeddings_and_heads')}
+found, folder = {}, sys.argv[1]                           # a training changes sys.argv
+torch.set_num_threads(1)
+right = numbers(folder, [*SETS['four modes'], '--device=cpu', '--dtype=float32'])
+for name, broken in breaks.items():
+    with broken:
+        found[name] = difference(right, numbers(folder, [*SETS['four modes'], '--device=cpu', '--dtype=float32']))[0]
+    torch.set_num_threads(2)                               # after the first: another order of sums
+found['bfloat16'] = difference(right, numbers(folder, [*SETS['four modes'], '--device=cpu', '--dtype=bfloat16']))[0]
+print('FOUND' + json.dumps(found))
+"""
+
+
+def test_a_device_that_computes_something_else_differs_from_the_cpu_and_an_honest_one_does_not(tmp_path):
+    """ Each break differs by ten times the tolerance, an honest training by a tenth of it. """
+    from benchmarks.agreement import TOLERANCE
+    result = run_code(BREAKS, tmp_path)
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout.split('FOUND')[1])
+    assert found.pop('nothing') < TOLERANCE['float32'] / 10
+    assert found.pop('bfloat16') < TOLERANCE['bfloat16'] / 5
+    assert min(found.values()) > 10 * TOLERANCE['float32'], found
+    for name in ('attention returns 0', 'the clock of latents', 'embeddings and heads stay', 'matrices stay'):
+        assert found[name] > TOLERANCE['bfloat16'], name
+
+
+def test_what_is_not_finite_or_missing_is_a_difference():
+    from benchmarks.agreement import difference
+    assert difference({(1, 'loss'): 2.0}, {(1, 'loss'): 2.5}) == (.2, 'loss of step 1')
+    assert difference({(1, 'loss'): 2.0}, {(1, 'loss'): float('nan')})[0] == float('inf')
+    assert difference({(1, 'loss'): 2.0}, {})[0] == difference({}, {})[0] == float('inf')
+
+
+def test_a_timed_training_that_skips_diverges_or_differs_is_a_row_that_fails_and_exit_code_1():
+    """ Three steps without a finite loss; then all of them, which ends train.py; then a card that differs. """
+    code = """
+import sys, torch
+import benchmarks.gpu as gpu
+import loss
+from types import SimpleNamespace
+of_steps, n_bad = loss.Loss.text_loss, [0]
+
+def text_loss(self, hidden, batch):
+    found = of_steps(self, hidden, batch)
+    n_bad[0] -= 1
+    return {**found, 'text_loss': found['text_loss'] * float('nan')} if n_bad[0] >= 0 else found
+
+loss.Loss.text_loss = text_loss
+gpu.LATENT_DIMS = {'quickstart': 512}
+knobs = SimpleNamespace(device='cpu', max_iters=12)
+for bad, wrong in ((0, []), (3, []), (99, []), (0, ['four modes, float32'])):
+    gpu.disagreements = lambda *of, **more: list(wrong)
+    n_bad[0] = bad
+    try:
+        gpu.run(knobs)
+        print('CODE 0')
+    except SystemExit as end:
+        print('CODE', end.code)
+    torch.set_num_threads(1)
+"""
+    result = run_code(code)
+    first, skipped, stopped, differs = result.stdout.split('CODE')[:4]
+    assert result.stdout.split('CODE ')[1:] and [part.split()[0] for part in result.stdout.split('CODE ')[1:]] == ['0', '1', '1', '1'], result
+    assert 'FAILED' not in first and 'quickstart eager' in first
+    assert '3 steps skipped' in skipped and 'exit code 3' in stopped and 'FAILED' not in differs
+    assert '1 rows above failed: four modes, float32' in result.stderr
 
 
 @pytest.mark.parametrize('side', ['ours', 'bert', 'gpt'])

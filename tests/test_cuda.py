@@ -1,273 +1,250 @@
-""" The scripts on a CUDA device that is not there (fake_cuda.py): may all tensors meet that do, for what does the host wait, is anything
-float64, and are losses and samples those of the CPU? """
-import importlib.util
-import json
-import os
-import re
-import shutil
-import subprocess
+"""
+What a device computes, by promises that need no second device. Each test runs on the CPU, and on a card where there is one; `make gpu`
+sets NANOLDLM_NEEDS_CUDA, and then a test that is skipped has failed (conftest.py). Speed, and losses beside the CPU's, are bench.py's.
+"""
+import contextlib
+import io
+import runpy
 import sys
+import warnings
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from launch import HANGS, ROOT, log
+from diffusion import GaussianLatents, MaskedText, mode_shares
+from launch import ROOT, TINY, run_code
+from loss import BatchMaker, Loss
+from model import Model, ModelConfig, attention, attention_of_rows, attention_with_prefix, causal_mask
+from runs.muon import Muon
+from sampling.left_to_right import LeftToRight
+from sampling.writing import blank, write
 
-PINNED = re.search(r'^torch==(\S+)', (ROOT / 'requirements.txt').read_text(), re.MULTILINE)[1]
-pytestmark = [
-    pytest.mark.skipif(sys.platform != 'linux' or not shutil.which('g++'), reason='builds guard.cpp: needs Linux and g++'),
-    pytest.mark.skipif(torch.__version__.partition('+')[0] != PINNED, reason=f'replaces internals of torch {PINNED}'),
-    pytest.mark.skipif(torch.version.cuda is not None, reason='a torch with CUDA has guards of its own: needs the one for CPUs')]
-
-# ---- the fake device itself: what a GPU would refuse, what it would wait for, and what it would not
-
-X = 'x = torch.ones(3, device="cuda"); '
-REFUSED = {'x + torch.ones(3)': 'same device',
-           'torch.rand(3, device="cuda", generator=torch.Generator().manual_seed(0))': 'cuda generator',
-           'torch.rand(3, generator=torch.Generator("cuda").manual_seed(0))': 'cpu generator'}
-WAITED_FOR = ['float(x[0])', 'x.nonzero()', 'x[x > 0]', 'x.cpu()', 'x.tolist()', 'torch.ones(3).to("cuda")', 'x[torch.tensor([0])]',
-              'torch.tensor([1.], device="cuda")', 'x[x.long()[:1]] = 2.', 'torch.where(torch.tensor(True), x, 0)', 'x.copy_(torch.ones(3))',
-              'x[0] = 2.']
-FREE = ['x + torch.ones(())', 'torch.ones(3).to("cuda", non_blocking=True)', 'torch.where(x > 0, x, 0)', 'x.median()',
-        'x.index_select(0, x.long()[:1])', 'torch.full((3,), 2., device="cuda")']
-LINES = [*REFUSED, *WAITED_FOR, *FREE, 'x.double()']
-
-# ---- trainings
-
-STEPS = 2
-TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8', f'--max_iters={STEPS}', '--log_interval=2',
-        '--eval_interval=2', '--eval_iters=1', '--warmup_iters=1', '--dropout=0.1', '--learning_rate=0.1',
-        '--ema_decay=0.5']
-TEXT = ['--streams=text,', '--mode=unconditional']
-
-OPTION_SETS = {
-    'adamw': [],
-    'muon': ['--optimizer=muon'],
-    'three modes': ['--mode=unconditional+l2t+t2l'],
-    't2l': ['--mode=t2l'],
-    'unconditional': ['--mode=unconditional'],
-    'l2t+causal by Muon': ['--mode=l2t+causal', '--optimizer=muon'],
-    'four modes': ['--mode=unconditional+l2t+t2l+causal'],
-    'causal': ['--mode=causal', '--text_clock=false'],
-    'importance freq': ['--importance=freq', '--masking=proportional', '--curriculum=true'],
-    'importance learned': ['--importance=learned', '--masking=balanced'],
-    'importance hybrid': ['--importance=hybrid', '--masking=inverse', '--curriculum=true'],
-    'gidd': [*TEXT, '--text_process=gidd', '--text_loss_weight=dynamic'],
-    'hdlm': ['--text_process=hdlm', '--clusters=8', '--hdlm_xi=0.9'],
-    'ar': ['--streams=text,', '--mode=causal', '--text_clock=false'],
-    'mode and length schedules': ['--mode=l2t:1,l2t+causal', '--length_schedule=16:1,32'],
-    'no EMA, no guard': ['--ema_decay=0', '--guard=0', '--global_batch=16'],
-    'predict_length=False': [*TEXT, '--predict_length=false', '--text_clock=false', '--seq_len=12'],
-    'latents alone': ['--streams=latent,', '--mode=unconditional', '--latent_target=x0'],
-    'flow in float32': ['--mode=unconditional+l2t+t2l', '--latent_schedule=rf', '--latent_target=flow', '--dtype=float32'],
-}
-
-# what may wait, and when
-BEGIN = {'train.py: live = train_data.live.to(device) if train_data.latent_shape else None',
-         'train.py: model = processes.add_modules(Model(model_config), config).to(device)',
-         'train.py: model.importance.rarity.copy_(adaptive.rarity)', 'runs/resume.py fill'}
-A_LOG_LINE = {'train.py report', 'runs/log.py StepLog.report', 'train.py check_streak'}
-AN_EVALUATION = {'loss.py Loss.validate', 'diffusion.py sum_over_texts'}
-A_CHECKPOINT = {'runs/resume.py State.save', 'runs/checkpoint.py save', 'runs/checkpoint.py write_files'}
-NOW_AND_THEN = BEGIN | A_LOG_LINE | AN_EVALUATION | A_CHECKPOINT
-
-# a step waits for these alone: AdamW's kernel reads the guard's flag on the device, Muon has no such switch; the device alone knows
-# what is masked by an importance that a network learns
-MUON = 'train.py: elif not bad.item():'
-LEARNED = {'processes/adaptive.py AdaptiveBatchMaker.mask_by', 'processes/adaptive.py Adaptive.emphasis', 'diffusion.py positions_of'}
-OF_STEPS = {'muon': {MUON}, 'l2t+causal by Muon': {MUON}, 'importance learned': LEARNED, 'importance hybrid': LEARNED}
-OF_BEGIN = {'hdlm': {'runs/resume.py resume_or_begin', 'processes/__init__.py after_loading', 'processes/hdlm.py HDLM.cluster_of'}}
+needs_card = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+DEVICES = ['cpu', pytest.param('cuda', marks=needs_card)]
+on_each_device = pytest.mark.parametrize('device', DEVICES)
+B, L, N, D, V = 6, 12, 2, 6, 20
 
 
-@pytest.fixture(scope='module')
-def fake_cuda(tmp_path_factory):
-    """ A function: what fake_cuda.py finds in commands [script, *args], one after the other in one process. """
-    folder = os.path.dirname(importlib.util.find_spec('torch').origin)
-    guard = tmp_path_factory.mktemp('guard') / 'guard.so'
-    subprocess.run(['g++', '-std=c++20', '-shared', '-fPIC', f'-I{folder}/include', ROOT / 'tests' / 'guard.cpp',
-                    f'-L{folder}/lib', '-ltorch_cpu', '-lc10', '-o', guard], check=True)
-
-    def execute(kind, commands):
-        result = subprocess.run([sys.executable, ROOT / 'tests' / 'fake_cuda.py', guard, kind], capture_output=True, text=True,
-                                input=json.dumps([list(map(str, command)) for command in commands]), timeout=HANGS)
-        assert 'FOUND' in result.stdout, result.stderr
-        return json.loads(result.stdout.split('FOUND')[1])
-    return execute
+@pytest.fixture(autouse=True)
+def whole_float32_products():
+    """ Not rounded to TF32, whatever a script has set in this process. """
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision('highest')
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
-@pytest.fixture(scope='module')
-def on_shapes(fake_cuda, dataset, tmp_path_factory):
-    """ {option set, or a line of LINES: what is found}, on tensors without values. """
-    out = tmp_path_factory.mktemp('shapes')
-    commands = {name: ['train.py', f'--dataset={dataset}', f'--out_dir={out}/{i}', '--device=cuda', *TINY, *args]
-                for i, (name, args) in enumerate(OPTION_SETS.items())}
-    commands |= {line: ['-c', X + line] for line in LINES}
-    return dict(zip(commands, fake_cuda('shapes', commands.values())))
+def network(device, **more):
+    torch.manual_seed(0)
+    shape = dict(latent_dim=D, n_latents=N, latent_tokens=3, depth=3, heads=2, width=32, latent_width=16)
+    model = Model(ModelConfig(vocab_size=V, seq_len=L, **{**shape, **more}))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(.3 * torch.randn(p.shape))
+    return model.to(device).eval()
 
 
-@pytest.mark.parametrize('name', OPTION_SETS)
-def test_a_training_meets_no_tensor_of_another_device_and_waits_for_what_it_may(on_shapes, name):
-    found = on_shapes[name]
-    assert found['code'] == 0, found['err'][-3000:]
-    waits = found['waits']
-    assert set(waits) <= NOW_AND_THEN | OF_BEGIN.get(name, set()) | OF_STEPS.get(name, set())
-    assert waits.get(MUON, 0) == (STEPS if MUON in OF_STEPS.get(name, ()) else 0)
-    assert not found['float64'], 'a device without float64 could not train this'
+def inputs(device):
+    g = torch.Generator().manual_seed(1)
+    found = (torch.randint(V, (B, L), generator=g), torch.randn(B, N, D, generator=g), torch.rand(B, generator=g), torch.rand(B, generator=g))
+    return [x.to(device) for x in found]
 
 
-def test_every_wait_that_is_allowed_happens(on_shapes):
-    """ Else a list above would be stale. (Tensors without values are not saved.) """
-    found = {place for name in OPTION_SETS for place in on_shapes[name]['waits']}
-    allowed = NOW_AND_THEN - A_CHECKPOINT | {'runs/resume.py State.save'}
-    assert found == allowed.union(*OF_STEPS.values(), *OF_BEGIN.values())
+# ---- attention and its masks
+
+@on_each_device
+@pytest.mark.parametrize('n_causal', [1, 4, B])
+def test_a_causal_row_sees_no_later_token_and_its_latents_no_text(device, n_causal):
+    model, (x, z, t, s) = network(device), inputs(device)
+    with torch.no_grad():
+        logits, latents = model(x, z, t, s, n_causal=n_causal)
+        for j in (0, 5, L - 1):
+            changed = x.clone()
+            changed[:, j] = (x[:, j] + 1) % V
+            other, other_latents = model(changed, z, t, s, n_causal=n_causal)
+            causal, full = (logits - other).abs().amax(2).split([B - n_causal, n_causal])[::-1]
+            assert (causal[:, :j + 1] < 1e-5).all(), 'position j predicts token j'
+            assert j == L - 1 or (causal[:, j + 1] > 1e-3).all(), 'the next one reads it'
+            assert (full > 1e-4).all(), 'a row that is not causal reads it everywhere'
+            of_latents = (latents - other_latents).abs().amax((1, 2))
+            assert (of_latents[B - n_causal:] < 1e-5).all() and (of_latents[:B - n_causal] > 1e-4).all()
 
 
-# ---- the values: trainings, samples and figures of a device that keeps them, and of the CPU
-
-VALUED = ['three modes', 'four modes', 'importance freq', 'importance hybrid', 'gidd', 'hdlm', 'causal', 'predict_length=False']
-RESUMED = 'four modes'
-
-SAY = '--text=a red man runs near the park'
-L2T = [SAY, '--mode=l2t', '--num_samples=2']
-# (what, of which run, sample.py's arguments); those with steps are asked for 2 and for 4
-STEPWISE = [(' '.join(['l2t', name, *more]), RESUMED, [*L2T, f'--sampler={name}', *more]) for name, *more in (
-    ('ancestral', '--guidance=2'), ('cached',), ('first_hitting', '--nucleus=0.9'), ('confidence', '--guidance=2'), ('remdm',), ('dfm',),
-    ('confidence', '--score=margin', '--end_penalty=1'), ('reparam', '--repeat_cap=0.2'))]
-STEPWISE += [(f'joint, {name}', RESUMED, ['--mode=unconditional', f'--sampler={name}']) for name in ('ancestral', 'remdm')]
-STEPWISE += [('infill', RESUMED, ['--text=a red [MASK] runs near the [MASK:3]', '--mode=infill']),
-             ('by importance', 'importance hybrid', [*L2T, '--sampler=confidence', '--by_importance=true', '--prefer=uncertain']),
-             ('length', 'predict_length=False', ['--num_samples=2']),
-             ('gidd', 'gidd', ['--num_samples=2'])]
-OTHERS = [(f't2l, {name}', RESUMED, [SAY, '--mode=t2l', f'--solver={name}', '--latent_steps=3', '--guidance=2'])
-          for name in ('ddim', 'heun', 'ancestral')]
-OTHERS += [('t2l of x0', 'three modes', [SAY, '--mode=t2l', '--latent_steps=3']),
-           ('autoregressive', RESUMED, L2T),
-           ('autoregressive alone', 'causal', L2T),
-           ('continued', 'causal', ['--text=a red man runs [MASK:*]', '--mode=infill']),
-           ('search', RESUMED, [SAY, '--rerank=2', '--refine=1', '--steps=3']),
-           ('blocks', RESUMED, [*L2T, '--sampler=ancestral', '--block_size=8', '--steps=6']),
-           ('t2l2t', RESUMED, [SAY, '--mode=t2l2t', '--latent_steps=3', '--steps=3']),
-           ('embed', RESUMED, [SAY, '--mode=embed']),
-           ('corrected', 'gidd', ['--steps=3', '--self_correct=2']),
-           ('hdlm', 'hdlm', [*L2T, '--steps=3'])]
-SAMPLES = [(f'{what}, {n} steps', run, [*args, f'--steps={n}']) for what, run, args in STEPWISE for n in (2, 4)] + OTHERS
-
-# tasks whose figures are functions of the weights, and tasks that sample
-FIGURES = [(RESUMED, 'nelbo,orders'), ('three modes', 'nelbo'), ('importance freq', 'importance'),
-           ('importance hybrid', 'importance'), ('gidd', 'nelbo'), ('hdlm', 'nelbo'), ('causal', 'nelbo'), ('predict_length=False', 'nelbo')]
-TASKS = [(RESUMED, 'l2t,t2l,infill,unconditional'), ('gidd', 'self_correction')]
-
-# what sampling may wait for, once a batch: the weights and the texts on their way, and the results
-A_BATCH = {'runs/checkpoint.py load_model', 'sampling/loading.py load_run', 'sampling/writing.py write', 'sampling/denoise.py make_denoise',
-           'samplers.py init_state', 'sampling/directions.py t2l', 'sampling/directions.py unconditional'}
+def attention_by_equation(q, k, v, mask):
+    """ softmax(q k' / sqrt(d)) v in float64 on the CPU. """
+    q, k, v = (x.detach().cpu().double().requires_grad_() for x in (q, k, v))
+    scores = q @ k.mT / q.shape[-1] ** .5
+    out = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v
+    return out, torch.autograd.grad(out.square().sum(), (q, k, v))
 
 
-@pytest.fixture(scope='module')
-def on_values(fake_cuda, dataset, tmp_path_factory):
-    """ {(script, what, device): what is found}, and the folder with the runs. """
-    folder = tmp_path_factory.mktemp('values')
-    commands = {}
-    for device in ('cpu', 'cuda'):
-        def of(name, device=device):
-            return f'--out_dir={folder}/{device}/{VALUED.index(name)}'
-        common = [f'--device={device}', '--dtype=float32']
-        for name in VALUED:
-            train = ['train.py', f'--dataset={dataset}', of(name), *common, *TINY, *OPTION_SETS[name]]
-            commands['train', name, device] = train
-        commands['resume', RESUMED, device] = [*commands['train', RESUMED, device], f'--max_iters={2 * STEPS}']
-
-        # the same weights for both devices
-        for i, (what, name, args) in enumerate(SAMPLES):
-            if '--mode=t2l' in args or '--mode=embed' in args:
-                args = [*args, f'--save={folder}/{device}/{i}.npy']
-            commands['sample', what, device] = ['sample.py', of(name, 'cpu'), *common, *args]
-        for name, tasks in FIGURES + (TASKS if device == 'cuda' else []):
-            commands['evaluate', f'{name}: {tasks}', device] = [
-                'evaluate.py', of(name), *common, f'--dataset={dataset}', f'--tasks={tasks}', '--n=2', '--draws=2', '--steps=2',
-                '--latent_steps=2', '--seeds=1', '--n_orders=1']
-    for line in LINES:
-        commands['-c', line, 'cuda'] = ['-c', X + line]
-    return dict(zip(commands, fake_cuda('values', commands.values()))), folder
+def close_to_the_equation(q, k, v, mask, compute, tolerance):
+    """ Output and gradients of compute(q, k, v), each relative to its own size. """
+    inputs = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = compute(*inputs)
+    gradients = torch.autograd.grad(out.float().square().sum(), inputs)
+    expected, expected_gradients = attention_by_equation(q, k, v, mask)
+    for a, b in zip((out, *gradients), (expected, *expected_gradients)):
+        assert (a.detach().cpu().double() - b.detach()).norm() < tolerance * b.norm()
 
 
-def found_of(on_values, script):
-    """ {what: found on the CPU, found on CUDA}. """
-    found, _ = on_values
-    return {what: (found[kind, what, 'cpu'], found[kind, what, 'cuda']) for kind, what, device in found
-            if kind == script and device == 'cpu'}
+@on_each_device
+@pytest.mark.parametrize('K', [0, 1, 5])
+@pytest.mark.parametrize('dtype, tolerance', [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_attention_of_rows_and_with_a_prefix_is_the_dense_mask_forward_and_backward(device, K, dtype, tolerance):
+    q, k, v = torch.randn(3, 4, 2, K + L, 16).to(device, dtype)
+    mask = causal_mask(K, L)
+    close_to_the_equation(q, k, v, mask, lambda *qkv: attention_with_prefix(*qkv, K), tolerance)
+    for n_causal in (0, 1, 4):
+        of_rows = mask | (torch.arange(4) < 4 - n_causal)[:, None, None, None]
+        close_to_the_equation(q, k, v, of_rows, lambda *qkv: attention_of_rows(*qkv, K, n_causal), tolerance)
+    with pytest.raises(AssertionError):                    # the equation tells two masks apart
+        close_to_the_equation(q, k, v, causal_mask(K, L).tril(-1) | torch.eye(K + L, dtype=torch.bool),
+                              lambda *qkv: attention(*qkv), tolerance)
 
 
-def close(a, b):
-    """ Equal to 1e-4, or so small that float32 has no digits of it. """
-    return abs(a - b) <= 1e-4 * max(abs(a), abs(b), 0.1)
+KERNELS = [('cpu', SDPBackend.FLASH_ATTENTION), ('cpu', SDPBackend.MATH)]
+KERNELS += [pytest.param('cuda', kernel, marks=needs_card)
+            for kernel in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)]
 
 
-def numbers_of(value):
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list):
-        return [number for part in value for number in numbers_of(part)]
-    return [value] if isinstance(value, (int, float)) else []
+@pytest.mark.parametrize('device, kernel', KERNELS)
+@pytest.mark.parametrize('is_causal', [False, True])
+def test_each_kernel_of_attention_is_the_equation_forward_and_backward(device, kernel, is_causal):
+    q, k, v = torch.randn(3, 2, 2, 80, 32).to(device, torch.bfloat16)
+    mask = torch.ones(80, 80, dtype=torch.bool)
+    with sdpa_kernel(kernel):
+        close_to_the_equation(q, k, v, mask.tril() if is_causal else mask,
+                              lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=is_causal), 2e-2)
 
 
-def test_losses_are_those_of_the_cpu_also_after_a_resume(on_values):
-    _, folder = on_values
-    for script in ('train', 'resume'):
-        for name, (cpu, cuda) in found_of(on_values, script).items():
-            assert cpu['code'] == cuda['code'] == 0, (name, cpu['err'], cuda['err'])
-    for i, name in enumerate(VALUED):
-        cpu, cuda = log(folder / 'cpu' / str(i)), log(folder / 'cuda' / str(i))
-        assert cpu.keys() == cuda.keys() and len(cpu) == (4 if name == RESUMED else 2)
-        for step in cpu:
-            a, b = numbers_of(cpu[step]), numbers_of(cuda[step])
-            assert len(a) == len(b) and all(map(close, a, b)), (name, cpu[step], cuda[step])
+# ---- writing
+
+@on_each_device
+def test_the_tokens_that_are_written_with_a_cache_are_the_likeliest_of_the_whole_network(device):
+    model, (_, z, _, _) = network(device), inputs(device)
+    with torch.no_grad():
+        for p in model.text_modulation.parameters():       # or the clocks alone would choose the tokens
+            p.mul_(.1)
+    eos, pad = V - 2, V - 1
+    run = SimpleNamespace(model=model, device=torch.device(device), text=MaskedText(V), latent=GaussianLatents(torch.ones(D, device=device)),
+                          next_token=LeftToRight(V, eos), fills_masks=True, streams=model.config.streams, L=L, row_calls=0,
+                          autocast=contextlib.nullcontext, out_dir='', lengths=None, banned=[], tokenizer=SimpleNamespace(eos=eos, pad=pad))
+    tokens = write(run, *blank(run, B), z.cpu(), sampler='autoregressive', temperature=0.).to(device)
+    zero = torch.zeros(B, device=device)
+    with torch.no_grad():
+        logits = model(tokens, z, zero, zero, predict=('text',), n_causal=B)[0]
+    logits[..., pad] = -torch.inf
+    behind_the_end = (tokens == eos).cumsum(1) - (tokens == eos).long() > 0
+    missed = logits.amax(2) - logits.gather(2, tokens[..., None])[..., 0]
+    assert (missed[~behind_the_end] < 1e-4).all() and (~behind_the_end).sum() > 2 * B and tokens.unique().numel() > 3
 
 
-def test_samples_are_those_of_the_cpu(on_values):
-    _, folder = on_values
-    for i, (what, (cpu, cuda)) in enumerate(found_of(on_values, 'sample').items()):
-        assert cpu['code'] == cuda['code'] == 0, (what, cpu['err'], cuda['err'])
-        arrays = [folder / device / f'{i}.npy' for device in ('cpu', 'cuda')]
-        if arrays[0].exists():
-            assert np.allclose(*map(np.load, arrays), rtol=1e-4, atol=1e-5), what
-            continue
-        # without the table of knobs
-        cpu, cuda = (re.sub(r'.* the command line\n', '', found['out']) for found in (cpu, cuda))
-        assert '->' in cpu and cpu == cuda, what
+# ---- the loss
+
+def batch_and_loss(device, budget, autocast):
+    """ A batch of all four modes on the device, and Loss. budget: the head's positions are a multiple of it. """
+    g = torch.Generator().manual_seed(2)
+    tokens, latents = torch.randint(V - 2, (16, L), generator=g), torch.randn(16, N, D, generator=g)
+    tokens[:, 8:] = V - 1                                  # PAD
+    tokens[:, 7] = V - 2                                   # EOS
+    make = BatchMaker(MaskedText(V), GaussianLatents(torch.ones(D, device=device)), ('text', 'latent'), seed=0, cond_drop=0., t_min=.1)
+    data = SimpleNamespace(rows=lambda *_: (tokens, latents), tokenizer=SimpleNamespace(pad=V - 1, eos=V - 2), seq_len=L)
+    stage = SimpleNamespace(shares=mode_shares('unconditional+l2t+t2l+causal'), predict=('text', 'latent'), seq_len=L, budget=budget)
+    batch = make(data, range(16), 0, 0, stage)
+    batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items()}
+    assert 0 < batch['n_causal'] < 16
+    return batch, Loss(network(device), make, autocast)
 
 
-def test_figures_are_those_of_the_cpu(on_values):
-    _, folder = on_values
-    for (kind, what, _), result in on_values[0].items():
-        assert kind != 'evaluate' or result['code'] == 0, (what, result['err'])
-    for name, tasks in FIGURES:
-        cpu, cuda = (json.loads((folder / device / str(VALUED.index(name)) / 'results.json').read_text()) for device in ('cpu', 'cuda'))
-        keys = [key for key in cpu if key.split('/')[0] in tasks.split(',')]
-        assert len(keys) > 5 and all(close(cpu[key], cuda[key]) for key in keys), (name, cpu, cuda)
+def loss_and_gradients(device, budget=1, autocast=contextlib.nullcontext):
+    batch, loss = batch_and_loss(device, budget, autocast)
+    value, sums = loss(batch, ('text', 'latent'))
+    value.backward()
+    gradients = [p.grad for p in loss.parameters() if p.grad is not None]
+    assert all(g.dtype == torch.float32 for g in gradients)
+    return value.detach(), torch.cat([g.flatten() for g in gradients]), sums
 
 
-def test_no_step_of_a_sampler_waits(on_values):
-    """ As many waits in four steps as in two, and all of them once a batch. """
-    found = found_of(on_values, 'sample')
-    for what, _, _ in STEPWISE:
-        (_, two), (_, four) = found[f'{what}, 2 steps'], found[f'{what}, 4 steps']
-        assert two['waits'] == four['waits'] and set(four['waits']) <= A_BATCH, (what, two['waits'], four['waits'])
-    assert set(found['t2l of x0'][1]['waits']) <= A_BATCH
+@on_each_device
+def test_positions_that_only_fill_the_budget_of_the_head_change_nothing(device):
+    value, gradients, sums = loss_and_gradients(device)
+    padded, padded_gradients, padded_sums = loss_and_gradients(device, budget=16 * L)
+    sizes = [len(batch_and_loss(device, budget, contextlib.nullcontext)[0]['positions']) for budget in (1, 16 * L)]
+    assert sizes[0] < sizes[1] == 16 * L
+    assert torch.allclose(value, padded) and (gradients - padded_gradients).norm() < 1e-5 * gradients.norm()
+    assert all(torch.allclose(sums[name], padded_sums[name], atol=1e-4) for name in sums)
 
 
-def test_nothing_is_float64_on_the_device(on_values):
-    """ In training, sampling and evaluation. """
-    for (kind, what, device), found in on_values[0].items():
-        assert kind == '-c' or not found['float64'], (kind, what, found['float64'])
+@on_each_device
+def test_in_bfloat16_losses_and_gradients_are_those_of_float32_to_rounding(device):
+    value, gradients, _ = loss_and_gradients(device)
+    rounded, rounded_gradients, _ = loss_and_gradients(device, autocast=lambda: torch.autocast(device, torch.bfloat16))
+    assert 0 < (rounded - value).abs() < .01 * value
+    assert (gradients - rounded_gradients).norm() < .1 * gradients.norm()
 
 
-@pytest.mark.parametrize('line', LINES)
-def test_the_fake_device_sees_what_a_gpu_would_refuse_and_what_it_would_wait_for(on_shapes, on_values, line):
-    for found in (on_shapes[line], on_values[0]['-c', line, 'cuda']):
-        if line in REFUSED:
-            assert found['code'] == 1 and REFUSED[line] in found['err']
-            continue
-        assert found['code'] == 0, found['err']
-        assert sum(found['waits'].values()) == (line in WAITED_FOR)
-        assert bool(found['float64']) == (line == 'x.double()')
+# ---- the step
+
+@on_each_device
+@pytest.mark.parametrize('optimizer', [lambda p: torch.optim.AdamW(p, lr=.1, fused=True), lambda p: Muon(p, lr=.1)], ids=['adamw', 'muon'])
+@pytest.mark.parametrize('value', [float('nan'), float('inf'), 1.])
+def test_a_step_that_the_guard_refuses_moves_neither_weights_nor_moments(device, optimizer, value):
+    parameters = [torch.nn.Parameter(torch.randn(8, 4, device=device)) for _ in range(3)]
+    opt = optimizer(parameters)
+
+    def step(bad, gradient):
+        for p in parameters:
+            p.grad = torch.full_like(p, gradient)
+        opt.found_inf = torch.tensor(bad, device=device)
+        opt.step()
+        moments = [x for state in opt.state.values() for x in state.values()]
+        return [x.detach().clone() for x in [*parameters, *moments]]
+
+    first = step(0., .5)
+    assert all(map(torch.equal, first, step(1., value)))
+    after = step(0., .5)
+    assert not any(map(torch.equal, first, after)) and all(x.isfinite().all() for x in after)
+
+
+@needs_card
+@pytest.mark.parametrize('args', [[], ['--optimizer=muon', '--mode=l2t+causal'], ['--mode=unconditional+l2t+t2l+causal']],
+                         ids=['adamw', 'muon', 'four modes'])
+def test_no_step_of_a_training_waits_for_the_card(dataset, tmp_path, args):
+    """ torch warns of each wait: as many in twelve steps as in six, all of the start, of the log and of the end. """
+    def waits(steps):
+        sys.argv = ['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/{steps}', *TINY, '--device=cuda', f'--max_iters={steps}',
+                    '--log_interval=100', '--eval_interval=100', '--warmup_iters=1', *args]
+        with warnings.catch_warnings(record=True) as found, contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter('always')
+            torch.cuda.set_sync_debug_mode('warn')
+            try:
+                runpy.run_path(str(ROOT / 'train.py'), run_name='__main__')
+            finally:
+                torch.cuda.set_sync_debug_mode('default')
+        return sum('synchroniz' in str(warning.message) for warning in found)
+
+    waits(3)                                               # what happens once in a process
+    assert 0 < waits(6) == waits(12)
+
+
+# ---- that nothing ran is a failure
+
+def test_where_a_card_is_needed_a_skip_is_a_failure_and_no_card_is_one_line(tmp_path):
+    (tmp_path / 'test_skips.py').write_text('import pytest\n@pytest.mark.skip(reason="nothing to run on")\ndef test_nothing(): pass\n')
+    code = f"""
+import sys, pytest, torch
+sys.path.insert(0, {str(ROOT / 'tests')!r})
+torch.cuda.is_available = lambda: sys.argv[1] == 'card'
+raise SystemExit(pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'conftest', {str(tmp_path / 'test_skips.py')!r}]))
+"""
+    for card, needs, expected in (('card', '1', 1), ('none', '1', 4), ('none', None, 0)):
+        result = run_code(code, card, cwd=tmp_path, NANOLDLM_NEEDS_CUDA=needs, COLUMNS='200')
+        assert result.returncode == expected, (card, needs, result.stdout, result.stderr)
+        if expected == 4:
+            assert result.stderr.count('\n') <= 2 and 'no CUDA device' in result.stderr and not result.stdout.strip()
+        if expected == 1:
+            assert 'nothing to run on' in result.stdout and '1 error' in result.stdout
