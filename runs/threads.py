@@ -9,6 +9,7 @@ libgomp lets a thread sleep at once where a process has more of its threads than
 others run, further teams of threads are kept here, which do nothing. The number of threads that
 compute stays the same, and so does every bit of their results. Measured in docs/speed.md.
 """
+import functools
 import os
 import threading
 import time
@@ -30,6 +31,7 @@ def busy_seconds(path='/proc/stat'):
     return ticks / os.sysconf('SC_CLK_TCK')
 
 
+@functools.cache                           # once a process, also where it runs several scripts
 def watch():
     """ From now on looks every second whether others run. A variable that you set wins, and where
     the system does not say (no Linux), nothing is done. """

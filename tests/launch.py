@@ -109,7 +109,7 @@ def run(script, *args, root=ROOT, **kw):
     path = str(root / script)
     code = f"""
 import runpy, sys
-sys.path[0] = {str(root)!r}
+sys.path[0] = {os.path.dirname(path)!r}
 runpy.run_path({path!r}, run_name='__main__')
 """
     return finished(code, [path, *args], **kw)

@@ -563,7 +563,7 @@ def test_fault_21_data_that_contradicts_its_manifest(dataset, tmp_path):
         offsets = np.load(folder / 'val-00000.offsets.npy')
         offsets[2] = 10 ** 9
         np.save(folder / 'val-00000.offsets.npy', offsets)
-    cases = [(meta_with(lambda m: m.update(latent_shape=[1, 17])), ['(17,)', '(16,)']),
+    cases = [(meta_with(lambda m: m.update(latent_shape=[1, 17])), ['1, 17)', '1, 16)']),
              (meta_with(lambda m: m['tokenizer'].update(vocab_size=10 ** 9)), ['1000000000', '300']),
              (large_id, ['60000', '300']), (far_offset, ['val-00000.offsets.npy'])]
     commands = []
