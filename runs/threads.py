@@ -7,7 +7,7 @@ very thread that it waits for, and a step can take many times as long.
 
 libgomp lets a thread sleep at once where a process has more of its threads than cores. So while
 others run, further teams of threads are kept here, which do nothing. The number of threads that
-compute stays the same, and so does every bit of their results. Measured in docs/speed.md.
+compute stays the same, and so does every bit of their results.
 """
 import functools
 import os
