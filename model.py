@@ -74,12 +74,12 @@ class ModelConfig:
 # -----------------------------------------------------------------------------
 # Leaves
 
-def in_autocast_dtype(x):
-    """ The residual streams, as they enter the blocks. On a GPU under autocast they are bfloat16,
-    like the products that are added to them: half the memory to read and write. """
+def in_compute_dtype(x, weight):
+    """ What enters the blocks, in the dtype of their weights: sampling casts these once. On a GPU
+    under autocast it is bfloat16, like the products: half the memory to read and write. """
     if x.is_cuda and torch.is_autocast_enabled('cuda'):
         return x.to(torch.get_autocast_dtype('cuda'))
-    return x
+    return x.to(weight.dtype)
 
 
 # Autocast on a GPU would make the results of these three float32, and then all that follows. The
@@ -354,7 +354,7 @@ class Model(nn.Module):
         into_head = None
         if c.shortcut:
             into_text, into_head = self.shortcuts(latents, shortcut_gates)           # (B, C) each
-            text = text + into_text[:, None]
+            text = text + into_text[:, None].to(text.dtype)
 
         # the blocks
         for i, block in enumerate(self.blocks):
@@ -392,9 +392,10 @@ class Model(nn.Module):
         # a clock adds its embedding to the constant part of the conditioning vector
         c = self.config
         text = latent = None
+        weight = getattr(self.blocks[0], c.streams[0]).qkv.weight
         condition = self.bias                                            # (C,), then (B, C)
         if 'text' in c.streams:
-            text = in_autocast_dtype(self.embed(tokens))                 # (B, L, C)
+            text = in_compute_dtype(self.embed(tokens), weight)          # (B, L, C)
             condition = condition.expand(tokens.shape[0], -1)
             if c.text_clock:
                 condition = condition + self.text_clock(t_text)
@@ -405,10 +406,9 @@ class Model(nn.Module):
             latent = latent.unflatten(2, (c.latent_tokens, c.latent_width))
             if c.spatial:
                 latent = latent + self.grid[:, None]
-            latent = latent.flatten(1, 2) + self.latent_pos_emb          # (B, K, C)
-            latent = in_autocast_dtype(latent)
+            latent = in_compute_dtype(latent.flatten(1, 2) + self.latent_pos_emb, weight)
             condition = condition + self.latent_clock(t_latent)
-        return text, latent, F.silu(condition)
+        return text, latent, in_compute_dtype(F.silu(condition), weight)
 
     def split_text_modulation(self, condition):
         """ Of the text stream: for the blocks (B, 6C), and for the head (B, 2C). """
@@ -433,7 +433,7 @@ class Model(nn.Module):
         """ What the text head reads, (B, L, C). """
         shift, scale = final.chunk(2, dim=1)                             # (B, C)
         text = modulate(text, shift[:, None], scale[:, None])
-        return text if into_head is None else text + into_head[:, None]
+        return text if into_head is None else text + into_head[:, None].to(text.dtype)
 
     def bag_of(self, tokens):
         """ sum over l of weight[l] * value[x_l]: (B, L) -> (B, N, D). The weights are in proportion

@@ -37,18 +37,6 @@ class Logits:
         return self.rows(part)
 
 
-def run_head(model, hidden, V):
-    """ The Logits of hidden states (P, C), what model(..., return_hidden=True) gives. The head runs
-    in the precision that autocast has now, also when it is asked for rows later. """
-    device = hidden.device.type
-    is_enabled, dtype = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)
-
-    def rows(part):
-        with torch.autocast(device, dtype, enabled=is_enabled):
-            return model.text_head(hidden[part]).float()
-    return Logits((len(hidden), V), rows)
-
-
 def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), cache=None):
     """ One call of the network: Logits (P, V) or None, and the latent prediction (B, N, D) or None.
     Clocks are numbers or (B,). cache: a dict, where a process decodes step by step: then the logits
@@ -64,28 +52,28 @@ def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), ca
     t_text, t_latent = clock(t_text), clock(t_latent)
     if positions is not None:
         positions = positions.to(run.device, non_blocking=True)
-    with run.autocast():
-        if cache is not None:
-            found = run.next_token.decode_step(run.model, tokens, z, t_text, t_latent, cache)
-            return found, None
-        hidden, prediction = run.model(tokens, z, t_text, t_latent, positions, predict,
-                                       return_hidden=True)
-        logits = None if hidden is None else run_head(run.model, hidden, run.text.mask_id)
-        return logits, prediction
+    if cache is not None:
+        found = run.next_token.decode_step(run.model, tokens, z, t_text, t_latent, cache)
+        return found, None
+    hidden, prediction = run.model(tokens, z, t_text, t_latent, positions, predict,
+                                   return_hidden=True)
+    if hidden is None:
+        return None, prediction
+    shape = (len(hidden), run.text.mask_id)
+    return Logits(shape, lambda part: run.model.text_head(hidden[part]).float()), prediction
 
 
 def rows_that_fit(run, batch, n_caches=0):
     """ The rows of a network call: batch, or as many as MOST_BYTES hold, where these are fewer.
     n_caches: of keys and values, where a text is written from left to right. """
     c = run.model.config
-    with run.autocast():
-        is_half = torch.is_autocast_enabled(torch.device(run.device).type)
 
     # numbers of a row: 25 for each position and dimension are alive at the widest point of a block,
     # the MLP. A cache has two more in each block
     n_positions = c.seq_len + c.n_latents * c.latent_tokens
     numbers = n_positions * c.width * (25 + 2 * c.depth * n_caches)
-    return max(1, min(batch, MOST_BYTES // (numbers * (2 if is_half else 4))))
+    n_bytes = numbers * (2 if run.dtype == 'bfloat16' else 4)
+    return max(1, min(batch, MOST_BYTES // n_bytes))
 
 
 def batches(run, n, batch, n_caches=0, is_watched=False):

@@ -243,9 +243,8 @@ def embed(run, tokens, z=None, seed=0, batch=128):
             latents = z[part].to(run.device)
 
         # clocks: text 0, latents 0 or 1
-        with run.autocast():
-            hidden, _ = run.model(x, latents, t, t + (z is None), predict=('text',),
-                                  return_hidden=True)
+        hidden, _ = run.model(x, latents, t, t + (z is None), predict=('text',),
+                              return_hidden=True)
         hidden = hidden.float().view(*x.shape, -1)                       # (B, L, C)
         is_text = (~is_end(x, run.tokenizer)).float()                    # (B, L)
         if run.model.config.shift:                                       # a token is read one later

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from diffusion import exact_nll, to_device
-from model import attention, causal_mask, in_autocast_dtype, rotate
+from model import attention, causal_mask
 from samplers import init_state, no_callback
 
 
@@ -73,90 +73,131 @@ class LeftToRight:
             raise ValueError('an autoregressive model continues a text: '
                              'all [MASK] must stand at its end')
 
-    # ---- decoding with a cache of keys and values
-
     def decode_step(self, model, tokens, latents, t_text, t_latent, cache):
         """
         Logits (B, V), float32, of the token after `tokens` (B, L).
-        cache: a dict that the caller keeps, empty at first. It holds the keys and values of what
-        was read, so each call reads only the new tokens. Latents and clocks are read in the first
-        call.
+        cache: a dict that the caller keeps, empty at first. It holds what was read, so each call
+        reads only the new tokens. Latents and clocks are read in the first call, and all rows have
+        the clocks of the first.
         """
-        c = model.config
-        L = tokens.shape[1]
-        latent = None
         if not cache:
-            text, latent, condition = model.embed_inputs(tokens, latents, t_text, t_latent)
-            cache.update(self.conditioning(model, latents, condition), read=0,
-                         keys_values=[None] * c.depth)
-        else:
-            text = in_autocast_dtype(model.embed(tokens[:, cache['read']:]))         # (B, new, C)
-        if c.shortcut:
-            text = text + cache['into_text'][:, None]
+            cache['reader'] = Reader(model, len(tokens), latents, t_text, t_latent)
+        return cache['reader'].read(tokens)
 
-        # positions, and what each new one may look at: K latents and all positions up to itself
-        K = c.n_latents * c.latent_tokens if 'latent' in c.streams else 0
-        first = cache['read'] + (0 if latent is not None else K)
-        modulation = cache['text_modulation']
-        cos = model.cos[cache['read']:L].to(modulation.dtype)
-        sin = model.sin[cache['read']:L].to(modulation.dtype)
-        is_one = latent is None and L == cache['read'] + 1           # it may look at everything
-        mask = None if is_one else causal_mask(K, L, tokens.device)[first:]
+# -----------------------------------------------------------------------------
+# The network, read token by token
 
-        # the blocks, and the head at the last position
-        for i, block in enumerate(model.blocks):
-            is_last = i == c.depth - 1
-            text, latent, cache['keys_values'][i] = self.block_step(
-                block, text, latent, modulation, cache['latent_modulation'], cos, sin, mask,
-                cache['keys_values'][i], is_last)
-        cache['read'] = L
-        hidden = model.finish_text(text, cache['text_final'], cache['into_head'])
-        return model.text_head(hidden[:, -1]).float()
+class Reader:
+    """
+    model.Model for causal rows, one position after the other. Keys and values of what was read lie
+    in a cache that has room for the longest text. Arrays have the positions first, so that what is
+    read next is written in one piece.
 
-    def conditioning(self, model, latents, condition):
-        """ What the clocks and the latents give to every step. """
+    The clocks do not move while a text is written, so what they modulate is computed once:
+        norm(x) (1 + scale) + shift    is a layer norm of weight 1 + scale and bias shift
+    Likewise the rotary positions with the gains g. With x = [x1, x2], the halves of the channels:
+        rotate(g x) = x [g1 cos, g2 cos] + [x2, x1] [-g2 sin, g1 sin]
+    """
+
+    def __init__(self, model, B, latents, t_text, t_latent):
         c = model.config
-        found = dict(latent_modulation=None, into_text=None, into_head=None)
-        found['text_modulation'], found['text_final'] = model.split_text_modulation(condition)
-        if 'latent' in c.streams:
-            parts = model.split_latent_modulation(condition)
-            found['latent_modulation'], _, _, *gates = parts
-        if c.shortcut:
-            found['into_text'], found['into_head'] = model.shortcuts(latents, gates)
-        return found
+        self.model = model
+        self.K = c.n_latents * c.latent_tokens if 'latent' in c.streams else 0
+        self.n_read = 0
+        streams = [block.text for block in model.blocks]
+        dtype = model.embed.weight.dtype
+        no_tokens = torch.empty((B, 0), dtype=torch.int64, device=model.bias.device)
+        _, latent, condition = model.embed_inputs(no_tokens, latents, t_text, t_latent)
 
-    def block_step(self, block, text, latent, text_modulation, latent_modulation, cos, sin, mask,
-                   keys_values, is_last):
-        """ model.Block.forward for the new positions, which also look at the cached keys
-        and values. """
-        queries, keys, values = [], [], []
-        if keys_values is not None:
-            keys.append(keys_values[0])
-            values.append(keys_values[1])
+        # matrices, and modulation by the clocks: shift, 1 + scale, gate, and these of the MLP
+        self.matrices = [[linear.weight.T for linear in (s.qkv, s.out, s.up, s.down)]
+                         for s in streams]
+        of_blocks, final = model.split_text_modulation(condition[:1])
+        tables = torch.stack([s.scale_shift_table for s in streams])     # (depth, 6, C)
+        modulation = tables + of_blocks.view(6, -1)
+        modulation[:, 1::3] += 1
+        self.modulation = [block.unbind() for block in modulation.to(dtype)]
+        shift, scale = final.to(dtype).view(2, -1)
+        self.final = shift, 1 + scale
 
-        # the latents, in the first call only
+        # positions and gains: (depth, L, 1, 2, 1, d). Queries are also divided by sqrt(d)
+        d = c.width // c.heads
+        gains = torch.stack([torch.stack([s.q_gain, s.k_gain * d ** .5]) for s in streams])
+        gains = gains[:, None, None, :, None]
+        cos = torch.cat([model.cos, model.cos], 1)[:, None, None, None]  # (L, 1, 1, 1, d)
+        sin = torch.cat([-model.sin, model.sin], 1)[:, None, None, None]
+        self.by_cos, self.by_sin = (gains * cos).to(dtype), (gains.roll(d // 2, -1) * sin).to(dtype)
+
+        # keys and values
+        self.cache = torch.empty((c.depth, 2, self.K + c.seq_len, B, c.heads, d), dtype=dtype,
+                                 device=model.bias.device)
+        self.into_text = self.into_head = 0
         if latent is not None:
-            shift, scale, *latent_rest = block.latent.modulation(latent_modulation)
-            q, k, v = block.latent.queries_keys_values(latent, shift, scale)     # (B, H, K, d)
-            queries.append(q)
-            keys.append(k.to(v.dtype))
-            values.append(v)
+            modulation, _, _, *gates = model.split_latent_modulation(condition)
+            self.read_latents(latent, modulation)
+        if c.shortcut:
+            found = model.shortcuts(latents, gates)                      # (B, C) each
+            self.into_text, self.into_head = (part.to(dtype) for part in found)
 
-        # the new tokens; keys are kept in the precision in which attention reads them
-        shift, scale, *text_rest = block.text.modulation(text_modulation)
-        q, k, v = block.text.queries_keys_values(text, shift, scale)     # (B, H, new, d)
-        queries.append(rotate(q, cos, sin))
-        keys.append(rotate(k, cos, sin).to(v.dtype))
-        values.append(v)
+    def read_latents(self, latent, modulation):
+        """ Keys and values of the latents (B, K, C), which see only one another. """
+        for block, (keys, values) in zip(self.model.blocks, self.cache):
+            shift, scale, *rest = block.latent.modulation(modulation)
+            q, k, v = block.latent.queries_keys_values(latent, shift, scale)         # (B, H, K, d)
+            keys[:self.K] = k.permute(2, 0, 1, 3)
+            values[:self.K] = v.permute(2, 0, 1, 3)
+            attended = attention(q, k, v).transpose(1, 2).flatten(2)                 # (B, K, C)
+            latent = block.latent.finish(latent, attended, *rest)
 
-        # one attention over all
-        keys = torch.cat(keys, 2)
-        values = torch.cat(values, 2)
-        attended = attention(torch.cat(queries, 2), keys, values, mask)
-        attended = attended.transpose(1, 2).flatten(2)
+    def read(self, tokens):
+        """ Logits (B, V), float32, of the token after `tokens` (B, L), of which the new ones are
+        read. """
+        # each new token may look at the latents and at all tokens up to itself
+        B, L = tokens.shape
+        new = slice(self.n_read, L)
+        self.n_read = L
+        mask = None
+        if new.stop - new.start > 1:
+            mask = causal_mask(self.K, L, tokens.device)[self.K + new.start:]
 
-        K = 0 if latent is None else latent.shape[1]
-        if latent is not None and not is_last:
-            latent = block.latent.finish(latent, attended[:, :K], *latent_rest)
-        text = block.text.finish(text, attended[:, K:], *text_rest)
-        return text, latent, (keys, values)
+        text = self.model.embed(tokens[:, new].T) + self.into_text       # (new, B, C)
+        text = text.flatten(0, 1)
+        for i in range(len(self.cache)):
+            text = self.read_block(i, text, new, mask)
+
+        # the head at the last position
+        shift, scale = self.final
+        hidden = F.layer_norm(text[-B:], shift.shape, scale, shift) + self.into_head
+        return self.model.text_head(hidden).float()
+
+    def read_block(self, i, text, new, mask):
+        """ model.Block.forward for the text (new * B, C) at the positions `new`. """
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation[i]
+        into_qkv, out, up, down = self.matrices[i]
+        keys, values = self.cache[i, :, :self.K + new.stop]              # (S, B, H, d) each
+
+        # q / |q| is what rms_norm gives, but for sqrt(d)
+        hidden = F.layer_norm(text, shift.shape, scale, shift)
+        qkv = (hidden @ into_qkv).view(-1, keys.shape[1], 3, *keys.shape[2:])
+        qk = qkv[:, :, :2]                                               # (new, B, 2, H, d)
+        turned = torch.addcmul(qk * self.by_cos[i, new],
+                               qk.roll(qk.shape[-1] // 2, -1), self.by_sin[i, new])
+        q, k = (turned / torch.linalg.vector_norm(qk, dim=-1, keepdim=True)).unbind(2)
+        keys[self.K + new.start:] = k
+        values[self.K + new.start:] = qkv[:, :, 2]
+
+        attended = attention_of_new(q, keys, values, mask).reshape(text.shape)
+        text = torch.addcmul(text, gate, attended @ out)
+        hidden = F.layer_norm(text, shift.shape, mlp_scale, mlp_shift) @ up
+        return torch.addcmul(text, mlp_gate, F.relu_(hidden).square_() @ down)
+
+
+def attention_of_new(q, keys, values, mask):
+    """ softmax(q k') v of queries (new, B, H, d), keys and values (S, B, H, d): (new, B, H, d). """
+    # one query of a row is no matrix: on a CPU this is faster than products of matrices
+    if mask is None and q.dtype == torch.float32 and not q.is_cuda:
+        p = torch.linalg.vecdot(keys, q).softmax(0)                      # (S, B, H)
+        return (p[..., None] * values).sum(0)
+    q, keys, values = (x.permute(1, 2, 0, 3) for x in (q, keys, values))
+    attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=1.)
+    return attended.permute(2, 0, 1, 3)

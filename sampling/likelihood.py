@@ -28,8 +28,7 @@ def bound_of(run, process, rows, tokens, latents, clock, u, known_mask):
     latents = None if latents is None else latents[rows].to(run.device)
     known_mask = None if known_mask is None else known_mask[rows]
     t_latent = torch.full((len(tokens[rows]),), clock, device=run.device)
-    with run.autocast():
-        return process.bound(run.model, tokens[rows], latents, t_latent, u[rows], known_mask)
+    return process.bound(run.model, tokens[rows], latents, t_latent, u[rows], known_mask)
 
 
 @torch.inference_mode()

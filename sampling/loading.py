@@ -65,13 +65,9 @@ def load_run(out_dir, which='best', device='auto', dtype='auto', encoder_folder=
         latent = GaussianLatents(stats.live.to(device), config['latent_schedule'],
                                  config['latent_target'])
 
-    def autocast():
-        kind = torch.device(device).type
-        return torch.autocast(kind, torch.bfloat16, enabled=dtype == 'bfloat16')
-
     return SimpleNamespace(
         out_dir=out_dir, checkpoint=name, config=config, meta=meta, folder=folder, device=device,
-        dtype=dtype, model=model, autocast=autocast, L=shape.seq_len, streams=shape.streams,
+        dtype=dtype, model=cast(model, dtype), L=shape.seq_len, streams=shape.streams,
         row_calls=0,                           # rows the network has read: what sampling costs
         text=text, next_token=next_token,
         fills_masks=bool(learned & {'l2t', 'unconditional'}),
@@ -79,6 +75,28 @@ def load_run(out_dir, which='best', device='auto', dtype='auto', encoder_folder=
         lengths=config.get('lengths'),         # quantiles, where it does not learn when a text ends
         banned=never_written(tokenizer, 'lengths' in config).to(device),
         encoder_folder=encoder_folder, encoder=None)
+
+
+# what stays float32: clocks, and where latents come in or pass by the blocks
+IN_FLOAT32 = ('text_clock', 'latent_clock', 'latent_in', 'shortcut', 'bag', 'importance')
+
+
+def cast(model, dtype):
+    """ The model, with the weights of its products cast once to the dtype it computes in: autocast
+    would cast them at every call. """
+    products = [module for name, module in model.named_modules()
+                if isinstance(module, (torch.nn.Linear, torch.nn.Embedding))
+                and not name.startswith(IN_FLOAT32)]
+    for module in products:
+        module.to(getattr(torch, dtype))
+
+        # for one text a CPU mostly waits for the weights: the longer dimension in one piece
+        # (docs/speed.md)
+        weight = module.weight.data
+        is_tall = isinstance(module, torch.nn.Linear) and weight.shape[0] > weight.shape[1]
+        if is_tall and weight.device.type == 'cpu' and dtype == 'float32':
+            module.weight.data = weight.T.contiguous().T
+    return model
 
 
 def check_lengths(lengths, longest):

@@ -107,9 +107,8 @@ def rated_bound(run, tokens, z, rare, draws, seed, batch):
         for k in range(draws):
             u = uniforms(seed, k, 'evaluation', i, B, 1 + L)
             t = (torch.arange(B) + u[:, 0]) / B                          # spread over (0, 1)
-            with run.autocast():
-                nats = genmd4_bound(run.model, run.text, x, latents, zeros, t, u[:, 1:], w,
-                                    ends_of(run, x))
+            nats = genmd4_bound(run.model, run.text, x, latents, zeros, t, u[:, 1:], w,
+                                ends_of(run, x))
             total += nats.sum().item() / draws
     is_real = (tokens != run.tokenizer.pad) & ~ends_of(run, tokens)
     return total / is_real.sum().item()

@@ -132,7 +132,7 @@ def test_the_tokens_that_are_written_with_a_cache_are_the_likeliest_of_the_whole
     eos, pad = V - 2, V - 1
     run = SimpleNamespace(model=model, device=torch.device(device), text=MaskedText(V), latent=GaussianLatents(torch.ones(D, device=device)),
                           next_token=LeftToRight(V, eos), fills_masks=True, streams=model.config.streams, L=L, row_calls=0,
-                          autocast=contextlib.nullcontext, out_dir='', lengths=None, banned=[], tokenizer=SimpleNamespace(eos=eos, pad=pad))
+                          dtype='float32', out_dir='', lengths=None, banned=[], tokenizer=SimpleNamespace(eos=eos, pad=pad))
     tokens = write(run, *blank(run, B), z.cpu(), sampler='autoregressive', temperature=0.).to(device)
     zero = torch.zeros(B, device=device)
     with torch.no_grad():

@@ -32,7 +32,7 @@ def toy_run(table, pad=99):
     model = Toy(table)
     model.config = SimpleNamespace(streams=('text',))
     return SimpleNamespace(lengths=None, banned=[], model=model, text=MaskedText(V), next_token=None, fills_masks=True,
-                           device='cpu', autocast=contextlib.nullcontext,
+                           device='cpu', dtype='float32',
                            tokenizer=SimpleNamespace(pad=pad))
 
 
@@ -449,7 +449,7 @@ class Codebook(Network):
         stats = SimpleNamespace(standardise=lambda z: z, destandardise=lambda z: z, mean=torch.zeros(2), live=torch.ones(2))
         return SimpleNamespace(lengths=None, banned=[], model=self, text=MaskedText(8), next_token=None, fills_masks=True,
                                latent=self.latent, device='cpu',
-                               autocast=contextlib.nullcontext, L=self.L, tokenizer=tokenizer, stats=stats,
+                               dtype='float32', L=self.L, tokenizer=tokenizer, stats=stats,
                                streams=('text', 'latent'), row_calls=0, out_dir='out/code',
                                meta={'encoder': dict(normalize=True)}, config=dict(mode='unconditional+l2t+t2l'))
 

@@ -54,7 +54,7 @@ def run_of(model, text=None):
     stats = SimpleNamespace(standardise=lambda z: z, live=torch.ones(3))
     return SimpleNamespace(model=model, text=text or MaskedText(V), next_token=LeftToRight(V, V - 2), fills_masks=True, streams=('text', 'latent'),
                            out_dir='out/toy', device='cpu', L=L, row_calls=0, lengths=None, banned=torch.tensor([3]), tokenizer=tokenizer,
-                           latent=GaussianLatents(torch.ones(3)), stats=stats, autocast=contextlib.nullcontext,
+                           latent=GaussianLatents(torch.ones(3)), stats=stats, dtype='float32',
                            config=dict(mode='unconditional'))
 
 

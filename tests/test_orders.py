@@ -36,7 +36,7 @@ class ExactToy(Toy):
 
 def toy_run(table, schedule='loglinear', lengths=None, eos=98, pad=99):
     return SimpleNamespace(lengths=lengths, model=ExactToy(table), text=MaskedText(V, schedule), next_token=None, device='cpu', row_calls=0,
-                           autocast=contextlib.nullcontext, tokenizer=SimpleNamespace(eos=eos, pad=pad))
+                           dtype='float32', tokenizer=SimpleNamespace(eos=eos, pad=pad))
 
 
 def of_all_orders(table, texts=TEXTS, **kw):

@@ -374,7 +374,7 @@ class Known(Network):
 def known_run(**changes):
     run = SimpleNamespace(next_token=None, fills_masks=True, model=Known(), streams=('text', 'latent'), out_dir='out/toy', device='cpu', L=L, row_calls=0,
                           lengths=None, banned=[], text=MaskedText(V), latent=GaussianLatents(torch.ones(2)),
-                          autocast=contextlib.nullcontext, config=dict(mode='unconditional'),
+                          dtype='float32', config=dict(mode='unconditional'),
                           tokenizer=SimpleNamespace(eos=EOS, pad=PAD, decode=lambda ids: ids, encode=lambda t: [0] * len(t)))
     vars(run).update(changes)
     return run
