@@ -19,7 +19,7 @@ from sampling.left_to_right import LeftToRight
 from tasks.importance import losses
 from tasks.nelbo import nelbo
 from tasks.orders import nats_of_orders
-from tasks.protein import recovery
+from tasks.protein import predict
 from tasks.self_correction import correct
 
 V, L, B, N_CLUSTERS = 500, 16, 6, 5
@@ -134,9 +134,9 @@ def bounds(model):
         'hdlm': lambda: of(hdlm),
         'genmd4': lambda: genmd4_bound(model, MaskedText(V), tokens, z, zeros, u[:, 0], u[:, 1:], rare.double() + .5),
         'nelbo': lambda: of_task(MaskedText(V)),
-        'importance': lambda: losses(run, tokens, z, rare[tokens], 2, 0, B)[1],
+        'importance': lambda: losses(run, tokens, z, 2, 0, B)[0],
         'orders': lambda: nats_of_orders(run, tokens, z, 0.0, steps, 64),
-        'protein': lambda: recovery(run, tokens, torch.full_like(tokens, V), tokens < V, B, torch.Generator().manual_seed(4)),
+        'protein': lambda: predict(run, torch.full_like(tokens, V), tokens < V, B, torch.Generator().manual_seed(4)).float(),
         'self_correction': lambda: correct(run_of(model, gidd), tokens, tokens < 0, 1, B, torch.Generator().manual_seed(5))[1],
     }
 
