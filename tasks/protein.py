@@ -47,10 +47,11 @@ def measure(run, ctx):
         t = run.text.time_of_share(torch.full((n,), share / 10, dtype=torch.float64))
         noisy, mask = run.text.corrupt(tokens, t, u, ends)
         first_choice = predict(run, noisy, mask, sampling['batch'], rng)
-        for control, x in (('', first_choice), ('unigram/', frequency.argmax())):
-            n_right = ((x == tokens) & mask).sum(1)
-            right = (100 * n_right.double() / mask.sum(1))[mask.any(1)]
-            enter(results, control, {f'recovery@0.{share}': right})
+        n_right = ((first_choice == tokens) & mask).sum(1).double()
+        n_commonest = ((frequency.argmax() == tokens) & mask).sum(1)
+        for control, found in (('', n_right), ('unigram/', n_commonest)):
+            percent = (100.0 * found / mask.sum(1))[mask.any(1)]
+            enter(results, control, {f'recovery@0.{share}': percent})
 
     # new sequences
     written = write(run, *blank(run, n, sampling['length'], seed), None, **sampling)

@@ -14,11 +14,10 @@ from sampling.inputs import pack
 from encoders import reach_hub
 from sampling.directions import MAKES
 from sampling.knobs import LATENT_KNOBS
-from sampling.loading import encoder_of
 from tasks.common import (TaskNeeds, chosen_rows, correlations, derangement, embed, enter,
                           make_latents, open_split, progress_bar, words)
 
-NEEDS = TaskNeeds(('text', 'latent'), (MAKES,))
+NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), encoder=True)
 SETTINGS = (*LATENT_KNOBS, 'seeds', 'sts', 'sts_revision')
 HAS_OWN_TEXTS = True           # --texts= is not read
 
@@ -30,9 +29,11 @@ COLUMNS = (('sentence1', 'sentence_a', 'sentence_A'),
 
 def prepare(run, knobs):
     """ (sentences, sentences, scores) of the pairs that are chosen. """
+    if not run.meta['encoder']:
+        raise ValueError(f'{run.out_dir} has latents that were given without their encoder: no sts '
+                         'from it')
     if not knobs['sts']:
         raise ValueError('tasks=sts reads --sts=FILE.csv of sentence, sentence, score')
-    encoder_of(run)                            # its own latents are a control
     first, second, scores = read_pairs(knobs['sts'], knobs['sts_revision'])
     rows = np.arange(len(first))
     if knobs['n'] is not None:
