@@ -21,6 +21,7 @@ from tasks.nelbo import nelbo
 from tasks.orders import nats_of_orders
 from tasks.protein import predict
 from tasks.self_correction import correct
+from toys import Network
 
 V, L, B, N_CLUSTERS = 500, 16, 6, 5
 CHUNK = 9 * V                                                            # 9 positions of at most B L = 96
@@ -145,6 +146,16 @@ def bounds(model):
 def test_a_measure_makes_no_table_above_a_chunk_and_is_the_same(name, model, monkeypatch):
     whole, chunked = whole_and_in_chunks(bounds(model)[name], monkeypatch)
     assert whole.isfinite().all() and torch.allclose(whole, chunked, rtol=1e-5)
+
+
+def test_the_first_choice_of_a_network_that_knows_the_tokens_is_right_at_every_masked_position():
+    tokens, _ = texts()
+    mask = torch.arange(L).expand(B, L) % 3 == 1
+    right = torch.nn.functional.one_hot(tokens, V).float()               # (B, L, V)
+    knows = Network(lambda x, z, t, s, positions, predict: (right.flatten(0, 1)[positions], None))
+    run = run_of(knows)
+    run.streams = ('text',)
+    assert torch.equal(predict(run, tokens.masked_fill(mask, V), mask, B, torch.Generator()), tokens)
 
 
 # ---- the chunks themselves
