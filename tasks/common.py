@@ -8,8 +8,8 @@ What the tasks of this folder share. A task is a file with
                          into ctx.shown and ctx.arrays
     generate(run, ctx)   if there is one, with n_generated(ctx) and judge: what measure does that
                          many times
-    prepare(run, knobs)  if there is one: reads or checks what the task's own knobs name, before
-                         anything is computed; ctx.prepared is what it returned
+    prepare(run, knobs)  if there is one: reads what the task's own knobs name and checks what else
+                         it needs, before anything is computed; ctx.prepared is what it returned
 
 and evaluate.py finds it by its name.
 
@@ -46,11 +46,6 @@ class TaskNeeds(Needs):
     """ What a run must have for a task; Needs has its streams and modes. """
     encoder: bool = False          # texts are embedded, where the run has an encoder
     shuffled: bool = False         # a control gives a text the latent of another: it takes two
-    more: object = None            # run -> what else it lacks, as `missing` says it
-
-    def missing(self, run):
-        """ What the run lacks, as the rest of a sentence that begins with its name, or ''. """
-        return super().missing(run) or (self.more(run) if self.more else '')
 
 
 @dataclass
@@ -147,10 +142,8 @@ def load_texts(run, folder, n, order, seed):
     data = open_split(run, folder, 'val')
     rows = chosen_rows(len(data), n, order, seed)
     raw = data.raw_latents(rows) if run.stats else None
-    if not data.cropped:
-        return [data.text(int(row)) for row in rows], data.rows(rows)[0], raw
 
-    # proteins are cropped; as in training, always at the same positions
+    # long proteins are cropped; as in training, always at the same positions
     tokens, _ = data.rows(rows, uniforms(seed, 0, 'crop', 0, len(rows), 1)[:, 0])
     return decode(run, tokens), tokens, raw
 
@@ -186,6 +179,15 @@ def derangement(n, seed):
     out = np.empty(n, np.int64)
     out[order] = np.roll(order, 1)
     return torch.from_numpy(out)
+
+
+def with_controls(right, null, seed):
+    """ {control: (condition, its clock)}: the condition of each text (n, ...), that of another
+    text, and nothing. Of one text there is no other. """
+    conditions = {'': (right, 0.0)}
+    if len(right) > 1:
+        conditions['shuffled/'] = right[derangement(len(right), seed)], 0.0
+    return conditions | {'null/': (null, 1.0)}
 
 
 def enter(results, control, metrics):

@@ -22,22 +22,18 @@ from sampling import directions
 from sampling.directions import MAKES, WRITES, unconditional
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.loading import raw_latents, trained_for
-from sampling.png import image_record, pixels
+from sampling.png import images_of, pixels
 from tasks.common import (TaskNeeds, decode, derangement, enter, make_latents, open_split,
                           progress_bar, write_from)
 
-
-def has_images(run):
-    return '' if image_record(run.meta) else 'was not trained on images'
-
-
-NEEDS = TaskNeeds(('text', 'latent'), shuffled=True, more=has_images)
+NEEDS = TaskNeeds(('text', 'latent'), shuffled=True)
 SETTINGS = (*dict.fromkeys(TEXT_KNOBS + LATENT_KNOBS), 'classes')
 MOST_TRAINING = 20_000         # pictures that the classifier learns from
 N_KEPT = 100                   # of each kind, in images.npz
 
 
 def prepare(run, knobs):
+    images_of(run)
     return read_classes(knobs['classes'])
 
 
@@ -76,16 +72,15 @@ def measure(run, ctx):
 
         # pictures, captions, and pairs of them
         for control, some in pictures.items():
-            is_right = (classify(some) == right)[has_class]
-            enter(results, control, {f'image_{name}': 100.0 * is_right})
+            enter_agreement(results, f'{control}image_{name}', classify(some), right)
         for control, texts in captions.items():
-            judge_captions(results, control, name, classes_of(texts, class_words), right)
+            said = classes_of(texts, class_words)
+            enter(results, control, {f'named_{name}': 100.0 * (said >= 0)})
+            enter_agreement(results, f'{control}caption_{name}', said, right)
         if joint is not None:
             said, seen = classes_of(joint_captions, class_words), classify(joint)
-            for control, x in (('', seen), ('shuffled/', seen[other])):
-                if (said >= 0).sum() > 1:
-                    agree = 100.0 * (x == said)[said >= 0]
-                    enter(results, control, {f'joint_{name}': agree})
+            enter_agreement(results, f'joint_{name}', said, seen)
+            enter_agreement(results, f'shuffled/joint_{name}', said, seen[other])
         for control in compared:
             some = pictures[control][has_class.numpy()]
             enter(results, control, {f'spread_{name}': spread(some, right[has_class])})
@@ -133,12 +128,11 @@ def both_from_noise(run, ctx):
     return decode(run, ids), pixels(run, raw_latents(run, z))
 
 
-def judge_captions(results, control, name, said, right):
-    """ said, right (n,): the classes of captions and of their sources, -1 for none. """
-    enter(results, control, {f'named_{name}': 100.0 * (said >= 0)})
-    both = (said >= 0) & (right >= 0)
+def enter_agreement(results, key, a, b):
+    """ How often the classes a, b (n,) of two things are the same, %, where both have one. """
+    both = (a >= 0) & (b >= 0)
     if both.sum() > 1:
-        enter(results, control, {f'caption_{name}': 100.0 * (said == right)[both]})
+        enter(results, '', {key: 100.0 * (a == b)[both]})
 
 
 def read_classes(spec):
@@ -198,11 +192,9 @@ def train_classifier(pictures, labels, n_classes, seed, steps=600, batch=64):
 def spread(pictures, labels):
     """ Root mean square distance of a pixel from the mean of its class. """
     x = torch.from_numpy(pictures).flatten(1).double()
-    square = 0
     for c in labels.unique():
-        of_class = x[labels == c]
-        square = square + (of_class - of_class.mean(0)).square().sum()
-    return (square / x.numel()).sqrt().item()
+        x[labels == c] -= x[labels == c].mean(0)
+    return x.square().mean().sqrt().item()
 
 
 def nearest_pictures(pictures, known):
@@ -211,6 +203,5 @@ def nearest_pictures(pictures, known):
     x = torch.from_numpy(pictures).flatten(1).float()
     y = torch.from_numpy(known).flatten(1).float()
     nearest = [torch.cdist(part, y).min(1) for part in x.split(128)]
-    distance = torch.cat([found.values for found in nearest])
-    at = torch.cat([found.indices for found in nearest])
+    distance, at = (torch.cat(parts) for parts in zip(*nearest))
     return at, distance / x.shape[1] ** 0.5

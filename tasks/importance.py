@@ -20,16 +20,18 @@ SETTINGS = ('draws',)
 
 @torch.inference_mode()
 def measure(run, ctx):
-    tokens, raw = ctx.tokens, ctx.raw
+    tokens = ctx.tokens
     draws, seed, batch = (ctx.knobs[name] for name in ('draws', 'seed', 'sample_batch'))
-    rare = rarity(open_split(run, ctx.folder, 'train').counts(), run.tokenizer.pad)      # (V,)
-    z = None if raw is None else run.stats.standardise(raw)
+    z = None if ctx.raw is None else run.stats.standardise(ctx.raw)
+    loss, count = losses(run, tokens, z, draws, seed, batch)
+    used = (count > 0) & (tokens != run.tokenizer.pad)
 
-    # token by token
-    importance, loss, used = losses(run, tokens, z, rare[tokens], draws, seed, batch)
+    # (n, L) each
+    rare = rarity(open_split(run, ctx.folder, 'train').counts(), run.tokenizer.pad)      # (V,)
     values = {'frequency': rare[tokens]}
     if run.model.importance:
-        values['importance'] = importance
+        parts = [run.model.importance(x.to(run.device))[0] for x in tokens.split(batch)]
+        values['importance'] = torch.cat(parts).float().cpu()
 
     # by quarters
     results = {'n': ctx.n, 'draws': draws}
@@ -54,23 +56,17 @@ def measure(run, ctx):
     return results
 
 
-def losses(run, tokens, z, rarity_of_tokens, draws, seed, batch):
-    """ Of every token (n, L): its importance (or rarity, where the run has no importance), its mean
-    loss in nats, and whether it was ever masked. """
+def losses(run, tokens, z, draws, seed, batch):
+    """ Of every token (n, L): its mean loss in nats, and how often it was masked. """
     n, L = tokens.shape
-    importance = rarity_of_tokens
     nats = torch.zeros(n, L, dtype=torch.float64)
     count = torch.zeros(n, L)
-    firsts = range(0, n, batch)
-    for i in progress_bar(firsts, desc='importance', unit='batch'):
+    for i in progress_bar(range(0, n, batch), desc='importance', unit='batch'):
         rows = slice(i, i + batch)
         x = tokens[rows]
         latents = None if z is None else z[rows].to(run.device)
         ends = ends_of(run, x)
         n_free = (~ends).sum(1).clamp(min=1)
-        if run.model.importance:
-            importance[rows] = run.model.importance(x.to(run.device))[0].float().cpu()
-
         for k in range(draws):
             # mask so many positions of each text, evenly over 1..L
             u = uniforms(seed, k, 'evaluation', i, len(x), 1 + L)
@@ -83,12 +79,10 @@ def losses(run, tokens, z, rarity_of_tokens, draws, seed, batch):
 
             # the loss where it was masked
             targets = x.flatten()[positions].to(run.device)
-            nll = torch.zeros(x.numel())
-            nll[positions] = in_chunks(nll_of, logits, targets).cpu()
-            nats[rows] += nll.view(x.shape).double()
+            nll = in_chunks(nll_of, logits, targets).cpu().double()
+            nats[rows].view(-1)[positions] += nll
             count[rows] += mask
-    used = (count > 0) & (tokens != run.tokenizer.pad)
-    return importance, nats / count.clamp(min=1), used
+    return nats / count.clamp(min=1), count
 
 
 def rated_bound(run, tokens, z, rare, draws, seed, batch):

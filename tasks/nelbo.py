@@ -16,7 +16,7 @@ from sampling.directions import FILLS, MAKES
 from sampling.likelihood import bound_of, what_is_scored
 from sampling.solvers import x0_and_e
 from sampling.writing import ends_of
-from tasks.common import TaskNeeds, derangement, enter, progress_bar
+from tasks.common import TaskNeeds, enter, progress_bar, with_controls
 
 NEEDS = TaskNeeds()
 SETTINGS = ('draws',)
@@ -26,15 +26,11 @@ def measure(run, ctx):
     learned = trained_for(run)
     draws, seed, batch = (ctx.knobs[name] for name in ('draws', 'seed', 'sample_batch'))
     results = {'draws': draws, 'n': ctx.n}
-    arguments = (ctx.texts, ctx.tokens, ctx.raw, draws, seed, batch)
     if learned & set(FILLS) and 'text' in run.streams:
-        results |= nelbo(run, *arguments)
-    if 'causal' in learned:
-        found = nelbo(run, *arguments, process=run.next_token, name='causal nats')
-        for key, value in found.items():
-            control, slash, metric = key.rpartition('/')
-            if metric not in ('draws', 'n'):
-                results[f'{control}{slash}causal_{metric}'] = value
+        results |= nelbo(run, ctx.texts, ctx.tokens, ctx.raw, draws, seed, batch)
+    if 'causal' in learned:                    # it is no draw, but -log p
+        results |= nelbo(run, ctx.texts, ctx.tokens, ctx.raw, 1, seed, batch, run.next_token,
+                         'causal_')
     if learned & set(MAKES) and 'latent' in run.streams:
         results |= latent_mse(run, ctx.tokens, ctx.raw, draws, seed, batch)
     return results
@@ -45,50 +41,43 @@ def spread_clocks(seed, n, k, draws):
     return (uniforms(seed, 0, 'evaluation clock', 0, n, 1)[:, 0] + k / draws) % 1
 
 
-def conditions_of(run, raw, n, seed):
-    """ {control: (standardised latents (n, N, D), their clock)}; the key '' is the right condition.
-    A run of text alone has no controls, and one text has no shuffled one. """
+def conditions_of(run, raw, seed):
+    """ {control: (standardised latents (n, N, D), their clock)}. Of text alone there is no
+    control. """
     if raw is None or 'latent' not in run.model.config.streams:
         return {'': (None, 1.0)}
-
-    z = run.stats.standardise(raw)
-    noise = normals(seed, 0, 'evaluation latent', 0, n, *raw.shape[1:]) * run.stats.live
-    conditions = {'': (z, 0.0)}
-    if n > 1:
-        conditions['shuffled/'] = (z[derangement(n, seed)], 0.0)
-    conditions['null/'] = (noise, 1.0)
-    return conditions
+    noise = normals(seed, 0, 'evaluation latent', 0, *raw.shape) * run.stats.live
+    return with_controls(run.stats.standardise(raw), noise, seed)
 
 
 @torch.inference_mode()
-def nelbo(run, texts, tokens, raw, draws, seed, batch, process=None, name='nelbo'):
+def nelbo(run, texts, tokens, raw, draws, seed, batch, process=None, prefix=''):
     """ {key: value}: total nats / total real tokens, its standard error (of the ratio, over texts),
     perplexity, bits per byte. Of one text there is no shuffled control and no standard error. """
     n, L = tokens.shape
-    process = process or run.text
-    if process is run.next_token:              # it is no draw, but -log p
-        draws = 1
     known_mask, n_real = what_is_scored(run, tokens)
     n_bytes = sum(len(text.encode()) for text in texts)
 
-    results = {'draws': draws, 'n': n}
-    for control, (latents, clock) in conditions_of(run, raw, n, seed).items():
+    results = {}
+    for control, (latents, clock) in conditions_of(run, raw, seed).items():
         nats = torch.zeros(n, dtype=torch.float64)
-        line = f'{name} {control.rstrip("/") or "right"}'
-        with progress_bar(total=n * draws, desc=line, unit='draw') as bar:
+        name = f'{prefix}nats {control.rstrip("/") or "right"}'
+        with progress_bar(total=n * draws, desc=name, unit='draw') as bar:
             for k in range(draws):
                 u = uniforms(seed, k, 'evaluation', 0, n, 1 + L)
                 u[:, 0] = spread_clocks(seed, n, k, draws)
                 for i in range(0, n, batch):
                     rows = slice(i, i + batch)
-                    found = bound_of(run, process, rows, tokens, latents, clock, u, known_mask)
+                    found = bound_of(run, process or run.text, rows, tokens, latents, clock, u,
+                                     known_mask)
                     nats[rows] += found / draws
-                    bar.update(len(nats[rows]))
+                    bar.update(len(found))
 
-        enter(results, control, {'nats_per_token': (nats, n_real)})
-        perplexity = math.exp(results[f'{control}nats_per_token'])
-        bits_per_byte = nats.sum().item() / math.log(2) / n_bytes
-        enter(results, control, {'perplexity': perplexity, 'bits_per_byte': bits_per_byte})
+        total = nats.sum().item()
+        enter(results, f'{control}{prefix}', {
+            'nats_per_token': (nats, n_real),
+            'perplexity': math.exp(total / n_real.sum().item()),
+            'bits_per_byte': total / math.log(2) / n_bytes})
     return results
 
 
@@ -99,20 +88,14 @@ def latent_mse(run, tokens, raw, draws, seed, batch):
     n = len(tokens)
     z = run.stats.standardise(raw)
     live = run.stats.live
-
-    # {control: (tokens, their clock)}
     all_masked = torch.where(ends_of(run, tokens), tokens, run.text.mask_id)
-    conditions = {'': (tokens, 0.0)}
-    if n > 1:
-        conditions['shuffled/'] = (tokens[derangement(n, seed)], 0.0)
-    conditions['null/'] = (all_masked, 1.0)
 
     results = {}
-    for control, (x, clock) in conditions.items():
+    for control, (x, clock) in with_controls(tokens, all_masked, seed).items():
         error = torch.zeros(n)
         for k in range(draws):
             t = spread_clocks(seed, n, k, draws) * (1 - 1e-3)            # eps says nothing at t = 1
-            e = normals(seed, k, 'evaluation latent', 0, n, *z.shape[1:])
+            e = normals(seed, k, 'evaluation latent', 0, *z.shape)
             for i in range(0, n, batch):
                 rows = slice(i, i + batch)
                 z_t, _ = run.latent.corrupt(z[rows].to(run.device), t[rows], e[rows].to(run.device))

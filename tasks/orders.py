@@ -36,7 +36,6 @@ import math
 import torch
 
 from diffusion import in_chunks, nll_of, rank_in_row, uniforms
-from corpora.lsa import no_progress
 from sampling.denoise import call
 from sampling.directions import FILLS
 from sampling.likelihood import what_is_scored
@@ -52,7 +51,7 @@ def measure(run, ctx):
     K, seed, batch = (ctx.knobs[name] for name in ('n_orders', 'seed', 'sample_batch'))
     tokens = ctx.tokens
     known_mask, n_real = what_is_scored(run, tokens)
-    conditions = conditions_of(run, ctx.raw, ctx.n, seed)
+    conditions = conditions_of(run, ctx.raw, seed)
     steps = draw_steps(tokens, known_mask, K, seed)
 
     # what it costs, before it begins
@@ -62,9 +61,7 @@ def measure(run, ctx):
 
     results = {'n': ctx.n, 'n_orders': K}
     for control, (latents, clock) in conditions.items():
-        name = f'orders {control.rstrip("/") or "right"}'
-        with progress_bar(total=n_rows, desc=name, unit='row') as bar:
-            nats = nats_of_orders(run, tokens, latents, clock, steps, batch, bar.update)
+        nats = nats_of_orders(run, tokens, latents, clock, steps, batch)
 
         # the nats of each text, (n,)
         of_order = nats.sum(2)                                           # (n, 1 + K)
@@ -80,37 +77,32 @@ def measure(run, ctx):
 
 
 def draw_steps(tokens, known_mask, K, seed):
-    """ (n, 1 + K, L): left to right, then K random orders of each text, as steps_of gives them. """
+    """ (n, 1 + K, L): the step 0, 1, .. at which a position gets its token, from left to right and
+    in K random orders of each text; -1 where the token is known. """
     n, L = tokens.shape
-    steps = [steps_of(torch.arange(L).expand(n, L), known_mask)]
+    # the positions of small numbers come first
+    numbers = [torch.arange(L, dtype=torch.float64).expand(n, L)]
     for k in range(K):
-        u = uniforms(seed, k, 'evaluation', 0, n, 1 + L)[:, 1:]          # as wide as nelbo's
-        steps.append(steps_of(u, known_mask))
-    return torch.stack(steps, 1)
-
-
-def steps_of(u, known_mask):
-    """ (n, L): the step 0, 1, .. at which a position gets its token. Those of small u (n, L) come
-    first. It is -1 where the token is known. """
+        numbers.append(uniforms(seed, k, 'evaluation', 0, n, 1 + L)[:, 1:])        # as nelbo's
     if known_mask is None:
-        return rank_in_row(u)
-    steps = rank_in_row(torch.where(known_mask, torch.inf, u))
-    return torch.where(known_mask, -1, steps)
+        known_mask = torch.zeros(n, L, dtype=torch.bool)
+    steps = [rank_in_row(u.masked_fill(known_mask, torch.inf)) for u in numbers]
+    return torch.stack(steps, 1).masked_fill(known_mask[:, None], -1)
 
 
-def nats_of_orders(run, tokens, latents, clock, steps, batch, progress=no_progress):
+def nats_of_orders(run, tokens, latents, clock, steps, batch):
     """
     -log p(x^i | the positions of earlier steps), nats (n, K, L), float64 on the host; 0 where the
     token is known. Their sum over L is -log p_sigma(x).
     tokens (n, L); latents (n, N, D) or None, at this clock; steps (n, K, L) of K orders, from
-    steps_of; batch: rows of a call; progress: is told how many rows are done.
+    draw_steps; batch: rows of a call.
     """
     L = tokens.shape[1]
     nats = torch.zeros(steps.shape, dtype=torch.float64)
 
     # all rows are known beforehand, so every call but the last is full
     rows = (steps >= 0).nonzero()
-    for part in rows.split(batch):
+    for part in progress_bar(rows.split(batch), desc='orders', unit='call'):
         text, order, position = part.T                                   # (B,) each
 
         # a position is masked before its step, and this row is read just before the step of the
@@ -126,7 +118,6 @@ def nats_of_orders(run, tokens, latents, clock, steps, batch, progress=no_progre
         logits, _ = call(run, noisy.to(run.device), z, t, clock, positions)
         targets = tokens[text, position].to(run.device)
         nats[text, order, position] = in_chunks(nll_of, logits, targets).cpu().double()
-        progress(len(part))
     return nats
 
 

@@ -17,20 +17,20 @@ from sampling.knobs import TEXT_KNOBS
 from sampling.writing import blank, write
 from tasks.common import TaskNeeds, decode, enter, open_split, real_ids, repeated
 
-
-def reads_proteins(run):
-    kind = run.tokenizer.kind
-    return '' if kind == 'esm' else f'was trained on {kind} tokens'
-
-
-NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True, more=reads_proteins)
+NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
 SETTINGS = TEXT_KNOBS
+
+
+def prepare(run, knobs):
+    kind = run.tokenizer.kind
+    if kind != 'esm':
+        raise ValueError(f'{run.out_dir} was trained on {kind} tokens: no protein from it')
 
 
 @torch.inference_mode()
 def measure(run, ctx):
     tokens, sampling = ctx.tokens, ctx.sampling
-    n, seed, batch = ctx.n, sampling['seed'], sampling['batch']
+    n, seed = ctx.n, sampling['seed']
     ends = is_end(tokens, run.tokenizer)
     rng = torch.Generator().manual_seed(seed)
 
@@ -43,20 +43,18 @@ def measure(run, ctx):
 
     # recovery
     for share in range(1, 10):
-        name = f'recovery@0.{share}'
         u = uniforms(seed, share, 'evaluation', 0, n, 1 + run.L)[:, 1:]
         t = run.text.time_of_share(torch.full((n,), share / 10, dtype=torch.float64))
         noisy, mask = run.text.corrupt(tokens, t, u, ends)
-        some = mask.any(1)
-        found = recovery(run, tokens, noisy, mask, batch, rng)
-        enter(results, '', {name: found[some]})
-        n_commonest = ((tokens == frequency.argmax()) & mask).sum(1)
-        commonest = 100.0 * n_commonest / mask.sum(1).clamp(min=1)
-        enter(results, 'unigram/', {name: commonest[some]})
+        first_choice = predict(run, noisy, mask, sampling['batch'], rng)
+        n_right = ((first_choice == tokens) & mask).sum(1).double()
+        n_commonest = ((frequency.argmax() == tokens) & mask).sum(1)
+        for control, found in (('', n_right), ('unigram/', n_commonest)):
+            percent = (100.0 * found / mask.sum(1))[mask.any(1)]
+            enter(results, control, {f'recovery@0.{share}': percent})
 
     # new sequences
-    nothing = blank(run, n, sampling['length'], seed)
-    written = write(run, *nothing, None, **sampling)
+    written = write(run, *blank(run, n, sampling['length'], seed), None, **sampling)
     by_lot = torch.multinomial(frequency, tokens.numel(), True, generator=rng).view(tokens.shape)
     of_unigram = torch.where(ends, tokens, by_lot)
     for control, x in (('', written), ('unigram/', of_unigram), ('data/', tokens)):
@@ -72,21 +70,18 @@ def measure(run, ctx):
     return results
 
 
-def recovery(run, tokens, noisy, mask, batch, rng):
-    """ Per sequence, %: the masked residues of noisy (n, L) that are the network's first
-    choice. """
-    right = torch.zeros(len(tokens), dtype=torch.float64)
-    for i in range(0, len(tokens), batch):
-        rows = slice(i, i + batch)
-        positions = positions_of(mask[rows])                             # (P,)
-        z = null_latents(run, len(noisy[rows]), rng) if 'latent' in run.streams else None
-        model_t = run.text.time_of_share(mask[rows].double().mean(1))    # the clock of the bound
-        logits, _ = call(run, noisy[rows].to(run.device), z, model_t, 1.0, positions)
-        found = torch.zeros_like(mask[rows])
+def predict(run, noisy, mask, batch, rng):
+    """ noisy (n, L) with the network's first choice at the masked positions. """
+    found = noisy.clone()
+    for i in range(0, len(noisy), batch):
+        x, masked = noisy[i:i + batch], mask[i:i + batch]
+        positions = positions_of(masked)                                 # (P,)
+        z = null_latents(run, len(x), rng) if 'latent' in run.streams else None
+        t = run.text.time_of_share(masked.double().mean(1))              # the clock of the bound
+        logits, _ = call(run, x.to(run.device), z, t, 1.0, positions)
         first_choice = in_chunks(lambda some: some.argmax(1), logits)    # (P,)
-        found.view(-1)[positions] = first_choice.cpu() == tokens[rows].flatten()[positions]
-        right[rows] = 100 * found.sum(1).double() / mask[rows].sum(1).clamp(min=1)
-    return right
+        found[i:i + batch].view(-1)[positions] = first_choice.cpu()
+    return found
 
 
 def share_in_runs(row):

@@ -10,17 +10,17 @@ from sampling.denoise import make_denoise, null_latents
 from sampling.directions import FILLS
 from sampling.writing import blank, ends_of, write
 from tasks.common import FREE_SETTINGS, TaskNeeds, decode, describe_texts, enter, real_ids
-from tasks.scorer import prepare_scorer as prepare
+from tasks.scorer import prepare_scorer
 
-
-def corrects(run):
-    if hasattr(run.text, 'correct'):
-        return ''
-    return 'was not trained with text_process=gidd, which can take back what it wrote'
-
-
-NEEDS = TaskNeeds(('text',), (FILLS,), more=corrects)
+NEEDS = TaskNeeds(('text',), (FILLS,))
 SETTINGS = FREE_SETTINGS
+
+
+def prepare(run, knobs):
+    if not hasattr(run.text, 'correct'):
+        raise ValueError(f'{run.out_dir} was not trained with text_process=gidd, which can take '
+                         'back what it wrote: no self_correction from it')
+    return prepare_scorer(run, knobs)
 
 
 @torch.inference_mode()

@@ -17,12 +17,7 @@ from sampling.knobs import LATENT_KNOBS
 from tasks.common import (TaskNeeds, chosen_rows, correlations, derangement, embed, enter,
                           make_latents, open_split, progress_bar, words)
 
-
-def has_encoder(run):
-    return '' if run.meta['encoder'] else 'has latents that were given without their encoder'
-
-
-NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), encoder=True, more=has_encoder)
+NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), encoder=True)
 SETTINGS = (*LATENT_KNOBS, 'seeds', 'sts', 'sts_revision')
 HAS_OWN_TEXTS = True           # --texts= is not read
 
@@ -34,6 +29,9 @@ COLUMNS = (('sentence1', 'sentence_a', 'sentence_A'),
 
 def prepare(run, knobs):
     """ (sentences, sentences, scores) of the pairs that are chosen. """
+    if not run.meta['encoder']:
+        raise ValueError(f'{run.out_dir} has latents that were given without their encoder: no sts '
+                         'from it')
     if not knobs['sts']:
         raise ValueError('tasks=sts reads --sts=FILE.csv of sentence, sentence, score')
     first, second, scores = read_pairs(knobs['sts'], knobs['sts_revision'])
@@ -102,17 +100,11 @@ def training_words(run, folder):
 def read_pairs(path, revision=''):
     """ (sentences, sentences, scores) from a csv or tsv, with or without a header, or a hub
     dataset's validation split. """
-    if os.path.isfile(path):
-        rows, header = read_table_of_pairs(path)
-    else:
-        rows, header = fetch_pairs(path, revision)
+    rows, header = read_table(path) if os.path.isfile(path) else fetch_table(path, revision)
     try:
-        columns = []
-        for legal in COLUMNS:
-            columns.append(next(i for i, name in enumerate(header) if name in legal))
-        first = [row[columns[0]] for row in rows]
-        second = [row[columns[1]] for row in rows]
-        scores = np.array([float(row[columns[2]]) for row in rows])
+        at = [next(i for i, name in enumerate(header) if name in legal) for legal in COLUMNS]
+        first, second, scores = ([row[i] for row in rows] for i in at)
+        scores = np.array(scores, float)
         is_finite = np.isfinite(scores)
         if not is_finite.all():
             raise ValueError(f'the score of pair {is_finite.argmin() + 1} is no finite number')
@@ -122,7 +114,7 @@ def read_pairs(path, revision=''):
                          f'({error})') from None
 
 
-def read_table_of_pairs(path):
+def read_table(path):
     """ The rows of a csv or tsv, and the names of its columns. """
     form = {}
     if path.endswith(('.tsv', '.txt')):
@@ -135,7 +127,7 @@ def read_table_of_pairs(path):
     return rows, [names[0] for names in COLUMNS]
 
 
-def fetch_pairs(name, revision):
+def fetch_table(name, revision):
     """ The same of a dataset on the hub. """
     if not re.fullmatch(r'[\w.-]+/[\w.-]+', name):
         raise ValueError(f'sts={name!r}: no such file, nor a hub id')

@@ -28,7 +28,7 @@ def measure(run, ctx):
 
     # several draws of every latent
     draws = [generate(run, ctx, seed=seed + i) for i in range(seeds)]
-    each = [compare_latents(run, found, ctx.raw) for found in draws]
+    each = [judge(run, ctx, found) for found in draws]
     enter(results, '', {metric: np.mean([e[metric] for e in each], 0) for metric in each[0]})
     enter(results, '', dimensions(run, draws[0], ctx.raw))
     if seeds > 1:
@@ -36,13 +36,12 @@ def measure(run, ctx):
         enter(results, '', {'cosine_between_draws': between})
 
     # the controls
-    mean = run.stats.destandardise(torch.zeros_like(ctx.raw))
     controls = {'shuffled/': generate(run, ctx, derangement(n, seed)),
                 'null/': generate(run, ctx, guidance=0.0),
-                'mean/': mean,
+                'mean/': run.stats.destandardise(torch.zeros_like(ctx.raw)),
                 'ridge/': ridge(run, ctx.folder, ctx.tokens)}
     for control, found in controls.items():
-        enter(results, control, compare_latents(run, found, ctx.raw))
+        enter(results, control, judge(run, ctx, found))
         enter(results, control, dimensions(run, found, ctx.raw))
     return results
 
@@ -57,16 +56,11 @@ def generate(run, ctx, rows=slice(None), **knobs):
 
 
 def judge(run, ctx, found):
-    """ {metric: values (n,)} of the latents that were made from all rows. """
-    return compare_latents(run, found, ctx.raw)
-
-
-def compare_latents(run, found, raw):
-    """ {metric: per-text values (n,)} of raw latents found against the encoder's. """
-    difference = run.stats.standardise(found) - run.stats.standardise(raw)
-    error = difference.square().mean(1).sum(1) / run.stats.live.sum()
-    centred = (found - run.stats.mean).flatten(1)
-    centred_raw = (raw - run.stats.mean).flatten(1)
+    """ {metric: values (n,)} of raw latents made from all rows, against the encoder's. """
+    stats, raw = run.stats, ctx.raw
+    difference = stats.standardise(found) - stats.standardise(raw)
+    error = difference.square().mean(1).sum(1) / stats.live.sum()
+    centred, centred_raw = ((x - stats.mean).flatten(1) for x in (found, raw))
     return {'centred_cosine': F.cosine_similarity(centred, centred_raw).numpy(),
             'squared_error': error.numpy(),
             **retrieval(found, raw)}

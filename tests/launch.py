@@ -105,11 +105,13 @@ def finished(code, argv, input='', **kw):
 
 
 def run(script, *args, root=ROOT, **kw):
-    """ A script of the tree in root, in a process of its own. kw: cwd, env, input. """
+    """ A script of the tree in root, in a process of its own. kw: cwd, env, input. Python finds the modules beside a script;
+    runs/export.py is run as a module, from the root. """
     path = str(root / script)
+    modules = str(root) if script.startswith('runs/') else os.path.dirname(path)
     code = f"""
 import runpy, sys
-sys.path[0] = {os.path.dirname(path)!r}
+sys.path[0] = {modules!r}
 runpy.run_path({path!r}, run_name='__main__')
 """
     return finished(code, [path, *args], **kw)

@@ -384,7 +384,7 @@ def test_a_hangup_and_a_reader_that_leaves_count_as_a_signal_on_all_ranks_and_th
     # the terminal closes; under nohup a hangup is ignored at the start, and stays so
     hung, kept = tmp_path / 'hung', tmp_path / 'kept'
     job = Job(dataset, hung, ranks=2)
-    nohup = Job(dataset, kept, ranks=2, preexec=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    nohup = Job(dataset, kept, ranks=2, before='import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)')
     for one in (job, nohup):
         one.until('step      5/')
         one.processes[1].send_signal(signal.SIGHUP)
@@ -395,16 +395,16 @@ def test_a_hangup_and_a_reader_that_leaves_count_as_a_signal_on_all_ranks_and_th
 
     # python train.py | head
     cut = tmp_path / 'cut'
-    reader, writer = os.pipe()
-    job = Job(dataset, cut, ranks=2, before=SLOW, preexec=lambda: os.dup2(writer, 1))
-    os.close(writer)
-    with open(reader) as lines:
+    pipe = tmp_path / 'pipe'
+    os.mkfifo(pipe)
+    job = Job(dataset, cut, ranks=2, before=f"{SLOW}\nos.dup2(os.open({str(pipe)!r}, os.O_WRONLY), 1)")
+    with open(pipe) as lines:
         assert any('step      5/' in line for line in lines)
     assert job.wait() == [0, 0] and not job.err(), job.err()
     assert_preempted(cut, 'SIGPIPE')
 
     # a disk that is full under the output loses lines, not the run
-    jobs = [Job(dataset, hung, ranks=2), Job(dataset, cut, ranks=2, preexec=lambda: os.dup2(os.open('/dev/full', os.O_WRONLY), 1))]
+    jobs = [Job(dataset, hung, ranks=2), Job(dataset, cut, ranks=2, before="os.dup2(os.open('/dev/full', os.O_WRONLY), 1)")]
     for out, one in zip((hung, cut), jobs):
         assert one.wait() == [0, 0], one.err()
         assert_same_run(out, finished_by_two)

@@ -19,8 +19,9 @@ from sampling.left_to_right import LeftToRight
 from tasks.importance import losses
 from tasks.nelbo import nelbo
 from tasks.orders import nats_of_orders
-from tasks.protein import recovery
+from tasks.protein import predict
 from tasks.self_correction import correct
+from toys import Network
 
 V, L, B, N_CLUSTERS = 500, 16, 6, 5
 CHUNK = 9 * V                                                            # 9 positions of at most B L = 96
@@ -134,9 +135,9 @@ def bounds(model):
         'hdlm': lambda: of(hdlm),
         'genmd4': lambda: genmd4_bound(model, MaskedText(V), tokens, z, zeros, u[:, 0], u[:, 1:], rare.double() + .5),
         'nelbo': lambda: of_task(MaskedText(V)),
-        'importance': lambda: losses(run, tokens, z, rare[tokens], 2, 0, B)[1],
+        'importance': lambda: losses(run, tokens, z, 2, 0, B)[0],
         'orders': lambda: nats_of_orders(run, tokens, z, 0.0, steps, 64),
-        'protein': lambda: recovery(run, tokens, torch.full_like(tokens, V), tokens < V, B, torch.Generator().manual_seed(4)),
+        'protein': lambda: predict(run, torch.full_like(tokens, V), tokens < V, B, torch.Generator().manual_seed(4)).float(),
         'self_correction': lambda: correct(run_of(model, gidd), tokens, tokens < 0, 1, B, torch.Generator().manual_seed(5))[1],
     }
 
@@ -145,6 +146,16 @@ def bounds(model):
 def test_a_measure_makes_no_table_above_a_chunk_and_is_the_same(name, model, monkeypatch):
     whole, chunked = whole_and_in_chunks(bounds(model)[name], monkeypatch)
     assert whole.isfinite().all() and torch.allclose(whole, chunked, rtol=1e-5)
+
+
+def test_the_first_choice_of_a_network_that_knows_the_tokens_is_right_at_every_masked_position():
+    tokens, _ = texts()
+    mask = torch.arange(L).expand(B, L) % 3 == 1
+    right = torch.nn.functional.one_hot(tokens, V).float()               # (B, L, V)
+    knows = Network(lambda x, z, t, s, positions, predict: (right.flatten(0, 1)[positions], None))
+    run = run_of(knows)
+    run.streams = ('text',)
+    assert torch.equal(predict(run, tokens.masked_fill(mask, V), mask, B, torch.Generator()), tokens)
 
 
 # ---- the chunks themselves

@@ -8,8 +8,9 @@ import pytest
 
 from launch import ROOT, run, run_code, train
 from runs.export import export as write_export, results_of
-from runs.manifest import dataset_identity, encoder_identity, read_meta
 from runs.files import sealed
+from runs.manifest import dataset_identity, encoder_identity, read_meta
+from runs.shown import shown as as_shown
 from sample import Run
 
 TEXT = 'a red dog runs near the park number 3'
@@ -46,10 +47,10 @@ def test_it_writes_what_the_command_line_writes(mixed, loaded):
     told = dict(sampler='ancestral', steps=4, seed=3)
     shown = run('sample.py', f'--out_dir={mixed}', '--mode=l2t', f'--text={TEXT}', *(f'--{name}={value}' for name, value in told.items()))
     written, = loaded.write([TEXT], **told)
-    assert f'  -> {written}\n' in shown.stdout and written
+    assert f'  -> {as_shown(written)}\n' in shown.stdout and written
     shown = run('sample.py', f'--out_dir={mixed}', '--mode=infill', '--text=a [MASK:2] dog', '--seed=5')
     filled, = loaded.infill(['a [MASK:2] dog'], seed=5)
-    assert f'  -> {filled}\n' in shown.stdout and filled.startswith('a') and filled.endswith('dog')
+    assert f'  -> {as_shown(filled)}\n' in shown.stdout and filled.startswith('a') and filled.endswith('dog')
 
 
 def test_latents_of_a_text_are_written_like_the_text(loaded):
