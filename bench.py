@@ -4,7 +4,7 @@ each comparison is a file in benchmarks/.
 
     python bench.py --lines="config/speedrun.py | config/quickstart.py"     # trainings, any two
     python bench.py --what=step --shape=small      # a training step beside other libraries'
-    python bench.py --what=samplers                # seconds a text, beside autoregressive
+    python bench.py --what=samplers --shape=captions    # milliseconds a text, beside GPT-2
     python bench.py --what=gpu                     # train.py with our configs, on random data
 """
 from types import SimpleNamespace
@@ -23,9 +23,9 @@ what = 'trainings'              # trainings | step | samplers | gpu
 lines = ''                      # trainings: arguments of train.py, | between them
 rounds = 5                      # [1, 1000]: each side so many times
 max_iters = 60                  # [1, 1e6]: of each training
-batch_size = 32                 # [1, 65536]: samplers
+batch_sizes = '1,8,64'          # samplers: texts at a time
 dtype = 'auto'                  # auto | bfloat16 | float32; auto: as in train.py
-shape = 'small'                 # small | gpt2vocab: step, samplers
+shape = 'small'                 # small | captions | gpt2vocab: step, samplers
 sides = 'ours,diffusers,mmdit,bert,gpt'   # step
 settings = 'bfloat16 compiled'  # step: 'as shipped', or a dtype, with or without 'compiled';
                                 # several, with commas between them, take turns

@@ -28,6 +28,8 @@ from model import Model, ModelConfig, TimestepEmbedding
 
 SHAPES = {'small':     dict(depth=6, width=256, heads=4, batch=8, length=128,
                             n_latents=1, latent_dim=384, vocab_size=4096),
+          'captions':  dict(depth=8, width=256, heads=4, batch=8, length=40, n_latents=1,
+                            latent_dim=384, vocab_size=4096, latent_tokens=8, latent_width=128),
           'gpt2vocab': dict(depth=6, width=384, heads=6, batch=4, length=256,
                             n_latents=8, latent_dim=48, vocab_size=50304)}
 
@@ -69,8 +71,9 @@ class Ends(nn.Module):
 def ours(shape, make_batch, autocast=None, **_):
     config = ModelConfig(vocab_size=shape['vocab_size'], seq_len=shape['length'],
                          latent_dim=shape['latent_dim'], n_latents=shape['n_latents'],
-                         latent_tokens=1, depth=shape['depth'], heads=shape['heads'],
-                         width=shape['width'])
+                         latent_tokens=shape.get('latent_tokens', 1),
+                         latent_width=shape.get('latent_width'), depth=shape['depth'],
+                         heads=shape['heads'], width=shape['width'])
     model = Model(config)
     if make_batch is None:                                 # samplers.py wants the network alone
         return model, None

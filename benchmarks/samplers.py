@@ -1,7 +1,7 @@
 """
-Seconds a text of every sampler, beside an autoregressive decoder of the same depth and width with
-its cache of keys and values (transformers' GPT-2). Both networks are untrained: only the time
-matters here. The quality of texts is evaluate.py's to measure.
+Milliseconds a text, the most probable token each time: from left to right and by unmasking, beside
+transformers' GPT-2 of the same depth and width, which has a cache of keys and values too. The
+networks are untrained: only the time matters here, and evaluate.py measures the texts.
 """
 import time
 from types import SimpleNamespace
@@ -12,20 +12,23 @@ from benchmarks import peers
 from benchmarks.trainings import compare
 from diffusion import GaussianLatents, MaskedText
 from runs.checkpoint import pick_device, pick_dtype
-from samplers import SAMPLERS
+from sampling.left_to_right import LeftToRight
+from sampling.loading import cast
 from sampling.writing import blank, write
 
 
-def untrained_run(shape, device, autocast):
-    """ What sampling.loading.load_run would return of a run of this shape. """
+def untrained_run(shape, device, dtype):
+    """ What sampling.loading.load_run would return of a run of this shape. It never writes EOS, so
+    every text has all its tokens. """
+    V = shape['vocab_size']
     model = peers.ours(shape, None)[0].to(device).eval()
     model.text_head.weight.data.normal_(std=shape['width'] ** -.5)
-    latent = GaussianLatents(torch.ones(shape['latent_dim'], device=device))
     return SimpleNamespace(
-        model=model, device=device, text=MaskedText(shape['vocab_size']), latent=latent,
-        next_token=None, fills_masks=True,
-        streams=model.config.streams, L=shape['length'], row_calls=0, autocast=autocast,
-        out_dir='', lengths=None, banned=[], tokenizer=SimpleNamespace(eos=0, pad=1))
+        model=cast(model, dtype), dtype=dtype, device=device, text=MaskedText(V),
+        latent=GaussianLatents(torch.ones(shape['latent_dim'], device=device)),
+        next_token=LeftToRight(V, eos=0), fills_masks=True, streams=model.config.streams,
+        L=shape['length'], row_calls=0, out_dir='', lengths=None, banned=[0, V - 1],
+        tokenizer=SimpleNamespace(eos=0, pad=V - 1))
 
 
 def untrained_gpt(shape, device):
@@ -40,46 +43,37 @@ def run(knobs):
     device = pick_device(knobs.device)
     dtype = pick_dtype(knobs.dtype, device)
     L = shape['length']
+    ours = untrained_run(shape, device, dtype)
+    gpt = cast(untrained_gpt(shape, device), dtype)
 
-    def autocast():
-        return torch.autocast(torch.device(device).type, torch.bfloat16,
-                              enabled=dtype == 'bfloat16')
-
-    ours = untrained_run(shape, device, autocast)
-    gpt = untrained_gpt(shape, device)
-    calls = {}                                             # {side: network calls a text}
-
-    def ours_side(side, n, sampler, steps):
-        """ Texts per second of a sampler, n at a time. """
+    def ours_side(n, **how):
+        """ Texts per second, n at a time. """
         def measure():
-            ours.row_calls = 0
             began = time.perf_counter()
             z = torch.randn(n, shape['n_latents'], shape['latent_dim'])
-            write(ours, *blank(ours, n), z, sampler=sampler, steps=steps)
-            calls[side] = ours.row_calls / n
+            write(ours, *blank(ours, n), z, **how)
             return n / (time.perf_counter() - began)
         return measure
 
     def gpt_side(n):
-        """ Texts per second of the autoregressive decoder, n at a time. """
         @torch.inference_mode()
         def measure():
             began = time.perf_counter()
             start = torch.zeros(n, 1, dtype=torch.int64, device=device)
-            with autocast():
-                gpt.generate(start, max_new_tokens=L, min_new_tokens=L, do_sample=True,
-                             pad_token_id=1)
+            gpt.generate(start, max_new_tokens=L, min_new_tokens=L, do_sample=False,
+                         pad_token_id=1)
             return n / (time.perf_counter() - began)
         return measure
 
-    for n in (1, knobs.batch_size):
-        sides = {f'autoregressive, batch {n}': gpt_side(n)}
-        for sampler in SAMPLERS:
-            for steps in (L, L // 8):
-                side = f'{sampler}, {steps} steps, batch {n}'
-                sides[side] = ours_side(side, n, sampler, steps)
-        medians = compare(sides, 'texts/s', knobs.rounds)
+    print(f'{knobs.shape}: {L} tokens a text, {dtype}, {torch.get_num_threads()} threads, {device}')
+    for n in (int(part) for part in knobs.batch_sizes.split(',')):
+        medians = compare({
+            f'GPT-2, batch {n}': gpt_side(n),
+            f'left to right, batch {n}': ours_side(n, sampler='autoregressive'),
+            f'confidence, {L} calls, batch {n}': ours_side(n, sampler='confidence', steps=L),
+            f'confidence, {L // 8} calls, batch {n}': ours_side(n, sampler='confidence',
+                                                                steps=L // 8),
+        }, 'texts/s', knobs.rounds)
         for side, texts_per_s in medians.items():
-            print(f'{side:<40} {1000 / texts_per_s:>9.1f} ms a text, '
-                  f'{calls.get(side, L):>6.1f} network calls')
+            print(f'{side:<40} {1000 / texts_per_s:>9.1f} ms a text')
         print()

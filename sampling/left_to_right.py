@@ -194,7 +194,7 @@ class Reader:
 
 def attention_of_new(q, keys, values, mask):
     """ softmax(q k') v of queries (new, B, H, d), keys and values (S, B, H, d): (new, B, H, d). """
-    # one query of a row is no matrix: on a CPU this is faster than products of matrices
+    # one query a row is no matrix: on a CPU sums are faster here than products of matrices
     if mask is None and q.dtype == torch.float32 and not q.is_cuda:
         p = torch.linalg.vecdot(keys, q).softmax(0)                      # (S, B, H)
         return (p[..., None] * values).sum(0)

@@ -84,18 +84,10 @@ IN_FLOAT32 = ('text_clock', 'latent_clock', 'latent_in', 'shortcut', 'bag', 'imp
 def cast(model, dtype):
     """ The model, with the weights of its products cast once to the dtype it computes in: autocast
     would cast them at every call. """
-    products = [module for name, module in model.named_modules()
-                if isinstance(module, (torch.nn.Linear, torch.nn.Embedding))
-                and not name.startswith(IN_FLOAT32)]
-    for module in products:
-        module.to(getattr(torch, dtype))
-
-        # for one text a CPU mostly waits for the weights: the longer dimension in one piece
-        # (docs/speed.md)
-        weight = module.weight.data
-        is_tall = isinstance(module, torch.nn.Linear) and weight.shape[0] > weight.shape[1]
-        if is_tall and weight.device.type == 'cpu' and dtype == 'float32':
-            module.weight.data = weight.T.contiguous().T
+    for name, module in model.named_modules():
+        is_product = isinstance(module, (torch.nn.Linear, torch.nn.Embedding))
+        if is_product and not name.startswith(IN_FLOAT32):
+            module.to(getattr(torch, dtype))
     return model
 
 

@@ -51,10 +51,12 @@ def test_step_compares_what_is_there_and_names_what_is_not(tmp_path):
 
 
 def test_samplers_print_their_table():
-    rc, out, err = bench('--what=samplers', '--batch_size=2')
+    rc, out, err = bench('--what=samplers', '--batch_sizes=1,2', '--rounds=1')
     assert rc == 0, err
-    calls = {line.split(' steps')[0]: float(line.split()[-3]) for line in out.splitlines() if 'batch 2' in line and 'network calls' in line}
-    assert calls['first_hitting, 16'] == 16 and calls['ancestral, 2'] == 2 and calls['cached, 16'] < 16
+    table = re.findall(r'^(.+), batch (\d) +([\d.]+) ms a text$', out, re.M)
+    assert [(side, int(n)) for side, n, _ in table] == [(side, n) for n in (1, 2) for side in ('GPT-2', 'left to right', 'confidence, 16 calls',
+                                                                                               'confidence, 2 calls')], out
+    assert min(float(ms) for _, _, ms in table) > 0
 
 
 def test_trainings_take_turns_and_an_unknown_bench_is_refused(dataset):

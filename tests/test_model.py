@@ -246,12 +246,12 @@ def test_where_the_residual_streams_are_bfloat16_no_activation_of_a_block_is_flo
 
     class Tensor:
         is_cuda, to = True, lambda self, dtype: dtype
-    tensor = Tensor()
-    assert model_module.in_autocast_dtype(tensor) is tensor
+    enters, wide, narrow = model_module.in_compute_dtype, torch.ones(1), torch.ones(1).bfloat16()
+    assert enters(Tensor(), wide) == torch.float32 and enters(wide, narrow).dtype == torch.bfloat16
     with torch.autocast('cuda', torch.bfloat16):
-        assert model_module.in_autocast_dtype(tensor) == torch.bfloat16
-        assert model_module.in_autocast_dtype(torch.ones(1)).dtype == torch.float32, 'on a CPU nothing changes'
-    monkeypatch.setattr(model_module, 'in_autocast_dtype', lambda x: x.to(torch.bfloat16))
+        assert enters(Tensor(), wide) == torch.bfloat16
+        assert enters(wide, wide).dtype == torch.float32, 'on a CPU nothing changes'
+    monkeypatch.setattr(model_module, 'in_compute_dtype', lambda x, weight: x.to(torch.bfloat16))
 
     wide, found, B, C = [], [], 3, 16
 
