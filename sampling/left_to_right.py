@@ -90,8 +90,7 @@ class LeftToRight:
 class Reader:
     """
     model.Model for causal rows, one position after the other. Keys and values of what was read lie
-    in a cache that has room for the longest text. Arrays have the positions first, so that what is
-    read next is written in one piece.
+    in a cache that has room for the longest text.
 
     The clocks do not move while a text is written, so what they modulate is computed once:
         norm(x) (1 + scale) + shift    is a layer norm of weight 1 + scale and bias shift
@@ -102,34 +101,32 @@ class Reader:
     def __init__(self, model, B, latents, t_text, t_latent):
         c = model.config
         self.model = model
+        self.streams = [block.text for block in model.blocks]
         self.K = c.n_latents * c.latent_tokens if 'latent' in c.streams else 0
         self.n_read = 0
-        streams = [block.text for block in model.blocks]
         dtype = model.embed.weight.dtype
         no_tokens = torch.empty((B, 0), dtype=torch.int64, device=model.bias.device)
         _, latent, condition = model.embed_inputs(no_tokens, latents, t_text, t_latent)
 
-        # matrices, and modulation by the clocks: shift, 1 + scale, gate, and these of the MLP
-        self.matrices = [[linear.weight.T for linear in (s.qkv, s.out, s.up, s.down)]
-                         for s in streams]
+        # modulation by the clocks: shift, 1 + scale, gate, and these of the MLP
         of_blocks, final = model.split_text_modulation(condition[:1])
-        tables = torch.stack([s.scale_shift_table for s in streams])     # (depth, 6, C)
+        tables = torch.stack([s.scale_shift_table for s in self.streams])  # (depth, 6, C)
         modulation = tables + of_blocks.view(6, -1)
         modulation[:, 1::3] += 1
         self.modulation = [block.unbind() for block in modulation.to(dtype)]
         shift, scale = final.to(dtype).view(2, -1)
         self.final = shift, 1 + scale
 
-        # positions and gains: (depth, L, 1, 2, 1, d). Queries are also divided by sqrt(d)
+        # positions and gains: (depth, L, 2, 1, d). Queries are also divided by sqrt(d)
         d = c.width // c.heads
-        gains = torch.stack([torch.stack([s.q_gain, s.k_gain * d ** .5]) for s in streams])
-        gains = gains[:, None, None, :, None]
-        cos = torch.cat([model.cos, model.cos], 1)[:, None, None, None]  # (L, 1, 1, 1, d)
-        sin = torch.cat([-model.sin, model.sin], 1)[:, None, None, None]
+        gains = torch.stack([torch.stack([s.q_gain, s.k_gain * d ** .5]) for s in self.streams])
+        gains = gains[:, None, :, None]
+        cos = torch.cat([model.cos, model.cos], 1)[:, None, None]        # (L, 1, 1, d)
+        sin = torch.cat([-model.sin, model.sin], 1)[:, None, None]
         self.by_cos, self.by_sin = (gains * cos).to(dtype), (gains.roll(d // 2, -1) * sin).to(dtype)
 
         # keys and values
-        self.cache = torch.empty((c.depth, 2, self.K + c.seq_len, B, c.heads, d), dtype=dtype,
+        self.cache = torch.empty((c.depth, 2, B, c.heads, self.K + c.seq_len, d), dtype=dtype,
                                  device=model.bias.device)
         self.into_text = self.into_head = 0
         if latent is not None:
@@ -137,15 +134,14 @@ class Reader:
             self.read_latents(latent, modulation)
         if c.shortcut:
             found = model.shortcuts(latents, gates)                      # (B, C) each
-            self.into_text, self.into_head = (part.to(dtype) for part in found)
+            self.into_text, self.into_head = (part[:, None].to(dtype) for part in found)
 
     def read_latents(self, latent, modulation):
         """ Keys and values of the latents (B, K, C), which see only one another. """
-        for block, (keys, values) in zip(self.model.blocks, self.cache):
+        for block, cache in zip(self.model.blocks, self.cache):
             shift, scale, *rest = block.latent.modulation(modulation)
             q, k, v = block.latent.queries_keys_values(latent, shift, scale)         # (B, H, K, d)
-            keys[:self.K] = k.permute(2, 0, 1, 3)
-            values[:self.K] = v.permute(2, 0, 1, 3)
+            cache[:, :, :, :self.K] = torch.stack([k, v])
             attended = attention(q, k, v).transpose(1, 2).flatten(2)                 # (B, K, C)
             latent = block.latent.finish(latent, attended, *rest)
 
@@ -153,51 +149,42 @@ class Reader:
         """ Logits (B, V), float32, of the token after `tokens` (B, L), of which the new ones are
         read. """
         # each new token may look at the latents and at all tokens up to itself
-        B, L = tokens.shape
+        L = tokens.shape[1]
         new = slice(self.n_read, L)
         self.n_read = L
         mask = None
         if new.stop - new.start > 1:
             mask = causal_mask(self.K, L, tokens.device)[self.K + new.start:]
 
-        text = self.model.embed(tokens[:, new].T) + self.into_text       # (new, B, C)
-        text = text.flatten(0, 1)
-        for i in range(len(self.cache)):
+        text = self.model.embed(tokens[:, new]) + self.into_text         # (B, new, C)
+        for i in range(len(self.streams)):
             text = self.read_block(i, text, new, mask)
 
         # the head at the last position
         shift, scale = self.final
-        hidden = F.layer_norm(text[-B:], shift.shape, scale, shift) + self.into_head
-        return self.model.text_head(hidden).float()
+        hidden = F.layer_norm(text[:, -1:], shift.shape, scale, shift) + self.into_head
+        return self.model.text_head(hidden[:, 0]).float()
 
     def read_block(self, i, text, new, mask):
-        """ model.Block.forward for the text (new * B, C) at the positions `new`. """
+        """ model.Block.forward for the text (B, new, C) at the positions `new`. """
+        stream = self.streams[i]
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation[i]
-        into_qkv, out, up, down = self.matrices[i]
-        keys, values = self.cache[i, :, :self.K + new.stop]              # (S, B, H, d) each
 
         # q / |q| is what rms_norm gives, but for sqrt(d)
-        hidden = F.layer_norm(text, shift.shape, scale, shift)
-        qkv = (hidden @ into_qkv).view(-1, keys.shape[1], 3, *keys.shape[2:])
-        qk = qkv[:, :, :2]                                               # (new, B, 2, H, d)
+        qkv = stream.qkv(F.layer_norm(text, shift.shape, scale, shift))
+        qkv = qkv.unflatten(2, (3, stream.heads, stream.head_dim))
+        qk = qkv[:, :, :2]                                               # (B, new, 2, H, d)
         turned = torch.addcmul(qk * self.by_cos[i, new],
-                               qk.roll(qk.shape[-1] // 2, -1), self.by_sin[i, new])
+                               qk.roll(stream.head_dim // 2, -1), self.by_sin[i, new])
         q, k = (turned / torch.linalg.vector_norm(qk, dim=-1, keepdim=True)).unbind(2)
-        keys[self.K + new.start:] = k
-        values[self.K + new.start:] = qkv[:, :, 2]
 
-        attended = attention_of_new(q, keys, values, mask).reshape(text.shape)
-        text = torch.addcmul(text, gate, attended @ out)
-        hidden = F.layer_norm(text, shift.shape, mlp_scale, mlp_shift) @ up
-        return torch.addcmul(text, mlp_gate, F.relu_(hidden).square_() @ down)
+        # the new keys and values join those that were read before
+        keys, values = self.cache[i, :, :, :, :self.K + new.stop]        # (B, H, S, d) each
+        keys[:, :, self.K + new.start:] = k.transpose(1, 2)
+        values[:, :, self.K + new.start:] = qkv[:, :, 2].transpose(1, 2)
+        attended = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, mask, scale=1.)
+        attended = attended.transpose(1, 2).flatten(2)                   # (B, new, C)
 
-
-def attention_of_new(q, keys, values, mask):
-    """ softmax(q k') v of queries (new, B, H, d), keys and values (S, B, H, d): (new, B, H, d). """
-    # one query a row is no matrix: on a CPU sums are faster here than products of matrices
-    if mask is None and q.dtype == torch.float32 and not q.is_cuda:
-        p = torch.linalg.vecdot(keys, q).softmax(0)                      # (S, B, H)
-        return (p[..., None] * values).sum(0)
-    q, keys, values = (x.permute(1, 2, 0, 3) for x in (q, keys, values))
-    attended = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, scale=1.)
-    return attended.permute(2, 0, 1, 3)
+        text = torch.addcmul(text, gate, stream.out(attended))
+        hidden = stream.up(F.layer_norm(text, shift.shape, mlp_scale, mlp_shift))
+        return torch.addcmul(text, mlp_gate, stream.down(F.relu_(hidden).square_()))
