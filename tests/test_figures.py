@@ -203,7 +203,7 @@ SECTIONS = {
                     'Samplers by network calls': ('multi30k_l2t_masked', 'multi30k_samplers_1000'),
                     'Latent solvers by steps': ('multi30k_mixed',)},
     'speed.md': {'A training step beside other libraries': ('bench-step-small',),
-                 'Writing a text': (), 'Muon and AdamW': ('muon_adamw',)},
+                 'Muon and AdamW': ('muon_adamw',)},
     'speedrun.md': {'The records': ('speedrun',), 'What was tried': ('speedrun',)},
 }
 # figures of these sections that results/ does not keep: sizes and counts of what was run, times, and differences
@@ -227,7 +227,7 @@ ONE_OFFS = {
     'peers.md': ['Beside other repositories'],
     'results.md': ["The README's figures, each by its command"],
     'reproduction.md': ['Tokens, hours, memory', 'How the hours are computed'],
-    'speed.md': ['bfloat16 or float32'],
+    'speed.md': ['Writing a text', 'bfloat16 or float32'],
 }
 SAYS_WHERE_FROM = re.compile(r'commit `?[0-9a-f]{7}|commits [0-9a-f]{7}|computed|was measured|at the commit in the table|commit of a row')
 # what a table says of programs, and figures of the examples, which tests/test_examples.py has
@@ -300,8 +300,6 @@ def test_the_figures_of_a_section_are_in_results(name):
             continue
         files = SECTIONS[name][heading]
         values = [value for file in files for value in (*leaves(results(file)), *computed(file))]
-        if heading == 'Writing a text':
-            values += [float(found) for found in re.findall(r'[\d.]+', (ROOT / 'results/bench-samplers.txt').read_text())]
         prose = '\n'.join(line for line in text.splitlines() if not line.startswith('|'))
         figures = [number for number in numbers(prose) if '.' in number]
         figures += [number for _, cells in table_rows(text) for cell in cells for number in numbers(cell)]
