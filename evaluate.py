@@ -192,7 +192,7 @@ def measure_sweep(run, ctx, task, name, points):
             results[f'{label}/{metric}'] = value
             if not metric.endswith('_se'):
                 line += f'{metric} {value:<9.4g}'
-        key = record(run, ctx, task, name, results, point)
+        key, _ = record(run, ctx, task, name, results, point)
         print(line, flush=True)
     return results, key
 
@@ -287,7 +287,8 @@ def print_table(task, results, width=None):
 
 def record(run, ctx, task, name, figures, point=()):
     """ Writes the figures of a task into results.json, at once: what comes later may fail. name: of
-    the task, or of its sweep; point: the knobs of the sweep. Returns the name of their keys. """
+    the task, or of its sweep; point: the knobs of the sweep. Returns the name of their keys
+    and the figures with what stands beside them. """
     # how they were measured
     file = '' if hasattr(task, 'HAS_OWN_TEXTS') else texts
     settings = {knob: ctx.knobs[knob] for knob in ('which', 'seed', *task.SETTINGS)
@@ -315,7 +316,7 @@ def record(run, ctx, task, name, figures, point=()):
             file_name = key.replace(name, f'{name}s', 1) + '.npz'
             with write_whole(os.path.join(out_dir, file_name)) as f:
                 np.savez(f, **ctx.arrays)
-    return key
+    return key, figures
 
 
 def show_figures(ctx, name, figures, key):
@@ -389,7 +390,7 @@ def evaluate(config):
             figures, key = measure_sweep(run, ctx, task, name, points)
         else:
             figures = task.measure(run, ctx)
-            key = record(run, ctx, task, name, figures)
+            key, figures = record(run, ctx, task, name, figures)
         show_figures(ctx, name, figures, key)
 
 

@@ -44,7 +44,7 @@ def run(knobs):
     dtype = pick_dtype(knobs.dtype, device)
     L = shape['length']
     ours = untrained_run(shape, device, dtype)
-    gpt = cast(untrained_gpt(shape, device), dtype)
+    gpt = untrained_gpt(shape, device).to(getattr(torch, dtype))
 
     def ours_side(n, **how):
         """ Texts per second, n at a time. """

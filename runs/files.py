@@ -13,6 +13,7 @@ memory than the file has bytes. What a file with the right digest says of itself
 import hashlib
 import json
 import os
+import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -72,11 +73,17 @@ def alone_in(folder):
 def write_whole(path):
     """ An open file of bytes, which takes the place of `path` when the block has ended well: a
     reader sees the old file or the new one. A device or a pipe is written as it is. """
-    path = os.path.realpath(path)                              # a link stays a link
+    # what stdout leads to may be a file: it goes on where the last print ended
+    if str(path) == '/dev/stdout':
+        sys.stdout.flush()
+        with open(1, 'wb', closefd=False) as f:
+            yield f
+        return
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, 'wb') as f:
             yield f
         return
+    path = os.path.realpath(path)                              # a link stays a link
     tmp = path + '.tmp'
     try:
         with open(tmp, 'wb') as f:

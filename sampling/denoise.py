@@ -50,11 +50,11 @@ def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), ca
 
     # everything on the device; from the host this does not wait
     t_text, t_latent = clock(t_text), clock(t_latent)
-    if positions is not None:
-        positions = positions.to(run.device, non_blocking=True)
     if cache is not None:
         found = run.next_token.decode_step(run.model, tokens, z, t_text, t_latent, cache)
         return found, None
+    if positions is not None:
+        positions = positions.to(run.device, non_blocking=True)
     hidden, prediction = run.model(tokens, z, t_text, t_latent, positions, predict,
                                    return_hidden=True)
     if hidden is None:

@@ -117,7 +117,8 @@ class Reader:
         shift, scale = final.to(dtype).view(2, -1)
         self.final = shift, 1 + scale
 
-        # positions and gains: (depth, L, 2, 1, d). Queries are also divided by sqrt(d)
+        # positions and gains: (depth, L, 2, 1, d). rms_norm(x) = sqrt(d) x / |x|. The sqrt(d) of the
+        # queries and the 1 / sqrt(d) of the attention cancel; that of the keys is in their gain
         d = c.width // c.heads
         gains = torch.stack([torch.stack([s.q_gain, s.k_gain * d ** .5]) for s in self.streams])
         gains = gains[:, None, :, None]
@@ -170,13 +171,14 @@ class Reader:
         stream = self.streams[i]
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation[i]
 
-        # q / |q| is what rms_norm gives, but for sqrt(d)
+        # queries and keys of length 1, turned by their positions
         qkv = stream.qkv(F.layer_norm(text, shift.shape, scale, shift))
         qkv = qkv.unflatten(2, (3, stream.heads, stream.head_dim))
         qk = qkv[:, :, :2]                                               # (B, new, 2, H, d)
         turned = torch.addcmul(qk * self.by_cos[i, new],
                                qk.roll(stream.head_dim // 2, -1), self.by_sin[i, new])
-        q, k = (turned / torch.linalg.vector_norm(qk, dim=-1, keepdim=True)).unbind(2)
+        length = torch.linalg.vector_norm(qk, dim=-1, keepdim=True).clamp_min(1e-12)
+        q, k = (turned / length).unbind(2)                               # (B, new, H, d)
 
         # the new keys and values join those that were read before
         keys, values = self.cache[i, :, :, :, :self.K + new.stop]        # (B, H, S, d) each

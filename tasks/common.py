@@ -18,7 +18,9 @@ Letters: n texts, L text tokens, N latent vectors, D latent dimensions, V vocabu
 import math
 import re
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field, replace
+from io import StringIO
 
 import numpy as np
 import torch
@@ -75,7 +77,8 @@ def seconds_of(run, task, ctx):
     """ About how long a task will take, or None where that is not known: there are few texts, or
     the task has texts of its own, or costs as much for few. It is done for 2 texts and for k:
         seconds = s_2 + n (s_k - s_2) / (k - 2)
-    So what it does once is counted once, and a text costs what it costs beside others. """
+    So what it does once is counted once. A card takes as long for 2 texts as for k: there it is
+    too little. """
     k = min(12, ctx.n // 64)
     if k < 3 or hasattr(task, 'HAS_OWN_TEXTS') or hasattr(task, 'HAS_FIXED_COST'):
         return None
@@ -83,14 +86,17 @@ def seconds_of(run, task, ctx):
     if hasattr(task, 'generate'):
         trial, times = task.generate, task.n_generated(ctx)
 
+    # the first calls of a process are slow: once more than is counted. What a trial prints is noise
     seconds = []
-    for m in (2, k):
+    for m in (2, 2, k):
         raw = None if ctx.raw is None else ctx.raw[:m]
         few = replace(ctx, texts=ctx.texts[:m], tokens=ctx.tokens[:m], raw=raw, shown=[], arrays={})
         began = time.perf_counter()
-        trial(run, few)
+        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+            trial(run, few)
         seconds.append(time.perf_counter() - began)
-    return times * (seconds[0] + ctx.n * max(0.0, seconds[1] - seconds[0]) / (k - 2))
+    _, of_2, of_k = seconds
+    return times * (of_2 + ctx.n * max(0.0, of_k - of_2) / (k - 2))
 
 # -----------------------------------------------------------------------------
 # The texts that are measured

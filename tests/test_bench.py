@@ -51,6 +51,7 @@ def test_step_compares_what_is_there_and_names_what_is_not(tmp_path):
 
 
 def test_samplers_print_their_table():
+    assert bench('--what=samplers', '--batch_sizes=2', '--rounds=1', '--dtype=bfloat16')[0] == 0
     rc, out, err = bench('--what=samplers', '--batch_sizes=1,2', '--rounds=1')
     assert rc == 0, err
     table = re.findall(r'^(.+), batch (\d) +([\d.]+) ms a text$', out, re.M)

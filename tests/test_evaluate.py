@@ -400,7 +400,7 @@ def test_evaluations_of_other_texts_and_one_text_and_some_pairs_as_commands(fini
         assert found[f'{name}/null/nats_per_token'] > 0
         assert not [key for key in found if key.startswith(f'{name}/') and ('shuffled' in key or key.endswith('_se'))]
     assert 'under nelbo[n=1]/, not under nelbo/' in good[1][1]
-    assert found['nelbo[texts=own.jsonl]/n_skipped'] == 1 and 'record 2 (' in good[3][2]
+    assert found['nelbo[texts=own.jsonl]/n_skipped'] == 1 and 'record 2 (' in good[3][2] and 'n_skipped 1' in good[3][1]
     assert {key.split('/')[1] for key in found if key.startswith('l2t_sweep_steps/s')} == {'steps=1', 'steps=2', 'steps=3'}
 
     before = (out / 'results.json').read_text()

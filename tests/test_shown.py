@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -176,3 +177,22 @@ def test_every_script_shows_what_it_prints():
     scripts = [path for path in ROOT.rglob('*.py') if "if __name__ == '__main__'" in path.read_text()]
     without = {path.name for path in scripts if 'configure(globals()' not in path.read_text() and path.parent.name not in ('examples', 'tests')}
     assert without == {'nano.py'}
+
+
+WRITE = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from runs.files import write_text
+print('mine')
+write_text(sys.argv[1], 'text\\n')
+"""
+
+
+@pytest.mark.skipif(not shutil.which('bash'), reason='the shell is bash')
+def test_a_file_may_be_a_pipe_or_stdout_and_what_is_printed_around_it_stays(tmp_path):
+    (tmp_path / 'w.py').write_text(WRITE)
+    line = f'{sys.executable} {tmp_path}/w.py'
+    for command, expected in ((f'(echo before; {line} /dev/stdout; echo after) > {tmp_path}/out; cat {tmp_path}/out', 'before mine text after'),
+                              (f'{line} /dev/stdout | cat', 'mine text'), (f'{line} >(cat > {tmp_path}/pipe); until [ -s {tmp_path}/pipe ]; do sleep .05; done; cat {tmp_path}/pipe', 'mine text')):
+        result = subprocess.run(['bash', '-c', command], capture_output=True, text=True)
+        assert result.returncode == 0 and result.stdout.split() == expected.split() and not result.stderr, result
