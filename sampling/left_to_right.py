@@ -117,8 +117,8 @@ class Reader:
         shift, scale = final.to(dtype).view(2, -1)
         self.final = shift, 1 + scale
 
-        # positions and gains: (depth, L, 2, 1, d). rms_norm(x) = sqrt(d) x / |x|. The sqrt(d) of the
-        # queries and the 1 / sqrt(d) of the attention cancel; that of the keys is in their gain
+        # positions and gains: (depth, L, 2, 1, d). rms_norm(x) = sqrt(d) x / |x|. The sqrt(d) of
+        # queries and the 1 / sqrt(d) of attention cancel; that of keys is in their gain
         d = c.width // c.heads
         gains = torch.stack([torch.stack([s.q_gain, s.k_gain * d ** .5]) for s in self.streams])
         gains = gains[:, None, :, None]
