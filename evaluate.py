@@ -90,7 +90,8 @@ classes = ''                # image: what captions say, and by which words:
                             # 'animal: cat, dog; colour: red, blue'
 seeds = 3                   # [1, 1000]; t2l, sts: draws of every latent
 show = 10                   # [0, 1e6]; texts to print, the first ones
-compile = False             # torch.compile every block: a minute at first, then faster calls
+compile = False             # torch.compile every block: a minute at first, then faster calls;
+                            # from left to right it does nothing
 
 SWEPT_KNOBS = TEXT_KNOBS + LATENT_KNOBS + ('rerank', 'refine')
 # figures that stand above a table, not in it

@@ -1,8 +1,8 @@
 """
 unconditional: as many joint samples of text and latent as there are texts: entropy, distinct
 n-grams, repetition, coherence cos(z, encoder(x)), perplexity under a scorer, network calls and
-milliseconds a text. (Of fewer than 192 texts
-the slow first calls of a process are among them; a sweep leaves them out.)
+milliseconds a text. (Of fewer than 192 texts the slow first calls of a process are among them; a
+sweep leaves them out.)
 Controls: data, the texts themselves; shuffled, another sample's latent.
 """
 import torch

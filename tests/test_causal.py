@@ -120,6 +120,16 @@ def test_the_cache_of_a_network_that_writes_both_ways_gives_the_logits_without_i
                 assert torch.allclose(step, whole[:, end - 1], atol=1e-4), (prompt, end)
 
 
+def test_queries_that_are_zero_are_written_from_as_without_the_cache():
+    model, (x, z, _, _) = network(), inputs()
+    model.blocks[0].text.qkv.weight.data[:model.blocks[0].text.head_dim] = 0
+    zero = torch.zeros(6)
+    with torch.no_grad():
+        whole, _ = model(x, z, zero, zero, predict=('text',), n_causal=6)
+        found = LeftToRight(20, 18).decode_step(model, model.shifted(x, 6)[:, :5], z, zero, zero, {})
+    assert torch.allclose(found, whole[:, 4], atol=1e-4)
+
+
 # ---- its two likelihoods, enumerated: ids 0, 1, EOS 2, PAD 3
 
 V, L = 4, 3

@@ -1,5 +1,4 @@
 """ What evaluate.py reports, against enumeration, and controls that expose a model which ignores its condition. """
-import contextlib
 import json
 import math
 import os

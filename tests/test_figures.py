@@ -203,7 +203,7 @@ SECTIONS = {
                     'Samplers by network calls': ('multi30k_l2t_masked', 'multi30k_samplers_1000'),
                     'Latent solvers by steps': ('multi30k_mixed',)},
     'speed.md': {'A training step beside other libraries': ('bench-step-small',),
-                 'Muon and AdamW': ('muon_adamw',)},
+                 'Writing a text': ('writing',), 'Muon and AdamW': ('muon_adamw',)},
     'speedrun.md': {'The records': ('speedrun',), 'What was tried': ('speedrun',)},
 }
 # figures of these sections that results/ does not keep: sizes and counts of what was run, times, and differences
@@ -227,7 +227,7 @@ ONE_OFFS = {
     'peers.md': ['Beside other repositories'],
     'results.md': ["The README's figures, each by its command"],
     'reproduction.md': ['Tokens, hours, memory', 'How the hours are computed'],
-    'speed.md': ['Writing a text', 'bfloat16 or float32'],
+    'speed.md': ['bfloat16 or float32'],
 }
 SAYS_WHERE_FROM = re.compile(r'commit `?[0-9a-f]{7}|commits [0-9a-f]{7}|computed|was measured|at the commit in the table|commit of a row')
 # what a table says of programs, and figures of the examples, which tests/test_examples.py has

@@ -262,4 +262,3 @@ def test_the_cache_has_the_precision_of_the_weights_and_room_for_a_whole_text(mo
             run.next_token.decode_step(run.model, tokens[:, :n], z, torch.zeros(B), torch.zeros(B), cache)
     kept = cache['reader'].cache
     assert kept.dtype == torch.bfloat16 and kept.shape[:5] == (1, 2, B, 1, model.config.latent_tokens + L)
-

@@ -1,5 +1,4 @@
 """ The likelihoods of single orders of writing, and the bounds over them, against enumeration: 81 texts, 24 orders. """
-import contextlib
 import itertools
 import json
 import math

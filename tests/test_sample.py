@@ -1,5 +1,4 @@
 """ Every sampler against the enumerated law of what it claims to sample. """
-import contextlib
 import gzip
 import json
 import math
