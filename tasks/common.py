@@ -30,7 +30,7 @@ from sampling.inputs import most_tokens, pack, read_texts
 from data import PackedDataset, row_order
 from diffusion import uniforms
 from runs.checkpoint import difference
-from runs.console import warn
+from runs.console import progress_bar, warn
 from sampling.loading import Needs, encode, raw_latents
 from runs.manifest import dataset_identity
 from sampling.directions import l2t, t2l
