@@ -478,11 +478,13 @@ class Model(nn.Module):
         """ Lists of (name, parameter), frozen ones left out:
             matrices               the blocks', for Muon, or AdamW with weight decay
             embeddings_and_heads   with the matrices of clocks and modulation: AdamW with decay
-            vectors                biases, gains and tables: AdamW without weight decay """
+            vectors                biases, gains, tables and the bag, which begins as what ridge
+                                   regression has found: AdamW without weight decay """
         groups = {'matrices': [], 'embeddings_and_heads': [], 'vectors': []}
         for name, parameter in self.named_parameters():
             # tables have two dimensions too, and are no matrices
             is_table = name.endswith(('scale_shift_table', 'latent_pos_emb'))
+            is_table = is_table or name.startswith('bag_')
             is_matrix = parameter.ndim == 2 and not is_table
             if not is_matrix:
                 group = 'vectors'
