@@ -164,6 +164,13 @@ def open_split(run, folder, split):
     return data
 
 
+def train_texts(run, folder):
+    """ The training texts, one by one. """
+    train = open_split(run, folder, 'train')
+    for i in progress_bar(range(len(train)), desc='training texts', unit='text'):
+        yield train.text(i)
+
+
 def decode(run, tokens):
     """ The n texts of tokens (n, L). """
     return [run.tokenizer.decode(row) for row in tokens.tolist()]
@@ -268,14 +275,27 @@ def retrieval(found, raw):
             'mrr': reciprocal_rank.numpy()}
 
 
+def enter_with_lead(results, measured, rival):
+    """ Enters {control: {metric: value}}, of which '' is what is measured, and its lead over the
+    control `rival`, if that is among them, text by text: 'lead/metric', with the standard error of
+    the paired differences. """
+    for control, metrics in measured.items():
+        enter(results, control, metrics)
+    if rival in measured:
+        enter(results, 'lead/', {metric: np.asarray(values) - np.asarray(measured[rival][metric])
+                                 for metric, values in measured[''].items() if np.ndim(values)})
+
+
 def compare(texts, written, raw, embedded):
     """ {metric: per-text values (n,)} of written texts against their sources, and of their
-    embeddings, if there are any, against the source latents. """
+    embeddings, if there are any, against the source latents. `bleu` is sentence BLEU, whose mean
+    over texts is reported, corpus_bleu a number: one BLEU of all n-grams. """
     from sacrebleu.metrics import BLEU
     bleu = BLEU(effective_order=True)          # sentence BLEU: a three-word text has no 4-grams
     pairs = list(zip(written, texts))
     n_words = np.array([(len(w.split()), len(s.split())) for w, s in pairs])
     found = {'bleu': np.array([bleu.sentence_score(w, [s]).score for w, s in pairs]),
+             'corpus_bleu': BLEU().corpus_score(written, [texts]).score,
              'f1': np.array([100 * word_f1(w, s) for w, s in pairs]),
              'exact': np.array([100.0 * (w == s) for w, s in pairs]),
              'length': 100.0 * n_words[:, 0] / n_words[:, 1].mean()}     # so its mean is of sums

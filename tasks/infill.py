@@ -1,7 +1,9 @@
 """
 infill: a share of each text's tokens (not the EOS) is masked and written again, from the rest and
 the right latent: token accuracy, and as l2t.
-Controls: shuffled, another text's latent; null, none.
+Controls: shuffled, another text's latent; null, none; where the network also writes so,
+left_to_right, which does not see what comes behind a gap, and lead, how far ahead of that, text by
+text.
 """
 import torch
 
@@ -10,7 +12,8 @@ from diffusion import rank_in_row, uniforms
 from sampling.directions import FILLS
 from sampling.knobs import TEXT_KNOBS
 from sampling.writing import write
-from tasks.common import TaskNeeds, compare, decode, embed, enter, with_controls
+from tasks.common import (TaskNeeds, compare, decode, embed, enter_with_lead,
+                          with_controls)
 
 NEEDS = TaskNeeds(('text',), (FILLS,), encoder=True, shuffled=True)
 SETTINGS = (*TEXT_KNOBS, 'infill_share')
@@ -33,13 +36,20 @@ def measure(run, ctx):
         conditions = with_controls(run.stats.standardise(ctx.raw), None, seed)
 
     # against the texts
-    results = {'n': n, 'share': share}
+    sampling = {control: ctx.sampling for control in conditions}
+    if run.next_token and '' in conditions and not ctx.knobs['sampler']:
+        conditions['left_to_right/'] = conditions['']
+        sampling['left_to_right/'] = ctx.sampling | dict(sampler='autoregressive')
+    judged = {}
     for control, (z, _) in conditions.items():
-        ids = write(run, tokens, ~masked, z, inner=masked, **ctx.sampling)
+        ids = write(run, tokens, ~masked, z, inner=masked, **sampling[control])
         n_right = ((ids == ctx.tokens) & masked).sum(1)
         right = n_right / masked.sum(1).clamp(min=1)
-        enter(results, control, {'token_accuracy': 100 * right})
+        judged[control] = {'token_accuracy': 100 * right}
         if ctx.raw is not None:
             written = decode(run, ids)
-            enter(results, control, compare(ctx.texts, written, ctx.raw, embed(run, written)))
+            judged[control] |= compare(ctx.texts, written, ctx.raw, embed(run, written))
+
+    results = {'n': n, 'share': share}
+    enter_with_lead(results, judged, 'left_to_right/')
     return results

@@ -1,19 +1,23 @@
 """
-l2t: texts written from latents, against the texts that the latents came from: sentence BLEU,
-word-set F1, exact match, and the round trip: embed what was written, cosine with the source latent,
-retrieval of the source among all n.
+l2t: texts written from latents, against the texts that the latents came from: mean sentence BLEU
+and corpus BLEU, word-set F1, exact match, and the round trip: embed what was written, cosine with
+the source latent, retrieval of the source among all n. n_near: how many of the n texts are nearly a
+training text (a Jaccard index of the sets of words of .8 or more).
 Controls: shuffled, another text's latent; null, noise at clock 1; nearest, the training text whose
-latent is nearest: what copying the training set would get. With rerank the nearest to the latent is
-chosen of all, also of null, which is not mended.
+latent is nearest: what copying the training set would get; lead, how far ahead of it, text by text.
+With rerank the nearest to the latent is chosen of all, also of null, which is not mended.
+Where a network writes both ways: diffusion, left_to_right, one greedy text of each.
 """
+from collections import defaultdict
+
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from sampling.directions import WRITES
 from sampling.knobs import TEXT_KNOBS
-from tasks.common import (TaskNeeds, compare, derangement, embed, enter, open_split, progress_bar,
-                          write_from)
+from tasks.common import (TaskNeeds, compare, derangement, embed, enter_with_lead, open_split,
+                          progress_bar, train_texts, words, write_from)
 
 NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder=True, shuffled=True)
 SETTINGS = (*TEXT_KNOBS, 'rerank', 'refine')
@@ -27,17 +31,21 @@ def measure(run, ctx):
                'shuffled/': generate(run, ctx, other),
                'null/': generate(run, ctx, **of_null),
                'nearest/': nearest_training_texts(run, ctx.folder, ctx.raw)}
+    if run.next_token and run.fills_masks and not ctx.knobs['sampler']:
+        greedy = dict(rerank=1, refine=0, temperature=0.0)
+        written['diffusion/'] = generate(run, ctx, sampler='confidence', **greedy)
+        written['left_to_right/'] = generate(run, ctx, sampler='autoregressive', **greedy)
 
     # against the sources
-    results = {'n': ctx.n}
-    for control, texts in written.items():
-        enter(results, control, judge(run, ctx, texts))
+    results = {'n': ctx.n, 'n_near': count_near(ctx.texts, train_texts(run, ctx.folder))}
+    judged = {control: judge(run, ctx, texts) for control, texts in written.items()}
+    enter_with_lead(results, judged, 'nearest/')
     ctx.shown += [f'   {text}\n-> {out}\n' for text, out in zip(ctx.texts, written[''])]
     return results
 
 
 def n_generated(ctx):
-    return 3                                   # right, shuffled, null
+    return 3                                   # right, shuffled, null; one greedy text costs little
 
 
 def generate(run, ctx, rows=slice(None), **knobs):
@@ -67,3 +75,26 @@ def nearest_training_texts(run, folder, raw, block=16384):
         best_at = torch.where(cosine > best, at + i, best_at)
         best = torch.maximum(cosine, best)
     return [train.text(int(i)) for i in best_at]
+
+
+def count_near(texts, others, threshold=0.8):
+    """ How many texts share so much with one of the others: |A and B| / |A or B| of their sets of
+    words. """
+    # {word: which of the others have it}
+    having, sizes = defaultdict(list), []
+    for i, other in enumerate(others):
+        found = words(other)
+        sizes.append(len(found))
+        for word in found:
+            having[word].append(i)
+    having = {word: np.array(those) for word, those in having.items()}
+    sizes = np.array(sizes)
+
+    n_near = 0
+    for text in texts:
+        mine = words(text)
+        those = [having[word] for word in mine if word in having]
+        if those:
+            common = np.bincount(np.concatenate(those), minlength=len(sizes))
+            n_near += bool((common >= threshold * (len(mine) + sizes - common)).any())
+    return n_near

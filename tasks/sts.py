@@ -1,6 +1,7 @@
 """
 sts: correlation of the cosine of generated latents with what people said of pairs of sentences,
-over all pairs, and over the known ones: the pairs whose every word occurs in the training texts.
+over all pairs, over the known ones, whose every word occurs in the training texts, and over the
+clean ones of these: neither of the two is a training text.
 Controls: shuffled, another sentence's latent; encoder, the encoder's own latents.
 """
 import csv
@@ -15,7 +16,7 @@ from encoders import reach_hub
 from sampling.directions import MAKES
 from sampling.knobs import LATENT_KNOBS
 from tasks.common import (TaskNeeds, chosen_rows, correlations, derangement, embed, enter,
-                          make_latents, open_split, progress_bar, words)
+                          make_latents, train_texts, words)
 
 NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), encoder=True)
 SETTINGS = (*LATENT_KNOBS, 'seeds', 'sts', 'sts_revision')
@@ -53,8 +54,13 @@ def measure(run, ctx):
     n, sentences = len(first), first + second
     tokens = pack(run, sentences, cut=True)
     n_cut = sum(len(run.tokenizer.encode(sentence)) >= run.L for sentence in sentences)
-    vocabulary = training_words(run, ctx.folder)
+    vocabulary, training = set(), set()
+    for text in train_texts(run, ctx.folder):
+        vocabulary |= words(text)
+        training.add(plain(text))
     is_known = np.array([words(a) | words(b) <= vocabulary for a, b in zip(first, second)])
+    is_clean = is_known & [plain(a) not in training and plain(b) not in training
+                           for a, b in zip(first, second)]
 
     # {control: cosines (n,) of the pairs, one array a draw}
     other = derangement(2 * n, seed)
@@ -66,9 +72,11 @@ def measure(run, ctx):
         cosines['shuffled/'].append(cosine_of_halves(z[other]))
     cosines['encoder/'] = [cosine_of_halves(embed(run, sentences))]
 
-    # the correlations, of all pairs and of the known ones
-    results = {'n': n, 'seeds': seeds, 'n_known': int(is_known.sum()), 'n_cut_sentences': n_cut}
-    for subset, rows in (('', np.ones(n, bool)), ('known_', is_known)):
+    # the correlations
+    results = {'n': n, 'seeds': seeds, 'n_known': int(is_known.sum()),
+               'n_clean': int(is_clean.sum()), 'n_cut_sentences': n_cut}
+    subsets = {'': np.ones(n, bool), 'known_': is_known, 'clean_': is_clean}
+    for subset, rows in subsets.items():
         if rows.sum() < 3:
             continue
         for control, draws in cosines.items():
@@ -87,14 +95,9 @@ def cosine_of_halves(z):
     return F.cosine_similarity(first, second).numpy()
 
 
-def training_words(run, folder):
-    """ Every word of the training texts. """
-    train = open_split(run, folder, 'train')
-    found = set()
-    rows = range(len(train))
-    for i in progress_bar(rows, desc='words of the training texts', unit='text'):
-        found |= words(train.text(i))
-    return found
+def plain(text):
+    """ A text without its case, punctuation and spaces. """
+    return re.sub(r'[\W_]+', ' ', text.lower()).strip()
 
 
 def read_pairs(path, revision=''):

@@ -3,7 +3,8 @@ t2l: latents made from texts, against the encoder's: cosine, centred cosine (les
 training latents), squared error per dimension (standardised), retrieval among all n and mean
 reciprocal rank, mean and spread of every dimension.
 Controls: shuffled, another text's; null, every token MASK; mean, the mean latent; ridge, a
-regression from the bag of tokens: what a model that reads words but no order gets.
+regression from the bag of tokens: what a model that reads words but no order gets; lead, how far
+ahead of it, text by text (of squared_error: below 0 is better).
 """
 import math
 
@@ -15,7 +16,8 @@ from corpora.bag import MOST_TEXTS, Counts
 from data import is_end
 from sampling.directions import MAKES
 from sampling.knobs import LATENT_KNOBS
-from tasks.common import TaskNeeds, derangement, enter, make_latents, open_split, retrieval
+from tasks.common import (TaskNeeds, derangement, enter, enter_with_lead, make_latents, open_split,
+                          retrieval)
 
 NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), shuffled=True)
 SETTINGS = (*LATENT_KNOBS, 'seeds')
@@ -29,8 +31,7 @@ def measure(run, ctx):
     # several draws of every latent
     draws = [generate(run, ctx, seed=seed + i) for i in range(seeds)]
     each = [judge(run, ctx, found) for found in draws]
-    enter(results, '', {metric: np.mean([e[metric] for e in each], 0) for metric in each[0]})
-    enter(results, '', dimensions(run, draws[0], ctx.raw))
+    judged = {'': {metric: np.mean([e[metric] for e in each], 0) for metric in each[0]}}
     if seeds > 1:
         between = F.cosine_similarity(draws[0].flatten(1), draws[1].flatten(1))
         enter(results, '', {'cosine_between_draws': between})
@@ -40,8 +41,9 @@ def measure(run, ctx):
                 'null/': generate(run, ctx, guidance=0.0),
                 'mean/': run.stats.destandardise(torch.zeros_like(ctx.raw)),
                 'ridge/': ridge(run, ctx.folder, ctx.tokens)}
-    for control, found in controls.items():
-        enter(results, control, judge(run, ctx, found))
+    judged |= {control: judge(run, ctx, found) for control, found in controls.items()}
+    enter_with_lead(results, judged, 'ridge/')
+    for control, found in {'': draws[0], **controls}.items():
         enter(results, control, dimensions(run, found, ctx.raw))
     return results
 
@@ -92,7 +94,7 @@ def without_ends(run, tokens):
 def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0), block=4096):
     """ Latents (n, N, D) predicted from bags of tokens by ridge regression on the training split,
     or on an even share of it, by at most 30 steps of conjugate gradients: the linear model of
-    corpora/bag.py, without an encoder. The penalty is chosen on a tenth of it. """
+    corpora/bag.py, without an encoder. The penalty is chosen on a random tenth of it. """
     # texts and their latents, some rows at a time: as rows they are padded
     train = open_split(run, folder, 'train')
     D = math.prod(train.latent_shape)
@@ -105,17 +107,17 @@ def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0), block=4096)
         latents.append(z.flatten(1))
     z = torch.cat(latents)                                               # (n_train, N D)
 
-    # the best penalty; with fewer than ten texts the first
-    n_fit = len(texts) - len(texts) // 10
-    fitted = counts_of(run, texts[:n_fit])
-    best, best_W = math.inf, None
-    for penalty in penalties:
-        W = fitted.solve(z[:n_fit], penalty)                             # (V, N D)
-        error = 0.0
-        if n_fit < len(texts):
-            tried = counts_of(run, texts[n_fit:]).times(W)
-            error = (tried - z[n_fit:]).square().mean().item()
-        if error < best:
-            best, best_W = error, W
-    z = counts_of(run, without_ends(run, tokens)).times(best_W)
+    # the penalty that is best on a random tenth; with fewer than ten texts the first
+    order = np.random.Generator(np.random.Philox(0)).permutation(len(texts))
+    held_out, fitted = np.split(order, [len(texts) // 10])
+    best_penalty = penalties[0]
+    if len(held_out):
+        counts, tried = (counts_of(run, [texts[i] for i in rows]) for rows in (fitted, held_out))
+        errors = [(tried.times(counts.solve(z[fitted], penalty)) - z[held_out]).square().mean()
+                  for penalty in penalties]
+        best_penalty = penalties[int(np.argmin(errors))]
+
+    # with it, fitted on all
+    W = counts_of(run, texts).solve(z, best_penalty)                     # (V, N D)
+    z = counts_of(run, without_ends(run, tokens)).times(W)
     return run.stats.destandardise(z.view(len(tokens), *train.latent_shape))
