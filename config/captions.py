@@ -31,7 +31,7 @@ optimizer = 'muon'
 learning_rate = 3e-3
 weight_decay = 0.5
 batch_size = 128
-max_iters = 7000
+max_iters = 5000
 # texts are cut to 24 tokens, then whole
 length_schedule = '24:81%,40'
 warmup_iters = 200
