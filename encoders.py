@@ -65,6 +65,9 @@ TABLE = dict(
         id='facebook/esm2_t12_35M_UR50D',
         pooling='mean', max_length=1024),
 )
+# copies of a model that others give away: SHA-256 of model.safetensors -> its row
+SAME_WEIGHTS = {'53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db': 'minilm'}
+
 # the poolings, by the names that sentence-transformers has for them
 POOLINGS = dict(pooling_mode_mean_tokens='mean', pooling_mode_cls_token='cls',
                 pooling_mode_lasttoken='last')
@@ -245,6 +248,13 @@ def load_model(folder, dtype):
     return model
 
 
+def commit_of_copy(folder):
+    """ The hub's commit of the model whose weights lie in a folder, or None: not one of ours. """
+    path = os.path.join(folder, 'model.safetensors')
+    row = SAME_WEIGHTS.get(sha256(path)) if os.path.isfile(path) else None
+    return TABLE[row]['revision'] if row else None
+
+
 def find_folder(where, revision):
     """ (folder, revision) of a model in a folder or on the hub. ValueError where it is not of the
     revision, if one is expected. """
@@ -255,8 +265,10 @@ def find_folder(where, revision):
         where, found = fetch(where, revision)
     elif os.path.basename(os.path.realpath(where)) == revision:          # a snapshot of the hub
         found = revision
-    else:
+    elif str(revision).startswith('sha256:'):
         found = folder_hash(where)
+    else:
+        found = commit_of_copy(where) or folder_hash(where)
     if revision not in (None, found):
         raise ValueError(f'encoder {where}: revision {found}, expected {revision}; '
                          'these are not the weights the data was made with')

@@ -95,8 +95,8 @@ compile = False             # torch.compile every block: a minute at first, then
 
 SWEPT_KNOBS = TEXT_KNOBS + LATENT_KNOBS + ('rerank', 'refine')
 # figures that stand above a table, not in it
-FACTS = ('n', 'n_skipped', 'draws', 'n_orders', 'seeds', 'share', 'n_known', 'n_cut_sentences',
-         'rounds_at_most')
+FACTS = ('n', 'n_near', 'n_skipped', 'draws', 'n_orders', 'seeds', 'share', 'n_known', 'n_clean',
+         'n_cut_sentences', 'rounds_at_most')
 N_TEXTS = 1000                 # where n does not say
 
 # -----------------------------------------------------------------------------
@@ -286,6 +286,39 @@ def print_table(task, results, width=None):
             print(line.rstrip())
 
 
+def print_summary(chosen, measured):
+    """ One line for each HEADLINE of the tasks, with its controls side by side. The lead over the
+    rival is of paired texts. """
+    rows = []
+    for name, task in chosen.items():
+        for label, column, metric in getattr(task, 'HEADLINES', ()):
+            found = measured[name]
+            keys = (f'{column}{metric}', f'shuffled/{metric}', f'null/{metric}',
+                    f'{task.RIVAL}/{metric}', f'lead/{metric}')
+            if column:                                     # the controls stand one line above
+                keys = keys[:1]
+            if keys[0] in found:
+                rival = f', rival: {task.RIVAL}' if keys[-1] in found else ''
+                rows.append([f'{label}{rival}', *(cell_of(found, key) for key in keys)])
+    if len(rows) < 2:
+        return
+    titles = ['in short', 'ours', 'shuffled', 'null', 'rival', 'lead']
+    widths = [max(len(row[i]) for row in [titles, *rows] if i < len(row)) for i in range(6)]
+    print()
+    for row in [titles, *rows]:
+        cells = [f'{cell:>{width}}' for cell, width in zip(row[1:], widths[1:])]
+        print('  '.join([f'{row[0]:<{widths[0]}}', *cells]).rstrip())
+
+
+def cell_of(figures, key):
+    """ A figure and its standard error, or '' where there is none. """
+    if key not in figures:
+        return ''
+    value, error = figures[key], figures.get(f'{key}_se')
+    digits = 1 if abs(figures[key.rpartition('/')[2]]) >= 10 else 3
+    return f'{value:.{digits}f}' + ('' if error is None else f' ± {error:.{digits}f}')
+
+
 def record(run, ctx, task, name, figures, point=()):
     """ Writes the figures of a task into results.json, at once: what comes later may fail. name: of
     the task, or of its sweep; point: the knobs of the sweep. Returns the name of their keys
@@ -384,15 +417,18 @@ def evaluate(config):
                 for name in chosen}
     if not sweep and not compile:              # each size of a trial would be compiled
         say_cost(run, chosen, contexts)
+    measured = {}
     for name, task in chosen.items():
         ctx = contexts[name]
         if sweep:
             name = f'{name}_sweep_' + '_'.join(points[0])
             figures, key = measure_sweep(run, ctx, task, name, points)
         else:
-            figures = task.measure(run, ctx)
-            key, figures = record(run, ctx, task, name, figures)
+            measured[name] = task.measure(run, ctx)
+            key, figures = record(run, ctx, task, name, measured[name])
         show_figures(ctx, name, figures, key)
+    if measured:
+        print_summary(chosen, measured)
 
 
 def main():

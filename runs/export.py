@@ -19,7 +19,10 @@ import os
 import shutil
 from pathlib import Path
 
+import torch
+
 from configurator import configure, stop_on_error
+from encoders import TABLE
 from runs import checkpoint
 from runs.files import read_json, sealed, short, write_text
 from runs.manifest import encoder_identity, is_of_a_folder, read_meta
@@ -28,13 +31,15 @@ from runs.run_folder import copy_data, dumps, read_config
 out_dir = 'out/quickstart'     # <a run folder>: what is exported
 which = 'best'                 # best | latest | <a step, as step-00001000>
 to = ''                        # <a folder>: it must not exist yet
+dtype = 'float32'              # float32 | float16: how the weights are stored
 license = ''                   # '' | <a name that the hub knows, as mit or apache-2.0>
 hardware = ''                  # '' | <a text>: what it was trained on, for the card
 
 
-def export(out_dir, folder, which='best', license='', hardware=''):
+def export(out_dir, folder, which='best', license='', hardware='', dtype='float32'):
     """ Writes the run's checkpoint `which` to `folder`, which appears whole or not at all.
-    ValueError where the folder exists, or something of the run is missing or broken. """
+    ValueError where the folder exists, something of the run is missing or broken, or a weight is
+    too large for `dtype`. """
     out_dir, folder = Path(out_dir), Path(folder)
     if folder.exists():
         raise ValueError(f'{folder} exists: choose another folder')
@@ -45,6 +50,11 @@ def export(out_dir, folder, which='best', license='', hardware=''):
     state = checkpoint.verify(out_dir / name)
     kind = 'ema' if 'ema.safetensors' in state['files'] else 'model'
     weights = checkpoint.read_tensors(out_dir / name / f'{kind}.safetensors')
+    for key, weight in weights.items():
+        if weight.is_floating_point():
+            weights[key] = weight.to(getattr(torch, dtype))
+        if not weights[key].isfinite().all():
+            raise ValueError(f'{out_dir}/{name}: {key} is too large for {dtype}: --dtype=float32')
 
     # a folder beside it, renamed at the end
     tmp = folder.with_name(folder.name + '.tmp')
@@ -57,6 +67,9 @@ def export(out_dir, folder, which='best', license='', hardware=''):
     copy_data(out_dir / 'data', tmp)
     meta = read_meta(out_dir / 'data')
     meta['encoder'] = encoder_identity(meta['encoder'])
+    ids = {row['revision']: row['id'] for row in TABLE.values() if 'revision' in row}
+    if meta['encoder'] and meta['encoder']['revision'] in ids:           # a copy in a folder
+        meta['encoder']['id'] = ids[meta['encoder']['revision']]
     meta = without_folders(meta)
     write_text(tmp / 'data/meta.json', sealed(meta))
 
@@ -170,5 +183,5 @@ if __name__ == '__main__':
     with stop_on_error():
         if not to:
             raise ValueError('to= names no folder: --to=FOLDER')
-        export(out_dir, to, which, license, hardware)
+        export(out_dir, to, which, license, hardware, dtype)
         print(f'{out_dir} exported to {to}')

@@ -8,6 +8,8 @@ What the tasks of this folder share. A task is a file with
                          into ctx.shown and ctx.arrays
     generate(run, ctx)   if there is one, with n_generated(ctx) and judge: what measure does that
                          many times
+    HEADLINES, RIVAL     if there are any: (what to call it, control or '', metric) of the figures
+                         that stand in the summary, and the control that is the one to beat
     prepare(run, knobs)  if there is one: reads what the task's own knobs name and checks what else
                          it needs, before anything is computed; ctx.prepared is what it returned
 

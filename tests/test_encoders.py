@@ -10,7 +10,9 @@ import transformers
 from tokenizers import Tokenizer as HFTokenizer, models, pre_tokenizers, processors
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
+from runs.files import sha256
 from corpora.lsa import NGRAM_WEIGHT, fit_lsa, load_lsa
+import encoders
 from encoders import TABLE, fetch, folder_hash, load_encoder, pool, reach_hub
 
 WORDS = 'a the dog cat runs sits on beach mat and red big small man woman walks along river in snow'.split()
@@ -168,6 +170,18 @@ def test_the_record_loads_the_same_encoder_and_refuses_another(tmp_path):
     rewrite_weights(folder, lambda w: w['embeddings.word_embeddings.weight'].mul_(1.001))
     with pytest.raises(ValueError, match='revision.*expected.*' + encoder.record['revision']):
         load_encoder(encoder.record)
+
+
+def test_a_copy_of_a_models_weights_in_a_folder_is_that_model(tmp_path, monkeypatch):
+    folder = save_encoder(tmp_path)
+    monkeypatch.setattr(encoders, 'SAME_WEIGHTS', {sha256(os.path.join(folder, 'model.safetensors')): 'minilm'})
+    encoder = load_encoder(folder, pooling='mean')
+    assert encoder.record['revision'] == TABLE['minilm']['revision']
+    of_the_hub = encoder.record | dict(id=TABLE['minilm']['id'])
+    assert torch.equal(load_encoder(of_the_hub, folder=folder)(TEXTS), encoder(TEXTS))
+    rewrite_weights(folder, lambda w: w['embeddings.word_embeddings.weight'].mul_(1.001))
+    with pytest.raises(ValueError, match='revision sha256.*expected ' + TABLE['minilm']['revision']):
+        load_encoder(of_the_hub, folder=folder)
 
 
 def test_an_encoder_that_is_nowhere_stops_with_its_name(monkeypatch):

@@ -1,14 +1,17 @@
 """ Run of sample.py: a run from Python, strings in, strings or arrays out; and runs/export.py. """
 import json
+import os
 import re
 import shutil
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file
 
 from launch import ROOT, run, run_code, train
+from runs.checkpoint import find_checkpoint, write_files
 from runs.export import export as write_export, results_of
-from runs.files import sealed
+from runs.files import read_sealed, sealed
 from runs.manifest import dataset_identity, encoder_identity, read_meta
 from runs.shown import shown as as_shown
 from sample import Run
@@ -122,6 +125,26 @@ def test_an_export_writes_the_same_texts_and_holds_no_more_than_it_needs(loaded,
     assert files == {'README.md', 'config.json', 'best', 'latest', 'results.json', 'model.safetensors', 'training_state.json',
                      'meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz'}
     assert str(mixed) not in (exported / 'README.md').read_text() and 'argv' not in json.loads((exported / 'config.json').read_text())
+
+
+def test_an_export_in_float16_is_half_as_large_and_the_same_to_rounding(loaded, exported, mixed, tmp_path):
+    assert export(mixed, tmp_path / 'half', '--dtype=float16').returncode == 0
+    half = Run(str(tmp_path / 'half'))
+    size = [os.path.getsize(next(folder.glob('step-*/model.safetensors'))) for folder in (exported, tmp_path / 'half')]
+    assert .5 < size[1] / size[0] < .55
+    assert np.allclose(half.embed([TEXT]), loaded.embed([TEXT]), atol=.02)
+
+    # a weight that float16 cannot hold
+    out = tmp_path / 'large'
+    shutil.copytree(mixed, out)
+    step = find_checkpoint(out)
+    tensors = {kind: load_file(out / step / f'{kind}.safetensors') for kind in ('model', 'ema')}
+    tensors['ema']['bias'].flatten()[0] = 1e5
+    state = read_sealed(out / step / 'training_state.json')
+    shutil.rmtree(out / step)
+    write_files(out / step, tensors, state)
+    found = export(out, tmp_path / 'not', '--dtype=float16')
+    assert found.returncode == 2 and 'bias is too large for float16' in found.stderr and not (tmp_path / 'not').exists()
 
 
 def test_the_card_says_what_was_measured(mixed, exported):
