@@ -71,7 +71,8 @@ image_size = 0               # [0, 4096]; pixels a side, where input is digits o
                              # with metadata.csv; the latents are its patches
 patch = 8                    # [1, 4096]: pixels a side of a patch
 channels = 3                 # 1 | 3; 1 is grey
-split_on = 'line'            # line | paragraph | file: what a document is in a text file
+split_on = 'line'            # line | paragraph | file | <the line between two documents>: what a
+                             # document is in a text file; of fortunes %
 encoding = 'utf-8'          # of text files: any of Python's codecs, such as latin-1, cp1252, utf-16
 invalid_bytes = 'stop'       # stop | replace: for bytes that are not of the encoding; replaced by
                              # U+FFFD, they are counted
@@ -481,6 +482,9 @@ def finish(folder, plan, record, splits, tok, encode):
 def prepare(knobs):
     source, val = settle(knobs)
     folder = folder_of(knobs, source)
+    if rank == 0 and knobs.encoder == 'none' and not (source.has_latents or knobs.same_as):
+        print('no encoder: a dataset of text alone, for --streams=text; --encoder=lsa fits one on '
+              'the text', flush=True)
     record = make_record(knobs, source, val)
     torch.set_num_threads(knobs.threads)
     watch()

@@ -61,6 +61,7 @@ from sampling import directions
 from sampling.directions import NEEDS, check_direction
 from sampling.inputs import embeddings, pack, read_sources, read_template, slerp
 from sampling.knobs import KNOBS, LATENT_KNOBS, TEXT_KNOBS
+from sampling.likelihood import nats_per_token
 from sampling.loading import encode, load_run, raw_latents, trained_for
 from sampling.search import search
 from sampling.unmasking import Recorder, watcher
@@ -218,6 +219,19 @@ class Run(SimpleNamespace):
     def encode(self, texts):
         """ The embeddings of the encoder that made the run's data, of the same shape. """
         return as_array(encode(self, texts))
+
+    def nats(self, texts, latents=None, **knobs):
+        """ How unlikely the network finds each text, from raw latents (n, D) or (n, N, D), or from
+        text alone: nats per token, (n,) float64. Exact where the run has learned mode=causal, else
+        the bound of diffusion (sampling/likelihood.py). """
+        check_direction(self, 'text')
+        z = None if latents is None else self.stats.standardise(self.to_raw(latents))
+        return nats_per_token(self, pack(self, texts), z, **knobs).numpy()
+
+    def cosines(self, texts, latents):
+        """ Of the embeddings of texts, by the encoder, with raw latents (n, D) or (n, N, D): (n,).
+        """
+        return np.array(cosines(self, texts, self.to_raw(latents)))
 
     def sample(self, n, **knobs):
         """ n texts from nothing: from both clocks where the run has learned that, else text alone.

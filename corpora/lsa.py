@@ -108,8 +108,14 @@ class LSA:
 
     def remark(self, text):
         """ What keeps it from embedding this text as it stands, or ''. """
-        is_known = any(term in self.row for term in split_terms(text, self.ngrams))
-        return '' if is_known else NO_KNOWN_WORD
+        if not any(term in self.row for term in split_terms(text, self.ngrams)):
+            return NO_KNOWN_WORD
+        words = split_terms(text, 1)
+        unknown = [word for word in words if word not in self.row]
+        if not unknown:
+            return ''
+        return (f'has {len(unknown)} of {len(words)} words that the encoder does not know and '
+                f'leaves out ({", ".join(dict.fromkeys(unknown))})')
 
     def save(self, path):
         terms = np.frombuffer('\n'.join(self.terms).encode(), np.uint8)

@@ -78,7 +78,7 @@ def read_file(path, source, counts):
             if source.split_on == 'line':
                 yield from f.lines()
             else:
-                yield from read_blocks(f, source.split_on)
+                yield from read_blocks(f, source.split_on, path)
 
 
 def inside(folder, path, where):
@@ -187,19 +187,27 @@ class TextFile:
         return ''.join(iter(lambda: self.piece(LONGEST_RECORD), ''))
 
 
-def read_blocks(f, split_on):
-    """ The texts between blank lines; split_on='file': all of it. """
-    parts = []
+def read_blocks(f, split_on, path):
+    """ The texts between blank lines; split_on='file': all of it; else between the lines that are
+    split_on. """
+    parts, n_between = [], 0
     room = f.source.document_limit + 1           # characters that it may still have
     for line in itertools.chain(f.lines(), [None]):                      # which ends the file
-        is_part = line is not None and (split_on == 'file' or line.strip())
-        if is_part and room >= 0:
+        if split_on == 'paragraph':
+            is_between = line is None or not line.strip()
+        else:
+            is_between = line is None or (split_on != 'file' and line.strip() == split_on)
+        if not is_between and room >= 0:
             parts.append(line)
             room -= len(line) + 1
-        elif not is_part and parts:
+        elif is_between and parts:
             yield '\n'.join(parts)
             parts = []
             room = f.source.document_limit + 1
+        n_between += is_between
+    if n_between == 1 and split_on not in ('paragraph', 'file'):         # the end alone
+        raise ValueError(f'{path}: split_on={split_on!r}: no line of it is that; line | paragraph | '
+                         'file, or the line that stands between two documents')
 
 # -----------------------------------------------------------------------------
 # Records: JSON lines and tables

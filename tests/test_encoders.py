@@ -326,6 +326,8 @@ def test_an_encoder_says_what_it_cannot_read_of_a_text(tmp_path):
         assert encoder.remark('a dog') == ''
         assert 'no word that the encoder knows' in encoder.remark('これは日本語です')
         assert 'no word that the encoder knows' in encoder.remark('')
+    assert lsa.remark('a dog zyxw dog Zyxw qvut') == ('has 3 of 6 words that the encoder does not know and leaves out '
+                                                      '(zyxw, qvut)')
     assert lsa.remark('a dog ' * 500) == '', 'a bag of words has no end'
     assert short.remark('a dog runs') == '' and '6 tokens, at most 5): its end was not read' in short.remark('a dog runs on')
 

@@ -101,6 +101,19 @@ def test_importing_reads_no_command_line_and_prints_nothing(mixed, tmp_path):
     assert result.returncode == 0 and result.stdout == '2\n' and result.stderr == '', result.stderr
 
 
+
+def test_scores_of_texts_are_those_by_which_a_gap_is_filled_and_drafts_are_chosen(loaded):
+    template, like = 'a red [MASK:1-3] runs', 'a red dog runs'
+    z = loaded.encode([like])
+    texts, nats = loaded.fill([template], loaded.to_raw(z))
+    assert loaded.nats(texts, z) == pytest.approx(nats.tolist(), rel=1e-5)
+    right, other, alone = (loaded.nats([TEXT], latents)[0] for latents in (loaded.encode([TEXT]), z, None))
+    assert len({right, other, alone}) == 3 and np.isfinite([right, other, alone]).all()
+    e = loaded.encode([TEXT, like])
+    assert loaded.cosines([TEXT, like], e) == pytest.approx([1, 1], abs=1e-5)
+    assert loaded.cosines([TEXT], e[1:])[0] == pytest.approx(e[0] @ e[1] / np.linalg.norm(e[0]) / np.linalg.norm(e[1]), abs=1e-5)
+
+
 # ---- export
 
 def export(out, to, *more):
