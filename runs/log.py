@@ -157,7 +157,10 @@ class StepLog:
         """ signal_name: of the signal that ended the run, or ''. """
         if rank:
             return
-        best = '' if math.isinf(state.best_val) else f'best validation {state.best_val:.4f}; '
+        best = ''
+        if not math.isinf(state.best_val):
+            best = (f'best validation loss {state.best_val:.4f} (nats per token, and squared error '
+                    'of latents, summed); ')
         if signal_name:
             done = f'saved step {state.saved_at:,}' if state.saved_at else 'nothing to save'
             print(f'{signal_name}: {done}; run the same command again to go on')

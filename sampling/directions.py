@@ -25,7 +25,8 @@ from sampling.denoise import allowed, batches, call, guided_latents, null_latent
 from sampling.knobs import sampling_knobs
 from sampling.likelihood import nats_per_token
 from sampling.solvers import SOLVERS, latent_times, solve, x0_and_e
-from sampling.writing import blank, choose_sampler, ends_of, generators, write
+from sampling.writing import (blank, choose_sampler, default_sampler, ends_of, generators,
+                              write)
 
 # -----------------------------------------------------------------------------
 # What each direction needs
@@ -96,6 +97,9 @@ def infill(run, templates, z=None, seed=0, batch=128, **sampling):
     n_rows = torch.tensor([len(rows) for rows, *_ in read])
     if z is not None:
         z = z.repeat_interleave(n_rows, 0)
+    sampler = sampling.get('sampler') or default_sampler(run, z is not None, some_known=True)
+    if sampler == 'autoregressive' and run.next_token:
+        run.next_token.check_known(tokens, known_mask)
 
     tokens = write(run, tokens, known_mask, z, seed, batch, inner, **sampling)
     if len(tokens) == len(templates):

@@ -36,9 +36,8 @@ class LeftToRight:
     def left_to_right(self, denoise, propose, text, tokens, known_mask, steps, rng,
                       on_step=no_callback):
         """ One token after the other. A text that has its EOS is filled with PAD. What is known
-        must stand before what is written. """
+        behind a token stays, and is not seen when that is written. """
         _, masked, _ = init_state(self, tokens, known_mask)
-        self.check_known(tokens, masked, known_mask)
         tokens = tokens.clone()
         B, L = tokens.shape
         ended = torch.zeros(B, dtype=torch.bool, device=tokens.device)   # has its EOS
@@ -64,11 +63,12 @@ class LeftToRight:
                 break
         return tokens
 
-    def check_known(self, tokens, masked, known_mask):
+    def check_known(self, tokens, known_mask):
         """ ValueError where a known token (not EOS or PAD) stands behind a position to write. """
+        masked = ~known_mask
         behind = masked[:, :-1].cumsum(1) > 0                            # (B, L - 1)
         is_end = (tokens[:, 1:] == self.eos) | (tokens[:, 1:] == self.pad)
-        known_token = known_mask[:, 1:] & ~is_end.cpu()
+        known_token = known_mask[:, 1:] & ~is_end
         if (behind & known_token).any():
             raise ValueError('an autoregressive model continues a text: '
                              'all [MASK] must stand at its end')
