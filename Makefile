@@ -1,5 +1,6 @@
 # make quickstart   makes the environment, installs, then prepares, trains, samples and evaluates:
-#                   the main job from end to end, on a CPU
+#                   the main job from end to end, on a CPU: text from an embedding, an embedding
+#                   from text, gaps filled, both from noise, and each beside its controls
 # make test         makes the environment, installs, runs all tests
 # make gpu          the same, then the tests on a card, its losses beside the CPU's, and how fast our
 #                   configs train there; without a card it fails
@@ -14,7 +15,10 @@ PY = $(VENV)/bin/python
 quickstart: $(VENV)/installed
 	$(PY) prepare.py config/quickstart.py
 	$(PY) train.py config/quickstart.py
-	$(PY) sample.py config/quickstart.py --text="Return the number of items in the list."
+	$(PY) sample.py --text="Return the number of items in the list."
+	$(PY) sample.py --mode=t2l --text="Return the number of items in the list."
+	$(PY) sample.py --mode=infill --text="Return the [MASK] of items in the [MASK]."
+	$(PY) sample.py --mode=unconditional --num_samples=3
 	$(PY) evaluate.py config/quickstart.py
 
 test: $(VENV)/installed

@@ -2,7 +2,7 @@
 Config files and --key=value over a script's own globals: nanoGPT's idea. The knobs of a script are
 read from its source, a config file is run.
 
-    python train.py config/quickstart.py config/mixed.py --batch_size=8 --learning_rate=1e-3
+    python train.py config/quickstart.py config/stable.py --batch_size=8 --learning_rate=1e-3
 
 A knob is a top-level `name = literal` in the block below a script's imports. The block ends at the
 first statement of another kind. The default of a knob fixes its type. The comment beside it

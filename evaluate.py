@@ -2,8 +2,8 @@
 Measure a run on its validation split, each figure beside the controls that would expose it.
 
     python evaluate.py --out_dir=out/quickstart               # what the run was trained for
-    python evaluate.py --out_dir=out/mixed --tasks=nelbo,l2t,t2l,unconditional,infill --n=200
-    python evaluate.py --out_dir=out/mixed --tasks=sts --sts=stsb-en-dev.csv
+    python evaluate.py --tasks=nelbo,l2t,t2l,unconditional,infill --n=200
+    python evaluate.py --tasks=sts --sts=stsb-en-dev.csv
     python evaluate.py --out_dir=out/quickstart --tasks=l2t \\
                        --sweep="sampler=ancestral,first_hitting,confidence; steps=4,8,16,32"
     python evaluate.py --out_dir=out/quickstart --texts=my.txt      # embeds other texts
@@ -33,6 +33,7 @@ import importlib
 import itertools
 import json
 import os
+import re
 import shutil
 import sys
 import time
@@ -287,36 +288,39 @@ def print_table(task, results, width=None):
 
 
 def print_summary(chosen, measured):
-    """ One line for each HEADLINE of the tasks, with its controls side by side. The lead over the
-    rival is of paired texts. """
-    rows = []
+    """ One line for each of the HEADLINES of the tasks, with its controls side by side. The lead
+    over the rival is of paired texts. """
+    rows, rivals = [], []
     for name, task in chosen.items():
+        found = measured[name]
         for label, column, metric in getattr(task, 'HEADLINES', ()):
-            found = measured[name]
-            keys = (f'{column}{metric}', f'shuffled/{metric}', f'null/{metric}',
-                    f'{task.RIVAL}/{metric}', f'lead/{metric}')
-            if column:                                     # the controls stand one line above
-                keys = keys[:1]
+            keys = [f'{column}{metric}']
+            if not column:                                 # else they stand one line above
+                keys += [f'{control}/{metric}'
+                         for control in ('shuffled', 'null', task.RIVAL, 'lead')]
             if keys[0] in found:
-                rival = f', rival: {task.RIVAL}' if keys[-1] in found else ''
-                rows.append([f'{label}{rival}', *(cell_of(found, key) for key in keys)])
+                rows.append([label, *(cell_of(found, key) for key in keys)])
+        if 'lead' in {key.split('/')[0] for key in found}:
+            rivals.append(f'{task.RIVAL} ({name})')
     if len(rows) < 2:
         return
+
     titles = ['in short', 'ours', 'shuffled', 'null', 'rival', 'lead']
-    widths = [max(len(row[i]) for row in [titles, *rows] if i < len(row)) for i in range(6)]
     print()
     for row in [titles, *rows]:
-        cells = [f'{cell:>{width}}' for cell, width in zip(row[1:], widths[1:])]
-        print('  '.join([f'{row[0]:<{widths[0]}}', *cells]).rstrip())
+        print(f'{row[0]:<29}' + ''.join(f'{cell:>14}' for cell in row[1:]).rstrip())
+    if rivals:
+        print(f'rival: {", ".join(rivals)}; lead: over it, text by text')
 
 
 def cell_of(figures, key):
-    """ A figure and its standard error, or '' where there is none. """
+    """ A figure and its standard error, or '' where there is none: 24.1 ± 1.4, .912 ± .003. """
     if key not in figures:
         return ''
-    value, error = figures[key], figures.get(f'{key}_se')
     digits = 1 if abs(figures[key.rpartition('/')[2]]) >= 10 else 3
-    return f'{value:.{digits}f}' + ('' if error is None else f' ± {error:.{digits}f}')
+    values = [figures[key], figures.get(f'{key}_se')]
+    return ' ± '.join(re.sub(r'^(-?)0\.', r'\1.', f'{value:.{digits}f}')
+                      for value in values if value is not None)
 
 
 def record(run, ctx, task, name, figures, point=()):

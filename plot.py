@@ -5,7 +5,7 @@ Pictures of a run, from the files in its folder. Needs matplotlib: pip install m
     python plot.py --out_dir=out/quickstart --what=sweep --metric=bleu   # evaluate.py --sweep=...
     python plot.py --out_dir=out/atat --what=importance                  # and --tasks=importance
     python plot.py --out_dir=out/image_text --what=images                # and --tasks=image
-    python plot.py --out_dir=out/quickstart,out/mixed --what=runs        # validations, side by side
+    python plot.py --out_dir=out/quickstart,out/seed1 --what=runs        # validations, side by side
     python plot.py --out_dir=out/quickstart --what=report                # a page of all, by the run
 
 A sweep over steps is drawn against the network calls that a text took, a line per sampler; over

@@ -6,13 +6,13 @@ Text and latents of a trained run, in every direction.
     python sample.py --out_dir=out/quickstart --text="Return a list." --sampler=confidence
     python sample.py --out_dir=out/quickstart --latents=z.npy --sampler=first_hitting --steps=64
     python sample.py --out_dir=out/quickstart --text="Return a list." --svg=writing.svg
-    python sample.py --out_dir=out/mixed --mode=t2l --text="Return a list." --save=z.npy
-    python sample.py --out_dir=out/mixed --mode=unconditional --num_samples=4
-    python sample.py --out_dir=out/mixed --text="Return the [MASK:2-6] of [MASK]."    # infill
-    python sample.py --out_dir=out/mixed --mode=t2l2t --text="Return a list."
+    python sample.py --mode=t2l --text="Return a list." --save=z.npy
+    python sample.py --mode=unconditional --num_samples=4
+    python sample.py --text="Return the [MASK:2-6] of [MASK]."    # infill
+    python sample.py --mode=t2l2t --text="Return a list."
     python sample.py --text="Return a list." --interpolate="Read a file." --num_samples=5
-    python sample.py --out_dir=out/mixed --ask=true
-    python sample.py --out_dir=out/mixed --mode=embed --texts=my.txt --save=h.npy
+    python sample.py --ask=true
+    python sample.py --mode=embed --texts=my.txt --save=h.npy
     python sample.py --out_dir=out/protein_tiny --num_samples=8 --length=120 --fasta=new.fasta
     python sample.py --out_dir=out/protein_tiny --text="MKV[MASK:40]HHHHHH" --num_samples=8
     python sample.py --out_dir=out/image_text --mode=t2l --text="a bold seven" --png=seven.png
@@ -124,7 +124,9 @@ refine = 0                  # [0, 4096]; l2t: rounds of writing a part of it aga
                             # diffusion, and so on; or always that which the run has learned
 # ---- latents
 solver = 'dpmpp_2m'         # ddim | dpmpp_2m | heun | ancestral
-latent_steps = 32           # [1, 1e5]; unconditional: `steps` for both
+latent_steps = None         # None | int [1, 1e5]; unconditional: `steps` for both; None: 1 where one
+                            # vector is made from a text, which is nearest to the encoder's (the
+                            # mean of what fits the text), else 32
 # ---- machine
 sample_batch = 128          # [1, 65536]: rows per network call, at most: where so many rows would
                             # need more than 6 GB, fewer

@@ -4,7 +4,7 @@ noise, or all at once.
 
     python train.py config/quickstart.py                          # one process, CPU or GPU
     python train.py config/quickstart.py --max_iters=100          # any knob below, by name
-    python train.py config/quickstart.py config/mixed.py --out_dir=out/mixed    # an overlay
+    python train.py config/quickstart.py config/stable.py --out_dir=out/s   # an overlay
     python train.py config/quickstart.py --preflight_only=true    # is everything in place?
     torchrun --standalone --nproc_per_node=8 train.py config/l2t.py  # docs/cluster.md
 

@@ -1,11 +1,11 @@
 """ The shortest way to a bound on Multi30k: how soon does a run reach the bound of the first
 entry? The rules and the records are in docs/speedrun.md. It needs the data of
-config/multi30k_l2t.py.
+config/captions.py.
 
-    python prepare.py config/multi30k_l2t.py --input="RAW/train.*.en.gz" \
+    python prepare.py config/captions.py --input="RAW/train.*.en.gz" \
         --val_input="RAW/val.*.en.gz"
     python train.py config/speedrun.py
-    python evaluate.py config/multi30k_l2t.py --out_dir=out/speedrun --tasks=nelbo \
+    python evaluate.py config/captions.py --out_dir=out/speedrun --tasks=nelbo \
         --n=1000 --order=random
 
 One CPU core without AMX, 4.1 minutes of compiled steps; seeds 0 to 2, commit 3faba36 with

@@ -33,10 +33,13 @@ which = 'best'                 # best | latest | <a step, as step-00001000>
 to = ''                        # <a folder>: it must not exist yet
 dtype = 'float32'              # float32 | float16: how the weights are stored
 license = ''                   # '' | <a name that the hub knows, as mit or apache-2.0>
+data = ''                      # '' | <a text>: what it was trained on and under which licence, for
+                               # the card
 hardware = ''                  # '' | <a text>: what it was trained on, for the card
 
 
-def export(out_dir, folder, which='best', license='', hardware='', dtype='float32'):
+def export(out_dir, folder, which='best', license='', hardware='', dtype='float32',
+           data=''):
     """ Writes the run's checkpoint `which` to `folder`, which appears whole or not at all.
     ValueError where the folder exists, something of the run is missing or broken, or a weight is
     too large for `dtype`. """
@@ -81,7 +84,7 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     results = results_of(out_dir / 'results.json', name)
     if results:
         write_text(tmp / 'results.json', json.dumps(results, indent=1))
-    lines = card(folder.name, config, meta, state['step'], license, hardware, results)
+    lines = card(folder.name, config, meta, state['step'], license, hardware, data, results)
     write_text(tmp / 'README.md', '\n'.join(lines) + '\n')
     os.rename(tmp, folder)
 
@@ -116,7 +119,7 @@ def results_of(path, checkpoint_name):
     return {**figures, 'meta': without_folders(meta)} if figures else {}
 
 
-def card(title, config, meta, step, license, hardware, results):
+def card(title, config, meta, step, license, hardware, data, results):
     """ The lines of the model card, Markdown with the header that the hub reads. """
     encoder = (meta['encoder'] or {}).get('id', 'none')
     return [
@@ -126,7 +129,8 @@ def card(title, config, meta, step, license, hardware, results):
         'predicts both clean. Loading it runs no code of this folder.', '',
         '| | |', '|---|---|',
         f'| mode | {config["mode"]} |',
-        f'| data | {meta["splits"]["train"]["samples"]:,} samples |',
+        f'| data | {meta["splits"]["train"]["samples"]:,} samples'
+        f'{f": {data}" if data else ""} |',
         f'| encoder of the latents | {encoder} |',
         f'| steps | {step:,} |',
         f'| hardware | {hardware or "not recorded"} |',
@@ -183,5 +187,5 @@ if __name__ == '__main__':
     with stop_on_error():
         if not to:
             raise ValueError('to= names no folder: --to=FOLDER')
-        export(out_dir, to, which, license, hardware, dtype)
+        export(out_dir, to, which, license, hardware, dtype, data)
         print(f'{out_dir} exported to {to}')

@@ -2,6 +2,9 @@
 The log of a run: training_log.jsonl, the lines on the screen, and wandb where it is asked for.
 
     step  1,100/1,100 | loss 1.6658 | text 3.7347 per token, 23.9 % right | norm 0.99 | ...
+
+`text` is the loss of the masked rows, per real token. Over clocks from t_min on it is no bound on
+-log p; val_text of the validation is one.
 """
 import json
 import math

@@ -71,7 +71,7 @@ def check_direction(run, direction):
         if direction == 'unconditional':
             hint = '; --mode=text or --mode=latent samples one alone'
         elif direction in ('t2l', 't2l2t', 'infill') and len(run.streams) == 2:
-            hint = '; config/mixed.py trains every direction'
+            hint = '; --mode=unconditional+l2t+t2l+causal trains every direction'
         raise ValueError(f'{run.out_dir} {missing}: no {direction} from it{hint}')
 
 # -----------------------------------------------------------------------------
@@ -123,6 +123,8 @@ def t2l(run, tokens, n=None, seed=0, batch=128, **sampling):
         raise ValueError(f'{run.out_dir} has no latent stream: no latents from it')
     g = 0 if tokens is None else knobs.guidance
     n = n if tokens is None else len(tokens)
+    is_embedding = tokens is not None and run.model.config.n_latents == 1
+    steps = knobs.latent_steps or (1 if is_embedding else 32)
 
     rng = torch.Generator(run.device).manual_seed(seed)
     out = []
@@ -142,7 +144,7 @@ def t2l(run, tokens, n=None, seed=0, batch=128, **sampling):
             return guided_latents(g, lambda: beside(x, 0.0), lambda: beside(null, 1.0))
 
         noise = null_latents(run, len(x), rng)
-        z = solve(run.latent, knobs.solver, noise, knobs.latent_steps, denoise, rng)
+        z = solve(run.latent, knobs.solver, noise, steps, denoise, rng)
         out.append(z.cpu())
     return torch.cat(out)
 

@@ -227,6 +227,16 @@ def slerp(first, last, n):
 # -----------------------------------------------------------------------------
 # What the command line of sample.py names
 
+def names_of_latents(path, n):
+    """ What the n latents of FILE.npy are of: the lines of FILE.txt beside it, if it has as many. """
+    beside = os.path.splitext(path)[0] + '.txt'
+    if os.path.isfile(beside):
+        lines = [text for _, text in read_texts(beside)]
+        if len(lines) == n:
+            return lines
+    return [f'{path}[{i}]' for i in range(n)]
+
+
 def read_sources(run, direction, config):
     """ What a direction is given to read, by the knobs of sample.py: names, one a source, to be
     shown; lines, the texts, and places, where each stands; raw latents (n, N, D); ends, the two
@@ -276,7 +286,7 @@ def read_sources(run, direction, config):
         found.names = found.lines or files
     elif latents:
         found.raw = read_latents(run, latents)
-        found.names = found.lines or [f'{latents}[{i}]' for i in range(len(found.raw))]
+        found.names = found.lines or names_of_latents(latents, len(found.raw))
     elif like or direction == 'l2t':
         found.raw = embeddings(run, [like] if like else found.lines)
     if direction == 'infill' and found.raw is not None:

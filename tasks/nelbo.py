@@ -21,8 +21,8 @@ from tasks.common import TaskNeeds, enter, progress_bar, with_controls
 NEEDS = TaskNeeds()
 SETTINGS = ('draws',)
 RIVAL = ''
-HEADLINES = (('bound of diffusion, nats per token', '', 'nats_per_token'),
-             ('from left to right, exact nats', '', 'causal_nats_per_token'))
+HEADLINES = (('diffusion, nats, a bound', '', 'nats_per_token'),
+             ('left to right, nats, exact', '', 'causal_nats_per_token'))
 
 
 def measure(run, ctx):

@@ -17,7 +17,7 @@ NEEDS = TaskNeeds(('text', 'latent'), (('unconditional',),), masked_text=True, e
                   shuffled=True)
 SETTINGS = (*FREE_SETTINGS, 'solver', 'latent_steps')
 RIVAL = ''
-HEADLINES = (('both from noise, cosine of the two', '', 'coherence'),)
+HEADLINES = (('both from noise, cosine', '', 'coherence'),)
 
 
 def measure(run, ctx):

@@ -233,7 +233,7 @@ def test_the_schedules_of_a_training_fill_its_steps():
 
 def test_an_overlay_that_learns_latents_beside_text_reads_whole_texts_where_its_config_cuts_them():
     overlays = [name for name in CONFIGS if 'dataset =' not in (ROOT / name).read_text()]
-    cutting = 'config/multi30k_l2t.py'
+    cutting = 'config/captions.py'
     commands = [Command(name, '', 'train.py', [cutting, name]) for name in (cutting, *overlays)]
     (_, plain), *found = resolved(commands)
     assert ':' in plain['length_schedule'] and len(overlays) > 8

@@ -41,7 +41,7 @@ def blocks(name):
 def test_the_page_runs_word_for_word(mixed):
     (page,) = blocks('python.md')
     names = {}
-    exec(page.replace("'out/mixed'", repr(str(mixed))).replace('Return a list.', TEXT).replace('Return the', 'a').replace('Return', 'a'), names)
+    exec(page.replace("'out/quickstart'", repr(str(mixed))).replace('Return a list.', TEXT).replace('Return the', 'a').replace('Return', 'a'), names)
     assert names['z'].shape == names['e'].shape == (1, 16) and names['z'].dtype == np.float32
     assert np.linalg.norm(names['e']) == pytest.approx(1, abs=1e-5)
 

@@ -1,0 +1,73 @@
+#!/bin/sh
+# Every figure of README.md, anew, from the commit that is checked out. What was stopped goes on.
+#
+#     sh results/release.sh quickstart     three seeds, about 15 minutes each on 2 cores
+#     sh results/release.sh captions       two seeds and a decoder, about 2 hours each on a core
+#     sh results/release.sh weights        weights/captions, from the captions of seed 0
+#     python results/tables.py             the tables of README.md and of weights/captions
+#
+# RAW: the folder of Multi30k's train.*.en.gz and val.*.en.gz (docs/results.md). MINILM: a folder of
+# all-MiniLM-L6-v2, or minilm, which is fetched from the hub. SEEDS: of the captions.
+set -e
+PY=${PY:-python}
+MINILM=${MINILM:-minilm}
+FOLDER=; [ "$MINILM" = minilm ] || FOLDER=--encoder_folder=$MINILM
+TASKS=nelbo,l2t,t2l,infill,unconditional
+
+quickstart() {
+    $PY prepare.py config/quickstart.py
+    for seed in 0 1 2; do
+        out=out/quickstart_seed$seed
+        $PY train.py config/quickstart.py --seed=$seed --out_dir=$out
+        $PY evaluate.py config/quickstart.py --out_dir=$out --tasks=$TASKS
+        cp $out/results.json results/quickstart_seed$seed.json
+    done
+}
+
+# what is written from the embeddings of 1,000 random captions, one network's ways and their cost
+writing() {
+    evaluate="$PY evaluate.py config/captions.py --out_dir=$1 --tasks=l2t $FOLDER"
+    $evaluate --sweep="sampler=autoregressive; rerank=1,24"
+    $evaluate --n=200 --sweep="sampler=autoregressive; rerank=24,150"
+    if [ "$2" = both ]; then
+        $evaluate --sweep="sampler=confidence; rerank=1"
+        $evaluate --n=200 --sweep="sampler=confidence; rerank=24"
+        $evaluate --n=200 --sweep="rerank=24; refine=2"
+    fi
+}
+
+captions() {
+    $PY prepare.py config/captions.py --encoder="$MINILM" --input="$RAW/train.*.en.gz" \
+        --val_input="$RAW/val.*.en.gz"
+    for seed in ${SEEDS:-0 1}; do
+        out=out/captions_seed$seed
+        $PY train.py config/captions.py --seed=$seed --out_dir=$out
+        $PY evaluate.py config/captions.py --out_dir=$out --tasks=$TASKS $FOLDER
+        writing $out both
+        cp $out/results.json results/captions_seed$seed.json
+    done
+    out=out/captions_decoder
+    $PY train.py config/captions.py --mode=causal --out_dir=$out
+    $PY evaluate.py config/captions.py --out_dir=$out --tasks=nelbo,l2t $FOLDER
+    writing $out decoder
+    cp $out/results.json results/captions_decoder.json
+}
+
+# the export, and ten embeddings of validation captions, drawn by lot
+weights() {
+    $PY -m runs.export --out_dir=out/captions_seed0 --to=weights/captions --dtype=float16 \
+        --license=other --hardware="${HARDWARE:-a CPU core}" --data="Multi30k's English captions \
+(task 2, Flickr30k's images), for research use"
+    $PY - << 'END'
+import numpy as np
+from data import PackedDataset
+from tasks.common import chosen_rows
+val = PackedDataset('data/multi30k', 'val')
+rows = chosen_rows(len(val), 10, 'random', seed=0)
+np.save('weights/captions/ten.npy', val.raw_latents(rows)[:, 0].numpy())
+with open('weights/captions/ten.txt', 'w') as f:
+    f.writelines(f'{val.text(int(row))}\n' for row in rows)
+END
+}
+
+"$1"
