@@ -616,7 +616,8 @@ def test_a_file_of_texts_may_hold_bytes_that_are_no_utf_8_and_its_name_a_comma(t
 
 def test_what_a_run_cannot_do_with_a_text_is_said_in_one_line_each(finished, tmp_path):
     line = 'a red dog runs near the park number 3'
-    files = {'own.txt': f'{line}\n\n{(line + ' ') * 9}\n', 'blank.txt': '\n', 'own.jsonl': json.dumps({'text': line})}
+    long = ' '.join([line] * 9)
+    files = {'own.txt': f'{line}\n\n{long}\n', 'blank.txt': '\n', 'own.jsonl': json.dumps({'text': line})}
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     here = ['sample.py', f'--out_dir={finished}', '--device=cpu', '--steps=2']
