@@ -100,7 +100,7 @@ block_size = 0              # [0, 65536]: unmask only the leftmost unfinished bl
                             # positions; 0: all at once
 score = 'top1'              # top1 | margin | entropy: confidence
 prefer = 'certain'          # certain | uncertain; confidence: what is unmasked first
-end_penalty = 0.0           # [0, inf); confidence: off the certainty of EOS and PAD (nats, for
+end_penalty = 3.0           # [0, inf); confidence: off the certainty of EOS and PAD (nats, for
                             # score=top1), as texts that end when that is certain are too short
 by_importance = False       # confidence: uncertainty counts as much as the token is important,
                             # where the run has learned that

@@ -38,5 +38,6 @@ warmup_iters = 200
 eval_interval = 1000
 compile = True
 # evaluation
+tasks = 'nelbo,l2t,t2l,infill,unconditional'
 order = 'random'
 draws = 8

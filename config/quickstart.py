@@ -1,16 +1,13 @@
-""" The tour on a CPU: write sentences of documentation from their embeddings. Nothing is
-downloaded: the corpus is the documentation of Python and of installed packages, and the encoder
-(lsa, of words and word pairs) is fitted on it. A quarter of the rows is masked, the others are read
-from left to right: docs/both_ways.md.
+""" The tour on a CPU: one network, every direction. Sentences of documentation from their
+embeddings, embeddings from sentences, both from noise, gaps filled; by diffusion and from left to
+right. Nothing is downloaded: the corpus is the documentation of Python and of installed packages,
+and the encoder (lsa, of words and word pairs) is fitted on it.
 
     make quickstart       or:
     python prepare.py config/quickstart.py
     python train.py config/quickstart.py
-    python sample.py config/quickstart.py --text="Return the number of items in the list."
+    python sample.py --text="Return the number of items in the list."
     python evaluate.py config/quickstart.py
-
-2 CPU cores, 4 minutes of training; seed 0, commit 522da6f: BLEU 27.8 (nearest training text 24.1),
-F1 78.2, cosine .930, retrieval@1 100 %; 3.25 nats per token (bound), 2.15 (left to right).
 """
 # data
 dataset = 'quickstart'
@@ -24,7 +21,8 @@ max_tokens = 31
 val_fraction = .03
 # run
 out_dir = 'out/quickstart'
-mode = 'l2t+3*causal'
+# first to write from left to right, which teaches the language soonest, then everything
+mode = 'l2t+3*causal:40%,unconditional+3*l2t+t2l+3*causal'
 causal_weight = 2.0
 t_min = 0.1
 # model
@@ -46,5 +44,6 @@ log_interval = 10
 eval_interval = 200
 eval_iters = 10
 # sampling and evaluation: the nearest of 24 drafts
+tasks = 'nelbo,l2t,t2l,infill,unconditional'
 rerank = 24
 n = 300

@@ -12,14 +12,13 @@ set -e
 PY=${PY:-python}
 MINILM=${MINILM:-minilm}
 FOLDER=; [ "$MINILM" = minilm ] || FOLDER=--encoder_folder=$MINILM
-TASKS=nelbo,l2t,t2l,infill,unconditional
 
 quickstart() {
     $PY prepare.py config/quickstart.py
     for seed in 0 1 2; do
         out=out/quickstart_seed$seed
         $PY train.py config/quickstart.py --seed=$seed --out_dir=$out
-        $PY evaluate.py config/quickstart.py --out_dir=$out --tasks=$TASKS
+        $PY evaluate.py config/quickstart.py --out_dir=$out
         cp $out/results.json results/quickstart_seed$seed.json
     done
 }
@@ -42,7 +41,7 @@ captions() {
     for seed in ${SEEDS:-0 1}; do
         out=out/captions_seed$seed
         $PY train.py config/captions.py --seed=$seed --out_dir=$out
-        $PY evaluate.py config/captions.py --out_dir=$out --tasks=$TASKS $FOLDER
+        $PY evaluate.py config/captions.py --out_dir=$out $FOLDER
         writing $out both
         cp $out/results.json results/captions_seed$seed.json
     done
