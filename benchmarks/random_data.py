@@ -17,7 +17,7 @@ from runs.files import sealed
 from runs.manifest import FORMAT
 
 # the size of a latent, which the encoder gives; the rest stands in the config
-LATENT_DIMS = {'quickstart': 512, 'multi30k_l2t': 384, 'l2t': 1024, 'l2t_892m': 32}
+LATENT_DIMS = {'quickstart': 512, 'captions': 384, 'l2t': 1024, 'l2t_892m': 32}
 R50K = 50_258                  # ids of r50k_base, EOS among them, and PAD
 
 

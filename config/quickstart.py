@@ -22,7 +22,7 @@ val_fraction = .03
 # run
 out_dir = 'out/quickstart'
 # first to write from left to right, which teaches the language soonest, then everything
-mode = 'l2t+3*causal:40%,unconditional+3*l2t+t2l+3*causal'
+mode = 'l2t+3*causal:60%,unconditional+2*l2t+t2l+4*causal'
 causal_weight = 2.0
 t_min = 0.1
 # model

@@ -1,21 +1,29 @@
 """
 No figure of README.md or docs/ is stale: it is the one in results/, rounded, or its section says at which commit it was measured.
 
-    README.md    every figure of the results table, of the quickstart's output, and of the text below it has one place in results/
+    README.md    the tables are those that results/tables.py prints of results/, the quickstart's summary is that of its results
     docs/        a section with figures stands in SECTIONS, and then each figure of its tables, and each with a point in its text, is in
                  the files of results/ that are named there; or in ONE_OFFS, and then it names a commit, or says that the figures are
                  computed; or in NO_FIGURES
     config/      every figure with a point in the header of a config is in the file of its name
 """
 import ast
+import importlib.util
+import io
 import json
 import re
+from contextlib import redirect_stdout
 from functools import lru_cache
 from statistics import mean, median, stdev
 
 import pytest
 
+import evaluate
 from launch import ROOT
+
+spec = importlib.util.spec_from_file_location('tables', ROOT / 'results/tables.py')
+tables = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tables)
 
 README = (ROOT / 'README.md').read_text()
 NUMBER = re.compile(r'(?<![\w.,/-])-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?![\w.]*[A-Za-z\d])')
@@ -66,49 +74,30 @@ def ablation_difference(variant):
     return over_seeds(differences, 'd')
 
 
-def step_ms(side):
-    row, = [row for row in results('bench-step-small')['rows'] if (row['side'], row['setting']) == (side, 'bfloat16 compiled')]
-    return row['ms'], None
-
-
-def of(name, *path):
-    """ (value, its standard error or None) in a file of results/: a path of keys. """
-    *parents, key = path
-    found = results(name)
-    for parent in parents:
-        found = found[parent]
-    return found[key], found.get(f'{key}_se')
-
-
-def with_controls(name, task, metric, *parents, controls=('', 'shuffled/', 'null/')):
-    """ A figure and its controls, as columns of a table. """
-    return [[of(name, *parents, f'{task}/{control}{metric}')] for control in controls]
-
-
 # ---- README.md
 
-# the results table: how a row begins, and what its cells hold: (value, standard error) for each number
-SHARE = 'l2t+7*causal', 1.5, True
-ROWS = {
-    '[caption from embedding]': [*with_controls('multi30k_l2t', 'l2t', 'bleu'),
-                                 [of('multi30k_decoder', 'l2t_sweep_rerank/rerank=1/bleu'), of('multi30k_l2t', 'l2t/nearest/bleu')]],
-    'the same, nearest of 24 drafts': [[of('multi30k_l2t', 'l2t_sweep_rerank/rerank=24/bleu')], [], [], [of('multi30k_decoder', 'l2t_sweep_rerank/rerank=8/bleu')]],
-    'the first 1,000 captions, which are longer': [*with_controls('multi30k_l2t', 'nelbo', 'causal_nats_per_token'),
-                                        [of('multi30k_decoder', 'nelbo/causal_nats_per_token')]],
-    'the same, bound of diffusion': [*with_controls('multi30k_l2t', 'nelbo', 'nats_per_token'),
-                                     [(of('multi30k_l2t_masked', 'nelbo/nats_per_token')[0], None)]],
-    '[masked rows alone against a decoder]': [*with_controls('multi30k_baselines', 'l2t', 'bleu', 'runs', 'l2t'),
-                                              [of('multi30k_baselines', 'runs', 'ar_prefix', 'l2t/bleu')]],
-    '[embedding from text]': [*with_controls('multi30k_mixed_alone', 't2l', 'centred_cosine', 'four modes'),
-                              [of('multi30k_mixed_alone', 't2l', 't2l/ridge/centred_cosine')]],
-    'half of the tokens filled in': [*with_controls('multi30k_mixed_alone', 'infill', 'token_accuracy', 'four modes'),
-                                     [of('multi30k_mixed_alone', 'l2t', 'infill/token_accuracy')]],
-    '[digit from caption]': with_controls('image_text', 'image', 'image_digit', controls=('', 'shuffled/', 'null/', 'real/')),
-    '[training step]': [[step_ms('ours')], [], [], [step_ms(side) for side in ('mmdit', 'bert', 'gpt', 'diffusers')]],
-}
-# two trainings have one cell
-QUICKSTART_CELLS = [[(of('quickstart', 'l2t/bleu')[0], None), of('quickstart_seed1', 'l2t/bleu')],
-                    *with_controls('quickstart', 'l2t', 'bleu', controls=('shuffled/', 'null/', 'nearest/'))]
+def printed(function, *args):
+    """ The lines that a function prints. """
+    out = io.StringIO()
+    with redirect_stdout(out):
+        function(*args)
+    return out.getvalue().splitlines()
+
+
+def test_the_tables_of_the_readme_are_those_that_results_tables_prints():
+    known = {line for name in ('captions_seed0', 'quickstart_seed0') for line in printed(tables.directions, name)} | set(printed(tables.ways))
+    text = README.split('\n## Results\n')[1].split('\n## ')[0]
+    rows = [line.replace('**', '') for line in text.splitlines() if line.startswith('| ') and re.search(r'\d \||\d\.\d', line)]
+    assert len(rows) >= 12 and not [row for row in rows if row not in known]
+
+
+def test_the_summary_of_the_quickstart_is_that_of_results():
+    found, known = results('quickstart_seed0'), evaluate.all_tasks()
+    names = 'nelbo', 'l2t', 't2l', 'infill', 'unconditional'
+    measured = {name: {key.partition('/')[2]: value for key, value in found.items() if key.startswith(f'{name}/')} for name in names}
+    lines = [line.rstrip() for line in printed(evaluate.print_summary, {name: known[name] for name in names}, measured) if line]
+    shown = README[README.index('\nin short '):].split('\n```')[0].strip().splitlines()
+    assert len(shown) > 8 and shown == lines
 
 
 def table_rows(text):
@@ -117,71 +106,6 @@ def table_rows(text):
     heads = {i for i, line in enumerate(lines[1:]) if re.fullmatch(r'[|:\- ]+', line)}
     cells = [re.split(r'(?<!\\)\|', line.strip().strip('|')) for i, line in enumerate(lines) if i not in heads and not re.fullmatch(r'[|:\- ]+', line)]
     return [(first.strip(), [cell.strip() for cell in others]) for first, *others in cells]
-
-
-def errors_of_cell(cell, expected):
-    """ What is wrong with the numbers of a cell: `value` or `value ± standard error`, as many as are expected. """
-    written = re.findall(r'(-?[\d.,]*\d)(?: ± ([\d.,]*\d))?', re.sub(r'`[^`]*`|\]\([^)]*\)|GPT-2', ' ', cell))
-    if len(written) != len(expected):
-        yield f'{cell!r} has {len(written)} figures, {len(expected)} are known'
-    for (value, error), (known, known_error) in zip(written, expected):
-        if not is_rounded(value, known):
-            yield f'{cell!r}: results/ has {known}'
-        if error and (known_error is None or not is_rounded(error, known_error)):
-            yield f'{cell!r}: results/ has ± {known_error}'
-
-
-def test_every_figure_of_the_results_table_is_in_results():
-    table = README.split('\n## Results\n')[1].split('\n## ')[0]
-    rows, wrong = table_rows(table), []
-    assert len(rows) == len(ROWS) + 1
-    for first, cells in rows:
-        expected = QUICKSTART_CELLS if first.startswith('[quickstart]') else next(cells for start, cells in ROWS.items() if first.startswith(start))
-        for cell, known in zip(cells, [*expected, *[[]] * len(cells)]):
-            wrong += [f'{first}: {error}' for error in errors_of_cell(cell, known)]
-    assert not wrong, '\n'.join(wrong)
-
-
-def quickstart_lines(text):
-    """ What evaluate.py printed of the quickstart: [(metric, its task, [(value, standard error)])]. """
-    for task, head in (('nelbo', ['nelbo', 'shuffled', 'null']), ('l2t', ['l2t', 'shuffled', 'null', 'nearest'])):
-        block = re.search(rf'^ +{"  +".join(head)}\n((?:\w+ +[\d.]+ ± .*\n)+)', text, re.M)[1]
-        for line in block.splitlines():
-            yield line.split()[0], task, re.findall(r'([\d.]+) ± ([\d.]+)', line)
-
-
-def test_the_output_of_the_quickstart_is_that_of_results():
-    lines = list(quickstart_lines(README))
-    assert [metric for metric, *_ in lines] == ['nats_per_token', 'causal_nats_per_token', 'bleu', 'f1', 'cosine']
-    for metric, task, written in lines:
-        for control, (value, error) in zip(('', 'shuffled/', 'null/', 'nearest/'), written):
-            known, known_error = of('quickstart', f'{task}/{control}{metric}')
-            assert is_rounded(value, known) and is_rounded(error, known_error), (metric, control, value, known)
-
-
-# what the text of README.md says in words, and in which order its numbers come
-BASELINES = 'multi30k_baselines'
-SAYINGS = {
-    r'at equal tokens, in BLEU \(([\d.]+) to ([\d.]+)\)': [of(BASELINES, 'runs', 'ar_prefix', 'l2t/bleu'), of(BASELINES, 'runs', 'l2t', 'l2t/bleu')],
-    r'in greedy BLEU ([\d.]+) to ([\d.]+)\.': [of('multi30k_decoder', 'l2t_sweep_rerank/rerank=1/bleu'), of('multi30k_l2t', 'l2t/bleu')],
-    r'takes ([\d.]+) ms a text in a batch where they take (\d+)':
-        [of(BASELINES, 'milliseconds_a_text', f'batch 128, {name}', 'median') for name in ('ar_prefix', 'l2t steps=40')],
-    r'its bound is ([\d.]+) where the masked one has ([\d.]+), its exact nats are ([\d.]+) where the decoder has ([\d.]+)\.':
-        [twice_the_steps('val_text'), shares('l2t', 1.0, False, 'val_text'),
-         twice_the_steps('val_causal'), shares('causal', 1.0, False, 'val_causal')],
-    r'a decoder has BLEU ([\d.]+), the network of both ([\d.]+)\. Mended, the network of both has ([\d.]+) with 40 .* the decoder ([\d.]+) with 24':
-        [of('multi30k_mending', 'means over seeds', kind, point, 'bleu') for kind, point in
-         (('decoder', 'rerank=8'), ('both', 'rerank=8'), ('both', 'rerank=8,refine=4'), ('decoder', 'rerank=8,refine=2'))],
-    r'A lone decoder of 800 steps has ([\d.]+)\.': [of('multi30k_mending', 'means over seeds', 'decoder', 'val_causal')],
-}
-
-
-def test_the_figures_in_the_text_of_the_readme_are_in_results():
-    text = ' '.join(README.split())
-    for pattern, known in SAYINGS.items():
-        found = re.search(pattern, text)
-        assert found, f'README.md does not say this any more: {pattern}'
-        assert [is_rounded(written, value) for written, (value, _) in zip(found.groups(), known)] == [True] * len(known), (found[0], known)
 
 
 # ---- docs/
@@ -255,7 +179,7 @@ def leaves(found):
 def computed(name):
     """ What a page computes from a file of results/: means over seeds, medians over rounds, other units. """
     if name == 'multi30k_shares':
-        for arm in (SHARE, ('l2t', 1.0, False), ('causal', 1.0, False), ('l2t+causal', 2.0, True)):
+        for arm in (('l2t+7*causal', 1.5, True), ('l2t', 1.0, False), ('causal', 1.0, False), ('l2t+causal', 2.0, True)):
             for key in ('val_text', 'val_causal'):
                 if key == 'val_text' and arm[0] == 'causal' or key == 'val_causal' and arm[0] == 'l2t':
                     continue

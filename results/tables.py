@@ -1,0 +1,85 @@
+"""
+The two tables of README.md, from the figures that results/release.sh has left beside this file.
+
+    python results/tables.py
+"""
+import json
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+# (what, task, metric, digits, rival, what that is)
+DIRECTIONS = (
+    ('text from embedding, BLEU', 'l2t', 'bleu', 1, 'nearest', 'nearest training text'),
+    ('the same by diffusion alone, BLEU', 'l2t', 'diffusion/bleu', 1, '', ''),
+    ('embedding from text, centred cosine', 't2l', 'centred_cosine', 3, 'ridge',
+     'ridge regression from the words'),
+    ('half of the tokens filled in, % right', 'infill', 'token_accuracy', 1, 'left_to_right',
+     'the same network, from left to right'),
+    ('both from noise, cosine of the two', 'unconditional', 'coherence', 3, '', ''),
+    ('bound of diffusion, nats per token', 'nelbo', 'nats_per_token', 3, '', ''),
+    ('from left to right, exact nats per token', 'nelbo', 'causal_nats_per_token', 3, '', ''),
+)
+
+# (what, file, key of the figures, texts that are embedded)
+WAYS = (
+    ('diffusion, greedy', 'captions_seed0', 'l2t/diffusion/', 0),
+    ('from left to right, greedy', 'captions_seed0', 'l2t/left_to_right/', 0),
+    ('diffusion, nearest of 24 drafts', 'captions_seed0',
+     'l2t_sweep_sampler_rerank[n=200]/sampler=confidence,rerank=24/', 24),
+    ('from left to right, nearest of 24 drafts', 'captions_seed0',
+     'l2t_sweep_sampler_rerank/sampler=autoregressive,rerank=24/', 24),
+    ('from left to right, nearest of 150 drafts', 'captions_seed0',
+     'l2t_sweep_sampler_rerank[n=200]/sampler=autoregressive,rerank=150/', 150),
+    ('24 drafts, the best mended twice', 'captions_seed0',
+     'l2t_sweep_rerank_refine[n=200]/rerank=24,refine=2/', 72),
+    ('a decoder alone, greedy', 'captions_decoder', 'l2t/', 0),
+    ('a decoder alone, nearest of 24 drafts', 'captions_decoder',
+     'l2t_sweep_sampler_rerank/sampler=autoregressive,rerank=24/', 24),
+    ('nearest training caption', 'captions_seed0', 'l2t/nearest/', 0),
+)
+
+
+def read(name):
+    path = HERE / f'{name}.json'
+    return json.loads(path.read_text()) if path.is_file() else {}
+
+
+def cell(found, key, digits):
+    """ '48.1 ± 1.0', or '' where it was not measured. """
+    if key not in found:
+        return ''
+    error = found.get(f'{key}_se')
+    return f'{found[key]:.{digits}f}' + ('' if error is None else f' ± {error:.{digits}f}')
+
+
+def directions(name):
+    found = read(name)
+    for what, task, metric, digits, rival, its_name in DIRECTIONS:
+        last = metric.rpartition('/')[2]
+        cells = [cell(found, f'{task}/{metric}', digits)]
+        for control in ('shuffled', 'null'):
+            cells.append(cell(found, f'{task}/{control}/{last}', digits) if last == metric else '')
+        against = ''
+        if rival:
+            lead = cell(found, f'{task}/lead/{last}', digits)
+            against = f'{cell(found, f"{task}/{rival}/{last}", digits)} {its_name}; lead {lead}'
+        print(f'| {what} | {" | ".join(cells)} | {against} |')
+
+
+def ways():
+    for what, name, key, n_embedded in WAYS:
+        found = read(name)
+        ms = f'{found[key + "ms"]:.0f}' if f'{key}ms' in found else ''
+        cells = [cell(found, f'{key}{metric}', 1) for metric in ('bleu', 'f1', 'exact')]
+        if any(cells):
+            print(f'| {what} | {n_embedded} | {ms} | {" | ".join(cells)} |')
+
+
+if __name__ == '__main__':
+    for name in ('quickstart_seed0', 'quickstart_seed1', 'quickstart_seed2', 'captions_seed0',
+                 'captions_seed1'):
+        print(f'\n{name}')
+        directions(name)
+    print('\nwriting captions')
+    ways()
