@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 import evaluate
 import sample
@@ -20,7 +21,7 @@ from evaluate import name_of_results, read_results, read_sweep, write_results
 from model import Model, ModelConfig
 from launch import HANGS, ROOT, run_code, run_each
 from sampling.knobs import DEFAULTS, LATENT_KNOBS, TEXT_KNOBS
-from tasks import common, infill, l2t, scorer, t2l, text, unconditional
+from tasks import common, infill, l2t, scorer, sts, t2l, text, unconditional
 from tasks.common import (Context, chosen_rows, compare, correlations, derangement, describe_texts, enter, ranks, retrieval, word_f1)
 from tasks.nelbo import latent_mse, nelbo
 from tasks.sts import read_pairs
@@ -462,6 +463,7 @@ def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
     sources = [run.tokenizer.decode(row) for row in tokens.tolist()]
     monkeypatch.setattr(common, 'encode', embed)
     monkeypatch.setattr(l2t, 'nearest_training_texts', lambda *args: sources[1:] + sources[:1])
+    monkeypatch.setattr(l2t, 'train_texts', lambda *args: iter(sources[:4]))
     monkeypatch.setattr(t2l, 'ridge', lambda run, folder, tokens: raw[[1, 2, 3, 4, 5, 0]])
     knobs = dict(DEFAULTS, seed=0, sample_batch=4, rerank=1, refine=0, seeds=2, infill_share=1.0)
     ctx, other = Context(knobs, '', sources, tokens, raw), derangement(6, 0)
@@ -470,6 +472,7 @@ def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
     assert r['exact'] == r['retrieval@1'] == 100 and r['cosine'] == pytest.approx(1) and r['mrr'] == 1
     assert r['shuffled/exact'] == 0 and r['shuffled/cosine'] == pytest.approx(1 - apart, abs=1e-6)
     assert r['null/exact'] == pytest.approx(100 / 6) and r['nearest/cosine'] == pytest.approx(.5)
+    assert r['n_near'] == 4 and r['lead/exact'] == 100 and r['lead/exact_se'] == 0 and r['lead/cosine'] == pytest.approx(.5)
     r = t2l.measure(run, ctx)
     assert r['centred_cosine'] == pytest.approx(1, abs=1e-4) and r['squared_error'] < 1e-6 and r['retrieval@1'] == 100
     assert r['std_ratio'] == pytest.approx(1, abs=1e-3) and r['cosine_between_draws'] == pytest.approx(1, abs=1e-4)
@@ -488,6 +491,67 @@ def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
         assert r['data/length'] == 2 and r['data/distinct_1'] == .5 and len(ctx.shown) == 6 and ('coherence' in r) == has
 
 
+def test_the_lead_over_a_rival_is_of_paired_texts():
+    ours, rival = np.array([3., 5, 10]), np.array([1., 4, 6])
+    found = {}
+    common.enter_with_lead(found, {'': {'a': ours, 'b': 7.0}, 'rival/': {'a': rival, 'b': 5.0}}, 'rival/')
+    assert found['lead/a'] == pytest.approx((2 + 1 + 4) / 3) and found['lead/a_se'] == pytest.approx((ours - rival).std(ddof=1) / 3 ** .5)
+    assert found['a'] == 6 and found['rival/b'] == 5 and 'lead/b' not in found
+    without = {}
+    common.enter_with_lead(without, {'': {'a': ours}}, 'rival/')
+    assert set(without) == {'a', 'a_se'}
+
+
+def test_pairs_are_clean_whose_words_are_known_and_which_are_no_training_texts(monkeypatch):
+    first = ['a dog', 'A dog.', 'a cat', 'a zebra', 'two dogs', 'the cat', 'two cats', 'the dogs']
+    second = ['the dog', 'two cats', 'the cat sits', 'a cat', 'a cat', 'two dogs', 'the dog', 'a cat sits']
+    scores, training = np.arange(8.), ['A cat sits!', 'The dog', 'two dogs', 'cats', 'the dogs sit', 'a dog, the']
+    n = len(first)
+    vectors = F.normalize(torch.randn(2 * n, 1, 4), dim=-1)
+    monkeypatch.setattr(sts, 'train_texts', lambda *args: iter(training))
+    monkeypatch.setattr(sts, 'pack', lambda *args, **more: torch.zeros(2 * n, 3))
+    for name in ('make_latents', 'embed'):
+        monkeypatch.setattr(sts, name, lambda *args, **more: vectors)
+    knobs = dict(DEFAULTS, seed=0, seeds=1, sample_batch=4)
+    run = SimpleNamespace(tokenizer=SimpleNamespace(encode=lambda text: [0]), L=9)
+    r = sts.measure(run, Context(knobs, prepared=(first, second, scores)))
+    clean = [1, 2]                   # the others have a zebra, or the texts 'The dog', 'two dogs', 'A cat sits!'
+    assert (r['n'], r['n_known'], r['n_clean']) == (8, 7, 2)
+    monkeypatch.setattr(sts, 'train_texts', lambda *args: iter([*training, 'the cat sits on a dog']))
+    training.remove('two dogs')
+    training.append('two dogs sit')
+    r = sts.measure(run, Context(knobs, prepared=(first, second, scores)))
+    clean += [4, 5]
+    cosines = F.cosine_similarity(vectors[:n].flatten(1), vectors[n:].flatten(1)).numpy()[clean]
+    assert r['n_clean'] == 4 and r['clean_spearman'] == pytest.approx(correlations(cosines, scores[clean])['spearman'])
+
+
+def test_near_duplicates_are_those_of_a_jaccard_index_of_four_fifths():
+    rng = np.random.default_rng(0)
+    texts, others = ([' '.join(rng.choice(list('abcdefg'), size=rng.integers(0, 7))) for _ in range(n)] for n in (200, 60))
+
+    def index(a, b):
+        a, b = common.words(a), common.words(b)
+        return len(a & b) / len(a | b) if a | b else 0.
+    expected = sum(max(index(a, b) for b in others) >= .8 for a in texts)
+    assert 20 < expected < 180 and l2t.count_near(texts, iter(others)) == expected
+
+
+def test_the_summary_puts_each_direction_beside_its_controls(capsys):
+    known = evaluate.all_tasks()
+    of_l2t = {'bleu': 24.12, 'bleu_se': 1.36, 'shuffled/bleu': 3.9, 'null/bleu': 6.2, 'nearest/bleu': 20.0, 'lead/bleu': 4.12, 'lead/bleu_se': .98,
+              'diffusion/bleu': 19.1}
+    of_t2l = {'centred_cosine': .9123, 'centred_cosine_se': .0031, 'ridge/centred_cosine': .9, 'lead/centred_cosine': -.0123, 'lead/centred_cosine_se': .001}
+    evaluate.print_summary({'l2t': known['l2t'], 't2l': known['t2l']}, {'l2t': of_l2t, 't2l': of_t2l})
+    lines = [line.split('  ') for line in capsys.readouterr().out.splitlines() if line]
+    cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+    assert cells[:4] == [['in short', 'ours', 'shuffled', 'null', 'rival', 'lead'], ['text from embedding, BLEU', '24.1 ± 1.4', '3.9', '6.2', '20.0', '4.1 ± 1.0'],
+                         ['diffusion alone, greedy', '19.1'], ['embedding from text, cosine', '.912 ± .003', '.900', '-.012 ± .001']]
+    assert cells[4] == ['rival: nearest (l2t), ridge (t2l); lead: over it, text by text']
+    evaluate.print_summary({'t2l': known['t2l']}, {'t2l': of_t2l})
+    assert not capsys.readouterr().out, 'one line is no summary'
+
+
 def test_a_derangement_leaves_no_one_in_place_and_one_text_cannot_be_shuffled():
     for n in (2, 3, 100):
         order = derangement(n, 0)
@@ -500,6 +564,7 @@ def test_comparison_scores_copies_full_and_collapsed_embeddings_at_chance():
     sources = ['A dog runs.', 'The cat sits.', 'A red car', 'Two men']
     raw = torch.eye(4)[:, None]
     r = compare(sources, sources, raw, raw)
+    assert r['corpus_bleu'] == pytest.approx(100)
     assert all(r[metric].mean() == pytest.approx(100) for metric in ('bleu', 'f1', 'exact', 'retrieval@1', 'retrieval@10'))
     assert r['cosine'].mean() == pytest.approx(1)
     r = compare(sources, [''] * 4, raw, torch.zeros(4, 1, 4))
