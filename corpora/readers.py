@@ -206,8 +206,8 @@ def read_blocks(f, split_on, path):
             room = f.source.document_limit + 1
         n_between += is_between
     if n_between == 1 and split_on not in ('paragraph', 'file'):         # the end alone
-        raise ValueError(f'{path}: split_on={split_on!r}: no line of it is that; line | paragraph | '
-                         'file, or the line that stands between two documents')
+        raise ValueError(f'{path}: split_on={split_on!r}: no line of it is that; line | paragraph '
+                         '| file, or the line that stands between two documents')
 
 # -----------------------------------------------------------------------------
 # Records: JSON lines and tables

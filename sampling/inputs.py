@@ -228,7 +228,7 @@ def slerp(first, last, n):
 # What the command line of sample.py names
 
 def names_of_latents(path, n):
-    """ What the n latents of FILE.npy are of: the lines of FILE.txt beside it, if it has as many. """
+    """ What the n latents of FILE.npy are of: the lines of FILE.txt beside it, if these are n. """
     beside = os.path.splitext(path)[0] + '.txt'
     if os.path.isfile(beside):
         lines = [text for _, text in read_texts(beside)]

@@ -1,14 +1,13 @@
 """
 No figure of README.md or docs/ is stale: it is the one in results/, rounded, or its section says at which commit it was measured.
 
-    README.md    the tables are those that results/tables.py prints of results/, the quickstart's summary is that of its results
+    README.md    the tables are those that benchmarks/tables.py prints of results/, the quickstart's summary is that of its results
     docs/        a section with figures stands in SECTIONS, and then each figure of its tables, and each with a point in its text, is in
                  the files of results/ that are named there; or in ONE_OFFS, and then it names a commit, or says that the figures are
                  computed; or in NO_FIGURES
     config/      every figure with a point in the header of a config is in the file of its name
 """
 import ast
-import importlib.util
 import io
 import json
 import re
@@ -19,11 +18,8 @@ from statistics import mean, median, stdev
 import pytest
 
 import evaluate
+from benchmarks import tables
 from launch import ROOT
-
-spec = importlib.util.spec_from_file_location('tables', ROOT / 'results/tables.py')
-tables = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(tables)
 
 README = (ROOT / 'README.md').read_text()
 NUMBER = re.compile(r'(?<![\w.,/-])-?(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?![\w.]*[A-Za-z\d])')
@@ -84,7 +80,7 @@ def printed(function, *args):
     return out.getvalue().splitlines()
 
 
-def test_the_tables_of_the_readme_are_those_that_results_tables_prints():
+def test_the_tables_of_the_readme_are_those_that_are_printed_of_results():
     known = {line for name in ('captions_seed0', 'quickstart_seed0') for line in printed(tables.directions, name)} | set(printed(tables.ways))
     text = README.split('\n## Results\n')[1].split('\n## ')[0]
     rows = [line.replace('**', '') for line in text.splitlines() if line.startswith('| ') and re.search(r'\d \||\d\.\d', line)]

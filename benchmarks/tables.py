@@ -1,12 +1,12 @@
 """
-The two tables of README.md, from the figures that results/release.sh has left beside this file.
+The two tables of README.md, from the figures that results/release.sh has left in results/.
 
-    python results/tables.py
+    python -m benchmarks.tables
 """
-import json
-from pathlib import Path
+import os
 
-HERE = Path(__file__).parent
+from configurator import HERE, configure
+from runs.files import read_json
 
 # (what, task, metric, digits, rival, what that is)
 DIRECTIONS = (
@@ -41,8 +41,8 @@ WAYS = (
 
 
 def read(name):
-    path = HERE / f'{name}.json'
-    return json.loads(path.read_text()) if path.is_file() else {}
+    path = os.path.join(HERE, 'results', f'{name}.json')
+    return read_json(path) if os.path.isfile(path) else {}
 
 
 def cell(found, key, digits):
@@ -55,6 +55,8 @@ def cell(found, key, digits):
 
 def directions(name):
     found = read(name)
+    if not found:
+        return
     for what, task, metric, digits, rival, its_name in DIRECTIONS:
         last = metric.rpartition('/')[2]
         cells = [cell(found, f'{task}/{metric}', digits)]
@@ -77,6 +79,7 @@ def ways():
 
 
 if __name__ == '__main__':
+    configure(globals())
     for name in ('quickstart_seed0', 'quickstart_seed1', 'quickstart_seed2', 'captions_seed0',
                  'captions_seed1'):
         print(f'\n{name}')
