@@ -65,8 +65,9 @@ TABLE = dict(
         id='facebook/esm2_t12_35M_UR50D',
         pooling='mean', max_length=1024),
 )
-# copies of a model that others give away: SHA-256 of model.safetensors -> its row
-SAME_WEIGHTS = {'53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db': 'minilm'}
+# copies of a model that others give away: SHA-256 of model.safetensors and tokenizer.json -> its row
+COPIES = {('53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db',
+           'be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037'): 'minilm'}
 
 # the poolings, by the names that sentence-transformers has for them
 POOLINGS = dict(pooling_mode_mean_tokens='mean', pooling_mode_cls_token='cls',
@@ -248,11 +249,12 @@ def load_model(folder, dtype):
     return model
 
 
-def commit_of_copy(folder):
-    """ The hub's commit of the model whose weights lie in a folder, or None: not one of ours. """
-    path = os.path.join(folder, 'model.safetensors')
-    row = SAME_WEIGHTS.get(sha256(path)) if os.path.isfile(path) else None
-    return TABLE[row]['revision'] if row else None
+def row_of_copy(folder):
+    """ The row of TABLE whose model lies in a folder, or {}: not one of ours. """
+    paths = [os.path.join(folder, name) for name in ('model.safetensors', 'tokenizer.json')]
+    if not all(map(os.path.isfile, paths)):
+        return {}
+    return TABLE.get(COPIES.get(tuple(map(sha256, paths))), {})
 
 
 def find_folder(where, revision):
@@ -268,7 +270,7 @@ def find_folder(where, revision):
     elif str(revision).startswith('sha256:'):
         found = folder_hash(where)
     else:
-        found = commit_of_copy(where) or folder_hash(where)
+        found = row_of_copy(where).get('revision') or folder_hash(where)
     if revision not in (None, found):
         raise ValueError(f'encoder {where}: revision {found}, expected {revision}; '
                          'these are not the weights the data was made with')
@@ -297,6 +299,8 @@ def load_encoder(name, device='cpu', pooling=None, normalize=None, prefix=None, 
     arguments = dict(pooling=pooling, normalize=normalize, prefix=prefix, dimension=dimension,
                      max_length=max_length, dtype=dtype, language=language)
     chosen = {key: value for key, value in arguments.items() if value is not None}
+    if not isinstance(name, dict) and os.path.isdir(known['id']):        # a copy has its row's
+        known = row_of_copy(where) | known
     record = DEFAULTS | folder_settings(where) | known | chosen | dict(revision=revision)
     if record['pooling'] not in POOLINGS.values():
         raise ValueError(f'encoder {where}: pooling {record["pooling"]!r} is not known for '

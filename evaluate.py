@@ -292,16 +292,15 @@ def print_summary(chosen, measured):
     over the rival is of paired texts. """
     rows, rivals = [], []
     for name, task in chosen.items():
-        found = measured[name]
+        found, rival = measured[name], getattr(task, 'RIVAL', '')
         for label, column, metric in getattr(task, 'HEADLINES', ()):
             keys = [f'{column}{metric}']
             if not column:                                 # else they stand one line above
-                keys += [f'{control}/{metric}'
-                         for control in ('shuffled', 'null', task.RIVAL, 'lead')]
+                keys += [f'{control}/{metric}' for control in ('shuffled', 'null', rival, 'lead')]
             if keys[0] in found:
                 rows.append([label, *(cell_of(found, key) for key in keys)])
         if 'lead' in {key.split('/')[0] for key in found}:
-            rivals.append(f'{task.RIVAL} ({name})')
+            rivals.append(f'{rival} ({name})')
     if len(rows) < 2:
         return
 

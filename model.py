@@ -478,8 +478,8 @@ class Model(nn.Module):
         """ Lists of (name, parameter), frozen ones left out:
             matrices               the blocks', for Muon, or AdamW with weight decay
             embeddings_and_heads   with the matrices of clocks and modulation: AdamW with decay
-            vectors                biases, gains, tables and the bag, which begins as what ridge
-                                   regression has found: AdamW without weight decay """
+            vectors                biases, gains, tables and the bag, which mostly begins as what
+                                   ridge regression has found: AdamW without weight decay """
         groups = {'matrices': [], 'embeddings_and_heads': [], 'vectors': []}
         for name, parameter in self.named_parameters():
             # tables have two dimensions too, and are no matrices

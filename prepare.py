@@ -71,8 +71,8 @@ image_size = 0               # [0, 4096]; pixels a side, where input is digits o
                              # with metadata.csv; the latents are its patches
 patch = 8                    # [1, 4096]: pixels a side of a patch
 channels = 3                 # 1 | 3; 1 is grey
-split_on = 'line'            # line | paragraph | file | <the line between two documents>: what a
-                             # document is in a text file; of fortunes %
+split_on = 'line'            # line | paragraph | file | <the line between two documents, without
+                             # letters, such as %>: what a document is in a text file
 encoding = 'utf-8'          # of text files: any of Python's codecs, such as latin-1, cp1252, utf-16
 invalid_bytes = 'stop'       # stop | replace: for bytes that are not of the encoding; replaced by
                              # U+FFFD, they are counted
@@ -150,6 +150,11 @@ def settle(knobs):
         knobs.input = ''                                     # the default gives way
     names = [field.name for field in fields(Source)]
     source = Source(**{name: value for name, value in vars(knobs).items() if name in names})
+
+    # a misspelled 'lines' would make one document of each file
+    if knobs.split_on not in ('line', 'paragraph', 'file') and re.search(r'\w', knobs.split_on):
+        raise ValueError(f'split_on={knobs.split_on!r}: expected line | paragraph | file, or the line '
+                         'between two documents, which has no letters, such as %')
 
     # what follows from the source
     is_protein = source.is_fasta

@@ -126,7 +126,8 @@ refine = 0                  # [0, 4096]; l2t: rounds of writing a part of it aga
 solver = 'dpmpp_2m'         # ddim | dpmpp_2m | heun | ancestral
 latent_steps = None         # None | int [1, 1e5]; unconditional: `steps` for both; None: 1 where
                             # one vector is made from a text (the mean of what fits the text, which
-                            # is nearest to the encoder's), else 32
+                            # is nearest to the encoder's, and
+                            # hardly differs between draws), else 32
 # ---- machine
 sample_batch = 128          # [1, 65536]: rows per network call, at most: where so many rows would
                             # need more than 6 GB, fewer
@@ -227,13 +228,13 @@ class Run(SimpleNamespace):
         text alone: nats per token, (n,) float64. Exact where the run has learned mode=causal, else
         the bound of diffusion (sampling/likelihood.py). """
         check_direction(self, 'text')
-        z = None if latents is None else self.stats.standardise(self.to_raw(latents))
+        z = None if latents is None else self.stats.standardise(self.one_each(texts, latents))
         return nats_per_token(self, pack(self, texts), z, **knobs).numpy()
 
     def cosines(self, texts, latents):
         """ Of the embeddings of texts, by the encoder, with raw latents (n, D) or (n, N, D): (n,).
         """
-        return np.array(cosines(self, texts, self.to_raw(latents)))
+        return np.array(cosines(self, texts, self.one_each(texts, latents)))
 
     def sample(self, n, **knobs):
         """ n texts from nothing: from both clocks where the run has learned that, else text alone.
@@ -257,6 +258,13 @@ class Run(SimpleNamespace):
 
     def decode(self, tokens):
         return [self.tokenizer.decode(ids) for ids in tokens.tolist()]
+
+    def one_each(self, texts, latents):
+        """ to_raw, where there must be one for each text. """
+        raw = self.to_raw(latents)
+        if len(raw) != len(texts):
+            raise ValueError(f'{len(texts)} texts, {len(raw)} latents')
+        return raw
 
     def to_raw(self, latents):
         """ (n, N, D) float32 of an array (n, D) or (n, N, D). """

@@ -80,7 +80,7 @@ max_iters = 10_000             # [1, 1e9]
 optimizer = 'adamw'            # adamw | muon; muon: for the blocks' matrices, AdamW for the rest
 learning_rate = 1e-3           # (0, 10]
 warmup_iters = 100             # [0, 1e9]: at most half the run
-weight_decay = 0.1             # [0, 10]: on matrices, embeddings among them
+weight_decay = 0.1             # [0, 10]: on matrices, embeddings among them, but not the bag
 grad_clip = 1.0                # [0, 1e9]: largest norm of the gradient; 0: not clipped
 ema_decay = 0.999              # [0, 1): warmed up, min(ema_decay, (1 + n) / (10 + n)); 0: none
 # ---- machine

@@ -21,22 +21,26 @@ DIRECTIONS = (
     ('from left to right, exact nats per token', 'nelbo', 'causal_nats_per_token', 3, '', ''),
 )
 
-# (what, file, key of the figures, texts that are embedded)
+# (what, file, sweep, point, texts that are embedded for each)
+SWEEP = 'l2t_sweep_sampler_rerank'
 WAYS = (
-    ('diffusion, greedy', 'captions_seed0', 'l2t/diffusion/', 0),
-    ('from left to right, greedy', 'captions_seed0', 'l2t/left_to_right/', 0),
-    ('diffusion, nearest of 24 drafts', 'captions_seed0',
-     'l2t_sweep_sampler_rerank[n=200]/sampler=confidence,rerank=24/', 24),
-    ('from left to right, nearest of 24 drafts', 'captions_seed0',
-     'l2t_sweep_sampler_rerank/sampler=autoregressive,rerank=24/', 24),
-    ('from left to right, nearest of 150 drafts', 'captions_seed0',
-     'l2t_sweep_sampler_rerank[n=200]/sampler=autoregressive,rerank=150/', 150),
-    ('24 drafts, the best mended twice', 'captions_seed0',
-     'l2t_sweep_rerank_refine[n=200]/rerank=24,refine=2/', 72),
-    ('a decoder alone, greedy', 'captions_decoder', 'l2t/', 0),
-    ('a decoder alone, nearest of 24 drafts', 'captions_decoder',
-     'l2t_sweep_sampler_rerank/sampler=autoregressive,rerank=24/', 24),
-    ('nearest training caption', 'captions_seed0', 'l2t/nearest/', 0),
+    ('diffusion, greedy', 'captions_seed0', SWEEP, 'sampler=confidence,rerank=1', 0),
+    ('from left to right, greedy', 'captions_seed0', SWEEP, 'sampler=autoregressive,rerank=1', 0),
+    ('diffusion, nearest of 24 drafts', 'captions_seed0', f'{SWEEP}[n=200]',
+     'sampler=confidence,rerank=24', 24),
+    ('from left to right, nearest of 24', 'captions_seed0', SWEEP,
+     'sampler=autoregressive,rerank=24', 24),
+    ('from left to right, nearest of 24', 'captions_seed0', f'{SWEEP}[n=200]',
+     'sampler=autoregressive,rerank=24', 24),
+    ('from left to right, nearest of 150', 'captions_seed0', f'{SWEEP}[n=200]',
+     'sampler=autoregressive,rerank=150', 150),
+    ('nearest of 24, mended twice', 'captions_seed0', 'l2t_sweep_rerank_refine',
+     'rerank=24,refine=2', 72),
+    ('a decoder alone, greedy', 'captions_decoder', SWEEP, 'sampler=autoregressive,rerank=1', 0),
+    ('a decoder alone, nearest of 24', 'captions_decoder', SWEEP,
+     'sampler=autoregressive,rerank=24', 24),
+    ('a decoder alone, nearest of 150', 'captions_decoder', f'{SWEEP}[n=200]',
+     'sampler=autoregressive,rerank=150', 150),
 )
 
 
@@ -70,12 +74,15 @@ def directions(name):
 
 
 def ways():
-    for what, name, key, n_embedded in WAYS:
-        found = read(name)
-        ms = f'{found[key + "ms"]:.0f}' if f'{key}ms' in found else ''
-        cells = [cell(found, f'{key}{metric}', 1) for metric in ('bleu', 'f1', 'exact')]
-        if any(cells):
-            print(f'| {what} | {n_embedded} | {ms} | {" | ".join(cells)} |')
+    for what, name, sweep, point, n_embedded in WAYS:
+        found, key = read(name), f'{sweep}/{point}'
+        if f'{key}/ms' in found:
+            cells = [cell(found, f'{key}/{metric}', 1) for metric in ('bleu', 'f1', 'exact')]
+            n = f'{found[f"{sweep}/n"]:,}'
+            print(f'| {what} | {n} | {n_embedded} | {found[f"{key}/ms"]:.0f} | '
+                  f'{" | ".join(cells)} |')
+        elif found:
+            print(f'{what}: results/{name}.json has no {key}')
 
 
 if __name__ == '__main__':

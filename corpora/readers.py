@@ -78,7 +78,7 @@ def read_file(path, source, counts):
             if source.split_on == 'line':
                 yield from f.lines()
             else:
-                yield from read_blocks(f, source.split_on, path)
+                yield from read_blocks(f, source.split_on)
 
 
 def inside(folder, path, where):
@@ -187,10 +187,10 @@ class TextFile:
         return ''.join(iter(lambda: self.piece(LONGEST_RECORD), ''))
 
 
-def read_blocks(f, split_on, path):
+def read_blocks(f, split_on):
     """ The texts between blank lines; split_on='file': all of it; else between the lines that are
     split_on. """
-    parts, n_between = [], 0
+    parts = []
     room = f.source.document_limit + 1           # characters that it may still have
     for line in itertools.chain(f.lines(), [None]):                      # which ends the file
         if split_on == 'paragraph':
@@ -204,10 +204,6 @@ def read_blocks(f, split_on, path):
             yield '\n'.join(parts)
             parts = []
             room = f.source.document_limit + 1
-        n_between += is_between
-    if n_between == 1 and split_on not in ('paragraph', 'file'):         # the end alone
-        raise ValueError(f'{path}: split_on={split_on!r}: no line of it is that; line | paragraph '
-                         '| file, or the line that stands between two documents')
 
 # -----------------------------------------------------------------------------
 # Records: JSON lines and tables

@@ -54,7 +54,7 @@ captions() {
 
 # the export, and ten embeddings of validation captions, drawn by lot
 weights() {
-    $PY -m runs.export --out_dir=out/captions_seed0 --to=weights/captions --dtype=float16 \
+    $PY -m runs.export --out_dir=out/captions_seed0 --to=weights/captions --weights_dtype=float16 \
         --license=other --hardware="${HARDWARE:-a CPU core}" --data="Multi30k's English captions \
 (task 2, Flickr30k's images), for research use"
     $PY - << 'END'

@@ -31,7 +31,7 @@ from runs.run_folder import copy_data, dumps, read_config
 out_dir = 'out/quickstart'     # <a run folder>: what is exported
 which = 'best'                 # best | latest | <a step, as step-00001000>
 to = ''                        # <a folder>: it must not exist yet
-dtype = 'float32'              # float32 | float16: how the weights are stored
+weights_dtype = 'float32'      # float32 | float16: how the weights are stored
 license = ''                   # '' | <a name that the hub knows, as mit or apache-2.0>
 data = ''                      # '' | <a text>: what it was trained on and under which licence, for
                                # the card
@@ -57,7 +57,7 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
         if weight.is_floating_point():
             weights[key] = weight.to(getattr(torch, dtype))
         if not weights[key].isfinite().all():
-            raise ValueError(f'{out_dir}/{name}: {key} is too large for {dtype}: --dtype=float32')
+            raise ValueError(f'{out_dir}/{name}: {key} is too large for {dtype}: --weights_dtype=float32')
 
     # a folder beside it, renamed at the end
     tmp = folder.with_name(folder.name + '.tmp')
@@ -84,7 +84,8 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     results = results_of(out_dir / 'results.json', name)
     if results:
         write_text(tmp / 'results.json', json.dumps(results, indent=1))
-    lines = card(folder.name, config, meta, state['step'], license, hardware, data, results)
+    lines = card(folder.name, config, meta, state['step'], license, hardware, data, dtype,
+                 results)
     write_text(tmp / 'README.md', '\n'.join(lines) + '\n')
     os.rename(tmp, folder)
 
@@ -119,7 +120,7 @@ def results_of(path, checkpoint_name):
     return {**figures, 'meta': without_folders(meta)} if figures else {}
 
 
-def card(title, config, meta, step, license, hardware, data, results):
+def card(title, config, meta, step, license, hardware, data, dtype, results):
     """ The lines of the model card, Markdown with the header that the hub reads. """
     encoder = (meta['encoder'] or {}).get('id', 'none')
     return [
@@ -133,6 +134,8 @@ def card(title, config, meta, step, license, hardware, data, results):
         f'{f": {data}" if data else ""} |',
         f'| encoder of the latents | {encoder} |',
         f'| steps | {step:,} |',
+        *([f'| weights | stored in {dtype}; the figures below are of float32 |']
+          if dtype != 'float32' else []),
         f'| hardware | {hardware or "not recorded"} |',
         f'| code | nanoLDLM, commit {config.get("commit") or "not recorded"} |',
         f'| versions | {config.get("versions") or "not recorded"} |',
@@ -187,5 +190,5 @@ if __name__ == '__main__':
     with stop_on_error():
         if not to:
             raise ValueError('to= names no folder: --to=FOLDER')
-        export(out_dir, to, which, license, hardware, dtype, data)
+        export(out_dir, to, which, license, hardware, weights_dtype, data)
         print(f'{out_dir} exported to {to}')

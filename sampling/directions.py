@@ -123,7 +123,8 @@ def t2l(run, tokens, n=None, seed=0, batch=128, **sampling):
         raise ValueError(f'{run.out_dir} has no latent stream: no latents from it')
     g = 0 if tokens is None else knobs.guidance
     n = n if tokens is None else len(tokens)
-    is_embedding = tokens is not None and run.model.config.n_latents == 1
+    is_embedding = (tokens is not None and run.model.config.n_latents == 1
+                    and run.latent.target != 'eps')        # which says little of z at clock 1
     steps = knobs.latent_steps or (1 if is_embedding else 32)
 
     rng = torch.Generator(run.device).manual_seed(seed)

@@ -91,11 +91,11 @@ def embeddings(run, texts):
     for text in texts:
         n_tokens = len(run.tokenizer.encode(text))
         remark = run.encoder.remark(text)
-        if remark:
-            found.append((text, remark))
-        elif '[MASK' in text:
+        if '[MASK' in text:
             found.append((text, 'has a [MASK, embedded as it stands: mode=infill fills gaps'))
-        elif n_tokens > most_tokens(run):
+        elif remark:
+            found.append((text, remark))
+        if n_tokens > most_tokens(run):
             found.append((text, f'has {n_tokens:,} tokens, {run.out_dir} writes at most '
                                 f'{most_tokens(run):,} and has seen no embedding of a longer text'))
 

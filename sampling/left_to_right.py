@@ -57,7 +57,8 @@ class LeftToRight:
             # every eighth step: have all texts ended? On a GPU the question waits for the device
             is_last = i % 8 == 7 and bool((ended | (tokens[:, i] == self.eos)).all())
             if is_last:
-                tokens[:, i + 1:] = self.pad
+                rest = to_device(masked[:, i + 1:], tokens)
+                tokens[:, i + 1:] = torch.where(rest, self.pad, tokens[:, i + 1:])
             on_step(tokens, logits, positions)
             if is_last:
                 break

@@ -2,8 +2,8 @@
 infill: a share of each text's tokens (not the EOS) is masked and written again, from the rest and
 the right latent: token accuracy, and as l2t.
 Controls: shuffled, another text's latent; null, none; where the network also writes so,
-left_to_right, which does not see what comes behind a gap, and lead, how far ahead of that, text by
-text.
+left_to_right, the likeliest of 8 texts whose gaps are filled token by token (what stands behind a
+gap is not seen when it is filled, but counts in log p), and lead, how far ahead of it, text by text.
 """
 import torch
 
@@ -11,6 +11,7 @@ from data import is_end
 from diffusion import rank_in_row, uniforms
 from sampling.directions import FILLS
 from sampling.knobs import TEXT_KNOBS
+from sampling.likelihood import nats_per_token
 from sampling.writing import write
 from tasks.common import (TaskNeeds, compare, decode, embed, enter_with_lead,
                           with_controls)
@@ -38,13 +39,12 @@ def measure(run, ctx):
         conditions = with_controls(run.stats.standardise(ctx.raw), None, seed)
 
     # against the texts
-    sampling = {control: ctx.sampling for control in conditions}
+    filled = {control: write(run, tokens, ~masked, z, inner=masked, **ctx.sampling)
+              for control, (z, _) in conditions.items()}
     if run.next_token and '' in conditions and not ctx.knobs['sampler']:
-        conditions['left_to_right/'] = conditions['']
-        sampling['left_to_right/'] = ctx.sampling | dict(sampler='autoregressive')
+        filled[f'{RIVAL}/'] = left_to_right(run, ctx, tokens, masked, conditions[''][0])
     judged = {}
-    for control, (z, _) in conditions.items():
-        ids = write(run, tokens, ~masked, z, inner=masked, **sampling[control])
+    for control, ids in filled.items():
         n_right = ((ids == ctx.tokens) & masked).sum(1)
         right = n_right / masked.sum(1).clamp(min=1)
         judged[control] = {'token_accuracy': 100 * right}
@@ -53,5 +53,17 @@ def measure(run, ctx):
             judged[control] |= compare(ctx.texts, written, ctx.raw, embed(run, written))
 
     results = {'n': n, 'share': share}
-    enter_with_lead(results, judged, 'left_to_right/')
+    enter_with_lead(results, judged, f'{RIVAL}/')
     return results
+
+
+def left_to_right(run, ctx, tokens, masked, z, k=8):
+    """ Tokens (n, L): of k drafts that are written token by token the one with the largest log p,
+    which is exact. """
+    n = len(tokens)
+    sampling = ctx.sampling | dict(sampler='autoregressive', block_size=0)
+    tokens, masked, z = (x.repeat_interleave(k, 0) for x in (tokens, masked, z))
+    drafts = write(run, tokens, ~masked, z, inner=masked, several=True, **sampling)
+    nats = nats_per_token(run, drafts, z, ctx.knobs['seed'], ctx.knobs['sample_batch'])
+    best = k * torch.arange(n) + nats.view(n, k).argmin(1)
+    return drafts[best]

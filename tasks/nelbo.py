@@ -20,7 +20,6 @@ from tasks.common import TaskNeeds, enter, progress_bar, with_controls
 
 NEEDS = TaskNeeds()
 SETTINGS = ('draws',)
-RIVAL = ''
 HEADLINES = (('diffusion, nats, a bound', '', 'nats_per_token'),
              ('left to right, nats, exact', '', 'causal_nats_per_token'))
 

@@ -55,9 +55,10 @@ def measure(run, ctx):
     tokens = pack(run, sentences, cut=True)
     n_cut = sum(len(run.tokenizer.encode(sentence)) >= run.L for sentence in sentences)
     vocabulary, training = set(), set()
+    asked_for = set(map(plain, sentences))
     for text in train_texts(run, ctx.folder):
         vocabulary |= words(text)
-        training.add(plain(text))
+        training |= {plain(text)} & asked_for
     is_known = np.array([words(a) | words(b) <= vocabulary for a, b in zip(first, second)])
     is_clean = is_known & [plain(a) not in training and plain(b) not in training
                            for a, b in zip(first, second)]

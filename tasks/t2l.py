@@ -16,13 +16,14 @@ from corpora.bag import MOST_TEXTS, Counts
 from data import is_end
 from sampling.directions import MAKES
 from sampling.knobs import LATENT_KNOBS
+from sampling.loading import raw_latents
 from tasks.common import (TaskNeeds, derangement, enter, enter_with_lead, make_latents, open_split,
                           retrieval)
 
 NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), shuffled=True)
 SETTINGS = (*LATENT_KNOBS, 'seeds')
 RIVAL = 'ridge'
-HEADLINES = (('embedding from text, cosine', '', 'centred_cosine'),)
+HEADLINES = (('embedding from text, centred', '', 'centred_cosine'),)
 MOST_NUMBERS = 10 ** 8         # of latents that ridge regression reads, 400 MB
 
 
@@ -44,7 +45,7 @@ def measure(run, ctx):
                 'mean/': run.stats.destandardise(torch.zeros_like(ctx.raw)),
                 'ridge/': ridge(run, ctx.folder, ctx.tokens)}
     judged |= {control: judge(run, ctx, found) for control, found in controls.items()}
-    enter_with_lead(results, judged, 'ridge/')
+    enter_with_lead(results, judged, f'{RIVAL}/')
     for control, found in {'': draws[0], **controls}.items():
         enter(results, control, dimensions(run, found, ctx.raw))
     return results
@@ -115,11 +116,13 @@ def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0), block=4096)
     best_penalty = penalties[0]
     if len(held_out):
         counts, tried = (counts_of(run, [texts[i] for i in rows]) for rows in (fitted, held_out))
-        errors = [(tried.times(counts.solve(z[fitted], penalty)) - z[held_out]).square().mean()
+        of_fitted, of_tried = z[fitted], z[held_out]
+        errors = [(tried.times(counts.solve(of_fitted, penalty)) - of_tried).square().mean()
                   for penalty in penalties]
+        del of_fitted
         best_penalty = penalties[int(np.argmin(errors))]
 
     # with it, fitted on all
     W = counts_of(run, texts).solve(z, best_penalty)                     # (V, N D)
     z = counts_of(run, without_ends(run, tokens)).times(W)
-    return run.stats.destandardise(z.view(len(tokens), *train.latent_shape))
+    return raw_latents(run, z.view(len(tokens), *train.latent_shape))

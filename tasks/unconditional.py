@@ -16,7 +16,6 @@ from tasks.scorer import prepare_scorer as prepare
 NEEDS = TaskNeeds(('text', 'latent'), (('unconditional',),), masked_text=True, encoder=True,
                   shuffled=True)
 SETTINGS = (*FREE_SETTINGS, 'solver', 'latent_steps')
-RIVAL = ''
 HEADLINES = (('both from noise, cosine', '', 'coherence'),)
 
 

@@ -461,7 +461,21 @@ def test_the_decoder_draws_from_its_own_law():
 def test_only_the_end_of_a_text_can_be_written_from_left_to_right():
     tokens = torch.tensor([[1, 20, 3, 18]])
     with pytest.raises(ValueError, match='at its end'):
-        LeftToRight(20, 18).left_to_right(None, None, None, tokens, tokens != 20, 4, None)
+        LeftToRight(20, 18).check_known(tokens, tokens != 20)
+
+
+def test_what_is_known_behind_a_gap_stays_and_is_not_seen_when_the_gap_is_filled():
+    process, read = LeftToRight(20, 7), []
+    tokens = torch.tensor([[1, 20, 3, 20, 20, 20, 20, 20, 20, 5]])
+    known = tokens != 20
+
+    def denoise(tokens, t, positions):
+        read.append(tokens[0].tolist())
+        x = torch.tensor([4 if tokens.shape[1] < 5 else 7])              # then the EOS
+        return torch.nn.functional.one_hot(x, 20).float()
+    out = process.left_to_right(denoise, make_propose(0, 1, None), process, tokens, known, 0, None)
+    assert out.tolist() == [[1, 4, 3, 4, 7, 19, 19, 19, 19, 5]]
+    assert read[:2] == [[20, 1], [20, 1, 4, 3]]
 
 
 def test_writing_ends_at_the_eos_of_the_tokenizer_which_need_not_be_the_last_id_but_one():
@@ -474,7 +488,7 @@ def test_writing_ends_at_the_eos_of_the_tokenizer_which_need_not_be_the_last_id_
         return torch.nn.functional.one_hot(x, 20).float()
     out = process.left_to_right(denoise, make_propose(0, 1, None), process, blank, blank < 0, 0, None, lambda x, *_: states.append(x))
     assert out.tolist() == [[3, 7] + [19] * 14, [4, 6, 7] + [19] * 13] and len(states) == 8
-    process.check_known(torch.tensor([[1, 20, 7, 19]]), torch.tensor([[False, True, False, False]]), torch.tensor([[True, False, True, True]]))
+    process.check_known(torch.tensor([[1, 20, 7, 19]]), torch.tensor([[True, False, True, True]]))
 
 
 # ---- clusters

@@ -360,7 +360,7 @@ def small(script, knobs):
         more = dict(device='cpu', dtype='float32')
         if knobs['steps'] == 0 or knobs['steps'] > 40:
             more |= dict(steps=3)
-        if knobs['latent_steps'] > 2:
+        if (knobs['latent_steps'] or 32) > 2:
             more |= dict(latent_steps=2)
         if script == 'evaluate.py':
             more |= dict(n=4, draws=1, n_orders=1, seeds=1, rerank=min(2, knobs['rerank']), compile='false')

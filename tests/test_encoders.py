@@ -174,9 +174,11 @@ def test_the_record_loads_the_same_encoder_and_refuses_another(tmp_path):
 
 def test_a_copy_of_a_models_weights_in_a_folder_is_that_model(tmp_path, monkeypatch):
     folder = save_encoder(tmp_path)
-    monkeypatch.setattr(encoders, 'SAME_WEIGHTS', {sha256(os.path.join(folder, 'model.safetensors')): 'minilm'})
-    encoder = load_encoder(folder, pooling='mean')
-    assert encoder.record['revision'] == TABLE['minilm']['revision']
+    digests = tuple(sha256(os.path.join(folder, name)) for name in ('model.safetensors', 'tokenizer.json'))
+    monkeypatch.setattr(encoders, 'COPIES', {digests: 'minilm'})
+    encoder = load_encoder(folder)
+    assert encoder.record == dict(encoders.DEFAULTS, dimension=encoder.record['dimension'], id=folder, **{
+        key: TABLE['minilm'][key] for key in ('revision', 'pooling', 'normalize')}, max_length=encoder.record['max_length'])
     of_the_hub = encoder.record | dict(id=TABLE['minilm']['id'])
     assert torch.equal(load_encoder(of_the_hub, folder=folder)(TEXTS), encoder(TEXTS))
     rewrite_weights(folder, lambda w: w['embeddings.word_embeddings.weight'].mul_(1.001))

@@ -175,7 +175,8 @@ def test_text_statistics_tell_repetition_from_variety():
 def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
     torch.manual_seed(0)
     vocabulary, W = 12, torch.randn(12, 2, 3)
-    tokens = torch.randint(0, 10, (2000, 6))                             # 10 is EOS, 11 PAD
+    tokens = torch.randint(0, 9, (2000, 6))                              # 10 is EOS, 11 PAD
+    tokens[1900::4, 0] = 9                                               # a token of the last texts alone
     tokens[::2, 4], tokens[::2, 5] = 10, 11                              # every other text has four tokens
 
     def code(x):
@@ -189,7 +190,7 @@ def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
     monkeypatch.setattr(t2l, 'open_split', lambda run, folder, split: Data())
     run = SimpleNamespace(lengths=None, banned=[], text=MaskedText(vocabulary), next_token=None, fills_masks=True,
                           tokenizer=SimpleNamespace(eos=10, pad=11),
-                          stats=SimpleNamespace(destandardise=lambda z: z))
+                          meta=dict(encoder=None), stats=SimpleNamespace(destandardise=lambda z: z))
     new = torch.randint(0, 10, (50, 6))
     assert torch.allclose(t2l.ridge(run, '', new), code(new), atol=.05)
     monkeypatch.setattr(t2l, 'MOST_TEXTS', 500)
@@ -546,7 +547,7 @@ def test_the_summary_puts_each_direction_beside_its_controls(capsys):
     lines = [line.split('  ') for line in capsys.readouterr().out.splitlines() if line]
     cells = [[cell.strip() for cell in line if cell.strip()] for line in lines]
     assert cells[:4] == [['in short', 'ours', 'shuffled', 'null', 'rival', 'lead'], ['text from embedding, BLEU', '24.1 ± 1.4', '3.9', '6.2', '20.0', '4.1 ± 1.0'],
-                         ['diffusion alone, greedy', '19.1'], ['embedding from text, cosine', '.912 ± .003', '.900', '-.012 ± .001']]
+                         ['by diffusion, greedy', '19.1'], ['embedding from text, centred', '.912 ± .003', '.900', '-.012 ± .001']]
     assert cells[4] == ['rival: nearest (l2t), ridge (t2l); lead: over it, text by text']
     evaluate.print_summary({'t2l': known['t2l']}, {'t2l': of_t2l})
     assert not capsys.readouterr().out, 'one line is no summary'

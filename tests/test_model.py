@@ -219,7 +219,8 @@ def test_what_no_loss_reaches_has_no_gradient_or_one_of_zeros_without_decay(pred
 
 
 def test_parameter_groups_hold_every_parameter_once_and_decay_only_matrices():
-    groups = Model(ModelConfig(**SMALL)).parameter_groups()
+    groups = Model(ModelConfig(**SMALL | dict(bag=True, n_latents=1))).parameter_groups()
+    assert 'bag_values.weight' in dict(groups['vectors']), 'it begins as what ridge regression has found'
     assert all(p.ndim == 2 and min(p.shape) > 1 and n.startswith('blocks.') for n, p in groups['matrices'])
     assert {n for n, _ in groups['vectors']} >= {'latent_pos_emb', 'bias', 'blocks.0.text.scale_shift_table', 'blocks.0.text.q_gain', 'latent_in.bias'}
     assert {n for n, _ in groups['embeddings_and_heads']} >= {'embed.weight', 'text_head.weight', 'latent_in.weight'}

@@ -109,6 +109,9 @@ def test_scores_of_texts_are_those_by_which_a_gap_is_filled_and_drafts_are_chose
     assert loaded.nats(texts, z) == pytest.approx(nats.tolist(), rel=1e-5)
     right, other, alone = (loaded.nats([TEXT], latents)[0] for latents in (loaded.encode([TEXT]), z, None))
     assert len({right, other, alone}) == 3 and np.isfinite([right, other, alone]).all()
+    for scores in (loaded.nats, loaded.cosines):
+        with pytest.raises(ValueError, match='1 texts, 2 latents'):
+            scores([TEXT], np.concatenate([z, z]))
     e = loaded.encode([TEXT, like])
     assert loaded.cosines([TEXT, like], e) == pytest.approx([1, 1], abs=1e-5)
     assert loaded.cosines([TEXT], e[1:])[0] == pytest.approx(e[0] @ e[1] / np.linalg.norm(e[0]) / np.linalg.norm(e[1]), abs=1e-5)
@@ -141,7 +144,7 @@ def test_an_export_writes_the_same_texts_and_holds_no_more_than_it_needs(loaded,
 
 
 def test_an_export_in_float16_is_half_as_large_and_the_same_to_rounding(loaded, exported, mixed, tmp_path):
-    assert export(mixed, tmp_path / 'half', '--dtype=float16').returncode == 0
+    assert export(mixed, tmp_path / 'half', '--weights_dtype=float16').returncode == 0
     half = Run(str(tmp_path / 'half'))
     size = [os.path.getsize(next(folder.glob('step-*/model.safetensors'))) for folder in (exported, tmp_path / 'half')]
     assert .5 < size[1] / size[0] < .55
@@ -156,7 +159,7 @@ def test_an_export_in_float16_is_half_as_large_and_the_same_to_rounding(loaded, 
     state = read_sealed(out / step / 'training_state.json')
     shutil.rmtree(out / step)
     write_files(out / step, tensors, state)
-    found = export(out, tmp_path / 'not', '--dtype=float16')
+    found = export(out, tmp_path / 'not', '--weights_dtype=float16')
     assert found.returncode == 2 and 'bias is too large for float16' in found.stderr and not (tmp_path / 'not').exists()
 
 

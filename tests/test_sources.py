@@ -213,8 +213,6 @@ def test_documents_between_lines_of_ones_own(tmp_path):
     (tmp_path / 'fortunes').write_text('A day.\n  -- Someone\n%\n\nNo % here.\n%\n%\nThe last.\n')
     texts = [d.text.strip() for d in read_all(input=tmp_path / 'fortunes', split_on='%')[0]]
     assert texts == ['A day.\n  -- Someone', 'No % here.', 'The last.']
-    with pytest.raises(ValueError, match="fortunes: split_on='lines'.*line | paragraph | file, or the line"):
-        read_all(input=tmp_path / 'fortunes', split_on='lines')
 
 
 def test_a_document_at_the_limit_is_whole_and_beyond_it_is_dropped_never_cut(tmp_path):

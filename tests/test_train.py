@@ -347,7 +347,7 @@ def test_the_logged_loss_is_the_sum_of_its_parts(dataset, tmp_path):
 
 def test_overlays_set_nothing_of_the_run():
     """ tests/test_commands.py trains with them. """
-    for overlay in ('t2l', 'unconditional', 'mixed', 'stable', 'atat'):
+    for overlay in ('t2l', 'unconditional', 'stable', 'atat'):
         names = set(run_config(str(ROOT / 'config' / f'{overlay}.py')))
         assert names and not names & {'dataset', 'out', 'out_dir', 'depth', 'width', 'max_iters', 'batch_size', 'global_batch'}, overlay
 
