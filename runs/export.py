@@ -57,7 +57,8 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
         if weight.is_floating_point():
             weights[key] = weight.to(getattr(torch, dtype))
         if not weights[key].isfinite().all():
-            raise ValueError(f'{out_dir}/{name}: {key} is too large for {dtype}: --weights_dtype=float32')
+            raise ValueError(f'{out_dir}/{name}: {key} is too large for {dtype}: '
+                             '--weights_dtype=float32')
 
     # a folder beside it, renamed at the end
     tmp = folder.with_name(folder.name + '.tmp')
