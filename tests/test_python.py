@@ -117,6 +117,26 @@ def test_scores_of_texts_are_those_by_which_a_gap_is_filled_and_drafts_are_chose
     assert loaded.cosines([TEXT], e[1:])[0] == pytest.approx(e[0] @ e[1] / np.linalg.norm(e[0]) / np.linalg.norm(e[1]), abs=1e-5)
 
 
+def test_an_embedding_of_one_vector_takes_one_call_unless_more_are_asked_for(loaded):
+    for steps, more in ((1, {}), (5, dict(latent_steps=5))):
+        loaded.row_calls = 0
+        loaded.embed([TEXT, TEXT], **more)
+        assert loaded.row_calls == 2 * steps
+
+
+def test_a_run_that_writes_both_ways_is_measured_both_ways(mixed, tmp_path):
+    out = tmp_path / 'run'
+    shutil.copytree(mixed, out)
+    result = run('evaluate.py', f'--out_dir={out}', '--tasks=l2t,infill', '--n=6', '--rerank=2')
+    assert result.returncode == 0, result.stderr
+    found = json.loads((out / 'results.json').read_text())
+    for key in ('l2t/diffusion/bleu', 'l2t/left_to_right/bleu', 'l2t/lead/bleu', 'infill/left_to_right/token_accuracy', 'infill/lead/token_accuracy_se'):
+        assert np.isfinite(found[key]), key
+    assert found['infill/lead/token_accuracy'] == pytest.approx(found['infill/token_accuracy'] - found['infill/left_to_right/token_accuracy'])
+    summary = result.stdout[result.stdout.index('in short'):]
+    assert re.search(r'\n  by diffusion, greedy +[\d.]', summary) and 'rival: nearest (l2t), left_to_right (infill)' in summary
+
+
 # ---- export
 
 def export(out, to, *more):
