@@ -13,13 +13,26 @@ PY=${PY:-python}
 MINILM=${MINILM:-minilm}
 FOLDER=; [ "$MINILM" = minilm ] || FOLDER=--encoder_folder=$MINILM
 
+# results.json of a run as results/NAME.json, without paths of this machine
+keep() {
+    $PY - "$1" "$2" << 'END'
+import json, sys
+from pathlib import Path
+from runs.checkpoint import find_checkpoint
+from runs.export import results_of
+out, name = sys.argv[1:]
+found = results_of(Path(out) / 'results.json', find_checkpoint(out))
+Path(f'results/{name}.json').write_text(json.dumps(found, indent=1) + '\n')
+END
+}
+
 quickstart() {
     $PY prepare.py config/quickstart.py
     for seed in 0 1 2; do
         out=out/quickstart_seed$seed
         $PY train.py config/quickstart.py --seed=$seed --out_dir=$out
         $PY evaluate.py config/quickstart.py --out_dir=$out
-        cp $out/results.json results/quickstart_seed$seed.json
+        keep $out quickstart_seed$seed
     done
 }
 
@@ -43,13 +56,13 @@ captions() {
         $PY train.py config/captions.py --seed=$seed --out_dir=$out
         $PY evaluate.py config/captions.py --out_dir=$out $FOLDER
         writing $out both
-        cp $out/results.json results/captions_seed$seed.json
+        keep $out captions_seed$seed
     done
     out=out/captions_decoder
     $PY train.py config/captions.py --mode=causal --out_dir=$out
     $PY evaluate.py config/captions.py --out_dir=$out --tasks=nelbo,l2t $FOLDER
     writing $out decoder
-    cp $out/results.json results/captions_decoder.json
+    keep $out captions_decoder
 }
 
 # the export, and ten embeddings of validation captions, drawn by lot
