@@ -466,7 +466,8 @@ def describe_latents(run, direction, sources, n_each, z):
     try:
         expected = embeddings(run, sources.lines).repeat_interleave(n_each, 0)
     except ValueError as error:
-        return [f'{shape}; not compared: {error}'] * len(z)
+        reason = str(error).split(';')[0]
+        return [f'{shape}; not compared: {reason}'] * len(z)
     cosine = F.cosine_similarity(raw_latents(run, z).flatten(1), expected.flatten(1))
     return [f"{shape}, cosine with the encoder's own {c:.3f}" for c in cosine.tolist()]
 

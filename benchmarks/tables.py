@@ -11,12 +11,11 @@ from runs.files import read_json
 # (what, task, metric, digits, rival, what that is)
 DIRECTIONS = (
     ('text from embedding, BLEU', 'l2t', 'bleu', 1, 'nearest', 'nearest training text'),
-    ('the same by diffusion alone, BLEU', 'l2t', 'diffusion/bleu', 1, '', ''),
     ('embedding from text, centred cosine', 't2l', 'centred_cosine', 3, 'ridge',
-     'ridge regression from the words'),
+     'ridge regression'),
     ('half of the tokens filled in, % right', 'infill', 'token_accuracy', 1, 'left_to_right',
-     'the same network, from left to right'),
-    ('both from noise, cosine of the two', 'unconditional', 'coherence', 3, '', ''),
+     'left to right'),
+    ('both from noise, 200 samples, cosine', 'unconditional', 'coherence', 3, '', ''),
     ('bound of diffusion, nats per token', 'nelbo', 'nats_per_token', 3, '', ''),
     ('from left to right, exact nats per token', 'nelbo', 'causal_nats_per_token', 3, '', ''),
 )
@@ -62,14 +61,12 @@ def directions(name):
     if not found:
         return
     for what, task, metric, digits, rival, its_name in DIRECTIONS:
-        last = metric.rpartition('/')[2]
-        cells = [cell(found, f'{task}/{metric}', digits)]
-        for control in ('shuffled', 'null'):
-            cells.append(cell(found, f'{task}/{control}/{last}', digits) if last == metric else '')
+        cells = [cell(found, f'{task}/{control}{metric}', digits)
+                 for control in ('', 'shuffled/', 'null/')]
         against = ''
         if rival:
-            lead = cell(found, f'{task}/lead/{last}', digits)
-            against = f'{cell(found, f"{task}/{rival}/{last}", digits)} {its_name}; lead {lead}'
+            lead = cell(found, f'{task}/lead/{metric}', digits)
+            against = f'{cell(found, f"{task}/{rival}/{metric}", digits)} {its_name}; lead {lead}'
         print(f'| {what} | {" | ".join(cells)} | {against} |')
 
 

@@ -3,7 +3,8 @@ infill: a share of each text's tokens (not the EOS) is masked and written again,
 the right latent: token accuracy, and as l2t.
 Controls: shuffled, another text's latent; null, none; where the network also writes so,
 left_to_right, the likeliest of 8 texts whose gaps are filled token by token (what stands behind a
-gap is not seen when it is filled, but counts in log p), and lead, how far ahead of it, text by text.
+gap is not seen when it is filled, but counts in log p), and lead, how far ahead of it, text by
+text.
 """
 import torch
 
