@@ -65,7 +65,7 @@ TABLE = dict(
         id='facebook/esm2_t12_35M_UR50D',
         pooling='mean', max_length=1024),
 )
-# copies of a model that others give away: SHA-256 of model.safetensors and tokenizer.json -> its row
+# copies of a model that others give away: SHA-256 of model.safetensors and tokenizer.json -> row
 COPIES = {('53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db',
            'be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037'): 'minilm'}
 

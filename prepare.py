@@ -153,8 +153,8 @@ def settle(knobs):
 
     # a misspelled 'lines' would make one document of each file
     if knobs.split_on not in ('line', 'paragraph', 'file') and re.search(r'\w', knobs.split_on):
-        raise ValueError(f'split_on={knobs.split_on!r}: expected line | paragraph | file, or the line '
-                         'between two documents, which has no letters, such as %')
+        raise ValueError(f'split_on={knobs.split_on!r}: expected line | paragraph | file, or the '
+                         'line between two documents, which has no letters, such as %')
 
     # what follows from the source
     is_protein = source.is_fasta

@@ -32,6 +32,7 @@ Command = namedtuple('Command', 'where line script args')
 
 # run by another test: what a command begins with, and that test
 ELSEWHERE = {
+    'python sample.py --out_dir=weights/captions': 'test_weights.py::test_ten_captions_come_back_beside_their_sources',
     'python examples/why_one_over_t.py': 'test_examples.py::test_one_over_t_counts_each_step_once_and_other_weights_fall_below_the_entropy',
     'python evaluate.py config/image_text.py': 'test_image.py::made',
     'python plot.py config/image_text.py --what=images': 'test_image.py::made',
@@ -56,6 +57,7 @@ ELSEWHERE = {
     'python evaluate.py --out_dir=out/sounds': 'test_extending.py::test_the_modality_of_the_page_goes_from_files_to_a_trained_model',
 }
 NOT_RUN = {
+    'python -m benchmarks.tables': 'prints what tests/test_figures.py compares',
     'git clone': 'needs a network',
     'make ': 'installs from a network; the commands behind it run here',
     'pip install': 'installs from a network',
