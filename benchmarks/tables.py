@@ -10,7 +10,8 @@ from runs.files import read_json
 
 # (what, task, metric, digits, rival, what that is)
 DIRECTIONS = (
-    ('text from embedding, BLEU', 'l2t', 'bleu', 1, 'nearest', 'nearest training text'),
+    ('text from embedding, left to right, BLEU', 'l2t', 'bleu', 1, 'nearest',
+     'nearest training text'),
     ('embedding from text, centred cosine', 't2l', 'centred_cosine', 3, 'ridge',
      'ridge regression'),
     ('half of the tokens filled in, % right', 'infill', 'token_accuracy', 1, 'left_to_right',
