@@ -124,13 +124,13 @@ print('FOUND' + json.dumps(found))
 
 
 def test_a_device_that_computes_something_else_differs_from_the_cpu_and_an_honest_one_does_not(tmp_path):
-    """ Each break differs by ten times the tolerance, an honest training by a tenth of it. """
+    """ Each break differs by ten times the tolerance, an honest training in float32 by a tenth of it, in bfloat16 by a third. """
     from benchmarks.agreement import TOLERANCE
     result = run_code(BREAKS, tmp_path)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.split('FOUND')[1])
     assert found.pop('nothing') < TOLERANCE['float32'] / 10
-    assert found.pop('bfloat16') < TOLERANCE['bfloat16'] / 5
+    assert found.pop('bfloat16') < TOLERANCE['bfloat16'] / 3
     assert min(found.values()) > 10 * TOLERANCE['float32'], found
     for name in ('attention returns 0', 'the clock of latents', 'embeddings and heads stay', 'matrices stay'):
         assert found[name] > TOLERANCE['bfloat16'], name

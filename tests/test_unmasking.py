@@ -257,7 +257,7 @@ def test_the_picture_has_every_frame_of_both_ways_and_asks_for_nothing(both, loa
 def test_the_picture_in_the_docs_shows_one_sentence_written_both_ways():
     svg = (ROOT / 'docs/both_ways.svg').read_text()
     last = [text for said, text in texts_of(svg) if re.search(r'step (\d+) of \1$', said)]
-    assert len(svg) < 60_000 and len(last) == 2 and 'docs/both_ways.svg' in (ROOT / 'README.md').read_text()
+    assert len(svg) < 60_000 and len(last) == 2 and '(both_ways.svg)' in (ROOT / 'docs/sampling.md').read_text()
     assert all(text in svg.split('</title>')[0] for text in last), 'of the docs: both write the sentence itself'
 
 
