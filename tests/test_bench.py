@@ -118,19 +118,22 @@ for name, broken in breaks.items():
     with broken:
         found[name] = difference(right, numbers(folder, [*SETS['four modes'], '--device=cpu', '--dtype=float32']))[0]
     torch.set_num_threads(2)                               # after the first: another order of sums
-found['bfloat16'] = difference(right, numbers(folder, [*SETS['four modes'], '--device=cpu', '--dtype=bfloat16']))[0]
+bfloat16 = numbers(folder, [*SETS['four modes'], '--device=cpu', '--dtype=bfloat16'])
+found['bfloat16'] = difference(*({key: x for key, x in of.items() if key[1] != 'grad_norm'} for of in (right, bfloat16)))[0]
+found['bfloat16, gradients too'] = difference(right, bfloat16)[0]
 print('FOUND' + json.dumps(found))
 """
 
 
 def test_a_device_that_computes_something_else_differs_from_the_cpu_and_an_honest_one_does_not(tmp_path):
-    """ Each break differs by ten times the tolerance, an honest training in float32 by a tenth of it, in bfloat16 by a third. """
+    """ Each break differs by ten times the tolerance, an honest training by a tenth of it; a gradient in bfloat16 by a third. """
     from benchmarks.agreement import TOLERANCE
     result = run_code(BREAKS, tmp_path)
     assert result.returncode == 0, result.stderr
     found = json.loads(result.stdout.split('FOUND')[1])
     assert found.pop('nothing') < TOLERANCE['float32'] / 10
-    assert found.pop('bfloat16') < TOLERANCE['bfloat16'] / 3
+    assert found.pop('bfloat16') < TOLERANCE['bfloat16'] / 10
+    assert found.pop('bfloat16, gradients too') < TOLERANCE['bfloat16'] / 3, '.0129 and .0138 where a CPU has bfloat16 instructions'
     assert min(found.values()) > 10 * TOLERANCE['float32'], found
     for name in ('attention returns 0', 'the clock of latents', 'embeddings and heads stay', 'matrices stay'):
         assert found[name] > TOLERANCE['bfloat16'], name
