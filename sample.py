@@ -125,9 +125,8 @@ refine = 0                  # [0, 4096]; l2t: rounds of writing a part of it aga
 # ---- latents
 solver = 'dpmpp_2m'         # ddim | dpmpp_2m | heun | ancestral
 latent_steps = None         # None | int [1, 1e5]; unconditional: `steps` for both; None: 1 where
-                            # one vector is made from a text (the mean of what fits the text, which
-                            # is nearest to the encoder's, and
-                            # hardly differs between draws), else 32
+                            # one vector is made from a text: the mean of what fits the text, which
+                            # is nearest to the encoder's and hardly differs between draws; else 32
 # ---- machine
 sample_batch = 128          # [1, 65536]: rows per network call, at most: where so many rows would
                             # need more than 6 GB, fewer

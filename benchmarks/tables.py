@@ -16,7 +16,7 @@ DIRECTIONS = (
      'ridge regression'),
     ('half of the tokens filled in, % right', 'infill', 'token_accuracy', 1, 'left_to_right',
      'left to right'),
-    ('both from noise, 200 samples, cosine', 'unconditional', 'coherence', 3, '', ''),
+    ('both from noise, {n} samples, cosine', 'unconditional', 'coherence', 3, '', ''),
     ('bound of diffusion, nats per token', 'nelbo', 'nats_per_token', 3, '', ''),
     ('from left to right, exact nats per token', 'nelbo', 'causal_nats_per_token', 3, '', ''),
 )
@@ -68,6 +68,7 @@ def directions(name):
         if rival:
             lead = cell(found, f'{task}/lead/{metric}', digits)
             against = f'{cell(found, f"{task}/{rival}/{metric}", digits)} {its_name}; lead {lead}'
+        what = what.format(n=found.get(f'{task}/n'))
         print(f'| {what} | {" | ".join(cells)} | {against} |')
 
 
