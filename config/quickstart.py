@@ -36,7 +36,8 @@ optimizer = 'muon'
 learning_rate = 4e-3
 weight_decay = 1.0             # the corpus is small: .1 overfits (LOG.md)
 batch_size = 64
-max_iters = 2200
+max_iters = 1700
+length_schedule = '16:30%,24:30%,32'   # short texts first: half of a batch would be PAD
 warmup_iters = 50
 ema_decay = 0.99
 dropout = 0.05
@@ -46,4 +47,4 @@ eval_iters = 10
 # sampling and evaluation: the nearest of 24 drafts
 tasks = 'nelbo,l2t,t2l,infill,unconditional'
 rerank = 24
-n = 300
+n = 200
