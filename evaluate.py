@@ -12,6 +12,7 @@ A task is a file in tasks/, whose header says what it measures and beside which 
     nelbo            the bound on -log p(text | latent), and the error of the latent prediction
     l2t, t2l         texts written from latents, latents made from texts
     infill           masked tokens written again
+    edit             a word of a text becomes another, by arithmetic of embeddings (classes)
     unconditional    joint samples from noise; text: texts alone
     sts              do generated latents say how alike two sentences are?
     image, protein   of runs on pictures with captions, and on proteins
@@ -61,13 +62,13 @@ from tasks.common import Context, enter, load_file, load_texts, seconds_of
 from sample import (which, field, encoder_folder,
                     sampler, steps, length, block_size, score, prefer, end_penalty, by_importance,
                     remask, eta, alpha, repeat_cap, self_correct, temperature, nucleus,
-                    guidance, rerank, refine, solver, latent_steps, sample_batch, seed, device,
-                    dtype)
+                    guidance, rerank, refine, strength, solver, latent_steps, sample_batch, seed,
+                    device, dtype)
 
 out_dir = 'out/quickstart'  # <a run folder>
 tasks = ''                  # names of files in tasks/, such as nelbo,l2t; '': nelbo and what the
                             # run was trained for
-sweep = ''                  # l2t, t2l over values of their knobs: 'guidance=0,1,2' or
+sweep = ''                  # l2t, t2l, edit over values of their knobs: 'guidance=0,1,2' or
                             # 'sampler=ancestral,confidence; steps=8,16'
 texts = ''                  # a text file, one text a line, or a .jsonl, .csv, .tsv, .parquet or
                             # .fasta file, a record each, all but parquet also as .gz; too long ones
@@ -88,13 +89,13 @@ scorer = ''                 # unconditional, text, self_correction: says how lik
 scorer_revision = ''        # of the hub model: a commit
 infill_share = 0.5          # (0, 1]; infill: of each text's tokens
 classes = ''                # image: what captions say, and by which words:
-                            # 'animal: cat, dog; colour: red, blue'
+                            # 'animal: cat, dog; colour: red, blue'; edit: which words become others
 seeds = 3                   # [1, 1000]; t2l, sts: draws of every latent
 show = 10                   # [0, 1e6]; texts to print, the first ones
 compile = False             # torch.compile every block: a minute at first, then faster calls;
                             # from left to right it does nothing
 
-SWEPT_KNOBS = TEXT_KNOBS + LATENT_KNOBS + ('rerank', 'refine')
+SWEPT_KNOBS = TEXT_KNOBS + LATENT_KNOBS + ('rerank', 'refine', 'strength')
 # figures that stand above a table, not in it
 FACTS = ('n', 'n_near', 'n_skipped', 'draws', 'n_orders', 'seeds', 'share', 'n_known', 'n_clean',
          'n_cut_sentences', 'rounds_at_most')
@@ -396,7 +397,7 @@ def evaluate(config):
     if sweep:
         chosen = {name: task for name, task in chosen.items() if hasattr(task, 'judge')}
         if not chosen:
-            raise ValueError(f'sweep={sweep!r} goes over l2t and t2l: name one in --tasks=')
+            raise ValueError(f'sweep={sweep!r} goes over l2t, t2l and edit: name one in --tasks=')
 
     # the texts
     folder = dataset_folder(dataset or run.config['dataset'])

@@ -9,6 +9,7 @@ Text and latents of a trained run, in every direction.
     python sample.py --mode=t2l --text="Return a list." --save=z.npy
     python sample.py --mode=unconditional --num_samples=4
     python sample.py --text="Return the [MASK:2-6] of [MASK]."    # infill
+    python sample.py --mode=edit --text="Return a new list." --away=list --towards=dictionary
     python sample.py --mode=t2l2t --text="Return a list."
     python sample.py --text="Return a list." --interpolate="Read a file." --num_samples=5
     python sample.py --ask=true
@@ -24,6 +25,7 @@ t2l           a text                               a latent
 unconditional nothing                              both: the two clocks run down together
 text, latent  nothing: the other's clock stays 1   one alone
 infill        part of a text, and maybe a latent   the rest of the text
+edit          a text, and another latent           the part of the text that does not fit the latent
 t2l2t         a text                               a latent, and a text from that latent
 embed         a text                               nothing: mean hidden state of each text
 
@@ -59,7 +61,7 @@ from runs.distributed import keep_freed_memory
 from runs.files import write_text, write_whole
 from sampling import directions
 from sampling.directions import NEEDS, check_direction
-from sampling.inputs import embeddings, pack, read_sources, read_template, slerp
+from sampling.inputs import embeddings, moved, pack, read_sources, read_template, slerp
 from sampling.knobs import KNOBS, LATENT_KNOBS, TEXT_KNOBS
 from sampling.likelihood import nats_per_token
 from sampling.loading import encode, load_run, raw_latents, trained_for
@@ -70,7 +72,8 @@ from sampling.writing import blank, write
 out_dir = 'out/quickstart'  # <a run folder>: model, data records and schedules all come from it
 which = 'best'              # best | latest | <a step, as step-00001000>: best is the latest one
                             # before the first evaluation
-mode = ''                   # '' | <l2t, t2l, unconditional, text, latent, infill, t2l2t or embed>
+mode = ''                   # '' | <l2t, t2l, unconditional, text, latent, infill, edit, t2l2t or
+                            # embed>
                             # text, latent: one alone; '', or a mode of training: infill where
                             # `text` has a [MASK], else as it was trained
 text = ''                   # this text; to be filled in where it has a [MASK], [MASK:3] for three
@@ -82,7 +85,11 @@ field = 'text'              # where a record of such a file has its text
 latents = ''                # l2t, infill: the raw embeddings in this .npy file: (n, D) or (n, N, D)
 image = ''                  # l2t, infill: or this picture, or the .png and .jpg files of this
                             # folder, where the run is of images
-like = ''                   # infill: or towards the embedding of this text
+like = ''                   # infill, edit: or towards the embedding of this text
+towards = ''                # edit: or towards that of `text` itself, to which the embedding of this
+                            # text is added
+away = ''                   # edit: and from which the embedding of this text is subtracted
+strength = 0.05             # (0, 1]; edit: the share of the tokens that may change
 interpolate = ''            # l2t: num_samples texts on the way from the embedding of `text` to
                             # that of this text
 ask = False                 # read texts from the terminal, or lines from a pipe, until an empty
@@ -206,6 +213,28 @@ class Run(SimpleNamespace):
         tokens, nats = directions.infill(self, templates, z, **knobs)
         return self.decode(tokens), nats
 
+    def edit(self, texts, like=(), towards=(), away=(), strength=0.05, **knobs):
+        """ Each text, changed towards the embedding of a text in `like`, or towards its own plus
+        that of a text in `towards`, minus that of one in `away`. These are lists, of n texts or of
+        one for all. strength: the share of the tokens that may change. Returns a list of n str. """
+        check_direction(self, 'edit')
+        if bool(like) == bool(towards or away):
+            raise ValueError('edit: give like, or towards and away')
+        for name, some in (('like', like), ('towards', towards), ('away', away)):
+            if isinstance(some, str) or len(some) not in (0, 1, len(texts)):
+                raise ValueError(f'{name}={some!r}: expected a list of 1 or {len(texts)} texts')
+        if like:
+            raw = embeddings(self, like)
+        else:
+            raw = moved(self, embeddings(self, texts), towards, away)
+        return self.change(texts, raw.expand(len(texts), -1, -1), strength, **knobs)
+
+    def change(self, texts, raw, strength=0.05, **knobs):
+        """ The same from raw latents (n, N, D). """
+        check_direction(self, 'edit')
+        z_now, z = (self.stats.standardise(x) for x in (encode(self, texts), raw))
+        return self.decode(directions.edit(self, pack(self, texts), z_now, z, strength, **knobs))
+
     def interpolate(self, first, last, n=5, **knobs):
         """ l2t on the way from the embedding of one text to that of another: n texts, from the two
         embeddings and from n - 2 between them, along the great circle. Returns a list of n str. """
@@ -323,7 +352,8 @@ def check_knobs(run, direction, config):
     readers = {knob for needs in NEEDS.values() for knob in needs.reads}
     read = set(NEEDS[direction].reads)
     if ask:
-        read &= {'ask', 'like', 'rerank', 'refine'}        # the texts come one after the other
+        # the texts come one after the other
+        read &= {'ask', 'like', 'towards', 'away', 'strength', 'rerank', 'refine'}
     for name in sorted(readers - read):
         # a run's config may set these for the directions that read them
         is_of_file = name in ('rerank', 'refine') and not on_command_line(name)
@@ -364,6 +394,12 @@ def draw(run, direction, sources, n_each, sampling):
         texts, nats = run.fill(templates, repeat(sources.raw), **of_text)
         notes = None if nats is None else [f'   {x:.2f} nats per token' for x in nats.tolist()]
         return texts, None, notes
+
+    if direction == 'edit':
+        lines = [line for line in sources.lines for _ in range(n_each)]
+        raw = repeat(sources.raw)
+        texts = run.change(lines, raw, strength, **of_text)
+        return texts, None, [f'   cosine {c:.3f}' for c in cosines(run, texts, raw)]
 
     # a latent from a text, and for t2l2t a text from that
     tokens = repeat(pack(run, sources.lines, places=sources.places))

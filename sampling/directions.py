@@ -3,6 +3,7 @@ What one two-clock network writes, by direction.
 
     l2t(run, z)                  texts from latents
     infill(run, templates, z)    the rest of texts, also of a length that is not known
+    edit(run, tokens, z_now, z)  texts, changed where another latent wants other tokens
     t2l(run, tokens)             latents from texts; of no text, latents alone
     unconditional(run, n)        both from noise: the two clocks run down together
     embed(run, tokens)           the mean hidden state of each text: nothing is drawn
@@ -19,11 +20,12 @@ import torch.nn.functional as F
 
 from sampling.inputs import read_template
 from data import is_end
+from diffusion import rank_in_row
 from sampling.loading import Needs
 from samplers import make_propose, no_callback
 from sampling.denoise import allowed, batches, call, guided_latents, null_latents
 from sampling.knobs import sampling_knobs
-from sampling.likelihood import nats_per_token
+from sampling.likelihood import log_p_given_half, nats_per_token
 from sampling.solvers import SOLVERS, latent_times, solve, x0_and_e
 from sampling.writing import (blank, choose_sampler, default_sampler, ends_of, generators,
                               write)
@@ -59,6 +61,9 @@ NEEDS = {
     'unconditional': Direction(('text', 'latent'), (('unconditional',),), masked_text=True,
                                reads=(*TEXT_TO, *LATENT_TO)),
     'infill': Direction(('text',), (WRITES,), reads=(*TEXT, *LATENT, *TEXT_TO, 'like', 'ask')),
+    'edit': Direction(('text', 'latent'), (FILLS,), masked_text=True,
+                      reads=(*TEXT, *LATENT, *TEXT_TO, 'like', 'towards', 'away', 'strength',
+                             'ask')),
     'embed': Direction(('text',), (FILLS,), masked_text=True, reads=(*TEXT, 'save')),
 }
 
@@ -110,6 +115,24 @@ def infill(run, templates, z=None, seed=0, batch=128, **sampling):
     first = n_rows.cumsum(0) - n_rows                                    # (n,)
     best = first + torch.stack([some.argmin() for some in nats.split(n_rows.tolist())])
     return tokens[best], nats[best]
+
+
+def edit(run, tokens, z_now, z, strength=0.05, seed=0, batch=128, **sampling):
+    """
+    Texts tokens (n, L) of standardised latents z_now (n, N, D), changed towards z (n, N, D). The
+    positions whose tokens lose most by the new latents are masked and written from them, as many as
+    a share of the text and its EOS, at least one:
+        loss_i = log p(x^i | z_now, half of the others) - log p(x^i | z, the same half)
+    A PAD may be among them, so that a text can grow. Returns tokens (n, L).
+    """
+    gain = (log_p_given_half(run, tokens, z, seed, batch)
+            - log_p_given_half(run, tokens, z_now, seed, batch))         # (n, L): -loss
+    ends = ends_of(run, tokens)
+    gain = gain.masked_fill(ends, torch.inf)                             # known, so never masked
+    n_masked = (strength * ((tokens != run.tokenizer.pad) & ~ends).sum(1, keepdim=True)).ceil()
+    masked = rank_in_row(gain) < n_masked                                # (n, L)
+    tokens = torch.where(masked, run.text.mask_id, tokens)
+    return write(run, tokens, ~masked, z, seed, batch, **sampling)
 
 # -----------------------------------------------------------------------------
 # Latents

@@ -224,6 +224,17 @@ def slerp(first, last, n):
     arc = ((1 - w) * theta).sin() * first + (w * theta).sin() * last
     return torch.where(theta < 1e-3, straight, arc / theta.sin()).float()
 
+
+def moved(run, raw, towards=(), away=()):
+    """ Raw latents (n, N, D) by arithmetic of embeddings, of the lengths that they had: those of
+    the texts `towards` are added, those of `away` subtracted: n each, one for all, or none. """
+    there = raw
+    if towards:
+        there = there + embeddings(run, towards)
+    if away:
+        there = there - embeddings(run, away)
+    return F.normalize(there, dim=-1) * raw.norm(dim=-1, keepdim=True)
+
 # -----------------------------------------------------------------------------
 # What the command line of sample.py names
 
@@ -249,14 +260,15 @@ def read_sources(run, direction, config):
         return found
 
     # one text, and one embedding where both are read
-    for name in ('text', 'like', 'interpolate'):
+    for name in ('text', 'like', 'interpolate', 'towards', 'away'):
         is_set = config[name] or on_command_line(name)
         if is_set and not config[name].strip():
             raise ValueError(f'{name}={config[name]!r} is blank: the model has nothing to go by')
     has_text = bool(text or texts)
     n_embeddings = bool(latents) + bool(image) + bool(like)
     has_both = has_text and n_embeddings
-    if text and texts or n_embeddings > 1 or has_both and direction != 'infill':
+    reads_both = direction in ('infill', 'edit')
+    if text and texts or n_embeddings > 1 or has_both and not reads_both:
         raise ValueError('text, texts, latents, image and like: give one text, and one embedding '
                          'where both are read')
     if not has_text and not (direction == 'l2t' and n_embeddings):
@@ -265,6 +277,10 @@ def read_sources(run, direction, config):
                          '--ask=true')
     if n_embeddings and 'latent' not in run.streams:
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
+    is_moved = bool(config['towards'] or config['away'])
+    if direction == 'edit' and n_embeddings + is_moved != 1:
+        raise ValueError('mode=edit changes a text towards another embedding: give --like="..." or '
+                         '--latents=FILE.npy, or --towards="..." and --away="..."')
     if to_last and (not text or config['num_samples'] < 2):
         raise ValueError('interpolate writes texts from one end to the other: give --text="...", '
                          'and --num_samples of at least 2')
@@ -287,9 +303,12 @@ def read_sources(run, direction, config):
     elif latents:
         found.raw = read_latents(run, latents)
         found.names = found.lines or names_of_latents(latents, len(found.raw))
+    elif is_moved:
+        towards, away = ([config[name]] if config[name] else [] for name in ('towards', 'away'))
+        found.raw = moved(run, embeddings(run, found.lines), towards, away)
     elif like or direction == 'l2t':
         found.raw = embeddings(run, [like] if like else found.lines)
-    if direction == 'infill' and found.raw is not None:
+    if reads_both and found.raw is not None:
         if len(found.raw) not in (1, len(found.lines)):
             raise ValueError(f'{latents or image}: {len(found.raw)} latents for '
                              f'{len(found.lines)} texts')

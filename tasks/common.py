@@ -166,6 +166,19 @@ def open_split(run, folder, split):
     return data
 
 
+def read_classes(spec):
+    """ {name: its words} of 'animal: cat, dog; colour: red, blue'. """
+    groups = {}
+    for part in spec.split(';'):
+        name, _, listed = part.partition(':')
+        name = name.strip()
+        groups[name] = [word.strip() for word in listed.split(',') if word.strip()]
+        if not name or len(groups[name]) < 2:
+            raise ValueError(f'classes={spec!r}: expected --classes="animal: cat, dog; '
+                             'colour: red, blue", two words or more each')
+    return groups
+
+
 def train_texts(run, folder):
     """ The training texts, one by one. """
     train = open_split(run, folder, 'train')

@@ -24,7 +24,7 @@ from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.loading import raw_latents, trained_for
 from sampling.png import images_of, pixels
 from tasks.common import (TaskNeeds, decode, derangement, enter, make_latents, open_split,
-                          progress_bar, write_from)
+                          progress_bar, read_classes, write_from)
 
 NEEDS = TaskNeeds(('text', 'latent'), shuffled=True)
 SETTINGS = (*dict.fromkeys(TEXT_KNOBS + LATENT_KNOBS), 'classes')
@@ -133,19 +133,6 @@ def enter_agreement(results, key, a, b):
     both = (a >= 0) & (b >= 0)
     if both.sum() > 1:
         enter(results, '', {key: 100.0 * (a == b)[both]})
-
-
-def read_classes(spec):
-    """ {name: its words} of 'animal: cat, dog; colour: red, blue'. """
-    groups = {}
-    for part in spec.split(';'):
-        name, _, listed = part.partition(':')
-        name = name.strip()
-        groups[name] = [word.strip() for word in listed.split(',') if word.strip()]
-        if not name or len(groups[name]) < 2:
-            raise ValueError(f'classes={spec!r}: tasks=image reads --classes="animal: cat, dog; '
-                             'colour: red, blue", two words or more each')
-    return groups
 
 
 def classes_of(texts, class_words):

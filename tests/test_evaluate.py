@@ -21,7 +21,7 @@ from evaluate import name_of_results, read_results, read_sweep, write_results
 from model import Model, ModelConfig
 from launch import HANGS, ROOT, run_code, run_each
 from sampling.knobs import DEFAULTS, LATENT_KNOBS, TEXT_KNOBS
-from tasks import common, infill, l2t, scorer, sts, t2l, text, unconditional
+from tasks import common, edit, infill, l2t, scorer, sts, t2l, text, unconditional
 from tasks.common import (Context, chosen_rows, compare, correlations, derangement, describe_texts, enter, ranks, retrieval, word_f1)
 from tasks.nelbo import latent_mse, nelbo
 from tasks.sts import read_pairs
@@ -91,6 +91,33 @@ def copy_task(mode, read_condition=True, steps=400, objective='v'):
         optimizer.step()
     with torch.no_grad():
         return loss_of(4096, False).item(), loss_of(4096, True).item()
+
+
+def test_an_edit_asks_for_one_word_and_counts_what_became_of_it_and_of_the_others(monkeypatch):
+    words = ['man', 'woman', 'red', 'blue']
+    said = lambda run, texts: torch.tensor([[[1.0 + t.lower().split().count(w) for w in words]] for t in texts])  # noqa: E731
+    for module, name in ((edit, 'embed'), (common, 'encode'), (sys.modules['sampling.inputs'], 'embeddings')):
+        monkeypatch.setattr(module, name, said)
+    texts = ['A man runs .', 'a man sees a man', 'nobody', 'Red dogs and cats', 'A mankind']
+    ctx = Context({'seed': 0}, texts=texts, tokens=torch.arange(5)[:, None], raw=said(None, texts))
+    ctx.prepared = {'person': ['man', 'woman'], 'colour': ['red', 'blue']}
+    asked = edit.what_is_asked(None, ctx)
+    assert asked.texts == [texts[0], texts[3]] and asked.wanted == ['A woman runs .', 'Blue dogs and cats']
+    assert (asked.old, asked.new) == (['man', 'red'], ['woman', 'blue']) and asked.tokens.tolist() == [[0], [3]]
+    there = torch.tensor([[[1., 2, 1, 1]], [[1., 1, 1, 2]]])             # 2 1 1 1 + 1 2 1 1 - 2 1 1 1: of its own length
+    assert torch.allclose(asked.raw, there) and torch.equal(asked.raw_wanted, said(None, asked.wanted))
+
+    monkeypatch.setattr(edit, 'pack', lambda run, texts, cut: texts)
+    monkeypatch.setattr(edit, 'nats_per_token', lambda run, tokens, z: torch.zeros(len(tokens)))
+    run = SimpleNamespace(stats=SimpleNamespace(standardise=lambda z: z))
+    for written, carries, kept, exact in ((asked.wanted, [100, 100], [100, 100], [100, 100]), (asked.texts, [0, 0], [100, 100], [0, 0]),
+                                          (['A man woman', 'blue dogs'], [0, 100], [50, pytest.approx(100 / 3)], [0, 0])):
+        found = edit.compare(run, asked, written)
+        assert [list(found[name]) for name in ('carries', 'kept', 'exact')] == [carries, kept, exact]
+    assert edit.compare(run, asked, asked.wanted)['cosine'] == pytest.approx([1, 1])
+    ctx.texts = texts[1:3]
+    with pytest.raises(ValueError, match='classes: 0 of 2 texts'):
+        edit.what_is_asked(None, ctx)
 
 
 @pytest.mark.parametrize('mode', ['l2t', 't2l'])

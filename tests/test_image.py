@@ -135,14 +135,14 @@ def test_what_cannot_be_is_one_line(made, finished):
 
 
 def test_a_caption_has_a_class_where_it_names_just_one():
-    groups = image.read_classes('animal: cat, dog; colour: red, light blue')
+    groups = common.read_classes('animal: cat, dog; colour: red, light blue')
     assert groups == dict(animal=['cat', 'dog'], colour=['red', 'light blue'])
     texts = ['a cat', 'a dog, red', 'a cat and a dog', 'category', 'a light blue dog']
     assert image.classes_of(texts, groups['animal']).tolist() == [0, 1, -1, -1, 1]
     assert image.classes_of(texts, groups['colour']).tolist() == [-1, 0, -1, -1, 1]
     for bad in ('', 'cat, dog', 'animal: cat', 'animal: cat, dog;'):
         with pytest.raises(ValueError, match='tasks=image reads --classes='):
-            image.read_classes(bad)
+            common.read_classes(bad)
 
 
 def test_the_eye_sees_spread_and_copies_are_measured_in_grey_levels():

@@ -6,6 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from launch import ROOT, run, run_code, train
@@ -54,6 +55,22 @@ def test_it_writes_what_the_command_line_writes(mixed, loaded):
     shown = run('sample.py', f'--out_dir={mixed}', '--mode=infill', '--text=a [MASK:2] dog', '--seed=5')
     filled, = loaded.infill(['a [MASK:2] dog'], seed=5)
     assert f'  -> {as_shown(filled)}\n' in shown.stdout and filled.startswith('a') and filled.endswith('dog')
+    edit = ['sample.py', f'--out_dir={mixed}', '--mode=edit', f'--text={TEXT}', '--strength=0.3', '--seed=5']
+    for given in (dict(like=['a blue cat']), dict(towards=['blue'], away=['red'])):
+        shown = run(*edit, *(f'--{name}={some}' for name, (some,) in given.items()))
+        edited, = loaded.edit([TEXT], strength=.3, seed=5, **given)
+        assert f'  -> {as_shown(edited)}   cosine ' in shown.stdout, shown.stderr
+
+
+def test_an_edit_goes_to_the_embedding_that_is_asked_for(loaded):
+    texts = [TEXT, 'a blue cat']
+    now, wanted, red, blue = (torch.from_numpy(loaded.encode(some)) for some in (texts, ['a green bird'], ['red'], ['blue']))
+    z = now + blue - red
+    z = z / z.norm(dim=1, keepdim=True) * now.norm(dim=1, keepdim=True)
+    told = dict(strength=.5, seed=2)
+    assert loaded.edit(texts, towards=['blue'], away=['red'], **told) == loaded.change(texts, loaded.to_raw(z), **told)
+    assert loaded.edit(texts, like=['a green bird'], **told) == loaded.change(texts, loaded.to_raw(wanted.expand(2, -1)), **told)
+    assert loaded.edit(texts, like=['a green bird'], **told) != loaded.edit(texts, towards=['blue'], **told)
 
 
 def test_latents_of_a_text_are_written_like_the_text(loaded):
@@ -80,6 +97,9 @@ def test_a_text_whose_embedding_says_nothing_has_a_warning(loaded, capsys):
     (lambda r: r.write(latents=np.full((1, 16), np.nan)), ValueError, 'nan or inf'),
     (lambda r: r.write([TEXT], temprature=1), TypeError, "did you mean 'temperature'"),
     (lambda r: r.infill(['no gap']), ValueError, 'nothing to fill'),
+    (lambda r: r.edit([TEXT]), ValueError, 'give like, or towards and away'),
+    (lambda r: r.edit([TEXT], like=['a'], away=['b']), ValueError, 'give like, or towards and away'),
+    (lambda r: r.edit([TEXT], like='a'), ValueError, "like='a': expected a list of 1 or 1 texts"),
     (lambda r: Run('no/such'), ValueError, 'no run in no/such'),
 ])
 def test_what_is_wrong_is_said_in_one_line(loaded, wrong, kind, words):
@@ -127,11 +147,14 @@ def test_an_embedding_of_one_vector_takes_one_call_unless_more_are_asked_for(loa
 def test_a_run_that_writes_both_ways_is_measured_both_ways(mixed, tmp_path):
     out = tmp_path / 'run'
     shutil.copytree(mixed, out)
-    result = run('evaluate.py', f'--out_dir={out}', '--tasks=l2t,infill', '--n=6', '--rerank=2')
+    result = run('evaluate.py', f'--out_dir={out}', '--tasks=l2t,infill,edit', '--n=6', '--rerank=2',
+                 '--classes=who: man, woman, child, dog, cat; where: street, house, park')
     assert result.returncode == 0, result.stderr
     found = json.loads((out / 'results.json').read_text())
     for key in ('l2t/diffusion/bleu', 'l2t/left_to_right/bleu', 'l2t/lead/bleu', 'infill/left_to_right/token_accuracy', 'infill/lead/token_accuracy_se'):
         assert np.isfinite(found[key]), key
+    asked = [found[f'edit/{column}/{metric}'] for column in ('copy', 'lead') for metric in ('carries', 'kept', 'exact', 'cosine', 'nats')]
+    assert found['edit/n'] >= 2 and asked[:3] == [0, 100, 0] and np.isfinite(asked).all()
     assert found['infill/lead/token_accuracy'] == pytest.approx(found['infill/token_accuracy'] - found['infill/left_to_right/token_accuracy'])
     summary = result.stdout[result.stdout.index('in short'):]
     assert re.search(r'\n  by diffusion, greedy +[\d.]', summary) and 'rival: nearest (l2t), left_to_right (infill)' in summary

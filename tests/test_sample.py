@@ -429,16 +429,36 @@ def test_each_row_is_written_from_its_own_latent(name):
     assert (directions.l2t(known_run(model=model), z, sampler=name, steps=9, batch=16) == ids[:, None]).all()
 
 
+def test_an_edit_writes_anew_where_the_other_latent_wants_another_token_and_keeps_what_both_find_unlikely():
+    def reads_z(tokens, z, t_text, t_latent, positions, predict):
+        logits = torch.zeros(*tokens.shape, 3)
+        logits[:, :, 0] = 4                                              # everywhere 0, whatever the latent says,
+        logits[:, 2] = 4 * torch.nn.functional.one_hot(z[:, 0, 0].long(), 3)    # but at 2 what it says
+        return logits.flatten(0, 1)[positions], None
+    model = Network(reads_z)
+    model.config = Known()
+    run = known_run(model=model, tokenizer=SimpleNamespace(eos=98, pad=99))
+    z_now, z = torch.zeros(5, 1, 2), torch.ones(5, 1, 2)
+    tokens = torch.tensor([[2, 1, 0, 2]]).repeat(5, 1)
+    assert (directions.edit(run, tokens, z_now, z, 1e-6) == torch.tensor([2, 1, 1, 2])).all(), 'at least one'
+    assert (directions.edit(run, tokens, z_now, z, 1.0) == torch.tensor([0, 0, 1, 0])).all()
+    two = directions.edit(run, tokens, z_now, z, .5)
+    assert (two[:, 2] == 1).all() and ((two != tokens).sum(1) == 2).all()
+    ended = torch.tensor([[2, 1, 98, 99]]).repeat(5, 1)                  # a run that is given its ends keeps them
+    changed = directions.edit(known_run(model=model, tokenizer=run.tokenizer, lengths=(2, 2)), ended, z_now, z, 1.0)
+    assert (changed == torch.tensor([0, 0, 98, 99])).all()
+
+
 WRITE, MAKE = {'l2t', 'text', 'infill'}, {'t2l', 'latent'}
 BOTH = WRITE | MAKE | {'t2l2t'}
 MEASURE = {'l2t', 't2l', 'text', 'infill', 'sts', 'image', 'nelbo'}
 ORDERS = {'importance', 'orders'}
 CAN = {  # streams, process, mode: the directions, the tasks
-    ('text latent', 'masked', 'l2t'): (WRITE | {'embed'}, WRITE | ORDERS | {'image', 'nelbo'}),
+    ('text latent', 'masked', 'l2t'): (WRITE | {'embed', 'edit'}, WRITE | ORDERS | {'image', 'nelbo', 'edit'}),
     ('text latent', 'masked', 't2l'): (MAKE, {'t2l', 'sts', 'image', 'nelbo'}),
-    ('text latent', 'masked', 'unconditional'): (BOTH | {'embed', 'unconditional'}, MEASURE | ORDERS | {'unconditional'}),
-    ('text latent', 'masked', 'unconditional+l2t+t2l'): (BOTH | {'embed', 'unconditional'}, MEASURE | ORDERS | {'unconditional'}),
-    ('text latent', 'masked', 't2l:5,l2t'): (BOTH | {'embed'}, MEASURE | ORDERS),
+    ('text latent', 'masked', 'unconditional'): (BOTH | {'embed', 'edit', 'unconditional'}, MEASURE | ORDERS | {'edit', 'unconditional'}),
+    ('text latent', 'masked', 'unconditional+l2t+t2l'): (BOTH | {'embed', 'edit', 'unconditional'}, MEASURE | ORDERS | {'edit', 'unconditional'}),
+    ('text latent', 'masked', 't2l:5,l2t'): (BOTH | {'embed', 'edit'}, MEASURE | ORDERS | {'edit'}),
     ('text latent', 'gidd', 'unconditional+l2t+t2l'): (BOTH, MEASURE | {'self_correction'}),
     ('text latent', 'hdlm', 'unconditional+l2t+t2l'): (BOTH, MEASURE),
     ('text latent', 'masked', 'causal'): (WRITE, {'l2t', 'text', 'image', 'nelbo'}),
@@ -474,9 +494,9 @@ def test_a_run_can_be_asked_what_it_has_learned_and_nothing_else(streams, proces
     assert can() == drawn and can_measure() == expected
     run.tokenizer.kind, run.meta['encoder'] = 'esm', None
     more = {'protein'} if 'importance' in expected else set()            # of masked text
-    assert can() == drawn and can_measure() == expected - {'sts'} | more
+    assert can() == drawn and can_measure() == expected - {'sts', 'edit'} | more
     run.meta['source'] = None
-    assert can_measure() == (expected | more) - {'sts', 'image'}
+    assert can_measure() == (expected | more) - {'sts', 'image', 'edit'}
 
 
 def test_joint_sampling_refuses_what_needs_a_fixed_condition_or_another_number_of_calls():

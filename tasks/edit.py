@@ -1,0 +1,125 @@
+"""
+edit: a word is to become another of its class (a man a woman, red blue), and all others stay. Texts
+that have exactly one word of one of the classes are changed towards
+    z' = E(text) + E(the new word) - E(the old word)
+and compared with the text in which the word is replaced, which the network never sees: carries, %
+that have the new word and not the old one; kept, % of the other words; exact, word for word; cosine
+with the embedding of that text; nats per token given that embedding.
+Controls: anew, written from z' alone, where so learned from left to right; shuffled, changed
+towards the z' of another text; copy, not changed; told, changed towards the embedding of the text
+that is wanted. lead: how far ahead of anew, text by text.
+"""
+import re
+from collections import Counter
+from types import SimpleNamespace
+
+import numpy as np
+import torch.nn.functional as F
+
+from sampling.directions import FILLS, edit
+from sampling.inputs import moved, pack
+from sampling.knobs import TEXT_KNOBS
+from sampling.likelihood import nats_per_token
+from tasks.common import (TaskNeeds, decode, derangement, embed, enter_with_lead, read_classes,
+                          write_from)
+
+NEEDS = TaskNeeds(('text', 'latent'), (FILLS,), masked_text=True, encoder=True, shuffled=True)
+SETTINGS = (*TEXT_KNOBS, 'strength', 'classes')
+RIVAL = 'anew'
+HEADLINES = (('a word changed, % exactly so', '', 'exact'),)
+HAS_FIXED_COST = True          # few texts have such a word: a trial of two says nothing
+
+
+def prepare(run, knobs):
+    if not run.meta['encoder']:
+        raise ValueError(f'{run.out_dir} has latents that were given without their encoder: no '
+                         'edit from it')
+    return read_classes(knobs['classes'])
+
+
+def measure(run, ctx):
+    asked = what_is_asked(run, ctx)
+    n = len(asked.texts)
+    z = run.stats.standardise(asked.raw)
+    other = derangement(n, ctx.knobs['seed'])
+    told = run.stats.standardise(asked.raw_wanted)
+
+    written = {'': change(run, ctx, asked, z),
+               'anew/': write_from(run, asked.raw, asked.tokens, **ctx.sampling),
+               'shuffled/': change(run, ctx, asked, z[other]),
+               'copy/': asked.texts,
+               'told/': change(run, ctx, asked, told)}
+    results = {'n': n}
+    judged = {control: compare(run, asked, texts) for control, texts in written.items()}
+    enter_with_lead(results, judged, f'{RIVAL}/')
+    ctx.shown += [f'   {text}\n   {old} -> {new}\n-> {out}\n' for text, old, new, out
+                  in zip(asked.texts, asked.old, asked.new, written[''])]
+    return results
+
+
+def generate(run, ctx, rows=slice(None), **knobs):
+    """ The changed texts. A sweep calls it. """
+    asked = what_is_asked(run, ctx)
+    return change(run, ctx, asked, run.stats.standardise(asked.raw), **knobs)
+
+
+def judge(run, ctx, written):
+    return compare(run, what_is_asked(run, ctx), written)
+
+
+def what_is_asked(run, ctx):
+    """ Of the texts with exactly one word of a class: texts, tokens (n, L), old and new words, the
+    texts that are wanted, and raw latents (n, N, D): raw_now of the texts, raw the z', raw_wanted.
+    The new word is drawn from the others of the class. """
+    rng = np.random.default_rng(ctx.knobs['seed'])
+    rows, old, new, wanted = [], [], [], []
+    for i, text in enumerate(ctx.texts):
+        for members in ctx.prepared.values():
+            found = [word for word in words_of(text) if word in members]
+            if len(found) == 1:
+                rows.append(i)
+                old.append(found[0])
+                new.append(str(rng.choice([word for word in members if word != found[0]])))
+                wanted.append(replaced(text, old[-1], new[-1]))
+                break
+    if len(rows) < 2:
+        raise ValueError(f'classes: {len(rows)} of {ctx.n} texts have exactly one word of one of '
+                         'them, expected at least 2')
+
+    raw = ctx.raw[rows]
+    return SimpleNamespace(texts=[ctx.texts[i] for i in rows], tokens=ctx.tokens[rows], old=old,
+                           new=new, wanted=wanted, raw_now=raw, raw=moved(run, raw, new, old),
+                           raw_wanted=embed(run, wanted))
+
+
+def words_of(text):
+    return re.findall(r'\w+', text.lower())
+
+
+def replaced(text, old, new):
+    """ The text with another word, which has a capital where the old one had. """
+    def cased(match):
+        return new.capitalize() if match[0][0].isupper() else new
+    return re.sub(rf'\b{old}\b', cased, text, flags=re.IGNORECASE)
+
+
+def change(run, ctx, asked, z, **knobs):
+    z_now = run.stats.standardise(asked.raw_now)
+    sampling = ctx.sampling | dict(strength=ctx.knobs['strength']) | knobs
+    return decode(run, edit(run, asked.tokens, z_now, z, **sampling))
+
+
+def compare(run, asked, written):
+    """ {metric: values (n,)} of the texts that were written. """
+    carries, kept = [], []
+    for text, out, old, new in zip(asked.texts, written, asked.old, asked.new):
+        has, others = Counter(words_of(out)), Counter(words_of(text))
+        del others[old]
+        carries.append(100.0 * (new in has and old not in has))
+        kept.append(100.0 * (others & has).total() / max(1, others.total()))
+    z = run.stats.standardise(asked.raw_wanted)
+    embedded = embed(run, written)
+    return {'carries': np.array(carries), 'kept': np.array(kept),
+            'exact': np.array([100.0 * (out == text) for out, text in zip(written, asked.wanted)]),
+            'cosine': F.cosine_similarity(embedded.flatten(1), asked.raw_wanted.flatten(1)).numpy(),
+            'nats': nats_per_token(run, pack(run, written, cut=True), z).numpy()}
