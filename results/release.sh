@@ -31,7 +31,7 @@ quickstart() {
     for seed in 0 1 2; do
         out=out/quickstart_seed$seed
         $PY train.py config/quickstart.py --seed=$seed --out_dir=$out
-        $PY evaluate.py config/quickstart.py --out_dir=$out
+        $PY evaluate.py config/quickstart.py --out_dir=$out --n=1000       # all there are
         keep $out quickstart_seed$seed
     done
 }
