@@ -38,6 +38,10 @@ warmup_iters = 200
 eval_interval = 1000
 compile = True
 # evaluation
-tasks = 'nelbo,l2t,t2l,infill,unconditional'
+tasks = 'nelbo,l2t,t2l,infill,edit,unconditional'
 order = 'random'
 draws = 8
+# edit: a word becomes another of its class
+classes = '''person: man, woman; child: boy, girl; number: two, three, four, five;
+colour: red, blue, green, yellow, black, white, pink, brown;
+place: beach, street, park, field, snow, pool, kitchen'''
