@@ -1,5 +1,6 @@
 """
-The two tables of README.md, from the figures that results/release.sh has left in results/.
+The tables of README.md and docs/results.md, from the figures that results/release.sh has left in
+results/.
 
     python -m benchmarks.tables
 """
@@ -10,16 +11,21 @@ from runs.files import read_json
 
 # (what, task, metric, digits, rival, what that is)
 DIRECTIONS = (
-    ('text from embedding, left to right, BLEU', 'l2t', 'bleu', 1, 'nearest',
-     'nearest training text'),
+    ('text from embedding, BLEU', 'l2t', 'bleu', 1, 'nearest', 'nearest training text'),
     ('embedding from text, centred cosine', 't2l', 'centred_cosine', 3, 'ridge',
      'ridge regression'),
     ('half of the tokens filled in, % right', 'infill', 'token_accuracy', 1, 'left_to_right',
      'left to right'),
+    ('one word changed, all others kept, %', 'edit', 'exact', 1, 'anew', 'written anew'),
     ('both from noise, {n} samples, cosine', 'unconditional', 'coherence', 3, '', ''),
     ('bound of diffusion, nats per token', 'nelbo', 'nats_per_token', 3, '', ''),
     ('from left to right, exact nats per token', 'nelbo', 'causal_nats_per_token', 3, '', ''),
 )
+
+# of the same, but not beside controls of their own: the two ways of writing, greedy
+GREEDY = (('by diffusion, greedy, BLEU', 'l2t', 'diffusion/bleu', 1, '', ''),
+          ('from left to right, greedy, BLEU', 'l2t', 'left_to_right/bleu', 1, '', ''))
+QUICKSTART = ('quickstart_seed0', 'quickstart_seed1', 'quickstart_seed2')
 
 # (what, file, sweep, point, texts that are embedded for each)
 SWEEP = 'l2t_sweep_sampler_rerank'
@@ -64,12 +70,26 @@ def directions(name):
     for what, task, metric, digits, rival, its_name in DIRECTIONS:
         cells = [cell(found, f'{task}/{control}{metric}', digits)
                  for control in ('', 'shuffled/', 'null/')]
+        if f'{task}/{metric}' not in found:
+            continue
         against = ''
         if rival:
             lead = cell(found, f'{task}/lead/{metric}', digits)
             against = f'{cell(found, f"{task}/{rival}/{metric}", digits)} {its_name}; lead {lead}'
         what = what.format(n=found.get(f'{task}/n'))
         print(f'| {what} | {" | ".join(cells)} | {against} |')
+
+
+def seeds(names):
+    """ A column for each seed, and the lead over the rival in each. """
+    runs = [read(name) for name in names]
+    for what, task, metric, digits, rival, its_name in (DIRECTIONS[0], *GREEDY, *DIRECTIONS[1:]):
+        cells = [cell(found, f'{task}/{metric}', digits) for found in runs]
+        leads = [cell(found, f'{task}/lead/{metric}', digits) for found in runs]
+        if any(cells):
+            what = what.format(n=runs[0].get(f'{task}/n'))
+            against = f'{its_name}: {"; ".join(leads)}' if rival else ''
+            print(f'| {what} | {" | ".join(cells)} | {against} |')
 
 
 def ways():
@@ -86,8 +106,9 @@ def ways():
 
 if __name__ == '__main__':
     configure(globals())
-    for name in ('quickstart_seed0', 'quickstart_seed1', 'quickstart_seed2', 'captions_seed0',
-                 'captions_seed1'):
+    print('quickstart, three seeds, and their leads')
+    seeds(QUICKSTART)
+    for name in ('captions_seed0', 'captions_seed1'):
         print(f'\n{name}')
         directions(name)
     print('\nwriting captions')
