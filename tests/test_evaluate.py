@@ -281,7 +281,7 @@ def test_the_knobs_of_sampling_are_those_of_sample():
     knobs, of_sample, help_text = read_knobs(evaluate.__file__), read_knobs(sample.__file__), help_of(evaluate.__file__)
     shared = knobs.keys() & of_sample.keys()
     assert shared == {'out_dir', 'texts', 'which', 'field', 'encoder_folder', 'sample_batch', 'seed', 'device', 'dtype', 'rerank',
-                      'refine', *TEXT_KNOBS, *LATENT_KNOBS}
+                      'refine', 'strength', *TEXT_KNOBS, *LATENT_KNOBS}
     assert all(knobs[name][:2] == of_sample[name][:2] for name in shared - {'out_dir'})
     assert "\nsolver = 'dpmpp_2m'" in help_text and 'num_samples' not in help_text and '# diffusion, and so on' in help_text
 

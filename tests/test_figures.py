@@ -115,7 +115,7 @@ SECTIONS = {
                      'Drafts, and mending them': ('multi30k_mending', 'multi30k_l2t_quarter', 'multi30k_decoder', 'multi30k_l2t')},
     'images.md': {'Images and captions': ('image_text',)},
     'proteins.md': {'Measured': ('protein_tiny',)},
-    'results.md': {'Quickstart': ('quickstart_seed0',), 'Likelihoods of orders': ('quickstart_orders',),
+    'results.md': {'Quickstart': ('quickstart_seed0', 'quickstart_seed1', 'quickstart_seed2'), 'Likelihoods of orders': ('quickstart_orders',),
                    'Captions from their MiniLM embeddings': ('captions_seed0',),
                    'Masked rows alone': ('multi30k_l2t_masked',),
                    'Every direction from one checkpoint': ('multi30k_mixed_alone',)},

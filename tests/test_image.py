@@ -12,7 +12,7 @@ from corpora.images import DIGITS, image_patches, to_patches, to_pixels
 from sampling.png import write_png
 from corpora.sources import Source, documents
 
-from tasks import image
+from tasks import common, image
 
 CLASSES = f'--classes=digit: {", ".join(DIGITS)}; strokes: thin, plain, bold'
 
@@ -123,7 +123,7 @@ def test_the_image_task_has_every_figure_beside_its_controls(made):
 
 def test_what_cannot_be_is_one_line(made, finished):
     _, results = made
-    for name, line in (('no_classes', 'tasks=image reads --classes='), ('own_texts', 'no encoder made'),
+    for name, line in (('no_classes', 'expected --classes='), ('own_texts', 'no encoder made'),
                        ('embed_text', 'no text can be embedded'), ('two', 'one embedding'), ('nothing_there', 'none.png'),
                        ('png_of_text', 'mode=l2t does not read it')):
         rc, _, err = results[name]
@@ -141,7 +141,7 @@ def test_a_caption_has_a_class_where_it_names_just_one():
     assert image.classes_of(texts, groups['animal']).tolist() == [0, 1, -1, -1, 1]
     assert image.classes_of(texts, groups['colour']).tolist() == [-1, 0, -1, -1, 1]
     for bad in ('', 'cat, dog', 'animal: cat', 'animal: cat, dog;'):
-        with pytest.raises(ValueError, match='tasks=image reads --classes='):
+        with pytest.raises(ValueError, match='expected --classes='):
             common.read_classes(bad)
 
 
