@@ -127,9 +127,10 @@ def edit(run, tokens, z_now, z, strength=0.05, seed=0, batch=128, **sampling):
     """
     gain = (log_p_given_half(run, tokens, z, seed, batch)
             - log_p_given_half(run, tokens, z_now, seed, batch))         # (n, L): -loss
-    ends = ends_of(run, tokens)
-    gain = gain.masked_fill(ends, torch.inf)                             # known, so never masked
-    n_masked = (strength * ((tokens != run.tokenizer.pad) & ~ends).sum(1, keepdim=True)).ceil()
+
+    # an end that the run is given has inf - inf, which is ranked last
+    is_text = (tokens != run.tokenizer.pad) & ~ends_of(run, tokens)
+    n_masked = (strength * is_text.sum(1, keepdim=True)).ceil()          # (n, 1)
     masked = rank_in_row(gain) < n_masked                                # (n, L)
     tokens = torch.where(masked, run.text.mask_id, tokens)
     return write(run, tokens, ~masked, z, seed, batch, **sampling)
