@@ -89,7 +89,7 @@ like = ''                   # infill, edit: or towards the embedding of this tex
 towards = ''                # edit: or towards that of `text` itself, to which the embedding of this
                             # text is added
 away = ''                   # edit: and from which the embedding of this text is subtracted
-strength = 0.05             # (0, 1]; edit: the share of the tokens that may change
+strength = 0.02             # (0, 1]; edit: the share of the tokens that may change, at least one
 interpolate = ''            # l2t: num_samples texts on the way from the embedding of `text` to
                             # that of this text
 ask = False                 # read texts from the terminal, or lines from a pipe, until an empty
@@ -213,7 +213,7 @@ class Run(SimpleNamespace):
         tokens, nats = directions.infill(self, templates, z, **knobs)
         return self.decode(tokens), nats
 
-    def edit(self, texts, like=(), towards=(), away=(), strength=0.05, **knobs):
+    def edit(self, texts, like=(), towards=(), away=(), strength=0.02, **knobs):
         """ Each text, changed towards the embedding of a text in `like`, or towards its own plus
         that of a text in `towards`, minus that of one in `away`. These are lists, of n texts or of
         one for all. strength: the share of the tokens that may change. Returns a list of n str. """
@@ -229,7 +229,7 @@ class Run(SimpleNamespace):
             raw = moved(self, embeddings(self, texts), towards, away)
         return self.change(texts, raw.expand(len(texts), -1, -1), strength, **knobs)
 
-    def change(self, texts, raw, strength=0.05, **knobs):
+    def change(self, texts, raw, strength=0.02, **knobs):
         """ The same from raw latents (n, N, D). """
         check_direction(self, 'edit')
         z_now, z = (self.stats.standardise(x) for x in (encode(self, texts), raw))

@@ -117,7 +117,7 @@ def infill(run, templates, z=None, seed=0, batch=128, **sampling):
     return tokens[best], nats[best]
 
 
-def edit(run, tokens, z_now, z, strength=0.05, seed=0, batch=128, **sampling):
+def edit(run, tokens, z_now, z, strength=0.02, seed=0, batch=128, **sampling):
     """
     Texts tokens (n, L) of standardised latents z_now (n, N, D), changed towards z (n, N, D). The
     positions whose tokens lose most by the new latents are masked and written from them, as many as
