@@ -117,21 +117,26 @@ def infill(run, templates, z=None, seed=0, batch=128, **sampling):
     return tokens[best], nats[best]
 
 
-def edit(run, tokens, z_now, z, strength=0.02, seed=0, batch=128, **sampling):
+def changed_by(run, tokens, z_now, z, strength, seed=0, batch=128):
     """
-    Texts tokens (n, L) of standardised latents z_now (n, N, D), changed towards z (n, N, D). The
-    positions whose tokens lose most by the new latents are masked and written from them, as many as
-    a share of the text and its EOS, at least one:
+    Which positions of texts tokens (n, L) are to change where their standardised latents z_now
+    (n, N, D) become z: (n, L) bool, those whose tokens lose most, as many as a share of the text
+    and its EOS, at least one. A PAD may be among them, so that a text can grow.
         loss_i = log p(x^i | z_now, half of the others) - log p(x^i | z, the same half)
-    A PAD may be among them, so that a text can grow. Returns tokens (n, L).
     """
     gain = (log_p_given_half(run, tokens, z, seed, batch)
             - log_p_given_half(run, tokens, z_now, seed, batch))         # (n, L): -loss
 
     # an end that the run is given has inf - inf, which is ranked last
     is_text = (tokens != run.tokenizer.pad) & ~ends_of(run, tokens)
-    n_masked = (strength * is_text.sum(1, keepdim=True)).ceil()          # (n, 1)
-    masked = rank_in_row(gain) < n_masked                                # (n, L)
+    n_changed = (strength * is_text.sum(1, keepdim=True)).ceil()         # (n, 1)
+    return rank_in_row(gain) < n_changed
+
+
+def edit(run, tokens, z_now, z, strength=0.02, seed=0, batch=128, **sampling):
+    """ Tokens (n, L) of the texts tokens (n, L), with the positions of changed_by written anew from
+    z and from all others. """
+    masked = changed_by(run, tokens, z_now, z, strength, seed, batch)
     tokens = torch.where(masked, run.text.mask_id, tokens)
     return write(run, tokens, ~masked, z, seed, batch, **sampling)
 

@@ -5,27 +5,30 @@ that have exactly one word of one of the classes are changed towards
 and compared with the text in which the word is replaced, which the network never sees: carries, %
 that have the new word and not the old one; kept, % of the other words; exact, word for word; cosine
 with the embedding of that text; nats per token given that embedding.
-Controls: anew, written from z' alone, where so learned from left to right; shuffled, changed
-towards the z' of another text; copy, not changed; told, changed towards the embedding of the text
-that is wanted. lead: how far ahead of anew, text by text.
+Controls: left_to_right, where the network also writes so, the same positions filled token by token,
+the likeliest of 8 fillings (as in infill); anew, written from z' alone; shuffled, changed towards
+the z' of another text; copy, not changed; told, changed towards the embedding of the text that is
+wanted. lead: how far ahead of left_to_right, text by text.
 """
 import re
 from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 
-from sampling.directions import FILLS, edit
+from sampling.directions import FILLS, changed_by, edit
 from sampling.inputs import moved, pack
 from sampling.knobs import TEXT_KNOBS
 from sampling.likelihood import nats_per_token
 from tasks.common import (TaskNeeds, decode, derangement, embed, enter_with_lead, read_classes,
                           write_from)
+from tasks.infill import left_to_right
 
 NEEDS = TaskNeeds(('text', 'latent'), (FILLS,), masked_text=True, encoder=True, shuffled=True)
 SETTINGS = (*TEXT_KNOBS, 'strength', 'classes')
-RIVAL = 'anew'
+RIVAL = 'left_to_right'
 HEADLINES = (('a word changed, % exactly so', '', 'exact'),)
 HAS_FIXED_COST = True          # few texts have such a word: a trial of two says nothing
 
@@ -44,11 +47,14 @@ def measure(run, ctx):
     other = derangement(n, ctx.knobs['seed'])
     told = run.stats.standardise(asked.raw_wanted)
 
+    # what is written, and the controls
     written = {'': change(run, ctx, asked, z),
                'anew/': write_from(run, asked.raw, asked.tokens, **ctx.sampling),
                'shuffled/': change(run, ctx, asked, z[other]),
                'copy/': asked.texts,
                'told/': change(run, ctx, asked, told)}
+    if run.next_token and not ctx.knobs['sampler']:
+        written['left_to_right/'] = change_from_left_to_right(run, ctx, asked, z)
     results = {'n': n}
     judged = {control: compare(run, asked, texts) for control, texts in written.items()}
     enter_with_lead(results, judged, f'{RIVAL}/')
@@ -107,6 +113,14 @@ def change(run, ctx, asked, z, **knobs):
     z_now = run.stats.standardise(asked.raw_now)
     sampling = ctx.sampling | dict(strength=ctx.knobs['strength']) | knobs
     return decode(run, edit(run, asked.tokens, z_now, z, **sampling))
+
+
+def change_from_left_to_right(run, ctx, asked, z):
+    z_now = run.stats.standardise(asked.raw_now)
+    masked = changed_by(run, asked.tokens, z_now, z, ctx.knobs['strength'], ctx.knobs['seed'],
+                        ctx.knobs['sample_batch'])
+    tokens = torch.where(masked, run.text.mask_id, asked.tokens)
+    return decode(run, left_to_right(run, ctx, tokens, masked, z))
 
 
 def compare(run, asked, written):

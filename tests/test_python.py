@@ -153,7 +153,7 @@ def test_a_run_that_writes_both_ways_is_measured_both_ways(mixed, tmp_path):
     found = json.loads((out / 'results.json').read_text())
     for key in ('l2t/diffusion/bleu', 'l2t/left_to_right/bleu', 'l2t/lead/bleu', 'infill/left_to_right/token_accuracy', 'infill/lead/token_accuracy_se'):
         assert np.isfinite(found[key]), key
-    asked = [found[f'edit/{column}/{metric}'] for column in ('copy', 'lead') for metric in ('carries', 'kept', 'exact', 'cosine', 'nats')]
+    asked = [found[f'edit/{column}/{metric}'] for column in ('copy', 'anew', 'lead') for metric in ('carries', 'kept', 'exact', 'cosine', 'nats')]
     assert found['edit/n'] >= 2 and asked[:3] == [0, 100, 0] and np.isfinite(asked).all()
     assert found['infill/lead/token_accuracy'] == pytest.approx(found['infill/token_accuracy'] - found['infill/left_to_right/token_accuracy'])
     summary = result.stdout[result.stdout.index('in short'):]
