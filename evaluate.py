@@ -187,7 +187,9 @@ def measure_sweep(run, ctx, task, name, points):
         run.row_calls, began = 0, time.perf_counter()
         made = task.generate(run, ctx, **knobs_of(task, point))
         seconds = time.perf_counter() - began
-        figures = {'calls': run.row_calls / ctx.n, 'ms': 1000 * seconds / ctx.n}
+        n = len(made)                          # of an edit, the texts that have such a word
+        figures = {'calls': run.row_calls / n, 'ms': 1000 * seconds / n}
+        results['n'] = n
         enter(figures, '', task.judge(run, ctx, made))
 
         line = f'{label:<40}'

@@ -82,7 +82,8 @@ text = ''                   # this text; to be filled in where it has a [MASK], 
 texts = ''                  # or every line of this text file, or every record of a .jsonl, .csv,
                             # .tsv, .parquet or .fasta file; all but parquet also as .gz
 field = 'text'              # where a record of such a file has its text
-latents = ''                # l2t, infill: the raw embeddings in this .npy file: (n, D) or (n, N, D)
+latents = ''                # l2t, infill, edit: the raw embeddings in this .npy file: (n, D) or
+                            # (n, N, D)
 image = ''                  # l2t, infill: or this picture, or the .png and .jpg files of this
                             # folder, where the run is of images
 like = ''                   # infill, edit: or towards the embedding of this text
@@ -223,6 +224,8 @@ class Run(SimpleNamespace):
         for name, some in (('like', like), ('towards', towards), ('away', away)):
             if isinstance(some, str) or len(some) not in (0, 1, len(texts)):
                 raise ValueError(f'{name}={some!r}: expected a list of 1 or {len(texts)} texts')
+        if not len(texts):
+            return []
         if like:
             raw = embeddings(self, like)
         else:
@@ -230,9 +233,15 @@ class Run(SimpleNamespace):
         return self.change(texts, raw.expand(len(texts), -1, -1), strength, **knobs)
 
     def change(self, texts, raw, strength=0.02, **knobs):
-        """ The same from raw latents (n, N, D). """
+        """ The same towards raw latents (n, D) or (n, N, D). """
         check_direction(self, 'edit')
-        z_now, z = (self.stats.standardise(x) for x in (encode(self, texts), raw))
+        try:
+            KNOBS['strength'].settle(strength)
+        except ValueError as error:
+            raise ValueError(f'strength: {error}') from None
+        if not len(texts):
+            return []
+        z_now, z = map(self.stats.standardise, (embeddings(self, texts), self.one_each(texts, raw)))
         return self.decode(directions.edit(self, pack(self, texts), z_now, z, strength, **knobs))
 
     def interpolate(self, first, last, n=5, **knobs):
@@ -348,6 +357,12 @@ def check_knobs(run, direction, config):
         if path:
             check_writable(path)
 
+    # an edit goes to one embedding
+    goals = bool(latents) + bool(like) + bool(towards or away)
+    if direction == 'edit' and goals != 1:
+        raise ValueError('mode=edit changes a text towards another embedding: give --like="...", '
+                         'or --latents=FILE.npy, or --towards="..." and --away="..."')
+
     # what this direction reads, and others
     readers = {knob for needs in NEEDS.values() for knob in needs.reads}
     read = set(NEEDS[direction].reads)
@@ -396,10 +411,12 @@ def draw(run, direction, sources, n_each, sampling):
         return texts, None, notes
 
     if direction == 'edit':
-        lines = [line for line in sources.lines for _ in range(n_each)]
-        raw = repeat(sources.raw)
-        texts = run.change(lines, raw, strength, **of_text)
-        return texts, None, [f'   cosine {c:.3f}' for c in cosines(run, texts, raw)]
+        tokens = pack(run, sources.lines, places=sources.places)
+        z_now, z = map(run.stats.standardise, (encode(run, sources.lines), sources.raw))
+        tokens = directions.edit(run, *map(repeat, (tokens, z_now, z)), strength, **of_text)
+        texts = run.decode(tokens)
+        notes = [f'   cosine {c:.3f}' for c in cosines(run, texts, repeat(sources.raw))]
+        return texts, None, notes
 
     # a latent from a text, and for t2l2t a text from that
     tokens = repeat(pack(run, sources.lines, places=sources.places))
@@ -538,8 +555,8 @@ def asked_texts():
     """ What a person types, or the lines of a pipe, up to an empty one. """
     is_terminal = sys.stdin.isatty()
     if is_terminal:
-        print('A text is written anew from its embedding, gaps like [MASK:2-6] are filled. '
-              'An empty line ends this.')
+        print('A text is written anew from its embedding, or changed (mode=edit), gaps like '
+              '[MASK:2-6] are filled. An empty line ends this.')
     while True:
         try:
             line = input('\n> ') if is_terminal else sys.stdin.readline()

@@ -62,7 +62,7 @@ NEEDS = {
                                reads=(*TEXT_TO, *LATENT_TO)),
     'infill': Direction(('text',), (WRITES,), reads=(*TEXT, *LATENT, *TEXT_TO, 'like', 'ask')),
     'edit': Direction(('text', 'latent'), (FILLS,), masked_text=True,
-                      reads=(*TEXT, *LATENT, *TEXT_TO, 'like', 'towards', 'away', 'strength',
+                      reads=(*TEXT, *TEXT_TO, 'latents', 'like', 'towards', 'away', 'strength',
                              'ask')),
     'embed': Direction(('text',), (FILLS,), masked_text=True, reads=(*TEXT, 'save')),
 }
@@ -120,25 +120,25 @@ def infill(run, templates, z=None, seed=0, batch=128, **sampling):
 def changed_by(run, tokens, z_now, z, strength, seed=0, batch=128):
     """
     Which positions of texts tokens (n, L) are to change where their standardised latents z_now
-    (n, N, D) become z: (n, L) bool, those whose tokens lose most, as many as a share of the text
-    and its EOS, at least one. A PAD may be among them, so that a text can grow.
+    (n, N, D) become z: (n, L) bool, those of the text (not EOS and PAD) whose tokens lose most,
+    as many as a share of it, at least one.
         loss_i = log p(x^i | z_now, half of the others) - log p(x^i | z, the same half)
     """
     gain = (log_p_given_half(run, tokens, z, seed, batch)
             - log_p_given_half(run, tokens, z_now, seed, batch))         # (n, L): -loss
-
-    # an end that the run is given has inf - inf, which is ranked last
-    is_text = (tokens != run.tokenizer.pad) & ~ends_of(run, tokens)
+    is_text = ~is_end(tokens, run.tokenizer)
     n_changed = (strength * is_text.sum(1, keepdim=True)).ceil()         # (n, 1)
-    return rank_in_row(gain) < n_changed
+    return rank_in_row(gain.masked_fill(~is_text, torch.inf)) < n_changed
 
 
 def edit(run, tokens, z_now, z, strength=0.02, seed=0, batch=128, **sampling):
     """ Tokens (n, L) of the texts tokens (n, L), with the positions of changed_by written anew from
-    z and from all others. """
+    z and from all others. A text keeps its number of tokens. """
+    if sampling.get('length'):
+        raise ValueError(f"length={sampling['length']}: an edit keeps the length of its text")
     masked = changed_by(run, tokens, z_now, z, strength, seed, batch)
     tokens = torch.where(masked, run.text.mask_id, tokens)
-    return write(run, tokens, ~masked, z, seed, batch, **sampling)
+    return write(run, tokens, ~masked, z, seed, batch, inner=masked, **sampling)
 
 # -----------------------------------------------------------------------------
 # Latents

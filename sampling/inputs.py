@@ -233,6 +233,8 @@ def moved(run, raw, towards=(), away=()):
         there = there + embeddings(run, towards)
     if away:
         there = there - embeddings(run, away)
+    if (there.norm(dim=-1) < 1e-6).any():
+        raise ValueError('towards and away leave nothing of the embedding of a text')
     return F.normalize(there, dim=-1) * raw.norm(dim=-1, keepdim=True)
 
 # -----------------------------------------------------------------------------
@@ -277,10 +279,7 @@ def read_sources(run, direction, config):
                          '--ask=true')
     if n_embeddings and 'latent' not in run.streams:
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
-    is_moved = bool(config['towards'] or config['away'])
-    if direction == 'edit' and n_embeddings + is_moved != 1:
-        raise ValueError('mode=edit changes a text towards another embedding: give --like="..." or '
-                         '--latents=FILE.npy, or --towards="..." and --away="..."')
+    is_moved = direction == 'edit' and not n_embeddings
     if to_last and (not text or config['num_samples'] < 2):
         raise ValueError('interpolate writes texts from one end to the other: give --text="...", '
                          'and --num_samples of at least 2')

@@ -12,6 +12,7 @@ wanted. lead: how far ahead of left_to_right, text by text.
 """
 import re
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -37,7 +38,12 @@ def prepare(run, knobs):
     if not run.meta['encoder']:
         raise ValueError(f'{run.out_dir} has latents that were given without their encoder: no '
                          'edit from it')
-    return read_classes(knobs['classes'])
+    found = read_classes(knobs['classes'])
+    for members in found.values():
+        if any(words_of(word) != [word] for word in members) or len({*members}) < len(members):
+            raise ValueError(f'classes: {", ".join(members)}: edit takes single words in small '
+                             'letters, each once')
+    return found
 
 
 def measure(run, ctx):
@@ -64,8 +70,9 @@ def measure(run, ctx):
 
 
 def generate(run, ctx, rows=slice(None), **knobs):
-    """ The changed texts. A sweep calls it. """
-    asked = what_is_asked(run, ctx)
+    """ The changed texts; a sweep calls it. Its time has the encoder's in it. """
+    asked = what_is_asked(run, replace(ctx, texts=ctx.texts[rows], tokens=ctx.tokens[rows],
+                                       raw=ctx.raw[rows]))
     return change(run, ctx, asked, run.stats.standardise(asked.raw), **knobs)
 
 

@@ -115,6 +115,9 @@ def test_an_edit_asks_for_one_word_and_counts_what_became_of_it_and_of_the_other
         found = edit.compare(run, asked, written)
         assert [list(found[name]) for name in ('carries', 'kept', 'exact')] == [carries, kept, exact]
     assert edit.compare(run, asked, asked.wanted)['cosine'] == pytest.approx([1, 1])
+    for bad in ('a: Red, blue', 'a: light blue, red', 'a: red, red'):
+        with pytest.raises(ValueError, match='single words'):
+            edit.prepare(SimpleNamespace(meta=dict(encoder='lsa')), dict(classes=bad))
     ctx.texts = texts[1:3]
     with pytest.raises(ValueError, match='classes: 0 of 2 texts'):
         edit.what_is_asked(None, ctx)

@@ -113,6 +113,7 @@ SECTIONS = {
     'both_ways.md': {'The bag begins in closed form': ('multi30k_bag',), 'Which share, which weight': ('multi30k_shares',), 'When texts repeat': ('multi30k_tenth',),
                      'What a mode needs comes with the mode': ('multi30k_t2l_lengths',),
                      'Drafts, and mending them': ('multi30k_mending', 'multi30k_l2t_quarter', 'multi30k_decoder', 'multi30k_l2t')},
+    'diffusion.md': {'Change a text by an embedding': ('captions_seed0',), 'Fill gaps, both sides known': ('captions_seed0',)},
     'images.md': {'Images and captions': ('image_text',)},
     'proteins.md': {'Measured': ('protein_tiny',)},
     'results.md': {'Quickstart': ('quickstart_seed0', 'quickstart_seed1', 'quickstart_seed2'), 'Likelihoods of orders': ('quickstart_orders',),

@@ -70,6 +70,7 @@ def test_an_edit_goes_to_the_embedding_that_is_asked_for(loaded):
     told = dict(strength=.5, seed=2)
     assert loaded.edit(texts, towards=['blue'], away=['red'], **told) == loaded.change(texts, loaded.to_raw(z), **told)
     assert loaded.edit(texts, like=['a green bird'], **told) == loaded.change(texts, loaded.to_raw(wanted.expand(2, -1)), **told)
+    assert loaded.edit([], like=['a']) == []
     assert loaded.edit(texts, like=['a green bird'], **told) != loaded.edit(texts, towards=['blue'], **told)
 
 
@@ -99,6 +100,9 @@ def test_a_text_whose_embedding_says_nothing_has_a_warning(loaded, capsys):
     (lambda r: r.infill(['no gap']), ValueError, 'nothing to fill'),
     (lambda r: r.edit([TEXT]), ValueError, 'give like, or towards and away'),
     (lambda r: r.edit([TEXT], like=['a'], away=['b']), ValueError, 'give like, or towards and away'),
+    (lambda r: r.edit([TEXT], like=['a'], strength=0), ValueError, 'strength: 0'),
+    (lambda r: r.edit(['red'], away=['red']), ValueError, 'leave nothing of the embedding'),
+    (lambda r: r.change([TEXT], np.ones((2, 16))), ValueError, '1 texts, 2 latents'),
     (lambda r: r.edit([TEXT], like='a'), ValueError, "like='a': expected a list of 1 or 1 texts"),
     (lambda r: Run('no/such'), ValueError, 'no run in no/such'),
 ])

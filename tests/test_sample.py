@@ -442,6 +442,8 @@ def test_an_edit_writes_anew_where_the_other_latent_wants_another_token_and_keep
     tokens = torch.tensor([[2, 1, 0, 2]]).repeat(5, 1)
     assert (directions.edit(run, tokens, z_now, z, 1e-6) == torch.tensor([2, 1, 1, 2])).all(), 'at least one'
     assert (directions.edit(run, tokens, z_now, z, 1.0) == torch.tensor([0, 0, 1, 0])).all()
+    with pytest.raises(ValueError, match='length=3'):
+        directions.edit(run, tokens, z_now, z, length=3)
     two = directions.edit(run, tokens, z_now, z, .5)
     assert (two[:, 2] == 1).all() and ((two != tokens).sum(1) == 2).all()
     ended = torch.tensor([[2, 1, 98, 99]]).repeat(5, 1)                  # a run that is given its ends keeps them
