@@ -431,13 +431,14 @@ def test_each_row_is_written_from_its_own_latent(name):
 
 def test_an_edit_writes_anew_where_the_other_latent_wants_another_token_and_keeps_what_both_find_unlikely():
     def reads_z(tokens, z, t_text, t_latent, positions, predict):
-        logits = torch.zeros(*tokens.shape, 3)
+        logits = torch.zeros(*tokens.shape, 5)
+        logits[:, :, 3] = 9                                              # an EOS, which an edit does not write,
         logits[:, :, 0] = 4                                              # everywhere 0, whatever the latent says,
-        logits[:, 2] = 4 * torch.nn.functional.one_hot(z[:, 0, 0].long(), 3)    # but at 2 what it says
+        logits[:, 2] = 4 * torch.nn.functional.one_hot(z[:, 0, 0].long(), 5)    # but at 2 what it says
         return logits.flatten(0, 1)[positions], None
     model = Network(reads_z)
     model.config = Known()
-    run = known_run(model=model, tokenizer=SimpleNamespace(eos=98, pad=99))
+    run = known_run(model=model, text=MaskedText(5), tokenizer=SimpleNamespace(eos=3, pad=4))
     z_now, z = torch.zeros(5, 1, 2), torch.ones(5, 1, 2)
     tokens = torch.tensor([[2, 1, 0, 2]]).repeat(5, 1)
     assert (directions.edit(run, tokens, z_now, z, 1e-6) == torch.tensor([2, 1, 1, 2])).all(), 'at least one'
@@ -446,9 +447,10 @@ def test_an_edit_writes_anew_where_the_other_latent_wants_another_token_and_keep
         directions.edit(run, tokens, z_now, z, length=3)
     two = directions.edit(run, tokens, z_now, z, .5)
     assert (two[:, 2] == 1).all() and ((two != tokens).sum(1) == 2).all()
-    ended = torch.tensor([[2, 1, 98, 99]]).repeat(5, 1)                  # a run that is given its ends keeps them
-    changed = directions.edit(known_run(model=model, tokenizer=run.tokenizer, lengths=(2, 2)), ended, z_now, z, 1.0)
-    assert (changed == torch.tensor([0, 0, 98, 99])).all()
+    ended = torch.tensor([[2, 1, 3, 4]]).repeat(5, 1)                   # nor does it touch one
+    for lengths in (None, (2, 2)):                                       # a run that is given its ends: log p is inf there
+        run.lengths = lengths
+        assert (directions.edit(run, ended, z_now, z, 1.0) == torch.tensor([0, 0, 3, 4])).all()
 
 
 WRITE, MAKE = {'l2t', 'text', 'infill'}, {'t2l', 'latent'}
