@@ -310,7 +310,8 @@ def write_inputs(folder):
         records = ''.join(json.dumps({field: text}) + '\n' for text in texts)
         (folder / name / 'a.jsonl.gz').write_bytes(gzip.compress(records.encode()))
     for name in ('RAW/train.1', 'TENTH/train.1', 'FEW/train.1', 'RAW/val.1'):
-        (folder / f'{name}.en.gz').write_bytes(gzip.compress(lines.encode()))
+        captions = lines.replace(' number ', ' red ')                    # a word that an edit changes
+        (folder / f'{name}.en.gz').write_bytes(gzip.compress(captions.encode()))
 
     # proteins
     sequences = [''.join(rng.choice(list('ACDEFGHIKLMNPQRSTVWY'), 40)) for _ in range(60)]
