@@ -447,10 +447,10 @@ def test_an_edit_writes_anew_where_the_other_latent_wants_another_token_and_keep
         directions.edit(run, tokens, z_now, z, length=3)
     two = directions.edit(run, tokens, z_now, z, .5)
     assert (two[:, 2] == 1).all() and ((two != tokens).sum(1) == 2).all()
-    ended = torch.tensor([[2, 1, 3, 4]]).repeat(5, 1)                   # nor does it touch one
+    ended = torch.tensor([[2, 3, 4, 4]]).repeat(5, 1)                    # nor does it touch a PAD that loses
     for lengths in (None, (2, 2)):                                       # a run that is given its ends: log p is inf there
         run.lengths = lengths
-        assert (directions.edit(run, ended, z_now, z, 1.0) == torch.tensor([0, 0, 3, 4])).all()
+        assert (directions.edit(run, ended, 4 * z, z, 1e-6) == torch.tensor([0, 3, 4, 4])).all()
 
 
 WRITE, MAKE = {'l2t', 'text', 'infill'}, {'t2l', 'latent'}
