@@ -229,7 +229,7 @@ class Run(SimpleNamespace):
         if like:
             raw = embeddings(self, like)
         else:
-            raw = moved(self, embeddings(self, texts), towards, away)
+            raw = moved(self, encode(self, texts), towards, away)
         return self.change(texts, raw.expand(len(texts), -1, -1), strength, **knobs)
 
     def change(self, texts, raw, strength=0.02, **knobs):
@@ -412,7 +412,7 @@ def draw(run, direction, sources, n_each, sampling):
 
     if direction == 'edit':
         tokens = pack(run, sources.lines, places=sources.places)
-        z_now, z = map(run.stats.standardise, (encode(run, sources.lines), sources.raw))
+        z_now, z = map(run.stats.standardise, (embeddings(run, sources.lines), sources.raw))
         tokens = directions.edit(run, *map(repeat, (tokens, z_now, z)), strength, **of_text)
         texts = run.decode(tokens)
         notes = [f'   cosine {c:.3f}' for c in cosines(run, texts, repeat(sources.raw))]

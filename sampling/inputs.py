@@ -304,7 +304,7 @@ def read_sources(run, direction, config):
         found.names = found.lines or names_of_latents(latents, len(found.raw))
     elif is_moved:
         towards, away = ([config[name]] if config[name] else [] for name in ('towards', 'away'))
-        found.raw = moved(run, embeddings(run, found.lines), towards, away)
+        found.raw = moved(run, encode(run, found.lines), towards, away)
     elif like or direction == 'l2t':
         found.raw = embeddings(run, [like] if like else found.lines)
     if reads_both and found.raw is not None:
