@@ -106,9 +106,9 @@ def finished(code, argv, input='', **kw):
 
 def run(script, *args, root=ROOT, **kw):
     """ A script of the tree in root, in a process of its own. kw: cwd, env, input. Python finds the modules beside a script;
-    runs/export.py is run as a module, from the root. """
+    runs/export.py and benchmarks/ are run as modules, from the root. """
     path = str(root / script)
-    modules = str(root) if script.startswith('runs/') else os.path.dirname(path)
+    modules = str(root) if script.startswith(('runs/', 'benchmarks/')) else os.path.dirname(path)
     code = f"""
 import runpy, sys
 sys.path[0] = {modules!r}

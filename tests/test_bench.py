@@ -1,6 +1,8 @@
 """ bench.py at a tiny shape: every table is printed, and a library that is missing costs its row, not the run. """
 import json
+import math
 import os
+import random
 import re
 import subprocess
 import sys
@@ -9,7 +11,10 @@ import pytest
 import torch
 
 from data import PackedDataset
-from launch import HANGS, ROOT
+from launch import HANGS, ROOT, run
+from sample import Run
+from sampling.inputs import pack
+from tasks.common import chosen_rows
 
 TINY = dict(depth=2, width=32, heads=2, batch=2, length=16, n_latents=1, latent_dim=6, vocab_size=50)
 TINY_RUN = ['--depth=1', '--width=32', '--heads=2', '--latent_tokens=1', '--batch_size=8', '--global_batch=16', '--max_iters=4', '--device=cpu',
@@ -219,3 +224,70 @@ def test_only_cards_in_the_table_have_a_peak(monkeypatch):
     names = {'cuda:0': 'NVIDIA H200', 'cuda:1': 'NVIDIA H100 80GB HBM3 MIG 1g.10gb', 'cuda:2': 'NVIDIA GeForce RTX 4090 Laptop GPU'}
     monkeypatch.setattr('torch.cuda.get_device_name', names.get)
     assert [log.peak_of(device) for device in ('cpu', *names)] == [None, 989e12, None, None]
+
+
+# a clone of nanoGPT, whose network finds all characters equally likely
+NANOGPT = '''
+from dataclasses import dataclass
+import torch
+
+@dataclass
+class GPTConfig:
+    vocab_size: int = 0
+
+class GPT(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.V = config.vocab_size
+
+    def forward(self, ids, targets=None):
+        return torch.zeros(*ids.shape, self.V), None
+'''
+
+
+def test_windows_are_scored_behind_their_first_character_by_nanogpt_and_by_both_kinds_of_run(tmp_path):
+    clone = tmp_path / 'clone'
+    for folder in ('data/shakespeare_char', 'out-shakespeare-char'):
+        (clone / folder).mkdir(parents=True)
+    rng = random.Random(0)
+    text = ' '.join(''.join(rng.choices('abcde', k=rng.randint(2, 9))) for _ in range(3000))
+    (clone / 'data/shakespeare_char/input.txt').write_text(text)
+    (clone / 'model.py').write_text(NANOGPT)
+    torch.save({'model': {}, 'model_args': {'vocab_size': 6}}, clone / 'out-shakespeare-char/ckpt.pt')
+
+    # windows of 65 characters, those of validation from the last tenth, one after the other
+    windows, decoder, masked = tmp_path / 'windows', tmp_path / 'ar', tmp_path / 'mdlm'
+    compare = 'benchmarks/nanogpt.py', f'--folder={clone}', f'--dataset={windows}'
+    assert run(*compare, '--data=true').returncode == 0
+    shown = [json.loads(line)['text'] for line in (windows / 'val.jsonl').read_text().splitlines()]
+    assert all(len(window) == 65 and window == window.strip() for window in shown)
+    places = [text.index(window) for window in shown]
+    assert places[0] >= int(.9 * len(text)) and all(b - a >= 65 for a, b in zip(places, places[1:]))
+
+    # two small runs
+    data = ['--tokenizer=byte', '--max_tokens=65', '--encoder=none', f'--out={windows}']
+    assert run('prepare.py', f'--input={windows}/train.jsonl', f'--val_input={windows}/val.jsonl', *data).returncode == 0
+    for config, out in (('config/ar.py', decoder), ('config/mdlm.py', masked)):
+        result = run('train.py', config, f'--dataset={windows}', f'--out_dir={out}', *TINY_RUN[:-1], '--max_iters=30')
+        assert result.returncode == 0, result.stderr
+    result = run(*compare, f'--decoder={decoder}', f'--masked={masked}', '--n=8', '--n_orders=4', '--draws=64', f'--save={tmp_path}/found.json')
+    assert result.returncode == 0, result.stderr
+    found = json.loads((tmp_path / 'found.json').read_text())
+    assert found['nanoGPT/nats'] == pytest.approx(math.log(6))
+
+    # the decoder: all that Run says of a window, without its first character and its EOS
+    loaded = Run(str(decoder), dtype='float32')
+    val = PackedDataset(str(windows), 'val')
+    chosen = [val.text(int(row)) for row in chosen_rows(len(val), 8, 'random', 0)]
+    tokens = pack(loaded, chosen)
+    with torch.inference_mode():
+        logits, _ = loaded.model(tokens, None, torch.zeros(8), torch.ones(8), torch.arange(tokens.numel()), predict=('text',), n_causal=8)
+    nll = torch.nn.functional.cross_entropy(logits.float(), tokens.flatten(), reduction='none').view(tokens.shape)
+    assert nll[:, :66].sum(1).numpy() / 66 == pytest.approx(loaded.nats(chosen), rel=1e-5)
+    assert found['decoder/nats'] == pytest.approx(nll[:, 1:65].mean().item(), rel=1e-5)
+    assert found['decoder/behind_nanogpt'] == pytest.approx(found['decoder/nats'] - found['nanoGPT/nats'], abs=1e-6)
+
+    # the masked run: the likelihood of one order and two bounds, which hardly differ in a network that has learned letters
+    orders = [found[f'masked, {name}/nats'] for name in ('iw bound of 4 orders', 'mean of 4 orders', 'the bound')]
+    assert orders[0] <= orders[1] + 1e-9 and orders[1] == pytest.approx(orders[2], abs=.05), orders
+    assert 1.5 < found['masked, left to right/nats'] < 6

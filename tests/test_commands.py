@@ -58,6 +58,8 @@ ELSEWHERE = {
 }
 NOT_RUN = {
     'python -m benchmarks.tables': 'prints what tests/test_figures.py compares',
+    'python -m benchmarks.wins': 'needs MiniLM; test_weights.py draws its second picture',
+    'python -m benchmarks.nanogpt': 'needs a clone of nanoGPT; test_bench.py has a stand-in',
     'git clone': 'needs a network',
     'make ': 'installs from a network; the commands behind it run here',
     'pip install': 'installs from a network',

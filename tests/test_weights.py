@@ -1,10 +1,12 @@
 """ weights/captions, the export that comes with the repository: what README opens with. """
 import json
 import re
+from difflib import SequenceMatcher
 
 import numpy as np
 import pytest
 
+from benchmarks import wins
 from launch import ROOT, run
 from sample import Run
 from tasks.common import word_f1
@@ -67,3 +69,20 @@ def test_its_figures_are_on_its_card():
     found = json.loads((FOLDER / 'results.json').read_text())
     card = (FOLDER / 'README.md').read_text()
     assert found['l2t/n'] == 1000 and f'{found["l2t/bleu"]:.3f}' in card
+
+
+def test_the_picture_of_gaps_is_what_the_weights_write(loaded):
+    rows = wins.fillings(loaded)
+    for i, source in enumerate(SOURCES[:3]):
+        gaps, by_diffusion, token_by_token = rows[3 * i:3 * i + 3]
+        pieces = [piece for piece, _ in by_diffusion[1]]
+        is_masked = ['m' in kind for _, kind in gaps[1]]
+        assert sum(is_masked) == (len(is_masked) + 1) // 2 and len(pieces) == len(is_masked)
+        for label, spans in (by_diffusion, token_by_token):
+            kinds = [kind for _, kind in spans]
+            assert [kind != '' for kind in kinds] == is_masked
+            assert f'{kinds.count("n") / sum(is_masked):.0%} right' in label
+            if 'a' not in kinds:
+                assert ''.join(piece for piece, _ in spans) == source
+    shown, drawn = ((ROOT / 'docs/infill.svg').read_text(), wins.picture('', rows))
+    assert SequenceMatcher(None, shown, drawn, autojunk=False).ratio() > .95
