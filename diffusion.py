@@ -216,12 +216,15 @@ def sum_over_texts(term, model, V, seen, latents, t_text, t_latent, scored, *oth
 
 
 @torch.no_grad()
-def exact_nll(model, tokens, latents, t_latent):
-    """ -log p of each text read from left to right, nats per sample (B,), float64. tokens (B, L)
-    and the result lie on the host; latents (B, N, D), at clock t_latent (B,), on the device. """
+def exact_nll(model, tokens, latents, t_latent, known_mask=None):
+    """ -log p of each text read from left to right, nats per sample (B,), float64. tokens (B, L),
+    known_mask (B, L), True where a token is given and not scored, and the result lie on the host;
+    latents (B, N, D), at clock t_latent (B,), on the device. """
     B, V = len(tokens), model.config.vocab_size
-    is_real = tokens != V - 1                                            # PAD is the last id
-    return sum_over_texts(nll_of, model, V, tokens, latents, torch.zeros(B), t_latent, is_real,
+    scored = tokens != V - 1                                             # PAD is the last id
+    if known_mask is not None:
+        scored = scored & ~known_mask
+    return sum_over_texts(nll_of, model, V, tokens, latents, torch.zeros(B), t_latent, scored,
                           tokens, n_causal=B)
 
 

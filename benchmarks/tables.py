@@ -64,18 +64,21 @@ def cell(found, key, digits):
     return f'{found[key]:.{digits}f}' + ('' if error is None else f' ± {error:.{digits}f}')
 
 
-def directions(name):
-    found = read(name)
-    if not found:
-        return
+def directions(name, again=''):
+    """ Ours, with another seed beside it where that was measured, the controls, and the rival. """
+    found, second = read(name), read(again)
     for what, task, metric, digits, rival, its_name in DIRECTIONS:
-        cells = [cell(found, f'{task}/{control}{metric}', digits)
-                 for control in ('', 'shuffled/', 'null/')]
         if f'{task}/{metric}' not in found:
             continue
+        cells = [cell(found, f'{task}/{control}{metric}', digits)
+                 for control in ('', 'shuffled/', 'null/')]
+        if second:
+            cells.insert(1, cell(second, f'{task}/{metric}', digits))
         against = ''
         if rival:
             lead = cell(found, f'{task}/lead/{metric}', digits)
+            if second:
+                lead += f', {cell(second, f"{task}/lead/{metric}", digits)}'
             against = f'{cell(found, f"{task}/{rival}/{metric}", digits)} {its_name}; lead {lead}'
         what = what.format(n=found.get(f'{task}/n'))
         print(f'| {what} | {" | ".join(cells)} | {against} |')
@@ -109,8 +112,7 @@ if __name__ == '__main__':
     configure(globals())
     print('quickstart, three seeds, and their leads')
     seeds(QUICKSTART)
-    for name in ('captions_seed0', 'captions_seed1'):
-        print(f'\n{name}')
-        directions(name)
+    print('\ncaptions, two seeds')
+    directions('captions_seed0', 'captions_seed1')
     print('\nwriting captions')
     ways()

@@ -14,16 +14,15 @@ import torch
 import torch.nn.functional as F
 
 from configurator import configure, stop_on_error
-from diffusion import rank_in_row, uniforms
 from runs.files import write_text
-from sampling.animation import COLUMNS, LINE, MARGIN, SIZE, STYLE, WIDTH, text_at
+from sampling.animation import COLUMNS, LINE, LOOK, MARGIN, as_svg, text_at
 from sampling.directions import edit
 from sampling.inputs import embeddings, moved, pack
 from sampling.loading import load_run
 from sampling.unmasking import lines_of, pieces_of
 from sampling.writing import write
 from tasks.common import embed
-from tasks.infill import left_to_right
+from tasks.infill import gaps_of, left_to_right
 
 out_dir = 'weights/captions'   # <a run folder>
 encoder_folder = ''            # <a folder>: of the encoder; '': from the hub
@@ -32,38 +31,38 @@ save = 'docs'                  # <a folder>: edit.svg and infill.svg go there
 TEXT = 'A woman is taking a picture of a little boy brushing his teeth in a bathroom.'
 AWAY, TOWARDS = 'boy', 'girl'
 STRENGTHS = (0.02, 0.1, 0.2, 0.4)
+# of what is wrong
+RED = '.a { fill: #cf222e } @media (prefers-color-scheme: dark) { .a { fill: #ff7b72 } }'
 
 
 def edits(run):
     """ [(label, spans)]: the text at each strength, blue where a token has changed. """
     now = embeddings(run, [TEXT])
-    wanted = moved(run, now, [TOWARDS], [AWAY])
+    z_now = run.stats.standardise(now)
+    z = run.stats.standardise(moved(run, now, [TOWARDS], [AWAY]))
+    wanted = embeddings(run, [TEXT.replace(AWAY, TOWARDS)])
     tokens = pack(run, [TEXT])
-    before = tokens[0]
-    rows = [('the text', spans(run, before))]
-    for strength in STRENGTHS:
-        after, = edit(run, tokens, *map(run.stats.standardise, (now, wanted)), strength)
-        there = embed(run, [run.tokenizer.decode(after.tolist())])
+
+    rows = []
+    for strength in (0, *STRENGTHS):
+        after = edit(run, tokens, z_now, z, strength) if strength else tokens
+        there = embed(run, [run.tokenizer.decode(after[0].tolist())])
         cosine = F.cosine_similarity(there.flatten(), wanted.flatten(), 0)
-        rows.append((f'strength {strength:g}, cosine with the embedding that is wanted '
-                     f'{cosine:.2f}', spans(run, after, n=after != before)))
+        label = f'strength {strength:g}' if strength else 'the text'
+        rows.append((f'{label}: cosine with what is wanted {cosine:.2f}',
+                     spans(run, after[0], n=(after != tokens)[0])))
     return rows
 
 
 def fillings(run, n=3):
-    """ The same of the first texts of ten.txt: half of their tokens masked, then filled; blue where
-    a token is right, red where it is wrong. """
+    """ [(label, spans)]: the first n texts of ten.txt, half of their tokens masked, then filled;
+    blue where a token is right, red where it is wrong. """
     texts = Path(out_dir, 'ten.txt').read_text(encoding='utf-8').splitlines()[:n]
     z = run.stats.standardise(torch.from_numpy(np.load(Path(out_dir, 'ten.npy'))[:n, None]))
     tokens = pack(run, texts)
-
-    # the positions with the smallest numbers of each text
-    length = torch.tensor([[len(run.tokenizer.encode(text))] for text in texts])     # (n, 1)
-    u = uniforms(0, 0, 'evaluation', 0, n, tokens.shape[1])
-    u = u.masked_fill(torch.arange(tokens.shape[1]) >= length, torch.inf)
-    masked = rank_in_row(u) < (length + 1) // 2                                      # (n, L)
-
+    masked = gaps_of(run, tokens, share=0.5, seed=0)                                 # (n, L)
     gaps = torch.where(masked, run.text.mask_id, tokens)
+
     by_diffusion = write(run, gaps, ~masked, z, inner=masked)
     ctx = SimpleNamespace(sampling={}, knobs=dict(seed=0, sample_batch=128))
     token_by_token = left_to_right(run, ctx, gaps, masked, z)
@@ -80,7 +79,8 @@ def fillings(run, n=3):
 
 
 def spans(run, tokens, **marks):
-    """ [(text, kind)] of tokens (L,). marks: {kind: where (L,)}. """
+    """ [(text, kind)] of tokens (L,). marks: {kind: where (L,)}, of the kinds m, a mask, n, blue,
+    and a, red here. """
     found = []
     for i, piece in enumerate(pieces_of(run.tokenizer, tokens.tolist(), run.text.mask_id)):
         kind = ''.join(kind for kind, where in marks.items() if where[i])
@@ -97,14 +97,7 @@ def picture(title, rows):
             y += LINE
             body.append(text_at(y, line))
         y += 32
-    size = f'viewBox="0 0 {WIDTH} {y - 10}" width="{WIDTH}" height="{y - 10}"'
-    card = f'<rect class="card" x=".5" y=".5" width="{WIDTH - 1}" height="{y - 11}" rx="8"/>'
-    # what is wrong is red
-    style = STYLE % dict(size=SIZE, total=1, share=100)
-    style += '.a { fill: #cf222e } @media (prefers-color-scheme: dark) { .a { fill: #ff7b72 } }'
-    return '\n'.join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
-                      f'<title>{escape(title)}</title>', f'<style>{style}</style>', card, *body,
-                      '</svg>', ''])
+    return as_svg(title, [LOOK, RED], body, y - 10)
 
 
 def main():

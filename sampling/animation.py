@@ -9,16 +9,14 @@ from html import escape
 from sampling.unmasking import MASK, lines_of, printable, spans_of
 
 WIDTH, MARGIN = 720, 24            # of the picture
-ADVANCE, LINE, SIZE = 9.04, 24, 15 # a character, a line, the font, in pixels
+ADVANCE, LINE = 9.04, 24           # a character and a line, in pixels
 COLUMNS = int((WIDTH - 2 * MARGIN) / ADVANCE)
 BLOCK = '█'                        # a mask
 SECONDS, REST = 0.35, 4.0          # of a frame, and of the finished texts
 MOST_FRAMES = 64                   # of a panel: of a longer writing every second step is shown, ...
 
-# .k shows a frame for its SECONDS. Its delay is negative: the picture runs on as if it had begun
-# that long ago. .z shows a finished text
-STYLE = """
-text { font: %(size)dpx ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono",
+LOOK = """
+text { font: 15px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono",
        monospace; fill: #1f2328 }
 .h { font-family: -apple-system, "Segoe UI", Helvetica, Arial, "DejaVu Sans", sans-serif;
      font-size: 13px; fill: #57606a }
@@ -31,6 +29,10 @@ text { font: %(size)dpx ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu S
   .bar { stroke: #262c36 } .done { stroke: #4493f8 }
   .m { fill: #3d444d } .u { fill: #79828d } .n { fill: #58a6ff } .a { fill: #bc8cff }
 }
+"""
+# .k shows a frame for its SECONDS. Its delay is negative: the picture runs on as if it had begun
+# that long ago. .z shows a finished text
+MOTION = """
 .k, .z { opacity: 0; animation: k %(total).2fs step-end infinite } .z { opacity: 1 }
 @keyframes k { 0%% { opacity: 1 } %(share).3f%% { opacity: 0 } }
 @media (prefers-reduced-motion: reduce) { .k, .z { animation: none } }
@@ -95,7 +97,7 @@ def animation(tokenizer, mask_id, panels, title):
     title = printable(title)
 
     # a finished text stays until the end
-    rules = [STYLE % dict(size=SIZE, total=total, share=100 * SECONDS / total)]
+    rules = [LOOK, MOTION % dict(total=total, share=100 * SECONDS / total)]
     for i in sorted(count - 1 for count in counts):
         share = 100 * (1 - i * SECONDS / total)
         rules.append(f'@keyframes z{i} {{ 0% {{ opacity: 1 }} {share:.3f}%, 100% '
@@ -112,10 +114,13 @@ def animation(tokenizer, mask_id, panels, title):
         groups, below = draw_panel(label, frames, texts, y + 14, total)
         body += groups
         y = below + 24
+    return as_svg(title, rules, body, y)
 
-    # all of it on a card
-    size = f'viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}"'
-    card = f'<rect class="card" x=".5" y=".5" width="{WIDTH - 1}" height="{y - 1}" rx="8"/>'
+
+def as_svg(title, rules, body, height):
+    """ The elements of a picture on a card, with the rules of its style. """
+    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
+    card = f'<rect class="card" x=".5" y=".5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>'
     return '\n'.join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
                       f'<title>{escape(title)}</title>', '<style>', *rules, '</style>', card,
                       *body, '</svg>', ''])

@@ -23,7 +23,7 @@ class LeftToRight:
 
     def bound(self, model, tokens, latents, t_latent, u=None, known_mask=None):
         """ -log p itself, nats per sample (B,), float64. """
-        return exact_nll(model, tokens, latents, t_latent)
+        return exact_nll(model, tokens, latents, t_latent, known_mask)
 
     def shift(self, tokens):
         """ What is read where x^i is predicted: x^(i-1), and MASK before the first. """

@@ -25,13 +25,7 @@ HEADLINES = (('gaps filled, % right', '', 'token_accuracy'),)
 
 def measure(run, ctx):
     n, seed, share = ctx.n, ctx.knobs['seed'], ctx.knobs['infill_share']
-    L = ctx.tokens.shape[1]
-
-    # mask the positions with the smallest numbers of each text
-    length = (~is_end(ctx.tokens, run.tokenizer)).sum(1, keepdim=True)   # (n, 1)
-    u = uniforms(seed, 0, 'evaluation', 0, n, 1 + L)[:, 1:]
-    u = u.masked_fill(torch.arange(L) >= length, torch.inf)
-    masked = rank_in_row(u) < (share * length).ceil()                    # (n, L)
+    masked = gaps_of(run, ctx.tokens, share, seed)
     tokens = torch.where(masked, run.text.mask_id, ctx.tokens)
 
     # {control: (latents, their clock)}
@@ -56,6 +50,16 @@ def measure(run, ctx):
     results = {'n': n, 'share': share}
     enter_with_lead(results, judged, f'{RIVAL}/')
     return results
+
+
+def gaps_of(run, tokens, share, seed):
+    """ Where texts tokens (n, L) are masked, (n, L): a share of each text, drawn with the seed. """
+    n, L = tokens.shape
+    length = (~is_end(tokens, run.tokenizer)).sum(1, keepdim=True)       # (n, 1)
+    u = uniforms(seed, 0, 'evaluation', 0, n, 1 + L)[:, 1:]
+    # the positions with the smallest numbers
+    u = u.masked_fill(torch.arange(L) >= length, torch.inf)
+    return rank_in_row(u) < (share * length).ceil()
 
 
 def left_to_right(run, ctx, tokens, masked, z, k=8):

@@ -1,6 +1,6 @@
 """ bench.py at a tiny shape: every table is printed, and a library that is missing costs its row, not the run. """
+import itertools
 import json
-import math
 import os
 import random
 import re
@@ -13,7 +13,6 @@ import torch
 from data import PackedDataset
 from launch import HANGS, ROOT, run
 from sample import Run
-from sampling.inputs import pack
 from tasks.common import chosen_rows
 
 TINY = dict(depth=2, width=32, heads=2, batch=2, length=16, n_latents=1, latent_dim=6, vocab_size=50)
@@ -226,7 +225,7 @@ def test_only_cards_in_the_table_have_a_peak(monkeypatch):
     assert [log.peak_of(device) for device in ('cpu', *names)] == [None, 989e12, None, None]
 
 
-# a clone of nanoGPT, whose network finds all characters equally likely
+# a clone of nanoGPT, whose network looks up how likely a character follows another
 NANOGPT = '''
 from dataclasses import dataclass
 import torch
@@ -238,27 +237,27 @@ class GPTConfig:
 class GPT(torch.nn.Module):
     def __init__(self, config):
         super().__init__()
-        self.V = config.vocab_size
+        self.table = torch.nn.Parameter(torch.zeros(config.vocab_size, config.vocab_size))
 
     def forward(self, ids, targets=None):
-        return torch.zeros(*ids.shape, self.V), None
+        return self.table[ids], None
 '''
 
 
 def test_windows_are_scored_behind_their_first_character_by_nanogpt_and_by_both_kinds_of_run(tmp_path):
-    clone = tmp_path / 'clone'
+    clone, rng = tmp_path / 'clone', random.Random(0)
     for folder in ('data/shakespeare_char', 'out-shakespeare-char'):
         (clone / folder).mkdir(parents=True)
-    rng = random.Random(0)
     text = ' '.join(''.join(rng.choices('abcde', k=rng.randint(2, 9))) for _ in range(3000))
+    table = torch.randn(6, 6, generator=torch.Generator().manual_seed(0))
     (clone / 'data/shakespeare_char/input.txt').write_text(text)
     (clone / 'model.py').write_text(NANOGPT)
-    torch.save({'model': {}, 'model_args': {'vocab_size': 6}}, clone / 'out-shakespeare-char/ckpt.pt')
+    torch.save({'model': {'_orig_mod.table': table}, 'model_args': {'vocab_size': 6}}, clone / 'out-shakespeare-char/ckpt.pt')
 
     # windows of 65 characters, those of validation from the last tenth, one after the other
     windows, decoder, masked = tmp_path / 'windows', tmp_path / 'ar', tmp_path / 'mdlm'
     compare = 'benchmarks/nanogpt.py', f'--folder={clone}', f'--dataset={windows}'
-    assert run(*compare, '--data=true').returncode == 0
+    assert run(*compare, '--windows=true').returncode == 0
     shown = [json.loads(line)['text'] for line in (windows / 'val.jsonl').read_text().splitlines()]
     assert all(len(window) == 65 and window == window.strip() for window in shown)
     places = [text.index(window) for window in shown]
@@ -273,21 +272,37 @@ def test_windows_are_scored_behind_their_first_character_by_nanogpt_and_by_both_
     result = run(*compare, f'--decoder={decoder}', f'--masked={masked}', '--n=8', '--n_orders=4', '--draws=64', f'--save={tmp_path}/found.json')
     assert result.returncode == 0, result.stderr
     found = json.loads((tmp_path / 'found.json').read_text())
-    assert found['nanoGPT/nats'] == pytest.approx(math.log(6))
+
+    # nanoGPT: each character given the one before it
+    val = PackedDataset(str(windows), 'val')
+    rows = chosen_rows(len(val), 8, 'random', 0)
+    log_p = table.log_softmax(1)
+    pairs = [(' abcde'.index(a), ' abcde'.index(b)) for row in rows for a, b in itertools.pairwise(val.text(int(row)))]
+    assert len(pairs) == 8 * 64
+    assert found['nanoGPT/nats'] == pytest.approx(-sum(log_p[a, b].item() for a, b in pairs) / len(pairs), rel=1e-5)
 
     # the decoder: all that Run says of a window, without its first character and its EOS
-    loaded = Run(str(decoder), dtype='float32')
-    val = PackedDataset(str(windows), 'val')
-    chosen = [val.text(int(row)) for row in chosen_rows(len(val), 8, 'random', 0)]
-    tokens = pack(loaded, chosen)
-    with torch.inference_mode():
-        logits, _ = loaded.model(tokens, None, torch.zeros(8), torch.ones(8), torch.arange(tokens.numel()), predict=('text',), n_causal=8)
-    nll = torch.nn.functional.cross_entropy(logits.float(), tokens.flatten(), reduction='none').view(tokens.shape)
-    assert nll[:, :66].sum(1).numpy() / 66 == pytest.approx(loaded.nats(chosen), rel=1e-5)
-    assert found['decoder/nats'] == pytest.approx(nll[:, 1:65].mean().item(), rel=1e-5)
-    assert found['decoder/behind_nanogpt'] == pytest.approx(found['decoder/nats'] - found['nanoGPT/nats'], abs=1e-6)
+    def nll_of_all(out_dir, tokens, **how):
+        """ -log p of all tokens (n, L), read as `tokens`. """
+        loaded = Run(str(out_dir), dtype='float32')
+        n = len(tokens)
+        with torch.inference_mode():
+            logits, _ = loaded.model(tokens, None, torch.zeros(n), torch.ones(n), torch.arange(tokens.numel()), predict=('text',), **how)
+        right = val.rows(rows)[0].flatten()
+        return torch.nn.functional.cross_entropy(logits.float(), right, reduction='none').view(tokens.shape)
 
-    # the masked run: the likelihood of one order and two bounds, which hardly differ in a network that has learned letters
+    tokens, _ = val.rows(rows)
+    nll = nll_of_all(decoder, tokens, n_causal=8)
+    assert nll.sum(1).numpy() / 66 == pytest.approx(Run(str(decoder), dtype='float32').nats([val.text(int(row)) for row in rows]), rel=1e-5)
+    assert found['decoder/nats'] == pytest.approx(nll[:, 1:65].mean().item(), rel=1e-5)
+    assert found['decoder/lead'] == pytest.approx(found['decoder/nats'] - found['nanoGPT/nats'], abs=1e-6)
+
+    # the masked run from left to right: the positions before are visible, and so are the first and the EOS
+    total = 0
+    for i in range(1, 65):
+        gaps = tokens.clone()
+        gaps[:, i:65] = val.tokenizer.vocab_size
+        total += nll_of_all(masked, gaps)[:, i].sum().item()
+    assert found['masked, left to right/nats'] == pytest.approx(total / 8 / 64, rel=1e-5)
     orders = [found[f'masked, {name}/nats'] for name in ('iw bound of 4 orders', 'mean of 4 orders', 'the bound')]
     assert orders[0] <= orders[1] + 1e-9 and orders[1] == pytest.approx(orders[2], abs=.05), orders
-    assert 1.5 < found['masked, left to right/nats'] < 6

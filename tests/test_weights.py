@@ -1,7 +1,6 @@
 """ weights/captions, the export that comes with the repository: what README opens with. """
 import json
 import re
-from difflib import SequenceMatcher
 
 import numpy as np
 import pytest
@@ -84,5 +83,17 @@ def test_the_picture_of_gaps_is_what_the_weights_write(loaded):
             assert f'{kinds.count("n") / sum(is_masked):.0%} right' in label
             if 'a' not in kinds:
                 assert ''.join(piece for piece, _ in spans) == source
-    shown, drawn = ((ROOT / 'docs/infill.svg').read_text(), wins.picture('', rows))
-    assert SequenceMatcher(None, shown, drawn, autojunk=False).ratio() > .95
+
+    # the page shows these rows; another CPU may write another word
+    def lines_of_picture(svg):
+        return [re.sub('<.*?>', '', line) for line in svg.splitlines() if '<text' in line]
+    shown, drawn = lines_of_picture((ROOT / 'docs/infill.svg').read_text()), lines_of_picture(wins.picture('', rows))
+    assert len(shown) >= 18 and abs(len(shown) - len(drawn)) <= 1 and len(set(shown) - set(drawn)) <= 2
+
+
+def test_the_picture_of_an_edit_is_of_the_caption_and_the_strengths_that_the_code_names():
+    svg = (ROOT / 'docs/edit.svg').read_text()
+    text = ' '.join(re.sub('<.*?>', '', line) for line in svg.splitlines() if '<text' in line)
+    assert wins.TEXT == SOURCES[0] and text.count(wins.TEXT) == 1
+    assert re.findall(r'strength ([\d.]+):', text) == [f'{strength:g}' for strength in wins.STRENGTHS]
+    assert wins.TEXT.replace(wins.AWAY, wins.TOWARDS) in text
