@@ -55,18 +55,9 @@ ELSEWHERE = {
         'test_extending.py::test_the_loss_weighting_and_the_block_of_the_page_train_and_are_used',
     'python train.py --dataset=sounds': 'test_extending.py::test_the_modality_of_the_page_goes_from_files_to_a_trained_model',
     'python evaluate.py --out_dir=out/sounds': 'test_extending.py::test_the_modality_of_the_page_goes_from_files_to_a_trained_model',
-    'python -m benchmarks.nanogpt':
-        'test_bench.py::test_windows_are_scored_behind_their_first_character_by_nanogpt_and_by_both_kinds_of_run',
-    'python prepare.py --input=data/shakespeare':
-        'test_bench.py::test_windows_are_scored_behind_their_first_character_by_nanogpt_and_by_both_kinds_of_run',
-    'python train.py config/ar.py --dataset=shakespeare':
-        'test_bench.py::test_windows_are_scored_behind_their_first_character_by_nanogpt_and_by_both_kinds_of_run',
-    'python train.py config/mdlm.py --dataset=shakespeare':
-        'test_bench.py::test_windows_are_scored_behind_their_first_character_by_nanogpt_and_by_both_kinds_of_run',
 }
 NOT_RUN = {
     'python -m benchmarks.tables': 'prints what tests/test_figures.py compares',
-    'python -m benchmarks.wins': 'needs MiniLM; test_weights.py draws its second picture',
     'git clone': 'needs a network',
     'make ': 'installs from a network; the commands behind it run here',
     'pip install': 'installs from a network',
