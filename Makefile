@@ -23,7 +23,7 @@ quickstart: $(VENV)/installed
 
 test: $(VENV)/installed
 	$(PY) -m pip install --disable-pip-version-check --quiet -r tests/requirements.txt
-	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 3 --dist loadfile tests
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder tests
 
 gpu: $(VENV)/installed
 	$(PY) -m pip install --disable-pip-version-check --quiet -r tests/requirements.txt

@@ -40,6 +40,15 @@ def pytest_configure(config):
         raise pytest.UsageError('no CUDA device: torch finds none on this machine, so the tests that need one cannot run')
 
 
+# the files that take longest begin, so that no worker is left with one at the end (make test: --no-loadscope-reorder)
+LONGEST = ['test_knobs', 'test_bench', 'test_commands', 'test_fake_cuda', 'test_causal', 'test_faults']
+
+
+def pytest_collection_modifyitems(items):
+    turn = {name: i for i, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: turn.get(item.path.stem, len(LONGEST)))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
