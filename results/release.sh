@@ -2,7 +2,7 @@
 # Every figure of README.md, anew, from the commit that is checked out. What was stopped goes on.
 #
 #     sh results/release.sh quickstart     three seeds, about 15 minutes each on 2 cores
-#     sh results/release.sh captions       two seeds and a decoder, about 2 hours each on a core
+#     sh results/release.sh captions       two seeds and a decoder, 2 to 3 hours each on a core
 #     sh results/release.sh weights        weights/captions, from the captions of seed 0
 #     python -m benchmarks.tables          the tables of README.md and of weights/captions
 #
@@ -38,13 +38,13 @@ quickstart() {
 
 # what is written from the embeddings of 1,000 random captions, one network's ways and their cost
 writing() {
-    evaluate="$PY evaluate.py config/captions.py --out_dir=$1 --tasks=l2t $FOLDER"
-    $evaluate --sweep="sampler=autoregressive; rerank=1,24"
-    $evaluate --n=200 --sweep="sampler=autoregressive; rerank=24,150"
+    write="$PY evaluate.py config/captions.py --out_dir=$1 --tasks=l2t $FOLDER"
+    $write --sweep="sampler=autoregressive; rerank=1,24"
+    $write --n=200 --sweep="sampler=autoregressive; rerank=24,150"
     if [ "$2" = both ]; then
-        $evaluate --sweep="sampler=confidence; rerank=1"
-        $evaluate --n=200 --sweep="sampler=confidence; rerank=24"
-        $evaluate --n=200 --sweep="rerank=24; refine=2"
+        $write --sweep="sampler=confidence; rerank=1"
+        $write --n=200 --sweep="sampler=confidence; rerank=24"
+        $write --n=200 --sweep="rerank=24; refine=2"
     fi
 }
 
@@ -53,9 +53,14 @@ captions() {
         --val_input="$RAW/val.*.en.gz"
     for seed in ${SEEDS:-0 1}; do
         out=out/captions_seed$seed
+        evaluate="$PY evaluate.py config/captions.py --out_dir=$out $FOLDER"
         $PY train.py config/captions.py --seed=$seed --out_dir=$out
-        $PY evaluate.py config/captions.py --out_dir=$out $FOLDER
-        writing $out both
+        $evaluate --tasks=nelbo,l2t,t2l,infill,edit
+        $evaluate --tasks=unconditional --n=200
+        if [ $seed = 0 ]; then
+            writing $out both
+            $evaluate --tasks=edit --sweep="strength=.02,.05,.1,.2,.4"
+        fi
         keep $out captions_seed$seed
     done
     out=out/captions_decoder
