@@ -125,7 +125,7 @@ SECTIONS = {
                     'Samplers by network calls': ('multi30k_l2t_masked', 'multi30k_samplers_1000')},
     'speed.md': {'A training step beside other libraries': ('bench-step-small',),
                  'Writing a text': ('writing',), 'Muon and AdamW': ('muon_adamw',)},
-    'speedrun.md': {'The records': ('speedrun',), 'What was tried': ('speedrun',)},
+    'speedrun.md': {'The records': ('speedrun',)},
 }
 # figures of these sections that results/ does not keep: sizes and counts of what was run, times, and differences
 BESIDE = {
