@@ -84,8 +84,17 @@ def write_windows():
         print(f'{path}: {len(lines):,} windows')
 
 
+def in_clone(*names):
+    """ The path of a file of the clone; ValueError where it is not there. """
+    path = os.path.join(folder, *names)
+    if not os.path.isfile(path):
+        raise ValueError(f'{path}: missing; clone nanoGPT, prepare shakespeare_char and train it '
+                         'as the first lines of benchmarks/nanogpt.py say')
+    return path
+
+
 def characters():
-    with open(os.path.join(folder, 'data', 'shakespeare_char', 'input.txt'), newline='') as f:
+    with open(in_clone('data', 'shakespeare_char', 'input.txt'), newline='') as f:
         return f.read()
 
 # -----------------------------------------------------------------------------
@@ -94,18 +103,17 @@ def characters():
 @torch.inference_mode()
 def nats_of_nanogpt(texts):
     """ By the code and the checkpoint in the clone. """
-    path = os.path.join(folder, 'model.py')
-    spec = importlib.util.spec_from_file_location('nanogpt_model', path)
+    spec = importlib.util.spec_from_file_location('nanogpt_model', in_clone('model.py'))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    checkpoint = torch.load(os.path.join(folder, 'out-shakespeare-char', 'ckpt.pt'),
-                            map_location='cpu', weights_only=True)
+    path = in_clone('out-shakespeare-char', 'ckpt.pt')
+    checkpoint = torch.load(path, map_location='cpu', weights_only=True)
     gpt = module.GPT(module.GPTConfig(**checkpoint['model_args'])).eval()
     # a compiled network has a prefix
     gpt.load_state_dict({name.removeprefix('_orig_mod.'): weight
                          for name, weight in checkpoint['model'].items()})
 
-    # its ids are the places of the characters in the alphabet
+    # its ids are the positions of the characters in the alphabet
     alphabet = sorted(set(characters()))
     ids = torch.tensor([[alphabet.index(c) for c in text] for text in texts])    # (n, 65)
     logits, _ = gpt(ids[:, :-1], ids[:, 1:].contiguous())                        # (n, 64, V)
@@ -160,7 +168,7 @@ def main():
     # per character, and how far ahead nanoGPT is, window by window
     results = {'n': len(rows), 'n_orders': n_orders, 'draws': draws}
     n_scored = torch.full((len(rows),), float(WINDOW - 1))
-    print(f'{"nats per character":<32} {"":>15}   more than nanoGPT')
+    print(f'{"nats per character":<52}more than nanoGPT')
     for name, nats in found.items():
         lead = nats - found['nanoGPT']
         enter(results, f'{name}/', {'nats': (nats, n_scored), 'lead': (lead, n_scored)})

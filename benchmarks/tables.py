@@ -16,7 +16,7 @@ DIRECTIONS = (
      'ridge regression'),
     ('half of the tokens filled in, % right', 'infill', 'token_accuracy', 1, 'left_to_right',
      'left to right'),
-    ('one word changed, all others kept, %', 'edit', 'exact', 1, 'left_to_right',
+    ('one word changed, all others kept, {n} captions, %', 'edit', 'exact', 1, 'left_to_right',
      'left to right'),
     ('both from noise, {n} samples, cosine', 'unconditional', 'coherence', 3, '', ''),
     ('bound of diffusion, nats per token', 'nelbo', 'nats_per_token', 3, '', ''),
@@ -64,7 +64,7 @@ def cell(found, key, digits):
     return f'{found[key]:.{digits}f}' + ('' if error is None else f' ± {error:.{digits}f}')
 
 
-def directions(name, again=''):
+def directions(name, again):
     """ Ours, with another seed beside it where that was measured, the controls, and the rival. """
     found, second = read(name), read(again)
     for what, task, metric, digits, rival, its_name in DIRECTIONS:

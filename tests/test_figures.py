@@ -134,8 +134,7 @@ BESIDE = {
     'Text alone': ['89.0', '96.4', '.001'],                       # perplexities, of multi30k_atat_ablation; a knob
     'Images and captions': ['2.5'],
     'Captions from their MiniLM embeddings': ['4.4', '14.1'],
-    'Drafts, and mending them': ['0', '8', '24', '40'],                           # embedded texts
-    'Every direction from one checkpoint': ['1,500', '612', '256'],              # pairs, texts
+    'Every direction from one checkpoint': ['1,500', '256'],              # pairs, texts
     'The records': ['64', '96', '24', '960', '581', '567', '19.7', '9.1', '5.0', '.454', '.226', '.249', '2.17', '4.17', '1', '4', '3',
                                   '0.3', '0.1', '6', '1,200', '2,400', '2,600', '2026-11-21', '2026-11-23', '.058', '.005', '.014'],
     'A training step beside other libraries': ['8.5', '1.45'],
