@@ -39,13 +39,12 @@ import torch
 
 from configurator import configure, stop_on_error
 from data import PackedDataset
-from diffusion import nll_of, uniforms
+from diffusion import nll_of
 from runs.files import write_text
 from runs.manifest import dataset_folder
-from sampling.likelihood import bound_of
 from sampling.loading import load_run
-from tasks.common import chosen_rows, enter, progress_bar
-from tasks.nelbo import spread_clocks
+from tasks.common import chosen_rows, enter
+from tasks.nelbo import mean_bound
 from tasks.orders import draw_steps, iw_bound, nats_of_orders
 
 folder = 'nanoGPT'             # <a folder>: a clone of nanoGPT
@@ -143,12 +142,7 @@ def nats_of_masked(run, tokens, known_mask):
     of_order = nats_of_orders(run, tokens, None, 1.0, steps, 128).sum(2)         # (n, 1 + K)
 
     # by draws of how many positions are masked
-    n_windows, L = tokens.shape
-    bound = torch.zeros(n_windows, dtype=torch.float64)
-    for k in progress_bar(range(draws), desc='bound', unit='draw'):
-        u = uniforms(seed, k, 'evaluation', 0, n_windows, 1 + L)
-        u[:, 0] = spread_clocks(seed, n_windows, k, draws)
-        bound += bound_of(run, run.text, slice(None), tokens, None, 1.0, u, known_mask) / draws
+    bound = mean_bound(run, run.text, tokens, None, 1.0, known_mask, draws, seed, 128, 'bound')
     return {'masked, left to right': of_order[:, 0],
             f'masked, iw bound of {n_orders} orders': iw_bound(of_order[:, 1:]),
             f'masked, mean of {n_orders} orders': of_order[:, 1:].mean(1),

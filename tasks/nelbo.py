@@ -52,29 +52,33 @@ def conditions_of(run, raw, seed):
     return with_controls(run.stats.standardise(raw), noise, seed)
 
 
+def mean_bound(run, process, tokens, latents, clock, known_mask, draws, seed, batch, desc):
+    """ The mean of so many draws of the bound on -log p of each text, nats per text (n,). """
+    n, L = tokens.shape
+    nats = torch.zeros(n, dtype=torch.float64)
+    with progress_bar(total=n * draws, desc=desc, unit='draw') as bar:
+        for k in range(draws):
+            u = uniforms(seed, k, 'evaluation', 0, n, 1 + L)
+            u[:, 0] = spread_clocks(seed, n, k, draws)
+            for i in range(0, n, batch):
+                rows = slice(i, i + batch)
+                found = bound_of(run, process, rows, tokens, latents, clock, u, known_mask)
+                nats[rows] += found / draws
+                bar.update(len(found))
+    return nats
+
+
 @torch.inference_mode()
 def nelbo(run, texts, tokens, raw, draws, seed, batch, process=None, prefix=''):
     """ {key: value}: total nats / total real tokens, its standard error (of the ratio, over texts),
     perplexity, bits per byte. Of one text there is no shuffled control and no standard error. """
-    n, L = tokens.shape
     known_mask, n_real = what_is_scored(run, tokens)
     n_bytes = sum(len(text.encode()) for text in texts)
 
     results = {}
     for control, (latents, clock) in conditions_of(run, raw, seed).items():
-        nats = torch.zeros(n, dtype=torch.float64)
-        name = f'{prefix}nats {control.rstrip("/") or "right"}'
-        with progress_bar(total=n * draws, desc=name, unit='draw') as bar:
-            for k in range(draws):
-                u = uniforms(seed, k, 'evaluation', 0, n, 1 + L)
-                u[:, 0] = spread_clocks(seed, n, k, draws)
-                for i in range(0, n, batch):
-                    rows = slice(i, i + batch)
-                    found = bound_of(run, process or run.text, rows, tokens, latents, clock, u,
-                                     known_mask)
-                    nats[rows] += found / draws
-                    bar.update(len(found))
-
+        nats = mean_bound(run, process or run.text, tokens, latents, clock, known_mask, draws, seed,
+                          batch, f'{prefix}nats {control.rstrip("/") or "right"}')
         total = nats.sum().item()
         enter(results, f'{control}{prefix}', {
             'nats_per_token': (nats, n_real),

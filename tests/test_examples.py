@@ -135,6 +135,62 @@ def test_at_t_1_a_text_is_worth_nothing_to_eps_and_much_to_x0_and_v(found):
     assert 't=1' in found['refused']
 
 
+# ---- sudoku: it trains for minutes, so its parts are tested
+
+@pytest.fixture
+def sudoku(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module('sudoku')
+
+
+def one_answer(grid, V):
+    """ A network that always says the same grid, whatever it reads; as many rows as it gets. """
+    def model(x, latents, t_text, t_latent, positions=None, n_causal=0):
+        logits = 9.0 * torch.nn.functional.one_hot(grid.repeat(x.shape[1] // 36), V).float().expand(len(x), -1, -1)
+        return (logits if positions is None else logits.flatten(0, 1)[positions]), None
+    return model
+
+
+def test_grids_of_sudoku_are_right_and_a_wrong_row_column_or_box_is_seen(sudoku):
+    grids = sudoku.draw_grids(500, torch.Generator().manual_seed(0))
+    assert grids.shape == (500, 36) and sudoku.is_right(grids).all() and len(grids.unique(dim=0)) > 490
+
+    # rows of a box may be exchanged
+    square = grids.view(-1, 6, 6)
+    assert sudoku.is_right(square[:, [1, 0, 2, 3, 4, 5]].flatten(1)).all()
+    by_row = (torch.arange(6)[:, None] + torch.arange(6)) % 6
+    assert not sudoku.is_right(by_row.flatten()[None]), 'each row and column is right, no box is'
+    assert not sudoku.is_right(torch.arange(6).repeat(6)[None]), 'rows alone are right'
+    assert not sudoku.is_right(torch.arange(6).repeat_interleave(6)[None]), 'columns alone are right'
+
+
+@pytest.mark.parametrize('clues', [0, 12])
+def test_who_fills_a_sudoku_keeps_the_clues_and_writes_what_the_network_says_in_every_other_cell(sudoku, clues):
+    said, other = sudoku.draw_grids(2, torch.Generator().manual_seed(0))
+    puzzles = torch.where(torch.arange(36) < clues, other, sudoku.MASK)[None].repeat(3, 1)
+    expected = torch.where(torch.arange(36) < clues, other, said).tolist()
+    model, propose = one_answer(said, sudoku.V), sudoku.make_propose(0.0, 1.0, None)
+    for sampler in (sudoku.confidence, sudoku.first_hitting):
+        assert sudoku.fill(model, sampler, puzzles, propose).tolist() == [expected] * 3
+    for before in (puzzles[:, :0], puzzles):
+        assert sudoku.fill_in_order(model, before, puzzles, propose).tolist() == [expected] * 3
+
+
+@pytest.mark.parametrize('kind', ['masked', 'decoder', 'decoder + puzzle'])
+def test_the_losses_of_sudoku_are_nats_of_a_cell_under_the_right_grid(sudoku, kind):
+    """ Logits 9 at one digit and 0 at 7 others: known nats where that digit is right. Masked cells weigh 1/t, 1 on average. """
+    grid = sudoku.draw_grids(1, torch.Generator().manual_seed(0))
+    loss = sudoku.loss_of(kind, one_answer(grid[0], sudoku.V), grid.expand(20_000, -1), torch.Generator().manual_seed(0))
+    assert loss.item() == pytest.approx(math.log1p(7 * math.exp(-9)), rel=.01 if kind == 'masked' else 1e-3)
+
+
+def test_the_sudoku_example_prints_a_table(sudoku, capsys, monkeypatch):
+    monkeypatch.setattr(sudoku, 'CLUES', (0, 24))
+    found = sudoku.main(0, steps=2, n=4)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(found) == 8 and len(lines) == 3 and max(map(len, lines)) <= 100 and all(0 <= x <= 100 for x in found.values())
+
+
 @pytest.mark.parametrize('name', NAMES)
 def test_an_example_is_short_opens_with_its_equation_and_its_command_and_is_on_the_page(name):
     source = (FOLDER / f'{name}.py').read_text()

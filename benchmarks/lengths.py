@@ -1,0 +1,98 @@
+"""
+How much fits into one embedding: what a network reads from it, over the length of the text.
+
+    python -m benchmarks.lengths --runs=weights/captions,out/quickstart --encoder_folder=MINILM \
+        --save=results/lengths.json --picture=docs/lengths.svg
+
+Of texts drawn by lot from the validation split, in groups of `size` tokens:
+
+    known    -log p(x) without the embedding, less -log p(x | z), both from left to right, nats a
+             text: what the embedding tells this network
+    left     -log p(x | z), nats a text: what it does not tell
+    exact    % of the texts that come back word for word, as the nearest of `rerank` drafts
+"""
+import json
+
+from benchmarks.pictures import pyplot
+from configurator import configure, stop_on_error
+from runs.files import write_text
+from runs.manifest import dataset_folder
+from sampling.likelihood import nats_per_token, what_is_scored
+from sampling.loading import load_run
+from tasks.common import compare, embed, enter, load_texts, write_from
+
+runs = 'weights/captions,out/quickstart'   # <run folders>, with commas between them
+encoder_folder = ''            # <a folder>: of the encoder of the first run; '': from the hub
+datasets = ''                  # <dataset folders>, as many as runs; '': the runs' own
+n = 1000                       # [2, 1e6]: texts of each run
+size = 4                       # [1, 1e4]: tokens, from group to group
+least = 20                     # [2, 1e6]: texts; a smaller group is left out
+rerank = 24                    # [1, 1e6]
+seed = 0                       # [0, 2**63)
+save = ''                      # a .json for the figures
+picture = ''                   # a .svg
+
+
+def measured(run, folder):
+    """ {name: values (n,)} of the texts, tokens among them: their lengths, with the EOS. """
+    texts, tokens, raw = load_texts(run, folder, n, 'random', seed)
+    _, n_real = what_is_scored(run, tokens)
+    left = nats_per_token(run, tokens, run.stats.standardise(raw)) * n_real
+    known = nats_per_token(run, tokens) * n_real - left
+    written = write_from(run, raw, tokens, rerank=rerank, seed=seed)
+    scores = compare(texts, written, raw, embed(run, written))
+    return dict(tokens=n_real, known=known, left=left, exact=scores['exact'], bleu=scores['bleu'])
+
+
+def in_groups(found):
+    """ One {name: mean, name_se} for each group of lengths, with its first length and its n. """
+    first = (found['tokens'] // size * size).int().tolist()
+    groups = []
+    for low in sorted(set(first)):
+        rows = [i for i, x in enumerate(first) if x == low]
+        if len(rows) >= least:
+            group = {'from': low, 'to': low + size - 1, 'n': len(rows)}
+            enter(group, '', {name: values[rows] for name, values in found.items()})
+            groups.append(group)
+    return groups
+
+
+def draw(results):
+    """ Nats on the left, word for word on the right, over the length, with standard errors. """
+    figure, (nats, words) = pyplot().subplots(1, 2, figsize=(9, 3.4))
+    for name, groups in results.items():
+        def curve(axes, key, **look):
+            axes.errorbar(*[[group[x] for group in groups] for x in ('tokens', key, f'{key}_se')],
+                          marker='.', **look)
+        curve(nats, 'known', label=f'{name}: from the embedding')
+        curve(nats, 'left', label=f'{name}: not in it', linestyle='--')
+        curve(words, 'exact', label=name)
+    for axes, label in ((nats, 'nats a text'), (words, '% word for word')):
+        axes.set(xlabel='tokens', ylabel=label, ylim=(0, None))
+        axes.legend(frameon=False)
+    figure.tight_layout()
+    figure.savefig(picture)
+
+
+def main():
+    results, folders = {}, runs.split(',')
+    for i, out_dir in enumerate(folders):
+        run = load_run(out_dir, encoder_folder='' if i else encoder_folder)
+        dataset = datasets.split(',')[i] if datasets else run.config['dataset']
+        groups = in_groups(measured(run, dataset_folder(dataset)))
+        results[run.meta['encoder']['name']] = groups
+        print(f'{out_dir}\ntokens          n   nats known          left   word for word, %   BLEU')
+        for group in groups:
+            print(f'{group["from"]:3} to {group["to"]:3} {group["n"]:6,}'
+                  + ''.join(f'{group[key]:9.1f} ± {group[f"{key}_se"]:.1f}'
+                            for key in ('known', 'left', 'exact', 'bleu')))
+    if save:
+        write_text(save, json.dumps(results, indent=1) + '\n')
+    if picture:
+        draw(results)
+
+
+if __name__ == '__main__':
+    configure(globals())
+    with stop_on_error():
+        main()
