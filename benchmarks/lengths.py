@@ -19,11 +19,12 @@ from runs.files import write_text
 from runs.manifest import dataset_folder
 from sampling.likelihood import nats_per_token, what_is_scored
 from sampling.loading import load_run
-from tasks.common import compare, embed, enter, load_texts, write_from
+from tasks.common import compare, embed, enter, load_file, load_texts, write_from
 
 runs = 'weights/captions,out/quickstart'   # <run folders>, with commas between them
 encoder_folder = ''            # <a folder>: of the encoder of the first run; '': from the hub
 datasets = ''                  # <dataset folders>, as many as runs; '': the runs' own
+texts = ''                     # a file of other texts, which the first run also reads
 n = 1000                       # [2, 1e6]: texts of each run
 size = 4                       # [1, 1e4]: tokens, from group to group
 least = 20                     # [2, 1e6]: texts; a smaller group is left out
@@ -33,14 +34,14 @@ save = ''                      # a .json for the figures
 picture = ''                   # a .svg
 
 
-def measured(run, folder):
-    """ {name: values (n,)} of the texts, tokens among them: their lengths, with the EOS. """
-    texts, tokens, raw = load_texts(run, folder, n, 'random', seed)
+def measured(run, sources, tokens, raw):
+    """ {name: values (n,)} of texts (n,), tokens (n, L) and their raw latents (n, N, D). The values
+    of `tokens` are the lengths, with the EOS. """
     _, n_real = what_is_scored(run, tokens)
     left = nats_per_token(run, tokens, run.stats.standardise(raw)) * n_real
     known = nats_per_token(run, tokens) * n_real - left
     written = write_from(run, raw, tokens, rerank=rerank, seed=seed)
-    scores = compare(texts, written, raw, embed(run, written))
+    scores = compare(sources, written, raw, embed(run, written))
     return dict(tokens=n_real, known=known, left=left, exact=scores['exact'], bleu=scores['bleu'])
 
 
@@ -74,15 +75,23 @@ def draw(results):
     figure.savefig(picture)
 
 
-def main():
-    results, folders = {}, runs.split(',')
-    for i, out_dir in enumerate(folders):
+def chosen():
+    """ (name, run, texts, tokens, raw latents) of each curve. """
+    for i, out_dir in enumerate(runs.split(',')):
         run = load_run(out_dir, encoder_folder='' if i else encoder_folder)
         dataset = datasets.split(',')[i] if datasets else run.config['dataset']
-        groups = in_groups(measured(run, dataset_folder(dataset)))
-        results[run.meta['encoder']['name']] = groups
-        print(f'{out_dir}\ntokens          n   nats known          left   word for word, %   BLEU')
-        for group in groups:
+        encoder = run.meta['encoder']['id'].rpartition('/')[2]
+        yield encoder, run, *load_texts(run, dataset_folder(dataset), n, 'random', seed)
+        if texts and i == 0:
+            yield f'{encoder}, other texts', run, *load_file(run, texts, 'text', n)[:3]
+
+
+def main():
+    results = {}
+    for name, *source in chosen():
+        results[name] = in_groups(measured(*source))
+        print(f'{name}\ntokens          n    nats known          left   word for word, %   BLEU')
+        for group in results[name]:
             print(f'{group["from"]:3} to {group["to"]:3} {group["n"]:6,}'
                   + ''.join(f'{group[key]:9.1f} ± {group[f"{key}_se"]:.1f}'
                             for key in ('known', 'left', 'exact', 'bleu')))

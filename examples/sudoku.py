@@ -9,8 +9,8 @@ stands before the grid. Then rows are twice as long, and the same tokens make ha
     decoder             loss =       sum over i of        -log p(x^i | x^<i)
     decoder + puzzle    loss =       sum over i of        -log p(x^i | x_t, x^<i)
 
-    python examples/sudoku.py 0      trains all three from seed 0, for a minute or two each, and
-prints how many % of new puzzles with 0, 6, 12, 18 or 24 clues become a right grid that has them.
+    python examples/sudoku.py 0      trains all three from seed 0 and prints how many % of new
+puzzles with 0, 6, 12, 18 or 24 clues become a right grid that has them: nine minutes on one core.
 """
 import sys
 from functools import partial

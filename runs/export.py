@@ -111,7 +111,7 @@ def results_of(path, checkpoint_name):
         meta = {task: of_task for task, of_task in found.pop('meta', {}).items()
                 if of_task['checkpoint'] == checkpoint_name}
         for of_task in meta.values():
-            of_task.pop('argv')
+            of_task.pop('argv', None)              # a folder that was exported has none
     except (AttributeError, KeyError, TypeError):
         raise ValueError(f'{path}: meta is not as evaluate.py writes it: move it away') from None
     figures = {key: value for key, value in found.items() if key.split('/')[0] in meta}

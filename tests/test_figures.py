@@ -113,7 +113,8 @@ SECTIONS = {
     'both_ways.md': {'The bag begins in closed form': ('multi30k_bag',), 'Which share, which weight': ('multi30k_shares',),
                      'What a mode needs comes with the mode': ('multi30k_t2l_lengths',),
                      'Drafts, and mending them': ('captions_seed0', 'captions_decoder')},
-    'diffusion.md': {'Change a text by an embedding': ('captions_seed0', 'captions_seed1'), 'Fill gaps, both sides known': ('captions_seed0', 'captions_seed1')},
+    'diffusion.md': {'Change a text by an embedding': ('captions_seed0', 'captions_seed1'), 'Fill gaps, both sides known': ('captions_seed0', 'captions_seed1'),
+                     'Fill a grid, whichever cells are given': ('sudoku',)},
     'images.md': {'Images and captions': ('image_text',)},
     'peers.md': {'nanoGPT, on its own characters': ('nanogpt',)},
     'proteins.md': {'Measured': ('protein_tiny',)},
@@ -186,6 +187,11 @@ def computed(name):
     if name == 'multi30k_atat_ablation':
         for variant in results(name)['runs']:
             yield from [*ablation(variant), *ablation(variant, 'nats'), *ablation_difference(variant)]
+    if name == 'sudoku':
+        runs = results(name)['runs']
+        for key in runs[0].keys() - {'seed'}:
+            yield from over_seeds(runs, key)
+        yield from (0, 6, 12, 18, 24)                     # clues
     if name.startswith('bench-step'):
         for row in results(name)['rows']:
             yield from (row['flops'] / 1e9, row['utilisation'] * 100)

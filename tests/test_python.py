@@ -232,6 +232,7 @@ def test_an_export_has_no_figure_of_another_checkpoint_and_no_command_line(mixed
     name = found['meta']['nelbo']['checkpoint']
     assert results_of(tmp_path / 'results.json', name) == of_export
     assert results_of(tmp_path / 'results.json', 'step-00000002') == results_of(tmp_path / 'none', name) == {}
+    assert results_of(exported / 'results.json', name) == of_export, 'what was exported can be exported'
 
 
 def test_an_export_says_what_the_reader_supplies_and_names_no_folder_of_this_machine(mixed, exported, tmp_path):
