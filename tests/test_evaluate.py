@@ -403,6 +403,20 @@ def test_no_output_ends_an_evaluation(finished, tmp_path):
     assert (stopped.wait(HANGS), stopped.stderr.read()) == (130, 'interrupted\n')
 
 
+def test_a_sweep_warms_up_with_one_draft_of_a_batch_and_then_measures_all_texts(monkeypatch):
+    asked = []
+
+    def generate(run, ctx, rows=slice(None), **knobs):
+        asked.append((rows, knobs))
+        return ctx.texts[rows]
+    task = SimpleNamespace(SETTINGS=('rerank', 'refine', 'steps'), generate=generate, judge=lambda run, ctx, made: {'bleu': 1.0})
+    ctx = SimpleNamespace(n=5, texts='abcde', knobs=dict(sample_batch=2))
+    points = [dict(rerank=24, refine=2), dict(rerank=8, steps=3)]
+    monkeypatch.setattr(evaluate, 'record', lambda *args: ('sweep', {}))
+    evaluate.measure_sweep(SimpleNamespace(), ctx, task, 'sweep', points)
+    assert asked == [(slice(2), dict(rerank=1, refine=0))] + [(slice(None), point) for point in points]
+
+
 def test_broken_results_name_their_file(tmp_path):
     for text in ('{', '[]', '{"meta": 1}', '{"meta": {"nelbo": 1}}'):
         (tmp_path / 'results.json').write_text(text)
