@@ -2,13 +2,13 @@
 How much fits into one embedding: what a network reads from it, over the length of the text.
 
     python -m benchmarks.lengths --runs=weights/captions,out/quickstart --encoder_folder=MINILM \
-        --save=results/lengths.json --picture=docs/lengths.svg
+        --save=results/lengths.json --picture=results/lengths.png
 
 Of texts drawn by lot from the validation split, in groups of `size` tokens:
 
-    known    -log p(x) without the embedding, less -log p(x | z), both from left to right, nats a
-             text: what the embedding tells this network
-    left     -log p(x | z), nats a text: what it does not tell
+    known    -log p(x) - (-log p(x | z)), nats a text, both from left to right: what this network
+             reads from the embedding. Without one it has pure noise at clock 1
+    left     -log p(x | z), nats a text: what it does not read from it
     exact    % of the texts that come back word for word, as the nearest of `rerank` drafts
 """
 import json
@@ -31,7 +31,7 @@ least = 20                     # [2, 1e6]: texts; a smaller group is left out
 rerank = 24                    # [1, 1e6]
 seed = 0                       # [0, 2**63)
 save = ''                      # a .json for the figures
-picture = ''                   # a .svg
+picture = ''                   # a .png
 
 
 def measured(run, sources, tokens, raw):
@@ -59,15 +59,16 @@ def in_groups(found):
 
 
 def draw(results):
-    """ Nats on the left, word for word on the right, over the length, with standard errors. """
+    """ Nats on the left, word for word on the right, over the length, with standard errors. A color
+    for each source of texts. """
     figure, (nats, words) = pyplot().subplots(1, 2, figsize=(9, 3.4))
-    for name, groups in results.items():
-        def curve(axes, key, **look):
-            axes.errorbar(*[[group[x] for group in groups] for x in ('tokens', key, f'{key}_se')],
-                          marker='.', **look)
-        curve(nats, 'known', label=f'{name}: from the embedding')
-        curve(nats, 'left', label=f'{name}: not in it', linestyle='--')
-        curve(words, 'exact', label=name)
+    for i, (name, groups) in enumerate(results.items()):
+        def curve(axes, key, style, label):
+            x, y, error = ([group[of] for group in groups] for of in ('tokens', key, f'{key}_se'))
+            axes.errorbar(x, y, error, color=f'C{i}', linestyle=style, marker='.', label=label)
+        curve(nats, 'known', '-', 'read from the embedding' if i == 0 else None)
+        curve(nats, 'left', '--', 'not read from it' if i == 0 else None)
+        curve(words, 'exact', '-', name)
     for axes, label in ((nats, 'nats a text'), (words, '% word for word')):
         axes.set(xlabel='tokens', ylabel=label, ylim=(0, None))
         axes.legend(frameon=False)

@@ -120,10 +120,11 @@ SECTIONS = {
     'proteins.md': {'Measured': ('protein_tiny',)},
     'results.md': {'Quickstart': ('quickstart_seed0', 'quickstart_seed1', 'quickstart_seed2'), 'Likelihoods of orders': ('quickstart_orders',),
                    'Captions from their MiniLM embeddings': ('captions_seed0',),
+                   'How much fits into one embedding': ('lengths',),
+                   'Captions from elsewhere': ('captions_elsewhere', 'captions_seed0', 'lengths'),
                    'Masked rows alone': ('multi30k_l2t_masked',),
                    'Every direction from one checkpoint': ('multi30k_mixed_alone',)},
-    'sampling.md': {'Guidance': ('multi30k_l2t_masked',),
-                    'Samplers by network calls': ('multi30k_l2t_masked', 'multi30k_samplers_1000')},
+    'sampling.md': {'Samplers by network calls': ('multi30k_l2t_masked', 'multi30k_samplers_1000')},
     'speed.md': {'A training step beside other libraries': ('bench-step-small',),
                  'Writing a text': ('writing',), 'Muon and AdamW': ('muon_adamw',)},
     'speedrun.md': {'The records': ('speedrun',)},
@@ -136,6 +137,7 @@ BESIDE = {
     'Images and captions': ['2.5'],
     'Captions from their MiniLM embeddings': ['4.4', '14.1'],
     'Every direction from one checkpoint': ['1,500', '256'],              # pairs, texts
+    'Captions from elsewhere': ['.8'],                                    # a Jaccard index
     'The records': ['64', '96', '24', '960', '581', '567', '19.7', '9.1', '5.0', '.454', '.226', '.249', '2.17', '4.17', '1', '4', '3',
                                   '0.3', '0.1', '6', '1,200', '2,400', '2,600', '2026-11-21', '2026-11-23', '.058', '.005', '.014'],
     'A training step beside other libraries': ['8.5', '1.45'],

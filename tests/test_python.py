@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks import lengths
 from launch import ROOT, run, run_code, train
 from runs.checkpoint import find_checkpoint, write_files
 from runs.export import export as write_export, results_of
@@ -306,3 +307,36 @@ def test_a_hub_id_is_read_by_its_revision(exported, monkeypatch):
             Run('someone/away', revision=branch)
         assert '\n' not in str(found.value)
     assert len(asked) == 1, 'a branch was asked for'
+
+
+# ---- benchmarks/lengths.py: what a run reads from an embedding, over the length of the text
+
+def test_the_nats_of_all_groups_are_the_exact_nats_of_the_task_nelbo(mixed, tmp_path, monkeypatch, capsys):
+    shutil.copytree(mixed, tmp_path / 'run')
+    (tmp_path / 'other.txt').write_text(f'{TEXT}\n' * 3)
+    knobs = dict(runs=str(tmp_path / 'run'), texts=str(tmp_path / 'other.txt'), n=20, size=3, least=2, rerank=2, save=str(tmp_path / 'x.json'))
+    for name, value in knobs.items():
+        monkeypatch.setattr(lengths, name, value)
+    lengths.main()
+    ours, others = json.loads((tmp_path / 'x.json').read_text()).values()
+    assert sum(group['n'] for group in ours) == 20 and sum(group['n'] for group in others) == 3
+    assert all(group['from'] <= group['tokens'] <= group['to'] == group['from'] + 2 for group in ours + others)
+    assert len(capsys.readouterr().out.splitlines()) == 4 + len(ours) + len(others)
+
+    result = run('evaluate.py', f'--out_dir={tmp_path / "run"}', '--tasks=nelbo', '--n=20', '--draws=1')
+    assert result.returncode == 0, result.stderr
+    found = json.loads((tmp_path / 'run/results.json').read_text())
+
+    def total(*names):
+        return sum(group['n'] * sum(group[name] for name in names) for group in ours)
+    assert total('left') / total('tokens') == pytest.approx(found['nelbo/causal_nats_per_token'], rel=1e-5)
+    # of noise, too, but of other noise
+    assert total('left', 'known') / total('tokens') == pytest.approx(found['nelbo/null/causal_nats_per_token'], rel=.1)
+
+
+def test_groups_are_of_so_many_tokens_and_small_ones_are_left_out(monkeypatch):
+    monkeypatch.setattr(lengths, 'size', 4)
+    monkeypatch.setattr(lengths, 'least', 2)
+    tokens = torch.tensor([4., 7., 8., 3., 9., 11.], dtype=torch.float64)
+    groups = lengths.in_groups(dict(tokens=tokens, bleu=np.arange(6.)))
+    assert [(group['from'], group['to'], group['n'], group['bleu']) for group in groups] == [(4, 7, 2, .5), (8, 11, 3, pytest.approx(11 / 3))]
