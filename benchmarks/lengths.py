@@ -1,15 +1,16 @@
 """
-How much fits into one embedding: what a network reads from it, over the length of the text.
+How much a network reads from one embedding, over the length of the text.
 
     python -m benchmarks.lengths --runs=weights/captions,out/quickstart --encoder_folder=MINILM \
         --save=results/lengths.json --picture=results/lengths.png
 
-Of texts drawn by lot from the validation split, in groups of `size` tokens:
+Of texts drawn by lot from the validation split, and the first ones of the file `texts`, in groups
+by tokens (of the run's own vocabulary, with the EOS where it is predicted):
 
-    known    -log p(x) - (-log p(x | z)), nats a text, both from left to right: what this network
-             reads from the embedding. Without one it has pure noise at clock 1
-    left     -log p(x | z), nats a text: what it does not read from it
-    exact    % of the texts that come back word for word, as the nearest of `rerank` drafts
+    read      -log p(x) - (-log p(x | z)), nats a text, both exact, from left to right. -log p(x) is
+              that of the same network with noise at clock 1: where it is poor, `read` is too large
+    unread    -log p(x | z), nats a text
+    exact     % of the texts that come back word for word, as the nearest of `rerank` drafts
 """
 import json
 
@@ -19,14 +20,14 @@ from runs.files import write_text
 from runs.manifest import dataset_folder
 from sampling.likelihood import nats_per_token, what_is_scored
 from sampling.loading import load_run
-from tasks.common import compare, embed, enter, load_file, load_texts, write_from
+from tasks.common import compare, enter, load_file, load_texts, write_from
 
 runs = 'weights/captions,out/quickstart'   # <run folders>, with commas between them
 encoder_folder = ''            # <a folder>: of the encoder of the first run; '': from the hub
 datasets = ''                  # <dataset folders>, as many as runs; '': the runs' own
 texts = ''                     # a file of other texts, which the first run also reads
 n = 1000                       # [2, 1e6]: texts of each run
-size = 4                       # [1, 1e4]: tokens, from group to group
+size = 4                       # [1, 1e4]: how many lengths make a group
 least = 20                     # [2, 1e6]: texts; a smaller group is left out
 rerank = 24                    # [1, 1e6]
 seed = 0                       # [0, 2**63)
@@ -38,11 +39,11 @@ def measured(run, sources, tokens, raw):
     """ {name: values (n,)} of texts (n,), tokens (n, L) and their raw latents (n, N, D). The values
     of `tokens` are the lengths, with the EOS. """
     _, n_real = what_is_scored(run, tokens)
-    left = nats_per_token(run, tokens, run.stats.standardise(raw)) * n_real
-    known = nats_per_token(run, tokens) * n_real - left
+    unread = nats_per_token(run, tokens, run.stats.standardise(raw)) * n_real
+    read = nats_per_token(run, tokens) * n_real - unread
     written = write_from(run, raw, tokens, rerank=rerank, seed=seed)
-    scores = compare(sources, written, raw, embed(run, written))
-    return dict(tokens=n_real, known=known, left=left, exact=scores['exact'], bleu=scores['bleu'])
+    scores = compare(sources, written, raw, None)
+    return dict(tokens=n_real, read=read, unread=unread, exact=scores['exact'], bleu=scores['bleu'])
 
 
 def in_groups(found):
@@ -66,8 +67,8 @@ def draw(results):
         def curve(axes, key, style, label):
             x, y, error = ([group[of] for group in groups] for of in ('tokens', key, f'{key}_se'))
             axes.errorbar(x, y, error, color=f'C{i}', linestyle=style, marker='.', label=label)
-        curve(nats, 'known', '-', 'read from the embedding' if i == 0 else None)
-        curve(nats, 'left', '--', 'not read from it' if i == 0 else None)
+        curve(nats, 'read', '-', 'read from the embedding' if i == 0 else None)
+        curve(nats, 'unread', '--', 'not read from it' if i == 0 else None)
         curve(words, 'exact', '-', name)
     for axes, label in ((nats, 'nats a text'), (words, '% word for word')):
         axes.set(xlabel='tokens', ylabel=label, ylim=(0, None))
@@ -78,9 +79,15 @@ def draw(results):
 
 def chosen():
     """ (name, run, texts, tokens, raw latents) of each curve. """
-    for i, out_dir in enumerate(runs.split(',')):
+    folders, of_runs = runs.split(','), datasets.split(',')
+    if datasets and len(of_runs) != len(folders):
+        raise ValueError(f'datasets={datasets}: expected {len(folders)}, one for each run')
+    for i, out_dir in enumerate(folders):
         run = load_run(out_dir, encoder_folder='' if i else encoder_folder)
-        dataset = datasets.split(',')[i] if datasets else run.config['dataset']
+        if run.next_token is None or not run.meta['encoder']:
+            raise ValueError(f'{out_dir}: expected a run that has learned mode=causal and whose '
+                             'latents are an encoder\'s')
+        dataset = of_runs[i] if datasets else run.config['dataset']
         encoder = run.meta['encoder']['id'].rpartition('/')[2]
         yield encoder, run, *load_texts(run, dataset_folder(dataset), n, 'random', seed)
         if texts and i == 0:
@@ -90,12 +97,14 @@ def chosen():
 def main():
     results = {}
     for name, *source in chosen():
+        if name in results:
+            raise ValueError(f'runs={runs}: two of them read {name}; name runs of unlike encoders')
         results[name] = in_groups(measured(*source))
-        print(f'{name}\ntokens          n    nats known          left   word for word, %   BLEU')
+        print(f'{name}\ntokens          n    nats read         unread  word for word, %   BLEU')
         for group in results[name]:
             print(f'{group["from"]:3} to {group["to"]:3} {group["n"]:6,}'
                   + ''.join(f'{group[key]:9.1f} ± {group[f"{key}_se"]:.1f}'
-                            for key in ('known', 'left', 'exact', 'bleu')))
+                            for key in ('read', 'unread', 'exact', 'bleu')))
     if save:
         write_text(save, json.dumps(results, indent=1) + '\n')
     if picture:

@@ -1,6 +1,6 @@
 """
-Grids of sudoku, 6 x 6, and a small network that learns them. A grid is a row of 36 digits from 0
-to 5. No row, column or box (2 x 3) has a digit twice. There are 28 million.
+Grids of sudoku, 6 x 6, and a small network that learns them. A grid is 36 digits from 0 to 5, line
+by line. No row, column or box (2 x 3) has a digit twice. There are 28 million.
 """
 import itertools
 import sys
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -42,33 +43,37 @@ def is_right(grids):
 
 
 class GridModel(Model):
-    """ The network of the project, which also reads where a digit stands: an embedding a cell. """
-    def __init__(self):
-        super().__init__(ModelConfig(vocab_size=V, seq_len=2 * L, streams=('text',), depth=4,
-                                     heads=4, width=96, text_clock=False))
-        self.cells = nn.Parameter(0.3 * torch.randn(2 * L, 96))
+    """ The network of the project, which also reads where a digit stands: an embedding a cell.
+    reads_puzzle: it gets a puzzle beside the grid, as 36 latents that every cell sees. """
+    def __init__(self, reads_puzzle):
+        latents = dict(n_latents=L, latent_tokens=1, latent_dim=V + 1) if reads_puzzle else {}
+        super().__init__(ModelConfig(vocab_size=V, seq_len=L, depth=4, heads=4, width=96,
+                                     streams=('text', 'latent') if reads_puzzle else ('text',),
+                                     text_clock=False, **latents))
+        self.cell_embedding = nn.Parameter(0.3 * torch.randn(L, 96))
 
     def embed_inputs(self, tokens, *others):
         text, latent, condition = super().embed_inputs(tokens, *others)
-        return text + self.cells[:tokens.shape[1]], latent, condition
+        return text + self.cell_embedding, latent, condition
 
 
-def logits_of(model, x, is_causal, positions=None):
-    """ (B, L, V), or (P, V) at so many positions. is_causal: read from left to right. """
-    n_causal = len(x) if is_causal else 0
-    return model(x, None, torch.zeros(len(x)), None, positions, n_causal=n_causal)[0]
+def logits_of(model, x, puzzle=None, positions=None):
+    """ (B, L, V), or (P, V) at so many positions. With a puzzle x is read from left to right. """
+    clock, latents, n_causal = torch.zeros(len(x)), None, 0
+    if puzzle is not None:
+        latents, n_causal = F.one_hot(puzzle, V + 1).float(), len(x)     # (B, L, V + 1)
+    return model(x, latents, clock, clock, positions, ('text',), n_causal=n_causal)[0]
 
 
-def train(loss_of, rows, seed, steps):
-    """ A network after so many steps on loss_of(model, grids (rows, 36), rng), each on new grids.
-    """
+def train(loss_of, reads_puzzle, seed, steps):
+    """ A network after so many steps on loss_of(model, grids (64, 36), rng), each on new grids. """
     torch.manual_seed(seed)
     rng = torch.Generator().manual_seed(seed)
-    model = GridModel()
+    model = GridModel(reads_puzzle)
     optimizer = torch.optim.AdamW(model.parameters())
     for step in range(steps):
         optimizer.param_groups[0]['lr'] = 3e-3 * min((step + 1) / 50, 1 - step / steps)
-        loss_of(model, draw_grids(rows, rng), rng).backward()
+        loss_of(model, draw_grids(64, rng), rng).backward()
         optimizer.step()
         optimizer.zero_grad()
-    return model.eval()
+    return model.eval().requires_grad_(False)

@@ -143,52 +143,98 @@ def sudoku(monkeypatch):
     return importlib.import_module('sudoku')
 
 
-def one_answer(grid, V):
-    """ A network that always says the same grid, whatever it reads; as many rows as it gets. """
-    def model(x, latents, t_text, t_latent, positions=None, n_causal=0):
-        logits = 9.0 * torch.nn.functional.one_hot(grid.repeat(x.shape[1] // 36), V).float().expand(len(x), -1, -1)
+class Recorder:
+    """ A network that says the same grid whatever it reads, the more surely the later the cell, and keeps what it has read. """
+
+    def __init__(self, grid):
+        self.logits = torch.nn.functional.one_hot(grid, 8) * (1 + torch.arange(36.) / 5)[:, None]      # (36, V)
+        self.read = []
+
+    def __call__(self, x, latents, t_text, t_latent, positions=None, predict=('text',), n_causal=0):
+        self.read.append((x.clone(), latents, n_causal))
+        logits = self.logits.expand(len(x), -1, -1)
         return (logits if positions is None else logits.flatten(0, 1)[positions]), None
-    return model
 
 
 def test_grids_of_sudoku_are_right_and_a_wrong_row_column_or_box_is_seen(sudoku):
     grids = sudoku.draw_grids(500, torch.Generator().manual_seed(0))
     assert grids.shape == (500, 36) and sudoku.is_right(grids).all() and len(grids.unique(dim=0)) > 490
 
-    # rows of a box may be exchanged
-    square = grids.view(-1, 6, 6)
-    assert sudoku.is_right(square[:, [1, 0, 2, 3, 4, 5]].flatten(1)).all()
+    def exchanged(i, j):
+        order = torch.arange(36)
+        order[i], order[j] = j, i
+        return grids[:, order]
+    assert not sudoku.is_right(exchanged(0, 1)).any(), 'two cells of one row and box: columns are wrong'
+    assert not sudoku.is_right(exchanged(0, 6)).any(), 'two cells of one column and box: rows are wrong'
     by_row = (torch.arange(6)[:, None] + torch.arange(6)) % 6
     assert not sudoku.is_right(by_row.flatten()[None]), 'each row and column is right, no box is'
-    assert not sudoku.is_right(torch.arange(6).repeat(6)[None]), 'rows alone are right'
-    assert not sudoku.is_right(torch.arange(6).repeat_interleave(6)[None]), 'columns alone are right'
 
 
-@pytest.mark.parametrize('clues', [0, 12])
-def test_who_fills_a_sudoku_keeps_the_clues_and_writes_what_the_network_says_in_every_other_cell(sudoku, clues):
+def test_who_fills_a_sudoku_keeps_the_clues_and_each_way_has_its_order(sudoku):
     said, other = sudoku.draw_grids(2, torch.Generator().manual_seed(0))
-    puzzles = torch.where(torch.arange(36) < clues, other, sudoku.MASK)[None].repeat(3, 1)
-    expected = torch.where(torch.arange(36) < clues, other, said).tolist()
-    model, propose = one_answer(said, sudoku.V), sudoku.make_propose(0.0, 1.0, None)
-    for sampler in (sudoku.confidence, sudoku.first_hitting):
-        assert sudoku.fill(model, sampler, puzzles, propose).tolist() == [expected] * 3
-    for before in (puzzles[:, :0], puzzles):
-        assert sudoku.fill_in_order(model, before, puzzles, propose).tolist() == [expected] * 3
+    is_clue = torch.arange(36) % 3 == 0
+    puzzles = torch.where(is_clue, other, sudoku.MASK)[None].repeat(3, 1)
+    expected = torch.where(is_clue, other, said).tolist()
+    cells = [i for i in range(36) if i % 3]
+
+    orders = {}
+    for name, fill in (('certain', lambda model: sudoku.fill(model, sudoku.confidence, puzzles)),
+                       ('random', lambda model: sudoku.fill(model, sudoku.first_hitting, puzzles)),
+                       ('in order', lambda model: sudoku.fill_in_order(model, puzzles, reads_puzzle=False))):
+        model = Recorder(said)
+        filled = fill(model)
+        assert filled.tolist() == [expected] * 3
+        read = [x[0] for x, latents, n_causal in model.read if latents is None and not n_causal] + [filled[0]]
+        orders[name] = [int(i) for x, after in zip(read, read[1:]) for i in (x != after).nonzero().flatten()]
+    assert orders['certain'] == cells[::-1] and orders['in order'] == cells and sorted(orders['random']) == cells
+    assert orders['random'] not in (cells, cells[::-1])
+
+    # the decoder reads the puzzle itself at each call, from left to right
+    model = Recorder(said)
+    assert sudoku.fill_in_order(model, puzzles, reads_puzzle=True).tolist() == [expected] * 3
+    assert all((latents.argmax(2) == puzzles).all() and n_causal == 3 for _, latents, n_causal in model.read)
 
 
-@pytest.mark.parametrize('kind', ['masked', 'decoder', 'decoder + puzzle'])
-def test_the_losses_of_sudoku_are_nats_of_a_cell_under_the_right_grid(sudoku, kind):
-    """ Logits 9 at one digit and 0 at 7 others: known nats where that digit is right. Masked cells weigh 1/t, 1 on average. """
+def test_the_losses_of_sudoku_are_nats_of_masked_cells_that_no_network_reads(sudoku):
     grid = sudoku.draw_grids(1, torch.Generator().manual_seed(0))
-    loss = sudoku.loss_of(kind, one_answer(grid[0], sudoku.V), grid.expand(20_000, -1), torch.Generator().manual_seed(0))
-    assert loss.item() == pytest.approx(math.log1p(7 * math.exp(-9)), rel=.01 if kind == 'masked' else 1e-3)
+    grids = grid.expand(20_000, -1)
+    nats = torch.log1p(7 * torch.exp(-1 - torch.arange(36.) / 5)).mean().item()            # one logit 1 + i / 5, and seven of 0
+    for loss_of, tolerance in ((sudoku.masked_loss, .02), (sudoku.decoder_loss, .02)):
+        model = Recorder(grid[0])
+        assert loss_of(model, grids, torch.Generator().manual_seed(0)).item() == pytest.approx(nats, rel=tolerance)
+        (x, latents, n_causal), = model.read
+        puzzle = x if latents is None else latents.argmax(2)
+        share = (puzzle == sudoku.MASK).float().mean(1)
+        assert share.mean() == pytest.approx(.55, abs=.01) and share.std() > .2                # t ~ U(.1, 1)
+        assert ((puzzle == sudoku.MASK) | (puzzle == grids)).all()
+        assert (latents is None, n_causal) == ((True, 0) if loss_of is sudoku.masked_loss else (False, 20_000))
+
+        # another digit in cell 5, where the logit is 2
+        wrong = Recorder(torch.where(torch.arange(36) == 5, (grid[0] + 1) % 6, grid[0]))
+        assert loss_of(wrong, grids, torch.Generator().manual_seed(0)).item() == pytest.approx(nats + 2 / 36, rel=tolerance)
+
+
+def test_a_decoder_of_sudoku_sees_all_clues_and_no_digit_that_it_is_to_write(sudoku):
+    torch.manual_seed(0)
+    from toy_sudoku import GridModel
+    model = GridModel(reads_puzzle=True).requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.normal_(std=.3)
+    x, other = sudoku.draw_grids(2, torch.Generator().manual_seed(0))
+    puzzle = torch.where(torch.arange(36) < 20, sudoku.MASK, x)[None]
+    before = sudoku.logits_of(model, x[None], puzzle=puzzle)
+    after = sudoku.logits_of(model, torch.where(torch.arange(36) < 10, x, other)[None], puzzle=puzzle)
+    assert torch.allclose(before[:, :11], after[:, :11], atol=1e-4) and not torch.allclose(before[:, 11:], after[:, 11:], atol=1e-2)
+    last_clue = puzzle.clone()
+    last_clue[0, 35] = (x[35] + 1) % 6
+    assert not torch.allclose(before[:, 0], sudoku.logits_of(model, x[None], puzzle=last_clue)[:, 0], atol=1e-3)
 
 
 def test_the_sudoku_example_prints_a_table(sudoku, capsys, monkeypatch):
-    monkeypatch.setattr(sudoku, 'CLUES', (0, 24))
+    monkeypatch.setattr(sudoku, 'CLUES', (6, 24))
     found = sudoku.main(0, steps=2, n=4)
     lines = capsys.readouterr().out.splitlines()
-    assert len(found) == 8 and len(lines) == 3 and max(map(len, lines)) <= 100 and all(0 <= x <= 100 for x in found.values())
+    assert len(found) == 8 and len(lines) == 5 and max(map(len, lines)) <= 100 and all(0 <= x <= 100 for x in found.values())
 
 
 @pytest.mark.parametrize('name', NAMES)

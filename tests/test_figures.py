@@ -120,7 +120,8 @@ SECTIONS = {
     'proteins.md': {'Measured': ('protein_tiny',)},
     'results.md': {'Quickstart': ('quickstart_seed0', 'quickstart_seed1', 'quickstart_seed2'), 'Likelihoods of orders': ('quickstart_orders',),
                    'Captions from their MiniLM embeddings': ('captions_seed0',),
-                   'How much fits into one embedding': ('lengths',),
+                   'How much a network reads from one embedding': ('lengths',),
+                   'The square of clocks, its edges, its diagonal': ('clocks',),
                    'Captions from elsewhere': ('captions_elsewhere', 'captions_seed0', 'lengths'),
                    'Masked rows alone': ('multi30k_l2t_masked',),
                    'Every direction from one checkpoint': ('multi30k_mixed_alone',)},
@@ -189,11 +190,14 @@ def computed(name):
     if name == 'multi30k_atat_ablation':
         for variant in results(name)['runs']:
             yield from [*ablation(variant), *ablation(variant, 'nats'), *ablation_difference(variant)]
+    if name == 'clocks':
+        for runs in results(name)['runs'].values():
+            for key in runs[0].keys() - {'seed'}:
+                yield from over_seeds(runs, key)
     if name == 'sudoku':
         runs = results(name)['runs']
         for key in runs[0].keys() - {'seed'}:
             yield from over_seeds(runs, key)
-        yield from (0, 6, 12, 18, 24)                     # clues
     if name.startswith('bench-step'):
         for row in results(name)['rows']:
             yield from (row['flops'] / 1e9, row['utilisation'] * 100)

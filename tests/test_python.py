@@ -329,9 +329,9 @@ def test_the_nats_of_all_groups_are_the_exact_nats_of_the_task_nelbo(mixed, tmp_
 
     def total(*names):
         return sum(group['n'] * sum(group[name] for name in names) for group in ours)
-    assert total('left') / total('tokens') == pytest.approx(found['nelbo/causal_nats_per_token'], rel=1e-5)
+    assert total('unread') / total('tokens') == pytest.approx(found['nelbo/causal_nats_per_token'], rel=1e-5)
     # of noise, too, but of other noise
-    assert total('left', 'known') / total('tokens') == pytest.approx(found['nelbo/null/causal_nats_per_token'], rel=.1)
+    assert total('unread', 'read') / total('tokens') == pytest.approx(found['nelbo/null/causal_nats_per_token'], rel=.1)
 
 
 def test_groups_are_of_so_many_tokens_and_small_ones_are_left_out(monkeypatch):
