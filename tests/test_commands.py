@@ -58,6 +58,8 @@ ELSEWHERE = {
 }
 NOT_RUN = {
     'python -m benchmarks.tables': 'prints what tests/test_figures.py compares',
+    'python -m benchmarks.lengths': 'test_python.py runs its main()',
+    'python evaluate.py config/captions.py --out_dir=weights/captions --texts=elsewhere.txt': 'needs MiniLM; --texts runs in test_evaluate.py',
     'git clone': 'needs a network',
     'make ': 'installs from a network; the commands behind it run here',
     'pip install': 'installs from a network',
