@@ -47,7 +47,7 @@ def fill(model, sampler, puzzles):
                    torch.Generator().manual_seed(0))
 
 
-def fill_in_order(model, puzzles, reads_puzzle):
+def fill_in_order(model, puzzles, reads_puzzle):                         # from left to right
     x = puzzles.clone()
     for i in range(L):
         digit = logits_of(model, x, puzzle=puzzles if reads_puzzle else None)[:, i].argmax(1)

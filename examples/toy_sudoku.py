@@ -27,7 +27,7 @@ FIT_IN_BOX = ~(HAS_LEFT[:, None] & HAS_LEFT).any(2)
 
 
 def draw_grids(n, rng):
-    """ (n, 36), row by row, each drawn from those that fit to the rows above. """
+    """ (n, 36), row by row, each drawn from those that fit the rows above. There are some. """
     rows = [torch.randint(720, (n,), generator=rng)]
     for i in range(1, 6):
         fits = torch.stack([FIT_IN_COLUMNS[row] for row in rows]).all(0)             # (n, 720)

@@ -243,6 +243,21 @@ def test_the_figures_of_a_section_are_in_results(name):
     assert not wrong, '\n'.join(wrong)
 
 
+def cells_over_seeds(runs, keys, digits):
+    return [' ± '.join(f'{value:.{n}f}' for value in over_seeds(runs, key)) for key, n in zip(keys, digits)]
+
+
+def test_each_row_of_the_tables_of_sudoku_and_clocks_is_of_its_own_name():
+    runs = results('sudoku')['runs']
+    rows = {name: cells for name, cells in table_rows(dict(sections('diffusion.md'))['Fill a grid, whichever cells are given'])}
+    assert rows == {name: cells_over_seeds(runs, [f'{name}/{clues}' for clues in (6, 12, 18, 24)], [1] * 4)
+                    for name in sorted({key.rpartition('/')[0] for key in runs[0]} - {''})}
+
+    keys = 'nelbo/nats_per_token', 'nelbo/null/nats_per_token', 'l2t/bleu', 't2l/centred_cosine', 'unconditional/coherence'
+    rows = [cells for _, cells in table_rows(dict(sections('results.md'))['The square of clocks, its edges, its diagonal'])]
+    assert rows == [cells_over_seeds(results('clocks')['runs'][way], keys, (3, 3, 1, 3, 3)) for way in ('square', 'edges', 'recipe', 'equal')]
+
+
 def test_the_time_ratios_of_the_speedrun_are_the_medians_and_ends_of_the_rounds():
     page = (ROOT / 'docs/speedrun.md').read_text()
     for entry, others, commit in (('fourth', 'fifth', 'dd4554f'), ('fifth', 'fourth', '3faba36')):
