@@ -83,7 +83,7 @@ def chosen():
     if datasets and len(of_runs) != len(folders):
         raise ValueError(f'datasets={datasets}: expected {len(folders)}, one for each run')
     for i, out_dir in enumerate(folders):
-        run = load_run(out_dir, encoder_folder='' if i else encoder_folder)
+        run = load_run(out_dir, dtype='float32', encoder_folder='' if i else encoder_folder)
         if run.next_token is None or not run.meta['encoder']:
             raise ValueError(f'{out_dir}: expected a run that has learned mode=causal and whose '
                              'latents are an encoder\'s')

@@ -323,7 +323,7 @@ def test_the_nats_of_all_groups_are_the_exact_nats_of_the_task_nelbo(mixed, tmp_
     assert all(group['from'] <= group['tokens'] <= group['to'] == group['from'] + 2 for group in ours + others)
     assert len(capsys.readouterr().out.splitlines()) == 4 + len(ours) + len(others)
 
-    result = run('evaluate.py', f'--out_dir={tmp_path / "run"}', '--tasks=nelbo', '--n=20', '--draws=1')
+    result = run('evaluate.py', f'--out_dir={tmp_path / "run"}', '--tasks=nelbo', '--n=20', '--draws=1', '--dtype=float32')
     assert result.returncode == 0, result.stderr
     found = json.loads((tmp_path / 'run/results.json').read_text())
 
