@@ -44,7 +44,7 @@ def is_right(grids):
 
 class GridModel(Model):
     """ The network of the project, which also reads where a digit stands: an embedding a cell.
-    reads_puzzle: it gets a puzzle beside the grid, as 36 latents that every cell sees. """
+    reads_puzzle: beside the grid it gets a puzzle, as 36 latents, by the same embeddings. """
     def __init__(self, reads_puzzle):
         latents = dict(n_latents=L, latent_tokens=1, latent_dim=V + 1) if reads_puzzle else {}
         super().__init__(ModelConfig(vocab_size=V, seq_len=L, depth=4, heads=4, width=96,
@@ -52,8 +52,10 @@ class GridModel(Model):
                                      text_clock=False, **latents))
         self.cell_embedding = nn.Parameter(0.3 * torch.randn(L, 96))
 
-    def embed_inputs(self, tokens, *others):
-        text, latent, condition = super().embed_inputs(tokens, *others)
+    def embed_inputs(self, tokens, puzzle, *clocks):
+        text, latent, condition = super().embed_inputs(tokens, puzzle, *clocks)
+        if latent is not None:
+            latent = puzzle @ self.embed.weight + self.cell_embedding    # puzzle: one-hot
         return text + self.cell_embedding, latent, condition
 
 

@@ -235,11 +235,39 @@ def test_a_decoder_of_sudoku_sees_all_clues_and_no_digit_that_it_is_to_write(sud
     assert not torch.allclose(before[:, 0], sudoku.logits_of(model, x[None], puzzle=last_clue)[:, 0], atol=1e-3)
 
 
-def test_the_sudoku_example_prints_a_table(sudoku, capsys, monkeypatch):
-    monkeypatch.setattr(sudoku, 'CLUES', (6, 24))
-    found = sudoku.main(0, steps=2, n=4)
+def test_each_row_of_the_sudoku_example_is_of_the_network_and_the_order_that_it_names(sudoku, capsys, monkeypatch):
+    """ The networks that are trained record what they read. One knows the first grid by heart, most surely its last cells. """
+    grid = sudoku.draw_grids(200, torch.Generator().manual_seed(1000))[0]
+    trained = []
+
+    def train(loss_of, reads_puzzle, seed, steps):
+        assert (loss_of, seed, steps) == (sudoku.decoder_loss if reads_puzzle else sudoku.masked_loss, 0, 500)
+        trained.append(Recorder(grid))
+        return trained[-1]
+    monkeypatch.setattr(sudoku, 'train', train)
+    found = sudoku.main(0)
     lines = capsys.readouterr().out.splitlines()
-    assert len(found) == 8 and len(lines) == 5 and max(map(len, lines)) <= 100 and all(0 <= x <= 100 for x in found.values())
+    assert len(found) == 16 and len(lines) == 5 and max(map(len, lines)) <= 100 and all(0 <= x <= 100 for x in found.values())
+    assert found['decoder, from left to right', 6] < 10, 'of the 200 puzzles only the first has this grid'
+    masked, decoder = trained
+
+    # four ways of 36 calls for each number of clues, but a sampler makes none for what is given
+    def given(x):
+        return (x != sudoku.MASK).sum(1)
+    assert all(n_causal == 200 and latents is not None for _, latents, n_causal in decoder.read)
+    assert [given(latents.argmax(2)).unique().tolist() for _, latents, _ in decoder.read] == [[clues] for clues in sudoku.CLUES for _ in range(36)]
+    assert all(latents is None and not n_causal for _, latents, n_causal in masked.read)
+    starts = [x for x, before in zip([x for x, *_ in masked.read], [None] + [x for x, *_ in masked.read]) if before is None or (given(x) < given(before)).any()]
+    assert [given(x).unique().tolist() for x in starts] == [[clues] for _ in range(3) for clues in sudoku.CLUES]
+
+    # which gap of a puzzle is written first: its last one, one by lot, its first one
+    reads, first = [x for x, *_ in masked.read], []
+    for start in (starts[0], starts[4], starts[8]):
+        i = next(i for i, x in enumerate(reads) if x is start)
+        rank = (start == sudoku.MASK).cumsum(1) - 1                                            # of a gap among those of its puzzle
+        first.append(rank[(reads[i + 1] != start)].tolist())
+    certain, random, in_order = first
+    assert certain == [29] * 200 and set(in_order) == {0} and len(random) == 200 and len(set(random)) == 30
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -253,9 +253,21 @@ def test_each_row_of_the_tables_of_sudoku_and_clocks_is_of_its_own_name():
     assert rows == {name: cells_over_seeds(runs, [f'{name}/{clues}' for clues in (6, 12, 18, 24)], [1] * 4)
                     for name in sorted({key.rpartition('/')[0] for key in runs[0]} - {''})}
 
-    keys = 'nelbo/nats_per_token', 'nelbo/null/nats_per_token', 'l2t/bleu', 't2l/centred_cosine', 'unconditional/coherence'
-    rows = [cells for _, cells in table_rows(dict(sections('results.md'))['The square of clocks, its edges, its diagonal'])]
-    assert rows == [cells_over_seeds(results('clocks')['runs'][way], keys, (3, 3, 1, 3, 3)) for way in ('square', 'edges', 'recipe', 'equal')]
+    keys = 'nelbo/nats_per_token', 'nelbo/null/nats_per_token', 'l2t/bleu', 't2l/centred_cosine'
+    rows = dict(table_rows(dict(sections('results.md'))['The square of clocks, its edges, its diagonal']))
+    ways = {'the whole square (`unconditional`)': 'square', 'two edges (`l2t`, `t2l`)': 'edges', 'a third of each': 'recipe', 'the diagonal: one clock for both': 'equal'}
+    assert rows == {label: cells_over_seeds(results('clocks')['runs'][way], keys, (3, 3, 1, 3)) for label, way in ways.items()}
+
+
+def test_each_row_of_the_table_of_lengths_is_of_its_own_length():
+    def cell(group, key):
+        return f'{group[key]:.1f} ± {group[f"{key}_se"]:.1f}'
+    columns = [(name, key) for name, keys in (('all-MiniLM-L6-v2', ('read', 'unread', 'exact', 'bleu')), ('all-MiniLM-L6-v2, other texts', ('exact', 'bleu')), ('lsa', ('read', 'unread')))
+               for key in keys]
+    groups = {name: {f'{group["from"]} to {group["to"]}': group for group in found} for name, found in results('lengths').items()}
+    rows = dict(table_rows(dict(sections('results.md'))['How much a network reads from one embedding']))
+    expected = {label: [cell(groups[name][label], key) if label in groups[name] else '' for name, key in columns] for label in rows}
+    assert rows == expected and set(rows) == {label for found in groups.values() for label in found}
 
 
 def test_the_time_ratios_of_the_speedrun_are_the_medians_and_ends_of_the_rounds():
