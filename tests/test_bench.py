@@ -306,3 +306,126 @@ def test_windows_are_scored_behind_their_first_character_by_nanogpt_and_by_both_
     assert found['masked, left to right/nats'] == pytest.approx(total / 8 / 64, rel=1e-5)
     orders = [found[f'masked, {name}/nats'] for name in ('iw bound of 4 orders', 'mean of 4 orders', 'the bound')]
     assert orders[0] <= orders[1] + 1e-9 and orders[1] == pytest.approx(orders[2], abs=.05), orders
+
+
+# a clone of MDLM, whose network is a table: how likely a token is at a position. It notes the texts that its loss sees
+MDLM = {'models/dit.py': '''
+import flash_attn
+import flash_attn.layers.rotary
+import omegaconf
+import torch
+
+class DIT(torch.nn.Module):
+    def __init__(self, config, vocab_size):
+        super().__init__()
+        size = config.model
+        assert (size.hidden_size, size.n_blocks, size.n_heads, size.dropout) == (32, 1, 2, 0)
+        self.table = torch.nn.Parameter(torch.zeros(size.length, vocab_size))
+
+    def forward(self, indices, sigma):
+        return self.table.expand(len(indices), -1, -1)
+''', 'noise_schedule.py': '''
+class LogLinearNoise:
+    pass
+''', 'diffusion.py': '''
+import hydra.utils
+import lightning as L
+import torch
+import torchmetrics
+from types import SimpleNamespace
+
+import dataloader
+import models
+import noise_schedule
+import utils
+
+class NLL(torchmetrics.aggregation.MeanMetric):
+    pass
+
+seen = models.seen = []
+
+class Diffusion(L.LightningModule):
+    def forward(self, x, sigma):
+        assert self.parameterization == 'subs' and sigma.shape == (len(x),)
+        logits = self.backbone(x, sigma) + torch.zeros(())
+        return logits.index_fill(2, torch.tensor([self.mask_index]), self.neg_infinity).log_softmax(2)
+
+    def _loss(self, x0, attention_mask):
+        assert attention_mask.shape == x0.shape and attention_mask.all()
+        seen.append(x0)
+        return SimpleNamespace(loss=-self(x0, torch.zeros(len(x0))).gather(2, x0[..., None]).mean())
+'''}
+
+
+def test_mdlm_trains_on_the_rows_of_our_run_and_is_measured_with_its_bound(dataset, tmp_path, monkeypatch):
+    from benchmarks import mdlm
+    from data import row_order
+    from sampling.loading import load_run
+    for name, code in MDLM.items():
+        (tmp_path / 'clone' / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / 'clone' / name).write_text(code)
+    args = ['--streams=text', '--mode=unconditional', '--optimizer=adamw', '--global_batch=8', '--ema_decay=0.5', '--max_iters=40', '--learning_rate=0.1',
+            '--warmup_iters=4', '--min_lr=1']
+    result = run('train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/ours', *TINY_RUN, *args)
+    assert result.returncode == 0, result.stderr
+    code = f"""
+import sys
+from benchmarks import mdlm
+mdlm.folder, mdlm.runs, mdlm.n, mdlm.draws, mdlm.save = {str(tmp_path / 'clone')!r}, {str(tmp_path / 'ours')!r}, 30, 64, {str(tmp_path / 'found.json')!r}
+mdlm.main()
+import torch
+torch.save(torch.stack(sys.modules['models'].seen), {str(tmp_path / 'seen.pt')!r})
+"""
+    result = run_code(code)
+    assert result.returncode == 0, result.stderr
+    found = json.loads((tmp_path / 'found.json').read_text())
+
+    # the rows of each step are those of train.py
+    ours = load_run(str(tmp_path / 'ours'), dtype='float32')
+    train = PackedDataset(str(dataset), 'train', ours.L)
+    seen = torch.load(tmp_path / 'seen.pt', weights_only=True)
+    assert seen.tolist() == [train.rows(row_order(len(train), 0, 8 * step, 8))[0].tolist() for step in range(40)]
+
+    # the averaged table of 40 steps by hand: AdamW, the rate after a warm-up, half of the average stays
+    table = torch.zeros(ours.L, ours.tokenizer.vocab_size, requires_grad=True)
+    optimizer = torch.optim.AdamW([table], lr=.1, betas=(.9, .95), weight_decay=ours.config['weight_decay'])
+    average = None
+    for step, x in enumerate(seen):
+        optimizer.param_groups[0]['lr'] = .1 * min(1, (step + 1) / 4)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(table.expand(8, -1, -1).mT, x).backward()
+        torch.nn.utils.clip_grad_norm_(table, 1.0)
+        optimizer.step()
+        average = table.detach().clone() if average is None else .5 * average + .5 * table.detach()
+
+    # of positions that do not see one another the bound is -log p, but for the clocks' spread
+    val = PackedDataset(str(dataset), 'val', ours.L)
+    tokens, _ = val.rows(chosen_rows(len(val), 30, 'random', 0))
+    nats = torch.nn.functional.cross_entropy(average.expand(30, -1, -1).mT, tokens, reduction='none').sum() / (tokens != ours.tokenizer.pad).sum()
+    assert found['seed 0/mdlm'] == pytest.approx(nats.item(), rel=.03)
+    assert found['seed 0/lead'] == pytest.approx(found['seed 0/mdlm'] - found['seed 0/ours'], abs=1e-6)
+    bound = run('evaluate.py', f'--out_dir={tmp_path}/ours', '--tasks=nelbo', '--n=30', '--draws=64', '--order=random', '--dtype=float32')
+    assert bound.returncode == 0, bound.stderr
+    assert found['seed 0/ours'] == pytest.approx(json.loads((tmp_path / 'ours/results.json').read_text())['nelbo/nats_per_token'], rel=1e-5)
+
+    # without a clone
+    monkeypatch.setattr(mdlm, 'folder', str(tmp_path))
+    with pytest.raises(ValueError, match='missing; name a clone of github.com/kuleshov-group/mdlm'):
+        mdlm.Theirs(ours.model.config)
+
+
+def test_what_stands_in_for_flash_attn_is_the_attention_and_the_rotation_of_our_network():
+    from benchmarks import mdlm
+    import model
+    B, L, H, d = 2, 5, 3, 8
+    qkv = torch.randn(B, L, 3, H, d, dtype=torch.float64)
+    angles = model.rotary_angles(L, d)
+    cos, sin = angles.cos(), angles.sin()
+    turned = mdlm.rotary(qkv, cos, sin)
+    q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
+    q, k = model.rotate(q, cos, sin), model.rotate(k, cos, sin)
+    assert torch.allclose(turned.transpose(1, 3)[:, :, 0], q) and torch.allclose(turned.transpose(1, 3)[:, :, 1], k)
+    assert torch.equal(turned[:, :, 2], qkv[:, :, 2])
+    for causal, mask in ((False, None), (True, model.causal_mask(0, L))):
+        found = mdlm.full_attention(turned.flatten(0, 1), None, L, 0., causal)
+        assert torch.allclose(found.unflatten(0, (B, L)), model.attention(q, k, v, mask).transpose(1, 2))
