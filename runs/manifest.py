@@ -99,10 +99,16 @@ def encoder_identity(encoder):
     return {**encoder, 'id': os.path.basename(os.path.normpath(encoder['id']))}
 
 
-def dataset_identity(meta):
+def dataset_identity(meta, has_statistics=False):
     """ What two datasets must share, so that a model of one can read the other. The bag is where a
-    training begins, and nothing depends on it later. """
-    digests = {name: entry['sha256'] for name, entry in meta['files'].items() if name != 'bag.npy'}
+    training begins, and nothing depends on it later. has_statistics: whoever reads the dataset has
+    those of the latents, and these may differ, as they do in the last bits where another machine
+    has embedded the texts; if no encoder is known, they say which latents these are. """
+    unread = {'bag.npy'}
+    if has_statistics and meta['encoder']:
+        unread.add('latent_stats.npz')
+    digests = {name: entry['sha256'] for name, entry in meta['files'].items()
+               if name not in unread}
     encoder = encoder_identity(meta['encoder'])
     return dict(tokenizer=meta['tokenizer'], encoder=encoder, files=digests)
 

@@ -13,7 +13,7 @@ import pytest
 
 from corpora.layouts import verify
 from data import PackedDataset
-from launch import TINY, run_code, run_each
+from launch import TINY, run, run_code, run_each, train
 from runs import run_folder
 from runs.export import results_of
 from runs.files import read_array, read_arrays, read_sealed, sealed, sha256
@@ -192,3 +192,25 @@ def test_what_a_run_folder_says_wrong_is_one_line_that_names_the_file(finished, 
             run_folder.begin(knobs, finished, fresh=False)
     (out / 'wandb_id').unlink()
     assert run_folder.begin(knobs, finished, fresh=False) == (out / 'wandb_id').read_text().strip()
+
+
+def test_a_dataset_that_another_machine_has_embedded_is_evaluated_and_no_training_goes_on_with_it(dataset, finished, tmp_path):
+    """ Its statistics differ in the last bits: the run has its own. """
+    folder, out = copy_of(dataset, tmp_path), shutil.copytree(finished, tmp_path / 'run')
+    stats = read_arrays(folder / 'latent_stats.npz')
+    np.savez(tmp_path / 'others.npz', **{name: x * (1 + 1e-6) if x.dtype.kind == "f" else x for name, x in stats.items()})
+    forge(folder, 'latent_stats.npz', (tmp_path / 'others.npz').read_bytes())
+    figures = []
+    for data in (dataset, folder):
+        result = run('evaluate.py', f'--out_dir={out}', '--tasks=nelbo', '--n=6', '--draws=1', f'--dataset={data}')
+        assert result.returncode == 0, result.stderr
+        figures.append(json.loads((out / 'results.json').read_text())['nelbo/nats_per_token'])
+    assert figures[0] == figures[1]
+    result = train(folder, out, '--max_iters=14')
+    assert result.returncode == 2 and "latent_stats.npz" in result.stderr
+
+    # texts of another tokenizer are not those of the run
+    tokenizer = json.loads((folder / 'tokenizer.json').read_text())
+    forge(folder, 'tokenizer.json', json.dumps(tokenizer, indent=7).encode())
+    result = run('evaluate.py', f'--out_dir={out}', '--tasks=nelbo', '--n=6', f'--dataset={folder}')
+    assert result.returncode == 2 and 'tokenizer' in result.stderr and 'name its own dataset' in result.stderr
