@@ -7,7 +7,10 @@
 #     python -m benchmarks.tables          the tables of README.md and of weights/captions
 #
 # RAW: the folder of Multi30k's train.*.en.gz and val.*.en.gz (docs/results.md). MINILM: a folder of
-# all-MiniLM-L6-v2, or minilm, which is fetched from the hub. SEEDS: of the captions.
+# all-MiniLM-L6-v2, or minilm, which is fetched from the hub. SEEDS: of the captions. TRAIN, EVAL:
+# more arguments of all trainings and evaluations, for a rehearsal of minutes:
+#
+#     TRAIN=--max_iters=20 EVAL="--n=8 --draws=1" sh results/release.sh quickstart
 set -e
 PY=${PY:-python}
 MINILM=${MINILM:-minilm}
@@ -30,8 +33,8 @@ quickstart() {
     $PY prepare.py config/quickstart.py
     for seed in 0 1 2; do
         out=out/quickstart_seed$seed
-        $PY train.py config/quickstart.py --seed=$seed --out_dir=$out
-        $PY evaluate.py config/quickstart.py --out_dir=$out --n=1000       # all there are
+        $PY train.py config/quickstart.py --seed=$seed --out_dir=$out $TRAIN
+        $PY evaluate.py config/quickstart.py --out_dir=$out --n=1000 $EVAL   # all there are
         keep $out quickstart_seed$seed
     done
 }
@@ -39,12 +42,12 @@ quickstart() {
 # what is written from the embeddings of 1,000 random captions, one network's ways and their cost
 writing() {
     write="$PY evaluate.py config/captions.py --out_dir=$1 --tasks=l2t $FOLDER"
-    $write --sweep="sampler=autoregressive; rerank=1,24"
-    $write --n=200 --sweep="sampler=autoregressive; rerank=24,150"
+    $write --sweep="sampler=autoregressive; rerank=1,24" $EVAL
+    $write --n=200 --sweep="sampler=autoregressive; rerank=24,150" $EVAL
     if [ "$2" = both ]; then
-        $write --sweep="sampler=confidence; rerank=1"
-        $write --n=200 --sweep="sampler=confidence; rerank=24"
-        $write --n=200 --sweep="rerank=24; refine=2"
+        $write --sweep="sampler=confidence; rerank=1" $EVAL
+        $write --n=200 --sweep="sampler=confidence; rerank=24" $EVAL
+        $write --n=200 --sweep="rerank=24; refine=2" $EVAL
     fi
 }
 
@@ -54,18 +57,18 @@ captions() {
     for seed in ${SEEDS:-0 1}; do
         out=out/captions_seed$seed
         evaluate="$PY evaluate.py config/captions.py --out_dir=$out $FOLDER"
-        $PY train.py config/captions.py --seed=$seed --out_dir=$out
-        $evaluate --tasks=nelbo,l2t,t2l,infill,edit
-        $evaluate --tasks=unconditional --n=200
+        $PY train.py config/captions.py --seed=$seed --out_dir=$out $TRAIN
+        $evaluate --tasks=nelbo,l2t,t2l,infill,edit $EVAL
+        $evaluate --tasks=unconditional --n=200 $EVAL
         if [ $seed = 0 ]; then
             writing $out both
-            $evaluate --tasks=edit --sweep="strength=.02,.05,.1,.2,.4"
+            $evaluate --tasks=edit --sweep="strength=.02,.05,.1,.2,.4" $EVAL
         fi
         keep $out captions_seed$seed
     done
     out=out/captions_decoder
-    $PY train.py config/captions.py --mode=causal --out_dir=$out
-    $PY evaluate.py config/captions.py --out_dir=$out --tasks=nelbo,l2t $FOLDER
+    $PY train.py config/captions.py --mode=causal --out_dir=$out $TRAIN
+    $PY evaluate.py config/captions.py --out_dir=$out --tasks=nelbo,l2t $FOLDER $EVAL
     writing $out decoder
     keep $out captions_decoder
 }
