@@ -2,7 +2,7 @@
 Who can fill a sudoku, whichever cells are given?
 
 A masked network learns every pattern of gaps, and may fill the most certain cell first. A decoder
-writes from left to right; to see all clues it reads the puzzle beside the grid, at twice the time.
+writes from left to right; to see all clues it reads the puzzle before the grid, in twice the time.
 
     masked     loss = 1/t * sum over masked i of -log p(x^i | x_t),        t ~ U(.1, 1)
     decoder    loss =       sum over masked i of -log p(x^i | x_t, x^<i)

@@ -44,27 +44,23 @@ def is_right(grids):
 
 class GridModel(Model):
     """ The network of the project, which also reads where a digit stands: an embedding a cell.
-    reads_puzzle: beside the grid it gets a puzzle, as 36 latents, by the same embeddings. """
+    reads_puzzle: before the grid it reads a puzzle, all from left to right. """
     def __init__(self, reads_puzzle):
-        latents = dict(n_latents=L, latent_tokens=1, latent_dim=V + 1) if reads_puzzle else {}
-        super().__init__(ModelConfig(vocab_size=V, seq_len=L, depth=4, heads=4, width=96,
-                                     streams=('text', 'latent') if reads_puzzle else ('text',),
-                                     text_clock=False, **latents))
+        super().__init__(ModelConfig(vocab_size=V, seq_len=2 * L if reads_puzzle else L, depth=4,
+                                     heads=4, width=96, streams=('text',), text_clock=False))
         self.cell_embedding = nn.Parameter(0.3 * torch.randn(L, 96))
 
-    def embed_inputs(self, tokens, puzzle, *clocks):
-        text, latent, condition = super().embed_inputs(tokens, puzzle, *clocks)
-        if latent is not None:
-            latent = puzzle @ self.embed.weight + self.cell_embedding    # puzzle: one-hot
-        return text + self.cell_embedding, latent, condition
+    def embed_inputs(self, tokens, *others):
+        text, *rest = super().embed_inputs(tokens, *others)
+        return text + self.cell_embedding.repeat(tokens.shape[1] // L, 1), *rest
 
 
 def logits_of(model, x, puzzle=None, positions=None):
     """ (B, L, V), or (P, V) at so many positions. With a puzzle x is read from left to right. """
-    clock, latents, n_causal = torch.zeros(len(x)), None, 0
-    if puzzle is not None:
-        latents, n_causal = F.one_hot(puzzle, V + 1).float(), len(x)     # (B, L, V + 1)
-    return model(x, latents, clock, clock, positions, ('text',), n_causal=n_causal)[0]
+    if puzzle is None:
+        return model(x, None, None, None, positions)[0]
+    logits, _ = model(torch.cat([puzzle, x], 1), None, None, None, n_causal=len(x))
+    return logits[:, L:]                                   # those of the puzzle are not used
 
 
 def train(loss_of, reads_puzzle, seed, steps):

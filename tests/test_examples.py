@@ -152,12 +152,15 @@ class Recorder:
         self.logits = torch.nn.functional.one_hot(grid, 8) * (1 + torch.arange(36.) / 5)[:, None]      # (36, V)
         self.read = []
 
-    def __call__(self, x, latents, t_text, t_latent, positions=None, predict=('text',), n_causal=0):
-        self.read.append((x.clone(), latents, n_causal))
+    def __call__(self, x, latents, t_text, t_latent, positions=None, n_causal=0):
+        puzzle, x = (x[:, :36], x[:, 36:]) if x.shape[1] == 72 else (None, x)
+        self.read.append((x.clone(), puzzle, n_causal))
         logits = self.logits.expand(len(x), -1, -1)
         if self.spoils_clues:
-            is_given = (x if latents is None else latents.argmax(2)) != 8
+            is_given = (x if puzzle is None else puzzle) != 8
             logits = logits.roll(1, 2).where(is_given[..., None], logits)
+        if puzzle is not None:
+            logits = torch.cat([logits.flip(2), logits], 1)
         return (logits if positions is None else logits.flatten(0, 1)[positions]), None
 
 
@@ -189,7 +192,7 @@ def test_who_fills_a_sudoku_keeps_the_clues_and_each_way_has_its_order(sudoku):
         model = Recorder(said)
         filled = fill(model)
         assert filled.tolist() == [expected] * 3
-        read = [x[0] for x, latents, n_causal in model.read if latents is None and not n_causal] + [filled[0]]
+        read = [x[0] for x, puzzle, n_causal in model.read if puzzle is None and not n_causal] + [filled[0]]
         orders[name] = [int(i) for x, after in zip(read, read[1:]) for i in (x != after).nonzero().flatten()]
     assert orders['certain'] == cells[::-1] and orders['in order'] == cells and sorted(orders['random']) == cells
     assert orders['random'] not in (cells, cells[::-1])
@@ -197,7 +200,7 @@ def test_who_fills_a_sudoku_keeps_the_clues_and_each_way_has_its_order(sudoku):
     # the decoder reads the puzzle itself at each call, from left to right
     model = Recorder(said)
     assert sudoku.fill_in_order(model, puzzles, reads_puzzle=True).tolist() == [expected] * 3
-    assert all((latents.argmax(2) == puzzles).all() and n_causal == 3 for _, latents, n_causal in model.read)
+    assert all((puzzle == puzzles).all() and n_causal == 3 for _, puzzle, n_causal in model.read)
 
 
 def test_the_losses_of_sudoku_are_nats_of_masked_cells_that_no_network_reads(sudoku):
@@ -207,12 +210,12 @@ def test_the_losses_of_sudoku_are_nats_of_masked_cells_that_no_network_reads(sud
     for loss_of, tolerance in ((sudoku.masked_loss, .02), (sudoku.decoder_loss, .02)):
         model = Recorder(grid[0], spoils_clues=True)
         assert loss_of(model, grids, torch.Generator().manual_seed(0)).item() == pytest.approx(nats, rel=tolerance)
-        (x, latents, n_causal), = model.read
-        puzzle = x if latents is None else latents.argmax(2)
+        (x, before, n_causal), = model.read
+        puzzle = x if before is None else before
         share = (puzzle == sudoku.MASK).float().mean(1)
         assert share.mean() == pytest.approx(.55, abs=.01) and share.std() > .2                # t ~ U(.1, 1)
         assert ((puzzle == sudoku.MASK) | (puzzle == grids)).all()
-        assert (latents is None, n_causal) == ((True, 0) if loss_of is sudoku.masked_loss else (False, 20_000))
+        assert (before is None, n_causal) == ((True, 0) if loss_of is sudoku.masked_loss else (False, 20_000))
 
         # another digit in cell 5, where the logit is 2
         wrong = Recorder(torch.where(torch.arange(36) == 5, (grid[0] + 1) % 6, grid[0]))
@@ -254,9 +257,9 @@ def test_each_row_of_the_sudoku_example_is_of_the_network_and_the_order_that_it_
     # four ways of 36 calls for each number of clues, but a sampler makes none for what is given
     def given(x):
         return (x != sudoku.MASK).sum(1)
-    assert all(n_causal == 200 and latents is not None for _, latents, n_causal in decoder.read)
-    assert [given(latents.argmax(2)).unique().tolist() for _, latents, _ in decoder.read] == [[clues] for clues in sudoku.CLUES for _ in range(36)]
-    assert all(latents is None and not n_causal for _, latents, n_causal in masked.read)
+    assert all(n_causal == 200 for *_, n_causal in decoder.read)
+    assert [given(puzzle).unique().tolist() for _, puzzle, _ in decoder.read] == [[clues] for clues in sudoku.CLUES for _ in range(36)]
+    assert all(puzzle is None and not n_causal for _, puzzle, n_causal in masked.read)
     starts = [x for x, before in zip([x for x, *_ in masked.read], [None] + [x for x, *_ in masked.read]) if before is None or (given(x) < given(before)).any()]
     assert [given(x).unique().tolist() for x in starts] == [[clues] for _ in range(3) for clues in sudoku.CLUES]
 
