@@ -7,7 +7,7 @@ RAW holds the captions (docs/results.md).
     python prepare.py config/captions.py --encoder=none --out=data/captions_text \
         --input="RAW/train.*.en.gz" --val_input="RAW/val.*.en.gz"
     python train.py config/captions.py config/mdlm.py --dataset=captions_text --depth=4 \
-        --width=128 --heads=4 --batch_size=64 --max_iters=1500 --length_schedule= --dropout=0 \
+        --width=128 --heads=4 --batch_size=64 --max_iters=800 --length_schedule= --dropout=0 \
         --t_min=1e-3 --optimizer=adamw --learning_rate=1e-3 --betas=0.9,0.999 --weight_decay=0 \
         --warmup_iters=100 --min_lr=1 --ema_decay=0.99 --out_dir=out/mdlm_ours
     python -m benchmarks.mdlm --folder=MDLM --runs=out/mdlm_ours --save=results/mdlm.json
