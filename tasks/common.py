@@ -159,8 +159,8 @@ def load_texts(run, folder, n, order, seed):
 def open_split(run, folder, split):
     """ A split of the run's dataset; ValueError where the folder holds another dataset. """
     data = PackedDataset(folder, split, run.L, crop=run.lengths is not None)
-    of_run, of_data = (dataset_identity(meta, has_statistics=True) for meta in (run.meta, data.meta))
-    other = difference(of_run, of_data)
+    other = difference(dataset_identity(run.meta, has_statistics=True),
+                       dataset_identity(data.meta, has_statistics=True))
     if other:
         raise ValueError(f'{run.out_dir} was trained with {other} in {folder}: name its own '
                          'dataset with --dataset=')
