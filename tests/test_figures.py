@@ -116,7 +116,7 @@ SECTIONS = {
     'diffusion.md': {'Change a text by an embedding': ('captions_seed0', 'captions_seed1'), 'Fill gaps, both sides known': ('captions_seed0', 'captions_seed1'),
                      'Fill a grid, whichever cells are given': ('sudoku',)},
     'images.md': {'Images and captions': ('image_text',)},
-    'peers.md': {'nanoGPT, on its own characters': ('nanogpt',)},
+    'peers.md': {'nanoGPT, on its own characters': ('nanogpt',), "MDLM's network and loss, on captions": ('mdlm',)},
     'proteins.md': {'Measured': ('protein_tiny',)},
     'results.md': {'Quickstart': ('quickstart_seed0', 'quickstart_seed1', 'quickstart_seed2'), 'Likelihoods of orders': ('quickstart_orders',),
                    'Captions from their MiniLM embeddings': ('captions_seed0',),
