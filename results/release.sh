@@ -75,7 +75,8 @@ captions() {
 
 # the export, and ten embeddings of validation captions, drawn by lot
 weights() {
-    rm -r weights/captions                       # the export makes a new folder
+    ls out/captions_seed0/best                   # nothing goes before its successor is there
+    rm -r weights/captions
     $PY -m runs.export --out_dir=out/captions_seed0 --to=weights/captions --weights_dtype=float16 \
         --license=other --hardware="${HARDWARE:-a CPU core}" --data="Multi30k's English captions \
 (task 2, Flickr30k's images), for research use"

@@ -260,11 +260,12 @@ def test_each_row_of_the_sudoku_example_is_of_the_network_and_the_order_that_it_
     assert all(n_causal == 200 for *_, n_causal in decoder.read)
     assert [given(puzzle).unique().tolist() for _, puzzle, _ in decoder.read] == [[clues] for clues in sudoku.CLUES for _ in range(36)]
     assert all(puzzle is None and not n_causal for _, puzzle, n_causal in masked.read)
-    starts = [x for x, before in zip([x for x, *_ in masked.read], [None] + [x for x, *_ in masked.read]) if before is None or (given(x) < given(before)).any()]
+    reads = [x for x, *_ in masked.read]
+    starts = reads[:1] + [x for before, x in zip(reads, reads[1:]) if (given(x) < given(before)).any()]
     assert [given(x).unique().tolist() for x in starts] == [[clues] for _ in range(3) for clues in sudoku.CLUES]
 
     # which gap of a puzzle is written first: its last one, one by lot, its first one
-    reads, first = [x for x, *_ in masked.read], []
+    first = []
     for start in (starts[0], starts[4], starts[8]):
         i = next(i for i, x in enumerate(reads) if x is start)
         rank = (start == sudoku.MASK).cumsum(1) - 1                                            # of a gap among those of its puzzle
