@@ -375,6 +375,8 @@ mdlm.folder, mdlm.runs, mdlm.n, mdlm.draws, mdlm.save = {str(tmp_path / 'clone')
 mdlm.main()
 import torch
 torch.save(torch.stack(sys.modules['models'].seen), {str(tmp_path / 'seen.pt')!r})
+table = mdlm.trained(mdlm.load_run(mdlm.runs, dtype='float32')).diffusion.backbone.table
+torch.save(table.detach()[:, :-1].clone(), {str(tmp_path / 'table.pt')!r})
 """
     result = run_code(code)
     assert result.returncode == 0, result.stderr
@@ -397,6 +399,8 @@ torch.save(torch.stack(sys.modules['models'].seen), {str(tmp_path / 'seen.pt')!r
         torch.nn.utils.clip_grad_norm_(table, 1.0)
         optimizer.step()
         average = table.detach().clone() if average is None else .5 * average + .5 * table.detach()
+
+    assert torch.allclose(torch.load(tmp_path / 'table.pt', weights_only=True), average, atol=1e-4)
 
     # of positions that do not see one another the bound is -log p, but for the clocks' spread
     val = PackedDataset(str(dataset), 'val', ours.L)
