@@ -9,12 +9,16 @@ RAW holds the captions (docs/results.md).
     python train.py config/captions.py config/mdlm.py --dataset=captions_text --depth=4 \
         --width=128 --heads=4 --batch_size=64 --max_iters=800 --length_schedule= --dropout=0 \
         --t_min=1e-3 --optimizer=adamw --learning_rate=1e-3 --betas=0.9,0.999 --weight_decay=0 \
-        --warmup_iters=100 --min_lr=1 --ema_decay=0.99 --out_dir=out/mdlm_ours
-    python -m benchmarks.mdlm --folder=MDLM --runs=out/mdlm_ours --save=results/mdlm.json
+        --warmup_iters=100 --min_lr=1 --ema_decay=0.99 --out_dir=out/adamw_0
+    python train.py config/captions.py config/mdlm.py --dataset=captions_text --depth=4 \
+        --width=128 --heads=4 --batch_size=64 --max_iters=800 --length_schedule= --dropout=0 \
+        --out_dir=out/muon_0
+    python -m benchmarks.mdlm --folder=MDLM --runs=out/adamw_0,out/muon_0 --save=results/mdlm.json
 
-For each run MDLM trains at the same shape, on the same rows of each step, with AdamW at the same
-rates, and with the same average of the weights: config.json of the run says how. Then both are
-measured with the bound of tasks/nelbo.py, on the same captions and masks.
+With --seed=1 and 2 the trainings of two more seeds; --runs takes all six. Beside each run by AdamW,
+MDLM trains at the same shape, on the same rows of each step, with AdamW at the same rates, and with
+the same average of the weights: config.json of the run says how. Then all are measured with the
+bound of tasks/nelbo.py, on the same captions and masks.
 
 What stands in for what is not of PyTorch: flash_attn's attention and rotary positions (equal in
 float32, and much slower than on a GPU), and hydra, lightning and torchmetrics, which the loss does
@@ -44,7 +48,8 @@ from tasks.common import chosen_rows, enter
 from tasks.nelbo import mean_bound
 
 folder = 'mdlm'                # <a folder>: a clone of MDLM
-runs = 'out/mdlm_ours'         # <run folders>, with commas between them: of config/mdlm.py
+runs = 'out/adamw_0'           # <run folders>, with commas between them: of config/mdlm.py; of each
+                               # seed the one by AdamW first
 n = 1000                       # [2, 1e6]: validation texts, drawn by lot
 draws = 8                      # [1, 1e4]: of the bound, for each text
 seed = 0                       # [0, 2**63): of these
@@ -172,19 +177,28 @@ def bound_of(run, tokens, what):
 
 
 def main():
-    results = {}
+    results, of_adamw, of_seeds = {}, {}, {}
     for out_dir in runs.split(','):
         run = load_run(out_dir, dtype='float32')
+        run_seed, optimizer = run.config['seed'], run.config['optimizer']
         val = PackedDataset(dataset_folder(run.config['dataset']), 'val', run.L)
         tokens, _ = val.rows(chosen_rows(len(val), n, 'random', seed))
-        of_ours, n_real = bound_of(run, tokens, 'ours')
-        run.model = trained(run)
-        of_theirs, _ = bound_of(run, tokens, 'MDLM')
+        nats, n_real = bound_of(run, tokens, optimizer)
+        measured = {optimizer: nats}
+        if optimizer == 'adamw':
+            of_adamw[run_seed] = nats
+            run.model = trained(run)
+            measured['MDLM'], _ = bound_of(run, tokens, 'MDLM')
 
         # nats per token, and the paired difference
-        enter(results, f'seed {run.config["seed"]}/', {
-            'ours': (of_ours, n_real), 'mdlm': (of_theirs, n_real),
-            'lead': (of_theirs - of_ours, n_real)})
+        for name, nats in measured.items():
+            values = {name: nats, f'{name} less adamw': nats - of_adamw[run_seed]}
+            enter(results, f'seed {run_seed}/', {key: (x, n_real) for key, x in values.items()})
+            for key, x in values.items():
+                of_seeds.setdefault(key, []).append((x.sum() / n_real.sum()).item())
+
+    # the mean over the trainings
+    enter(results, 'mean/', of_seeds)
     print(*(f'{key} {value:.3f}' for key, value in results.items()), sep='\n')
     if save:
         write_text(save, json.dumps(results, indent=1) + '\n')

@@ -366,16 +366,18 @@ def test_mdlm_trains_on_the_rows_of_our_run_and_is_measured_with_its_bound(datas
         (tmp_path / 'clone' / name).write_text(code)
     args = ['--streams=text', '--mode=unconditional', '--optimizer=adamw', '--global_batch=8', '--ema_decay=0.5', '--max_iters=40', '--learning_rate=0.1',
             '--warmup_iters=4', '--min_lr=1']
-    result = run('train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/ours', *TINY_RUN, *args)
-    assert result.returncode == 0, result.stderr
+    for name, more in (('ours', []), ('muon', ['--optimizer=muon'])):
+        result = run('train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/{name}', *TINY_RUN, *args, *more)
+        assert result.returncode == 0, result.stderr
     code = f"""
 import sys
 from benchmarks import mdlm
-mdlm.folder, mdlm.runs, mdlm.n, mdlm.draws, mdlm.save = {str(tmp_path / 'clone')!r}, {str(tmp_path / 'ours')!r}, 30, 64, {str(tmp_path / 'found.json')!r}
+ours, muon = {str(tmp_path / 'ours')!r}, {str(tmp_path / 'muon')!r}
+mdlm.folder, mdlm.runs, mdlm.n, mdlm.draws, mdlm.save = {str(tmp_path / 'clone')!r}, f'{{ours}},{{muon}}', 30, 64, {str(tmp_path / 'found.json')!r}
 mdlm.main()
 import torch
 torch.save(torch.stack(sys.modules['models'].seen), {str(tmp_path / 'seen.pt')!r})
-table = mdlm.trained(mdlm.load_run(mdlm.runs, dtype='float32')).diffusion.backbone.table
+table = mdlm.trained(mdlm.load_run(ours, dtype='float32')).diffusion.backbone.table
 torch.save(table.detach()[:, :-1].clone(), {str(tmp_path / 'table.pt')!r})
 """
     result = run_code(code)
@@ -406,11 +408,14 @@ torch.save(table.detach()[:, :-1].clone(), {str(tmp_path / 'table.pt')!r})
     val = PackedDataset(str(dataset), 'val', ours.L)
     tokens, _ = val.rows(chosen_rows(len(val), 30, 'random', 0))
     nats = torch.nn.functional.cross_entropy(average.expand(30, -1, -1).mT, tokens, reduction='none').sum() / (tokens != ours.tokenizer.pad).sum()
-    assert found['seed 0/mdlm'] == pytest.approx(nats.item(), rel=.03)
-    assert found['seed 0/lead'] == pytest.approx(found['seed 0/mdlm'] - found['seed 0/ours'], abs=1e-6)
-    bound = run('evaluate.py', f'--out_dir={tmp_path}/ours', '--tasks=nelbo', '--n=30', '--draws=64', '--order=random', '--dtype=float32')
-    assert bound.returncode == 0, bound.stderr
-    assert found['seed 0/ours'] == pytest.approx(json.loads((tmp_path / 'ours/results.json').read_text())['nelbo/nats_per_token'], rel=1e-5)
+    assert found['seed 0/MDLM'] == pytest.approx(nats.item(), rel=.03)
+    for name, out in (('adamw', 'ours'), ('muon', 'muon')):
+        bound = run('evaluate.py', f'--out_dir={tmp_path}/{out}', '--tasks=nelbo', '--n=30', '--draws=64', '--order=random', '--dtype=float32')
+        assert bound.returncode == 0, bound.stderr
+        assert found[f'seed 0/{name}'] == pytest.approx(json.loads((tmp_path / out / 'results.json').read_text())['nelbo/nats_per_token'], rel=1e-5)
+    for name in ('adamw', 'MDLM', 'muon'):
+        assert found[f'seed 0/{name} less adamw'] == pytest.approx(found[f'seed 0/{name}'] - found['seed 0/adamw'], abs=1e-6)
+        assert found[f'mean/{name}'] == pytest.approx(found[f'seed 0/{name}'])
 
     # without a clone
     monkeypatch.setattr(mdlm, 'folder', str(tmp_path))
