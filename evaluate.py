@@ -62,7 +62,7 @@ from tasks.common import Context, enter, load_file, load_texts, seconds_of
 from sample import (which, field, encoder_folder,
                     sampler, steps, length, block_size, score, prefer, end_penalty, by_importance,
                     remask, eta, alpha, repeat_cap, self_correct, temperature, nucleus,
-                    guidance, rerank, refine, strength, solver, latent_steps, sample_batch, seed,
+                    guidance, rerank, strength, solver, latent_steps, sample_batch, seed,
                     device, dtype)
 
 out_dir = 'out/quickstart'  # <a run folder>
@@ -95,7 +95,7 @@ show = 10                   # [0, 1e6]; texts to print, the first ones
 compile = False             # torch.compile every block: a minute at first, then faster calls;
                             # from left to right it does nothing
 
-SWEPT_KNOBS = TEXT_KNOBS + LATENT_KNOBS + ('rerank', 'refine', 'strength')
+SWEPT_KNOBS = TEXT_KNOBS + LATENT_KNOBS + ('rerank', 'strength')
 # figures that stand above a table, not in it
 FACTS = ('n', 'n_near', 'n_skipped', 'draws', 'n_orders', 'seeds', 'share', 'n_known', 'n_clean',
          'n_cut_sentences', 'rounds_at_most')
@@ -180,7 +180,7 @@ def measure_sweep(run, ctx, task, name, points):
     # the first calls of a process, or of a compiled network, are slow. One draft tells as much
     first = knobs_of(task, points[0])
     if 'rerank' in task.SETTINGS:
-        first |= dict(rerank=1, refine=0)
+        first |= dict(rerank=1)
     task.generate(run, ctx, slice(ctx.knobs['sample_batch']), **first)
 
     # quality and cost of each point

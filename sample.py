@@ -2,7 +2,7 @@
 Text and latents of a trained run, in every direction.
 
     python sample.py --out_dir=out/quickstart --text="Return the number of items."    # l2t
-    python sample.py --out_dir=out/quickstart --text="Return a list." --rerank=8 --refine=2
+    python sample.py --out_dir=out/quickstart --text="Return a list." --rerank=8
     python sample.py --out_dir=out/quickstart --text="Return a list." --sampler=confidence
     python sample.py --out_dir=out/quickstart --latents=z.npy --sampler=first_hitting --steps=64
     python sample.py --out_dir=out/quickstart --text="Return a list." --svg=writing.svg
@@ -36,7 +36,7 @@ The same from Python, where an import reads no command line. The keywords are th
     run.write(['Return a list.'], rerank=8)
 
 The functions behind it are in sampling/directions.py. sampling/ also has guidance, the search with
-the encoder (--rerank, --refine) and the solvers of latents. Samplers of text are in samplers.py.
+the encoder (--rerank) and the solvers of latents. Samplers of text are in samplers.py.
 Letters: n texts, L text tokens, N latent vectors, D latent dims.
 """
 import os
@@ -65,7 +65,7 @@ from sampling.inputs import embeddings, moved, pack, read_sources, read_template
 from sampling.knobs import KNOBS, LATENT_KNOBS, TEXT_KNOBS
 from sampling.likelihood import nats_per_token
 from sampling.loading import encode, load_run, raw_latents, trained_for
-from sampling.search import search
+from sampling.search import nearest_of
 from sampling.unmasking import Recorder, watcher
 from sampling.writing import blank, write
 
@@ -127,9 +127,6 @@ guidance = 1.0              # [0, 100]; g: 1 is the conditional model, 0 the unc
                             # weighs the condition up
 rerank = 1                  # [1, 4096]; l2t: draw so many texts, embed them, keep the one nearest
                             # to the latent
-refine = 0                  # [0, 4096]; l2t: rounds of writing a part of it again, and keeping what
-                            # is better: its end from left to right, then its least certain part by
-                            # diffusion, and so on; or always that which the run has learned
 # ---- latents
 solver = 'dpmpp_2m'         # ddim | dpmpp_2m | heun | ancestral
 latent_steps = None         # None | int [1, 1e5]; unconditional: `steps` for both; None: 1 where
@@ -176,11 +173,11 @@ class Run(SimpleNamespace):
             folder = snapshot_download(folder, revision=revision)
         super().__init__(**vars(load_run(folder, which, device, dtype, encoder_folder)))
 
-    def write(self, texts=None, latents=None, rerank=1, refine=0, **knobs):
+    def write(self, texts=None, latents=None, rerank=1, **knobs):
         """
         l2t: a text from each latent, a list of n str. Give texts, which the run's encoder embeds,
-        or latents, raw embeddings (n, D) or (n, N, D). rerank: the nearest of so many drafts.
-        refine: rounds of mending, by cosine and log p (sampling/search.py).
+        or latents, raw embeddings (n, D) or (n, N, D). rerank: the nearest of so many drafts
+        (sampling/search.py).
         """
         if (texts is None) == (latents is None):
             raise ValueError('write: give texts, or latents')
@@ -188,8 +185,8 @@ class Run(SimpleNamespace):
             return []
         check_direction(self, 'l2t')
         raw = self.to_raw(latents) if texts is None else embeddings(self, texts)
-        if rerank > 1 or refine:
-            tokens, _ = search(self, raw, rerank, refine, **knobs)
+        if rerank > 1:
+            tokens, _ = nearest_of(self, raw, rerank, **knobs)
         else:
             tokens = directions.l2t(self, self.stats.standardise(raw), **knobs)
         return self.decode(tokens)
@@ -368,10 +365,10 @@ def check_knobs(run, direction, config):
     read = set(NEEDS[direction].reads)
     if ask:
         # the texts come one after the other
-        read &= {'ask', 'like', 'towards', 'away', 'strength', 'rerank', 'refine'}
+        read &= {'ask', 'like', 'towards', 'away', 'strength', 'rerank'}
     for name in sorted(readers - read):
-        # a run's config may set these for the directions that read them
-        is_of_file = name in ('rerank', 'refine') and not on_command_line(name)
+        # a run's config may set it for the direction that reads it
+        is_of_file = name == 'rerank' and not on_command_line(name)
         if config[name] != KNOBS[name].default and not is_of_file:
             who = f'mode={direction}, ask=true' if ask else f'mode={direction}'
             raise ValueError(f'{name}={config[name]!r}: {who} does not read it')
@@ -400,8 +397,8 @@ def draw(run, direction, sources, n_each, sampling):
     of_text = sampling | dict(several=n_each > 1)
     if direction == 'l2t':
         raw, notes = repeat(sources.raw), None
-        texts = run.write(latents=raw, rerank=rerank, refine=refine, **of_text)
-        if rerank > 1 or refine:
+        texts = run.write(latents=raw, rerank=rerank, **of_text)
+        if rerank > 1:
             notes = [f'   cosine {c:.3f}' for c in cosines(run, texts, raw)]
         return texts, None, notes
     if direction == 'infill':

@@ -39,8 +39,6 @@ WAYS = (
      'sampler=autoregressive,rerank=24', 24),
     ('from left to right, nearest of 24', 'captions_seed0', f'{SWEEP}[n=200]',
      'sampler=autoregressive,rerank=24', 24),
-    ('from left to right, nearest of 24, mended', 'captions_seed0', 'l2t_sweep_rerank_refine',
-     'rerank=24,refine=2', 72),
     ('from left to right, nearest of 150', 'captions_seed0', f'{SWEEP}[n=200]',
      'sampler=autoregressive,rerank=150', 150),
     ('a decoder alone, greedy', 'captions_decoder', SWEEP, 'sampler=autoregressive,rerank=1', 0),

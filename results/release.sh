@@ -47,7 +47,6 @@ writing() {
     if [ "$2" = both ]; then
         $write --sweep="sampler=confidence; rerank=1" $EVAL
         $write --n=200 --sweep="sampler=confidence; rerank=24" $EVAL
-        $write --n=200 --sweep="rerank=24; refine=2" $EVAL
     fi
 }
 

@@ -54,7 +54,7 @@ NEEDS = {
     'text': Direction(('text',), (WRITES,), reads=TEXT_TO),
     'latent': Direction(('latent',), (MAKES,), reads=LATENT_TO),
     'l2t': Direction(('text', 'latent'), (WRITES,),
-                     reads=(*TEXT, *LATENT, *TEXT_TO, 'interpolate', 'rerank', 'refine', 'ask')),
+                     reads=(*TEXT, *LATENT, *TEXT_TO, 'interpolate', 'rerank', 'ask')),
     't2l': Direction(('text', 'latent'), (MAKES,), reads=(*TEXT, *LATENT_TO, 'ask')),
     't2l2t': Direction(('text', 'latent'), (WRITES, MAKES),
                        reads=(*TEXT, *TEXT_TO, *LATENT_TO, 'ask')),

@@ -37,7 +37,6 @@ class Frame:
     top_p: torch.Tensor            # (B, L, K) their probabilities
     step: int = 0                  # 0: the start
     first: int = 0                 # how many texts of other batches stand before these
-    i_round: int = 0               # 0: texts are written; i: a search mends them for the ith time
 
 
 class Recorder:
@@ -50,12 +49,12 @@ class Recorder:
         self.on_frame = on_frame
         self.frames = []
 
-    def __call__(self, tokens, logits=None, positions=None, i_round=0):
+    def __call__(self, tokens, logits=None, positions=None):
         """ tokens (B, L), and what was said in this step: logits (P, V) at the flat positions (P,).
         None: the first step of a batch is to come. """
         tokens = tokens.cpu().clone()
         if logits is None:
-            frame = self.start(tokens, i_round)
+            frame = self.start(tokens)
         else:
             frame = self.after_step(tokens, logits, positions.cpu())
         self.frames.append(frame)
@@ -63,16 +62,14 @@ class Recorder:
             self.on_frame(frame)
             self.frames = [frame]
 
-    def start(self, tokens, i_round):
+    def start(self, tokens):
         masked = tokens >= self.mask_id
         nowhere = torch.zeros_like(masked)
         first = 0
-        if self.frames and self.frames[-1].i_round == i_round:
+        if self.frames:
             first = self.frames[-1].first + len(self.frames[-1].tokens)
-
-        # a text that is mended was whole, so each of its masks is there again
-        return Frame(tokens, torch.full(tokens.shape, torch.nan), nowhere,
-                     masked if i_round else nowhere, *self.nothing_said(tokens), 0, first, i_round)
+        return Frame(tokens, torch.full(tokens.shape, torch.nan), nowhere, nowhere,
+                     *self.nothing_said(tokens), 0, first)
 
     def after_step(self, tokens, logits, positions):
         before = self.frames[-1]
@@ -99,7 +96,7 @@ class Recorder:
         written = is_new.flatten()[positions]
         p.view(-1)[positions[written]] = p_x[written]
         return Frame(tokens, p, is_new, is_again, asked, all_ids, all_p, before.step + 1,
-                     before.first, before.i_round)
+                     before.first)
 
     def nothing_said(self, tokens):
         shape = (*tokens.shape, self.n_top)
@@ -194,9 +191,7 @@ def with_drafts(tokenizer, spans, frame, row, mask_id, at_least=0.1):
 
 def headline(frame, mask_id):
     """ What is happening, in a line. """
-    what = f'mends, round {frame.i_round}' if frame.i_round else 'writes'
-    if frame.first:
-        what += f', from text {frame.first + 1} on'
+    what = f'writes, from text {frame.first + 1} on' if frame.first else 'writes'
     masked = frame.tokens >= mask_id
     n_masked = masked.sum().item() / len(masked)
     return f'{what} · step {frame.step} · {n_masked:.0f} of {masked.shape[1]} masked'

@@ -37,7 +37,7 @@ from sampling.loading import Needs, encode, raw_latents
 from runs.manifest import dataset_identity
 from sampling.directions import l2t, t2l
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
-from sampling.search import search
+from sampling.search import nearest_of
 
 # the settings of samples from noise, which have nothing to guide them, and of what judges them
 FREE_SETTINGS = (*(name for name in TEXT_KNOBS if name != 'guidance'), 'scorer', 'scorer_revision')
@@ -322,14 +322,14 @@ def compare(texts, written, raw, embedded):
 # -----------------------------------------------------------------------------
 # The directions
 
-def write_from(run, raw, lengths_of, rerank=1, refine=0, **sampling):
-    """ Texts written from raw latents (n, N, D), by search where rerank or refine ask for it.
+def write_from(run, raw, lengths_of, rerank=1, **sampling):
+    """ Texts written from raw latents (n, N, D), the nearest of `rerank` drafts.
     lengths_of (n, L): their lengths are taken where the run does not learn lengths (see blank). """
     if not run.lengths or sampling.get('length'):
         lengths_of = None
     sampling = sampling | dict(lengths_of=lengths_of)
-    if rerank > 1 or refine:
-        tokens, _ = search(run, raw, rerank, refine, **sampling)
+    if rerank > 1:
+        tokens, _ = nearest_of(run, raw, rerank, **sampling)
     else:
         tokens = l2t(run, run.stats.standardise(raw), **sampling)
     return decode(run, tokens)

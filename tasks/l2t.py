@@ -5,7 +5,7 @@ the source latent, retrieval of the source among all n. n_near: how many of the 
 training text (a Jaccard index of the sets of words of .8 or more).
 Controls: shuffled, another text's latent; null, noise at clock 1; nearest, the training text whose
 latent is nearest: what copying the training set would get; lead, how far ahead of it, text by text.
-With rerank the nearest to the latent is chosen of all, also of null, which is not mended.
+With rerank the nearest to the latent is chosen of all, also of null.
 Where a network writes both ways: diffusion, left_to_right, one greedy text of each.
 """
 from collections import defaultdict
@@ -20,7 +20,7 @@ from tasks.common import (TaskNeeds, compare, derangement, embed, enter_with_lea
                           progress_bar, train_texts, words, write_from)
 
 NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder=True, shuffled=True)
-SETTINGS = (*TEXT_KNOBS, 'rerank', 'refine')
+SETTINGS = (*TEXT_KNOBS, 'rerank')
 RIVAL = 'nearest'
 HEADLINES = (('text from embedding, BLEU', '', 'bleu'),
              ('  by diffusion, greedy', 'diffusion/', 'bleu'),
@@ -30,13 +30,12 @@ HEADLINES = (('text from embedding, BLEU', '', 'bleu'),
 def measure(run, ctx):
     # what is written, and the controls
     other = derangement(ctx.n, ctx.knobs['seed'])
-    of_null = dict(guidance=0.0, refine=0)
     written = {'': generate(run, ctx),
                'shuffled/': generate(run, ctx, other),
-               'null/': generate(run, ctx, **of_null),
+               'null/': generate(run, ctx, guidance=0.0),
                'nearest/': nearest_training_texts(run, ctx.folder, ctx.raw)}
     if run.next_token and run.fills_masks and not ctx.knobs['sampler']:
-        greedy = dict(rerank=1, refine=0, temperature=0.0)
+        greedy = dict(rerank=1, temperature=0.0)
         written['diffusion/'] = generate(run, ctx, sampler='confidence', **greedy)
         written['left_to_right/'] = generate(run, ctx, sampler='autoregressive', block_size=0,
                                              **greedy)
@@ -55,8 +54,8 @@ def n_generated(ctx):
 
 def generate(run, ctx, rows=slice(None), **knobs):
     """ Texts written from these rows. A sweep calls it too. """
-    search = dict(rerank=ctx.knobs['rerank'], refine=ctx.knobs['refine'])
-    return write_from(run, ctx.raw[rows], ctx.tokens[rows], **ctx.sampling | search | knobs)
+    knobs = ctx.sampling | dict(rerank=ctx.knobs['rerank']) | knobs
+    return write_from(run, ctx.raw[rows], ctx.tokens[rows], **knobs)
 
 
 def judge(run, ctx, written):

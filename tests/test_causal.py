@@ -24,7 +24,7 @@ from sampling.directions import embed, l2t
 from sampling.left_to_right import LeftToRight
 from sampling.likelihood import nats_per_token
 from sampling.knobs import sampling_knobs
-from sampling.search import closeness, search
+from sampling.search import closeness, nearest_of
 from sampling.writing import choose_sampler, write
 from toys import Network
 
@@ -356,48 +356,22 @@ def test_the_default_writes_from_left_to_right_and_every_sampler_still_fills_mas
     assert (filled[:, 5] == 7).all(), 'gaps are filled by diffusion'
 
 
-def test_drafts_are_written_from_left_to_right_and_a_mended_text_comes_with_its_own_cosine(dual, dataset):
+def test_drafts_are_written_from_left_to_right_and_the_nearest_comes_with_its_cosine(dual, dataset, monkeypatch):
+    """ Several drafts differ by a temperature, a lower one from left to right. """
     run = load_run(str(dual / 'both'), device='cpu', dtype='float32')
-    data = PackedDataset(str(dataset), 'val')
-    raw = torch.from_numpy(data.raw_latents(range(4))).float() if not torch.is_tensor(data.raw_latents([0])) else data.raw_latents(range(4))
-    _, one = search(run, raw, rerank=4)
-    for sampler in ('', 'autoregressive'):
-        drafts, of_drafts = search(run, raw, rerank=4, sampler=sampler)
-        mended, of_mended = search(run, raw, rerank=4, refine=2, sampler=sampler)
-        assert torch.equal(of_drafts, one) and (mended < run.text.mask_id).all()
-        assert torch.allclose(of_mended, closeness(run, mended, raw), atol=1e-5)
+    raw = torch.as_tensor(PackedDataset(str(dataset), 'val').raw_latents(range(4)))
+    tokens, cosine = nearest_of(run, raw, 4)
+    assert (tokens < run.text.mask_id).all() and torch.allclose(cosine, closeness(run, tokens, raw), atol=1e-5)
+    assert nearest_of(run, raw, 4, sampler='autoregressive')[0].equal(tokens)
+
+    asked = []
+    monkeypatch.setattr(search_module, 'l2t', lambda *args, **how: asked.append((how.get('temperature'), how['several'])) or l2t(*args, **how))
+    for K, how in ((4, {}), (1, {}), (1, dict(several=True)), (4, dict(temperature=.9)), (4, dict(sampler='confidence'))):
+        nearest_of(run, raw, K, **how)
+    assert asked == [(.4, True), (None, False), (.4, True), (.9, True), (None, True)]
 
 
-@pytest.mark.parametrize('name', ['both', 'causal'])
-def test_mending_keeps_what_is_near_and_likely_from_left_to_right(dual, dataset, monkeypatch, name):
-    """ score = cosine - LOG_P_WEIGHT * nats per token: it never falls from round to round, and its weight decides. """
-    run = load_run(str(dual / name), device='cpu', dtype='float32')
-    raw = torch.as_tensor(PackedDataset(str(dataset), 'val').raw_latents(range(12)))
-    z = run.stats.standardise(raw)
-
-    def found(weight, refine):
-        monkeypatch.setattr(search_module, 'LOG_P_WEIGHT', weight)
-        tokens, cosine = search(run, raw, rerank=4, refine=refine)
-        return cosine.double(), nats_per_token(run, tokens, z)
-    for weight in (0.0, .02, 10.0):
-        scores = [cosine - weight * nats for cosine, nats in (found(weight, refine) for refine in (1, 2, 4))]
-        assert all((after >= before - 1e-5).all() for before, after in zip(scores, scores[1:]))
-        assert (scores[2] > scores[0] + 1e-5).any(), 'more rounds found nothing better'
-
-    # among the same texts: weight 0 keeps the nearest, a large one the likeliest
-    candidates = l2t(run, z.repeat_interleave(4, 0), sampler='autoregressive', temperature=1.0)
-    near = closeness(run, candidates, raw.repeat_interleave(4, 0)).view(12, 4)
-    nats = nats_per_token(run, candidates, z.repeat_interleave(4, 0)).view(12, 4)
-    monkeypatch.setattr(search_module, 'LOG_P_WEIGHT', 0.0)
-    _, cosine, _ = search_module.best_of(run, candidates, raw, 4, z.repeat_interleave(4, 0))
-    assert torch.allclose(cosine, near.max(1).values, atol=1e-5)
-    monkeypatch.setattr(search_module, 'LOG_P_WEIGHT', 1e5)
-    likeliest, *_ = search_module.best_of(run, candidates, raw, 4, z.repeat_interleave(4, 0))
-    assert torch.allclose(nats_per_token(run, likeliest, z), nats.min(1).values, atol=1e-4)
-    assert (nats.min(1).values < nats.mean(1) - 1e-3).any()
-
-
-def test_a_text_has_one_score_whatever_stands_behind_its_eos(dual, dataset):
+def test_a_text_has_one_score_whatever_stands_behind_its_eos(dual, dataset, monkeypatch):
     """ Diffusion may write an EOS and more words, or PAD and no EOS: what is read is the same text. """
     run = load_run(str(dual / 'both'), device='cpu', dtype='float32')
     data, (eos, pad) = PackedDataset(str(dataset), 'val'), (run.tokenizer.eos, run.tokenizer.pad)
@@ -408,8 +382,9 @@ def test_a_text_has_one_score_whatever_stands_behind_its_eos(dual, dataset):
     z = run.stats.standardise(raw)
     nats = nats_per_token(run, same, z)
     assert torch.allclose(nats, nats[0].expand(4)) and not torch.allclose(nats[0], nats_per_token(run, torch.full_like(same[:1], 5), z[:1]))
-    best, _, score = search_module.best_of(run, same, raw, 1, z)
-    assert torch.allclose(score, score[0].expand(4)) and best.equal(same[:1].expand(4, -1)), 'a text is kept as training has it'
+    monkeypatch.setattr(search_module, 'l2t', lambda *args, **how: same)
+    best, cosine = nearest_of(run, raw, 1)
+    assert torch.allclose(cosine, cosine[0].expand(4)) and best.equal(same[:1].expand(4, -1)), 'a text is kept as training has it'
 
 
 def test_a_run_ends_its_texts_at_the_eos_of_its_tokenizer(dual, monkeypatch):
@@ -437,54 +412,11 @@ def test_a_temperature_where_greedy_texts_of_one_source_would_be_equal():
         assert knobs.temperature == expected, (run, has_latents, several, asked)
 
 
-def test_an_ending_begins_anywhere_from_the_first_token_to_the_eos():
-    tokens = torch.tensor([[3, 4, 5, 8, 9, 9], [8, 9, 9, 9, 9, 9], [1, 2, 3, 4, 5, 6]]).repeat(400, 1)      # 8 is EOS, 9 PAD
-    run = SimpleNamespace(tokenizer=SimpleNamespace(eos=8, pad=9), text=MaskedText(10))
-    masked = search_module.mask_ending(run, tokens, None, 0, 128)
-    kept = masked != 10
-    assert torch.equal(masked[kept], tokens[kept]) and (kept.int().diff(dim=1) <= 0).all()
-    n_kept = kept.sum(1).view(400, 3)
-    for text, legal in enumerate(([0, 1, 2, 3], [0], [0, 1, 2, 3, 4, 5, 6])):
-        found, count = n_kept[:, text].unique(return_counts=True)
-        share = 400 / len(legal)
-        assert found.tolist() == legal and (count - share).abs().max() <= 5 * share ** .5
-
-
-def test_rounds_of_mending_take_turns_and_keep_the_rest_of_a_text(dual, monkeypatch):
-    """ What each kind of run writes again: the end of a text, from left to right, or its least certain part, by diffusion.
-    Several texts differ by a temperature, and an ending differs from the one that is there. """
-    seen, drafts, seeds = [], [], []
-
-    def how_drawn(several=False, temperature=None, **settings):
-        return .7 if temperature is None and several else temperature
-
-    def watched(run, tokens, known_mask, z, seed=0, sampler='', **settings):
-        masked = ~known_mask
-        is_ending = (masked.int().diff(dim=1) >= 0).all().item()         # once masked, always masked
-        seen.append((sampler, is_ending, how_drawn(**settings)))
-        seeds.append(seed)
-        return write(run, tokens, known_mask, z, seed, sampler=sampler, **settings)
-    monkeypatch.setattr(search_module, 'write', watched)
-    monkeypatch.setattr(search_module, 'l2t', lambda *args, **how: drafts.append(how_drawn(**how)) or l2t(*args, **how))
-    ending, filling, alone = ('autoregressive', True, .4), ('confidence', False, .7), ('', False, .7)
-    for name, asked, expected, of_drafts in (('both', '', [ending, filling, ending], .4), ('causal', '', [ending] * 3, .4), ('masked', '', [alone] * 3, .7),
-                                             ('both', 'confidence', [('confidence', False, .7)] * 3, .7)):
-        run = load_run(str(dual / name), device='cpu', dtype='float32')
-        raw = torch.randn(6, 1, run.model.config.latent_dim)
-        for rerank, several in ((4, False), (1, False), (1, True)):
-            is_drawn = rerank > 1 or several
-            seen.clear(), drafts.clear(), seeds.clear()
-            search(run, raw, rerank=rerank, refine=3, sampler=asked, several=several)
-            as_drawn = [(*kind, temperature if is_drawn or kind[1] else None) for *kind, temperature in expected]
-            assert seen == as_drawn and drafts == [of_drafts if is_drawn else None], (name, rerank, several)
-            assert len({0, 1, 2, 3, *seeds}) == 7, 'no round shares its numbers with drafts of this seed or of the next ones'
-
-
 def test_a_run_does_only_what_it_has_learned(dual, tmp_path):
     small = ['--device=cpu', '--dtype=float32']
     text = '--text=a red dog runs'
     good = [['sample.py', f'--out_dir={dual}/both', text, '--num_samples=2', *small],
-            ['sample.py', f'--out_dir={dual}/both', text, '--mode=l2t:50%,causal', '--rerank=2', '--refine=1', *small],
+            ['sample.py', f'--out_dir={dual}/both', text, '--mode=l2t:50%,causal', '--rerank=2', *small],
             ['sample.py', f'--out_dir={dual}/both', '--mode=text', *small],
             ['sample.py', f'--out_dir={dual}/both', '--mode=infill', '--text=a red [MASK:*]', '--sampler=autoregressive', *small],
             ['sample.py', f'--out_dir={dual}/both', '--mode=infill', '--text=a [MASK] dog', *small],
@@ -494,7 +426,6 @@ def test_a_run_does_only_what_it_has_learned(dual, tmp_path):
             ['sample.py', f'--out_dir={dual}/causal', '--mode=infill', '--text=a red [MASK:*]', *small]]
     bad = [(['sample.py', f'--out_dir={dual}/masked', text, '--sampler=autoregressive', *small], 'without causal rows'),
            (['sample.py', f'--out_dir={dual}/causal', text, '--sampler=confidence', *small], 'causal alone'),
-           (['sample.py', f'--out_dir={dual}/causal', text, '--sampler=confidence', '--refine=1', *small], 'causal alone'),
            (['sample.py', f'--out_dir={dual}/all', '--mode=unconditional', '--sampler=autoregressive', *small], 'joint sampling'),
            (['sample.py', f'--out_dir={dual}/both', text, '--mode=t2t', *small], "mode='t2t'"),
            (['sample.py', f'--out_dir={dual}/both', text, '--sampler=greedy', *small], "'greedy', expected")]

@@ -284,7 +284,7 @@ def test_the_knobs_of_sampling_are_those_of_sample():
     knobs, of_sample, help_text = read_knobs(evaluate.__file__), read_knobs(sample.__file__), help_of(evaluate.__file__)
     shared = knobs.keys() & of_sample.keys()
     assert shared == {'out_dir', 'texts', 'which', 'field', 'encoder_folder', 'sample_batch', 'seed', 'device', 'dtype', 'rerank',
-                      'refine', 'strength', *TEXT_KNOBS, *LATENT_KNOBS}
+                      'strength', *TEXT_KNOBS, *LATENT_KNOBS}
     assert all(knobs[name][:2] == of_sample[name][:2] for name in shared - {'out_dir'})
     assert "\nsolver = 'dpmpp_2m'" in help_text and 'num_samples' not in help_text and '# diffusion, and so on' in help_text
 
@@ -409,12 +409,12 @@ def test_a_sweep_warms_up_with_one_draft_of_a_batch_and_then_measures_all_texts(
     def generate(run, ctx, rows=slice(None), **knobs):
         asked.append((rows, knobs))
         return ctx.texts[rows]
-    task = SimpleNamespace(SETTINGS=('rerank', 'refine', 'steps'), generate=generate, judge=lambda run, ctx, made: {'bleu': 1.0})
+    task = SimpleNamespace(SETTINGS=('rerank', 'steps'), generate=generate, judge=lambda run, ctx, made: {'bleu': 1.0})
     ctx = SimpleNamespace(n=5, texts='abcde', knobs=dict(sample_batch=2))
-    points = [dict(rerank=24, refine=2), dict(rerank=8, steps=3)]
+    points = [dict(rerank=24), dict(rerank=8, steps=3)]
     monkeypatch.setattr(evaluate, 'record', lambda *args: ('sweep', {}))
     evaluate.measure_sweep(SimpleNamespace(), ctx, task, 'sweep', points)
-    assert asked == [(slice(2), dict(rerank=1, refine=0))] + [(slice(None), point) for point in points]
+    assert asked == [(slice(2), dict(rerank=1))] + [(slice(None), point) for point in points]
 
 
 def test_broken_results_name_their_file(tmp_path):
@@ -510,7 +510,7 @@ def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
     monkeypatch.setattr(l2t, 'nearest_training_texts', lambda *args: sources[1:] + sources[:1])
     monkeypatch.setattr(l2t, 'train_texts', lambda *args: iter(sources[:4]))
     monkeypatch.setattr(t2l, 'ridge', lambda run, folder, tokens: raw[[1, 2, 3, 4, 5, 0]])
-    knobs = dict(DEFAULTS, seed=0, sample_batch=4, rerank=1, refine=0, seeds=2, infill_share=1.0)
+    knobs = dict(DEFAULTS, seed=0, sample_batch=4, rerank=1, seeds=2, infill_share=1.0)
     ctx, other = Context(knobs, '', sources, tokens, raw), derangement(6, 0)
     apart = 1 - (raw[other] * raw).sum((1, 2)).mean().item()             # one minus the mean cosine with the shuffled one
     r = l2t.measure(run, ctx)

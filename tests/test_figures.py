@@ -112,7 +112,7 @@ SECTIONS = {
     'baselines.md': {'Text alone': ('multi30k_baselines',)},
     'both_ways.md': {'The bag begins in closed form': ('multi30k_bag',), 'Which share, which weight': ('multi30k_shares',),
                      'What a mode needs comes with the mode': ('multi30k_t2l_lengths',),
-                     'Drafts, and mending them': ('captions_seed0', 'captions_decoder')},
+                     'Drafts': ('captions_seed0', 'captions_decoder')},
     'diffusion.md': {'Change a text by an embedding': ('captions_seed0', 'captions_seed1'), 'Fill gaps, both sides known': ('captions_seed0', 'captions_seed1'),
                      'Fill a grid, whichever cells are given': ('sudoku',)},
     'images.md': {'Images and captions': ('image_text',)},

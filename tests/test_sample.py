@@ -537,38 +537,21 @@ def test_templates_hold_masks_of_one_many_and_all_the_rest():
             read_template(run, wrong)
 
 
-def test_rerank_keeps_the_nearest_of_its_candidates_and_refine_never_moves_away(monkeypatch):
+def test_rerank_keeps_the_nearest_of_its_candidates(monkeypatch):
     embed = lambda texts: torch.tensor([[[1.0, sum(t) - 5.0]] for t in texts])  # noqa: E731  the toy's encoder: the sum of its ids
     monkeypatch.setattr(search, 'encode', lambda run, texts: embed(texts))
     run = known_run(stats=SimpleNamespace(standardise=lambda z: z), tokenizer=SimpleNamespace(eos=EOS, pad=99, decode=lambda ids: ids))
     raw = embed([[0, 0, 0, 0], [2, 2, 2, 2], [0, 1, 0, 0], [2, 2, 0, 0]] * 5)
-    one, cosine_1 = search.search(run, raw, rerank=1, temperature=1.0, sampler='first_hitting')
-    many, cosine_8 = search.search(run, raw, rerank=8, sampler='first_hitting')
-    refined, cosine_r = search.search(run, raw, rerank=8, refine=3, sampler='first_hitting')
+    one, cosine_1 = search.nearest_of(run, raw, 1, temperature=1.0, sampler='first_hitting')
+    many, cosine_8 = search.nearest_of(run, raw, 8, sampler='first_hitting')
     assert torch.allclose(cosine_8, search.closeness(run, many, raw)) and cosine_8.mean() > cosine_1.mean() + .05
-    assert torch.allclose(cosine_r, search.closeness(run, refined, raw)) and (cosine_r >= cosine_8 - 1e-6).all()
-    assert (cosine_r > cosine_8 + 1e-6).any(), 'three rounds found nothing better'
-    candidates = torch.tensor([[0, 0, 0, 0], [2, 2, 2, 2], [1, 0, 0, 0], [2, 2, 2, 2]])
-    best, score, _ = search.best_of(run, candidates, raw[:2], 2)
-    assert best.tolist() == [[0, 0, 0, 0], [2, 2, 2, 2]] and torch.allclose(score, torch.ones(2))
-    monkeypatch.setattr(directions, 'write', lambda *args, several=False, **how: seen.append(several) or many.repeat(8, 1))
+
+    drafts = torch.tensor([[0, 0, 0, 0], [2, 2, 2, 2], [1, 0, 0, 0], [2, 2, 2, 2]])
     seen = []
-    search.search(run, raw, rerank=8)
+    monkeypatch.setattr(directions, 'write', lambda *args, several=False, **how: seen.append(several) or drafts)
+    best, cosine = search.nearest_of(run, raw[:2], 2)
+    assert best.tolist() == [[0, 0, 0, 0], [2, 2, 2, 2]] and torch.allclose(cosine, torch.ones(2))
     assert seen == [True], 'greedy candidates would all be the same'
-    with pytest.raises(ValueError, match='neither on masked text nor from left to right'):
-        search.search(SimpleNamespace(next_token=None, text=GIDD(3), out_dir='run'), raw, refine=1)
-
-
-def test_the_least_certain_tokens_are_masked_again():
-    """ A network that is sure of id 0 everywhere is least certain where another id stands. """
-    def sure_of_0(tokens, z, t_text, t_latent, positions, predict):
-        return torch.tensor([9., 0., 0.]).expand(len(positions), 3), None
-    model = Network(sure_of_0)
-    model.config = Known()
-    run = known_run(model=model, tokenizer=SimpleNamespace(eos=EOS, pad=PAD))
-    tokens = torch.tensor([[0, 0, 1, 0]] * 8)
-    masked = search.mask_least_certain(run, tokens, torch.zeros(8, 1, 2), 0, 8, share=.25)
-    assert masked.tolist() == [[0, 0, MASK, 0]] * 8
 
 
 @pytest.mark.parametrize('knobs, words', [(dict(sampler='magic'), 'magic'), (dict(score='best'), 'best'), (dict(prefer='x'), 'uncertain'),
@@ -586,7 +569,7 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_legal_one():
     run, z, tokens = known_run(), torch.zeros(1, 1, 2), torch.zeros(1, L, dtype=torch.int64)
     stats = SimpleNamespace(standardise=lambda z: z, destandardise=lambda z: z)
     for function, args in ((directions.l2t, (z,)), (writing.write, (tokens, tokens == 0, z)), (directions.t2l, (tokens,)),
-                           (directions.unconditional, (1,)), (search.search, (z,)), (common.write_from, (z, None)),
+                           (directions.unconditional, (1,)), (search.nearest_of, (z, 1)), (common.write_from, (z, None)),
                            (common.make_latents, (tokens, 0))):
         for wrong, near in (('temprature', 'temperature'), ('latent_step', 'latent_steps')):
             with pytest.raises(TypeError, match=f"unknown keyword '{wrong}', did you mean '{near}'"):

@@ -451,7 +451,7 @@ def test_every_direction_is_sampled_and_evaluated_from_one_mixed_checkpoint(join
                     [*here, '--mode=latent', '--num_samples=3'],
                     template, [*template, '--like=a red dog runs near the park'],
                     [*template, f'--latents={tmp_path}/one.npy', '--num_samples=2'],
-                    [*here, text, '--rerank=3', '--refine=1'])
+                    [*here, text, '--rerank=3'])
     assert all(rc == 0 for rc, _, _ in good), [err for rc, _, err in good if rc]
     counts = [out.count('  -> ') for _, out, _ in good]
     assert counts == [2, 2, 1, 3, 1, 3, 3, 1, 1, 2, 1]

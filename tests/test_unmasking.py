@@ -112,27 +112,6 @@ def test_the_last_step_from_left_to_right_shows_the_padding_that_comes_by_rule()
     assert len(states) == 8 and states[-1].equal(tokens) and tokens.tolist() == [[8] + [9] * 19] * 2
 
 
-@pytest.mark.parametrize('batch', [128, 3])
-@pytest.mark.parametrize('sampler', ['', 'confidence'])
-def test_each_round_of_mending_shows_what_it_masked_and_batches_are_no_rounds(loaded, monkeypatch, sampler, batch):
-    """ Also where a round before found nothing better, and where an ending begins at the first token. """
-    masked, recorder = [], Recorder(loaded.text.mask_id)
-
-    def watched(run, tokens, known_mask, z, on_step, **settings):
-        masked.append((on_step.keywords['i_round'], tokens == run.text.mask_id))
-        return writing.write(run, tokens, known_mask, z, on_step=on_step, **settings)
-    monkeypatch.setattr(search, 'write', watched)
-    monkeypatch.setattr(search, 'encode', lambda run, texts: some_latents(run, len(texts)))
-    search.search(loaded, some_latents(loaded, 2), rerank=4, refine=4, sampler=sampler, batch=batch, steps=3,
-                  on_step=recorder)
-    assert [i_round for i_round, _ in masked] == [1, 2, 3, 4]
-    for i_round in range(5):
-        starts = [frame for frame in recorder.frames if frame.i_round == i_round and frame.step == 0]
-        expected = torch.cat([start.is_again for start in starts])
-        assert expected.equal(masked[i_round - 1][1]) if i_round else not expected.any()
-        assert [start.first for start in starts] == list(range(0, 8, batch))
-
-
 def test_pieces_are_the_text_cut_where_its_tokens_are():
     text = 'né 日本 🙂!'
     ids = BYTES.encode(text)
@@ -155,18 +134,16 @@ def watch(run, monkeypatch, capsys, is_terminal, **knobs):
     recorder = watcher(run, 2)
     raw = some_latents(run, 2)
     monkeypatch.setattr(search, 'encode', lambda run, texts: some_latents(run, len(texts)))
-    search.search(run, raw, sampler='confidence', on_step=recorder, **knobs)
+    search.nearest_of(run, raw, sampler='confidence', on_step=recorder, **knobs)
     return recorder, capsys.readouterr().out
 
 
-def test_a_terminal_shows_drafts_shades_and_mending_in_place(loaded, monkeypatch, capsys):
+def test_a_terminal_shows_drafts_and_shades_in_place(loaded, monkeypatch, capsys):
     monkeypatch.delenv('NO_COLOR', raising=False)
-    recorder, out = watch(loaded, monkeypatch, capsys, True, rerank=2, refine=1, steps=4)
+    recorder, out = watch(loaded, monkeypatch, capsys, True, K=2, steps=4)
     frames = out.split('\x1b[J')
-    assert len(frames) == 5 + 1 + recorder.frames[-1].step and all(frame.startswith('\x1b[') for frame in frames[1:])
-    assert 'writes · step 0 · 32 of 32 masked' in frames[0] and 'mends, round 1 · step' in frames[-1]
-    mended = recorder.frames[-1]
-    assert mended.is_again.any() and not mended.is_again[mended.p.isnan()].any(), 'what is mended has a probability'
+    assert len(frames) == 5 and all(frame.startswith('\x1b[') for frame in frames[1:])
+    assert 'writes · step 0 · 32 of 32 masked' in frames[0] and 'writes · step 4 · 0 of 32 masked' in frames[-1]
 
     # a shade for each kind of token: p below a half, above, above .9; new, again, draft
     frame = SimpleNamespace(tokens=torch.tensor([[*b'abcd', MASK, MASK, EOS]]), p=torch.tensor([[.2, .6, .95, *[torch.nan] * 4]]),
@@ -185,7 +162,7 @@ def test_a_terminal_shows_drafts_shades_and_mending_in_place(loaded, monkeypatch
 @pytest.mark.parametrize('is_terminal, no_color', [(False, ''), (True, '1')])
 def test_elsewhere_and_with_NO_COLOR_the_first_text_is_plain_lines(loaded, monkeypatch, capsys, is_terminal, no_color):
     monkeypatch.setenv('NO_COLOR', no_color)
-    recorder, out = watch(loaded, monkeypatch, capsys, is_terminal, rerank=1, steps=4)
+    recorder, out = watch(loaded, monkeypatch, capsys, is_terminal, K=1, steps=4)
     assert '\x1b' not in out and out.count('\n') == recorder.frames[-1].step == 4
     ids = recorder.frames[-1].tokens[0]
     assert out.splitlines()[-1] == printable(loaded.tokenizer.decode(ids))
