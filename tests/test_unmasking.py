@@ -16,7 +16,7 @@ from sampling.animation import MOST_FRAMES, animation, chosen_frames
 from sampling.loading import encode, load_run
 from sampling.unmasking import Recorder, pieces_of, printable, watcher
 from samplers import SAMPLERS, make_propose
-from sampling import denoise, directions, search, writing
+from sampling import denoise, directions, search
 
 BYTES = byte_tokenizer()
 MASK, EOS, PAD = BYTES.vocab_size, BYTES.eos, BYTES.pad
