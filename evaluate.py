@@ -180,7 +180,7 @@ def measure_sweep(run, ctx, task, name, points):
     # the first calls of a process, or of a compiled network, are slow. One draft tells as much
     first = knobs_of(task, points[0])
     if 'rerank' in task.SETTINGS:
-        first |= dict(rerank=1)
+        first['rerank'] = 1
     task.generate(run, ctx, slice(ctx.knobs['sample_batch']), **first)
 
     # quality and cost of each point

@@ -35,8 +35,8 @@ The same from Python, where an import reads no command line. The keywords are th
     run = Run('out/quickstart')
     run.write(['Return a list.'], rerank=8)
 
-The functions behind it are in sampling/directions.py. sampling/ also has guidance, the search with
-the encoder (--rerank) and the solvers of latents. Samplers of text are in samplers.py.
+The functions behind it are in sampling/directions.py. sampling/ also has guidance, the choice
+among drafts (--rerank) and the solvers of latents. Samplers of text are in samplers.py.
 Letters: n texts, L text tokens, N latent vectors, D latent dims.
 """
 import os
@@ -65,7 +65,7 @@ from sampling.inputs import embeddings, moved, pack, read_sources, read_template
 from sampling.knobs import KNOBS, LATENT_KNOBS, TEXT_KNOBS
 from sampling.likelihood import nats_per_token
 from sampling.loading import encode, load_run, raw_latents, trained_for
-from sampling.search import nearest_of
+from sampling.drafts import nearest_of
 from sampling.unmasking import Recorder, watcher
 from sampling.writing import blank, write
 
@@ -177,7 +177,7 @@ class Run(SimpleNamespace):
         """
         l2t: a text from each latent, a list of n str. Give texts, which the run's encoder embeds,
         or latents, raw embeddings (n, D) or (n, N, D). rerank: the nearest of so many drafts
-        (sampling/search.py).
+        (sampling/drafts.py).
         """
         if (texts is None) == (latents is None):
             raise ValueError('write: give texts, or latents')

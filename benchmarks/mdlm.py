@@ -15,10 +15,11 @@ RAW holds the captions (docs/results.md).
         --out_dir=out/muon_0
     python -m benchmarks.mdlm --folder=MDLM --runs=out/adamw_0,out/muon_0 --save=results/mdlm.json
 
-With --seed=1 and 2 the trainings of two more seeds; --runs takes all six. Beside each run by AdamW,
-MDLM trains at the same shape, on the same rows of each step, with AdamW at the same rates, and with
-the same average of the weights: config.json of the run says how. Then all are measured with the
-bound of tasks/nelbo.py, on the same captions and masks.
+Two more seeds: both trainings again with --seed=1 and --out_dir=out/adamw_1, out/muon_1, and so
+with 2; --runs names all six. Beside each run by AdamW, MDLM trains at the same shape, on the same
+rows of each step, with AdamW at the same rates, and with the same average of the weights:
+config.json of the run says how. Then all are measured with the bound of tasks/nelbo.py, on the same
+captions and masks.
 
 What stands in for what is not of PyTorch: flash_attn's attention and rotary positions (equal in
 float32, and much slower than on a GPU), and hydra, lightning and torchmetrics, which the loss does
@@ -176,10 +177,27 @@ def bound_of(run, tokens, what):
     return nats, n_real
 
 
+def check_runs(of_each):
+    """ ValueError where a run has none by AdamW of its seed before it, or is there twice. """
+    kinds = []
+    for run in of_each:
+        kind = run.config['seed'], run.config['optimizer']
+        if kind in kinds or (kind[0], 'adamw') not in [*kinds, kind]:
+            raise ValueError(f'{run.out_dir}: seed {kind[0]}, {kind[1]}; of each seed --runs names '
+                             'first one run by adamw, then at most one by each other optimizer')
+        kinds.append(kind)
+
+
+def parameters_of(model):
+    """ Its parameters, in millions. """
+    return sum(p.numel() for p in model.parameters()) / 1e6
+
+
 def main():
     results, of_adamw, of_seeds = {}, {}, {}
-    for out_dir in runs.split(','):
-        run = load_run(out_dir, dtype='float32')
+    of_each = [load_run(out_dir, dtype='float32') for out_dir in runs.split(',')]
+    check_runs(of_each)
+    for run in of_each:
         run_seed, optimizer = run.config['seed'], run.config['optimizer']
         val = PackedDataset(dataset_folder(run.config['dataset']), 'val', run.L)
         tokens, _ = val.rows(chosen_rows(len(val), n, 'random', seed))
@@ -187,12 +205,16 @@ def main():
         measured = {optimizer: nats}
         if optimizer == 'adamw':
             of_adamw[run_seed] = nats
+            results['millions of parameters/ours'] = parameters_of(run.model)
             run.model = trained(run)
+            results['millions of parameters/MDLM'] = parameters_of(run.model)
             measured['MDLM'], _ = bound_of(run, tokens, 'MDLM')
 
         # nats per token, and the paired difference
         for name, nats in measured.items():
-            values = {name: nats, f'{name} less adamw': nats - of_adamw[run_seed]}
+            values = {name: nats}
+            if name != 'adamw':
+                values[f'{name} less adamw'] = nats - of_adamw[run_seed]
             enter(results, f'seed {run_seed}/', {key: (x, n_real) for key, x in values.items()})
             for key, x in values.items():
                 of_seeds.setdefault(key, []).append((x.sum() / n_real.sum()).item())

@@ -63,8 +63,7 @@ class Recorder:
             self.frames = [frame]
 
     def start(self, tokens):
-        masked = tokens >= self.mask_id
-        nowhere = torch.zeros_like(masked)
+        nowhere = torch.zeros(tokens.shape, dtype=torch.bool)
         first = 0
         if self.frames:
             first = self.frames[-1].first + len(self.frames[-1].tokens)

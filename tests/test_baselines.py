@@ -563,7 +563,6 @@ def test_every_baseline_trains_and_samples_and_is_evaluated(baselines):
     commands = [['sample.py', f'--out_dir={runs[name]}', '--num_samples=2', '--steps=4', *small]
                 for name in ('ar', 'mdlm', 'latent_dit', 'gidd', 'hdlm')]
     commands += [['sample.py', f'--out_dir={runs["ar_prefix"]}', '--text=a red dog runs', '--guidance=1.5', '--rerank=2', *small],
-                 ['sample.py', f'--out_dir={runs["ar_prefix"]}', '--text=a red dog runs', '--rerank=2', *small],
                  ['sample.py', f'--out_dir={runs["ar"]}', '--mode=infill', '--text=a red [MASK:*]', *small],
                  ['sample.py', f'--out_dir={runs["gidd"]}', '--mode=infill', '--text=a [MASK] dog', '--steps=4', '--self_correct=3',
                   *small],

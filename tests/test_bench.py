@@ -366,19 +366,19 @@ def test_mdlm_trains_on_the_rows_of_our_run_and_is_measured_with_its_bound(datas
         (tmp_path / 'clone' / name).write_text(code)
     args = ['--streams=text', '--mode=unconditional', '--optimizer=adamw', '--global_batch=8', '--ema_decay=0.5', '--max_iters=40', '--learning_rate=0.1',
             '--warmup_iters=4', '--min_lr=1']
-    for name, more in (('ours', []), ('muon', ['--optimizer=muon'])):
+    for name, more in (('ours', []), ('muon', ['--optimizer=muon']), ('other', ['--seed=1'])):
         result = run('train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/{name}', *TINY_RUN, *args, *more)
         assert result.returncode == 0, result.stderr
     code = f"""
 import sys
 from benchmarks import mdlm
-ours, muon = {str(tmp_path / 'ours')!r}, {str(tmp_path / 'muon')!r}
-mdlm.folder, mdlm.runs, mdlm.n, mdlm.draws, mdlm.save = {str(tmp_path / 'clone')!r}, f'{{ours}},{{muon}}', 30, 64, {str(tmp_path / 'found.json')!r}
+ours, muon, other = {[str(tmp_path / name) for name in ('ours', 'muon', 'other')]!r}
+mdlm.folder, mdlm.runs, mdlm.n, mdlm.draws, mdlm.save = {str(tmp_path / 'clone')!r}, f'{{ours}},{{muon}},{{other}}', 30, 64, {str(tmp_path / 'found.json')!r}
 mdlm.main()
 import torch
-torch.save(torch.stack(sys.modules['models'].seen), {str(tmp_path / 'seen.pt')!r})
 table = mdlm.trained(mdlm.load_run(ours, dtype='float32')).diffusion.backbone.table
 torch.save(table.detach()[:, :-1].clone(), {str(tmp_path / 'table.pt')!r})
+torch.save(torch.stack(sys.modules['models'].seen), {str(tmp_path / 'seen.pt')!r})
 """
     result = run_code(code)
     assert result.returncode == 0, result.stderr
@@ -413,9 +413,15 @@ torch.save(table.detach()[:, :-1].clone(), {str(tmp_path / 'table.pt')!r})
         bound = run('evaluate.py', f'--out_dir={tmp_path}/{out}', '--tasks=nelbo', '--n=30', '--draws=64', '--order=random', '--dtype=float32')
         assert bound.returncode == 0, bound.stderr
         assert found[f'seed 0/{name}'] == pytest.approx(json.loads((tmp_path / out / 'results.json').read_text())['nelbo/nats_per_token'], rel=1e-5)
-    for name in ('adamw', 'MDLM', 'muon'):
-        assert found[f'seed 0/{name} less adamw'] == pytest.approx(found[f'seed 0/{name}'] - found['seed 0/adamw'], abs=1e-6)
-        assert found[f'mean/{name}'] == pytest.approx(found[f'seed 0/{name}'])
+    for kind in ('seed 0/MDLM', 'seed 1/MDLM', 'seed 0/muon'):
+        assert found[f'{kind} less adamw'] == pytest.approx(found[kind] - found[f'{kind[:6]}/adamw'], abs=1e-6)
+    of_seeds = [found['seed 0/adamw'], found['seed 1/adamw']]
+    assert found['mean/adamw'] == pytest.approx(sum(of_seeds) / 2) and found['mean/muon'] == found['seed 0/muon']
+    assert found['mean/adamw_se'] == pytest.approx(abs(of_seeds[0] - of_seeds[1]) / 2)
+    assert found['millions of parameters/ours'] == pytest.approx(sum(p.numel() for p in ours.model.parameters()) / 1e6)
+    for wrong in ('muon', 'ours,ours', 'ours,muon,muon'):
+        with pytest.raises(ValueError, match='of each seed --runs names'):
+            mdlm.check_runs([load_run(str(tmp_path / name), dtype='float32') for name in wrong.split(',')])
 
     # without a clone
     monkeypatch.setattr(mdlm, 'folder', str(tmp_path))

@@ -18,13 +18,13 @@ from processes.gidd import GIDD
 from sampling import loading
 from sampling.loading import load_run
 from samplers import make_propose
-from sampling import search as search_module
+from sampling import drafts as drafts_module
 from sampling.denoise import null_latents
 from sampling.directions import embed, l2t
 from sampling.left_to_right import LeftToRight
 from sampling.likelihood import nats_per_token
 from sampling.knobs import sampling_knobs
-from sampling.search import closeness, nearest_of
+from sampling.drafts import closeness, nearest_of
 from sampling.writing import choose_sampler, write
 from toys import Network
 
@@ -365,10 +365,11 @@ def test_drafts_are_written_from_left_to_right_and_the_nearest_comes_with_its_co
     assert nearest_of(run, raw, 4, sampler='autoregressive')[0].equal(tokens)
 
     asked = []
-    monkeypatch.setattr(search_module, 'l2t', lambda *args, **how: asked.append((how.get('temperature'), how['several'])) or l2t(*args, **how))
-    for K, how in ((4, {}), (1, {}), (1, dict(several=True)), (4, dict(temperature=.9)), (4, dict(sampler='confidence'))):
-        nearest_of(run, raw, K, **how)
-    assert asked == [(.4, True), (None, False), (.4, True), (.9, True), (None, True)]
+    monkeypatch.setattr(drafts_module, 'l2t', lambda *args, **how: asked.append((how.get('temperature'), how['several'])) or l2t(*args, **how))
+    for how in ({}, dict(temperature=.9), dict(sampler='confidence')):
+        nearest_of(run, raw, 4, **how)
+    nearest_of(load_run(str(dual / 'masked'), device='cpu', dtype='float32'), raw, 4)
+    assert asked == [(.4, True), (.9, True), (None, True), (None, True)]
 
 
 def test_a_text_has_one_score_whatever_stands_behind_its_eos(dual, dataset, monkeypatch):
@@ -382,7 +383,7 @@ def test_a_text_has_one_score_whatever_stands_behind_its_eos(dual, dataset, monk
     z = run.stats.standardise(raw)
     nats = nats_per_token(run, same, z)
     assert torch.allclose(nats, nats[0].expand(4)) and not torch.allclose(nats[0], nats_per_token(run, torch.full_like(same[:1], 5), z[:1]))
-    monkeypatch.setattr(search_module, 'l2t', lambda *args, **how: same)
+    monkeypatch.setattr(drafts_module, 'l2t', lambda *args, **how: same)
     best, cosine = nearest_of(run, raw, 1)
     assert torch.allclose(cosine, cosine[0].expand(4)) and best.equal(same[:1].expand(4, -1)), 'a text is kept as training has it'
 

@@ -142,7 +142,7 @@ OTHERS += [('t2l of x0', 'three modes', [SAY, '--mode=t2l', '--latent_steps=3'])
            ('autoregressive', RESUMED, L2T),
            ('autoregressive alone', 'causal', L2T),
            ('continued', 'causal', ['--text=a red man runs [MASK:*]', '--mode=infill']),
-           ('search', RESUMED, [SAY, '--rerank=2', '--steps=3']),
+           ('rerank', RESUMED, [SAY, '--rerank=2', '--steps=3']),
            ('blocks', RESUMED, [*L2T, '--sampler=ancestral', '--block_size=8', '--steps=6']),
            ('t2l2t', RESUMED, [SAY, '--mode=t2l2t', '--latent_steps=3', '--steps=3']),
            ('embed', RESUMED, [SAY, '--mode=embed']),

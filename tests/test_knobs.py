@@ -24,22 +24,23 @@ def values_of(script, name):
     return ('nan', '') if is_text else VALUES
 
 
-def is_refused(knob, value):
-    """ Whether the knob itself refuses the value. Then the script stops in `configure`, before it does anything. """
+def knob_refuses(knob, value):
+    """ Whether the knob itself refuses the value, in one line. Then the script stops in `configure`, before it does anything. """
     try:
         knob.read(value)
-    except ValueError:
+    except ValueError as error:
+        assert '\n' not in str(error), error
         return True
     return False
 
 
 def asked_for(script, *base):
     """ The command lines of a script: each knob with each value, after `base`. '{i}' in it is the number of the command. Of the values
-    that a knob itself refuses one is asked for: all end in the same line of configure. """
+    that a knob itself refuses one is asked for: all end in the same line of configurator.py. """
     refused, pairs = [], []
     for name, knob in knobs_of(script).items():
         for value in values_of(script, name):
-            (refused if is_refused(knob, value) else pairs).append(f'--{name}={value}')
+            (refused if knob_refuses(knob, value) else pairs).append(f'--{name}={value}')
     pairs += refused[:1]
     return [[f'{script}.py', *(argument.format(i=i) for argument in base), pair] for i, pair in enumerate(pairs)]
 

@@ -16,6 +16,7 @@ from processes.hdlm import HDLM
 from samplers import SAMPLERS, make_propose
 from sampling import denoise, directions, loading, writing
 from sampling.left_to_right import LeftToRight
+from sampling.likelihood import log_p_given_half
 from tasks.importance import losses
 from tasks.nelbo import nelbo
 from tasks.orders import nats_of_orders
@@ -135,12 +136,13 @@ def bounds(model):
         'nelbo': lambda: of_task(MaskedText(V)),
         'importance': lambda: losses(run, tokens, z, 2, 0, B)[0],
         'orders': lambda: nats_of_orders(run, tokens, z, 0.0, steps, 64),
+        'given half': lambda: log_p_given_half(run, tokens, z, 0, B),
         'protein': lambda: predict(run, torch.full_like(tokens, V), tokens < V, B, torch.Generator().manual_seed(4)).float(),
         'self_correction': lambda: correct(run_of(model, gidd), tokens, tokens < 0, 1, B, torch.Generator().manual_seed(5))[1],
     }
 
 
-@pytest.mark.parametrize('name', ['masked', 'causal', 'gidd', 'hdlm', 'genmd4', 'nelbo', 'importance', 'orders', 'protein', 'self_correction'])
+@pytest.mark.parametrize('name', ['masked', 'causal', 'gidd', 'hdlm', 'genmd4', 'nelbo', 'importance', 'orders', 'given half', 'protein', 'self_correction'])
 def test_a_measure_makes_no_table_above_a_chunk_and_is_the_same(name, model, monkeypatch):
     whole, chunked = whole_and_in_chunks(bounds(model)[name], monkeypatch)
     assert whole.isfinite().all() and torch.allclose(whole, chunked, rtol=1e-5)

@@ -21,7 +21,7 @@ import samplers
 from samplers import SAMPLERS, certainty_of, in_blocks, init_state, make_propose, no_callback, nucleus_filter
 from launch import run_each
 from sampling.loading import encode
-from sampling import directions, search, writing
+from sampling import directions, drafts, writing
 from sampling.knobs import DEFAULTS, sampling_knobs
 from sampling.solvers import SOLVERS
 from tasks import common
@@ -539,17 +539,17 @@ def test_templates_hold_masks_of_one_many_and_all_the_rest():
 
 def test_rerank_keeps_the_nearest_of_its_candidates(monkeypatch):
     embed = lambda texts: torch.tensor([[[1.0, sum(t) - 5.0]] for t in texts])  # noqa: E731  the toy's encoder: the sum of its ids
-    monkeypatch.setattr(search, 'encode', lambda run, texts: embed(texts))
+    monkeypatch.setattr(drafts, 'encode', lambda run, texts: embed(texts))
     run = known_run(stats=SimpleNamespace(standardise=lambda z: z), tokenizer=SimpleNamespace(eos=EOS, pad=99, decode=lambda ids: ids))
     raw = embed([[0, 0, 0, 0], [2, 2, 2, 2], [0, 1, 0, 0], [2, 2, 0, 0]] * 5)
-    one, cosine_1 = search.nearest_of(run, raw, 1, temperature=1.0, sampler='first_hitting')
-    many, cosine_8 = search.nearest_of(run, raw, 8, sampler='first_hitting')
-    assert torch.allclose(cosine_8, search.closeness(run, many, raw)) and cosine_8.mean() > cosine_1.mean() + .05
+    one, cosine_1 = drafts.nearest_of(run, raw, 1, temperature=1.0, sampler='first_hitting')
+    many, cosine_8 = drafts.nearest_of(run, raw, 8, sampler='first_hitting')
+    assert torch.allclose(cosine_8, drafts.closeness(run, many, raw)) and cosine_8.mean() > cosine_1.mean() + .05
 
-    drafts = torch.tensor([[0, 0, 0, 0], [2, 2, 2, 2], [1, 0, 0, 0], [2, 2, 2, 2]])
+    written = torch.tensor([[0, 0, 0, 0], [2, 2, 2, 2], [1, 0, 0, 0], [2, 2, 2, 2]])
     seen = []
-    monkeypatch.setattr(directions, 'write', lambda *args, several=False, **how: seen.append(several) or drafts)
-    best, cosine = search.nearest_of(run, raw[:2], 2)
+    monkeypatch.setattr(directions, 'write', lambda *args, several=False, **how: seen.append(several) or written)
+    best, cosine = drafts.nearest_of(run, raw[:2], 2)
     assert best.tolist() == [[0, 0, 0, 0], [2, 2, 2, 2]] and torch.allclose(cosine, torch.ones(2))
     assert seen == [True], 'greedy candidates would all be the same'
 
@@ -569,7 +569,7 @@ def test_an_unknown_keyword_is_refused_with_the_nearest_legal_one():
     run, z, tokens = known_run(), torch.zeros(1, 1, 2), torch.zeros(1, L, dtype=torch.int64)
     stats = SimpleNamespace(standardise=lambda z: z, destandardise=lambda z: z)
     for function, args in ((directions.l2t, (z,)), (writing.write, (tokens, tokens == 0, z)), (directions.t2l, (tokens,)),
-                           (directions.unconditional, (1,)), (search.nearest_of, (z, 1)), (common.write_from, (z, None)),
+                           (directions.unconditional, (1,)), (drafts.nearest_of, (z, 1)), (common.write_from, (z, None)),
                            (common.make_latents, (tokens, 0))):
         for wrong, near in (('temprature', 'temperature'), ('latent_step', 'latent_steps')):
             with pytest.raises(TypeError, match=f"unknown keyword '{wrong}', did you mean '{near}'"):

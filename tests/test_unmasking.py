@@ -16,7 +16,7 @@ from sampling.animation import MOST_FRAMES, animation, chosen_frames
 from sampling.loading import encode, load_run
 from sampling.unmasking import Recorder, pieces_of, printable, watcher
 from samplers import SAMPLERS, make_propose
-from sampling import denoise, directions, search
+from sampling import denoise, directions, drafts
 
 BYTES = byte_tokenizer()
 MASK, EOS, PAD = BYTES.vocab_size, BYTES.eos, BYTES.pad
@@ -101,6 +101,12 @@ def test_what_is_masked_again_is_known_as_such(loaded):
     assert again.any()
 
 
+def test_a_batch_begins_where_the_one_before_it_ends(loaded):
+    recorder = Recorder(loaded.text.mask_id)
+    directions.l2t(loaded, some_latents(loaded, 8), sampler='confidence', steps=3, batch=3, on_step=recorder)
+    assert [(frame.first, len(frame.tokens)) for frame in recorder.frames if frame.step == 0] == [(0, 3), (3, 3), (6, 2)]
+
+
 def test_the_last_step_from_left_to_right_shows_the_padding_that_comes_by_rule():
     text, states = LeftToRight(10, 8), []                                     # EOS 8, PAD 9, MASK 10
 
@@ -133,8 +139,8 @@ def watch(run, monkeypatch, capsys, is_terminal, **knobs):
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: is_terminal, raising=False)
     recorder = watcher(run, 2)
     raw = some_latents(run, 2)
-    monkeypatch.setattr(search, 'encode', lambda run, texts: some_latents(run, len(texts)))
-    search.nearest_of(run, raw, sampler='confidence', on_step=recorder, **knobs)
+    monkeypatch.setattr(drafts, 'encode', lambda run, texts: some_latents(run, len(texts)))
+    drafts.nearest_of(run, raw, sampler='confidence', on_step=recorder, **knobs)
     return recorder, capsys.readouterr().out
 
 

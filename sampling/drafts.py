@@ -1,6 +1,5 @@
 """
-Search with the encoder: write several texts from a latent, and keep the one whose embedding is
-nearest to it.
+The nearest of several drafts: texts are written from a latent, embedded, and compared with it.
 
 Letters: n texts, L text tokens, N latent vectors, D latent dims, K drafts of each text.
 """
@@ -23,12 +22,11 @@ def nearest_of(run, raw, K, lengths_of=None, **sampling):
     From each raw latent (n, N, D) K drafts are written, and the nearest stays: tokens (n, L), and
     their cosine (n,). The other keywords are those of directions.l2t.
     """
-    # from left to right drafts need a lower temperature than by diffusion, as each token is given
-    # all that is before it
-    sampling['several'] = K > 1 or sampling.get('several', False)
+    # drafts of one latent shall differ. From left to right they need a lower temperature than by
+    # diffusion, as each token is given all that is before it
+    sampling['several'] = True
     sampler = sampling.get('sampler') or default_sampler(run, True, False)
-    is_open = sampling.get('temperature') is None
-    if sampler == 'autoregressive' and is_open and sampling['several']:
+    if sampler == 'autoregressive' and sampling.get('temperature') is None:
         sampling['temperature'] = 0.4
 
     z = run.stats.standardise(raw).repeat_interleave(K, 0)               # (n K, N, D)
