@@ -7,7 +7,6 @@ and gaps filled by diffusion beside the same gaps filled from left to right.
 import os
 from html import escape
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -64,13 +63,12 @@ def fillings(run, n=3):
     gaps = torch.where(masked, run.text.mask_id, tokens)
 
     by_diffusion = write(run, gaps, ~masked, z, inner=masked)
-    ctx = SimpleNamespace(sampling={}, knobs=dict(seed=0, sample_batch=128))
-    token_by_token = left_to_right(run, ctx, gaps, masked, z)
+    token_by_token = left_to_right(run, gaps, masked, z)
     rows = []
     for i in range(n):
         rows.append(('half of the tokens are masked', spans(run, gaps[i], m=masked[i])))
         for label, filled in (('filled by diffusion', by_diffusion[i]),
-                              ('from left to right, the likeliest of 8', token_by_token[i])):
+                              ('from left to right, the best of 8 beams', token_by_token[i])):
             is_right = filled == tokens[i]
             share = (is_right & masked[i]).sum() / masked[i].sum()
             rows.append((f'{label}: {share:.0%} right',

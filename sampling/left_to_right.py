@@ -147,6 +147,12 @@ class Reader:
             attended = attention(q, k, v).transpose(1, 2).flatten(2)                 # (B, K, C)
             latent = block.latent.finish(latent, attended, *rest)
 
+    def keep(self, rows):
+        """ Goes on with these rows (B,) of what was read; one may stand there several times. """
+        self.cache = self.cache[:, :, rows]
+        if self.model.config.shortcut:
+            self.into_text, self.into_head = self.into_text[rows], self.into_head[rows]
+
     def read(self, tokens):
         """ Logits (B, V), float32, of the token after `tokens` (B, L), of which the new ones are
         read. """

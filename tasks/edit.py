@@ -5,8 +5,8 @@ that have exactly one word of one of the classes are changed towards
 and compared with the text in which the word is replaced, which the network never sees: carries, %
 that have the new word and not the old one; kept, % of the other words; exact, word for word; cosine
 with the embedding of that text; nats per token given that embedding.
-Controls: left_to_right, where the network also writes so, the same positions filled token by token,
-the likeliest of 8 fillings (as in infill); anew, written from z' alone; shuffled, changed towards
+Controls: left_to_right, where the network also writes so, the same positions filled by 8 beams from
+left to right (as in infill); anew, written from z' alone; shuffled, changed towards
 the z' of another text; copy, not changed; told, changed towards the embedding of the text that is
 wanted. lead: how far ahead of left_to_right, text by text.
 """
@@ -127,7 +127,7 @@ def change_from_left_to_right(run, ctx, asked, z):
     masked = changed_by(run, asked.tokens, z_now, z, ctx.knobs['strength'], ctx.knobs['seed'],
                         ctx.knobs['sample_batch'])
     tokens = torch.where(masked, run.text.mask_id, asked.tokens)
-    return decode(run, left_to_right(run, ctx, tokens, masked, z))
+    return decode(run, left_to_right(run, tokens, masked, z))
 
 
 def compare(run, asked, written):

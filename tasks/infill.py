@@ -2,17 +2,18 @@
 infill: a share of each text's tokens (not the EOS) is masked and written again, from the rest and
 the right latent: token accuracy, and as l2t.
 Controls: shuffled, another text's latent; null, none; where the network also writes so,
-left_to_right, the likeliest of 8 texts whose gaps are filled token by token (what stands behind a
-gap is not seen when it is filled, but counts in log p), and lead, how far ahead of it, text by
-text.
+left_to_right, a beam search (what stands behind a gap is not seen when it is filled, but then
+decides among 8 beams), and lead, how far ahead of it, text by text.
+Letters: n texts, K beams of each, L text tokens, V vocabulary.
 """
 import torch
+import torch.nn.functional as F
 
 from data import is_end
 from diffusion import rank_in_row, uniforms
+from sampling.denoise import batches
 from sampling.directions import FILLS
 from sampling.knobs import TEXT_KNOBS
-from sampling.likelihood import nats_per_token
 from sampling.writing import write
 from tasks.common import (TaskNeeds, compare, decode, embed, enter_with_lead,
                           with_controls)
@@ -37,7 +38,7 @@ def measure(run, ctx):
     filled = {control: write(run, tokens, ~masked, z, inner=masked, **ctx.sampling)
               for control, (z, _) in conditions.items()}
     if run.next_token and '' in conditions and not ctx.knobs['sampler']:
-        filled[f'{RIVAL}/'] = left_to_right(run, ctx, tokens, masked, conditions[''][0])
+        filled[f'{RIVAL}/'] = left_to_right(run, tokens, masked, conditions[''][0])
     judged = {}
     for control, ids in filled.items():
         n_right = ((ids == ctx.tokens) & masked).sum(1)
@@ -62,13 +63,49 @@ def gaps_of(run, tokens, share, seed):
     return rank_in_row(u) < (share * length).ceil()
 
 
-def left_to_right(run, ctx, tokens, masked, z, k=8):
-    """ Tokens (n, L): of k drafts that are written token by token the one with the largest log p,
-    which is exact. """
-    n = len(tokens)
-    sampling = ctx.sampling | dict(sampler='autoregressive', block_size=0)
-    tokens, masked, z = (x.repeat_interleave(k, 0) for x in (tokens, masked, z))
-    drafts = write(run, tokens, ~masked, z, inner=masked, several=True, **sampling)
-    nats = nats_per_token(run, drafts, z, ctx.knobs['seed'], ctx.knobs['sample_batch'])
-    best = k * torch.arange(n) + nats.view(n, k).argmin(1)
-    return drafts[best]
+@torch.inference_mode()
+def left_to_right(run, tokens, masked, z, K=8, batch=128):
+    """
+    The masked positions of tokens (n, L) filled from left to right, from standardised latents z
+    (n, N, D), by beam search: the K beginnings of the largest score go on.
+        score = sum over i of log p(x^i | x^<i, z),   known tokens x^i among them
+    No EOS or PAD is written. Returns tokens (n, L).
+    """
+    found = [beams(run, tokens[part], masked[part], z[part], K)
+             for part in batches(run, len(tokens), max(1, batch // K), n_caches=K)]
+    return torch.cat(found)
+
+
+def beams(run, tokens, masked, z, K):
+    """ The same in one batch. """
+    n, V = len(tokens), run.text.mask_id
+    eos, pad = run.tokenizer.eos, run.tokenizer.pad
+    never = torch.cat([run.banned.cpu(), torch.tensor([eos, pad])])
+    inside = torch.ones(V, dtype=torch.bool).index_fill(0, never, False)  # what may be written
+
+    # K rows of each text, of which one counts at first
+    first = K * torch.arange(n)[:, None]                                 # (n, 1)
+    x = tokens.repeat_interleave(K, 0)                                   # (n K, L)
+    z = z.repeat_interleave(K, 0).to(run.device)
+    score = torch.full((n, K), -torch.inf)
+    score[:, 0] = 0
+    clock = torch.zeros(len(x), device=run.device)
+    cache = {}
+    for i in range((tokens != pad).sum(1).max()):
+        read = run.next_token.shift(x)[:, :i + 1].to(run.device)
+        logits = run.next_token.decode_step(run.model, read, z, clock, clock, cache)
+        log_p = logits.log_softmax(-1).cpu().view(n, K, V)
+        log_p[:, :, pad] = 0                                             # it follows EOS by rule
+
+        # a known token alone, or any that may be written
+        known = F.one_hot(tokens[:, i].clamp(max=V - 1), V).bool()
+        allowed = torch.where(masked[:, i, None], inside, known)         # (n, V)
+        log_p = log_p.masked_fill(~allowed[:, None], -torch.inf)
+
+        # the best K of the K V continuations
+        score, best = (score[:, :, None] + log_p).flatten(1).topk(K)     # (n, K)
+        rows = (first + best // V).flatten()
+        x = x[rows]
+        x[:, i] = best.flatten() % V
+        cache['reader'].keep(rows.to(run.device))
+    return x[first.flatten()]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from data import PackedDataset
-from diffusion import CAUSAL, GaussianLatents, MaskedText, mode_shares, causal_budget
+from diffusion import CAUSAL, GaussianLatents, MaskedText, causal_budget, exact_nll, mode_shares
 from launch import cut, log, run_each, train_each, weights
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig, attention, attention_with_prefix, causal_mask
@@ -26,6 +26,7 @@ from sampling.likelihood import nats_per_token
 from sampling.knobs import sampling_knobs
 from sampling.drafts import closeness, nearest_of
 from sampling.writing import choose_sampler, write
+from tasks import infill
 from toys import Network
 
 
@@ -370,6 +371,33 @@ def test_drafts_are_written_from_left_to_right_and_the_nearest_comes_with_its_co
         nearest_of(run, raw, 4, **how)
     nearest_of(load_run(str(dual / 'masked'), device='cpu', dtype='float32'), raw, 4)
     assert asked == [(.4, True), (.9, True), (None, True), (None, True)]
+
+
+def test_beams_find_the_likeliest_filling_and_what_stands_behind_a_gap_decides():
+    """ By enumeration: ids 0 to 4, of which 3 is never written, EOS 5, PAD 6, MASK 7. """
+    model = network(7, 6, shortcut=True)
+    torch.nn.init.normal_(model.embed.weight, std=10.)                   # so that a token depends on the one before it
+    run = SimpleNamespace(model=model, text=MaskedText(7), next_token=LeftToRight(7, 5), tokenizer=SimpleNamespace(eos=5, pad=6),
+                          banned=torch.tensor([3]), device='cpu', dtype='float32', row_calls=0)
+    n, rng = 60, torch.Generator().manual_seed(0)
+    z = torch.randn(n, model.config.n_latents, model.config.latent_dim, generator=rng)
+    tokens = torch.randint(5, (n, 6), generator=rng)
+    tokens[:, 4:] = torch.tensor([5, 6])
+    tokens[::3, 5], tokens[::3, 4] = 5, 2                                # also without PAD
+    masked = torch.tensor([False, True, True, False, False, False]).expand(n, -1)
+
+    fillings = torch.tensor(list(itertools.product((0, 1, 2, 4), repeat=2)))
+    all_texts = tokens[:, None].repeat(1, 16, 1)
+    all_texts[:, :, 1:3] = fillings
+    nats = exact_nll(model, all_texts.flatten(0, 1), z.repeat_interleave(16, 0), torch.zeros(16 * n)).view(n, 16)
+    best = all_texts[torch.arange(n), nats.argmin(1)]
+
+    gaps = torch.where(masked, 7, tokens)
+    with torch.no_grad():
+        assert infill.left_to_right(run, gaps, masked, z, K=16, batch=40).equal(best)
+        greedy = infill.left_to_right(run, gaps, masked, z, K=1)
+    assert greedy[~masked].equal(tokens[~masked]) and (greedy != best).any(), 'a beam that sees nothing behind the gap'
+    assert all((greedy[i, 1:3] == fillings).all(1).any() for i in range(n))
 
 
 def test_a_text_has_one_score_whatever_stands_behind_its_eos(dual, dataset, monkeypatch):

@@ -547,22 +547,6 @@ def test_the_lead_over_a_rival_is_of_paired_texts():
     assert set(without) == {'a', 'a_se'}
 
 
-def test_the_filling_from_left_to_right_is_the_likeliest_of_its_drafts(monkeypatch):
-    n, k, L = 3, 8, 4
-    drafts = torch.randint(0, 50, (n * k, L), generator=torch.Generator().manual_seed(0))
-    nats = torch.rand(n * k, generator=torch.Generator().manual_seed(1)).double()
-    asked = {}
-    monkeypatch.setattr(infill, 'write', lambda run, tokens, known, z, **more: asked.update(more, tokens=tokens, z=z) or drafts)
-    monkeypatch.setattr(infill, 'nats_per_token', lambda run, tokens, z, *more: nats)
-    tokens, z = torch.arange(n)[:, None].expand(n, L), torch.arange(n)[:, None, None].float()
-    knobs = dict(DEFAULTS, seed=0, sample_batch=4, block_size=2)
-    best = infill.left_to_right(None, Context(knobs), tokens, tokens < 1, z)
-    rows = [max(range(i * k, i * k + k), key=lambda row: -nats[row]) for i in range(n)]
-    assert torch.equal(best, drafts[rows])
-    assert asked['sampler'] == 'autoregressive' and asked['several'] and asked['block_size'] == 0
-    assert asked['tokens'][:, 0].tolist() == asked['z'].flatten().tolist() == [i for i in range(n) for _ in range(k)]
-
-
 def test_pairs_are_clean_whose_words_are_known_and_which_are_no_training_texts(monkeypatch):
     first = ['a dog', 'A dog.', 'a cat', 'a zebra', 'two dogs', 'the cat', 'two cats', 'the dogs']
     second = ['the dog', 'two cats', 'the cat sits', 'a cat', 'a cat', 'two dogs', 'the dog', 'a cat sits']
