@@ -15,9 +15,9 @@ DIRECTIONS = (
     ('embedding from text, centred cosine', 't2l', 'centred_cosine', 3, 'ridge',
      'ridge regression'),
     ('half of the tokens filled in, % right', 'infill', 'token_accuracy', 1, 'left_to_right',
-     'left to right'),
+     '8 beams'),
     ('one word changed, all others kept, {n} captions, %', 'edit', 'exact', 1, 'left_to_right',
-     'left to right'),
+     '8 beams'),
     ('both from noise, {n} samples, cosine', 'unconditional', 'coherence', 3, '', ''),
     ('bound of diffusion, nats per token', 'nelbo', 'nats_per_token', 3, '', ''),
     ('from left to right, exact nats per token', 'nelbo', 'causal_nats_per_token', 3, '', ''),
@@ -75,8 +75,9 @@ def directions(name, again):
         against = ''
         if rival:
             lead = cell(found, f'{task}/lead/{metric}', digits)
-            if second:
-                lead += f', {cell(second, f"{task}/lead/{metric}", digits)}'
+            of_second = cell(second, f'{task}/lead/{metric}', digits)
+            if of_second:
+                lead += f', {of_second}'
             against = f'{cell(found, f"{task}/{rival}/{metric}", digits)} {its_name}; lead {lead}'
         what = what.format(n=found.get(f'{task}/n'))
         print(f'| {what} | {" | ".join(cells)} | {against} |')
