@@ -7,7 +7,6 @@ decides among 8 beams), and lead, how far ahead of it, text by text.
 Letters: n texts, K beams of each, L text tokens, V vocabulary.
 """
 import torch
-import torch.nn.functional as F
 
 from data import is_end
 from diffusion import rank_in_row, uniforms
@@ -78,27 +77,30 @@ def left_to_right(run, tokens, masked, z, K=8, batch=128):
 
 def beams(run, tokens, masked, z, K):
     """ The same in one batch. """
+    tokens, masked, z = (x.to(run.device) for x in (tokens, masked, z))
     n, V = len(tokens), run.text.mask_id
     eos, pad = run.tokenizer.eos, run.tokenizer.pad
-    never = torch.cat([run.banned.cpu(), torch.tensor([eos, pad])])
-    inside = torch.ones(V, dtype=torch.bool).index_fill(0, never, False)  # what may be written
+    longest = int((tokens != pad).sum(1).max())
+    ids = torch.arange(V, device=run.device)
+    inside = (ids != eos) & (ids != pad)                                 # what may be written
+    inside = inside.index_fill(0, run.banned, False)
 
     # K rows of each text, of which one counts at first
-    first = K * torch.arange(n)[:, None]                                 # (n, 1)
+    first = K * torch.arange(n, device=run.device)[:, None]              # (n, 1)
     x = tokens.repeat_interleave(K, 0)                                   # (n K, L)
-    z = z.repeat_interleave(K, 0).to(run.device)
-    score = torch.full((n, K), -torch.inf)
+    z = z.repeat_interleave(K, 0)
+    score = torch.full((n, K), -torch.inf, device=run.device)
     score[:, 0] = 0
     clock = torch.zeros(len(x), device=run.device)
     cache = {}
-    for i in range((tokens != pad).sum(1).max()):
-        read = run.next_token.shift(x)[:, :i + 1].to(run.device)
+    for i in range(longest):
+        read = run.next_token.shift(x)[:, :i + 1]
         logits = run.next_token.decode_step(run.model, read, z, clock, clock, cache)
-        log_p = logits.log_softmax(-1).cpu().view(n, K, V)
+        log_p = logits.log_softmax(-1).view(n, K, V)
         log_p[:, :, pad] = 0                                             # it follows EOS by rule
 
         # a known token alone, or any that may be written
-        known = F.one_hot(tokens[:, i].clamp(max=V - 1), V).bool()
+        known = ids == tokens[:, i, None]
         allowed = torch.where(masked[:, i, None], inside, known)         # (n, V)
         log_p = log_p.masked_fill(~allowed[:, None], -torch.inf)
 
@@ -107,5 +109,5 @@ def beams(run, tokens, masked, z, K):
         rows = (first + best // V).flatten()
         x = x[rows]
         x[:, i] = best.flatten() % V
-        cache['reader'].keep(rows.to(run.device))
-    return x[first.flatten()]
+        cache['reader'].keep(rows)
+    return x[first.flatten()].cpu()
