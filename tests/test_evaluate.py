@@ -286,7 +286,7 @@ def test_the_knobs_of_sampling_are_those_of_sample():
     assert shared == {'out_dir', 'texts', 'which', 'field', 'encoder_folder', 'sample_batch', 'seed', 'device', 'dtype', 'rerank',
                       'strength', *TEXT_KNOBS, *LATENT_KNOBS}
     assert all(knobs[name][:2] == of_sample[name][:2] for name in shared - {'out_dir'})
-    assert "\nsolver = 'dpmpp_2m'" in help_text and 'num_samples' not in help_text and '# diffusion, and so on' in help_text
+    assert "\nsolver = 'dpmpp_2m'" in help_text and 'num_samples' not in help_text and '# to the latent' in help_text
 
 
 def test_a_table_is_no_wider_than_the_terminal(capsys):
