@@ -61,11 +61,11 @@ from runs.distributed import keep_freed_memory
 from runs.files import write_text, write_whole
 from sampling import directions
 from sampling.directions import NEEDS, check_direction
+from sampling.drafts import nearest_of
 from sampling.inputs import embeddings, moved, pack, read_sources, read_template, slerp
 from sampling.knobs import KNOBS, LATENT_KNOBS, TEXT_KNOBS
 from sampling.likelihood import nats_per_token
 from sampling.loading import encode, load_run, raw_latents, trained_for
-from sampling.drafts import nearest_of
 from sampling.unmasking import Recorder, watcher
 from sampling.writing import blank, write
 

@@ -4,7 +4,7 @@ One network writes both ways: by diffusion, and token by token. The kind of a ro
 A masked row reads a text with masks, and every position sees every other position. A causal row
 reads the text, and a position sees only what is before it. Both kinds stand in one batch and use
 the same weights; just the table of who sees whom differs. So the network has the exact likelihood
-of a decoder, and beside it fills gaps with words from both sides, which a decoder cannot.
+of a decoder, and beside it fills gaps with words from both sides, where a decoder must search.
 
     causal row   -log p(x)  = sum over i of -log p(x^i | x^<i)                       exact
     masked row   -log p(x) <= E_n [ L/n * sum over masked i of -log p(x^i | x_t) ]   a bound

@@ -149,7 +149,8 @@ class Reader:
 
     def keep(self, rows):
         """ Goes on with these rows (B,) of what was read; one may stand there several times. """
-        self.cache = self.cache[:, :, rows]
+        read = self.cache[:, :, :, :, :self.K + self.n_read]
+        read.copy_(read[:, :, rows])
         if self.model.config.shortcut:
             self.into_text, self.into_head = self.into_text[rows], self.into_head[rows]
 

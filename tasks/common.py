@@ -36,8 +36,8 @@ from runs.console import progress_bar, warn
 from sampling.loading import Needs, encode, raw_latents
 from runs.manifest import dataset_identity
 from sampling.directions import l2t, t2l
-from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.drafts import nearest_of
+from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 
 # the settings of samples from noise, which have nothing to guide them, and of what judges them
 FREE_SETTINGS = (*(name for name in TEXT_KNOBS if name != 'guidance'), 'scorer', 'scorer_revision')

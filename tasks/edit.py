@@ -127,7 +127,8 @@ def change_from_left_to_right(run, ctx, asked, z):
     masked = changed_by(run, asked.tokens, z_now, z, ctx.knobs['strength'], ctx.knobs['seed'],
                         ctx.knobs['sample_batch'])
     tokens = torch.where(masked, run.text.mask_id, asked.tokens)
-    return decode(run, left_to_right(run, tokens, masked, z))
+    batch = ctx.knobs['sample_batch']
+    return decode(run, left_to_right(run, tokens, masked, z, batch=batch))
 
 
 def compare(run, asked, written):
