@@ -39,6 +39,7 @@ import torch.nn.functional as F
 from configurator import configure, stop_on_error
 from data import PackedDataset, row_order
 from model import rotate
+from runs import preflight
 from runs.console import progress_bar
 from runs.files import write_text
 from runs.manifest import dataset_folder
@@ -188,11 +189,6 @@ def check_runs(of_each):
         kinds.append(kind)
 
 
-def parameters_of(model):
-    """ Its parameters, in millions. """
-    return sum(p.numel() for p in model.parameters()) / 1e6
-
-
 def main():
     results, of_adamw, of_seeds = {}, {}, {}
     of_each = [load_run(out_dir, dtype='float32') for out_dir in runs.split(',')]
@@ -205,9 +201,9 @@ def main():
         measured = {optimizer: nats}
         if optimizer == 'adamw':
             of_adamw[run_seed] = nats
-            results['millions of parameters/ours'] = parameters_of(run.model)
+            results['millions of parameters/ours'] = preflight.count(run.model) / 1e6
             run.model = trained(run)
-            results['millions of parameters/MDLM'] = parameters_of(run.model)
+            results['millions of parameters/MDLM'] = preflight.count(run.model) / 1e6
             measured['MDLM'], _ = bound_of(run, tokens, 'MDLM')
 
         # nats per token, and the paired difference

@@ -38,7 +38,7 @@ def measure(run, ctx):
               for control, (z, _) in conditions.items()}
     if run.next_token and '' in conditions and not ctx.knobs['sampler']:
         filled[f'{RIVAL}/'] = left_to_right(run, tokens, masked, conditions[''][0],
-                                              batch=ctx.knobs['sample_batch'])
+                                            batch=ctx.knobs['sample_batch'])
     judged = {}
     for control, ids in filled.items():
         n_right = ((ids == ctx.tokens) & masked).sum(1)
@@ -78,10 +78,10 @@ def left_to_right(run, tokens, masked, z, K=8, batch=128):
 
 def beams(run, tokens, masked, z, K):
     """ The same in one batch. """
-    tokens, masked, z = (x.to(run.device) for x in (tokens, masked, z))
     n, V = len(tokens), run.text.mask_id
     eos, pad = run.tokenizer.eos, run.tokenizer.pad
     longest = int((tokens != pad).sum(1).max())
+    tokens, masked, z = (x.to(run.device) for x in (tokens, masked, z))
     ids = torch.arange(V, device=run.device)
     inside = (ids != eos) & (ids != pad)                                 # what may be written
     inside = inside.index_fill(0, run.banned, False)
