@@ -22,6 +22,7 @@ Letters: B batch, L text tokens, N latent vectors, D latent dimensions, V token 
 included; MASK is id V), T tokens of a shard, n samples.
 """
 import os
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
@@ -151,10 +152,6 @@ def most_open():
     """ How many shards of a split may be open. Each of the three maps of a shard holds a file
     descriptor: with two splits there is room for 256 other files. """
     most = 8192                                # Linux has room for 65,530 maps in a process
-    try:
-        import resource
-    except ImportError:                                    # Windows has no such limit
-        return most
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return most if limit == resource.RLIM_INFINITY else max(16, min(most, (limit - 256) // 6))
 

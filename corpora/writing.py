@@ -12,7 +12,6 @@ import shutil
 import sys
 from contextlib import contextmanager, suppress
 
-from runs import files
 from runs.files import sha256, take_lock, write_whole
 
 
@@ -71,8 +70,7 @@ def in_use(folder):
     """ Inside, no other prepare.py writes to the folder, not even one that a killed run left
     behind. Rank 0 holds the lock alone until all ranks share it: hold(is_shared). The lock leaves
     no file, and it ends with its process. """
-    # Windows opens no folder
-    handle = None if files.IS_WINDOWS else os.open(folder, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY)
 
     def hold(is_shared):
         try:
@@ -87,5 +85,4 @@ def in_use(folder):
     try:
         yield hold
     finally:
-        if handle is not None:
-            os.close(handle)
+        os.close(handle)

@@ -102,10 +102,9 @@ def note_signals():
     """ From now on these signals are noted in signal_seen, and do nothing else. """
     global is_listening
     is_listening = True
-    for name in ('SIGTERM', 'SIGUSR1', 'SIGINT', 'SIGHUP'):
-        number = getattr(signal, name, None)               # Windows has two of them
-        is_of_nohup = name == 'SIGHUP' and signal.getsignal(number) == signal.SIG_IGN
-        if number and not is_of_nohup:
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+        is_of_nohup = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+        if not is_of_nohup:
             signal.signal(number, note_signal)
 
 

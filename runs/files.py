@@ -10,6 +10,7 @@ of one line that names the file.
 Nothing is ever unpickled, and an array is mapped before it is copied, so reading never takes more
 memory than the file has bytes. What a file with the right digest says of itself is believed.
 """
+import fcntl
 import hashlib
 import json
 import os
@@ -18,8 +19,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
-
-IS_WINDOWS = os.name == 'nt'
 
 
 # ---- any file
@@ -31,12 +30,7 @@ def sha256(path):
 
 def fsync(path):
     """ Puts a file or a folder on the disk. A rename is on the disk only when its folder is. """
-    flags = os.O_RDONLY
-    if IS_WINDOWS:                             # it flushes no folder, and no file that is only read
-        if os.path.isdir(path):
-            return
-        flags = os.O_RDWR
-    fd = os.open(path, flags)
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
@@ -47,10 +41,6 @@ def take_lock(file, is_shared=False, wait=False):
     """ Locks an open file or folder, until it is closed or the process ends. BlockingIOError where
     another process has the lock, unless it shall wait; another OSError where there are no locks.
     """
-    try:
-        import fcntl
-    except ImportError:
-        raise OSError('this system has no flock') from None        # Windows
     kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
     fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
 
@@ -59,14 +49,13 @@ def take_lock(file, is_shared=False, wait=False):
 def alone_in(folder):
     """ Inside, no other process is inside; it waits for its turn. Where there are no locks it goes
     on without. """
-    handle = None if IS_WINDOWS else os.open(folder, os.O_RDONLY)
+    handle = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):
             take_lock(handle, wait=True)
         yield
     finally:
-        if handle is not None:
-            os.close(handle)
+        os.close(handle)
 
 
 @contextmanager
@@ -155,7 +144,7 @@ def plain(mapped, at_random=False):
     be read far from each other. So Linux reads no page beyond those asked for; by default it reads
     up to megabytes around each. """
     import mmap
-    if at_random and hasattr(mmap, 'MADV_RANDOM') and mapped.size:
+    if at_random and mapped.size:
         mapped._mmap.madvise(mmap.MADV_RANDOM)
     return mapped.view(np.ndarray)
 

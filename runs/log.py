@@ -9,6 +9,7 @@ The log of a run: training_log.jsonl, the lines on the screen, and wandb where i
 import json
 import math
 import os
+import resource
 import sys
 import time
 from datetime import timedelta
@@ -47,13 +48,9 @@ def peak_of(device):
 
 
 def memory(device):
-    """ The peak in GB, or None where the system does not say (Windows). """
+    """ The peak in GB. """
     if torch.device(device).type == 'cuda':
         return round(torch.cuda.max_memory_allocated() / 1e9, 3)
-    try:
-        import resource
-    except ImportError:
-        return None
     unit = 1 if sys.platform == 'darwin' else 1024
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9, 3)
 
