@@ -4,10 +4,10 @@ read from its source, a config file is run.
 
     python train.py config/quickstart.py config/stable.py --batch_size=8 --learning_rate=1e-3
 
-A knob is a top-level `name = literal` in the block below a script's imports. The block ends at the
-first statement of another kind. The default of a knob fixes its type. The comment beside it
-documents it, and --help prints the block as it stands in the source. The comment may open with a
-rule, which ends at a colon or a semicolon, and which a value must follow:
+A knob is a top-level `name = literal` in the block below a script's imports, or a field of a class.
+The block ends at the first statement of another kind. The default of a knob fixes its type. The
+comment beside it documents it, and --help prints the block as it stands in the source. The comment
+may open with a rule, which ends at a colon or a semicolon, and which a value must follow:
 
     [0, 1)                     a number x with 0 <= x < 1; never nan
     int [1, 2**20]             a whole number; a knob with a whole default needs no `int`
@@ -15,9 +15,10 @@ rule, which ends at a colon or a semicolon, and which a value must follow:
     None | bool | [0, 100]     one of several rules; None: chosen by the script
     best | <name of a step>    a word, or any text that is not empty
 
-A room is a file with knobs of its own, which count where a switch names it: gidd_gamma stands in
-processes/gidd.py, and is read where text_process=gidd. Elsewhere it would do nothing, so a config
-or a flag that sets it is refused. Later arguments win over earlier ones.
+A script may have knobs in other files, its rooms, which it names among its own knobs:
+    ROOMS = {'processes/gidd.py': 'text_process=gidd', 'sampling/knobs.py': ''}
+The first is read where text_process=gidd, and elsewhere refused. The second is always read. Later
+arguments win over earlier ones.
 
 A config file is the user's own Python and runs as such. Its globals in small letters, but modules
 and functions, are then taken like flags. One file serves all scripts, so a name that is a knob of
@@ -32,6 +33,7 @@ import os
 import re
 import runpy
 import sys
+import textwrap
 import traceback
 import types
 from typing import NamedTuple
@@ -41,11 +43,6 @@ from runs.shown import show_all_output
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SCRIPTS = ('prepare', 'train', 'sample', 'evaluate', 'bench', 'plot')
-# {room of train.py: (its switch, the values that name it)}
-ROOMS = {'processes/gidd.py': ('text_process', ('gidd',)),
-         'processes/hdlm.py': ('text_process', ('hdlm',)),
-         'processes/adaptive.py': ('importance', ('freq', 'learned', 'hybrid')),
-         'runs/muon.py': ('optimizer', ('muon',))}
 FLAG = 'the command line'
 set_by = {}                     # {knob: where it was set}, of the last `configure`
 
@@ -110,7 +107,7 @@ class Knob(NamedTuple):
     default: object
     rule: str                   # '' where any value of the default's type will do
     text: str                   # its lines in the source, and those above it
-    room: tuple = ()            # (switch, values that open the room)
+    room: str = ''              # read where a knob has one of these values: 'knob=value,value'
 
     def element(self):
         """ The knob of each value, where the default is a tuple. """
@@ -166,39 +163,44 @@ class Knob(NamedTuple):
 
 # ---- the knobs of a script
 
+def assigned(node):
+    """ (name, value) of a statement `name = literal` or `name: type = literal`, else ('', None). """
+    try:
+        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
+        return target.id, ast.literal_eval(node.value)
+    except (AttributeError, ValueError):
+        return '', None
+
+
 def read_knobs(path):
-    """ The knobs {name: Knob} of a script, those that it imports from another one (`from sample
-    import steps`), and those of its rooms. The source is read, never run. """
+    """ The knobs {name: Knob} of a script or a room, and those of its own rooms. The source is
+    read, never run. """
     with open(path, encoding='utf-8') as f:
         source = f.read()
     lines = source.splitlines()
-    knobs, imported, last = {}, {}, 0
-
+    body = []
     for node in ast.parse(source).body:
+        body += node.body if isinstance(node, ast.ClassDef) else [node]
+
+    knobs, rooms, last = {}, {}, 0
+    for node in body:
         # above the knobs stand other statements, and the first one below ends the block
-        try:
-            name, default = node.targets[0].id, ast.literal_eval(node.value)
-        except (AttributeError, ValueError):
-            if knobs:
-                break
-            last = node.end_lineno
-            if isinstance(node, ast.ImportFrom) and node.module in SCRIPTS:
-                theirs = read_knobs(os.path.join(HERE, f'{node.module}.py'))
-                names = [alias.name for alias in node.names if alias.name in theirs]
-                imported |= {name: theirs[name] for name in names}
-            continue
+        name, default = assigned(node)
+        if not name and knobs:
+            break
 
         # a comment may go on below its knob
         first, last = last, node.end_lineno
-        while last < len(lines) and re.match(' +#', lines[last]):
+        while name and last < len(lines) and re.match(' +#', lines[last]):
             last += 1
         comment = [line.partition('# ')[2] for line in lines[node.end_lineno - 1:last]]
-        if name.islower() and not name.startswith('_'):
-            text = '\n'.join(lines[first:last])
+        if name == 'ROOMS':
+            rooms = default
+        elif name.islower() and not name.startswith('_'):
+            text = textwrap.dedent('\n'.join(lines[first:last]))
             knobs[name] = Knob(default, rule_of('\n'.join(comment)), text)
 
-    knobs |= imported
-    for room, opens in ROOMS.items() if os.path.basename(path) == 'train.py' else ():
+    for room, opens in rooms.items():
         theirs = read_knobs(os.path.join(HERE, room))
         knobs |= {name: knob._replace(room=opens) for name, knob in theirs.items()}
     return knobs
@@ -215,11 +217,11 @@ def help_of(path):
     """ What --help prints: the docstring of a script, and the lines of its knobs. """
     with open(path, encoding='utf-8') as f:
         text = ast.get_docstring(ast.parse(f.read())) or ''
-    room = ()
+    room = ''
     for knob in read_knobs(path).values():
         if knob.room != room:
-            switch, values = room = knob.room
-            text += f'\n\n# ---- read where {switch} is {" or ".join(values)}'
+            room = knob.room
+            text += f'\n\n# ---- read where {room}'
         text += '\n' + (knob.text.strip('\n') if room else knob.text)
     return text
 
@@ -288,9 +290,9 @@ def configure(globals_, argv=None, show=True):
 
     # a knob of a closed room would do nothing
     for name, source in set_by.items():
-        switch, values = knobs[name].room or (None, ())
-        if switch and config[switch] not in values:
-            stop(f'knob {name!r} in {source} is read where {switch} is {" or ".join(values)}, '
+        switch, _, values = knobs[name].room.partition('=')
+        if switch and config[switch] not in values.split(','):
+            stop(f'knob {name!r} in {source} is read where {switch}={values}, '
                  f'and {switch}={config[switch]}')
     globals_.update(config)
     if show:
@@ -312,8 +314,7 @@ def pass_over(name, source, knobs):
         return
     near = difflib.get_close_matches(name, {**knobs, **others}, 1, cutoff=.5)
     hint = f', did you mean {near[0]!r}?' if near else ', --help lists them'
-    if name in others:
-        hint = f': it is one of {others[name]}'
+    hint = f': it is one of {others[name]}' if name in others else hint
     stop(f'unknown knob {name!r} in {source}{hint}')
 
 
@@ -322,5 +323,4 @@ def show_knobs(config):
     value, and where it was set. --help lists the others. """
     if os.environ.get('RANK', '0') == '0':
         for name, source in set_by.items():
-            print(f'{name:<18} {short(config[name]):<30} {source}')
-        sys.stdout.flush()
+            print(f'{name:<18} {short(config[name]):<30} {source}', flush=True)

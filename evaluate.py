@@ -58,14 +58,10 @@ from sampling.denoise import rows_that_fit
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from tasks.common import Context, enter, load_file, load_texts, seconds_of
 
-# knobs that are sample.py's: there they have their defaults, ranges and comments
-from sample import (which, field, encoder_folder,
-                    sampler, steps, length, block_size, score, prefer, end_penalty, by_importance,
-                    remask, eta, alpha, repeat_cap, self_correct, temperature, nucleus,
-                    guidance, rerank, strength, solver, latent_steps, sample_batch, seed,
-                    device, dtype)
-
 out_dir = 'out/quickstart'  # <a run folder>
+which = 'best'              # best | latest | <a step, as step-00001000>
+encoder_folder = ''         # where the encoder lies now; '': where it was when the data were
+                            # prepared
 tasks = ''                  # names of files in tasks/, such as nelbo,l2t; '': nelbo and what the
                             # run was trained for
 sweep = ''                  # l2t, t2l, edit over values of their knobs: 'guidance=0,1,2' or
@@ -73,6 +69,7 @@ sweep = ''                  # l2t, t2l, edit over values of their knobs: 'guidan
 texts = ''                  # a text file, one text a line, or a .jsonl, .csv, .tsv, .parquet or
                             # .fasta file, a record each, all but parquet also as .gz; too long ones
                             # are skipped and counted; '': the validation split
+field = 'text'              # where a record of such a file has its text
 dataset = ''                # where the run's dataset lies; '': where it was trained from
 n = None                    # None | int [1, 1e9]: texts, or pairs of sts; all if there are fewer;
                             # None: 1000 texts, and all pairs
@@ -94,7 +91,10 @@ seeds = 3                   # [1, 1000]; t2l, sts: draws of every latent
 show = 10                   # [0, 1e6]; texts to print, the first ones
 compile = False             # torch.compile every block: a minute at first, then faster calls;
                             # from left to right it does nothing
+device = 'auto'             # auto | cpu | cuda | <cuda:1 or the like>
+dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py
 
+ROOMS = {'sampling/knobs.py': ''}   # which has the knobs of all that samples
 SWEPT_KNOBS = TEXT_KNOBS + LATENT_KNOBS + ('rerank', 'strength')
 # figures that stand above a table, not in it
 FACTS = ('n', 'n_near', 'n_skipped', 'draws', 'n_orders', 'seeds', 'share', 'n_known', 'n_clean',
@@ -388,7 +388,7 @@ def evaluate(config):
     # what can be missing is asked for before anything is computed
     run = load_run(out_dir, which, device, dtype, encoder_folder)
     chosen = choose_tasks(run, all_tasks())
-    config['sample_batch'] = rows_that_fit(run, sample_batch)
+    config['sample_batch'] = rows_that_fit(run, config['sample_batch'])
     config['dtype'] = run.dtype
     path = os.path.join(out_dir, 'results.json')
     read_results(path)
@@ -410,7 +410,7 @@ def evaluate(config):
     if texts:
         sources, tokens, raw, n_skipped = load_file(run, texts, field, n_texts)
     else:
-        sources, tokens, raw = load_texts(run, folder, n_texts, order, seed)
+        sources, tokens, raw = load_texts(run, folder, n_texts, order, config['seed'])
     for name, task in chosen.items():
         if len(sources) == 1 and task.NEEDS.shuffled and raw is not None:
             raise ValueError(f'{name} of 1 text: its shuffled control needs at least 2; '

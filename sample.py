@@ -52,7 +52,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from configurator import configure, on_command_line, stop_on_error
+from configurator import configure, on_command_line, read_knobs, stop_on_error
 from diffusion import check_choice
 from encoders import check_texts
 from runs import threads
@@ -63,7 +63,7 @@ from sampling import directions
 from sampling.directions import NEEDS, check_direction
 from sampling.drafts import nearest_of
 from sampling.inputs import embeddings, moved, pack, read_sources, read_template, slerp
-from sampling.knobs import KNOBS, LATENT_KNOBS, TEXT_KNOBS
+from sampling.knobs import LATENT_KNOBS, RULES, TEXT_KNOBS
 from sampling.likelihood import nats_per_token
 from sampling.loading import encode, load_run, raw_latents, trained_for
 from sampling.unmasking import Recorder, watcher
@@ -90,52 +90,12 @@ like = ''                   # infill, edit: or towards the embedding of this tex
 towards = ''                # edit: or towards that of `text` itself, to which the embedding of this
                             # text is added
 away = ''                   # edit: and from which the embedding of this text is subtracted
-strength = 0.02             # (0, 1]; edit: the share of the tokens that may change, at least one
 interpolate = ''            # l2t: num_samples texts on the way from the embedding of `text` to
                             # that of this text
 ask = False                 # read texts from the terminal, or lines from a pipe, until an empty
                             # one: each is a new `text`, of mode=infill where it has a [MASK]
 num_samples = 1             # [1, 1e6]: per text or latent
-# ---- text
-sampler = ''                # '' | autoregressive | ancestral | cached | first_hitting |
-                            # confidence | remdm | dfm | reparam
-                            # '': chosen by the direction (docs/sampling.md)
-steps = 0                   # [0, 1e6]: network calls; 0: one per token for confidence, reparam,
-                            # first_hitting and autoregressive, else 128
-length = 0                  # [0, 65536]: tokens of each text, where the run does not learn lengths
-                            # (proteins); 0: drawn from the training texts'
-block_size = 0              # [0, 65536]: unmask only the leftmost unfinished block of so many
-                            # positions; 0: all at once
-score = 'top1'              # top1 | margin | entropy: confidence
-prefer = 'certain'          # certain | uncertain; confidence: what is unmasked first
-end_penalty = 3.0           # [0, inf); confidence: off the certainty of EOS and PAD (nats, for
-                            # score=top1), as texts that end when that is certain are too short
-by_importance = False       # confidence: uncertainty counts as much as the token is important,
-                            # where the run has learned that
-remask = 'cap'              # cap | rescale: remdm
-eta = 0.02                  # [0, 1]; remdm: how much is masked again
-alpha = 1.5                 # [1, 2]; dfm: 1 is ancestral, up to 2: how much is masked again
-repeat_cap = 0.0            # [0, 1); reparam: a token that fills more than this share of a text is
-                            # drawn again; 0: never
-self_correct = 0            # [0, 1e6]; gidd: rounds in which a finished text is mended, a token
-                            # each
-temperature = None          # None | [0, 100]: 0 takes the likeliest token; None: chosen by the
-                            # direction (docs/sampling.md)
-nucleus = 1.0               # (0, 1]: keep the likeliest tokens that hold this much probability, and
-                            # the one on the boundary
-guidance = 1.0              # [0, 100]; g: 1 is the conditional model, 0 the unconditional, more
-                            # weighs the condition up
-rerank = 1                  # [1, 4096]; l2t: draw so many texts, embed them, keep the one nearest
-                            # to the latent
-# ---- latents
-solver = 'dpmpp_2m'         # ddim | dpmpp_2m | heun | ancestral
-latent_steps = None         # None | int [1, 1e5]; unconditional: `steps` for both; None: 1 where
-                            # one vector is made from a text: the mean of what fits the text, which
-                            # is nearest to the encoder's and hardly differs between draws; else 32
 # ---- machine
-sample_batch = 128          # [1, 65536]: rows per network call, at most: where so many rows would
-                            # need more than 6 GB, fewer
-seed = 0                    # [0, 2**63)
 encoder_folder = ''         # where the encoder lies now; '': where it was when the data were
                             # prepared
 watch = False               # see the texts being written, in shades of how certain each token was
@@ -148,6 +108,8 @@ png = ''                    # write the generated latents as pictures to this .p
 fasta = ''                  # write the texts to this FASTA file as well
 device = 'auto'             # auto | cpu | cuda | <cuda:1 or the like>
 dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py
+
+ROOMS = {'sampling/knobs.py': ''}   # which has the knobs of all that samples
 
 # -----------------------------------------------------------------------------
 # A run: strings in, strings or arrays out
@@ -233,7 +195,7 @@ class Run(SimpleNamespace):
         """ The same towards raw latents (n, D) or (n, N, D). """
         check_direction(self, 'edit')
         try:
-            KNOBS['strength'].settle(strength)
+            RULES['strength'].settle(strength)
         except ValueError as error:
             raise ValueError(f'strength: {error}') from None
         if not len(texts):
@@ -369,7 +331,7 @@ def check_knobs(run, direction, config):
     for name in sorted(readers - read):
         # a run's config may set it for the direction that reads it
         is_of_file = name == 'rerank' and not on_command_line(name)
-        if config[name] != KNOBS[name].default and not is_of_file:
+        if config[name] != read_knobs(__file__)[name].default and not is_of_file:
             who = f'mode={direction}, ask=true' if ask else f'mode={direction}'
             raise ValueError(f'{name}={config[name]!r}: {who} does not read it')
 
@@ -451,7 +413,7 @@ def respond(run, direction, config):
         sampling['guidance'] = 1.0
     watched = {}
     if watch and direction not in ('t2l', 'latent'):
-        n_rows = len(sources.names) * n_each * (rerank if direction == 'l2t' else 1)
+        n_rows = len(sources.names) * n_each * (config['rerank'] if direction == 'l2t' else 1)
         watched = dict(on_step=watcher(run, n_rows))
     texts, z, notes = draw(run, direction, sources, n_each, sampling | watched)
     raw = None if z is None else raw_latents(run, z)

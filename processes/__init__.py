@@ -20,7 +20,7 @@ What loss.py, sample.py and evaluate.py ask of a text process. Time t runs from 
     mask_id                              MASK
 
 To add a process, write a module here and add one line to MODULES,
-and its knobs to ROOMS of configurator.py. The module has a function
+and its knobs to ROOMS of train.py. The module has a function
     make(config, vocab_size)             the process; ValueError for wrong knobs
 The choices of the knob text_process are in train.py.
 """

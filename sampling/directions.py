@@ -24,7 +24,7 @@ from diffusion import rank_in_row
 from sampling.loading import Needs
 from samplers import make_propose, no_callback
 from sampling.denoise import allowed, batches, call, guided_latents, null_latents
-from sampling.knobs import sampling_knobs
+from sampling.knobs import SamplingKnobs
 from sampling.likelihood import log_p_given_half, nats_per_token
 from sampling.solvers import SOLVERS, latent_times, solve, x0_and_e
 from sampling.writing import (blank, choose_sampler, default_sampler, ends_of, generators,
@@ -147,7 +147,7 @@ def edit(run, tokens, z_now, z, strength=0.02, seed=0, batch=128, **sampling):
 def t2l(run, tokens, n=None, seed=0, batch=128, **sampling):
     """ Standardised latents (n, N, D) of texts tokens (n, L); tokens None: n latents of no
     text. """
-    knobs = sampling_knobs(sampling)
+    knobs = SamplingKnobs(**sampling)
     if 'latent' not in run.streams:
         raise ValueError(f'{run.out_dir} has no latent stream: no latents from it')
     g = 0 if tokens is None else knobs.guidance
@@ -234,7 +234,7 @@ def check_joint(knobs):
 def unconditional(run, n, seed=0, batch=128, on_step=no_callback, **sampling):
     """ Text and latent from noise: both clocks run down together, one call a step for both. Returns
     tokens (n, L) and standardised latents (n, N, D). on_step: as in `write`. """
-    knobs = sampling_knobs(sampling)
+    knobs = SamplingKnobs(**sampling)
     knobs.sampler = knobs.sampler or 'ancestral'
     check_direction(run, 'unconditional')
     _, sampler = choose_sampler(run, knobs, has_latents=True)

@@ -1,42 +1,80 @@
 """
-The knobs of sampling, which are also the keywords of its functions:
+The knobs of sampling: of sample.py, of evaluate.py, and the keywords of the methods of run.Run.
 
-    l2t(run, z, sampler='ancestral', steps=64)
-
-They stand in sample.py, with their defaults, ranges and comments, and --help prints them there.
-Here they are read from its source, which is not run.
+    run.write(texts, sampler='ancestral', steps=64)
 """
-import difflib
-import os
-from types import SimpleNamespace
+from dataclasses import dataclass, fields
 
 import numpy as np
 
-from configurator import HERE, read_knobs
+from configurator import read_knobs
 
-TEXT_KNOBS = ('sampler', 'steps', 'length', 'block_size', 'score', 'prefer', 'end_penalty',
-              'by_importance', 'remask', 'eta', 'alpha', 'repeat_cap', 'self_correct',
-              'temperature', 'nucleus', 'guidance')
+
+@dataclass
+class SamplingKnobs:
+    """ A value of another type raises ValueError, and so does one against the rule beside it. """
+    # ---- text
+    sampler: str = ''               # '' | autoregressive | ancestral | cached | first_hitting |
+                                    # confidence | remdm | dfm | reparam
+                                    # '': chosen by the direction (docs/sampling.md)
+    steps: int = 0                  # [0, 1e6]: network calls; 0: one per token for confidence,
+                                    # reparam, first_hitting and autoregressive, else 128
+    length: int = 0                 # [0, 65536]: tokens of each text, where the run does not learn
+                                    # lengths (proteins); 0: drawn from the training texts'
+    block_size: int = 0             # [0, 65536]: unmask only the leftmost unfinished block of so
+                                    # many positions; 0: all at once
+    score: str = 'top1'             # top1 | margin | entropy: confidence
+    prefer: str = 'certain'         # certain | uncertain; confidence: what is unmasked first
+    end_penalty: float = 3.0        # [0, inf); confidence: off the certainty of EOS and PAD (nats,
+                                    # for score=top1), as texts that end when that is certain are
+                                    # too short
+    by_importance: bool = False     # confidence: uncertainty counts as much as the token is
+                                    # important, where the run has learned that
+    remask: str = 'cap'             # cap | rescale: remdm
+    eta: float = 0.02               # [0, 1]; remdm: how much is masked again
+    alpha: float = 1.5              # [1, 2]; dfm: 1 is ancestral, up to 2: how much is masked again
+    repeat_cap: float = 0.0         # [0, 1); reparam: a token that fills more than this share of a
+                                    # text is drawn again; 0: never
+    self_correct: int = 0           # [0, 1e6]; gidd: rounds in which a finished text is mended, a
+                                    # token each
+    temperature: float | None = None    # None | [0, 100]: 0 takes the likeliest token; None: chosen
+                                    # by the direction (docs/sampling.md)
+    nucleus: float = 1.0            # (0, 1]: keep the likeliest tokens that hold this much
+                                    # probability, and the one on the boundary
+    guidance: float = 1.0           # [0, 100]; g: 1 is the conditional model, 0 the unconditional,
+                                    # more weighs the condition up
+    rerank: int = 1                 # [1, 4096]; l2t: draw so many texts, embed them, keep the one
+                                    # nearest to the latent
+    strength: float = 0.02          # (0, 1]; edit: the share of the tokens that may change, at
+                                    # least one
+    # ---- latents
+    solver: str = 'dpmpp_2m'        # ddim | dpmpp_2m | heun | ancestral
+    latent_steps: int | None = None     # None | int [1, 1e5]; unconditional: `steps` for both;
+                                    # None: 1 where one vector is made from a text: the mean of what
+                                    # fits the text, which is nearest to the encoder's and hardly
+                                    # differs between draws; else 32
+    # ---- how
+    sample_batch: int = 128         # [1, 65536]: rows per network call, at most: where so many rows
+                                    # would need more than 6 GB, fewer
+    seed: int = 0                   # [0, 2**63)
+
+    def __post_init__(self):
+        for name, knob in RULES.items():
+            value = getattr(self, name)
+            try:
+                value = value.item() if isinstance(value, np.generic) else value
+                setattr(self, name, knob.settle(value))
+            except ValueError as error:
+                raise ValueError(f'{name}: {error}') from None
+
+    @classmethod
+    def of(cls, config):
+        """ From the knobs of a script, {name: value}. """
+        return cls(**{knob.name: config[knob.name] for knob in fields(cls)})
+
+
+RULES = read_knobs(__file__)
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
-
-KNOBS = read_knobs(os.path.join(HERE, 'sample.py'))
-DEFAULTS = {name: KNOBS[name].default for name in TEXT_KNOBS + LATENT_KNOBS}
-
-
-def sampling_knobs(given):
-    """ A namespace of all knobs: DEFAULTS, and over them the keywords of a call. A name that is
-    none raises TypeError, a value against its rule ValueError. """
-    knobs = SimpleNamespace(**DEFAULTS)
-    for name, value in given.items():
-        if name not in DEFAULTS:
-            near = difflib.get_close_matches(name, DEFAULTS, 1)
-            hint = f'did you mean {near[0]!r}?' if near else f'expected {", ".join(DEFAULTS)}'
-            raise TypeError(f'unknown keyword {name!r}, {hint}')
-
-        # as the knob's type, as on the command line
-        value = value.item() if isinstance(value, np.generic) else value
-        try:
-            setattr(knobs, name, KNOBS[name].settle(value))
-        except ValueError as error:
-            raise ValueError(f'{name}: {error}') from None
-    return knobs
+# those of all texts, whatever the direction
+TEXT_KNOBS = tuple(name for name in RULES if name not in (
+    'solver', 'latent_steps', 'rerank', 'strength', 'sample_batch', 'seed'))

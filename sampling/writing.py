@@ -18,7 +18,7 @@ from data import is_end
 from diffusion import MaskedText, check_choice
 from samplers import SAMPLERS, in_blocks, make_propose, no_callback
 from sampling.denoise import batches, make_denoise, null_latents
-from sampling.knobs import sampling_knobs
+from sampling.knobs import SamplingKnobs
 
 # -----------------------------------------------------------------------------
 # What is written, and what is known of it
@@ -175,7 +175,7 @@ def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, several=Fal
     """
     if 'text' not in run.streams:
         raise ValueError(f'{run.out_dir} has no text stream: nothing to write')
-    knobs = sampling_knobs(sampling)
+    knobs = SamplingKnobs(**sampling)
     some_known = bool((known_mask & ~ends_of(run, tokens)).any())        # more than its length
     process, sampler = choose_sampler(run, knobs, z is not None, some_known, several)
 

@@ -23,7 +23,7 @@ from sampling.denoise import null_latents
 from sampling.directions import embed, l2t
 from sampling.left_to_right import LeftToRight
 from sampling.likelihood import nats_per_token
-from sampling.knobs import sampling_knobs
+from sampling.knobs import SamplingKnobs
 from sampling.drafts import closeness, nearest_of
 from sampling.writing import choose_sampler, write
 from tasks import infill
@@ -436,7 +436,7 @@ def test_a_temperature_where_greedy_texts_of_one_source_would_be_equal():
             (masked, True, True, {}, .7), (masked, True, False, {}, 0), (masked, False, False, {}, 1), (gidd, True, True, {}, 1),
             (masked, True, True, dict(sampler='remdm'), 1), (masked, True, True, dict(temperature=.3), .3),
             (dual, True, False, {}, 0), (dual, True, True, {}, .7), (dual, False, False, {}, 1)):
-        knobs = sampling_knobs(asked)
+        knobs = SamplingKnobs(**asked)
         choose_sampler(run, knobs, has_latents, several=several)
         assert knobs.temperature == expected, (run, has_latents, several, asked)
 

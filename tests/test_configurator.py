@@ -188,7 +188,7 @@ def test_a_knob_of_a_room_is_read_where_its_switch_names_it_and_refused_elsewher
     """ gidd_gamma stands in processes/gidd.py, and text_process=gidd opens it. """
     train = os.path.join(ROOT, 'train.py')
     knob = configurator.read_knobs(train)['gidd_gamma']
-    assert knob[:2] == (1.0, '[0.1, 10]') and '\n# ---- read where text_process is gidd\ngidd_' in configurator.help_of(train)
+    assert knob[:2] == (1.0, '[0.1, 10]') and '\n# ---- read where text_process=gidd\ngidd_' in configurator.help_of(train)
 
     def configure(**knobs):
         config = tmp_path / 'overlay.py'
@@ -198,8 +198,8 @@ def test_a_knob_of_a_room_is_read_where_its_switch_names_it_and_refused_elsewher
 
     assert configure(gidd_gamma=2, text_process='gidd')['gidd_gamma'] == 2.0
     source = 'overlay.py' if where == 'file' else 'the command line'
-    for knobs, words in ((dict(gidd_gamma=2), 'text_process is gidd'), (dict(muon_lr=.1, optimizer='adamw'), 'optimizer is muon'),
-                         (dict(curriculum=True), 'importance is freq or learned or hybrid'), (dict(text_process='gidd', gidd_gamma=99), '99')):
+    for knobs, words in ((dict(gidd_gamma=2), 'text_process=gidd'), (dict(muon_lr=.1, optimizer='adamw'), 'optimizer=muon'),
+                         (dict(curriculum=True), 'importance=freq,learned,hybrid'), (dict(text_process='gidd', gidd_gamma=99), '99')):
         with pytest.raises(SystemExit) as stopped:
             configure(**knobs)
         err = capsys.readouterr().err

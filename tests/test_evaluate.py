@@ -15,12 +15,11 @@ import torch.nn.functional as F
 
 import evaluate
 import sample
-from configurator import help_of, read_knobs
 from diffusion import GaussianLatents, MaskedText
 from evaluate import name_of_results, read_results, read_sweep, write_results
 from model import Model, ModelConfig
 from launch import HANGS, ROOT, run_code, run_each
-from sampling.knobs import DEFAULTS, LATENT_KNOBS, TEXT_KNOBS
+from sampling.knobs import SamplingKnobs
 from tasks import common, edit, infill, l2t, scorer, sts, t2l, text, unconditional
 from tasks.common import (Context, chosen_rows, compare, correlations, derangement, describe_texts, enter, ranks, retrieval, word_f1)
 from tasks.nelbo import latent_mse, nelbo
@@ -280,15 +279,6 @@ def test_a_mistyped_scorer_asks_no_hub(tmp_path, monkeypatch):
 
 # ---- the command line
 
-def test_the_knobs_of_sampling_are_those_of_sample():
-    knobs, of_sample, help_text = read_knobs(evaluate.__file__), read_knobs(sample.__file__), help_of(evaluate.__file__)
-    shared = knobs.keys() & of_sample.keys()
-    assert shared == {'out_dir', 'texts', 'which', 'field', 'encoder_folder', 'sample_batch', 'seed', 'device', 'dtype', 'rerank',
-                      'strength', *TEXT_KNOBS, *LATENT_KNOBS}
-    assert all(knobs[name][:2] == of_sample[name][:2] for name in shared - {'out_dir'})
-    assert "\nsolver = 'dpmpp_2m'" in help_text and 'num_samples' not in help_text and '# to the latent' in help_text
-
-
 def test_a_table_is_no_wider_than_the_terminal(capsys):
     controls = ('', 'shuffled/', 'null/', 'nearest/', 'a_longer_control_than_these/')
     figures = {f'{c}{metric}': 1234.5 for c in controls for metric in ('bleu', 'f1')} | {'n': 7, 'mean/cosine': 1.0, 'f1_se': .5}
@@ -510,7 +500,7 @@ def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
     monkeypatch.setattr(l2t, 'nearest_training_texts', lambda *args: sources[1:] + sources[:1])
     monkeypatch.setattr(l2t, 'train_texts', lambda *args: iter(sources[:4]))
     monkeypatch.setattr(t2l, 'ridge', lambda run, folder, tokens: raw[[1, 2, 3, 4, 5, 0]])
-    knobs = dict(DEFAULTS, seed=0, sample_batch=4, rerank=1, seeds=2, infill_share=1.0)
+    knobs = dict(vars(SamplingKnobs(sample_batch=4)), seeds=2, infill_share=1.0)
     ctx, other = Context(knobs, '', sources, tokens, raw), derangement(6, 0)
     apart = 1 - (raw[other] * raw).sum((1, 2)).mean().item()             # one minus the mean cosine with the shuffled one
     r = l2t.measure(run, ctx)
@@ -557,7 +547,7 @@ def test_pairs_are_clean_whose_words_are_known_and_which_are_no_training_texts(m
     monkeypatch.setattr(sts, 'pack', lambda *args, **more: torch.zeros(2 * n, 3))
     for name in ('make_latents', 'embed'):
         monkeypatch.setattr(sts, name, lambda *args, **more: vectors)
-    knobs = dict(DEFAULTS, seed=0, seeds=1, sample_batch=4)
+    knobs = dict(vars(SamplingKnobs(sample_batch=4)), seeds=1)
     run = SimpleNamespace(tokenizer=SimpleNamespace(encode=lambda text: [0]), L=9)
     r = sts.measure(run, Context(knobs, prepared=(first, second, scores)))
     clean = [1, 2]                   # the others have a zebra, or the texts 'The dog', 'two dogs', 'A cat sits!'

@@ -100,13 +100,11 @@ def code_lines(path):
 @pytest.mark.parametrize('name', sorted(CORE | SCRIPTS))
 def test_the_root_names_no_baseline_protein_or_picture_but_in_knobs(name):
     words_of_others = BASELINES
-    if name == 'configurator':                           # its table of rooms names them
-        return
     if name in CORE | {'train'}:
         words_of_others += f'|{MODALITIES}'
     source = (ROOT / f'{name}.py').read_text().splitlines()
     for number, words in code_lines(ROOT / f'{name}.py').items():
-        is_knob = re.match(r'[a-z]\w* = ', source[number - 1]) and name in SCRIPTS
+        is_knob = re.match(r'([a-z]\w*|ROOMS) = ', source[number - 1]) and name in SCRIPTS
         words = re.sub(r'\w+=\w+', '', words)            # an error line may say text_process=gidd
         found = re.search(words_of_others, words, re.IGNORECASE)
         assert is_knob or not found, f'{name}.py:{number} names {found[0]}'

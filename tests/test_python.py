@@ -120,8 +120,8 @@ def test_a_run_that_has_not_learned_a_direction_says_what_it_has(dataset, tmp_pa
 
 
 def test_importing_reads_no_command_line_and_prints_nothing(mixed, tmp_path):
-    code = (f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['kernel', '-f', 'kernel-1.json', '--seed=7']\n"
-            f"from sample import Run\nimport sample\nassert sample.seed == 0\nprint(len(Run({str(mixed)!r}).sample(2, steps=4)))")
+    code = (f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['kernel', '-f', 'kernel-1.json', '--num_samples=7']\n"
+            f"from sample import Run\nimport sample\nassert sample.num_samples == 1\nprint(len(Run({str(mixed)!r}).sample(2, steps=4)))")
     result = run_code(code, cwd=tmp_path)
     assert result.returncode == 0 and result.stdout == '2\n' and result.stderr == '', result.stderr
 
