@@ -164,7 +164,7 @@ class Knob(NamedTuple):
 # ---- the knobs of a script
 
 def assigned(node):
-    """ (name, value) of a statement `name = literal` or `name: type = literal`, else ('', None). """
+    """ (name, value) of `name = literal` or `name: type = literal`, else ('', None). """
     try:
         target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
         return target.id, ast.literal_eval(node.value)

@@ -118,7 +118,6 @@ latent_target = None           # None | v | x0 | flow | eps; None: x0 where one 
 t_min = 1e-3                   # (0, 1): clocks are drawn from (t_min, 1)
 text_process = 'masked'        # masked | gidd | hdlm
 importance = 'none'            # none | freq | learned | hybrid: what masking and curriculum go by
-# optimisation
 min_lr = 0.0                   # [0, 1]: at the end, as a share of learning_rate
 betas = (0.9, 0.95)            # [0, 1)
 guard = 10.0                   # [0, 1e9]; skip a step whose loss or gradient is not finite, or
@@ -129,7 +128,8 @@ master_timeout = 6.0           # [0.1, 1e7]: seconds in which rank 0 must be fou
 
 # files with knobs of their own, each with the choice for which they are read; --help shows them
 ROOMS = {'processes/gidd.py': 'text_process=gidd', 'processes/hdlm.py': 'text_process=hdlm',
-         'processes/adaptive.py': 'importance=freq,learned,hybrid', 'runs/muon.py': 'optimizer=muon'}
+         'processes/adaptive.py': 'importance=freq,learned,hybrid',
+         'runs/muon.py': 'optimizer=muon'}
 
 config = configure(globals(), show=False)
 MAX_BAD_STEPS, N_NORMS = 10, 64                            # of the guard

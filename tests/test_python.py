@@ -97,7 +97,7 @@ def test_a_text_whose_embedding_says_nothing_has_a_warning(loaded, capsys):
     (lambda r: r.write([TEXT], latents=np.zeros((1, 16))), ValueError, 'give texts, or latents'),
     (lambda r: r.write(latents=np.zeros((1, 15))), ValueError, 'shape (1, 15), expected (n, 16)'),
     (lambda r: r.write(latents=np.full((1, 16), np.nan)), ValueError, 'nan or inf'),
-    (lambda r: r.write([TEXT], temprature=1), TypeError, "did you mean 'temperature'"),
+    (lambda r: r.write([TEXT], temprature=1), TypeError, "unexpected keyword argument 'temprature'"),
     (lambda r: r.infill(['no gap']), ValueError, 'nothing to fill'),
     (lambda r: r.edit([TEXT]), ValueError, 'give like, or towards and away'),
     (lambda r: r.edit([TEXT], like=['a'], away=['b']), ValueError, 'give like, or towards and away'),
