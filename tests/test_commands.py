@@ -57,8 +57,6 @@ ELSEWHERE = {
     'python evaluate.py --out_dir=out/sounds': 'test_extending.py::test_the_modality_of_the_page_goes_from_files_to_a_trained_model',
 }
 NOT_RUN = {
-    'python -m benchmarks.tables': 'prints what tests/test_figures.py compares',
-    'python -m benchmarks.lengths': 'test_python.py runs its main()',
     'python evaluate.py config/captions.py --out_dir=weights/captions --texts=elsewhere.txt': 'needs MiniLM; --texts runs in test_evaluate.py',
     'git clone': 'needs a network',
     'make ': 'installs from a network; the commands behind it run here',
