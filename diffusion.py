@@ -294,7 +294,6 @@ class MaskedText:
     def __init__(self, vocab_size, schedule='loglinear', loss_weight='bound'):
         check_choice('text_loss_weight', loss_weight, self.LOSS_WEIGHTS)
         self.mask_id = vocab_size
-        self.schedule = schedule
         self.loss_weight = loss_weight
 
         # M(t), the time t with M(t) = share, and w(t)
@@ -308,12 +307,6 @@ class MaskedText:
             return torch.ones_like(t)
         if self.loss_weight == 'rdm':
             return 1 - t
-
-    def mean_share(self, t_min=0.):
-        """ E_t [M(t)], t ~ U(t_min, 1), by the midpoint rule. """
-        middle = torch.arange(10_000, dtype=torch.float64) + 0.5
-        t = t_min + (1 - t_min) * middle / 10_000
-        return self.masked_share(t).mean().item()
 
     # from clean to noisy
 
@@ -340,39 +333,11 @@ class MaskedText:
 
     # the loss
 
-    def head_budget(self, rows, length, text_share=1.0, t_min=0.):
-        """
-        How many positions the text head runs on in a micro-batch. The number is static, so that
-        nothing recompiles, and the number of masked positions hardly ever exceeds it.
-        text_share: the share of the rows that have a text loss.
-
-        The number of masked positions varies because of (1) Bernoulli draws, of variance M (1 - M)
-        per position, and (2) the clocks. To the mean we add
-        (1) five standard deviations. The mean of M (1 - M) is at most 1/4. For loglinear it is at
-            most 3/16, whatever t_min: (1 + t_min - 2 t_min^2) / 6, largest at 1/4.
-        (2) an exact bound. Over 2^k rows of draw_clocks the sum of t is within 1/2 of its mean, and
-            the sum of a monotone function of t within 1. m 2^k rows are m such pieces, and any
-            number of rows is at most 2 log2(rows) pieces.
-        """
-        # the mean, and (1)
-        expected = rows * length * self.mean_share(t_min) * text_share
-        is_linear = self.schedule == 'loglinear'
-        variance = 3 / 16 if is_linear else 1 / 4
-        bernoulli = 5 * math.sqrt(rows * length * variance)
-
-        # (2), as a number of rows
-        largest_power_of_2 = rows & -rows                                # that divides rows
-        pieces = min(rows // largest_power_of_2, 2 * rows.bit_length())
-        clocks = pieces * (.5 if is_linear else 1)
-        if text_share < 1:
-            clocks += 2                                          # the number of rows varies too
-        return min(rows * length, math.ceil(expected + bernoulli + clocks * length))
-
     def loss(self, hidden, head, targets, weight, seen=None, coefficients=None):
         """
         loss = sum over p of weight_p * -log p(x_p)                      nats per token, a bound
         hidden (P, C); head (V, C), logits = hidden head^T; targets (P,);
-        weight (P,) float32: w(t) / (B L), and 0 at positions that are not scored.
+        weight (P,) float32: w(t) / (B L).
         Returns the loss, nll (P,) in nats, and right (P,) bool: the target is the likeliest token.
         Other text processes also need seen (P,), what the network read there, and coefficients
         (P, n), functions of its row's clock.
@@ -380,8 +345,7 @@ class MaskedText:
         logits = F.linear(hidden, head).float()        # (P, V); argmax is slow in bfloat16 on a CPU
         nll = nll_of(logits, targets)
         right = logits.argmax(1) == targets
-        loss = torch.where(weight > 0, weight * nll, 0).sum()            # 0 * nan would be nan
-        return loss, nll, right
+        return (weight * nll).sum(), nll, right
 
     @torch.no_grad()
     def bound(self, model, tokens, latents, t_latent, u, known_mask=None):
@@ -415,37 +379,15 @@ class MaskedText:
         return total * free / n
 
 
-def causal_budget(lengths, rows, length, share):
-    """ How many positions of causal rows are scored in a micro-batch, at most: the mean, plus five
-    standard deviations of the sum of the lengths. Where not every row is causal, two rows more.
-    lengths (n,): tokens of the training texts; length: L; share: of the rows that are causal. """
-    n_scored = torch.as_tensor(lengths, dtype=torch.float64).clamp(max=length - 1) + 1
-    mean = n_scored.mean().item()
-    spread = 5 * math.sqrt(rows) * n_scored.std(correction=0).item()
-    if share < 1:
-        spread += 2 * mean
-    return min(rows * length, math.ceil(rows * mean * share + spread))
-
-
-def positions_and_targets(scored, tokens, weight, budget):
+def where_scored(scored, tokens, weight):
     """
-    Where the text head runs, at a static size P. scored (B, L) bool; tokens (B, L) clean;
-    weight (B, 1) or (B, L): the training weight, 0 where the row has no text loss.
-    Returns positions, targets (P,) int64, and weight (P,) float32.
-    The weights are divided by B * L: rows without a text loss count too.
+    Where the text head runs: positions, targets (P,) int64, and weight (P,) float32.
+    scored (B, L) bool; tokens (B, L) clean; weight (B, 1) or (B, L): the training weight. It is
+    divided by B L: rows without a text loss count too.
     """
-    found = positions_of(scored)
-
-    # P is the budget; where more is scored (five standard deviations off), the next multiple of it
-    multiple = max(1, -(-len(found) // budget))
-    P = min(multiple * budget, scored.numel())
-
-    # unused positions point at position 0 and weigh 0
-    unused = P - len(found)
-    positions = F.pad(found, (0, unused))
+    positions = positions_of(scored)                                     # (P,)
     weight = (weight / scored.numel()).expand(scored.shape)              # (B, L)
-    weight = F.pad(weight.flatten()[found], (0, unused))
-    return positions, tokens.flatten()[positions], weight.float()
+    return positions, tokens.flatten()[positions], weight.flatten()[positions].float()
 
 
 # ---- Gaussian latents

@@ -29,8 +29,8 @@ import torch
 import torch.nn as nn
 
 from data import is_end
-from diffusion import (CAUSAL, MODES, draw_clocks, exact_nll, normals, positions_and_targets,
-                       to_device, uniforms)
+from diffusion import (CAUSAL, MODES, draw_clocks, exact_nll, normals, to_device, uniforms,
+                       where_scored)
 
 # -----------------------------------------------------------------------------
 # A batch: made on the host, a pure function of (seed, step, rows)
@@ -44,8 +44,7 @@ class BatchMaker:
         t_text, t_latent (B,)          the two clocks
         x_t (B, L)                     the text as the network reads it
         positions, targets (P,)        where it is scored, and the tokens that are right there
-        weight (P,)                    w(t) / (B L), in causal rows causal_weight / (B L), and 0
-                                       at unused positions
+        weight (P,)                    w(t) / (B L), in causal rows causal_weight / (B L)
         coefficients (P, n)            what else a process of processes/ needs of the text clocks
         clean, noise (B, N, D)         the latents; Loss mixes them
         row_weight (B,)                1, or 0 where a row has no latent loss
@@ -66,7 +65,7 @@ class BatchMaker:
     def __call__(self, data, rows, step, first, stage):
         """ Rows of the dataset as they enter the network at this step, with what the losses need.
         first: the number of the first row in the global batch. stage: of runs/stages.py: shares of
-        the modes, streams with a loss, text length, budget of the head.
+        the modes, streams with a loss, text length.
         """
         seed = self.seed
         B = len(rows)
@@ -107,8 +106,8 @@ class BatchMaker:
             real = (clocks['text_on'] > 0)[:, None] & (tokens != data.tokenizer.pad)
             batch['n_real'] = real[:B - n_causal].sum()[None].float()
             batch['n_real_causal'] = real[B - n_causal:].sum()[None].float()
-            batch.update(self.mask(tokens, clocks['t_text'], clocks['text_on'], u, stage.budget,
-                                   step, known_mask, real, n_causal))
+            batch.update(self.mask(tokens, clocks['t_text'], clocks['text_on'], u, step,
+                                   known_mask, real, n_causal))
         elif 'text' in self.streams:
             batch['x_t'], _ = self.text.corrupt(tokens, clocks['t_text'], u, known_mask)
 
@@ -120,27 +119,23 @@ class BatchMaker:
                 batch['row_weight'] = clocks['latent_on'].float()
         return batch
 
-    def mask(self, tokens, t, text_on, u, budget, step, known_mask, real, n_causal):
+    def mask(self, tokens, t, text_on, u, step, known_mask, real, n_causal):
         """ The text as the network reads it, and where it is scored: {x_t, positions, targets,
         weight}, and the coefficients of a process that has some. step: for AdaptiveBatchMaker. """
         x_t, mask = self.text.corrupt(tokens, t, u, known_mask)
         scored = mask & (text_on > 0)[:, None]
-        weight = self.text_weight(t, text_on)
+        weight = self.text.training_weight(t)[:, None]                   # (B, 1)
 
         # causal rows have clock 0, so nothing is masked: each token and the EOS are scored
         first_causal = len(tokens) - n_causal
         scored[first_causal:] = real[first_causal:]
         weight[first_causal:] = self.causal_weight
 
-        positions, targets, weight = positions_and_targets(scored, tokens, weight, budget)
+        positions, targets, weight = where_scored(scored, tokens, weight)
         batch = dict(x_t=x_t, positions=positions, targets=targets, weight=weight)
         if hasattr(self.text, 'loss_coefficients'):
             batch['coefficients'] = self.text.loss_coefficients(t)[positions // tokens.shape[1]]
         return batch
-
-    def text_weight(self, t, text_on):
-        """ (B, 1). A row without this loss may have clock 0, where the weight would be inf * 0. """
-        return torch.where(text_on > 0, self.text.training_weight(t), 0)[:, None]
 
 # -----------------------------------------------------------------------------
 # The losses of a batch: the module that DDP and FSDP wrap
@@ -186,8 +181,8 @@ class Loss(nn.Module):
         return loss, statistics(batch, {**result, 'loss': loss})
 
     def text_loss(self, hidden, batch):
-        """ The head runs on the scored positions only: a static number P of them, so nothing
-        recompiles. Returns {text_loss, nll (P,) in nats, right (P,) bool}. """
+        """ The head runs on the scored positions only. Returns {text_loss, nll (P,) in nats, right
+        (P,) bool}. """
         # what the network read at the scored positions
         x_t = batch['x_t'].flatten()[batch['positions']]                 # (P,)
         loss, nll, right = self.text.loss(hidden, self.model.text_head.weight, batch['targets'],
@@ -273,16 +268,14 @@ def statistics(batch, result):
         sums['importance'] = batch['importance']
 
     if 'text_loss' in result:
-        # which of the P positions are scored, and which of these are no PAD
-        scored = batch['weight'] > 0
-        real = scored & (batch['targets'] != batch['pad'])
-        nll = torch.where(scored, result['nll'], 0)
+        # which of the P positions are no PAD
+        real = batch['targets'] != batch['pad']
+        nll = result['nll']
 
         # what is by clock, or a bound, is of masked rows alone
         B, L = batch['x_t'].shape
         row = batch['positions'] // L
         is_masked = mode[row] != CAUSAL
-        masked = is_masked & scored
         clock = batch['t_text'][row]
         n_masked_positions = (B - batch['n_causal']) * L
         sums.update(text_nats=(is_masked * batch['weight'] * nll).sum()[None] * (B * L),
@@ -292,8 +285,8 @@ def statistics(batch, result):
                     correct=(result['right'] & real).sum()[None].float(),
                     real_count=real.sum()[None].float(),
                     text_bins=sums_by_clock(clock, is_masked * nll),
-                    text_count=sums_by_clock(clock, masked.float()),
-                    mask_share=(masked.sum() / max(1, n_masked_positions))[None])
+                    text_count=sums_by_clock(clock, is_masked.float()),
+                    mask_share=(is_masked.sum() / max(1, n_masked_positions))[None])
 
     if 'latent_loss' in result:
         scored = batch['row_weight'] > 0

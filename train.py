@@ -25,7 +25,6 @@ import math
 import signal
 import sys
 import time
-from functools import partial
 
 from runs import console
 
@@ -148,8 +147,7 @@ with stop_on_error():
     adaptive = processes.adaptive_masking(config, train_data)        # ATAT; None for most runs
     micro_batch, grad_accum = preflight.share_rows(batch_size, global_batch)
     rows_a_step = micro_batch * grad_accum * world
-    budget_of = partial(preflight.head_budget, text, adaptive, train_data, micro_batch, t_min)
-    stages = read_stages(mode, length_schedule, streams, max_iters, train_data.seq_len, budget_of)
+    stages = read_stages(mode, length_schedule, streams, max_iters, train_data.seq_len)
     sketch = preflight.sketch_of(model_config, config)
     for stage in stages:
         stage.flops = preflight.flops_of(sketch, micro_batch, stage) * grad_accum * world

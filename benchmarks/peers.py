@@ -155,7 +155,7 @@ def random_batch(shape, make_batch, device):
     data = SimpleNamespace(rows=lambda *_: (tokens, latents), tokenizer=SimpleNamespace(pad=V - 1),
                            seq_len=L)
     stage = SimpleNamespace(shares=mode_shares('unconditional'), predict=('text', 'latent'),
-                            seq_len=L, budget=make_batch.text.head_budget(B, L))
+                            seq_len=L)
     b = make_batch(data, range(B), 0, 0, stage)
     b = {name: value.to(device) if torch.is_tensor(value) else value for name, value in b.items()}
 

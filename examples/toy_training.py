@@ -28,8 +28,7 @@ def train(model, mode, steps, batch_size=256, learning_rate=1e-2, cond_drop=0.1)
     data = SimpleNamespace(tokenizer=SimpleNamespace(eos=V - 2, pad=V - 1), seq_len=L,
                            rows=lambda rows, crop, length: (TOKENS[rows], LATENTS[rows][:, None]))
     streams = ('text', 'latent')
-    stage = SimpleNamespace(shares=mode_shares(mode), seq_len=L,
-                            budget=batch_size * L, predict=streams)
+    stage = SimpleNamespace(shares=mode_shares(mode), seq_len=L, predict=streams)
 
     make_batch = BatchMaker(TEXT, LATENT, streams, seed=0, cond_drop=cond_drop,
                             t_min=1e-2)

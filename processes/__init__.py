@@ -12,8 +12,6 @@ What loss.py, sample.py and evaluate.py ask of a text process. Time t runs from 
                                          the loss, and of the scored positions nats and whether
                                          right
     loss_coefficients(t)                 (B, n), if the loss depends on the clock beside its weight
-    head_budget(rows, length, text_share, t_min)
-                                         how many positions are scored: hardly ever more
     bound(model, tokens, latents, t_latent, u, known_mask)
                                          a draw of an upper bound on -log p, nats per sample
     samplers                             {name: function}, if it has its own; else samplers.py's

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 
-from diffusion import in_float32, positions_and_targets, sum_over_texts, to_device
+from diffusion import in_float32, sum_over_texts, to_device, where_scored
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig
 
@@ -130,19 +130,6 @@ class Adaptive:
         """ w = exp(-beta (2 imp - 1)), within [1/2, 2]. """
         return torch.exp(-self.beta_at(step) * (2 * importance - 1)).clamp(0.5, 2)
 
-    def share(self, text, t_min):
-        """ E_t,imp [M^w] / E_t [M] for imp ~ U(0, 1): the factor on the masked share, at most over
-        training. It is near 1. (For M = t, without the clamp, E_imp 1/(1+w) is 1/2 whatever beta.)
-        """
-        t = (torch.arange(1000, dtype=torch.float64) + .5) / 1000
-        masked_share = text.masked_share(t_min + (1 - t_min) * t)        # (1000,)
-        importance = (torch.arange(100, dtype=torch.float64)[:, None] + .5) / 100
-        largest = 0
-        for step in (0, self.max_iters - 1):
-            with_importance = masked_share ** self.exponents(importance, step)       # (100, 1000)
-            largest = max(largest, with_importance.mean().item() / masked_share.mean().item())
-        return largest
-
     def stage(self, step):
         """ 0, 1, 2: easy, medium, hard. """
         return sum(step >= share * self.max_iters for share in self.stages)
@@ -167,10 +154,10 @@ class Adaptive:
         weight = torch.where(is_in_focus, focus, 1.0)
         return torch.where(counted, weight / weight[counted].mean(), 1.0)
 
-    def regression(self, importance, nll, targets, weight):
+    def regression(self, importance, nll, targets):
         """ The loss of a learned importance: the mean of (imp - rank of nll)^2 over the scored
         positions of (P,), without PAD. Ranks go from 0 to 1 whatever the size of the losses. """
-        scored = (weight > 0) & (targets != self.pad)
+        scored = targets != self.pad
         n = scored.sum().clamp(min=1)
         rank = nll.masked_fill(~scored, torch.inf).argsort().argsort()   # the scored come first
         error = (importance - (rank + 0.5) / n).square()
@@ -184,27 +171,27 @@ class AdaptiveBatchMaker(BatchMaker):
     """ A BatchMaker whose texts are masked and weighted by importance. """
     adaptive: Adaptive = None
 
-    def mask(self, tokens, t, text_on, u, budget, step, known_mask, real, n_causal):
+    def mask(self, tokens, t, text_on, u, step, known_mask, real, n_causal):
         """ As in BatchMaker, without causal rows. Where importance is learned its network must read
         the clean text first: then AdaptiveLoss masks, on the device, and here are the arguments of
         mask_by. They are float32, since not every device has float64. """
         if self.adaptive.learns:
             return dict(tokens=tokens, t=t.float(), text_on=text_on.float(), u=in_float32(u),
-                        budget=budget, step=step, known_mask=known_mask)
+                        step=step, known_mask=known_mask)
         importance = self.adaptive.rarity[tokens]
-        return self.mask_by(importance, tokens, t, text_on, u, budget, step, known_mask)
+        return self.mask_by(importance, tokens, t, text_on, u, step, known_mask)
 
-    def mask_by(self, importance, tokens, t, text_on, u, budget, step, known_mask):
+    def mask_by(self, importance, tokens, t, text_on, u, step, known_mask):
         """ BatchMaker.mask by the importance (B, L) of each token, and what is logged of it. """
         exponent = self.adaptive.exponents(importance.to(u.dtype), step)
         x_t, mask = self.text.corrupt(tokens, t, u, known_mask, exponent)
         scored = mask & (text_on > 0)[:, None]
-        weight = self.text_weight(t, text_on) * exponent
+        weight = self.text.training_weight(t)[:, None] * exponent
         weight = weight * self.adaptive.emphasis(importance, scored, tokens, step)
 
         real = importance[tokens != self.adaptive.pad]
         logged = torch.stack((real.mean(), real.std(), real.min(), real.max()))
-        positions, targets, weight = positions_and_targets(scored, tokens, weight, budget)
+        positions, targets, weight = where_scored(scored, tokens, weight)
         return dict(x_t=x_t, positions=positions, targets=targets, weight=weight, importance=logged)
 
 
@@ -220,8 +207,8 @@ class AdaptiveLoss(Loss):
         if 'u' in batch:
             with self.autocast():
                 importance, learned = self.model.importance(batch['tokens'])
-                arguments = [batch[name] for name in ('tokens', 't', 'text_on', 'u', 'budget',
-                                                      'step', 'known_mask')]
+                arguments = [batch[name] for name in ('tokens', 't', 'text_on', 'u', 'step',
+                                                      'known_mask')]
                 masked = self.make_batch.mask_by(importance.detach(), *arguments)
             batch = {**batch, **masked, 'learned': learned}
         return super().forward(batch, predict)
@@ -231,7 +218,7 @@ class AdaptiveLoss(Loss):
         if 'learned' in batch:
             learned = batch['learned'].flatten()[batch['positions']]
             result['importance_loss'] = self.make_batch.adaptive.regression(
-                learned, result['nll'], batch['targets'], batch['weight'])
+                learned, result['nll'], batch['targets'])
         return result
 
 

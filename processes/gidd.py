@@ -72,10 +72,6 @@ class GIDD(IntegralProcess):
         free = torch.ones_like(tokens, dtype=torch.bool) if known_mask is None else ~known_mask
         return torch.where(free, seen, tokens), free
 
-    def head_budget(self, rows, length, text_share=1.0, t_min=0.):
-        """ All positions are scored. """
-        return rows * length
-
     # ---- the loss and the bound
 
     def weights(self, t, kind):

@@ -20,7 +20,7 @@ import math
 
 import torch
 
-from diffusion import MaskedText, in_chunks, in_float32, positions_of, to_device
+from diffusion import in_chunks, in_float32, positions_of, to_device
 from processes.integral import IntegralProcess
 from samplers import init_state, no_callback, scatter_at, schedule_times
 
@@ -38,12 +38,6 @@ class HDLM(IntegralProcess):
     """ cluster_of (V,): the cluster of each token, from 0 to n_clusters - 1. gamma > 0: how much
     faster tokens become clusters than clusters become MASK. xi in (0, 1]. """
     loss_weight = 'bound'
-    schedule = 'hdlm'                    # none of masked text's
-
-    # the number of scored positions varies as the masked positions of masked text with
-    # M(t) = 1 - alpha_t
-    mean_share = MaskedText.mean_share
-    head_budget = MaskedText.head_budget
 
     def __init__(self, vocab_size, cluster_of, gamma=1.0, xi=1.0):
         self.mask_id = vocab_size

@@ -33,17 +33,17 @@ class IntegralProcess:
         return torch.ones_like(t)
 
     def loss_coefficients(self, t):
-        """ What `loss` needs of the clocks t (B,), on the host: (B, n) float32. At an end of (0, 1)
-        the gradient of a position that is not scored would be 0 * inf. """
+        """ What `loss` needs of the clocks t (B,), on the host: (B, n) float32. Nearer to an end of
+        (0, 1) float32 has too few digits. """
         t = t.double().clamp(1e-6, 1 - 1e-6)
         return self.coefficients(t, self.loss_weight).float()
 
     def loss(self, hidden, head, targets, weight, seen, coefficients):
         """
         loss = sum over p of weight_p * integrand_p
-        hidden (P, C); head (V, C), logits = hidden head^T; targets (P,); weight (P,), 0 at
-        positions that are not scored; seen (P,): what the network read there; coefficients (P, n):
-        of loss_coefficients, those of its row.
+        hidden (P, C); head (V, C), logits = hidden head^T; targets, weight (P,);
+        seen (P,): what the network read there; coefficients (P, n): of loss_coefficients, those of
+        its row.
         Returns the loss, the integrand (P,), and right (P,) bool, as MaskedText.loss does.
 
         It works on one chunk of positions at a time, and the backward pass computes the float32
@@ -60,7 +60,7 @@ class IntegralProcess:
         compute_twice = partial(checkpoint, chunk_of_loss, use_reentrant=False,
                                 preserve_rng_state=False)
         value, right = in_chunks(compute_twice, hidden, targets, seen, coefficients, V=len(head))
-        return torch.where(weight > 0, weight * value, 0).sum(), value.detach(), right
+        return (weight * value).sum(), value.detach(), right
 
     @torch.no_grad()
     def bound(self, model, tokens, latents, t_latent, u, known_mask=None):

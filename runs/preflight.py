@@ -17,7 +17,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import processes
 from configurator import stop
 from data import PackedDataset
-from diffusion import causal_budget
 from model import Model, ModelConfig
 from runs import checkpoint, distributed, meeting, run_folder
 from runs.distributed import rank, world
@@ -140,19 +139,6 @@ def share_rows(batch_size, global_batch):
     return micro_batch, rows // micro_batch
 
 
-def head_budget(text, adaptive, data, rows, t_min, masked_rows, causal_share, length):
-    """ On how many positions of a micro-batch the text head runs: hardly ever more. """
-    lengths = data.lengths()
-    n = 0
-    if masked_rows:
-        # importance changes how much is masked
-        more = adaptive.share(text, t_min) if adaptive else 1
-        n = text.head_budget(rows, length, masked_rows * more, t_min)
-    if causal_share:
-        n += causal_budget(lengths, rows, length, causal_share)
-    return min(n, rows * length)
-
-
 def sketch_of(model_config, config):
     """ The network without memory, on the device meta. """
     with torch.device('meta'):
@@ -169,7 +155,10 @@ def flops_of(sketch, rows, stage):
             tokens = torch.zeros(rows, stage.seq_len, dtype=torch.int64)
         if 'latent' in c.streams:
             latents = torch.zeros(rows, c.n_latents, c.latent_dim)
-        positions = torch.zeros(stage.budget, dtype=torch.int64)
+        # the head runs at half of a masked text, on average, and at all of a causal one
+        shares = stage.shares
+        texts = rows * ((shares['unconditional'] + shares['l2t']) / 2 + shares['causal'])
+        positions = torch.zeros(round(texts * stage.seq_len), dtype=torch.int64)
         found = sketch(tokens, latents, torch.zeros(rows), torch.zeros(rows), positions,
                        stage.predict)
         sum(x.sum() for x in found if x is not None).backward()

@@ -17,7 +17,6 @@ class Stage:
     seq_len: int               # tokens of a text
     shares: dict               # {mode: share of the rows}
     predict: tuple             # the streams that have a loss
-    budget: int                # positions of the head in a micro-batch
     flops: int = 0             # of a step of all processes; preflight.flops_of counts them
 
 
@@ -51,11 +50,10 @@ def read_schedule(name, schedule, what, max_iters):
     return found
 
 
-def read_stages(schedule, lengths, streams, max_iters, seq_len, head_budget):
+def read_stages(schedule, lengths, streams, max_iters, seq_len):
     """
     The stages of a run. schedule: 'l2t', or 't2l:40%,l2t:3000,l2t+t2l'; lengths: '', or
-    '24:80%,40'. head_budget(share of rows that are masked and have a text loss, share of causal
-    rows, length) -> positions. ValueError says what is wrong.
+    '24:80%,40'. ValueError says what is wrong.
     """
     modes = read_schedule('mode', schedule, 'MODE', max_iters)
     cuts = read_schedule('length_schedule', lengths or str(seq_len), 'LENGTH', max_iters)
@@ -70,19 +68,17 @@ def read_stages(schedule, lengths, streams, max_iters, seq_len, head_budget):
         mode = [value for step, value in modes if step <= first][-1]
         length = int([value for step, value in cuts if step <= first][-1])
 
-        # the shares of rows that have a text loss, and a latent loss
+        # has any row a text loss, or a latent loss?
         shares = mode_shares(mode)
-        masked_rows = shares['unconditional'] + shares['l2t']
         predict = ()
-        if masked_rows + shares['causal'] and 'text' in streams:
+        if shares['unconditional'] + shares['l2t'] + shares['causal'] and 'text' in streams:
             predict += ('text',)
         if shares['unconditional'] + shares['t2l'] and 'latent' in streams:
             predict += ('latent',)
         if not predict:
             raise ValueError(f'mode={mode} has no loss on streams={streams}')
 
-        budget = head_budget(masked_rows, shares['causal'], length)
-        found.append(Stage(mode, first, end, length, shares, predict, budget))
+        found.append(Stage(mode, first, end, length, shares, predict))
     return found
 
 

@@ -16,7 +16,7 @@ from processes.clusters import cluster_table, clusters_in_words, kmeans
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
 from data import PackedDataset
-from diffusion import causal_budget, exact_nll, uniforms
+from diffusion import exact_nll, uniforms
 from model import Model, ModelConfig
 from launch import log, run_each, train_each, weights
 from runs import checkpoint
@@ -203,7 +203,7 @@ def test_a_draw_of_the_bound_has_its_enumerated_mean_and_the_loss_its_integrand(
     given[:, 1] = True                                                   # what is given is neither noised nor scored
     assert torch.equal(process.corrupt(TEXTS[rows], u[:, 0], u[:, 1:], given)[0][:, 1], TEXTS[rows][:, 1])
     assert process.bound(Network(network), TEXTS[rows], None, None, u, given).mean() < draws.mean()
-    # the loss: hidden is the logits, the head the identity; where nothing is scored the clock may be at an end, and no gradient breaks
+    # the loss: hidden is the logits, the head the identity
     seen, scored = process.corrupt(TEXTS[rows], u[:, 0], u[:, 1:])
     at = scored.flatten().nonzero().squeeze(1)[:500]
     logits = torch.randn(500, V, generator=torch.Generator().manual_seed(2))
@@ -212,12 +212,6 @@ def test_a_draw_of_the_bound_has_its_enumerated_mean_and_the_loss_its_integrand(
     loss, value, _ = process.loss(logits, torch.eye(V), x, weight, z, process.loss_coefficients(t))
     exact = process.integrand(logits.double().log_softmax(1), x, z, process.coefficients(t, process.loss_weight))
     assert torch.allclose(value.double(), exact, rtol=1e-3, atol=1e-4) and torch.allclose(loss, (weight * value).sum())
-    for end in (0., 1.):
-        leaf = logits.clone().requires_grad_()
-        weight[:9], t[:9] = 0, end
-        loss, *_ = process.loss(leaf, torch.eye(V), x, weight, torch.full_like(z, V) if end else x, process.loss_coefficients(t))
-        loss.backward()
-        assert leaf.grad.isfinite().all() and not leaf.grad[:9].any()
 
 
 @pytest.mark.parametrize('process', [GIDD(V, .2, loss_weight='bound'), HDLM(V, CLUSTERS, 1.2, .9)], ids=['gidd', 'hdlm'])
@@ -431,8 +425,6 @@ def test_a_causal_text_is_scored_up_to_its_eos_and_reads_one_position_later():
     logp = model(tokens, None, None, None, n_causal=2)[0].log_softmax(2)
     by_hand = [-sum(logp[i, j, tokens[i, j]] for j in range(n)).item() for i, n in enumerate((4, 6))]
     assert torch.allclose(exact_nll(model, tokens, None, None), torch.tensor(by_hand, dtype=torch.float64), atol=1e-4)
-    lengths = torch.tensor([3, 5])
-    assert causal_budget(lengths, 2, 6, 1) == 12 and causal_budget(lengths, 1000, 6, 1) < 5500
 
 
 def test_the_decoder_draws_from_its_own_law():

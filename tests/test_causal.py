@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from data import PackedDataset
-from diffusion import CAUSAL, GaussianLatents, MaskedText, causal_budget, exact_nll, mode_shares
+from diffusion import CAUSAL, GaussianLatents, MaskedText, exact_nll, mode_shares
 from launch import cut, log, run_each, train_each, weights
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig, attention, attention_with_prefix, causal_mask
@@ -215,30 +215,28 @@ def test_it_draws_from_left_to_right_what_its_causal_rows_say():
 
 # ---- batches and losses
 
-def stage_of(mode, text, lengths, rows, L):
+def stage_of(mode, L):
     shares = mode_shares(mode)
-    budget = text.head_budget(rows, L, 1 - shares['causal']) + causal_budget(lengths, rows, L, shares['causal'])
-    return SimpleNamespace(shares=shares, predict=('text', 'latent') if shares['t2l'] else ('text',), seq_len=L,
-                           budget=min(budget, rows * L))
+    predict = ('text', 'latent') if shares['t2l'] else ('text',)
+    return SimpleNamespace(shares=shares, predict=predict, seq_len=L)
 
 
 @pytest.mark.parametrize('mode', ['l2t+causal', 'unconditional+l2t+t2l+causal', '7*l2t+causal', 'causal'])
 def test_causal_rows_are_clean_scored_to_their_eos_and_last(dataset, mode):
     data = PackedDataset(str(dataset), 'train')
-    text, lengths = MaskedText(data.tokenizer.vocab_size), data.lengths()
+    text = MaskedText(data.tokenizer.vocab_size)
     make = BatchMaker(text, GaussianLatents(data.live), ('text', 'latent'), 0, .25, .1, causal_weight=2.)
-    B, stage = 16, stage_of(mode, text, lengths, 16, data.seq_len)
+    B, stage = 16, stage_of(mode, data.seq_len)
     rows = list(range(B))
     batch = make(data, rows, 3, 0, stage)
     n = batch['n_causal']
     assert n == B * stage.shares['causal'] and (batch['mode'][B - n:] == CAUSAL).all() and (batch['mode'][:B - n] != CAUSAL).all()
     clean = {tuple(row.tolist()): z for row, z in zip(*data.rows(rows))}
     V, L = text.mask_id, data.seq_len
-    at = batch['positions'][batch['weight'] > 0]
-    scored = torch.zeros(B * L, dtype=torch.bool).index_fill(0, at, True).view(B, L)
+    scored = torch.zeros(B * L, dtype=torch.bool).index_fill(0, batch['positions'], True).view(B, L)
     for i in range(B - n, B):
         target = torch.full((L,), -1)
-        here = (batch['positions'] // L == i) & (batch['weight'] > 0)
+        here = batch['positions'] // L == i
         target[batch['positions'][here] % L] = batch['targets'][here]
         row = torch.where(target >= 0, target, V - 1)                    # PAD where nothing is scored
         assert torch.equal(clean[tuple(row.tolist())], batch['clean'][i]), 'the latent is that of the text'
@@ -251,7 +249,7 @@ def test_causal_rows_are_clean_scored_to_their_eos_and_last(dataset, mode):
     assert torch.equal(scored[:B - n] & masked, scored[:B - n]) and torch.equal(scored[:B - n][trained], masked[trained])
 
     # two processes draw what one draws
-    halves = [make(data, rows[i:i + 8], 3, i, stage_of(mode, text, lengths, 8, data.seq_len)) for i in (0, 8)]
+    halves = [make(data, rows[i:i + 8], 3, i, stage) for i in (0, 8)]
     both = torch.cat([half['x_t'] for half in halves])
     assert sorted(both.tolist()) == sorted(batch['x_t'].tolist())
     noise = torch.cat([half['noise'] for half in halves])
@@ -261,11 +259,11 @@ def test_causal_rows_are_clean_scored_to_their_eos_and_last(dataset, mode):
 def test_the_loss_of_a_batch_is_that_of_its_two_kinds_by_hand(dataset):
     data = PackedDataset(str(dataset), 'train')
     size, L = data.tokenizer.vocab_size, data.seq_len
-    text, lengths, latent = MaskedText(size), data.lengths(), GaussianLatents(data.live)
+    text, latent = MaskedText(size), GaussianLatents(data.live)
     make = BatchMaker(text, latent, ('text', 'latent'), 0, .25, .1, causal_weight=3.)
     N, D = data.latent_shape
     model = network(size, L, n_latents=N, latent_dim=D)
-    batch = make(data, list(range(8)), 0, 0, stage_of('l2t+causal', text, lengths, 8, L))
+    batch = make(data, list(range(8)), 0, 0, stage_of('l2t+causal', L))
     loss_fn = Loss(model, make, lambda: torch.autocast('cpu', enabled=False))
     loss, sums = loss_fn(batch, ('text',))
 

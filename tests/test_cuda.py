@@ -145,38 +145,28 @@ def test_the_tokens_that_are_written_with_a_cache_are_the_likeliest_of_the_whole
 
 # ---- the loss
 
-def batch_and_loss(device, budget, autocast):
-    """ A batch of all four modes on the device, and Loss. budget: the head's positions are a multiple of it. """
+def batch_and_loss(device, autocast):
+    """ A batch of all four modes on the device, and Loss. """
     g = torch.Generator().manual_seed(2)
     tokens, latents = torch.randint(V - 2, (16, L), generator=g), torch.randn(16, N, D, generator=g)
     tokens[:, 8:] = V - 1                                  # PAD
     tokens[:, 7] = V - 2                                   # EOS
     make = BatchMaker(MaskedText(V), GaussianLatents(torch.ones(D, device=device)), ('text', 'latent'), seed=0, cond_drop=0., t_min=.1)
     data = SimpleNamespace(rows=lambda *_: (tokens, latents), tokenizer=SimpleNamespace(pad=V - 1, eos=V - 2), seq_len=L)
-    stage = SimpleNamespace(shares=mode_shares('unconditional+l2t+t2l+causal'), predict=('text', 'latent'), seq_len=L, budget=budget)
+    stage = SimpleNamespace(shares=mode_shares('unconditional+l2t+t2l+causal'), predict=('text', 'latent'), seq_len=L)
     batch = make(data, range(16), 0, 0, stage)
     batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items()}
     assert 0 < batch['n_causal'] < 16
     return batch, Loss(network(device), make, autocast)
 
 
-def loss_and_gradients(device, budget=1, autocast=contextlib.nullcontext):
-    batch, loss = batch_and_loss(device, budget, autocast)
+def loss_and_gradients(device, autocast=contextlib.nullcontext):
+    batch, loss = batch_and_loss(device, autocast)
     value, sums = loss(batch, ('text', 'latent'))
     value.backward()
     gradients = [p.grad for p in loss.parameters() if p.grad is not None]
     assert all(g.dtype == torch.float32 for g in gradients)
     return value.detach(), torch.cat([g.flatten() for g in gradients]), sums
-
-
-@on_each_device
-def test_positions_that_only_fill_the_budget_of_the_head_change_nothing(device):
-    value, gradients, sums = loss_and_gradients(device)
-    padded, padded_gradients, padded_sums = loss_and_gradients(device, budget=16 * L)
-    sizes = [len(batch_and_loss(device, budget, contextlib.nullcontext)[0]['positions']) for budget in (1, 16 * L)]
-    assert sizes[0] < sizes[1] == 16 * L
-    assert torch.allclose(value, padded) and (gradients - padded_gradients).norm() < 1e-5 * gradients.norm()
-    assert all(torch.allclose(sums[name], padded_sums[name], atol=1e-4) for name in sums)
 
 
 @on_each_device

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from diffusion import (MODES, GaussianLatents, MaskedText, draw_clocks, mode_shares, normals, positions_and_targets, uniforms)
+from diffusion import (MODES, GaussianLatents, MaskedText, draw_clocks, mode_shares, normals, where_scored, uniforms)
 from sampling.solvers import SOLVERS, x0_and_e
 from toys import L, V, Toy, exact_bound, optimal_denoiser, random_denoiser
 
@@ -111,8 +111,6 @@ def test_text_schedule_runs_from_0_to_1_and_its_weight_is_its_derivative(schedul
     ends = text.masked_share(torch.tensor([0., 1.]))
     assert ends.tolist() == [0, 1]
     grid = (torch.arange(200_000, dtype=torch.float64) + .5) / 200_000
-    assert abs(text.masked_share(grid).mean() - text.mean_share()) < 1e-5
-    assert abs(text.masked_share(.3 + .7 * grid).mean() - text.mean_share(.3)) < 1e-5
 
 
 def test_corruption_masks_at_the_scheduled_rate_and_never_what_is_given():
@@ -126,53 +124,15 @@ def test_corruption_masks_at_the_scheduled_rate_and_never_what_is_given():
         assert (text.corrupt(tokens, torch.full((400,), t), torch.rand(400, 256))[1] == all_masked).all()
 
 
-def test_scored_positions_are_the_masked_ones_with_their_targets_and_weights_at_a_static_size():
+def test_the_head_runs_at_the_masked_positions_with_their_targets_and_weights():
     text, rows, length = MaskedText(50), 32, 64
     tokens = torch.randint(0, 50, (rows, length))
-    fits = text.head_budget(rows, length)
-    assert fits < rows * length
-
-    # one clock in each 32nd, as draw_clocks gives them: the count of masked positions stays within 6 sd of the budget
-    spread = (torch.arange(rows) + torch.rand(rows, dtype=torch.float64)) / rows * .99 + .01
-    all_masked = torch.ones(rows, dtype=torch.float64)
-
-    # a budget that overflows is taken several times, and never beyond all positions: nothing may be dropped
-    for t, budget in ((spread, fits), (spread, 100), (all_masked, fits), (all_masked, 100)):
-        _, mask = text.corrupt(tokens, t, torch.rand(rows, length))
-        positions, targets, weight = positions_and_targets(mask, tokens, text.bound_weight(t)[:, None], budget)
-        times = math.ceil(mask.sum().item() / budget)
-        assert times == 1 or t is all_masked or budget < fits, 'a budget that overflows at clocks as they are drawn'
-        assert len(positions) == len(targets) == len(weight) == min(times * budget, rows * length)
-
-        used = weight > 0
-        assert torch.equal(positions[used], mask.flatten().nonzero().squeeze(1))
-        assert torch.equal(targets[used], tokens.flatten()[positions[used]]) and (targets < 50).all(), 'a label is MASK'
-        expected = (1 / t).float()[positions[used] // length] / (rows * length)
-        assert torch.allclose(weight[used], expected)
-
-
-@pytest.mark.parametrize('text', [MaskedText(50), MaskedText(50, 'polynomial'), MaskedText(50, 'cosine')], ids=lambda x: x.schedule)
-@pytest.mark.parametrize('t_min', [1e-3, .1])
-@pytest.mark.parametrize('rows, length, first, batch', [(16, 128, 0, 16), (4, 256, 8, 16), (12, 64, 12, 24), (64, 40, 0, 64)])
-def test_the_masked_positions_of_a_micro_batch_stay_below_the_head_budget(text, rows, length, first, batch, t_min):
-    counts = []
-    for step in range(300):
-        c = draw_clocks(0, step, first, rows, mode_shares('l2t'), t_min=t_min)
-        mask = text.corrupt(torch.zeros(rows, length, dtype=torch.int64), c['t_text'], uniforms(0, step, 'mask', 0, rows, length))[1]
-        counts.append(mask.sum().item())
-    budget = text.head_budget(rows, length, t_min=t_min)
-    assert max(counts) <= budget <= rows * length * min(1, text.mean_share(t_min) + .35)
-    mean = rows * length * text.mean_share(t_min)
-    assert rows & (rows - 1) or budget - mean < 4 * (max(counts) - mean), 'a budget that nothing comes near is too large'
-
-
-@pytest.mark.parametrize('rows, length, first, batch', [(128, 40, 0, 128), (12, 64, 12, 24), (16, 40, 48, 64)])
-def test_the_scored_positions_of_a_mixed_micro_batch_stay_below_the_head_budget(rows, length, first, batch):
-    text, shares = MaskedText(50), mode_shares('unconditional+l2t+t2l')
-    for step in range(300):
-        c = draw_clocks(0, step, first, rows, shares)
-        mask = text.corrupt(torch.zeros(rows, length, dtype=torch.int64), c['t_text'], uniforms(0, step, 'mask', 0, rows, length))[1]
-        assert (mask & (c['text_on'] > 0)[:, None]).sum() <= text.head_budget(rows, length, 2 / 3, 1e-3) < rows * length
+    t = (torch.arange(rows) + torch.rand(rows, dtype=torch.float64)) / rows * .99 + .01
+    _, mask = text.corrupt(tokens, t, torch.rand(rows, length))
+    positions, targets, weight = where_scored(mask, tokens, text.bound_weight(t)[:, None])
+    assert torch.equal(positions, mask.flatten().nonzero().squeeze(1))
+    assert torch.equal(targets, tokens.flatten()[positions]) and (targets < 50).all()
+    assert torch.allclose(weight, (1 / t).float()[positions // length] / (rows * length))
 
 
 def test_uniform_prediction_has_the_bound_log_V_exactly():
@@ -202,7 +162,7 @@ def test_training_loss_and_evaluated_bound_estimate_the_enumerated_bound(schedul
     assert abs(draws.mean() - exact) < 5 * draws.std() / math.sqrt(B)
     t = 1e-4 + (1 - 1e-4) * torch.rand(B, dtype=torch.float64)
     noisy, mask = text.corrupt(tokens, t, torch.rand(B, L, dtype=torch.float64))
-    positions, targets, weight = positions_and_targets(mask, tokens, text.bound_weight(t)[:, None], int(mask.sum()))
+    positions, targets, weight = where_scored(mask, tokens, text.bound_weight(t)[:, None], int(mask.sum()))
     logits = toy(noisy, None, t, None, positions)[0]
     loss, nll, _ = text.loss(logits, torch.eye(V), targets, weight)
     assert loss.item() == pytest.approx((weight * nll).sum().item())

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import nano
-from diffusion import GaussianLatents, MaskedText, positions_and_targets
+from diffusion import GaussianLatents, MaskedText, where_scored
 from loss import Loss
 from model import Model, ModelConfig
 
@@ -77,7 +77,7 @@ def test_the_loss_and_its_gradient_are_those_of_a_training_step():
     x_t, mask = text.corrupt(x, t_text, u)
     scored = torch.where(is_causal[:, None], real, mask & (mode != nano.T2L)[:, None])
     weight = torch.where(is_causal, 1, text.bound_weight(t_text.clamp(min=nano.t_min)))[:, None]
-    positions, targets, weight = positions_and_targets(scored, x, weight, B * L)
+    positions, targets, weight = where_scored(scored, x, weight)
     has_latent_loss = (mode == nano.UNCONDITIONAL) | (mode == nano.T2L)
     n = int(is_causal.sum())
     sent = dict(mode=mode, t_text=t_text, t_latent=t_latent, pad=V - 1, n_causal=n, x_t=x_t, positions=positions, targets=targets,

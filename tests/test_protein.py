@@ -48,7 +48,7 @@ def trained(proteins, tmp_path_factory):
 
 def batches_of(data, **knobs):
     text = MaskedText(data.tokenizer.vocab_size)
-    stage, = read_stages('unconditional', '', ('text',), 9, data.seq_len, lambda masked, causal, length: 64 * length)
+    stage, = read_stages('unconditional', '', ('text',), 9, data.seq_len)
     return BatchMaker(text, None, ('text',), 0, .1, 1e-3, **knobs), stage
 
 
