@@ -381,13 +381,14 @@ class MaskedText:
 
 def where_scored(scored, tokens, weight):
     """
-    Where the text head runs: positions, targets (P,) int64, and weight (P,) float32.
+    Where the text head runs: {positions, targets (P,) int64, weight (P,) float32}.
     scored (B, L) bool; tokens (B, L) clean; weight (B, 1) or (B, L): the training weight. It is
     divided by B L: rows without a text loss count too.
     """
     positions = positions_of(scored)                                     # (P,)
     weight = (weight / scored.numel()).expand(scored.shape)              # (B, L)
-    return positions, tokens.flatten()[positions], weight.flatten()[positions].float()
+    return dict(positions=positions, targets=tokens.flatten()[positions],
+                weight=weight.flatten()[positions].float())
 
 
 # ---- Gaussian latents

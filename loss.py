@@ -38,20 +38,22 @@ from diffusion import (CAUSAL, MODES, draw_clocks, exact_nll, normals, to_device
 @dataclass
 class BatchMaker:
     """
-    Makes the micro-batches of a run: rows of the dataset, with their clocks and noise. A batch is a
-    dict of tensors:
+    Makes the micro-batches of a run: rows of the dataset, with their clocks and noise. All that is
+    random is drawn here. A batch is a dict of these, and has all of them; what belongs to a stream
+    that the model does not have is None:
         mode (B,)                      index into MODES
         t_text, t_latent (B,)          the two clocks
+        n_causal                       how many rows are causal, the last ones
         x_t (B, L)                     the text as the network reads it
         positions, targets (P,)        where it is scored, and the tokens that are right there
         weight (P,)                    w(t) / (B L), in causal rows causal_weight / (B L)
-        coefficients (P, n)            what else a process of processes/ needs of the text clocks
+        coefficients (P, n)            what else a process of processes/ needs of the text clocks;
+                                       None where it needs nothing
         clean, noise (B, N, D)         the latents; Loss mixes them
         row_weight (B,)                1, or 0 where a row has no latent loss
-        n_causal                       how many rows are causal, the last ones
-        pad, n_real, n_real_causal     the id of PAD, the real tokens of rows that are masked, and
-                                       of causal rows: for the log
-    What belongs to a stream or a loss that the stage does not have is missing.
+        n_real, n_real_causal (1,)     the real tokens of rows that are masked and have a text loss,
+                                       and of causal rows: for the log
+        pad                            the id of PAD
     """
     text: object                       # diffusion.MaskedText, or a process of processes/
     latent: object                     # diffusion.GaussianLatents
@@ -95,29 +97,21 @@ class BatchMaker:
         clocks = {name: x[order] for name, x in clocks.items()}
         tokens, latents, u, noise = (None if x is None else x[order]
                                      for x in (tokens, latents, u, noise))
-        known_mask = None if self.predict_length else is_end(tokens, data.tokenizer)
-
-        batch = dict(mode=clocks['mode'], t_text=clocks['t_text'].float(),
-                     t_latent=clocks['t_latent'].float(), pad=data.tokenizer.pad,
-                     n_causal=n_causal)
 
         # the text, masked, and where it is scored
-        if 'text' in stage.predict:
-            real = (clocks['text_on'] > 0)[:, None] & (tokens != data.tokenizer.pad)
-            batch['n_real'] = real[:B - n_causal].sum()[None].float()
-            batch['n_real_causal'] = real[B - n_causal:].sum()[None].float()
-            batch.update(self.mask(tokens, clocks['t_text'], clocks['text_on'], u, step,
-                                   known_mask, real, n_causal))
-        elif 'text' in self.streams:
-            batch['x_t'], _ = self.text.corrupt(tokens, clocks['t_text'], u, known_mask)
+        real = (clocks['text_on'] > 0)[:, None] & (tokens != data.tokenizer.pad)
+        text = dict.fromkeys(('x_t', 'positions', 'targets', 'weight', 'coefficients'))
+        if 'text' in self.streams:
+            known_mask = None if self.predict_length else is_end(tokens, data.tokenizer)
+            text.update(self.mask(tokens, clocks['t_text'], clocks['text_on'], u, step,
+                                  known_mask, real, n_causal))
 
-        # the latents and their noise; Loss mixes them
-        if 'latent' in self.streams:
-            batch['clean'] = latents
-            batch['noise'] = noise
-            if 'latent' in stage.predict:
-                batch['row_weight'] = clocks['latent_on'].float()
-        return batch
+        return dict(text, mode=clocks['mode'], n_causal=n_causal, pad=data.tokenizer.pad,
+                    t_text=clocks['t_text'].float(), t_latent=clocks['t_latent'].float(),
+                    clean=None if noise is None else latents, noise=noise,
+                    row_weight=clocks['latent_on'].float(),
+                    n_real=real[:B - n_causal].sum()[None].float(),
+                    n_real_causal=real[B - n_causal:].sum()[None].float())
 
     def mask(self, tokens, t, text_on, u, step, known_mask, real, n_causal):
         """ The text as the network reads it, and where it is scored: {x_t, positions, targets,
@@ -131,10 +125,10 @@ class BatchMaker:
         scored[first_causal:] = real[first_causal:]
         weight[first_causal:] = self.causal_weight
 
-        positions, targets, weight = where_scored(scored, tokens, weight)
-        batch = dict(x_t=x_t, positions=positions, targets=targets, weight=weight)
+        batch = dict(where_scored(scored, tokens, weight), x_t=x_t)
         if hasattr(self.text, 'loss_coefficients'):
-            batch['coefficients'] = self.text.loss_coefficients(t)[positions // tokens.shape[1]]
+            row = batch['positions'] // tokens.shape[1]
+            batch['coefficients'] = self.text.loss_coefficients(t)[row]
         return batch
 
 # -----------------------------------------------------------------------------
@@ -161,8 +155,8 @@ class Loss(nn.Module):
 
             # the network, without the text head: text_loss runs it
             hidden, latent_out = self.model(                             # (P, C), (B, N, D)
-                batch.get('x_t'), z_t, batch['t_text'], batch['t_latent'],
-                batch.get('positions'), predict, return_hidden=True, n_causal=batch['n_causal'])
+                batch['x_t'], z_t, batch['t_text'], batch['t_latent'], batch['positions'],
+                predict, return_hidden=True, n_causal=batch['n_causal'])
             result = {}
             if 'text' in predict:
                 result = self.text_loss(hidden, batch)
@@ -186,7 +180,7 @@ class Loss(nn.Module):
         # what the network read at the scored positions
         x_t = batch['x_t'].flatten()[batch['positions']]                 # (P,)
         loss, nll, right = self.text.loss(hidden, self.model.text_head.weight, batch['targets'],
-                                          batch['weight'], x_t, batch.get('coefficients'))
+                                          batch['weight'], x_t, batch['coefficients'])
         return dict(text_loss=loss, nll=nll, right=right)
 
     # ---- validation
@@ -264,8 +258,6 @@ def statistics(batch, result):
     for name in ('text_loss', 'importance_loss', 'latent_loss'):
         if name in result:
             sums[name] = result[name][None]
-    if 'importance' in batch:
-        sums['importance'] = batch['importance']
 
     if 'text_loss' in result:
         # which of the P positions are no PAD

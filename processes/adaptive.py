@@ -168,13 +168,20 @@ class Adaptive:
 
 @dataclass
 class AdaptiveBatchMaker(BatchMaker):
-    """ A BatchMaker whose texts are masked and weighted by importance. """
+    """
+    A BatchMaker whose texts are masked and weighted by importance. A batch also has
+        importance (4,)                mean, deviation, least and largest of its tokens, for the log
+    Where importance is learned, its network must read the clean text first. Then the device masks
+    (AdaptiveLoss), the text of the batch is None, and in its place are the arguments of mask_by:
+        tokens, known_mask (B, L)      the clean text, and where it is given (None: nowhere)
+        t, text_on (B,), u (B, L)      clock, whether the row has a text loss, uniform numbers: in
+                                       float32, since not every device has float64
+        step
+    """
     adaptive: Adaptive = None
 
     def mask(self, tokens, t, text_on, u, step, known_mask, real, n_causal):
-        """ As in BatchMaker, without causal rows. Where importance is learned its network must read
-        the clean text first: then AdaptiveLoss masks, on the device, and here are the arguments of
-        mask_by. They are float32, since not every device has float64. """
+        """ As in BatchMaker, without causal rows. """
         if self.adaptive.learns:
             return dict(tokens=tokens, t=t.float(), text_on=text_on.float(), u=in_float32(u),
                         step=step, known_mask=known_mask)
@@ -191,8 +198,7 @@ class AdaptiveBatchMaker(BatchMaker):
 
         real = importance[tokens != self.adaptive.pad]
         logged = torch.stack((real.mean(), real.std(), real.min(), real.max()))
-        positions, targets, weight = where_scored(scored, tokens, weight)
-        return dict(x_t=x_t, positions=positions, targets=targets, weight=weight, importance=logged)
+        return dict(where_scored(scored, tokens, weight), x_t=x_t, importance=logged)
 
 
 class AdaptiveLoss(Loss):
@@ -204,18 +210,19 @@ class AdaptiveLoss(Loss):
                         'latent_loss': latent_weight}
 
     def forward(self, batch, predict):
-        if 'u' in batch:
+        if self.make_batch.adaptive.learns:
             with self.autocast():
                 importance, learned = self.model.importance(batch['tokens'])
-                arguments = [batch[name] for name in ('tokens', 't', 'text_on', 'u', 'step',
-                                                      'known_mask')]
-                masked = self.make_batch.mask_by(importance.detach(), *arguments)
+                names = ('tokens', 't', 'text_on', 'u', 'step', 'known_mask')
+                masked = self.make_batch.mask_by(importance.detach(),
+                                                 *[batch[name] for name in names])
             batch = {**batch, **masked, 'learned': learned}
-        return super().forward(batch, predict)
+        loss, sums = super().forward(batch, predict)
+        return loss, {**sums, 'importance': batch['importance']}
 
     def text_loss(self, hidden, batch):
         result = super().text_loss(hidden, batch)
-        if 'learned' in batch:
+        if self.make_batch.adaptive.learns:
             learned = batch['learned'].flatten()[batch['positions']]
             result['importance_loss'] = self.make_batch.adaptive.regression(
                 learned, result['nll'], batch['targets'])

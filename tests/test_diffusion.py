@@ -129,7 +129,7 @@ def test_the_head_runs_at_the_masked_positions_with_their_targets_and_weights():
     tokens = torch.randint(0, 50, (rows, length))
     t = (torch.arange(rows) + torch.rand(rows, dtype=torch.float64)) / rows * .99 + .01
     _, mask = text.corrupt(tokens, t, torch.rand(rows, length))
-    positions, targets, weight = where_scored(mask, tokens, text.bound_weight(t)[:, None])
+    positions, targets, weight = where_scored(mask, tokens, text.bound_weight(t)[:, None]).values()
     assert torch.equal(positions, mask.flatten().nonzero().squeeze(1))
     assert torch.equal(targets, tokens.flatten()[positions]) and (targets < 50).all()
     assert torch.allclose(weight, (1 / t).float()[positions // length] / (rows * length))
@@ -162,7 +162,7 @@ def test_training_loss_and_evaluated_bound_estimate_the_enumerated_bound(schedul
     assert abs(draws.mean() - exact) < 5 * draws.std() / math.sqrt(B)
     t = 1e-4 + (1 - 1e-4) * torch.rand(B, dtype=torch.float64)
     noisy, mask = text.corrupt(tokens, t, torch.rand(B, L, dtype=torch.float64))
-    positions, targets, weight = where_scored(mask, tokens, text.bound_weight(t)[:, None], int(mask.sum()))
+    positions, targets, weight = where_scored(mask, tokens, text.bound_weight(t)[:, None]).values()
     logits = toy(noisy, None, t, None, positions)[0]
     loss, nll, _ = text.loss(logits, torch.eye(V), targets, weight)
     assert loss.item() == pytest.approx((weight * nll).sum().item())
@@ -170,15 +170,15 @@ def test_training_loss_and_evaluated_bound_estimate_the_enumerated_bound(schedul
     assert abs(loss.item() * L - exact) < 5 * per_row.std() / math.sqrt(B)
 
 
-def test_a_loss_of_weight_0_does_not_pass_nan():
-    logits = torch.full((2, V), torch.nan)
-    logits[0] = 0
-    for target, is_right in ((0, True), (1, False)):                     # of equal logits the first is the likeliest
-        loss, _, right = MaskedText(V).loss(logits, torch.eye(V), torch.full((2,), target), torch.tensor([1., 0.]))
+def test_the_likeliest_token_is_right_and_a_latent_without_a_loss_passes_no_nan():
+    for target, is_right in ((0, True), (1, False)):       # of equal logits the first is the likeliest
+        target, one = torch.tensor([target]), torch.ones(1)
+        loss, _, right = MaskedText(V).loss(torch.zeros(1, V), torch.eye(V), target, one)
         assert loss.item() == pytest.approx(math.log(V)) and right[0] == is_right
     out = torch.full((2, 1, 3), torch.nan)
     out[0] = 1
-    loss, _ = GaussianLatents(torch.ones(3)).loss(out, torch.zeros(2, 1, 3), torch.tensor([1., 0.]))
+    latent = GaussianLatents(torch.ones(3))
+    loss, _ = latent.loss(out, torch.zeros(2, 1, 3), torch.tensor([1., 0.]))
     assert loss.item() == .5
 
 

@@ -77,10 +77,10 @@ def test_the_loss_and_its_gradient_are_those_of_a_training_step():
     x_t, mask = text.corrupt(x, t_text, u)
     scored = torch.where(is_causal[:, None], real, mask & (mode != nano.T2L)[:, None])
     weight = torch.where(is_causal, 1, text.bound_weight(t_text.clamp(min=nano.t_min)))[:, None]
-    positions, targets, weight = where_scored(scored, x, weight)
+    positions, targets, weight = where_scored(scored, x, weight).values()
     has_latent_loss = (mode == nano.UNCONDITIONAL) | (mode == nano.T2L)
     n = int(is_causal.sum())
-    sent = dict(mode=mode, t_text=t_text, t_latent=t_latent, pad=V - 1, n_causal=n, x_t=x_t, positions=positions, targets=targets,
+    sent = dict(coefficients=None, mode=mode, t_text=t_text, t_latent=t_latent, pad=V - 1, n_causal=n, x_t=x_t, positions=positions, targets=targets,
                 weight=weight, clean=z[:, None], noise=e[:, None], row_weight=has_latent_loss.float(),
                 n_real=real[:B - n].sum()[None], n_real_causal=real[B - n:].sum()[None])
     make_batch = types.SimpleNamespace(text=text, latent=latent)
