@@ -56,7 +56,9 @@ class ModelConfig:
     text_clock: bool = True               # False: the text clock is not read; costs no likelihood
     spatial: bool = False                 # the N latents are a square grid: add 2-D positions
     dropout: float = 0.0
-    extra_ids: int = 0                    # ids V + 1 .. V + extra_ids are read, never predicted
+    importance: str = 'none'              # none | freq | learned | hybrid: of tokens, to mask by
+    clusters: int = 0                     # of tokens (processes/hdlm.py): ids V + 1 .. V + clusters
+                                          # are read, never predicted
 
     def __post_init__(self):
         # from JSON streams is a list
@@ -289,7 +291,7 @@ class Model(nn.Module):
 
         # embedding and head of the text, its clock, and the modulation of its stream
         if 'text' in c.streams:
-            self.embed = nn.Embedding(c.vocab_size + 1 + c.extra_ids, c.width)
+            self.embed = nn.Embedding(c.vocab_size + 1 + c.clusters, c.width)
             self.text_clock = TimestepEmbedding(c.width) if c.text_clock else None
             # 6 vectors for the blocks, 2 for the head
             self.text_modulation = nn.Linear(c.width, 8 * c.width)
@@ -316,7 +318,7 @@ class Model(nn.Module):
             self.shortcut_in = nn.Linear(c.n_latents * c.latent_dim, c.width, bias=False)
             self.shortcut_out = nn.Linear(c.n_latents * c.latent_dim, c.width, bias=False)
         if c.bag:
-            n_ids = c.vocab_size + 1 + c.extra_ids
+            n_ids = c.vocab_size + 1 + c.clusters
             self.bag_values = nn.Embedding(n_ids, c.n_latents * c.latent_dim)
             self.bag_scores = nn.Embedding(n_ids, 1)
 
@@ -324,6 +326,14 @@ class Model(nn.Module):
         self.bias = nn.Parameter(torch.empty(c.width))
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.depth))
         self.init_weights()
+
+        # what lies with the weights beside the network
+        self.importance = None
+        if c.importance != 'none':
+            self.importance = Importance(c.importance, c.vocab_size, c.seq_len)
+        if c.clusters:                                     # of each token; a new run fills it in
+            table = torch.zeros(c.vocab_size, dtype=torch.int64)
+            self.register_buffer('cluster_of', table)
 
     def forward(self, tokens, latents, t_text, t_latent, positions=None, predict=('text', 'latent'),
                 return_hidden=False, n_causal=0):
@@ -503,3 +513,35 @@ class Model(nn.Module):
         if stream == 'latent':
             parts = ('latent_in.', 'latent_pos_emb', 'shortcut_in.', 'latent_head.', 'bag_')
         return [p for name, p in self.named_parameters() if name.startswith(parts)]
+
+# -----------------------------------------------------------------------------
+# How important a token is: adaptive masking goes by it
+
+class Importance(nn.Module):
+    """ The importance of each token of a clean text, (B, L) -> (B, L) in [0, 1], and its learned
+    part or None. freq reads the table `rarity`. The network is a text model of two layers whose
+    head gives one number per token; at the start that is 1/2. PAD has 1/2, and so has MASK in a
+    text that is being written.                                        processes/adaptive.py """
+
+    def __init__(self, kind, vocab_size, seq_len, width=128):
+        super().__init__()
+        self.kind = kind
+        self.register_buffer('rarity', torch.full((vocab_size,), 0.5))   # filled by train.py
+        if kind != 'freq':
+            self.net = Model(ModelConfig(vocab_size=vocab_size, seq_len=seq_len, depth=2, heads=2,
+                                         width=width, streams=('text',), text_clock=False))
+            self.net.text_head = nn.Linear(width, 1, bias=False)
+            nn.init.zeros_(self.net.text_head.weight)
+
+    def forward(self, tokens):
+        pad = len(self.rarity) - 1                                       # MASK is the id above it
+        rare = self.rarity[tokens.clamp(max=pad)]
+        if self.kind == 'freq':
+            return rare, None
+
+        logits, _ = self.net(tokens, None, None, None)                   # (B, L, 1)
+        learned = logits.squeeze(2).sigmoid()
+        learned = torch.where(tokens >= pad, 0.5, learned)
+        if self.kind == 'learned':
+            return learned, learned
+        return 0.7 * learned + 0.3 * rare, learned

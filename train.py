@@ -148,7 +148,7 @@ with stop_on_error():
     micro_batch, grad_accum = preflight.share_rows(batch_size, global_batch)
     rows_a_step = micro_batch * grad_accum * world
     stages = read_stages(mode, length_schedule, streams, max_iters, train_data.seq_len)
-    sketch = preflight.sketch_of(model_config, config)
+    sketch = preflight.sketch_of(model_config)
     for stage in stages:
         stage.flops = preflight.flops_of(sketch, micro_batch, stage) * grad_accum * world
     show_knobs(config)
@@ -183,7 +183,7 @@ def autocast():
     return torch.autocast(device_type, torch.bfloat16, enabled=dtype == 'bfloat16')
 
 
-model = processes.add_modules(Model(model_config), config).to(device)
+model = Model(model_config).to(device)
 if freeze == 'modality':
     # a parameter without a gradient is moved by no optimizer: neither by momentum nor by decay
     for parameter in model.input_and_head('latent' if mode == 'l2t' else 'text'):

@@ -24,8 +24,6 @@ The choices of the knob text_process are in train.py.
 """
 from importlib import import_module
 
-import torch
-
 from diffusion import MaskedText
 
 # the name of a process: its module. Masked text is diffusion.MaskedText
@@ -43,42 +41,6 @@ def text_process(config, vocab_size):
     if schedule != 'loglinear':
         raise ValueError(f'text_schedule={schedule} is of masked text, not of {name}')
     return import_module(MODULES[name]).make(config, vocab_size)
-
-
-# ---- what lies with the weights beside the network: HDLM's clusters, and ATAT's importance
-
-def extra_ids(config):
-    """ How many ids beyond MASK the network reads and never predicts. """
-    return config['clusters'] if config['text_process'] == 'hdlm' else 0
-
-
-def add_modules(model, config):
-    """ Adds to a model what its run saves with the weights: model.importance (ATAT's network, or
-    None), and model.cluster_of (V,), which a new run fills in (clusters.py). Returns the model.
-    """
-    kind = config['importance']
-    model.importance = None
-    if kind != 'none':
-        from processes.adaptive import Importance
-        model.importance = Importance(kind, model.config.vocab_size, model.config.seq_len)
-    if config['text_process'] == 'hdlm':
-        table = torch.zeros(model.config.vocab_size, dtype=torch.int64)
-        model.register_buffer('cluster_of', table)
-    return model
-
-
-def tables_of(config, data):
-    """ {name: tensor}: the tables of add_modules for a new run, made from its training split. """
-    if config['text_process'] != 'hdlm':
-        return {}
-    return import_module('processes.clusters').tables_of(config, data)
-
-
-def after_loading(model, text):
-    """ The process takes the tables that lie with the weights, so a resumed run keeps its own.
-    ValueError where they cannot be of this process. """
-    if hasattr(model, 'cluster_of'):
-        text.take_clusters(model.cluster_of.cpu())
 
 
 # ---- which tokens are masked first

@@ -5,7 +5,7 @@ more, by their importance.
 Importance imp in [0, 1], of each token of a clean text. PAD has 1/2, the mean.
     freq      the rank of the token's rarity: the share of the training tokens that are more
               frequent, plus half of those equally frequent
-    learned   a small network reads the clean text and predicts the rank of the denoiser's loss
+    learned   a small network (model.Importance) reads the clean text and predicts the rank of the denoiser's loss
               there, among the masked tokens of the micro-batch
     hybrid    .7 learned + .3 freq
 
@@ -34,11 +34,9 @@ Letters: B rows, L tokens, P scored positions, V vocabulary.
 from dataclasses import dataclass
 
 import torch
-import torch.nn as nn
 
 from diffusion import in_float32, sum_over_texts, to_device, where_scored
 from loss import BatchMaker, Loss
-from model import Model, ModelConfig
 
 masking = 'time_only'          # time_only | proportional | inverse | balanced; proportional: the
                                # important are masked first
@@ -69,36 +67,6 @@ def rarity(counts, pad):
     rank = ((more_frequent + mass / 2) / mass.sum())[level]              # (V,)
     rank[pad] = 0.5
     return rank.float()
-
-
-class Importance(nn.Module):
-    """ The importance of each token of a clean text, (B, L) -> (B, L) in [0, 1], and its learned
-    part or None. freq reads the table `rarity`. The network is a text model of two layers whose
-    head gives one number per token; at the start that is 1/2. PAD has 1/2, and so has MASK in a
-    text that is being written. """
-
-    def __init__(self, kind, vocab_size, seq_len, width=128):
-        super().__init__()
-        self.kind = kind
-        self.register_buffer('rarity', torch.full((vocab_size,), 0.5))   # filled by train.py
-        if kind != 'freq':
-            self.net = Model(ModelConfig(vocab_size=vocab_size, seq_len=seq_len, depth=2, heads=2,
-                                         width=width, streams=('text',), text_clock=False))
-            self.net.text_head = nn.Linear(width, 1, bias=False)
-            nn.init.zeros_(self.net.text_head.weight)
-
-    def forward(self, tokens):
-        pad = len(self.rarity) - 1                                       # MASK is the id above it
-        rare = self.rarity[tokens.clamp(max=pad)]
-        if self.kind == 'freq':
-            return rare, None
-
-        logits, _ = self.net(tokens, None, None, None)                   # (B, L, 1)
-        learned = logits.squeeze(2).sigmoid()
-        learned = torch.where(tokens >= pad, 0.5, learned)
-        if self.kind == 'learned':
-            return learned, learned
-        return 0.7 * learned + 0.3 * rare, learned
 
 
 # ---- masking and curriculum

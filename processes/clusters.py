@@ -13,15 +13,8 @@ from runs.checkpoint import load_model
 from runs.files import read_array
 
 
-def tables_of(config, data):
-    """ What a new run keeps beside the weights, as processes.tables_of, and said in words. """
-    table = cluster_table(config['clusters_from'], data, config['clusters'])
-    print('\n'.join(clusters_in_words(table, data)))
-    return {'cluster_of': table}
-
-
 def cluster_table(source, data, n_clusters):
-    """ The cluster of each id, (V,) int64. source: a run folder (its token embedding), an .npy file
+    """ The cluster of each id of a new run, (V,) int64. source: a run folder (its token embedding), an .npy file
     of V rows, an .npy file of V cluster ids (taken as they are), or '' (co-occurrence counts of
     `data`). PAD has the cluster of EOS. ValueError says what is wrong. """
     V = data.tokenizer.vocab_size

@@ -27,7 +27,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-import processes
 from model import Model, ModelConfig
 from runs.files import fsync, one_line, read_sealed, sealed, sha256, short, write_text
 from runs.manifest import read_meta
@@ -270,13 +269,13 @@ def load_model(out_dir, which='best', ema=True, device='cpu'):
         # n tensors cannot fill n + 1 blocks, and a sketch of a million would take hours
         drawn = replace(config, depth=min(config.depth, len(weights) + 1))
         with torch.device('meta'):
-            sketch = processes.add_modules(Model(drawn), knobs)
+            sketch = Model(drawn)
         if n_bytes(sketch.buffers()) > max(n_bytes(weights.values()), 2 ** 28):
             raise ValueError(f'seq_len={config.seq_len} needs more memory than the weights')
         sketch.load_state_dict(weights, assign=True)
     except Exception as error:
         words = ' '.join(str(error).split())[:300]
         raise ValueError(f'{path}: found another network than this code makes: {words}') from None
-    model = processes.add_modules(Model(config), knobs)
+    model = Model(config)
     model.load_state_dict(weights)
     return model.to(device).eval(), knobs, meta

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import processes
 from configurator import stop
 from data import PackedDataset
 from model import Model, ModelConfig
@@ -118,7 +117,8 @@ def network(config, data):
     known = {field.name: config[field.name] for field in fields(ModelConfig)
              if field.name in config}
     known.update(shape, vocab_size=data.tokenizer.vocab_size, seq_len=data.seq_len, latent_dim=D,
-                 n_latents=N, extra_ids=processes.extra_ids(config))
+                 n_latents=N,
+                 clusters=config['clusters'] if config['text_process'] == 'hdlm' else 0)
     return ModelConfig(**known)
 
 
@@ -139,10 +139,10 @@ def share_rows(batch_size, global_batch):
     return micro_batch, rows // micro_batch
 
 
-def sketch_of(model_config, config):
+def sketch_of(model_config):
     """ The network without memory, on the device meta. """
     with torch.device('meta'):
-        return processes.add_modules(Model(model_config), config)
+        return Model(model_config)
 
 
 def flops_of(sketch, rows, stage):

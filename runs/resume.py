@@ -15,8 +15,8 @@ from dataclasses import asdict
 
 import torch
 
-import processes
 from data import load_bag
+from processes.clusters import cluster_table, clusters_in_words
 from runs import checkpoint, distributed, run_folder
 from runs.distributed import rank
 from runs.manifest import dataset_identity, split_digests
@@ -35,7 +35,7 @@ def compatibility(model_config, knobs, meta):
         # a process has the knobs that begin with its name: gidd_gamma, hdlm_xi
         names += ['text_process', *(name for name in knobs if name.startswith(f'{kind}_'))]
     process = {name: knobs[name] for name in names}
-    model = {**asdict(model_config), 'importance': knobs['importance']}
+    model = asdict(model_config)
     return json.loads(json.dumps(dict(model=model, process=process, **dataset_identity(meta))))
 
 
@@ -194,7 +194,7 @@ def begin_with_bag(state, data, config):
         return
 
     # MASK has value 0, and weighs as much as a token; EOS and PAD weigh next to nothing
-    n_ids = c.vocab_size + 1 + c.extra_ids
+    n_ids = c.vocab_size + 1 + c.clusters
     values = torch.zeros(n_ids, c.latent_dim)
     values[:c.vocab_size] = fitted
     scores = torch.zeros(n_ids, 1)
@@ -218,11 +218,13 @@ def resume_or_begin(state, data, text, config):
     state.identity = {**compatible, 'knob': knobs, 'data': split_digests(data.meta)}
     newest = distributed.rank0_or_stop(2, take_run_folder, config)
 
-    # the tables of a new run are made from its training split; else they lie with the weights
-    if not newest and not init_from:
-        tables = distributed.rank0_or_stop(2, processes.tables_of, config, data)
-        for name, table in tables.items():
-            getattr(model, name).copy_(table)
+    # the clusters of a new run are made from its training split; else they lie with the weights
+    if model.config.clusters and not newest and not init_from:
+        table = distributed.rank0_or_stop(2, cluster_table, config['clusters_from'], data,
+                                          config['clusters'])
+        model.cluster_of.copy_(table)
+        if rank == 0:
+            print('\n'.join(clusters_in_words(table, data)), flush=True)
 
     # load; if one rank fails, all stop
     error = None
@@ -242,7 +244,8 @@ def resume_or_begin(state, data, text, config):
     errors = [e for e in distributed.all_gather_object(error) if e]
     if errors:
         distributed.stop_all(errors[0], code=2)
-    processes.after_loading(model, text)
+    if model.config.clusters:
+        text.take_clusters(model.cluster_of.cpu())
 
     # say so; and only now overwrite config.json
     words = ''

@@ -46,7 +46,8 @@ def load_run(out_dir, which='best', device='auto', dtype='auto', encoder_folder=
     except ValueError as error:
         raise ValueError(f'{out_dir}/config.json: {error}') from None
     try:
-        processes.after_loading(model, text)
+        if shape.clusters:
+            text.take_clusters(model.cluster_of.cpu())
     except ValueError as error:
         raise ValueError(f'{out_dir}/{name}: {error}') from None
     folder = os.path.join(out_dir, 'data')

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from processes import add_modules
-from processes.adaptive import Adaptive, AdaptiveBatchMaker, Importance, genmd4_bound, rarity
+from processes.adaptive import Adaptive, AdaptiveBatchMaker, genmd4_bound, rarity
 from data import PackedDataset
 from diffusion import MaskedText
 from loss import BatchMaker
-from model import Model, ModelConfig
+from model import Importance, Model, ModelConfig
 from runs.stages import read_stages
 from launch import run, run_each, train, weights
 from toys import L, MASK, TEXTS, V, Network, Toy, optimal_denoiser, random_denoiser, text_law
@@ -201,8 +200,8 @@ def test_masking_on_the_device_in_float32_is_that_of_float64(dataset):
 
 def test_importance_reads_the_clean_text_gives_PAD_one_half_and_passes_no_gradient_to_the_trunk():
     torch.manual_seed(0)
-    model = Model(ModelConfig(vocab_size=20, seq_len=12, depth=1, width=32, heads=2, streams=('text',)))
-    add_modules(model, dict(importance='learned', text_process='masked'))
+    model = Model(ModelConfig(vocab_size=20, seq_len=12, depth=1, width=32, heads=2, streams=('text',),
+                              importance='learned'))
     tokens = torch.randint(19, (3, 12))
     tokens[1, :4] = 19                                                   # PAD
     imp, learned = model.importance(tokens)

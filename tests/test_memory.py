@@ -43,11 +43,10 @@ class WidestTable(TorchDispatchMode):
 @pytest.fixture(scope='module')
 def model():
     torch.manual_seed(0)
-    model = Model(ModelConfig(vocab_size=V, seq_len=L, latent_dim=3, latent_tokens=2, depth=1, heads=1, width=8, extra_ids=N_CLUSTERS))
+    model = Model(ModelConfig(vocab_size=V, seq_len=L, latent_dim=3, latent_tokens=2, depth=1, heads=1, width=8, clusters=N_CLUSTERS))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=.5)
     torch.nn.init.normal_(model.text_head.weight, std=.1)                # so that many ids are likely
-    model.importance = None
     return model.eval()
 
 

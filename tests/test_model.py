@@ -8,7 +8,6 @@ import torch
 import model as model_module
 from diffusion import GaussianLatents, MaskedText
 from model import Model, ModelConfig, attention, rotary_angles, rotate
-from processes import add_modules
 
 SMALL = dict(vocab_size=20, seq_len=12, latent_dim=6, n_latents=1, latent_tokens=4, depth=2, heads=2, width=16)
 
@@ -19,10 +18,10 @@ def inputs(B=3, L=12, N=1, D=6, seed=0):
             torch.rand(B, generator=g), torch.rand(B, generator=g))
 
 
-def randomised(importance='none', **changes):
+def randomised(**changes):
     """ A model all of whose weights are random: at init gates and heads are 0 and nothing shows. """
     torch.manual_seed(1)
-    model = add_modules(Model(ModelConfig(**{**SMALL, **changes})), {'importance': importance, 'text_process': 'masked'})
+    model = Model(ModelConfig(**{**SMALL, **changes}))
     g = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for p in model.parameters():
@@ -123,9 +122,12 @@ def test_every_model_knob_changes_the_output_of_a_model_with_randomised_weights(
         with pytest.raises((RuntimeError, ValueError)):
             randomised(n_latents=4, **{knob: 3} if knob != 'n_latents' else {})(*args) if knob != 'n_latents' else randomised()(*args)
         return
-    if knob == 'extra_ids':                                              # more ids are read, none is written
+    if knob == 'importance':                                             # its network reads the text, and only masking reads it
+        assert randomised(n_latents=4, importance='learned').importance(args[0])[1].std() > .01
+        return
+    if knob == 'clusters':                                               # more ids are read, none is written
         x, *rest = args
-        model = randomised(n_latents=4, extra_ids=3)
+        model = randomised(n_latents=4, clusters=3)
         outs = [model(torch.where(x == 20, 21 + k, x), *rest)[0] for k in range(3)]
         assert (outs[0] - outs[1]).abs().max() > 1e-3 and (outs[1] - outs[2]).abs().max() > 1e-3 and outs[0].shape[2] == 20
         return
