@@ -10,20 +10,13 @@ A sample is a text and, unless the dataset is text only, the latent vectors of t
     latents  (B, N, D)  float32   standardised per dimension; dead dimensions are 0
 
 A split is stored in shards. A shard has the tokens of its texts in one row, the offsets where each
-text begins, and the latents as float16. All of it is mapped into memory.
-
-The order of rows is a pure function of (seed, epoch), computed row by row. So a resume replays
-nothing, and the order does not depend on how many ranks share the rows.
-
-A split of any size is opened fast: offsets, and token ids beyond the first shard, are checked when
-a row is read, and statistics (lengths, counts) are of at most STATISTICS_SHARDS shards.
+text begins, and the latents as float16. All of it is mapped into memory. So a split of any size is
+opened fast: offsets, and token ids beyond the first shard, are checked when a row is read.
 
 Letters: B batch, L text tokens, N latent vectors, D latent dimensions, V token ids (EOS and PAD
 included; MASK is id V), T tokens of a shard, n samples.
 """
-import os
 import resource
-from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 import numpy as np
@@ -35,13 +28,12 @@ from runs.manifest import check_file, read_meta
 
 DEAD = 1e-3                    # a latent dimension is dead if its std is below DEAD * median std;
                                # MiniLM has three
-STATISTICS_SHARDS = 64         # statistics of a split of more shards are those of so many of them
 ROUNDS = 8                     # of the Feistel network that shuffles a split
 
 
-def is_end(tokens, tokenizer):
-    """ Where tokens (B, L) are EOS or PAD. """
-    return (tokens == tokenizer.eos) | (tokens == tokenizer.pad)
+def is_end(tokens, data):
+    """ Where tokens (B, L) are EOS or PAD. data: a dataset, or a tokenizer. """
+    return (tokens == data.eos) | (tokens == data.pad)
 
 # -----------------------------------------------------------------------------
 # Latent statistics: the networks see latents of unit variance, whatever the encoder's own scale
@@ -70,46 +62,14 @@ class LatentStats:
         mean, std, live = self.on_device(z.device)
         return z.float() * live * std + mean
 
-# -----------------------------------------------------------------------------
-# What a dataset folder, or a run's data/, holds beside its shards
-
-def load_tokenizer(folder_or_name, meta=None):
-    """ The tokenizer of a dataset folder or of a run's data/, or one by name (byte, esm, a tiktoken
-    encoding). meta: the folder's meta.json, if read_meta has read it already. """
-    from corpora.tokenizers import bpe_tokenizer, make_tokenizer
-    if not os.path.isdir(folder_or_name):
-        return make_tokenizer(folder_or_name)
-
-    folder = folder_or_name
-    meta = meta or read_meta(folder)
-    kind = meta['tokenizer']['kind']
-    if kind == 'bpe':
-        tokenizer = bpe_tokenizer(check_file(folder, 'tokenizer.json', meta['files']))
-    else:
-        tokenizer = make_tokenizer(kind)
-    if tokenizer.record != meta['tokenizer']:
-        raise ValueError(f'{folder}: the tokenizer is {tokenizer.record}, '
-                         f'meta.json says {meta["tokenizer"]}; run prepare.py again')
-    return tokenizer
-
 
 def load_stats(folder, meta=None):
-    """ LatentStats of a dataset folder or of a run's data/; None if it is text only. meta: as in
-    load_tokenizer. """
+    """ LatentStats of a dataset folder or of a run's data/; None if it is text only. meta: the
+    folder's meta.json, if read_meta has read it already. """
     meta = meta or read_meta(folder)
     if meta['latent_shape'] is None:
         return None
     return LatentStats(**read_arrays(check_file(folder, 'latent_stats.npz', meta['files'])))
-
-
-def load_bag(folder, meta):
-    """ The values (V, D) float32 of a dataset's linear model from tokens to the latent
-    (corpora/bag.py); None where it has none. """
-    if 'bag.npy' not in meta['files']:
-        return None
-    path = check_file(folder, 'bag.npy', meta['files'])
-    shape = (meta['tokenizer']['vocab_size'], meta['latent_shape'][1])
-    return torch.from_numpy(read_array(path, 'float16', shape)).float()
 
 # -----------------------------------------------------------------------------
 # A shard
@@ -172,7 +132,8 @@ class PackedDataset:
         self.meta = meta = read_meta(folder)
         if split not in meta['splits']:
             raise ValueError(f'{folder}: no split {split!r}, it has {", ".join(meta["splits"])}')
-        self.tokenizer = load_tokenizer(folder, meta)
+        self.vocab_size = meta['tokenizer']['vocab_size']                # V
+        self.eos, self.pad = meta['tokenizer']['eos'], meta['tokenizer']['pad']
 
         # statistics of the latents; None for text only
         self.stats = load_stats(folder, meta)
@@ -210,10 +171,9 @@ class PackedDataset:
         return int(self.first[-1])
 
     def check_ids(self, tokens):
-        if len(tokens) and tokens.max() >= self.tokenizer.vocab_size:
+        if len(tokens) and tokens.max() >= self.vocab_size:
             raise ValueError(f'{self.folder}: token id {tokens.max()} in {self.split}, expected '
-                             f'ids below vocab_size {self.tokenizer.vocab_size}; '
-                             'run prepare.py again')
+                             f'ids below vocab_size {self.vocab_size}; run prepare.py again')
 
     def by_shard(self, indices):
         """ (shard, positions in `indices`, rows in the shard) for each shard that they touch. """
@@ -246,7 +206,7 @@ class PackedDataset:
 
             # after its n_tokens a row of `text` has tokens of other texts: EOS and PAD cover them
             text = shard.tokens[np.minimum(begin + column, len(shard.tokens) - 1)]   # (b, L)
-            ends = np.where(column == n_tokens, self.tokenizer.eos, self.tokenizer.pad)
+            ends = np.where(column == n_tokens, self.eos, self.pad)
             tokens[positions] = np.where(column < n_tokens, text, ends)
         self.check_ids(tokens)
 
@@ -263,33 +223,11 @@ class PackedDataset:
             latents[positions] = shard.latents[rows]
         return torch.from_numpy(latents)
 
-    def text(self, i):
+    def ids(self, i):
+        """ The tokens of text i, without EOS. """
         (shard, _, rows), = self.by_shard([i])
         (begin,), (end,) = shard.edges(rows)
-        return self.tokenizer.decode(shard.tokens[begin:end])
-
-    # ---- statistics
-
-    def evenly_spaced_shards(self):
-        """ All shards of the split, or at most STATISTICS_SHARDS of them, always the same. """
-        step = -(-self.n_shards // STATISTICS_SHARDS)
-        return map(self.shard, range(0, self.n_shards, step))
-
-    def lengths(self):
-        """ Tokens of every text in these shards, (n,) int64. """
-        edges = [shard.edges(slice(None)) for shard in self.evenly_spaced_shards()]
-        return np.concatenate([end - begin for begin, end in edges])
-
-    def counts(self):
-        """ How often each id occurs in these shards, (V,) int64: an EOS after every text, no PAD.
-        """
-        counts = np.zeros(self.tokenizer.vocab_size, np.int64)
-        for shard in self.evenly_spaced_shards():
-            self.check_ids(shard.tokens)
-            for part in np.array_split(shard.tokens, 1 + len(shard.tokens) // 2**24):
-                counts += np.bincount(part, minlength=len(counts))
-            counts[self.tokenizer.eos] += len(shard.offsets) - 1
-        return torch.from_numpy(counts)
+        return shard.tokens[begin:end]
 
 # -----------------------------------------------------------------------------
 # The order of rows, a pure function of (seed, epoch)
@@ -339,30 +277,3 @@ def row_order(n, seed, start, count):
         parts.append(part)
         start += len(part)
     return np.concatenate(parts)
-
-# -----------------------------------------------------------------------------
-# From the host to the device
-
-def prefetch(batches, device):
-    """ Yields the batches (dicts) with their tensors on `device`. On CUDA a thread reads, pins and
-    copies the next batch meanwhile. The copy is queued among the kernels of this step: a few
-    megabytes take less than a millisecond. """
-    if torch.device(device).type != 'cuda':
-        yield from batches
-        return
-    batches = iter(batches)
-
-    def copied(value):
-        if not torch.is_tensor(value):
-            return value
-        return value.pin_memory().to(device, non_blocking=True)
-
-    def fetch():
-        batch = next(batches, None)
-        return batch and {name: copied(value) for name, value in batch.items()}
-
-    with ThreadPoolExecutor(1) as pool:
-        ahead = pool.submit(fetch)
-        while (batch := ahead.result()) is not None:
-            ahead = pool.submit(fetch)
-            yield batch

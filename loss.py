@@ -18,11 +18,12 @@ network reads them from left to right. They come last in the batch, and the netw
 they are. ATAT masks by importance: its batches and its loss are subclasses of these
 (processes/adaptive.py).
 
-Read downward: BatchMaker makes a batch on the host, Loss computes its losses on the device and
-validates, `statistics` sums what is logged.
+Read downward: BatchMaker makes a batch on the host, `prefetch` brings it to the device, Loss
+computes its losses there and validates, `statistics` sums what is logged.
 Letters: B rows of a micro-batch, L text tokens, N latent vectors, D latent dimensions, P positions
 where the head runs, V vocabulary.
 """
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -87,7 +88,7 @@ class BatchMaker:
 
         # latents are those of whole texts: beside a text that is cut they have no loss
         if L < data.seq_len and set(self.streams) == {'text', 'latent'}:
-            is_whole = is_end(tokens[:, -1], data.tokenizer)
+            is_whole = is_end(tokens[:, -1], data)
             clocks['latent_on'] = torch.where(is_whole, clocks['latent_on'], 0)
 
         # causal rows last
@@ -99,14 +100,14 @@ class BatchMaker:
                                      for x in (tokens, latents, u, noise))
 
         # the text, masked, and where it is scored
-        real = (clocks['text_on'] > 0)[:, None] & (tokens != data.tokenizer.pad)
+        real = (clocks['text_on'] > 0)[:, None] & (tokens != data.pad)
         text = dict.fromkeys(('x_t', 'positions', 'targets', 'weight', 'coefficients'))
         if 'text' in self.streams:
-            known_mask = None if self.predict_length else is_end(tokens, data.tokenizer)
+            known_mask = None if self.predict_length else is_end(tokens, data)
             text.update(self.mask(tokens, clocks['t_text'], clocks['text_on'], u, step,
                                   known_mask, real, n_causal))
 
-        return dict(text, mode=clocks['mode'], n_causal=n_causal, pad=data.tokenizer.pad,
+        return dict(text, mode=clocks['mode'], n_causal=n_causal, pad=data.pad,
                     t_text=clocks['t_text'].float(), t_latent=clocks['t_latent'].float(),
                     clean=None if noise is None else latents, noise=noise,
                     row_weight=clocks['latent_on'].float(),
@@ -130,6 +131,33 @@ class BatchMaker:
             row = batch['positions'] // tokens.shape[1]
             batch['coefficients'] = self.text.loss_coefficients(t)[row]
         return batch
+
+# -----------------------------------------------------------------------------
+# From the host to the device
+
+def prefetch(batches, device):
+    """ Yields the batches (dicts) with their tensors on `device`. On CUDA a thread reads, pins and
+    copies the next batch meanwhile. The copy is queued among the kernels of this step: a few
+    megabytes take less than a millisecond. """
+    if torch.device(device).type != 'cuda':
+        yield from batches
+        return
+    batches = iter(batches)
+
+    def copied(value):
+        if not torch.is_tensor(value):
+            return value
+        return value.pin_memory().to(device, non_blocking=True)
+
+    def fetch():
+        batch = next(batches, None)
+        return batch and {name: copied(value) for name, value in batch.items()}
+
+    with ThreadPoolExecutor(1) as pool:
+        ahead = pool.submit(fetch)
+        while (batch := ahead.result()) is not None:
+            ahead = pool.submit(fetch)
+            yield batch
 
 # -----------------------------------------------------------------------------
 # The losses of a batch: the module that DDP and FSDP wrap
@@ -199,8 +227,8 @@ class Loss(nn.Module):
         rows = [r % len(data) for r in range(i * B, (i + 1) * B)]
         crop = uniforms(make.seed, i, 'crop', 0, B, 1)[:, 0] if data.cropped else None
         tokens, latents = data.rows(rows, crop)
-        known_mask = None if make.predict_length else is_end(tokens, data.tokenizer)
-        real = tokens != data.tokenizer.pad if known_mask is None else ~known_mask
+        known_mask = None if make.predict_length else is_end(tokens, data)
+        real = tokens != data.pad if known_mask is None else ~known_mask
         ones, zeros = torch.ones(B, device=device), torch.zeros(B, device=device)
 
         # one clock per row, evenly over (0, 1); the text is masked on the host

@@ -13,187 +13,282 @@ A clock runs from 0 (clean) to 1 (noise). A mode says how the two clocks of a ro
     t2l             0            drawn          a latent from text
     causal          0            0              the next token, from a latent and the tokens before
 train.py adds what a real run needs.
-Letters: B rows, L tokens, D latent dims, K tokens of the latent, C width, V vocabulary.
+Letters: B rows, L tokens, D latent dims, K tokens of the latent, S = K + L, C width, V vocabulary.
 """
 import math
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from tokenizers import Tokenizer, decoders
 
 from data import PackedDataset
 
+folder = 'data/quickstart'
 depth, width, heads, K = 4, 128, 4, 8
 batch_size, max_iters, learning_rate, t_min = 64, 3000, 2e-3, 0.1
 UNCONDITIONAL, L2T, T2L, CAUSAL = range(4)
 
-# ---- the network: two streams that meet in one attention (an MMDiT)
+# -----------------------------------------------------------------------------
+# The network: two streams that meet in one attention (an MMDiT)
 
-def modulated(x, shift, scale):
+def modulate(x, shift, scale):
+    """ A layer norm whose gain and bias come from the clocks. """
     return F.layer_norm(x, x.shape[-1:]) * (1 + scale) + shift
 
 
 def sinusoids(t):
-    angles = 1000 * t[:, None] * 10_000 ** (-torch.arange(128) / 128)
-    return torch.cat([angles.cos(), angles.sin()], 1)                    # (B, 256)
+    """ A clock (B,) as sines and cosines of many frequencies, (B, 256). """
+    frequency = 10_000 ** (-torch.arange(128) / 128)
+    angles = 1000 * t[:, None] * frequency
+    return torch.cat([angles.cos(), angles.sin()], 1)
+
+
+def clock_embedding():
+    return nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
 
 
 class Stream(nn.Module):
     """ One modality's half of a block: all but the attention. """
+
     def __init__(self):
         super().__init__()
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
         self.up = nn.Linear(width, 4 * width, bias=False)
         self.down = nn.Linear(4 * width, width, bias=False)
-        self.q_norm, self.k_norm = nn.RMSNorm(width // heads), nn.RMSNorm(width // heads)
+        self.q_norm = nn.RMSNorm(width // heads)
+        self.k_norm = nn.RMSNorm(width // heads)
         self.scale_shift_table = nn.Parameter(torch.zeros(6, width))
 
-    def begin(self, x, shared):                                          # (B, S, C), (B, 6, C)
-        shift, scale, *rest = (shared + self.scale_shift_table)[:, :, None].unbind(1)
-        qkv = self.qkv(modulated(x, shift, scale)).unflatten(2, (3, heads, -1))
+    def begin(self, x, shared):
+        """ Queries, keys and values of x (B, S, C), and what `finish` needs of the modulation.
+        shared (B, 6, C): the modulation of all blocks, to which each adds its own table. """
+        modulation = (shared + self.scale_shift_table)[:, :, None]       # (B, 6, 1, C)
+        shift, scale, *rest = modulation.unbind(1)
+        qkv = self.qkv(modulate(x, shift, scale))                        # (B, S, 3 C)
+        qkv = qkv.unflatten(2, (3, heads, -1))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)                             # (B, heads, S, C / heads)
-        return self.q_norm(q), self.k_norm(k), v, *rest
+        return self.q_norm(q), self.k_norm(k), v, rest
 
     def finish(self, x, attended, gate, mlp_shift, mlp_scale, mlp_gate):
+        """ Adds to x what the attention has found, and then an MLP of it. """
         x = x + gate * self.out(attended)
-        hidden = F.relu(self.up(modulated(x, mlp_shift, mlp_scale))).square()
-        return x + mlp_gate * self.down(hidden)
+        hidden = self.up(modulate(x, mlp_shift, mlp_scale))
+        return x + mlp_gate * self.down(F.relu(hidden).square())
 
 
 class Nano(nn.Module):
+
     def __init__(self, V, L, D):
         super().__init__()
-        self.embed = nn.Embedding(V + 1, width)                          # id V is MASK
-        self.text_clock, self.latent_clock = [nn.Sequential(
-            nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width)) for _ in range(2)]
-        self.text_modulation = nn.Linear(width, 8 * width)
-        self.latent_modulation = nn.Linear(width, 8 * width)
+        self.V = V
+
+        # text: id V is MASK
+        self.embed = nn.Embedding(V + 1, width)
+        self.text_clock = clock_embedding()
+        self.text_modulation = nn.Linear(width, 8 * width)     # 6 for the blocks, 2 for the head
+        self.text_head = nn.Linear(width, V, bias=False)
+
+        # latent: it becomes K tokens
         self.latent_in = nn.Linear(D, K * width)
         self.latent_pos_emb = nn.Parameter(torch.randn(K, width))
+        self.latent_clock = clock_embedding()
+        self.latent_modulation = nn.Linear(width, 8 * width)
+        self.latent_head = nn.Linear(K * width, D)
+
+        # an embedding is nearly a sum over its words, so this is a part of the answer
+        self.bag_values = nn.Embedding(V + 1, D)
+
         self.bias = nn.Parameter(torch.randn(width))
         self.text = nn.ModuleList(Stream() for _ in range(depth))
         self.latent = nn.ModuleList(Stream() for _ in range(depth))
-        self.text_head = nn.Linear(width, V, bias=False)
-        self.latent_head = nn.Linear(K * width, D)
-        self.bag_values = nn.Embedding.from_pretrained(torch.zeros(V + 1, D), freeze=False)
+
+        # at the start no word is likelier than another, and no block adds anything
         for layer in (self.text_modulation, self.latent_modulation, self.text_head):
-            nn.init.zeros_(layer.weight)                                 # then no word is likelier
-        frequency = 10_000 ** (-torch.arange(0, width // heads, 2) / (width // heads))
-        self.angles = torch.outer(torch.arange(L), frequency)            # of rotary positions
+            nn.init.zeros_(layer.weight)
+        nn.init.zeros_(self.bag_values.weight)
+
+        # rotary positions: each pair of channels turns with the position, at its own speed
+        size = width // heads
+        speed = 10_000 ** (-torch.arange(0, size, 2) / size)
+        self.angles = torch.outer(torch.arange(L), speed)                # (L, C / heads / 2)
 
     def rotate(self, x):
-        (x1, x2), cos, sin = x.chunk(2, -1), self.angles.cos(), self.angles.sin()
+        x1, x2 = x.chunk(2, -1)
+        cos, sin = self.angles.cos(), self.angles.sin()
         return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos], -1)
 
     def forward(self, x, z, t_text, t_latent, n_causal=0):
-        """ x (B, L) ids, z (B, D), clocks (B,) -> logits (B, L, V), clean latent (B, D). In the
-        last n_causal rows a position sees the latent and what is before it. """
-        (B, L), V = x.shape, self.text_head.out_features
+        """ Ids x (B, L), latents z (B, D), clocks (B,) -> logits (B, L, V), clean latent (B, D). In
+        the last n_causal rows a position sees the latent and what is before it. """
+        B, L = x.shape
+
+        # both clocks, as one vector, modulate both streams
         clocks = self.text_clock(sinusoids(t_text)) + self.latent_clock(sinusoids(t_latent))
-        condition = F.silu(self.bias + clocks)
+        condition = F.silu(self.bias + clocks)                           # (B, C)
         of_text = self.text_modulation(condition).unflatten(1, (8, width))
         of_latent = self.latent_modulation(condition).unflatten(1, (8, width))
 
         # position i reads token i - 1, so that every row predicts the next one; MASK comes first
-        text = self.embed(F.pad(x[:, :-1], (1, 0), value=V))
-        latent = self.latent_in(z).unflatten(1, (K, width)) + self.latent_pos_emb
-        mask = torch.ones(K + L, K + L).tril().bool() | (torch.arange(K + L) < K)
-        mask = mask | (torch.arange(B) < B - n_causal)[:, None, None, None]
+        text = self.embed(F.pad(x[:, :-1], (1, 0), value=self.V))        # (B, L, C)
+        latent = self.latent_in(z).unflatten(1, (K, width))              # (B, K, C)
+        latent = latent + self.latent_pos_emb
+
+        # who sees whom; the latent's tokens come first. In causal rows: the latent, and the past
+        is_before = torch.ones(K + L, K + L).tril().bool()
+        is_latent = torch.arange(K + L) < K
+        sees_all = torch.arange(B) < B - n_causal
+        mask = is_before | is_latent | sees_all[:, None, None, None]     # (B, 1, S, S)
+
         for on_text, on_latent in zip(self.text, self.latent):
-            q, k, v, *text_rest = on_text.begin(text, of_text[:, :6])
-            q_z, k_z, v_z, *latent_rest = on_latent.begin(latent, of_latent[:, :6])
-            q, k = torch.cat([q_z, self.rotate(q)], 2), torch.cat([k_z, self.rotate(k)], 2)
-            attended = F.scaled_dot_product_attention(q, k, torch.cat([v_z, v], 2), mask)
-            attended = attended.transpose(1, 2).flatten(2)
+            q, k, v, text_rest = on_text.begin(text, of_text[:, :6])
+            q_z, k_z, v_z, latent_rest = on_latent.begin(latent, of_latent[:, :6])
+            q = torch.cat([q_z, self.rotate(q)], 2)                      # (B, heads, S, C / heads)
+            k = torch.cat([k_z, self.rotate(k)], 2)
+            v = torch.cat([v_z, v], 2)
+            attended = F.scaled_dot_product_attention(q, k, v, mask)
+            attended = attended.transpose(1, 2).flatten(2)               # (B, S, C)
             text = on_text.finish(text, attended[:, K:], *text_rest)
             latent = on_latent.finish(latent, attended[:, :K], *latent_rest)
-        text = modulated(text, *of_text[:, 6:, None].unbind(1))
-        latent = modulated(latent, *of_latent[:, 6:, None].unbind(1))
-        bag = self.bag_values(x).sum(1) / L ** 0.5                       # nearly an embedding
+
+        # the heads
+        text = modulate(text, *of_text[:, 6:, None].unbind(1))
+        latent = modulate(latent, *of_latent[:, 6:, None].unbind(1))
+        bag = self.bag_values(x).sum(1) / L ** 0.5                       # (B, D)
         return self.text_head(text), self.latent_head(latent.flatten(1)) + bag
 
-# ---- noise and loss
+# -----------------------------------------------------------------------------
+# Noise and loss
 
 def alpha_sigma(t):
-    return torch.sin(math.pi / 2 * (1 - t))[:, None], torch.sin(math.pi / 2 * t)[:, None]
+    """ The shares of latent and noise in z_t, (B, 1) each; their squares add up to 1. """
+    angle = math.pi / 2 * t[:, None]
+    return torch.cos(angle), torch.sin(angle)
 
 
 def draw_clocks(mode):
     drawn = t_min + (1 - t_min) * torch.rand(2, len(mode))
-    t_text = torch.where((mode == T2L) | (mode == CAUSAL), 0, drawn[0])
-    return t_text, torch.where((mode == L2T) | (mode == CAUSAL), 0, drawn[1])
+    text_is_given = (mode == T2L) | (mode == CAUSAL)
+    latent_is_given = (mode == L2T) | (mode == CAUSAL)
+    t_text = torch.where(text_is_given, 0, drawn[0])
+    t_latent = torch.where(latent_is_given, 0, drawn[1])
+    return t_text, t_latent
 
 
 def loss_of(model, x, z, mode, t_text, t_latent, u, e, pad):
-    V, is_causal = model.text_head.out_features, mode == CAUSAL          # causal rows are the last
-    masked, (alpha, sigma) = u < t_text[:, None], alpha_sigma(t_latent)
-    x_t, z_t = torch.where(masked, V, x), alpha * z + sigma * e
+    """ The loss of clean rows x (B, L), z (B, D); u (B, L) uniform and e (B, D) normal are the
+    noise. Causal rows are the last ones. """
+    # the noise: a token is MASK with probability t
+    is_masked = u < t_text[:, None]
+    x_t = torch.where(is_masked, model.V, x)
+    alpha, sigma = alpha_sigma(t_latent)
+    z_t = alpha * z + sigma * e
+
+    is_causal = mode == CAUSAL
     logits, z_hat = model(x_t, z_t, t_text, t_latent, is_causal.sum())
 
-    # nats of what is masked, times 1/t: the bound on -log p, but for t < t_min. Causal: -log p
-    nll = F.cross_entropy(logits.flatten(0, 1), x.flatten(), reduction='none').view(x.shape)
-    weight = masked / t_text.clamp(min=t_min)[:, None]                   # t2l: nothing is masked
+    # text, in nats. Masked tokens weigh 1/t: that is a bound on -log p, but for t < t_min.
+    # Causal rows score every token, and their sum is -log p itself
+    nll = F.cross_entropy(logits.transpose(1, 2), x, reduction='none')   # (B, L)
+    weight = is_masked / t_text.clamp(min=t_min)[:, None]
     weight = torch.where(is_causal[:, None], x != pad, weight)
-    error = (z_hat - z).square().mean(1)
-    return (weight * nll).mean() + (error * ((mode == UNCONDITIONAL) | (mode == T2L))).mean()
+    text_loss = (weight * nll).mean()
 
-# ---- writing: a sampler of each kind
+    # latents: the squared error, in the modes that predict them
+    error = (z_hat - z).square().mean(1)                                 # (B,)
+    is_predicted = (mode == UNCONDITIONAL) | (mode == T2L)
+    latent_loss = (error * is_predicted).mean()
+    return text_loss + latent_loss
+
+# -----------------------------------------------------------------------------
+# Writing: a sampler of each kind
 
 @torch.no_grad()
 def write_by_diffusion(model, z, L, steps=32):
-    """ All is MASK; each step keeps the most certain of the tokens that are left. """
-    x = torch.full((len(z), L), V := model.text_head.out_features)
+    """ All is MASK. Each step keeps the most certain of the tokens that are left. """
+    x = torch.full((len(z), L), model.V)
+    no_noise = torch.zeros(len(z))
     for n_visible in torch.linspace(0, L, steps + 1)[1:].round():
-        masked = x == V
-        p, token = model(x, z, masked.float().mean(1), torch.zeros(len(z)))[0].softmax(2).max(2)
-        rank = torch.where(masked, p, 2).argsort(1, descending=True).argsort(1)
-        x = torch.where(masked & (rank < n_visible), token, x)
+        is_masked = x == model.V
+        logits, _ = model(x, z, is_masked.float().mean(1), no_noise)
+        p, token = logits.softmax(2).max(2)                              # (B, L)
+
+        # visible tokens come first in the ranking, then the most certain ones
+        certainty = torch.where(is_masked, p, 2)
+        rank = certainty.argsort(1, descending=True).argsort(1)
+        x = torch.where(is_masked & (rank < n_visible), token, x)
     return x
 
 
 @torch.no_grad()
 def write_from_left_to_right(model, z, L):
-    x, zero = torch.full((len(z), L), model.text_head.out_features), torch.zeros(len(z))
+    """ All is MASK, and nothing of it is seen: a position reads what is before it. """
+    x = torch.full((len(z), L), model.V)
+    no_noise = torch.zeros(len(z))
     for i in range(L):
-        x[:, i] = model(x, z, zero, zero, len(z))[0][:, i].argmax(1)
+        logits, _ = model(x, z, no_noise, no_noise, n_causal=len(z))
+        x[:, i] = logits[:, i].argmax(1)
     return x
 
 
 @torch.no_grad()
 def latent_of_text(model, x, D, steps=32):
     """ DDIM from noise: z = alpha z_hat + sigma e, so z_hat says which noise e is in z. """
-    z, zero = torch.randn(len(x), D), torch.zeros(len(x))
+    z = torch.randn(len(x), D)
+    clean = torch.zeros(len(x))
     for t, t_next in torch.linspace(1, 0, steps + 1).unfold(0, 2, 1):
-        (alpha, sigma), (alpha_next, sigma_next) = alpha_sigma(zero + t), alpha_sigma(zero + t_next)
-        z_hat = model(x, z, zero, zero + t)[1]
-        z = alpha_next * z_hat + sigma_next * (z - alpha * z_hat) / sigma
+        _, z_hat = model(x, z, clean, clean + t)
+        alpha, sigma = alpha_sigma(clean + t)
+        e = (z - alpha * z_hat) / sigma
+        alpha, sigma = alpha_sigma(clean + t_next)
+        z = alpha * z_hat + sigma * e
     return z
 
+# -----------------------------------------------------------------------------
+# Train, and write
 
 def main():
     torch.manual_seed(0)
-    data, val = [PackedDataset('data/quickstart', split) for split in ('train', 'val')]
-    L, D, tokenizer = data.seq_len, data.latent_shape[1], data.tokenizer
-    model = Nano(tokenizer.vocab_size, L, D)
+    data = PackedDataset(folder, 'train')
+    val = PackedDataset(folder, 'val')
+    L, D = data.seq_len, data.latent_shape[1]
+    model = Nano(data.vocab_size, L, D)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
-    mode = torch.arange(batch_size) * 4 // batch_size                    # a quarter of the rows
+
+    # a quarter of the rows for each mode
+    mode = torch.arange(batch_size) * 4 // batch_size
     for step in range(max_iters):
-        x, z = data.rows(torch.randint(len(data), (batch_size,)).numpy())
-        noise = *draw_clocks(mode), torch.rand(x.shape), torch.randn(batch_size, D)
-        loss = loss_of(model, x, z[:, 0], mode, *noise, tokenizer.pad)
+        rows = torch.randint(len(data), (batch_size,)).numpy()
+        x, z = data.rows(rows)                                           # (B, L), (B, 1, D)
+        t_text, t_latent = draw_clocks(mode)
+        u, e = torch.rand(batch_size, L), torch.randn(batch_size, D)
+        loss = loss_of(model, x, z[:, 0], mode, t_text, t_latent, u, e, data.pad)
         loss.backward()
-        up_and_down = min((step + 1) / 100, 1 - step / max_iters)
-        optimizer.param_groups[0]['lr'] = learning_rate * up_and_down
+
+        # the learning rate goes up for 100 steps, and then down to 0
+        factor = min((step + 1) / 100, 1 - step / max_iters)
+        optimizer.param_groups[0]['lr'] = learning_rate * factor
         optimizer.step()
         optimizer.zero_grad()
         if step % 100 == 0:
             print(f'step {step:,} of {max_iters:,}, loss {loss.item():.3f}', flush=True)
+
+    # an embedding from text, beside the real one
     x, z = val.rows(range(64))
-    print('cosine', F.cosine_similarity(latent_of_text(model, x, D), z[:, 0]).mean().item())
-    written = write_by_diffusion(model, z[:4, 0], L), write_from_left_to_right(model, z[:4, 0], L)
-    for texts in zip(x, *written):
-        print('\n -> '.join(repr(tokenizer.decode(ids)) for ids in texts))
+    found = latent_of_text(model, x, D)
+    print('cosine', F.cosine_similarity(found, z[:, 0]).mean().item())
+
+    # text from an embedding, in both ways, below the real one
+    tokenizer = Tokenizer.from_file(f'{folder}/tokenizer.json')
+    tokenizer.decoder = decoders.ByteLevel()
+    by_diffusion = write_by_diffusion(model, z[:4, 0], L)
+    from_left_to_right = write_from_left_to_right(model, z[:4, 0], L)
+    for versions in zip(x, by_diffusion, from_left_to_right):
+        for ids in versions:
+            ends = (ids == data.eos).cumsum(0) > 0
+            print(' -> ', repr(tokenizer.decode(ids[~ends].tolist())))
+        print()
 
 
 if __name__ == '__main__':

@@ -44,9 +44,9 @@ from corpora.shards import (SUMS, fitting_max_tokens, fitting_shard_size, latent
                             token_dtype, write_entry, write_shard, written_before)
 from corpora.sources import Source, documents
 from corpora.splits import Survey, own_shards, survey
-from corpora.tokenizers import bpe_tokenizer, train_bpe
+from corpora.tokenizers import bpe_tokenizer, load_tokenizer, train_bpe
 from corpora.writing import as_bytes, in_use, names_path, write_file
-from data import LatentStats, load_tokenizer
+from data import LatentStats
 from encoders import load_encoder
 from runs import distributed, meeting
 from runs.checkpoint import pick_device, pick_dtype

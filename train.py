@@ -34,9 +34,9 @@ import torch
 
 import processes
 from configurator import configure, show_knobs, stop_on_error
-from data import prefetch, row_order
+from data import row_order
 from diffusion import GaussianLatents
-from loss import BatchMaker, Loss
+from loss import BatchMaker, Loss, prefetch
 from model import Model
 from runs import distributed, meeting, preflight
 from runs.checkpoint import pick_dtype

@@ -152,8 +152,7 @@ def random_batch(shape, make_batch, device):
     B, L, V = shape['batch'], shape['length'], shape['vocab_size']
     tokens = torch.randint(V, (B, L))
     latents = torch.randn(B, shape['n_latents'], shape['latent_dim'])
-    data = SimpleNamespace(rows=lambda *_: (tokens, latents), tokenizer=SimpleNamespace(pad=V - 1),
-                           seq_len=L)
+    data = SimpleNamespace(rows=lambda *_: (tokens, latents), pad=V - 1, seq_len=L)
     stage = SimpleNamespace(shares=mode_shares('unconditional'), predict=('text', 'latent'),
                             seq_len=L)
     b = make_batch(data, range(B), 0, 0, stage)

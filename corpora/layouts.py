@@ -19,9 +19,11 @@ from functools import partial
 import numpy as np
 from tqdm import tqdm
 
+from corpora import statistics
 from corpora.latents import as_latent
 from corpora.readers import DROPS, Document, inside, open_text, text_of
 from corpora.shards import covering
+from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
 from runs.files import read_array, read_json, short, write_text
 from runs.manifest import check_file, read_meta
@@ -93,7 +95,7 @@ def summary(folder):
              f'{entry["tokens"]:,} tokens',
              f'{entry["bytes"] / max(1, entry["tokens"]):.2f} bytes per token', *counted(entry))
     show_lengths(train)
-    line('vocabulary', f'{train.tokenizer.vocab_size} ids', train.tokenizer.kind)
+    line('vocabulary', f'{train.vocab_size} ids', meta['tokenizer']['kind'])
     if len(train) <= MANY_ROWS:
         t, v = sample_hashes(train), sample_hashes(val)
         line('duplicates', f'{len(t) - len(set(t)):,} in train', f'{len(v) - len(set(v)):,} in val',
@@ -102,14 +104,15 @@ def summary(folder):
     # latents
     if train.stats is not None:
         show_latents(train, val)
+    tokenizer = load_tokenizer(folder)
     for i in range(min(3, len(val))):
-        line(f'val {i}', repr(val.text(i))[:100])
+        line(f'val {i}', repr(tokenizer.decode(val.ids(i)))[:100])
 
 
 def show_lengths(train):
     """ Quantiles of the number of tokens (of a large split, those of a sample), and a warning if
     most of a batch would be PAD. """
-    lengths = np.sort(train.lengths())
+    lengths = np.sort(statistics.lengths(train))
     quantiles = []
     for percent in (50, 95, 99, 99.5, 100):
         row = int(percent / 100 * (len(lengths) - 1))
@@ -190,6 +193,7 @@ def export(folder, target):
     float32, and <split>_data.json. """
     if os.path.exists(target) and (not os.path.isdir(target) or os.listdir(target)):
         raise ValueError(f'export_dir={target} is not an empty folder: name another')
+    tokenizer = load_tokenizer(folder)
     for split, name in (('train', 'train'), ('val', 'validation')):
         ds = PackedDataset(folder, split)
         if ds.stats is None:
@@ -200,7 +204,7 @@ def export(folder, target):
         # a file of the text and a file of the latents for each sample
         items = []
         for i in tqdm(range(len(ds)), f'writing {name}', unit=' samples', disable=None):
-            text = ds.text(i)
+            text = tokenizer.decode(ds.ids(i))
             text_path = f'texts/{name}/{i:08d}.txt'
             latent_path = f'latents/{name}/{i:08d}.npy'
             with open(os.path.join(target, text_path), 'w', encoding='utf-8', newline='') as f:

@@ -1,17 +1,18 @@
 """
 Tokenizers: from a text to its ids, and back.
 
-    tokenizer = make_tokenizer('byte')           # or esm, or the name of a tiktoken encoding
-    tokenizer = bpe_tokenizer('data/captions/tokenizer.json')
+    tokenizer = load_tokenizer('data/captions')  # of a dataset folder, or of a run's data/
+    tokenizer = load_tokenizer('byte')           # or esm, or the name of a tiktoken encoding
     tokenizer.decode(tokenizer.encode('A dog runs.')) == 'A dog runs.'
 
 Each tokenizer is an encoder and a table: the bytes of every id. So decoding is the same for all of
-them: join the bytes. data.load_tokenizer reads the tokenizer of a dataset.
+them: join the bytes.
 
 Ids: V = vocab_size of them, EOS and PAD included. MASK is id V. No text contains EOS, PAD or MASK.
 
 To add a tokenizer, write a function that returns a Tokenizer and name it in make_tokenizer.
 """
+import os
 import sys
 import threading
 from concurrent.futures import Future
@@ -19,6 +20,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from runs.files import read_json
+from runs.manifest import check_file, read_meta
 
 LONGEST_PIECE = 252            # bytes that BPE joins at most. To fit a word takes the square of its
                                # length; whole characters of 1, 2, 3 or 4 bytes fill a piece
@@ -58,6 +60,24 @@ class Tokenizer:
     def record(self):
         """ How meta.json describes the tokenizer. """
         return dict(kind=self.kind, vocab_size=self.vocab_size, eos=self.eos, pad=self.pad)
+
+
+def load_tokenizer(folder_or_name):
+    """ The tokenizer of a dataset folder or of a run's data/, or one by name. """
+    if not os.path.isdir(folder_or_name):
+        return make_tokenizer(folder_or_name)
+
+    folder = folder_or_name
+    meta = read_meta(folder)
+    kind = meta['tokenizer']['kind']
+    if kind == 'bpe':
+        tokenizer = bpe_tokenizer(check_file(folder, 'tokenizer.json', meta['files']))
+    else:
+        tokenizer = make_tokenizer(kind)
+    if tokenizer.record != meta['tokenizer']:
+        raise ValueError(f'{folder}: the tokenizer is {tokenizer.record}, '
+                         f'meta.json says {meta["tokenizer"]}; run prepare.py again')
+    return tokenizer
 
 
 def make_tokenizer(name):

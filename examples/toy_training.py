@@ -25,7 +25,7 @@ def train(model, mode, steps, batch_size=256, learning_rate=1e-2, cond_drop=0.1)
     """ mode: as in train.py, such as 'l2t+t2l' or 'l2t+causal'. cond_drop: how often what is given
     is replaced by noise. """
     # a dataset is its rows, their length and its special ids; a stage is what its mode draws
-    data = SimpleNamespace(tokenizer=SimpleNamespace(eos=V - 2, pad=V - 1), seq_len=L,
+    data = SimpleNamespace(eos=V - 2, pad=V - 1, seq_len=L,
                            rows=lambda rows, crop, length: (TOKENS[rows], LATENTS[rows][:, None]))
     streams = ('text', 'latent')
     stage = SimpleNamespace(shares=mode_shares(mode), seq_len=L, predict=streams)

@@ -57,8 +57,9 @@ def adaptive_masking(config, data):
         raise ValueError(f'importance={kind} is of masked text: not with '
                          f"text_process={config['text_process']}, streams={config['streams']}")
 
+    from corpora.statistics import counts
     from processes.adaptive import Adaptive, rarity
-    pad = data.tokenizer.pad
+    pad = data.pad
     return Adaptive(config['masking'], config['beta'], config['curriculum'],
                     config['curriculum_stages'], config['curriculum_focus'], config['max_iters'],
-                    pad, rarity(data.counts(), pad), learns=kind != 'freq')
+                    pad, rarity(counts(data), pad), learns=kind != 'freq')

@@ -5,8 +5,8 @@ more, by their importance.
 Importance imp in [0, 1], of each token of a clean text. PAD has 1/2, the mean.
     freq      the rank of the token's rarity: the share of the training tokens that are more
               frequent, plus half of those equally frequent
-    learned   a small network (model.Importance) reads the clean text and predicts the rank of the denoiser's loss
-              there, among the masked tokens of the micro-batch
+    learned   a small network (model.Importance) reads the clean text and predicts the rank of the
+              denoiser's loss there, among the masked tokens of the micro-batch
     hybrid    .7 learned + .3 freq
 
 Masking, with M(t) the masked share of the schedule and w(t) the weight of its bound

@@ -9,15 +9,16 @@ import os
 import torch
 import torch.nn.functional as F
 
+from corpora.statistics import counts
 from runs.checkpoint import load_model
 from runs.files import read_array
 
 
 def cluster_table(source, data, n_clusters):
-    """ The cluster of each id of a new run, (V,) int64. source: a run folder (its token embedding), an .npy file
-    of V rows, an .npy file of V cluster ids (taken as they are), or '' (co-occurrence counts of
-    `data`). PAD has the cluster of EOS. ValueError says what is wrong. """
-    V = data.tokenizer.vocab_size
+    """ The cluster of each id of a new run, (V,) int64. source: a run folder (its token embedding),
+    an .npy file of V rows, an .npy file of V cluster ids (taken as they are), or '' (co-occurrence
+    counts of `data`). PAD has the cluster of EOS. ValueError says what is wrong. """
+    V = data.vocab_size
     if not 1 <= n_clusters < V:
         raise ValueError(f'clusters={n_clusters}: expected 1 to {V - 1}')
 
@@ -64,16 +65,16 @@ def cooccurrence(data, dims=128, reach=2, most=2 ** 24, seed=0):
     other id's frequency, are projected to `dims` by fixed random vectors (random indexing), so the
     V x V table is never made. Reads the first `most` tokens.
     """
-    V = data.tokenizer.vocab_size
+    V = data.vocab_size
     distances = [d for d in range(-reach, reach + 1) if d != 0]
     label = torch.randn(len(distances), V, dims, generator=torch.Generator().manual_seed(seed))
-    label /= data.counts().clamp(min=1).float().sqrt()[:, None]
+    label /= counts(data).clamp(min=1).float().sqrt()[:, None]
 
     vectors = torch.zeros(V, dims)
     n_read = 0
     for first in range(0, len(data), 4096):
         tokens, _ = data.rows(range(first, min(first + 4096, len(data))))
-        real = tokens != data.tokenizer.pad                              # (B, L)
+        real = tokens != data.pad                              # (B, L)
         L = tokens.shape[1]
         for j, distance in enumerate(distances):
             # the positions that have a neighbour at this distance, and the neighbours
@@ -111,23 +112,3 @@ def kmeans(rows, n_clusters, seed=0, rounds=50):
         sums = torch.zeros_like(centres).index_add_(0, cluster_of, rows)
         centres = F.normalize(sums, dim=1)
     return cluster_of
-
-
-def clusters_in_words(cluster_of, data, shown=4, words=5):
-    """ Lines: the sizes of the clusters, and the most frequent tokens of the clusters that fill
-    most of the texts. """
-    counts = data.counts()
-    sizes = torch.bincount(cluster_of)
-    share = torch.zeros(len(sizes), dtype=torch.float64)
-    share.index_add_(0, cluster_of, counts.double() / counts.sum())
-    lines = [f'{len(sizes):,} clusters of {sizes.min():,} to {sizes.max():,} tokens; '
-             'those that are met most often:']
-
-    for k in share.argsort(descending=True)[:shown].tolist():
-        own_counts = counts * (cluster_of == k)
-        n = min(words, (own_counts > 0).sum())
-        names = []
-        for i in own_counts.argsort(descending=True)[:n].tolist():
-            names.append('EOS' if i == data.tokenizer.eos else repr(data.tokenizer.decode([i])))
-        lines.append(f'  {100 * share[k]:4.1f} %  ' + '  '.join(names))
-    return lines

@@ -15,6 +15,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from configurator import stop
+from corpora.statistics import lengths
 from data import PackedDataset
 from model import Model, ModelConfig
 from runs import checkpoint, distributed, meeting, run_folder
@@ -61,7 +62,7 @@ def open_data(config):
         raise ValueError(f'{folder} has no latents: prepare it with --encoder=..., '
                          'or train with --streams=text, --mode=unconditional')
     for split in (train, val):
-        split.lengths()                                    # the offsets are checked
+        lengths(split)                                    # the offsets are checked
     return train, val
 
 
@@ -110,13 +111,13 @@ def network(config, data):
 
     # sampling draws lengths from these: every hundredth quantile of the training lengths
     if not config['predict_length']:
-        lengths = np.minimum(data.lengths(), data.seq_len)
-        config['lengths'] = [int(n) for n in np.quantile(lengths, np.linspace(0, 1, 101))]
+        of_texts = np.minimum(lengths(data), data.seq_len)
+        config['lengths'] = [int(n) for n in np.quantile(of_texts, np.linspace(0, 1, 101))]
 
     # the knobs that are fields of ModelConfig, and what the data say
     known = {field.name: config[field.name] for field in fields(ModelConfig)
              if field.name in config}
-    known.update(shape, vocab_size=data.tokenizer.vocab_size, seq_len=data.seq_len, latent_dim=D,
+    known.update(shape, vocab_size=data.vocab_size, seq_len=data.seq_len, latent_dim=D,
                  n_latents=N,
                  clusters=config['clusters'] if config['text_process'] == 'hdlm' else 0)
     return ModelConfig(**known)
@@ -185,12 +186,12 @@ def say(config, sketch, train, val, stages, micro_batch, grad_accum):
     report('model', f'{count(sketch) / 1e6:.1f}M parameters, mode {config["mode"]}')
 
     # latents are learned beside whole texts only
-    lengths = train.lengths()
+    of_texts = lengths(train)
     for stage in stages:
         is_cut = stage.seq_len < c.seq_len and 'text' in config['streams']
         if not is_cut or 'latent' not in stage.predict:
             continue
-        share = (lengths < stage.seq_len).mean()
+        share = (of_texts < stage.seq_len).mean()
         if not share:
             raise ValueError(f'length_schedule={config["length_schedule"]}: no text ends within '
                              f'{stage.seq_len} tokens, and beside a text that is cut no latent is '
@@ -209,11 +210,11 @@ def say(config, sketch, train, val, stages, micro_batch, grad_accum):
 
     # the network computes PAD all the same
     seq_len = max(stage.seq_len for stage in stages)
-    share = 1 - np.minimum(lengths + 1, seq_len).mean() / seq_len        # a text and its EOS
+    share = 1 - np.minimum(of_texts + 1, seq_len).mean() / seq_len        # a text and its EOS
     if rank == 0 and 'text' in config['streams'] and share > 0.5:
         longest = max(train.longest, val.longest)
         shorter = f'--seq_len={longest + 1} holds the longest, or ' if longest + 1 < seq_len else ''
-        print(f'warning: {100 * share:.0f} % of a batch is PAD: texts have {lengths.mean():.1f} '
+        print(f'warning: {100 * share:.0f} % of a batch is PAD: texts have {of_texts.mean():.1f} '
               f'tokens on average, seq_len is {seq_len}; {shorter}prepare with a smaller '
               '--max_tokens, which cuts the long ones', flush=True)
 

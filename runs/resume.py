@@ -15,11 +15,11 @@ from dataclasses import asdict
 
 import torch
 
-from data import load_bag
-from processes.clusters import cluster_table, clusters_in_words
+from processes.clusters import cluster_table
 from runs import checkpoint, distributed, run_folder
 from runs.distributed import rank
-from runs.manifest import dataset_identity, split_digests
+from runs.files import read_array
+from runs.manifest import check_file, dataset_identity, split_digests
 from runs.stages import lr_factor
 
 RATE_KNOBS = ('learning_rate', 'muon_lr', 'max_iters', 'warmup_iters', 'min_lr')
@@ -183,6 +183,16 @@ def begin_from(folder, state, compatible):
     fill(state.model, source.state_dict())
 
 
+def load_bag(folder, meta):
+    """ The values (V, D) float32 of a dataset's linear model from tokens to the latent
+    (corpora/bag.py); None where it has none. """
+    if 'bag.npy' not in meta['files']:
+        return None
+    path = check_file(folder, 'bag.npy', meta['files'])
+    shape = (meta['tokenizer']['vocab_size'], meta['latent_shape'][1])
+    return torch.from_numpy(read_array(path, 'float16', shape)).float()
+
+
 def begin_with_bag(state, data, config):
     """ The bag of a new run begins as the linear model that prepare.py has fitted: the network
     learns what is left. That model predicts one clean latent from a whole text. """
@@ -198,7 +208,7 @@ def begin_with_bag(state, data, config):
     values = torch.zeros(n_ids, c.latent_dim)
     values[:c.vocab_size] = fitted
     scores = torch.zeros(n_ids, 1)
-    scores[[data.tokenizer.eos, data.tokenizer.pad]] = SCORE_OF_ENDS
+    scores[[data.eos, data.pad]] = SCORE_OF_ENDS
     bag = {'bag_values.weight': values, 'bag_scores.weight': scores}
     fill(model, {**model.state_dict(), **bag})
 
@@ -224,7 +234,9 @@ def resume_or_begin(state, data, text, config):
                                           config['clusters'])
         model.cluster_of.copy_(table)
         if rank == 0:
-            print('\n'.join(clusters_in_words(table, data)), flush=True)
+            sizes = table.bincount()
+            print(f'{len(sizes):,} clusters of {sizes.min():,} to {sizes.max():,} tokens',
+                  flush=True)
 
     # load; if one rank fails, all stop
     error = None

@@ -19,11 +19,12 @@ import torch
 import torch.nn.functional as F
 
 import processes
+from corpora.tokenizers import load_tokenizer
 from sampling.fasta import never_written
 from diffusion import GaussianLatents, MaskedText
 from encoders import check_texts, load_encoder
 from runs.checkpoint import find_checkpoint, load_model, pick_device, pick_dtype
-from data import load_stats, load_tokenizer
+from data import load_stats
 from runs.files import short
 from runs.stages import modes_of
 from sampling.left_to_right import LeftToRight

@@ -184,7 +184,7 @@ def train_texts(run, folder):
     """ The training texts, one by one. """
     train = open_split(run, folder, 'train')
     for i in progress_bar(range(len(train)), desc='training texts', unit='text'):
-        yield train.text(i)
+        yield run.tokenizer.decode(train.ids(i))
 
 
 def decode(run, tokens):

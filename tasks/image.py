@@ -49,7 +49,7 @@ def measure(run, ctx):
     train = open_split(run, ctx.folder, 'train')
     rows = np.random.Generator(np.random.Philox(seed)).permutation(len(train))[:MOST_TRAINING]
     known = pixels(run, train.raw_latents(rows))
-    known_captions = [train.text(int(i)) for i in rows]
+    known_captions = [run.tokenizer.decode(train.ids(int(i))) for i in rows]
 
     # what the run draws and writes
     real = pixels(run, ctx.raw)

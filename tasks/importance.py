@@ -7,6 +7,7 @@ genmd4: the bound for the rates that a run with importance=freq was trained at.
 """
 import torch
 
+from corpora.statistics import counts
 from diffusion import in_chunks, nll_of, positions_of, uniforms
 from processes.adaptive import Adaptive, genmd4_bound, rarity
 from sampling.denoise import call
@@ -27,7 +28,7 @@ def measure(run, ctx):
     used = (count > 0) & (tokens != run.tokenizer.pad)
 
     # (n, L) each
-    rare = rarity(open_split(run, ctx.folder, 'train').counts(), run.tokenizer.pad)      # (V,)
+    rare = rarity(counts(open_split(run, ctx.folder, 'train')), run.tokenizer.pad)      # (V,)
     values = {'frequency': rare[tokens]}
     if run.model.importance:
         parts = [run.model.importance(x.to(run.device))[0] for x in tokens.split(batch)]

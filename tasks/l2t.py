@@ -78,7 +78,7 @@ def nearest_training_texts(run, folder, raw, block=16384):
         cosine, at = (query @ latents.T).max(1)
         best_at = torch.where(cosine > best, at + i, best_at)
         best = torch.maximum(cosine, best)
-    return [train.text(int(i)) for i in best_at]
+    return [run.tokenizer.decode(train.ids(int(i))) for i in best_at]
 
 
 def count_near(texts, others, threshold=0.8):

@@ -9,6 +9,7 @@ from itertools import groupby
 
 import torch
 
+from corpora.statistics import counts
 from data import is_end
 from diffusion import in_chunks, positions_of, uniforms
 from sampling.denoise import call, null_latents
@@ -35,7 +36,7 @@ def measure(run, ctx):
     rng = torch.Generator().manual_seed(seed)
 
     # the frequencies of the training split
-    frequency = open_split(run, ctx.folder, 'train').counts().double()   # (V,)
+    frequency = counts(open_split(run, ctx.folder, 'train')).double()   # (V,)
     frequency[[run.tokenizer.eos, run.tokenizer.pad]] = 0
     frequency /= frequency.sum()
     log_frequency = frequency.clamp(min=1e-12).log()

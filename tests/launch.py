@@ -13,6 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from corpora.tokenizers import load_tokenizer
+from data import PackedDataset
 from runs import checkpoint
 from warm import RUNS
 
@@ -23,6 +25,18 @@ TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_si
 
 # Seconds after which a process hangs: no test measures time with it, a busy machine may take minutes.
 HANGS = 600
+
+
+# ---- a dataset
+
+def texts_in(data):
+    """ All texts of a split. """
+    tokenizer = load_tokenizer(data.folder)
+    return [tokenizer.decode(data.ids(i)) for i in range(len(data))]
+
+
+def texts_of(folder, split):
+    return texts_in(PackedDataset(folder, split))
 
 
 # ---- processes

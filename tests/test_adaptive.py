@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from processes.adaptive import Adaptive, AdaptiveBatchMaker, genmd4_bound, rarity
+from corpora.statistics import counts
 from data import PackedDataset
 from diffusion import MaskedText
 from loss import BatchMaker
@@ -40,9 +41,9 @@ def test_rarity_is_the_rank_of_a_tokens_frequency_with_mean_one_half():
 def test_the_dataset_counts_its_tokens(dataset):
     data = PackedDataset(str(dataset), 'train')
     tokens, _ = data.rows(np.arange(len(data)))
-    expected = torch.bincount(tokens.flatten(), minlength=data.tokenizer.vocab_size)
-    expected[data.tokenizer.pad] = 0
-    assert torch.equal(data.counts(), expected)
+    expected = torch.bincount(tokens.flatten(), minlength=data.vocab_size)
+    expected[data.pad] = 0
+    assert torch.equal(counts(data), expected)
 
 
 # ---- masking
@@ -73,9 +74,9 @@ def test_beta_runs_as_the_strategy_says_and_the_exponents_are_clamped(masking, a
 
 def batches(dataset, **knobs):
     data = PackedDataset(str(dataset), 'train')
-    text, pad = MaskedText(data.tokenizer.vocab_size), data.tokenizer.pad
+    text, pad = MaskedText(data.vocab_size), data.pad
     a = Adaptive(**dict(masking='time_only', beta=.5, curriculum=False, stages=(1 / 3, 2 / 3), focus=2., max_iters=30, pad=pad,
-                        rarity=rarity(data.counts(), pad), learns=False) | knobs) if knobs else None
+                        rarity=rarity(counts(data), pad), learns=False) | knobs) if knobs else None
     stage, = read_stages('unconditional', '', ('text',), 30, data.seq_len)
     make_batch = AdaptiveBatchMaker(text, None, ('text',), 0, .1, 1e-3, adaptive=a) if a else BatchMaker(text, None, ('text',), 0, .1, 1e-3)
     return [make_batch(data, np.arange(16) + 16 * step, step, 0, stage) for step in range(0, 30, 3)], data, a
@@ -182,7 +183,7 @@ def test_the_curriculum_weighs_one_group_after_the_other_with_mean_1_and_ends_fl
 def test_masking_on_the_device_in_float32_is_that_of_float64(dataset):
     """ Of 160 rows the masks are equal, the weights to 1e-5, and uniform numbers stay below 1. """
     _, data, a = batches(dataset, masking='proportional', beta=.9, curriculum=True, learns=True)
-    make_batch = AdaptiveBatchMaker(MaskedText(data.tokenizer.vocab_size), None, ('text',), 0, .1, 1e-3, adaptive=a)
+    make_batch = AdaptiveBatchMaker(MaskedText(data.vocab_size), None, ('text',), 0, .1, 1e-3, adaptive=a)
     rng = torch.Generator().manual_seed(0)
     tokens, (B, L) = data.rows(np.arange(160))[0], (160, data.seq_len)
     importance = torch.rand(B, L, generator=rng)
@@ -195,7 +196,7 @@ def test_masking_on_the_device_in_float32_is_that_of_float64(dataset):
     found = make_batch.mask_by(importance, **sent)
     for name in ('x_t', 'positions', 'targets'):
         assert torch.equal(found[name], exact[name]), name
-    assert (found['x_t'][0] == data.tokenizer.vocab_size).all() and torch.allclose(found['weight'], exact['weight'], rtol=1e-5, atol=0)
+    assert (found['x_t'][0] == data.vocab_size).all() and torch.allclose(found['weight'], exact['weight'], rtol=1e-5, atol=0)
 
 
 def test_importance_reads_the_clean_text_gives_PAD_one_half_and_passes_no_gradient_to_the_trunk():

@@ -11,7 +11,8 @@ from data import PackedDataset
 from encoders import load_encoder
 from launch import Job, train, train_each, weights
 from runs import manifest
-from data import load_bag, load_tokenizer
+from corpora.tokenizers import load_tokenizer
+from runs.resume import load_bag
 from runs.files import sealed
 
 V = 12
@@ -86,7 +87,7 @@ def test_prepare_writes_it_and_it_predicts_latents_of_texts_that_it_has_not_seen
     data = PackedDataset(dataset, 'val')
     values = load_bag(str(dataset), data.meta)
     rows, Z = data.rows(np.arange(len(data)))
-    is_real = (rows != data.tokenizer.eos) & (rows != data.tokenizer.pad)
+    is_real = (rows != data.eos) & (rows != data.pad)
     bag = (values[rows] * is_real[..., None]).sum(1) / is_real.sum(1, keepdim=True) ** .5
     error = (bag - Z[:, 0]).square().mean()
     shuffled = (bag.roll(1, 0) - Z[:, 0]).square().mean()
@@ -113,14 +114,14 @@ def validation(out):
 
 def test_a_new_run_begins_with_it_and_so_does_its_average(dataset, begun):
     data = PackedDataset(dataset, 'train')
-    values, V = load_bag(str(dataset), data.meta), data.tokenizer.vocab_size
+    values, V = load_bag(str(dataset), data.meta), data.vocab_size
     for name in ('now', 'fsdp'):
         for kind in ('model', 'ema'):
             found = weights(begun / name, kind)
             assert torch.allclose(found['bag_values.weight'][:V], values, atol=1e-6) and values.abs().max() > 1
             assert found['bag_values.weight'][V:].abs().max() < 1e-6
             scores = found['bag_scores.weight'][:, 0]
-            ends = [data.tokenizer.eos, data.tokenizer.pad]
+            ends = [data.eos, data.pad]
             assert torch.allclose(scores[ends], torch.tensor(-8.)) and scores.abs().sum() == pytest.approx(16, abs=1e-4)
     assert validation(begun / 'fsdp') == pytest.approx(validation(begun / 'now'), rel=.2)
     plain = weights(begun / 'plain')

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from data import PackedDataset
-from launch import HANGS, ROOT, run
+from launch import HANGS, ROOT, run, texts_in
 from sample import Run
 from tasks.common import chosen_rows
 
@@ -82,8 +82,8 @@ def test_our_configs_train_on_random_data_of_their_shape(tmp_path):
     assert [line.split()[0] for line in table] == list(LATENT_DIMS) and not re.search(r'\b0 +0\.0', out)
     data = PackedDataset(write_dataset(f'{tmp_path}/data', 50_258, 12, 5, n=20, n_val=4), 'train')
     tokens, latents = data.rows(range(20))
-    assert tokens.shape == (20, 12) and latents.shape == (20, 1, 5) and data.tokenizer.vocab_size == 50_258
-    assert (tokens[:, -1] == data.tokenizer.eos).all() and tokens[:, :-1].max() > 40_000 and 0.7 < latents.std() < 1.3
+    assert tokens.shape == (20, 12) and latents.shape == (20, 1, 5) and data.vocab_size == 50_258
+    assert (tokens[:, -1] == data.eos).all() and tokens[:, :-1].max() > 40_000 and 0.7 < latents.std() < 1.3
 
 
 BREAKS = """
@@ -277,7 +277,8 @@ def test_windows_are_scored_behind_their_first_character_by_nanogpt_and_by_both_
     val = PackedDataset(str(windows), 'val')
     rows = chosen_rows(len(val), 8, 'random', 0)
     log_p = table.log_softmax(1)
-    pairs = [(' abcde'.index(a), ' abcde'.index(b)) for row in rows for a, b in itertools.pairwise(val.text(int(row)))]
+    texts = texts_in(val)
+    pairs = [(' abcde'.index(a), ' abcde'.index(b)) for row in rows for a, b in itertools.pairwise(texts[row])]
     assert len(pairs) == 8 * 64
     assert found['nanoGPT/nats'] == pytest.approx(-sum(log_p[a, b].item() for a, b in pairs) / len(pairs), rel=1e-5)
 
@@ -293,7 +294,7 @@ def test_windows_are_scored_behind_their_first_character_by_nanogpt_and_by_both_
 
     tokens, _ = val.rows(rows)
     nll = nll_of_all(decoder, tokens, n_causal=8)
-    assert nll.sum(1).numpy() / 66 == pytest.approx(Run(str(decoder), dtype='float32').nats([val.text(int(row)) for row in rows]), rel=1e-5)
+    assert nll.sum(1).numpy() / 66 == pytest.approx(Run(str(decoder), dtype='float32').nats([texts[row] for row in rows]), rel=1e-5)
     assert found['decoder/nats'] == pytest.approx(nll[:, 1:65].mean().item(), rel=1e-5)
     assert found['decoder/lead'] == pytest.approx(found['decoder/nats'] - found['nanoGPT/nats'], abs=1e-6)
 
@@ -301,7 +302,7 @@ def test_windows_are_scored_behind_their_first_character_by_nanogpt_and_by_both_
     total = 0
     for i in range(1, 65):
         gaps = tokens.clone()
-        gaps[:, i:65] = val.tokenizer.vocab_size
+        gaps[:, i:65] = val.vocab_size
         total += nll_of_all(masked, gaps)[:, i].sum().item()
     assert found['masked, left to right/nats'] == pytest.approx(total / 8 / 64, rel=1e-5)
     orders = [found[f'masked, {name}/nats'] for name in ('iw bound of 4 orders', 'mean of 4 orders', 'the bound')]

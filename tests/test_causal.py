@@ -224,7 +224,7 @@ def stage_of(mode, L):
 @pytest.mark.parametrize('mode', ['l2t+causal', 'unconditional+l2t+t2l+causal', '7*l2t+causal', 'causal'])
 def test_causal_rows_are_clean_scored_to_their_eos_and_last(dataset, mode):
     data = PackedDataset(str(dataset), 'train')
-    text = MaskedText(data.tokenizer.vocab_size)
+    text = MaskedText(data.vocab_size)
     make = BatchMaker(text, GaussianLatents(data.live), ('text', 'latent'), 0, .25, .1, causal_weight=2.)
     B, stage = 16, stage_of(mode, data.seq_len)
     rows = list(range(B))
@@ -258,7 +258,7 @@ def test_causal_rows_are_clean_scored_to_their_eos_and_last(dataset, mode):
 
 def test_the_loss_of_a_batch_is_that_of_its_two_kinds_by_hand(dataset):
     data = PackedDataset(str(dataset), 'train')
-    size, L = data.tokenizer.vocab_size, data.seq_len
+    size, L = data.vocab_size, data.seq_len
     text, latent = MaskedText(size), GaussianLatents(data.live)
     make = BatchMaker(text, latent, ('text', 'latent'), 0, .25, .1, causal_weight=3.)
     N, D = data.latent_shape

@@ -152,7 +152,7 @@ def batch_and_loss(device, autocast):
     tokens[:, 8:] = V - 1                                  # PAD
     tokens[:, 7] = V - 2                                   # EOS
     make = BatchMaker(MaskedText(V), GaussianLatents(torch.ones(D, device=device)), ('text', 'latent'), seed=0, cond_drop=0., t_min=.1)
-    data = SimpleNamespace(rows=lambda *_: (tokens, latents), tokenizer=SimpleNamespace(pad=V - 1, eos=V - 2), seq_len=L)
+    data = SimpleNamespace(rows=lambda *_: (tokens, latents), pad=V - 1, eos=V - 2, seq_len=L)
     stage = SimpleNamespace(shares=mode_shares('unconditional+l2t+t2l+causal'), predict=('text', 'latent'), seq_len=L)
     batch = make(data, range(16), 0, 0, stage)
     batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items()}

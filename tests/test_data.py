@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from corpora import tokenizers
-from data import LatentStats, PackedDataset, load_stats, load_tokenizer, prefetch
+from corpora.statistics import counts, lengths
+from corpora.tokenizers import load_tokenizer
+from data import LatentStats, PackedDataset, load_stats
+from loss import prefetch
 from diffusion import philox
 from runs.files import sealed, sha256
 
@@ -112,8 +115,8 @@ def test_a_batch_is_the_text_one_eos_and_pad_beside_standardised_latents(tmp_pat
     x, z = ds.rows(indices)
     assert x.dtype == torch.int64 and z.dtype == torch.float32
     for i, row in zip(indices, x.tolist()):
-        assert row == [*tokens[i], ds.tokenizer.eos] + [ds.tokenizer.pad] * (8 - len(tokens[i]))
-        assert ds.text(i) == bytes(tokens[i].tolist()).decode('utf-8', 'replace')
+        assert row == [*tokens[i], ds.eos] + [ds.pad] * (8 - len(tokens[i]))
+        assert ds.ids(i).tolist() == tokens[i].tolist()
     assert torch.equal(ds.raw_latents(indices), torch.from_numpy(latents[indices].astype(np.float32)))
     assert torch.allclose(z, ds.standardise(ds.raw_latents(indices)))
     assert PackedDataset(tmp_path, 'train', seq_len=12).rows([0])[0].shape == (1, 12)
@@ -190,7 +193,7 @@ def test_wrong_offsets_are_found_when_their_row_is_read(tmp_path, offsets, wrong
         if row not in wrong:
             ds.rows([row])
             continue
-        for read in (lambda: ds.rows([0, row]), lambda: ds.text(row), ds.lengths):
+        for read in (lambda: ds.rows([0, row]), lambda: ds.ids(row), lambda: lengths(ds)):
             with pytest.raises(ValueError, match=r'train-00002.offsets.npy: a text from .* expected .* 14 tokens; run prepare.py'):
                 read()
 
@@ -200,7 +203,7 @@ def test_ids_beyond_the_vocabulary_are_found_in_the_first_shard_or_when_they_are
     np.full(14, 258, '<u2').tofile(tmp_path / 'train-00002.tokens.bin')
     ds = PackedDataset(tmp_path, 'train')
     np.full(10, 258, '<u2').tofile(tmp_path / 'train-00000.tokens.bin')
-    for read in (lambda: ds.rows([5]), ds.counts, lambda: PackedDataset(tmp_path, 'train')):
+    for read in (lambda: ds.rows([5]), lambda: counts(ds), lambda: PackedDataset(tmp_path, 'train')):
         with pytest.raises(ValueError, match='token id 258 in train, expected ids below vocab_size 258'):
             read()
 

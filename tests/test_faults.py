@@ -21,7 +21,7 @@ import torch
 from runs import checkpoint, meeting
 from data import PackedDataset, row_order
 from runs.files import sealed
-from launch import HANGS, ROOT, SLOW, TINY, Job, cut, log, run, run_each, saved, train, train_each, weights
+from launch import HANGS, ROOT, SLOW, TINY, Job, cut, log, run, run_each, saved, texts_in, train, train_each, weights
 from corpora.sources import text_hash
 from test_checkpoint import Command, forge, same, states
 from test_encoders import save_encoder
@@ -366,12 +366,12 @@ loss.Loss.validate = slowly
 
 def test_a_signal_before_the_first_step_ends_the_run_with_nothing_saved(dataset, tmp_path):
     early = """
-import os, signal, data
-prefetch = data.prefetch
+import os, signal, loss
+prefetch = loss.prefetch
 def after_a_signal(*args):
     os.kill(os.getpid(), signal.SIGTERM)
     return prefetch(*args)
-data.prefetch = after_a_signal
+loss.prefetch = after_a_signal
 """
     out = tmp_path / 'run'
     job = Job(dataset, out, before=early)
@@ -728,8 +728,8 @@ def documents_of(ds):
     """ {document: [(chunk, text)]} of a split. """
     parts = {}
     ids = np.concatenate([np.load(path) for path in sorted(Path(ds.folder).glob(f'{ds.split}-*.ids.npy'))])
-    for i, (document, chunk) in enumerate(ids.tolist()):
-        parts.setdefault(document, []).append((chunk, ds.text(i)))
+    for text, (document, chunk) in zip(texts_in(ds), ids.tolist()):
+        parts.setdefault(document, []).append((chunk, text))
     return parts
 
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import data
+from corpora import statistics
+from corpora.statistics import counts, lengths
 from data import PackedDataset, keyed_permutation, row_order
 from launch import TINY, run_code
 from tasks.common import chosen_rows
@@ -89,8 +91,8 @@ def test_a_training_that_meets_a_wrong_offset_ends_with_one_line(dataset, tmp_pa
     offsets[1:-1] += 10**9
     np.save(path, offsets)
     out = run_code(f"""
-import runpy, sys, data
-data.PackedDataset.lengths = lambda self: data.np.array([9])     # what the preflight asks for
+import runpy, sys, numpy, corpora.statistics
+corpora.statistics.lengths = lambda data: numpy.array([9])           # what the preflight asks for
 sys.argv = ['train.py', '--dataset={folder}', '--out_dir={tmp_path}/out', *{TINY!r}]
 runpy.run_path('train.py', run_name='__main__')
 """)
@@ -108,11 +110,11 @@ def test_no_more_shards_are_open_than_there_is_room_for(tmp_path, monkeypatch):
     for _ in range(2):
         for row, x in zip(rows, ds.rows(rows)[0]):
             own = tokens[kept[row]].tolist()
-            assert x.tolist()[:len(own) + 1] == [*own, ds.tokenizer.eos]
+            assert x.tolist()[:len(own) + 1] == [*own, ds.eos]
         links = [os.path.join('/proc/self/fd', fd) for fd in os.listdir('/proc/self/fd')]
         files = {os.readlink(link) for link in links if os.path.exists(link)}
         assert 0 < sum(Path(file).parent == tmp_path for file in files) <= 2 * 3
-    ds.lengths(), ds.counts()
+    lengths(ds), counts(ds)
 
 
 def test_the_limit_on_open_files_decides_how_many_shards_are_open(monkeypatch):
@@ -125,9 +127,9 @@ def test_the_limit_on_open_files_decides_how_many_shards_are_open(monkeypatch):
 def test_statistics_are_of_all_rows_or_of_evenly_spaced_shards(tmp_path, monkeypatch):
     tokens, _ = write_dataset(tmp_path)                                  # shards of rows 0 to 2, 3, and 4 to 6
     for most, rows in ((3, range(7)), (2, [0, 1, 2, 4, 5, 6]), (1, range(3))):
-        monkeypatch.setattr(data, 'STATISTICS_SHARDS', most)
+        monkeypatch.setattr(statistics, 'SHARDS', most)
         ds = PackedDataset(tmp_path, 'train')
-        assert ds.lengths().tolist() == [LENGTHS[row] for row in rows]
+        assert lengths(ds).tolist() == [LENGTHS[row] for row in rows]
         expected = np.bincount(np.concatenate([tokens[row] for row in rows]), minlength=258)
-        expected[ds.tokenizer.eos] += len(rows)
-        assert ds.counts().tolist() == expected.tolist()
+        expected[ds.eos] += len(rows)
+        assert counts(ds).tolist() == expected.tolist()

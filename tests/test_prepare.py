@@ -23,8 +23,9 @@ from corpora import shards, sources, splits, tokenizers
 from corpora.builtin import builtin_corpus
 from corpora.shards import Chunker
 from corpora.sources import Source, documents
-from corpora.tokenizers import Tokenizer, byte_tokenizer
+from corpora.tokenizers import Tokenizer, byte_tokenizer, load_tokenizer
 from data import PackedDataset
+from launch import texts_in, texts_of
 from encoders import load_encoder
 from runs import manifest
 from test_encoders import save_encoder
@@ -53,11 +54,6 @@ def run(**knobs):
 def write_lines(path, lines=LINES):
     path.write_text('\n'.join(lines) + '\n')
     return path
-
-
-def texts_of(folder, split):
-    ds = PackedDataset(folder, split)
-    return [ds.text(i) for i in range(len(ds))]
 
 
 def digests(folder):
@@ -99,9 +95,10 @@ def test_latents_are_the_encoding_of_exactly_the_text_that_the_tokens_decode_to(
     ds = PackedDataset(folder, 'train')
     assert len(ds) > ds.meta['splits']['train']['documents']        # chunked
     encoder = load_encoder(ds.meta['encoder'], folder=folder)
-    texts = [ds.text(i) for i in range(len(ds))]
+    texts = texts_in(ds)
     assert torch.equal(ds.raw_latents(np.arange(len(ds))), encoder(texts).half().float())
-    assert [ds.tokenizer.decode(row) for row in ds.rows(np.arange(len(ds)))[0]] == texts
+    decode = load_tokenizer(folder).decode
+    assert [decode(row) for row in ds.rows(np.arange(len(ds)))[0]] == texts
     raw = ds.raw_latents(np.arange(len(ds))).double().reshape(-1, 8)
     assert torch.allclose(ds.stats.mean.double(), raw.mean(0), atol=1e-6)
     assert torch.allclose(ds.stats.std.double(), raw.std(0, unbiased=False), atol=1e-6)
@@ -507,7 +504,7 @@ def test_a_dataset_like_another_reads_and_embeds_a_text_as_that_one_does(tmp_pat
     # the texts that are in both
     def samples(ds):
         latents = ds.raw_latents(np.arange(len(ds))) if ds.latent_shape else [None] * len(ds)
-        return {ds.text(i): (ds.rows([i])[0], z) for i, z in enumerate(latents)}
+        return {text: (ds.rows([i])[0], z) for i, (text, z) in enumerate(zip(texts_in(ds), latents))}
     a, b = samples(first), samples(second)
     assert len(a.keys() & b.keys()) > 20
     for text in a.keys() & b.keys():

@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from sampling.inputs import pack
+from corpora.statistics import lengths
 from corpora.tokenizers import RESIDUES
 from data import PackedDataset, is_end
 from diffusion import MaskedText, uniforms
 from encoders import load_encoder
 from loss import BatchMaker
-from launch import TINY, run, run_each
+from launch import TINY, run, run_each, texts_in
 from sampling.loading import load_run
 from runs.stages import read_stages
 from samplers import SAMPLERS
@@ -47,7 +48,7 @@ def trained(proteins, tmp_path_factory):
 
 
 def batches_of(data, **knobs):
-    text = MaskedText(data.tokenizer.vocab_size)
+    text = MaskedText(data.vocab_size)
     stage, = read_stages('unconditional', '', ('text',), 9, data.seq_len)
     return BatchMaker(text, None, ('text',), 0, .1, 1e-3, **knobs), stage
 
@@ -56,18 +57,18 @@ def test_crops_begin_anywhere_uniformly_and_hold_no_EOS(proteins):
     data = PackedDataset(str(proteins), 'train', 24, crop=True)
     with pytest.raises(ValueError, match='seq_len 24'):
         PackedDataset(str(proteins), 'train', 24)
-    i = int(data.lengths().argmax())
+    i = int(lengths(data).argmax())
     whole = PackedDataset(str(proteins), 'train').rows([i])[0][0]
-    n, starts = int(data.lengths()[i]), []
+    n, starts = int(lengths(data)[i]), []
     for u in np.linspace(0, .9999, 500):
         tokens, _ = data.rows([i], np.array([u]))
         starts.append(next(s for s in range(n - 23) if torch.equal(tokens[0], whole[s:s + 24])))
     assert set(starts) == set(range(n - 23)) and np.bincount(starts).max() - np.bincount(starts).min() <= 2
-    short = np.flatnonzero(data.lengths() < 24)
+    short = np.flatnonzero(lengths(data) < 24)
     tokens, _ = data.rows(short, np.full(len(short), .7))
-    assert ((tokens == data.tokenizer.eos).sum(1) == 1).all(), 'what fits is whole, with its EOS'
-    exact = np.flatnonzero(data.lengths() == 24)
-    assert not is_end(data.rows(exact, np.full(len(exact), .7))[0], data.tokenizer).any()
+    assert ((tokens == data.eos).sum(1) == 1).all(), 'what fits is whole, with its EOS'
+    exact = np.flatnonzero(lengths(data) == 24)
+    assert not is_end(data.rows(exact, np.full(len(exact), .7))[0], data).any()
 
 
 def test_where_the_length_is_given_EOS_and_PAD_are_seen_and_never_scored(proteins):
@@ -77,9 +78,9 @@ def test_where_the_length_is_given_EOS_and_PAD_are_seen_and_never_scored(protein
     for step in range(4):
         b = make_batch(data, rows, step, 0, stage)
         scored = b['weight'] > 0
-        ends = is_end(data.rows(rows, uniforms(0, step, 'crop', 0, 64, 1)[:, 0])[0], data.tokenizer)
+        ends = is_end(data.rows(rows, uniforms(0, step, 'crop', 0, 64, 1)[:, 0])[0], data)
         assert scored.sum() > 100 and not ends.flatten()[b['positions'][scored]].any() and ends.any()
-        assert (is_end(b['x_t'], data.tokenizer) == ends).all(), 'a masked end'
+        assert (is_end(b['x_t'], data) == ends).all(), 'a masked end'
     stage.seq_len = 10                                                   # of a length_schedule: crops of that, from anywhere
     short = make_batch(data, rows, 0, 0, stage)['x_t']
     expected = data.rows(rows, uniforms(0, 0, 'crop', 0, 64, 1)[:, 0], 10)[0]
@@ -87,13 +88,13 @@ def test_where_the_length_is_given_EOS_and_PAD_are_seen_and_never_scored(protein
     assert short.shape == (64, 10) and torch.equal(short[seen], expected[seen]) and not torch.equal(expected, data.rows(rows)[0][:, :10])
     stage.seq_len = 24
     other = batches_of(data)[0](data, rows, 0, 0, stage)
-    assert is_end(other['targets'][other['weight'] > 0], data.tokenizer).any(), 'the control: else they are scored'
+    assert is_end(other['targets'][other['weight'] > 0], data).any(), 'the control: else they are scored'
 
 
 def test_the_bound_of_a_uniform_network_is_log_V_per_free_residue(proteins):
     data = PackedDataset(str(proteins), 'val', 24, crop=True)
     tokens, _ = data.rows(np.arange(len(data)))
-    V, given = data.tokenizer.vocab_size, is_end(tokens, data.tokenizer)
+    V, given = data.vocab_size, is_end(tokens, data)
     flat = Network(lambda x, z, t, s, positions, predict: (torch.zeros(len(positions), V), None))
     nats = MaskedText(V).bound(flat, tokens, None, None, uniforms(0, 0, 'evaluation', 0, len(data), 25), given)
     assert torch.allclose(nats, (~given).sum(1).double() * np.log(V), rtol=1e-6)
@@ -103,7 +104,7 @@ def test_the_bound_of_a_uniform_network_is_log_V_per_free_residue(proteins):
 def test_loss_weights_are_those_of_the_bound_of_flow_matching_and_of_RDM(proteins, which, law):
     data = PackedDataset(str(proteins), 'train', 24, crop=True)
     make_batch, stage = batches_of(data, predict_length=False)
-    make_batch.text = MaskedText(data.tokenizer.vocab_size, loss_weight=which)
+    make_batch.text = MaskedText(data.vocab_size, loss_weight=which)
     b = make_batch(data, np.arange(16), 0, 0, stage)
     scored = b['weight'] > 0
     assert torch.allclose(b['weight'][scored] * 16 * 24, law(b['t_text'][b['positions'][scored] // 24]), rtol=1e-4)
@@ -163,13 +164,13 @@ def test_evaluation_has_the_bound_per_residue_recovery_and_composition(proteins,
     assert result.returncode == 0, result.stderr
     found = json.loads((trained / 'results.json').read_text())
     data = PackedDataset(str(proteins), 'train', 24, crop=True)
-    law = np.array([RESIDUES.index(c) for i in range(len(data)) for c in data.text(i)])
+    law = np.array([RESIDUES.index(c) for text in texts_in(data) for c in text])
     law = np.bincount(law, minlength=27) / len(law)
     val = PackedDataset(str(proteins), 'val', 24, crop=True)
     entropy = -np.sum(law[law > 0] * np.log(law[law > 0]))
     assert abs(found['protein/unigram/nats_per_residue'] - entropy) < .2 and 2 < found['nelbo/nats_per_token'] < 4
     assert found['protein/data/composition_distance'] < .15 and found['protein/data/length'] <= 24
-    commonest = 100 * (val.rows(np.arange(len(val)))[0] == int(law.argmax())).double().sum() / np.minimum(val.lengths(), 24).sum()
+    commonest = 100 * (val.rows(np.arange(len(val)))[0] == int(law.argmax())).double().sum() / np.minimum(lengths(val), 24).sum()
     assert abs(np.mean([found[f'protein/unigram/recovery@0.{share}'] for share in range(1, 10)]) - commonest) < 5
     assert all(f'protein/recovery@0.{share}_se' in found for share in range(1, 10))
     assert found['importance/frequency/nats_quarter_4'] > 0 and 'importance/importance/std' not in found, 'it has no importance of its own'

@@ -21,13 +21,13 @@ from corpora.images import image_patches
 from corpora.layouts import export
 from corpora.lsa import check_texts
 from corpora.sources import Source, documents
-from corpora.tokenizers import RESIDUES
+from corpora.tokenizers import RESIDUES, load_tokenizer
 from data import PackedDataset
 from encoders import load_encoder
-from launch import ROOT, TINY, run_each
+from launch import ROOT, TINY, run_each, texts_of
 from runs import manifest
 from test_encoders import save_encoder
-from test_prepare import LINES, WORDS, run, texts_of, write_lines
+from test_prepare import LINES, WORDS, run, write_lines
 
 PROTEINS = '>a first\nMKTAYIAKQR\nQISFVKSHFS*\n>b\nmktayiakqrqisfvkshfs\n>empty\n\n>c\nMJ*KV\n>d\nMKVLAAGIVGLLLA\n'
 
@@ -362,12 +362,12 @@ def test_fasta_becomes_a_dataset_of_residues_without_duplicates_by_default(tmp_p
     (tmp_path / 'a.fasta').write_text(''.join(f'>{i}\n{s}\n' for i, s in enumerate(sequences + sequences[:7])))
     folder = run(input=tmp_path / 'a.fasta', out=tmp_path / 'out', encoder='none', val_fraction=.2)
     ds = PackedDataset(folder, 'train')
-    assert ds.tokenizer.kind == 'esm' and ds.tokenizer.vocab_size == 29 and ds.meta['counts']['input']['duplicate'] == 7
+    assert ds.meta['tokenizer']['kind'] == 'esm' and ds.vocab_size == 29 and ds.meta['counts']['input']['duplicate'] == 7
     assert sorted(texts_of(folder, 'train') + texts_of(folder, 'val')) == sorted(sequences)
     both = run(input=tmp_path / 'a.fasta', val_input=tmp_path / 'a.fasta', out=tmp_path / 'both', encoder='none')
     assert texts_of(both, 'train') == texts_of(both, 'val') == sequences, 'within val too'
     with pytest.raises(ValueError, match='is no protein'):
-        ds.tokenizer.encode('hello')
+        load_tokenizer(folder).encode('hello')
 
 
 @pytest.mark.parametrize('kind, message', [('fails', 'mmseqs .* failed with code 3: out of luck'), ('absent', 'mmseqs is not on PATH'),

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from configurator import run_config
+from corpora.statistics import lengths
 from data import PackedDataset
 from diffusion import GaussianLatents, MaskedText
 from model import Model, ModelConfig
@@ -289,7 +290,7 @@ def test_a_length_schedule_cuts_the_texts_counts_its_tokens_and_goes_with_a_mode
     assert [entries[step, False]['tokens'] for step in (1, 4, 5, 12)] == [64, 256, 512, 256 + 8 * 8 * 32]
     data = PackedDataset(str(dataset), 'train')
     stages = read_stages('l2t', '8:4,32', ('text', 'latent'), 12, 32)
-    text, latent = MaskedText(data.tokenizer.vocab_size), GaussianLatents(data.live)
+    text, latent = MaskedText(data.vocab_size), GaussianLatents(data.live)
     make_batch = BatchMaker(text, latent, ('text', 'latent'), 0, .1, 1e-3)
     rows = np.arange(8)
     short, whole = (make_batch(data, rows, 0, 0, stage) for stage in stages)
@@ -301,12 +302,12 @@ def test_a_length_schedule_cuts_the_texts_counts_its_tokens_and_goes_with_a_mode
 @pytest.mark.parametrize('mode', ['t2l', 'unconditional', 'unconditional+l2t+t2l'])
 def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
     data = PackedDataset(str(dataset), 'train')
-    text, latent = MaskedText(data.tokenizer.vocab_size), GaussianLatents(data.live, target='x0')
-    L = int(np.median(data.lengths())) + 1                               # so that about half of the texts fit, with their EOS
+    text, latent = MaskedText(data.vocab_size), GaussianLatents(data.live, target='x0')
+    L = int(np.median(lengths(data))) + 1                               # so that about half of the texts fit, with their EOS
     stages = read_stages(mode, f'{L}:4,32', ('text', 'latent'), 12, 32)
     rows = np.arange(64)
     short, whole = (BatchMaker(text, latent, ('text', 'latent'), 0, .1, .1)(data, rows, 0, 0, stage) for stage in stages)
-    fits = torch.from_numpy(data.lengths()[:64] < L)
+    fits = torch.from_numpy(lengths(data)[:64] < L)
     assert 8 < fits.sum() < 56
     assert torch.equal(short['row_weight'], torch.where(fits, whole['row_weight'], 0)) and (short['row_weight'] > 0).any()
     for name in ('mode', 't_text', 't_latent', 'clean', 'noise'):
@@ -329,12 +330,12 @@ def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
 
 def test_a_stage_without_a_whole_text_is_refused_and_the_share_of_whole_ones_is_said(dataset, tmp_path):
     base = ['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/run', *TINY, '--preflight_only=true', '--mode=t2l']
-    lengths = PackedDataset(str(dataset), 'train').lengths()
-    L = int(np.median(lengths)) + 1
+    of_texts = lengths(PackedDataset(str(dataset), 'train'))
+    L = int(np.median(of_texts)) + 1
     none, some, whole, alone = run_each([*base, '--length_schedule=4:5,32'], [*base, f'--length_schedule={L}:5,32'], base,
                                         [*base, '--length_schedule=4:5,32', '--mode=unconditional', '--streams=latent'])
     assert none[0] == 2 and 'no text ends within 4 tokens' in none[2] and none[2].count('\n') == 1
-    assert some[0] == 0 and f'beside {100 * (lengths < L).mean():.0f} % of the texts, those that end within {L} tokens' in some[1]
+    assert some[0] == 0 and f'beside {100 * (of_texts < L).mean():.0f} % of the texts, those that end within {L} tokens' in some[1]
     assert whole[0] == alone[0] == 0 and 'learned beside' not in whole[1] + alone[1]
 
 
@@ -601,10 +602,10 @@ def test_the_cost_is_said_before_the_first_step_and_again_after_the_second(datas
 
 
 def test_a_batch_that_is_mostly_padding_is_a_warning_with_the_length_that_would_do(dataset, tmp_path):
-    lengths = np.concatenate([PackedDataset(str(dataset), split).lengths() for split in ('train', 'val')])
-    train_lengths = PackedDataset(str(dataset), 'train').lengths()
+    of_texts = np.concatenate([lengths(PackedDataset(str(dataset), split)) for split in ('train', 'val')])
+    train_lengths = lengths(PackedDataset(str(dataset), 'train'))
     here = ['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/run', *TINY, '--preflight_only=true']
-    (rc, out, err), (_, fits, _) = run_each([*here, '--seq_len=128'], [*here, f'--seq_len={lengths.max() + 1}'])
+    (rc, out, err), (_, fits, _) = run_each([*here, '--seq_len=128'], [*here, f'--seq_len={of_texts.max() + 1}'])
     share = 1 - (train_lengths + 1).mean() / 128
     assert rc == 0 and not err
     warning, = [line for line in out.splitlines() if line.startswith('warning: ')]
@@ -616,11 +617,11 @@ def test_accuracy_and_nats_per_token_do_not_count_padding(dataset):
     """ A batch by hand: every PAD right, of the real tokens none. """
     data = PackedDataset(str(dataset), 'train')
     stages = read_stages('l2t', '', ('text', 'latent'), 12, 32)
-    text = MaskedText(data.tokenizer.vocab_size)
+    text = MaskedText(data.vocab_size)
     make_batch = BatchMaker(text, GaussianLatents(data.live), ('text', 'latent'), 0, .1, 1e-3)
     rows = np.arange(8)
     batch = make_batch(data, rows, 0, 0, stages[0])
-    is_pad = batch['targets'] == data.tokenizer.pad
+    is_pad = batch['targets'] == data.pad
     scored = batch['weight'] > 0
     assert (scored & is_pad).any() and (scored & ~is_pad).any()
     nll = torch.ones(len(is_pad))
@@ -632,7 +633,7 @@ def test_accuracy_and_nats_per_token_do_not_count_padding(dataset):
         return summary({name: x.tolist() for name, x in sums.items()}, 1)[0]
     assert entry_of(result)['text_accuracy'] == 0
     assert entry_of({**result, 'right': ~is_pad})['text_accuracy'] == 1
-    n_real = (data.rows(rows)[0] != data.tokenizer.pad).sum().item()
+    n_real = (data.rows(rows)[0] != data.pad).sum().item()
     assert entry_of(result)['text_nats_per_token'] == pytest.approx(loss.item() * 8 * 32 / n_real) and n_real < 8 * 32
     assert entry_of(result)['text_loss'] == loss.item()
 
