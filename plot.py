@@ -1,69 +1,369 @@
 """
-Pictures of a run, from the files in its folder. Needs matplotlib: pip install matplotlib
+Pictures of a run, from the files in its folder: training_log.jsonl of train.py, results.json and
+images.npz of evaluate.py. Needs matplotlib: pip install matplotlib
 
     python plot.py --out_dir=out/quickstart                              # training_log.jsonl
     python plot.py --out_dir=out/quickstart --what=sweep --metric=bleu   # evaluate.py --sweep=...
     python plot.py --out_dir=out/atat --what=importance                  # and --tasks=importance
     python plot.py --out_dir=out/image_text --what=images                # and --tasks=image
-    python plot.py --out_dir=out/quickstart,out/seed1 --what=runs        # validations, side by side
-    python plot.py --out_dir=out/quickstart --what=report                # a page of all, by the run
-
+    python plot.py --out_dir=out/quickstart --what=report                # a page of texts being
+                                                                         # written, by the run
 A sweep over steps is drawn against the network calls that a text took, a line per sampler; over
-another knob against that knob. The code is in benchmarks/pictures.py. The report is one HTML file;
-its code is in benchmarks/report.py.
+another knob against that knob. The report is one HTML file; sampling/report.py makes it.
 """
+import base64
+import io
+import json
 import os
+import re
+import textwrap
 
 from runs import console
 
 console.begin(__name__)
 
-from benchmarks import pictures
 from configurator import configure, stop_on_error
-from runs.files import write_text, write_whole
+from runs.files import read_arrays, read_json, write_text, write_whole
+from runs.manifest import dataset_folder
 
-out_dir = 'out/quickstart'      # runs: several, with commas between them
-what = 'curves'                 # curves | runs | sweep | importance | images | report
+out_dir = 'out/quickstart'      # <a run folder>
+what = 'curves'                 # curves | sweep | importance | images | report
 metric = 'bleu'                 # sweep: of l2t or t2l, as named in results.json
-save = ''                       # the picture; '': <the first out_dir>/<what>.png, or report.html
+save = ''                       # '': <what>.png or report.html, beside the training's log if
+                                # <out_dir> has one, else here
 dataset = ''                    # report: where the run's dataset lies; '': where it was trained
 
+LOG = 'training_log.jsonl'
+
+# -----------------------------------------------------------------------------
+# Files. ValueError says what is wrong and what to do
+
+def pyplot():
+    """ matplotlib.pyplot, which draws into files alone. """
+    try:
+        import matplotlib
+    except ImportError:
+        raise ValueError('pictures need matplotlib: pip install matplotlib') from None
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+    return plt
+
+
+def check_file(path, what_to_do):
+    """ ValueError where the run or the file is missing. """
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise ValueError(f'no run in {folder}: train it first, or name another --out_dir')
+    if not os.path.isfile(path):
+        raise ValueError(f'{path}: missing, {what_to_do}')
+
+
+def read_log(path):
+    """ The entries of training_log.jsonl in the order of their steps. A resumed run may have done
+    a step twice: the last entry counts. """
+    check_file(path, 'train the run first')
+    entries = {}
+    with open(path, encoding='utf-8', errors='replace') as f:
+        for number, line in enumerate(f, 1):
+            try:
+                entry = json.loads(line)
+                # a step may have two entries: one of training, one of an evaluation
+                key = int(entry['step']), 'best' in entry
+            except (ValueError, TypeError, KeyError):
+                # a power cut may leave half of a line
+                raise ValueError(f'{path}, line {number}: no entry of a log; delete the line') \
+                    from None
+            entries[key] = entry
+    if not entries:
+        raise ValueError(f'{path}: empty, the run has logged nothing yet')
+    return [entries[key] for key in sorted(entries)]
+
+
+def read_results(path):
+    """ {key: number or None} of results.json, without its notes on how it was made. """
+    check_file(path, 'run evaluate.py first')
+    results = read_json(path)
+    results.pop('meta', None)
+    for key, value in results.items():
+        if not (value is None or isinstance(value, (int, float))):
+            raise ValueError(f'{path}: {key} is a {type(value).__name__}, expected a number')
+    return results
+
+
+def read_images(out_dir):
+    """ The arrays of images.npz: pictures (n, S, S, channels), and their texts (n,). """
+    path = os.path.join(out_dir, 'images.npz')
+    check_file(path, 'run evaluate.py --tasks=image first')
+    return read_arrays(path)
+
+
+def read_sweeps(results, metric):
+    """ {sweep: [(point, {calls, value, se})]} of the keys 'task_sweep_knobs/knob=value,.../metric'.
+    A point is {knob: its value as text}. """
+    sweeps = {}
+    pattern = re.compile(r'(\w+_sweep_\w+(?:\[[^/]*\])?)/([^/]*)/' + re.escape(metric))
+    for key, value in results.items():
+        match = pattern.fullmatch(key)
+        if match:
+            name, label = match.groups()
+            point = dict(pair.split('=', 1) for pair in label.split(',') if '=' in pair)
+            found = dict(value=value, se=results.get(f'{key}_se', 0.0),
+                         calls=results.get(f'{name}/{label}/calls'))
+            sweeps.setdefault(name, []).append((point, found))
+    return sweeps
+
+# -----------------------------------------------------------------------------
+# Curves
+
+def series(entries, name):
+    """ [(step, value)] of the entries that have this value. """
+    return [(e['step'], e[name]) for e in entries if name in e]
+
+
+def draw_series(axis, entries, label_of, style='-', **more):
+    """ label_of: {name of a value: label}; a value that the log does not have has no line. """
+    for name, label in label_of.items():
+        points = series(entries, name)
+        if points:
+            axis.plot(*zip(*points), style, label=label, **more)
+
+
+def draw_loss(axis, entries, stream):
+    """ A stream's loss against steps, with the validation. """
+    if stream == 'text':
+        training = dict(text_nats_per_token='training',
+                        causal_nats_per_token='training, left to right')
+        validation = dict(val_text='validation', val_causal='validation, left to right')
+        unit = 'nats per token, PAD not counted'
+    else:
+        training, validation = dict(latent_loss='training'), dict(val_latent='validation')
+        unit = 'squared error per dimension'
+    draw_series(axis, entries, training)
+    draw_series(axis, entries, validation, 'o-')
+    axis.set(xlabel='step', ylabel=unit, title=stream)
+
+
+def draw_by_clock(axis, entries, stream):
+    """ A stream's error in four bins of its clock. """
+    name = 'text_nll_by_t' if stream == 'text' else 'latent_mse_by_t'
+    for i in range(4):
+        points = [(step, errors[i]) for step, errors in series(entries, name)
+                  if errors[i] is not None]
+        if points:
+            axis.plot(*zip(*points), label=f't in [{i / 4}, {(i + 1) / 4}]')
+    axis.set(xlabel='step', title=f'{stream}, by clock')
+
+
+def draw_curves(entries, plt):
+    """ A row for each stream: its loss, and its error by clock, the one diagnostic that a
+    diffusion run needs. A last row: gradient norm with the skipped steps, and speed. """
+    streams = [s for s in ('text', 'latent') if any(f'{s}_loss' in e for e in entries)]
+    n_rows = len(streams) + 1
+    figure, axes = plt.subplots(n_rows, 2, figsize=(10, 3.4 * n_rows), squeeze=False)
+    for (left, right), stream in zip(axes, streams):
+        draw_loss(left, entries, stream)
+        draw_by_clock(right, entries, stream)
+        for axis in (left, right):
+            axis.set_yscale('log')
+            axis.legend()
+
+    # gradient norm; a red line for every skipped step
+    left, right = axes[-1]
+    draw_series(left, entries, dict(grad_norm='gradient norm'))
+    skipped = [skip['step'] for e in entries for skip in e.get('skips', [])]
+    for i, step in enumerate(skipped):
+        left.axvline(step, color='red', linewidth=0.8, label='skipped steps' if i == 0 else None)
+    left.set(xlabel='step', yscale='log')
+    left.legend()
+
+    draw_series(right, entries, dict(tokens_per_s='tokens per second'))
+    right.set(xlabel='step', ylim=(0, None))
+    right.legend()
+    return figure
+
+# -----------------------------------------------------------------------------
+# Sweeps
+
+STEPS = ('steps', 'latent_steps')                          # drawn as network calls
+
+
+def is_number(text):
+    """ NaN is none. """
+    try:
+        return float(text) == float(text)
+    except ValueError:
+        return False
+
+
+def knob_of_x(points):
+    """ The knob along x: the number of steps, else the first whose values are all numbers, else
+    None. """
+    numbers = [knob for knob in points[0][0] if all(is_number(point[knob]) for point, _ in points)]
+    numbers.sort(key=lambda knob: knob not in STEPS)
+    return numbers[0] if numbers else None
+
+
+def lines_of(name, points, knob, metric):
+    """ {label: [(x, value, standard error)]}: a line for each setting of the knobs other than x's.
+    """
+    lines = {}
+    for point, found in points:
+        others = []
+        for other, value in point.items():
+            if other != knob:
+                others.append(f'{other} {value}' if is_number(value) else value)
+        setting = ', '.join(others)
+
+        if knob is None:
+            x, label = setting, metric
+        else:
+            x = found['calls'] if knob in STEPS else float(point[knob])
+            label = setting or name.split('_sweep_')[0]
+        lines.setdefault(label, []).append((x, found['value'], found['se']))
+    return lines
+
+
+def draw_sweeps(sweeps, metric, plt):
+    """ A panel per sweep. """
+    if not sweeps:
+        raise ValueError(f'results.json has no sweep with {metric}: run evaluate.py --tasks=l2t '
+                         '--sweep="sampler=ancestral,confidence; steps=4,8,16,32"')
+    n_columns = min(3, len(sweeps))
+    n_rows = -(-len(sweeps) // n_columns)
+    size = (5.2 * n_columns, 4 * n_rows)
+    figure, axes = plt.subplots(n_rows, n_columns, figsize=size, squeeze=False)
+    for axis in axes.flat[len(sweeps):]:
+        axis.remove()
+
+    for axis, (name, points) in zip(axes.flat, sweeps.items()):
+        knob = knob_of_x(points)
+        for label, line in lines_of(name, points, knob, metric).items():
+            if knob is not None:
+                line = sorted(line)
+            axis.errorbar(*zip(*line), marker='o', capsize=2, label=label)
+        axis.set(xlabel='network calls per text' if knob in STEPS else knob or '', ylabel=metric,
+                 title=name.replace('_sweep_', ' over '))
+        if knob in (*STEPS, 'rerank'):
+            axis.set_xscale('log', base=2)
+        axis.legend()
+    return figure
+
+# -----------------------------------------------------------------------------
+# Importance and images
+
+def draw_spread(axis, entries):
+    """ Importance over training: mean, standard deviation, least and most. """
+    logged = [e for e in entries if 'importance_mean' in e]
+    if logged:
+        steps = [e['step'] for e in logged]
+        mean = [e['importance_mean'] for e in logged]
+        below = [e['importance_mean'] - e['importance_std'] for e in logged]
+        above = [e['importance_mean'] + e['importance_std'] for e in logged]
+        least = [e['importance_min'] for e in logged]
+        most = [e['importance_max'] for e in logged]
+        axis.fill_between(steps, least, most, alpha=0.15, label='least to most')
+        axis.fill_between(steps, below, above, alpha=0.3, label='mean ± std')
+        axis.plot(steps, mean)
+        axis.legend()
+    axis.set(xlabel='step', ylabel='importance of a micro-batch', ylim=(0, 1))
+
+
+def draw_importance(entries, results, plt):
+    """ The spread of importance over training, and the loss at masked positions by quarters of the
+    tokens, ordered by frequency and by importance. """
+    if 'importance/frequency/spearman_with_loss' not in results:
+        raise ValueError('results.json: no importance in it, run evaluate.py --tasks=importance '
+                         'first')
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
+    draw_spread(left, entries)
+
+    for i, by in enumerate(('frequency', 'importance')):
+        key = f'importance/{by}'
+        names = [f'{key}/nats_quarter_{quarter}' for quarter in (1, 2, 3, 4)]
+        bars = [(quarter + 0.35 * i, results[name], results.get(f'{name}_se'))
+                for quarter, name in enumerate(names, 1) if name in results]
+        if bars:
+            x, height, error = zip(*bars)
+            correlation = results[f'{key}/spearman_with_loss']
+            right.bar(x, height, 0.33, yerr=error, capsize=2,
+                      label=f'by {by}, rank correlation {correlation:.2f}')
+    right.set(xlabel='quarter of the tokens, least to most rare or important',
+              ylabel='nats at masked positions', xticks=(1, 2, 3, 4))
+    right.legend()
+    return figure
+
+
+def draw_images(arrays, plt, columns=10, rows=2):
+    """ The first of evaluate.py's images, by turns: a row of pictures made from the captions above
+    them, and below it a row of the real ones, each with the caption written from it. At the end
+    rows of pictures and captions that were both made from noise. """
+    # (texts, pictures, label) of each row
+    pair = [('captions', 'made', 'made from\nthe caption'),
+            ('written', 'real', 'real; caption\nwritten from it')]
+    joint = [('joint_captions', 'joint', 'both\nfrom noise')]
+    kinds = [kind for kind in pair * rows + joint * rows
+             if kind[0] in arrays and kind[1] in arrays]
+
+    size = (1.2 * columns, 1.6 * len(kinds))
+    figure, axes = plt.subplots(len(kinds), columns, figsize=size, squeeze=False)
+    for i, (texts, pictures, label) in enumerate(kinds):
+        # the images go on where the last row of this kind stopped
+        first = columns * kinds[:i].count(kinds[i])
+        axes[i][0].set_ylabel(label, fontsize=8)
+        for n, axis in enumerate(axes[i], first):
+            axis.set(xticks=[], yticks=[], frame_on=False)
+            if n < len(arrays[pictures]):
+                axis.imshow(arrays[pictures][n].squeeze(), cmap='gray', vmin=0, vmax=255)
+                caption = textwrap.wrap(str(arrays[texts][n]), 16)
+                axis.set_title('\n'.join(caption), fontsize=7)
+    return figure
+
+# -----------------------------------------------------------------------------
+# The command
 
 def draw(plt):
     """ The picture that is asked for. ValueError says what is missing. """
     if what == 'images':
-        return pictures.draw_images(pictures.read_images(out_dir), plt)
+        return draw_images(read_images(out_dir), plt)
     if what in ('importance', 'sweep'):
-        results = pictures.read_results(os.path.join(out_dir, 'results.json'))
+        results = read_results(os.path.join(out_dir, 'results.json'))
     if what == 'sweep':
-        return pictures.draw_sweeps(pictures.read_sweeps(results, metric), metric, plt)
+        return draw_sweeps(read_sweeps(results, metric), metric, plt)
+    entries = read_log(os.path.join(out_dir, LOG))
+    return draw_curves(entries, plt) if what == 'curves' else draw_importance(entries, results, plt)
 
-    # from the log of one run, or of several
-    paths = [path.strip() for path in out_dir.split(',')] if what == 'runs' else [out_dir]
-    folders = {os.path.basename(os.path.normpath(path)): path for path in paths}
-    if len(folders) < len(paths):
-        raise ValueError(f'out_dir={out_dir}: two runs of one name')
-    logs = {name: pictures.read_log(os.path.join(path, 'training_log.jsonl'))
-            for name, path in folders.items()}
-    if what == 'runs':
-        return pictures.draw_runs(logs, plt)
-    entries, = logs.values()
-    if what == 'importance':
-        return pictures.draw_importance(entries, results, plt)
-    return pictures.draw_curves(entries, plt)
+
+def make_report():
+    """ The page as a text. """
+    # they load the run, while the pictures read files
+    from sampling import report
+    from tasks.common import load_texts
+
+    def losses():
+        figure = draw_curves(read_log(os.path.join(out_dir, LOG)), pyplot())
+        figure.tight_layout()
+        file = io.BytesIO()
+        figure.savefig(file, format='svg')
+        data = base64.b64encode(file.getvalue()).decode()
+        return f'<img alt="losses" src="data:image/svg+xml;base64,{data}">'
+
+    def texts_of(run, n):
+        folder = dataset_folder(dataset or run.config['dataset'])
+        return load_texts(run, folder, n, 'random', seed=0)
+    check_file(os.path.join(out_dir, 'config.json'), 'train the run first')
+    return report.page(out_dir, texts_of, losses)
 
 
 def main():
     configure(globals())
     with stop_on_error():
+        # an export, such as weights/captions, stays as it was published
+        folder = out_dir if os.path.isfile(os.path.join(out_dir, LOG)) else '.'
+        path = save or os.path.join(folder, 'report.html' if what == 'report' else f'{what}.png')
         if what == 'report':
-            from benchmarks import report              # it loads the run, the others read files
-            path = save or os.path.join(out_dir, 'report.html')
-            page = report.page(out_dir, dataset)
-            write_text(path, page)
+            write_text(path, make_report())
         else:
-            path = save or os.path.join(out_dir.split(',')[0], f'{what}.png')
-            figure = draw(pictures.pyplot())
+            figure = draw(pyplot())
             figure.tight_layout()
             kind = os.path.splitext(path)[1][1:] or 'png'
             with write_whole(path) as f:

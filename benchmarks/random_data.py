@@ -40,13 +40,23 @@ def write_split(folder, split, n, L, D, vocab_size, generator):
     offsets = np.arange(n + 1, dtype=np.int64) * n_tokens
     latents = generator.standard_normal((n, 1, D)).astype(np.float16)
 
-    contents = {'tokens.bin': tokens.tobytes(), 'offsets.npy': as_bytes(np.save, offsets),
-                'latents.npy': as_bytes(np.save, latents)}
+    files = write_files(folder, {
+        f'{name}.tokens.bin': tokens.tobytes(),
+        f'{name}.offsets.npy': as_bytes(np.save, offsets),
+        f'{name}.latents.npy': as_bytes(np.save, latents),
+    })
+    counts = dict(samples=n, tokens=n * n_tokens)
+    shard = dict(name=name, longest=n_tokens, files=files, **counts)
+    return dict(shards=[shard], **counts)
+
+
+def write_files(folder, contents):
+    """ contents: {name: bytes}. Returns what meta.json says of each. """
     files = {}
-    for ending, data in contents.items():
-        files[f'{name}.{ending}'] = write_file(os.path.join(folder, f'{name}.{ending}'), data)
-    shard = dict(name=name, samples=n, tokens=n * n_tokens, longest=n_tokens, files=files)
-    return dict(samples=n, tokens=n * n_tokens, shards=[shard])
+    for name, data in contents.items():
+        path = os.path.join(folder, name)
+        files[name] = write_file(path, data)
+    return files
 
 
 def write_dataset(folder, vocab_size, length, latent_dim, n=2048, n_val=256):
@@ -55,18 +65,29 @@ def write_dataset(folder, vocab_size, length, latent_dim, n=2048, n_val=256):
         return folder
     os.makedirs(folder, exist_ok=True)
     generator = np.random.default_rng(0)
-    splits = {split: write_split(folder, split, size, length, latent_dim, vocab_size, generator)
-              for split, size in (('train', n), ('val', n_val))}
+    splits = {}
+    for split, size in (('train', n), ('val', n_val)):
+        splits[split] = write_split(folder, split, size, length, latent_dim, vocab_size, generator)
 
-    stats = dict(mean=np.zeros(latent_dim, np.float32), std=np.ones(latent_dim, np.float32))
-    contents = {'tokenizer.json': make_tokenizer(vocab_size),
-                'latent_stats.npz': as_bytes(np.savez, **stats)}
-    files = {name: write_file(os.path.join(folder, name), data) for name, data in contents.items()}
+    mean = np.zeros(latent_dim, np.float32)
+    std = np.ones(latent_dim, np.float32)
+    files = write_files(folder, {
+        'tokenizer.json': make_tokenizer(vocab_size),
+        'latent_stats.npz': as_bytes(np.savez, mean=mean, std=std),
+    })
 
     # meta.json last: where it is, the dataset is complete
     tokenizer = dict(kind='bpe', vocab_size=vocab_size, eos=vocab_size - 2, pad=vocab_size - 1)
-    meta = dict(format=FORMAT, name='random', tokenizer=tokenizer, encoder=dict(id='random'),
-                latent_shape=[1, latent_dim], token_dtype='uint16', max_tokens=length - 1,
-                splits=splits, files=files)
+    meta = dict(
+        format=FORMAT,
+        name='random',
+        tokenizer=tokenizer,
+        encoder=dict(id='random'),
+        latent_shape=[1, latent_dim],
+        token_dtype='uint16',
+        max_tokens=length - 1,
+        splits=splits,
+        files=files,
+    )
     write_file(os.path.join(folder, 'meta.json'), sealed(meta).encode())
     return folder

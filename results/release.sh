@@ -4,7 +4,6 @@
 #     sh results/release.sh quickstart     three seeds, about 15 minutes each on 2 cores
 #     sh results/release.sh captions       two seeds and a decoder, 2 to 3 hours each on a core
 #     sh results/release.sh weights        weights/captions, from the captions of seed 0
-#     python -m benchmarks.tables          the tables of README.md and of weights/captions
 #
 # RAW: the folder of Multi30k's train.*.en.gz and val.*.en.gz (docs/results.md). MINILM: a folder of
 # all-MiniLM-L6-v2, or minilm, which is fetched from the hub. SEEDS: of the captions. TRAIN, EVAL:

@@ -13,7 +13,7 @@ ADVANCE, LINE = 9.04, 24           # a character and a line, in pixels
 COLUMNS = int((WIDTH - 2 * MARGIN) / ADVANCE)
 BLOCK = '█'                        # a mask
 SECONDS, REST = 0.35, 4.0          # of a frame, and of the finished texts
-MOST_FRAMES = 64                   # of a panel: of a longer writing every second step is shown, ...
+MOST_STEPS = 64                    # of a panel: of a longer writing every second step is shown, ...
 
 LOOK = """
 text { font: 15px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono",
@@ -39,9 +39,9 @@ MOTION = """
 """
 
 
-def chosen_frames(frames):
-    """ At most MOST_FRAMES of them, evenly, the first and the last among them. """
-    every = -(-(len(frames) - 1) // MOST_FRAMES) or 1
+def chosen_frames(frames, most_steps):
+    """ The start and at most so many steps, evenly, the last among them. """
+    every = -(-(len(frames) - 1) // most_steps) or 1
     return frames[:-1:every] + frames[-1:]
 
 
@@ -91,7 +91,7 @@ def draw_panel(label, frames, texts, y, total):
 def animation(tokenizer, mask_id, panels, title):
     """ The picture as SVG text. panels: [(what writes, frames of a Recorder)]; title: a line above
     them. """
-    panels = [(label, chosen_frames(frames)) for label, frames in panels]
+    panels = [(label, chosen_frames(frames, MOST_STEPS)) for label, frames in panels]
     counts = {len(frames) for _, frames in panels}
     total = (max(counts) - 1) * SECONDS + REST
     title = printable(title)
@@ -114,13 +114,10 @@ def animation(tokenizer, mask_id, panels, title):
         groups, below = draw_panel(label, frames, texts, y + 14, total)
         body += groups
         y = below + 24
-    return as_svg(title, rules, body, y)
 
-
-def as_svg(title, rules, body, height):
-    """ The elements of a picture on a card, with the rules of its style. """
-    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
-    card = f'<rect class="card" x=".5" y=".5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>'
+    # all on a card
+    size = f'viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}"'
+    card = f'<rect class="card" x=".5" y=".5" width="{WIDTH - 1}" height="{y - 1}" rx="8"/>'
     return '\n'.join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
                       f'<title>{escape(title)}</title>', '<style>', *rules, '</style>', card,
                       *body, '</svg>', ''])

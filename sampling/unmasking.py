@@ -6,7 +6,8 @@ A text being written, kept step by step, and drawn in a terminal (sample.py --wa
     recorder.frames                      the start, and then a Frame after each step
 
 A recorder only looks on: it draws no random number, and the same ids are written without it.
-sampling/animation.py makes a picture of the frames, benchmarks/report.py a page.
+The frames become spans here, and lines of spans. sampling/animation.py makes a picture of them, and
+sampling/report.py a page.
 Letters: B texts, L tokens, P positions where the network was asked, V vocabulary, K candidates.
 """
 import codecs
@@ -116,10 +117,10 @@ def pieces_of(tokenizer, ids, mask_id, to_end=False):
     decoder = codecs.getincrementaldecoder('utf-8')('replace')
     pieces = []
     for i in ids:
-        if i == tokenizer.eos and not to_end:
-            break
         if i in (tokenizer.eos, tokenizer.pad) and to_end:
-            pieces.append('EOS' if i == tokenizer.eos else 'PAD')
+            pieces.append(name_of(tokenizer, i))
+        elif i == tokenizer.eos:
+            break
         elif i < mask_id:
             pieces.append(printable(decoder.decode(tokenizer.pieces[i])))
         else:
@@ -131,20 +132,37 @@ def pieces_of(tokenizer, ids, mask_id, to_end=False):
 
 # ---- as lines, for a terminal and for a picture
 
-def spans_of(tokenizer, frame, row, mask_id):
-    """ [(text, kinds)] of the tokens of a row of a frame. kinds, none or several letters:
-    m   masked
+def name_of(tokenizer, i):
+    """ The text of one id; EOS and PAD have none and go by their names. """
+    if i in (tokenizer.eos, tokenizer.pad):
+        return 'EOS' if i == tokenizer.eos else 'PAD'
+    return printable(tokenizer.pieces[i].decode('utf-8', 'replace'))
+
+
+def spans_of(tokenizer, frame, row, mask_id, least_draft=None, to_end=False):
+    """ [(text, kinds)] of the tokens of a row of a frame, as in pieces_of. With least_draft, a
+    masked position shows the likeliest token there, if it has this probability and is a text.
+    kinds, none or several letters:
+    m   masked;  d: and shows a draft
     u   written with a probability below a half;  c: of .9 or more
     n   written in this step
     a   was visible and then masked
     """
     ids = frame.tokens[row].tolist()
     spans = []
-    for i, piece in enumerate(pieces_of(tokenizer, ids, mask_id)):
+    for i, piece in enumerate(pieces_of(tokenizer, ids, mask_id, to_end)):
         p = frame.p[row, i]                                # nan of a known token: neither u nor c
         is_of = dict(m=ids[i] >= mask_id, u=p < 0.5, c=p >= 0.9, n=frame.is_new[row, i],
                      a=frame.is_again[row, i])
-        spans.append((piece, ''.join(kind for kind, is_it in is_of.items() if is_it)))
+        kinds = ''.join(kind for kind, is_it in is_of.items() if is_it)
+
+        # a draft; where the network expects an end or a cluster, there is none
+        if least_draft is not None and 'm' in kinds and frame.asked[row, i]:
+            best = frame.top_ids[row, i, 0].item()
+            is_text = best < mask_id and best not in (tokenizer.eos, tokenizer.pad)
+            if is_text and frame.top_p[row, i, 0] >= least_draft:
+                piece, kinds = name_of(tokenizer, best), kinds + 'd'
+        spans.append((piece, kinds))
     return spans
 
 
@@ -168,24 +186,9 @@ def lines_of(spans, width):
 
 # ---- in a terminal
 
-# the SGR code of each kind, and of d, the draft for a masked position: faint, faint, bold, cyan,
-# magenta, italic
+# the SGR code of each kind: faint, faint, bold, cyan, magenta, italic
 CODES = dict(m='2', u='2', c='1', n='36', a='35', d='3')
 PAUSE = 0.06                                               # seconds that a frame stands at least
-
-
-def with_drafts(tokenizer, spans, frame, row, mask_id, at_least=0.1):
-    """ The spans, in which a masked position shows the likeliest token there, where the network was
-    asked and expects no end. """
-    found = []
-    for i, (text, kinds) in enumerate(spans):
-        best = frame.top_ids[row, i, 0].item()
-        if 'm' in kinds and frame.asked[row, i] and best < mask_id:
-            draft = printable(tokenizer.pieces[best].decode('utf-8', 'replace'))
-            if draft and frame.top_p[row, i, 0] >= at_least:
-                text, kinds = draft, kinds + 'd'
-        found.append((text, kinds))
-    return found
 
 
 def headline(frame, mask_id):
@@ -213,8 +216,7 @@ def watcher(run, rows):
         size = shutil.get_terminal_size()
         lines = lines_of([(headline(frame, mask_id), 'm')], size.columns - 1)
         for row in range(min(rows, len(frame.tokens))):
-            spans = spans_of(run.tokenizer, frame, row, mask_id)
-            spans = with_drafts(run.tokenizer, spans, frame, row, mask_id)
+            spans = spans_of(run.tokenizer, frame, row, mask_id, least_draft=0.1)
             lines += lines_of(spans, size.columns - 1)
 
         # back up over what was drawn before, and erase it; what scrolled away cannot be erased

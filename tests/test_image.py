@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.pictures import draw_images
+from plot import draw_images
 from data import PackedDataset
 from launch import ROOT, TINY, run_each
 from corpora.images import DIGITS, image_patches, to_patches, to_pixels

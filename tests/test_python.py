@@ -9,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from benchmarks import lengths
 from launch import ROOT, run, run_code, train
 from runs.checkpoint import find_checkpoint, write_files
 from runs.export import export as write_export, results_of
@@ -43,20 +42,27 @@ def blocks(name):
 def test_the_page_runs_word_for_word(mixed):
     (page,) = blocks('python.md')
     names = {}
-    exec(page.replace("'out/quickstart'", repr(str(mixed))).replace('Return a list.', TEXT).replace('Return the', 'a').replace('Return', 'a'), names)
+    for ours, theirs in (("'out/quickstart'", repr(str(mixed))), ('Return a list.', TEXT),
+                         ('Return the', 'a'), ('Return', 'a')):
+        page = page.replace(ours, theirs)
+    exec(page, names)
     assert names['z'].shape == names['e'].shape == (1, 16) and names['z'].dtype == np.float32
     assert np.linalg.norm(names['e']) == pytest.approx(1, abs=1e-5)
 
 
 def test_it_writes_what_the_command_line_writes(mixed, loaded):
     told = dict(sampler='ancestral', steps=4, seed=3)
-    shown = run('sample.py', f'--out_dir={mixed}', '--mode=l2t', f'--text={TEXT}', *(f'--{name}={value}' for name, value in told.items()))
+    shown = run('sample.py', f'--out_dir={mixed}', '--mode=l2t', f'--text={TEXT}',
+                *(f'--{name}={value}' for name, value in told.items()))
     written, = loaded.write([TEXT], **told)
     assert f'  -> {as_shown(written)}\n' in shown.stdout and written
-    shown = run('sample.py', f'--out_dir={mixed}', '--mode=infill', '--text=a [MASK:2] dog', '--seed=5')
+    shown = run('sample.py', f'--out_dir={mixed}', '--mode=infill', '--text=a [MASK:2] dog',
+                '--seed=5')
     filled, = loaded.infill(['a [MASK:2] dog'], seed=5)
-    assert f'  -> {as_shown(filled)}\n' in shown.stdout and filled.startswith('a') and filled.endswith('dog')
-    edit = ['sample.py', f'--out_dir={mixed}', '--mode=edit', f'--text={TEXT}', '--strength=0.3', '--seed=5']
+    assert f'  -> {as_shown(filled)}\n' in shown.stdout and filled.startswith('a')
+    assert filled.endswith('dog')
+    edit = ['sample.py', f'--out_dir={mixed}', '--mode=edit', f'--text={TEXT}', '--strength=0.3',
+            '--seed=5']
     for given in (dict(like=['a blue cat']), dict(towards=['blue'], away=['red'])):
         shown = run(*edit, *(f'--{name}={some}' for name, (some,) in given.items()))
         edited, = loaded.edit([TEXT], strength=.3, seed=5, **given)
@@ -65,14 +71,17 @@ def test_it_writes_what_the_command_line_writes(mixed, loaded):
 
 def test_an_edit_goes_to_the_embedding_that_is_asked_for(loaded):
     texts = [TEXT, 'a blue cat']
-    now, wanted, red, blue = (torch.from_numpy(loaded.encode(some)) for some in (texts, ['a green bird'], ['red'], ['blue']))
+    now, wanted, red, blue = (torch.from_numpy(loaded.encode(some)) for some in (
+        texts, ['a green bird'], ['red'], ['blue']))
     z = now + blue - red
     z = z / z.norm(dim=1, keepdim=True) * now.norm(dim=1, keepdim=True)
     told = dict(strength=.5, seed=2)
-    assert loaded.edit(texts, towards=['blue'], away=['red'], **told) == loaded.change(texts, loaded.to_raw(z), **told)
-    assert loaded.edit(texts, like=['a green bird'], **told) == loaded.change(texts, loaded.to_raw(wanted.expand(2, -1)), **told)
+    moved = loaded.edit(texts, towards=['blue'], away=['red'], **told)
+    assert moved == loaded.change(texts, loaded.to_raw(z), **told)
+    alike = loaded.edit(texts, like=['a green bird'], **told)
+    assert alike == loaded.change(texts, loaded.to_raw(wanted.expand(2, -1)), **told)
     assert loaded.edit([], like=['a']) == []
-    assert loaded.edit(texts, like=['a green bird'], **told) != loaded.edit(texts, towards=['blue'], **told)
+    assert alike != loaded.edit(texts, towards=['blue'], **told)
 
 
 def test_latents_of_a_text_are_written_like_the_text(loaded):
@@ -83,13 +92,16 @@ def test_latents_of_a_text_are_written_like_the_text(loaded):
 
 
 def test_a_text_whose_embedding_says_nothing_has_a_warning(loaded, capsys):
-    asked = {'write': lambda text: loaded.write([text]), 'like': lambda text: loaded.infill(['a [MASK:2] dog'], like=[text]),
-             'interpolate': lambda text: loaded.interpolate(TEXT, text, n=2), 'edit': lambda text: loaded.edit([text], towards=['red'])}
+    asked = {'write': lambda text: loaded.write([text]),
+             'like': lambda text: loaded.infill(['a [MASK:2] dog'], like=[text]),
+             'interpolate': lambda text: loaded.interpolate(TEXT, text, n=2),
+             'edit': lambda text: loaded.edit([text], towards=['red'])}
     for name, ask in asked.items():
         ask(TEXT)
         assert capsys.readouterr().err == '', name
         ask('qqxx zzyy')
-        assert capsys.readouterr().err.count("warning: 'qqxx zzyy' has no word that the encoder knows") == 1, name
+        assert capsys.readouterr().err.count(
+            "warning: 'qqxx zzyy' has no word that the encoder knows") == 1, name
 
 
 @pytest.mark.parametrize('wrong, kind, words', [
@@ -97,10 +109,12 @@ def test_a_text_whose_embedding_says_nothing_has_a_warning(loaded, capsys):
     (lambda r: r.write([TEXT], latents=np.zeros((1, 16))), ValueError, 'give texts, or latents'),
     (lambda r: r.write(latents=np.zeros((1, 15))), ValueError, 'shape (1, 15), expected (n, 16)'),
     (lambda r: r.write(latents=np.full((1, 16), np.nan)), ValueError, 'nan or inf'),
-    (lambda r: r.write([TEXT], temprature=1), TypeError, "unexpected keyword argument 'temprature'"),
+    (lambda r: r.write([TEXT], temprature=1), TypeError,
+     "unexpected keyword argument 'temprature'"),
     (lambda r: r.infill(['no gap']), ValueError, 'nothing to fill'),
     (lambda r: r.edit([TEXT]), ValueError, 'give like, or towards and away'),
-    (lambda r: r.edit([TEXT], like=['a'], away=['b']), ValueError, 'give like, or towards and away'),
+    (lambda r: r.edit([TEXT], like=['a'], away=['b']), ValueError,
+     'give like, or towards and away'),
     (lambda r: r.edit([TEXT], like=['a'], strength=0), ValueError, 'strength: 0'),
     (lambda r: r.edit(['red'], away=['red']), ValueError, 'leave nothing of the embedding'),
     (lambda r: r.change([TEXT], np.ones((2, 16))), ValueError, '1 texts, 2 latents'),
@@ -120,8 +134,15 @@ def test_a_run_that_has_not_learned_a_direction_says_what_it_has(dataset, tmp_pa
 
 
 def test_importing_reads_no_command_line_and_prints_nothing(mixed, tmp_path):
-    code = (f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.argv = ['kernel', '-f', 'kernel-1.json', '--num_samples=7']\n"
-            f"from sample import Run\nimport sample\nassert sample.num_samples == 1\nprint(len(Run({str(mixed)!r}).sample(2, steps=4)))")
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+sys.argv = ['kernel', '-f', 'kernel-1.json', '--num_samples=7']
+from sample import Run
+import sample
+assert sample.num_samples == 1
+print(len(Run({str(mixed)!r}).sample(2, steps=4)))
+"""
     result = run_code(code, cwd=tmp_path)
     assert result.returncode == 0 and result.stdout == '2\n' and result.stderr == '', result.stderr
 
@@ -132,14 +153,16 @@ def test_scores_of_texts_are_those_by_which_a_gap_is_filled_and_drafts_are_chose
     z = loaded.encode([like])
     texts, nats = loaded.fill([template], loaded.to_raw(z))
     assert loaded.nats(texts, z) == pytest.approx(nats.tolist(), rel=1e-5)
-    right, other, alone = (loaded.nats([TEXT], latents)[0] for latents in (loaded.encode([TEXT]), z, None))
+    sources = loaded.encode([TEXT]), z, None
+    right, other, alone = (loaded.nats([TEXT], latents)[0] for latents in sources)
     assert len({right, other, alone}) == 3 and np.isfinite([right, other, alone]).all()
     for scores in (loaded.nats, loaded.cosines):
         with pytest.raises(ValueError, match='1 texts, 2 latents'):
             scores([TEXT], np.concatenate([z, z]))
     e = loaded.encode([TEXT, like])
     assert loaded.cosines([TEXT, like], e) == pytest.approx([1, 1], abs=1e-5)
-    assert loaded.cosines([TEXT], e[1:])[0] == pytest.approx(e[0] @ e[1] / np.linalg.norm(e[0]) / np.linalg.norm(e[1]), abs=1e-5)
+    cosine = e[0] @ e[1] / np.linalg.norm(e[0]) / np.linalg.norm(e[1])
+    assert loaded.cosines([TEXT], e[1:])[0] == pytest.approx(cosine, abs=1e-5)
 
 
 def test_an_embedding_of_one_vector_takes_one_call_unless_more_are_asked_for(loaded):
@@ -152,17 +175,22 @@ def test_an_embedding_of_one_vector_takes_one_call_unless_more_are_asked_for(loa
 def test_a_run_that_writes_both_ways_is_measured_both_ways(mixed, tmp_path):
     out = tmp_path / 'run'
     shutil.copytree(mixed, out)
-    result = run('evaluate.py', f'--out_dir={out}', '--tasks=l2t,infill,edit', '--n=6', '--rerank=2',
+    result = run('evaluate.py', f'--out_dir={out}', '--tasks=l2t,infill,edit', '--n=6',
+                 '--rerank=2',
                  '--classes=who: man, woman, child, dog, cat; where: street, house, park')
     assert result.returncode == 0, result.stderr
     found = json.loads((out / 'results.json').read_text())
-    for key in ('l2t/diffusion/bleu', 'l2t/left_to_right/bleu', 'l2t/lead/bleu', 'infill/left_to_right/token_accuracy', 'infill/lead/token_accuracy_se'):
+    for key in ('l2t/diffusion/bleu', 'l2t/left_to_right/bleu', 'l2t/lead/bleu',
+                'infill/left_to_right/token_accuracy', 'infill/lead/token_accuracy_se'):
         assert np.isfinite(found[key]), key
-    asked = [found[f'edit/{column}/{metric}'] for column in ('copy', 'anew', 'lead') for metric in ('carries', 'kept', 'exact', 'cosine', 'nats')]
+    asked = [found[f'edit/{column}/{metric}'] for column in ('copy', 'anew', 'lead')
+             for metric in ('carries', 'kept', 'exact', 'cosine', 'nats')]
     assert found['edit/n'] >= 2 and asked[:3] == [0, 100, 0] and np.isfinite(asked).all()
-    assert found['infill/lead/token_accuracy'] == pytest.approx(found['infill/token_accuracy'] - found['infill/left_to_right/token_accuracy'])
+    ours, beams = (found[f'infill/{of}token_accuracy'] for of in ('', 'left_to_right/'))
+    assert found['infill/lead/token_accuracy'] == pytest.approx(ours - beams)
     summary = result.stdout[result.stdout.index('in short'):]
-    assert re.search(r'\n  by diffusion, greedy +[\d.]', summary) and 'rival: nearest (l2t), left_to_right (infill)' in summary
+    assert re.search(r'\n  by diffusion, greedy +[\d.]', summary)
+    assert 'rival: nearest (l2t), left_to_right (infill)' in summary
 
 
 # ---- export
@@ -175,7 +203,8 @@ def export(out, to, *more):
 @pytest.fixture(scope='module')
 def exported(mixed, tmp_path_factory):
     to = tmp_path_factory.mktemp('given') / 'away'
-    assert run('evaluate.py', f'--out_dir={mixed}', '--tasks=nelbo', '--n=8', '--draws=2').returncode == 0
+    assert run('evaluate.py', f'--out_dir={mixed}', '--tasks=nelbo', '--n=8',
+               '--draws=2').returncode == 0
     result = export(mixed, to, '--license=mit', '--hardware=one core')
     assert result.returncode == 0 and result.stdout.endswith(f'exported to {to}\n'), result.stderr
     return to
@@ -186,15 +215,19 @@ def test_an_export_writes_the_same_texts_and_holds_no_more_than_it_needs(loaded,
     assert again.write([TEXT]) == loaded.write([TEXT])
     assert np.array_equal(again.embed([TEXT]), loaded.embed([TEXT]))
     files = {path.name for path in exported.rglob('*') if path.is_file()}
-    assert files == {'README.md', 'config.json', 'best', 'latest', 'results.json', 'model.safetensors', 'training_state.json',
+    assert files == {'README.md', 'config.json', 'best', 'latest', 'results.json',
+                     'model.safetensors', 'training_state.json',
                      'meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz'}
-    assert str(mixed) not in (exported / 'README.md').read_text() and 'argv' not in json.loads((exported / 'config.json').read_text())
+    assert str(mixed) not in (exported / 'README.md').read_text()
+    assert 'argv' not in json.loads((exported / 'config.json').read_text())
 
 
-def test_an_export_in_float16_is_half_as_large_and_the_same_to_rounding(loaded, exported, mixed, tmp_path):
+def test_an_export_in_float16_is_half_as_large_and_the_same_to_rounding(
+        loaded, exported, mixed, tmp_path):
     assert export(mixed, tmp_path / 'half', '--weights_dtype=float16').returncode == 0
     half = Run(str(tmp_path / 'half'))
-    size = [os.path.getsize(next(folder.glob('step-*/model.safetensors'))) for folder in (exported, tmp_path / 'half')]
+    size = [os.path.getsize(next(folder.glob('step-*/model.safetensors')))
+            for folder in (exported, tmp_path / 'half')]
     assert .5 < size[1] / size[0] < .55
     assert np.allclose(half.embed([TEXT]), loaded.embed([TEXT]), atol=.02)
 
@@ -208,22 +241,26 @@ def test_an_export_in_float16_is_half_as_large_and_the_same_to_rounding(loaded, 
     shutil.rmtree(out / step)
     write_files(out / step, tensors, state)
     found = export(out, tmp_path / 'not', '--weights_dtype=float16')
-    assert found.returncode == 2 and 'bias is too large for float16' in found.stderr and not (tmp_path / 'not').exists()
+    assert found.returncode == 2 and 'bias is too large for float16' in found.stderr
+    assert not (tmp_path / 'not').exists()
 
 
 def test_the_card_says_what_was_measured(mixed, exported):
     card = (exported / 'README.md').read_text()
     found = json.loads((mixed / 'results.json').read_text())
     config = json.loads((mixed / 'config.json').read_text())
-    assert card.startswith('---\nlibrary_name: nanoldlm\n') and '\nlicense: mit\n' in card.split('---')[1]
+    assert card.startswith('---\nlibrary_name: nanoldlm\n')
+    assert '\nlicense: mit\n' in card.split('---')[1]
     for kind in ('', 'shuffled/', 'null/'):
-        assert f'{found[f"nelbo/{kind}nats_per_token"]:.3f} ± {found[f"nelbo/{kind}nats_per_token_se"]:.3f}' in card
+        name = f'nelbo/{kind}nats_per_token'
+        assert f'{found[name]:.3f} ± {found[f"{name}_se"]:.3f}' in card
     assert 'one core' in card and (config['commit'] or 'not recorded') in card
     (page,) = re.findall(r'```python\n(.*?)```', card, re.S)
     assert 'Run(' in page
 
 
-def test_an_export_has_no_figure_of_another_checkpoint_and_no_command_line(mixed, exported, tmp_path):
+def test_an_export_has_no_figure_of_another_checkpoint_and_no_command_line(
+        mixed, exported, tmp_path):
     of_export = json.loads((exported / 'results.json').read_text())
     assert 'argv' not in json.dumps(of_export) and 'nelbo/nats_per_token' in of_export
     found = json.loads((mixed / 'results.json').read_text())
@@ -232,22 +269,28 @@ def test_an_export_has_no_figure_of_another_checkpoint_and_no_command_line(mixed
     (tmp_path / 'results.json').write_text(json.dumps(found))
     name = found['meta']['nelbo']['checkpoint']
     assert results_of(tmp_path / 'results.json', name) == of_export
-    assert results_of(tmp_path / 'results.json', 'step-00000002') == results_of(tmp_path / 'none', name) == {}
-    assert results_of(exported / 'results.json', name) == of_export, 'what was exported can be exported'
+    assert results_of(tmp_path / 'results.json',
+                      'step-00000002') == results_of(tmp_path / 'none', name) == {}
+    assert results_of(exported / 'results.json',
+                      name) == of_export, 'what was exported can be exported'
 
 
-def test_an_export_says_what_the_reader_supplies_and_names_no_folder_of_this_machine(mixed, exported, tmp_path):
+def test_an_export_says_what_the_reader_supplies_and_names_no_folder_of_this_machine(
+        mixed, exported, tmp_path):
     assert '`lsa`, is in `data/`' in (exported / 'README.md').read_text()
     private, digest = '/home/someone/private', 'sha256:' + '5' * 64
 
     # runs whose encoder is of the hub, of a folder, and not known; what is no path stays
-    cases = [(dict(id='a/b', revision='c' * 40), ['`a/b` of the hub', 'c' * 40, 'You supply the encoder']),
-             (dict(id=f'{private}/my-bert', revision=digest), ['`my-bert`', digest, "encoder_folder='FOLDER'", 'You supply the encoder']),
+    cases = [(dict(id='a/b', revision='c' * 40),
+              ['`a/b` of the hub', 'c' * 40, 'You supply the encoder']),
+             (dict(id=f'{private}/my-bert', revision=digest),
+              ['`my-bert`', digest, "encoder_folder='FOLDER'", 'You supply the encoder']),
              (None, ['cannot embed a text'])]
     for i, (changes, words) in enumerate(cases):
         out, to = tmp_path / f'run{i}', tmp_path / f'away{i}'
         shutil.copytree(mixed, out)
-        meta, config = (json.loads((out / name).read_text()) for name in ('data/meta.json', 'config.json'))
+        meta, config = (json.loads((out / name).read_text())
+                        for name in ('data/meta.json', 'config.json'))
         meta['encoder'] = changes and meta['encoder'] | changes
         meta['source']['latents_from'] = [f'{private}/z.npy']
         config['dataset'] = f'{private}/packed'
@@ -256,31 +299,38 @@ def test_an_export_says_what_the_reader_supplies_and_names_no_folder_of_this_mac
         write_export(out, to)
         card = (to / 'README.md').read_text()
         assert all(word in card for word in words), card
-        assert not [path for path in to.rglob('*') if path.is_file() and (private.encode() in path.read_bytes() or bytes(out) in path.read_bytes())]
-        assert dataset_identity(read_meta(to / 'data')) == dataset_identity(meta), 'its data are known as its own'
-        assert json.loads((to / 'data/meta.json').read_text())['source']['split_on'] == meta['source']['split_on']
+        assert not [path for path in to.rglob('*') if path.is_file()
+                    and (private.encode() in path.read_bytes() or bytes(out) in path.read_bytes())]
+        exported_meta = read_meta(to / 'data')
+        assert dataset_identity(exported_meta) == dataset_identity(meta), 'known as its own'
+        assert exported_meta['source']['split_on'] == meta['source']['split_on']
     run_of_a_folder = Run(str(tmp_path / 'away1'))
-    with pytest.raises(ValueError, match='my-bert: no such folder, and no hub has it.*encoder_folder') as found:
+    with pytest.raises(ValueError,
+                       match='my-bert: no such folder, and no hub has it.*encoder_folder') as found:
         run_of_a_folder.write([TEXT])
     assert '\n' not in str(found.value) and run_of_a_folder.write(latents=np.zeros((1, 16)))
 
 
 def test_two_folders_with_the_same_encoder_are_one():
-    here, there = (dict(id=f'{folder}/bert', revision='sha256:5', dimension=8) for folder in ('/home/a', '/mnt/b'))
-    others = [{**here, 'revision': 'sha256:6'}, {**here, 'dimension': 4}, {**here, 'id': '/home/a/gpt'}, None]
+    here, there = (dict(id=f'{folder}/bert', revision='sha256:5', dimension=8)
+                   for folder in ('/home/a', '/mnt/b'))
+    others = [{**here, 'revision': 'sha256:6'}, {**here, 'dimension': 4},
+              {**here, 'id': '/home/a/gpt'}, None]
     assert encoder_identity(here) == encoder_identity(there) not in map(encoder_identity, others)
     of_hub = dict(id='a/bert', revision='5')
     assert encoder_identity(of_hub) == of_hub
 
 
 def test_a_training_begins_with_an_export(dataset, exported, tmp_path):
-    result = train(dataset, tmp_path / 'run', '--mode=unconditional+l2t+t2l+causal', f'--init_from={exported}', '--max_iters=2')
+    result = train(dataset, tmp_path / 'run', '--mode=unconditional+l2t+t2l+causal',
+                   f'--init_from={exported}', '--max_iters=2')
     assert result.returncode == 0, result.stderr
 
 
 def test_an_export_replaces_nothing_and_a_broken_one_is_noticed(mixed, exported, tmp_path):
     result = export(mixed, exported)
-    assert result.returncode == 2 and 'exists: choose another folder' in result.stderr and result.stderr.count('\n') == 1
+    assert result.returncode == 2 and 'exists: choose another folder' in result.stderr
+    assert result.stderr.count('\n') == 1
     assert export(mixed, tmp_path / 'away').returncode == 0
     (weights,) = (tmp_path / 'away').glob('step-*/model.safetensors')
     data = bytearray(weights.read_bytes())
@@ -307,37 +357,3 @@ def test_a_hub_id_is_read_by_its_revision(exported, monkeypatch):
             Run('someone/away', revision=branch)
         assert '\n' not in str(found.value)
     assert len(asked) == 1, 'a branch was asked for'
-
-
-# ---- benchmarks/lengths.py: what a run reads from an embedding, over the length of the text
-
-def test_the_nats_of_all_groups_are_the_exact_nats_of_the_task_nelbo(mixed, tmp_path, monkeypatch, capsys):
-    # without the figures of another test, which keep their names
-    shutil.copytree(mixed, tmp_path / 'run', ignore=shutil.ignore_patterns('results.json'))
-    (tmp_path / 'other.txt').write_text(f'{TEXT}\n' * 3)
-    knobs = dict(runs=str(tmp_path / 'run'), texts=str(tmp_path / 'other.txt'), n=20, size=3, least=2, rerank=2, save=str(tmp_path / 'x.json'))
-    for name, value in knobs.items():
-        monkeypatch.setattr(lengths, name, value)
-    lengths.main()
-    ours, others = json.loads((tmp_path / 'x.json').read_text()).values()
-    assert sum(group['n'] for group in ours) == 20 and sum(group['n'] for group in others) == 3
-    assert all(group['from'] <= group['tokens'] <= group['to'] == group['from'] + 2 for group in ours + others)
-    assert len(capsys.readouterr().out.splitlines()) == 4 + len(ours) + len(others)
-
-    result = run('evaluate.py', f'--out_dir={tmp_path / "run"}', '--tasks=nelbo', '--n=20', '--draws=1', '--dtype=float32')
-    assert result.returncode == 0, result.stderr
-    found = json.loads((tmp_path / 'run/results.json').read_text())
-
-    def total(*names):
-        return sum(group['n'] * sum(group[name] for name in names) for group in ours)
-    assert total('unread') / total('tokens') == pytest.approx(found['nelbo/causal_nats_per_token'], rel=1e-5)
-    # of noise, too, but of other noise
-    assert total('unread', 'read') / total('tokens') == pytest.approx(found['nelbo/null/causal_nats_per_token'], rel=.1)
-
-
-def test_groups_are_of_so_many_tokens_and_small_ones_are_left_out(monkeypatch):
-    monkeypatch.setattr(lengths, 'size', 4)
-    monkeypatch.setattr(lengths, 'least', 2)
-    tokens = torch.tensor([4., 7., 8., 3., 9., 11.], dtype=torch.float64)
-    groups = lengths.in_groups(dict(tokens=tokens, bleu=np.arange(6.)))
-    assert [(group['from'], group['to'], group['n'], group['bleu']) for group in groups] == [(4, 7, 2, .5), (8, 11, 3, pytest.approx(11 / 3))]

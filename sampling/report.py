@@ -1,0 +1,182 @@
+"""
+A page of a run (plot.py --what=report): one HTML file that holds all it needs. It shows
+    texts being written, step by step    by the run: what its samplers wrote, and the probabilities
+                                         that they drew from
+    the same texts at each checkpoint    by the checkpoints that the folder keeps
+    losses                               a chart, which plot.py draws
+A part that cannot be made says why, and the others stand. The page asks no server for anything, and
+forbids itself to. Its frame, its style and its script are in report.html.
+"""
+import json
+import os
+import re
+from html import escape
+
+from diffusion import MaskedText
+from runs import checkpoint
+from runs.files import read_json
+from sampling.animation import chosen_frames
+from sampling.directions import check_direction, l2t
+from sampling.loading import load_run
+from sampling.unmasking import Recorder, name_of, printable, spans_of
+from sampling.writing import blank, write
+
+TEMPLATE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'report.html')
+N_TEXTS = 6                        # written by each checkpoint; the first N_WATCHED step by step
+N_WATCHED, MOST_STEPS = 3, 48
+
+
+def facts_of(out_dir):
+    """ The run in a few words. """
+    config = read_json(os.path.join(out_dir, 'config.json'))
+    facts = {'streams': ' + '.join(config.get('streams', ())),
+             'network': f'depth {config.get("depth")}, width {config.get("width")}',
+             'commit': str(config.get('commit'))[:7],
+             'command': ' '.join(map(str, config.get('argv', ())))}
+    facts |= {name: config.get(name) for name in ('dataset', 'mode', 'max_iters', 'seed')}
+    rows = [f'<dt>{name}</dt><dd>{escape(str(value))}</dd>' for name, value in facts.items()]
+    return f'<dl>{"".join(rows)}</dl>'
+
+# -----------------------------------------------------------------------------
+# Texts being written
+
+def ways_of(run):
+    """ {name: settings} of the ways in which the run writes. """
+    steps = min(run.L, MOST_STEPS)
+    ways = {}
+    if run.fills_masks and isinstance(run.text, MaskedText):
+        # it asks at every mask; from nothing the likeliest texts would all be the same
+        temperature = 0.0 if 'latent' in run.streams else 1.0
+        ways['diffusion (confidence)'] = dict(sampler='confidence', steps=steps,
+                                              temperature=temperature)
+    elif run.fills_masks:
+        ways['diffusion'] = dict(sampler='ancestral', steps=steps)
+    if run.next_token is not None:
+        ways['autoregressive'] = dict(sampler='autoregressive')
+    return ways
+
+
+def check_writes(run):
+    """ ValueError where the run writes no text. """
+    check_direction(run, 'l2t' if 'latent' in run.streams else 'text')
+
+
+def write_texts(run, raw, n, **settings):
+    """ Tokens (n, L) from raw latents (n, N, D), or from nothing where the run has no latents. """
+    if 'latent' in run.streams:
+        return l2t(run, run.stats.standardise(raw[:n]), **settings)
+    return write(run, *blank(run, n), None, **settings)
+
+
+def unmaskings(run, texts, raw):
+    """ The data of the slider: for each of the first texts and each way, every step. """
+    check_writes(run)
+    found = []
+    n = min(N_WATCHED, len(texts))
+    for way, settings in ways_of(run).items():
+        recorder = Recorder(run.text.mask_id)
+        write_texts(run, raw, n, on_step=recorder, **settings)
+        for row in range(n):
+            source = texts[row] if 'latent' in run.streams else ''
+            found.append(dict(title=f'{row + 1}, {way}', source=source,
+                              **steps_of(run.tokenizer, recorder.frames, row, run.text.mask_id)))
+    return sorted(found, key=lambda one: one['title'])
+
+
+def steps_of(tokenizer, frames, row, mask_id):
+    """ A text as the page reads it. steps: the cells [text, kinds, number] of each frame that is
+    shown. said: what the network said, by that number; -1: it was not asked. Of a mask that is what
+    it said in this step, and of a token what it said in the step that wrote it. """
+    shown = {id(frame) for frame in chosen_frames(frames, MOST_STEPS)}
+    numbers, said, steps = {}, [], []
+    for frame in frames:
+        is_open = (frame.tokens[row] >= mask_id) | frame.is_new[row]
+        for i in is_open.nonzero().flatten().tolist():
+            numbers.pop(i, None)
+            if frame.asked[row, i]:
+                numbers[i] = len(said)
+                said.append(candidates(tokenizer, frame, row, i))
+
+        if id(frame) in shown:
+            spans = spans_of(tokenizer, frame, row, mask_id, least_draft=0, to_end=True)
+            steps.append([[*span, numbers.get(i, -1)] for i, span in enumerate(spans)])
+    return dict(steps=steps, said=said)
+
+
+def candidates(tokenizer, frame, row, i):
+    """ [[text, probability, whether it was written]]: the likeliest tokens at a position, and last
+    the one that was written, where it is none of them. """
+    written = frame.tokens[row, i].item()
+    ids, p = frame.top_ids[row, i].tolist(), frame.top_p[row, i].tolist()
+    if frame.is_new[row, i] and written not in ids:
+        ids.append(written)
+        p.append(frame.p[row, i].item())
+    return [[name_of(tokenizer, token), round(p_token, 4), token == written]
+            for token, p_token in zip(ids, p) if p_token > 0]
+
+# -----------------------------------------------------------------------------
+# The same texts at each checkpoint
+
+def over_time(out_dir, texts, raw):
+    """ What each checkpoint in the folder writes, by the default sampler. """
+    lines = [[] for _ in texts]
+    for folder in reversed(checkpoint.steps(out_dir)):
+        run = load_run(out_dir, which=folder.name)
+        check_writes(run)
+        if 'latent' in run.streams and not lines[0]:
+            for line, text in zip(lines, texts):
+                line.append(('the text', text))
+        for line, tokens in zip(lines, write_texts(run, raw, len(texts)).tolist()):
+            line.append((f'step {int(folder.name[5:]):,}', run.tokenizer.decode(tokens)))
+
+    blocks = []
+    for line in lines:
+        cells = ''.join(f'<dt>{name}</dt><dd>{escape(printable(text))}</dd>' for name, text in line)
+        blocks.append(f'<dl class="texts">{cells}</dl>')
+    return ''.join(blocks)
+
+# -----------------------------------------------------------------------------
+# The page
+
+def as_json(value):
+    """ JSON that may stand inside a script element: no text in it can end the element. """
+    text = json.dumps(value, separators=(',', ':'), ensure_ascii=True)
+    return text.replace('<', '\\u003c').replace('>', '\\u003e').replace('&', '\\u0026')
+
+
+def attempt(make, *inputs):
+    """ What it makes; where an input is missing or it cannot, the ValueError that says why. """
+    for one in inputs:
+        if isinstance(one, ValueError):
+            return one
+    try:
+        return make(*inputs)
+    except (ValueError, OSError) as error:
+        return ValueError(error)
+
+
+def page(out_dir, texts_of, losses):
+    """ The whole page as a text. texts_of(run, n): n validation texts, their tokens, their raw
+    latents. losses(): a chart as HTML. """
+    run = attempt(load_run, out_dir)
+    found = attempt(texts_of, run, N_TEXTS)
+    texts, _, raw = [found] * 3 if isinstance(found, ValueError) else found
+    unmasking = attempt(unmaskings, run, texts, raw)
+    is_missing = isinstance(unmasking, ValueError)
+    parts = dict(
+        title=escape(os.path.basename(os.path.normpath(out_dir))),
+        checkpoint=escape(getattr(run, 'checkpoint', 'no checkpoint')),
+        facts=attempt(facts_of, out_dir), losses=attempt(losses),
+        unmasking_missing=unmasking if is_missing else '',
+        unmasking_hidden='hidden' if is_missing else '',
+        unmasking=as_json([] if is_missing else unmasking),
+        over_time=attempt(over_time, out_dir, texts, raw))
+
+    # the template, with each {{name}} replaced
+    def part(match):
+        value = parts[match[1]]
+        if isinstance(value, ValueError):
+            return f'<p class="missing">Not shown: {escape(str(value))}</p>'
+        return value
+    with open(TEMPLATE, encoding='utf-8') as f:
+        return re.sub(r'\{\{(\w+)\}\}', part, f.read())
