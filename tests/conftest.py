@@ -20,11 +20,8 @@ SEED = os.environ.get('NANOLDLM_TEST_SEED', '0')
 
 @pytest.fixture(autouse=True)
 def every_global_generator_is_seeded(request):
-    """
-    Seeds the generators of python, numpy and torch (every device) before each test, from NANOLDLM_TEST_SEED (0)
-    and the name of the test: neither the order of the tests nor the worker that runs one changes its numbers.
-    Scripts that a test starts seed themselves, by their own knob.
-    """
+    """ From NANOLDLM_TEST_SEED (0) and the name of the test: neither the order of the tests nor the
+    worker that runs one changes its numbers. Scripts seed themselves, by their own knob. """
     # crc32, because python's own hash of a text differs from process to process
     number = zlib.crc32(f'{SEED} {request.path.name} {request.node.name}'.encode())
     random.seed(number)
@@ -32,16 +29,18 @@ def every_global_generator_is_seeded(request):
     torch.manual_seed(number)
 
 
-NEEDS_CUDA = bool(os.environ.get('NANOLDLM_NEEDS_CUDA'))     # make gpu: a part in which nothing ran has failed
+# make gpu: a test that is skipped there has failed
+NEEDS_CUDA = bool(os.environ.get('NANOLDLM_NEEDS_CUDA'))
 
 
 def pytest_configure(config):
     if NEEDS_CUDA and not torch.cuda.is_available():
-        raise pytest.UsageError('no CUDA device: torch finds none on this machine, so the tests that need one cannot run')
+        raise pytest.UsageError('no CUDA device: torch finds none on this machine, so the tests '
+                                'that need one cannot run')
 
 
-# the files that take longest begin, so that no worker is left with one at the end (make test: --no-loadscope-reorder)
-LONGEST = ['test_knobs', 'test_bench', 'test_commands', 'test_fake_cuda', 'test_causal', 'test_faults']
+# the files that take longest begin, so that no worker is left with one at the end
+LONGEST = ['test_knobs', 'test_bench', 'test_commands', 'test_causal', 'test_faults']
 
 
 def pytest_collection_modifyitems(items):
@@ -53,7 +52,8 @@ def pytest_collection_modifyitems(items):
 def pytest_runtest_makereport(item, call):
     report = yield
     if NEEDS_CUDA and report.skipped:
-        report.outcome, report.longrepr = 'failed', f'skipped, where a CUDA device is needed: {report.longrepr[2]}'
+        report.outcome = 'failed'
+        report.longrepr = f'skipped, where a CUDA device is needed: {report.longrepr[2]}'
     return report
 
 
@@ -70,13 +70,14 @@ def dataset(tmp_path_factory):
     """ A small real one, by prepare.py: sentences from a grammar, lsa latents. """
     folder = tmp_path_factory.mktemp('corpus')
     rng = np.random.default_rng(0)
-    who, does, where = 'man woman child dog cat'.split(), 'runs sits eats jumps sleeps'.split(), 'street house park river market'.split()
-    color = 'red blue small old'.split()
+    who, does = 'man woman child dog cat'.split(), 'runs sits eats jumps sleeps'.split()
+    where, color = 'street house park river market'.split(), 'red blue small old'.split()
     pick = rng.choice
-    lines = {f'a {pick(color)} {pick(who)} {pick(does)} near the {pick(where)} number {rng.integers(40)}' for _ in range(600)}
+    lines = {f'a {pick(color)} {pick(who)} {pick(does)} near the {pick(where)} number '
+             f'{rng.integers(40)}' for _ in range(600)}
     (folder / 'lines.txt').write_text('\n'.join(sorted(lines)))
-    out = run('prepare.py', f'--input={folder}/lines.txt', '--encoder=lsa', '--encoder_dims=16', '--vocab_size=300', '--max_tokens=31',
-              '--val_fraction=.1', f'--out={folder}/packed')
+    out = run('prepare.py', f'--input={folder}/lines.txt', '--encoder=lsa', '--encoder_dims=16',
+              '--vocab_size=300', '--max_tokens=31', '--val_fraction=.1', f'--out={folder}/packed')
     assert out.returncode == 0, out.stderr
     return folder / 'packed'
 
