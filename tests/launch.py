@@ -1,4 +1,4 @@
-""" train.py and the other scripts as processes: how the tests start them, and read what they leave. """
+""" The scripts as processes: how the tests start them, and read what they leave. """
 import atexit
 import functools
 import json
@@ -19,11 +19,11 @@ from runs import checkpoint
 from warm import RUNS
 
 ROOT = Path(__file__).resolve().parent.parent
-TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8', '--max_iters=12', '--log_interval=1',
-        '--eval_interval=4', '--eval_iters=2', '--warmup_iters=2', '--device=cpu', '--dtype=float32',
-        '--dropout=0.1']
+TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8',
+        '--max_iters=12', '--log_interval=1', '--eval_interval=4', '--eval_iters=2',
+        '--warmup_iters=2', '--device=cpu', '--dtype=float32', '--dropout=0.1']
 
-# Seconds after which a process hangs: no test measures time with it, a busy machine may take minutes.
+# Seconds after which a process hangs: no test measures time with it, a busy machine is slow.
 HANGS = 600
 
 
@@ -43,10 +43,12 @@ def texts_of(folder, split):
 
 @functools.cache
 def server():
-    """ The connection to the process that forks the others, warm.py. It ends when this process does. """
+    """ The connection to the process that forks the others, warm.py. It ends with this one. """
     ours, its = socket.socketpair()
-    process = subprocess.Popen([sys.executable, Path(__file__).with_name('warm.py'), str(its.fileno())], cwd=ROOT,
-                               pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+    warm = Path(__file__).with_name('warm.py')
+    process = subprocess.Popen([sys.executable, warm, str(its.fileno())], cwd=ROOT,
+                               pass_fds=[its.fileno()], stdin=subprocess.DEVNULL,
+                               stdout=subprocess.DEVNULL,
                                env={**os.environ, 'OMP_NUM_THREADS': '1'})
     its.close()
 
@@ -66,16 +68,19 @@ def ask(number, files=()):
 
 
 class Process:
-    """ Lines of Python in a process of their own, as subprocess.Popen has it, but forked by warm.py: no import of torch. """
+    """ Lines of Python in a process of their own, as subprocess.Popen has it, but forked by warm.py:
+    no import of torch. """
 
     def __init__(self, code, argv, stdout, stderr, stdin=None, cwd=ROOT, env=None):
         self.argv, self.returncode = argv, None
         request, write = os.pipe()
         with open(os.devnull) as nothing:
-            self.pid = ask(0, [request, (stdin or nothing).fileno(), stdout.fileno(), stderr.fileno()])
+            files = [(stdin or nothing).fileno(), stdout.fileno(), stderr.fileno()]
+            self.pid = ask(0, [request, *files])
         os.close(request)
         with open(write, 'w') as file:
-            json.dump([code, list(map(str, argv)), str(cwd), dict(os.environ if env is None else env)], file)
+            env = dict(os.environ if env is None else env)
+            json.dump([code, list(map(str, argv)), str(cwd), env], file)
 
     def poll(self):
         if self.returncode is None:
@@ -105,7 +110,8 @@ class Process:
 
 def finished(code, argv, input='', **kw):
     """ The CompletedProcess of some lines of Python. """
-    with tempfile.TemporaryFile('w+') as stdin, tempfile.TemporaryFile('w+') as out, tempfile.TemporaryFile('w+') as err:
+    file = functools.partial(tempfile.TemporaryFile, 'w+')
+    with file() as stdin, file() as out, file() as err:
         stdin.write(input)
         stdin.seek(0)
         process = Process(code, argv, out, err, stdin, **kw)
@@ -119,10 +125,10 @@ def finished(code, argv, input='', **kw):
 
 
 def run(script, *args, root=ROOT, **kw):
-    """ A script of the tree in root, in a process of its own. kw: cwd, env, input. Python finds the modules beside a script;
-    runs/export.py and benchmarks/ are run as modules, from the root. """
+    """ A script of the tree in root, in a process of its own. kw: cwd, env, input. Python finds the
+    modules beside a script; runs/export.py is run as a module, from the root. """
     path = str(root / script)
-    modules = str(root) if script.startswith(('runs/', 'benchmarks/')) else os.path.dirname(path)
+    modules = str(root) if script.startswith('runs/') else os.path.dirname(path)
     code = f"""
 import runpy, sys
 sys.path[0] = {modules!r}
@@ -132,12 +138,14 @@ runpy.run_path({path!r}, run_name='__main__')
 
 
 def run_code(code, *args, cwd=ROOT, fresh=False, **env):
-    """ Some lines of Python in a process of their own, which finds the modules; env: None takes a variable away.
-    fresh: a new interpreter, for lines that ask what is imported, or set what is read when torch is. """
+    """ Some lines of Python in a process of their own, which finds the modules; env: None takes a
+    variable away. fresh: a new interpreter, for lines that ask what is imported, or set what is
+    read when torch is. """
     env = {**os.environ, 'PYTHONPATH': str(ROOT), **env}
     env = {name: value for name, value in env.items() if value is not None}
     if fresh:
-        return subprocess.run([sys.executable, '-c', code, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=HANGS)
+        return subprocess.run([sys.executable, '-c', code, *args], cwd=cwd, env=env,
+                              capture_output=True, text=True, timeout=HANGS)
     return finished(code, ['-c', *args], cwd=cwd, env=env)
 
 
@@ -172,14 +180,18 @@ started = []                                                             # jobs,
 
 
 class Job:
-    """ train.py, or another script without a dataset, as `ranks` processes, started as any launcher may (RANK, WORLD_SIZE, MASTER_ADDR,
-    MASTER_PORT). `before` is code that runs first in each of them, `after` last, with the script's globals in g. """
+    """ train.py, or another script without a dataset, as `ranks` processes, started as any launcher
+    may (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). `before` is code that runs first in each of
+    them, `after` last, with the script's globals in g. """
 
-    def __init__(self, dataset, out, *args, ranks=1, before='', after='', env=None, script='train.py'):
+    def __init__(self, dataset, out, *args, ranks=1, before='', after='', env=None,
+                 script='train.py'):
         with socket.socket() as s:
             s.bind(('127.0.0.1', 0))
             port = s.getsockname()[1]
-        of_train = [f'--dataset={dataset}', f'--out_dir={out}', *TINY, '--master_timeout=180'] if script == 'train.py' else []
+        if script == 'train.py':
+            args = [f'--dataset={dataset}', f'--out_dir={out}', *TINY, '--master_timeout=180',
+                    *args]
         code = f"""
 import os, runpy, sys
 {before}
@@ -189,12 +201,13 @@ g = runpy.run_path({str(ROOT / script)!r}, run_name='__main__')
         self.files, self.processes = [], []
         started.append(self)
         for rank in range(ranks):
-            where = dict(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port)) if ranks > 1 else {}
+            where = dict(RANK=str(rank), WORLD_SIZE=str(ranks), MASTER_ADDR='127.0.0.1',
+                         MASTER_PORT=str(port)) if ranks > 1 else {}
+            where = {**os.environ, 'PYTHONPATH': str(ROOT), **where, **(env or {})}
             files = [Path(f'{out}.{rank}.{kind}') for kind in ('out', 'err')]
             self.files.append(files)
             with open(files[0], 'w') as stdout, open(files[1], 'w') as stderr:
-                self.processes.append(Process(code, [script, *of_train, *args], stdout, stderr,
-                                              env={**os.environ, 'PYTHONPATH': str(ROOT), **where, **(env or {})}))
+                self.processes.append(Process(code, [script, *args], stdout, stderr, env=where))
 
     def out(self, rank=0):
         return self.files[rank][0].read_text()
@@ -225,7 +238,9 @@ g = runpy.run_path({str(ROOT / script)!r}, run_name='__main__')
 def log(out):
     """ {step: (loss, text loss, ...)} as logged, without what depends on the clock on the wall. """
     entries = [json.loads(line) for line in open(Path(out) / 'training_log.jsonl')]
-    return {(e['step'], 'best' in e): {k: v for k, v in e.items() if k not in ('tokens_per_s', 'mfu', 'seconds', 'memory_gb')} for e in entries}
+    of_clock = ('tokens_per_s', 'mfu', 'seconds', 'memory_gb')
+    return {(e['step'], 'best' in e): {k: v for k, v in e.items() if k not in of_clock}
+            for e in entries}
 
 
 def cut(whole, out, step):
@@ -245,4 +260,5 @@ def weights(out, kind='model'):
 
 def saved(folder):
     """ {kind: {name: tensor}} of a checkpoint that is whole. """
-    return {name.split('.')[0]: checkpoint.read_tensors(folder / name) for name in checkpoint.verify(folder)['files']}
+    return {name.split('.')[0]: checkpoint.read_tensors(folder / name)
+            for name in checkpoint.verify(folder)['files']}

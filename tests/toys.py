@@ -1,4 +1,5 @@
-""" A text distribution small enough to enumerate (V = 3, L = 4) and networks that are tables over its 4^4 noisy states. """
+""" A text distribution small enough to enumerate (V = 3, L = 4), and networks that are tables over
+its 4^4 noisy states. """
 import itertools
 import math
 
@@ -16,7 +17,8 @@ def index(states):
 
 
 class Network:
-    """ What is asked of a model, from a function that gives logits: its hidden states are the logits, and its head leaves them alone. """
+    """ What is asked of a model, from a function that gives logits: its hidden states are the
+    logits, and its head leaves them alone. """
 
     def __init__(self, forward):
         self.forward = forward
@@ -29,7 +31,8 @@ class Network:
 
 
 class Toy(Network):
-    """ A network by table (256, L, V) of logits, with Model's forward; it ignores latents and clocks. """
+    """ A network by table (256, L, V) of logits, with Model's forward; it ignores latents and
+    clocks. """
 
     def __init__(self, table):
         self.table = table
@@ -53,8 +56,8 @@ def optimal_denoiser(seed=0):
 
 def denoiser_of(p):
     """ The table of log P(x^i = v | visible tokens of the state), of the law p (81,). """
-    fits = ((STATES[:, None] == MASK) | (STATES[:, None] == TEXTS)).all(-1).double() * p     # (256, 81)
-    onehot = torch.nn.functional.one_hot(TEXTS, V).double()                                  # (81, L, V)
+    fits = ((STATES[:, None] == MASK) | (STATES[:, None] == TEXTS)).all(-1) * p      # (256, 81)
+    onehot = torch.nn.functional.one_hot(TEXTS, V).double()                          # (81, L, V)
     table = torch.einsum('sx,xlv->slv', fits, onehot)
     return (table / fits.sum(1)[:, None, None]).clamp(min=1e-300).log()
 
@@ -73,30 +76,33 @@ def exact_bound(p, table, kind):
         n, mask = sum(bits), torch.tensor(bits)
         if not n:
             continue
-        nll = -logp[index(torch.where(mask, MASK, TEXTS))].gather(-1, TEXTS[..., None]).squeeze(-1)   # (81, L)
-        weight = {'count': 1 / L * L / n / math.comb(L, n),
-                  'continuous': math.factorial(n - 1) * math.factorial(L - n) / math.factorial(L)}[kind]
+        nll = -logp[index(torch.where(mask, MASK, TEXTS))].gather(-1, TEXTS[..., None])[..., 0]
+        by_time = math.factorial(n - 1) * math.factorial(L - n) / math.factorial(L)
+        weight = {'count': 1 / n / math.comb(L, n), 'continuous': by_time}[kind]
         total += weight * (p * (nll * mask).sum(1)).sum().item()
     return total
 
 
 def chain_law(table, shares):
-    """ Law over TEXTS of the chain that, step by step, releases each masked position with probability u of `shares`. """
+    """ Law over TEXTS of the chain that, step by step, releases each masked position with
+    probability u of `shares`. """
     return release_chain(table, [(u, 0.0) for u in shares])
 
 
 def release_chain(table, steps):
-    """ The same with remasking: steps of (probability that a masked position is released, that a visible one is masked again). """
+    """ The same with remasking: steps of (probability that a masked position is released, that a
+    visible one is masked again). """
     law = torch.zeros(len(STATES), dtype=torch.float64)
     law[-1] = 1                                                          # all MASK
     probs = table.softmax(-1)
     for u, g in steps:
         new = torch.zeros_like(law)
         for i in law.nonzero().flatten().tolist():
-            moves = []                                                   # per position: (token, probability)
+            moves = []                                     # per position: (token, probability)
             for position, token in enumerate(STATES[i].tolist()):
-                moves.append([(token, 1 - g), (MASK, g)] if token != MASK else
-                             [(MASK, 1 - u)] + [(v, u * probs[i, position, v].item()) for v in range(V)])
+                written = [(v, u * probs[i, position, v].item()) for v in range(V)]
+                moves.append([(token, 1 - g), (MASK, g)] if token != MASK
+                             else [(MASK, 1 - u), *written])
             for combination in itertools.product(*moves):
                 tokens, factors = zip(*combination)
                 if math.prod(factors):
@@ -106,7 +112,8 @@ def release_chain(table, steps):
 
 
 def any_order_law(table, block=L):
-    """ Law over TEXTS of: a uniformly chosen masked position of the leftmost unfinished block at a time, x ~ Cat(p). """
+    """ Law over TEXTS of: a uniformly chosen masked position of the leftmost unfinished block at a
+    time, x ~ Cat(p). """
     law = torch.zeros(len(STATES), dtype=torch.float64)
     law[-1] = 1
     probs = table.softmax(-1)
@@ -125,7 +132,8 @@ def any_order_law(table, block=L):
 
 
 def chi_square_z(samples, law):
-    """ How many standard deviations the chi-square of samples (n, L) lies above its mean under `law` (81,). """
+    """ How many standard deviations the chi-square of samples (n, L) lies above its mean under
+    `law` (81,). """
     counts = torch.bincount(index(samples), minlength=len(STATES))[index(TEXTS)].double()
     assert counts.sum() == len(samples), 'a sample still holds MASK'
     expected = law * len(samples)

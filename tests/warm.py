@@ -1,9 +1,11 @@
 """
-A Python that has imported torch and forks: its children begin in a tenth of a second, where a new interpreter needs four.
+A Python that has imported torch and forks: its children begin in a tenth of a second, where a new
+interpreter needs four.
 
-launch.py starts one for each worker of pytest. A message to it is a number: 0 asks for a child, and brings the files of its
-request and its stdin, stdout and stderr; a pid asks whether that child has ended. The answer is a number as well.
-No module of the project is imported here: each child reads the files as they are then, in its own environment.
+launch.py starts one for each worker of pytest. A message to it is a number: 0 asks for a child, and
+brings the files of its request and its stdin, stdout and stderr; a pid asks whether that child has
+ended. The answer is a number as well. No module of the project is imported here: each child reads
+the files as they are then, in its own environment.
 """
 import atexit
 import gc
@@ -16,11 +18,12 @@ import sys
 import threading
 import types
 
-RUNS = 1000                                                # in the place of an exit code: it has not ended
+RUNS = 1000                        # in the place of an exit code: it has not ended
 
 
 def serve(connection):
-    """ Answers until the tests have ended, then kills what they left. In a child it returns the files of its request. """
+    """ Answers until the tests have ended, then kills what they left. In a child it returns the
+    files of its request. """
     children = set()
     while message := socket.recv_fds(connection, 8, 4):
         number, = struct.unpack('q', message[0]) if message[0] else (None,)
@@ -62,7 +65,8 @@ def become(request, *streams):
 
 
 def finish(code):
-    """ The end of an interpreter, but for taking all modules apart, which would cost more than most children do. """
+    """ The end of an interpreter, without taking all modules apart, which costs more than most
+    children do. """
     threading._shutdown()
     atexit._run_exitfuncs()
     sys.stdout.flush()
@@ -71,10 +75,11 @@ def finish(code):
 
 
 if __name__ == '__main__':
-    import numpy, safetensors.torch, tokenizers, torch._dynamo, torch.distributed.fsdp, torch.distributed.tensor, torch.utils.flop_counter
+    import numpy, safetensors.torch, tokenizers, torch._dynamo, torch.distributed.fsdp
+    import torch.distributed.tensor, torch.utils.flop_counter
     signal.signal(signal.SIGINT, signal.SIG_IGN)           # it is for the tests, which end
     gc.collect()
-    gc.freeze()                                            # no child searches what is here again: its pages stay shared
+    gc.freeze()                    # no child searches what is here again: its pages stay shared
     files = serve(socket.socket(fileno=int(sys.argv[1])))
     try:
         exec(become(*files), sys.modules['__main__'].__dict__)
