@@ -289,7 +289,8 @@ def statistics(batch, result):
 
     if 'text_loss' in result:
         # which of the P positions are no PAD
-        nll, real = result['nll'], batch['targets'] != batch['pad']
+        real = batch['targets'] != batch['pad']
+        nll = result['nll']
 
         # what is by clock, or a bound, is of masked rows alone
         B, L = batch['x_t'].shape

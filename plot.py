@@ -15,7 +15,6 @@ import base64
 import io
 import json
 import os
-import re
 import textwrap
 
 from runs import console
@@ -23,8 +22,9 @@ from runs import console
 console.begin(__name__)
 
 from configurator import configure, stop_on_error
-from runs.files import read_arrays, read_json, write_text, write_whole
+from runs.files import read_arrays, write_text, write_whole
 from runs.manifest import dataset_folder
+from runs.results import find, read_results
 
 out_dir = 'out/quickstart'      # <a run folder>
 what = 'curves'                 # curves | sweep | importance | images | report
@@ -79,17 +79,6 @@ def read_log(path):
     return [entries[key] for key in sorted(entries)]
 
 
-def read_results(path):
-    """ {key: number or None} of results.json, without its notes on how it was made. """
-    check_file(path, 'run evaluate.py first')
-    results = read_json(path)
-    results.pop('meta', None)
-    for key, value in results.items():
-        if not (value is None or isinstance(value, (int, float))):
-            raise ValueError(f'{path}: {key} is a {type(value).__name__}, expected a number')
-    return results
-
-
 def read_images(out_dir):
     """ The arrays of images.npz: pictures (n, S, S, channels), and their texts (n,). """
     path = os.path.join(out_dir, 'images.npz')
@@ -97,18 +86,17 @@ def read_images(out_dir):
     return read_arrays(path)
 
 
-def read_sweeps(results, metric):
-    """ {sweep: [(point, {calls, value, se})]} of the keys 'task_sweep_knobs/knob=value,.../metric'.
-    A point is {knob: its value as text}. """
+def read_sweeps(records, metric):
+    """ {sweep: [(point, {calls, value, se})]} of the records of sweeps. """
     sweeps = {}
-    pattern = re.compile(r'(\w+_sweep_\w+(?:\[[^/]*\])?)/([^/]*)/' + re.escape(metric))
-    for key, value in results.items():
-        match = pattern.fullmatch(key)
-        if match:
-            name, label = match.groups()
-            point = dict(pair.split('=', 1) for pair in label.split(',') if '=' in pair)
-            found = dict(value=value, se=results.get(f'{key}_se', 0.0),
-                         calls=results.get(f'{name}/{label}/calls'))
+    for record in records:
+        point = record['point']
+        if point and record['metric'] == metric:
+            same = {name: record[name] for name in ('n', 'texts', 'point', 'knobs')}
+            calls = find(records, record['task'], 'calls', **same)
+            name = f'{record["task"]} over {", ".join(point)}, {record["n"]} texts'
+            found = dict(value=record['value'], se=record['se'] or 0.0,
+                         calls=calls and calls['value'])
             sweeps.setdefault(name, []).append((point, found))
     return sweeps
 
@@ -187,12 +175,8 @@ def draw_curves(entries, plt):
 STEPS = ('steps', 'latent_steps')                          # drawn as network calls
 
 
-def is_number(text):
-    """ NaN is none. """
-    try:
-        return float(text) == float(text)
-    except ValueError:
-        return False
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def knob_of_x(points):
@@ -211,14 +195,14 @@ def lines_of(name, points, knob, metric):
         others = []
         for other, value in point.items():
             if other != knob:
-                others.append(f'{other} {value}' if is_number(value) else value)
+                others.append(f'{other} {value}' if is_number(value) else str(value))
         setting = ', '.join(others)
 
         if knob is None:
             x, label = setting, metric
         else:
             x = found['calls'] if knob in STEPS else float(point[knob])
-            label = setting or name.split('_sweep_')[0]
+            label = setting or name.split(' over ')[0]
         lines.setdefault(label, []).append((x, found['value'], found['se']))
     return lines
 
@@ -242,7 +226,7 @@ def draw_sweeps(sweeps, metric, plt):
                 line = sorted(line)
             axis.errorbar(*zip(*line), marker='o', capsize=2, label=label)
         axis.set(xlabel='network calls per text' if knob in STEPS else knob or '', ylabel=metric,
-                 title=name.replace('_sweep_', ' over '))
+                 title=name)
         if knob in (*STEPS, 'rerank'):
             axis.set_xscale('log', base=2)
         axis.legend()
@@ -268,23 +252,23 @@ def draw_spread(axis, entries):
     axis.set(xlabel='step', ylabel='importance of a micro-batch', ylim=(0, 1))
 
 
-def draw_importance(entries, results, plt):
+def draw_importance(entries, records, plt):
     """ The spread of importance over training, and the loss at masked positions by quarters of the
     tokens, ordered by frequency and by importance. """
-    if 'importance/frequency/spearman_with_loss' not in results:
+    if not find(records, 'importance', 'spearman_with_loss', 'frequency'):
         raise ValueError('results.json: no importance in it, run evaluate.py --tasks=importance '
                          'first')
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
     draw_spread(left, entries)
 
     for i, by in enumerate(('frequency', 'importance')):
-        key = f'importance/{by}'
-        names = [f'{key}/nats_quarter_{quarter}' for quarter in (1, 2, 3, 4)]
-        bars = [(quarter + 0.35 * i, results[name], results.get(f'{name}_se'))
-                for quarter, name in enumerate(names, 1) if name in results]
+        found = [find(records, 'importance', f'nats_quarter_{quarter}', by)
+                 for quarter in (1, 2, 3, 4)]
+        bars = [(quarter + 0.35 * i, record['value'], record['se'] or 0.0)
+                for quarter, record in enumerate(found, 1) if record]
         if bars:
             x, height, error = zip(*bars)
-            correlation = results[f'{key}/spearman_with_loss']
+            correlation = find(records, 'importance', 'spearman_with_loss', by)['value']
             right.bar(x, height, 0.33, yerr=error, capsize=2,
                       label=f'by {by}, rank correlation {correlation:.2f}')
     right.set(xlabel='quarter of the tokens, least to most rare or important',
@@ -326,11 +310,13 @@ def draw(plt):
     if what == 'images':
         return draw_images(read_images(out_dir), plt)
     if what in ('importance', 'sweep'):
-        results = read_results(os.path.join(out_dir, 'results.json'))
+        path = os.path.join(out_dir, 'results.json')
+        check_file(path, 'run evaluate.py first')
+        records = read_results(path)
     if what == 'sweep':
-        return draw_sweeps(read_sweeps(results, metric), metric, plt)
+        return draw_sweeps(read_sweeps(records, metric), metric, plt)
     entries = read_log(os.path.join(out_dir, LOG))
-    return draw_curves(entries, plt) if what == 'curves' else draw_importance(entries, results, plt)
+    return draw_curves(entries, plt) if what == 'curves' else draw_importance(entries, records, plt)
 
 
 def make_report():

@@ -1,5 +1,4 @@
-""" An overlay, for a run that must not diverge: the conservative recipe. Lay it over any other
-config.
+""" Overlay, the conservative recipe: for a run that must not diverge, on top of any other.
 
     python train.py config/l2t.py config/stable.py --out_dir=out/l2t_stable
 """

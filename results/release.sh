@@ -4,6 +4,7 @@
 #     sh results/release.sh quickstart     three seeds, about 15 minutes each on 2 cores
 #     sh results/release.sh captions       two seeds and a decoder, 2 to 3 hours each on a core
 #     sh results/release.sh weights        weights/captions, from the captions of seed 0
+#     sh results/release.sh tables         the tables of README.md and docs/results.md
 #
 # RAW: the folder of Multi30k's train.*.en.gz and val.*.en.gz (docs/results.md). MINILM: a folder of
 # all-MiniLM-L6-v2, or minilm, which is fetched from the hub. SEEDS: of the captions. TRAIN, EVAL:
@@ -18,13 +19,13 @@ FOLDER=; [ "$MINILM" = minilm ] || FOLDER=--encoder_folder=$MINILM
 # results.json of a run as results/NAME.json, without paths of this machine
 keep() {
     $PY - "$1" "$2" << 'END'
-import json, sys
+import sys
 from pathlib import Path
 from runs.checkpoint import find_checkpoint
 from runs.export import results_of
+from runs.results import write_results
 out, name = sys.argv[1:]
-found = results_of(Path(out) / 'results.json', find_checkpoint(out))
-Path(f'results/{name}.json').write_text(json.dumps(found, indent=1) + '\n')
+write_results(f'results/{name}.json', results_of(Path(out) / 'results.json', find_checkpoint(out)))
 END
 }
 
@@ -77,7 +78,7 @@ weights() {
     rm -r weights/captions
     $PY -m runs.export --out_dir=out/captions_seed0 --to=weights/captions --weights_dtype=float16 \
         --license=other --hardware="${HARDWARE:-a CPU core}" --data="Multi30k's English captions \
-(task 2, Flickr30k's images); captions and weights are for research use"
+(task 2, Flickr30k's images), for research use"
     $PY - << 'END'
 import numpy as np
 from data import PackedDataset
@@ -87,6 +88,88 @@ rows = chosen_rows(len(val), 10, 'random', seed=0)
 np.save('weights/captions/ten.npy', val.raw_latents(rows)[:, 0].numpy())
 with open('weights/captions/ten.txt', 'w') as f:
     f.writelines(f'{val.text(int(row))}\n' for row in rows)
+END
+}
+
+# from the files that `keep` has left
+tables() {
+    $PY - << 'END'
+from runs.results import find, read_results
+
+# label, task, control, metric, digits, rival, what that is
+ROWS = (
+    ('text from embedding, BLEU', 'l2t', '', 'bleu', 1, 'nearest', 'nearest training text'),
+    ('by diffusion, greedy, BLEU', 'l2t', 'diffusion', 'bleu', 1, '', ''),
+    ('from left to right, greedy, BLEU', 'l2t', 'left_to_right', 'bleu', 1, '', ''),
+    ('text from embedding, word F1, %', 'l2t', '', 'f1', 1, 'nearest', 'nearest training text'),
+    ('embedding from text, centred cosine', 't2l', '', 'centred_cosine', 3, 'ridge',
+     'ridge regression'),
+    ('half of the tokens filled in, % right', 'infill', '', 'token_accuracy', 1, 'left_to_right',
+     '8 beams'),
+    ('one word changed, all others kept, {n} captions, %', 'edit', '', 'exact', 1,
+     'left_to_right', '8 beams'),
+    ('both from noise, {n} samples, cosine', 'unconditional', '', 'coherence', 3, '', ''),
+    ('bound of diffusion, nats per token', 'nelbo', '', 'nats_per_token', 3, '', ''),
+    ('from left to right, exact nats per token', 'nelbo', '', 'causal_nats_per_token', 3, '', ''),
+)
+
+# who writes, its file, how many drafts of each of how many texts
+WAYS = (
+    ('diffusion, greedy', 'captions_seed0', 'confidence', 1, 1000),
+    ('from left to right, greedy', 'captions_seed0', 'autoregressive', 1, 1000),
+    ('diffusion, nearest of 24 drafts', 'captions_seed0', 'confidence', 24, 200),
+    ('from left to right, nearest of 24', 'captions_seed0', 'autoregressive', 24, 1000),
+    ('from left to right, nearest of 24', 'captions_seed0', 'autoregressive', 24, 200),
+    ('from left to right, nearest of 150', 'captions_seed0', 'autoregressive', 150, 200),
+    ('a decoder alone, greedy', 'captions_decoder', 'autoregressive', 1, 1000),
+    ('a decoder alone, nearest of 24', 'captions_decoder', 'autoregressive', 24, 1000),
+    ('a decoder alone, nearest of 150', 'captions_decoder', 'autoregressive', 150, 200),
+)
+
+
+def cell(record, digits=1):
+    """ '48.1 ± 1.0', or '' where it was not measured. """
+    if record is None:
+        return ''
+    error = '' if record['se'] is None else f' ± {record["se"]:.{digits}f}'
+    return f'{record["value"]:.{digits}f}{error}'
+
+
+def directions(runs, with_controls):
+    for label, task, control, metric, digits, rival, its_name in ROWS:
+        first = find(runs[0], task, metric, control)
+        if first is None or with_controls and control:
+            continue
+        cells = [cell(find(run, task, metric, control), digits) for run in runs]
+        leads = [cell(find(run, task, metric, 'lead'), digits) for run in runs]
+        against = f'{its_name}: {"; ".join(leads)}' if rival else ''
+        if with_controls:
+            cells += [cell(find(runs[0], task, metric, kind), digits)
+                      for kind in ('shuffled', 'null')]
+            value = cell(find(runs[0], task, metric, rival), digits)
+            leads = ', '.join(lead for lead in leads if lead)
+            against = f'{value} {its_name}; lead {leads}' if rival else ''
+        print('|', ' | '.join([label.format(n=first['n']), *cells, against]), '|')
+
+
+results = {name: read_results(f'results/{name}.json')
+           for name in ('quickstart_seed0', 'quickstart_seed1', 'quickstart_seed2',
+                        'captions_seed0', 'captions_seed1', 'captions_decoder')}
+print('captions, two seeds')
+directions([results['captions_seed0'], results['captions_seed1']], True)
+
+print('\nwriting captions')
+for label, name, sampler, rerank, n in WAYS:
+    where = dict(n=n, point=dict(sampler=sampler, rerank=rerank))
+    found = [find(results[name], 'l2t', metric, **where) for metric in ('bleu', 'f1', 'exact')]
+    ms = find(results[name], 'l2t', 'ms', **where)
+    if ms:
+        n_embedded = rerank if rerank > 1 else 0
+        print('|', ' | '.join([label, f'{n:,}', str(n_embedded), f'{ms["value"]:.0f}',
+                               *map(cell, found)]), '|')
+
+print('\nquickstart, three seeds, and their leads')
+directions([results[f'quickstart_seed{seed}'] for seed in range(3)], False)
 END
 }
 

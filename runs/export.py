@@ -24,7 +24,7 @@ import torch
 from configurator import configure, stop_on_error
 from encoders import TABLE
 from runs import checkpoint
-from runs.files import read_json, sealed, short, write_text
+from runs.files import read_json, sealed, write_text
 from runs.manifest import encoder_identity, is_of_a_folder, read_meta
 from runs.run_folder import copy_data, dumps, read_config
 
@@ -84,7 +84,8 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     write_text(tmp / 'config.json', dumps(config))
     results = results_of(out_dir / 'results.json', name)
     if results:
-        write_text(tmp / 'results.json', json.dumps(results, indent=1))
+        records = ',\n'.join(map(json.dumps, results))
+        write_text(tmp / 'results.json', f'[\n{records}\n]\n')
     lines = card(folder.name, config, meta, state['step'], license, hardware, data, dtype,
                  results)
     write_text(tmp / 'README.md', '\n'.join(lines) + '\n')
@@ -104,45 +105,32 @@ def without_folders(value):
 
 
 def results_of(path, checkpoint_name):
-    """ results.json without command lines, and without what was measured on other checkpoints. {}
-    where nothing is left. ValueError where it is not as evaluate.py writes it. """
-    found = read_json(path) if path.is_file() else {}
-    try:
-        meta = {task: of_task for task, of_task in found.pop('meta', {}).items()
-                if of_task['checkpoint'] == checkpoint_name}
-        for of_task in meta.values():
-            of_task.pop('argv', None)              # a folder that was exported has none
-    except (AttributeError, KeyError, TypeError):
-        raise ValueError(f'{path}: meta is not as evaluate.py writes it: move it away') from None
-    figures = {key: value for key, value in found.items() if key.split('/')[0] in meta}
-    for key, value in figures.items():
-        if type(value) not in (int, float):
-            raise ValueError(f'{path}: {key}={short(value)} is no number: move it away')
-    return {**figures, 'meta': without_folders(meta)} if figures else {}
+    """ The records of results.json that are of this checkpoint; [] where there is no file. """
+    records = read_json(path, kind=list) if path.is_file() else []
+    return [without_folders(record) for record in records
+            if record['checkpoint'] == checkpoint_name]
 
 
 def card(title, config, meta, step, license, hardware, data, dtype, results):
     """ The lines of the model card, Markdown with the header that the hub reads. """
     encoder = (meta['encoder'] or {}).get('id', 'none')
-    versions = ', '.join(f'{name} {version}' for name, version in config['versions'].items())
     return [
         '---', 'library_name: nanoldlm', 'tags: [text-diffusion, masked-diffusion]',
         *([f'license: {license}'] if license else []), '---', f'# {title}', '',
-        'A latent diffusion language model. It reads a masked text and a noised embedding, and',
-        'predicts both of them clean. Loading it runs no code of this folder.', '',
+        'A latent diffusion language model: it reads masked text and noised embeddings, and',
+        'predicts both clean. Loading it runs no code of this folder.', '',
         '| | |', '|---|---|',
         f'| mode | {config["mode"]} |',
         f'| data | {meta["splits"]["train"]["samples"]:,} samples'
         f'{f": {data}" if data else ""} |',
         f'| encoder of the latents | {encoder} |',
         f'| steps | {step:,} |',
-        *([f'| weights | stored in {dtype}; the figures below are of float32 weights |']
+        *([f'| weights | stored in {dtype}; the figures below are of float32 |']
           if dtype != 'float32' else []),
         f'| hardware | {hardware or "not recorded"} |',
         f'| code | nanoLDLM, commit {config.get("commit") or "not recorded"} |',
-        f'| versions | {versions} |',
-        f'| license of the weights | {license or "not stated"} |',
-        '| license of the code | MIT |', '',
+        f'| versions | {config.get("versions") or "not recorded"} |',
+        f'| license of the weights | {license or "not stated"} |', '',
         '```python', 'from sample import Run', f"run = Run('{title}')", '```', '',
         *what_to_supply(config, meta, title), '', *figures(results)]
 
@@ -153,33 +141,42 @@ def what_to_supply(config, meta, title):
     if meta['latent_shape'] is None or 'latent' not in config['streams']:
         return ['It reads no embeddings, so it needs nothing beside this folder.']
     if encoder is None:
-        return ['Its encoder is not known: it cannot embed a text. Give it `run.write(latents=z)`.']
+        return ['Its latents were made elsewhere, and no encoder is known: it cannot embed a text.',
+                'Give latents as arrays: `run.write(latents=z)`.']
     if encoder['id'] == 'lsa':
         return ['Its encoder, `lsa`, is in `data/`: it needs nothing beside this folder.']
     if not is_of_a_folder(encoder):
-        return [f'**You supply the encoder**: `{encoder["id"]}` of the hub embeds the texts, in',
+        return [f'**You supply the encoder**: texts are embedded by `{encoder["id"]}` of the hub,',
                 f'revision `{encoder["revision"]}`. It is downloaded with the first text.']
     return [f'**You supply the encoder**, `{encoder["id"]}`: it was in a folder, and is on no hub.',
-            'Ask the author for it, and open the run with',
-            f"`Run('{title}', encoder_folder='FOLDER')`. The digest of its files is checked:",
-            f'`{encoder["revision"]}`. Without it, give latents as arrays: `run.write(latents=z)`.']
+            'Without it latents can be given as arrays, `run.write(latents=z)`. Ask the author:',
+            f"`Run('{title}', encoder_folder='FOLDER')`. Its files have the digest",
+            f'`{encoder["revision"]}`, which is checked.']
 
 
 def figures(results):
-    """ The lines of a table: what was measured, and beside it a control or none. """
-    def cell(key):
-        value, error = results.get(key), results.get(f'{key}_se')
-        if value is None:
+    """ The lines of a table of what was measured beside a control, another text's latent or none.
+    """
+    def cell(record):
+        if record is None:
             return ''
-        return f'{value:.3f} ± {error:.3f}' if error is not None else f'{value:.3f}'
+        error = '' if record['se'] is None else f' ± {record["se"]:.3f}'
+        return f'{record["value"]:.3f}{error}'
+
+    # of a figure that was measured twice, the one of more texts
+    found = {}
+    for record in results:
+        if not record['point'] and not record['texts']:
+            controls = found.setdefault((record['task'], record['metric']), {})
+            before = controls.get(record['control'], record)
+            controls[record['control']] = max(record, before, key=lambda one: one['n'])
 
     rows = []
-    for key in results:
-        task, _, measure = key.partition('/')
-        controls = [f'{task}/{kind}/{measure}' for kind in ('shuffled', 'null')]
-        if any(control in results for control in controls) and not measure.endswith('_se'):
-            cells = [cell(key), *map(cell, controls), f'{results.get(f"{task}/n", "")}']
-            rows.append(f'| {key} | {" | ".join(cells)} |')
+    for (task, metric), controls in found.items():
+        if 'shuffled' in controls or 'null' in controls:
+            ours, *others = (controls.get(control) for control in ('', 'shuffled', 'null'))
+            cells = ' | '.join(map(cell, (ours, *others)))
+            rows.append(f'| {task}/{metric} | {cells} | {ours["n"]} |')
     if not rows:
         return ['Nothing was measured: `evaluate.py` has not run on this checkpoint.']
     return ['| of the validation split | | another text\'s latent | no latent | texts |',

@@ -3,13 +3,11 @@ What the tasks of this folder share. A task is a file with
 
     NEEDS                the run that it can measure (TaskNeeds)
     SETTINGS             the knobs of evaluate.py that decide its figures, beside its texts
-    measure(run, ctx)    its figures, {'metric': value}; those of a control are 'control/metric',
-                         and a standard error is 'metric_se'. What else there is to see it puts
-                         into ctx.shown and ctx.arrays
-    generate(run, ctx)   if there is one, with n_generated(ctx) and judge: what measure does that
-                         many times
-    HEADLINES, RIVAL     if there are any: (what to call it, control or '', metric) of the figures
-                         that stand in the summary, and the control that is the one to beat
+    measure(run, ctx)    its Figures. What else there is to see it puts into ctx.shown and
+                         ctx.arrays
+    generate(run, ctx)   if there is one, with judge: what a sweep over its knobs does and measures
+    HEADLINES, RIVAL     if there are any: (what to call it, control, metric) of the figures that
+                         stand in the summary, and the control that is the one to beat
     prepare(run, knobs)  if there is one: reads what the task's own knobs name and checks what else
                          it needs, before anything is computed; ctx.prepared is what it returned
 
@@ -20,9 +18,8 @@ Letters: n texts, L text tokens, N latent vectors, D latent dimensions, V vocabu
 import math
 import re
 import time
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field, replace
-from io import StringIO
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -60,7 +57,6 @@ class Context:
     texts: list = ()               # n
     tokens: object = None          # (n, L)
     raw: object = None             # raw latents (n, N, D), or None
-    n_skipped: int = 0             # texts of a file that are too long
     prepared: object = None        # what the task's `prepare` returned
     shown: list = field(default_factory=list)      # lines for a reader: what was written
     arrays: dict = field(default_factory=dict)     # {name: array}, for a file beside results.json
@@ -75,31 +71,6 @@ class Context:
         sampling = {name: self.knobs[name] for name in TEXT_KNOBS + LATENT_KNOBS}
         return sampling | dict(seed=self.knobs['seed'], batch=self.knobs['sample_batch'])
 
-def seconds_of(run, task, ctx):
-    """ About how long a task will take, or None where that is not known: there are few texts, or
-    the task has texts of its own, or costs as much for few. It is done for 2 texts and for k:
-        seconds = s_2 + n (s_k - s_2) / (k - 2)
-    So what it does once is counted once. A card takes as long for 2 texts as for k: there it is
-    too little. """
-    k = min(12, ctx.n // 64)
-    if k < 3 or hasattr(task, 'HAS_OWN_TEXTS') or hasattr(task, 'HAS_FIXED_COST'):
-        return None
-    trial, times = task.measure, 1
-    if hasattr(task, 'generate'):
-        trial, times = task.generate, task.n_generated(ctx)
-
-    # the first calls of a process are slow: once more than is counted. What a trial prints is noise
-    seconds = []
-    for m in (2, 2, k):
-        raw = None if ctx.raw is None else ctx.raw[:m]
-        few = replace(ctx, texts=ctx.texts[:m], tokens=ctx.tokens[:m], raw=raw, shown=[], arrays={})
-        began = time.perf_counter()
-        with redirect_stdout(StringIO()), redirect_stderr(StringIO()):
-            trial(run, few)
-        seconds.append(time.perf_counter() - began)
-    _, of_2, of_k = seconds
-    return times * (of_2 + ctx.n * max(0.0, of_k - of_2) / (k - 2))
-
 # -----------------------------------------------------------------------------
 # The texts that are measured
 
@@ -113,8 +84,8 @@ def chosen_rows(total, n, order, seed):
 
 
 def load_file(run, path, field, n):
-    """ (texts, tokens (n, L), raw latents (n, N, D) or None, how many were skipped): the first n
-    texts of a file that are short enough for the run. """
+    """ (texts, tokens (n, L), raw latents (n, N, D) or None): the first n texts of a file that are
+    short enough for the run. """
     if run.stats and not run.meta['encoder']:
         raise ValueError(f'texts={path}: {run.out_dir} has latents that no encoder made, so none '
                          'of other texts: leave it out')
@@ -142,7 +113,7 @@ def load_file(run, path, field, n):
     if n_zero:
         warn(f'texts={path}: {n_zero:,} of {len(texts):,} texts have no word that the encoder '
              'knows: their latent is zero')
-    return texts, pack(run, texts), raw, len(skipped)
+    return texts, pack(run, texts), raw
 
 
 def load_texts(run, folder, n, order, seed):
@@ -215,34 +186,56 @@ def with_controls(right, null, seed):
     text, and nothing. Of one text there is no other. """
     conditions = {'': (right, 0.0)}
     if len(right) > 1:
-        conditions['shuffled/'] = right[derangement(len(right), seed)], 0.0
-    return conditions | {'null/': (null, 1.0)}
+        conditions['shuffled'] = right[derangement(len(right), seed)], 0.0
+    return conditions | {'null': (null, 1.0)}
 
 
-def enter(results, control, metrics):
-    """
-    Enters {metric: value} into results, as 'control' + 'metric'. A value is
-        a number
-        values (n,) of n texts         their mean
-        (totals (n,), sizes (n,))      sum of totals / sum of sizes: a long text weighs more
-    Means and ratios get a standard error over texts, 'metric_se', from two texts on.
-    """
-    for metric, value in metrics.items():
-        key, error = f'{control}{metric}', None
-        if isinstance(value, tuple):
-            total, size = value
-            value, n = total.sum() / size.sum(), len(total)
-            if n > 1:
-                error = (total - value * size).std() / size.mean() / math.sqrt(n)
-        elif np.ndim(value):
-            values = np.asarray(value, np.float64)
-            value, n = values.mean(), len(values)
-            if n > 1:
-                error = values.std(ddof=1) / math.sqrt(n)
+class Figure(NamedTuple):
+    value: float
+    se: float | None = None        # standard error over texts
 
-        results[key] = float(value)
-        if error is not None:
-            results[f'{key}_se'] = float(error)
+
+class Figures(dict):
+    """ What a task has measured: {(control, metric): Figure}, and of how many texts. The control of
+    what the task is about is ''. """
+
+    def __init__(self, n):
+        super().__init__()
+        self.n = n
+
+    def enter(self, control, metrics):
+        """
+        Enters {metric: value} of a control. A value is
+            a number               a whole one is a count, and stands above the table
+            values (n,) of n texts         their mean
+            (totals (n,), sizes (n,))      sum of totals / sum of sizes: a long text weighs more
+        Means and ratios get a standard error over texts, from two texts on.
+        """
+        for metric, value in metrics.items():
+            error = None
+            if isinstance(value, tuple):
+                total, size = value
+                value, n = total.sum() / size.sum(), len(total)
+                if n > 1:
+                    error = (total - value * size).std() / size.mean() / math.sqrt(n)
+            elif np.ndim(value):
+                values = np.asarray(value, np.float64)
+                value, n = values.mean(), len(values)
+                if n > 1:
+                    error = values.std(ddof=1) / math.sqrt(n)
+
+            value = value if isinstance(value, int) else float(value)
+            self[control, metric] = Figure(value, None if error is None else float(error))
+
+    def enter_with_lead(self, measured, rival):
+        """ Enters {control: {metric: value}}, of which '' is what is measured, and its lead over
+        the control `rival`, if that is among them, text by text: the control 'lead', with the
+        standard error of the paired differences. """
+        for control, metrics in measured.items():
+            self.enter(control, metrics)
+        if rival in measured:
+            self.enter('lead', {metric: np.asarray(values) - np.asarray(measured[rival][metric])
+                                for metric, values in measured[''].items() if np.ndim(values)})
 
 
 def ranks(x):
@@ -252,12 +245,12 @@ def ranks(x):
 
 
 def correlations(x, y):
-    """ Pearson and Spearman, with the large-sample standard error (1 - r^2) / sqrt(n - 1). """
+    """ {name: Figure}: Pearson and Spearman, with the large-sample standard error
+    (1 - r^2) / sqrt(n - 1). """
     found = {}
     for name, a, b in (('spearman', ranks(x), ranks(y)), ('pearson', x, y)):
-        r = np.corrcoef(a, b)[0, 1]
-        found[name] = float(r)
-        found[f'{name}_se'] = float((1 - r * r) / math.sqrt(len(x) - 1))
+        r = float(np.corrcoef(a, b)[0, 1])
+        found[name] = Figure(r, (1 - r * r) / math.sqrt(len(x) - 1))
     return found
 
 
@@ -289,17 +282,6 @@ def retrieval(found, raw):
     reciprocal_rank = (H[nearer + equal] - H[nearer]) / equal
     return {'cosine': right.numpy(), 'retrieval@1': hit(1), 'retrieval@10': hit(10),
             'mrr': reciprocal_rank.numpy()}
-
-
-def enter_with_lead(results, measured, rival):
-    """ Enters {control: {metric: value}}, of which '' is what is measured, and its lead over the
-    control `rival`, if that is among them, text by text: 'lead/metric', with the standard error of
-    the paired differences. """
-    for control, metrics in measured.items():
-        enter(results, control, metrics)
-    if rival in measured:
-        enter(results, 'lead/', {metric: np.asarray(values) - np.asarray(measured[rival][metric])
-                                 for metric, values in measured[''].items() if np.ndim(values)})
 
 
 def compare(texts, written, raw, embedded):
@@ -371,35 +353,36 @@ def entropy(ids):
     return float(-(p * np.log(p)).sum())
 
 
-def describe_texts(results, control, texts, ids, perplexity=None):
+def describe_texts(figures, control, texts, ids, perplexity=None):
     """ Enters of n texts and their token ids: entropy (nats, of a text's own tokens, mean over
     texts), distinct_k (share of different word k-grams in all texts), repetition (share of a text's
     word 3-grams that it has had before), length in tokens; perplexity under a scorer. """
     words_of = [re.findall(r'\w+|[^\w\s]', text.lower()) for text in texts]
     for k in (1, 2, 3, 4):
         grams = [gram for text in words_of for gram in n_grams(text, k)]
-        enter(results, control, {f'distinct_{k}': len(set(grams)) / max(1, len(grams))})
-    enter(results, control, {'entropy': [entropy(row) for row in ids],
-                             'repetition': [repeated(text) for text in words_of],
-                             'length': [len(row) for row in ids]})
+        figures.enter(control, {f'distinct_{k}': len(set(grams)) / max(1, len(grams))})
+    figures.enter(control, {'entropy': [entropy(row) for row in ids],
+                            'repetition': [repeated(text) for text in words_of],
+                            'length': [len(row) for row in ids]})
     if perplexity:
-        enter(results, control, {'gen_ppl': perplexity(texts)})
+        figures.enter(control, {'gen_ppl': perplexity(texts)})
 
 
 def describe_samples(run, ctx, draw):
     """
     Draws as many samples as there are texts, and describes them beside the texts themselves
     (data/). draw(**sampling) -> what it has drawn, the tokens (n, L) first.
-    Returns ({metric: value}, with the network calls and milliseconds of a text; the texts; what
-    was drawn).
+    Returns the Figures, with the network calls and milliseconds of a text; the texts; what was
+    drawn.
     """
     run.row_calls, began = 0, time.perf_counter()
     drawn = draw(**ctx.sampling | dict(guidance=1.0))
     seconds = time.perf_counter() - began
-    results = {'n': ctx.n, 'calls': run.row_calls / ctx.n, 'ms': 1000 * seconds / ctx.n}
+    figures = Figures(ctx.n)
+    figures.enter('', {'calls': run.row_calls / ctx.n, 'ms': 1000 * seconds / ctx.n})
 
     written = decode(run, drawn[0])
     ctx.shown += [f'-> {text}' for text in written]
-    describe_texts(results, '', written, real_ids(run, drawn[0]), ctx.prepared)
-    describe_texts(results, 'data/', ctx.texts, real_ids(run, ctx.tokens), ctx.prepared)
-    return results, written, drawn
+    describe_texts(figures, '', written, real_ids(run, drawn[0]), ctx.prepared)
+    describe_texts(figures, 'data', ctx.texts, real_ids(run, ctx.tokens), ctx.prepared)
+    return figures, written, drawn

@@ -23,7 +23,7 @@ from sampling.directions import FILLS, changed_by, edit
 from sampling.inputs import moved, pack
 from sampling.knobs import TEXT_KNOBS
 from sampling.likelihood import nats_per_token
-from tasks.common import (TaskNeeds, decode, derangement, embed, enter_with_lead, read_classes,
+from tasks.common import (TaskNeeds, decode, derangement, embed, Figures, read_classes,
                           write_from)
 from tasks.infill import left_to_right
 
@@ -31,7 +31,6 @@ NEEDS = TaskNeeds(('text', 'latent'), (FILLS,), masked_text=True, encoder=True, 
 SETTINGS = (*TEXT_KNOBS, 'strength', 'classes')
 RIVAL = 'left_to_right'
 HEADLINES = (('a word changed, % exactly so', '', 'exact'),)
-HAS_FIXED_COST = True          # few texts have such a word: a trial of two says nothing
 
 
 def prepare(run, knobs):
@@ -55,18 +54,18 @@ def measure(run, ctx):
 
     # what is written, and the controls
     written = {'': change(run, ctx, asked, z),
-               'anew/': write_from(run, asked.raw, asked.tokens, **ctx.sampling),
-               'shuffled/': change(run, ctx, asked, z[other]),
-               'copy/': asked.texts,
-               'told/': change(run, ctx, asked, told)}
+               'anew': write_from(run, asked.raw, asked.tokens, **ctx.sampling),
+               'shuffled': change(run, ctx, asked, z[other]),
+               'copy': asked.texts,
+               'told': change(run, ctx, asked, told)}
     if run.next_token and not ctx.knobs['sampler']:
-        written['left_to_right/'] = change_from_left_to_right(run, ctx, asked, z)
-    results = {'n': n}
+        written[RIVAL] = change_from_left_to_right(run, ctx, asked, z)
+    figures = Figures(n)
     judged = {control: compare(run, asked, texts) for control, texts in written.items()}
-    enter_with_lead(results, judged, f'{RIVAL}/')
+    figures.enter_with_lead(judged, RIVAL)
     ctx.shown += [f'   {text}\n   {old} -> {new}\n-> {out}\n' for text, old, new, out
                   in zip(asked.texts, asked.old, asked.new, written[''])]
-    return results
+    return figures
 
 
 def generate(run, ctx, rows=slice(None), **knobs):

@@ -23,11 +23,11 @@ from sampling.directions import MAKES, WRITES, unconditional
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.loading import raw_latents, trained_for
 from sampling.png import images_of, pixels
-from tasks.common import (TaskNeeds, decode, derangement, enter, make_latents, open_split,
+from tasks.common import (Figures, TaskNeeds, decode, derangement, make_latents, open_split,
                           progress_bar, read_classes, write_from)
 
 NEEDS = TaskNeeds(('text', 'latent'), shuffled=True)
-SETTINGS = (*dict.fromkeys(TEXT_KNOBS + LATENT_KNOBS), 'classes')
+SETTINGS = (*TEXT_KNOBS, *LATENT_KNOBS, 'classes')
 MOST_TRAINING = 20_000         # pictures that the classifier learns from
 N_KEPT = 100                   # of each kind, in images.npz
 
@@ -35,9 +35,6 @@ N_KEPT = 100                   # of each kind, in images.npz
 def prepare(run, knobs):
     images_of(run)
     return read_classes(knobs['classes'])
-
-
-HAS_FIXED_COST = True          # a judge is trained, however many texts there are
 
 
 def measure(run, ctx):
@@ -53,12 +50,12 @@ def measure(run, ctx):
 
     # what the run draws and writes
     real = pixels(run, ctx.raw)
-    pictures = {**draw(run, ctx, other), 'real/': real}
+    pictures = {**draw(run, ctx, other), 'real': real}
     captions = write(run, ctx, other, real, known, known_captions)
     joint_captions, joint = both_from_noise(run, ctx)
 
-    results = {'n': ctx.n}
-    compared = [control for control in ('', 'real/') if control in pictures]
+    figures = Figures(ctx.n)
+    compared = [control for control in ('', 'real') if control in pictures]
     for name, class_words in ctx.prepared.items():
         # what the captions say, and a judge of pictures
         labels = classes_of(known_captions, class_words)
@@ -72,21 +69,21 @@ def measure(run, ctx):
 
         # pictures, captions, and pairs of them
         for control, some in pictures.items():
-            enter_agreement(results, f'{control}image_{name}', classify(some), right)
+            enter_agreement(figures, control, f'image_{name}', classify(some), right)
         for control, texts in captions.items():
             said = classes_of(texts, class_words)
-            enter(results, control, {f'named_{name}': 100.0 * (said >= 0)})
-            enter_agreement(results, f'{control}caption_{name}', said, right)
+            figures.enter(control, {f'named_{name}': 100.0 * (said >= 0)})
+            enter_agreement(figures, control, f'caption_{name}', said, right)
         if joint is not None:
             said, seen = classes_of(joint_captions, class_words), classify(joint)
-            enter_agreement(results, f'joint_{name}', said, seen)
-            enter_agreement(results, f'shuffled/joint_{name}', said, seen[other])
+            enter_agreement(figures, '', f'joint_{name}', said, seen)
+            enter_agreement(figures, 'shuffled', f'joint_{name}', said, seen[other])
         for control in compared:
             some = pictures[control][has_class.numpy()]
-            enter(results, control, {f'spread_{name}': spread(some, right[has_class])})
+            figures.enter(control, {f'spread_{name}': spread(some, right[has_class])})
     for control in compared:
         distance = nearest_pictures(pictures[control], known)[1]
-        enter(results, control, {'nearest_training': distance})
+        figures.enter(control, {'nearest_training': distance})
 
     # what is to be looked at, by the names that plot.py knows
     arrays = dict(captions=ctx.texts, real=real, made=pictures.get(''), written=captions.get(''),
@@ -94,7 +91,7 @@ def measure(run, ctx):
     for name, value in arrays.items():
         if value is not None:
             ctx.arrays[name] = np.array(value[:N_KEPT])
-    return results
+    return figures
 
 
 def draw(run, ctx, other):
@@ -104,7 +101,7 @@ def draw(run, ctx, other):
     null = ctx.sampling | dict(guidance=0.0)
     pictures = pixels(run, make_latents(run, ctx.tokens, **ctx.sampling))
     of_null = pixels(run, make_latents(run, ctx.tokens, **null))
-    return {'': pictures, 'shuffled/': pictures[other], 'null/': of_null}
+    return {'': pictures, 'shuffled': pictures[other], 'null': of_null}
 
 
 def write(run, ctx, other, real, known, known_captions):
@@ -115,9 +112,9 @@ def write(run, ctx, other, real, known, known_captions):
     written = write_from(run, ctx.raw, ctx.tokens, **ctx.sampling)
     nearest, _ = nearest_pictures(real, known)
     return {'': written,
-            'shuffled/': [written[i] for i in other],
-            'null/': write_from(run, ctx.raw, ctx.tokens, **null),
-            'nearest/': [known_captions[i] for i in nearest.tolist()]}
+            'shuffled': [written[i] for i in other],
+            'null': write_from(run, ctx.raw, ctx.tokens, **null),
+            'nearest': [known_captions[i] for i in nearest.tolist()]}
 
 
 def both_from_noise(run, ctx):
@@ -128,11 +125,11 @@ def both_from_noise(run, ctx):
     return decode(run, ids), pixels(run, raw_latents(run, z))
 
 
-def enter_agreement(results, key, a, b):
+def enter_agreement(figures, control, metric, a, b):
     """ How often the classes a, b (n,) of two things are the same, %, where both have one. """
     both = (a >= 0) & (b >= 0)
     if both.sum() > 1:
-        enter(results, '', {key: 100.0 * (a == b)[both]})
+        figures.enter(control, {metric: 100.0 * (a == b)[both]})
 
 
 def classes_of(texts, class_words):

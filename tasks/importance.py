@@ -13,7 +13,7 @@ from processes.adaptive import Adaptive, genmd4_bound, rarity
 from sampling.denoise import call
 from sampling.directions import FILLS
 from sampling.writing import ends_of
-from tasks.common import TaskNeeds, correlations, enter, open_split, progress_bar
+from tasks.common import Figures, TaskNeeds, correlations, open_split, progress_bar
 
 NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
 SETTINGS = ('draws',)
@@ -35,7 +35,7 @@ def measure(run, ctx):
         values['importance'] = torch.cat(parts).float().cpu()
 
     # by quarters
-    results = {'n': ctx.n, 'draws': draws}
+    figures = Figures(ctx.n)
     shares = torch.tensor([.25, .5, .75], dtype=torch.float64)
     for name, value in values.items():
         edges = value[used].double().quantile(shares)
@@ -46,15 +46,15 @@ def measure(run, ctx):
             total = (loss * inside).sum(1)
             size = inside.sum(1).double()
             if size.sum() > 0:
-                enter(results, f'{name}/', {f'nats_quarter_{quarter + 1}': (total, size)})
+                figures.enter(name, {f'nats_quarter_{quarter + 1}': (total, size)})
         correlation = correlations(value[used].numpy(), loss[used].numpy())
-        enter(results, f'{name}/', {'spearman_with_loss': correlation['spearman'],
-                                    'std': value[used].std().item()})
+        figures.enter(name, {'spearman_with_loss': correlation['spearman'].value,
+                             'std': value[used].std().item()})
 
     if run.config['importance'] == 'freq':
         bound = rated_bound(run, tokens, z, rare, draws, seed, batch)
-        enter(results, 'genmd4/', {'nats_per_token': bound})
-    return results
+        figures.enter('genmd4', {'nats_per_token': bound})
+    return figures
 
 
 def losses(run, tokens, z, draws, seed, batch):

@@ -14,8 +14,7 @@ from sampling.denoise import batches
 from sampling.directions import FILLS
 from sampling.knobs import TEXT_KNOBS
 from sampling.writing import write
-from tasks.common import (TaskNeeds, compare, decode, embed, enter_with_lead,
-                          with_controls)
+from tasks.common import (Figures, TaskNeeds, compare, decode, embed, with_controls)
 
 NEEDS = TaskNeeds(('text',), (FILLS,), encoder=True, shuffled=True)
 SETTINGS = (*TEXT_KNOBS, 'infill_share')
@@ -29,7 +28,7 @@ def measure(run, ctx):
     tokens = torch.where(masked, run.text.mask_id, ctx.tokens)
 
     # {control: (latents, their clock)}
-    conditions = {'null/': (None, 1.0)}
+    conditions = {'null': (None, 1.0)}
     if ctx.raw is not None and 'latent' in run.streams:
         conditions = with_controls(run.stats.standardise(ctx.raw), None, seed)
 
@@ -37,7 +36,7 @@ def measure(run, ctx):
     filled = {control: write(run, tokens, ~masked, z, inner=masked, **ctx.sampling)
               for control, (z, _) in conditions.items()}
     if run.next_token and '' in conditions and not ctx.knobs['sampler']:
-        filled[f'{RIVAL}/'] = left_to_right(run, tokens, masked, conditions[''][0],
+        filled[RIVAL] = left_to_right(run, tokens, masked, conditions[''][0],
                                             batch=ctx.knobs['sample_batch'])
     judged = {}
     for control, ids in filled.items():
@@ -48,9 +47,9 @@ def measure(run, ctx):
             written = decode(run, ids)
             judged[control] |= compare(ctx.texts, written, ctx.raw, embed(run, written))
 
-    results = {'n': n, 'share': share}
-    enter_with_lead(results, judged, f'{RIVAL}/')
-    return results
+    figures = Figures(n)
+    figures.enter_with_lead(judged, RIVAL)
+    return figures
 
 
 def gaps_of(run, tokens, share, seed):

@@ -16,40 +16,38 @@ import torch.nn.functional as F
 
 from sampling.directions import WRITES
 from sampling.knobs import TEXT_KNOBS
-from tasks.common import (TaskNeeds, compare, derangement, embed, enter_with_lead, open_split,
+from tasks.common import (Figures, TaskNeeds, compare, derangement, embed, open_split,
                           progress_bar, train_texts, words, write_from)
 
 NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder=True, shuffled=True)
 SETTINGS = (*TEXT_KNOBS, 'rerank')
 RIVAL = 'nearest'
 HEADLINES = (('text from embedding, BLEU', '', 'bleu'),
-             ('  by diffusion, greedy', 'diffusion/', 'bleu'),
-             ('  from left to right, greedy', 'left_to_right/', 'bleu'))
+             ('  by diffusion, greedy', 'diffusion', 'bleu'),
+             ('  from left to right, greedy', 'left_to_right', 'bleu'),
+             ('text from embedding, word F1', '', 'f1'))
 
 
 def measure(run, ctx):
     # what is written, and the controls
     other = derangement(ctx.n, ctx.knobs['seed'])
     written = {'': generate(run, ctx),
-               'shuffled/': generate(run, ctx, other),
-               'null/': generate(run, ctx, guidance=0.0),
-               'nearest/': nearest_training_texts(run, ctx.folder, ctx.raw)}
+               'shuffled': generate(run, ctx, other),
+               'null': generate(run, ctx, guidance=0.0),
+               RIVAL: nearest_training_texts(run, ctx.folder, ctx.raw)}
     if run.next_token and run.fills_masks and not ctx.knobs['sampler']:
         greedy = dict(rerank=1, temperature=0.0)
-        written['diffusion/'] = generate(run, ctx, sampler='confidence', **greedy)
-        written['left_to_right/'] = generate(run, ctx, sampler='autoregressive', block_size=0,
+        written['diffusion'] = generate(run, ctx, sampler='confidence', **greedy)
+        written['left_to_right'] = generate(run, ctx, sampler='autoregressive', block_size=0,
                                              **greedy)
 
     # against the sources
-    results = {'n': ctx.n, 'n_near': count_near(ctx.texts, train_texts(run, ctx.folder))}
+    figures = Figures(ctx.n)
+    figures.enter('', {'n_near': count_near(ctx.texts, train_texts(run, ctx.folder))})
     judged = {control: judge(run, ctx, texts) for control, texts in written.items()}
-    enter_with_lead(results, judged, f'{RIVAL}/')
+    figures.enter_with_lead(judged, RIVAL)
     ctx.shown += [f'   {text}\n-> {out}\n' for text, out in zip(ctx.texts, written[''])]
-    return results
-
-
-def n_generated(ctx):
-    return 3                                   # right, shuffled, null; greedy texts are not counted
+    return figures
 
 
 def generate(run, ctx, rows=slice(None), **knobs):

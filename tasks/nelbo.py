@@ -16,7 +16,7 @@ from sampling.directions import FILLS, MAKES
 from sampling.likelihood import bound_of, what_is_scored
 from sampling.solvers import x0_and_e
 from sampling.writing import ends_of
-from tasks.common import TaskNeeds, enter, progress_bar, with_controls
+from tasks.common import Figures, TaskNeeds, progress_bar, with_controls
 
 NEEDS = TaskNeeds()
 SETTINGS = ('draws',)
@@ -27,15 +27,15 @@ HEADLINES = (('diffusion, nats, a bound', '', 'nats_per_token'),
 def measure(run, ctx):
     learned = trained_for(run)
     draws, seed, batch = (ctx.knobs[name] for name in ('draws', 'seed', 'sample_batch'))
-    results = {'draws': draws, 'n': ctx.n}
+    figures = Figures(ctx.n)
     if learned & set(FILLS) and 'text' in run.streams:
-        results |= nelbo(run, ctx.texts, ctx.tokens, ctx.raw, draws, seed, batch)
+        figures |= nelbo(run, ctx.texts, ctx.tokens, ctx.raw, draws, seed, batch)
     if 'causal' in learned:                    # it is no draw, but -log p
-        results |= nelbo(run, ctx.texts, ctx.tokens, ctx.raw, 1, seed, batch, run.next_token,
+        figures |= nelbo(run, ctx.texts, ctx.tokens, ctx.raw, 1, seed, batch, run.next_token,
                          'causal_')
     if learned & set(MAKES) and 'latent' in run.streams:
-        results |= latent_mse(run, ctx.tokens, ctx.raw, draws, seed, batch)
-    return results
+        figures |= latent_mse(run, ctx.tokens, ctx.raw, draws, seed, batch)
+    return figures
 
 
 def spread_clocks(seed, n, k, draws):
@@ -70,33 +70,33 @@ def mean_bound(run, process, tokens, latents, clock, known_mask, draws, seed, ba
 
 @torch.inference_mode()
 def nelbo(run, texts, tokens, raw, draws, seed, batch, process=None, prefix=''):
-    """ {key: value}: total nats / total real tokens, its standard error (of the ratio, over texts),
+    """ Figures: total nats / total real tokens, its standard error (of the ratio, over texts),
     perplexity, bits per byte. Of one text there is no shuffled control and no standard error. """
     known_mask, n_real = what_is_scored(run, tokens)
     n_bytes = sum(len(text.encode()) for text in texts)
 
-    results = {}
+    figures = Figures(len(texts))
     for control, (latents, clock) in conditions_of(run, raw, seed).items():
         nats = mean_bound(run, process or run.text, tokens, latents, clock, known_mask, draws, seed,
-                          batch, f'{prefix}nats {control.rstrip("/") or "right"}')
+                          batch, f'{prefix}nats {control or "right"}')
         total = nats.sum().item()
-        enter(results, f'{control}{prefix}', {
-            'nats_per_token': (nats, n_real),
-            'perplexity': math.exp(total / n_real.sum().item()),
-            'bits_per_byte': total / math.log(2) / n_bytes})
-    return results
+        figures.enter(control, {
+            f'{prefix}nats_per_token': (nats, n_real),
+            f'{prefix}perplexity': math.exp(total / n_real.sum().item()),
+            f'{prefix}bits_per_byte': total / math.log(2) / n_bytes})
+    return figures
 
 
 @torch.inference_mode()
 def latent_mse(run, tokens, raw, draws, seed, batch):
-    """ {key: value}: E_t |x0_hat - z|^2 per live dimension, standardised, given the text; 1 is what
+    """ Figures: E_t |x0_hat - z|^2 per live dimension, standardised, given the text; 1 is what
     the mean latent gets. """
     n = len(tokens)
     z = run.stats.standardise(raw)
     live = run.stats.live
     all_masked = torch.where(ends_of(run, tokens), tokens, run.text.mask_id)
 
-    results = {}
+    figures = Figures(n)
     for control, (x, clock) in with_controls(tokens, all_masked, seed).items():
         error = torch.zeros(n)
         for k in range(draws):
@@ -109,5 +109,5 @@ def latent_mse(run, tokens, raw, draws, seed, batch):
                 x0, _ = x0_and_e(run.latent, out, z_t, t[rows])
                 squared = (x0.cpu() - z[rows]).square() * live           # (B, N, D)
                 error[rows] += squared.mean(1).sum(1) / live.sum() / draws
-        enter(results, control, {'latent_mse': error})
-    return results
+        figures.enter(control, {'latent_mse': error})
+    return figures

@@ -39,7 +39,7 @@ from diffusion import in_chunks, nll_of, rank_in_row, uniforms
 from sampling.denoise import call
 from sampling.directions import FILLS
 from sampling.likelihood import what_is_scored
-from tasks.common import TaskNeeds, enter, progress_bar
+from tasks.common import Figures, TaskNeeds, progress_bar
 from tasks.nelbo import conditions_of
 
 NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
@@ -59,7 +59,7 @@ def measure(run, ctx):
     print(f'orders: {n_rows:,} network rows for each of {len(conditions)} conditions: {1 + K} '
           f'orders of {ctx.n:,} texts, position by position', flush=True)
 
-    results = {'n': ctx.n, 'n_orders': K}
+    figures = Figures(ctx.n)
     for control, (latents, clock) in conditions.items():
         nats = nats_of_orders(run, tokens, latents, clock, steps, batch)
 
@@ -72,8 +72,8 @@ def measure(run, ctx):
         totals['nats_plain_bound'] = of_order[:, 1:].mean(1)
         totals['nats_iw_bound'] = iw_bound(of_order[:, 1:])
 
-        enter(results, control, {metric: (nats, n_real) for metric, nats in totals.items()})
-    return results
+        figures.enter(control, {metric: (nats, n_real) for metric, nats in totals.items()})
+    return figures
 
 
 def draw_steps(tokens, known_mask, K, seed):

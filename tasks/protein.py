@@ -16,7 +16,7 @@ from sampling.denoise import call, null_latents
 from sampling.directions import FILLS
 from sampling.knobs import TEXT_KNOBS
 from sampling.writing import blank, write
-from tasks.common import TaskNeeds, decode, enter, open_split, real_ids, repeated
+from tasks.common import Figures, TaskNeeds, decode, open_split, real_ids, repeated
 
 NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
 SETTINGS = TEXT_KNOBS
@@ -40,7 +40,8 @@ def measure(run, ctx):
     frequency[[run.tokenizer.eos, run.tokenizer.pad]] = 0
     frequency /= frequency.sum()
     log_frequency = frequency.clamp(min=1e-12).log()
-    results = {'n': n, 'unigram/nats_per_residue': -log_frequency[tokens[~ends]].mean().item()}
+    figures = Figures(n)
+    figures.enter('unigram', {'nats_per_residue': -log_frequency[tokens[~ends]].mean().item()})
 
     # recovery
     for share in range(1, 10):
@@ -48,27 +49,29 @@ def measure(run, ctx):
         t = run.text.time_of_share(torch.full((n,), share / 10, dtype=torch.float64))
         noisy, mask = run.text.corrupt(tokens, t, u, ends)
         first_choice = predict(run, noisy, mask, sampling['batch'], rng)
-        n_right = ((first_choice == tokens) & mask).sum(1).double()
-        n_commonest = ((frequency.argmax() == tokens) & mask).sum(1)
-        for control, found in (('', n_right), ('unigram/', n_commonest)):
-            percent = (100.0 * found / mask.sum(1))[mask.any(1)]
-            enter(results, control, {f'recovery@0.{share}': percent})
+        for control, found in (('', first_choice), ('unigram', frequency.argmax())):
+            n_right = ((found == tokens) & mask).sum(1).double()
+            percent = 100.0 * n_right / mask.sum(1)
+            figures.enter(control, {f'recovery@0.{share}': percent[mask.any(1)]})
 
     # new sequences
     written = write(run, *blank(run, n, sampling['length'], seed), None, **sampling)
     by_lot = torch.multinomial(frequency, tokens.numel(), True, generator=rng).view(tokens.shape)
     of_unigram = torch.where(ends, tokens, by_lot)
-    for control, x in (('', written), ('unigram/', of_unigram), ('data/', tokens)):
+    for control, x in (('', written), ('unigram', of_unigram), ('data', tokens)):
         rows = real_ids(run, x)
         residues = torch.tensor([i for row in rows for i in row])
         share = torch.bincount(residues, minlength=len(frequency)).double()
-        distance = (share / share.sum() - frequency).abs().sum() / 2
-        enter(results, control, {'composition_distance': distance.item(),
-                                 'runs': [share_in_runs(row) for row in rows],
-                                 'repeated_3grams': [repeated(row) for row in rows],
-                                 'length': [len(row) for row in rows]})
+        share /= share.sum()
+        distance = (share - frequency).abs().sum() / 2
+        figures.enter(control, {
+            'composition_distance': distance.item(),
+            'runs': [share_in_runs(row) for row in rows],
+            'repeated_3grams': [repeated(row) for row in rows],
+            'length': [len(row) for row in rows],
+        })
     ctx.shown += [f'-> {text}' for text in decode(run, written)]
-    return results
+    return figures
 
 
 def predict(run, noisy, mask, batch, rng):

@@ -9,7 +9,7 @@ import torch
 from sampling.denoise import make_denoise, null_latents
 from sampling.directions import FILLS
 from sampling.writing import blank, ends_of, write
-from tasks.common import FREE_SETTINGS, TaskNeeds, decode, describe_texts, enter, real_ids
+from tasks.common import FREE_SETTINGS, Figures, TaskNeeds, decode, describe_texts, real_ids
 from tasks.scorer import prepare_scorer
 
 NEEDS = TaskNeeds(('text',), (FILLS,))
@@ -39,15 +39,15 @@ def measure(run, ctx):
         run, before, known_mask, rounds, batch, rng)
     _, accuracy_of_data, *_ = correct(run, ctx.tokens, ends_of(run, ctx.tokens), 0, batch, rng)
     changed = (after != before).sum(1) / (~known_mask).sum(1)
-    results = {'n': ctx.n, 'rounds_at_most': rounds}
-    enter(results, '', {'accuracy': 100 * accuracy, 'changed': 100 * changed, 'rounds': n_rounds,
-                        'converged': 100.0 * is_done})
-    enter(results, 'before/', {'accuracy': 100 * accuracy_before})
-    enter(results, 'data/', {'accuracy': 100 * accuracy_of_data})
-    for control, x in (('', after), ('before/', before), ('data/', ctx.tokens)):
-        describe_texts(results, control, decode(run, x), real_ids(run, x), ctx.prepared)
+    figures = Figures(ctx.n)
+    figures.enter('', {'accuracy': 100 * accuracy, 'changed': 100 * changed, 'rounds': n_rounds,
+                       'converged': 100.0 * is_done})
+    figures.enter('before', {'accuracy': 100 * accuracy_before})
+    figures.enter('data', {'accuracy': 100 * accuracy_of_data})
+    for control, x in (('', after), ('before', before), ('data', ctx.tokens)):
+        describe_texts(figures, control, decode(run, x), real_ids(run, x), ctx.prepared)
     ctx.shown += [f'-> {text}' for text in decode(run, after)]
-    return results
+    return figures
 
 
 def correct(run, tokens, known_mask, rounds, batch, rng):

@@ -12,14 +12,13 @@ import numpy as np
 import torch.nn.functional as F
 
 from sampling.inputs import pack
-from encoders import reach_hub
 from sampling.directions import MAKES
 from sampling.knobs import LATENT_KNOBS
-from tasks.common import (TaskNeeds, chosen_rows, correlations, derangement, embed, enter,
+from tasks.common import (Figure, Figures, TaskNeeds, chosen_rows, correlations, derangement, embed,
                           make_latents, train_texts, words)
 
 NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), encoder=True)
-SETTINGS = (*LATENT_KNOBS, 'seeds', 'sts', 'sts_revision')
+SETTINGS = (*LATENT_KNOBS, 'seeds', 'sts')
 HAS_OWN_TEXTS = True           # --texts= is not read
 
 # the columns of a table of pairs, by the names that data sets give them
@@ -35,7 +34,7 @@ def prepare(run, knobs):
                          'from it')
     if not knobs['sts']:
         raise ValueError('tasks=sts reads --sts=FILE.csv of sentence, sentence, score')
-    first, second, scores = read_pairs(knobs['sts'], knobs['sts_revision'])
+    first, second, scores = read_pairs(knobs['sts'])
     rows = np.arange(len(first))
     if knobs['n'] is not None:
         rows = chosen_rows(len(first), knobs['n'], knobs['order'], knobs['seed'])
@@ -65,29 +64,31 @@ def measure(run, ctx):
 
     # {control: cosines (n,) of the pairs, one array a draw}
     other = derangement(2 * n, seed)
-    cosines = {'': [], 'shuffled/': []}
+    cosines = {'': [], 'shuffled': []}
     for i in range(seeds):
         sampling = ctx.sampling | dict(seed=seed + i)
         z = make_latents(run, tokens, **sampling)
         cosines[''].append(cosine_of_halves(z))
-        cosines['shuffled/'].append(cosine_of_halves(z[other]))
-    cosines['encoder/'] = [cosine_of_halves(embed(run, sentences))]
+        cosines['shuffled'].append(cosine_of_halves(z[other]))
+    cosines['encoder'] = [cosine_of_halves(embed(run, sentences))]
 
     # the correlations
-    results = {'n': n, 'seeds': seeds, 'n_known': int(is_known.sum()),
-               'n_clean': int(is_clean.sum()), 'n_cut_sentences': n_cut}
+    figures = Figures(n)
+    figures.enter('', {'n_known': int(is_known.sum()), 'n_clean': int(is_clean.sum()),
+                       'n_cut_sentences': n_cut})
     subsets = {'': np.ones(n, bool), 'known_': is_known, 'clean_': is_clean}
     for subset, rows in subsets.items():
         if rows.sum() < 3:
             continue
         for control, draws in cosines.items():
             each = [correlations(x[rows], scores[rows]) for x in draws]
-            mean = {key: np.mean([e[key] for e in each]) for key in each[0]}
-            enter(results, f'{control}{subset}', mean)
+            for name in each[0]:
+                r, se = np.mean([of_draw[name] for of_draw in each], 0)
+                figures[control, f'{subset}{name}'] = Figure(float(r), float(se))
             if control == '':
-                spread = np.std([e['spearman'] for e in each])
-                enter(results, subset, {'spearman_sd_over_seeds': spread})
-    return results
+                spread = np.std([of_draw['spearman'].value for of_draw in each])
+                figures.enter('', {f'{subset}spearman_sd_over_seeds': spread})
+    return figures
 
 
 def cosine_of_halves(z):
@@ -101,49 +102,28 @@ def plain(text):
     return re.sub(r'[\W_]+', ' ', text.lower()).strip()
 
 
-def read_pairs(path, revision=''):
-    """ (sentences, sentences, scores) from a csv or tsv, with or without a header, or a hub
-    dataset's validation split. """
-    rows, header = read_table(path) if os.path.isfile(path) else fetch_table(path, revision)
-    try:
-        at = [next(i for i, name in enumerate(header) if name in legal) for legal in COLUMNS]
-        first, second, scores = ([row[i] for row in rows] for i in at)
-        scores = np.array(scores, float)
-        is_finite = np.isfinite(scores)
-        if not is_finite.all():
-            raise ValueError(f'the score of pair {is_finite.argmin() + 1} is no finite number')
-        return first, second, scores
-    except (StopIteration, IndexError, ValueError, TypeError) as error:
-        raise ValueError(f'{path}: expected columns sentence1, sentence2, score, found {header} '
-                         f'({error})') from None
-
-
-def read_table(path):
-    """ The rows of a csv or tsv, and the names of its columns. """
+def read_pairs(path):
+    """ (sentences, sentences, scores) from a csv or tsv, with or without a header. """
+    if not os.path.isfile(path):
+        raise ValueError(f'sts={path}: no such file')
     form = {}
     if path.endswith(('.tsv', '.txt')):
         form = dict(delimiter='\t', quoting=csv.QUOTE_NONE)
     with open(path, encoding='utf-8', newline='') as f:
         rows = [row for row in csv.reader(f, **form) if row]
-    legal = {name for names in COLUMNS for name in names}
-    if rows and legal & set(rows[0]):
-        return rows[1:], rows[0]
-    return rows, [names[0] for names in COLUMNS]
 
-
-def fetch_table(name, revision):
-    """ The same of a dataset on the hub. """
-    if not re.fullmatch(r'[\w.-]+/[\w.-]+', name):
-        raise ValueError(f'sts={name!r}: no such file, nor a hub id')
+    # which column is which
+    header = [names[0] for names in COLUMNS]
+    if rows and {name for names in COLUMNS for name in names} & set(rows[0]):
+        header, *rows = rows
     try:
-        from datasets import load_dataset
-    except ImportError:
-        raise ValueError(f'sts={name!r} is no file; to read it from the hub: pip install '
-                         'datasets') from None
-    trouble = reach_hub()
-    try:
-        table = load_dataset(name, split='validation', revision=revision or None)
-    except Exception as error:                 # a dozen kinds, all of which mean: not there
-        raise ValueError(f'sts={name!r}: no such file, and the hub did not give it '
-                         f'({trouble or type(error).__name__})') from None
-    return [list(row.values()) for row in table], table.column_names
+        at = [next(i for i, name in enumerate(header) if name in legal) for legal in COLUMNS]
+        first, second, scores = ([row[i] for row in rows] for i in at)
+        scores = np.array(scores, float)
+    except (StopIteration, IndexError, ValueError) as error:
+        raise ValueError(f'{path}: expected columns sentence1, sentence2, score, found {header} '
+                         f'({error})') from None
+    is_finite = np.isfinite(scores)
+    if not is_finite.all():
+        raise ValueError(f'{path}: the score of pair {is_finite.argmin() + 1} is no finite number')
+    return first, second, scores

@@ -17,7 +17,7 @@ from data import is_end
 from sampling.directions import MAKES
 from sampling.knobs import LATENT_KNOBS
 from sampling.loading import raw_latents
-from tasks.common import (TaskNeeds, derangement, enter, enter_with_lead, make_latents, open_split,
+from tasks.common import (Figures, TaskNeeds, derangement, make_latents, open_split,
                           retrieval)
 
 NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), shuffled=True)
@@ -29,7 +29,7 @@ MOST_NUMBERS = 10 ** 8         # of latents that ridge regression reads, 400 MB
 
 def measure(run, ctx):
     n, seed, seeds = ctx.n, ctx.knobs['seed'], ctx.knobs['seeds']
-    results = {'n': n, 'seeds': seeds}
+    figures = Figures(n)
 
     # several draws of every latent
     draws = [generate(run, ctx, seed=seed + i) for i in range(seeds)]
@@ -37,22 +37,18 @@ def measure(run, ctx):
     judged = {'': {metric: np.mean([e[metric] for e in each], 0) for metric in each[0]}}
     if seeds > 1:
         between = F.cosine_similarity(draws[0].flatten(1), draws[1].flatten(1))
-        enter(results, '', {'cosine_between_draws': between})
+        figures.enter('', {'cosine_between_draws': between})
 
     # the controls
-    controls = {'shuffled/': generate(run, ctx, derangement(n, seed)),
-                'null/': generate(run, ctx, guidance=0.0),
-                'mean/': run.stats.destandardise(torch.zeros_like(ctx.raw)),
-                'ridge/': ridge(run, ctx.folder, ctx.tokens)}
+    controls = {'shuffled': generate(run, ctx, derangement(n, seed)),
+                'null': generate(run, ctx, guidance=0.0),
+                'mean': run.stats.destandardise(torch.zeros_like(ctx.raw)),
+                RIVAL: ridge(run, ctx.folder, ctx.tokens)}
     judged |= {control: judge(run, ctx, found) for control, found in controls.items()}
-    enter_with_lead(results, judged, f'{RIVAL}/')
+    figures.enter_with_lead(judged, RIVAL)
     for control, found in {'': draws[0], **controls}.items():
-        enter(results, control, dimensions(run, found, ctx.raw))
-    return results
-
-
-def n_generated(ctx):
-    return ctx.knobs['seeds'] + 2              # and shuffled, null
+        figures.enter(control, dimensions(run, found, ctx.raw))
+    return figures
 
 
 def generate(run, ctx, rows=slice(None), **knobs):
@@ -78,7 +74,11 @@ def dimensions(run, found, raw):
     a = run.stats.standardise(found).flatten(0, 1)[:, live]
     b = run.stats.standardise(raw).flatten(0, 1)[:, live]
     offset = (a.mean(0) - b.mean(0)).abs() / b.std(0)
-    return {'mean_offset': offset.mean().item(), 'std_ratio': (a.std(0) / b.std(0)).mean().item()}
+    ratio = a.std(0) / b.std(0)
+    return {
+        'mean_offset': offset.mean().item(),
+        'std_ratio': ratio.mean().item(),
+    }
 
 
 def counts_of(run, texts):

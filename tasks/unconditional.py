@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from sampling.directions import unconditional
 from sampling.loading import raw_latents
-from tasks.common import FREE_SETTINGS, TaskNeeds, derangement, describe_samples, embed, enter
+from tasks.common import FREE_SETTINGS, TaskNeeds, derangement, describe_samples, embed
 from tasks.scorer import prepare_scorer as prepare
 
 NEEDS = TaskNeeds(('text', 'latent'), (('unconditional',),), masked_text=True, encoder=True,
@@ -22,13 +22,13 @@ HEADLINES = (('both from noise, cosine', '', 'coherence'),)
 def measure(run, ctx):
     def draw(**sampling):
         return unconditional(run, ctx.n, **sampling)
-    results, written, (_, z) = describe_samples(run, ctx, draw)
+    figures, written, (_, z) = describe_samples(run, ctx, draw)
 
     # does the text say what its latent says?
     embedded, raw = embed(run, written), raw_latents(run, z)
     if embedded is not None:
         other = derangement(ctx.n, ctx.knobs['seed'])
-        for control, rows in (('', torch.arange(ctx.n)), ('shuffled/', other)):
+        for control, rows in (('', torch.arange(ctx.n)), ('shuffled', other)):
             cosine = F.cosine_similarity(embedded.flatten(1), raw[rows].flatten(1))
-            enter(results, control, {'coherence': cosine})
-    return results
+            figures.enter(control, {'coherence': cosine})
+    return figures

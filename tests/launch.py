@@ -16,6 +16,7 @@ from pathlib import Path
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
 from runs import checkpoint
+from runs.results import read_results
 from warm import RUNS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -262,3 +263,16 @@ def saved(folder):
     """ {kind: {name: tensor}} of a checkpoint that is whole. """
     return {name.split('.')[0]: checkpoint.read_tensors(folder / name)
             for name in checkpoint.verify(folder)['files']}
+
+
+def measured(out):
+    """ {'task/control/metric': value} of a run's results.json, '..._se': its standard error. Sweeps
+    are left out. """
+    found = {}
+    records = read_results(Path(out) / 'results.json')
+    for record in [record for record in records if not record['point']]:
+        key = '/'.join(filter(None, (record['task'], record['control'], record['metric'])))
+        found[key] = record['value']
+        if record['se'] is not None:
+            found[f'{key}_se'] = record['se']
+    return found

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from data import PackedDataset
 from diffusion import CAUSAL, GaussianLatents, MaskedText, exact_nll, mode_shares
-from launch import cut, log, run_each, train_each, weights
+from launch import cut, log, measured, run_each, train_each, weights
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig, attention, attention_with_prefix, causal_mask
 from processes.gidd import GIDD
@@ -310,7 +310,7 @@ def test_a_dual_run_logs_validates_and_evaluates_both(dual):
     small = ['--device=cpu', '--dtype=float32', '--n=6', '--draws=2']
     outputs = run_each(*[['evaluate.py', f'--out_dir={dual / name}', *small] for name in ('both', 'all', 'causal', 'masked')])
     assert [code for code, _, _ in outputs] == [0] * 4, outputs
-    found = {name: json.loads((dual / name / 'results.json').read_text()) for name in ('both', 'all', 'causal', 'masked')}
+    found = {name: measured(dual / name) for name in ('both', 'all', 'causal', 'masked')}
     for name in ('both', 'all'):
         assert {'nelbo/nats_per_token', 'nelbo/causal_nats_per_token', 'nelbo/shuffled/causal_nats_per_token',
                 'nelbo/null/causal_nats_per_token', 'nelbo/causal_nats_per_token_se', 'l2t/bleu'} <= set(found[name])

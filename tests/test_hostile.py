@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from corpora.layouts import verify
-from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
-from launch import TINY, run, run_code, run_each, train
+from launch import TINY, measured, run, run_code, run_each, train
 from runs import run_folder
 from runs.export import results_of
 from runs.files import read_array, read_arrays, read_sealed, sealed, sha256
@@ -127,7 +126,6 @@ def test_no_file_of_a_dataset_runs_a_command(dataset, tmp_path, name):
         (folder / name).write_bytes(content) if name == 'meta.json' else forge(folder, name, content)
         with pytest.raises(Exception):
             PackedDataset(folder, 'train').rows([0])
-            load_tokenizer(folder)
         shutil.copy(dataset / 'meta.json', folder)
     assert not ran.exists()
 
@@ -178,13 +176,10 @@ def test_what_a_run_folder_says_wrong_is_one_line_that_names_the_file(finished, 
 
     # what was measured
     results = tmp_path / 'results.json'
-    whole = {'meta': {'l2t': {'checkpoint': 'step-1', 'argv': []}}, 'l2t/bleu': 3.0}
-    for change in (dict(meta=[]), dict(meta={'l2t': 1}), dict(meta={'l2t': {}}), {'l2t/bleu': 'high'}, {'l2t/bleu': None}):
-        results.write_text(json.dumps({**whole, **change}))
-        with pytest.raises(ValueError, match=f'^{re.escape(str(results))}: .*move it away'):
+    for broken in ('{}', '[1'):
+        results.write_text(broken)
+        with pytest.raises(ValueError, match=re.escape(str(results))):
             results_of(results, 'step-1')
-    results.write_text(json.dumps(whole))
-    assert results_of(results, 'step-1')['l2t/bleu'] == 3
 
     # the id
     knobs = dict(out_dir=str(out), wandb_project='p')
@@ -206,8 +201,7 @@ def test_a_dataset_that_another_machine_has_embedded_is_evaluated_and_no_trainin
     for data in (dataset, folder):
         result = run('evaluate.py', f'--out_dir={out}', '--tasks=nelbo', '--n=6', '--draws=1', f'--dataset={data}')
         assert result.returncode == 0, result.stderr
-        figures.append(json.loads((out / 'results.json').read_text())['nelbo/nats_per_token'])
-        (out / 'results.json').unlink()                                                        # a figure keeps the name of its first knobs
+        figures.append(measured(out)['nelbo/nats_per_token'])
     assert figures[0] == figures[1]
     result = train(folder, out, '--max_iters=14')
     assert result.returncode == 2 and "latent_stats.npz" in result.stderr

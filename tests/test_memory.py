@@ -122,7 +122,7 @@ def bounds(model):
         return process.bound(model, tokens, z, zeros, u)
 
     def of_task(process):
-        return torch.tensor(nelbo(run, ['text'] * B, tokens, z, 2, 0, B, process)['nats_per_token'])
+        return torch.tensor(nelbo(run, ['text'] * B, tokens, z, 2, 0, B, process)['', 'nats_per_token'].value)
 
     rare = torch.rand(V, generator=torch.Generator().manual_seed(3))
     steps = torch.arange(L).expand(B, 2, L)

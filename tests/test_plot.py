@@ -5,6 +5,7 @@ import pytest
 
 import plot
 from launch import run_each
+from toys import record
 
 plt = pytest.importorskip('matplotlib.pyplot', reason='needs matplotlib')
 
@@ -41,16 +42,17 @@ def test_curves_show_the_logged_numbers_also_of_a_run_that_diverged(tmp_path):
 
 
 def test_a_sweep_is_drawn_against_network_calls_or_by_name():
-    results = {}
+    records = []
     for sampler in ('ancestral', 'cached'):
         for steps in (2, 4):
-            label = f'l2t_sweep_sampler_steps/sampler={sampler},steps={steps}'
-            results |= {f'{label}/calls': float(steps), f'{label}/bleu': 10. * steps,
-                        f'{label}/bleu_se': 1.}
-    figure = plot.draw_sweeps(plot.read_sweeps(results, 'bleu'), 'bleu', plt)
+            point = dict(sampler=sampler, steps=steps)
+            records += [record('l2t', 'calls', float(steps), point=point),
+                        record('l2t', 'bleu', 10. * steps, se=1., point=point)]
+    figure = plot.draw_sweeps(plot.read_sweeps(records, 'bleu'), 'bleu', plt)
     lines = {c.get_label(): points(c.lines[0]) for c in figure.axes[0].containers}
     assert lines == {'ancestral': [[2, 20], [4, 40]], 'cached': [[2, 20], [4, 40]]}
-    named = {'t2l_sweep_solver/solver=ddim/mrr': .5, 't2l_sweep_solver/solver=heun/mrr': .7}
+    named = [record('t2l', 'mrr', .5, point=dict(solver='ddim')),
+             record('t2l', 'mrr', .7, point=dict(solver='heun'))]
     figure = plot.draw_sweeps(plot.read_sweeps(named, 'mrr'), 'mrr', plt)
     assert figure.axes[0].containers[0].lines[0].get_ydata().tolist() == [.5, .7]
 
@@ -58,13 +60,10 @@ def test_a_sweep_is_drawn_against_network_calls_or_by_name():
 def test_importance_shows_its_spread_and_the_loss_by_quarters():
     entries = [dict(step=s, importance_mean=.5, importance_std=.1 * s, importance_min=.1,
                     importance_max=.9) for s in (1, 2)]
-    results = {}
-    for by in ('frequency', 'importance'):
-        results[f'importance/{by}/spearman_with_loss'] = .25
-        for q in (1, 2, 3, 4):
-            name = f'importance/{by}/nats_quarter_{q}'
-            results |= {name: q + .5, f'{name}_se': .1}
-    left, right = plot.draw_importance(entries, results, plt).axes
+    records = [record('importance', name, value, by) for by in ('frequency', 'importance')
+               for name, value in (('spearman_with_loss', .25),
+                                   *((f'nats_quarter_{q}', q + .5) for q in (1, 2, 3, 4)))]
+    left, right = plot.draw_importance(entries, records, plt).axes
     assert points(left.lines[0]) == [[1, .5], [2, .5]] and len(left.collections) == 2
     assert [bar.get_height() for bar in right.patches] == [1.5, 2.5, 3.5, 4.5] * 2
     assert 'rank correlation 0.25' in right.get_legend().get_texts()[0].get_text()

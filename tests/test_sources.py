@@ -24,7 +24,7 @@ from corpora.sources import Source, documents
 from corpora.tokenizers import RESIDUES, load_tokenizer
 from data import PackedDataset
 from encoders import load_encoder
-from launch import ROOT, TINY, run_each, texts_of
+from launch import ROOT, TINY, measured, run_each, texts_of
 from runs import manifest
 from test_encoders import save_encoder
 from test_prepare import LINES, WORDS, run, write_lines
@@ -586,7 +586,7 @@ def test_an_imported_dataset_trains_is_sampled_and_evaluated_at_once(tmp_path):
                        ['evaluate.py', here, cpu, '--n=20', '--tasks=nelbo,l2t,t2l,unconditional,infill', '--steps=3', '--latent_steps=2'],
                        ['sample.py', here, cpu, '--mode=l2t', '--text=a dog'], ['evaluate.py', here, cpu, '--tasks=sts', '--sts=x.csv'])
     assert [rc for rc, _, _ in results] == [0, 0, 0, 0, 2, 2], [err for _, _, err in results]
-    found = json.loads((tmp_path / 'run/results.json').read_text())
+    found = measured(tmp_path / 'run')
     assert {'nelbo/nats_per_token', 'l2t/bleu', 't2l/centred_cosine', 'infill/token_accuracy', 'unconditional/entropy'} <= found.keys()
     assert not {'l2t/cosine', 'unconditional/coherence'} & found.keys(), 'nothing can embed a text here'
     assert all('without their encoder' in err and err.strip().count('\n') == 0 for _, _, err in results[4:])

@@ -140,3 +140,20 @@ def chi_square_z(samples, law):
     keep = expected > 5
     statistic = ((counts - expected) ** 2 / expected)[keep].sum()
     return ((statistic - (keep.sum() - 1)) / math.sqrt(2 * (keep.sum() - 1))).item()
+
+
+def flat(figures):
+    """ {'control/metric': value} of a task's Figures, '..._se': its standard error. """
+    found = {}
+    for (control, metric), (value, se) in figures.items():
+        key = f'{control}/{metric}' if control else metric
+        found[key] = value
+        if se is not None:
+            found[f'{key}_se'] = se
+    return found
+
+
+def record(task, metric, value, control='', se=None, point={}):
+    """ As results.json has it. """
+    return dict(task=task, metric=metric, control=control, value=value, se=se, n=20, texts='',
+                point=point, knobs={}, checkpoint='step-1', commit='')

@@ -1,0 +1,62 @@
+"""
+results.json of a run folder: what evaluate.py measured, as a list of records, one for each figure.
+
+    {"task": "l2t", "metric": "bleu", "control": "shuffled", "value": 3.9, "se": 0.05, "n": 673,
+     "texts": "", "point": {}, "knobs": {"rerank": 24}, "checkpoint": "step-00002000",
+     "commit": "378cabf..."}
+
+    control    '': what the task measures. Else what stands beside it: shuffled, null, a rival
+    se         the standard error over texts, or null
+    n, texts   how many texts, and of which file; '': of the validation split
+    point      in a sweep, its knobs and their values
+    knobs      what else decides the figure, where it is not at its default (of this commit)
+
+The records of one task that are alike in texts, n, point and knobs are one measurement. When it is
+repeated, perhaps on a later checkpoint, the new records replace the old ones.
+"""
+import json
+import os
+
+from runs.files import alone_in, read_json, write_text
+
+FIELDS = {'task', 'metric', 'control', 'value', 'se', 'n', 'texts', 'point', 'knobs', 'checkpoint',
+          'commit'}
+
+
+def read_results(path):
+    """ The records of results.json. ValueError where it is not as evaluate.py writes it. """
+    records = read_json(path, kind=list)
+    for record in records:
+        is_whole = isinstance(record, dict) and FIELDS <= record.keys()
+        if not is_whole or not isinstance(record['value'], (int, float)):
+            raise ValueError(f'{path} is not as evaluate.py writes it: move it away')
+    return records
+
+
+def write_results(path, records):
+    """ A record a line. """
+    lines = ',\n'.join(json.dumps(record) for record in records)
+    write_text(path, f'[\n{lines}\n]\n')
+
+
+def add_results(path, records):
+    """ Records into results.json, in place of those of the same measurements. Another evaluation
+    of the run may end now, so one process at a time reads and writes. """
+    records = json.loads(json.dumps(records))              # as they are read: tuples are lists
+    with alone_in(os.path.dirname(path) or '.'):
+        old = read_results(path) if os.path.exists(path) else []
+        new = [measurement(record) for record in records]
+        kept = [record for record in old if measurement(record) not in new]
+        write_results(path, kept + records)
+
+
+def measurement(record):
+    return [record[name] for name in ('task', 'texts', 'n', 'point', 'knobs')]
+
+
+def find(records, task, metric, control='', **fields):
+    """ The record of a figure, or None: of several that of the most texts, the last of these.
+    fields: what else is asked for, as n=200; else it is of the validation split, and no sweep. """
+    wanted = dict(task=task, metric=metric, control=control, texts='', point={}) | fields
+    found = [record for record in records if wanted.items() <= record.items()]
+    return max(reversed(found), key=lambda record: record['n'], default=None)
