@@ -49,17 +49,14 @@ class LatentStats:
         self.std = torch.where(is_live, std, 1.0)                        # (D,), 1 where dead
         self.live = is_live.float()                                      # (D,), 0 where dead
 
-    def on_device(self, device):
-        return self.mean.to(device), self.std.to(device), self.live.to(device)
-
     def standardise(self, raw):
         """ raw (..., D): a tensor, or an array as an encoder may give it. """
-        raw = torch.as_tensor(raw)
-        mean, std, live = self.on_device(raw.device)
-        return (raw.float() - mean) / std * live
+        raw = torch.as_tensor(raw).float()
+        mean, std, live = (x.to(raw.device) for x in (self.mean, self.std, self.live))
+        return (raw - mean) / std * live
 
     def destandardise(self, z):
-        mean, std, live = self.on_device(z.device)
+        mean, std, live = (x.to(z.device) for x in (self.mean, self.std, self.live))
         return z.float() * live * std + mean
 
 

@@ -45,7 +45,6 @@ PURPOSES = {
     'evaluation clock': 5,
     'evaluation latent': 6,
     'crop': 7,
-    'sample of rows': 8,
     'row order': 0x7aeda4d905d81a2d,     # kept from the first runs: they hashed the name
 }
 
@@ -295,9 +294,19 @@ class MaskedText:
         check_choice('text_loss_weight', loss_weight, self.LOSS_WEIGHTS)
         self.mask_id = vocab_size
         self.loss_weight = loss_weight
+        self.schedule = SCHEDULES[schedule]
 
-        # M(t), the time t with M(t) = share, and w(t)
-        self.masked_share, self.time_of_share, self.bound_weight = SCHEDULES[schedule]
+    def masked_share(self, t):
+        """ M(t). """
+        return self.schedule[0](t)
+
+    def time_of_share(self, share):
+        """ The time t with M(t) = share. """
+        return self.schedule[1](share)
+
+    def bound_weight(self, t):
+        """ w(t) = M' / M. """
+        return self.schedule[2](t)
 
     def training_weight(self, t):
         """ The weight of a row's text loss in training. """
@@ -365,9 +374,8 @@ class MaskedText:
 
         # mask n of the free positions
         if known_mask is None:
-            free = torch.full((B,), L)
-        else:
-            free = (~known_mask).sum(1).clamp(min=1)
+            known_mask = torch.zeros(B, L, dtype=torch.bool)
+        free = (~known_mask).sum(1).clamp(min=1)
         n = (u[:, 0] * free).long()
         n = 1 + n.clamp(max=free - 1)                                    # (B,)
         noisy, mask = self.corrupt_exactly(tokens, n, u[:, 1:], known_mask)
@@ -419,12 +427,8 @@ class GaussianLatents:
     def alpha_sigma_like(self, t, z):
         """ The same in the precision of z (B, N, D), on its device, and of a shape that multiplies
         it. A scalar t of the host stays there. """
-        alpha_t, sigma_t = self.alpha_sigma(t)
-        alpha_t, sigma_t = alpha_t.to(z.dtype), sigma_t.to(z.dtype)
-        if alpha_t.ndim:
-            alpha_t = to_device(alpha_t[:, None, None], z)
-            sigma_t = to_device(sigma_t[:, None, None], z)
-        return alpha_t, sigma_t
+        found = [x.to(z.dtype) for x in self.alpha_sigma(t)]
+        return found if t.ndim == 0 else [to_device(x[:, None, None], z) for x in found]
 
     # from clean to noisy
 

@@ -289,8 +289,7 @@ def statistics(batch, result):
 
     if 'text_loss' in result:
         # which of the P positions are no PAD
-        real = batch['targets'] != batch['pad']
-        nll = result['nll']
+        nll, real = result['nll'], batch['targets'] != batch['pad']
 
         # what is by clock, or a bound, is of masked rows alone
         B, L = batch['x_t'].shape

@@ -169,10 +169,8 @@ def alpha_sigma(t):
 
 def draw_clocks(mode):
     drawn = t_min + (1 - t_min) * torch.rand(2, len(mode))
-    text_is_given = (mode == T2L) | (mode == CAUSAL)
-    latent_is_given = (mode == L2T) | (mode == CAUSAL)
-    t_text = torch.where(text_is_given, 0, drawn[0])
-    t_latent = torch.where(latent_is_given, 0, drawn[1])
+    t_text = torch.where((mode == T2L) | (mode == CAUSAL), 0, drawn[0])
+    t_latent = torch.where((mode == L2T) | (mode == CAUSAL), 0, drawn[1])
     return t_text, t_latent
 
 
@@ -259,8 +257,7 @@ def main():
     # a quarter of the rows for each mode
     mode = torch.arange(batch_size) * 4 // batch_size
     for step in range(max_iters):
-        rows = torch.randint(len(data), (batch_size,)).numpy()
-        x, z = data.rows(rows)                                           # (B, L), (B, 1, D)
+        x, z = data.rows(torch.randint(len(data), (batch_size,)))        # (B, L), (B, 1, D)
         t_text, t_latent = draw_clocks(mode)
         u, e = torch.rand(batch_size, L), torch.randn(batch_size, D)
         loss = loss_of(model, x, z[:, 0], mode, t_text, t_latent, u, e, data.pad)

@@ -1,6 +1,5 @@
 """
-Statistics of one split of a dataset. They are of all its shards, or of SHARDS evenly spaced ones,
-so that a split of any size has them soon.
+Statistics of one split of a dataset: of all its shards, or of SHARDS evenly spaced ones.
 """
 import numpy as np
 import torch

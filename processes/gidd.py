@@ -26,7 +26,6 @@ from diffusion import check_choice, in_chunks, in_float32, positions_of, to_devi
 from processes.integral import IntegralProcess
 from samplers import no_callback, scatter_at, schedule_times
 
-
 gidd_uniform = 0.1             # [0, 1): share of tokens that are random ones at t = 1/2
 gidd_gamma = 1.0               # [0.1, 10]: above 1, noise comes earlier and later
 

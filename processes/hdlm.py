@@ -24,7 +24,6 @@ from diffusion import in_chunks, in_float32, positions_of, to_device
 from processes.integral import IntegralProcess
 from samplers import init_state, no_callback, scatter_at, schedule_times
 
-
 hdlm_gamma = 1.0               # [0.1, 10]: how much faster tokens become clusters than
                                # clusters become MASK
 hdlm_xi = 1.0                  # (0, 1]: probability of a token's own cluster
@@ -52,11 +51,7 @@ class HDLM(IntegralProcess):
         self.xi_other = (1 - xi) / max(self.n_clusters - 1, 1)
 
     def take_clusters(self, cluster_of):
-        """ ValueError where the clusters are not those of 0 .. n_clusters - 1. """
-        least, most = cluster_of.min().item(), cluster_of.max().item()
-        if least < 0 or most >= self.n_clusters:
-            raise ValueError(f'cluster_of holds {least} to {most}, expected 0 or more, and below '
-                             f'{self.n_clusters}; choose another --which=, or train again')
+        """ The clusters of a run, (V,), in place of any. """
         self.tables = {cluster_of.device: cluster_of}                    # one copy on each device
 
     # ---- from clean to noisy

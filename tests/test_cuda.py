@@ -13,14 +13,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from diffusion import GaussianLatents, MaskedText, mode_shares
 from launch import ROOT, TINY, run_code, train
 from loss import BatchMaker, Loss
 from model import (Model, ModelConfig, attention, attention_of_rows, attention_with_prefix,
-                   causal_mask)
+                   causal_mask, norm, rms_norm, squared_relu)
 from runs.muon import Muon
 from sample import Run
 from samplers import SAMPLERS
@@ -118,22 +116,16 @@ def test_attention_of_rows_and_with_a_prefix_is_the_dense_mask_forward_and_backw
                               lambda *qkv: attention(*qkv), tolerance)
 
 
-KERNELS = [('cpu', SDPBackend.FLASH_ATTENTION), ('cpu', SDPBackend.MATH)]
-KERNELS += [pytest.param('cuda', kernel, marks=needs_card)
-            for kernel in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION,
-                           SDPBackend.MATH)]
-
-
-@pytest.mark.parametrize('device, kernel', KERNELS)
-@pytest.mark.parametrize('is_causal', [False, True])
-def test_each_kernel_of_attention_is_the_equation_forward_and_backward(device, kernel, is_causal):
-    q, k, v = torch.randn(3, 2, 2, 80, 32).to(device, torch.bfloat16)
-    mask = torch.ones(80, 80, dtype=torch.bool)
-    with sdpa_kernel(kernel):
-        close_to_the_equation(q, k, v, mask.tril() if is_causal else mask,
-                              lambda *qkv: F.scaled_dot_product_attention(*qkv,
-                                                                          is_causal=is_causal),
-                              2e-2)
+@needs_card
+def test_under_autocast_a_block_computes_in_bfloat16():
+    model, outs, x = network('cuda'), [], torch.randn(2, 3, 4).cuda().bfloat16()
+    for block in model.blocks:
+        block.register_forward_hook(lambda module, args, out: outs.extend(out))
+    with torch.autocast('cuda', torch.bfloat16):
+        model(*inputs('cuda'), n_causal=2)
+        outs += [norm(x), rms_norm(x), squared_relu(x)]
+    assert len(outs) == 9
+    assert all(out.dtype == torch.bfloat16 for out in outs), 'float32 takes twice the memory'
 
 
 # ---- writing

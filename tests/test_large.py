@@ -1,4 +1,5 @@
-""" The order of rows, which is computed, and splits of many shards: they open when they are read, statistics are of some of them. """
+""" The order of rows, which is computed, and splits of many shards: they open when they are read,
+statistics are of some of them. """
 import os
 import shutil
 import sys
@@ -12,11 +13,7 @@ from corpora import statistics
 from corpora.statistics import counts, lengths
 from data import PackedDataset, keyed_permutation, row_order
 from launch import TINY, run_code
-from tasks.common import chosen_rows
 from test_data import LENGTHS, write_dataset
-
-BILLION = 10**9
-
 
 # -----------------------------------------------------------------------------
 # The order
@@ -39,45 +36,13 @@ def test_a_row_depends_on_its_position_the_seed_and_the_epoch_alone():
     for i in range(4):
         assert not any((others[i] == others[j]).sum() > 10 for j in range(i))
 
-    # any share of the positions gives the same rows: of ranks, of a resumed run, over the end of an epoch
+    # any share of the positions gives the same rows: of ranks, of a resumed run, over the end of an
+    # epoch
     for start, count in ((0, 5), (n - 2, 4), (n - 1, 2 * n), (7, 0), (2 * n, 1)):
         assert np.array_equal(row_order(n, 3, start, count), whole[start:start + count])
     ranks = [row_order(n, 3, 640 + 16 * rank, 16) for rank in range(8)]
     assert np.array_equal(np.concatenate(ranks), whole[640:768])
     assert row_order(n, 3, 0, n - 1).tolist() == [row_order(n, 3, i, 1)[0] for i in range(n - 1)]
-
-
-def test_the_keyed_order_of_a_billion_rows_looks_random():
-    m = 2**17
-    positions = np.arange(m) + 123_456_789
-    rows = keyed_permutation(positions, BILLION, seed=0, epoch=0)
-    assert len(np.unique(rows)) == m and 0 <= rows.min() and rows.max() < BILLION
-
-    # rows of neighbouring positions are as far apart as independent ones: |a - b| < share n with probability 1 - (1 - share)^2
-    for step in (1, 2, 32, 4096):
-        distance = np.abs(rows[step:] - rows[:-step]) / BILLION
-        for share in (.001, .01, .1, .5):
-            p = 1 - (1 - share)**2
-            sd = np.sqrt(p * (1 - p) / len(distance))
-            assert abs((distance < share).mean() - p) < 5 * sd, (step, share)
-        assert abs(np.corrcoef(rows[step:], rows[:-step])[0, 1]) < 5 / np.sqrt(m)
-
-    # every bin of the rows gets its share, in every part of the positions; so do the last bits, and other epochs and seeds
-    table = np.zeros((16, 16))
-    np.add.at(table, (np.arange(m) * 16 // m, rows * 16 // BILLION), 1)
-    assert ((table - m / 256)**2 / (m / 256)).sum() < 256 + 6 * np.sqrt(2 * 256)
-    for bit in range(12):
-        assert abs((rows >> bit & 1).mean() - .5) < 5 * .5 / np.sqrt(m)
-    for seed, epoch in ((0, 1), (1, 0)):
-        other = keyed_permutation(positions, BILLION, seed, epoch)
-        assert abs(np.corrcoef(rows, other)[0, 1]) < 5 / np.sqrt(m) and (rows == other).sum() < 3
-
-
-def test_the_keyed_order_takes_neither_memory_nor_time_for_each_row():
-    rows = row_order(2**62, 0, 2**61, 4)
-    assert len(set(rows.tolist())) == 4 and 0 <= rows.min()
-    assert chosen_rows(BILLION, 3, 'random', 1).tolist() == row_order(BILLION, 1, 0, 3).tolist()
-    assert chosen_rows(BILLION, 3, 'random', 1).tolist() != chosen_rows(BILLION, 3, 'random', 2).tolist()
 
 
 # -----------------------------------------------------------------------------
@@ -102,7 +67,8 @@ runpy.run_path('train.py', run_name='__main__')
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='counts the open files of Linux')
 def test_no_more_shards_are_open_than_there_is_room_for(tmp_path, monkeypatch):
-    kept = [0, 2, 3, 4, 5, 6]                                            # row 1 is empty: a shard of it alone would be refused
+    # row 1 is empty: a shard of it alone would be refused
+    kept = [0, 2, 3, 4, 5, 6]
     tokens, _ = write_dataset(tmp_path, shards=[(i, i + 1) for i in kept])
     monkeypatch.setattr(data, 'most_open', lambda: 2)
     ds = PackedDataset(tmp_path, 'train')
@@ -125,7 +91,8 @@ def test_the_limit_on_open_files_decides_how_many_shards_are_open(monkeypatch):
 
 
 def test_statistics_are_of_all_rows_or_of_evenly_spaced_shards(tmp_path, monkeypatch):
-    tokens, _ = write_dataset(tmp_path)                                  # shards of rows 0 to 2, 3, and 4 to 6
+    # shards of rows 0 to 2, 3, and 4 to 6
+    tokens, _ = write_dataset(tmp_path)
     for most, rows in ((3, range(7)), (2, [0, 1, 2, 4, 5, 6]), (1, range(3))):
         monkeypatch.setattr(statistics, 'SHARDS', most)
         ds = PackedDataset(tmp_path, 'train')
