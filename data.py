@@ -11,7 +11,7 @@ A sample is a text and, unless the dataset is text only, the latent vectors of t
 
 A split is stored in shards. A shard has the tokens of its texts in one row, the offsets where each
 text begins, and the latents as float16. All of it is mapped into memory. So a split of any size is
-opened fast: offsets, and token ids beyond the first shard, are checked when a row is read.
+opened fast: token ids beyond the first shard are checked when a row is read.
 
 Letters: B batch, L text tokens, N latent vectors, D latent dimensions, V token ids (EOS and PAD
 included; MASK is id V), T tokens of a shard, n samples.
@@ -76,16 +76,14 @@ class Shard:
 
     def __init__(self, folder, meta, entry):
         name, n = entry['name'], entry['samples']
-        self.longest = entry['longest']                    # tokens
 
         def path_of(end):
             return check_file(folder, f'{name}.{end}', entry['files'], digest=False)
 
         tokens = np.memmap(path_of('tokens.bin'), meta['token_dtype'], mode='r')
         self.tokens = plain(tokens, at_random=True)
-        self.path = path_of('offsets.npy')
-        self.offsets = read_array(self.path, 'int64', (n + 1,), mmap=True, what='offsets',
-                                  at_random=True)
+        self.offsets = read_array(path_of('offsets.npy'), 'int64', (n + 1,), mmap=True,
+                                  what='offsets', at_random=True)
         self.latents = None
         if meta['latent_shape'] is not None:
             shape = (n, *meta['latent_shape'])
@@ -94,15 +92,8 @@ class Shard:
 
     def edges(self, rows):
         """ Where the tokens of these rows begin and where they end. rows: int64 of any shape, or a
-        slice. ValueError where the offsets cannot be right. """
-        begin, end = self.offsets[:-1][rows], self.offsets[1:][rows]
-        is_right = (0 <= begin) & (begin <= end) & (end <= len(self.tokens))
-        is_right &= end - begin <= self.longest
-        if not is_right.all():
-            begin, end = int(begin[~is_right][0]), int(end[~is_right][0])
-            raise ValueError(f'{self.path}: a text from {begin} to {end}, expected at most '
-                             f'{self.longest} of {len(self.tokens)} tokens; run prepare.py again')
-        return begin, end
+        slice. """
+        return self.offsets[:-1][rows], self.offsets[1:][rows]
 
 
 def most_open():
@@ -131,6 +122,9 @@ class PackedDataset:
             raise ValueError(f'{folder}: no split {split!r}, it has {", ".join(meta["splits"])}')
         self.vocab_size = meta['tokenizer']['vocab_size']                # V
         self.eos, self.pad = meta['tokenizer']['eos'], meta['tokenizer']['pad']
+        if self.vocab_size > np.iinfo(meta['token_dtype']).max + 1:
+            raise ValueError(f'{folder}/meta.json: vocab_size {self.vocab_size}, and its tokens '
+                             f'are {meta["token_dtype"]}')
 
         # statistics of the latents; None for text only
         self.stats = load_stats(folder, meta)

@@ -105,9 +105,9 @@ class Nano(nn.Module):
         self.latent = nn.ModuleList(Stream() for _ in range(depth))
 
         # at the start no word is likelier than another, and no block adds anything
-        for layer in (self.text_modulation, self.latent_modulation, self.text_head):
+        for layer in (self.text_modulation, self.latent_modulation, self.text_head,
+                      self.bag_values):
             nn.init.zeros_(layer.weight)
-        nn.init.zeros_(self.bag_values.weight)
 
         # rotary positions: each pair of channels turns with the position, at its own speed
         size = width // heads
@@ -279,13 +279,15 @@ def main():
     # text from an embedding, in both ways, below the real one
     tokenizer = Tokenizer.from_file(f'{folder}/tokenizer.json')
     tokenizer.decoder = decoders.ByteLevel()
+
+    def text_of(ids):
+        is_behind = (ids == data.eos).cumsum(0) > 0
+        return repr(tokenizer.decode(ids[~is_behind].tolist()))
+
     by_diffusion = write_by_diffusion(model, z[:4, 0], L)
     from_left_to_right = write_from_left_to_right(model, z[:4, 0], L)
     for versions in zip(x, by_diffusion, from_left_to_right):
-        for ids in versions:
-            ends = (ids == data.eos).cumsum(0) > 0
-            print(' -> ', repr(tokenizer.decode(ids[~ends].tolist())))
-        print()
+        print('\n -> '.join(map(text_of, versions)))
 
 
 if __name__ == '__main__':

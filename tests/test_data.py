@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from corpora import tokenizers
-from corpora.statistics import counts, lengths
+from corpora.statistics import counts
 from corpora.tokenizers import load_tokenizer
 from data import LatentStats, PackedDataset, load_stats
 from loss import prefetch
@@ -182,24 +182,6 @@ def test_a_wrong_shape_or_dtype_is_refused_with_both_values(tmp_path, name, cont
 
 
 # a text of 13 tokens; and one that ends before it begins
-@pytest.mark.parametrize('offsets, wrong', [
-    ([0, 13, 12, 14], (4, 5)),
-    ([0, 5, 99, 14], (5, 6)), ([0, -5, 12, 14], (4, 5)),           # outside the tokens
-    ([0, 5, 10**12, 14], (5, 6)), ([1, 9, 12, 15], (4, 6))])
-def test_wrong_offsets_are_found_when_their_row_is_read(tmp_path, offsets, wrong):
-    write_dataset(tmp_path)
-    # of rows 4, 5, 6 of 5, 7, 2 tokens
-    rewrite(tmp_path, 'train-00002.offsets.npy', np.array(offsets))
-    ds = PackedDataset(tmp_path, 'train')
-    for row in range(7):
-        if row not in wrong:
-            ds.rows([row])
-            continue
-        for read in (lambda: ds.rows([0, row]), lambda: ds.ids(row), lambda: lengths(ds)):
-            with pytest.raises(ValueError, match='00002.offsets.npy: a text .*14 tokens; run prep'):
-                read()
-
-
 def test_ids_beyond_the_vocabulary_are_found_in_the_first_shard_or_when_they_are_read(tmp_path):
     write_dataset(tmp_path)
     np.full(14, 258, '<u2').tofile(tmp_path / 'train-00002.tokens.bin')

@@ -1,7 +1,6 @@
 """ The order of rows, which is computed, and splits of many shards: they open when they are read,
 statistics are of some of them. """
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import data
 from corpora import statistics
 from corpora.statistics import counts, lengths
 from data import PackedDataset, keyed_permutation, row_order
-from launch import TINY, run_code
 from test_data import LENGTHS, write_dataset
 
 # -----------------------------------------------------------------------------
@@ -47,23 +45,6 @@ def test_a_row_depends_on_its_position_the_seed_and_the_epoch_alone():
 
 # -----------------------------------------------------------------------------
 # Opening and reading
-
-def test_a_training_that_meets_a_wrong_offset_ends_with_one_line(dataset, tmp_path):
-    folder = tmp_path / 'packed'
-    shutil.copytree(dataset, folder)
-    path = folder / 'train-00000.offsets.npy'
-    offsets = np.load(path)
-    offsets[1:-1] += 10**9
-    np.save(path, offsets)
-    out = run_code(f"""
-import runpy, sys, numpy, corpora.statistics
-corpora.statistics.lengths = lambda data: numpy.array([9])           # what the preflight asks for
-sys.argv = ['train.py', '--dataset={folder}', '--out_dir={tmp_path}/out', *{TINY!r}]
-runpy.run_path('train.py', run_name='__main__')
-""")
-    assert out.returncode == 2 and out.stderr.count('\n') == 1, out.stderr
-    assert out.stderr.startswith(f'error: {path}: a text from ') and 'Traceback' not in out.stderr
-
 
 @pytest.mark.skipif(sys.platform != 'linux', reason='counts the open files of Linux')
 def test_no_more_shards_are_open_than_there_is_room_for(tmp_path, monkeypatch):

@@ -613,7 +613,7 @@ def test_a_batch_that_is_mostly_padding_is_a_warning_with_the_length_that_would_
     assert rc == 0 and not err
     warning, = [line for line in out.splitlines() if line.startswith('warning: ')]
     assert f'{100 * share:.0f} % of a batch is PAD' in warning and f'{train_lengths.mean():.1f} tokens on average' in warning
-    assert f'--seq_len={lengths.max() + 1} ' in warning and 'warning' not in fits
+    assert f'--seq_len={of_texts.max() + 1} ' in warning and 'warning' not in fits
 
 
 def test_accuracy_and_nats_per_token_do_not_count_padding(dataset):
