@@ -1,5 +1,5 @@
-""" Overlay: an autoregressive decoder of the same blocks, text alone.
-It sets neither data, sizes, steps nor out_dir.
+""" An overlay: an autoregressive decoder of the same blocks, for text alone. The config before it
+sets data, sizes and steps.
 
     python train.py config/quickstart.py config/ar.py --out_dir=out/ar
     python sample.py --out_dir=out/ar --num_samples=4

@@ -1,5 +1,5 @@
-""" Overlay: text from latents by an autoregressive decoder, which reads the latents' tokens as a
-prefix. It is what to compare l2t with. It sets neither data, sizes, steps nor out_dir.
+""" An overlay: an autoregressive decoder writes text from latents. It reads the latents' tokens as
+a prefix. Compare l2t with it. The config before it sets data, sizes and steps.
 
     python train.py config/quickstart.py config/ar_prefix.py --out_dir=out/ar_prefix
     python sample.py --out_dir=out/ar_prefix --text="Return a list."

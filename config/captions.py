@@ -1,6 +1,7 @@
-""" Captions in every direction, one network: text from an embedding (MiniLM's), an embedding from
-text, both from noise, gaps filled, by diffusion and from left to right. The texts are Multi30k's
-(github multi30k/dataset, task 2 raw; research use): five English captions an image.
+""" One network for captions in every direction: a text from its MiniLM embedding, an embedding from
+a text, both from noise, and gaps filled. It writes by diffusion and from left to right. The texts
+are Multi30k's, five English captions for each image (github multi30k/dataset, task 2 raw, for
+research use).
 
     python prepare.py config/captions.py --input="RAW/train.*.en.gz" --val_input="RAW/val.*.en.gz"
     python train.py config/captions.py

@@ -1,5 +1,5 @@
 """ The main job: OpenWebText from its E5 embeddings, at a size for one 80 GB GPU. It has not been
-run: docs/reproduction.md computes what to expect.
+run to its end. docs/reproduction.md says what to expect.
 
     python prepare.py config/l2t.py --input="openwebtext/*.jsonl.gz"
     torchrun --standalone --nproc_per_node=8 train.py config/l2t.py    # or 1: the same rows
@@ -17,8 +17,8 @@ max_tokens = 247                         # with its EOS and 8 latent tokens 256:
 threads = 8
 # run
 out_dir = 'out/l2t'
-# 1/8 of the rows is masked, the others are read from left to right; later half and half. So held
-# for captions: docs/both_ways.md
+# at first 1/8 of the rows is masked and the others are read from left to right, later half and
+# half: this was best for captions (docs/both_ways.md)
 mode = 'l2t+7*causal:40%,l2t+causal'
 causal_weight = 1.5
 t_min = 0.1

@@ -1,6 +1,6 @@
-""" l2t at a large size: width 1024, 24 blocks, Qwen3 embeddings cut to 32 dimensions. train.py
-prints the parameter count before it begins. For GPUs (docs/cluster.md); what to expect is computed
-in docs/reproduction.md.
+""" l2t at a large size: width 1024, 24 blocks, Qwen3 embeddings cut to 32 dimensions. It has 727M
+parameters, since its blocks share their modulation. It needs GPUs (docs/cluster.md), and has not
+been run to its end. docs/reproduction.md says what to expect.
 
     python prepare.py config/l2t_892m.py --input="openwebtext/*.jsonl.gz"
     torchrun --standalone --nproc_per_node=8 train.py config/l2t_892m.py    # or 1
@@ -16,8 +16,8 @@ max_tokens = 1015                        # with its EOS and 8 latent tokens 1,02
 threads = 8
 # run
 out_dir = 'out/l2t_892m'
-# 1/8 of the rows is masked, the others are read from left to right; later half and half. So held
-# for captions: docs/both_ways.md
+# at first 1/8 of the rows is masked and the others are read from left to right, later half and
+# half: this was best for captions (docs/both_ways.md)
 mode = 'l2t+7*causal:40%,l2t+causal'
 causal_weight = 1.5
 t_min = 0.1

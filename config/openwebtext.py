@@ -1,5 +1,5 @@
-""" Masked text diffusion on OpenWebText at MDLM's size (arXiv:2406.07524), text alone. For GPUs;
-it has not been run. The second torchrun line is the same with ATAT (docs/adaptive.md).
+""" Masked text diffusion on OpenWebText at MDLM's size (arXiv:2406.07524), text alone. It needs
+GPUs, and has not been run. The second torchrun line is the same with ATAT (docs/adaptive.md).
 
     python prepare.py config/openwebtext.py
     torchrun --standalone --nproc_per_node=8 train.py config/openwebtext.py

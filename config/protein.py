@@ -1,5 +1,5 @@
 """ A protein language model in the manner of DPLM (arXiv:2402.18567; docs/proteins.md): 512 wide,
-32 layers, crops of 1,024 residues. For GPUs; it has not been trained.
+32 layers, crops of 1,024 residues. It needs GPUs, and has not been trained.
 
     python prepare.py config/protein.py --input=uniref50.fasta.gz --homology=0.3
     torchrun --standalone --nproc_per_node=8 train.py config/protein.py

@@ -1,5 +1,5 @@
-""" A protein language model that a CPU can train (docs/proteins.md): sequences of a given length,
-inpainting, scaffolding; FASTA in and out.
+""" A protein language model that a CPU can train (docs/proteins.md). It writes sequences of a given
+length, and does inpainting and scaffolding. It reads and writes FASTA.
 
     python prepare.py config/protein_tiny.py --input=proteins.fasta
     python train.py config/protein_tiny.py

@@ -1,7 +1,7 @@
-""" The tour on a CPU: one network, every direction. Sentences of documentation from their
-embeddings, embeddings from sentences, both from noise, gaps filled; by diffusion and from left to
-right. Nothing is downloaded: the corpus is the documentation of Python and of installed packages,
-and the encoder (lsa, of words and word pairs) is fitted on it.
+""" The tour on a CPU: one network writes in every direction. It writes sentences from their
+embeddings, embeddings from sentences, both from noise, and fills gaps, by diffusion and from left
+to right. Nothing is downloaded. The corpus is the documentation of Python and of installed
+packages, and the encoder (lsa, of words and word pairs) is fitted on it.
 
     make quickstart       or:
     python prepare.py config/quickstart.py

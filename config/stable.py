@@ -1,4 +1,5 @@
-""" Overlay, the conservative recipe: for a run that must not diverge, on top of any other.
+""" An overlay, for a run that must not diverge: the conservative recipe. Lay it over any other
+config.
 
     python train.py config/l2t.py config/stable.py --out_dir=out/l2t_stable
 """

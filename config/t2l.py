@@ -1,4 +1,4 @@
-""" Overlay: an embedding from text. It sets neither data, sizes, steps nor out_dir.
+""" An overlay: an embedding from text. The config before it sets data, sizes and steps.
 
     python train.py config/quickstart.py config/t2l.py --out_dir=out/t2l
     python sample.py --out_dir=out/t2l --text="Return a list."

@@ -1,5 +1,5 @@
-""" Overlay: text and embedding together, from noise. It sets neither data, sizes, steps nor
-out_dir.
+""" An overlay: text and embedding together, from noise. The config before it sets data, sizes and
+steps.
 
     python train.py config/quickstart.py config/unconditional.py --out_dir=out/unconditional
     python sample.py --out_dir=out/unconditional --num_samples=4

@@ -1,6 +1,6 @@
-""" Masked text diffusion on WikiText-103 at MDLM's size (arXiv:2406.07524), text alone. For GPUs;
-it has not been run. The second torchrun line is the same with ATAT (docs/adaptive.md), the last
-training line shows whether it runs at all.
+""" Masked text diffusion on WikiText-103 at MDLM's size (arXiv:2406.07524), text alone. It needs
+GPUs, and has not been run. The second torchrun line is the same with ATAT (docs/adaptive.md). The
+last training line shows whether it runs at all.
 
     python prepare.py config/wikitext103.py
     torchrun --standalone --nproc_per_node=8 train.py config/wikitext103.py
@@ -9,8 +9,8 @@ training line shows whether it runs at all.
     python train.py config/wikitext103.py --max_iters=100
     python evaluate.py config/wikitext103.py --tasks=nelbo,importance
 
-Its figures are not comparable with MDLM's. A record of the hub is a line or an article, not a full
-row: here short ones are filled with PAD, where MDLM packs rows full.
+Its figures are not comparable with MDLM's. A record of the hub is a line or an article. Here a
+short one is filled with PAD, and MDLM packs several into a row.
 """
 # data
 dataset = 'wikitext103'

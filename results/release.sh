@@ -78,7 +78,7 @@ weights() {
     rm -r weights/captions
     $PY -m runs.export --out_dir=out/captions_seed0 --to=weights/captions --weights_dtype=float16 \
         --license=other --hardware="${HARDWARE:-a CPU core}" --data="Multi30k's English captions \
-(task 2, Flickr30k's images), for research use"
+(task 2, Flickr30k's images); captions and weights are for research use"
     $PY - << 'END'
 import numpy as np
 from data import PackedDataset

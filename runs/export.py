@@ -114,23 +114,25 @@ def results_of(path, checkpoint_name):
 def card(title, config, meta, step, license, hardware, data, dtype, results):
     """ The lines of the model card, Markdown with the header that the hub reads. """
     encoder = (meta['encoder'] or {}).get('id', 'none')
+    versions = ', '.join(f'{name} {version}' for name, version in config['versions'].items())
     return [
         '---', 'library_name: nanoldlm', 'tags: [text-diffusion, masked-diffusion]',
         *([f'license: {license}'] if license else []), '---', f'# {title}', '',
-        'A latent diffusion language model: it reads masked text and noised embeddings, and',
-        'predicts both clean. Loading it runs no code of this folder.', '',
+        'A latent diffusion language model. It reads a masked text and a noised embedding, and',
+        'predicts both of them clean. Loading it runs no code of this folder.', '',
         '| | |', '|---|---|',
         f'| mode | {config["mode"]} |',
         f'| data | {meta["splits"]["train"]["samples"]:,} samples'
         f'{f": {data}" if data else ""} |',
         f'| encoder of the latents | {encoder} |',
         f'| steps | {step:,} |',
-        *([f'| weights | stored in {dtype}; the figures below are of float32 |']
+        *([f'| weights | stored in {dtype}; the figures below are of float32 weights |']
           if dtype != 'float32' else []),
         f'| hardware | {hardware or "not recorded"} |',
         f'| code | nanoLDLM, commit {config.get("commit") or "not recorded"} |',
-        f'| versions | {config.get("versions") or "not recorded"} |',
-        f'| license of the weights | {license or "not stated"} |', '',
+        f'| versions | {versions} |',
+        f'| license of the weights | {license or "not stated"} |',
+        '| license of the code | MIT |', '',
         '```python', 'from sample import Run', f"run = Run('{title}')", '```', '',
         *what_to_supply(config, meta, title), '', *figures(results)]
 
@@ -141,22 +143,20 @@ def what_to_supply(config, meta, title):
     if meta['latent_shape'] is None or 'latent' not in config['streams']:
         return ['It reads no embeddings, so it needs nothing beside this folder.']
     if encoder is None:
-        return ['Its latents were made elsewhere, and no encoder is known: it cannot embed a text.',
-                'Give latents as arrays: `run.write(latents=z)`.']
+        return ['Its encoder is not known: it cannot embed a text. Give it `run.write(latents=z)`.']
     if encoder['id'] == 'lsa':
         return ['Its encoder, `lsa`, is in `data/`: it needs nothing beside this folder.']
     if not is_of_a_folder(encoder):
-        return [f'**You supply the encoder**: texts are embedded by `{encoder["id"]}` of the hub,',
+        return [f'**You supply the encoder**: `{encoder["id"]}` of the hub embeds the texts, in',
                 f'revision `{encoder["revision"]}`. It is downloaded with the first text.']
     return [f'**You supply the encoder**, `{encoder["id"]}`: it was in a folder, and is on no hub.',
-            'Without it latents can be given as arrays, `run.write(latents=z)`. Ask the author:',
-            f"`Run('{title}', encoder_folder='FOLDER')`. Its files have the digest",
-            f'`{encoder["revision"]}`, which is checked.']
+            'Ask the author for it, and open the run with',
+            f"`Run('{title}', encoder_folder='FOLDER')`. The digest of its files is checked:",
+            f'`{encoder["revision"]}`. Without it, give latents as arrays: `run.write(latents=z)`.']
 
 
 def figures(results):
-    """ The lines of a table of what was measured beside a control, another text's latent or none.
-    """
+    """ The lines of a table: what was measured, and beside it a control or none. """
     def cell(record):
         if record is None:
             return ''

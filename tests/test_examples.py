@@ -40,9 +40,9 @@ def parallel(found):
             and all(near(damage, information) for _, damage, information in found.values()))
 
 
-def two_clocks(found):
-    errors = torch.stack([(answer - truth).abs() for answer, truth in found.values()])
-    return errors.max() < .35 and errors.mean() < .08
+def whole_idea(found):
+    right, distance, shares = found
+    return right > .99 and distance < .05 and near(shares, [.4, .3, .2, .1], .06)
 
 
 def guidance(found):
@@ -53,6 +53,7 @@ def guidance(found):
 
 
 CLAIMS = {
+    'the_whole_idea': whole_idea,
     'why_one_over_t': lambda found: (near(found['counted']['1/t'], [1.] * 4)
                                      and near(found['nats']['1/t'], ENTROPY)
                                      and found['nats']['1'] < ENTROPY - .4),
@@ -63,7 +64,6 @@ CLAIMS = {
         for of_parts, entropy, of_whole, too_good in found.values()),
     'first_hitting_equals_ancestral': first_hitting,
     'what_parallel_unmasking_breaks': parallel,
-    'two_clocks_make_every_task': two_clocks,
     'causal_and_masked_rows': lambda found: (ENTROPY <= found['exact'] < ENTROPY + .05
                                              and ENTROPY <= found['bound'] < ENTROPY + .1),
     'guidance_on_a_toy': guidance,
