@@ -27,8 +27,8 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
-from corpora.lsa import NO_KNOWN_WORD, check_texts, load_lsa, no_progress
-from runs.files import read_json, sha256
+from corpora.lsa import NO_KNOWN_WORD, load_lsa
+from runs.files import read_json, sha256, short
 
 # what meta.json keeps of an encoder, where neither its row, its folder nor a knob says otherwise:
 # revision    the hub's commit; None: the newest. The commit that is found goes into the record, so
@@ -77,6 +77,16 @@ POOLINGS = dict(pooling_mode_mean_tokens='mean', pooling_mode_cls_token='cls',
 UNUSED = re.compile(r'(^|\.)pooler\.|position_ids$|^cls\.|^lm_head\.')
 
 
+def check_texts(texts):
+    """ ValueError unless it is a list of texts. A bare text would pass as a list of characters. """
+    if isinstance(texts, (str, bytes)):
+        raise ValueError(f'expected a list of texts, found one {type(texts).__name__}: '
+                         f'write [{short(texts)}]')
+    for text in texts:
+        if not isinstance(text, str):
+            raise ValueError(f'expected a list of texts, found {short(text)} in it')
+
+
 def pool(h, m, pooling):
     """ Hidden states (B, L, D) and attention mask (B, L) -> (B, D), for padding on either side. """
     row = torch.arange(len(h), device=h.device)
@@ -100,7 +110,7 @@ class Encoder:
         self.truncated = 0
 
     @torch.inference_mode()
-    def __call__(self, texts, progress=no_progress, window=2**14):
+    def __call__(self, texts, progress=lambda n: None, window=2**14):
         """ Calls progress(n) after every n texts. window: how many texts are tokenized at once. """
         check_texts(texts)
         if len(texts) == 0:

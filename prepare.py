@@ -37,11 +37,11 @@ console.begin(__name__)
 import numpy as np
 import torch
 
-from configurator import configure, on_command_line, read_knobs, stop_on_error
+from configurator import configure, on_command_line, stop_on_error
 from corpora.latents import check_given, given_latents
 from corpora.layouts import earlier_index, export, summary, verify
-from corpora.shards import (SUMS, fitting_max_tokens, fitting_shard_size, latent_stats, shard_key,
-                            token_dtype, write_entry, write_shard, written_before)
+from corpora.shards import (SUMS, fitting_max_tokens, latent_stats, shard_key, token_dtype,
+                            write_entry, write_shard, written_before)
 from corpora.sources import Source, documents
 from corpora.splits import Survey, own_shards, survey
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer, train_bpe
@@ -52,14 +52,15 @@ from runs import distributed, meeting
 from runs.checkpoint import pick_device, pick_dtype
 from runs.console import warn
 from runs.distributed import all_gather_object, on_rank0, rank, world
-from runs.files import read_json, sealed
+from runs.files import read_sealed, sealed
 from runs.threads import watch
 from runs.manifest import FORMAT, check_file, dataset_folder, read_meta
 
 # ---- what is read, details in corpora/sources.py
 input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .ndjson, .csv,
-                             # .tsv, FASTA (each may be .gz), .parquet; builtin: documentation of
-                             # Python and of installed packages; digits: scikit-learn's
+                             # .tsv, FASTA (each may be .gz), .parquet, .arrow; builtin: the
+                             # documentation of Python and of installed packages; digits:
+                             # scikit-learn's
 val_input = ''               # validation documents of their own; then the input is not split
 hub_dataset = ''      # instead of input: openwebtext | wikitext-103 | lm1b | fineweb-edu | a hub id
 hub_revision = ''            # a commit; '': the newest, which is then written down
@@ -77,10 +78,8 @@ encoding = 'utf-8'          # of text files: any of Python's codecs, such as lat
 invalid_bytes = 'stop'       # stop | replace: for bytes that are not of the encoding; replaced by
                              # U+FFFD, they are counted
 field = 'text'               # <a name>: the document's field in .jsonl, column in .csv, .tsv,
-                             # .parquet, hub datasets
+                             # .parquet, .arrow, hub datasets
 min_length = 0               # [0, 1e9]: characters; residues of a protein
-document_limit = 64_000_000  # [1, 1e9]: characters; a longer document is dropped and counted. Of
-                             # text files it is never held in memory
 distinct = None              # None | bool: drop what was read before; None: of FASTA only
 homology = 0.0               # [0, 1]; FASTA: clusters of so much sequence identity (over 80 % of
                              # their length) go to one split; needs mmseqs
@@ -113,8 +112,7 @@ language = None              # None | <a code>; sonar: such as eng_Latn
 embed_batch_size = 64        # [1, 65536]
 device = 'auto'              # auto | cpu | cuda | <cuda:1 or the like>; of the encoder
 threads = 1                # [1, 1024]: of torch, a process; it changes the last bits of the latents
-shard_size = None            # None | int [1, 1e9]: documents per shard; None: 16,384, and more
-                             # beyond 67 million documents (shards.fitting_shard_size)
+shard_size = 16_384          # [1, 1e9]: documents per shard
 out = ''                     # '': data/<name of input>
 seed = 1337                  # [0, 2**63): of lsa
 # ---- what exists already
@@ -136,7 +134,6 @@ class Plan:
     files: dict              # {tokenizer.json, encoder.npz, ...: its entry in meta.json}
     lsa: dict                # the record of the encoder that was fitted, or None
     max_tokens: int
-    shard_size: int
 
 # -----------------------------------------------------------------------------
 # Knobs. `knobs` is a namespace of all of them
@@ -164,48 +161,41 @@ def settle(knobs):
         from corpora.hub import hub_commit
         knobs.hub_revision = on_rank_0(hub_commit, knobs.hub_dataset)
     source = replace(source, distinct=knobs.distinct, hub_revision=knobs.hub_revision)
-    if not knobs.same_as:
-        knobs.tokenizer = knobs.tokenizer or ('esm' if is_protein else 'bpe')
-    if knobs.encoder_dtype is None and not knobs.same_as:
-        where = pick_device(knobs.device)
-        on_gpu = torch.device(where).type == 'cuda' and knobs.encoder not in ('none', 'lsa')
-        knobs.encoder_dtype = pick_dtype('auto', where) if on_gpu else 'float32'
+    knobs.tokenizer = knobs.tokenizer or ('esm' if is_protein else 'bpe')
 
     # knobs that exclude each other
-    if knobs.val_input and (not source.input or source.has_latents or knobs.homology):
-        raise ValueError('val_input goes with an input of texts, without latents_from, image_size '
-                         'or homology')
-    if knobs.homology and not is_protein:
-        raise ValueError(f'homology={knobs.homology} is for FASTA')
-    if knobs.encoder == 'lsa' and source.has_latents:
-        raise ValueError('encoder=lsa is fitted here, so it is not that of latents made elsewhere: '
-                         'name theirs, or --encoder=none')
-    if knobs.same_as and source.has_latents:
-        raise ValueError(f'same_as={knobs.same_as} embeds texts: give no latents')
+    if knobs.val_input and (not source.input or source.has_latents):
+        raise ValueError('val_input goes with an input of texts, without latents_from or '
+                         'image_size')
+    if knobs.homology and (not is_protein or knobs.val_input):
+        raise ValueError(f'homology={knobs.homology} splits FASTA, without val_input')
+    if source.has_latents and (knobs.same_as or knobs.encoder == 'lsa'):
+        raise ValueError('the latents are given, so they are not those of same_as or of an lsa '
+                         'that is fitted here: name their encoder, or --encoder=none')
     return source, validation_source(knobs, source)
 
 
 def take_settings(knobs):
-    """ With same_as: max_tokens is that of the other dataset, which brings tokenizer and encoder. A
-    config file may set these knobs for other datasets; here they are at their defaults. ValueError
-    where the command line sets one, or where no text can be embedded as the other dataset's. """
+    """ With same_as: the knobs of OF_SAME_AS are those of the other dataset, also where a config
+    file sets them. ValueError where the command line does, or where no text can be embedded as the
+    other dataset's. """
     other = knobs.same_as
-    defaults = read_knobs(__file__)
-    for knob in OF_SAME_AS:
-        if on_command_line(knob):
-            raise ValueError(f'{knob} is that of same_as={other}: run without --{knob}')
-        setattr(knobs, knob, defaults[knob].default)
+    named = [knob for knob in OF_SAME_AS if on_command_line(knob)]
+    if named:
+        raise ValueError(f'{named[0]} is that of same_as={other}: run without --{named[0]}')
     if not on_command_line('encoder'):
         knobs.encoder = 'none'
-    if knobs.encoder != 'none' and not os.path.isdir(knobs.encoder):
+    elif not os.path.isdir(knobs.encoder):
         raise ValueError(f'encoder is that of same_as={other}: run without --encoder, or name the '
                          f'folder where it lies now; found encoder={knobs.encoder}')
 
-    knobs.same_as = other = dataset_folder(other)
-    meta = read_meta(other)
+    knobs.same_as = dataset_folder(other)
+    meta = read_meta(knobs.same_as)
     if meta['latent_shape'] and not meta['encoder']:
         raise ValueError(f'same_as={other}: nobody knows what made its latents, so no other text '
                          'can be embedded in the same way')
+    for knob in OF_SAME_AS:
+        setattr(knobs, knob, meta['source'][knob])
     knobs.max_tokens = meta['max_tokens']
 
 
@@ -240,14 +230,14 @@ def make_record(knobs, source, val):
     """ The knobs that decide what is in the dataset. No path of this machine is in it. """
     beside = ('out', 'device', 'inspect', 'export_dir')
     record = {knob: value for knob, value in vars(knobs).items() if knob not in beside}
-    paths = [path for path in knobs.latents_from.split(',') if path]
+    for knob in ('same_as', 'latents_from'):
+        paths = record[knob].split(',')
+        record[knob] = ','.join(os.path.basename(os.path.normpath(path)) for path in paths if path)
     record |= dict(
         input=source.names,
         val_input=val.names if knobs.val_input else [],
-        same_as=os.path.basename(os.path.normpath(knobs.same_as)) if knobs.same_as else '',
         hub_dataset=source.names[0] if knobs.hub_dataset else '',
         import_dir=source.names[0] if knobs.import_dir else '',
-        latents_from=[os.path.basename(os.path.normpath(path)) for path in paths],
     )
     if source.input == 'builtin':
         from corpora.builtin import builtin_versions
@@ -269,36 +259,20 @@ def on_rank_0(function, *args):
 # Plan, on rank 0 alone
 
 def earlier_dataset(folder, record):
-    """ meta.json of an earlier run in this folder, or None. Refuses a dataset of other knobs. """
+    """ meta.json of an earlier run in this folder, or None. ValueError where its knobs were others:
+    no dataset is overwritten by another one. """
     # no meta.json, or a damaged one: shards without a note are written again
-    path = os.path.join(folder, 'meta.json')
     try:
-        found = read_json(path).get('format')
-        meta = read_meta(folder) if found == FORMAT else None
+        meta = read_sealed(os.path.join(folder, 'meta.json'))
     except ValueError:
         return None
-
-    # one of another version, or not ours, is never overwritten
-    if meta is None:
-        raise ValueError(f'{path}: format {found!r}, this code reads {FORMAT}; delete that folder '
-                         'or choose another --out=')
-    for knob, value in record.items():
-        # the same number, be it asked for or not; shard_size=None is settled, and compared, later
-        is_settled = knob == 'max_tokens' and value == meta['max_tokens']
-        if not is_settled and not (knob == 'shard_size' and value is None):
-            check_same(folder, meta, knob, value)
+    earlier = {'format': meta.get('format'), **meta.get('source', {})}
+    for knob, value in {'format': FORMAT, **record}.items():
+        found = earlier.get(knob)
+        if found != value:
+            raise ValueError(f'{folder} holds a dataset with {knob} = {found!r}, not {value!r}; '
+                             'choose another --out= or delete that folder')
     return meta
-
-
-def check_same(folder, meta, knob, value):
-    """ ValueError unless the dataset that is in the folder was made with this value of a knob. """
-    found = meta['source'].get(knob)
-    if found != value:
-        keep = ''
-        if knob in ('max_tokens', 'shard_size') and found:
-            keep = f'--{knob}={found} keeps it, or '
-        raise ValueError(f'{folder} holds a dataset with {knob} = {found!r}, not {value!r}; {keep}'
-                         'choose another --out= or delete that folder')
 
 
 def make_plan(knobs, folder, source, val, record, tok, hold):
@@ -308,10 +282,8 @@ def make_plan(knobs, folder, source, val, record, tok, hold):
     earlier = earlier_dataset(folder, record)
     found, texts = survey(source, val, knobs.val_fraction, knobs.homology)
 
-    # the size of a shard. A note stays beside each that is there, also when meta.json goes
-    shard_size = knobs.shard_size or fitting_shard_size(max(found.totals.values()))
+    # a note stays beside each shard that is there, also when meta.json goes
     if earlier:
-        check_same(folder, earlier, 'shard_size', shard_size)
         for split in earlier['splits'].values():
             for entry in split['shards']:
                 write_entry(folder, entry)
@@ -323,7 +295,7 @@ def make_plan(knobs, folder, source, val, record, tok, hold):
         listed = read_meta(knobs.same_as)['files']
         for name in sorted(set(listed) - {'bag.npy'}):       # that is fitted on the own texts
             content[name] = Path(check_file(knobs.same_as, name, listed)).read_bytes()
-    if knobs.tokenizer == 'bpe':
+    elif knobs.tokenizer == 'bpe':
         print(f'fitting the tokenizer on {len(texts):,} documents', flush=True)
         content['tokenizer.json'] = train_bpe(texts, knobs.vocab_size).encode()
     if knobs.encoder == 'lsa':
@@ -342,64 +314,64 @@ def make_plan(knobs, folder, source, val, record, tok, hold):
         tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
         max_tokens = fitting_max_tokens(tok, texts, source.has_latents)
     hold(is_shared=True)
-    return Plan(found, files, lsa and lsa.record, max_tokens, shard_size)
+    return Plan(found, files, lsa and lsa.record, max_tokens)
 
 # -----------------------------------------------------------------------------
 # Encoder
 
 def make_encoder(knobs):
     """ The encoder, if it is one that exists already. """
-    name, folder = knobs.encoder, None
-    if knobs.same_as:
-        name = read_meta(knobs.same_as)['encoder']
-        folder = None if knobs.encoder == 'none' else knobs.encoder
-        if name and name['id'] == 'lsa':
-            folder = knobs.same_as
-    if name in ('none', 'lsa', None):
-        return None
-
     where = pick_device(knobs.device)
     if where == 'cuda':
         where = f'cuda:{distributed.local_rank % torch.cuda.device_count()}'
-    return load_encoder(name, where, pooling=knobs.pooling, normalize=knobs.normalize,
-                        prefix=knobs.prefix, dimension=knobs.encoder_dims or None,
-                        dtype=knobs.encoder_dtype, language=knobs.language,
-                        batch_size=knobs.embed_batch_size, folder=folder)
+    if knobs.same_as:
+        record = read_meta(knobs.same_as)['encoder']
+        folder = None if knobs.encoder == 'none' else knobs.encoder
+        if record and record['id'] == 'lsa':
+            folder = knobs.same_as
+        return record and load_encoder(record, where, batch_size=knobs.embed_batch_size,
+                                       folder=folder)
+    if knobs.encoder in ('none', 'lsa'):
+        return None
+
+    dtype = knobs.encoder_dtype
+    if dtype is None and where.startswith('cuda'):
+        dtype = pick_dtype('auto', where)
+    return load_encoder(knobs.encoder, where, pooling=knobs.pooling, normalize=knobs.normalize,
+                        prefix=knobs.prefix, dimension=knobs.encoder_dims or None, dtype=dtype,
+                        language=knobs.language, batch_size=knobs.embed_batch_size)
 
 # -----------------------------------------------------------------------------
 # Write
 
-def write_shards(folder, plan, shards, settings, tok, encode):
+def write_shards(knobs, folder, plan, shards, settings, tok, encode):
     """ Writes this rank's shards, and keeps the whole ones of an earlier run. settings: what
     decides a shard's bytes besides its documents. Returns {split: its entry for meta.json}, of all
     ranks. """
     entries = []
-    n_done, seconds = 0, 0.0
-    n_shards = {split: -(-total // plan.shard_size) for split, total in plan.survey.totals.items()}
-    own = sum(len(range(rank, n, world)) for n in n_shards.values())
+    n_shards = {split: -(-n // knobs.shard_size) for split, n in plan.survey.totals.items()}
+    n_left = sum(len(range(rank, n, world)) for n in n_shards.values())
     for split, i, docs in shards:
         began = time.monotonic()
         given = given_latents(docs)
         name = f'{split}-{i:05d}'
         key = shard_key(docs, given, settings)
+        n_left -= 1
 
         entry = written_before(folder, name, key)
         progress = 'there already'
         if not entry:
-            first = i * plan.shard_size
+            first = i * knobs.shard_size
             entry = write_shard(folder, name, first, docs, given, tok, encode, plan.max_tokens)
             entry['key'] = key
             write_entry(folder, entry)
-            n_done += len(docs)
-            seconds += time.monotonic() - began
-            to_come = (own - len(entries) - 1) * plan.shard_size
-            eta = timedelta(seconds=int(to_come * seconds / n_done))
-            a_rank = ' a rank' if world > 1 else ''
-            progress = f'{n_done / seconds:,.0f} documents/s{a_rank} | ETA {eta}'
+            seconds = time.monotonic() - began
+            eta = timedelta(seconds=int(n_left * seconds))
+            progress = f'{len(docs) / seconds:,.0f} documents/s | ETA {eta}'
         entries.append(entry)
         print(f'{name} of {n_shards[split]}: {entry["documents"]:,} documents, '
               f'{entry["samples"]:,} samples, {entry["tokens"]:,} tokens | {progress}', flush=True)
-        check_nonfinite(entries, at_least=plan.shard_size)
+        check_nonfinite(entries, at_least=knobs.shard_size)
 
     # the shards of all ranks, and their sums
     entries = sorted(itertools.chain(*all_gather_object(entries)), key=lambda entry: entry['name'])
@@ -463,7 +435,7 @@ def finish(folder, plan, record, splits, tok, encode):
         max_tokens=plan.max_tokens,
         splits=splits,
         files=files,
-        source=record | dict(shard_size=plan.shard_size),
+        source=record,
         counts=plan.survey.counts,
     )
 
@@ -497,7 +469,7 @@ def prepare(knobs):
     with in_use(folder) as hold:
         # what can fail here fails before the corpus is read
         tok = None
-        if knobs.tokenizer != 'bpe':
+        if knobs.same_as or knobs.tokenizer != 'bpe':
             tok = load_tokenizer(knobs.same_as or knobs.tokenizer)
         encode = make_encoder(knobs)
 
@@ -514,8 +486,8 @@ def prepare(knobs):
         settings = dict(files=plan.files, tokenizer=tok.record, encoder=encode and encode.record,
                         max_tokens=plan.max_tokens, threads=knobs.threads,
                         embed_batch_size=knobs.embed_batch_size)
-        shards = own_shards(plan.survey, plan.shard_size, source, val)
-        splits = write_shards(folder, plan, shards, settings, tok, encode)
+        shards = own_shards(plan.survey, knobs.shard_size, source, val)
+        splits = write_shards(knobs, folder, plan, shards, settings, tok, encode)
         on_rank_0(finish, folder, plan, record, splits, tok, encode)
 
 

@@ -33,7 +33,7 @@ def read_hub(source):
         records = load_dataset(row['path'], row.get('name'), split=source.hub_split, streaming=True,
                                revision=source.hub_revision or None)
         for record in records:
-            yield text_of(record, source.field, 'a record', source)
+            yield text_of(record, source.field, 'a record')
     except Exception as error:        # a dozen kinds, and each means: not there, or no longer there
         message = (str(error).splitlines() or [''])[0][:200]
         reason = f'{type(error).__name__}: {message}'

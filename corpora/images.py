@@ -93,13 +93,13 @@ def read_images(source):
     lists = [os.path.join(folder, f'metadata.{kind}') for kind in ('csv', 'jsonl')]
     lists = [path for path in lists if os.path.isfile(path)]
     if not lists:
-        raise ValueError(f'{folder}: no metadata.csv or metadata.jsonl with file_name and '
-                         f'{source.field} in it')
+        raise ValueError(f'image_size is set, but input={folder} is no folder with a metadata.csv '
+                         f'or metadata.jsonl of file_name and {source.field}')
 
     # its records; the image itself is read when its latents are asked for
     for record, where in read_records(lists[0], source):
         file_name = text_of(record, 'file_name', where)
-        text = text_of(record, source.field, where, source)
+        text = text_of(record, source.field, where)
         path = inside(folder, file_name, where)
         if not os.path.isfile(path):
             raise ValueError(f'{path}: missing, {where} names it')

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from corpora import statistics
 from corpora.latents import as_latent
-from corpora.readers import DROPS, Document, inside, open_text, text_of
+from corpora.readers import DROPS, Document, inside, open_text
 from corpora.shards import covering
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
@@ -174,10 +174,10 @@ def read_earlier(source):
         usual_path = os.path.join('texts', source.import_split, f'{stem}.txt')
         text_path = inside(folder, item.get('text_path') or usual_path, index)
         if os.path.isfile(text_path):
-            with open_text(text_path, source, skip_bom=False) as f:
-                text = f.whole()
+            with open_text(text_path, source) as f:
+                text = ''.join(f)
         elif isinstance(item.get('text'), str):
-            text = text_of(item, 'text', f'{index}, item {i}', source)
+            text = item['text']
         else:
             raise ValueError(f'{index}, item {i}: no "text", and no file {text_path}')
 

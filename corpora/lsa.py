@@ -24,27 +24,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from runs.files import read_arrays, short
+from runs.files import read_arrays
 
 # of a term of several words, beside 1 of a word; 1 was worse (LOG.md)
 NGRAM_WEIGHT = .5
 NO_KNOWN_WORD = 'has no word that the encoder knows, so its embedding says nothing'
-
-
-def check_texts(texts):
-    """ ValueError unless it is a list of texts. A bare text would pass as a list of characters. """
-    if isinstance(texts, (str, bytes)):
-        raise ValueError(f'expected a list of texts, found one {type(texts).__name__}: '
-                         f'write [{short(texts)}]')
-    for text in texts:
-        if not isinstance(text, str):
-            raise ValueError(f'expected a list of texts, found {short(text)} in it')
-        if re.search('[\ud800-\udfff]', text):
-            raise ValueError(f'{short(text)} has half a character: bytes that are not UTF-8?')
-
-
-def no_progress(n):
-    pass
 
 
 def split_terms(text, ngrams):
@@ -98,8 +82,7 @@ class LSA:
         self.ngrams = 1 + max(term.count(' ') for term in terms)
         self.truncated = 0                                               # it reads all of a text
 
-    def __call__(self, texts, progress=no_progress):
-        check_texts(texts)
+    def __call__(self, texts, progress=lambda n: None):
         index, weight, offsets = tfidf(texts, self.row, self.idf, self.ngrams)
         z = F.embedding_bag(index, self.projection, offsets, per_sample_weights=weight, mode='sum',
                             include_last_offset=True)                    # (n, D)

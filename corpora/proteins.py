@@ -2,7 +2,6 @@
 Proteins: FASTA files, and clusters of similar sequences.
 
 A FASTA file has records: a line that begins with '>' and names a protein, then lines of residues.
-PIR is a kind of it: '>P1;name', a line of words, then residues up to a '*'.
 
 Similar sequences must not lie in both train and val: a model could score well by memory alone. So
 prepare.py --homology=0.3 sends each cluster of mmseqs (github.com/soedinglab/MMseqs2) to one split.
@@ -18,14 +17,12 @@ from corpora.tokenizers import RESIDUES
 from corpora.writing import names_path
 from runs.files import short
 
-FASTA = ('.fasta', '.fa', '.faa', '.fas', '.fsa', '.fna', '.ffn', '.frn', '.pep', '.pir')
-LONGEST_LINE = 10**9           # characters
+FASTA = ('.fasta', '.fa', '.faa', '.fas', '.fsa', '.fna', '.ffn', '.frn', '.pep')
 GAP = re.compile('[.-]')
 UNKNOWN = re.compile(f'[^{re.escape(RESIDUES)}]')
 COMMENTS = (';', '#', '!')
-PIR_TITLE = re.compile('>(P1|F1|DL|DC|RL|RC|N1|N3|XX);')
-# residues in blocks, gaps and stops; with numbers at its ends, as GenBank and EMBL write it
-SEQUENCE = re.compile(r'([0-9]+\s)?([A-Za-z*.\s-]*)(\s[0-9]+)?')
+SEQUENCE = re.compile('[A-Za-z*.-]+')                        # residues, gaps and stops
+PIR = re.compile('>(P1|F1|DL|DC|RL|RC|N1|N3|XX);')           # its records have a line of words
 
 
 def read_fasta(f, counts):
@@ -33,45 +30,27 @@ def read_fasta(f, counts):
     alphabet becomes X and is counted; gaps are left out and counted. ValueError at a line that is
     no name, comment or sequence. """
     parts = None                                 # lines of the record; None before the first record
-    room = 0                                     # residues that it may still have
-    is_pir = is_title = False
-    for line in itertools.chain(f.lines(most=LONGEST_LINE), ['>']):
+    for line in itertools.chain(f, ['>']):
+        line = line.strip()
         if line.startswith('>'):
             # the record before this line is complete
-            if is_pir and room >= 0 and not ''.join(parts).endswith('*'):
-                raise ValueError(f'{f.place}: before it a record of PIR ends without *')
             if parts is not None:
                 sequence = ''.join(parts).upper().removesuffix('*')
                 sequence, n_unknown = UNKNOWN.subn('X', sequence)
                 counts['unknown_residues'] += n_unknown
                 yield sequence
             parts = []
-            room = f.source.document_limit + 1
-            is_pir = is_title = bool(PIR_TITLE.match(line))
-        elif is_title:
-            is_title = False
-        elif not line.strip() or line.startswith(COMMENTS):
+        if PIR.match(line):
+            raise ValueError(f'{f.place}: found {short(line)}, a record of PIR: convert it to '
+                             'FASTA')
+        if not line or line.startswith(('>', *COMMENTS)):
             continue
-        elif parts is None:
-            raise ValueError(f'{f.place}: no FASTA, found {short(line.strip())}, expected ">name"')
-        elif room >= 0 and not (is_pir and parts and parts[-1].endswith('*')):
-            letters, n_gaps = GAP.subn('', residues_of(line, f.place))
-            counts['gaps'] += n_gaps
-            parts.append(letters)
-            room -= len(letters)
-
-
-def residues_of(line, place):
-    """ A line without spaces and the numbers at its ends. ValueError where it is no sequence. """
-    found = SEQUENCE.fullmatch(line.strip())
-    blocks = found[2].split() if found else []
-
-    # blocks have one length, and the last may be shorter; the words of a sentence do not
-    lengths = [len(block) for block in blocks]
-    if not blocks or set(lengths[:-1]) - {lengths[0]} or lengths[-1] > lengths[0]:
-        raise ValueError(f'{place}: found {short(line.strip())}, expected residues, a line with > '
-                         'or a comment with ;')
-    return ''.join(blocks)
+        if parts is None or not SEQUENCE.fullmatch(line):
+            expected = '">name"' if parts is None else 'residues, ">name" or a comment with ;'
+            raise ValueError(f'{f.place}: found {short(line)}, expected {expected}')
+        letters, n_gaps = GAP.subn('', line)
+        counts['gaps'] += n_gaps
+        parts.append(letters)
 
 
 def run_mmseqs(homology, *arguments):

@@ -28,8 +28,6 @@ from corpora.writing import as_bytes, is_whole, names_path, write_file
 from runs.files import read_array, read_sealed, sealed, write_text
 
 MOST_TOKENS = 127              # max_tokens=None stands for at most this, unless latents are given
-MOST_SHARDS = 2**12            # of a split: shard_size=None grows until there are no more, but
-MOST_DOCUMENTS = 2**20         # not beyond so many: a process holds the documents of a shard
 ENCODED = 2**12                # documents that are tokenized at a time: lists of ids take ten times
                                # the room of an array
 
@@ -48,14 +46,12 @@ class Chunker:
     and each of them is valid text.
 
     A cut lies in the second half of a run: at the end of a sentence if there is one, else before a
-    word. Else it lies between characters, anywhere. If the pieces of a vocabulary hide every
-    boundary between characters, their bytes are spelled one by one.
+    word. Else it lies between characters, anywhere.
     """
 
     def __init__(self, tokenizer, max_tokens):
-        self.pieces = pieces = tokenizer.pieces
+        pieces = tokenizer.pieces
         self.max_tokens = max_tokens
-        self.byte_id = {piece[0]: i for i, piece in enumerate(pieces) if len(piece) == 1}
 
         # of each id: begins inside a character (bytes 0x80 to 0xBF continue one of UTF-8), begins
         # with a space, ends a sentence
@@ -67,20 +63,14 @@ class Chunker:
 
     def __call__(self, ids):
         ids = np.asarray(ids, np.int64)
-        most = self.max_tokens
-        while len(ids) > most:
+        while len(ids) > self.max_tokens:
             cut = self.last_cut(ids)
-            if cut is None:
-                spelled = [self.byte_id[byte] for i in ids[:most] for byte in self.pieces[i]]
-                ids = np.concatenate([spelled, ids[most:]])
-            else:
-                yield ids[:cut]
-                ids = ids[cut:]
+            yield ids[:cut]
+            ids = ids[cut:]
         yield ids
 
     def last_cut(self, ids):
-        """ The best position of a cut, from 1 to max_tokens, or None. A cut at k lies before
-        ids[k]. """
+        """ The best position of a cut, from 1 to max_tokens. A cut at k lies before ids[k]. """
         most = self.max_tokens
         after = ids[1:most + 1]                                          # the id after each cut
         is_late = np.arange(1, most + 1) > most // 2
@@ -89,7 +79,8 @@ class Chunker:
         for allowed in (after_sentence, before_word, ~self.inside[after]):
             if allowed.any():
                 return int(np.flatnonzero(allowed)[-1]) + 1
-        return None
+        return most                              # every piece begins inside a character
+
 
 def covering(lengths, of_1000=999):
     """ The max_tokens that `of_1000` of 1,000 texts fit into; `lengths` are sorted numbers of
@@ -142,16 +133,6 @@ def latent_stats(folder, entries):
 
 # -----------------------------------------------------------------------------
 # A shard
-
-def fitting_shard_size(n):
-    """ The shard_size that None stands for, where a split has n documents: 16,384, doubled until
-    there are at most MOST_SHARDS shards or it is MOST_DOCUMENTS. So up to 67 million documents it
-    is 16,384; of 10^9 documents it is 262,144, which are 3,815 shards. """
-    size = 2**14
-    while n > size * MOST_SHARDS and size < MOST_DOCUMENTS:
-        size *= 2
-    return size
-
 
 def shard_key(docs, given, settings):
     """ A digest of all that decides a shard's bytes: its documents, the latents that they bring
@@ -230,15 +211,13 @@ def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens
     files = {file: write_file(os.path.join(folder, file), data) for file, data in content.items()}
 
     n_bytes_of_id = np.array([len(piece) for piece in tokenizer.pieces])
-    n_bytes = 0
-    for i in range(0, len(tokens), 2**24):
-        n_bytes += int(n_bytes_of_id[tokens[i:i + 2**24]].sum())
+    n_of_id = np.bincount(tokens, minlength=len(n_bytes_of_id))
     return dict(
         name=name,
         samples=len(runs),
         documents=len(docs),
         tokens=len(tokens),
-        bytes=n_bytes,
+        bytes=int(n_of_id @ n_bytes_of_id),
         longest=max(lengths, default=0),
         nonfinite=n_nonfinite,
         flaw=flaw,

@@ -14,18 +14,16 @@ Sources: anything that holds documents, as one stream of them.
     image_size                images.py: images with captions, scikit-learn's digits among them
     import_dir                layouts.py: the layout of earlier systems
 
-Every document that is read is kept or is a counted drop: read = kept + drops. A text longer than
-document_limit is never held in memory; it is such a drop.
+Every document that is read is kept or is a counted drop: read = kept + drops.
 """
 import glob
 import hashlib
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from corpora.latents import with_latents
 from corpora.proteins import FASTA
-from corpora.readers import (KINDS, NOT_TEXT, SURROGATE, Document, check_encoding, kind_of,
-                             read_file)
+from corpora.readers import KINDS, NOT_TEXT, SURROGATE, Document, kind_of, read_file
 
 LATENTS = ('import_dir', 'latents_from', 'image_size')         # where latents may come from
 
@@ -50,7 +48,6 @@ class Source:
     channels: int = 3
     min_length: int = 0
     max_documents: int = 0
-    document_limit: int = 64_000_000
     distinct: bool = False
 
     def __post_init__(self):
@@ -63,15 +60,16 @@ class Source:
         if len(latents) > 1:
             raise ValueError(f'{" and ".join(latents)} each say where latents come from: '
                              'choose one')
-        check_encoding(self.encoding)
+        try:
+            ''.encode(self.encoding)
+        except LookupError:
+            raise ValueError(f'encoding {self.encoding!r}: no encoding of texts that Python knows; '
+                             'name one such as utf-8, latin-1, cp1252, utf-16') from None
 
         # images
         if self.input == 'digits' and (self.image_size, self.channels) != (8, 1):
             raise ValueError('input=digits needs image_size=8, channels=1, '
                              f'found {self.image_size} and {self.channels}')
-        if self.image_size and self.input != 'digits' and not os.path.isdir(self.input):
-            raise ValueError('image_size is set: input must be a folder of images, '
-                             f'found {origins[0]}={getattr(self, origins[0])}')
         if self.image_size % self.patch:
             raise ValueError(f'image_size {self.image_size} must be a multiple of patch '
                              f'{self.patch}')
@@ -97,12 +95,6 @@ class Source:
         return [name for name, _ in list_files(self.input)]
 
 
-def identity(path):
-    """ What all names of a file or folder have in common, links among them. """
-    info = os.stat(path)
-    return info.st_dev, info.st_ino
-
-
 def walk(folder):
     """ The paths of all files below a folder, by name. Links are followed, and each real folder
     comes once. """
@@ -112,10 +104,10 @@ def walk(folder):
     seen = set()
     paths = []
     for root, folders, files in os.walk(folder, onerror=stop, followlinks=True):
-        if identity(root) in seen:
+        if os.path.realpath(root) in seen:
             folders.clear()
             continue
-        seen.add(identity(root))
+        seen.add(os.path.realpath(root))
         folders[:] = sorted(name for name in folders if name[0] != '.')
         paths += [os.path.join(root, name) for name in files if name[0] != '.']
     return sorted(paths)
@@ -149,7 +141,7 @@ def list_files(spec):
         # each real file once, by the first of its names
         real = {}
         for path in paths:
-            real.setdefault(identity(path), path)
+            real.setdefault(os.path.realpath(path), path)
         for path in real.values():
             name = os.path.relpath(path, start) if start else os.path.basename(path)
             files.append((name, path))
@@ -190,15 +182,6 @@ def read(source, counts):
     return map(Document, texts)
 
 
-def parts(source):
-    """ A source for each file, where the documents of a file do not depend on the files before it;
-    else the source alone. Their documents, one part after the other, are those of the source. """
-    is_of_files = source.input not in ('', 'builtin') and not source.has_latents
-    if not is_of_files or source.distinct or source.max_documents:
-        return [source]
-    return [replace(source, input=path) for _, path in list_files(source.input)]
-
-
 def text_hash(text):
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'big')
 
@@ -210,9 +193,6 @@ def documents(source, counts):
     for doc in read(source, counts):
         text = doc.text
         counts['read'] += 1
-        if len(text) > source.document_limit:
-            counts['over_document_limit'] += 1
-            continue
 
         # latents that were imported belong to the text as it stands, with its spaces
         text = text.replace('\r\n', '\n').replace('\r', '\n')

@@ -3,21 +3,21 @@ Which split and which shard a document goes to.
 
     found, texts = survey(source, None, val_fraction=.01)        # rank 0 reads all of it, once
     for split, i, docs in own_shards(found, shard_size, source, None):
-        ...                                                      # each rank reads what it needs
+        ...                                                      # of this rank
 
 The hash of a document decides whether it is train or val, before it is cut, so no document is in
 both, and its neighbours do not matter. The documents of a split are numbered in the order of
-reading, and shard i holds those from i * shard_size on. The ranks take shards in turn. A rank reads
-only the input files that its own shards come from, where the files do not depend on each other
-(sources.parts).
+reading, and shard i holds those from i * shard_size on. The ranks take shards in turn. Each rank
+reads all documents: that takes far less time than embedding its own share.
 """
 import heapq
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 
 from corpora.layouts import counted
 from corpora.proteins import homology_clusters
-from corpora.sources import documents, parts, text_hash
+from corpora.sources import documents, text_hash
 from runs.console import progress_bar
 from runs.distributed import rank, world
 
@@ -29,7 +29,6 @@ class Survey:
     """ What one pass over the documents has found. """
     clusters: dict             # {hash of a protein: hash of the one that stands for its cluster}
     limit: int                 # a document of a smaller hash goes to val
-    sizes: list                # Counters of train and val, a part of the source each
     totals: Counter            # documents of train and val
     counts: dict               # {input, val_input: a Counter of documents read, kept and dropped}
 
@@ -45,13 +44,12 @@ def survey(source, val, val_fraction, homology=0.0):
 
     # read all; again, if all or none have fallen below the limit: at least one goes to each split
     limit = 0 if val else int(val_fraction * 2**64)
-    counts, sizes, sample, lowest, highest = read_once(source, limit, clusters)
+    counts, totals, sample, lowest, highest = read_once(source, limit, clusters)
     fitting = min(max(limit, lowest + 1), highest)
     if counts['kept'] and not val and fitting != limit:
         limit = fitting
-        counts, sizes, sample, _, _ = read_once(source, limit, clusters)
-    totals = sum(sizes, Counter())
-    found = Survey(clusters, limit, sizes, totals, dict(input=counts))
+        counts, totals, sample, _, _ = read_once(source, limit, clusters)
+    found = Survey(clusters, limit, totals, dict(input=counts))
 
     # neither split may be empty
     name = ', '.join(source.names)
@@ -77,23 +75,20 @@ def read_once(source, limit, clusters):
     The sample is the documents of train with the smallest hashes. So it is uniform, and the same in
     any order of reading.
     """
-    counts = Counter()
-    sizes = []
+    counts, totals = Counter(), Counter()
     sample = []                                              # a heap
     lowest, highest = 2**64, 0
     with progress_bar(desc='reading', unit=' documents') as bar:
-        for part in parts(source):
-            sizes.append(Counter())
-            for doc in documents(part, counts):
-                split, h = split_of(doc, limit, clusters)
-                sizes[-1][split] += 1
-                lowest, highest = min(lowest, h), max(highest, h)
-                if split == 'train':
-                    heapq.heappush(sample, (-h, doc.text))
-                if len(sample) > FIT_DOCUMENTS:
-                    heapq.heappop(sample)
-                bar.update()
-    return counts, sizes, sample, lowest, highest
+        for doc in documents(source, counts):
+            split, h = split_of(doc, limit, clusters)
+            totals[split] += 1
+            lowest, highest = min(lowest, h), max(highest, h)
+            if split == 'train':
+                heapq.heappush(sample, (-h, doc.text))
+            if len(sample) > FIT_DOCUMENTS:
+                heapq.heappop(sample)
+            bar.update()
+    return counts, totals, sample, lowest, highest
 
 
 def split_of(doc, limit, clusters):
@@ -104,37 +99,20 @@ def split_of(doc, limit, clusters):
     return 'val' if h < limit else 'train', h
 
 
-def is_own(shard):
-    return shard % world == rank
-
-
-def route(found, shard_size, source, val, seen):
-    """ (split, document) of all documents, but of a part of the source where none of its documents
-    is of this rank. Then `seen`, a Counter of the documents of each split up to here, moves on. """
-    for part, size in zip(parts(source), found.sizes):
-        shards = []                                          # that documents of this part go to
-        for split, n in size.items():
-            end = -(-(seen[split] + n) // shard_size)
-            shards += range(seen[split] // shard_size, end)
-        if any(map(is_own, shards)):
-            for doc in documents(part, Counter()):
-                yield split_of(doc, found.limit, found.clusters)[0], doc
-        else:
-            seen.update(size)
-    if val:
-        for doc in documents(val, Counter()):
-            yield 'val', doc
-
-
 def own_shards(found, shard_size, source, val):
     """ (split, number of the shard, its documents) of the shards of this rank, as each fills up.
     ValueError at the end, where the documents are not those that were counted. """
+    stream = ((split_of(doc, found.limit, found.clusters)[0], doc)
+              for doc in documents(source, Counter()))
+    if val:
+        stream = itertools.chain(stream, (('val', doc) for doc in documents(val, Counter())))
+
     seen = Counter()
     waiting = dict(train=[], val=[])
-    for split, doc in route(found, shard_size, source, val, seen):
+    for split, doc in stream:
         shard = seen[split] // shard_size
         seen[split] += 1
-        if not is_own(shard):
+        if shard % world != rank:
             continue
         waiting[split].append(doc)
         if len(waiting[split]) == shard_size:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from configurator import on_command_line
 from sampling.png import read_pictures
-from corpora.readers import FASTA, JSON_LINES, TABLES, kind_of
+from corpora.readers import RECORDS, kind_of
 from corpora.sources import Source, documents
 from encoders import check_texts
 from runs.files import short
@@ -65,7 +65,7 @@ def read_texts(path, field='text'):
         what = 'this is a folder, expected a file' if os.path.isdir(path) else 'no such file'
         raise ValueError(f'texts={path}: {what}')
 
-    unit = 'record' if kind_of(path) in (*JSON_LINES, *TABLES, '.parquet', *FASTA) else 'line'
+    unit = 'record' if kind_of(path) in RECORDS else 'line'
     source = Source(input=os.path.abspath(path), field=field, invalid_bytes='replace')
     counts = Counter()
     first_broken = None
