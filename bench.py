@@ -9,15 +9,10 @@ each comparison is a file in benchmarks/.
 """
 from types import SimpleNamespace
 
-from runs import console
-
-console.begin(__name__)
-
 import torch
 
 from benchmarks import gpu, peers, samplers, step, trainings
 from configurator import configure, stop, stop_on_error
-from runs.threads import watch
 
 what = 'trainings'              # trainings | step | samplers | gpu
 lines = ''                      # trainings: arguments of train.py, | between them
@@ -42,7 +37,6 @@ def main():
     if knobs.shape not in peers.SHAPES:
         stop(f'shape={knobs.shape!r}: choose from {", ".join(peers.SHAPES)}')
     torch.set_num_threads(knobs.threads)
-    watch()
     with stop_on_error():
         BENCHES[knobs.what](knobs)
 

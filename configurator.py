@@ -38,8 +38,8 @@ import traceback
 import types
 from typing import NamedTuple
 
+from runs.console import shown
 from runs.files import short
-from runs.shown import show_all_output
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 SCRIPTS = ('prepare', 'train', 'sample', 'evaluate', 'bench', 'plot')
@@ -51,17 +51,20 @@ set_by = {}                     # {knob: where it was set}, of the last `configu
 
 def stop(message, code=2):
     """ Leave with one line on stderr. SystemExit('text') would do the same, but with code 1. """
-    print('error: ' + ' '.join(str(message).splitlines()), file=sys.stderr, flush=True)
+    print('error: ' + shown(' '.join(str(message).splitlines())), file=sys.stderr, flush=True)
     raise SystemExit(code)
 
 
 @contextlib.contextmanager
 def stop_on_error(code=2):
-    """ Around code that reads the user's files: an error there is one line, not a traceback. """
+    """ Around code that reads the user's files: an error there is one line, not a traceback, and so
+    is Ctrl-C. """
     try:
         yield
     except (ValueError, OSError) as error:
         stop(error, code)
+    except KeyboardInterrupt:
+        stop('interrupted', 130)
 
 
 # ---- a knob, and what its value may be
@@ -258,7 +261,6 @@ def configure(globals_, argv=None, show=True):
     """ Applies the command line to the knobs of the calling script, in place, and returns all of
     them as a plain dict. Call it right below the knobs: `config = configure(globals())`. It prints
     what was set; with show=False the script calls show_knobs(config) after checks of its own. """
-    show_all_output()
     script = globals_['__file__']
     argv = sys.argv[1:] if argv is None else argv
     if '--help' in argv or '-h' in argv:

@@ -31,21 +31,16 @@ import re
 import shutil
 import time
 
-from runs import console
-
-console.begin(__name__)
-
 import numpy as np
 
 from configurator import HERE, configure, read_knobs, stop_on_error
-from runs.console import check_writable
-from runs.distributed import keep_freed_memory
-from runs.files import write_whole
+from runs.console import shown
+from runs.files import check_writable, write_whole
+from runs.machine import keep_freed_memory
 from sampling.loading import encoder_of, load_run, trained_for
 from runs.manifest import dataset_folder
 from runs.results import add_results, read_results
 from runs.run_folder import git_commit
-from runs.threads import watch
 from sampling.denoise import rows_that_fit
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from tasks.common import Context, Figures, load_file, load_texts
@@ -279,7 +274,7 @@ def record(run, ctx, name, task, figures, point={}):
 def show_figures(ctx, name, figures, n):
     """ Prints the figures of a task, and what it wrote. """
     if ctx.shown[:show]:
-        print('\n' + '\n'.join(ctx.shown[:show]).rstrip('\n'))
+        print(shown('\n' + '\n'.join(ctx.shown[:show]).rstrip('\n')))
     print_table(name, figures, n)
     print(f'\nwritten to {os.path.join(out_dir, "results.json")}', flush=True)
 
@@ -339,7 +334,6 @@ def evaluate(config):
 def main():
     config = configure(globals())
     keep_freed_memory()
-    watch()
     with stop_on_error():
         evaluate(config)
 

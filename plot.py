@@ -17,10 +17,6 @@ import json
 import os
 import textwrap
 
-from runs import console
-
-console.begin(__name__)
-
 from configurator import configure, stop_on_error
 from runs.files import read_arrays, write_text, write_whole
 from runs.manifest import dataset_folder

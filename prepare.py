@@ -30,10 +30,6 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
-from runs import console
-
-console.begin(__name__)
-
 import numpy as np
 import torch
 
@@ -48,12 +44,11 @@ from corpora.tokenizers import bpe_tokenizer, load_tokenizer, train_bpe
 from corpora.writing import as_bytes, in_use, names_path, write_file
 from data import LatentStats
 from encoders import load_encoder
-from runs import distributed, meeting
-from runs.checkpoint import pick_device, pick_dtype
+from runs import distributed
+from runs.machine import pick_device, pick_dtype
 from runs.console import warn
 from runs.distributed import all_gather_object, on_rank0, rank, world
 from runs.files import read_sealed, sealed
-from runs.threads import watch
 from runs.manifest import FORMAT, check_file, dataset_folder, read_meta
 
 # ---- what is read, details in corpora/sources.py
@@ -252,7 +247,7 @@ def on_rank_0(function, *args):
     """ Calls a function on rank 0; every rank gets its result. Rank 0 raises its error. """
     result, error = on_rank0(function, *args)
     if error:
-        raise error if rank == 0 else SystemExit(2)
+        raise error if rank() == 0 else SystemExit(2)
     return result
 
 # -----------------------------------------------------------------------------
@@ -322,8 +317,6 @@ def make_plan(knobs, folder, source, val, record, tok, hold):
 def make_encoder(knobs):
     """ The encoder, if it is one that exists already. """
     where = pick_device(knobs.device)
-    if where == 'cuda':
-        where = f'cuda:{distributed.local_rank % torch.cuda.device_count()}'
     if knobs.same_as:
         record = read_meta(knobs.same_as)['encoder']
         folder = None if knobs.encoder == 'none' else knobs.encoder
@@ -350,7 +343,7 @@ def write_shards(knobs, folder, plan, shards, settings, tok, encode):
     ranks. """
     entries = []
     n_shards = {split: -(-n // knobs.shard_size) for split, n in plan.survey.totals.items()}
-    n_left = sum(len(range(rank, n, world)) for n in n_shards.values())
+    n_left = sum(len(range(rank(), n, world())) for n in n_shards.values())
     for split, i, docs in shards:
         began = time.monotonic()
         given = given_latents(docs)
@@ -393,7 +386,7 @@ def check_nonfinite(entries, at_least=0):
     said = f'{n_bad} of {n_bad + n_good} latents cannot be stored'
     if n_bad > MAX_NONFINITE * max(n_bad + n_good, at_least):
         raise ValueError(f'{said}, more than {MAX_NONFINITE:.1%}; the first: {first}')
-    if n_bad and not at_least and rank == 0:
+    if n_bad and not at_least and rank() == 0:
         warn(f'{said} and are dropped; the first: {first}')
 
 
@@ -459,12 +452,11 @@ def finish(folder, plan, record, splits, tok, encode):
 def prepare(knobs):
     source, val = settle(knobs)
     folder = folder_of(knobs, source)
-    if rank == 0 and knobs.encoder == 'none' and not (source.has_latents or knobs.same_as):
+    if rank() == 0 and knobs.encoder == 'none' and not (source.has_latents or knobs.same_as):
         print('no encoder: a dataset of text alone, for --streams=text; --encoder=lsa fits one on '
               'the text', flush=True)
     record = make_record(knobs, source, val)
     torch.set_num_threads(knobs.threads)
-    watch()
     os.makedirs(folder, exist_ok=True)
     with in_use(folder) as hold:
         # what can fail here fails before the corpus is read
@@ -492,9 +484,10 @@ def prepare(knobs):
 
 
 def main():
+    distributed.read_srun()
     knobs = SimpleNamespace(**configure(globals()))
     is_of_one = knobs.inspect or knobs.export_dir
-    if is_of_one and rank:
+    if is_of_one and rank():
         return
     with stop_on_error():
         if knobs.inspect:
@@ -505,8 +498,7 @@ def main():
                 export(os.path.normpath(knobs.out), knobs.export_dir)
         else:
             with stop_on_error(code=4):
-                meeting.reach_master(6.0)
-                meeting.join('cpu', MONTH)
+                distributed.join('cpu', MONTH, master_timeout=6.0)
             prepare(knobs)
             distributed.leave()
 

@@ -44,10 +44,6 @@ import re
 import sys
 from types import SimpleNamespace
 
-from runs import console
-
-console.begin(__name__)
-
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -55,10 +51,9 @@ import torch.nn.functional as F
 from configurator import configure, on_command_line, read_knobs, stop_on_error
 from diffusion import check_choice
 from encoders import check_texts
-from runs import threads
-from runs.console import check_writable, warn
-from runs.distributed import keep_freed_memory
-from runs.files import write_text, write_whole
+from runs.console import shown, warn
+from runs.machine import keep_freed_memory
+from runs.files import check_writable, write_text, write_whole
 from sampling import directions
 from sampling.directions import NEEDS, check_direction
 from sampling.drafts import nearest_of
@@ -447,8 +442,8 @@ def respond(run, direction, config):
     for i, (text, note) in enumerate(zip(written, notes)):
         name = sources.names[i // n_each]
         if i % n_each == 0 and name:
-            print(f'\n{name}')
-        print(f'  -> {text}{note}')
+            print(shown(f'\n{name}'))
+        print(shown(f'  -> {text}{note}'))
     n_empty = sum(not text.strip() for text in texts or [])
     if n_empty:
         warn(f'{n_empty} of {len(texts)} texts are empty: the model wrote their end (EOS) first; '
@@ -542,7 +537,6 @@ def answer(run, direction, config):
 def main():
     config = configure(globals())
     keep_freed_memory()
-    threads.watch()
     with stop_on_error():
         run = Run(out_dir, which, device, dtype, encoder_folder)
         direction = direction_of(run)

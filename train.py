@@ -26,10 +26,6 @@ import signal
 import sys
 import time
 
-from runs import console
-
-console.begin(__name__)
-
 import torch
 
 import processes
@@ -38,14 +34,13 @@ from data import row_order
 from diffusion import GaussianLatents
 from loss import BatchMaker, Loss, prefetch
 from model import Model
-from runs import distributed, meeting, preflight
-from runs.checkpoint import pick_dtype
-from runs.distributed import all_reduce_max, all_reduce_sum, rank, world
+from runs import console, distributed, preflight
+from runs.distributed import all_reduce_max, all_reduce_sum, print0
 from runs.log import StepLog
+from runs.machine import keep_freed_memory, pick_device, pick_dtype
 from runs.resume import State, resume_or_begin
 from runs.run_folder import note_preemption
 from runs.stages import lr_factor, modes_of, read_stages
-from runs.threads import watch
 
 # A comment that opens with a range or with choices is a rule: the configurator reads it from this
 # file and refuses other values.
@@ -130,6 +125,8 @@ ROOMS = {'processes/gidd.py': 'text_process=gidd', 'processes/hdlm.py': 'text_pr
          'processes/adaptive.py': 'importance=freq,learned,hybrid',
          'runs/muon.py': 'optimizer=muon'}
 
+distributed.read_srun()
+rank, world = distributed.rank(), distributed.world()
 config = configure(globals(), show=False)
 MAX_BAD_STEPS, N_NORMS = 10, 64                            # of the guard
 
@@ -138,7 +135,7 @@ MAX_BAD_STEPS, N_NORMS = 10, 64                            # of the guard
 
 with stop_on_error():
     train_data, val_data = preflight.open_data(config)
-    device = preflight.pick_device(device)
+    device = pick_device(device)
     dtype = pick_dtype(dtype, device)
     model_config = preflight.network(config, train_data)     # settles config['latent_target']
     text = processes.text_process(config, model_config.vocab_size)
@@ -155,9 +152,9 @@ with stop_on_error():
     preflight.say(config, sketch, train_data, val_data, stages, micro_batch, grad_accum)
 with stop_on_error(code=4):
     preflight.check_machine(config, device, dtype, sketch)
-    if preflight_only:
-        raise SystemExit(0)
-    meeting.join(device, dist_timeout)
+if preflight_only:
+    distributed.leave()
+    raise SystemExit(0)
 
 # every process computes in the same numbers, also where the machines are unlike
 if all_reduce_max(int(dtype == 'float32')) and dtype == 'bfloat16':
@@ -173,8 +170,7 @@ if device_type == 'cuda':
     torch.cuda.set_device(device)
     torch.set_float32_matmul_precision('high')
 else:
-    distributed.keep_freed_memory()
-    watch()
+    keep_freed_memory()
 
 # -----------------------------------------------------------------------------
 # Model, loss, optimizers, and the state: resumed, or begun
@@ -304,8 +300,8 @@ def save(is_best):
                              'learning_rate', code=3)
     if error and (state.failed_saves == 3 or state.step >= max_iters or stop_signal):
         distributed.stop_all(error, code=5)
-    if error and rank == 0:
-        print(f'warning: {error}; the run goes on and tries again', file=sys.stderr, flush=True)
+    if error:
+        print0(f'warning: {error}; the run goes on and tries again', file=sys.stderr)
     return not error
 
 
@@ -346,9 +342,8 @@ def enter_stage():
     stage = stage_at(state.step)
     if state.step == stage.first:
         state.history.fill_(math.nan)           # norms of another loss say nothing about this one's
-    if len(stages) > 1 and rank == 0:
-        print(f'step {state.step:>6,} | mode {stage.mode}, texts of {stage.seq_len} tokens',
-              flush=True)
+    if len(stages) > 1:
+        print0(f'step {state.step:>6,} | mode {stage.mode}, texts of {stage.seq_len} tokens')
     if world == 1 or is_sharded:
         return stage, loss_fn
 

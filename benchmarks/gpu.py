@@ -16,7 +16,7 @@ from benchmarks.agreement import disagreements
 from benchmarks.random_data import LATENT_DIMS, R50K, write_dataset
 from benchmarks.trainings import log_of, timed
 from configurator import run_config, stop
-from runs.checkpoint import pick_device
+from runs.machine import pick_device
 
 TINY = ['--depth=2', '--width=64', '--heads=2', '--batch_size=4', '--latent_tokens=2']
 

@@ -11,7 +11,7 @@ import torch
 from benchmarks import peers
 from benchmarks.trainings import compare
 from diffusion import GaussianLatents, MaskedText
-from runs.checkpoint import pick_device, pick_dtype
+from runs.machine import pick_device, pick_dtype
 from sampling.left_to_right import LeftToRight
 from sampling.loading import cast
 from sampling.writing import blank, write

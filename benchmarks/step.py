@@ -23,8 +23,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import peers
 from configurator import stop
-from runs.checkpoint import pick_device, pick_dtype
-from runs.distributed import keep_freed_memory
+from runs.machine import pick_device, pick_dtype
+from runs.machine import keep_freed_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -25,6 +25,7 @@ from corpora.readers import DROPS, Document, inside, open_text
 from corpora.shards import covering
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
+from runs.console import shown
 from runs.files import read_array, read_json, short, write_text
 from runs.manifest import check_file, read_meta
 
@@ -74,7 +75,7 @@ def sample_hashes(ds):
 
 
 def line(name, *words):
-    print(f'{name:<20} {", ".join(words)}')
+    print(shown(f'{name:<20} {", ".join(words)}'))
 
 
 def summary(folder):

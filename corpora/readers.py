@@ -104,7 +104,7 @@ def warn_of_kind(path, source):
         kind = f'a table with a column {source.field} (name it .csv or .tsv)'
     elif len(first) > 1 and not (first[::2].strip('\0') and first[1::2].strip('\0')):
         kind = 'UTF-16 (read it with --encoding=utf-16-le or utf-16-be)'
-    if kind and rank == 0:
+    if kind and rank() == 0:
         warn(f'{path} looks like {kind}; it is read as plain text')
 
 

@@ -112,7 +112,7 @@ def own_shards(found, shard_size, source, val):
     for split, doc in stream:
         shard = seen[split] // shard_size
         seen[split] += 1
-        if shard % world != rank:
+        if shard % world() != rank():
             continue
         waiting[split].append(doc)
         if len(waiting[split]) == shard_size:

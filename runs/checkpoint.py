@@ -38,40 +38,7 @@ STEP = re.compile(r'step-\d{8,12}', re.ASCII)
 # torch and safetensors raise errors of their own for a full disk
 DISK_ERRORS = (OSError, RuntimeError, SafetensorError)
 
-# instructions for products in bfloat16: two of x86, one of ARM
-CPU_BFLOAT16 = ('amx_bf16', 'avx512_bf16', 'bf16')
-
-
 # ---- leaves
-
-def pick_device(name):
-    """ 'auto' is CUDA where there is one. ValueError where the device cannot be used. """
-    if name == 'auto':
-        name = 'cuda' if torch.cuda.is_available() else 'cpu'
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f'device={name!r} cannot be used here: {one_line(error)}; '
-                         '--device=cpu, or auto') from None
-    return name
-
-
-def pick_dtype(name, device):
-    """ 'auto' is bfloat16 where the device has instructions for its products, else float32: a CPU
-    without them is many times slower in bfloat16 (docs/speed.md). ValueError for another name. """
-    if name not in ('auto', 'bfloat16', 'float32'):
-        raise ValueError(f'dtype={name!r}: choose from auto, bfloat16, float32')
-    if name != 'auto':
-        return name
-    if torch.device(device).type == 'cuda':
-        has_bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
-    else:
-        # without oneDNN torch does not use the instructions; an older torch cannot list them
-        capabilities = getattr(torch.cpu, 'get_capabilities', dict)()
-        has_bfloat16 = (torch.backends.mkldnn.is_available()
-                        and any(capabilities.get(instruction) for instruction in CPU_BFLOAT16))
-    return 'bfloat16' if has_bfloat16 else 'float32'
-
 
 def describe(path):
     """ What training_state.json says of a file. """

@@ -1,23 +1,41 @@
 """
-Many processes that act as one run: agreeing, and sharding a model. In a single process nothing
-is sent. How the processes meet is in meeting.py.
+Many processes that act as one run: they meet, agree, and share a model. In a single process nothing
+is sent.
+
+torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. For SLURM's srun, read_srun
+sets them. Any other launcher may set them too (docs/cluster.md).
 
 Gradients and losses are summed on their device: over nccl on a GPU, over gloo on a CPU. Agreements
 of a few bytes, such as "a signal has come", are CPU tensors and always go over gloo. So they do not
 wait for the device, and the failure of another rank is noticed at once. Only a rank that is blocked
 in an NCCL collective when its peer dies notices it late: after dist_timeout.
 """
-import ctypes
 import os
 import re
+import socket
 import sys
+import time
+import traceback
 from contextlib import suppress
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from configurator import stop
+
+
+# ---- which process is this?
+
+def rank():
+    """ The number of this process. """
+    return int(os.environ.get('RANK') or 0)
+
+
+def world():
+    """ The number of processes. """
+    return int(os.environ.get('WORLD_SIZE') or 1)
 
 
 def from_srun(env):
@@ -37,29 +55,60 @@ def from_srun(env):
                 MASTER_ADDR=nodes.split(',')[0], MASTER_PORT=str(port))
 
 
-for name, value in from_srun(os.environ).items():
-    os.environ.setdefault(name, value)                     # MASTER_ADDR may have been exported
-
-# torchrun sets these, or srun, or another launcher
-world = int(os.environ.get('WORLD_SIZE') or 1)
-rank = int(os.environ.get('RANK') or 0)
-local_rank = int(os.environ.get('LOCAL_RANK') or rank)
-by_srun = 'SLURM_STEP_NUM_TASKS' in os.environ and 'TORCHELASTIC_RUN_ID' not in os.environ
+def read_srun():
+    """ Sets these variables, if srun has started this process. """
+    for name, value in from_srun(os.environ).items():
+        os.environ.setdefault(name, value)                 # MASTER_ADDR may have been exported
 
 
-# ---- this process
-
-def keep_freed_memory():
-    """ By default glibc returns every large temporary tensor to Linux, and its pages are faulted in
-    again at the next step. Now glibc keeps what is free. """
-    if sys.platform == 'linux':
-        with suppress(AttributeError):                     # another C library than glibc
-            libc = ctypes.CDLL(None)
-            libc.mallopt(-4, 0)                            # M_MMAP_MAX: no large block of its own
-            libc.mallopt(-1, 2 ** 31 - 1)                  # M_TRIM_THRESHOLD
+def print0(*words, file=None):
+    """ Prints a line, on rank 0 alone. Where nobody reads any more, after `| head` or in a terminal
+    that was closed, the line is dropped and the run goes on. """
+    if rank() == 0:
+        with suppress(OSError):
+            print(*words, file=file, flush=True)
 
 
-# ---- parting
+# ---- meeting and parting
+
+def join(device, timeout, master_timeout):
+    """ Meets the other processes. Rank 0 must be found within master_timeout seconds; from then on
+    every collective fails after `timeout` seconds. ConnectionError names host, port and variables.
+    """
+    if world() == 1:
+        return
+    host, port = os.environ.get('MASTER_ADDR'), os.environ.get('MASTER_PORT')
+    backend = 'cpu:gloo,cuda:nccl' if torch.device(device).type == 'cuda' else 'gloo'
+    try:
+        # the processes of torchrun have met already
+        if host and port and 'TORCHELASTIC_RUN_ID' not in os.environ:
+            find_rank0(host, port, master_timeout)
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        all_gather_object(rank())                          # the first collective connects them
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConnectionError(f'rank {rank()} of {world()} cannot meet the others at '
+                              f'MASTER_ADDR={host} MASTER_PORT={port}: '
+                              f'{str(error).splitlines()[0]}; is rank 0 running there, and is the '
+                              'port open?') from None
+    sys.excepthook = leave_at_once
+
+
+def find_rank0(host, port, seconds):
+    """ OSError where rank 0 cannot be reached in so many seconds. torch would say the same, after
+    twice the time and with a hundred lines of C++. """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            if rank() == 0:                                # it will listen there itself
+                socket.getaddrinfo(host, port)
+            else:
+                socket.create_connection((host, port), timeout=seconds).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
 
 def leave():
     """ All leave together. Without the barrier some clean runs would end with an error. """
@@ -68,10 +117,26 @@ def leave():
         dist.destroy_process_group()
 
 
+def leave_at_once(kind, error, trace):
+    """ sys.excepthook, for an error that no rank has caught. The ranks cannot agree any more, so
+    this one saves nothing and waits for nobody. """
+    words = str(error)
+    # the last is what gloo says of a bucket of gradients when another one has timed out
+    says_so = any(word in words for word in ('gloo', 'NCCL', 'timeout caused pair closure'))
+    is_lost = isinstance(error, dist.DistError) or isinstance(error, RuntimeError) and says_so
+    if is_lost:
+        print(f'error: rank {rank()} lost the other processes ({words.splitlines()[0]}): nothing '
+              'is saved now, what was saved before stands', file=sys.stderr, flush=True)
+    else:
+        traceback.print_exception(kind, error, trace)
+    sys.stdout.flush()
+    os._exit(4 if is_lost else 1)
+
+
 def stop_all(message, code):
     """ For an error that all ranks know: rank 0 prints it, all leave with the same exit code. """
     leave()
-    if rank == 0:
+    if rank() == 0:
         stop(message, code)
     raise SystemExit(code)
 
@@ -80,7 +145,7 @@ def stop_all(message, code):
 
 def all_reduce_max(number):
     """ The largest of all ranks' numbers. """
-    if world == 1:
+    if world() == 1:
         return number
     box = torch.tensor(number)
     dist.all_reduce(box, dist.ReduceOp.MAX)
@@ -89,7 +154,7 @@ def all_reduce_max(number):
 
 def all_reduce_sum(tensor):
     """ The sum over ranks, in place, on the tensor's device. """
-    if world > 1:
+    if world() > 1:
         dist.all_reduce(tensor)
     return tensor
 
@@ -97,8 +162,8 @@ def all_reduce_sum(tensor):
 def all_gather_object(value):
     """ A list of every rank's value. """
     values = [value]
-    if world > 1:
-        values = [None] * world
+    if world() > 1:
+        values = [None] * world()
         dist.all_gather_object(values, value)
     return values
 
@@ -107,14 +172,14 @@ def on_rank0(function, *args, **kw):
     """ Calls a function on rank 0 alone, such as one that writes the run folder. Every rank gets
     [result, error]; one of the two is None. """
     box = [None, None]
-    if rank == 0:
+    if rank() == 0:
         try:
             box[0] = function(*args, **kw)
         except ValueError as error:
             box[1] = ValueError(str(error))                # of a plain kind, that can be sent
         except OSError as error:
             box[1] = OSError(str(error))
-    if world > 1:
+    if world() > 1:
         dist.broadcast_object_list(box)
     return box
 
@@ -149,7 +214,7 @@ def shard(loss, device, in_bfloat16):
     if in_bfloat16:
         of_blocks = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32,
                                          cast_forward_inputs=False)
-    mesh = init_device_mesh(torch.device(device).type, (world,))
+    mesh = init_device_mesh(torch.device(device).type, (world(),))
     for block in loss.model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=of_blocks)
     fully_shard(loss, mesh=mesh)
@@ -172,8 +237,8 @@ def whole(state):
         value = value.detach()
         if hasattr(value, 'full_tensor'):
             value = value.full_tensor()
-            value = value.cpu() if rank == 0 else None
-        if rank == 0:
+            value = value.cpu() if rank() == 0 else None
+        if rank() == 0:
             found[name] = value
     return found
 

@@ -14,7 +14,6 @@ import fcntl
 import hashlib
 import json
 import os
-import sys
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -62,12 +61,6 @@ def alone_in(folder):
 def write_whole(path):
     """ An open file of bytes, which takes the place of `path` when the block has ended well: a
     reader sees the old file or the new one. A device or a pipe is written as it is. """
-    # what stdout leads to may be a file: it goes on where the last print ended
-    if str(path) == '/dev/stdout':
-        sys.stdout.flush()
-        with open(1, 'wb', closefd=False) as f:
-            yield f
-        return
     if os.path.exists(path) and not os.path.isfile(path):
         with open(path, 'wb') as f:
             yield f
@@ -87,6 +80,17 @@ def write_whole(path):
 def write_text(path, text):
     with write_whole(path) as f:
         f.write(text.encode())
+
+
+def check_writable(path):
+    """ ValueError unless a file can be written there: it is asked before hours of work. """
+    folder = os.path.dirname(path) or '.'
+    if not os.path.isdir(folder):
+        raise ValueError(f'{path}: no such folder')
+    if os.path.isdir(path):
+        raise ValueError(f'{path}: this is a folder, expected the name of a file')
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise ValueError(f'{path}: cannot be written')
 
 
 def one_line(error):

@@ -17,7 +17,7 @@ from datetime import timedelta
 import torch
 
 from diffusion import MODES
-from runs.distributed import all_gather_object, all_reduce_sum, rank, world
+from runs.distributed import all_gather_object, all_reduce_sum, print0, rank, world
 
 # Dense bfloat16 operations per second, summed in float32, by torch.cuda.get_device_name(). From the
 # makers' data sheets; those that give a figure with sparsity have twice the dense one. A card by
@@ -100,7 +100,7 @@ class StepLog:
         self.rows_of = rows_of
         self.peak = peak_of(device)                        # None: not known, and no MFU is logged
         self.wandb = None
-        if wandb_id and not rank:
+        if wandb_id and not rank():
             import wandb
             wandb.init(project=config['wandb_project'], name=os.path.basename(out_dir),
                        config=config, id=wandb_id, resume='allow')
@@ -124,20 +124,20 @@ class StepLog:
 
         # a slow run's first line may be minutes away. The very first step is slow and left out
         self.n_steps += 1
-        if self.n_steps <= 2 and len(self.steps) == self.n_steps and rank == 0:
-            if torch.device(self.device).type == 'cuda':
-                torch.cuda.synchronize()
-            now = time.perf_counter()
-            if self.n_steps == 2:
-                to_go = timedelta(seconds=int((now - self.after_first) * (self.max_iters - step)))
-                print(f'step {step:>6,}/{self.max_iters:,} | {now - self.after_first:.3g} s a '
-                      f'step, about {to_go} to go', flush=True)
-            self.after_first = now
+        if self.n_steps == len(self.steps) == 1:
+            norm.item()                                    # waits for the device
+            self.after_first = time.perf_counter()
+        elif self.n_steps == len(self.steps) == 2:
+            norm.item()
+            seconds = time.perf_counter() - self.after_first
+            to_go = timedelta(seconds=int(seconds * (self.max_iters - step)))
+            print0(f'step {step:>6,}/{self.max_iters:,} | {seconds:.3g} s a step, about {to_go} '
+                   'to go')
 
     def write(self, **entry):
         """ A line of training_log.jsonl. A full disk is a warning, and no half line stays behind.
         """
-        if rank:
+        if rank():
             return
         path = os.path.join(self.out_dir, 'training_log.jsonl')
         try:
@@ -148,36 +148,32 @@ class StepLog:
                     f.truncate(end)
                     raise OSError('no room for a line')
         except OSError as error:
-            print(f'warning: cannot log in {path}: {error.strerror or error}', file=sys.stderr,
-                  flush=True)
+            print0(f'warning: cannot log in {path}: {error.strerror or error}', file=sys.stderr)
         if self.wandb:
             self.wandb.log(entry)                          # its `step` is the axis
 
     def last_words(self, state, signal_name):
         """ signal_name: of the signal that ended the run, or ''. """
-        if rank:
-            return
         best = ''
         if not math.isinf(state.best_val):
             best = (f'best validation loss {state.best_val:.4f} (nats per token, and squared error '
                     'of latents, summed); ')
         if signal_name:
             done = f'saved step {state.saved_at:,}' if state.saved_at else 'nothing to save'
-            print(f'{signal_name}: {done}; run the same command again to go on')
+            print0(f'{signal_name}: {done}; run the same command again to go on')
         if self.n_steps:
             seconds = timedelta(seconds=int(time.perf_counter() - self.began))
-            print(f'{self.n_steps:,} steps in {seconds}; {best}checkpoints in {self.out_dir}')
+            print0(f'{self.n_steps:,} steps in {seconds}; {best}checkpoints in {self.out_dir}')
         elif not signal_name:
-            print(f'{self.out_dir} is finished: {state.step:,} of {self.max_iters:,} steps; {best}'
-                  'raise --max_iters to go on')
+            print0(f'{self.out_dir} is finished: {state.step:,} of {self.max_iters:,} steps; '
+                   f'{best}raise --max_iters to go on')
 
     def evaluation(self, step, val, is_best, seconds):
         """ val: {name: loss}. """
-        if rank == 0:
-            units = dict(val_text='nats per token', val_causal='nats per token',
-                         val_latent='per dimension')
-            found = ', '.join(f'{name} {value:.4f} {units[name]}' for name, value in val.items())
-            print(f'step {step:>6,} | {found}{" | best" if is_best else ""}', flush=True)
+        units = dict(val_text='nats per token', val_causal='nats per token',
+                     val_latent='per dimension')
+        found = ', '.join(f'{name} {value:.4f} {units[name]}' for name, value in val.items())
+        print0(f'step {step:>6,} | {found}{" | best" if is_best else ""}')
         self.write(step=step, **val, best=is_best, seconds=round(seconds, 2))
 
     def report(self, step, tokens_a_step, flops, **more):
@@ -192,7 +188,7 @@ class StepLog:
         known, sums = table.split([3 + self.n_losses, table.shape[1] - 3 - self.n_losses], 1)
         is_taken = known[:, 0] == 0
         taken = int(is_taken.sum())
-        sums = all_reduce_sum(sums[is_taken].sum(0)) / max(1, taken * world)
+        sums = all_reduce_sum(sums[is_taken].sum(0)) / max(1, taken * world())
         sums = {name: x.tolist() for name, x in zip(self.sizes, sums.split([*self.sizes.values()]))}
         seconds = time.perf_counter() - self.since
         speed = tokens_a_step * len(self.steps) / seconds
@@ -207,24 +203,23 @@ class StepLog:
         entry.update(tokens_per_s=speed, memory_gb=memory(self.device), **more,
                      modes={mode: rows / n_rows for mode, rows in zip(MODES, sums['rows'])})
         if self.peak:
-            entry['mfu'] = flops * len(self.steps) / seconds / (self.peak * world)
+            entry['mfu'] = flops * len(self.steps) / seconds / (self.peak * world())
         skips = self.describe_skips(step, known)
         if skips:
             entry['skips'] = skips
         self.write(**entry)
 
         # the screen
-        if rank == 0:
-            for skip in skips:
-                words = [f'step {skip["step"]:>6,} skipped: {skip["why"]}', f'loss {skip["loss"]}',
-                         f'norm {skip["grad_norm"]}']
-                words += [f'rank {w["rank"]} rows {w["rows"][0]}...' for w in skip['where']]
-                print(', '.join(words), flush=True)
-            mfu = f' | MFU {entry["mfu"]:.1%}' if self.peak else ''
-            eta = timedelta(seconds=int((self.max_iters - step) * seconds / len(self.steps)))
-            skipped = f' | skipped {entry["skipped"]}' if entry['skipped'] else ''
-            print(f'step {step:>6,}/{self.max_iters:,} | {line} | {speed:,.0f} tokens/s{mfu} | '
-                  f'ETA {eta}{skipped}', flush=True)
+        for skip in skips:
+            words = [f'step {skip["step"]:>6,} skipped: {skip["why"]}', f'loss {skip["loss"]}',
+                     f'norm {skip["grad_norm"]}']
+            words += [f'rank {w["rank"]} rows {w["rows"][0]}...' for w in skip['where']]
+            print0(', '.join(words))
+        mfu = f' | MFU {entry["mfu"]:.1%}' if self.peak else ''
+        eta = timedelta(seconds=int((self.max_iters - step) * seconds / len(self.steps)))
+        skipped = f' | skipped {entry["skipped"]}' if entry['skipped'] else ''
+        print0(f'step {step:>6,}/{self.max_iters:,} | {line} | {speed:,.0f} tokens/s{mfu} | '
+               f'ETA {eta}{skipped}')
         self.since += seconds
         self.steps = []
 
@@ -245,7 +240,7 @@ class StepLog:
             if not math.isfinite(loss):
                 why = 'loss'
                 where = [dict(rank=r, rows=self.rows_of(number, micro, r)[1].tolist())
-                         for r in range(world) for micro in range(self.n_losses)
+                         for r in range(world()) for micro in range(self.n_losses)
                          if not is_finite[r][i][micro]]
             found.append(dict(step=number + 1, why=why, loss=f'{loss:.4g}', grad_norm=f'{norm:.4g}',
                               where=where))

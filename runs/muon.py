@@ -58,15 +58,15 @@ def newton_schulz(x, coefficients=OF_TORCH, dtype=torch.bfloat16, eps=1e-7):
 def share_of(n):
     """ Which of n matrices this process works on. All shares have the same size: the last ones
     repeat a matrix. """
-    size = -(-n // world)
-    return [min(i, n - 1) for i in range(rank * size, (rank + 1) * size)]
+    size = -(-n // world())
+    return [min(i, n - 1) for i in range(rank() * size, (rank() + 1) * size)]
 
 
 def gather_shares(mine, n):
     """ The n matrices of all processes' shares (size, rows, columns), in order. """
-    if world == 1:
+    if world() == 1:
         return mine
-    found = mine.new_empty(world * len(mine), *mine.shape[1:])
+    found = mine.new_empty(world() * len(mine), *mine.shape[1:])
     dist.all_gather_single(found, mine.contiguous())
     return found[:n]
 

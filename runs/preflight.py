@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from configurator import stop
 from corpora.statistics import lengths
 from data import PackedDataset
 from model import Model, ModelConfig
-from runs import checkpoint, distributed, meeting, run_folder
-from runs.distributed import rank, world
+from runs import checkpoint, distributed, run_folder
+from runs.distributed import print0, world
 from runs.files import read_json
+from runs.machine import pick_dtype
 from runs.manifest import dataset_folder
 from runs.stages import modes_of
 
@@ -62,19 +62,6 @@ def open_data(config):
         raise ValueError(f'{folder} has no latents: prepare it with --encoder=..., '
                          'or train with --streams=text, --mode=unconditional')
     return train, val
-
-
-def pick_device(device):
-    """ One GPU per process. """
-    n_gpus = torch.cuda.device_count()
-    if device in ('auto', 'cuda') and n_gpus:
-        # with --gpus-per-task=1, srun shows each process only its own GPU, as cuda:0
-        number = 0 if n_gpus == 1 and distributed.by_srun else distributed.local_rank
-        if number >= n_gpus:
-            stop(f'rank {rank}: cuda:{number} is asked for, '
-                 f'this machine has {n_gpus}; fewer --nproc_per_node', code=4)
-        device = f'cuda:{number}'
-    return checkpoint.pick_device(device)
 
 
 def earlier_network(config):
@@ -125,14 +112,14 @@ def share_rows(batch_size, global_batch):
     """ (rows that a process reads at once, how often it reads in a step). """
     if global_batch is None:
         return batch_size, 1
-    rows, rest = divmod(global_batch, world)
+    rows, rest = divmod(global_batch, world())
     if rest:
-        raise ValueError(f'global_batch={global_batch} cannot be shared by {world} processes '
+        raise ValueError(f'global_batch={global_batch} cannot be shared by {world()} processes '
                          'alike: use another number of processes, or another --global_batch')
     micro_batch = min(batch_size, rows)
     if rows % micro_batch:
         fits = max(n for n in range(1, micro_batch) if rows % n == 0)
-        raise ValueError(f'global_batch={global_batch} gives each of {world} processes {rows} '
+        raise ValueError(f'global_batch={global_batch} gives each of {world()} processes {rows} '
                          f'rows, no multiple of batch_size={batch_size}: use '
                          f'--batch_size={fits}, or another --global_batch')
     return micro_batch, rows // micro_batch
@@ -171,8 +158,7 @@ def count(model):
 
 
 def report(what, finding):
-    if rank == 0:
-        print(f'✓ {what:<10} {finding}', flush=True)
+    print0(f'✓ {what:<10} {finding}')
 
 
 def say(config, sketch, train, val, stages, micro_batch, grad_accum):
@@ -198,9 +184,9 @@ def say(config, sketch, train, val, stages, micro_batch, grad_accum):
                           f'within {stage.seq_len} tokens, from step {stage.first:,}')
 
     # the steps, and their cost
-    rows, steps = micro_batch * grad_accum * world, config['max_iters']
+    rows, steps = micro_batch * grad_accum * world(), config['max_iters']
     n = sum((stage.end - stage.first) * stage.flops for stage in stages)
-    report('batch', f'{rows:,} rows a step: {world} processes x {grad_accum} micro-steps x '
+    report('batch', f'{rows:,} rows a step: {world()} processes x {grad_accum} micro-steps x '
                     f'{micro_batch} rows')
     report('cost', f'{steps:,} steps of {rows:,} x {c.seq_len} tokens: '
                    f'{rows * steps / len(train):,.2f} epochs of {len(train):,} samples, '
@@ -209,12 +195,12 @@ def say(config, sketch, train, val, stages, micro_batch, grad_accum):
     # the network computes PAD all the same
     seq_len = max(stage.seq_len for stage in stages)
     share = 1 - np.minimum(of_texts + 1, seq_len).mean() / seq_len        # a text and its EOS
-    if rank == 0 and 'text' in config['streams'] and share > 0.5:
+    if 'text' in config['streams'] and share > 0.5:
         longest = max(train.longest, val.longest)
         shorter = f'--seq_len={longest + 1} holds the longest, or ' if longest + 1 < seq_len else ''
-        print(f'warning: {100 * share:.0f} % of a batch is PAD: texts have {of_texts.mean():.1f} '
-              f'tokens on average, seq_len is {seq_len}; {shorter}prepare with a smaller '
-              '--max_tokens, which cuts the long ones', flush=True)
+        print0(f'warning: {100 * share:.0f} % of a batch is PAD: texts have {of_texts.mean():.1f} '
+               f'tokens on average, seq_len is {seq_len}; {shorter}prepare with a smaller '
+               '--max_tokens, which cuts the long ones')
 
 
 def check_machine(config, device, dtype, sketch):
@@ -224,10 +210,10 @@ def check_machine(config, device, dtype, sketch):
     name = f'{torch.get_num_threads()} threads'
     if device != 'cpu':
         name = torch.cuda.get_device_name(device)
-    report('device', f'{world} x {device}, {dtype}, {name}')
-    if rank == 0 and dtype != checkpoint.pick_dtype('auto', device) == 'float32':
-        print(f'warning: dtype=bfloat16, but {device} has no bfloat16 instructions and '
-              'emulates them: --dtype=float32 is usually faster', flush=True)
+    report('device', f'{world()} x {device}, {dtype}, {name}')
+    if dtype != pick_dtype('auto', device) == 'float32':
+        print0(f'warning: dtype=bfloat16, but {device} has no bfloat16 instructions and '
+               'emulates them: --dtype=float32 is usually faster')
 
     # the disk: the checkpoints that are kept, the best, and the one being written
     folder = os.path.abspath(config['out_dir'])
@@ -245,9 +231,11 @@ def check_machine(config, device, dtype, sketch):
     report('disk', f'{needs / 1e9:.3g} GB for {to_come} checkpoints to come, '
                    f'{has / 1e9:.3g} GB free at {folder}')
 
-    # the other processes, and the libraries
-    report('processes', meeting.reach_master(config['master_timeout']))
+    # the libraries, and the other processes
     nccl = ''
     if torch.cuda.is_available():
         nccl = f', NCCL {".".join(map(str, torch.cuda.nccl.version()))}'
     report('versions', f'torch {torch.__version__}{nccl}')
+    distributed.join(device, config['dist_timeout'], config['master_timeout'])
+    if world() > 1:
+        report('processes', f'{world()} have met')

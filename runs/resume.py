@@ -146,10 +146,10 @@ class State:
 
         # generators; there may have been fewer processes than now
         rng = read['rng.safetensors']
-        if f'rank{rank}.cpu' in rng:
-            torch.set_rng_state(rng[f'rank{rank}.cpu'])
-        if f'rank{rank}.cuda' in rng and torch.device(self.device).type == 'cuda':
-            torch.cuda.set_rng_state(rng[f'rank{rank}.cuda'])
+        if f'rank{rank()}.cpu' in rng:
+            torch.set_rng_state(rng[f'rank{rank()}.cpu'])
+        if f'rank{rank()}.cuda' in rng and torch.device(self.device).type == 'cuda':
+            torch.cuda.set_rng_state(rng[f'rank{rank()}.cuda'])
 
     def load_moments(self, saved):
         """ The moments are shared out as their parameters are. The groups hold knobs, so they are
@@ -268,7 +268,7 @@ def resume_or_begin(state, data, text, config):
     elif config['freeze'] == 'modality':
         words = ('warning: freeze=modality without init_from freezes an encoder at its random '
                  'start: its modality will not be understood')
-    if words and rank == 0:
+    if words and rank() == 0:
         print(words, flush=True)
     return distributed.rank0_or_stop(2, run_folder.begin, config, data.folder,
                                      fresh=newest is None, step=state.step)
@@ -291,10 +291,10 @@ def resume_from(newest, state, config):
     state.load(newest, known)
     if known['modes'] != sorted(state.modes):
         state.best_val = math.inf                          # it is of other losses
-    if known['global_batch'] != state.global_batch and rank == 0:
+    if known['global_batch'] != state.global_batch and rank() == 0:
         print(f'warning: the global batch was {known["global_batch"]} rows and is now '
               f'{state.global_batch}: not the run it would have been')
-    if rank == 0:
+    if rank() == 0:
         for line in jumps_of_rate(known['rate_knobs'], config, state.step):
             print(line, flush=True)
 

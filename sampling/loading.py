@@ -23,9 +23,10 @@ from corpora.tokenizers import load_tokenizer
 from sampling.fasta import never_written
 from diffusion import GaussianLatents, MaskedText
 from encoders import check_texts, load_encoder
-from runs.checkpoint import find_checkpoint, load_model, pick_device, pick_dtype
+from runs.checkpoint import find_checkpoint, load_model
 from data import load_stats
 from runs.files import short
+from runs.machine import pick_device, pick_dtype
 from runs.stages import modes_of
 from sampling.left_to_right import LeftToRight
 

@@ -203,7 +203,6 @@ def watcher(run, rows):
     """ A Recorder that shows the first `rows` texts being written: on a terminal in place and in
     shades; elsewhere, or where NO_COLOR is set, the first text as plain lines, one a step. """
     mask_id = run.text.mask_id
-    terminal = getattr(sys.stdout, 'terminal', sys.stdout)         # where escapes are not shown
     n_drawn = 0
 
     def plain(frame):
@@ -222,10 +221,10 @@ def watcher(run, rows):
         # back up over what was drawn before, and erase it; what scrolled away cannot be erased
         lines = lines[:size.lines - 1]
         if n_drawn:
-            print(f'\x1b[{n_drawn}A\x1b[J', end='', file=terminal)
+            print(f'\x1b[{n_drawn}A\x1b[J', end='')
         for line in lines:
-            print(''.join(coloured(*span) for span in line), file=terminal)
-        terminal.flush()
+            print(''.join(coloured(*span) for span in line))
+        sys.stdout.flush()
         n_drawn = len(lines)
         time.sleep(PAUSE)
 

@@ -15,7 +15,7 @@ from runs.export import export as write_export, results_of
 from runs.files import read_sealed, sealed
 from runs.results import read_results, write_results
 from runs.manifest import dataset_identity, encoder_identity, read_meta
-from runs.shown import shown as as_shown
+from runs.console import shown as as_shown
 from sample import Run
 
 TEXT = 'a red dog runs near the park number 3'

@@ -16,8 +16,7 @@ from data import PackedDataset
 from diffusion import GaussianLatents, MaskedText
 from model import Model, ModelConfig
 from loss import BatchMaker, statistics
-from runs import threads
-from runs.checkpoint import pick_dtype
+from runs.machine import pick_dtype
 from sampling.loading import load_run
 from runs.log import summary
 from runs.preflight import flops_of
@@ -528,62 +527,6 @@ def test_importing_train_starts_nothing(tmp_path):
     result = run_code('import train', cwd=tmp_path)
     assert result.returncode == 1 and 'ImportError: train.py is a script' in result.stderr and not result.stdout
     assert 'torch' not in result.stderr and not list(tmp_path.iterdir())
-
-
-def test_waiting_threads_sleep_while_others_run_unless_the_environment_says_otherwise(tmp_path, monkeypatch):
-    # which work is counted: of these cores, but not idle and iowait
-    (tmp_path / 'stat').write_text('cpu 9 9 9 9 9 9 9 9 0 0\n' + ''.join(f'cpu{i} 100 20 30 5000 600 1 2 {i} 0 0\n' for i in range(3)) + 'intr 7\n')
-    monkeypatch.setattr(os, 'sched_getaffinity', lambda pid: {0, 2})
-    assert threads.busy_seconds(tmp_path / 'stat') == (2 * 153 + 2) / os.sysconf('SC_CLK_TCK')
-
-    # a look a second: the work of all, that of this process; others come, stay, leave and come again
-    busy, own, events = iter([0, 1.9, 3.9, 5.9, 7.4, 9]), iter([0, 1.8, 2.8, 3.8, 5.2, 5.9]), []
-    monkeypatch.setattr(threads, 'busy_seconds', lambda: next(busy))
-    monkeypatch.setattr(threads.time, 'process_time', lambda: next(own))
-    monkeypatch.setattr(threads.time, 'monotonic', iter(range(9)).__next__)
-    monkeypatch.setattr(threads.time, 'sleep', lambda seconds: None)
-    monkeypatch.setattr(threads, 'add_teams', lambda end: events.append((end, [one.is_set() for one, _ in events])))
-    with pytest.raises(StopIteration):
-        threads.keep_looking()
-    assert [were_set for _, were_set in events] == [[], [True]] and not events[1][0].is_set()
-
-    # a variable of the person wins
-    monkeypatch.setattr(threads.threading, 'Thread', lambda **kw: pytest.fail('nobody is to look'))
-    monkeypatch.setenv('GOMP_SPINCOUNT', '300000')
-    threads.watch.__wrapped__()
-
-
-@pytest.mark.skipif(not hasattr(os, 'sched_getaffinity') or len(os.sched_getaffinity(0)) < 2, reason='one thread waits for nobody')
-def test_further_teams_make_openmp_s_threads_sleep_until_they_end():
-    """ In seconds of the processor: a thread that spins uses them, one that sleeps does not. """
-    code = """
-import threading, time, torch
-from runs.threads import add_teams
-torch.set_num_threads(2)
-x = torch.zeros(2**17)
-def used():
-    began = time.process_time()
-    for _ in range(100):
-        x.add_(1)
-        time.sleep(.005)
-    return time.process_time() - began
-used()
-spinning, end = used(), threading.Event()
-add_teams(end)
-time.sleep(.3)
-asleep = used()
-end.set()
-time.sleep(.3)
-print(asleep / spinning, asleep / used())
-"""
-    # under load both may be slow to be scheduled: one of five pairs shows it
-    for _ in range(5):
-        result = run_code(code, fresh=True, OMP_NUM_THREADS=None, GOMP_SPINCOUNT=None, OMP_WAIT_POLICY=None)
-        assert result.stdout, result.stderr
-        if all(float(ratio) < .5 for ratio in result.stdout.split()):
-            break
-    else:
-        pytest.fail(result.stdout)
 
 
 def test_the_cost_is_said_before_the_first_step_and_again_after_the_second(dataset, tmp_path):

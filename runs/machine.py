@@ -1,0 +1,62 @@
+"""
+The machine of this process: its device, and the numbers that the device is fast in.
+"""
+import ctypes
+import os
+import sys
+from contextlib import suppress
+
+import torch
+
+from runs.files import one_line
+
+# instructions for products in bfloat16: two of x86, one of ARM
+CPU_BFLOAT16 = ('amx_bf16', 'avx512_bf16', 'bf16')
+
+
+def pick_device(name='auto'):
+    """ The name of a device. auto, cuda: the GPU of this process, and auto is the CPU where there
+    is none. ValueError where the device cannot be used. """
+    n_gpus = torch.cuda.device_count()
+    if name in ('auto', 'cuda') and n_gpus:
+        number = int(os.environ.get('LOCAL_RANK') or os.environ.get('RANK') or 0)
+        # with --gpus-per-task=1, srun shows each process only its own GPU, as cuda:0
+        is_by_srun = 'SLURM_STEP_NUM_TASKS' in os.environ
+        if n_gpus == 1 and is_by_srun and 'TORCHELASTIC_RUN_ID' not in os.environ:
+            number = 0
+        name = f'cuda:{number}'
+    elif name == 'auto':
+        name = 'cpu'
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f'device={name!r} cannot be used here, on a machine with {n_gpus} GPUs: '
+                         f'{one_line(error)}; --device=cpu, or auto') from None
+    return name
+
+
+def pick_dtype(name, device):
+    """ 'auto' is bfloat16 where the device has instructions for its products, else float32: a CPU
+    without them is many times slower in bfloat16 (docs/speed.md). ValueError for another name. """
+    if name not in ('auto', 'bfloat16', 'float32'):
+        raise ValueError(f'dtype={name!r}: choose from auto, bfloat16, float32')
+    if name != 'auto':
+        return name
+    if torch.device(device).type == 'cuda':
+        has_bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
+    else:
+        # without oneDNN torch does not use the instructions
+        capabilities = torch.cpu.get_capabilities()
+        has_bfloat16 = (torch.backends.mkldnn.is_available()
+                        and any(capabilities.get(instruction) for instruction in CPU_BFLOAT16))
+    return 'bfloat16' if has_bfloat16 else 'float32'
+
+
+def keep_freed_memory():
+    """ By default glibc returns every large temporary tensor to Linux, and its pages are faulted in
+    again at the next step. Now glibc keeps what is free. """
+    if sys.platform == 'linux':
+        with suppress(AttributeError):                     # another C library than glibc
+            libc = ctypes.CDLL(None)
+            libc.mallopt(-4, 0)                            # M_MMAP_MAX: no large block of its own
+            libc.mallopt(-1, 2 ** 31 - 1)                  # M_TRIM_THRESHOLD
