@@ -233,7 +233,7 @@ def resume_or_begin(state, data, text, config):
         table = distributed.rank0_or_stop(2, cluster_table, config['clusters_from'], data,
                                           config['clusters'])
         model.cluster_of.copy_(table)
-        if rank == 0:
+        if rank() == 0:
             sizes = table.bincount()
             print(f'{len(sizes):,} clusters of {sizes.min():,} to {sizes.max():,} tokens',
                   flush=True)
