@@ -1,7 +1,6 @@
 """ Many processes are one run: the same losses and weights whatever their number and launcher, and
 the way they share the model. """
 import json
-import re
 import shutil
 
 import pytest
@@ -142,15 +141,15 @@ def test_fsdp_trains_on_its_own_weights_after_an_evaluation_without_a_save(datas
     assert_close(tmp_path / 'ddp', tmp_path / 'fsdp', 1e-5)
 
 
-@pytest.mark.parametrize('args', [['--optimizer=muon'], ['--parallel=fsdp']])
-def test_processes_on_unlike_machines_compute_in_what_all_of_them_have(dataset, tmp_path, args):
+def test_processes_on_unlike_machines_compute_in_what_all_of_them_have(dataset, tmp_path):
     unlike = """
 import os, torch
 torch.backends.mkldnn.is_available = lambda: True
 torch.cpu.get_capabilities = lambda: {'avx512_bf16': os.environ['RANK'] == '0'}
 """
-    job = Job(dataset, tmp_path / 'run', *EXACT, '--dtype=auto', '--max_iters=2', *args, ranks=2,
-              before=unlike, after="print('IN', g['dtype'])")
+    job = Job(dataset, tmp_path / 'run', *EXACT, '--dtype=auto', '--max_iters=2',
+              '--optimizer=muon', ranks=2, before=unlike,
+              after="print('IN', g['dtype'])")
     assert job.wait() == [0, 0], job.err()
     assert all('IN float32\n' in job.out(rank) for rank in range(2))
     assert json.loads((tmp_path / 'run/config.json').read_text())['dtype'] == 'float32'
@@ -245,17 +244,6 @@ def test_preflight_says_what_it_found_and_builds_nothing(dataset, tmp_path):
 def test_preflight_meets_the_other_processes(dataset, tmp_path):
     job = Job(dataset, tmp_path / 'run', '--preflight_only=true', ranks=2)
     assert job.wait() == [0, 0] and 'processes  2 have met' in job.out(), job.err()
-
-
-def test_a_disk_too_small_for_a_small_run_is_told_in_units_that_show_it(dataset, tmp_path):
-    small_disk = """
-import shutil
-shutil.disk_usage = lambda path: shutil._ntuple_diskusage(10 ** 9, 10 ** 9, 12_345)
-"""
-    job = Job(dataset, tmp_path / 'run', '--keep=2', '--eval_interval=1', before=small_disk)
-    assert job.wait() == [4] and job.err().count('\n') == 1
-    assert re.search(r'error: 4 checkpoints to come need 0\.00\d+ GB, .* has 1.23e-05 GB: make',
-                     job.err()), 'those kept, the best, the one being written'
 
 
 # ---- the loop
