@@ -192,16 +192,6 @@ def say(config, sketch, train, val, stages, micro_batch, grad_accum):
                    f'{rows * steps / len(train):,.2f} epochs of {len(train):,} samples, '
                    f'{n / steps:.3g} FLOP a step, {n:.3g} FLOP in all')
 
-    # the network computes PAD all the same
-    seq_len = max(stage.seq_len for stage in stages)
-    share = 1 - np.minimum(of_texts + 1, seq_len).mean() / seq_len        # a text and its EOS
-    if 'text' in config['streams'] and share > 0.5:
-        longest = max(train.longest, val.longest)
-        shorter = f'--seq_len={longest + 1} holds the longest, or ' if longest + 1 < seq_len else ''
-        print0(f'warning: {100 * share:.0f} % of a batch is PAD: texts have {of_texts.mean():.1f} '
-               f'tokens on average, seq_len is {seq_len}; {shorter}prepare with a smaller '
-               '--max_tokens, which cuts the long ones')
-
 
 def check_machine(config, device, dtype, sketch):
     """ OSError where the checkpoints do not fit, ConnectionError where the others cannot be met.
@@ -231,11 +221,7 @@ def check_machine(config, device, dtype, sketch):
     report('disk', f'{needs / 1e9:.3g} GB for {to_come} checkpoints to come, '
                    f'{has / 1e9:.3g} GB free at {folder}')
 
-    # the libraries, and the other processes
-    nccl = ''
-    if torch.cuda.is_available():
-        nccl = f', NCCL {".".join(map(str, torch.cuda.nccl.version()))}'
-    report('versions', f'torch {torch.__version__}{nccl}')
+    # the other processes
     distributed.join(device, config['dist_timeout'], config['master_timeout'])
     if world() > 1:
         report('processes', f'{world()} have met')

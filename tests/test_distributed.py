@@ -234,9 +234,8 @@ def test_preflight_says_what_it_found_and_builds_nothing(dataset, tmp_path):
         [*here, '--keep=1000000', '--max_iters=1e9', '--eval_interval=1'])
     assert code == 0 and not err and not (tmp_path / 'run').exists()
     ticks = [line.split()[1] for line in out.splitlines() if line.startswith('✓')]
-    assert ticks == ['data', 'model', 'batch', 'cost', 'device', 'disk', 'versions']
-    assert '1 x 16' in out and torch.__version__ in out
-    assert ' for 3 checkpoints to come' in out
+    assert ticks == ['data', 'model', 'batch', 'cost', 'device', 'disk']
+    assert '1 x 16' in out and ' for 3 checkpoints to come' in out
     assert ' for 4 checkpoints to come' in kept, 'no more than are made: 5, 10, 15, 18'
     assert full == 4 and why.count('\n') == 1 and 'checkpoints to come need' in why
 
