@@ -135,18 +135,13 @@ class StepLog:
                    'to go')
 
     def write(self, **entry):
-        """ A line of training_log.jsonl. A full disk is a warning, and no half line stays behind.
-        """
+        """ A line of training_log.jsonl. A full disk is a warning. """
         if rank():
             return
         path = os.path.join(self.out_dir, 'training_log.jsonl')
         try:
-            line = (json.dumps(entry) + '\n').encode()
-            with open(path, 'ab', buffering=0) as f:
-                end = f.tell()
-                if f.write(line) < len(line):
-                    f.truncate(end)
-                    raise OSError('no room for a line')
+            with open(path, 'a') as f:
+                f.write(json.dumps(entry) + '\n')
         except OSError as error:
             print0(f'warning: cannot log in {path}: {error.strerror or error}', file=sys.stderr)
         if self.wandb:
@@ -180,9 +175,6 @@ class StepLog:
         """ One line of the log and one on the screen, of the steps since the last one. Every rank
         must call; here the device is waited for. tokens_a_step: PAD among them; flops: of a step;
         both on all ranks. more: further fields of the entry. """
-        if not self.steps:
-            return
-
         # one read of the device; then means per step and rank that was taken
         table = torch.stack(self.steps).cpu()
         known, sums = table.split([3 + self.n_losses, table.shape[1] - 3 - self.n_losses], 1)
