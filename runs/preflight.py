@@ -196,10 +196,15 @@ def say(config, sketch, train, val, stages, micro_batch, grad_accum):
 def check_machine(config, device, dtype, sketch):
     """ OSError where the checkpoints do not fit, ConnectionError where the others cannot be met.
     """
-    # the device; an emulated product takes many times as long
-    name = f'{torch.get_num_threads()} threads'
+    # the device; an emulated product takes many times as long, and so does a step whose threads
+    # spin on cores that others use, while they wait for one another
+    n_threads = torch.get_num_threads()
+    name = f'{n_threads} threads'
     if device != 'cpu':
         name = torch.cuda.get_device_name(device)
+    elif n_threads > 1 and os.getloadavg()[0] > n_threads / 2:
+        print0(f'warning: other programs use these cores, and {n_threads} threads may then be far '
+               'slower than one: OMP_NUM_THREADS=1 python train.py ...')
     report('device', f'{world()} x {device}, {dtype}, {name}')
     if dtype != pick_dtype('auto', device) == 'float32':
         print0(f'warning: dtype=bfloat16, but {device} has no bfloat16 instructions and '
