@@ -121,18 +121,7 @@ class StepLog:
         total = sum(torch.cat(tuple(of_one.values())) for of_one in sums)
         self.steps.append(torch.cat((torch.stack((bad, loss, norm, *losses)), total)))
         self.n_losses = len(losses)
-
-        # a slow run's first line may be minutes away. The very first step is slow and left out
         self.n_steps += 1
-        if self.n_steps == len(self.steps) == 1:
-            norm.item()                                    # waits for the device
-            self.after_first = time.perf_counter()
-        elif self.n_steps == len(self.steps) == 2:
-            norm.item()
-            seconds = time.perf_counter() - self.after_first
-            to_go = timedelta(seconds=int(seconds * (self.max_iters - step)))
-            print0(f'step {step:>6,}/{self.max_iters:,} | {seconds:.3g} s a step, about {to_go} '
-                   'to go')
 
     def write(self, **entry):
         """ A line of training_log.jsonl. A full disk is a warning. """
