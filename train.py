@@ -430,7 +430,7 @@ while True:
             torch._foreach_add_(state.ema, ahead)
 
     # ---- log: no line spans two stages
-    log.add(state.step, bad, loss, norm, losses, sums)
+    log.add(bad, loss, norm, losses, sums)
     if state.step % log_interval == 0 or state.step == stage.end:
         report()
         is_late = check_streak() == 0 < streak

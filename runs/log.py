@@ -114,7 +114,7 @@ class StepLog:
         self.since = self.began = time.perf_counter()      # since: of the last line
         self.n_steps = 0                                   # of this process
 
-    def add(self, step, bad, loss, norm, losses, sums):
+    def add(self, bad, loss, norm, losses, sums):
         """ A step that is done. bad: 1 where it was skipped. losses, sums: of its micro-batches, a
         number and loss.statistics each; all on the device. """
         self.sizes = {name: x.numel() for name, x in sums[0].items()}
