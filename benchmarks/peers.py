@@ -69,11 +69,16 @@ class Ends(nn.Module):
 
 
 def ours(shape, make_batch, autocast=None, **_):
-    config = ModelConfig(vocab_size=shape['vocab_size'], seq_len=shape['length'],
-                         latent_dim=shape['latent_dim'], n_latents=shape['n_latents'],
-                         latent_tokens=shape.get('latent_tokens', 1),
-                         latent_width=shape.get('latent_width'), depth=shape['depth'],
-                         heads=shape['heads'], width=shape['width'])
+    config = ModelConfig(
+        vocab_size=shape['vocab_size'],
+        seq_len=shape['length'],
+        latent_dim=shape['latent_dim'],
+        n_latents=shape['n_latents'],
+        latent_tokens=shape.get('latent_tokens', 1),
+        latent_width=shape.get('latent_width'),
+        depth=shape['depth'],
+        heads=shape['heads'],
+        width=shape['width'])
     model = Model(config)
     if make_batch is None:                                 # samplers.py wants the network alone
         return model, None
@@ -106,9 +111,14 @@ def mmdit(shape, as_shipped, **_):
         def __init__(self):
             super().__init__()
             width = shape['width']
-            self.stack = MMDiT(depth=shape['depth'], dim_modalities=(width, width), dim_cond=width,
-                               heads=shape['heads'], dim_head=width // shape['heads'],
-                               qk_rmsnorm=True, **streams)
+            self.stack = MMDiT(
+                depth=shape['depth'],
+                dim_modalities=(width, width),
+                dim_cond=width,
+                heads=shape['heads'],
+                dim_head=width // shape['heads'],
+                qk_rmsnorm=True,
+                **streams)
 
         def forward(self, text, latent, condition):
             return self.stack(modality_tokens=(text, latent), time_cond=condition)
@@ -120,10 +130,14 @@ def mmdit(shape, as_shipped, **_):
 def bert(shape, as_shipped, **_):
     from transformers import BertConfig, BertForMaskedLM
     rates = {} if as_shipped else dict(hidden_dropout_prob=0., attention_probs_dropout_prob=0.)
-    config = BertConfig(vocab_size=shape['vocab_size'] + 1, hidden_size=shape['width'],
-                        num_hidden_layers=shape['depth'], num_attention_heads=shape['heads'],
-                        intermediate_size=4 * shape['width'],
-                        max_position_embeddings=shape['length'], **rates)
+    config = BertConfig(
+        vocab_size=shape['vocab_size'] + 1,
+        hidden_size=shape['width'],
+        num_hidden_layers=shape['depth'],
+        num_attention_heads=shape['heads'],
+        intermediate_size=4 * shape['width'],
+        max_position_embeddings=shape['length'],
+        **rates)
     model = BertForMaskedLM(config)
 
     def loss(batch):
@@ -135,9 +149,14 @@ def bert(shape, as_shipped, **_):
 def gpt(shape, as_shipped, **_):
     from transformers import GPT2Config, GPT2LMHeadModel
     rates = {} if as_shipped else dict(resid_pdrop=0., embd_pdrop=0., attn_pdrop=0.)
-    config = GPT2Config(vocab_size=shape['vocab_size'], n_positions=shape['length'],
-                        n_embd=shape['width'], n_layer=shape['depth'], n_head=shape['heads'],
-                        use_cache=False, **rates)
+    config = GPT2Config(
+        vocab_size=shape['vocab_size'],
+        n_positions=shape['length'],
+        n_embd=shape['width'],
+        n_layer=shape['depth'],
+        n_head=shape['heads'],
+        use_cache=False,
+        **rates)
     model = GPT2LMHeadModel(config)
     return model, lambda batch: model(input_ids=batch.tokens, labels=batch.tokens).loss
 
@@ -161,8 +180,15 @@ def random_batch(shape, make_batch, device):
     # what `Ends` reads, mixed beforehand; Loss mixes it in every step
     z_t, noise = make_batch.latent.corrupt(b['clean'], b['t_latent'], b['noise'])
     v = make_batch.latent.target_of(b['clean'], noise, b['t_latent'])
-    return SimpleNamespace(ours=b, tokens=tokens.to(device), x_t=b['x_t'], mask=b['x_t'] == V,
-                           z_t=z_t, v=v, t_text=b['t_text'], t_latent=b['t_latent'])
+    return SimpleNamespace(
+        ours=b,
+        tokens=tokens.to(device),
+        x_t=b['x_t'],
+        mask=b['x_t'] == V,
+        z_t=z_t,
+        v=v,
+        t_text=b['t_text'],
+        t_latent=b['t_latent'])
 
 
 def build(side, shape, device, dtype, as_shipped=False):

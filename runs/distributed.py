@@ -50,9 +50,12 @@ def from_srun(env):
     nodes = re.sub(r'\[(\w+)[^]]*]', r'\1', env['SLURM_STEP_NODELIST'])
     # two jobs on one node need two ports
     port = 20_000 + int(env['SLURM_JOB_ID']) % 10_000
-    return dict(RANK=env['SLURM_PROCID'], LOCAL_RANK=env['SLURM_LOCALID'],
-                WORLD_SIZE=env['SLURM_STEP_NUM_TASKS'],
-                MASTER_ADDR=nodes.split(',')[0], MASTER_PORT=str(port))
+    return dict(
+        RANK=env['SLURM_PROCID'],
+        LOCAL_RANK=env['SLURM_LOCALID'],
+        WORLD_SIZE=env['SLURM_STEP_NUM_TASKS'],
+        MASTER_ADDR=nodes.split(',')[0],
+        MASTER_PORT=str(port))
 
 
 def read_srun():

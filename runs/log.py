@@ -223,6 +223,10 @@ class StepLog:
                 where = [dict(rank=r, rows=self.rows_of(number, micro, r)[1].tolist())
                          for r in range(world()) for micro in range(self.n_losses)
                          if not is_finite[r][i][micro]]
-            found.append(dict(step=number + 1, why=why, loss=f'{loss:.4g}', grad_norm=f'{norm:.4g}',
-                              where=where))
+            found.append(dict(
+                step=number + 1,
+                why=why,
+                loss=f'{loss:.4g}',
+                grad_norm=f'{norm:.4g}',
+                where=where))
         return found

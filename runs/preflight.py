@@ -102,9 +102,13 @@ def network(config, data):
     # the knobs that are fields of ModelConfig, and what the data say
     known = {field.name: config[field.name] for field in fields(ModelConfig)
              if field.name in config}
-    known.update(shape, vocab_size=data.vocab_size, seq_len=data.seq_len, latent_dim=D,
-                 n_latents=N,
-                 clusters=config['clusters'] if config['text_process'] == 'hdlm' else 0)
+    known.update(
+        shape,
+        vocab_size=data.vocab_size,
+        seq_len=data.seq_len,
+        latent_dim=D,
+        n_latents=N,
+        clusters=config['clusters'] if config['text_process'] == 'hdlm' else 0)
     return ModelConfig(**known)
 
 
