@@ -2,9 +2,7 @@
 The time of a training step, ours beside other libraries' (peers.py), by turns. Each side works in a
 process of its own, which waits for its turns, so that no library disturbs another.
 
-A setting is 'as shipped' or a dtype, with 'compiled' behind it or not. 'of matmul' in the table is
-a share: the operations per second of the step, over those of a large matrix product in the same
-round. That product is in bfloat16 where the device has instructions for it, else in float32.
+A setting is 'as shipped' or a dtype, with 'compiled' behind it or not.
 """
 import json
 import re
@@ -23,8 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import peers
 from configurator import stop
-from runs.machine import pick_device, pick_dtype
-from runs.machine import keep_freed_memory
+from runs.machine import keep_freed_memory, pick_device
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -142,25 +139,6 @@ class Worker:
         self.process.wait()
 
 
-def matmul_rate(device, n=2048, seconds=.5):
-    """ Operations per second of an n x n matrix product, in the dtype that is fast here: what this
-    machine gives, now. """
-    device = pick_device(device)
-    dtype = getattr(torch, pick_dtype('auto', device))
-    a, b = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(2))
-    for _ in range(2):
-        (a @ b)[0, 0].item()
-
-    count = 0
-    began = time.perf_counter()
-    while time.perf_counter() < began + seconds:
-        for _ in range(1 if device == 'cpu' else 100):
-            c = a @ b
-            count += 1
-        c[0, 0].item()
-    return 2 * n ** 3 * count / (time.perf_counter() - began)
-
-
 def start_sides(shape, knobs):
     """ {(side, setting): Worker} of what works; prints what does not. """
     workers = {}
@@ -182,12 +160,10 @@ def start_sides(shape, knobs):
 
 
 def take_turns(workers, knobs):
-    """ {worker: seconds of a step in each round}, {worker: memory}, and the rate of a matrix
-    product in each round. """
+    """ {worker: seconds of a step in each round}, {worker: memory}. """
     times = {key: [] for key in workers}
-    memory, peaks = {}, []
+    memory = {}
     for i in range(knobs.rounds):
-        peaks.append(matmul_rate(knobs.device))
         for key, worker in workers.items():
             answer = worker.turn(knobs.seconds)
             if 'error' in answer:
@@ -195,24 +171,21 @@ def take_turns(workers, knobs):
             times[key].append(answer['seconds'])
             memory[key] = answer['memory_gb']
         found = '  '.join(f'{key[0]} {1000 * times[key][-1]:.1f}' for key in workers)
-        print(f'round {i + 1}/{knobs.rounds}  matmul {peaks[-1] / 1e12:.2f} TFLOP/s  {found}',
-              flush=True)
-    return times, memory, peaks
+        print(f'round {i + 1}/{knobs.rounds}  {found}', flush=True)
+    return times, memory
 
 
 def run(knobs):
     shape = peers.SHAPES[knobs.shape]
     workers = start_sides(shape, knobs)
-    times, memory, peaks = take_turns(workers, knobs)
+    times, memory = take_turns(workers, knobs)
 
     # the table: the first side is the base of the ratios
     base = next(iter(workers))
     sizes = ', '.join(f'{name} {value:,}' for name, value in shape.items())
-    dtype = pick_dtype('auto', pick_device(knobs.device))
     print(f'\n{knobs.shape}: {sizes}')
-    print(f'matmul, {dtype}: {statistics.median(peaks) / 1e12:.2f} TFLOP/s')
     print(f'{"":<12}{"setting":<20}{"ms":>8}{"tokens/s":>10}   {f"time / {base[0]}":<22}'
-          f'{"M params":>9}{"GFLOP":>7}{"of matmul":>10}{"GB":>6}')
+          f'{"M params":>9}{"GFLOP":>7}{"GB":>6}')
     rows = []
     for (side, setting), seconds in times.items():
         worker = workers[side, setting]
@@ -220,19 +193,17 @@ def run(knobs):
         flops = worker.ready['flops']
         ms = 1000 * statistics.median(seconds)
         ratios = [t / t_base for t, t_base in zip(seconds, times[base])]
-        shares = [flops / t / peak for t, peak in zip(seconds, peaks)]
         row = dict(side=side, setting=setting, ms=ms,
                    tokens_per_s=shape['batch'] * shape['length'] / ms * 1000,
                    ratio=statistics.median(ratios), ratio_least=min(ratios), ratio_most=max(ratios),
-                   utilisation=statistics.median(shares), memory_gb=memory[side, setting],
-                   **worker.ready)
+                   memory_gb=memory[side, setting], **worker.ready)
         rows.append(row)
         ratio = f'{row["ratio"]:.2f} ({row["ratio_least"]:.2f}, {row["ratio_most"]:.2f})'
         print(f'{side:<12}{setting:<20}{ms:>8.1f}{row["tokens_per_s"]:>10,.0f}   {ratio:<22}'
               f'{row["parameters"] / 1e6:>9.1f}{flops / 1e9:>7.0f}'
-              f'{row["utilisation"]:>10.0%}{row["memory_gb"] or 0:>6.2f}')
+              f'{row["memory_gb"] or 0:>6.2f}')
 
     if knobs.save:
         table = dict(command=sys.argv[1:], shape=shape, torch=torch.__version__,
-                     threads=knobs.threads, matmul=peaks, rows=rows)
+                     threads=knobs.threads, rows=rows)
         Path(knobs.save).write_text(json.dumps(table, indent=1))

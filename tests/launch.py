@@ -69,8 +69,8 @@ def ask(number, files=()):
 
 
 class Process:
-    """ Lines of Python in a process of their own, as subprocess.Popen has it, but forked by warm.py:
-    no import of torch. """
+    """ Lines of Python in a process of their own, as subprocess.Popen has it, but forked by
+    warm.py: no import of torch. """
 
     def __init__(self, code, argv, stdout, stderr, stdin=None, cwd=ROOT, env=None):
         self.argv, self.returncode = argv, None

@@ -31,7 +31,8 @@ def first_hitting(found):
     far = [(found['ancestral', T][1] - p).abs().sum() for T in (1, 4, 16, 64)]
     exact = found['first_hitting', 4][1]
     return (all(drawn_from(*pair) for pair in found.values())
-            and torch.allclose(exact, p, atol=1e-6) and far[0] > 1 and far[3] < .03 and far == sorted(far, reverse=True))
+            and torch.allclose(exact, p, atol=1e-6) and far[0] > 1 and far[3] < .03
+            and far == sorted(far, reverse=True))
 
 
 def parallel(found):

@@ -189,7 +189,7 @@ def test_the_picture_has_every_frame_of_both_ways_and_asks_for_nothing(
     frames = texts_of(svg)
     diffusion = [text for said, text in frames if said.startswith('diffusion')]
     causal = [text for said, text in frames if said.startswith('autoregressive')]
-    assert len(diffusion) == 5 and diffusion[0] == '█' * loaded.L and causal[0] == '█' * loaded.L
+    assert len(diffusion) == 5 and diffusion[0] == causal[0] == '█' * loaded.L
     z = loaded.stats.standardise(encode(loaded, [text]))
     for written, sampler in ((diffusion, 'confidence'), (causal, 'autoregressive')):
         tokens = directions.l2t(loaded, z, sampler=sampler, steps=4)
