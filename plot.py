@@ -6,7 +6,7 @@ images.npz of evaluate.py. Needs matplotlib: pip install matplotlib
     python plot.py --out_dir=out/quickstart --what=sweep --metric=bleu   # evaluate.py --sweep=...
     python plot.py --out_dir=out/atat --what=importance                  # and --tasks=importance
     python plot.py --out_dir=out/image_text --what=images                # and --tasks=image
-    python plot.py --out_dir=out/quickstart --what=report                # a page of texts being
+    python plot.py --out_dir=weights/captions --what=report              # a page of texts being
                                                                          # written, by the run
 A sweep over steps is drawn against the network calls that a text took, a line per sampler; over
 another knob against that knob. The report is one HTML file; sampling/report.py makes it.
@@ -318,6 +318,8 @@ def draw(plt):
 def make_report():
     """ The page as a text. """
     # they load the run, while the pictures read files
+    import numpy as np
+    import torch
     from sampling import report
     from tasks.common import load_texts
 
@@ -330,8 +332,16 @@ def make_report():
         return f'<img alt="losses" src="data:image/svg+xml;base64,{data}">'
 
     def texts_of(run, n):
+        # weights/captions has no dataset, but ten embeddings and their texts
+        ten = os.path.join(out_dir, 'ten.npy')
+        if not dataset and os.path.isfile(ten):
+            with open(os.path.join(out_dir, 'ten.txt'), encoding='utf-8') as f:
+                texts = f.read().splitlines()[:n]
+            return texts, torch.from_numpy(np.load(ten)[:n, None])
+
         folder = dataset_folder(dataset or run.config['dataset'])
-        return load_texts(run, folder, n, 'random', seed=0)
+        texts, _, raw = load_texts(run, folder, n, 'random', seed=0)
+        return texts, raw
     check_file(os.path.join(out_dir, 'config.json'), 'train the run first')
     return report.page(out_dir, texts_of, losses)
 

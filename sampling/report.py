@@ -156,11 +156,11 @@ def attempt(make, *inputs):
 
 
 def page(out_dir, texts_of, losses):
-    """ The whole page as a text. texts_of(run, n): n validation texts, their tokens, their raw
-    latents. losses(): a chart as HTML. """
+    """ The whole page as a text. texts_of(run, n): n texts and their raw latents. losses(): a chart
+    as HTML. """
     run = attempt(load_run, out_dir)
     found = attempt(texts_of, run, N_TEXTS)
-    texts, _, raw = [found] * 3 if isinstance(found, ValueError) else found
+    texts, raw = [found] * 2 if isinstance(found, ValueError) else found
     unmasking = attempt(unmaskings, run, texts, raw)
     is_missing = isinstance(unmasking, ValueError)
     parts = dict(

@@ -33,7 +33,7 @@ def runs(dataset, tmp_path_factory):
 def pages(runs, dataset):
     """ {name: text} """
     def texts_of(run, n):
-        return load_texts(run, str(dataset), n, 'random', 0)
+        return load_texts(run, str(dataset), n, 'random', 0)[::2]
     return {name: report.page(str(folder), texts_of, lambda: '<img alt="losses">')
             for name, folder in runs.items()}
 
@@ -93,7 +93,7 @@ def test_a_hostile_text_is_text(runs, dataset, monkeypatch):
     monkeypatch.setattr(report, 'read_json', lambda path: config | {'argv': [HOSTILE]})
 
     def texts_of(run, n):
-        return [HOSTILE] * n, *load_texts(run, str(dataset), n, 'random', 0)[1:]
+        return [HOSTILE] * n, load_texts(run, str(dataset), n, 'random', 0)[2]
     page = report.page(str(folder), texts_of, str)
     assert page.count('<script') == 2 and '<img src=x' not in page
     found = data_of(page)
@@ -107,9 +107,13 @@ def test_the_command_writes_beside_the_log_and_never_into_an_export(runs, tmp_pa
         folder.mkdir()
         shutil.copy(runs['both'] / 'config.json', folder)
     shutil.copy(runs['both'] / 'training_log.jsonl', young)
-    results = run_each(*(['plot.py', f'--out_dir={folder}', '--what=report']
-                         for folder in (young, export, tmp_path / 'nope')),
-                       cwd=tmp_path)
+    weights = ROOT / 'weights/captions'
+    *results, (code, _, err) = run_each(
+        *(['plot.py', f'--out_dir={folder}', '--what=report', *more]
+          for folder, *more in ((young,), (export,), (tmp_path / 'nope',),
+                                (weights, '--save=captions.html'))), cwd=tmp_path)
+    found = data_of((tmp_path / 'captions.html').read_text())
+    assert code == 0 and found[0]['source'] == (weights / 'ten.txt').read_text().split('\n')[0], err
     assert [code for code, _, _ in results] == [0, 0, 2], results
     assert 'data:image/svg+xml' in (young / 'report.html').read_text()
     assert [path.name for path in export.iterdir()] == ['config.json']
