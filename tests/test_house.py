@@ -1,6 +1,5 @@
 """
-What makes the repository readable, as tests: imports point one way, the root is small and names no
-baseline.
+What makes the repository readable, as tests: imports point one way, and the root is small.
 
     root core  <-  processes, runs, corpora  <-  sampling  <-  scripts, tasks, benchmarks, examples
 
@@ -12,11 +11,8 @@ Who takes something away lowers it in the same commit:
 import ast
 import io
 import json
-import re
 import tokenize
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,10 +21,6 @@ SCRIPTS = {'train', 'sample', 'evaluate', 'prepare', 'bench', 'plot'}
 FOLDERS = {'processes', 'runs', 'corpora'}
 SAMPLING = {'sampling'}
 LEAVES = {'tasks', 'benchmarks', 'examples'}
-
-BASELINES = 'gidd|hdlm|atat'
-# sample.py and prepare.py have knobs of them
-MODALITIES = 'protein|residue|image|picture|pixel'
 
 
 def files_of(*folders):
@@ -83,34 +75,6 @@ def test_there_is_no_circle_of_imports():
         free = [name for name, found in graph.items() if not found & graph.keys()]
         assert free, f'a circle: {sorted(graph)}'
         graph = {name: found for name, found in graph.items() if name not in free}
-
-
-def code_lines(path):
-    """ {number: the names and texts on a line}, without comments and docstrings. """
-    source = path.read_text()
-    docstrings = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-            docstrings |= set(range(node.lineno, node.end_lineno + 1))
-    found = {}
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        is_said = token.type in (tokenize.NAME, tokenize.STRING) or token.type > tokenize.OP
-        if is_said and token.type != tokenize.COMMENT and token.start[0] not in docstrings:
-            found.setdefault(token.start[0], []).append(token.string)
-    return {number: ' '.join(words) for number, words in found.items()}
-
-
-@pytest.mark.parametrize('name', sorted(CORE | SCRIPTS))
-def test_the_root_names_no_baseline_protein_or_picture_but_in_knobs(name):
-    words_of_others = BASELINES
-    if name in CORE | {'train'}:
-        words_of_others += f'|{MODALITIES}'
-    source = (ROOT / f'{name}.py').read_text().splitlines()
-    for number, words in code_lines(ROOT / f'{name}.py').items():
-        is_knob = re.match(r'([a-z]\w*|ROOMS) = ', source[number - 1]) and name in SCRIPTS
-        words = re.sub(r'\w+=\w+', '', words)            # an error line may say text_process=gidd
-        found = re.search(words_of_others, words, re.IGNORECASE)
-        assert is_knob or not found, f'{name}.py:{number} names {found[0]}'
 
 
 # -----------------------------------------------------------------------------
