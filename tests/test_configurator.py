@@ -170,10 +170,11 @@ def test_help_is_the_docstring_and_the_knob_block_as_written(demo, capsys):
 
 
 def test_wrong_input_is_one_line_and_a_bug_is_a_traceback(capsys):
-    for error in (ValueError('two\nlines'), FileNotFoundError(2, 'No such file', 'x')):
+    for error, code in ((ValueError('two\nlines'), 5), (KeyboardInterrupt(), 130),
+                        (FileNotFoundError(2, 'No such file', 'x'), 5)):
         with pytest.raises(SystemExit) as stopped, configurator.stop_on_error(5):
             raise error
-        assert stopped.value.code == 5 and capsys.readouterr().err.count('\n') == 1
+        assert stopped.value.code == code and capsys.readouterr().err.count('\n') == 1
     with pytest.raises(KeyError), configurator.stop_on_error():
         raise KeyError('ours')
 

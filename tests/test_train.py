@@ -1,5 +1,4 @@
-""" train.py as a process: it runs, logs what it did, freezes what it should, refuses what is
-wrong. """
+""" train.py as a process: what it learns, logs, freezes, resumes and refuses. """
 import ast
 import json
 import os
