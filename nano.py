@@ -196,8 +196,7 @@ def loss_of(model, x, z, mode, t_text, t_latent, u, e, pad):
     # latents: the squared error, in the modes that predict them
     error = (z_hat - z).square().mean(1)                                 # (B,)
     is_predicted = (mode == UNCONDITIONAL) | (mode == T2L)
-    latent_loss = (error * is_predicted).mean()
-    return text_loss + latent_loss
+    return text_loss + (error * is_predicted).mean()
 
 # -----------------------------------------------------------------------------
 # Writing: a sampler of each kind
