@@ -29,8 +29,7 @@ depth, width, heads, K = 4, 128, 4, 8
 batch_size, max_iters, learning_rate, t_min = 64, 3000, 2e-3, 0.1
 UNCONDITIONAL, L2T, T2L, CAUSAL = range(4)
 
-# -----------------------------------------------------------------------------
-# The network: two streams that meet in one attention (an MMDiT)
+# ---- the network: two streams that meet in one attention (an MMDiT)
 
 def modulate(x, shift, scale):
     """ A layer norm whose gain and bias come from the clocks. """
@@ -57,8 +56,7 @@ class Stream(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
         self.up = nn.Linear(width, 4 * width, bias=False)
         self.down = nn.Linear(4 * width, width, bias=False)
-        self.q_norm = nn.RMSNorm(width // heads)
-        self.k_norm = nn.RMSNorm(width // heads)
+        self.q_norm, self.k_norm = nn.RMSNorm(width // heads), nn.RMSNorm(width // heads)
         self.scale_shift_table = nn.Parameter(torch.zeros(6, width))
 
     def begin(self, x, shared):
@@ -104,7 +102,7 @@ class Nano(nn.Module):
         self.text = nn.ModuleList(Stream() for _ in range(depth))
         self.latent = nn.ModuleList(Stream() for _ in range(depth))
 
-        # at the start no word is likelier than another, and no block adds anything
+        # at the start no word is likelier than another, and the clocks change nothing
         for layer in (self.text_modulation, self.latent_modulation, self.text_head,
                       self.bag_values):
             nn.init.zeros_(layer.weight)
@@ -158,8 +156,7 @@ class Nano(nn.Module):
         bag = self.bag_values(x).sum(1) / L ** 0.5                       # (B, D)
         return self.text_head(text), self.latent_head(latent.flatten(1)) + bag
 
-# -----------------------------------------------------------------------------
-# Noise and loss
+# ---- noise and loss
 
 def alpha_sigma(t):
     """ The shares of latent and noise in z_t, (B, 1) each; their squares add up to 1. """
@@ -198,8 +195,7 @@ def loss_of(model, x, z, mode, t_text, t_latent, u, e, pad):
     is_predicted = (mode == UNCONDITIONAL) | (mode == T2L)
     return text_loss + (error * is_predicted).mean()
 
-# -----------------------------------------------------------------------------
-# Writing: a sampler of each kind
+# ---- writing: a sampler of each kind
 
 @torch.no_grad()
 def write_by_diffusion(model, z, L, steps=32):
@@ -242,13 +238,11 @@ def latent_of_text(model, x, D, steps=32):
         z = alpha * z_hat + sigma * e
     return z
 
-# -----------------------------------------------------------------------------
-# Train, and write
+# ---- train, and write
 
 def main():
     torch.manual_seed(0)
-    data = PackedDataset(folder, 'train')
-    val = PackedDataset(folder, 'val')
+    data, val = PackedDataset(folder, 'train'), PackedDataset(folder, 'val')
     L, D = data.seq_len, data.latent_shape[1]
     model = Nano(data.vocab_size, L, D)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
