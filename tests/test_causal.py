@@ -13,7 +13,7 @@ from data import PackedDataset
 from diffusion import CAUSAL, GaussianLatents, MaskedText, exact_nll, mode_shares
 from launch import cut, log, measured, run_each, train_each, weights
 from loss import BatchMaker, Loss
-from model import Model, ModelConfig, attention, attention_with_prefix, causal_mask
+from model import Model, ModelConfig
 from processes.gidd import GIDD
 from sampling import loading
 from sampling.loading import load_run
@@ -79,16 +79,6 @@ def test_a_shifted_row_reads_the_token_before_the_place_that_it_predicts():
     assert (model(last, z, t, s)[1] - latent).abs().max() > 1e-4, 'the bag reads all of a text'
 
 
-def test_attention_without_a_table_is_attention_with_the_table():
-    g = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 2, 2, 11, 8, generator=g)
-    for K in (0, 1, 4):
-        mask = causal_mask(K, 11 - K)
-        expected = attention(q, k, v, mask)
-        assert torch.allclose(attention_with_prefix(q, k, v, K), expected, atol=1e-5)
-        assert mask[:, :K].all() and mask[K:, K:].equal(torch.ones(11 - K, 11 - K).tril().bool())
-
-
 @pytest.mark.skipif(not shutil.which('g++'), reason='torch.compile needs a C++ compiler')
 def test_compiled_gradients_of_both_kinds_are_those_of_the_plain_code():
     """ A concatenation of the attention of two slices had nan gradients, compiled for a CPU. """
@@ -121,16 +111,6 @@ def test_the_cache_of_a_network_that_writes_both_ways_gives_the_logits_without_i
                 assert torch.allclose(step, whole[:, end - 1], atol=1e-4), (prompt, end)
 
 
-def test_queries_that_are_zero_are_written_from_as_without_the_cache():
-    model, (x, z, _, _) = network(), inputs()
-    model.blocks[0].text.qkv.weight.data[:model.blocks[0].text.head_dim] = 0
-    zero = torch.zeros(6)
-    with torch.no_grad():
-        whole, _ = model(x, z, zero, zero, predict=('text',), n_causal=6)
-        found = LeftToRight(20, 18).decode_step(model, model.shifted(x, 6)[:, :5], z, zero, zero, {})
-    assert torch.allclose(found, whole[:, 4], atol=1e-4)
-
-
 # ---- its two likelihoods, enumerated: ids 0, 1, EOS 2, PAD 3
 
 V, L = 4, 3
@@ -140,55 +120,6 @@ TEXTS = [[2, 3, 3]] + [[a, 2, 3] for a in (0, 1)] + [[a, b, 2] for a in (0, 1) f
 
 def tiny():
     return network(V, L, streams=('text',), depth=1, heads=1, width=8)
-
-
-def test_the_causal_nats_are_those_of_a_distribution_over_texts():
-    """ Given that no PAD is written, the probabilities of all texts add up to 1. """
-    model, process = tiny(), LeftToRight(V, V - 2)
-    with torch.no_grad():
-        model.text_head.weight[3] = 0
-
-        def logits_without_pad(*args, **more):
-            logits, out = model(*args, **more)
-            return logits.index_fill(-1, torch.tensor(3), -torch.inf), out
-        without = Network(logits_without_pad)
-        without.config = model.config
-        nats = process.bound(without, torch.tensor(TEXTS), None, None)
-    assert nats.exp().reciprocal().sum() == pytest.approx(1, abs=1e-5) and nats.std() > .1
-
-
-def test_the_masked_bound_of_the_same_weights_is_a_bound():
-    """ E over masks, by enumeration, is at least -log of the mixture over all orders, which is a distribution. """
-    model, x = tiny(), torch.tensor(list(itertools.product(range(V), repeat=L)))              # (64, 3)
-    n = len(x)
-
-    def log_p(hidden_places):
-        mask = torch.zeros(L, dtype=torch.bool)
-        mask[list(hidden_places)] = True
-        t = torch.full((n,), len(hidden_places) / L)
-        with torch.no_grad():
-            logits, _ = model(torch.where(mask, V, x), None, t, None)
-        return logits.double().log_softmax(2).gather(2, x[..., None])[..., 0]                # (64, 3)
-
-    # every order of unmasking
-    orders = []
-    for order in itertools.permutations(range(L)):
-        orders.append(sum(log_p(order[i:])[:, order[i]] for i in range(L)))
-    mixture = torch.stack(orders).logsumexp(0) - math.log(len(orders))
-    assert mixture.exp().sum() == pytest.approx(1, abs=1e-6)
-
-    # the bound, over all masks
-    bound = 0
-    for size in range(1, L + 1):
-        for hidden in itertools.combinations(range(L), size):
-            bound = bound - log_p(hidden)[:, hidden].sum(1) / size / math.comb(L, size)
-    assert (bound >= -mixture - 1e-9).all() and (bound + mixture).max() > 1e-3
-
-    # and it is what MaskedText.bound draws
-    u = torch.rand(2000, 1 + L, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    u[:, 0] = (torch.arange(2000) + .5) / 2000
-    drawn = MaskedText(V).bound(model, x[37].expand(2000, L), None, None, u)
-    assert abs(drawn.mean() - bound[37]) < 5 * drawn.std() / 2000 ** .5
 
 
 def test_it_draws_from_left_to_right_what_its_causal_rows_say():
@@ -461,19 +392,6 @@ def test_a_run_does_only_what_it_has_learned(dual, tmp_path):
         assert code == 0 and '[MASK]' not in out.split('->')[-1], (command, err)
     for (command, words), (code, out, err) in zip(bad, results[len(good):]):
         assert code == 2 and words in err and err.count('\n') == 1, (command, err)
-
-
-def test_what_does_not_go_with_causal_rows_is_one_line(dataset, tmp_path):
-    wrong = [(['--mode=l2t+causal', '--text_process=gidd'], 'causal rows go with masked text'),
-             (['--mode=l2t+causal', '--importance=freq'], 'causal rows go with masked text'),
-             (['--mode=l2t+causal', '--predict_length=false', '--text_clock=false'], 'causal rows go with masked text'),
-             (['--mode=l2t+cause'], "mode='cause'"), (['--mode=mixed'], "mode='mixed'"), (['--mode=t2l+causal', '--streams=latent'], 'latents alone'),
-             (['--mode=0*l2t+causal'], 'no weight'),
-             (['--mode=causal+causal', '--freeze=modality'], 'freeze=modality')]
-    results = run_each(*[['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/run', '--preflight_only=true', *more]
-                         for more, _ in wrong])
-    for (more, words), (code, _, err) in zip(wrong, results):
-        assert code == 2 and words in err and err.count('\n') == 1, (more, err)
 
 
 def test_a_dual_run_goes_on_bit_for_bit_and_a_schedule_changes_the_share(dataset, tmp_path):
