@@ -22,13 +22,11 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from diffusion import philox
 from runs.files import plain, read_array, read_arrays
 from runs.manifest import check_file, read_meta
 
 DEAD = 1e-3                    # a latent dimension is dead if its std is below DEAD * median std;
                                # MiniLM has three
-ROUNDS = 8                     # of the Feistel network that shuffles a split
 
 
 def is_end(tokens, data):
@@ -223,38 +221,11 @@ class PackedDataset:
 # -----------------------------------------------------------------------------
 # The order of rows, a pure function of (seed, epoch)
 
-def mix(x):
-    """ The finaliser of SplitMix64, uint64 to uint64: each bit of x moves half the bits. """
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xbf58476d1ce4e5b9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94d049bb133111eb)
-    return x ^ (x >> np.uint64(31))
-
-
-def keyed_permutation(positions, n, seed, epoch):
-    """
-    The rows, int64, at some positions (int64, in [0, n)) of a shuffled epoch over n rows. It needs
-    no table: a row is computed from its position.
-
-    A Feistel network is a one-to-one map of 2b bits, whatever f is:
-        (left, right) <- (right, left xor f(right + key_r))        b bits each; r = 1..ROUNDS
-    Here 4^b is the least that is not below n, and f is the last b bits of `mix`. A result that is n
-    or more goes through the network again, until it is below n ("cycle walking"). That is one to
-    one over [0, n), and takes fewer than 4 turns on average, since 4^b < 4 n.
-    Luby and Rackoff 1988; Black and Rogaway, Ciphers with Arbitrary Finite Domains, 2002
-    """
-    b = np.uint64(max(1, -(-(n - 1).bit_length() // 2)))
-    last_b = (np.uint64(1) << b) - np.uint64(1)
-    keys = philox(seed, epoch, 'row order').random_raw(ROUNDS)           # uint64
-
-    rows = np.array(positions, np.uint64)
-    walking = np.arange(len(rows))                                       # those not yet below n
-    while len(walking):
-        left, right = rows[walking] >> b, rows[walking] & last_b
-        for key in keys:
-            left, right = right, left ^ (mix(right + key) & last_b)
-        rows[walking] = (left << b) | right
-        walking = walking[rows[walking] >= np.uint64(n)]
-    return rows.astype(np.int64)
+@lru_cache(1)
+def order_of_epoch(n, seed, epoch):
+    """ The rows of a shuffled epoch, (n,) int64. It is kept until another is asked for, and takes 8
+    bytes a row: with a billion rows 8 GB in every process. """
+    return np.random.Generator(np.random.Philox([seed, epoch])).permutation(n)
 
 
 def row_order(n, seed, start, count):
@@ -264,7 +235,6 @@ def row_order(n, seed, start, count):
     end = start + count
     while start < end:
         epoch, i = divmod(start, n)
-        part = keyed_permutation(np.arange(i, min(n, i + end - start)), n, seed, epoch)
-        parts.append(part)
-        start += len(part)
+        parts.append(order_of_epoch(n, seed, epoch)[i:i + end - start])
+        start += len(parts[-1])
     return np.concatenate(parts)

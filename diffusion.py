@@ -45,7 +45,6 @@ PURPOSES = {
     'evaluation clock': 5,
     'evaluation latent': 6,
     'crop': 7,
-    'row order': 0x7aeda4d905d81a2d,     # kept from the first runs: they hashed the name
 }
 
 
