@@ -161,23 +161,15 @@ def draw_clocks(seed, step, first, rows, shares, cond_drop=0.1, t_min=1e-3):
 LOGITS_CHUNK = 2 ** 25
 
 
-def in_chunks(function, logits, *others, V=None):
-    """
-    function(logits (p, V), *others (p, ...)) of one chunk of the positions after the other: all
-    tables of a vocabulary's width are made in it, and it returns a tensor (p, ...), or several.
-    logits: a tensor (P, V), or sampling.denoise.Logits, or hidden states (P, C) from which the
-    function makes logits of V columns; others: tensors (P, ...).
-    Returns what function returns, of all positions.
-
-    The chunks go through the positions in order. On a CPU a generator gives one number after the
-    other, so what is drawn for a position does not depend on the chunks. On a GPU it does.
-    """
-    P, n_columns = logits.shape
-    size = max(1, LOGITS_CHUNK // (V or n_columns))
+def in_chunks(function, hidden, *others, V):
+    """ function(hidden (p, C), *others (p, ...)) of one chunk of the positions after the other: no
+    table of V columns that it makes is larger than a chunk. It returns a tensor (p, ...), or
+    several, and this does so of all positions. """
+    size = max(1, LOGITS_CHUNK // V)
     found = []
-    for first in range(0, max(P, 1), size):                              # no positions: one chunk
+    for first in range(0, max(len(hidden), 1), size):                    # no positions: one chunk
         part = slice(first, first + size)
-        found.append(function(logits[part], *[x[part] for x in others]))
+        found.append(function(hidden[part], *[x[part] for x in others]))
 
     if isinstance(found[0], tuple):
         return tuple(torch.cat(parts) for parts in zip(*found))

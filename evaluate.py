@@ -37,12 +37,12 @@ from configurator import HERE, configure, read_knobs, stop_on_error
 from runs.console import shown
 from runs.files import check_writable, write_whole
 from runs.machine import keep_freed_memory
-from sampling.loading import encoder_of, load_run, trained_for
 from runs.manifest import dataset_folder
 from runs.results import add_results, read_results
 from runs.run_folder import git_commit
 from sampling.denoise import rows_that_fit
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
+from sampling.run import Run
 from tasks.common import Context, Figures, load_file, load_texts
 
 out_dir = 'out/quickstart'  # <a run folder>
@@ -105,7 +105,7 @@ def choose_tasks(run, known):
     # what is asked for
     names = [name.strip() for name in tasks.split(',') if name.strip()]
     if not names:
-        trained = trained_for(run)
+        trained = run.learned
         directions = [name for name in ('l2t', 't2l', 'unconditional') if name in trained]
         if 'causal' in trained and 'l2t' not in trained:
             directions = ['l2t', *directions]
@@ -283,7 +283,7 @@ def show_figures(ctx, name, figures, n):
 def evaluate(config):
     """ Measures what is asked for. ValueError says what is wrong. """
     # what can be missing is asked for before anything is computed
-    run = load_run(out_dir, which, device, dtype, encoder_folder)
+    run = Run(out_dir, which, device, dtype, encoder_folder)
     chosen = choose_tasks(run, all_tasks())
     config['sample_batch'] = rows_that_fit(run, config['sample_batch'])
     config['dtype'] = run.dtype
@@ -294,7 +294,7 @@ def evaluate(config):
     prepared = {name: task.prepare(run, config) for name, task in chosen.items()
                 if hasattr(task, 'prepare')}
     if run.meta['encoder'] and any(task.NEEDS.encoder for task in chosen.values()):
-        encoder_of(run)
+        run.load_encoder()
     points = read_sweep(sweep, config) if sweep else []
     if sweep:
         chosen = {name: task for name, task in chosen.items() if hasattr(task, 'judge')}

@@ -2,12 +2,11 @@
 Samplers of text, from the network's logits to tokens. Every sampler is a function of one signature.
 (The solvers of latents are in sampling/solvers.py.)
 
-    sampler(denoise, propose, text, tokens, known_mask, steps, rng, on_step, **its knobs)
+    sampler(denoise, propose, text, tokens, known_mask, steps, rng, on_step, **knobs)
         -> tokens (B, L)
 
     denoise(tokens, t, positions, rows)
-                                    logits (P, V) at the flat positions (P,), given the condition,
-                                    as denoise.Logits: what reads them goes through in_chunks;
+                                    logits (P, V) at the flat positions (P,), given the condition;
                                     t is a number, or the clocks (B,) of the rows; rows: which rows
                                     of the batch these are (left out: all)
     propose(logits, tilt)           x ~ softmax(logits), (P,); times tilt (P, V), where it is given
@@ -18,6 +17,7 @@ Samplers of text, from the network's logits to tokens. Every sampler is a functi
     rng                             a torch.Generator on the host: it decides which positions change
     on_step(tokens, logits, positions)
                                     called after every step, with what the network said in it
+    knobs                           all of sampling/knobs.py; a sampler names those that it reads
 
 A step from t to t_next, with M the masked share of the schedule:
     unmask    a masked position gets a token, with probability p_unmask
@@ -28,12 +28,12 @@ The host knows which positions are masked, or at least how many (confidence, rep
 waits for the device, and the head runs only where its logits are used.
 
 To add a sampler, write one function here and add one line to SAMPLERS. A knob of its own is a
-keyword of the function, and a knob of sample.py.
+keyword of the function, and a field of SamplingKnobs.
 Letters: B batch, L text tokens, P positions asked for, V vocabulary, K steps.
 """
 import torch
 
-from diffusion import in_chunks, positions_of, rank_in_row, to_device
+from diffusion import positions_of, rank_in_row, to_device
 
 
 # ---- from logits to tokens
@@ -57,15 +57,11 @@ def nucleus_filter(logits, p):
 def make_propose(temperature, nucleus, rng):
     """
     propose(logits (P, V), tilt) -> x (P,), a draw of tilt * softmax(logits / temperature).
-    logits: a tensor, or denoise.Logits, of which one chunk is there at a time.
     nucleus: of these probabilities only the largest stay, see nucleus_filter.
     tilt (P, V): a factor on the probabilities, for processes that know something of x beside.
     rng: a generator on the device.
     """
     def propose(logits, tilt=None):
-        return in_chunks(propose_some, logits, *([] if tilt is None else [tilt]))
-
-    def propose_some(logits, tilt=None):
         if temperature == 0:
             if tilt is not None:
                 logits = logits.masked_fill(tilt == 0, -torch.inf)
@@ -165,7 +161,8 @@ def schedule_times(steps):
 
 # ---- samples of the model's distribution
 
-def ancestral(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback):
+def ancestral(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
+              **knobs):
     """ Each masked position is unmasked with p_unmask = (M_t - M_next) / M_t, and then x ~ Cat(p).
     The last step unmasks all that is left.    MDLM arXiv:2406.07524 """
     tokens, masked, model_time = init_state(text, tokens, known_mask)
@@ -185,7 +182,7 @@ def ancestral(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no
     return tokens
 
 
-def cached(denoise, *args):
+def cached(denoise, *args, **knobs):
     """ ancestral, but the network runs only on the rows that unmask something in this step: the
     others do not use its output. So a row costs at most L calls, however many steps there are.
     For fixed latents: joint sampling needs every call for its latents. """
@@ -196,10 +193,11 @@ def cached(denoise, *args):
         rows, row = (positions // L).unique(return_inverse=True)
         some = tokens[to_device(rows, tokens)]
         return denoise(some, t[rows], row * L + positions % L, rows)
-    return ancestral(denoise_some, *args)
+    return ancestral(denoise_some, *args, **knobs)
 
 
-def first_hitting(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback):
+def first_hitting(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
+                  **knobs):
     """ Each call unmasks one masked position per row, chosen uniformly. In at most L calls this is
     an exact sample of the continuous-time process. With fewer steps a call unmasks several.
     arXiv:2409.02908 """
@@ -245,7 +243,7 @@ def remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step
 
 
 def remdm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-          remask='cap', eta=0.02):
+          remask='cap', eta=0.02, **knobs):
     """
     From t to t_next, with alpha = 1 - M:                                ReMDM arXiv:2503.00307
         p_remask <= p_max = min(1, M_next / alpha_t),   1 at alpha_t = 0
@@ -268,7 +266,8 @@ def remdm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_cal
     return remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step)
 
 
-def dfm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback, alpha=1.5):
+def dfm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback, alpha=1.5,
+        **knobs):
     """
     Discrete flow matching with its corrector.         arXiv:2407.15595, whose time runs from 0 to 1
     From t to t_next, with r = M_next / M_t:
@@ -295,7 +294,8 @@ def dfm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callb
 # ---- in search of likely texts: not samples of the model's distribution
 
 def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-               score='top1', prefer='certain', end_penalty=0.0, ends=None, importance=None):
+               score='top1', prefer='certain', end_penalty=0.0, ends=None, importance=None,
+               **knobs):
     """
     Propose x ~ Cat(p) at every masked position, and unmask the most certain ones. The n masked
     positions of a row are spread evenly over the steps.                 MaskGIT arXiv:2202.04200
@@ -303,7 +303,7 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
     prefer      certain, or uncertain: the opposite order
     end_penalty nats that are subtracted from the certainty of a proposed EOS or PAD. The end of a
                 text is certain early, from the right inwards: without a penalty texts are too short
-    ends        the ids of EOS and PAD; None: the last two
+    ends        their two ids
     importance  importance(tokens (B, L)) -> (B, L) in [0, 1] of the proposed text: a factor on the
                 uncertainty. With prefer='uncertain' this is ATAT's sampler: the important and
                 uncertain tokens first.
@@ -314,16 +314,13 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
     steps = min(steps, int(n.max()))
     left = n                                                             # (B, 1), on the host
 
-    def propose_with_certainty(logits):
-        x = propose(logits)
-        return x, certainty_of(logits, x, score)
-
     for i in range(steps):
         # a proposal for every masked position, and how certain it is
         positions = first_positions(masked, int(left.sum()))             # (P,)
         model_t = model_time(left.squeeze(1))                            # (B,)
         logits = denoise(tokens, model_t, positions)                     # (P, V)
-        x, certainty = in_chunks(propose_with_certainty, logits)         # (P,) each
+        x = propose(logits)                                              # (P,)
+        certainty = certainty_of(logits, x, score)                       # (P,)
         proposal = tokens.clone()
         scatter_at(proposal, positions, x)
 
@@ -336,9 +333,8 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
         if prefer == 'uncertain':
             certainty = -certainty
         if end_penalty:
-            eos, pad = ends or (text.mask_id - 2, text.mask_id - 1)
-            is_end = (x == eos) | (x == pad)
-            certainty = certainty - end_penalty * is_end
+            eos, pad = ends
+            certainty = certainty - end_penalty * ((x == eos) | (x == pad))
 
         # unmask the k first of each row
         value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
@@ -355,7 +351,7 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
 
 
 def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-            repeat_cap=0.0):
+            repeat_cap=0.0, **knobs):
     """
     Confidence with remasking: after step i of K, the n (K-i) // K least certain of the n free
     positions are masked. The certainty of a position is log p(x) of the step that unmasked it. A
@@ -373,21 +369,12 @@ def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_c
     # infinite where the token is known, so it is never masked
     certainty = torch.full(tokens.shape, torch.inf, device=tokens.device)
 
-    def propose_with_log_p(logits):
-        x = propose(logits)
-        return x, log_p_of(logits, x)
-
-    def propose_another(logits, x, is_too_often):
-        others = propose(logits.scatter(1, x[:, None], -torch.inf))
-        x = torch.where(is_too_often, others, x)
-        return x, log_p_of(logits, x)
-
     for i in range(1, steps + 1):
         # a proposal for every masked position
         positions = first_positions(masked, int(left.sum()))             # (P,)
         model_t = model_time(left.squeeze(1))                            # (B,)
         logits = denoise(tokens, model_t, positions)                     # (P, V)
-        x, log_p = in_chunks(propose_with_log_p, logits)                 # (P,) each
+        x = propose(logits)                                              # (P,)
         proposal = tokens.clone()
 
         # draw again where a token is repeated too often
@@ -397,11 +384,12 @@ def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_c
             count.scatter_add_(1, proposal * free, free.float())         # (B, V)
             too_often = count > repeat_cap * to_device(n, tokens)
             row = to_device(positions, tokens) // tokens.shape[1]
-            x, log_p = in_chunks(propose_another, logits, x, too_often[row, x])
+            others = propose(logits.scatter(1, x[:, None], -torch.inf))
+            x = torch.where(too_often[row, x], others, x)
 
         # unmask them all
         scatter_at(proposal, positions, x)
-        scatter_at(certainty, positions, log_p.float())
+        scatter_at(certainty, positions, log_p_of(logits, x).float())
 
         # remask the least certain
         left = n * (steps - i) // steps

@@ -12,13 +12,14 @@ from benchmarks import peers
 from benchmarks.trainings import compare
 from diffusion import GaussianLatents, MaskedText
 from runs.machine import pick_device, pick_dtype
+from sampling.knobs import SamplingKnobs
 from sampling.left_to_right import LeftToRight
 from sampling.loading import cast
 from sampling.writing import blank, write
 
 
 def untrained_run(shape, device, dtype):
-    """ What sampling.loading.load_run would return of a run of this shape. It never writes EOS, so
+    """ What sampling asks of a run.Run of this shape. It never writes EOS, so
     every text has all its tokens. """
     V = shape['vocab_size']
     model = peers.ours(shape, None)[0].to(device).eval()
@@ -51,7 +52,8 @@ def run(knobs):
         def measure():
             began = time.perf_counter()
             z = torch.randn(n, shape['n_latents'], shape['latent_dim'])
-            write(ours, *blank(ours, n), z, **how)
+            knobs = SamplingKnobs(**how)
+            write(ours, *blank(ours, n, knobs), z, knobs)
             return n / (time.perf_counter() - began)
         return measure
 

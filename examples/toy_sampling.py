@@ -34,7 +34,7 @@ def law_of_steps(steps, denoise=denoise_best):
     law = torch.ones(16, dtype=torch.float64)
     for step in steps.unique():
         x_t = torch.where(steps >= step, MASK, TEXTS)
-        logits = denoise(x_t, None, torch.arange(16 * L))[:].view(16, L, V).double()
+        logits = denoise(x_t, None, torch.arange(16 * L)).view(16, L, V).double()
         p_word = logits.softmax(2).gather(2, TEXTS[..., None]).squeeze(2)            # (16, L)
         law = law * torch.where(steps == step, p_word, 1).prod(1)
     return law

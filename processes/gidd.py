@@ -22,7 +22,7 @@ Letters: B rows, L tokens, P positions, V vocabulary; x the clean token, z what 
 import torch
 import torch.nn.functional as F
 
-from diffusion import check_choice, in_chunks, in_float32, positions_of, to_device
+from diffusion import check_choice, in_float32, positions_of, to_device
 from processes.integral import IntegralProcess
 from samplers import no_callback, scatter_at, schedule_times
 
@@ -134,7 +134,7 @@ class GIDD(IntegralProcess):
         return at_t, at_next, (alpha, uniform, mask)
 
     def ancestral(self, denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-                  self_correct=0):
+                  self_correct=0, **knobs):
         """ From t to t_next at every free position: x ~ p(x) q_t(z_t | x), then z_next ~ q(z_t |
         z_next) q_next(z_next | x). Afterwards `self_correct` rounds of `correct`. """
         V = self.mask_id
@@ -147,15 +147,12 @@ class GIDD(IntegralProcess):
             alpha, uniform, mask = between                               # of q(z_t | z_next)
 
             # x ~ p(x) q_t(z_t | x); a MASK fits any x
-            def propose_what_fits(logits, z):
-                visible = z.clamp(max=V - 1)[:, None]
-                fit = torch.full_like(logits, uniform_t).scatter_(1, visible, alpha_t + uniform_t)
-                return propose(logits, torch.where((z == V)[:, None], 1.0, fit))
-
             logits = denoise(tokens, t, positions)                       # (P, V)
             z = tokens.flatten()[to_device(positions, tokens)]           # (P,)
-            x = in_chunks(propose_what_fits, logits, z)                  # (P,)
             is_mask = z == V
+            visible = z.clamp(max=V - 1)[:, None]
+            fit = torch.full_like(logits, uniform_t).scatter_(1, visible, alpha_t + uniform_t)
+            x = propose(logits, fit.masked_fill_(is_mask[:, None], 1.0))  # (P,)
             is_same = x == z
 
             # weights, proportional to the probabilities, of: z stays, it becomes x (a different
@@ -192,14 +189,6 @@ class GIDD(IntegralProcess):
         choice, before and after, (B,) each; the number of changes of each row (B,); and whether
         the row is done (B,).
         """
-        def propose_change(logits, z, coin):
-            # x' ~ p by the inverse of the distribution function, and what it would gain
-            p = (logits / temperature).softmax(1)
-            x = (p.cumsum(1) < coin).sum(1, keepdim=True)                # (p, 1)
-            x = x.clamp(max=self.mask_id - 1)
-            gain = (p.gather(1, x) - p.gather(1, z[:, None])).squeeze(1)
-            return x.squeeze(1), gain, logits.argmax(1) == z
-
         tokens = tokens.clone()
         positions = positions_of(~known_mask)                            # (P,)
         n_free = to_device((~known_mask).sum(1).clamp(min=1), tokens)    # (B,)
@@ -209,10 +198,16 @@ class GIDD(IntegralProcess):
             logits = denoise(tokens, 0., positions)                      # (P, V)
             z = tokens.flatten()[to_device(positions, tokens)]
             coin = to_device(torch.rand(len(positions), 1, generator=rng), tokens)
-            x, gain, is_first_choice = in_chunks(propose_change, logits, z, coin)
             agrees = torch.zeros(tokens.shape, device=tokens.device)
-            scatter_at(agrees, positions, is_first_choice.float())
+            scatter_at(agrees, positions, (logits.argmax(1) == z).float())
             agreement.append(agrees.sum(1) / n_free)
+
+            # x' ~ p by the inverse of the distribution function, and what it would gain
+            p = (logits / temperature).softmax(1)
+            x = (p.cumsum(1) < coin).sum(1, keepdim=True)                # (P, 1)
+            x = x.clamp(max=self.mask_id - 1)
+            gain = (p.gather(1, x) - p.gather(1, z[:, None])).squeeze(1)
+            x = x.squeeze(1)                                             # (P,)
 
             # the best position of each row
             value = torch.full(tokens.shape, -torch.inf, device=tokens.device)

@@ -20,7 +20,7 @@ import math
 
 import torch
 
-from diffusion import in_chunks, in_float32, positions_of, to_device
+from diffusion import in_float32, positions_of, to_device
 from processes.integral import IntegralProcess
 from samplers import init_state, no_callback, scatter_at, schedule_times
 
@@ -146,7 +146,7 @@ class HDLM(IntegralProcess):
         return {'ancestral': self.ancestral}
 
     def ancestral(self, denoise, propose, text, tokens, known_mask, steps, rng,
-                  on_step=no_callback):
+                  on_step=no_callback, **knobs):
         """
         From t to t_next, with x ~ p(x), and at cluster k with x ~ p(x) Q(k | x):
             MASK stays        with mask_next / mask_t
@@ -160,11 +160,6 @@ class HDLM(IntegralProcess):
         tokens, left, _ = init_state(self, tokens, known_mask)
         cluster_of = self.cluster_of(torch.arange(V, device=tokens.device))
 
-        def propose_what_fits(logits, z):
-            k = (z - V - 1).clamp(min=0)
-            fit = torch.where(cluster_of == k[:, None], self.xi, self.xi_other)      # (p, V)
-            return propose(logits, torch.where((z == V)[:, None], 1.0, fit))
-
         for t, t_next in schedule_times(steps):
             cluster_t, mask_t = [float(mass) for mass in self.masses(t)[1:3]]
             cluster_next, mask_next = [float(mass) for mass in self.masses(t_next)[1:3]]
@@ -174,8 +169,10 @@ class HDLM(IntegralProcess):
             positions = positions_of(left)
             logits = denoise(tokens, t, positions)                       # (P, V)
             z = tokens.flatten()[to_device(positions, tokens)]
-            x = in_chunks(propose_what_fits, logits, z)                  # (P,)
             is_mask = z == V
+            k = (z - V - 1).clamp(min=0)
+            fit = torch.where(cluster_of == k[:, None], self.xi, self.xi_other)      # (P, V)
+            x = propose(logits, fit.masked_fill_(is_mask[:, None], 1.0))  # (P,)
 
             # the probabilities above
             cluster_stays = 0.0

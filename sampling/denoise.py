@@ -6,7 +6,6 @@ its clock at 1, and noise or MASK in its place.
     text      log p = g log p_c + (1 - g) log p_u
     latents   x0 = g x0_c + (1 - g) x0_u, and e likewise
 
-`run` is what sampling.loading.load_run returns.
 Letters: B rows of a batch, L text tokens, N latent vectors, D latent dims, P positions where the
 head runs, V vocabulary.
 """
@@ -15,32 +14,15 @@ import torch
 from diffusion import to_device
 from runs.console import progress_bar
 
-MOST_BYTES = 6 * 10 ** 9           # that a network call keeps for its rows, beside the logits
+MOST_BYTES = 6 * 10 ** 9           # that a network call keeps for its rows
 
 # -----------------------------------------------------------------------------
 # The network
 
-class Logits:
-    """
-    The logits (P, V) of a network call, without the table: at V = 50,258 that of 128 texts of 1,024
-    tokens would take 26 GB. logits[first:last] computes these rows, in float32, each time that it
-    is asked for them. So samplers go through them by diffusion.in_chunks.
-
-    shape: (P, V). rows(part): the logits (p, V) at a slice of the positions.
-    """
-
-    def __init__(self, shape, rows):
-        self.shape = shape
-        self.rows = rows
-
-    def __getitem__(self, part):
-        return self.rows(part)
-
-
 def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), cache=None):
-    """ One call of the network: Logits (P, V) or None, and the latent prediction (B, N, D) or None.
-    Clocks are numbers or (B,). cache: a dict, where a process decodes step by step: then the logits
-    are a tensor (B, V). """
+    """ One call of the network: logits (P, V) float32 at the flat positions (P,), and the latent
+    prediction (B, N, D); None for what is not predicted. Clocks are numbers or (B,). cache: a dict,
+    where a process decodes step by step: then the logits are those of the last position, (B, V). """
     B = len(z if tokens is None else tokens)
     run.row_calls += B
 
@@ -55,17 +37,13 @@ def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), ca
         return found, None
     if positions is not None:
         positions = positions.to(run.device, non_blocking=True)
-    hidden, prediction = run.model(tokens, z, t_text, t_latent, positions, predict,
-                                   return_hidden=True)
-    if hidden is None:
-        return None, prediction
-    shape = (len(hidden), run.text.mask_id)
-    return Logits(shape, lambda part: run.model.text_head(hidden[part]).float()), prediction
+    return run.model(tokens, z, t_text, t_latent, positions, predict)
 
 
-def rows_that_fit(run, batch, n_caches=0):
+def rows_that_fit(run, batch, n_asked=0, n_caches=0):
     """ The rows of a network call: batch, or as many as MOST_BYTES hold, where these are fewer.
-    n_caches: of keys and values, where a text is written from left to right. """
+    n_asked: positions of a row at which the head runs. n_caches: of keys and values, where a text
+    is written from left to right. """
     c = run.model.config
 
     # numbers of a row: 25 for each position and dimension are alive at the widest point of a block,
@@ -73,13 +51,15 @@ def rows_that_fit(run, batch, n_caches=0):
     n_positions = c.seq_len + c.n_latents * c.latent_tokens
     numbers = n_positions * c.width * (25 + 2 * c.depth * n_caches)
     n_bytes = numbers * (2 if run.dtype == 'bfloat16' else 4)
+    # eight tables of the vocabulary's width are alive where a token is drawn
+    n_bytes += n_asked * c.vocab_size * 8 * 4
     return max(1, min(batch, MOST_BYTES // n_bytes))
 
 
-def batches(run, n, batch, n_caches=0, is_watched=False):
+def batches(run, n, batch, n_asked=0, n_caches=0, is_watched=False):
     """ The slices of n rows that go through the network together. There is a progress bar
     where there are several, and nothing else is shown. """
-    size = rows_that_fit(run, batch, n_caches)
+    size = rows_that_fit(run, batch, n_asked, n_caches)
     with progress_bar(total=n, unit='row', disable=n <= size or is_watched) as bar:
         for first in range(0, n, size):
             part = slice(first, min(n, first + size))
@@ -97,17 +77,14 @@ def null_latents(run, n, rng):
 # Guidance
 
 def guided_logits(g, conditional, unconditional):
-    """ log p = g log p_c + (1 - g) log p_u. Both are functions without arguments that give Logits,
-    by one network call each. A model that weighs nothing is not called. """
+    """ log p = g log p_c + (1 - g) log p_u. Both are functions without arguments that give logits
+    (P, V), by one network call each. A model that weighs nothing is not called. """
     if g == 1:
         return conditional()
     if g == 0:
         return unconditional()
-    logits_c, logits_u = conditional(), unconditional()
-
-    def mixture(part):
-        return g * logits_c[part].log_softmax(-1) + (1 - g) * logits_u[part].log_softmax(-1)
-    return Logits(logits_c.shape, mixture)
+    return (g * conditional().log_softmax(-1)
+            + (1 - g) * unconditional().log_softmax(-1))
 
 
 def guided_latents(g, conditional, unconditional):
@@ -124,19 +101,15 @@ def guided_latents(g, conditional, unconditional):
 # What a text sampler gets
 
 def allowed(run, logits, is_inner=None):
-    """ The Logits (P, V) with -inf for the ids that are never written, and for EOS and PAD where
-    is_inner (P,) is True. """
-    def rows(part):
-        some = logits[part]                                              # (p, V)
-
-        # -inf is made on the device: for a number of the host the host would wait
-        some[:, run.banned] = some.new_full((), -torch.inf)
-        if is_inner is not None:
-            penalty = torch.where(is_inner[part], -torch.inf, 0.0)
-            for i in (run.tokenizer.eos, run.tokenizer.pad):
-                some[:, i] += penalty
-        return some
-    return Logits(logits.shape, rows)
+    """ The logits (P, V), in place, with -inf for the ids that are never written, and for EOS and
+    PAD where is_inner (P,) is True. """
+    # -inf is made on the device: for a number of the host the host would wait
+    logits[:, run.banned] = logits.new_full((), -torch.inf)
+    if is_inner is not None:
+        penalty = torch.where(is_inner, -torch.inf, 0.0)
+        for i in (run.tokenizer.eos, run.tokenizer.pad):
+            logits[:, i] += penalty
+    return logits
 
 
 def make_denoise(run, g, condition, null, inner=None, is_causal=False):

@@ -1,6 +1,6 @@
 """
 What a person gives a run to read: texts, templates with gaps, and latents. Whatever the run cannot
-read is a ValueError that says where it stands. `run` is what sampling.loading.load_run returns.
+read is a ValueError that says where it stands.
 Letters: n texts, L tokens, N latent vectors, D latent dimensions.
 """
 import itertools
@@ -8,21 +8,16 @@ import math
 import os
 import re
 from collections import Counter
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from configurator import on_command_line
-from sampling.png import read_pictures
-from corpora.readers import RECORDS, kind_of
-from corpora.sources import Source, documents
+from corpora.readers import SURROGATE, read_file
 from encoders import check_texts
-from runs.files import short
 from runs.console import warn
-from runs.files import read_array
-from sampling.loading import encode
+from runs.files import read_array, short
 
 MOST_WARNINGS = 5              # of one kind
 MOST_TEMPLATES = 64            # that a template with [MASK:2-6] may stand for
@@ -39,9 +34,9 @@ def most_tokens_in_words(run):
     return f'{run.L}' if run.lengths else f'{run.L - 1} and an EOS'
 
 
-def pack(run, texts, cut=False, places=None):
+def pack(run, texts, cut=False):
     """ A list of texts as the model reads them: tokens (n, L), an EOS after the text, then PAD. One
-    that is too long is cut, or is an error in which `places` name it. """
+    that is too long is cut, or is an error. """
     check_texts(texts)
     eos, pad = run.tokenizer.eos, run.tokenizer.pad
     rows = []
@@ -50,43 +45,47 @@ def pack(run, texts, cut=False, places=None):
         if cut:
             ids = ids[:run.L - 1]
         if len(ids) > most_tokens(run):
-            place = places[i] if places else f'text {i + 1} of {len(texts)}'
-            raise ValueError(f'{place}, {short(text)}, has {len(ids):,} tokens, '
-                             f'{run.out_dir} reads at most {most_tokens_in_words(run)}')
+            raise ValueError(f'text {i + 1} of {len(texts)}, {short(text)}, has {len(ids):,} '
+                             f'tokens, {run.out_dir} reads at most {most_tokens_in_words(run)}')
         row = ids + [eos] + [pad] * (run.L - len(ids))
         rows.append(row[:run.L])
     return torch.tensor(rows)
 
 
+class AsLines(NamedTuple):
+    """ How corpora.readers reads a file of texts: one a line, or one a record. """
+    field: str = 'text'            # of a record
+    split_on: str = 'line'
+    encoding: str = 'utf-8'
+    invalid_bytes: str = 'replace'
+    document_limit: int = 10**6    # characters
+
+
 def read_texts(path, field='text'):
-    """ (place, text) of each text of a file, as prepare.py reads it: a line of a text file, a
-    record of a .jsonl, .csv, ... Blank ones are passed over; a place is 'FILE, line 3'. """
+    """ The texts of a file, as prepare.py reads it: the lines of a text file, the records of a
+    .jsonl, .csv, .parquet or .fasta file. Blank ones are passed over. """
     if not os.path.isfile(path):
         what = 'this is a folder, expected a file' if os.path.isdir(path) else 'no such file'
         raise ValueError(f'texts={path}: {what}')
-
-    unit = 'record' if kind_of(path) in RECORDS else 'line'
-    source = Source(input=os.path.abspath(path), field=field, invalid_bytes='replace')
-    counts = Counter()
-    first_broken = None
-    for document in documents(source, counts):
-        place = f'{path}, {unit} {counts["read"]}'
-        if first_broken is None and counts['invalid_utf8']:
-            first_broken = place
-        yield place, document.text
-
-    # said once, at the end
-    if first_broken:
-        warn(f'{first_broken}: a byte that is not UTF-8 became U+FFFD, '
-             f'in {counts["invalid_utf8"]:,} of {counts["kept"]:,} texts')
-    if not counts['kept']:
+    n_texts = n_invalid = 0
+    for text in read_file(path, AsLines(field), Counter()):
+        # a byte that is not UTF-8, or half a character of JSON
+        text, n = SURROGATE.subn('\ufffd', text.strip())
+        n_invalid += n > 0
+        if text:
+            n_texts += 1
+            yield text
+    if n_invalid:
+        warn(f'{path}: a byte that is not UTF-8 became U+FFFD, in {n_invalid:,} of {n_texts:,} '
+             'texts')
+    if not n_texts:
         raise ValueError(f'texts={path}: no text in it')
 
 
 def embeddings(run, texts):
     """ Raw latents (n, N, D) to write from, by the run's encoder. A warning for each of the first
     texts that it cannot embed as the run would need it. """
-    raw = encode(run, texts)                   # it says what is an error
+    raw = run.encode(texts)                    # it says what is an error
     found = []
     for text in texts:
         n_tokens = len(run.tokenizer.encode(text))
@@ -236,80 +235,3 @@ def moved(run, raw, towards=(), away=()):
     if (there.norm(dim=-1) < 1e-6).any():
         raise ValueError('towards and away leave nothing of the embedding of a text')
     return F.normalize(there, dim=-1) * raw.norm(dim=-1, keepdim=True)
-
-# -----------------------------------------------------------------------------
-# What the command line of sample.py names
-
-def names_of_latents(path, n):
-    """ What the n latents of FILE.npy are of: the lines of FILE.txt beside it, if these are n. """
-    beside = os.path.splitext(path)[0] + '.txt'
-    if os.path.isfile(beside):
-        lines = [text for _, text in read_texts(beside)]
-        if len(lines) == n:
-            return lines
-    return [f'{path}[{i}]' for i in range(n)]
-
-
-def read_sources(run, direction, config):
-    """ What a direction is given to read, by the knobs of sample.py: names, one a source, to be
-    shown; lines, the texts, and places, where each stands; raw latents (n, N, D); ends, the two
-    between which they lie. None: it reads none. """
-    text, texts, latents = config['text'], config['texts'], config['latents']
-    image, like, to_last = config['image'], config['like'], config['interpolate']
-    found = SimpleNamespace(names=None, lines=None, places=None, raw=None, ends=None)
-    if direction in ('unconditional', 'text', 'latent'):
-        found.names = [''] * config['num_samples']
-        return found
-
-    # one text, and one embedding where both are read
-    for name in ('text', 'like', 'interpolate', 'towards', 'away'):
-        is_set = config[name] or on_command_line(name)
-        if is_set and not config[name].strip():
-            raise ValueError(f'{name}={config[name]!r} is blank: the model has nothing to go by')
-    has_text = bool(text or texts)
-    n_embeddings = bool(latents) + bool(image) + bool(like)
-    has_both = has_text and n_embeddings
-    reads_both = direction in ('infill', 'edit')
-    if text and texts or n_embeddings > 1 or has_both and not reads_both:
-        raise ValueError('text, texts, latents, image and like: give one text, and one embedding '
-                         'where both are read')
-    if not has_text and not (direction == 'l2t' and n_embeddings):
-        more = ', or --latents=FILE.npy, or --image=FILE.png' if direction == 'l2t' else ''
-        raise ValueError(f'mode={direction} reads --text="...", or --texts=FILE{more}, or '
-                         '--ask=true')
-    if n_embeddings and 'latent' not in run.streams:
-        raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
-    is_moved = direction == 'edit' and not n_embeddings
-    if to_last and (not text or config['num_samples'] < 2):
-        raise ValueError('interpolate writes texts from one end to the other: give --text="...", '
-                         'and --num_samples of at least 2')
-
-    # the texts
-    if has_text:
-        given = read_texts(texts, config['field']) if texts else [('--text', text)]
-        found.places, found.lines = map(list, zip(*given))
-    found.names = found.lines
-
-    # the latents
-    if to_last:
-        found.ends = embeddings(run, [text, to_last])
-        found.raw = slerp(*found.ends, config['num_samples'])
-        found.names = [f'{text} -> {to_last}'] + [''] * (len(found.raw) - 1)
-        found.lines = None                     # one text from each latent
-    elif image:
-        files, found.raw = read_pictures(run, image)
-        found.names = found.lines or files
-    elif latents:
-        found.raw = read_latents(run, latents)
-        found.names = found.lines or names_of_latents(latents, len(found.raw))
-    elif is_moved:
-        towards, away = ([config[name]] if config[name] else [] for name in ('towards', 'away'))
-        found.raw = moved(run, encode(run, found.lines), towards, away)
-    elif like or direction == 'l2t':
-        found.raw = embeddings(run, [like] if like else found.lines)
-    if reads_both and found.raw is not None:
-        if len(found.raw) not in (1, len(found.lines)):
-            raise ValueError(f'{latents or image}: {len(found.raw)} latents for '
-                             f'{len(found.lines)} texts')
-        found.raw = found.raw.expand(len(found.lines), -1, -1)
-    return found

@@ -2,12 +2,15 @@
 The knobs of sampling: of sample.py, of evaluate.py, and the keywords of the methods of run.Run.
 
     run.write(texts, sampler='ancestral', steps=64)
+
+And `settle`: what is chosen where they are left open.
 """
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from configurator import read_knobs
+from diffusion import MaskedText
 
 
 @dataclass
@@ -78,3 +81,46 @@ LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 # those of all texts, whatever the direction
 TEXT_KNOBS = tuple(name for name in RULES if name not in (
     'solver', 'latent_steps', 'rerank', 'strength', 'sample_batch', 'seed'))
+
+
+def settle(run, knobs, from_latent=False, from_text=False, several=False, is_joint=False):
+    """
+    SamplingKnobs in which nothing is left open: which sampler, how many steps, which temperature.
+    from_latent, from_text   what is read: a latent, and a text or a part of it
+    several                  texts of one source are wanted, and shall differ
+    is_joint                 text and latent are made together, from noise
+    """
+    # the likeliest text where there is something to write from, else a sample. Processes other than
+    # MaskedText have ancestral alone
+    sampler = knobs.sampler
+    if not sampler and run.next_token and not (from_text and run.fills_masks or is_joint):
+        sampler = 'autoregressive'
+    elif not sampler:
+        seeks_likely = isinstance(run.text, MaskedText) and (from_latent or from_text)
+        sampler = 'confidence' if seeks_likely else 'ancestral'
+
+    call_per_token = sampler in ('confidence', 'reparam', 'first_hitting')
+    steps = knobs.steps or (run.L if call_per_token else 128)
+
+    # 0, the likeliest text, where there is something to write from; but several texts of one source
+    # shall differ. From left to right drafts need a lower temperature than by diffusion, as each
+    # token is given all that is before it. Other samplers draw from the model
+    are_drafts = knobs.rerank > 1 and from_latent and not from_text
+    if sampler not in ('autoregressive', 'confidence'):
+        temperature = 1.0
+    elif are_drafts and sampler == 'autoregressive':
+        temperature = 0.4
+    elif several:
+        temperature = 0.7
+    else:
+        temperature = 0.0 if sampler == 'confidence' or from_latent else 1.0
+    if knobs.temperature is not None:
+        temperature = knobs.temperature
+
+    # a vector made from a text is the mean of what fits it. A network that predicts eps says little
+    # of that at clock 1
+    is_embedding = (from_text and run.latent and run.model.config.n_latents == 1
+                    and run.latent.target != 'eps')
+    latent_steps = knobs.latent_steps or (1 if is_embedding else 32)
+    return replace(knobs, sampler=sampler, steps=steps, temperature=temperature,
+                   latent_steps=latent_steps)

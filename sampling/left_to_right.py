@@ -34,7 +34,7 @@ class LeftToRight:
         return {'autoregressive': self.left_to_right}
 
     def left_to_right(self, denoise, propose, text, tokens, known_mask, steps, rng,
-                      on_step=no_callback):
+                      on_step=no_callback, **knobs):
         """ One token after the other. A text that has its EOS is filled with PAD. What is known
         behind a token stays, and is not seen when that is written. """
         _, masked, _ = init_state(self, tokens, known_mask)
@@ -44,7 +44,7 @@ class LeftToRight:
         for i in masked.any(0).nonzero().flatten().tolist():
             # x^i given what is before it. PAD was never learned: it follows EOS by rule
             positions = torch.arange(B) * L + i
-            logits = denoise(self.shift(tokens)[:, :i + 1], 0., positions)[:]        # (B, V)
+            logits = denoise(self.shift(tokens)[:, :i + 1], 0., positions)           # (B, V)
             logits[:, self.pad] = -torch.inf
             x = propose(logits)                                          # (B,)
 

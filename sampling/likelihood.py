@@ -1,13 +1,16 @@
 """
-How likely the network finds a text, from a latent or from none: in nats, by the exact law where it
-writes from left to right, else by the bound. And how likely it finds each of its tokens.
+What the network says of a text. How likely it is, from a latent or from none: in nats, by the exact
+law where the network writes from left to right, else by the bound. How likely each of its tokens
+is. And the hidden states of the text.
 
 Letters: n texts, B rows of a batch, L text tokens, N latent vectors, D latent dims, P positions,
-K draws of the bound.
+C width, K draws of the bound.
 """
 import torch
+import torch.nn.functional as F
 
-from diffusion import in_chunks, positions_of, uniforms
+from data import is_end
+from diffusion import positions_of, rank_in_row, uniforms
 from samplers import log_p_of, scatter_at
 from sampling.denoise import batches, call, null_latents, rows_that_fit
 from sampling.writing import ends_of, tidied
@@ -32,7 +35,7 @@ def bound_of(run, process, rows, tokens, latents, clock, u, known_mask):
 
 
 @torch.inference_mode()
-def nats_per_token(run, tokens, z=None, seed=0, batch=128, draws=64):
+def nats_per_token(run, tokens, z, knobs, draws=64):
     """
     How unlikely the network finds texts tokens (n, L), from standardised latents z (n, N, D) or
     from none: (n,) float64. A token is one of the text, or its EOS.
@@ -50,18 +53,18 @@ def nats_per_token(run, tokens, z=None, seed=0, batch=128, draws=64):
 
     # the same numbers for each text
     n, L = tokens.shape
-    u = uniforms(seed, 0, 'evaluation', 0, draws, 1 + L)                 # (K, 1 + L)
+    u = uniforms(knobs.seed, 0, 'evaluation', 0, draws, 1 + L)                 # (K, 1 + L)
     u[:, 0] = (torch.arange(draws) + 0.5) / draws
     latents, clock = z, 0.0
     if z is None:
         latents, clock = None, 1.0
         if 'latent' in run.streams:
-            rng = torch.Generator(run.device).manual_seed(seed)
+            rng = torch.Generator(run.device).manual_seed(knobs.seed)
             latents = null_latents(run, 1, rng).expand(n, -1, -1)
 
     # a row for each draw of each text, some rows a call
     nats = torch.zeros(n, dtype=torch.float64)
-    for row in torch.arange(n * draws).split(rows_that_fit(run, batch)):
+    for row in torch.arange(n * draws).split(rows_that_fit(run, knobs.sample_batch)):
         text, draw = row // draws, row % draws
         some_latents = None if latents is None else latents[text]
         some_known = None if known_mask is None else known_mask[text]
@@ -75,19 +78,19 @@ def nats_per_token(run, tokens, z=None, seed=0, batch=128, draws=64):
 # Its tokens
 
 @torch.inference_mode()
-def log_p_given_half(run, tokens, z, seed, batch):
+def log_p_given_half(run, tokens, z, knobs):
     """
     log p(x^i | z, half of the other tokens) of tokens (n, L), from standardised latents z
     (n, N, D): (n, L) nats; inf for EOS and PAD that the run is given.
     The halves are drawn row by row, so equal rows come out differently.
     """
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(knobs.seed)
     in_first_half = torch.rand(tokens.shape, generator=rng) < 0.5
     ends = ends_of(run, tokens)
     log_p = torch.zeros(tokens.shape).masked_fill(ends, torch.inf)
 
     # one call for each half, given the other
-    for part in batches(run, len(tokens), batch):
+    for part in batches(run, len(tokens), knobs.sample_batch, run.L):
         for half in (in_first_half[part], ~in_first_half[part]):
             mask = half & ~ends[part]
             positions = positions_of(mask)                               # (P,)
@@ -95,5 +98,53 @@ def log_p_given_half(run, tokens, z, seed, batch):
             t = run.text.time_of_share(mask.double().mean(1))
             logits, _ = call(run, noisy, z[part].to(run.device), t, 0.0, positions)
             x = tokens[part].flatten()[positions].to(run.device)
-            scatter_at(log_p[part], positions, in_chunks(log_p_of, logits, x).cpu())
+            scatter_at(log_p[part], positions, log_p_of(logits, x).cpu())
     return log_p
+
+
+def changed_by(run, tokens, z_now, z, knobs):
+    """
+    Which positions of texts tokens (n, L) are to change where their standardised latents z_now
+    (n, N, D) become z: (n, L) bool, those of the text (not EOS and PAD) whose tokens lose most,
+    as many as a share of it, `strength`, at least one.
+        loss_i = log p(x^i | z_now, half of the others) - log p(x^i | z, the same half)
+    """
+    if knobs.length:
+        raise ValueError(f'length={knobs.length}: an edit keeps the length of its text')
+    gain = (log_p_given_half(run, tokens, z, knobs)
+            - log_p_given_half(run, tokens, z_now, knobs))               # (n, L): -loss
+    is_text = ~is_end(tokens, run.tokenizer)
+    n_changed = (knobs.strength * is_text.sum(1, keepdim=True)).ceil()   # (n, 1)
+    return rank_in_row(gain.masked_fill(~is_text, torch.inf)) < n_changed
+
+# -----------------------------------------------------------------------------
+# Its hidden states
+
+@torch.inference_mode()
+def hidden_states(run, tokens, z, knobs):
+    """ Mean over each text's own tokens (not EOS and PAD) of what the text head reads, (n, C)
+    float32. The network gets clean text, and its standardised latents z (n, N, D), or noise at
+    clock 1 where z is None. """
+    rng = torch.Generator(run.device).manual_seed(knobs.seed)
+    out = []
+    for part in batches(run, len(tokens), knobs.sample_batch):
+        x = tokens[part].to(run.device)
+        t = torch.zeros(len(x), device=run.device)
+        latents = None
+        if 'latent' in run.streams and z is None:
+            latents = null_latents(run, len(x), rng)
+        elif 'latent' in run.streams:
+            latents = z[part].to(run.device)
+
+        # clocks: text 0, latents 0 or 1
+        hidden, _ = run.model(x, latents, t, t + (z is None), predict=('text',),
+                              return_hidden=True)
+        hidden = hidden.float().view(*x.shape, -1)                       # (B, L, C)
+        is_text = (~is_end(x, run.tokenizer)).float()                    # (B, L)
+        if run.model.config.shift:                                       # a token is read one later
+            is_text = F.pad(is_text[:, :-1], (1, 0))
+
+        # the mean over the text alone
+        total = torch.einsum('blc,bl->bc', hidden, is_text)
+        out.append((total / is_text.sum(1, keepdim=True).clamp(min=1)).cpu())
+    return torch.cat(out)

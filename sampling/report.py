@@ -16,10 +16,8 @@ from diffusion import MaskedText
 from runs import checkpoint
 from runs.files import read_json
 from sampling.animation import chosen_frames
-from sampling.directions import check_direction, l2t
-from sampling.loading import load_run
+from sampling.run import Run
 from sampling.unmasking import Recorder, name_of, printable, spans_of
-from sampling.writing import blank, write
 
 TEMPLATE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'report.html')
 N_TEXTS = 6                        # written by each checkpoint; the first N_WATCHED step by step
@@ -58,14 +56,14 @@ def ways_of(run):
 
 def check_writes(run):
     """ ValueError where the run writes no text. """
-    check_direction(run, 'l2t' if 'latent' in run.streams else 'text')
+    run.check('l2t' if 'latent' in run.streams else 'text')
 
 
 def write_texts(run, raw, n, **settings):
-    """ Tokens (n, L) from raw latents (n, N, D), or from nothing where the run has no latents. """
+    """ n texts from raw latents (n, N, D), or from nothing where the run has no latents. """
     if 'latent' in run.streams:
-        return l2t(run, run.stats.standardise(raw[:n]), **settings)
-    return write(run, *blank(run, n), None, **settings)
+        return run.write(latents=raw[:n], **settings)
+    return run.sample_text(n, **settings)
 
 
 def unmaskings(run, texts, raw):
@@ -121,13 +119,13 @@ def over_time(out_dir, texts, raw):
     """ What each checkpoint in the folder writes, by the default sampler. """
     lines = [[] for _ in texts]
     for folder in reversed(checkpoint.steps(out_dir)):
-        run = load_run(out_dir, which=folder.name)
+        run = Run(out_dir, which=folder.name)
         check_writes(run)
         if 'latent' in run.streams and not lines[0]:
             for line, text in zip(lines, texts):
                 line.append(('the text', text))
-        for line, tokens in zip(lines, write_texts(run, raw, len(texts)).tolist()):
-            line.append((f'step {int(folder.name[5:]):,}', run.tokenizer.decode(tokens)))
+        for line, text in zip(lines, write_texts(run, raw, len(texts))):
+            line.append((f'step {int(folder.name[5:]):,}', text))
 
     blocks = []
     for line in lines:
@@ -158,7 +156,7 @@ def attempt(make, *inputs):
 def page(out_dir, texts_of, losses):
     """ The whole page as a text. texts_of(run, n): n texts and their raw latents. losses(): a chart
     as HTML. """
-    run = attempt(load_run, out_dir)
+    run = attempt(Run, out_dir)
     found = attempt(texts_of, run, N_TEXTS)
     texts, raw = [found] * 2 if isinstance(found, ValueError) else found
     unmasking = attempt(unmaskings, run, texts, raw)

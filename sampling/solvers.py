@@ -14,7 +14,7 @@ from t to t_next. All have one signature:
 No solver calls the network at t = 0, and the last step ends exactly at z = x0.
 
 To add a solver, write one function here and add one line to SOLVERS, and a word to the rule of the
-knob `solver` in sample.py.
+knob `solver` in sampling/knobs.py.
 Letters: B batch, N latent vectors, D latent dims.
 """
 import math

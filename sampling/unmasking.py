@@ -19,8 +19,6 @@ from dataclasses import dataclass
 
 import torch
 
-from diffusion import in_chunks
-
 MASK = '░'
 
 # ---- what is kept
@@ -78,17 +76,14 @@ class Recorder:
         is_new = is_changed & ~masked
         is_again = before.is_again | is_changed & (before.tokens < self.mask_id)
 
-        def look(logits, x):
-            p = logits.softmax(-1)
-            ids = logits.topk(min(self.n_top, logits.shape[1]), -1).indices
-            return ids, p.gather(-1, ids), p.gather(-1, x[:, None]).squeeze(-1)
-
         # a mask that stays has no column
-        x = tokens.flatten()[positions].clamp(max=logits.shape[1] - 1)   # (P,)
-        ids, top_p, p_x = (found.cpu() for found in in_chunks(look, logits, x))
+        x = tokens.flatten()[positions].clamp(max=logits.shape[1] - 1).to(logits.device)
+        p = logits.softmax(-1)
+        ids = logits.topk(min(self.n_top, logits.shape[1]), -1).indices
+        top_p, p_x = p.gather(-1, ids).cpu(), p.gather(-1, x[:, None]).squeeze(-1).cpu()
         asked, all_ids, all_p = self.nothing_said(tokens)
         asked.view(-1)[positions] = True
-        all_ids.view(-1, self.n_top)[positions, :ids.shape[1]] = ids
+        all_ids.view(-1, self.n_top)[positions, :ids.shape[1]] = ids.cpu()
         all_p.view(-1, self.n_top)[positions, :ids.shape[1]] = top_p
 
         # the probability of what was written in this step; of what stays, as before

@@ -1,14 +1,13 @@
 """
 Texts, written by a sampler: all that is MASK and not known is filled, batch by batch.
 
-    tokens, known_mask = blank(run, 4)                     # four texts of which nothing is known
-    tokens = write(run, tokens, known_mask, None)          # from text alone
-    tokens = write(run, tokens, known_mask, z)             # or from standardised latents
+    tokens, known_mask = blank(run, 4, knobs)              # four texts of which nothing is known
+    tokens = write(run, tokens, known_mask, None, knobs)   # from text alone
+    tokens = write(run, tokens, known_mask, z, knobs)      # or from standardised latents
 
 A text sampler is a function of samplers.py, or of the run's own text process.
 Letters: n texts, B rows of a batch, L text tokens, N latent vectors, D latent dims.
 """
-import inspect
 from functools import partial
 
 import numpy as np
@@ -18,7 +17,7 @@ from data import is_end
 from diffusion import MaskedText, check_choice
 from samplers import SAMPLERS, in_blocks, make_propose, no_callback
 from sampling.denoise import batches, make_denoise, null_latents
-from sampling.knobs import SamplingKnobs
+from sampling.knobs import TEXT_KNOBS, settle
 
 # -----------------------------------------------------------------------------
 # What is written, and what is known of it
@@ -45,23 +44,23 @@ def tidied(run, tokens):
     return torch.where(column == n_text, eos, tokens)
 
 
-def blank(run, n, length=0, seed=0, lengths_of=None):
+def blank(run, n, knobs, lengths_of=None, seed=None):
     """
     n texts of which nothing is known: tokens, all MASK, and known_mask, all False.
-    Where the run does not learn lengths, EOS and PAD are known: where the texts lengths_of (n, L)
-    have them, or after `length` tokens, or after a length drawn from the training texts'.
+    Where the run does not learn lengths, EOS and PAD are known: after `length` tokens, or where the
+    texts lengths_of (n, L) have them, or after a length drawn from the training texts'.
     """
+    length, seed = knobs.length, knobs.seed if seed is None else seed
     tokens = torch.full((n, run.L), run.text.mask_id)
     if not run.lengths:
         if length:
             raise ValueError(f'length={length}: {run.out_dir} writes texts of its own length (it '
                              'was trained with predict_length=True)')
         return tokens, torch.zeros_like(tokens, dtype=torch.bool)
-    if lengths_of is not None:
+    if lengths_of is not None and not length:
         ends = ends_of(run, lengths_of)
         return torch.where(ends, lengths_of, run.text.mask_id), ends
-
-    if not 0 <= length <= run.L:
+    if length > run.L:
         raise ValueError(f'length={length}: {run.out_dir} writes at most {run.L} tokens')
 
     # as asked, or by a draw of the quantiles of the training texts' lengths
@@ -80,36 +79,10 @@ def blank(run, n, length=0, seed=0, lengths_of=None):
 # -----------------------------------------------------------------------------
 # Which sampler
 
-def default_sampler(run, has_latents, some_known):
-    """ The likeliest text where there is something to write from, else a sample. """
-    if run.next_token and not (some_known and run.fills_masks):
-        return 'autoregressive'
-    # processes other than MaskedText have ancestral alone
-    seeks_likely = isinstance(run.text, MaskedText) and (has_latents or some_known)
-    return 'confidence' if seeks_likely else 'ancestral'
-
-
-def default_temperature(name, has_latents, several):
-    """ 0, the likeliest text, where there is something to write from; but several texts of one
-    source shall differ. Other samplers than these two draw from the model: 1. """
-    if name not in ('autoregressive', 'confidence'):
-        return 1.0
-    if several:
-        return 0.7
-    return 0.0 if name == 'confidence' or has_latents else 1.0
-
-
-def choose_sampler(run, knobs, has_latents, some_known=False, several=False):
-    """ The text process that is sampled, and its sampler with the knobs that it has. What was left
-    open in knobs is entered there: sampler, steps, temperature. ValueError where the run has not
-    learned it, and for knobs that exclude each other. """
-    name = knobs.sampler = knobs.sampler or default_sampler(run, has_latents, some_known)
-    if knobs.temperature is None:
-        knobs.temperature = default_temperature(name, has_latents, several)
-    call_per_token = name in ('confidence', 'reparam', 'first_hitting')
-    knobs.steps = knobs.steps or (run.L if call_per_token else 128)
-
-    # the process, which may have samplers of its own
+def pick_sampler(run, knobs):
+    """ The sampler that settled knobs name, and the text process that it samples. ValueError where
+    the run has not learned it, and for knobs that exclude each other. """
+    name = knobs.sampler
     process = run.text
     if name == 'autoregressive':
         process = run.next_token
@@ -119,23 +92,25 @@ def choose_sampler(run, knobs, has_latents, some_known=False, several=False):
     elif not run.fills_masks:
         raise ValueError(f'sampler={name} fills masks: {run.out_dir} was trained for '
                          'mode=causal alone')
-    table = getattr(process, 'samplers', SAMPLERS)
+    table = getattr(process, 'samplers', SAMPLERS)                       # it may have its own
     check_choice('sampler', name, table)
     check_together(run, knobs, table)
 
-    # the sampler, with those of its keywords that are knobs
-    sampler = table[name]
-    keywords = inspect.signature(sampler).parameters
-    more = {knob: value for knob, value in vars(knobs).items()
-            if knob in keywords and knob != 'steps'}
-    if name == 'confidence':
-        more['ends'] = (run.tokenizer.eos, run.tokenizer.pad)
+    # with all knobs: a sampler reads those that it names
+    more = {knob: getattr(knobs, knob) for knob in TEXT_KNOBS if knob != 'steps'}
+    more['ends'] = run.tokenizer.eos, run.tokenizer.pad
     if knobs.by_importance:
         more['importance'] = lambda tokens: run.model.importance(tokens)[0].float()
-    sampler = partial(sampler, **more)
-    if knobs.block_size:
-        sampler = in_blocks(sampler, knobs.block_size)
-    return process, sampler
+    sampler = partial(table[name], **more)
+    return in_blocks(sampler, knobs.block_size) if knobs.block_size else sampler, process
+
+
+def asked_of_a_row(run, knobs):
+    """ At how many positions of a row, about, a call asks for logits. """
+    asks_where_it_unmasks = knobs.sampler in ('ancestral', 'cached', 'first_hitting', 'remdm', 'dfm')
+    if isinstance(run.text, MaskedText) and asks_where_it_unmasks:
+        return -(-run.L // knobs.steps)
+    return run.L
 
 
 def check_together(run, knobs, table):
@@ -162,22 +137,23 @@ def generators(run, seed):
     return rng, torch.Generator(run.device).manual_seed(seed)
 
 
+def is_watched(on_step):
+    return on_step is not no_callback
+
+
 @torch.inference_mode()
-def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, several=False,
-          on_step=no_callback, **sampling):
+def write(run, tokens, known_mask, z, knobs, inner=None, several=False, on_step=no_callback):
     """
     Fills the MASKs of tokens (n, L) that are not in known_mask (n, L), from standardised latents
     z (n, N, D), or from text alone: z None. Returns tokens (n, L).
-    inner (n, L): positions where EOS and PAD are not allowed.
+    knobs: SamplingKnobs. inner (n, L): positions where EOS and PAD are not allowed.
     several: equal rows are among them, and shall not get equal texts.
     on_step(tokens, logits, positions): of samplers.py. For each batch it is also called before the
     first step, without logits.
     """
-    if 'text' not in run.streams:
-        raise ValueError(f'{run.out_dir} has no text stream: nothing to write')
-    knobs = SamplingKnobs(**sampling)
     some_known = bool((known_mask & ~ends_of(run, tokens)).any())        # more than its length
-    process, sampler = choose_sampler(run, knobs, z is not None, some_known, several)
+    knobs = settle(run, knobs, z is not None, some_known, several)
+    sampler, process = pick_sampler(run, knobs)
 
     # guidance, and the caches of keys and values that it takes
     g = knobs.guidance if z is not None else 0
@@ -185,12 +161,14 @@ def write(run, tokens, known_mask, z, seed=0, batch=128, inner=None, several=Fal
     n_caches = 0
     if is_causal:
         n_caches = 1 if g in (0, 1) else 2
+    n_asked = 1 if is_causal else asked_of_a_row(run, knobs)
 
     # batch by batch
-    rng, device_rng = generators(run, seed)
+    rng, device_rng = generators(run, knobs.seed)
     propose = make_propose(knobs.temperature, knobs.nucleus, device_rng)
     out = []
-    for part in batches(run, len(tokens), batch, n_caches, on_step is not no_callback):
+    for part in batches(run, len(tokens), knobs.sample_batch, n_asked, n_caches,
+                        is_watched(on_step)):
         x = tokens[part].to(run.device)
         condition, is_inner = (None if rows is None else rows[part].to(run.device)
                                for rows in (z, inner))

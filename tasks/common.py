@@ -30,11 +30,9 @@ from data import PackedDataset, row_order
 from diffusion import uniforms
 from runs.checkpoint import difference
 from runs.console import progress_bar, warn
-from sampling.loading import Needs, encode, raw_latents
 from runs.manifest import dataset_identity
-from sampling.directions import l2t, t2l
-from sampling.drafts import nearest_of
-from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
+from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS, SamplingKnobs
+from sampling.run import Needs
 
 # the settings of samples from noise, which have nothing to guide them, and of what judges them
 FREE_SETTINGS = (*(name for name in TEXT_KNOBS if name != 'guidance'), 'scorer', 'scorer_revision')
@@ -67,9 +65,13 @@ class Context:
 
     @property
     def sampling(self):
-        """ The keywords of write and t2l in sampling/. """
-        sampling = {name: self.knobs[name] for name in TEXT_KNOBS + LATENT_KNOBS}
-        return sampling | dict(seed=self.knobs['seed'], batch=self.knobs['sample_batch'])
+        """ The keywords of the methods of a run, but for rerank and strength. """
+        names = (*TEXT_KNOBS, *LATENT_KNOBS, 'seed', 'sample_batch')
+        return {name: self.knobs[name] for name in names}
+
+    def sampling_knobs(self, **changed):
+        return SamplingKnobs(**self.sampling | changed)
+
 
 # -----------------------------------------------------------------------------
 # The texts that are measured
@@ -92,10 +94,10 @@ def load_file(run, path, field, n):
 
     # the first n that fit
     texts, skipped, most = [], [], most_tokens(run)
-    for where, text in read_texts(path, field):
+    for i, text in enumerate(read_texts(path, field), 1):
         n_tokens = len(run.tokenizer.encode(text))
         if n_tokens > most:
-            skipped.append(f'{where.rpartition(", ")[2]} ({n_tokens:,})')
+            skipped.append(f'text {i} ({n_tokens:,})')
         else:
             texts.append(text)
         if len(texts) == n:
@@ -124,7 +126,7 @@ def load_texts(run, folder, n, order, seed):
 
     # long proteins are cropped; as in training, always at the same positions
     tokens, _ = data.rows(rows, uniforms(seed, 0, 'crop', 0, len(rows), 1)[:, 0])
-    return decode(run, tokens), tokens, raw
+    return run.decode(tokens), tokens, raw
 
 
 def open_split(run, folder, split):
@@ -158,15 +160,10 @@ def train_texts(run, folder):
         yield run.tokenizer.decode(train.ids(i))
 
 
-def decode(run, tokens):
-    """ The n texts of tokens (n, L). """
-    return [run.tokenizer.decode(row) for row in tokens.tolist()]
-
-
 def embed(run, texts):
     """ Raw latents (n, N, D) of written texts; None where the latents were given without their
     encoder. """
-    return encode(run, texts) if run.meta['encoder'] else None
+    return run.encode(texts) if run.meta['encoder'] else None
 
 # -----------------------------------------------------------------------------
 # Figures
@@ -302,26 +299,6 @@ def compare(texts, written, raw, embedded):
     return found
 
 # -----------------------------------------------------------------------------
-# The directions
-
-def write_from(run, raw, lengths_of, rerank=1, **sampling):
-    """ Texts written from raw latents (n, N, D), the nearest of `rerank` drafts.
-    lengths_of (n, L): their lengths are taken where the run does not learn lengths (see blank). """
-    if not run.lengths or sampling.get('length'):
-        lengths_of = None
-    sampling = sampling | dict(lengths_of=lengths_of)
-    if rerank > 1:
-        tokens, _ = nearest_of(run, raw, rerank, **sampling)
-    else:
-        tokens = l2t(run, run.stats.standardise(raw), **sampling)
-    return decode(run, tokens)
-
-
-def make_latents(run, tokens, seed, **sampling):
-    """ Raw latents (n, N, D) generated from tokens (n, L). """
-    return raw_latents(run, t2l(run, tokens, seed=seed, **sampling))
-
-# -----------------------------------------------------------------------------
 # Texts from noise: what they are like
 
 def real_ids(run, tokens):
@@ -371,17 +348,17 @@ def describe_texts(figures, control, texts, ids, perplexity=None):
 def describe_samples(run, ctx, draw):
     """
     Draws as many samples as there are texts, and describes them beside the texts themselves
-    (data/). draw(**sampling) -> what it has drawn, the tokens (n, L) first.
+    (data/). draw(SamplingKnobs) -> what it has drawn, the tokens (n, L) first.
     Returns the Figures, with the network calls and milliseconds of a text; the texts; what was
     drawn.
     """
     run.row_calls, began = 0, time.perf_counter()
-    drawn = draw(**ctx.sampling | dict(guidance=1.0))
+    drawn = draw(ctx.sampling_knobs(guidance=1.0))
     seconds = time.perf_counter() - began
     figures = Figures(ctx.n)
     figures.enter('', {'calls': run.row_calls / ctx.n, 'ms': 1000 * seconds / ctx.n})
 
-    written = decode(run, drawn[0])
+    written = run.decode(drawn[0])
     ctx.shown += [f'-> {text}' for text in written]
     describe_texts(figures, '', written, real_ids(run, drawn[0]), ctx.prepared)
     describe_texts(figures, 'data', ctx.texts, real_ids(run, ctx.tokens), ctx.prepared)

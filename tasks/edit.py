@@ -19,12 +19,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from sampling.directions import FILLS, changed_by, edit
 from sampling.inputs import moved, pack
 from sampling.knobs import TEXT_KNOBS
-from sampling.likelihood import nats_per_token
-from tasks.common import (TaskNeeds, decode, derangement, embed, Figures, read_classes,
-                          write_from)
+from sampling.likelihood import changed_by
+from sampling.run import FILLS
+from sampling.writing import write
+from tasks.common import Figures, TaskNeeds, derangement, embed, read_classes
 from tasks.infill import left_to_right
 
 NEEDS = TaskNeeds(('text', 'latent'), (FILLS,), masked_text=True, encoder=True, shuffled=True)
@@ -54,12 +54,12 @@ def measure(run, ctx):
 
     # what is written, and the controls
     written = {'': change(run, ctx, asked, z),
-               'anew': write_from(run, asked.raw, asked.tokens, **ctx.sampling),
+               'anew': run.write(latents=asked.raw, lengths_of=asked.tokens, **ctx.sampling),
                'shuffled': change(run, ctx, asked, z[other]),
                'copy': asked.texts,
                'told': change(run, ctx, asked, told)}
     if run.next_token and not ctx.knobs['sampler']:
-        written[RIVAL] = change_from_left_to_right(run, ctx, asked, z)
+        written[RIVAL] = change(run, ctx, asked, z, from_left_to_right=True)
     figures = Figures(n)
     judged = {control: compare(run, asked, texts) for control, texts in written.items()}
     figures.enter_with_lead(judged, RIVAL)
@@ -115,19 +115,14 @@ def replaced(text, old, new):
     return re.sub(rf'\b{old}\b', cased, text, flags=re.IGNORECASE)
 
 
-def change(run, ctx, asked, z, **knobs):
-    z_now = run.stats.standardise(asked.raw_now)
-    sampling = ctx.sampling | dict(strength=ctx.knobs['strength']) | knobs
-    return decode(run, edit(run, asked.tokens, z_now, z, **sampling))
-
-
-def change_from_left_to_right(run, ctx, asked, z):
-    z_now = run.stats.standardise(asked.raw_now)
-    masked = changed_by(run, asked.tokens, z_now, z, ctx.knobs['strength'], ctx.knobs['seed'],
-                        ctx.knobs['sample_batch'])
+def change(run, ctx, asked, z, from_left_to_right=False, **changed):
+    """ As Run.edit, from tokens and latents that are there. """
+    knobs = ctx.sampling_knobs(**dict(strength=ctx.knobs['strength']) | changed)
+    masked = changed_by(run, asked.tokens, run.stats.standardise(asked.raw_now), z, knobs)
     tokens = torch.where(masked, run.text.mask_id, asked.tokens)
-    batch = ctx.knobs['sample_batch']
-    return decode(run, left_to_right(run, tokens, masked, z, batch=batch))
+    if from_left_to_right:
+        return run.decode(left_to_right(run, tokens, masked, z, batch=knobs.sample_batch))
+    return run.decode(write(run, tokens, ~masked, z, knobs, inner=masked))
 
 
 def compare(run, asked, written):
@@ -138,9 +133,9 @@ def compare(run, asked, written):
         del others[old]
         carries.append(100.0 * (new in has and old not in has))
         kept.append(100.0 * (others & has).total() / max(1, others.total()))
-    z = run.stats.standardise(asked.raw_wanted)
     embedded = embed(run, written)
+    nats = run.nats(pack(run, written, cut=True), asked.raw_wanted)
     return {'carries': np.array(carries), 'kept': np.array(kept),
             'exact': np.array([100.0 * (out == text) for out, text in zip(written, asked.wanted)]),
             'cosine': F.cosine_similarity(embedded.flatten(1), asked.raw_wanted.flatten(1)).numpy(),
-            'nats': nats_per_token(run, pack(run, written, cut=True), z).numpy()}
+            'nats': nats.numpy()}

@@ -18,13 +18,9 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from sampling import directions
-from sampling.directions import MAKES, WRITES, unconditional
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
-from sampling.loading import raw_latents, trained_for
 from sampling.png import images_of, pixels
-from tasks.common import (Figures, TaskNeeds, decode, derangement, make_latents, open_split,
-                          progress_bar, read_classes, write_from)
+from tasks.common import Figures, TaskNeeds, derangement, open_split, progress_bar, read_classes
 
 NEEDS = TaskNeeds(('text', 'latent'), shuffled=True)
 SETTINGS = (*TEXT_KNOBS, *LATENT_KNOBS, 'classes')
@@ -96,33 +92,33 @@ def measure(run, ctx):
 
 def draw(run, ctx, other):
     """ {control: pictures (n, S, S, C)} made from the captions. """
-    if not trained_for(run) & set(MAKES):
+    if not run.can('t2l'):
         return {}
     null = ctx.sampling | dict(guidance=0.0)
-    pictures = pixels(run, make_latents(run, ctx.tokens, **ctx.sampling))
-    of_null = pixels(run, make_latents(run, ctx.tokens, **null))
+    pictures = pixels(run, run.embed(ctx.tokens, **ctx.sampling))
+    of_null = pixels(run, run.embed(ctx.tokens, **null))
     return {'': pictures, 'shuffled': pictures[other], 'null': of_null}
 
 
 def write(run, ctx, other, real, known, known_captions):
     """ {control: n captions} written from the real pictures. """
-    if not trained_for(run) & set(WRITES):
+    if not run.can('l2t'):
         return {}
     null = ctx.sampling | dict(guidance=0.0)
-    written = write_from(run, ctx.raw, ctx.tokens, **ctx.sampling)
+    written = run.write(latents=ctx.raw, lengths_of=ctx.tokens, **ctx.sampling)
     nearest, _ = nearest_pictures(real, known)
     return {'': written,
             'shuffled': [written[i] for i in other],
-            'null': write_from(run, ctx.raw, ctx.tokens, **null),
+            'null': run.write(latents=ctx.raw, lengths_of=ctx.tokens, **null),
             'nearest': [known_captions[i] for i in nearest.tolist()]}
 
 
 def both_from_noise(run, ctx):
     """ As many captions, and their pictures; None, None where the run makes no pairs. """
-    if directions.NEEDS['unconditional'].missing(run):
+    if not run.can('unconditional'):
         return None, None
-    ids, z = unconditional(run, ctx.n, **ctx.sampling | dict(guidance=1.0))
-    return decode(run, ids), pixels(run, raw_latents(run, z))
+    texts, raw = run.sample_both(ctx.n, **ctx.sampling | dict(guidance=1.0))
+    return texts, pixels(run, raw)
 
 
 def enter_agreement(figures, control, metric, a, b):

@@ -8,10 +8,10 @@ genmd4: the bound for the rates that a run with importance=freq was trained at.
 import torch
 
 from corpora.statistics import counts
-from diffusion import in_chunks, nll_of, positions_of, uniforms
+from diffusion import nll_of, positions_of, uniforms
 from processes.adaptive import Adaptive, genmd4_bound, rarity
-from sampling.denoise import call
-from sampling.directions import FILLS
+from sampling.denoise import call, rows_that_fit
+from sampling.run import FILLS
 from sampling.writing import ends_of
 from tasks.common import Figures, TaskNeeds, correlations, open_split, progress_bar
 
@@ -23,6 +23,7 @@ SETTINGS = ('draws',)
 def measure(run, ctx):
     tokens = ctx.tokens
     draws, seed, batch = (ctx.knobs[name] for name in ('draws', 'seed', 'sample_batch'))
+    batch = rows_that_fit(run, batch, run.L)
     z = None if ctx.raw is None else run.stats.standardise(ctx.raw)
     loss, count = losses(run, tokens, z, draws, seed, batch)
     used = (count > 0) & (tokens != run.tokenizer.pad)
@@ -80,7 +81,7 @@ def losses(run, tokens, z, draws, seed, batch):
 
             # the loss where it was masked
             targets = x.flatten()[positions].to(run.device)
-            nll = in_chunks(nll_of, logits, targets).cpu().double()
+            nll = nll_of(logits, targets).cpu().double()
             nats[rows].view(-1)[positions] += nll
             count[rows] += mask
     return nats / count.clamp(min=1), count

@@ -11,10 +11,10 @@ import torch
 from data import is_end
 from diffusion import rank_in_row, uniforms
 from sampling.denoise import batches
-from sampling.directions import FILLS
 from sampling.knobs import TEXT_KNOBS
+from sampling.run import FILLS
 from sampling.writing import write
-from tasks.common import (Figures, TaskNeeds, compare, decode, embed, with_controls)
+from tasks.common import Figures, TaskNeeds, compare, embed, with_controls
 
 NEEDS = TaskNeeds(('text',), (FILLS,), encoder=True, shuffled=True)
 SETTINGS = (*TEXT_KNOBS, 'infill_share')
@@ -33,7 +33,8 @@ def measure(run, ctx):
         conditions = with_controls(run.stats.standardise(ctx.raw), None, seed)
 
     # against the texts
-    filled = {control: write(run, tokens, ~masked, z, inner=masked, **ctx.sampling)
+    knobs = ctx.sampling_knobs()
+    filled = {control: write(run, tokens, ~masked, z, knobs, inner=masked)
               for control, (z, _) in conditions.items()}
     if run.next_token and '' in conditions and not ctx.knobs['sampler']:
         filled[RIVAL] = left_to_right(run, tokens, masked, conditions[''][0],
@@ -44,7 +45,7 @@ def measure(run, ctx):
         right = n_right / masked.sum(1).clamp(min=1)
         judged[control] = {'token_accuracy': 100 * right}
         if ctx.raw is not None:
-            written = decode(run, ids)
+            written = run.decode(ids)
             judged[control] |= compare(ctx.texts, written, ctx.raw, embed(run, written))
 
     figures = Figures(n)
@@ -71,7 +72,7 @@ def left_to_right(run, tokens, masked, z, K=8, batch=128):
     No EOS or PAD is written; there is no temperature and no guidance. Returns tokens (n, L).
     """
     found = [beams(run, tokens[part], masked[part], z[part], K)
-             for part in batches(run, len(tokens), max(1, batch // K), n_caches=K)]
+             for part in batches(run, len(tokens), max(1, batch // K), n_asked=K, n_caches=K)]
     return torch.cat(found)
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from sampling.directions import WRITES
 from sampling.knobs import TEXT_KNOBS
+from sampling.run import WRITES
 from tasks.common import (Figures, TaskNeeds, compare, derangement, embed, open_split,
-                          progress_bar, train_texts, words, write_from)
+                          progress_bar, train_texts, words)
 
 NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder=True, shuffled=True)
 SETTINGS = (*TEXT_KNOBS, 'rerank')
@@ -53,7 +53,7 @@ def measure(run, ctx):
 def generate(run, ctx, rows=slice(None), **knobs):
     """ Texts written from these rows. A sweep calls it too. """
     knobs = ctx.sampling | dict(rerank=ctx.knobs['rerank']) | knobs
-    return write_from(run, ctx.raw[rows], ctx.tokens[rows], **knobs)
+    return run.write(latents=ctx.raw[rows], lengths_of=ctx.tokens[rows], **knobs)
 
 
 def judge(run, ctx, written):

@@ -10,10 +10,9 @@ import math
 import torch
 
 from diffusion import normals, uniforms
-from sampling.loading import trained_for
 from sampling.denoise import call
-from sampling.directions import FILLS, MAKES
 from sampling.likelihood import bound_of, what_is_scored
+from sampling.run import FILLS, MAKES
 from sampling.solvers import x0_and_e
 from sampling.writing import ends_of
 from tasks.common import Figures, TaskNeeds, progress_bar, with_controls
@@ -25,7 +24,7 @@ HEADLINES = (('diffusion, nats, a bound', '', 'nats_per_token'),
 
 
 def measure(run, ctx):
-    learned = trained_for(run)
+    learned = run.learned
     draws, seed, batch = (ctx.knobs[name] for name in ('draws', 'seed', 'sample_batch'))
     figures = Figures(ctx.n)
     if learned & set(FILLS) and 'text' in run.streams:

@@ -35,10 +35,10 @@ import math
 
 import torch
 
-from diffusion import in_chunks, nll_of, rank_in_row, uniforms
+from diffusion import nll_of, rank_in_row, uniforms
 from sampling.denoise import call
-from sampling.directions import FILLS
 from sampling.likelihood import what_is_scored
+from sampling.run import FILLS
 from tasks.common import Figures, TaskNeeds, progress_bar
 from tasks.nelbo import conditions_of
 
@@ -117,7 +117,7 @@ def nats_of_orders(run, tokens, latents, clock, steps, batch):
         positions = torch.arange(len(part)) * L + position               # in the flattened B * L
         logits, _ = call(run, noisy.to(run.device), z, t, clock, positions)
         targets = tokens[text, position].to(run.device)
-        nats[text, order, position] = in_chunks(nll_of, logits, targets).cpu().double()
+        nats[text, order, position] = nll_of(logits, targets).cpu().double()
     return nats
 
 

@@ -11,12 +11,12 @@ import torch
 
 from corpora.statistics import counts
 from data import is_end
-from diffusion import in_chunks, positions_of, uniforms
+from diffusion import positions_of, uniforms
 from sampling.denoise import call, null_latents
-from sampling.directions import FILLS
 from sampling.knobs import TEXT_KNOBS
+from sampling.run import FILLS
 from sampling.writing import blank, write
-from tasks.common import Figures, TaskNeeds, decode, open_split, real_ids, repeated
+from tasks.common import Figures, TaskNeeds, open_split, real_ids, repeated
 
 NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
 SETTINGS = TEXT_KNOBS
@@ -30,8 +30,8 @@ def prepare(run, knobs):
 
 @torch.inference_mode()
 def measure(run, ctx):
-    tokens, sampling = ctx.tokens, ctx.sampling
-    n, seed = ctx.n, sampling['seed']
+    tokens, knobs = ctx.tokens, ctx.sampling_knobs()
+    n, seed = ctx.n, knobs.seed
     ends = is_end(tokens, run.tokenizer)
     rng = torch.Generator().manual_seed(seed)
 
@@ -48,14 +48,14 @@ def measure(run, ctx):
         u = uniforms(seed, share, 'evaluation', 0, n, 1 + run.L)[:, 1:]
         t = run.text.time_of_share(torch.full((n,), share / 10, dtype=torch.float64))
         noisy, mask = run.text.corrupt(tokens, t, u, ends)
-        first_choice = predict(run, noisy, mask, sampling['batch'], rng)
+        first_choice = predict(run, noisy, mask, knobs.sample_batch, rng)
         for control, found in (('', first_choice), ('unigram', frequency.argmax())):
             n_right = ((found == tokens) & mask).sum(1).double()
             percent = 100.0 * n_right / mask.sum(1)
             figures.enter(control, {f'recovery@0.{share}': percent[mask.any(1)]})
 
     # new sequences
-    written = write(run, *blank(run, n, sampling['length'], seed), None, **sampling)
+    written = write(run, *blank(run, n, knobs), None, knobs)
     by_lot = torch.multinomial(frequency, tokens.numel(), True, generator=rng).view(tokens.shape)
     of_unigram = torch.where(ends, tokens, by_lot)
     for control, x in (('', written), ('unigram', of_unigram), ('data', tokens)):
@@ -70,7 +70,7 @@ def measure(run, ctx):
             'repeated_3grams': [repeated(row) for row in rows],
             'length': [len(row) for row in rows],
         })
-    ctx.shown += [f'-> {text}' for text in decode(run, written)]
+    ctx.shown += [f'-> {text}' for text in run.decode(written)]
     return figures
 
 
@@ -83,7 +83,7 @@ def predict(run, noisy, mask, batch, rng):
         z = null_latents(run, len(x), rng) if 'latent' in run.streams else None
         t = run.text.time_of_share(masked.double().mean(1))              # the clock of the bound
         logits, _ = call(run, x.to(run.device), z, t, 1.0, positions)
-        first_choice = in_chunks(lambda some: some.argmax(1), logits)    # (P,)
+        first_choice = logits.argmax(1)                                  # (P,)
         found[i:i + batch].view(-1)[positions] = first_choice.cpu()
     return found
 

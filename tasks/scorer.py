@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from encoders import fetch
 from sampling.inputs import pack
-from sampling.loading import load_run
+from sampling.run import Run
 from tasks.common import progress_bar
 
 
@@ -74,7 +74,7 @@ def load_scorer(name, revision, device):
 
 def scorer_of_run(out_dir, device):
     """ perplexity(texts) under an autoregressive run of ours. """
-    run = load_run(out_dir, device=device, dtype='float32')
+    run = Run(out_dir, device=device, dtype='float32')
     if run.next_token is None or 'latent' in run.streams:
         raise ValueError(f'scorer={out_dir} is a run of ours that does not read text alone from '
                          'left to right (config/ar.py)')

@@ -7,9 +7,9 @@ Controls: before; data, the texts themselves.
 import torch
 
 from sampling.denoise import make_denoise, null_latents
-from sampling.directions import FILLS
+from sampling.run import FILLS
 from sampling.writing import blank, ends_of, write
-from tasks.common import FREE_SETTINGS, Figures, TaskNeeds, decode, describe_texts, real_ids
+from tasks.common import FREE_SETTINGS, Figures, TaskNeeds, describe_texts, real_ids
 from tasks.scorer import prepare_scorer
 
 NEEDS = TaskNeeds(('text',), (FILLS,))
@@ -25,14 +25,14 @@ def prepare(run, knobs):
 
 @torch.inference_mode()
 def measure(run, ctx):
-    sampling = ctx.sampling
-    seed, batch = sampling['seed'], sampling['batch']
-    rounds = sampling['self_correct'] or run.L
-    rng = torch.Generator().manual_seed(seed)
+    knobs = ctx.sampling_knobs(self_correct=0, guidance=1.0)
+    rounds = ctx.knobs['self_correct'] or run.L
+    batch = knobs.sample_batch
+    rng = torch.Generator().manual_seed(knobs.seed)
 
     # samples that are not corrected yet
-    tokens, known_mask = blank(run, ctx.n, sampling['length'], seed)
-    before = write(run, tokens, known_mask, None, **sampling | dict(self_correct=0, guidance=1.0))
+    tokens, known_mask = blank(run, ctx.n, knobs)
+    before = write(run, tokens, known_mask, None, knobs)
 
     # correct them
     after, accuracy_before, accuracy, n_rounds, is_done = correct(
@@ -45,8 +45,8 @@ def measure(run, ctx):
     figures.enter('before', {'accuracy': 100 * accuracy_before})
     figures.enter('data', {'accuracy': 100 * accuracy_of_data})
     for control, x in (('', after), ('before', before), ('data', ctx.tokens)):
-        describe_texts(figures, control, decode(run, x), real_ids(run, x), ctx.prepared)
-    ctx.shown += [f'-> {text}' for text in decode(run, after)]
+        describe_texts(figures, control, run.decode(x), real_ids(run, x), ctx.prepared)
+    ctx.shown += [f'-> {text}' for text in run.decode(after)]
     return figures
 
 

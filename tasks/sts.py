@@ -12,10 +12,10 @@ import numpy as np
 import torch.nn.functional as F
 
 from sampling.inputs import pack
-from sampling.directions import MAKES
 from sampling.knobs import LATENT_KNOBS
+from sampling.run import MAKES
 from tasks.common import (Figure, Figures, TaskNeeds, chosen_rows, correlations, derangement, embed,
-                          make_latents, train_texts, words)
+                          train_texts, words)
 
 NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), encoder=True)
 SETTINGS = (*LATENT_KNOBS, 'seeds', 'sts')
@@ -67,7 +67,7 @@ def measure(run, ctx):
     cosines = {'': [], 'shuffled': []}
     for i in range(seeds):
         sampling = ctx.sampling | dict(seed=seed + i)
-        z = make_latents(run, tokens, **sampling)
+        z = run.embed(tokens, **sampling)
         cosines[''].append(cosine_of_halves(z))
         cosines['shuffled'].append(cosine_of_halves(z[other]))
     cosines['encoder'] = [cosine_of_halves(embed(run, sentences))]

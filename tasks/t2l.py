@@ -14,11 +14,9 @@ import torch.nn.functional as F
 
 from corpora.bag import MOST_TEXTS, Counts
 from data import is_end
-from sampling.directions import MAKES
 from sampling.knobs import LATENT_KNOBS
-from sampling.loading import raw_latents
-from tasks.common import (Figures, TaskNeeds, derangement, make_latents, open_split,
-                          retrieval)
+from sampling.run import MAKES
+from tasks.common import Figures, TaskNeeds, derangement, open_split, retrieval
 
 NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), shuffled=True)
 SETTINGS = (*LATENT_KNOBS, 'seeds')
@@ -53,7 +51,7 @@ def measure(run, ctx):
 
 def generate(run, ctx, rows=slice(None), **knobs):
     """ Raw latents made from these rows. A sweep calls it too. """
-    return make_latents(run, ctx.tokens[rows], **ctx.sampling | knobs)
+    return run.embed(ctx.tokens[rows], **ctx.sampling | knobs)
 
 
 def judge(run, ctx, found):
@@ -125,4 +123,4 @@ def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0), block=4096)
     # with it, fitted on all
     W = counts_of(run, texts).solve(z, best_penalty)                     # (V, N D)
     z = counts_of(run, without_ends(run, tokens)).times(W)
-    return raw_latents(run, z.view(len(tokens), *train.latent_shape))
+    return run.raw_latents(z.view(len(tokens), *train.latent_shape))

@@ -8,8 +8,7 @@ Controls: data, the texts themselves; shuffled, another sample's latent.
 import torch
 import torch.nn.functional as F
 
-from sampling.directions import unconditional
-from sampling.loading import raw_latents
+from sampling.latents import write_both
 from tasks.common import FREE_SETTINGS, TaskNeeds, derangement, describe_samples, embed
 from tasks.scorer import prepare_scorer as prepare
 
@@ -20,12 +19,12 @@ HEADLINES = (('both from noise, cosine', '', 'coherence'),)
 
 
 def measure(run, ctx):
-    def draw(**sampling):
-        return unconditional(run, ctx.n, **sampling)
+    def draw(knobs):
+        return write_both(run, ctx.n, knobs)
     figures, written, (_, z) = describe_samples(run, ctx, draw)
 
     # does the text say what its latent says?
-    embedded, raw = embed(run, written), raw_latents(run, z)
+    embedded, raw = embed(run, written), run.raw_latents(z)
     if embedded is not None:
         other = derangement(ctx.n, ctx.knobs['seed'])
         for control, rows in (('', torch.arange(ctx.n)), ('shuffled', other)):

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from data import PackedDataset
 from diffusion import CAUSAL, GaussianLatents, MaskedText, exact_nll, mode_shares
+from toys import l2t, toy_run
 from launch import cut, log, measured, run_each, train_each, weights
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig
@@ -18,14 +19,10 @@ from processes.gidd import GIDD
 from sampling import loading
 from sampling.loading import load_run
 from samplers import make_propose
-from sampling import drafts as drafts_module
 from sampling.denoise import null_latents
-from sampling.directions import embed, l2t
 from sampling.left_to_right import LeftToRight
-from sampling.likelihood import nats_per_token
-from sampling.knobs import SamplingKnobs
-from sampling.drafts import closeness, nearest_of
-from sampling.writing import choose_sampler, write
+from sampling.knobs import SamplingKnobs, settle
+from sampling.writing import write
 from tasks import infill
 from toys import Network
 
@@ -277,29 +274,14 @@ def test_the_default_writes_from_left_to_right_and_every_sampler_still_fills_mas
         assert (l2t(run, z, sampler=sampler, steps=4) < run.text.mask_id).all()
     known = torch.full((3, run.L), run.text.mask_id)
     known[:, :2] = torch.tensor([5, 6])
-    continued = write(run, known, known != run.text.mask_id, z, sampler='autoregressive')
+    from_left = SamplingKnobs(sampler='autoregressive')
+    continued = write(run, known, known != run.text.mask_id, z, from_left)
     assert (continued[:, :2] == torch.tensor([5, 6])).all() and (continued < run.text.mask_id).all()
     known[:, 5] = 7
-    forced = write(run, known, known != run.text.mask_id, z, sampler='autoregressive')
+    forced = write(run, known, known != run.text.mask_id, z, from_left)
     assert (forced[:, 5] == 7).all() and torch.equal(forced[:, :5], continued[:, :5]), 'what stands behind is not seen'
-    filled = write(run, known, known != run.text.mask_id, z)
+    filled = write(run, known, known != run.text.mask_id, z, SamplingKnobs())
     assert (filled[:, 5] == 7).all(), 'gaps are filled by diffusion'
-
-
-def test_drafts_are_written_from_left_to_right_and_the_nearest_comes_with_its_cosine(dual, dataset, monkeypatch):
-    """ Several drafts differ by a temperature, a lower one from left to right. """
-    run = load_run(str(dual / 'both'), device='cpu', dtype='float32')
-    raw = torch.as_tensor(PackedDataset(str(dataset), 'val').raw_latents(range(4)))
-    tokens, cosine = nearest_of(run, raw, 4)
-    assert (tokens < run.text.mask_id).all() and torch.allclose(cosine, closeness(run, tokens, raw), atol=1e-5)
-    assert nearest_of(run, raw, 4, sampler='autoregressive')[0].equal(tokens)
-
-    asked = []
-    monkeypatch.setattr(drafts_module, 'l2t', lambda *args, **how: asked.append((how.get('temperature'), how['several'])) or l2t(*args, **how))
-    for how in ({}, dict(temperature=.9), dict(sampler='confidence')):
-        nearest_of(run, raw, 4, **how)
-    nearest_of(load_run(str(dual / 'masked'), device='cpu', dtype='float32'), raw, 4)
-    assert asked == [(.4, True), (.9, True), (None, True), (None, True)]
 
 
 def test_beams_find_the_likeliest_filling_and_what_stands_behind_a_gap_decides():
@@ -329,7 +311,7 @@ def test_beams_find_the_likeliest_filling_and_what_stands_behind_a_gap_decides()
     assert all((greedy[i, 1:3] == fillings).all(1).any() for i in range(n))
 
 
-def test_a_text_has_one_score_whatever_stands_behind_its_eos(dual, dataset, monkeypatch):
+def test_a_text_has_one_score_whatever_stands_behind_its_eos(dual, dataset):
     """ Diffusion may write an EOS and more words, or PAD and no EOS: what is read is the same text. """
     run = load_run(str(dual / 'both'), device='cpu', dtype='float32')
     data, (eos, pad) = PackedDataset(str(dataset), 'val'), (run.tokenizer.eos, run.tokenizer.pad)
@@ -337,12 +319,8 @@ def test_a_text_has_one_score_whatever_stands_behind_its_eos(dual, dataset, monk
     n_rest = run.L - len(text) - 1
     same = torch.tensor([[*text, eos, *[pad] * n_rest], [*text, eos, *[9] * n_rest], [*text, pad, *[pad] * n_rest], [pad, *text, eos, *[pad] * (n_rest - 1)]])
     raw = torch.as_tensor(data.raw_latents(range(1))).expand(4, -1, -1)
-    z = run.stats.standardise(raw)
-    nats = nats_per_token(run, same, z)
-    assert torch.allclose(nats, nats[0].expand(4)) and not torch.allclose(nats[0], nats_per_token(run, torch.full_like(same[:1], 5), z[:1]))
-    monkeypatch.setattr(drafts_module, 'l2t', lambda *args, **how: same)
-    best, cosine = nearest_of(run, raw, 1)
-    assert torch.allclose(cosine, cosine[0].expand(4)) and best.equal(same[:1].expand(4, -1)), 'a text is kept as training has it'
+    nats = run.nats(same, raw)
+    assert torch.allclose(nats, nats[0].expand(4)) and not torch.allclose(nats[0], run.nats(torch.full_like(same[:1], 5), raw[:1]))
 
 
 def test_a_run_ends_its_texts_at_the_eos_of_its_tokenizer(dual, monkeypatch):
@@ -356,18 +334,25 @@ def test_a_run_ends_its_texts_at_the_eos_of_its_tokenizer(dual, monkeypatch):
     assert load_run(str(dual / 'both'), device='cpu', dtype='float32').next_token.eos == 5
 
 
-def test_a_temperature_where_greedy_texts_of_one_source_would_be_equal():
-    """ Not where the sampler draws by itself, as that of GIDD. """
-    masked = SimpleNamespace(next_token=None, fills_masks=True, text=MaskedText(9), L=4, tokenizer=SimpleNamespace(eos=7, pad=8))
-    gidd = SimpleNamespace(**{**vars(masked), 'text': GIDD(9)})
-    dual = SimpleNamespace(**{**vars(masked), 'next_token': LeftToRight(9, 7)})
-    for run, has_latents, several, asked, expected in (
-            (masked, True, True, {}, .7), (masked, True, False, {}, 0), (masked, False, False, {}, 1), (gidd, True, True, {}, 1),
-            (masked, True, True, dict(sampler='remdm'), 1), (masked, True, True, dict(temperature=.3), .3),
-            (dual, True, False, {}, 0), (dual, True, True, {}, .7), (dual, False, False, {}, 1)):
-        knobs = SamplingKnobs(**asked)
-        choose_sampler(run, knobs, has_latents, several=several)
-        assert knobs.temperature == expected, (run, has_latents, several, asked)
+def test_what_is_left_open_is_chosen_by_what_a_text_is_written_from():
+    """ Several greedy texts of one source would be equal; drafts from left to right differ by a
+    lower temperature; a sampler that draws by itself, as that of GIDD, keeps 1. """
+    masked = toy_run(text=MaskedText(9))
+    gidd = toy_run(text=GIDD(9))
+    dual = toy_run(text=MaskedText(9), next_token=LeftToRight(9, 7))
+    latent, both = dict(from_latent=True), dict(from_latent=True, several=True)
+    for run, given, asked, sampler, temperature in (
+            (masked, both, {}, 'confidence', .7), (masked, latent, {}, 'confidence', 0),
+            (masked, {}, {}, 'ancestral', 1), (gidd, both, {}, 'ancestral', 1),
+            (masked, both, dict(sampler='remdm'), 'remdm', 1),
+            (masked, both, dict(temperature=.3), 'confidence', .3),
+            (masked, both, dict(rerank=4), 'confidence', .7),
+            (dual, latent, {}, 'autoregressive', 0), (dual, both, {}, 'autoregressive', .7),
+            (dual, both, dict(rerank=4), 'autoregressive', .4),
+            (dual, {}, {}, 'autoregressive', 1), (dual, dict(is_joint=True), {}, 'ancestral', 1),
+            (dual, dict(from_text=True), dict(rerank=4), 'confidence', 0)):
+        knobs = settle(run, SamplingKnobs(**asked), **given)
+        assert (knobs.sampler, knobs.temperature) == (sampler, temperature), (given, asked)
 
 
 def test_a_run_does_only_what_it_has_learned(dual, tmp_path):
@@ -433,4 +418,4 @@ def test_embeddings_of_a_shifted_network_are_means_over_the_places_that_read_the
     z = torch.zeros(1, 1, 16)
     with torch.no_grad():
         hidden, _ = run.model(x, z, torch.zeros(1), torch.zeros(1), predict=('text',), return_hidden=True)
-    assert run.model.config.shift and torch.allclose(embed(run, x, z), hidden[:, 1:4].mean(1), atol=1e-5)
+    assert run.model.config.shift and torch.allclose(run.hidden(x, run.stats.destandardise(z)), hidden[:, 1:4].mean(1), atol=1e-5)

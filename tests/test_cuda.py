@@ -131,7 +131,7 @@ def test_under_autocast_a_block_computes_in_bfloat16():
 # ---- writing
 
 def untrained_run(device, model):
-    """ What sampling.loading.load_run returns of a run with EOS and PAD. """
+    """ A run.Run, as sampling reads it, with EOS and PAD. """
     tokenizer = SimpleNamespace(eos=V - 2, pad=V - 1)
     latent = GaussianLatents(torch.ones(D, device=device))
     return SimpleNamespace(

@@ -21,6 +21,7 @@ from tasks.common import (Context, Figures, chosen_rows, compare, correlations, 
                           describe_texts, ranks, retrieval)
 from tasks.nelbo import latent_mse, nelbo
 from toys import L, TEXTS, V, Network, Toy, exact_bound, flat, optimal_denoiser
+from toys import toy_run as known_run
 
 # ---- statistics
 
@@ -167,14 +168,12 @@ class Codebook(Network):
     def run(self):
         def decode(ids):
             return ' '.join(f'word{i}' for i in ids if i < 6)
-        return SimpleNamespace(
-            lengths=None, banned=[], model=self, text=MaskedText(8), next_token=None,
-            fills_masks=True, latent=self.latent, device='cpu', dtype='float32', L=self.L,
+        return known_run(
+            model=self, text=MaskedText(8), encoder=lambda texts: embed(None, texts),
             tokenizer=SimpleNamespace(eos=self.EOS, pad=self.PAD, decode=decode),
             stats=SimpleNamespace(standardise=lambda z: z, destandardise=lambda z: z,
                                   mean=torch.zeros(2), live=torch.ones(2)),
-            streams=('text', 'latent'), row_calls=0, out_dir='out/code',
-            meta={'encoder': dict(normalize=True)}, config=dict(mode='unconditional+l2t+t2l'))
+            meta={'encoder': dict(normalize=True)})
 
 
 def embed(run, texts):
@@ -185,7 +184,6 @@ def embed(run, texts):
 def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
     run, tokens, raw = Codebook().run(), Codebook.texts, Codebook.code[:, None]
     sources = [run.tokenizer.decode(row) for row in tokens.tolist()]
-    monkeypatch.setattr(common, 'encode', embed)
     monkeypatch.setattr(l2t, 'nearest_training_texts', lambda *args: sources[1:] + sources[:1])
     monkeypatch.setattr(l2t, 'train_texts', lambda *args: iter(sources[:4]))
     monkeypatch.setattr(t2l, 'ridge', lambda run, folder, tokens: raw[[1, 2, 3, 4, 5, 0]])
@@ -244,9 +242,7 @@ def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
         def rows(self, i):
             return tokens[i], code(tokens[i])
     monkeypatch.setattr(t2l, 'open_split', lambda run, folder, split: Data())
-    run = SimpleNamespace(text=MaskedText(vocabulary), tokenizer=SimpleNamespace(eos=10, pad=11),
-                          meta=dict(encoder=None),
-                          stats=SimpleNamespace(destandardise=lambda z: z))
+    run = known_run(text=MaskedText(vocabulary), tokenizer=SimpleNamespace(eos=10, pad=11))
     new = torch.randint(0, 10, (50, 6))
     assert torch.allclose(t2l.ridge(run, '', new), code(new), atol=.05)
     monkeypatch.setattr(t2l, 'MOST_TEXTS', 500)
@@ -289,8 +285,7 @@ def test_an_edit_asks_for_one_word_and_counts_what_became_of_it_and_of_the_other
     assert torch.allclose(asked.raw, torch.tensor([[[1., 2, 1, 1]], [[1., 1, 1, 2]]]))
 
     monkeypatch.setattr(edit, 'pack', lambda run, texts, cut: texts)
-    monkeypatch.setattr(edit, 'nats_per_token', lambda run, texts, z: torch.zeros(len(texts)))
-    run = SimpleNamespace(stats=SimpleNamespace(standardise=lambda z: z))
+    run = SimpleNamespace(nats=lambda texts, raw: torch.zeros(len(texts)))
     for written, *expected in ((asked.wanted, [100, 100], [100, 100], [100, 100]),
                                (asked.texts, [0, 0], [100, 100], [0, 0]),
                                (['A man woman', 'blue dogs'], [0, 100],
@@ -317,9 +312,9 @@ def test_pairs_are_clean_whose_words_are_known_and_which_are_no_training_texts(m
     vectors = F.normalize(torch.randn(2 * n, 1, 4, generator=g), dim=-1)
     monkeypatch.setattr(sts, 'train_texts', lambda *args: iter(training))
     monkeypatch.setattr(sts, 'pack', lambda *args, **more: torch.zeros(2 * n, 3))
-    for name in ('make_latents', 'embed'):
-        monkeypatch.setattr(sts, name, lambda *args, **more: vectors)
-    run = SimpleNamespace(tokenizer=SimpleNamespace(encode=lambda text: [0]), L=9)
+    monkeypatch.setattr(sts, 'embed', lambda *args: vectors)
+    run = SimpleNamespace(tokenizer=SimpleNamespace(encode=lambda text: [0]), L=9,
+                          embed=lambda *args, **more: vectors)
     knobs = dict(vars(SamplingKnobs()), seeds=1)
     r = flat(sts.measure(run, Context(knobs, prepared=(first, second, scores))))
 

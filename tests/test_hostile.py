@@ -18,7 +18,7 @@ from launch import TINY, measured, run, run_code, run_each, train
 from runs import run_folder
 from runs.export import results_of
 from runs.files import read_array, read_arrays, read_sealed, sealed, sha256
-from sampling.loading import load_run
+from sampling.run import Run
 from test_checkpoint import Command
 
 
@@ -172,9 +172,9 @@ def test_what_a_run_folder_says_wrong_is_one_line_that_names_the_file(finished, 
         path.write_text(json.dumps({**config, **change}))
         name, = change
         with pytest.raises(ValueError, match=f'^{re.escape(str(path))}: {name}='):
-            load_run(out, device='cpu')
-    path.write_text(json.dumps({**config, 'lengths': [0, 3, load_run(finished, device='cpu').L]}))
-    assert load_run(out, device='cpu').lengths[1] == 3
+            Run(out, device='cpu')
+    path.write_text(json.dumps({**config, 'lengths': [0, 3, Run(finished, device='cpu').L]}))
+    assert Run(out, device='cpu').lengths[1] == 3
 
     # what was measured
     results = tmp_path / 'results.json'

@@ -14,9 +14,10 @@ from launch import TINY, measured, run, run_each, texts_in
 from loss import BatchMaker
 from runs.stages import read_stages
 from samplers import SAMPLERS
-from sampling import directions, writing
+from sampling.knobs import SamplingKnobs
 from sampling.inputs import pack
-from sampling.loading import load_run
+from sampling.run import Run
+from sampling.writing import blank, write
 
 STANDARD = set('ACDEFGHIKLMNPQRSTVWY')
 
@@ -112,25 +113,25 @@ def test_loss_weights_are_those_of_the_bound_of_flow_matching_and_of_RDM(protein
 @pytest.mark.parametrize('sampler', SAMPLERS)
 def test_no_sampler_writes_anything_but_the_20_residues_at_the_length_that_is_asked(trained,
                                                                                    sampler):
-    loaded = load_run(str(trained), 'latest', dtype='float32')
+    loaded = Run(str(trained), 'latest', dtype='float32')
     g = torch.Generator().manual_seed(0)
     head = loaded.model.text_head.weight
     with torch.no_grad():                          # a network that wants every other symbol
         head.zero_()
         head[20:] = 3 * torch.randn(*head[20:].shape, generator=g)
     for length in (1, 13, 24):
-        tokens = writing.write(loaded, *writing.blank(loaded, 6, length), None, sampler=sampler,
-                               steps=9, repeat_cap=.3)
+        knobs = SamplingKnobs(sampler=sampler, steps=9, repeat_cap=.3, length=length)
+        tokens = write(loaded, *blank(loaded, 6, knobs), None, knobs)
         for row in tokens.tolist():
             text = loaded.tokenizer.decode(row)
             assert len(text) == length and set(text) <= STANDARD
 
 
 def test_lengths_are_drawn_from_the_training_sequences_and_residues_at_random(trained):
-    loaded = load_run(str(trained), 'latest', dtype='float32')
-    two = writing.write(loaded, *writing.blank(loaded, 2, 12), None)
-    assert not torch.equal(two[0], two[1]), 'ends that are given are no condition'
-    drawn = writing.blank(loaded, 400, seed=1)[1].logical_not().sum(1)
+    loaded = Run(str(trained), 'latest', dtype='float32')
+    two = loaded.sample_text(2, length=12)
+    assert two[0] != two[1], 'ends that are given are no condition'
+    drawn = blank(loaded, 400, SamplingKnobs(seed=1))[1].logical_not().sum(1)
     quantiles = np.array(loaded.lengths)
     assert drawn.min() >= quantiles[0] and drawn.max() <= 24
     assert abs(drawn.double().mean() - quantiles.mean()) < 1.5
@@ -164,9 +165,9 @@ def test_the_command_line_inpaints_writes_FASTA_and_embeds(trained, tmp_path):
         assert re.fullmatch('MKV[A-Z]{9}HHHHHH', residues) and set(residues) <= STANDARD
 
     # a hidden state is the mean over the residues alone, whatever stands beside it in the batch
-    vectors, loaded = np.load(tmp_path / 'h.npy'), load_run(str(trained), dtype='float32')
+    vectors, loaded = np.load(tmp_path / 'h.npy'), Run(str(trained), dtype='float32')
     x = pack(loaded, ['GGHIKLMNP'])
-    alone = directions.embed(loaded, x)[0]
+    alone = loaded.hidden(x)[0]
     assert vectors.shape == (2, 32) and np.allclose(vectors[1], alone, atol=.02)
     assert np.abs(vectors[0] - vectors[1]).max() > .05
     hidden = loaded.model(x, None, torch.zeros(1), torch.ones(1), predict=('text',),

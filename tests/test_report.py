@@ -10,9 +10,10 @@ import torch
 
 import plot
 from launch import ROOT, run_each, train_each
-from sampling import directions, report
-from sampling.loading import load_run
+from sampling import report
+from sampling.run import Run
 from tasks.common import load_texts
+from toys import l2t
 
 HOSTILE = '</script><script>alert(1)</script>{{title}} <img src=x onerror=alert(1)> "\'&\u2028\x1b'
 RUNS = {'both': ['--mode=l2t+causal'], 't2l': ['--mode=t2l'],
@@ -53,7 +54,7 @@ def test_every_kind_of_run_has_a_page_that_asks_for_nothing_and_says_what_is_mis
 
 
 def test_the_slider_has_the_tokens_and_probabilities_of_the_sampler(runs, pages, dataset):
-    run = load_run(str(runs['both']))
+    run = Run(str(runs['both']))
     texts, _, raw = load_texts(run, str(dataset), report.N_TEXTS, 'random', 0)
     found = data_of(pages['both'])
     ways = ['autoregressive', 'diffusion (confidence)']
@@ -62,7 +63,7 @@ def test_the_slider_has_the_tokens_and_probabilities_of_the_sampler(runs, pages,
         row = int(one['title'][0]) - 1
         sampler = 'autoregressive' if 'auto' in one['title'] else 'confidence'
         z = run.stats.standardise(raw[:3])
-        tokens = directions.l2t(run, z, sampler=sampler, steps=run.L)[row].tolist()
+        tokens = l2t(run, z, sampler=sampler, steps=run.L)[row].tolist()
         start, *steps = one['steps']
         assert one['source'] == texts[row]
         assert all('m' in kinds and number == -1 for _, kinds, number in start)
@@ -82,13 +83,13 @@ def test_the_slider_has_the_tokens_and_probabilities_of_the_sampler(runs, pages,
 
 def test_a_hostile_text_is_text(runs, dataset, monkeypatch):
     """ In a caption, in what the network writes, in a knob. """
-    load, folder = report.load_run, runs['both']
+    load, folder = report.Run, runs['both']
 
     def hostile_run(*args, **kw):
         run = load(*args, **kw)
         run.tokenizer.pieces = [HOSTILE.encode()] * len(run.tokenizer.pieces)
         return run
-    monkeypatch.setattr(report, 'load_run', hostile_run)
+    monkeypatch.setattr(report, 'Run', hostile_run)
     config = json.loads((folder / 'config.json').read_text())
     monkeypatch.setattr(report, 'read_json', lambda path: config | {'argv': [HOSTILE]})
 

@@ -2,8 +2,16 @@
 its 4^4 noisy states. """
 import itertools
 import math
+from types import SimpleNamespace
 
 import torch
+
+from diffusion import GaussianLatents, MaskedText
+from runs.stages import modes_of
+from samplers import no_callback
+from sampling.knobs import SamplingKnobs
+from sampling.run import FILLS, Run
+from sampling.writing import blank, write
 
 V, L, MASK = 3, 4, 3
 TEXTS = torch.tensor(list(itertools.product(range(V), repeat=L)))        # (81, 4)
@@ -157,3 +165,56 @@ def record(task, metric, value, control='', se=None, point={}):
     """ As results.json has it. """
     return dict(task=task, metric=metric, control=control, value=value, se=se, n=20, texts='',
                 point=point, knobs={}, checkpoint='step-1', commit='')
+
+
+# ---- a run that is known
+
+EOS, PAD = 1, 2                                              # of the V = 3 ids of the toy
+
+
+class Known(Network):
+    """ A two-stream network that says what its condition tells it: text logits that differ where
+    the latents say nothing, and latents, as v, whose x0 is the first token of the text, or -1 where
+    that is all MASK. It keeps its clocks. """
+    streams, n_latents, latent_dim, seq_len, latent_tokens = ('text', 'latent'), 1, 2, L, 1
+    depth = width = 1
+
+    def __init__(self):
+        self.config, self.clocks, self.latent = self, [], GaussianLatents(torch.ones(2))
+
+    def forward(self, tokens, z, t_text, t_latent, positions=None, predict=('text', 'latent')):
+        self.clocks.append((t_text[0].item(), t_latent[0].item()))
+        logits = out = None
+        if 'text' in predict:
+            conditional, null = torch.tensor([1., 0., 2.]), torch.tensor([0., 3., 0.])
+            logits = torch.where((t_latent == 1)[:, None, None], null, conditional)
+            logits = logits.expand(len(tokens), L, 3).clone().flatten(0, 1)[positions]
+        if 'latent' in predict:
+            all_masked = (tokens == MASK).all(1)
+            x0 = torch.where(all_masked, -1., tokens[:, 0].float())[:, None, None].expand(z.shape)
+            a, s = (x[:, None, None] for x in self.latent.alpha_sigma(t_latent))
+            out = (a * z - x0) / s                           # from x0 = a z_t - s v
+        return logits, out
+
+
+def toy_run(mode='unconditional+l2t+t2l', **changes):
+    """ A run.Run of the toy, without a folder. A text is a list of its ids. """
+    tokenizer = SimpleNamespace(eos=EOS, pad=PAD, kind='bpe', decode=lambda ids: ids,
+                                encode=lambda text: [0] * len(text))
+    stats = SimpleNamespace(standardise=lambda z: z, destandardise=lambda z: z)
+    run = Run.__new__(Run)
+    learned = modes_of(mode)
+    vars(run).update(
+        next_token=None, learned=learned, fills_masks=bool(learned & set(FILLS)), model=Known(),
+        streams=('text', 'latent'), out_dir='out/toy', device='cpu', dtype='float32', L=L,
+        row_calls=0, lengths=None, banned=[], text=MaskedText(V), stats=stats, encoder=None,
+        latent=GaussianLatents(torch.ones(2)), tokenizer=tokenizer, config=dict(mode=mode),
+        meta=dict(encoder=None))
+    vars(run).update(changes)
+    return run
+
+
+def l2t(run, z, on_step=no_callback, **knobs):
+    """ Tokens (n, L) written from standardised latents z (n, N, D). """
+    knobs = SamplingKnobs(**knobs)
+    return write(run, *blank(run, len(z), knobs), z, knobs, on_step=on_step)

@@ -1,0 +1,366 @@
+"""
+A trained run: what it can do, and what it writes, strings in, strings or latents out.
+
+    run = Run('out/quickstart')
+    run.write(['Return a list.'], rerank=8)     # l2t: a text from the embedding of a text
+    run.infill(['Return [MASK:2] list.'])       # the gaps of a text
+    run.edit(['a red bike'], towards=['blue'], away=['red'])
+    run.embed(['Return a list.'])               # t2l: a latent from a text
+    run.sample(4)                               # both from noise
+
+The keywords of these methods are the knobs of sampling/knobs.py, beside
+    num_samples      so many of each text or latent, one below the other
+    on_step          a callback of samplers.py: unmasking.Recorder
+An unknown keyword is a TypeError, and what the run has not learned a ValueError of one line.
+
+Latents are raw: as the encoder gives them, (n, N, D) float32 on the host. Where texts are read, they
+are a list of str, or the tokens (n, L) of them.
+Letters: n texts, L text tokens, N latent vectors, D latent dims, C width.
+"""
+import os
+import re
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+from diffusion import GaussianLatents, MaskedText
+from encoders import check_texts, load_encoder
+from model import Model
+from sampling.inputs import embeddings, moved, pack, read_template, slerp
+from sampling.knobs import SamplingKnobs, settle
+from sampling.latents import make_latents, write_both
+from sampling.left_to_right import LeftToRight
+from sampling.likelihood import changed_by, hidden_states, nats_per_token
+from sampling.loading import read_run
+from sampling.writing import blank, tidied, write
+from samplers import no_callback
+
+# -----------------------------------------------------------------------------
+# What a direction needs
+
+FILLS = ('l2t', 'unconditional')   # modes that teach to fill masks
+WRITES = (*FILLS, 'causal')        # modes that teach to write a text
+MAKES = ('t2l', 'unconditional')   # modes that teach to make a latent
+
+
+@dataclass
+class Needs:
+    """ What a run must have for a direction, or for a task in tasks/. """
+    streams: tuple = ()
+    modes: tuple = ()              # of each tuple in it, the run was trained for one mode or more
+    masked_text: bool = False      # its text process is MaskedText
+
+    def missing(self, run):
+        """ What the run lacks, as the rest of a sentence that begins with its name, or ''. """
+        has_modes = all(run.learned & set(some) for some in self.modes)
+        if not set(self.streams) <= set(run.streams) or not has_modes:
+            return f'has streams {run.streams} and was trained for {", ".join(sorted(run.learned))}'
+        if self.masked_text and not isinstance(run.text, MaskedText):
+            return 'was not trained on masked text'
+        return ''
+
+
+BOTH = ('text', 'latent')
+DIRECTIONS = {
+    'text': Needs(('text',), (WRITES,)),
+    'latent': Needs(('latent',), (MAKES,)),
+    'l2t': Needs(BOTH, (WRITES,)),
+    't2l': Needs(BOTH, (MAKES,)),
+    't2l2t': Needs(BOTH, (WRITES, MAKES)),
+    'unconditional': Needs(BOTH, (('unconditional',),), masked_text=True),
+    'infill': Needs(('text',), (WRITES,)),
+    'edit': Needs(BOTH, (FILLS,), masked_text=True),
+    'embed': Needs(('text',), (FILLS,), masked_text=True),
+}
+
+# -----------------------------------------------------------------------------
+# The run
+
+@dataclass(eq=False, repr=False)
+class Run:
+    """
+    out_dir: a run folder, or an export; or the id of an export on the Hugging Face hub, with
+    `revision`, a whole commit. A folder that is there is never looked up.
+    """
+    out_dir: str
+    which: str = 'best'            # best | latest | a step, as step-00001000
+    device: str = 'auto'
+    dtype: str = 'auto'
+    encoder_folder: str = ''       # where the encoder lies now
+    revision: str = ''
+
+    # read from the folder by sampling/loading.py
+    checkpoint: str = field(init=False)        # its name
+    config: dict = field(init=False)           # the knobs of training
+    meta: dict = field(init=False)             # of its data
+    folder: str = field(init=False)            # where records of its data lie
+    model: Model = field(init=False)           # the network, EMA weights
+    streams: tuple = field(init=False)         # of the network
+    L: int = field(init=False)                 # the longest text, in tokens
+    text: MaskedText = field(init=False)       # the process of the text, or another of processes/
+    latent: GaussianLatents = field(init=False)            # of the latents, or None
+    next_token: LeftToRight = field(init=False)            # of text from left to right, or None
+    learned: set = field(init=False)           # the modes that it was trained for
+    fills_masks: bool = field(init=False)      # whether it has learned to write where MASKs are
+    tokenizer: object = field(init=False)
+    stats: object = field(init=False)          # of the latents: standardise, destandardise; or None
+    lengths: list = field(init=False)          # quantiles of the training texts' lengths, where it
+                                               # does not learn when a text ends; else None
+    banned: torch.Tensor = field(init=False)   # ids that no sampler writes
+    encoder: object = field(init=False, default=None)      # loaded when it is needed
+    row_calls: int = field(init=False, default=0)          # rows the network has read: the cost
+
+    def __post_init__(self):
+        if self.revision and not os.path.isdir(self.out_dir):
+            if not re.fullmatch('[0-9a-f]{40}', self.revision):
+                raise ValueError(f'revision={self.revision!r}: expected a whole commit, 40 of 0-9 '
+                                 'and a-f; what a branch names may change')
+            from huggingface_hub import snapshot_download
+            self.out_dir = snapshot_download(self.out_dir, revision=self.revision)
+        vars(self).update(read_run(self.out_dir, self.which, self.device, self.dtype))
+        self.fills_masks = bool(self.learned & set(FILLS))
+
+    # ---- what it can do
+
+    def can(self, direction):
+        return not DIRECTIONS[direction].missing(self)
+
+    def check(self, direction):
+        """ ValueError where the run cannot do it. """
+        missing = DIRECTIONS[direction].missing(self)
+        if missing:
+            hint = ''
+            if direction == 'unconditional':
+                hint = '; --mode=text or --mode=latent samples one alone'
+            elif direction in ('t2l', 't2l2t', 'infill') and len(self.streams) == 2:
+                hint = '; --mode=unconditional+l2t+t2l+causal trains every direction'
+            raise ValueError(f'{self.out_dir} {missing}: no {direction} from it{hint}')
+
+    # ---- texts
+
+    def write(self, texts=None, latents=None, num_samples=1, lengths_of=None,
+              on_step=no_callback, **knobs):
+        """
+        l2t: a text from each latent, or from the embedding of each text. Returns a list of str.
+        rerank: so many drafts are written and embedded, and the nearest to the latent stays.
+        lengths_of (n, L): tokens, whose lengths the texts get where the run does not learn lengths.
+        """
+        if (texts is None) == (latents is None):
+            raise ValueError('write: give texts, or latents')
+        self.check('l2t')
+        knobs = SamplingKnobs(**knobs)
+        raw = embeddings(self, texts) if latents is None else self.to_raw(latents)
+        if lengths_of is not None:
+            lengths_of = lengths_of.repeat_interleave(num_samples, 0)
+        raw = raw.repeat_interleave(num_samples, 0)
+        return self.write_from(raw, knobs, num_samples > 1, lengths_of, on_step)
+
+    def write_from(self, raw, knobs, several, lengths_of, on_step):
+        """ The texts of latents (n, N, D), by SamplingKnobs. several: of one source are several of
+        them. """
+        K = knobs.rerank
+        z = self.stats.standardise(raw).repeat_interleave(K, 0)
+        if lengths_of is not None:
+            lengths_of = lengths_of.repeat_interleave(K, 0)
+        tokens, known_mask = blank(self, len(z), knobs, lengths_of)
+        tokens = write(self, tokens, known_mask, z, knobs, several=several or K > 1,
+                       on_step=on_step)
+        if K == 1:
+            return self.decode(tokens)
+
+        # of K drafts the nearest. Diffusion may write behind an EOS what nobody reads, or no EOS
+        drafts = self.decode(tidied(self, tokens))
+        best = self.cosines(drafts, raw.repeat_interleave(K, 0)).view(-1, K).argmax(1)
+        return [drafts[i * K + k] for i, k in enumerate(best.tolist())]
+
+    def infill(self, templates, like=None, latents=None, num_samples=1, on_step=no_callback,
+               **knobs):
+        """ Fills the gaps of each template: [MASK], [MASK:3] for three tokens, [MASK:*] for the
+        whole rest, [MASK:2-6] for the length that the network finds likeliest. like: a text for
+        each template, whose embedding the result shall have; or latents. Returns a list of str. """
+        if like is not None:
+            latents = embeddings(self, like)
+        return self.fill(templates, latents, num_samples, on_step, **knobs)[0]
+
+    def fill(self, templates, latents=None, num_samples=1, on_step=no_callback, **knobs):
+        """ The same. Returns the texts, and nats per token (n,) of each, or None where no gap has a
+        range of lengths. """
+        self.check('infill')
+        check_texts(templates)
+        knobs = SamplingKnobs(**knobs)
+
+        # a row for each length of each template
+        templates = [template for template in templates for _ in range(num_samples)]
+        read = [read_template(self, template, knobs.length) for template in templates]
+        tokens, known_mask, inner = (torch.cat(parts) for parts in zip(*read))
+        n_rows = torch.tensor([len(rows) for rows, *_ in read])
+        z = None
+        if latents is not None:
+            raw = self.to_raw(latents).repeat_interleave(num_samples, 0)
+            z = self.stats.standardise(same_number(templates, raw)).repeat_interleave(n_rows, 0)
+        settled = settle(self, knobs, z is not None, from_text=True)
+        if settled.sampler == 'autoregressive' and self.next_token:
+            self.next_token.check_known(tokens, known_mask)
+        tokens = write(self, tokens, known_mask, z, knobs, inner, num_samples > 1, on_step)
+        if len(tokens) == len(templates):
+            return self.decode(tokens), None
+
+        # the best length of each
+        nats = nats_per_token(self, tokens, z, knobs)
+        first = n_rows.cumsum(0) - n_rows                                # (n,)
+        best = first + torch.stack([some.argmin() for some in nats.split(n_rows.tolist())])
+        return self.decode(tokens[best]), nats[best]
+
+    def edit(self, texts, like=(), towards=(), away=(), latents=None, num_samples=1,
+             on_step=no_callback, **knobs):
+        """
+        Each text, changed towards the embedding of a text in `like`; or towards its own plus that
+        of a text in `towards`, minus that of one in `away`; or towards latents. These are of n
+        texts, or of one for all. strength: the share of its tokens that may change, those that lose
+        most; a text keeps its number of tokens. Returns a list of str.
+        """
+        self.check('edit')
+        if bool(like) + bool(towards or away) + (latents is not None) != 1:
+            raise ValueError('edit: give like, or towards and away, or latents')
+        for name, some in (('like', like), ('towards', towards), ('away', away)):
+            if isinstance(some, str) or len(some) not in (0, 1, len(texts)):
+                raise ValueError(f'{name}={some!r}: expected a list of 1 or {len(texts)} texts')
+        knobs = SamplingKnobs(**knobs)
+        now = embeddings(self, texts)
+        if like:
+            latents = embeddings(self, like)
+        elif latents is None:
+            latents = moved(self, now, towards, away)
+        raw = same_number(texts, self.to_raw(latents))
+
+        # what is to change is written anew, from the latent and from all that stays
+        tokens, z_now, z = (x.repeat_interleave(num_samples, 0) for x in (
+            self.pack(texts), self.stats.standardise(now), self.stats.standardise(raw)))
+        masked = changed_by(self, tokens, z_now, z, knobs)
+        tokens = torch.where(masked, self.text.mask_id, tokens)
+        tokens = write(self, tokens, ~masked, z, knobs, masked, num_samples > 1, on_step)
+        return self.decode(tokens)
+
+    def interpolate(self, first, last, n=5, **knobs):
+        """ l2t on the way from the embedding of one text to that of another: n texts, from the two
+        embeddings and from n - 2 between them, along the great circle. Returns a list of str. """
+        return self.write(latents=slerp(*embeddings(self, [first, last]), n), **knobs)
+
+    def sample(self, n, **knobs):
+        """ n texts from nothing: from both clocks where the run has learned that, else text alone.
+        Returns a list of str. """
+        if self.can('unconditional'):
+            return self.sample_both(n, **knobs)[0]
+        return self.sample_text(n, **knobs)
+
+    def sample_text(self, n, on_step=no_callback, **knobs):
+        """ n texts from text alone. """
+        self.check('text')
+        knobs = SamplingKnobs(**knobs)
+        return self.decode(write(self, *blank(self, n, knobs), None, knobs, on_step=on_step))
+
+    # ---- latents
+
+    def embed(self, texts, num_samples=1, **knobs):
+        """ t2l: a latent of each text, made by diffusion. """
+        self.check('t2l')
+        tokens = self.pack(texts).repeat_interleave(num_samples, 0)
+        return self.raw_latents(make_latents(self, tokens, len(tokens), SamplingKnobs(**knobs)))
+
+    def sample_latents(self, n, **knobs):
+        """ n latents of no text. """
+        self.check('latent')
+        return self.raw_latents(make_latents(self, None, n, SamplingKnobs(**knobs)))
+
+    def sample_both(self, n, on_step=no_callback, **knobs):
+        """ n texts, and the latents that were made along with them. """
+        self.check('unconditional')
+        tokens, z = write_both(self, n, SamplingKnobs(**knobs), on_step)
+        return self.decode(tokens), self.raw_latents(z)
+
+    def round_trip(self, texts, num_samples=1, on_step=no_callback, **knobs):
+        """ t2l2t: a latent of each text, and a text from that. Returns texts and latents. """
+        self.check('t2l2t')
+        tokens = self.pack(texts).repeat_interleave(num_samples, 0)
+        raw = self.embed(tokens, **knobs)
+        knobs = SamplingKnobs(**knobs)
+        return self.write_from(raw, knobs, num_samples > 1, tokens, on_step), raw
+
+    # ---- what it says of texts
+
+    def hidden(self, texts, latents=None, **knobs):
+        """ The mean hidden state of each text, (n, C) float32, given latents or none. """
+        self.check('embed')
+        z = None if latents is None else self.stats.standardise(self.to_raw(latents))
+        return hidden_states(self, self.pack(texts), z, SamplingKnobs(**knobs))
+
+    def nats(self, texts, latents=None, **knobs):
+        """ How unlikely the network finds each text, from latents or from text alone: nats per
+        token, (n,) float64. Exact where the run has learned mode=causal, else the bound of
+        diffusion (sampling/likelihood.py). """
+        self.check('text')
+        z = None
+        if latents is not None:
+            z = self.stats.standardise(same_number(texts, self.to_raw(latents)))
+        return nats_per_token(self, self.pack(texts), z, SamplingKnobs(**knobs))
+
+    def encode(self, texts):
+        """ Latents of texts, by the encoder that made the run's data. """
+        check_texts(texts)
+        return torch.as_tensor(self.load_encoder()(texts))
+
+    def load_encoder(self):
+        """ ValueError where there is none, or it has changed. """
+        # once: its weights are read, and their digest is compared
+        if self.encoder is None:
+            record = self.meta['encoder']
+            if record is None:
+                raise ValueError(f'{self.out_dir}: its latents were given without their encoder, '
+                                 'so no text can be embedded')
+            folder = self.folder if record['id'] == 'lsa' else self.encoder_folder or None
+            self.encoder = load_encoder(record, folder=folder, device=self.device)
+        return self.encoder
+
+    def cosines(self, texts, latents):
+        """ Of the embeddings of n texts with latents, (n,). """
+        raw = same_number(texts, self.to_raw(latents))
+        return F.cosine_similarity(self.encode(texts).flatten(1), raw.flatten(1))
+
+    # ---- between strings, tokens and latents
+
+    def pack(self, texts):
+        """ Tokens (n, L) of texts; of tokens themselves. """
+        return texts if isinstance(texts, torch.Tensor) else pack(self, texts)
+
+    def decode(self, tokens):
+        """ The n texts of tokens (n, L). """
+        return [self.tokenizer.decode(ids) for ids in tokens.tolist()]
+
+    def raw_latents(self, z):
+        """ Standardised latents as the encoder would give them. Its outputs may lie on the sphere;
+        latents that were given without an encoder are taken as they are. """
+        raw = self.stats.destandardise(z)
+        is_normalized = (self.meta['encoder'] or {}).get('normalize')
+        return F.normalize(raw, dim=-1) if is_normalized else raw
+
+    def to_raw(self, latents):
+        """ (n, N, D) float32 of a tensor, array or list (n, D) or (n, N, D). """
+        N, D = self.model.config.n_latents, self.model.config.latent_dim
+        if isinstance(latents, list):
+            latents = torch.stack([torch.as_tensor(one) for one in latents])
+        raw = torch.as_tensor(latents, dtype=torch.float32)
+        is_one_vector = N == 1 and raw.shape[1:] == (D,)
+        if not is_one_vector and raw.shape[1:] != (N, D):
+            expected = f'(n, {D})' if N == 1 else f'(n, {N}, {D})'
+            raise ValueError(f'latents of shape {tuple(raw.shape)}, expected {expected}')
+        if not raw.isfinite().all():
+            raise ValueError('latents hold nan or inf')
+        return raw.reshape(-1, N, D)
+
+
+def same_number(texts, raw):
+    """ Latents of n texts: one for each, or one for all. """
+    if len(raw) not in (1, len(texts)):
+        raise ValueError(f'{len(texts)} texts, {len(raw)} latents')
+    return raw.expand(len(texts), -1, -1)
