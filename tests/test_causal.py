@@ -11,20 +11,19 @@ import torch.nn.functional as F
 
 from data import PackedDataset
 from diffusion import CAUSAL, GaussianLatents, MaskedText, exact_nll, mode_shares
-from toys import l2t, toy_run
 from launch import cut, log, measured, run_each, train_each, weights
 from loss import BatchMaker, Loss
 from model import Model, ModelConfig
 from processes.gidd import GIDD
 from sampling import loading
-from sampling.loading import load_run
+from sampling.run import Run
 from samplers import make_propose
 from sampling.denoise import null_latents
 from sampling.left_to_right import LeftToRight
 from sampling.knobs import SamplingKnobs, settle
 from sampling.writing import write
 from tasks import infill
-from toys import Network
+from toys import Network, l2t, toy_run
 
 
 def network(V=20, L=12, **more):
@@ -248,7 +247,7 @@ def test_a_dual_run_logs_validates_and_evaluates_both(dual):
 
 
 def test_the_default_writes_from_left_to_right_and_every_sampler_still_fills_masks(dual):
-    run = load_run(str(dual / 'both'), device='cpu', dtype='float32')
+    run = Run(str(dual / 'both'), device='cpu', dtype='float32')
     z = torch.randn(3, 1, 16, generator=torch.Generator().manual_seed(1))
     out = l2t(run, z)
     assert torch.equal(out, l2t(run, z, sampler='autoregressive', temperature=0.)), 'greedy, from left to right'
@@ -313,7 +312,7 @@ def test_beams_find_the_likeliest_filling_and_what_stands_behind_a_gap_decides()
 
 def test_a_text_has_one_score_whatever_stands_behind_its_eos(dual, dataset):
     """ Diffusion may write an EOS and more words, or PAD and no EOS: what is read is the same text. """
-    run = load_run(str(dual / 'both'), device='cpu', dtype='float32')
+    run = Run(str(dual / 'both'), device='cpu', dtype='float32')
     data, (eos, pad) = PackedDataset(str(dataset), 'val'), (run.tokenizer.eos, run.tokenizer.pad)
     text = [5, 6, 7, 8]
     n_rest = run.L - len(text) - 1
@@ -331,7 +330,7 @@ def test_a_run_ends_its_texts_at_the_eos_of_its_tokenizer(dual, monkeypatch):
         tokenizer.eos = 5
         return tokenizer
     monkeypatch.setattr(loading, 'load_tokenizer', other_eos)
-    assert load_run(str(dual / 'both'), device='cpu', dtype='float32').next_token.eos == 5
+    assert Run(str(dual / 'both'), device='cpu', dtype='float32').next_token.eos == 5
 
 
 def test_what_is_left_open_is_chosen_by_what_a_text_is_written_from():
@@ -398,7 +397,7 @@ def test_what_a_mode_needs_comes_with_the_mode_and_a_run_keeps_what_it_has(datas
     # another mode begins with these weights, and so with this network
     train_each(dataset, {other: ['--mode=unconditional+l2t+t2l', f'--init_from={out}', '--max_iters=2']})
     for folder in (out, other):
-        shape = load_run(str(folder), device='cpu').model.config
+        shape = Run(str(folder), device='cpu').model.config
         assert (shape.shift, shape.shortcut, shape.bag) == expected
         assert json.loads((folder / 'config.json').read_text())['latent_target'] == target
 
@@ -412,7 +411,7 @@ def test_a_run_that_goes_on_with_other_modes_has_no_best_validation_yet(dataset,
 
 
 def test_embeddings_of_a_shifted_network_are_means_over_the_places_that_read_the_text(dual):
-    run = load_run(str(dual / 'both'), device='cpu', dtype='float32')
+    run = Run(str(dual / 'both'), device='cpu', dtype='float32')
     x = torch.full((1, run.L), run.tokenizer.pad)
     x[0, :4] = torch.tensor([5, 6, 7, run.tokenizer.eos])
     z = torch.zeros(1, 1, 16)

@@ -167,7 +167,8 @@ def test_help_is_the_docstring_and_the_knob_block_as_written(demo, capsys):
 
 
 def test_wrong_input_is_one_line_and_a_bug_is_a_traceback(capsys):
-    for error, code in ((FileNotFoundError(2, 'No such\nfile', 'x'), 5), (KeyboardInterrupt(), 130)):
+    for error, code in ((FileNotFoundError(2, 'No such\nfile', 'x'), 5),
+                        (KeyboardInterrupt(), 130)):
         with pytest.raises(SystemExit) as stopped, configurator.stop_on_error(5):
             raise error
         assert stopped.value.code == code and capsys.readouterr().err.count('\n') == 1
