@@ -3,9 +3,7 @@ a copy of the tree, and used. """
 import json
 import re
 import shutil
-import wave
 
-import numpy as np
 import pytest
 
 from launch import ROOT, TINY, log, run_code, run_each
@@ -155,23 +153,3 @@ assert encoder(['a dog runs', 'a cat']).shape == (2, 1, 32)
         ['train.py', f'--dataset={data}', here, *TINY, '--mode=l2t'],
         ['sample.py', here, '--text=a dog runs', '--device=cpu'])
     assert '  -> ' in out
-
-
-def test_the_modality_goes_from_files_to_a_trained_model(tree, tmp_path):
-    rng, sounds = np.random.default_rng(0), tmp_path / 'sounds'
-    sounds.mkdir()
-    for i in range(40):
-        with wave.open(str(sounds / f'{i}.wav'), 'wb') as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(8000)
-            file.writeframes((rng.standard_normal(400) * 3000).astype('<i2').tobytes())
-    rows = ''.join(f'{i}.wav,a sound number {i}\n' for i in range(40))
-    (sounds / 'metadata.csv').write_text(f'file_name,text\n{rows}')
-    data, here = f'{tmp_path}/packed', f'--out_dir={tmp_path}/run'
-    works(tree, tmp_path, ['prepare.py', f'--input={sounds}', '--bands=16', '--tokenizer=byte',
-                           '--val_fraction=.2', f'--out={data}'],
-          ['train.py', f'--dataset={data}', here, *TINY, '--mode=t2l', '--latent_target=x0'],
-          ['evaluate.py', here, '--tasks=t2l', '--n=4', '--draws=1', '--seeds=1', *CPU])
-    meta = json.loads((tmp_path / 'packed/meta.json').read_text())
-    assert meta['latent_shape'] == [1, 16]
