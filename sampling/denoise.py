@@ -52,7 +52,7 @@ def rows_that_fit(run, batch, n_asked=0, n_caches=0):
     numbers = n_positions * c.width * (25 + 2 * c.depth * n_caches)
     n_bytes = numbers * (2 if run.dtype == 'bfloat16' else 4)
     # eight tables of the vocabulary's width are alive where a token is drawn
-    n_bytes += n_asked * c.vocab_size * 8 * 4
+    n_bytes += n_asked * run.text.mask_id * 8 * 4
     return max(1, min(batch, MOST_BYTES // n_bytes))
 
 

@@ -13,8 +13,8 @@ The keywords of these methods are the knobs of sampling/knobs.py, beside
     on_step          a callback of samplers.py: unmasking.Recorder
 An unknown keyword is a TypeError, and what the run has not learned a ValueError of one line.
 
-Latents are raw: as the encoder gives them, (n, N, D) float32 on the host. Where texts are read, they
-are a list of str, or the tokens (n, L) of them.
+Latents are raw: as the encoder gives them, (n, N, D) float32 on the host. Where texts are not to be
+embedded, they may also be tokens (n, L).
 Letters: n texts, L text tokens, N latent vectors, D latent dims, C width.
 """
 import os

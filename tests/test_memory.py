@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import diffusion
-from diffusion import MaskedText
+from diffusion import GaussianLatents, MaskedText
 from model import Model, ModelConfig
 from processes.adaptive import genmd4_bound
 from processes.gidd import GIDD
@@ -51,7 +51,8 @@ def model():
 
 def run_of(model, **changes):
     return toy_run(model=model, text=MaskedText(V), next_token=LeftToRight(V, V - 2), L=L,
-                   tokenizer=SimpleNamespace(eos=V - 2, pad=V - 1), **changes)
+                   tokenizer=SimpleNamespace(eos=V - 2, pad=V - 1),
+                   latent=GaussianLatents(torch.ones(3)), **changes)
 
 
 def texts():
@@ -117,9 +118,8 @@ def test_a_cast_run_computes_in_bfloat16_and_its_clocks_in_float32(model):
 
 def test_a_call_reads_no_more_rows_than_fit_in_6_gb():
     """ Of config/l2t_892m.py: a number for each position and dimension of a row, in bfloat16. """
-    size = SimpleNamespace(seq_len=1024, n_latents=1, latent_tokens=8, width=1024, depth=24,
-                           vocab_size=50_258)
-    run = SimpleNamespace(model=SimpleNamespace(config=size), dtype='bfloat16')
+    size = SimpleNamespace(seq_len=1024, n_latents=1, latent_tokens=8, width=1024, depth=24)
+    run = toy_run(model=SimpleNamespace(config=size), text=MaskedText(50_258), dtype='bfloat16')
     number, table = 2 * 1032 * 1024, 50_258 * 8 * 4
     assert denoise.rows_that_fit(run, 128) == 6e9 // (25 * number) == 113
     assert denoise.rows_that_fit(run, 128, 8) == 6e9 // (25 * number + 8 * table) == 91
