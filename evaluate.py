@@ -35,11 +35,11 @@ import numpy as np
 
 from configurator import HERE, configure, read_knobs, stop_on_error
 from runs.console import shown
-from runs.files import check_writable, write_whole
 from runs.machine import keep_freed_memory
 from runs.manifest import dataset_folder
 from runs.results import add_results, read_results
 from runs.run_folder import git_commit
+from runs.writing import check_writable, write_whole
 from sampling.denoise import rows_that_fit
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.run import Run

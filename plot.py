@@ -18,9 +18,10 @@ import os
 import textwrap
 
 from configurator import configure, stop_on_error
-from runs.files import read_arrays, write_text, write_whole
+from runs.files import read_arrays
 from runs.manifest import dataset_folder
 from runs.results import find, read_results
+from runs.writing import write_text, write_whole
 
 out_dir = 'out/quickstart'      # <a run folder>
 what = 'curves'                 # curves | sweep | importance | images | report

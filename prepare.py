@@ -41,7 +41,7 @@ from corpora.shards import (SUMS, fitting_max_tokens, latent_stats, shard_key, t
 from corpora.sources import Source, documents
 from corpora.splits import Survey, own_shards, survey
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer, train_bpe
-from corpora.writing import as_bytes, in_use, names_path, write_file
+from corpora.writing import as_bytes, names_path, write_file
 from data import LatentStats
 from encoders import load_encoder
 from runs import distributed
@@ -50,6 +50,7 @@ from runs.console import warn
 from runs.distributed import all_gather_object, on_rank0, rank, world
 from runs.files import read_sealed, sealed
 from runs.manifest import FORMAT, check_file, dataset_folder, read_meta
+from runs.writing import lock
 
 # ---- what is read, details in corpora/sources.py
 input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .ndjson, .csv,
@@ -270,10 +271,9 @@ def earlier_dataset(folder, record):
     return meta
 
 
-def make_plan(knobs, folder, source, val, record, tok, hold):
+def make_plan(knobs, folder, source, val, record, tok):
     """ Looks at what is there, counts what there is to do, and fits the tokenizer and lsa. tok: the
-    tokenizer, where none is to be fitted. hold: of writing.in_use. """
-    hold(is_shared=False)
+    tokenizer, where none is to be fitted. """
     earlier = earlier_dataset(folder, record)
     found, texts = survey(source, val, knobs.val_fraction, knobs.homology)
 
@@ -308,7 +308,6 @@ def make_plan(knobs, folder, source, val, record, tok, hold):
             texts = (doc.text for one in sources for doc in documents(one, Counter()))
         tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
         max_tokens = fitting_max_tokens(tok, texts, source.has_latents)
-    hold(is_shared=True)
     return Plan(found, files, lsa and lsa.record, max_tokens)
 
 # -----------------------------------------------------------------------------
@@ -458,16 +457,20 @@ def prepare(knobs):
     record = make_record(knobs, source, val)
     torch.set_num_threads(knobs.threads)
     os.makedirs(folder, exist_ok=True)
-    with in_use(folder) as hold:
-        # what can fail here fails before the corpus is read
-        tok = None
-        if knobs.same_as or knobs.tokenizer != 'bpe':
-            tok = load_tokenizer(knobs.same_as or knobs.tokenizer)
-        encode = make_encoder(knobs)
+    # what can fail here fails before the corpus is read
+    tok = None
+    if knobs.same_as or knobs.tokenizer != 'bpe':
+        tok = load_tokenizer(knobs.same_as or knobs.tokenizer)
+    encode = make_encoder(knobs)
 
-        # rank 0 reads and fits
-        plan = on_rank_0(make_plan, knobs, folder, source, val, record, tok, hold)
-        hold(is_shared=True)
+    # rank 0 reads and fits, alone in the folder
+    def plan_alone():
+        with lock(folder):
+            return make_plan(knobs, folder, source, val, record, tok)
+    plan = on_rank_0(plan_alone)
+
+    # while a process of this run lives, no other run gets the folder for itself
+    with lock(folder, shared=True):
         tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
         if plan.lsa:
             encode = load_encoder(plan.lsa, folder=folder)

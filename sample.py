@@ -49,8 +49,8 @@ import torch.nn.functional as F
 from configurator import configure, on_command_line, stop_on_error
 from diffusion import check_choice
 from runs.console import shown, warn
-from runs.files import check_writable, write_text, write_whole
 from runs.machine import keep_freed_memory
+from runs.writing import check_writable, write_text, write_whole
 from samplers import no_callback
 from sampling.inputs import embeddings, moved, read_latents, read_template, read_texts, slerp
 from sampling.knobs import SamplingKnobs

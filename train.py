@@ -160,7 +160,7 @@ if preflight_only:
 if all_reduce_max(int(dtype == 'float32')) and dtype == 'bfloat16':
     print(f'rank {rank} computes in float32, since another one has no bfloat16 instructions')
     dtype = 'float32'
-config['dtype'] = dtype
+config['dtype'], config['global_batch'] = dtype, rows_a_step
 modes = modes_of(mode)
 predict = {stream for stage in stages for stream in stage.predict}
 is_sharded = parallel == 'fsdp' and world > 1
@@ -213,14 +213,14 @@ if optimizer == 'adamw':
 adamw_groups = [dict(params=adamw_matrices, weight_decay=weight_decay),
                 dict(params=groups['vectors'], weight_decay=0.0)]
 adamw = torch.optim.AdamW(adamw_groups, lr=learning_rate, betas=betas, fused=True)
-optimizers = [(adamw, learning_rate)]                    # and the base rate of each
+optimizers, rates = [adamw], [learning_rate]             # and the base rate of each
 if optimizer == 'muon':
     from runs.muon import Muon
     muon = Muon(groups['matrices'], learning_rate, weight_decay, config['muon_iterations'],
                 getattr(torch, dtype))
-    optimizers.append((muon, config['muon_lr'] or learning_rate))
+    optimizers, rates = [adamw, muon], [learning_rate, config['muon_lr'] or learning_rate]
 
-state = State(model, optimizers, ema_decay, N_NORMS, device, rows_a_step, modes)
+state = State(loss_fn, optimizers, ema_decay, N_NORMS, device)
 wandb_id = resume_or_begin(state, train_data, text, config)
 
 # -----------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def evaluate():
     n = min(eval_iters, -(-len(val_data) // batch_size))
     sums = torch.zeros(5, dtype=torch.float64)
     model.eval()
-    with state.averaged_weights(loss_fn):
+    with state.averaged_weights():
         for i in range(0, n, world):
             if all_reduce_max(console.signal_seen):
                 return False
@@ -409,7 +409,7 @@ while True:
         bad = (~torch.isfinite(norm) | ~torch.isfinite(loss) | is_spike).float()
 
     # ---- step: nothing moves where `bad` is 1
-    for opt, rate in optimizers:
+    for opt, rate in zip(optimizers, rates):
         for group in opt.param_groups:
             group['lr'] = rate * lr_factor(config, state.step)
         opt.found_inf = bad                                # read on the device: nothing waits

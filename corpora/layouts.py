@@ -26,8 +26,9 @@ from corpora.shards import covering
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
 from runs.console import shown
-from runs.files import read_array, read_json, short, write_text
+from runs.files import read_array, read_json, short
 from runs.manifest import check_file, read_meta
+from runs.writing import write_text
 
 MANY_ROWS = 2**24              # samples of a larger split are not compared with one another
 

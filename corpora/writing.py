@@ -9,10 +9,10 @@ import hashlib
 import io
 import os
 import shutil
-import sys
 from contextlib import contextmanager, suppress
 
-from runs.files import sha256, take_lock, write_whole
+from runs.files import check
+from runs.writing import write_whole
 
 
 @contextmanager
@@ -34,9 +34,11 @@ def names_path(path, size=0):
 
 def is_whole(path, entry):
     """ Whether a file has the size and the digest of its entry in meta.json. """
-    if not os.path.isfile(path) or os.path.getsize(path) != entry['bytes']:
+    try:
+        check(path, entry)
+    except ValueError:
         return False
-    return sha256(path) == entry['sha256']
+    return True
 
 
 def write_file(path, data):
@@ -63,26 +65,3 @@ def as_bytes(save, *arrays, **named):
     buffer = io.BytesIO()
     save(buffer, *arrays, **named)
     return buffer.getvalue()
-
-
-@contextmanager
-def in_use(folder):
-    """ Inside, no other prepare.py writes to the folder, not even one that a killed run left
-    behind. Rank 0 holds the lock alone until all ranks share it: hold(is_shared). The lock leaves
-    no file, and it ends with its process. """
-    handle = os.open(folder, os.O_RDONLY)
-
-    def hold(is_shared):
-        try:
-            take_lock(handle, is_shared)
-        except BlockingIOError:
-            raise ValueError(f'{folder} is in use by another prepare.py: wait for it, end it, '
-                             'or choose another --out=') from None
-        except OSError as error:
-            if not is_shared:                      # said once, by rank 0
-                print(f'warning: {folder} cannot be locked ({error}): see to it that one '
-                      'prepare.py runs at a time', file=sys.stderr)
-    try:
-        yield hold
-    finally:
-        os.close(handle)

@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
@@ -28,9 +28,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from model import Model, ModelConfig
-from runs.files import fsync, one_line, read_sealed, sealed, sha256, short, write_text
+from runs.files import check, entry_of, one_line, read_sealed, sealed, short
+from runs.identity import check_same, of_dataset
 from runs.manifest import read_meta
-from runs.run_folder import read_config
+from runs.writing import fsync, write_text
 
 # Names that are read from files must match this, so none leads out of the run folder.
 STEP = re.compile(r'step-\d{8,12}', re.ASCII)
@@ -40,23 +41,10 @@ DISK_ERRORS = (OSError, RuntimeError, SafetensorError)
 
 # ---- leaves
 
-def describe(path):
-    """ What training_state.json says of a file. """
-    return {'bytes': path.stat().st_size, 'sha256': sha256(path)}
 
 
 def n_bytes(tensors):
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def difference(old, new):
-    """ What differs between two {kind: {key: value}}, in words, or None. The id of an encoder may
-    differ: it says where the encoder lay. Its revision says which it is. """
-    for kind in new:
-        a, b = old.get(kind) or {}, new[kind] or {}
-        for key in sorted({*a, *b} - {'id'}):
-            if a.get(key) != b.get(key):
-                return f'{kind} {key}={a.get(key)!r}, now it is {b.get(key)!r}'
 
 
 def steps(out_dir):
@@ -79,12 +67,12 @@ def checkpoint_named(out_dir, which):
 def verify(folder):
     """ The training state of a checkpoint that is whole to the bit. Else ValueError: the file, what
     was found, what was expected. """
-    state = read_sealed(Path(folder) / 'training_state.json')
-    for name, expected in state['files'].items():
-        path = Path(folder) / name
-        found = describe(path) if path.is_file() else 'no file'
-        if found != expected:
-            raise ValueError(f'{path}: found {found}, expected {expected}')
+    folder = Path(folder)
+    state = read_sealed(folder / 'training_state.json')
+    for name, entry in state['files'].items():
+        check(folder / name, entry)
+    if state['step'] != int(folder.name[5:]):
+        raise ValueError(f'{folder}: training_state.json is of step {state["step"]}')
     return state
 
 
@@ -135,7 +123,8 @@ def save(out_dir, step, tensors, training_state, keep=2, best=False):
         shutil.rmtree(stale)
 
     # where step-N is there already, only its names are written: it was saved before it was best
-    needs = 2 ** 20 + int(1.01 * sum(n_bytes(state.values()) for state in tensors.values()))
+    size = sum(n_bytes(state.values()) for state in tensors.values())
+    needs = 2 ** 20 + int(1.01 * size)
     has = shutil.disk_usage(folder.parent).free
     cannot = f'cannot save {folder.name}: needs {needs:,} bytes, has {has:,} at {folder.parent}'
     try:
@@ -165,10 +154,11 @@ def write_files(folder, tensors, training_state):
     files = {}
     for kind, state in tensors.items():
         path = folder / f'{kind}.safetensors'
-        save_file({name: tensor.detach().contiguous() for name, tensor in state.items()}, path)
+        state = {name: tensor.detach().contiguous() for name, tensor in state.items()}
+        save_file(state, path)
         path.chmod(0o666 & ~umask)             # safetensors lets only the owner read
         fsync(path)
-        files[path.name] = describe(path)
+        files[path.name] = entry_of(path)
     write_text(folder / 'training_state.json', sealed({**training_state, 'files': files}))
 
 
@@ -194,45 +184,60 @@ def read_tensors(path):
         raise ValueError(f'cannot read {path}: {one_line(error)}') from None
 
 
+def check_tensors(path, found, expected):
+    """ ValueError unless the names, shapes and dtypes are those expected: kernels read bare memory.
+    """
+    def described(tensors):
+        return {name: f'{str(tensor.dtype)[6:]} {tuple(tensor.shape)}'
+                for name, tensor in tensors.items()}
+    check_same(path, described(found), described(expected))
+
+
 def find_checkpoint(out_dir, which='best'):
     """ The name of a checkpoint folder, as 'step-00001000'. which: 'best', 'latest' or that name. A
-    run that was saved before its first evaluation has no best yet: then it is the latest, with a
-    warning. """
+    run that was saved before its first evaluation has no best yet: then it is the latest. """
     out_dir = Path(out_dir)
-    read_config(out_dir)                                   # ValueError where there is no run
-    if which == 'best' and not (out_dir / 'best').exists() and (out_dir / 'latest').is_file():
-        if os.environ.get('RANK', '0') == '0':
-            print(f'warning: {out_dir} has no best checkpoint before its first evaluation: '
-                  'the latest one is read', file=sys.stderr, flush=True)
+    if which == 'best' and not (out_dir / 'best').exists():
         which = 'latest'
     name = checkpoint_named(out_dir, which)
     if STEP.fullmatch(name) and (out_dir / name).is_dir():
         return name
 
     found = [path.name for path in steps(out_dir)]
-    hint = f'only {found}: choose one with --which='
     if not found:
-        hint = 'nor any other: train it to its first save'
-    raise ValueError(f'{out_dir} has no checkpoint {short(name)}, {hint}')
+        raise ValueError(f'no run in {out_dir}: train it to its first checkpoint, or name another '
+                         '--out_dir')
+    raise ValueError(f'{out_dir} has no checkpoint {short(name)}, only {found}: choose one with '
+                     '--which=')
+
+
+def config_of(identity):
+    """ The ModelConfig in the identity of a run. """
+    names = [field.name for field in fields(ModelConfig)]
+    return ModelConfig(**{name: identity[name] for name in names})
 
 
 def load_model(out_dir, which='best', ema=True, device='cpu'):
-    """ (model, config, meta) of a run. which: as in find_checkpoint. ema: the EMA weights, where
+    """ (model, knobs, meta) of a run. which: as in find_checkpoint. ema: the EMA weights, where
     there are any. """
     out_dir = Path(out_dir)
-    knobs = read_config(out_dir)
-    meta = read_meta(out_dir / 'data')
     folder = out_dir / find_checkpoint(out_dir, which)
     state = verify(folder)
-    knobs |= state['identity']['process']                  # they decide how the weights are read
-    kind = 'ema' if ema and 'ema.safetensors' in state['files'] else 'model'
-    path = folder / f'{kind}.safetensors'
-    weights = read_tensors(path)
+    knobs, identity = state['knobs'], state['identity']
+
+    # data/ must be that of the training
+    meta = read_meta(out_dir / 'data')
+    of_data = of_dataset(meta)
+    check_same(f'{out_dir}/data', of_data, {name: identity.get(name) for name in of_data},
+               '; copy data/ from the dataset that the run was trained on')
 
     # first on the meta device, without memory: are the sizes those of the file? The tables of
     # positions are in no file
+    kind = 'ema' if ema and 'ema.safetensors' in state['files'] else 'model'
+    path = folder / f'{kind}.safetensors'
+    weights = read_tensors(path)
     try:
-        config = ModelConfig(**state['model_config'])
+        config = config_of(identity)
         # n tensors cannot fill n + 1 blocks, and a sketch of a million would take hours
         drawn = replace(config, depth=min(config.depth, len(weights) + 1))
         with torch.device('meta'):

@@ -230,28 +230,3 @@ def sync_gradients(net, is_last):
         net.set_requires_gradient_sync(is_last)
     elif isinstance(net, DistributedDataParallel):
         net.require_backward_grad_sync = is_last           # as its context no_sync does
-
-
-def whole(state):
-    """ {name: tensor}, whole: what is sharded is gathered, and stays on rank 0 alone, on the host.
-    Every rank must call. """
-    found = {}
-    for name, value in state.items():
-        value = value.detach()
-        if hasattr(value, 'full_tensor'):
-            value = value.full_tensor()
-            value = value.cpu() if rank() == 0 else None
-        if rank() == 0:
-            found[name] = value
-    return found
-
-
-def distribute(value, like):
-    """ This rank's share of a whole tensor, sharded as `like` is; the tensor itself where `like` is
-    not sharded. """
-    is_whole = not hasattr(value, 'full_tensor')
-    if not is_whole or not hasattr(like, 'full_tensor') or value.shape != like.shape:
-        return value
-    from torch.distributed.tensor import distribute_tensor
-    value = value.to(like.device)
-    return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)

@@ -24,9 +24,10 @@ import torch
 from configurator import configure, stop_on_error
 from encoders import TABLE
 from runs import checkpoint
-from runs.files import read_json, sealed, write_text
-from runs.manifest import encoder_identity, is_of_a_folder, read_meta
-from runs.run_folder import copy_data, dumps, read_config
+from runs.files import read_json, sealed
+from runs.manifest import read_meta
+from runs.run_folder import copy_data
+from runs.writing import write_text
 
 out_dir = 'out/quickstart'     # <a run folder>: what is exported
 which = 'best'                 # best | latest | <a step, as step-00001000>
@@ -48,8 +49,8 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
         raise ValueError(f'{folder} exists: choose another folder')
 
     # the run, and the weights that sampling reads
-    config = read_config(out_dir)
     name = checkpoint.find_checkpoint(out_dir, which)
+    config = read_json(out_dir / 'config.json')
     state = checkpoint.verify(out_dir / name)
     kind = 'ema' if 'ema.safetensors' in state['files'] else 'model'
     weights = checkpoint.read_tensors(out_dir / name / f'{kind}.safetensors')
@@ -64,16 +65,17 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     tmp = folder.with_name(folder.name + '.tmp')
     shutil.rmtree(tmp, ignore_errors=True)
     tmp.mkdir(parents=True)
-    kept = without_folders({key: state[key] for key in ('step', 'model_config', 'identity')})
+    kept = without_folders({key: state[key] for key in ('step', 'identity', 'knobs')})
     checkpoint.write_files(tmp / name, {'model': weights}, kept)
     for pointer in ('best', 'latest'):
         write_text(tmp / pointer, name + '\n')
     copy_data(out_dir / 'data', tmp)
     meta = read_meta(out_dir / 'data')
-    meta['encoder'] = encoder_identity(meta['encoder'])
     ids = {row['revision']: row['id'] for row in TABLE.values() if 'revision' in row}
     if meta['encoder'] and meta['encoder']['revision'] in ids:           # a copy in a folder
         meta['encoder']['id'] = ids[meta['encoder']['revision']]
+    elif meta['encoder'] and is_of_a_folder(meta['encoder']):
+        meta['encoder']['id'] = os.path.basename(os.path.normpath(meta['encoder']['id']))
     meta = without_folders(meta)
     write_text(tmp / 'data/meta.json', sealed(meta))
 
@@ -81,7 +83,7 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     for field in ('argv', 'resumed_from'):
         config.pop(field, None)
     config = without_folders(config)
-    write_text(tmp / 'config.json', dumps(config))
+    write_text(tmp / 'config.json', json.dumps(config, indent=1))
     results = results_of(out_dir / 'results.json', name)
     if results:
         records = ',\n'.join(map(json.dumps, results))
@@ -90,6 +92,11 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
                  results)
     write_text(tmp / 'README.md', '\n'.join(lines) + '\n')
     os.rename(tmp, folder)
+
+
+def is_of_a_folder(encoder):
+    """ Whether an encoder's record is of a model in a folder, which no hub has. """
+    return encoder['id'] != 'lsa' and encoder['revision'].startswith('sha256:')
 
 
 def without_folders(value):

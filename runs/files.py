@@ -2,6 +2,7 @@
 Files that come from outside: JSON and arrays, which may be damaged. Every mistake is a ValueError
 of one line that names the file.
 
+    check(path, entry)                                      is it intact?
     read_json(path)                                         an object
     read_sealed(path)                                       an object that holds its own digest
     read_array(path, 'float16', (n, N, D), mmap=True)       an .npy file
@@ -10,15 +11,13 @@ of one line that names the file.
 Nothing is ever unpickled, and an array is mapped before it is copied, so reading never takes more
 memory than the file has bytes. What a file with the right digest says of itself is believed.
 """
-import fcntl
 import hashlib
 import json
+import mmap as memory_maps
 import os
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
-
 
 # ---- any file
 
@@ -27,70 +26,21 @@ def sha256(path):
         return hashlib.file_digest(f, 'sha256').hexdigest()
 
 
-def fsync(path):
-    """ Puts a file or a folder on the disk. A rename is on the disk only when its folder is. """
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+def entry_of(path):
+    """ What a manifest says of a file. """
+    return {'bytes': os.path.getsize(path), 'sha256': sha256(path)}
 
 
-def take_lock(file, is_shared=False, wait=False):
-    """ Locks an open file or folder, until it is closed or the process ends. BlockingIOError where
-    another process has the lock, unless it shall wait; another OSError where there are no locks.
-    """
-    kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
-    fcntl.flock(file, kind if wait else kind | fcntl.LOCK_NB)
-
-
-@contextmanager
-def alone_in(folder):
-    """ Inside, no other process is inside; it waits for its turn. Where there are no locks it goes
-    on without. """
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            take_lock(handle, wait=True)
-        yield
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def write_whole(path):
-    """ An open file of bytes, which takes the place of `path` when the block has ended well: a
-    reader sees the old file or the new one. A device or a pipe is written as it is. """
-    if os.path.exists(path) and not os.path.isfile(path):
-        with open(path, 'wb') as f:
-            yield f
-        return
-    path = os.path.realpath(path)                              # a link stays a link
-    tmp = path + '.tmp'
-    try:
-        with open(tmp, 'wb') as f:
-            yield f
-        fsync(tmp)
-        os.replace(tmp, path)
-        fsync(os.path.dirname(path))
-    finally:
-        Path(tmp).unlink(missing_ok=True)
-
-
-def write_text(path, text):
-    with write_whole(path) as f:
-        f.write(text.encode())
-
-
-def check_writable(path):
-    """ ValueError unless a file can be written there: it is asked before hours of work. """
-    folder = os.path.dirname(path) or '.'
-    if not os.path.isdir(folder):
-        raise ValueError(f'{path}: no such folder')
-    if os.path.isdir(path):
-        raise ValueError(f'{path}: this is a folder, expected the name of a file')
-    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
-        raise ValueError(f'{path}: cannot be written')
+def check(path, entry, digest=True):
+    """ ValueError where a file is not as its entry in a manifest says. digest=False: only its size
+    is compared. """
+    if not os.path.isfile(path):
+        raise ValueError(f'{path}: missing')
+    found, expected = os.path.getsize(path), entry['bytes']
+    if found != expected:
+        raise ValueError(f'{path}: found {found} bytes, expected {expected}')
+    if digest and sha256(path) != entry['sha256']:
+        raise ValueError(f'{path}: its sha256 is not the one that was noted')
 
 
 def one_line(error):
@@ -147,9 +97,8 @@ def plain(mapped, at_random=False):
     """ A memory map as a plain ndarray: indexing an np.memmap costs more. at_random: its rows will
     be read far from each other. So Linux reads no page beyond those asked for; by default it reads
     up to megabytes around each. """
-    import mmap
-    if at_random and mapped.size:
-        mapped._mmap.madvise(mmap.MADV_RANDOM)
+    if at_random and hasattr(memory_maps, 'MADV_RANDOM') and mapped.size:
+        mapped._mmap.madvise(memory_maps.MADV_RANDOM)
     return mapped.view(np.ndarray)
 
 

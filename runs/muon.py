@@ -66,9 +66,9 @@ def gather_shares(mine, n):
     """ The n matrices of all processes' shares (size, rows, columns), in order. """
     if world() == 1:
         return mine
-    found = mine.new_empty(world() * len(mine), *mine.shape[1:])
-    dist.all_gather_single(found, mine.contiguous())
-    return found[:n]
+    found = [torch.empty_like(mine) for _ in range(world())]
+    dist.all_gather(found, mine.contiguous())
+    return torch.cat(found)[:n]
 
 
 class Muon(torch.optim.Optimizer):
@@ -83,7 +83,8 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay))
 
     @torch.no_grad()
-    def step(self):
+    def step(self, closure=None):
+        """ closure: torch passes None. """
         for group in self.param_groups:
             by_shape = {}
             for parameter in group['params']:

@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from corpora.statistics import lengths
 from data import PackedDataset
 from model import Model, ModelConfig
-from runs import checkpoint, distributed, run_folder
+from runs import checkpoint, distributed
 from runs.distributed import print0, world
-from runs.files import read_json
+from runs.files import read_sealed
 from runs.machine import pick_dtype
 from runs.manifest import dataset_folder
 from runs.stages import modes_of
@@ -65,16 +65,16 @@ def open_data(config):
 
 
 def earlier_network(config):
-    """ What the run in out_dir, or else in init_from, has beside its blocks, {field of ModelConfig:
-    whether}, and its latent target. None where there is no such run, or it cannot be read. """
-    for folder in (config['out_dir'], config['init_from']):
-        if folder and (found := checkpoint.steps(folder)):
+    """ What the run in out_dir, or else in init_from, has beside its blocks, and its latent target,
+    {name: value}. None where there is no such run, or it cannot be read. """
+    for out_dir in filter(None, (config['out_dir'], config['init_from'])):
+        for folder in checkpoint.steps(out_dir):
             try:
-                shape = read_json(found[0] / 'training_state.json')['model_config']
-                target = run_folder.read_config(folder)['latent_target']
-                return {name: shape[name] for name in ('bag', 'shortcut', 'shift')}, target
-            except (ValueError, KeyError):                 # the checkpoint will be looked at again
-                return None
+                identity = read_sealed(folder / 'training_state.json')['identity']
+            except ValueError:                             # a broken one; it is looked at again
+                continue
+            return {name: identity[name]
+                    for name in ('bag', 'shortcut', 'shift', 'latent_target')}
 
 
 def network(config, data):
@@ -89,9 +89,8 @@ def network(config, data):
     bag = is_one_vector and bool(modes & {'t2l', 'unconditional'})
     shape = dict(bag=bag, shortcut=is_one_vector and bool(modes & {'l2t', 'causal'}),
                  shift='causal' in modes)
-    target = 'x0' if bag else 'v'
-    if earlier := earlier_network(config):
-        shape, target = earlier
+    shape = earlier_network(config) or shape | dict(latent_target='x0' if bag else 'v')
+    target = shape.pop('latent_target')
     config['latent_target'] = config['latent_target'] or target
 
     # sampling draws lengths from these: every hundredth quantile of the training lengths

@@ -17,7 +17,8 @@ repeated, perhaps on a later checkpoint, the new records replace the old ones.
 import json
 import os
 
-from runs.files import alone_in, read_json, write_text
+from runs.files import read_json
+from runs.writing import lock, write_text
 
 FIELDS = {'task', 'metric', 'control', 'value', 'se', 'n', 'texts', 'point', 'knobs', 'checkpoint',
           'commit'}
@@ -43,7 +44,7 @@ def add_results(path, records):
     """ Records into results.json, in place of those of the same measurements. Another evaluation
     of the run may end now, so one process at a time reads and writes. """
     records = json.loads(json.dumps(records))              # as they are read: tuples are lists
-    with alone_in(os.path.dirname(path) or '.'):
+    with lock(os.path.dirname(path) or '.', wait=True):
         old = read_results(path) if os.path.exists(path) else []
         new = [measurement(record) for record in records]
         kept = [record for record in old if measurement(record) not in new]

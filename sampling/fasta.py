@@ -1,7 +1,7 @@
 """ Proteins on their way out: FASTA files. """
 import re
 
-from runs.files import write_text
+from runs.writing import write_text
 
 LINE = 60                      # residues in a line of a FASTA file
 

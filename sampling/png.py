@@ -7,7 +7,7 @@ import os
 import numpy as np
 import torch
 
-from runs.files import write_whole
+from runs.writing import write_whole
 
 GAP = 4                        # white pixels between two pictures of a sheet
 

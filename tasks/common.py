@@ -28,9 +28,8 @@ import torch.nn.functional as F
 from sampling.inputs import most_tokens, pack, read_texts
 from data import PackedDataset, row_order
 from diffusion import uniforms
-from runs.checkpoint import difference
 from runs.console import progress_bar, warn
-from runs.manifest import dataset_identity
+from runs.identity import SAMPLES, STATISTICS, check_same, of_dataset
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS, SamplingKnobs
 from sampling.run import Needs
 
@@ -132,11 +131,11 @@ def load_texts(run, folder, n, order, seed):
 def open_split(run, folder, split):
     """ A split of the run's dataset; ValueError where the folder holds another dataset. """
     data = PackedDataset(folder, split, run.L, crop=run.lengths is not None)
-    other = difference(dataset_identity(run.meta, has_statistics=True),
-                       dataset_identity(data.meta, has_statistics=True))
-    if other:
-        raise ValueError(f'{run.out_dir} was trained with {other} in {folder}: name its own '
-                         'dataset with --dataset=')
+    # the run has the statistics of its own latents, which on another machine differ in the last
+    # bits; without an encoder they say which latents these are
+    but = SAMPLES | {STATISTICS} if run.meta['encoder'] else SAMPLES
+    check_same(folder, of_dataset(data.meta), of_dataset(run.meta),
+               f' by {run.out_dir}: name its own dataset with --dataset=', but)
     return data
 
 

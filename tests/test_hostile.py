@@ -1,60 +1,73 @@
-""" Damaged and hostile files: nothing executes code, nothing allocates without bound, nothing runs on silently wrong. A file that does
-not match its digest is one line; one whose digest was forged may end in the library's exception. """
+"""
+Damaged and hostile files. No file executes code, allocates without bound, leads out of its folder,
+or lets a script go on silently wrong. What does not match its digest is one line; a file whose
+digest was forged may end in the library's exception.
+"""
 import json
 import os
 import pickle
 import random
-import re
 import shutil
+import subprocess
+import sys
 import zipfile
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from corpora.layouts import verify
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
-from launch import TINY, measured, run, run_code, run_each, train
-from runs import run_folder
-from runs.export import results_of
-from runs.files import read_array, read_arrays, read_sealed, sealed, sha256
-from sampling.run import Run
-from test_checkpoint import Command
+from launch import ROOT, TINY, measured, run, run_each, train
+from runs import checkpoint
+from runs.files import entry_of, read_array, read_arrays, read_json, read_sealed, sealed
+from test_checkpoint import forge, new_run
+
+NEWEST = 'step-00000012'       # of the run `finished`
 
 
-def copy_of(dataset, tmp_path):
-    return shutil.copytree(dataset, tmp_path / 'packed')
+class Command:
+    """ What runs a command when it is unpickled. """
+
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
 
 
-def forge(folder, name, content):
-    """ Another content of a file, with its size and digest in meta.json. """
-    (folder / name).write_bytes(content)
+def copy_of(folder, tmp_path, name='copy'):
+    return shutil.copytree(folder, tmp_path / name)
+
+
+def change_meta(folder, change):
+    """ Another meta.json, with its digest. """
     meta = read_sealed(folder / 'meta.json')
-    shards = [shard for split in meta['splits'].values() for shard in split['shards']]
-    for files in [meta['files'], *(shard['files'] for shard in shards)]:
-        if name in files:
-            files[name] = dict(bytes=len(content), sha256=sha256(folder / name))
+    change(meta)
     (folder / 'meta.json').write_text(sealed(meta))
 
 
-def header_text(text):
-    """ The header of an .npy file, version 1. """
-    text = text.encode() + b' ' * (-(len(text) + 11) % 64) + b'\n'
-    return b'\x93NUMPY\x01\x00' + len(text).to_bytes(2, 'little') + text
+def forge_file(folder, name, content):
+    """ Another content of a file of a dataset, with its size and digest in meta.json. """
+    (folder / name).write_bytes(content)
+
+    def change(meta):
+        shards = [shard for split in meta['splits'].values() for shard in split['shards']]
+        for files in [meta['files'], *(shard['files'] for shard in shards)]:
+            if name in files:
+                files[name] = entry_of(folder / name)
+    change_meta(folder, change)
 
 
-def test_the_reader_of_arrays_gives_what_numpy_gives(tmp_path):
-    arrays = dict(a=np.arange(6, dtype=np.float16).reshape(2, 3), b=np.zeros((0, 4)), c=np.asfortranarray(np.eye(3)),
-                  d=np.array(5), e=np.array(['a', 'bc']))
-    np.savez(tmp_path / 'all.npz', **arrays)
-    again = read_arrays(tmp_path / 'all.npz')
-    assert sorted(again) == sorted(arrays)
-    for name, array in arrays.items():
-        np.save(tmp_path / f'{name}.npy', array)
-        dtype = '<U2' if name == 'e' else 'numbers'
-        for found in (again[name], *(read_array(tmp_path / f'{name}.npy', dtype, mmap=mmap) for mmap in (False, True))):
-            assert type(found) is np.ndarray and found.dtype == array.dtype and np.array_equal(found, array)
+def flip(path, at=-1):
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
 
+
+# ---- arrays
 
 def test_an_array_of_another_dtype_shape_or_size_is_refused_with_both(tmp_path):
     path = tmp_path / 'a.npy'
@@ -76,10 +89,61 @@ def test_a_compressed_array_is_refused_before_it_is_unpacked(tmp_path, monkeypat
         read_arrays(tmp_path / 'a.npz')
 
 
+# ---- nothing runs
+
+def evil_files(tmp_path):
+    """ Files that would run a command, and the file that the command makes. """
+    ran = tmp_path / 'ran'
+    evil = Command(f'touch {ran}')
+    path = tmp_path / 'evil'
+    torch.save(evil, path)
+    contents = [path.read_bytes(), pickle.dumps(evil)]
+    for save in (lambda f: np.save(f, np.array([evil], object), allow_pickle=True),
+                 lambda f: np.savez(f, mean=np.array([evil], object), std=np.zeros(16))):
+        with open(path, 'wb') as f:
+            save(f)
+        contents.append(path.read_bytes())
+    return contents, ran
+
+
+@pytest.mark.parametrize('name', ['train-00000.latents.npy', 'train-00000.offsets.npy',
+                                  'latent_stats.npz', 'meta.json', 'tokenizer.json'])
+def test_no_file_of_a_dataset_runs_a_command(dataset, tmp_path, name):
+    folder = copy_of(dataset, tmp_path)
+    contents, ran = evil_files(tmp_path)
+    for content in contents:
+        if name == 'meta.json':
+            (folder / name).write_bytes(content)
+        else:
+            forge_file(folder, name, content)
+        with pytest.raises(Exception):
+            load_tokenizer(folder)
+            PackedDataset(folder, 'train').rows([0])
+        shutil.copy(dataset / 'meta.json', folder)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize('force', ['0', '1'])
+def test_fault_23_no_checkpoint_runs_a_command(dataset, finished, tmp_path, force):
+    """ Neither where the environment makes torch.load unpickle. """
+    contents, ran = evil_files(tmp_path)
+    commands = []
+    for i, name in enumerate(('optimizer', 'rng', 'model')):
+        out = copy_of(finished, tmp_path, name)
+        (out / NEWEST / f'{name}.safetensors').write_bytes(contents[i % 2])
+        forge(out / NEWEST)
+        commands.append(['train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY])
+    results = run_each(*commands, env=dict(TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=force))
+    for name, (rc, _, err) in zip(('optimizer', 'rng', 'model'), results):
+        assert rc == 2 and err.count('\n') == 1 and f'{name}.safetensors' in err, err
+    assert not ran.exists()
+
+
+# ---- what does not match its digest
+
 def test_any_flipped_bit_and_any_changed_field_of_meta_json_is_refused(dataset, tmp_path):
-    folder, draw = copy_of(dataset, tmp_path), random.Random(0)
-    path = folder / 'meta.json'
-    whole = path.read_bytes()
+    path = copy_of(dataset, tmp_path) / 'meta.json'
+    whole, draw = path.read_bytes(), random.Random(0)
     for _ in range(60):
         content = bytearray(whole)
         content[draw.randrange(len(whole))] ^= 1 << draw.randrange(7)
@@ -89,127 +153,180 @@ def test_any_flipped_bit_and_any_changed_field_of_meta_json_is_refused(dataset, 
             assert json.loads(path.read_bytes()) == json.loads(whole)
         except (ValueError, AssertionError):
             with pytest.raises(ValueError, match='meta.json'):
-                PackedDataset(folder, 'train')
+                PackedDataset(path.parent, 'train')
     meta = json.loads(whole)
     for key in meta:
         path.write_text(json.dumps({**meta, key: 1}))
         with pytest.raises(ValueError, match='meta.json'):
-            PackedDataset(folder, 'train')
+            PackedDataset(path.parent, 'train')
 
 
 def test_a_file_that_does_not_match_its_digest_is_one_line_and_code_2(dataset, tmp_path):
     folder = copy_of(dataset, tmp_path)
-    path = folder / 'train-00000.latents.npy'
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match='latents.npy: its sha256 is not the one in meta.json'):
+    flip(folder / 'train-00000.latents.npy')
+    with pytest.raises(ValueError, match='latents.npy: its sha256 is not the one'):
         verify(folder)
-    stats = folder / 'latent_stats.npz'
-    content = bytearray(stats.read_bytes())
-    content[len(content) // 2] ^= 1
-    stats.write_bytes(content)
-    inspected, trained = run_each(['prepare.py', f'--inspect={folder}'], ['train.py', f'--dataset={folder}', f'--out_dir={tmp_path}/run', *TINY])
-    for rc, _, err in (inspected, trained):
+    flip(folder / 'latent_stats.npz', at=300)
+    commands = (['prepare.py', f'--inspect={folder}'],
+                ['train.py', f'--dataset={folder}', f'--out_dir={tmp_path}/run', *TINY])
+    for rc, _, err in run_each(*commands):
         assert rc == 2 and err.count('\n') == 1 and 'sha256' in err, err
 
 
-@pytest.mark.parametrize('name', ['train-00000.latents.npy', 'train-00000.offsets.npy', 'latent_stats.npz', 'meta.json', 'tokenizer.json'])
-def test_no_file_of_a_dataset_runs_a_command(dataset, tmp_path, name):
-    folder, ran = copy_of(dataset, tmp_path), tmp_path / 'ran'
-    evil = Command(f'touch {ran}')
-    for save in (lambda path: np.save(path, np.array([evil], object), allow_pickle=True), lambda path: path.write_bytes(pickle.dumps(evil)),
-                 lambda path: np.savez(path, mean=np.array([evil], object), std=np.zeros(16))):
-        save(tmp_path / 'evil')
-        content = next(tmp_path.glob('evil*')).read_bytes()
-        for path in tmp_path.glob('evil*'):
-            path.unlink()
-        (folder / name).write_bytes(content) if name == 'meta.json' else forge(folder, name, content)
-        with pytest.raises(Exception):
-            PackedDataset(folder, 'train').rows([0])
-            load_tokenizer(folder)
-        shutil.copy(dataset / 'meta.json', folder)
-    assert not ran.exists()
+# ---- moments of another form: a fused kernel would read beyond them
+
+def test_moments_and_averages_have_exactly_the_names_shapes_and_dtypes_of_the_run(
+        dataset, finished, tmp_path):
+    first = 'blocks.0.text.qkv.weight'
+    forms = {
+        'shape': ('optimizer', f'exp_avg.{first}', lambda x: x[:48]),
+        'scalar': ('optimizer', f'exp_avg.{first}', lambda x: x[0, :1]),
+        'dtype': ('optimizer', f'exp_avg_sq.{first}', lambda x: x.double()),
+        'gone': ('optimizer', f'step.{first}', None),
+        'average': ('ema', first, lambda x: x[:1]),
+        'weights': ('model', first, lambda x: x.half()),
+    }
+    commands = []
+    for case, (kind, name, change) in forms.items():
+        path = copy_of(finished, tmp_path, case) / NEWEST / f'{kind}.safetensors'
+        tensors = load_file(path)
+        tensor = tensors.pop(name)
+        if change:
+            tensors[name] = change(tensor).contiguous()
+        save_file(tensors, path)
+        forge(path.parent)
+        commands.append(['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/{case}', *TINY])
+    for (kind, name, _), (rc, _, err) in zip(forms.values(), run_each(*commands)):
+        assert rc == 2 and err.count('\n') == 1, err
+        assert f'{kind}.safetensors: {name} is ' in err and ', expected ' in err
 
 
-def test_a_header_that_lies_of_its_size_takes_no_memory(dataset, tmp_path):
-    folder = copy_of(dataset, tmp_path)
-    shape = f'({10**9}, 1, 16)'
-    forge(folder, 'train-00000.latents.npy', header_text(f"{{'descr': '<f2', 'fortran_order': False, 'shape': {shape}, }}") + bytes(64))
-    code = f"""
-import resource
-from data import PackedDataset
-resource.setrlimit(resource.RLIMIT_AS, (6 * 2**30,) * 2)
-try:
-    PackedDataset({str(folder)!r}, 'train')
-except Exception as error:
-    print('refused', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
-"""
-    result = run_code(code)
-    assert result.stdout.startswith('refused') and int(result.stdout.split()[1]) < 1000, result
+# ---- names that lead out of a folder
+
+@pytest.mark.parametrize('name', ['../run/step-00000001', '/step-00000001', '..', '', 'step-1',
+                                  'step-00000009', 'step-00000001/../step-00000001', 'x' * 10 ** 6])
+def test_no_name_leads_out_of_a_run(tmp_path, name):
+    out = new_run(tmp_path, 1)
+    (out / 'latest').write_text(name)
+    for which in ('latest', name):
+        with pytest.raises(ValueError, match='has no checkpoint'):
+            checkpoint.load_model(out, which)
 
 
 def test_no_name_in_a_meta_json_leads_out_of_its_folder(dataset, tmp_path):
     """ prepare.py --same_as writes files by the names in another dataset's meta.json. """
     folder = copy_of(dataset, tmp_path)
-    meta = read_sealed(folder / 'meta.json')
     (tmp_path / 'evil.py').write_text('evil')
-    meta['files']['../evil.py'] = dict(bytes=4, sha256=sha256(tmp_path / 'evil.py'))
-    (folder / 'meta.json').write_text(sealed(meta))
+    entry = entry_of(tmp_path / 'evil.py')
+    change_meta(folder, lambda meta: meta['files'].update({'../evil.py': entry}))
     (tmp_path / 'lines.txt').write_text('\n'.join(f'a dog number {i}' for i in range(50)))
     (tmp_path / 'a').mkdir()
-    (rc, _, err), = run_each(['prepare.py', f'--same_as={folder}', f'--input={tmp_path}/lines.txt', f'--out={tmp_path}/a/b'])
-    assert rc == 2 and err.count('\n') == 1 and '../evil.py' in err and not (tmp_path / 'a' / 'evil.py').exists(), err
+    result = run('prepare.py', f'--same_as={folder}', f'--input={tmp_path}/lines.txt',
+                 f'--out={tmp_path}/a/b')
+    assert result.returncode == 2 and result.stderr.count('\n') == 1, result.stderr
+    assert '../evil.py' in result.stderr and not (tmp_path / 'a/evil.py').exists()
 
 
-def test_what_a_run_folder_says_wrong_is_one_line_that_names_the_file(finished, tmp_path):
-    """ The files of a run that have no digest: config.json, results.json, the id in wandb. """
-    out = shutil.copytree(finished, tmp_path / 'run')
-    path = out / 'config.json'
-    config = json.loads(path.read_text())
-    forged = [dict(lengths=wrong) for wrong in ('3', 3, -1, True, [], {'a': 1}, ['a'], [1, 'a'], [[1]], [0.5], [True], [-1], [10**6])]
-    for change in [*forged, dict(mode='l3t'), dict(depth='8')]:
-        path.write_text(json.dumps({**config, **change}))
-        name, = change
-        with pytest.raises(ValueError, match=f'^{re.escape(str(path))}: {name}='):
-            Run(out, device='cpu')
-    path.write_text(json.dumps({**config, 'lengths': [0, 3, Run(finished, device='cpu').L]}))
-    assert Run(out, device='cpu').lengths[1] == 3
+# ---- what lies about its size
 
-    # what was measured
-    results = tmp_path / 'results.json'
-    for broken in ('{}', '[1'):
-        results.write_text(broken)
-        with pytest.raises(ValueError, match=re.escape(str(results))):
-            results_of(results, 'step-1')
-
-    # the id
-    knobs = dict(out_dir=str(out), wandb_project='p')
-    for wrong in (b'', b'a/../b', b'0123456\xff', b'\x1b[2J'):
-        (out / 'wandb_id').write_bytes(wrong)
-        with pytest.raises(ValueError, match=f'^{re.escape(str(out))}/wandb_id: found .*remove it'):
-            run_folder.begin(knobs, finished, fresh=False)
-    (out / 'wandb_id').unlink()
-    assert run_folder.begin(knobs, finished, fresh=False) == (out / 'wandb_id').read_text().strip()
+# commands in one process that measures each: [its exit code, its error, seconds, peak MiB]
+MEASURED = """
+import contextlib, io, json, resource, runpy, sys, time
+import torch, transformers
+for script, *args in json.loads(sys.argv.pop()):
+    sys.argv, err, rc, begin = [script, *args], io.StringIO(), 0, time.process_time()
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
+        try:
+            runpy.run_path(script, run_name='__main__')
+        except SystemExit as stop:
+            rc = stop.code
+    mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(json.dumps([rc, err.getvalue(), time.process_time() - begin, mib]))
+"""
 
 
-def test_a_dataset_that_another_machine_has_embedded_is_evaluated_and_no_training_goes_on_with_it(dataset, finished, tmp_path):
+def test_fault_24_hostile_metadata(dataset, finished, tmp_path):
+    commands, codes = [], []
+
+    # a network that the weights cannot be of
+    identity = read_json(finished / NEWEST / 'training_state.json')['identity']
+    for lie in (dict(depth=10 ** 6), dict(vocab_size=10 ** 9), dict(width=2 ** 40),
+                dict(seq_len=10 ** 12), dict(latent_tokens=10 ** 9), dict(mlp_ratio=1e300)):
+        out = copy_of(finished, tmp_path, f'lie{len(commands)}')
+        for folder in checkpoint.steps(out):
+            forge(folder, identity={**identity, **lie})
+        commands.append(['sample.py', f'--out_dir={out}', '--text=a dog', '--device=cpu'])
+        codes.append(2)
+
+    # a state that is not the one that was sealed: a training goes on from the one before
+    for lie in (dict(identity=5), dict(history=[1.0] * 99), dict(step='many'), dict(identity=None)):
+        out = copy_of(finished, tmp_path, f'state{len(commands)}')
+        path = out / NEWEST / 'training_state.json'
+        path.write_text(json.dumps({**json.loads(path.read_text()), **lie}))
+        commands.append(['train.py', f'--dataset={dataset}', f'--out_dir={out}', *TINY])
+        codes.append(0)
+
+    # a dataset
+    huge = {'name': 'train-00000', 'samples': 10 ** 12, 'files': {}}
+    for lie in (dict(max_tokens=10 ** 12), dict(latent_shape=[10 ** 9, 10 ** 9]),
+                dict(splits=dict(train=dict(shards=[huge])))):
+        path = copy_of(dataset, tmp_path, f'data{len(commands)}') / 'meta.json'
+        path.write_text(json.dumps({**json.loads(path.read_text()), **lie}))
+        commands.append(['train.py', f'--dataset={path.parent}', f'--out_dir={tmp_path}/run',
+                         *TINY])
+        codes.append(2)
+
+    # an array whose header says more than there is
+    folder = copy_of(dataset, tmp_path, 'header')
+    text = f"{{'descr': '<f2', 'fortran_order': False, 'shape': ({10**9}, 1, 16), }}".encode()
+    text += b' ' * (-(len(text) + 11) % 64) + b'\n'
+    content = b'\x93NUMPY\x01\x00' + len(text).to_bytes(2, 'little') + text + bytes(64)
+    forge_file(folder, 'train-00000.latents.npy', content)
+    commands.append(['train.py', f'--dataset={folder}', f'--out_dir={tmp_path}/run', *TINY])
+    codes.append(2)
+
+    result = subprocess.run([sys.executable, '-c', MEASURED, json.dumps(commands)], cwd=ROOT,
+                            capture_output=True, text=True,
+                            env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(found) == len(commands), result.stderr
+    for command, code, (rc, err, seconds, mib) in zip(commands, codes, found):
+        assert rc == code and seconds < 5 and mib < 1000, (command, rc, err, seconds, mib)
+        assert code == 0 or err.count('\n') == 1, err
+        assert code == 2 or f'{NEWEST} is broken and set aside' in err, err
+
+
+# ---- files without a digest
+
+@pytest.mark.parametrize('text', ['', '{', '[1]', '[' * 10 ** 5, '\x00'])
+def test_a_broken_meta_or_state_names_its_file(tmp_path, text):
+    out = new_run(tmp_path, 1)
+    for path in (out / 'data/meta.json', out / 'step-00000001/training_state.json'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=path.name):
+            checkpoint.load_model(out)
+
+
+def test_a_dataset_that_another_machine_has_embedded_is_evaluated_and_not_trained_on(
+        dataset, finished, tmp_path):
     """ Its statistics differ in the last bits: the run has its own. """
-    folder, out = copy_of(dataset, tmp_path), shutil.copytree(finished, tmp_path / 'run')
+    folder, out = copy_of(dataset, tmp_path), copy_of(finished, tmp_path, 'run')
     stats = read_arrays(folder / 'latent_stats.npz')
-    np.savez(tmp_path / 'others.npz', **{name: x * (1 + 1e-6) if x.dtype.kind == "f" else x for name, x in stats.items()})
-    forge(folder, 'latent_stats.npz', (tmp_path / 'others.npz').read_bytes())
+    stats['mean'] = stats['mean'] * (1 + 1e-6)
+    np.savez(tmp_path / 'others.npz', **stats)
+    forge_file(folder, 'latent_stats.npz', (tmp_path / 'others.npz').read_bytes())
+    task = ['evaluate.py', f'--out_dir={out}', '--tasks=nelbo', '--n=6', '--draws=1']
     figures = []
     for data in (dataset, folder):
-        result = run('evaluate.py', f'--out_dir={out}', '--tasks=nelbo', '--n=6', '--draws=1', f'--dataset={data}')
+        result = run(*task, f'--dataset={data}')
         assert result.returncode == 0, result.stderr
         figures.append(measured(out)['nelbo/nats_per_token'])
     assert figures[0] == figures[1]
     result = train(folder, out, '--max_iters=14')
-    assert result.returncode == 2 and "latent_stats.npz" in result.stderr
+    assert result.returncode == 2 and 'sha256 of latent_stats.npz is ' in result.stderr
 
     # texts of another tokenizer are not those of the run
     tokenizer = json.loads((folder / 'tokenizer.json').read_text())
-    forge(folder, 'tokenizer.json', json.dumps(tokenizer, indent=7).encode())
-    result = run('evaluate.py', f'--out_dir={out}', '--tasks=nelbo', '--n=6', f'--dataset={folder}')
-    assert result.returncode == 2 and 'tokenizer' in result.stderr and 'name its own dataset' in result.stderr
+    forge_file(folder, 'tokenizer.json', json.dumps(tokenizer, indent=7).encode())
+    result = run(*task, f'--dataset={folder}')
+    assert result.returncode == 2 and 'name its own dataset' in result.stderr

@@ -13,6 +13,8 @@ from runs.checkpoint import find_checkpoint, write_files
 from runs.console import shown as as_shown
 from runs.export import export as write_export, results_of
 from runs.files import read_sealed, sealed
+from runs.identity import differences, of_dataset
+from runs.manifest import read_meta
 from runs.results import read_results, write_results
 from sampling.run import Run
 
@@ -187,6 +189,15 @@ def test_an_export_has_the_figures_of_its_checkpoint_alone(mixed, exported, tmp_
     assert results_of(tmp_path / 'results.json', of_export[0]['checkpoint']) == of_export
 
 
+def be_of(out, meta):
+    """ The checkpoints of a run say that it was trained on this dataset. """
+    for path in out.glob('step-*/training_state.json'):
+        state = read_sealed(path)
+        kept = {name: value for name, value in state['identity'].items()
+                if not name.startswith('encoder ')}
+        path.write_text(sealed({**state, 'identity': kept | of_dataset(meta)}))
+
+
 def test_an_export_says_what_the_reader_supplies_and_names_no_folder_of_this_machine(
         mixed, exported, tmp_path):
     assert '`lsa`, is in `data/`' in (exported / 'README.md').read_text()
@@ -207,14 +218,28 @@ def test_an_export_says_what_the_reader_supplies_and_names_no_folder_of_this_mac
         meta['source']['latents_from'] = [f'{private}/z.npy']
         config['dataset'] = f'{private}/packed'
         (out / 'data/meta.json').write_text(sealed(meta))
+        be_of(out, meta)
         (out / 'config.json').write_text(json.dumps(config))
         write_export(out, to)
         card = (to / 'README.md').read_text()
         assert all(word in card for word in words), card
         files = [path.read_bytes() for path in to.rglob('*') if path.is_file()]
         assert not any(private.encode() in data or bytes(out) in data for data in files)
+        assert of_dataset(read_meta(to / 'data')) == of_dataset(meta), 'known as its own'
     with pytest.raises(ValueError, match='bert: no such folder.*encoder_folder'):
         Run(str(tmp_path / 'away1')).write([TEXT])
+
+
+def test_two_folders_with_the_same_encoder_are_one():
+    def meta(**encoder):
+        encoder = dict(id='/home/a/bert', revision='sha256:5', dimension=8) | encoder
+        return dict(tokenizer={}, files={}, splits={}, encoder=encoder)
+    here = of_dataset(meta())
+    assert here == of_dataset(meta(id='/mnt/b/bert'))
+    for other in (dict(revision='sha256:6'), dict(dimension=4)):
+        found = differences(here, of_dataset(meta(**other)))
+        assert set(found) == {f'encoder {name}' for name in other}
+    assert len(differences(here, of_dataset(meta() | dict(encoder=None)))) == 2
 
 
 def test_a_training_begins_with_an_export(dataset, exported, tmp_path):
