@@ -28,7 +28,7 @@ import time
 
 import torch
 
-import processes
+import processes.adaptive
 from configurator import configure, show_knobs, stop_on_error
 from data import row_order
 from diffusion import GaussianLatents
@@ -141,7 +141,7 @@ with stop_on_error():
     text = processes.text_process(config, model_config.vocab_size)
     live = train_data.live.to(device) if train_data.latent_shape else None
     latent = GaussianLatents(live, latent_schedule, config['latent_target'])
-    adaptive = processes.adaptive_masking(config, train_data)        # ATAT; None for most runs
+    adaptive = processes.adaptive.adaptive_masking(config, train_data)   # ATAT; mostly None
     micro_batch, grad_accum = preflight.share_rows(batch_size, global_batch)
     rows_a_step = micro_batch * grad_accum * world
     stages = read_stages(mode, length_schedule, streams, max_iters, train_data.seq_len)

@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 from corpora.proteins import FASTA, read_fasta
 from runs.console import warn
-from runs.distributed import rank
 from runs.files import short
 
 # why a document is left out
@@ -104,7 +103,7 @@ def warn_of_kind(path, source):
         kind = f'a table with a column {source.field} (name it .csv or .tsv)'
     elif len(first) > 1 and not (first[::2].strip('\0') and first[1::2].strip('\0')):
         kind = 'UTF-16 (read it with --encoding=utf-16-le or utf-16-be)'
-    if kind and rank() == 0:
+    if kind and os.environ.get('RANK', '0') == '0':
         warn(f'{path} looks like {kind}; it is read as plain text')
 
 

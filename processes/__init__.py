@@ -41,25 +41,3 @@ def text_process(config, vocab_size):
     if schedule != 'loglinear':
         raise ValueError(f'text_schedule={schedule} is of masked text, not of {name}')
     return import_module(MODULES[name]).make(config, vocab_size)
-
-
-# ---- which tokens are masked first
-
-def adaptive_masking(config, data):
-    """ ATAT's masking by importance (adaptive.py), or None where the knobs do not ask for it. """
-    kind = config['importance']
-    if kind == 'none':
-        if config['masking'] != 'time_only' or config['curriculum']:
-            raise ValueError(f"masking={config['masking']}, curriculum={config['curriculum']}: "
-                             'choose an --importance= for them')
-        return None
-    if config['text_process'] != 'masked' or 'text' not in config['streams']:
-        raise ValueError(f'importance={kind} is of masked text: not with '
-                         f"text_process={config['text_process']}, streams={config['streams']}")
-
-    from corpora.statistics import counts
-    from processes.adaptive import Adaptive, rarity
-    pad = data.pad
-    return Adaptive(config['masking'], config['beta'], config['curriculum'],
-                    config['curriculum_stages'], config['curriculum_focus'], config['max_iters'],
-                    pad, rarity(counts(data), pad), learns=kind != 'freq')

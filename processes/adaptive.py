@@ -35,6 +35,7 @@ from dataclasses import dataclass
 
 import torch
 
+from corpora.statistics import counts
 from diffusion import in_float32, sum_over_texts, to_device, where_scored
 from loss import BatchMaker, Loss
 
@@ -227,3 +228,23 @@ def genmd4_bound(model, text, tokens, latents, t_latent, t, u, w, known_mask=Non
 
     return sum_over_texts(terms, model, text.mask_id, noisy, latents, t, t_latent, mask, tokens,
                           weight)
+
+
+# ---- for a run
+
+def adaptive_masking(config, data):
+    """ The Adaptive of a run's knobs and data, or None where they do not ask for it. """
+    kind = config['importance']
+    if kind == 'none':
+        if config['masking'] != 'time_only' or config['curriculum']:
+            raise ValueError(f"masking={config['masking']}, curriculum={config['curriculum']}: "
+                             'choose an --importance= for them')
+        return None
+    if config['text_process'] != 'masked' or 'text' not in config['streams']:
+        raise ValueError(f'importance={kind} is of masked text: not with '
+                         f"text_process={config['text_process']}, streams={config['streams']}")
+
+    pad = data.pad
+    return Adaptive(config['masking'], config['beta'], config['curriculum'],
+                    config['curriculum_stages'], config['curriculum_focus'], config['max_iters'],
+                    pad, rarity(counts(data), pad), learns=kind != 'freq')
