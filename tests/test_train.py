@@ -19,7 +19,6 @@ from runs.log import summary
 from runs.machine import pick_dtype
 from runs.preflight import flops_of
 from runs.stages import lr_factor, read_schedule, read_stages
-from samplers import SAMPLERS
 
 BOTH = ('text', 'latent')
 MIXED = '--mode=unconditional+l2t+t2l'
@@ -27,9 +26,8 @@ MIXED = '--mode=unconditional+l2t+t2l'
 
 def refused(result, *words):
     """ Whether a script ended with one line on stderr, with these words in it, and code 2. """
-    code, err = (result[0], result[2]) if isinstance(result, tuple) else (result.returncode,
-                                                                          result.stderr)
-    return code == 2 and err.count('\n') == 1 and all(word in err for word in words)
+    has_words = all(word in result.stderr for word in words)
+    return result.returncode == 2 and result.stderr.count('\n') == 1 and has_words
 
 
 def weights_at(out, step, kind='model'):
@@ -71,6 +69,7 @@ def joint(dataset, tmp_path_factory):
     (['--length_schedule=8:12,32'], ["before '32' add up to 12", 'max_iters=12']),
     (['--length_schedule=8:1.5%,32'], ["'8:1.5%,32'"]),
     (['--freeze=modality', MIXED], ['freeze=modality']),
+    (['--mode=t2l', '--length_schedule=4:5,32'], ['no text ends within 4 tokens']),
 ])
 def test_bad_knobs_end_in_one_line_and_code_2(dataset, tmp_path, args, words):
     result = train(dataset, tmp_path / 'run', *args)
@@ -215,19 +214,15 @@ def test_a_training_on_other_texts_begins_with_these_weights_if_they_were_prepar
     lines = [f'a green bird {verb} near the {place} number {i}' for i in range(10)
              for verb in 'sits sings eats'.split() for place in 'tree house pond'.split()]
     (tmp_path / 'lines.txt').write_text('\n'.join(lines))
-    for name, *knobs in (('like', f'--same_as={dataset}'),
-                         ('other', '--encoder=lsa', '--encoder_dims=4', '--vocab_size=300',
-                          '--max_tokens=31')):
-        made = run('prepare.py', f'--input={tmp_path}/lines.txt', '--val_fraction=.1',
-                   f'--out={tmp_path}/{name}', *knobs)
-        assert made.returncode == 0, made.stderr
+    made = run('prepare.py', f'--input={tmp_path}/lines.txt', '--val_fraction=.1',
+               f'--out={tmp_path}/like', f'--same_as={dataset}')
+    assert made.returncode == 0, made.stderr
     knobs = [f'--init_from={finished}', '--max_iters=1', '--learning_rate=1e-12',
              '--warmup_iters=0', '--ema_decay=0']
     result = train(tmp_path / 'like', tmp_path / 'run', *knobs)
     assert result.returncode == 0, result.stderr
     before, after = weights(finished, 'ema'), weights(tmp_path / 'run')
     assert all(torch.allclose(after[name], x, atol=1e-9) for name, x in before.items())
-    assert refused(train(tmp_path / 'other', tmp_path / 'no', *knobs), '--same_as=')
 
 
 # ---- schedules
@@ -309,18 +304,6 @@ def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
     assert set(entry['latent_mse_by_t']) - {None} == {2.}
 
 
-def test_a_stage_without_a_whole_text_is_refused(dataset, tmp_path):
-    base = ['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/run', *TINY,
-            '--preflight_only=true', '--mode=t2l']
-    of_texts = lengths(PackedDataset(str(dataset), 'train'))
-    L = int(np.median(of_texts)) + 1
-    none, some = run_each([*base, '--length_schedule=4:5,32'],
-                          [*base, f'--length_schedule={L}:5,32'])
-    assert refused(none, 'no text ends within 4 tokens'), none
-    share = f'{100 * (of_texts < L).mean():.0f} %'
-    assert some[0] == 0 and f'learned beside {share} of the texts' in some[1]
-
-
 # ---- every knob
 
 KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_weight=3', '--t_min=0.3',
@@ -345,15 +328,6 @@ def test_every_training_knob_changes_the_validated_loss_and_no_run_differs_from_
     assert unchanged == ['--seed=0', '--importance=freq'], 'importance alone does nothing'
     others = [entry for knob, entry in found.items() if knob not in unchanged]
     assert len(set(others)) == len(others), 'two knobs do the same'
-
-
-def test_without_clipping_a_run_is_that_of_a_bound_out_of_reach(dataset, tmp_path):
-    few = ['--max_iters=4', '--eval_interval=2', '--keep=9']
-    runs = {tmp_path / clip: [f'--grad_clip={clip}', *few] for clip in ('0', '1e9')}
-    train_each(dataset, runs)
-    none, far = runs
-    assert log(none) == log(far) and moved(none, 2, 4)
-    assert all(torch.equal(w, weights(far)[name]) for name, w in weights(none).items())
 
 
 # ---- a run goes on
@@ -398,18 +372,6 @@ def test_a_finished_run_says_so(dataset, finished):
     last = again.stdout.splitlines()[-1]
     assert again.returncode == 0 and '0 steps in' not in again.stdout
     assert last.startswith(f'{finished} is finished: 12 of 12 steps; best validation ')
-
-
-# ---- what a run can do afterwards
-
-def test_every_sampler_writes_from_the_run_folder_alone(finished, tmp_path):
-    np.save(tmp_path / 'z.npy', np.random.default_rng(0).normal(size=(3, 16)))
-    here = ['sample.py', f'--out_dir={finished}', '--device=cpu', f'--latents={tmp_path}/z.npy']
-    names = [*SAMPLERS, [*SAMPLERS][-1]]                   # the last one twice: the same seed
-    results = run_each(*([*here, f'--sampler={s}', '--steps=4', '--watch=true'] for s in names))
-    for name, (code, out, err) in zip(names, results):
-        assert code == 0 and out.count('\n  -> ') == 3 and '░' in out, (name, err)
-    assert results[-2][1] == results[-1][1]
 
 
 # ---- what a run says of itself
