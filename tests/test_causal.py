@@ -352,6 +352,7 @@ def test_what_is_left_open_is_chosen_by_what_a_text_is_written_from():
             (dual, dict(from_text=True), dict(rerank=4), 'confidence', 0)):
         knobs = settle(run, SamplingKnobs(**asked), **given)
         assert (knobs.sampler, knobs.temperature) == (sampler, temperature), (given, asked)
+        assert knobs.latent_steps == (1 if 'from_text' in given else 32), 'the mean of what fits'
 
 
 def test_a_run_does_only_what_it_has_learned(dual, tmp_path):

@@ -109,13 +109,6 @@ def test_later_wins_and_the_table_says_where_each_value_came_from(demo, tmp_path
     assert demo('--batch_size=3', 'a.py')['batch_size'] == 1
 
 
-def test_only_the_first_rank_prints_the_values_and_every_rank_its_errors(demo, refused, capsys,
-                                                                         monkeypatch):
-    monkeypatch.setenv('RANK', '1')
-    assert demo('--batch_size=3') and not capsys.readouterr().out
-    refused(['--oops=3'], 'oops')
-
-
 def test_a_config_file_is_python_and_is_found_from_any_folder(demo, tmp_path, monkeypatch):
     (tmp_path / 'config').mkdir()
     (tmp_path / 'config/c.py').write_text(

@@ -79,18 +79,6 @@ def test_latents_of_a_text_are_written_like_the_text(loaded):
     assert written == loaded.write(latents=list(z))
 
 
-def test_a_text_whose_embedding_says_nothing_has_a_warning(loaded, capsys):
-    asked = {'write': lambda text: loaded.write([text]),
-             'like': lambda text: loaded.infill(['a [MASK:2] dog'], like=[text]),
-             'interpolate': lambda text: loaded.interpolate(TEXT, text, n=2),
-             'edit': lambda text: loaded.edit([text], towards=['red'])}
-    for name, ask in asked.items():
-        ask(TEXT)
-        assert capsys.readouterr().err == '', name
-        ask('qqxx zzyy')
-        assert capsys.readouterr().err.count("'qqxx zzyy' has no word that the encoder") == 1, name
-
-
 @pytest.mark.parametrize('wrong, kind, words', [
     (lambda r: r.write(), ValueError, 'give texts, or latents'),
     (lambda r: r.write(latents=torch.zeros(1, 15)), ValueError, 'shape (1, 15), expected (n, 16)'),
@@ -119,13 +107,6 @@ def test_scores_of_texts_are_those_by_which_a_gap_is_filled(loaded):
                            for latents in (loaded.encode([TEXT]), z, None))
     assert len({right, other, alone}) == 3
     assert loaded.cosines([TEXT], loaded.encode([TEXT])).item() == pytest.approx(1, abs=1e-5)
-
-
-def test_an_embedding_of_one_vector_takes_one_call_unless_more_are_asked_for(loaded):
-    for steps, more in ((1, {}), (5, dict(latent_steps=5))):
-        loaded.row_calls = 0
-        loaded.embed([TEXT, TEXT], **more)
-        assert loaded.row_calls == 2 * steps
 
 
 # ---- export
