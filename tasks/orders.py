@@ -10,24 +10,20 @@ likelihood, and the orders differ unless the network is perfect:
     p_mix(x)       = E_sigma p_sigma(x),    sigma uniform over all orders
                      The sampler first_hitting, at temperature 1, writes texts of this law.
 
-    nats_left_to_right  -log p_sigma(x) of the order 1..L. It is exact. It says nothing
-                        of other orders: it can lie above or below -log p_mix(x).
-    nats_until_eos      the part of nats_left_to_right up to the EOS. It is exact for a sampler that
-                        writes left to right and stops at the EOS, as autoregressive models do, so
-                        compare it with config/ar.py. No other figure may leave PAD out: in other
-                        orders a PAD can come first, and it says where the text ends.
+    nats_left_to_right  -log p_sigma(x) of the order 1..L, exact: above or below -log p_mix(x)
+    nats_until_eos      its part up to the EOS: exact for a sampler that writes left to right and
+                        stops at the EOS. Compare it with config/ar.py. No other figure may leave
+                        PAD out: in other orders a PAD can come first, and it says where a text ends
     nats_plain_bound    1/K sum over k of -log p_sigma_k(x), K random orders. It estimates an upper
                         bound on -log p_mix(x), which is the bound of nelbo.
     nats_iw_bound       -log [ 1/K sum over k of p_sigma_k(x) ], the same K orders. It estimates the
                         importance-weighted bound (IWAE arXiv:1509.00519, orders arXiv:2506.01928):
                         E[plain bound] >= E[iw bound] >= -log p_mix(x), and it falls as K grows.
-                        In every draw it is at most the plain bound (Jensen).
 
 K is the knob n_orders. Positions that the run knows (EOS and PAD of a run that does not learn
 lengths) are visible from the start and are not scored. The text clock is the t with M(t) = share of
 masked positions, as in MaskedText.bound.
-Cost: the network reads 1 + K rows for each position of each text, for each control. Each row is
-scored at one position. Only the all-masked state is common to two orders, so nothing is shared.
+Cost: the network reads 1 + K rows for each position of each text, for each control.
 
 Letters: n texts, K orders, L text tokens, B rows of a call, N latent vectors, D latent dimensions.
 """

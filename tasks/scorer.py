@@ -4,7 +4,6 @@ language model. Perplexity alone rewards repetition, so it stands beside entropy
 """
 import math
 import os
-import re
 from functools import lru_cache
 
 import torch
@@ -35,12 +34,6 @@ def load_scorer(name, revision, device):
     # a folder, or a model of the hub
     where = name
     if not os.path.isdir(name):
-        # a path beside folders that exist is a mistyped path; only what is left can be a hub's id
-        folder = os.path.dirname(name)
-        is_id = re.fullmatch(r'[\w.-]+(/[\w.-]+)?', name)
-        if not is_id or folder and os.path.isdir(folder):
-            raise ValueError(f'scorer={name}: no such folder; name a run of config/ar.py, or a '
-                             'causal language model')
         where, _ = fetch(name, revision or None, 'scorer',
                          'name a run of config/ar.py, or a folder with a causal language model')
 
