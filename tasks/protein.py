@@ -48,7 +48,7 @@ def measure(run, ctx):
         u = uniforms(seed, share, 'evaluation', 0, n, 1 + run.L)[:, 1:]
         t = run.text.time_of_share(torch.full((n,), share / 10, dtype=torch.float64))
         noisy, mask = run.text.corrupt(tokens, t, u, ends)
-        first_choice = predict(run, noisy, mask, sampling['batch'], rng)
+        first_choice = predict(run, noisy, mask, knobs.sample_batch, rng)
         n_right = ((first_choice == tokens) & mask).sum(1).double()
         n_commonest = ((frequency.argmax() == tokens) & mask).sum(1)
         for control, found in (('', n_right), ('unigram', n_commonest)):

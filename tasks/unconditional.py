@@ -3,18 +3,20 @@ unconditional: as many joint samples of text and latent as there are texts: entr
 n-grams, repetition, coherence cos(z, encoder(x)), perplexity under a scorer, network calls and
 milliseconds a text. (Of fewer than 192 texts the slow first calls of a process are among them; a
 sweep leaves them out.)
-Controls: data, the texts themselves; shuffled, another sample's latent.
+Controls: data, the texts themselves; shuffled, another sample's latent; text_first, where the
+network also writes so: a text from left to right, of no latent, then its latent in one step.
 """
-import torch
 import torch.nn.functional as F
 
 from sampling.latents import write_both
+from sampling.writing import blank, write
 from tasks.common import FREE_SETTINGS, TaskNeeds, derangement, describe_samples, embed
 from tasks.scorer import prepare_scorer as prepare
 
 NEEDS = TaskNeeds(('text', 'latent'), (('unconditional',),), masked_text=True, encoder=True,
                   shuffled=True)
 SETTINGS = (*FREE_SETTINGS, 'solver', 'latent_steps')
+RIVAL = 'text_first'
 HEADLINES = (('both from noise, cosine', '', 'coherence'),)
 
 
@@ -22,12 +24,19 @@ def measure(run, ctx):
     def draw(knobs):
         return write_both(run, ctx.n, knobs)
     figures, written, (_, z) = describe_samples(run, ctx, draw)
+    if not run.meta['encoder']:
+        return figures
 
     # does the text say what its latent says?
-    embedded, raw = embed(run, written), run.raw_latents(z)
-    if embedded is not None:
-        other = derangement(ctx.n, ctx.knobs['seed'])
-        for control, rows in (('', torch.arange(ctx.n)), ('shuffled', other)):
-            cosine = F.cosine_similarity(embedded.flatten(1), raw[rows].flatten(1))
-            figures.enter(control, {'coherence': cosine})
+    raw = run.raw_latents(z)
+    other = derangement(ctx.n, ctx.knobs['seed'])
+    pairs = {'': (written, raw), 'shuffled': (written, raw[other])}
+    if run.next_token and not ctx.knobs['sampler']:
+        knobs = ctx.sampling_knobs(sampler='autoregressive', block_size=0, guidance=1.0,
+                                   latent_steps=1)
+        tokens = write(run, *blank(run, ctx.n, knobs), None, knobs)
+        pairs[RIVAL] = run.decode(tokens), run.embed(tokens, **vars(knobs))
+    for control, (texts, latents) in pairs.items():
+        cosine = F.cosine_similarity(embed(run, texts).flatten(1), latents.flatten(1))
+        figures.enter(control, {'coherence': cosine})
     return figures
