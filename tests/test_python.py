@@ -263,9 +263,10 @@ def test_a_run_that_writes_both_ways_is_measured_both_ways(mixed, tmp_path):
     out = tmp_path / 'run'
     shutil.copytree(mixed, out)
     result = run('evaluate.py', f'--out_dir={out}', '--tasks=l2t,infill,edit,unconditional',
-                 '--n=6', '--steps=4',
-                 '--rerank=2', '--classes=who: man, woman, child, dog, cat; where: street, house')
+                 '--n=6', '--steps=4', '--rerank=2',
+                 '--classes=who: man, woman, child, dog, cat; where: street, house')
     assert result.returncode == 0, result.stderr
     summary = result.stdout[result.stdout.index('in short'):]
     assert re.search(r'\n  by diffusion, greedy +[\d.]', summary)
     assert 'rival: nearest (l2t), left_to_right (infill)' in summary
+    assert 'text_first (unconditional)' in summary
