@@ -92,19 +92,17 @@ def load_file(run, path, field, n):
                          'of other texts: leave it out')
 
     # the first n that fit
-    texts, skipped, most = [], [], most_tokens(run)
-    for i, text in enumerate(read_texts(path, field), 1):
-        n_tokens = len(run.tokenizer.encode(text))
-        if n_tokens > most:
-            skipped.append(f'text {i} ({n_tokens:,})')
+    texts, n_skipped, most = [], 0, most_tokens(run)
+    for text in read_texts(path, field):
+        if len(run.tokenizer.encode(text)) > most:
+            n_skipped += 1
         else:
             texts.append(text)
         if len(texts) == n:
             break
-    if skipped:
-        shown = ', '.join(skipped[:5]) + (', ...' if len(skipped) > 5 else '')
-        warn(f'texts={path}: {len(skipped):,} of {len(skipped) + len(texts):,} texts skipped, '
-             f'which have more than the {most} tokens that {run.out_dir} reads: {shown}')
+    if n_skipped:
+        warn(f'texts={path}: {n_skipped:,} texts skipped, which have more than the {most} tokens '
+             f'that {run.out_dir} reads')
     if not texts:
         raise ValueError(f'texts={path}: no text in it is short enough for {run.out_dir}')
 
