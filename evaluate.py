@@ -223,13 +223,13 @@ def print_summary(chosen, measured):
     over the rival is of paired texts. """
     rows, rivals = [], []
     for name, task in chosen.items():
-        figures, rival = measured[name], getattr(task, 'RIVAL', '')
+        figures, rival = measured[name], getattr(task, 'RIVAL', None)
         for label, control, metric in getattr(task, 'HEADLINES', ()):
             if (control, metric) in figures:
                 # the controls of a control stand one line above
                 controls = [control] if control else ['', 'shuffled', 'null', rival, 'lead']
                 rows.append([label, *summary_cells(figures, controls, metric)])
-        if rival and any(control == rival for control, _ in figures):
+        if any(control == rival for control, _ in figures):
             rivals.append(f'{rival} ({name})')
     if len(rows) < 2:
         return
@@ -239,7 +239,7 @@ def print_summary(chosen, measured):
     for row in [titles, *rows]:
         print(f'{row[0]:<29}' + ''.join(f'{cell:>14}' for cell in row[1:]).rstrip())
     if rivals:
-        print(f'rival: {", ".join(rivals)}; lead: over it, text by text')
+        print(f'rival: {", ".join(rivals)}\nlead: over the rival, text by text')
 
 
 def summary_cells(figures, controls, metric):

@@ -367,7 +367,8 @@ def test_a_causal_scorer_reads_the_perplexity_of_texts(tmp_path):
 
 def test_the_summary_puts_each_direction_beside_its_controls(capsys):
     known = evaluate.all_tasks()
-    figures = {name: Figures(9) for name in ('l2t', 't2l')}
+    figures = {name: Figures(9) for name in ('nelbo', 'l2t', 't2l')}
+    figures['nelbo']['', 'nats_per_token'] = 3.208, .042
     figures['l2t'] |= {('', 'bleu'): (24.12, 1.36), ('shuffled', 'bleu'): (3.9, None),
                        ('null', 'bleu'): (6.2, None), ('nearest', 'bleu'): (20.0, None),
                        ('lead', 'bleu'): (4.12, .98), ('diffusion', 'bleu'): (19.1, None)}
@@ -378,10 +379,11 @@ def test_the_summary_puts_each_direction_beside_its_controls(capsys):
     lines = capsys.readouterr().out.splitlines()[1:]
     assert [[cell.strip() for cell in line.split('  ') if cell.strip()] for line in lines] == [
         ['in short', 'ours', 'shuffled', 'null', 'rival', 'lead'],
+        ['diffusion, nats, a bound', '3.208 ± .042'],
         ['text from embedding, BLEU', '24.1 ± 1.4', '3.9', '6.2', '20.0', '4.1 ± 1.0'],
         ['by diffusion, greedy', '19.1'],
         ['embedding from text, centred', '.912 ± .003', '.900', '-.012 ± .001'],
-        ['rival: nearest (l2t), ridge (t2l); lead: over it, text by text']]
+        ['rival: nearest (l2t), ridge (t2l)'], ['lead: over the rival, text by text']]
 
 
 def test_what_is_measured_again_replaces_its_records_and_nothing_else(tmp_path):
