@@ -16,14 +16,11 @@ and evaluate.py finds it by its name.
 Letters: n texts, L text tokens, N latent vectors, D latent dimensions, V vocabulary.
 """
 import math
-import re
-import time
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from sampling.inputs import most_tokens, pack, read_texts
 from data import PackedDataset, row_order
@@ -230,133 +227,3 @@ class Figures(dict):
         if rival in measured:
             self.enter('lead', {metric: np.asarray(values) - np.asarray(measured[rival][metric])
                                 for metric, values in measured[''].items() if np.ndim(values)})
-
-
-def ranks(x):
-    """ Ranks, equal values sharing their mean rank. """
-    _, which, count = np.unique(x, return_inverse=True, return_counts=True)
-    return (count.cumsum() - (count - 1) / 2)[which]
-
-
-def correlations(x, y):
-    """ {name: Figure}: Pearson and Spearman, with the large-sample standard error
-    (1 - r^2) / sqrt(n - 1). """
-    found = {}
-    for name, a, b in (('spearman', ranks(x), ranks(y)), ('pearson', x, y)):
-        r = float(np.corrcoef(a, b)[0, 1])
-        found[name] = Figure(r, (1 - r * r) / math.sqrt(len(x) - 1))
-    return found
-
-
-def words(text):
-    return set(re.findall(r'\w+', text.lower()))
-
-
-def word_f1(a, b):
-    """ F1 between the sets of words. """
-    a, b = words(a), words(b)
-    return 2 * len(a & b) / (len(a) + len(b)) if a or b else 1.0
-
-
-def retrieval(found, raw):
-    """ {metric: per-text values (n,)} of latents found (n, N, D) against the right ones among all n
-    of raw. Equal similarities are ranked by lot: all-zero embeddings score chance. """
-    a = F.normalize(found.flatten(1), dim=1)
-    b = F.normalize(raw.flatten(1), dim=1)
-    similarity = a @ b.T                                                 # (n, n)
-    right = similarity.diagonal()                                        # (n,)
-    nearer = (similarity > right[:, None]).sum(1)
-    equal = (similarity == right[:, None]).sum(1)
-
-    def hit(k):
-        return 100.0 * ((k - nearer) / equal).clamp(0, 1).numpy()
-
-    # the mean of 1 / rank over the ranks that equal ones share, by harmonic numbers
-    H = F.pad((1 / torch.arange(1, len(a) + 1)).cumsum(0), (1, 0))
-    reciprocal_rank = (H[nearer + equal] - H[nearer]) / equal
-    return {'cosine': right.numpy(), 'retrieval@1': hit(1), 'retrieval@10': hit(10),
-            'mrr': reciprocal_rank.numpy()}
-
-
-def compare(texts, written, raw, embedded):
-    """ {metric: per-text values (n,)} of written texts against their sources, and of their
-    embeddings, if there are any, against the source latents. `bleu` is sentence BLEU, whose mean
-    over texts is reported, corpus_bleu a number: one BLEU of all n-grams. """
-    from sacrebleu.metrics import BLEU
-    bleu = BLEU(effective_order=True)          # sentence BLEU: a three-word text has no 4-grams
-    pairs = list(zip(written, texts))
-    n_words = np.array([(len(w.split()), len(s.split())) for w, s in pairs])
-    found = {'bleu': np.array([bleu.sentence_score(w, [s]).score for w, s in pairs]),
-             'corpus_bleu': BLEU().corpus_score(written, [texts]).score,
-             'f1': np.array([100 * word_f1(w, s) for w, s in pairs]),
-             'exact': np.array([100.0 * (w == s) for w, s in pairs]),
-             'length': 100.0 * n_words[:, 0] / n_words[:, 1].mean()}     # so its mean is of sums
-    if embedded is not None:
-        found |= retrieval(embedded, raw)
-    return found
-
-# -----------------------------------------------------------------------------
-# Texts from noise: what they are like
-
-def real_ids(run, tokens):
-    """ The tokens of each text as it is decoded: before its EOS, without PAD. (A weak sampler may
-    write PAD and no EOS.) """
-    eos, pad = run.tokenizer.eos, run.tokenizer.pad
-    found = []
-    for row in tokens.tolist():
-        if eos in row:
-            row = row[:row.index(eos)]
-        found.append([i for i in row if i != pad])
-    return found
-
-
-def n_grams(items, k):
-    return [tuple(items[i:i + k]) for i in range(len(items) - k + 1)]
-
-
-def repeated(items):
-    """ How many of its 3-grams a list has had before, %. """
-    grams = n_grams(items, 3)
-    return 100 * (1 - len(set(grams)) / len(grams)) if grams else 0.0
-
-
-def entropy(ids):
-    """ Of the tokens of a text, in nats. """
-    _, count = np.unique(ids, return_counts=True)
-    p = count / max(1, count.sum())
-    return float(-(p * np.log(p)).sum())
-
-
-def describe_texts(figures, control, texts, ids, perplexity=None):
-    """ Enters of n texts and their token ids: entropy (nats, of a text's own tokens, mean over
-    texts), distinct_k (share of different word k-grams in all texts), repetition (share of a text's
-    word 3-grams that it has had before), length in tokens; perplexity under a scorer. """
-    words_of = [re.findall(r'\w+|[^\w\s]', text.lower()) for text in texts]
-    for k in (1, 2, 3, 4):
-        grams = [gram for text in words_of for gram in n_grams(text, k)]
-        figures.enter(control, {f'distinct_{k}': len(set(grams)) / max(1, len(grams))})
-    figures.enter(control, {'entropy': [entropy(row) for row in ids],
-                            'repetition': [repeated(text) for text in words_of],
-                            'length': [len(row) for row in ids]})
-    if perplexity:
-        figures.enter(control, {'gen_ppl': perplexity(texts)})
-
-
-def describe_samples(run, ctx, draw):
-    """
-    Draws as many samples as there are texts, and describes them beside the texts themselves
-    (data/). draw(SamplingKnobs) -> what it has drawn, the tokens (n, L) first.
-    Returns the Figures, with the network calls and milliseconds of a text; the texts; what was
-    drawn.
-    """
-    run.row_calls, began = 0, time.perf_counter()
-    drawn = draw(ctx.sampling_knobs(guidance=1.0))
-    seconds = time.perf_counter() - began
-    figures = Figures(ctx.n)
-    figures.enter('', {'calls': run.row_calls / ctx.n, 'ms': 1000 * seconds / ctx.n})
-
-    written = run.decode(drawn[0])
-    ctx.shown += [f'-> {text}' for text in written]
-    describe_texts(figures, '', written, real_ids(run, drawn[0]), ctx.prepared)
-    describe_texts(figures, 'data', ctx.texts, real_ids(run, ctx.tokens), ctx.prepared)
-    return figures, written, drawn

@@ -13,7 +13,8 @@ from processes.adaptive import Adaptive, genmd4_bound, rarity
 from sampling.denoise import call, rows_that_fit
 from sampling.run import FILLS
 from sampling.writing import ends_of
-from tasks.common import Figures, TaskNeeds, correlations, open_split, progress_bar
+from tasks.common import Figures, TaskNeeds, open_split, progress_bar
+from tasks.measures import correlations
 
 NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
 SETTINGS = ('draws',)

@@ -14,7 +14,8 @@ from sampling.denoise import batches
 from sampling.knobs import TEXT_KNOBS
 from sampling.run import FILLS
 from sampling.writing import write
-from tasks.common import Figures, TaskNeeds, compare, embed, with_controls
+from tasks.common import Figures, TaskNeeds, embed, with_controls
+from tasks.measures import compare
 
 NEEDS = TaskNeeds(('text',), (FILLS,), encoder=True, shuffled=True)
 SETTINGS = (*TEXT_KNOBS, 'infill_share')

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 
 from sampling.knobs import TEXT_KNOBS
 from sampling.run import WRITES
-from tasks.common import (Figures, TaskNeeds, compare, derangement, embed, open_split,
-                          progress_bar, train_texts, words)
+from tasks.common import (Figures, TaskNeeds, derangement, embed, open_split, progress_bar,
+                          train_texts)
+from tasks.measures import compare, words
 
 NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder=True, shuffled=True)
 SETTINGS = (*TEXT_KNOBS, 'rerank')

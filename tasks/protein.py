@@ -16,7 +16,8 @@ from sampling.denoise import call, null_latents
 from sampling.knobs import TEXT_KNOBS
 from sampling.run import FILLS
 from sampling.writing import blank, write
-from tasks.common import Figures, TaskNeeds, open_split, real_ids, repeated
+from tasks.common import Figures, TaskNeeds, open_split
+from tasks.measures import real_ids, repeated
 
 NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
 SETTINGS = TEXT_KNOBS

@@ -9,7 +9,8 @@ import torch
 from sampling.denoise import make_denoise, null_latents
 from sampling.run import FILLS
 from sampling.writing import blank, ends_of, write
-from tasks.common import FREE_SETTINGS, Figures, TaskNeeds, describe_texts, real_ids
+from tasks.common import FREE_SETTINGS, Figures, TaskNeeds
+from tasks.measures import describe_texts, real_ids
 from tasks.scorer import prepare_scorer
 
 NEEDS = TaskNeeds(('text',), (FILLS,))

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from sampling.inputs import pack
 from sampling.knobs import LATENT_KNOBS
 from sampling.run import MAKES
-from tasks.common import (Figure, Figures, TaskNeeds, chosen_rows, correlations, derangement, embed,
-                          train_texts, words)
+from tasks.common import Figure, Figures, TaskNeeds, chosen_rows, derangement, embed, train_texts
+from tasks.measures import correlations, words
 
 NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), encoder=True)
 SETTINGS = (*LATENT_KNOBS, 'seeds', 'sts')

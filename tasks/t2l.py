@@ -16,7 +16,8 @@ from corpora.bag import MOST_TEXTS, Counts
 from data import is_end
 from sampling.knobs import LATENT_KNOBS
 from sampling.run import MAKES
-from tasks.common import Figures, TaskNeeds, derangement, open_split, retrieval
+from tasks.common import Figures, TaskNeeds, derangement, open_split
+from tasks.measures import retrieval
 
 NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), shuffled=True)
 SETTINGS = (*LATENT_KNOBS, 'seeds')

@@ -4,7 +4,8 @@ Control: data, the texts themselves.
 """
 from sampling.run import WRITES
 from sampling.writing import blank, write
-from tasks.common import FREE_SETTINGS, TaskNeeds, describe_samples
+from tasks.common import FREE_SETTINGS, TaskNeeds
+from tasks.measures import describe_samples
 from tasks.scorer import prepare_scorer as prepare
 
 NEEDS = TaskNeeds(('text',), (WRITES,))

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from sampling.latents import write_both
 from sampling.writing import blank, write
-from tasks.common import FREE_SETTINGS, TaskNeeds, derangement, describe_samples, embed
+from tasks.common import FREE_SETTINGS, TaskNeeds, derangement, embed
+from tasks.measures import describe_samples
 from tasks.scorer import prepare_scorer as prepare
 
 NEEDS = TaskNeeds(('text', 'latent'), (('unconditional',),), masked_text=True, encoder=True,

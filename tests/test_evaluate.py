@@ -16,9 +16,9 @@ from diffusion import GaussianLatents, MaskedText
 from launch import measured, run_each
 from runs.results import add_results, find, read_results
 from sampling.knobs import SamplingKnobs
-from tasks import common, edit, infill, l2t, scorer, sts, t2l, text, unconditional
-from tasks.common import (Context, Figures, chosen_rows, compare, correlations, derangement,
-                          describe_texts, ranks, retrieval)
+from tasks import edit, infill, l2t, measures, scorer, sts, t2l, text, unconditional
+from tasks.common import Context, Figures, chosen_rows, derangement
+from tasks.measures import compare, correlations, describe_texts, ranks, retrieval
 from tasks.nelbo import latent_mse, nelbo
 from toys import L, TEXTS, V, Network, Toy, exact_bound, flat, optimal_denoiser
 from toys import toy_run as known_run
@@ -98,7 +98,7 @@ def test_comparison_scores_copies_full_and_collapsed_embeddings_at_chance():
     assert r['bleu'].mean() == 0 and r['exact'].mean() == 0
     r = compare(sources, sources[1:] + sources[:1], raw, raw[[1, 2, 3, 0]])
     assert r['retrieval@1'].mean() == 0 and r['exact'].mean() == 0
-    assert common.word_f1('A dog runs.', 'a DOG sits') == pytest.approx(2 * 2 / 6)
+    assert measures.word_f1('A dog runs.', 'a DOG sits') == pytest.approx(2 * 2 / 6)
 
 
 def test_rank_and_linear_correlation_with_ties():
@@ -111,7 +111,7 @@ def test_rank_and_linear_correlation_with_ties():
 def test_texts_are_described_without_their_ends_and_repetition_is_told_from_variety():
     run = SimpleNamespace(tokenizer=SimpleNamespace(eos=8, pad=9))
     rows = torch.tensor([[1, 2, 8, 9, 9], [9, 1, 9, 2, 8], [1, 2, 3, 4, 5], [8, 1, 2, 9, 9]])
-    assert common.real_ids(run, rows) == [[1, 2], [1, 2], [1, 2, 3, 4, 5], []]
+    assert measures.real_ids(run, rows) == [[1, 2], [1, 2], [1, 2, 3, 4, 5], []]
 
     figures = Figures(2)
     describe_texts(figures, 'dull', ['a b c a b c a b c'] * 2, [[1, 2, 3] * 3] * 2)
@@ -259,7 +259,7 @@ def test_near_duplicates_are_those_of_a_jaccard_index_of_four_fifths():
                 for _ in range(n)]
 
     def index(a, b):
-        a, b = common.words(a), common.words(b)
+        a, b = measures.words(a), measures.words(b)
         return len(a & b) / len(a | b) if a | b else 0.
     texts, others = some(200), some(12)
     expected = sum(max(index(a, b) for b in others) >= .8 for a in texts)

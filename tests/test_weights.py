@@ -6,7 +6,7 @@ import pytest
 
 from launch import ROOT, measured, run
 from sample import Run
-from tasks.common import word_f1
+from tasks.measures import word_f1
 
 FOLDER = ROOT / 'weights/captions'
 SOURCES = (FOLDER / 'ten.txt').read_text().splitlines()
