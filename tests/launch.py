@@ -266,13 +266,13 @@ def saved(folder):
 
 
 def measured(out):
-    """ {'task/control/metric': value} of a run's results.json, '..._se': its standard error. Sweeps
-    are left out. """
+    """ {'task/control/metric': value} of a run's results.json, '..._se': its standard error. Of the
+    validation split, the most texts, and no sweep. """
     found = {}
-    records = read_results(Path(out) / 'results.json')
-    for record in [record for record in records if not record['point']]:
+    for record in sorted(read_results(Path(out) / 'results.json'), key=lambda one: one['n']):
         key = '/'.join(filter(None, (record['task'], record['control'], record['metric'])))
-        found[key] = record['value']
-        if record['se'] is not None:
-            found[f'{key}_se'] = record['se']
+        if not record['point'] and not record['texts']:
+            found[key] = record['value']
+            if record['se'] is not None:
+                found[f'{key}_se'] = record['se']
     return found
