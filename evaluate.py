@@ -9,16 +9,10 @@ Measure a run on its validation split, each figure beside the controls that woul
     python evaluate.py --out_dir=out/quickstart --texts=my.txt      # embeds other texts
 
 A task is a file in tasks/, whose header says what it measures and beside which controls:
-    nelbo            the bound on -log p(text | latent), and the error of the latent prediction
-    l2t, t2l         texts written from latents, latents made from texts
-    infill           masked tokens written again
-    edit             a word of a text becomes another, by arithmetic of embeddings (classes)
-    unconditional    joint samples from noise; text: texts alone
-    sts              do generated latents say how alike two sentences are?
-    image, protein   of runs on pictures with captions, and on proteins
-    orders           of masked text: -log p(text | latent) of one order of writing, left to right,
-                     and the bound over several orders, which is tighter than nelbo's; slow
-    importance, self_correction    of runs with importance, and with text_process=gidd
+    nelbo, l2t, t2l, infill, edit, unconditional, text      the directions of a run
+    orders, sts         likelihoods of single orders of writing; what latents say of pairs of texts
+    image, protein      of runs on pictures with captions, and on proteins
+    importance, self_correction     of runs with importance, and with text_process=gidd
 
 Figures are means over texts with standard errors. They are printed, and written to
 out_dir/results.json, a record for each, with the knobs, texts, commit and checkpoint that it is of
@@ -155,8 +149,7 @@ def read_sweep(spec, config):
 
 def measure_sweep(run, ctx, name, task, points):
     """ Measures the task at each point: quality beside the network calls and the milliseconds that
-    a text took. Each point is recorded when it is measured. task: a module with generate and
-    judge. """
+    a text took. Each point is recorded when it is measured. """
     # the first calls of a process, or of a compiled network, are slow. One draft tells as much
     first = knobs_of(task, points[0])
     if 'rerank' in task.SETTINGS:

@@ -11,8 +11,8 @@ results.json of a run folder: what evaluate.py measured, as a list of records, o
     point      in a sweep, its knobs and their values
     knobs      what else decides the figure, where it is not at its default (of this commit)
 
-The records of one task that are alike in texts, n, point and knobs are one measurement. When it is
-repeated, perhaps on a later checkpoint, the new records replace the old ones.
+Records of one task, texts, n, point and knobs are one measurement. When it is repeated, perhaps on
+a later checkpoint, the new ones replace the old ones.
 """
 import json
 import os

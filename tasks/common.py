@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from sampling.inputs import most_tokens, pack, read_texts
-from data import PackedDataset, row_order
+from data import PackedDataset
 from diffusion import uniforms
 from runs.console import progress_bar, warn
 from runs.identity import SAMPLES, STATISTICS, check_same, of_dataset
@@ -76,8 +76,6 @@ def chosen_rows(total, n, order, seed):
     """ Which n of `total` rows are measured: the first, or random ones drawn with the seed. """
     if order == 'first':
         return np.arange(min(n, total))
-    if total > 2**24:                                      # an order of all would take long
-        return row_order(total, seed, 0, min(n, total))
     return np.random.Generator(np.random.Philox(seed)).permutation(total)[:n]
 
 

@@ -1,8 +1,6 @@
 """
 What the tasks measure of texts and of latents: how near they are to those they came from, and what
-texts from noise are like.
-
-Letters: n texts, L text tokens, N latent vectors, D latent dimensions.
+texts from noise are like. Letters: n texts, L text tokens, N latent vectors, D latent dimensions.
 """
 import math
 import re
@@ -15,7 +13,6 @@ import torch.nn.functional as F
 from tasks.common import Figure, Figures
 
 # -----------------------------------------------------------------------------
-# Of n pairs
 
 def ranks(x):
     """ Ranks, equal values sharing their mean rank. """

@@ -16,8 +16,8 @@ likelihood, and the orders differ unless the network is perfect:
                         PAD out: in other orders a PAD can come first, and it says where a text ends
     nats_plain_bound    1/K sum over k of -log p_sigma_k(x), K random orders. It estimates an upper
                         bound on -log p_mix(x), which is the bound of nelbo.
-    nats_iw_bound       -log [ 1/K sum over k of p_sigma_k(x) ], the same K orders. It estimates the
-                        importance-weighted bound (IWAE arXiv:1509.00519, orders arXiv:2506.01928):
+    nats_iw_bound       -log [ 1/K sum over k of p_sigma_k(x) ], the same K orders: the importance-
+                        weighted bound (IWAE arXiv:1509.00519, orders arXiv:2506.01928).
                         E[plain bound] >= E[iw bound] >= -log p_mix(x), and it falls as K grows.
 
 K is the knob n_orders. Positions that the run knows (EOS and PAD of a run that does not learn

@@ -39,14 +39,12 @@ def prepare(run, knobs):
     if knobs['n'] is not None:
         rows = chosen_rows(len(first), knobs['n'], knobs['order'], knobs['seed'])
     if len(rows) < 3:
-        raise ValueError(f'sts={knobs["sts"]}, n={knobs["n"]}: a correlation needs at least 3 '
-                         f'pairs, found {len(rows)}')
+        raise ValueError(f'sts={knobs["sts"]}: a correlation needs 3 pairs, found {len(rows)}')
     return [first[i] for i in rows], [second[i] for i in rows], scores[rows]
 
 
 def measure(run, ctx):
-    """ Several draws of the latents of all sentences; the correlations are means over the
-    draws. """
+    """ The correlations are means over several draws of the latents. """
     # the sentences
     first, second, scores = ctx.prepared
     seed, seeds = ctx.knobs['seed'], ctx.knobs['seeds']

@@ -73,11 +73,7 @@ def dimensions(run, found, raw):
     a = run.stats.standardise(found).flatten(0, 1)[:, live]
     b = run.stats.standardise(raw).flatten(0, 1)[:, live]
     offset = (a.mean(0) - b.mean(0)).abs() / b.std(0)
-    ratio = a.std(0) / b.std(0)
-    return {
-        'mean_offset': offset.mean().item(),
-        'std_ratio': ratio.mean().item(),
-    }
+    return {'mean_offset': offset.mean().item(), 'std_ratio': (a.std(0) / b.std(0)).mean().item()}
 
 
 def counts_of(run, texts):
