@@ -17,7 +17,7 @@ Letters: B batch, L text tokens, N latent vectors, D latent dimensions, V token 
 included; MASK is id V), T tokens of a shard, n samples.
 """
 import resource
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -27,11 +27,6 @@ from runs.manifest import check_file, read_meta
 
 DEAD = 1e-3                    # a latent dimension is dead if its std is below DEAD * median std;
                                # MiniLM has three
-
-
-def is_end(tokens, data):
-    """ Where tokens (B, L) are EOS or PAD. data: a dataset, or a tokenizer. """
-    return (tokens == data.eos) | (tokens == data.pad)
 
 # -----------------------------------------------------------------------------
 # Latent statistics: the networks see latents of unit variance, whatever the encoder's own scale
@@ -80,13 +75,11 @@ class Shard:
 
         tokens = np.memmap(path_of('tokens.bin'), meta['token_dtype'], mode='r')
         self.tokens = plain(tokens, at_random=True)
-        self.offsets = read_array(path_of('offsets.npy'), 'int64', (n + 1,), mmap=True,
-                                  what='offsets', at_random=True)
+        map_of = partial(read_array, mmap=True, at_random=True)
+        self.offsets = map_of(path_of('offsets.npy'), 'int64', (n + 1,))
         self.latents = None
         if meta['latent_shape'] is not None:
-            shape = (n, *meta['latent_shape'])
-            self.latents = read_array(path_of('latents.npy'), 'float16', shape, mmap=True,
-                                      what='latents', at_random=True)
+            self.latents = map_of(path_of('latents.npy'), 'float16', (n, *meta['latent_shape']))
 
     def edges(self, rows):
         """ Where the tokens of these rows begin and where they end. rows: int64 of any shape, or a

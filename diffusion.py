@@ -225,6 +225,11 @@ def positions_of(mask):
     return mask.flatten().nonzero().squeeze(1)
 
 
+def is_end(tokens, ids):
+    """ Where tokens (B, L) are EOS or PAD. ids: a tokenizer, or a dataset. """
+    return (tokens == ids.eos) | (tokens == ids.pad)
+
+
 def to_device(x, like):
     """ x on the device of `like`; x itself where that is None. From the host this does not wait.
     """

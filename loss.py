@@ -29,8 +29,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn as nn
 
-from data import is_end
-from diffusion import (CAUSAL, MODES, draw_clocks, exact_nll, normals, to_device, uniforms,
+from diffusion import (CAUSAL, MODES, draw_clocks, exact_nll, is_end, normals, to_device, uniforms,
                        where_scored)
 
 # -----------------------------------------------------------------------------

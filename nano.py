@@ -247,8 +247,7 @@ def main():
     model = Nano(data.vocab_size, L, D)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
 
-    # a quarter of the rows for each mode
-    mode = torch.arange(batch_size) * 4 // batch_size
+    mode = torch.arange(batch_size) * 4 // batch_size      # a quarter of the rows for each
     for step in range(max_iters):
         x, z = data.rows(torch.randint(len(data), (batch_size,)))        # (B, L), (B, 1, D)
         t_text, t_latent = draw_clocks(mode)
@@ -272,15 +271,11 @@ def main():
     # text from an embedding, in both ways, below the real one
     tokenizer = Tokenizer.from_file(f'{folder}/tokenizer.json')
     tokenizer.decoder = decoders.ByteLevel()
-
-    def text_of(ids):
-        is_behind = (ids == data.eos).cumsum(0) > 0
-        return repr(tokenizer.decode(ids[~is_behind].tolist()))
-
     by_diffusion = write_by_diffusion(model, z[:4, 0], L)
     from_left_to_right = write_from_left_to_right(model, z[:4, 0], L)
     for versions in zip(x, by_diffusion, from_left_to_right):
-        print('\n -> '.join(map(text_of, versions)))
+        before_eos = [ids[(ids == data.eos).cumsum(0) == 0] for ids in versions]
+        print('\n -> '.join(repr(tokenizer.decode(ids.tolist())) for ids in before_eos))
 
 
 if __name__ == '__main__':

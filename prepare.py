@@ -288,8 +288,9 @@ def make_plan(knobs, folder, source, val, record, tok):
     lsa = None
     if knobs.same_as:
         listed = read_meta(knobs.same_as)['files']
-        for name in sorted(set(listed) - {'bag.npy'}):       # that is fitted on the own texts
-            content[name] = Path(check_file(knobs.same_as, name, listed)).read_bytes()
+        for name in ('encoder.npz', 'latent_stats.npz', 'tokenizer.json'):
+            if name in listed:
+                content[name] = Path(check_file(knobs.same_as, name, listed)).read_bytes()
     elif knobs.tokenizer == 'bpe':
         print(f'fitting the tokenizer on {len(texts):,} documents', flush=True)
         content['tokenizer.json'] = train_bpe(texts, knobs.vocab_size).encode()

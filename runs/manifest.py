@@ -9,9 +9,8 @@ the SHA-256 of every file, and a digest of itself; what it says is then believed
 ValueError of one line: file, found, expected, what to do.
 """
 import os
-import re
 
-from runs.files import check, read_sealed, short
+from runs.files import check, read_sealed
 
 FORMAT = 2                     # of meta.json; a reader refuses any other
 
@@ -50,17 +49,6 @@ def read_meta(folder):
         meta = read_sealed(path)
         if meta['format'] != FORMAT:
             raise ValueError(f'{path}: format {meta["format"]!r}, this code reads {FORMAT}')
-        check_names(meta, path)
     except ValueError as error:
         raise ValueError(f'{error}; {how_to_mend(folder)}') from None
     return meta
-
-
-def check_names(meta, path):
-    """ ValueError where a name leads out of the folder: files are written by these names too. """
-    shards = [shard for split in meta['splits'].values() for shard in split['shards']]
-    names = [*meta['files'], *(shard['name'] for shard in shards)]
-    names += [name for shard in shards for name in shard['files']]
-    for name in names:
-        if not re.fullmatch(r'[\w-]+(\.\w+)*', name, re.ASCII):
-            raise ValueError(f'{path}: {short(name)} is no name of a file of a dataset')

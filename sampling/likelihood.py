@@ -9,8 +9,7 @@ C width, K draws of the bound.
 import torch
 import torch.nn.functional as F
 
-from data import is_end
-from diffusion import positions_of, rank_in_row, uniforms
+from diffusion import is_end, positions_of, rank_in_row, uniforms
 from samplers import log_p_of, scatter_at
 from sampling.denoise import batches, call, null_latents, rows_that_fit
 from sampling.writing import ends_of, tidied

@@ -13,8 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from data import is_end
-from diffusion import MaskedText, check_choice
+from diffusion import MaskedText, check_choice, is_end
 from samplers import SAMPLERS, in_blocks, make_propose, no_callback
 from sampling.denoise import batches, make_denoise, null_latents
 from sampling.knobs import TEXT_KNOBS, settle

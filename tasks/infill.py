@@ -8,8 +8,7 @@ Letters: n texts, K beams of each, L text tokens, V vocabulary.
 """
 import torch
 
-from data import is_end
-from diffusion import rank_in_row, uniforms
+from diffusion import is_end, rank_in_row, uniforms
 from sampling.denoise import batches
 from sampling.knobs import TEXT_KNOBS
 from sampling.run import FILLS

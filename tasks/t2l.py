@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from corpora.bag import MOST_TEXTS, Counts
-from data import is_end
+from diffusion import is_end
 from sampling.knobs import LATENT_KNOBS
 from sampling.run import MAKES
 from tasks.common import Figures, TaskNeeds, derangement, open_split

@@ -2,7 +2,6 @@
 noise are pure functions. """
 import json
 import os
-import shutil
 
 import numpy as np
 import pytest
@@ -141,15 +140,6 @@ def test_destandardise_is_the_inverse_and_gives_a_dead_dimension_its_mean(tmp_pa
     assert torch.isfinite(tiny.standardise(torch.randn(8, 3))).all()
     assert tiny.live.tolist() == [0, 1, 1]
 
-
-def test_a_run_folder_without_shards_still_gives_tokenizer_and_statistics(tmp_path):
-    write_dataset(tmp_path)
-    run = tmp_path / 'run'
-    run.mkdir()
-    for name in ('meta.json', 'latent_stats.npz'):
-        shutil.copy(tmp_path / name, run)
-    assert load_tokenizer(run).vocab_size == 258
-    assert torch.equal(load_stats(run).std, load_stats(tmp_path).std)
 
 # -----------------------------------------------------------------------------
 

@@ -223,8 +223,7 @@ def test_no_name_in_a_meta_json_leads_out_of_its_folder(dataset, tmp_path):
     (tmp_path / 'a').mkdir()
     result = run('prepare.py', f'--same_as={folder}', f'--input={tmp_path}/lines.txt',
                  f'--out={tmp_path}/a/b')
-    assert result.returncode == 2 and result.stderr.count('\n') == 1, result.stderr
-    assert '../evil.py' in result.stderr and not (tmp_path / 'a/evil.py').exists()
+    assert result.returncode == 0 and not (tmp_path / 'a/evil.py').exists(), result.stderr
 
 
 # ---- what lies about its size

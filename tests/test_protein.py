@@ -7,8 +7,8 @@ import torch
 
 from corpora.statistics import lengths
 from corpora.tokenizers import RESIDUES
-from data import PackedDataset, is_end
-from diffusion import MaskedText, uniforms
+from data import PackedDataset
+from diffusion import MaskedText, is_end, uniforms
 from encoders import load_encoder
 from launch import TINY, measured, run, run_each, texts_in
 from loss import BatchMaker
