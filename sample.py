@@ -183,8 +183,9 @@ def read_given(run, direction, text):
                          '--ask=true')
     if n_embeddings and 'latent' not in run.streams:
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
-    if interpolate and not text:
-        raise ValueError('interpolate writes texts from one end to the other: give --text="..."')
+    if interpolate and (not text or num_samples < 2):
+        raise ValueError('interpolate writes texts from one end to the other: give --text="...", '
+                         'and --num_samples of at least 2')
     if direction == 'edit' and not n_embeddings:
         raise ValueError('mode=edit changes a text towards another embedding: give --like="...", '
                          'or --latents=FILE.npy, or --towards="..." and --away="..."')

@@ -58,7 +58,6 @@ class AsLines(NamedTuple):
     split_on: str = 'line'
     encoding: str = 'utf-8'
     invalid_bytes: str = 'replace'
-    document_limit: int = 10**6    # characters
 
 
 def read_texts(path, field='text'):
