@@ -48,9 +48,9 @@ from runs import distributed
 from runs.machine import pick_device, pick_dtype
 from runs.console import warn
 from runs.distributed import all_gather_object, on_rank0, rank, world
-from runs.files import read_sealed, sealed
+from runs.files import read_sealed
 from runs.manifest import FORMAT, check_file, dataset_folder, read_meta
-from runs.writing import lock
+from runs.writing import lock, sealed
 
 # ---- what is read, details in corpora/sources.py
 input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .ndjson, .csv,

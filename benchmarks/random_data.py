@@ -13,8 +13,8 @@ import numpy as np
 
 from corpora.tokenizers import bytes_of_characters
 from corpora.writing import as_bytes, write_file
-from runs.files import sealed
 from runs.manifest import FORMAT
+from runs.writing import sealed
 
 # the size of a latent, which the encoder gives; the rest stands in the config
 LATENT_DIMS = {'quickstart': 512, 'captions': 384, 'l2t': 1024, 'l2t_892m': 32}

@@ -25,8 +25,8 @@ from tqdm import tqdm
 
 from corpora.latents import check_steps, flaw_of
 from corpora.writing import as_bytes, is_whole, names_path, write_file
-from runs.files import read_array, read_sealed, sealed
-from runs.writing import write_text
+from runs.files import read_array, read_sealed
+from runs.writing import sealed, write_text
 
 MOST_TOKENS = 127              # max_tokens=None stands for at most this, unless latents are given
 ENCODED = 2**12                # documents that are tokenized at a time: lists of ids take ten times

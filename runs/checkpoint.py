@@ -28,10 +28,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from model import Model, ModelConfig
-from runs.files import check, entry_of, one_line, read_sealed, sealed, short
+from runs.files import check, one_line, read_sealed, short
 from runs.identity import check_same, of_dataset
 from runs.manifest import read_meta
-from runs.writing import fsync, write_text
+from runs.writing import entry_of, fsync, sealed, write_text
 
 # Names that are read from files must match this, so none leads out of the run folder.
 STEP = re.compile(r'step-\d{8,12}', re.ASCII)

@@ -24,10 +24,10 @@ import torch
 from configurator import configure, stop_on_error
 from encoders import TABLE
 from runs import checkpoint
-from runs.files import read_json, sealed
+from runs.files import read_json
 from runs.manifest import read_meta
 from runs.run_folder import copy_data
-from runs.writing import write_text
+from runs.writing import sealed, write_text
 
 out_dir = 'out/quickstart'     # <a run folder>: what is exported
 which = 'best'                 # best | latest | <a step, as step-00001000>

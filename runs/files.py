@@ -1,12 +1,6 @@
 """
-Files that come from outside: JSON and arrays, which may be damaged. Every mistake is a ValueError
-of one line that names the file.
-
-    check(path, entry)                                      is it intact?
-    read_json(path)                                         an object
-    read_sealed(path)                                       an object that holds its own digest
-    read_array(path, 'float16', (n, N, D), mmap=True)       an .npy file
-    read_arrays(path)                                       the arrays of an .npz file, by name
+Reading files that come from outside, which may be damaged: is it intact, JSON, arrays. Every
+mistake is a ValueError of one line that names the file. (Writing them: writing.py.)
 
 Nothing is ever unpickled, and an array is mapped before it is copied, so reading never takes more
 memory than the file has bytes. What a file with the right digest says of itself is believed.
@@ -24,11 +18,6 @@ import numpy as np
 def sha256(path):
     with open(path, 'rb') as f:
         return hashlib.file_digest(f, 'sha256').hexdigest()
-
-
-def entry_of(path):
-    """ What a manifest says of a file. """
-    return {'bytes': os.path.getsize(path), 'sha256': sha256(path)}
 
 
 def check(path, entry, digest=True):
@@ -74,11 +63,6 @@ def read_json(path, kind=dict, limit=2**26):
 def digest_of(value):
     text = json.dumps({**value, 'sha256': ''}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def sealed(value):
-    """ The text of a JSON file that holds the digest of all else in it. """
-    return json.dumps({**value, 'sha256': digest_of(value)}, indent=1, ensure_ascii=False) + '\n'
 
 
 def read_sealed(path):

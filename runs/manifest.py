@@ -1,9 +1,6 @@
 """
 meta.json, the manifest of a dataset, and whether the files are as it says.
 
-    meta = read_meta('data/captions')
-    path = check_file('data/captions', 'tokenizer.json', meta['files'])
-
 prepare.py writes meta.json last. So where it exists, the dataset is complete. It holds the size and
 the SHA-256 of every file, and a digest of itself; what it says is then believed. Every mistake is a
 ValueError of one line: file, found, expected, what to do.
@@ -13,18 +10,13 @@ import os
 from runs.files import check, read_sealed
 
 FORMAT = 2                     # of meta.json; a reader refuses any other
+HOW_TO_MEND = ('run prepare.py again, it redoes what is broken; a run folder takes a copy from its '
+               'dataset')
 
 
 def dataset_folder(name):
     """ A folder under data/ by name, or a path as it is. """
     return name if os.path.sep in name else os.path.join('data', name)
-
-
-def how_to_mend(folder):
-    """ What to do about a broken file in a dataset folder, or in a run's data/. """
-    if os.path.isfile(os.path.join(folder, os.pardir, 'config.json')):
-        return 'copy it from the dataset'
-    return 'run prepare.py again, it redoes what is broken'
 
 
 def check_file(folder, name, files, digest=True):
@@ -34,7 +26,7 @@ def check_file(folder, name, files, digest=True):
     try:
         check(path, files[name], digest)
     except ValueError as error:
-        raise ValueError(f'{error}; {how_to_mend(folder)}') from None
+        raise ValueError(f'{error}; {HOW_TO_MEND}') from None
     return path
 
 
@@ -50,5 +42,5 @@ def read_meta(folder):
         if meta['format'] != FORMAT:
             raise ValueError(f'{path}: format {meta["format"]!r}, this code reads {FORMAT}')
     except ValueError as error:
-        raise ValueError(f'{error}; {how_to_mend(folder)}') from None
+        raise ValueError(f'{error}; {HOW_TO_MEND}') from None
     return meta

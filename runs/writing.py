@@ -5,10 +5,13 @@ Files that appear whole or not at all, and folders that one process has at a tim
     lock(folder)                           nobody else has it until this process ends
 """
 import fcntl
+import json
 import os
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from runs.files import digest_of, sha256
 
 
 def fsync(path):
@@ -43,6 +46,16 @@ def write_whole(path):
 def write_text(path, text):
     with write_whole(path) as f:
         f.write(text.encode())
+
+
+def sealed(value):
+    """ The text of a JSON file that holds the digest of all else in it. """
+    return json.dumps({**value, 'sha256': digest_of(value)}, indent=1, ensure_ascii=False) + '\n'
+
+
+def entry_of(path):
+    """ What a manifest says of a file. """
+    return {'bytes': os.path.getsize(path), 'sha256': sha256(path)}
 
 
 def check_writable(path):

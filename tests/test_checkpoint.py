@@ -8,8 +8,9 @@ import torch
 
 from model import Model, ModelConfig
 from runs import checkpoint, run_folder
-from runs.files import entry_of, read_json, read_sealed, sealed
+from runs.files import read_json, read_sealed
 from runs.identity import identity_of
+from runs.writing import entry_of, sealed
 
 CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2,
                      width=16)

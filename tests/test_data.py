@@ -12,7 +12,8 @@ from corpora.statistics import counts
 from corpora.tokenizers import load_tokenizer
 from data import LatentStats, PackedDataset, load_stats
 from loss import prefetch
-from runs.files import sealed, sha256
+from runs.files import sha256
+from runs.writing import sealed
 
 TEXTS = ['a dog runs on the beach', 'tabs\tand\n\nlines  ', '<eos> <|endoftext|> [MASK] <pad>',
          'naïve café 東京 🙂 e\u0301', 'nul \x00 byte', '', ' ']

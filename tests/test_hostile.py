@@ -22,7 +22,8 @@ from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
 from launch import ROOT, TINY, measured, run, run_each, train
 from runs import checkpoint
-from runs.files import entry_of, read_array, read_arrays, read_json, read_sealed, sealed
+from runs.files import read_array, read_arrays, read_json, read_sealed
+from runs.writing import entry_of, sealed
 from test_checkpoint import forge, new_run
 
 NEWEST = 'step-00000012'       # of the run `finished`

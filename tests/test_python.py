@@ -12,10 +12,11 @@ from launch import ROOT, run, run_code, train
 from runs.checkpoint import find_checkpoint, write_files
 from runs.console import shown as as_shown
 from runs.export import export as write_export, results_of
-from runs.files import read_sealed, sealed
+from runs.files import read_sealed
 from runs.identity import differences, of_dataset
 from runs.manifest import read_meta
 from runs.results import read_results, write_results
+from runs.writing import sealed
 from sampling.run import Run
 
 TEXT = 'a red dog runs near the park number 3'
