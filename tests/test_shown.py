@@ -30,8 +30,6 @@ def planted(tmp_path_factory):
     lines = [json.dumps({'text': f'{who} {HOSTILE} {i}'}) for i in range(90)
              for who in ('man', 'dog')]
     (folder / 'texts.jsonl').write_text('\n'.join(lines))
-    (folder / 'forged').mkdir()
-    (folder / 'forged/config.json').write_text(json.dumps({'mode': HOSTILE, 'dtype': HOSTILE}))
     (folder / 'config.py').write_text(f'mode = {"no " + HOSTILE!r}\n')
 
     data, here = folder / 'data', [f'--out_dir={folder}/run', '--device=cpu']
@@ -45,7 +43,6 @@ def planted(tmp_path_factory):
         'sample': ['sample.py', *here, f'--text=man {HOSTILE} [MASK:2]'],
         'watch': ['sample.py', *here, f'--text=man {HOSTILE} [MASK:2]', '--watch=true'],
         'evaluate': ['evaluate.py', *here, '--n=2', '--tasks=l2t', '--show=2'],
-        'forged': ['sample.py', f'--out_dir={folder}/forged'],
         'config': ['train.py', f'{folder}/config.py', f'--dataset={data}'],
         'no run': ['evaluate.py', f'--out_dir={folder}/none\x1b[2J\u202e']}
     return folder, dict(zip(commands, run_each(*commands.values(), cwd=folder)))
@@ -55,7 +52,7 @@ def test_no_command_prints_a_control_character(planted):
     _, results = planted
     for name, (code, out, err) in results.items():
         assert not CONTROLS.findall(out + err), name
-        if name in ('forged', 'config', 'no run'):
+        if name in ('config', 'no run'):
             assert code == 2 and err.count('\n') == 1 and '\\x1b' in err, (name, err)
         else:
             assert code == 0, (name, err)
