@@ -225,10 +225,8 @@ def resume_or_begin(state, data, text, config):
         table = distributed.rank0_or_stop(2, cluster_table, config['clusters_from'], data,
                                           config['clusters'])
         model.cluster_of.copy_(table)
-        if rank() == 0:
-            sizes = table.bincount()
-            print(f'{len(sizes):,} clusters of {sizes.min():,} to {sizes.max():,} tokens',
-                  flush=True)
+        sizes = table.bincount()
+        print0(f'{len(sizes):,} clusters of {sizes.min():,} to {sizes.max():,} tokens')
 
     # load; if one rank fails, all stop
     error = None
@@ -260,8 +258,8 @@ def resume_or_begin(state, data, text, config):
     elif config['freeze'] == 'modality':
         words = ('warning: freeze=modality without init_from freezes an encoder at its random '
                  'start: its modality will not be understood')
-    if words and rank() == 0:
-        print(words, flush=True)
+    if words:
+        print0(words)
     return distributed.rank0_or_stop(2, run_folder.begin, config, data.folder,
                                      fresh=newest is None, resumed_from=state.resumed_from)
 
