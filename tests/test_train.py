@@ -357,8 +357,8 @@ def test_a_resume_says_which_knobs_are_others_and_config_json_keeps_the_old_ones
                               '0.0 -> 0.9, betas [0.9, 0.95] -> [0.9, 0.99]; the rate was '
                               f'{rates[4]:.1e} and is now {rates[5]:.1e}'], []]
     earlier = json.loads((out / 'config.json').read_text())['resumed_from']
-    assert [entry['step'] for entry in earlier] == [4, 8, 8]
-    assert [entry.get('seed') for entry in earlier] == [0, None, 1]
+    assert [entry['step'] for entry in earlier] == [4, 8], 'the third trained nothing'
+    assert [entry['seed'] for entry in earlier] == [0, 1]
 
     # an average begins where the run was, and ends with it
     average, now, before = (weights_at(out, step, kind)['blocks.0.text.up.weight']
