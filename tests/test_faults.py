@@ -23,6 +23,7 @@ from launch import (HANGS, ROOT, SLOW, TINY, Job, cut, log, run, run_each, saved
                     train_each, weights)
 from runs import checkpoint
 from runs.files import read_json, read_sealed
+from runs.writing import sealed
 from test_checkpoint import same, states
 from test_encoders import save_encoder
 
@@ -538,7 +539,6 @@ def test_an_error_of_one_rank_at_the_resume_is_everybodys(dataset, finished, tmp
     out = shutil.copytree(finished, tmp_path / 'run')
     job = Job(dataset, out, ranks=2, before="""
 from runs import resume
-from runs.writing import sealed
 def cannot(*args, **kw):
     raise OSError('no such mount')
 if os.environ['RANK'] == '1':
