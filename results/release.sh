@@ -108,7 +108,8 @@ ROWS = (
      '8 beams'),
     ('one word changed, all others kept, {n} captions, %', 'edit', '', 'exact', 1,
      'left_to_right', '8 beams'),
-    ('both from noise, {n} samples, cosine', 'unconditional', '', 'coherence', 3, '', ''),
+    ('both from noise, {n} samples, cosine', 'unconditional', '', 'coherence', 3, 'text_first',
+     'a text, then its embedding'),
     ('bound of diffusion, nats per token', 'nelbo', '', 'nats_per_token', 3, '', ''),
     ('from left to right, exact nats per token', 'nelbo', '', 'causal_nats_per_token', 3, '', ''),
 )
@@ -141,14 +142,16 @@ def directions(runs, with_controls):
         if first is None or with_controls and control:
             continue
         cells = [cell(find(run, task, metric, control), digits) for run in runs]
-        leads = [cell(find(run, task, metric, 'lead'), digits) for run in runs]
-        against = f'{its_name}: {"; ".join(leads)}' if rival else ''
+        # samples from noise are not paired with those of their rival: they have no lead
+        leads = [cell(find(run, task, metric, 'lead'), digits) for run in runs if rival]
+        against = f'{its_name}: {"; ".join(leads)}' if any(leads) else ''
         if with_controls:
             cells += [cell(find(runs[0], task, metric, kind), digits)
                       for kind in ('shuffled', 'null')]
-            value = cell(find(runs[0], task, metric, rival), digits)
+            value = cell(find(runs[0], task, metric, rival or 'none'), digits)
             leads = ', '.join(lead for lead in leads if lead)
-            against = f'{value} {its_name}; lead {leads}' if rival else ''
+            against = f'{value} {its_name}' if value else ''
+            against += f'; lead {leads}' if leads else ''
         print('|', ' | '.join([label.format(n=first['n']), *cells, against]), '|')
 
 
