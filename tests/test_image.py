@@ -1,16 +1,12 @@
 """ Pictures and captions in the two streams: every step between a file of pixels and a file of
 pixels. """
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
 
 from corpora.images import DIGITS, image_patches, to_patches, to_pixels
-from corpora.sources import Source, documents
 from data import PackedDataset
 from launch import ROOT, TINY, measured, run_each
-from sampling.png import write_png
 from tasks import common, image
 
 CLASSES = f'--classes=digit: {", ".join(DIGITS)}; strokes: thin, plain, bold'
@@ -53,34 +49,13 @@ def made(tmp_path_factory):
     return folder, results
 
 
-def test_patches_are_the_pixels_row_by_row_and_back(tmp_path):
+def test_patches_are_the_pixels_row_by_row_and_back():
     pixels = np.random.default_rng(0).integers(0, 256, (5, 12, 12, 3), np.uint8)
     patches = np.stack([to_patches(p.astype(np.float32) / 127.5 - 1, 4) for p in pixels])
     assert patches.shape == (5, 9, 48)
     assert np.allclose(patches[2, 5].reshape(4, 4, 3), pixels[2, 4:8, 8:] / 127.5 - 1)
     assert np.array_equal(to_pixels(patches.astype(np.float16), 4, 3), pixels), 'as stored'
-
-    # two in a row, each pixel twice as large
-    pil = pytest.importorskip('PIL.Image', reason='writes images: pip install pillow')
-    write_png(tmp_path / 'sheet', pixels, columns=2, side=24)
-    sheet = np.asarray(pil.open(tmp_path / 'sheet'))
-    assert sheet.shape == (3 * 28 - 4, 2 * 28 - 4, 3) and (sheet[56:, 28:] == 255).all()
-    assert np.array_equal(sheet[28:52:2, 29:53:2], pixels[3])
     assert to_pixels(np.array([[[-3.]], [[3.]]], np.float32), 1, 1).ravel().tolist() == [0, 255]
-
-
-def test_a_digit_has_four_captions_that_name_it():
-    datasets = pytest.importorskip('sklearn.datasets', reason='pip install scikit-learn')
-    digits = datasets.load_digits()
-    source = Source(input='digits', image_size=8, channels=1, patch=2)
-    found = list(documents(source, Counter()))
-    assert len(found) == 4 * len(digits.target)
-    assert len({document.group for document in found}) == len(digits.target)
-    for i, document in enumerate(found):
-        named = set(document.text.replace(',', '').split()) & set(DIGITS)
-        assert named == {DIGITS[digits.target[i // 4]]}
-    drawn = to_pixels(found[4 * 7].latent()[None], 2, 1)[0, :, :, 0]
-    assert np.array_equal(drawn, (digits.images[7] * 255 / 16).round().astype(np.uint8))
 
 
 def test_no_image_is_in_both_splits_and_a_pixel_that_never_changes_is_dead(made):

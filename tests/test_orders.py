@@ -10,7 +10,6 @@ import torch
 from diffusion import MaskedText
 from tasks import orders
 from tasks.common import Context
-from test_evaluate import Codebook
 from toys import (L, MASK, TEXTS, V, Toy, any_order_law, exact_bound, flat, index,
                   optimal_denoiser, random_denoiser)
 
@@ -146,11 +145,3 @@ def test_known_ends_are_visible_from_the_start_and_not_scored():
     error = abs(forth - back) / 2 / math.sqrt(400) / 3
     bound = ((forth + back) / 2 + one) / 3
     assert abs(found['nats_plain_bound'] - bound) < 4 * error
-
-
-def test_another_texts_latent_costs_a_network_that_reads_it():
-    run, tokens, raw = Codebook().run(), Codebook.texts, Codebook.code[:, None]
-    found = measure(run, tokens, raw, batch=5)
-    for metric in ('nats_left_to_right', 'nats_until_eos', 'nats_plain_bound', 'nats_iw_bound'):
-        assert found[metric] < .01 < found[f'null/{metric}'] < found[f'shuffled/{metric}']
-        assert found[f'shuffled/{metric}'] > 4
