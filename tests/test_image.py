@@ -113,7 +113,6 @@ def test_what_cannot_be_is_one_line(made, finished):
         assert rc == 2 and err.count('\n') == 1 and words in err, (name, err)
     here = [f'--out_dir={finished}', '--device=cpu']
     for rc, _, err in run_each(['sample.py', *here, '--mode=l2t', '--image=a.png'],
-                               ['sample.py', *here, '--mode=t2l', '--text=a', '--png=a.png'],
                                ['evaluate.py', *here, '--tasks=image', CLASSES]):
         assert rc == 2 and err.count('\n') == 1 and 'was not trained on images' in err, err
 
