@@ -36,8 +36,8 @@ import torch
 from configurator import configure, on_command_line, stop_on_error
 from corpora.latents import check_given, given_latents
 from corpora.layouts import earlier_index, export, summary, verify
-from corpora.shards import (SUMS, fitting_max_tokens, latent_stats, shard_key, token_dtype,
-                            write_entry, write_shard, written_before)
+from corpora.shards import (SUMS, fitting_max_tokens, latent_stats, note_name, shard_key,
+                            token_dtype, write_entry, write_shard, written_before)
 from corpora.sources import Source, documents
 from corpora.splits import Survey, own_shards, survey
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer, train_bpe
@@ -254,34 +254,25 @@ def on_rank_0(function, *args):
 # -----------------------------------------------------------------------------
 # Plan, on rank 0 alone
 
-def earlier_dataset(folder, record):
-    """ meta.json of an earlier run in this folder, or None. ValueError where its knobs were others:
-    no dataset is overwritten by another one. """
-    # no meta.json, or a damaged one: shards without a note are written again
+def check_earlier(folder, record):
+    """ ValueError where the folder holds a dataset of other knobs: it is not overwritten. """
     try:
         meta = read_sealed(os.path.join(folder, 'meta.json'))
-    except ValueError:
-        return None
+    except ValueError:                 # none, or a damaged one
+        return
     earlier = {'format': meta.get('format'), **meta.get('source', {})}
     for knob, value in {'format': FORMAT, **record}.items():
         found = earlier.get(knob)
         if found != value:
             raise ValueError(f'{folder} holds a dataset with {knob} = {found!r}, not {value!r}; '
                              'choose another --out= or delete that folder')
-    return meta
 
 
 def make_plan(knobs, folder, source, val, record, tok):
     """ Looks at what is there, counts what there is to do, and fits the tokenizer and lsa. tok: the
     tokenizer, where none is to be fitted. """
-    earlier = earlier_dataset(folder, record)
+    check_earlier(folder, record)
     found, texts = survey(source, val, knobs.val_fraction, knobs.homology)
-
-    # a note stays beside each shard that is there, also when meta.json goes
-    if earlier:
-        for split in earlier['splits'].values():
-            for entry in split['shards']:
-                write_entry(folder, entry)
 
     # tokenizer and encoder: of another dataset, or fitted once. The ranks read them from the files
     content = {}
@@ -438,8 +429,10 @@ def finish(folder, plan, record, splits, tok, encode):
         write_arrays('bag.npy', np.save, fit_bag(folder, meta, tok, encode).numpy())
     write_file(os.path.join(folder, 'meta.json'), sealed(meta).encode())
 
-    # the notes, and what an earlier attempt has left, are no part of the dataset
-    listed = {*files, 'meta.json'}.union(*(shard['files'] for shard in shards))
+    # what an earlier attempt has left is no part of the dataset
+    listed = {*files, 'meta.json'}
+    for shard in shards:
+        listed |= {note_name(shard['name']), *shard['files']}
     for path in glob.glob(os.path.join(glob.escape(folder), '*')):
         file = os.path.basename(path)
         if file not in listed and OF_A_DATASET.fullmatch(file):

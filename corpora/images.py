@@ -10,7 +10,6 @@ pixels a side, C channels (1 grey, 3 colour), N patches, D numbers of a patch, n
 import math
 import os
 from functools import partial
-from importlib.util import find_spec
 
 import numpy as np
 
@@ -85,9 +84,6 @@ def with_8_bits(image, form):
 def read_images(source):
     """ Documents of a folder: each caption with the patches of its image. An image may have several
     captions; they are one group. """
-    if not find_spec('PIL'):
-        raise ValueError('image_size is set; to read images: pip install pillow')
-
     # the list of captions
     folder = source.input
     lists = [os.path.join(folder, f'metadata.{kind}') for kind in ('csv', 'jsonl')]

@@ -9,10 +9,8 @@ A shard holds samples, one after the other:
     .offsets.npy    (n + 1,) int64: where the tokens of each sample begin
     .ids.npy        (n, 2) int64: the number of its document in the split, and of its chunk in that
     .latents.npy    (n, N, D) float16, where the dataset has latents
-Its bytes depend on its documents and the knobs, never on who wrote it or when.
-
-Beside a whole shard lies a note, .whole.json, with its entry of meta.json and a key: a digest of
-all that decides its bytes. So a later run knows which shards it need not write again.
+    .whole.json     the shard's entry of meta.json, with a key: a digest of all that decides its
+                    bytes. So a later run knows which shards it need not write again
 Letters: T tokens, n samples, N latent vectors, D latent dimensions.
 """
 import hashlib
@@ -229,13 +227,13 @@ def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens
     )
 
 
-def note_path(folder, name):
-    return os.path.join(folder, f'{name}.whole.json')
+def note_name(name):
+    return f'{name}.whole.json'
 
 
 def write_entry(folder, entry):
     """ The note beside a whole shard: what meta.json will say of it. """
-    path = note_path(folder, entry['name'])
+    path = os.path.join(folder, note_name(entry['name']))
     text = sealed(entry)
     with names_path(path, len(text)):
         write_text(path, text)
@@ -245,7 +243,7 @@ def written_before(folder, name, key):
     """ The entry of a shard that an earlier run wrote from the same documents and settings, and
     whose files and note are whole; else None. """
     try:
-        entry = read_sealed(note_path(folder, name))
+        entry = read_sealed(os.path.join(folder, note_name(name)))
     except ValueError:
         return None
     if entry.get('key') != key:
