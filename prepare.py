@@ -41,7 +41,7 @@ from corpora.shards import (SUMS, fitting_max_tokens, latent_stats, note_name, s
 from corpora.sources import Source, documents
 from corpora.splits import Survey, own_shards, survey
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer, train_bpe
-from corpora.writing import as_bytes, names_path, write_file
+from corpora.writing import as_bytes, write_file
 from data import LatentStats
 from encoders import load_encoder
 from runs import distributed
@@ -491,8 +491,7 @@ def main():
             verify(knobs.inspect)
             summary(knobs.inspect)
         elif knobs.export_dir:
-            with names_path(os.path.join(knobs.export_dir, '')):
-                export(os.path.normpath(knobs.out), knobs.export_dir)
+            export(os.path.normpath(knobs.out), knobs.export_dir)
         else:
             with stop_on_error(code=4):
                 distributed.join('cpu', MONTH, master_timeout=6.0)

@@ -14,7 +14,6 @@ import subprocess
 import tempfile
 
 from corpora.tokenizers import RESIDUES
-from corpora.writing import names_path
 from runs.files import short
 
 FASTA = ('.fasta', '.fa', '.faa', '.fas', '.fsa', '.fna', '.ffn', '.frn', '.pep')
@@ -72,7 +71,7 @@ def homology_clusters(sequences, homology):
     with tempfile.TemporaryDirectory() as scratch:
         fasta = os.path.join(scratch, 'all.fasta')
         result = os.path.join(scratch, 'result')
-        with names_path(fasta), open(fasta, 'w') as f:
+        with open(fasta, 'w') as f:
             for name, sequence in sequences:
                 f.write(f'>{name}\n{sequence}\n')
         run_mmseqs(homology, 'easy-cluster', fasta, result, os.path.join(scratch, 'tmp'),

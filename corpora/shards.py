@@ -22,7 +22,7 @@ import numpy as np
 from tqdm import tqdm
 
 from corpora.latents import check_steps, flaw_of
-from corpora.writing import as_bytes, is_whole, names_path, write_file
+from corpora.writing import as_bytes, is_whole, write_file
 from runs.files import read_array, read_sealed
 from runs.writing import sealed, write_text
 
@@ -233,10 +233,7 @@ def note_name(name):
 
 def write_entry(folder, entry):
     """ The note beside a whole shard: what meta.json will say of it. """
-    path = os.path.join(folder, note_name(entry['name']))
-    text = sealed(entry)
-    with names_path(path, len(text)):
-        write_text(path, text)
+    write_text(os.path.join(folder, note_name(entry['name'])), sealed(entry))
 
 
 def written_before(folder, name, key):

@@ -1,35 +1,16 @@
 """
-Files that are written whole or not at all, and errors that name the path.
+Files of a dataset, which are written whole or not at all.
 
 A file appears by rename when it is complete. So whoever reads a dataset never sees half a file, and
 a run after a kill can trust what it finds.
 """
-import errno
 import hashlib
 import io
 import os
-import shutil
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from runs.files import check
 from runs.writing import write_whole
-
-
-@contextmanager
-def names_path(path, size=0):
-    """ Inside, a write that fails is an OSError that names the path. On a full disk it says how
-    many bytes are needed (`size`) and how many are free. """
-    try:
-        yield
-    except OSError as error:
-        if error.filename:             # the error names its path already
-            raise
-        reason = f'{path}: cannot be written ({error.strerror or error})'
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            free = shutil.disk_usage(os.path.dirname(path) or '.').free
-            needed = f'it needs {size:,} bytes, ' if size else ''
-            reason += f': {needed}{free:,} are free there; make room and run again'
-        raise OSError(reason) from None
 
 
 def is_whole(path, entry):
@@ -55,7 +36,7 @@ def write_file(path, data):
     with suppress(FileNotFoundError):
         os.remove(meta)
 
-    with names_path(path, len(data)), write_whole(path) as f:
+    with write_whole(path) as f:
         f.write(data)
     return entry
 

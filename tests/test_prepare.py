@@ -1,7 +1,6 @@
 """
 prepare.py as sentences, on corpora of a few lines, in this process or as the command a user types.
 """
-import errno
 import hashlib
 import itertools
 import json
@@ -325,27 +324,6 @@ def test_an_input_that_changes_while_it_is_read_is_noticed(tmp_path):
     write_lines(path, LINES[1:])
     with pytest.raises(ValueError, match='documents were counted, .*the input has changed'):
         list(splits.own_shards(found, 20, source, None))
-
-
-@pytest.mark.parametrize('full', ['train-00001.tokens.bin', 'train-00001.whole.json'])
-def test_a_full_disk_is_one_line_and_the_next_run_goes_on(tmp_path, monkeypatch, full):
-    path = write_lines(tmp_path / 'a.txt')
-    fsync, is_full = os.fsync, [True]
-
-    def fail(handle):
-        if is_full and full in os.readlink(f'/proc/self/fd/{handle}'):
-            raise OSError(errno.ENOSPC, 'No space left on device')
-        fsync(handle)
-    monkeypatch.setattr(os, 'fsync', fail)
-    reason = (f'{tmp_path}/x/{full}: cannot be written .No space left on device.: it needs '
-              '[0-9,]+ bytes, [0-9,]+ are free there; make room')
-    with pytest.raises(OSError, match=reason):
-        run(input=path, out=tmp_path / 'x')
-    assert not list(tmp_path.glob('x/*.tmp')), 'what was written of it is given back'
-    is_full.clear()
-    run(input=path, out=tmp_path / 'x')
-    run(input=path, out=tmp_path / 'y')
-    assert digests(tmp_path / 'x') == digests(tmp_path / 'y')
 
 # -----------------------------------------------------------------------------
 # A dataset like another
