@@ -115,10 +115,9 @@ def show_lengths(train):
     """ Quantiles of the number of tokens (of a large split, those of a sample), and a warning if
     most of a batch would be PAD. """
     lengths = np.sort(statistics.lengths(train))
-    quantiles = []
-    for percent in (50, 95, 99, 99.5, 100):
-        row = int(percent / 100 * (len(lengths) - 1))
-        quantiles.append(f'{percent:g} %: {lengths[row]}')
+    percents = (50, 95, 99, 99.5, 100)
+    found = np.percentile(lengths, percents, method='lower')
+    quantiles = [f'{percent:g} %: {n}' for percent, n in zip(percents, found)]
     if len(lengths) < len(train):
         quantiles.append(f'in {len(lengths):,} samples; the longest has {train.longest}')
     line('tokens per sample', *quantiles)
