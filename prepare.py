@@ -261,6 +261,7 @@ def check_earlier(folder, record):
     except ValueError:                 # none, or a damaged one
         return
     earlier = {'format': meta.get('format'), **meta.get('source', {})}
+    # the first knob that differs is named
     for knob, value in {'format': FORMAT, **record}.items():
         found = earlier.get(knob)
         if found != value:
@@ -308,6 +309,8 @@ def make_plan(knobs, folder, source, val, record, tok):
 def make_encoder(knobs):
     """ The encoder, if it is one that exists already. """
     where = pick_device(knobs.device)
+
+    # that of the other dataset, with all its settings
     if knobs.same_as:
         record = read_meta(knobs.same_as)['encoder']
         folder = None if knobs.encoder == 'none' else knobs.encoder
@@ -318,6 +321,7 @@ def make_encoder(knobs):
     if knobs.encoder in ('none', 'lsa'):
         return None
 
+    # on a CPU float32, the encoder's default
     dtype = knobs.encoder_dtype
     if dtype is None and where.startswith('cuda'):
         dtype = pick_dtype('auto', where)
@@ -342,6 +346,7 @@ def write_shards(knobs, folder, plan, shards, settings, tok, encode):
         key = shard_key(docs, given, settings)
         n_left -= 1
 
+        # the note of an earlier run counts only with the same key
         entry = written_before(folder, name, key)
         progress = 'there already'
         if not entry:

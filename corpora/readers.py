@@ -167,6 +167,7 @@ class TextFile:
 def read_blocks(f, split_on):
     """ The texts between blank lines; split_on='file': all of it; else between the lines that are
     split_on. """
+    # a blank line, none at all, or the line that the user names
     between = dict(paragraph='', file=None).get(split_on, split_on)
     block = []
     for line in f:
@@ -246,6 +247,8 @@ def read_column(path, field):
         import pyarrow.parquet
     except ImportError:
         raise ValueError(f'{path}: to read this kind of file: pip install pyarrow') from None
+
+    # arrow comes in two forms: a file, and a stream without an index
     try:
         with pyarrow.memory_map(path) as file:
             if kind_of(path) == '.parquet':

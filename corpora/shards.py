@@ -239,6 +239,7 @@ def write_entry(folder, entry):
 def written_before(folder, name, key):
     """ The entry of a shard that an earlier run wrote from the same documents and settings, and
     whose files and note are whole; else None. """
+    # there may be no note, or half of one
     try:
         entry = read_sealed(os.path.join(folder, note_name(name)))
     except ValueError:

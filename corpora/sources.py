@@ -98,6 +98,7 @@ class Source:
 def walk(folder):
     """ The paths of all files below a folder, by name. Links are followed, and each real folder
     comes once. """
+    # by default os.walk passes over a folder that it may not read
     def stop(error):
         raise error
 

@@ -102,6 +102,7 @@ def split_of(doc, limit, clusters):
 def own_shards(found, shard_size, source, val):
     """ (split, number of the shard, its documents) of the shards of this rank, as each fills up.
     ValueError at the end, where the documents are not those that were counted. """
+    # all documents in the order of reading, those of val_input last
     stream = ((split_of(doc, found.limit, found.clusters)[0], doc)
               for doc in documents(source, Counter()))
     if val:
