@@ -203,7 +203,7 @@ def test_a_process_takes_its_own_gpu_and_of_srun_the_only_one_it_sees(monkeypatc
             pick_device('auto')
 
 
-# ---- checkpoints
+# ---- checkpoints, preflight
 
 @pytest.mark.parametrize('source, kind, ranks', [
     ('sharded', 'ddp', 1), ('sharded', 'ddp', 2), ('sharded', 'fsdp', 2), ('alone', 'fsdp', 2)])
@@ -224,8 +224,6 @@ def test_a_checkpoint_goes_on_with_any_number_of_processes_of_srun(
     assert all(torch.allclose(ours[name], x, atol=1e-5) for name, x in theirs.items())
 
 
-# ---- preflight
-
 def test_preflight_says_what_it_found_and_builds_nothing(dataset, tmp_path):
     here = ['train.py', f'--dataset={dataset}', *TINY, '--preflight_only=true',
             f'--out_dir={tmp_path}/run']
@@ -241,8 +239,10 @@ def test_preflight_says_what_it_found_and_builds_nothing(dataset, tmp_path):
 
 
 def test_preflight_meets_the_other_processes(dataset, tmp_path):
-    job = Job(dataset, tmp_path / 'run', '--preflight_only=true', ranks=2)
-    assert job.wait() == [0, 0] and 'processes  2 have met' in job.out(), job.err()
+    nobody = dict(RANK='1', WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT='1')
+    job = Job(dataset, tmp_path / 'run', '--preflight_only=true', '--master_timeout=0.1',
+              env=nobody)
+    assert job.wait() == [4] and 'cannot meet the others' in job.err()
 
 
 # ---- the loop
