@@ -14,7 +14,8 @@ The largest difference on a CPU, four modes, float32:
     the smallest of ten breaks (35b8b4c:tests/test_bench.py)   1.2e-2
 
 In float32 a card is asked for whole float32 products, so TOLERANCE can be small. In bfloat16 it
-cannot: there the causal breaks are for tests/test_cuda.py, which compares attention by itself.
+cannot: importances then choose other masks, and a CPU differs from itself by 6.4e-2. There the
+causal breaks are for tests/test_cuda.py, which compares attention by itself.
 """
 import contextlib
 import math
@@ -26,7 +27,7 @@ from benchmarks.random_data import write_dataset
 from benchmarks.trainings import log_of
 from model import Model
 
-TOLERANCE = {'float32': 1e-3, 'bfloat16': 5e-2}
+TOLERANCE = {'float32': 1e-3, 'bfloat16': 1e-1}
 COMPARED = ('loss', 'grad_norm', 'val_text', 'val_causal', 'val_latent')
 
 TINY = ['--depth=2', '--width=64', '--heads=2', '--latent_tokens=2', '--batch_size=16',

@@ -19,8 +19,7 @@ from sampling.writing import blank, write
 
 
 def untrained_run(shape, device, dtype):
-    """ What sampling asks of a run.Run of this shape. It never writes EOS, so
-    every text has all its tokens. """
+    """ What sampling asks of a Run. It never writes EOS, so every text has all its tokens. """
     V = shape['vocab_size']
     model = peers.ours(shape, None)[0].to(device).eval()
     model.text_head.weight.data.normal_(std=shape['width'] ** -.5)
