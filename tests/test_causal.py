@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from data import PackedDataset
 from diffusion import CAUSAL, GaussianLatents, MaskedText, exact_nll, mode_shares
-from launch import cut, log, measured, run_each, train_each, weights
+from launch import log, measured, run_each, train_each
 from loss import BatchMaker
 from model import Model, ModelConfig
 from processes.gidd import GIDD
@@ -344,43 +344,6 @@ def test_what_is_left_open_is_chosen_by_what_a_text_is_written_from():
         knobs = settle(run, SamplingKnobs(**asked), **given)
         assert (knobs.sampler, knobs.temperature) == (sampler, temperature), (given, asked)
         assert knobs.latent_steps == (1 if 'from_text' in given else 32), 'the mean of what fits'
-
-
-def test_a_run_does_only_what_it_has_learned(dual):
-    text, gap, open_end = '--text=a red dog', '--text=a [MASK] dog', '--text=a red [MASK:*]'
-    good = [('both', text, '--num_samples=2'),
-            ('both', text, '--mode=l2t:50%,causal', '--rerank=2'),
-            ('both', '--mode=text'),
-            ('both', '--mode=infill', open_end, '--sampler=autoregressive'),
-            ('both', '--mode=infill', gap),
-            ('all', '--mode=t2l2t', text),
-            ('all', '--mode=unconditional', '--steps=4'),
-            ('causal', text),
-            ('causal', '--mode=infill', open_end)]
-    bad = {('masked', text, '--sampler=autoregressive'): 'without causal rows',
-           ('causal', text, '--sampler=confidence'): 'causal alone',
-           ('all', '--mode=unconditional', '--sampler=autoregressive'): 'joint sampling',
-           ('both', text, '--mode=t2t'): "mode='t2t'",
-           ('both', text, '--sampler=greedy'): "'greedy', expected"}
-    results = run_each(*[['sample.py', f'--out_dir={dual}/{name}', *args, '--device=cpu',
-                          '--dtype=float32'] for name, *args in (*good, *bad)])
-    for command, (code, out, err) in zip(good, results):
-        assert code == 0 and '[MASK]' not in out.split('->')[-1], (command, err)
-    for (command, words), (code, out, err) in zip(bad.items(), results[len(good):]):
-        assert code == 2 and words in err and err.count('\n') == 1, (command, err)
-
-
-def test_a_dual_run_goes_on_bit_for_bit_and_a_schedule_changes_the_share(dataset, tmp_path):
-    schedule = ['--mode=7*l2t+causal:3,l2t+causal:4,causal', '--max_iters=8', '--eval_interval=5',
-                '--keep=9']
-    train_each(dataset, {tmp_path / 'whole': schedule})
-    entries = log(tmp_path / 'whole')
-    shares = [entries[step, False]['modes']['causal'] for step in range(1, 9)]
-    assert shares == [1 / 8] * 3 + [1 / 2] * 4 + [1]
-    cut(tmp_path / 'whole', tmp_path / 'cut', 'step-00000005')          # killed in the second stage
-    train_each(dataset, {tmp_path / 'cut': schedule})
-    whole, resumed = weights(tmp_path / 'whole'), weights(tmp_path / 'cut')
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 @pytest.mark.parametrize('mode, expected, target', [

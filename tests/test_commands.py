@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from torch.distributed.run import get_args_parser
 
-from configurator import SCRIPTS, read_knobs
 from launch import ROOT, run_code, run_each
 from prepare import OF_SAME_AS
 from runs.stages import read_schedule
@@ -201,15 +200,6 @@ def test_the_schedules_of_a_training_fill_its_steps():
             except ValueError as error:
                 pytest.fail(f'{command.where}: {command.line}\n    {error}')
 
-
-def test_a_knob_that_the_prose_names_is_there():
-    knobs = set().union(*(read_knobs(ROOT / f'{script}.py') for script in SCRIPTS))
-    others = {'help', 'key', 'nproc_per_node', 'standalone'}
-    for name in PAGES:
-        prose = re.sub(r'^```.*?^```$', '', (ROOT / name).read_text(), flags=re.S | re.M)
-        named = {knob for code in re.findall(r'`([^`]+)`', prose)
-                 for knob in re.findall(r'(?<![\w-])--([a-z_]+)(?![a-z-])', code)}
-        assert named <= knobs | others, (name, named - knobs - others)
 
 # ---- do they run?
 

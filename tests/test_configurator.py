@@ -151,14 +151,6 @@ def test_a_mistake_on_the_command_line_stops_with_one_line(refused, arg, words):
     refused([arg], words)
 
 
-def test_help_is_the_docstring_and_the_knob_block_as_written(demo, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        demo('--help', '--batch_size=oops')
-    block = SCRIPT[SCRIPT.index('# -- data'):SCRIPT.index('\nCAPITALS')]
-    assert stopped.value.code == 0
-    assert capsys.readouterr().out == f'A demonstration.\n\n    python demo.py\n\n{block}\n'
-
-
 def test_wrong_input_is_one_line_and_a_bug_is_a_traceback(capsys):
     for error, code in ((FileNotFoundError(2, 'No such\nfile', 'x'), 5),
                         (KeyboardInterrupt(), 130)):
@@ -172,13 +164,6 @@ def test_wrong_input_is_one_line_and_a_bug_is_a_traceback(capsys):
 @pytest.mark.parametrize('text, value', [('1', True), ('0', False), ('true', True), ('None', None)])
 def test_a_knob_that_is_none_or_a_bool_takes_0_and_1(text, value):
     assert Knob(None, 'None | bool', '').read(text) is value
-
-
-def test_the_word_None_is_not_None():
-    knob = Knob(None, 'None | v | x0', '')
-    assert knob.settle(None) is None and knob.settle('v') == 'v'
-    with pytest.raises(ValueError, match='expected None'):
-        knob.settle('None')
 
 
 @pytest.mark.parametrize('where', ['flag', 'file'])

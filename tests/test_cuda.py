@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from diffusion import GaussianLatents, MaskedText, mode_shares
-from launch import ROOT, TINY, run_code, train
+from launch import ROOT, TINY, train
 from loss import BatchMaker, Loss
 from model import (Model, ModelConfig, attention, attention_of_rows, attention_with_prefix,
                    causal_mask, norm, rms_norm, squared_relu)
@@ -262,24 +262,3 @@ def test_no_step_of_a_training_waits_for_the_card(dataset, tmp_path, args):
 
     waits(3)                                               # what happens once in a process
     assert 0 < waits(6) == waits(12)
-
-
-# ---- that nothing ran is a failure
-
-def test_where_a_card_is_needed_a_skip_is_a_failure_and_no_card_is_one_line(tmp_path):
-    (tmp_path / 'test_skips.py').write_text(
-        'import pytest\n@pytest.mark.skip(reason="nothing to run on")\ndef test_nothing(): pass\n')
-    code = f"""
-import sys, pytest, torch
-sys.path.insert(0, {str(ROOT / 'tests')!r})
-torch.cuda.is_available = lambda: sys.argv[1] == 'card'
-raise SystemExit(pytest.main(['-q', '-p', 'no:cacheprovider', '-p', 'conftest', 'test_skips.py']))
-"""
-    for card, needs, expected in (('card', '1', 1), ('none', '1', 4), ('none', None, 0)):
-        result = run_code(code, card, cwd=tmp_path, NANOLDLM_NEEDS_CUDA=needs, COLUMNS='200')
-        assert result.returncode == expected, (card, needs, result.stdout, result.stderr)
-        if expected == 4:
-            assert result.stderr.count('\n') <= 2 and 'no CUDA device' in result.stderr
-            assert not result.stdout.strip()
-        if expected == 1:
-            assert 'nothing to run on' in result.stdout and '1 error' in result.stdout

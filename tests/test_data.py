@@ -104,12 +104,6 @@ def test_a_tiktoken_encoding_keeps_its_ids_and_gains_one_for_pad(monkeypatch):
         load_tokenizer('littel')
 
 
-def test_fitting_the_tokenizer_twice_gives_the_same_bytes():
-    texts = [f'word{i % 7} thing{i % 11} and {i}' for i in range(200)]
-    assert tokenizers.train_bpe(texts, 400) == tokenizers.train_bpe(texts, 400)
-    with pytest.raises(ValueError, match='258'):
-        tokenizers.train_bpe(texts, 200)
-
 # -----------------------------------------------------------------------------
 
 def test_a_batch_is_the_text_one_eos_and_pad_beside_standardised_latents(tmp_path):
@@ -144,20 +138,6 @@ def test_destandardise_is_the_inverse_and_gives_a_dead_dimension_its_mean(tmp_pa
 
 # -----------------------------------------------------------------------------
 
-@pytest.mark.parametrize('name', ['train-00001.tokens.bin', 'train-00002.latents.npy',
-                                  'train-00000.offsets.npy', 'latent_stats.npz'])
-def test_a_truncated_file_is_refused_with_name_found_and_expected_bytes(tmp_path, name):
-    write_dataset(tmp_path)
-    size = os.path.getsize(tmp_path / name)
-    os.truncate(tmp_path / name, size - 1)
-    with pytest.raises(ValueError,
-                       match=f'{name}.*found {size - 1} bytes, expected {size}.*prepare.py'):
-        PackedDataset(tmp_path, 'train')
-    os.remove(tmp_path / name)
-    with pytest.raises(ValueError, match=f'{name}.*missing'):
-        PackedDataset(tmp_path, 'train')
-
-
 @pytest.mark.parametrize('name, content, words', [
     ('train-00000.latents.npy', np.zeros((3, 2, 4), np.float16), r'\(3, 2, 4\).*\(3, 2, 5\)'),
     ('train-00000.latents.npy', np.zeros((3, 2, 5), np.float32), 'float32.*float16'),
@@ -184,15 +164,6 @@ def test_ids_beyond_the_vocabulary_are_found_in_the_first_shard_or_when_they_are
                            match='token id 258 in train, expected ids below vocab_size 258'):
             read()
 
-
-def test_a_missing_dataset_names_the_prepare_command_and_a_short_seq_len_the_right_one(tmp_path):
-    with pytest.raises(ValueError, match='python prepare.py'):
-        PackedDataset(tmp_path / 'nothing', 'train')
-    write_dataset(tmp_path)
-    with pytest.raises(ValueError, match='seq_len 7.*seq_len 8 or more'):
-        PackedDataset(tmp_path, 'train', seq_len=7)
-    with pytest.raises(ValueError, match="'test'.*train"):
-        PackedDataset(tmp_path, 'test')
 
 # -----------------------------------------------------------------------------
 

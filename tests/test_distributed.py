@@ -1,6 +1,5 @@
 """ Many processes are one run: the same losses and weights whatever their number and launcher, and
 the way they share the model. """
-import json
 import shutil
 
 import pytest
@@ -141,20 +140,6 @@ def test_fsdp_trains_on_its_own_weights_after_an_evaluation_without_a_save(datas
     assert_close(tmp_path / 'ddp', tmp_path / 'fsdp', 1e-5)
 
 
-def test_processes_on_unlike_machines_compute_in_what_all_of_them_have(dataset, tmp_path):
-    unlike = """
-import os, torch
-torch.backends.mkldnn.is_available = lambda: True
-torch.cpu.get_capabilities = lambda: {'avx512_bf16': os.environ['RANK'] == '0'}
-"""
-    job = Job(dataset, tmp_path / 'run', *EXACT, '--dtype=auto', '--max_iters=2',
-              '--optimizer=muon', ranks=2, before=unlike,
-              after="print('IN', g['dtype'])")
-    assert job.wait() == [0, 0], job.err()
-    assert all('IN float32\n' in job.out(rank) for rank in range(2))
-    assert json.loads((tmp_path / 'run/config.json').read_text())['dtype'] == 'float32'
-
-
 # ---- srun
 
 SRUN = dict(SLURM_JOB_ID='123456', SLURM_PROCID='9', SLURM_LOCALID='1', SLURM_NTASKS='16',
@@ -263,20 +248,3 @@ def test_a_log_that_cannot_be_written_does_not_end_the_run(dataset, tmp_path):
     (tmp_path / 'run/training_log.jsonl').mkdir(parents=True)
     job = Job(dataset, tmp_path / 'run', '--max_iters=2')
     assert job.wait() == [0] and 'warning: cannot log in ' in job.err()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason='does a step wait for the device?')
-def test_no_step_waits_for_the_device(dataset, tmp_path):
-    """ Steps 6 to 9 of a run that logs every 20, with every wait an error. """
-    watch = """
-import torch, loss
-forward, calls = loss.Loss.forward, []
-def watched(*args):
-    calls.append(1)
-    torch.cuda.set_sync_debug_mode('error' if 6 <= len(calls) < 10 else 'default')
-    return forward(*args)
-loss.Loss.forward = watched
-"""
-    job = Job(dataset, tmp_path / 'run', '--device=cuda', '--dtype=bfloat16', '--max_iters=20',
-              '--log_interval=20', '--eval_interval=20', before=watch)
-    assert job.wait() == [0], job.err()

@@ -16,7 +16,7 @@ from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 
 import encoders
 from corpora.lsa import NGRAM_WEIGHT, fit_lsa
-from encoders import TABLE, fetch, folder_hash, load_encoder, pool, reach_hub
+from encoders import TABLE, folder_hash, load_encoder, pool
 from runs.files import sha256
 
 WORDS = ('a the dog cat runs sits on beach mat and red big small man woman walks along river in '
@@ -124,22 +124,6 @@ def test_prefix_cut_and_length_do_what_they_say(tmp_path):
         load_encoder(folder, pooling='last', dimension=64)
 
 
-def test_a_bare_text_is_refused_and_what_cannot_be_read_of_a_text_is_said(tmp_path):
-    lsa = fit_lsa(lsa_texts(), 8)
-    short = load_encoder(save_encoder(tmp_path), pooling='mean', max_length=5)
-    for texts, message in (('a dog', r"found one str: write \['a dog'\]"),
-                           (['a dog', 7], 'found 7 in it')):
-        with pytest.raises(ValueError, match=message):
-            short(texts)
-    for encoder in (lsa, short):
-        assert encoder.remark('a dog') == ''
-        for text in ('これは日本語です', ''):
-            assert 'no word that the encoder knows' in encoder.remark(text)
-    expected = 'has 3 of 6 words that the encoder does not know and leaves out (zyxw, qvut)'
-    assert lsa.remark('a dog zyxw dog Zyxw qvut') == expected
-    assert short.remark('a dog runs') == ''
-    assert '6 tokens, at most 5): its end was not read' in short.remark('a dog runs on')
-
 # -----------------------------------------------------------------------------
 # Folders, the hub, records
 
@@ -245,23 +229,6 @@ def test_a_hub_id_takes_its_row_of_the_table_and_its_commit_as_revision(tmp_path
         load_encoder(record, folder=str(tmp_path / ('c' * 40)))
 
 
-def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
-    import huggingface_hub
-    asked = []
-
-    class Session:
-        def head(self, *args, **kwargs):
-            asked.append(args)
-            raise OSError('no network')
-    monkeypatch.setattr(huggingface_hub.constants, 'HF_HUB_OFFLINE', False)
-    monkeypatch.setattr(huggingface_hub.utils, 'get_session', Session)
-    reach_hub.cache_clear()
-    for name in ('no/such', 'nor/this'):
-        with pytest.raises(ValueError, match='scorer n.*does not answer.*name a folder'):
-            fetch(name, None, 'scorer', 'name a folder')
-    reach_hub.cache_clear()
-    assert len(asked) == 1
-
 # -----------------------------------------------------------------------------
 # lsa
 
@@ -305,18 +272,6 @@ def test_lsa_reloads_to_the_same_latents_and_another_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match='lower --encoder_dims'):
         fit_lsa(['a b', 'a b'], 64)
 
-
-def test_lsa_of_pairs_of_words_tells_orders_apart_and_one_of_words_does_not():
-    both = ['a dog bites a man', 'a man bites a dog']
-    words, pairs = (fit_lsa([*both, 'the dog runs', 'the man sits'] * 2, 4, ngrams=n)
-                    for n in (1, 2))
-    assert torch.allclose(*words(both), atol=1e-5) and pairs(both)[:, 0].prod(0).sum() < .95
-
-    # a text of which no pair is known is embedded by its words
-    rows = [pairs.row['dog'], pairs.row['man']]
-    by_words = F.normalize(pairs.idf[rows] @ pairs.projection[rows], dim=-1)
-    assert torch.allclose(pairs(['quux dog quux man quux'])[0, 0], by_words, atol=1e-5)
-    assert {'^ a', 'man $', 'dog bites'} < set(pairs.terms)
 
 # -----------------------------------------------------------------------------
 # MiniLM itself

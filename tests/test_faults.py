@@ -810,7 +810,8 @@ def test_fault_27_bad_documents_and_broken_files_at_prepare(tmp_path):
     flip(x / 'train-00001.latents.npy')
     os.truncate(x / 'train-00000.tokens.bin', 100)
     (x / 'train-00002.tokens.bin.tmp').write_bytes(b'stale')
-    os.remove(x / 'latent_stats.npz')
+    for name in ('latent_stats.npz', 'tokenizer.json'):
+        os.remove(x / name)
     inspect = ['prepare.py', f'--inspect={x}']
     none = ['prepare.py', f'--input={tmp_path}/empty.txt', f'--out={tmp_path}/y']
     seen, (rc, out, err), empty, good = run_each(inspect, replace, none, inspect)

@@ -1,14 +1,11 @@
 """ Gaps whose length is not known, texts between two embeddings, and the loop that asks for texts.
 """
-import io
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-import sample
-from launch import run, run_each
+from launch import run
 from sampling.inputs import read_template, slerp
 from sampling.knobs import SamplingKnobs
 from sampling.likelihood import nats_per_token
@@ -112,19 +109,6 @@ def test_texts_that_read_the_same_are_tidied_to_the_same():
     assert tidied(run_, same).equal(same), 'a run that is given its ends keeps them'
 
 
-def test_a_run_that_writes_from_left_to_right_is_asked_for_the_exact_nats():
-    asked = []
-
-    def bound(model, tokens, latents, t_latent, u, known_mask):
-        asked.append(t_latent.tolist())
-        return torch.arange(len(tokens), dtype=torch.float64)
-    run_ = run_of_words(law_of_words(0), next_token=SimpleNamespace(bound=bound))
-    texts = torch.tensor([[0, 0, 0, END], [0, END, END, END], [0, 0, END, END]])
-    assert run_.nats(texts).tolist() == [0, 1, 1]
-    run_.nats(texts, torch.zeros(3, 1, 2))
-    assert asked == [[1.0] * 3, [0.0] * 3], 'latents that are given stand at clock 0'
-
-
 def test_each_text_has_its_own_lengths_copies_and_latent():
     def reads_z(tokens, z, t_text, t_latent, positions, predict):
         logits = 9. * torch.nn.functional.one_hot(z[:, 0, 0].long(), 3).float()
@@ -162,31 +146,6 @@ def test_the_way_between_two_embeddings_has_equal_angles_and_ends_where_they_are
 TEXT = 'a red dog runs near the park number 3'
 
 
-def test_the_command_line_interpolates_tries_lengths_and_refuses_the_rest_in_a_line(finished):
-    here = ['sample.py', f'--out_dir={finished}', '--device=cpu', '--steps=2']
-    other = '--interpolate=a blue cat sits near the house number 7'
-    good = [['--mode=l2t', f'--text={TEXT}', other, '--num_samples=4'],
-            ['--mode=infill', '--text=a [MASK:1-3] dog [MASK:0-1] near the', '--num_samples=2'],
-            ['--mode=l2t', '--text=a [MASK] dog']]
-    infill = '--mode=infill'
-    wrong = [(['--mode=l2t', f'--text={TEXT}', other], 'at least 2'),
-             ([infill, '--text=a [MASK]', other], 'does not read it'),
-             (['--mode=l2t', other, '--latents=z.npy'], 'give --text'),
-             ([infill, '--text=a [MASK:3-1]'], 'is not a gap'),
-             ([infill, '--text=a [MASK:1-3]', '--svg=a.svg'], 'one length'),
-             (['--mode=l2t'], '--ask=true'), (['--ask=true', '--text=a'], 'ask=true does not read'),
-             (['--ask=true', '--mode=text'], 'does not read it')]
-    results = run_each(*([*here, *args] for args in good), *([*here, *args] for args, _ in wrong))
-    (rc, way, err), (rc_gaps, gaps, _), (rc_embedded, _, warned) = results[:3]
-    assert rc == rc_gaps == rc_embedded == 0 and '[MASK' not in err, err
-    assert warned.count('\n') == 1 and 'embedded as it stands' in warned, warned
-    lines = [line for line in way.splitlines() if line.startswith('  -> ')]
-    assert len(lines) == 4 and all(line.endswith(' to the last') for line in lines)
-    assert gaps.count('  -> a') == gaps.count(' nats per token') == 2
-    for (rc, _, err), (args, words) in zip(results[3:], wrong):
-        assert rc == 2 and words in err and err.count('\n') == 1, (args, err)
-
-
 def test_asked_for_texts_it_answers_line_by_line_and_a_wrong_one_costs_a_line(finished):
     lines = f'{TEXT}\na [MASK:1-2] dog\na [MASK:2-1] dog\na [MASK] cat\n\nnot read\n'
     here = ['sample.py', f'--out_dir={finished}', '--device=cpu', '--mode=l2t', '--steps=2']
@@ -198,13 +157,3 @@ def test_asked_for_texts_it_answers_line_by_line_and_a_wrong_one_costs_a_line(fi
     assert warned.startswith("warning: a [MASK in 'a [MASK:2-1] dog' is not a gap")
     again = run(*here, f'--text={TEXT}').stdout
     assert again.split('\n\n')[1].strip() in shown, 'the answer is that of --text'
-
-
-def test_a_person_is_asked_until_an_empty_line_or_the_end(monkeypatch, capsys):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-    for typed, seen in ((' one \ntwo\n\nthree\n', ['one', 'two']), ('one\n', ['one']), ('', [])):
-        monkeypatch.setattr(sys, 'stdin', Terminal(typed))
-        assert list(sample.asked_texts()) == seen
-        assert capsys.readouterr().out.count('\n> ') == len(seen) + 1

@@ -56,13 +56,6 @@ def test_no_more_shards_are_open_than_there_is_room_for(tmp_path, monkeypatch):
     lengths(ds), counts(ds)
 
 
-def test_the_limit_on_open_files_decides_how_many_shards_are_open(monkeypatch):
-    import resource
-    for limit, n in ((1024, 128), (100, 16), (2**20, 8192), (resource.RLIM_INFINITY, 8192)):
-        monkeypatch.setattr(resource, 'getrlimit', lambda kind: (limit, limit))
-        assert data.most_open() == n
-
-
 def test_statistics_are_of_all_rows_or_of_evenly_spaced_shards(tmp_path, monkeypatch):
     # shards of rows 0 to 2, 3, and 4 to 6
     tokens, _ = write_dataset(tmp_path)

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from runs import muon
-from runs.muon import Muon, gather_shares, newton_schulz, share_of
+from runs.muon import Muon, gather_shares, share_of
 
 SHAPES = [(24, 16), (16, 16), (16, 24), (24, 16), (16, 16), (24, 16)]
 
@@ -38,15 +38,6 @@ def test_the_steps_are_those_of_torch_and_so_are_the_moments():
     for number, moments in expected.items():
         assert saved[number].keys() == moments.keys()
         assert all(torch.equal(saved[number][name], moments[name]) for name in moments)
-
-
-def test_the_singular_values_become_about_one_and_the_directions_stay():
-    x = torch.randn(3, 24, 16)
-    found = newton_schulz(x).float()
-    U, S, V = torch.linalg.svd(x, full_matrices=False)
-    values = (U.mT @ found @ V.mT).diagonal(dim1=1, dim2=2)
-    assert values.min() > .5 and values.max() < 1.3
-    assert torch.allclose(newton_schulz(x.mT), newton_schulz(x).mT)
 
 
 @pytest.mark.parametrize('iterations', [1, 3, 5])

@@ -1,8 +1,6 @@
 """ nano.py is the page that a lecture shows: it computes what model.py and loss.py compute. """
-import ast
 import contextlib
 import types
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -48,16 +46,6 @@ def batch():
     x, z = torch.randint(0, V, (B, L)), torch.randn(B, D)
     t_text, t_latent = nano.draw_clocks(mode)
     return mode, x, z, t_text, t_latent, torch.rand(B, L), torch.randn(B, D)
-
-
-def test_it_imports_nothing_of_ours_but_data():
-    imported = set()
-    for node in ast.walk(ast.parse(Path(nano.__file__).read_text())):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split('.')[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported.add(node.module)
-    assert imported <= {'math', 'torch', 'tokenizers', 'data'}
 
 
 def test_the_predictions_are_those_of_the_model_for_masked_and_causal_rows():

@@ -57,18 +57,6 @@ def test_a_sweep_is_drawn_against_network_calls_or_by_name():
     assert figure.axes[0].containers[0].lines[0].get_ydata().tolist() == [.5, .7]
 
 
-def test_importance_shows_its_spread_and_the_loss_by_quarters():
-    entries = [dict(step=s, importance_mean=.5, importance_std=.1 * s, importance_min=.1,
-                    importance_max=.9) for s in (1, 2)]
-    records = [record('importance', name, value, by) for by in ('frequency', 'importance')
-               for name, value in (('spearman_with_loss', .25),
-                                   *((f'nats_quarter_{q}', q + .5) for q in (1, 2, 3, 4)))]
-    left, right = plot.draw_importance(entries, records, plt).axes
-    assert points(left.lines[0]) == [[1, .5], [2, .5]] and len(left.collections) == 2
-    assert [bar.get_height() for bar in right.patches] == [1.5, 2.5, 3.5, 4.5] * 2
-    assert 'rank correlation 0.25' in right.get_legend().get_texts()[0].get_text()
-
-
 def test_what_cannot_be_drawn_is_one_line_and_code_2(tmp_path):
     logs = [None, '', '{"step": 1', '[1]', '{"text_loss": 1}']
     for i, text in enumerate(logs):

@@ -2,12 +2,10 @@
 prepare.py as sentences, on corpora of a few lines, in this process or as the command a user types.
 """
 import hashlib
-import itertools
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from types import SimpleNamespace
@@ -126,19 +124,6 @@ def test_a_real_encoder_of_tiny_size_and_no_encoder_at_all(tmp_path):
     assert not [name for name in os.listdir(plain) if 'latent' in name or 'bag' in name]
 
 
-@pytest.mark.parametrize('encoder, device, asked, expected', [
-    ('e5', 'cuda', None, 'bfloat16'), ('e5', 'cuda:1', None, 'float32'), ('e5', 'cpu', None, None),
-    ('e5', 'cuda', 'float32', 'float32')])
-def test_an_encoder_on_a_gpu_is_bfloat16_unless_another_is_asked_for(monkeypatch, encoder, device,
-                                                                     asked, expected):
-    capability = {'cuda': (8, 0), 'cuda:0': (8, 0), 'cuda:1': (7, 5)}
-    monkeypatch.setattr(torch.cuda, 'get_device_capability', capability.get)
-    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
-    monkeypatch.setattr(prepare, 'pick_device', lambda name: device)
-    monkeypatch.setattr(prepare, 'load_encoder', lambda *args, **given: given['dtype'])
-    assert prepare.make_encoder(knobs_of(encoder=encoder, encoder_dtype=asked)) == expected
-
-
 def test_max_tokens_follows_the_lengths_of_the_texts(tmp_path):
     short = [f'{WORDS[i % 20]} {i:05d}' for i in range(1500)]            # bytes: at most 11
     odd = 'one text that is longer than the others'                      # 39
@@ -239,73 +224,6 @@ def test_the_builtin_corpus_is_distinct_short_sentences_of_english():
 # -----------------------------------------------------------------------------
 # The same bytes, whatever happens meanwhile
 
-def test_the_same_command_gives_the_same_bytes_anywhere_and_leaves_nothing_else(tmp_path):
-    path = write_lines(tmp_path / 'a.txt')
-    for where in ('x', 'deeper/x'):
-        run(input=path, out=tmp_path / where)
-    found = digests(tmp_path / 'x')
-    assert found == digests(tmp_path / 'deeper/x')
-    names = [f'train-0000{i}' for i in range(4)] + ['val-00000']
-    ends = ('tokens.bin', 'offsets.npy', 'ids.npy', 'latents.npy', 'whole.json')
-    shards = {f'{name}.{end}' for name, end in itertools.product(names, ends)}
-    assert found.keys() - shards == {'meta.json', 'tokenizer.json', 'encoder.npz',
-                                     'latent_stats.npz', 'bag.npy'}
-    assert found.keys() > shards and str(tmp_path) not in (tmp_path / 'x/meta.json').read_text()
-
-
-def damage(path, how):
-    if how == 'flip':
-        content = bytearray(path.read_bytes())
-        content[-1] ^= 1
-        path.write_bytes(content)
-    elif how == 'cut':
-        os.truncate(path, 10)
-    else:
-        os.remove(path)
-
-
-@pytest.mark.parametrize('harm', [
-    {'train-00001.tokens.bin': 'flip', 'train-00000.latents.npy': 'cut', 'val-00000.ids.npy': ''},
-    {'latent_stats.npz': 'flip', 'tokenizer.json': '', 'encoder.npz': ''},
-    {'meta.json': ''}, {'meta.json': 'cut'}])
-def test_what_is_damaged_is_redone_and_the_rest_is_not(tmp_path, harm):
-    path, folder = write_lines(tmp_path / 'a.txt'), tmp_path / 'x'
-    run(input=path, out=folder)
-    whole = digests(folder)
-    for file in folder.iterdir():
-        os.utime(file, (1, 1))
-    for name, how in harm.items():
-        damage(folder / name, how)
-    (folder / 'train-00002.latents.npy.tmp').write_bytes(b'stale')
-    (folder / 'train-00077.tokens.bin').write_bytes(b'of an earlier, larger attempt')
-    run(input=path, out=folder)
-    assert digests(folder) == whole
-    touched = {file.name for file in folder.iterdir() if file.stat().st_mtime > 1}
-    notes = {f'{name.split(".")[0]}.whole.json' for name in harm}
-    assert touched <= {*harm, *notes, 'meta.json'}
-
-
-def test_a_repair_that_is_killed_keeps_the_whole_shards(tmp_path, monkeypatch):
-    """ A run that is killed: tests/test_faults.py. """
-    path, folder = write_lines(tmp_path / 'a.txt'), tmp_path / 'x'
-    run(input=path, out=folder)
-    whole = digests(folder)
-    damage(folder / 'train-00003.latents.npy', 'cut')
-    write, redone = prepare.write_shard, []
-
-    def dying(folder, name, *args):
-        redone.append(name)
-        write(folder, name, *args)
-        raise KeyboardInterrupt
-    monkeypatch.setattr(prepare, 'write_shard', dying)
-    with pytest.raises(KeyboardInterrupt):
-        run(input=path, out=folder)
-    with pytest.raises(ValueError, match='no dataset'):
-        PackedDataset(folder, 'train')
-    run(input=path, out=folder)
-    assert redone == ['train-00003'] and digests(folder) == whole
-
-
 def test_changed_documents_replace_the_shards_and_changed_knobs_are_refused(tmp_path):
     path = write_lines(tmp_path / 'a.txt')
     run(input=path, out=tmp_path / 'x')
@@ -373,18 +291,6 @@ def test_nothing_is_prepared_like_latents_of_which_nobody_knows_the_encoder(tmp_
 
 # -----------------------------------------------------------------------------
 # The command
-
-def test_the_command_prepares_into_data_and_sums_up(tmp_path):
-    """ And warns where most of a batch would be PAD. """
-    write_lines(tmp_path / 'captions.txt')
-    done = subprocess.run([sys.executable, os.path.join(ROOT, 'prepare.py'),
-                           '--input=captions.txt', '--tokenizer=byte', '--max_tokens=500'],
-                          cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert len(texts_of(tmp_path / 'data/captions', 'train')) > 100
-    assert re.search(r'9\d% of a batch would be PAD: 501 tokens a row.* into --max_tokens=\d\d;',
-                     done.stdout)
-
 
 @pytest.mark.parametrize('args, message', [
     ('--input=nothing.txt', 'nothing.txt'),

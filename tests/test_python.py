@@ -13,7 +13,7 @@ from runs.checkpoint import find_checkpoint, write_files
 from runs.console import shown as as_shown
 from runs.export import export as write_export, results_of
 from runs.files import read_sealed
-from runs.identity import differences, of_dataset
+from runs.identity import of_dataset
 from runs.manifest import read_meta
 from runs.results import read_results, write_results
 from runs.writing import sealed
@@ -212,18 +212,6 @@ def test_an_export_says_what_the_reader_supplies_and_names_no_folder_of_this_mac
         Run(str(tmp_path / 'away1')).write([TEXT])
 
 
-def test_two_folders_with_the_same_encoder_are_one():
-    def meta(**encoder):
-        encoder = dict(id='/home/a/bert', revision='sha256:5', dimension=8) | encoder
-        return dict(tokenizer={}, files={}, splits={}, encoder=encoder)
-    here = of_dataset(meta())
-    assert here == of_dataset(meta(id='/mnt/b/bert'))
-    for other in (dict(revision='sha256:6'), dict(dimension=4)):
-        found = differences(here, of_dataset(meta(**other)))
-        assert set(found) == {f'encoder {name}' for name in other}
-    assert len(differences(here, of_dataset(meta() | dict(encoder=None)))) == 2
-
-
 def test_a_training_begins_with_an_export(dataset, exported, tmp_path):
     result = train(dataset, tmp_path / 'run', '--mode=unconditional+l2t+t2l+causal',
                    f'--init_from={exported}', '--max_iters=2')
@@ -258,16 +246,3 @@ def test_a_hub_id_is_read_by_its_revision(exported, monkeypatch):
         with pytest.raises(ValueError, match='expected a whole commit'):
             Run('someone/away', revision=branch)
     assert asked == [('someone/away', commit)], 'a branch was asked for'
-
-
-def test_a_run_that_writes_both_ways_is_measured_both_ways(mixed, tmp_path):
-    out = tmp_path / 'run'
-    shutil.copytree(mixed, out)
-    result = run('evaluate.py', f'--out_dir={out}', '--tasks=l2t,infill,edit,unconditional',
-                 '--n=6', '--steps=4', '--rerank=2',
-                 '--classes=who: man, woman, child, dog, cat; where: street, house')
-    assert result.returncode == 0, result.stderr
-    summary = result.stdout[result.stdout.index('in short'):]
-    assert re.search(r'\n  by diffusion, greedy +[\d.]', summary)
-    assert 'rival: nearest (l2t), left_to_right (infill)' in summary
-    assert 'text_first (unconditional)' in summary

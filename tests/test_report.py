@@ -6,9 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-import torch
 
-import plot
 from launch import ROOT, run_each, train_each
 from sampling import report
 from sampling.run import Run

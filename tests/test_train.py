@@ -367,13 +367,6 @@ def test_a_resume_says_which_knobs_are_others_and_config_json_keeps_the_old_ones
     assert (average - before).norm() < (now - before).norm()
 
 
-def test_a_finished_run_says_so(dataset, finished):
-    again = train(dataset, finished)
-    last = again.stdout.splitlines()[-1]
-    assert again.returncode == 0 and '0 steps in' not in again.stdout
-    assert last.startswith(f'{finished} is finished: 12 of 12 steps; best validation ')
-
-
 # ---- what a run says of itself
 
 def test_a_compiled_run_compiles_nothing_after_its_first_evaluation(dataset, tmp_path):

@@ -9,10 +9,9 @@ import torch
 
 from corpora.tokenizers import byte_tokenizer
 from launch import run_each, train_each
-from samplers import SAMPLERS, make_propose
+from samplers import SAMPLERS
 from sampling import unmasking
 from sampling.animation import MOST_STEPS, animation, chosen_frames
-from sampling.left_to_right import LeftToRight
 from sampling.run import Run
 from sampling.unmasking import Recorder, pieces_of, printable, watcher
 from toys import l2t
@@ -71,31 +70,6 @@ def test_probabilities_are_those_of_the_network_in_the_state_before_the_step(loa
         assert new.any() and torch.allclose(frame.p[new], of_written[new], atol=1e-4)
         stays = ~frame.is_new & (frame.tokens < loaded.text.mask_id)
         assert frame.p[stays].nan_to_num(-1).equal(before.p[stays].nan_to_num(-1))
-
-
-def test_what_is_masked_again_is_known_as_such_and_a_batch_begins_where_one_ends(loaded):
-    recorder, mask_id = Recorder(loaded.text.mask_id), loaded.text.mask_id
-    l2t(loaded, some_latents(loaded), recorder, sampler='remdm', eta=.5, steps=12)
-    again = torch.zeros_like(recorder.frames[0].is_again)
-    for before, frame in zip(recorder.frames, recorder.frames[1:]):
-        again |= (before.tokens != mask_id) & (frame.tokens == mask_id)
-        assert frame.is_again.equal(again) and frame.p.isnan().equal(frame.tokens == mask_id)
-    assert again.any()
-    recorder = Recorder(mask_id)
-    l2t(loaded, some_latents(loaded, 8), recorder, sampler='confidence', steps=3, sample_batch=3)
-    starts = [(frame.first, len(frame.tokens)) for frame in recorder.frames if frame.step == 0]
-    assert starts == [(0, 3), (3, 3), (6, 2)]
-
-
-def test_the_last_step_from_left_to_right_shows_the_padding_that_comes_by_rule():
-    text, states = LeftToRight(10, 8), []                    # EOS 8, PAD 9, MASK 10
-
-    def denoise(tokens, t, positions):
-        return torch.nn.functional.one_hot(torch.full((len(tokens),), text.eos), 10).float()
-    blank = torch.full((2, 20), text.mask_id)
-    tokens = text.left_to_right(denoise, make_propose(0, 1, None), text, blank, blank < 0, 0, None,
-                                lambda x, *said: states.append(x.clone()))
-    assert len(states) == 8 and states[-1].equal(tokens) and tokens.tolist() == [[8] + [9] * 19] * 2
 
 
 def test_pieces_are_the_text_cut_where_its_tokens_are_without_control_characters():
