@@ -3,8 +3,6 @@ its row, not the run. """
 import json
 import re
 
-from benchmarks.agreement import difference
-from benchmarks.gpu import fault_of
 from benchmarks.random_data import LATENT_DIMS
 from launch import ROOT, run_code
 
@@ -69,14 +67,3 @@ def test_gpu_compares_with_the_cpu_and_times_each_config_on_random_data():
     assert rc == 0, err
     table = out[out.index('config  '):].splitlines()[1:]
     assert [line.split()[0] for line in table] == list(LATENT_DIMS) and 'WRONG' not in out
-
-
-def test_what_is_missing_not_finite_or_skipped_is_a_fault():
-    nan = float('nan')
-    assert difference({(1, 'loss'): 2.0}, {(1, 'loss'): 2.5}) == (.2, 'loss of step 1')
-    assert difference({(1, 'loss'): 2.0}, {(1, 'loss'): nan})[0] == float('inf')
-    assert difference({(1, 'loss'): 2.0}, {})[0] == difference({}, {})[0] == float('inf')
-    steps = [dict(tokens_per_s=9, skipped=0, loss=2., grad_norm=1.) for _ in range(3)]
-    assert fault_of(steps) == '' and fault_of(steps[:1]) == 'nothing was timed'
-    assert fault_of([*steps, {**steps[0], 'skipped': 3}]) == '3 steps skipped'
-    assert 'not finite' in fault_of([*steps, {**steps[0], 'grad_norm': nan}])

@@ -95,18 +95,6 @@ def test_unknown_modes_and_weights_are_refused():
             mode_shares(mode)
 
 
-def test_several_modes_share_the_rows_by_their_weights():
-    assert mode_shares('l2t') == dict(unconditional=0, l2t=1, t2l=0, causal=0)
-    assert mode_shares('l2t + causal') == dict(unconditional=0, l2t=.5, t2l=0, causal=.5)
-    assert mode_shares('3*l2t+5*causal') == dict(unconditional=0, l2t=.375, t2l=0, causal=.625)
-    four = dict(unconditional=.25, l2t=.5, t2l=.25, causal=0)
-    assert mode_shares('unconditional+2*l2t+t2l') == four
-    # a number of causal rows that never changes: nothing recompiles
-    for first in range(0, 4096, 32):
-        c = draw_clocks(3, 7, first, 32, mode_shares('7*l2t+causal'))
-        assert (c['mode'] == list(MODES).index('causal')).sum() == 4
-
-
 # ---- masked text
 
 @pytest.mark.parametrize('schedule', SCHEDULES)

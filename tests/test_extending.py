@@ -88,39 +88,6 @@ def test_a_sampler_a_text_process_and_a_task_work_in_training_sampling_and_evalu
     assert 'difference' in found and 'shuffled' in found and 'null' in found
 
 
-def test_the_sampler_unmasks_from_left_to_right_and_draws_from_the_model(tree):
-    """ On the toy of 81 texts, whose optimal denoiser is a table. """
-    code = f"""
-import sys
-sys.path[:0] = [{str(tree)!r}, {str(ROOT / 'tests')!r}]
-import torch
-import samplers, toys
-from diffusion import MaskedText
-from processes.early import Early
-assert Early(5).masked_share(torch.tensor(.5)) == .75, 'the process of the page masks early'
-assert samplers.__file__.startswith({str(tree)!r})
-p, table = toys.optimal_denoiser()
-n, rng, seen = 20_000, torch.Generator().manual_seed(0), []
-
-def denoise(tokens, t, positions):
-    return table[toys.index(tokens)].flatten(0, 1)[positions]
-
-def look(x, *said):
-    seen.append((x == toys.MASK).unique(dim=0).tolist())
-
-tokens = torch.full((n, toys.L), toys.MASK)
-propose = samplers.make_propose(1.0, 1.0, rng)
-nothing_known = torch.zeros(n, toys.L, dtype=torch.bool)
-drawn = samplers.leftmost(denoise, propose, MaskedText(toys.V), tokens, nothing_known, toys.L, rng,
-                          look)
-expected = [[[i > step for i in range(toys.L)]] for step in range(toys.L)]
-assert seen == expected, seen
-assert abs(toys.chi_square_z(drawn, p)) < 6
-"""
-    result = run_code(code)
-    assert result.returncode == 0, result.stderr
-
-
 def test_the_loss_weighting_and_the_block_train_and_are_used(tree, dataset, tmp_path):
     both = [['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/{weight}', *TINY,
              '--mode=l2t', f'--text_loss_weight={weight}'] for weight in ('root', 'bound')]

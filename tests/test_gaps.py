@@ -9,7 +9,7 @@ from launch import run
 from sampling.inputs import read_template, slerp
 from sampling.knobs import SamplingKnobs
 from sampling.likelihood import nats_per_token
-from sampling.writing import tidied, write
+from sampling.writing import write
 from toys import L, MASK, TEXTS, Known, Network, Toy, denoiser_of, toy_run
 
 END = 2                                              # EOS and PAD are one; the words are a and b
@@ -94,19 +94,6 @@ def test_the_draws_are_shared_by_the_texts_and_the_rows_of_a_call_change_nothing
     whole = run_.nats(texts)
     assert torch.allclose(run_.nats(texts, sample_batch=7), whole)
     assert torch.allclose(run_.nats(texts.flip(0)).flip(0), whole)
-
-
-def test_texts_that_read_the_same_are_tidied_to_the_same():
-    """ Without an EOS, with a PAD inside, and with words behind the EOS: `decode` reads 3 4. """
-    a, b, eos, pad = 3, 4, 8, 9
-    run_ = toy_run(tokenizer=SimpleNamespace(eos=eos, pad=pad))
-    same = torch.tensor([[a, b, eos, pad, pad], [a, b, eos, a, eos], [a, b, pad, pad, pad],
-                         [a, pad, b, pad, eos], [pad, pad, a, b, eos]])
-    assert tidied(run_, same).tolist() == [[a, b, eos, pad, pad]] * 5
-    for whole in ([a, b, a, b, a], [eos, pad, pad, pad, pad], [a, b, a, b, eos]):
-        assert tidied(run_, torch.tensor([whole])).tolist() == [whole]
-    run_.lengths = [2]
-    assert tidied(run_, same).equal(same), 'a run that is given its ends keeps them'
 
 
 def test_each_text_has_its_own_lengths_copies_and_latent():

@@ -36,16 +36,10 @@ def made(tmp_path_factory):
         again=[*draw, '--mode=l2t', f'--latents={folder}/one.npy'],
         fill=[*write, '--mode=infill', '--text=a [MASK] seven'],
         evaluate=[*evaluate, CLASSES],
-        plot=['plot.py', out, '--what=images'],
-        no_classes=evaluate,
-        own_texts=[*evaluate, CLASSES, f'--texts={folder}/run/config.json'],
-        embed_text=[*draw, '--mode=l2t', '--text=a seven'],
-        two=[*write, f'--latents={folder}/one.npy'],
-        nothing_there=[*write, f'--image={folder}/none.png'],
-        png_of_text=[*write, f'--png={folder}/x.png'])
+        plot=['plot.py', out, '--what=images'])
     results = dict(zip(commands, run_each(*commands.values())))
-    for name in list(commands)[:11]:
-        assert results[name][0] == 0, (name, results[name])
+    for name, result in results.items():
+        assert result[0] == 0, (name, result)
     return folder, results
 
 
@@ -101,20 +95,6 @@ def test_the_image_task_has_every_figure_beside_its_controls(made):
     assert found['image/real/spread_digit'] > 10 and found['image/real/nearest_training'] > 5
     assert found['nelbo/latent_mse'] > .3 and 'nelbo/null/latent_mse' in found
     assert (folder / 'run/images.png').stat().st_size > 5000
-
-
-def test_what_cannot_be_is_one_line(made, finished):
-    _, results = made
-    wrong = {name: results[name] for name in
-             ('no_classes', 'own_texts', 'embed_text', 'two', 'nothing_there', 'png_of_text')}
-    expected = ['expected --classes=', 'no encoder made', 'no text can be embedded',
-                'one embedding', 'none.png', 'mode=l2t does not read it']
-    for (name, (rc, _, err)), words in zip(wrong.items(), expected):
-        assert rc == 2 and err.count('\n') == 1 and words in err, (name, err)
-    here = [f'--out_dir={finished}', '--device=cpu']
-    for rc, _, err in run_each(['sample.py', *here, '--mode=l2t', '--image=a.png'],
-                               ['evaluate.py', *here, '--tasks=image', CLASSES]):
-        assert rc == 2 and err.count('\n') == 1 and 'was not trained on images' in err, err
 
 
 def test_a_caption_has_a_class_where_it_names_just_one():

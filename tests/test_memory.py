@@ -149,18 +149,3 @@ def test_every_direction_goes_by_the_rows_that_fit(direction, n_asked, model, mo
          'embed': lambda: hidden_states(run, tokens, z, knobs),
          'changed': lambda: changed_by(run, tokens, z, -z, knobs)}[direction]()
     assert seen[0] == max(seen) == 4 and seen[-1] == B - 4
-
-
-def test_a_cache_of_keys_and_values_counts(model, monkeypatch):
-    (_, z), seen = texts(), []
-    run = run_of(model)
-    monkeypatch.setattr(run.next_token, 'decode_step', lambda model, tokens, z, *rest:
-                        seen.append(len(z)) or torch.zeros(len(tokens), V))
-    row = 4 * (L + 2) * 8 * 27 + V * 8 * 4                   # 25 + 2 for one block's keys, values
-    monkeypatch.setattr(denoise, 'MOST_BYTES', int(3.1 * row))
-    l2t(run, z, sampler='autoregressive')
-    assert max(seen) == 3
-    seen.clear()
-    monkeypatch.setattr(denoise, 'MOST_BYTES', int(2.9 * row))
-    l2t(run, z, sampler='autoregressive', guidance=2.0)
-    assert max(seen) == 2

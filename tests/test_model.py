@@ -82,14 +82,6 @@ def test_without_a_text_clock_the_text_clock_changes_nothing():
     assert not torch.equal(model(x, z, t, s)[0], model(x, z, t, s * 0)[0])
 
 
-def test_one_stream_models_run_alone():
-    x, z, t, s = inputs()
-    logits, latent = randomised(streams=('text',))(x, None, t, None)
-    assert logits.shape == (3, 12, 20) and latent is None
-    logits, latent = randomised(streams=('latent',))(None, z, None, s)
-    assert logits is None and latent.shape == (3, 1, 6)
-
-
 CHANGES = dict(vocab_size=21, seq_len=None, latent_dim=None, n_latents=None, latent_tokens=5,
                depth=3, heads=4, width=20, latent_width=8,
                mlp_ratio=2.0, shift=True, streams=('text',), bag=True, shortcut=True,

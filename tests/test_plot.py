@@ -5,7 +5,6 @@ import pytest
 
 import plot
 from launch import run_each
-from toys import record
 
 plt = pytest.importorskip('matplotlib.pyplot', reason='needs matplotlib')
 
@@ -39,22 +38,6 @@ def test_curves_show_the_logged_numbers_also_of_a_run_that_diverged(tmp_path):
     figure = plot.draw_curves(LOG + DIVERGED, plt)
     figure.savefig(tmp_path / 'a.png')
     assert figure.axes[2].lines[0].get_ydata().tolist() == [4, 3, INF]
-
-
-def test_a_sweep_is_drawn_against_network_calls_or_by_name():
-    records = []
-    for sampler in ('ancestral', 'cached'):
-        for steps in (2, 4):
-            point = dict(sampler=sampler, steps=steps)
-            records += [record('l2t', 'calls', float(steps), point=point),
-                        record('l2t', 'bleu', 10. * steps, se=1., point=point)]
-    figure = plot.draw_sweeps(plot.read_sweeps(records, 'bleu'), 'bleu', plt)
-    lines = {c.get_label(): points(c.lines[0]) for c in figure.axes[0].containers}
-    assert lines == {'ancestral': [[2, 20], [4, 40]], 'cached': [[2, 20], [4, 40]]}
-    named = [record('t2l', 'mrr', .5, point=dict(solver='ddim')),
-             record('t2l', 'mrr', .7, point=dict(solver='heun'))]
-    figure = plot.draw_sweeps(plot.read_sweeps(named, 'mrr'), 'mrr', plt)
-    assert figure.axes[0].containers[0].lines[0].get_ydata().tolist() == [.5, .7]
 
 
 def test_what_cannot_be_drawn_is_one_line_and_code_2(tmp_path):

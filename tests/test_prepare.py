@@ -16,10 +16,9 @@ import torch
 
 import prepare
 from configurator import read_knobs
-from corpora import splits, tokenizers
+from corpora import tokenizers
 from corpora.builtin import builtin_corpus
 from corpora.shards import Chunker
-from corpora.sources import Source
 from corpora.tokenizers import byte_tokenizer, load_tokenizer
 from data import PackedDataset
 from encoders import load_encoder
@@ -237,15 +236,6 @@ def test_changed_documents_replace_the_shards_and_changed_knobs_are_refused(tmp_
     run(input=path, out=tmp_path / 'y')
     assert digests(tmp_path / 'x') == digests(tmp_path / 'y')
 
-
-def test_an_input_that_changes_while_it_is_read_is_noticed(tmp_path):
-    path = write_lines(tmp_path / 'a.txt')
-    source = Source(input=str(path))
-    found, _ = splits.survey(source, None, .2)
-    assert len(list(splits.own_shards(found, 20, source, None))) > 7
-    write_lines(path, LINES[1:])
-    with pytest.raises(ValueError, match='documents were counted, .*the input has changed'):
-        list(splits.own_shards(found, 20, source, None))
 
 # -----------------------------------------------------------------------------
 # A dataset like another

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from launch import ROOT, run_each, train_each
+from launch import ROOT, train_each
 from sampling import report
 from sampling.run import Run
 from tasks.common import load_texts
@@ -97,27 +97,6 @@ def test_a_hostile_text_is_text(runs, dataset, monkeypatch):
     assert page.count('<script') == 2 and '<img src=x' not in page
     found = data_of(page)
     assert found[0]['source'] == HOSTILE and 'alert(1)' in found[0]['said'][0][0][0]
-
-
-def test_the_command_writes_beside_the_log_and_never_into_an_export(runs, tmp_path):
-    pytest.importorskip('matplotlib', reason='draws the losses')
-    young, export = tmp_path / 'young', tmp_path / 'export'
-    for folder in (young, export):
-        folder.mkdir()
-        shutil.copy(runs['both'] / 'config.json', folder)
-    shutil.copy(runs['both'] / 'training_log.jsonl', young)
-    weights = ROOT / 'weights/captions'
-    *results, (code, _, err) = run_each(
-        *(['plot.py', f'--out_dir={folder}', '--what=report', *more]
-          for folder, *more in ((young,), (export,), (tmp_path / 'nope',),
-                                (weights, '--save=captions.html'))), cwd=tmp_path)
-    found = data_of((tmp_path / 'captions.html').read_text())
-    assert code == 0 and found[0]['source'] == (weights / 'ten.txt').read_text().split('\n')[0], err
-    assert [code for code, _, _ in results] == [0, 0, 2], results
-    assert 'data:image/svg+xml' in (young / 'report.html').read_text()
-    assert [path.name for path in export.iterdir()] == ['config.json']
-    assert 'no checkpoint' in (tmp_path / 'report.html').read_text()
-    assert 'train it first' in results[2][2] and results[2][2].count('\n') == 1
 
 
 @pytest.mark.skipif(not shutil.which('node'), reason='needs node, to run the script of the page')

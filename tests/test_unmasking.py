@@ -85,7 +85,7 @@ def test_pieces_are_the_text_cut_where_its_tokens_are_without_control_characters
     assert shown == printable(hostile) and shown.isprintable() and shown[0] + shown[-1] == 'ab'
 
 
-def test_a_terminal_shows_drafts_and_shades_in_place(loaded, monkeypatch, capsys):
+def test_a_terminal_shows_each_step_in_place(loaded, monkeypatch, capsys):
     monkeypatch.delenv('NO_COLOR', raising=False)
     monkeypatch.setattr(unmasking, 'PAUSE', 0)
     monkeypatch.setattr(sys.stdout, 'isatty', lambda: True, raising=False)
@@ -94,30 +94,6 @@ def test_a_terminal_shows_drafts_and_shades_in_place(loaded, monkeypatch, capsys
     assert len(frames) == 5 and all(frame.startswith('\x1b[') for frame in frames[1:])
     assert 'writes · step 0 · 32 of 32 masked' in frames[0]
     assert 'writes · step 4 · 0 of 32 masked' in frames[-1]
-
-    # a shade for each kind of token: p below a half, above, above .9; new, again, draft
-    def bits(text):
-        return torch.tensor([[c == '1' for c in text]])
-    frame = SimpleNamespace(
-        tokens=torch.tensor([[*b'abcd', MASK, MASK, EOS]]), is_new=bits('0100000'),
-        p=torch.tensor([[.2, .6, .95, *[torch.nan] * 4]]), is_again=bits('0010000'),
-        asked=bits('0000100'), top_ids=torch.full((1, 7, 2), ord('z')),
-        top_p=torch.full((1, 7, 2), .5))
-    spans = unmasking.spans_of(BYTES, frame, 0, MASK, least_draft=.1)
-    assert [unmasking.coloured(*span) for span in spans] == [
-        '\x1b[2ma\x1b[0m', '\x1b[36mb\x1b[0m', '\x1b[1;35mc\x1b[0m', 'd', '\x1b[2;3mz\x1b[0m',
-        '\x1b[2m░\x1b[0m']
-
-
-@pytest.mark.parametrize('is_terminal, no_color', [(False, ''), (True, '1')])
-def test_elsewhere_and_with_NO_COLOR_the_first_text_is_plain_lines(
-        loaded, monkeypatch, capsys, is_terminal, no_color):
-    monkeypatch.setenv('NO_COLOR', no_color)
-    monkeypatch.setattr(sys.stdout, 'isatty', lambda: is_terminal, raising=False)
-    tokens = l2t(loaded, some_latents(loaded, 2), watcher(loaded, 2), sampler='confidence', steps=4)
-    out = capsys.readouterr().out
-    assert '\x1b' not in out and out.count('\n') == 4
-    assert out.splitlines()[-1] == printable(loaded.tokenizer.decode(tokens[0].tolist()))
 
 
 # ---- the picture

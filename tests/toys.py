@@ -161,12 +161,6 @@ def flat(figures):
     return found
 
 
-def record(task, metric, value, control='', se=None, point={}):
-    """ As results.json has it. """
-    return dict(task=task, metric=metric, control=control, value=value, se=se, n=20, texts='',
-                point=point, knobs={}, checkpoint='step-1', commit='')
-
-
 # ---- a run that is known
 
 EOS, PAD = 1, 2                                              # of the V = 3 ids of the toy
