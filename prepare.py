@@ -486,7 +486,6 @@ def prepare(knobs):
 
 
 def main():
-    distributed.read_srun()
     knobs = SimpleNamespace(**configure(globals()))
     is_of_one = knobs.inspect or knobs.export_dir
     if is_of_one and rank():
@@ -499,7 +498,7 @@ def main():
             export(os.path.normpath(knobs.out), knobs.export_dir)
         else:
             with stop_on_error(code=4):
-                distributed.join('cpu', MONTH, master_timeout=6.0)
+                distributed.join('cpu', MONTH)
             prepare(knobs)
             distributed.leave()
 

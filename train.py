@@ -118,14 +118,12 @@ guard = 10.0                   # [0, 1e9]; skip a step whose loss or gradient is
                                # whose gradient norm is so many times the median of the last 64;
                                # ten skips in a row end the run, exit code 3; 0: skip none
 dist_timeout = 600.0           # [1, 1e7]: seconds after which a silent process ends the run
-master_timeout = 6.0           # [0.1, 1e7]: seconds in which rank 0 must be found at the start
 
 # files with knobs of their own, each with the choice for which they are read; --help shows them
 ROOMS = {'processes/gidd.py': 'text_process=gidd', 'processes/hdlm.py': 'text_process=hdlm',
          'processes/adaptive.py': 'importance=freq,learned,hybrid',
          'runs/muon.py': 'optimizer=muon'}
 
-distributed.read_srun()
 rank, world = distributed.rank(), distributed.world()
 config = configure(globals(), show=False)
 MAX_BAD_STEPS, N_NORMS = 10, 64                            # of the guard

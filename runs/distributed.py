@@ -2,8 +2,8 @@
 Many processes that act as one run: they meet, agree, and share a model. In a single process nothing
 is sent.
 
-torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. For SLURM's srun, read_srun
-sets them. Any other launcher may set them too (docs/cluster.md).
+torchrun sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Any other launcher may set
+them too (docs/cluster.md).
 
 Gradients and losses are summed on their device: over nccl on a GPU, over gloo on a CPU. Agreements
 of a few bytes, such as "a signal has come", are CPU tensors and always go over gloo. So they do not
@@ -11,10 +11,7 @@ wait for the device, and the failure of another rank is noticed at once. Only a 
 in an NCCL collective when its peer dies notices it late: after dist_timeout.
 """
 import os
-import re
-import socket
 import sys
-import time
 import traceback
 from contextlib import suppress
 from datetime import timedelta
@@ -24,6 +21,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from configurator import stop
+
+MEETING = 300.0                # seconds in which all processes must be found at the start
 
 
 # ---- which process is this?
@@ -38,32 +37,6 @@ def world():
     return int(os.environ.get('WORLD_SIZE') or 1)
 
 
-def from_srun(env):
-    """ RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun would set them, for a
-    process that srun has started. Empty where it has not, or where RANK or WORLD_SIZE is set. """
-    # sbatch sets SLURM_NTASKS and SLURM_PROCID too, for a script that is one process. So a step is
-    # asked for, which only srun makes
-    if 'SLURM_STEP_NUM_TASKS' not in env or 'RANK' in env or 'WORLD_SIZE' in env:
-        return {}
-
-    # the first node, where rank 0 is: gpu[03-06,09],big1 -> gpu03
-    nodes = re.sub(r'\[(\w+)[^]]*]', r'\1', env['SLURM_STEP_NODELIST'])
-    # two jobs on one node need two ports
-    port = 20_000 + int(env['SLURM_JOB_ID']) % 10_000
-    return dict(
-        RANK=env['SLURM_PROCID'],
-        LOCAL_RANK=env['SLURM_LOCALID'],
-        WORLD_SIZE=env['SLURM_STEP_NUM_TASKS'],
-        MASTER_ADDR=nodes.split(',')[0],
-        MASTER_PORT=str(port))
-
-
-def read_srun():
-    """ Sets these variables, if srun has started this process. """
-    for name, value in from_srun(os.environ).items():
-        os.environ.setdefault(name, value)                 # MASTER_ADDR may have been exported
-
-
 def print0(*words, file=None):
     """ Prints a line, on rank 0 alone. Where nobody reads any more, after `| head` or in a terminal
     that was closed, the line is dropped and the run goes on. """
@@ -74,19 +47,18 @@ def print0(*words, file=None):
 
 # ---- meeting and parting
 
-def join(device, timeout, master_timeout):
-    """ Meets the other processes. Rank 0 must be found within master_timeout seconds; from then on
-    every collective fails after `timeout` seconds. ConnectionError names host, port and variables.
-    """
+def join(device, timeout):
+    """ Meets the other processes; from then on every collective fails after `timeout` seconds.
+    ConnectionError names host, port and variables. """
     if world() == 1:
         return
     host, port = os.environ.get('MASTER_ADDR'), os.environ.get('MASTER_PORT')
     backend = 'cpu:gloo,cuda:nccl' if torch.device(device).type == 'cuda' else 'gloo'
     try:
-        # the processes of torchrun have met already
-        if host and port and 'TORCHELASTIC_RUN_ID' not in os.environ:
-            find_rank0(host, port, master_timeout)
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        # the store where they meet has another timeout than collectives
+        store, *_ = next(dist.rendezvous('env://', timeout=timedelta(seconds=MEETING)))
+        dist.init_process_group(backend, store=store, rank=rank(), world_size=world(),
+                                timeout=timedelta(seconds=timeout))
         all_gather_object(rank())                          # the first collective connects them
     except (OSError, RuntimeError, ValueError) as error:
         raise ConnectionError(f'rank {rank()} of {world()} cannot meet the others at '
@@ -94,23 +66,6 @@ def join(device, timeout, master_timeout):
                               f'{str(error).splitlines()[0]}; is rank 0 running there, and is the '
                               'port open?') from None
     sys.excepthook = leave_at_once
-
-
-def find_rank0(host, port, seconds):
-    """ OSError where rank 0 cannot be reached in so many seconds. torch would say the same, after
-    twice the time and with a hundred lines of C++. """
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            if rank() == 0:                                # it will listen there itself
-                socket.getaddrinfo(host, port)
-            else:
-                socket.create_connection((host, port), timeout=seconds).close()
-            return
-        except OSError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
 
 
 def leave():

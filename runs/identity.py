@@ -32,7 +32,7 @@ OF_TRAINING = {'dropout', 'optimizer', 'freeze'} | SAMPLES
 HARMLESS = {
     'dataset', 'out_dir', 'init_from', 'clusters_from',        # where things lie
     'device', 'compile', 'parallel', 'batch_size',             # how it is computed
-    'dist_timeout', 'master_timeout', 'preflight_only',        # what is waited for
+    'dist_timeout', 'preflight_only',                          # what is waited for
     'keep', 'eval_interval', 'log_interval', 'wandb_project',  # what is kept of it
 }
 

@@ -20,10 +20,6 @@ def pick_device(name='auto'):
     n_gpus = torch.cuda.device_count()
     if name in ('auto', 'cuda') and n_gpus:
         number = int(os.environ.get('LOCAL_RANK') or os.environ.get('RANK') or 0)
-        # with --gpus-per-task=1, srun shows each process only its own GPU, as cuda:0
-        is_by_srun = 'SLURM_STEP_NUM_TASKS' in os.environ
-        if n_gpus == 1 and is_by_srun and 'TORCHELASTIC_RUN_ID' not in os.environ:
-            number = 0
         name = f'cuda:{number}'
     elif name == 'auto':
         name = 'cpu'

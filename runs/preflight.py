@@ -224,6 +224,6 @@ def check_machine(config, device, dtype, sketch):
                    f'{has / 1e9:.3g} GB free at {folder}')
 
     # the other processes
-    distributed.join(device, config['dist_timeout'], config['master_timeout'])
+    distributed.join(device, config['dist_timeout'])
     if world() > 1:
         report('processes', f'{world()} have met')

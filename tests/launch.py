@@ -191,8 +191,7 @@ class Job:
             s.bind(('127.0.0.1', 0))
             port = s.getsockname()[1]
         if script == 'train.py':
-            args = [f'--dataset={dataset}', f'--out_dir={out}', *TINY, '--master_timeout=180',
-                    *args]
+            args = [f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args]
         code = f"""
 import os, runpy, sys
 {before}

@@ -87,8 +87,8 @@ def joined(lines):
 
 def command_of(where, line):
     """ A Command of a line, None where it is no command. """
-    line = re.sub(r'^(?:[A-Z_]+=\S+ )+', '', line)         # variables of the environment
-    if not re.match(r'(python|torchrun|srun|make|pip|git) [\w<./-]', line):
+    line = re.sub(r'^(?:(?:srun|[A-Z_]+=\S+) )+', '', line)  # and variables of the environment
+    if not re.match(r'(python|torchrun|make|pip|git) [\w<./-]', line):
         return None
     words = shlex.split(line, comments=True)
     words = words[:next((i for i, word in enumerate(words) if word in ('|', '&&')), None)]
@@ -98,8 +98,6 @@ def command_of(where, line):
     if words[0] == 'torchrun':
         told = get_args_parser().parse_args(words[1:])
         words = ['python', told.training_script, *told.training_script_args]
-    elif words[0] == 'srun':
-        words = words[next(i for i, word in enumerate(words) if i and not word.startswith('-')):]
 
     if words[0] != 'python' or words[1] == '-':
         return Command(where, line, None, words)

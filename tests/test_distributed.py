@@ -140,47 +140,16 @@ def test_fsdp_trains_on_its_own_weights_after_an_evaluation_without_a_save(datas
     assert_close(tmp_path / 'ddp', tmp_path / 'fsdp', 1e-5)
 
 
-# ---- srun
+# ---- its own device
 
-SRUN = dict(SLURM_JOB_ID='123456', SLURM_PROCID='9', SLURM_LOCALID='1', SLURM_NTASKS='16',
-            SLURM_STEP_NUM_TASKS='16', SLURM_STEP_NODELIST='gpu[03-06,09],big1')
-# what srun sets for a process of Job, and a port of the user's choice
-AS_SRUN = """
-rank, ranks = os.environ.pop('RANK', '0'), os.environ.pop('WORLD_SIZE', '1')
-os.environ.pop('MASTER_ADDR', None)
-os.environ.setdefault('MASTER_PORT', '29500')
-os.environ.update(SLURM_JOB_ID='7', SLURM_PROCID=rank, SLURM_LOCALID=rank,
-                  SLURM_STEP_NUM_TASKS=ranks, SLURM_STEP_NODELIST='localhost')
-"""
-
-
-@pytest.mark.parametrize('nodes, first', [
-    ('gpu[03-06,09],big1', 'gpu03'), ('a1,b2', 'a1'), ('gpu-7', 'gpu-7'), ('n[1,4]', 'n1'),
-    ('rack[2-3]n[007-009].lan', 'rack2n007.lan')])
-def test_a_process_of_srun_finds_its_place(nodes, first):
-    found = distributed.from_srun({**SRUN, 'SLURM_STEP_NODELIST': nodes})
-    assert found == dict(RANK='9', LOCAL_RANK='1', WORLD_SIZE='16', MASTER_ADDR=first,
-                         MASTER_PORT='23456')
-
-
-def test_a_batch_script_and_other_launchers_are_no_process_of_srun():
-    in_a_script = {name: value for name, value in SRUN.items() if 'STEP' not in name}
-    assert distributed.from_srun(in_a_script) == {} and distributed.from_srun({}) == {}
-    assert distributed.from_srun({**SRUN, 'RANK': '0', 'WORLD_SIZE': '2'}) == {}
-
-
-@pytest.mark.parametrize('n_gpus, by_srun, device', [
-    (1, True, 'cuda:0'), (4, True, 'cuda:3'), (4, False, 'cuda:3'), (1, False, None)])
-def test_a_process_takes_its_own_gpu_and_of_srun_the_only_one_it_sees(monkeypatch, n_gpus, by_srun,
-                                                                      device):
+@pytest.mark.parametrize('n_gpus, device', [(4, 'cuda:3'), (1, None)])
+def test_a_process_takes_its_own_gpu(monkeypatch, n_gpus, device):
     def empty(size, device):
         if int(device[5:]) >= n_gpus:
             raise RuntimeError('CUDA error: invalid device ordinal')
     monkeypatch.setattr(torch, 'empty', empty)
     monkeypatch.setattr(torch.cuda, 'device_count', lambda: n_gpus)
     monkeypatch.setenv('LOCAL_RANK', '3')
-    if by_srun:
-        monkeypatch.setenv('SLURM_STEP_NUM_TASKS', '16')
     if device:
         assert pick_device('auto') == pick_device('cuda') == device
     else:
@@ -192,12 +161,11 @@ def test_a_process_takes_its_own_gpu_and_of_srun_the_only_one_it_sees(monkeypatc
 
 @pytest.mark.parametrize('source, kind, ranks', [
     ('sharded', 'ddp', 1), ('sharded', 'ddp', 2), ('sharded', 'fsdp', 2), ('alone', 'fsdp', 2)])
-def test_a_checkpoint_goes_on_with_any_number_of_processes_of_srun(
+def test_a_checkpoint_goes_on_with_any_number_of_processes(
         request, dataset, alone, tmp_path, source, kind, ranks):
     source, out = request.getfixturevalue(source), tmp_path / 'run'
     shutil.copytree(source, out, ignore=shutil.ignore_patterns('step-00000012', '*.jsonl'))
-    job = Job(dataset, out, *EXACT, f'--parallel={kind}', '--global_batch=16', ranks=ranks,
-              before=AS_SRUN)
+    job = Job(dataset, out, *EXACT, f'--parallel={kind}', '--global_batch=16', ranks=ranks)
     assert job.wait() == [0] * ranks, job.err()
     assert 'going on from' in job.out() and f'{ranks} x cpu' in job.out()
     assert_close(alone, out, 1e-5, first=9)
