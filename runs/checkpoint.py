@@ -4,13 +4,13 @@ runs no code from it and notices every broken byte.
 
     out/<run>/step-00001000/    model.safetensors, ema.safetensors, optimizer.safetensors,
                                 rng.safetensors, training_state.json
-    out/<run>/latest, best      text files that name checkpoints
+    out/<run>/best              a text file that names a checkpoint
 
 There is one form, whatever wrote it: one process, DDP or FSDP2. The tensors are whole, and any
 number of processes reads them.
 
-Writing: all files go into step-N.tmp, are synced to the disk, and one rename makes it step-N.
-Another rename puts the name into `latest`. Only then are old checkpoints removed.
+Writing: all files go into step-N.tmp, are synced to the disk, and one rename makes it step-N. Only
+then are old checkpoints removed.
 
 Reading: training_state.json holds the size and the SHA-256 of the files beside it, and its own
 SHA-256, so a checkpoint can be proven whole. All shapes are compared with the file's before memory
@@ -39,10 +39,6 @@ STEP = re.compile(r'step-\d{8,12}', re.ASCII)
 # torch and safetensors raise errors of their own for a full disk
 DISK_ERRORS = (OSError, RuntimeError, SafetensorError)
 
-# ---- leaves
-
-
-
 def n_bytes(tensors):
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -53,13 +49,11 @@ def steps(out_dir):
     return sorted(folders, key=lambda path: -int(path.name[5:]))
 
 
-def checkpoint_named(out_dir, which):
-    """ The text in `latest` or `best`, at most 100 bytes of it, whatever it is; another `which`
-    itself. """
-    path = Path(out_dir) / which
-    if which not in ('latest', 'best') or not path.is_file():
-        return which
-    return path.read_text(errors='replace')[:100].strip()
+def best_of(out_dir):
+    """ The text in `best`, at most 100 bytes of it, whatever it is; '' before the first evaluation.
+    """
+    path = Path(out_dir) / 'best'
+    return path.read_text(errors='replace')[:100].strip() if path.is_file() else ''
 
 
 # ---- is it whole?
@@ -91,9 +85,8 @@ def newest(out_dir):
             shutil.rmtree(broken, ignore_errors=True)
             os.rename(folder, broken)
         else:
-            write_text(out_dir / 'latest', folder.name + '\n')
             return folder
-    if list(out_dir.glob('step-*.broken')) or (out_dir / 'latest').exists():
+    if list(out_dir.glob('step-*.broken')):
         raise ValueError(f'{out_dir} has no whole checkpoint left: to start afresh, '
                          'choose another out_dir or empty it')
 
@@ -102,7 +95,7 @@ def newest(out_dir):
 
 def save(out_dir, step, tensors, training_state, keep=2, best=False):
     """
-    Writes out_dir/step-N whole or not at all, names it in `latest` (and `best`), then removes the
+    Writes out_dir/step-N whole or not at all, names it in `best` if it is, then removes the
     checkpoints that are no longer kept. Only rank 0 calls this. Returns the folder.
     tensors: {kind: {name: tensor}}, whole tensors, a file for each kind: model, ema, optimizer,
     rng. training_state: plain values that JSON has.
@@ -122,23 +115,16 @@ def save(out_dir, step, tensors, training_state, keep=2, best=False):
     for stale in folder.parent.glob('step-*.tmp'):
         shutil.rmtree(stale)
 
-    # where step-N is there already, only its names are written: it was saved before it was best
-    size = sum(n_bytes(state.values()) for state in tensors.values())
-    needs = 2 ** 20 + int(1.01 * size)
-    has = shutil.disk_usage(folder.parent).free
-    cannot = f'cannot save {folder.name}: needs {needs:,} bytes, has {has:,} at {folder.parent}'
+    # where step-N is there already, only its name is written: it was saved before it was best
     try:
         if not folder.exists():
-            if has < needs:
-                raise OSError('the disk is too full')
             write_files(tmp, tensors, {**training_state, 'step': step})
             os.rename(tmp, folder)
             fsync(folder.parent)
-        write_text(folder.parent / 'latest', folder.name + '\n')
         if best:
             write_text(folder.parent / 'best', folder.name + '\n')
     except DISK_ERRORS as error:
-        raise OSError(f'{cannot}: {one_line(error)}') from error
+        raise OSError(f'cannot save {folder}: {one_line(error)}') from error
     finally:
         shutil.rmtree(tmp, ignore_errors=True)
     remove_old(folder.parent, keep)
@@ -163,11 +149,9 @@ def write_files(folder, tensors, training_state):
 
 
 def remove_old(out_dir, keep):
-    """ Removes all checkpoints but the newest `keep`, the latest and the best. """
-    kept = {path.name for path in steps(out_dir)[:keep]}
-    kept |= {checkpoint_named(out_dir, name) for name in ('latest', 'best')}
-    for folder in steps(out_dir):
-        if folder.name not in kept:
+    """ Removes all checkpoints but the newest `keep` and the best. """
+    for folder in steps(out_dir)[keep:]:
+        if folder.name != best_of(out_dir):
             # first a rename: a folder that is half removed must not look like a checkpoint
             tmp = folder.with_name(folder.name + '.tmp')
             os.rename(folder, tmp)
@@ -196,19 +180,16 @@ def check_tensors(path, found, expected):
 def find_checkpoint(out_dir, which='best'):
     """ The name of a checkpoint folder, as 'step-00001000'. which: 'best', 'latest' or that name. A
     run that was saved before its first evaluation has no best yet: then it is the latest. """
-    out_dir = Path(out_dir)
-    if which == 'best' and not (out_dir / 'best').exists():
-        which = 'latest'
-    name = checkpoint_named(out_dir, which)
-    if STEP.fullmatch(name) and (out_dir / name).is_dir():
-        return name
-
     found = [path.name for path in steps(out_dir)]
     if not found:
         raise ValueError(f'no run in {out_dir}: train it to its first checkpoint, or name another '
                          '--out_dir')
-    raise ValueError(f'{out_dir} has no checkpoint {short(name)}, only {found}: choose one with '
-                     '--which=')
+    names = {'latest': found[0], 'best': best_of(out_dir) or found[0]}
+    name = names.get(which, which)
+    if name not in found:
+        raise ValueError(f'{out_dir} has no checkpoint {short(name)}, only {found}: choose one '
+                         'with --which=')
+    return name
 
 
 def config_of(identity):

@@ -67,8 +67,6 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     tmp.mkdir(parents=True)
     kept = without_folders({key: state[key] for key in ('step', 'identity', 'knobs')})
     checkpoint.write_files(tmp / name, {'model': weights}, kept)
-    for pointer in ('best', 'latest'):
-        write_text(tmp / pointer, name + '\n')
     copy_data(out_dir / 'data', tmp)
     meta = read_meta(out_dir / 'data')
     ids = {row['revision']: row['id'] for row in TABLE.values() if 'revision' in row}

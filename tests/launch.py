@@ -249,12 +249,11 @@ def cut(whole, out, step):
     for name in ('data', step):
         shutil.copytree(whole / name, out / name)
     shutil.copy(whole / 'config.json', out)
-    (out / 'latest').write_text(step)
 
 
 def weights(out, kind='model'):
     """ {name: tensor} of the newest checkpoint. """
-    folder = Path(out) / (Path(out) / 'latest').read_text().strip()
+    folder = checkpoint.steps(out)[0]
     return checkpoint.read_tensors(folder / f'{kind}.safetensors')
 
 

@@ -201,7 +201,7 @@ def test_fault_05_endless_nan_stops_the_run_with_a_finite_checkpoint(dataset, tm
     assert 'steps in a row' in job.err(0) and job.err(0).count('error') == 1
     assert 'Traceback' not in job.err(0) + job.err(1)
     assert max(step for step, _ in log(out)) <= 6 + 10 + 3
-    assert (out / 'latest').read_text() == 'step-00000004\n'
+    assert checkpoint.steps(out)[0].name == 'step-00000004'
     assert_finite(out)
 
 
@@ -278,14 +278,12 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
         os.close(read)
 
         # what is there loads, and no torn folder has a whole name
-        known = int((out / 'latest').read_text()[5:])
         hits += bool(list(out.glob('step-*.tmp')))
         found = checkpoint.newest(out)
         step = checkpoint.verify(found)['step']
-        assert step in (known, known + 1)
         assert same(saved(found)['optimizer'], ready[step % 10][0]['optimizer'])
         assert not list(out.glob('*.broken*'))
-        assert known < 3 or len(checkpoint.steps(out)) in (2, 3)
+        assert step < 3 or len(checkpoint.steps(out)) in (2, 3)
         outcomes.add(step)
 
         # the next save clears away what was left
@@ -333,7 +331,7 @@ def test_fault_08_resume_on_another_number_of_ranks(dataset, tmp_path):
 def assert_preempted(out, name):
     stopped = read_json(out / 'preempted.json')
     assert stopped['signal'] == name and stopped['step'] in (4, 5, 6, 7), 'at once'
-    assert int((out / 'latest').read_text()[5:]) == stopped['step']
+    assert int(checkpoint.steps(out)[0].name[5:]) == stopped['step']
 
 
 def alive(out):
@@ -530,7 +528,7 @@ def test_fault_18_the_disk_is_full(dataset, tmp_path):
     lines = job.err().splitlines()
     assert len(lines) == 3
     for n, line in zip((8, 12, 16), lines):
-        assert f'cannot save step-{n:08d}: needs ' in line and f'at {out}' in line
+        assert f'cannot save {out}/step-{n:08d}: ' in line
     assert lines[0].startswith('warning') and lines[2].startswith('error')
     assert not list(out.glob('*.tmp')) and checkpoint.newest(out).name == 'step-00000004'
     train_each(dataset, {out: []})                             # room again: it goes on
@@ -647,7 +645,7 @@ def test_fault_22_resume_with_another_model_or_dataset(dataset, finished, tmp_pa
         ['evaluate.py', f'--out_dir={out}', texts, '--tasks=nelbo', '--n=8', '--draws=1',
          '--device=cpu'])
     assert all(rc == 0 for rc, _, _ in results), results
-    assert (out / 'latest').read_text() == 'step-00000014\n'
+    assert checkpoint.steps(out)[0].name == 'step-00000014'
 
 
 def test_fault_25_a_bad_command_line_ends_before_any_process_is_met(dataset, tmp_path):
