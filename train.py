@@ -90,7 +90,8 @@ keep = 2                       # [1, 1e6]: the newest checkpoints, kept beside t
 eval_interval = 500            # [1, 1e9]: evaluate, and save
 eval_iters = 16                # [1, 1e6]: batches of batch_size rows of the validation split
 log_interval = 50              # [1, 1e4]
-wandb_project = ''             # log there too: pip install wandb; a resumed run goes on in its own
+wandb_project = ''             # log there too: pip install wandb; WANDB_RUN_ID names a run that is
+                               # to go on
 
 # ---- ADVANCED: what most runs leave alone
 preflight_only = False         # look whether everything is in place, and stop
@@ -143,7 +144,8 @@ with stop_on_error():
     micro_batch, grad_accum = preflight.share_rows(batch_size, global_batch)
     rows_a_step = micro_batch * grad_accum * world
     stages = read_stages(mode, length_schedule, streams, max_iters, train_data.seq_len)
-    sketch = preflight.sketch_of(model_config)
+    with torch.device('meta'):
+        sketch = Model(model_config)                         # the network without memory
     for stage in stages:
         stage.flops = preflight.flops_of(sketch, micro_batch, stage) * grad_accum * world
     show_knobs(config)
@@ -154,10 +156,6 @@ if preflight_only:
     distributed.leave()
     raise SystemExit(0)
 
-# every process computes in the same numbers, also where the machines are unlike
-if all_reduce_max(int(dtype == 'float32')) and dtype == 'bfloat16':
-    print(f'rank {rank} computes in float32, since another one has no bfloat16 instructions')
-    dtype = 'float32'
 config['dtype'], config['global_batch'] = dtype, rows_a_step
 modes = modes_of(mode)
 predict = {stream for stage in stages for stream in stage.predict}
@@ -219,7 +217,7 @@ if optimizer == 'muon':
     optimizers, rates = [adamw, muon], [learning_rate, config['muon_lr'] or learning_rate]
 
 state = State(loss_fn, optimizers, ema_decay, N_NORMS, device)
-wandb_id = resume_or_begin(state, train_data, text, config)
+resume_or_begin(state, train_data, text, config)
 
 # -----------------------------------------------------------------------------
 # Batches: functions of seed and step; the rank says which rows
@@ -355,7 +353,7 @@ def enter_stage():
 
 console.note_signals()
 stop_signal = 0                                            # what all processes have agreed on
-log = StepLog(out_dir, device, max_iters, rows_of, config, wandb_id)
+log = StepLog(out_dir, device, max_iters, rows_of, config)
 batches = prefetch(micro_batches(state.step), device)
 stage = net = None
 # skips in a row at the last save, and whether a save has waited for their end

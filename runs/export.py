@@ -78,8 +78,7 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     write_text(tmp / 'data/meta.json', sealed(meta))
 
     # the knobs without the command line, what was measured, and the card
-    for field in ('argv', 'resumed_from'):
-        config.pop(field, None)
+    config.pop('argv', None)
     config = without_folders(config)
     write_text(tmp / 'config.json', json.dumps(config, indent=1))
     results = results_of(out_dir / 'results.json', name)

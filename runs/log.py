@@ -19,22 +19,12 @@ import torch
 from diffusion import MODES
 from runs.distributed import all_gather_object, all_reduce_sum, print0, rank, world
 
-# Dense bfloat16 operations per second, summed in float32, by torch.cuda.get_device_name(). From the
-# makers' data sheets; those that give a figure with sparsity have twice the dense one. A card by
-# another name, or a part of a card (MIG), has no entry, and no MFU is logged.
+# Dense bfloat16 operations per second, from the makers' data sheets, by torch's name of the card. A
+# card that is not here, or a part of one (MIG), has no MFU in the log
 PEAKS = {
     'NVIDIA H200': 989e12,
-    'NVIDIA H200 NVL': 835e12,
-    'NVIDIA GH200 480GB': 989e12,
-    'NVIDIA H100 80GB HBM3': 989e12,           # SXM
-    'NVIDIA H100 NVL': 835e12,
-    'NVIDIA H100 PCIe': 756e12,
-    'NVIDIA A100-SXM4-40GB': 312e12,
+    'NVIDIA H100 80GB HBM3': 989e12,
     'NVIDIA A100-SXM4-80GB': 312e12,
-    'NVIDIA A100-PCIE-40GB': 312e12,
-    'NVIDIA A100 80GB PCIe': 312e12,
-    'NVIDIA L40S': 362e12,
-    'NVIDIA L4': 121e12,
     'NVIDIA GeForce RTX 4090': 165e12,
 }
 
@@ -94,20 +84,16 @@ class StepLog:
     """ The steps since the last line. What is known of them stays on the device until `report`.
     rows_of(step, micro, rank) -> (first row, rows of the dataset). """
 
-    def __init__(self, out_dir, device, max_iters, rows_of, config, wandb_id=None):
+    def __init__(self, out_dir, device, max_iters, rows_of, config):
         self.out_dir, self.device = out_dir, device
         self.max_iters = max_iters
         self.rows_of = rows_of
         self.peak = peak_of(device)                        # None: not known, and no MFU is logged
         self.wandb = None
-        if wandb_id and not rank():
+        if config['wandb_project'] and not rank():
             import wandb
             wandb.init(project=config['wandb_project'], name=os.path.basename(out_dir),
-                       config=config, id=wandb_id, resume='allow')
-            # an axis of our own: wandb drops a step that is below its last one, and a run that goes
-            # on from an earlier checkpoint takes some again
-            wandb.define_metric('step')
-            wandb.define_metric('*', step_metric='step')
+                       config=config)
             self.wandb = wandb
 
         self.steps = []                                    # since the last line
@@ -134,7 +120,7 @@ class StepLog:
         except OSError as error:
             print0(f'warning: cannot log in {path}: {error.strerror or error}', file=sys.stderr)
         if self.wandb:
-            self.wandb.log(entry)                          # its `step` is the axis
+            self.wandb.log(entry, step=entry['step'])
 
     def last_words(self, state, signal_name):
         """ signal_name: of the signal that ended the run, or ''. """

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from corpora.statistics import lengths
 from data import PackedDataset
-from model import Model, ModelConfig
+from model import ModelConfig
 from runs import checkpoint, distributed
 from runs.distributed import print0, world
 from runs.files import read_sealed
@@ -35,8 +35,9 @@ def open_data(config):
     if config['parallel'] == 'fsdp' and config['optimizer'] == 'muon':
         raise ValueError('parallel=fsdp shares matrices out, and muon needs them whole: '
                          'use optimizer=adamw, or parallel=ddp')
-    if config['freeze'] == 'modality' and mode not in ('l2t', 't2l'):
-        raise ValueError(f'freeze=modality fine-tunes one direction, l2t or t2l, not mode={mode}')
+    if config['freeze'] == 'modality' and (mode not in ('l2t', 't2l') or not config['init_from']):
+        raise ValueError('freeze=modality fine-tunes one direction, l2t or t2l, of the run '
+                         f'init_from, not mode={mode}, init_from={config["init_from"]!r}')
     if config['wandb_project'] and not find_spec('wandb'):
         raise ValueError('wandb_project is set, and wandb is not installed: pip install wandb')
     if crop and config['text_clock'] and 'text' in streams:
@@ -128,12 +129,6 @@ def share_rows(batch_size, global_batch):
     return micro_batch, rows // micro_batch
 
 
-def sketch_of(model_config):
-    """ The network without memory, on the device meta. """
-    with torch.device('meta'):
-        return Model(model_config)
-
-
 def flops_of(sketch, rows, stage):
     """ Floating-point operations of a micro-batch, forward and backward, as torch counts matrix
     products. The network of a learned importance is not among them. """
@@ -165,43 +160,28 @@ def report(what, finding):
 
 
 def say(config, sketch, train, val, stages, micro_batch, grad_accum):
-    """ What was found, and what a whole run will take. ValueError where a latent would never be
-    learned. """
+    """ What was found, and what a whole run will take. """
     c = sketch.config
     report('data', f'{train.folder}: {len(train):,} and {len(val):,} samples, vocabulary '
                    f'{c.vocab_size:,}, {c.seq_len} tokens, latents {c.n_latents} x {c.latent_dim}')
     report('model', f'{count(sketch) / 1e6:.1f}M parameters, mode {config["mode"]}')
-
-    # beside a text that is cut no latent is learned
-    for stage in stages:
-        is_cut = stage.seq_len < c.seq_len and 'text' in config['streams']
-        if is_cut and 'latent' in stage.predict and lengths(train).min() >= stage.seq_len:
-            raise ValueError(f'length_schedule={config["length_schedule"]}: no text ends within '
-                             f'{stage.seq_len} tokens, and beside a text that is cut no latent is '
-                             f'learned: let mode={stage.mode} read more tokens')
 
     # the steps, and their cost
     rows, steps = micro_batch * grad_accum * world(), config['max_iters']
     n = sum((stage.end - stage.first) * stage.flops for stage in stages)
     report('batch', f'{rows:,} rows a step: {world()} processes x {grad_accum} micro-steps x '
                     f'{micro_batch} rows')
-    report('cost', f'{steps:,} steps of {rows:,} x {c.seq_len} tokens: '
-                   f'{rows * steps / len(train):,.2f} epochs of {len(train):,} samples, '
+    report('cost', f'{steps:,} steps, {rows * steps / len(train):,.2f} epochs, '
                    f'{n / steps:.3g} FLOP a step, {n:.3g} FLOP in all')
 
 
 def check_machine(config, device, dtype, sketch):
     """ OSError where the checkpoints do not fit, ConnectionError where the others cannot be met.
     """
-    # the device; an emulated product takes many times as long, and so does a step whose threads
-    # spin on cores that others use, while they wait for one another
-    n_threads = torch.get_num_threads()
-    name = f'{n_threads} threads'
+    # the device; an emulated product takes many times as long
+    name = f'{torch.get_num_threads()} threads'
     if device != 'cpu':
         name = torch.cuda.get_device_name(device)
-    elif n_threads > 1 and os.getloadavg()[0] > n_threads / 2:
-        print0(f'warning: other programs use these cores, and {n_threads} threads may then be far '
-               'slower than one: OMP_NUM_THREADS=1 python train.py ...')
     report('device', f'{world()} x {device}, {dtype}, {name}')
     if dtype != pick_dtype('auto', device) == 'float32':
         print0(f'warning: dtype=bfloat16, but {device} has no bfloat16 instructions and '

@@ -16,7 +16,7 @@ from runs.distributed import print0, rank
 from runs.files import read_array
 from runs.identity import HARMLESS, OF_TRAINING, check_same, differences, identity_of, plain
 from runs.manifest import check_file
-from runs.stages import lr_factor, modes_of
+from runs.stages import modes_of
 
 SCORE_OF_ENDS = -8.0           # of EOS and PAD in a new bag: e^-8 of the weight of a token
 
@@ -28,7 +28,7 @@ FROM_WHOLE = StateDictOptions(full_state_dict=True)
 class State:
     """ All that a checkpoint holds and a resume fills: weights, their average, moments, counters,
     generators. """
-    counters = ('step', 'evaluated_at', 'best_val', 'resumed_from')
+    counters = ('step', 'evaluated_at', 'best_val')
     counters_on_device = ('skipped', 'streak', 'history')
 
     def __init__(self, loss, optimizers, ema_decay, n_norms, device):
@@ -46,7 +46,6 @@ class State:
         self.step = self.saved_at = self.evaluated_at = 0
         self.best_val = math.inf
         self.failed_saves = 0
-        self.resumed_from = []                             # a dict of each resume: what it replaced
         # the guard's memory lives on the device: it is read only at log, save and evaluation steps
         self.skipped = torch.zeros((), device=device)      # steps of the run so far
         self.streak = torch.zeros((), device=device)       # steps skipped in a row
@@ -213,7 +212,7 @@ def resume_or_begin(state, data, text, config):
     """
     Fills the state of a training: from the newest checkpoint of out_dir, from the best weights of
     init_from, or from scratch; takes the run folder, and writes config.json there. Every rank must
-    call. Stops all with exit code 2 where that cannot be. Returns the run's id in wandb, or None.
+    call. Stops all with exit code 2 where that cannot be.
     data: the training split. text: the process.
     """
     model, init_from = state.model, config['init_from']
@@ -250,18 +249,11 @@ def resume_or_begin(state, data, text, config):
         text.take_clusters(model.cluster_of.cpu())
 
     # say so; and only now overwrite config.json
-    words = ''
     if newest:
-        words = f'going on from {newest}'
+        print0(f'going on from {newest}')
     elif init_from:
-        words = f'begins with the best weights of {init_from}'
-    elif config['freeze'] == 'modality':
-        words = ('warning: freeze=modality without init_from freezes an encoder at its random '
-                 'start: its modality will not be understood')
-    if words:
-        print0(words)
-    return distributed.rank0_or_stop(2, run_folder.begin, config, data.folder,
-                                     fresh=newest is None, resumed_from=state.resumed_from)
+        print0(f'begins with the best weights of {init_from}')
+    distributed.rank0_or_stop(2, run_folder.begin, config, data.folder, fresh=newest is None)
 
 
 def take_run_folder(config):
@@ -282,16 +274,9 @@ def resume_from(newest, state, config):
 
     # other knobs
     before = known['knobs']
-    changed = differences(before, plain(config))
-    if changed:
-        replaced = {name: old for name, (old, _) in changed.items()}
-        state.resumed_from.append({'step': state.step, **replaced})
     if modes_of(before['mode']) != modes_of(config['mode']):
         state.best_val = math.inf                          # it is of other losses
-    learned = [f'{name} {old!r} -> {new!r}' for name, (old, new) in changed.items()
-               if name not in HARMLESS]
-    if learned:
-        was = before['learning_rate'] * lr_factor(before, state.step - 1)
-        now = config['learning_rate'] * lr_factor(config, state.step)
-        print0(f'resumed with other knobs: {", ".join(learned)}; the rate was {was:.1e} and is now '
-               f'{now:.1e}')
+    changed = differences(before, plain(config), but=HARMLESS)
+    if changed:
+        print0('resumed with other knobs: '
+               + ', '.join(f'{name} {old!r} -> {new!r}' for name, (old, new) in changed.items()))

@@ -1,18 +1,15 @@
 """
 What a run folder holds beside its checkpoints (checkpoint.py).
 
-    out/<run>/config.json    for a reader: the knobs, argv, the git commit, versions; resumed_from:
-                             what each resume replaced of them
+    out/<run>/config.json    for a reader: the knobs, argv, the git commit, versions
     out/<run>/data/          meta.json, tokenizer.json, latent_stats.npz, encoder.npz: copies from
                              the dataset, so a run folder is complete in itself
     out/<run>/lock           held by the process that trains
     out/<run>/preempted.json which signal ended the run, where one did
-    out/<run>/wandb_id       the id of the run in wandb, where it logs there
 """
 import json
 import os
 import platform
-import secrets
 import shutil
 import subprocess
 import sys
@@ -45,12 +42,11 @@ def take(out_dir):
     lock(path)
 
 
-def begin(config, data_folder, fresh, resumed_from=()):
+def begin(config, data_folder, fresh):
     """
     Makes the run folder ready for training: writes config.json and data/.
     fresh: the run has no checkpoint yet, so a data/ of an earlier attempt is replaced. A resumed
-    run keeps its own. Returns the run's id in wandb, drawn once and then read, so that a resumed
-    run goes on there; None where it does not log there.
+    run keeps its own.
     """
     out_dir = Path(config['out_dir'])
     found = {
@@ -62,7 +58,6 @@ def begin(config, data_folder, fresh, resumed_from=()):
             'torch': torch.__version__,
             'numpy': np.__version__,
         },
-        'resumed_from': list(resumed_from),
     }
     write_text(out_dir / 'config.json', json.dumps(found, indent=1) + '\n')
 
@@ -72,14 +67,6 @@ def begin(config, data_folder, fresh, resumed_from=()):
     if not (out_dir / 'data').exists():
         copy_data(Path(data_folder), out_dir)
     (out_dir / 'preempted.json').unlink(missing_ok=True)
-
-    # the id in wandb
-    if not config['wandb_project']:
-        return None
-    path = out_dir / 'wandb_id'
-    if fresh or not path.exists():
-        write_text(path, secrets.token_hex(4) + '\n')
-    return path.read_text().strip()
 
 
 def note_preemption(out_dir, step, name):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from launch import TINY, Job, log, run_each, saved, weights
-from runs import checkpoint, distributed, preflight
+from runs import checkpoint, preflight
 from runs.machine import pick_device
 
 EXACT = ['--dropout=0', '--ema_decay=0.9']

@@ -1,7 +1,6 @@
 """ train.py as a process: what it learns, logs, freezes, resumes and refuses. """
 import ast
 import json
-import os
 import re
 
 import numpy as np
@@ -64,8 +63,8 @@ def joint(dataset, tmp_path_factory):
     (['--length_schedule=8:5,33'], ['length_schedule', '33', '32']),
     (['--length_schedule=8:12,32'], ["before '32' add up to 12", 'max_iters=12']),
     (['--length_schedule=8:1.5%,32'], ["'8:1.5%,32'"]),
-    (['--freeze=modality', MIXED], ['freeze=modality']),
-    (['--mode=t2l', '--length_schedule=4:5,32'], ['no text ends within 4 tokens']),
+    (['--freeze=modality', MIXED, '--init_from=run'], ['freeze=modality', 'not mode=']),
+    (['--freeze=modality'], ["init_from=''"]),
 ])
 def test_bad_knobs_end_in_one_line_and_code_2(dataset, tmp_path, args, words):
     result = train(dataset, tmp_path / 'run', *args)
@@ -184,12 +183,6 @@ def test_freezing_a_modality_keeps_exactly_its_encoder_and_head_and_what_no_loss
     still = {name for name in now if name.startswith(ends)}
     assert moved(out, 1, 12) == set(now) - still
     assert all(torch.equal(start[name], now[name]) for name in still), 'nor in the first step'
-
-
-def test_freezing_a_modality_at_its_random_start_warns(dataset, tmp_path):
-    result = train(dataset, tmp_path / 'run', '--freeze=modality', '--max_iters=1')
-    assert result.returncode == 0
-    assert 'warning: freeze=modality without init_from' in result.stdout
 
 
 def test_init_from_begins_where_the_other_run_was_best_and_refuses_another_model(dataset, joint,
@@ -320,7 +313,7 @@ def test_a_run_folder_without_a_checkpoint_takes_the_data_of_now(dataset, tmp_pa
     assert copied.read_bytes() == (dataset / 'tokenizer.json').read_bytes()
 
 
-def test_a_resume_says_which_knobs_are_others_and_config_json_keeps_the_old_ones(dataset, tmp_path):
+def test_a_resume_says_which_knobs_are_others(dataset, tmp_path):
     out = tmp_path / 'run'
 
     def go_on(steps, *args):
@@ -332,13 +325,8 @@ def test_a_resume_says_which_knobs_are_others_and_config_json_keeps_the_old_ones
                        go_on(12, '--ema_decay=0'))
     assert all(code == 0 for code, _, _ in results), results
     lines = [re.findall('^resumed.*', said, re.MULTILINE) for _, said, _ in results]
-    rates = {step: entry['lr'] for (step, is_best), entry in log(out).items() if not is_best}
     assert lines[:3] == [[], ['resumed with other knobs: seed 0 -> 1, max_iters 4 -> 8, ema_decay '
-                              '0.0 -> 0.9, betas [0.9, 0.95] -> [0.9, 0.99]; the rate was '
-                              f'{rates[4]:.1e} and is now {rates[5]:.1e}'], []]
-    earlier = json.loads((out / 'config.json').read_text())['resumed_from']
-    assert [entry['step'] for entry in earlier] == [4, 8], 'the third trained nothing'
-    assert [entry['seed'] for entry in earlier] == [0, 1]
+                              '0.0 -> 0.9, betas [0.9, 0.95] -> [0.9, 0.99]'], []]
 
     # an average begins where the run was, and ends with it
     average, now, before = (weights_at(out, step, kind)['blocks.0.text.up.weight']
@@ -397,32 +385,21 @@ import json, os
 def note(*call):
     with open(os.environ['CALLS'], 'a') as f:
         f.write(json.dumps(call) + '\\n')
-def init(project, name, config, id, resume):
-    note('init', project, name, id, resume)
-def define_metric(name, step_metric=None):
-    note('axis', name, step_metric)
-def log(entry):
-    note('log', entry['step'], sorted(entry))
+def init(project, name, config):
+    note('init', project, name)
+def log(entry, step):
+    note('log', step, sorted(entry))
 """
 
 
-def test_a_resumed_run_goes_on_in_the_same_run_of_wandb_and_no_step_is_dropped(dataset, tmp_path):
+def test_a_run_logs_to_wandb_where_asked(dataset, tmp_path):
     (tmp_path / 'modules').mkdir()
     (tmp_path / 'modules/wandb.py').write_text(WANDB)
     env = dict(PYTHONPATH=f'{ROOT}:{tmp_path}/modules', CALLS=str(tmp_path / 'calls'))
-
-    def start(out, *args):
-        return Job(dataset, out, '--wandb_project=captions', *args, env=env).wait()
-    out, other = tmp_path / 'run', tmp_path / 'other'
-    assert start(out, '--max_iters=6', '--keep=9') == [0]
-    os.truncate(out / 'step-00000006/model.safetensors', 9)     # so it goes on from the one before
-    assert start(out, '--max_iters=8') == start(other, '--max_iters=2') == [0]
-    calls = [json.loads(line) for line in open(tmp_path / 'calls')]
-    first, second, third = (call[1:] for call in calls if call[0] == 'init')
-    assert first == second == ['captions', 'run', first[2], 'allow'] and third[2] != first[2]
-
-    # wandb drops what is logged for a step below its last one, so the axis is our own
-    assert ['axis', '*', 'step'] in calls
-    logged = [call[1:] for call in calls if call[0] == 'log']
-    assert [step for step, keys in logged if 'loss' in keys] == [1, 2, 3, 4, 5, 6, 5, 6, 7, 8, 1, 2]
-    assert [step for step, keys in logged if 'val_text' in keys] == [4, 6, 8, 2]
+    job = Job(dataset, tmp_path / 'run', '--wandb_project=captions', '--max_iters=6', env=env)
+    assert job.wait() == [0], job.err()
+    first, *logged = [json.loads(line) for line in open(tmp_path / 'calls')]
+    assert first == ['init', 'captions', 'run']
+    logged = [call[1:] for call in logged]
+    assert [step for step, keys in logged if 'loss' in keys] == [1, 2, 3, 4, 5, 6]
+    assert [step for step, keys in logged if 'val_text' in keys] == [4, 6]
