@@ -21,7 +21,7 @@ Masking, with M(t) the masked share of the schedule and w(t) the weight of its b
 This loss is not an upper bound: the weight w_i depends on the hidden token. The loss is least where
 p is proportional to w times the posterior, and there it is below the entropy. So what is reported
 is always the plain bound (MaskedText.bound), which does not use importance. For freq there is also
-a bound for these rates, genmd4_bound (GenMD4, arXiv:2406.04329).
+a bound for these rates, genmd4_bound of tasks/importance.py.
 
 Curriculum: an easy, a medium and a hard stage of training. In each stage the masked tokens of low,
 middle or high importance weigh `focus` times the others. The weights have mean 1 over the masked
@@ -36,7 +36,7 @@ from dataclasses import dataclass
 import torch
 
 from corpora.statistics import counts
-from diffusion import in_float32, sum_over_texts, to_device, where_scored
+from diffusion import in_float32, where_scored
 from loss import BatchMaker, Loss
 
 masking = 'time_only'          # time_only | proportional | inverse | balanced; proportional: the
@@ -196,38 +196,6 @@ class AdaptiveLoss(Loss):
             result['importance_loss'] = self.make_batch.adaptive.regression(
                 learned, result['nll'], batch['targets'])
         return result
-
-
-# ---- a bound for these rates
-
-@torch.no_grad()
-def genmd4_bound(model, text, tokens, latents, t_latent, t, u, w, known_mask=None):
-    """
-    One draw, nats per sample (B,), float64, of the bound for rates l_v = w_v w(t) that belong to
-    the token:
-        E_t [ sum over masked of  l_x (-log mu_x) - l_x + sum over v of l_v mu_v ]
-        mu = p(. | x_t, t)
-    The last two terms are the price of rates that the network cannot know. They vanish where all w
-    are equal. In expectation they vanish at the true posterior too, and there the bound is the
-    entropy. That posterior depends on t, so the network should read the text clock.
-    tokens (B, L); t (B,) spread over (0, 1); u (B, L) uniform; w (V,); known_mask (B, L): True is
-    not masked. What lies where is as in MaskedText.bound: all of these, and the result, on the
-    host.                                                              GenMD4, arXiv:2406.04329
-    """
-    noisy, mask = text.corrupt(tokens, t, u, known_mask, w[tokens])
-    weight = text.bound_weight(t).float()[:, None].expand(tokens.shape)              # (B, L)
-    w_device = to_device(w.float(), t_latent)
-
-    # the terms of the bound
-    def terms(logits, x, weight):
-        log_mu = logits.log_softmax(1)                                   # (p, V)
-        l_v = w_device * weight[:, None]                                 # (p, V)
-        l_x = l_v.gather(1, x[:, None]).squeeze(1)
-        log_mu_x = log_mu.gather(1, x[:, None]).squeeze(1)
-        return l_x * -log_mu_x - l_x + (l_v * log_mu.exp()).sum(1)
-
-    return sum_over_texts(terms, model, text.mask_id, noisy, latents, t, t_latent, mask, tokens,
-                          weight)
 
 
 # ---- for a run

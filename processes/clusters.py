@@ -1,39 +1,25 @@
 """
 HDLM's clusters of tokens: k-means on a vector of each token.
 
-The vectors come from the token embedding of a run, from an .npy file, or from co-occurrence counts
-of the training texts. Letters: V vocabulary.
+The vectors come from the token embedding of a run, or from co-occurrence counts of the training
+texts. Letters: V vocabulary.
 """
-import os
-
 import torch
 import torch.nn.functional as F
 
 from corpora.statistics import counts
 from runs.checkpoint import load_model
-from runs.files import read_array
 
 
 def cluster_table(source, data, n_clusters):
     """ The cluster of each id of a new run, (V,) int64. source: a run folder (its token embedding),
-    an .npy file of V rows, an .npy file of V cluster ids (taken as they are), or '' (co-occurrence
-    counts of `data`). PAD has the cluster of EOS. ValueError says what is wrong. """
+    or '' (co-occurrence counts of `data`). PAD has the cluster of EOS. ValueError says what is
+    wrong. """
     V = data.vocab_size
     if not 1 <= n_clusters < V:
         raise ValueError(f'clusters={n_clusters}: expected 1 to {V - 1}')
 
-    if os.path.isdir(source):
-        rows = embedding_of(source, data)
-    elif source:
-        rows = rows_of_file(source)
-        is_ids = rows.shape == (V,) and not rows.is_floating_point()
-        if is_ids and rows.min() == 0 and rows.max() == n_clusters - 1:
-            return rows.long()
-        if rows.ndim != 2 or len(rows) < V:
-            raise ValueError(f'clusters_from={source}: shape {tuple(rows.shape)}, expected '
-                             f'({V}, dims), or {V} ids from 0 to {n_clusters - 1}')
-    else:
-        rows = cooccurrence(data)
+    rows = embedding_of(source, data) if source else cooccurrence(data)
 
     # the last id is PAD, the one before it EOS
     cluster_of = kmeans(rows[:V - 1], n_clusters)
@@ -46,16 +32,6 @@ def embedding_of(run_folder, data):
     if meta['tokenizer'] != data.meta['tokenizer'] or 'text' not in model.config.streams:
         raise ValueError(f'clusters_from={run_folder}: its tokens are not those of {data.folder}')
     return model.embed.weight.detach()
-
-
-def rows_of_file(path):
-    """ The array of an .npy file as a tensor, in the byte order of this machine. """
-    try:
-        array = read_array(path)
-        return torch.from_numpy(array.astype(array.dtype.newbyteorder('=')))
-    except (TypeError, ValueError) as error:
-        raise ValueError(f'clusters_from={path}: no run folder, and no array in an .npy file '
-                         f'({error})') from None
 
 
 def cooccurrence(data, dims=128, reach=2, most=2 ** 24, seed=0):

@@ -28,9 +28,9 @@ hdlm_gamma = 1.0               # [0.1, 10]: how much faster tokens become cluste
                                # clusters become MASK
 hdlm_xi = 1.0                  # (0, 1]: probability of a token's own cluster
 clusters = 64                  # [1, 65536]: how many
-clusters_from = ''             # a run folder (its token embedding), an .npy file of V rows,
-                               # or of V ids; '': by co-occurrence counts of the training texts.
-                               # A resumed run, and init_from, keep their clusters
+clusters_from = ''             # a run folder: by its token embedding; '': by co-occurrence counts
+                               # of the training texts. A resumed run, and init_from, keep their
+                               # clusters
 
 
 class HDLM(IntegralProcess):

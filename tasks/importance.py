@@ -8,8 +8,8 @@ genmd4: the bound for the rates that a run with importance=freq was trained at.
 import torch
 
 from corpora.statistics import counts
-from diffusion import nll_of, positions_of, uniforms
-from processes.adaptive import Adaptive, genmd4_bound, rarity
+from diffusion import nll_of, positions_of, sum_over_texts, to_device, uniforms
+from processes.adaptive import Adaptive, rarity
 from sampling.denoise import call, rows_that_fit
 from sampling.run import FILLS
 from sampling.writing import ends_of
@@ -90,7 +90,7 @@ def losses(run, tokens, z, draws, seed, batch):
 
 def rated_bound(run, tokens, z, rare, draws, seed, batch):
     """ Nats per real token of the bound for the rates that the run was trained at, at its end
-    (adaptive.genmd4_bound). """
+    (genmd4_bound). """
     c = run.config
     trained = Adaptive(c['masking'], c['beta'], False, (.3, .7), 1, c['max_iters'],
                        run.tokenizer.pad, rare, False)
@@ -109,3 +109,33 @@ def rated_bound(run, tokens, z, rare, draws, seed, batch):
             total += nats.sum().item() / draws
     is_real = (tokens != run.tokenizer.pad) & ~ends_of(run, tokens)
     return total / is_real.sum().item()
+
+
+@torch.no_grad()
+def genmd4_bound(model, text, tokens, latents, t_latent, t, u, w, known_mask=None):
+    """
+    One draw, nats per sample (B,), float64, of the bound for rates l_v = w_v w(t) that belong to
+    the token:
+        E_t [ sum over masked of  l_x (-log mu_x) - l_x + sum over v of l_v mu_v ]
+        mu = p(. | x_t, t)
+    The last two terms are the price of rates that the network cannot know. They vanish where all w
+    are equal. In expectation they vanish at the true posterior too, and there the bound is the
+    entropy. That posterior depends on t, so the network should read the text clock.
+    tokens (B, L); t (B,) spread over (0, 1); u (B, L) uniform; w (V,); known_mask (B, L): True is
+    not masked. What lies where is as in MaskedText.bound: all of these, and the result, on the
+    host.                                                              GenMD4, arXiv:2406.04329
+    """
+    noisy, mask = text.corrupt(tokens, t, u, known_mask, w[tokens])
+    weight = text.bound_weight(t).float()[:, None].expand(tokens.shape)              # (B, L)
+    w_device = to_device(w.float(), t_latent)
+
+    # the terms of the bound
+    def terms(logits, x, weight):
+        log_mu = logits.log_softmax(1)                                   # (p, V)
+        l_v = w_device * weight[:, None]                                 # (p, V)
+        l_x = l_v.gather(1, x[:, None]).squeeze(1)
+        log_mu_x = log_mu.gather(1, x[:, None]).squeeze(1)
+        return l_x * -log_mu_x - l_x + (l_v * log_mu.exp()).sum(1)
+
+    return sum_over_texts(terms, model, text.mask_id, noisy, latents, t, t_latent, mask, tokens,
+                          weight)

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from processes.adaptive import Adaptive, AdaptiveBatchMaker, genmd4_bound, rarity
+from processes.adaptive import Adaptive, AdaptiveBatchMaker, rarity
 from corpora.statistics import counts
 from data import PackedDataset
 from diffusion import MaskedText
 from loss import BatchMaker
 from model import Importance, Model, ModelConfig
 from runs.stages import read_stages
+from tasks.importance import genmd4_bound
 from launch import cut, measured, run, train, weights
 from toys import L, MASK, TEXTS, V, Network, text_law
 

@@ -11,7 +11,6 @@ from torch.utils._pytree import tree_leaves
 import diffusion
 from diffusion import GaussianLatents, MaskedText
 from model import Model, ModelConfig
-from processes.adaptive import genmd4_bound
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
 from sampling import denoise, loading
@@ -19,6 +18,7 @@ from sampling.knobs import SamplingKnobs
 from sampling.latents import make_latents, write_both
 from sampling.left_to_right import LeftToRight
 from sampling.likelihood import changed_by, hidden_states
+from tasks.importance import genmd4_bound
 from tasks.protein import predict
 from toys import Network, l2t, toy_run
 
