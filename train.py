@@ -356,16 +356,14 @@ stop_signal = 0                                            # what all processes 
 log = StepLog(out_dir, device, max_iters, rows_of, config)
 batches = prefetch(micro_batches(state.step), device)
 stage = net = None
-# skips in a row at the last save, and whether a save has waited for their end
-streak, is_late = 0, False
 model.train()
 while True:
     # ---- evaluate, save and stop; a state at step 0 counts as evaluated and saved
     at_end = state.step >= max_iters
     stop_signal = all_reduce_max(console.signal_seen)
-    if at_end or stop_signal or is_late or state.step % eval_interval == 0:
+    if at_end or stop_signal or state.step % eval_interval == 0:
         began = time.perf_counter()
-        streak, is_late = check_streak(), False
+        streak = check_streak()
         best_before = state.best_val
         is_best = not stop_signal and evaluate()
         stop_signal = all_reduce_max(console.signal_seen)  # one may have come meanwhile
@@ -429,7 +427,7 @@ while True:
     log.add(bad, loss, norm, losses, sums)
     if state.step % log_interval == 0 or state.step == stage.end:
         report()
-        is_late = check_streak() == 0 < streak
+        check_streak()
 
 # ---- the last words
 report()

@@ -198,9 +198,9 @@ def config_of(identity):
     return ModelConfig(**{name: identity[name] for name in names})
 
 
-def load_model(out_dir, which='best', ema=True, device='cpu'):
-    """ (model, knobs, meta) of a run. which: as in find_checkpoint. ema: the EMA weights, where
-    there are any. """
+def load_model(out_dir, which='best', device='cpu'):
+    """ (model, knobs, meta) of a run, with its averaged weights, where there are any. which: as in
+    find_checkpoint. """
     out_dir = Path(out_dir)
     folder = out_dir / find_checkpoint(out_dir, which)
     state = verify(folder)
@@ -214,7 +214,7 @@ def load_model(out_dir, which='best', ema=True, device='cpu'):
 
     # first on the meta device, without memory: are the sizes those of the file? The tables of
     # positions are in no file
-    kind = 'ema' if ema and 'ema.safetensors' in state['files'] else 'model'
+    kind = 'ema' if 'ema.safetensors' in state['files'] else 'model'
     path = folder / f'{kind}.safetensors'
     weights = read_tensors(path)
     try:

@@ -80,12 +80,11 @@ def test_everything_saved_comes_back_to_the_bit(tmp_path):
         assert same(checkpoint.read_tensors(folder / f'{kind}.safetensors'), state)
 
 
-@pytest.mark.parametrize('ema', [True, False])
-def test_load_model_takes_the_weights_of_the_checkpoint_asked_for(tmp_path, ema):
+def test_load_model_takes_the_weights_of_the_checkpoint_asked_for(tmp_path):
     out = new_run(tmp_path, 1, 2, 3, best=[2])
     for which, step in (('latest', 3), ('best', 2), ('step-00000001', 1)):
-        model, knobs, meta = checkpoint.load_model(out, which, ema=ema)
-        assert same(model.state_dict(), states(step)[0]['ema' if ema else 'model'])
+        model, knobs, meta = checkpoint.load_model(out, which)
+        assert same(model.state_dict(), states(step)[0]['ema'])
         assert not model.training and (knobs, meta, model.config) == (KNOBS, META, CONFIG)
 
     # without averages: the weights themselves

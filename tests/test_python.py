@@ -132,9 +132,8 @@ def test_an_export_writes_the_same_texts_and_holds_no_more_than_it_needs(loaded,
     assert again.write([TEXT]) == loaded.write([TEXT])
     assert torch.equal(again.embed([TEXT]), loaded.embed([TEXT]))
     files = {path.name for path in exported.rglob('*') if path.is_file()}
-    assert files == {'README.md', 'config.json', 'best', 'results.json', 'meta.json',
-                     'model.safetensors', 'training_state.json', 'tokenizer.json',
-                     'latent_stats.npz', 'encoder.npz'}
+    assert files == {'README.md', 'config.json', 'results.json', 'meta.json', 'model.safetensors',
+                     'training_state.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz'}
     card = (exported / 'README.md').read_text()
     assert str(mixed) not in card and '\nlicense: mit\n' in card and 'one core' in card
     assert 'argv' not in json.loads((exported / 'config.json').read_text())
