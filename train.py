@@ -187,8 +187,14 @@ if compile:
     for block in model.blocks:                           # all blocks are one program: compiled once
         block.compile(dynamic=False)
 
-of_batches = dict(text=text, latent=latent, streams=streams, seed=seed, cond_drop=cond_drop,
-                  t_min=t_min, predict_length=predict_length)
+of_batches = dict(
+    text=text,
+    latent=latent,
+    streams=streams,
+    seed=seed,
+    cond_drop=cond_drop,
+    t_min=t_min,
+    predict_length=predict_length)
 if adaptive:
     from processes.adaptive import AdaptiveBatchMaker, AdaptiveLoss
     model.importance.rarity.copy_(adaptive.rarity)

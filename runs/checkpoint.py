@@ -172,8 +172,11 @@ def check_tensors(path, found, expected):
     """ ValueError unless the names, shapes and dtypes are those expected: kernels read bare memory.
     """
     def described(tensors):
-        return {name: f'{str(tensor.dtype)[6:]} {tuple(tensor.shape)}'
-                for name, tensor in tensors.items()}
+        found = {}
+        for name, tensor in tensors.items():
+            found[name] = f'{str(tensor.dtype)[6:]} {tuple(tensor.shape)}'
+        return found
+
     check_same(path, described(found), described(expected))
 
 

@@ -61,8 +61,9 @@ def summary(sums, micro_batches):
 
     # the text, per real token, as in validation: PAD is not counted
     if 'text_loss' in sums:
-        entry.update(text_accuracy=sums['correct'][0] / max(sums['real_count'][0], 1e-9),
-                     text_nll_by_t=ratio('text_bins', 'text_count'))
+        n_scored = max(sums['real_count'][0], 1e-9)
+        entry['text_accuracy'] = sums['correct'][0] / n_scored
+        entry['text_nll_by_t'] = ratio('text_bins', 'text_count')
         words = []
         if sums['n_real'][0]:
             entry['text_nats_per_token'], = ratio('text_nats', 'n_real')
@@ -167,8 +168,11 @@ class StepLog:
             entry.update(losses, grad_norm=known[is_taken, 2].mean().item())
             line += f' | norm {entry["grad_norm"]:.2f}'
         n_rows = max(1, sum(sums['rows']))
-        entry.update(tokens_per_s=speed, memory_gb=memory(self.device), **more,
-                     modes={mode: rows / n_rows for mode, rows in zip(MODES, sums['rows'])})
+        entry.update(
+            tokens_per_s=speed,
+            memory_gb=memory(self.device),
+            **more,
+            modes={mode: rows / n_rows for mode, rows in zip(MODES, sums['rows'])})
         if self.peak:
             entry['mfu'] = flops * len(self.steps) / seconds / (self.peak * world())
         skips = self.describe_skips(step, known)

@@ -88,8 +88,10 @@ def network(config, data):
     modes = modes_of(config['mode'])
     is_one_vector = set(config['streams']) == {'text', 'latent'} and N == 1
     bag = is_one_vector and bool(modes & {'t2l', 'unconditional'})
-    shape = dict(bag=bag, shortcut=is_one_vector and bool(modes & {'l2t', 'causal'}),
-                 shift='causal' in modes)
+    shape = dict(
+        bag=bag,
+        shortcut=is_one_vector and bool(modes & {'l2t', 'causal'}),
+        shift='causal' in modes)
     shape = earlier_network(config) or shape | dict(latent_target='x0' if bag else 'v')
     target = shape.pop('latent_target')
     config['latent_target'] = config['latent_target'] or target

@@ -92,8 +92,16 @@ def rated_bound(run, tokens, z, rare, draws, seed, batch):
     """ Nats per real token of the bound for the rates that the run was trained at, at its end
     (genmd4_bound). """
     c = run.config
-    trained = Adaptive(c['masking'], c['beta'], False, (.3, .7), 1, c['max_iters'],
-                       run.tokenizer.pad, rare, False)
+    trained = Adaptive(
+        masking=c['masking'],
+        beta=c['beta'],
+        curriculum=False,
+        stages=(.3, .7),
+        focus=1,
+        max_iters=c['max_iters'],
+        pad=run.tokenizer.pad,
+        rarity=rare,
+        learns=False)
     w = trained.exponents(rare.double(), c['max_iters'] - 1)
     n, L = tokens.shape
     total = 0.0
