@@ -1,5 +1,5 @@
 """
-What makes the repository readable, as tests: imports point one way, and the root is small.
+Imports point one way, and the root is small:
 
     root core  <-  processes, runs, corpora  <-  sampling  <-  scripts, tasks, benchmarks, examples
 
@@ -18,8 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 CORE = {'model', 'diffusion', 'loss', 'samplers', 'data', 'encoders', 'configurator', 'nano'}
 SCRIPTS = {'train', 'sample', 'evaluate', 'prepare', 'bench', 'plot'}
-FOLDERS = {'processes', 'runs', 'corpora'}
-SAMPLING = {'sampling'}
+FOLDERS, SAMPLING = {'processes', 'runs', 'corpora'}, {'sampling'}
 LEAVES = {'tasks', 'benchmarks', 'examples'}
 
 
@@ -82,6 +81,8 @@ def test_there_is_no_circle_of_imports():
 
 LIMITS = ROOT / 'tests/limits.json'
 MORE_IS_BETTER = {'comment_percent'}
+# pages may grow up to here, or nobody could add to the log
+ROOM = dict(log_words=9000, docs_words=14_000, readme_lines=200)
 
 
 def page(source):
@@ -99,16 +100,14 @@ def page(source):
             bodies |= set(range(node.body[0].lineno, node.end_lineno + 1))
     bodies -= docstrings
 
-    def is_comment(number):
-        return lines[number - 1].lstrip().startswith('#')
-
+    comments = {number for number, line in enumerate(lines, 1) if line.lstrip().startswith('#')}
     code = [number for number, line in enumerate(lines, 1)
-            if line.strip() and not is_comment(number) and number not in docstrings]
+            if line.strip() and number not in comments | docstrings]
     tokens = [token for token in tokenize.generate_tokens(io.StringIO(source).readline)
               if token.type in (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP)
               and token.start[0] not in docstrings]
     return dict(lines=len(lines), code=len(code), tokens=len(tokens), bodies=len(bodies),
-                comments=sum(map(is_comment, bodies)))
+                comments=len(comments & bodies))
 
 
 def lines_behind(start, graph, pages):
@@ -164,6 +163,7 @@ if __name__ == '__main__':
     limits, found = json.loads(LIMITS.read_text()), figures()
     for name, figure in found.items():
         print(f'{name:<20}{figure:>10}   limit {limits.get(name)}')
+        figure = max(figure, ROOM.get(name, 0))
         if name not in limits or is_worse(name, limits[name], figure):
             limits[name] = figure
     LIMITS.write_text(json.dumps({name: limits[name] for name in found}, indent=1) + '\n')
