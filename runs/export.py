@@ -26,6 +26,7 @@ from encoders import TABLE
 from runs import checkpoint
 from runs.files import read_json
 from runs.manifest import read_meta
+from runs.results import find
 from runs.run_folder import copy_data
 from runs.writing import sealed, write_text
 
@@ -167,18 +168,11 @@ def figures(results):
         error = '' if record['se'] is None else f' ± {record["se"]:.3f}'
         return f'{record["value"]:.3f}{error}'
 
-    # of a figure that was measured twice, the one of more texts
-    found = {}
-    for record in results:
-        if not record['point'] and not record['texts']:
-            controls = found.setdefault((record['task'], record['metric']), {})
-            before = controls.get(record['control'], record)
-            controls[record['control']] = max(record, before, key=lambda one: one['n'])
-
     rows = []
-    for (task, metric), controls in found.items():
-        if 'shuffled' in controls or 'null' in controls:
-            ours, *others = (controls.get(control) for control in ('', 'shuffled', 'null'))
+    for task, metric in dict.fromkeys((record['task'], record['metric']) for record in results):
+        ours, *others = (find(results, task, metric, control)
+                         for control in ('', 'shuffled', 'null'))
+        if ours and any(others):
             cells = ' | '.join(map(cell, (ours, *others)))
             rows.append(f'| {task}/{metric} | {cells} | {ours["n"]} |')
     if not rows:

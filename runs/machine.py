@@ -41,8 +41,8 @@ def pick_dtype(name, device):
     if torch.device(device).type == 'cuda':
         has_bfloat16 = torch.cuda.get_device_capability(device) >= (8, 0)
     else:
-        # without oneDNN torch does not use the instructions; an older torch cannot list them
-        capabilities = getattr(torch.cpu, 'get_capabilities', dict)()
+        # without oneDNN torch does not use the instructions
+        capabilities = torch.cpu.get_capabilities()
         has_bfloat16 = (torch.backends.mkldnn.is_available()
                         and any(capabilities.get(instruction) for instruction in CPU_BFLOAT16))
     return 'bfloat16' if has_bfloat16 else 'float32'
