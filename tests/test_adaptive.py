@@ -16,7 +16,7 @@ from loss import BatchMaker
 from model import Importance, Model, ModelConfig
 from runs.stages import read_stages
 from tasks.importance import genmd4_bound
-from launch import cut, measured, run, train, weights
+from launch import cut, train, weights
 from toys import L, MASK, TEXTS, V, Network, text_law
 
 FREQUENT_FIRST = torch.tensor([0.1, 0.4, 0.7, 0.95, 0.5])
@@ -270,21 +270,6 @@ def steps_of(out):
         assert 0 < e['mask_share'] < 1
         assert 0 <= e['importance_min'] <= e['importance_mean'] <= e['importance_max'] <= 1
     return steps
-
-
-def test_a_run_that_masks_by_frequency_logs_it_and_is_evaluated(dataset, tmp_path):
-    args = ['--importance=freq', '--masking=proportional', '--curriculum=true']
-    assert train(dataset, tmp_path, *args).returncode == 0
-    steps = steps_of(tmp_path)
-    assert np.mean([e['importance_mean'] for e in steps]) == pytest.approx(.5, abs=.05)
-    assert steps[0]['importance_std'] > .2
-    result = run('evaluate.py', f'--out_dir={tmp_path}', '--tasks=nelbo,importance', '--n=40',
-                 '--draws=4')
-    assert result.returncode == 0, result.stderr
-    found = measured(tmp_path)
-    assert found['importance/importance/std'] == found['importance/frequency/std'] > .2
-    rated, plain = found['importance/genmd4/nats_per_token'], found['nelbo/nats_per_token']
-    assert rated == pytest.approx(plain, rel=.2), 'nearly uniform: both near log V'
 
 
 def test_a_run_that_learns_its_importance_goes_on_bit_for_bit(dataset, tmp_path):

@@ -115,6 +115,15 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path, keep, best, kept):
     assert (tmp_path / 'best').read_text() == f'step-{best[0]:08d}\n'
 
 
+@pytest.mark.parametrize('kind, name', [('ema', 'bias'), ('optimizer', 'exp_avg.bias')])
+def test_averages_and_moments_that_are_not_finite_are_not_saved(tmp_path, kind, name):
+    tensors, known = states(3)
+    tensors[kind][name].view(-1)[-1] = torch.inf
+    with pytest.raises(ValueError, match=f'{kind}.{name} holds nan or inf'):
+        checkpoint.save(tmp_path, 3, tensors, known)
+    assert not names(tmp_path)
+
+
 # ---- broken bytes
 
 @pytest.mark.parametrize('name', FILES)
