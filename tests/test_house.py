@@ -81,8 +81,9 @@ def test_there_is_no_circle_of_imports():
 
 LIMITS = ROOT / 'tests/limits.json'
 MORE_IS_BETTER = {'comment_percent'}
-# pages may grow up to here, or nobody could add to the log
-ROOM = dict(log_words=9000, docs_words=14_000, readme_lines=200)
+# what has reached the plan's limit may grow up to it again
+ROOM = dict(test_lines=10_000, behind_evaluate=7000, behind_nano=700, log_words=9000,
+            docs_words=14_000, readme_lines=200)
 
 
 def page(source):
