@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
 from processes.clusters import cluster_table
 from runs import checkpoint, distributed, run_folder
 from runs.distributed import print0, rank
-from runs.files import read_array
+from runs.files import read_array, read_sealed
 from runs.identity import HARMLESS, OF_TRAINING, check_same, differences, identity_of, plain
 from runs.manifest import check_file
 from runs.stages import modes_of
@@ -267,7 +267,7 @@ def resume_from(newest, state, config):
     """ The state of a checkpoint, where it is of the same run: with the same model, process and
     samples in both splits, or `best` would compare losses of two validation splits. Says which
     knobs are others now. """
-    known = checkpoint.verify(newest)
+    known = read_sealed(newest / 'training_state.json')    # rank 0 has verified its files
     check_same(newest, known['identity'], state.identity,
                ': choose another --out_dir, or the --dataset and the knobs that it had')
     state.load(newest, known)
