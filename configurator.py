@@ -117,8 +117,7 @@ class Knob(NamedTuple):
         return self._replace(default=self.default[0])
 
     def settle(self, value):
-        """ A value as one of the default's type. ValueError where it has another type, or breaks
-        the rule. """
+        """ A value as one of the default's type. ValueError where that or the rule is broken. """
         kind = type(self.default)
         if kind is tuple:
             # words may be any number but none, numbers are as many as in the default
@@ -321,8 +320,7 @@ def pass_over(name, source, knobs):
 
 
 def show_knobs(config):
-    """ Every process configures itself; the first one prints a line for each knob that was set: its
-    value, and where it was set. --help lists the others. """
+    """ The first process prints a line for each knob that was set: its value, and where. """
     if os.environ.get('RANK', '0') == '0':
         for name, source in set_by.items():
             print(f'{name:<18} {short(config[name]):<30} {source}', flush=True)

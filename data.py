@@ -11,7 +11,7 @@ A sample is a text and, unless the dataset is text only, the latent vectors of t
 
 A split is stored in shards. A shard has the tokens of its texts in one row, the offsets where each
 text begins, and the latents as float16. All of it is mapped into memory. So a split of any size is
-opened fast: token ids beyond the first shard are checked when a row is read.
+opened fast: offsets, and token ids beyond the first shard, are checked when a row is read.
 
 Letters: B batch, L text tokens, N latent vectors, D latent dimensions, V token ids (EOS and PAD
 included; MASK is id V), T tokens of a shard, n samples.
@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from runs.files import plain, read_array, read_arrays
-from runs.manifest import check_file, read_meta
+from runs.manifest import HOW_TO_MEND, check_file, read_meta
 
 DEAD = 1e-3                    # a latent dimension is dead if its std is below DEAD * median std;
                                # MiniLM has three
@@ -76,15 +76,20 @@ class Shard:
         tokens = np.memmap(path_of('tokens.bin'), meta['token_dtype'], mode='r')
         self.tokens = plain(tokens, at_random=True)
         map_of = partial(read_array, mmap=True, at_random=True)
-        self.offsets = map_of(path_of('offsets.npy'), 'int64', (n + 1,))
+        self.path, self.longest = path_of('offsets.npy'), entry['longest']
+        self.offsets = map_of(self.path, 'int64', (n + 1,))
         self.latents = None
         if meta['latent_shape'] is not None:
             self.latents = map_of(path_of('latents.npy'), 'float16', (n, *meta['latent_shape']))
 
     def edges(self, rows):
-        """ Where the tokens of these rows begin and where they end. rows: int64 of any shape, or a
-        slice. """
-        return self.offsets[:-1][rows], self.offsets[1:][rows]
+        """ Where the tokens of these rows begin and end. rows: int64 of any shape, or a slice. """
+        begin, end = self.offsets[:-1][rows], self.offsets[1:][rows]
+        n_tokens = end - begin
+        if (n_tokens < 0).any() or (n_tokens > self.longest).any():
+            raise ValueError(f'{self.path}: texts of {n_tokens.min():,} to {n_tokens.max():,} '
+                             f'tokens, expected 0 to {self.longest:,}; {HOW_TO_MEND}')
+        return begin, end
 
 
 def most_open():
@@ -113,9 +118,6 @@ class PackedDataset:
             raise ValueError(f'{folder}: no split {split!r}, it has {", ".join(meta["splits"])}')
         self.vocab_size = meta['tokenizer']['vocab_size']                # V
         self.eos, self.pad = meta['tokenizer']['eos'], meta['tokenizer']['pad']
-        if self.vocab_size > np.iinfo(meta['token_dtype']).max + 1:
-            raise ValueError(f'{folder}/meta.json: vocab_size {self.vocab_size}, and its tokens '
-                             f'are {meta["token_dtype"]}')
 
         # statistics of the latents; None for text only
         self.stats = load_stats(folder, meta)
@@ -216,8 +218,7 @@ class PackedDataset:
 
 @lru_cache(1)
 def order_of_epoch(n, seed, epoch):
-    """ The rows of a shuffled epoch, (n,) int64. It is kept until another is asked for, and takes 8
-    bytes a row: with a billion rows 8 GB in every process. """
+    """ The rows of a shuffled epoch, (n,) int64: 8 bytes a row, kept until the next one. """
     return np.random.Generator(np.random.Philox([seed, epoch])).permutation(n)
 
 

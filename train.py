@@ -197,7 +197,6 @@ of_batches = dict(
     predict_length=predict_length)
 if adaptive:
     from processes.adaptive import AdaptiveBatchMaker, AdaptiveLoss
-    model.importance.rarity.copy_(adaptive.rarity)
     make_batch = AdaptiveBatchMaker(**of_batches, adaptive=adaptive)
     loss_fn = AdaptiveLoss(model, make_batch, autocast, latent_weight)
 else:
@@ -224,6 +223,8 @@ if optimizer == 'muon':
 
 state = State(loss_fn, optimizers, ema_decay, N_NORMS, device)
 resume_or_begin(state, train_data, text, config)
+if adaptive:
+    model.importance.rarity.copy_(adaptive.rarity)       # of this dataset, whatever init_from had
 
 # -----------------------------------------------------------------------------
 # Batches: functions of seed and step; the rank says which rows
@@ -373,8 +374,7 @@ while True:
         best_before = state.best_val
         is_best = not stop_signal and evaluate()
         stop_signal = all_reduce_max(console.signal_seen)  # one may have come meanwhile
-        # not while steps are skipped, or the good checkpoints would rotate away; at the end all
-        # the same: a skip moved nothing
+        # not while steps are skipped, or the good ones would rotate away; but at the end
         is_saved = (not streak or at_end or stop_signal) and save(is_best)
         if not is_saved:
             state.best_val = best_before                   # `best` names what is saved

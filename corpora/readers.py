@@ -77,6 +77,11 @@ def read_file(path, source, counts):
             yield from f if source.split_on == 'line' else read_blocks(f, source.split_on)
 
 
+def cleaned(text):
+    """ (a text with \\n at its line ends and U+FFFD for half a character, how many of these). """
+    return SURROGATE.subn('\ufffd', text.replace('\r\n', '\n').replace('\r', '\n'))
+
+
 def inside(folder, path, where):
     """ The full path of a file that another file names. It must lie in the folder. """
     root = os.path.realpath(folder)

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 
 from corpora.latents import with_latents
 from corpora.proteins import FASTA
-from corpora.readers import KINDS, NOT_TEXT, SURROGATE, Document, kind_of, read_file
+from corpora.readers import (KINDS, NOT_TEXT, SURROGATE, Document, cleaned, kind_of,
+                             read_file)
 
 LATENTS = ('import_dir', 'latents_from', 'image_size')         # where latents may come from
 
@@ -196,12 +197,10 @@ def documents(source, counts):
         counts['read'] += 1
 
         # latents that were imported belong to the text as it stands, with its spaces
-        text = text.replace('\r\n', '\n').replace('\r', '\n')
-        if not source.import_dir:
-            text = text.strip()
+        text = text if source.import_dir else text.strip()
 
         # halves of a character: bytes to be replaced, and JSON's escapes
-        text, n_invalid = SURROGATE.subn('\ufffd', text)
+        text, n_invalid = cleaned(text)
         counts['invalid_utf8'] += bool(n_invalid)
 
         reason = None

@@ -19,7 +19,6 @@ is taken for a model.
 import os
 import re
 import shutil
-import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from model import Model, ModelConfig
+from runs.console import warn
 from runs.files import check, one_line, read_sealed, short
 from runs.identity import check_same, of_dataset
 from runs.manifest import read_meta
@@ -39,9 +39,6 @@ STEP = re.compile(r'step-\d{8,12}', re.ASCII)
 # torch and safetensors raise errors of their own for a full disk
 DISK_ERRORS = (OSError, RuntimeError, SafetensorError)
 
-def n_bytes(tensors):
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
 
 def steps(out_dir):
     """ The checkpoint folders, newest first. """
@@ -50,8 +47,7 @@ def steps(out_dir):
 
 
 def best_of(out_dir):
-    """ The text in `best`, at most 100 bytes of it, whatever it is; '' before the first evaluation.
-    """
+    """ The text in `best`, its first 100 bytes, whatever it is; '' before the first evaluation. """
     path = Path(out_dir) / 'best'
     return path.read_text(errors='replace')[:100].strip() if path.is_file() else ''
 
@@ -78,8 +74,7 @@ def newest(out_dir):
         try:
             verify(folder)
         except ValueError as error:
-            print(f'warning: {folder.name} is broken and set aside: {error}',
-                  file=sys.stderr, flush=True)
+            warn(f'{folder.name} is broken and set aside: {error}')
             # no function here reads it; it is kept for whoever wants to look at it
             broken = folder.with_name(folder.name + '.broken')
             shutil.rmtree(broken, ignore_errors=True)
@@ -172,32 +167,36 @@ def check_tensors(path, found, expected):
     """ ValueError unless the names, shapes and dtypes are those expected: kernels read bare memory.
     """
     def described(tensors):
-        found = {}
-        for name, tensor in tensors.items():
-            found[name] = f'{str(tensor.dtype)[6:]} {tuple(tensor.shape)}'
-        return found
+        return {name: f'{str(tensor.dtype)[6:]} {tuple(tensor.shape)}'
+                for name, tensor in tensors.items()}
 
     check_same(path, described(found), described(expected))
 
 
 def find_checkpoint(out_dir, which='best'):
     """ The name of a checkpoint folder, as 'step-00001000'. which: 'best', 'latest' or that name. A
-    run that was saved before its first evaluation has no best yet: then it is the latest. """
+    run that was saved before its first evaluation has no best yet: then it is the latest, with a
+    warning. """
     found = [path.name for path in steps(out_dir)]
     if not found:
         raise ValueError(f'no run in {out_dir}: train it to its first checkpoint, or name another '
                          '--out_dir')
-    names = {'latest': found[0], 'best': best_of(out_dir) or found[0]}
-    name = names.get(which, which)
+    best = best_of(out_dir)
+    is_export = not (Path(out_dir) / found[0] / 'optimizer.safetensors').exists()
+    if which == 'best' and not best and not is_export and os.environ.get('RANK', '0') == '0':
+        warn(f'{out_dir} has no best checkpoint before its first evaluation: the latest is read')
+    name = {'latest': found[0], 'best': best or found[0]}.get(which, which)
     if name not in found:
         raise ValueError(f'{out_dir} has no checkpoint {short(name)}, only {found}: choose one '
                          'with --which=')
     return name
 
 
-def config_of(identity):
-    """ The ModelConfig in the identity of a run. """
+def config_of(identity, folder):
+    """ The ModelConfig in the identity of a run, which is that of a checkpoint folder. """
     names = [field.name for field in fields(ModelConfig)]
+    if not {*names, 'latent_target'} <= identity.keys():
+        raise ValueError(f'{folder} was written by another version of this code: read it with that')
     return ModelConfig(**{name: identity[name] for name in names})
 
 
@@ -207,7 +206,9 @@ def load_model(out_dir, which='best', device='cpu'):
     out_dir = Path(out_dir)
     folder = out_dir / find_checkpoint(out_dir, which)
     state = verify(folder)
-    knobs, identity = state['knobs'], state['identity']
+    identity = state.get('identity', {})
+    config = config_of(identity, folder)
+    knobs = state['knobs']
 
     # data/ must be that of the training
     meta = read_meta(out_dir / 'data')
@@ -221,12 +222,12 @@ def load_model(out_dir, which='best', device='cpu'):
     path = folder / f'{kind}.safetensors'
     weights = read_tensors(path)
     try:
-        config = config_of(identity)
         # n tensors cannot fill n + 1 blocks, and a sketch of a million would take hours
         drawn = replace(config, depth=min(config.depth, len(weights) + 1))
         with torch.device('meta'):
             sketch = Model(drawn)
-        if n_bytes(sketch.buffers()) > max(n_bytes(weights.values()), 2 ** 28):
+        n_bytes = sum(weight.nbytes for weight in weights.values())
+        if sum(table.nbytes for table in sketch.buffers()) > max(n_bytes, 2 ** 28):
             raise ValueError(f'seq_len={config.seq_len} needs more memory than the weights')
         sketch.load_state_dict(weights, assign=True)
     except Exception as error:

@@ -56,9 +56,7 @@ def identity_of(model_config, knobs, meta):
 def of_dataset(meta):
     """ Tokenizer, encoder, files and samples of a dataset. The id of an encoder says where it lay,
     its revision which it is. bag.npy is where a training begins; nothing depends on it later. """
-    found = {}
-    for key, value in meta['tokenizer'].items():
-        found[f'tokenizer {key}'] = value
+    found = {f'tokenizer {key}': value for key, value in meta['tokenizer'].items()}
     for key, value in (meta['encoder'] or {}).items():
         if key != 'id':
             found[f'encoder {key}'] = value

@@ -71,11 +71,12 @@ def earlier_network(config):
     for out_dir in filter(None, (config['out_dir'], config['init_from'])):
         for folder in checkpoint.steps(out_dir):
             try:
-                identity = read_sealed(folder / 'training_state.json')['identity']
+                identity = read_sealed(folder / 'training_state.json').get('identity', {})
             except ValueError:                             # a broken one; it is looked at again
                 continue
-            return {name: identity[name]
-                    for name in ('bag', 'shortcut', 'shift', 'latent_target')}
+            c = checkpoint.config_of(identity, folder)
+            return dict(bag=c.bag, shortcut=c.shortcut, shift=c.shift,
+                        latent_target=identity['latent_target'])
 
 
 def network(config, data):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from corpora.readers import SURROGATE, read_file
+from corpora.readers import cleaned, read_file
 from encoders import check_texts
 from runs.console import warn
 from runs.files import read_array, short
@@ -68,8 +68,7 @@ def read_texts(path, field='text'):
         raise ValueError(f'texts={path}: {what}')
     n_texts = n_invalid = 0
     for text in read_file(path, AsLines(field), Counter()):
-        # a byte that is not UTF-8, or half a character of JSON
-        text, n = SURROGATE.subn('\ufffd', text.strip())
+        text, n = cleaned(text.strip())
         n_invalid += n > 0
         if text:
             n_texts += 1

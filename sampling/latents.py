@@ -8,8 +8,7 @@ from samplers import make_propose, no_callback
 from sampling.denoise import allowed, batches, call, guided_latents, null_latents
 from sampling.knobs import settle
 from sampling.solvers import SOLVERS, latent_times, solve, x0_and_e
-from sampling.writing import (asked_of_a_row, blank, ends_of, generators, is_watched,
-                              pick_sampler)
+from sampling.writing import asked_of_a_row, blank, ends_of, generators, pick_sampler
 
 
 @torch.inference_mode()
@@ -102,7 +101,7 @@ def write_both(run, n, knobs, on_step=no_callback):
     all_tokens, all_known = blank(run, n, knobs)
     out = []
     n_asked = asked_of_a_row(run, knobs)
-    for part in batches(run, n, knobs.sample_batch, n_asked, is_watched=is_watched(on_step)):
+    for part in batches(run, n, knobs.sample_batch, n_asked, 0, on_step is not no_callback):
         tokens, known_mask = all_tokens[part].to(run.device), all_known[part]
         steps = knobs.steps
         if knobs.sampler == 'confidence':                                # it makes no more calls

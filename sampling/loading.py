@@ -31,8 +31,6 @@ def read_run(out_dir, which, device, dtype):
         text.take_clusters(model.cluster_of.cpu())
     folder = os.path.join(out_dir, 'data')
     tokenizer, stats = load_tokenizer(folder), load_stats(folder)
-
-    # some rows may have been causal, or all
     next_token = LeftToRight(shape.vocab_size, tokenizer.eos) if 'causal' in learned else None
 
     # the process of the latents, if there are any

@@ -179,6 +179,8 @@ class Run:
         """ Fills the gaps of each template: [MASK], [MASK:3] for three tokens, [MASK:*] for the
         whole rest, [MASK:2-6] for the length that the network finds likeliest. like: a text for
         each template, whose embedding the result shall have; or latents. Returns a list of str. """
+        if like is not None and latents is not None:
+            raise ValueError('infill: give like, or latents')
         if like is not None:
             latents = embeddings(self, like)
         return self.fill(templates, latents, num_samples, on_step, **knobs)[0]
@@ -191,14 +193,13 @@ class Run:
         knobs = SamplingKnobs(**knobs)
 
         # a row for each length of each template
+        z = self.latents_of(templates, latents)
         templates = [template for template in templates for _ in range(num_samples)]
         read = [read_template(self, template, knobs.length) for template in templates]
         tokens, known_mask, inner = (torch.cat(parts) for parts in zip(*read))
         n_rows = torch.tensor([len(rows) for rows, *_ in read])
-        z = None
-        if latents is not None:
-            raw = self.to_raw(latents).repeat_interleave(num_samples, 0)
-            z = self.stats.standardise(same_number(templates, raw)).repeat_interleave(n_rows, 0)
+        if z is not None:
+            z = z.repeat_interleave(num_samples, 0).repeat_interleave(n_rows, 0)
         settled = settle(self, knobs, z is not None, from_text=True)
         if settled.sampler == 'autoregressive' and self.next_token:
             self.next_token.check_known(tokens, known_mask)
@@ -292,18 +293,16 @@ class Run:
     def hidden(self, texts, latents=None, **knobs):
         """ The mean hidden state of each text, (n, C) float32, given latents or none. """
         self.check('embed')
-        z = None if latents is None else self.stats.standardise(self.to_raw(latents))
-        return hidden_states(self, self.pack(texts), z, SamplingKnobs(**knobs))
+        return hidden_states(self, self.pack(texts), self.latents_of(texts, latents),
+                             SamplingKnobs(**knobs))
 
     def nats(self, texts, latents=None, **knobs):
         """ How unlikely the network finds each text, from latents or from text alone: nats per
         token, (n,) float64. Exact where the run has learned mode=causal, else the bound of
         diffusion (sampling/likelihood.py). """
         self.check('text')
-        z = None
-        if latents is not None:
-            z = self.stats.standardise(same_number(texts, self.to_raw(latents)))
-        return nats_per_token(self, self.pack(texts), z, SamplingKnobs(**knobs))
+        return nats_per_token(self, self.pack(texts), self.latents_of(texts, latents),
+                              SamplingKnobs(**knobs))
 
     def encode(self, texts):
         """ Latents of texts, by the encoder that made the run's data. """
@@ -343,6 +342,12 @@ class Run:
         raw = self.stats.destandardise(z)
         is_normalized = (self.meta['encoder'] or {}).get('normalize')
         return F.normalize(raw, dim=-1) if is_normalized else raw
+
+    def latents_of(self, texts, raw):
+        """ Standardised latents (n, N, D) of n texts, or None, from raw ones, or None. """
+        if raw is None:
+            return None
+        return self.stats.standardise(same_number(texts, self.to_raw(raw)))
 
     def to_raw(self, latents):
         """ (n, N, D) float32 of a tensor, array or list (n, D) or (n, N, D). """

@@ -136,10 +136,6 @@ def generators(run, seed):
     return rng, torch.Generator(run.device).manual_seed(seed)
 
 
-def is_watched(on_step):
-    return on_step is not no_callback
-
-
 @torch.inference_mode()
 def write(run, tokens, known_mask, z, knobs, inner=None, several=False, on_step=no_callback):
     """
@@ -167,7 +163,7 @@ def write(run, tokens, known_mask, z, knobs, inner=None, several=False, on_step=
     propose = make_propose(knobs.temperature, knobs.nucleus, device_rng)
     out = []
     for part in batches(run, len(tokens), knobs.sample_batch, n_asked, n_caches,
-                        is_watched(on_step)):
+                        on_step is not no_callback):
         x = tokens[part].to(run.device)
         condition, is_inner = (None if rows is None else rows[part].to(run.device)
                                for rows in (z, inner))

@@ -75,7 +75,7 @@ def test_everything_saved_comes_back_to_the_bit(tmp_path):
     folder = checkpoint.newest(save_each(tmp_path, 1, 2))
     found = checkpoint.verify(folder)
     assert found['step'] == 2 and found['history'] == known['history']
-    assert checkpoint.config_of(found['identity']) == CONFIG
+    assert checkpoint.config_of(found['identity'], folder) == CONFIG
     for kind, state in tensors.items():
         assert same(checkpoint.read_tensors(folder / f'{kind}.safetensors'), state)
 
@@ -94,11 +94,15 @@ def test_load_model_takes_the_weights_of_the_checkpoint_asked_for(tmp_path):
     assert same(checkpoint.load_model(out, 'latest')[0].state_dict(), tensors['model'])
 
 
-def test_readers_take_the_best_checkpoint_and_before_the_first_evaluation_the_latest(tmp_path):
+def test_readers_take_the_best_checkpoint_and_before_the_first_evaluation_the_latest(tmp_path,
+                                                                                     capsys):
     out = save_each(tmp_path, 1)
     assert checkpoint.find_checkpoint(out) == 'step-00000001'
+    assert 'warning: ' in (err := capsys.readouterr().err) and 'has no best checkpoint' in err
+    assert checkpoint.find_checkpoint(out, 'latest') == 'step-00000001'
     save_each(out, 2, 3, best=[2])
     assert checkpoint.find_checkpoint(out) == 'step-00000002'
+    assert not capsys.readouterr().err
     shutil.rmtree(out / 'step-00000002')
     with pytest.raises(ValueError, match="no checkpoint 'step-00000002', only .*step-00000003"):
         checkpoint.find_checkpoint(out)

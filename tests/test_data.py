@@ -152,7 +152,17 @@ def test_a_wrong_shape_or_dtype_is_refused_with_both_values(tmp_path, name, cont
         PackedDataset(tmp_path, 'train')
 
 
-# a text of 13 tokens; and one that ends before it begins
+# a text that ends before it begins, one of 10 tokens, and one that begins before the first
+@pytest.mark.parametrize('offsets', [[0, 7, 3, 10], [0, 3, 3, 13], [-8, 3, 3, 10]])
+def test_a_flipped_bit_of_an_offset_is_found_when_its_text_is_read(tmp_path, offsets):
+    write_dataset(tmp_path)
+    rewrite(tmp_path, 'train-00000.offsets.npy', np.array(offsets))
+    data = PackedDataset(tmp_path, 'train')
+    for read in (lambda: data.rows(range(3)), lambda: [data.ids(i) for i in range(3)]):
+        with pytest.raises(ValueError, match='train-00000.offsets.npy: .*, expected 0 to 7; '):
+            read()
+
+
 def test_ids_beyond_the_vocabulary_are_found_in_the_first_shard_or_when_they_are_read(tmp_path):
     write_dataset(tmp_path)
     np.full(14, 258, '<u2').tofile(tmp_path / 'train-00002.tokens.bin')

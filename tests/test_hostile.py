@@ -262,6 +262,27 @@ def test_fault_24_hostile_metadata(dataset, finished, tmp_path):
         assert code == 2 or f'{NEWEST} is broken and set aside' in err, err
 
 
+# ---- a version whose state has another shape
+
+def test_a_checkpoint_of_another_version_is_named_as_such_and_stays(dataset, finished, tmp_path):
+    known = read_json(finished / NEWEST / 'training_state.json')['identity']
+    shapes = ({'model': known, 'files': {}}, {k: v for k, v in known.items() if k != 'bag'})
+    commands = []
+    for i, identity in enumerate(shapes):
+        out = copy_of(finished, tmp_path, f'run{i}')
+        for folder in checkpoint.steps(out):
+            forge(folder, identity=identity)
+        here = f'--out_dir={out}'
+        commands += [['train.py', f'--dataset={dataset}', here, *TINY],
+                     ['train.py', f'--dataset={dataset}', f'--out_dir={tmp_path}/new',
+                      f'--init_from={out}', *TINY],
+                     ['sample.py', here, '--text=a dog', '--device=cpu'],
+                     ['evaluate.py', here, '--device=cpu']]
+    for rc, _, err in run_each(*commands):
+        assert rc == 2 and err.count('\n') == 1 and 'written by another version' in err, err
+    assert (out / NEWEST).is_dir()
+
+
 # ---- files without a digest
 
 @pytest.mark.parametrize('text', ['', '{', '[1]', '[' * 10 ** 5, '\x00'])

@@ -91,6 +91,9 @@ def test_latents_of_a_text_are_written_like_the_text(loaded):
     (lambda r: r.edit([TEXT], like=['a'], strength=0), ValueError, 'strength: 0'),
     (lambda r: r.edit(['red'], away=['red']), ValueError, 'leave nothing of the embedding'),
     (lambda r: r.nats([TEXT], torch.ones(2, 16)), ValueError, '1 texts, 2 latents'),
+    (lambda r: r.hidden([TEXT], torch.ones(4, 16)), ValueError, '1 texts, 4 latents'),
+    (lambda r: r.infill(['a [MASK]'], like=['a'], latents=torch.ones(1, 16)), ValueError,
+     'infill: give like, or latents'),
     (lambda r: r.edit([TEXT], like='a'), ValueError, "like='a': expected a list of 1 or 1 texts"),
     (lambda r: Run('no/such'), ValueError, 'no run in no/such'),
 ])
@@ -98,6 +101,14 @@ def test_what_is_wrong_is_said_in_one_line(loaded, wrong, kind, words):
     with pytest.raises(kind, match=re.escape(words)) as found:
         wrong(loaded)
     assert '\n' not in str(found.value)
+
+
+def test_one_latent_is_that_of_all_texts(loaded):
+    z = loaded.encode([TEXT])
+    for read in (loaded.hidden, loaded.nats):
+        assert torch.equal(read([TEXT] * 3, z), read([TEXT] * 3, z.repeat(3, 1, 1)))
+    gaps = dict(templates=['a [MASK]', 'a red [MASK]'], num_samples=2)
+    assert loaded.infill(latents=z, **gaps) == loaded.infill(latents=z.repeat(2, 1, 1), **gaps)
 
 
 def test_scores_of_texts_are_those_by_which_a_gap_is_filled(loaded):
