@@ -13,8 +13,6 @@ Sources: anything that holds documents, as one stream of them.
     latents_from              latents.py: texts whose latents exist already
     image_size                images.py: images with captions, scikit-learn's digits among them
     import_dir                layouts.py: the layout of earlier systems
-
-Every document that is read is kept or is a counted drop: read = kept + drops.
 """
 import glob
 import hashlib
@@ -23,8 +21,7 @@ from dataclasses import dataclass
 
 from corpora.latents import with_latents
 from corpora.proteins import FASTA
-from corpora.readers import (KINDS, NOT_TEXT, SURROGATE, Document, cleaned, kind_of,
-                             read_file)
+from corpora.readers import KINDS, NOT_TEXT, SURROGATE, Document, cleaned, kind_of, read_file
 
 LATENTS = ('import_dir', 'latents_from', 'image_size')         # where latents may come from
 

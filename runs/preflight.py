@@ -71,7 +71,8 @@ def earlier_network(config):
     for out_dir in filter(None, (config['out_dir'], config['init_from'])):
         for folder in checkpoint.steps(out_dir):
             try:
-                identity = read_sealed(folder / 'training_state.json').get('identity', {})
+                state = read_sealed(folder / 'training_state.json')
+                identity = state.get('identity', {})
             except ValueError:                             # a broken one; it is looked at again
                 continue
             c = checkpoint.config_of(identity, folder)

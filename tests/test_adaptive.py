@@ -16,7 +16,7 @@ from loss import BatchMaker
 from model import Importance, Model, ModelConfig
 from runs.stages import read_stages
 from tasks.importance import genmd4_bound
-from launch import cut, train, weights
+from launch import cut, run, train, weights
 from toys import L, MASK, TEXTS, V, Network, text_law
 
 FREQUENT_FIRST = torch.tensor([0.1, 0.4, 0.7, 0.95, 0.5])
@@ -286,3 +286,14 @@ def test_a_run_that_learns_its_importance_goes_on_bit_for_bit(dataset, tmp_path)
         a, b = weights(whole, name), weights(parts, name)
         assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
     assert 'importance.rarity' in a
+
+    # a run that begins from it has the rarity of its own texts
+    other = tmp_path / 'other'
+    (tmp_path / 'lines.txt').write_text('\n'.join(f'a red cat {i}' for i in range(60)))
+    result = run('prepare.py', f'--same_as={dataset}', f'--input={tmp_path}/lines.txt',
+                 '--val_fraction=.3', f'--out={other}')
+    assert result.returncode == 0, result.stderr
+    assert train(other, tmp_path / 'next', *args, f'--init_from={whole}').returncode == 0
+    own = PackedDataset(other, 'train')
+    now, before = (weights(out)['importance.rarity'] for out in (tmp_path / 'next', whole))
+    assert torch.equal(now, rarity(counts(own), own.pad)) and not torch.equal(now, before)
