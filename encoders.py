@@ -31,8 +31,7 @@ from corpora.lsa import NO_KNOWN_WORD, load_lsa
 from runs.files import read_json, sha256, short
 
 # what meta.json keeps of an encoder, where neither its row, its folder nor a knob says otherwise:
-# revision    the hub's commit; None: the newest. The commit that is found goes into the record, so
-#             from there on it is pinned
+# revision    the hub's commit; None: the newest, whose commit goes into the record
 # normalize   L2
 # dimension   None: the model's own
 # max_length  tokens, prefix and special ones included; None: as many as the model reads
@@ -82,6 +81,8 @@ def check_texts(texts):
     if isinstance(texts, (str, bytes)):
         raise ValueError(f'expected a list of texts, found one {type(texts).__name__}: '
                          f'write [{short(texts)}]')
+    if len(texts) == 0:
+        raise ValueError('expected at least one text, found none')
     for text in texts:
         if not isinstance(text, str):
             raise ValueError(f'expected a list of texts, found {short(text)} in it')
@@ -98,8 +99,7 @@ def pool(h, m, pooling):
 
 
 class Encoder:
-    """ Called on a list of texts: (n, 1, D) float32. `truncated` counts the texts that were longer
-    than max_length. """
+    """ Called on a list of texts: (n, 1, D) float32. truncated: how many were too long. """
 
     def __init__(self, model, tokenizer, record, device='cpu', batch_size=64):
         self.model = model.eval().to(device)
@@ -112,9 +112,9 @@ class Encoder:
     @torch.inference_mode()
     def __call__(self, texts, progress=lambda n: None, window=2**14):
         """ Calls progress(n) after every n texts. window: how many texts are tokenized at once. """
-        check_texts(texts)
         if len(texts) == 0:
             return torch.empty(0, 1, self.record['dimension'])
+        check_texts(texts)
         parts = [self.embed(texts[i:i + window], progress) for i in range(0, len(texts), window)]
         return torch.cat(parts)[:, None]
 

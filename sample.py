@@ -105,8 +105,8 @@ ROOMS = {'sampling/knobs.py': ''}   # which has the knobs of all that samples
 
 FROM_TEXT = {'text', 'texts', 'ask'}           # what a direction reads, beside what all read
 FROM_LATENT = {'latents', 'image'}
-TEXT_TO = {'svg', 'fasta'}                     # where it writes to
-LATENT_TO = {'save', 'png'}
+TEXT_TO = {'num_samples', 'svg', 'fasta'}      # how much it writes, and where to
+LATENT_TO = {'num_samples', 'save', 'png'}
 READS = {
     'text': TEXT_TO,
     'latent': LATENT_TO,
@@ -140,7 +140,7 @@ def check_knobs(run, direction, config):
     run.check(direction)
     read = READS[direction]
     if ask:                                    # the texts come one after the other
-        read = read & {'ask', 'like', 'towards', 'away', 'strength', 'rerank'}
+        read = read & {'num_samples', 'ask', 'like', 'towards', 'away', 'strength', 'rerank'}
     for name in sorted(set().union(*READS.values()) - read):
         if on_command_line(name):
             who = f'mode={direction}, ask=true' if ask else f'mode={direction}'

@@ -21,9 +21,9 @@ def cluster_table(source, data, n_clusters):
 
     rows = embedding_of(source, data) if source else cooccurrence(data)
 
-    # the last id is PAD, the one before it EOS
-    cluster_of = kmeans(rows[:V - 1], n_clusters)
-    return torch.cat((cluster_of, cluster_of[-1:]))
+    # PAD, which is the last id, goes where EOS is
+    cluster_of = kmeans(rows[:data.pad], n_clusters)
+    return torch.cat((cluster_of, cluster_of[[data.eos]]))
 
 
 def embedding_of(run_folder, data):

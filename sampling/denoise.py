@@ -59,6 +59,8 @@ def rows_that_fit(run, batch, n_asked=0, n_caches=0):
 def batches(run, n, batch, n_asked=0, n_caches=0, is_watched=False):
     """ The slices of n rows that go through the network together. There is a progress bar
     where there are several, and nothing else is shown. """
+    if n == 0:
+        raise ValueError('expected at least one text or latent, found none')
     size = rows_that_fit(run, batch, n_asked, n_caches)
     with progress_bar(total=n, unit='row', disable=n <= size or is_watched) as bar:
         for first in range(0, n, size):

@@ -186,8 +186,7 @@ class Run:
         return self.fill(templates, latents, num_samples, on_step, **knobs)[0]
 
     def fill(self, templates, latents=None, num_samples=1, on_step=no_callback, **knobs):
-        """ The same. Returns the texts, and nats per token (n,) of each, or None where no gap has a
-        range of lengths. """
+        """ The same, and nats per token (n,) of each; None where no gap has a range of lengths. """
         self.check('infill')
         check_texts(templates)
         knobs = SamplingKnobs(**knobs)
@@ -249,8 +248,7 @@ class Run:
         return self.write(latents=slerp(*embeddings(self, [first, last]), n), **knobs)
 
     def sample(self, n, **knobs):
-        """ n texts from nothing: from both clocks where the run has learned that, else text alone.
-        Returns a list of str. """
+        """ A list of n texts: from both clocks where the run has learned that, else text alone. """
         if self.can('unconditional'):
             return self.sample_both(n, **knobs)[0]
         return self.sample_text(n, **knobs)

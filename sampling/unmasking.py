@@ -2,7 +2,7 @@
 A text being written, kept step by step, and drawn in a terminal (sample.py --watch).
 
     recorder = Recorder(run.text.mask_id)
-    tokens = l2t(run, z, on_step=recorder)
+    run.write(latents=z, on_step=recorder)
     recorder.frames                      the start, and then a Frame after each step
 
 A recorder only looks on: it draws no random number, and the same ids are written without it.

@@ -105,10 +105,11 @@ def pick_sampler(run, knobs):
 
 
 def asked_of_a_row(run, knobs):
-    """ At how many positions of a row, about, a call asks for logits. """
-    asks_where_it_unmasks = knobs.sampler in ('ancestral', 'cached', 'first_hitting', 'remdm', 'dfm')
+    """ At how many positions of a row, about, a call asks for logits at most. """
+    asks_where_it_unmasks = knobs.sampler in ('ancestral', 'cached', 'first_hitting')
     if isinstance(run.text, MaskedText) and asks_where_it_unmasks:
-        return -(-run.L // knobs.steps)
+        # a schedule unmasks up to about twice the mean in a step
+        return min(run.L, -(-2 * run.L // knobs.steps))
     return run.L
 
 
@@ -128,8 +129,7 @@ def check_together(run, knobs, table):
 # Writing
 
 def generators(run, seed):
-    """ One on the host, which decides what is unmasked, and one on the device, for the rest. On a
-    CPU they are the same. """
+    """ One on the host, for what is unmasked, one on the device for the rest; on a CPU the same. """
     rng = torch.Generator().manual_seed(seed)
     if torch.device(run.device).type == 'cpu':
         return rng, rng

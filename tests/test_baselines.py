@@ -556,6 +556,12 @@ def test_words_that_keep_the_same_company_share_a_cluster():
     assert [len(set(which[i:i + 5])) for i in (0, 5, 10)] == [1, 1, 1]
     assert len(set(which)) == 4 and which[16] == which[15]
 
+    # an EOS that is another id than the last but one
+    data = Sentences()
+    for data.eos in (2, 7, 12):
+        which = cluster_table('', data, 4).tolist()
+        assert which[16] == which[data.eos]
+
 
 def test_clusters_come_from_a_run_and_anything_else_is_one_line(baselines, dataset, tmp_path):
     data = PackedDataset(dataset, 'train')

@@ -131,8 +131,8 @@ def test_a_call_reads_no_more_rows_than_fit_in_6_gb():
 
 
 @pytest.mark.parametrize('direction, n_asked', [
-    ('l2t', L // 2), ('confidence', L), ('unconditional', L // 2), ('t2l', 0), ('embed', 0),
-    ('changed', L)])
+    ('l2t', L // 2), ('remdm', L), ('confidence', L), ('unconditional', L // 2), ('t2l', 0),
+    ('embed', 0), ('changed', L)])
 def test_every_direction_goes_by_the_rows_that_fit(direction, n_asked, model, monkeypatch):
     (tokens, z), seen = texts(), []
     run = run_of(model)
@@ -140,9 +140,10 @@ def test_every_direction_goes_by_the_rows_that_fit(direction, n_asked, model, mo
                         seen.append(len(z)) or forward(tokens, z, *args, **kw))
     row = 4 * (L + 2) * 8 * 25 + n_asked * V * 8 * 4
     monkeypatch.setattr(denoise, 'MOST_BYTES', int(4.9 * row))
-    knobs = SamplingKnobs(sampler='ancestral', steps=2, latent_steps=2)
+    knobs = SamplingKnobs(sampler='ancestral', steps=4, latent_steps=4)
     with torch.inference_mode():
-        {'l2t': lambda: l2t(run, z, sampler='ancestral', steps=2),
+        {'l2t': lambda: l2t(run, z, sampler='ancestral', steps=4),
+         'remdm': lambda: l2t(run, z, sampler='remdm', steps=4),
          'confidence': lambda: l2t(run, z, sampler='confidence', steps=2),
          'unconditional': lambda: write_both(run, B, knobs),
          't2l': lambda: make_latents(run, tokens, B, knobs),

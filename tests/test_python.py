@@ -94,6 +94,11 @@ def test_latents_of_a_text_are_written_like_the_text(loaded):
     (lambda r: r.hidden([TEXT], torch.ones(4, 16)), ValueError, '1 texts, 4 latents'),
     (lambda r: r.infill(['a [MASK]'], like=['a'], latents=torch.ones(1, 16)), ValueError,
      'infill: give like, or latents'),
+    *((ask, ValueError, 'expected at least one text') for ask in (
+        lambda r: r.write([]), lambda r: r.write(latents=torch.zeros(0, 16)), lambda r: r.sample(0),
+        lambda r: r.edit([], like=['a']), lambda r: r.infill([]), lambda r: r.embed([]),
+        lambda r: r.hidden([]), lambda r: r.nats([]), lambda r: r.round_trip([]),
+        lambda r: r.sample_latents(0))),
     (lambda r: r.edit([TEXT], like='a'), ValueError, "like='a': expected a list of 1 or 1 texts"),
     (lambda r: Run('no/such'), ValueError, 'no run in no/such'),
 ])

@@ -497,6 +497,7 @@ def test_what_a_run_cannot_do_with_a_text_is_said_in_one_line_each(finished, tmp
              (['--mode=text', '--text=a'], 'mode=text does not read it'),
              (['--which=step-00000001', '--text=a'], 'no checkpoint'),
              (['--mode=embed', '--text=a', f'--save={tmp_path}'], 'this is a folder'),
+             (['--mode=embed', '--text=a', to_file, '--num_samples=5'], 'does not read it'),
              ([f'--out_dir={tmp_path}', '--text=a'], 'no run in')]
     here = ['sample.py', f'--out_dir={finished}', '--device=cpu', '--steps=2']
     results = run_each([*here, f'--texts={tmp_path}/own.jsonl'],
