@@ -128,16 +128,16 @@ class Nano(nn.Module):
         of_text = self.text_modulation(condition).unflatten(1, (8, width))
         of_latent = self.latent_modulation(condition).unflatten(1, (8, width))
 
-        # position i reads token i - 1, so that every row predicts the next one; MASK comes first
+        # input i is token i - 1, MASK first, and output i predicts token i: in masked rows too
         text = self.embed(F.pad(x[:, :-1], (1, 0), value=self.V))        # (B, L, C)
         latent = self.latent_in(z).unflatten(1, (K, width))              # (B, K, C)
         latent = latent + self.latent_pos_emb
 
         # who sees whom; the latent's tokens come first. In causal rows: the latent, and the past
-        is_before = torch.ones(K + L, K + L).tril().bool()
+        not_after = torch.ones(K + L, K + L).tril().bool()
         is_latent = torch.arange(K + L) < K
         sees_all = torch.arange(B) < B - n_causal
-        mask = is_before | is_latent | sees_all[:, None, None, None]     # (B, 1, S, S)
+        mask = not_after | is_latent | sees_all[:, None, None, None]     # (B, 1, S, S)
 
         for on_text, on_latent in zip(self.text, self.latent):
             q, k, v, text_rest = on_text.begin(text, of_text[:, :6])
@@ -183,7 +183,7 @@ def loss_of(model, x, z, mode, t_text, t_latent, u, e, pad):
     is_causal = mode == CAUSAL
     logits, z_hat = model(x_t, z_t, t_text, t_latent, is_causal.sum())
 
-    # text, in nats. Masked tokens weigh 1/t: that is a bound on -log p, but for t < t_min.
+    # text, in nats. Masked tokens weigh 1/t: a bound on -log p, less its part from t < t_min.
     # Causal rows score every token, and their sum is -log p itself
     nll = F.cross_entropy(logits.transpose(1, 2), x, reduction='none')   # (B, L)
     weight = is_masked / t_text.clamp(min=t_min)[:, None]
@@ -199,7 +199,7 @@ def loss_of(model, x, z, mode, t_text, t_latent, u, e, pad):
 
 @torch.no_grad()
 def write_by_diffusion(model, z, L, steps=32):
-    """ All is MASK. Each step keeps the most certain of the tokens that are left. """
+    """ At first all is MASK. Each step keeps the most certain of the tokens still masked. """
     x = torch.full((len(z), L), model.V)
     no_noise = torch.zeros(len(z))
     for n_visible in torch.linspace(0, L, steps + 1)[1:].round():
@@ -216,7 +216,7 @@ def write_by_diffusion(model, z, L, steps=32):
 
 @torch.no_grad()
 def write_from_left_to_right(model, z, L):
-    """ All is MASK, and nothing of it is seen: a position reads what is before it. """
+    """ At first all is MASK; the causal mask hides what is not yet written. """
     x = torch.full((len(z), L), model.V)
     no_noise = torch.zeros(len(z))
     for i in range(L):

@@ -204,7 +204,7 @@ else:
     loss_fn = Loss(model, make_batch, autocast, latent_weight)
 if is_sharded:
     distributed.shard(loss_fn, device, in_bfloat16=dtype == 'bfloat16')
-if rank:                                                 # from here on only dropout draws from this
+if rank:                                     # from here on only dropout uses torch's generator
     torch.manual_seed(seed + rank)
 
 groups = model.parameter_groups()
@@ -251,8 +251,8 @@ def micro_batches(step):
 # Evaluate, save, log; a stage
 
 def evaluate():
-    """ Whether the averaged weights are the best so far; False where they were evaluated before, or
-    a signal came. Logs val_text the bound and val_causal, nats per real token, and val_latent,
+    """ True if the averaged weights are the best so far; False if they were evaluated already, or
+    on a signal. Logs val_text the bound and val_causal, nats per real token, and val_latent,
     squared error per dimension, over eval_iters batches of the validation split. """
     if state.step == state.evaluated_at:
         return False
@@ -291,8 +291,8 @@ def evaluate():
 
 
 def save(is_best):
-    """ Whether the step is saved. A full disk is a warning; the third time in a row, or at the end,
-    it is exit code 5. What is not finite is not saved: exit code 3. """
+    """ Whether the step is saved. A full disk is a warning; the third time in a row, at the end, or
+    after a signal it is exit code 5. What is not finite is not saved: exit code 3. """
     if state.step == state.saved_at and not is_best:
         return True
     error = state.save(config, is_best)
@@ -319,8 +319,8 @@ def report():
     if not log.steps:
         return
     step = state.step
-    row = sum(s.seq_len * (min(step, s.end) - s.first) for s in stages if s.first < step)
-    more = dict(epoch=step * rows_a_step / len(train_data), tokens=rows_a_step * row,
+    tokens_a_row = sum(s.seq_len * (min(step, s.end) - s.first) for s in stages if s.first < step)
+    more = dict(epoch=step * rows_a_step / len(train_data), tokens=rows_a_step * tokens_a_row,
                 lr=learning_rate * lr_factor(config, step - 1), skipped=int(state.skipped.item()))
     if config['curriculum']:
         more['curriculum_stage'] = adaptive.stage_name(step - 1)
@@ -374,7 +374,7 @@ while True:
         best_before = state.best_val
         is_best = not stop_signal and evaluate()
         stop_signal = all_reduce_max(console.signal_seen)  # one may have come meanwhile
-        # not while steps are skipped, or the good ones would rotate away; but at the end
+        # not while steps are skipped: good checkpoints would be pushed out; at the end, yes
         is_saved = (not streak or at_end or stop_signal) and save(is_best)
         if not is_saved:
             state.best_val = best_before                   # `best` names what is saved
@@ -403,7 +403,7 @@ while True:
     norm = norm.full_tensor() if is_sharded else norm
     bad = torch.zeros((), device=device)
     if guard:
-        # the median is nan until 64 norms are known, and 0 where most steps have no loss
+        # the median is nan until 64 norms are known, and 0 if most steps have no gradient
         median = state.history.median()
         is_spike = (median > 0) & (norm > guard * median)
         bad = (~torch.isfinite(norm) | ~torch.isfinite(loss) | is_spike).float()

@@ -1,5 +1,5 @@
 """
-The knobs of sampling: of sample.py, of evaluate.py, and the keywords of the methods of run.Run.
+The knobs of sampling: of sample.py and evaluate.py, and keywords of the methods of Run (run.py).
 
     run.write(texts, sampler='ancestral', steps=64)
 
@@ -21,7 +21,7 @@ class SamplingKnobs:
                                     # confidence | remdm | dfm | reparam
                                     # '': chosen by the direction (docs/sampling.md)
     steps: int = 0                  # [0, 1e6]: network calls; 0: one per token for confidence,
-                                    # reparam, first_hitting and autoregressive, else 128
+                                    # reparam, first_hitting, else 128; autoregressive has its own
     length: int = 0                 # [0, 65536]: tokens of each text, where the run does not learn
                                     # lengths (proteins); 0: drawn from the training texts'
     block_size: int = 0             # [0, 65536]: unmask only the leftmost unfinished block of so

@@ -35,8 +35,8 @@ class LeftToRight:
 
     def left_to_right(self, denoise, propose, text, tokens, known_mask, steps, rng,
                       on_step=no_callback, **knobs):
-        """ One token after the other. A text that has its EOS is filled with PAD. What is known
-        behind a token stays, and is not seen when that is written. """
+        """ One token after the other; `text`, `steps` and `rng` are not read. A text that has its
+        EOS is filled with PAD. What is known behind a token stays, unseen until then. """
         _, masked, _ = init_state(self, tokens, known_mask)
         tokens = tokens.clone()
         B, L = tokens.shape

@@ -1,5 +1,5 @@
 """
-What run.Run reads from a run folder.
+What Run of sampling/run.py reads from a run folder.
 """
 import os
 
@@ -18,7 +18,7 @@ N_STANDARD = 20                # residues that a protein is written of: the firs
 
 
 def read_run(out_dir, which, device, dtype):
-    """ {field of run.Run: its value}. ValueError where something of the folder is broken. """
+    """ {field of Run: its value}. ValueError where something of the folder is broken. """
     device = pick_device(device)
     dtype = pick_dtype(dtype, device)
     name = find_checkpoint(out_dir, which)

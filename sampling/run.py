@@ -81,7 +81,7 @@ DIRECTIONS = {
 class Run:
     """
     out_dir: a run folder, or an export; or the id of an export on the Hugging Face hub, with
-    `revision`, a whole commit. A folder that is there is never looked up.
+    `revision`, a whole commit. If the folder exists here, the hub is not asked.
     """
     out_dir: str
     which: str = 'best'            # best | latest | a step, as step-00001000
@@ -95,7 +95,7 @@ class Run:
     config: dict = field(init=False)           # the knobs of training
     meta: dict = field(init=False)             # of its data
     folder: str = field(init=False)            # where records of its data lie
-    model: Model = field(init=False)           # the network, EMA weights
+    model: Model = field(init=False)           # the network, averaged weights
     streams: tuple = field(init=False)         # of the network
     L: int = field(init=False)                 # the longest text, in tokens
     text: MaskedText = field(init=False)       # the process of the text, or another of processes/
@@ -142,8 +142,8 @@ class Run:
     def write(self, texts=None, latents=None, num_samples=1, lengths_of=None,
               on_step=no_callback, **knobs):
         """
-        l2t: a text from each latent, or from the embedding of each text. Returns a list of str.
-        rerank: so many drafts are written and embedded, and the nearest to the latent stays.
+        l2t: a text from each latent (raw, not standardised), or from the embedding of each text.
+        Returns a list of str. The knob rerank: the nearest of so many drafts, embedded again.
         lengths_of (n, L): tokens, whose lengths the texts get where the run does not learn lengths.
         """
         if (texts is None) == (latents is None):
@@ -157,8 +157,8 @@ class Run:
         return self.write_from(raw, knobs, num_samples > 1, lengths_of, on_step)
 
     def write_from(self, raw, knobs, several, lengths_of, on_step):
-        """ The texts of latents (n, N, D), by SamplingKnobs. several: of one source are several of
-        them. """
+        """ The texts of latents (n, N, D), by SamplingKnobs. several: more than one text is wanted
+        of the same latent, and they shall differ. """
         K = knobs.rerank
         z = self.stats.standardise(raw).repeat_interleave(K, 0)
         if lengths_of is not None:
@@ -169,7 +169,7 @@ class Run:
         if K == 1:
             return self.decode(tokens)
 
-        # of K drafts the nearest. Diffusion may write behind an EOS what nobody reads, or no EOS
+        # the nearest of K drafts. Diffusion may leave tokens after an EOS, or write no EOS at all
         drafts = self.decode(tidied(self, tokens))
         best = self.cosines(drafts, raw.repeat_interleave(K, 0)).view(-1, K).argmax(1)
         return [drafts[i * K + k] for i, k in enumerate(best.tolist())]
@@ -186,7 +186,7 @@ class Run:
         return self.fill(templates, latents, num_samples, on_step, **knobs)[0]
 
     def fill(self, templates, latents=None, num_samples=1, on_step=no_callback, **knobs):
-        """ The same, and nats per token (n,) of each; None where no gap has a range of lengths. """
+        """ As infill, with nats per token (n,) of each; None where no gap has a range. """
         self.check('infill')
         check_texts(templates)
         knobs = SamplingKnobs(**knobs)
