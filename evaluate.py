@@ -8,11 +8,7 @@ Measure a run on its validation split, each figure beside the controls that woul
                        --sweep="sampler=ancestral,first_hitting,confidence; steps=4,8,16,32"
     python evaluate.py --out_dir=out/quickstart --texts=my.txt      # embeds other texts
 
-A task is a file in tasks/, whose header says what it measures and beside which controls:
-    nelbo, l2t, t2l, infill, edit, unconditional, text      the directions of a run
-    orders, sts         likelihoods of single orders of writing; what latents say of pairs of texts
-    image, protein      of runs on pictures with captions, and on proteins
-    importance, self_correction     of runs with importance, and with text_process=gidd
+A task is a file in tasks/, whose header says what it measures and beside which controls.
 
 Figures are means over texts with standard errors. They are printed, and written to
 out_dir/results.json, a record for each, with the knobs, texts, commit and checkpoint that it is of
@@ -29,8 +25,10 @@ import numpy as np
 
 from configurator import HERE, configure, read_knobs, stop_on_error
 from runs.console import shown
+from runs.files import sha256
 from runs.machine import keep_freed_memory
-from runs.manifest import dataset_folder
+from runs.identity import of_dataset
+from runs.manifest import dataset_folder, read_meta
 from runs.results import add_results, read_results
 from runs.run_folder import git_commit
 from runs.writing import check_writable, write_whole
@@ -119,12 +117,6 @@ def choose_tasks(run, known):
         if missing:
             raise ValueError(f'{out_dir} {missing}: no {name} from it')
         chosen[name] = known[name]
-
-    # a scorer that no task reads
-    readers = [name for name, task in known.items() if 'scorer' in task.SETTINGS]
-    if scorer and not chosen.keys() & set(readers):
-        raise ValueError(f'scorer={scorer}: read by {", ".join(readers)}, chosen are '
-                         f'{", ".join(chosen)}')
     return chosen
 
 # -----------------------------------------------------------------------------
@@ -249,19 +241,42 @@ def summary_cells(figures, controls, metric):
 
 
 def record(run, ctx, name, task, figures, point={}):
-    """ Writes the figures of a task into results.json, at once: what comes later may fail. point:
-    the knobs of a sweep. """
+    """ Writes the figures of a task, or of a point of a sweep, into results.json at once. """
     # of the knobs that decide them, those that are not at their defaults
-    knobs = {name: ctx.knobs[name] for name in ('which', 'seed', 'order', *task.SETTINGS)
-             if name not in point and ctx.knobs[name] != KNOBS[name].default}
-    same = dict(n=figures.n, texts='' if hasattr(task, 'HAS_OWN_TEXTS') else texts, point=point,
-                knobs=knobs, checkpoint=run.checkpoint, commit=git_commit())
+    source, more = ('', {}) if hasattr(task, 'HAS_OWN_TEXTS') else ctx.source
+    knobs = {}
+    for name_of_knob in ('which', 'seed', 'order', 'field', 'dtype', *task.SETTINGS):
+        value = ctx.knobs[name_of_knob]
+        if name_of_knob not in point and value != KNOBS[name_of_knob].default:
+            knobs[name_of_knob] = value
+    same = dict(
+        n=figures.n,
+        texts=source,
+        point=point,
+        knobs=knobs | more,
+        checkpoint=run.checkpoint,
+        commit=git_commit())
     add_results(os.path.join(out_dir, 'results.json'), [
         dict(task=name, metric=metric, control=control, value=value, se=se, **same)
         for (control, metric), (value, se) in figures.items()])
     if ctx.arrays:
         with write_whole(os.path.join(out_dir, f'{name}s.npz')) as f:
             np.savez(f, **ctx.arrays)
+
+
+def source_of(run, folder):
+    """ Which texts are measured, and a digest; '' and {} for the run's own validation split. """
+    if texts:
+        return texts, {'texts_sha256': sha256(texts)[:8]}
+    meta, digests = read_meta(folder), []
+    for of_one in (run.meta, meta):
+        # but the latents: on another machine they differ in the last bits
+        files = [shard['files'] for shard in of_one['splits']['val']['shards']]
+        digests.append([file['sha256'] for listed in files for name, file in listed.items()
+                        if not name.endswith('latents.npy')])
+    if digests[0] == digests[1]:
+        return '', {}
+    return folder, {'texts_sha256': of_dataset(meta)['sha256 of val'][:8]}
 
 
 def show_figures(ctx, name, figures, n):
@@ -301,6 +316,7 @@ def evaluate(config):
         sources, tokens, raw = load_file(run, texts, field, n_texts)
     else:
         sources, tokens, raw = load_texts(run, folder, n_texts, order, config['seed'])
+    source = source_of(run, folder)
     for name, task in chosen.items():
         if len(sources) == 1 and task.NEEDS.shuffled and raw is not None:
             raise ValueError(f'{name} of 1 text: its shuffled control needs at least 2; '
@@ -313,7 +329,7 @@ def evaluate(config):
             block.compile()
     measured = {}
     for name, task in chosen.items():
-        ctx = Context(config, folder, sources, tokens, raw, prepared.get(name))
+        ctx = Context(config, folder, sources, tokens, raw, prepared.get(name), source)
         if sweep:
             measure_sweep(run, ctx, name, task, points)
         else:

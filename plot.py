@@ -17,6 +17,8 @@ import json
 import os
 import textwrap
 
+import numpy as np
+
 from configurator import configure, stop_on_error
 from runs.files import read_arrays
 from runs.manifest import dataset_folder
@@ -91,7 +93,12 @@ def read_sweeps(records, metric):
         if point and record['metric'] == metric:
             same = {name: record[name] for name in ('n', 'texts', 'point', 'knobs')}
             calls = find(records, record['task'], 'calls', **same)
-            name = f'{record["task"]} over {", ".join(point)}, {record["n"]} texts'
+            name = f'{record["task"]} over {", ".join(sorted(point))}, {record["n"]} texts'
+            # other texts and knobs have a panel of their own
+            others = {'of': record['texts']} | record['knobs']
+            for knob, value in others.items():
+                if value:
+                    name += f'\n{knob} {value}'
             found = dict(value=record['value'], se=record['se'] or 0.0,
                          calls=calls and calls['value'])
             sweeps.setdefault(name, []).append((point, found))
@@ -205,17 +212,12 @@ def lines_of(name, points, knob, metric):
 
 
 def draw_sweeps(sweeps, metric, plt):
-    """ A panel per sweep. """
+    """ A panel per sweep, one below the other. """
     if not sweeps:
         raise ValueError(f'results.json has no sweep with {metric}: run evaluate.py --tasks=l2t '
                          '--sweep="sampler=ancestral,confidence; steps=4,8,16,32"')
-    n_columns = min(3, len(sweeps))
-    n_rows = -(-len(sweeps) // n_columns)
-    size = (5.2 * n_columns, 4 * n_rows)
-    figure, axes = plt.subplots(n_rows, n_columns, figsize=size, squeeze=False)
-    for axis in axes.flat[len(sweeps):]:
-        axis.remove()
-
+    size = (6, 4 * len(sweeps))
+    figure, axes = plt.subplots(len(sweeps), figsize=size, squeeze=False)
     for axis, (name, points) in zip(axes.flat, sweeps.items()):
         knob = knob_of_x(points)
         for label, line in lines_of(name, points, knob, metric).items():
@@ -237,13 +239,10 @@ def draw_spread(axis, entries):
     logged = [e for e in entries if 'importance_mean' in e]
     if logged:
         steps = [e['step'] for e in logged]
-        mean = [e['importance_mean'] for e in logged]
-        below = [e['importance_mean'] - e['importance_std'] for e in logged]
-        above = [e['importance_mean'] + e['importance_std'] for e in logged]
-        least = [e['importance_min'] for e in logged]
-        most = [e['importance_max'] for e in logged]
+        mean, std, least, most = (np.array([e[f'importance_{name}'] for e in logged])
+                                  for name in ('mean', 'std', 'min', 'max'))
         axis.fill_between(steps, least, most, alpha=0.15, label='least to most')
-        axis.fill_between(steps, below, above, alpha=0.3, label='mean ± std')
+        axis.fill_between(steps, mean - std, mean + std, alpha=0.3, label='mean ± std')
         axis.plot(steps, mean)
         axis.legend()
     axis.set(xlabel='step', ylabel='importance of a micro-batch', ylim=(0, 1))
@@ -319,7 +318,6 @@ def draw(plt):
 def make_report():
     """ The page as a text. """
     # they load the run, while the pictures read files
-    import numpy as np
     import torch
     from sampling import report
     from tasks.common import load_texts

@@ -26,7 +26,7 @@ from encoders import TABLE
 from runs import checkpoint
 from runs.files import read_json
 from runs.manifest import read_meta
-from runs.results import find
+from runs.results import find, read_results, write_results
 from runs.run_folder import copy_data
 from runs.writing import sealed, write_text
 
@@ -51,8 +51,9 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
 
     # the run, and the weights that sampling reads
     name = checkpoint.find_checkpoint(out_dir, which)
-    config = read_json(out_dir / 'config.json')
     state = checkpoint.verify(out_dir / name)
+    # the knobs are those of these weights: config.json may be of a later attempt
+    config = read_json(out_dir / 'config.json') | state['knobs']
     kind = 'ema' if 'ema.safetensors' in state['files'] else 'model'
     weights = checkpoint.read_tensors(out_dir / name / f'{kind}.safetensors')
     for key, weight in weights.items():
@@ -84,8 +85,7 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     write_text(tmp / 'config.json', json.dumps(config, indent=1))
     results = results_of(out_dir / 'results.json', name)
     if results:
-        records = ',\n'.join(map(json.dumps, results))
-        write_text(tmp / 'results.json', f'[\n{records}\n]\n')
+        write_results(tmp / 'results.json', results)
     lines = card(folder.name, config, meta, state['step'], license, hardware, data, dtype,
                  results)
     write_text(tmp / 'README.md', '\n'.join(lines) + '\n')
@@ -111,7 +111,7 @@ def without_folders(value):
 
 def results_of(path, checkpoint_name):
     """ The records of results.json that are of this checkpoint; [] where there is no file. """
-    records = read_json(path, kind=list) if path.is_file() else []
+    records = read_results(path) if path.is_file() else []
     return [without_folders(record) for record in records
             if record['checkpoint'] == checkpoint_name]
 
@@ -161,7 +161,7 @@ def what_to_supply(config, meta, title):
 
 
 def figures(results):
-    """ The lines of a table: what was measured, and beside it a control or none. """
+    """ The lines of a table: what was measured, with a control; at times there is no more. """
     def cell(record):
         if record is None:
             return ''
@@ -170,13 +170,12 @@ def figures(results):
 
     rows = []
     for task, metric in dict.fromkeys((record['task'], record['metric']) for record in results):
-        ours, *others = (find(results, task, metric, control)
-                         for control in ('', 'shuffled', 'null'))
-        if ours and any(others):
-            cells = ' | '.join(map(cell, (ours, *others)))
-            rows.append(f'| {task}/{metric} | {cells} | {ours["n"]} |')
+        found = [find(results, task, metric, control) for control in ('', 'shuffled', 'null')]
+        if any(found[1:]):
+            n = next(record['n'] for record in found if record)
+            rows.append(f'| {task}/{metric} | {" | ".join(map(cell, found))} | {n} |')
     if not rows:
-        return ['Nothing was measured: `evaluate.py` has not run on this checkpoint.']
+        return ['Nothing was measured beside a control on this checkpoint (`evaluate.py`).']
     return ['| of the validation split | | another text\'s latent | no latent | texts |',
             '|---|--:|--:|--:|--:|', *rows, '', '± is the standard error over texts.']
 

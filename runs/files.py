@@ -46,7 +46,7 @@ def short(value):
 # ---- JSON
 
 def read_json(path, kind=dict, limit=2**26):
-    """ The object in a JSON file of at most `limit` bytes; kind=list: the list. """
+    """ The object in a JSON file of at most `limit` bytes; kind=object: whatever it holds. """
     try:
         size = os.path.getsize(path)
         if size > limit:
@@ -55,8 +55,7 @@ def read_json(path, kind=dict, limit=2**26):
     except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise ValueError(f'cannot read {path}: no JSON ({one_line(error)})') from None
     if not isinstance(value, kind):
-        expected = 'an object' if kind is dict else 'a list'
-        raise ValueError(f'cannot read {path}: found a {type(value).__name__}, expected {expected}')
+        raise ValueError(f'cannot read {path}: found a {type(value).__name__}, expected an object')
     return value
 
 

@@ -7,12 +7,13 @@ results.json of a run folder: what evaluate.py measured, as a list of records, o
 
     control    '': what the task measures. Else what stands beside it: shuffled, null, a rival
     se         the standard error over texts, or null
-    n, texts   how many texts, and of which file; '': of the validation split
+    n, texts   how many texts, and of which file or other dataset; '': of the validation split
     point      in a sweep, its knobs and their values
-    knobs      what else decides the figure, where it is not at its default (of this commit)
+    knobs      what else decides the figure, where it is not at its default (of this commit); the
+               dtype, which is not known where there is none; a digest of other texts
 
-Records of one task, texts, n, point and knobs are one measurement. When it is repeated, perhaps on
-a later checkpoint, the new ones replace the old ones.
+Records with the same task, texts, n, point and knobs are of one measurement: new ones replace old
+ones, perhaps of an earlier checkpoint. All points of a sweep are of one checkpoint.
 """
 import json
 import os
@@ -26,8 +27,8 @@ FIELDS = {'task', 'metric', 'control', 'value', 'se', 'n', 'texts', 'point', 'kn
 
 def read_results(path):
     """ The records of results.json. ValueError where it is not as evaluate.py writes it. """
-    records = read_json(path, kind=list)
-    for record in records:
+    records = read_json(path, kind=object)
+    for record in records if isinstance(records, list) else [None]:
         is_whole = isinstance(record, dict) and FIELDS <= record.keys()
         if not is_whole or not isinstance(record['value'], (int, float)):
             raise ValueError(f'{path} is not as evaluate.py writes it: move it away')
@@ -46,13 +47,16 @@ def add_results(path, records):
     records = json.loads(json.dumps(records))              # as they are read: tuples are lists
     with lock(os.path.dirname(path) or '.', wait=True):
         old = read_results(path) if os.path.exists(path) else []
-        new = [measurement(record) for record in records]
-        kept = [record for record in old if measurement(record) not in new]
+        kept = [record for record in old if not any(replaces(new, record) for new in records)]
         write_results(path, kept + records)
 
 
-def measurement(record):
-    return [record[name] for name in ('task', 'texts', 'n', 'point', 'knobs')]
+def replaces(new, old):
+    """ Whether two records are of one measurement, or of a sweep with an earlier checkpoint. """
+    is_same = all(new[name] == old[name] for name in ('task', 'texts', 'n', 'knobs'))
+    same_axes = new['point'].keys() == old['point'].keys()
+    repeats = new['point'] == old['point'] or new['checkpoint'] != old['checkpoint']
+    return is_same and same_axes and repeats
 
 
 def find(records, task, metric, control='', **fields):

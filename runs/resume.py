@@ -253,7 +253,7 @@ def resume_or_begin(state, data, text, config):
         print0(f'going on from {newest}')
     elif init_from:
         print0(f'begins with the best weights of {init_from}')
-    distributed.rank0_or_stop(2, run_folder.begin, config, data.folder, fresh=newest is None)
+    distributed.rank0_or_stop(2, run_folder.begin, config, data.folder, state.step)
 
 
 def take_run_folder(config):

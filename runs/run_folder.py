@@ -42,11 +42,11 @@ def take(out_dir):
     lock(path)
 
 
-def begin(config, data_folder, fresh):
+def begin(config, data_folder, step):
     """
-    Makes the run folder ready for training: writes config.json and data/.
-    fresh: the run has no checkpoint yet, so a data/ of an earlier attempt is replaced. A resumed
-    run keeps its own.
+    Makes the run folder ready for a training that has done so many steps: writes data/, and
+    config.json where steps are left. At step 0 there is no checkpoint yet, so a data/ of an earlier
+    attempt is replaced. A resumed run keeps its own.
     """
     out_dir = Path(config['out_dir'])
     found = {
@@ -59,10 +59,11 @@ def begin(config, data_folder, fresh):
             'numpy': np.__version__,
         },
     }
-    write_text(out_dir / 'config.json', json.dumps(found, indent=1) + '\n')
+    if step < config['max_iters']:
+        write_text(out_dir / 'config.json', json.dumps(found, indent=1) + '\n')
 
     # data/, and no trace of a signal
-    if fresh:
+    if step == 0:
         shutil.rmtree(out_dir / 'data', ignore_errors=True)
     if not (out_dir / 'data').exists():
         copy_data(Path(data_folder), out_dir)

@@ -52,6 +52,7 @@ class Context:
     tokens: object = None          # (n, L)
     raw: object = None             # raw latents (n, N, D), or None
     prepared: object = None        # what the task's `prepare` returned
+    source: tuple = ('', {})       # which texts these are, in a record
     shown: list = field(default_factory=list)      # lines for a reader: what was written
     arrays: dict = field(default_factory=dict)     # {name: array}, for a file beside results.json
 

@@ -61,7 +61,7 @@ def measure(run, ctx):
     if run.next_token and not ctx.knobs['sampler']:
         written[RIVAL] = change(run, ctx, asked, z, from_left_to_right=True)
     figures = Figures(n)
-    judged = {control: compare(run, asked, texts) for control, texts in written.items()}
+    judged = {control: compare_edits(run, asked, texts) for control, texts in written.items()}
     figures.enter_with_lead(judged, RIVAL)
     ctx.shown += [f'   {text}\n   {old} -> {new}\n-> {out}\n' for text, old, new, out
                   in zip(asked.texts, asked.old, asked.new, written[''])]
@@ -76,7 +76,7 @@ def generate(run, ctx, rows=slice(None), **knobs):
 
 
 def judge(run, ctx, written):
-    return compare(run, what_is_asked(run, ctx), written)
+    return compare_edits(run, what_is_asked(run, ctx), written)
 
 
 def what_is_asked(run, ctx):
@@ -125,7 +125,7 @@ def change(run, ctx, asked, z, from_left_to_right=False, **changed):
     return run.decode(write(run, tokens, ~masked, z, knobs, inner=masked))
 
 
-def compare(run, asked, written):
+def compare_edits(run, asked, written):
     """ {metric: values (n,)} of the texts that were written. """
     carries, kept = [], []
     for text, out, old, new in zip(asked.texts, written, asked.old, asked.new):

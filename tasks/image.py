@@ -7,9 +7,8 @@ validation pictures (real) show how well it sees.
     joint_     both from noise: do they agree?
     spread     how far pictures are from the mean of their class
     nearest_training   how far from the nearest training picture
-The last two are in grey levels of 255 a pixel, root mean square. out_dir/images.npz has the first
-100 (plot.py --what=images). Controls: shuffled, another's; null, of no caption or picture; nearest,
-the caption of the nearest training picture.
+The last two: root mean squares of grey levels. images.npz has the first 100.
+Controls: shuffled, another's; null, of nothing; nearest, the caption of the nearest known picture.
 """
 import re
 
@@ -47,7 +46,7 @@ def measure(run, ctx):
     # what the run draws and writes
     real = pixels(run, ctx.raw)
     pictures = {**draw(run, ctx, other), 'real': real}
-    captions = write(run, ctx, other, real, known, known_captions)
+    captions = write_captions(run, ctx, other, real, known, known_captions)
     joint_captions, joint = both_from_noise(run, ctx)
 
     figures = Figures(ctx.n)
@@ -100,7 +99,7 @@ def draw(run, ctx, other):
     return {'': pictures, 'shuffled': pictures[other], 'null': of_null}
 
 
-def write(run, ctx, other, real, known, known_captions):
+def write_captions(run, ctx, other, real, known, known_captions):
     """ {control: n captions} written from the real pictures. """
     if not run.can('l2t'):
         return {}

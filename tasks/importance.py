@@ -1,8 +1,7 @@
 """
 importance: the loss at masked positions by quarters of the tokens: by their frequency in the
 training split (rare last), and by their importance (processes/adaptive.py), with the rank
-correlation of importance and a token's mean loss. n ~ U{1..L} positions are masked, whatever their
-importance.
+correlation of importance and a token's mean loss. n ~ U{1..L} positions are masked.
 genmd4: the bound for the rates that a run with importance=freq was trained at.
 """
 import torch
@@ -127,8 +126,7 @@ def genmd4_bound(model, text, tokens, latents, t_latent, t, u, w, known_mask=Non
         E_t [ sum over masked of  l_x (-log mu_x) - l_x + sum over v of l_v mu_v ]
         mu = p(. | x_t, t)
     The last two terms are the price of rates that the network cannot know. They vanish where all w
-    are equal. In expectation they vanish at the true posterior too, and there the bound is the
-    entropy. That posterior depends on t, so the network should read the text clock.
+    are equal, and in expectation at the true posterior, which depends on the text clock t.
     tokens (B, L); t (B,) spread over (0, 1); u (B, L) uniform; w (V,); known_mask (B, L): True is
     not masked. What lies where is as in MaskedText.bound: all of these, and the result, on the
     host.                                                              GenMD4, arXiv:2406.04329

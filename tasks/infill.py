@@ -38,7 +38,7 @@ def measure(run, ctx):
               for control, (z, _) in conditions.items()}
     if run.next_token and '' in conditions and not ctx.knobs['sampler']:
         filled[RIVAL] = left_to_right(run, tokens, masked, conditions[''][0],
-                                            batch=ctx.knobs['sample_batch'])
+                                      batch=ctx.knobs['sample_batch'])
     judged = {}
     for control, ids in filled.items():
         n_right = ((ids == ctx.tokens) & masked).sum(1)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from tasks.common import Figure, Figures
 
 # -----------------------------------------------------------------------------
+# Correlations, and how near a text or a latent is to another
 
 def ranks(x):
     """ Ranks, equal values sharing their mean rank. """

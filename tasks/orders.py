@@ -12,19 +12,14 @@ likelihood, and the orders differ unless the network is perfect:
 
     nats_left_to_right  -log p_sigma(x) of the order 1..L, exact: above or below -log p_mix(x)
     nats_until_eos      its part up to the EOS: exact for a sampler that writes left to right and
-                        stops at the EOS. Compare it with config/ar.py. No other figure may leave
-                        PAD out: in other orders a PAD can come first, and it says where a text ends
+                        stops at the EOS. Compare it with config/ar.py
     nats_plain_bound    1/K sum over k of -log p_sigma_k(x), K random orders. It estimates an upper
                         bound on -log p_mix(x), which is the bound of nelbo.
     nats_iw_bound       -log [ 1/K sum over k of p_sigma_k(x) ], the same K orders: the importance-
                         weighted bound (IWAE arXiv:1509.00519, orders arXiv:2506.01928).
                         E[plain bound] >= E[iw bound] >= -log p_mix(x), and it falls as K grows.
-
 K is the knob n_orders. Positions that the run knows (EOS and PAD of a run that does not learn
-lengths) are visible from the start and are not scored. The text clock is the t with M(t) = share of
-masked positions, as in MaskedText.bound.
-Cost: the network reads 1 + K rows for each position of each text, for each control.
-
+lengths) are visible from the start and are not scored. The text clock is as in MaskedText.bound.
 Letters: n texts, K orders, L text tokens, B rows of a call, N latent vectors, D latent dimensions.
 """
 import math
@@ -49,11 +44,6 @@ def measure(run, ctx):
     known_mask, n_real = what_is_scored(run, tokens)
     conditions = conditions_of(run, ctx.raw, seed)
     steps = draw_steps(tokens, known_mask, K, seed)
-
-    # what it costs, before it begins
-    n_rows = int((steps >= 0).sum())
-    print(f'orders: {n_rows:,} network rows for each of {len(conditions)} conditions: {1 + K} '
-          f'orders of {ctx.n:,} texts, position by position', flush=True)
 
     figures = Figures(ctx.n)
     for control, (latents, clock) in conditions.items():

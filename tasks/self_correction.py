@@ -6,7 +6,7 @@ Controls: before; data, the texts themselves.
 """
 import torch
 
-from sampling.denoise import make_denoise, null_latents
+from sampling.denoise import batches, make_denoise, null_latents
 from sampling.run import FILLS
 from sampling.writing import blank, ends_of, write
 from tasks.common import FREE_SETTINGS, Figures, TaskNeeds
@@ -55,7 +55,8 @@ def correct(run, tokens, known_mask, rounds, batch, rng):
     """ What run.text.correct gives, of all rows: the tokens (n, L) after so many rounds, and (n,)
     each: accuracy before and after, rounds that changed a token, whether no more would. """
     parts = []
-    for x, known in zip(tokens.split(batch), known_mask.split(batch)):
+    for rows in batches(run, len(tokens), batch, run.L):
+        x, known = tokens[rows], known_mask[rows]
         null = null_latents(run, len(x), rng) if 'latent' in run.streams else None
         denoise = make_denoise(run, 0, None, null)
         parts.append(run.text.correct(denoise, x.to(run.device), known, rounds, rng))

@@ -83,9 +83,6 @@ def measure(run, ctx):
             for name in each[0]:
                 r, se = np.mean([of_draw[name] for of_draw in each], 0)
                 figures[control, f'{subset}{name}'] = Figure(float(r), float(se))
-            if control == '':
-                spread = np.std([of_draw['spearman'].value for of_draw in each])
-                figures.enter('', {f'{subset}spearman_sd_over_seeds': spread})
     return figures
 
 

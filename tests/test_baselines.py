@@ -664,7 +664,6 @@ def test_what_does_not_go_together_is_one_line(baselines, dataset, tmp_path):
     evaluating = [(['ar', '--tasks=infill'], 'no infill'),
                   (['latent_dit', '--tasks=unconditional'], 'no unconditional'),
                   (['mdlm', '--tasks=self_correction'], 'text_process=gidd'),
-                  (['mdlm', '--tasks=nelbo', '--scorer=x'], 'read by'),
                   (['mdlm', f'--scorer={baselines / "mdlm"}'], 'left to right')]
     commands += [['evaluate.py', f'--out_dir={baselines / name}', '--device=cpu', '--n=4', *args]
                  for (name, *args), _ in evaluating]

@@ -52,7 +52,7 @@ def new_run(tmp_path, *steps, best=()):
     (data / 'meta.json').write_text(sealed(META))
     out = tmp_path / 'run'
     run_folder.take(out)
-    run_folder.begin(dict(out_dir=str(out), wandb_project='', seed=1), data, fresh=True)
+    run_folder.begin(dict(out_dir=str(out), wandb_project='', seed=1, max_iters=9), data, 0)
     return save_each(out, *steps, best=best)
 
 

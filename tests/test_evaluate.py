@@ -14,11 +14,12 @@ import torch.nn.functional as F
 import evaluate
 from diffusion import GaussianLatents, MaskedText
 from launch import measured, run_each
+from runs.manifest import read_meta
 from runs.results import add_results, find, read_results
 from sampling.knobs import SamplingKnobs
 from tasks import edit, infill, l2t, measures, scorer, sts, t2l, text, unconditional
 from tasks.common import Context, Figures, chosen_rows, derangement
-from tasks.measures import compare, correlations, describe_texts, ranks, retrieval
+from tasks.measures import compare, correlations, describe_texts, retrieval
 from tasks.nelbo import latent_mse, nelbo
 from toys import L, TEXTS, V, Network, Toy, exact_bound, flat, optimal_denoiser
 from toys import toy_run as known_run
@@ -98,13 +99,6 @@ def test_comparison_scores_copies_full_and_collapsed_embeddings_at_chance():
     r = compare(sources, sources[1:] + sources[:1], raw, raw[[1, 2, 3, 0]])
     assert r['retrieval@1'].mean() == 0 and r['exact'].mean() == 0
     assert measures.word_f1('A dog runs.', 'a DOG sits') == pytest.approx(2 * 2 / 6)
-
-
-def test_rank_and_linear_correlation_with_ties():
-    assert ranks(np.array([10., 20., 20., 5.])).tolist() == [2, 3.5, 3.5, 1]
-    x = np.array([1., 2, 3, 4, 5])
-    c = correlations(x, np.exp(x))
-    assert c['spearman'].value == pytest.approx(1) and .8 < c['pearson'].value < .95
 
 
 def test_texts_are_described_without_their_ends_and_repetition_is_told_from_variety():
@@ -250,21 +244,6 @@ def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
     assert t2l.ridge(run, '', new).isfinite().all()
 
 
-def test_near_duplicates_are_those_of_a_jaccard_index_of_four_fifths():
-    rng = np.random.default_rng(0)
-
-    def some(n):
-        return [' '.join(rng.choice(list('abcdefgh'), size=rng.integers(0, 9), replace=False))
-                for _ in range(n)]
-
-    def index(a, b):
-        a, b = measures.words(a), measures.words(b)
-        return len(a & b) / len(a | b) if a | b else 0.
-    texts, others = some(200), some(12)
-    expected = sum(max(index(a, b) for b in others) >= .8 for a in texts)
-    assert 20 < expected < 180 and l2t.count_near(texts, iter(others)) == expected
-
-
 def test_an_edit_asks_for_one_word_and_counts_what_became_of_it_and_of_the_others(monkeypatch):
     words = ['man', 'woman', 'red', 'blue']
 
@@ -289,9 +268,9 @@ def test_an_edit_asks_for_one_word_and_counts_what_became_of_it_and_of_the_other
                                (asked.texts, [0, 0], [100, 100], [0, 0]),
                                (['A man woman', 'blue dogs'], [0, 100],
                                 [50, pytest.approx(100 / 3)], [0, 0])):
-        found = edit.compare(run, asked, written)
+        found = edit.compare_edits(run, asked, written)
         assert [list(found[name]) for name in ('carries', 'kept', 'exact')] == expected
-    assert edit.compare(run, asked, asked.wanted)['cosine'] == pytest.approx([1, 1])
+    assert edit.compare_edits(run, asked, asked.wanted)['cosine'] == pytest.approx([1, 1])
 
     for bad in ('a: Red, blue', 'a: light blue, red', 'a: red, red'):
         with pytest.raises(ValueError, match='single words'):
@@ -385,9 +364,9 @@ def test_the_summary_puts_each_direction_beside_its_controls(capsys):
 def test_what_is_measured_again_replaces_its_records_and_nothing_else(tmp_path):
     path = str(tmp_path / 'results.json')
 
-    def add(value, task='nelbo', n=100, texts='', point={}, **knobs):
+    def add(value, task='nelbo', n=100, texts='', point={}, checkpoint='step-1', **knobs):
         add_results(path, [dict(task=task, metric=metric, control='', value=value, se=None, n=n,
-                                texts=texts, point=point, knobs=knobs, checkpoint='step-1',
+                                texts=texts, point=point, knobs=knobs, checkpoint=checkpoint,
                                 commit='') for metric in ('a', 'b')])
     different = [dict(), dict(n=20), dict(draws=4), dict(texts='my.txt'), dict(task='t2l'),
                  dict(point=dict(steps=4)), dict(loop=(.5, 1))]
@@ -401,10 +380,16 @@ def test_what_is_measured_again_replaces_its_records_and_nothing_else(tmp_path):
     assert find(records, 'nelbo', 'a')['value'] == 26
     assert find(records, 'nelbo', 'a', point=dict(steps=4))['value'] == 25
 
-    for broken in ('{', '{}', '[1]', '[{"task": "l2t"}]',
+    # the points of a sweep are of one checkpoint; a sweep over other knobs is another
+    add(31, point=dict(steps=8, rerank=2))
+    add(32, point=dict(steps=16), checkpoint='step-2')
+    swept = [record for record in read_results(path) if record['point']]
+    assert [record['value'] for record in swept] == [31, 31, 32, 32]
+
+    for broken in ('{}', '{"nelbo/n": 8}', '[1]', '[{"task": "l2t"}]', '3',
                    json.dumps([records[0] | dict(value='high')])):
         (tmp_path / 'broken.json').write_text(broken)
-        with pytest.raises(ValueError, match='broken.json'):
+        with pytest.raises(ValueError, match='broken.json.*move it away'):
             read_results(tmp_path / 'broken.json')
 
 
@@ -419,6 +404,20 @@ def test_a_sweep_is_the_product_of_its_knobs_in_their_own_types():
                   'sampler=fast'):
         with pytest.raises(ValueError, match='sweep'):
             evaluate.read_sweep(wrong, config)
+
+
+def test_a_record_tells_other_texts(monkeypatch, dataset, tmp_path):
+    own = SimpleNamespace(meta=read_meta(dataset))
+    assert evaluate.source_of(own, str(dataset)) == ('', {})
+    other = SimpleNamespace(meta=json.loads(json.dumps(own.meta)))
+    for shard in other.meta['splits']['val']['shards']:
+        for file in shard['files'].values():
+            file['sha256'] = 'f' * 64
+    assert evaluate.source_of(other, str(dataset))[0] == str(dataset)
+    file = tmp_path / 'own.txt'
+    monkeypatch.setattr(evaluate, 'texts', str(file))
+    found = [file.write_text(text) and evaluate.source_of(own, '') for text in 'aab']
+    assert found[0] == found[1] != found[2] and found[2][0] == str(file)
 
 
 def test_evaluations_of_other_texts_and_one_text_and_a_sweep_as_commands(finished, tmp_path):
@@ -442,6 +441,7 @@ def test_evaluations_of_other_texts_and_one_text_and_a_sweep_as_commands(finishe
     of_nelbo = {(record['texts'], record['n']) for record in records if record['task'] == 'nelbo'}
     assert of_nelbo == {('', 8), ('', 1), (f'{tmp_path}/one.txt', 1), (f'{tmp_path}/own.jsonl', 2)}
     assert '1 texts skipped' in good[3][2]
+    assert {record['knobs']['dtype'] for record in records} == {'float32'}
     points = [record['point'] for record in records if record['metric'] == 'ms']
     assert points == [dict(steps=k) for k in (1, 2, 3)]
 

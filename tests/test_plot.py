@@ -40,6 +40,16 @@ def test_curves_show_the_logged_numbers_also_of_a_run_that_diverged(tmp_path):
     assert figure.axes[2].lines[0].get_ydata().tolist() == [4, 3, INF]
 
 
+def test_sweeps_with_other_knobs_or_of_other_texts_have_panels_of_their_own():
+    def record(steps, value, texts='', **knobs):
+        return dict(task='l2t', metric='bleu', control='', value=value, se=None, n=9, texts=texts,
+                    point=dict(steps=steps), knobs=knobs, checkpoint='step-1')
+    records = [record(2, 10), record(4, 20), record(2, 30, guidance=2.0), record(2, 40, 'my.txt')]
+    sweeps = plot.read_sweeps(records, 'bleu')
+    found = [[one['value'] for _, one in sweep] for sweep in sweeps.values()]
+    assert found == [[10, 20], [30], [40]]
+
+
 def test_what_cannot_be_drawn_is_one_line_and_code_2(tmp_path):
     logs = [None, '', '{"step": 1', '[1]', '{"text_loss": 1}']
     for i, text in enumerate(logs):
