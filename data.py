@@ -25,8 +25,7 @@ import torch
 from runs.files import plain, read_array, read_arrays
 from runs.manifest import HOW_TO_MEND, check_file, read_meta
 
-DEAD = 1e-3                    # a latent dimension is dead if its std is below DEAD * median std;
-                               # MiniLM has three
+DEAD = 1e-3       # a dimension is dead if its std is below DEAD * median std; MiniLM has three
 
 # -----------------------------------------------------------------------------
 # Latent statistics: the networks see latents of unit variance, whatever the encoder's own scale
@@ -105,7 +104,6 @@ def most_open():
 class PackedDataset:
     """ One split of a dataset folder. Raises ValueError before any batch is read: file, found,
     expected, what to do.
-
     seq_len is L, for a text with EOS and PAD; None: max_tokens + 1. The longest text and its EOS
     must fit, unless crop=True: then rows() shows L tokens of a longer text, without EOS.
     """
@@ -118,6 +116,9 @@ class PackedDataset:
             raise ValueError(f'{folder}: no split {split!r}, it has {", ".join(meta["splits"])}')
         self.vocab_size = meta['tokenizer']['vocab_size']                # V
         self.eos, self.pad = meta['tokenizer']['eos'], meta['tokenizer']['pad']
+        if self.vocab_size > np.iinfo(meta['token_dtype']).max + 1:
+            raise ValueError(f'{folder}/meta.json: vocab_size {self.vocab_size}, and its tokens '
+                             f'are {meta["token_dtype"]}')
 
         # statistics of the latents; None for text only
         self.stats = load_stats(folder, meta)
@@ -131,8 +132,7 @@ class PackedDataset:
         # a wrong file is found before any batch
         entries = [entry for entry in meta['splits'][split]['shards'] if entry['samples']]
         if not entries:
-            raise ValueError(f'{folder}/meta.json: the shards of {split} hold 0 samples, '
-                             'expected some')
+            raise ValueError(f'{folder}/meta.json: the shards of {split} hold 0 samples')
         self.n_shards = len(entries)
         self.shard = lru_cache(most_open())(lambda i: Shard(folder, meta, entries[i]))
         for i in range(self.n_shards):

@@ -167,13 +167,13 @@ def run_each(*commands, env=(), **kw):
     return [(result.returncode, result.stdout, result.stderr) for result in results]
 
 
-# five steps of a tenth of a second, then of two seconds: time to hit a certain one
+# five steps of a tenth of a second, then of one each: time to hit a certain one
 SLOW = """
 import time, loss
 statistics, steps = loss.statistics, []
 def slowly(*args):
     steps.append(1)
-    time.sleep(0.1 if len(steps) < 6 else 2)
+    time.sleep(0.1 if len(steps) < 6 else 1)
     return statistics(*args)
 loss.statistics = slowly
 """

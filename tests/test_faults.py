@@ -422,7 +422,8 @@ loss.Loss.validate = slowly
 def test_a_hangup_counts_as_a_signal_and_a_reader_may_leave(dataset, finished_by_two, tmp_path):
     # the terminal closes
     hung, cut_off, pipe = (tmp_path / name for name in ('hung', 'cut', 'pipe'))
-    job = Job(dataset, hung, ranks=2, before=SLOW)
+    heard = 'import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)'      # also under nohup
+    job = Job(dataset, hung, ranks=2, before=SLOW + heard)
     job.until('step      5/')
     job.processes[1].send_signal(signal.SIGHUP)
     assert job.wait() == [0, 0], job.err()
