@@ -7,15 +7,13 @@ the loss of the first steps by less than rounding does later. So N(0, .1^2) is a
 and the rates are large: five steps at .005.
 
 The largest difference on a CPU, four modes, float32:
-
     the same again, another number of threads      0 to 1e-7
     outputs of the linear maps times 1 + 1e-6 N(0, 1)   3e-5
     products in TF32, in bfloat16                  2.8e-3, 4.9e-3
     the smallest of ten breaks (35b8b4c:tests/test_bench.py)   1.2e-2
 
 In float32 a card is asked for whole float32 products, so TOLERANCE can be small. In bfloat16 it
-cannot: importances then choose other masks, and a CPU differs from itself by 6.4e-2. There the
-causal breaks are for tests/test_cuda.py, which compares attention by itself.
+cannot: there the causal breaks are for tests/test_cuda.py, which compares attention by itself.
 """
 import contextlib
 import math
@@ -27,7 +25,8 @@ from benchmarks.random_data import write_dataset
 from benchmarks.trainings import log_of
 from model import Model
 
-TOLERANCE = {'float32': 1e-3, 'bfloat16': 1e-1}
+TOLERANCE = {'float32': 1e-3, 'bfloat16': 5e-2}
+MASKS_DIFFER = {'importance': {'bfloat16': 1e-1}}          # by rounding: 6.4e-2 on one CPU
 COMPARED = ('loss', 'grad_norm', 'val_text', 'val_causal', 'val_latent')
 
 TINY = ['--depth=2', '--width=64', '--heads=2', '--latent_tokens=2', '--batch_size=16',
@@ -97,7 +96,8 @@ def disagreements(folder, device, compiled=True):
     for is_compiled, sets in ((False, SETS), (True, COMPILED if compiled else {})):
         for name, arguments in sets.items():
             cpu = numbers(folder, [*arguments, '--device=cpu', '--dtype=float32'])
-            for dtype, tolerance in TOLERANCE.items():
+            tolerances = TOLERANCE | MASKS_DIFFER.get(name, {})
+            for dtype, tolerance in tolerances.items():
                 other = numbers(folder, [*arguments, f'--device={device}', f'--dtype={dtype}',
                                          f'--compile={is_compiled}'])
                 found, where = difference(cpu, other)
