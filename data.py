@@ -22,43 +22,8 @@ from functools import lru_cache, partial
 import numpy as np
 import torch
 
-from runs.files import plain, read_array, read_arrays
-from runs.manifest import HOW_TO_MEND, check_file, read_meta
-
-DEAD = 1e-3       # a dimension is dead if its std is below DEAD * median std; MiniLM has three
-
-# -----------------------------------------------------------------------------
-# Latent statistics: the networks see latents of unit variance, whatever the encoder's own scale
-
-class LatentStats:
-    """ z = live * (raw - mean) / std and back, per dimension. A dead dimension has live = 0: the
-    network sees 0 there, and the way back gives its mean. """
-
-    def __init__(self, mean, std):
-        std = torch.as_tensor(std, dtype=torch.float32)
-        is_live = (std > 0) & (std >= DEAD * std.median())
-        self.mean = torch.as_tensor(mean, dtype=torch.float32)           # (D,)
-        self.std = torch.where(is_live, std, 1.0)                        # (D,), 1 where dead
-        self.live = is_live.float()                                      # (D,), 0 where dead
-
-    def standardise(self, raw):
-        """ raw (..., D): a tensor, or an array as an encoder may give it. """
-        raw = torch.as_tensor(raw).float()
-        mean, std, live = (x.to(raw.device) for x in (self.mean, self.std, self.live))
-        return (raw - mean) / std * live
-
-    def destandardise(self, z):
-        mean, std, live = (x.to(z.device) for x in (self.mean, self.std, self.live))
-        return z.float() * live * std + mean
-
-
-def load_stats(folder, meta=None):
-    """ LatentStats of a dataset folder or of a run's data/; None if it is text only. meta: the
-    folder's meta.json, if read_meta has read it already. """
-    meta = meta or read_meta(folder)
-    if meta['latent_shape'] is None:
-        return None
-    return LatentStats(**read_arrays(check_file(folder, 'latent_stats.npz', meta['files'])))
+from runs.files import plain, read_array
+from runs.manifest import HOW_TO_MEND, check_file, load_stats, read_meta
 
 # -----------------------------------------------------------------------------
 # A shard

@@ -29,7 +29,6 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch.quasirandom import SobolEngine
 
 
 # ---- noise: a pure function of (seed, step, purpose, row)
@@ -79,7 +78,7 @@ def normals(seed, step, purpose, first, rows, *shape):
     return torch.special.ndtri(u).float().view(rows, *shape)
 
 
-# ---- modes and clocks
+# ---- modes
 
 # DRAWN: the clock is drawn from U(t_min, 1)
 # GIVEN: the modality is given, so its clock is 0
@@ -119,39 +118,13 @@ def mode_shares(mode):
     return {name: weight / total for name, weight in weights.items()}
 
 
-def draw_clocks(seed, step, first, rows, shares, cond_drop=0.1, t_min=1e-3):
-    """
-    Clocks of rows first .. first + rows of the global batch at this step, and 1 or 0 for each loss:
-    whether the row has it.
-    shares: from mode_shares. cond_drop: how often the null condition replaces a given modality.
-    Returns {mode (rows,) int64; t_text, t_latent, text_on, latent_on (rows,) float64}.
-    """
-    # One Sobol' point per row of the global batch, plus one random shift per step, modulo 1.
-    # So each clock is exactly uniform, and contiguous rows cover (0, 1) evenly, alone and jointly.
-    engine = SobolEngine(4, scramble=False).fast_forward(first)
-    points = engine.draw(rows, dtype=torch.float64)
-    shift = uniforms(seed, step, 'clocks', 0, 1, 4)
-    u_text, u_latent, u_mode, u_drop = ((points + shift) % 1).T    # the first two mix best
-
-    # the mode of each row; the clamp is there because the shares may sum to 1 - 1e-16
-    edges = torch.tensor(list(shares.values()), dtype=torch.float64).cumsum(0)
-    mode = torch.searchsorted(edges, u_mode.contiguous(), right=True)
-    mode = mode.clamp(max=max(i for i, share in enumerate(shares.values()) if share))
-    table = torch.tensor([MODES[name] for name in shares], dtype=torch.float64)
-    text_drawn, latent_drawn, text_on, latent_on = table[mode].T
-
-    # the clocks
-    drawn_text = t_min + (1 - t_min) * u_text
-    drawn_latent = t_min + (1 - t_min) * u_latent
-    t_text = torch.where(text_drawn > 0, drawn_text, 0.0)
-    t_latent = torch.where(latent_drawn > 0, drawn_latent, 0.0)
-
-    # the null condition: a given modality is pure noise, at clock 1
-    dropped = u_drop < cond_drop
-    t_text = torch.where(dropped & (text_on == 0), 1.0, t_text)
-    t_latent = torch.where(dropped & (latent_on == 0), 1.0, t_latent)
-    return dict(mode=mode, t_text=t_text, t_latent=t_latent,
-                text_on=text_on, latent_on=latent_on)
+def modes_of(mode):
+    """ The modes {name} that have a share in any stage of a run with this knob `mode`. """
+    names = set()
+    for part in mode.split(','):
+        shares = mode_shares(part.split(':')[0].strip())
+        names |= {name for name, share in shares.items() if share}
+    return names
 
 
 # ---- logits, a chunk of the positions at a time

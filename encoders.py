@@ -1,7 +1,7 @@
 """
-Encoders, from text to latents: one table, one function.
+Encoders, from text to latents: one function.
 
-    encoder = load_encoder('minilm')                   # or a hub id, a folder, a dataset's record
+    encoder = load_encoder(record)                     # of a dataset: how it embeds
     latents = encoder(['A dog runs on the beach.'])    # (n, N, D) float32 on the CPU
     encoder.record                                     # all one must know to embed another text so
 
@@ -10,11 +10,9 @@ Encoders, from text to latents: one table, one function.
     cls   h[first real token]
 
 An encoder is a model of plain `transformers`, from a local folder or the hub. A wrong embedding
-looks like a right one, so there is no fallback. Missing or unexpected weights, an unknown pooling
-or a changed folder stop with a ValueError. Only safetensors are read, and no remote code runs.
-An encoder without a model is corpora/lsa.py: prepare.py fits it on the training texts.
-
-To add an encoder, add a row to TABLE.
+looks like a right one, so there is no fallback. Missing or unexpected weights, or a changed folder
+stop with a ValueError. Only safetensors are read, and no remote code runs. An encoder without a
+model is corpora/lsa.py. Which encoders there are by name: corpora/encoder_table.py.
 Letters: B batch, L tokens, n texts, N latent vectors (1 of a sentence), D latent dimensions.
 """
 import glob
@@ -28,49 +26,13 @@ import torch
 import torch.nn.functional as F
 
 from corpora.lsa import NO_KNOWN_WORD, load_lsa
-from runs.files import read_json, sha256, short
+from runs.files import sha256, short
 
-# what meta.json keeps of an encoder, where neither its row, its folder nor a knob says otherwise:
-# revision    the hub's commit; None: the newest, whose commit goes into the record
-# normalize   L2
-# dimension   None: the model's own
-# max_length  tokens, prefix and special ones included; None: as many as the model reads
-DEFAULTS = dict(id='', revision=None, pooling=None, prefix='', normalize=False, dimension=None,
-                max_length=None, dtype='float32', language=None)
-TABLE = dict(
-    minilm=dict(
-        id='sentence-transformers/all-MiniLM-L6-v2',
-        revision='c9745ed1d9f207416be6d2e6f8de32d1f16199bf',
-        pooling='mean', normalize=True, max_length=256),
-    e5=dict(
-        id='intfloat/multilingual-e5-large',
-        revision='0dc5580a448e4284468b8909bae50fa925907bc5',
-        pooling='mean', prefix='query: ', normalize=True, max_length=512),
-    bge=dict(
-        id='BAAI/bge-m3',
-        revision='5617a9f61b028005a4858fdac845db406aefb181',
-        pooling='cls', normalize=True, max_length=8192),
-    qwen=dict(
-        id='Qwen/Qwen3-Embedding-0.6B',
-        revision='c54f2e6e80b2d7b7de06f51cec4959f6b3e03418',
-        pooling='last', normalize=True, max_length=8192),
-    sonar=dict(
-        id='cointegrated/SONAR_200_text_encoder',
-        pooling='mean', max_length=512, language='eng_Latn'),
-    t5=dict(
-        id='google/t5-v1_1-large',
-        pooling='mean', max_length=512),
-    esm2=dict(
-        id='facebook/esm2_t12_35M_UR50D',
-        pooling='mean', max_length=1024),
-)
-# copies of a model that others give away: SHA-256 of model.safetensors and tokenizer.json -> row
+# copies of a model that others give away: SHA-256 of model.safetensors and tokenizer.json -> the
+# hub's commit
 COPIES = {('53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db',
-           'be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037'): 'minilm'}
-
-# the poolings, by the names that sentence-transformers has for them
-POOLINGS = dict(pooling_mode_mean_tokens='mean', pooling_mode_cls_token='cls',
-                pooling_mode_lasttoken='last')
+           'be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037'):
+          'c9745ed1d9f207416be6d2e6f8de32d1f16199bf'}
 
 # weights of a checkpoint that no embedding reads, or that are computed rather than learned
 UNUSED = re.compile(r'(^|\.)pooler\.|position_ids$|^cls\.|^lm_head\.')
@@ -89,13 +51,12 @@ def check_texts(texts):
 
 
 def pool(h, m, pooling):
-    """ Hidden states (B, L, D) and attention mask (B, L) -> (B, D), for padding on either side. """
-    row = torch.arange(len(h), device=h.device)
+    """ Hidden states (B, L, D) and attention mask (B, L), padded on the right -> (B, D). """
     if pooling == 'mean':
         return (h * m[..., None]).sum(1) / m.sum(1, keepdim=True)
     if pooling == 'last':
-        return h[row, m.shape[1] - 1 - m.flip(1).argmax(1)]
-    return h[row, m.argmax(1)]                                           # cls
+        return h[torch.arange(len(h)), m.sum(1) - 1]
+    return h[:, 0]                                                       # cls
 
 
 class Encoder:
@@ -110,17 +71,12 @@ class Encoder:
         self.truncated = 0
 
     @torch.inference_mode()
-    def __call__(self, texts, progress=lambda n: None, window=2**14):
-        """ Calls progress(n) after every n texts. window: how many texts are tokenized at once. """
+    def __call__(self, texts, progress=lambda n: None):
+        """ Texts of similar length share a batch, and each batch is padded to its own longest text.
+        The result is in the order of `texts`. Calls progress(n) after every n texts. """
         if len(texts) == 0:
             return torch.empty(0, 1, self.record['dimension'])
         check_texts(texts)
-        parts = [self.embed(texts[i:i + window], progress) for i in range(0, len(texts), window)]
-        return torch.cat(parts)[:, None]
-
-    def embed(self, texts, progress):
-        """ Texts of similar length share a batch, and each batch is padded to its own longest text.
-        The result is in the order of `texts`. """
         record = self.record
         most = record['max_length']
         prefixed = [record['prefix'] + text for text in texts]
@@ -148,7 +104,7 @@ class Encoder:
                 z = F.normalize(z, dim=-1)
             out[rows] = z.cpu()
             progress(len(rows))
-        return out
+        return out[:, None]
 
     def remark(self, text):
         """ What keeps it from embedding this text as it stands, or ''. """
@@ -192,7 +148,7 @@ def reach_hub():
 
 
 def fetch(hub_id, revision, kind='encoder',
-          instead=f'name a local folder or one of {", ".join(TABLE)}, lsa'):
+          instead='name a local folder, or one that `prepare.py --help` lists'):
     """ (folder, commit) of a hub model; without a network, of its copy in the cache. The error says
     `kind` for what is missing and `instead` for what to do. """
     from huggingface_hub import snapshot_download
@@ -218,26 +174,6 @@ def folder_hash(folder):
     return 'sha256:' + digest.hexdigest()
 
 
-def folder_settings(folder):
-    """ Pooling, normalisation and length, from the files that sentence-transformers leaves. """
-    def read(name, kind=dict):
-        path = os.path.join(folder, name)
-        return read_json(path, kind) if os.path.isfile(path) else kind()
-
-    found = {}
-    flags = read('1_Pooling/config.json')
-    if flags:
-        on = [key for key in flags if key.startswith('pooling_mode') and flags[key] is True]
-        if len(on) != 1 or on[0] not in POOLINGS:
-            raise ValueError(f'{folder}/1_Pooling/config.json: found {on}, '
-                             f'expected one of {list(POOLINGS)}; choose with --pooling=')
-        found['pooling'] = POOLINGS[on[0]]
-        modules = read('modules.json', list)
-        found['normalize'] = any('Normalize' in module.get('type', '') for module in modules)
-    length = read('sentence_bert_config.json').get('max_seq_length')
-    return found | (dict(max_length=length) if length else {})
-
-
 def load_model(folder, dtype):
     """ The text encoder in `folder`. ValueError unless each of its weights comes from the file. """
     import transformers
@@ -259,12 +195,11 @@ def load_model(folder, dtype):
     return model
 
 
-def row_of_copy(folder):
-    """ The row of TABLE whose model lies in a folder, or {}: not one of ours. """
+def commit_of_copy(folder):
+    """ The hub's commit of a known copy of a model in a folder, else None. """
     paths = [os.path.join(folder, name) for name in ('model.safetensors', 'tokenizer.json')]
-    if not all(map(os.path.isfile, paths)):
-        return {}
-    return TABLE.get(COPIES.get(tuple(map(sha256, paths))), {})
+    if all(map(os.path.isfile, paths)):
+        return COPIES.get(tuple(map(sha256, paths)))
 
 
 def find_folder(where, revision):
@@ -280,43 +215,25 @@ def find_folder(where, revision):
     elif str(revision).startswith('sha256:'):
         found = folder_hash(where)
     else:
-        found = row_of_copy(where).get('revision') or folder_hash(where)
+        found = commit_of_copy(where) or folder_hash(where)
     if revision not in (None, found):
         raise ValueError(f'encoder {where}: revision {found}, expected {revision}; '
                          'these are not the weights the data was made with')
     return where, found
 
 
-def load_encoder(name, device='cpu', pooling=None, normalize=None, prefix=None, dimension=None,
-                 max_length=None, dtype=None, language=None, batch_size=64, folder=None):
-    """ An Encoder from a name in TABLE, a hub id, a folder, or the record of a dataset.
+def load_encoder(record, folder=None, device='cpu', batch_size=64):
+    """ The Encoder of a dataset's record. folder: where its model lies now (lsa: the dataset folder
+    with encoder.npz). Raises ValueError. """
+    if record['id'] == 'lsa':
+        return load_lsa(folder, record)
+    where, _ = find_folder(folder or record['id'], record['revision'])
+    return open_encoder(where, record, device, batch_size)
 
-    None means the encoder's own setting. A `dimension` below the model's own is a Matryoshka cut:
-    first the cut, then the normalisation. `folder`: where the model of a record lies now (lsa: the
-    dataset folder with encoder.npz). Raises ValueError.
-    """
-    # what is known of it before we see its folder
-    if isinstance(name, dict):
-        known = name
-    else:
-        rows = TABLE | {row['id']: row for row in TABLE.values()}
-        known = rows.get(name, dict(id=name))
-    if known['id'] == 'lsa':
-        return load_lsa(folder, known)
 
-    # the folder's own settings count less than these, the arguments most
-    where, revision = find_folder(folder or known['id'], known.get('revision'))
-    arguments = dict(pooling=pooling, normalize=normalize, prefix=prefix, dimension=dimension,
-                     max_length=max_length, dtype=dtype, language=language)
-    chosen = {key: value for key, value in arguments.items() if value is not None}
-    if not isinstance(name, dict) and os.path.isdir(known['id']):        # a copy has its row's
-        known = row_of_copy(where) | known
-    record = DEFAULTS | folder_settings(where) | known | chosen | dict(revision=revision)
-    if record['pooling'] not in POOLINGS.values():
-        raise ValueError(f'encoder {where}: pooling {record["pooling"]!r} is not known for '
-                         f'it; choose --pooling={"|".join(POOLINGS.values())}')
-
-    # the model and its tokenizer; padding on the right suits every pooling, and absolute positions
+def open_encoder(where, record, device, batch_size):
+    """ The Encoder in a folder, by a record whose dimension and max_length may be open. """
+    # padding on the right suits every pooling, and absolute positions
     from transformers import AutoTokenizer
     try:
         model = load_model(where, record['dtype'])
@@ -331,7 +248,7 @@ def load_encoder(name, device='cpu', pooling=None, normalize=None, prefix=None, 
 
     # its limits
     own = model.config.hidden_size
-    record['dimension'] = record['dimension'] or own
+    record = record | dict(dimension=record['dimension'] or own)
     if record['dimension'] > own:
         raise ValueError(f'encoder {where}: dimension {record["dimension"]} is more than its {own}')
     n_positions = getattr(model.config, 'max_position_embeddings', 512)

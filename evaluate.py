@@ -45,10 +45,9 @@ tasks = ''                  # names of files in tasks/, such as nelbo,l2t; '': n
                             # run was trained for
 sweep = ''                  # l2t, t2l, edit over values of their knobs: 'guidance=0,1,2' or
                             # 'sampler=ancestral,confidence; steps=8,16'
-texts = ''                  # a text file, one text a line, or a .jsonl, .csv, .tsv, .parquet or
-                            # .fasta file, a record each, all but parquet also as .gz; too long ones
-                            # are skipped and counted; '': the validation split
-field = 'text'              # where a record of such a file has its text
+texts = ''                  # a text file, a text a line, or a .jsonl file, a record each; too long
+                            # ones are skipped and counted; '': the validation split
+field = 'text'              # where a record has its text
 dataset = ''                # where the run's dataset lies; '': where it was trained from
 n = None                    # None | int [1, 1e9]: texts, or pairs of sts; all if there are fewer;
                             # None: 1000 texts, and all pairs

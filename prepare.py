@@ -34,22 +34,23 @@ import numpy as np
 import torch
 
 from configurator import configure, on_command_line, stop_on_error
+from corpora.encoder_table import find_encoder
+from corpora.fitting import fit_lsa, train_bpe
 from corpora.latents import check_given, given_latents
 from corpora.layouts import earlier_index, export, summary, verify
 from corpora.shards import (SUMS, fitting_max_tokens, latent_stats, note_name, shard_key,
                             token_dtype, write_entry, write_shard, written_before)
 from corpora.sources import Source, documents
 from corpora.splits import Survey, own_shards, survey
-from corpora.tokenizers import bpe_tokenizer, load_tokenizer, train_bpe
+from corpora.tokenizers import bpe_tokenizer, load_tokenizer
 from corpora.writing import as_bytes, write_file
-from data import LatentStats
 from encoders import load_encoder
 from runs import distributed
 from runs.machine import pick_device, pick_dtype
 from runs.console import warn
 from runs.distributed import all_gather_object, on_rank0, rank, world
 from runs.files import read_sealed
-from runs.manifest import FORMAT, check_file, dataset_folder, read_meta
+from runs.manifest import FORMAT, LatentStats, check_file, dataset_folder, read_meta
 from runs.writing import lock, sealed
 
 # ---- what is read, details in corpora/sources.py
@@ -287,7 +288,6 @@ def make_plan(knobs, folder, source, val, record, tok):
         print(f'fitting the tokenizer on {len(texts):,} documents', flush=True)
         content['tokenizer.json'] = train_bpe(texts, knobs.vocab_size).encode()
     if knobs.encoder == 'lsa':
-        from corpora.lsa import fit_lsa
         print(f'fitting lsa on {len(texts):,} documents', flush=True)
         lsa = fit_lsa(texts, knobs.encoder_dims or 128, knobs.seed, knobs.encoder_ngrams)
         content['encoder.npz'] = as_bytes(lsa.save)
@@ -316,8 +316,7 @@ def make_encoder(knobs):
         folder = None if knobs.encoder == 'none' else knobs.encoder
         if record and record['id'] == 'lsa':
             folder = knobs.same_as
-        return record and load_encoder(record, where, batch_size=knobs.embed_batch_size,
-                                       folder=folder)
+        return record and load_encoder(record, folder, where, knobs.embed_batch_size)
     if knobs.encoder in ('none', 'lsa'):
         return None
 
@@ -325,9 +324,9 @@ def make_encoder(knobs):
     dtype = knobs.encoder_dtype
     if dtype is None and where.startswith('cuda'):
         dtype = pick_dtype('auto', where)
-    return load_encoder(knobs.encoder, where, pooling=knobs.pooling, normalize=knobs.normalize,
-                        prefix=knobs.prefix, dimension=knobs.encoder_dims or None, dtype=dtype,
-                        language=knobs.language, batch_size=knobs.embed_batch_size)
+    return find_encoder(knobs.encoder, where, knobs.embed_batch_size, pooling=knobs.pooling,
+                        normalize=knobs.normalize, prefix=knobs.prefix, dtype=dtype,
+                        dimension=knobs.encoder_dims or None, language=knobs.language)
 
 # -----------------------------------------------------------------------------
 # Write

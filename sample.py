@@ -68,9 +68,8 @@ mode = ''                   # '' | <l2t, t2l, unconditional, text, latent, infil
 text = ''                   # this text; to be filled in where it has a [MASK], [MASK:3] for three
                             # tokens, [MASK:*] for the whole rest, [MASK:2-6] for the length
                             # that the network finds likeliest
-texts = ''                  # or every line of this text file, or every record of a .jsonl, .csv,
-                            # .tsv, .parquet or .fasta file; all but parquet also as .gz
-field = 'text'              # where a record of such a file has its text
+texts = ''                  # or every line of this text file, or every record of a .jsonl file
+field = 'text'              # where a record has its text
 latents = ''                # l2t, infill, edit: the raw embeddings in this .npy file: (n, D) or
                             # (n, N, D)
 image = ''                  # l2t, infill: or this picture, or the .png and .jpg files of this
@@ -215,11 +214,8 @@ def read_given(run, direction, text):
 def names_of_latents(n):
     """ What the n latents of FILE.npy are of: the lines of FILE.txt beside it, if these are n. """
     beside = os.path.splitext(latents)[0] + '.txt'
-    if os.path.isfile(beside):
-        lines = list(read_texts(beside))
-        if len(lines) == n:
-            return lines
-    return [f'{latents}[{i}]' for i in range(n)]
+    lines = list(read_texts(beside)) if os.path.isfile(beside) else []
+    return lines if len(lines) == n else [f'{latents}[{i}]' for i in range(n)]
 
 # -----------------------------------------------------------------------------
 # What is drawn, shown and kept
@@ -304,9 +300,9 @@ def respond(run, direction, config):
     if svg:
         write_animation(run, direction, given, knobs)
     if fasta:
-        from sampling.fasta import write_fasta
-        write_fasta(fasta, written)
-        print(f'\n{len(written)} sequences written to {fasta}')
+        records = [f'>sample_{i} length={len(text)}\n{text}\n' for i, text in enumerate(texts, 1)]
+        write_text(fasta, ''.join(records))
+        print(f'\n{len(texts)} sequences written to {fasta}')
     if raw is not None and save:
         save_array(raw)
         print(f'\n{len(raw)} latents written to {save}')
@@ -325,9 +321,7 @@ def describe_latents(run, direction, given, n_each, raw):
     """ A line on each latent. """
     shape = f'latent of {tuple(raw.shape[1:])}'
     if direction == 'latent':
-        size = run.stats.standardise(raw).square().sum((1, 2)) / run.stats.live.sum()
-        return [f'{shape}, mean square {x / raw.shape[1]:.3f} per dimension, standardised'
-                for x in size.tolist()]
+        return [shape] * len(raw)
     if png:
         return [f'picture {i + 1}' for i in range(len(raw))]
 

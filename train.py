@@ -31,7 +31,7 @@ import torch
 import processes.adaptive
 from configurator import configure, show_knobs, stop_on_error
 from data import row_order
-from diffusion import GaussianLatents
+from diffusion import GaussianLatents, modes_of
 from loss import BatchMaker, Loss, prefetch
 from model import Model
 from runs import console, distributed, preflight
@@ -40,7 +40,7 @@ from runs.log import StepLog
 from runs.machine import keep_freed_memory, pick_device, pick_dtype
 from runs.resume import State, resume_or_begin
 from runs.run_folder import note_preemption
-from runs.stages import lr_factor, modes_of, read_stages
+from runs.stages import lr_factor, read_stages
 
 # A comment that opens with a range or with choices is a rule: the configurator reads it from this
 # file and refuses other values.

@@ -12,9 +12,9 @@ from benchmarks import peers
 from benchmarks.trainings import compare
 from diffusion import GaussianLatents, MaskedText
 from runs.machine import pick_device, pick_dtype
+from sampling.denoise import cast
 from sampling.knobs import SamplingKnobs
 from sampling.left_to_right import LeftToRight
-from sampling.loading import cast
 from sampling.writing import blank, write
 
 

@@ -26,7 +26,8 @@ import torch
 import torch.nn.functional as F
 from tqdm import tqdm
 
-from data import Shard, load_stats
+from data import Shard
+from runs.manifest import load_stats
 
 MOST_TEXTS = 200_000           # it is fitted on at most so many texts of train, evenly spaced;
                                # so is the control `ridge` of tasks/t2l.py

@@ -1,7 +1,7 @@
 """
 LSA, an encoder for machines without any model: TF-IDF weights, projected by a truncated SVD.
 
-    lsa = fit_lsa(texts, dims=128)
+    lsa = load_lsa('data/quickstart', record)              # as corpora/fitting.py has fitted it
     latents = lsa(['A dog runs on the beach.'])            # (n, 1, D) float32
 
     weight[term] = (1 + log count[term]) * idf[term]       of a text, then divided by its L2 norm
@@ -13,7 +13,7 @@ A term is a word. With ngrams=2, a pair of neighbouring words is a term too; ^ s
 first word, $ after the last. So z depends on the order of the words. The idf of a pair is
 multiplied by NGRAM_WEIGHT. A text without a known pair is embedded by its words alone.
 
-prepare.py fits it on the training texts and stores it with the dataset, as encoder.npz.
+It is stored with the dataset, as encoder.npz.
 Letters: n texts, W terms, D latent dimensions.
 """
 import hashlib
@@ -26,8 +26,6 @@ import torch.nn.functional as F
 
 from runs.files import read_arrays
 
-# of a term of several words, beside 1 of a word; 1 was worse (LOG.md)
-NGRAM_WEIGHT = .5
 NO_KNOWN_WORD = 'has no word that the encoder knows, so its embedding says nothing'
 
 
@@ -103,46 +101,6 @@ class LSA:
     def save(self, path):
         terms = np.frombuffer('\n'.join(self.terms).encode(), np.uint8)
         np.savez(path, words=terms, idf=self.idf.numpy(), projection=self.projection.numpy())
-
-
-def fit_lsa(texts, dims, seed=0, ngrams=1, max_terms=20_000):
-    """ Fitted on a list of texts. The same texts, dims, seed and threads give the same bits.
-    At most max_terms words are known, and as many terms of several words. """
-    # terms of at least two texts, those of most texts first
-    df = {}
-    for text in texts:
-        for term in set(split_terms(text, ngrams)):
-            df[term] = df.get(term, 0) + 1
-    repeated = sorted(term for term in df if df[term] > 1)
-    repeated = sorted(repeated, key=lambda term: -df[term])
-    words = [term for term in repeated if ' ' not in term][:max_terms]
-    terms = words + [term for term in repeated if ' ' in term][:max_terms]
-    if dims > min(len(texts), len(terms)):
-        raise ValueError(f'lsa: {dims} dimensions from {len(texts)} documents with {len(terms)} '
-                         'repeated words; lower --encoder_dims to '
-                         f'{max(1, min(len(texts), len(terms)) // 2)} or so, or give more text')
-
-    # the weights of all texts as one sparse matrix A (n, W)
-    df_of_terms = torch.tensor([df[term] for term in terms], dtype=torch.float32)
-    idf = torch.log((1 + len(texts)) / (1 + df_of_terms)) + 1
-    idf[len(words):] *= NGRAM_WEIGHT
-    index, weight, offsets = tfidf(texts, {term: i for i, term in enumerate(terms)}, idf, ngrams)
-    text = torch.repeat_interleave(torch.arange(len(texts)), offsets.diff())
-    A = torch.sparse_coo_tensor(torch.stack([text, index]), weight, (len(texts), len(terms)),
-                                check_invariants=True).coalesce()
-
-    # A ~ U S P'; torch's own generator is left as it was
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        _, _, projection = torch.svd_lowrank(A, q=min(dims + 16, *A.shape), niter=4)   # (W, q)
-    projection = projection[:, :dims].contiguous()
-
-    # an SVD leaves the signs open: the largest entry of each column becomes positive
-    largest = projection.abs().argmax(0, keepdim=True)
-    projection = projection * projection.gather(0, largest).sign()
-    record = dict(id='lsa', revision=lsa_hash(terms, idf, projection), pooling='sum', prefix='',
-                  normalize=True, dimension=dims, max_length=None, dtype='float32', language=None)
-    return LSA(terms, idf, projection, record)
 
 
 def lsa_hash(terms, idf, projection):

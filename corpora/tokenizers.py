@@ -10,12 +10,9 @@ them: join the bytes.
 
 Ids: V = vocab_size of them, EOS and PAD included. MASK is id V. No text contains EOS, PAD or MASK.
 
-To add a tokenizer, write a function that returns a Tokenizer and name it in make_tokenizer.
+To add a tokenizer, write a function that returns a Tokenizer and name it in load_tokenizer.
 """
 import os
-import sys
-import threading
-from concurrent.futures import Future
 
 import numpy as np
 
@@ -64,24 +61,12 @@ class Tokenizer:
 
 def load_tokenizer(folder_or_name):
     """ The tokenizer of a dataset folder or of a run's data/, or one by name. """
-    if not os.path.isdir(folder_or_name):
-        return make_tokenizer(folder_or_name)
-
-    folder = folder_or_name
-    meta = read_meta(folder)
-    kind = meta['tokenizer']['kind']
-    if kind == 'bpe':
-        tokenizer = bpe_tokenizer(check_file(folder, 'tokenizer.json', meta['files']))
-    else:
-        tokenizer = make_tokenizer(kind)
-    if tokenizer.record != meta['tokenizer']:
-        raise ValueError(f'{folder}: the tokenizer is {tokenizer.record}, '
-                         f'meta.json says {meta["tokenizer"]}; run prepare.py again')
-    return tokenizer
-
-
-def make_tokenizer(name):
-    """ A tokenizer that needs no file of a dataset. """
+    name = folder_or_name
+    if os.path.isdir(name):
+        meta = read_meta(name)
+        if meta['tokenizer']['kind'] == 'bpe':
+            return bpe_tokenizer(check_file(name, 'tokenizer.json', meta['files']))
+        name = meta['tokenizer']['kind']
     if name == 'byte':
         return byte_tokenizer()
     if name == 'esm':
@@ -115,7 +100,7 @@ def esm_tokenizer():
     return Tokenizer('esm', encode_batch, [bytes([letter]) for letter in letters])
 
 # -----------------------------------------------------------------------------
-# Byte-level BPE, fitted by prepare.py
+# Byte-level BPE
 
 def bytes_of_characters():
     """ {character: byte} of GPT-2's alphabet. A printable byte stands for itself; the others are
@@ -136,8 +121,9 @@ def words_of_bytes():
 
 
 def bpe_tokenizer(path):
-    """ Byte-level BPE from a tokenizer.json as train_bpe writes it. Only its words and merges are
-    read: another part could make the library end the process, or take any amount of memory. """
+    """ Byte-level BPE from a tokenizer.json as fitting.train_bpe writes it. Only its words and
+    merges are read: another part could make the library end the process, or take any amount of
+    memory. """
     from tokenizers import Tokenizer as HFTokenizer, models
     try:
         model = read_json(path)['model']
@@ -158,35 +144,6 @@ def bpe_tokenizer(path):
     def encode_batch(texts):
         return [found.ids for found in bpe.encode_batch_fast(texts, add_special_tokens=False)]
     return Tokenizer('bpe', encode_batch, pieces)
-
-
-def train_bpe(texts, vocab_size):
-    """ The tokenizer.json of a byte-level BPE with V = vocab_size ids, EOS and PAD included. Little
-    text gives fewer ids. """
-    from tokenizers import Tokenizer as HFTokenizer, models, pre_tokenizers, trainers
-    if vocab_size < 258:
-        raise ValueError(f'vocab_size {vocab_size} is too small: 256 bytes, EOS and PAD need 258')
-    bpe = HFTokenizer(models.BPE())
-    bpe.pre_tokenizer = words_of_bytes()
-    trainer = trainers.BpeTrainer(vocab_size=vocab_size - 2, min_frequency=2,
-                                  show_progress=sys.stderr.isatty(),
-                                  initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    wait_for(bpe.train_from_iterator, texts, trainer)
-    return bpe.to_str()
-
-
-def wait_for(function, *args):
-    """ The result of a function that does not listen to Ctrl-C: it runs in a thread, and this one
-    waits and listens. """
-    result = Future()
-
-    def work():
-        try:
-            result.set_result(function(*args))
-        except Exception as error:
-            result.set_exception(error)
-    threading.Thread(target=work, daemon=True).start()
-    return result.result()
 
 # -----------------------------------------------------------------------------
 # OpenAI's encodings

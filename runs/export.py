@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from configurator import configure, stop_on_error
-from encoders import TABLE
+from corpora.encoder_table import TABLE
 from runs import checkpoint
 from runs.files import read_json
 from runs.manifest import read_meta

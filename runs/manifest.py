@@ -1,17 +1,20 @@
 """
-meta.json, the manifest of a dataset, and whether the files are as it says.
+What a dataset says of itself, and a run of its dataset in data/: the manifest, meta.json, whether
+the files are as it says, and the statistics of the latents.
 
 prepare.py writes meta.json last. So where it exists, the dataset is complete. It holds the size and
-the SHA-256 of every file, and a digest of itself; what it says is then believed. Every mistake is a
-ValueError of one line: file, found, expected, what to do.
+the SHA-256 of every file, and a digest of itself; what it says is then believed.
 """
 import os
 
-from runs.files import check, read_sealed
+import torch
+
+from runs.files import check, read_arrays, read_sealed
 
 FORMAT = 2                     # of meta.json; a reader refuses any other
 HOW_TO_MEND = ('run prepare.py again, it redoes what is broken; a run folder takes a copy from its '
                'dataset')
+DEAD = 1e-3       # a dimension is dead if its std is below DEAD * median std; MiniLM has three
 
 
 def dataset_folder(name):
@@ -44,3 +47,35 @@ def read_meta(folder):
     except ValueError as error:
         raise ValueError(f'{error}; {HOW_TO_MEND}') from None
     return meta
+
+# -----------------------------------------------------------------------------
+# Latent statistics: the networks see latents of unit variance, whatever the encoder's own scale
+
+class LatentStats:
+    """ z = live * (raw - mean) / std and back, per dimension. A dead dimension has live = 0: the
+    network sees 0 there, and the way back gives its mean. """
+
+    def __init__(self, mean, std):
+        std = torch.as_tensor(std, dtype=torch.float32)
+        is_live = (std > 0) & (std >= DEAD * std.median())
+        self.mean = torch.as_tensor(mean, dtype=torch.float32)           # (D,)
+        self.std = torch.where(is_live, std, 1.0)                        # (D,), 1 where dead
+        self.live = is_live.float()                                      # (D,), 0 where dead
+
+    def standardise(self, raw):
+        """ raw (..., D): a tensor, or an array as an encoder may give it. """
+        raw = torch.as_tensor(raw).float()
+        mean, std, live = (x.to(raw.device) for x in (self.mean, self.std, self.live))
+        return (raw - mean) / std * live
+
+    def destandardise(self, z):
+        mean, std, live = (x.to(z.device) for x in (self.mean, self.std, self.live))
+        return z.float() * live * std + mean
+
+
+def load_stats(folder, meta=None):
+    """ LatentStats of a dataset folder, or of a run's data/; None if it is text only. """
+    meta = meta or read_meta(folder)
+    if meta['latent_shape'] is None:
+        return None
+    return LatentStats(**read_arrays(check_file(folder, 'latent_stats.npz', meta['files'])))

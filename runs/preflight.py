@@ -16,13 +16,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from corpora.statistics import lengths
 from data import PackedDataset
+from diffusion import modes_of
 from model import ModelConfig
 from runs import checkpoint, distributed
 from runs.distributed import print0, world
 from runs.files import read_sealed
 from runs.machine import pick_dtype
 from runs.manifest import dataset_folder
-from runs.stages import modes_of
 
 
 # ---- knobs and data

@@ -10,13 +10,13 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions, get_model_state_dict, get_optimizer_state_dict, set_model_state_dict,
     set_optimizer_state_dict)
 
+from diffusion import modes_of
 from processes.clusters import cluster_table
 from runs import checkpoint, distributed, run_folder
 from runs.distributed import print0, rank
 from runs.files import read_array, read_sealed
 from runs.identity import HARMLESS, OF_TRAINING, check_same, differences, identity_of, plain
 from runs.manifest import check_file
-from runs.stages import modes_of
 
 SCORE_OF_ENDS = -8.0           # of EOS and PAD in a new bag: e^-8 of the weight of a token
 

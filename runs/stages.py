@@ -20,15 +20,6 @@ class Stage:
     flops: int = 0             # of a step of all processes; preflight.flops_of counts them
 
 
-def modes_of(mode):
-    """ The modes {name} that have a share in any stage of a run with this knob `mode`. """
-    names = set()
-    for part in mode.split(','):
-        shares = mode_shares(part.split(':')[0].strip())
-        names |= {name for name, share in shares.items() if share}
-    return names
-
-
 def read_schedule(name, schedule, what, max_iters):
     """ [(first step, value)] of 'VALUE:STEPS,VALUE:STEPS,VALUE': the last one fills the run. STEPS
     is a number of steps, or a share of the run such as 40%. ValueError says what is wrong. """

@@ -1,5 +1,5 @@
 """
-The network as a sampler asks it: one call, the rows of a call, guidance.
+The network as a sampler asks it: its dtype, one call, the rows of a call, guidance.
 
 Guidance g mixes two predictions of the one network, with the condition (c) and with nothing (u):
 its clock at 1, and noise or MASK in its place.
@@ -11,13 +11,27 @@ head runs, V vocabulary.
 """
 import torch
 
+from corpora.tokenizers import RESIDUES
 from diffusion import to_device
 from runs.console import progress_bar
 
 MOST_BYTES = 6 * 10 ** 9           # that a network call keeps for its rows
+N_STANDARD = 20                    # residues that a protein is written of: the first of RESIDUES
+# what stays float32: clocks, and where latents come in or pass by the blocks
+IN_FLOAT32 = ('text_clock', 'latent_clock', 'latent_in', 'shortcut', 'bag', 'importance')
 
 # -----------------------------------------------------------------------------
 # The network
+
+def cast(model, dtype):
+    """ The model, with the weights of its products cast once to the dtype it computes in: autocast
+    would cast them at every call. """
+    for name, module in model.named_modules():
+        is_product = isinstance(module, (torch.nn.Linear, torch.nn.Embedding))
+        if is_product and not name.startswith(IN_FLOAT32):
+            module.to(getattr(torch, dtype))
+    return model
+
 
 def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), cache=None):
     """ One call of the network: logits (P, V) float32 at the flat positions (P,), and the latent
@@ -31,7 +45,8 @@ def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), ca
         return t.to(run.device, non_blocking=True).expand(B)
 
     # everything on the device; from the host this does not wait
-    t_text, t_latent = clock(t_text), clock(t_latent)
+    t_text = clock(t_text)
+    t_latent = clock(t_latent)
     if cache is not None:
         found = run.next_token.decode_step(run.model, tokens, z, t_text, t_latent, cache)
         return found, None
@@ -102,6 +117,17 @@ def guided_latents(g, conditional, unconditional):
 # -----------------------------------------------------------------------------
 # What a text sampler gets
 
+def never_written(tokenizer, has_length):
+    """ Ids (n,) that no sampler writes: the residues of a protein but the 20 standard ones, and EOS
+    and PAD where the length of a text is given. """
+    ids = []
+    if tokenizer.kind == 'esm':
+        ids += range(N_STANDARD, len(RESIDUES))
+    if has_length:
+        ids += [tokenizer.eos, tokenizer.pad]
+    return torch.tensor(ids, dtype=torch.int64)
+
+
 def allowed(run, logits, is_inner=None):
     """ The logits (P, V), in place, with -inf for the ids that are never written, and for EOS and
     PAD where is_inner (P,) is True. """
@@ -119,7 +145,8 @@ def make_denoise(run, g, condition, null, inner=None, is_causal=False):
     condition, null (B, N, D): standardised latents, and noise in their place; None: there are none.
     inner (B, L): positions where EOS and PAD are not allowed.
     is_causal: the text is written from left to right, with a cache of keys and values. """
-    cache_c, cache_u = ({}, {}) if is_causal else (None, None)
+    cache_c = {} if is_causal else None
+    cache_u = {} if is_causal else None
 
     def denoise(tokens, t, positions, rows=slice(None)):
         if isinstance(rows, torch.Tensor):

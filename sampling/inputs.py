@@ -4,22 +4,19 @@ read is a ValueError that says where it stands.
 Letters: n texts, L tokens, N latent vectors, D latent dimensions.
 """
 import itertools
+import json
 import math
 import os
 import re
-from collections import Counter
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from corpora.readers import cleaned, read_file
 from encoders import check_texts
 from runs.console import warn
-from runs.files import read_array, short
+from runs.files import one_line, read_array, short
 
-MOST_WARNINGS = 5              # of one kind
 MOST_TEMPLATES = 64            # that a template with [MASK:2-6] may stand for
 
 # -----------------------------------------------------------------------------
@@ -52,54 +49,56 @@ def pack(run, texts, cut=False):
     return torch.tensor(rows)
 
 
-class AsLines(NamedTuple):
-    """ How corpora.readers reads a file of texts: one a line, or one a record. """
-    field: str = 'text'            # of a record
-    split_on: str = 'line'
-    encoding: str = 'utf-8'
-    invalid_bytes: str = 'replace'
-
-
 def read_texts(path, field='text'):
-    """ The texts of a file, as prepare.py reads it: the lines of a text file, the records of a
-    .jsonl, .csv, .parquet or .fasta file. Blank ones are passed over. """
+    """ The texts of a UTF-8 file: its lines, or of a .jsonl file a field of each record. Blank ones
+    are passed over. """
     if not os.path.isfile(path):
         what = 'this is a folder, expected a file' if os.path.isdir(path) else 'no such file'
         raise ValueError(f'texts={path}: {what}')
-    n_texts = n_invalid = 0
-    for text in read_file(path, AsLines(field), Counter()):
-        text, n = cleaned(text.strip())
-        n_invalid += n > 0
-        if text:
-            n_texts += 1
-            yield text
-    if n_invalid:
-        warn(f'{path}: a byte that is not UTF-8 became U+FFFD, in {n_invalid:,} of {n_texts:,} '
-             'texts')
+    if path.lower().endswith(('.csv', '.tsv', '.fasta', '.json')):
+        raise ValueError(f'texts={path}: expected a text a line, or a record a line in a .jsonl '
+                         'file')
+    number = n_texts = 0
+    try:
+        with open(path, encoding='utf-8-sig') as f:
+            for number, line in enumerate(f, 1):
+                text = line.strip()
+                if text and path.endswith('.jsonl'):
+                    text = json.loads(text)[field].strip()
+                    text = text.replace('\r\n', '\n').replace('\r', '\n')
+                    text.encode()                          # half a character is an error
+                if '\0' in text:
+                    raise ValueError('a NUL, which no text has')
+                if text:
+                    n_texts += 1
+                    yield text
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f'texts={path}, line {number} or soon after: no UTF-8, or no record with '
+                         f'a text in field {field!r} ({one_line(error)})') from None
     if not n_texts:
         raise ValueError(f'texts={path}: no text in it')
 
 
 def embeddings(run, texts):
-    """ Raw latents (n, N, D) to write from, by the run's encoder. A warning for each of the first
-    texts that it cannot embed as the run would need it. """
+    """ Raw latents (n, N, D) to write from, by the run's encoder. A warning where there are texts
+    that it cannot embed as the run would need it, with the first of them. """
     raw = run.encode(texts)                    # it says what is an error
-    found = []
+    masked, remarked, long = [], [], []
     for text in texts:
         n_tokens = len(run.tokenizer.encode(text))
         remark = run.encoder.remark(text)
         if '[MASK' in text:
-            found.append((text, 'has a [MASK, embedded as it stands: mode=infill fills gaps'))
+            masked.append((text, 'has a [MASK, embedded as it stands: mode=infill fills gaps'))
         elif remark:
-            found.append((text, remark))
+            remarked.append((text, remark))
         if n_tokens > most_tokens(run):
-            found.append((text, f'has {n_tokens:,} tokens, {run.out_dir} writes at most '
-                                f'{most_tokens(run):,} and has seen no embedding of a longer text'))
+            long.append((text, f'has {n_tokens:,} tokens, {run.out_dir} writes at most '
+                               f'{most_tokens(run):,} and has seen no embedding of a longer text'))
 
-    for text, remark in found[:MOST_WARNINGS]:
-        warn(f'{short(text)} {remark}')
-    if len(found) > MOST_WARNINGS:
-        warn(f'and {len(found) - MOST_WARNINGS:,} more texts like these')
+    for found in filter(None, (masked, remarked, long)):
+        text, remark = found[0]
+        more = f'; and so with {len(found) - 1:,} more texts' if len(found) > 1 else ''
+        warn(f'{short(text)} {remark}{more}')
     return raw
 
 # -----------------------------------------------------------------------------
@@ -183,20 +182,10 @@ def read_template(run, text, length=0):
 
 def read_latents(run, path):
     """ Raw latents (n, N, D) from an .npy file of (n, D) or (n, N, D). """
-    N, D = run.meta['latent_shape']
-    array = read_array(path, 'numbers', mmap=True, what='latents')
-    shape = (len(array), 1, array.shape[1]) if array.ndim == 2 else array.shape
-    if shape[1:] != (N, D) or not shape[0]:
-        raise ValueError(f'{path}: shape {array.shape}, expected (n, {N}, {D}) as {run.out_dir} '
-                         'was trained')
-
-    with np.errstate(over='ignore'):           # too large becomes inf
-        raw = torch.from_numpy(np.array(array, np.float32)).reshape(shape)
-    is_finite = raw.isfinite().all((1, 2))     # (n,)
-    if not is_finite.all():
-        rows = (~is_finite).nonzero().flatten().tolist()
-        raise ValueError(f'{path}: rows {rows[:5]} are not finite')
-    return raw
+    try:
+        return run.to_raw(read_array(path, 'numbers', mmap=True, what='latents'))
+    except ValueError as error:
+        raise ValueError(f'{path}: {error}') from None
 
 
 def slerp(first, last, n):
@@ -208,7 +197,8 @@ def slerp(first, last, n):
     """
     if n < 2:
         raise ValueError(f'{n} texts on the way from one to another: expected at least 2, the ends')
-    first, last = first.double(), last.double()
+    first = first.double()
+    last = last.double()
     w = torch.linspace(0, 1, n, dtype=torch.float64)[:, None, None]      # (n, 1, 1)
 
     cosine = F.cosine_similarity(first, last, dim=-1).clamp(-1, 1)

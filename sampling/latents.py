@@ -48,25 +48,22 @@ class JointDenoise:
     """
     denoise(tokens, t, positions) of samplers.py, in which each network call is also a
     step of the latents.
-    z (n, N, D): the latents, noise at first; i: how many of their `steps` they have taken.
+    z (n, N, D): the latents, noise at first; i: how many of their steps they have taken.
     """
 
     def __init__(self, run, n, steps, solver, rng):
         self.run = run
         self.step = SOLVERS[solver]
         self.times = latent_times(run.latent, steps)
-        self.steps = steps
         self.rng = rng
         self.z = null_latents(run, n, rng)
         self.i = 0
         self.memory = {}
 
     def __call__(self, tokens, t_text, positions):
-        if self.i == self.steps:
-            raise ValueError(f'the sampler makes more than steps={self.steps} network calls; '
-                             'joint sampling makes one a step for both')
         run = self.run
-        t, t_next = self.times[self.i], self.times[self.i + 1]
+        t = self.times[self.i]
+        t_next = self.times[self.i + 1]
         logits, prediction = call(run, tokens, self.z, t_text, t, positions,
                                   predict=('text', 'latent'))
 
@@ -102,7 +99,8 @@ def write_both(run, n, knobs, on_step=no_callback):
     out = []
     n_asked = asked_of_a_row(run, knobs)
     for part in batches(run, n, knobs.sample_batch, n_asked, 0, on_step is not no_callback):
-        tokens, known_mask = all_tokens[part].to(run.device), all_known[part]
+        tokens = all_tokens[part].to(run.device)
+        known_mask = all_known[part]
         steps = knobs.steps
         if knobs.sampler == 'confidence':                                # it makes no more calls
             steps = min(steps, int((~known_mask).sum(1).max()))
@@ -111,8 +109,5 @@ def write_both(run, n, knobs, on_step=no_callback):
         joint = JointDenoise(run, len(tokens), steps, knobs.solver, device_rng)
         on_step(tokens)
         tokens = sampler(joint, propose, run.text, tokens, known_mask, steps, rng, on_step)
-        if joint.i < steps:
-            raise ValueError(f'sampler={knobs.sampler} made {joint.i} of {steps} network calls; '
-                             f'joint sampling makes one a step for both: --steps={joint.i}')
         out.append((tokens.cpu(), joint.z.cpu()))
     return tuple(torch.cat(parts) for parts in zip(*out))

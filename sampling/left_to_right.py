@@ -125,7 +125,8 @@ class Reader:
         gains = gains[:, None, :, None]
         cos = torch.cat([model.cos, model.cos], 1)[:, None, None]        # (L, 1, 1, d)
         sin = torch.cat([-model.sin, model.sin], 1)[:, None, None]
-        self.by_cos, self.by_sin = (gains * cos).to(dtype), (gains.roll(d // 2, -1) * sin).to(dtype)
+        self.by_cos = (gains * cos).to(dtype)
+        self.by_sin = (gains.roll(d // 2, -1) * sin).to(dtype)
 
         # keys and values
         self.cache = torch.empty((c.depth, 2, B, c.heads, self.K + c.seq_len, d), dtype=dtype,
@@ -135,8 +136,9 @@ class Reader:
             modulation, _, _, *gates = model.split_latent_modulation(condition)
             self.read_latents(latent, modulation)
         if c.shortcut:
-            found = model.shortcuts(latents, gates)                      # (B, C) each
-            self.into_text, self.into_head = (part[:, None].to(dtype) for part in found)
+            into_text, into_head = model.shortcuts(latents, gates)       # (B, C) each
+            self.into_text = into_text[:, None].to(dtype)
+            self.into_head = into_head[:, None].to(dtype)
 
     def read_latents(self, latent, modulation):
         """ Keys and values of the latents (B, K, C), which see only one another. """
@@ -152,7 +154,8 @@ class Reader:
         read = self.cache[:, :, :, :, :self.K + self.n_read]
         read.copy_(read[:, :, rows])
         if self.model.config.shortcut:
-            self.into_text, self.into_head = self.into_text[rows], self.into_head[rows]
+            self.into_text = self.into_text[rows]
+            self.into_head = self.into_head[rows]
 
     def read(self, tokens):
         """ Logits (B, V), float32, of the token after `tokens` (B, L), of which the new ones are

@@ -54,17 +54,17 @@ def nats_per_token(run, tokens, z, knobs, draws=64):
     n, L = tokens.shape
     u = uniforms(knobs.seed, 0, 'evaluation', 0, draws, 1 + L)                 # (K, 1 + L)
     u[:, 0] = (torch.arange(draws) + 0.5) / draws
-    latents, clock = z, 0.0
-    if z is None:
-        latents, clock = None, 1.0
-        if 'latent' in run.streams:
-            rng = torch.Generator(run.device).manual_seed(knobs.seed)
-            latents = null_latents(run, 1, rng).expand(n, -1, -1)
+    latents = z
+    clock = 1.0 if z is None else 0.0
+    if z is None and 'latent' in run.streams:
+        rng = torch.Generator(run.device).manual_seed(knobs.seed)
+        latents = null_latents(run, 1, rng).expand(n, -1, -1)
 
     # a row for each draw of each text, some rows a call
     nats = torch.zeros(n, dtype=torch.float64)
     for row in torch.arange(n * draws).split(rows_that_fit(run, knobs.sample_batch)):
-        text, draw = row // draws, row % draws
+        text = row // draws
+        draw = row % draws
         some_latents = None if latents is None else latents[text]
         some_known = None if known_mask is None else known_mask[text]
         run.row_calls += len(row)

@@ -7,6 +7,7 @@ import os
 import numpy as np
 import torch
 
+from corpora.patches import image_patches, to_pixels
 from runs.writing import write_whole
 
 GAP = 4                        # white pixels between two pictures of a sheet
@@ -30,14 +31,12 @@ def images_of(run):
 
 def pixels(run, raw):
     """ Raw latents (n, N, D) as pictures (n, S, S, channels), uint8. """
-    from corpora.images import to_pixels
     record = images_of(run)
     return to_pixels(raw.numpy(), record['patch'], record['channels'])
 
 
 def read_pictures(run, path):
     """ (names, raw latents (n, N, D)) of a picture, or of all in a folder, by name. """
-    from corpora.images import image_patches
     cut = images_of(run)
     files = [path]
     if os.path.isdir(path):

@@ -105,7 +105,8 @@ def candidates(tokenizer, frame, row, i):
     """ [[text, probability, whether it was written]]: the likeliest tokens at a position, and last
     the one that was written, where it is none of them. """
     written = frame.tokens[row, i].item()
-    ids, p = frame.top_ids[row, i].tolist(), frame.top_p[row, i].tolist()
+    ids = frame.top_ids[row, i].tolist()
+    p = frame.top_p[row, i].tolist()
     if frame.is_new[row, i] and written not in ids:
         ids.append(written)
         p.append(frame.p[row, i].item())

@@ -19,22 +19,26 @@ Letters: n texts, L text tokens, N latent vectors, D latent dims, C width.
 """
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 
-from diffusion import GaussianLatents, MaskedText
+import processes
+from corpora.tokenizers import load_tokenizer
+from diffusion import GaussianLatents, MaskedText, modes_of
 from encoders import check_texts, load_encoder
-from model import Model
+from runs.checkpoint import find_checkpoint, load_model
+from runs.machine import pick_device, pick_dtype
+from runs.manifest import load_stats
+from samplers import no_callback
+from sampling.denoise import cast, never_written
 from sampling.inputs import embeddings, moved, pack, read_template, slerp
 from sampling.knobs import SamplingKnobs, settle
 from sampling.latents import make_latents, write_both
 from sampling.left_to_right import LeftToRight
 from sampling.likelihood import changed_by, hidden_states, nats_per_token
-from sampling.loading import read_run
 from sampling.writing import blank, tidied, write
-from samplers import no_callback
 
 # -----------------------------------------------------------------------------
 # What a direction needs
@@ -77,49 +81,58 @@ DIRECTIONS = {
 # -----------------------------------------------------------------------------
 # The run
 
-@dataclass(eq=False, repr=False)
 class Run:
     """
-    out_dir: a run folder, or an export; or the id of an export on the Hugging Face hub, with
-    `revision`, a whole commit. If the folder exists here, the hub is not asked.
+    out_dir         a run folder, or an export; or the id of an export on the Hugging Face hub, with
+                    `revision`, a whole commit. If the folder exists here, the hub is not asked
+    which           best | latest | a step, as step-00001000
+    encoder_folder  where the encoder lies now
     """
-    out_dir: str
-    which: str = 'best'            # best | latest | a step, as step-00001000
-    device: str = 'auto'
-    dtype: str = 'auto'
-    encoder_folder: str = ''       # where the encoder lies now
-    revision: str = ''
 
-    # read from the folder by sampling/loading.py
-    checkpoint: str = field(init=False)        # its name
-    config: dict = field(init=False)           # the knobs of training
-    meta: dict = field(init=False)             # of its data
-    folder: str = field(init=False)            # where records of its data lie
-    model: Model = field(init=False)           # the network, averaged weights
-    streams: tuple = field(init=False)         # of the network
-    L: int = field(init=False)                 # the longest text, in tokens
-    text: MaskedText = field(init=False)       # the process of the text, or another of processes/
-    latent: GaussianLatents = field(init=False)            # of the latents, or None
-    next_token: LeftToRight = field(init=False)            # of text from left to right, or None
-    learned: set = field(init=False)           # the modes that it was trained for
-    fills_masks: bool = field(init=False)      # whether it has learned to write where MASKs are
-    tokenizer: object = field(init=False)
-    stats: object = field(init=False)          # of the latents: standardise, destandardise; or None
-    lengths: list = field(init=False)          # quantiles of the training texts' lengths, where it
-                                               # does not learn when a text ends; else None
-    banned: torch.Tensor = field(init=False)   # ids that no sampler writes
-    encoder: object = field(init=False, default=None)      # loaded when it is needed
-    row_calls: int = field(init=False, default=0)          # rows the network has read: the cost
-
-    def __post_init__(self):
-        if self.revision and not os.path.isdir(self.out_dir):
-            if not re.fullmatch('[0-9a-f]{40}', self.revision):
-                raise ValueError(f'revision={self.revision!r}: expected a whole commit, 40 of 0-9 '
-                                 'and a-f; what a branch names may change')
+    def __init__(self, out_dir, which='best', device='auto', dtype='auto', encoder_folder='',
+                 revision=''):
+        if revision and not os.path.isdir(out_dir):
+            if not re.fullmatch('[0-9a-f]{40}', revision):
+                raise ValueError(f'revision={revision!r}: expected a whole commit, 40 of 0-9 and '
+                                 'a-f; what a branch names may change')
             from huggingface_hub import snapshot_download
-            self.out_dir = snapshot_download(self.out_dir, revision=self.revision)
-        vars(self).update(read_run(self.out_dir, self.which, self.device, self.dtype))
+            out_dir = snapshot_download(out_dir, revision=revision)
+        self.out_dir = out_dir
+        self.device = pick_device(device)
+        self.dtype = pick_dtype(dtype, self.device)
+
+        # the network, with averaged weights; the knobs of training; meta.json of its data
+        self.checkpoint = find_checkpoint(out_dir, which)
+        model, self.config, self.meta = load_model(out_dir, self.checkpoint, device=self.device)
+        self.model = cast(model, self.dtype)
+        self.streams = model.config.streams
+        self.L = model.config.seq_len                      # the longest text, in tokens
+        self.learned = modes_of(self.config['mode'])       # the modes that it was trained for
         self.fills_masks = bool(self.learned & set(FILLS))
+        # quantiles of the training texts' lengths, where it does not learn when a text ends
+        self.lengths = self.config.get('lengths')
+
+        # what lies in data/
+        self.folder = os.path.join(out_dir, 'data')
+        self.tokenizer = load_tokenizer(self.folder)
+        self.stats = load_stats(self.folder)               # of the latents, or None
+        self.encoder = None                                # loaded when it is needed
+        self.encoder_folder = encoder_folder
+        banned = never_written(self.tokenizer, bool(self.lengths))
+        self.banned = banned.to(self.device)               # ids that no sampler writes
+
+        # the processes of the text, of text from left to right, of the latents; or None
+        self.text = processes.text_process(self.config, model.config.vocab_size)
+        if model.config.clusters:
+            self.text.take_clusters(model.cluster_of.cpu())
+        self.next_token = self.latent = None
+        if 'causal' in self.learned:
+            self.next_token = LeftToRight(model.config.vocab_size, self.tokenizer.eos)
+        if self.stats:
+            self.latent = GaussianLatents(self.stats.live.to(self.device),
+                                          self.config['latent_schedule'],
+                                          self.config['latent_target'])
+        self.row_calls = 0                                 # rows the network has read: the cost
 
     # ---- what it can do
 
@@ -235,8 +248,9 @@ class Run:
         raw = same_number(texts, self.to_raw(latents))
 
         # what is to change is written anew, from the latent and from all that stays
-        tokens, z_now, z = (x.repeat_interleave(num_samples, 0) for x in (
-            self.pack(texts), self.stats.standardise(now), self.stats.standardise(raw)))
+        tokens = self.pack(texts).repeat_interleave(num_samples, 0)
+        z_now = self.stats.standardise(now).repeat_interleave(num_samples, 0)
+        z = self.stats.standardise(raw).repeat_interleave(num_samples, 0)
         masked = changed_by(self, tokens, z_now, z, knobs)
         tokens = torch.where(masked, self.text.mask_id, tokens)
         tokens = write(self, tokens, ~masked, z, knobs, masked, num_samples > 1, on_step)

@@ -80,7 +80,8 @@ class Recorder:
         x = tokens.flatten()[positions].clamp(max=logits.shape[1] - 1).to(logits.device)
         p = logits.softmax(-1)
         ids = logits.topk(min(self.n_top, logits.shape[1]), -1).indices
-        top_p, p_x = p.gather(-1, ids).cpu(), p.gather(-1, x[:, None]).squeeze(-1).cpu()
+        top_p = p.gather(-1, ids).cpu()
+        p_x = p.gather(-1, x[:, None]).squeeze(-1).cpu()
         asked, all_ids, all_p = self.nothing_said(tokens)
         asked.view(-1)[positions] = True
         all_ids.view(-1, self.n_top)[positions, :ids.shape[1]] = ids.cpu()
@@ -156,7 +157,8 @@ def spans_of(tokenizer, frame, row, mask_id, least_draft=None, to_end=False):
             best = frame.top_ids[row, i, 0].item()
             is_text = best < mask_id and best not in (tokenizer.eos, tokenizer.pad)
             if is_text and frame.top_p[row, i, 0] >= least_draft:
-                piece, kinds = name_of(tokenizer, best), kinds + 'd'
+                piece = name_of(tokenizer, best)
+                kinds += 'd'
         spans.append((piece, kinds))
     return spans
 
@@ -164,7 +166,8 @@ def spans_of(tokenizer, frame, row, mask_id, least_draft=None, to_end=False):
 def lines_of(spans, width):
     """ The spans cut into lines of at most `width` characters. Neighbours of the same kinds become
     one span. """
-    lines, n_in_line = [[]], 0
+    lines = [[]]
+    n_in_line = 0
     for text, kinds in spans:
         if n_in_line and n_in_line + len(text) > width:
             lines.append([])

@@ -49,7 +49,8 @@ def blank(run, n, knobs, lengths_of=None, seed=None):
     Where the run does not learn lengths, EOS and PAD are known: after `length` tokens, or where the
     texts lengths_of (n, L) have them, or after a length drawn from the training texts'.
     """
-    length, seed = knobs.length, knobs.seed if seed is None else seed
+    length = knobs.length
+    seed = knobs.seed if seed is None else seed
     tokens = torch.full((n, run.L), run.text.mask_id)
     if not run.lengths:
         if length:

@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from corpora import tokenizers
+from corpora.fitting import train_bpe
 from corpora.statistics import counts
 from corpora.tokenizers import load_tokenizer
-from data import LatentStats, PackedDataset, load_stats
+from data import PackedDataset
 from loss import prefetch
 from runs.files import sha256
+from runs.manifest import LatentStats, load_stats
 from runs.writing import sealed
 
 TEXTS = ['a dog runs on the beach', 'tabs\tand\n\nlines  ', '<eos> <|endoftext|> [MASK] <pad>',
@@ -23,7 +25,7 @@ LENGTHS = [3, 0, 7, 1, 5, 7, 2]
 
 def bpe(tmp_path, vocab_size=300):
     texts = ['the dog runs on the beach', 'a dog on a beach'] * 3
-    (tmp_path / 'tokenizer.json').write_text(tokenizers.train_bpe(texts, vocab_size))
+    (tmp_path / 'tokenizer.json').write_text(train_bpe(texts, vocab_size))
     return tokenizers.bpe_tokenizer(tmp_path / 'tokenizer.json')
 
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from diffusion import (MODES, GaussianLatents, MaskedText, draw_clocks, mode_shares, normals,
+from diffusion import (MODES, GaussianLatents, MaskedText, mode_shares, normals,
                        where_scored, uniforms)
+from loss import draw_clocks
 from sampling.solvers import SOLVERS, x0_and_e
 from toys import L, V, Toy, exact_bound, optimal_denoiser, random_denoiser
 

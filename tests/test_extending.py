@@ -104,8 +104,9 @@ def test_the_row_of_an_encoder_and_the_encoder_class_embed(tree, tmp_path):
     code = f"""
 import sys
 sys.path.insert(0, {str(tree)!r})
-import encoders
-encoder = encoders.load_encoder('e5_small', dimension=32, folder={folder!r})
+from corpora import encoder_table
+encoder_table.find_folder = lambda where, revision: ({folder!r}, revision)
+encoder = encoder_table.find_encoder('e5_small', dimension=32)
 assert encoder.record['id'] == 'intfloat/e5-small-v2' and encoder.record['prefix'] == 'query: '
 assert encoder(['a dog runs', 'a cat']).shape == (2, 1, 32)
 """

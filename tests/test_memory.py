@@ -13,7 +13,7 @@ from diffusion import GaussianLatents, MaskedText
 from model import Model, ModelConfig
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
-from sampling import denoise, loading
+from sampling import denoise
 from sampling.knobs import SamplingKnobs
 from sampling.latents import make_latents, write_both
 from sampling.left_to_right import LeftToRight
@@ -98,7 +98,7 @@ def test_the_first_choice_of_a_network_that_knows_the_tokens_is_right():
 
 
 def test_a_cast_run_computes_in_bfloat16_and_its_clocks_in_float32(model):
-    run, (tokens, z) = run_of(loading.cast(copy.deepcopy(model), 'bfloat16')), texts()
+    run, (tokens, z) = run_of(denoise.cast(copy.deepcopy(model), 'bfloat16')), texts()
     seen = {}
     for name, module in run.model.named_modules():
         if isinstance(module, torch.nn.Linear):

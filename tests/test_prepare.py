@@ -5,9 +5,7 @@ import hashlib
 import json
 import os
 import re
-import signal
 import sys
-import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +16,7 @@ import prepare
 from configurator import read_knobs
 from corpora import tokenizers
 from corpora.builtin import builtin_corpus
+from corpora.fitting import train_bpe
 from corpora.shards import Chunker
 from corpora.tokenizers import byte_tokenizer, load_tokenizer
 from data import PackedDataset
@@ -158,7 +157,7 @@ def test_latents_of_which_no_dimension_varies_are_refused(tmp_path):
 # Tokens
 
 def fitted(tmp_path, texts, vocab_size):
-    (tmp_path / 'tokenizer.json').write_text(tokenizers.train_bpe(texts, vocab_size))
+    (tmp_path / 'tokenizer.json').write_text(train_bpe(texts, vocab_size))
     return tokenizers.bpe_tokenizer(tmp_path / 'tokenizer.json')
 
 
@@ -193,24 +192,6 @@ def test_a_long_word_is_fitted_and_encoded_in_pieces(tmp_path, word):
     tok = fitted(tmp_path, [word, 'a short line'], 500)
     assert 2 < max(map(len, tok.pieces)) <= tokenizers.LONGEST_PIECE < len(word)
     assert tok.decode(tok.encode(word)) == word
-
-
-def test_ctrl_c_is_heard_while_a_library_works():
-    """ It works in another thread, which the signal does not end. """
-    began, is_over = [], threading.Event()
-
-    def fit():
-        began.append(threading.current_thread())
-        os.kill(os.getpid(), signal.SIGINT)
-        is_over.wait(20)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)    # a job with & ignores it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            tokenizers.wait_for(fit)
-        assert began[0].is_alive()
-    finally:
-        is_over.set()
-        signal.signal(signal.SIGINT, before)
 
 
 def test_the_builtin_corpus_is_distinct_short_sentences_of_english():

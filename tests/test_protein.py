@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
+from corpora.encoder_table import find_encoder
 from corpora.statistics import lengths
 from corpora.tokenizers import RESIDUES
 from data import PackedDataset
 from diffusion import MaskedText, is_end, uniforms
-from encoders import load_encoder
 from launch import TINY, measured, run, run_each, texts_in
 from loss import BatchMaker
 from runs.stages import read_stages
@@ -214,7 +214,7 @@ def test_a_protein_encoder_of_ESMs_layout_is_read_from_a_folder(tmp_path):
         intermediate_size=64, pad_token_id=1, mask_token_id=32, token_dropout=True,
         position_embedding_type='rotary')
     transformers.EsmForMaskedLM(config).save_pretrained(tmp_path)
-    encoder = load_encoder(str(tmp_path), pooling='mean', normalize=False)
+    encoder = find_encoder(str(tmp_path), pooling='mean', normalize=False)
     one, other = encoder(['MKVLA', 'GGGGGHHHHHKK'])
     assert one.shape == (1, 32) and (one - other).abs().max() > 1e-3
     assert torch.allclose(encoder(['MKVLA'])[0], one, atol=1e-5), 'alone as in a batch'

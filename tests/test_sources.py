@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from corpora import hub, readers
-from corpora.images import image_patches
+from corpora.encoder_table import find_encoder
 from corpora.layouts import export
+from corpora.patches import image_patches
 from corpora.sources import Source, documents
 from corpora.tokenizers import RESIDUES, load_tokenizer
 from data import PackedDataset
-from encoders import load_encoder
 from launch import texts_of
 from runs import manifest
 from test_encoders import save_encoder
@@ -402,7 +402,7 @@ def test_a_latent_that_float16_cannot_hold_is_named_by_its_row(tmp_path, capsys)
 def test_an_encoder_named_beside_given_latents_must_be_theirs(tmp_path):
     (tmp_path / 'bert').mkdir()
     encoder = save_encoder(tmp_path / 'bert')
-    z = load_encoder(encoder, pooling='mean')(LINES)[:, 0].numpy()
+    z = find_encoder(encoder, pooling='mean')(LINES)[:, 0].numpy()
     knobs = dict(input=write_lines(tmp_path / 'a.txt'), latents_from=tmp_path / 'z.npy',
                  encoder=encoder, encoder_dims=0, pooling='mean')
     np.save(tmp_path / 'z.npy', z)

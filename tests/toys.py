@@ -6,8 +6,7 @@ from types import SimpleNamespace
 
 import torch
 
-from diffusion import GaussianLatents, MaskedText
-from runs.stages import modes_of
+from diffusion import GaussianLatents, MaskedText, modes_of
 from samplers import no_callback
 from sampling.knobs import SamplingKnobs
 from sampling.run import FILLS, Run

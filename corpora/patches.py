@@ -1,0 +1,70 @@
+"""
+Pictures as latent vectors, a vector per patch.
+
+    image (S, S, C)  ->  latents (N, D)       N = (S / patch)^2 patches row by row, D = patch^2 * C
+
+Pixels lie in [-1, 1]. Letters: S pixels a side, C channels (1 grey, 3 colour), N patches, D numbers
+of a patch, n images.
+"""
+import math
+
+import numpy as np
+
+
+def to_patches(pixels, patch):
+    """ (S, S, C) -> (N, D). """
+    S, _, C = pixels.shape
+    side = S // patch                                                    # patches
+    grid = pixels.reshape(side, patch, side, patch, C)
+    return grid.transpose(0, 2, 1, 3, 4).reshape(-1, patch * patch * C)
+
+
+def to_pixels(patches, patch, channels):
+    """ The way back, for n images: (n, N, D) -> (n, S, S, C) uint8. Numbers outside of [-1, 1]
+    become black or white. """
+    n = len(patches)
+    side = math.isqrt(patches.shape[1])
+    grid = patches.reshape(n, side, side, patch, patch, channels).transpose(0, 1, 3, 2, 4, 5)
+    pixels = grid.reshape(n, side * patch, side * patch, channels)
+    return ((pixels.clip(-1, 1) + 1) * 127.5).round().astype(np.uint8)
+
+
+def image_patches(path, size, patch, channels):
+    """ The middle square of an image file at size x size pixels, as patches (N, D) float32. To
+    shrink it we average areas, so an image enlarged by a whole factor comes back as it was. What is
+    transparent lies on white. """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError:
+        raise ValueError(f'{path}: to read images: pip install pillow') from None
+
+    # the middle square, turned as its EXIF data say
+    try:
+        with Image.open(path) as image:
+            image = with_8_bits(ImageOps.exif_transpose(image), image.format)
+            image = image.convert('L' if channels == 1 else 'RGB')
+            shrinks = min(image.size) >= size
+            method = Image.Resampling.BOX if shrinks else Image.Resampling.BICUBIC
+            image = ImageOps.fit(image, (size, size), method)
+    except Exception as error:                                           # pillow raises anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f'{path}: no image that can be read ({reason})') from None
+
+    # 0 to 255 becomes -1 to 1
+    pixels = np.asarray(image, np.float32).reshape(size, size, channels) / 127.5 - 1
+    return to_patches(pixels, patch)
+
+
+def with_8_bits(image, form):
+    """ A PIL image of 8 bits a channel, opaque: 16 bits are scaled, alpha is laid on white. form:
+    of its file, such as 'PNG'. ValueError where nobody knows which number is white. """
+    from PIL import Image
+    has_16_bits = image.mode.startswith('I;16') or image.mode == 'I' and form in ('PNG', 'PPM')
+    if has_16_bits and 'transparency' not in image.info:
+        return Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+    if image.mode[0] in 'IF':
+        raise ValueError(f'mode {image.mode}, whose white is unknown; save it with 8 or 16 bits')
+    if image.has_transparency_data:
+        white = Image.new('RGBA', image.size, 'white')
+        return Image.alpha_composite(white, image.convert('RGBA'))
+    return image
