@@ -13,7 +13,7 @@ Text and latents of a trained run, in every direction.
     python sample.py --mode=t2l2t --text="Return a list."
     python sample.py --text="Return a list." --interpolate="Read a file." --num_samples=5
     python sample.py --ask=true
-    python sample.py --mode=embed --texts=my.txt --save=h.npy
+    python sample.py --mode=hidden --texts=my.txt --save=h.npy
     python sample.py --out_dir=out/protein_tiny --num_samples=8 --length=120 --fasta=new.fasta
     python sample.py --out_dir=out/protein_tiny --text="MKV[MASK:40]HHHHHH" --num_samples=8
     python sample.py --out_dir=out/image_text --mode=t2l --text="a bold seven" --png=seven.png
@@ -27,7 +27,7 @@ text, latent  nothing: the other's clock stays 1   one alone
 infill        part of a text, and maybe a latent   the rest of the text
 edit          a text, and another latent           the part of the text that does not fit the latent
 t2l2t         a text                               a latent, and a text from that latent
-embed         a text                               nothing: mean hidden state of each text
+hidden        a text                               nothing: mean hidden state of each text
 
 The same from Python, where an import reads no command line. The keywords are the knobs below:
 
@@ -62,7 +62,7 @@ out_dir = 'out/quickstart'  # <a run folder>: model, data records and schedules 
 which = 'best'              # best | latest | <a step, as step-00001000>: best is the latest one
                             # before the first evaluation
 mode = ''                   # '' | <l2t, t2l, unconditional, text, latent, infill, edit, t2l2t or
-                            # embed>
+                            # hidden>
                             # text, latent: one alone; '', or a mode of training: infill where
                             # `text` has a [MASK], else as it was trained
 text = ''                   # this text; to be filled in where it has a [MASK], [MASK:3] for three
@@ -89,7 +89,7 @@ encoder_folder = ''         # where the encoder lies now; '': where it was when 
 watch = False               # see the texts being written, in shades of how certain each token was
 svg = ''                    # write this animated picture of the first text being written, one draw
                             # of it: from left to right and by unmasking, where the run does both
-save = ''                   # write the generated latents, raw, or the vectors of mode=embed, to
+save = ''                   # write the generated latents, raw, or the vectors of mode=hidden, to
                             # this .npy file
 png = ''                    # write the generated latents as pictures to this .png file, where the
                             # run is of images
@@ -115,7 +115,7 @@ READS = {
     'unconditional': TEXT_TO | LATENT_TO,
     'infill': FROM_TEXT | FROM_LATENT | TEXT_TO | {'like'},
     'edit': FROM_TEXT | TEXT_TO | {'latents', 'like', 'towards', 'away', 'strength'},
-    'embed': {'text', 'texts', 'save'},
+    'hidden': {'text', 'texts', 'save'},
 }
 
 
@@ -149,8 +149,8 @@ def check_knobs(run, direction, config):
             raise ValueError(f'{name} is blank: the model has nothing to go by')
 
     # where to write
-    if direction == 'embed' and not save:
-        raise ValueError('mode=embed writes one vector a text to --save=FILE.npy')
+    if direction == 'hidden' and not save:
+        raise ValueError('mode=hidden writes one vector a text to --save=FILE.npy')
     if fasta and run.tokenizer.kind != 'esm':
         raise ValueError(f'fasta={fasta!r}: {out_dir} was trained on {run.tokenizer.kind} tokens, '
                          'not on proteins')
@@ -262,7 +262,7 @@ def respond(run, direction, config):
     knobs = vars(SamplingKnobs.of(config))
     if svg and direction == 'infill' and len(read_template(run, given.texts[0])[0]) > 1:
         raise ValueError(f'svg={svg!r} shows one text being written: give its gap one length')
-    if direction == 'embed':
+    if direction == 'hidden':
         hidden = run.hidden(given.texts, **knobs)
         save_array(hidden)
         print(f'{len(hidden)} vectors of {hidden.shape[1]} numbers written to {save}')

@@ -75,7 +75,7 @@ DIRECTIONS = {
     'unconditional': Needs(BOTH, (('unconditional',),), masked_text=True),
     'infill': Needs(('text',), (WRITES,)),
     'edit': Needs(BOTH, (FILLS,), masked_text=True),
-    'embed': Needs(('text',), (FILLS,), masked_text=True),
+    'hidden': Needs(('text',), (FILLS,), masked_text=True),
 }
 
 # -----------------------------------------------------------------------------
@@ -304,7 +304,7 @@ class Run:
 
     def hidden(self, texts, latents=None, **knobs):
         """ The mean hidden state of each text, (n, C) float32, given latents or none. """
-        self.check('embed')
+        self.check('hidden')
         return hidden_states(self, self.pack(texts), self.latents_of(texts, latents),
                              SamplingKnobs(**knobs))
 

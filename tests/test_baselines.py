@@ -657,7 +657,7 @@ def test_what_does_not_go_together_is_one_line(baselines, dataset, tmp_path):
     sampling = [(['ar', '--sampler=confidence'], 'causal alone'),
                 (['mdlm', '--self_correct=3'], 'takes back'),
                 (['hdlm', '--block_size=4'], 'masked text'),
-                (['ar', '--mode=embed', '--text=a', f'--save={tmp_path}/h.npy'],
+                (['ar', '--mode=hidden', '--text=a', f'--save={tmp_path}/h.npy'],
                  'trained for causal')]
     commands += [['sample.py', f'--out_dir={baselines / name}', '--device=cpu', *args]
                  for (name, *args), _ in sampling]

@@ -147,7 +147,7 @@ def test_the_command_line_inpaints_writes_FASTA_and_embeds(trained, tmp_path):
             # with the config of training, whose mode is the run's own
             [*here, 'config/protein_tiny.py', f'--out_dir={trained}', '--text=MKV[MASK:*]',
              '--length=24', '--steps=9'],
-            [*here, '--mode=embed', f'--texts={tmp_path}/two.txt', f'--save={tmp_path}/h.npy'],
+            [*here, '--mode=hidden', f'--texts={tmp_path}/two.txt', f'--save={tmp_path}/h.npy'],
             ['prepare.py', f'--input={fasta}', f'--out={tmp_path}/again', '--val_fraction=0.4'])
     results = run_each(*good, *([*here, *args] for args, _ in wrong))
     assert [rc for rc, _, _ in results[:4]] == [0] * 4, results[:4]

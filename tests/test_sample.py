@@ -411,14 +411,14 @@ ORDERS = {'importance', 'orders'}
 JOINT = {'edit', 'unconditional'}
 CAN = {  # streams, process, mode: the directions, the tasks
     ('text latent', 'masked', 'l2t'):
-        (WRITE | {'embed', 'edit'}, WRITE | ORDERS | {'image', 'nelbo', 'edit'}),
+        (WRITE | {'hidden', 'edit'}, WRITE | ORDERS | {'image', 'nelbo', 'edit'}),
     ('text latent', 'masked', 't2l'): (MAKE, {'t2l', 'sts', 'image', 'nelbo'}),
     ('text latent', 'masked', 'unconditional'):
-        (BOTH | {'embed'} | JOINT, MEASURE | ORDERS | JOINT),
+        (BOTH | {'hidden'} | JOINT, MEASURE | ORDERS | JOINT),
     ('text latent', 'gidd', 'unconditional+l2t+t2l'): (BOTH, MEASURE | {'self_correction'}),
     ('text latent', 'masked', 'causal'): (WRITE, {'l2t', 'text', 'image', 'nelbo'}),
     ('text', 'masked', 'unconditional'):
-        ({'text', 'infill', 'embed'}, {'text', 'infill', 'nelbo'} | ORDERS),
+        ({'text', 'infill', 'hidden'}, {'text', 'infill', 'nelbo'} | ORDERS),
     ('text', 'masked', 'causal'): ({'text', 'infill'}, {'text', 'nelbo'}),
     ('latent', 'masked', 'unconditional'): ({'latent'}, {'nelbo'})}
 
@@ -492,12 +492,12 @@ def test_what_a_run_cannot_do_with_a_text_is_said_in_one_line_each(finished, tmp
     wrong = [(['--text=  '], 'is blank'),
              (['--mode=infill', '--text=a [MASK]', '--like= '], 'is blank'),
              ([f'--texts={tmp_path}/blank.txt'], 'no text in it'),
-             (['--mode=embed', own, to_file], 'text 2 of 2, '),
+             (['--mode=hidden', own, to_file], 'text 2 of 2, '),
              (['--mode=edit', '--text=a'], 'give --like'),
              (['--mode=text', '--text=a'], 'mode=text does not read it'),
              (['--which=step-00000001', '--text=a'], 'no checkpoint'),
-             (['--mode=embed', '--text=a', f'--save={tmp_path}'], 'this is a folder'),
-             (['--mode=embed', '--text=a', to_file, '--num_samples=5'], 'does not read it'),
+             (['--mode=hidden', '--text=a', f'--save={tmp_path}'], 'this is a folder'),
+             (['--mode=hidden', '--text=a', to_file, '--num_samples=5'], 'does not read it'),
              ([f'--out_dir={tmp_path}', '--text=a'], 'no run in')]
     here = ['sample.py', f'--out_dir={finished}', '--device=cpu', '--steps=2']
     results = run_each([*here, f'--texts={tmp_path}/own.jsonl'],
