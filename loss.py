@@ -30,8 +30,7 @@ import torch
 import torch.nn as nn
 from torch.quasirandom import SobolEngine
 
-from diffusion import (CAUSAL, MODES, exact_nll, is_end, normals, to_device, uniforms,
-                       where_scored)
+from diffusion import CAUSAL, MODES, exact_nll, is_end, normals, to_device, uniforms, where_scored
 
 # -----------------------------------------------------------------------------
 # A batch: made on the host, a pure function of (seed, step, rows)

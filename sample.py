@@ -40,7 +40,7 @@ solvers of latents. Samplers of text are in samplers.py.
 Letters: n texts, N latent vectors, D latent dims.
 """
 import os
-import sys
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
@@ -151,13 +151,8 @@ def check_knobs(run, direction, config):
     # where to write
     if direction == 'hidden' and not save:
         raise ValueError('mode=hidden writes one vector a text to --save=FILE.npy')
-    if fasta and run.tokenizer.kind != 'esm':
-        raise ValueError(f'fasta={fasta!r}: {out_dir} was trained on {run.tokenizer.kind} tokens, '
-                         'not on proteins')
     if png:
         images_of(run)
-        if not png.endswith('.png'):
-            raise ValueError(f'png={png}: expected a name that ends in .png')
     for path in (save, png, fasta, svg):
         if path:
             check_writable(path)
@@ -237,7 +232,7 @@ def draw(run, direction, given, n_each, on_step, knobs):
         return *run.round_trip(given.texts, **each), None
     if direction == 'infill':
         texts, nats = run.fill(given.texts, given.raw, **each)
-        notes = None if nats is None else [f'{x:.2f} nats per token' for x in nats.tolist()]
+        notes = None if nats is None else [f'{x:.2f} nats per token' for x in nats]
         return texts, None, notes
 
     # towards an embedding
@@ -247,12 +242,12 @@ def draw(run, direction, given, n_each, on_step, knobs):
         texts = run.edit(given.texts, latents=given.raw, **each)
     notes = None
     if given.ends is not None:
-        to_first, to_last = (run.cosines(texts, end[None]).tolist() for end in given.ends)
+        to_first, to_last = (run.cosines(texts, end[None]) for end in given.ends)
         notes = [f'cosine {a:.3f} to the first, {b:.3f} to the last'
                  for a, b in zip(to_first, to_last)]
     elif direction == 'edit' or knobs['rerank'] > 1:
         raw = given.raw.expand(n, -1, -1).repeat_interleave(n_each, 0)
-        notes = [f'cosine {c:.3f}' for c in run.cosines(texts, raw).tolist()]
+        notes = [f'cosine {c:.3f}' for c in run.cosines(texts, raw)]
     return texts, None, notes
 
 
@@ -332,7 +327,7 @@ def describe_latents(run, direction, given, n_each, raw):
         reason = str(error).split(';')[0]
         return [f'{shape}; not compared: {reason}'] * len(raw)
     cosine = F.cosine_similarity(raw.flatten(1), expected.flatten(1))
-    return [f"{shape}, cosine with the encoder's own {c:.3f}" for c in cosine.tolist()]
+    return [f"{shape}, cosine with the encoder's own {c:.3f}" for c in cosine]
 
 
 def write_animation(run, direction, given, knobs):
@@ -363,19 +358,11 @@ def write_animation(run, direction, given, knobs):
 
 def asked_texts():
     """ What a person types, or the lines of a pipe, up to an empty one. """
-    is_terminal = sys.stdin.isatty()
-    if is_terminal:
-        print('A text is written anew from its embedding, or changed (mode=edit), gaps like '
-              '[MASK:2-6] are filled. An empty line ends this.')
-    while True:
-        try:
-            line = input('\n> ') if is_terminal else sys.stdin.readline()
-        except EOFError:
-            line = ''
-            print()                                        # the next prompt has a line of its own
-        if not line.strip():
-            return
-        yield line.strip()
+    print('A text is written anew from its embedding, or changed (mode=edit), gaps like [MASK:2-6] '
+          'are filled. An empty line ends this.')
+    with suppress(EOFError, RuntimeError):                 # its end, and a stdin that is closed
+        while line := input('\n> ').strip():
+            yield line
 
 
 def answer(run, direction, config):

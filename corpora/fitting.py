@@ -6,6 +6,7 @@ import sys
 
 import torch
 
+from corpora.encoder_table import DEFAULTS
 from corpora.lsa import LSA, lsa_hash, split_terms, tfidf
 from corpora.tokenizers import words_of_bytes
 
@@ -66,6 +67,6 @@ def fit_lsa(texts, dims, seed=0, ngrams=1, max_terms=20_000):
     # an SVD leaves the signs open: the largest entry of each column becomes positive
     largest = projection.abs().argmax(0, keepdim=True)
     projection = projection * projection.gather(0, largest).sign()
-    record = dict(id='lsa', revision=lsa_hash(terms, idf, projection), pooling='sum', prefix='',
-                  normalize=True, dimension=dims, max_length=None, dtype='float32', language=None)
+    record = DEFAULTS | dict(id='lsa', revision=lsa_hash(terms, idf, projection), pooling='sum',
+                             normalize=True, dimension=dims)
     return LSA(terms, idf, projection, record)

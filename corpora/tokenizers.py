@@ -14,8 +14,6 @@ To add a tokenizer, write a function that returns a Tokenizer and name it in loa
 """
 import os
 
-import numpy as np
-
 from runs.files import read_json
 from runs.manifest import check_file, read_meta
 
@@ -84,20 +82,14 @@ def byte_tokenizer():
 
 def esm_tokenizer():
     """ One letter per residue, in ESM's alphabet. EOS, PAD and MASK are ours, not ESM's. """
-    letters = RESIDUES.encode()
-    id_of_byte = np.full(256, -1, np.int64)
-    id_of_byte[list(letters)] = np.arange(len(letters))
+    id_of = {letter: i for i, letter in enumerate(RESIDUES)}
 
     def encode_batch(texts):
-        batch = []
-        for text in texts:
-            ids = id_of_byte[np.frombuffer(text.encode(), np.uint8)]
-            if len(ids) and ids.min() < 0:
-                raise ValueError(f'tokenizer esm: {text[:60]!r} is no protein, '
-                                 f'its letters are {RESIDUES}')
-            batch.append(ids.tolist())
-        return batch
-    return Tokenizer('esm', encode_batch, [bytes([letter]) for letter in letters])
+        try:
+            return [[id_of[letter] for letter in text] for text in texts]
+        except KeyError as error:
+            raise ValueError(f'tokenizer esm: {error} is no residue, they are {RESIDUES}') from None
+    return Tokenizer('esm', encode_batch, [letter.encode() for letter in RESIDUES])
 
 # -----------------------------------------------------------------------------
 # Byte-level BPE

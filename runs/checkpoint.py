@@ -1,43 +1,33 @@
 """
-Checkpoints. A kill at any moment costs at most the checkpoint that is being written. Reading one
-runs no code from it and notices every broken byte.
+Checkpoints, as they are read. It runs no code from them and notices every broken byte.
 
     out/<run>/step-00001000/    model.safetensors, ema.safetensors, optimizer.safetensors,
                                 rng.safetensors, training_state.json
     out/<run>/best              a text file that names a checkpoint
 
-There is one form, whatever wrote it: one process, DDP or FSDP2. The tensors are whole, and any
-number of processes reads them.
+There is one form, whatever wrote it (saving.py): one process, DDP or FSDP2. The tensors are whole,
+and any number of processes reads them.
 
-Writing: all files go into step-N.tmp, are synced to the disk, and one rename makes it step-N. Only
-then are old checkpoints removed.
-
-Reading: training_state.json holds the size and the SHA-256 of the files beside it, and its own
-SHA-256, so a checkpoint can be proven whole. All shapes are compared with the file's before memory
-is taken for a model.
+training_state.json holds the size and the SHA-256 of the files beside it, and its own SHA-256, so a
+checkpoint can be proven whole. Shapes are compared with the file's before a model takes memory.
 """
 import os
 import re
-import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from model import Model, ModelConfig
 from runs.console import warn
 from runs.files import check, one_line, read_sealed, short
 from runs.identity import check_same, of_dataset
 from runs.manifest import read_meta
-from runs.writing import entry_of, fsync, sealed, write_text
 
 # Names that are read from files must match this, so none leads out of the run folder.
 STEP = re.compile(r'step-\d{8,12}', re.ASCII)
-
-# torch and safetensors raise errors of their own for a full disk
-DISK_ERRORS = (OSError, RuntimeError, SafetensorError)
 
 
 def steps(out_dir):
@@ -52,8 +42,6 @@ def best_of(out_dir):
     return path.read_text(errors='replace')[:100].strip() if path.is_file() else ''
 
 
-# ---- is it whole?
-
 def verify(folder):
     """ The training state of a checkpoint that is whole to the bit. Else ValueError: the file, what
     was found, what was expected. """
@@ -65,95 +53,6 @@ def verify(folder):
         raise ValueError(f'{folder}: training_state.json is of step {state["step"]}')
     return state
 
-
-def newest(out_dir):
-    """ The folder of the newest whole checkpoint; None where the run has none yet. Only rank 0
-    calls this. Broken ones are reported and set aside. ValueError when nothing else is left. """
-    out_dir = Path(out_dir)
-    for folder in steps(out_dir):
-        try:
-            verify(folder)
-        except ValueError as error:
-            warn(f'{folder.name} is broken and set aside: {error}')
-            # no function here reads it; it is kept for whoever wants to look at it
-            broken = folder.with_name(folder.name + '.broken')
-            shutil.rmtree(broken, ignore_errors=True)
-            os.rename(folder, broken)
-        else:
-            return folder
-    if list(out_dir.glob('step-*.broken')):
-        raise ValueError(f'{out_dir} has no whole checkpoint left: to start afresh, '
-                         'choose another out_dir or empty it')
-
-
-# ---- writing
-
-def save(out_dir, step, tensors, training_state, keep=2, best=False):
-    """
-    Writes out_dir/step-N whole or not at all, names it in `best` if it is, then removes the
-    checkpoints that are no longer kept. Only rank 0 calls this. Returns the folder.
-    tensors: {kind: {name: tensor}}, whole tensors, a file for each kind: model, ema, optimizer,
-    rng. training_state: plain values that JSON has.
-    OSError where it cannot be written, ValueError where a tensor is not finite. Then nothing of it
-    is left, and the checkpoints before it are untouched.
-    """
-    folder = Path(out_dir) / f'step-{step:08d}'
-    tmp = folder.with_name(folder.name + '.tmp')
-    for kind, state in tensors.items():
-        for name, tensor in state.items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                # a broken checkpoint would push the good ones out
-                raise ValueError(f'{folder.name} is not saved: {kind}.{name} holds nan or inf')
-
-    # leftovers of a process that was killed while it saved
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for stale in folder.parent.glob('step-*.tmp'):
-        shutil.rmtree(stale)
-
-    # where step-N is there already, only its name is written: it was saved before it was best
-    try:
-        if not folder.exists():
-            write_files(tmp, tensors, {**training_state, 'step': step})
-            os.rename(tmp, folder)
-            fsync(folder.parent)
-        if best:
-            write_text(folder.parent / 'best', folder.name + '\n')
-    except DISK_ERRORS as error:
-        raise OSError(f'cannot save {folder}: {one_line(error)}') from error
-    finally:
-        shutil.rmtree(tmp, ignore_errors=True)
-    remove_old(folder.parent, keep)
-    return folder
-
-
-def write_files(folder, tensors, training_state):
-    """ A safetensors file for each kind of {kind: {name: tensor}}, and training_state.json, which
-    has their sizes and digests. """
-    folder.mkdir()
-    umask = os.umask(0)
-    os.umask(umask)
-    files = {}
-    for kind, state in tensors.items():
-        path = folder / f'{kind}.safetensors'
-        state = {name: tensor.detach().contiguous() for name, tensor in state.items()}
-        save_file(state, path)
-        path.chmod(0o666 & ~umask)             # safetensors lets only the owner read
-        fsync(path)
-        files[path.name] = entry_of(path)
-    write_text(folder / 'training_state.json', sealed({**training_state, 'files': files}))
-
-
-def remove_old(out_dir, keep):
-    """ Removes all checkpoints but the newest `keep` and the best. """
-    for folder in steps(out_dir)[keep:]:
-        if folder.name != best_of(out_dir):
-            # first a rename: a folder that is half removed must not look like a checkpoint
-            tmp = folder.with_name(folder.name + '.tmp')
-            os.rename(folder, tmp)
-            shutil.rmtree(tmp)
-
-
-# ---- reading
 
 def read_tensors(path):
     """ {name: tensor} of a safetensors file. """

@@ -23,7 +23,7 @@ import torch
 
 from configurator import configure, stop_on_error
 from corpora.encoder_table import TABLE
-from runs import checkpoint
+from runs import checkpoint, saving
 from runs.files import read_json
 from runs.manifest import read_meta
 from runs.results import find, read_results, write_results
@@ -68,7 +68,7 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     shutil.rmtree(tmp, ignore_errors=True)
     tmp.mkdir(parents=True)
     kept = without_folders({key: state[key] for key in ('step', 'identity', 'knobs')})
-    checkpoint.write_files(tmp / name, {'model': weights}, kept)
+    saving.write_files(tmp / name, {'model': weights}, kept)
     copy_data(out_dir / 'data', tmp)
     meta = read_meta(out_dir / 'data')
     ids = {row['revision']: row['id'] for row in TABLE.values() if 'revision' in row}

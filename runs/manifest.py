@@ -63,14 +63,11 @@ class LatentStats:
         self.live = is_live.float()                                      # (D,), 0 where dead
 
     def standardise(self, raw):
-        """ raw (..., D): a tensor, or an array as an encoder may give it. """
-        raw = torch.as_tensor(raw).float()
-        mean, std, live = (x.to(raw.device) for x in (self.mean, self.std, self.live))
-        return (raw - mean) / std * live
+        """ raw (..., D) on the host: a tensor, or an array as an encoder may give it. """
+        return (torch.as_tensor(raw).float() - self.mean) / self.std * self.live
 
     def destandardise(self, z):
-        mean, std, live = (x.to(z.device) for x in (self.mean, self.std, self.live))
-        return z.float() * live * std + mean
+        return z.float() * self.live * self.std + self.mean
 
 
 def load_stats(folder, meta=None):

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from diffusion import modes_of
 from processes.clusters import cluster_table
-from runs import checkpoint, distributed, run_folder
+from runs import checkpoint, distributed, run_folder, saving
 from runs.distributed import print0, rank
 from runs.files import read_array, read_sealed
 from runs.identity import HARMLESS, OF_TRAINING, check_same, differences, identity_of, plain
@@ -116,7 +116,7 @@ class State:
         known = {name: getattr(self, name) for name in self.counters}
         known |= {name: getattr(self, name).tolist() for name in self.counters_on_device}
         known |= {'identity': self.identity, 'knobs': config}
-        _, error = distributed.on_rank0(checkpoint.save, config['out_dir'], self.step, tensors,
+        _, error = distributed.on_rank0(saving.save, config['out_dir'], self.step, tensors,
                                         known, config['keep'], is_best)
         self.failed_saves = self.failed_saves + 1 if error else 0
         if not error:
@@ -260,7 +260,7 @@ def take_run_folder(config):
     """ For rank 0: nobody else writes there until this process ends, however it ends. Returns the
     newest checkpoint that the run goes on from. """
     run_folder.take(config['out_dir'])
-    return checkpoint.newest(config['out_dir'])
+    return saving.newest(config['out_dir'])
 
 
 def resume_from(newest, state, config):

@@ -27,10 +27,6 @@ def most_tokens(run):
     return run.L if run.lengths else run.L - 1
 
 
-def most_tokens_in_words(run):
-    return f'{run.L}' if run.lengths else f'{run.L - 1} and an EOS'
-
-
 def pack(run, texts, cut=False):
     """ A list of texts as the model reads them: tokens (n, L), an EOS after the text, then PAD. One
     that is too long is cut, or is an error. """
@@ -43,7 +39,7 @@ def pack(run, texts, cut=False):
             ids = ids[:run.L - 1]
         if len(ids) > most_tokens(run):
             raise ValueError(f'text {i + 1} of {len(texts)}, {short(text)}, has {len(ids):,} '
-                             f'tokens, {run.out_dir} reads at most {most_tokens_in_words(run)}')
+                             f'tokens, {run.out_dir} reads at most {most_tokens(run)}')
         row = ids + [eos] + [pad] * (run.L - len(ids))
         rows.append(row[:run.L])
     return torch.tensor(rows)
@@ -165,7 +161,7 @@ def read_template(run, text, length=0):
             ids += [-1] * (length - len(ids))
         if len(ids) > most_tokens(run):
             raise ValueError(f'{short(text)} has more tokens than {run.out_dir} writes: at most '
-                             f'{most_tokens_in_words(run)}')
+                             f'{most_tokens(run)}')
 
         # up to L: MASK where the model chooses the end, else an EOS and PAD
         if has_rest and not run.lengths:
@@ -192,24 +188,17 @@ def slerp(first, last, n):
     """
     n latents (n, N, D) from first (N, D) to last (N, D), both included, in equal angles:
         z_w = [sin((1 - w) theta) first + sin(w theta) last] / sin(theta),   w = 0, 1/(n - 1) .. 1
-    theta is the angle between the two vectors. ValueError for vectors of opposite directions, which
-    have no shortest way, and for n < 2.
+    theta is the angle between the two vectors.
     """
-    if n < 2:
-        raise ValueError(f'{n} texts on the way from one to another: expected at least 2, the ends')
     first = first.double()
     last = last.double()
     w = torch.linspace(0, 1, n, dtype=torch.float64)[:, None, None]      # (n, 1, 1)
 
-    cosine = F.cosine_similarity(first, last, dim=-1).clamp(-1, 1)
+    # at a tiny angle, as between parallel vectors, this is a straight line
+    cosine = F.cosine_similarity(first, last, dim=-1).clamp(-1 + 1e-9, 1 - 1e-9)
     theta = cosine.acos()[:, None]                                       # (N, 1)
-    if (theta > math.pi - 1e-3).any():
-        raise ValueError('the two embeddings point in opposite directions: no shortest way')
-
-    # of vectors that are nearly parallel, the straight line
-    straight = (1 - w) * first + w * last
     arc = ((1 - w) * theta).sin() * first + (w * theta).sin() * last
-    return torch.where(theta < 1e-3, straight, arc / theta.sin()).float()
+    return (arc / theta.sin()).float()
 
 
 def moved(run, raw, towards=(), away=()):

@@ -13,17 +13,11 @@ from runs.writing import write_whole
 GAP = 4                        # white pixels between two pictures of a sheet
 
 
-def image_record(meta):
-    """ How the images of a dataset were cut: {image_size, patch, channels}; None where its latents
-    are not of images. meta: of meta.json. """
-    record = meta.get('source') or {}
-    return record if record.get('image_size') else None
-
-
 def images_of(run):
-    """ The image_record of a run. ValueError where it has none. """
-    record = image_record(run.meta)
-    if record is None:
+    """ How the images of a run were cut: {image_size, patch, channels}. ValueError where its
+    latents are not of images. """
+    record = run.meta.get('source') or {}
+    if not record.get('image_size'):
         raise ValueError(f'{run.out_dir} was not trained on images: it neither reads nor draws a '
                          'picture')
     return record
@@ -47,7 +41,8 @@ def read_pictures(run, path):
     patches = []
     for file in files:
         patches.append(image_patches(file, cut['image_size'], cut['patch'], cut['channels']))
-    return [os.path.basename(file) for file in files], torch.from_numpy(np.stack(patches))
+    names = [os.path.basename(file) for file in files]
+    return names, torch.from_numpy(np.stack(patches))
 
 
 def write_png(path, pictures, columns=0, side=128):

@@ -259,7 +259,8 @@ class Run:
     def interpolate(self, first, last, n=5, **knobs):
         """ l2t on the way from the embedding of one text to that of another: n texts, from the two
         embeddings and from n - 2 between them, along the great circle. Returns a list of str. """
-        return self.write(latents=slerp(*embeddings(self, [first, last]), n), **knobs)
+        raw_first, raw_last = embeddings(self, [first, last])
+        return self.write(latents=slerp(raw_first, raw_last, n), **knobs)
 
     def sample(self, n, **knobs):
         """ A list of n texts: from both clocks where the run has learned that, else text alone. """
@@ -271,7 +272,8 @@ class Run:
         """ n texts from text alone. """
         self.check('text')
         knobs = SamplingKnobs(**knobs)
-        return self.decode(write(self, *blank(self, n, knobs), None, knobs, on_step=on_step))
+        tokens, known_mask = blank(self, n, knobs)
+        return self.decode(write(self, tokens, known_mask, None, knobs, on_step=on_step))
 
     # ---- latents
 
@@ -279,7 +281,8 @@ class Run:
         """ t2l: a latent of each text, made by diffusion. """
         self.check('t2l')
         tokens = self.pack(texts).repeat_interleave(num_samples, 0)
-        return self.raw_latents(make_latents(self, tokens, len(tokens), SamplingKnobs(**knobs)))
+        knobs = SamplingKnobs(**knobs)
+        return self.raw_latents(make_latents(self, tokens, len(tokens), knobs))
 
     def sample_latents(self, n, **knobs):
         """ n latents of no text. """
@@ -366,7 +369,7 @@ class Run:
         N, D = self.model.config.n_latents, self.model.config.latent_dim
         if isinstance(latents, list):
             latents = torch.stack([torch.as_tensor(one) for one in latents])
-        raw = torch.as_tensor(latents, dtype=torch.float32)
+        raw = torch.as_tensor(latents, dtype=torch.float32).cpu()
         is_one_vector = N == 1 and raw.shape[1:] == (D,)
         if not is_one_vector and raw.shape[1:] != (N, D):
             expected = f'(n, {D})' if N == 1 else f'(n, {N}, {D})'

@@ -96,8 +96,9 @@ class Recorder:
 
     def nothing_said(self, tokens):
         shape = (*tokens.shape, self.n_top)
-        return (torch.zeros(tokens.shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.long),
-                torch.zeros(shape))
+        asked = torch.zeros(tokens.shape, dtype=torch.bool)
+        top_ids = torch.zeros(shape, dtype=torch.long)
+        return asked, top_ids, torch.zeros(shape)
 
 
 # ---- as text

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model import Model, ModelConfig
-from runs import checkpoint, run_folder
+from runs import checkpoint, run_folder, saving
 from runs.files import read_json
 from runs.identity import identity_of
 from runs.writing import entry_of, sealed
@@ -41,7 +41,7 @@ def same(a, b):
 
 def save_each(out, *steps, keep=9, best=()):
     for step in steps:
-        checkpoint.save(out, step, *states(step), keep=keep, best=step in best)
+        saving.save(out, step, *states(step), keep=keep, best=step in best)
     return out
 
 
@@ -72,7 +72,7 @@ def names(out):
 
 def test_everything_saved_comes_back_to_the_bit(tmp_path):
     tensors, known = states(2)
-    folder = checkpoint.newest(save_each(tmp_path, 1, 2))
+    folder = saving.newest(save_each(tmp_path, 1, 2))
     found = checkpoint.verify(folder)
     assert found['step'] == 2 and found['history'] == known['history']
     assert checkpoint.config_of(found['identity'], folder) == CONFIG
@@ -90,7 +90,7 @@ def test_load_model_takes_the_weights_of_the_checkpoint_asked_for(tmp_path):
     # without averages: the weights themselves
     shutil.rmtree(out / 'step-00000003')
     tensors, known = states(3)
-    checkpoint.save(out, 3, {'model': tensors['model']}, known)
+    saving.save(out, 3, {'model': tensors['model']}, known)
     assert same(checkpoint.load_model(out, 'latest')[0].state_dict(), tensors['model'])
 
 
@@ -124,7 +124,7 @@ def test_averages_and_moments_that_are_not_finite_are_not_saved(tmp_path, kind, 
     tensors, known = states(3)
     tensors[kind][name].view(-1)[-1] = torch.inf
     with pytest.raises(ValueError, match=f'{kind}.{name} holds nan or inf'):
-        checkpoint.save(tmp_path, 3, tensors, known)
+        saving.save(tmp_path, 3, tensors, known)
     assert not names(tmp_path)
 
 
@@ -139,12 +139,12 @@ def test_a_torn_checkpoint_is_named_set_aside_and_passed_over(tmp_path, capsys, 
         path.unlink()
     else:
         os.truncate(path, size // 2 if cut == 'half' else 0)
-    assert checkpoint.newest(tmp_path).name == 'step-00000001'
+    assert saving.newest(tmp_path).name == 'step-00000001'
     err = capsys.readouterr().err
     assert err.count('\n') == 1 and 'step-00000002' in err and name in err
     assert name == 'training_state.json' or cut == 'gone' or f'expected {size}' in err
     assert names(tmp_path) == ['step-00000001', 'step-00000002.broken']
-    assert checkpoint.newest(tmp_path).name == 'step-00000001' and not capsys.readouterr().err
+    assert saving.newest(tmp_path).name == 'step-00000001' and not capsys.readouterr().err
 
 
 def test_any_flipped_bit_is_found(tmp_path):
@@ -169,17 +169,17 @@ def test_a_folder_under_another_steps_number_is_broken(tmp_path, capsys):
     os.rename(tmp_path / 'step-00000002', tmp_path / 'aside')
     os.rename(tmp_path / 'step-00000003', tmp_path / 'step-00000002')
     os.rename(tmp_path / 'aside', tmp_path / 'step-00000003')
-    assert checkpoint.newest(tmp_path).name == 'step-00000001'
+    assert saving.newest(tmp_path).name == 'step-00000001'
     assert 'training_state.json is of step 2' in capsys.readouterr().err
 
 
 def test_when_all_are_broken_it_stops_now_and_the_next_time(tmp_path):
-    assert checkpoint.newest(tmp_path) is None                 # no run here yet
+    assert saving.newest(tmp_path) is None                 # no run here yet
     for folder in checkpoint.steps(save_each(tmp_path, 1, 2)):
         os.truncate(folder / 'model.safetensors', 10)
     for _ in range(2):
         with pytest.raises(ValueError, match='no whole checkpoint left'):
-            checkpoint.newest(tmp_path)
+            saving.newest(tmp_path)
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path):

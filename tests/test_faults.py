@@ -21,7 +21,7 @@ from corpora.sources import text_hash
 from data import PackedDataset, row_order
 from launch import (HANGS, ROOT, SLOW, TINY, Job, cut, log, run, run_each, saved, texts_in, train,
                     train_each, weights)
-from runs import checkpoint
+from runs import checkpoint, saving
 from runs.files import read_json, read_sealed
 from runs.writing import sealed
 from test_checkpoint import same, states
@@ -258,14 +258,14 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
     outcomes, hits, moment = set(), 0, random.Random(0)
     for trial in range(200):
         out = tmp_path / str(trial)
-        checkpoint.save(out, 1, *ready[1])
+        saving.save(out, 1, *ready[1])
         read, write = os.pipe()
         child = os.fork()
         if not child:
             try:
                 tell(write)
                 for step in range(2, 10 ** 6):
-                    checkpoint.save(out, step, *ready[step % 10])
+                    saving.save(out, step, *ready[step % 10])
             finally:
                 os._exit(1)
         os.close(write)
@@ -279,7 +279,7 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
 
         # what is there loads, and no torn folder has a whole name
         hits += bool(list(out.glob('step-*.tmp')))
-        found = checkpoint.newest(out)
+        found = saving.newest(out)
         step = checkpoint.verify(found)['step']
         assert same(saved(found)['optimizer'], ready[step % 10][0]['optimizer'])
         assert not list(out.glob('*.broken*'))
@@ -287,7 +287,7 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
         outcomes.add(step)
 
         # the next save clears away what was left
-        checkpoint.save(out, 10 ** 6, *ready[0])
+        saving.save(out, 10 ** 6, *ready[0])
         assert not list(out.glob('step-*.tmp'))
         shutil.rmtree(out)
     assert len(outcomes) > 1 and hits > 20, 'the kills are to hit different moments, and saves'
@@ -531,7 +531,7 @@ def test_fault_18_the_disk_is_full(dataset, tmp_path):
     for n, line in zip((8, 12, 16), lines):
         assert f'cannot save {out}/step-{n:08d}: ' in line
     assert lines[0].startswith('warning') and lines[2].startswith('error')
-    assert not list(out.glob('*.tmp')) and checkpoint.newest(out).name == 'step-00000004'
+    assert not list(out.glob('*.tmp')) and saving.newest(out).name == 'step-00000004'
     train_each(dataset, {out: []})                             # room again: it goes on
 
 
@@ -559,7 +559,7 @@ def test_fault_28_two_runs_on_one_folder(dataset, tmp_path):
     before = max(step for step, _ in log(out))
     first.until(f'step {before + 5:>6}/')                      # unharmed: it goes on
     first.processes[0].terminate()
-    assert first.wait() == [0] and checkpoint.verify(checkpoint.newest(out))
+    assert first.wait() == [0] and checkpoint.verify(saving.newest(out))
 
 
 # ---- broken data

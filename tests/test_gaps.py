@@ -60,7 +60,7 @@ def test_a_range_of_lengths_stands_for_each_of_them_and_several_for_all_combinat
 @pytest.mark.parametrize('wrong, words', [
     ('[MASK:6-2]', 'is not a gap'), ('[MASK:-2]', 'is not a gap'), ('[MASK:2-*]', 'is not a gap'),
     ('[MASK:1-9999999]', 'is not a gap'), ('[MASK:*] a', 'stands at the end'), ('a', 'nothing to'),
-    ('[MASK:9]', 'at most 8 and an EOS'),
+    ('[MASK:9]', 'at most 8'),
     ('[MASK:1-999999] [MASK:1-999999]', 'stands for 999,998,000,001 texts')])
 def test_a_silly_gap_is_refused_in_one_line(wrong, words):
     with pytest.raises(ValueError, match=words) as found:
@@ -123,9 +123,6 @@ def test_the_way_between_two_embeddings_has_equal_angles_and_ends_where_they_are
     angles = (way[1:] * way[:-1]).sum(-1).acos()
     assert torch.allclose(angles, ((a * b).sum(-1).acos() / 6).expand(6, 3), atol=1e-3)
     assert torch.allclose(slerp(a, 2 * a, 3)[1], 1.5 * a, atol=1e-6), 'parallel: a straight line'
-    for last, n, words in ((-a, 5, 'opposite'), (b, 1, 'at least 2')):
-        with pytest.raises(ValueError, match=words):
-            slerp(a, last, n)
 
 
 # ---- the command line

@@ -475,7 +475,7 @@ def test_texts_are_read_and_packed_and_one_that_is_too_long_or_no_list_is_refuse
         with pytest.raises(ValueError, match=r"found one str: write \['a text'\]"):
             function('a text')
     with pytest.raises(ValueError, match="text 2 of 2, 'a long text', has 11 tokens, out/toy reads "
-                                         'at most 3 and an EOS'):
+                                         'at most 3'):
         pack(run, ['ab', 'a long text'])
     assert pack(run, ['a long text'], cut=True).shape == (1, L)
 

@@ -257,7 +257,7 @@ def test_fasta_becomes_a_dataset_of_residues_without_duplicates_by_default(tmp_p
     assert sorted(texts_of(folder, 'train') + texts_of(folder, 'val')) == sorted(sequences)
     both = run(**knobs, val_input=path, out=tmp_path / 'both')
     assert texts_of(both, 'train') == texts_of(both, 'val') == sequences, 'within val too'
-    with pytest.raises(ValueError, match='is no protein'):
+    with pytest.raises(ValueError, match='is no residue'):
         load_tokenizer(folder).encode('hello')
 
 
