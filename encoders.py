@@ -5,10 +5,6 @@ Encoders, from text to latents: one function.
     latents = encoder(['A dog runs on the beach.'])    # (n, N, D) float32 on the CPU
     encoder.record                                     # all one must know to embed another text so
 
-    mean  (h * m[..., None]).sum(1) / m.sum(1)         m (B, L): the attention mask, 0 for padding
-    last  h[last real token]
-    cls   h[first real token]
-
 An encoder is a model of plain `transformers`, from a local folder or the hub. A wrong embedding
 looks like a right one, so there is no fallback. Missing or unexpected weights, or a changed folder
 stop with a ValueError. Only safetensors are read, and no remote code runs. An encoder without a
