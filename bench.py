@@ -17,16 +17,13 @@ from configurator import configure, stop, stop_on_error
 what = 'trainings'              # trainings | step | samplers | gpu
 lines = ''                      # trainings: arguments of train.py, | between them
 rounds = 5                      # [1, 1000]: each side so many times
-max_iters = 60                  # [1, 1e6]: of each training
+max_iters = 60                  # [1, 1e6]: of each training; step: of each round
 batch_sizes = '1,8,64'          # samplers: texts at a time
 dtype = 'auto'                  # auto | bfloat16 | float32; auto: as in train.py
 shape = 'small'                 # small | captions | gpt2vocab: step, samplers
-sides = 'ours,diffusers,mmdit,bert,gpt'   # step
-settings = 'bfloat16 compiled'  # step: 'as shipped', or a dtype, with or without 'compiled';
-                                # several, with commas between them, take turns
-seconds = 2.0                   # (0, 3600]; step: of steps in each round
+sides = 'ours,diffusers,bert,gpt'    # step
+compile = False                 # step
 device = 'auto'                 # auto | cpu | cuda | <cuda:1 or the like>
-save = ''                       # step: a .json for the table
 threads = 2                     # [1, 1024]: of torch
 
 BENCHES = {'trainings': trainings.run, 'step': step.run, 'samplers': samplers.run, 'gpu': gpu.run}

@@ -4,12 +4,11 @@ loss of a training step on the same batch.
 
     ours       model.py with loss.py, as train.py runs them
     diffusers  JointTransformerBlock, the block of Stable Diffusion 3         pip install diffusers
-    mmdit      lucidrains' MMDiT                                              pip install mmdit
     bert       transformers' BertForMaskedLM: text only, a masked language model
     gpt        transformers' GPT2LMHeadModel: text only, autoregressive
 
-diffusers and mmdit are blocks without ends or loss. `Ends` adds what their users write around them:
-embeddings, clocks, heads over all positions, and the loss
+diffusers has blocks without ends or loss. `Ends` adds what its users write around them: embeddings,
+clocks, heads over all positions, and the loss
     1/(B L) * sum over masked of 1/t * -log p(x | x_t, z_t)   +   mean squared error of v
 bert and gpt compute their own loss: a mean over the masked tokens, and over all tokens. Depth,
 width, heads, MLP, tokens and vocabulary are the same for all sides.
@@ -34,7 +33,7 @@ SHAPES = {'small':     dict(depth=6, width=256, heads=4, batch=8, length=128,
                             n_latents=8, latent_dim=48, vocab_size=50304)}
 
 # -----------------------------------------------------------------------------
-# Each side: (shape, make_batch, autocast, as_shipped) -> the module, and its loss(batch)
+# Each side: (shape, make_batch, autocast) -> the module, and its loss(batch)
 
 class Ends(nn.Module):
     """ What the user of such blocks writes around them.
@@ -103,33 +102,8 @@ def diffusers(shape, **_):
     return model, model
 
 
-def mmdit(shape, as_shipped, **_):
-    from mmdit.mmdit_generalized_pytorch import MMDiT
-    streams = {} if as_shipped else dict(num_residual_streams=1)         # 4 by default
-
-    class Blocks(nn.Module):
-        def __init__(self):
-            super().__init__()
-            width = shape['width']
-            self.stack = MMDiT(
-                depth=shape['depth'],
-                dim_modalities=(width, width),
-                dim_cond=width,
-                heads=shape['heads'],
-                dim_head=width // shape['heads'],
-                qk_rmsnorm=True,
-                **streams)
-
-        def forward(self, text, latent, condition):
-            return self.stack(modality_tokens=(text, latent), time_cond=condition)
-
-    model = Ends(shape, Blocks())
-    return model, model
-
-
-def bert(shape, as_shipped, **_):
+def bert(shape, **_):
     from transformers import BertConfig, BertForMaskedLM
-    rates = {} if as_shipped else dict(hidden_dropout_prob=0., attention_probs_dropout_prob=0.)
     config = BertConfig(
         vocab_size=shape['vocab_size'] + 1,
         hidden_size=shape['width'],
@@ -137,7 +111,8 @@ def bert(shape, as_shipped, **_):
         num_attention_heads=shape['heads'],
         intermediate_size=4 * shape['width'],
         max_position_embeddings=shape['length'],
-        **rates)
+        hidden_dropout_prob=0.,
+        attention_probs_dropout_prob=0.)
     model = BertForMaskedLM(config)
 
     def loss(batch):
@@ -146,9 +121,8 @@ def bert(shape, as_shipped, **_):
     return model, loss
 
 
-def gpt(shape, as_shipped, **_):
+def gpt(shape, **_):
     from transformers import GPT2Config, GPT2LMHeadModel
-    rates = {} if as_shipped else dict(resid_pdrop=0., embd_pdrop=0., attn_pdrop=0.)
     config = GPT2Config(
         vocab_size=shape['vocab_size'],
         n_positions=shape['length'],
@@ -156,12 +130,14 @@ def gpt(shape, as_shipped, **_):
         n_layer=shape['depth'],
         n_head=shape['heads'],
         use_cache=False,
-        **rates)
+        resid_pdrop=0.,
+        embd_pdrop=0.,
+        attn_pdrop=0.)
     model = GPT2LMHeadModel(config)
     return model, lambda batch: model(input_ids=batch.tokens, labels=batch.tokens).loss
 
 
-SIDES = {'ours': ours, 'diffusers': diffusers, 'mmdit': mmdit, 'bert': bert, 'gpt': gpt}
+SIDES = {'ours': ours, 'diffusers': diffusers, 'bert': bert, 'gpt': gpt}
 
 # -----------------------------------------------------------------------------
 # A side with its batch
@@ -191,7 +167,7 @@ def random_batch(shape, make_batch, device):
         t_latent=b['t_latent'])
 
 
-def build(side, shape, device, dtype, as_shipped=False):
+def build(side, shape, device, dtype):
     """ The module of a side, and its loss() on the batch. ImportError: its library is missing. """
     torch.manual_seed(0)
 
@@ -203,8 +179,7 @@ def build(side, shape, device, dtype, as_shipped=False):
     latent = GaussianLatents(torch.ones(shape['latent_dim'], device=device))
     make_batch = BatchMaker(text, latent, ('text', 'latent'), seed=0, cond_drop=0., t_min=1e-3)
     batch = random_batch(shape, make_batch, device)
-    module, loss = SIDES[side](shape=shape, make_batch=make_batch, autocast=autocast,
-                               as_shipped=as_shipped)
+    module, loss = SIDES[side](shape=shape, make_batch=make_batch, autocast=autocast)
     module.to(device).train()
 
     def autocast_loss():

@@ -1,6 +1,5 @@
 """ bench.py at a tiny shape: each comparison prints its table, and a library that is missing costs
 its row, not the run. """
-import json
 import re
 
 from benchmarks.random_data import LATENT_DIMS
@@ -15,8 +14,7 @@ def bench(*args, **env):
     code = f"""
 import runpy, sys
 sys.path.insert(0, {str(ROOT)!r})
-sys.argv = ['bench.py', *{list(args)!r}, '--device=cpu', '--threads=1', '--rounds=2',
-            '--seconds=0.05']
+sys.argv = ['bench.py', *{list(args)!r}, '--device=cpu', '--threads=1', '--rounds=2']
 from benchmarks import peers
 peers.SHAPES['small'] = {SHAPE!r}
 runpy.run_path('bench.py', run_name='__main__')
@@ -26,19 +24,14 @@ runpy.run_path('bench.py', run_name='__main__')
 
 
 def test_step_compares_what_is_there_and_names_what_is_not(tmp_path):
-    (tmp_path / 'mmdit.py').write_text("raise ImportError('no mmdit on this machine')")
-    path = f'{tmp_path}:{ROOT}'
-    rc, out, err = bench('--what=step', '--sides=ours,bert,mmdit',
-                         '--settings=as shipped,bfloat16', f'--save={tmp_path}/table.json',
-                         PYTHONPATH=path)
-    assert rc == 0, err
-    table = json.loads((tmp_path / 'table.json').read_text())
-    rows = {(row['side'], row['setting']): row for row in table['rows']}
-    assert set(rows) == {('ours', 'bfloat16'), ('bert', 'bfloat16'), ('bert', 'as shipped')}
-    assert out.count('no mmdit on this machine') == 2 and rows['ours', 'bfloat16']['ratio'] == 1
-    for row in rows.values():
-        assert row['ms'] > 0 and row['ratio_least'] <= row['ratio'] <= row['ratio_most']
-    rc, _, err = bench('--what=step', '--sides=mmdit', '--settings=bfloat16', PYTHONPATH=path)
+    (tmp_path / 'diffusers.py').write_text("raise ImportError('no diffusers on this machine')")
+    path, step = f'{tmp_path}:{ROOT}', ('--what=step', '--max_iters=2', '--dtype=bfloat16')
+    rc, out, err = bench(*step, '--sides=ours,bert,diffusers', PYTHONPATH=path)
+    assert rc == 0 and out.count('no diffusers on this machine') == 1, err
+    table = out[out.index('speed, relative to'):]
+    rows = re.findall(r'^(\w+) +([\d,]+) +([\d.]+) \(', table, re.M)
+    assert [row[0] for row in rows] == ['ours', 'bert'] and float(rows[0][2]) == 1
+    rc, _, err = bench(*step, '--sides=diffusers', PYTHONPATH=path)
     assert rc == 2 and 'no side' in err and 'Traceback' not in err
 
 
