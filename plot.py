@@ -4,7 +4,6 @@ images.npz of evaluate.py. Needs matplotlib: pip install matplotlib
 
     python plot.py --out_dir=out/quickstart                              # training_log.jsonl
     python plot.py --out_dir=out/quickstart --what=sweep --metric=bleu   # evaluate.py --sweep=...
-    python plot.py --out_dir=out/atat --what=importance                  # and --tasks=importance
     python plot.py --out_dir=out/image_text --what=images                # and --tasks=image
     python plot.py --out_dir=weights/captions --what=report              # a page of texts being
                                                                          # written, by the run
@@ -26,7 +25,7 @@ from runs.results import find, read_results
 from runs.writing import write_text, write_whole
 
 out_dir = 'out/quickstart'      # <a run folder>
-what = 'curves'                 # curves | sweep | importance | images | report
+what = 'curves'                 # curves | sweep | images | report
 metric = 'bleu'                 # sweep: of l2t or t2l, as named in results.json
 save = ''                       # '': <what>.png or report.html, beside the training's log if
                                 # <out_dir> has one, else here
@@ -120,6 +119,13 @@ def draw_series(axis, entries, label_of, style='-', **more):
             axis.plot(*zip(*points), style, label=label, **more)
 
 
+def mean_by_clock(entry):
+    """ An entry with the training error of the latents as a mean over the four bins of the clock:
+    per row that has this loss, as in validation. The loss in the log is per row of a batch. """
+    errors = [error for error in entry.get('latent_mse_by_t', []) if error is not None]
+    return entry | dict(latent_mse=sum(errors) / len(errors)) if errors else entry
+
+
 def draw_loss(axis, entries, stream):
     """ A stream's loss against steps, with the validation. """
     if stream == 'text':
@@ -128,11 +134,25 @@ def draw_loss(axis, entries, stream):
         validation = dict(val_text='validation', val_causal='validation, left to right')
         unit = 'nats per token, PAD not counted'
     else:
-        training, validation = dict(latent_loss='training'), dict(val_latent='validation')
+        training, validation = dict(latent_mse='training'), dict(val_latent='validation')
         unit = 'squared error per dimension'
+        entries = list(map(mean_by_clock, entries))
     draw_series(axis, entries, training)
     draw_series(axis, entries, validation, 'o-')
     axis.set(xlabel='step', ylabel=unit, title=stream)
+
+
+def label_log(axis):
+    """ A logarithmic y with numbers as one writes them, and the legend where no curve is. """
+    axis.set_yscale('log', subs=(1.5, 2, 3, 5, 7))
+    axis.yaxis.set_major_formatter('{x:g}')
+    axis.yaxis.set_minor_formatter('{x:g}')
+    put_legend(axis)
+
+
+def put_legend(axis):
+    """ Beside the axes: on them it covers curves. """
+    axis.legend(loc='upper left', bbox_to_anchor=(1, 1), frameon=False)
 
 
 def draw_by_clock(axis, entries, stream):
@@ -151,13 +171,12 @@ def draw_curves(entries, plt):
     diffusion run needs. A last row: gradient norm with the skipped steps, and speed. """
     streams = [s for s in ('text', 'latent') if any(f'{s}_loss' in e for e in entries)]
     n_rows = len(streams) + 1
-    figure, axes = plt.subplots(n_rows, 2, figsize=(10, 3.4 * n_rows), squeeze=False)
+    figure, axes = plt.subplots(n_rows, 2, figsize=(12, 3.4 * n_rows), squeeze=False)
     for (left, right), stream in zip(axes, streams):
         draw_loss(left, entries, stream)
         draw_by_clock(right, entries, stream)
         for axis in (left, right):
-            axis.set_yscale('log')
-            axis.legend()
+            label_log(axis)
 
     # gradient norm; a red line for every skipped step
     left, right = axes[-1]
@@ -165,12 +184,12 @@ def draw_curves(entries, plt):
     skipped = [skip['step'] for e in entries for skip in e.get('skips', [])]
     for i, step in enumerate(skipped):
         left.axvline(step, color='red', linewidth=0.8, label='skipped steps' if i == 0 else None)
-    left.set(xlabel='step', yscale='log')
-    left.legend()
+    left.set(xlabel='step')
+    label_log(left)
 
     draw_series(right, entries, dict(tokens_per_s='tokens per second'))
     right.set(xlabel='step', ylim=(0, None))
-    right.legend()
+    put_legend(right)
     return figure
 
 # -----------------------------------------------------------------------------
@@ -228,50 +247,12 @@ def draw_sweeps(sweeps, metric, plt):
                  title=name)
         if knob in (*STEPS, 'rerank'):
             axis.set_xscale('log', base=2)
-        axis.legend()
+            axis.xaxis.set_major_formatter('{x:g}')
+        put_legend(axis)
     return figure
 
 # -----------------------------------------------------------------------------
-# Importance and images
-
-def draw_spread(axis, entries):
-    """ Importance over training: mean, standard deviation, least and most. """
-    logged = [e for e in entries if 'importance_mean' in e]
-    if logged:
-        steps = [e['step'] for e in logged]
-        mean, std, least, most = (np.array([e[f'importance_{name}'] for e in logged])
-                                  for name in ('mean', 'std', 'min', 'max'))
-        axis.fill_between(steps, least, most, alpha=0.15, label='least to most')
-        axis.fill_between(steps, mean - std, mean + std, alpha=0.3, label='mean ± std')
-        axis.plot(steps, mean)
-        axis.legend()
-    axis.set(xlabel='step', ylabel='importance of a micro-batch', ylim=(0, 1))
-
-
-def draw_importance(entries, records, plt):
-    """ The spread of importance over training, and the loss at masked positions by quarters of the
-    tokens, ordered by frequency and by importance. """
-    if not find(records, 'importance', 'spearman_with_loss', 'frequency'):
-        raise ValueError('results.json: no importance in it, run evaluate.py --tasks=importance '
-                         'first')
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6))
-    draw_spread(left, entries)
-
-    for i, by in enumerate(('frequency', 'importance')):
-        found = [find(records, 'importance', f'nats_quarter_{quarter}', by)
-                 for quarter in (1, 2, 3, 4)]
-        bars = [(quarter + 0.35 * i, record['value'], record['se'] or 0.0)
-                for quarter, record in enumerate(found, 1) if record]
-        if bars:
-            x, height, error = zip(*bars)
-            correlation = find(records, 'importance', 'spearman_with_loss', by)['value']
-            right.bar(x, height, 0.33, yerr=error, capsize=2,
-                      label=f'by {by}, rank correlation {correlation:.2f}')
-    right.set(xlabel='quarter of the tokens, least to most rare or important',
-              ylabel='nats at masked positions', xticks=(1, 2, 3, 4))
-    right.legend()
-    return figure
-
+# Images
 
 def draw_images(arrays, plt, columns=10, rows=2):
     """ The first of evaluate.py's images, by turns: a row of pictures made from the captions above
@@ -305,14 +286,11 @@ def draw(plt):
     """ The picture that is asked for. ValueError says what is missing. """
     if what == 'images':
         return draw_images(read_images(out_dir), plt)
-    if what in ('importance', 'sweep'):
+    if what == 'sweep':
         path = os.path.join(out_dir, 'results.json')
         check_file(path, 'run evaluate.py first')
-        records = read_results(path)
-    if what == 'sweep':
-        return draw_sweeps(read_sweeps(records, metric), metric, plt)
-    entries = read_log(os.path.join(out_dir, LOG))
-    return draw_curves(entries, plt) if what == 'curves' else draw_importance(entries, records, plt)
+        return draw_sweeps(read_sweeps(read_results(path), metric), metric, plt)
+    return draw_curves(read_log(os.path.join(out_dir, LOG)), plt)
 
 
 def make_report():

@@ -9,11 +9,11 @@ from launch import run_each
 plt = pytest.importorskip('matplotlib.pyplot', reason='needs matplotlib')
 
 LOG = [dict(step=50, text_loss=3., text_nats_per_token=6., text_nll_by_t=[1., 2., 3., None],
-            grad_norm=4., tokens_per_s=900.),
+            latent_loss=.1, latent_mse_by_t=[.2, .3, .7, None], grad_norm=4., tokens_per_s=900.),
        dict(step=50, val_text=2.5, best=True),
        dict(step=100, text_loss=2., text_nats_per_token=4., text_nll_by_t=[.5, 1., 2., 3.],
             grad_norm=3., tokens_per_s=1000., skips=[dict(step=70)]),
-       dict(step=100, val_text=2.0, best=True)]
+       dict(step=100, val_text=2.0, val_latent=.5, best=True)]
 NAN, INF = float('nan'), float('inf')
 DIVERGED = [{**LOG[0], 'step': 150, 'text_nats_per_token': NAN, 'grad_norm': INF,
              'text_nll_by_t': [NAN, INF, 2., None]}, dict(step=150, val_text=NAN, best=False)]
@@ -28,16 +28,23 @@ def test_curves_show_the_logged_numbers_also_of_a_run_that_diverged(tmp_path):
     resumed = [dict(step=50, text_loss=9.), *LOG]                        # it did step 50 again
     path.write_text('\n'.join(map(json.dumps, resumed)) + '\n')
     assert plot.read_log(path) == LOG
-    left, right, norms, speed = plot.draw_curves(LOG, plt).axes
+    figure = plot.draw_curves(LOG, plt)
+    left, right, latent, _, norms, speed = figure.axes
     assert points(left.lines[0]) == [[50, 6], [100, 4]]
     assert points(left.lines[1]) == [[50, 2.5], [100, 2]]
     assert len(right.lines) == 4 and points(right.lines[3]) == [[100, 3]]
+    # per row that has this loss, as in validation; the log has it per row of a batch
+    assert points(latent.lines[0]) == [[50, pytest.approx(.4)]]
+    assert points(latent.lines[1]) == [[100, .5]]
     assert points(norms.lines[0]) == [[50, 4], [100, 3]] and norms.lines[1].get_xdata() == [70, 70]
     assert points(speed.lines[0]) == [[50, 900], [100, 1000]]
+    figure.canvas.draw()
+    ticks = [tick.get_text() for tick in left.get_yticklabels(which='both')]
+    assert {'2', '3', '5'} <= {*ticks}, 'numbers as one writes them'
 
     figure = plot.draw_curves(LOG + DIVERGED, plt)
     figure.savefig(tmp_path / 'a.png')
-    assert figure.axes[2].lines[0].get_ydata().tolist() == [4, 3, INF]
+    assert figure.axes[4].lines[0].get_ydata().tolist() == [4, 3, INF]
 
 
 def test_sweeps_with_other_knobs_or_of_other_texts_have_panels_of_their_own():
