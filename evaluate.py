@@ -56,9 +56,9 @@ draws = 16                  # [1, 1e5]; nelbo: draws of the bound per text, spre
                             # number of masked positions
 n_orders = 8                # [1, 1e4]; orders: random orders of writing for each text; a tighter
                             # bound, and a network row more per token, with each
-sts = ''                    # sts: a csv or tsv of sentence, sentence, score (STS-B, SICK)
-scorer = ''                 # unconditional, text, self_correction: says how likely the texts are: a
-                            # run of config/ar.py, or a causal language model, hub id or folder
+sts = ''                    # sts: a csv or tsv of sentence1, sentence2, score (STS-B)
+scorer = ''                 # unconditional, text: says how likely the texts are: a run of
+                            # config/ar.py, or a causal language model, hub id or folder
 scorer_revision = ''        # of the hub model: a commit
 infill_share = 0.5          # (0, 1]; infill: of each text's tokens
 classes = ''                # image: what captions say, and by which words:

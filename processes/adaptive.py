@@ -20,8 +20,7 @@ Masking, with M(t) the masked share of the schedule and w(t) the weight of its b
 
 This loss is not an upper bound: the weight w_i depends on the hidden token. The loss is least where
 p is proportional to w times the posterior, and there it is below the entropy. So what is reported
-is always the plain bound (MaskedText.bound), which does not use importance. For freq there is also
-a bound for these rates, genmd4_bound of tasks/importance.py.
+is always the plain bound (MaskedText.bound), which does not use importance.
 
 Curriculum: an easy, a medium and a hard stage of training. In each stage the masked tokens of low,
 middle or high importance weigh `focus` times the others. The weights have mean 1 over the masked

@@ -174,7 +174,7 @@ class GIDD(IntegralProcess):
             on_step(tokens, logits, positions)
 
         if self_correct:
-            tokens, *_ = self.correct(denoise, tokens, known_mask, self_correct, rng, on_step)
+            tokens = self.correct(denoise, tokens, known_mask, self_correct, rng, on_step)
         return tokens
 
     def correct(self, denoise, tokens, known_mask, rounds, rng, on_step=no_callback,
@@ -183,24 +183,13 @@ class GIDD(IntegralProcess):
         Self-correction. In each round every row draws x' ~ p at a low temperature. Of the free
         positions where x' differs from the token, it changes the one where p(x') - p(token) is
         largest. A row where no such difference is positive is done. Every round waits for the
-        device.
-
-        Returns the tokens (B, L); the share of free positions whose token is the network's first
-        choice, before and after, (B,) each; the number of changes of each row (B,); and whether
-        the row is done (B,).
+        device. Returns the tokens (B, L).
         """
-        tokens = tokens.clone()
         positions = positions_of(~known_mask)                            # (P,)
-        n_free = to_device((~known_mask).sum(1).clamp(min=1), tokens)    # (B,)
-        changes = torch.zeros(len(tokens), device=tokens.device)
-        agreement = []
-        for i in range(rounds + 1):
+        for _ in range(rounds):
             logits = denoise(tokens, 0., positions)                      # (P, V)
             z = tokens.flatten()[to_device(positions, tokens)]
             coin = to_device(torch.rand(len(positions), 1, generator=rng), tokens)
-            agrees = torch.zeros(tokens.shape, device=tokens.device)
-            scatter_at(agrees, positions, (logits.argmax(1) == z).float())
-            agreement.append(agrees.sum(1) / n_free)
 
             # x' ~ p by the inverse of the distribution function, and what it would gain
             p = (logits / temperature).softmax(1)
@@ -214,7 +203,7 @@ class GIDD(IntegralProcess):
             scatter_at(value, positions, torch.where(x == z, -torch.inf, gain))
             best, position = value.max(1)                                   # (B,)
             has_change = best > 0
-            if i == rounds or not has_change.any():
+            if not has_change.any():
                 break
 
             # change it
@@ -222,9 +211,8 @@ class GIDD(IntegralProcess):
             scatter_at(proposal, positions, x)
             change = has_change[:, None] & F.one_hot(position, tokens.shape[1]).bool()
             tokens = torch.where(change, proposal, tokens)
-            changes += has_change
             on_step(tokens, logits, positions)
-        return tokens, agreement[0], agreement[-1], changes, ~has_change
+        return tokens
 
 
 def make(config, vocab_size):

@@ -5,9 +5,8 @@ validation pictures (real) show how well it sees.
     image_     pictures from captions
     caption_   captions from pictures, of those that say anything about it (named_)
     joint_     both from noise: do they agree?
-    spread     how far pictures are from the mean of their class
     nearest_training   how far from the nearest training picture
-The last two: root mean squares of grey levels. images.npz has the first 100.
+The last one: the root mean square of grey levels. images.npz has the first 100.
 Controls: shuffled, another's; null, of nothing; nearest, the caption of the nearest known picture.
 """
 import re
@@ -50,13 +49,12 @@ def measure(run, ctx):
     joint_captions, joint = both_from_noise(run, ctx)
 
     figures = Figures(ctx.n)
-    compared = [control for control in ('', 'real') if control in pictures]
     for name, class_words in ctx.prepared.items():
         # what the captions say, and a judge of pictures
         labels = classes_of(known_captions, class_words)
         right = classes_of(ctx.texts, class_words)                       # (n,), -1: says none
-        has_class, is_labelled = right >= 0, labels >= 0
-        if len(labels[is_labelled].unique()) < 2 or has_class.sum() < 2:
+        is_labelled = labels >= 0
+        if len(labels[is_labelled].unique()) < 2 or (right >= 0).sum() < 2:
             raise ValueError(f'classes: next to no caption of {ctx.folder} has one of '
                              f'{", ".join(class_words)}')
         classify = train_classifier(known[is_labelled.numpy()], labels[is_labelled],
@@ -73,12 +71,10 @@ def measure(run, ctx):
             said, seen = classes_of(joint_captions, class_words), classify(joint)
             enter_agreement(figures, '', f'joint_{name}', said, seen)
             enter_agreement(figures, 'shuffled', f'joint_{name}', said, seen[other])
-        for control in compared:
-            some = pictures[control][has_class.numpy()]
-            figures.enter(control, {f'spread_{name}': spread(some, right[has_class])})
-    for control in compared:
-        distance = nearest_pictures(pictures[control], known)[1]
-        figures.enter(control, {'nearest_training': distance})
+    for control in ('', 'real'):
+        if control in pictures:
+            distance = nearest_pictures(pictures[control], known)[1]
+            figures.enter(control, {'nearest_training': distance})
 
     # what is to be looked at, by the names that plot.py knows
     arrays = dict(captions=ctx.texts, real=real, made=pictures.get(''), written=captions.get(''),
@@ -166,14 +162,6 @@ def train_classifier(pictures, labels, n_classes, seed, steps=600, batch=64):
         parts = [net(as_input(x[i:i + 512])).argmax(1) for i in range(0, len(x), 512)]
         return torch.cat(parts)
     return classify
-
-
-def spread(pictures, labels):
-    """ Root mean square distance of a pixel from the mean of its class. """
-    x = torch.from_numpy(pictures).flatten(1).double()
-    for c in labels.unique():
-        x[labels == c] -= x[labels == c].mean(0)
-    return x.square().mean().sqrt().item()
 
 
 def nearest_pictures(pictures, known):

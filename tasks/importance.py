@@ -2,13 +2,12 @@
 importance: the loss at masked positions by quarters of the tokens: by their frequency in the
 training split (rare last), and by their importance (processes/adaptive.py), with the rank
 correlation of importance and a token's mean loss. n ~ U{1..L} positions are masked.
-genmd4: the bound for the rates that a run with importance=freq was trained at.
 """
 import torch
 
 from corpora.statistics import counts
-from diffusion import nll_of, positions_of, sum_over_texts, to_device, uniforms
-from processes.adaptive import Adaptive, rarity
+from diffusion import nll_of, positions_of, uniforms
+from processes.adaptive import rarity
 from sampling.denoise import call, rows_that_fit
 from sampling.run import FILLS
 from sampling.writing import ends_of
@@ -51,10 +50,6 @@ def measure(run, ctx):
         correlation = correlations(value[used].numpy(), loss[used].numpy())
         figures.enter(name, {'spearman_with_loss': correlation['spearman'].value,
                              'std': value[used].std().item()})
-
-    if run.config['importance'] == 'freq':
-        bound = rated_bound(run, tokens, z, rare, draws, seed, batch)
-        figures.enter('genmd4', {'nats_per_token': bound})
     return figures
 
 
@@ -85,63 +80,3 @@ def losses(run, tokens, z, draws, seed, batch):
             nats[rows].view(-1)[positions] += nll
             count[rows] += mask
     return nats / count.clamp(min=1), count
-
-
-def rated_bound(run, tokens, z, rare, draws, seed, batch):
-    """ Nats per real token of the bound for the rates that the run was trained at, at its end
-    (genmd4_bound). """
-    c = run.config
-    trained = Adaptive(
-        masking=c['masking'],
-        beta=c['beta'],
-        curriculum=False,
-        stages=(.3, .7),
-        focus=1,
-        max_iters=c['max_iters'],
-        pad=run.tokenizer.pad,
-        rarity=rare,
-        learns=False)
-    w = trained.exponents(rare.double(), c['max_iters'] - 1)
-    n, L = tokens.shape
-    total = 0.0
-    for i in range(0, n, batch):
-        x = tokens[i:i + batch]
-        latents = None if z is None else z[i:i + batch].to(run.device)
-        B, zeros = len(x), torch.zeros(len(x), device=run.device)
-        for k in range(draws):
-            u = uniforms(seed, k, 'evaluation', i, B, 1 + L)
-            t = (torch.arange(B) + u[:, 0]) / B                          # spread over (0, 1)
-            nats = genmd4_bound(run.model, run.text, x, latents, zeros, t, u[:, 1:], w,
-                                ends_of(run, x))
-            total += nats.sum().item() / draws
-    is_real = (tokens != run.tokenizer.pad) & ~ends_of(run, tokens)
-    return total / is_real.sum().item()
-
-
-@torch.no_grad()
-def genmd4_bound(model, text, tokens, latents, t_latent, t, u, w, known_mask=None):
-    """
-    One draw, nats per sample (B,), float64, of the bound for rates l_v = w_v w(t) that belong to
-    the token:
-        E_t [ sum over masked of  l_x (-log mu_x) - l_x + sum over v of l_v mu_v ]
-        mu = p(. | x_t, t)
-    The last two terms are the price of rates that the network cannot know. They vanish where all w
-    are equal, and in expectation at the true posterior, which depends on the text clock t.
-    tokens (B, L); t (B,) spread over (0, 1); u (B, L) uniform; w (V,); known_mask (B, L): True is
-    not masked. What lies where is as in MaskedText.bound: all of these, and the result, on the
-    host.                                                              GenMD4, arXiv:2406.04329
-    """
-    noisy, mask = text.corrupt(tokens, t, u, known_mask, w[tokens])
-    weight = text.bound_weight(t).float()[:, None].expand(tokens.shape)              # (B, L)
-    w_device = to_device(w.float(), t_latent)
-
-    # the terms of the bound
-    def terms(logits, x, weight):
-        log_mu = logits.log_softmax(1)                                   # (p, V)
-        l_v = w_device * weight[:, None]                                 # (p, V)
-        l_x = l_v.gather(1, x[:, None]).squeeze(1)
-        log_mu_x = log_mu.gather(1, x[:, None]).squeeze(1)
-        return l_x * -log_mu_x - l_x + (l_v * log_mu.exp()).sum(1)
-
-    return sum_over_texts(terms, model, text.mask_id, noisy, latents, t, t_latent, mask, tokens,
-                          weight)

@@ -1,6 +1,5 @@
 """ Importance, adaptive masking and curriculum: against plain masking, enumeration, and what they
 must not change. """
-import itertools
 import json
 import math
 
@@ -15,9 +14,7 @@ from diffusion import MaskedText
 from loss import BatchMaker
 from model import Importance, Model, ModelConfig
 from runs.stages import read_stages
-from tasks.importance import genmd4_bound
 from launch import cut, run, train, weights
-from toys import L, MASK, TEXTS, V, Network, text_law
 
 FREQUENT_FIRST = torch.tensor([0.1, 0.4, 0.7, 0.95, 0.5])
 
@@ -103,59 +100,6 @@ def test_the_weight_of_a_masked_token_is_its_own_rate(dataset):
         w = torch.exp(-.5 * (2 * a.rarity[b['targets']].double() - 1))
         t = b['t_text'][b['positions'] // data.seq_len].double()
         assert torch.allclose(b['weight'].double() * 16 * data.seq_len, w / t, rtol=1e-4)
-
-
-# ---- the toy: what is a bound and what is not
-
-def rates(masking=.6):
-    return torch.exp(-masking * torch.tensor([-1., .2, 1.], dtype=torch.float64)).clamp(.5, 2)
-
-
-class Posterior(Network):
-    """ The network that knows P(x^i | x_t, t) where tokens are masked at rates w_v: texts fit with
-    p(x) prod over masked of t^w. Training by cross-entropy at those rates seeks another: mu_v = w_v
-    P(v | x_t, t), normalised. """
-
-    def __init__(self, w, trained=False):
-        self.w, self.p, self.trained = w, text_law(), trained
-
-    def forward(self, tokens, latents, t_text, t_latent, positions, predict):
-        mask = tokens == MASK                                            # (B, L)
-        fits = (mask[:, None] | (tokens[:, None] == TEXTS)).all(-1)      # (B, 81)
-        told = (self.w[TEXTS][None] * mask[:, None] * t_text.double().log()[:, None, None]).sum(-1)
-        # (B, 81)
-        law = torch.where(fits, self.p.log() + told, -torch.inf).softmax(1)
-        marginals = torch.einsum('bx,xlv->blv', law, torch.nn.functional.one_hot(TEXTS, V).double())
-        marginals = marginals * (self.w if self.trained else 1)
-        return marginals.clamp(min=1e-300).log().flatten(0, 1)[positions], None
-
-
-def expected(model, w):
-    """ E of (genmd4_bound, its cross-entropy alone), by all texts, all masks and quadrature over t
-    = s^6. """
-    s, ds = (torch.from_numpy(x) for x in np.polynomial.legendre.leggauss(48))
-    t, dt = ((s + 1) / 2) ** 6, 6 * ((s + 1) / 2) ** 5 * ds / 2
-    masks = torch.tensor(list(itertools.product([False, True], repeat=L)))
-    x, mask, k = (torch.cartesian_prod(torch.arange(81), torch.arange(16), torch.arange(48))).T
-    texts, masked, clock = TEXTS[x], masks[mask], t[k]
-    share = clock[:, None] ** w[texts]
-    weight = text_law()[x] * torch.where(masked, share, 1 - share).prod(1) * dt[k]
-    u = torch.where(masked, 0., 1.).double()
-    bound = genmd4_bound(model, MaskedText(V), texts, None, None, clock, u, w)
-    logits, _ = model(torch.where(masked, MASK, texts), None, clock.float(), None,
-                      torch.arange(texts.numel()), ('text',))
-    nll = -logits.double().log_softmax(1).gather(1, texts.flatten()[:, None]).view(texts.shape)
-    cross_entropy = (w[texts] / clock[:, None] * nll * masked).sum(1)
-    return (weight * bound).sum().item(), (weight * cross_entropy).sum().item()
-
-
-def test_the_genmd4_bound_meets_the_entropy_where_cross_entropy_alone_falls_below_it():
-    p = text_law()
-    entropy = -(p * p.log()).sum().item()
-    assert expected(Posterior(rates()), rates())[0] == pytest.approx(entropy, rel=1e-5)
-    bound, cross_entropy = expected(Posterior(rates(), trained=True), rates())
-    assert cross_entropy < entropy - .1, 'what training seeks has a loss below the entropy'
-    assert bound > entropy + 1e-3
 
 
 # ---- curriculum

@@ -277,39 +277,36 @@ def test_an_edit_asks_for_one_word_and_counts_what_became_of_it_and_of_the_other
             edit.prepare(SimpleNamespace(meta=dict(encoder='lsa')), dict(classes=bad))
 
 
-def test_pairs_are_clean_whose_words_are_known_and_which_are_no_training_texts(monkeypatch):
-    first = ['a dog', 'A dog.', 'a cat', 'a zebra', 'two dogs', 'the cat', 'two cats', 'the dogs']
-    second = ['the dog', 'two cats', 'the cat sits', 'a cat', 'a cat', 'two dogs', 'the dog',
-              'a cat sits']
-    scores, n = np.arange(8.), len(first)
-    training = ['A cat sits!', 'The dog', 'cats', 'the dogs sit', 'a dog, the', 'two dogs sit']
-    g = torch.Generator().manual_seed(0)
-    vectors = F.normalize(torch.randn(2 * n, 1, 4, generator=g), dim=-1)
-    monkeypatch.setattr(sts, 'train_texts', lambda *args: iter(training))
+def test_sts_correlates_the_cosine_of_pairs_with_their_scores(monkeypatch):
+    n, g = 8, torch.Generator().manual_seed(0)
+    scores, vectors = np.arange(8.), F.normalize(torch.randn(2 * n, 1, 4, generator=g), dim=-1)
     monkeypatch.setattr(sts, 'pack', lambda *args, **more: torch.zeros(2 * n, 3))
     monkeypatch.setattr(sts, 'embed', lambda *args: vectors)
-    run = SimpleNamespace(tokenizer=SimpleNamespace(encode=lambda text: [0]), L=9,
+    run = SimpleNamespace(tokenizer=SimpleNamespace(encode=lambda text: [0] * len(text)), L=3,
                           embed=lambda *args, **more: vectors)
-    knobs = dict(vars(SamplingKnobs()), seeds=1)
-    r = flat(sts.measure(run, Context(knobs, prepared=(first, second, scores))))
-
-    # the others have a zebra, or are the training texts 'The dog' and 'A cat sits!'
-    clean = [1, 2, 4, 5]
-    cosines = F.cosine_similarity(vectors[:n].flatten(1), vectors[n:].flatten(1)).numpy()[clean]
-    expected = correlations(cosines, scores[clean])['spearman'].value
-    assert (r['n_known'], r['n_clean']) == (7, 4) and r['clean_spearman'] == pytest.approx(expected)
+    ctx = Context(dict(vars(SamplingKnobs()), seeds=2), prepared=(['ab'] * n, ['abc'] * n, scores))
+    r = flat(sts.measure(run, ctx))
+    cosines = (vectors[:n] * vectors[n:]).sum((1, 2)).numpy()
+    expected = correlations(cosines, scores)
+    for name in ('spearman', 'pearson'):
+        assert r[name] == r[f'encoder/{name}'] == pytest.approx(expected[name].value)
+    other = vectors[derangement(2 * n, 0)]
+    shuffled = correlations((other[:n] * other[n:]).sum((1, 2)).numpy(), scores)['spearman'].value
+    assert r['n_cut_sentences'] == n and r['shuffled/spearman'] == pytest.approx(shuffled)
 
 
 def test_sentence_pairs_are_read_with_or_without_a_header(tmp_path):
     (tmp_path / 'a.csv').write_text('"A, b",C d,4.5\nE,F,0\n')
-    (tmp_path / 'b.tsv').write_text('pair_ID\tsentence_A\tsentence_B\trelatedness_score\n'
-                                    '1\tA, b\tC d\t4.5\n2\tE\tF\t0\n')
+    (tmp_path / 'b.tsv').write_text('id\tscore\tsentence1\tsentence2\n1\t4.5\tA, b\tC d\n'
+                                    '2\t0\tE\tF\n')
     for name in ('a.csv', 'b.tsv'):
         first, second, scores = sts.read_pairs(str(tmp_path / name))
         assert (first, second, scores.tolist()) == (['A, b', 'E'], ['C d', 'F'], [4.5, 0])
     (tmp_path / 'c.csv').write_text('A,B\n')
     (tmp_path / 'd.csv').write_text('A,B,1\nC,D,nan\n')
-    for name, word in (('c.csv', 'columns'), ('d.csv', 'pair 2'), ('no.csv', 'no such file')):
+    (tmp_path / 'e.csv').write_text(f'A,{"B" * 2 ** 18},1\n')
+    for name, word in (('c.csv', 'columns'), ('d.csv', 'pair 2'), ('no.csv', 'no such file'),
+                       ('e.csv', 'field limit')):
         with pytest.raises(ValueError, match=word):
             sts.read_pairs(str(tmp_path / name))
 

@@ -18,8 +18,6 @@ from sampling.knobs import SamplingKnobs
 from sampling.latents import make_latents, write_both
 from sampling.left_to_right import LeftToRight
 from sampling.likelihood import changed_by, hidden_states
-from tasks import self_correction
-from tasks.importance import genmd4_bound
 from tasks.protein import predict
 from toys import Network, l2t, toy_run
 
@@ -63,22 +61,17 @@ def texts():
     return tokens, torch.randn(B, 1, 3, generator=rng)
 
 
-@pytest.mark.parametrize('name', ['masked', 'causal', 'gidd', 'hdlm', 'genmd4'])
+@pytest.mark.parametrize('name', ['masked', 'causal', 'gidd', 'hdlm'])
 def test_a_bound_makes_no_table_above_a_chunk_and_is_the_same(name, model, monkeypatch):
     tokens, z = texts()
     u = torch.rand(B, 1 + L, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     u[:, 0] = .8                                             # most of each text is scored
-    rare = torch.rand(V, generator=torch.Generator().manual_seed(3)).double() + .5
     process = {'masked': MaskedText(V), 'causal': LeftToRight(V, V - 2), 'gidd': GIDD(V, .2),
-               'hdlm': HDLM(V, torch.arange(V) % N_CLUSTERS, 2., .8)}.get(name)
+               'hdlm': HDLM(V, torch.arange(V) % N_CLUSTERS, 2., .8)}[name]
 
     def bound():
         with torch.inference_mode(), WidestTable() as widest:
-            if name == 'genmd4':
-                nats = genmd4_bound(model, MaskedText(V), tokens, z, torch.zeros(B), u[:, 0],
-                                    u[:, 1:], rare)
-            else:
-                nats = process.bound(model, tokens, z, torch.zeros(B), u)
+            nats = process.bound(model, tokens, z, torch.zeros(B), u)
         return nats, widest.numel
     whole, widest = bound()
     assert widest >= 4 * CHUNK, 'the test would see nothing'
@@ -116,22 +109,6 @@ def test_a_cast_run_computes_in_bfloat16_and_its_clocks_in_float32(model):
 
 
 # ---- rows
-
-def test_self_correction_asks_for_no_more_rows_than_fit(monkeypatch):
-    asked = []
-
-    def rows_of(denoise, x, known, rounds, rng):
-        asked.append(len(x))
-        return x, known
-    run = toy_run(streams=('text',))
-    run.text.correct = rows_of
-    size = SimpleNamespace(seq_len=run.L, n_latents=0, latent_tokens=0, width=1, depth=1)
-    run.model.config = size
-    monkeypatch.setattr(denoise, 'MOST_BYTES', 3 * run.L * (25 * 4 + run.text.mask_id * 32))
-    tokens = torch.zeros(8, run.L)
-    self_correction.correct(run, tokens, tokens > 0, 1, 128, None)
-    assert asked == [3, 3, 2]
-
 
 def test_a_call_reads_no_more_rows_than_fit_in_6_gb():
     """ Of config/l2t_892m.py: a number for each position and dimension of a row, in bfloat16. """

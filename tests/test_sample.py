@@ -415,7 +415,7 @@ CAN = {  # streams, process, mode: the directions, the tasks
     ('text latent', 'masked', 't2l'): (MAKE, {'t2l', 'sts', 'image', 'nelbo'}),
     ('text latent', 'masked', 'unconditional'):
         (BOTH | {'hidden'} | JOINT, MEASURE | ORDERS | JOINT),
-    ('text latent', 'gidd', 'unconditional+l2t+t2l'): (BOTH, MEASURE | {'self_correction'}),
+    ('text latent', 'gidd', 'unconditional+l2t+t2l'): (BOTH, MEASURE),
     ('text latent', 'masked', 'causal'): (WRITE, {'l2t', 'text', 'image', 'nelbo'}),
     ('text', 'masked', 'unconditional'):
         ({'text', 'infill', 'hidden'}, {'text', 'infill', 'nelbo'} | ORDERS),
