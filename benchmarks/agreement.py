@@ -66,8 +66,7 @@ def awake():
 
 def numbers(folder, arguments):
     """ {(step, name): value} that five steps of train.py log. folder: for the data. """
-    data = write_dataset(f'{folder}/agreement', vocab_size=300, length=17, latent_dim=12, n=512,
-                         n_val=64)
+    data = write_dataset(f'{folder}/agreement', V=300, L=17, D=12, n=512, n_val=64)
     with awake():
         entries = log_of([f'--dataset={data}', *TINY, *arguments], 5, *OFTEN)
     return {(entry['step'], name): entry[name] for entry in entries
