@@ -93,13 +93,9 @@ def real_ids(run, tokens):
     return found
 
 
-def n_grams(items, k):
-    return [tuple(items[i:i + k]) for i in range(len(items) - k + 1)]
-
-
 def repeated(items):
     """ How many of its 3-grams a list has had before, %. """
-    grams = n_grams(items, 3)
+    grams = list(zip(items, items[1:], items[2:]))
     return 100 * (1 - len(set(grams)) / len(grams)) if grams else 0.0
 
 
@@ -112,12 +108,9 @@ def entropy(ids):
 
 def describe_texts(figures, control, texts, ids, perplexity=None):
     """ Enters of n texts and their token ids: entropy (nats, of a text's own tokens, mean over
-    texts), distinct_k (share of different word k-grams in all texts), repetition (share of a text's
-    word 3-grams that it has had before), length in tokens; perplexity under a scorer. """
+    texts), repetition (share of a text's word 3-grams that it has had before), length in tokens;
+    perplexity under a scorer. """
     words_of = [re.findall(r'\w+|[^\w\s]', text.lower()) for text in texts]
-    for k in (1, 2, 3, 4):
-        grams = [gram for text in words_of for gram in n_grams(text, k)]
-        figures.enter(control, {f'distinct_{k}': len(set(grams)) / max(1, len(grams))})
     figures.enter(control, {'entropy': [entropy(row) for row in ids],
                             'repetition': [repeated(text) for text in words_of],
                             'length': [len(row) for row in ids]})

@@ -1,6 +1,6 @@
 """
 How likely texts are under the scorer that --scorer= names: a run of config/ar.py, or a causal
-language model. Perplexity alone rewards repetition, so it stands beside entropy and distinct_k.
+language model. Perplexity alone rewards repetition, so it stands beside entropy and repetition.
 """
 import math
 import os

@@ -1,7 +1,7 @@
 """
 t2l: latents made from texts, against the encoder's: cosine, centred cosine (less the mean of the
 training latents), squared error per dimension (standardised), retrieval among all n and mean
-reciprocal rank, mean and spread of every dimension.
+reciprocal rank. A mean over several draws of every latent.
 Controls: shuffled, another text's; null, every token MASK; mean, the mean latent; ridge, a
 regression from the bag of tokens: what a model that reads words but no order gets; lead, how far
 ahead of it, text by text (of squared_error: below 0 is better).
@@ -27,26 +27,17 @@ MOST_NUMBERS = 10 ** 8         # of latents that ridge regression reads, 400 MB
 
 
 def measure(run, ctx):
-    n, seed, seeds = ctx.n, ctx.knobs['seed'], ctx.knobs['seeds']
-    figures = Figures(n)
-
-    # several draws of every latent
-    draws = [generate(run, ctx, seed=seed + i) for i in range(seeds)]
-    each = [judge(run, ctx, found) for found in draws]
+    seed, figures = ctx.knobs['seed'], Figures(ctx.n)
+    each = [judge(run, ctx, generate(run, ctx, seed=seed + i)) for i in range(ctx.knobs['seeds'])]
     judged = {'': {metric: np.mean([e[metric] for e in each], 0) for metric in each[0]}}
-    if seeds > 1:
-        between = F.cosine_similarity(draws[0].flatten(1), draws[1].flatten(1))
-        figures.enter('', {'cosine_between_draws': between})
 
     # the controls
-    controls = {'shuffled': generate(run, ctx, derangement(n, seed)),
+    controls = {'shuffled': generate(run, ctx, derangement(ctx.n, seed)),
                 'null': generate(run, ctx, guidance=0.0),
                 'mean': run.stats.destandardise(torch.zeros_like(ctx.raw)),
                 RIVAL: ridge(run, ctx.folder, ctx.tokens)}
     judged |= {control: judge(run, ctx, found) for control, found in controls.items()}
     figures.enter_with_lead(judged, RIVAL)
-    for control, found in {'': draws[0], **controls}.items():
-        figures.enter(control, dimensions(run, found, ctx.raw))
     return figures
 
 
@@ -64,16 +55,6 @@ def judge(run, ctx, found):
     return {'centred_cosine': F.cosine_similarity(centred, centred_raw).numpy(),
             'squared_error': error.numpy(),
             **retrieval(found, raw)}
-
-
-def dimensions(run, found, raw):
-    """ Of each live dimension: how far the mean is from the data's, in its standard deviations, and
-    the ratio of the deviations. """
-    live = run.stats.live > 0
-    a = run.stats.standardise(found).flatten(0, 1)[:, live]
-    b = run.stats.standardise(raw).flatten(0, 1)[:, live]
-    offset = (a.mean(0) - b.mean(0)).abs() / b.std(0)
-    return {'mean_offset': offset.mean().item(), 'std_ratio': (a.std(0) / b.std(0)).mean().item()}
 
 
 def counts_of(run, texts):

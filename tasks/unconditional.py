@@ -1,8 +1,7 @@
 """
-unconditional: as many joint samples of text and latent as there are texts: entropy, distinct
-n-grams, repetition, coherence cos(z, encoder(x)), perplexity under a scorer, network calls and
-milliseconds a text. (Of fewer than 192 texts the slow first calls of a process are among them; a
-sweep leaves them out.)
+unconditional: as many joint samples of text and latent as there are texts: entropy, repetition,
+coherence cos(z, encoder(x)), perplexity under a scorer, network calls and milliseconds a text (with
+the slow first calls of a process).
 Controls: data, the texts themselves; shuffled, another sample's latent; text_first, where the
 network also writes so: a text from left to right, of no latent, then its latent in one step.
 """

@@ -99,6 +99,8 @@ def test_comparison_scores_copies_full_and_collapsed_embeddings_at_chance():
     r = compare(sources, sources[1:] + sources[:1], raw, raw[[1, 2, 3, 0]])
     assert r['retrieval@1'].mean() == 0 and r['exact'].mean() == 0
     assert measures.word_f1('A dog runs.', 'a DOG sits') == pytest.approx(2 * 2 / 6)
+    r = compare(['a dog', 'a cat'], ['A dog', 'a cat'], raw, None)
+    assert r['exact'].tolist() == [0, 100], 'to the letter'
 
 
 def test_texts_are_described_without_their_ends_and_repetition_is_told_from_variety():
@@ -112,7 +114,6 @@ def test_texts_are_described_without_their_ends_and_repetition_is_told_from_vari
     describe_texts(figures, 'rich', rich, [list(range(9))] * 2)
     r = flat(figures)
     assert r['dull/repetition'] == pytest.approx(100 * (1 - 3 / 7)) and r['rich/repetition'] == 0
-    assert r['dull/distinct_1'] == pytest.approx(3 / 18) and r['rich/distinct_4'] == 1
     assert r['dull/entropy'] == pytest.approx(math.log(3)) and r['dull/length'] == 9
 
 
@@ -192,8 +193,7 @@ def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
     assert r['n_near'] == 4 and r['lead/exact'] == 100 and r['lead/cosine'] == pytest.approx(.5)
 
     r = flat(t2l.measure(run, ctx))
-    for metric in ('centred_cosine', 'std_ratio', 'cosine_between_draws'):
-        assert r[metric] == pytest.approx(1, abs=1e-3), metric
+    assert r['centred_cosine'] == pytest.approx(1, abs=1e-3)
     assert r['squared_error'] < 1e-6 and r['retrieval@1'] == 100
     assert r['shuffled/cosine'] == pytest.approx(shared, abs=1e-4)
     assert r['mean/squared_error'] == pytest.approx(.5) == r['ridge/cosine']
@@ -211,7 +211,7 @@ def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
     for task in (unconditional, text):
         ctx.shown.clear()
         r = flat(task.measure(run, ctx))
-        assert r['data/length'] == 2 and r['data/distinct_1'] == .5 and len(ctx.shown) == 6
+        assert r['data/length'] == 2 and len(ctx.shown) == 6
         assert ('coherence' in r) == (task is unconditional)
 
 
