@@ -1,7 +1,7 @@
 """
 Datasets of nothing but noise, in the shape of the real ones: so the configs that need a large
 corpus can be timed without it. Every text has all of its tokens, each drawn evenly from the
-vocabulary, and every latent is drawn from N(0, 1). The shards are written as prepare.py writes them.
+vocabulary, and every latent is drawn from N(0, 1). Shards are written as by prepare.py.
 
 Letters: n samples, L tokens of a text with its EOS, D latent dimensions, V vocabulary.
 """

@@ -30,9 +30,7 @@ from toys import toy_run as known_run
 def toy_run(table, pad=99):
     model = Toy(table)
     model.config = SimpleNamespace(streams=('text',))
-    return SimpleNamespace(lengths=None, banned=[], model=model, text=MaskedText(V),
-                           next_token=None, fills_masks=True, device='cpu', dtype='float32',
-                           tokenizer=SimpleNamespace(pad=pad))
+    return known_run(model=model, tokenizer=SimpleNamespace(pad=pad))
 
 
 def test_nelbo_is_the_enumerated_bound_and_its_standard_error_is_honest():
@@ -181,12 +179,15 @@ def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
     monkeypatch.setattr(l2t, 'nearest_training_texts', lambda *args: sources[1:] + sources[:1])
     monkeypatch.setattr(l2t, 'train_texts', lambda *args: iter(sources[:4]))
     monkeypatch.setattr(t2l, 'ridge', lambda run, folder, tokens: raw[[1, 2, 3, 4, 5, 0]])
-    knobs = dict(vars(SamplingKnobs()), sample_batch=4, seeds=2, infill_share=1.0)
+    knobs = dict(vars(SamplingKnobs(rerank=3)), sample_batch=4, seeds=2, infill_share=1.0)
     ctx, other = Context(knobs, '', sources, tokens, raw), derangement(6, 0)
     # the mean cosine with the shuffled one
     shared = (raw[other] * raw).sum((1, 2)).mean().item()
 
+    n_embedded = []
+    run.encoder = lambda texts: n_embedded.append(len(texts)) or embed(None, texts)
     r = flat(l2t.measure(run, ctx))
+    assert n_embedded.count(3 * 6) == 3, 'drafts of ours, shuffled and null'
     assert r['exact'] == r['retrieval@1'] == 100 and r['cosine'] == pytest.approx(1)
     assert r['shuffled/exact'] == 0 and r['shuffled/cosine'] == pytest.approx(shared, abs=1e-6)
     assert r['null/exact'] == pytest.approx(100 / 6) and r['nearest/cosine'] == pytest.approx(.5)

@@ -10,7 +10,7 @@ from diffusion import GaussianLatents, MaskedText
 from sampling.knobs import SamplingKnobs
 from sampling.left_to_right import LeftToRight
 from sampling.likelihood import changed_by
-from tasks import edit, infill, l2t
+from tasks import edit, infill
 from tasks.common import Context
 from test_causal import network
 from toys import toy_run
@@ -33,13 +33,13 @@ def run():
                    tokenizer=SimpleNamespace(eos=EOS, pad=PAD, decode=decode))
 
 
-def context(**knobs):
+def context():
     """ 60 texts of 1 to 7 words, and another latent for each. """
     rng = torch.Generator().manual_seed(0)
     lengths = torch.arange(60)[:, None] % 7 + 1
     tokens = torch.randint(EOS, (60, L), generator=rng)
     tokens = torch.where(torch.arange(L) < lengths, tokens, PAD).scatter(1, lengths, EOS)
-    knobs = dict(vars(SamplingKnobs(steps=2)), infill_share=.5) | knobs
+    knobs = dict(vars(SamplingKnobs(steps=2)), infill_share=.5)
     return Context(knobs, '', [decode(row) for row in tokens.tolist()], tokens,
                    torch.randn(60, 2, 6, generator=rng)), lengths
 
@@ -86,18 +86,3 @@ def test_the_two_likelihoods_of_an_edit_read_the_same_half_of_a_text(run):
     ctx, _ = context()
     found = changed_by(run, ctx.tokens, ctx.raw, ctx.raw, SamplingKnobs())
     assert found.equal((torch.arange(L) == 0).expand(60, L))
-
-
-def test_all_texts_from_latents_are_the_nearest_of_so_many_drafts(monkeypatch, run):
-    ctx, _ = context(rerank=24)
-    asked = []
-
-    def write(latents, rerank, **knobs):
-        asked.append(rerank)
-        return ctx.texts
-    monkeypatch.setattr(run, 'write', write)
-    monkeypatch.setattr(l2t, 'nearest_training_texts', lambda *args: ctx.texts)
-    monkeypatch.setattr(l2t, 'train_texts', lambda *args: iter(()))
-    l2t.measure(run, ctx)
-    # ours, shuffled and null; the two greedy ones have one draft
-    assert asked == [24, 24, 24, 1, 1]
