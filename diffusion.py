@@ -30,6 +30,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from model import pad_of
+
 
 # ---- noise: a pure function of (seed, step, purpose, row)
 # A resumed run draws the same noise without replaying anything. Processes that share a batch draw
@@ -184,7 +186,7 @@ def exact_nll(model, tokens, latents, t_latent, known_mask=None):
     known_mask (B, L), True where a token is given and not scored, and the result lie on the host;
     latents (B, N, D), at clock t_latent (B,), on the device. """
     B, V = len(tokens), model.config.vocab_size
-    scored = tokens != V - 1                                             # PAD is the last id
+    scored = tokens != pad_of(V)
     if known_mask is not None:
         scored = scored & ~known_mask
     return sum_over_texts(nll_of, model, V, tokens, latents, torch.zeros(B), t_latent, scored,
@@ -411,7 +413,12 @@ class GaussianLatents:
 
     def combination(self, alpha_t, sigma_t):
         """ a and b of the target a z + b e. """
-        return {'v': (-sigma_t, alpha_t), 'x0': (1, 0), 'flow': (-1, 1), 'eps': (0, 1)}[self.target]
+        return {
+            'v': (-sigma_t, alpha_t),
+            'x0': (1, 0),
+            'flow': (-1, 1),
+            'eps': (0, 1),
+        }[self.target]
 
     def target_of(self, z, e, t):
         """ The network's target (B, N, D) for clean latents z and noise e. """

@@ -90,8 +90,8 @@ class BatchMaker:
                                        and of causal rows: for the log
         pad                            the id of PAD
     """
-    text: object                       # diffusion.MaskedText, or a process of processes/
-    latent: object                     # diffusion.GaussianLatents
+    text_process: object               # diffusion.MaskedText, or a process of processes/
+    latent_process: object             # diffusion.GaussianLatents
     streams: tuple
     seed: int
     cond_drop: float
@@ -151,9 +151,9 @@ class BatchMaker:
     def mask(self, tokens, t, text_on, u, step, known_mask, real, n_causal):
         """ The text as the network reads it, and where it is scored: {x_t, positions, targets,
         weight}, and the coefficients of a process that has some. step: for AdaptiveBatchMaker. """
-        x_t, mask = self.text.corrupt(tokens, t, u, known_mask)
+        x_t, mask = self.text_process.corrupt(tokens, t, u, known_mask)
         scored = mask & (text_on > 0)[:, None]
-        weight = self.text.training_weight(t)[:, None]                   # (B, 1)
+        weight = self.text_process.training_weight(t)[:, None]           # (B, 1)
 
         # causal rows have clock 0, so nothing is masked: each token and the EOS are scored
         first_causal = len(tokens) - n_causal
@@ -161,9 +161,9 @@ class BatchMaker:
         weight[first_causal:] = self.causal_weight
 
         batch = dict(where_scored(scored, tokens, weight), x_t=x_t)
-        if hasattr(self.text, 'loss_coefficients'):
+        if hasattr(self.text_process, 'loss_coefficients'):
             row = batch['positions'] // tokens.shape[1]
-            batch['coefficients'] = self.text.loss_coefficients(t)[row]
+            batch['coefficients'] = self.text_process.loss_coefficients(t)[row]
         return batch
 
 # -----------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class Loss(nn.Module):
         super().__init__()
         self.model = model
         self.make_batch = make_batch
-        self.text, self.latent = make_batch.text, make_batch.latent
+        self.text_process, self.latent_process = make_batch.text_process, make_batch.latent_process
         self.autocast = autocast               # () -> a context for the forward
         self.weights = {'text_loss': 1.0, 'latent_loss': latent_weight}
 
@@ -213,7 +213,8 @@ class Loss(nn.Module):
             # z_t = alpha z + sigma noise
             z_t = None
             if 'latent' in self.model.config.streams:
-                z_t, noise = self.latent.corrupt(batch['clean'], batch['t_latent'], batch['noise'])
+                z_t, noise = self.latent_process.corrupt(batch['clean'], batch['t_latent'],
+                                                         batch['noise'])
 
             # the network, without the text head: text_loss runs it
             hidden, latent_out = self.model(                             # (P, C), (B, N, D)
@@ -225,8 +226,8 @@ class Loss(nn.Module):
 
         # the latent loss, in float32
         if 'latent' in predict:
-            target = self.latent.target_of(batch['clean'], noise, batch['t_latent'])
-            latent_loss, error = self.latent.loss(latent_out, target, batch['row_weight'])
+            target = self.latent_process.target_of(batch['clean'], noise, batch['t_latent'])
+            latent_loss, error = self.latent_process.loss(latent_out, target, batch['row_weight'])
             result.update(latent_loss=latent_loss, error=error)
 
         # their weighted sum
@@ -241,8 +242,9 @@ class Loss(nn.Module):
         (P,) bool}. """
         # what the network read at the scored positions
         x_t = batch['x_t'].flatten()[batch['positions']]                 # (P,)
-        loss, nll, right = self.text.loss(hidden, self.model.text_head.weight, batch['targets'],
-                                          batch['weight'], x_t, batch['coefficients'])
+        loss, nll, right = self.text_process.loss(
+            hidden, self.model.text_head.weight, batch['targets'], batch['weight'], x_t,
+            batch['coefficients'])
         return dict(text_loss=loss, nll=nll, right=right)
 
     # ---- validation
@@ -275,14 +277,15 @@ class Loss(nn.Module):
             noise, latents = to_device(noise, ones), to_device(latents, ones)
 
         def latents_at(clock):
-            return None if noise is None else self.latent.corrupt(latents, clock, noise)[0]
+            return None if noise is None else self.latent_process.corrupt(latents, clock, noise)[0]
 
         nats = causal_nats = error = torch.zeros(())
         with self.autocast():
             # nats of the text, beside clean latents or none
             if 'text' in predict and {'l2t', 'unconditional'} & modes:
                 clock = zeros if 'l2t' in modes else ones
-                nats = self.text.bound(self.model, tokens, latents_at(clock), clock, u, known_mask)
+                nats = self.text_process.bound(self.model, tokens, latents_at(clock), clock, u,
+                                               known_mask)
             if 'causal' in modes:
                 causal_nats = exact_nll(self.model, tokens, latents_at(zeros), zeros)
 
@@ -291,12 +294,12 @@ class Loss(nn.Module):
                 t_text = torch.zeros(B) if 't2l' in modes else torch.ones(B)
                 x_t = None
                 if 'text' in make.streams:
-                    x_t, _ = self.text.corrupt(tokens, t_text, u[:, 1:], known_mask)
+                    x_t, _ = self.text_process.corrupt(tokens, t_text, u[:, 1:], known_mask)
                     x_t = to_device(x_t, ones)
                 _, out = self.model(x_t, latents_at(spread), to_device(t_text, ones),
                                     to_device(spread, ones), predict=('latent',))
-                target = self.latent.target_of(latents, noise, spread)
-                _, error = self.latent.loss(out, target, ones)
+                target = self.latent_process.target_of(latents, noise, spread)
+                _, error = self.latent_process.loss(out, target, ones)
         sums = [nats.sum(), real.sum(), error.sum(), B, causal_nats.sum()]
         return torch.tensor([float(x) for x in sums], dtype=torch.float64)
 

@@ -73,6 +73,11 @@ class ModelConfig:
             raise ValueError('spatial=True needs a square number of latents, found '
                              f'n_latents={self.n_latents}')
 
+
+def pad_of(vocab_size):
+    """ PAD is the last id (corpora/tokenizers.py). """
+    return vocab_size - 1
+
 # -----------------------------------------------------------------------------
 # Leaves
 
@@ -485,7 +490,7 @@ class Model(nn.Module):
             self.bag_scores.weight.zero_()
 
     def parameter_groups(self):
-        """ Lists of (name, parameter), frozen ones left out:
+        """ Lists of (name, parameter):
             matrices               the blocks', for Muon, or AdamW with weight decay
             embeddings_and_heads   with the matrices of clocks and modulation: AdamW with decay
             vectors                biases, gains, tables and the bag, which mostly begins as what
@@ -502,17 +507,8 @@ class Model(nn.Module):
                 group = 'matrices'
             else:
                 group = 'embeddings_and_heads'
-            if parameter.requires_grad:
-                groups[group].append((name, parameter))
+            groups[group].append((name, parameter))
         return groups
-
-    def input_and_head(self, stream):
-        """ The parameters through which a stream comes in and goes out. The bag belongs to the
-        head of the latents. The shortcut leads from the latents to the head of the text. """
-        parts = ('embed.', 'text_head.', 'shortcut_out.')
-        if stream == 'latent':
-            parts = ('latent_in.', 'latent_pos_emb', 'shortcut_in.', 'latent_head.', 'bag_')
-        return [p for name, p in self.named_parameters() if name.startswith(parts)]
 
 # -----------------------------------------------------------------------------
 # How important a token is: adaptive masking goes by it
@@ -534,7 +530,7 @@ class Importance(nn.Module):
             nn.init.zeros_(self.net.text_head.weight)
 
     def forward(self, tokens):
-        pad = len(self.rarity) - 1                                       # MASK is the id above it
+        pad = pad_of(len(self.rarity))                                   # MASK is the id above it
         rare = self.rarity[tokens.clamp(max=pad)]
         if self.kind == 'freq':
             return rare, None

@@ -99,8 +99,6 @@ length_schedule = ''           # '24:80%,40': texts of 24 tokens for 80 % of the
                                # or '24:1200,40'. A text that is cut has no latent loss
 predict_length = True          # False: EOS and PAD are given, not learned; texts longer than
                                # seq_len are cropped at random (proteins)
-freeze = 'none'                # none | modality; modality: in l2t the latent encoder and head, in
-                               # t2l the text ones, to fine-tune what init_from names
 seq_len = None                 # None | int [1, 65536]: L; None: the dataset's max_tokens + 1
 spatial = False                # the latents are a square grid
 # the two processes (diffusion.py); sampling reads the same
@@ -137,9 +135,9 @@ with stop_on_error():
     device = pick_device(device)
     dtype = pick_dtype(dtype, device)
     model_config = preflight.network(config, train_data)     # settles config['latent_target']
-    text = processes.text_process(config, model_config.vocab_size)
+    text_process = processes.text_process(config, model_config.vocab_size)
     live = train_data.live.to(device) if train_data.latent_shape else None
-    latent = GaussianLatents(live, latent_schedule, config['latent_target'])
+    latent_process = GaussianLatents(live, latent_schedule, config['latent_target'])
     adaptive = processes.adaptive.adaptive_masking(config, train_data)   # ATAT; mostly None
     micro_batch, grad_accum = preflight.share_rows(batch_size, global_batch)
     rows_a_step = micro_batch * grad_accum * world
@@ -147,7 +145,8 @@ with stop_on_error():
     with torch.device('meta'):
         sketch = Model(model_config)                         # the network without memory
     for stage in stages:
-        stage.flops = preflight.flops_of(sketch, micro_batch, stage) * grad_accum * world
+        stage.flops = grad_accum * world * preflight.flops_of(sketch, micro_batch, stage,
+                                                              text_process)
     show_knobs(config)
     preflight.say(config, sketch, train_data, val_data, stages, micro_batch, grad_accum)
 with stop_on_error(code=4):
@@ -176,10 +175,6 @@ def autocast():
 
 
 model = Model(model_config).to(device)
-if freeze == 'modality':
-    # a parameter without a gradient is moved by no optimizer: neither by momentum nor by decay
-    for parameter in model.input_and_head('latent' if mode == 'l2t' else 'text'):
-        parameter.requires_grad_(False)
 if compile:
     # torch makes a program for each stage and number of causal rows; its default limits are lower
     torch._dynamo.config.recompile_limit = 64 * len(stages)
@@ -188,8 +183,8 @@ if compile:
         block.compile(dynamic=False)
 
 of_batches = dict(
-    text=text,
-    latent=latent,
+    text_process=text_process,
+    latent_process=latent_process,
     streams=streams,
     seed=seed,
     cond_drop=cond_drop,
@@ -222,7 +217,7 @@ if optimizer == 'muon':
     optimizers, rates = [adamw, muon], [learning_rate, config['muon_lr'] or learning_rate]
 
 state = State(loss_fn, optimizers, ema_decay, N_NORMS, device)
-resume_or_begin(state, train_data, text, config)
+resume_or_begin(state, train_data, text_process, config)
 if adaptive:
     model.importance.rarity.copy_(adaptive.rarity)       # of this dataset, whatever init_from had
 

@@ -154,8 +154,8 @@ def random_batch(shape, make_batch, device):
     b = {name: value.to(device) if torch.is_tensor(value) else value for name, value in b.items()}
 
     # what `Ends` reads, mixed beforehand; Loss mixes it in every step
-    z_t, noise = make_batch.latent.corrupt(b['clean'], b['t_latent'], b['noise'])
-    v = make_batch.latent.target_of(b['clean'], noise, b['t_latent'])
+    z_t, noise = make_batch.latent_process.corrupt(b['clean'], b['t_latent'], b['noise'])
+    v = make_batch.latent_process.target_of(b['clean'], noise, b['t_latent'])
     return SimpleNamespace(
         ours=b,
         tokens=tokens.to(device),

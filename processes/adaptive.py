@@ -159,9 +159,9 @@ class AdaptiveBatchMaker(BatchMaker):
     def mask_by(self, importance, tokens, t, text_on, u, step, known_mask):
         """ BatchMaker.mask by the importance (B, L) of each token, and what is logged of it. """
         exponent = self.adaptive.exponents(importance.to(u.dtype), step)
-        x_t, mask = self.text.corrupt(tokens, t, u, known_mask, exponent)
+        x_t, mask = self.text_process.corrupt(tokens, t, u, known_mask, exponent)
         scored = mask & (text_on > 0)[:, None]
-        weight = self.text.training_weight(t)[:, None] * exponent
+        weight = self.text_process.training_weight(t)[:, None] * exponent
         weight = weight * self.adaptive.emphasis(importance, scored, tokens, step)
 
         real = importance[tokens != self.adaptive.pad]

@@ -21,6 +21,7 @@ import math
 import torch
 
 from diffusion import in_float32, positions_of, to_device
+from processes.clusters import cluster_table
 from processes.integral import IntegralProcess
 from samplers import init_state, no_callback, scatter_at, schedule_times
 
@@ -49,6 +50,10 @@ class HDLM(IntegralProcess):
 
         # Q(k | v) at each cluster that is not the token's own
         self.xi_other = (1 - xi) / max(self.n_clusters - 1, 1)
+
+    def new_clusters(self, config, data):
+        """ The clusters of a new run, (V,), from its training split or another run. """
+        return cluster_table(config['clusters_from'], data, config['clusters'])
 
     def take_clusters(self, cluster_of):
         """ The clusters of a run, (V,), in place of any. """
@@ -99,10 +104,6 @@ class HDLM(IntegralProcess):
             scored = scored & ~known_mask
         noisy = torch.where(u < mask, self.mask_id, cluster_id)
         return torch.where(scored, noisy, tokens), scored
-
-    def masked_share(self, t):
-        """ 1 - alpha_t. """
-        return 1 - (1 - t) ** self.gamma
 
     # ---- the loss and the bound
 

@@ -73,18 +73,13 @@ def check_tensors(path, found, expected):
 
 
 def find_checkpoint(out_dir, which='best'):
-    """ The name of a checkpoint folder, as 'step-00001000'. which: 'best', 'latest' or that name. A
-    run that was saved before its first evaluation has no best yet: then it is the latest, with a
-    warning. """
+    """ The name of a checkpoint folder, as 'step-00001000'. which: 'best', 'latest' or that name.
+    Before the first evaluation, and in an export, no best is named: then it is the latest. """
     found = [path.name for path in steps(out_dir)]
     if not found:
         raise ValueError(f'no run in {out_dir}: train it to its first checkpoint, or name another '
                          '--out_dir')
-    best = best_of(out_dir)
-    is_export = not (Path(out_dir) / found[0] / 'optimizer.safetensors').exists()
-    if which == 'best' and not best and not is_export and os.environ.get('RANK', '0') == '0':
-        warn(f'{out_dir} has no best checkpoint before its first evaluation: the latest is read')
-    name = {'latest': found[0], 'best': best or found[0]}.get(which, which)
+    name = {'latest': found[0], 'best': best_of(out_dir) or found[0]}.get(which, which)
     if name not in found:
         raise ValueError(f'{out_dir} has no checkpoint {short(name)}, only {found}: choose one '
                          'with --which=')

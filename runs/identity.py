@@ -26,18 +26,10 @@ SAMPLES = {
     'sha256 of val',
 }
 STATISTICS = 'sha256 of latent_stats.npz'
-OF_TRAINING = {'dropout', 'optimizer', 'freeze'} | SAMPLES
-
-# these knobs leave what a resumed run learns as it is
-HARMLESS = {
-    'dataset', 'out_dir', 'init_from', 'clusters_from',        # where things lie
-    'device', 'compile', 'parallel', 'batch_size',             # how it is computed
-    'dist_timeout', 'preflight_only',                          # what is waited for
-    'keep', 'eval_interval', 'log_interval', 'wandb_project',  # what is kept of it
-}
+OF_TRAINING = {'dropout', 'optimizer'} | SAMPLES
 
 
-def plain(value):
+def as_json(value):
     """ As JSON gives it back: a tuple is a list. """
     return json.loads(json.dumps(value))
 
@@ -47,10 +39,10 @@ def identity_of(model_config, knobs, meta):
     # a text process has the knobs that begin with its name: gidd_gamma, hdlm_xi
     prefix = knobs['text_process'] + '_'
     own = [name for name in knobs if name.startswith(prefix)]
-    found = {name: knobs[name] for name in [*PROCESS, *own, 'optimizer', 'freeze']}
+    found = {name: knobs[name] for name in [*PROCESS, *own, 'optimizer']}
     found.update(asdict(model_config))
     found.update(of_dataset(meta))
-    return plain(found)
+    return as_json(found)
 
 
 def of_dataset(meta):

@@ -157,7 +157,8 @@ class StepLog:
         is_taken = known[:, 0] == 0
         taken = int(is_taken.sum())
         sums = all_reduce_sum(sums[is_taken].sum(0)) / max(1, taken * world())
-        sums = {name: x.tolist() for name, x in zip(self.sizes, sums.split([*self.sizes.values()]))}
+        parts = sums.split([*self.sizes.values()])
+        sums = {name: x.tolist() for name, x in zip(self.sizes, parts)}
         seconds = time.perf_counter() - self.since
         speed = tokens_a_step * len(self.steps) / seconds
 

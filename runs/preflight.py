@@ -35,9 +35,6 @@ def open_data(config):
     if config['parallel'] == 'fsdp' and config['optimizer'] == 'muon':
         raise ValueError('parallel=fsdp shares matrices out, and muon needs them whole: '
                          'use optimizer=adamw, or parallel=ddp')
-    if config['freeze'] == 'modality' and (mode not in ('l2t', 't2l') or not config['init_from']):
-        raise ValueError('freeze=modality fine-tunes one direction, l2t or t2l, of the run '
-                         f'init_from, not mode={mode}, init_from={config["init_from"]!r}')
     if config['wandb_project'] and not find_spec('wandb'):
         raise ValueError('wandb_project is set, and wandb is not installed: pip install wandb')
     if crop and config['text_clock'] and 'text' in streams:
@@ -133,19 +130,26 @@ def share_rows(batch_size, global_batch):
     return micro_batch, rows // micro_batch
 
 
-def flops_of(sketch, rows, stage):
+def scored_share(text_process):
+    """ The share of a noisy text's positions that are scored, a mean over its clock. """
+    t, u = torch.arange(101) / 100, (torch.arange(100) + 0.5) / 100
+    tokens = torch.zeros(101, 100, dtype=torch.int64)
+    _, scored = text_process.corrupt(tokens, t, u.expand(101, 100))
+    return scored.float().mean().item()
+
+
+def flops_of(sketch, rows, stage, text_process):
     """ Floating-point operations of a micro-batch, forward and backward, as torch counts matrix
     products. The network of a learned importance is not among them. """
-    c = sketch.config
+    # the head runs where a noisy text is scored, and at all of a causal one
+    c, shares, scored = sketch.config, stage.shares, scored_share(text_process)
     with torch.device('meta'), FlopCounterMode(display=False) as counter:
         tokens = latents = None
         if 'text' in c.streams:
             tokens = torch.zeros(rows, stage.seq_len, dtype=torch.int64)
         if 'latent' in c.streams:
             latents = torch.zeros(rows, c.n_latents, c.latent_dim)
-        # the head runs at half of a masked text, on average, and at all of a causal one
-        shares = stage.shares
-        texts = rows * ((shares['unconditional'] + shares['l2t']) / 2 + shares['causal'])
+        texts = rows * (scored * (shares['unconditional'] + shares['l2t']) + shares['causal'])
         positions = torch.zeros(round(texts * stage.seq_len), dtype=torch.int64)
         found = sketch(tokens, latents, torch.zeros(rows), torch.zeros(rows), positions,
                        stage.predict)

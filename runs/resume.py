@@ -11,11 +11,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict)
 
 from diffusion import modes_of
-from processes.clusters import cluster_table
 from runs import checkpoint, distributed, run_folder, saving
 from runs.distributed import print0, rank
 from runs.files import read_array, read_sealed
-from runs.identity import HARMLESS, OF_TRAINING, check_same, differences, identity_of, plain
+from runs.identity import OF_TRAINING, as_json, check_same, differences, identity_of
 from runs.manifest import check_file
 
 SCORE_OF_ENDS = -8.0           # of EOS and PAD in a new bag: e^-8 of the weight of a token
@@ -36,8 +35,7 @@ class State:
         self.model = loss.model
         self.optimizers = optimizers
         self.device = device
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-
+        self.parameters = list(self.model.parameters())
         self.begin_moments()
 
         # the running average of the weights, in float32
@@ -208,12 +206,12 @@ def begin_with_bag(state, data, config):
 
 # ---- the whole
 
-def resume_or_begin(state, data, text, config):
+def resume_or_begin(state, data, text_process, config):
     """
     Fills the state of a training: from the newest checkpoint of out_dir, from the best weights of
     init_from, or from scratch; takes the run folder, and writes config.json there. Every rank must
     call. Stops all with exit code 2 where that cannot be.
-    data: the training split. text: the process.
+    data: the training split.
     """
     model, init_from = state.model, config['init_from']
     state.identity = identity_of(model.config, config, data.meta)
@@ -221,8 +219,7 @@ def resume_or_begin(state, data, text, config):
 
     # the clusters of a new run are made from its training split; else they lie with the weights
     if model.config.clusters and not newest and not init_from:
-        table = distributed.rank0_or_stop(2, cluster_table, config['clusters_from'], data,
-                                          config['clusters'])
+        table = distributed.rank0_or_stop(2, text_process.new_clusters, config, data)
         model.cluster_of.copy_(table)
         sizes = table.bincount()
         print0(f'{len(sizes):,} clusters of {sizes.min():,} to {sizes.max():,} tokens')
@@ -246,7 +243,7 @@ def resume_or_begin(state, data, text, config):
     if errors:
         distributed.stop_all(errors[0], code=2)
     if model.config.clusters:
-        text.take_clusters(model.cluster_of.cpu())
+        text_process.take_clusters(model.cluster_of.cpu())
 
     # say so; and only now overwrite config.json
     if newest:
@@ -276,7 +273,7 @@ def resume_from(newest, state, config):
     before = known['knobs']
     if modes_of(before['mode']) != modes_of(config['mode']):
         state.best_val = math.inf                          # it is of other losses
-    changed = differences(before, plain(config), but=HARMLESS)
+    changed = differences(before, as_json(config))
     if changed:
         print0('resumed with other knobs: '
                + ', '.join(f'{name} {old!r} -> {new!r}' for name, (old, new) in changed.items()))

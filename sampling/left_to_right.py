@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from diffusion import exact_nll, to_device
-from model import attention, causal_mask
+from model import attention, causal_mask, pad_of
 from samplers import init_state, no_callback
 
 
@@ -18,7 +18,7 @@ class LeftToRight:
 
     def __init__(self, vocab_size, eos):
         self.mask_id = vocab_size
-        self.pad = vocab_size - 1
+        self.pad = pad_of(vocab_size)
         self.eos = eos
 
     def bound(self, model, tokens, latents, t_latent, u=None, known_mask=None):

@@ -18,6 +18,8 @@ from data import PackedDataset
 from diffusion import MaskedText, exact_nll, uniforms
 from model import Model, ModelConfig
 from launch import log, measured, run_each, train_each, weights
+from runs.preflight import flops_of
+from runs.stages import read_stages
 from samplers import make_propose
 from sampling.left_to_right import LeftToRight
 from toys import Network
@@ -566,6 +568,22 @@ def test_clusters_come_from_a_run_and_anything_else_is_one_line(baselines, datas
     for source, C, message in ((str(tmp_path / 'none'), 4, 'no run in'), (ar, V, 'expected 1 to')):
         with pytest.raises(ValueError, match=message):
             cluster_table(source, data, C)
+
+
+def test_the_floating_point_operations_count_the_head_where_a_text_is_scored():
+    """ Of a masked text a mean of M(t), of GIDD's all; six of a matrix, three products. """
+    shares = [(MaskedText(50), 1 / 2), (MaskedText(50, 'cosine'), 2 / math.pi),
+              (MaskedText(50, 'polynomial'), 1 / 3), (GIDD(50), 1),
+              (HDLM(50, torch.arange(50) % 8, gamma=3.), 3 / 4)]
+    with torch.device('meta'):
+        sketch = Model(ModelConfig(vocab_size=50, seq_len=16, width=32, heads=2, depth=1,
+                                   streams=('text',)))
+    stage, = read_stages('unconditional', '', ('text',), 9, 16)
+    least = flops_of(sketch, 64, stage, shares[2][0])
+    for process, share in shares:
+        found = flops_of(sketch, 64, stage, process) - least
+        head = 6 * 64 * 16 * 50 * 32
+        assert found / head == pytest.approx(share - 1 / 3, abs=.005), process
 
 
 # ---- the scripts

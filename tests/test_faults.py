@@ -322,7 +322,6 @@ def test_fault_08_resume_on_another_number_of_ranks(dataset, tmp_path):
             job.until(f'step {end:>6}/')
             job.processes[-1].terminate()                      # one rank is told, all agree
         assert job.wait() == [0] * ranks, job.err()
-        assert 'other knobs' not in job.out()
     found = {step: entry['loss'] for (step, _), entry in log(out).items() if 'loss' in entry}
     expected = {step: entry['loss'] for (step, _), entry in log(one).items() if 'loss' in entry}
     assert len(found) == 24 and found == pytest.approx(expected, rel=1e-3)

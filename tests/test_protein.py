@@ -88,7 +88,7 @@ def test_where_the_length_is_given_EOS_and_PAD_are_seen_and_never_scored(protein
     stage.seq_len = 10
     short = make_batch(data, rows, 0, 0, stage)['x_t']
     expected = data.rows(rows, uniforms(0, 0, 'crop', 0, 64, 1)[:, 0], 10)[0]
-    seen = short != make_batch.text.mask_id
+    seen = short != make_batch.text_process.mask_id
     assert short.shape == (64, 10) and torch.equal(short[seen], expected[seen])
     assert not torch.equal(expected, data.rows(rows)[0][:, :10])
 
