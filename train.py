@@ -28,7 +28,7 @@ import time
 
 import torch
 
-import processes.adaptive
+import processes
 from configurator import configure, show_knobs, stop_on_error
 from data import row_order
 from diffusion import GaussianLatents, modes_of
@@ -109,8 +109,7 @@ latent_schedule = 'vp'         # vp | rf
 latent_target = None           # None | v | x0 | flow | eps; None: x0 where one vector is
                                # predicted from text, else v
 t_min = 1e-3                   # (0, 1): clocks are drawn from (t_min, 1)
-text_process = 'masked'        # masked | gidd | hdlm
-importance = 'none'            # none | freq | learned | hybrid: what masking and curriculum go by
+text_process = 'masked'        # masked | gidd | hdlm | atat
 min_lr = 0.0                   # [0, 1]: at the end, as a share of learning_rate
 betas = (0.9, 0.95)            # [0, 1)
 guard = 10.0                   # [0, 1e9]; skip a step whose loss or gradient is not finite, or
@@ -120,7 +119,7 @@ dist_timeout = 600.0           # [1, 1e7]: seconds after which a silent process 
 
 # files with knobs of their own, each with the choice for which they are read; --help shows them
 ROOMS = {'processes/gidd.py': 'text_process=gidd', 'processes/hdlm.py': 'text_process=hdlm',
-         'processes/adaptive.py': 'importance=freq,learned,hybrid',
+         'processes/adaptive.py': 'text_process=atat',
          'runs/muon.py': 'optimizer=muon'}
 
 rank, world = distributed.rank(), distributed.world()
@@ -138,7 +137,9 @@ with stop_on_error():
     text_process = processes.text_process(config, model_config.vocab_size)
     live = train_data.live.to(device) if train_data.latent_shape else None
     latent_process = GaussianLatents(live, latent_schedule, config['latent_target'])
-    adaptive = processes.adaptive.adaptive_masking(config, train_data)   # ATAT; mostly None
+    batch_maker, loss_class = BatchMaker, Loss
+    if hasattr(text_process, 'batches_and_loss'):            # ATAT
+        batch_maker, loss_class = text_process.batches_and_loss(config, train_data)
     micro_batch, grad_accum = preflight.share_rows(batch_size, global_batch)
     rows_a_step = micro_batch * grad_accum * world
     stages = read_stages(mode, length_schedule, streams, max_iters, train_data.seq_len)
@@ -182,21 +183,16 @@ if compile:
     for block in model.blocks:                           # all blocks are one program: compiled once
         block.compile(dynamic=False)
 
-of_batches = dict(
+make_batch = batch_maker(
     text_process=text_process,
     latent_process=latent_process,
     streams=streams,
     seed=seed,
     cond_drop=cond_drop,
     t_min=t_min,
-    predict_length=predict_length)
-if adaptive:
-    from processes.adaptive import AdaptiveBatchMaker, AdaptiveLoss
-    make_batch = AdaptiveBatchMaker(**of_batches, adaptive=adaptive)
-    loss_fn = AdaptiveLoss(model, make_batch, autocast, latent_weight)
-else:
-    make_batch = BatchMaker(**of_batches, causal_weight=causal_weight)
-    loss_fn = Loss(model, make_batch, autocast, latent_weight)
+    predict_length=predict_length,
+    causal_weight=causal_weight)
+loss_fn = loss_class(model, make_batch, autocast, latent_weight)
 if is_sharded:
     distributed.shard(loss_fn, device, in_bfloat16=dtype == 'bfloat16')
 if rank:                                     # from here on only dropout uses torch's generator
@@ -218,8 +214,8 @@ if optimizer == 'muon':
 
 state = State(loss_fn, optimizers, ema_decay, N_NORMS, device)
 resume_or_begin(state, train_data, text_process, config)
-if adaptive:
-    model.importance.rarity.copy_(adaptive.rarity)       # of this dataset, whatever init_from had
+if model.importance:                             # its table is of this dataset, also by init_from
+    model.importance.rarity.copy_(make_batch.adaptive.rarity)
 
 # -----------------------------------------------------------------------------
 # Batches: functions of seed and step; the rank says which rows
@@ -318,7 +314,7 @@ def report():
     more = dict(epoch=step * rows_a_step / len(train_data), tokens=rows_a_step * tokens_a_row,
                 lr=learning_rate * lr_factor(config, step - 1), skipped=int(state.skipped.item()))
     if config['curriculum']:
-        more['curriculum_stage'] = adaptive.stage_name(step - 1)
+        more['curriculum_stage'] = make_batch.adaptive.stage_name(step - 1)
     log.report(step, rows_a_step * stage.seq_len, stage.flops, **more)
 
 

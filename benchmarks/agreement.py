@@ -41,7 +41,8 @@ SETS = {
                       '--latent_target=flow'],
     'gidd': [*TEXT, '--text_process=gidd'],
     'hdlm': [*TEXT, '--text_process=hdlm', '--clusters=8'],
-    'importance': ['--importance=hybrid', '--masking=inverse', '--curriculum=true'],
+    'importance': ['--text_process=atat', '--importance=hybrid', '--masking=inverse',
+                   '--curriculum=true'],
 }
 # compiled, a number of causal rows is a program: these sets have one such number
 COMPILED = {'a decoder': SETS['a decoder'], 'l2t': ['--mode=l2t'], 't2l': ['--mode=t2l']}

@@ -10,6 +10,7 @@ data, sizes and steps.
 The line of sample.py is ATAT's own sampler.
 """
 mode = 'l2t'
+text_process = 'atat'
 importance = 'hybrid'
 masking = 'proportional'
 beta = 0.5

@@ -1,6 +1,6 @@
 """
-Other text processes on the same network: GIDD+ and HDLM. And ATAT (adaptive.py), which decides
-which tokens are masked first.
+Other text processes on the same network: GIDD+, HDLM, and ATAT (adaptive.py), which decides which
+tokens are masked first.
 
     python train.py config/quickstart.py config/ar.py --out_dir=out/ar    # or gidd, hdlm, atat
 
@@ -14,6 +14,7 @@ What loss.py, sample.py and evaluate.py ask of a text process. Time t runs from 
     loss_coefficients(t)                 (B, n), if the loss depends on the clock beside its weight
     bound(model, tokens, latents, t_latent, u, known_mask)
                                          a draw of an upper bound on -log p, nats per sample
+    batches_and_loss(config, data)       (BatchMaker, Loss), if it has subclasses of loss.py's
     samplers                             {name: function}, if it has its own; else samplers.py's
     mask_id                              MASK
 
@@ -30,6 +31,7 @@ from diffusion import MaskedText
 MODULES = {
     'gidd': 'processes.gidd',
     'hdlm': 'processes.hdlm',
+    'atat': 'processes.adaptive',
 }
 
 
@@ -38,6 +40,6 @@ def text_process(config, vocab_size):
     name, schedule = config['text_process'], config['text_schedule']
     if name == 'masked':
         return MaskedText(vocab_size, schedule, config['text_loss_weight'])
-    if schedule != 'loglinear':
+    if schedule != 'loglinear' and name != 'atat':
         raise ValueError(f'text_schedule={schedule} is of masked text, not of {name}')
     return import_module(MODULES[name]).make(config, vocab_size)

@@ -31,13 +31,15 @@ on another number of processes or with another accumulation.
 Letters: B rows, L tokens, P scored positions, V vocabulary.
 """
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from corpora.statistics import counts
-from diffusion import in_float32, where_scored
+from diffusion import MaskedText, in_float32, where_scored
 from loss import BatchMaker, Loss
 
+importance = 'freq'            # freq | learned | hybrid: what masking and curriculum go by
 masking = 'time_only'          # time_only | proportional | inverse | balanced; proportional: the
                                # important are masked first
 beta = 0.5                     # [0, 100]; rates are exp(-beta) to exp(beta) times the common one,
@@ -199,19 +201,23 @@ class AdaptiveLoss(Loss):
 
 # ---- for a run
 
-def adaptive_masking(config, data):
-    """ The Adaptive of a run's knobs and data, or None where they do not ask for it. """
-    kind = config['importance']
-    if kind == 'none':
-        if config['masking'] != 'time_only' or config['curriculum']:
-            raise ValueError(f"masking={config['masking']}, curriculum={config['curriculum']}: "
-                             'choose an --importance= for them')
-        return None
-    if config['text_process'] != 'masked' or 'text' not in config['streams']:
-        raise ValueError(f'importance={kind} is of masked text: not with '
-                         f"text_process={config['text_process']}, streams={config['streams']}")
+class AdaptiveText(MaskedText):
+    """ Masked text: only the batches and the loss of its training are others. """
 
-    pad = data.pad
-    return Adaptive(config['masking'], config['beta'], config['curriculum'],
-                    config['curriculum_stages'], config['curriculum_focus'], config['max_iters'],
-                    pad, rarity(counts(data), pad), learns=kind != 'freq')
+    def batches_and_loss(self, config, data):
+        adaptive = Adaptive(
+            masking=config['masking'],
+            beta=config['beta'],
+            curriculum=config['curriculum'],
+            stages=config['curriculum_stages'],
+            focus=config['curriculum_focus'],
+            max_iters=config['max_iters'],
+            pad=data.pad,
+            rarity=rarity(counts(data), data.pad),
+            learns=config['importance'] != 'freq')
+        return partial(AdaptiveBatchMaker, adaptive=adaptive), AdaptiveLoss
+
+
+def make(config, vocab_size):
+    """ The process of a run's knobs. """
+    return AdaptiveText(vocab_size, config['text_schedule'], config['text_loss_weight'])

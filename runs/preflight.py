@@ -40,11 +40,10 @@ def open_data(config):
     if crop and config['text_clock'] and 'text' in streams:
         raise ValueError('predict_length=False goes with text_clock=False: the clock is the masked '
                          'share of seq_len tokens, and here a text has fewer')
-    is_masked = config['text_process'] == 'masked' and config['importance'] == 'none'
+    is_masked = config['text_process'] == 'masked'
     if 'causal' in modes_of(mode) and (crop or not is_masked or 'text' not in streams):
         raise ValueError(f'mode={mode}: causal rows go with masked text whose length is learned: '
-                         'not with another text_process, an importance, predict_length=False, or '
-                         'latents alone')
+                         'not with another text_process, predict_length=False, or latents alone')
     if config['text_process'] != 'masked' and 'text' not in streams:
         raise ValueError(f'text_process={config["text_process"]}, but streams={streams} has no '
                          'text')
@@ -109,6 +108,7 @@ def network(config, data):
         seq_len=data.seq_len,
         latent_dim=D,
         n_latents=N,
+        importance=config['importance'] if config['text_process'] == 'atat' else 'none',
         clusters=config['clusters'] if config['text_process'] == 'hdlm' else 0)
     return ModelConfig(**known)
 

@@ -119,7 +119,7 @@ def check_together(run, knobs, table):
     if knobs.by_importance and knobs.sampler != 'confidence':
         raise ValueError(f'by_importance goes with sampler=confidence, not with {knobs.sampler}')
     if knobs.by_importance and not run.model.importance:
-        raise ValueError(f'by_importance: {run.out_dir} was trained with importance=none')
+        raise ValueError(f'by_importance: {run.out_dir} was not trained with text_process=atat')
     if knobs.self_correct and not hasattr(run.text, 'correct'):
         raise ValueError(f'self_correct={knobs.self_correct}: only a run with text_process=gidd '
                          'takes back what it wrote')

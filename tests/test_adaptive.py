@@ -218,8 +218,7 @@ def steps_of(out):
 
 def test_a_run_that_learns_its_importance_goes_on_bit_for_bit(dataset, tmp_path):
     whole, parts = tmp_path / 'whole', tmp_path / 'parts'
-    args = ['--importance=hybrid', '--masking=balanced', '--curriculum=true', '--keep=9',
-            '--mode=unconditional+l2t+t2l']
+    args = ['config/atat.py', '--masking=balanced', '--keep=9', '--mode=unconditional+l2t+t2l']
     assert train(dataset, whole, *args).returncode == 0
     assert all(0 < e['importance_loss'] < .3 for e in steps_of(whole))
     assert weights(whole)['importance.net.text_head.weight'].any(), 'it learns'

@@ -658,9 +658,8 @@ def test_baselines_go_on_bit_for_bit(dataset, tmp_path):
 
 def test_what_does_not_go_together_is_one_line(baselines, dataset, tmp_path):
     wrong = [(['config/ar.py', '--text_process=gidd'], 'causal rows'),
-             (['--mode=l2t+causal', '--importance=freq'], 'causal rows'),
-             (['--masking=inverse'], 'importance'),
-             (['config/gidd.py', '--importance=freq'], 'masked text'),
+             (['--mode=l2t+causal', '--text_process=atat'], 'causal rows'),
+             (['--masking=inverse'], 'text_process=atat'),
              (['config/hdlm.py', '--text_loss_weight=uniform'], 'bound alone'),
              (['--text_loss_weight=dynamic'], 'choose from'),
              (['config/gidd.py', '--text_schedule=cosine'], 'masked text'),

@@ -15,7 +15,7 @@ from runs.writing import entry_of, sealed
 CONFIG = ModelConfig(vocab_size=50, seq_len=8, latent_dim=6, latent_tokens=2, depth=2, heads=2,
                      width=16)
 KNOBS = dict(text_process='masked', text_schedule='loglinear', latent_schedule='vp',
-             latent_target='v', importance='none', optimizer='adamw', seed=1)
+             latent_target='v', optimizer='adamw', seed=1)
 META = dict(format=2, tokenizer=dict(kind='byte', vocab_size=258, eos=256, pad=257), encoder=None,
             latent_shape=None, token_dtype='uint16', max_tokens=7, splits={}, files={})
 FILES = [*(f'{kind}.safetensors' for kind in ('model', 'ema', 'optimizer', 'rng')),

@@ -189,7 +189,7 @@ def test_a_knob_of_a_room_is_read_where_its_switch_names_it_and_refused_elsewher
     assert configure(gidd_gamma=2, text_process='gidd')['gidd_gamma'] == 2.0
     assert configure(sample, eta=1)['eta'] == 1.0
     for knobs, words in ((dict(gidd_gamma=2), 'is read where text_process=gidd'),
-                         (dict(curriculum=True), 'where importance=freq,learned,hybrid'),
+                         (dict(curriculum=True), 'where text_process=atat'),
                          (dict(text_process='gidd', gidd_gamma=99), '99')):
         with pytest.raises(SystemExit):
             configure(**knobs)

@@ -74,7 +74,7 @@ def test_accumulation_equals_the_large_batch(dataset, alone, tmp_path):
     [], ['--batch_size=4', '--global_batch=16', '--eval_iters=4'], ['--optimizer=muon'],
     ['--mode=l2t+causal', '--causal_weight=2'],
     ['--mode=t2l:3,l2t:3,unconditional+l2t+t2l', '--max_iters=9', '--eval_interval=3'],
-    ['--importance=hybrid', '--masking=proportional', '--curriculum=true', '--max_iters=6']])
+    ['config/atat.py', '--max_iters=6']])
 def test_two_processes_equal_one_with_accumulation_two(dataset, alone, tmp_path, args):
     one, of_two = alone, tmp_path / 'two'
     is_other = args and '--batch_size=4' not in args
@@ -99,7 +99,7 @@ def test_four_processes_that_share_the_model_out_equal_one(alone, sharded):
 
 
 def test_a_learned_importance_may_be_sharded(dataset, tmp_path):
-    args = ['--importance=hybrid', '--masking=proportional', '--mode=unconditional+l2t+t2l',
+    args = ['config/atat.py', '--curriculum=false', '--mode=unconditional+l2t+t2l',
             '--max_iters=6', '--eval_interval=3']
     jobs = [Job(dataset, tmp_path / kind, *EXACT, *args, f'--parallel={kind}', ranks=2)
             for kind in ('ddp', 'fsdp')]

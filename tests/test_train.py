@@ -265,8 +265,9 @@ KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_weight=3', '--t_min=0.3',
          '--optimizer=muon --muon_lr=0.1', '--optimizer=muon --muon_iterations=3',
          '--global_batch=16', '--mode=l2t:3,unconditional+l2t+t2l', '--text_loss_weight=rdm',
          '--text_schedule=ddpm', '--text_clock=false --predict_length=false',
-         '--importance=freq', '--importance=freq --masking=proportional',
-         '--importance=freq --masking=inverse --beta=0.1', '--importance=freq --curriculum=true']
+         '--text_process=atat', '--text_process=atat --masking=proportional',
+         '--text_process=atat --masking=inverse --beta=0.1',
+         '--text_process=atat --curriculum=true']
 
 
 def test_every_training_knob_changes_the_validated_loss_and_no_run_differs_from_itself(dataset,
@@ -277,7 +278,7 @@ def test_every_training_knob_changes_the_validated_loss_and_no_run_differs_from_
     found = {knob: json.dumps(log(out)[6, True]) for knob, out in runs.items()}
     base = found.pop('')
     unchanged = [knob for knob, entry in found.items() if entry == base]
-    assert unchanged == ['--seed=0', '--importance=freq'], 'importance alone does nothing'
+    assert unchanged == ['--seed=0', '--text_process=atat'], 'importance alone does nothing'
     others = [entry for knob, entry in found.items() if knob not in unchanged]
     assert len(set(others)) == len(others), 'two knobs do the same'
 
