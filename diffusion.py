@@ -221,33 +221,15 @@ def rank_in_row(values):
     return values.argsort(1).argsort(1)
 
 
-# b(t) of ddpm, and b(1)
-B1, B2 = 0.1, 9.95
-
-
-def ddpm_exponent(t):
-    return (B1 + B2 * t) * t
-
-
-def ddpm_time(share):
-    """ Solves B1 t + B2 t^2 = b; this form of the root keeps its digits near b = 0. """
-    b = -torch.log1p(share * math.expm1(-B1 - B2))
-    return 2 * b / (B1 + torch.sqrt(B1 ** 2 + 4 * B2 * b))
-
-
 # {name: (M(t), the time t with M(t) = share, w(t) = M' / M)}
 SCHEDULES = {
     'loglinear': (lambda t: t, lambda share: share, lambda t: 1 / t),
     'cosine': (lambda t: torch.sin(math.pi / 2 * t),
                lambda share: torch.asin(share) * (2 / math.pi),
                lambda t: (math.pi / 2) / torch.tan(math.pi / 2 * t)),
-    'polynomial': (lambda t: t ** 2, lambda share: share ** 0.5, lambda t: 2 / t),
-
-    # M = (1 - exp(-b(t))) / (1 - exp(-b(1))): b is the integral of DDPM's linear beta
-    # (arXiv:2006.11239), and the division makes M(1) = 1. So w = b' / (exp(b) - 1)
-    'ddpm': (lambda t: torch.expm1(-ddpm_exponent(t)) / math.expm1(-B1 - B2),
-             ddpm_time,
-             lambda t: (B1 + 2 * B2 * t) / torch.expm1(ddpm_exponent(t))),
+    'polynomial': (lambda t: t ** 2,
+                   lambda share: share ** 0.5,
+                   lambda t: 2 / t),
 }
 
 

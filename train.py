@@ -102,7 +102,7 @@ predict_length = True          # False: EOS and PAD are given, not learned; text
 seq_len = None                 # None | int [1, 65536]: L; None: the dataset's max_tokens + 1
 spatial = False                # the latents are a square grid
 # the two processes (diffusion.py); sampling reads the same
-text_schedule = 'loglinear'    # loglinear | cosine | polynomial | ddpm
+text_schedule = 'loglinear'    # loglinear | cosine | polynomial
 text_loss_weight = 'bound'     # bound | uniform | rdm | dynamic | clip; bound: w(t); uniform: 1,
                                # as in flow matching; rdm: 1 - t; dynamic and clip: gidd only
 latent_schedule = 'vp'         # vp | rf

@@ -12,7 +12,7 @@ from loss import draw_clocks
 from sampling.solvers import SOLVERS, x0_and_e
 from toys import L, V, Toy, exact_bound, optimal_denoiser, random_denoiser
 
-SCHEDULES = ['loglinear', 'cosine', 'polynomial', 'ddpm']
+SCHEDULES = ['loglinear', 'cosine', 'polynomial']
 PROCESSES = [('vp', 'v'), ('vp', 'x0'), ('vp', 'eps'), ('rf', 'flow'), ('rf', 'x0'), ('rf', 'v')]
 
 

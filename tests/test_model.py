@@ -182,7 +182,6 @@ def loss_of(predict, ways=False, importance='none', **text_and_latent):
 
 @pytest.mark.parametrize('knob', [dict(text=dict(schedule='cosine')),
                                   dict(text=dict(schedule='polynomial')),
-                                  dict(text=dict(schedule='ddpm')),
                                   dict(latent=dict(schedule='rf')), dict(latent=dict(target='x0')),
                                   dict(latent=dict(target='flow')),
                                   dict(latent=dict(target='eps'))])

@@ -264,7 +264,7 @@ KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_weight=3', '--t_min=0.3',
          '--warmup_iters=9', '--min_lr=0.9', '--ema_decay=0.1', '--optimizer=muon',
          '--optimizer=muon --muon_lr=0.1', '--optimizer=muon --muon_iterations=3',
          '--global_batch=16', '--mode=l2t:3,unconditional+l2t+t2l', '--text_loss_weight=rdm',
-         '--text_schedule=ddpm', '--text_clock=false --predict_length=false',
+         '--text_clock=false --predict_length=false',
          '--text_process=atat', '--text_process=atat --masking=proportional',
          '--text_process=atat --masking=inverse --beta=0.1',
          '--text_process=atat --curriculum=true']
