@@ -3,7 +3,7 @@ Speed as a ratio: one side beside the other in one run, by turns, medians over r
 each comparison is a file in benchmarks/.
 
     python bench.py --lines="config/speedrun.py | config/quickstart.py"     # trainings, any two
-    python bench.py --what=step --shape=small      # a training step beside other libraries'
+    python bench.py --what=step --shape=small      # a training step beside transformers'
     python bench.py --what=samplers --shape=captions    # milliseconds a text, beside GPT-2
     python bench.py --what=gpu                     # train.py with our configs, on random data
 """
@@ -21,7 +21,6 @@ max_iters = 60                  # [1, 1e6]: of each training; step: of each roun
 batch_sizes = '1,8,64'          # samplers: texts at a time
 dtype = 'auto'                  # auto | bfloat16 | float32; auto: as in train.py
 shape = 'small'                 # small | captions | gpt2vocab: step, samplers
-sides = 'ours,diffusers,bert,gpt'    # step
 compile = False                 # step
 device = 'auto'                 # auto | cpu | cuda | <cuda:1 or the like>
 threads = 2                     # [1, 1024]: of torch

@@ -21,7 +21,7 @@ from sampling.writing import blank, write
 def untrained_run(shape, device, dtype):
     """ What sampling asks of a Run. It never writes EOS, so every text has all its tokens. """
     V = shape['vocab_size']
-    model = peers.ours(shape, None)[0].to(device).eval()
+    model = peers.our_network(shape).to(device).eval()
     model.text_head.weight.data.normal_(std=shape['width'] ** -.5)
     return SimpleNamespace(
         model=cast(model, dtype), dtype=dtype, device=device, text=MaskedText(V),
@@ -31,20 +31,13 @@ def untrained_run(shape, device, dtype):
         tokenizer=SimpleNamespace(eos=0, pad=V - 1))
 
 
-def untrained_gpt(shape, device):
-    from transformers import GPT2Config, GPT2LMHeadModel
-    config = GPT2Config(vocab_size=shape['vocab_size'], n_positions=shape['length'] + 1,
-                        n_embd=shape['width'], n_layer=shape['depth'], n_head=shape['heads'])
-    return GPT2LMHeadModel(config).to(device).eval()
-
-
 def run(knobs):
     shape = peers.SHAPES[knobs.shape]
     device = pick_device(knobs.device)
     dtype = pick_dtype(knobs.dtype, device)
     L = shape['length']
     ours = untrained_run(shape, device, dtype)
-    gpt = untrained_gpt(shape, device).to(getattr(torch, dtype))
+    gpt = peers.gpt_network(shape).to(device, getattr(torch, dtype)).eval()
 
     def ours_side(n, **how):
         """ Texts per second, n at a time. """

@@ -1,5 +1,5 @@
 """
-The speed of a training step, ours beside other libraries' (peers.py), by turns in one process. All
+The speed of a training step, ours beside transformers' (peers.py), by turns in one process. All
 have the same batch, AdamW, and the knobs dtype and compile.
 """
 import statistics
@@ -9,15 +9,13 @@ import torch
 
 from benchmarks import peers
 from benchmarks.trainings import compare
-from configurator import stop
 from runs.machine import keep_freed_memory, pick_device, pick_dtype
 
 WARM_UP = 5                    # steps: the first ones are slower
 
 
 def side_of(name, shape, device, dtype, knobs):
-    """ A function that does max_iters steps and returns their tokens per second. ImportError: the
-    library of this side is missing. """
+    """ A function that does max_iters steps and returns their tokens per second. """
     module, loss = peers.build(name, shape, device, dtype)
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, fused=True)
     print(f'{name}: {sum(p.numel() for p in module.parameters()) / 1e6:.1f}M parameters')
@@ -52,15 +50,5 @@ def run(knobs):
     torch.set_float32_matmul_precision('high')
     sizes = ', '.join(f'{name} {value:,}' for name, value in shape.items())
     print(f'{knobs.shape}: {sizes}; {dtype}, {device}')
-
-    sides = {}
-    for name in knobs.sides.split(','):
-        if name not in peers.SIDES:
-            stop(f'sides={knobs.sides!r}: choose from {", ".join(peers.SIDES)}')
-        try:
-            sides[name] = side_of(name, shape, device, dtype, knobs)
-        except ImportError as error:
-            print(f'{name}: {error}', flush=True)
-    if not sides:
-        stop('no side could be measured: the lines above say why')
+    sides = {name: side_of(name, shape, device, dtype, knobs) for name in peers.SIDES}
     compare(sides, 'tokens/s', knobs.rounds)

@@ -1,5 +1,4 @@
-""" bench.py at a tiny shape: each comparison prints its table, and a library that is missing costs
-its row, not the run. """
+""" bench.py at a tiny shape: each comparison prints its table. """
 import re
 
 from benchmarks.random_data import LATENT_DIMS
@@ -23,16 +22,12 @@ runpy.run_path('bench.py', run_name='__main__')
     return result.returncode, result.stdout, result.stderr
 
 
-def test_step_compares_what_is_there_and_names_what_is_not(tmp_path):
-    (tmp_path / 'diffusers.py').write_text("raise ImportError('no diffusers on this machine')")
-    path, step = f'{tmp_path}:{ROOT}', ('--what=step', '--max_iters=2', '--dtype=bfloat16')
-    rc, out, err = bench(*step, '--sides=ours,bert,diffusers', PYTHONPATH=path)
-    assert rc == 0 and out.count('no diffusers on this machine') == 1, err
+def test_step_compares_ours_with_the_others():
+    rc, out, err = bench('--what=step', '--max_iters=2', '--dtype=bfloat16')
+    assert rc == 0, err
     table = out[out.index('speed, relative to'):]
     rows = re.findall(r'^(\w+) +([\d,]+) +([\d.]+) \(', table, re.M)
-    assert [row[0] for row in rows] == ['ours', 'bert'] and float(rows[0][2]) == 1
-    rc, _, err = bench(*step, '--sides=diffusers', PYTHONPATH=path)
-    assert rc == 2 and 'no side' in err and 'Traceback' not in err
+    assert [row[0] for row in rows] == ['ours', 'bert', 'gpt'] and float(rows[0][2]) == 1
 
 
 def test_samplers_print_their_table():
