@@ -83,26 +83,6 @@ def read_images(out_dir):
     check_file(path, 'run evaluate.py --tasks=image first')
     return read_arrays(path)
 
-
-def read_sweeps(records, metric):
-    """ {sweep: [(point, {calls, value, se})]} of the records of sweeps. """
-    sweeps = {}
-    for record in records:
-        point = record['point']
-        if point and record['metric'] == metric:
-            same = {name: record[name] for name in ('n', 'texts', 'point', 'knobs')}
-            calls = find(records, record['task'], 'calls', **same)
-            name = f'{record["task"]} over {", ".join(sorted(point))}, {record["n"]} texts'
-            # other texts and knobs have a panel of their own
-            others = {'of': record['texts']} | record['knobs']
-            for knob, value in others.items():
-                if value:
-                    name += f'\n{knob} {value}'
-            found = dict(value=record['value'], se=record['se'] or 0.0,
-                         calls=calls and calls['value'])
-            sweeps.setdefault(name, []).append((point, found))
-    return sweeps
-
 # -----------------------------------------------------------------------------
 # Curves
 
@@ -198,53 +178,48 @@ def draw_curves(entries, plt):
 STEPS = ('steps', 'latent_steps')                          # drawn as network calls
 
 
-def is_number(value):
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def knob_of_x(point):
+    """ The knob along x: the number of steps, else the first that is a number, else ''. """
+    numbers = [knob for knob, value in point.items() if isinstance(value, (int, float))]
+    return min(numbers, key=lambda knob: knob not in STEPS, default='')
 
 
-def knob_of_x(points):
-    """ The knob along x: the number of steps, else the first whose values are all numbers, else
-    None. """
-    numbers = [knob for knob in points[0][0] if all(is_number(point[knob]) for point, _ in points)]
-    numbers.sort(key=lambda knob: knob not in STEPS)
-    return numbers[0] if numbers else None
+def read_sweeps(records, metric):
+    """ {(panel, knob of x): {line: [(x, value, standard error)]}} of the records of sweeps. Other
+    texts and knobs have a panel of their own. A line has one setting of the knobs but x's. """
+    panels = {}
+    for record in records:
+        task, n, point = record['task'], record['n'], record['point']
+        if not point or record['metric'] != metric:
+            continue
+        others = {'of': record['texts']} | record['knobs']
+        named = [f'{name} {value}' for name, value in others.items() if value]
+        panel = '\n'.join([f'{task} over {", ".join(sorted(point))}, {n} texts', *named])
+
+        knob = knob_of_x(point)
+        setting = ', '.join(f'{name} {value}' for name, value in point.items() if name != knob)
+        x = point.get(knob, setting)
+        if knob in STEPS:
+            same = {name: record[name] for name in ('n', 'texts', 'point', 'knobs')}
+            x = find(records, task, 'calls', **same)['value']
+        line = setting if knob and setting else task
+        lines = panels.setdefault((panel, knob), {})
+        lines.setdefault(line, []).append((x, record['value'], record['se'] or 0.0))
+    return panels
 
 
-def lines_of(name, points, knob, metric):
-    """ {label: [(x, value, standard error)]}: a line for each setting of the knobs other than x's.
-    """
-    lines = {}
-    for point, found in points:
-        others = []
-        for other, value in point.items():
-            if other != knob:
-                others.append(f'{other} {value}' if is_number(value) else str(value))
-        setting = ', '.join(others)
-
-        if knob is None:
-            x, label = setting, metric
-        else:
-            x = found['calls'] if knob in STEPS else float(point[knob])
-            label = setting or name.split(' over ')[0]
-        lines.setdefault(label, []).append((x, found['value'], found['se']))
-    return lines
-
-
-def draw_sweeps(sweeps, metric, plt):
+def draw_sweeps(panels, metric, plt):
     """ A panel per sweep, one below the other. """
-    if not sweeps:
+    if not panels:
         raise ValueError(f'results.json has no sweep with {metric}: run evaluate.py --tasks=l2t '
                          '--sweep="sampler=ancestral,confidence; steps=4,8,16,32"')
-    size = (6, 4 * len(sweeps))
-    figure, axes = plt.subplots(len(sweeps), figsize=size, squeeze=False)
-    for axis, (name, points) in zip(axes.flat, sweeps.items()):
-        knob = knob_of_x(points)
-        for label, line in lines_of(name, points, knob, metric).items():
-            if knob is not None:
-                line = sorted(line)
-            axis.errorbar(*zip(*line), marker='o', capsize=2, label=label)
-        axis.set(xlabel='network calls per text' if knob in STEPS else knob or '', ylabel=metric,
-                 title=name)
+    size = (8, 4 * len(panels))
+    figure, axes = plt.subplots(len(panels), figsize=size, squeeze=False)
+    for axis, ((panel, knob), lines) in zip(axes.flat, panels.items()):
+        for label, line in lines.items():
+            axis.errorbar(*zip(*sorted(line)), marker='o', capsize=2, label=label)
+        axis.set(xlabel='network calls per text' if knob in STEPS else knob, ylabel=metric,
+                 title=panel)
         if knob in (*STEPS, 'rerank'):
             axis.set_xscale('log', base=2)
             axis.xaxis.set_major_formatter('{x:g}')

@@ -48,13 +48,20 @@ def test_curves_show_the_logged_numbers_also_of_a_run_that_diverged(tmp_path):
 
 
 def test_sweeps_with_other_knobs_or_of_other_texts_have_panels_of_their_own():
-    def record(steps, value, texts='', **knobs):
-        return dict(task='l2t', metric='bleu', control='', value=value, se=None, n=9, texts=texts,
-                    point=dict(steps=steps), knobs=knobs, checkpoint='step-1')
-    records = [record(2, 10), record(4, 20), record(2, 30, guidance=2.0), record(2, 40, 'my.txt')]
-    sweeps = plot.read_sweeps(records, 'bleu')
-    found = [[one['value'] for _, one in sweep] for sweep in sweeps.values()]
-    assert found == [[10, 20], [30], [40]]
+    def record(value, texts='', metric='bleu', knobs={}, **point):
+        return dict(task='l2t', metric=metric, control='', value=value, se=None, n=9, texts=texts,
+                    point=point, knobs=knobs, checkpoint='step-1')
+    records = [record(10, rerank=2), record(20, rerank=4), record(40, 'my.txt', rerank=2),
+               record(30, knobs=dict(guidance=2.0), rerank=2),
+               *[record(value, metric=metric, sampler=sampler, steps=8)
+                 for sampler, values in (('cached', (50, 3.5)), ('dfm', (60, 8)))
+                 for metric, value in zip(('bleu', 'calls'), values)]]
+    panels = plot.read_sweeps(records, 'bleu')
+    assert list(panels.values()) == [
+        {'l2t': [(2, 10, 0), (4, 20, 0)]}, {'l2t': [(2, 40, 0)]}, {'l2t': [(2, 30, 0)]},
+        {'sampler cached': [(3.5, 50, 0)], 'sampler dfm': [(8, 60, 0)]}]
+    assert [knob for _, knob in panels] == ['rerank'] * 3 + ['steps']
+    assert len(plot.draw_sweeps(panels, 'bleu', plt).axes) == 4
 
 
 def test_what_cannot_be_drawn_is_one_line_and_code_2(tmp_path):
