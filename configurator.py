@@ -10,7 +10,7 @@ comment beside it documents it, and --help prints the block as it stands in the 
 may open with a rule, which ends at a colon or a semicolon, and which a value must follow:
 
     [0, 1)                     a number x with 0 <= x < 1; never nan
-    int [1, 2**20]             a whole number; a knob with a whole default needs no `int`
+    int [1, 1e6]              a whole number; a knob with a whole default needs no `int`
     auto | never               one of these words; '' is the empty text
     None | bool | [0, 100]     one of several rules; None: chosen by the script
     best | <name of a step>    a word, or any text that is not empty
@@ -75,12 +75,6 @@ ONE = r"(?:(?:int )?[\[(]\S+, \S+[\])]|<[^>]+>|[\w'-]+)"
 RULE = re.compile(rf'{ONE}( \|\s{ONE})*(?=$|[;:,.\n])')
 
 
-def number(text):
-    """ '2**20', '1e-3' or 'inf' as a number. """
-    base, _, exponent = text.partition('**')
-    return int(base) ** int(exponent) if exponent else float(text)
-
-
 def follows(value, rule):
     """ Whether a value follows a rule. """
     return any(follows_one(value, one) for one in rule.split(' | '))
@@ -100,7 +94,7 @@ def follows_one(value, one):
 
     # a number between its bounds; nan compares false with both
     whole, left, low, high, right = interval.groups()
-    low, high = number(low), number(high)
+    low, high = float(low), float(high)
     if type(value) is not int and (whole or type(value) is not float):
         return False
     return low < value < high or value == low and left == '[' or value == high and right == ']'
@@ -112,10 +106,6 @@ class Knob(NamedTuple):
     text: str                   # its lines in the source, and those above it
     room: str = ''              # read where a knob has one of these values: 'knob=value,value'
 
-    def element(self):
-        """ The knob of each value, where the default is a tuple. """
-        return self._replace(default=self.default[0])
-
     def settle(self, value):
         """ A value as one of the default's type. ValueError where that or the rule is broken. """
         kind = type(self.default)
@@ -124,7 +114,7 @@ class Knob(NamedTuple):
             n = len(value) if isinstance(value, (tuple, list)) else 0
             if not n or n != len(self.default) and not isinstance(self.default[0], str):
                 raise ValueError(f'{short(value)}, expected values like {self.default}')
-            return tuple(map(self.element().settle, value))
+            return tuple(self._replace(default=self.default[0]).settle(one) for one in value)
 
         # a default of None has no type, so the rule decides
         if self.default is None:
@@ -151,7 +141,8 @@ class Knob(NamedTuple):
             return self.settle(text)
         if isinstance(self.default, tuple):
             parts = [part.strip(' \'"') for part in text.strip('()[] ').split(',')]
-            return self.settle([self.element().read(part) for part in parts if part])
+            one = self._replace(default=self.default[0])
+            return self.settle([one.read(part) for part in parts if part])
 
         # as Python would read it, also true and false; else, or where a name is meant, the text
         try:
@@ -313,7 +304,7 @@ def pass_over(name, source, knobs):
     others = knobs_of_scripts()
     if name in others and source != FLAG:
         return
-    near = difflib.get_close_matches(name, {**knobs, **others}, 1, cutoff=.5)
+    near = difflib.get_close_matches(name, {**knobs, **others}, 1)
     hint = f', did you mean {near[0]!r}?' if near else ', --help lists them'
     hint = f': it is one of {others[name]}' if name in others else hint
     stop(f'unknown knob {name!r} in {source}{hint}')

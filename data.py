@@ -59,9 +59,9 @@ class Shard:
 def most_open():
     """ How many shards of a split may be open. Each of the three maps of a shard holds a file
     descriptor: with two splits there is room for 256 other files. """
-    most = 8192                                # Linux has room for 65,530 maps in a process
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return most if limit == resource.RLIM_INFINITY else max(16, min(most, (limit - 256) // 6))
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 8192 if limit == resource.RLIM_INFINITY else (limit - 256) // 6
+    return max(16, min(most, 8192))            # Linux has room for 65,530 maps in a process
 
 # -----------------------------------------------------------------------------
 # A split
@@ -95,7 +95,7 @@ class PackedDataset:
 
         # the shards that hold samples. Not all stay open, but each is opened once at the start, so
         # a wrong file is found before any batch
-        entries = [entry for entry in meta['splits'][split]['shards'] if entry['samples']]
+        self.entries = entries = [one for one in meta['splits'][split]['shards'] if one['samples']]
         if not entries:
             raise ValueError(f'{folder}/meta.json: the shards of {split} hold 0 samples')
         self.n_shards = len(entries)

@@ -37,23 +37,16 @@ from model import pad_of
 # A resumed run draws the same noise without replaying anything. Processes that share a batch draw
 # together what one process would draw alone.
 
-# one key word per purpose, so that no two purposes share their numbers
-PURPOSES = {
-    'clocks': 1,
-    'mask': 2,
-    'latent': 3,
-    'evaluation': 4,
-    'evaluation clock': 5,
-    'evaluation latent': 6,
-    'crop': 7,
-}
+# one key word for each, so that no two purposes share their numbers
+PURPOSES = ('clocks', 'mask', 'latent', 'evaluation', 'evaluation clock', 'evaluation latent',
+            'crop')
 
 
 def philox(seed, step, purpose):
     """ The bit generator at the start of the stream of (seed, step, purpose).
     Philox turns a key and a 256-bit counter into numbers. The key is (seed, purpose), and the step
     is the third word of the counter: two steps overlap only after 2^128 counts. """
-    key = np.array([seed % 2 ** 64, PURPOSES[purpose]], np.uint64)
+    key = np.array([seed % 2 ** 64, 1 + PURPOSES.index(purpose)], np.uint64)
     counter = np.array([0, 0, step, 0], np.uint64)
     return np.random.Philox(key=key, counter=counter)
 
@@ -395,12 +388,9 @@ class GaussianLatents:
 
     def combination(self, alpha_t, sigma_t):
         """ a and b of the target a z + b e. """
-        return {
-            'v': (-sigma_t, alpha_t),
-            'x0': (1, 0),
-            'flow': (-1, 1),
-            'eps': (0, 1),
-        }[self.target]
+        targets = {'v': (-sigma_t, alpha_t), 'x0': (1, 0),
+                   'flow': (-1, 1), 'eps': (0, 1)}
+        return targets[self.target]
 
     def target_of(self, z, e, t):
         """ The network's target (B, N, D) for clean latents z and noise e. """

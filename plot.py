@@ -62,12 +62,16 @@ def read_log(path):
     check_file(path, 'train the run first')
     entries = {}
     with open(path, encoding='utf-8', errors='replace') as f:
-        for number, line in enumerate(f, 1):
+        lines = iter(lambda: f.readline(2**20), '')        # no entry is longer
+        for number, line in enumerate(lines, 1):
             try:
                 entry = json.loads(line)
                 # a step may have two entries: one of training, one of an evaluation
                 key = int(entry['step']), 'best' in entry
-            except (ValueError, TypeError, KeyError):
+                bins = [value for name, value in entry.items() if name.endswith('_by_t')]
+                if any(len(value) != 4 for value in bins):
+                    raise ValueError
+            except (ValueError, TypeError, KeyError, RecursionError):
                 # a power cut may leave half of a line
                 raise ValueError(f'{path}, line {number}: no entry of a log; delete the line') \
                     from None

@@ -90,7 +90,7 @@ same_as = ''                 # a dataset's folder, or its name in data/: with it
                              # (init_from); --encoder=FOLDER then says where its encoder lies now
 tokenizer = ''               # bpe (fitted here) | byte | esm | a tiktoken name such as r50k_base;
                              # '': bpe, of FASTA esm
-vocab_size = 4096            # [258, 2**20]: of bpe, EOS and PAD included
+vocab_size = 4096            # [258, 1e6]: of bpe, EOS and PAD included
 max_tokens = None            # None | int [8, 65535]; None: what 99.9 % of the texts need, at most
                              # 127; with given latents what all need. A longer document becomes
                              # several samples; the model's seq_len is one more (EOS)
@@ -111,7 +111,7 @@ device = 'auto'              # auto | cpu | cuda | <cuda:1 or the like>; of the 
 threads = 1                # [1, 1024]: of torch, a process; it changes the last bits of the latents
 shard_size = 16_384          # [1, 1e9]: documents per shard
 out = ''                     # '': data/<name of input>
-seed = 1337                  # [0, 2**63): of lsa
+seed = 1337                  # [0, 1e18]: of lsa
 # ---- what exists already
 inspect = ''                 # a dataset folder: verify and sum up, make nothing
 export_dir = ''             # write the dataset `out` there in the earlier layout, make nothing else
@@ -259,7 +259,7 @@ def check_earlier(folder, record):
     """ ValueError where the folder holds a dataset of other knobs: it is not overwritten. """
     try:
         meta = read_sealed(os.path.join(folder, 'meta.json'))
-    except ValueError:                 # none, or a damaged one
+    except (ValueError, FileNotFoundError):                # a damaged one, or none
         return
     earlier = {'format': meta.get('format'), **meta.get('source', {})}
     # the first knob that differs is named

@@ -17,10 +17,7 @@ rounding, also on another number of processes. Row order, masks, clocks and nois
 Exit codes: 0 done or preempted, 1 a bug, 2 bad config, data, device or checkpoint, 3 diverged, 4 no
 room on the disk, or the processes do not meet or lose each other, 5 cannot save.
 """
-if __name__ != '__main__':                                 # an import would start a training
-    raise ImportError('train.py is a script: run `python train.py ...`; '
-                      'other modules hold what can be imported')
-
+import faulthandler
 import math
 import signal
 import sys
@@ -48,7 +45,7 @@ from runs.stages import lr_factor, read_stages
 # ---- data and run
 dataset = 'quickstart'         # <a folder under data/, or a path to one>
 out_dir = 'out/run'            # <a folder>: of this run, which goes on from its newest checkpoint
-seed = 0                       # [0, 2**63)
+seed = 0                       # [0, 1e18]
 # ---- what is learned
 mode = 'l2t'                   # <l2t, t2l, unconditional, causal; or several, as l2t+3*causal>
                                # each row draws one. A schedule: t2l:40%,l2t trains t2l for the
@@ -68,7 +65,7 @@ text_clock = True              # False: the text clock is not read; costs no lik
 dropout = 0.0                  # [0, 1)
 # ---- optimisation
 batch_size = 64                # [1, 65536]: rows per process and micro-step
-global_batch = None            # None | int [1, 2**30]: rows per step, over all processes, each in
+global_batch = None            # None | int [1, 1e9]: rows per step, over all processes, each in
                                # as many micro-steps as that takes; None: batch_size x processes
 max_iters = 10_000             # [1, 1e9]
 optimizer = 'adamw'            # adamw | muon; muon: for the blocks' matrices, AdamW for the rest
@@ -183,15 +180,8 @@ if compile:
     for block in model.blocks:                           # all blocks are one program: compiled once
         block.compile(dynamic=False)
 
-make_batch = batch_maker(
-    text_process=text_process,
-    latent_process=latent_process,
-    streams=streams,
-    seed=seed,
-    cond_drop=cond_drop,
-    t_min=t_min,
-    predict_length=predict_length,
-    causal_weight=causal_weight)
+make_batch = batch_maker(text_process, latent_process, streams, seed, cond_drop, t_min,
+                         predict_length, causal_weight)
 loss_fn = loss_class(model, make_batch, autocast, latent_weight)
 if is_sharded:
     distributed.shard(loss_fn, device, in_bfloat16=dtype == 'bfloat16')
@@ -272,12 +262,16 @@ def evaluate():
         val['val_causal'] = causal_nats / real
     if 'latent' in predict:
         val['val_latent'] = squared_error / rows
+    # whoever guesses pays ln V where a text is scored: PAD is, in a masked text
+    ln_V = math.log(model_config.vocab_size)
+    n_scored = rows * train_data.seq_len if predict_length else real
+    guess = dict(val_text=ln_V * n_scored / real, val_causal=ln_V, val_latent=math.inf)
     weights = dict(val_text=1, val_causal=1, val_latent=latent_weight)
     val_loss = sum(weights[name] * value for name, value in val.items())
     is_best = val_loss < state.best_val
     state.best_val = min(state.best_val, val_loss)
     state.evaluated_at = state.step
-    log.evaluation(state.step, val, is_best, time.perf_counter() - began)
+    log.evaluation(state.step, val, guess, is_best, time.perf_counter() - began)
     return is_best
 
 
@@ -286,11 +280,12 @@ def save(is_best):
     after a signal it is exit code 5. What is not finite is not saved: exit code 3. """
     if state.step == state.saved_at and not is_best:
         return True
+    # were the data cut off meanwhile?
+    distributed.rank0_or_stop(2, preflight.check_shards, train_data, train_data.entries)
     error = state.save(config, is_best)
     if isinstance(error, ValueError):
         report()
-        guarded = '' if guard else 'guard=10 and '
-        distributed.stop_all(f'{error}; {newest_checkpoint()}: train with {guarded}a smaller '
+        distributed.stop_all(f'{error}; {newest_checkpoint()}: train with guard=10, or a smaller '
                              'learning_rate', code=3)
     if error and (state.failed_saves == 3 or state.step >= max_iters or stop_signal):
         distributed.stop_all(error, code=5)
@@ -300,9 +295,7 @@ def save(is_best):
 
 
 def newest_checkpoint():
-    if not state.saved_at:
-        return 'there is no checkpoint'
-    return f'the newest checkpoint is step {state.saved_at}'
+    return f'the newest checkpoint is step {state.saved_at or "none"}'
 
 
 def report():
@@ -311,8 +304,11 @@ def report():
         return
     step = state.step
     tokens_a_row = sum(s.seq_len * (min(step, s.end) - s.first) for s in stages if s.first < step)
-    more = dict(epoch=step * rows_a_step / len(train_data), tokens=rows_a_step * tokens_a_row,
-                lr=learning_rate * lr_factor(config, step - 1), skipped=int(state.skipped.item()))
+    more = dict(
+        epoch=step * rows_a_step / len(train_data),
+        tokens=rows_a_step * tokens_a_row,
+        lr=learning_rate * lr_factor(config, step - 1),
+        skipped=int(state.skipped.item()))
     if config['curriculum']:
         more['curriculum_stage'] = make_batch.adaptive.stage_name(step - 1)
     log.report(step, rows_a_step * stage.seq_len, stage.flops, **more)
@@ -350,6 +346,7 @@ def enter_stage():
 # The loop: evaluate, save and stop; micro-steps; guard; step; average; log
 
 console.note_signals()
+faulthandler.enable(sys.__stderr__)                        # a word, should data be cut off: SIGBUS
 stop_signal = 0                                            # what all processes have agreed on
 log = StepLog(out_dir, device, max_iters, rows_of, config)
 batches = prefetch(micro_batches(state.step), device)

@@ -242,7 +242,7 @@ def written_before(folder, name, key):
     # there may be no note, or half of one
     try:
         entry = read_sealed(os.path.join(folder, note_name(name)))
-    except ValueError:
+    except (ValueError, FileNotFoundError):
         return None
     if entry.get('key') != key:
         return None

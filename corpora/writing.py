@@ -17,7 +17,7 @@ def is_whole(path, entry):
     """ Whether a file has the size and the digest of its entry in meta.json. """
     try:
         check(path, entry)
-    except ValueError:
+    except (ValueError, FileNotFoundError):
         return False
     return True
 

@@ -219,5 +219,4 @@ class AdaptiveText(MaskedText):
 
 
 def make(config, vocab_size):
-    """ The process of a run's knobs. """
     return AdaptiveText(vocab_size, config['text_schedule'], config['text_loss_weight'])

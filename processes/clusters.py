@@ -28,7 +28,7 @@ def cluster_table(source, data, n_clusters):
 
 def embedding_of(run_folder, data):
     """ The token embedding of a run, (V, C). """
-    model, _, meta = load_model(run_folder, 'best')
+    model, _, meta, _ = load_model(run_folder, 'best')
     if meta['tokenizer'] != data.meta['tokenizer'] or 'text' not in model.config.streams:
         raise ValueError(f'clusters_from={run_folder}: its tokens are not those of {data.folder}')
     return model.embed.weight.detach()

@@ -75,11 +75,12 @@ def check_tensors(path, found, expected):
 def find_checkpoint(out_dir, which='best'):
     """ The name of a checkpoint folder, as 'step-00001000'. which: 'best', 'latest' or that name.
     Before the first evaluation, and in an export, no best is named: then it is the latest. """
+    best = best_of(out_dir)
     found = [path.name for path in steps(out_dir)]
     if not found:
         raise ValueError(f'no run in {out_dir}: train it to its first checkpoint, or name another '
                          '--out_dir')
-    name = {'latest': found[0], 'best': best_of(out_dir) or found[0]}.get(which, which)
+    name = {'latest': found[0], 'best': best or found[0]}.get(which, which)
     if name not in found:
         raise ValueError(f'{out_dir} has no checkpoint {short(name)}, only {found}: choose one '
                          'with --which=')
@@ -95,11 +96,22 @@ def config_of(identity, folder):
 
 
 def load_model(out_dir, which='best', device='cpu'):
-    """ (model, knobs, meta) of a run, with its averaged weights, where there are any. which: as in
-    find_checkpoint. """
-    out_dir = Path(out_dir)
-    folder = out_dir / find_checkpoint(out_dir, which)
-    state = verify(folder)
+    """ (model, knobs, meta, the checkpoint's name) of a run, with its averaged weights, where there
+    are any. which: as in find_checkpoint. Is it removed meanwhile, by a training, the next is read.
+    """
+    folder = Path(out_dir) / find_checkpoint(out_dir, which)
+    try:
+        return *read_model(folder, device), folder.name
+    except (ValueError, OSError):
+        if folder.exists():
+            raise
+    return load_model(out_dir, which, device)
+
+
+def read_model(folder, device):
+    """ (model, knobs, meta) of a checkpoint folder. """
+    out_dir = folder.parent
+    state = read_sealed(folder / 'training_state.json')
     identity = state.get('identity', {})
     config = config_of(identity, folder)
     knobs = state['knobs']
@@ -114,6 +126,7 @@ def load_model(out_dir, which='best', device='cpu'):
     # positions are in no file
     kind = 'ema' if 'ema.safetensors' in state['files'] else 'model'
     path = folder / f'{kind}.safetensors'
+    check(path, state['files'][path.name])
     weights = read_tensors(path)
     try:
         # n tensors cannot fill n + 1 blocks, and a sketch of a million would take hours

@@ -10,7 +10,9 @@ of a few bytes, such as "a signal has come", are CPU tensors and always go over 
 wait for the device, and the failure of another rank is noticed at once. Only a rank that is blocked
 in an NCCL collective when its peer dies notices it late: after dist_timeout.
 """
+import ctypes
 import os
+import signal
 import sys
 import traceback
 from contextlib import suppress
@@ -66,6 +68,9 @@ def join(device, timeout):
                               f'{str(error).splitlines()[0]}; is rank 0 running there, and is the '
                               'port open?') from None
     sys.excepthook = leave_at_once
+    if 'TORCHELASTIC_RUN_ID' in os.environ and sys.platform == 'linux':
+        # its workers would go on without torchrun, where it is killed: so SIGTERM comes to them
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)         # PR_SET_PDEATHSIG
 
 
 def leave():

@@ -1,6 +1,7 @@
 """
 Reading files that come from outside, which may be damaged: is it intact, JSON, arrays. Every
-mistake is a ValueError of one line that names the file. (Writing them: writing.py.)
+mistake is a ValueError of one line that names the file, but FileNotFoundError where it is missing.
+Another OSError: it cannot be read now, and nothing is known. (Writing them: writing.py.)
 
 Nothing is ever unpickled, and an array is mapped before it is copied, so reading never takes more
 memory than the file has bytes. What a file with the right digest says of itself is believed.
@@ -9,6 +10,7 @@ import hashlib
 import json
 import mmap as memory_maps
 import os
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +23,7 @@ def sha256(path):
 
 
 def check(path, entry, digest=True):
-    """ ValueError where a file is not as its entry in a manifest says. digest=False: only its size
-    is compared. """
-    if not os.path.isfile(path):
-        raise ValueError(f'{path}: missing')
+    """ ValueError where a file is not as its entry says. digest=False: only its size is asked. """
     found, expected = os.path.getsize(path), entry['bytes']
     if found != expected:
         raise ValueError(f'{path}: found {found} bytes, expected {expected}')
@@ -47,12 +46,12 @@ def short(value):
 
 def read_json(path, kind=dict, limit=2**26):
     """ The object in a JSON file of at most `limit` bytes; kind=object: whatever it holds. """
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > limit:         # a pipe might never end
+        raise ValueError(f'cannot read {path}: no file of at most {limit:,} bytes')
     try:
-        size = os.path.getsize(path)
-        if size > limit:
-            raise ValueError(f'{size:,} bytes, at most {limit:,} expected')
         value = json.loads(Path(path).read_bytes())
-    except (OSError, ValueError, RecursionError, MemoryError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f'cannot read {path}: no JSON ({one_line(error)})') from None
     if not isinstance(value, kind):
         raise ValueError(f'cannot read {path}: found a {type(value).__name__}, expected an object')

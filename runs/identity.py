@@ -13,18 +13,8 @@ import hashlib
 import json
 from dataclasses import asdict
 
-PROCESS = [
-    'text_process',
-    'text_schedule',
-    'latent_schedule',
-    'latent_target',
-]
-SAMPLES = {
-    'samples of train',
-    'samples of val',
-    'sha256 of train',
-    'sha256 of val',
-}
+PROCESS = ['text_process', 'text_schedule', 'latent_schedule', 'latent_target']
+SAMPLES = {'samples of train', 'samples of val', 'sha256 of train', 'sha256 of val'}
 STATISTICS = 'sha256 of latent_stats.npz'
 OF_TRAINING = {'dropout', 'optimizer'} | SAMPLES
 

@@ -16,8 +16,10 @@ from datetime import timedelta
 
 import torch
 
-from diffusion import MODES
+from diffusion import MODES, modes_of
+from runs.console import warn
 from runs.distributed import all_gather_object, all_reduce_sum, print0, rank, world
+from runs.files import one_line
 
 # Dense bfloat16 operations per second, from the makers' data sheets, by torch's name of the card. A
 # card that is not here, or a part of one (MIG), has no MFU in the log
@@ -30,8 +32,7 @@ PEAKS = {
 
 
 def peak_of(device):
-    """ Operations per second of a device in bfloat16; None for a CPU and for a card that is not in
-    the table. """
+    """ Operations per second of a device in bfloat16; None where the table has none. """
     if torch.device(device).type != 'cuda':
         return None
     return PEAKS.get(torch.cuda.get_device_name(device))
@@ -88,14 +89,20 @@ class StepLog:
     def __init__(self, out_dir, device, max_iters, rows_of, config):
         self.out_dir, self.device = out_dir, device
         self.max_iters = max_iters
+        self.modes = modes_of(config['mode'])
         self.rows_of = rows_of
         self.peak = peak_of(device)                        # None: not known, and no MFU is logged
         self.wandb = None
         if config['wandb_project'] and not rank():
-            import wandb
-            wandb.init(project=config['wandb_project'], name=os.path.basename(out_dir),
-                       config=config)
-            self.wandb = wandb
+            try:
+                import wandb
+                wandb.init(
+                    project=config['wandb_project'],
+                    name=os.path.basename(out_dir),
+                    config=config)
+                self.wandb = wandb
+            except Exception as error:                     # its own kinds, or it is not installed
+                warn(f'the run goes on without wandb: {one_line(error)}')
 
         self.steps = []                                    # since the last line
         self.since = self.began = time.perf_counter()      # since: of the last line
@@ -125,26 +132,33 @@ class StepLog:
 
     def last_words(self, state, signal_name):
         """ signal_name: of the signal that ended the run, or ''. """
-        best = ''
-        if not math.isinf(state.best_val):
-            best = (f'best validation loss {state.best_val:.4f} (nats per token, and squared error '
-                    'of latents, summed); ')
         if signal_name:
             done = f'saved step {state.saved_at:,}' if state.saved_at else 'nothing to save'
             print0(f'{signal_name}: {done}; run the same command again to go on')
         if self.n_steps:
             seconds = timedelta(seconds=int(time.perf_counter() - self.began))
-            print0(f'{self.n_steps:,} steps in {seconds}; {best}checkpoints in {self.out_dir}')
+            print0(f'{self.n_steps:,} steps in {seconds}; checkpoints in {self.out_dir}')
         elif not signal_name:
             print0(f'{self.out_dir} is finished: {state.step:,} of {self.max_iters:,} steps; '
-                   f'{best}raise --max_iters to go on')
+                   'raise --max_iters to go on')
+        if not signal_name:
+            reads_text = len(state.model.config.streams) == 2 and self.modes != {'unconditional'}
+            given = '--text="..."' if reads_text else '--num_samples=4'
+            print0(f'python sample.py --out_dir={self.out_dir} {given}\n'
+                   f'python evaluate.py --out_dir={self.out_dir}')
 
-    def evaluation(self, step, val, is_best, seconds):
-        """ val: {name: loss}. """
-        units = dict(val_text='nats per token', val_causal='nats per token',
-                     val_latent='per dimension')
-        found = ', '.join(f'{name} {value:.4f} {units[name]}' for name, value in val.items())
-        print0(f'step {step:>6,} | {found}{" | best" if is_best else ""}')
+    def evaluation(self, step, val, guess, is_best, seconds):
+        """ val, guess: {name: loss}, of the network and of whoever guesses. """
+        words = []
+        for name, value in val.items():
+            unit = 'per dimension'
+            if name != 'val_latent':
+                unit = f'nats per token (a guess: {guess[name]:.2f})'
+            words.append(f'{name} {value:.4f} {unit}')
+            if not value < guess[name]:
+                print0(f'warning: {name} {value:.4g} is not finite, or worse than a guess',
+                       file=sys.stderr)
+        print0(f'step {step:>6,} | {", ".join(words)}{" | best" if is_best else ""}')
         self.write(step=step, **val, best=is_best, seconds=round(seconds, 2))
 
     def report(self, step, tokens_a_step, flops, **more):

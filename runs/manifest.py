@@ -28,7 +28,7 @@ def check_file(folder, name, files, digest=True):
     path = os.path.join(folder, name)
     try:
         check(path, files[name], digest)
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         raise ValueError(f'{error}; {HOW_TO_MEND}') from None
     return path
 
@@ -38,8 +38,7 @@ def read_meta(folder):
     path = os.path.join(folder, 'meta.json')
     if not os.path.isfile(path):
         raise ValueError(f'no dataset in {folder} (no meta.json): make it with `python prepare.py` '
-                         f"and the config of the training, or --input=... --out={folder}; or name "
-                         'another --dataset')
+                         'and the config of the training, or name another --dataset')
     try:
         meta = read_sealed(path)
         if meta['format'] != FORMAT:

@@ -83,8 +83,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay))
 
     @torch.no_grad()
-    def step(self, closure=None):
-        """ closure: torch passes None. """
+    def step(self, closure=None):                          # torch passes None
         for group in self.param_groups:
             by_shape = {}
             for parameter in group['params']:

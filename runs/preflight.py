@@ -1,14 +1,12 @@
 """
 What can be wrong with a training before its first step: knobs that do not go together, the dataset,
 the device, room on the disk, the other processes. And what a run derives from its knobs and data.
-The functions stand in the order in which train.py calls them. Each mistake is one line, with exit
-code 2 for knobs and data, 4 for the machine and the other processes.
+Each mistake is one line, with exit code 2 for knobs and data, 4 for the machine and the others.
 """
 import math
 import os
 import shutil
 from dataclasses import fields
-from importlib.util import find_spec
 
 import numpy as np
 import torch
@@ -19,10 +17,10 @@ from data import PackedDataset
 from diffusion import modes_of
 from model import ModelConfig
 from runs import checkpoint, distributed
-from runs.distributed import print0, world
+from runs.distributed import print0, rank, world
 from runs.files import read_sealed
 from runs.machine import pick_dtype
-from runs.manifest import dataset_folder
+from runs.manifest import check_file, dataset_folder
 
 
 # ---- knobs and data
@@ -35,8 +33,6 @@ def open_data(config):
     if config['parallel'] == 'fsdp' and config['optimizer'] == 'muon':
         raise ValueError('parallel=fsdp shares matrices out, and muon needs them whole: '
                          'use optimizer=adamw, or parallel=ddp')
-    if config['wandb_project'] and not find_spec('wandb'):
-        raise ValueError('wandb_project is set, and wandb is not installed: pip install wandb')
     if crop and config['text_clock'] and 'text' in streams:
         raise ValueError('predict_length=False goes with text_clock=False: the clock is the masked '
                          'share of seq_len tokens, and here a text has fewer')
@@ -58,7 +54,18 @@ def open_data(config):
     if 'latent' in streams and train.latent_shape is None:
         raise ValueError(f'{folder} has no latents: prepare it with --encoder=..., '
                          'or train with --streams=text, --mode=unconditional')
+
+    # every shard is read once, a share by each process: about a second for 1 GB
+    for data in (train, val):
+        check_shards(data, data.entries[rank()::world()], digest=True)
     return train, val
+
+
+def check_shards(data, entries, digest=False):
+    """ ValueError where a file of these shards has not the size, or the digest, that is noted. """
+    for entry in entries:
+        for name in entry['files']:
+            check_file(data.folder, name, entry['files'], digest)
 
 
 def earlier_network(config):
@@ -69,7 +76,7 @@ def earlier_network(config):
             try:
                 state = read_sealed(folder / 'training_state.json')
                 identity = state.get('identity', {})
-            except ValueError:                             # a broken one; it is looked at again
+            except (ValueError, FileNotFoundError):        # a broken one; it is looked at again
                 continue
             c = checkpoint.config_of(identity, folder)
             return dict(bag=c.bag, shortcut=c.shortcut, shift=c.shift,
@@ -194,6 +201,12 @@ def check_machine(config, device, dtype, sketch):
     if dtype != pick_dtype('auto', device) == 'float32':
         print0(f'warning: dtype=bfloat16, but {device} has no bfloat16 instructions and '
                'emulates them: --dtype=float32 is usually faster')
+
+    # torch.compile calls it by this name
+    compiler = os.environ.get('CXX', 'g++')
+    if config['compile'] and not shutil.which(compiler):
+        raise OSError(f'compile=true needs the C++ compiler {compiler}, which is not here: install '
+                      'one, or name it in CXX, or --compile=false')
 
     # the disk: the checkpoints that are kept, the best, and the one being written
     folder = os.path.abspath(config['out_dir'])

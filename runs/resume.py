@@ -169,7 +169,7 @@ def fill(model, weights):
 
 def begin_from(folder, state):
     """ The best weights of another run of the same model, process and data. """
-    source, knobs, meta = checkpoint.load_model(folder, 'best', device=state.device)
+    source, knobs, meta, _ = checkpoint.load_model(folder, 'best', device=state.device)
     advice = '; texts prepared with --same_as=ITS_DATASET have its vocabulary and its latents'
     check_same(f'init_from={folder}', identity_of(source.config, knobs, meta), state.identity,
                advice, but=OF_TRAINING)
@@ -210,8 +210,7 @@ def resume_or_begin(state, data, text_process, config):
     """
     Fills the state of a training: from the newest checkpoint of out_dir, from the best weights of
     init_from, or from scratch; takes the run folder, and writes config.json there. Every rank must
-    call. Stops all with exit code 2 where that cannot be.
-    data: the training split.
+    call. Stops all with exit code 2 where that cannot be. data: the training split.
     """
     model, init_from = state.model, config['init_from']
     state.identity = identity_of(model.config, config, data.meta)

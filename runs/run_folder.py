@@ -53,11 +53,8 @@ def begin(config, data_folder, step):
         **config,
         'argv': sys.argv,
         'commit': git_commit(),
-        'versions': {
-            'python': platform.python_version(),
-            'torch': torch.__version__,
-            'numpy': np.__version__,
-        },
+        'versions': dict(python=platform.python_version(), torch=torch.__version__,
+                         numpy=np.__version__),
     }
     if step < config['max_iters']:
         write_text(out_dir / 'config.json', json.dumps(found, indent=1) + '\n')

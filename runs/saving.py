@@ -24,7 +24,7 @@ def newest(out_dir):
     for folder in steps(out_dir):
         try:
             verify(folder)
-        except ValueError as error:
+        except (ValueError, FileNotFoundError) as error:
             warn(f'{folder.name} is broken and set aside: {error}')
             # no function here reads it; it is kept for whoever wants to look at it
             broken = folder.with_name(folder.name + '.broken')
@@ -55,7 +55,6 @@ def save(out_dir, step, tensors, training_state, keep=2, best=False):
                 raise ValueError(f'{folder.name} is not saved: {kind}.{name} holds nan or inf')
 
     # leftovers of a process that was killed while it saved
-    folder.parent.mkdir(parents=True, exist_ok=True)
     for stale in folder.parent.glob('step-*.tmp'):
         shutil.rmtree(stale)
 

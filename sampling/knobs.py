@@ -20,8 +20,9 @@ class SamplingKnobs:
     sampler: str = ''               # '' | autoregressive | ancestral | cached | first_hitting |
                                     # confidence | remdm | dfm | reparam
                                     # '': chosen by the direction (docs/sampling.md)
-    steps: int = 0                  # [0, 1e6]: network calls; 0: one per token for confidence,
-                                    # reparam, first_hitting, else 128; autoregressive has its own
+    steps: int | None = None        # None | int [1, 1e6]: network calls; None: one per token for
+                                    # confidence, reparam, first_hitting, else 128; autoregressive
+                                    # has its own
     length: int = 0                 # [0, 65536]: tokens of each text, where the run does not learn
                                     # lengths (proteins); 0: drawn from the training texts'
     block_size: int = 0             # [0, 65536]: unmask only the leftmost unfinished block of so
@@ -59,7 +60,7 @@ class SamplingKnobs:
     # ---- how
     sample_batch: int = 128         # [1, 65536]: rows per network call, at most: where so many rows
                                     # would need more than 6 GB, fewer
-    seed: int = 0                   # [0, 2**63)
+    seed: int = 0                   # [0, 1e18]
 
     def __post_init__(self):
         for name, knob in RULES.items():

@@ -28,7 +28,7 @@ import processes
 from corpora.tokenizers import load_tokenizer
 from diffusion import GaussianLatents, MaskedText, modes_of
 from encoders import check_texts, load_encoder
-from runs.checkpoint import find_checkpoint, load_model
+from runs.checkpoint import load_model
 from runs.machine import pick_device, pick_dtype
 from runs.manifest import load_stats
 from samplers import no_callback
@@ -102,8 +102,7 @@ class Run:
         self.dtype = pick_dtype(dtype, self.device)
 
         # the network, with averaged weights; the knobs of training; meta.json of its data
-        self.checkpoint = find_checkpoint(out_dir, which)
-        model, self.config, self.meta = load_model(out_dir, self.checkpoint, device=self.device)
+        model, self.config, self.meta, self.checkpoint = load_model(out_dir, which, self.device)
         self.model = cast(model, self.dtype)
         self.streams = model.config.streams
         self.L = model.config.seq_len                      # the longest text, in tokens

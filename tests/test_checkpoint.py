@@ -2,12 +2,13 @@
 import os
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from model import Model, ModelConfig
-from runs import checkpoint, run_folder, saving
+from runs import checkpoint, files, run_folder, saving
 from runs.files import read_json
 from runs.identity import identity_of
 from runs.writing import entry_of, sealed
@@ -83,7 +84,7 @@ def test_everything_saved_comes_back_to_the_bit(tmp_path):
 def test_load_model_takes_the_weights_of_the_checkpoint_asked_for(tmp_path):
     out = new_run(tmp_path, 1, 2, 3, best=[2])
     for which, step in (('latest', 3), ('best', 2), ('step-00000001', 1)):
-        model, knobs, meta = checkpoint.load_model(out, which)
+        model, knobs, meta, _ = checkpoint.load_model(out, which)
         assert same(model.state_dict(), states(step)[0]['ema'])
         assert not model.training and (knobs, meta, model.config) == (KNOBS, META, CONFIG)
 
@@ -168,6 +169,42 @@ def test_a_folder_under_another_steps_number_is_broken(tmp_path, capsys):
     os.rename(tmp_path / 'aside', tmp_path / 'step-00000003')
     assert saving.newest(tmp_path).name == 'step-00000001'
     assert 'training_state.json is of step 2' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('failure', [PermissionError(13, 'no'), OSError(5, 'no'), MemoryError()])
+@pytest.mark.parametrize('where, function', [(files, 'sha256'), (Path, 'read_bytes')])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_set_aside(tmp_path, monkeypatch, failure,
+                                                               where, function):
+    def cannot(*args):
+        raise failure
+    save_each(tmp_path, 1, 2)
+    monkeypatch.setattr(where, function, cannot)
+    with pytest.raises(type(failure)):
+        saving.newest(tmp_path)
+    assert names(tmp_path) == ['step-00000001', 'step-00000002']
+
+
+def test_a_run_folder_that_is_gone_is_not_made_again(tmp_path):
+    with pytest.raises(OSError, match='cannot save'):
+        saving.save(tmp_path / 'gone', 1, *states(1))
+    assert not (tmp_path / 'gone').exists()
+
+
+def test_a_reader_beside_a_training_takes_the_next_checkpoint_where_one_is_removed(tmp_path,
+                                                                                  monkeypatch):
+    out, read = new_run(tmp_path, 1, best=[1]), checkpoint.read_tensors
+
+    def while_it_trains(path):
+        if '00000001' in str(path):
+            saving.save(out, 2, *states(2), keep=1, best=True)
+        return read(path)
+    monkeypatch.setattr(checkpoint, 'read_tensors', while_it_trains)
+    model, *_, name = checkpoint.load_model(out)
+    assert name == 'step-00000002' and same(model.state_dict(), states(2)[0]['ema'])
+
+    # and of a checkpoint only what it reads
+    (out / name / 'optimizer.safetensors').unlink()
+    assert checkpoint.load_model(out)[-1] == name
 
 
 def test_when_all_are_broken_it_stops_now_and_the_next_time(tmp_path):

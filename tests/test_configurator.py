@@ -145,6 +145,7 @@ def test_a_mistake_in_a_config_file_stops_with_one_line(refused, tmp_path, conte
 
 @pytest.mark.parametrize('arg, words', [
     ('--batchsize=4', "'batchsize' in the command line, did you mean 'batch_size'?"),
+    ('--lx=4', "'lx' in the command line, --help lists them"),
     ('--below=4', "'below'"), ('--CAPITALS=4', "'CAPITALS'"), ('--compile', 'neither a config'),
     ('nowhere.py', 'no config file nowhere.py: No such file'), ('batch_size=4', 'neither')])
 def test_a_mistake_on_the_command_line_stops_with_one_line(refused, arg, words):

@@ -191,13 +191,6 @@ def test_preflight_says_what_it_found_and_builds_nothing(dataset, tmp_path):
     assert full == 4 and why.count('\n') == 1 and 'checkpoints to come need' in why
 
 
-def test_preflight_meets_the_other_processes(dataset, tmp_path):
-    nobody = dict(RANK='1', WORLD_SIZE='2', MASTER_ADDR='127.0.0.1', MASTER_PORT='1')
-    job = Job(dataset, tmp_path / 'run', '--preflight_only=true', env=nobody,
-              before='from runs import distributed\ndistributed.MEETING = 1')
-    assert job.wait() == [4] and 'cannot meet the others' in job.err()
-
-
 # ---- the loop
 
 def test_a_new_mode_is_no_spike(dataset, tmp_path):

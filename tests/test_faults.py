@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from corpora.sources import text_hash
+from corpora.statistics import lengths
 from data import PackedDataset, row_order
 from launch import (HANGS, ROOT, SLOW, TINY, Job, cut, log, run, run_each, saved, texts_in, train,
                     train_each, weights)
@@ -26,6 +27,7 @@ from runs.files import read_json, read_sealed
 from runs.writing import sealed
 from test_checkpoint import same, states
 from test_encoders import save_encoder
+from test_hostile import forge_file
 
 TORCHRUN = [sys.executable, '-m', 'torch.distributed.run']
 EVERY_STEP = ['--eval_interval=1', '--keep=99']
@@ -126,6 +128,7 @@ def test_fault_01_and_03_nan_in_a_row_skips_the_step_once_on_all_ranks(
     latents = np.load(data / 'train-00000.latents.npy', mmap_mode='r+')
     latents[row] = np.nan
     latents.flush()
+    forge_file(data, 'train-00000.latents.npy', (data / 'train-00000.latents.npy').read_bytes())
 
     # it ends on the bad step: saves what did not move
     args = [*EVERY_STEP, *args]
@@ -258,6 +261,7 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
     outcomes, hits, moment = set(), 0, random.Random(0)
     for trial in range(200):
         out = tmp_path / str(trial)
+        out.mkdir()
         saving.save(out, 1, *ready[1])
         read, write = os.pipe()
         child = os.fork()
@@ -394,6 +398,14 @@ def test_fault_09_and_10_a_signal_to_torchrun_saves_at_once_and_the_run_goes_on_
     assert job.wait() == [0, 0], job.err()
     assert not (out / 'preempted.json').exists()
     assert_same_run(out, finished_by_two)
+
+
+def test_the_workers_of_a_torchrun_that_is_killed_save_and_leave(torchrun):
+    process, out, _ = torchrun(until=5)
+    process.kill()
+    while alive(out):                                          # alone they end after 12 steps
+        time.sleep(0.05)
+    assert_preempted(out, 'SIGTERM')
 
 
 def test_fault_11_sigterm_during_an_evaluation(dataset, finished_by_two, tmp_path):
@@ -609,6 +621,27 @@ def test_fault_21_data_that_contradicts_its_manifest(dataset, tmp_path):
         assert_one_line(result, *words)
 
 
+def test_data_that_are_cut_off_meanwhile_end_the_run_before_it_is_saved(dataset, tmp_path):
+    data, out = shutil.copytree(dataset, tmp_path / 'data'), tmp_path / 'run'
+    job = Job(data, out, before=SLOW)
+    job.until('step      5/')
+    path = data / 'train-00000.latents.npy'
+    os.truncate(path, path.stat().st_size - 8)
+    assert job.wait() == [2] and 'latents.npy: found' in job.err()
+    assert checkpoint.steps(out)[0].name == 'step-00000004'
+
+
+def test_a_validation_that_is_nan_or_worse_than_a_guess_is_named(dataset, tmp_path):
+    nan = 'import torch, loss\nloss.Loss.validate = lambda *args: torch.full((5,), float("nan"))'
+    job = Job(dataset, tmp_path / 'nan', '--max_iters=1', before=nan)
+    assert job.wait() == [0] and 'warning: val_text nan is not finite' in job.err()
+    job = Job(dataset, tmp_path / 'far', '--learning_rate=10')
+    assert job.wait() == [0] and 'or worse than a guess' in job.err()
+    val = PackedDataset(dataset, 'val')                        # the first 16 texts, each with EOS
+    guess = np.log(val.vocab_size) * 32 / (lengths(val)[:16] + 1).mean()
+    assert f'nats per token (a guess: {guess:.2f})' in job.out()
+
+
 # ---- another run, model or dataset
 
 def test_fault_22_resume_with_another_model_or_dataset(dataset, finished, tmp_path):
@@ -620,11 +653,10 @@ def test_fault_22_resume_with_another_model_or_dataset(dataset, finished, tmp_pa
         return f'--dataset={folder}'
 
     def other_texts(split):
-        """ As many, but another digest. """
-        def change(meta):
-            files = meta['splits'][split]['shards'][0]['files']
-            files[f'{split}-00000.tokens.bin']['sha256'] = '0'
-        return other(split, change)
+        """ As many, but backwards. """
+        folder, name = shutil.copytree(dataset, tmp_path / split), f'{split}-00000.tokens.bin'
+        forge_file(folder, name, np.fromfile(folder / name, np.uint16)[::-1].tobytes())
+        return f'--dataset={folder}'
 
     encoder = other('encoder', lambda meta: meta['encoder'].update(revision='sha256:0'))
     cases = [('--width=64', 'width is 32, expected 64'),

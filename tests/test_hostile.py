@@ -133,9 +133,11 @@ def test_a_file_that_does_not_match_its_digest_is_one_line_and_code_2(dataset, t
     flip(folder / 'train-00000.latents.npy')
     with pytest.raises(ValueError, match='latents.npy: its sha256 is not the one'):
         verify(folder)
-    flip(folder / 'latent_stats.npz', at=300)
-    commands = (['prepare.py', f'--inspect={folder}'],
-                ['train.py', f'--dataset={folder}', f'--out_dir={tmp_path}/run', *TINY])
+    other = copy_of(dataset, tmp_path, 'other')
+    flip(other / 'latent_stats.npz', at=300)
+    commands = (['prepare.py', f'--inspect={other}'],
+                *(['train.py', f'--dataset={where}', f'--out_dir={tmp_path}/run', *TINY]
+                  for where in (folder, other)))
     for rc, _, err in run_each(*commands):
         assert rc == 2 and err.count('\n') == 1 and 'sha256' in err, err
 
@@ -292,6 +294,12 @@ def test_a_broken_meta_or_state_names_its_file(tmp_path, text):
         path.write_text(text)
         with pytest.raises(ValueError, match=path.name):
             checkpoint.load_model(out)
+
+
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / 'a.json')
+    with pytest.raises(ValueError, match='a.json: no file of'):
+        read_json(tmp_path / 'a.json')
 
 
 def test_a_run_is_evaluated_on_texts_of_its_own_tokenizer_only(dataset, finished, tmp_path):

@@ -1,5 +1,4 @@
-""" The order of rows, which is computed, and splits of many shards: they open when they are read,
-statistics are of some of them. """
+""" The order of rows, and splits of many shards, which open when they are read. """
 import os
 import sys
 from pathlib import Path
@@ -8,10 +7,9 @@ import numpy as np
 import pytest
 
 import data
-from corpora import statistics
 from corpora.statistics import counts, lengths
 from data import PackedDataset, row_order
-from test_data import LENGTHS, write_dataset
+from test_data import write_dataset
 
 # -----------------------------------------------------------------------------
 # The order
@@ -54,15 +52,3 @@ def test_no_more_shards_are_open_than_there_is_room_for(tmp_path, monkeypatch):
         files = {os.readlink(link) for link in links if os.path.exists(link)}
         assert 0 < sum(Path(file).parent == tmp_path for file in files) <= 2 * 3
     lengths(ds), counts(ds)
-
-
-def test_statistics_are_of_all_rows_or_of_evenly_spaced_shards(tmp_path, monkeypatch):
-    # shards of rows 0 to 2, 3, and 4 to 6
-    tokens, _ = write_dataset(tmp_path)
-    for most, rows in ((3, range(7)), (2, [0, 1, 2, 4, 5, 6]), (1, range(3))):
-        monkeypatch.setattr(statistics, 'SHARDS', most)
-        ds = PackedDataset(tmp_path, 'train')
-        assert lengths(ds).tolist() == [LENGTHS[row] for row in rows]
-        expected = np.bincount(np.concatenate([tokens[row] for row in rows]), minlength=258)
-        expected[ds.eos] += len(rows)
-        assert counts(ds).tolist() == expected.tolist()

@@ -63,7 +63,8 @@ def test_sweeps_with_other_knobs_or_of_other_texts_have_panels_of_their_own():
 
 
 def test_what_cannot_be_drawn_is_one_line_and_code_2(tmp_path):
-    logs = [None, '', '{"step": 1', '[1]', '{"text_loss": 1}']
+    logs = [None, '', '{"step": 1', '[1]', '{"text_loss": 1}',
+            '{"step": 1, "text_loss": 1, "text_nll_by_t": [1, 2]}', '[' * 2**21]
     for i, text in enumerate(logs):
         (tmp_path / f'run{i}').mkdir()
         if text is not None:
