@@ -73,10 +73,10 @@ class PackedDataset:
     must fit, unless crop=True: then rows() shows L tokens of a longer text, without EOS.
     """
 
-    def __init__(self, folder, split, seq_len=None, crop=False):
+    def __init__(self, folder, split, seq_len=None, crop=False, meta=None):
         self.folder = folder = str(folder)
         self.split = split
-        self.meta = meta = read_meta(folder)
+        self.meta = meta = meta or read_meta(folder)
         if split not in meta['splits']:
             raise ValueError(f'{folder}: no split {split!r}, it has {", ".join(meta["splits"])}')
         self.vocab_size = meta['tokenizer']['vocab_size']                # V

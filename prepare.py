@@ -19,13 +19,12 @@ depend on its documents and the knobs, never on who wrote it or when. A file app
 it is whole, and meta.json comes last. After a kill or with a damaged file, run the same command
 again, with any number of processes: only what is missing or broken is written again.
 """
-import glob
 import itertools
 import os
 import re
 import time
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,14 +35,13 @@ import torch
 from configurator import configure, on_command_line, stop_on_error
 from corpora.encoder_table import find_encoder
 from corpora.fitting import fit_lsa, train_bpe
-from corpora.latents import check_given, given_latents
+from corpora.latents import check_given, check_stats, given_latents
 from corpora.layouts import earlier_index, export, summary, verify
-from corpora.shards import (SUMS, fitting_max_tokens, latent_stats, note_name, shard_key,
-                            token_dtype, write_entry, write_shard, written_before)
-from corpora.sources import Source, documents
+from corpora.shards import (SUMS, as_bytes, fitting_max_tokens, latent_stats, shard_key,
+                            token_dtype, write_files, write_shard, written_before)
+from corpora.sources import documents, has_latents, is_fasta, names_of
 from corpora.splits import Survey, own_shards, survey
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer
-from corpora.writing import as_bytes, write_file
 from encoders import load_encoder
 from runs import distributed
 from runs.machine import pick_device, pick_dtype
@@ -60,7 +58,7 @@ input = 'builtin'            # files, folders, globs, comma-separated: text, .js
                              # scikit-learn's
 val_input = ''               # validation documents of their own; then the input is not split
 hub_dataset = ''      # instead of input: openwebtext | wikitext-103 | lm1b | fineweb-edu | a hub id
-hub_revision = ''            # a commit; '': the newest, which is then written down
+hub_revision = ''            # a commit; '': the newest
 import_dir = ''              # instead of input: a folder of texts/, latents/, train_data.json;
                              # nothing is embedded again
 latents_from = ''            # latents of the input's documents: .npy files or folders of them, a
@@ -120,8 +118,6 @@ OF_SAME_AS = ('tokenizer', 'vocab_size', 'max_tokens', 'encoder_dims', 'encoder_
               'encoder_dtype', 'pooling', 'normalize', 'prefix', 'language')
 MAX_NONFINITE = 1e-3         # share of the samples
 MONTH = 30 * 86400.0         # seconds that a process waits for the others
-OF_A_DATASET = re.compile(r'(train|val)-\d{5}\..*|(encoder\.npz|bag\.npy|tokenizer\.json|'
-                          r'latent_stats\.npz|meta\.json)(\.tmp)?')
 
 
 @dataclass
@@ -133,7 +129,7 @@ class Plan:
     max_tokens: int
 
 # -----------------------------------------------------------------------------
-# Knobs. `knobs` is a namespace of all of them
+# Knobs. `knobs` is a namespace of all of them, a source has a copy of them
 
 def settle(knobs):
     """ Settles the knobs that are '' or None. Returns train's source, and val's: None where val is
@@ -142,34 +138,65 @@ def settle(knobs):
         take_settings(knobs)
     if (knobs.hub_dataset or knobs.import_dir) and knobs.input == 'builtin':
         knobs.input = ''                                     # the default gives way
-    names = [field.name for field in fields(Source)]
-    source = Source(**{name: value for name, value in vars(knobs).items() if name in names})
 
-    # a misspelled 'lines' would make one document of each file
-    if knobs.split_on not in ('line', 'paragraph', 'file') and re.search(r'\w', knobs.split_on):
-        raise ValueError(f'split_on={knobs.split_on!r}: expected line | paragraph | file, or the '
-                         'line between two documents, which has no letters, such as %')
+    def given(*names):
+        return [name for name in names if getattr(knobs, name)]
+    origins = given('input', 'hub_dataset', 'import_dir')
+    latents = given('import_dir', 'latents_from', 'image_size')
+    is_digits = knobs.input == 'digits'
+    is_known = knobs.split_on in ('line', 'paragraph', 'file')
+    refuse([
+        (len(origins) != 1, 'documents come from one of input, hub_dataset, import_dir; given: '
+         f'{" and ".join(origins) or "none"}'),
+        (len(latents) > 1, f'{" and ".join(latents)} each say where latents come from: choose one'),
+        (is_digits and (knobs.image_size, knobs.channels) != (8, 1),
+         f'input=digits needs image_size=8, channels=1, found {knobs.image_size} and '
+         f'{knobs.channels}'),
+        (knobs.image_size % knobs.patch,
+         f'image_size {knobs.image_size} must be a multiple of patch {knobs.patch}'),
+        (knobs.val_input and (not knobs.input or latents),
+         'val_input goes with an input of texts, without latents_from or image_size'),
+        (latents and (knobs.same_as or knobs.encoder == 'lsa'),
+         'the latents are given, so they are not those of same_as or of an lsa that is fitted '
+         'here: name their encoder, or --encoder=none'),
+        # a misspelled 'lines' would make one document of each file
+        (not is_known and re.search(r'\w', knobs.split_on),
+         f'split_on={knobs.split_on!r}: expected line | paragraph | file, or the line between two '
+         'documents, which has no letters, such as %'),
+    ])
+    try:
+        ''.encode(knobs.encoding)
+    except LookupError as error:
+        raise ValueError(f'{error}; name one such as utf-8, latin-1, cp1252, utf-16') from None
 
     # what follows from the source
-    is_protein = source.is_fasta
+    is_protein = is_fasta(knobs)
+    refuse([(knobs.homology and (not is_protein or knobs.val_input),
+             f'homology={knobs.homology} splits FASTA, without val_input')])
     if knobs.distinct is None:
         knobs.distinct = is_protein
-    if knobs.hub_dataset and not knobs.hub_revision and not os.path.isdir(knobs.hub_dataset):
-        from corpora.hub import hub_commit
-        knobs.hub_revision = on_rank_0(hub_commit, knobs.hub_dataset)
-    source = replace(source, distinct=knobs.distinct, hub_revision=knobs.hub_revision)
     knobs.tokenizer = knobs.tokenizer or ('esm' if is_protein else 'bpe')
 
-    # knobs that exclude each other
-    if knobs.val_input and (not source.input or source.has_latents):
-        raise ValueError('val_input goes with an input of texts, without latents_from or '
-                         'image_size')
-    if knobs.homology and (not is_protein or knobs.val_input):
-        raise ValueError(f'homology={knobs.homology} splits FASTA, without val_input')
-    if source.has_latents and (knobs.same_as or knobs.encoder == 'lsa'):
-        raise ValueError('the latents are given, so they are not those of same_as or of an lsa '
-                         'that is fitted here: name their encoder, or --encoder=none')
-    return source, validation_source(knobs, source)
+    # validation documents of their own, or None: they are split off the input
+    source = SimpleNamespace(**vars(knobs), split='train')
+    others = {}
+    if knobs.val_input:
+        others = dict(input=knobs.val_input)
+    elif knobs.hub_dataset:
+        from corpora.hub import HUB
+        if 'val' in HUB.get(knobs.hub_dataset, {}):
+            others = dict(split=HUB[knobs.hub_dataset]['val'])
+    elif knobs.import_dir and os.path.exists(earlier_index(knobs.import_dir, 'validation')):
+        others = dict(split='validation')
+    val = others and SimpleNamespace(**vars(source) | dict(max_documents=0) | others)
+    return source, val or None
+
+
+def refuse(mistakes):
+    """ ValueError for the first of [(whether it was made, what to say)] that was made. """
+    for is_made, message in mistakes:
+        if is_made:
+            raise ValueError(message)
 
 
 def take_settings(knobs):
@@ -196,52 +223,33 @@ def take_settings(knobs):
     knobs.max_tokens = meta['max_tokens']
 
 
-def validation_source(knobs, source):
-    """ Where validation documents of their own come from; None if they are split off the input. """
-    if knobs.val_input:
-        return replace(source, input=knobs.val_input, max_documents=0)
-    if knobs.hub_dataset:
-        from corpora.hub import HUB
-        if 'val' in HUB.get(knobs.hub_dataset, {}):
-            return replace(source, hub_split=HUB[knobs.hub_dataset]['val'], max_documents=0)
-    if knobs.import_dir and os.path.exists(earlier_index(knobs.import_dir, 'validation')):
-        return replace(source, import_split='validation', max_documents=0)
-    return None
-
-
-def folder_of(knobs, source):
+def folder_of(knobs):
     """ The dataset's folder: out, or data/ and the name of the input's folder or first file, up to
     the first dot. """
     if knobs.out:
         return os.path.normpath(knobs.out)
-    path = source.names[0]
-    if os.path.isdir(source.input):
-        path = os.path.abspath(source.input)
+    path = names_of(knobs)[0]
+    if os.path.isdir(knobs.input):
+        path = os.path.abspath(knobs.input)
     name = os.path.basename(path).split('.')[0]
-    if not name:
-        raise ValueError('no name for the dataset: give --out=data/NAME')
+    refuse([(not name, 'no name for the dataset: give --out=data/NAME')])
     return os.path.join('data', name)
 
 
-def make_record(knobs, source, val):
+def make_record(knobs, val):
     """ The knobs that decide what is in the dataset. No path of this machine is in it. """
     beside = ('out', 'device', 'inspect', 'export_dir')
     record = {knob: value for knob, value in vars(knobs).items() if knob not in beside}
     for knob in ('same_as', 'latents_from'):
-        paths = record[knob].split(',')
-        record[knob] = ','.join(os.path.basename(os.path.normpath(path)) for path in paths if path)
+        paths = [os.path.normpath(path) for path in record[knob].split(',') if path]
+        record[knob] = ','.join(map(os.path.basename, paths))
+    names = names_of(knobs)
     record |= dict(
-        input=source.names,
-        val_input=val.names if knobs.val_input else [],
-        hub_dataset=source.names[0] if knobs.hub_dataset else '',
-        import_dir=source.names[0] if knobs.import_dir else '',
+        input=names,
+        val_input=names_of(val) if knobs.val_input else [],
+        hub_dataset=names[0] if knobs.hub_dataset else '',
+        import_dir=names[0] if knobs.import_dir else '',
     )
-    if source.input == 'builtin':
-        from corpora.builtin import builtin_versions
-        record['python'] = builtin_versions()
-    if knobs.homology:
-        from corpora.proteins import run_mmseqs
-        record['mmseqs'] = on_rank_0(run_mmseqs, knobs.homology, 'version')
     return record
 
 
@@ -291,16 +299,16 @@ def make_plan(knobs, folder, source, val, record, tok):
         print(f'fitting lsa on {len(texts):,} documents', flush=True)
         lsa = fit_lsa(texts, knobs.encoder_dims or 128, knobs.seed, knobs.encoder_ngrams)
         content['encoder.npz'] = as_bytes(lsa.save)
-    files = {name: write_file(os.path.join(folder, name), data) for name, data in content.items()}
+    files = write_files(folder, content)
 
     # the length of a sample
     max_tokens = knobs.max_tokens
     if not max_tokens:
-        if source.has_latents:
+        if has_latents(source):
             sources = [source, val] if val else [source]
             texts = (doc.text for one in sources for doc in documents(one, Counter()))
         tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
-        max_tokens = fitting_max_tokens(tok, texts, source.has_latents)
+        max_tokens = fitting_max_tokens(tok, texts, has_latents(source))
     return Plan(found, files, lsa and lsa.record, max_tokens)
 
 # -----------------------------------------------------------------------------
@@ -324,9 +332,17 @@ def make_encoder(knobs):
     dtype = knobs.encoder_dtype
     if dtype is None and where.startswith('cuda'):
         dtype = pick_dtype('auto', where)
-    return find_encoder(knobs.encoder, where, knobs.embed_batch_size, pooling=knobs.pooling,
-                        normalize=knobs.normalize, prefix=knobs.prefix, dtype=dtype,
-                        dimension=knobs.encoder_dims or None, language=knobs.language)
+    return find_encoder(
+        knobs.encoder,
+        where,
+        knobs.embed_batch_size,
+        pooling=knobs.pooling,
+        normalize=knobs.normalize,
+        prefix=knobs.prefix,
+        dimension=knobs.encoder_dims or None,
+        dtype=dtype,
+        language=knobs.language,
+    )
 
 # -----------------------------------------------------------------------------
 # Write
@@ -336,7 +352,9 @@ def write_shards(knobs, folder, plan, shards, settings, tok, encode):
     decides a shard's bytes besides its documents. Returns {split: its entry for meta.json}, of all
     ranks. """
     entries = []
-    n_shards = {split: -(-n // knobs.shard_size) for split, n in plan.survey.totals.items()}
+    n_shards = {}
+    for split, n in plan.survey.totals.items():
+        n_shards[split] = -(-n // knobs.shard_size)
     n_left = sum(len(range(rank(), n, world())) for n in n_shards.values())
     for split, i, docs in shards:
         began = time.monotonic()
@@ -349,10 +367,7 @@ def write_shards(knobs, folder, plan, shards, settings, tok, encode):
         entry = written_before(folder, name, key)
         progress = 'there already'
         if not entry:
-            first = i * knobs.shard_size
-            entry = write_shard(folder, name, first, docs, given, tok, encode, plan.max_tokens)
-            entry['key'] = key
-            write_entry(folder, entry)
+            entry = write_shard(folder, name, key, docs, given, tok, encode, plan.max_tokens)
             seconds = time.monotonic() - began
             eta = timedelta(seconds=int(n_left * seconds))
             progress = f'{len(docs) / seconds:,.0f} documents/s | ETA {eta}'
@@ -362,7 +377,8 @@ def write_shards(knobs, folder, plan, shards, settings, tok, encode):
         check_nonfinite(entries, at_least=knobs.shard_size)
 
     # the shards of all ranks, and their sums
-    entries = sorted(itertools.chain(*all_gather_object(entries)), key=lambda entry: entry['name'])
+    entries = list(itertools.chain(*all_gather_object(entries)))
+    entries.sort(key=lambda entry: entry['name'])
     check_nonfinite(entries)
     splits = {}
     for split in ('train', 'val'):
@@ -399,20 +415,11 @@ def finish(folder, plan, record, splits, tok, encode):
                              f'max_tokens={plan.max_tokens} tokens')
     files = dict(plan.files)
 
-    def write_arrays(name, save, *arrays, **named):
-        data = as_bytes(save, *arrays, **named)
-        files[name] = write_file(os.path.join(folder, name), data)
-
     # statistics of the latents
     if shapes and 'latent_stats.npz' not in files:           # else it is that of same_as
         stats = latent_stats(folder, splits['train']['shards'])
-        if not LatentStats(**stats).live.any():
-            n = splits['train']['samples']
-            raise ValueError(f'train: all {n} latents are the same, no dimension varies, so '
-                             'nothing can be learned from them: check what made them '
-                             '(--encoder, --latents_from), or prepare text only '
-                             '(--encoder=none, no --latents_from)')
-        write_arrays('latent_stats.npz', np.savez, **stats)
+        check_stats(LatentStats(**stats))
+        files |= write_files(folder, {'latent_stats.npz': as_bytes(np.savez, **stats)})
 
     meta = dict(
         format=FORMAT,
@@ -430,17 +437,9 @@ def finish(folder, plan, record, splits, tok, encode):
     # a linear model from the tokens to the latent, where that is one vector
     if shapes and meta['latent_shape'][0] == 1:
         from corpora.bag import fit_bag
-        write_arrays('bag.npy', np.save, fit_bag(folder, meta, tok, encode).numpy())
-    write_file(os.path.join(folder, 'meta.json'), sealed(meta).encode())
-
-    # what an earlier attempt has left is no part of the dataset
-    listed = {*files, 'meta.json'}
-    for shard in shards:
-        listed |= {note_name(shard['name']), *shard['files']}
-    for path in glob.glob(os.path.join(glob.escape(folder), '*')):
-        file = os.path.basename(path)
-        if file not in listed and OF_A_DATASET.fullmatch(file):
-            os.remove(path)
+        bag = fit_bag(folder, meta, tok, encode).numpy()
+        files |= write_files(folder, {'bag.npy': as_bytes(np.save, bag)})
+    write_files(folder, {'meta.json': sealed(meta).encode()})
     summary(folder)
 
 # -----------------------------------------------------------------------------
@@ -448,11 +447,11 @@ def finish(folder, plan, record, splits, tok, encode):
 
 def prepare(knobs):
     source, val = settle(knobs)
-    folder = folder_of(knobs, source)
-    if rank() == 0 and knobs.encoder == 'none' and not (source.has_latents or knobs.same_as):
+    folder = folder_of(knobs)
+    if rank() == 0 and knobs.encoder == 'none' and not (has_latents(source) or knobs.same_as):
         print('no encoder: a dataset of text alone, for --streams=text; --encoder=lsa fits one on '
               'the text', flush=True)
-    record = make_record(knobs, source, val)
+    record = make_record(knobs, val)
     torch.set_num_threads(knobs.threads)
     os.makedirs(folder, exist_ok=True)
     # what can fail here fails before the corpus is read
@@ -472,13 +471,18 @@ def prepare(knobs):
         tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
         if plan.lsa:
             encode = load_encoder(plan.lsa, folder=folder)
-        if encode and source.has_latents:
+        if encode and has_latents(source):
             check_given(documents(source, Counter()), encode, knobs.encoder)
 
         # all ranks write. A shard's key is a digest of its documents and of these settings
-        settings = dict(files=plan.files, tokenizer=tok.record, encoder=encode and encode.record,
-                        max_tokens=plan.max_tokens, threads=knobs.threads,
-                        embed_batch_size=knobs.embed_batch_size)
+        settings = dict(
+            files=plan.files,
+            tokenizer=tok.record,
+            encoder=encode and encode.record,
+            max_tokens=plan.max_tokens,
+            threads=knobs.threads,
+            embed_batch_size=knobs.embed_batch_size,
+        )
         shards = own_shards(plan.survey, knobs.shard_size, source, val)
         splits = write_shards(knobs, folder, plan, shards, settings, tok, encode)
         on_rank_0(finish, folder, plan, record, splits, tok, encode)

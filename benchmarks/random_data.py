@@ -13,9 +13,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from corpora.readers import Document
-from corpora.shards import token_dtype, write_shard
+from corpora.shards import as_bytes, token_dtype, write_files, write_shard
 from corpora.tokenizers import bytes_of_characters
-from corpora.writing import as_bytes, write_file
 from runs.manifest import FORMAT
 from runs.writing import sealed
 
@@ -48,7 +47,7 @@ def write_dataset(folder, V, L, D, n=2048, n_val=256):
     splits = {}
     for split, size in (('train', n), ('val', n_val)):
         latents = rng.standard_normal((size, 1, D))
-        shard = write_shard(folder, f'{split}-00000', 0, [Document('')] * size, latents, tokenizer,
+        shard = write_shard(folder, f'{split}-00000', '', [Document('')] * size, latents, tokenizer,
                             None, L - 1)
         splits[split] = dict(shards=[shard], samples=size, tokens=shard['tokens'])
     stats = as_bytes(np.savez, mean=np.zeros(D, np.float32), std=np.ones(D, np.float32))
@@ -64,7 +63,7 @@ def write_dataset(folder, V, L, D, n=2048, n_val=256):
         token_dtype=token_dtype(tokenizer),
         max_tokens=L - 1,
         splits=splits,
-        files={name: write_file(os.path.join(folder, name), data) for name, data in files.items()},
+        files=write_files(folder, files),
     )
-    write_file(os.path.join(folder, 'meta.json'), sealed(meta).encode())
+    write_files(folder, {'meta.json': sealed(meta).encode()})
     return folder

@@ -24,9 +24,9 @@ each token in each text, divided by sqrt(l), Z (n, D) latents.
 import numpy as np
 import torch
 import torch.nn.functional as F
-from tqdm import tqdm
 
-from data import Shard
+from data import PackedDataset
+from runs.console import progress_bar
 from runs.manifest import load_stats
 
 MOST_TEXTS = 200_000           # it is fitted on at most so many texts of train, evenly spaced;
@@ -46,7 +46,7 @@ def fit_bag(folder, meta, tokenizer, encoder=None):
     if encoder is not None:
         occurring = tokens.unique()
         strings = [tokenizer.decode([i]).strip() or '.' for i in occurring.tolist()]
-        with tqdm(total=len(strings), desc='embedding tokens', leave=False, disable=None) as bar:
+        with progress_bar(total=len(strings), desc='embedding tokens') as bar:
             raw = encoder(strings, progress=bar.update)                  # (u, 1, D)
         of_tokens = load_stats(folder, meta).standardise(raw[:, 0])
         values[occurring] = of_tokens.nan_to_num(0, 0, 0)
@@ -65,23 +65,12 @@ def fit_bag(folder, meta, tokenizer, encoder=None):
 def read_texts(folder, meta):
     """ Of the training texts, or an even share of them: tokens (T,) int64, one text after the
     other, offsets (n + 1,), and standardised latents (n, D) float32. """
-    shards = [entry for entry in meta['splits']['train']['shards'] if entry['samples']]
-    stride = -(-sum(entry['samples'] for entry in shards) // MOST_TEXTS)
-    stats = load_stats(folder, meta)
-    tokens, lengths, latents = [], [], []
-    first = 0
-    for entry in shards:
-        shard = Shard(folder, meta, entry)
-        rows = np.arange(-first % stride, entry['samples'], stride)
-        first += entry['samples']
-        begin, end = shard.edges(rows)
-        tokens += [shard.tokens[b:e] for b, e in zip(begin, end)]
-        lengths.append(end - begin)
-        latents.append(shard.latents[rows, 0])
-    tokens = torch.from_numpy(np.concatenate(tokens).astype(np.int64))
-    offsets = torch.from_numpy(np.concatenate([[0], *lengths]).cumsum())
-    raw = torch.from_numpy(np.concatenate(latents)).float()
-    return tokens, offsets, stats.standardise(raw)
+    data = PackedDataset(folder, 'train', meta=meta)
+    rows = np.arange(0, len(data), -(-len(data) // MOST_TEXTS))
+    texts = [data.ids(i) for i in rows]
+    tokens = torch.from_numpy(np.concatenate(texts).astype(np.int64))
+    offsets = torch.from_numpy(np.cumsum([0, *map(len, texts)]))
+    return tokens, offsets, data.standardise(data.raw_latents(rows)[:, 0])
 
 
 class Counts:
@@ -126,8 +115,7 @@ class Counts:
         scaled = left / diagonal
         direction = scaled
         product = (left * scaled).sum(0)                                 # (D,)
-        steps = tqdm(range(STEPS), desc='ridge regression', leave=False, disable=None)
-        for _ in steps:
+        for _ in progress_bar(range(STEPS), desc='ridge regression'):
             ahead = self.transposed_times(self.times(direction)) + penalty * direction
             # a dead dimension has 0 / 0
             step = product / (direction * ahead).sum(0).clamp(min=1e-30)

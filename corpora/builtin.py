@@ -7,16 +7,14 @@ tour needs no download.
 """
 import ast
 import glob
-import importlib.metadata
 import importlib.util
 import inspect
 import os
-import platform
 import re
 import sysconfig
 from functools import lru_cache
 
-from tqdm import tqdm
+from runs.console import progress_bar
 
 PACKAGES = ('numpy', 'torch', 'sympy', 'networkx')         # torch installs the last two
 
@@ -48,7 +46,7 @@ def builtin_corpus():
 
     print(f'reading the documentation of {len(files):,} Python files', flush=True)
     sentences = {}
-    for root, name in tqdm(files, desc='documentation', unit='file', leave=False, disable=None):
+    for root, name in progress_bar(files, desc='documentation', unit='file'):
         # some files of the library are not valid Python, on purpose
         try:
             with open(os.path.join(root, name), 'rb') as f:
@@ -60,15 +58,6 @@ def builtin_corpus():
         for text in prose_of(tree, all_strings=name.startswith('pydoc_data')):
             sentences.update(dict.fromkeys(sentences_of(text)))
     return list(sentences)
-
-
-def builtin_versions():
-    """ Of the interpreter and the packages, one line: other versions have other sentences. """
-    parts = [platform.python_version()]
-    for package in PACKAGES:
-        if importlib.util.find_spec(package):
-            parts.append(f'{package} {importlib.metadata.version(package)}')
-    return ', '.join(parts)
 
 
 def prose_of(tree, all_strings):

@@ -8,6 +8,7 @@ import os
 
 from corpora.readers import text_of
 from encoders import reach_hub
+from runs.files import one_line
 
 HUB = {
     'openwebtext': dict(path='Skylion007/openwebtext'),
@@ -28,28 +29,11 @@ def read_hub(source):
     # a folder needs no hub
     row = HUB.get(name, dict(path=name))
     trouble = '' if os.path.isdir(row['path']) else reach_hub()
-
     try:
-        records = load_dataset(row['path'], row.get('name'), split=source.hub_split, streaming=True,
+        records = load_dataset(row['path'], row.get('name'), split=source.split, streaming=True,
                                revision=source.hub_revision or None)
         for record in records:
             yield text_of(record, source.field, 'a record')
     except Exception as error:        # a dozen kinds, and each means: not there, or no longer there
-        message = (str(error).splitlines() or [''])[0][:200]
-        reason = f'{type(error).__name__}: {message}'
-        if trouble:
-            reason = f'{trouble}; {reason}'
+        reason = trouble or f'{type(error).__name__}: {one_line(error)}'
         raise ValueError(f'hub_dataset={name}: cannot be read ({reason})') from None
-
-
-def hub_commit(name):
-    """ The newest commit of a hub dataset. """
-    from huggingface_hub import HfApi
-    path = HUB.get(name, dict(path=name))['path']
-    trouble = reach_hub()
-    try:
-        return HfApi().dataset_info(path).sha
-    except Exception as error:
-        raise ValueError(f'hub_dataset={name}: the hub did not give {path} '
-                         f'({trouble or type(error).__name__}); '
-                         'check the network and the name') from None

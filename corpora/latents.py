@@ -55,21 +55,18 @@ def with_latents(texts, spec):
             raise ValueError(f'{path}: latents are {array.dtype} {array.shape}, '
                              'expected floats (n, D) or (n, N, D), alike in all files')
 
-    # for each row, which is a view of the map, a function that reads it
-    rows = ((partial(as_latent, row, path), f'{path}, row {i}')
-            for path, array in zip(paths, arrays) for i, row in enumerate(array))
-
-    # as many rows as texts
+    # as many rows as texts; a row is read when it is asked for
+    texts = iter(texts)
+    n_rows = sum(map(len, arrays))
     n_texts = 0
-    for text in texts:
-        row, place = next(rows, (None, None))
-        if row is None:
-            raise ValueError(f'latents_from={spec}: {n_texts} rows for more documents than that')
-        n_texts += 1
-        yield Document(text, row, place=place)
-    n_left = sum(1 for _ in rows)
-    if n_left:
-        raise ValueError(f'latents_from={spec}: {n_texts + n_left} rows for {n_texts} documents')
+    for path, array in zip(paths, arrays):
+        for i, (row, text) in enumerate(zip(array, texts)):
+            n_texts += 1
+            yield Document(text, partial(as_latent, row, path), place=f'{path}, row {i}')
+    if n_texts < n_rows:
+        raise ValueError(f'latents_from={spec}: {n_rows} rows for {n_texts} documents')
+    if next(texts, None) is not None:
+        raise ValueError(f'latents_from={spec}: {n_rows} rows for more documents than that')
 
 # -----------------------------------------------------------------------------
 # Latents of documents
@@ -97,26 +94,25 @@ def flaw_of(latent):
     return ''
 
 
-def check_steps(latents, stored, name):
-    """ ValueError where most dimensions of `stored`, (n, N, D) float16, have lost how the latents
-    vary: where their rounding errors are above a quarter of their spread. A warning where some
-    have. name: of what they are. """
-    if len(latents) < 8:
-        return
-    D = latents.shape[-1]
-    z = latents.reshape(-1, D)
-    error = np.sqrt(np.mean((stored.reshape(-1, D) - z) ** 2, 0, np.float64))          # (D,)
-    spread = (z - z[0]).std(0, dtype=np.float64)
-    coarse = np.flatnonzero((error > spread / 4) & (spread > 0))
+def check_stats(stats):
+    """ ValueError where no dimension of the latents varies, or most vary by less than a step of
+    float16, in which they are stored: what they say is lost. A warning where some do. """
+    if not stats.live.any():
+        raise ValueError('all latents of train are the same, so nothing can be learned from them: '
+                         'check what made them (--encoder, --latents_from), or prepare text only '
+                         '(--encoder=none, no --latents_from)')
+    mean = stats.mean.numpy()
+    std = stats.std.numpy()
+    steps = np.spacing(mean.astype(np.float16)).astype(np.float32)       # (D,)
+    coarse = np.flatnonzero(stats.live.numpy() * (std < np.abs(steps)))
     if not len(coarse):
         return
-
     d = coarse[0]
-    step = np.spacing(np.abs(stored[..., d]).max())
-    said = (f'{name}: {len(coarse)} of {D} dimensions of the latents vary by less than float16 '
-            f'shows: dimension {d} is {z[:, d].mean():.5g} +- {spread[d]:.2g}, where its steps are '
-            f'{step:.2g}; subtract the mean of all latents from them, then divide by their spread')
-    if len(coarse) > D / 2:
+    said = (f'{len(coarse)} of {len(mean)} dimensions of the latents vary by less than float16 '
+            f'shows: dimension {d} is {mean[d]:.5g} +- {std[d]:.2g}, where its steps are '
+            f'{abs(steps[d]):.2g}; subtract the mean of all latents from them, then divide by '
+            'their spread')
+    if len(coarse) > len(mean) / 2:
         raise ValueError(said)
     warn(said)
 
@@ -127,19 +123,20 @@ def check_given(stream, encoder, name):
     docs = [doc for doc in itertools.islice(stream, 32) if np.isfinite(doc.latent()).all()]
     if len(docs) < 3:
         return
+    hint = 'name their encoder, with its --prefix and --pooling, or --encoder=none'
 
     # of one shape
     own = encoder([doc.text for doc in docs])[:, 0]                       # (n, D)
     given = torch.from_numpy(given_latents(docs)).float()                # (n, N, D)
     if given.shape[1:] != (1, own.shape[1]):
         raise ValueError(f'the latents given are {tuple(given.shape[1:])}, encoder {name} makes '
-                         f'(1, {own.shape[1]}): name their encoder, or none')
+                         f'(1, {own.shape[1]}): {hint}')
 
     # of one direction, once the mean is taken off: raw embeddings all look alike
     given = given[:, 0]
-    cosine = torch.nn.functional.cosine_similarity(own - own.mean(0), given - given.mean(0))
-    cosine = cosine.mean().item()
+    given = given - given.mean(0)
+    own = own - own.mean(0)
+    cosine = torch.nn.functional.cosine_similarity(own, given).mean()
     if not cosine >= .95:
         raise ValueError(f'the latents given are not those of encoder {name}: over {len(docs)} '
-                         f'texts their mean centred cosine with its own is {cosine:.3f}; '
-                         'name their encoder, with its --prefix and --pooling, or --encoder=none')
+                         f'texts their mean centred cosine with its own is {cosine:.3f}; {hint}')

@@ -11,29 +11,29 @@ The earlier layout has a file per text and a file per latent:
     texts/<split>/*.txt                        UTF-8; such a file counts more than the list's text
     latents/<split>/*.npy                      (N, D) or (D,), floats
 """
-import itertools
 import json
 import os
 from functools import partial
 
 import numpy as np
-from tqdm import tqdm
 
-from corpora import statistics
 from corpora.latents import as_latent
-from corpora.readers import DROPS, Document, inside, open_text
-from corpora.shards import covering
+from corpora.readers import Document, inside, lines_of
+from corpora.statistics import lengths
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
-from runs.console import shown
+from runs.console import progress_bar, shown
 from runs.files import read_array, read_json, short
 from runs.manifest import check_file, read_meta
 from runs.writing import write_text
 
-MANY_ROWS = 2**24              # samples of a larger split are not compared with one another
+MANY_ROWS = 2**20              # samples of a larger split are not compared with one another
 
 # of the documents that were read, and of the samples of a split: what happened to some of them
-COUNTED = {reason: reason for reason in DROPS} | dict(
+COUNTED = dict(
+    empty='empty',
+    too_short='too short',
+    duplicate='duplicate',
     invalid_utf8='with invalid UTF-8, now U+FFFD',
     unknown_residues='unknown residues, now X',
     gaps='gaps, left out',
@@ -53,7 +53,7 @@ def verify(folder):
         for shard in split['shards']:
             files |= shard['files']
     n_bytes = sum(entry['bytes'] for entry in files.values())
-    with tqdm(total=n_bytes, desc='verifying', unit='B', unit_scale=True, disable=None) as bar:
+    with progress_bar(total=n_bytes, desc='verifying', unit='B', unit_scale=True) as bar:
         for name, entry in files.items():
             check_file(folder, name, files)
             bar.update(entry['bytes'])
@@ -63,16 +63,6 @@ def verify(folder):
 def counted(counts):
     """ ['3 empty', '2 duplicate'] of the counts of a source, or of a split. """
     return [f'{counts[name]:,} {words}' for name, words in COUNTED.items() if counts.get(name)]
-
-
-def sample_hashes(ds):
-    """ A hash per sample of a split, of its tokens. """
-    found = []
-    for shard in map(ds.shard, range(ds.n_shards)):
-        tokens = shard.tokens.tobytes()
-        edges = (shard.offsets * shard.tokens.itemsize).tolist()
-        found += [hash(tokens[begin:end]) for begin, end in itertools.pairwise(edges)]
-    return found
 
 
 def line(name, *words):
@@ -96,10 +86,13 @@ def summary(folder):
         line(split, f'{entry["documents"]:,} documents', f'{entry["samples"]:,} samples',
              f'{entry["tokens"]:,} tokens',
              f'{entry["bytes"] / max(1, entry["tokens"]):.2f} bytes per token', *counted(entry))
-    show_lengths(train)
+    percents = (50, 95, 99, 99.5, 100)
+    found = np.percentile(lengths(train), percents, method='lower')
+    line('tokens per sample', *(f'{percent:g} %: {n}' for percent, n in zip(percents, found)),
+         f'max_tokens={meta["max_tokens"]}')
     line('vocabulary', f'{train.vocab_size} ids', meta['tokenizer']['kind'])
     if len(train) <= MANY_ROWS:
-        t, v = sample_hashes(train), sample_hashes(val)
+        t, v = ([hash(ds.ids(i).tobytes()) for i in range(len(ds))] for ds in (train, val))
         line('duplicates', f'{len(t) - len(set(t)):,} in train', f'{len(v) - len(set(v)):,} in val',
              f'{np.isin(v, t).sum():,} of val in train')
 
@@ -109,26 +102,6 @@ def summary(folder):
     tokenizer = load_tokenizer(folder)
     for i in range(min(3, len(val))):
         line(f'val {i}', repr(tokenizer.decode(val.ids(i)))[:100])
-
-
-def show_lengths(train):
-    """ Quantiles of the number of tokens (of a large split, those of a sample), and a warning if
-    most of a batch would be PAD. """
-    lengths = np.sort(statistics.lengths(train))
-    percents = (50, 95, 99, 99.5, 100)
-    found = np.percentile(lengths, percents, method='lower')
-    quantiles = [f'{percent:g} %: {n}' for percent, n in zip(percents, found)]
-    if len(lengths) < len(train):
-        quantiles.append(f'in {len(lengths):,} samples; the longest has {train.longest}')
-    line('tokens per sample', *quantiles)
-
-    max_tokens = train.meta['max_tokens']
-    padding = 1 - (lengths.mean() + 1) / (max_tokens + 1)
-    enough = covering(lengths)
-    if padding > .5 and enough < max_tokens:
-        line('warning', f'{padding:.0%} of a batch would be PAD: {max_tokens + 1} tokens a row, '
-                        f'where the mean text has {lengths.mean():.0f} and 99.9 % fit into '
-                        f'--max_tokens={enough}; or train with a lower --seq_len')
 
 
 def show_latents(train, val):
@@ -164,7 +137,7 @@ def read_latent(path):
 def read_earlier(source):
     """ The documents of a folder in the earlier layout. """
     folder = source.import_dir
-    index = earlier_index(folder, source.import_split)
+    index = earlier_index(folder, source.split)
 
     for i, item in enumerate(read_json(index, list, limit=2**40)):
         if not isinstance(item, dict) or not isinstance(item.get('latent_path'), str):
@@ -172,11 +145,10 @@ def read_earlier(source):
 
         # the text: of its file, if there is one
         stem = os.path.splitext(os.path.basename(item['latent_path']))[0]
-        usual_path = os.path.join('texts', source.import_split, f'{stem}.txt')
+        usual_path = os.path.join('texts', source.split, f'{stem}.txt')
         text_path = inside(folder, item.get('text_path') or usual_path, index)
         if os.path.isfile(text_path):
-            with open_text(text_path, source) as f:
-                text = ''.join(f)
+            text = ''.join(lines_of(text_path, source))
         elif isinstance(item.get('text'), str):
             text = item['text']
         else:
@@ -204,7 +176,7 @@ def export(folder, target):
 
         # a file of the text and a file of the latents for each sample
         items = []
-        for i in tqdm(range(len(ds)), f'writing {name}', unit=' samples', disable=None):
+        for i in progress_bar(range(len(ds)), f'writing {name}', unit=' samples'):
             text = tokenizer.decode(ds.ids(i))
             text_path = f'texts/{name}/{i:08d}.txt'
             latent_path = f'latents/{name}/{i:08d}.npy'

@@ -7,24 +7,26 @@ Shards: how texts and their latents are packed, and the files of one shard.
 A shard holds samples, one after the other:
     .tokens.bin     (T,) uint16 or uint32, little-endian
     .offsets.npy    (n + 1,) int64: where the tokens of each sample begin
-    .ids.npy        (n, 2) int64: the number of its document in the split, and of its chunk in that
     .latents.npy    (n, N, D) float16, where the dataset has latents
     .whole.json     the shard's entry of meta.json, with a key: a digest of all that decides its
                     bytes. So a later run knows which shards it need not write again
+A file appears by rename when it is complete. So whoever reads a dataset never sees half a file, and
+a run after a kill can trust what it finds.
 Letters: T tokens, n samples, N latent vectors, D latent dimensions.
 """
 import hashlib
+import io
 import itertools
 import json
 import os
+from pathlib import Path
 
 import numpy as np
-from tqdm import tqdm
 
-from corpora.latents import check_steps, flaw_of
-from corpora.writing import as_bytes, is_whole, write_file
-from runs.files import read_array, read_sealed
-from runs.writing import sealed, write_text
+from corpora.latents import flaw_of
+from runs.console import progress_bar
+from runs.files import check, read_array, read_sealed, short
+from runs.writing import sealed, write_text, write_whole
 
 MOST_TOKENS = 127              # max_tokens=None stands for at most this, unless latents are given
 ENCODED = 2**12                # documents that are tokenized at a time: lists of ids take ten times
@@ -34,8 +36,33 @@ ENCODED = 2**12                # documents that are tokenized at a time: lists o
 SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max_tokens',
         'truncated')
 
-def token_dtype(tokenizer):
-    return 'uint16' if tokenizer.vocab_size <= 2**16 else 'uint32'
+# -----------------------------------------------------------------------------
+# Files
+
+def write_files(folder, contents):
+    """ Writes {name: bytes} and returns {name: the file's entry in meta.json}. An equal file is
+    left alone.
+
+    meta.json says that the dataset is complete. So it is removed before any other file changes.
+    """
+    entries = {}
+    for name, data in contents.items():
+        path = os.path.join(folder, name)
+        entries[name] = dict(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        try:
+            check(path, entries[name])
+        except (ValueError, FileNotFoundError):
+            Path(folder, 'meta.json').unlink(missing_ok=True)
+            with write_whole(path) as f:
+                f.write(data)
+    return entries
+
+
+def as_bytes(save, *arrays, **named):
+    """ What np.save, np.savez or a `save` method writes. """
+    buffer = io.BytesIO()
+    save(buffer, *arrays, **named)
+    return buffer.getvalue()
 
 # -----------------------------------------------------------------------------
 # Chunking
@@ -81,14 +108,6 @@ class Chunker:
         return most                              # every piece begins inside a character
 
 
-def covering(lengths, of_1000=999):
-    """ The max_tokens that `of_1000` of 1,000 texts fit into; `lengths` are sorted numbers of
-    tokens. With an EOS it is a multiple of 8. """
-    rank = -(-of_1000 * len(lengths) // 1000)                # rounded up
-    needed = max(lengths[rank - 1], 8)
-    return int(-(-(needed + 1) // 8) * 8 - 1)
-
-
 def token_ids(tokenizer, texts):
     """ The ids of each text. `texts` may be any number of them. """
     texts = iter(texts)
@@ -97,19 +116,19 @@ def token_ids(tokenizer, texts):
 
 
 def fitting_max_tokens(tokenizer, texts, has_latents):
-    """ The max_tokens that None stands for. texts: a sample of train; if latents are given, all
-    texts, since then a longer text is dropped. """
-    lengths = sorted(len(ids) for ids in token_ids(tokenizer, texts))
+    """ The max_tokens that None stands for: what 99.9 % of the texts fit into, a sample of train;
+    if latents are given, what all texts fit into, since then a longer one is dropped. """
+    lengths = np.array([len(ids) for ids in token_ids(tokenizer, texts)])
+    share, most, fate = (.999, MOST_TOKENS, 'become several samples')
     if has_latents:
-        n = min(covering(lengths, of_1000=1000), 65535)
-        fate = 'are dropped'
-    else:
-        n = min(covering(lengths), MOST_TOKENS)
-        fate = 'become several samples'
-    n_fit = sum(length <= n for length in lengths)
-    median = lengths[len(lengths) // 2]
-    print(f'max_tokens={n}: {n_fit:,} of {len(lengths):,} texts fit, longer ones {fate} '
-          f'(the median has {median:,} tokens, the longest {lengths[-1]:,})', flush=True)
+        share, most, fate = (1, 65535, 'are dropped')
+
+    # with an EOS it is a multiple of 8
+    needed = max(np.quantile(lengths, share, method='inverted_cdf'), 8)
+    n = min(int(needed) // 8 * 8 + 7, most)
+    print(f'max_tokens={n}: {(lengths <= n).sum():,} of {len(lengths):,} texts fit, longer ones '
+          f'{fate} (the median has {np.median(lengths):,.0f} tokens, the longest '
+          f'{lengths.max():,})', flush=True)
     return n
 
 # -----------------------------------------------------------------------------
@@ -133,6 +152,10 @@ def latent_stats(folder, entries):
 # -----------------------------------------------------------------------------
 # A shard
 
+def token_dtype(tokenizer):
+    return 'uint16' if tokenizer.vocab_size <= 2**16 else 'uint32'
+
+
 def shard_key(docs, given, settings):
     """ A digest of all that decides a shard's bytes: its documents, the latents that they bring
     along (n, N, D) or None, and the settings. """
@@ -146,14 +169,13 @@ def shard_key(docs, given, settings):
     return digest.hexdigest()
 
 
-def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens):
+def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
     """ Tokenizes, chunks and embeds the documents `docs`, and writes the files of the shard.
-    Returns its entry for meta.json. first: the number of the first document in its split. given:
-    their latents (n, N, D), if these exist already. """
-    # the samples: their tokens, and the numbers of document and chunk
+    Returns its entry for meta.json. given: their latents (n, N, D), if these exist already. """
+    # the samples: their tokens, and the document that each comes from
     chunk = Chunker(tokenizer, max_tokens)
     dtype = np.dtype(token_dtype(tokenizer)).newbyteorder('<')
-    runs, ids = [], []
+    runs, owners = [], []
     n_too_long = 0
     for i, doc_ids in enumerate(token_ids(tokenizer, (doc.text for doc in docs))):
         chunks = [run.astype(dtype) for run in chunk(doc_ids)]
@@ -161,16 +183,16 @@ def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens
             n_too_long += 1
             continue
         runs += chunks
-        ids += [(first + i, k) for k in range(len(chunks))]
+        owners += [i] * len(chunks)
 
     # their latents, given or of exactly the texts that the tokens decode to
     latents = None
     n_truncated = 0
     if given is not None:
-        latents = given[[i - first for i, _ in ids]]
+        latents = given[owners]
     elif encoder is not None:
         texts = [tokenizer.decode(run) for run in runs]
-        with tqdm(total=len(runs), desc=name, unit=' samples', leave=False, disable=None) as bar:
+        with progress_bar(total=len(runs), desc=name, unit=' samples') as bar:
             latents = np.asarray(encoder(texts, progress=bar.update))    # (n, N, D)
         n_truncated = encoder.truncated
         encoder.truncated = 0
@@ -185,16 +207,11 @@ def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens
         n_nonfinite = int((~is_finite).sum())
         if n_nonfinite:
             worst = is_finite.argmin()
-            number = ids[worst][0]                           # of its document
-            place = os.path.basename(docs[number - first].place) or f'document {number}'
+            doc = docs[owners[worst]]
+            place = os.path.basename(doc.place) or short(doc.text)
             flaw = f'{place}: {flaw_of(latents[worst])}'
-            if given is None:
-                flaw = f'document {number}: NaN, inf or too large, the encoder is broken'
-        elif given is not None:
-            check_steps(latents, stored, name)
         latents = stored[is_finite]
         runs = [run for run, keep in zip(runs, is_finite) if keep]
-        ids = [pair for pair, keep in zip(ids, is_finite) if keep]
 
     # the arrays
     lengths = [len(run) for run in runs]
@@ -203,16 +220,17 @@ def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens
     content = {
         f'{name}.tokens.bin': tokens.tobytes(),
         f'{name}.offsets.npy': as_bytes(np.save, offsets),
-        f'{name}.ids.npy': as_bytes(np.save, np.array(ids, np.int64).reshape(-1, 2)),
     }
     if latents is not None:
         content[f'{name}.latents.npy'] = as_bytes(np.save, latents)
-    files = {file: write_file(os.path.join(folder, file), data) for file, data in content.items()}
+    files = write_files(folder, content)
 
+    # the note comes last: from now on the shard is whole
     n_bytes_of_id = np.array([len(piece) for piece in tokenizer.pieces])
     n_of_id = np.bincount(tokens, minlength=len(n_bytes_of_id))
-    return dict(
+    entry = dict(
         name=name,
+        key=key,
         samples=len(runs),
         documents=len(docs),
         tokens=len(tokens),
@@ -225,27 +243,23 @@ def write_shard(folder, name, first, docs, given, tokenizer, encoder, max_tokens
         latent_shape=None if latents is None else list(latents.shape[1:]),
         files=files,
     )
+    write_text(note_path(folder, name), sealed(entry))
+    return entry
 
 
-def note_name(name):
-    return f'{name}.whole.json'
-
-
-def write_entry(folder, entry):
-    """ The note beside a whole shard: what meta.json will say of it. """
-    write_text(os.path.join(folder, note_name(entry['name'])), sealed(entry))
+def note_path(folder, name):
+    return os.path.join(folder, f'{name}.whole.json')
 
 
 def written_before(folder, name, key):
     """ The entry of a shard that an earlier run wrote from the same documents and settings, and
     whose files and note are whole; else None. """
-    # there may be no note, or half of one
     try:
-        entry = read_sealed(os.path.join(folder, note_name(name)))
-    except (ValueError, FileNotFoundError):
+        entry = read_sealed(note_path(folder, name))
+        if entry['key'] != key:
+            return None
+        for file, known in entry['files'].items():
+            check(os.path.join(folder, file), known)
+    except (ValueError, FileNotFoundError):      # no note, half of one, or a file is not as it says
         return None
-    if entry.get('key') != key:
-        return None
-    are_whole = all(is_whole(os.path.join(folder, file), known)
-                    for file, known in entry['files'].items())
-    return entry if are_whole else None
+    return entry

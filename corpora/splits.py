@@ -12,12 +12,15 @@ reads all documents: that takes far less time than embedding its own share.
 """
 import heapq
 import itertools
+import os
+import shutil
+import subprocess
+import tempfile
 from collections import Counter
 from dataclasses import dataclass
 
 from corpora.layouts import counted
-from corpora.proteins import homology_clusters
-from corpora.sources import documents, text_hash
+from corpora.sources import documents, names_of, text_hash
 from runs.console import progress_bar
 from runs.distributed import rank, world
 
@@ -36,23 +39,19 @@ class Survey:
 def survey(source, val, val_fraction, homology=0.0):
     """ A Survey of the documents of `source`, of which a part becomes val, unless `val` is a source
     of its own; and the texts of train to fit on. """
-    # similar proteins go to one split
-    clusters = {}
-    if homology:
-        stream = documents(source, Counter())
-        clusters = homology_clusters(((text_hash(doc.text), doc.text) for doc in stream), homology)
+    clusters = homology_clusters(source, homology) if homology else {}
 
     # read all; again, if all or none have fallen below the limit: at least one goes to each split
     limit = 0 if val else int(val_fraction * 2**64)
-    counts, totals, sample, lowest, highest = read_once(source, limit, clusters)
-    fitting = min(max(limit, lowest + 1), highest)
-    if counts['kept'] and not val and fitting != limit:
+    counts, totals, sample, hashes = read_once(source, limit, clusters)
+    fitting = min(max(limit, hashes[0] + 1), hashes[1])
+    if not val and totals and fitting != limit:
         limit = fitting
-        counts, totals, sample, _, _ = read_once(source, limit, clusters)
+        counts, totals, sample, _ = read_once(source, limit, clusters)
     found = Survey(clusters, limit, totals, dict(input=counts))
 
     # neither split may be empty
-    name = ', '.join(source.names)
+    name = ', '.join(names_of(source))
     if not totals:
         raise ValueError(f'{name}: no documents ({", ".join(counted(counts)) or "nothing"} among '
                          f'{counts["read"]} read)')
@@ -63,7 +62,7 @@ def survey(source, val, val_fraction, homology=0.0):
         counts = found.counts['val_input'] = Counter()
         totals['val'] = sum(1 for _ in documents(val, counts))
         if not totals['val']:
-            raise ValueError(f'{", ".join(val.names)}: no documents for val '
+            raise ValueError(f'{", ".join(names_of(val))}: no documents for val '
                              f'({counts["read"]} read)')
     return found, [text for _, text in sorted(sample, reverse=True)]
 
@@ -88,7 +87,7 @@ def read_once(source, limit, clusters):
             if len(sample) > FIT_DOCUMENTS:
                 heapq.heappop(sample)
             bar.update()
-    return counts, totals, sample, lowest, highest
+    return counts, totals, sample, (lowest, highest)
 
 
 def split_of(doc, limit, clusters):
@@ -97,6 +96,34 @@ def split_of(doc, limit, clusters):
     h = text_hash(doc.group or doc.text)
     h = clusters.get(h, h)
     return 'val' if h < limit else 'train', h
+
+
+def homology_clusters(source, homology):
+    """ {hash of a protein: hash of the one that stands for its cluster}. A cluster: so much
+    identity over at least 80 % of the lengths, by mmseqs (github.com/soedinglab/MMseqs2).
+
+    Similar sequences must not lie in both train and val: a model could score well by memory alone.
+    """
+    if not shutil.which('mmseqs'):
+        raise ValueError(f'homology={homology}: mmseqs is not on PATH '
+                         '(https://github.com/soedinglab/MMseqs2), or set --homology=0')
+    with tempfile.TemporaryDirectory() as scratch:
+        fasta = os.path.join(scratch, 'all.fasta')
+        result = os.path.join(scratch, 'result')
+        with open(fasta, 'w') as f:
+            for doc in documents(source, Counter()):
+                f.write(f'>{text_hash(doc.text)}\n{doc.text}\n')
+        command = ['mmseqs', 'easy-cluster', fasta, result, os.path.join(scratch, 'tmp'),
+                   '--min-seq-id', str(homology), '-c', '0.8']
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            message = (done.stderr or done.stdout).strip()[-200:]
+            raise ValueError(f'mmseqs failed with code {done.returncode}: {message}')
+
+        # a line has a cluster's representative and a member
+        with open(result + '_cluster.tsv') as f:
+            pairs = [map(int, line.split()) for line in f]
+    return {member: representative for representative, member in pairs}
 
 
 def own_shards(found, shard_size, source, val):

@@ -1,7 +1,6 @@
 """ Every sampler against the enumerated law of what it claims to sample, and every direction. """
 import json
 import math
-from collections import Counter
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,7 +10,6 @@ import torch
 
 import evaluate
 import samplers
-from corpora.sources import Source, documents
 from diffusion import MaskedText
 from launch import run_each
 from processes.gidd import GIDD
@@ -469,7 +467,6 @@ def test_texts_are_read_and_packed_and_one_that_is_too_long_or_no_list_is_refuse
     (tmp_path / 'b.jsonl').write_text(r'{"text": "a dog\r\nruns\rand\nsits"}')
     (text,), path = read_texts(str(tmp_path / 'b.jsonl')), str(tmp_path / 'b.jsonl')
     assert text == 'a dog\nruns\nand\nsits'
-    assert [doc.text for doc in documents(Source(input=path), Counter())] == [text], 'as prepare.py'
     run = toy_run()
     for function in (run.encode, run.pack):
         with pytest.raises(ValueError, match=r"found one str: write \['a text'\]"):

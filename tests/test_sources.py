@@ -12,24 +12,23 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from corpora import hub, readers
+from corpora import hub, readers, sources
 from corpora.encoder_table import find_encoder
 from corpora.layouts import export
 from corpora.patches import image_patches
-from corpora.sources import Source, documents
+from corpora.sources import documents
 from corpora.tokenizers import RESIDUES, load_tokenizer
 from data import PackedDataset
 from launch import texts_of
 from runs import manifest
 from test_encoders import save_encoder
-from test_prepare import LINES, WORDS, run, write_lines
+from test_prepare import LINES, WORDS, run, source_of, write_lines
 
 
 def read_all(**knobs):
     """ (documents, counts) of a source. """
     counts = Counter()
-    paths = {name: str(value) for name, value in knobs.items() if isinstance(value, os.PathLike)}
-    return list(documents(Source(**knobs | paths), counts)), counts
+    return list(documents(source_of(**knobs), counts)), counts
 
 
 def texts(path, **knobs):
@@ -104,8 +103,9 @@ def test_parquet_and_arrow_read_as_the_lines_do(tmp_path):
 @pytest.mark.parametrize('name, content, message', [
     ('a.txt', b'\n \n', 'no documents'),
     ('a.txt', 'hello'.encode('utf-16'), 'UTF-16, expected UTF-8.*--encoding=utf-16'),
-    ('a.txt', b'one\ntwo\ncaf\xe9\n', 'line 3: byte 0xE9 is no utf-8; .*--encoding=latin-1'),
-    ('a.txt.gz', gzip.compress(b'a\nb\n\xff', mtime=0), 'line 3: byte 0xFF'),
+    ('a.txt', b'one\ntwo\ncaf\xe9\n', "line 3: 'utf-8' codec .* 0xe9 .*--encoding=latin-1"),
+    ('a.txt', b'one\n' * 9999 + b'\xe9', "line 10000: 'utf-8' codec .* 0xe9"),
+    ('a.txt.gz', gzip.compress(b'a\nb\n\xff', mtime=0), "line 3: 'utf-8' codec .* 0xff"),
     ('a.txt.gz', gzip.compress(b'hello\n' * 999, mtime=0)[:-20], 'broken gzip'),
     ('a.txt.gz', b'plain', 'broken gzip'),
     ('a.txt', b'PAR1\x15', 'parquet, expected UTF-8'),
@@ -122,7 +122,7 @@ def test_parquet_and_arrow_read_as_the_lines_do(tmp_path):
     ('a.csv', b'id,text\n1,A dog, running\n', 'line 2: 3 fields, expected 2, one a column'),
     ('a.csv', b'id,text\n1,a\n2,"b"c\n', 'line 3: broken table'),
     ('a.csv', b'text\n"a\nb\n', 'broken table'),
-    ('a.fasta', b'>a\nMK\n>caf\xe9\nMK\n', 'line 3: byte 0xE9')])
+    ('a.fasta', b'>a\nMK\n>caf\xe9\nMK\n', "line 3: 'utf-8' codec")])
 def test_what_cannot_be_read_stops_with_file_and_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f'{name}.*{message}'):
@@ -134,7 +134,7 @@ def test_other_encodings_are_read_and_what_is_not_of_them_is_replaced_and_counte
     for encoding in ('utf-8-sig', 'latin-1', 'cp1252', 'utf-16', 'UTF8'):
         path.write_bytes('\n'.join(expected).encode(encoding))
         assert texts(path, encoding=encoding) == expected, encoding
-    with pytest.raises(ValueError, match='a.txt, at line 1 or soon after: .*--encoding='):
+    with pytest.raises(ValueError, match='a.txt, line 1: .*--encoding='):
         texts(path, encoding='utf-16')
     path.write_bytes(b'one\ncaf\xe9\n')
     found, counts = read_all(input=path, invalid_bytes='replace')
@@ -164,7 +164,7 @@ def test_each_real_file_of_a_folder_comes_once(tmp_path):
                          ('other.txt', 'b.txt'), ('more.txt', 'b.txt')):
         os.symlink(target, folder / link)
     assert sorted(texts(folder)) == ['one', 'two'] and texts(folder / '*.txt') == ['one']
-    assert Source(input=str(folder)).names[0] == 'b.txt'
+    assert sources.names_of(source_of(input=folder))[0] == 'b.txt'
     os.symlink('round.txt', folder / 'round.txt')
     with pytest.raises(OSError, match='round.txt'):
         texts(folder)
@@ -196,13 +196,11 @@ def test_a_dataset_of_the_hub_is_streamed_by_name_field_and_split(tmp_path, monk
         records = '\n'.join(json.dumps(dict(body=line)) for line in lines)
         (tmp_path / f'hub/{split}.jsonl').write_text(records)
     monkeypatch.setitem(hub.HUB, 'tiny', dict(path=str(tmp_path / 'hub'), val='validation'))
-    monkeypatch.setattr('corpora.hub.hub_commit', lambda name: f'commit of {name}')
-    knobs = dict(hub_dataset='tiny', field='body', encoder='none')
-    for given, recorded in (('main', 'main'), ('', 'commit of tiny')):
-        folder = run(**knobs, hub_revision=given, out=tmp_path / f'out{given}')
-        assert texts_of(folder, 'train') == LINES[:100] and texts_of(folder, 'val') == LINES[100:]
-        meta = manifest.read_meta(folder)
-        assert meta['source']['hub_revision'] == recorded and str(tmp_path) not in json.dumps(meta)
+    knobs = dict(hub_dataset='tiny', field='body', encoder='none', hub_revision='main')
+    folder = run(**knobs, out=tmp_path / 'out')
+    assert texts_of(folder, 'train') == LINES[:100] and texts_of(folder, 'val') == LINES[100:]
+    meta = manifest.read_meta(folder)
+    assert meta['source']['hub_revision'] == 'main' and str(tmp_path) not in json.dumps(meta)
     with pytest.raises(ValueError, match="no text in field 'text', found .*body"):
         read_all(hub_dataset='tiny')
     with pytest.raises(ValueError, match='hub_dataset=.*nowhere: cannot be read'):
@@ -227,7 +225,7 @@ def test_fasta_records_are_sequences_and_what_is_no_residue_is_counted(tmp_path,
         assert [document.text for document in found] == sequences
         n_read = len(sequences) + counted.get('empty', 0)
         assert +counts == Counter(read=n_read, kept=len(sequences), **counted)
-        assert Source(input=str(path)).is_fasta
+        assert sources.is_fasta(source_of(input=path))
 
 
 @pytest.mark.parametrize('line', ['MK7A', 'a comment about the helix', '//', 'MKT@A', '40 40 38',
@@ -263,9 +261,6 @@ def test_fasta_becomes_a_dataset_of_residues_without_duplicates_by_default(tmp_p
 
 MMSEQS = '''
 import sys
-if sys.argv[1:] == ['version']:
-    print('15-6f452')
-    sys.exit()
 command, fasta, result, scratch, *flags = sys.argv[1:]
 assert command == 'easy-cluster' and flags == ['--min-seq-id', '0.3', '-c', '0.8'], sys.argv
 lines, first = open(fasta).read().split(), {}
@@ -297,7 +292,6 @@ def test_homologous_proteins_fall_into_one_split(tmp_path, monkeypatch):
     folder = run(**knobs, homology=.3, out=tmp_path / 'out')
     train, val = families_of(folder)
     assert train | val == set(families) and not train & val and 3 < len(val) < 20
-    assert manifest.read_meta(folder)['source']['mmseqs'] == '15-6f452'
     train, val = families_of(run(**knobs, out=tmp_path / 'without'))
     assert train & val, 'the control'
 
@@ -333,7 +327,6 @@ def test_given_latents_stay_with_their_texts(tmp_path, shape):
     assert len(found) == 150
     for line, latent in zip(LINES, z):
         assert np.allclose(found[line], np.atleast_2d(latent), rtol=1e-3)
-    assert np.load(f'{folder}/train-00000.ids.npy')[:2].tolist() == [[0, 0], [1, 0]]
 
     # other latents of the same texts: their shards are written again
     np.save(tmp_path / 'z/3.npy', -z[39:52])
@@ -392,7 +385,7 @@ def test_a_latent_that_float16_cannot_hold_is_named_by_its_row(tmp_path, capsys)
     z[:, 4] = 1000 + .1 * z[:, 4]
     capsys.readouterr()
     prepare('one', z)
-    said = 'warning: train-00000: 1 of 6 dimensions of the latents vary by less'
+    said = 'warning: 1 of 6 dimensions of the latents vary by less'
     assert said in capsys.readouterr().err
     z[:, 4] = 1000.1                                         # the same everywhere: nothing is lost
     prepare('none', z)
