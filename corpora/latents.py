@@ -1,5 +1,6 @@
 """
-Texts whose latents exist already: row i of the .npy files belongs to document i.
+Texts whose latents exist already: row i of the .npy files belongs to document i. Where texts and
+latents are both folders, row i of a file belongs to document i of the file of the same name.
 """
 import glob
 import itertools
@@ -12,7 +13,7 @@ import torch
 
 from corpora.readers import Document
 from runs.console import warn
-from runs.files import read_array
+from runs.files import read_array, short
 
 
 def as_latent(array, path):
@@ -44,10 +45,10 @@ def latent_files(spec):
     return paths
 
 
-def with_latents(texts, spec):
-    """ Each text with its row of the arrays (n, D) or (n, N, D), one after the other. """
+def with_latents(texts, paths):
+    """ Each text with its row of the arrays (n, D) or (n, N, D) in these files, one after the
+    other. """
     # the arrays, mapped into memory
-    paths = latent_files(spec)
     arrays = [read_array(path, mmap=True, what='latents') for path in paths]
     for path, array in zip(paths, arrays):
         is_like_others = array.shape[1:] == arrays[0].shape[1:]
@@ -57,6 +58,7 @@ def with_latents(texts, spec):
 
     # as many rows as texts; a row is read when it is asked for
     texts = iter(texts)
+    names = short(', '.join(paths))
     n_rows = sum(map(len, arrays))
     n_texts = 0
     for path, array in zip(paths, arrays):
@@ -64,9 +66,26 @@ def with_latents(texts, spec):
             n_texts += 1
             yield Document(text, partial(as_latent, row, path), place=f'{path}, row {i}')
     if n_texts < n_rows:
-        raise ValueError(f'latents_from={spec}: {n_rows} rows for {n_texts} documents')
+        raise ValueError(f'{names}: {n_rows} rows for {n_texts} documents')
     if next(texts, None) is not None:
-        raise ValueError(f'latents_from={spec}: {n_rows} rows for more documents than that')
+        raise ValueError(f'{names}: {n_rows} rows for more documents than that')
+
+
+def by_name(files, paths):
+    """ Each text with its row, of [(name of a file, its texts)] and of .npy files of these names.
+    """
+    def stems(names):
+        names = [os.path.basename(name).removesuffix('.gz') for name in names]
+        return [os.path.splitext(name)[0] for name in names]
+
+    pairs = itertools.zip_longest(stems(name for name, _ in files), stems(paths), fillvalue='none')
+    for ours, theirs in pairs:
+        if ours != theirs:
+            raise ValueError('files of two folders belong together by their names, and input has '
+                             f'{ours} where latents_from has {theirs}: rename them, or list the '
+                             'files in the order that pairs them')
+    for (_, texts), path in zip(files, paths):
+        yield from with_latents(texts, [path])
 
 # -----------------------------------------------------------------------------
 # Latents of documents

@@ -21,7 +21,7 @@ import glob
 import hashlib
 import os
 
-from corpora.latents import with_latents
+from corpora.latents import by_name, latent_files, natural_order, with_latents
 from corpora.proteins import FASTA
 from corpora.readers import KINDS, NOT_TEXT, SURROGATE, Document, cleaned, kind_of, read_file
 
@@ -47,8 +47,8 @@ def names_of(source):
 
 
 def walk(folder):
-    """ The paths of all files below a folder, by name. Links are followed, and each real folder
-    comes once. """
+    """ The paths of all files below a folder. Links are followed, and each real folder comes once.
+    """
     # by default os.walk passes over a folder that it may not read
     def stop(error):
         raise error
@@ -60,14 +60,14 @@ def walk(folder):
             folders.clear()
             continue
         seen.add(os.path.realpath(root))
-        folders[:] = sorted(name for name in folders if name[0] != '.')
+        folders[:] = [name for name in sorted(folders) if name[0] != '.']
         paths += [os.path.join(root, name) for name in files if name[0] != '.']
-    return sorted(paths)
+    return paths
 
 
 def list_files(spec):
-    """ [(name, path)] of a comma-separated list. Inside a folder they are sorted by name, so the
-    order in which the disk lists them does not matter. A file of several names comes once. """
+    """ [(name, path)] of a comma-separated list. Inside a folder they are sorted by name, 2 before
+    10, as latents are. A file of several names comes once. """
     # the name of a file may have commas and spaces
     parts = [spec]
     if not os.path.isfile(spec):
@@ -81,11 +81,11 @@ def list_files(spec):
             paths = [path for path in walk(part) if kind_of(path) in KINDS]
             hint = f'no file ending in {", ".join(KINDS)} or these with .gz'
         else:
-            paths = [part] if os.path.exists(part) else sorted(glob.glob(part))
+            paths = [part] if os.path.exists(part) else glob.glob(part)
             hint = 'no such file, folder or glob'
         if not paths:
             raise ValueError(f'{part}: {hint}')
-        for path in paths:
+        for path in sorted(paths, key=natural_order):
             name = os.path.relpath(path, part) if is_folder else os.path.basename(path)
             found.setdefault(os.path.realpath(path), (name, path))
 
@@ -94,6 +94,9 @@ def list_files(spec):
     for name, path in found.values():
         if SURROGATE.search(name):
             raise ValueError(f'{path!r}: this name is not UTF-8: rename the file')
+        if not os.path.isfile(path):
+            raise ValueError(f'{path}: prepare.py reads a file twice, and a pipe or a device cannot '
+                             'be: write it into a file')
         if kind_of(name) in NOT_TEXT:
             raise ValueError(f'{path}: cannot read this kind of file; '
                              'convert it to text, .jsonl, .csv or .parquet')
@@ -118,11 +121,17 @@ def read(source, counts):
         from corpora.builtin import builtin_corpus
         texts = builtin_corpus()
     else:
-        texts = (text for _, path in list_files(source.input)
-                 for text in read_file(path, source, counts))
-    if source.latents_from:
-        return with_latents(texts, source.latents_from)
-    return map(Document, texts)
+        files = list_files(source.input)
+        texts = (text for _, path in files for text in read_file(path, source, counts))
+    if not source.latents_from:
+        return map(Document, texts)
+
+    # with latents, of which a file belongs to a file of texts where both lie in folders
+    paths = latent_files(source.latents_from)
+    if os.path.isdir(source.input) and os.path.isdir(source.latents_from):
+        files = [(name, read_file(path, source, counts)) for name, path in files]
+        return by_name(files, paths)
+    return with_latents(texts, paths)
 
 
 def text_hash(text):
