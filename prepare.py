@@ -263,25 +263,30 @@ def on_rank_0(function, *args):
 # -----------------------------------------------------------------------------
 # Plan, on rank 0 alone
 
-def check_earlier(folder, record):
-    """ ValueError where the folder holds a dataset of other knobs: it is not overwritten. """
+def check_earlier(folder, record, encode):
+    """ ValueError where the folder holds a dataset of other knobs, or of another encoder of the
+    same name: it is not overwritten. """
     try:
         meta = read_sealed(os.path.join(folder, 'meta.json'))
     except (ValueError, FileNotFoundError):                # a damaged one, or none
         return
     earlier = {'format': meta.get('format'), **meta.get('source', {})}
-    # the first knob that differs is named
-    for knob, value in {'format': FORMAT, **record}.items():
+    expected = {'format': FORMAT, **record}
+    if encode:
+        earlier['revision of the encoder'] = (meta.get('encoder') or {}).get('revision')
+        expected['revision of the encoder'] = encode.record['revision']
+    # the first that differs is named
+    for knob, value in expected.items():
         found = earlier.get(knob)
         if found != value:
             raise ValueError(f'{folder} holds a dataset with {knob} = {found!r}, not {value!r}; '
                              'choose another --out= or delete that folder')
 
 
-def make_plan(knobs, folder, source, val, record, tok):
+def make_plan(knobs, folder, source, val, record, tok, encode):
     """ Looks at what is there, counts what there is to do, and fits the tokenizer and lsa. tok: the
     tokenizer, where none is to be fitted. """
-    check_earlier(folder, record)
+    check_earlier(folder, record, encode)
     found, texts = survey(source, val, knobs.val_fraction, knobs.homology)
 
     # tokenizer and encoder: of another dataset, or fitted once. The ranks read them from the files
@@ -463,7 +468,7 @@ def prepare(knobs):
     # rank 0 reads and fits, alone in the folder
     def plan_alone():
         with lock(folder):
-            return make_plan(knobs, folder, source, val, record, tok)
+            return make_plan(knobs, folder, source, val, record, tok, encode)
     plan = on_rank_0(plan_alone)
 
     # while a process of this run lives, no other run gets the folder for itself

@@ -10,6 +10,7 @@ both, and its neighbours do not matter. The documents of a split are numbered in
 reading, and shard i holds those from i * shard_size on. The ranks take shards in turn. Each rank
 reads all documents: that takes far less time than embedding its own share.
 """
+import hashlib
 import heapq
 import itertools
 import os
@@ -33,6 +34,7 @@ class Survey:
     clusters: dict             # {hash of a protein: hash of the one that stands for its cluster}
     limit: int                 # a document of a smaller hash goes to val
     totals: Counter            # documents of train and val
+    digest: str                # of all documents, in the order of reading
     counts: dict               # {input, val_input: a Counter of documents read, kept and dropped}
 
 
@@ -43,12 +45,12 @@ def survey(source, val, val_fraction, homology=0.0):
 
     # read all; again, if all or none have fallen below the limit: at least one goes to each split
     limit = 0 if val else int(val_fraction * 2**64)
-    counts, totals, sample, hashes = read_once(source, limit, clusters)
+    counts, totals, digest, sample, hashes = read_once(source, limit, clusters)
     fitting = min(max(limit, hashes[0] + 1), hashes[1])
     if not val and totals and fitting != limit:
         limit = fitting
-        counts, totals, sample, _ = read_once(source, limit, clusters)
-    found = Survey(clusters, limit, totals, dict(input=counts))
+        counts, totals, digest, sample, _ = read_once(source, limit, clusters)
+    counts_of = dict(input=counts)
 
     # neither split may be empty
     name = ', '.join(names_of(source))
@@ -59,26 +61,34 @@ def survey(source, val, val_fraction, homology=0.0):
         raise ValueError(f'{name}: {counts["kept"]} document(s) cannot be split into train and '
                          'val; give --val_input=, or a finer --split_on=, as line')
     if val:
-        counts = found.counts['val_input'] = Counter()
-        totals['val'] = sum(1 for _ in documents(val, counts))
+        counts = counts_of['val_input'] = Counter()
+        totals['val'] = sum(1 for _ in noted(documents(val, counts), digest))
         if not totals['val']:
             raise ValueError(f'{", ".join(names_of(val))}: no documents for val '
                              f'({counts["read"]} read)')
+    found = Survey(clusters, limit, totals, digest.hexdigest(), counts_of)
     return found, [text for _, text in sorted(sample, reverse=True)]
 
 
+def noted(docs, digest):
+    """ The documents, as they are added to a digest. """
+    for doc in docs:
+        digest.update(f'{len(doc.text)}:{doc.text}'.encode())
+        yield doc
+
+
 def read_once(source, limit, clusters):
-    """ The counts of all documents, the sizes of the parts of the source, a sample of train as
-    [(-hash, text)], the lowest and the highest hash.
+    """ The counts of all documents, the sizes of the parts of the source, the digest of its
+    documents, a sample of train as [(-hash, text)], the lowest and the highest hash.
 
     The sample is the documents of train with the smallest hashes. So it is uniform, and the same in
     any order of reading.
     """
-    counts, totals = Counter(), Counter()
+    counts, totals, digest = Counter(), Counter(), hashlib.sha256()
     sample = []                                              # a heap
     lowest, highest = 2**64, 0
     with progress_bar(desc='reading', unit=' documents') as bar:
-        for doc in documents(source, counts):
+        for doc in noted(documents(source, counts), digest):
             split, h = split_of(doc, limit, clusters)
             totals[split] += 1
             lowest, highest = min(lowest, h), max(highest, h)
@@ -87,7 +97,7 @@ def read_once(source, limit, clusters):
             if len(sample) > FIT_DOCUMENTS:
                 heapq.heappop(sample)
             bar.update()
-    return counts, totals, sample, (lowest, highest)
+    return counts, totals, digest, sample, (lowest, highest)
 
 
 def split_of(doc, limit, clusters):
@@ -128,12 +138,14 @@ def homology_clusters(source, homology):
 
 def own_shards(found, shard_size, source, val):
     """ (split, number of the shard, its documents) of the shards of this rank, as each fills up.
-    ValueError at the end, where the documents are not those that were counted. """
+    ValueError at the end, where the documents are not those of the survey. """
     # all documents in the order of reading, those of val_input last
+    digest = hashlib.sha256()
     stream = ((split_of(doc, found.limit, found.clusters)[0], doc)
-              for doc in documents(source, Counter()))
+              for doc in noted(documents(source, Counter()), digest))
     if val:
-        stream = itertools.chain(stream, (('val', doc) for doc in documents(val, Counter())))
+        more = noted(documents(val, Counter()), digest)
+        stream = itertools.chain(stream, (('val', doc) for doc in more))
 
     seen = Counter()
     waiting = dict(train=[], val=[])
@@ -151,6 +163,6 @@ def own_shards(found, shard_size, source, val):
     for split, docs in waiting.items():
         if docs:
             yield split, seen[split] // shard_size, docs
-    if seen != found.totals:
-        raise ValueError(f'{dict(found.totals)} documents were counted, and then {dict(seen)} '
-                         'read: the input has changed meanwhile; run again')
+    if digest.hexdigest() != found.digest:
+        raise ValueError('the documents are not those that were read first: the input has changed '
+                         'meanwhile; run again')
