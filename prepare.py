@@ -287,6 +287,7 @@ def make_plan(knobs, folder, source, val, record, tok, encode):
     """ Looks at what is there, counts what there is to do, and fits the tokenizer and lsa. tok: the
     tokenizer, where none is to be fitted. """
     check_earlier(folder, record, encode)
+    print('reading the documents', flush=True)
     found, texts = survey(source, val, knobs.val_fraction, knobs.homology)
 
     # tokenizer and encoder: of another dataset, or fitted once. The ranks read them from the files

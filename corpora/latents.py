@@ -13,7 +13,7 @@ import torch
 
 from corpora.readers import Document
 from runs.console import warn
-from runs.files import read_array, short
+from runs.files import read_array
 
 
 def as_latent(array, path):
@@ -58,7 +58,7 @@ def with_latents(texts, paths):
 
     # as many rows as texts; a row is read when it is asked for
     texts = iter(texts)
-    names = short(', '.join(paths))
+    names = ' to '.join(dict.fromkeys([paths[0], paths[-1]]))
     n_rows = sum(map(len, arrays))
     n_texts = 0
     for path, array in zip(paths, arrays):

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 from corpora.latents import as_latent
-from corpora.readers import Document, inside, lines_of
+from corpora.readers import Document, inside, joined, lines_of
 from corpora.statistics import lengths
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
@@ -32,10 +32,13 @@ MANY_ROWS = 2**20              # samples of a larger split are not compared with
 # of the documents that were read, and of the samples of a split: what happened to some of them
 COUNTED = dict(
     empty='empty',
+    nul='dropped (with a NUL)',
     too_short='too short',
     duplicate='duplicate',
     invalid_utf8='with invalid UTF-8, now U+FFFD',
     unknown_residues='unknown residues, now X',
+    stops='stops inside, now X',
+    nucleotides='of A, C, G, T, U and N alone',
     gaps='gaps, left out',
     nonfinite='dropped (NaN, inf or beyond float16)',
     longer_than_max_tokens='dropped (too many tokens)',
@@ -118,10 +121,15 @@ def show_latents(train, val):
     line('per dimension', f'mean {mean.min():.3g} to {mean.max():.3g}',
          f'std {std.min():.3g} to {std.max():.3g}', f'{int((~is_live).sum())} dead dimensions')
 
-    truncated = sum(split['truncated'] for split in train.meta['splits'].values())
-    if truncated and encoder:
-        line('warning', f'{truncated:,} samples are longer than the encoder reads '
+    splits = train.meta['splits'].values()
+    n_long = sum(split['truncated'] for split in splits)
+    if n_long:
+        line('warning', f'{n_long:,} samples are longer than the encoder reads '
                         f'({encoder["max_length"]} of its tokens); lower --max_tokens')
+    n_unknown = sum(split['unknown'] for split in splits)
+    if n_unknown:
+        line('warning', f'{n_unknown:,} samples have no word that the encoder knows, so their '
+                        'latents say nothing')
 
 # -----------------------------------------------------------------------------
 # The earlier layout
@@ -148,7 +156,7 @@ def read_earlier(source):
         usual_path = os.path.join('texts', source.split, f'{stem}.txt')
         text_path = inside(folder, item.get('text_path') or usual_path, index)
         if os.path.isfile(text_path):
-            text = ''.join(lines_of(text_path, source))
+            text = joined(lines_of(text_path, source), text_path)
         elif isinstance(item.get('text'), str):
             text = item['text']
         else:

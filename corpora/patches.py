@@ -39,6 +39,7 @@ def image_patches(path, size, patch, channels):
         raise ValueError(f'{path}: to read images: pip install pillow') from None
 
     # the middle square, turned as its EXIF data say
+    Image.MAX_IMAGE_PIXELS = 2**25         # pillow refuses twice as many: they would take gigabytes
     try:
         with Image.open(path) as image:
             image = with_8_bits(ImageOps.exif_transpose(image), image.format)
@@ -47,8 +48,7 @@ def image_patches(path, size, patch, channels):
             method = Image.Resampling.BOX if shrinks else Image.Resampling.BICUBIC
             image = ImageOps.fit(image, (size, size), method)
     except Exception as error:                                           # pillow raises anything
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f'{path}: no image that can be read ({reason})') from None
+        raise ValueError(f'{path}: no image that can be read ({error!r})') from None
 
     # 0 to 255 becomes -1 to 1
     pixels = np.asarray(image, np.float32).reshape(size, size, channels) / 127.5 - 1

@@ -1,5 +1,5 @@
 """
-Readers of files: text, JSON lines, tables, parquet and arrow, as streams of texts.
+Readers of files: text, FASTA, JSON lines, tables, parquet and arrow, as streams of texts.
 
     for text in read_file('captions.csv.gz', source, counts):
         ...
@@ -15,13 +15,14 @@ import csv
 import functools
 import gzip
 import io
+import itertools
 import json
 import os
 import re
 import zlib
 from typing import NamedTuple
 
-from corpora.proteins import FASTA, read_fasta
+from corpora.tokenizers import RESIDUES
 from runs.console import warn
 from runs.files import short
 
@@ -43,8 +44,8 @@ BEGINNINGS = {
     b'\x89PNG': 'PNG',
 }
 SURROGATE = re.compile('[\ud800-\udfff]')                    # half a character
-LONGEST_LINE = 2**28           # characters; also of a field of a table, where a quote that is never
-                               # closed would make one of the whole file
+LONGEST = 2**24                # characters of a line, a field of a table, a document: a quote that
+                               # is never closed would make one of the whole file
 ROWS = 64                      # of a parquet file that are read at a time: its texts may be long
 
 
@@ -73,7 +74,7 @@ def read_file(path, source, counts):
         if look and os.environ.get('RANK', '0') == '0':
             warn_once(f'{path} looks like {look}; it is read as plain text')
         lines = lines_of(path, source)
-        yield from lines if source.split_on == 'line' else read_blocks(lines, source.split_on)
+        yield from lines if source.split_on == 'line' else read_blocks(path, lines, source.split_on)
 
 
 def read_records(path, source):
@@ -87,6 +88,8 @@ def text_of(record, field, where):
     if text is not None and not isinstance(text, str):
         raise ValueError(f'{where}: no text in field {field!r}, found {short(record)}; '
                          'choose with --field=')
+    if text and len(text) > LONGEST:
+        raise ValueError(f'{where}: a text of {len(text):,} characters, at most {LONGEST:,}')
     return text or ''
 
 
@@ -112,19 +115,18 @@ def lines_of(path, source):
     open_file = gzip.open if path.lower().endswith('.gz') else open
     opened = open_file(path, 'rb')
     is_utf8 = codecs.lookup(source.encoding).name == 'utf-8'
-    encoding = 'utf-8-sig' if is_utf8 else source.encoding
     # an invalid byte becomes a lone surrogate, which `cleaned` replaces
     errors = 'surrogateescape' if source.invalid_bytes == 'replace' else 'strict'
     number = 0
     try:
-        with opened, io.TextIOWrapper(opened, encoding, errors) as f:
+        with opened, io.TextIOWrapper(opened, source.encoding, errors) as f:
             check_beginning(path, opened.peek(16) if is_utf8 else b'')
-            while line := f.readline(LONGEST_LINE):
+            while line := f.readline(LONGEST):
                 number += 1
-                if len(line) == LONGEST_LINE:
-                    raise ValueError(f'{path}, line {number}: longer than {LONGEST_LINE:,} '
-                                     'characters; cut it')
-                yield line
+                if len(line) == LONGEST:
+                    raise ValueError(f'{path}, line {number}: longer than {LONGEST:,} characters; '
+                                     'cut it')
+                yield line.removeprefix('\ufeff')             # also where files were joined
     except UnicodeError as error:
         # a block of the file was decoded, from some byte of the next line on
         before = error.object[:error.start] if isinstance(error, UnicodeDecodeError) else b''
@@ -167,20 +169,71 @@ def looks_like(path, source):
 warn_once = functools.cache(warn)
 
 
-def read_blocks(lines, split_on):
+def read_blocks(path, lines, split_on):
     """ The texts between blank lines; split_on='file': all of it; else between the lines that are
     split_on. """
     # a blank line, none at all, or the line that the user names
     between = dict(paragraph='', file=None).get(split_on, split_on)
-    block = []
+    for is_between, block in itertools.groupby(lines, lambda line: line.strip() == between):
+        if not is_between:
+            yield joined(block, path)
+
+
+def joined(lines, path):
+    """ The lines as one text. """
+    parts = []
+    n_characters = 0
     for line in lines:
-        if line.strip() != between:
-            block.append(line)
-        elif block:
-            yield ''.join(block)
-            block = []
-    if block:
-        yield ''.join(block)
+        parts.append(line)
+        n_characters += len(line)
+        if n_characters > LONGEST:
+            raise ValueError(f'{path}: a document of more than {LONGEST:,} characters; cut it, or '
+                             'choose another --split_on=')
+    return ''.join(parts)
+
+# -----------------------------------------------------------------------------
+# Proteins in FASTA: a line that begins with '>' and names a protein, then lines of residues
+
+FASTA = ('.fasta', '.fa', '.faa', '.fas', '.fsa', '.fna', '.ffn', '.frn', '.pep')
+NUCLEOTIDES = re.compile('[ACGTUN]+')
+GAP = re.compile('[.-]')
+UNKNOWN = re.compile(f'[^{re.escape(RESIDUES)}]')
+COMMENTS = (';', '#', '!')
+SEQUENCE = re.compile('[A-Za-z*.-]+')                        # residues, gaps and stops
+PIR = re.compile('>(P1|F1|DL|DC|RL|RC|N1|N3|XX);')           # its records have a line of words
+
+
+def read_fasta(path, lines, counts):
+    """ The sequences of a file, in capital letters. A letter that is not in ESM's alphabet and a
+    stop inside become X and are counted; gaps are left out and counted. ValueError at a line that
+    is no name, comment or sequence. """
+    sequence = None                                          # before the first record
+    for number, line in enumerate(itertools.chain(lines, ['>']), 1):
+        line = line.strip()
+        where = f'{path}, line {number}'
+        if line.startswith('>'):
+            # the record before this line is complete
+            if sequence is not None:
+                sequence = sequence.upper().rstrip('*')
+                n_stops = sequence.count('*')
+                sequence, n_unknown = UNKNOWN.subn('X', sequence)
+                counts['stops'] += n_stops
+                counts['unknown_residues'] += n_unknown - n_stops
+                counts['nucleotides'] += bool(NUCLEOTIDES.fullmatch(sequence))
+                yield sequence
+            sequence = ''
+        if PIR.match(line):
+            raise ValueError(f'{where}: found {short(line)}, a record of PIR: convert it to FASTA')
+        if not line or line.startswith(('>', *COMMENTS)):
+            continue
+        if sequence is None or not SEQUENCE.fullmatch(line):
+            expected = '">name"' if sequence is None else 'residues, ">name" or a comment with ;'
+            raise ValueError(f'{where}: found {short(line)}, expected {expected}')
+        letters, n_gaps = GAP.subn('', line)
+        counts['gaps'] += n_gaps
+        sequence += letters
+        if len(sequence) > LONGEST:
+            raise ValueError(f'{where}: a sequence of more than {LONGEST:,} letters')
 
 # -----------------------------------------------------------------------------
 # Records
@@ -202,7 +255,7 @@ def read_json_lines(path, source):
 def read_table(path, source):
     """ A record of each row, as a spreadsheet reads it: a field that begins with a quote ends with
     one; between them are commas, tabs, line ends and doubled quotes. """
-    csv.field_size_limit(LONGEST_LINE)
+    csv.field_size_limit(LONGEST)
     delimiter = '\t' if kind_of(path) == '.tsv' else ','
     rows = csv.reader(lines_of(path, source), delimiter=delimiter, strict=True)
     try:
@@ -214,6 +267,9 @@ def read_table(path, source):
             if len(row) != len(names):
                 raise ValueError(f'{where}: {len(row)} fields, expected {len(names)}, one a '
                                  'column; put a text with a comma or a tab into quotes')
+            if row == names:
+                raise ValueError(f'{where}: the names of the columns again, as where two files '
+                                 'were joined: take that line out')
             yield dict(zip(names, row)), where
     except csv.Error as error:
         raise ValueError(f'{path}, line {rows.line_num}: broken table ({error}); a field that '
@@ -236,25 +292,25 @@ def read_columns(path, source):
     except ImportError:
         raise ValueError(f'{path}: to read this kind of file: pip install pyarrow') from None
 
-    # arrow comes in two forms: a file, and a stream without an index, as `datasets` writes it
     field = source.field
     try:
         with pyarrow.memory_map(path) as file:
-            if kind_of(path) == '.parquet':
-                table = pyarrow.parquet.ParquetFile(file)
-                names = table.schema_arrow.names
+            if kind_of(path) in ('.parquet', '.pq'):
+                # texts that are repeated are stored once, and they stay so in memory
+                check_columns(path, pyarrow.parquet.read_schema(file).names, field)
+                table = pyarrow.parquet.ParquetFile(file, read_dictionary=[field])
                 batches = table.iter_batches(ROWS, columns=[field])
             elif file.read_at(6, 0) == b'ARROW1':
                 table = pyarrow.ipc.open_file(file)
-                names = table.schema.names
+                check_columns(path, table.schema.names, field)
                 batches = map(table.get_batch, range(table.num_record_batches))
             else:
-                batches = table = pyarrow.ipc.open_stream(file)
-                names = table.schema.names
-            check_columns(path, names, field)
+                # a stream without an index, as `datasets` writes it
+                batches = pyarrow.ipc.open_stream(file)
+                check_columns(path, batches.schema.names, field)
             for batch in batches:
-                for text in batch.column(field).to_pylist():
-                    yield {field: text}, path
+                for text in batch.column(field):
+                    yield {field: text.as_py()}, path
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         kind = kind_of(path)[1:]
         raise ValueError(f'{path}: broken {kind} file ({error})') from None
@@ -267,7 +323,9 @@ RECORDS = {
     '.csv': read_table,
     '.tsv': read_table,
     '.parquet': read_columns,
+    '.pq': read_columns,
     '.arrow': read_columns,
+    '.feather': read_columns,
 }
 # what is taken from a folder; a text file that the user names may have any ending
-KINDS = ('.txt', *RECORDS, *FASTA)
+KINDS = ('.txt', '.md', '.rst', *RECORDS, *FASTA)

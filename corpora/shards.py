@@ -34,7 +34,7 @@ ENCODED = 2**12                # documents that are tokenized at a time: lists o
 
 # counts of a shard; those of a split are their sums
 SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max_tokens',
-        'truncated')
+        'truncated', 'unknown')
 
 # -----------------------------------------------------------------------------
 # Files
@@ -187,7 +187,7 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
 
     # their latents, given or of exactly the texts that the tokens decode to
     latents = None
-    n_truncated = 0
+    n_truncated = n_unknown = 0
     if given is not None:
         latents = given[owners]
     elif encoder is not None:
@@ -196,6 +196,7 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
             latents = np.asarray(encoder(texts, progress=bar.update))    # (n, N, D)
         n_truncated = encoder.truncated
         encoder.truncated = 0
+        n_unknown = int((latents == 0).all((1, 2)).sum())    # lsa gives 0 where it knows no word
 
     # samples that float16 cannot hold are dropped; the first is named, without its folder
     n_nonfinite = 0
@@ -240,6 +241,7 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
         flaw=flaw,
         longer_than_max_tokens=n_too_long,
         truncated=n_truncated,
+        unknown=n_unknown,
         latent_shape=None if latents is None else list(latents.shape[1:]),
         files=files,
     )

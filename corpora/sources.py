@@ -22,8 +22,8 @@ import hashlib
 import os
 
 from corpora.latents import by_name, latent_files, natural_order, with_latents
-from corpora.proteins import FASTA
-from corpora.readers import KINDS, NOT_TEXT, SURROGATE, Document, cleaned, kind_of, read_file
+from corpora.readers import (FASTA, KINDS, NOT_TEXT, SURROGATE, Document, cleaned, kind_of,
+                             read_file)
 
 
 def has_latents(source):
@@ -95,8 +95,8 @@ def list_files(spec):
         if SURROGATE.search(name):
             raise ValueError(f'{path!r}: this name is not UTF-8: rename the file')
         if not os.path.isfile(path):
-            raise ValueError(f'{path}: prepare.py reads a file twice, and a pipe or a device cannot '
-                             'be: write it into a file')
+            raise ValueError(f'{path}: a pipe or a device, which cannot be read twice: write it '
+                             'into a file')
         if kind_of(name) in NOT_TEXT:
             raise ValueError(f'{path}: cannot read this kind of file; '
                              'convert it to text, .jsonl, .csv or .parquet')
@@ -155,6 +155,8 @@ def documents(source, counts):
         reason = None
         if not text:
             reason = 'empty'
+        elif '\0' in text:
+            reason = 'nul'
         elif len(text) < source.min_length:
             reason = 'too_short'
         elif source.distinct:

@@ -22,9 +22,10 @@ from dataclasses import dataclass
 
 from corpora.layouts import counted
 from corpora.sources import documents, names_of, text_hash
-from runs.console import progress_bar
+from runs.console import progress_bar, warn
 from runs.distributed import rank, world
 
+FEW = 50                       # documents of val
 FIT_DOCUMENTS = 100_000        # tokenizer and lsa are fitted on at most so many documents of train
 
 
@@ -52,20 +53,29 @@ def survey(source, val, val_fraction, homology=0.0):
         counts, totals, digest, sample, _ = read_once(source, limit, clusters)
     counts_of = dict(input=counts)
 
-    # neither split may be empty
+    # what a person may not have meant
     name = ', '.join(names_of(source))
+    if counts['nucleotides'] > counts['read'] / 2:
+        warn(f'{name}: {counts["nucleotides"]} of {counts["read"]} sequences have no letters but '
+             'ACGTUN: nucleotides, and they are read as residues')
+
+    # neither split may be empty
     if not totals:
         raise ValueError(f'{name}: no documents ({", ".join(counted(counts)) or "nothing"} among '
                          f'{counts["read"]} read)')
     if not totals['train'] or not val and not totals['val']:
-        raise ValueError(f'{name}: {counts["kept"]} document(s) cannot be split into train and '
-                         'val; give --val_input=, or a finer --split_on=, as line')
+        hint = 'are all the same text' if counts['kept'] > 1 else 'cannot be split'
+        raise ValueError(f'{name}: {counts["kept"]} document(s) {hint}, so there is none for val; '
+                         'give --val_input=, or a finer --split_on=, as line')
     if val:
         counts = counts_of['val_input'] = Counter()
         totals['val'] = sum(1 for _ in noted(documents(val, counts), digest))
         if not totals['val']:
             raise ValueError(f'{", ".join(names_of(val))}: no documents for val '
                              f'({counts["read"]} read)')
+    if totals['val'] < FEW:
+        warn(f'val has {totals["val"]} documents of {name}, too few to measure anything: give '
+             'more with --val_fraction= or --val_input=')
     found = Survey(clusters, limit, totals, digest.hexdigest(), counts_of)
     return found, [text for _, text in sorted(sample, reverse=True)]
 

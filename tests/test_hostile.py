@@ -182,19 +182,6 @@ def test_no_name_leads_out_of_a_run(tmp_path, name):
             checkpoint.load_model(out, which)
 
 
-def test_no_name_in_a_meta_json_leads_out_of_its_folder(dataset, tmp_path):
-    """ prepare.py --same_as writes files by the names in another dataset's meta.json. """
-    folder = copy_of(dataset, tmp_path)
-    (tmp_path / 'evil.py').write_text('evil')
-    entry = entry_of(tmp_path / 'evil.py')
-    change_meta(folder, lambda meta: meta['files'].update({'../evil.py': entry}))
-    (tmp_path / 'lines.txt').write_text('\n'.join(f'a dog number {i}' for i in range(50)))
-    (tmp_path / 'a').mkdir()
-    result = run('prepare.py', f'--same_as={folder}', f'--input={tmp_path}/lines.txt',
-                 f'--out={tmp_path}/a/b')
-    assert result.returncode == 0 and not (tmp_path / 'a/evil.py').exists(), result.stderr
-
-
 # ---- what lies about its size
 
 # commands in one process that measures each: [its exit code, its error, seconds, peak MiB]

@@ -79,12 +79,13 @@ def test_every_document_is_in_one_split_and_the_same_one_whatever_its_neighbours
     assert set(texts_of(other, 'val')) == set(val) & set(LINES[::-2][:60])
 
 
-def test_no_split_is_ever_empty_and_a_validation_input_leaves_the_input_whole(tmp_path):
+def test_no_split_is_ever_empty_and_a_validation_input_leaves_the_input_whole(tmp_path, capsys):
     a, b = write_lines(tmp_path / 'a.txt', LINES[:30]), write_lines(tmp_path / 'b.txt', LINES[30:])
     knobs = dict(encoder='none', tokenizer='byte', max_tokens=99, input=a)
     for name, fraction, n_val in (('few', 1e-9, 1), ('most', 1 - 1e-9, 29)):
         folder = run(out=tmp_path / name, val_fraction=fraction, **knobs)
         assert len(texts_of(folder, 'val')) == n_val == 30 - len(texts_of(folder, 'train'))
+        assert f'warning: val has {n_val} documents of a.txt, too few' in capsys.readouterr().err
     folder = run(out=tmp_path / 'two', val_input=b, **knobs)
     assert texts_of(folder, 'train') == LINES[:30] and texts_of(folder, 'val') == LINES[30:]
     with pytest.raises(ValueError, match='cannot be split.*val_input'):
@@ -93,7 +94,7 @@ def test_no_split_is_ever_empty_and_a_validation_input_leaves_the_input_whole(tm
 
 def test_latents_are_the_encoding_of_exactly_the_text_that_the_tokens_decode_to(tmp_path):
     long = [' '.join(LINES[i:i + 5]) for i in range(0, 150, 5)]
-    path = write_lines(tmp_path / 'a.txt', long)
+    path = write_lines(tmp_path / 'a.txt', [*long, 'unheard', 'strangers'])
     folder = run(input=path, out=tmp_path / 'a', max_tokens=24)
     ds = PackedDataset(folder, 'train')
     rows = np.arange(len(ds))
@@ -105,6 +106,7 @@ def test_latents_are_the_encoding_of_exactly_the_text_that_the_tokens_decode_to(
     raw = ds.raw_latents(rows).double().reshape(-1, 8)
     assert torch.allclose(ds.stats.mean.double(), raw.mean(0), atol=1e-6)
     assert torch.allclose(ds.stats.std.double(), raw.std(0, unbiased=False), atol=1e-6)
+    assert ds.meta['splits']['train']['unknown'] == (raw == 0).all(1).sum() >= 2
 
 
 def test_a_real_encoder_of_tiny_size_and_no_encoder_at_all(tmp_path):
@@ -115,6 +117,9 @@ def test_a_real_encoder_of_tiny_size_and_no_encoder_at_all(tmp_path):
     ds = PackedDataset(run(**knobs, out=tmp_path / 'a', normalize=True), 'train')
     assert ds.latent_shape == (1, 32) and ds.meta['encoder']['pooling'] == 'mean'
     assert ds.meta['splits']['train']['truncated'] == 0
+    (tmp_path / 'bert/more.json').write_text('{}')                       # another encoder now
+    with pytest.raises(ValueError, match='holds a dataset with revision of the encoder = '):
+        run(**knobs, out=tmp_path / 'a', normalize=True)
 
     # [CLS], four words, [SEP]: shorter than the lines
     (tmp_path / 'bert/sentence_bert_config.json').write_text('{"max_seq_length": 6}')
@@ -145,18 +150,6 @@ def test_max_tokens_follows_the_lengths_of_the_texts(tmp_path):
                                   **knobs))
     assert meta['max_tokens'] == 39
     assert not any(split['longer_than_max_tokens'] for split in meta['splits'].values())
-
-
-def test_latents_of_which_no_dimension_varies_are_refused(tmp_path):
-    latents = np.full((len(LINES), 8), .3, np.float32)
-    np.save(tmp_path / 'z.npy', latents)
-    knobs = dict(input=write_lines(tmp_path / 'a.txt'), latents_from=tmp_path / 'z.npy',
-                 encoder='none', tokenizer='byte', out=tmp_path / 'x')
-    with pytest.raises(ValueError, match='all latents of train are the same.*--latents_from'):
-        run(**knobs)
-    latents[:, 3] = np.arange(len(LINES))                                # one is enough
-    np.save(tmp_path / 'z.npy', latents)
-    assert PackedDataset(run(**knobs), 'train').live.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
 
 # -----------------------------------------------------------------------------
 # Tokens
@@ -206,8 +199,6 @@ def test_the_builtin_corpus_is_distinct_short_sentences_of_english():
         assert re.fullmatch(r'[A-Z].*[.!?]', text) and 5 <= len(text.split()) <= 14
         assert not re.search(r'>>>|::=|[{}<>=|\\_0-9]|\n|  |[a-z][A-Z]', text)
 
-# -----------------------------------------------------------------------------
-# The same bytes, whatever happens meanwhile
 
 def test_changed_documents_replace_the_shards_and_changed_knobs_are_refused(tmp_path):
     path = write_lines(tmp_path / 'a.txt')
@@ -223,8 +214,21 @@ def test_changed_documents_replace_the_shards_and_changed_knobs_are_refused(tmp_
     assert digests(tmp_path / 'y').items() <= digests(tmp_path / 'x').items()
 
 
-# -----------------------------------------------------------------------------
-# A dataset like another
+@pytest.mark.parametrize('given', ['input', 'val_input'])
+def test_documents_that_change_while_they_are_read_make_no_dataset(tmp_path, monkeypatch, given):
+    """ As many texts in each split, but others; they are read a second time after the fit. """
+    knobs = dict(input=write_lines(tmp_path / 'a.txt'), out=tmp_path / 'out')
+    if given == 'val_input':
+        knobs['val_input'] = write_lines(tmp_path / 'b.txt')
+
+    def fit(*args):
+        write_lines(knobs[given], LINES[::-1])
+        return train_bpe(*args)
+    monkeypatch.setattr(prepare, 'train_bpe', fit)
+    with pytest.raises(ValueError, match='not those that were read first'):
+        run(**knobs)
+    assert not (tmp_path / 'out/meta.json').exists()
+
 
 @pytest.mark.parametrize('knobs', [
     dict(), dict(tokenizer='byte', encoder='none'), dict(max_tokens=9)])
@@ -256,14 +260,6 @@ def test_a_dataset_like_another_reads_and_embeds_a_text_as_that_one_does(tmp_pat
     n_shards = sum(len(split['shards']) for split in second.meta['splits'].values())
     assert capsys.readouterr().out.count('there already') == n_shards
     assert digests(tmp_path / 'b') == before
-
-
-def test_nothing_is_prepared_like_latents_of_which_nobody_knows_the_encoder(tmp_path):
-    lines = write_lines(tmp_path / 'a.txt')
-    np.save(tmp_path / 'z.npy', np.random.default_rng(0).normal(size=(len(LINES), 4)))
-    run(input=lines, out=tmp_path / 'a', latents_from=tmp_path / 'z.npy', encoder='none')
-    with pytest.raises(ValueError, match='nobody knows what made its latents'):
-        run(input=lines, out=tmp_path / 'b', same_as=tmp_path / 'a')
 
 # -----------------------------------------------------------------------------
 # The command

@@ -38,13 +38,13 @@ def texts(path, **knobs):
 # Text, records, tables
 
 @pytest.mark.parametrize('split_on, expected', [
-    ('line', ['one', 'two\x0cstill two', 'thr\u2028ee', '%', 'nul \x00 byte']),
-    ('paragraph', ['one\ntwo\x0cstill two', 'thr\u2028ee\n%\nnul \x00 byte']),
-    ('file', ['one\ntwo\x0cstill two\n\n  \nthr\u2028ee\n%\nnul \x00 byte']),
-    ('%', ['one\ntwo\x0cstill two\n\n  \nthr\u2028ee', 'nul \x00 byte'])])
+    ('line', ['one', 'two\x0cstill two', 'thr\u2028ee', '%', 'joined']),
+    ('paragraph', ['one\ntwo\x0cstill two', 'thr\u2028ee\n%\njoined']),
+    ('file', ['one\ntwo\x0cstill two\n\n  \nthr\u2028ee\n%\njoined']),
+    ('%', ['one\ntwo\x0cstill two\n\n  \nthr\u2028ee', 'joined'])])
 def test_what_a_document_is_whatever_ends_the_lines(tmp_path, split_on, expected):
     path = tmp_path / 'a.txt'
-    content = '\ufeffone\ntwo\x0cstill two\n\n  \nthr\u2028ee\n%\nnul \x00 byte'
+    content = '\ufeffone\ntwo\x0cstill two\n\n  \nthr\u2028ee\n%\n\ufeffjoined'
     for end in ('\n', '\r\n', '\r'):
         path.write_bytes(content.replace('\n', end).encode())
         assert texts(path, split_on=split_on) == expected
@@ -64,11 +64,15 @@ def test_every_kind_of_file_folders_and_globs_give_the_same_documents(tmp_path):
             csv.writer(f, delimiter=delimiter).writerows([['id', 'text'], *enumerate(expected)])
     with gzip.open(folder / 'c.txt.gz', 'wt') as f:
         f.write('zipped\n')
-    (folder / 'notes.md').write_text('not taken from a folder')
-    assert texts(folder) == expected * 3 + ['zipped'] + expected * 2
+    (folder / 'notes.cfg').write_text('not taken from a folder')
+    (folder / 'd.md').write_text('marked\n')
+    assert texts(folder) == expected * 3 + ['zipped', 'marked'] + expected * 2
     for name in ('a.jsonl', 'a.JSONLINES', 'sub/b.csv', 'sub/b.tsv'):
         assert texts(folder / name) == expected
-    assert texts(f'{folder}/*.gz, {folder}/notes.md') == ['zipped', 'not taken from a folder']
+    assert texts(f'{folder}/*.gz, {folder}/notes.cfg') == ['zipped', 'not taken from a folder']
+    os.mkfifo(folder / 'pipe.txt')
+    with pytest.raises(ValueError, match='pipe.txt: .*cannot be read twice'):
+        texts(folder)
 
 
 def test_a_table_is_read_as_pandas_writes_it(tmp_path):
@@ -83,14 +87,14 @@ def test_parquet_and_arrow_read_as_the_lines_do(tmp_path):
     import pyarrow.parquet
     words = pyarrow.array(LINES[:149] + [None])
     table = pyarrow.table(dict(text=words, category=words.dictionary_encode(), n=[7] * 150))
-    pyarrow.parquet.write_table(table, tmp_path / 'a.parquet', row_group_size=40)
-    for write, name in ((pyarrow.ipc.new_file, 'b.arrow'), (pyarrow.ipc.new_stream, 'c.arrow')):
+    pyarrow.parquet.write_table(table, tmp_path / 'a.pq', row_group_size=40)
+    for write, name in ((pyarrow.ipc.new_file, 'b.feather'), (pyarrow.ipc.new_stream, 'c.arrow')):
         with write(tmp_path / name, table.schema) as f:
             f.write_table(table, max_chunksize=40)
     found, counts = read_all(input=tmp_path)
     assert [document.text for document in found] == LINES[:149] * 3
     assert counts == Counter(read=450, kept=447, empty=3, invalid_utf8=0)
-    for name in ('a.parquet', 'b.arrow', 'c.arrow'):
+    for name in ('a.pq', 'b.feather', 'c.arrow'):
         assert texts(tmp_path / name, field='category') == LINES[:149]
         for field, message in (('body', "0 columns are called 'body'"), ('n', 'no text in field')):
             with pytest.raises(ValueError, match=f'{name}: {message}.*--field'):
@@ -103,6 +107,9 @@ def test_parquet_and_arrow_read_as_the_lines_do(tmp_path):
 @pytest.mark.parametrize('name, content, message', [
     ('a.txt', b'\n \n', 'no documents'),
     ('a.txt', 'hello'.encode('utf-16'), 'UTF-16, expected UTF-8.*--encoding=utf-16'),
+    ('a.txt', 'hello'.encode('utf-32'), 'UTF-32, expected UTF-8.*--encoding=utf-32'),
+    ('a.txt', b'same\n' * 9, r'9 document\(s\) are all the same text'),
+    ('a.csv', b'text\none\ntext\n', 'line 3: the names of the columns again'),
     ('a.txt', b'one\ntwo\ncaf\xe9\n', "line 3: 'utf-8' codec .* 0xe9 .*--encoding=latin-1"),
     ('a.txt', b'one\n' * 9999 + b'\xe9', "line 10000: 'utf-8' codec .* 0xe9"),
     ('a.txt.gz', gzip.compress(b'a\nb\n\xff', mtime=0), "line 3: 'utf-8' codec .* 0xff"),
@@ -136,9 +143,9 @@ def test_other_encodings_are_read_and_what_is_not_of_them_is_replaced_and_counte
         assert texts(path, encoding=encoding) == expected, encoding
     with pytest.raises(ValueError, match='a.txt, line 1: .*--encoding='):
         texts(path, encoding='utf-16')
-    path.write_bytes(b'one\ncaf\xe9\n')
+    path.write_bytes(b'one\ncaf\xe9\n\0\0no text\n')
     found, counts = read_all(input=path, invalid_bytes='replace')
-    assert [document.text for document in found] == ['one', 'caf\ufffd']
+    assert [document.text for document in found] == ['one', 'caf\ufffd'] and counts['nul'] == 1
 
     # JSON can write half a character
     (tmp_path / 'a.jsonl').write_text('{"text": "b \\ud800"}')
@@ -147,12 +154,17 @@ def test_other_encodings_are_read_and_what_is_not_of_them_is_replaced_and_counte
 
 
 def test_no_line_is_held_in_memory_without_an_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(readers, 'LONGEST_LINE', 10_000)                 # else 2^28
-    (tmp_path / 'a.txt').write_text('x\n' + 'x' * 10_000)
-    (tmp_path / 'a.csv').write_text('text\n"' + 'never closed\n' * 1000)
-    for name, message in (('a.txt', 'line 2: longer than 10,000'), ('a.csv', 'broken table')):
-        with pytest.raises(ValueError, match=f'{name}, .*{message}'):
-            texts(tmp_path / name)
+    monkeypatch.setattr(readers, 'LONGEST', 10_000)                      # else 2^24
+    for name, content, message in (
+            ('a.txt', 'x\n' + 'x' * 10_000, 'line 2: longer than 10,000'),
+            ('b.txt', 'many lines\n' * 1000, 'a document of more than 10,000'),
+            ('a.csv', 'text\n"' + 'never closed\n' * 1000, 'broken table'),
+            ('a.fasta', '>a\n' + 'MKV\n' * 4000, 'a sequence of more than 10,000')):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ValueError, match=f'{name}.*{message}'):
+            texts(tmp_path / name, split_on='file' if name == 'b.txt' else 'line')
+    with pytest.raises(ValueError, match='a.pq: a text of 10,001 characters'):
+        readers.text_of(dict(text='x' * 10_001), 'text', 'a.pq')
 
 
 def test_each_real_file_of_a_folder_comes_once(tmp_path):
@@ -181,7 +193,7 @@ def test_each_real_file_of_a_folder_comes_once(tmp_path):
     ('{curly} words, text of a line\n', ''), ('> quoted\nmail', ''), ('[1] a footnote', '')])
 def test_a_text_that_looks_like_another_kind_of_file_is_named_once(tmp_path, capsys, text, kind):
     (tmp_path / 'a.txt').write_text(text)
-    assert texts(tmp_path / 'a.txt') and texts(tmp_path / 'a.txt')
+    assert texts(tmp_path / 'a.txt') == texts(tmp_path / 'a.txt')
     err = capsys.readouterr().err
     assert err.count('\n') == bool(kind) and (not kind or f'a.txt looks like {kind}' in err)
 
@@ -211,7 +223,9 @@ def test_a_dataset_of_the_hub_is_streamed_by_name_field_and_split(tmp_path, monk
 
 @pytest.mark.parametrize('text, sequences, counted', [
     ('>a first\nMKTAYIAKQR\nQISFVKSHFS*\n>b\nmktayiak\n>empty\n\n>c\nMJ*KV\n',
-     ['MKTAYIAKQRQISFVKSHFS', 'MKTAYIAK', 'MXXKV'], dict(empty=1, unknown_residues=2)),
+     ['MKTAYIAKQRQISFVKSHFS', 'MKTAYIAK', 'MXXKV'],
+     dict(empty=1, unknown_residues=1, stops=1)),
+    ('>a\nacgu\n>b\nMKV**', ['ACGU', 'MKV'], dict(nucleotides=1)),
     ('; all of it\n#A3M#\n>a\n; a helix\nMKT\n!note\nAYI\n\n>b\n# signal\nMKH',
      ['MKTAYI', 'MKH'], {}),
     ('>a\rMK--T..A\r>b\r\n MKTA \r\n', ['MKTA', 'MKTA'], dict(gaps=4))])
@@ -239,7 +253,7 @@ def test_a_line_that_is_no_sequence_stops_with_its_file_and_line(tmp_path, line)
         read_all(input=tmp_path)
 
 
-def test_fasta_becomes_a_dataset_of_residues_without_duplicates_by_default(tmp_path):
+def test_fasta_becomes_a_dataset_of_residues_without_duplicates_by_default(tmp_path, capsys):
     g = np.random.default_rng(0)
     letters = list(RESIDUES[:20])
     sequences = [''.join(g.choice(letters, g.integers(20, 60))) for _ in range(60)]
@@ -257,6 +271,10 @@ def test_fasta_becomes_a_dataset_of_residues_without_duplicates_by_default(tmp_p
     assert texts_of(both, 'train') == texts_of(both, 'val') == sequences, 'within val too'
     with pytest.raises(ValueError, match='is no residue'):
         load_tokenizer(folder).encode('hello')
+
+    path.write_text(''.join(f'>{i}\nACGT{"ACGT"[i % 4]}{"ACGT"[i // 4]}\n' for i in range(16)))
+    run(input=path, out=tmp_path / 'dna', encoder='none')
+    assert '16 of 16 sequences have no letters but ACGTUN' in capsys.readouterr().err
 
 
 MMSEQS = '''
@@ -333,6 +351,30 @@ def test_given_latents_stay_with_their_texts(tmp_path, shape):
     again = latents_of(run(**knobs))
     assert np.allclose(again[LINES[40]], -np.atleast_2d(z[40]), rtol=1e-3)
     assert np.allclose(again[LINES[60]], found[LINES[60]])
+    with pytest.raises(ValueError, match='nobody knows what made its latents'):
+        run(input=path, out=tmp_path / 'like', same_as=folder)
+
+
+def test_files_of_two_folders_belong_together_by_their_names(tmp_path):
+    for name in ('texts', 'z'):
+        (tmp_path / name).mkdir()
+    for i in range(1, 13):                                               # 2 comes before 10
+        (tmp_path / f'texts/{i}.txt').write_text(f'file\t{i}')
+        np.save(tmp_path / f'z/{i}.npy', np.full((1, 6), i, np.float32))
+    both = dict(input=tmp_path / 'texts', latents_from=tmp_path / 'z')
+    for knobs in (both, both | dict(input=f'{tmp_path}/texts/*.txt')):
+        found, _ = read_all(**knobs)
+        numbers = [int(document.text.split()[1]) for document in found]
+        assert numbers == [document.latent()[0, 0] for document in found] == [*range(1, 13)]
+
+    # as many rows as texts, but not file by file; then other names
+    (tmp_path / 'texts/4.txt').write_text('one\ntwo')
+    np.save(tmp_path / 'z/5.npy', np.ones((2, 6), np.float32))
+    with pytest.raises(ValueError, match='z/4.npy: 1 rows for more documents'):
+        read_all(**both)
+    os.rename(tmp_path / 'z/7.npy', tmp_path / 'z/7b.npy')
+    with pytest.raises(ValueError, match='input has 7 where latents_from has 7b'):
+        read_all(**both)
 
 
 def test_given_latents_that_do_not_fit_are_refused(tmp_path):
@@ -390,6 +432,8 @@ def test_a_latent_that_float16_cannot_hold_is_named_by_its_row(tmp_path, capsys)
     z[:, 4] = 1000.1                                         # the same everywhere: nothing is lost
     prepare('none', z)
     assert 'dimensions of the latents' not in capsys.readouterr().err
+    with pytest.raises(ValueError, match='all latents of train are the same.*--latents_from'):
+        prepare('same', np.full_like(z, .3))
 
 
 def test_an_encoder_named_beside_given_latents_must_be_theirs(tmp_path):
@@ -425,7 +469,6 @@ def test_knobs_that_contradict_each_other_are_refused(tmp_path, monkeypatch, kno
 # The earlier layout
 
 def test_chunks_survive_export_and_import_with_their_latents(tmp_path):
-    """ Also those with spaces at their ends. """
     path = write_lines(tmp_path / 'a.txt', [' '.join(LINES[i:i + 5]) for i in range(0, 150, 5)])
     folder = run(input=path, out=tmp_path / 'a', max_tokens=24)
     assert any(text.startswith(' ') for text in texts_of(folder, 'train')), 'the case to be tested'
@@ -503,6 +546,9 @@ def test_captioned_images_become_patches_and_go_to_one_split_with_all_captions(t
     (tmp_path / '3.png').write_bytes(b'no image')
     with pytest.raises(ValueError, match='3.png: no image that can be read'):
         run(**knobs, out=tmp_path / 'other', encoder='none')
+    Image.new('1', (8200, 8200)).save(tmp_path / '3.png')                # a small file
+    with pytest.raises(ValueError, match='67240000 pixels. exceeds limit'):
+        image_patches(str(tmp_path / '3.png'), 8, 8, 1)
     os.remove(tmp_path / '5.png')
     with pytest.raises(ValueError, match='5.png: missing'):
         read_all(**knobs)
