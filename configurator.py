@@ -17,13 +17,11 @@ may open with a rule, which ends at a colon or a semicolon, and which a value mu
 
 A script may have knobs in other files, its rooms, which it names among its own knobs:
     ROOMS = {'processes/gidd.py': 'text_process=gidd', 'sampling/knobs.py': ''}
-The first is read where text_process=gidd, and elsewhere refused. The second is always read. Later
-arguments win over earlier ones.
+The first is read where text_process=gidd, and refused elsewhere. The second is always read.
 
 A config file is the user's own Python and runs as such. Its globals in small letters, but modules
-and functions, are then taken like flags. One file serves all scripts, so a name that is a knob of
-another script is passed over. On the command line only the script's own knobs count. A mistake is
-one line on stderr and exit code 2.
+and functions, are then taken like flags. Later arguments win. One file serves all scripts, so a
+name that is a knob of another script is passed over in it. A mistake is one line and exit code 2.
 """
 import ast
 import contextlib
@@ -131,9 +129,11 @@ class Knob(NamedTuple):
             raise ValueError(f'{short(value)} is no {kind.__name__}')
         if self.rule and not follows(value, self.rule):
             raise ValueError(f'{short(value)}, expected {self.rule}')
-        if isinstance(value, str) and re.search('[\ud800-\udfff]', value):
+        is_text = isinstance(value, str)
+        if is_text and re.search('[\ud800-\udfff]', value):
             raise ValueError(f'{short(value)} is not UTF-8')
-        return value
+        # a shell leaves the ~ of --out=~/here alone
+        return re.sub('(?<![^,])~(?=/)', os.path.expanduser('~'), value) if is_text else value
 
     def read(self, text):
         """ A flag's text as a value; ValueError as in settle. """

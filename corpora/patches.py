@@ -1,10 +1,9 @@
 """
-Pictures as latent vectors, a vector per patch.
+Pictures as latent vectors, a vector per patch, with pixels in [-1, 1].
 
     image (S, S, C)  ->  latents (N, D)       N = (S / patch)^2 patches row by row, D = patch^2 * C
 
-Pixels lie in [-1, 1]. Letters: S pixels a side, C channels (1 grey, 3 colour), N patches, D numbers
-of a patch, n images.
+Letters: S pixels a side, C channels (1 grey, 3 colour), N patches of D numbers, n images.
 """
 import math
 
@@ -30,15 +29,14 @@ def to_pixels(patches, patch, channels):
 
 
 def image_patches(path, size, patch, channels):
-    """ The middle square of an image file at size x size pixels, as patches (N, D) float32. To
-    shrink it we average areas, so an image enlarged by a whole factor comes back as it was. What is
-    transparent lies on white. """
+    """ The middle square of an image file, turned as its EXIF data say, at size x size pixels, as
+    patches (N, D) float32. To shrink it we average areas, so an image enlarged by a whole factor
+    comes back as it was. What is transparent lies on white. """
     try:
         from PIL import Image, ImageOps
     except ImportError:
         raise ValueError(f'{path}: to read images: pip install pillow') from None
 
-    # the middle square, turned as its EXIF data say
     Image.MAX_IMAGE_PIXELS = 2**25         # pillow refuses twice as many: they would take gigabytes
     try:
         with Image.open(path) as image:

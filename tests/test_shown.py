@@ -8,7 +8,7 @@ from launch import TINY, run_each
 from sample import Run
 
 # writes the clipboard, clears the screen, colours by C1, goes back, turns the direction of writing
-HOSTILE = '\x1b]52;c;aGk=\x07 \x1b[2J \x9b31m \b\x00\x7f \u202egnp\u202c \u2066x\u2069'
+HOSTILE = '\x1b]52;c;aGk=\x07 \x1b[2J \x9b31m \b\x01\x7f \u202egnp\u202c \u2066x\u2069'
 CONTROLS = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]')
 
 

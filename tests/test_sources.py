@@ -333,7 +333,7 @@ def latents_of(folder):
 
 
 @pytest.mark.parametrize('shape', [(6,), (4, 6)])
-def test_given_latents_stay_with_their_texts(tmp_path, shape):
+def test_given_latents_stay_with_their_texts(tmp_path, monkeypatch, shape):
     path, z = own_latents(tmp_path, shape)
     (tmp_path / 'z').mkdir()
     for i in range(12):                                                  # 2.npy comes before 10.npy
@@ -351,13 +351,13 @@ def test_given_latents_stay_with_their_texts(tmp_path, shape):
     again = latents_of(run(**knobs))
     assert np.allclose(again[LINES[40]], -np.atleast_2d(z[40]), rtol=1e-3)
     assert np.allclose(again[LINES[60]], found[LINES[60]])
+    monkeypatch.setattr('configurator.set_by', {})
     with pytest.raises(ValueError, match='nobody knows what made its latents'):
         run(input=path, out=tmp_path / 'like', same_as=folder)
 
 
 def test_files_of_two_folders_belong_together_by_their_names(tmp_path):
-    for name in ('texts', 'z'):
-        (tmp_path / name).mkdir()
+    (tmp_path / 'texts').mkdir(), (tmp_path / 'z').mkdir()
     for i in range(1, 13):                                               # 2 comes before 10
         (tmp_path / f'texts/{i}.txt').write_text(f'file\t{i}')
         np.save(tmp_path / f'z/{i}.npy', np.full((1, 6), i, np.float32))
