@@ -53,8 +53,8 @@ from runs.writing import lock, sealed
 
 # ---- what is read, details in corpora/sources.py
 input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .ndjson, .csv,
-                             # .tsv, FASTA (each may be .gz), .parquet, .arrow; builtin: the
-                             # documentation of Python and of installed packages; digits:
+                             # .tsv, FASTA (each may be .gz), .parquet, .arrow, .feather; builtin:
+                             # the documentation of Python and of installed packages; digits:
                              # scikit-learn's
 val_input = ''               # validation documents of their own; then the input is not split
 hub_dataset = ''      # instead of input: openwebtext | wikitext-103 | lm1b | fineweb-edu | a hub id
@@ -62,7 +62,7 @@ hub_revision = ''            # a commit; '': the newest
 import_dir = ''              # instead of input: a folder of texts/, latents/, train_data.json;
                              # nothing is embedded again
 latents_from = ''            # latents of the input's documents: .npy files or folders of them, a
-                             # row a document
+                             # row a document. Files of two folders are paired by their names
 image_size = 0               # [0, 4096]; pixels a side, where input is digits or a folder of images
                              # with metadata.csv; the latents are its patches
 patch = 8                    # [1, 4096]: pixels a side of a patch

@@ -25,7 +25,7 @@ from corpora.sources import documents, names_of, text_hash
 from runs.console import progress_bar, warn
 from runs.distributed import rank, world
 
-FEW = 50                       # documents of val
+FEW = 20                       # documents of val
 FIT_DOCUMENTS = 100_000        # tokenizer and lsa are fitted on at most so many documents of train
 
 

@@ -179,8 +179,6 @@ def test_ids_beyond_the_vocabulary_are_found_in_the_first_shard_or_when_they_are
             read()
 
 
-# -----------------------------------------------------------------------------
-# The order of rows, and splits of many shards
 
 def test_a_row_depends_on_its_position_the_seed_and_the_epoch_alone():
     n = 1003

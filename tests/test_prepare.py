@@ -85,7 +85,7 @@ def test_no_split_is_ever_empty_and_a_validation_input_leaves_the_input_whole(tm
     for name, fraction, n_val in (('few', 1e-9, 1), ('most', 1 - 1e-9, 29)):
         folder = run(out=tmp_path / name, val_fraction=fraction, **knobs)
         assert len(texts_of(folder, 'val')) == n_val == 30 - len(texts_of(folder, 'train'))
-        assert f'warning: val has {n_val} documents of a.txt, too few' in capsys.readouterr().err
+        assert ('val has 1 documents of a.txt' in capsys.readouterr().err) == (n_val == 1)
     folder = run(out=tmp_path / 'two', val_input=b, **knobs)
     assert texts_of(folder, 'train') == LINES[:30] and texts_of(folder, 'val') == LINES[30:]
     with pytest.raises(ValueError, match='cannot be split.*val_input'):
@@ -117,7 +117,7 @@ def test_a_real_encoder_of_tiny_size_and_no_encoder_at_all(tmp_path):
     ds = PackedDataset(run(**knobs, out=tmp_path / 'a', normalize=True), 'train')
     assert ds.latent_shape == (1, 32) and ds.meta['encoder']['pooling'] == 'mean'
     assert ds.meta['splits']['train']['truncated'] == 0
-    (tmp_path / 'bert/more.json').write_text('{}')                       # another encoder now
+    (tmp_path / 'bert/more.json').write_text('{}')           # another encoder now
     with pytest.raises(ValueError, match='holds a dataset with revision of the encoder = '):
         run(**knobs, out=tmp_path / 'a', normalize=True)
 
