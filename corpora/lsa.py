@@ -18,12 +18,12 @@ Letters: n texts, W terms, D latent dimensions.
 """
 import hashlib
 import os
-import re
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from corpora.words import words
 from runs.files import read_arrays
 
 NO_KNOWN_WORD = 'has no word that the encoder knows, so its embedding says nothing'
@@ -31,9 +31,8 @@ NO_KNOWN_WORD = 'has no word that the encoder knows, so its embedding says nothi
 
 def split_terms(text, ngrams):
     """ The words of a text, then the terms of 2 to `ngrams` words: 'a dog', 'dog runs', ... """
-    words = re.findall(r'\w+', text.lower())
-    marked = ['^', *words, '$']                            # no word is ^ or $
-    terms = list(words)
+    terms = words(text)
+    marked = ['^', *terms, '$']                            # no word is ^ or $
     for n in range(2, ngrams + 1):
         for i in range(len(marked) - n + 1):
             terms.append(' '.join(marked[i:i + n]))
@@ -91,11 +90,11 @@ class LSA:
         """ What keeps it from embedding this text as it stands, or ''. """
         if not any(term in self.row for term in split_terms(text, self.ngrams)):
             return NO_KNOWN_WORD
-        words = split_terms(text, 1)
-        unknown = [word for word in words if word not in self.row]
+        found = words(text)
+        unknown = [word for word in found if word not in self.row]
         if not unknown:
             return ''
-        return (f'has {len(unknown)} of {len(words)} words that the encoder does not know and '
+        return (f'has {len(unknown)} of {len(found)} words that the encoder does not know and '
                 f'leaves out ({", ".join(dict.fromkeys(unknown))})')
 
     def save(self, path):

@@ -10,15 +10,16 @@ left to right (as in infill); anew, written from z' alone; shuffled, changed tow
 the z' of another text; copy, not changed; told, changed towards the embedding of the text that is
 wanted. lead: how far ahead of left_to_right, text by text.
 """
-import re
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
+from unicodedata import normalize
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from corpora.words import WORD, spaced, words
 from sampling.inputs import moved, pack
 from sampling.knobs import TEXT_KNOBS
 from sampling.likelihood import changed_by
@@ -39,7 +40,7 @@ def prepare(run, knobs):
                          'edit from it')
     found = read_classes(knobs['classes'])
     for members in found.values():
-        if any(words_of(word) != [word] for word in members) or len({*members}) < len(members):
+        if any(words(word) != [word] for word in members) or len({*members}) < len(members):
             raise ValueError(f'classes: {", ".join(members)}: edit takes single words in small '
                              'letters, each once')
     return found
@@ -87,7 +88,7 @@ def what_is_asked(run, ctx):
     rows, old, new, wanted = [], [], [], []
     for i, text in enumerate(ctx.texts):
         for members in ctx.prepared.values():
-            found = [word for word in words_of(text) if word in members]
+            found = [word for word in words(text) if word in members]
             if len(found) == 1:
                 rows.append(i)
                 old.append(found[0])
@@ -104,15 +105,13 @@ def what_is_asked(run, ctx):
                            raw_wanted=embed(run, wanted))
 
 
-def words_of(text):
-    return re.findall(r'\w+', text.lower())
-
-
 def replaced(text, old, new):
     """ The text with another word, which has a capital where the old one had. """
     def cased(match):
+        if match[0].lower() != old:
+            return match[0]
         return new.capitalize() if match[0][0].isupper() else new
-    return re.sub(rf'\b{old}\b', cased, text, flags=re.IGNORECASE)
+    return WORD.sub(cased, normalize('NFC', text))
 
 
 def change(run, ctx, asked, z, from_left_to_right=False, **changed):
@@ -129,13 +128,14 @@ def compare_edits(run, asked, written):
     """ {metric: values (n,)} of the texts that were written. """
     carries, kept = [], []
     for text, out, old, new in zip(asked.texts, written, asked.old, asked.new):
-        has, others = Counter(words_of(out)), Counter(words_of(text))
+        has, others = Counter(words(out)), Counter(words(text))
         del others[old]
         carries.append(100.0 * (new in has and old not in has))
         kept.append(100.0 * (others & has).total() / max(1, others.total()))
     embedded = embed(run, written)
     nats = run.nats(pack(run, written, cut=True), asked.raw_wanted)
     return {'carries': np.array(carries), 'kept': np.array(kept),
-            'exact': np.array([100.0 * (out == text) for out, text in zip(written, asked.wanted)]),
+            'exact': np.array([100.0 * (spaced(out) == spaced(text))
+                               for out, text in zip(written, asked.wanted)]),
             'cosine': F.cosine_similarity(embedded.flatten(1), asked.raw_wanted.flatten(1)).numpy(),
             'nats': nats.numpy()}

@@ -9,13 +9,12 @@ validation pictures (real) show how well it sees.
 The last one: the root mean square of grey levels. images.npz has the first 100.
 Controls: shuffled, another's; null, of nothing; nearest, the caption of the nearest known picture.
 """
-import re
-
 import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from corpora.words import words
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.png import images_of, pixels
 from tasks.common import Figures, TaskNeeds, derangement, open_split, progress_bar, read_classes
@@ -125,10 +124,11 @@ def enter_agreement(figures, control, metric, a, b):
 
 def classes_of(texts, class_words):
     """ Which of these words each text has, (n,) int64; -1: none, or several. """
-    patterns = [re.compile(rf'\b{re.escape(word)}\b') for word in class_words]
+    named = [f' {" ".join(words(name))} ' for name in class_words]
     found = []
     for text in texts:
-        which = [i for i, pattern in enumerate(patterns) if pattern.search(text)]
+        said = f' {" ".join(words(text))} '
+        which = [i for i, name in enumerate(named) if name in said]
         found.append(which[0] if len(which) == 1 else -1)
     return torch.tensor(found)
 

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from corpora.words import words
 from sampling.knobs import TEXT_KNOBS
 from sampling.run import WRITES
 from tasks.common import (Figures, TaskNeeds, derangement, embed, open_split, progress_bar,
                           train_texts)
-from tasks.measures import compare, words
+from tasks.measures import compare
 
 NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder=True, shuffled=True)
 SETTINGS = (*TEXT_KNOBS, 'rerank')
@@ -86,14 +87,14 @@ def count_near(texts, others, threshold=0.8):
     # {word: which of the texts have it}
     having, sizes = defaultdict(list), np.zeros(len(texts), np.int64)
     for i, text in enumerate(texts):
-        mine = words(text)
+        mine = {*words(text)}
         sizes[i] = len(mine)
         for word in mine:
             having[word].append(i)
 
     is_near = np.zeros(len(texts), bool)
     for other in others:
-        theirs = words(other)
+        theirs = {*words(other)}
         those = [i for word in theirs for i in having.get(word, ())]
         common = np.bincount(those, minlength=len(texts))
         is_near |= (common > 0) & (common >= threshold * (sizes + len(theirs) - common))

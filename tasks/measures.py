@@ -3,13 +3,13 @@ What the tasks measure of texts and of latents: how near they are to those they 
 texts from noise are like. Letters: n texts, L text tokens, N latent vectors, D latent dimensions.
 """
 import math
-import re
 import time
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
+from corpora.words import spaced, words
 from tasks.common import Figure, Figures
 
 # -----------------------------------------------------------------------------
@@ -31,13 +31,12 @@ def correlations(x, y):
     return found
 
 
-def words(text):
-    return set(re.findall(r'\w+', text.lower()))
-
-
 def word_f1(a, b):
-    """ F1 between the sets of words. """
-    a, b = words(a), words(b)
+    """ F1 between the sets of words; of characters, where neither has a word. """
+    found = [words(text) for text in (a, b)]
+    if not any(found):
+        found = [''.join(text.split()) for text in (a, b)]
+    a, b = map(set, found)
     return 2 * len(a & b) / (len(a) + len(b)) if a or b else 1.0
 
 
@@ -67,6 +66,7 @@ def compare(texts, written, raw, embedded):
     over texts is reported, corpus_bleu a number: one BLEU of all n-grams. """
     from sacrebleu.metrics import BLEU
     bleu = BLEU(effective_order=True)          # sentence BLEU: a three-word text has no 4-grams
+    written, texts = (list(map(spaced, some)) for some in (written, texts))
     pairs = list(zip(written, texts))
     n_words = np.array([(len(w.split()), len(s.split())) for w, s in pairs])
     found = {'bleu': np.array([bleu.sentence_score(w, [s]).score for w, s in pairs]),
@@ -110,9 +110,8 @@ def describe_texts(figures, control, texts, ids, perplexity=None):
     """ Enters of n texts and their token ids: entropy (nats, of a text's own tokens, mean over
     texts), repetition (share of a text's word 3-grams that it has had before), length in tokens;
     perplexity under a scorer. """
-    words_of = [re.findall(r'\w+|[^\w\s]', text.lower()) for text in texts]
     figures.enter(control, {'entropy': [entropy(row) for row in ids],
-                            'repetition': [repeated(text) for text in words_of],
+                            'repetition': [repeated(words(text)) for text in texts],
                             'length': [len(row) for row in ids]})
     if perplexity:
         figures.enter(control, {'gen_ppl': perplexity(texts)})

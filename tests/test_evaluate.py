@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import evaluate
+from corpora.words import words
 from diffusion import GaussianLatents, MaskedText
 from launch import measured, run_each
 from runs.manifest import read_meta
@@ -99,6 +100,24 @@ def test_comparison_scores_copies_full_and_collapsed_embeddings_at_chance():
     assert measures.word_f1('A dog runs.', 'a DOG sits') == pytest.approx(2 * 2 / 6)
     r = compare(['a dog', 'a cat'], ['A dog', 'a cat'], raw, None)
     assert r['exact'].tolist() == [0, 100], 'to the letter'
+
+
+def test_words_are_those_of_their_script_whatever_its_normal_form():
+    assert words("A dog's 3_x, Café") == ['a', 'dog', 's', '3_x', 'caf\u00e9']
+    assert words('cafe\u0301') == ['caf\u00e9'] and words('\U0001f600 \u2764\ufe0f') == []
+    assert words('काल माल है') == ['काल', 'माल', 'है'], 'vowel signs belong to their letter'
+    assert words('iPhone手机3个，好') == ['iphone', '手', '机', '3', '个', '好']
+    assert words('한국어 단어') == ['한국어', '단어'] and words('ดีครับ') == ['ดี', 'ค', 'รั', 'บ']
+
+    def scores(text, written):
+        r = compare([text], [written], None, None)
+        return [r[name][0] for name in ('bleu', 'f1', 'exact')]
+    # one character of ten differs: sacreBLEU's own value of 中 characters
+    bleu, f1, exact = scores('红色的猫坐在小的桌上。', '红色的猫坐在小的山上。')
+    assert bleu == pytest.approx(74.19, abs=.01) and f1 == pytest.approx(1600 / 18) and not exact
+    assert scores('काल माल है', 'कील मील हो')[:2] == scores('😀 😃', '😢 😡')[:2] == [0, 0]
+    assert scores('a cafe\u0301 in the sun', 'a caf\u00e9 in the sun') == pytest.approx([100] * 3)
+    assert edit.replaced('काला कल, Man', 'कल', 'आज') == 'काला आज, Man'
 
 
 def test_texts_are_described_without_their_ends_and_repetition_is_told_from_variety():
