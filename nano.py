@@ -16,6 +16,7 @@ train.py adds what a real run needs.
 Letters: B rows, L tokens, D latent dims, K tokens of the latent, S = K + L, C width, V vocabulary.
 """
 import math
+import os
 
 import torch
 import torch.nn as nn
@@ -232,10 +233,9 @@ def latent_of_text(model, x, D, steps=32):
     clean = torch.zeros(len(x))
     for t, t_next in torch.linspace(1, 0, steps + 1).unfold(0, 2, 1):
         _, z_hat = model(x, z, clean, clean + t)
-        alpha, sigma = alpha_sigma(clean + t)
-        e = (z - alpha * z_hat) / sigma
-        alpha, sigma = alpha_sigma(clean + t_next)
-        z = alpha * z_hat + sigma * e
+        alpha, sigma = alpha_sigma(torch.stack([t, t_next]))             # (2, 1): now, and next
+        e = (z - alpha[0] * z_hat) / sigma[0]
+        z = alpha[1] * z_hat + sigma[1] * e
     return z
 
 # ---- train, and write
@@ -265,18 +265,18 @@ def main():
 
     # an embedding from text, beside the real one
     x, z = val.rows(range(64))
-    found = latent_of_text(model, x, D)
-    print('cosine', F.cosine_similarity(found, z[:, 0]).mean().item())
+    print('cosine', F.cosine_similarity(latent_of_text(model, x, D), z[:, 0]).mean().item())
 
     # text from an embedding, in both ways, below the real one
     tokenizer = Tokenizer.from_file(f'{folder}/tokenizer.json')
     tokenizer.decoder = decoders.ByteLevel()
-    by_diffusion = write_by_diffusion(model, z[:4, 0], L)
-    from_left_to_right = write_from_left_to_right(model, z[:4, 0], L)
-    for versions in zip(x, by_diffusion, from_left_to_right):
+    written = write_by_diffusion(model, z[:4, 0], L), write_from_left_to_right(model, z[:4, 0], L)
+    for versions in zip(x, *written):
         before_eos = [ids[(ids == data.eos).cumsum(0) == 0] for ids in versions]
         print('\n -> '.join(repr(tokenizer.decode(ids.tolist())) for ids in before_eos))
 
 
 if __name__ == '__main__':
+    if not os.path.isfile(f'{folder}/meta.json'):
+        raise SystemExit(f'no data in {folder}: python prepare.py config/quickstart.py')
     main()

@@ -5,7 +5,7 @@ import re
 from unicodedata import category, normalize
 
 # what belongs to the letter before it, such as accents and vowel signs: `re` has no name for it
-MARKS = '\u200c\u200d' + ''.join(c for c in map(chr, range(0x300, 0x1F000)) if category(c)[0] == 'M')
+MARKS = '\u200c\u200d' + ''.join(c for c in map(chr, range(0x300, 2**17)) if category(c)[0] == 'M')
 # scripts without spaces between words: Thai, Lao, Myanmar, Khmer, Kana, Han
 UNSPACED = ('\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff'
             '\uff66-\uff9f\U00020000-\U0003ffff')

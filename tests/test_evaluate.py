@@ -408,6 +408,9 @@ def test_what_is_measured_again_replaces_its_records_and_nothing_else(tmp_path):
         (tmp_path / 'broken.json').write_text(broken)
         with pytest.raises(ValueError, match='broken.json.*move it away'):
             read_results(tmp_path / 'broken.json')
+    (tmp_path / 'large.json').write_text(f'[{"[]," * 2 ** 22}[]]')
+    with pytest.raises(ValueError, match='at most'):
+        read_results(tmp_path / 'large.json')
 
 
 # ---- sweeps, and the command line

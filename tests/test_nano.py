@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 import nano
 from diffusion import GaussianLatents, MaskedText, where_scored
+from launch import run
 from loss import Loss
 from model import Model, ModelConfig
 
@@ -20,6 +21,12 @@ def in_full(name):
         name = '.'.join(['blocks', parts[1], parts[0], *parts[2:]])
     name = name.replace('clock.0', 'clock.up').replace('clock.2', 'clock.down')
     return name.replace('_norm.weight', '_gain')
+
+
+def test_without_data_it_says_how_to_make_them(tmp_path):
+    result = run('nano.py', cwd=tmp_path)
+    assert result.returncode == 1 and 'python prepare.py' in result.stderr.splitlines()[-1]
+    assert result.stderr.count('\n') == 1
 
 
 def both():
@@ -78,7 +85,7 @@ def test_the_loss_and_its_gradient_are_those_of_a_training_step():
                 weight=weight, clean=z[:, None], noise=e[:, None],
                 row_weight=has_latent_loss.float(),
                 n_real=real[:B - n].sum()[None], n_real_causal=real[B - n:].sum()[None])
-    make_batch = types.SimpleNamespace(text=text, latent=latent)
+    make_batch = types.SimpleNamespace(text_process=text, latent_process=latent)
     loss_fn = Loss(model, make_batch, contextlib.nullcontext)
     loss, _ = loss_fn(sent, ('text', 'latent'))
     assert torch.allclose(found, loss, rtol=1e-5)
