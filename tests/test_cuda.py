@@ -25,6 +25,7 @@ from sampling.left_to_right import LeftToRight
 from sampling.run import Run
 from sampling.solvers import SOLVERS
 from sampling.writing import blank, write
+from toys import toy_run
 
 needs_card = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
 DEVICES = ['cpu', pytest.param('cuda', marks=needs_card)]
@@ -130,17 +131,6 @@ def test_under_autocast_a_block_computes_in_bfloat16():
 
 # ---- writing
 
-def untrained_run(device, model):
-    """ A run.Run, as sampling reads it, with EOS and PAD. """
-    tokenizer = SimpleNamespace(eos=V - 2, pad=V - 1)
-    latent = GaussianLatents(torch.ones(D, device=device))
-    return SimpleNamespace(
-        model=model, device=torch.device(device), text=MaskedText(V), latent=latent,
-        next_token=LeftToRight(V, tokenizer.eos), fills_masks=True, streams=model.config.streams,
-        L=L, row_calls=0, dtype='float32', out_dir='', lengths=None, banned=[],
-        tokenizer=tokenizer)
-
-
 @on_each_device
 def test_a_run_trains_writes_by_every_sampler_and_embeds_by_every_solver(
         device, dataset, tmp_path):
@@ -163,7 +153,10 @@ def test_the_tokens_that_are_written_with_a_cache_are_the_likeliest_of_the_whole
     with torch.no_grad():
         for p in model.text_modulation.parameters():  # or the clocks alone would choose the tokens
             p.mul_(.1)
-    run = untrained_run(device, model)
+    latent = GaussianLatents(torch.ones(D, device=device))
+    run = toy_run(model=model, device=torch.device(device), text=MaskedText(V), L=L,
+                  latent=latent, next_token=LeftToRight(V, V - 2),
+                  tokenizer=SimpleNamespace(eos=V - 2, pad=V - 1))
     eos, pad = run.tokenizer.eos, run.tokenizer.pad
     knobs = SamplingKnobs(sampler='autoregressive', temperature=0.)
     tokens = write(run, *blank(run, B, knobs), z.cpu(), knobs).to(device)
