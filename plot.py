@@ -217,8 +217,7 @@ def draw_sweeps(panels, metric, plt):
     if not panels:
         raise ValueError(f'results.json has no sweep with {metric}: run evaluate.py --tasks=l2t '
                          '--sweep="sampler=ancestral,confidence; steps=4,8,16,32"')
-    size = (8, 4 * len(panels))
-    figure, axes = plt.subplots(len(panels), figsize=size, squeeze=False)
+    figure, axes = plt.subplots(len(panels), figsize=(8, 4 * len(panels)), squeeze=False)
     for axis, ((panel, knob), lines) in zip(axes.flat, panels.items()):
         for label, line in lines.items():
             axis.errorbar(*zip(*sorted(line)), marker='o', capsize=2, label=label)

@@ -64,9 +64,7 @@ def run(knobs):
         medians = compare({
             f'GPT-2, batch {n}': gpt_side(n),
             f'left to right, batch {n}': ours_side(n, sampler='autoregressive'),
-            f'confidence, {L} calls, batch {n}': ours_side(n, sampler='confidence', steps=L),
-            f'confidence, {L // 8} calls, batch {n}': ours_side(n, sampler='confidence',
-                                                                steps=L // 8),
+            f'confidence, batch {n}': ours_side(n, sampler='confidence', steps=L),
         }, 'texts/s', knobs.rounds)
         for side, texts_per_s in medians.items():
             print(f'{side:<40} {1000 / texts_per_s:>9.1f} ms a text')

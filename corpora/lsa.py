@@ -1,7 +1,7 @@
 """
 LSA, an encoder for machines without any model: TF-IDF weights, projected by a truncated SVD.
 
-    lsa = load_lsa('data/quickstart', record)              # as corpora/fitting.py has fitted it
+    lsa = load_lsa('data/quickstart', record)              # its encoder.npz, by corpora/fitting.py
     latents = lsa(['A dog runs on the beach.'])            # (n, 1, D) float32
 
     weight[term] = (1 + log count[term]) * idf[term]       of a text, then divided by its L2 norm
@@ -12,12 +12,11 @@ LSA, an encoder for machines without any model: TF-IDF weights, projected by a t
 A term is a word. With ngrams=2, a pair of neighbouring words is a term too; ^ stands before the
 first word, $ after the last. So z depends on the order of the words. The idf of a pair is
 multiplied by NGRAM_WEIGHT. A text without a known pair is embedded by its words alone.
-
-It is stored with the dataset, as encoder.npz.
 Letters: n texts, W terms, D latent dimensions.
 """
 import hashlib
 import os
+from collections import Counter
 
 import numpy as np
 import torch
@@ -46,14 +45,9 @@ def tfidf(texts, row, idf, ngrams):
     weight   of each term; the weights of one text have unit L2 norm
     offsets  where each text begins, and the end of the last one
     """
-    index = []
-    counts = []
-    offsets = [0]
+    index, counts, offsets = [], [], [0]
     for text in texts:
-        count_of_row = {}
-        for term in split_terms(text, ngrams):
-            if term in row:
-                count_of_row[row[term]] = count_of_row.get(row[term], 0) + 1
+        count_of_row = Counter(row[term] for term in split_terms(text, ngrams) if term in row)
         index += count_of_row
         counts += count_of_row.values()
         offsets.append(len(index))
@@ -88,10 +82,10 @@ class LSA:
 
     def remark(self, text):
         """ What keeps it from embedding this text as it stands, or ''. """
-        if not any(term in self.row for term in split_terms(text, self.ngrams)):
-            return NO_KNOWN_WORD
         found = words(text)
         unknown = [word for word in found if word not in self.row]
+        if len(unknown) == len(found):
+            return NO_KNOWN_WORD
         if not unknown:
             return ''
         return (f'has {len(unknown)} of {len(found)} words that the encoder does not know and '
@@ -110,9 +104,6 @@ def lsa_hash(terms, idf, projection):
 def load_lsa(folder, record):
     """ The LSA that is stored with a dataset or a run, as its record in meta.json describes it. """
     path = os.path.join(folder or '', 'encoder.npz')
-    if not os.path.isfile(path):
-        raise ValueError(f'{path}: missing; lsa is fitted by prepare.py and lies in the dataset '
-                         'folder')
     arrays = read_arrays(path)
     terms = arrays['words'].tobytes().decode(errors='replace').split('\n')
     idf = torch.from_numpy(arrays['idf'])

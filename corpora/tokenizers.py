@@ -29,12 +29,8 @@ class Tokenizer:
         """ pieces: the bytes of each id. eos: its id, if it is among them; else it follows. """
         self.kind = kind                         # bpe, byte, esm, or the name in tiktoken
         self.encode_batch = encode_batch         # list[str] -> list[list[int]]
-        if eos is None:
-            self.eos = len(pieces)
-            self.pad = len(pieces) + 1
-        else:
-            self.eos = eos
-            self.pad = len(pieces)
+        self.eos = len(pieces) if eos is None else eos
+        self.pad = max(len(pieces), self.eos + 1)
         self.vocab_size = self.pad + 1           # V: the head has V columns, and none for MASK
 
         # V + 1 byte strings; those of EOS and PAD are empty
@@ -75,9 +71,8 @@ def load_tokenizer(folder_or_name):
 # An id per byte, and an id per residue
 
 def byte_tokenizer():
-    def encode_batch(texts):
-        return [list(text.encode()) for text in texts]
-    return Tokenizer('byte', encode_batch, [bytes([i]) for i in range(256)])
+    return Tokenizer('byte', lambda texts: [list(text.encode()) for text in texts],
+                     [bytes([i]) for i in range(256)])
 
 
 def esm_tokenizer():
@@ -98,11 +93,9 @@ def bytes_of_characters():
     """ {character: byte} of GPT-2's alphabet. A printable byte stands for itself; the others are
     the characters from 256 on. """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    table = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in printable]
-    for i, byte in enumerate(others):
-        table[chr(256 + i)] = byte
-    return table
+    return ({chr(byte): byte for byte in printable}
+            | {chr(256 + i): byte for i, byte in enumerate(others)})
 
 
 def words_of_bytes():
@@ -142,14 +135,13 @@ def bpe_tokenizer(path):
 
 def tiktoken_tokenizer(name):
     import tiktoken
-    known = tiktoken.list_encoding_names()
-    if name not in known:
-        raise ValueError(f'unknown tokenizer {name!r}: bpe, byte, esm or one of {", ".join(known)}')
     try:
         encoding = tiktoken.get_encoding(name)
     except Exception as error:                   # its download can raise anything
-        raise ValueError(f'tokenizer {name}: cannot load its ranks ({type(error).__name__}); '
-                         'without a network put them in the folder TIKTOKEN_CACHE_DIR') from None
+        known = ', '.join(tiktoken.list_encoding_names())
+        raise ValueError(f'tokenizer {name!r}: cannot be loaded ({type(error).__name__}); choose '
+                         f'bpe, byte, esm, or one of tiktoken ({known}), whose files it downloads, '
+                         'or finds in the folder TIKTOKEN_CACHE_DIR') from None
 
     # some encodings have ids without bytes
     pieces = [b''] * encoding.n_vocab

@@ -7,20 +7,14 @@ from unicodedata import category, normalize
 # what belongs to the letter before it, such as accents and vowel signs: `re` has no name for it
 MARKS = '\u200c\u200d' + ''.join(c for c in map(chr, range(0x300, 2**17)) if category(c)[0] == 'M')
 # scripts without spaces between words: Thai, Lao, Myanmar, Khmer, Kana, Han
-UNSPACED = ('\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff'
-            '\uff66-\uff9f\U00020000-\U0003ffff')
+UNSPACED = '\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff'
 ALONE = rf'[{UNSPACED}](?<=\w)[{MARKS}]*'
 WORD = re.compile(rf'{ALONE}|(?:[^\W{UNSPACED}][{MARKS}]*)+')
 
 
 def words(text):
-    """ The words in small letters: letters and digits with their marks, or one character of a
-    script without spaces. """
-    if text.isascii():                         # the same, ten times as fast
+    """ The words in small letters: letters and digits with their marks. """
+    if text.isascii():
+        # the same, ten times as fast
         return re.findall(r'\w+', text.lower())
     return WORD.findall(normalize('NFC', text.lower()))
-
-
-def spaced(text):
-    """ A text, in NFC, with spaces around each character of a script without spaces. """
-    return re.sub(ALONE, r' \g<0> ', normalize('NFC', text))

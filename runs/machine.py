@@ -4,7 +4,6 @@ The machine of this process: its device, and the numbers that the device is fast
 import ctypes
 import os
 import sys
-from contextlib import suppress
 
 import torch
 
@@ -52,7 +51,6 @@ def keep_freed_memory():
     """ By default glibc returns every large temporary tensor to Linux, and its pages are faulted in
     again at the next step. Now glibc keeps what is free. """
     if sys.platform == 'linux':
-        with suppress(AttributeError):                     # another C library than glibc
-            libc = ctypes.CDLL(None)
-            libc.mallopt(-4, 0)                            # M_MMAP_MAX: no large block of its own
-            libc.mallopt(-1, 2 ** 31 - 1)                  # M_TRIM_THRESHOLD
+        libc = ctypes.CDLL(None)
+        libc.mallopt(-4, 0)                                # M_MMAP_MAX: no large block of its own
+        libc.mallopt(-1, 2 ** 31 - 1)                      # M_TRIM_THRESHOLD

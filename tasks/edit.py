@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from corpora.words import WORD, spaced, words
+from corpora.words import WORD, words
 from sampling.inputs import moved, pack
 from sampling.knobs import TEXT_KNOBS
 from sampling.likelihood import changed_by
@@ -27,6 +27,7 @@ from sampling.run import FILLS
 from sampling.writing import write
 from tasks.common import Figures, TaskNeeds, derangement, embed, read_classes
 from tasks.infill import left_to_right
+from tasks.measures import spaced
 
 NEEDS = TaskNeeds(('text', 'latent'), (FILLS,), masked_text=True, encoder=True, shuffled=True)
 SETTINGS = (*TEXT_KNOBS, 'strength', 'classes')

@@ -3,13 +3,15 @@ What the tasks measure of texts and of latents: how near they are to those they 
 texts from noise are like. Letters: n texts, L text tokens, N latent vectors, D latent dimensions.
 """
 import math
+import re
 import time
+from unicodedata import normalize
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from corpora.words import spaced, words
+from corpora.words import ALONE, words
 from tasks.common import Figure, Figures
 
 # -----------------------------------------------------------------------------
@@ -29,6 +31,11 @@ def correlations(x, y):
         r = float(np.corrcoef(a, b)[0, 1])
         found[name] = Figure(r, (1 - r * r) / math.sqrt(len(x) - 1))
     return found
+
+
+def spaced(text):
+    """ A text, in NFC, with spaces around each character of a script without spaces. """
+    return re.sub(ALONE, r' \g<0> ', normalize('NFC', text))
 
 
 def word_f1(a, b):

@@ -11,8 +11,6 @@ likelihood, and the orders differ unless the network is perfect:
                      The sampler first_hitting, at temperature 1, writes texts of this law.
 
     nats_left_to_right  -log p_sigma(x) of the order 1..L, exact: above or below -log p_mix(x)
-    nats_until_eos      its part up to the EOS: exact for a sampler that writes left to right and
-                        stops at the EOS. Compare it with config/ar.py
     nats_plain_bound    1/K sum over k of -log p_sigma_k(x), K random orders. It estimates an upper
                         bound on -log p_mix(x), which is the bound of nelbo.
     nats_iw_bound       -log [ 1/K sum over k of p_sigma_k(x) ], the same K orders: the importance-
@@ -51,13 +49,9 @@ def measure(run, ctx):
 
         # the nats of each text, (n,)
         of_order = nats.sum(2)                                           # (n, 1 + K)
-        totals = {'nats_left_to_right': of_order[:, 0]}
-        if known_mask is None:
-            is_real = tokens != run.tokenizer.pad
-            totals['nats_until_eos'] = (nats[:, 0] * is_real).sum(1)
-        totals['nats_plain_bound'] = of_order[:, 1:].mean(1)
-        totals['nats_iw_bound'] = iw_bound(of_order[:, 1:])
-
+        totals = {'nats_left_to_right': of_order[:, 0],
+                  'nats_plain_bound': of_order[:, 1:].mean(1),
+                  'nats_iw_bound': iw_bound(of_order[:, 1:])}
         figures.enter(control, {metric: (nats, n_real) for metric, nats in totals.items()})
     return figures
 

@@ -16,7 +16,7 @@ from sampling.knobs import TEXT_KNOBS
 from sampling.run import FILLS
 from sampling.writing import blank, write
 from tasks.common import Figures, TaskNeeds, open_split
-from tasks.measures import real_ids, repeated
+from tasks.measures import real_ids
 
 NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
 SETTINGS = TEXT_KNOBS
@@ -67,7 +67,6 @@ def measure(run, ctx):
         distance = (share - frequency).abs().sum() / 2
         figures.enter(control, {'composition_distance': distance.item(),
                                 'runs': [share_in_runs(row) for row in rows],
-                                'repeated_3grams': [repeated(row) for row in rows],
                                 'length': [len(row) for row in rows]})
     ctx.shown += [f'-> {text}' for text in run.decode(written)]
     return figures

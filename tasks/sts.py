@@ -74,8 +74,7 @@ def read_pairs(path):
     or those that its first line calls so. """
     if not os.path.isfile(path):
         raise ValueError(f'sts={path}: no such file')
-    is_tsv = path.endswith(('.tsv', '.txt'))
-    form = dict(delimiter='\t', quoting=csv.QUOTE_NONE) if is_tsv else {}
+    form = dict(delimiter='\t', quoting=csv.QUOTE_NONE) if path.endswith('.tsv') else {}
     try:
         with open(path, encoding='utf-8', newline='') as f:
             rows = [row for row in csv.reader(f, **form) if row]

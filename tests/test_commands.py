@@ -190,13 +190,9 @@ def test_every_command_names_a_script_config_files_and_knobs_that_are_there():
 def test_the_schedules_of_a_training_fill_its_steps():
     """ Read as they are written: the run below has fewer steps. """
     trainings = [command for command in ALL if command.script == 'train.py']
-    for command, (_, knobs) in zip(trainings, resolved(trainings)):
+    for _, knobs in resolved(trainings):
         for name in ('mode', 'length_schedule'):
-            schedule = knobs[name] or '40'
-            try:
-                read_schedule(name, schedule, name, knobs['max_iters'])
-            except ValueError as error:
-                pytest.fail(f'{command.where}: {command.line}\n    {error}')
+            read_schedule(name, knobs[name] or '40', name, knobs['max_iters'])
 
 
 # ---- do they run?
@@ -214,19 +210,18 @@ def write_inputs(folder):
     lines = '\n'.join(texts) + '\n'
     (folder / 'notes.txt').write_text('\n\n'.join(texts))
     (folder / 'texts.txt').write_text(lines)
-    (folder / 'ten.txt').write_text('\n'.join(texts[:3]))
     (folder / 'more.txt').write_text(lines.replace('list', 'queue'))
     pairs = ''.join(f'{a},{b},{i % 6}\n' for i, (a, b) in enumerate(zip(texts[:9], texts[9:18])))
     (folder / 'stsb-en-dev.csv').write_text(f'sentence1,sentence2,score\n{pairs}')
     np.save(folder / 'z.npy', rng.standard_normal((len(texts), 16)).astype(np.float32))
 
     # captions, by records and by lines
-    for name in ('captions', 'openwebtext', 'RAW', 'TENTH', 'FEW', 'docs', 'pictures'):
+    for name in ('captions', 'openwebtext', 'RAW', 'docs', 'pictures'):
         (folder / name).mkdir()
     for name, field in (('captions', 'caption'), ('openwebtext', 'text')):
         records = ''.join(json.dumps({field: text}) + '\n' for text in texts)
         (folder / name / 'a.jsonl.gz').write_bytes(gzip.compress(records.encode()))
-    for name in ('RAW/train.1', 'TENTH/train.1', 'FEW/train.1', 'RAW/val.1'):
+    for name in ('RAW/train.1', 'RAW/val.1'):
         captions = lines.replace(' number ', ' red ')      # a word that an edit changes
         (folder / f'{name}.en.gz').write_bytes(gzip.compress(captions.encode()))
 

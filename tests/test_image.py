@@ -94,7 +94,6 @@ def test_the_image_task_has_every_figure_beside_its_controls(made):
     assert found['image/real/image_digit'] > 85 and found['image/nearest/caption_digit'] > 90
     assert found['image/real/image_digit'] > found['image/image_digit'] + 30, 'untrained'
     assert found['image/real/nearest_training'] > 5
-    assert found['nelbo/latent_mse'] > .3 and 'nelbo/null/latent_mse' in found
     assert (folder / 'run/images.png').stat().st_size > 5000
 
 

@@ -62,7 +62,7 @@ def test_gaps_are_a_share_of_each_text_and_their_rival_is_8_beams_from_the_same_
         assert abs(weaker - expected) > .1, 'the test would see nothing'
 
 
-def test_the_rival_of_an_edit_is_8_beams_from_the_new_latent(run, monkeypatch):
+def test_an_edit_changes_what_loses_and_its_rival_is_8_beams_from_the_new_latent(run, monkeypatch):
     ctx, _ = context()
     z = ctx.raw.flip(0)
     asked = SimpleNamespace(texts=ctx.texts, tokens=ctx.tokens, raw_now=ctx.raw, raw=z,
@@ -70,6 +70,8 @@ def test_the_rival_of_an_edit_is_8_beams_from_the_new_latent(run, monkeypatch):
     ctx.knobs['strength'] = .6
     masked = changed_by(run, ctx.tokens, ctx.raw, z, SamplingKnobs(strength=.6))
     gaps = torch.where(masked, V, ctx.tokens)
+    nothing = changed_by(run, ctx.tokens, ctx.raw, ctx.raw, SamplingKnobs())
+    assert nothing.equal((torch.arange(L) == 0).expand(60, L)), 'both read the same half'
     texts, weaker, of_old = (run.decode(infill.left_to_right(run, gaps, masked, latents, K))
                              for latents, K in ((z, 8), (z, 1), (ctx.raw, 8)))
     assert texts != weaker and texts != of_old, 'the test would see nothing'
@@ -79,10 +81,3 @@ def test_the_rival_of_an_edit_is_8_beams_from_the_new_latent(run, monkeypatch):
         'same': np.array([100.0 * (a == b) for a, b in zip(written, texts)])})
     figures = edit.measure(run, ctx)
     assert figures['left_to_right', 'same'].value == 100
-
-
-def test_the_two_likelihoods_of_an_edit_read_the_same_half_of_a_text(run):
-    """ Where the latent stays, no token loses, and the first one is as good as any. """
-    ctx, _ = context()
-    found = changed_by(run, ctx.tokens, ctx.raw, ctx.raw, SamplingKnobs())
-    assert found.equal((torch.arange(L) == 0).expand(60, L))
