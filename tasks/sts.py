@@ -74,7 +74,9 @@ def read_pairs(path):
     or those that its first line calls so. """
     if not os.path.isfile(path):
         raise ValueError(f'sts={path}: no such file')
-    form = dict(delimiter='\t', quoting=csv.QUOTE_NONE) if path.endswith('.tsv') else {}
+    form = {}
+    if path.endswith('.tsv'):
+        form = dict(delimiter='\t', quoting=csv.QUOTE_NONE)
     try:
         with open(path, encoding='utf-8', newline='') as f:
             rows = [row for row in csv.reader(f, **form) if row]
