@@ -24,7 +24,6 @@ import os
 import re
 import time
 from collections import Counter
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -40,7 +39,7 @@ from corpora.layouts import earlier_index, export, summary, verify
 from corpora.shards import (SUMS, as_bytes, fitting_max_tokens, latent_stats, shard_key,
                             token_dtype, write_files, write_shard, written_before)
 from corpora.sources import documents, has_latents, is_fasta, names_of
-from corpora.splits import Survey, own_shards, survey
+from corpora.splits import own_shards, survey
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer
 from encoders import load_encoder
 from runs import distributed
@@ -118,15 +117,6 @@ OF_SAME_AS = ('tokenizer', 'vocab_size', 'max_tokens', 'encoder_dims', 'encoder_
               'encoder_dtype', 'pooling', 'normalize', 'prefix', 'language')
 MAX_NONFINITE = 1e-3         # share of the samples
 MONTH = 30 * 86400.0         # seconds that a process waits for the others
-
-
-@dataclass
-class Plan:
-    """ What rank 0 decides, and every rank gets. """
-    survey: Survey
-    files: dict              # {tokenizer.json, encoder.npz, ...: its entry in meta.json}
-    lsa: dict                # the record of the encoder that was fitted, or None
-    max_tokens: int
 
 # -----------------------------------------------------------------------------
 # Knobs. `knobs` is a namespace of all of them, a source has a copy of them
@@ -288,11 +278,10 @@ def make_plan(knobs, folder, source, val, record, tok, encode):
     tokenizer, where none is to be fitted. """
     check_earlier(folder, record, encode)
     print('reading the documents', flush=True)
-    found, texts = survey(source, val, knobs.val_fraction, knobs.homology)
+    plan, texts = survey(source, val, knobs.val_fraction, knobs.homology)
 
     # tokenizer and encoder: of another dataset, or fitted once. The ranks read them from the files
     content = {}
-    lsa = None
     if knobs.same_as:
         listed = read_meta(knobs.same_as)['files']
         for name in ('encoder.npz', 'latent_stats.npz', 'tokenizer.json'):
@@ -305,17 +294,18 @@ def make_plan(knobs, folder, source, val, record, tok, encode):
         print(f'fitting lsa on {len(texts):,} documents', flush=True)
         lsa = fit_lsa(texts, knobs.encoder_dims or 128, knobs.seed, knobs.encoder_ngrams)
         content['encoder.npz'] = as_bytes(lsa.save)
-    files = write_files(folder, content)
+        plan.lsa = lsa.record
+    plan.files = write_files(folder, content)
 
     # the length of a sample
-    max_tokens = knobs.max_tokens
-    if not max_tokens:
+    plan.max_tokens = knobs.max_tokens
+    if not knobs.max_tokens:
         if has_latents(source):
             sources = [source, val] if val else [source]
             texts = (doc.text for one in sources for doc in documents(one, Counter()))
         tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
-        max_tokens = fitting_max_tokens(tok, texts, has_latents(source))
-    return Plan(found, files, lsa and lsa.record, max_tokens)
+        plan.max_tokens = fitting_max_tokens(tok, texts, has_latents(source))
+    return plan
 
 # -----------------------------------------------------------------------------
 # Encoder
@@ -359,9 +349,10 @@ def write_shards(knobs, folder, plan, shards, settings, tok, encode):
     ranks. """
     entries = []
     n_shards = {}
-    for split, n in plan.survey.totals.items():
+    n_left = 0                                               # of this rank
+    for split, n in plan.totals.items():
         n_shards[split] = -(-n // knobs.shard_size)
-    n_left = sum(len(range(rank(), n, world())) for n in n_shards.values())
+        n_left += len(range(rank(), n_shards[split], world()))
     for split, i, docs in shards:
         began = time.monotonic()
         given = given_latents(docs)
@@ -437,7 +428,7 @@ def finish(folder, plan, record, splits, tok, encode):
         splits=splits,
         files=files,
         source=record,
-        counts=plan.survey.counts,
+        counts=plan.counts,
     )
 
     # a linear model from the tokens to the latent, where that is one vector
@@ -489,15 +480,14 @@ def prepare(knobs):
             threads=knobs.threads,
             embed_batch_size=knobs.embed_batch_size,
         )
-        shards = own_shards(plan.survey, knobs.shard_size, source, val)
+        shards = own_shards(plan, knobs.shard_size, source, val)
         splits = write_shards(knobs, folder, plan, shards, settings, tok, encode)
         on_rank_0(finish, folder, plan, record, splits, tok, encode)
 
 
 def main():
     knobs = SimpleNamespace(**configure(globals()))
-    is_of_one = knobs.inspect or knobs.export_dir
-    if is_of_one and rank():
+    if rank() and (knobs.inspect or knobs.export_dir):
         return
     with stop_on_error():
         if knobs.inspect:

@@ -45,7 +45,8 @@ def fit_bag(folder, meta, tokenizer, encoder=None):
     values = torch.zeros(tokenizer.vocab_size, Z.shape[1])
     if encoder is not None:
         occurring = tokens.unique()
-        strings = [tokenizer.decode([i]).strip() or '.' for i in occurring.tolist()]
+        strings = [tokenizer.decode([i]) for i in occurring.tolist()]
+        strings = [string.strip() or '.' for string in strings]
         with progress_bar(total=len(strings), desc='embedding tokens') as bar:
             raw = encoder(strings, progress=bar.update)                  # (u, 1, D)
         of_tokens = load_stats(folder, meta).standardise(raw[:, 0])

@@ -89,7 +89,8 @@ def sentences_of(text):
 
         # one line, without the bullet of a list's item
         paragraph = BULLET.sub('', paragraph)
-        paragraph = ' '.join(paragraph.split()).replace('``', '"').replace('`', '"')
+        paragraph = ' '.join(paragraph.split())
+        paragraph = paragraph.replace('``', '"').replace('`', '"')
 
         # most words of a sentence are plain words
         for sentence in SENTENCE_END.split(paragraph):

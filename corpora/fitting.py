@@ -9,6 +9,7 @@ import torch
 from corpora.encoder_table import DEFAULTS
 from corpora.lsa import LSA, lsa_hash, split_terms, tfidf
 from corpora.tokenizers import words_of_bytes
+from runs.console import progress_bar
 
 # of a term of several words, beside 1 of a word; 1 was worse (LOG.md)
 NGRAM_WEIGHT = .5
@@ -27,7 +28,7 @@ def train_bpe(texts, vocab_size):
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     # the library does not listen to Ctrl-C: meanwhile it ends the process at once
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    bpe.train_from_iterator(texts, trainer)
+    bpe.train_from_iterator(progress_bar(texts, desc='tokenizer', unit=' texts'), trainer)
     signal.signal(signal.SIGINT, before)
     return bpe.to_str()
 
@@ -37,7 +38,7 @@ def fit_lsa(texts, dims, seed=0, ngrams=1, max_terms=20_000):
     At most max_terms words are known, and as many terms of several words. """
     # terms of at least two texts, those of most texts first
     df = {}
-    for text in texts:
+    for text in progress_bar(texts, desc='lsa', unit=' texts'):
         for term in set(split_terms(text, ngrams)):
             df[term] = df.get(term, 0) + 1
     repeated = sorted(term for term in df if df[term] > 1)

@@ -35,13 +35,13 @@ def latent_files(spec):
     folder of them. """
     paths = []
     for part in [part.strip() for part in spec.split(',')]:
-        found = [part] if part.endswith('.npy') else []
+        found = [part] if os.path.isfile(part) else glob.glob(part)
         if os.path.isdir(part):
-            found = sorted(glob.glob(os.path.join(glob.escape(part), '*.npy')), key=natural_order)
-        if not found:
-            raise ValueError(f'latents_from={part}: expected a .npy file or a folder of them; '
-                             'save each array with numpy.save')
-        paths += found
+            found = glob.glob(os.path.join(glob.escape(part), '*.npy'))
+        if not found or not all(path.endswith('.npy') for path in found):
+            raise ValueError(f'latents_from={part}: expected a .npy file, a glob or a folder of '
+                             'them; save each array with numpy.save')
+        paths += sorted(found, key=natural_order)
     return paths
 
 
@@ -58,7 +58,6 @@ def with_latents(texts, paths):
 
     # as many rows as texts; a row is read when it is asked for
     texts = iter(texts)
-    names = ' to '.join(dict.fromkeys([paths[0], paths[-1]]))
     n_rows = sum(map(len, arrays))
     n_texts = 0
     for path, array in zip(paths, arrays):
@@ -66,9 +65,9 @@ def with_latents(texts, paths):
             n_texts += 1
             yield Document(text, partial(as_latent, row, path), place=f'{path}, row {i}')
     if n_texts < n_rows:
-        raise ValueError(f'{names}: {n_rows} rows for {n_texts} documents')
+        raise ValueError(f'latents_from={paths[0]}: {n_rows} rows for {n_texts} documents')
     if next(texts, None) is not None:
-        raise ValueError(f'{names}: {n_rows} rows for more documents than that')
+        raise ValueError(f'latents_from={paths[0]}: {n_rows} rows for more documents than that')
 
 
 def by_name(files, paths):
@@ -78,7 +77,8 @@ def by_name(files, paths):
         names = [os.path.basename(name).removesuffix('.gz') for name in names]
         return [os.path.splitext(name)[0] for name in names]
 
-    pairs = itertools.zip_longest(stems(name for name, _ in files), stems(paths), fillvalue='none')
+    names = [name for name, _ in files]
+    pairs = itertools.zip_longest(stems(names), stems(paths), fillvalue='none')
     for ours, theirs in pairs:
         if ours != theirs:
             raise ValueError('files of two folders belong together by their names, and input has '
@@ -139,7 +139,8 @@ def check_stats(stats):
 def check_given(stream, encoder, name):
     """ ValueError unless the latents of the documents are those of the encoder `name`: over a few
     texts, both centred on their mean, the mean cosine is at least .95. """
-    docs = [doc for doc in itertools.islice(stream, 32) if np.isfinite(doc.latent()).all()]
+    docs = itertools.islice(stream, 32)
+    docs = [doc for doc in docs if np.isfinite(doc.latent()).all()]
     if len(docs) < 3:
         return
     hint = 'name their encoder, with its --prefix and --pooling, or --encoder=none'

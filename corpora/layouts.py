@@ -95,7 +95,10 @@ def summary(folder):
          f'max_tokens={meta["max_tokens"]}')
     line('vocabulary', f'{train.vocab_size} ids', meta['tokenizer']['kind'])
     if len(train) <= MANY_ROWS:
-        t, v = ([hash(ds.ids(i).tobytes()) for i in range(len(ds))] for ds in (train, val))
+        hashes = []
+        for ds in (train, val):
+            hashes.append([hash(ds.ids(i).tobytes()) for i in range(len(ds))])
+        t, v = hashes
         line('duplicates', f'{len(t) - len(set(t)):,} in train', f'{len(v) - len(set(v)):,} in val',
              f'{np.isin(v, t).sum():,} of val in train')
 
@@ -121,15 +124,14 @@ def show_latents(train, val):
     line('per dimension', f'mean {mean.min():.3g} to {mean.max():.3g}',
          f'std {std.min():.3g} to {std.max():.3g}', f'{int((~is_live).sum())} dead dimensions')
 
-    splits = train.meta['splits'].values()
-    n_long = sum(split['truncated'] for split in splits)
-    if n_long:
-        line('warning', f'{n_long:,} samples are longer than the encoder reads '
-                        f'({encoder["max_length"]} of its tokens); lower --max_tokens')
-    n_unknown = sum(split['unknown'] for split in splits)
-    if n_unknown:
-        line('warning', f'{n_unknown:,} samples have no word that the encoder knows, so their '
-                        'latents say nothing')
+    remarks = dict(
+        truncated='are longer than the encoder reads: lower --max_tokens',
+        unknown='have no word that the encoder knows, so their latents say nothing',
+    )
+    for key, words in remarks.items():
+        n = sum(split[key] for split in train.meta['splits'].values())
+        if n:
+            line('warning', f'{n:,} samples {words}')
 
 # -----------------------------------------------------------------------------
 # The earlier layout
@@ -170,10 +172,9 @@ def read_earlier(source):
 
 
 def export(folder, target):
-    """ Writes a dataset in the earlier layout: texts/<split>/*.txt, latents/<split>/*.npy (N, D)
-    float32, and <split>_data.json. """
-    if os.path.exists(target) and (not os.path.isdir(target) or os.listdir(target)):
-        raise ValueError(f'export_dir={target} is not an empty folder: name another')
+    """ Writes a dataset in the earlier layout, with latents (N, D) float32. """
+    if os.path.exists(target):
+        raise ValueError(f'export_dir={target} is there already: name a new folder')
     tokenizer = load_tokenizer(folder)
     for split, name in (('train', 'train'), ('val', 'validation')):
         ds = PackedDataset(folder, split)

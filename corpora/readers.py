@@ -30,6 +30,7 @@ NOT_TEXT = ('.json', '.tar')   # they would pass as text
 # how a file begins that is no text in UTF-8, whatever its name says
 BEGINNINGS = {
     b'\xff\xfe\0\0': 'UTF-32',
+    b'\0\0\xfe\xff': 'UTF-32',
     b'\xff\xfe': 'UTF-16',
     b'\xfe\xff': 'UTF-16',
     b'\x1f\x8b': 'gzip',
@@ -46,7 +47,8 @@ BEGINNINGS = {
 SURROGATE = re.compile('[\ud800-\udfff]')                    # half a character
 LONGEST = 2**24                # characters of a line, a field of a table, a document: a quote that
                                # is never closed would make one of the whole file
-ROWS = 64                      # of a parquet file that are read at a time: its texts may be long
+ROWS = 4                       # of a parquet file that are read at a time: a small file may hold
+                               # texts of any length
 
 
 class Document(NamedTuple):
@@ -162,7 +164,7 @@ def looks_like(path, source):
         return f'a table with a column {source.field} (name it .csv or .tsv)'
     halves = (first[::2].strip('\0'), first[1::2].strip('\0'))
     if len(first) > 1 and not all(halves):
-        return 'UTF-16 (read it with --encoding=utf-16-le or utf-16-be)'
+        return 'UTF-16 or UTF-32 (read it with --encoding=utf-16-le, utf-16-be, utf-32-le, ...)'
     return ''
 
 
@@ -296,9 +298,12 @@ def read_columns(path, source):
     try:
         with pyarrow.memory_map(path) as file:
             if kind_of(path) in ('.parquet', '.pq'):
-                # texts that are repeated are stored once, and they stay so in memory
-                check_columns(path, pyarrow.parquet.read_schema(file).names, field)
-                table = pyarrow.parquet.ParquetFile(file, read_dictionary=[field])
+                table = pyarrow.parquet.ParquetFile(file)
+                check_columns(path, table.schema_arrow.names, field)
+                groups = map(table.metadata.row_group, range(table.num_row_groups))
+                largest = max((group.total_byte_size for group in groups), default=0)
+                if largest > max(2**28, 200 * os.path.getsize(path)):
+                    raise ValueError(f'{path}: a small file that unpacks to {largest:,} bytes')
                 batches = table.iter_batches(ROWS, columns=[field])
             elif file.read_at(6, 0) == b'ARROW1':
                 table = pyarrow.ipc.open_file(file)

@@ -10,8 +10,6 @@ A shard holds samples, one after the other:
     .latents.npy    (n, N, D) float16, where the dataset has latents
     .whole.json     the shard's entry of meta.json, with a key: a digest of all that decides its
                     bytes. So a later run knows which shards it need not write again
-A file appears by rename when it is complete. So whoever reads a dataset never sees half a file, and
-a run after a kill can trust what it finds.
 Letters: T tokens, n samples, N latent vectors, D latent dimensions.
 """
 import hashlib

@@ -1,11 +1,8 @@
 """
 Sources: anything that holds documents, as one stream of them.
 
-    counts = Counter()
-    for document in documents(source, counts):
-        document.text
-        document.latent        # None, or a function that reads its latent vectors, (N, D) float32
-        document.group         # an image with all its captions: not split between train and val
+    for document in documents(source, Counter()):
+        ...
 
 `source` has the knobs of prepare.py, and `split`: train, or what the hub or an earlier layout calls
 its validation split. What holds the documents, and what brings their latents along:

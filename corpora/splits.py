@@ -1,8 +1,8 @@
 """
 Which split and which shard a document goes to.
 
-    found, texts = survey(source, None, val_fraction=.01)        # rank 0 reads all of it, once
-    for split, i, docs in own_shards(found, shard_size, source, None):
+    plan, texts = survey(source, None, val_fraction=.01)         # rank 0 reads all of it, once
+    for split, i, docs in own_shards(plan, shard_size, source, None):
         ...                                                      # of this rank
 
 The hash of a document decides whether it is train or val, before it is cut, so no document is in
@@ -30,54 +30,58 @@ FIT_DOCUMENTS = 100_000        # tokenizer and lsa are fitted on at most so many
 
 
 @dataclass
-class Survey:
-    """ What one pass over the documents has found. """
+class Plan:
+    """ What rank 0 finds in one pass over the documents, and decides; every rank gets it. """
     clusters: dict             # {hash of a protein: hash of the one that stands for its cluster}
     limit: int                 # a document of a smaller hash goes to val
     totals: Counter            # documents of train and val
     digest: str                # of all documents, in the order of reading
     counts: dict               # {input, val_input: a Counter of documents read, kept and dropped}
+    # prepare.py adds
+    files: dict = None         # {tokenizer.json, encoder.npz, ...: its entry in meta.json}
+    lsa: dict = None           # the record of the encoder that was fitted
+    max_tokens: int = 0
 
 
 def survey(source, val, val_fraction, homology=0.0):
-    """ A Survey of the documents of `source`, of which a part becomes val, unless `val` is a source
+    """ A Plan for the documents of `source`, of which a part becomes val, unless `val` is a source
     of its own; and the texts of train to fit on. """
     clusters = homology_clusters(source, homology) if homology else {}
 
     # read all; again, if all or none have fallen below the limit: at least one goes to each split
     limit = 0 if val else int(val_fraction * 2**64)
     counts, totals, digest, sample, hashes = read_once(source, limit, clusters)
-    fitting = min(max(limit, hashes[0] + 1), hashes[1])
+    lowest, highest = hashes
+    fitting = min(max(limit, lowest + 1), highest)
     if not val and totals and fitting != limit:
         limit = fitting
         counts, totals, digest, sample, _ = read_once(source, limit, clusters)
     counts_of = dict(input=counts)
-
-    # what a person may not have meant
     name = ', '.join(names_of(source))
-    if counts['nucleotides'] > counts['read'] / 2:
-        warn(f'{name}: {counts["nucleotides"]} of {counts["read"]} sequences have no letters but '
-             'ACGTUN: nucleotides, and they are read as residues')
+    if val:
+        counts_of['val_input'] = Counter()
+        totals['val'] = sum(1 for _ in noted(documents(val, counts_of['val_input']), digest))
 
     # neither split may be empty
-    if not totals:
-        raise ValueError(f'{name}: no documents ({", ".join(counted(counts)) or "nothing"} among '
-                         f'{counts["read"]} read)')
-    if not totals['train'] or not val and not totals['val']:
+    for one, found in zip((source, val), counts_of.values()):
+        if not found['kept']:
+            dropped = ', '.join(counted(found)) or 'nothing'
+            raise ValueError(f'{", ".join(names_of(one))}: no documents ({dropped} among '
+                             f'{found["read"]} read)')
+    if not totals['train'] or not totals['val']:
         hint = 'are all the same text' if counts['kept'] > 1 else 'cannot be split'
         raise ValueError(f'{name}: {counts["kept"]} document(s) {hint}, so there is none for val; '
                          'give --val_input=, or a finer --split_on=, as line')
-    if val:
-        counts = counts_of['val_input'] = Counter()
-        totals['val'] = sum(1 for _ in noted(documents(val, counts), digest))
-        if not totals['val']:
-            raise ValueError(f'{", ".join(names_of(val))}: no documents for val '
-                             f'({counts["read"]} read)')
+
+    # what a person may not have meant
     if totals['val'] < FEW:
-        warn(f'val has {totals["val"]} documents of {name}, too few to measure anything: give '
-             'more with --val_fraction= or --val_input=')
-    found = Survey(clusters, limit, totals, digest.hexdigest(), counts_of)
-    return found, [text for _, text in sorted(sample, reverse=True)]
+        warn(f'val has {totals["val"]} documents, too few to measure anything: give more with '
+             '--val_fraction= or --val_input=')
+    if counts['nucleotides'] > counts['read'] / 2:
+        warn(f'{name}: {counts["nucleotides"]} of {counts["read"]} sequences have no letters but '
+             'ACGTUN: nucleotides, and they are read as residues')
+    plan = Plan(clusters, limit, totals, digest.hexdigest(), counts_of)
+    return plan, [text for _, text in sorted(sample, reverse=True)]
 
 
 def noted(docs, digest):
@@ -146,12 +150,12 @@ def homology_clusters(source, homology):
     return {member: representative for representative, member in pairs}
 
 
-def own_shards(found, shard_size, source, val):
+def own_shards(plan, shard_size, source, val):
     """ (split, number of the shard, its documents) of the shards of this rank, as each fills up.
     ValueError at the end, where the documents are not those of the survey. """
     # all documents in the order of reading, those of val_input last
     digest = hashlib.sha256()
-    stream = ((split_of(doc, found.limit, found.clusters)[0], doc)
+    stream = ((split_of(doc, plan.limit, plan.clusters)[0], doc)
               for doc in noted(documents(source, Counter()), digest))
     if val:
         more = noted(documents(val, Counter()), digest)
@@ -173,6 +177,6 @@ def own_shards(found, shard_size, source, val):
     for split, docs in waiting.items():
         if docs:
             yield split, seen[split] // shard_size, docs
-    if digest.hexdigest() != found.digest:
+    if digest.hexdigest() != plan.digest:
         raise ValueError('the documents are not those that were read first: the input has changed '
                          'meanwhile; run again')

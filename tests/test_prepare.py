@@ -85,7 +85,7 @@ def test_no_split_is_ever_empty_and_a_validation_input_leaves_the_input_whole(tm
     for name, fraction, n_val in (('few', 1e-9, 1), ('most', 1 - 1e-9, 29)):
         folder = run(out=tmp_path / name, val_fraction=fraction, **knobs)
         assert len(texts_of(folder, 'val')) == n_val == 30 - len(texts_of(folder, 'train'))
-        assert ('val has 1 documents of a.txt' in capsys.readouterr().err) == (n_val == 1)
+        assert ('val has 1 documents, too few' in capsys.readouterr().err) == (n_val == 1)
     folder = run(out=tmp_path / 'two', val_input=b, **knobs)
     assert texts_of(folder, 'train') == LINES[:30] and texts_of(folder, 'val') == LINES[30:]
     with pytest.raises(ValueError, match='cannot be split.*val_input'):

@@ -479,7 +479,7 @@ def test_chunks_survive_export_and_import_with_their_latents(tmp_path):
         assert texts_of(back, split) == texts_of(folder, split)
     a, b = latents_of(folder), latents_of(back)
     assert a.keys() == b.keys() and all(np.array_equal(a[text], b[text]) for text in a)
-    with pytest.raises(ValueError, match='not an empty folder'):
+    with pytest.raises(ValueError, match='is there already'):
         export(folder, folder)
 
 
