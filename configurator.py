@@ -10,7 +10,7 @@ comment beside it documents it, and --help prints the block as it stands in the 
 may open with a rule, which ends at a colon or a semicolon, and which a value must follow:
 
     [0, 1)                     a number x with 0 <= x < 1; never nan
-    int [1, 1e6]              a whole number; a knob with a whole default needs no `int`
+    int [1, 1e6]               a whole number; a knob with a whole default needs no `int`
     auto | never               one of these words; '' is the empty text
     None | bool | [0, 100]     one of several rules; None: chosen by the script
     best | <name of a step>    a word, or any text that is not empty
@@ -30,10 +30,12 @@ import functools
 import os
 import re
 import runpy
+import signal
 import sys
 import textwrap
 import traceback
 import types
+from pathlib import Path
 from typing import NamedTuple
 
 from runs.console import shown
@@ -166,10 +168,8 @@ def assigned(node):
 
 
 def read_knobs(path):
-    """ The knobs {name: Knob} of a script or a room, and those of its own rooms. The source is
-    read, never run. """
-    with open(path, encoding='utf-8') as f:
-        source = f.read()
+    """ The knobs {name: Knob} of a script and of its rooms. The source is read, never run. """
+    source = Path(path).read_text('utf-8')
     lines = source.splitlines()
     body = []
     for node in ast.parse(source).body:
@@ -208,8 +208,7 @@ def rule_of(comment):
 
 def help_of(path):
     """ What --help prints: the docstring of a script, and the lines of its knobs. """
-    with open(path, encoding='utf-8') as f:
-        text = ast.get_docstring(ast.parse(f.read())) or ''
+    text = ast.get_docstring(ast.parse(Path(path).read_text('utf-8'))) or ''
     room = ''
     for knob in read_knobs(path).values():
         if knob.room != room:
@@ -254,6 +253,7 @@ def configure(globals_, argv=None, show=True):
     script = globals_['__file__']
     argv = sys.argv[1:] if argv is None else argv
     if '--help' in argv or '-h' in argv:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)        # for `--help | head`
         print(help_of(script))
         raise SystemExit(0)
 

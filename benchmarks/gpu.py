@@ -1,10 +1,8 @@
 """
-A card in one command. First: does it compute what the CPU computes (agreement.py)? Then: how fast
-does train.py train our configs there, on random data of their shape, eager and compiled, by the
-numbers of its own log. `make gpu` runs the tests that need a card before it.
-
-Exit code 1 where a row differs from the CPU, where a timed training skipped a step or had a loss
-that is not finite, and where it stopped: the row says which.
+Does a card compute what the CPU computes (agreement.py)? And how fast does train.py train our
+configs there, on random data of their shape, eager and compiled, by the numbers of its own log?
+Exit code 1 where a row differs from the CPU, and where a timed training stopped, skipped a step or
+had a loss that is not finite.
 
     python bench.py --what=gpu
     python bench.py --what=gpu --device=cpu --max_iters=8      # a tiny size: does it run?
