@@ -1,6 +1,6 @@
 """
 Texts whose latents exist already: row i of the .npy files belongs to document i. Where texts and
-latents are both folders, row i of a file belongs to document i of the file of the same name.
+latents are both folders or globs, a row belongs to a document of the file of the same name.
 """
 import glob
 import itertools
@@ -38,7 +38,7 @@ def latent_files(spec):
         found = [part] if os.path.isfile(part) else glob.glob(part)
         if os.path.isdir(part):
             found = glob.glob(os.path.join(glob.escape(part), '*.npy'))
-        if not found or not all(path.endswith('.npy') for path in found):
+        if not found or not all(path.endswith('.npy') and os.path.isfile(path) for path in found):
             raise ValueError(f'latents_from={part}: expected a .npy file, a glob or a folder of '
                              'them; save each array with numpy.save')
         paths += sorted(found, key=natural_order)
@@ -71,8 +71,7 @@ def with_latents(texts, paths):
 
 
 def by_name(files, paths):
-    """ Each text with its row, of [(name of a file, its texts)] and of .npy files of these names.
-    """
+    """ Each text with its row, of [(name of a file, its texts)] and of .npy files. """
     def stems(names):
         names = [os.path.basename(name).removesuffix('.gz') for name in names]
         return [os.path.splitext(name)[0] for name in names]
@@ -81,9 +80,9 @@ def by_name(files, paths):
     pairs = itertools.zip_longest(stems(names), stems(paths), fillvalue='none')
     for ours, theirs in pairs:
         if ours != theirs:
-            raise ValueError('files of two folders belong together by their names, and input has '
-                             f'{ours} where latents_from has {theirs}: rename them, or list the '
-                             'files in the order that pairs them')
+            raise ValueError('files of texts and of latents belong together by their names, and '
+                             f'input has {ours} where latents_from has {theirs}: rename them, or '
+                             'list them, comma-separated, in the order that pairs them')
     for (_, texts), path in zip(files, paths):
         yield from with_latents(texts, [path])
 

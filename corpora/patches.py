@@ -9,6 +9,8 @@ import math
 
 import numpy as np
 
+MOST_PIXELS = 50_000_000       # of an image: a small file may hold more than fits into memory
+
 
 def to_patches(pixels, patch):
     """ (S, S, C) -> (N, D). """
@@ -19,8 +21,7 @@ def to_patches(pixels, patch):
 
 
 def to_pixels(patches, patch, channels):
-    """ The way back, for n images: (n, N, D) -> (n, S, S, C) uint8. Numbers outside of [-1, 1]
-    become black or white. """
+    """ The way back, for n images: (n, N, D), clipped to [-1, 1], -> (n, S, S, C) uint8. """
     n = len(patches)
     side = math.isqrt(patches.shape[1])
     grid = patches.reshape(n, side, side, patch, patch, channels).transpose(0, 1, 3, 2, 4, 5)
@@ -29,26 +30,25 @@ def to_pixels(patches, patch, channels):
 
 
 def image_patches(path, size, patch, channels):
-    """ The middle square of an image file, turned as its EXIF data say, at size x size pixels, as
-    patches (N, D) float32. To shrink it we average areas, so an image enlarged by a whole factor
-    comes back as it was. What is transparent lies on white. """
+    """ The middle square of an image file, turned as its EXIF data say, as patches (N, D) float32.
+    To shrink it to size x size pixels we average areas. What is transparent lies on white. """
     try:
         from PIL import Image, ImageOps
     except ImportError:
         raise ValueError(f'{path}: to read images: pip install pillow') from None
 
-    Image.MAX_IMAGE_PIXELS = 2**25         # pillow refuses twice as many: they would take gigabytes
+    Image.MAX_IMAGE_PIXELS = None                                        # pillow's limit is higher
     try:
         with Image.open(path) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise ValueError(f'{image.width} x {image.height} pixels, at most {MOST_PIXELS:,}')
             image = with_8_bits(ImageOps.exif_transpose(image), image.format)
             image = image.convert('L' if channels == 1 else 'RGB')
-            shrinks = min(image.size) >= size
-            method = Image.Resampling.BOX if shrinks else Image.Resampling.BICUBIC
+            method = Image.Resampling['BOX' if min(image.size) >= size else 'BICUBIC']
             image = ImageOps.fit(image, (size, size), method)
     except Exception as error:                                           # pillow raises anything
         raise ValueError(f'{path}: no image that can be read ({error!r})') from None
 
-    # 0 to 255 becomes -1 to 1
     pixels = np.asarray(image, np.float32).reshape(size, size, channels) / 127.5 - 1
     return to_patches(pixels, patch)
 

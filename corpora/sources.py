@@ -44,8 +44,7 @@ def names_of(source):
 
 
 def walk(folder):
-    """ The paths of all files below a folder. Links are followed, and each real folder comes once.
-    """
+    """ The paths of all files below a folder. Links are followed, each real folder once. """
     # by default os.walk passes over a folder that it may not read
     def stop(error):
         raise error
@@ -111,6 +110,7 @@ def read(source, counts):
         return read_digits(source) if source.input == 'digits' else read_images(source)
 
     # texts
+    files = []
     if source.hub_dataset:
         from corpora.hub import read_hub
         texts = read_hub(source)
@@ -123,9 +123,10 @@ def read(source, counts):
     if not source.latents_from:
         return map(Document, texts)
 
-    # with latents, of which a file belongs to a file of texts where both lie in folders
+    # with latents: files of two folders or globs are paired by their names, lists by their order
     paths = latent_files(source.latents_from)
-    if os.path.isdir(source.input) and os.path.isdir(source.latents_from):
+    is_list = ',' in source.input + source.latents_from
+    if min(len(files), len(paths)) > 1 and not is_list:
         files = [(name, read_file(path, source, counts)) for name, path in files]
         return by_name(files, paths)
     return with_latents(texts, paths)
