@@ -92,8 +92,8 @@ wandb_project = ''             # log there too: pip install wandb; WANDB_RUN_ID 
 
 # ---- ADVANCED: what most runs leave alone
 preflight_only = False         # look whether everything is in place, and stop
-length_schedule = ''           # '24:80%,40': texts of 24 tokens for 80 % of the steps, then of 40;
-                               # or '24:1200,40'. A text that is cut has no latent loss
+length_schedule = ''           # '24:80%,all': texts are cut to 24 tokens for 80 % of the steps; or
+                               # '24:1200,all'. A text that is cut has no latent loss
 predict_length = True          # False: EOS and PAD are given, not learned; texts longer than
                                # seq_len are cropped at random (proteins)
 seq_len = None                 # None | int [1, 65536]: L; None: the dataset's max_tokens + 1

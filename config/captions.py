@@ -34,7 +34,7 @@ weight_decay = 0.5
 batch_size = 128
 max_iters = 5000
 # texts are cut to 24 tokens, then whole
-length_schedule = '24:81%,40'
+length_schedule = '24:81%,all'
 warmup_iters = 200
 eval_interval = 1000
 compile = True

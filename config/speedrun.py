@@ -26,7 +26,7 @@ text_clock = False
 # optimisation: no rows that are nearly clean (they weigh 1/t and teach next to nothing); short
 # texts for most of the steps; no average of the weights: it was not better
 t_min = 0.3
-length_schedule = '24:70%,40'
+length_schedule = '24:70%,all'
 optimizer = 'muon'
 learning_rate = 3e-3
 muon_lr = 6e-3

@@ -180,6 +180,10 @@ def say(config, sketch, train, val, stages, micro_batch, grad_accum):
     report('data', f'{train.folder}: {len(train):,} and {len(val):,} samples, vocabulary '
                    f'{c.vocab_size:,}, {c.seq_len} tokens, latents {c.n_latents} x {c.latent_dim}')
     report('model', f'{count(sketch) / 1e6:.1f}M parameters, mode {config["mode"]}')
+    last = stages[-1].seq_len                              # with an EOS
+    if last < c.seq_len and config['predict_length'] and (cut := lengths(train) >= last).any():
+        print0(f'warning: {cut.mean():.1%} of the texts are cut to {last} tokens until the end: '
+               'let length_schedule end in `all`')
 
     # the steps, and their cost
     rows, steps = micro_batch * grad_accum * world(), config['max_iters']

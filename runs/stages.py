@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from diffusion import mode_shares
 
+# {stream: the modes whose rows have a loss on it}
+LOSSES = dict(text=('unconditional', 'l2t', 'causal'), latent=('unconditional', 't2l'))
+
 
 @dataclass
 class Stage:
@@ -42,34 +45,26 @@ def read_schedule(name, schedule, what, max_iters):
 
 
 def read_stages(schedule, lengths, streams, max_iters, seq_len):
-    """
-    The stages of a run. schedule: 'l2t', or 't2l:40%,l2t:3000,l2t+t2l'; lengths: '', or
-    '24:80%,40'. ValueError says what is wrong.
-    """
+    """ The stages of a run. schedule: 'l2t', or 't2l:40%,l2t:3000,l2t+t2l'; lengths: '', or
+    '24:80%,all'. ValueError says what is wrong. """
     modes = read_schedule('mode', schedule, 'MODE', max_iters)
-    cuts = read_schedule('length_schedule', lengths or str(seq_len), 'LENGTH', max_iters)
+    cuts = read_schedule('length_schedule', lengths or 'all', 'LENGTH', max_iters)
+    length_of = {str(length): length for length in range(1, seq_len + 1)} | {'all': seq_len}
     for _, length in cuts:
-        if not (length.isascii() and length.isdecimal()) or not 1 <= int(length) <= seq_len:
+        if length not in length_of:
             raise ValueError(f'length_schedule={lengths!r}: {length!r}: expected lengths of 1 to '
-                             f'{seq_len} tokens')
+                             f'{seq_len} tokens, or all')
 
-    found = []
-    firsts = sorted({step for step, _ in modes + cuts})
+    found, firsts = [], sorted({step for step, _ in modes + cuts})
     for first, end in zip(firsts, [*firsts[1:], max_iters]):
-        mode = [value for step, value in modes if step <= first][-1]
-        length = int([value for step, value in cuts if step <= first][-1])
-
-        # has any row a text loss, or a latent loss?
+        mode, length = ([value for step, value in schedule if step <= first][-1]
+                        for schedule in (modes, cuts))
         shares = mode_shares(mode)
-        predict = ()
-        if shares['unconditional'] + shares['l2t'] + shares['causal'] and 'text' in streams:
-            predict += ('text',)
-        if shares['unconditional'] + shares['t2l'] and 'latent' in streams:
-            predict += ('latent',)
+        predict = tuple(stream for stream, losses in LOSSES.items()
+                        if stream in streams and any(shares[name] for name in losses))
         if not predict:
             raise ValueError(f'mode={mode} has no loss on streams={streams}')
-
-        found.append(Stage(mode, first, end, length, shares, predict))
+        found.append(Stage(mode, first, end, length_of[length], shares, predict))
     return found
 
 

@@ -60,7 +60,7 @@ def joint(dataset, tmp_path_factory):
     (['--optimizer=muon', '--muon_lr=abc'], ['abc']),
     (['--mode=l2t,t2l:3'], ["mode='l2t,t2l:3'", 'MODE:STEPS']),
     (['--mode=l2t:50,t2l'], ['max_iters=12']),
-    (['--length_schedule=8:5,33'], ['length_schedule', '33', '32']),
+    (['--length_schedule=8:5,33'], ['length_schedule', '33', '32 tokens, or all']),
     (['--length_schedule=8:12,32'], ["before '32' add up to 12", 'max_iters=12']),
     (['--length_schedule=8:1.5%,32'], ["'8:1.5%,32'"]),
 ])
@@ -189,13 +189,16 @@ def test_a_share_of_the_run_in_a_schedule_is_that_of_its_steps_whatever_their_nu
 
 def test_a_length_schedule_cuts_the_texts_and_goes_with_a_mode_schedule(dataset, tmp_path):
     result = train(dataset, tmp_path / 'run', '--mode=l2t:6,unconditional+l2t+t2l',
-                   '--length_schedule=8:4,32')
+                   '--length_schedule=8:4,all')
     assert result.returncode == 0, result.stderr
     said = re.findall(r'\| (mode .* of \d+ tokens)', result.stdout)
     assert said == ['mode l2t, texts of 8 tokens', 'mode l2t, texts of 32 tokens',
                     'mode unconditional+l2t+t2l, texts of 32 tokens']
     entries = log(tmp_path / 'run')
     assert [entries[step, False]['tokens'] for step in (1, 4, 5, 12)] == [64, 256, 512, 2304]
+    share = (lengths(PackedDataset(str(dataset), 'train')) >= 8).mean()
+    cut = train(dataset, tmp_path / 'cut', '--length_schedule=8', '--preflight_only=true').stdout
+    assert f'{share:.1%} of the texts are cut to 8 ' in cut and 'cut to' not in result.stdout
 
 
 @pytest.mark.parametrize('mode', ['t2l', 'unconditional', 'unconditional+l2t+t2l'])
