@@ -273,7 +273,7 @@ def small(script, knobs):
         return more
     if script in ('sample.py', 'evaluate.py'):
         more = dict(device='cpu', dtype='float32')
-        if knobs['steps'] == 0 or knobs['steps'] > 40:
+        if knobs['steps'] is None or knobs['steps'] > 40:
             more |= dict(steps=3)
         if (knobs['latent_steps'] or 32) > 2:
             more |= dict(latent_steps=2)
