@@ -5,9 +5,7 @@ noise to clean, are in samplers.py (text) and sampling/solvers.py (latents).
 Time t runs from 0 (clean) to 1 (noise).
 
 Masked text                                        MDLM arXiv:2406.07524, MD4 arXiv:2406.04329
-    alpha(t)   probability that a token is still visible, alpha(0) = 1, alpha(1) = 0
-    M(t)       the masked share, 1 - alpha(t)
-    x_t^i    = MASK with probability M(t), else x^i
+    x_t^i    = MASK with probability M(t), the masked share, else x^i;   M(0) = 0, M(1) = 1
     bound    = E_t [ w(t) * sum over masked i of -log p(x^i | x_t) ],    w = M' / M
              = E_n [ L/n  * sum over masked i of -log p(x^i | x_t) ],    n ~ U{1..L} are masked
     Both lines are the same upper bound on -log p(x), in nats per sample.
@@ -17,8 +15,8 @@ Text from left to right: rows of the mode `causal`
 
 Gaussian latents                              vp and v: arXiv:2202.00512, rf: arXiv:2209.03003
     z_t = alpha_t z + sigma_t e,    e ~ N(0, 1)
-    vp:  alpha_t = sin(pi (1-t)/2),  sigma_t = sin(pi t/2)         alpha_t^2 + sigma_t^2 = 1
-    rf:  alpha_t = 1 - t,            sigma_t = t                   alpha_t   + sigma_t   = 1
+    vp:  alpha_t = cos(pi t/2),  sigma_t = sin(pi t/2)             alpha_t^2 + sigma_t^2 = 1
+    rf:  alpha_t = 1 - t,        sigma_t = t                       alpha_t   + sigma_t   = 1
     The network predicts x0 = z, or v = alpha_t e - sigma_t z, or flow = e - z, or eps = e.
 
 Letters: B batch, L text tokens, N latent vectors, D latent dims, V vocabulary, C width,
