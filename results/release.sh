@@ -81,13 +81,14 @@ weights() {
 (task 2, Flickr30k's images); captions and weights are for research use"
     $PY - << 'END'
 import numpy as np
+from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
 from tasks.common import chosen_rows
-val = PackedDataset('data/multi30k', 'val')
+val, tokenizer = PackedDataset('data/multi30k', 'val'), load_tokenizer('data/multi30k')
 rows = chosen_rows(len(val), 10, 'random', seed=0)
 np.save('weights/captions/ten.npy', val.raw_latents(rows)[:, 0].numpy())
 with open('weights/captions/ten.txt', 'w') as f:
-    f.writelines(f'{val.text(int(row))}\n' for row in rows)
+    f.writelines(f'{tokenizer.decode(val.ids(int(row)))}\n' for row in rows)
 END
 }
 

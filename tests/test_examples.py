@@ -60,9 +60,6 @@ CLAIMS = {
                                      and found['nats']['1'] < ENTROPY - .4),
     'two_bounds_agree': lambda found: near(found['best network', '1/t'][0], ENTROPY)
     and near(found['worse network', '1/t'][0], found['worse network', 'L/n'][0]),
-    'perplexity_that_is_not_one': lambda found: all(
-        near(of_parts, entropy) and near(of_whole, too_good)
-        for of_parts, entropy, of_whole, too_good in found.values()),
     'first_hitting_equals_ancestral': first_hitting,
     'what_parallel_unmasking_breaks': parallel,
     'causal_and_masked_rows': lambda found: (ENTROPY <= found['exact'] < ENTROPY + .05
