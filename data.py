@@ -177,23 +177,3 @@ class PackedDataset:
         (shard, _, rows), = self.by_shard([i])
         (begin,), (end,) = shard.edges(rows)
         return shard.tokens[begin:end]
-
-# -----------------------------------------------------------------------------
-# The order of rows, a pure function of (seed, epoch)
-
-@lru_cache(1)
-def order_of_epoch(n, seed, epoch):
-    """ The rows of a shuffled epoch, (n,) int64: 8 bytes a row, kept until the next one. """
-    return np.random.Generator(np.random.Philox([seed, epoch])).permutation(n)
-
-
-def row_order(n, seed, start, count):
-    """ Rows start..start+count-1 of an endless sequence of shuffled epochs over n rows, int64. """
-    # a part from each epoch that it touches
-    parts = [np.empty(0, np.int64)]
-    end = start + count
-    while start < end:
-        epoch, i = divmod(start, n)
-        parts.append(order_of_epoch(n, seed, epoch)[i:i + end - start])
-        start += len(parts[-1])
-    return np.concatenate(parts)

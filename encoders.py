@@ -16,13 +16,15 @@ import hashlib
 import os
 import re
 import sys
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 
 from corpora.lsa import NO_KNOWN_WORD, load_lsa
-from runs.files import sha256, short
+from runs.files import one_line, read_json, sha256, short
 
 # copies of a model that others give away: SHA-256 of model.safetensors and tokenizer.json -> the
 # hub's commit
@@ -30,20 +32,18 @@ COPIES = {('53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db',
            'be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037'):
           'c9745ed1d9f207416be6d2e6f8de32d1f16199bf'}
 
+MOST_LAYERS = 1000
+ACTIVATIONS = dict(Identity=lambda z: z, Tanh=torch.tanh)            # of a Dense module
+
 # weights of a checkpoint that no embedding reads, or that are computed rather than learned
 UNUSED = re.compile(r'(^|\.)pooler\.|position_ids$|^cls\.|^lm_head\.')
 
 
 def check_texts(texts):
     """ ValueError unless it is a list of texts. A bare text would pass as a list of characters. """
-    if isinstance(texts, (str, bytes)):
-        raise ValueError(f'expected a list of texts, found one {type(texts).__name__}: '
-                         f'write [{short(texts)}]')
-    if len(texts) == 0:
-        raise ValueError('expected at least one text, found none')
-    for text in texts:
-        if not isinstance(text, str):
-            raise ValueError(f'expected a list of texts, found {short(text)} in it')
+    is_list = not isinstance(texts, (str, bytes)) and len(texts) > 0
+    if not is_list or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f'expected a list of texts, at least one, found {short(texts)}')
 
 
 def pool(h, m, pooling):
@@ -58,8 +58,9 @@ def pool(h, m, pooling):
 class Encoder:
     """ Called on a list of texts: (n, 1, D) float32. truncated: how many were too long. """
 
-    def __init__(self, model, tokenizer, record, device='cpu', batch_size=64):
+    def __init__(self, model, tokenizer, record, device, batch_size, head):
         self.model = model.eval().to(device)
+        self.head = head
         self.tokenizer = tokenizer
         self.record = record
         self.device = device
@@ -76,13 +77,11 @@ class Encoder:
         record = self.record
         most = record['max_length']
         prefixed = [record['prefix'] + text for text in texts]
-        ids = self.tokenizer(prefixed, truncation=True, max_length=most)['input_ids']
-
-        # was a text cut that is as long as it may be? Only its whole length tells
-        for text, text_ids in zip(prefixed, ids):
-            if len(text_ids) == most:
-                whole = self.tokenizer(text, verbose=False)['input_ids']
-                self.truncated += len(whole) > most
+        ids = self.tokenizer(prefixed, verbose=False)['input_ids']
+        for i in range(len(ids)):
+            if len(ids[i]) > most:
+                self.truncated += 1
+                ids[i] = self.tokenizer(prefixed[i], truncation=True, max_length=most)['input_ids']
 
         # the longest first: if memory does not suffice, we see it at once
         order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
@@ -95,6 +94,8 @@ class Encoder:
             mask = batch['attention_mask']                                         # (b, l)
             h = self.model(input_ids=batch['input_ids'], attention_mask=mask).last_hidden_state
             z = pool(h.float(), mask, record['pooling'])                           # (b, model's D)
+            for weight, bias, activation in self.head:
+                z = activation(F.linear(z, weight, bias))
             z = z[:, :record['dimension']]                                         # (b, D)
             if record['normalize']:
                 z = F.normalize(z, dim=-1)
@@ -112,16 +113,11 @@ class Encoder:
 
         # some tokenizers put a mark where a word begins, also before an unknown word, [UNK]
         own = self.tokenizer(text, add_special_tokens=False, verbose=False)['input_ids']
-        for i in own:
-            if i != self.tokenizer.unk_token_id and self.tokenizer.decode([i]).strip():
-                return ''
-        return NO_KNOWN_WORD
+        known = [i for i in own if i != self.tokenizer.unk_token_id]
+        return '' if self.tokenizer.decode(known).strip() else NO_KNOWN_WORD
 
 # -----------------------------------------------------------------------------
 # The hub
-
-HUB_TIMEOUT = 5.0                                  # seconds
-
 
 @lru_cache
 def reach_hub():
@@ -134,7 +130,7 @@ def reach_hub():
     if constants.HF_HUB_OFFLINE:
         return 'HF_HUB_OFFLINE is set'
     try:
-        get_session().head(constants.ENDPOINT, timeout=HUB_TIMEOUT)
+        get_session().head(constants.ENDPOINT, timeout=5.0)
         return ''
     except Exception as error:                     # its library for HTTP can raise anything
         constants.HF_HUB_OFFLINE = True
@@ -143,10 +139,9 @@ def reach_hub():
         return f'{constants.ENDPOINT} does not answer: {type(error).__name__}'
 
 
-def fetch(hub_id, revision, kind='encoder',
-          instead='name a local folder, or one that `prepare.py --help` lists'):
-    """ (folder, commit) of a hub model; without a network, of its copy in the cache. The error says
-    `kind` for what is missing and `instead` for what to do. """
+def fetch(hub_id, revision, kind='encoder'):
+    """ (folder, commit) of a hub model; without a network, of its copy in the cache. kind: what it
+    is, for the error. """
     from huggingface_hub import snapshot_download
     trouble = reach_hub()
     try:
@@ -155,7 +150,7 @@ def fetch(hub_id, revision, kind='encoder',
             allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model'])
     except Exception as error:                     # a dozen kinds, and each means: not there
         raise ValueError(f'{kind} {hub_id}: no such folder, and the hub did not give it '
-                         f'({trouble or type(error).__name__}); {instead}') from None
+                         f'({trouble or type(error).__name__}): name a local folder') from None
     return folder, os.path.basename(folder)
 
 # -----------------------------------------------------------------------------
@@ -177,9 +172,12 @@ def load_model(folder, dtype):
     from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    kind = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False).model_type
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    layers = getattr(config, 'num_hidden_layers', 0)
+    if layers > MOST_LAYERS:                       # to build them would take hours
+        raise ValueError(f'config.json has {layers:,} layers, at most {MOST_LAYERS} expected')
     encoder_only = dict(t5=transformers.T5EncoderModel, m2m_100=M2M100Encoder)
-    cls = encoder_only.get(kind, transformers.AutoModel)
+    cls = encoder_only.get(config.model_type, transformers.AutoModel)
     model, info = cls.from_pretrained(folder, dtype=getattr(torch, dtype), use_safetensors=True,
                                       trust_remote_code=False, output_loading_info=True)
 
@@ -191,11 +189,30 @@ def load_model(folder, dtype):
     return model
 
 
-def commit_of_copy(folder):
-    """ The hub's commit of a known copy of a model in a folder, else None. """
-    paths = [os.path.join(folder, name) for name in ('model.safetensors', 'tokenizer.json')]
-    if all(map(os.path.isfile, paths)):
-        return COPIES.get(tuple(map(sha256, paths)))
+def read_modules(folder):
+    """ {kind: its folder} of what a text goes through in a folder of sentence-transformers, as a
+    list; empty in other folders. ValueError for what is not carried out here. """
+    path = os.path.join(folder, 'modules.json')
+    modules = read_json(path, list) if os.path.isfile(path) else []
+    modules = [(module['type'].rpartition('.')[2], module['path']) for module in modules]
+    kinds = ' '.join(kind for kind, _ in modules)
+    if not re.fullmatch('(Transformer Pooling( Dense)*( Normalize)?)?', kinds):
+        raise ValueError(f'modules.json has {kinds}: expected Transformer Pooling Dense Normalize, '
+                         'the last two or none')
+    return modules
+
+
+def load_head(folder, device):
+    """ (weight, bias, activation) of the Dense modules of a folder, which its pooled vectors go
+    through. """
+    head = []
+    for kind, path in read_modules(folder):
+        if kind == 'Dense':
+            settings = read_json(os.path.join(folder, path, 'config.json'))
+            weights = load_file(os.path.join(folder, path, 'model.safetensors'), device)
+            activation = ACTIVATIONS[settings['activation_function'].rpartition('.')[2]]
+            head.append((weights['linear.weight'], weights.get('linear.bias'), activation))
+    return head
 
 
 def find_folder(where, revision):
@@ -208,14 +225,24 @@ def find_folder(where, revision):
         where, found = fetch(where, revision)
     elif os.path.basename(os.path.realpath(where)) == revision:          # a snapshot of the hub
         found = revision
-    elif str(revision).startswith('sha256:'):
-        found = folder_hash(where)
     else:
-        found = commit_of_copy(where) or folder_hash(where)
+        files = [os.path.join(where, name) for name in ('model.safetensors', 'tokenizer.json')]
+        copy = tuple(map(sha256, files)) if all(map(os.path.isfile, files)) else None
+        found = COPIES.get(copy) or folder_hash(where)
     if revision not in (None, found):
         raise ValueError(f'encoder {where}: revision {found}, expected {revision}; '
                          'these are not the weights the data was made with')
     return where, found
+
+
+@contextmanager
+def in_one_line(where):
+    """ Whatever the files of an encoder provoke, here or in a library, becomes one line. """
+    try:
+        yield
+    except Exception as error:
+        kind = '' if type(error) is ValueError else f'{type(error).__name__}: '
+        raise ValueError(f'encoder {where} cannot be used: {kind}{one_line(error)}') from None
 
 
 def load_encoder(record, folder=None, device='cpu', batch_size=64):
@@ -224,30 +251,31 @@ def load_encoder(record, folder=None, device='cpu', batch_size=64):
     if record['id'] == 'lsa':
         return load_lsa(folder, record)
     where, _ = find_folder(folder or record['id'], record['revision'])
-    return open_encoder(where, record, device, batch_size)
+    with in_one_line(where):
+        return open_encoder(where, record, device, batch_size)
 
 
 def open_encoder(where, record, device, batch_size):
     """ The Encoder in a folder, by a record whose dimension and max_length may be open. """
     # padding on the right suits every pooling, and absolute positions
     from transformers import AutoTokenizer
-    try:
-        model = load_model(where, record['dtype'])
-        options = dict(src_lang=record['language']) if record['language'] else {}
-        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
-    except Exception as error:                     # of any kind; its first line says why
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f'encoder {where} cannot be used: '
-                         f'{type(error).__name__}: {reason}') from None
+    model = load_model(where, record['dtype'])
+    head = load_head(where, device)
+    options = dict(src_lang=record['language']) if record['language'] else {}
+    tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False, **options)
     tokenizer.padding_side = 'right'
     tokenizer.truncation_side = 'right'
 
-    # its limits
-    own = model.config.hidden_size
+    # its limits. RoBERTa and MPNet count positions from behind that of padding
+    own = len(head[-1][0]) if head else model.config.hidden_size
     record = record | dict(dimension=record['dimension'] or own)
     if record['dimension'] > own:
-        raise ValueError(f'encoder {where}: dimension {record["dimension"]} is more than its {own}')
-    n_positions = getattr(model.config, 'max_position_embeddings', 512)
-    longest = min(tokenizer.model_max_length, n_positions, 8192)
-    record['max_length'] = record['max_length'] or longest
-    return Encoder(model, tokenizer, record, device, batch_size)
+        raise ValueError(f'dimension {record["dimension"]} is more than its {own}')
+    longest = min(tokenizer.model_max_length, 8192,
+                  getattr(model.config, 'max_position_embeddings', 512))
+    for name, module in model.named_modules():
+        padding = getattr(module, 'padding_idx', None)
+        if name.endswith('position_embeddings') and padding is not None:
+            longest = min(longest, module.num_embeddings - padding - 1)
+    record['max_length'] = min(record['max_length'] or longest, longest)
+    return Encoder(model, tokenizer, record, device, batch_size, head)

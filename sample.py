@@ -3,7 +3,6 @@ Text and latents of a trained run, in every direction.
 
     python sample.py --out_dir=out/quickstart --text="Return the number of items."    # l2t
     python sample.py --out_dir=out/quickstart --text="Return a list." --rerank=8
-    python sample.py --out_dir=out/quickstart --text="Return a list." --sampler=confidence
     python sample.py --out_dir=out/quickstart --latents=z.npy --sampler=first_hitting --steps=64
     python sample.py --out_dir=out/quickstart --text="Return a list." --svg=writing.svg
     python sample.py --mode=t2l --text="Return a list." --save=z.npy

@@ -350,19 +350,15 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
     return tokens
 
 
-def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-            repeat_cap=0.0, **knobs):
+def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback, **knobs):
     """
     Confidence with remasking: after step i of K, the n (K-i) // K least certain of the n free
     positions are masked. The certainty of a position is log p(x) of the step that unmasked it. A
     position that stays visible keeps its token.         RDM arXiv:2302.05737, DPLM arXiv:2402.18567
-    repeat_cap: where one token would fill more than this share of the free positions, its new
-    positions are drawn again without it.
     """
     tokens, masked, model_time = init_state(text, tokens, known_mask)
     n = masked.sum(1, keepdim=True)                                      # (B, 1), on the host
     masked = to_device(masked, tokens)                                   # (B, L), on the device
-    free = masked
     steps = min(steps, int(n.max()))
     left = n                                                             # (B, 1), on the host
 
@@ -375,19 +371,9 @@ def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_c
         model_t = model_time(left.squeeze(1))                            # (B,)
         logits = denoise(tokens, model_t, positions)                     # (P, V)
         x = propose(logits)                                              # (P,)
-        proposal = tokens.clone()
-
-        # draw again where a token is repeated too often
-        if repeat_cap:
-            scatter_at(proposal, positions, x)
-            count = torch.zeros(len(tokens), text.mask_id, device=tokens.device)
-            count.scatter_add_(1, proposal * free, free.float())         # (B, V)
-            too_often = count > repeat_cap * to_device(n, tokens)
-            row = to_device(positions, tokens) // tokens.shape[1]
-            others = propose(logits.scatter(1, x[:, None], -torch.inf))
-            x = torch.where(too_often[row, x], others, x)
 
         # unmask them all
+        proposal = tokens.clone()
         scatter_at(proposal, positions, x)
         scatter_at(certainty, positions, log_p_of(logits, x).float())
 

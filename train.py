@@ -27,17 +27,15 @@ import torch
 
 import processes
 from configurator import configure, show_knobs, stop_on_error
-from data import row_order
 from diffusion import GaussianLatents, modes_of
 from loss import BatchMaker, Loss, prefetch
 from model import Model
-from runs import console, distributed, preflight
+from runs import distributed, preflight, run_folder
 from runs.distributed import all_reduce_max, all_reduce_sum, print0
 from runs.log import StepLog
 from runs.machine import keep_freed_memory, pick_device, pick_dtype
 from runs.resume import State, resume_or_begin
-from runs.run_folder import note_preemption
-from runs.stages import lr_factor, read_stages
+from runs.stages import lr_factor, read_stages, row_order
 
 # A comment that opens with a range or with choices is a rule: the configurator reads it from this
 # file and refuses other values.
@@ -245,7 +243,7 @@ def evaluate():
     model.eval()
     with state.averaged_weights():
         for i in range(0, n, world):
-            if all_reduce_max(console.signal_seen):
+            if all_reduce_max(run_folder.signal_seen):
                 return False
             with stop_on_error():                          # data that is found wrong only when read
                 part = loss_fn.validate(val_data, (i + rank) % n, batch_size, predict, modes)
@@ -345,7 +343,7 @@ def enter_stage():
 # -----------------------------------------------------------------------------
 # The loop: evaluate, save and stop; micro-steps; guard; step; average; log
 
-console.note_signals()
+run_folder.note_signals()
 faulthandler.enable(sys.__stderr__)                        # a word, should data be cut off: SIGBUS
 stop_signal = 0                                            # what all processes have agreed on
 log = StepLog(out_dir, device, max_iters, rows_of, config)
@@ -355,13 +353,13 @@ model.train()
 while True:
     # ---- evaluate, save and stop; a state at step 0 counts as evaluated and saved
     at_end = state.step >= max_iters
-    stop_signal = all_reduce_max(console.signal_seen)
+    stop_signal = all_reduce_max(run_folder.signal_seen)
     if at_end or stop_signal or state.step % eval_interval == 0:
         began = time.perf_counter()
         streak = check_streak()
         best_before = state.best_val
         is_best = not stop_signal and evaluate()
-        stop_signal = all_reduce_max(console.signal_seen)  # one may have come meanwhile
+        stop_signal = all_reduce_max(run_folder.signal_seen)  # one may have come meanwhile
         # not while steps are skipped: good checkpoints would be pushed out; at the end, yes
         is_saved = (not streak or at_end or stop_signal) and save(is_best)
         if not is_saved:
@@ -427,6 +425,6 @@ while True:
 report()
 signal_name = signal.Signals(stop_signal).name if stop_signal else ''
 if stop_signal:
-    distributed.rank0_or_stop(5, note_preemption, out_dir, state.saved_at, signal_name)
+    distributed.rank0_or_stop(5, run_folder.note_preemption, out_dir, state.saved_at, signal_name)
 log.last_words(state, signal_name)
 distributed.leave()

@@ -7,7 +7,7 @@ An unknown pooling stops with a ValueError. To add an encoder, add a row to TABL
 """
 import os
 
-from encoders import find_folder, open_encoder
+from encoders import find_folder, in_one_line, open_encoder, read_modules
 from runs.files import read_json
 
 # what meta.json keeps of an encoder, where neither its row, its folder nor a knob says otherwise:
@@ -37,37 +37,42 @@ TABLE = dict(
     sonar=dict(
         id='cointegrated/SONAR_200_text_encoder',
         pooling='mean', max_length=512, language='eng_Latn'),
-    t5=dict(
-        id='google/t5-v1_1-large',
-        pooling='mean', max_length=512),
-    esm2=dict(
-        id='facebook/esm2_t12_35M_UR50D',
-        pooling='mean', max_length=1024),
+    t5=dict(id='google/t5-v1_1-large', pooling='mean', max_length=512),
+    esm2=dict(id='facebook/esm2_t12_35M_UR50D', pooling='mean', max_length=1024),
 )
 
 # the poolings, by the names that sentence-transformers has for them
-POOLINGS = dict(pooling_mode_mean_tokens='mean', pooling_mode_cls_token='cls',
-                pooling_mode_lasttoken='last')
+POOLINGS = dict(mean='mean', mean_tokens='mean', cls='cls', cls_token='cls', lasttoken='last')
 
 
-def folder_settings(folder):
-    """ Pooling, normalisation and length, from the files that sentence-transformers leaves. """
-    def read(name, kind=dict):
+def folder_settings(folder, prefix):
+    """ Of a record, what the files of sentence-transformers say; prefix: what is chosen. """
+    def read(name):
         path = os.path.join(folder, name)
-        return read_json(path, kind) if os.path.isfile(path) else kind()
+        return read_json(path) if os.path.isfile(path) else {}
 
-    found = {}
-    flags = read('1_Pooling/config.json')
-    if flags:
-        on = [key for key in flags if key.startswith('pooling_mode') and flags[key] is True]
-        if len(on) != 1 or on[0] not in POOLINGS:
-            raise ValueError(f'{folder}/1_Pooling/config.json: found {on}, '
-                             f'expected one of {list(POOLINGS)}; choose with --pooling=')
-        found['pooling'] = POOLINGS[on[0]]
-        modules = read('modules.json', list)
-        found['normalize'] = any('Normalize' in module.get('type', '') for module in modules)
-    length = read('sentence_bert_config.json').get('max_seq_length')
-    return found | (dict(max_length=length) if length else {})
+    # the pooling is a word, or the one flag that is set
+    modules = dict(read_modules(folder))
+    found = dict(normalize='Normalize' in modules)
+    pooling = read(os.path.join(modules.get('Pooling', '1_Pooling'), 'config.json'))
+    flags = [name.removeprefix('pooling_mode_') for name, value in pooling.items()
+             if name.startswith('pooling_mode_') and value is True]
+    word = pooling.get('pooling_mode', ' and '.join(flags))
+    if word:
+        found['pooling'] = POOLINGS.get(str(word), word)
+
+    # what is done to a text
+    more = read('config_sentence_transformers.json') | read('sentence_bert_config.json')
+    if more.get('default_prompt_name'):
+        found['prefix'] = more['prompts'][more['default_prompt_name']]
+    if (prefix or found.get('prefix')) and pooling.get('include_prompt') is False:
+        raise ValueError('a prefix that is read but not pooled (include_prompt) is not known here')
+    if more.get('do_lower_case'):
+        raise ValueError('sentence_bert_config.json: do_lower_case is not known here')
+    for name, theirs in (('dimension', 'truncate_dim'), ('max_length', 'max_seq_length')):
+        if more.get(theirs):
+            found[name] = more[theirs]
+    return found
 
 
 def find_encoder(name, device='cpu', batch_size=64, **chosen):
@@ -82,8 +87,15 @@ def find_encoder(name, device='cpu', batch_size=64, **chosen):
 
     # the folder's own settings count less than its row's, and what is chosen most
     chosen = {key: value for key, value in chosen.items() if value is not None}
-    record = DEFAULTS | folder_settings(where) | row | chosen | dict(revision=revision)
-    if record['pooling'] not in POOLINGS.values():
-        raise ValueError(f'encoder {where}: pooling {record["pooling"]!r} is not known for '
-                         f'it; choose --pooling={"|".join(POOLINGS.values())}')
-    return open_encoder(where, record, device, batch_size)
+    with in_one_line(where):
+        settings = folder_settings(where, chosen.get('prefix'))
+        record = DEFAULTS | settings | row | chosen | dict(revision=revision)
+        if record['pooling'] not in POOLINGS.values():
+            raise ValueError(f'pooling {record["pooling"]!r} is not known for it; choose '
+                             f'--pooling={"|".join(sorted(set(POOLINGS.values())))}')
+        encoder = open_encoder(where, record, device, batch_size)
+
+        # is there a token for padding, and are there so many positions?
+        encoder(['a', 'a ' * min(encoder.record['max_length'], 512)])
+        encoder.truncated = 0
+        return encoder

@@ -42,7 +42,7 @@ def image_patches(path, size, patch, channels):
         with Image.open(path) as image:
             if image.width * image.height > MOST_PIXELS:
                 raise ValueError(f'{image.width} x {image.height} pixels, at most {MOST_PIXELS:,}')
-            image = with_8_bits(ImageOps.exif_transpose(image), image.format)
+            image = opaque(ImageOps.exif_transpose(image))
             image = image.convert('L' if channels == 1 else 'RGB')
             method = Image.Resampling['BOX' if min(image.size) >= size else 'BICUBIC']
             image = ImageOps.fit(image, (size, size), method)
@@ -53,15 +53,12 @@ def image_patches(path, size, patch, channels):
     return to_patches(pixels, patch)
 
 
-def with_8_bits(image, form):
-    """ A PIL image of 8 bits a channel, opaque: 16 bits are scaled, alpha is laid on white. form:
-    of its file, such as 'PNG'. ValueError where nobody knows which number is white. """
+def opaque(image):
+    """ A PIL image of 8 bits a channel, with what is transparent laid on white. ValueError for
+    other depths: nobody knows which number is white. """
     from PIL import Image
-    has_16_bits = image.mode.startswith('I;16') or image.mode == 'I' and form in ('PNG', 'PPM')
-    if has_16_bits and 'transparency' not in image.info:
-        return Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
     if image.mode[0] in 'IF':
-        raise ValueError(f'mode {image.mode}, whose white is unknown; save it with 8 or 16 bits')
+        raise ValueError(f'mode {image.mode}, whose white is unknown; save it with 8 bits')
     if image.has_transparency_data:
         white = Image.new('RGBA', image.size, 'white')
         return Image.alpha_composite(white, image.convert('RGBA'))

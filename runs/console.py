@@ -1,15 +1,12 @@
 """
-What a script and the person at its terminal tell one another: lines, progress, and signals.
+What a script tells the person at its terminal: lines and progress.
 """
 import re
-import signal
 import sys
 
 # What a terminal obeys: C0 but tab and newline, DEL, C1; what turns the direction of writing, or
 # ends a line; half of a UTF-16 pair, which stands for a byte that is no text
 OBEYED = re.compile('[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]')
-
-signal_seen = 0                # the signal that asks this process to leave, or 0: train.py looks
 
 
 def shown(text):
@@ -28,16 +25,3 @@ def progress_bar(*args, **how):
     if not sys.stderr.isatty():
         how = dict(mininterval=60, delay=60, ncols=80) | how
     return tqdm(*args, leave=False, **how)
-
-
-def note_signal(number, frame=None):
-    global signal_seen
-    signal_seen = number
-
-
-def note_signals():
-    """ From now on these signals are noted in signal_seen, and do nothing else. """
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
-        is_of_nohup = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
-        if not is_of_nohup:
-            signal.signal(number, note_signal)

@@ -1,5 +1,5 @@
 """
-What a run folder holds beside its checkpoints (checkpoint.py).
+What a run folder holds beside its checkpoints (checkpoint.py), and the signals that end a run.
 
     out/<run>/config.json    for a reader: the knobs, argv, the git commit, versions
     out/<run>/data/          meta.json, tokenizer.json, latent_stats.npz, encoder.npz: copies from
@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ import torch
 
 from configurator import HERE
 from runs.writing import fsync, lock, write_text
+
+signal_seen = 0                # the signal that asks this process to leave, or 0: train.py looks
 
 DATA_FILES = ('meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz')
 
@@ -65,6 +68,19 @@ def begin(config, data_folder, step):
     if not (out_dir / 'data').exists():
         copy_data(Path(data_folder), out_dir)
     (out_dir / 'preempted.json').unlink(missing_ok=True)
+
+
+def note_signal(number, frame=None):
+    global signal_seen
+    signal_seen = number
+
+
+def note_signals():
+    """ From now on these signals are noted in signal_seen, and do nothing else. """
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+        is_of_nohup = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+        if not is_of_nohup:
+            signal.signal(number, note_signal)
 
 
 def note_preemption(out_dir, step, name):

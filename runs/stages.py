@@ -1,10 +1,14 @@
 """
 Stages: stretches of a run with one mode and one text length. Most runs have one; a schedule in
-`mode`, or in length_schedule, makes more. And the schedule of the learning rate.
+`mode`, or in length_schedule, makes more. And the schedule of the learning rate, and which rows
+come in which order.
 """
 import math
 import re
 from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
 
 from diffusion import mode_shares
 
@@ -81,3 +85,17 @@ def lr_factor(knobs, step):
         return (step + 1) / warmup
     done = min(1.0, (step - warmup) / max(1, end - warmup))
     return min_lr + (1 - min_lr) * 0.5 * (1 + math.cos(math.pi * done))
+
+# -----------------------------------------------------------------------------
+# The order of rows, a pure function of (seed, epoch)
+
+@lru_cache(1)
+def order_of_epoch(n, seed, epoch):
+    """ The rows of a shuffled epoch, (n,) int64: 8 bytes a row, kept until the next one. """
+    return np.random.Generator(np.random.Philox([seed, epoch])).permutation(n)
+
+
+def row_order(n, seed, start, count):
+    """ Rows start..start+count-1 of an endless sequence of shuffled epochs over n rows, int64. """
+    rows = [order_of_epoch(n, seed, i // n)[i % n] for i in range(start, start + count)]
+    return np.array(rows, np.int64)

@@ -31,10 +31,12 @@ text { font: 15px ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mo
 }
 """
 # .k shows a frame for its SECONDS. Its delay is negative: the picture runs on as if it had begun
-# that long ago. .z shows a finished text
+# that long ago. .z shows the finished text until the end
 MOTION = """
-.k, .z { opacity: 0; animation: k %(total).2fs step-end infinite } .z { opacity: 1 }
+.k { opacity: 0; animation: k %(total).2fs step-end infinite }
+.z { opacity: 1; animation: z %(total).2fs step-end infinite }
 @keyframes k { 0%% { opacity: 1 } %(share).3f%% { opacity: 0 } }
+@keyframes z { 0%% { opacity: 1 } %(rest).3f%% { opacity: 0 } }
 @media (prefers-reduced-motion: reduce) { .k, .z { animation: none } }
 """
 
@@ -75,14 +77,11 @@ def draw_panel(label, frames, texts, y, total):
 
     groups = [f'<path class="bar" d="M{MARGIN} {below}h{width}"/>']
     for i, (frame, lines) in enumerate(zip(frames, texts)):
-        is_last = frame is frames[-1]
-        style = f'animation-delay: {i * SECONDS - total:.2f}s'
-        if is_last:
-            style += f'; animation-name: z{i}'
         says = escape(f'{label}: step {frame.step} of {n_steps}')
         drawn = ''.join(text_at(y + LINE * (j + 1), line) for j, line in enumerate(lines))
         done = width * frame.step / n_steps
-        groups.append(f'<g class="{"z" if is_last else "k"}" style="{style}">'
+        groups.append(f'<g class="{"z" if i == len(frames) - 1 else "k"}" '
+                      f'style="animation-delay: {i * SECONDS - total:.2f}s">'
                       f'<text class="h" x="{MARGIN}" y="{y}">{says}</text>{drawn}'
                       f'<path class="done" d="M{MARGIN} {below}h{done:.0f}"/></g>')
     return groups, below
@@ -92,16 +91,10 @@ def animation(tokenizer, mask_id, panels, title):
     """ The picture as SVG text. panels: [(what writes, frames of a Recorder)]; title: a line above
     them. """
     panels = [(label, chosen_frames(frames, MOST_STEPS)) for label, frames in panels]
-    counts = {len(frames) for _, frames in panels}
-    total = (max(counts) - 1) * SECONDS + REST
+    most = max(len(frames) for _, frames in panels)
+    total = (most - 1) * SECONDS + REST
+    motion = MOTION % dict(total=total, share=100 * SECONDS / total, rest=100 * REST / total)
     title = printable(title)
-
-    # a finished text stays until the end
-    rules = [LOOK, MOTION % dict(total=total, share=100 * SECONDS / total)]
-    for i in sorted(count - 1 for count in counts):
-        share = 100 * (1 - i * SECONDS / total)
-        rules.append(f'@keyframes z{i} {{ 0% {{ opacity: 1 }} {share:.3f}%, 100% '
-                     '{ opacity: 0 } }')
 
     # the title, then panel below panel
     body, y = [], 34
@@ -110,6 +103,7 @@ def animation(tokenizer, mask_id, panels, title):
         body.append(f'<text class="h" x="{MARGIN}" y="{y}">{escape(text.strip())}</text>')
         y += 20
     for label, frames in panels:
+        frames += frames[-1:] * (most - len(frames))       # all panels end together
         texts = lines_of_frames(tokenizer, mask_id, frames)
         groups, below = draw_panel(label, frames, texts, y + 14, total)
         body += groups
@@ -119,5 +113,5 @@ def animation(tokenizer, mask_id, panels, title):
     size = f'viewBox="0 0 {WIDTH} {y}" width="{WIDTH}" height="{y}"'
     card = f'<rect class="card" x=".5" y=".5" width="{WIDTH - 1}" height="{y - 1}" rx="8"/>'
     return '\n'.join([f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">',
-                      f'<title>{escape(title)}</title>', '<style>', *rules, '</style>', card,
+                      f'<title>{escape(title)}</title>', '<style>', LOOK, motion, '</style>', card,
                       *body, '</svg>', ''])

@@ -37,8 +37,6 @@ class SamplingKnobs:
     remask: str = 'cap'             # cap | rescale: remdm
     eta: float = 0.02               # [0, 1]; remdm: how much is masked again
     alpha: float = 1.5              # [1, 2]; dfm: 1 is ancestral, up to 2: how much is masked again
-    repeat_cap: float = 0.0         # [0, 1); reparam: a token that fills more than this share of a
-                                    # text is drawn again; 0: never
     self_correct: int = 0           # [0, 1e6]; gidd: rounds in which a finished text is mended, a
                                     # token each
     temperature: float | None = None    # None | [0, 100]: 0 takes the likeliest token; None: chosen

@@ -22,16 +22,14 @@ from sampling.unmasking import Recorder, name_of, printable, spans_of
 TEMPLATE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'report.html')
 N_TEXTS = 6                        # written by each checkpoint; the first N_WATCHED step by step
 N_WATCHED, MOST_STEPS = 3, 48
+FACTS = ('streams', 'depth', 'width', 'dataset', 'mode', 'max_iters', 'seed', 'commit')
 
 
 def facts_of(out_dir):
     """ The run in a few words. """
     config = read_json(os.path.join(out_dir, 'config.json'))
-    facts = {'streams': ' + '.join(config.get('streams', ())),
-             'network': f'depth {config.get("depth")}, width {config.get("width")}',
-             'commit': str(config.get('commit'))[:7],
-             'command': ' '.join(map(str, config.get('argv', ())))}
-    facts |= {name: config.get(name) for name in ('dataset', 'mode', 'max_iters', 'seed')}
+    facts = {name: config.get(name) for name in FACTS}
+    facts['command'] = ' '.join(map(str, config.get('argv', ())))
     rows = [f'<dt>{name}</dt><dd>{escape(str(value))}</dd>' for name, value in facts.items()]
     return f'<dl>{"".join(rows)}</dl>'
 
@@ -54,11 +52,6 @@ def ways_of(run):
     return ways
 
 
-def check_writes(run):
-    """ ValueError where the run writes no text. """
-    run.check('l2t' if 'latent' in run.streams else 'text')
-
-
 def write_texts(run, raw, n, **settings):
     """ n texts from raw latents (n, N, D), or from nothing where the run has no latents. """
     if 'latent' in run.streams:
@@ -68,7 +61,7 @@ def write_texts(run, raw, n, **settings):
 
 def unmaskings(run, texts, raw):
     """ The data of the slider: for each of the first texts and each way, every step. """
-    check_writes(run)
+    run.check('l2t' if 'latent' in run.streams else 'text')
     found = []
     n = min(N_WATCHED, len(texts))
     for way, settings in ways_of(run).items():
@@ -121,7 +114,6 @@ def over_time(out_dir, texts, raw):
     lines = [[] for _ in texts]
     for folder in reversed(checkpoint.steps(out_dir)):
         run = Run(out_dir, which=folder.name)
-        check_writes(run)
         if 'latent' in run.streams and not lines[0]:
             for line, text in zip(lines, texts):
                 line.append(('the text', text))

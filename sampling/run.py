@@ -143,9 +143,7 @@ class Run:
         missing = DIRECTIONS[direction].missing(self)
         if missing:
             hint = ''
-            if direction == 'unconditional':
-                hint = '; --mode=text or --mode=latent samples one alone'
-            elif direction in ('t2l', 't2l2t', 'infill') and len(self.streams) == 2:
+            if len(self.streams) == 2:
                 hint = '; --mode=unconditional+l2t+t2l+causal trains every direction'
             raise ValueError(f'{self.out_dir} {missing}: no {direction} from it{hint}')
 

@@ -34,8 +34,7 @@ def load_scorer(name, revision, device):
     # a folder, or a model of the hub
     where = name
     if not os.path.isdir(name):
-        where, _ = fetch(name, revision or None, 'scorer',
-                         'name a run of config/ar.py, or a folder with a causal language model')
+        where, _ = fetch(name, revision or None, 'scorer')
 
     # a causal language model
     import transformers

@@ -13,9 +13,10 @@ from corpora import tokenizers
 from corpora.fitting import train_bpe
 from corpora.statistics import counts, lengths
 from corpora.tokenizers import load_tokenizer
-from data import PackedDataset, row_order
+from data import PackedDataset
 from loss import prefetch
 from runs.files import sha256
+from runs.stages import row_order
 from runs.manifest import LatentStats, load_stats
 from runs.writing import sealed
 

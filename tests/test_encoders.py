@@ -48,7 +48,7 @@ def save_encoder(folder, kind='bert'):
     if kind == 'bert':
         model = T.BertModel(T.BertConfig(**small))
     elif kind == 'roberta':
-        model = T.XLMRobertaModel(T.XLMRobertaConfig(**small, max_position_embeddings=66))
+        model = T.XLMRobertaModel(T.XLMRobertaConfig(**small, max_position_embeddings=50))
     elif kind == 'qwen3':
         model = T.Qwen3Model(T.Qwen3Config(**small, num_key_value_heads=2, head_dim=8))
     elif kind == 't5':
@@ -101,7 +101,8 @@ def test_a_text_embeds_the_same_alone_and_in_any_batch(tmp_path, kind, pooling, 
         assert z.dtype == torch.float32 and (z - alone).abs().max() < near and sum(seen) == 5
     norms = z.norm(dim=-1)
     assert torch.allclose(norms, torch.ones_like(norms)) == normalize
-    assert encoder([]).shape == (0, 1, 32)
+    assert encoder([]).shape == (0, 1, 32) and encoder(['a ' * 99]).isfinite().all()
+    assert encoder.record['max_length'] == (49 if kind == 'roberta' else 64), 'of 50 positions'
 
 
 def test_prefix_cut_and_length_do_what_they_say(tmp_path):
@@ -123,22 +124,56 @@ def test_prefix_cut_and_length_do_what_they_say(tmp_path):
 # -----------------------------------------------------------------------------
 # Folders, the hub, records
 
-def test_the_files_of_sentence_transformers_are_read_and_flags_win(tmp_path):
-    folder = save_encoder(tmp_path)
-    with pytest.raises(ValueError, match='choose --pooling=mean|cls|last'):
-        find_encoder(folder)
-    (tmp_path / '1_Pooling').mkdir()
-    flags = dict(pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
-    (tmp_path / '1_Pooling/config.json').write_text(json.dumps(flags))
-    (tmp_path / 'sentence_bert_config.json').write_text(json.dumps(dict(max_seq_length=9)))
+def write_modules(folder, kinds='', **files):
+    """ The files that sentence-transformers leaves beside a model, by name. """
+    kinds = ['Transformer', 'Pooling', *kinds.split()]
+    modules = [dict(type=f'a.b.{kind}', path=f'{i}_{kind}') for i, kind in enumerate(kinds)]
+    default = {'modules': modules, '1_Pooling/config': {'pooling_mode': 'mean'},
+               'sentence_bert_config': {}, 'config_sentence_transformers': {}}
+    for name, value in {**default, **files}.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / f'{name}.json').write_text(json.dumps(value))
 
-    def settings(**knobs):
-        record = find_encoder(folder, **knobs).record
-        return record['pooling'], record['normalize'], record['max_length']
-    assert settings() == ('cls', False, 9)
-    modules = [dict(type='sentence_transformers.models.Normalize')]
-    (tmp_path / 'modules.json').write_text(json.dumps(modules))
-    assert settings(pooling='mean', max_length=7) == ('mean', True, 7)
+
+def test_a_folder_of_sentence_transformers_is_carried_out_and_flags_win(tmp_path):
+    folder = save_encoder(tmp_path)
+    with pytest.raises(ValueError, match='choose --pooling=cls|last|mean'):
+        find_encoder(folder)
+    write_modules(tmp_path, 'Dense Normalize', sentence_bert_config=dict(max_seq_length=9), **{
+        '1_Pooling/config': {'pooling_mode_cls_token': True, 'pooling_mode_mean_tokens': False},
+        '2_Dense/config': dict(activation_function='torch.nn.Tanh'),
+        'config_sentence_transformers': dict(prompts=dict(p='the '), default_prompt_name='p')})
+    weight, bias = torch.randn(5, 32), torch.randn(5)
+    save_file({'linear.weight': weight, 'linear.bias': bias},
+              tmp_path / '2_Dense/model.safetensors')
+    encoder = find_encoder(folder)
+    assert encoder.record['normalize'] and encoder.record['max_length'] == 9
+    other = find_encoder(folder, pooling='mean', prefix='', max_length=7).record
+    assert (other['pooling'], other['prefix'], other['max_length']) == ('mean', '', 7)
+    for z, text in zip(encoder(TEXTS)[:, 0], TEXTS):
+        ids = encoder.tokenizer(f'the {text}', truncation=True, max_length=9)['input_ids']
+        first = encoder.model(torch.tensor([ids])).last_hidden_state[0, 0]
+        expected = (weight @ first + bias).tanh()
+        assert torch.allclose(z, expected / expected.norm(), atol=1e-5)
+
+
+@pytest.mark.parametrize('kinds, files, words', [
+    ('LayerNorm', {}, 'has Transformer Pooling LayerNorm'),
+    ('Normalize Dense', {}, 'Pooling Normalize Dense'),
+    ('', {'1_Pooling/config': {'pooling_mode': 'max'}}, "'max' is not known"),
+    ('', {'1_Pooling/config': dict(pooling_mode='cls', include_prompt=False),
+          'config_sentence_transformers': dict(prompts=dict(p='a'), default_prompt_name='p')},
+     'include_prompt'),
+    ('', dict(sentence_bert_config=dict(do_lower_case=True)), 'do_lower_case'),
+    ('', dict(sentence_bert_config=dict(max_seq_length='a')), 'TypeError'),
+    ('', dict(modules=[1]), 'TypeError'),
+    ('', dict(config=dict(model_type='bert', num_hidden_layers=10**6)), '1,000,000 layers')])
+def test_what_is_not_carried_out_stops_by_name(tmp_path, kinds, files, words):
+    folder = save_encoder(tmp_path)
+    write_modules(tmp_path, kinds, **files)
+    with pytest.raises(ValueError, match=words) as found:
+        find_encoder(folder)
+    assert '\n' not in str(found.value)
 
 
 def rewrite_weights(folder, change):
@@ -211,7 +246,7 @@ def test_a_hub_id_takes_its_row_of_the_table_and_its_commit_as_revision(tmp_path
     record = find_encoder('e5').record
     assert record == dict(
         id='intfloat/multilingual-e5-large', revision=TABLE['e5']['revision'], pooling='mean',
-        prefix='query: ', normalize=True, dimension=32, max_length=512, dtype='float32',
+        prefix='query: ', normalize=True, dimension=32, max_length=49, dtype='float32',
         language=None)
     assert find_encoder('BAAI/bge-m3').record['pooling'] == 'cls'        # the row, by its full id
     assert find_encoder('t5').record['revision'] == 'c' * 40, 'the commit that is found'

@@ -120,7 +120,7 @@ def test_no_sampler_writes_anything_but_the_20_residues_at_the_length_that_is_as
         head.zero_()
         head[20:] = 3 * torch.randn(*head[20:].shape, generator=g)
     for length in (1, 13, 24):
-        knobs = SamplingKnobs(sampler=sampler, steps=9, repeat_cap=.3, length=length)
+        knobs = SamplingKnobs(sampler=sampler, steps=9, length=length)
         tokens = write(loaded, *blank(loaded, 6, knobs), None, knobs)
         for row in tokens.tolist():
             text = loaded.tokenizer.decode(row)

@@ -9,7 +9,7 @@ import torch
 
 from launch import ROOT, run, run_code, train
 from runs.console import shown as as_shown
-from runs.export import export as write_export, figures, results_of
+from runs.export import export as write_export, results_of
 from runs.files import read_sealed
 from runs.identity import of_dataset
 from runs.manifest import read_meta
@@ -92,7 +92,7 @@ def test_latents_of_a_text_are_written_like_the_text(loaded):
     (lambda r: r.hidden([TEXT], torch.ones(4, 16)), ValueError, '1 texts, 4 latents'),
     (lambda r: r.infill(['a [MASK]'], like=['a'], latents=torch.ones(1, 16)), ValueError,
      'infill: give like, or latents'),
-    *((ask, ValueError, 'expected at least one text') for ask in (
+    *((ask, ValueError, 'at least one') for ask in (
         lambda r: r.write([]), lambda r: r.write(latents=torch.zeros(0, 16)), lambda r: r.sample(0),
         lambda r: r.edit([], like=['a']), lambda r: r.infill([]), lambda r: r.embed([]),
         lambda r: r.hidden([]), lambda r: r.nats([]), lambda r: r.round_trip([]),
@@ -169,12 +169,6 @@ def test_an_export_has_the_figures_of_its_checkpoint_alone(mixed, exported, tmp_
     write_results(tmp_path / 'results.json', other + read_results(mixed / 'results.json'))
     assert of_export[0]['task'] == 'nelbo'
     assert results_of(tmp_path / 'results.json', of_export[0]['checkpoint']) == of_export
-
-
-def test_the_card_of_text_alone_shows_the_control_that_there_is():
-    one = dict(task='infill', metric='token_accuracy', control='null', value=40.0, se=1.0, n=8,
-               texts='', point={})
-    assert '| infill/token_accuracy |  |  | 40.000 ± 1.000 | 8 |' in figures([one])
 
 
 def test_a_run_with_nothing_left_to_train_keeps_its_config_and_a_card_has_that_of_the_weights(

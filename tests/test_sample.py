@@ -115,14 +115,6 @@ def test_reparam_masks_the_least_certain_again_and_the_others_keep_their_tokens(
     assert back > 0, 'nothing was taken back'
 
 
-def test_reparam_draws_over_repeated_tokens_again():
-    one = torch.zeros(len(STATES), L, V)
-    one[..., 2] = 4                                          # it would write nothing else
-    plain, capped = (draw('reparam', one, 2, n=2000, repeat_cap=cap) for cap in (0., .5))
-    repeated = [((x == 2).sum(1) > L / 2).double().mean() for x in (plain, capped)]
-    assert repeated[0] > .9 and repeated[1] < .1
-
-
 def test_first_hitting_has_the_law_of_the_model_and_blocks_that_of_one_after_the_other():
     table, (p, optimal) = random_denoiser(), optimal_denoiser()
     assert chi_square_z(draw('first_hitting', table, L), any_order_law(table)) < 6
@@ -236,27 +228,6 @@ def test_the_clock_of_the_network_is_that_of_the_bound_or_of_the_schedule(name):
                     assert torch.allclose(text.masked_share(t), share, atol=1e-6)
             else:
                 assert {t[0].item() for _, t in seen} <= {1., .75, .5, .25}
-
-
-@pytest.mark.parametrize('name', ['ancestral', 'cached', 'remdm', 'dfm'])
-def test_of_50257_ids_and_4096_steps_each_unmasks_its_share(name):
-    """ Four million positions. What is unmasked is drawn apart: any proposal will do. """
-    shape, vocabulary, count = (4096, 1024), 50257, []
-
-    class Enough(Exception):
-        pass
-
-    def on_step(tokens, *said):
-        count.append((tokens != vocabulary).sum().item())
-        raise Enough
-
-    with pytest.raises(Enough):
-        SAMPLERS[name](lambda x, t, positions, rows=None: positions, torch.zeros_like,
-                       MaskedText(vocabulary), torch.full(shape, vocabulary),
-                       torch.zeros(shape, dtype=torch.bool), 4096,
-                       torch.Generator().manual_seed(0), on_step)
-    n, u = math.prod(shape), 1 / 4096
-    assert abs(count[0] - n * u) < 5 * math.sqrt(n * u * (1 - u))
 
 
 def test_proposals_follow_the_softmax_at_a_temperature():
@@ -469,7 +440,7 @@ def test_texts_are_read_and_packed_and_one_that_is_too_long_or_no_list_is_refuse
     assert text == 'a dog\nruns\nand\nsits'
     run = toy_run()
     for function in (run.encode, run.pack):
-        with pytest.raises(ValueError, match=r"found one str: write \['a text'\]"):
+        with pytest.raises(ValueError, match="at least one, found 'a text'"):
             function('a text')
     with pytest.raises(ValueError, match="text 2 of 2, 'a long text', has 11 tokens, out/toy reads "
                                          'at most 3'):

@@ -554,15 +554,14 @@ def test_captioned_images_become_patches_and_go_to_one_split_with_all_captions(t
         read_all(**knobs)
 
 
-def test_pictures_of_every_depth_are_scaled_and_what_is_transparent_lies_on_white(tmp_path):
+def test_what_is_transparent_lies_on_white_and_other_depths_are_refused(tmp_path):
     Image = pytest.importorskip('PIL.Image', reason='reads images: pip install pillow')
     grey = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
     plain, half = Image.fromarray(grey), Image.fromarray(np.uint8([[0, 128] * 4] * 8))
-    deep = Image.fromarray(grey.astype(np.uint16) * 257)
     on_white = 255 - (255. - grey) * np.array(half) / 255
     plain.save(tmp_path / 'clear.png', transparency=8)
     for name, image, expected in (
-            ('8.png', plain, grey), ('16.png', deep, grey), ('16.tif', deep, grey),
+            ('8.png', plain, grey),
             ('la.png', Image.merge('LA', [plain, half]), on_white),
             ('rgba.png', Image.merge('RGBA', [plain] * 3 + [half]), on_white),
             ('clear.png', None, np.where(grey == 8, 255, grey)),
