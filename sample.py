@@ -10,7 +10,6 @@ Text and latents of a trained run, in every direction.
     python sample.py --text="Return the [MASK:2-6] of [MASK]."    # infill
     python sample.py --mode=edit --text="Return a new list." --away=list --towards=dictionary
     python sample.py --mode=t2l2t --text="Return a list."
-    python sample.py --text="Return a list." --interpolate="Read a file." --num_samples=5
     python sample.py --ask=true
     python sample.py --mode=hidden --texts=my.txt --save=h.npy
     python sample.py --out_dir=out/protein_tiny --num_samples=8 --length=120 --fasta=new.fasta
@@ -51,7 +50,7 @@ from runs.console import shown, warn
 from runs.machine import keep_freed_memory
 from runs.writing import check_writable, write_text, write_whole
 from samplers import no_callback
-from sampling.inputs import embeddings, moved, read_latents, read_template, read_texts, slerp
+from sampling.inputs import embeddings, moved, read_latents, read_template, read_texts
 from sampling.knobs import SamplingKnobs
 from sampling.png import images_of, pixels, read_pictures, write_png
 from sampling.run import DIRECTIONS, Run
@@ -77,8 +76,6 @@ like = ''                   # infill, edit: or towards the embedding of this tex
 towards = ''                # edit: or towards that of `text` itself, to which the embedding of this
                             # text is added
 away = ''                   # edit: and from which the embedding of this text is subtracted
-interpolate = ''            # l2t: num_samples texts on the way from the embedding of `text` to
-                            # that of this text
 ask = False                 # read texts from the terminal, or lines from a pipe, until an empty
                             # one: each is a new `text`, of mode=infill where it has a [MASK]
 num_samples = 1             # [1, 1e6]: per text or latent
@@ -108,7 +105,7 @@ LATENT_TO = {'num_samples', 'save', 'png'}
 READS = {
     'text': TEXT_TO,
     'latent': LATENT_TO,
-    'l2t': FROM_TEXT | FROM_LATENT | TEXT_TO | {'interpolate', 'rerank'},
+    'l2t': FROM_TEXT | FROM_LATENT | TEXT_TO | {'rerank'},
     't2l': FROM_TEXT | LATENT_TO,
     't2l2t': FROM_TEXT | TEXT_TO | LATENT_TO | {'rerank'},
     'unconditional': TEXT_TO | LATENT_TO,
@@ -143,7 +140,7 @@ def check_knobs(run, direction, config):
         if on_command_line(name):
             who = f'mode={direction}, ask=true' if ask else f'mode={direction}'
             raise ValueError(f'{name}: {who} does not read it')
-    for name in ('text', 'like', 'interpolate', 'towards', 'away'):
+    for name in ('text', 'like', 'towards', 'away'):
         if on_command_line(name) and not config[name].strip():
             raise ValueError(f'{name} is blank: the model has nothing to go by')
 
@@ -159,8 +156,8 @@ def check_knobs(run, direction, config):
 
 def read_given(run, direction, text):
     """ What a direction is given to read: names, one a source, to be shown; texts; raw latents
-    (n, N, D); ends, the two between which these lie. None: it reads none. """
-    given = SimpleNamespace(names=[''] * num_samples, texts=None, raw=None, ends=None)
+    (n, N, D). None: it reads none. """
+    given = SimpleNamespace(names=[''] * num_samples, texts=None, raw=None)
     if direction in ('unconditional', 'text', 'latent'):
         return given
 
@@ -176,9 +173,6 @@ def read_given(run, direction, text):
                          '--ask=true')
     if n_embeddings and 'latent' not in run.streams:
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
-    if interpolate and (not text or num_samples < 2):
-        raise ValueError('interpolate writes texts from one end to the other: give --text="...", '
-                         'and --num_samples of at least 2')
     if direction == 'edit' and not n_embeddings:
         raise ValueError('mode=edit changes a text towards another embedding: give --like="...", '
                          'or --latents=FILE.npy, or --towards="..." and --away="..."')
@@ -187,11 +181,7 @@ def read_given(run, direction, text):
     given.names = given.texts
 
     # the latents
-    if interpolate:
-        given.ends = embeddings(run, [text, interpolate])
-        given.raw = slerp(*given.ends, num_samples)
-        given.names = [f'{text} -> {interpolate}'] + [''] * (num_samples - 1)
-    elif image:
+    if image:
         files, given.raw = read_pictures(run, image)
         given.names = given.texts or files
     elif latents:
@@ -240,11 +230,7 @@ def draw(run, direction, given, n_each, on_step, knobs):
     else:
         texts = run.edit(given.texts, latents=given.raw, **each)
     notes = None
-    if given.ends is not None:
-        to_first, to_last = (run.cosines(texts, end[None]) for end in given.ends)
-        notes = [f'cosine {a:.3f} to the first, {b:.3f} to the last'
-                 for a, b in zip(to_first, to_last)]
-    elif direction == 'edit' or knobs['rerank'] > 1:
+    if direction == 'edit' or knobs['rerank'] > 1:
         raw = given.raw.expand(n, -1, -1).repeat_interleave(n_each, 0)
         notes = [f'cosine {c:.3f}' for c in run.cosines(texts, raw)]
     return texts, None, notes
@@ -266,9 +252,8 @@ def respond(run, direction, config):
               'have no condition to guide them')
         knobs['guidance'] = 1.0
 
-    # draw: of nothing, and between two embeddings, there is one of each name
-    is_one_each = given.texts is None and given.raw is None or given.ends is not None
-    n_each = 1 if is_one_each else num_samples
+    # draw: of nothing there is one of each name
+    n_each = 1 if given.texts is None and given.raw is None else num_samples
     on_step = no_callback
     if watch and direction not in ('t2l', 'latent'):
         n_drafts = knobs['rerank'] if direction in ('l2t', 't2l2t') else 1
@@ -333,7 +318,7 @@ def write_animation(run, direction, given, knobs):
     """ An animated picture of the first text being written: from left to right and by unmasking,
     where both write it from its latents and no sampler is named; else as it is asked for. """
     from sampling.animation import animation
-    first = SimpleNamespace(names=given.names[:1], ends=None,
+    first = SimpleNamespace(names=given.names[:1],
                             texts=None if given.texts is None else given.texts[:1],
                             raw=None if given.raw is None else given.raw[:1])
     samplers = {knobs['sampler']: f'mode {direction}'}

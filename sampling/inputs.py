@@ -29,19 +29,22 @@ def most_tokens(run):
 
 def pack(run, texts, cut=False):
     """ A list of texts as the model reads them: tokens (n, L), an EOS after the text, then PAD. One
-    that is too long is cut, or is an error. """
+    that is too long is cut, which is said, or is an error. """
     check_texts(texts)
     eos, pad = run.tokenizer.eos, run.tokenizer.pad
     rows = []
+    n_cut = 0
     for i, text in enumerate(texts):
         ids = run.tokenizer.encode(text)
-        if cut:
-            ids = ids[:run.L - 1]
-        if len(ids) > most_tokens(run):
+        if len(ids) > most_tokens(run) and not cut:
             raise ValueError(f'text {i + 1} of {len(texts)}, {short(text)}, has {len(ids):,} '
                              f'tokens, {run.out_dir} reads at most {most_tokens(run)}')
-        row = ids + [eos] + [pad] * (run.L - len(ids))
+        n_cut += len(ids) > most_tokens(run)
+        row = ids[:most_tokens(run)] + [eos] + [pad] * run.L
         rows.append(row[:run.L])
+    if n_cut:
+        warn(f'{n_cut:,} of {len(texts):,} texts have more tokens than {run.out_dir} reads, '
+             f'{most_tokens(run)}: their ends are left out')
     return torch.tensor(rows)
 
 
@@ -182,23 +185,6 @@ def read_latents(run, path):
         return run.to_raw(read_array(path, 'numbers', mmap=True, what='latents'))
     except ValueError as error:
         raise ValueError(f'{path}: {error}') from None
-
-
-def slerp(first, last, n):
-    """
-    n latents (n, N, D) from first (N, D) to last (N, D), both included, in equal angles:
-        z_w = [sin((1 - w) theta) first + sin(w theta) last] / sin(theta),   w = 0, 1/(n - 1) .. 1
-    theta is the angle between the two vectors.
-    """
-    first = first.double()
-    last = last.double()
-    w = torch.linspace(0, 1, n, dtype=torch.float64)[:, None, None]      # (n, 1, 1)
-
-    # at a tiny angle, as between parallel vectors, this is a straight line
-    cosine = F.cosine_similarity(first, last, dim=-1).clamp(-1 + 1e-9, 1 - 1e-9)
-    theta = cosine.acos()[:, None]                                       # (N, 1)
-    arc = ((1 - w) * theta).sin() * first + (w * theta).sin() * last
-    return (arc / theta.sin()).float()
 
 
 def moved(run, raw, towards=(), away=()):

@@ -33,7 +33,7 @@ from runs.machine import pick_device, pick_dtype
 from runs.manifest import load_stats
 from samplers import no_callback
 from sampling.denoise import cast, never_written
-from sampling.inputs import embeddings, moved, pack, read_template, slerp
+from sampling.inputs import embeddings, moved, pack, read_template
 from sampling.knobs import SamplingKnobs, settle
 from sampling.latents import make_latents, write_both
 from sampling.left_to_right import LeftToRight
@@ -253,12 +253,6 @@ class Run:
         tokens = write(self, tokens, ~masked, z, knobs, masked, num_samples > 1, on_step)
         return self.decode(tokens)
 
-    def interpolate(self, first, last, n=5, **knobs):
-        """ l2t on the way from the embedding of one text to that of another: n texts, from the two
-        embeddings and from n - 2 between them, along the great circle. Returns a list of str. """
-        raw_first, raw_last = embeddings(self, [first, last])
-        return self.write(latents=slerp(raw_first, raw_last, n), **knobs)
-
     def sample(self, n, **knobs):
         """ A list of n texts: from both clocks where the run has learned that, else text alone. """
         if self.can('unconditional'):
@@ -311,10 +305,11 @@ class Run:
     def nats(self, texts, latents=None, **knobs):
         """ How unlikely the network finds each text, from latents or from text alone: nats per
         token, (n,) float64. Exact where the run has learned mode=causal, else the bound of
-        diffusion (sampling/likelihood.py). """
+        diffusion (sampling/likelihood.py). A text that it wrote may have more tokens when it is
+        read: the end of one that is too long is left out. """
         self.check('text')
-        return nats_per_token(self, self.pack(texts), self.latents_of(texts, latents),
-                              SamplingKnobs(**knobs))
+        tokens = self.pack(texts, cut=True)
+        return nats_per_token(self, tokens, self.latents_of(texts, latents), SamplingKnobs(**knobs))
 
     def encode(self, texts):
         """ Latents of texts, by the encoder that made the run's data. """
@@ -340,9 +335,9 @@ class Run:
 
     # ---- between strings, tokens and latents
 
-    def pack(self, texts):
+    def pack(self, texts, cut=False):
         """ Tokens (n, L) of texts; of tokens themselves. """
-        return texts if isinstance(texts, torch.Tensor) else pack(self, texts)
+        return texts if isinstance(texts, torch.Tensor) else pack(self, texts, cut)
 
     def decode(self, tokens):
         """ The n texts of tokens (n, L). """

@@ -200,14 +200,19 @@ def headline(frame, mask_id):
 
 def watcher(run, rows):
     """ A Recorder that shows the first `rows` texts being written: on a terminal in place and in
-    shades; elsewhere, or where NO_COLOR is set, the first text as plain lines, one a step. """
+    shades; elsewhere, or where NO_COLOR is set, the first text as plain lines, one for each step
+    that changes it. """
     mask_id = run.text.mask_id
     n_drawn = 0
+    last = None
 
     def plain(frame):
-        if frame.step and not frame.first:
-            ids = frame.tokens[0].tolist()
-            print(''.join(pieces_of(run.tokenizer, ids, mask_id)), flush=True)
+        nonlocal last
+        text = ''.join(pieces_of(run.tokenizer, frame.tokens[0].tolist(), mask_id))
+        state = text.rstrip(MASK), MASK in text            # masks at the end may only become PAD
+        if frame.step and not frame.first and state != last:
+            print(text, flush=True)
+            last = state
 
     def in_place(frame):
         nonlocal n_drawn

@@ -24,6 +24,7 @@ from launch import (HANGS, ROOT, SLOW, TINY, Job, cut, log, run, run_each, saved
                     train_each, weights)
 from runs import checkpoint, saving
 from runs.files import read_json, read_sealed
+from runs.stages import row_order
 from runs.writing import sealed
 from test_checkpoint import same, states
 from test_encoders import save_encoder

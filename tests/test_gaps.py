@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from launch import run
-from sampling.inputs import read_template, slerp
+from sampling.inputs import read_template
 from sampling.knobs import SamplingKnobs
 from sampling.likelihood import nats_per_token
 from sampling.writing import write
@@ -110,19 +110,6 @@ def test_each_text_has_its_own_lengths_copies_and_latent():
     expected = [[1, 1, 1, END], [1, 0, 0, END], [0, 1, 1, END]]
     assert texts[::2] == expected, 'the more words, the fewer nats a word'
     assert run_.fill(['a [MASK:2]'], z[:1])[1] is None, 'nothing to choose from'
-
-
-# ---- between two embeddings
-
-def test_the_way_between_two_embeddings_has_equal_angles_and_ends_where_they_are():
-    rng = torch.Generator().manual_seed(0)
-    a, b = torch.nn.functional.normalize(torch.randn(2, 3, 16, generator=rng), dim=-1)
-    way = slerp(a, b, 7)
-    assert torch.allclose(way[0], a, atol=1e-6) and torch.allclose(way[-1], b, atol=1e-6)
-    assert torch.allclose(way.norm(dim=-1), torch.ones(7, 3), atol=1e-6)
-    angles = (way[1:] * way[:-1]).sum(-1).acos()
-    assert torch.allclose(angles, ((a * b).sum(-1).acos() / 6).expand(6, 3), atol=1e-3)
-    assert torch.allclose(slerp(a, 2 * a, 3)[1], 1.5 * a, atol=1e-6), 'parallel: a straight line'
 
 
 # ---- the command line
