@@ -16,8 +16,8 @@ from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
 from loss import prefetch
 from runs.files import sha256
-from runs.stages import row_order
 from runs.manifest import LatentStats, load_stats
+from runs.stages import row_order
 from runs.writing import sealed
 
 TEXTS = ['a dog runs on the beach', 'tabs\tand\n\nlines  ', '<eos> <|endoftext|> [MASK] <pad>',
