@@ -76,6 +76,9 @@ def test_latents_of_a_text_are_written_like_the_text(loaded):
     written = loaded.write([TEXT, 'a blue cat'])
     assert written == loaded.write(latents=z) == loaded.write(latents=z[:, 0].numpy())
     assert written == loaded.write(latents=list(z))
+    three = loaded.write(latents=z, num_samples=3)
+    assert three == loaded.write([TEXT, 'a blue cat'], num_samples=3)
+    assert len(three) == 6 and len(set(three[:3])) > 1, 'of each latent, one below the other'
 
 
 @pytest.mark.parametrize('wrong, kind, words', [
@@ -122,6 +125,14 @@ def test_scores_of_texts_are_those_by_which_a_gap_is_filled(loaded):
                            for latents in (loaded.encode([TEXT]), z, None))
     assert len({right, other, alone}) == 3
     assert loaded.cosines([TEXT], loaded.encode([TEXT])).item() == pytest.approx(1, abs=1e-5)
+
+
+def test_a_text_that_is_longer_when_it_is_read_again_is_scored_without_its_end(loaded, capsys):
+    tokens = loaded.pack([TEXT * 9], cut=True)
+    assert loaded.nats([TEXT * 9]).equal(loaded.nats(tokens)) and tokens.shape == (1, loaded.L)
+    assert '1 of 1 texts have more tokens than' in capsys.readouterr().err
+    with pytest.raises(ValueError, match='reads at most'):
+        loaded.hidden([TEXT * 9])
 
 
 # ---- export

@@ -11,7 +11,7 @@ from corpora.tokenizers import byte_tokenizer
 from launch import run_each, train_each
 from samplers import SAMPLERS
 from sampling import unmasking
-from sampling.animation import MOST_STEPS, animation, chosen_frames
+from sampling.animation import animation
 from sampling.run import Run
 from sampling.unmasking import Recorder, pieces_of, printable, watcher
 from toys import l2t
@@ -96,6 +96,13 @@ def test_a_terminal_shows_each_step_in_place(loaded, monkeypatch, capsys):
     assert 'writes · step 4 · 0 of 32 masked' in frames[-1]
 
 
+def test_a_pipe_gets_a_line_for_each_step_that_changes_the_text(loaded, capsys):
+    l2t(loaded, some_latents(loaded, 1), watcher(loaded, 1), sampler='confidence', steps=32)
+    *lines, last = capsys.readouterr().out.splitlines()
+    texts = [line.rstrip('░') for line in lines]
+    assert len(lines) > 3 and all(a != b for a, b in zip(texts, texts[1:])) and '░' not in last
+
+
 # ---- the picture
 
 def texts_of(svg):
@@ -130,7 +137,7 @@ def test_the_picture_has_every_frame_of_both_ways_and_asks_for_nothing(both, loa
         assert shown[-1].replace(' ', '') == printable(written).replace(' ', '')
 
 
-def test_a_hostile_text_does_not_break_the_picture_and_a_long_one_has_few_frames():
+def test_a_hostile_text_does_not_break_the_picture():
     ids = torch.tensor([[*b'</text><script>&"\'\x00\x1b', EOS]])
     nowhere = torch.zeros_like(ids).bool()
     frame = SimpleNamespace(tokens=ids, p=torch.ones(ids.shape), is_new=nowhere, is_again=nowhere,
@@ -138,6 +145,3 @@ def test_a_hostile_text_does_not_break_the_picture_and_a_long_one_has_few_frames
     start = SimpleNamespace(**{**vars(frame), 'tokens': torch.full_like(ids, MASK), 'step': 0})
     svg = animation(BYTES, MASK, [('a & <b>', [start, frame])], 'is "<i>" \x01& so on')
     assert texts_of(svg)[-1] == ('a & <b>: step 1 of 1', '</text><script>&"\'··')
-    for n in (1, 64, 65, 1000):
-        chosen = chosen_frames(list(range(n + 1)), MOST_STEPS)
-        assert chosen[0] == 0 and chosen[-1] == n and len(chosen) <= MOST_STEPS + 1
