@@ -5,10 +5,9 @@ Encoders, from text to latents: one function.
     latents = encoder(['A dog runs on the beach.'])    # (n, N, D) float32 on the CPU
     encoder.record                                     # all one must know to embed another text so
 
-An encoder is a model of plain `transformers`, from a local folder or the hub. A wrong embedding
-looks like a right one, so there is no fallback. Missing or unexpected weights, or a changed folder
-stop with a ValueError. Only safetensors are read, and no remote code runs. An encoder without a
-model is corpora/lsa.py. Which encoders there are by name: corpora/encoder_table.py.
+An encoder is a model of plain `transformers`, from a folder or the hub; corpora/lsa.py has one
+without a model. A wrong embedding looks like a right one, so there is no fallback. Missing or
+unexpected weights, or a changed folder stop with a ValueError. No remote code runs.
 Letters: B batch, L tokens, n texts, N latent vectors (1 of a sentence), D latent dimensions.
 """
 import glob

@@ -240,8 +240,10 @@ def respond(run, direction, config):
     """ Draws what is asked for, shows it, and writes the files that are asked for. """
     given = read_given(run, direction, config['text'])
     knobs = vars(SamplingKnobs.of(config))
-    if svg and direction == 'infill' and len(read_template(run, given.texts[0])[0]) > 1:
-        raise ValueError(f'svg={svg!r} shows one text being written: give its gap one length')
+    if svg and direction == 'infill':
+        rows, *_ = read_template(run, given.texts[0])
+        if len(rows) > 1:
+            raise ValueError(f'svg={svg!r} shows one text being written: give its gap one length')
     if direction == 'hidden':
         hidden = run.hidden(given.texts, **knobs)
         save_array(hidden)

@@ -21,7 +21,8 @@ def make_latents(run, tokens, n, knobs):
     for part in batches(run, n, knobs.sample_batch):
         # the texts, and the same with every token MASK
         if tokens is None:
-            x, _ = blank(run, part.stop - part.start, knobs, seed=knobs.seed + part.start)
+            n_rows = part.stop - part.start
+            x, _ = blank(run, n_rows, knobs, seed=knobs.seed + part.start)
         else:
             x = tokens[part]
         x = x.to(run.device)

@@ -121,16 +121,17 @@ class Reader:
         # positions and gains: (depth, L, 2, 1, d). rms_norm(x) = sqrt(d) x / |x|. The sqrt(d) of
         # queries and the 1 / sqrt(d) of attention cancel; that of keys is in their gain
         d = c.width // c.heads
-        gains = torch.stack([torch.stack([s.q_gain, s.k_gain * d ** .5]) for s in self.streams])
-        gains = gains[:, None, :, None]
+        q_gains = torch.stack([s.q_gain for s in self.streams])
+        k_gains = torch.stack([s.k_gain for s in self.streams]) * d ** .5
+        gains = torch.stack([q_gains, k_gains], 1)[:, None, :, None]
         cos = torch.cat([model.cos, model.cos], 1)[:, None, None]        # (L, 1, 1, d)
         sin = torch.cat([-model.sin, model.sin], 1)[:, None, None]
         self.by_cos = (gains * cos).to(dtype)
         self.by_sin = (gains.roll(d // 2, -1) * sin).to(dtype)
 
         # keys and values
-        self.cache = torch.empty((c.depth, 2, B, c.heads, self.K + c.seq_len, d), dtype=dtype,
-                                 device=model.bias.device)
+        shape = (c.depth, 2, B, c.heads, self.K + c.seq_len, d)
+        self.cache = torch.empty(shape, dtype=dtype, device=model.bias.device)
         self.into_text = self.into_head = 0
         if latent is not None:
             modulation, _, _, *gates = model.split_latent_modulation(condition)

@@ -145,5 +145,6 @@ def hidden_states(run, tokens, z, knobs):
 
         # the mean over the text alone
         total = torch.einsum('blc,bl->bc', hidden, is_text)
-        out.append((total / is_text.sum(1, keepdim=True).clamp(min=1)).cpu())
+        n_text = is_text.sum(1, keepdim=True).clamp(min=1)
+        out.append((total / n_text).cpu())
     return torch.cat(out)

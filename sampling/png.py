@@ -60,7 +60,8 @@ def write_png(path, pictures, columns=0, side=128):
 
     # a white sheet, and each picture at its position
     large = pictures.repeat(scale, 1).repeat(scale, 2)
-    sheet = np.full((rows * step - GAP, columns * step - GAP, channels), 255, np.uint8)
+    shape = (rows * step - GAP, columns * step - GAP, channels)
+    sheet = np.full(shape, 255, np.uint8)
     for i, picture in enumerate(large):
         y = i // columns * step
         x = i % columns * step

@@ -90,7 +90,8 @@ def steps_of(tokenizer, frames, row, mask_id):
 
         if id(frame) in shown:
             spans = spans_of(tokenizer, frame, row, mask_id, least_draft=0, to_end=True)
-            steps.append([[*span, numbers.get(i, -1)] for i, span in enumerate(spans)])
+            cells = [[*span, numbers.get(i, -1)] for i, span in enumerate(spans)]
+            steps.append(cells)
     return dict(steps=steps, said=said)
 
 

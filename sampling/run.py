@@ -181,7 +181,8 @@ class Run:
 
         # the nearest of K drafts. Diffusion may leave tokens after an EOS, or write no EOS at all
         drafts = self.decode(tidied(self, tokens))
-        best = self.cosines(drafts, raw.repeat_interleave(K, 0)).view(-1, K).argmax(1)
+        cosines = self.cosines(drafts, raw.repeat_interleave(K, 0))
+        best = cosines.view(-1, K).argmax(1)
         return [drafts[i * K + k] for i, k in enumerate(best.tolist())]
 
     def infill(self, templates, like=None, latents=None, num_samples=1, on_step=no_callback,
@@ -219,7 +220,8 @@ class Run:
         # the best length of each
         nats = nats_per_token(self, tokens, z, knobs)
         first = n_rows.cumsum(0) - n_rows                                # (n,)
-        best = first + torch.stack([some.argmin() for some in nats.split(n_rows.tolist())])
+        fewest = [some.argmin() for some in nats.split(n_rows.tolist())]
+        best = first + torch.stack(fewest)
         return self.decode(tokens[best]), nats[best]
 
     def edit(self, texts, like=(), towards=(), away=(), latents=None, num_samples=1,

@@ -77,7 +77,8 @@ class Recorder:
         is_again = before.is_again | is_changed & (before.tokens < self.mask_id)
 
         # a mask that stays has no column
-        x = tokens.flatten()[positions].clamp(max=logits.shape[1] - 1).to(logits.device)
+        x = tokens.flatten()[positions].clamp(max=logits.shape[1] - 1)
+        x = x.to(logits.device)
         p = logits.softmax(-1)
         ids = logits.topk(min(self.n_top, logits.shape[1]), -1).indices
         top_p = p.gather(-1, ids).cpu()

@@ -68,7 +68,8 @@ def blank(run, n, knobs, lengths_of=None, seed=None):
         lengths = torch.full((n, 1), length)
     else:
         quantile = np.random.default_rng(seed).random(n)
-        drawn = np.interp(quantile, np.linspace(0, 1, len(run.lengths)), run.lengths).round()
+        shares = np.linspace(0, 1, len(run.lengths))
+        drawn = np.interp(quantile, shares, run.lengths).round()
         lengths = torch.from_numpy(drawn).long().clamp(min=1)[:, None]   # (n, 1)
 
     # MASK up to there, then an EOS and PAD

@@ -159,13 +159,11 @@ def test_a_folder_of_sentence_transformers_is_carried_out_and_flags_win(tmp_path
 
 @pytest.mark.parametrize('kinds, files, words', [
     ('LayerNorm', {}, 'has Transformer Pooling LayerNorm'),
-    ('Normalize Dense', {}, 'Pooling Normalize Dense'),
     ('', {'1_Pooling/config': {'pooling_mode': 'max'}}, "'max' is not known"),
     ('', {'1_Pooling/config': dict(pooling_mode='cls', include_prompt=False),
           'config_sentence_transformers': dict(prompts=dict(p='a'), default_prompt_name='p')},
      'include_prompt'),
     ('', dict(sentence_bert_config=dict(do_lower_case=True)), 'do_lower_case'),
-    ('', dict(sentence_bert_config=dict(max_seq_length='a')), 'TypeError'),
     ('', dict(modules=[1]), 'TypeError'),
     ('', dict(config=dict(model_type='bert', num_hidden_layers=10**6)), '1,000,000 layers')])
 def test_what_is_not_carried_out_stops_by_name(tmp_path, kinds, files, words):

@@ -77,7 +77,6 @@ def test_latents_of_a_text_are_written_like_the_text(loaded):
     assert written == loaded.write(latents=z) == loaded.write(latents=z[:, 0].numpy())
     assert written == loaded.write(latents=list(z))
     three = loaded.write(latents=z, num_samples=3)
-    assert three == loaded.write([TEXT, 'a blue cat'], num_samples=3)
     assert len(three) == 6 and len(set(three[:3])) > 1, 'of each latent, one below the other'
 
 
