@@ -18,6 +18,7 @@ import sys
 from contextlib import contextmanager
 from functools import lru_cache
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
@@ -32,6 +33,7 @@ COPIES = {('53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db',
           'c9745ed1d9f207416be6d2e6f8de32d1f16199bf'}
 
 MOST_LAYERS = 1000
+FAR = 20                       # a latent so many times as long as usual is a mistake, as of -9999
 ACTIVATIONS = dict(Identity=lambda z: z, Tanh=torch.tanh)            # of a Dense module
 
 # weights of a checkpoint that no embedding reads, or that are computed rather than learned
@@ -43,6 +45,12 @@ def check_texts(texts):
     is_list = not isinstance(texts, (str, bytes)) and len(texts) > 0
     if not is_list or not all(isinstance(text, str) for text in texts):
         raise ValueError(f'expected a list of texts, at least one, found {short(texts)}')
+
+
+def far_off(raw, usual=None):
+    """ Which of n raw latents (n, N, D) are FAR times as long as usual, or as their median. """
+    length = np.linalg.norm(raw.reshape(len(raw), -1), axis=1)
+    return length > FAR * (usual or np.median(np.nan_to_num(length)))
 
 
 def pool(h, m, pooling):
@@ -115,8 +123,6 @@ class Encoder:
         known = [i for i in own if i != self.tokenizer.unk_token_id]
         return '' if self.tokenizer.decode(known).strip() else NO_KNOWN_WORD
 
-# -----------------------------------------------------------------------------
-# The hub
 
 @lru_cache
 def reach_hub():
@@ -152,8 +158,6 @@ def fetch(hub_id, revision, kind='encoder'):
                          f'({trouble or type(error).__name__}): name a local folder') from None
     return folder, os.path.basename(folder)
 
-# -----------------------------------------------------------------------------
-# A model's folder
 
 def folder_hash(folder):
     """ A digest of all files that decide an embedding: weights, configuration and tokenizer. """
@@ -189,8 +193,7 @@ def load_model(folder, dtype):
 
 
 def read_modules(folder):
-    """ {kind: its folder} of what a text goes through in a folder of sentence-transformers, as a
-    list; empty in other folders. ValueError for what is not carried out here. """
+    """ [(kind, its folder)] of the modules.json of sentence-transformers; [] without one. """
     path = os.path.join(folder, 'modules.json')
     modules = read_json(path, list) if os.path.isfile(path) else []
     modules = [(module['type'].rpartition('.')[2], module['path']) for module in modules]
@@ -202,8 +205,7 @@ def read_modules(folder):
 
 
 def load_head(folder, device):
-    """ (weight, bias, activation) of the Dense modules of a folder, which its pooled vectors go
-    through. """
+    """ [(weight, bias, activation)] of a folder's Dense modules, for its pooled vectors. """
     head = []
     for kind, path in read_modules(folder):
         if kind == 'Dense':

@@ -10,11 +10,8 @@ import os
 from encoders import find_folder, in_one_line, open_encoder, read_modules
 from runs.files import read_json
 
-# what meta.json keeps of an encoder, where neither its row, its folder nor a knob says otherwise:
-# revision    the hub's commit; None: the newest, whose commit goes into the record
-# normalize   L2
-# dimension   None: the model's own
-# max_length  tokens, prefix and special ones included; None: as many as the model reads
+# what meta.json keeps of an encoder, where neither its row, its folder nor a knob says otherwise.
+# revision, dimension, max_length (tokens, prefix included): None is the newest, and the model's own
 DEFAULTS = dict(id='', revision=None, pooling=None, prefix='', normalize=False, dimension=None,
                 max_length=None, dtype='float32', language=None)
 TABLE = dict(
@@ -76,9 +73,8 @@ def folder_settings(folder, prefix):
 
 
 def find_encoder(name, device='cpu', batch_size=64, **chosen):
-    """ An Encoder from a name in TABLE, a hub id or a folder. chosen: of its record; None means the
-    encoder's own setting. A `dimension` below the model's own is a Matryoshka cut: first the cut,
-    then the normalisation. Raises ValueError. """
+    """ An Encoder from a name in TABLE, a hub id or a folder. chosen: of its record; None: its own.
+    A smaller `dimension` is a Matryoshka cut, made before the normalisation. """
     rows = TABLE | {row['id']: row for row in TABLE.values()}
     row = rows.get(name, dict(id=name))
     where, revision = find_folder(row['id'], row.get('revision'))

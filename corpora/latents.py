@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from corpora.readers import Document
+from encoders import FAR
 from runs.console import warn
 from runs.files import read_array
 
@@ -102,14 +103,15 @@ def given_latents(docs):
 
 
 def flaw_of(latent):
-    """ What keeps a latent (N, D) from being stored in float16, and what to do; '' for nothing. """
+    """ What keeps a latent (N, D) from being stored, and what to do. """
     largest = np.abs(latent).max()
     if not np.isfinite(largest):
         return 'NaN or inf: mend it, or leave out the row and its text'
     if largest >= 65520:                                   # from here on it is rounded to inf
         return (f'{largest:,.6g}, and float16 ends at 65,504: divide all latents by one number, '
                 'such as their standard deviation')
-    return ''
+    return (f'{FAR} times as long as the others or more, it has {largest:,.6g}: mend it, or leave '
+            'out the row and its text')
 
 
 def check_stats(stats):

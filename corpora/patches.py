@@ -44,8 +44,7 @@ def image_patches(path, size, patch, channels):
                 raise ValueError(f'{image.width} x {image.height} pixels, at most {MOST_PIXELS:,}')
             image = opaque(ImageOps.exif_transpose(image))
             image = image.convert('L' if channels == 1 else 'RGB')
-            method = Image.Resampling['BOX' if min(image.size) >= size else 'BICUBIC']
-            image = ImageOps.fit(image, (size, size), method)
+            image = ImageOps.fit(image, (size, size), Image.Resampling.BOX)
     except Exception as error:                                           # pillow raises anything
         raise ValueError(f'{path}: no image that can be read ({error!r})') from None
 

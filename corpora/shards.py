@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from corpora.latents import flaw_of
+from encoders import far_off
 from runs.console import progress_bar
 from runs.files import check, read_array, read_sealed, short
 from runs.writing import sealed, write_text, write_whole
@@ -196,21 +197,23 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
         encoder.truncated = 0
         n_unknown = int((latents == 0).all((1, 2)).sum())    # lsa gives 0 where it knows no word
 
-    # samples that float16 cannot hold are dropped; the first is named, without its folder
+    # samples that cannot be stored are dropped; the first is named, without its folder
     n_nonfinite = 0
     flaw = ''
     if latents is not None:
         with np.errstate(over='ignore'):
             stored = latents.astype(np.float16)
-        is_finite = np.isfinite(stored).all((1, 2))
-        n_nonfinite = int((~is_finite).sum())
+        is_good = np.isfinite(stored).all((1, 2))
+        if given is not None:
+            is_good &= ~far_off(latents)
+        n_nonfinite = int((~is_good).sum())
         if n_nonfinite:
-            worst = is_finite.argmin()
+            worst = is_good.argmin()
             doc = docs[owners[worst]]
             place = os.path.basename(doc.place) or short(doc.text)
             flaw = f'{place}: {flaw_of(latents[worst])}'
-        latents = stored[is_finite]
-        runs = [run for run, keep in zip(runs, is_finite) if keep]
+        latents = stored[is_good]
+        runs = [run for run, keep in zip(runs, is_good) if keep]
 
     # the arrays
     lengths = [len(run) for run in runs]

@@ -5,8 +5,7 @@ Tokenizers: from a text to its ids, and back.
     tokenizer = load_tokenizer('byte')           # or esm, or the name of a tiktoken encoding
     tokenizer.decode(tokenizer.encode('A dog runs.')) == 'A dog runs.'
 
-Each tokenizer is an encoder and a table: the bytes of every id. So decoding is the same for all of
-them: join the bytes.
+Each is an encoder and a table, the bytes of every id: to decode, join them.
 
 Ids: V = vocab_size of them, EOS and PAD included. MASK is id V. No text contains EOS, PAD or MASK.
 

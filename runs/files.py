@@ -84,14 +84,14 @@ def plain(mapped, at_random=False):
     return mapped.view(np.ndarray)
 
 
-def read_array(path, dtype='numbers', shape=None, mmap=False, what='array', at_random=False):
+def read_array(path, dtype='floats', shape=None, mmap=False, what='array', at_random=False):
     """ The array in an .npy file. dtype, shape: what is expected; None: any shape. mmap: a
     read-only map of the file (plain). `what` names the array in the error. """
     try:
         array = np.load(path, mmap_mode='r', allow_pickle=False)
         if not isinstance(array, np.ndarray):
             raise ValueError('an .npz file, expected .npy')
-        is_right = array.dtype.kind in 'biuf' if dtype == 'numbers' else array.dtype == dtype
+        is_right = array.dtype.kind == 'f' if dtype == 'floats' else array.dtype == dtype
         if not is_right or shape not in (None, array.shape):
             raise ValueError(f'found {array.dtype} {short(array.shape)}, expected {dtype} '
                              f'{"of any shape" if shape is None else shape}')

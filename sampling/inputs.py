@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from encoders import check_texts
+from encoders import FAR, check_texts, far_off
 from runs.console import warn
 from runs.files import one_line, read_array, short
 
@@ -181,10 +181,18 @@ def read_template(run, text, length=0):
 
 def read_latents(run, path):
     """ Raw latents (n, N, D) from an .npy file of (n, D) or (n, N, D). """
+    array = read_array(path, what='latents')
     try:
-        return run.to_raw(read_array(path, 'numbers', mmap=True, what='latents'))
+        raw = run.to_raw(array)
     except ValueError as error:
         raise ValueError(f'{path}: {error}') from None
+    stats = run.stats
+    square = (stats.mean ** 2 + stats.live * stats.std ** 2).sum()       # of a vector, its mean
+    far = far_off(raw.numpy(), float(square * raw.shape[1]) ** 0.5)
+    if far.any():
+        warn(f'{path}: row {far.argmax()} is {FAR} times as long as the latents that {run.out_dir} '
+             f'was trained on, or more, and so are {far.sum() - 1} others: of another scale?')
+    return raw
 
 
 def moved(run, raw, towards=(), away=()):

@@ -1,6 +1,5 @@
 """ A run from Python: strings in, strings or latents out; and runs/export.py. """
 import json
-import os
 import re
 import shutil
 
@@ -161,16 +160,6 @@ def test_an_export_writes_the_same_texts_and_holds_no_more_than_it_needs(loaded,
     card = (exported / 'README.md').read_text()
     assert str(mixed) not in card and '\nlicense: mit\n' in card and 'one core' in card
     assert 'argv' not in json.loads((exported / 'config.json').read_text())
-
-
-def test_an_export_in_float16_is_half_as_large_and_the_same_to_rounding(loaded, exported, mixed,
-                                                                        tmp_path):
-    half = tmp_path / 'half'
-    assert export(mixed, half, '--weights_dtype=float16').returncode == 0
-    size, size_of_half = (os.path.getsize(next(folder.glob('step-*/model.safetensors')))
-                          for folder in (exported, half))
-    assert .5 < size_of_half / size < .55
-    assert torch.allclose(Run(str(half)).embed([TEXT]), loaded.embed([TEXT]), atol=.02)
 
 
 def test_an_export_has_the_figures_of_its_checkpoint_alone(mixed, exported, tmp_path):

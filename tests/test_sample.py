@@ -11,11 +11,12 @@ import torch
 import evaluate
 import samplers
 from diffusion import MaskedText
+from encoders import far_off
 from launch import run_each
 from processes.gidd import GIDD
 from samplers import (SAMPLERS, certainty_of, in_blocks, make_propose, no_callback,
                       nucleus_filter)
-from sampling.inputs import pack, read_texts
+from sampling.inputs import pack, read_latents, read_texts
 from sampling.knobs import SamplingKnobs
 from sampling.latents import make_latents, write_both
 from sampling.run import DIRECTIONS
@@ -430,20 +431,30 @@ def test_wrong_knobs_are_refused(knobs, words):
     assert SamplingKnobs(guidance=np.float32(2), steps=4.0) == SamplingKnobs(guidance=2., steps=4)
 
 
-# ---- texts from a person
+# ---- texts and latents from a person
+
+def test_latents_of_another_scale_are_said_and_whole_numbers_refused(tmp_path, capsys):
+    run, path = toy_run(), tmp_path / 'z.npy'
+    run.stats.mean, run.stats.std, run.stats.live = torch.tensor([3., 0.]), torch.ones(2), 1
+    np.save(path, np.array([[3., 0.], [0., 60.], [99., 0.]]))            # usual: root of 11
+    read_latents(run, str(path))
+    assert 'row 2 is 20 times as long' in (err := capsys.readouterr().err) and 'so are 0' in err
+    assert far_off(np.array([[1.], [9.], [21.], [1.], [1.]])).tolist() == [0, 0, 1, 0, 0]
+    np.save(path, np.array([[3, 0]]))
+    with pytest.raises(ValueError, match='found int64'):
+        read_latents(run, str(path))
+
 
 def test_texts_are_read_and_packed_and_one_that_is_too_long_or_no_list_is_refused(tmp_path):
     (tmp_path / 'a.jsonl').write_text('{"b": "one"}\n\n{"b": " two "}\n')
     assert list(read_texts(str(tmp_path / 'a.jsonl'), 'b')) == ['one', 'two']
     (tmp_path / 'b.jsonl').write_text(r'{"text": "a dog\r\nruns\rand\nsits"}')
-    (text,), path = read_texts(str(tmp_path / 'b.jsonl')), str(tmp_path / 'b.jsonl')
-    assert text == 'a dog\nruns\nand\nsits'
+    assert list(read_texts(str(tmp_path / 'b.jsonl'))) == ['a dog\nruns\nand\nsits']
     run = toy_run()
     for function in (run.encode, run.pack):
         with pytest.raises(ValueError, match="at least one, found 'a text'"):
             function('a text')
-    with pytest.raises(ValueError, match="text 2 of 2, 'a long text', has 11 tokens, out/toy reads "
-                                         'at most 3'):
+    with pytest.raises(ValueError, match="2 of 2, 'a long text', has 11 tokens, .* reads at most 3"):
         pack(run, ['ab', 'a long text'])
     assert pack(run, ['a long text'], cut=True).shape == (1, L)
 
