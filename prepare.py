@@ -293,7 +293,7 @@ def make_plan(knobs, folder, source, val, record, tok, encode):
     if knobs.encoder == 'lsa':
         print(f'fitting lsa on {len(texts):,} documents', flush=True)
         lsa = fit_lsa(texts, knobs.encoder_dims or 128, knobs.seed, knobs.encoder_ngrams)
-        content['encoder.npz'] = as_bytes(lsa.save)
+        content['encoder.npz'] = as_bytes(np.savez, **lsa.arrays())
         plan.lsa = lsa.record
     plan.files = write_files(folder, content)
 

@@ -68,6 +68,7 @@ def fit_lsa(texts, dims, seed=0, ngrams=1, max_terms=20_000):
     # an SVD leaves the signs open: the largest entry of each column becomes positive
     largest = projection.abs().argmax(0, keepdim=True)
     projection = projection * projection.gather(0, largest).sign()
-    record = DEFAULTS | dict(id='lsa', revision=lsa_hash(terms, idf, projection), pooling='sum',
-                             normalize=True, dimension=dims)
-    return LSA(terms, idf, projection, record)
+    record = DEFAULTS | dict(id='lsa', pooling='sum', normalize=True, dimension=dims)
+    lsa = LSA(terms, idf, projection, record)
+    record['revision'] = lsa_hash(lsa.arrays())
+    return lsa

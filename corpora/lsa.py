@@ -91,13 +91,14 @@ class LSA:
         return (f'has {len(unknown)} of {len(found)} words that the encoder does not know and '
                 f'leaves out ({", ".join(dict.fromkeys(unknown))})')
 
-    def save(self, path):
+    def arrays(self):
+        """ What lies in encoder.npz. """
         terms = np.frombuffer('\n'.join(self.terms).encode(), np.uint8)
-        np.savez(path, words=terms, idf=self.idf.numpy(), projection=self.projection.numpy())
+        return dict(words=terms, idf=self.idf.numpy(), projection=self.projection.numpy())
 
 
-def lsa_hash(terms, idf, projection):
-    content = '\n'.join(terms).encode() + idf.numpy().tobytes() + projection.numpy().tobytes()
+def lsa_hash(arrays):
+    content = b''.join(array.tobytes() for array in arrays.values())
     return 'sha256:' + hashlib.sha256(content).hexdigest()
 
 
@@ -105,12 +106,10 @@ def load_lsa(folder, record):
     """ The LSA that is stored with a dataset or a run, as its record in meta.json describes it. """
     path = os.path.join(folder or '', 'encoder.npz')
     arrays = read_arrays(path)
-    terms = arrays['words'].tobytes().decode(errors='replace').split('\n')
-    idf = torch.from_numpy(arrays['idf'])
-    projection = torch.from_numpy(arrays['projection'])
-
-    revision = lsa_hash(terms, idf, projection)
+    revision = lsa_hash(arrays)
     if revision != record['revision']:
         raise ValueError(f'{path}: revision {revision}, expected {record["revision"]}; '
                          'this is not the encoder that the data was made with')
-    return LSA(terms, idf, projection, record)
+    terms = arrays['words'].tobytes().decode().split('\n')
+    return LSA(terms, torch.from_numpy(arrays['idf']), torch.from_numpy(arrays['projection']),
+               record)
