@@ -103,7 +103,7 @@ def load_file(run, path, field, n):
         raise ValueError(f'texts={path}: no text in it is short enough for {run.out_dir}')
 
     # their latents
-    raw = embed(run, texts)
+    raw = encode(run, texts)
     n_zero = 0 if raw is None else int((raw.flatten(1) == 0).all(1).sum())
     if n_zero:
         warn(f'texts={path}: {n_zero:,} of {len(texts):,} texts have no word that the encoder '
@@ -153,7 +153,7 @@ def train_texts(run, folder):
         yield run.tokenizer.decode(train.ids(i))
 
 
-def embed(run, texts):
+def encode(run, texts):
     """ Raw latents (n, N, D) of written texts; None where the latents were given without their
     encoder. """
     return run.encode(texts) if run.meta['encoder'] else None

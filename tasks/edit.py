@@ -25,7 +25,7 @@ from sampling.knobs import TEXT_KNOBS
 from sampling.likelihood import changed_by
 from sampling.run import FILLS
 from sampling.writing import write
-from tasks.common import Figures, TaskNeeds, derangement, embed, read_classes
+from tasks.common import Figures, TaskNeeds, derangement, encode, read_classes
 from tasks.infill import left_to_right
 from tasks.measures import spaced
 
@@ -103,7 +103,7 @@ def what_is_asked(run, ctx):
     raw = ctx.raw[rows]
     return SimpleNamespace(texts=[ctx.texts[i] for i in rows], tokens=ctx.tokens[rows], old=old,
                            new=new, wanted=wanted, raw_now=raw, raw=moved(run, raw, new, old),
-                           raw_wanted=embed(run, wanted))
+                           raw_wanted=encode(run, wanted))
 
 
 def replaced(text, old, new):
@@ -133,7 +133,7 @@ def compare_edits(run, asked, written):
         del others[old]
         carries.append(100.0 * (new in has and old not in has))
         kept.append(100.0 * (others & has).total() / max(1, others.total()))
-    embedded = embed(run, written)
+    embedded = encode(run, written)
     nats = run.nats(pack(run, written, cut=True), asked.raw_wanted)
     return {'carries': np.array(carries), 'kept': np.array(kept),
             'exact': np.array([100.0 * (spaced(out) == spaced(text))

@@ -13,7 +13,7 @@ from sampling.denoise import batches
 from sampling.knobs import TEXT_KNOBS
 from sampling.run import FILLS
 from sampling.writing import write
-from tasks.common import Figures, TaskNeeds, embed, with_controls
+from tasks.common import Figures, TaskNeeds, encode, with_controls
 from tasks.measures import compare
 
 NEEDS = TaskNeeds(('text',), (FILLS,), encoder=True, shuffled=True)
@@ -46,7 +46,7 @@ def measure(run, ctx):
         judged[control] = {'token_accuracy': 100 * right}
         if ctx.raw is not None:
             written = run.decode(ids)
-            judged[control] |= compare(ctx.texts, written, ctx.raw, embed(run, written))
+            judged[control] |= compare(ctx.texts, written, ctx.raw, encode(run, written))
 
     figures = Figures(n)
     figures.enter_with_lead(judged, RIVAL)

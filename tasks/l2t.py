@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from corpora.words import words
 from sampling.knobs import TEXT_KNOBS
 from sampling.run import WRITES
-from tasks.common import (Figures, TaskNeeds, derangement, embed, open_split, progress_bar,
+from tasks.common import (Figures, TaskNeeds, derangement, encode, open_split, progress_bar,
                           train_texts)
 from tasks.measures import compare
 
@@ -60,7 +60,7 @@ def generate(run, ctx, rows=slice(None), **knobs):
 
 def judge(run, ctx, written):
     """ {metric: values (n,)} of the texts that were written from all rows. """
-    return compare(ctx.texts, written, ctx.raw, embed(run, written))
+    return compare(ctx.texts, written, ctx.raw, encode(run, written))
 
 
 def nearest_training_texts(run, folder, raw, block=16384):

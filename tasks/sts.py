@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from sampling.inputs import pack
 from sampling.knobs import LATENT_KNOBS
 from sampling.run import MAKES
-from tasks.common import Figure, Figures, TaskNeeds, chosen_rows, derangement, embed
+from tasks.common import Figure, Figures, TaskNeeds, chosen_rows, derangement, encode
 from tasks.measures import correlations
 
 NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), encoder=True)
@@ -50,7 +50,7 @@ def measure(run, ctx):
         z = run.embed(tokens, **ctx.sampling | dict(seed=seed + i))
         cosines[''].append(cosine_of_halves(z))
         cosines['shuffled'].append(cosine_of_halves(z[other]))
-    cosines['encoder'] = [cosine_of_halves(embed(run, sentences))]
+    cosines['encoder'] = [cosine_of_halves(encode(run, sentences))]
 
     # the correlations
     figures = Figures(n)

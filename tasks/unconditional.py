@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from sampling.latents import write_both
 from sampling.writing import blank, write
-from tasks.common import FREE_SETTINGS, TaskNeeds, derangement, embed
+from tasks.common import FREE_SETTINGS, TaskNeeds, derangement, encode
 from tasks.measures import describe_samples
 from tasks.scorer import prepare_scorer as prepare
 
@@ -37,6 +37,6 @@ def measure(run, ctx):
         tokens = write(run, *blank(run, ctx.n, knobs), None, knobs)
         pairs[RIVAL] = run.decode(tokens), run.embed(tokens, **vars(knobs))
     for control, (texts, latents) in pairs.items():
-        cosine = F.cosine_similarity(embed(run, texts).flatten(1), latents.flatten(1))
+        cosine = F.cosine_similarity(encode(run, texts).flatten(1), latents.flatten(1))
         figures.enter(control, {'coherence': cosine})
     return figures

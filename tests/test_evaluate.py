@@ -270,7 +270,7 @@ def test_an_edit_asks_for_one_word_and_counts_what_became_of_it_and_of_the_other
 
     def said(run, texts):
         return torch.tensor([[[1.0 + t.lower().split().count(w) for w in words]] for t in texts])
-    for module, name in ((edit, 'embed'), (sys.modules['sampling.inputs'], 'embeddings')):
+    for module, name in ((edit, 'encode'), (sys.modules['sampling.inputs'], 'embeddings')):
         monkeypatch.setattr(module, name, said)
     texts = ['A man runs .', 'a man sees a man', 'nobody', 'Red dogs and cats', 'A mankind']
     tokens = torch.arange(5)[:, None]
@@ -302,7 +302,7 @@ def test_sts_correlates_the_cosine_of_pairs_with_their_scores(monkeypatch):
     n, g = 8, torch.Generator().manual_seed(0)
     scores, vectors = np.arange(8.), F.normalize(torch.randn(2 * n, 1, 4, generator=g), dim=-1)
     monkeypatch.setattr(sts, 'pack', lambda *args, **more: torch.zeros(2 * n, 3))
-    monkeypatch.setattr(sts, 'embed', lambda *args: vectors)
+    monkeypatch.setattr(sts, 'encode', lambda *args: vectors)
     run = SimpleNamespace(tokenizer=SimpleNamespace(encode=lambda text: [0] * len(text)), L=3,
                           embed=lambda *args, **more: vectors)
     ctx = Context(dict(vars(SamplingKnobs()), seeds=2), prepared=(['ab'] * n, ['abc'] * n, scores))
