@@ -334,6 +334,8 @@ def write_animation(run, direction, given, knobs):
         draw(run, direction, first, 1, recorder, knobs | dict(sampler=name, rerank=1))
         panels.append((label, recorder.frames))
     title = given.names[0] or 'from noise'
+    if like or towards:
+        title += f', towards: {like or towards}'
     if direction == 'l2t' and given.texts:
         title = f'from the embedding of: {title}'
     write_text(svg, animation(run.tokenizer, run.text.mask_id, panels, f'Written {title}'))
