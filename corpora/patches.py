@@ -30,8 +30,8 @@ def to_pixels(patches, patch, channels):
 
 
 def image_patches(path, size, patch, channels):
-    """ The middle square of an image file, turned as its EXIF data say, as patches (N, D) float32.
-    To shrink it to size x size pixels we average areas. What is transparent lies on white. """
+    """ The middle square of an image file at size x size pixels, as patches (N, D) float32. Areas
+    are averaged, and what is transparent lies on white. """
     try:
         from PIL import Image, ImageOps
     except ImportError:
