@@ -2,8 +2,7 @@
 Which encoders there are by name, and how each embeds: the record that meta.json keeps.
 
     encoder = find_encoder('minilm')                   # or a hub id, or a folder
-
-An unknown pooling stops with a ValueError. To add an encoder, add a row to TABLE.
+To add an encoder, add a row to TABLE.
 """
 import os
 
