@@ -90,17 +90,12 @@ def read_images(out_dir):
 # -----------------------------------------------------------------------------
 # Curves
 
-def series(entries, name):
-    """ [(step, value)] of the entries that have this value. """
-    return [(e['step'], e[name]) for e in entries if name in e]
-
-
-def draw_series(axis, entries, label_of, style='-', **more):
+def draw_series(axis, entries, label_of, style='-'):
     """ label_of: {name of a value: label}; a value that the log does not have has no line. """
     for name, label in label_of.items():
-        points = series(entries, name)
+        points = [(e['step'], e[name]) for e in entries if name in e]
         if points:
-            axis.plot(*zip(*points), style, label=label, **more)
+            axis.plot(*zip(*points), style, label=label)
 
 
 def mean_by_clock(entry):
@@ -143,8 +138,8 @@ def draw_by_clock(axis, entries, stream):
     """ A stream's error in four bins of its clock. """
     name = 'text_nll_by_t' if stream == 'text' else 'latent_mse_by_t'
     for i in range(4):
-        points = [(step, errors[i]) for step, errors in series(entries, name)
-                  if errors[i] is not None]
+        points = [(e['step'], e[name][i]) for e in entries
+                  if name in e and e[name][i] is not None]
         if points:
             axis.plot(*zip(*points), label=f't in [{i / 4}, {(i + 1) / 4}]')
     axis.set(xlabel='step', title=f'{stream}, by clock')
