@@ -17,7 +17,7 @@ Every document that is read is written or is a counted drop.
 Shards. Rank 0 reads all documents once, then each rank writes its own shards. The bytes of a shard
 depend on its documents and the knobs, never on who wrote it or when. A file appears by rename when
 it is whole, and meta.json comes last. After a kill or with a damaged file, run the same command
-again, with any number of processes: only what is missing or broken is written again.
+again: what is missing or broken is written, and a finished dataset never becomes another.
 """
 import itertools
 import os
@@ -36,8 +36,8 @@ from corpora.encoder_table import find_encoder
 from corpora.fitting import fit_lsa, train_bpe
 from corpora.latents import check_given, check_stats, given_latents
 from corpora.layouts import earlier_index, export, summary, verify
-from corpora.shards import (SUMS, as_bytes, fitting_max_tokens, latent_stats, shard_key,
-                            token_dtype, write_files, write_shard, written_before)
+from corpora.shards import (SUMS, as_bytes, check_same, fitting_max_tokens, latent_stats,
+                            shard_key, token_dtype, write_files, write_shard, written_before)
 from corpora.sources import documents, has_latents, is_fasta, names_of
 from corpora.splits import own_shards, survey
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer
@@ -253,30 +253,30 @@ def on_rank_0(function, *args):
 # -----------------------------------------------------------------------------
 # Plan, on rank 0 alone
 
-def check_earlier(folder, record, encode):
-    """ ValueError where the folder holds a dataset of other knobs, or of another encoder of the
-    same name: it is not overwritten. """
+def check_earlier(folder, record):
+    """ ValueError where the folder holds a dataset of other knobs: it is not overwritten. Returns
+    what is in it, as check_same reads it. """
     try:
         meta = read_sealed(os.path.join(folder, 'meta.json'))
     except (ValueError, FileNotFoundError):                # a damaged one, or none
-        return
+        return {}
     earlier = {'format': meta.get('format'), **meta.get('source', {})}
-    expected = {'format': FORMAT, **record}
-    if encode:
-        earlier['revision of the encoder'] = (meta.get('encoder') or {}).get('revision')
-        expected['revision of the encoder'] = encode.record['revision']
-    # the first that differs is named
-    for knob, value in expected.items():
+    # the first knob that differs is named
+    for knob, value in {'format': FORMAT, **record}.items():
         found = earlier.get(knob)
         if found != value:
             raise ValueError(f'{folder} holds a dataset with {knob} = {found!r}, not {value!r}; '
                              'choose another --out= or delete that folder')
+    finished = {name: entry['sha256'] for name, entry in meta['files'].items()}
+    for split in meta['splits'].values():
+        finished |= {shard['name']: shard['key'] for shard in split['shards']}
+    return finished
 
 
-def make_plan(knobs, folder, source, val, record, tok, encode):
+def make_plan(knobs, folder, source, val, record, tok):
     """ Looks at what is there, counts what there is to do, and fits the tokenizer and lsa. tok: the
     tokenizer, where none is to be fitted. """
-    check_earlier(folder, record, encode)
+    finished = check_earlier(folder, record)
     print('reading the documents', flush=True)
     plan, texts = survey(source, val, knobs.val_fraction, knobs.homology)
 
@@ -295,7 +295,8 @@ def make_plan(knobs, folder, source, val, record, tok, encode):
         lsa = fit_lsa(texts, knobs.encoder_dims or 128, knobs.seed, knobs.encoder_ngrams)
         content['encoder.npz'] = as_bytes(np.savez, **lsa.arrays())
         plan.lsa = lsa.record
-    plan.files = write_files(folder, content)
+    plan.finished = finished
+    plan.files = write_files(folder, content, finished)
 
     # the length of a sample
     plan.max_tokens = knobs.max_tokens
@@ -361,6 +362,7 @@ def write_shards(knobs, folder, plan, shards, settings, tok, encode):
         n_left -= 1
 
         # the note of an earlier run counts only with the same key
+        check_same(folder, name, key, plan.finished)
         entry = written_before(folder, name, key)
         progress = 'there already'
         if not entry:
@@ -460,7 +462,7 @@ def prepare(knobs):
     # rank 0 reads and fits, alone in the folder
     def plan_alone():
         with lock(folder):
-            return make_plan(knobs, folder, source, val, record, tok, encode)
+            return make_plan(knobs, folder, source, val, record, tok)
     plan = on_rank_0(plan_alone)
 
     # while a process of this run lives, no other run gets the folder for itself

@@ -2,8 +2,7 @@
 The built-in corpus: short English sentences of documentation that is on this machine anyway.
 
 They come from the docstrings of the standard library and of the packages that this repository
-installs, and from pydoc_data's topics. The files are read by `ast`; no module is imported. So the
-tour needs no download.
+installs, and from pydoc_data's topics. The files are read by `ast`; no module is imported.
 """
 import ast
 import glob

@@ -27,8 +27,6 @@ from runs.files import read_array, read_json, short
 from runs.manifest import check_file, read_meta
 from runs.writing import write_text
 
-MANY_ROWS = 2**20              # samples of a larger split are not compared with one another
-
 # of the documents that were read, and of the samples of a split: what happened to some of them
 COUNTED = dict(
     empty='empty',
@@ -94,20 +92,14 @@ def summary(folder):
     line('tokens per sample', *(f'{percent:g} %: {n}' for percent, n in zip(percents, found)),
          f'max_tokens={meta["max_tokens"]}')
     line('vocabulary', f'{train.vocab_size} ids', meta['tokenizer']['kind'])
-    if len(train) <= MANY_ROWS:
-        hashes = []
-        for ds in (train, val):
-            hashes.append([hash(ds.ids(i).tobytes()) for i in range(len(ds))])
-        t, v = hashes
-        line('duplicates', f'{len(t) - len(set(t)):,} in train', f'{len(v) - len(set(v)):,} in val',
-             f'{np.isin(v, t).sum():,} of val in train')
 
     # latents
     if train.stats is not None:
         show_latents(train, val)
     tokenizer = load_tokenizer(folder)
     for i in range(min(3, len(val))):
-        line(f'val {i}', repr(tokenizer.decode(val.ids(i)))[:100])
+        text = tokenizer.decode(val.ids(i))
+        line(f'val {i}', repr(text)[:100])
 
 
 def show_latents(train, val):

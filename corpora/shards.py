@@ -17,7 +17,6 @@ import io
 import itertools
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 
@@ -38,20 +37,27 @@ SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max
 # -----------------------------------------------------------------------------
 # Files
 
-def write_files(folder, contents):
-    """ Writes {name: bytes} and returns {name: the file's entry in meta.json}. An equal file is
-    left alone.
+def check_same(folder, name, now, finished):
+    """ ValueError where something in a finished dataset would become another. finished: {name of a
+    file: its digest, of a shard: its key}; {} where the dataset is not finished. """
+    if finished and finished.get(name) != now:
+        raise ValueError(f'{folder} holds a finished dataset, and {name} would become another: its '
+                         'documents, latents or encoder have changed; choose another --out= or '
+                         'delete that folder')
 
-    meta.json says that the dataset is complete. So it is removed before any other file changes.
-    """
+
+def write_files(folder, contents, finished=None):
+    """ Writes {name: bytes} and returns {name: the file's entry in meta.json}. An equal file is
+    left alone. """
     entries = {}
     for name, data in contents.items():
         path = os.path.join(folder, name)
-        entries[name] = dict(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        digest = hashlib.sha256(data).hexdigest()
+        check_same(folder, name, digest, finished)
+        entries[name] = dict(bytes=len(data), sha256=digest)
         try:
             check(path, entries[name])
         except (ValueError, FileNotFoundError):
-            Path(folder, 'meta.json').unlink(missing_ok=True)
             with write_whole(path) as f:
                 f.write(data)
     return entries

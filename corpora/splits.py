@@ -38,6 +38,7 @@ class Plan:
     digest: str                # of all documents, in the order of reading
     counts: dict               # {input, val_input: a Counter of documents read, kept and dropped}
     # prepare.py adds
+    finished: dict = None      # what is there already, as shards.check_same reads it
     files: dict = None         # {tokenizer.json, encoder.npz, ...: its entry in meta.json}
     lsa: dict = None           # the record of the encoder that was fitted
     max_tokens: int = 0

@@ -118,7 +118,7 @@ def test_a_real_encoder_of_tiny_size_and_no_encoder_at_all(tmp_path):
     assert ds.latent_shape == (1, 32) and ds.meta['encoder']['pooling'] == 'mean'
     assert ds.meta['splits']['train']['truncated'] == 0
     (tmp_path / 'bert/more.json').write_text('{}')           # another encoder now
-    with pytest.raises(ValueError, match='holds a dataset with revision of the encoder = '):
+    with pytest.raises(ValueError, match='finished dataset, and train-00000 would become another'):
         run(**knobs, out=tmp_path / 'a', normalize=True)
 
     # [CLS], four words, [SEP]: shorter than the lines
@@ -200,7 +200,7 @@ def test_the_builtin_corpus_is_distinct_short_sentences_of_english():
         assert not re.search(r'>>>|::=|[{}<>=|\\_0-9]|\n|  |[a-z][A-Z]', text)
 
 
-def test_changed_documents_replace_the_shards_and_changed_knobs_are_refused(tmp_path):
+def test_a_finished_dataset_never_becomes_one_of_other_documents_or_knobs(tmp_path):
     path = write_lines(tmp_path / 'a.txt')
     run(input=path, out=tmp_path / 'x')
     for knobs, message in ((dict(max_tokens=64), 'max_tokens = None, not 64'),
@@ -208,10 +208,12 @@ def test_changed_documents_replace_the_shards_and_changed_knobs_are_refused(tmp_
                            (dict(shard_size=50), 'shard_size = 40, not 50')):
         with pytest.raises(ValueError, match=f'{message}; choose another --out='):
             run(input=path, out=tmp_path / 'x', **knobs)
-    write_lines(path, LINES[:90])
-    run(input=path, out=tmp_path / 'x')
-    run(input=path, out=tmp_path / 'y')
-    assert digests(tmp_path / 'y').items() <= digests(tmp_path / 'x').items()
+    before = digests(tmp_path / 'x')
+    for lines in (LINES[:90], LINES[::-1]):
+        write_lines(path, lines)
+        with pytest.raises(ValueError, match='(tokenizer.json|train-00000) would become another'):
+            run(input=path, out=tmp_path / 'x')
+        assert digests(tmp_path / 'x') == before
 
 
 @pytest.mark.parametrize('given', ['input', 'val_input'])
