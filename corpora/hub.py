@@ -1,8 +1,7 @@
 """
 Datasets of the hub, by name, streamed: nothing is stored but what is read.
 
-To add a name, add a row to HUB: the hub's path, maybe a configuration, and the split for
-validation.
+To add a name, add a row to HUB.
 """
 import os
 

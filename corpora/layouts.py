@@ -33,6 +33,7 @@ COUNTED = dict(
     nul='dropped (with a NUL)',
     too_short='too short',
     duplicate='duplicate',
+    known='also in the input',
     invalid_utf8='with invalid UTF-8, now U+FFFD',
     unknown_residues='unknown residues, now X',
     stops='stops inside, now X',
@@ -77,7 +78,6 @@ def summary(folder):
     meta = train.meta
 
     # documents and samples
-    print()
     line('dataset', folder)
     for name, counts in meta['counts'].items():
         line(f'read {name}', f'{counts["read"]:,} documents', f'{counts["kept"]:,} kept',
@@ -91,7 +91,6 @@ def summary(folder):
     found = np.percentile(lengths(train), percents, method='lower')
     line('tokens per sample', *(f'{percent:g} %: {n}' for percent, n in zip(percents, found)),
          f'max_tokens={meta["max_tokens"]}')
-    line('vocabulary', f'{train.vocab_size} ids', meta['tokenizer']['kind'])
 
     # latents
     if train.stats is not None:

@@ -49,6 +49,7 @@ LONGEST = 2**24                # characters of a line, a field of a table, a doc
                                # is never closed would make one of the whole file
 ROWS = 4                       # of a parquet file that are read at a time: a small file may hold
                                # texts of any length
+warn_once = functools.cache(warn)
 
 
 class Document(NamedTuple):
@@ -166,9 +167,6 @@ def looks_like(path, source):
     if len(first) > 1 and not all(halves):
         return 'UTF-16 or UTF-32 (read it with --encoding=utf-16-le, utf-16-be, utf-32-le, ...)'
     return ''
-
-
-warn_once = functools.cache(warn)
 
 
 def read_blocks(path, lines, split_on):

@@ -62,8 +62,7 @@ def walk(folder):
 
 
 def list_files(spec):
-    """ [(name, path)] of a comma-separated list. Inside a folder they are sorted by name, 2 before
-    10, as latents are. A file of several names comes once. """
+    """ [(name, path)] of a comma-separated list, by name, 2 before 10. Each real file once. """
     # the name of a file may have commas and spaces
     parts = [spec]
     if not os.path.isfile(spec):

@@ -25,7 +25,6 @@ from corpora.sources import documents, names_of, text_hash
 from runs.console import progress_bar, warn
 from runs.distributed import rank, world
 
-FEW = 20                       # documents of val
 FIT_DOCUMENTS = 100_000        # tokenizer and lsa are fitted on at most so many documents of train
 
 
@@ -61,7 +60,10 @@ def survey(source, val, val_fraction, homology=0.0):
     name = ', '.join(names_of(source))
     if val:
         counts_of['val_input'] = Counter()
-        totals['val'] = sum(1 for _ in noted(documents(val, counts_of['val_input']), digest))
+        known = {text for _, text in sample}
+        for doc in noted(documents(val, counts_of['val_input']), digest):
+            totals['val'] += 1
+            counts_of['val_input']['known'] += doc.text in known
 
     # neither split may be empty
     for one, found in zip((source, val), counts_of.values()):
@@ -75,7 +77,10 @@ def survey(source, val, val_fraction, homology=0.0):
                          'give --val_input=, or a finer --split_on=, as line')
 
     # what a person may not have meant
-    if totals['val'] < FEW:
+    if val and counts_of['val_input']['known']:
+        warn(f'{counts_of["val_input"]["known"]:,} of {totals["val"]:,} documents of val_input are '
+             'in the input, too')
+    if totals['val'] < 20:
         warn(f'val has {totals["val"]} documents, too few to measure anything: give more with '
              '--val_fraction= or --val_input=')
     if counts['nucleotides'] > counts['read'] / 2:
