@@ -98,7 +98,7 @@ def test_a_tiktoken_encoding_keeps_its_ids_and_gains_one_for_pad(monkeypatch):
     encoding = tiktoken.Encoding('little', pat_str=r'\w+|\W', mergeable_ranks=ranks,
                                  special_tokens={'<|endoftext|>': 260})          # 258, 259: holes
     monkeypatch.setattr(tiktoken, 'list_encoding_names', lambda: ['little'])
-    monkeypatch.setattr(tiktoken, 'get_encoding', lambda name: encoding)
+    monkeypatch.setattr(tiktoken, 'get_encoding', {'little': encoding}.__getitem__)
     tok = load_tokenizer('little')
     assert (tok.eos, tok.pad, tok.vocab_size) == (260, 261, 262)
     assert tok.encode('dog') == [257]
