@@ -21,16 +21,16 @@ import os
 from runs.files import read_json
 from runs.writing import lock, write_text
 
-FIELDS = {'task', 'metric', 'control', 'value', 'se', 'n', 'texts', 'point', 'knobs', 'checkpoint',
-          'commit'}
+FIELDS = dict(task=str, metric=str, control=str, value=(int, float), n=int, texts=str, point=dict,
+              se=(int, float, type(None)), knobs=dict, checkpoint=str, commit=(str, type(None)))
 
 
 def read_results(path):
     """ The records of results.json. ValueError where it is not as evaluate.py writes it. """
     records = read_json(path, kind=object, limit=2**23)    # 30,000 records
     for record in records if isinstance(records, list) else [None]:
-        is_whole = isinstance(record, dict) and FIELDS <= record.keys()
-        if not is_whole or not isinstance(record['value'], (int, float)):
+        if not isinstance(record, dict) or not all(
+                isinstance(record.get(name, ()), kind) for name, kind in FIELDS.items()):
             raise ValueError(f'{path} is not as evaluate.py writes it: move it away')
     return records
 

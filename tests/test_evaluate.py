@@ -399,7 +399,8 @@ def test_what_is_measured_again_replaces_its_records_and_nothing_else(tmp_path):
     assert [record['value'] for record in swept] == [31, 31, 32, 32]
 
     for broken in ('{}', '{"nelbo/n": 8}', '[1]', '[{"task": "l2t"}]', '3',
-                   json.dumps([records[0] | dict(value='high')])):
+                   *[json.dumps([records[0] | wrong]) for wrong in (
+                       dict(value='high'), dict(point=[]), dict(se='low'), dict(knobs=None))]):
         (tmp_path / 'broken.json').write_text(broken)
         with pytest.raises(ValueError, match='broken.json.*move it away'):
             read_results(tmp_path / 'broken.json')
@@ -415,8 +416,7 @@ def test_a_sweep_is_the_product_of_its_knobs_in_their_own_types():
     product = [dict(sampler=s, steps=k) for s in ('ancestral', 'cached') for k in (2, 4)]
     assert evaluate.read_sweep('sampler=ancestral,cached; steps=2,4', config) == product
     assert evaluate.read_sweep('guidance=0,1.5', config) == [{'guidance': 0.0}, {'guidance': 1.5}]
-    for wrong in ('magic=1', 'steps', 'steps=a', 'steps=', 'steps=-1', 'guidance=nan',
-                  'sampler=fast'):
+    for wrong in ('magic=1', 'steps', 'steps=a', 'steps=', 'guidance=nan', 'sampler=fast'):
         with pytest.raises(ValueError, match='sweep'):
             evaluate.read_sweep(wrong, config)
 
