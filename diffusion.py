@@ -386,9 +386,8 @@ class GaussianLatents:
 
     def combination(self, alpha_t, sigma_t):
         """ a and b of the target a z + b e. """
-        targets = {'v': (-sigma_t, alpha_t), 'x0': (1, 0),
-                   'flow': (-1, 1), 'eps': (0, 1)}
-        return targets[self.target]
+        return {'v': (-sigma_t, alpha_t), 'x0': (1, 0),
+                'flow': (-1, 1), 'eps': (0, 1)}[self.target]
 
     def target_of(self, z, e, t):
         """ The network's target (B, N, D) for clean latents z and noise e. """

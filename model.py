@@ -278,12 +278,13 @@ class Block(nn.Module):
         attended = attention_of_rows(q, k, v, K, n_causal)
         attended = attended.transpose(1, 2).flatten(2)                   # (B, K + L, C)
 
-        # each stream goes on with its own part
+        # each stream goes on with its own part, or ends here
+        next_text = next_latent = None
         if 'latent' in predict:
-            latent = self.latent.finish(latent, attended[:, :K], *latent_rest)
+            next_latent = self.latent.finish(latent, attended[:, :K], *latent_rest)
         if 'text' in predict:
-            text = self.text.finish(text, attended[:, K:], *text_rest)
-        return text, latent
+            next_text = self.text.finish(text, attended[:, K:], *text_rest)
+        return next_text, next_latent
 
 # -----------------------------------------------------------------------------
 # The whole
