@@ -284,8 +284,6 @@ class MaskedText:
         mask = (rank_in_row(u) < n[:, None]) & (u < torch.inf)           # not all n may be free
         return torch.where(mask, self.mask_id, tokens), mask
 
-    # the loss
-
     def loss(self, hidden, head, targets, weight, seen=None, coefficients=None):
         """
         loss = sum over p of weight_p * -log p(x_p)                      nats per token, a bound
@@ -373,8 +371,6 @@ class GaussianLatents:
         it. A scalar t of the host stays there. """
         found = [x.to(z.dtype) for x in self.alpha_sigma(t)]
         return found if t.ndim == 0 else [to_device(x[:, None, None], z) for x in found]
-
-    # from clean to noisy
 
     def corrupt(self, z, t, e):
         """ z_t, and the noise as used. z, e (B, N, D), t (B,). """

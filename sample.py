@@ -38,11 +38,14 @@ solvers of latents. Samplers of text are in samplers.py.
 Letters: n texts, N latent vectors, D latent dims.
 """
 import os
+import sys
 from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
 import torch.nn.functional as F
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))   # before the user's own model.py
 
 from configurator import configure, on_command_line, stop_on_error
 from diffusion import check_choice

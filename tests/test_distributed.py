@@ -140,8 +140,6 @@ def test_fsdp_trains_on_its_own_weights_after_an_evaluation_without_a_save(datas
     assert_close(tmp_path / 'ddp', tmp_path / 'fsdp', 1e-5)
 
 
-# ---- its own device
-
 @pytest.mark.parametrize('n_gpus, device', [(4, 'cuda:3'), (1, None)])
 def test_a_process_takes_its_own_gpu(monkeypatch, n_gpus, device):
     def empty(size, device):
@@ -156,8 +154,6 @@ def test_a_process_takes_its_own_gpu(monkeypatch, n_gpus, device):
         with pytest.raises(ValueError, match="device='cuda:3' .* a machine with 1 GPUs"):
             pick_device('auto')
 
-
-# ---- checkpoints, preflight
 
 @pytest.mark.parametrize('source, kind, ranks', [
     ('sharded', 'ddp', 1), ('sharded', 'ddp', 2), ('sharded', 'fsdp', 2), ('alone', 'fsdp', 2)])
@@ -190,8 +186,6 @@ def test_preflight_says_what_it_found_and_builds_nothing(dataset, tmp_path):
     assert ' for 4 checkpoints to come' in kept, 'no more than are made: 5, 10, 15, 18'
     assert full == 4 and why.count('\n') == 1 and 'checkpoints to come need' in why
 
-
-# ---- the loop
 
 def test_a_new_mode_is_no_spike(dataset, tmp_path):
     """ Norms are many times larger from the first step of another loss on: the guard begins its

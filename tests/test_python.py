@@ -43,6 +43,12 @@ def test_the_page_runs_word_for_word_and_an_import_reads_no_command_line(mixed, 
     assert result.returncode == 0 and result.stdout == '', result.stderr
 
 
+def test_a_users_own_model_py_is_not_taken_for_ours(tmp_path):
+    (tmp_path / 'model.py').write_text('')
+    result = run_code('from sample import Run', cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+
+
 def test_it_writes_what_the_command_line_writes(mixed, loaded):
     def shown(**flags):
         return run('sample.py', f'--out_dir={mixed}', *(f'--{k}={v}' for k, v in flags.items()))
