@@ -125,15 +125,10 @@ def share_rows(batch_size, global_batch):
     if global_batch is None:
         return batch_size, 1
     rows, rest = divmod(global_batch, world())
-    if rest:
-        raise ValueError(f'global_batch={global_batch} cannot be shared by {world()} processes '
-                         'alike: use another number of processes, or another --global_batch')
     micro_batch = min(batch_size, rows)
-    if rows % micro_batch:
-        fits = max(n for n in range(1, micro_batch) if rows % n == 0)
-        raise ValueError(f'global_batch={global_batch} gives each of {world()} processes {rows} '
-                         f'rows, no multiple of batch_size={batch_size}: use '
-                         f'--batch_size={fits}, or another --global_batch')
+    if rest or rows % micro_batch:
+        raise ValueError(f'global_batch={global_batch} cannot be shared by {world()} processes '
+                         f'alike, in micro-batches of batch_size={batch_size}: use other numbers')
     return micro_batch, rows // micro_batch
 
 

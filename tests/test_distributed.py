@@ -53,7 +53,7 @@ def test_a_step_has_the_same_rows_on_any_number_of_processes(monkeypatch):
         assert preflight.share_rows(128, 512) == expected
     assert preflight.share_rows(128, None) == (128, 1)
     for world, n, words in ((3, 512, '512 .* 3 processes'), (1024, 512, '512 .* 1024 processes'),
-                            (2, 384, '192 rows, .* batch_size=128: use --batch_size=96')):
+                            (2, 384, '384 .* 2 processes .* batch_size=128:')):
         monkeypatch.setenv('WORLD_SIZE', str(world))
         with pytest.raises(ValueError, match=words):
             preflight.share_rows(128, n)
