@@ -344,7 +344,7 @@ def enter_stage():
 # The loop: evaluate, save and stop; micro-steps; guard; step; average; log
 
 run_folder.note_signals()
-faulthandler.enable(sys.__stderr__)                        # a word, should data be cut off: SIGBUS
+faulthandler.enable(sys.__stderr__ or sys.__stdout__)      # SIGBUS: data that were cut off
 stop_signal = 0                                            # what all processes have agreed on
 log = StepLog(out_dir, device, max_iters, rows_of, config)
 batches = prefetch(micro_batches(state.step), device)
