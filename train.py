@@ -151,7 +151,8 @@ if preflight_only:
     distributed.leave()
     raise SystemExit(0)
 
-config['dtype'], config['global_batch'] = dtype, rows_a_step
+config['dtype'] = dtype
+config['global_batch'] = rows_a_step
 modes = modes_of(mode)
 predict = {stream for stage in stages for stream in stage.predict}
 is_sharded = parallel == 'fsdp' and world > 1
@@ -178,8 +179,8 @@ if compile:
     for block in model.blocks:                           # all blocks are one program: compiled once
         block.compile(dynamic=False)
 
-make_batch = batch_maker(text_process, latent_process, streams, seed, cond_drop, t_min,
-                         predict_length, causal_weight)
+make_batch = batch_maker(
+    text_process, latent_process, streams, seed, cond_drop, t_min, predict_length, causal_weight)
 loss_fn = loss_class(model, make_batch, autocast, latent_weight)
 if is_sharded:
     distributed.shard(loss_fn, device, in_bfloat16=dtype == 'bfloat16')
@@ -278,7 +279,6 @@ def save(is_best):
     after a signal it is exit code 5. What is not finite is not saved: exit code 3. """
     if state.step == state.saved_at and not is_best:
         return True
-    # were the data cut off meanwhile?
     distributed.rank0_or_stop(2, preflight.check_shards, train_data, train_data.entries)
     error = state.save(config, is_best)
     if isinstance(error, ValueError):

@@ -168,7 +168,8 @@ class AdaptiveBatchMaker(BatchMaker):
 
         real = importance[tokens != self.adaptive.pad]
         logged = torch.stack((real.mean(), real.std(), real.min(), real.max()))
-        return dict(where_scored(scored, tokens, weight), x_t=x_t, importance=logged)
+        batch = where_scored(scored, tokens, weight)
+        return dict(batch, x_t=x_t, importance=logged)
 
 
 class AdaptiveLoss(Loss):

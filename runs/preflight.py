@@ -144,7 +144,8 @@ def flops_of(sketch, rows, stage, text_process):
     """ Floating-point operations of a micro-batch, forward and backward, as torch counts matrix
     products. The network of a learned importance is not among them. """
     # the head runs where a noisy text is scored, and at all of a causal one
-    c, shares, scored = sketch.config, stage.shares, scored_share(text_process)
+    c, shares = sketch.config, stage.shares
+    scored = scored_share(text_process)
     with torch.device('meta'), FlopCounterMode(display=False) as counter:
         tokens = latents = None
         if 'text' in c.streams:
