@@ -124,6 +124,6 @@ def test_the_cells_of_the_notebook_run_in_order(tmp_path, monkeypatch, capsys):
                 assert set(tiny) <= set(namespace), 'a setting that the notebook does not have'
                 namespace.update(tiny)
     out = capsys.readouterr().out
-    assert len(shown) == 4 and '4 steps in ' in out and f'{lines[0]}\n  -> ' in out
+    assert len(shown) == 4 and 'python evaluate.py' in out and f'{lines[0]}\n  -> ' in out
     n_masked = (namespace['frames'] == namespace['mask_id']).sum(1)
     assert n_masked.tolist() == list(range(32, -1, -1)), 'a call unmasks one token'
