@@ -214,7 +214,9 @@ def resume_or_begin(state, data, text_process, config):
     """
     model, init_from = state.model, config['init_from']
     state.identity = identity_of(model.config, config, data.meta)
-    newest = distributed.rank0_or_stop(2, take_run_folder, config)
+    # nobody else writes there until this process ends, however it ends
+    distributed.rank0_or_stop(2, run_folder.take, config['out_dir'])
+    newest = distributed.rank0_or_stop(2, saving.newest, config['out_dir'])
 
     # the clusters of a new run are made from its training split; else they lie with the weights
     if model.config.clusters and not newest and not init_from:
@@ -250,13 +252,6 @@ def resume_or_begin(state, data, text_process, config):
     elif init_from:
         print0(f'begins with the best weights of {init_from}')
     distributed.rank0_or_stop(2, run_folder.begin, config, data.folder, state.step)
-
-
-def take_run_folder(config):
-    """ For rank 0: nobody else writes there until this process ends, however it ends. Returns the
-    newest checkpoint that the run goes on from. """
-    run_folder.take(config['out_dir'])
-    return saving.newest(config['out_dir'])
 
 
 def resume_from(newest, state, config):
