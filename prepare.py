@@ -73,7 +73,6 @@ invalid_bytes = 'stop'       # stop | replace: for bytes that are not of the enc
                              # U+FFFD, they are counted
 field = 'text'               # <a name>: the document's field in .jsonl, column in .csv, .tsv,
                              # .parquet, .arrow, hub datasets
-min_length = 0               # [0, 1e9]: characters; residues of a protein
 distinct = None              # None | bool: drop what was read before; None: of FASTA only
 homology = 0.0               # [0, 1]; FASTA: clusters of so much sequence identity (over 80 % of
                              # their length) go to one split; needs mmseqs

@@ -31,7 +31,6 @@ from runs.writing import write_text
 COUNTED = dict(
     empty='empty',
     nul='dropped (with a NUL)',
-    too_short='too short',
     duplicate='duplicate',
     known='also in the input',
     invalid_utf8='with invalid UTF-8, now U+FFFD',

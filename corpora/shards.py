@@ -17,18 +17,20 @@ import io
 import itertools
 import json
 import os
+import re
 
 import numpy as np
 
 from corpora.latents import flaw_of
+from corpora.lsa import NO_KNOWN_WORD
 from encoders import far_off
 from runs.console import progress_bar
 from runs.files import check, read_array, read_sealed, short
 from runs.writing import sealed, write_text, write_whole
 
+LATIN = re.compile('[A-Za-z]')
 MOST_TOKENS = 127              # max_tokens=None stands for at most this, unless latents are given
-ENCODED = 2**12                # documents that are tokenized at a time: lists of ids take ten times
-                               # the room of an array
+ENCODED = 2**12                # documents that are tokenized at a time: lists of ids take much room
 
 # counts of a shard; those of a split are their sums
 SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max_tokens',
@@ -201,7 +203,9 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
             latents = np.asarray(encoder(texts, progress=bar.update))    # (n, N, D)
         n_truncated = encoder.truncated
         encoder.truncated = 0
-        n_unknown = int((latents == 0).all((1, 2)).sum())    # lsa gives 0 where it knows no word
+        # texts without a known word; to ask of those with Latin letters would take too long
+        odd = [text for text, z in zip(texts, latents) if not (z.any() and LATIN.search(text))]
+        n_unknown = sum(encoder.remark(text) == NO_KNOWN_WORD for text in odd)
 
     # samples that cannot be stored are dropped; the first is named, without its folder
     n_nonfinite = 0

@@ -154,8 +154,6 @@ def documents(source, counts):
             reason = 'empty'
         elif '\0' in text:
             reason = 'nul'
-        elif len(text) < source.min_length:
-            reason = 'too_short'
         elif source.distinct:
             h = text_hash(text)
             reason = 'duplicate' if h in seen else None

@@ -110,13 +110,14 @@ def test_latents_are_the_encoding_of_exactly_the_text_that_the_tokens_decode_to(
 
 
 def test_a_real_encoder_of_tiny_size_and_no_encoder_at_all(tmp_path):
-    path = write_lines(tmp_path / 'a.txt')
+    path = write_lines(tmp_path / 'a.txt', [*LINES, '\U0001f642', '...'])
     (tmp_path / 'bert').mkdir()
-    knobs = dict(input=path, encoder=save_encoder(tmp_path / 'bert'), encoder_dims=0,
-                 pooling='mean')
+    encoder = save_encoder(tmp_path / 'bert')
+    knobs = dict(input=path, encoder=encoder, encoder_dims=0, pooling='mean')
     ds = PackedDataset(run(**knobs, out=tmp_path / 'a', normalize=True), 'train')
     assert ds.latent_shape == (1, 32) and ds.meta['encoder']['pooling'] == 'mean'
-    assert ds.meta['splits']['train']['truncated'] == 0
+    counts = ds.meta['splits']['train']
+    assert (counts['truncated'], counts['unknown']) == (0, 2), 'an emoji, dots'
     (tmp_path / 'bert/more.json').write_text('{}')           # another encoder now
     with pytest.raises(ValueError, match='finished dataset, and train-00000 would become another'):
         run(**knobs, out=tmp_path / 'a', normalize=True)
@@ -125,7 +126,6 @@ def test_a_real_encoder_of_tiny_size_and_no_encoder_at_all(tmp_path):
     (tmp_path / 'bert/sentence_bert_config.json').write_text('{"max_seq_length": 6}')
     found = manifest.read_meta(run(**knobs, out=tmp_path / 'c'))['splits'].values()
     assert sum(split['truncated'] for split in found) == len(LINES)
-
     plain = run(input=path, out=tmp_path / 'b', encoder='none', tokenizer='byte')
     ds = PackedDataset(plain, 'train')
     assert ds.latent_shape is None and ds.meta['encoder'] is None and ds.rows([0])[1] is None

@@ -257,15 +257,15 @@ def test_fasta_becomes_a_dataset_of_residues_without_duplicates_by_default(tmp_p
     g = np.random.default_rng(0)
     letters = list(RESIDUES[:20])
     sequences = [''.join(g.choice(letters, g.integers(20, 60))) for _ in range(60)]
-    records = ''.join(f'>{i}\n{s}\n' for i, s in enumerate(['MKV', *sequences, *sequences[:7]]))
+    records = ''.join(f'>{i}\n{s}\n' for i, s in enumerate([*sequences, *sequences[:7]]))
     path = tmp_path / 'a.fasta'
     path.write_text(records)
-    knobs = dict(input=path, encoder='none', min_length=20)
+    knobs = dict(input=path, encoder='none')
     folder = run(**knobs, out=tmp_path / 'out', val_fraction=.2)
     ds = PackedDataset(folder, 'train')
     assert ds.meta['tokenizer']['kind'] == 'esm' and ds.vocab_size == 29
     counts = ds.meta['counts']['input']
-    assert counts['duplicate'] == 7 and counts['too_short'] == 1
+    assert counts['duplicate'] == 7
     assert sorted(texts_of(folder, 'train') + texts_of(folder, 'val')) == sorted(sequences)
     both = run(**knobs, val_input=path, out=tmp_path / 'both')
     assert texts_of(both, 'train') == texts_of(both, 'val') == sequences, 'within val too'
