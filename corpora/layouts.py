@@ -38,7 +38,7 @@ COUNTED = dict(
     stops='stops inside, now X',
     nucleotides='of A, C, G, T, U and N alone',
     gaps='gaps, left out',
-    nonfinite='dropped (NaN, inf or beyond float16)',
+    nonfinite='dropped (NaN, inf or of another scale)',
     longer_than_max_tokens='dropped (too many tokens)',
 )
 
@@ -53,12 +53,9 @@ def verify(folder):
     for split in meta['splits'].values():
         for shard in split['shards']:
             files |= shard['files']
-    n_bytes = sum(entry['bytes'] for entry in files.values())
-    with progress_bar(total=n_bytes, desc='verifying', unit='B', unit_scale=True) as bar:
-        for name, entry in files.items():
-            check_file(folder, name, files)
-            bar.update(entry['bytes'])
-    print(f'{len(files)} files, {n_bytes / 1e6:,.1f} MB, each as meta.json says')
+    for name in progress_bar(files, desc='verifying', unit=' files'):
+        check_file(folder, name, files)
+    print(f'{len(files)} files, each as meta.json says')
 
 
 def counted(counts):
