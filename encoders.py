@@ -145,8 +145,7 @@ def reach_hub():
 
 
 def fetch(hub_id, revision, kind='encoder'):
-    """ (folder, commit) of a hub model; without a network, of its copy in the cache. kind: what it
-    is, for the error. """
+    """ (folder, commit) of a hub model; without a network, of its copy in the cache. """
     from huggingface_hub import snapshot_download
     trouble = reach_hub()
     try:
@@ -212,6 +211,7 @@ def load_head(folder, device):
             settings = read_json(os.path.join(folder, path, 'config.json'))
             weights = load_file(os.path.join(folder, path, 'model.safetensors'), device)
             activation = ACTIVATIONS[settings['activation_function'].rpartition('.')[2]]
+            weights = {name: weight.float() for name, weight in weights.items()}
             head.append((weights['linear.weight'], weights.get('linear.bias'), activation))
     return head
 

@@ -142,8 +142,8 @@ def test_a_folder_of_sentence_transformers_is_carried_out_and_flags_win(tmp_path
         '1_Pooling/config': {'pooling_mode_cls_token': True, 'pooling_mode_mean_tokens': False},
         '2_Dense/config': dict(activation_function='torch.nn.Tanh'),
         'config_sentence_transformers': dict(prompts=dict(p='the '), default_prompt_name='p')})
-    weight, bias = torch.randn(5, 32), torch.randn(5)
-    save_file({'linear.weight': weight, 'linear.bias': bias},
+    weight, bias = torch.randn(5, 32).bfloat16().float(), torch.ones(5)
+    save_file({'linear.weight': weight.bfloat16(), 'linear.bias': bias.bfloat16()},
               tmp_path / '2_Dense/model.safetensors')
     encoder = find_encoder(folder)
     assert encoder.record['normalize'] and encoder.record['max_length'] == 9
