@@ -229,8 +229,6 @@ def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
     assert set(entry['latent_mse_by_t']) - {None} == {2.}
 
 
-# ---- every knob
-
 KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_weight=3', '--t_min=0.3',
          '--mode=unconditional+9*l2t+t2l', '--text_schedule=polynomial', '--grad_clip=1e-3',
          '--seed=1', '--weight_decay=9', '--betas=0.1,0.1', '--learning_rate=0.1',
@@ -255,8 +253,6 @@ def test_every_training_knob_changes_the_validated_loss_and_no_run_differs_from_
     others = [entry for knob, entry in found.items() if knob not in unchanged]
     assert len(set(others)) == len(others), 'two knobs do the same'
 
-
-# ---- a run goes on
 
 def test_a_run_folder_without_a_checkpoint_takes_the_data_of_now(dataset, tmp_path):
     copied = tmp_path / 'run/data/tokenizer.json'
@@ -351,6 +347,10 @@ def test_what_a_run_needs_is_asked_before_it_begins(dataset, tmp_path):
     result = train(dataset, tmp_path / 'run', '--compile=true', env=env)
     assert result.returncode == 4 and result.stderr.count('\n') == 1
     assert 'the C++ compiler g++' in result.stderr and not (tmp_path / 'run').exists()
+    old = 'import torch\ntorch.cpu.get_capabilities = dict'       # a CPU
+    for dtype, warns in (('bfloat16', True), ('auto', False)):
+        job = Job(dataset, tmp_path / 'r', '--preflight_only=true', f'--dtype={dtype}', before=old)
+        assert job.wait() == [0] and ('has no bfloat16 instructions' in job.out()) == warns
 
 
 def test_a_run_logs_to_wandb_where_asked(dataset, tmp_path):
