@@ -420,7 +420,7 @@ def test_a_run_can_be_asked_what_it_has_learned_and_nothing_else(streams, proces
 
 @pytest.mark.parametrize('knobs, words', [
     (dict(sampler='magic'), 'magic'), (dict(score='best'), 'best'), (dict(alpha=2.5), 'alpha'),
-    (dict(sampler='ancestral', by_importance=True), 'by_importance'), (dict(steps=-1), 'steps'),
+    (dict(sampler='ancestral', by_importance=True), 'by_importance'), (dict(steps=0), 'steps'),
     (dict(temperature=-3), r'temperature: -3, expected None \| \[0, 100\]'),
     (dict(solver='euler'), 'dpmpp_2m')])
 def test_wrong_knobs_are_refused(knobs, words):
