@@ -474,6 +474,7 @@ def prepare(knobs):
 
         # all ranks write. A shard's key is a digest of its documents and of these settings
         settings = dict(
+            counted=SUMS,                                    # another version counts other things
             files=plan.files,
             tokenizer=tok.record,
             encoder=encode and encode.record,

@@ -116,7 +116,7 @@ def show_latents(train, val):
         unknown='have no word that the encoder knows, so their latents say nothing',
     )
     for key, words in remarks.items():
-        n = sum(split[key] for split in train.meta['splits'].values())
+        n = sum(split.get(key, 0) for split in train.meta['splits'].values())
         if n:
             line('warning', f'{n:,} samples {words}')
 

@@ -8,8 +8,7 @@ A shard holds samples, one after the other:
     .tokens.bin     (T,) uint16 or uint32, little-endian
     .offsets.npy    (n + 1,) int64: where the tokens of each sample begin
     .latents.npy    (n, N, D) float16, where the dataset has latents
-    .whole.json     the shard's entry of meta.json, with a key: a digest of all that decides its
-                    bytes. So a later run knows which shards it need not write again
+    .whole.json     the shard's entry of meta.json, with a key, the digest of what decides its bytes
 Letters: T tokens, n samples, N latent vectors, D latent dimensions.
 """
 import hashlib
