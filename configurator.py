@@ -44,6 +44,7 @@ from runs.files import short
 HERE = os.path.dirname(os.path.abspath(__file__))
 SCRIPTS = ('prepare', 'train', 'sample', 'evaluate', 'bench', 'plot')
 FLAG = 'the command line'
+VERBATIM = ('text', 'like', 'towards', 'away', 'prefix', 'split_on')      # texts, and no paths
 set_by = {}                     # {knob: where it was set}, of the last `configure`
 
 
@@ -131,11 +132,9 @@ class Knob(NamedTuple):
             raise ValueError(f'{short(value)} is no {kind.__name__}')
         if self.rule and not follows(value, self.rule):
             raise ValueError(f'{short(value)}, expected {self.rule}')
-        is_text = isinstance(value, str)
-        if is_text and re.search('[\ud800-\udfff]', value):
+        if isinstance(value, str) and re.search('[\ud800-\udfff]', value):
             raise ValueError(f'{short(value)} is not UTF-8')
-        # a shell leaves the ~ of --out=~/here alone
-        return re.sub('(?<![^,])~(?=/)', os.path.expanduser('~'), value) if is_text else value
+        return value
 
     def read(self, text):
         """ A flag's text as a value; ValueError as in settle. """
@@ -148,8 +147,7 @@ class Knob(NamedTuple):
 
         # as Python would read it, also true and false; else, or where a name is meant, the text
         try:
-            is_bool = text.lower() in ('true', 'false')
-            value = ast.literal_eval(text.capitalize() if is_bool else text)
+            value = ast.literal_eval({'true': 'True', 'false': 'False'}.get(text.lower(), text))
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             value = text
         is_name = self.default is None and '<' in self.rule and not follows(value, self.rule)
@@ -257,7 +255,6 @@ def configure(globals_, argv=None, show=True):
         print(help_of(script))
         raise SystemExit(0)
 
-    # arguments in their order: the last one wins
     knobs = read_knobs(script)
     config = {name: knob.default for name, knob in knobs.items()}
     set_by.clear()
@@ -275,10 +272,13 @@ def configure(globals_, argv=None, show=True):
                 continue
             try:
                 knob = knobs[name]
-                config[name] = knob.read(value) if source == FLAG else knob.settle(value)
+                value = knob.read(value) if source == FLAG else knob.settle(value)
             except ValueError as error:
                 stop(f'knob {name!r} in {source}: {error}')
-            set_by[name] = source
+            # a shell leaves the ~ of --out=~/here alone
+            if isinstance(value, str) and name not in VERBATIM:
+                value = re.sub('(?<![^,])~(?=/)', os.path.expanduser('~'), value)
+            config[name], set_by[name] = value, source
 
     # a knob of a closed room would do nothing
     for name, source in set_by.items():

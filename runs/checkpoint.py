@@ -11,7 +11,6 @@ and any number of processes reads them.
 training_state.json holds the size and the SHA-256 of the files beside it, and its own SHA-256, so a
 checkpoint can be proven whole. Shapes are compared with the file's before a model takes memory.
 """
-import os
 import re
 from dataclasses import fields, replace
 from pathlib import Path
@@ -21,7 +20,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from model import Model, ModelConfig
-from runs.console import warn
 from runs.files import check, one_line, read_sealed, short
 from runs.identity import check_same, of_dataset
 from runs.manifest import read_meta

@@ -17,6 +17,7 @@ from data import PackedDataset
 from diffusion import modes_of
 from model import ModelConfig
 from runs import checkpoint, distributed
+from runs.console import progress_bar
 from runs.distributed import print0, rank, world
 from runs.files import read_sealed
 from runs.machine import pick_dtype
@@ -57,15 +58,18 @@ def open_data(config):
 
     # every shard is read once, a share by each process: about a second for 1 GB
     for data in (train, val):
-        check_shards(data, data.entries[rank()::world()], digest=True)
+        mine = progress_bar(data.entries[rank()::world()], desc='checking shards')
+        check_shards(data, mine, digest=True)
     return train, val
 
 
 def check_shards(data, entries, digest=False):
-    """ ValueError where a file of these shards has not the size, or the digest, that is noted. """
+    """ ValueError where a file of these shards has not the size, or the digest, that is noted. One
+    that is moved away in mid-run is still mapped, and whole. """
     for entry in entries:
         for name in entry['files']:
-            check_file(data.folder, name, entry['files'], digest)
+            if digest or os.path.exists(os.path.join(data.folder, name)):
+                check_file(data.folder, name, entry['files'], digest)
 
 
 def earlier_network(config):
@@ -202,9 +206,9 @@ def check_machine(config, device, dtype, sketch):
         print0(f'warning: dtype=bfloat16, but {device} has no bfloat16 instructions and '
                'emulates them: --dtype=float32 is usually faster')
 
-    # torch.compile calls it by this name
+    # torch.compile calls it by this name, for a CPU
     compiler = os.environ.get('CXX', 'g++')
-    if config['compile'] and not shutil.which(compiler):
+    if device == 'cpu' and config['compile'] and not shutil.which(compiler):
         raise OSError(f'compile=true needs the C++ compiler {compiler}, which is not here: install '
                       'one, or name it in CXX, or --compile=false')
 
@@ -226,5 +230,3 @@ def check_machine(config, device, dtype, sketch):
 
     # the other processes
     distributed.join(device, config['dist_timeout'])
-    if world() > 1:
-        report('processes', f'{world()} have met')

@@ -81,7 +81,7 @@ def test_a_script_is_configured_and_prints_what_was_set(demo):
     ('--compile=0', False), ('--betas=0.9,0.95', (.9, .95)), ('--betas=(0,.5)', (0., .5)),
     ('--tasks=l2t,t2l', ('l2t', 't2l')), ('--text=1e5', '1e5'), ('--min_lr=1e-5', 1e-5),
     ('--text=(a, "b") = c', '(a, "b") = c'), ('--min_lr=none of it', 'none of it'),
-    ('--min_lr=12', '12'), ('--text=~/a,~/b~/c', f'{HOME}/a,{HOME}/b~/c')])
+    ('--min_lr=12', '12'), ('--min_lr=~/a,~/b~/c', f'{HOME}/a,{HOME}/b~/c'), ('--text=~/a', '~/a')])
 def test_a_flag_does_what_it_says(demo, flag, value):
     found = demo(flag)
     assert list(found.values()) == [value] and type(*found.values()) is type(value)
