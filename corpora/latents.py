@@ -28,7 +28,7 @@ def as_latent(array, path):
 
 def natural_order(path):
     """ A sort key: 2.npy comes before 10.npy. """
-    return [int(part) if part.isdigit() else part for part in re.split(r'(\d+)', path)]
+    return [int(part) if part.isdecimal() else part for part in re.split(r'(\d+)', path)]
 
 
 def latent_files(spec):

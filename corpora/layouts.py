@@ -160,7 +160,7 @@ def read_earlier(source):
 
 def export(folder, target):
     """ Writes a dataset in the earlier layout, with latents (N, D) float32. """
-    if os.path.exists(target):
+    if os.path.isdir(target) and os.listdir(target):
         raise ValueError(f'export_dir={target} is there already: name a new folder')
     tokenizer = load_tokenizer(folder)
     for split, name in (('train', 'train'), ('val', 'validation')):

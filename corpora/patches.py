@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-MOST_PIXELS = 50_000_000       # of an image: a small file may hold more than fits into memory
+from runs.files import one_line
 
 
 def to_patches(pixels, patch):
@@ -37,16 +37,14 @@ def image_patches(path, size, patch, channels):
     except ImportError:
         raise ValueError(f'{path}: to read images: pip install pillow') from None
 
-    Image.MAX_IMAGE_PIXELS = None                                        # pillow's limit is higher
+    # pillow stops at 179 megapixels: a small file may hold more than fits into memory
     try:
         with Image.open(path) as image:
-            if image.width * image.height > MOST_PIXELS:
-                raise ValueError(f'{image.width} x {image.height} pixels, at most {MOST_PIXELS:,}')
             image = opaque(ImageOps.exif_transpose(image))
             image = image.convert('L' if channels == 1 else 'RGB')
             image = ImageOps.fit(image, (size, size), Image.Resampling.BOX)
     except Exception as error:                                           # pillow raises anything
-        raise ValueError(f'{path}: no image that can be read ({error!r})') from None
+        raise ValueError(f'{path}: no image that can be read ({one_line(error)})') from None
 
     pixels = np.asarray(image, np.float32).reshape(size, size, channels) / 127.5 - 1
     return to_patches(pixels, patch)

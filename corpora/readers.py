@@ -44,9 +44,11 @@ BEGINNINGS = {
     b'%PDF': 'PDF',
     b'\x89PNG': 'PNG',
 }
+CONTROL = re.compile(rb'[\0-\x08\x0e-\x1f]')   # not in a text, which may begin with such a word
 SURROGATE = re.compile('[\ud800-\udfff]')                    # half a character
-LONGEST = 2**24                # characters of a line, a field of a table, a document: a quote that
-                               # is never closed would make one of the whole file
+LONGEST = 2**24                # characters of a record's line or text: a quote that is never closed
+                               # would make one of the whole file
+LONGEST_LINE = 2**28           # of plain text, and of a document of it: text8 is one line
 ROWS = 4                       # of a parquet file that are read at a time: a small file may hold
                                # texts of any length
 warn_once = functools.cache(warn)
@@ -88,7 +90,7 @@ def read_records(path, source):
 def text_of(record, field, where):
     """ The text in a field of a record. None is an empty text. """
     text = record.get(field, 0)                              # 0: there is none
-    if text is not None and not isinstance(text, str):
+    if not isinstance(text, str | None):
         raise ValueError(f'{where}: no text in field {field!r}, found {short(record)}; '
                          'choose with --field=')
     if text and len(text) > LONGEST:
@@ -120,14 +122,15 @@ def lines_of(path, source):
     is_utf8 = codecs.lookup(source.encoding).name == 'utf-8'
     # an invalid byte becomes a lone surrogate, which `cleaned` replaces
     errors = 'surrogateescape' if source.invalid_bytes == 'replace' else 'strict'
+    most = LONGEST if kind_of(path) in RECORDS else LONGEST_LINE
     number = 0
     try:
         with opened, io.TextIOWrapper(opened, source.encoding, errors) as f:
             check_beginning(path, opened.peek(16) if is_utf8 else b'')
-            while line := f.readline(LONGEST):
+            while line := f.readline(most):
                 number += 1
-                if len(line) == LONGEST:
-                    raise ValueError(f'{path}, line {number}: longer than {LONGEST:,} characters; '
+                if len(line) == most:
+                    raise ValueError(f'{path}, line {number}: longer than {most:,} characters; '
                                      'cut it')
                 yield line.removeprefix('\ufeff')             # also where files were joined
     except UnicodeError as error:
@@ -143,7 +146,7 @@ def lines_of(path, source):
 
 def check_beginning(path, begin):
     for magic, kind in BEGINNINGS.items():
-        if begin.startswith(magic):
+        if begin.startswith(magic) and (CONTROL.search(begin) or not magic.isalnum()):
             hint = 'name it by its kind'
             if kind.startswith('UTF'):
                 hint = f'prepare.py reads it with --encoding={kind.lower()}'
@@ -186,9 +189,9 @@ def joined(lines, path):
     for line in lines:
         parts.append(line)
         n_characters += len(line)
-        if n_characters > LONGEST:
-            raise ValueError(f'{path}: a document of more than {LONGEST:,} characters; cut it, or '
-                             'choose another --split_on=')
+        if n_characters > LONGEST_LINE:
+            raise ValueError(f'{path}: a document of more than {LONGEST_LINE:,} characters; cut '
+                             'it, or choose another --split_on=')
     return ''.join(parts)
 
 # -----------------------------------------------------------------------------
@@ -267,7 +270,7 @@ def read_table(path, source):
             if len(row) != len(names):
                 raise ValueError(f'{where}: {len(row)} fields, expected {len(names)}, one a '
                                  'column; put a text with a comma or a tab into quotes')
-            if row == names:
+            if row == names != [source.field]:
                 raise ValueError(f'{where}: the names of the columns again, as where two files '
                                  'were joined: take that line out')
             yield dict(zip(names, row)), where

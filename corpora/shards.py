@@ -224,7 +224,6 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
         latents = stored[is_good]
         runs = [run for run, keep in zip(runs, is_good) if keep]
 
-    # the arrays
     lengths = [len(run) for run in runs]
     tokens = np.concatenate([np.empty(0, dtype), *runs])
     offsets = np.cumsum([0] + lengths, dtype=np.int64)
