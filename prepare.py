@@ -353,6 +353,8 @@ def write_shards(knobs, folder, plan, shards, settings, tok, encode):
     for split, n in plan.totals.items():
         n_shards[split] = -(-n // knobs.shard_size)
         n_left += len(range(rank(), n_shards[split], world()))
+        # nor does a shard of a finished dataset vanish
+        check_same(folder, f'{split}-{n_shards[split]:05d}', None, plan.finished)
     for split, i, docs in shards:
         began = time.monotonic()
         given = given_latents(docs)

@@ -98,13 +98,12 @@ def noted(docs, digest):
 
 
 def read_once(source, limit, clusters):
-    """ The counts of all documents, the sizes of the parts of the source, the digest of its
-    documents, a sample of train as [(-hash, text)], the lowest and the highest hash.
-
-    The sample is the documents of train with the smallest hashes. So it is uniform, and the same in
-    any order of reading.
-    """
-    counts, totals, digest = Counter(), Counter(), hashlib.sha256()
+    """ The counts of all documents, the sizes of the splits, the digest, a sample of train as
+    [(-hash, text)], the lowest and the highest hash. The sample has the smallest hashes of train,
+    so it is uniform, and the same in any order of reading. """
+    counts = Counter()
+    totals = Counter()
+    digest = hashlib.sha256()
     sample = []                                              # a heap
     lowest, highest = 2**64, 0
     with progress_bar(desc='reading', unit=' documents') as bar:
@@ -130,10 +129,8 @@ def split_of(doc, limit, clusters):
 
 def homology_clusters(source, homology):
     """ {hash of a protein: hash of the one that stands for its cluster}. A cluster: so much
-    identity over at least 80 % of the lengths, by mmseqs (github.com/soedinglab/MMseqs2).
-
-    Similar sequences must not lie in both train and val: a model could score well by memory alone.
-    """
+    identity over at least 80 % of the lengths, by mmseqs (github.com/soedinglab/MMseqs2). Similar
+    sequences must not lie in both train and val: a model could score well by memory alone. """
     if not shutil.which('mmseqs'):
         raise ValueError(f'homology={homology}: mmseqs is not on PATH '
                          '(https://github.com/soedinglab/MMseqs2), or set --homology=0')

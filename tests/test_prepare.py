@@ -1,6 +1,4 @@
-"""
-prepare.py as sentences, on corpora of a few lines, in this process or as the command a user types.
-"""
+""" prepare.py as sentences, on corpora of a few lines, in this process or as a command. """
 import hashlib
 import json
 import os
@@ -203,16 +201,18 @@ def test_the_builtin_corpus_is_distinct_short_sentences_of_english():
 def test_a_finished_dataset_never_becomes_one_of_other_documents_or_knobs(tmp_path):
     path = write_lines(tmp_path / 'a.txt')
     run(input=path, out=tmp_path / 'x')
+    small = dict(out=tmp_path / 'y', tokenizer='byte', encoder='none', shard_size=1)
+    run(input=path, **small)
     for knobs, message in ((dict(max_tokens=64), 'max_tokens = None, not 64'),
                            (dict(encoding='latin-1'), "encoding = 'utf-8', not 'latin-1'"),
                            (dict(shard_size=50), 'shard_size = 40, not 50')):
         with pytest.raises(ValueError, match=f'{message}; choose another --out='):
             run(input=path, out=tmp_path / 'x', **knobs)
     before = digests(tmp_path / 'x')
-    for lines in (LINES[:90], LINES[::-1]):
+    for lines, knobs in ((LINES[:90], {}), (LINES[::-1], {}), (LINES[:-1], small)):
         write_lines(path, lines)
-        with pytest.raises(ValueError, match='(tokenizer.json|train-00000) would become another'):
-            run(input=path, out=tmp_path / 'x')
+        with pytest.raises(ValueError, match='(tokenizer.json|-00...) would become another'):
+            run(input=path, **dict(out=tmp_path / 'x') | knobs)
         assert digests(tmp_path / 'x') == before
 
 
