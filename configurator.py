@@ -265,7 +265,7 @@ def configure(globals_, argv=None, show=True):
         elif name.startswith('--') and equals:
             settings, source = {name[2:]: text}, FLAG
         else:
-            stop(f'{arg!r} is neither a config file (*.py) nor --key=value')
+            stop(f'{arg!r} is neither a config file (*.py) nor --key=value, as --watch=true')
         for name, value in settings.items():
             if name not in knobs:
                 pass_over(name, source, knobs)

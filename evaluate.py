@@ -221,7 +221,7 @@ def print_summary(chosen, measured):
     titles = ['in short', 'ours', 'shuffled', 'null', 'rival', 'lead']
     print()
     for row in [titles, *rows]:
-        print(f'{row[0]:<29}' + ''.join(f'{cell:>14}' for cell in row[1:]).rstrip())
+        print(f'{row[0]:<29}' + ''.join(f' {cell:>13}' for cell in row[1:]).rstrip())
     if rivals:
         print(f'rival: {", ".join(rivals)}\nlead: over the rival, text by text')
 

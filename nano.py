@@ -4,7 +4,7 @@ clock, and predicts both clean. So it writes text from an embedding, an embeddin
 from noise, and text from left to right.
 
     python prepare.py config/quickstart.py        the data: sentences and their embeddings
-    python nano.py                                trains for some minutes on a CPU, and writes
+    python nano.py                                trains for half an hour on a CPU, and writes
 
 A clock runs from 0 (clean) to 1 (noise). A mode says how the two clocks of a row are drawn:
     mode            text clock   latent clock   learns

@@ -88,9 +88,7 @@ def read_array(path, dtype='floats', shape=None, mmap=False, what='array', at_ra
     """ The array in an .npy file. dtype, shape: what is expected; None: any shape. mmap: a
     read-only map of the file (plain). `what` names the array in the error. """
     try:
-        array = np.load(path, mmap_mode='r', allow_pickle=False)
-        if not isinstance(array, np.ndarray):
-            raise ValueError('an .npz file, expected .npy')
+        array = np.lib.format.open_memmap(path, mode='r')  # never reads pickles
         is_right = array.dtype.kind == 'f' if dtype == 'floats' else array.dtype == dtype
         if not is_right or shape not in (None, array.shape):
             raise ValueError(f'found {array.dtype} {short(array.shape)}, expected {dtype} '
