@@ -221,7 +221,8 @@ def print_summary(chosen, measured):
     titles = ['in short', 'ours', 'shuffled', 'null', 'rival', 'lead']
     print()
     for row in [titles, *rows]:
-        print(f'{row[0]:<29}' + ''.join(f' {cell:>13}' for cell in row[1:]).rstrip())
+        cells = ''.join(f' {cell:>13}' for cell in row[1:])
+        print(f'{row[0]:<29}' + cells.rstrip())
     if rivals:
         print(f'rival: {", ".join(rivals)}\nlead: over the rival, text by text')
 
