@@ -14,6 +14,7 @@ def counts(data):
     found = np.zeros(data.vocab_size, np.int64)
     for shard in map(data.shard, range(data.n_shards)):
         data.check_ids(shard.tokens)
-        found += np.bincount(shard.tokens, minlength=len(found))
+        for part in np.array_split(shard.tokens, 1 + len(shard.tokens) // 2**24):
+            found += np.bincount(part, minlength=len(found))         # casts to int64
         found[data.eos] += len(shard.offsets) - 1
     return torch.from_numpy(found)
