@@ -159,7 +159,6 @@ class PackedDataset:
             tokens[positions] = np.where(column < n_tokens, text, ends)
         self.check_ids(tokens)
 
-        # their latents
         latents = None
         if self.stats is not None:
             latents = self.standardise(self.raw_latents(indices))

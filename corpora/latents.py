@@ -47,8 +47,7 @@ def latent_files(spec):
 
 
 def with_latents(texts, paths):
-    """ Each text with its row of the arrays (n, D) or (n, N, D) in these files, one after the
-    other. """
+    """ Each text with its row of the arrays (n, D) or (n, N, D) in these files, in turn. """
     # the arrays, mapped into memory
     arrays = [read_array(path, mmap=True, what='latents') for path in paths]
     for path, array in zip(paths, arrays):

@@ -6,9 +6,8 @@ Which split and which shard a document goes to.
         ...                                                      # of this rank
 
 The hash of a document decides whether it is train or val, before it is cut, so no document is in
-both, and its neighbours do not matter. The documents of a split are numbered in the order of
-reading, and shard i holds those from i * shard_size on. The ranks take shards in turn. Each rank
-reads all documents: that takes far less time than embedding its own share.
+both, and its neighbours do not matter. In the order of reading, document n of a split goes to shard
+n // shard_size. The ranks take shards in turn; each reads all documents, which is fast.
 """
 import hashlib
 import heapq
@@ -79,7 +78,7 @@ def survey(source, val, val_fraction, homology=0.0):
     # what a person may not have meant
     if val and counts_of['val_input']['known']:
         warn(f'{counts_of["val_input"]["known"]:,} of {totals["val"]:,} documents of val_input are '
-             'in the input, too')
+             f'in the input, too ({len(sample):,} of it were compared)')
     if totals['val'] < 20:
         warn(f'val has {totals["val"]} documents, too few to measure anything: give more with '
              '--val_fraction= or --val_input=')
@@ -105,7 +104,8 @@ def read_once(source, limit, clusters):
     totals = Counter()
     digest = hashlib.sha256()
     sample = []                                              # a heap
-    lowest, highest = 2**64, 0
+    lowest = 2**64
+    highest = 0
     with progress_bar(desc='reading', unit=' documents') as bar:
         for doc in noted(documents(source, counts), digest):
             split, h = split_of(doc, limit, clusters)
