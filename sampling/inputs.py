@@ -9,7 +9,6 @@ import math
 import os
 import re
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 
 import diffusion
-from processes import text_process
 from processes.clusters import cluster_table
 from processes.gidd import GIDD
 from processes.hdlm import HDLM
