@@ -17,6 +17,9 @@ from runs.console import warn
 from runs.files import one_line, read_array, short
 
 MOST_TEMPLATES = 64            # that a template with [MASK:2-6] may stand for
+JSON_LINES = ('.jsonl', '.ndjson', '.jsonlines')
+NO_LINES = tuple('.json .tar .gz .csv .tsv .parquet .pq .arrow .feather '      # these would pass as
+                 '.fasta .fa .faa .fas .fsa .fna .ffn .frn .pep'.split())      # a text a line
 
 # -----------------------------------------------------------------------------
 # Texts
@@ -53,15 +56,15 @@ def read_texts(path, field='text'):
     if not os.path.isfile(path):
         what = 'this is a folder, expected a file' if os.path.isdir(path) else 'no such file'
         raise ValueError(f'texts={path}: {what}')
-    if path.lower().endswith(('.csv', '.tsv', '.fasta', '.json')):
-        raise ValueError(f'texts={path}: expected a text a line, or a record a line in a .jsonl '
-                         'file')
+    is_json = path.lower().endswith(JSON_LINES)
+    if path.lower().endswith(NO_LINES):
+        raise ValueError(f'texts={path}: expected a text a line, or records in a .jsonl file')
     number = n_texts = 0
     try:
         with open(path, encoding='utf-8-sig') as f:
             for number, line in enumerate(f, 1):
                 text = line.strip()
-                if text and path.endswith('.jsonl'):
+                if text and is_json:
                     text = json.loads(text)[field].strip()
                     text = text.replace('\r\n', '\n').replace('\r', '\n')
                     text.encode()                          # half a character is an error

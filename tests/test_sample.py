@@ -10,13 +10,13 @@ import torch
 
 import evaluate
 import samplers
+from corpora.readers import FASTA, NOT_TEXT, RECORDS
 from diffusion import MaskedText
 from encoders import far_off
 from launch import run_each
 from processes.gidd import GIDD
-from samplers import (SAMPLERS, certainty_of, in_blocks, make_propose, no_callback,
-                      nucleus_filter)
-from sampling.inputs import pack, read_latents, read_texts
+from samplers import SAMPLERS, certainty_of, in_blocks, make_propose, no_callback, nucleus_filter
+from sampling.inputs import JSON_LINES, NO_LINES, pack, read_latents, read_texts
 from sampling.knobs import SamplingKnobs
 from sampling.latents import make_latents, write_both
 from sampling.run import DIRECTIONS
@@ -448,8 +448,9 @@ def test_latents_of_another_scale_are_said_and_whole_numbers_refused(tmp_path, c
 def test_texts_are_read_and_packed_and_one_that_is_too_long_or_no_list_is_refused(tmp_path):
     (tmp_path / 'a.jsonl').write_text('{"b": "one"}\n\n{"b": " two "}\n')
     assert list(read_texts(str(tmp_path / 'a.jsonl'), 'b')) == ['one', 'two']
-    (tmp_path / 'b.jsonl').write_text(r'{"text": "a dog\r\nruns\rand\nsits"}')
-    assert list(read_texts(str(tmp_path / 'b.jsonl'))) == ['a dog\nruns\nand\nsits']
+    (tmp_path / 'b.JSONL').write_text(r'{"text": "a dog\r\nruns\rand\nsits"}')
+    assert list(read_texts(str(tmp_path / 'b.JSONL'))) == ['a dog\nruns\nand\nsits']
+    assert {*JSON_LINES, *NO_LINES} == {*RECORDS, *FASTA, *NOT_TEXT, '.gz'}, 'as prepare.py'
     run = toy_run()
     for function in (run.encode, run.pack):
         with pytest.raises(ValueError, match="at least one, found 'a text'"):
