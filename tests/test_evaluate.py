@@ -425,10 +425,11 @@ def test_a_record_tells_other_texts(monkeypatch, dataset, tmp_path):
     own = SimpleNamespace(meta=read_meta(dataset))
     assert evaluate.source_of(own, str(dataset)) == ('', {})
     other = SimpleNamespace(meta=json.loads(json.dumps(own.meta)))
-    for shard in other.meta['splits']['val']['shards']:
-        for file in shard['files'].values():
-            file['sha256'] = 'f' * 64
-    assert evaluate.source_of(other, str(dataset))[0] == str(dataset)
+    for ending, source in (('latents.npy', ''), ('.npy', str(dataset))):
+        for shard in other.meta['splits']['val']['shards']:
+            for name, file in shard['files'].items():
+                file['sha256'] = 'f' * 64 if name.endswith(ending) else file['sha256']
+        assert evaluate.source_of(other, str(dataset))[0] == source
     file = tmp_path / 'own.txt'
     monkeypatch.setattr(evaluate, 'texts', str(file))
     found = [file.write_text(text) and evaluate.source_of(own, '') for text in 'aab']
