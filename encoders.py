@@ -95,9 +95,8 @@ class Encoder:
         out = torch.empty(len(texts), record['dimension'])
         for i in range(0, len(order), self.batch_size):
             rows = order[i:i + self.batch_size]
-            batch_ids = [ids[row] for row in rows]
-            batch = self.tokenizer.pad({'input_ids': batch_ids}, return_tensors='pt')
-            batch = batch.to(self.device)
+            batch = {'input_ids': [ids[row] for row in rows]}
+            batch = self.tokenizer.pad(batch, return_tensors='pt').to(self.device)
             mask = batch['attention_mask']                                         # (b, l)
             h = self.model(input_ids=batch['input_ids'], attention_mask=mask).last_hidden_state
             z = pool(h.float(), mask, record['pooling'])                           # (b, model's D)
@@ -196,10 +195,12 @@ def read_modules(folder):
     path = os.path.join(folder, 'modules.json')
     modules = read_json(path, list) if os.path.isfile(path) else []
     modules = [(module['type'].rpartition('.')[2], module['path']) for module in modules]
+    for _, path in modules:
+        if re.search(r'^/|\.\.', path):
+            raise ValueError(f'modules.json: {path} lies outside of the folder')
     kinds = ' '.join(kind for kind, _ in modules)
     if not re.fullmatch('(Transformer Pooling( Dense)*( Normalize)?)?', kinds):
-        raise ValueError(f'modules.json has {kinds}: expected Transformer Pooling Dense Normalize, '
-                         'the last two or none')
+        raise ValueError(f'modules.json has {kinds}, not Transformer Pooling (Dense) (Normalize)')
     return modules
 
 
@@ -209,10 +210,12 @@ def load_head(folder, device):
     for kind, path in read_modules(folder):
         if kind == 'Dense':
             settings = read_json(os.path.join(folder, path, 'config.json'))
+            name = settings['activation_function'].rpartition('.')[2]
+            if name not in ACTIVATIONS:
+                raise ValueError(f'activation {name} of a Dense module: not known here')
             weights = load_file(os.path.join(folder, path, 'model.safetensors'), device)
-            activation = ACTIVATIONS[settings['activation_function'].rpartition('.')[2]]
             weights = {name: weight.float() for name, weight in weights.items()}
-            head.append((weights['linear.weight'], weights.get('linear.bias'), activation))
+            head.append((weights['linear.weight'], weights.get('linear.bias'), ACTIVATIONS[name]))
     return head
 
 

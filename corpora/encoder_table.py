@@ -59,7 +59,7 @@ def folder_settings(folder, prefix):
 
     # what is done to a text
     more = read('config_sentence_transformers.json') | read('sentence_bert_config.json')
-    if more.get('default_prompt_name'):
+    if more.get('default_prompt_name') and prefix is None:
         found['prefix'] = more['prompts'][more['default_prompt_name']]
     if (prefix or found.get('prefix')) and pooling.get('include_prompt') is False:
         raise ValueError('a prefix that is read but not pooled (include_prompt) is not known here')

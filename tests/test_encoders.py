@@ -163,6 +163,8 @@ def test_a_folder_of_sentence_transformers_is_carried_out_and_flags_win(tmp_path
      'include_prompt'),
     ('', dict(sentence_bert_config=dict(do_lower_case=True)), 'do_lower_case'),
     ('', dict(modules=[1]), 'TypeError'),
+    ('', dict(modules=[dict(type='a.Pooling', path='1/../../x')]), 'lies outside'),
+    ('Dense', {'2_Dense/config': dict(activation_function='torch.nn.GELU')}, 'activation GELU'),
     ('', dict(config=dict(model_type='bert', num_hidden_layers=10**6)), '1,000,000 layers')])
 def test_what_is_not_carried_out_stops_by_name(tmp_path, kinds, files, words):
     folder = save_encoder(tmp_path)
@@ -170,6 +172,7 @@ def test_what_is_not_carried_out_stops_by_name(tmp_path, kinds, files, words):
     with pytest.raises(ValueError, match=words) as found:
         find_encoder(folder)
     assert '\n' not in str(found.value)
+    assert words != 'include_prompt' or find_encoder(folder, prefix='').record['prefix'] == ''
 
 
 def rewrite_weights(folder, change):
