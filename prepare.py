@@ -233,13 +233,10 @@ def make_record(knobs, val):
         paths = [os.path.normpath(path) for path in record[knob].split(',') if path]
         record[knob] = ','.join(map(os.path.basename, paths))
     names = names_of(knobs)
-    record |= dict(
-        input=names,
-        val_input=names_of(val) if knobs.val_input else [],
-        hub_dataset=names[0] if knobs.hub_dataset else '',
-        import_dir=names[0] if knobs.import_dir else '',
-    )
-    return record
+    return record | dict(
+        input=names, val_input=names_of(val) if knobs.val_input else [],
+        hub_dataset=knobs.hub_dataset and names[0],
+        import_dir=knobs.import_dir and names[0])
 
 
 def on_rank_0(function, *args):
@@ -329,16 +326,9 @@ def make_encoder(knobs):
     if dtype is None and where.startswith('cuda'):
         dtype = pick_dtype('auto', where)
     return find_encoder(
-        knobs.encoder,
-        where,
-        knobs.embed_batch_size,
-        pooling=knobs.pooling,
-        normalize=knobs.normalize,
-        prefix=knobs.prefix,
-        dimension=knobs.encoder_dims or None,
-        dtype=dtype,
-        language=knobs.language,
-    )
+        knobs.encoder, where, knobs.embed_batch_size, pooling=knobs.pooling,
+        normalize=knobs.normalize, prefix=knobs.prefix, dimension=knobs.encoder_dims or None,
+        dtype=dtype, language=knobs.language)
 
 # -----------------------------------------------------------------------------
 # Write

@@ -3,6 +3,7 @@ What prepare.py fits on the training texts: a byte-level BPE (tokenizers.py), an
 """
 import signal
 import sys
+import threading
 
 import torch
 
@@ -26,10 +27,17 @@ def train_bpe(texts, vocab_size):
     trainer = trainers.BpeTrainer(vocab_size=vocab_size - 2, min_frequency=2,
                                   show_progress=sys.stderr.isatty(),
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
-    # the library does not listen to Ctrl-C: meanwhile it ends the process at once
-    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    bpe.train_from_iterator(progress_bar(texts, desc='tokenizer', unit=' texts'), trainer)
-    signal.signal(signal.SIGINT, before)
+    # the library does not listen to Ctrl-C: meanwhile it ends the process at once, unless the
+    # process ignores it or this is another thread, which may not say so
+    listens = (signal.getsignal(signal.SIGINT) is signal.default_int_handler
+               and threading.current_thread() is threading.main_thread())
+    if listens:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        bpe.train_from_iterator(progress_bar(texts, desc='tokenizer', unit=' texts'), trainer)
+    finally:
+        if listens:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
     return bpe.to_str()
 
 
@@ -41,8 +49,7 @@ def fit_lsa(texts, dims, seed=0, ngrams=1, max_terms=20_000):
     for text in progress_bar(texts, desc='lsa', unit=' texts'):
         for term in set(split_terms(text, ngrams)):
             df[term] = df.get(term, 0) + 1
-    repeated = sorted(term for term in df if df[term] > 1)
-    repeated = sorted(repeated, key=lambda term: -df[term])
+    repeated = sorted((term for term in df if df[term] > 1), key=lambda term: (-df[term], term))
     words = [term for term in repeated if ' ' not in term][:max_terms]
     terms = words + [term for term in repeated if ' ' in term][:max_terms]
     if dims > min(len(texts), len(terms)):

@@ -132,11 +132,13 @@ class HDLM(IntegralProcess):
         log_xi_other = math.log(xi_other) if xi_other else -math.inf
         entropy_other = xi_other * log_xi_other if xi_other else 0       # 0 log 0 = 0
         entropy = xi * math.log(xi) + (n_clusters - 1) * entropy_other
-        KL = entropy - (xi - xi_other) * log_Q_own - (xi_other * log_Q.sum(1) if xi_other else 0)
+        of_others = xi_other * log_Q.sum(1) if xi_other else 0
+        KL = entropy - (xi - xi_other) * log_Q_own - of_others
 
         # at cluster k: -log [ p(x) Q(k | x) / sum over v of p(v) Q(k | v) ]
         log_Q_of_x = torch.where(k == own, math.log(xi), log_xi_other).squeeze(1)
-        at_cluster = -(log_p.gather(1, x[:, None]) - log_Q.gather(1, k)).squeeze(1) - log_Q_of_x
+        log_posterior = log_p.gather(1, x[:, None]) - log_Q.gather(1, k)
+        at_cluster = -log_posterior.squeeze(1) - log_Q_of_x
 
         return torch.where(z == V, mask_weight * KL, cluster_weight * at_cluster)
 
