@@ -201,7 +201,9 @@ def read_given(run, direction, text):
 def names_of_latents(n):
     """ What the n latents of FILE.npy are of: the lines of FILE.txt beside it, if these are n. """
     beside = os.path.splitext(latents)[0] + '.txt'
-    lines = list(read_texts(beside)) if os.path.isfile(beside) else []
+    lines = []
+    with suppress(ValueError, OSError):                    # they are for display alone
+        lines = list(read_texts(beside))
     return lines if len(lines) == n else [f'{latents}[{i}]' for i in range(n)]
 
 # -----------------------------------------------------------------------------
@@ -266,14 +268,13 @@ def respond(run, direction, config):
     texts, raw, notes = draw(run, direction, given, n_each, on_step, knobs)
     if texts is None:
         notes = describe_latents(run, direction, given, n_each, raw)
-    written = texts or [''] * len(raw)
 
     # the samples below their sources
-    for i, sample in enumerate(written):
+    for i, sample in enumerate(texts or [''] * len(raw)):
         name = given.names[i // n_each]
         if i % n_each == 0 and name:
             print(shown(f'\n{name}'))
-        line = '   '.join(part for part in (sample, notes and notes[i]) if part)
+        line = '   '.join(filter(None, (sample, notes and notes[i])))
         print(shown(f'  -> {line}'))
     n_empty = sum(not sample.strip() for sample in texts or [])
     if n_empty:
@@ -313,8 +314,7 @@ def describe_latents(run, direction, given, n_each, raw):
     try:
         expected = embeddings(run, given.texts).repeat_interleave(n_each, 0)
     except ValueError as error:
-        reason = str(error).split(';')[0]
-        return [f'{shape}; not compared: {reason}'] * len(raw)
+        return [f"{shape}; not compared: {str(error).split(';')[0]}"] * len(raw)
     cosine = F.cosine_similarity(raw.flatten(1), expected.flatten(1))
     return [f"{shape}, cosine with the encoder's own {c:.3f}" for c in cosine]
 
@@ -324,7 +324,7 @@ def write_animation(run, direction, given, knobs):
     where both write it from its latents and no sampler is named; else as it is asked for. """
     from sampling.animation import animation
     first = SimpleNamespace(names=given.names[:1],
-                            texts=None if given.texts is None else given.texts[:1],
+                            texts=given.texts and given.texts[:1],
                             raw=None if given.raw is None else given.raw[:1])
     samplers = {knobs['sampler']: f'mode {direction}'}
     if direction == 'l2t' and run.next_token and run.fills_masks and not knobs['sampler']:

@@ -38,11 +38,9 @@ def read_pictures(run, path):
     if not files:
         raise ValueError(f'{path}: no .png or .jpg file in this folder')
 
-    patches = []
-    for file in files:
-        patches.append(image_patches(file, cut['image_size'], cut['patch'], cut['channels']))
-    names = [os.path.basename(file) for file in files]
-    return names, torch.from_numpy(np.stack(patches))
+    patches = [image_patches(file, cut['image_size'], cut['patch'], cut['channels'])
+               for file in files]
+    return [os.path.basename(file) for file in files], torch.from_numpy(np.stack(patches))
 
 
 def write_png(path, pictures, columns=0, side=128):

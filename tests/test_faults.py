@@ -380,8 +380,7 @@ runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')
 
 
 def rank_1(out):
-    pid, = (pid for pid in alive(out)
-            if b'\0RANK=1\0' in Path(f'/proc/{pid}/environ').read_bytes())
+    pid, = (pid for pid in alive(out) if b'\0RANK=1\0' in Path(f'/proc/{pid}/environ').read_bytes())
     return pid
 
 
