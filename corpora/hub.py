@@ -34,5 +34,5 @@ def read_hub(source):
         for record in records:
             yield text_of(record, source.field, 'a record')
     except Exception as error:        # a dozen kinds, and each means: not there, or no longer there
-        reason = trouble or f'{type(error).__name__}: {one_line(error)}'
+        reason = f'{type(error).__name__}: {one_line(error)}' + (trouble and f'; {trouble}')
         raise ValueError(f'hub_dataset={name}: cannot be read ({reason})') from None

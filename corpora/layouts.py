@@ -113,7 +113,7 @@ def show_latents(train, val):
 
     remarks = dict(
         truncated='are longer than the encoder reads: lower --max_tokens',
-        unknown='have no word that the encoder knows, so their latents say nothing',
+        unknown='have no word that the encoder knows, so their latents say nothing'
     )
     for key, words in remarks.items():
         n = sum(split.get(key, 0) for split in train.meta['splits'].values())

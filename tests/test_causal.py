@@ -186,8 +186,7 @@ def test_causal_rows_are_clean_scored_to_their_eos_and_last(dataset, mode):
         assert torch.allclose(batch['weight'][here], torch.tensor(2. / (B * L)))
         assert batch['t_text'][i] == 0 and batch['t_latent'][i] in (0, 1)
     masked = batch['x_t'][:B - n] == V
-    trained = torch.tensor([name != CAUSAL and name != 2
-                            for name in batch['mode'].tolist()])[:B - n]
+    trained = torch.tensor([name not in (CAUSAL, 2) for name in batch['mode'].tolist()])[:B - n]
     assert torch.equal(scored[:B - n] & masked, scored[:B - n])
     assert torch.equal(scored[:B - n][trained], masked[trained])
 

@@ -222,8 +222,7 @@ def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
 
     # what is logged is per row that has this loss
     error = torch.full((64,), 2.)
-    sums = statistics(short, dict(loss=torch.tensor(0.), latent_loss=torch.tensor(0.),
-                                  error=error))
+    sums = statistics(short, dict(loss=torch.tensor(0.), latent_loss=torch.tensor(0.), error=error))
     entry, _ = summary({name: x.tolist() for name, x in sums.items()}, 1)
     assert sums['latent_count'].sum() == (short['row_weight'] > 0).sum()
     assert set(entry['latent_mse_by_t']) - {None} == {2.}
