@@ -153,14 +153,14 @@ def measure_sweep(run, ctx, name, task, points):
         label = ', '.join(f'{knob}={value}' for knob, value in point.items())
         run.row_calls, began = 0, time.perf_counter()
         made = task.generate(run, ctx, **knobs_of(task, point))
-        seconds = time.perf_counter() - began
+        ms = 1000 * (time.perf_counter() - began) / len(made)
         figures = Figures(len(made))           # of an edit, the texts that have such a word
-        figures.enter('', {'calls': run.row_calls / len(made), 'ms': 1000 * seconds / len(made)})
+        figures.enter('', {'calls': run.row_calls / len(made), 'ms': ms})
         figures.enter('', task.judge(run, ctx, made))
 
         record(run, ctx, name, task, figures, point)
         table |= {(label, metric): figure for (_, metric), figure in figures.items()}
-        print(f'{label}: {1000 * seconds / len(made):.4g} ms a text', flush=True)
+        print(f'{label}: {ms:.4g} ms a text', flush=True)
     show_figures(ctx, name, table, figures.n)
 
 
@@ -249,8 +249,9 @@ def record(run, ctx, name, task, figures, point={}):
         value = ctx.knobs[name_of_knob]
         if name_of_knob not in point and value != KNOBS[name_of_knob].default:
             knobs[name_of_knob] = value
-    same = dict(n=figures.n, texts=source, point=point, knobs=knobs | more,
-                checkpoint=run.checkpoint, commit=git_commit())
+    same = dict(
+        n=figures.n, texts=source, point=point, knobs=knobs | more,
+        checkpoint=run.checkpoint, commit=git_commit())
     add_results(os.path.join(out_dir, 'results.json'), [
         dict(task=name, metric=metric, control=control, value=value, se=se, **same)
         for (control, metric), (value, se) in figures.items()])

@@ -37,8 +37,7 @@ def identity_of(model_config, knobs, meta):
 
 def of_dataset(meta, but=()):
     """ Tokenizer, encoder, files and samples of a dataset. The id of an encoder says where it lay,
-    its revision which it is. bag.npy is where a training begins; nothing depends on it later. but:
-    endings of files of samples that do not count. """
+    its revision which it is. bag.npy begins a training. but: endings of samples' files to pass. """
     found = {f'tokenizer {key}': value for key, value in meta['tokenizer'].items()}
     for key, value in (meta['encoder'] or {}).items():
         if key != 'id':

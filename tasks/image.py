@@ -159,7 +159,8 @@ def train_classifier(pictures, labels, n_classes, seed, steps=600, batch=64):
     net.eval().requires_grad_(False)
 
     def classify(x):
-        parts = [net(as_input(x[i:i + 512])).argmax(1) for i in range(0, len(x), 512)]
+        parts = [net(as_input(x[i:i + 512])).argmax(1)
+                 for i in range(0, len(x), 512)]
         return torch.cat(parts)
     return classify
 

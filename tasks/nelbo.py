@@ -103,8 +103,10 @@ def latent_mse(run, tokens, raw, draws, seed, batch):
             e = normals(seed, k, 'evaluation latent', 0, *z.shape)
             for i in range(0, n, batch):
                 rows = slice(i, i + batch)
-                z_t, _ = run.latent.corrupt(z[rows].to(run.device), t[rows], e[rows].to(run.device))
-                out = call(run, x[rows].to(run.device), z_t, clock, t[rows], predict=('latent',))[1]
+                z_t, _ = run.latent.corrupt(z[rows].to(run.device), t[rows],
+                                            e[rows].to(run.device))
+                _, out = call(run, x[rows].to(run.device), z_t, clock, t[rows],
+                              predict=('latent',))
                 x0, _ = x0_and_e(run.latent, out, z_t, t[rows])
                 squared = (x0.cpu() - z[rows]).square() * live           # (B, N, D)
                 error[rows] += squared.mean(1).sum(1) / live.sum() / draws

@@ -28,8 +28,10 @@ MOST_NUMBERS = 10 ** 8         # of latents that ridge regression reads, 400 MB
 
 def measure(run, ctx):
     seed, figures = ctx.knobs['seed'], Figures(ctx.n)
-    each = [judge(run, ctx, generate(run, ctx, seed=seed + i)) for i in range(ctx.knobs['seeds'])]
-    judged = {'': {metric: np.mean([e[metric] for e in each], 0) for metric in each[0]}}
+    each = [judge(run, ctx, generate(run, ctx, seed=seed + i))
+            for i in range(ctx.knobs['seeds'])]
+    judged = {'': {metric: np.mean([one[metric] for one in each], 0)
+                   for metric in each[0]}}
 
     # the controls
     controls = {'shuffled': generate(run, ctx, derangement(ctx.n, seed)),
