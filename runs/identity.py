@@ -1,6 +1,5 @@
 """
-Whether two runs, two models or two datasets are the same. An identity is a dict of plain values:
-what must be equal. What else two runs may differ in are their knobs.
+Whether two runs, models or datasets are the same. An identity: a dict of values that must be equal.
 
     identity_of(model_config, knobs, meta)     of a run: it goes on only as what it was
     of_dataset(meta)                           of a dataset, a part of it

@@ -134,11 +134,9 @@ def pieces_of_template(run, text):
 
 
 def read_template(run, text, length=0):
-    """
-    'A [MASK] runs on the [MASK:2-3].' -> tokens, known_mask, inner, (k, L) each: a row for each
+    """ 'A [MASK] runs on the [MASK:2-3].' -> tokens, known_mask, inner, (k, L) each: a row for each
     combination of the lengths of its gaps. [MASK:*] is the whole rest; without it the text has the
-    length that it shows. inner: positions where EOS and PAD are not allowed.
-    """
+    length that it shows. inner: positions where EOS and PAD are not allowed. """
     pieces = pieces_of_template(run, text)
     has_rest = '*' in pieces
     ranges = [piece for piece in pieces if isinstance(piece, range)]

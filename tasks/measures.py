@@ -125,12 +125,9 @@ def describe_texts(figures, control, texts, ids, perplexity=None):
 
 
 def describe_samples(run, ctx, draw):
-    """
-    Draws as many samples as there are texts, and describes them beside the texts themselves
-    (data/). draw(SamplingKnobs) -> what it has drawn, the tokens (n, L) first.
-    Returns the Figures, with the network calls and milliseconds of a text; the texts; what was
-    drawn.
-    """
+    """ Draws as many samples as there are texts, and describes them beside the texts (data/).
+    draw(SamplingKnobs) -> what it has drawn, the tokens (n, L) first. Returns the Figures, with the
+    network calls and milliseconds of a text; the texts; what was drawn. """
     run.row_calls, began = 0, time.perf_counter()
     drawn = draw(ctx.sampling_knobs(guidance=1.0))
     seconds = time.perf_counter() - began
