@@ -45,7 +45,8 @@ def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), ca
         return t.to(run.device, non_blocking=True).expand(B)
 
     # everything on the device; from the host this does not wait
-    t_text, t_latent = clock(t_text), clock(t_latent)
+    t_text = clock(t_text)
+    t_latent = clock(t_latent)
     if cache is not None:
         found = run.next_token.decode_step(run.model, tokens, z, t_text, t_latent, cache)
         return found, None
@@ -143,7 +144,8 @@ def make_denoise(run, g, condition, null, inner=None, is_causal=False):
     condition, null (B, N, D): standardised latents, and noise in their place; None: there are none.
     inner (B, L): positions where EOS and PAD are not allowed.
     is_causal: the text is written from left to right, with a cache of keys and values. """
-    cache_c, cache_u = ({}, {}) if is_causal else (None, None)
+    cache_c = {} if is_causal else None
+    cache_u = {} if is_causal else None
 
     def denoise(tokens, t, positions, rows=slice(None)):
         if isinstance(rows, torch.Tensor):

@@ -75,7 +75,8 @@ def compare(texts, written, raw, embedded):
     bleu = BLEU(effective_order=True)          # sentence BLEU: a three-word text has no 4-grams
     written, texts = (list(map(spaced, some)) for some in (written, texts))
     pairs = list(zip(written, texts))
-    n_words = np.array([(len(w.split()), len(s.split())) for w, s in pairs])
+    n_words = np.array([(len(w.split()), len(s.split()))
+                        for w, s in pairs])
     found = {'bleu': np.array([bleu.sentence_score(w, [s]).score for w, s in pairs]),
              'corpus_bleu': BLEU().corpus_score(written, [texts]).score,
              'f1': np.array([100 * word_f1(w, s) for w, s in pairs]),
