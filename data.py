@@ -2,7 +2,7 @@
 The packed dataset that prepare.py wrote: everything between the disk and a batch.
 
     data = PackedDataset('data/captions', 'train')
-    rows = row_order(len(data), seed, start=step * batch_size, count=batch_size)
+    rows = row_order(len(data), seed, start=step * batch_size, count=batch_size)  # stages.py
     tokens, latents = data.rows(rows)
 
 A sample is a text and, unless the dataset is text only, the latent vectors of that very text:

@@ -293,7 +293,7 @@ def save(is_best):
 
 
 def newest_checkpoint():
-    return f'the newest checkpoint is step {state.saved_at or "none"}'
+    return f'the newest checkpoint is step {state.saved_at}' if state.saved_at else 'none is saved'
 
 
 def report():

@@ -1,7 +1,6 @@
 """
 Stages: stretches of a run with one mode and one text length. Most runs have one; a schedule in
-`mode`, or in length_schedule, makes more. And the schedule of the learning rate, and which rows
-come in which order.
+`mode`, or in length_schedule, makes more. And the learning rate of a step, and the order of rows.
 """
 import math
 import re
@@ -59,10 +58,11 @@ def read_stages(schedule, lengths, streams, max_iters, seq_len):
             raise ValueError(f'length_schedule={lengths!r}: {length!r}: expected lengths of 1 to '
                              f'{seq_len} tokens, or all')
 
-    found, firsts = [], sorted({step for step, _ in modes + cuts})
+    found = []
+    firsts = sorted({step for step, _ in modes + cuts})
     for first, end in zip(firsts, [*firsts[1:], max_iters]):
-        mode, length = ([value for step, value in schedule if step <= first][-1]
-                        for schedule in (modes, cuts))
+        mode, length = ([value for step, value in one if step <= first][-1]
+                        for one in (modes, cuts))
         shares = mode_shares(mode)
         predict = tuple(stream for stream, losses in LOSSES.items()
                         if stream in streams and any(shares[name] for name in losses))
