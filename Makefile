@@ -1,7 +1,7 @@
 # make quickstart   makes the environment, installs, then prepares, trains, samples and evaluates:
 #                   the main job from end to end, on a CPU: text from an embedding, an embedding
 #                   from text, gaps filled, both from noise, and each beside its controls
-# make test         makes the environment, installs, runs all tests
+# make test         makes the environment, installs, runs all tests, on the CPU: they see no card
 # make gpu          the same, then the tests on a card, its losses beside the CPU's, and how fast our
 #                   configs train there; without a card it fails
 # make clean        removes the environment, and the data and the run of the quickstart

@@ -1,7 +1,7 @@
 """
-What a device computes, by promises that need no second device. Each test runs on the CPU, and on a
-card where there is one; `make gpu` sets NANOLDLM_NEEDS_CUDA, and then a test that is skipped has
-failed (conftest.py). Speed, and losses beside the CPU's, are bench.py's.
+What a device computes, by promises that need no second device. Each test runs on the CPU, and under
+`make gpu` on the card too, which conftest.py hides from all other tests. There a test that is
+skipped has failed. Speed, and losses beside the CPU's, are bench.py's.
 """
 import contextlib
 import io
@@ -15,7 +15,7 @@ import torch
 
 from diffusion import GaussianLatents, MaskedText, mode_shares
 from launch import ROOT, TINY, train
-from loss import BatchMaker, Loss
+from loss import BatchMaker, Loss, prefetch
 from model import (Model, ModelConfig, attention, attention_of_rows, attention_with_prefix,
                    causal_mask, norm, rms_norm, squared_relu)
 from runs.muon import Muon
@@ -27,7 +27,7 @@ from sampling.solvers import SOLVERS
 from sampling.writing import blank, write
 from toys import toy_run
 
-needs_card = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a CUDA device')
+needs_card = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a card: make gpu')
 DEVICES = ['cpu', pytest.param('cuda', marks=needs_card)]
 on_each_device = pytest.mark.parametrize('device', DEVICES)
 B, L, N, D, V = 6, 12, 2, 6, 20
@@ -206,6 +206,16 @@ def test_in_bfloat16_losses_and_gradients_are_those_of_float32_to_rounding(devic
     rounded, rounded_gradients, _ = loss_and_gradients(device, autocast=autocast)
     assert 0 < (rounded - value).abs() < .01 * value
     assert (gradients - rounded_gradients).norm() < .1 * gradients.norm()
+
+
+@on_each_device
+def test_prefetch_yields_every_batch_once_in_order(device):
+    batches = [dict(tokens=torch.full((2, 3), i), latents=torch.full((2, 1), float(i)))
+               for i in range(5)]
+    got = list(prefetch(iter(batches), device))
+    assert len(got) == 5 and all(b['tokens'].device.type == device for b in got)
+    assert [int(b['tokens'][0, 0]) for b in got] == [0, 1, 2, 3, 4]
+    assert all(torch.equal(a['latents'], b['latents'].cpu()) for a, b in zip(batches, got))
 
 
 # ---- the step

@@ -14,7 +14,6 @@ from corpora.fitting import train_bpe
 from corpora.statistics import counts, lengths
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
-from loss import prefetch
 from runs.files import sha256
 from runs.manifest import LatentStats, load_stats
 from runs.stages import row_order
@@ -215,20 +214,6 @@ def test_no_more_shards_are_open_than_there_is_room_for(tmp_path, monkeypatch):
         files = {os.readlink(link) for link in links if os.path.exists(link)}
         assert 0 < sum(Path(file).parent == tmp_path for file in files) <= 2 * 3
     lengths(ds), counts(ds)
-
-# -----------------------------------------------------------------------------
-
-needs_card = pytest.mark.skipif(not torch.cuda.is_available(), reason='needs a GPU')
-
-
-@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=needs_card)])
-def test_prefetch_yields_every_batch_once_in_order(device):
-    batches = [dict(tokens=torch.full((2, 3), i), latents=torch.full((2, 1), float(i)))
-               for i in range(5)]
-    got = list(prefetch(iter(batches), device))
-    assert len(got) == 5 and all(b['tokens'].device.type == device for b in got)
-    assert [int(b['tokens'][0, 0]) for b in got] == [0, 1, 2, 3, 4]
-    assert all(torch.equal(a['latents'], b['latents'].cpu()) for a, b in zip(batches, got))
 
 
 @pytest.mark.parametrize('part, value', [

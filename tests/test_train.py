@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from corpora.statistics import lengths
 from data import PackedDataset
 from diffusion import GaussianLatents, MaskedText
-from launch import ROOT, TINY, Job, cut, log, run_each, train, train_each, weights
+from launch import ROOT, TINY, Job, cut, log, run_code, run_each, train, train_each, weights
 from loss import BatchMaker, statistics
 from runs.log import summary
 from runs.machine import pick_dtype
@@ -69,7 +69,10 @@ def test_bad_knobs_end_in_one_line_and_code_2(dataset, tmp_path, args, words):
     assert refused(result, *words), result.stderr
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason='needs a machine without a GPU')
+def test_a_card_is_hidden_from_the_processes_of_tests():
+    assert run_code('import os; print(os.environ["CUDA_VISIBLE_DEVICES"])').stdout == '\n'
+
+
 @pytest.mark.parametrize('device', ['cuda', 'cuda:1', 'gpu'])
 def test_a_device_that_is_not_there_is_refused(dataset, tmp_path, device):
     result = train(dataset, tmp_path / 'run', f'--device={device}')
