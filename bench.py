@@ -5,19 +5,19 @@ each comparison is a file in benchmarks/.
     python bench.py --lines="config/speedrun.py | config/quickstart.py"     # trainings, any two
     python bench.py --what=step --shape=small      # a training step beside transformers'
     python bench.py --what=samplers --shape=captions    # milliseconds a text, beside GPT-2
-    python bench.py --what=gpu                     # train.py with our configs, on random data
+    python bench.py --what=gpu     # our configs on a card, on random data; losses beside a CPU's
 """
 from types import SimpleNamespace
 
 import torch
 
-from benchmarks import gpu, peers, samplers, step, trainings
-from configurator import configure, stop, stop_on_error
+from benchmarks import gpu, samplers, step, trainings
+from configurator import configure, stop_on_error
 
 what = 'trainings'              # trainings | step | samplers | gpu
 lines = ''                      # trainings: arguments of train.py, | between them
 rounds = 5                      # [1, 1000]: each side so many times
-max_iters = 60                  # [1, 1e6]: of each training; step: of each round
+max_iters = 60                  # [2, 1e6]: trainings: of each; step: of each round
 batch_sizes = '1,8,64'          # samplers: texts at a time
 dtype = 'auto'                  # auto | bfloat16 | float32; auto: as in train.py
 shape = 'small'                 # small | captions | gpt2vocab: step, samplers
@@ -30,8 +30,6 @@ BENCHES = {'trainings': trainings.run, 'step': step.run, 'samplers': samplers.ru
 
 def main():
     knobs = SimpleNamespace(**configure(globals()))
-    if knobs.shape not in peers.SHAPES:
-        stop(f'shape={knobs.shape!r}: choose from {", ".join(peers.SHAPES)}')
     torch.set_num_threads(knobs.threads)
     with stop_on_error():
         BENCHES[knobs.what](knobs)

@@ -24,8 +24,6 @@ SHAPES = {'small':     dict(depth=6, width=256, heads=4, batch=8, length=128,
           'gpt2vocab': dict(depth=6, width=384, heads=6, batch=4, length=256,
                             n_latents=8, latent_dim=48, vocab_size=50304)}
 
-# -----------------------------------------------------------------------------
-# The networks
 
 def our_network(shape):
     return Model(ModelConfig(
@@ -65,8 +63,6 @@ def gpt_network(shape):
         embd_pdrop=0.,
         attn_pdrop=0.))
 
-# -----------------------------------------------------------------------------
-# A side with its batch
 
 def random_batch(shape, make_batch):
     """ Random tokens (B, L) and latents, as train.py's mode 'unconditional' corrupts them. """

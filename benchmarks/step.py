@@ -48,7 +48,6 @@ def run(knobs):
     dtype = pick_dtype(knobs.dtype, device)
     keep_freed_memory()
     torch.set_float32_matmul_precision('high')
-    sizes = ', '.join(f'{name} {value:,}' for name, value in shape.items())
-    print(f'{knobs.shape}: {sizes}; {dtype}, {device}')
+    print(f'{knobs.shape}: {shape}; {dtype}, {device}')
     sides = {name: side_of(name, shape, device, dtype, knobs) for name in peers.SIDES}
     compare(sides, 'tokens/s', knobs.rounds)
