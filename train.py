@@ -337,7 +337,7 @@ def enter_stage():
 
     # a loss on one stream leaves parameters of the other without a gradient
     has_unused = len(stage.predict) < len(streams)
-    return stage, distributed.replicate(loss_fn, device, has_unused)
+    return stage, distributed.replicate(loss_fn, has_unused)
 
 
 # -----------------------------------------------------------------------------

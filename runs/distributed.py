@@ -138,10 +138,9 @@ def on_rank0(function, *args, **kw):
     if rank() == 0:
         try:
             box[0] = function(*args, **kw)
-        except ValueError as error:
-            box[1] = ValueError(str(error))                # of a plain kind, that can be sent
-        except OSError as error:
-            box[1] = OSError(str(error))
+        except (ValueError, OSError) as error:
+            kind = ValueError if isinstance(error, ValueError) else OSError
+            box[1] = kind(str(error))                      # of a plain kind, that can be sent
     if world() > 1:
         dist.broadcast_object_list(box)
     return box
@@ -157,12 +156,13 @@ def rank0_or_stop(code, function, *args, **kw):
 
 # ---- the model on many processes
 
-def replicate(loss, device, has_unused):
+def replicate(loss, has_unused):
     """ DDP, which sums gradients over ranks. has_unused: parameters without a gradient must not be
     waited for. The buffers never change, so they are not sent. """
-    device_ids = [device] if torch.device(device).type == 'cuda' else None
-    return DistributedDataParallel(loss, device_ids=device_ids, gradient_as_bucket_view=True,
-                                   find_unused_parameters=has_unused, forward_sync_buffers=False)
+    net = DistributedDataParallel(loss, gradient_as_bucket_view=True,
+                                  find_unused_parameters=has_unused)
+    net.broadcast_buffers = False                          # its argument is renamed in torch 2.13
+    return net
 
 
 def shard(loss, device, in_bfloat16):

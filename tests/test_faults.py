@@ -370,7 +370,7 @@ runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')
                                        env={**os.environ, 'OMP_NUM_THREADS': '1'})
         end = time.monotonic() + HANGS
         while f'step {until:>6}/' not in said.read_text():
-            assert time.monotonic() < end, said.read_text()
+            assert time.monotonic() < end and process.poll() is None, said.read_text()
             time.sleep(0.005)
         return process, out, said
 
