@@ -1,8 +1,7 @@
 """
 The two noise processes, one for text and one for latents, and the clocks that drive them.
-Each process has a schedule, a corruption (from clean to noisy) and a loss. The steps back, from
-noise to clean, are in samplers.py (text) and sampling/solvers.py (latents).
-Time t runs from 0 (clean) to 1 (noise).
+Each has a schedule, a corruption (from clean to noisy) and a loss. The steps back are in
+samplers.py (text) and sampling/solvers.py (latents). Time t runs from 0 (clean) to 1 (noise).
 
 Masked text                                        MDLM arXiv:2406.07524, MD4 arXiv:2406.04329
     x_t^i    = MASK with probability M(t), the masked share, else x^i;   M(0) = 0, M(1) = 1
@@ -50,10 +49,9 @@ def philox(seed, step, purpose):
 
 
 def uniforms(seed, step, purpose, first, rows, columns):
-    """ Rows first .. first + rows of an endless table of U(0, 1): float64, (rows, columns).
-    No number is exactly 0 or 1. Row i is the same however the rows are split.
-    Use one number of columns per (seed, step, purpose): tables of two widths would share their
-    numbers. """
+    """ Rows first .. first + rows of an endless table of U(0, 1): float64, (rows, columns). No
+    number is exactly 0 or 1. Row i is the same however the rows are split. Use one number of
+    columns per (seed, step, purpose): tables of two widths would share their numbers. """
     # one count of Philox yields four words of 64 bits, and each row starts at a new count
     counts_per_row = -(-columns // 4)
     generator = philox(seed, step, purpose).advance(first * counts_per_row)
@@ -122,8 +120,21 @@ def modes_of(mode):
 
 # ---- logits, a chunk of the positions at a time
 
-# numbers in the table (p, V) of one chunk: 128 MiB in float32, and what is computed from it takes
-# a few times as much
+# {kind of device: its fast kernels need a multiple of so many rows of the head}
+ROWS_OF_HEAD = {'cuda': 64}
+
+
+def logits_of(hidden, head):
+    """ hidden head^T, (P, V), for a loss. On a card the head is filled up with rows of 0, which
+    nobody else sees. It is cast here, so that the gradients of chunks add up in float32. """
+    rows = head.to(hidden.dtype)
+    missing = -len(head) % ROWS_OF_HEAD.get(hidden.device.type, 1)
+    if missing:
+        rows = F.pad(rows, (0, 0, 0, missing))
+    return F.linear(hidden, rows)[:, :len(head)]
+
+
+# numbers in the table (p, V) of one chunk: 128 MiB in float32, and a few such tables live at once
 LOGITS_CHUNK = 2 ** 25
 
 
@@ -148,12 +159,10 @@ def nll_of(logits, targets):
 
 
 def sum_over_texts(term, model, V, seen, latents, t_text, t_latent, scored, *others, **more):
-    """
-    The sum over the scored positions of each text of term(logits (p, V), *others (p, ...)) -> (p,).
-    seen, scored (B, L): what the network reads, and where it is scored; t_text (B,);
-    others (B, L, ...), such as the right tokens: all on the host, as is the result, (B,) float64.
-    latents (B, N, D) or None, at clock t_latent (B,), lie on the device. more: of the network.
-    """
+    """ The sum over the scored positions of each text of term(logits (p, V), *others (p, ...)) ->
+    (p,). seen, scored (B, L): what the network reads, and where it is scored; t_text (B,); others
+    (B, L, ...), such as the right tokens: all on the host, as is the result, (B,) float64. latents
+    (B, N, D) or None, at clock t_latent (B,), lie on the device. more: of the network. """
     # the network runs its head at the scored positions only
     positions = positions_of(scored)                                     # (P,)
     hidden, _ = model(to_device(seen, t_latent), latents, to_device(t_text.float(), t_latent),
@@ -197,8 +206,7 @@ def is_end(tokens, ids):
 
 
 def to_device(x, like):
-    """ x on the device of `like`; x itself where that is None. From the host this does not wait.
-    """
+    """ x on the device of `like`, from the host without a wait; x itself where that is None. """
     return x if like is None else x.to(like.device, non_blocking=not x.is_cuda)
 
 
@@ -226,8 +234,7 @@ SCHEDULES = {
 
 class MaskedText:
     """
-    Masked text with one of the SCHEDULES.
-    Loss weights in training; only `bound` makes the loss a bound:
+    Masked text with one of the SCHEDULES. Loss weights in training; only `bound` makes a bound:
         bound        w(t)
         uniform      1, as in discrete flow matching (arXiv:2407.15595)
         rdm          1 - t, as in RDM and DPLM (arXiv:2302.05737)
@@ -264,11 +271,9 @@ class MaskedText:
     # from clean to noisy
 
     def corrupt(self, tokens, t, u, known_mask=None, exponent=None):
-        """
-        x_t (B, L) and the mask (B, L): True where a token became MASK.
-        tokens (B, L), t (B,), u (B, L) uniform. known_mask (B, L): True is never masked.
-        exponent (B, L): a token is masked with probability M(t)^exponent (adaptive masking).
-        """
+        """ x_t (B, L) and the mask (B, L): True where a token became MASK. tokens (B, L), t (B,),
+        u (B, L) uniform. known_mask (B, L): True is never masked. exponent (B, L): a token is
+        masked with probability M(t)^exponent (adaptive masking). """
         share = self.masked_share(t)[:, None]                            # (B, 1)
         if exponent is not None:
             share = share ** exponent                                    # (B, L)
@@ -285,23 +290,20 @@ class MaskedText:
         return torch.where(mask, self.mask_id, tokens), mask
 
     def loss(self, hidden, head, targets, weight, seen=None, coefficients=None):
-        """
-        loss = sum over p of weight_p * -log p(x_p)                      nats per token, a bound
+        """ loss = sum over p of weight_p * -log p(x_p)                      nats per token, a bound
         hidden (P, C); head (V, C), logits = hidden head^T; targets (P,);
         weight (P,) float32: w(t) / (B L).
         Returns the loss, nll (P,) in nats, and right (P,) bool: the target is the likeliest token.
         Other text processes also need seen (P,), what the network read there, and coefficients
-        (P, n), functions of its row's clock.
-        """
-        logits = F.linear(hidden, head).float()        # (P, V); argmax is slow in bfloat16 on a CPU
+        (P, n), functions of its row's clock. Compiled for a card, it keeps no float32 logits. """
+        logits = logits_of(hidden, head).float()       # argmax is slow in bfloat16 on a CPU
         nll = nll_of(logits, targets)
         right = logits.argmax(1) == targets
         return (weight * nll).sum(), nll, right
 
     @torch.no_grad()
     def bound(self, model, tokens, latents, t_latent, u, known_mask=None):
-        """
-        One draw of the exact discrete bound, nats per sample (B,), float64:
+        """ One draw of the exact discrete bound, nats per sample (B,), float64:
             n ~ U{1..F},   F / n * sum over the n masked i of -log p(x^i | x_t)
         F is the number of free positions: L, if none is known. There is no t_min here. The bound is
         MDLM's, and equal to the any-order autoregressive bound. The text clock is the t with
@@ -310,8 +312,7 @@ class MaskedText:
         tokens (B, L); latents (B, N, D) as the model shall see them, at clock t_latent (B,);
         u (B, 1 + L) uniform: the first column draws n, and is spread evenly over the rows.
         tokens, u and known_mask lie on the host, which chooses the masks and has the result;
-        latents and t_latent lie on the device.
-        """
+        latents and t_latent lie on the device. """
         B, L = tokens.shape
 
         # mask n of the free positions
@@ -330,14 +331,13 @@ class MaskedText:
 
 
 def where_scored(scored, tokens, weight):
-    """
-    Where the text head runs: {positions, targets (P,) int64, weight (P,) float32}.
-    scored (B, L) bool; tokens (B, L) clean; weight (B, 1) or (B, L): the training weight. It is
-    divided by B L: rows without a text loss count too.
-    """
+    """ Where the text head runs: {positions, targets (P,) int64, weight (P,) float32}. scored
+    (B, L) bool; tokens (B, L) clean; weight (B, 1) or (B, L): the training weight. It is divided by
+    B L: rows without a text loss count too. """
     positions = positions_of(scored)                                     # (P,)
     weight = (weight / scored.numel()).expand(scored.shape)              # (B, L)
-    return dict(positions=positions, targets=tokens.flatten()[positions],
+    return dict(positions=positions,
+                targets=tokens.flatten()[positions],
                 weight=weight.flatten()[positions].float())
 
 

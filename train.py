@@ -27,7 +27,7 @@ import torch
 
 import processes
 from configurator import configure, show_knobs, stop_on_error
-from diffusion import GaussianLatents, modes_of
+from diffusion import GaussianLatents, MaskedText, modes_of
 from loss import BatchMaker, Loss, prefetch
 from model import Model
 from runs import distributed, preflight, run_folder
@@ -74,10 +74,9 @@ grad_clip = 1.0                # [0, 1e9]: largest norm of the gradient; 0: not 
 ema_decay = 0.999              # [0, 1): warmed up, min(ema_decay, (1 + n) / (10 + n)); 0: none
 # ---- machine
 device = 'auto'                # auto | cpu | cuda | <cuda:1 or the like>
-dtype = 'auto'                 # auto | bfloat16 | float32; bfloat16: autocast, weights and
-                               # optimizer stay float32 (float16 would need loss scaling); auto:
-                               # bfloat16 where the device has instructions for its products
-compile = False                # torch.compile every block: a minute at the start, then faster steps
+dtype = 'auto'                 # auto | bfloat16 | float32; bfloat16: autocast, weights stay
+                               # float32; auto: bfloat16 if the device has its instructions
+compile = False                # torch.compile blocks, on a card the text's loss: a minute at first
 parallel = 'ddp'               # ddp | fsdp; fsdp: FSDP2, parameters and moments are shared out
 # ---- logs and checkpoints
 keep = 2                       # [1, 1e6]: the newest checkpoints, kept beside the best; 1: if the
@@ -85,8 +84,7 @@ keep = 2                       # [1, 1e6]: the newest checkpoints, kept beside t
 eval_interval = 500            # [1, 1e9]: evaluate, and save
 eval_iters = 16                # [1, 1e6]: batches of batch_size rows of the validation split
 log_interval = 50              # [1, 1e4]
-wandb_project = ''             # log there too: pip install wandb; WANDB_RUN_ID names a run that is
-                               # to go on
+wandb_project = ''             # log there (pip install wandb); WANDB_RUN_ID: a run that goes on
 
 # ---- ADVANCED: what most runs leave alone
 preflight_only = False         # look whether everything is in place, and stop
@@ -178,6 +176,8 @@ if compile:
     torch._dynamo.config.accumulated_recompile_limit = 256 * len(stages)
     for block in model.blocks:                           # all blocks are one program: compiled once
         block.compile(dynamic=False)
+    if device_type == 'cuda' and isinstance(text_process, MaskedText):
+        text_process.loss = torch.compile(text_process.loss, dynamic=True)
 
 make_batch = batch_maker(
     text_process, latent_process, streams, seed, cond_drop, t_min, predict_length, causal_weight)

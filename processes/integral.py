@@ -15,10 +15,9 @@ coefficients.
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from diffusion import in_chunks, sum_over_texts
+from diffusion import in_chunks, logits_of, sum_over_texts
 
 
 class IntegralProcess:
@@ -50,9 +49,7 @@ class IntegralProcess:
         tables (p, V) again. To keep two to four tables of all positions would fill the memory.
         """
         def chunk_of_loss(hidden, targets, seen, coefficients):
-            # A view of the head. Autocast would cast the head itself once for all chunks, and the
-            # gradients of the chunks would add up in bfloat16.
-            logits = F.linear(hidden, head.view_as(head))
+            logits = logits_of(hidden, head)
             log_p = logits.log_softmax(1, dtype=torch.float32)               # (p, V)
             value = self.integrand(log_p, targets, seen, coefficients)
             return value, logits.argmax(1) == targets
