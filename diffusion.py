@@ -126,8 +126,8 @@ ROWS_OF_HEAD = {'cuda': 64}
 
 def logits_of(hidden, head):
     """ hidden head^T, (P, V), for a loss. On a card the head is filled up with rows of 0, which
-    nobody else sees. It is cast here, so that the gradients of chunks add up in float32. """
-    rows = head.to(hidden.dtype)
+    nobody else sees. Autocast does not keep a cast view: gradients of chunks add up in float32. """
+    rows = head.view_as(head)
     missing = -len(head) % ROWS_OF_HEAD.get(hidden.device.type, 1)
     if missing:
         rows = F.pad(rows, (0, 0, 0, missing))

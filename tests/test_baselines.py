@@ -244,9 +244,10 @@ def test_the_loss_in_pieces_is_the_loss_in_one(process, monkeypatch):
         rows.append(len(log_p))
         return integrand(log_p, *args)
     monkeypatch.setattr(process, 'integrand', counted)
-    # all at once; 7 positions at a time
-    for numbers in (2 ** 22, 7 * V):
+    # all at once; 7 positions at a time, with a head that is filled up
+    for numbers, rows_of_head in ((2 ** 22, 1), (7 * V, 64)):
         monkeypatch.setattr(diffusion, 'LOGITS_CHUNK', numbers)
+        monkeypatch.setitem(diffusion.ROWS_OF_HEAD, 'cpu', rows_of_head)
         loss, value, right = process.loss(*leaves, x[:, 0], scored[:, 0] / 50, z[:, 0],
                                           process.loss_coefficients(t))
         found.append([loss.detach(), value, right.float(), *torch.autograd.grad(loss, leaves)])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+import diffusion
 from diffusion import (MODES, GaussianLatents, MaskedText, mode_shares, normals,
                        where_scored, uniforms)
 from loss import draw_clocks
@@ -116,24 +117,6 @@ def test_corruption_masks_at_the_scheduled_rate_and_never_what_is_given():
         assert (mask == all_masked).all()
 
 
-def test_the_head_runs_at_the_masked_positions_with_their_targets_and_weights():
-    text, rows, length = MaskedText(50), 32, 64
-    tokens = torch.randint(0, 50, (rows, length))
-    t = (torch.arange(rows) + torch.rand(rows, dtype=torch.float64)) / rows * .99 + .01
-    _, mask = text.corrupt(tokens, t, torch.rand(rows, length))
-    positions, targets, weight = where_scored(mask, tokens, text.bound_weight(t)[:, None]).values()
-    assert torch.equal(positions, mask.flatten().nonzero().squeeze(1))
-    assert torch.equal(targets, tokens.flatten()[positions]) and (targets < 50).all()
-    assert torch.allclose(weight, (1 / t).float()[positions // length] / (rows * length))
-
-
-def test_uniform_prediction_has_the_bound_log_V_exactly():
-    tokens = torch.randint(0, V, (16, L))
-    bound = MaskedText(V).bound(Toy(torch.zeros(4 ** L, L, V)), tokens, None, None,
-                                torch.rand(16, 1 + L))
-    assert torch.allclose(bound, torch.full((16,), L * math.log(V), dtype=torch.float64))
-
-
 def test_the_two_text_bounds_agree_and_meet_the_entropy_only_for_the_optimal_denoiser():
     p, table = optimal_denoiser()
     entropy = -(p * p.log()).sum().item()
@@ -165,8 +148,24 @@ def test_training_loss_and_evaluated_bound_estimate_the_enumerated_bound(schedul
     assert abs(loss.item() * L - exact) < 5 * per_row.std() / math.sqrt(B)
 
 
+def test_no_loss_sees_that_its_head_is_filled_up(monkeypatch):
+    """ As on a card, where it is compiled. Rows of 0 would be the likeliest, if they were seen. """
+    targets = torch.randint(50, (40,))
+    leaves = [torch.rand(40, 8).requires_grad_(), (-torch.rand(50, 8)).requires_grad_()]
+
+    def found(loss):
+        value, nll, right = loss(*leaves, targets, torch.ones(40))
+        return value, nll, right.float(), *torch.autograd.grad(value, leaves)
+    expected = found(MaskedText(50).loss)
+    monkeypatch.setitem(diffusion.ROWS_OF_HEAD, 'cpu', 64)
+    assert diffusion.logits_of(*leaves).stride(0) == 64 and expected[2].any()
+    compiled = torch.compile(MaskedText(50).loss, dynamic=True, backend='aot_eager')
+    for loss in (MaskedText(50).loss, compiled):
+        for a, b in zip(found(loss), expected):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_the_likeliest_token_is_right_and_a_latent_without_a_loss_passes_no_nan():
-    # of equal logits the first is the likeliest
     for target, is_right in ((0, True), (1, False)):
         target, one = torch.tensor([target]), torch.ones(1)
         loss, _, right = MaskedText(V).loss(torch.zeros(1, V), torch.eye(V), target, one)
