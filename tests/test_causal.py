@@ -3,7 +3,6 @@ masked. """
 import itertools
 import json
 import math
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -59,12 +58,6 @@ def test_a_batch_of_both_kinds_is_the_full_network_and_on_its_last_rows_the_caus
     assert (full[4:] - only[4:]).abs().max() > .1
     if latents is not None and 'bag' not in more:
         assert torch.allclose(latents[:4], latents_of_full[:4], atol=1e-5)
-    changed = x.clone()
-    changed[:, 7] = (changed[:, 7] + 1) % 20
-    other, _ = model(changed, z, t, s, n_causal=2)
-    assert torch.allclose(both[4:, :7], other[4:, :7],
-                          atol=1e-5), 'a causal row must not see the future'
-    assert (both[:4, :7] - other[:4, :7]).abs().amax((1, 2)).min() > 1e-3, 'a masked row must'
 
 
 def test_a_shifted_row_reads_the_token_before_the_place_that_it_predicts():
@@ -77,25 +70,6 @@ def test_a_shifted_row_reads_the_token_before_the_place_that_it_predicts():
     last[:, -1] = (x[:, -1] + 1) % 20
     assert torch.allclose(model(last, z, t, s)[0], text), 'nothing is predicted from the last token'
     assert (model(last, z, t, s)[1] - latent).abs().max() > 1e-4, 'the bag reads all of a text'
-
-
-@pytest.mark.skipif(not shutil.which('g++'), reason='torch.compile needs a C++ compiler')
-def test_compiled_gradients_of_both_kinds_are_those_of_the_plain_code():
-    """ A concatenation of the attention of two slices had nan gradients, compiled for a CPU. """
-    found = []
-    for compiled in (False, True):
-        model = network(50, 32, depth=2, width=64, latent_width=64, n_latents=1, latent_tokens=8,
-                        latent_dim=16)
-        x, z, t, s = inputs(B=8, L=32, V=50, N=1, D=16)
-        if compiled:
-            for block in model.blocks:
-                block.compile(dynamic=False)
-        with torch.autocast('cpu', torch.bfloat16):
-            logits, _ = model(x, z, t, s, predict=('text',), n_causal=4)
-        logits.square().mean().backward()
-        found.append(torch.cat([p.grad.flatten() for p in model.parameters()
-                                if p.grad is not None]))
-    assert found[1].isfinite().all() and (found[0] - found[1]).norm() < .05 * found[0].norm()
 
 
 @pytest.mark.parametrize('more', [{}, dict(bag=True, shortcut=True, text_clock=False),
