@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import test_causal
 from diffusion import GaussianLatents, MaskedText, mode_shares
 from launch import ROOT, TINY, Job, cut, log, saved, train
 from loss import BatchMaker, Loss, prefetch
-from model import (Model, ModelConfig, attention, attention_of_rows, attention_with_prefix,
-                   causal_mask, norm, rms_norm, squared_relu)
+from model import (attention, attention_of_rows, attention_with_prefix, causal_mask, norm, rms_norm,
+                   squared_relu)
 from runs import distributed
 from runs.muon import Muon
 from sampling.knobs import SamplingKnobs
@@ -48,21 +49,11 @@ def whole_float32_products():
 
 
 def network(device, **more):
-    torch.manual_seed(0)
-    shape = dict(latent_dim=D, n_latents=N, latent_tokens=3, depth=3, heads=2, width=32,
-                 latent_width=16)
-    model = Model(ModelConfig(vocab_size=V, seq_len=L, **{**shape, **more}))
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(.3 * torch.randn(p.shape))
-    return model.to(device).eval()
+    return test_causal.network(V, L, **more).to(device)
 
 
 def inputs(device):
-    g = torch.Generator().manual_seed(1)
-    found = (torch.randint(V, (B, L), generator=g), torch.randn(B, N, D, generator=g),
-             torch.rand(B, generator=g), torch.rand(B, generator=g))
-    return [x.to(device) for x in found]
+    return [x.to(device) for x in test_causal.inputs(B, L, V, N, D)]
 
 
 # ---- attention and its masks
