@@ -17,7 +17,7 @@ from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 import encoders
 from corpora.encoder_table import TABLE, find_encoder
 from corpora.fitting import NGRAM_WEIGHT, fit_lsa
-from encoders import folder_hash, load_encoder, pool
+from encoders import folder_hash, load_encoder
 from runs.files import sha256
 
 WORDS = ('a the dog cat runs sits on beach mat and red big small man woman walks along river in '
@@ -76,16 +76,6 @@ def each_alone(encoder, texts):
 
 # -----------------------------------------------------------------------------
 # From text to latent
-
-@pytest.mark.parametrize('pooling', ['mean', 'cls', 'last'])
-def test_pooling_equals_a_loop_over_the_real_tokens(pooling):
-    h, lengths = torch.randn(4, 7, 5), torch.tensor([7, 1, 4, 6])
-    m = torch.arange(7) < lengths[:, None]
-    for i, z in enumerate(pool(h, m.long(), pooling)):
-        real = [h[i, j] for j in range(7) if m[i, j]]
-        expected = dict(mean=sum(real) / len(real), cls=real[0], last=real[-1])[pooling]
-        assert torch.allclose(z, expected)
-
 
 @pytest.mark.parametrize('kind, pooling, normalize', [
     ('bert', 'mean', True), ('roberta', 'cls', True), ('qwen3', 'last', True),
