@@ -21,6 +21,7 @@ from runs.preflight import flops_of
 from runs.stages import read_stages
 from samplers import make_propose
 from sampling.left_to_right import LeftToRight
+from test_causal import network
 from toys import Network
 
 V, L = 3, 2
@@ -438,21 +439,10 @@ def test_what_is_known_beside_is_weighed_in_before_the_filter():
 
 # ---- autoregressive
 
-def decoder(streams=('text', 'latent'), **more):
-    torch.manual_seed(0)
-    model = Model(ModelConfig(vocab_size=20, seq_len=12, latent_dim=6, n_latents=2, latent_tokens=3,
-                              depth=3, heads=2, width=32,
-                              latent_width=16, text_clock=False, streams=streams, **more))
-    with torch.no_grad():
-        for p in model.parameters():
-            p.add_(.3 * torch.randn(p.shape))
-    return model.eval()
-
-
 def test_a_causal_text_is_scored_up_to_its_eos_and_reads_one_position_later():
     eos, pad = 18, 19
     tokens = torch.tensor([[4, 5, 6, eos, pad, pad], [7, 8, 9, 10, 11, eos]])
-    model = decoder(('text',))
+    model = network(streams=('text',), text_clock=False)
     assert model.shifted(tokens, 2).tolist() == [[20, 4, 5, 6, eos, pad], [20, 7, 8, 9, 10, 11]]
     logp = model(tokens, None, None, None, n_causal=2)[0].detach().log_softmax(2)
     by_hand = [-sum(logp[i, j, tokens[i, j]] for j in range(n)) for i, n in enumerate((4, 6))]
