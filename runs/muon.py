@@ -80,6 +80,7 @@ class Muon(torch.optim.Optimizer):
         self.dtype = dtype
         self.found_inf = torch.zeros(())
         self.coefficients = POLAR_EXPRESS[:iterations] if iterations else OF_TORCH
+        self.stacks = {}                                   # {shape: (momenta, its rows)}
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay))
 
     @torch.no_grad()
@@ -89,30 +90,47 @@ class Muon(torch.optim.Optimizer):
             for parameter in group['params']:
                 if parameter.grad is not None:             # None: frozen in this stage
                     by_shape.setdefault(parameter.shape, []).append(parameter)
-            for shape, parameters in by_shape.items():
-                self.step_of_shape(parameters, max(shape), group['lr'], group['weight_decay'])
+            for parameters in by_shape.values():
+                self.step_of_shape(parameters, group['lr'], group['weight_decay'])
 
-    def step_of_shape(self, parameters, longer_side, lr, weight_decay):
+    def momenta_of(self, parameters):
+        """ (n, rows, columns): the momentum of each is a row of one tensor. It is stacked anew only
+        where momenta were loaded, or where other parameters have a gradient. """
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter]['momentum_buffer'] = torch.zeros_like(parameter)
-        buffers = [self.state[parameter]['momentum_buffer'] for parameter in parameters]
-        is_bad = self.found_inf > 0
+        own = [self.state[parameter]['momentum_buffer'] for parameter in parameters]
+        momenta, rows = self.stacks.get(own[0].shape, (None, ()))
+        if [*map(id, own)] != [*map(id, rows)]:
+            momenta = torch.stack(own)
+            rows = momenta.unbind()
+            self.stacks[own[0].shape] = momenta, rows
+            for parameter, row in zip(parameters, rows):
+                self.state[parameter]['momentum_buffer'] = row
+        return momenta
 
-        # the momentum
+    def step_of_shape(self, parameters, lr, weight_decay):
+        """ lr: a number, or in a CUDA graph a tensor (). """
+        n, longer_side = len(parameters), max(parameters[0].shape)
+        is_bad = self.found_inf.to(parameters[0].device) > 0
+
+        # the momentum; a bad gradient is replaced by it, so nothing moves
+        momenta = self.momenta_of(parameters)
         gradients = torch.stack([parameter.grad for parameter in parameters])
-        momenta = torch.stack(buffers)
-        momenta = torch.where(is_bad, momenta, momenta.lerp(gradients, 1 - MOMENTUM))
-        torch._foreach_copy_(buffers, list(momenta))
+        torch.where(is_bad, momenta, gradients, out=gradients)
+        momenta.lerp_(gradients, 1 - MOMENTUM)
 
         # the updates: this process's share, then all
-        share = share_of(len(parameters))
-        looked_ahead = gradients.lerp(momenta, MOMENTUM)
-        mine = newton_schulz(torch.stack([looked_ahead[i] for i in share]), self.coefficients,
-                             self.dtype)
-        updates = gather_shares(mine, len(parameters)).float().contiguous()
+        looked_ahead = gradients.lerp_(momenta, MOMENTUM)
+        if world() > 1:
+            looked_ahead = torch.stack([looked_ahead[i] for i in share_of(n)])
+        mine = newton_schulz(looked_ahead, self.coefficients, self.dtype)
+        updates = gather_shares(mine, n)
 
         # the step
+        rate, weight = -lr * 0.2 * longer_side ** 0.5, (~is_bad).float()
+        if torch.is_tensor(lr):
+            rate, weight = 1, weight * rate
+        updates = torch.mul(updates, weight.view(1, 1, 1), out=gradients)
         torch._foreach_mul_(parameters, torch.where(is_bad, 1.0, 1 - lr * weight_decay))
-        torch._foreach_add_(parameters, list(torch.where(is_bad, 0.0, updates)),
-                            alpha=-lr * 0.2 * longer_side ** 0.5)
+        torch._foreach_add_(parameters, updates.unbind(), alpha=rate)
