@@ -133,12 +133,10 @@ class PackedDataset:
             yield self.shard(i), positions, indices[positions] - self.first[i]
 
     def rows(self, indices, crop_at=None, length=None):
-        """
-        tokens (B, L) int64, and latents (B, N, D) float32, standardised (None for text only).
+        """ tokens (B, L) int64, and latents (B, N, D) float32, standardised (None for text only).
         crop_at (B,) in [0, 1): of a text longer than L, where its L tokens begin, between the first
             possible position and the last; None: at the first.
-        length: L, if it is less than seq_len.
-        """
+        length: L, if it is less than seq_len. """
         L = length or self.seq_len
         column = np.arange(L)
         tokens = np.empty((len(indices), L), np.int64)

@@ -233,12 +233,10 @@ SCHEDULES = {
 
 
 class MaskedText:
-    """
-    Masked text with one of the SCHEDULES. Loss weights in training; only `bound` makes a bound:
+    """ Masked text with one of the SCHEDULES. Loss weights; only `bound` makes the loss a bound:
         bound        w(t)
         uniform      1, as in discrete flow matching (arXiv:2407.15595)
-        rdm          1 - t, as in RDM and DPLM (arXiv:2302.05737)
-    """
+        rdm          1 - t, as in RDM and DPLM (arXiv:2302.05737) """
     LOSS_WEIGHTS = ('bound', 'uniform', 'rdm')
 
     def __init__(self, vocab_size, schedule='loglinear', loss_weight='bound'):
@@ -348,8 +346,7 @@ class GaussianLatents:
     schedule      vp | rf
     target        v | x0 | flow | eps: what the network predicts
     live (D,)     0 for dead dimensions: there z, noise and prediction are 0, in training and in
-                  sampling, and the loss does not count them
-    """
+                  sampling, and the loss does not count them """
 
     def __init__(self, live, schedule='vp', target='v'):
         self.live = live

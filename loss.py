@@ -102,8 +102,7 @@ class BatchMaker:
     def __call__(self, data, rows, step, first, stage):
         """ Rows of the dataset as they enter the network at this step, with what the losses need.
         first: the number of the first row in the global batch. stage: of runs/stages.py: shares of
-        the modes, streams with a loss, text length.
-        """
+        the modes, streams with a loss, text length. """
         seed = self.seed
         B = len(rows)
         L = stage.seq_len
@@ -251,12 +250,10 @@ class Loss(nn.Module):
 
     @torch.no_grad()
     def validate(self, data, i, B, predict, modes):
-        """
-        Sums over the i-th B rows of a split, always with the same masks and noise, (5,) float64:
+        """ Sums of the i-th B rows of a split, always with the same masks and noise, (5,) float64:
         nats of the exact text bound, real tokens (text and one EOS); squared error of the latent
         target per dimension, rows; nats of causal rows. Each stream is given what the modes
-        give: clean text, clean latents, or nothing (noise at clock 1).
-        """
+        give: clean text, clean latents, or nothing (noise at clock 1). """
         # the rows; a split that ends begins again
         make = self.make_batch
         device = self.model.bias.device

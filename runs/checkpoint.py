@@ -61,8 +61,7 @@ def read_tensors(path):
 
 
 def check_tensors(path, found, expected):
-    """ ValueError unless the names, shapes and dtypes are those expected: kernels read bare memory.
-    """
+    """ ValueError unless names, shapes and dtypes are as expected: kernels read bare memory. """
     def described(tensors):
         return {name: f'{str(tensor.dtype)[6:]} {tuple(tensor.shape)}'
                 for name, tensor in tensors.items()}
@@ -94,9 +93,8 @@ def config_of(identity, folder):
 
 
 def load_model(out_dir, which='best', device='cpu'):
-    """ (model, knobs, meta, the checkpoint's name) of a run, with its averaged weights, where there
-    are any. which: as in find_checkpoint. Is it removed meanwhile, by a training, the next is read.
-    """
+    """ (model, knobs, meta, the checkpoint's name) of a run, with its averaged weights, if it has
+    any. which: as in find_checkpoint. If a training removes it meanwhile, the next is read. """
     folder = Path(out_dir) / find_checkpoint(out_dir, which)
     try:
         return *read_model(folder, device), folder.name

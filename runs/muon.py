@@ -9,10 +9,9 @@ adjust_lr_fn='match_rms_adamw', for all matrices of one shape at once:
 The last factor gives O the size of an AdamW update (arXiv:2502.16982), so one rate fits both.
 With iterations > 0, newton_schulz has the coefficients of Polar Express, which is another update.
 
-torch.optim.Muon works matrix by matrix. Here the matrices of one shape are one batch: a GPU gets
-about a tenth of the launches. Where many processes train, each orthogonalises its share of every
-batch, and all gather the results. The momentum is whole on every process, and a checkpoint is that
-of torch.optim.Muon.
+torch.optim.Muon works matrix by matrix. Here the matrices of one shape are one batch: a tenth of
+the launches. Each of many processes orthogonalises its share of a batch, and all gather the
+results. The momentum is whole on every process, and a checkpoint is that of torch.optim.Muon.
 """
 import torch
 import torch.distributed as dist
@@ -99,6 +98,8 @@ class Muon(torch.optim.Optimizer):
         for parameter in parameters:
             if not self.state[parameter]:
                 self.state[parameter]['momentum_buffer'] = torch.zeros_like(parameter)
+
+        # are they the rows that the last step has left?
         own = [self.state[parameter]['momentum_buffer'] for parameter in parameters]
         momenta, rows = self.stacks.get(own[0].shape, (None, ()))
         if [*map(id, own)] != [*map(id, rows)]:
@@ -130,6 +131,7 @@ class Muon(torch.optim.Optimizer):
         # the step
         rate, weight = -lr * 0.2 * longer_side ** 0.5, (~is_bad).float()
         if torch.is_tensor(lr):
+            # alpha is a number of the host
             rate, weight = 1, weight * rate
         updates = torch.mul(updates, weight.view(1, 1, 1), out=gradients)
         torch._foreach_mul_(parameters, torch.where(is_bad, 1.0, 1 - lr * weight_decay))

@@ -195,8 +195,7 @@ def say(config, sketch, train, val, stages, micro_batch, grad_accum):
 
 
 def check_machine(config, device, dtype, sketch):
-    """ OSError where the checkpoints do not fit, ConnectionError where the others cannot be met.
-    """
+    """ OSError where checkpoints do not fit, ConnectionError where the others cannot be met. """
     # the device; an emulated product takes many times as long
     name = f'{torch.get_num_threads()} threads'
     if device != 'cpu':

@@ -207,11 +207,9 @@ def begin_with_bag(state, data, config):
 # ---- the whole
 
 def resume_or_begin(state, data, text_process, config):
-    """
-    Fills the state of a training: from the newest checkpoint of out_dir, from the best weights of
-    init_from, or from scratch; takes the run folder, and writes config.json there. Every rank must
-    call. Stops all with exit code 2 where that cannot be. data: the training split.
-    """
+    """ Fills the state of a training: from the newest checkpoint of out_dir, from the best weights
+    of init_from, or from scratch; takes the run folder, and writes config.json there. Every rank
+    must call. Stops all with exit code 2 where that cannot be. data: the training split. """
     model, init_from = state.model, config['init_from']
     state.identity = identity_of(model.config, config, data.meta)
     # nobody else writes there until this process ends, however it ends

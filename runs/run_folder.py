@@ -46,11 +46,9 @@ def take(out_dir):
 
 
 def begin(config, data_folder, step):
-    """
-    Makes the run folder ready for a training that has done so many steps: writes data/, and
+    """ Makes the run folder ready for a training that has done so many steps: writes data/, and
     config.json where steps are left. At step 0 there is no checkpoint yet, so a data/ of an earlier
-    attempt is replaced. A resumed run keeps its own.
-    """
+    attempt is replaced. A resumed run keeps its own. """
     out_dir = Path(config['out_dir'])
     found = {
         **config,

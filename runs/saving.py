@@ -38,14 +38,12 @@ def newest(out_dir):
 
 
 def save(out_dir, step, tensors, training_state, keep=2, best=False):
-    """
-    Writes out_dir/step-N whole or not at all, names it in `best` if it is, then removes the
+    """ Writes out_dir/step-N whole or not at all, names it in `best` if it is, then removes the
     checkpoints that are no longer kept. Only rank 0 calls this. Returns the folder.
     tensors: {kind: {name: tensor}}, whole tensors, a file for each kind: model, ema, optimizer,
     rng. training_state: plain values that JSON has.
     OSError where it cannot be written, ValueError where a tensor is not finite. Then nothing of it
-    is left, and the checkpoints before it are untouched.
-    """
+    is left, and the checkpoints before it are untouched. """
     folder = Path(out_dir) / f'step-{step:08d}'
     tmp = folder.with_name(folder.name + '.tmp')
     for kind, state in tensors.items():

@@ -73,12 +73,9 @@ def read_stages(schedule, lengths, streams, max_iters, seq_len):
 
 
 def lr_factor(knobs, step):
-    """
-    What the base rates are multiplied by in a step, counted from 0: linear warm-up, then a cosine.
-
+    """ What multiplies the base rates in a step, counted from 0: linear warm-up, then a cosine.
         (step + 1) / warmup                                          while step < warmup
-        min_lr + (1 - min_lr) (1 + cos(pi done)) / 2                 done from 0 to 1
-    """
+        min_lr + (1 - min_lr) (1 + cos(pi done)) / 2                 done from 0 to 1 """
     end, min_lr = knobs['max_iters'], knobs['min_lr']
     warmup = min(knobs['warmup_iters'], end // 2)
     if step < warmup:
