@@ -108,7 +108,7 @@ def squared_relu(x):
 
 
 def modulate(x, shift, scale):
-    return norm(x) * (1 + scale).to(x.dtype) + shift.to(x.dtype)
+    return norm(x) * (1 + scale) + shift
 
 
 def attention(q, k, v, mask=None):
@@ -141,8 +141,8 @@ def attention_of_rows(q, k, v, K, n_causal):
 
     # on a GPU rows of a kind together, so that no table of S x S is made
     if q.is_cuda:
-        causal = attention_with_prefix(q[n_full:], k[n_full:], v[n_full:], K)
-        return torch.cat([attention(q[:n_full], k[:n_full], v[:n_full]), causal])
+        full, causal = zip(*(x.split([n_full, n_causal]) for x in (q, k, v)))
+        return torch.cat([attention(*full), attention_with_prefix(*causal, K)])
 
     # on a CPU one table: of all rows, or where they differ one of each row
     mask = causal_mask(K, q.shape[2] - K)
@@ -225,20 +225,20 @@ class Stream(nn.Module):
 
     def modulation(self, shared):                                        # (B, 6C)
         modulation = shared.unflatten(1, (6, -1)) + self.scale_shift_table
+        modulation = in_compute_dtype(modulation, self.qkv.weight)
         return modulation[:, :, None].unbind(1)                          # six of (B, 1, C)
 
     def queries_keys_values(self, x, shift, scale):                      # (B, S, C)
         qkv = self.qkv(modulate(x, shift, scale))                        # (B, S, 3 H d)
         qkv = qkv.unflatten(2, (3, self.heads, self.head_dim))
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)                             # each (B, H, S, d)
-        q = rms_norm(q) * self.q_gain.to(q.dtype)
-        k = rms_norm(k) * self.k_gain.to(k.dtype)
-        return q, k, v
+        qk, v = qkv.permute(2, 0, 3, 1, 4).split([2, 1])                 # (2, B, H, S, d), (1, ...)
+        gains = torch.stack([self.q_gain, self.k_gain])[:, None, None, None]
+        return rms_norm(qk) * gains.to(qk.dtype), v.squeeze(0)
 
     def finish(self, x, attended, gate, mlp_shift, mlp_scale, mlp_gate):
-        x = x + gate.to(x.dtype) * self.dropout(self.out(attended))      # (B, S, C)
+        x = x + gate * self.dropout(self.out(attended))                  # (B, S, C)
         hidden = squared_relu(self.up(modulate(x, mlp_shift, mlp_scale)))
-        return x + mlp_gate.to(x.dtype) * self.dropout(self.down(hidden))
+        return x + mlp_gate * self.dropout(self.down(hidden))
 
 
 class Block(nn.Module):
@@ -258,32 +258,31 @@ class Block(nn.Module):
     def forward(self, text, latent, text_modulation, latent_modulation, cos, sin, n_causal,
                 predict):
         # latents come first: they are a prefix, should the text be causal
-        queries, keys, values = [], [], []
+        queries_keys, values = [], []
         if latent is not None:
             shift, scale, *latent_rest = self.latent.modulation(latent_modulation)
-            q, k, v = self.latent.queries_keys_values(latent, shift, scale)          # (B, H, K, d)
-            queries.append(q)
-            keys.append(k)
-            values.append(v)
+            qk, v = self.latent.queries_keys_values(latent, shift, scale)
+            queries_keys.append(qk)                                      # (2, B, H, K, d)
+            values.append(v)                                             # (B, H, K, d)
         if text is not None:
             shift, scale, *text_rest = self.text.modulation(text_modulation)
-            q, k, v = self.text.queries_keys_values(text, shift, scale)              # (B, H, L, d)
-            queries.append(rotate(q, cos, sin))
-            keys.append(rotate(k, cos, sin))
-            values.append(v)
+            qk, v = self.text.queries_keys_values(text, shift, scale)
+            queries_keys.append(rotate(qk, cos, sin))                    # (2, B, H, L, d)
+            values.append(v)                                             # (B, H, L, d)
 
         # one attention over both sequences
         K = 0 if latent is None else latent.shape[1]
-        q, k, v = torch.cat(queries, 2), torch.cat(keys, 2), torch.cat(values, 2)
-        attended = attention_of_rows(q, k, v, K, n_causal)
+        q, k = torch.cat(queries_keys, 3).unbind()                       # (B, H, K + L, d) each
+        attended = attention_of_rows(q, k, torch.cat(values, 2), K, n_causal)
         attended = attended.transpose(1, 2).flatten(2)                   # (B, K + L, C)
+        to_latent, to_text = attended.split([K, q.shape[2] - K], 1)
 
         # each stream goes on with its own part, or ends here
         next_text = next_latent = None
         if 'latent' in predict:
-            next_latent = self.latent.finish(latent, attended[:, :K], *latent_rest)
+            next_latent = self.latent.finish(latent, to_latent, *latent_rest)
         if 'text' in predict:
-            next_text = self.text.finish(text, attended[:, K:], *text_rest)
+            next_text = self.text.finish(text, to_text, *text_rest)
         return next_text, next_latent
 
 # -----------------------------------------------------------------------------

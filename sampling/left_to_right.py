@@ -145,7 +145,7 @@ class Reader:
         """ Keys and values of the latents (B, K, C), which see only one another. """
         for block, cache in zip(self.model.blocks, self.cache):
             shift, scale, *rest = block.latent.modulation(modulation)
-            q, k, v = block.latent.queries_keys_values(latent, shift, scale)         # (B, H, K, d)
+            (q, k), v = block.latent.queries_keys_values(latent, shift, scale)       # (B, H, K, d)
             cache[:, :, :, :self.K] = torch.stack([k, v])
             attended = attention(q, k, v).transpose(1, 2).flatten(2)                 # (B, K, C)
             latent = block.latent.finish(latent, attended, *rest)
