@@ -32,7 +32,7 @@ part() {
     [ $code = 0 ] && return
     FAILED="$FAILED $1"
     [ $code = 124 ] && echo 'FAILED: over its limit' && return
-    echo "FAILED: $( (grep -E '^error|Error: ' "$log" || cat "$log") | tail -n 1)"
+    echo "FAILED: $( (grep '^error' "$log" || grep 'Error: ' "$log" || cat "$log") | tail -n 1)"
 }
 
 tests() { $PYTHON -m pytest -q -rfE tests/test_cuda.py -k "not $LEFT_OUT"; }
@@ -61,20 +61,23 @@ samplers() { $PYTHON bench.py --what=samplers --shape=captions --device=$DEVICE 
 
 # 40 steps in the folder $1, by the launcher $2; and by how much two such runs differ
 forty() {
+    [ -e $WORK/random ] || $PYTHON -c "from benchmarks.random_data import *
+write_dataset('$WORK/random', 300, 32, 12)"
     exec $2 train.py config/quickstart.py --dataset=$WORK/random --out_dir=$WORK/$1 \
         --device=$DEVICE --max_iters=40 --log_interval=1 --eval_interval=20 --batch_size=8 \
-        --global_batch=16 --length_schedule= --optimizer=adamw $TINY $3
+        --global_batch=16 --length_schedule= --optimizer=adamw --dropout=0 --dtype=float32 $TINY $3
 }
 differ() {
     $PYTHON - << END
 import json
 from benchmarks.agreement import difference, numbers_in
 logs = [map(json.loads, open(f'$WORK/{name}/training_log.jsonl')) for name in ('$1', '$2')]
-print('= $1 and $2 differ by %.1e at most, in %s' % difference(*map(numbers_in, logs)))
+found, where = difference(*map(numbers_in, logs))
+print(f'= $1 and $2 differ by {found:.1e} at most, in {where}')
+assert found < .02, 'more than rounding'
 END
 }
 resume() {
-    $PYTHON -c "from benchmarks.random_data import *; write_dataset('$WORK/random', 300, 32, 12)"
     (forty unbroken $PYTHON)
     forty killed $PYTHON &
     while kill -0 $! && [ ! -e $WORK/killed/step-00000020 ]; do sleep .01; done
@@ -86,6 +89,7 @@ fsdp() {
         echo '= train.py shares nothing out over one card; test_cuda.py shards over one process'
         return
     fi
+    [ -e $WORK/unbroken ] || (forty unbroken $PYTHON)
     (forty sharded "$PYTHON -m torch.distributed.run --standalone --nproc_per_node=2" \
         --parallel=fsdp) && differ unbroken sharded
 }
