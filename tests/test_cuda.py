@@ -136,7 +136,7 @@ def test_compiled_gradients_of_masked_and_causal_rows_are_those_of_the_plain_cod
             logits, latents = model(*inputs(device), n_causal=2)
         (logits.float().square().mean() + latents.float().square().mean()).backward()
         found.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
-    assert found[1].isfinite().all() and (found[0] - found[1]).norm() < .05 * found[0].norm()
+    assert found[1].isfinite().all() and (found[0] - found[1]).norm() < .1 * found[0].norm()
 
 
 @needs_card
