@@ -120,18 +120,21 @@ def modes_of(mode):
 
 # ---- logits, a chunk of the positions at a time
 
-# {kind of device: its fast kernels need a multiple of so many rows of the head}
+# {kind of device: of so many rows of the head its fast kernels need a multiple}
 ROWS_OF_HEAD = {'cuda': 64}
 
 
 def logits_of(hidden, head):
-    """ hidden head^T, (P, V), for a loss. On a card the head is filled up with rows of 0, which
-    nobody else sees. Autocast does not keep a cast view: gradients of chunks add up in float32. """
-    rows = head.view_as(head)
+    """ hidden head^T, (P, V), for a loss. On a card rows of 0 are added, to use its fast kernels.
+    The logits of these are -inf: their probability is 0. """
+    rows = head.view_as(head)      # autocast keeps no cast of a view: chunks add up in float32
     missing = -len(head) % ROWS_OF_HEAD.get(hidden.device.type, 1)
-    if missing:
-        rows = F.pad(rows, (0, 0, 0, missing))
-    return F.linear(hidden, rows)[:, :len(head)]
+    if not missing:
+        return F.linear(hidden, rows)
+    is_id = torch.arange(len(head) + missing, device=head.device) < len(head)
+    bias = torch.where(is_id, 0., -torch.inf)
+    rows = F.pad(rows, (0, 0, 0, missing))
+    return F.linear(hidden, rows, bias)
 
 
 # numbers in the table (p, V) of one chunk: 128 MiB in float32, and a few such tables live at once
@@ -342,11 +345,8 @@ def where_scored(scored, tokens, weight):
 # ---- Gaussian latents
 
 class GaussianLatents:
-    """
-    schedule      vp | rf
-    target        v | x0 | flow | eps: what the network predicts
-    live (D,)     0 for dead dimensions: there z, noise and prediction are 0, in training and in
-                  sampling, and the loss does not count them """
+    """ schedule: vp | rf. target: v | x0 | flow | eps, which the network predicts. live (D,): 0 for
+    dead dimensions; there z, noise and prediction are 0, and the loss does not count them. """
 
     def __init__(self, live, schedule='vp', target='v'):
         self.live = live

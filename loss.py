@@ -72,10 +72,9 @@ def draw_clocks(seed, step, first, rows, shares, cond_drop=0.1, t_min=1e-3):
 
 @dataclass
 class BatchMaker:
-    """
-    Makes the micro-batches of a run: rows of the dataset, with their clocks and noise. All that is
-    random is drawn here. A batch is a dict of these, and has all of them; what belongs to a stream
-    that the model does not have is None:
+    """ Makes the micro-batches of a run: rows of the dataset, with their clocks and noise. All that
+    is random is drawn here. A batch is a dict of these, and has all of them; what belongs to a
+    stream that the model does not have is None:
         mode (B,)                      index into MODES
         t_text, t_latent (B,)          the two clocks
         n_causal                       how many rows are causal, the last ones

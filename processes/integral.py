@@ -50,7 +50,7 @@ class IntegralProcess:
         """
         def chunk_of_loss(hidden, targets, seen, coefficients):
             logits = logits_of(hidden, head)
-            log_p = logits.log_softmax(1, dtype=torch.float32)               # (p, V)
+            log_p = logits.log_softmax(1, dtype=torch.float32)[:, :len(head)]    # (p, V)
             value = self.integrand(log_p, targets, seen, coefficients)
             return value, logits.argmax(1) == targets
 
