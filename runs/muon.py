@@ -49,7 +49,7 @@ def newton_schulz(x, coefficients=OF_TORCH, dtype=torch.bfloat16, eps=1e-7):
     norms = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
     x = x / norms.clamp(min=eps)
     for a, b, c in coefficients:
-        gram = x @ x.mT
+        gram = torch.bmm(x, x.mT)
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.mT if is_tall else x
 
