@@ -20,9 +20,9 @@ they are. ATAT masks by importance: its batches and its loss are subclasses of t
 
 Read downward: BatchMaker makes a batch on the host, `prefetch` brings it to the device, Loss
 computes its losses there and validates, `statistics` sums what is logged.
-Letters: B rows of a micro-batch, L text tokens, N latent vectors, D latent dimensions, P positions
-where the head runs, V vocabulary.
+Letters: B rows, L text tokens, N latent vectors, D latent dimensions, P positions of the head.
 """
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -167,29 +167,29 @@ class BatchMaker:
 # -----------------------------------------------------------------------------
 # From the host to the device
 
-def prefetch(batches, device):
-    """ Yields the batches (dicts) with their tensors on `device`. On CUDA a thread reads, pins and
-    copies the next batch meanwhile. The copy is queued among the kernels of this step: a few
-    megabytes take less than a millisecond. """
-    if torch.device(device).type != 'cuda':
-        yield from batches
+def prefetch(make, calls, device):
+    """ Yields make(*call) of each call in turn: batches, with their tensors on `device`. On a card
+    threads make the next ones meanwhile, and copy them among the kernels of this step. """
+    if torch.device(device).type == 'cpu':
+        yield from (make(*call) for call in calls)
         return
-    batches = iter(batches)
 
-    def copied(value):
-        if not torch.is_tensor(value):
-            return value
-        return value.pin_memory().to(device, non_blocking=True)
+    def fetch(call):
+        batch = make(*call)
+        for name, x in batch.items():
+            if torch.is_tensor(x):
+                batch[name] = x.pin_memory().to(device, non_blocking=True)
+        return batch
 
-    def fetch():
-        batch = next(batches, None)
-        return batch and {name: copied(value) for name, value in batch.items()}
-
-    with ThreadPoolExecutor(1) as pool:
-        ahead = pool.submit(fetch)
-        while (batch := ahead.result()) is not None:
-            ahead = pool.submit(fetch)
-            yield batch
+    # each works alone: by default torch gives it a team of threads as large as the machine
+    with ThreadPoolExecutor(4, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        ahead = deque()
+        for call in calls:
+            ahead.append(pool.submit(fetch, call))
+            if len(ahead) > 4:
+                yield ahead.popleft().result()
+        for batch in ahead:
+            yield batch.result()
 
 # -----------------------------------------------------------------------------
 # The losses of a batch: the module that DDP and FSDP wrap

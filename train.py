@@ -214,17 +214,16 @@ def stage_at(step):
 
 
 def rows_of(step, micro, rank):
-    """ Number of the first row of this rank's micro-batch in the global batch, and the rows of the
-    dataset. """
+    """ The first row of a rank's micro-batch in the global batch, and its rows of the dataset. """
     first = (micro * world + rank) * micro_batch
     return first, row_order(len(train_data), seed, step * rows_a_step + first, micro_batch)
 
 
-def micro_batches(step):
+def calls(step):
     while step < max_iters:
         for micro in range(grad_accum):
             first, rows = rows_of(step, micro, rank)
-            yield make_batch(train_data, rows, step, first, stage_at(step))
+            yield train_data, rows, step, first, stage_at(step)
         step += 1
 
 # -----------------------------------------------------------------------------
@@ -347,7 +346,7 @@ run_folder.note_signals()
 faulthandler.enable(sys.__stderr__ or sys.__stdout__)      # SIGBUS: data that were cut off
 stop_signal = 0                                            # what all processes have agreed on
 log = StepLog(out_dir, device, max_iters, rows_of, config)
-batches = prefetch(micro_batches(state.step), device)
+batches = prefetch(make_batch, calls(state.step), device)
 stage = net = None
 model.train()
 while True:

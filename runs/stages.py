@@ -94,5 +94,8 @@ def order_of_epoch(n, seed, epoch):
 
 def row_order(n, seed, start, count):
     """ Rows start..start+count-1 of an endless sequence of shuffled epochs over n rows, int64. """
-    rows = [order_of_epoch(n, seed, i // n)[i % n] for i in range(start, start + count)]
-    return np.array(rows, np.int64)
+    epochs, rows = np.divmod(np.arange(start, start + count), n)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        rows[here] = order_of_epoch(n, seed, epoch)[rows[here]]
+    return rows

@@ -8,6 +8,7 @@ import io
 import runpy
 import shutil
 import sys
+import threading
 import warnings
 from types import SimpleNamespace
 
@@ -253,14 +254,24 @@ def test_in_bfloat16_losses_and_gradients_are_those_of_float32_to_rounding(devic
     assert (gradients - rounded_gradients).norm() < .1 * gradients.norm()
 
 
-@on_each_device
-def test_prefetch_yields_every_batch_once_in_order(device):
-    batches = [dict(tokens=torch.full((2, 3), i), latents=torch.full((2, 1), float(i)))
-               for i in range(5)]
-    got = list(prefetch(iter(batches), device))
-    assert len(got) == 5 and all(b['tokens'].device.type == device for b in got)
-    assert [int(b['tokens'][0, 0]) for b in got] == [0, 1, 2, 3, 4]
-    assert all(torch.equal(a['latents'], b['latents'].cpu()) for a, b in zip(batches, got))
+@pytest.mark.parametrize('device', [*DEVICES, 'meta'])
+def test_batches_come_in_order_and_an_error_comes_in_its_turn(device, monkeypatch):
+    n_threads, together, got, made = threading.active_count(), threading.Barrier(4), [], []
+    if device == 'meta':                                   # as on a card, without one
+        monkeypatch.setattr(torch.Tensor, 'pin_memory', lambda x: x)
+
+    def make(i):
+        made.append(i)
+        if device != 'cpu' and i < 4:
+            together.wait(timeout=60)                      # for three others
+        return dict(n=i, x=torch.full((3,), 9 // (7 - i)))
+
+    with pytest.raises(ZeroDivisionError):
+        for batch in prefetch(make, zip(range(99)), device):
+            got.append(batch['n'])
+            assert batch['x'].device.type == device
+            assert device == 'meta' or batch['x'].tolist() == 3 * [9 // (7 - batch['n'])]
+    assert got == [*range(7)] and len(made) < 13 and threading.active_count() == n_threads
 
 
 # ---- the step
