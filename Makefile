@@ -3,7 +3,7 @@
 #                   from text, gaps filled, both from noise, and each beside its controls
 # make test         makes the environment, installs, runs all tests, on the CPU: they see no card
 # make gpu          the same, then the tests on a card, its losses beside the CPU's, and how fast our
-#                   configs train there; without a card it fails
+#                   configs train there; without a card it fails. benchmarks/gpu.sh does more
 # make clean        removes the environment, and the data and the run of the quickstart
 #
 # With another interpreter, or in another place: make test PYTHON=python3.12 VENV=/some/where

@@ -19,7 +19,7 @@ ROWS = (
     ('l2t_892m', 'true', 4),
     ('l2t', 'true', 8),
     ('captions', 'false', 60),
-    ('captions', 'true', 60),
+    ('captions', 'true', 60),                  # and 'graph', where train.py knows it
 )
 TINY = ['--depth=2', '--width=64', '--heads=2', '--batch_size=4', '--global_batch=8',
         '--latent_tokens=2']

@@ -25,10 +25,11 @@ mkdir -p "$LOGS" && trap 'rm -rf "$WORK"' EXIT
 part() {
     local began=$SECONDS left=$((720 * TIMES - SECONDS)) limit=$(($2 * TIMES)) log=$LOGS/$1.log code
     [[ $PARTS = "  " || $PARTS = *" $1 "* ]] || return
-    timeout -k 20 $((left < limit ? left : limit)) bash -c "$1" > "$log" 2>&1
+    limit=$((left < limit ? left : limit))
+    timeout -k 20 $((limit > 1 ? limit : 1)) bash -c "$1" > "$log" 2>&1
     code=$?
     echo "---- $1: $((SECONDS - began)) s"
-    grep -E "$3" "$log" | cut -c -120
+    grep -E "$3" "$log" | cut -c -160
     [ $code = 0 ] && return
     FAILED="$FAILED $1"
     [ $code = 124 ] && echo 'FAILED: over its limit' && return
@@ -106,7 +107,7 @@ END
 part tests 100 '^(FAILED|ERROR)|passed|failed'
 part rows 200 '^(config|l2t|captions|quickstart|beside)| of step|FAILED'
 if [ -e "$DATA/meta.json" ]; then
-    part captions 220 '\| val_|steps in'
+    part captions 220 '\| val_|^step +5,000/|steps in'
     part evaluate 110 '^(= |error|in short|diffusion|left to|text from|embedding|gaps|a word|both)'
     part figures 20 '^= '
 else
