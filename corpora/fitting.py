@@ -17,8 +17,7 @@ NGRAM_WEIGHT = .5
 
 
 def train_bpe(texts, vocab_size):
-    """ The tokenizer.json of a byte-level BPE with V = vocab_size ids, EOS and PAD included. Little
-    text gives fewer ids. """
+    """ The tokenizer.json of a byte-level BPE of at most vocab_size ids, EOS and PAD included. """
     from tokenizers import Tokenizer as HFTokenizer, models, pre_tokenizers, trainers
     if vocab_size < 258:
         raise ValueError(f'vocab_size {vocab_size} is too small: 256 bytes, EOS and PAD need 258')
@@ -63,8 +62,9 @@ def fit_lsa(texts, dims, seed=0, ngrams=1, max_terms=20_000):
     idf[len(words):] *= NGRAM_WEIGHT
     index, weight, offsets = tfidf(texts, {term: i for i, term in enumerate(terms)}, idf, ngrams)
     text = torch.repeat_interleave(torch.arange(len(texts)), offsets.diff())
-    A = torch.sparse_coo_tensor(torch.stack([text, index]), weight, (len(texts), len(terms)),
-                                check_invariants=True).coalesce()
+    with torch.sparse.check_sparse_tensor_invariants():
+        A = torch.sparse_coo_tensor(torch.stack([text, index]), weight,
+                                    (len(texts), len(terms))).coalesce()
 
     # A ~ U S P'; torch's own generator is left as it was
     with torch.random.fork_rng(devices=[]):
