@@ -33,7 +33,7 @@ part() {
     [ $code = 0 ] && return
     FAILED="$FAILED $1"
     [ $code = 124 ] && echo 'FAILED: over its limit' && return
-    echo "FAILED: $( (grep '^error' "$log" || grep 'Error: ' "$log" || cat "$log") | tail -n 1)"
+    echo "FAILED: $( (grep '^error' "$log" || grep 'Error: ' "$log" || grep . "$log") | tail -n 1)"
 }
 
 tests() { $PYTHON -m pytest -q -rfE tests/test_cuda.py -k "not $LEFT_OUT"; }
