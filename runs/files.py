@@ -45,7 +45,7 @@ def short(value):
 
 def read_json(path, kind=dict, limit=2**26):
     """ The object in a JSON file of at most `limit` bytes; kind=object: whatever it holds. """
-    if os.path.getsize(path) > limit:
+    if os.path.getsize(path) > limit or not os.path.isfile(path):      # a pipe might never end
         raise ValueError(f'cannot read {path}: no file of at most {limit:,} bytes')
     try:
         value = json.loads(Path(path).read_bytes())
