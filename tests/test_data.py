@@ -14,10 +14,10 @@ from corpora.fitting import train_bpe
 from corpora.statistics import counts, lengths
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
-from runs.files import sha256
 from runs.manifest import LatentStats, load_stats
 from runs.stages import row_order
-from runs.writing import sealed
+from runs.writing import entry_of, sealed
+from test_hostile import forge_file
 
 TEXTS = ['a dog runs on the beach', 'tabs\tand\n\nlines  ', '<eos> <|endoftext|> [MASK] <pad>',
          'naïve café 東京 🙂 e\u0301', 'nul \x00 byte', '', ' ']
@@ -43,7 +43,7 @@ def write_dataset(folder, shards=((0, 3), (3, 4), (4, 7)), D=5):
         np.concatenate(tokens[a:b]).astype('<u2').tofile(folder / f'{name}.tokens.bin')
         np.save(folder / f'{name}.offsets.npy', np.cumsum([0] + LENGTHS[a:b]))
         np.save(folder / f'{name}.latents.npy', latents[a:b])
-        files = {f'{name}.{end}': entry(folder / f'{name}.{end}')
+        files = {f'{name}.{end}': entry_of(folder / f'{name}.{end}')
                  for end in ('tokens.bin', 'offsets.npy', 'latents.npy')}
         entries.append(dict(name=name, samples=b - a, tokens=sum(LENGTHS[a:b]),
                             longest=max(LENGTHS[a:b]), files=files))
@@ -52,23 +52,15 @@ def write_dataset(folder, shards=((0, 3), (3, 4), (4, 7)), D=5):
     meta = dict(format=2, name='little', tokenizer=tokenizers.byte_tokenizer().record, encoder=None,
                 latent_shape=[2, D], token_dtype='uint16',
                 max_tokens=8, splits=dict(train=dict(samples=len(LENGTHS), shards=entries)),
-                files={'latent_stats.npz': entry(folder / 'latent_stats.npz')})
+                files={'latent_stats.npz': entry_of(folder / 'latent_stats.npz')})
     (folder / 'meta.json').write_text(sealed(meta))
     return tokens, latents
-
-
-def entry(path):
-    return dict(bytes=os.path.getsize(path), sha256=sha256(path))
 
 
 def rewrite(folder, name, array):
     """ Another array in a shard, with its size and digest in meta.json. """
     array.tofile(folder / name) if name.endswith('.bin') else np.save(folder / name, array)
-    meta = json.loads((folder / 'meta.json').read_text())
-    for shard in meta['splits']['train']['shards']:
-        if name in shard['files']:
-            shard['files'][name] = entry(folder / name)
-    (folder / 'meta.json').write_text(sealed(meta))
+    forge_file(folder, name, (folder / name).read_bytes())
 
 # -----------------------------------------------------------------------------
 

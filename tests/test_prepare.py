@@ -22,11 +22,9 @@ from encoders import load_encoder
 from launch import texts_in, texts_of
 from runs import manifest
 from runs.identity import SAMPLES, check_same, of_dataset
-from test_encoders import save_encoder
+from test_encoders import WORDS, save_encoder
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-WORDS = ('a the dog cat runs sits on beach mat and red big small man woman walks along river in '
-         'snow').split()
 LINES = [f'{WORDS[i % 20]} {WORDS[i * 7 % 20]} {WORDS[i * 3 % 19]} walks number {i}.'
          for i in range(150)]
 
