@@ -45,7 +45,8 @@ def short(value):
 
 def read_json(path, kind=dict, limit=2**26):
     """ The object in a JSON file of at most `limit` bytes; kind=object: whatever it holds. """
-    if os.path.getsize(path) > limit or not os.path.isfile(path):      # a pipe might never end
+    size = os.path.getsize(path)
+    if size > limit or not os.path.isfile(path):           # a pipe might never end
         raise ValueError(f'cannot read {path}: no file of at most {limit:,} bytes')
     try:
         value = json.loads(Path(path).read_bytes())
@@ -62,8 +63,7 @@ def digest_of(value):
 
 
 def read_sealed(path):
-    """ The object in a file that `sealed` made, without its digest. ValueError where a field was
-    changed. """
+    """ The object in a file of `sealed`, without its digest; ValueError if a field was changed. """
     value = read_json(path)
     found, expected = digest_of(value), value.pop('sha256', None)
     if found != expected:

@@ -283,6 +283,12 @@ def test_a_broken_meta_or_state_names_its_file(tmp_path, text):
             checkpoint.load_model(out)
 
 
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / 'a.json')
+    with pytest.raises(ValueError, match='a.json: no file of'):
+        read_json(tmp_path / 'a.json')
+
+
 def test_a_run_is_evaluated_on_texts_of_its_own_tokenizer_only(dataset, finished, tmp_path):
     folder, out = copy_of(dataset, tmp_path), copy_of(finished, tmp_path, 'run')
     tokenizer = json.loads((folder / 'tokenizer.json').read_text())
