@@ -120,21 +120,20 @@ def modes_of(mode):
 
 # ---- logits, a chunk of the positions at a time
 
-# {kind of device: of so many rows of the head its fast kernels need a multiple}
+# {device: its fast kernels need a multiple of so many rows}
 ROWS_OF_HEAD = {'cuda': 64}
 
 
-def logits_of(hidden, head):
-    """ hidden head^T, (P, V), for a loss. On a card rows of 0 are added, to use its fast kernels.
-    The logits of these are -inf: their probability is 0. """
-    rows = head.view_as(head)      # autocast keeps no cast of a view: chunks add up in float32
-    missing = -len(head) % ROWS_OF_HEAD.get(hidden.device.type, 1)
+def filled_up(head):
+    """ A head (V, C) with further rows of 0, for the fast kernels of a card, and the bias of its
+    logits: -inf for these rows, so that their probability is 0; None where there are none. """
+    missing = -len(head) % ROWS_OF_HEAD.get(head.device.type, 1)
     if not missing:
-        return F.linear(hidden, rows)
+        return head, None
     is_id = torch.arange(len(head) + missing, device=head.device) < len(head)
+    rows = F.pad(head, (0, 0, 0, missing))
     bias = torch.where(is_id, 0., -torch.inf)
-    rows = F.pad(rows, (0, 0, 0, missing))
-    return F.linear(hidden, rows, bias)
+    return rows, bias
 
 
 # numbers in the table (p, V) of one chunk: 128 MiB in float32, and a few such tables live at once
@@ -297,7 +296,8 @@ class MaskedText:
         Returns the loss, nll (P,) in nats, and right (P,) bool: the target is the likeliest token.
         Other text processes also need seen (P,), what the network read there, and coefficients
         (P, n), functions of its row's clock. Compiled for a card, it keeps no float32 logits. """
-        logits = logits_of(hidden, head).float()       # argmax is slow in bfloat16 on a CPU
+        rows, bias = filled_up(head)
+        logits = F.linear(hidden, rows, bias).float()  # argmax is slow in bfloat16 on a CPU
         nll = nll_of(logits, targets)
         right = logits.argmax(1) == targets
         return (weight * nll).sum(), nll, right

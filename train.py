@@ -74,9 +74,9 @@ grad_clip = 1.0                # [0, 1e9]: largest norm of the gradient; 0: not 
 ema_decay = 0.999              # [0, 1): warmed up, min(ema_decay, (1 + n) / (10 + n)); 0: none
 # ---- machine
 device = 'auto'                # auto | cpu | cuda | <cuda:1 or the like>
-dtype = 'auto'                 # auto | bfloat16 | float32; bfloat16: autocast, weights stay
-                               # float32; auto: bfloat16 if the device has its instructions
-compile = False                # torch.compile blocks, on a card the text's loss: a minute at first
+dtype = 'auto'                 # auto | bfloat16 | float32; bfloat16: autocast, weights and optimizer
+                               # stay float32; auto: bfloat16 where the device multiplies in it
+compile = False                # compile the blocks, on a card the loss of masked text too: a minute
 parallel = 'ddp'               # ddp | fsdp; fsdp: FSDP2, parameters and moments are shared out
 # ---- logs and checkpoints
 keep = 2                       # [1, 1e6]: the newest checkpoints, kept beside the best; 1: if the
@@ -84,7 +84,7 @@ keep = 2                       # [1, 1e6]: the newest checkpoints, kept beside t
 eval_interval = 500            # [1, 1e9]: evaluate, and save
 eval_iters = 16                # [1, 1e6]: batches of batch_size rows of the validation split
 log_interval = 50              # [1, 1e4]
-wandb_project = ''             # log there (pip install wandb); WANDB_RUN_ID: a run that goes on
+wandb_project = ''             # log there (pip install wandb); WANDB_RUN_ID: the run to go on with
 
 # ---- ADVANCED: what most runs leave alone
 preflight_only = False         # look whether everything is in place, and stop

@@ -15,9 +15,10 @@ coefficients.
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from diffusion import in_chunks, logits_of, sum_over_texts
+from diffusion import filled_up, in_chunks, sum_over_texts
 
 
 class IntegralProcess:
@@ -38,18 +39,20 @@ class IntegralProcess:
         return self.coefficients(t, self.loss_weight).float()
 
     def loss(self, hidden, head, targets, weight, seen, coefficients):
-        """
-        loss = sum over p of weight_p * integrand_p
+        """ loss = sum over p of weight_p * integrand_p
         hidden (P, C); head (V, C), logits = hidden head^T; targets, weight (P,);
         seen (P,): what the network read there; coefficients (P, n): of loss_coefficients, those of
         its row.
         Returns the loss, the integrand (P,), and right (P,) bool, as MaskedText.loss does.
 
         It works on one chunk of positions at a time, and the backward pass computes the float32
-        tables (p, V) again. To keep two to four tables of all positions would fill the memory.
-        """
+        tables (p, V) again. To keep two to four tables of all positions would fill the memory. """
+        rows, bias = filled_up(head)
+
         def chunk_of_loss(hidden, targets, seen, coefficients):
-            logits = logits_of(hidden, head)
+            # A view: autocast would cast the head itself once for all chunks, and the gradients of
+            # the chunks would add up in bfloat16
+            logits = F.linear(hidden, rows.view_as(rows), bias)
             log_p = logits.log_softmax(1, dtype=torch.float32)[:, :len(head)]    # (p, V)
             value = self.integrand(log_p, targets, seen, coefficients)
             return value, logits.argmax(1) == targets
@@ -61,13 +64,11 @@ class IntegralProcess:
 
     @torch.no_grad()
     def bound(self, model, tokens, latents, t_latent, u, known_mask=None):
-        """
-        One draw of the bound, nats per sample (B,), float64, with t over all of (0, 1):
+        """ One draw of the bound, nats per sample (B,), float64, with t over all of (0, 1):
             t = y^3 (10 - 15 y + 6 y^2),   dt/dy = 30 y^2 (1 - y)^2,   y ~ U(0, 1)
         With t itself uniform the variance would be infinite: near t = 0 a wrong token has the
         weight 1/t and a probability of about sqrt(t).
-        u (B, 1 + L) uniform: its first column is y. What lies where is as in MaskedText.bound.
-        """
+        u (B, 1 + L) uniform: its first column is y. What lies where is as in MaskedText.bound. """
         y = u[:, 0].double()
         t = (y ** 3 * (10 - 15 * y + 6 * y * y)).clamp(1e-12, 1 - 1e-12)     # (B,)
         slope = 30 * (y * (1 - y)) ** 2                                      # dt/dy, (B,)

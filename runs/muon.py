@@ -79,7 +79,7 @@ class Muon(torch.optim.Optimizer):
         self.dtype = dtype
         self.found_inf = torch.zeros(())
         self.coefficients = POLAR_EXPRESS[:iterations] if iterations else OF_TORCH
-        self.stacks = {}                                   # {shape: (momenta, its rows)}
+        self.stacks = {}                                   # {shape: (momenta, its rows, whose)}
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay))
 
     @torch.no_grad()
@@ -101,17 +101,20 @@ class Muon(torch.optim.Optimizer):
 
         # are they the rows that the last step has left?
         own = [self.state[parameter]['momentum_buffer'] for parameter in parameters]
-        momenta, rows = self.stacks.get(own[0].shape, (None, ()))
+        momenta, rows, owners = self.stacks.get(own[0].shape, (None, (), ()))
         if [*map(id, own)] != [*map(id, rows)]:
+            # one row that is not stacked anew would keep the whole old stack in memory
+            for parameter, row in zip(owners, rows):
+                if self.state[parameter]['momentum_buffer'] is row:
+                    self.state[parameter]['momentum_buffer'] = row.clone()
             momenta = torch.stack(own)
             rows = momenta.unbind()
-            self.stacks[own[0].shape] = momenta, rows
+            self.stacks[own[0].shape] = momenta, rows, parameters
             for parameter, row in zip(parameters, rows):
                 self.state[parameter]['momentum_buffer'] = row
         return momenta
 
     def step_of_shape(self, parameters, lr, weight_decay):
-        """ lr: a number, or in a CUDA graph a tensor (). """
         n, longer_side = len(parameters), max(parameters[0].shape)
         is_bad = self.found_inf.to(parameters[0].device) > 0
 
@@ -129,10 +132,6 @@ class Muon(torch.optim.Optimizer):
         updates = gather_shares(mine, n)
 
         # the step
-        rate, weight = -lr * 0.2 * longer_side ** 0.5, (~is_bad).float()
-        if torch.is_tensor(lr):
-            # alpha is a number of the host
-            rate, weight = 1, weight * rate
-        updates = torch.mul(updates, weight.view(1, 1, 1), out=gradients)
+        updates = torch.mul(updates, (~is_bad).float().view(1, 1, 1), out=gradients)
         torch._foreach_mul_(parameters, torch.where(is_bad, 1.0, 1 - lr * weight_decay))
-        torch._foreach_add_(parameters, updates.unbind(), alpha=rate)
+        torch._foreach_add_(parameters, updates.unbind(), alpha=-lr * 0.2 * longer_side ** 0.5)
