@@ -569,10 +569,7 @@ def test_every_baseline_trains_and_samples_and_is_evaluated(baselines):
                  ['sample.py', f'--out_dir={runs["ar"]}', '--mode=infill', '--text=a red [MASK:*]',
                   *small],
                  ['sample.py', f'--out_dir={runs["gidd"]}', '--mode=infill', '--text=a [MASK] dog',
-                  '--steps=4', '--self_correct=3',
-                  *small],
-                 ['evaluate.py', f'--out_dir={runs["ar_prefix"]}', '--tasks=nelbo,l2t', '--n=6',
-                  '--draws=2', *small]]
+                  '--steps=4', '--self_correct=3', *small]]
     commands += [['evaluate.py', f'--out_dir={runs["latent_dit"]}', '--n=6', '--draws=2', *small],
                  ['sample.py', f'--out_dir={runs["hdlm"]}', '--watch=true', '--nucleus=.5',
                   '--steps=4', *small]]
@@ -602,17 +599,13 @@ def test_a_run_begun_from_another_keeps_its_clusters(baselines, dataset, tmp_pat
                        weights(baselines / 'hdlm')['cluster_of'])
 
 
-def test_baselines_go_on_bit_for_bit(dataset, tmp_path):
-    args = {name: [f'config/{name}.py', *OVERLAYS[name], '--min_lr=1']
-            for name in ('ar_prefix', 'gidd', 'hdlm')}
-    train_each(dataset, {tmp_path / f'{name}_run': [*more, '--max_iters=4']
-                         for name, more in args.items()})
-    train_each(dataset, {tmp_path / f'{name}_{part}': [*more, '--max_iters=8']
-                         for name, more in args.items() for part in ('whole', 'run')})
-    for name in args:
-        assert log(tmp_path / f'{name}_run') == log(tmp_path / f'{name}_whole')
-        whole, run = weights(tmp_path / f'{name}_whole'), weights(tmp_path / f'{name}_run')
-        assert all(torch.equal(whole[key], run[key]) for key in whole)
+def test_a_run_with_clusters_goes_on_bit_for_bit(dataset, tmp_path):
+    args = ['config/hdlm.py', '--clusters=8', '--min_lr=1']
+    train_each(dataset, {tmp_path / 'run': [*args, '--max_iters=4']})
+    train_each(dataset, {tmp_path / name: [*args, '--max_iters=8'] for name in ('whole', 'run')})
+    assert log(tmp_path / 'run') == log(tmp_path / 'whole')
+    whole, run = (weights(tmp_path / name) for name in ('whole', 'run'))
+    assert all(torch.equal(whole[key], run[key]) for key in whole)
 
 
 def test_what_does_not_go_together_is_one_line(baselines, dataset, tmp_path):
