@@ -39,8 +39,7 @@ def cooccurrence(data, dims=128, reach=2, most=2 ** 24, seed=0):
     A vector for each id, (V, dims), from its co-occurrence counts in the training texts: how often
     each other id stands at each distance of -reach to reach. The counts, divided by the root of the
     other id's frequency, are projected to `dims` by fixed random vectors (random indexing), so the
-    V x V table is never made. Reads the first `most` tokens.
-    """
+    V x V table is never made. Reads the first `most` tokens. """
     V = data.vocab_size
     distances = [d for d in range(-reach, reach + 1) if d != 0]
     label = torch.randn(len(distances), V, dims, generator=torch.Generator().manual_seed(seed))

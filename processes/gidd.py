@@ -36,8 +36,7 @@ class GIDD(IntegralProcess):
     loss_weight, the weight in the loss:
         bound     w
         dynamic   w 2 t (1-t) / gamma: 2 at MASK, 1 at z != x, less at z = x
-        clip      min(w, 2)
-    """
+        clip      min(w, 2) """
 
     def __init__(self, vocab_size, p_u=0.1, gamma=1.0, loss_weight='dynamic'):
         check_choice('text_loss_weight', loss_weight, ('bound', 'dynamic', 'clip'))
@@ -183,8 +182,7 @@ class GIDD(IntegralProcess):
         Self-correction. In each round every row draws x' ~ p at a low temperature. Of the free
         positions where x' differs from the token, it changes the one where p(x') - p(token) is
         largest. A row where no such difference is positive is done. Every round waits for the
-        device. Returns the tokens (B, L).
-        """
+        device. Returns the tokens (B, L). """
         positions = positions_of(~known_mask)                            # (P,)
         for _ in range(rounds):
             logits = denoise(tokens, 0., positions)                      # (P, V)

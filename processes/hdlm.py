@@ -157,8 +157,7 @@ class HDLM(IntegralProcess):
                  becomes x    else
             k    stays        with cluster_next (1 - t) / ((1 - t_next) cluster_t)
                  becomes x    else
-        Only the device knows what is left, so every step waits for it.
-        """
+        Only the device knows what is left, so every step waits for it. """
         V = self.mask_id
         tokens, left, _ = init_state(self, tokens, known_mask)
         cluster_of = self.cluster_of(torch.arange(V, device=tokens.device))

@@ -59,7 +59,8 @@ class IntegralProcess:
 
         compute_twice = partial(checkpoint, chunk_of_loss, use_reentrant=False,
                                 preserve_rng_state=False)
-        value, right = in_chunks(compute_twice, hidden, targets, seen, coefficients, V=len(head))
+        value, right = in_chunks(compute_twice, hidden, targets, seen, coefficients,
+                                 V=len(head))
         return (weight * value).sum(), value.detach(), right
 
     @torch.no_grad()

@@ -132,6 +132,7 @@ class Muon(torch.optim.Optimizer):
         updates = gather_shares(mine, n)
 
         # the step
-        updates = torch.mul(updates, (~is_bad).float().view(1, 1, 1), out=gradients)
+        is_good = (~is_bad).float()
+        updates = torch.mul(updates, is_good.view(1, 1, 1), out=gradients)
         torch._foreach_mul_(parameters, torch.where(is_bad, 1.0, 1 - lr * weight_decay))
         torch._foreach_add_(parameters, updates.unbind(), alpha=-lr * 0.2 * longer_side ** 0.5)

@@ -69,8 +69,7 @@ def left_to_right(run, tokens, masked, z, K=8, batch=128):
     The masked positions of tokens (n, L) filled from left to right, from standardised latents z
     (n, N, D), by beam search: the K beginnings of the largest score go on.
         score = sum over i of log p(x^i | x^<i, z),   known tokens x^i among them
-    No EOS or PAD is written; there is no temperature and no guidance. Returns tokens (n, L).
-    """
+    No EOS or PAD is written; there is no temperature and no guidance. Returns tokens (n, L). """
     found = [beams(run, tokens[part], masked[part], z[part], K)
              for part in batches(run, len(tokens), max(1, batch // K), n_asked=K, n_caches=K)]
     return torch.cat(found)

@@ -75,8 +75,7 @@ def nats_of_orders(run, tokens, latents, clock, steps, batch):
     -log p(x^i | the positions of earlier steps), nats (n, K, L), float64 on the host; 0 where the
     token is known. Their sum over L is -log p_sigma(x).
     tokens (n, L); latents (n, N, D) or None, at this clock; steps (n, K, L) of K orders, from
-    draw_steps; batch: rows of a call.
-    """
+    draw_steps; batch: rows of a call. """
     L = tokens.shape[1]
     nats = torch.zeros(steps.shape, dtype=torch.float64)
 
