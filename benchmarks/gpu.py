@@ -19,15 +19,14 @@ ROWS = (
     ('l2t_892m', 'true', 4),
     ('l2t', 'true', 8),
     ('captions', 'false', 60),
-    ('captions', 'true', 60),                  # and 'graph', where train.py knows it
+    ('captions', 'true', 60),
 )
 TINY = ['--depth=2', '--width=64', '--heads=2', '--batch_size=4', '--global_batch=8',
         '--latent_tokens=2']
 
 
 def arguments_of(name, folder, on_gpu):
-    """ Of train.py: a config with random data, the text length of its first steps, and the mode of
-    its last ones. """
+    """ Of train.py: random data, as long as the texts of its first steps, and its last mode. """
     config = run_config(f'config/{name}.py')
     length = config['max_tokens'] + 1
     if schedule := config.get('length_schedule'):

@@ -52,6 +52,8 @@ def log_of(arguments, max_iters, *last):
         sys.argv = ['train.py', *arguments, f'--out_dir={out_dir}', f'--max_iters={max_iters}',
                     '--eval_interval=1000000', '--eval_iters=1',
                     f'--log_interval={max(1, max_iters // 4)}', *last]
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()           # memory_gb is of this training alone
         try:
             with open(os.devnull, 'w') as nowhere, contextlib.redirect_stdout(nowhere):
                 runpy.run_path(os.path.join(HERE, 'train.py'), run_name='__main__')

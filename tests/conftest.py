@@ -11,7 +11,7 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 os.environ.setdefault('HF_HUB_OFFLINE', '1')                 # no test asks the hub
 
-# make gpu: a test that is skipped there has failed, unless 'this machine' lacks what it asks for.
+# make gpu: a test that is skipped there has failed, unless the reason begins with MAY_LACK.
 # Elsewhere a card is hidden from the tests and their processes, which compare with figures of a
 # CPU: --device=auto would take it.
 NEEDS_CUDA = bool(os.environ.get('NANOLDLM_NEEDS_CUDA'))
@@ -19,7 +19,7 @@ if not NEEDS_CUDA:
     os.environ['CUDA_VISIBLE_DEVICES'] = ''
 
 import launch
-from launch import run, train
+from launch import MAY_LACK, run, train
 
 
 SEED = os.environ.get('NANOLDLM_TEST_SEED', '0')
@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items):
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     report = yield
-    if NEEDS_CUDA and report.skipped and 'this machine' not in report.longrepr[2]:
+    if NEEDS_CUDA and report.skipped and MAY_LACK not in report.longrepr[2]:
         report.outcome = 'failed'
         report.longrepr = f'skipped, where a CUDA device is needed: {report.longrepr[2]}'
     return report

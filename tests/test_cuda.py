@@ -17,9 +17,10 @@ import torch
 import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import diffusion
 import test_causal
 from diffusion import GaussianLatents, MaskedText, mode_shares
-from launch import ROOT, TINY, Job, cut, log, saved, train
+from launch import MAY_LACK, ROOT, TINY, Job, cut, log, saved, train
 from loss import BatchMaker, Loss, prefetch
 from model import (attention, attention_of_rows, attention_with_prefix, causal_mask, norm, rms_norm,
                    squared_relu)
@@ -116,7 +117,8 @@ def test_the_attention_of_cudnn_which_trains_on_hopper_is_the_equation(heads, S)
     q, k, v = torch.randn(3, 2, heads, S, 64, device='cuda', dtype=torch.bfloat16)
     if not torch.backends.cuda.can_use_cudnn_attention(
             torch.backends.cuda.SDPAParams(q, k, v, None, 0., True, False)):
-        pytest.skip('this machine has a card without the attention of cuDNN')
+        assert torch.cuda.get_device_capability() < (9, 0), 'a Hopper card has it'
+        pytest.skip(f'{MAY_LACK} the attention of cuDNN')
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         close_to_the_equation(q, k, v, causal_mask(S, 0), attention, 2e-2)
         close_to_the_equation(q, k, v, causal_mask(0, S),
@@ -127,7 +129,7 @@ def test_the_attention_of_cudnn_which_trains_on_hopper_is_the_equation(heads, S)
 def test_compiled_gradients_of_masked_and_causal_rows_are_those_of_the_plain_code(device):
     """ A concatenation of the attention of two slices had nan gradients, compiled for a CPU. """
     if not shutil.which('g++'):
-        pytest.skip('this machine has no C++ compiler')
+        pytest.skip(f'{MAY_LACK} a C++ compiler')
     found = []
     for compiled in (False, True):
         model = network(device, depth=2, width=64, latent_width=64, latent_tokens=4)
@@ -254,6 +256,28 @@ def test_in_bfloat16_losses_and_gradients_are_those_of_float32_to_rounding(devic
     assert (gradients - rounded_gradients).norm() < .1 * gradients.norm()
 
 
+@on_each_device
+@pytest.mark.parametrize('dtype, tolerance', [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_no_loss_sees_that_its_head_is_filled_up(device, dtype, tolerance, monkeypatch):
+    """ As on a card, where it is compiled. Rows of 0 would be the likeliest, if they were seen. """
+    targets, ones = torch.randint(50, (40,)).to(device), torch.ones(40, device=device)
+    leaves = [x.to(device).requires_grad_() for x in (torch.rand(40, 8), -torch.rand(50, 8))]
+
+    def found(loss):
+        with torch.autocast(device, dtype, enabled=dtype == torch.bfloat16):
+            value, nll, right = loss(*leaves, targets, ones)
+        return value, nll, right.float(), *torch.autograd.grad(value, leaves)
+    monkeypatch.setitem(diffusion.ROWS_OF_HEAD, device, 1)
+    expected = found(MaskedText(50).loss)
+    monkeypatch.setitem(diffusion.ROWS_OF_HEAD, device, 64)
+    assert len(diffusion.filled_up(leaves[1])[0]) == 64 and expected[2].any()
+    compiled = torch.compile(MaskedText(50).loss, dynamic=True,
+                             backend='inductor' if device == 'cuda' else 'aot_eager')
+    for loss in (MaskedText(50).loss, compiled):
+        for a, b in zip(found(loss), expected):
+            assert (a - b).norm() <= tolerance * b.norm()
+
+
 @pytest.mark.parametrize('device', [*DEVICES, 'meta'])
 def test_batches_come_in_order_and_an_error_comes_in_its_turn(device, monkeypatch):
     n_threads, together, got, made = threading.active_count(), threading.Barrier(4), [], []
@@ -300,8 +324,9 @@ def test_a_step_that_the_guard_refuses_moves_neither_weights_nor_moments(device,
 
 @needs_card
 @pytest.mark.parametrize('args', [[], ['--optimizer=muon', '--mode=l2t+causal'],
-                                  ['--mode=unconditional+l2t+t2l+causal']],
-                         ids=['adamw', 'muon', 'four modes'])
+                                  ['--mode=unconditional+l2t+t2l+causal'],
+                                  ['--mode=l2t', '--compile=true']],
+                         ids=['adamw', 'muon', 'four modes', 'compiled'])
 def test_no_step_of_a_training_waits_for_the_card(dataset, tmp_path, args):
     """ torch warns of each wait: as many in twelve steps as in six, all of the start, of the log
     and of the end. """
@@ -317,6 +342,7 @@ def test_no_step_of_a_training_waits_for_the_card(dataset, tmp_path, args):
                 runpy.run_path(str(ROOT / 'train.py'), run_name='__main__')
             finally:
                 torch.cuda.set_sync_debug_mode('default')
+                torch._dynamo.reset()
         return sum('synchroniz' in str(warning.message) for warning in found)
 
     waits(3)                                               # what happens once in a process
@@ -332,13 +358,14 @@ def test_a_run_that_was_killed_goes_on_to_where_the_unbroken_one_ends(device, da
     assert train(dataset, whole, *args).returncode == 0
     cut(whole, killed, 'step-00000002')
     assert train(dataset, killed, *args).returncode == 0
+    assert min(log(killed)) == (3, False), 'or it began anew'
     at_2, at_4, resumed = (
         torch.cat([x.flatten() for x in saved(out / f'step-0000000{step}')['model'].values()])
         for out, step in ((whole, 2), (whole, 4), (killed, 4)))
     assert (resumed - at_4).norm() < .01 * (at_4 - at_2).norm()
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason='this machine has no two cards')
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason=f'{MAY_LACK} two cards')
 @pytest.mark.parametrize('parallel', ['ddp', 'fsdp'])
 def test_two_processes_over_nccl_have_the_losses_of_one(dataset, tmp_path, parallel):
     losses = []

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-import diffusion
 from diffusion import (MODES, GaussianLatents, MaskedText, mode_shares, normals,
                        where_scored, uniforms)
 from loss import draw_clocks
@@ -146,22 +145,6 @@ def test_training_loss_and_evaluated_bound_estimate_the_enumerated_bound(schedul
     assert loss.item() == pytest.approx((weight * nll).sum().item())
     per_row = torch.zeros(B).index_add_(0, positions // L, weight * nll) * B * L
     assert abs(loss.item() * L - exact) < 5 * per_row.std() / math.sqrt(B)
-
-
-def test_no_loss_sees_that_its_head_is_filled_up(monkeypatch):
-    """ As on a card, where it is compiled. Rows of 0 would be the likeliest, if they were seen. """
-    targets = torch.randint(50, (40,))
-    leaves = [torch.rand(40, 8).requires_grad_(), (-torch.rand(50, 8)).requires_grad_()]
-
-    def found(loss):
-        value, nll, right = loss(*leaves, targets, torch.ones(40))
-        return value, nll, right.float(), *torch.autograd.grad(value, leaves)
-    expected = found(MaskedText(50).loss)
-    monkeypatch.setitem(diffusion.ROWS_OF_HEAD, 'cpu', 64)
-    assert len(diffusion.filled_up(leaves[1])[0]) == 64 and expected[2].any()
-    compiled = torch.compile(MaskedText(50).loss, dynamic=True, backend='aot_eager')
-    for loss in (MaskedText(50).loss, compiled):
-        torch.testing.assert_close(found(loss), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_likeliest_token_is_right_and_a_latent_without_a_loss_passes_no_nan():
