@@ -5,13 +5,18 @@
 #     bash benchmarks/gpu.sh                      # all parts, or some: gpu.sh tests rows
 #     DEVICE=cpu bash benchmarks/gpu.sh           # a rehearsal on a CPU, tiny
 #
-# DATA: what prepare.py config/captions.py has made. MINILM: the folder of MiniLM, where it is not
-# where it was then. PYTHON: the interpreter. The logs are in $OUT/out/gpu.
+# DATA: what prepare.py config/captions.py has made. MINILM: the folder of MiniLM; set it if the
+# folder has moved since prepare.py. PYTHON: the interpreter. The logs are in $OUT/out/gpu. The
+# parts evaluate and figures are of the run that captions has just trained.
 cd "$(dirname "$0")/.." || exit 2
 export PYTHON=${PYTHON:-python} DEVICE=${DEVICE:-cuda} DATA=${DATA:-data/multi30k}
 export WORK=$(mktemp -d) HF_HUB_OFFLINE=1 NANOLDLM_NEEDS_CUDA=1
 export TINY= BENCH='--rounds=3 --batch_sizes=1,64,512' EVALUATE= LEFT_OUT=nothing SUITE=tests
-LOGS=${OUT:-.}/out/gpu PARTS=" $* " FAILED= TIMES=1
+ALL='tests rows captions evaluate figures samplers resume fsdp suite'
+LOGS=${OUT:-.}/out/gpu PARTS=" ${*:-$ALL} " FAILED= TIMES=1
+for name in $PARTS; do
+    [[ " $ALL " = *" $name "* ]] || { echo "gpu.sh: no part $name; there are $ALL" >&2; exit 2; }
+done
 if [ "$DEVICE" = cpu ]; then
     export TINY='--depth=2 --width=32 --heads=2 --latent_width=32 --compile=false'
     export BENCH='--rounds=1 --batch_sizes=1,2 --threads=1' OMP_NUM_THREADS=1 NANOLDLM_NEEDS_CUDA=
@@ -21,18 +26,21 @@ if [ "$DEVICE" = cpu ]; then
 fi
 mkdir -p "$LOGS" && trap 'rm -rf "$WORK"' EXIT
 
-# part NAME LIMIT SHOWN: the function NAME; SHOWN are the lines of its log that a person reads
+# part NAME LIMIT SHOWN: runs the function NAME, for LIMIT seconds at most, and fewer where the 12
+# minutes are nearly over. SHOWN: a pattern of the lines of its log that a person reads
 part() {
-    local began=$SECONDS left=$((720 * TIMES - SECONDS)) limit=$(($2 * TIMES)) log=$LOGS/$1.log code
-    [[ $PARTS = "  " || $PARTS = *" $1 "* ]] || return
-    limit=$((left < limit ? left : limit))
-    timeout -k 20 $((limit > 1 ? limit : 1)) bash -c "$1" > "$log" 2>&1
+    [[ $PARTS = *" $1 "* ]] || return
+    local began=$SECONDS log=$LOGS/$1.log limit=$(($2 * TIMES)) left=$((720 * TIMES - SECONDS)) code
+    [ $left -lt $limit ] && limit=$left
+    [ $limit -lt 10 ] && echo "---- $1: not run: no time left" && FAILED="$FAILED $1" && return
+    timeout -k 20 $limit bash -c "$1" > "$log" 2>&1
     code=$?
     echo "---- $1: $((SECONDS - began)) s"
     grep -E "$3" "$log" | cut -c -160
     [ $code = 0 ] && return
     FAILED="$FAILED $1"
-    [ $code = 124 ] && echo 'FAILED: over its limit' && return
+    # timeout ends with 124, or with 137 where it had to kill
+    [[ $code =~ ^(124|137)$ ]] && echo "FAILED: over its limit of $limit s, or killed" && return
     echo "FAILED: $( (grep '^error' "$log" || grep 'Error: ' "$log" || grep . "$log") | tail -n 1)"
 }
 
@@ -45,11 +53,15 @@ captions() {
 evaluate() {
     local it="$PYTHON evaluate.py config/captions.py --out_dir=$WORK/captions --dataset=$DATA"
     it="$it --show=0 --device=$DEVICE ${MINILM:+--encoder_folder=$MINILM} $EVALUATE"
-    $it || { echo '= what needs no encoder:' && $it --tasks=nelbo,t2l; }
+    $it && return
+    echo '= it failed; what needs no encoder:'
+    $it --tasks=nelbo,t2l
+    return 1
 }
 figures() {
     $PYTHON - << END
 from runs.results import find, read_results
+found = False
 ours, theirs = map(read_results, ('$WORK/captions/results.json', 'weights/captions/results.json'))
 for name in ('nelbo nats_per_token', 'nelbo causal_nats_per_token', 'l2t bleu', 'l2t f1',
              't2l centred_cosine', 'infill token_accuracy', 'edit exact'):
@@ -57,11 +69,13 @@ for name in ('nelbo nats_per_token', 'nelbo causal_nats_per_token', 'l2t bleu', 
     if all(pair):
         print(f'= {name:<28} %8.3f of {pair[0]["n"]:>4}, weights/captions %8.3f of {pair[1]["n"]}'
               % tuple(record['value'] for record in pair))
+        found = True
+assert found, 'no figure that both have'
 END
 }
 samplers() { $PYTHON bench.py --what=samplers --shape=captions --device=$DEVICE $BENCH; }
 
-# 40 steps in the folder $1, by the launcher $2; and by how much two such runs differ
+# 40 steps in the folder $1, by the launcher $2; $3 is one more argument
 forty() {
     [ -e $WORK/random ] || $PYTHON -c "from benchmarks.random_data import *
 write_dataset('$WORK/random', 300, 32, 12)"
@@ -69,22 +83,27 @@ write_dataset('$WORK/random', 300, 32, 12)"
         --device=$DEVICE --max_iters=40 --log_interval=1 --eval_interval=20 --batch_size=8 \
         --global_batch=16 --length_schedule= --optimizer=adamw --dropout=0 --dtype=float32 $TINY $3
 }
+# by how much the logs of two such runs differ
 differ() {
     $PYTHON - << END
 import json
-from benchmarks.agreement import difference, numbers_in
+from benchmarks.agreement import TOLERANCE, difference, numbers_in
 logs = [map(json.loads, open(f'$WORK/{name}/training_log.jsonl')) for name in ('$1', '$2')]
 found, where = difference(*map(numbers_in, logs))
 print(f'= $1 and $2 differ by {found:.1e} at most, in {where}')
-assert found < .02, 'more than rounding'
+assert found < TOLERANCE['float32'], 'more than rounding'
 END
 }
 resume() {
     (forty unbroken $PYTHON)
     forty killed $PYTHON &
     while kill -0 $! && [ ! -e $WORK/killed/step-00000020 ]; do sleep .01; done
-    kill -9 $!
-    (forty killed $PYTHON) && differ unbroken killed
+    kill -9 $!; wait $!
+    [ ! -e $WORK/killed/step-00000040 ] || { echo 'error: it ended before the kill'; return 1; }
+    (forty killed $PYTHON) && differ unbroken killed || return
+    # the log of a run that has begun anew has its first step twice
+    [ "$(grep -c '"step": 1,' $WORK/killed/training_log.jsonl)" = 1 ] ||
+        { echo 'error: the killed run began anew'; return 1; }
 }
 fsdp() {
     if [ "$($PYTHON -c 'import torch; print(torch.cuda.device_count())')" = 1 ]; then
@@ -104,8 +123,8 @@ from runs.run_folder import git_commit
 card = torch.cuda.get_device_name() if torch.cuda.is_available() else 'no card'
 print(f'{card}, torch {torch.__version__}, commit {git_commit()}')
 END
-part tests 100 '^(FAILED|ERROR)|passed|failed'
-part rows 200 '^(config|l2t|captions|quickstart|beside)| of step|FAILED'
+part tests 120 '^(FAILED|ERROR)|passed|failed'
+part rows 220 '^(config|l2t|captions|quickstart|beside)| of step|FAILED'
 if [ -e "$DATA/meta.json" ]; then
     part captions 220 '\| val_|^step +5,000/|steps in'
     part evaluate 110 '^(= |error|in short|diffusion|left to|text from|embedding|gaps|a word|both)'
