@@ -2,8 +2,8 @@
 #                   the main job from end to end, on a CPU: text from an embedding, an embedding
 #                   from text, gaps filled, both from noise, and each beside its controls
 # make test         makes the environment, installs, runs all tests, on the CPU: they see no card
-# make gpu          the same, then the tests on a card, its losses beside the CPU's, and how fast our
-#                   configs train there; without a card it fails. benchmarks/gpu.sh does more
+# make gpu          makes the environment, installs, runs the tests of a card, times our configs on
+#                   it, compares its losses with a CPU's; without a card it fails
 # make clean        removes the environment, and the data and the run of the quickstart
 #
 # With another interpreter, or in another place: make test PYTHON=python3.12 VENV=/some/where

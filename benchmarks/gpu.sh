@@ -8,12 +8,13 @@
 # DATA: what prepare.py config/captions.py has made. MINILM: the folder of MiniLM; set it if the
 # folder has moved since prepare.py. PYTHON: the interpreter. The logs are in $OUT/out/gpu. The
 # parts evaluate and figures are of the run that captions has just trained.
+LOGS=$(realpath -m "${OUT:-$(dirname "$0")/..}")/out/gpu
 cd "$(dirname "$0")/.." || exit 2
 export PYTHON=${PYTHON:-python} DEVICE=${DEVICE:-cuda} DATA=${DATA:-data/multi30k}
 export WORK=$(mktemp -d) HF_HUB_OFFLINE=1 NANOLDLM_NEEDS_CUDA=1
 export TINY= BENCH='--rounds=3 --batch_sizes=1,64,512' EVALUATE= LEFT_OUT=nothing SUITE=tests
 ALL='tests rows captions evaluate figures samplers resume fsdp suite'
-LOGS=${OUT:-.}/out/gpu PARTS=" ${*:-$ALL} " FAILED= TIMES=1
+PARTS=" ${*:-$ALL} " FAILED= TIMES=1
 for name in $PARTS; do
     [[ " $ALL " = *" $name "* ]] || { echo "gpu.sh: no part $name; there are $ALL" >&2; exit 2; }
 done
@@ -25,6 +26,7 @@ if [ "$DEVICE" = cpu ]; then
     TIMES=5                                            # as long, on a machine that is shared
 fi
 mkdir -p "$LOGS" && trap 'rm -rf "$WORK"' EXIT
+trap 'kill $JOB; exit 130' INT TERM                    # the part that runs ends, too
 
 # part NAME LIMIT SHOWN: runs the function NAME, for LIMIT seconds at most, and fewer where the 12
 # minutes are nearly over. SHOWN: a pattern of the lines of its log that a person reads
@@ -33,7 +35,9 @@ part() {
     local began=$SECONDS log=$LOGS/$1.log limit=$(($2 * TIMES)) left=$((720 * TIMES - SECONDS)) code
     [ $left -lt $limit ] && limit=$left
     [ $limit -lt 10 ] && echo "---- $1: not run: no time left" && FAILED="$FAILED $1" && return
-    timeout -k 20 $limit bash -c "$1" > "$log" 2>&1
+    timeout -k 20 $limit bash -c "$1" > "$log" 2>&1 &
+    JOB=$!
+    wait $JOB
     code=$?
     echo "---- $1: $((SECONDS - began)) s"
     grep -E "$3" "$log" | cut -c -160
@@ -118,11 +122,14 @@ suite() { NANOLDLM_NEEDS_CUDA= OMP_NUM_THREADS=1 $PYTHON -m pytest -q -n $(nproc
 export -f tests rows captions evaluate figures samplers forty differ resume fsdp suite
 
 $PYTHON - << 'END'
-import torch
+import os, sys, torch
 from runs.run_folder import git_commit
 card = torch.cuda.get_device_name() if torch.cuda.is_available() else 'no card'
-print(f'{card}, torch {torch.__version__}, commit {git_commit()}')
+print(f'{card}, torch {torch.__version__}, commit {git_commit()}', flush=True)
+if card == 'no card' and os.environ['DEVICE'] != 'cpu':
+    sys.exit('error: torch finds no card; DEVICE=cpu rehearses without one')
 END
+[ $? = 0 ] || exit 2
 part tests 120 '^(FAILED|ERROR)|passed|failed'
 part rows 220 '^(config|l2t|captions|quickstart|beside)| of step|FAILED'
 if [ -e "$DATA/meta.json" ]; then
@@ -130,7 +137,7 @@ if [ -e "$DATA/meta.json" ]; then
     part evaluate 110 '^(= |error|in short|diffusion|left to|text from|embedding|gaps|a word|both)'
     part figures 20 '^= '
 else
-    echo "---- captions, evaluate, figures: skipped, as there is no $DATA"
+    echo "---- captions, evaluate, figures: skipped, as there is no $DATA/meta.json"
 fi
 part samplers 60 'ms a text'
 part resume 60 '^= '
