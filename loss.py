@@ -181,7 +181,7 @@ def prefetch(make, calls, device):
                 batch[name] = x.pin_memory().to(device, non_blocking=True)
         return batch
 
-    # else each would start a thread for every core; threads that begin later also have one core
+    # one thread of torch each, not one for every core; threads that begin later have one, too
     with ThreadPoolExecutor(4, initializer=torch.set_num_threads, initargs=(1,)) as pool:
         ahead = deque()
         for call in calls:

@@ -1,8 +1,8 @@
 """
-How fast does train.py train our configs on a card, with the micro-steps that they have there, by
-the numbers of its own log? The data are random, in the shape of theirs. And does the card compute
-what the CPU computes (agreement.py)? Exit code 1 where it does not, and where a timed training
-stopped, or skipped a step since its loss or gradient was not finite.
+The speed of our configs on a card, from train.py's own log. Each has the micro-steps of its config,
+and random data in the shape of its own. Then: does the card compute what the CPU computes
+(agreement.py)? Exit code 1 where it does not, and where a timed training stopped, or skipped a step
+since its loss or gradient was not finite.
 
     python bench.py --what=gpu --device=cpu      # a tiny size: does it run?
 """

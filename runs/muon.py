@@ -116,7 +116,7 @@ class Muon(torch.optim.Optimizer):
 
     def step_of_shape(self, parameters, lr, weight_decay):
         n, longer_side = len(parameters), max(parameters[0].shape)
-        is_bad = self.found_inf.to(parameters[0].device) > 0
+        is_bad = self.found_inf.to(parameters[0].device) > 0             # at first on the host
 
         # the momentum; a bad gradient is replaced by it, so nothing moves
         momenta = self.momenta_of(parameters)
