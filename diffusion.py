@@ -268,8 +268,6 @@ class MaskedText:
         if self.loss_weight == 'rdm':
             return 1 - t
 
-    # from clean to noisy
-
     def corrupt(self, tokens, t, u, known_mask=None, exponent=None):
         """ x_t (B, L) and the mask (B, L): True where a token became MASK. tokens (B, L), t (B,),
         u (B, L) uniform. known_mask (B, L): True is never masked. exponent (B, L): a token is
@@ -353,8 +351,6 @@ class GaussianLatents:
         self.schedule = schedule
         self.target = target
 
-    # the schedule
-
     def alpha_sigma(self, t):
         """ alpha_t and sigma_t, exact at both ends: in float32 cos(pi t/2) is -4e-8 at t = 1. """
         if self.schedule == 'rf':
@@ -375,8 +371,6 @@ class GaussianLatents:
         e = e * self.live
         return alpha_t * z * self.live + sigma_t * e, e
 
-    # what the network predicts
-
     def combination(self, alpha_t, sigma_t):
         """ a and b of the target a z + b e. """
         return {'v': (-sigma_t, alpha_t), 'x0': (1, 0),
@@ -386,8 +380,6 @@ class GaussianLatents:
         """ The network's target (B, N, D) for clean latents z and noise e. """
         a, b = self.combination(*self.alpha_sigma_like(t, z))
         return a * z + b * e
-
-    # the loss
 
     def loss(self, out, target, row_weight):
         """ loss = mean over rows of row_weight * (mean squared error per live dimension)

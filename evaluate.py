@@ -49,9 +49,8 @@ texts = ''                  # a text file, a text a line, or a .jsonl file, a re
                             # ones are skipped and counted; '': the validation split
 field = 'text'              # where a record has its text
 dataset = ''                # where the run's dataset lies; '': where it was trained from
-n = None                    # None | int [1, 1e9]: texts, or pairs of sts; all if there are fewer;
-                            # None: 1000 texts, and all pairs
-order = 'random'            # random | first: random ones are drawn with the seed
+n = None                    # None | int [1, 1e9]: texts, or pairs of sts, drawn with the seed; all
+                            # if there are fewer; None: 1000 texts, and all pairs
 draws = 16                  # [1, 1e5]; nelbo: draws of the bound per text, spread evenly over the
                             # number of masked positions
 n_orders = 8                # [1, 1e4]; orders: random orders of writing for each text; a tighter
@@ -63,7 +62,6 @@ scorer_revision = ''        # of the hub model: a commit
 infill_share = 0.5          # (0, 1]; infill: of each text's tokens
 classes = ''                # image: what captions say, and by which words:
                             # 'animal: cat, dog; colour: red, blue'; edit: which words become others
-seeds = 3                   # [1, 1000]; t2l, sts: draws of every latent
 show = 10                   # [0, 1e6]; texts to print, the first ones
 compile = False             # torch.compile every block: a minute at first, then faster calls;
                             # from left to right it does nothing
@@ -245,7 +243,7 @@ def record(run, ctx, name, task, figures, point={}):
     # of the knobs that decide them, those that are not at their defaults
     source, more = ('', {}) if hasattr(task, 'HAS_OWN_TEXTS') else ctx.source
     knobs = {}
-    for name_of_knob in ('which', 'seed', 'order', 'field', 'dtype', *task.SETTINGS):
+    for name_of_knob in ('which', 'seed', 'field', 'dtype', *task.SETTINGS):
         value = ctx.knobs[name_of_knob]
         if name_of_knob not in point and value != KNOBS[name_of_knob].default:
             knobs[name_of_knob] = value
@@ -306,7 +304,7 @@ def evaluate(config):
     if texts:
         sources, tokens, raw = load_file(run, texts, field, n_texts)
     else:
-        sources, tokens, raw = load_texts(run, folder, n_texts, order, config['seed'])
+        sources, tokens, raw = load_texts(run, folder, n_texts, config['seed'])
     source = source_of(run, folder)
     for name, task in chosen.items():
         if len(sources) == 1 and task.NEEDS.shuffled and raw is not None:

@@ -40,7 +40,6 @@ eval_interval = 1000
 compile = True
 # evaluation
 tasks = 'nelbo,l2t,t2l,infill,edit,unconditional'
-order = 'random'
 draws = 8
 # edit: a word becomes another of its class
 classes = '''person: man, woman; child: boy, girl; number: two, three, four, five;

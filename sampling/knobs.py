@@ -50,7 +50,7 @@ class SamplingKnobs:
     strength: float = 0.02          # (0, 1]; edit: the share of the tokens that may change, at
                                     # least one
     # ---- latents
-    solver: str = 'dpmpp_2m'        # ddim | dpmpp_2m | heun | ancestral
+    solver: str = 'dpmpp_2m'        # ddim | dpmpp_2m | ancestral
     latent_steps: int | None = None     # None | int [1, 1e5]; unconditional: `steps` for both;
                                     # None: 1 where one vector is made from a text: the mean of what
                                     # fits the text, which is nearest to the encoder's and hardly

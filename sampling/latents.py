@@ -16,16 +16,13 @@ def make_latents(run, tokens, n, knobs):
     """ n standardised latents (n, N, D) of texts tokens (n, L), or of no text: tokens None. """
     knobs = settle(run, knobs, from_text=tokens is not None)
     g = 0 if tokens is None else knobs.guidance
+    if tokens is None:
+        tokens, _ = blank(run, n, knobs)
     rng = torch.Generator(run.device).manual_seed(knobs.seed)
     out = []
     for part in batches(run, n, knobs.sample_batch):
         # the texts, and the same with every token MASK
-        if tokens is None:
-            n_rows = part.stop - part.start
-            x, _ = blank(run, n_rows, knobs, seed=knobs.seed + part.start)
-        else:
-            x = tokens[part]
-        x = x.to(run.device)
+        x = tokens[part].to(run.device)
         null = torch.where(ends_of(run, x), x, run.text.mask_id)
 
         def denoise(z, t):
@@ -84,13 +81,10 @@ def write_both(run, n, knobs, on_step=no_callback):
     """ Text and latent from noise: both clocks run down together, one call a step for both. Returns
     tokens (n, L) and standardised latents (n, N, D). """
     knobs = settle(run, knobs, is_joint=True)
-    if knobs.sampler not in JOINT or knobs.solver == 'heun' or knobs.block_size:
+    if knobs.sampler not in JOINT or knobs.block_size or knobs.guidance != 1:
         raise ValueError(f'sampler={knobs.sampler}, block_size={knobs.block_size}, '
-                         f'solver={knobs.solver}: joint sampling makes one call a step for both; '
-                         f'choose from {", ".join(JOINT)}, no blocks, and from ddim, dpmpp_2m, '
-                         'ancestral')
-    if knobs.guidance != 1:
-        raise ValueError('guidance needs a fixed condition: joint sampling has none')
+                         f'guidance={knobs.guidance}: joint sampling takes {", ".join(JOINT)}, '
+                         'all positions at once, and has no condition to weigh')
     sampler, _ = pick_sampler(run, knobs)
 
     # batch by batch

@@ -43,14 +43,13 @@ def tidied(run, tokens):
     return torch.where(column == n_text, eos, tokens)
 
 
-def blank(run, n, knobs, lengths_of=None, seed=None):
+def blank(run, n, knobs, lengths_of=None):
     """
     n texts of which nothing is known: tokens, all MASK, and known_mask, all False.
     Where the run does not learn lengths, EOS and PAD are known: after `length` tokens, or where the
     texts lengths_of (n, L) have them, or after a length drawn from the training texts'.
     """
     length = knobs.length
-    seed = knobs.seed if seed is None else seed
     tokens = torch.full((n, run.L), run.text.mask_id)
     if not run.lengths:
         if length:
@@ -67,7 +66,7 @@ def blank(run, n, knobs, lengths_of=None, seed=None):
     if length:
         lengths = torch.full((n, 1), length)
     else:
-        quantile = np.random.default_rng(seed).random(n)
+        quantile = np.random.default_rng(knobs.seed).random(n)
         shares = np.linspace(0, 1, len(run.lengths))
         drawn = np.interp(quantile, shares, run.lengths).round()
         lengths = torch.from_numpy(drawn).long().clamp(min=1)[:, None]   # (n, 1)

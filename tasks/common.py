@@ -73,10 +73,8 @@ class Context:
 # -----------------------------------------------------------------------------
 # The texts that are measured
 
-def chosen_rows(total, n, order, seed):
-    """ Which n of `total` rows are measured: the first, or random ones drawn with the seed. """
-    if order == 'first':
-        return np.arange(min(n, total))
+def chosen_rows(total, n, seed):
+    """ Which n of `total` rows are measured: random ones, drawn with the seed. """
     return np.random.Generator(np.random.Philox(seed)).permutation(total)[:n]
 
 
@@ -111,10 +109,10 @@ def load_file(run, path, field, n):
     return texts, pack(run, texts), raw
 
 
-def load_texts(run, folder, n, order, seed):
+def load_texts(run, folder, n, seed):
     """ (texts, tokens (n, L), raw latents (n, N, D) or None): n rows of the validation split. """
     data = open_split(run, folder, 'val')
-    rows = chosen_rows(len(data), n, order, seed)
+    rows = chosen_rows(len(data), n, seed)
     raw = data.raw_latents(rows) if run.stats else None
 
     # long proteins are cropped; as in training, always at the same positions

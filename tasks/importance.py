@@ -12,7 +12,7 @@ from sampling.denoise import call, rows_that_fit
 from sampling.run import FILLS
 from sampling.writing import ends_of
 from tasks.common import Figures, TaskNeeds, open_split, progress_bar
-from tasks.measures import correlations
+from tasks.measures import correlation
 
 NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
 SETTINGS = ('draws',)
@@ -47,8 +47,8 @@ def measure(run, ctx):
             size = inside.sum(1).double()
             if size.sum() > 0:
                 figures.enter(name, {f'nats_quarter_{quarter + 1}': (total, size)})
-        correlation = correlations(value[used].numpy(), loss[used].numpy())
-        figures.enter(name, {'spearman_with_loss': correlation['spearman'].value,
+        with_loss = correlation(value[used].numpy(), loss[used].numpy())
+        figures.enter(name, {'spearman_with_loss': with_loss.value,
                              'std': value[used].std().item()})
     return figures
 

@@ -11,15 +11,12 @@ Where a network writes both ways: diffusion, left_to_right, one greedy text of e
 from collections import defaultdict
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 
 from corpora.words import words
 from sampling.knobs import TEXT_KNOBS
 from sampling.run import WRITES
-from tasks.common import (Figures, TaskNeeds, derangement, encode, open_split, progress_bar,
-                          train_texts)
-from tasks.measures import compare
+from tasks.common import Figures, TaskNeeds, derangement, encode, open_split, train_texts
+from tasks.measures import compare, nearest_training_latents
 
 NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder=True, shuffled=True)
 SETTINGS = (*TEXT_KNOBS, 'rerank')
@@ -63,22 +60,11 @@ def judge(run, ctx, written):
     return compare(ctx.texts, written, ctx.raw, encode(run, written))
 
 
-def nearest_training_texts(run, folder, raw, block=16384):
+def nearest_training_texts(run, folder, raw):
     """ The training text whose latent has the highest cosine with each of raw (n, N, D). """
     train = open_split(run, folder, 'train')
-    query = F.normalize(raw.flatten(1), dim=1)
-    best = torch.full((len(raw),), -torch.inf)
-    best_at = torch.zeros(len(raw), dtype=torch.int64)
-
-    # block by block of the training split
-    firsts = range(0, len(train), block)
-    for i in progress_bar(firsts, desc='nearest training latent', unit='block'):
-        rows = np.arange(i, min(i + block, len(train)))
-        latents = F.normalize(train.raw_latents(rows).flatten(1), dim=1)
-        cosine, at = (query @ latents.T).max(1)
-        best_at = torch.where(cosine > best, at + i, best_at)
-        best = torch.maximum(cosine, best)
-    return [run.tokenizer.decode(train.ids(int(i))) for i in best_at]
+    _, rows = nearest_training_latents(run, folder, raw)
+    return [run.tokenizer.decode(train.ids(i)) for i in rows.tolist()]
 
 
 def count_near(texts, others, threshold=0.8):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from corpora.words import ALONE, words
-from tasks.common import Figure, Figures
+from tasks.common import Figure, Figures, open_split, progress_bar
 
 # -----------------------------------------------------------------------------
 # Correlations, and how near a text or a latent is to another
@@ -23,14 +23,10 @@ def ranks(x):
     return (count.cumsum() - (count - 1) / 2)[which]
 
 
-def correlations(x, y):
-    """ {name: Figure}: Pearson and Spearman, with the large-sample standard error
-    (1 - r^2) / sqrt(n - 1). """
-    found = {}
-    for name, a, b in (('spearman', ranks(x), ranks(y)), ('pearson', x, y)):
-        r = float(np.corrcoef(a, b)[0, 1])
-        found[name] = Figure(r, (1 - r * r) / math.sqrt(len(x) - 1))
-    return found
+def correlation(x, y):
+    """ Spearman's, with the large-sample standard error (1 - r^2) / sqrt(n - 1). """
+    r = float(np.corrcoef(ranks(x), ranks(y))[0, 1])
+    return Figure(r, (1 - r * r) / math.sqrt(len(x) - 1))
 
 
 def spaced(text):
@@ -59,12 +55,26 @@ def retrieval(found, raw):
 
     def hit(k):
         return 100.0 * ((k - nearer) / equal).clamp(0, 1).numpy()
+    return {'cosine': right.numpy(), 'retrieval@1': hit(1), 'retrieval@10': hit(10)}
 
-    # the mean of 1 / rank over the ranks that equal ones share, by harmonic numbers
-    H = F.pad((1 / torch.arange(1, len(a) + 1)).cumsum(0), (1, 0))
-    reciprocal_rank = (H[nearer + equal] - H[nearer]) / equal
-    return {'cosine': right.numpy(), 'retrieval@1': hit(1), 'retrieval@10': hit(10),
-            'mrr': reciprocal_rank.numpy()}
+
+def nearest_training_latents(run, folder, raw, block=16384):
+    """ The highest cosine of each of raw (n, N, D) with a training latent, and whose it is, (n,)
+    each. """
+    train = open_split(run, folder, 'train')
+    query = F.normalize(raw.flatten(1), dim=1)
+    best = torch.full((len(raw),), -torch.inf)
+    best_at = torch.zeros(len(raw), dtype=torch.int64)
+
+    # block by block of the training split
+    firsts = range(0, len(train), block)
+    for i in progress_bar(firsts, desc='nearest training latent', unit='block'):
+        rows = np.arange(i, min(i + block, len(train)))
+        latents = F.normalize(train.raw_latents(rows).flatten(1), dim=1)
+        cosine, at = (query @ latents.T).max(1)
+        best_at = torch.where(cosine > best, at + i, best_at)
+        best = torch.maximum(cosine, best)
+    return best, best_at
 
 
 def compare(texts, written, raw, embedded):

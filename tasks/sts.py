@@ -1,6 +1,6 @@
 """
-sts: correlation of the cosine of generated latents with what people said of pairs of sentences. It
-is a mean over several draws of the latents.
+sts: rank correlation (Spearman) of the cosine of generated latents with what people said of pairs
+of sentences.
 Controls: shuffled, another sentence's latent; encoder, the encoder's own latents.
 """
 import csv
@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from sampling.inputs import pack
 from sampling.knobs import LATENT_KNOBS
 from sampling.run import MAKES
-from tasks.common import Figure, Figures, TaskNeeds, chosen_rows, derangement, encode
-from tasks.measures import correlations
+from tasks.common import Figures, TaskNeeds, chosen_rows, derangement, encode
+from tasks.measures import correlation
 
 NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), encoder=True)
-SETTINGS = (*LATENT_KNOBS, 'seeds', 'sts')
+SETTINGS = (*LATENT_KNOBS, 'sts')
 HAS_OWN_TEXTS = True           # --texts= is not read
 COLUMNS = ['sentence1', 'sentence2', 'score']
 
@@ -29,9 +29,7 @@ def prepare(run, knobs):
     if not knobs['sts']:
         raise ValueError('tasks=sts reads --sts=FILE.csv of sentence, sentence, score')
     first, second, scores = read_pairs(knobs['sts'])
-    rows = np.arange(len(first))
-    if knobs['n'] is not None:
-        rows = chosen_rows(len(first), knobs['n'], knobs['order'], knobs['seed'])
+    rows = chosen_rows(len(first), knobs['n'], knobs['seed'])
     if len(rows) < 3:
         raise ValueError(f'sts={knobs["sts"]}: a correlation needs 3 pairs, found {len(rows)}')
     return [first[i] for i in rows], [second[i] for i in rows], scores[rows]
@@ -39,34 +37,20 @@ def prepare(run, knobs):
 
 def measure(run, ctx):
     first, second, scores = ctx.prepared
-    seed, n, sentences = ctx.knobs['seed'], len(first), first + second
+    n, sentences = len(first), first + second
     tokens = pack(run, sentences, cut=True)
     n_cut = sum(len(run.tokenizer.encode(sentence)) >= run.L for sentence in sentences)
 
-    # {control: cosines (n,) of the pairs, one array a draw}
-    other = derangement(2 * n, seed)
-    cosines = {'': [], 'shuffled': []}
-    for i in range(ctx.knobs['seeds']):
-        z = run.embed(tokens, **ctx.sampling | dict(seed=seed + i))
-        cosines[''].append(cosine_of_halves(z))
-        cosines['shuffled'].append(cosine_of_halves(z[other]))
-    cosines['encoder'] = [cosine_of_halves(encode(run, sentences))]
-
-    # the correlations
+    z = run.embed(tokens, **ctx.sampling)
+    latents = {'': z, 'shuffled': z[derangement(2 * n, ctx.knobs['seed'])],
+               'encoder': encode(run, sentences)}
     figures = Figures(n)
     figures.enter('', {'n_cut_sentences': n_cut})
-    for control, draws in cosines.items():
-        each = [correlations(x, scores) for x in draws]
-        for name in each[0]:
-            r, se = np.mean([of_draw[name] for of_draw in each], 0)
-            figures[control, name] = Figure(float(r), float(se))
+    for control, some in latents.items():
+        z1, z2 = some.flatten(1).chunk(2)
+        cosine = F.cosine_similarity(z1, z2)
+        figures[control, 'spearman'] = correlation(cosine.numpy(), scores)
     return figures
-
-
-def cosine_of_halves(z):
-    """ Cosine (n,) of the i-th latent of the first half with that of the second. """
-    first, second = z.flatten(1).chunk(2)
-    return F.cosine_similarity(first, second).numpy()
 
 
 def read_pairs(path):

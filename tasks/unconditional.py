@@ -1,16 +1,23 @@
 """
 unconditional: as many joint samples of text and latent as there are texts: entropy, repetition,
 coherence cos(z, encoder(x)), perplexity under a scorer, network calls and milliseconds a text (with
-the slow first calls of a process).
-Controls: data, the texts themselves; shuffled, another sample's latent; text_first, where the
-network also writes so: a text from left to right, of no latent, then its latent in one step.
+the slow first calls of a process); and what the latents are like (describe_latents; copies: % whose
+cosine with a training latent is above .95).
+Controls: data, the texts, and as many training latents; shuffled, another sample's latent;
+text_first, where the network also writes so: a text from left to right, of no latent, then its
+latent in one step; latent_first, a latent, then its text; gaussian, the same from the normal law
+with the mean and covariance of training latents.
 """
+import math
+
+import numpy as np
+import torch
 import torch.nn.functional as F
 
 from sampling.latents import write_both
 from sampling.writing import blank, write
-from tasks.common import FREE_SETTINGS, TaskNeeds, derangement, encode
-from tasks.measures import describe_samples
+from tasks.common import FREE_SETTINGS, TaskNeeds, derangement, encode, open_split
+from tasks.measures import describe_samples, nearest_training_latents
 from tasks.scorer import prepare_scorer as prepare
 
 NEEDS = TaskNeeds(('text', 'latent'), (('unconditional',),), masked_text=True, encoder=True,
@@ -18,17 +25,21 @@ NEEDS = TaskNeeds(('text', 'latent'), (('unconditional',),), masked_text=True, e
 SETTINGS = (*FREE_SETTINGS, 'solver', 'latent_steps')
 RIVAL = 'text_first'
 HEADLINES = (('both from noise, cosine', '', 'coherence'),)
+MOST_TRAINING = 20_000         # latents whose mean and covariance the Gaussian has
 
 
 def measure(run, ctx):
     def draw(knobs):
         return write_both(run, ctx.n, knobs)
     figures, written, (_, z) = describe_samples(run, ctx, draw)
+    raw = run.raw_latents(z)
+
+    # the latents by themselves
+    latents = enter_latents(run, ctx, figures, raw)
     if not run.meta['encoder']:
         return figures
 
     # does the text say what its latent says?
-    raw = run.raw_latents(z)
     other = derangement(ctx.n, ctx.knobs['seed'])
     pairs = {'': (written, raw), 'shuffled': (written, raw[other])}
     if run.next_token and not ctx.knobs['sampler']:
@@ -36,7 +47,67 @@ def measure(run, ctx):
                                    latent_steps=1)
         tokens = write(run, *blank(run, ctx.n, knobs), None, knobs)
         pairs[RIVAL] = run.decode(tokens), run.embed(tokens, **vars(knobs))
-    for control, (texts, latents) in pairs.items():
-        cosine = F.cosine_similarity(encode(run, texts).flatten(1), latents.flatten(1))
+    for control, some in latents.items():
+        texts = run.write(latents=some, sample_batch=ctx.knobs['sample_batch'])
+        pairs[control] = texts, some
+    for control, (texts, some) in pairs.items():
+        cosine = F.cosine_similarity(encode(run, texts).flatten(1), some.flatten(1))
         figures.enter(control, {'coherence': cosine})
     return figures
+
+
+def enter_latents(run, ctx, figures, raw):
+    """ Enters what these raw latents are like, and those of the controls, which it returns. """
+    data = open_split(run, ctx.folder, 'train')
+    rng = np.random.Generator(np.random.Philox(ctx.knobs['seed']))
+    train = data.raw_latents(rng.permutation(len(data))[:MOST_TRAINING])
+
+    # with e ~ N(0, 1) the covariance of e R is R'R, that of the training latents
+    mean, R = centred(train)
+    e = torch.from_numpy(rng.standard_normal((ctx.n, len(R))))
+    gaussian = (mean + e @ R).float().view_as(ctx.raw)
+    controls = {
+        'latent_first': run.sample_latents(ctx.n, **ctx.sampling),
+        'gaussian': run.raw_latents(run.stats.standardise(gaussian)),
+        'data': ctx.raw}
+    for control, some in {'': raw, **controls}.items():
+        beside = train[:ctx.n] if control == 'data' else some
+        figures.enter(control, describe_latents(beside, ctx.raw))
+        cosine, _ = nearest_training_latents(run, ctx.folder, some)
+        is_copy = cosine > 0.95
+        figures.enter(control, {'copies': 100.0 * is_copy})
+    return controls
+
+
+def centred(latents):
+    """ Latents (n, N, D) as their mean (N D,) and R (n, N D): their covariance is R'R. """
+    x = latents.flatten(1).double()
+    return x.mean(0), (x - x.mean(0)) / math.sqrt(len(x) - 1)
+
+
+def describe_latents(latents, real, k=5):
+    """
+    {metric: value} of latents (n, N, D) beside real ones, with means m, s, covariances R'R, S'S:
+        frechet         1000 (|m - s|^2 + tr(R'R + S'S) - 2 |R S'|_nuclear)      arXiv:1706.08500
+        participation   tr(R'R)^2 / tr((R'R)^2): in how many directions they vary
+        precision       % that are nearer to a real one than its k-th real neighbour is
+        coverage        % of the real ones that have such a latent               arXiv:2002.09797
+    """
+    m, R = centred(latents)
+    s, S = centred(real)
+    variance = R.square().sum()
+    distance = ((m - s).square().sum()
+                + variance
+                + S.square().sum()
+                - 2 * torch.linalg.matrix_norm(R @ S.T, 'nuc'))
+
+    # nearest neighbours; the first of a real one is itself
+    real = real.flatten(1)
+    between = torch.cdist(real, real)
+    radius = between.kthvalue(min(k + 1, len(real)), 1).values
+    is_near = torch.cdist(latents.flatten(1), real) < radius             # (n, n of real)
+    return {
+        'frechet': 1000 * distance,
+        'participation': variance ** 2 / (R @ R.T).square().sum(),
+        'precision': 100.0 * is_near.any(1),
+        'coverage': 100.0 * is_near.any(0)}

@@ -222,7 +222,7 @@ def solve(latent, solver, z, times, generator=None):
 
 
 @pytest.mark.parametrize('schedule', ['vp', 'rf'])
-@pytest.mark.parametrize('solver', ['ddim', 'dpmpp_2m', 'heun', 'ancestral'])
+@pytest.mark.parametrize('solver', ['ddim', 'dpmpp_2m', 'ancestral'])
 def test_each_solver_reaches_mean_and_covariance_of_gaussian_data(schedule, solver):
     g = torch.Generator().manual_seed(0)
     z = torch.randn(20_000, 1, 2, generator=g, dtype=torch.float64)
@@ -234,7 +234,7 @@ def test_each_solver_reaches_mean_and_covariance_of_gaussian_data(schedule, solv
 
 
 @pytest.mark.parametrize('schedule', ['vp', 'rf'])
-@pytest.mark.parametrize('solver, order', [('ddim', 1), ('dpmpp_2m', 2), ('heun', 2)])
+@pytest.mark.parametrize('solver, order', [('ddim', 1), ('dpmpp_2m', 2)])
 def test_solvers_converge_to_the_exact_flow_at_their_order(schedule, solver, order):
     latent = GaussianLatents(torch.ones(2), schedule)
     ends = torch.tensor([.95, .05], dtype=torch.float64)

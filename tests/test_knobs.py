@@ -73,7 +73,7 @@ def base_of(script, here, dataset):
                     '--max_documents=60', '--encoder=lsa', '--encoder_dims=4', '--vocab_size=260',
                     '--max_tokens=31', '--val_fraction=.2'],
         'sample': [run, '--text=a red man runs', *small],
-        'evaluate': [run, '--tasks=nelbo,l2t,t2l', '--n=3', '--draws=2', '--seeds=1', *small],
+        'evaluate': [run, '--tasks=nelbo,l2t,t2l', '--n=3', '--draws=2', *small],
         'plot': [run],
         'bench': ['--what=trainings', f'--lines={training}', '--rounds=1', '--max_iters=4',
                   '--device=cpu']}[script]

@@ -116,15 +116,6 @@ def test_every_row_is_read_with_the_clock_of_its_masked_share_whatever_the_rows_
     assert found[1] == pytest.approx(found[2])
 
 
-def test_padding_is_in_the_total_but_not_in_the_divisor():
-    table = random_denoiser()
-    # 1 is EOS, 2 is PAD: 2 + 1 + 4 real tokens
-    texts = torch.tensor([[0, 1, 2, 2], [1, 2, 2, 2], [0, 0, 0, 1]])
-    found = measure(toy_run(table, eos=1, pad=2), texts)
-    whole = sum(by_hand(table, text, range(L)) for text in texts)
-    assert found['nats_left_to_right'] == pytest.approx(whole / 7, abs=1e-6)
-
-
 def test_known_ends_are_visible_from_the_start_and_not_scored():
     table = random_denoiser()
     # 1 is EOS, 2 is PAD: 2, 1 and no free positions

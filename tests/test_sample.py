@@ -296,7 +296,7 @@ def test_joint_sampling_runs_both_clocks_down_together_with_one_call_a_step(name
 
 @pytest.mark.parametrize('knobs', [
     dict(sampler='first_hitting'), dict(sampler='cached'), dict(sampler='reparam'),
-    dict(solver='heun'), dict(guidance=2.0), dict(block_size=2)])
+    dict(guidance=2.0), dict(block_size=2)])
 def test_joint_sampling_refuses_a_condition_and_another_number_of_calls(knobs):
     with pytest.raises(ValueError, match='joint'):
         toy_run().sample_both(2, **knobs)

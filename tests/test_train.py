@@ -69,10 +69,6 @@ def test_bad_knobs_end_in_one_line_and_code_2(dataset, tmp_path, args, words):
     assert refused(result, *words), result.stderr
 
 
-def test_a_card_is_hidden_from_the_processes_of_tests():
-    assert run_code('import os; print(os.environ["CUDA_VISIBLE_DEVICES"])').stdout == '\n'
-
-
 @pytest.mark.parametrize('device', ['cuda', 'cuda:1', 'gpu'])
 def test_a_device_that_is_not_there_is_refused(dataset, tmp_path, device):
     result = train(dataset, tmp_path / 'run', f'--device={device}')
