@@ -36,7 +36,7 @@ def cast(model, dtype):
 def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), cache=None):
     """ One call of the network: logits (P, V) float32 at the flat positions (P,), and the latent
     prediction (B, N, D); None for what is not predicted. Clocks are numbers or (B,). cache: a dict,
-    where a process decodes step by step: then the logits are those of decode_step. """
+    where a process decodes step by step: then the logits are those of the last position, (B, V). """
     B = len(z if tokens is None else tokens)
     run.row_calls += B
 
@@ -48,8 +48,7 @@ def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), ca
     t_text = clock(t_text)
     t_latent = clock(t_latent)
     if cache is not None:
-        found = run.next_token.decode_step(run.model, tokens, z, t_text, t_latent, cache,
-                                           positions)
+        found = run.next_token.decode_step(run.model, tokens, z, t_text, t_latent, cache)
         return found, None
     if positions is not None:
         positions = positions.to(run.device, non_blocking=True)

@@ -17,12 +17,12 @@ from diffusion import MaskedText
 class SamplingKnobs:
     """ A value of another type raises ValueError, and so does one against the rule beside it. """
     # ---- text
-    sampler: str = ''               # '' | autoregressive | speculative | ancestral | cached |
-                                    # first_hitting | confidence | remdm | dfm | reparam
+    sampler: str = ''               # '' | autoregressive | ancestral | cached | first_hitting |
+                                    # confidence | remdm | dfm | reparam
                                     # '': chosen by the direction (docs/sampling.md)
     steps: int | None = None        # None | int [1, 1e6]: network calls; None: one per token for
-                                    # confidence, reparam, first_hitting, else 128; from left to
-                                    # right it is not read
+                                    # confidence, reparam, first_hitting, else 128; autoregressive
+                                    # has its own
     length: int = 0                 # [0, 65536]: tokens of each text, where the run does not learn
                                     # lengths (proteins); 0: drawn from the training texts'
     block_size: int = 0             # [0, 65536]: unmask only the leftmost unfinished block of so
@@ -76,7 +76,6 @@ class SamplingKnobs:
 
 
 RULES = read_knobs(__file__)
-FROM_LEFT = ('autoregressive', 'speculative')              # the samplers of LeftToRight
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 # those of all texts, whatever the direction
 TEXT_KNOBS = tuple(name for name in RULES if name not in (
@@ -106,9 +105,9 @@ def settle(run, knobs, from_latent=False, from_text=False, several=False, is_joi
     # shall differ. From left to right drafts need a lower temperature than by diffusion, as each
     # token is given all that is before it. Other samplers draw from the model
     are_drafts = knobs.rerank > 1 and from_latent and not from_text
-    if sampler not in (*FROM_LEFT, 'confidence'):
+    if sampler not in ('autoregressive', 'confidence'):
         temperature = 1.0
-    elif are_drafts and sampler in FROM_LEFT:
+    elif are_drafts and sampler == 'autoregressive':
         temperature = 0.4
     elif several:
         temperature = 0.7

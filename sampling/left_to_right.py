@@ -4,9 +4,6 @@ among others): one token after the other, with a cache of keys and values.
 
 Letters: B rows, L tokens, P positions, V vocabulary, K latent tokens, C width, H heads, d = C / H.
 """
-import math
-from functools import lru_cache
-
 import torch
 import torch.nn.functional as F
 
@@ -34,14 +31,13 @@ class LeftToRight:
 
     @property
     def samplers(self):
-        return {'autoregressive': self.left_to_right, 'speculative': self.speculative}
+        return {'autoregressive': self.left_to_right}
 
     def left_to_right(self, denoise, propose, text, tokens, known_mask, steps, rng,
                       on_step=no_callback, **knobs):
         """ One token after the other; `text`, `steps` and `rng` are not read. A text that has its
         EOS is filled with PAD. What is known behind a token stays, unseen until then. """
-        _, masked, _ = init_state(self, tokens, known_mask)
-        tokens = tokens.clone()
+        tokens, masked, _ = init_state(self, tokens, known_mask)
         B, L = tokens.shape
         ended = torch.zeros(B, dtype=torch.bool, device=tokens.device)   # has its EOS
         for i in masked.any(0).nonzero().flatten().tolist():
@@ -57,9 +53,9 @@ class LeftToRight:
             x = torch.where(ended, self.pad, x)
             tokens[:, i] = torch.where(to_device(masked[:, i], tokens), x, tokens[:, i])
 
-            # have all texts ended? On a card the question waits for the device: every eighth step
-            asks = i % 8 == 7 or not tokens.is_cuda
-            is_last = asks and bool((ended | (tokens[:, i] == self.eos)).all())
+            # have all texts ended? On a GPU the question waits for the device: every eighth step
+            is_asked = i % 8 == 7 or not tokens.is_cuda
+            is_last = is_asked and bool((ended | (tokens[:, i] == self.eos)).all())
             if is_last:
                 rest = to_device(masked[:, i + 1:], tokens)
                 tokens[:, i + 1:] = torch.where(rest, self.pad, tokens[:, i + 1:])
@@ -67,76 +63,6 @@ class LeftToRight:
             if is_last:
                 break
         return tokens
-
-    def speculative(self, denoise, propose, text, tokens, known_mask, steps, rng,
-                    on_step=no_callback, n_guesses=2, **knobs):
-        """
-        The same law in fewer calls: tokens are guessed, and one call checks G guesses.
-            x^i ~ p(x^i | x^<i)    as in left_to_right, for the next token and behind each guess
-        These stand up to the first one that is not what was guessed there, itself included. So what
-        stands is a draw of the decoder, whatever the guesses were. It is the rule of speculative
-        sampling (arXiv:2211.17192), for guesses that are certain of themselves.
-        The same call guesses anew, as in TiDAR (arXiv:2511.08923): behind the next token, and
-        behind each guess, stand G MASKs. The guess there is the likeliest token.
-        """
-        G = n_guesses
-        B, L = tokens.shape
-        offset, _, _ = fan(G, tokens.device)                             # (W,)
-        row = torch.arange(B, device=tokens.device)
-        column = torch.arange(G + 1, device=tokens.device)
-
-        # seen (B, L + 2 G + 1): what is written, guesses, MASK, and room behind the text
-        _, masked, _ = init_state(self, tokens, known_mask)
-        free = to_device(F.pad(masked, (0, 2 * G + 1)), tokens)
-        seen = F.pad(tokens, (0, 2 * G + 1), value=self.pad)
-
-        # the first so many tokens of each text are written; those of a beginning are read at once
-        first = free.int().argmax(1).min().expand(B)                     # (B,)
-        if first[0] > 0:
-            denoise(self.shift(seen)[:, :first[0]], 0., row * L)
-
-        while (first < L).any():
-            # one call reads the last token and the guesses, and MASKs behind each
-            places = first[:, None] + offset                             # (B, W)
-            checked = places[:, :G + 1]                                  # (B, G + 1)
-            read = torch.full_like(places, self.mask_id)
-            read[:, :G + 1] = self.shift(seen).gather(1, checked)
-            positions = row[:, None] * L + places.clamp(max=L - 1)
-            logits = denoise(read, 0., positions.flatten()).view(*places.shape, -1)  # (B, W, V)
-            logits[:, :, self.pad] = -torch.inf
-
-            # a token for each place that is checked, and how many of the guesses are right
-            guess = seen.gather(1, checked)
-            x = propose(logits[:, :G + 1].flatten(0, 1)).view(B, G + 1)
-            x = torch.where(free.gather(1, checked), x, guess)
-            n_right = (x == guess)[:, :G].cumprod(1).sum(1)              # (B,)
-            seen.scatter_(1, checked, x)
-            first = (first + n_right + 1).clamp(max=L)
-
-            # new guesses, behind the last token that stands; known tokens are their own guess
-            of_masks = logits[:, G + 1:].unflatten(1, (G + 1, G))        # (B, G + 1, G, V)
-            guess = of_masks[row, n_right].argmax(2)                     # (B, G)
-            places = first[:, None] + column[:G]
-            guess = torch.where(free.gather(1, places), guess, seen.gather(1, places))
-            seen.scatter_(1, places, guess)
-
-            # a text that has its EOS is filled with PAD
-            is_end = (x == self.eos) & (column <= n_right[:, None])
-            has_end = is_end.any(1)
-            if has_end.any():
-                end = checked.gather(1, is_end.int().argmax(1, keepdim=True))
-                is_behind = torch.arange(seen.shape[1], device=seen.device) > end
-                seen = torch.where(has_end[:, None] & is_behind & free, self.pad, seen)
-                first = torch.where(has_end, L, first)
-
-            # what is shown: not the guesses
-            if on_step is not no_callback:
-                is_guess = free & (torch.arange(seen.shape[1], device=seen.device)
-                                   >= first[:, None])
-                in_text = checked < L
-                on_step(torch.where(is_guess, self.mask_id, seen)[:, :L],
-                        logits[:, :G + 1][in_text], positions[:, :G + 1][in_text])
-        return seen[:, :L]
 
     def check_known(self, tokens, known_mask):
         """ ValueError where a known token (not EOS or PAD) stands behind a position to write. """
@@ -148,38 +74,16 @@ class LeftToRight:
             raise ValueError('an autoregressive model continues a text: '
                              'all [MASK] must stand at its end')
 
-    def decode_step(self, model, tokens, latents, t_text, t_latent, cache, positions=None):
+    def decode_step(self, model, tokens, latents, t_text, t_latent, cache):
         """
-        Logits (B, V), float32, of the token after `tokens` (B, L). Where each row has several
-        positions (B W,), `tokens` (B, W) are a fan, and the logits (B W, V) those of its places.
+        Logits (B, V), float32, of the token after `tokens` (B, L).
         cache: a dict that the caller keeps, empty at first. It holds what was read, so each call
         reads only the new tokens. Latents and clocks are read in the first call, and all rows have
         the clocks of the first.
         """
         if not cache:
             cache['reader'] = Reader(model, len(tokens), latents, t_text, t_latent)
-        if positions is None or len(positions) == len(tokens):
-            return cache['reader'].read(tokens)
-        first = positions.view(tokens.shape)[:, 0] % model.config.seq_len
-        return cache['reader'].read_fan(tokens, first)
-
-
-@lru_cache
-def fan(G, device):
-    """
-    The W = (G + 1)^2 tokens of a call that checks G guesses: the last token that is written, the
-    guesses, and behind each of these G + 1 a chain of G MASKs.
-    offset (W,)    how far behind the first of them each predicts
-    n_seen (W,)    how many guesses are before it
-    sees (W, W)    True where a MASK sees a MASK: those of its chain, up to itself
-    """
-    token = torch.arange(G + 1, device=device)
-    chain = token.repeat_interleave(G)                                   # (W - G - 1,)
-    in_chain = token[:G].repeat(G + 1)
-    offset = torch.cat([token, chain + 1 + in_chain])
-    n_seen = torch.cat([token, chain])
-    sees = (chain[:, None] == chain) & (in_chain[:, None] >= in_chain)
-    return offset, n_seen, F.pad(sees, (G + 1, 0, G + 1, 0))
+        return cache['reader'].read(tokens)
 
 # -----------------------------------------------------------------------------
 # The network, read token by token
@@ -227,7 +131,7 @@ class Reader:
 
         # keys and values
         shape = (c.depth, 2, B, c.heads, self.K + c.seq_len, d)
-        self.cache = torch.zeros(shape, dtype=dtype, device=model.bias.device)
+        self.cache = torch.empty(shape, dtype=dtype, device=model.bias.device)
         self.into_text = self.into_head = 0
         if latent is not None:
             modulation, _, _, *gates = model.split_latent_modulation(condition)
@@ -265,66 +169,35 @@ class Reader:
         if new.stop - new.start > 1:
             mask = causal_mask(self.K, L, tokens.device)[self.K + new.start:]
 
-        here = slice(None), slice(None), slice(self.K + new.start, self.K + L)
-        hidden = self.hidden(tokens[:, new], new, here, self.K + L, mask)
-        return self.model.text_head(hidden[:, -1]).float()
-
-    def read_fan(self, tokens, first):
-        """ Logits (B W, V), float32, of a fan of tokens (B, W). first (B,): the position that the
-        first one predicts. Before it all of a row is read. """
-        B, W = tokens.shape
-        G = math.isqrt(W) - 1
-        L = self.model.config.seq_len
-        offset, n_seen, sees = fan(G, tokens.device)
-        places = first[:, None] + offset                                 # (B, W)
-
-        # the cache has a slot for each place of the text, as many more as there are guesses, and
-        # last one for each token of a fan, where its MASKs lie
-        end = self.K + L + G + W
-        if self.cache.shape[4] < end:
-            self.cache = F.pad(self.cache, (0, 0, 0, end - self.cache.shape[4]))
-        slots = self.K + places
-        slots[:, G + 1:] = torch.arange(end - W + G + 1, end, device=tokens.device)
-        row, head = (torch.arange(n, device=tokens.device) for n in self.cache.shape[2:4])
-        here = row[:, None, None], head[:, None], slots[:, None]         # (B, H, W)
-
-        # all see the latents, what is written, and the guesses before them
-        last_seen = (first[:, None] + n_seen)[:, :, None]                # (B, W, 1)
-        is_before = torch.arange(L + G, device=tokens.device) <= last_seen
-        mask = torch.cat([is_before, sees.expand(B, W, W)], 2)
-        mask = F.pad(mask, (self.K, 0), value=True)[:, None]             # (B, 1, W, end)
-        hidden = self.hidden(tokens, places.clamp(max=L - 1), here, end, mask)
-        return self.model.text_head(hidden.flatten(0, 1)).float()
-
-    def hidden(self, tokens, positions, here, end, mask):
-        """ What the head reads (B, n, C) of tokens (B, n) at their positions. here: where in the
-        cache their keys and values are kept. """
-        text = self.model.embed(tokens) + self.into_text                 # (B, n, C)
-        by_cos, by_sin = self.by_cos[:, positions], self.by_sin[:, positions]
+        text = self.model.embed(tokens[:, new]) + self.into_text         # (B, new, C)
         for i in range(len(self.streams)):
-            text = self.read_block(i, text, by_cos[i], by_sin[i], here, end, mask)
-        shift, scale = self.final
-        return F.layer_norm(text, shift.shape, scale, shift) + self.into_head
+            text = self.read_block(i, text, new, mask)
 
-    def read_block(self, i, text, by_cos, by_sin, here, end, mask):
-        """ model.Block.forward for the text (B, n, C). """
+        # the head at the last position
+        shift, scale = self.final
+        hidden = F.layer_norm(text[:, -1:], shift.shape, scale, shift) + self.into_head
+        return self.model.text_head(hidden[:, 0]).float()
+
+    def read_block(self, i, text, new, mask):
+        """ model.Block.forward for the text (B, new, C) at the positions `new`. """
         stream = self.streams[i]
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation[i]
 
         # queries and keys of length 1, turned by their positions
         qkv = stream.qkv(F.layer_norm(text, shift.shape, scale, shift))
         qkv = qkv.unflatten(2, (3, stream.heads, stream.head_dim))
-        qk = qkv[:, :, :2]                                               # (B, n, 2, H, d)
-        turned = torch.addcmul(qk * by_cos, qk.roll(stream.head_dim // 2, -1), by_sin)
+        qk = qkv[:, :, :2]                                               # (B, new, 2, H, d)
+        turned = torch.addcmul(qk * self.by_cos[i, new],
+                               qk.roll(stream.head_dim // 2, -1), self.by_sin[i, new])
         length = torch.linalg.vector_norm(qk, dim=-1, keepdim=True).clamp_min(1e-12)
-        q, k = (turned / length).unbind(2)                               # (B, n, H, d)
+        q, k = (turned / length).unbind(2)                               # (B, new, H, d)
 
         # the new keys and values join those that were read before
-        keys, values = self.cache[i, :, :, :, :end]                      # (B, H, S, d) each
-        keys[here] = k.transpose(1, 2)
-        values[here] = qkv[:, :, 2].transpose(1, 2)
+        keys, values = self.cache[i, :, :, :, :self.K + new.stop]        # (B, H, S, d) each
+        keys[:, :, self.K + new.start:] = k.transpose(1, 2)
+        values[:, :, self.K + new.start:] = qkv[:, :, 2].transpose(1, 2)
         attended = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, mask, scale=1.)
-        attended = attended.transpose(1, 2).flatten(2)                   # (B, n, C)
+        attended = attended.transpose(1, 2).flatten(2)                   # (B, new, C)
 
         text = torch.addcmul(text, gate, stream.out(attended))
         hidden = stream.up(F.layer_norm(text, shift.shape, mlp_scale, mlp_shift))

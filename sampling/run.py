@@ -34,7 +34,7 @@ from runs.manifest import load_stats
 from samplers import no_callback
 from sampling.denoise import cast, never_written
 from sampling.inputs import embeddings, moved, pack, read_template
-from sampling.knobs import FROM_LEFT, SamplingKnobs, settle
+from sampling.knobs import SamplingKnobs, settle
 from sampling.latents import make_latents, write_both
 from sampling.left_to_right import LeftToRight
 from sampling.likelihood import changed_by, hidden_states, nats_per_token
@@ -211,7 +211,7 @@ class Run:
         if z is not None:
             z = z.repeat_interleave(num_samples, 0).repeat_interleave(n_rows, 0)
         settled = settle(self, knobs, z is not None, from_text=True)
-        if settled.sampler in FROM_LEFT and self.next_token:
+        if settled.sampler == 'autoregressive' and self.next_token:
             self.next_token.check_known(tokens, known_mask)
         tokens = write(self, tokens, known_mask, z, knobs, inner, num_samples > 1, on_step)
         if len(tokens) == len(templates):

@@ -16,7 +16,7 @@ import torch
 from diffusion import MaskedText, check_choice, is_end
 from samplers import SAMPLERS, in_blocks, make_propose, no_callback
 from sampling.denoise import batches, make_denoise, null_latents
-from sampling.knobs import FROM_LEFT, TEXT_KNOBS, settle
+from sampling.knobs import TEXT_KNOBS, settle
 
 # -----------------------------------------------------------------------------
 # What is written, and what is known of it
@@ -84,7 +84,7 @@ def pick_sampler(run, knobs):
     the run has not learned it, and for knobs that exclude each other. """
     name = knobs.sampler
     process = run.text
-    if name in FROM_LEFT:
+    if name == 'autoregressive':
         process = run.next_token
         if process is None:
             raise ValueError(f'sampler={name}: {run.out_dir} was trained without causal rows '
@@ -157,7 +157,7 @@ def write(run, tokens, known_mask, z, knobs, inner=None, several=False, on_step=
     n_caches = 0
     if is_causal:
         n_caches = 1 if g in (0, 1) else 2
-    n_asked = 1 if knobs.sampler == 'autoregressive' else asked_of_a_row(run, knobs)
+    n_asked = 1 if is_causal else asked_of_a_row(run, knobs)
 
     # batch by batch
     rng, device_rng = generators(run, knobs.seed)

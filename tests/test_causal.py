@@ -18,9 +18,8 @@ from processes.gidd import GIDD
 from sampling.run import Run
 from samplers import make_propose
 from sampling.denoise import null_latents
-from sampling.left_to_right import LeftToRight, fan
+from sampling.left_to_right import LeftToRight
 from sampling.knobs import SamplingKnobs, settle
-from sampling.unmasking import Recorder
 from sampling.writing import write
 from tasks import infill
 from toys import Network, l2t, toy_run
@@ -89,21 +88,6 @@ def test_the_cache_of_a_network_that_writes_both_ways_gives_the_logits_without_i
                 step = LeftToRight(20, 18).decode_step(model, seen, z, zero, zero, cache)
                 assert torch.allclose(step, whole[:, end - 1], atol=1e-4), (prompt, end)
 
-        # a fan, in each row from another place on: the text so far, two guesses, MASKs behind each
-        first, row = torch.tensor([3, 5, 1, 7, 8, 4])[:, None], torch.arange(6)[:, None]
-        places = first + fan(2, 'cpu')[0]
-        read = model.shifted(x, 6).gather(1, places.clamp(max=11))
-        read[:, 3:] = 20
-        found = LeftToRight(20, 18).decode_step(model, read, z, zero, zero, cache,
-                                                (12 * row + places).flatten()).view(6, 9, 20)
-        for end in range(3):
-            seen = torch.where(torch.arange(12) < first + end, x, 20)
-            whole, _ = model(seen, z, zero, zero, predict=('text',), n_causal=6)
-            of_fan = [end, 3 + 2 * end, 4 + 2 * end]
-            in_text = places[:, of_fan] < 12
-            right = whole[row, places[:, of_fan].clamp(max=11)]
-            assert torch.allclose(found[:, of_fan][in_text], right[in_text], atol=1e-4), end
-
 
 # ---- its two likelihoods, enumerated: ids 0, 1, EOS 2, PAD 3
 
@@ -116,18 +100,17 @@ def tiny():
     return network(V, L, streams=('text',), depth=1, heads=1, width=8)
 
 
-@pytest.mark.parametrize('sampler', ['autoregressive', 'speculative'])
-def test_it_draws_from_left_to_right_what_its_causal_rows_say(sampler):
+def test_it_draws_from_left_to_right_what_its_causal_rows_say():
     model, process, n, rng = tiny(), LeftToRight(V, V - 2), 20_000, torch.Generator().manual_seed(0)
     cache = {}
     with torch.no_grad():
         def denoise(x, t, positions):
-            logits = process.decode_step(model, x, None, torch.zeros(n), None, cache, positions)
+            logits = process.decode_step(model, x, None, torch.zeros(n), None, cache)
             logits[:, 3] = -torch.inf
             return logits
-        nothing_known = torch.zeros(n, L, dtype=torch.bool)
-        out = process.samplers[sampler](denoise, make_propose(1.0, 1.0, rng), process,
-                                        torch.full((n, L), V), nothing_known, L, rng)
+        out = process.left_to_right(denoise, make_propose(1.0, 1.0, rng), process,
+                                    torch.full((n, L), V),
+                                    torch.zeros(n, L, dtype=torch.bool), L, rng)
 
         def without_pad(*args, **more):
             logits, found = model(*args, **more)
@@ -249,8 +232,7 @@ def test_the_default_writes_from_left_to_right_and_every_sampler_still_fills_mas
                 logits[:, run.tokenizer.pad] = -torch.inf
                 ended = (tokens[:, :i] == run.tokenizer.eos).any(1)
                 tokens[:, i] = torch.where(ended, run.tokenizer.pad, logits.argmax(1))
-        for sampler in ('autoregressive', 'speculative'):
-            assert torch.equal(l2t(run, z, guidance=guidance, sampler=sampler), tokens), guidance
+        assert torch.equal(l2t(run, z, guidance=guidance), tokens), guidance
 
     # masks are filled as ever; what is known before them is continued
     for sampler in ('confidence', 'ancestral', 'first_hitting', 'remdm', 'reparam', 'dfm',
@@ -265,10 +247,6 @@ def test_the_default_writes_from_left_to_right_and_every_sampler_still_fills_mas
     forced = write(run, known, known != run.text.mask_id, z, from_left)
     assert (forced[:, 5] == 7).all()
     assert torch.equal(forced[:, :5], continued[:, :5]), 'what stands behind is not seen'
-    recorder = Recorder(run.text.mask_id)
-    fast = write(run, known, known != run.text.mask_id, z, SamplingKnobs(sampler='speculative'),
-                 on_step=recorder)
-    assert torch.equal(fast, forced) and torch.equal(recorder.frames[-1].tokens, forced)
     filled = write(run, known, known != run.text.mask_id, z, SamplingKnobs())
     assert (filled[:, 5] == 7).all(), 'gaps are filled by diffusion'
 
