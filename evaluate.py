@@ -70,7 +70,7 @@ dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py
 
 ROOMS = {'sampling/knobs.py': ''}   # which has the knobs of all that samples
 KNOBS = read_knobs(__file__)
-SWEPT_KNOBS = TEXT_KNOBS + LATENT_KNOBS + ('rerank', 'strength')
+SWEPT_KNOBS = TEXT_KNOBS + LATENT_KNOBS + ('latent_clock', 'rerank', 'strength')
 N_TEXTS = 1000                 # where n does not say
 
 # -----------------------------------------------------------------------------

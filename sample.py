@@ -11,7 +11,6 @@ Text and latents of a trained run, in every direction.
     python sample.py --mode=edit --text="Return a new list." --away=list --towards=dictionary
     python sample.py --mode=t2l2t --text="Return a list."
     python sample.py --ask=true
-    python sample.py --mode=hidden --texts=my.txt --save=h.npy
     python sample.py --out_dir=out/protein_tiny --num_samples=8 --length=120 --fasta=new.fasta
     python sample.py --out_dir=out/protein_tiny --text="MKV[MASK:40]HHHHHH" --num_samples=8
     python sample.py --out_dir=out/image_text --mode=t2l --text="a bold seven" --png=seven.png
@@ -25,7 +24,6 @@ text, latent  nothing: the other's clock stays 1   one alone
 infill        part of a text, and maybe a latent   the rest of the text
 edit          a text, and another latent           the part of the text that does not fit the latent
 t2l2t         a text                               a latent, and a text from that latent
-hidden        a text                               nothing: mean hidden state of each text
 
 The same from Python, where an import reads no command line. The keywords are the knobs below:
 
@@ -62,8 +60,7 @@ from sampling.unmasking import Recorder, watcher
 out_dir = 'out/quickstart'  # <a run folder>: model, data records and schedules all come from it
 which = 'best'              # best | latest | <a step, as step-00001000>: best is the latest one
                             # before the first evaluation
-mode = ''                   # '' | <l2t, t2l, unconditional, text, latent, infill, edit, t2l2t or
-                            # hidden>
+mode = ''                   # '' | <l2t, t2l, unconditional, text, latent, infill, edit or t2l2t>
                             # text, latent: one alone; '', or a mode of training: infill where
                             # `text` has a [MASK], else as it was trained
 text = ''                   # this text; to be filled in where it has a [MASK], [MASK:3] for three
@@ -88,8 +85,7 @@ encoder_folder = ''         # where the encoder lies now; '': where it was when 
 watch = False               # see the texts being written, in shades of how certain each token was
 svg = ''                    # write this animated picture of the first text being written, one draw
                             # of it: from left to right and by unmasking, where the run does both
-save = ''                   # write the generated latents, raw, or the vectors of mode=hidden, to
-                            # this .npy file
+save = ''                   # write the generated latents, raw, to this .npy file
 png = ''                    # write the generated latents as pictures to this .png file, where the
                             # run is of images
 fasta = ''                  # write the texts to this FASTA file as well
@@ -102,7 +98,7 @@ ROOMS = {'sampling/knobs.py': ''}   # which has the knobs of all that samples
 # What is asked for
 
 FROM_TEXT = {'text', 'texts', 'ask'}           # what a direction reads, beside what all read
-FROM_LATENT = {'latents', 'image'}
+FROM_LATENT = {'latents', 'image', 'latent_clock'}
 TEXT_TO = {'num_samples', 'svg', 'fasta'}      # how much it writes, and where to
 LATENT_TO = {'num_samples', 'save', 'png'}
 READS = {
@@ -110,11 +106,11 @@ READS = {
     'latent': LATENT_TO,
     'l2t': FROM_TEXT | FROM_LATENT | TEXT_TO | {'rerank'},
     't2l': FROM_TEXT | LATENT_TO,
-    't2l2t': FROM_TEXT | TEXT_TO | LATENT_TO | {'rerank'},
+    't2l2t': FROM_TEXT | TEXT_TO | LATENT_TO | {'rerank', 'latent_clock'},
     'unconditional': TEXT_TO | LATENT_TO,
     'infill': FROM_TEXT | FROM_LATENT | TEXT_TO | {'like'},
-    'edit': FROM_TEXT | TEXT_TO | {'latents', 'like', 'towards', 'away', 'strength'},
-    'hidden': {'text', 'texts', 'save'},
+    'edit': FROM_TEXT | TEXT_TO | {'latents', 'latent_clock', 'like', 'towards', 'away',
+                                   'strength'},
 }
 
 
@@ -148,8 +144,6 @@ def check_knobs(run, direction, config):
             raise ValueError(f'{name} is blank: the model has nothing to go by')
 
     # where to write
-    if direction == 'hidden' and not save:
-        raise ValueError('mode=hidden writes one vector a text to --save=FILE.npy')
     if png:
         images_of(run)
     for path in (save, png, fasta, svg):
@@ -249,11 +243,6 @@ def respond(run, direction, config):
         rows, *_ = read_template(run, given.texts[0])
         if len(rows) > 1:
             raise ValueError(f'svg={svg!r} shows one text being written: give its gap one length')
-    if direction == 'hidden':
-        hidden = run.hidden(given.texts, **knobs)
-        save_array(hidden)
-        print(f'{len(hidden)} vectors of {hidden.shape[1]} numbers written to {save}')
-        return
     if direction == 'unconditional' and knobs['guidance'] != 1 and not on_command_line('guidance'):
         print(f'guidance={knobs["guidance"]:g} is for the other directions: samples from noise '
               'have no condition to guide them')

@@ -82,13 +82,10 @@ def make_propose(temperature, nucleus, rng):
 
 def certainty_of(logits, x, score):
     """ (P,) from logits (P, V) and proposed tokens x (P,): higher is more certain.
-    score: margin, p of the best minus p of the second; entropy, its negative; else log p(x). """
+    score: margin, p of the best minus p of the second; else log p(x). """
     if score == 'margin':
         best_two = logits.softmax(-1).topk(2, -1).values
         return best_two[..., 0] - best_two[..., 1]
-    if score == 'entropy':
-        logp = logits.log_softmax(-1)
-        return (logp.exp() * logp).nansum(-1)                            # 0 log 0 = 0
     return log_p_of(logits, x)
 
 
@@ -243,14 +240,12 @@ def remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step
 
 
 def remdm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-          remask='cap', eta=0.02, **knobs):
+          eta=0.02, **knobs):
     """
     From t to t_next, with alpha = 1 - M:                                ReMDM arXiv:2503.00307
-        p_remask <= p_max = min(1, M_next / alpha_t),   1 at alpha_t = 0
-        p_unmask  = (alpha_next - (1 - p_remask) alpha_t) / (1 - alpha_t)
-    The second line keeps the marginals of ancestral. remask:
-        cap      p_remask = min(eta, p_max)
-        rescale  p_remask = eta p_max
+        p_remask = min(eta, M_next / alpha_t),          eta at alpha_t = 0
+        p_unmask = (alpha_next - (1 - p_remask) alpha_t) / (1 - alpha_t)
+    The second line keeps the marginals of ancestral.
     """
     chain = []
     for t, t_next in schedule_times(steps):
@@ -259,8 +254,7 @@ def remdm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_cal
         alpha_t = 1 - M_t
         alpha_next = 1 - M_next
 
-        p_max = min(1, M_next / alpha_t) if alpha_t > 0 else 1
-        p_remask = eta * p_max if remask == 'rescale' else min(eta, p_max)
+        p_remask = min(eta, M_next / alpha_t) if alpha_t > 0 else eta
         p_unmask = (alpha_next - (1 - p_remask) * alpha_t) / (1 - alpha_t)
         chain.append((t, p_unmask, p_remask))
     return remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step)
@@ -299,7 +293,7 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
     """
     Propose x ~ Cat(p) at every masked position, and unmask the most certain ones. The n masked
     positions of a row are spread evenly over the steps.                 MaskGIT arXiv:2202.04200
-    score       top1: p of the proposal;  margin: p of the best minus p of the second;  entropy
+    score       top1: p of the proposal;  margin: p of the best minus p of the second
     prefer      certain, or uncertain: the opposite order
     end_penalty nats that are subtracted from the certainty of a proposed EOS or PAD. The end of a
                 text is certain early, from the right inwards: without a penalty texts are too short

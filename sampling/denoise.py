@@ -90,6 +90,13 @@ def null_latents(run, n, rng):
     noise = torch.randn(shape, generator=rng, device=rng.device)
     return (noise * run.latent.live.to(rng.device)).to(run.device)
 
+
+def at_clock(run, z, s):
+    """ Latents as they are given, z + (sigma_s / alpha_s) e, as the network reads them at clock s,
+    alpha_s z + sigma_s e. """
+    alpha_s, _ = run.latent.alpha_sigma(torch.tensor(s))
+    return alpha_s * z
+
 # -----------------------------------------------------------------------------
 # Guidance
 
@@ -139,9 +146,10 @@ def allowed(run, logits, is_inner=None):
     return logits
 
 
-def make_denoise(run, g, condition, null, inner=None, is_causal=False):
+def make_denoise(run, g, condition, null, inner=None, is_causal=False, s=0.0):
     """ denoise(tokens, t, positions, rows) of samplers.py, with guidance g.
-    condition, null (B, N, D): standardised latents, and noise in their place; None: there are none.
+    condition, null (B, N, D): standardised latents, which stand at clock s, and noise in their
+    place; None: there are none.
     inner (B, L): positions where EOS and PAD are not allowed.
     is_causal: the text is written from left to right, with a cache of keys and values. """
     cache_c = {} if is_causal else None
@@ -152,7 +160,7 @@ def make_denoise(run, g, condition, null, inner=None, is_causal=False):
             rows = to_device(rows, tokens)
 
         def conditional():
-            return call(run, tokens, condition[rows], t, 0.0, positions, cache=cache_c)[0]
+            return call(run, tokens, condition[rows], t, s, positions, cache=cache_c)[0]
 
         def unconditional():
             z = None if null is None else null[rows]

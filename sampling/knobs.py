@@ -27,14 +27,13 @@ class SamplingKnobs:
                                     # lengths (proteins); 0: drawn from the training texts'
     block_size: int = 0             # [0, 65536]: unmask only the leftmost unfinished block of so
                                     # many positions; 0: all at once
-    score: str = 'top1'             # top1 | margin | entropy: confidence
+    score: str = 'top1'             # top1 | margin: confidence
     prefer: str = 'certain'         # certain | uncertain; confidence: what is unmasked first
     end_penalty: float = 3.0        # [0, inf); confidence: off the certainty of EOS and PAD (nats,
                                     # for score=top1), as texts that end when that is certain are
                                     # too short
     by_importance: bool = False     # confidence: uncertainty counts as much as the token is
                                     # important, where the run has learned that
-    remask: str = 'cap'             # cap | rescale: remdm
     eta: float = 0.02               # [0, 1]; remdm: how much is masked again
     alpha: float = 1.5              # [1, 2]; dfm: 1 is ancestral, up to 2: how much is masked again
     self_correct: int = 0           # [0, 1e6]; gidd: rounds in which a finished text is mended, a
@@ -45,6 +44,9 @@ class SamplingKnobs:
                                     # probability, and the one on the boundary
     guidance: float = 1.0           # [0, 100]; g: 1 is the conditional model, 0 the unconditional,
                                     # more weighs the condition up
+    latent_clock: float = 0.0       # [0, 1); s: where the latent that is given has errors. It is
+                                    # taken as z + (sigma_s / alpha_s) e, in standard deviations of
+                                    # the data's latents, and the network is told so
     rerank: int = 1                 # [1, 4096]; l2t: draw so many texts, embed them, keep the one
                                     # nearest to the latent
     strength: float = 0.02          # (0, 1]; edit: the share of the tokens that may change, at
@@ -79,7 +81,7 @@ RULES = read_knobs(__file__)
 LATENT_KNOBS = ('solver', 'latent_steps', 'guidance')
 # those of all texts, whatever the direction
 TEXT_KNOBS = tuple(name for name in RULES if name not in (
-    'solver', 'latent_steps', 'rerank', 'strength', 'sample_batch', 'seed'))
+    'solver', 'latent_steps', 'latent_clock', 'rerank', 'strength', 'sample_batch', 'seed'))
 
 
 def settle(run, knobs, from_latent=False, from_text=False, several=False, is_joint=False):

@@ -1,17 +1,15 @@
 """
 What the network says of a text. How likely it is, from a latent or from none: in nats, by the exact
 law where the network writes from left to right, else by the bound. How likely each of its tokens
-is. And the hidden states of the text.
+is.
 
-Letters: n texts, B rows of a batch, L text tokens, N latent vectors, D latent dims, P positions,
-C width, K draws of the bound.
+Letters: n texts, L text tokens, N latent vectors, D latent dims, P positions, K draws of the bound.
 """
 import torch
-import torch.nn.functional as F
 
 from diffusion import is_end, positions_of, rank_in_row, uniforms
 from samplers import log_p_of, scatter_at
-from sampling.denoise import batches, call, null_latents, rows_that_fit
+from sampling.denoise import at_clock, batches, call, null_latents, rows_that_fit
 from sampling.writing import ends_of, tidied
 
 # -----------------------------------------------------------------------------
@@ -54,9 +52,10 @@ def nats_per_token(run, tokens, z, knobs, draws=64):
     n, L = tokens.shape
     u = uniforms(knobs.seed, 0, 'evaluation', 0, draws, 1 + L)                 # (K, 1 + L)
     u[:, 0] = (torch.arange(draws) + 0.5) / draws
-    latents = z
-    clock = 1.0 if z is None else 0.0
-    if z is None and 'latent' in run.streams:
+    latents, clock = z, 1.0
+    if z is not None:
+        latents, clock = at_clock(run, z, knobs.latent_clock), knobs.latent_clock
+    elif 'latent' in run.streams:
         rng = torch.Generator(run.device).manual_seed(knobs.seed)
         latents = null_latents(run, 1, rng).expand(n, -1, -1)
 
@@ -77,12 +76,13 @@ def nats_per_token(run, tokens, z, knobs, draws=64):
 # Its tokens
 
 @torch.inference_mode()
-def log_p_given_half(run, tokens, z, knobs):
+def log_p_given_half(run, tokens, z, s, knobs):
     """
     log p(x^i | z, half of the other tokens) of tokens (n, L), from standardised latents z
-    (n, N, D): (n, L) nats; inf for EOS and PAD that the run is given.
+    (n, N, D) at clock s: (n, L) nats; inf for EOS and PAD that the run is given.
     The halves are drawn row by row, so equal rows come out differently.
     """
+    z = at_clock(run, z, s)
     rng = torch.Generator().manual_seed(knobs.seed)
     in_first_half = torch.rand(tokens.shape, generator=rng) < 0.5
     ends = ends_of(run, tokens)
@@ -95,7 +95,7 @@ def log_p_given_half(run, tokens, z, knobs):
             positions = positions_of(mask)                               # (P,)
             noisy = torch.where(mask, run.text.mask_id, tokens[part]).to(run.device)
             t = run.text.time_of_share(mask.double().mean(1))
-            logits, _ = call(run, noisy, z[part].to(run.device), t, 0.0, positions)
+            logits, _ = call(run, noisy, z[part].to(run.device), t, s, positions)
             x = tokens[part].flatten()[positions].to(run.device)
             scatter_at(log_p[part], positions, log_p_of(logits, x).cpu())
     return log_p
@@ -110,41 +110,8 @@ def changed_by(run, tokens, z_now, z, knobs):
     """
     if knobs.length:
         raise ValueError(f'length={knobs.length}: an edit keeps the length of its text')
-    gain = (log_p_given_half(run, tokens, z, knobs)
-            - log_p_given_half(run, tokens, z_now, knobs))               # (n, L): -loss
+    gain = (log_p_given_half(run, tokens, z, knobs.latent_clock, knobs)
+            - log_p_given_half(run, tokens, z_now, 0.0, knobs))               # (n, L): -loss
     is_text = ~is_end(tokens, run.tokenizer)
     n_changed = (knobs.strength * is_text.sum(1, keepdim=True)).ceil()   # (n, 1)
     return rank_in_row(gain.masked_fill(~is_text, torch.inf)) < n_changed
-
-# -----------------------------------------------------------------------------
-# Its hidden states
-
-@torch.inference_mode()
-def hidden_states(run, tokens, z, knobs):
-    """ Mean over each text's own tokens (not EOS and PAD) of what the text head reads, (n, C)
-    float32. The network gets clean text, and its standardised latents z (n, N, D), or noise at
-    clock 1 where z is None. """
-    rng = torch.Generator(run.device).manual_seed(knobs.seed)
-    out = []
-    for part in batches(run, len(tokens), knobs.sample_batch):
-        x = tokens[part].to(run.device)
-        t = torch.zeros(len(x), device=run.device)
-        latents = None
-        if 'latent' in run.streams and z is None:
-            latents = null_latents(run, len(x), rng)
-        elif 'latent' in run.streams:
-            latents = z[part].to(run.device)
-
-        # clocks: text 0, latents 0 or 1
-        hidden, _ = run.model(x, latents, t, t + (z is None), predict=('text',),
-                              return_hidden=True)
-        hidden = hidden.float().view(*x.shape, -1)                       # (B, L, C)
-        is_text = (~is_end(x, run.tokenizer)).float()                    # (B, L)
-        if run.model.config.shift:                                       # a token is read one later
-            is_text = F.pad(is_text[:, :-1], (1, 0))
-
-        # the mean over the text alone
-        total = torch.einsum('blc,bl->bc', hidden, is_text)
-        n_text = is_text.sum(1, keepdim=True).clamp(min=1)
-        out.append((total / n_text).cpu())
-    return torch.cat(out)

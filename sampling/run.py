@@ -37,7 +37,7 @@ from sampling.inputs import embeddings, moved, pack, read_template
 from sampling.knobs import SamplingKnobs, settle
 from sampling.latents import make_latents, write_both
 from sampling.left_to_right import LeftToRight
-from sampling.likelihood import changed_by, hidden_states, nats_per_token
+from sampling.likelihood import changed_by, nats_per_token
 from sampling.writing import blank, tidied, write
 
 # -----------------------------------------------------------------------------
@@ -75,7 +75,6 @@ DIRECTIONS = {
     'unconditional': Needs(BOTH, (('unconditional',),), masked_text=True),
     'infill': Needs(('text',), (WRITES,)),
     'edit': Needs(BOTH, (FILLS,), masked_text=True),
-    'hidden': Needs(('text',), (FILLS,), masked_text=True),
 }
 
 # -----------------------------------------------------------------------------
@@ -297,12 +296,6 @@ class Run:
         return self.write_from(raw, knobs, num_samples > 1, tokens, on_step), raw
 
     # ---- what it says of texts
-
-    def hidden(self, texts, latents=None, **knobs):
-        """ The mean hidden state of each text, (n, C) float32, given latents or none. """
-        self.check('hidden')
-        return hidden_states(self, self.pack(texts), self.latents_of(texts, latents),
-                             SamplingKnobs(**knobs))
 
     def nats(self, texts, latents=None, **knobs):
         """ How unlikely the network finds each text, from latents or from text alone: nats per

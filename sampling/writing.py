@@ -15,7 +15,7 @@ import torch
 
 from diffusion import MaskedText, check_choice, is_end
 from samplers import SAMPLERS, in_blocks, make_propose, no_callback
-from sampling.denoise import batches, make_denoise, null_latents
+from sampling.denoise import at_clock, batches, make_denoise, null_latents
 from sampling.knobs import TEXT_KNOBS, settle
 
 # -----------------------------------------------------------------------------
@@ -160,6 +160,7 @@ def write(run, tokens, known_mask, z, knobs, inner=None, several=False, on_step=
     n_asked = 1 if is_causal else asked_of_a_row(run, knobs)
 
     # batch by batch
+    z = None if z is None else at_clock(run, z, knobs.latent_clock)
     rng, device_rng = generators(run, knobs.seed)
     propose = make_propose(knobs.temperature, knobs.nucleus, device_rng)
     out = []
@@ -171,7 +172,8 @@ def write(run, tokens, known_mask, z, knobs, inner=None, several=False, on_step=
         null = None
         if 'latent' in run.streams:                                      # one draw per text, kept
             null = null_latents(run, len(x), device_rng)
-        denoise = make_denoise(run, g, condition, null, is_inner, is_causal)
+        denoise = make_denoise(run, g, condition, null, is_inner, is_causal,
+                               knobs.latent_clock)
         on_step(x)
         x = sampler(denoise, propose, process, x, known_mask[part], knobs.steps, rng, on_step)
         out.append(x.cpu())

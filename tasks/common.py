@@ -62,7 +62,7 @@ class Context:
 
     @property
     def sampling(self):
-        """ The keywords of the methods of a run, but for rerank and strength. """
+        """ The keywords of the methods of a run, but for those of l2t and edit alone. """
         names = (*TEXT_KNOBS, *LATENT_KNOBS, 'seed', 'sample_batch')
         return {name: self.knobs[name] for name in names}
 

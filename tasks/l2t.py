@@ -19,7 +19,7 @@ from tasks.common import Figures, TaskNeeds, derangement, encode, open_split, tr
 from tasks.measures import compare, nearest_training_latents
 
 NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder=True, shuffled=True)
-SETTINGS = (*TEXT_KNOBS, 'rerank')
+SETTINGS = (*TEXT_KNOBS, 'latent_clock', 'rerank')
 RIVAL = 'nearest'
 HEADLINES = (('text from embedding, BLEU', '', 'bleu'),
              ('  by diffusion, greedy', 'diffusion', 'bleu'),
@@ -51,7 +51,8 @@ def measure(run, ctx):
 
 def generate(run, ctx, rows=slice(None), **knobs):
     """ Texts written from these rows. A sweep calls it too. """
-    knobs = ctx.sampling | dict(rerank=ctx.knobs['rerank']) | knobs
+    own = {name: ctx.knobs[name] for name in ('latent_clock', 'rerank')}
+    knobs = ctx.sampling | own | knobs
     return run.write(latents=ctx.raw[rows], lengths_of=ctx.tokens[rows], **knobs)
 
 

@@ -599,9 +599,7 @@ def test_what_does_not_go_together_is_one_line(baselines, dataset, tmp_path):
                 for args, _ in wrong]
     sampling = [(['ar', '--sampler=confidence'], 'causal alone'),
                 (['mdlm', '--self_correct=3'], 'takes back'),
-                (['hdlm', '--block_size=4'], 'masked text'),
-                (['ar', '--mode=hidden', '--text=a', f'--save={tmp_path}/h.npy'],
-                 'trained for causal')]
+                (['hdlm', '--block_size=4'], 'masked text')]
     commands += [['sample.py', f'--out_dir={baselines / name}', '--device=cpu', *args]
                  for (name, *args), _ in sampling]
     evaluating = [(['ar', '--tasks=infill'], 'no infill'),

@@ -218,21 +218,22 @@ def test_the_default_writes_from_left_to_right_and_every_sampler_still_fills_mas
     assert torch.equal(out, l2t(run, z, sampler='autoregressive',
                                 temperature=0.)), 'greedy, from left to right'
 
-    # by hand, without a cache
-    tokens = torch.full((3, run.L), run.text.mask_id)
+    # by hand, without a cache; latents at clock s are alpha z + sigma e
     zero, ones = torch.zeros(3), torch.ones(3)
     null = null_latents(run, 3, torch.Generator().manual_seed(0))
-    for guidance in (1.0, 2.0):
+    for guidance, s in ((1.0, 0.0), (2.0, 0.0), (1.0, 0.6), (2.0, 0.6)):
         tokens = torch.full((3, run.L), run.text.mask_id)
         with torch.no_grad():
             for i in range(run.L):
-                c = run.model(tokens, z, zero, zero, n_causal=3)[0][:, i].log_softmax(1)
+                z_s = math.cos(math.pi / 2 * s) * z
+                c = run.model(tokens, z_s, zero, zero + s, n_causal=3)[0][:, i].log_softmax(1)
                 u = run.model(tokens, null, zero, ones, n_causal=3)[0][:, i].log_softmax(1)
                 logits = guidance * c + (1 - guidance) * u
                 logits[:, run.tokenizer.pad] = -torch.inf
                 ended = (tokens[:, :i] == run.tokenizer.eos).any(1)
                 tokens[:, i] = torch.where(ended, run.tokenizer.pad, logits.argmax(1))
-        assert torch.equal(l2t(run, z, guidance=guidance), tokens), guidance
+        written = l2t(run, z, guidance=guidance, latent_clock=s)
+        assert torch.equal(written, tokens), (guidance, s)
 
     # masks are filled as ever; what is known before them is continued
     for sampler in ('confidence', 'ancestral', 'first_hitting', 'remdm', 'reparam', 'dfm',
@@ -343,16 +344,3 @@ def test_a_run_that_goes_on_with_other_modes_has_no_best_validation_yet(dataset,
     train_each(dataset, {out: ['--mode=l2t+causal', '--max_iters=8']})
     # a bound and causal nats add up to more than the bound alone
     assert (out / 'best').read_text() != before
-
-
-def test_embeddings_of_a_shifted_network_are_means_over_the_places_that_read_the_text(dual):
-    run = Run(str(dual / 'both'), device='cpu', dtype='float32')
-    x = torch.full((1, run.L), run.tokenizer.pad)
-    x[0, :4] = torch.tensor([5, 6, 7, run.tokenizer.eos])
-    z = torch.zeros(1, 1, 16)
-    with torch.no_grad():
-        hidden, _ = run.model(x, z, torch.zeros(1), torch.zeros(1), predict=('text',),
-                              return_hidden=True)
-    assert run.model.config.shift
-    assert torch.allclose(run.hidden(x, run.stats.destandardise(z)), hidden[:, 1:4].mean(1),
-                          atol=1e-5)

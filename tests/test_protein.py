@@ -1,4 +1,4 @@
-""" Proteins: lengths that are given, crops, residues and nothing else, FASTA, hidden states. """
+""" Proteins: lengths that are given, crops, residues and nothing else, FASTA. """
 import re
 
 import numpy as np
@@ -137,9 +137,8 @@ def test_lengths_are_drawn_from_the_training_sequences_and_residues_at_random(tr
     assert abs(drawn.double().mean() - quantiles.mean()) < 1.5
 
 
-def test_the_command_line_inpaints_writes_FASTA_and_embeds(trained, tmp_path):
+def test_the_command_line_inpaints_and_writes_FASTA(trained, tmp_path):
     fasta, here = tmp_path / 'new.fasta', ['sample.py', f'--out_dir={trained}']
-    (tmp_path / 'two.txt').write_text('MKVLA\nGGHIKLMNP\n')
     wrong = ((['--mode=text', '--length=99'], 'at most 24'),
              (['--text=MKV[MASK:*]'], 'length'),
              (['--text=MKV[MASK:3]', '--length=9'], 'length'))
@@ -147,11 +146,10 @@ def test_the_command_line_inpaints_writes_FASTA_and_embeds(trained, tmp_path):
             # with the config of training, whose mode is the run's own
             [*here, 'config/protein_tiny.py', f'--out_dir={trained}', '--text=MKV[MASK:*]',
              '--length=24', '--steps=9'],
-            [*here, '--mode=hidden', f'--texts={tmp_path}/two.txt', f'--save={tmp_path}/h.npy'],
             ['prepare.py', f'--input={fasta}', f'--out={tmp_path}/again', '--val_fraction=0.4'])
     results = run_each(*good, *([*here, *args] for args, _ in wrong))
-    assert [rc for rc, _, _ in results[:4]] == [0] * 4, results[:4]
-    for (rc, _, err), (args, words) in zip(results[4:], wrong):
+    assert [rc for rc, _, _ in results[:3]] == [0] * 3, results[:3]
+    for (rc, _, err), (args, words) in zip(results[3:], wrong):
         assert rc == 2 and words in err, (args, err)
     assert re.search('-> MKV[A-Z]{21}\n', results[1][1])
     records = re.findall(r'>\S+ length=18\n((?:[A-Z]+\n)+)', fasta.read_text())
@@ -159,16 +157,6 @@ def test_the_command_line_inpaints_writes_FASTA_and_embeds(trained, tmp_path):
     for lines in records:
         residues = lines.replace('\n', '')
         assert re.fullmatch('MKV[A-Z]{9}HHHHHH', residues) and set(residues) <= STANDARD
-
-    # a hidden state is the mean over the residues alone, whatever stands beside it in the batch
-    vectors, loaded = np.load(tmp_path / 'h.npy'), Run(str(trained), dtype='float32')
-    x = pack(loaded, ['GGHIKLMNP'])
-    alone = loaded.hidden(x)[0]
-    assert vectors.shape == (2, 32) and np.allclose(vectors[1], alone, atol=.02)
-    assert np.abs(vectors[0] - vectors[1]).max() > .05
-    hidden = loaded.model(x, None, torch.zeros(1), torch.ones(1), predict=('text',),
-                          return_hidden=True)[0]
-    assert torch.allclose(alone, hidden[0, :9].mean(0), atol=1e-5)
 
 
 def test_evaluation_has_the_bound_per_residue_recovery_and_composition(proteins, trained):

@@ -96,13 +96,12 @@ def test_latents_of_a_text_are_written_like_the_text(loaded):
     (lambda r: r.edit([TEXT], like=['a'], strength=0), ValueError, 'strength: 0'),
     (lambda r: r.edit(['red'], away=['red']), ValueError, 'leave nothing of the embedding'),
     (lambda r: r.nats([TEXT], torch.ones(2, 16)), ValueError, '1 texts, 2 latents'),
-    (lambda r: r.hidden([TEXT], torch.ones(4, 16)), ValueError, '1 texts, 4 latents'),
     (lambda r: r.infill(['a [MASK]'], like=['a'], latents=torch.ones(1, 16)), ValueError,
      'infill: give like, or latents'),
     *((ask, ValueError, 'at least one') for ask in (
         lambda r: r.write([]), lambda r: r.write(latents=torch.zeros(0, 16)), lambda r: r.sample(0),
         lambda r: r.edit([], like=['a']), lambda r: r.infill([]), lambda r: r.embed([]),
-        lambda r: r.hidden([]), lambda r: r.nats([]), lambda r: r.round_trip([]),
+        lambda r: r.nats([]), lambda r: r.round_trip([]),
         lambda r: r.sample_latents(0))),
     (lambda r: r.edit([TEXT], like='a'), ValueError, "like='a': expected a list of 1 or 1 texts"),
     (lambda r: Run('no/such'), ValueError, 'no run in no/such'),
@@ -115,8 +114,7 @@ def test_what_is_wrong_is_said_in_one_line(loaded, wrong, kind, words):
 
 def test_one_latent_is_that_of_all_texts(loaded):
     z = loaded.encode([TEXT])
-    for read in (loaded.hidden, loaded.nats):
-        assert torch.equal(read([TEXT] * 3, z), read([TEXT] * 3, z.repeat(3, 1, 1)))
+    assert torch.equal(loaded.nats([TEXT] * 3, z), loaded.nats([TEXT] * 3, z.repeat(3, 1, 1)))
     gaps = dict(templates=['a [MASK]', 'a red [MASK]'], num_samples=2)
     assert loaded.infill(latents=z, **gaps) == loaded.infill(latents=z.repeat(2, 1, 1), **gaps)
 
@@ -136,7 +134,7 @@ def test_a_text_that_is_longer_when_it_is_read_again_is_scored_without_its_end(l
     assert loaded.nats([TEXT * 9]).equal(loaded.nats(tokens)) and tokens.shape == (1, loaded.L)
     assert '1 of 1 texts have more tokens than' in capsys.readouterr().err
     with pytest.raises(ValueError, match='reads at most'):
-        loaded.hidden([TEXT * 9])
+        loaded.embed([TEXT * 9])
 
 
 # ---- export
