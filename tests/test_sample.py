@@ -468,12 +468,11 @@ def test_what_a_run_cannot_do_with_a_text_is_said_in_one_line_each(finished, tmp
     wrong = [(['--text=  '], 'is blank'),
              (['--mode=infill', '--text=a [MASK]', '--like= '], 'is blank'),
              ([f'--texts={tmp_path}/blank.txt'], 'no text in it'),
-             (['--mode=t2l', own], 'text 2 of 2, '),
              (['--mode=edit', '--text=a'], 'give --like'),
              (['--mode=text', '--text=a'], 'mode=text does not read it'),
              (['--which=step-00000001', '--text=a'], 'no checkpoint'),
-             (['--mode=t2l', '--text=a', f'--save={tmp_path}'], 'this is a folder'),
-             (['--mode=t2l', '--text=a', '--latent_clock=.5'], 'does not read it'),
+             (['--text=a', f'--fasta={tmp_path}'], 'this is a folder'),
+             (['--mode=text', '--latent_clock=.5'], 'does not read it'),
              ([f'--out_dir={tmp_path}', '--text=a'], 'no run in')]
     here = ['sample.py', f'--out_dir={finished}', '--device=cpu', '--steps=2']
     results = run_each([*here, f'--texts={tmp_path}/own.jsonl'],
@@ -484,4 +483,3 @@ def test_what_a_run_cannot_do_with_a_text_is_said_in_one_line_each(finished, tmp
         assert rc == 0 and words in err.splitlines()[0] and err.startswith('warning: '), (args, err)
     for (rc, _, err), (args, words) in zip(others[len(warned):], wrong):
         assert rc == 2 and words in err and err.count('\n') == 1, (args, err)
-    assert not (tmp_path / 'h.npy').exists()
