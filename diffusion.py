@@ -16,7 +16,8 @@ Gaussian latents                              vp and v: arXiv:2202.00512, rf: ar
     z_t = alpha_t z + sigma_t e,    e ~ N(0, 1)
     vp:  alpha_t = cos(pi t/2),  sigma_t = sin(pi t/2)             alpha_t^2 + sigma_t^2 = 1
     rf:  alpha_t = 1 - t,        sigma_t = t                       alpha_t   + sigma_t   = 1
-    The network predicts x0 = z, or v = alpha_t e - sigma_t z, or flow = e - z, or eps = e.
+    The network predicts x0 = z, or v = alpha_t e - sigma_t z, or flow = e - z, or eps = e, or
+    rest = z - alpha_t z_t: with vp, a network that says 0 draws N(0, 1), and not its mean.
 
 Letters: B batch, L text tokens, N latent vectors, D latent dims, V vocabulary, C width,
 P positions that the text head scores. t_next is the time after a step back, so t_next < t.
@@ -265,8 +266,7 @@ class MaskedText:
             return self.bound_weight(t)
         if self.loss_weight == 'uniform':
             return torch.ones_like(t)
-        if self.loss_weight == 'rdm':
-            return 1 - t
+        return 1 - t                                                     # rdm
 
     def corrupt(self, tokens, t, u, known_mask=None, exponent=None):
         """ x_t (B, L) and the mask (B, L): True where a token became MASK. tokens (B, L), t (B,),
@@ -343,8 +343,8 @@ def where_scored(scored, tokens, weight):
 # ---- Gaussian latents
 
 class GaussianLatents:
-    """ schedule: vp | rf. target: v | x0 | flow | eps, which the network predicts. live (D,): 0 for
-    dead dimensions; there z, noise and prediction are 0, and the loss does not count them. """
+    """ schedule: vp | rf. target: v | x0 | rest | flow | eps, what is predicted. live (D,):
+    0 for dead dimensions; there z, noise and prediction are 0, and no loss counts them. """
 
     def __init__(self, live, schedule='vp', target='v'):
         self.live = live
@@ -373,8 +373,8 @@ class GaussianLatents:
 
     def combination(self, alpha_t, sigma_t):
         """ a and b of the target a z + b e. """
-        return {'v': (-sigma_t, alpha_t), 'x0': (1, 0),
-                'flow': (-1, 1), 'eps': (0, 1)}[self.target]
+        return {'v': (-sigma_t, alpha_t), 'x0': (1, 0), 'flow': (-1, 1), 'eps': (0, 1),
+                'rest': (1 - alpha_t ** 2, -alpha_t * sigma_t)}[self.target]
 
     def target_of(self, z, e, t):
         """ The network's target (B, N, D) for clean latents z and noise e. """

@@ -243,10 +243,6 @@ def respond(run, direction, config):
         rows, *_ = read_template(run, given.texts[0])
         if len(rows) > 1:
             raise ValueError(f'svg={svg!r} shows one text being written: give its gap one length')
-    if direction == 'unconditional' and knobs['guidance'] != 1 and not on_command_line('guidance'):
-        print(f'guidance={knobs["guidance"]:g} is for the other directions: samples from noise '
-              'have no condition to guide them')
-        knobs['guidance'] = 1.0
 
     # draw: of nothing there is one of each name
     n_each = 1 if given.texts is None and given.raw is None else num_samples

@@ -181,8 +181,7 @@ def ancestral(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no
 
 def cached(denoise, *args, **knobs):
     """ ancestral, but the network runs only on the rows that unmask something in this step: the
-    others do not use its output. So a row costs at most L calls, however many steps there are.
-    For fixed latents: joint sampling needs every call for its latents. """
+    others do not use its output. So a row costs at most L calls, whatever the steps. """
     def denoise_some(tokens, t, positions):
         if not len(positions):
             return torch.empty(0, 1, device=tokens.device)

@@ -99,7 +99,7 @@ text_schedule = 'loglinear'    # loglinear | cosine | polynomial
 text_loss_weight = 'bound'     # bound | uniform | rdm | dynamic | clip; bound: w(t); uniform: 1,
                                # as in flow matching; rdm: 1 - t; dynamic and clip: gidd only
 latent_schedule = 'vp'         # vp | rf
-latent_target = None           # None | v | x0 | flow | eps; None: x0 where one vector is
+latent_target = None           # None | v | x0 | rest | flow | eps; None: x0 where one vector is
                                # predicted from text, else v
 t_min = 1e-3                   # (0, 1): clocks are drawn from (t_min, 1)
 text_process = 'masked'        # masked | gidd | hdlm | atat

@@ -190,7 +190,7 @@ def begin_with_bag(state, data, config):
     """ The bag of a new run begins as the linear model that prepare.py has fitted: the network
     learns what is left. That model predicts one clean latent from a whole text. """
     c = state.model.config
-    predicts_clean = c.bag and config['latent_target'] == 'x0'
+    predicts_clean = c.bag and config['latent_target'] in ('x0', 'rest')
     fitted = load_bag(data.folder, data.meta) if predicts_clean else None
     if fitted is None:
         return

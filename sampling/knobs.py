@@ -52,11 +52,12 @@ class SamplingKnobs:
     strength: float = 0.02          # (0, 1]; edit: the share of the tokens that may change, at
                                     # least one
     # ---- latents
-    solver: str = 'dpmpp_2m'        # ddim | dpmpp_2m | ancestral
-    latent_steps: int | None = None     # None | int [1, 1e5]; unconditional: `steps` for both;
-                                    # None: 1 where one vector is made from a text: the mean of what
-                                    # fits the text, which is nearest to the encoder's and hardly
-                                    # differs between draws; else 32
+    solver: str = ''                # '' | ddim | dpmpp_2m | heun | ancestral; '': ancestral where
+                                    # a latent is drawn from nothing, as what the others draw
+                                    # differs too little; else dpmpp_2m
+    latent_steps: int | None = None     # None | int [1, 1e5]; None: 1 where one vector is made from
+                                    # a text: the mean of what fits the text, which is nearest to
+                                    # the encoder's and hardly differs between draws; else 32
     # ---- how
     sample_batch: int = 128         # [1, 65536]: rows per network call, at most: where so many rows
                                     # would need more than 6 GB, fewer
@@ -84,17 +85,16 @@ TEXT_KNOBS = tuple(name for name in RULES if name not in (
     'solver', 'latent_steps', 'latent_clock', 'rerank', 'strength', 'sample_batch', 'seed'))
 
 
-def settle(run, knobs, from_latent=False, from_text=False, several=False, is_joint=False):
+def settle(run, knobs, from_latent=False, from_text=False, several=False):
     """
     SamplingKnobs in which nothing is left open: which sampler, how many steps, which temperature.
     from_latent, from_text   what is read: a latent, and a text or a part of it
     several                  texts of one source are wanted, and shall differ
-    is_joint                 text and latent are made together, from noise
     """
     # the likeliest text where there is something to write from, else a sample. Processes other than
     # MaskedText have ancestral alone
     sampler = knobs.sampler
-    if not sampler and run.next_token and not (from_text and run.fills_masks or is_joint):
+    if not sampler and run.next_token and not (from_text and run.fills_masks):
         sampler = 'autoregressive'
     elif not sampler:
         seeks_likely = isinstance(run.text, MaskedText) and (from_latent or from_text)
@@ -123,5 +123,6 @@ def settle(run, knobs, from_latent=False, from_text=False, several=False, is_joi
     is_embedding = (from_text and run.latent and run.model.config.n_latents == 1
                     and run.latent.target != 'eps')
     latent_steps = knobs.latent_steps or (1 if is_embedding else 32)
+    solver = knobs.solver or ('dpmpp_2m' if from_text else 'ancestral')
     return replace(knobs, sampler=sampler, steps=steps, temperature=temperature,
-                   latent_steps=latent_steps)
+                   latent_steps=latent_steps, solver=solver)

@@ -1,14 +1,14 @@
 """
-Latents, made by diffusion: of texts, of nothing, or along with a text.
-Letters: n texts, B rows of a batch, L text tokens, N latent vectors, D latent dims.
+Latents, made by diffusion: of texts, of nothing, or with a text of their own.
+Letters: n texts, L text tokens, N latent vectors, D latent dims.
 """
 import torch
 
-from samplers import make_propose, no_callback
-from sampling.denoise import allowed, batches, call, guided_latents, null_latents
+from samplers import no_callback
+from sampling.denoise import batches, call, guided_latents, null_latents
 from sampling.knobs import settle
-from sampling.solvers import SOLVERS, latent_times, solve, x0_and_e
-from sampling.writing import asked_of_a_row, blank, ends_of, generators, pick_sampler
+from sampling.solvers import solve, x0_and_e
+from sampling.writing import blank, ends_of, tidied, write
 
 
 @torch.inference_mode()
@@ -36,73 +36,19 @@ def make_latents(run, tokens, n, knobs):
         out.append(z.cpu())
     return torch.cat(out)
 
-# -----------------------------------------------------------------------------
-# A latent and a text together
-
-JOINT = ('ancestral', 'confidence', 'remdm', 'dfm')   # samplers of one call a step
-
-
-class JointDenoise:
-    """
-    denoise(tokens, t, positions) of samplers.py, in which each network call is also a
-    step of the latents.
-    z (n, N, D): the latents, noise at first; i: how many of their steps they have taken.
-    """
-
-    def __init__(self, run, n, steps, solver, rng):
-        self.run = run
-        self.step = SOLVERS[solver]
-        self.times = latent_times(run.latent, steps)
-        self.rng = rng
-        self.z = null_latents(run, n, rng)
-        self.i = 0
-        self.memory = {}
-
-    def __call__(self, tokens, t_text, positions):
-        run = self.run
-        t = self.times[self.i]
-        t_next = self.times[self.i + 1]
-        logits, prediction = call(run, tokens, self.z, t_text, t, positions,
-                                  predict=('text', 'latent'))
-
-        # the step of the latents
-        def predicted(z, t):
-            return x0_and_e(run.latent, prediction, z, t)
-
-        noise = null_latents(run, len(tokens), self.rng)
-        z = self.step(run.latent, self.z, t, t_next, predicted, self.memory, noise)
-        self.z = z.float()
-        self.i += 1
-        return allowed(run, logits)
-
 
 @torch.inference_mode()
 def write_both(run, n, knobs, on_step=no_callback):
-    """ Text and latent from noise: both clocks run down together, one call a step for both. Returns
-    tokens (n, L) and standardised latents (n, N, D). """
-    knobs = settle(run, knobs, is_joint=True)
-    if knobs.sampler not in JOINT or knobs.block_size or knobs.guidance != 1:
-        raise ValueError(f'sampler={knobs.sampler}, block_size={knobs.block_size}, '
-                         f'guidance={knobs.guidance}: joint sampling takes {", ".join(JOINT)}, '
-                         'all positions at once, and has no condition to weigh')
-    sampler, _ = pick_sampler(run, knobs)
+    """
+    Text and latent from noise: tokens (n, L) and standardised latents (n, N, D). A latent is drawn
+    as a plan, and is not kept: the text says it only in part.
+        plan ~ p(z),    x = the likeliest text of the plan,    z ~ p(z | x)
+    """
+    # on the sphere, where latents lie there
+    plan = make_latents(run, None, n, knobs)
+    plan = run.stats.standardise(run.raw_latents(plan))
 
-    # batch by batch
-    rng, device_rng = generators(run, knobs.seed)
-    propose = make_propose(knobs.temperature, knobs.nucleus, device_rng)
-    all_tokens, all_known = blank(run, n, knobs)
-    out = []
-    n_asked = asked_of_a_row(run, knobs)
-    for part in batches(run, n, knobs.sample_batch, n_asked, 0, on_step is not no_callback):
-        tokens = all_tokens[part].to(run.device)
-        known_mask = all_known[part]
-        steps = knobs.steps
-        if knobs.sampler == 'confidence':                                # it makes no more calls
-            steps = min(steps, int((~known_mask).sum(1).max()))
-
-        # the text sampler asks for logits, and the latents go along
-        joint = JointDenoise(run, len(tokens), steps, knobs.solver, device_rng)
-        on_step(tokens)
-        tokens = sampler(joint, propose, run.text, tokens, known_mask, steps, rng, on_step)
-        out.append((tokens.cpu(), joint.z.cpu()))
-    return tuple(torch.cat(parts) for parts in zip(*out))
+    tokens, known_mask = blank(run, n, knobs)
+    tokens = write(run, tokens, known_mask, plan, knobs, on_step=on_step)
+    z = make_latents(run, tidied(run, tokens), n, knobs)
+    return tokens, z

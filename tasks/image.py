@@ -111,7 +111,7 @@ def both_from_noise(run, ctx):
     """ As many captions, and their pictures; None, None where the run makes no pairs. """
     if not run.can('unconditional'):
         return None, None
-    texts, raw = run.sample_both(ctx.n, **ctx.sampling | dict(guidance=1.0))
+    texts, raw = run.sample_both(ctx.n, **ctx.sampling)
     return texts, pixels(run, raw)
 
 

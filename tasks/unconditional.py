@@ -1,8 +1,9 @@
 """
 unconditional: as many joint samples of text and latent as there are texts: entropy, repetition,
-coherence cos(z, encoder(x)), perplexity under a scorer, network calls and milliseconds a text (with
-the slow first calls of a process); and what the latents are like (describe_latents; copies: % whose
-cosine with a training latent is above .95).
+coherence cos(z, encoder(x)), nats per token of the text by itself, text_frechet of its embedding
+(describe_latents), perplexity under a scorer, network calls and milliseconds a text (with the slow
+first calls of a process); and what the latents are like (describe_latents; copies: % whose cosine
+with a training latent is above .95).
 Controls: data, the texts, and as many training latents; shuffled, another sample's latent;
 text_first, where the network also writes so: a text from left to right, of no latent, then its
 latent in one step; latent_first, a latent, then its text; gaussian, the same from the normal law
@@ -24,7 +25,9 @@ NEEDS = TaskNeeds(('text', 'latent'), (('unconditional',),), masked_text=True, e
                   shuffled=True)
 SETTINGS = (*FREE_SETTINGS, 'solver', 'latent_steps')
 RIVAL = 'text_first'
-HEADLINES = (('both from noise, cosine', '', 'coherence'),)
+HEADLINES = (('both from noise, cosine', '', 'coherence'),
+             ('  its text, Frechet distance', '', 'text_frechet'),
+             ('  its text, nats per token', '', 'nats'))
 MOST_TRAINING = 20_000         # latents whose mean and covariance the Gaussian has
 
 
@@ -51,8 +54,16 @@ def measure(run, ctx):
         texts = run.write(latents=some, sample_batch=ctx.knobs['sample_batch'])
         pairs[control] = texts, some
     for control, (texts, some) in pairs.items():
-        cosine = F.cosine_similarity(encode(run, texts).flatten(1), some.flatten(1))
+        embedded = encode(run, texts)
+        cosine = F.cosine_similarity(embedded.flatten(1), some.flatten(1))
         figures.enter(control, {'coherence': cosine})
+
+        # what the text is like by itself
+        if run.next_token and control != 'shuffled':
+            distance = describe_latents(embedded, ctx.raw)['frechet']
+            nats = run.nats(texts)
+            figures.enter(control, {'text_frechet': distance,
+                                    'nats': nats})
     return figures
 
 

@@ -313,7 +313,7 @@ def test_what_is_left_open_is_chosen_by_what_a_text_is_written_from():
             (masked, both, dict(rerank=4), 'confidence', .7),
             (dual, latent, {}, 'autoregressive', 0), (dual, both, {}, 'autoregressive', .7),
             (dual, both, dict(rerank=4), 'autoregressive', .4),
-            (dual, {}, {}, 'autoregressive', 1), (dual, dict(is_joint=True), {}, 'ancestral', 1),
+            (dual, {}, {}, 'autoregressive', 1),
             (dual, dict(from_text=True), dict(rerank=4), 'confidence', 0)):
         knobs = settle(run, SamplingKnobs(**asked), **given)
         assert (knobs.sampler, knobs.temperature) == (sampler, temperature), (given, asked)

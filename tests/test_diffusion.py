@@ -13,7 +13,8 @@ from sampling.solvers import SOLVERS, x0_and_e
 from toys import L, V, Toy, exact_bound, optimal_denoiser, random_denoiser
 
 SCHEDULES = ['loglinear', 'cosine', 'polynomial']
-PROCESSES = [('vp', 'v'), ('vp', 'x0'), ('vp', 'eps'), ('rf', 'flow'), ('rf', 'x0'), ('rf', 'v')]
+PROCESSES = [('vp', 'v'), ('vp', 'x0'), ('vp', 'eps'), ('vp', 'rest'),
+             ('rf', 'flow'), ('rf', 'x0'), ('rf', 'v')]
 
 
 # ---- noise and clocks
@@ -165,7 +166,7 @@ def test_the_likeliest_token_is_right_and_a_latent_without_a_loss_passes_no_nan(
 def test_conversions_round_trip_wherever_they_are_defined(schedule, target):
     latent = GaussianLatents(torch.ones(5), schedule, target)
     t = torch.linspace(0, 1, 11)
-    if target == 'x0':
+    if target in ('x0', 'rest'):
         t = t[1:]
     if target == 'eps':
         t = t[:-1]
@@ -222,7 +223,7 @@ def solve(latent, solver, z, times, generator=None):
 
 
 @pytest.mark.parametrize('schedule', ['vp', 'rf'])
-@pytest.mark.parametrize('solver', ['ddim', 'dpmpp_2m', 'ancestral'])
+@pytest.mark.parametrize('solver', SOLVERS)
 def test_each_solver_reaches_mean_and_covariance_of_gaussian_data(schedule, solver):
     g = torch.Generator().manual_seed(0)
     z = torch.randn(20_000, 1, 2, generator=g, dtype=torch.float64)
@@ -234,7 +235,7 @@ def test_each_solver_reaches_mean_and_covariance_of_gaussian_data(schedule, solv
 
 
 @pytest.mark.parametrize('schedule', ['vp', 'rf'])
-@pytest.mark.parametrize('solver, order', [('ddim', 1), ('dpmpp_2m', 2)])
+@pytest.mark.parametrize('solver, order', [('ddim', 1), ('dpmpp_2m', 2), ('heun', 2)])
 def test_solvers_converge_to_the_exact_flow_at_their_order(schedule, solver, order):
     latent = GaussianLatents(torch.ones(2), schedule)
     ends = torch.tensor([.95, .05], dtype=torch.float64)

@@ -271,31 +271,20 @@ def test_t2l_follows_its_text_and_guidance_moves_between_and_beyond_both_predict
     assert max(times) == 1 and len(times) == 6 and min(times) > 0, 'no call at t = 0'
 
 
-@pytest.mark.parametrize('name, knobs', [
-    ('ancestral', {}), ('confidence', {}), ('remdm', dict(eta=.3)), ('dfm', {})])
-def test_joint_sampling_runs_both_clocks_down_together_with_one_call_a_step(name, knobs):
-    run, calls = toy_run(), []
-    network = run.model
-    run.model = Network(lambda tokens, *rest: calls.append(tokens.clone())
-                        or network(tokens, *rest))
-    run.model.config = network
-    knobs = SamplingKnobs(steps=4, sampler=name, sample_batch=5, **knobs)
-    tokens, z = write_both(run, 10, knobs)
-    assert (tokens < V).all() and run.row_calls == 4 * 10
-    assert network.clocks == [(t, t) for t in (1., .75, .5, .25)] * 2
-
-    # what the last call said of the latent is the latent
-    last = torch.cat([calls[3], calls[7]])
-    x0 = torch.where((last == MASK).all(1), -1, last[:, 0]).float()
-    assert torch.allclose(z, x0[:, None, None].expand(z.shape), atol=1e-5)
-
-
-@pytest.mark.parametrize('knobs', [
-    dict(sampler='first_hitting'), dict(sampler='cached'), dict(sampler='reparam'),
-    dict(guidance=2.0), dict(block_size=2)])
-def test_joint_sampling_refuses_a_condition_and_another_number_of_calls(knobs):
-    with pytest.raises(ValueError, match='joint'):
-        toy_run().sample_both(2, **knobs)
+def test_both_from_noise_are_a_plan_its_likeliest_text_and_the_latent_of_that():
+    class Plans(Known):
+        """ Draws -1 or 1 as a latent of no text, and writes 0 or 1 from it. """
+        def forward(self, tokens, z, t_text, t_latent, positions=None, predict=('text',)):
+            logits = 9 * torch.stack([z[:, 0, 0] < 0, z[:, 0, 0] > 0, z[:, 0, 0] > 9], 1).float()
+            plan = torch.where(t_text == 1, z[:, 0, 0].sign(), 5. + tokens[:, 0])
+            a, s = (x[:, None, None] for x in self.latent.alpha_sigma(t_latent))
+            out = (a * z - plan[:, None, None].expand(z.shape)) / s
+            return logits.repeat_interleave(L, 0)[positions], out
+    run = toy_run(model=Plans())
+    tokens, z = write_both(run, 40, SamplingKnobs(seed=3))
+    plan = make_latents(run, None, 40, SamplingKnobs(seed=3, solver='ancestral'))
+    assert torch.equal(tokens, torch.where(plan[:, 0, :1] > 0, 1, 0).expand(40, L))
+    assert torch.allclose(z, 5. + tokens[:, :1, None]) and 0 < tokens.float().mean() < 1
 
 
 def network_that_reads(logits_of):
