@@ -17,7 +17,7 @@ from sampling import denoise
 from sampling.knobs import SamplingKnobs
 from sampling.latents import make_latents, write_both
 from sampling.left_to_right import LeftToRight
-from sampling.likelihood import changed_by, hidden_states
+from sampling.likelihood import changed_by
 from tasks.protein import predict
 from toys import Network, l2t, toy_run
 
@@ -126,7 +126,7 @@ def test_a_call_reads_no_more_rows_than_fit_in_6_gb():
 
 @pytest.mark.parametrize('direction, n_asked', [
     ('l2t', L // 2), ('remdm', L), ('confidence', L), ('unconditional', 0), ('t2l', 0),
-    ('embed', 0), ('changed', L)])
+    ('changed', L)])
 def test_every_direction_goes_by_the_rows_that_fit(direction, n_asked, model, monkeypatch):
     (tokens, z), seen = texts(), []
     run = run_of(model)
@@ -141,6 +141,5 @@ def test_every_direction_goes_by_the_rows_that_fit(direction, n_asked, model, mo
          'confidence': lambda: l2t(run, z, sampler='confidence', steps=2),
          'unconditional': lambda: write_both(run, B, knobs),
          't2l': lambda: make_latents(run, tokens, B, knobs),
-         'embed': lambda: hidden_states(run, tokens, z, knobs),
          'changed': lambda: changed_by(run, tokens, z, -z, knobs)}[direction]()
     assert seen[0] == max(seen) == 4 and seen[-1] == B - 4
