@@ -229,9 +229,6 @@ SCHEDULES = {
     'cosine': (lambda t: torch.sin(math.pi / 2 * t),
                lambda share: torch.asin(share) * (2 / math.pi),
                lambda t: (math.pi / 2) / torch.tan(math.pi / 2 * t)),
-    'polynomial': (lambda t: t ** 2,
-                   lambda share: share ** 0.5,
-                   lambda t: 2 / t),
 }
 
 

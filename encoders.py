@@ -5,9 +5,9 @@ Encoders, from text to latents: one function.
     latents = encoder(['A dog runs on the beach.'])    # (n, N, D) float32 on the CPU
     encoder.record                                     # all one must know to embed another text so
 
-An encoder is a model of plain `transformers`, from a folder or the hub; corpora/lsa.py has one
-without a model. A wrong embedding looks like a right one, so there is no fallback. Missing or
-unexpected weights, or a changed folder stop with a ValueError. No remote code runs.
+An encoder is a model of plain `transformers`, from a folder or the hub; corpora/ has lsa.py and
+morgan.py, without a model. A wrong embedding looks like a right one, so there is no fallback.
+Missing or unexpected weights, or a changed folder stop with a ValueError. No remote code runs.
 Letters: B batch, L tokens, n texts, N latent vectors (1 of a sentence), D latent dimensions.
 """
 import glob
@@ -254,6 +254,9 @@ def load_encoder(record, folder=None, device='cpu', batch_size=64):
     with encoder.npz). Raises ValueError. """
     if record['id'] == 'lsa':
         return load_lsa(folder, record)
+    if record['id'] == 'morgan':
+        from corpora.morgan import Morgan
+        return Morgan()
     where, _ = find_folder(folder or record['id'], record['revision'])
     with in_one_line(where):
         return open_encoder(where, record, device, batch_size)

@@ -60,11 +60,10 @@ scorer = ''                 # unconditional, text: says how likely the texts are
                             # config/ar.py, or a causal language model, hub id or folder
 scorer_revision = ''        # of the hub model: a commit
 infill_share = 0.5          # (0, 1]; infill: of each text's tokens
+wrong_bits = 0.0            # [0, 1]; molecule: so many of the ones are lost, as many zeros are won
 classes = ''                # image: what captions say, and by which words:
                             # 'animal: cat, dog; colour: red, blue'; edit: which words become others
 show = 10                   # [0, 1e6]; texts to print, the first ones
-compile = False             # torch.compile every block: a minute at first, then faster calls;
-                            # from left to right it does nothing
 device = 'auto'             # auto | cpu | cuda | <cuda:1 or the like>
 dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py
 
@@ -139,7 +138,7 @@ def read_sweep(spec, config):
 def measure_sweep(run, ctx, name, task, points):
     """ Measures the task at each point: quality beside the network calls and the milliseconds that
     a text took. Each point is recorded when it is measured. """
-    # the first calls of a process, or of a compiled network, are slow. One draft tells as much
+    # the first calls of a process are slow. One draft tells as much
     first = knobs_of(task, points[0])
     if 'rerank' in task.SETTINGS:
         first['rerank'] = 1
@@ -313,9 +312,6 @@ def evaluate(config):
                              'aside')
 
     # measure
-    if compile:
-        for block in run.model.blocks:
-            block.compile()
     measured = {}
     for name, task in chosen.items():
         ctx = Context(config, folder, sources, tokens, raw, prepared.get(name), source)

@@ -35,11 +35,12 @@ from diffusion import CAUSAL, MODES, exact_nll, is_end, normals, to_device, unif
 # -----------------------------------------------------------------------------
 # A batch: made on the host, a pure function of (seed, step, rows)
 
-def draw_clocks(seed, step, first, rows, shares, cond_drop=0.1, t_min=1e-3):
+def draw_clocks(seed, step, first, rows, shares, cond_drop=0.1, t_min=1e-3, latent_noise=0.0):
     """
     Clocks of rows first .. first + rows of the global batch at this step, and 1 or 0 for each loss:
     whether the row has it.
-    shares: from mode_shares. cond_drop: how often the null condition replaces a given modality.
+    shares: from mode_shares. cond_drop: how often the null condition replaces a given modality;
+    latent_noise: how often a clock that is drawn replaces that of a given latent.
     Returns {mode (rows,) int64; t_text, t_latent, text_on, latent_on (rows,) float64}.
     """
     # One Sobol' point per row of the global batch, plus one random shift per step, modulo 1.
@@ -61,6 +62,10 @@ def draw_clocks(seed, step, first, rows, shares, cond_drop=0.1, t_min=1e-3):
     drawn_latent = t_min + (1 - t_min) * u_latent
     t_text = torch.where(text_drawn > 0, drawn_text, 0.0)
     t_latent = torch.where(latent_drawn > 0, drawn_latent, 0.0)
+
+    # a given latent is noisy
+    is_noisy = (u_drop > 1 - latent_noise) & (latent_on == 0)
+    t_latent = torch.where(is_noisy, drawn_latent, t_latent)
 
     # the null condition: a given modality is pure noise, at clock 1
     dropped = u_drop < cond_drop
@@ -97,6 +102,7 @@ class BatchMaker:
     t_min: float
     predict_length: bool = True        # False: EOS and PAD are given, not scored
     causal_weight: float = 1.0         # of the loss of causal rows
+    latent_noise: float = 0.0          # of given latents, the share that is noisy
 
     def __call__(self, data, rows, step, first, stage):
         """ Rows of the dataset as they enter the network at this step, with what the losses need.
@@ -111,7 +117,8 @@ class BatchMaker:
         tokens, latents = data.rows(rows, crop, L)
 
         # clocks, and which losses count, (B,) each; and the noise
-        clocks = draw_clocks(seed, step, first, B, stage.shares, self.cond_drop, self.t_min)
+        clocks = draw_clocks(seed, step, first, B, stage.shares, self.cond_drop, self.t_min,
+                             self.latent_noise)
         u = noise = None
         if 'text' in self.streams:
             u = uniforms(seed, step, 'mask', first, B, L)
@@ -329,7 +336,6 @@ def statistics(batch, result):
         row = batch['positions'] // L
         is_masked = mode[row] != CAUSAL
         clock = batch['t_text'][row]
-        n_masked_positions = (B - batch['n_causal']) * L
         sums.update(text_nats=(is_masked * batch['weight'] * nll).sum()[None] * (B * L),
                     n_real=batch['n_real'],
                     causal_nats=(~is_masked * nll).sum()[None],
@@ -337,8 +343,7 @@ def statistics(batch, result):
                     correct=(result['right'] & real).sum()[None].float(),
                     real_count=real.sum()[None].float(),
                     text_bins=sums_by_clock(clock, is_masked * nll),
-                    text_count=sums_by_clock(clock, is_masked.float()),
-                    mask_share=(is_masked.sum() / max(1, n_masked_positions))[None])
+                    text_count=sums_by_clock(clock, is_masked.float()))
 
     if 'latent_loss' in result:
         scored = batch['row_weight'] > 0

@@ -290,7 +290,7 @@ def make_report():
             return texts, torch.from_numpy(np.load(ten)[:n, None])
 
         folder = dataset_folder(dataset or run.config['dataset'])
-        texts, _, raw = load_texts(run, folder, n, 'random', seed=0)
+        texts, _, raw = load_texts(run, folder, n, seed=0)
         return texts, raw
     check_file(os.path.join(out_dir, 'config.json'), 'train the run first')
     return report.page(out_dir, texts_of, losses)

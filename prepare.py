@@ -74,8 +74,6 @@ invalid_bytes = 'stop'       # stop | replace: for bytes that are not of the enc
 field = 'text'               # <a name>: the document's field in .jsonl, column in .csv, .tsv,
                              # .parquet, .arrow, hub datasets
 distinct = None              # None | bool: drop what was read before; None: of FASTA only
-homology = 0.0               # [0, 1]; FASTA: clusters of so much sequence identity (over 80 % of
-                             # their length) go to one split; needs mmseqs
 val_fraction = .01           # (0, 1): of the documents, chosen by hash; at least one. An image goes
                              # with all its captions
 max_documents = 0            # [0, 1e12]: only the first so many of the input; 0: all
@@ -84,14 +82,14 @@ same_as = ''                 # a dataset's folder, or its name in data/: with it
                              # encoder, the scale of its latents and its max_tokens, so that a
                              # training on the new one may begin with a network of the other
                              # (init_from); --encoder=FOLDER then says where its encoder lies now
-tokenizer = ''               # bpe (fitted here) | byte | esm | a tiktoken name such as r50k_base;
-                             # '': bpe, of FASTA esm
+tokenizer = ''               # bpe (fitted here) | byte | esm | smiles | a tiktoken name such as
+                             # r50k_base; '': bpe, of FASTA esm
 vocab_size = 4096            # [258, 1e6]: of bpe, EOS and PAD included
 max_tokens = None            # None | int [8, 65535]; None: what 99.9 % of the texts need, at most
                              # 127; with given latents what all need. A longer document becomes
                              # several samples; the model's seq_len is one more (EOS)
 encoder = 'none'             # <a hub id, or a folder>: or none (text only) | lsa (fitted here) |
-                             # minilm | e5 | bge | qwen | sonar | t5 | esm2
+                             # minilm | e5 | bge | qwen | sonar | t5 | esm2 | morgan (of SMILES)
 encoder_dims = 0             # [0, 65536]; lsa: dimensions (0: 128); others: Matryoshka cut (0: all)
 encoder_ngrams = 1           # [1, 4]; lsa: reads up to so many words that follow each other as one
                              # term; 1: the order of the words is not embedded
@@ -160,8 +158,6 @@ def settle(knobs):
 
     # what follows from the source
     is_protein = is_fasta(knobs)
-    refuse([(knobs.homology and (not is_protein or knobs.val_input),
-             f'homology={knobs.homology} splits FASTA, without val_input')])
     if knobs.distinct is None:
         knobs.distinct = is_protein
     knobs.tokenizer = knobs.tokenizer or ('esm' if is_protein else 'bpe')
@@ -274,7 +270,7 @@ def make_plan(knobs, folder, source, val, record, tok):
     tokenizer, where none is to be fitted. """
     finished = check_earlier(folder, record)
     print('reading the documents', flush=True)
-    plan, texts = survey(source, val, knobs.val_fraction, knobs.homology)
+    plan, texts = survey(source, val, knobs.val_fraction)
 
     # tokenizer and encoder: of another dataset, or fitted once. The ranks read them from the files
     content = {}
@@ -408,6 +404,8 @@ def finish(folder, plan, record, splits, tok, encode):
     # statistics of the latents
     if shapes and 'latent_stats.npz' not in files:           # else it is that of same_as
         stats = latent_stats(folder, splits['train']['shards'])
+        if encode and encode.record['id'] == 'morgan':       # a wrong bit weighs as much as any
+            stats['std'][:] = np.sqrt(np.mean(stats['std'] ** 2))
         check_stats(LatentStats(**stats))
         files |= write_files(folder, {'latent_stats.npz': as_bytes(np.savez, **stats)})
 

@@ -50,6 +50,7 @@ mode = 'l2t'                   # <l2t, t2l, unconditional, causal; or several, a
                                # first 40 % of the steps, then l2t
 causal_weight = 1.0            # [0, 1e6]: of the loss of causal rows beside the others
 cond_drop = 0.1                # [0, 1]: share of conditional rows whose condition is noise
+latent_noise = 0.0             # [0, 1]: share of l2t and causal rows whose latent is noisy
 latent_weight = 1.0            # [0, 1e6]: of the latent loss beside the text loss
 init_from = ''                 # a run folder: begin with its best weights, at step 0
 # ---- model; what else the modes need is chosen by runs/preflight.py
@@ -79,8 +80,7 @@ dtype = 'auto'                 # auto | bfloat16 | float32; bfloat16: autocast, 
 compile = False                # compile the blocks, on a card the loss of masked text too: a minute
 parallel = 'ddp'               # ddp | fsdp; fsdp: FSDP2, parameters and moments are shared out
 # ---- logs and checkpoints
-keep = 2                       # [1, 1e6]: the newest checkpoints, kept beside the best; 1: if the
-                               # newest is broken, only the best is left
+keep = 2                       # [1, 1e6]: the newest checkpoints, kept beside the best
 eval_interval = 500            # [1, 1e9]: evaluate, and save
 eval_iters = 16                # [1, 1e6]: batches of batch_size rows of the validation split
 log_interval = 50              # [1, 1e4]
@@ -94,8 +94,7 @@ predict_length = True          # False: EOS and PAD are given, not learned; text
                                # seq_len are cropped at random (proteins)
 seq_len = None                 # None | int [1, 65536]: L; None: the dataset's max_tokens + 1
 spatial = False                # the latents are a square grid
-# the two processes (diffusion.py); sampling reads the same
-text_schedule = 'loglinear'    # loglinear | cosine | polynomial
+text_schedule = 'loglinear'    # loglinear | cosine
 text_loss_weight = 'bound'     # bound | uniform | rdm | dynamic | clip; bound: w(t); uniform: 1,
                                # as in flow matching; rdm: 1 - t; dynamic and clip: gidd only
 latent_schedule = 'vp'         # vp | rf
@@ -180,7 +179,8 @@ if compile:
         text_process.loss = torch.compile(text_process.loss, dynamic=True)
 
 make_batch = batch_maker(
-    text_process, latent_process, streams, seed, cond_drop, t_min, predict_length, causal_weight)
+    text_process, latent_process, streams, seed, cond_drop, t_min, predict_length, causal_weight,
+    latent_noise)
 loss_fn = loss_class(model, make_batch, autocast, latent_weight)
 if is_sharded:
     distributed.shard(loss_fn, device, in_bfloat16=dtype == 'bfloat16')

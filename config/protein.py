@@ -1,7 +1,7 @@
 """ A protein language model in the manner of DPLM (arXiv:2402.18567; docs/proteins.md): 512 wide,
 32 layers, crops of 1,024 residues. It needs GPUs, and has not been trained.
 
-    python prepare.py config/protein.py --input=uniref50.fasta.gz --homology=0.3
+    python prepare.py config/protein.py --input=uniref50.fasta.gz
     torchrun --standalone --nproc_per_node=8 train.py config/protein.py
     python sample.py config/protein.py --num_samples=8 --length=200 --fasta=new.fasta
     python evaluate.py config/protein.py

@@ -29,8 +29,8 @@ from data import PackedDataset
 from runs.console import progress_bar
 from runs.manifest import load_stats
 
-MOST_TEXTS = 200_000           # it is fitted on at most so many texts of train, evenly spaced;
-                               # so is the control `ridge` of tasks/t2l.py
+MOST_NUMBERS = 10 ** 8         # of latents that it is fitted on, 400 MB: texts of train, evenly
+                               # spaced; so is the control `ridge` of tasks/t2l.py
 STEPS = 30                     # of conjugate gradients, at most
 TOLERANCE = 1e-2               # they end where what is left is so small a part
 
@@ -67,7 +67,7 @@ def read_texts(folder, meta):
     """ Of the training texts, or an even share of them: tokens (T,) int64, one text after the
     other, offsets (n + 1,), and standardised latents (n, D) float32. """
     data = PackedDataset(folder, 'train', meta=meta)
-    rows = np.arange(0, len(data), -(-len(data) // MOST_TEXTS))
+    rows = np.arange(0, len(data), -(-len(data) // (MOST_NUMBERS // data.latent_shape[1])))
     texts = [data.ids(i) for i in rows]
     tokens = torch.from_numpy(np.concatenate(texts).astype(np.int64))
     offsets = torch.from_numpy(np.cumsum([0, *map(len, texts)]))

@@ -6,7 +6,7 @@ To add an encoder, add a row to TABLE.
 """
 import os
 
-from encoders import find_folder, in_one_line, open_encoder, read_modules
+from encoders import find_folder, in_one_line, load_encoder, open_encoder, read_modules
 from runs.files import read_json
 
 # what meta.json keeps of an encoder, where neither its row, its folder nor a knob says otherwise.
@@ -35,6 +35,7 @@ TABLE = dict(
         pooling='mean', max_length=512, language='eng_Latn'),
     t5=dict(id='google/t5-v1_1-large', pooling='mean', max_length=512),
     esm2=dict(id='facebook/esm2_t12_35M_UR50D', pooling='mean', max_length=1024),
+    morgan=dict(id='morgan'),                              # corpora/morgan.py
 )
 
 # the poolings, by the names that sentence-transformers has for them
@@ -76,6 +77,8 @@ def find_encoder(name, device='cpu', batch_size=64, **chosen):
     A smaller `dimension` is a Matryoshka cut, made before the normalisation. """
     rows = TABLE | {row['id']: row for row in TABLE.values()}
     row = rows.get(name, dict(id=name))
+    if name == 'morgan':
+        return load_encoder(row)
     where, revision = find_folder(row['id'], row.get('revision'))
     copies = {row['revision']: row for row in TABLE.values() if 'revision' in row}
     row = copies.get(revision, {}) | row

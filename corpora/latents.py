@@ -104,6 +104,8 @@ def given_latents(docs):
 def flaw_of(latent):
     """ What keeps a latent (N, D) from being stored, and what to do. """
     largest = np.abs(latent).max()
+    if not largest:
+        return 'is no molecule that RDKit can read'
     if not np.isfinite(largest):
         return 'NaN or inf: mend it, or leave out the row and its text'
     if largest >= 65520:                                   # from here on it is rounded to inf

@@ -38,7 +38,7 @@ COUNTED = dict(
     stops='stops inside, now X',
     nucleotides='of A, C, G, T, U and N alone',
     gaps='gaps, left out',
-    nonfinite='dropped (NaN, inf or of another scale)',
+    nonfinite='dropped (NaN, inf, of another scale, or no molecule)',
     longer_than_max_tokens='dropped (too many tokens)',
 )
 

@@ -12,7 +12,6 @@ To add a kind of file, write a generator of (record, where) and name its ending 
 """
 import codecs
 import csv
-import functools
 import gzip
 import io
 import itertools
@@ -23,7 +22,6 @@ import zlib
 from typing import NamedTuple
 
 from corpora.tokenizers import RESIDUES
-from runs.console import warn
 from runs.files import short
 
 NOT_TEXT = ('.json', '.tar')   # they would pass as text
@@ -51,7 +49,6 @@ LONGEST = 2**24                # characters of a record's line or text: a quote 
 LONGEST_LINE = 2**28           # of plain text, and of a document of it: text8 is one line
 ROWS = 4                       # of a parquet file that are read at a time: a small file may hold
                                # texts of any length
-warn_once = functools.cache(warn)
 
 
 class Document(NamedTuple):
@@ -75,9 +72,6 @@ def read_file(path, source, counts):
     elif kind in FASTA:
         yield from read_fasta(path, lines_of(path, source), counts)
     else:
-        look = looks_like(path, source)
-        if look and os.environ.get('RANK', '0') == '0':
-            warn_once(f'{path} looks like {look}; it is read as plain text')
         lines = lines_of(path, source)
         yield from lines if source.split_on == 'line' else read_blocks(path, lines, source.split_on)
 
@@ -151,25 +145,6 @@ def check_beginning(path, begin):
             if kind.startswith('UTF'):
                 hint = f'prepare.py reads it with --encoding={kind.lower()}'
             raise ValueError(f'{path}: {kind}, expected UTF-8: convert it, or {hint}')
-
-
-def looks_like(path, source):
-    """ Which other kind of file the first lines of a text file look like, or ''. """
-    lines = map(str.strip, lines_of(path, source))
-    lines = filter(None, lines)
-    first = next(lines, '')
-    second = next(lines, '')
-    if re.fullmatch(r'\[|\[?\s*{("(\\.|[^"\\])*"\s*:.*)?', first):
-        return 'JSON (records, one a line: name it .jsonl)'
-    if first.startswith('>') and re.fullmatch('[A-Za-z*-]{5,}', second):
-        return 'FASTA (name it .fasta)'
-    cells = re.split('[,\t]', first)
-    if source.field in cells and len(cells) > 1:
-        return f'a table with a column {source.field} (name it .csv or .tsv)'
-    halves = (first[::2].strip('\0'), first[1::2].strip('\0'))
-    if len(first) > 1 and not all(halves):
-        return 'UTF-16 or UTF-32 (read it with --encoding=utf-16-le, utf-16-be, utf-32-le, ...)'
-    return ''
 
 
 def read_blocks(path, lines, split_on):

@@ -215,6 +215,8 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
         is_good = np.isfinite(stored).all((1, 2))
         if given is not None:
             is_good &= ~far_off(latents)
+        elif encoder.record['id'] == 'morgan':             # what is no molecule has no bit
+            is_good &= latents.any((1, 2))
         n_nonfinite = int((~is_good).sum())
         if n_nonfinite:
             worst = is_good.argmin()

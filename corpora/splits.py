@@ -12,10 +12,6 @@ n // shard_size. The ranks take shards in turn; each reads all documents, which 
 import hashlib
 import heapq
 import itertools
-import os
-import shutil
-import subprocess
-import tempfile
 from collections import Counter
 from dataclasses import dataclass
 
@@ -30,7 +26,6 @@ FIT_DOCUMENTS = 100_000        # tokenizer and lsa are fitted on at most so many
 @dataclass
 class Plan:
     """ What rank 0 finds in one pass over the documents, and decides; every rank gets it. """
-    clusters: dict             # {hash of a protein: hash of the one that stands for its cluster}
     limit: int                 # a document of a smaller hash goes to val
     totals: Counter            # documents of train and val
     digest: str                # of all documents, in the order of reading
@@ -42,19 +37,17 @@ class Plan:
     max_tokens: int = 0
 
 
-def survey(source, val, val_fraction, homology=0.0):
+def survey(source, val, val_fraction):
     """ A Plan for the documents of `source`, of which a part becomes val, unless `val` is a source
     of its own; and the texts of train to fit on. """
-    clusters = homology_clusters(source, homology) if homology else {}
-
     # read all; again, if all or none have fallen below the limit: at least one goes to each split
     limit = 0 if val else int(val_fraction * 2**64)
-    counts, totals, digest, sample, hashes = read_once(source, limit, clusters)
+    counts, totals, digest, sample, hashes = read_once(source, limit)
     lowest, highest = hashes
     fitting = min(max(limit, lowest + 1), highest)
     if not val and totals and fitting != limit:
         limit = fitting
-        counts, totals, digest, sample, _ = read_once(source, limit, clusters)
+        counts, totals, digest, sample, _ = read_once(source, limit)
     counts_of = dict(input=counts)
     name = ', '.join(names_of(source))
     if val:
@@ -85,7 +78,7 @@ def survey(source, val, val_fraction, homology=0.0):
     if counts['nucleotides'] > counts['read'] / 2:
         warn(f'{name}: {counts["nucleotides"]} of {counts["read"]} sequences have no letters but '
              'ACGTUN: nucleotides, and they are read as residues')
-    plan = Plan(clusters, limit, totals, digest.hexdigest(), counts_of)
+    plan = Plan(limit, totals, digest.hexdigest(), counts_of)
     return plan, [text for _, text in sorted(sample, reverse=True)]
 
 
@@ -96,7 +89,7 @@ def noted(docs, digest):
         yield doc
 
 
-def read_once(source, limit, clusters):
+def read_once(source, limit):
     """ The counts of all documents, the sizes of the splits, the digest, a sample of train as
     [(-hash, text)], the lowest and the highest hash. The sample has the smallest hashes of train,
     so it is uniform, and the same in any order of reading. """
@@ -108,7 +101,7 @@ def read_once(source, limit, clusters):
     highest = 0
     with progress_bar(desc='reading', unit=' documents') as bar:
         for doc in noted(documents(source, counts), digest):
-            split, h = split_of(doc, limit, clusters)
+            split, h = split_of(doc, limit)
             totals[split] += 1
             lowest, highest = min(lowest, h), max(highest, h)
             if split == 'train':
@@ -119,38 +112,11 @@ def read_once(source, limit, clusters):
     return counts, totals, digest, sample, (lowest, highest)
 
 
-def split_of(doc, limit, clusters):
+def split_of(doc, limit):
     """ The split of a document, and the hash that decides it: that of its group or else its own
-    text, or that of its cluster. """
+    text. """
     h = text_hash(doc.group or doc.text)
-    h = clusters.get(h, h)
     return 'val' if h < limit else 'train', h
-
-
-def homology_clusters(source, homology):
-    """ {hash of a protein: hash of the one that stands for its cluster}. A cluster: so much
-    identity over at least 80 % of the lengths, by mmseqs (github.com/soedinglab/MMseqs2). Similar
-    sequences must not lie in both train and val: a model could score well by memory alone. """
-    if not shutil.which('mmseqs'):
-        raise ValueError(f'homology={homology}: mmseqs is not on PATH '
-                         '(https://github.com/soedinglab/MMseqs2), or set --homology=0')
-    with tempfile.TemporaryDirectory() as scratch:
-        fasta = os.path.join(scratch, 'all.fasta')
-        result = os.path.join(scratch, 'result')
-        with open(fasta, 'w') as f:
-            for doc in documents(source, Counter()):
-                f.write(f'>{text_hash(doc.text)}\n{doc.text}\n')
-        command = ['mmseqs', 'easy-cluster', fasta, result, os.path.join(scratch, 'tmp'),
-                   '--min-seq-id', str(homology), '-c', '0.8']
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            message = (done.stderr or done.stdout).strip()[-200:]
-            raise ValueError(f'mmseqs failed with code {done.returncode}: {message}')
-
-        # a line has a cluster's representative and a member
-        with open(result + '_cluster.tsv') as f:
-            pairs = [map(int, line.split()) for line in f]
-    return {member: representative for representative, member in pairs}
 
 
 def own_shards(plan, shard_size, source, val):
@@ -158,7 +124,7 @@ def own_shards(plan, shard_size, source, val):
     ValueError at the end, where the documents are not those of the survey. """
     # all documents in the order of reading, those of val_input last
     digest = hashlib.sha256()
-    stream = ((split_of(doc, plan.limit, plan.clusters)[0], doc)
+    stream = ((split_of(doc, plan.limit)[0], doc)
               for doc in noted(documents(source, Counter()), digest))
     if val:
         more = noted(documents(val, Counter()), digest)

@@ -2,7 +2,7 @@
 Tokenizers: from a text to its ids, and back.
 
     tokenizer = load_tokenizer('data/captions')  # of a dataset folder, or of a run's data/
-    tokenizer = load_tokenizer('byte')           # or esm, or the name of a tiktoken encoding
+    tokenizer = load_tokenizer('byte')           # esm, smiles, or the name of a tiktoken encoding
     tokenizer.decode(tokenizer.encode('A dog runs.')) == 'A dog runs.'
 
 Each is an encoder and a table, the bytes of every id: to decode, join them.
@@ -12,6 +12,7 @@ Ids: V = vocab_size of them, EOS and PAD included. MASK is id V. No text contain
 To add a tokenizer, write a function that returns a Tokenizer and name it in load_tokenizer.
 """
 import os
+import re
 
 from runs.files import read_json
 from runs.manifest import check_file, read_meta
@@ -19,6 +20,7 @@ from runs.manifest import check_file, read_meta
 LONGEST_PIECE = 252            # bytes that BPE joins at most. To fit a word takes the square of its
                                # length; whole characters of 1, 2, 3 or 4 bytes fill a piece
 RESIDUES = 'LAGVSERTIDPKQNFYMHWCXBUZO.-'         # ESM's letters, in ESM's order
+SMILES = ('Cl', 'Br', '[nH]', *map(chr, range(32, 127)))     # atoms of two letters or more first
 
 
 class Tokenizer:
@@ -26,7 +28,7 @@ class Tokenizer:
 
     def __init__(self, kind, encode_batch, pieces, eos=None):
         """ pieces: the bytes of each id. eos: its id, if it is among them; else it follows. """
-        self.kind = kind                         # bpe, byte, esm, or the name in tiktoken
+        self.kind = kind                         # bpe, byte, esm, smiles, or the name in tiktoken
         self.encode_batch = encode_batch         # list[str] -> list[list[int]]
         self.eos = len(pieces) if eos is None else eos
         self.pad = max(len(pieces), self.eos + 1)
@@ -63,27 +65,31 @@ def load_tokenizer(folder_or_name):
     if name == 'byte':
         return byte_tokenizer()
     if name == 'esm':
-        return esm_tokenizer()
+        return piece_tokenizer(name, RESIDUES)
+    if name == 'smiles':
+        return piece_tokenizer(name, SMILES)
     return tiktoken_tokenizer(name)
 
 # -----------------------------------------------------------------------------
-# An id per byte, and an id per residue
+# An id per byte, per residue or per atom
 
 def byte_tokenizer():
     return Tokenizer('byte', lambda texts: [list(text.encode()) for text in texts],
                      [bytes([i]) for i in range(256)])
 
 
-def esm_tokenizer():
-    """ One letter per residue, in ESM's alphabet. EOS, PAD and MASK are ours, not ESM's. """
-    id_of = {letter: i for i, letter in enumerate(RESIDUES)}
+def piece_tokenizer(kind, pieces):
+    """ An id for each piece; where two begin at a place, the first of them is taken. EOS, PAD and
+    MASK are ours, not ESM's. """
+    id_of = {piece: i for i, piece in enumerate(pieces)}
+    cut = re.compile('|'.join(map(re.escape, pieces)) + '|.', re.DOTALL)
 
     def encode_batch(texts):
         try:
-            return [[id_of[letter] for letter in text] for text in texts]
+            return [[id_of[piece] for piece in cut.findall(text)] for text in texts]
         except KeyError as error:
-            raise ValueError(f'tokenizer esm: {error} is no residue, they are {RESIDUES}') from None
-    return Tokenizer('esm', encode_batch, [letter.encode() for letter in RESIDUES])
+            raise ValueError(f'tokenizer {kind}: {error} is none of {"".join(pieces)}') from None
+    return Tokenizer(kind, encode_batch, [piece.encode() for piece in pieces])
 
 # -----------------------------------------------------------------------------
 # Byte-level BPE
@@ -139,8 +145,8 @@ def tiktoken_tokenizer(name):
     except Exception as error:                   # its download can raise anything
         known = ', '.join(tiktoken.list_encoding_names())
         raise ValueError(f'tokenizer {name!r}: cannot be loaded ({type(error).__name__}); choose '
-                         f'bpe, byte, esm, or one of tiktoken ({known}), whose files it downloads, '
-                         'or finds in the folder TIKTOKEN_CACHE_DIR') from None
+                         f'bpe, byte, esm, smiles, or one of tiktoken ({known}), whose files it '
+                         'downloads, or finds in the folder TIKTOKEN_CACHE_DIR') from None
 
     # some encodings have ids without bytes
     pieces = [b''] * encoding.n_vocab

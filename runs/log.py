@@ -54,7 +54,7 @@ def summary(sums, micro_batches):
 
     # what is a mean over micro-batches
     entry = {name: sums[name][0] / micro_batches for name in sums
-             if name in ('loss', 'text_loss', 'latent_loss', 'importance_loss', 'mask_share')}
+             if name in ('loss', 'text_loss', 'latent_loss', 'importance_loss')}
     if 'importance' in sums:
         for name, x in zip(('mean', 'std', 'min', 'max'), sums['importance']):
             entry[f'importance_{name}'] = x / micro_batches
@@ -96,10 +96,8 @@ class StepLog:
         if config['wandb_project'] and not rank():
             try:
                 import wandb
-                wandb.init(
-                    project=config['wandb_project'],
-                    name=os.path.basename(out_dir),
-                    config=config)
+                wandb.init(project=config['wandb_project'], name=os.path.basename(out_dir),
+                           config=config)
                 self.wandb = wandb
             except Exception as error:                     # its own kinds, or it is not installed
                 warn(f'the run goes on without wandb: {one_line(error)}')

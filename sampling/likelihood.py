@@ -23,14 +23,6 @@ def what_is_scored(run, tokens):
     return known_mask, is_real.sum(1).double()
 
 
-def bound_of(run, process, rows, tokens, latents, clock, u, known_mask):
-    """ A draw of the bound on -log p of these rows, nats per text. """
-    latents = None if latents is None else latents[rows].to(run.device)
-    known_mask = None if known_mask is None else known_mask[rows]
-    t_latent = torch.full((len(tokens[rows]),), clock, device=run.device)
-    return process.bound(run.model, tokens[rows], latents, t_latent, u[rows], known_mask)
-
-
 @torch.inference_mode()
 def nats_per_token(run, tokens, z, knobs, draws=64):
     """
@@ -64,11 +56,11 @@ def nats_per_token(run, tokens, z, knobs, draws=64):
     for row in torch.arange(n * draws).split(rows_that_fit(run, knobs.sample_batch)):
         text = row // draws
         draw = row % draws
-        some_latents = None if latents is None else latents[text]
+        some_latents = None if latents is None else latents[text].to(run.device)
         some_known = None if known_mask is None else known_mask[text]
         run.row_calls += len(row)
-        found = bound_of(run, process, slice(None), tokens[text], some_latents, clock, u[draw],
-                         some_known)
+        t_latent = torch.full((len(row),), clock, device=run.device)
+        found = process.bound(run.model, tokens[text], some_latents, t_latent, u[draw], some_known)
         nats.index_add_(0, text, found.double() / draws)
     return nats / n_real.clamp(min=1)
 

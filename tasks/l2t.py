@@ -51,7 +51,8 @@ def measure(run, ctx):
 
 def generate(run, ctx, rows=slice(None), **knobs):
     """ Texts written from these rows. A sweep calls it too. """
-    own = {name: ctx.knobs[name] for name in ('latent_clock', 'rerank')}
+    own = dict(latent_clock=ctx.knobs['latent_clock'],
+               rerank=ctx.knobs['rerank'])
     knobs = ctx.sampling | own | knobs
     return run.write(latents=ctx.raw[rows], lengths_of=ctx.tokens[rows], **knobs)
 

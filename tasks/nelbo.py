@@ -11,7 +11,7 @@ import torch
 
 from diffusion import normals, uniforms
 from sampling.denoise import call
-from sampling.likelihood import bound_of, what_is_scored
+from sampling.likelihood import what_is_scored
 from sampling.run import FILLS, MAKES
 from sampling.solvers import x0_and_e
 from sampling.writing import ends_of
@@ -49,6 +49,14 @@ def conditions_of(run, raw, seed):
         return {'': (None, 1.0)}
     noise = normals(seed, 0, 'evaluation latent', 0, *raw.shape) * run.stats.live
     return with_controls(run.stats.standardise(raw), noise, seed)
+
+
+def bound_of(run, process, rows, tokens, latents, clock, u, known_mask):
+    """ A draw of the bound on -log p of these rows, nats per text. """
+    latents = None if latents is None else latents[rows].to(run.device)
+    known_mask = None if known_mask is None else known_mask[rows]
+    t_latent = torch.full((len(tokens[rows]),), clock, device=run.device)
+    return process.bound(run.model, tokens[rows], latents, t_latent, u[rows], known_mask)
 
 
 def mean_bound(run, process, tokens, latents, clock, known_mask, draws, seed, batch, desc):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from corpora.bag import MOST_TEXTS, Counts
+from corpora.bag import MOST_NUMBERS, Counts
 from diffusion import is_end
 from sampling.knobs import LATENT_KNOBS
 from sampling.run import MAKES
@@ -22,7 +22,6 @@ NEEDS = TaskNeeds(('text', 'latent'), (MAKES,), shuffled=True)
 SETTINGS = LATENT_KNOBS
 RIVAL = 'ridge'
 HEADLINES = (('embedding from text, centred', '', 'centred_cosine'),)
-MOST_NUMBERS = 10 ** 8         # of latents that ridge regression reads, 400 MB
 
 
 def measure(run, ctx):
@@ -72,7 +71,7 @@ def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0), block=4096)
     # texts and their latents, some rows at a time: as rows they are padded
     train = open_split(run, folder, 'train')
     D = math.prod(train.latent_shape)
-    stride = -(-len(train) // min(MOST_TEXTS, MOST_NUMBERS // D))
+    stride = -(-len(train) // (MOST_NUMBERS // D))
     chosen = np.arange(0, len(train), stride)
     texts, latents = [], []
     for i in range(0, len(chosen), block):

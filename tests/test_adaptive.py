@@ -211,7 +211,6 @@ def steps_of(out):
     steps = [e for e in entries if 'loss' in e]
     assert [e['curriculum_stage'] for e in steps] == ['easy'] * 4 + ['medium'] * 4 + ['hard'] * 4
     for e in steps:
-        assert 0 < e['mask_share'] < 1
         assert 0 <= e['importance_min'] <= e['importance_mean'] <= e['importance_max'] <= 1
     return steps
 

@@ -511,17 +511,16 @@ def test_clusters_come_from_a_run_and_anything_else_is_one_line(baselines, datas
 def test_the_floating_point_operations_count_the_head_where_a_text_is_scored():
     """ Of a masked text a mean of M(t), of GIDD's all; six of a matrix, three products. """
     shares = [(MaskedText(50), 1 / 2), (MaskedText(50, 'cosine'), 2 / math.pi),
-              (MaskedText(50, 'polynomial'), 1 / 3), (GIDD(50), 1),
-              (HDLM(50, torch.arange(50) % 8, gamma=3.), 3 / 4)]
+              (GIDD(50), 1), (HDLM(50, torch.arange(50) % 8, gamma=3.), 3 / 4)]
     with torch.device('meta'):
         sketch = Model(ModelConfig(vocab_size=50, seq_len=16, width=32, heads=2, depth=1,
                                    streams=('text',)))
     stage, = read_stages('unconditional', '', ('text',), 9, 16)
-    least = flops_of(sketch, 64, stage, shares[2][0])
+    least = flops_of(sketch, 64, stage, shares[0][0])
     for process, share in shares:
         found = flops_of(sketch, 64, stage, process) - least
         head = 6 * 64 * 16 * 50 * 32
-        assert found / head == pytest.approx(share - 1 / 3, abs=.005), process
+        assert found / head == pytest.approx(share - 1 / 2, abs=.005), process
 
 
 # ---- the scripts

@@ -208,7 +208,8 @@ def write_inputs(folder):
     rng.shuffle(texts)
     lines = '\n'.join(texts) + '\n'
     (folder / 'notes.txt').write_text('\n\n'.join(texts))
-    (folder / 'texts.txt').write_text(lines)
+    for name in ('texts.txt', 'train.txt', 'val.txt'):
+        (folder / name).write_text(lines)
     (folder / 'more.txt').write_text(lines.replace('list', 'queue'))
     pairs = ''.join(f'{a},{b},{i % 6}\n' for i, (a, b) in enumerate(zip(texts[:9], texts[9:18])))
     (folder / 'stsb-en-dev.csv').write_text(f'sentence1,sentence2,score\n{pairs}')
@@ -230,7 +231,6 @@ def write_inputs(folder):
     (folder / 'proteins.fasta').write_text(fasta)
     for name in ('proteins.fasta.gz', 'uniref50.fasta.gz'):
         (folder / name).write_bytes(gzip.compress(fasta.encode()))
-    (folder / 'sequences.txt').write_text('\n'.join(sequences[:3]))
 
     # pictures
     from PIL import Image
@@ -241,7 +241,7 @@ def write_inputs(folder):
     (folder / 'pictures/metadata.csv').write_text(f'file_name,text\n{rows}')
 
 
-HUB = ('minilm', 'e5', 'bge', 'qwen')
+HUB = ('minilm', 'e5', 'bge', 'qwen', 'morgan')          # of the hub, or of another package
 TINY = dict(depth=1, width=32, heads=2, latent_width=32, batch_size=8, max_iters=2, warmup_iters=0,
             eval_iters=1, eval_interval=2, log_interval=1, device='cpu', dtype='float32',
             compile='false')
@@ -254,7 +254,7 @@ def small(script, knobs):
             return {}
         more = dict(vocab_size=min(400, knobs['vocab_size']), val_fraction=.2, max_documents=400,
                     max_tokens=min(39, knobs['max_tokens'] or 39), encoder_dims=16,
-                    encoder_ngrams=1, threads=1, homology=0, shard_size=200)
+                    encoder_ngrams=1, threads=1, shard_size=200)
         if knobs['same_as']:
             more = {knob: value for knob, value in more.items() if knob not in OF_SAME_AS}
         if knobs['tokenizer'] == 'r50k_base':
@@ -278,8 +278,7 @@ def small(script, knobs):
         if (knobs['latent_steps'] or 32) > 2:
             more |= dict(latent_steps=2)
         if script == 'evaluate.py':
-            more |= dict(n=4, draws=1, n_orders=1, rerank=min(2, knobs['rerank']),
-                         compile='false')
+            more |= dict(n=4, draws=1, n_orders=1, rerank=min(2, knobs['rerank']))
         return more
     return {}
 

@@ -293,7 +293,7 @@ def test_ridge_recovers_a_linear_code_of_bags(monkeypatch):
     run = known_run(text=MaskedText(vocabulary), tokenizer=SimpleNamespace(eos=10, pad=11))
     new = torch.randint(0, 10, (50, 6))
     assert torch.allclose(t2l.ridge(run, '', new), code(new), atol=.05)
-    monkeypatch.setattr(t2l, 'MOST_TEXTS', 500)
+    monkeypatch.setattr(t2l, 'MOST_NUMBERS', 500 * 6)
     assert torch.allclose(t2l.ridge(run, '', new, block=100), code(new), atol=.1)
     Data.size = 5
     assert t2l.ridge(run, '', new).isfinite().all()

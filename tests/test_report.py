@@ -32,7 +32,7 @@ def runs(dataset, tmp_path_factory):
 def pages(runs, dataset):
     """ {name: text} """
     def texts_of(run, n):
-        return load_texts(run, str(dataset), n, 'random', 0)[::2]
+        return load_texts(run, str(dataset), n, 0)[::2]
     return {name: report.page(str(folder), texts_of, lambda: '<img alt="losses">')
             for name, folder in runs.items()}
 
@@ -53,7 +53,7 @@ def test_every_kind_of_run_has_a_page_that_asks_for_nothing_and_says_what_is_mis
 
 def test_the_slider_has_the_tokens_and_probabilities_of_the_sampler(runs, pages, dataset):
     run = Run(str(runs['both']))
-    texts, _, raw = load_texts(run, str(dataset), report.N_TEXTS, 'random', 0)
+    texts, _, raw = load_texts(run, str(dataset), report.N_TEXTS, 0)
     found = data_of(pages['both'])
     ways = ['autoregressive', 'diffusion (confidence)']
     assert [one['title'] for one in found] == [f'{i}, {way}' for i in (1, 2, 3) for way in ways]
@@ -92,7 +92,7 @@ def test_a_hostile_text_is_text(runs, dataset, monkeypatch):
     monkeypatch.setattr(report, 'read_json', lambda path: config | {'argv': [HOSTILE]})
 
     def texts_of(run, n):
-        return [HOSTILE] * n, load_texts(run, str(dataset), n, 'random', 0)[2]
+        return [HOSTILE] * n, load_texts(run, str(dataset), n, 0)[2]
     page = report.page(str(folder), texts_of, str)
     assert page.count('<script') == 2 and '<img src=x' not in page
     found = data_of(page)

@@ -228,12 +228,13 @@ def test_latents_are_learned_beside_whole_texts_only(dataset, mode):
 
 
 KNOBS = ['--seed=0', '--cond_drop=0.9', '--latent_weight=3', '--t_min=0.3', '--grad_clip=1e-3',
-         '--mode=unconditional+9*l2t+t2l', '--text_schedule=polynomial', '--global_batch=16',
+         '--mode=unconditional+9*l2t+t2l', '--text_schedule=cosine', '--global_batch=16',
          '--seed=1', '--weight_decay=9', '--betas=0.1,0.1', '--learning_rate=0.1', '--min_lr=0.9',
          '--warmup_iters=9', '--ema_decay=0.1', '--text_clock=false --predict_length=false',
          '--mode=l2t:3,unconditional+l2t+t2l', '--text_loss_weight=rdm',
          *(f'--optimizer=muon{more}' for more in ('', ' --muon_lr=0.1', ' --muon_iterations=3')),
-         *(f'--latent_{it}' for it in ('schedule=rf', 'target=v', 'target=flow', 'target=eps')),
+         *(f'--latent_{it}' for it in ('noise=.9', 'schedule=rf', 'target=v', 'target=flow',
+                                       'target=eps')),
          *(f'--text_process={it}' for it in (
              'atat', 'atat --masking=proportional', 'atat --masking=inverse --beta=0.1',
              'atat --curriculum=true', 'gidd', 'gidd --gidd_uniform=0.4', 'gidd --gidd_gamma=2',

@@ -1,0 +1,36 @@
+""" Molecules in every direction: SMILES from a fingerprint, also where some of its bits are wrong,
+a fingerprint from SMILES, both from noise, and gaps filled. The texts are MOSES's (MIT; molsets on
+PyPI has them), canonical by RDKit (pip install rdkit; docs/molecules.md).
+
+    python prepare.py config/molecules.py --input=train.txt --val_input=val.txt
+    python train.py config/molecules.py
+    python sample.py config/molecules.py --text="CC(=O)Nc1ccc(O)cc1" --rerank=8
+"""
+# data
+dataset = 'molecules'
+out = 'data/molecules'
+tokenizer = 'smiles'
+encoder = 'morgan'
+max_tokens = 55
+# run
+out_dir = 'out/molecules'
+# first nearly all rows are read from left to right, which teaches the language soonest
+mode = 'l2t+7*causal:35%,unconditional+4*l2t+t2l+2*causal'
+causal_weight = 1.5
+t_min = 0.1
+latent_noise = 0.3             # so that the network may be told of wrong bits
+# model
+depth = 6
+width = 192
+heads = 6
+latent_width = 64
+latent_tokens = 8
+text_clock = False
+# optimisation
+optimizer = 'muon'
+learning_rate = 3e-3
+weight_decay = 0.1
+batch_size = 1024
+max_iters = 2000
+warmup_iters = 100
+eval_interval = 500

@@ -1,0 +1,45 @@
+"""
+morgan: the Morgan fingerprint of a molecule, whose text is SMILES, by RDKit.
+
+    latents = Morgan()(['CCO'])          # (n, 1, 2048) float32, bits: 0 or 1
+
+A bit says that some atom has certain others at most two bonds away. The many thousands of such
+surroundings share the 2,048 bits. A text that is no molecule has no bit.
+"""
+import numpy as np
+
+
+class Morgan:
+    truncated = 0
+    record = dict(
+        id='morgan',
+        revision='1',
+        pooling=None,
+        prefix='',
+        normalize=False,
+        dimension=2048,
+        max_length=None,
+        dtype='float32',
+        language=None)
+
+    def __init__(self):
+        try:
+            from rdkit import Chem, RDLogger
+            from rdkit.Chem.rdFingerprintGenerator import GetMorganGenerator
+        except ImportError:
+            raise ValueError('encoder morgan: pip install rdkit') from None
+        RDLogger.DisableLog('rdApp.*')                     # a line for each text that is none
+        self.read = Chem.MolFromSmiles
+        self.bits_of = GetMorganGenerator(radius=2, fpSize=2048).GetFingerprintAsNumPy
+
+    def __call__(self, texts, progress=lambda n: None):
+        latents = np.zeros((len(texts), 1, 2048), np.float32)
+        for i, text in enumerate(texts):
+            molecule = self.read(text)
+            if molecule is not None:
+                latents[i, 0] = self.bits_of(molecule)
+            progress(1)
+        return latents
+
+    def remark(self, text):
+        return '' if self.read(text) else 'is no molecule that RDKit can read'
