@@ -27,8 +27,6 @@ A step from t to t_next, with M the masked share of the schedule:
 The host knows which positions are masked, or at least how many (confidence, reparam). So no step
 waits for the device, and the head runs only where its logits are used.
 
-To add a sampler, write one function here and add one line to SAMPLERS. A knob of its own is a
-keyword of the function, and a field of SamplingKnobs.
 Letters: B batch, L text tokens, P positions asked for, V vocabulary, K steps.
 """
 import torch

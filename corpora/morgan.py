@@ -3,8 +3,7 @@ morgan: the Morgan fingerprint of a molecule, whose text is SMILES, by RDKit.
 
     latents = Morgan()(['CCO'])          # (n, 1, 2048) float32, bits: 0 or 1
 
-A bit says that some atom has certain others at most two bonds away. The many thousands of such
-surroundings share the 2,048 bits. A text that is no molecule has no bit.
+A bit says that some atom has certain others at most two bonds away. What is no molecule has none.
 """
 import numpy as np
 

@@ -8,8 +8,6 @@ Tokenizers: from a text to its ids, and back.
 Each is an encoder and a table, the bytes of every id: to decode, join them.
 
 Ids: V = vocab_size of them, EOS and PAD included. MASK is id V. No text contains EOS, PAD or MASK.
-
-To add a tokenizer, write a function that returns a Tokenizer and name it in load_tokenizer.
 """
 import os
 import re

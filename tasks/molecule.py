@@ -1,16 +1,18 @@
 """
 molecule: SMILES written from fingerprints (encoder morgan), some bits of which may be wrong:
 exactly the molecule, %; the Tanimoto similarity of its fingerprint with the right one; valid, %.
-Controls: shuffled, another molecule's fingerprint; null, noise at clock 1; nearest, the training
-molecule whose fingerprint is nearest; lead, how far ahead of it, molecule by molecule.
+Controls: as of l2t. A molecule that is written in another way counts as the same.
 """
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from sampling.knobs import TEXT_KNOBS
 from sampling.run import WRITES
+from tasks import l2t
 from tasks.common import Figures, TaskNeeds, derangement
-from tasks.l2t import generate, nearest_training_texts
+from tasks.l2t import nearest_training_texts
 
 NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder=True, shuffled=True)
 SETTINGS = (*TEXT_KNOBS, 'latent_clock', 'rerank', 'wrong_bits')
@@ -27,25 +29,28 @@ def prepare(run, knobs):
 
 
 def measure(run, ctx):
-    right = ctx.raw
-    ctx.raw = with_wrong_bits(right, ctx.knobs['wrong_bits'], ctx.knobs['seed'])
     other = derangement(ctx.n, ctx.knobs['seed'])
     written = {'': generate(run, ctx),
                'shuffled': generate(run, ctx, other),
                'null': generate(run, ctx, guidance=0.0),
-               RIVAL: nearest_training_texts(run, ctx.folder, ctx.raw)}
+               RIVAL: nearest_training_texts(run, ctx.folder, with_wrong_bits(ctx))}
     figures = Figures(ctx.n)
-    figures.enter_with_lead({control: judge(run, ctx.texts, texts, right)
-                             for control, texts in written.items()}, RIVAL)
+    judged = {control: judge(run, ctx, texts) for control, texts in written.items()}
+    figures.enter_with_lead(judged, RIVAL)
     ctx.shown += [f'   {text}\n-> {out}\n' for text, out in zip(ctx.texts, written[''])]
     return figures
 
 
-def with_wrong_bits(raw, share, seed):
-    """ Fingerprints (n, 1, D): a one is lost with probability `share`; as many zeros are won. """
-    rng = np.random.Generator(np.random.Philox(seed))
-    bits = raw.numpy() > 0
-    lost = bits & (rng.random(bits.shape) < share)
+def generate(run, ctx, rows=slice(None), **knobs):
+    """ Texts written from these rows, wrong bits among them. A sweep calls it too. """
+    return l2t.generate(run, replace(ctx, raw=with_wrong_bits(ctx)), rows, **knobs)
+
+
+def with_wrong_bits(ctx):
+    """ Fingerprints (n, 1, D): ones are lost with probability wrong_bits, as many zeros won. """
+    rng = np.random.Generator(np.random.Philox(ctx.knobs['seed']))
+    bits = ctx.raw.numpy() > 0
+    lost = bits & (rng.random(bits.shape) < ctx.knobs['wrong_bits'])
     lot = np.where(bits, 2, rng.random(bits.shape))
     won = lot.argsort(2).argsort(2) < lost.sum(2, keepdims=True)
     return torch.from_numpy((bits & ~lost | won).astype(np.float32))
@@ -58,12 +63,14 @@ def canonical(text):
     return Chem.MolToSmiles(molecule) if molecule else text
 
 
-def judge(run, texts, written, right):
+def judge(run, ctx, written):
     """ {metric: values (n,)} of what was written, beside the texts and their fingerprints. """
     found = run.encode(written)
-    both = torch.minimum(found, right).sum((1, 2))
-    either = torch.maximum(found, right).sum((1, 2))
-    same = [canonical(a) == canonical(b) for a, b in zip(texts, written)]
-    return {'exact': 100. * np.array(same),
-            'tanimoto': both / either,
-            'valid': 100. * found.any(2)[:, 0].double()}
+    both = torch.minimum(found, ctx.raw).sum((1, 2))
+    either = torch.maximum(found, ctx.raw).sum((1, 2))
+    same = [canonical(a) == canonical(b) for a, b in zip(ctx.texts, written)]
+    return {
+        'exact': 100. * np.array(same),
+        'tanimoto': both / either,
+        'valid': 100. * found.any(2)[:, 0].double(),
+    }

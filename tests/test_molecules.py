@@ -10,6 +10,7 @@ from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
 from launch import texts_of
 from tasks import molecule
+from tasks.common import Context
 from test_prepare import run
 from toys import toy_run
 
@@ -72,14 +73,16 @@ def test_a_dataset_of_molecules_drops_and_counts_what_is_none(morgan, tmp_path, 
 def test_wrong_bits_are_a_share_of_the_ones_and_as_many_zeros():
     right = (torch.rand(500, 1, 400, generator=torch.Generator().manual_seed(0)) < .1).float()
     for share in (0., .3):
-        wrong = molecule.with_wrong_bits(right, share, 0)
+        ctx = Context(dict(wrong_bits=share, seed=0), raw=right)
+        wrong = molecule.with_wrong_bits(ctx)
         lost = ((right == 1) & (wrong == 0)).sum() / right.sum()
         assert (wrong.sum(2) == right.sum(2)).all() and abs(lost - share) < .01
 
 
 def test_a_molecule_is_judged_by_what_it_is_not_by_how_it_is_written(morgan):
     loaded, texts = toy_run(encoder=morgan), [ETHANOL, ETHANOL, 'CCC']
-    found = molecule.judge(loaded, texts, ['OCC', 'CCN', NONE], torch.from_numpy(morgan(texts)))
+    ctx = Context({}, texts=texts, raw=torch.from_numpy(morgan(texts)))
+    found = molecule.judge(loaded, ctx, ['OCC', 'CCN', NONE])
     assert found['exact'].tolist() == [100, 0, 0] and found['valid'].tolist() == [100, 100, 0]
     a, b = (set(morgan([text])[0, 0].nonzero()[0]) for text in (ETHANOL, 'CCN'))
     assert found['tanimoto'].tolist() == pytest.approx([1, len(a & b) / len(a | b), 0])
