@@ -18,7 +18,7 @@ quickstart: $(VENV)/installed
 	$(PY) sample.py --text="Return the number of items in the list."
 	$(PY) sample.py --mode=t2l --text="Return the number of items in the list."
 	$(PY) sample.py --mode=infill --text="Return the [MASK] of items in the [MASK]."
-	$(PY) sample.py --mode=unconditional --sampler=confidence --num_samples=3
+	$(PY) sample.py --mode=unconditional --num_samples=3
 	$(PY) evaluate.py config/quickstart.py
 
 test: $(VENV)/installed
