@@ -1,10 +1,12 @@
 """ Molecules in every direction: SMILES from a fingerprint, also where some of its bits are wrong,
 a fingerprint from SMILES, both from noise, and gaps filled. The texts are MOSES's (MIT; molsets on
-PyPI has them), canonical by RDKit (pip install rdkit; docs/molecules.md).
+PyPI has them), canonical by RDKit (pip install rdkit; docs/molecules.md). It needs a GPU, and has
+not been trained.
 
     python prepare.py config/molecules.py --input=train.txt --val_input=val.txt
     python train.py config/molecules.py
     python sample.py config/molecules.py --text="CC(=O)Nc1ccc(O)cc1" --rerank=8
+    python evaluate.py config/molecules.py --wrong_bits=.05 --latent_clock=.22
 """
 # data
 dataset = 'molecules'
@@ -34,3 +36,5 @@ batch_size = 1024
 max_iters = 2000
 warmup_iters = 100
 eval_interval = 500
+# evaluation
+tasks = 'nelbo,molecule'
