@@ -21,7 +21,7 @@ Samplers of text, from the network's logits to tokens. Every sampler is a functi
 
 A step from t to t_next, with M the masked share of the schedule:
     unmask    a masked position gets a token, with probability p_unmask
-    remask    a visible position becomes MASK again, with probability p_remask (remdm, dfm)
+    remask    a visible position becomes MASK again, with probability p_remask (remdm)
     The marginals stay those of training if  M_next = M_t (1 - p_unmask) + (1 - M_t) p_remask.
 
 The host knows which positions are masked, or at least how many (confidence, reparam). So no step
@@ -213,13 +213,23 @@ def first_hitting(denoise, propose, text, tokens, known_mask, steps, rng, on_ste
 
 # ---- with remasking: a visible token may become MASK again, so the network can change its mind
 
-def remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step):
-    """ ancestral with remasking. chain: one (t, p_unmask, p_remask) per step, with t the clock of
-    the network. The last step unmasks all that is left and remasks nothing. """
+def remdm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
+          eta=0.02, **knobs):
+    """
+    From t to t_next, with alpha = 1 - M:                                ReMDM arXiv:2503.00307
+        p_remask = min(eta, M_next / alpha_t),          eta at alpha_t = 0
+        p_unmask = (alpha_next - (1 - p_remask) alpha_t) / (1 - alpha_t)
+    The second line keeps the marginals of ancestral. The last step unmasks all that is left.
+    """
     tokens, masked, model_time = init_state(text, tokens, known_mask)
     free = masked
-    for i, (t, p_unmask, p_remask) in enumerate(chain):
-        if i == len(chain) - 1:
+    for t, t_next in schedule_times(steps):
+        M_next = float(text.masked_share(t_next))
+        alpha_t = 1 - float(text.masked_share(t))
+        alpha_next = 1 - M_next
+        p_remask = min(eta, M_next / alpha_t) if alpha_t > 0 else eta
+        p_unmask = (alpha_next - (1 - p_remask) * alpha_t) / (1 - alpha_t)
+        if t_next == 0:
             p_unmask, p_remask = 1, 0
 
         # one coin per position: a position is either masked or visible
@@ -234,52 +244,6 @@ def remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step
         masked = (masked & ~unmask) | remask
         on_step(tokens, *said)
     return tokens
-
-
-def remdm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-          eta=0.02, **knobs):
-    """
-    From t to t_next, with alpha = 1 - M:                                ReMDM arXiv:2503.00307
-        p_remask = min(eta, M_next / alpha_t),          eta at alpha_t = 0
-        p_unmask = (alpha_next - (1 - p_remask) alpha_t) / (1 - alpha_t)
-    The second line keeps the marginals of ancestral.
-    """
-    chain = []
-    for t, t_next in schedule_times(steps):
-        M_t = float(text.masked_share(t))
-        M_next = float(text.masked_share(t_next))
-        alpha_t = 1 - M_t
-        alpha_next = 1 - M_next
-
-        p_remask = min(eta, M_next / alpha_t) if alpha_t > 0 else eta
-        p_unmask = (alpha_next - (1 - p_remask) * alpha_t) / (1 - alpha_t)
-        chain.append((t, p_unmask, p_remask))
-    return remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step)
-
-
-def dfm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback, alpha=1.5,
-        **knobs):
-    """
-    Discrete flow matching with its corrector.         arXiv:2407.15595, whose time runs from 0 to 1
-    From t to t_next, with r = M_next / M_t:
-        p_remask = min(1, M_next (1 - r^(alpha-1)) / (1 - M_t))
-        p_unmask = 1 - (M_next - (1 - M_t) p_remask) / M_t
-    The second line keeps the marginals of ancestral; where p_remask < 1 it is 1 - r^alpha. Without
-    the minimum, p_remask would exceed 1 in the first steps of a cosine. alpha = 1 is ancestral.
-    """
-    chain = []
-    for i, (t, t_next) in enumerate(schedule_times(steps)):
-        M_t = float(text.masked_share(t))
-        M_next = float(text.masked_share(t_next))
-        r = M_next / M_t
-
-        # in the first step nothing is visible, so there is nothing to remask
-        p_remask = 0
-        if i > 0:
-            p_remask = min(1, M_next * (1 - r ** (alpha - 1)) / (1 - M_t))
-        p_unmask = 1 - (M_next - (1 - M_t) * p_remask) / M_t
-        chain.append((t, p_unmask, p_remask))
-    return remask_chain(denoise, propose, text, tokens, known_mask, chain, rng, on_step)
 
 
 # ---- in search of likely texts: not samples of the model's distribution
@@ -384,7 +348,6 @@ SAMPLERS = {
     'first_hitting': first_hitting,
     'confidence': confidence,
     'remdm': remdm,
-    'dfm': dfm,
     'reparam': reparam,
 }
 

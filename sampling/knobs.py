@@ -18,7 +18,7 @@ class SamplingKnobs:
     """ A value of another type raises ValueError, and so does one against the rule beside it. """
     # ---- text
     sampler: str = ''               # '' | autoregressive | ancestral | cached | first_hitting |
-                                    # confidence | remdm | dfm | reparam
+                                    # confidence | remdm | reparam
                                     # '': chosen by the direction (docs/sampling.md)
     steps: int | None = None        # None | int [1, 1e6]: network calls; None: one per token for
                                     # confidence, reparam, first_hitting, else 128; autoregressive
@@ -35,7 +35,6 @@ class SamplingKnobs:
     by_importance: bool = False     # confidence: uncertainty counts as much as the token is
                                     # important, where the run has learned that
     eta: float = 0.02               # [0, 1]; remdm: how much is masked again
-    alpha: float = 1.5              # [1, 2]; dfm: 1 is ancestral, up to 2: how much is masked again
     self_correct: int = 0           # [0, 1e6]; gidd: rounds in which a finished text is mended, a
                                     # token each
     temperature: float | None = None    # None | [0, 100]: 0 takes the likeliest token; None: chosen

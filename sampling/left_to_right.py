@@ -83,7 +83,8 @@ class LeftToRight:
         """
         if not cache:
             cache['reader'] = Reader(model, len(tokens), latents, t_text, t_latent)
-        return cache['reader'].read(tokens)
+        has_ended = (tokens[:, -1] == self.eos) | (tokens[:, -1] == self.pad)        # (B,)
+        return cache['reader'].read(tokens, has_ended)
 
 # -----------------------------------------------------------------------------
 # The network, read token by token
@@ -91,7 +92,8 @@ class LeftToRight:
 class Reader:
     """
     model.Model for causal rows, one position after the other. Keys and values of what was read lie
-    in a cache that has room for the longest text.
+    in a cache that has room for the longest text. Texts that have read the same share a row of it,
+    as drafts from one latent do until they part: R rows for B texts.
 
     The clocks do not move while a text is written, so what they modulate is computed once:
         norm(x) (1 + scale) + shift    is a layer norm of weight 1 + scale and bias shift
@@ -106,8 +108,15 @@ class Reader:
         self.K = c.n_latents * c.latent_tokens if 'latent' in c.streams else 0
         self.n_read = 0
         dtype = model.embed.weight.dtype
-        no_tokens = torch.empty((B, 0), dtype=torch.int64, device=model.bias.device)
-        _, latent, condition = model.embed_inputs(no_tokens, latents, t_text, t_latent)
+
+        # the row of each text
+        self.row_of = torch.zeros(B, dtype=torch.int64, device=model.bias.device)
+        R = 1
+        if latents is not None:
+            latents, self.row_of = latents.unique(dim=0, return_inverse=True)
+            R = len(latents)
+        no_tokens = self.row_of.new_empty((R, 0))
+        _, latent, condition = model.embed_inputs(no_tokens, latents, t_text[:R], t_latent[:R])
 
         # modulation by the clocks: shift, 1 + scale, gate, and these of the MLP
         of_blocks, final = model.split_text_modulation(condition[:1])
@@ -137,67 +146,94 @@ class Reader:
             modulation, _, _, *gates = model.split_latent_modulation(condition)
             self.read_latents(latent, modulation)
         if c.shortcut:
-            into_text, into_head = model.shortcuts(latents, gates)       # (B, C) each
+            into_text, into_head = model.shortcuts(latents, gates)       # (R, C) each
             self.into_text = into_text[:, None].to(dtype)
             self.into_head = into_head[:, None].to(dtype)
 
     def read_latents(self, latent, modulation):
-        """ Keys and values of the latents (B, K, C), which see only one another. """
+        """ Keys and values of the latents (R, K, C), which see only one another. """
         for block, cache in zip(self.model.blocks, self.cache):
             shift, scale, *rest = block.latent.modulation(modulation)
-            (q, k), v = block.latent.queries_keys_values(latent, shift, scale)       # (B, H, K, d)
-            cache[:, :, :, :self.K] = torch.stack([k, v])
-            attended = attention(q, k, v).transpose(1, 2).flatten(2)                 # (B, K, C)
+            (q, k), v = block.latent.queries_keys_values(latent, shift, scale)       # (R, H, K, d)
+            cache[:, :len(latent), :, :self.K] = torch.stack([k, v])
+            attended = attention(q, k, v).transpose(1, 2).flatten(2)                 # (R, K, C)
             latent = block.latent.finish(latent, attended, *rest)
 
-    def keep(self, rows):
-        """ Goes on with these rows (B,) of what was read; one may stand there several times. """
-        read = self.cache[:, :, :, :, :self.K + self.n_read]
-        read.copy_(read[:, :, rows])
-        if self.model.config.shortcut:
-            self.into_text = self.into_text[rows]
-            self.into_head = self.into_head[rows]
+    def keep(self, texts):
+        """ Goes on with these texts (B,); one may stand there several times. """
+        self.row_of = self.row_of[texts]
 
-    def read(self, tokens):
+    def share(self, tokens, has_ended):
+        """ One row for all texts that have read the same, and read the same of tokens (B, new) now.
+        Returns what the rows read, (R, new). """
+        # a text that has ended needs no row: it joins one that goes on
+        reads = torch.cat([self.row_of[:, None], tokens], 1)             # (B, 1 + new)
+        other = reads[has_ended.byte().argmin()]
+        reads = torch.where(has_ended[:, None], other, reads)
+        reads, kind = reads.unique(dim=0, return_inverse=True)           # (R, 1 + new), (B,)
+        before = reads[:, 0]                                             # (R,), sorted
+
+        # the first that goes on from a row stays in it, others go where there is room
+        stays = before < len(before)
+        stays[1:] &= before[1:] != before[:-1]
+        is_free = torch.ones_like(stays)
+        is_free[before[stays]] = False
+        row = before.clone()
+        row[~stays] = is_free.nonzero().flatten()
+        self.row_of = row[kind]
+
+        # what was read goes along
+        moves = row != before
+        cache = self.cache[:, :, :, :, :self.K + self.n_read]
+        cache[:, :, row[moves]] = cache[:, :, before[moves]]
+        order = row.argsort()
+        if self.model.config.shortcut:
+            self.into_text = self.into_text[before[order]]
+            self.into_head = self.into_head[before[order]]
+        return reads[order, 1:]
+
+    def read(self, tokens, has_ended):
         """ Logits (B, V), float32, of the token after `tokens` (B, L), of which the new ones are
-        read. """
+        read. has_ended (B,): texts that nobody asks about. """
         # each new token may look at the latents and at all tokens up to itself
         L = tokens.shape[1]
         new = slice(self.n_read, L)
+        tokens = self.share(tokens[:, new], has_ended)
         self.n_read = L
         mask = None
         if new.stop - new.start > 1:
             mask = causal_mask(self.K, L, tokens.device)[self.K + new.start:]
 
-        text = self.model.embed(tokens[:, new]) + self.into_text         # (B, new, C)
+        text = self.model.embed(tokens) + self.into_text                 # (R, new, C)
         for i in range(len(self.streams)):
             text = self.read_block(i, text, new, mask)
 
         # the head at the last position
         shift, scale = self.final
         hidden = F.layer_norm(text[:, -1:], shift.shape, scale, shift) + self.into_head
-        return self.model.text_head(hidden[:, 0]).float()
+        logits = self.model.text_head(hidden[:, 0]).float()              # (R, V)
+        return logits[self.row_of]
 
     def read_block(self, i, text, new, mask):
-        """ model.Block.forward for the text (B, new, C) at the positions `new`. """
+        """ model.Block.forward for the text (R, new, C) at the positions `new`. """
         stream = self.streams[i]
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation[i]
 
         # queries and keys of length 1, turned by their positions
         qkv = stream.qkv(F.layer_norm(text, shift.shape, scale, shift))
         qkv = qkv.unflatten(2, (3, stream.heads, stream.head_dim))
-        qk = qkv[:, :, :2]                                               # (B, new, 2, H, d)
+        qk = qkv[:, :, :2]                                               # (R, new, 2, H, d)
         turned = torch.addcmul(qk * self.by_cos[i, new],
                                qk.roll(stream.head_dim // 2, -1), self.by_sin[i, new])
         length = torch.linalg.vector_norm(qk, dim=-1, keepdim=True).clamp_min(1e-12)
-        q, k = (turned / length).unbind(2)                               # (B, new, H, d)
+        q, k = (turned / length).unbind(2)                               # (R, new, H, d)
 
         # the new keys and values join those that were read before
-        keys, values = self.cache[i, :, :, :, :self.K + new.stop]        # (B, H, S, d) each
+        keys, values = self.cache[i, :, :len(text), :, :self.K + new.stop]           # (R, H, S, d)
         keys[:, :, self.K + new.start:] = k.transpose(1, 2)
         values[:, :, self.K + new.start:] = qkv[:, :, 2].transpose(1, 2)
         attended = F.scaled_dot_product_attention(q.transpose(1, 2), keys, values, mask, scale=1.)
-        attended = attended.transpose(1, 2).flatten(2)                   # (B, new, C)
+        attended = attended.transpose(1, 2).flatten(2)                   # (R, new, C)
 
         text = torch.addcmul(text, gate, stream.out(attended))
         hidden = stream.up(F.layer_norm(text, shift.shape, mlp_scale, mlp_shift))

@@ -33,12 +33,13 @@ from runs.machine import pick_device, pick_dtype
 from runs.manifest import load_stats
 from samplers import no_callback
 from sampling.denoise import cast, never_written
+from sampling.drafts import nearest_drafts
 from sampling.inputs import embeddings, moved, pack, read_template
 from sampling.knobs import SamplingKnobs, settle
 from sampling.latents import make_latents, write_both
 from sampling.left_to_right import LeftToRight
 from sampling.likelihood import changed_by, nats_per_token
-from sampling.writing import blank, tidied, write
+from sampling.writing import blank, write
 
 # -----------------------------------------------------------------------------
 # What a direction needs
@@ -168,21 +169,12 @@ class Run:
     def write_from(self, raw, knobs, several, lengths_of, on_step):
         """ The texts of latents (n, N, D), by SamplingKnobs. several: more than one text is wanted
         of the same latent, and they shall differ. """
-        K = knobs.rerank
-        z = self.stats.standardise(raw).repeat_interleave(K, 0)
-        if lengths_of is not None:
-            lengths_of = lengths_of.repeat_interleave(K, 0)
-        tokens, known_mask = blank(self, len(z), knobs, lengths_of)
-        tokens = write(self, tokens, known_mask, z, knobs, several=several or K > 1,
-                       on_step=on_step)
-        if K == 1:
-            return self.decode(tokens)
-
-        # the nearest of K drafts. Diffusion may leave tokens after an EOS, or write no EOS at all
-        drafts = self.decode(tidied(self, tokens))
-        cosines = self.cosines(drafts, raw.repeat_interleave(K, 0))
-        best = cosines.view(-1, K).argmax(1)
-        return [drafts[i * K + k] for i, k in enumerate(best.tolist())]
+        if knobs.rerank > 1:
+            return nearest_drafts(self, raw, knobs, lengths_of, on_step)
+        tokens, known_mask = blank(self, len(raw), knobs, lengths_of)
+        z = self.stats.standardise(raw)
+        tokens = write(self, tokens, known_mask, z, knobs, several=several, on_step=on_step)
+        return self.decode(tokens)
 
     def infill(self, templates, like=None, latents=None, num_samples=1, on_step=no_callback,
                **knobs):

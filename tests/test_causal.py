@@ -74,19 +74,27 @@ def test_a_shifted_row_reads_the_token_before_the_place_that_it_predicts():
 
 @pytest.mark.parametrize('more', [{}, dict(bag=True, shortcut=True, text_clock=False),
                                   dict(streams=('text',))])
-def test_the_cache_of_a_network_that_writes_both_ways_gives_the_logits_without_it(more):
-    model, (x, z, _, _) = network(**more), inputs()
+def test_a_cache_gives_the_logits_without_it_and_equal_beginnings_share_a_row_of_it(more):
+    model, (x, z, _, _) = network(**more), inputs(V=18)
+    # three drafts of each: one parts at position 4, and ends in two of the texts
+    x, z = x.repeat_interleave(3, 0), z.repeat_interleave(3, 0)
+    x[1::3, 4:] = x[:6, 4:]
+    x[1:6:3, 6], x[1:6:3, 7:] = 18, 19
     if 'streams' in more:
         z = None
-    zero = torch.zeros(6)
+    zero = torch.zeros(18)
     with torch.no_grad():
-        whole, _ = model(x, z, zero, zero, predict=('text',), n_causal=6)
+        whole, _ = model(x, z, zero, zero, predict=('text',), n_causal=18)
         for prompt in (1, 5):
             cache = {}
             for end in range(prompt, 13):
-                seen = model.shifted(x, 6)[:, :end]
+                seen = model.shifted(x, 18)[:, :end]
+                goes_on = (seen[:, 1:] < 18).all(1)
                 step = LeftToRight(20, 18).decode_step(model, seen, z, zero, zero, cache)
-                assert torch.allclose(step, whole[:, end - 1], atol=1e-4), (prompt, end)
+                assert torch.allclose(step[goes_on], whole[goes_on, end - 1], atol=1e-4)
+                sources = torch.arange(18) // 3 if z is not None else torch.zeros(18)
+                states = torch.cat([sources[:, None], seen], 1)[goes_on]
+                assert len(cache['reader'].row_of.unique()) == len(states.unique(dim=0))
 
 
 # ---- its two likelihoods, enumerated: ids 0, 1, EOS 2, PAD 3
@@ -105,7 +113,8 @@ def test_it_draws_from_left_to_right_what_its_causal_rows_say():
     cache = {}
     with torch.no_grad():
         def denoise(x, t, positions):
-            logits = process.decode_step(model, x, None, torch.zeros(n), None, cache)
+            clock = torch.zeros(n)
+            logits = process.decode_step(model, x, None, clock, clock, cache)
             logits[:, 3] = -torch.inf
             return logits
         out = process.left_to_right(denoise, make_propose(1.0, 1.0, rng), process,
@@ -236,7 +245,7 @@ def test_the_default_writes_from_left_to_right_and_every_sampler_still_fills_mas
         assert torch.equal(written, tokens), (guidance, s)
 
     # masks are filled as ever; what is known before them is continued
-    for sampler in ('confidence', 'ancestral', 'first_hitting', 'remdm', 'reparam', 'dfm',
+    for sampler in ('confidence', 'ancestral', 'first_hitting', 'remdm', 'reparam',
                     'cached'):
         assert (l2t(run, z, sampler=sampler, steps=4) < run.text.mask_id).all()
     known = torch.full((3, run.L), run.text.mask_id)

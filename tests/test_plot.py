@@ -53,12 +53,12 @@ def test_sweeps_with_other_knobs_or_of_other_texts_have_panels_of_their_own():
     records = [record(10, rerank=2), record(20, rerank=4), record(40, 'my.txt', rerank=2),
                record(30, knobs=dict(guidance=2.0), rerank=2),
                *[record(value, metric=metric, sampler=sampler, steps=8)
-                 for sampler, values in (('cached', (50, 3.5)), ('dfm', (60, 8)))
+                 for sampler, values in (('cached', (50, 3.5)), ('remdm', (60, 8)))
                  for metric, value in zip(('bleu', 'calls'), values)]]
     panels = plot.read_sweeps(records, 'bleu')
     assert list(panels.values()) == [
         {'l2t': [(2, 10, 0), (4, 20, 0)]}, {'l2t': [(2, 40, 0)]}, {'l2t': [(2, 30, 0)]},
-        {'sampler cached': [(3.5, 50, 0)], 'sampler dfm': [(8, 60, 0)]}]
+        {'sampler cached': [(3.5, 50, 0)], 'sampler remdm': [(8, 60, 0)]}]
     assert len(plot.draw_sweeps(panels, 'bleu', plt).axes) == 4
 
 
