@@ -10,7 +10,6 @@ Text and latents of a trained run, in every direction.
     python sample.py --text="Return the [MASK:2-6] of [MASK]."    # infill
     python sample.py --mode=edit --text="Return a new list." --away=list --towards=dictionary
     python sample.py --mode=t2l2t --text="Return a list."
-    python sample.py --ask=true
     python sample.py --out_dir=out/protein_tiny --num_samples=8 --length=120 --fasta=new.fasta
     python sample.py --out_dir=out/protein_tiny --text="MKV[MASK:40]HHHHHH" --num_samples=8
     python sample.py --out_dir=out/image_text --mode=t2l --text="a bold seven" --png=seven.png
@@ -25,14 +24,8 @@ infill        part of a text, and maybe a latent   the rest of the text
 edit          a text, and another latent           the part of the text that does not fit the latent
 t2l2t         a text                               a latent, and a text from that latent
 
-The same from Python, where an import reads no command line. The keywords are the knobs below:
-
-    from sample import Run
-    run = Run('out/quickstart')
-    run.write(['Return a list.'], rerank=8)
-
-The directions are the methods of Run, in sampling/run.py. sampling/ also has guidance and the
-solvers of latents. Samplers of text are in samplers.py.
+The directions are the methods of Run (sampling/run.py), which do the same from Python. sampling/
+also has guidance and the solvers of latents. Samplers of text are in samplers.py.
 Letters: n texts, N latent vectors, D latent dims.
 """
 import os
@@ -76,8 +69,6 @@ like = ''                   # infill, edit: or towards the embedding of this tex
 towards = ''                # edit: or towards that of `text` itself, to which the embedding of this
                             # text is added
 away = ''                   # edit: and from which the embedding of this text is subtracted
-ask = False                 # read texts from the terminal, or lines from a pipe, until an empty
-                            # one: each is a new `text`, of mode=infill where it has a [MASK]
 num_samples = 1             # [1, 1e6]: per text or latent
 # ---- machine
 encoder_folder = ''         # where the encoder lies now; '': where it was when the data were
@@ -97,7 +88,7 @@ ROOMS = {'sampling/knobs.py': ''}   # which has the knobs of all that samples
 # -----------------------------------------------------------------------------
 # What is asked for
 
-FROM_TEXT = {'text', 'texts', 'ask'}           # what a direction reads, beside what all read
+FROM_TEXT = {'text', 'texts'}                  # what a direction reads, beside what all read
 FROM_LATENT = {'latents', 'image', 'latent_clock'}
 TEXT_TO = {'num_samples', 'svg', 'fasta'}      # how much it writes, and where to
 LATENT_TO = {'num_samples', 'save', 'png'}
@@ -132,13 +123,9 @@ def check_knobs(run, direction, config):
     """ ValueError for flags that the direction does not read, and for files that cannot be
     written. """
     run.check(direction)
-    read = READS[direction]
-    if ask:                                    # the texts come one after the other
-        read = read & {'num_samples', 'ask', 'like', 'towards', 'away', 'strength', 'rerank'}
-    for name in sorted(set().union(*READS.values()) - read):
+    for name in sorted(set().union(*READS.values()) - READS[direction]):
         if on_command_line(name):
-            who = f'mode={direction}, ask=true' if ask else f'mode={direction}'
-            raise ValueError(f'{name}: {who} does not read it')
+            raise ValueError(f'{name}: mode={direction} does not read it')
     for name in ('text', 'like', 'towards', 'away'):
         if on_command_line(name) and not config[name].strip():
             raise ValueError(f'{name} is blank: the model has nothing to go by')
@@ -166,8 +153,7 @@ def read_given(run, direction, text):
                          'and one embedding where both are read')
     if not (text or texts) and not (direction == 'l2t' and n_embeddings):
         more = ', or --latents=FILE.npy, or --image=FILE.png' if direction == 'l2t' else ''
-        raise ValueError(f'mode={direction} reads --text="...", or --texts=FILE{more}, or '
-                         '--ask=true')
+        raise ValueError(f'mode={direction} reads --text="...", or --texts=FILE{more}')
     if n_embeddings and 'latent' not in run.streams:
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
     if direction == 'edit' and not n_embeddings:
@@ -330,28 +316,7 @@ def write_animation(run, direction, given, knobs):
     print(f'\na picture of the first text being written: {svg}')
 
 # -----------------------------------------------------------------------------
-# Asking, and the command
-
-def asked_texts():
-    """ What a person types, or the lines of a pipe, up to an empty one. """
-    print('A text is written anew from its embedding, or changed (mode=edit), gaps like [MASK:2-6] '
-          'are filled. An empty line ends this.')
-    with suppress(EOFError, RuntimeError):                 # its end, and a stdin that is closed
-        while line := input('\n> ').strip():
-            yield line
-
-
-def answer(run, direction, config):
-    """ The loop of --ask=true. A text with [MASK] is filled in. A text that the run cannot read
-    costs a line, not the loop. """
-    for line in asked_texts():
-        wanted = 'infill' if '[MASK' in line else direction
-        try:
-            run.check(wanted)
-            respond(run, wanted, config | dict(text=line))
-        except ValueError as error:
-            warn(error)
-
+# The command
 
 def main():
     config = configure(globals())
@@ -360,10 +325,7 @@ def main():
         run = Run(out_dir, which, device, dtype, encoder_folder)
         direction = direction_of(run)
         check_knobs(run, direction, config)
-        if ask:
-            answer(run, direction, config)
-        else:
-            respond(run, direction, config)
+        respond(run, direction, config)
 
 
 if __name__ == '__main__':

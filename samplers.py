@@ -24,8 +24,8 @@ A step from t to t_next, with M the masked share of the schedule:
     remask    a visible position becomes MASK again, with probability p_remask (remdm)
     The marginals stay those of training if  M_next = M_t (1 - p_unmask) + (1 - M_t) p_remask.
 
-The host knows which positions are masked, or at least how many (confidence, reparam). So no step
-waits for the device, and the head runs only where its logits are used.
+The host knows which positions are masked, or at least how many (confidence). So no step waits for
+the device, and the head runs only where its logits are used.
 
 Letters: B batch, L text tokens, P positions asked for, V vocabulary, K steps.
 """
@@ -305,41 +305,6 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
     return tokens
 
 
-def reparam(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback, **knobs):
-    """
-    Confidence with remasking: after step i of K, the n (K-i) // K least certain of the n free
-    positions are masked. The certainty of a position is log p(x) of the step that unmasked it. A
-    position that stays visible keeps its token.         RDM arXiv:2302.05737, DPLM arXiv:2402.18567
-    """
-    tokens, masked, model_time = init_state(text, tokens, known_mask)
-    n = masked.sum(1, keepdim=True)                                      # (B, 1), on the host
-    masked = to_device(masked, tokens)                                   # (B, L), on the device
-    steps = min(steps, int(n.max()))
-    left = n                                                             # (B, 1), on the host
-
-    # infinite where the token is known, so it is never masked
-    certainty = torch.full(tokens.shape, torch.inf, device=tokens.device)
-
-    for i in range(1, steps + 1):
-        # a proposal for every masked position
-        positions = first_positions(masked, int(left.sum()))             # (P,)
-        model_t = model_time(left.squeeze(1))                            # (B,)
-        logits = denoise(tokens, model_t, positions)                     # (P, V)
-        x = propose(logits)                                              # (P,)
-
-        # unmask them all
-        proposal = tokens.clone()
-        scatter_at(proposal, positions, x)
-        scatter_at(certainty, positions, log_p_of(logits, x).float())
-
-        # remask the least certain
-        left = n * (steps - i) // steps
-        masked = rank_in_row(certainty) < to_device(left, tokens)        # (B, L)
-        tokens = torch.where(masked, text.mask_id, proposal)
-        on_step(tokens, logits, positions)
-    return tokens
-
-
 # ---- which there are
 
 SAMPLERS = {
@@ -348,7 +313,6 @@ SAMPLERS = {
     'first_hitting': first_hitting,
     'confidence': confidence,
     'remdm': remdm,
-    'reparam': reparam,
 }
 
 

@@ -12,8 +12,7 @@ Variants:
     latents beside the residues      prepare with --encoder=esm2 --max_tokens=1022, train with
     (from an ESM-2 embedding)      --seq_len=None --streams=text,latent --mode=unconditional+l2t+t2l
     flow matching                    train with --text_loss_weight=uniform
-    RDM's loss and sampler           train with --text_loss_weight=rdm, sample with
-                                     --sampler=reparam
+    RDM's loss                       train with --text_loss_weight=rdm
 """
 # data: a letter is a residue; sequences are stored whole and cropped at random while training
 out = 'data/protein'
@@ -42,6 +41,6 @@ betas = (0.9, 0.98)
 weight_decay = 0.01
 compile = True
 # sampling and evaluation
-sampler = 'reparam'
+sampler = 'confidence'
 steps = 500
 tasks = 'nelbo,protein'

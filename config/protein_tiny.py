@@ -35,8 +35,8 @@ ema_decay = 0.99
 eval_interval = 250
 eval_iters = 8
 # sampling and evaluation
-sampler = 'ancestral'              # reparam seeks the likeliest sequence: of so weak a
-                                   # model that is one residue repeated (LOG.md)
+sampler = 'ancestral'              # the likeliest sequence of so weak a model is one residue,
+                                   # repeated (LOG.md)
 steps = 128
 tasks = 'nelbo,protein'
 n = 200

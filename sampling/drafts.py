@@ -6,9 +6,10 @@ latent a, and misses the wanted z with its embedding e, says where to aim next:
 
     a <- a + (z - e) / 2         from each of the nearest drafts so far; at first a = z
 
-Letters: n texts, A aims of each, K drafts of each in a round, N latent vectors, D latent dims.
+Letters: n texts, N latent vectors, D latent dims, K drafts of a text in a round.
 """
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,49 +22,49 @@ AIMS = 4
 HIT = 0.999                    # the cosine of a draft that needs no others
 
 
+class Draft(NamedTuple):
+    cosine: float
+    text: str
+    aim: torch.Tensor          # (N, D), of what is written next
+
+
 def nearest_drafts(run, raw, knobs, lengths_of, on_step):
     """ The nearest of knobs.rerank drafts to each of the raw latents (n, N, D), a list of n texts.
     lengths_of (n, L): as in Run.write. """
-    found = [{} for _ in raw]                              # {text: its embedding, and its aim}
-    best = [''] * len(raw)
+    found = [[] for _ in raw]                              # the nearest first
     missed = list(range(len(raw)))
-    aims = raw[:, None]                                    # (n, A, N, D) of those that are missed
     for i in range(min(ROUNDS, knobs.rerank)):
-        # write K drafts of each, from its aims in turn
+        # write K drafts of each text, from its aims in turn
         K = part_of_step(knobs.rerank, i, ROUNDS)
-        aims = aims[:, torch.arange(K) % aims.shape[1]].flatten(0, 1)
-        of_draft = [j for j in missed for _ in range(K)]
+        text_of = [j for j in missed for _ in range(K)]
+        nearest = [found[j][:AIMS] or [Draft(-1, '', raw[j])] for j in missed]
+        aims = torch.stack([some[k % len(some)].aim for some in nearest for k in range(K)])
         lengths = None
         if lengths_of is not None:
-            lengths = lengths_of[of_draft]
+            lengths = lengths_of[text_of]
         knobs_now = replace(knobs, seed=knobs.seed + 1000 * i)
         tokens, known_mask = blank(run, len(aims), knobs_now, lengths)
         z = run.stats.standardise(aims)
         tokens = write(run, tokens, known_mask, z, knobs_now, several=True, on_step=on_step)
 
         # embed the new ones. Diffusion may leave tokens after an EOS, or write no EOS at all
-        drafts = {}
-        for j, text, aim in zip(of_draft, run.decode(tidied(run, tokens)), aims):
-            if text not in found[j]:
-                drafts[j, text] = aim
-        if drafts:
-            embedded = run.encode([text for _, text in drafts])
-            for (j, text), e in zip(drafts, embedded):
-                found[j][text] = e, drafts[j, text]
-
-        # the nearest so far, and where to aim next
-        going, aims = [], []
+        texts = run.decode(tidied(run, tokens))
+        new = dict(zip(zip(text_of, texts), aims))
         for j in missed:
-            e, aim = (torch.stack(some) for some in zip(*found[j].values()))
-            cosine = F.cosine_similarity(e.flatten(1), raw[j].flatten(), dim=1)
-            order = cosine.argsort(descending=True)
-            best[j] = list(found[j])[order[0]]
-            if cosine.max() < HIT:
-                near = order[torch.arange(AIMS) % len(order)]
-                going.append(j)
-                aims.append(aim[near] + (raw[j] - e[near]) / 2)
-        missed = going
+            for draft in found[j]:
+                new.pop((j, draft.text), None)
+        if new:
+            z = raw[[j for j, _ in new]]
+            e = run.encode([text for _, text in new])
+            cosine = F.cosine_similarity(e.flatten(1), z.flatten(1))
+            ahead = torch.stack(list(new.values())) + (z - e) / 2
+            for (j, text), c, aim in zip(new, cosine.tolist(), ahead):
+                found[j].append(Draft(c, text, aim))
+
+        # what needs no more
+        for j in missed:
+            found[j].sort(key=lambda draft: -draft.cosine)
+        missed = [j for j in missed if found[j][0].cosine < HIT]
         if not missed:
             break
-        aims = torch.stack(aims)
-    return best
+    return [drafts[0].text for drafts in found]

@@ -18,11 +18,11 @@ class SamplingKnobs:
     """ A value of another type raises ValueError, and so does one against the rule beside it. """
     # ---- text
     sampler: str = ''               # '' | autoregressive | ancestral | cached | first_hitting |
-                                    # confidence | remdm | reparam
+                                    # confidence | remdm
                                     # '': chosen by the direction (docs/sampling.md)
     steps: int | None = None        # None | int [1, 1e6]: network calls; None: one per token for
-                                    # confidence, reparam, first_hitting, else 128; autoregressive
-                                    # has its own
+                                    # confidence and first_hitting, else 128; autoregressive has
+                                    # its own
     length: int = 0                 # [0, 65536]: tokens of each text, where the run does not learn
                                     # lengths (proteins); 0: drawn from the training texts'
     block_size: int = 0             # [0, 65536]: unmask only the leftmost unfinished block of so
@@ -99,7 +99,7 @@ def settle(run, knobs, from_latent=False, from_text=False, several=False):
         seeks_likely = isinstance(run.text, MaskedText) and (from_latent or from_text)
         sampler = 'confidence' if seeks_likely else 'ancestral'
 
-    call_per_token = sampler in ('confidence', 'reparam', 'first_hitting')
+    call_per_token = sampler in ('confidence', 'first_hitting')
     steps = knobs.steps or (run.L if call_per_token else 128)
 
     # 0, the likeliest text, where there is something to write from; but several texts of one source

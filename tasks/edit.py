@@ -129,14 +129,23 @@ def compare_edits(run, asked, written):
     """ {metric: values (n,)} of the texts that were written. """
     carries, kept = [], []
     for text, out, old, new in zip(asked.texts, written, asked.old, asked.new):
-        has, others = Counter(words(out)), Counter(words(text))
+        has = Counter(words(out))
+        others = Counter(words(text))
         del others[old]
+        n_kept = (others & has).total()
         carries.append(100.0 * (new in has and old not in has))
-        kept.append(100.0 * (others & has).total() / max(1, others.total()))
+        kept.append(100.0 * n_kept / max(1, others.total()))
+    exact = [100.0 * (spaced(out) == spaced(text)) for out, text in zip(written, asked.wanted)]
+
+    # as the encoder and the network read them
+    raw = asked.raw_wanted
     embedded = encode(run, written)
-    nats = run.nats(pack(run, written, cut=True), asked.raw_wanted)
-    return {'carries': np.array(carries), 'kept': np.array(kept),
-            'exact': np.array([100.0 * (spaced(out) == spaced(text))
-                               for out, text in zip(written, asked.wanted)]),
-            'cosine': F.cosine_similarity(embedded.flatten(1), asked.raw_wanted.flatten(1)).numpy(),
-            'nats': nats.numpy()}
+    cosine = F.cosine_similarity(embedded.flatten(1), raw.flatten(1))
+    nats = run.nats(pack(run, written, cut=True), raw)
+    return {
+        'carries': np.array(carries),
+        'kept': np.array(kept),
+        'exact': np.array(exact),
+        'cosine': cosine.numpy(),
+        'nats': nats.numpy()
+    }

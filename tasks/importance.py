@@ -48,8 +48,10 @@ def measure(run, ctx):
             if size.sum() > 0:
                 figures.enter(name, {f'nats_quarter_{quarter + 1}': (total, size)})
         with_loss = correlation(value[used].numpy(), loss[used].numpy())
-        figures.enter(name, {'spearman_with_loss': with_loss.value,
-                             'std': value[used].std().item()})
+        figures.enter(name, {
+            'spearman_with_loss': with_loss.value,
+            'std': value[used].std().item()
+        })
     return figures
 
 

@@ -65,9 +65,11 @@ def measure(run, ctx):
         share = torch.bincount(residues, minlength=len(frequency)).double()
         share /= share.sum()
         distance = (share - frequency).abs().sum() / 2
-        figures.enter(control, {'composition_distance': distance.item(),
-                                'runs': [share_in_runs(row) for row in rows],
-                                'length': [len(row) for row in rows]})
+        figures.enter(control, {
+            'composition_distance': distance.item(),
+            'runs': [share_in_runs(row) for row in rows],
+            'length': [len(row) for row in rows]
+        })
     ctx.shown += [f'-> {text}' for text in run.decode(written)]
     return figures
 

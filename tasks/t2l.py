@@ -85,8 +85,10 @@ def ridge(run, folder, tokens, penalties=(0.1, 0.3, 1.0, 3.0, 10.0), block=4096)
     held_out, fitted = np.split(order, [len(texts) // 10])
     best_penalty = penalties[0]
     if len(held_out):
-        counts, tried = (counts_of(run, [texts[i] for i in rows]) for rows in (fitted, held_out))
-        of_fitted, of_tried = z[fitted], z[held_out]
+        counts = counts_of(run, [texts[i] for i in fitted])
+        tried = counts_of(run, [texts[i] for i in held_out])
+        of_fitted = z[fitted]
+        of_tried = z[held_out]
         errors = [(tried.times(counts.solve(of_fitted, penalty)) - of_tried).square().mean()
                   for penalty in penalties]
         del of_fitted

@@ -1,11 +1,9 @@
-""" Gaps whose length is not known, texts between two embeddings, and the loop that asks for texts.
-"""
+""" Gaps whose length is not known, and texts between two embeddings. """
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from launch import run
 from sampling.inputs import read_template
 from sampling.knobs import SamplingKnobs
 from sampling.likelihood import nats_per_token
@@ -110,21 +108,3 @@ def test_each_text_has_its_own_lengths_copies_and_latent():
     expected = [[1, 1, 1, END], [1, 0, 0, END], [0, 1, 1, END]]
     assert texts[::2] == expected, 'the more words, the fewer nats a word'
     assert run_.fill(['a [MASK:2]'], z[:1])[1] is None, 'nothing to choose from'
-
-
-# ---- the command line
-
-TEXT = 'a red dog runs near the park number 3'
-
-
-def test_asked_for_texts_it_answers_line_by_line_and_a_wrong_one_costs_a_line(finished):
-    lines = f'{TEXT}\na [MASK:1-2] dog\na [MASK:2-1] dog\na [MASK] cat\n\nnot read\n'
-    here = ['sample.py', f'--out_dir={finished}', '--device=cpu', '--mode=l2t', '--steps=2']
-    result = run(*here, '--ask=true', input=lines)
-    shown = result.stdout
-    assert result.returncode == 0 and shown.count('  -> ') == 3 and 'not read' not in shown
-    # of so short a training a text may be empty, which is said
-    warned, = [line for line in result.stderr.splitlines() if 'are empty' not in line]
-    assert warned.startswith("warning: a [MASK in 'a [MASK:2-1] dog' is not a gap")
-    again = run(*here, f'--text={TEXT}').stdout
-    assert again.split('\n\n')[1].strip() in shown, 'the answer is that of --text'

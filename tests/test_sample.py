@@ -86,26 +86,6 @@ def test_a_remasking_sampler_has_the_law_of_its_chain_and_keeps_the_marginals(sc
         assert abs(share - m) < 5 * math.sqrt(m * (1 - m) / (N * L)) + 1e-12
 
 
-def test_reparam_masks_the_least_certain_again_and_the_others_keep_their_tokens():
-    """ With the likeliest token everywhere what it does can be foretold. """
-    back, K = 0, 4
-    for seed in range(20):
-        table, states = random_denoiser(seed), []
-        draw('reparam', table, K, n=1, temperature=0, on_step=lambda x: states.append(x[0].clone()))
-        state, certainty = torch.full((L,), MASK), torch.zeros(L, dtype=torch.float64)
-        for k, now in enumerate(states, 1):
-            logp, x = table[index(state)].log_softmax(-1).max(-1)
-            masked = state == MASK
-            certainty = torch.where(masked, logp, certainty)             # that of its release
-            expected = torch.where(masked, x, state)
-            again = certainty.argsort()[:L * (K - k) // K]
-            back += (~masked[again]).sum().item()
-            expected[again] = MASK
-            assert torch.equal(now, expected)
-            state = now
-    assert back > 0, 'nothing was taken back'
-
-
 def test_first_hitting_has_the_law_of_the_model_and_blocks_that_of_one_after_the_other():
     table, (p, optimal) = random_denoiser(), optimal_denoiser()
     assert chi_square_z(draw('first_hitting', table, L), any_order_law(table)) < 6
@@ -192,13 +172,13 @@ def test_given_tokens_never_change_and_nothing_stays_masked(name, block):
         assert torch.equal(tokens, STATES.repeat(4, 1)), 'the input was written into'
         for before, after in zip(states, states[1:]):
             changed = (before != MASK) & (after != before)
-            assert not changed.any() or name in ('remdm', 'reparam')
+            assert not changed.any() or name == 'remdm'
             assert (after[changed] == MASK).all() and not changed[given].any()
 
 
 @pytest.mark.parametrize('name', SAMPLERS)
 def test_the_clock_of_the_network_is_that_of_the_bound_or_of_the_schedule(name):
-    """ With tokens given (and always for first_hitting, confidence and reparam) the t with M(t) =
+    """ With tokens given (and always for first_hitting and confidence) the t with M(t) =
     n_masked / L per row; else the schedule's t. """
     for schedule in ('loglinear', 'cosine'):
         text = MaskedText(V, schedule)
@@ -212,7 +192,7 @@ def test_the_clock_of_the_network_is_that_of_the_bound_or_of_the_schedule(name):
                 return torch.zeros(len(positions), V)
             SAMPLERS[name](denoise, lambda logits: logits.argmax(-1), text, tokens, tokens != MASK,
                            4, torch.Generator().manual_seed(0))
-            if given_first or name in ('first_hitting', 'confidence', 'reparam'):
+            if given_first or name in ('first_hitting', 'confidence'):
                 for x, t in seen:
                     share = (x == MASK).double().mean(1)
                     assert torch.allclose(text.masked_share(t), share, atol=1e-6)
