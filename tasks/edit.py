@@ -136,8 +136,6 @@ def compare_edits(run, asked, written):
         carries.append(100.0 * (new in has and old not in has))
         kept.append(100.0 * n_kept / max(1, others.total()))
     exact = [100.0 * (spaced(out) == spaced(text)) for out, text in zip(written, asked.wanted)]
-
-    # as the encoder and the network read them
     raw = asked.raw_wanted
     embedded = encode(run, written)
     cosine = F.cosine_similarity(embedded.flatten(1), raw.flatten(1))
