@@ -43,7 +43,6 @@ quickstart() {
 writing() {
     write="$PY evaluate.py config/captions.py --out_dir=$1 --tasks=l2t $FOLDER"
     $write --sweep="sampler=autoregressive; rerank=1,24" $EVAL
-    $write --n=200 --sweep="sampler=autoregressive; rerank=24,150" $EVAL
     if [ "$2" = both ]; then
         $write --sweep="sampler=confidence; rerank=1" $EVAL
         $write --n=200 --sweep="sampler=confidence; rerank=24" $EVAL
@@ -121,11 +120,8 @@ WAYS = (
     ('from left to right, greedy', 'captions_seed0', 'autoregressive', 1, 1000),
     ('diffusion, nearest of 24 drafts', 'captions_seed0', 'confidence', 24, 200),
     ('from left to right, nearest of 24', 'captions_seed0', 'autoregressive', 24, 1000),
-    ('from left to right, nearest of 24', 'captions_seed0', 'autoregressive', 24, 200),
-    ('from left to right, nearest of 150', 'captions_seed0', 'autoregressive', 150, 200),
     ('a decoder alone, greedy', 'captions_decoder', 'autoregressive', 1, 1000),
     ('a decoder alone, nearest of 24', 'captions_decoder', 'autoregressive', 24, 1000),
-    ('a decoder alone, nearest of 150', 'captions_decoder', 'autoregressive', 150, 200),
 )
 
 
