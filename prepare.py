@@ -405,7 +405,8 @@ def finish(folder, plan, record, splits, tok, encode):
     if shapes and 'latent_stats.npz' not in files:           # else it is that of same_as
         stats = latent_stats(folder, splits['train']['shards'])
         if encode and encode.record['id'] == 'morgan':       # a wrong bit weighs as much as any
-            stats['std'][:] = np.sqrt(np.mean(stats['std'] ** 2))
+            live = stats['std'] > 0
+            stats['std'][live] = np.sqrt(np.mean(stats['std'][live] ** 2))
         check_stats(LatentStats(**stats))
         files |= write_files(folder, {'latent_stats.npz': as_bytes(np.savez, **stats)})
 

@@ -21,7 +21,7 @@ Samplers of text, from the network's logits to tokens. Every sampler is a functi
 
 A step from t to t_next, with M the masked share of the schedule:
     unmask    a masked position gets a token, with probability p_unmask
-    remask    a visible position becomes MASK again, with probability p_remask (remdm)
+    remask    a visible position becomes MASK again, with probability p_remask (remdm, dfm)
     The marginals stay those of training if  M_next = M_t (1 - p_unmask) + (1 - M_t) p_remask.
 
 The host knows which positions are masked, or at least how many (confidence). So no step waits for
@@ -213,37 +213,50 @@ def first_hitting(denoise, propose, text, tokens, known_mask, steps, rng, on_ste
 
 # ---- with remasking: a visible token may become MASK again, so the network can change its mind
 
-def remdm(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-          eta=0.02, **knobs):
+def remask(p_remask_of, denoise, propose, text, tokens, known_mask, steps, rng,
+           on_step=no_callback, **knobs):
     """
-    From t to t_next, with alpha = 1 - M:                                ReMDM arXiv:2503.00307
-        p_remask = min(eta, M_next / alpha_t),          eta at alpha_t = 0
-        p_unmask = (alpha_next - (1 - p_remask) alpha_t) / (1 - alpha_t)
-    The second line keeps the marginals of ancestral. The last step unmasks all that is left.
+    From t to t_next, with p_remask = p_remask_of(M_t, M_next):
+        p_unmask = 1 - (M_next - (1 - M_t) p_remask) / M_t
+    So the marginals are those of ancestral, and the last step unmasks all that is left.
     """
     tokens, masked, model_time = init_state(text, tokens, known_mask)
     free = masked
     for t, t_next in schedule_times(steps):
+        # in the first step nothing is visible, so there is nothing to remask
+        M_t = float(text.masked_share(t))
         M_next = float(text.masked_share(t_next))
-        alpha_t = 1 - float(text.masked_share(t))
-        alpha_next = 1 - M_next
-        p_remask = min(eta, M_next / alpha_t) if alpha_t > 0 else eta
-        p_unmask = (alpha_next - (1 - p_remask) * alpha_t) / (1 - alpha_t)
-        if t_next == 0:
-            p_unmask, p_remask = 1, 0
+        p_remask = p_remask_of(M_t, M_next) if M_t < 1 else 0
+        p_unmask = 1 - (M_next - (1 - M_t) * p_remask) / M_t
 
         # one coin per position: a position is either masked or visible
         coin = torch.rand(masked.shape, generator=rng)
         unmask = masked & (coin < p_unmask)
-        remask = free & ~masked & (coin < p_remask)
+        again = free & ~masked & (coin < p_remask)
 
         # a token for those that are unmasked, MASK for those that are remasked
         model_t = model_time(masked.sum(1), t.expand(len(masked)))       # (B,)
         said = write_at(unmask, denoise, propose, tokens, model_t)
-        tokens.masked_fill_(to_device(remask, tokens), text.mask_id)
-        masked = (masked & ~unmask) | remask
+        tokens.masked_fill_(to_device(again, tokens), text.mask_id)
+        masked = (masked & ~unmask) | again
         on_step(tokens, *said)
     return tokens
+
+
+def remdm(*args, eta=0.02, **knobs):
+    """ p_remask = min(eta, M_next / (1 - M_t))                          ReMDM arXiv:2503.00307 """
+    return remask(lambda M_t, M_next: min(eta, M_next / (1 - M_t)), *args, **knobs)
+
+
+def dfm(*args, alpha=1.5, **knobs):
+    """
+    Discrete flow matching with its corrector.         arXiv:2407.15595, whose time runs from 0 to 1
+        p_remask = min(1, M_next (1 - r^(alpha-1)) / (1 - M_t)),    r = M_next / M_t
+    alpha = 1 is ancestral.
+    """
+    def p_remask_of(M_t, M_next):
+        return min(1, M_next * (1 - (M_next / M_t) ** (alpha - 1)) / (1 - M_t))
+    return remask(p_remask_of, *args, **knobs)
 
 
 # ---- in search of likely texts: not samples of the model's distribution
@@ -313,6 +326,7 @@ SAMPLERS = {
     'first_hitting': first_hitting,
     'confidence': confidence,
     'remdm': remdm,
+    'dfm': dfm,
 }
 
 

@@ -78,6 +78,8 @@ def find_encoder(name, device='cpu', batch_size=64, **chosen):
     rows = TABLE | {row['id']: row for row in TABLE.values()}
     row = rows.get(name, dict(id=name))
     if name == 'morgan':
+        if any(value is not None for value in chosen.values()):
+            raise ValueError('encoder=morgan has no settings: leave out pooling, encoder_dims, ...')
         return load_encoder(row)
     where, revision = find_folder(row['id'], row.get('revision'))
     copies = {row['revision']: row for row in TABLE.values() if 'revision' in row}

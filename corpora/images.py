@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from corpora.patches import image_patches, to_patches
-from corpora.readers import Document, inside, read_records, text_of
+from corpora.readers import RECORDS, Document, inside, kind_of, text_of
 
 DIGITS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
 
@@ -26,7 +26,7 @@ def read_images(source):
                          f'or metadata.jsonl of file_name and {source.field}')
 
     # its records; the image itself is read when its latents are asked for
-    for record, where in read_records(lists[0], source):
+    for record, where in RECORDS[kind_of(lists[0])](lists[0], source):
         file_name = text_of(record, 'file_name', where)
         text = text_of(record, source.field, where)
         path = inside(folder, file_name, where)

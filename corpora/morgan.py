@@ -1,25 +1,15 @@
 """
 morgan: the Morgan fingerprint of a molecule, whose text is SMILES, by RDKit.
 
-    latents = Morgan()(['CCO'])          # (n, 1, 2048) float32, bits: 0 or 1
-
-A bit says that some atom has certain others at most two bonds away. What is no molecule has none.
+    latents = Morgan()(['CCO'])          # (n, 1, 2048) float32, bits: 0 or 1; no molecule: all 0
 """
 import numpy as np
 
 
 class Morgan:
     truncated = 0
-    record = dict(
-        id='morgan',
-        revision='1',
-        pooling=None,
-        prefix='',
-        normalize=False,
-        dimension=2048,
-        max_length=None,
-        dtype='float32',
-        language=None)
+    record = dict(id='morgan', revision='1', pooling=None, prefix='', normalize=False,
+                  dimension=2048, max_length=None, dtype='float32', language=None)
 
     def __init__(self):
         try:

@@ -12,6 +12,7 @@ To add a kind of file, write a generator of (record, where) and name its ending 
 """
 import codecs
 import csv
+import functools
 import gzip
 import io
 import itertools
@@ -22,6 +23,7 @@ import zlib
 from typing import NamedTuple
 
 from corpora.tokenizers import RESIDUES
+from runs.console import warn
 from runs.files import short
 
 NOT_TEXT = ('.json', '.tar')   # they would pass as text
@@ -49,6 +51,7 @@ LONGEST = 2**24                # characters of a record's line or text: a quote 
 LONGEST_LINE = 2**28           # of plain text, and of a document of it: text8 is one line
 ROWS = 4                       # of a parquet file that are read at a time: a small file may hold
                                # texts of any length
+warn_once = functools.cache(warn)
 
 
 class Document(NamedTuple):
@@ -67,18 +70,16 @@ def read_file(path, source, counts):
     """ The texts of one file. """
     kind = kind_of(path)
     if kind in RECORDS:
-        for record, where in read_records(path, source):
+        for record, where in RECORDS[kind](path, source):
             yield text_of(record, source.field, where)
     elif kind in FASTA:
         yield from read_fasta(path, lines_of(path, source), counts)
     else:
+        look = looks_like(path, source)
+        if look and os.environ.get('RANK', '0') == '0':
+            warn_once(f'{path} is read as plain text, but looks like {look}: name it so')
         lines = lines_of(path, source)
         yield from lines if source.split_on == 'line' else read_blocks(path, lines, source.split_on)
-
-
-def read_records(path, source):
-    """ (record, where) of a file of records, each a dict. Blank lines are passed over. """
-    return RECORDS[kind_of(path)](path, source)
 
 
 def text_of(record, field, where):
@@ -147,6 +148,19 @@ def check_beginning(path, begin):
             raise ValueError(f'{path}: {kind}, expected UTF-8: convert it, or {hint}')
 
 
+def looks_like(path, source):
+    """ The ending that the first two lines of a text file call for, or ''. """
+    lines = filter(None, map(str.strip, lines_of(path, source)))
+    first = next(lines, '')
+    second = next(lines, '')
+    if re.fullmatch(r'\[|\[?\s*{("(\\.|[^"\\])*"\s*:.*)?', first):
+        return '.jsonl'
+    if first.startswith('>') and re.fullmatch('[A-Za-z*-]{5,}', second):
+        return '.fasta'
+    cells = re.split('[,\t]', first)
+    return '.csv or .tsv' if source.field in cells and len(cells) > 1 else ''
+
+
 def read_blocks(path, lines, split_on):
     """ The texts between blank lines; split_on='file': all of it; else between the lines that are
     split_on. """
@@ -178,7 +192,6 @@ GAP = re.compile('[.-]')
 UNKNOWN = re.compile(f'[^{re.escape(RESIDUES)}]')
 COMMENTS = (';', '#', '!')
 SEQUENCE = re.compile('[A-Za-z*.-]+')                        # residues, gaps and stops
-PIR = re.compile('>(P1|F1|DL|DC|RL|RC|N1|N3|XX);')           # its records have a line of words
 
 
 def read_fasta(path, lines, counts):
@@ -200,8 +213,6 @@ def read_fasta(path, lines, counts):
                 counts['nucleotides'] += bool(NUCLEOTIDES.fullmatch(sequence))
                 yield sequence
             sequence = ''
-        if PIR.match(line):
-            raise ValueError(f'{where}: found {short(line)}, a record of PIR: convert it to FASTA')
         if not line or line.startswith(('>', *COMMENTS)):
             continue
         if sequence is None or not SEQUENCE.fullmatch(line):

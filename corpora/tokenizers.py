@@ -19,6 +19,7 @@ LONGEST_PIECE = 252            # bytes that BPE joins at most. To fit a word tak
                                # length; whole characters of 1, 2, 3 or 4 bytes fill a piece
 RESIDUES = 'LAGVSERTIDPKQNFYMHWCXBUZO.-'         # ESM's letters, in ESM's order
 SMILES = ('Cl', 'Br', '[nH]', *map(chr, range(32, 127)))     # atoms of two letters or more first
+PIECES = dict(esm=RESIDUES, smiles=SMILES)
 
 
 class Tokenizer:
@@ -62,10 +63,8 @@ def load_tokenizer(folder_or_name):
         name = meta['tokenizer']['kind']
     if name == 'byte':
         return byte_tokenizer()
-    if name == 'esm':
-        return piece_tokenizer(name, RESIDUES)
-    if name == 'smiles':
-        return piece_tokenizer(name, SMILES)
+    if name in PIECES:
+        return piece_tokenizer(name, PIECES[name])
     return tiktoken_tokenizer(name)
 
 # -----------------------------------------------------------------------------
@@ -77,8 +76,7 @@ def byte_tokenizer():
 
 
 def piece_tokenizer(kind, pieces):
-    """ An id for each piece; where two begin at a place, the first of them is taken. EOS, PAD and
-    MASK are ours, not ESM's. """
+    """ An id for each piece; where two begin at a place, the first of them is taken. """
     id_of = {piece: i for i, piece in enumerate(pieces)}
     cut = re.compile('|'.join(map(re.escape, pieces)) + '|.', re.DOTALL)
 

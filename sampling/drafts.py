@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from samplers import part_of_step
 from sampling.writing import blank, tidied, write
 
-ROUNDS = 6
+ROUNDS = 6                     # at most, with at least AIMS drafts in each
 AIMS = 4
 HIT = 0.999                    # the cosine of a draft that needs no others
 
@@ -33,9 +33,10 @@ def nearest_drafts(run, raw, knobs, lengths_of, on_step):
     lengths_of (n, L): as in Run.write. """
     found = [[] for _ in raw]                              # the nearest first
     missed = list(range(len(raw)))
-    for i in range(min(ROUNDS, knobs.rerank)):
+    n_rounds = min(ROUNDS, max(1, knobs.rerank // AIMS))
+    for i in range(n_rounds):
         # write K drafts of each text, from its aims in turn
-        K = part_of_step(knobs.rerank, i, ROUNDS)
+        K = part_of_step(knobs.rerank, i, n_rounds)
         text_of = [j for j in missed for _ in range(K)]
         nearest = [found[j][:AIMS] or [Draft(-1, '', raw[j])] for j in missed]
         aims = torch.stack([some[k % len(some)].aim for some in nearest for k in range(K)])

@@ -18,7 +18,7 @@ class SamplingKnobs:
     """ A value of another type raises ValueError, and so does one against the rule beside it. """
     # ---- text
     sampler: str = ''               # '' | autoregressive | ancestral | cached | first_hitting |
-                                    # confidence | remdm
+                                    # confidence | remdm | dfm
                                     # '': chosen by the direction (docs/sampling.md)
     steps: int | None = None        # None | int [1, 1e6]: network calls; None: one per token for
                                     # confidence and first_hitting, else 128; autoregressive has
@@ -35,6 +35,7 @@ class SamplingKnobs:
     by_importance: bool = False     # confidence: uncertainty counts as much as the token is
                                     # important, where the run has learned that
     eta: float = 0.02               # [0, 1]; remdm: how much is masked again
+    alpha: float = 1.5              # [1, 2]; dfm: 1 is ancestral, up to 2: how much is masked again
     self_correct: int = 0           # [0, 1e6]; gidd: rounds in which a finished text is mended, a
                                     # token each
     temperature: float | None = None    # None | [0, 100]: 0 takes the likeliest token; None: chosen
@@ -52,11 +53,9 @@ class SamplingKnobs:
                                     # least one
     # ---- latents
     solver: str = ''                # '' | ddim | dpmpp_2m | heun | ancestral; '': ancestral where
-                                    # a latent is drawn from nothing, as what the others draw
-                                    # differs too little; else dpmpp_2m
+                                    # a latent is drawn from nothing, else dpmpp_2m
     latent_steps: int | None = None     # None | int [1, 1e5]; None: 1 where one vector is made from
-                                    # a text: the mean of what fits the text, which is nearest to
-                                    # the encoder's and hardly differs between draws; else 32
+                                    # a text: the mean of what fits it; else 32
     # ---- how
     sample_batch: int = 128         # [1, 65536]: rows per network call, at most: where so many rows
                                     # would need more than 6 GB, fewer

@@ -2,6 +2,8 @@
 Latents, made by diffusion: of texts, of nothing, or with a text of their own.
 Letters: n texts, L text tokens, N latent vectors, D latent dims.
 """
+from dataclasses import replace
+
 import torch
 
 from samplers import no_callback
@@ -50,5 +52,5 @@ def write_both(run, n, knobs, on_step=no_callback):
 
     tokens, known_mask = blank(run, n, knobs)
     tokens = write(run, tokens, known_mask, plan, knobs, on_step=on_step)
-    z = make_latents(run, tidied(run, tokens), n, knobs)
+    z = make_latents(run, tidied(run, tokens), n, replace(knobs, seed=knobs.seed + 1))
     return tokens, z

@@ -115,6 +115,7 @@ class Reader:
         if latents is not None:
             latents, self.row_of = latents.unique(dim=0, return_inverse=True)
             R = len(latents)
+        self.n_rows = R
         no_tokens = self.row_of.new_empty((R, 0))
         _, latent, condition = model.embed_inputs(no_tokens, latents, t_text[:R], t_latent[:R])
 
@@ -162,10 +163,15 @@ class Reader:
     def keep(self, texts):
         """ Goes on with these texts (B,); one may stand there several times. """
         self.row_of = self.row_of[texts]
+        self.n_rows = 0                                    # not known
 
     def share(self, tokens, has_ended):
         """ One row for all texts that have read the same, and read the same of tokens (B, new) now.
         Returns what the rows read, (R, new). """
+        # each has a row of its own: only every eighth token asks for more, as a card waits for it
+        if self.n_rows == len(tokens) and self.n_read % 8:
+            return tokens[self.row_of.argsort()]
+
         # a text that has ended needs no row: it joins one that goes on
         reads = torch.cat([self.row_of[:, None], tokens], 1)             # (B, 1 + new)
         other = reads[has_ended.byte().argmin()]
@@ -181,6 +187,7 @@ class Reader:
         row = before.clone()
         row[~stays] = is_free.nonzero().flatten()
         self.row_of = row[kind]
+        self.n_rows = len(row)
 
         # what was read goes along
         moves = row != before

@@ -247,7 +247,7 @@ class Run:
         return self.decode(tokens)
 
     def sample(self, n, **knobs):
-        """ A list of n texts: from both clocks where the run has learned that, else text alone. """
+        """ A list of n texts, with latents of their own where the run has learned that. """
         if self.can('unconditional'):
             return self.sample_both(n, **knobs)[0]
         return self.sample_text(n, **knobs)
@@ -274,7 +274,7 @@ class Run:
         return self.raw_latents(make_latents(self, None, n, SamplingKnobs(**knobs)))
 
     def sample_both(self, n, on_step=no_callback, **knobs):
-        """ n texts, and the latents that were made along with them. """
+        """ n texts, and a latent of each. """
         self.check('unconditional')
         tokens, z = write_both(self, n, SamplingKnobs(**knobs), on_step)
         return self.decode(tokens), self.raw_latents(z)

@@ -6,8 +6,8 @@ first calls of a process); and what the latents are like (describe_latents; copi
 with a training latent is above .95).
 Controls: data, the texts, and as many training latents; shuffled, another sample's latent;
 text_first, where the network also writes so: a text from left to right, of no latent, then its
-latent in one step; latent_first, a latent, then its text; gaussian, the same from the normal law
-with the mean and covariance of training latents.
+latent in one step; latent_first, a latent of nothing; gaussian, one of the normal law with the mean
+and covariance of training latents, then its text.
 """
 import math
 
@@ -50,20 +50,18 @@ def measure(run, ctx):
                                    latent_steps=1)
         tokens = write(run, *blank(run, ctx.n, knobs), None, knobs)
         pairs[RIVAL] = run.decode(tokens), run.embed(tokens, **vars(knobs))
-    for control, some in latents.items():
-        texts = run.write(latents=some, sample_batch=ctx.knobs['sample_batch'])
-        pairs[control] = texts, some
+    for control in ('gaussian', 'data'):
+        texts = run.write(latents=latents[control], sample_batch=ctx.knobs['sample_batch'])
+        pairs[control] = texts, latents[control]
     for control, (texts, some) in pairs.items():
         embedded = encode(run, texts)
         cosine = F.cosine_similarity(embedded.flatten(1), some.flatten(1))
         figures.enter(control, {'coherence': cosine})
 
         # what the text is like by itself
-        if run.next_token and control != 'shuffled':
+        if run.next_token and control not in ('shuffled', 'data'):
             distance = describe_latents(embedded, ctx.raw)['frechet']
-            nats = run.nats(texts)
-            figures.enter(control, {'text_frechet': distance,
-                                    'nats': nats})
+            figures.enter(control, {'text_frechet': distance, 'nats': run.nats(texts)})
     return figures
 
 

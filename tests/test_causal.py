@@ -245,7 +245,7 @@ def test_the_default_writes_from_left_to_right_and_every_sampler_still_fills_mas
         assert torch.equal(written, tokens), (guidance, s)
 
     # masks are filled as ever; what is known before them is continued
-    for sampler in ('confidence', 'ancestral', 'first_hitting', 'remdm',
+    for sampler in ('confidence', 'ancestral', 'first_hitting', 'remdm', 'dfm',
                     'cached'):
         assert (l2t(run, z, sampler=sampler, steps=4) < run.text.mask_id).all()
     known = torch.full((3, run.L), run.text.mask_id)

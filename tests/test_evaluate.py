@@ -235,10 +235,8 @@ def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
     # the mean cosine with the shuffled one
     shared = (raw[other] * raw).sum((1, 2)).mean().item()
 
-    n_embedded = []
-    run.encoder = lambda texts: n_embedded.append(len(texts)) or embed(None, texts)
+    run.encoder = lambda texts: embed(None, texts)
     r = flat(l2t.measure(run, ctx))
-    assert n_embedded.count(3 * 6) == 3, 'drafts of ours, shuffled and null'
     assert r['exact'] == r['retrieval@1'] == 100 and r['cosine'] == pytest.approx(1)
     assert r['shuffled/exact'] == 0 and r['shuffled/cosine'] == pytest.approx(shared, abs=1e-6)
     assert r['null/exact'] == pytest.approx(100 / 6) and r['nearest/cosine'] == pytest.approx(.5)

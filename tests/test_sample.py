@@ -59,7 +59,7 @@ def shares(schedule, steps):
 
 @pytest.mark.parametrize('schedule, steps', [('loglinear', 1), ('loglinear', 2), ('cosine', 5)])
 @pytest.mark.parametrize('name, knobs', [
-    ('ancestral', {}), ('cached', {}), ('remdm', dict(eta=0.0))])
+    ('ancestral', {}), ('cached', {}), ('remdm', dict(eta=0.0)), ('dfm', dict(alpha=1.0))])
 def test_without_remasking_samplers_have_the_law_of_the_ancestral_chain(name, knobs, steps,
                                                                         schedule):
     table, M = random_denoiser(), shares(schedule, steps)
@@ -74,12 +74,21 @@ def remdm_chain(M, eta):
         yield (a_s - (1 - g) * a_t) / (1 - a_t), g
 
 
-@pytest.mark.parametrize('schedule', ['loglinear', 'cosine'])
-def test_a_remasking_sampler_has_the_law_of_its_chain_and_keeps_the_marginals(schedule):
+def dfm_chain(M, alpha):
+    for m_t, m_s in zip(M, M[1:]):
+        g = 0. if m_t == 1 else min(1, m_s * (1 - (m_s / m_t) ** (alpha - 1)) / (1 - m_t))
+        yield 1 - (m_s - (1 - m_t) * g) / m_t, g
+
+
+@pytest.mark.parametrize('name, schedule, chain_of, knobs', [
+    ('remdm', 'loglinear', remdm_chain, dict(eta=.3)),
+    ('dfm', 'loglinear', dfm_chain, dict(alpha=2.)), ('dfm', 'cosine', dfm_chain, dict(alpha=1.5))])
+def test_remasking_samplers_have_the_law_of_their_chain_and_keep_the_marginals(
+        name, schedule, chain_of, knobs):
     table, M, states = random_denoiser(), shares(schedule, 4), []
-    out = draw('remdm', table, 4, schedule=schedule, eta=.3,
+    out = draw(name, table, 4, schedule=schedule, **knobs,
                on_step=lambda x: states.append((x == MASK).double().mean().item()))
-    assert chi_square_z(out, release_chain(table, list(remdm_chain(M, .3)))) < 6
+    assert chi_square_z(out, release_chain(table, list(chain_of(M, **knobs)))) < 6
     ancestral = chain_law(table, [(m - m_s) / m for m, m_s in zip(M, M[1:])])
     assert chi_square_z(out, ancestral) > 10, 'it is another chain than ancestral'
     for share, m in zip(states, M[1:]):
@@ -163,7 +172,7 @@ def test_importance_weighs_the_uncertainty_of_what_is_proposed(score):
 def test_given_tokens_never_change_and_nothing_stays_masked(name, block):
     tokens = STATES.repeat(4, 1)
     given = tokens != MASK
-    knobs = {'eta': .5} if name == 'remdm' else {}
+    knobs = {'remdm': {'eta': .5}, 'dfm': {'alpha': 2.}}.get(name, {})
     for steps in (1, 3, 7):
         states = [tokens]
         out = draw(name, random_denoiser(), steps, tokens=tokens, given=given, block=block,
@@ -172,7 +181,7 @@ def test_given_tokens_never_change_and_nothing_stays_masked(name, block):
         assert torch.equal(tokens, STATES.repeat(4, 1)), 'the input was written into'
         for before, after in zip(states, states[1:]):
             changed = (before != MASK) & (after != before)
-            assert not changed.any() or name == 'remdm'
+            assert not changed.any() or name in ('remdm', 'dfm')
             assert (after[changed] == MASK).all() and not changed[given].any()
 
 
@@ -345,7 +354,7 @@ def test_drafts_correct_their_aim_by_what_the_nearest_have_missed_and_a_hit_ends
     monkeypatch.setattr(drafts, 'tidied', lambda run, tokens: tokens)
     run = toy_run(encoder=lambda texts: torch.tensor([eval(text) for text in texts]))
     run.decode = lambda tokens: [str(x) for x in tokens.tolist()]
-    found = run.encode(run.write(latents=raw, rerank=22))
+    found = run.encode(run.write(latents=raw, rerank=24))
 
     assert [len(z) for z in rows[:3]] == [12, 8, 8], 'the third is hit at once'
     assert rows[0].equal(raw.repeat_interleave(4, 0))

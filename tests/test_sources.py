@@ -185,6 +185,16 @@ def test_each_real_file_of_a_folder_comes_once(tmp_path):
         texts(folder)
 
 
+@pytest.mark.parametrize('text, end', [
+    ('\n{"text": "one"}\n', '.jsonl'), ('[\n  {"text": 1}', '.jsonl'), ('>a\nMKTAYIAK\n', '.fasta'),
+    ('id,text\n1,one\n', '.csv'), ('id\ttext\n1\tone\n', '.csv'), ('{curly} words, text\n', ''),
+    ('> quoted\nmail', ''), ('[1] a note', ''), ('PAR1 binds', '')])
+def test_a_text_that_looks_like_another_kind_of_file_is_named_once(tmp_path, capsys, text, end):
+    (tmp_path / 'a.txt').write_text(text)
+    assert texts(tmp_path / 'a.txt') == texts(tmp_path / 'a.txt')
+    err = capsys.readouterr().err
+    assert err.count('\n') == bool(end) and (not end or f'looks like {end}' in err)
+
 # -----------------------------------------------------------------------------
 # The hub
 
@@ -231,10 +241,10 @@ def test_fasta_records_are_sequences_and_what_is_no_residue_is_counted(tmp_path,
 
 
 @pytest.mark.parametrize('line', ['MK7A', 'a comment about the helix', '//', 'MKT@A', '40 40 38',
-                                  'MK\u017fT', 'MKT,AYI', '>P1;CRAB_ANAPL'])
+                                  'MK\u017fT', 'MKT,AYI'])
 def test_a_line_that_is_no_sequence_stops_with_its_file_and_line(tmp_path, line):
     (tmp_path / 'a.fa').write_text(f'>a\nMKT\n>b\n{line}\nMKT\n')
-    with pytest.raises(ValueError, match='a.fa, line 4: found .*(expected residues|of PIR)'):
+    with pytest.raises(ValueError, match='a.fa, line 4: found .*expected residues'):
         read_all(input=tmp_path)
     (tmp_path / 'a.fa').write_text('MKV\n')
     with pytest.raises(ValueError, match='a.fa, line 1: found .*expected ">name"'):
