@@ -102,7 +102,11 @@ def mean_by_clock(entry):
     """ An entry with the training error of the latents as a mean over the four bins of the clock:
     per row that has this loss, as in validation. The loss in the log is per row of a batch. """
     errors = [error for error in entry.get('latent_mse_by_t', []) if error is not None]
-    return entry | dict(latent_mse=sum(errors) / len(errors)) if errors else entry
+    if not errors:
+        return entry
+    n_bins = len(errors)
+    mean = sum(errors) / n_bins
+    return entry | dict(latent_mse=mean)
 
 
 def draw_loss(axis, entries, stream):
@@ -113,7 +117,8 @@ def draw_loss(axis, entries, stream):
         validation = dict(val_text='validation', val_causal='validation, left to right')
         unit = 'nats per token, PAD not counted'
     else:
-        training, validation = dict(latent_mse='training'), dict(val_latent='validation')
+        training = dict(latent_mse='training')
+        validation = dict(val_latent='validation')
         unit = 'squared error per dimension'
         entries = list(map(mean_by_clock, entries))
     draw_series(axis, entries, training)
@@ -136,7 +141,9 @@ def put_legend(axis):
 
 def draw_by_clock(axis, entries, stream):
     """ A stream's error in four bins of its clock. """
-    name = 'text_nll_by_t' if stream == 'text' else 'latent_mse_by_t'
+    name = 'latent_mse_by_t'
+    if stream == 'text':
+        name = 'text_nll_by_t'
     for i in range(4):
         points = [(e['step'], e[name][i]) for e in entries
                   if name in e and e[name][i] is not None]
@@ -162,7 +169,10 @@ def draw_curves(entries, plt):
     draw_series(left, entries, dict(grad_norm='gradient norm'))
     skipped = [skip['step'] for e in entries for skip in e.get('skips', [])]
     for i, step in enumerate(skipped):
-        left.axvline(step, color='red', linewidth=0.8, label='skipped steps' if i == 0 else None)
+        label = None
+        if i == 0:
+            label = 'skipped steps'
+        left.axvline(step, color='red', linewidth=0.8, label=label)
     left.set(xlabel='step')
     label_log(left)
 
@@ -201,7 +211,9 @@ def read_sweeps(records, metric):
         if knob in STEPS:
             same = {name: record[name] for name in ('n', 'texts', 'point', 'knobs')}
             x = find(records, task, 'calls', **same)['value']
-        line = setting if knob and setting else task
+        line = task
+        if knob and setting:
+            line = setting
         lines = panels.setdefault((panel, knob), {})
         lines.setdefault(line, []).append((x, record['value'], record['se'] or 0.0))
     return panels
@@ -216,8 +228,10 @@ def draw_sweeps(panels, metric, plt):
     for axis, ((panel, knob), lines) in zip(axes.flat, panels.items()):
         for label, line in lines.items():
             axis.errorbar(*zip(*sorted(line)), marker='o', capsize=2, label=label)
-        axis.set(xlabel='network calls per text' if knob in STEPS else knob, ylabel=metric,
-                 title=panel)
+        x = knob
+        if knob in STEPS:
+            x = 'network calls per text'
+        axis.set(xlabel=x, ylabel=metric, title=panel)
         if knob in (*STEPS, 'rerank'):
             axis.set_xscale('log', base=2)
             axis.xaxis.set_major_formatter('{x:g}')
@@ -263,7 +277,8 @@ def draw(plt):
         path = os.path.join(out_dir, 'results.json')
         check_file(path, 'run evaluate.py first')
         return draw_sweeps(read_sweeps(read_results(path), metric), metric, plt)
-    return draw_curves(read_log(os.path.join(out_dir, LOG)), plt)
+    entries = read_log(os.path.join(out_dir, LOG))
+    return draw_curves(entries, plt)
 
 
 def make_report():
@@ -274,7 +289,8 @@ def make_report():
     from tasks.common import load_texts
 
     def losses():
-        figure = draw_curves(read_log(os.path.join(out_dir, LOG)), pyplot())
+        entries = read_log(os.path.join(out_dir, LOG))
+        figure = draw_curves(entries, pyplot())
         figure.tight_layout()
         file = io.BytesIO()
         figure.savefig(file, format='svg')
@@ -287,7 +303,8 @@ def make_report():
         if not dataset and os.path.isfile(ten):
             with open(os.path.join(out_dir, 'ten.txt'), encoding='utf-8') as f:
                 texts = f.read().splitlines()[:n]
-            return texts, torch.from_numpy(np.load(ten)[:n, None])
+            raw = np.load(ten)[:n, None]
+            return texts, torch.from_numpy(raw)
 
         folder = dataset_folder(dataset or run.config['dataset'])
         texts, _, raw = load_texts(run, folder, n, seed=0)
@@ -301,7 +318,10 @@ def main():
     with stop_on_error():
         # an export, such as weights/captions, stays as it was published
         folder = out_dir if os.path.isfile(os.path.join(out_dir, LOG)) else '.'
-        path = save or os.path.join(folder, 'report.html' if what == 'report' else f'{what}.png')
+        name = f'{what}.png'
+        if what == 'report':
+            name = 'report.html'
+        path = save or os.path.join(folder, name)
         if what == 'report':
             write_text(path, make_report())
         else:

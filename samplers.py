@@ -78,15 +78,6 @@ def make_propose(temperature, nucleus, rng):
     return propose
 
 
-def certainty_of(logits, x, score):
-    """ (P,) from logits (P, V) and proposed tokens x (P,): higher is more certain.
-    score: margin, p of the best minus p of the second; else log p(x). """
-    if score == 'margin':
-        best_two = logits.softmax(-1).topk(2, -1).values
-        return best_two[..., 0] - best_two[..., 1]
-    return log_p_of(logits, x)
-
-
 def log_p_of(logits, x):
     """ log p(x) (P,) of tokens x (P,) under logits (P, V). """
     logit = logits.gather(-1, x[:, None]).squeeze(-1)
@@ -262,12 +253,10 @@ def dfm(*args, alpha=1.5, **knobs):
 # ---- in search of likely texts: not samples of the model's distribution
 
 def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-               score='top1', prefer='certain', end_penalty=0.0, ends=None, importance=None,
-               **knobs):
+               prefer='certain', end_penalty=0.0, ends=None, importance=None, **knobs):
     """
     Propose x ~ Cat(p) at every masked position, and unmask the most certain ones. The n masked
     positions of a row are spread evenly over the steps.                 MaskGIT arXiv:2202.04200
-    score       top1: p of the proposal;  margin: p of the best minus p of the second
     prefer      certain, or uncertain: the opposite order
     end_penalty nats that are subtracted from the certainty of a proposed EOS or PAD. The end of a
                 text is certain early, from the right inwards: without a penalty texts are too short
@@ -288,14 +277,12 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
         model_t = model_time(left.squeeze(1))                            # (B,)
         logits = denoise(tokens, model_t, positions)                     # (P, V)
         x = propose(logits)                                              # (P,)
-        certainty = certainty_of(logits, x, score)                       # (P,)
+        certainty = log_p_of(logits, x)                                  # (P,)
         proposal = tokens.clone()
         scatter_at(proposal, positions, x)
 
         # what weighs on the certainty
         if importance:
-            if score == 'margin':
-                certainty = certainty - 1                                # so that 0 is certain
             weight = importance(proposal).flatten()
             certainty = certainty * weight[to_device(positions, tokens)]
         if prefer == 'uncertain':

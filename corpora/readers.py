@@ -151,8 +151,7 @@ def check_beginning(path, begin):
 def looks_like(path, source):
     """ The ending that the first two lines of a text file call for, or ''. """
     lines = filter(None, map(str.strip, lines_of(path, source)))
-    first = next(lines, '')
-    second = next(lines, '')
+    first, second = next(lines, ''), next(lines, '')
     if re.fullmatch(r'\[|\[?\s*{("(\\.|[^"\\])*"\s*:.*)?', first):
         return '.jsonl'
     if first.startswith('>') and re.fullmatch('[A-Za-z*-]{5,}', second):

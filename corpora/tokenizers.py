@@ -19,7 +19,6 @@ LONGEST_PIECE = 252            # bytes that BPE joins at most. To fit a word tak
                                # length; whole characters of 1, 2, 3 or 4 bytes fill a piece
 RESIDUES = 'LAGVSERTIDPKQNFYMHWCXBUZO.-'         # ESM's letters, in ESM's order
 SMILES = ('Cl', 'Br', '[nH]', *map(chr, range(32, 127)))     # atoms of two letters or more first
-PIECES = dict(esm=RESIDUES, smiles=SMILES)
 
 
 class Tokenizer:
@@ -63,8 +62,8 @@ def load_tokenizer(folder_or_name):
         name = meta['tokenizer']['kind']
     if name == 'byte':
         return byte_tokenizer()
-    if name in PIECES:
-        return piece_tokenizer(name, PIECES[name])
+    if pieces := dict(esm=RESIDUES, smiles=SMILES).get(name):
+        return piece_tokenizer(name, pieces)
     return tiktoken_tokenizer(name)
 
 # -----------------------------------------------------------------------------

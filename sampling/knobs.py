@@ -27,11 +27,9 @@ class SamplingKnobs:
                                     # lengths (proteins); 0: drawn from the training texts'
     block_size: int = 0             # [0, 65536]: unmask only the leftmost unfinished block of so
                                     # many positions; 0: all at once
-    score: str = 'top1'             # top1 | margin: confidence
     prefer: str = 'certain'         # certain | uncertain; confidence: what is unmasked first
-    end_penalty: float = 3.0        # [0, inf); confidence: off the certainty of EOS and PAD (nats,
-                                    # for score=top1), as texts that end when that is certain are
-                                    # too short
+    end_penalty: float = 3.0        # [0, inf); confidence: nats off the certainty of EOS and
+                                    # PAD, as texts that end when that is certain are too short
     by_importance: bool = False     # confidence: uncertainty counts as much as the token is
                                     # important, where the run has learned that
     eta: float = 0.02               # [0, 1]; remdm: how much is masked again

@@ -22,8 +22,7 @@ def near(value, truth, by=1e-5):
 def drawn_from(drawn, law, n=20_000):
     """ Shares of n draws lie within 5 standard errors of their law. """
     drawn, law = (torch.as_tensor(x, dtype=torch.float64) for x in (drawn, law))
-    error = (law * (1 - law) / n).clamp(min=0).sqrt()
-    return bool(((drawn - law).abs() <= 5 * error + 1e-9).all())
+    return bool(((drawn - law).abs() <= 5 * (law * (1 - law) / n).clamp(min=0).sqrt() + 1e-9).all())
 
 
 def first_hitting(found):

@@ -16,7 +16,7 @@ from diffusion import MaskedText
 from encoders import far_off
 from launch import run_each
 from processes.gidd import GIDD
-from samplers import SAMPLERS, certainty_of, in_blocks, make_propose, no_callback, nucleus_filter
+from samplers import SAMPLERS, in_blocks, make_propose, no_callback, nucleus_filter
 from sampling import drafts
 from sampling.inputs import JSON_LINES, NO_LINES, pack, read_latents, read_texts
 from sampling.knobs import SamplingKnobs
@@ -83,8 +83,7 @@ def dfm_chain(M, alpha):
 @pytest.mark.parametrize('name, schedule, chain_of, knobs', [
     ('remdm', 'loglinear', remdm_chain, dict(eta=.3)),
     ('dfm', 'loglinear', dfm_chain, dict(alpha=2.)), ('dfm', 'cosine', dfm_chain, dict(alpha=1.5))])
-def test_remasking_samplers_have_the_law_of_their_chain_and_keep_the_marginals(
-        name, schedule, chain_of, knobs):
+def test_remasking_has_the_law_of_its_chain_and_keeps_marginals(name, schedule, chain_of, knobs):
     table, M, states = random_denoiser(), shares(schedule, 4), []
     out = draw(name, table, 4, schedule=schedule, **knobs,
                on_step=lambda x: states.append((x == MASK).double().mean().item()))
@@ -131,36 +130,32 @@ def test_the_end_of_a_text_may_be_held_back(eos, penalty, last_is):
     assert text.tolist() == [[1 - eos] * 3 + [eos]] and order[last_is] == 3
 
 
-@pytest.mark.parametrize('score', ['top1', 'margin'])
 @pytest.mark.parametrize('prefer', ['certain', 'uncertain'])
-def test_confidence_unmasks_the_most_or_the_least_certain_position_first(score, prefer):
+def test_confidence_unmasks_the_most_or_the_least_certain_position_first(prefer):
     table, order = random_denoiser(), []
-    draw('confidence', table, L, n=1, temperature=0.0, score=score, prefer=prefer,
+    draw('confidence', table, L, n=1, temperature=0.0, prefer=prefer,
          on_step=lambda x: order.append(x.clone()))
     state = torch.full((1, L), MASK)
     for after in order:
         p = table[index(state)][0].float().softmax(-1)                   # (L, V), by hand
-        best = p.sort(-1, descending=True).values
-        certainty = {'top1': best[:, 0], 'margin': best[:, 0] - best[:, 1]}[score]
+        certainty = p.amax(-1)
         free = (state[0] == MASK).nonzero().flatten().tolist()
         pick = max if prefer == 'certain' else min
         assert (after != state)[0].nonzero().item() == pick(free, key=lambda i: certainty[i])
         state = after
 
 
-@pytest.mark.parametrize('score', ['top1', 'margin'])
-def test_importance_weighs_the_uncertainty_of_what_is_proposed(score):
+def test_importance_weighs_the_uncertainty_of_what_is_proposed():
     logits = torch.tensor([[4., 0, 0], [0, 2, 0], [0, 0, 1], [0, 0, 1]])     # ever less certain
     important = torch.tensor([1., .6, .2, .5])                   # of the ids 0, 1, 2, and MASK
-    uncertainty = int(score == 'margin') - certainty_of(logits, logits.argmax(1), score)
-    by = uncertainty * important[logits.argmax(1)]
+    by = -logits.log_softmax(1).amax(1) * important[logits.argmax(1)]
     for prefer, expected in (('certain', by), ('uncertain', -by)):
         shown = [torch.zeros(1, L, dtype=torch.bool)]
         samplers.confidence(
             lambda x, t, positions: logits[positions % L], lambda logits: logits.argmax(-1),
             MaskedText(V), torch.full((1, L), MASK), torch.zeros(1, L, dtype=torch.bool), L,
-            torch.Generator(), lambda x, *said: shown.append(x != MASK), score=score,
-            prefer=prefer, importance=lambda tokens: important[tokens])
+            torch.Generator(), lambda x, *said: shown.append(x != MASK), prefer=prefer,
+            importance=lambda tokens: important[tokens])
         order = [(after ^ before).int().argmax().item() for before, after in zip(shown, shown[1:])]
         assert order == expected.argsort(stable=True).tolist()
 
@@ -420,7 +415,7 @@ def test_a_run_can_be_asked_what_it_has_learned_and_nothing_else(streams, proces
 
 
 @pytest.mark.parametrize('knobs, words', [
-    (dict(sampler='magic'), 'magic'), (dict(score='best'), 'best'), (dict(eta=2.5), 'eta'),
+    (dict(sampler='magic'), 'magic'), (dict(prefer='best'), 'best'), (dict(eta=2.5), 'eta'),
     (dict(sampler='ancestral', by_importance=True), 'by_importance'), (dict(steps=0), 'steps'),
     (dict(temperature=-3), r'temperature: -3, expected None \| \[0, 100\]'),
     (dict(solver='euler'), 'dpmpp_2m')])

@@ -186,14 +186,12 @@ def test_each_real_file_of_a_folder_comes_once(tmp_path):
 
 
 @pytest.mark.parametrize('text, end', [
-    ('\n{"text": "one"}\n', '.jsonl'), ('[\n  {"text": 1}', '.jsonl'), ('>a\nMKTAYIAK\n', '.fasta'),
-    ('id,text\n1,one\n', '.csv'), ('id\ttext\n1\tone\n', '.csv'), ('{curly} words, text\n', ''),
-    ('> quoted\nmail', ''), ('[1] a note', ''), ('PAR1 binds', '')])
+    ('\n{"text": "one"}\n', '.jsonl'), ('[\n  {"text": 1}', '.jsonl'), ('>a\nMKTAYIAK', '.fasta'),
+    ('id\ttext\n1\tone', '.csv'), ('{curly} words, text', ''), ('> quoted\nmail', ''), ('[1]', '')])
 def test_a_text_that_looks_like_another_kind_of_file_is_named_once(tmp_path, capsys, text, end):
     (tmp_path / 'a.txt').write_text(text)
     assert texts(tmp_path / 'a.txt') == texts(tmp_path / 'a.txt')
-    err = capsys.readouterr().err
-    assert err.count('\n') == bool(end) and (not end or f'looks like {end}' in err)
+    assert capsys.readouterr().err.count(f'looks like {end}') == bool(end)
 
 # -----------------------------------------------------------------------------
 # The hub
