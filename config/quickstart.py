@@ -30,6 +30,7 @@ depth = 4
 width = 128
 heads = 4
 latent_tokens = 8
+latent_target = 'rest'         # few steps: x0 would draw their mean from noise
 text_clock = False
 # optimisation
 optimizer = 'muon'
