@@ -212,6 +212,8 @@ def print_summary(chosen, measured):
                 rows.append([label, *summary_cells(figures, controls, metric)])
         if any(control == rival for control, _ in figures):
             rivals.append(f'{rival} ({name})')
+    if len(rows) < 2:
+        return
     titles = ['in short', 'ours', 'shuffled', 'null', 'rival', 'lead']
     print()
     for row in [titles, *rows]:

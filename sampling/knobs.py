@@ -18,11 +18,9 @@ class SamplingKnobs:
     """ A value of another type raises ValueError, and so does one against the rule beside it. """
     # ---- text
     sampler: str = ''               # '' | autoregressive | ancestral | cached | first_hitting |
-                                    # confidence | remdm | dfm
-                                    # '': chosen by the direction (docs/sampling.md)
+                                    # confidence | remdm | dfm; '': by the direction
     steps: int | None = None        # None | int [1, 1e6]: network calls; None: one per token for
-                                    # confidence and first_hitting, else 128; autoregressive has
-                                    # its own
+                                    # confidence and first_hitting, else 128
     length: int = 0                 # [0, 65536]: tokens of each text, where the run does not learn
                                     # lengths (proteins); 0: drawn from the training texts'
     block_size: int = 0             # [0, 65536]: unmask only the leftmost unfinished block of so
