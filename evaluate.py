@@ -43,7 +43,7 @@ encoder_folder = ''         # where the encoder lies now; '': where it was when 
                             # prepared
 tasks = ''                  # names of files in tasks/, such as nelbo,l2t; '': nelbo and what the
                             # run was trained for
-sweep = ''                  # l2t, t2l, edit over values of their knobs: 'guidance=0,1,2' or
+sweep = ''                  # l2t, t2l, edit, molecule: values of knobs, 'guidance=0,1,2' or
                             # 'sampler=ancestral,confidence; steps=8,16'
 texts = ''                  # a text file, a text a line, or a .jsonl file, a record each; too long
                             # ones are skipped and counted; '': the validation split
@@ -69,7 +69,7 @@ dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py
 
 ROOMS = {'sampling/knobs.py': ''}   # which has the knobs of all that samples
 KNOBS = read_knobs(__file__)
-SWEPT_KNOBS = TEXT_KNOBS + LATENT_KNOBS + ('latent_clock', 'rerank', 'strength')
+SWEPT_KNOBS = (*TEXT_KNOBS, *LATENT_KNOBS, 'latent_clock', 'rerank', 'strength', 'wrong_bits')
 N_TEXTS = 1000                 # where n does not say
 
 # -----------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def evaluate(config):
     if sweep:
         chosen = {name: task for name, task in chosen.items() if hasattr(task, 'judge')}
         if not chosen:
-            raise ValueError(f'sweep={sweep!r} goes over l2t, t2l and edit: name one in --tasks=')
+            raise ValueError(f'sweep={sweep!r} is of l2t, t2l, edit, molecule: name one in --tasks')
 
     # the texts
     folder = dataset_folder(dataset or run.config['dataset'])

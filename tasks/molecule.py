@@ -17,10 +17,7 @@ from tasks.l2t import nearest_training_texts
 NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder=True, shuffled=True)
 SETTINGS = (*TEXT_KNOBS, 'latent_clock', 'rerank', 'wrong_bits')
 RIVAL = 'nearest'
-HEADLINES = (
-    ('exactly the molecule, %', '', 'exact'),
-    ('Tanimoto', '', 'tanimoto'),
-)
+HEADLINES = (('exactly the molecule, %', '', 'exact'), ('Tanimoto', '', 'tanimoto'))
 
 
 def prepare(run, knobs):
@@ -30,10 +27,11 @@ def prepare(run, knobs):
 
 def measure(run, ctx):
     other = derangement(ctx.n, ctx.knobs['seed'])
+    asked = with_wrong_bits(ctx, ctx.knobs['wrong_bits'])
     written = {'': generate(run, ctx),
                'shuffled': generate(run, ctx, other),
                'null': generate(run, ctx, guidance=0.0),
-               RIVAL: nearest_training_texts(run, ctx.folder, with_wrong_bits(ctx))}
+               RIVAL: nearest_training_texts(run, ctx.folder, asked)}
     figures = Figures(ctx.n)
     judged = {control: judge(run, ctx, texts) for control, texts in written.items()}
     figures.enter_with_lead(judged, RIVAL)
@@ -43,14 +41,15 @@ def measure(run, ctx):
 
 def generate(run, ctx, rows=slice(None), **knobs):
     """ Texts written from these rows, wrong bits among them. A sweep calls it too. """
-    return l2t.generate(run, replace(ctx, raw=with_wrong_bits(ctx)), rows, **knobs)
+    share = knobs.pop('wrong_bits', ctx.knobs['wrong_bits'])
+    return l2t.generate(run, replace(ctx, raw=with_wrong_bits(ctx, share)), rows, **knobs)
 
 
-def with_wrong_bits(ctx):
-    """ Fingerprints (n, 1, D): ones are lost with probability wrong_bits, as many zeros won. """
+def with_wrong_bits(ctx, share):
+    """ Fingerprints (n, 1, D): ones are lost with probability `share`, as many zeros won. """
     rng = np.random.Generator(np.random.Philox(ctx.knobs['seed']))
     bits = ctx.raw.numpy() > 0
-    lost = bits & (rng.random(bits.shape) < ctx.knobs['wrong_bits'])
+    lost = bits & (rng.random(bits.shape) < share)
     lot = np.where(bits, 2, rng.random(bits.shape))
     won = lot.argsort(2).argsort(2) < lost.sum(2, keepdims=True)
     return torch.from_numpy((bits & ~lost | won).astype(np.float32))
