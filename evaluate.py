@@ -39,8 +39,7 @@ from tasks.common import Context, Figures, load_file, load_texts
 
 out_dir = 'out/quickstart'  # <a run folder>
 which = 'best'              # best | latest | <a step, as step-00001000>
-encoder_folder = ''         # where the encoder lies now; '': where it was when the data were
-                            # prepared
+encoder_folder = ''         # where the encoder lies now; '': where it was for prepare.py
 tasks = ''                  # names of files in tasks/, such as nelbo,l2t; '': nelbo and what the
                             # run was trained for
 sweep = ''                  # l2t, t2l, edit, molecule: values of knobs, 'guidance=0,1,2' or

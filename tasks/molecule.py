@@ -17,7 +17,10 @@ from tasks.l2t import nearest_training_texts
 NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder=True, shuffled=True)
 SETTINGS = (*TEXT_KNOBS, 'latent_clock', 'rerank', 'wrong_bits')
 RIVAL = 'nearest'
-HEADLINES = (('exactly the molecule, %', '', 'exact'), ('Tanimoto', '', 'tanimoto'))
+HEADLINES = (
+    ('exactly the molecule, %', '', 'exact'),
+    ('Tanimoto', '', 'tanimoto'),
+)
 
 
 def prepare(run, knobs):
