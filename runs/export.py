@@ -35,8 +35,7 @@ which = 'best'                 # best | latest | <a step, as step-00001000>
 to = ''                        # <a folder>: it must not exist yet
 weights_dtype = 'float32'      # float32 | float16: how the weights are stored
 license = ''                   # '' | <a name that the hub knows, as mit or apache-2.0>
-data = ''                      # '' | <a text>: what it was trained on and under which licence, for
-                               # the card
+data = ''                      # '' | <a text>: what it was trained on, and its licence, for a card
 hardware = ''                  # '' | <a text>: what it was trained on, for the card
 
 
@@ -149,8 +148,9 @@ def what_to_supply(config, meta, title):
         return ['It reads no embeddings, so it needs nothing beside this folder.']
     if encoder is None:
         return ['Its encoder is not known: it cannot embed a text. Give it `run.write(latents=z)`.']
-    if encoder['id'] == 'lsa':
-        return ['Its encoder, `lsa`, is in `data/`: it needs nothing beside this folder.']
+    own = {'lsa': 'in `data/`', 'morgan': 'of RDKit, `pip install rdkit`'}
+    if encoder['id'] in own:
+        return [f'Its encoder, `{encoder["id"]}`, is {own[encoder["id"]]}.']
     if not is_of_a_folder(encoder):
         return [f'**You supply the encoder**: `{encoder["id"]}` of the hub embeds the texts, in',
                 f'revision `{encoder["revision"]}`. It is downloaded with the first text.']

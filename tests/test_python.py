@@ -206,7 +206,7 @@ def test_an_export_says_what_the_reader_supplies_and_names_no_folder_of_this_mac
     of_folder = dict(id=f'{private}/bert', revision=digest)
     cases = [(of_hub, ['`a/b` of the hub', 'c' * 40, 'You supply the encoder']),
              (of_folder, ['`bert`', digest, "encoder_folder='FOLDER'", 'You supply the encoder']),
-             (None, ['cannot embed a text'])]
+             (None, ['cannot embed a text']), (dict(id='morgan'), ['pip install rdkit'])]
     for i, (changes, words) in enumerate(cases):
         out, to = tmp_path / f'run{i}', tmp_path / f'away{i}'
         shutil.copytree(mixed, out)
