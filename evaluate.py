@@ -2,7 +2,6 @@
 Measure a run on its validation split, each figure beside the controls that would expose it.
 
     python evaluate.py --out_dir=out/quickstart               # what the run was trained for
-    python evaluate.py --tasks=nelbo,l2t,t2l,unconditional,infill --n=200
     python evaluate.py --tasks=sts --sts=stsb-en-dev.csv
     python evaluate.py --out_dir=out/quickstart --tasks=l2t \\
                        --sweep="sampler=ancestral,first_hitting,confidence; steps=4,8,16,32"
@@ -10,9 +9,8 @@ Measure a run on its validation split, each figure beside the controls that woul
 
 A task is a file in tasks/, whose header says what it measures and beside which controls.
 
-Figures are means over texts with standard errors. They are printed, and written to
-out_dir/results.json, a record for each, with the knobs, texts, commit and checkpoint that it is of
-(runs/results.py). What is measured again in the same way replaces its old records.
+Figures are means over texts with standard errors. They are written to out_dir/results.json, each
+with its knobs, texts, commit and checkpoint. What is measured again replaces its old records.
 """
 import importlib
 import itertools
@@ -42,21 +40,17 @@ which = 'best'              # best | latest | <a step, as step-00001000>
 encoder_folder = ''         # where the encoder lies now; '': where it was for prepare.py
 tasks = ''                  # names of files in tasks/, such as nelbo,l2t; '': nelbo and what the
                             # run was trained for
-sweep = ''                  # l2t, t2l, edit, molecule: values of knobs, 'guidance=0,1,2' or
-                            # 'sampler=ancestral,confidence; steps=8,16'
-texts = ''                  # a text file, a text a line, or a .jsonl file, a record each; too long
-                            # ones are skipped and counted; '': the validation split
+sweep = ''                  # l2t, t2l, edit, molecule: values of knobs, 'guidance=0,1; steps=8,9'
+texts = ''                  # a text file, a text a line, or a .jsonl file; too long ones are
+                            # skipped and counted; '': the validation split
 field = 'text'              # where a record has its text
 dataset = ''                # where the run's dataset lies; '': where it was trained from
 n = None                    # None | int [1, 1e9]: texts, or pairs of sts, drawn with the seed; all
                             # if there are fewer; None: 1000 texts, and all pairs
-draws = 16                  # [1, 1e5]; nelbo: draws of the bound per text, spread evenly over the
-                            # number of masked positions
-n_orders = 8                # [1, 1e4]; orders: random orders of writing for each text; a tighter
-                            # bound, and a network row more per token, with each
+draws = 16                  # [1, 1e5]; nelbo: draws of the bound for each text
+n_orders = 8                # [1, 1e4]; orders: random orders of writing for each text
 sts = ''                    # sts: a csv or tsv of sentence1, sentence2, score (STS-B)
-scorer = ''                 # unconditional, text: says how likely the texts are: a run of
-                            # config/ar.py, or a causal language model, hub id or folder
+scorer = ''                 # unconditional, text: a run of config/ar.py, or a causal language model
 scorer_revision = ''        # of the hub model: a commit
 infill_share = 0.5          # (0, 1]; infill: of each text's tokens
 wrong_bits = 0.0            # [0, 1]; molecule: so many of the ones are lost, as many zeros are won
@@ -103,9 +97,6 @@ def choose_tasks(run, known):
     # can the run do it?
     chosen = {}
     for name in names:
-        # a config of training says unconditional of a run of text alone, too
-        if name == 'unconditional' and run.streams == ('text',):
-            name = 'text'
         if name not in known:
             raise ValueError(f'tasks={tasks!r}: choose from {", ".join(known)}')
         missing = known[name].NEEDS.missing(run)
@@ -292,8 +283,11 @@ def evaluate(config):
     points = read_sweep(sweep, config) if sweep else []
     if sweep:
         chosen = {name: task for name, task in chosen.items() if hasattr(task, 'judge')}
-        if not chosen:
-            raise ValueError(f'sweep={sweep!r} is of l2t, t2l, edit, molecule: name one in --tasks')
+        read = {knob for task in chosen.values() for knob in task.SETTINGS}
+        unread = ', '.join({*points[0]} - read)
+        if unread:
+            raise ValueError(f'sweep={sweep!r}: {unread} changes nothing in tasks={tasks}; a sweep '
+                             'is of l2t, t2l, edit, molecule')
 
     # the texts
     folder = dataset_folder(dataset or run.config['dataset'])

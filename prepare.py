@@ -3,16 +3,14 @@ Corpora -> packed dataset: read, split, tokenize, chunk, embed, write.
 
     python prepare.py config/quickstart.py
     python prepare.py --input=captions.txt --encoder=minilm --out=data/captions
-    python prepare.py --input=a.jsonl,b.csv.gz,folder --field=text --split_on=paragraph
     torchrun --standalone --nproc_per_node=8 prepare.py --hub_dataset=openwebtext --encoder=e5
     python prepare.py --inspect=data/captions                # verify its files, and sum it up
     python prepare.py --export_dir=OLD --out=data/captions   # a file per text: the earlier layout
 
 Documents. A document is a line, a paragraph, a file, a record or a sequence (corpora/sources.py).
-Its hash decides whether it is train or val (corpora/splits.py). A document of more than max_tokens
-becomes several samples, and nothing is lost. The encoder embeds exactly the text that the tokens
-decode to. If latents are given, a document is one sample, and one that is too long is dropped.
-Every document that is read is written or is a counted drop.
+Its hash decides whether it is train or val (corpora/splits.py). One of more than max_tokens becomes
+several samples; where latents are given, or of molecules, it is dropped. The encoder embeds exactly
+the text that the tokens decode to. What is read is written, or is a counted drop.
 
 Shards. Rank 0 reads all documents once, then each rank writes its own shards. The bytes of a shard
 depend on its documents and the knobs, never on who wrote it or when. A file appears by rename when
@@ -53,8 +51,7 @@ from runs.writing import lock, sealed
 # ---- what is read, details in corpora/sources.py
 input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .ndjson, .csv,
                              # .tsv, FASTA (each may be .gz), .parquet, .arrow, .feather; builtin:
-                             # the documentation of Python and of installed packages; digits:
-                             # scikit-learn's
+                             # documentation of Python and of packages; digits: scikit-learn's
 val_input = ''               # validation documents of their own; then the input is not split
 hub_dataset = ''      # instead of input: openwebtext | wikitext-103 | lm1b | fineweb-edu | a hub id
 hub_revision = ''            # a commit; '': the newest
@@ -78,10 +75,9 @@ val_fraction = .01           # (0, 1): of the documents, chosen by hash; at leas
                              # with all its captions
 max_documents = 0            # [0, 1e12]: only the first so many of the input; 0: all
 # ---- what it becomes
-same_as = ''                 # a dataset's folder, or its name in data/: with its tokenizer, its
-                             # encoder, the scale of its latents and its max_tokens, so that a
-                             # training on the new one may begin with a network of the other
-                             # (init_from); --encoder=FOLDER then says where its encoder lies now
+same_as = ''                 # a dataset's folder, or its name in data/: with tokenizer, encoder,
+                             # scale of the latents and max_tokens, as init_from of a training on
+                             # the new one needs; --encoder=FOLDER: where its encoder lies now
 tokenizer = ''               # bpe (fitted here) | byte | esm | smiles | a tiktoken name such as
                              # r50k_base; '': bpe, of FASTA esm
 vocab_size = 4096            # [258, 1e6]: of bpe, EOS and PAD included
@@ -95,8 +91,7 @@ encoder_ngrams = 1           # [1, 4]; lsa: reads up to so many words that follo
                              # term; 1: the order of the words is not embedded
 encoder_dtype = None         # None | float32 | bfloat16 | float16, of the encoder's weights; None:
                              # bfloat16 on a GPU with instructions for it, else float32
-pooling = None               # None | mean | cls | last; None: the encoder's own, as with
-                             # the next three
+pooling = None               # None | mean | cls | last; None, here and below: the encoder's own
 normalize = None             # None | bool: L2
 prefix = None                # None | '' | <a text>: put before every text
 language = None              # None | <a code>; sonar: such as eng_Latn
@@ -317,9 +312,9 @@ def make_encoder(knobs):
     if knobs.encoder in ('none', 'lsa'):
         return None
 
-    # on a CPU float32, the encoder's default
+    # on a CPU float32, the encoder's default; morgan has no settings
     dtype = knobs.encoder_dtype
-    if dtype is None and where.startswith('cuda'):
+    if dtype is None and where.startswith('cuda') and knobs.encoder != 'morgan':
         dtype = pick_dtype('auto', where)
     return find_encoder(
         knobs.encoder, where, knobs.embed_batch_size, pooling=knobs.pooling,
@@ -404,7 +399,7 @@ def finish(folder, plan, record, splits, tok, encode):
     # statistics of the latents
     if shapes and 'latent_stats.npz' not in files:           # else it is that of same_as
         stats = latent_stats(folder, splits['train']['shards'])
-        if encode and encode.record['id'] == 'morgan':       # a wrong bit weighs as much as any
+        if encode and encode.record['id'] == 'morgan':       # else wrong rare bits weigh more
             live = stats['std'] > 0
             stats['std'][live] = np.sqrt(np.mean(stats['std'][live] ** 2))
         check_stats(LatentStats(**stats))

@@ -1,8 +1,7 @@
 """
 Text and latents of a trained run, in every direction.
 
-    python sample.py --out_dir=out/quickstart --text="Return the number of items."    # l2t
-    python sample.py --out_dir=out/quickstart --text="Return a list." --rerank=8
+    python sample.py --out_dir=out/quickstart --text="Return a list." --rerank=8      # l2t
     python sample.py --out_dir=out/quickstart --latents=z.npy --sampler=first_hitting --steps=64
     python sample.py --out_dir=out/quickstart --text="Return a list." --svg=writing.svg
     python sample.py --mode=t2l --text="Return a list." --save=z.npy
@@ -18,14 +17,14 @@ Text and latents of a trained run, in every direction.
 mode          the condition, at clock 0            what is drawn, from clock 1 to 0
 l2t           a latent (of a text: its embedding)  a text
 t2l           a text                               a latent
-unconditional nothing                              both: the two clocks run down together
+unconditional nothing                              both: a latent as a plan, its text, and the
+                                                   latent of that
 text, latent  nothing: the other's clock stays 1   one alone
 infill        part of a text, and maybe a latent   the rest of the text
 edit          a text, and another latent           the part of the text that does not fit the latent
 t2l2t         a text                               a latent, and a text from that latent
 
-The directions are the methods of Run (sampling/run.py), which do the same from Python. sampling/
-also has guidance and the solvers of latents. Samplers of text are in samplers.py.
+The directions are the methods of Run (sampling/run.py), which do the same from Python.
 Letters: n texts, N latent vectors, D latent dims.
 """
 import os
@@ -71,8 +70,7 @@ towards = ''                # edit: or towards that of `text` itself, to which t
 away = ''                   # edit: and from which the embedding of this text is subtracted
 num_samples = 1             # [1, 1e6]: per text or latent
 # ---- machine
-encoder_folder = ''         # where the encoder lies now; '': where it was when the data were
-                            # prepared
+encoder_folder = ''         # where the encoder lies now; '': where it was for prepare.py
 watch = False               # see the texts being written, in shades of how certain each token was
 svg = ''                    # write this animated picture of the first text being written, one draw
                             # of it: from left to right and by unmasking, where the run does both
@@ -260,17 +258,13 @@ def respond(run, direction, config):
         write_text(fasta, ''.join(records))
         print(f'\n{len(texts)} sequences written to {fasta}')
     if raw is not None and save:
-        save_array(raw)
+        with write_whole(save) as f:
+            np.save(f, raw.numpy())
         print(f'\n{len(raw)} latents written to {save}')
     if raw is not None and png:
         columns = n_each if n_each > 1 and len(given.names) > 1 else 0
         write_png(png, pixels(run, raw), columns)
         print(f'\n{len(raw)} pictures written to {png}')
-
-
-def save_array(x):
-    with write_whole(save) as f:
-        np.save(f, x.numpy())
 
 
 def describe_latents(run, direction, given, n_each, raw):

@@ -18,7 +18,7 @@ class Morgan:
         except ImportError:
             raise ValueError('encoder morgan: pip install rdkit') from None
         RDLogger.DisableLog('rdApp.*')                     # a line for each text that is none
-        self.read = Chem.MolFromSmiles
+        self.from_smiles = Chem.MolFromSmiles
         self.bits_of = GetMorganGenerator(radius=2, fpSize=2048).GetFingerprintAsNumPy
 
     def __call__(self, texts, progress=lambda n: None):
@@ -29,6 +29,10 @@ class Morgan:
                 latents[i, 0] = self.bits_of(molecule)
             progress(1)
         return latents
+
+    def read(self, text):
+        """ RDKit's molecule, or None. Behind a space RDKit reads a name, which is not SMILES. """
+        return self.from_smiles(text) if text and ' ' not in text else None
 
     def remark(self, text):
         return '' if self.read(text) else 'is no molecule that RDKit can read'

@@ -179,13 +179,14 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
     """ Tokenizes, chunks and embeds the documents `docs`, and writes the files of the shard.
     Returns its entry for meta.json. given: their latents (n, N, D), if these exist already. """
     # the samples: their tokens, and the document that each comes from
+    is_morgan = encoder is not None and encoder.record['id'] == 'morgan'
     chunk = Chunker(tokenizer, max_tokens)
     dtype = np.dtype(token_dtype(tokenizer)).newbyteorder('<')
     runs, owners = [], []
     n_too_long = 0
     for i, doc_ids in enumerate(token_ids(tokenizer, (doc.text for doc in docs))):
         chunks = [run.astype(dtype) for run in chunk(doc_ids)]
-        if given is not None and len(chunks) > 1:        # one latent cannot belong to several texts
+        if len(chunks) > 1 and (given is not None or is_morgan):    # a latent is of a whole text
             n_too_long += 1
             continue
         runs += chunks
@@ -215,7 +216,7 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
         is_good = np.isfinite(stored).all((1, 2))
         if given is not None:
             is_good &= ~far_off(latents)
-        elif encoder.record['id'] == 'morgan':             # what is no molecule has no bit
+        elif is_morgan:                                    # what is no molecule has no bit
             is_good &= latents.any((1, 2))
         n_nonfinite = int((~is_good).sum())
         if n_nonfinite:

@@ -148,7 +148,10 @@ def what_to_supply(config, meta, title):
         return ['It reads no embeddings, so it needs nothing beside this folder.']
     if encoder is None:
         return ['Its encoder is not known: it cannot embed a text. Give it `run.write(latents=z)`.']
-    own = {'lsa': 'in `data/`', 'morgan': 'of RDKit, `pip install rdkit`'}
+    own = {
+        'lsa': 'in `data/`',
+        'morgan': "RDKit's: `pip install rdkit`",
+    }
     if encoder['id'] in own:
         return [f'Its encoder, `{encoder["id"]}`, is {own[encoder["id"]]}.']
     if not is_of_a_folder(encoder):

@@ -59,6 +59,8 @@ def nearest_drafts(run, raw, knobs, lengths_of, on_step):
             e = run.encode([text for _, text in new])
             cosine = F.cosine_similarity(e.flatten(1), z.flatten(1))
             ahead = torch.stack(list(new.values())) + (z - e) / 2
+            has_none = ~e.flatten(1).any(1)                # no embedding, so no miss
+            ahead[has_none] = z[has_none]
             for (j, text), c, aim in zip(new, cosine.tolist(), ahead):
                 found[j].append(Draft(c, text, aim))
 

@@ -50,6 +50,7 @@ def write_both(run, n, knobs, on_step=no_callback):
     plan = make_latents(run, None, n, knobs)
     plan = run.stats.standardise(run.raw_latents(plan))
 
+    knobs = replace(knobs, latent_clock=0.0)               # a plan has no errors
     tokens, known_mask = blank(run, n, knobs)
     tokens = write(run, tokens, known_mask, plan, knobs, on_step=on_step)
     z = make_latents(run, tidied(run, tokens), n, replace(knobs, seed=knobs.seed + 1))

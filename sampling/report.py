@@ -2,7 +2,6 @@
 A page of a run (plot.py --what=report): one HTML file that holds all it needs. It shows
     texts being written, step by step    by the run: what its samplers wrote, and the probabilities
                                          that they drew from
-    the same texts at each checkpoint    by the checkpoints that the folder keeps
     losses                               a chart, which plot.py draws
 A part that cannot be made says why, and the others stand. The page asks no server for anything, and
 forbids itself to. Its frame, its style and its script are in report.html.
@@ -13,15 +12,13 @@ import re
 from html import escape
 
 from diffusion import MaskedText
-from runs import checkpoint
 from runs.files import read_json
 from sampling.animation import chosen_frames
 from sampling.run import Run
-from sampling.unmasking import Recorder, name_of, printable, spans_of
+from sampling.unmasking import Recorder, name_of, spans_of
 
 TEMPLATE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'report.html')
-N_TEXTS = 6                        # written by each checkpoint; the first N_WATCHED step by step
-N_WATCHED, MOST_STEPS = 3, 48
+N_TEXTS, MOST_STEPS = 3, 48
 FACTS = ('streams', 'depth', 'width', 'dataset', 'mode', 'max_iters', 'seed', 'commit')
 
 
@@ -63,7 +60,7 @@ def unmaskings(run, texts, raw):
     """ The data of the slider: for each of the first texts and each way, every step. """
     run.check('l2t' if 'latent' in run.streams else 'text')
     found = []
-    n = min(N_WATCHED, len(texts))
+    n = min(N_TEXTS, len(texts))
     for way, settings in ways_of(run).items():
         recorder = Recorder(run.text.mask_id)
         write_texts(run, raw, n, on_step=recorder, **settings)
@@ -108,26 +105,6 @@ def candidates(tokenizer, frame, row, i):
             for token, p_token in zip(ids, p) if p_token > 0]
 
 # -----------------------------------------------------------------------------
-# The same texts at each checkpoint
-
-def over_time(out_dir, texts, raw):
-    """ What each checkpoint in the folder writes, by the default sampler. """
-    lines = [[] for _ in texts]
-    for folder in reversed(checkpoint.steps(out_dir)):
-        run = Run(out_dir, which=folder.name)
-        if 'latent' in run.streams and not lines[0]:
-            for line, text in zip(lines, texts):
-                line.append(('the text', text))
-        for line, text in zip(lines, write_texts(run, raw, len(texts))):
-            line.append((f'step {int(folder.name[5:]):,}', text))
-
-    blocks = []
-    for line in lines:
-        cells = ''.join(f'<dt>{name}</dt><dd>{escape(printable(text))}</dd>' for name, text in line)
-        blocks.append(f'<dl class="texts">{cells}</dl>')
-    return ''.join(blocks)
-
-# -----------------------------------------------------------------------------
 # The page
 
 def as_json(value):
@@ -158,11 +135,11 @@ def page(out_dir, texts_of, losses):
     parts = dict(
         title=escape(os.path.basename(os.path.normpath(out_dir))),
         checkpoint=escape(getattr(run, 'checkpoint', 'no checkpoint')),
-        facts=attempt(facts_of, out_dir), losses=attempt(losses),
+        facts=attempt(facts_of, out_dir),
+        losses=attempt(losses),
         unmasking_missing=unmasking if is_missing else '',
         unmasking_hidden='hidden' if is_missing else '',
-        unmasking=as_json([] if is_missing else unmasking),
-        over_time=attempt(over_time, out_dir, texts, raw))
+        unmasking=as_json([] if is_missing else unmasking))
 
     # the template, with each {{name}} replaced
     def part(match):

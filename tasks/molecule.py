@@ -53,26 +53,27 @@ def with_wrong_bits(ctx, share):
     rng = np.random.Generator(np.random.Philox(ctx.knobs['seed']))
     bits = ctx.raw.numpy() > 0
     lost = bits & (rng.random(bits.shape) < share)
-    lot = np.where(bits, 2, rng.random(bits.shape))
-    won = lot.argsort(2).argsort(2) < lost.sum(2, keepdims=True)
+    order = np.where(bits, 2, rng.random(bits.shape))      # the smallest are won
+    won = order.argsort(2).argsort(2) < lost.sum(2, keepdims=True)
     return torch.from_numpy((bits & ~lost | won).astype(np.float32))
 
 
-def canonical(text):
+def canonical(run, text):
     """ The one way that RDKit writes a molecule; of what is none, the text. """
     from rdkit import Chem
-    molecule = Chem.MolFromSmiles(text)
+    molecule = run.encoder.read(text)
     return Chem.MolToSmiles(molecule) if molecule else text
 
 
 def judge(run, ctx, written):
     """ {metric: values (n,)} of what was written, beside the texts and their fingerprints. """
     found = run.encode(written)
-    both = torch.minimum(found, ctx.raw).sum((1, 2))
-    either = torch.maximum(found, ctx.raw).sum((1, 2))
-    same = [canonical(a) == canonical(b) for a, b in zip(ctx.texts, written)]
+    valid = found.any(2)[:, 0].numpy()
+    common = torch.minimum(found, ctx.raw).sum((1, 2))
+    union = torch.maximum(found, ctx.raw).sum((1, 2))
+    same = [canonical(run, a) == canonical(run, b) for a, b in zip(ctx.texts, written)]
     return {
-        'exact': 100. * np.array(same),
-        'tanimoto': both / either,
-        'valid': 100. * found.any(2)[:, 0].double(),
+        'exact': 100. * (valid & same),
+        'tanimoto': common / union.clamp(min=1),
+        'valid': 100. * valid,
     }

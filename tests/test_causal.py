@@ -242,6 +242,14 @@ def test_the_default_writes_from_left_to_right_and_every_sampler_still_fills_mas
         written = l2t(run, z, guidance=guidance, latent_clock=s)
         assert torch.equal(written, tokens), (guidance, s)
 
+        # by masked rows, all tokens in one call
+        if guidance == 1:
+            with torch.no_grad():
+                masks = torch.full_like(tokens, run.text.mask_id)
+                logits = run.model(masks, z_s, ones, zero + s)[0]
+            found = l2t(run, z, sampler='ancestral', steps=1, temperature=0., latent_clock=s)
+            assert torch.equal(found, logits.argmax(2)), s
+
     # masks are filled as ever; what is known before them is continued
     for sampler in ('confidence', 'ancestral', 'first_hitting', 'remdm', 'dfm', 'cached'):
         assert (l2t(run, z, sampler=sampler, steps=4) < run.text.mask_id).all()

@@ -44,7 +44,7 @@ def test_a_fingerprint_is_that_of_rdkit_however_the_molecule_is_written(morgan):
     z = morgan([ETHANOL, 'OCC', 'CCN', NONE, ''])
     assert z.shape == (5, 1, 2048) and set(z[0, 0].nonzero()[0].tolist()) == bits
     assert (z[0] == z[1]).all() and (z[0] != z[2]).any() and not z[3:].any()
-    assert not morgan.remark(ETHANOL) and morgan.remark(NONE)
+    assert not morgan.remark(ETHANOL) and all(map(morgan.remark, (NONE, '', 'CCO ethanol')))
 
 
 def test_a_text_that_is_no_molecule_is_never_the_nearest_and_no_crash(morgan):

@@ -46,9 +46,8 @@ def test_every_kind_of_run_has_a_page_that_asks_for_nothing_and_says_what_is_mis
         rest = re.sub(r'<[^>]*http-equiv[^>]*>', '', page)
         assert not re.search(r'https?:|//\w+\.\w|url\(|@import|src="(?!data)', rest), name
         assert "default-src 'none'" in page and '{{' not in page
-        assert page.count('Not shown:') == {'t2l': 2}.get(name, 0)
+        assert page.count('Not shown:') == {'t2l': 1}.get(name, 0)
         assert bool(data_of(page)) == (name != 't2l') and 'alt="losses"' in page
-        assert name == 't2l' or 'step 2' in page and 'step 4' in page, 'a text of each checkpoint'
 
 
 def test_the_slider_has_the_tokens_and_probabilities_of_the_sampler(runs, pages, dataset):
