@@ -45,7 +45,7 @@ NOT_RUN = (
     'python prepare.py --input=notes.txt --encoder=e5_small',
     'python evaluate.py config/captions.py --out_dir=weights/captions --texts=elsewhere.txt',
     # test_weights.py, test_examples.py, test_image.py, test_bench.py
-    'python sample.py --out_dir=weights/captions', 'python examples/',
+    'python sample.py --out_dir=weights/', 'python examples/',
     'python evaluate.py config/image_text.py', 'python plot.py config/image_text.py',
     'python bench.py', 'python evaluate.py config/molecules.py',     # of fingerprints
 )
@@ -179,7 +179,7 @@ def problems(commands, root=ROOT):
 
 def test_every_command_names_a_script_config_files_and_knobs_that_are_there():
     headers = [command for name in HEADERS for command in commands_of(name)]
-    assert len(ALL) > 120 and len(headers) > 40, 'the commands are not found any more'
+    assert len(ALL) > 120 and len(headers) > 35, 'the commands are not found any more'
     wrong = problems(ALL + headers)
     assert not wrong, '\n'.join(wrong)
     targets = {command.args[1] for command in ALL if command.line.startswith('make ')}
