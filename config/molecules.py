@@ -1,11 +1,11 @@
 """ Molecules in every direction: SMILES from a fingerprint, also where some of its bits are wrong,
 a fingerprint from SMILES, both from noise, and gaps filled. The texts are MOSES's (MIT), in a form
-that RDKit writes (pip install rdkit; docs/molecules.md). 90 minutes on a CPU core, compiled.
+that RDKit writes (pip install rdkit; docs/molecules.md). 80 minutes on a CPU core, compiled.
 
     python prepare.py config/molecules.py --input=train.txt --val_input=val.txt
     python train.py config/molecules.py --compile=true
     python sample.py config/molecules.py --text="CC(=O)Nc1ccc(O)cc1" --rerank=8
-    python evaluate.py config/molecules.py --wrong_bits=.05 --latent_clock=.22
+    python evaluate.py config/molecules.py --wrong_bits=.05
 """
 # data
 dataset = 'molecules'

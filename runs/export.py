@@ -122,8 +122,8 @@ def card(title, config, meta, step, license, hardware, data, dtype, results):
     return [
         '---', 'library_name: nanoldlm', 'tags: [text-diffusion, masked-diffusion]',
         *([f'license: {license}'] if license else []), '---', f'# {title}', '',
-        'A latent diffusion language model. It reads a masked text and a noised embedding, and',
-        'predicts both of them clean. Loading it runs no code of this folder.', '',
+        'A network of nanoLDLM, for texts and embeddings. Its mode says in which directions it works.',
+        'Loading it runs no code of this folder.', '',
         '| | |', '|---|---|',
         f'| mode | {config["mode"]} |',
         f'| data | {meta["splits"]["train"]["samples"]:,} samples'
