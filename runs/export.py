@@ -122,7 +122,7 @@ def card(title, config, meta, step, license, hardware, data, dtype, results):
     return [
         '---', 'library_name: nanoldlm', 'tags: [text-diffusion, masked-diffusion]',
         *([f'license: {license}'] if license else []), '---', f'# {title}', '',
-        'A network of nanoLDLM, for texts and embeddings. Its mode says in which directions it works.',
+        'A network of nanoLDLM, for texts and embeddings. Its mode says what it has learned.',
         'Loading it runs no code of this folder.', '',
         '| | |', '|---|---|',
         f'| mode | {config["mode"]} |',
