@@ -6,6 +6,7 @@ each comparison is a file in benchmarks/.
     python bench.py --what=step --shape=small      # a training step beside transformers'
     python bench.py --what=samplers --shape=captions    # milliseconds a text, beside GPT-2
     python bench.py --what=gpu     # our configs on a card, on random data; losses beside a CPU's
+    python bench.py --what=gpu --device=cpu      # a tiny size: does it run?
 """
 from types import SimpleNamespace
 

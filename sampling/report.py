@@ -49,21 +49,17 @@ def ways_of(run):
     return ways
 
 
-def write_texts(run, raw, n, **settings):
-    """ n texts from raw latents (n, N, D), or from nothing where the run has no latents. """
-    if 'latent' in run.streams:
-        return run.write(latents=raw[:n], **settings)
-    return run.sample_text(n, **settings)
-
-
 def unmaskings(run, texts, raw):
     """ The data of the slider: for each of the first texts and each way, every step. """
     run.check('l2t' if 'latent' in run.streams else 'text')
     found = []
-    n = min(N_TEXTS, len(texts))
+    n = len(texts)
     for way, settings in ways_of(run).items():
         recorder = Recorder(run.text.mask_id)
-        write_texts(run, raw, n, on_step=recorder, **settings)
+        if 'latent' in run.streams:
+            run.write(latents=raw, on_step=recorder, **settings)
+        else:
+            run.sample_text(n, recorder, **settings)
         for row in range(n):
             source = texts[row] if 'latent' in run.streams else ''
             found.append(dict(title=f'{row + 1}, {way}', source=source,
