@@ -1,9 +1,9 @@
 """
-The packed dataset that prepare.py wrote: everything between the disk and a batch.
+The packed dataset that prepare.py wrote: everything between the disk and the clean rows of a step.
 
     data = PackedDataset('data/captions', 'train')
-    rows = row_order(len(data), seed, start=step * batch_size, count=batch_size)  # stages.py
     tokens, latents = data.rows(rows)
+    for batch in Loader(data, ...).batches(...):           # micro-batch after micro-batch
 
 A sample is a text and, unless the dataset is text only, the latent vectors of that very text:
     tokens   (B, L)     int64     the text, one EOS, then PAD up to L
@@ -13,17 +13,94 @@ A split is stored in shards. A shard has the tokens of its texts in one row, the
 text begins, and the latents as float16. All of it is mapped into memory. So a split of any size is
 opened fast: offsets, and token ids beyond the first shard, are checked when a row is read.
 
+What a dataset says of itself stands in its manifest, meta.json, and a run keeps a copy of it in
+data/. prepare.py writes meta.json last. So where it exists, the dataset is complete. It holds the
+size and the SHA-256 of every file, and a digest of itself; what it says is then believed.
+
 Letters: B batch, L text tokens, N latent vectors, D latent dimensions, V token ids (EOS and PAD
 included; MASK is id V), T tokens of a shard, n samples.
 """
+import os
 import resource
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from runs.files import plain, read_array
-from runs.manifest import HOW_TO_MEND, check_file, load_stats, read_meta
+from noise import uniforms
+from runs.files import check, plain, read_array, read_arrays, read_sealed
+
+FORMAT = 2                     # of meta.json; a reader refuses any other
+HOW_TO_MEND = ('run prepare.py again, it redoes what is broken; a run folder takes a copy from its '
+               'dataset')
+DEAD = 1e-3       # a dimension is dead if its std is below DEAD * median std; MiniLM has three
+
+
+# -----------------------------------------------------------------------------
+# The manifest
+
+def dataset_folder(name):
+    """ A folder under data/ by name, or a path as it is. """
+    return name if os.path.sep in name else os.path.join('data', name)
+
+
+def check_file(folder, name, files, digest=True):
+    """ The path of a file that is as `files` says, {name: {bytes, sha256}}; else ValueError.
+    digest=False: only its size is compared. """
+    path = os.path.join(folder, name)
+    try:
+        check(path, files[name], digest)
+    except (ValueError, FileNotFoundError) as error:
+        raise ValueError(f'{error}; {HOW_TO_MEND}') from None
+    return path
+
+
+def read_meta(folder):
+    """ meta.json of a dataset folder. """
+    path = os.path.join(folder, 'meta.json')
+    if not os.path.isfile(path):
+        raise ValueError(f'no dataset in {folder} (no meta.json): make it with `python prepare.py` '
+                         'and the config of the training, or name another --dataset')
+    try:
+        meta = read_sealed(path)
+        if meta['format'] != FORMAT:
+            raise ValueError(f'{path}: format {meta["format"]!r}, this code reads {FORMAT}')
+    except ValueError as error:
+        raise ValueError(f'{error}; {HOW_TO_MEND}') from None
+    return meta
+
+# -----------------------------------------------------------------------------
+# Latent statistics: the networks see latents of unit variance, whatever the encoder's own scale
+
+class LatentStats:
+    """ z = live * (raw - mean) / std and back, per dimension. A dead dimension has live = 0: the
+    network sees 0 there, and the way back gives its mean. """
+
+    def __init__(self, mean, std):
+        std = torch.as_tensor(std, dtype=torch.float32)
+        is_live = (std > 0) & (std >= DEAD * std.median())
+        self.mean = torch.as_tensor(mean, dtype=torch.float32)           # (D,)
+        self.std = torch.where(is_live, std, 1.0)                        # (D,), 1 where dead
+        self.live = is_live.float()                                      # (D,), 0 where dead
+
+    def standardise(self, raw):
+        """ raw (..., D) on the host: a tensor, or an array as an encoder may give it. """
+        return (torch.as_tensor(raw).float() - self.mean) / self.std * self.live
+
+    def destandardise(self, z):
+        return z.float() * self.live * self.std + self.mean
+
+
+def load_stats(folder, meta=None):
+    """ LatentStats of a dataset folder, or of a run's data/; None if it is text only. """
+    meta = meta or read_meta(folder)
+    if meta['latent_shape'] is None:
+        return None
+    return LatentStats(**read_arrays(check_file(folder, 'latent_stats.npz', meta['files'])))
 
 # -----------------------------------------------------------------------------
 # A shard
@@ -110,6 +187,7 @@ class PackedDataset:
         # the length of a row
         self.longest = longest = max(entry['longest'] for entry in entries)          # tokens
         self.seq_len = meta['max_tokens'] + 1 if seq_len is None else seq_len
+        self.crop = crop
         self.cropped = longest > self.seq_len
         if not crop and self.seq_len < longest + 1:
             raise ValueError(f'seq_len {self.seq_len} is too short for {folder}: its longest '
@@ -174,3 +252,104 @@ class PackedDataset:
         (shard, _, rows), = self.by_shard([i])
         (begin,), (end,) = shard.edges(rows)
         return shard.tokens[begin:end]
+
+# -----------------------------------------------------------------------------
+# What a split is like
+
+def lengths(data):
+    """ Tokens of every text, (n,) int64. """
+    edges = [data.shard(i).edges(slice(None)) for i in range(data.n_shards)]
+    return np.concatenate([end - begin for begin, end in edges])
+
+
+def counts(data):
+    """ How often each id occurs, (V,) int64: an EOS after every text, no PAD. """
+    found = np.zeros(data.vocab_size, np.int64)
+    for shard in map(data.shard, range(data.n_shards)):
+        data.check_ids(shard.tokens)
+        for part in np.array_split(shard.tokens, 1 + len(shard.tokens) // 2**24):
+            found += np.bincount(part, minlength=len(found))         # casts to int64
+        found[data.eos] += len(shard.offsets) - 1
+    return torch.from_numpy(found)
+
+# -----------------------------------------------------------------------------
+# The rows of a step: pure functions of (seed, step)
+
+class Rows(NamedTuple):
+    """ Clean rows of a dataset, a micro-batch of a training. """
+    tokens: torch.Tensor       # (B, L) int64
+    latents: torch.Tensor      # (B, N, D) float32; None of text only
+    is_cut: bool               # L is shorter than the dataset's: texts may have lost their ends
+    step: int
+    first: int                 # the number of the first row in the global batch
+
+
+@lru_cache(1)
+def order_of_epoch(n, seed, epoch):
+    """ The rows of a shuffled epoch, (n,) int64: 8 bytes a row, kept until the next one. """
+    return np.random.Generator(np.random.Philox([seed, epoch])).permutation(n)
+
+
+def row_order(n, seed, start, count):
+    """ Rows start..start+count-1 of an endless sequence of shuffled epochs over n rows, int64. """
+    epochs, rows = np.divmod(np.arange(start, start + count), n)
+    for epoch in np.unique(epochs):
+        here = epochs == epoch
+        rows[here] = order_of_epoch(n, seed, epoch)[rows[here]]
+    return rows
+
+
+@dataclass
+class Loader:
+    """ The micro-batches of a process. A step has grad_accum of them on each of `world` processes,
+    of micro_batch rows each. """
+    data: PackedDataset
+    seed: int
+    micro_batch: int
+    grad_accum: int = 1
+    rank: int = 0
+    world: int = 1
+
+    def rows_of(self, step, micro, rank):
+        """ The first row of a rank's micro-batch in the global batch, and its rows of the dataset.
+        """
+        B = self.micro_batch
+        first = (micro * self.world + rank) * B
+        rows_a_step = B * self.grad_accum * self.world
+        return first, row_order(len(self.data), self.seed, step * rows_a_step + first, B)
+
+    def clean_rows(self, step, micro, L):
+        """ Rows, cut to L tokens. """
+        first, chosen = self.rows_of(step, micro, self.rank)
+        crop = None
+        if self.data.crop:
+            crop = uniforms(self.seed, step, 'crop', first, len(chosen), 1)[:, 0]
+        tokens, latents = self.data.rows(chosen, crop, L)
+        return Rows(tokens, latents, L < self.data.seq_len, step, first)
+
+    def batches(self, noisy, stages, start, device):
+        """ Yields what `noisy` (diffusion.Noising) makes of each micro-batch from step `start` on,
+        on the device. On a card threads make the next ones meanwhile, and copy them among the
+        kernels of this step. """
+        def make(stage, step, micro):
+            rows = self.clean_rows(step, micro, stage.seq_len)
+            batch = noisy(rows, stage.shares, self.data)
+            return batch if device == 'cpu' else batch.to(device)
+
+        calls = ((stage, step, micro)
+                 for stage in stages
+                 for step in range(max(start, stage.first), stage.end)
+                 for micro in range(self.grad_accum))
+        if device == 'cpu':
+            yield from (make(*call) for call in calls)
+            return
+
+        # one thread of torch each, not one for every core; threads that begin later have one, too
+        with ThreadPoolExecutor(4, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            ahead = deque()
+            for call in calls:
+                ahead.append(pool.submit(make, *call))
+                if len(ahead) > 4:
+                    yield ahead.popleft().result()
+            for batch in ahead:
+                yield batch.result()

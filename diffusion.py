@@ -23,51 +23,16 @@ Letters: B batch, L text tokens, N latent vectors, D latent dims, V vocabulary, 
 P positions that the text head scores. t_next is the time after a step back, so t_next < t.
 """
 import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-import numpy as np
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
+from torch.quasirandom import SobolEngine
 
 from model import pad_of
-
-
-# ---- noise: a pure function of (seed, step, purpose, row)
-# A resumed run draws the same noise without replaying anything. Processes that share a batch draw
-# together what one process would draw alone.
-
-# one key word for each, so that no two purposes share their numbers
-PURPOSES = ('clocks', 'mask', 'latent', 'evaluation', 'evaluation clock', 'evaluation latent',
-            'crop')
-
-
-def philox(seed, step, purpose):
-    """ The bit generator at the start of the stream of (seed, step, purpose).
-    Philox turns a key and a 256-bit counter into numbers. The key is (seed, purpose), and the step
-    is the third word of the counter: two steps overlap only after 2^128 counts. """
-    key = np.array([seed % 2 ** 64, 1 + PURPOSES.index(purpose)], np.uint64)
-    counter = np.array([0, 0, step, 0], np.uint64)
-    return np.random.Philox(key=key, counter=counter)
-
-
-def uniforms(seed, step, purpose, first, rows, columns):
-    """ Rows first .. first + rows of an endless table of U(0, 1): float64, (rows, columns). No
-    number is exactly 0 or 1. Row i is the same however the rows are split. Use one number of
-    columns per (seed, step, purpose): tables of two widths would share their numbers. """
-    # one count of Philox yields four words of 64 bits, and each row starts at a new count
-    counts_per_row = -(-columns // 4)
-    generator = philox(seed, step, purpose).advance(first * counts_per_row)
-    words = generator.random_raw(rows * counts_per_row * 4)
-    words = words.reshape(rows, counts_per_row * 4)[:, :columns]
-
-    # the upper 52 bits, moved by half a unit to stay off 0 and 1
-    bits = words >> np.uint64(12)
-    return torch.from_numpy((bits + 0.5) * 2.0 ** -52)
-
-
-def normals(seed, step, purpose, first, rows, *shape):
-    """ The same for N(0, 1): float32, (rows, *shape). """
-    u = uniforms(seed, step, purpose, first, rows, math.prod(shape))
-    return torch.special.ndtri(u).float().view(rows, *shape)
+from noise import normals, uniforms
 
 
 # ---- modes
@@ -117,6 +82,45 @@ def modes_of(mode):
         shares = mode_shares(part.split(':')[0].strip())
         names |= {name for name, share in shares.items() if share}
     return names
+
+
+# ---- clocks
+
+class Clocks(NamedTuple):
+    """ Of the rows of a batch, (B,) each. """
+    mode: torch.Tensor             # index into MODES, int64
+    t_text: torch.Tensor           # the two clocks, float64
+    t_latent: torch.Tensor
+    text_on: torch.Tensor          # 1 or 0: whether the row has this loss
+    latent_on: torch.Tensor
+
+
+def draw_clocks(seed, step, first, rows, shares, cond_drop=0.1, t_min=1e-3):
+    """ The Clocks of rows first .. first + rows of the global batch at this step.
+    shares: from mode_shares. cond_drop: how often the null condition replaces a given modality. """
+    # One Sobol' point per row of the global batch, plus one random shift per step, modulo 1.
+    # So each clock is exactly uniform, and contiguous rows cover (0, 1) evenly, alone and jointly.
+    engine = SobolEngine(4, scramble=False).fast_forward(first)
+    points = engine.draw(rows, dtype=torch.float64)
+    shift = uniforms(seed, step, 'clocks', 0, 1, 4)
+    u_text, u_latent, u_mode, u_drop = ((points + shift) % 1).T    # the first two mix best
+
+    # the mode of each row; the clamp is there because the shares may sum to 1 - 1e-16
+    edges = torch.tensor(list(shares.values()), dtype=torch.float64).cumsum(0)
+    mode = torch.searchsorted(edges, u_mode.contiguous(), right=True)
+    mode = mode.clamp(max=max(i for i, share in enumerate(shares.values()) if share))
+    table = torch.tensor([MODES[name] for name in shares], dtype=torch.float64)
+    text_drawn, latent_drawn, text_on, latent_on = table[mode].T
+
+    # the clocks
+    t_text = torch.where(text_drawn > 0, t_min + (1 - t_min) * u_text, 0.0)
+    t_latent = torch.where(latent_drawn > 0, t_min + (1 - t_min) * u_latent, 0.0)
+
+    # the null condition: a given modality is pure noise, at clock 1
+    dropped = u_drop < cond_drop
+    t_text = torch.where(dropped & (text_on == 0), 1.0, t_text)
+    t_latent = torch.where(dropped & (latent_on == 0), 1.0, t_latent)
+    return Clocks(mode, t_text, t_latent, text_on, latent_on)
 
 
 # ---- logits, a chunk of the positions at a time
@@ -232,7 +236,47 @@ SCHEDULES = {
 }
 
 
-class MaskedText:
+class NoisyText(NamedTuple):
+    """ What a text process makes of clean texts for a training step. """
+    x_t: torch.Tensor              # (B, L) ids that the network reads
+    scored: torch.Tensor           # (B, L) bool
+    weight: torch.Tensor           # (B, L) of the loss, w(t) by default
+    importance: torch.Tensor | None = None     # as in Batch
+
+    def fields(self, tokens):
+        """ {field of a Batch: value}: where the head runs, and what is right there. The weight is
+        divided by B L: rows without a text loss count, too. """
+        positions = positions_of(self.scored)                            # (P,)
+        weight = self.weight / self.scored.numel()
+        return dict(
+            x_t=self.x_t,
+            positions=positions,
+            targets=tokens.flatten()[positions],
+            weight=weight.flatten()[positions].float(),
+            importance=self.importance)
+
+
+class TextProcess:
+    """ What training asks of a text process, beside its corrupt, training_weight and loss. """
+    masks_on_device = False        # True: a network decides what is masked, so Loss calls it
+
+    def noisy_text(self, tokens, t, text_on, u, step, known_mask):
+        """ Clean texts (B, L) as training reads them: NoisyText. t (B,): their clocks; text_on (B,):
+        whether a row has a text loss; u (B, L) uniform; step: of the run. """
+        x_t, mask = self.corrupt(tokens, t, u, known_mask)
+        scored = mask & (text_on > 0)[:, None]
+        weight = self.training_weight(t)[:, None].expand(scored.shape)
+        return NoisyText(x_t, scored, weight)
+
+    def loss_coefficients(self, t):
+        """ What the loss needs of the clocks t (B,) beside the weight: (B, n), or None. """
+
+    def logged(self, step):
+        """ {name: value} for the log, beside the losses. """
+        return {}
+
+
+class MaskedText(TextProcess):
     """ Masked text with one of the SCHEDULES. Loss weights; only `bound` makes the loss a bound:
         bound        w(t)
         uniform      1, as in discrete flow matching (arXiv:2407.15595)
@@ -326,17 +370,6 @@ class MaskedText:
         return total * free / n
 
 
-def where_scored(scored, tokens, weight):
-    """ Where the text head runs: {positions, targets (P,) int64, weight (P,) float32}. scored
-    (B, L) bool; tokens (B, L) clean; weight (B, 1) or (B, L): the training weight. It is divided by
-    B L: rows without a text loss count too. """
-    positions = positions_of(scored)                                     # (P,)
-    weight = (weight / scored.numel()).expand(scored.shape)              # (B, L)
-    return dict(positions=positions,
-                targets=tokens.flatten()[positions],
-                weight=weight.flatten()[positions].float())
-
-
 # ---- Gaussian latents
 
 class GaussianLatents:
@@ -385,3 +418,243 @@ class GaussianLatents:
         squared = (out - target).square() * self.live                    # (B, N, D)
         error = squared.mean(1).sum(1) / self.live.sum()                 # (B,)
         return torch.where(row_weight > 0, row_weight * error, 0).mean(), error
+
+
+# ---- a micro-batch: made on the host, a pure function of (seed, step, rows)
+
+@dataclass
+class Batch:
+    """ Rows as they enter the network, with what the losses need. What belongs to a stream that the
+    model does not have is None. """
+    mode: torch.Tensor             # (B,) index into MODES; causal rows are the last ones
+    t_text: torch.Tensor           # (B,) float32, the two clocks
+    t_latent: torch.Tensor
+    n_causal: int                  # how many rows are causal
+    # the text, and the P positions where it is scored
+    x_t: torch.Tensor              # (B, L) as the network reads it
+    positions: torch.Tensor        # (P,) in the flattened B L
+    targets: torch.Tensor          # (P,) the tokens that are right there
+    weight: torch.Tensor           # (P,) w(t) / (B L), in causal rows causal_weight / (B L)
+    coefficients: torch.Tensor     # (P, n) what else a process of processes/ needs of the clocks
+    # the latents, which Loss mixes
+    clean: torch.Tensor            # (B, N, D)
+    noise: torch.Tensor            # (B, N, D)
+    row_weight: torch.Tensor       # (B,) 1, or 0 where a row has no latent loss
+    # for the log: real tokens of masked rows that have a text loss, and of causal rows, (1,)
+    n_real: torch.Tensor
+    n_real_causal: torch.Tensor
+    pad: int                       # the id of PAD
+    # masking by importance (processes/adaptive.py)
+    unmasked: dict | None = None   # where the device masks: the arguments of noisy_text
+    importance: torch.Tensor | None = None     # (4,) of its tokens: mean, deviation, least, largest
+
+    def to(self, device):
+        """ On another device; from pinned memory, so that nothing waits. """
+        def move(x):
+            if isinstance(x, dict):
+                return {name: move(value) for name, value in x.items()}
+            return x.pin_memory().to(device, non_blocking=True) if torch.is_tensor(x) else x
+        return Batch(**move(vars(self)))
+
+
+@dataclass
+class Noising:
+    """ How clean rows become noisy ones. """
+    text: object                   # MaskedText, or a process of processes/
+    latent: object                 # GaussianLatents
+    streams: tuple                 # of the model
+    seed: int = 0
+    cond_drop: float = 0.1
+    t_min: float = 1e-3
+    predict_length: bool = True    # False: EOS and PAD are given, not scored
+    causal_weight: float = 1.0     # of the loss of causal rows
+
+    def __call__(self, rows, shares, ids):
+        """ The Batch of clean rows (data.Rows). shares: from mode_shares; ids: their EOS and PAD.
+        """
+        seed, step = self.seed, rows.step
+        tokens, latents = rows.tokens, rows.latents
+        B, L = tokens.shape
+
+        # clocks, and which losses count; and the noise
+        clocks = draw_clocks(seed, step, rows.first, B, shares, self.cond_drop, self.t_min)
+        u = noise = None
+        if 'text' in self.streams:
+            u = uniforms(seed, step, 'mask', rows.first, B, L)
+        if 'latent' in self.streams:
+            noise = normals(seed, step, 'latent', rows.first, *latents.shape)
+
+        # latents are those of whole texts: beside a text that is cut they have no loss
+        if rows.is_cut and set(self.streams) == {'text', 'latent'}:
+            is_whole = is_end(tokens[:, -1], ids)
+            clocks = clocks._replace(latent_on=torch.where(is_whole, clocks.latent_on, 0))
+
+        # causal rows last
+        is_causal = clocks.mode == CAUSAL
+        order = is_causal.byte().argsort(stable=True)
+        first_causal = B - int(is_causal.sum())
+        clocks = Clocks(*[x[order] for x in clocks])
+        tokens = tokens[order]
+        u = None if u is None else u[order]
+        noise = None if noise is None else noise[order]
+
+        real = (clocks.text_on > 0)[:, None] & (tokens != ids.pad)           # (B, L)
+        batch = Batch(
+            mode=clocks.mode,
+            t_text=clocks.t_text.float(),
+            t_latent=clocks.t_latent.float(),
+            n_causal=B - first_causal,
+            x_t=None, positions=None, targets=None, weight=None, coefficients=None,
+            clean=None if noise is None else latents[order],
+            noise=noise,
+            row_weight=clocks.latent_on.float(),
+            n_real=real[:first_causal].sum()[None].float(),
+            n_real_causal=real[first_causal:].sum()[None].float(),
+            pad=ids.pad)
+        if 'text' not in self.streams:
+            return batch
+
+        # the text, masked
+        known_mask = None if self.predict_length else is_end(tokens, ids)
+        t, text_on = clocks.t_text, clocks.text_on
+        if self.text.masks_on_device:                      # not every device has float64
+            unmasked = dict(tokens=tokens, t=t.float(), text_on=text_on.float(), u=in_float32(u),
+                            step=step, known_mask=known_mask)
+            return replace(batch, unmasked=unmasked)
+        noisy = self.text.noisy_text(tokens, t, text_on, u, step, known_mask)
+
+        # causal rows have clock 0, so nothing is masked: each token and the EOS are scored
+        noisy.scored[first_causal:] = real[first_causal:]
+        weight = noisy.weight.clone()
+        weight[first_causal:] = self.causal_weight
+        batch = replace(batch, **noisy._replace(weight=weight).fields(tokens))
+        coefficients = self.text.loss_coefficients(t)
+        if coefficients is not None:
+            batch.coefficients = coefficients[batch.positions // L]
+        return batch
+
+
+# ---- the losses of a batch
+
+class Losses(NamedTuple):
+    """ Of a micro-batch. What a stream without a loss would have is None. """
+    loss: torch.Tensor                         # the weighted sum of the others: what is minimised
+    text_loss: torch.Tensor | None = None      # nats per token of all rows
+    latent_loss: torch.Tensor | None = None    # squared error per dimension, a mean over all rows
+    importance_loss: torch.Tensor | None = None        # of a learned importance
+    # for the log
+    nll: torch.Tensor | None = None            # (P,) nats
+    right: torch.Tensor | None = None          # (P,) bool: the target is the likeliest token
+    error: torch.Tensor | None = None          # (B,) squared error of a row
+
+
+class Loss(nn.Module):
+    """ The network with its losses: the module that DDP and FSDP wrap. """
+
+    def __init__(self, model, noising, dtype='float32', latent_weight=1.0):
+        super().__init__()
+        self.model = model
+        self.text = noising.text
+        self.latent = noising.latent
+        self.seed = noising.seed               # of the validation
+        self.predict_length = noising.predict_length
+        self.dtype = dtype                     # that of its products, by autocast
+        self.latent_weight = latent_weight
+
+    def autocast(self):
+        device_type = self.model.bias.device.type
+        return torch.autocast(device_type, torch.bfloat16, enabled=self.dtype == 'bfloat16')
+
+    def forward(self, batch, predict):
+        """ The Losses of a Batch. predict: the streams that have one. """
+        nll = right = error = None
+        text_loss = latent_loss = importance_loss = None
+        with self.autocast():
+            # where importance is learned, its network reads the clean text first
+            if batch.unmasked:
+                learned = self.text.mask_on_device(self.model, batch)
+
+            # z_t = alpha z + sigma noise
+            z_t = None
+            if batch.clean is not None:
+                z_t, noise = self.latent.corrupt(batch.clean, batch.t_latent, batch.noise)
+
+            # the network; its text head runs on the scored positions only
+            hidden, latent_out = self.model(                             # (P, C), (B, N, D)
+                batch.x_t, z_t, batch.t_text, batch.t_latent, batch.positions, predict,
+                return_hidden=True, n_causal=batch.n_causal)
+            if 'text' in predict:
+                seen = batch.x_t.flatten()[batch.positions]              # (P,)
+                text_loss, nll, right = self.text.loss(
+                    hidden, self.model.text_head.weight, batch.targets, batch.weight, seen,
+                    batch.coefficients)
+
+        # the latent loss, in float32
+        if 'latent' in predict:
+            target = self.latent.target_of(batch.clean, noise, batch.t_latent)
+            latent_loss, error = self.latent.loss(latent_out, target, batch.row_weight)
+        if batch.unmasked and 'text' in predict:
+            importance_loss = self.text.importance_loss(learned, nll, batch)
+
+        # their sum
+        loss = torch.zeros((), device=batch.t_text.device)
+        if text_loss is not None:
+            loss = loss + text_loss
+        if importance_loss is not None:
+            loss = loss + self.text.IMPORTANCE_WEIGHT * importance_loss
+        if latent_loss is not None:
+            loss = loss + self.latent_weight * latent_loss
+        return Losses(loss, text_loss, latent_loss, importance_loss, nll, right, error)
+
+    # ---- validation
+
+    @torch.no_grad()
+    def validate(self, data, i, B, predict, modes):
+        """ Sums of the i-th B rows of a split, always with the same masks and noise, (5,) float64:
+        nats of the exact text bound, real tokens (text and one EOS); squared error of the latent
+        target per dimension, rows; nats of causal rows. Each stream is given what the modes
+        give: clean text, clean latents, or nothing (noise at clock 1). """
+        # the rows; a split that ends begins again
+        device = self.model.bias.device
+        rows = [r % len(data) for r in range(i * B, (i + 1) * B)]
+        crop = uniforms(self.seed, i, 'crop', 0, B, 1)[:, 0] if data.cropped else None
+        tokens, latents = data.rows(rows, crop)
+        known_mask = None if self.predict_length else is_end(tokens, data)
+        real = tokens != data.pad if known_mask is None else ~known_mask
+        ones, zeros = torch.ones(B, device=device), torch.zeros(B, device=device)
+
+        # one clock per row, evenly over (0, 1); the text is masked on the host
+        u = uniforms(self.seed, i, 'evaluation', 0, B, 1 + data.seq_len)
+        u[:, 0] = (u[0, 0] + torch.arange(B) / B) % 1
+        spread = u[:, 0].float()
+        noise = None
+        if 'latent' in self.model.config.streams:
+            noise = normals(self.seed, i, 'evaluation latent', 0, *latents.shape)
+            noise, latents = to_device(noise, ones), to_device(latents, ones)
+
+        def latents_at(clock):
+            return None if noise is None else self.latent.corrupt(latents, clock, noise)[0]
+
+        nats = causal_nats = error = torch.zeros(())
+        with self.autocast():
+            # nats of the text, beside clean latents or none
+            if 'text' in predict and {'l2t', 'unconditional'} & modes:
+                clock = zeros if 'l2t' in modes else ones
+                nats = self.text.bound(self.model, tokens, latents_at(clock), clock, u,
+                                               known_mask)
+            if 'causal' in modes:
+                causal_nats = exact_nll(self.model, tokens, latents_at(zeros), zeros)
+
+            # the error of the latents, beside a clean text or none
+            if 'latent' in predict:
+                t_text = torch.zeros(B) if 't2l' in modes else torch.ones(B)
+                x_t = None
+                if 'text' in self.model.config.streams:
+                    x_t, _ = self.text.corrupt(tokens, t_text, u[:, 1:], known_mask)
+                    x_t = to_device(x_t, ones)
+                _, out = self.model(x_t, latents_at(spread), to_device(t_text, ones),
+                                    to_device(spread, ones), predict=('latent',))
+                target = self.latent.target_of(latents, noise, spread)
+                _, error = self.latent.loss(out, target, ones)
+        sums = [nats.sum(), real.sum(), error.sum(), B, causal_nats.sum()]
+        return torch.tensor([float(x) for x in sums], dtype=torch.float64)

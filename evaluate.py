@@ -26,7 +26,7 @@ from runs.console import shown
 from runs.files import sha256
 from runs.machine import keep_freed_memory
 from runs.identity import of_dataset
-from runs.manifest import dataset_folder, read_meta
+from data import dataset_folder, read_meta
 from runs.results import add_results, read_results
 from runs.run_folder import git_commit
 from runs.writing import check_writable, write_whole

@@ -19,7 +19,7 @@ import numpy as np
 
 from configurator import configure, stop_on_error
 from runs.files import read_arrays
-from runs.manifest import dataset_folder
+from data import dataset_folder
 from runs.results import find, read_results
 from runs.writing import write_text, write_whole
 

@@ -45,7 +45,7 @@ from runs.machine import pick_device, pick_dtype
 from runs.console import warn
 from runs.distributed import all_gather_object, on_rank0, rank, world
 from runs.files import read_sealed
-from runs.manifest import FORMAT, LatentStats, check_file, dataset_folder, read_meta
+from data import FORMAT, LatentStats, check_file, dataset_folder, read_meta
 from runs.writing import lock, sealed
 
 # ---- what is read, details in corpora/sources.py

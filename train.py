@@ -27,15 +27,15 @@ import torch
 
 import processes
 from configurator import configure, show_knobs, stop_on_error
-from diffusion import GaussianLatents, MaskedText, modes_of
-from loss import BatchMaker, Loss, prefetch
+from data import Loader
+from diffusion import GaussianLatents, Loss, MaskedText, Noising, modes_of
 from model import Model
 from runs import distributed, preflight, run_folder
 from runs.distributed import all_reduce_max, all_reduce_sum, print0
 from runs.log import StepLog
 from runs.machine import keep_freed_memory, pick_device, pick_dtype
 from runs.resume import State, resume_or_begin
-from runs.stages import lr_factor, read_stages, row_order
+from runs.stages import read_stages
 
 # A comment that opens with a range or with choices is a rule: the configurator reads it from this
 # file and refuses other values.
@@ -50,7 +50,6 @@ mode = 'l2t'                   # <l2t, t2l, unconditional, causal; or several, a
                                # first 40 % of the steps, then l2t
 causal_weight = 1.0            # [0, 1e6]: of the loss of causal rows beside the others
 cond_drop = 0.1                # [0, 1]: share of conditional rows whose condition is noise
-latent_noise = 0.0             # [0, 1]: share of l2t and causal rows whose latent is noisy
 latent_weight = 1.0            # [0, 1e6]: of the latent loss beside the text loss
 init_from = ''                 # a run folder: begin with its best weights, at step 0
 # ---- model; what else the modes need is chosen by runs/preflight.py
@@ -126,12 +125,9 @@ with stop_on_error():
     device = pick_device(device)
     dtype = pick_dtype(dtype, device)
     model_config = preflight.network(config, train_data)     # settles config['latent_target']
-    text_process = processes.text_process(config, model_config.vocab_size)
+    text_process = processes.text_process(config, model_config.vocab_size, train_data)
     live = train_data.live.to(device) if train_data.latent_shape else None
     latent_process = GaussianLatents(live, latent_schedule, config['latent_target'])
-    batch_maker, loss_class = BatchMaker, Loss
-    if hasattr(text_process, 'batches_and_loss'):            # ATAT
-        batch_maker, loss_class = text_process.batches_and_loss(config, train_data)
     micro_batch, grad_accum = preflight.share_rows(batch_size, global_batch)
     rows_a_step = micro_batch * grad_accum * world
     stages = read_stages(mode, length_schedule, streams, max_iters, train_data.seq_len)
@@ -164,10 +160,6 @@ else:
 # -----------------------------------------------------------------------------
 # Model, loss, optimizers, and the state: resumed, or begun
 
-def autocast():
-    return torch.autocast(device_type, torch.bfloat16, enabled=dtype == 'bfloat16')
-
-
 model = Model(model_config).to(device)
 if compile:
     # torch makes a program for each stage and number of causal rows; its default limits are lower
@@ -178,10 +170,9 @@ if compile:
     if device_type == 'cuda' and isinstance(text_process, MaskedText):
         text_process.loss = torch.compile(text_process.loss, dynamic=True)
 
-make_batch = batch_maker(
-    text_process, latent_process, streams, seed, cond_drop, t_min, predict_length, causal_weight,
-    latent_noise)
-loss_fn = loss_class(model, make_batch, autocast, latent_weight)
+noisy = Noising(text_process, latent_process, streams, seed, cond_drop, t_min, predict_length,
+                causal_weight)
+loss_fn = Loss(model, noisy, dtype, latent_weight)
 if is_sharded:
     distributed.shard(loss_fn, device, in_bfloat16=dtype == 'bfloat16')
 if rank:                                     # from here on only dropout uses torch's generator
@@ -204,27 +195,7 @@ if optimizer == 'muon':
 state = State(loss_fn, optimizers, ema_decay, N_NORMS, device)
 resume_or_begin(state, train_data, text_process, config)
 if model.importance:                             # its table is of this dataset, also by init_from
-    model.importance.rarity.copy_(make_batch.adaptive.rarity)
-
-# -----------------------------------------------------------------------------
-# Batches: functions of seed and step; the rank says which rows
-
-def stage_at(step):
-    return next(stage for stage in stages if step < stage.end)
-
-
-def rows_of(step, micro, rank):
-    """ The first row of a rank's micro-batch in the global batch, and its rows of the dataset. """
-    first = (micro * world + rank) * micro_batch
-    return first, row_order(len(train_data), seed, step * rows_a_step + first, micro_batch)
-
-
-def calls(step):
-    while step < max_iters:
-        for micro in range(grad_accum):
-            first, rows = rows_of(step, micro, rank)
-            yield train_data, rows, step, first, stage_at(step)
-        step += 1
+    model.importance.rarity.copy_(text_process.adaptive.rarity)
 
 # -----------------------------------------------------------------------------
 # Evaluate, save, log; a stage
@@ -304,10 +275,9 @@ def report():
     more = dict(
         epoch=step * rows_a_step / len(train_data),
         tokens=rows_a_step * tokens_a_row,
-        lr=learning_rate * lr_factor(config, step - 1),
+        lr=learning_rate * lr_factor(step - 1),
         skipped=int(state.skipped.item()))
-    if config['curriculum']:
-        more['curriculum_stage'] = make_batch.adaptive.stage_name(step - 1)
+    more |= text_process.logged(step - 1)
     log.report(step, rows_a_step * stage.seq_len, stage.flops, **more)
 
 
@@ -323,10 +293,21 @@ def check_streak():
     return streak
 
 
+def lr_factor(step):
+    """ What multiplies the base rates in a step, counted from 0: linear warm-up, then a cosine.
+        (step + 1) / warmup                                          while step < warmup
+        min_lr + (1 - min_lr) (1 + cos(pi done)) / 2                 done from 0 to 1 """
+    warmup = min(warmup_iters, max_iters // 2)
+    if step < warmup:
+        return (step + 1) / warmup
+    done = min(1.0, (step - warmup) / max(1, max_iters - warmup))
+    return min_lr + (1 - min_lr) * 0.5 * (1 + math.cos(math.pi * done))
+
+
 def enter_stage():
     """ The stage of this step, and the module that computes its loss. DDP must know
     which parameters get a gradient, so each stage wraps the loss anew. """
-    stage = stage_at(state.step)
+    stage = next(stage for stage in stages if state.step < stage.end)
     if state.step == stage.first:
         state.history.fill_(math.nan)           # norms of another loss say nothing about this one's
     if len(stages) > 1:
@@ -345,8 +326,9 @@ def enter_stage():
 run_folder.note_signals()
 faulthandler.enable(sys.__stderr__ or sys.__stdout__)      # SIGBUS: data that were cut off
 stop_signal = 0                                            # what all processes have agreed on
-log = StepLog(out_dir, device, max_iters, rows_of, config)
-batches = prefetch(make_batch, calls(state.step), device)
+loader = Loader(train_data, seed, micro_batch, grad_accum, rank, world)
+log = StepLog(out_dir, device, max_iters, loader.rows_of, config)
+batches = loader.batches(noisy, stages, state.step, device)
 stage = net = None
 model.train()
 while True:
@@ -372,18 +354,18 @@ while True:
         stage, net = enter_stage()
 
     # ---- micro-steps: forward and backward on every rank, no early exit
-    losses, sums = [], []
+    done = []                                              # (batch, losses) of each
     for micro in range(grad_accum):
         with stop_on_error():                              # data that is found wrong only when read
             batch = next(batches)
         distributed.sync_gradients(net, is_last=micro == grad_accum - 1)
-        micro_loss, micro_sums = net(batch, stage.predict)
-        (micro_loss / grad_accum).backward()
-        losses.append(micro_loss.detach())
-        sums.append(micro_sums)
+        losses = net(batch, stage.predict)
+        (losses.loss / grad_accum).backward()
+        done.append((batch, losses))
 
     # ---- guard: loss and norm are those of the global batch, the same bits on every rank
-    loss = all_reduce_sum(sum(losses) / (grad_accum * world))
+    loss = sum(losses.loss.detach() for _, losses in done)
+    loss = all_reduce_sum(loss / (grad_accum * world))
     norm = torch.nn.utils.clip_grad_norm_(state.parameters, grad_clip or math.inf)
     norm = norm.full_tensor() if is_sharded else norm
     bad = torch.zeros((), device=device)
@@ -394,9 +376,10 @@ while True:
         bad = (~torch.isfinite(norm) | ~torch.isfinite(loss) | is_spike).float()
 
     # ---- step: nothing moves where `bad` is 1
+    factor = lr_factor(state.step)
     for opt, rate in zip(optimizers, rates):
         for group in opt.param_groups:
-            group['lr'] = rate * lr_factor(config, state.step)
+            group['lr'] = rate * factor
         opt.found_inf = bad                                # read on the device: nothing waits
         opt.step()
         opt.zero_grad(set_to_none=True)
@@ -415,7 +398,7 @@ while True:
             torch._foreach_add_(state.ema, ahead)
 
     # ---- log: no line spans two stages
-    log.add(bad, loss, norm, losses, sums)
+    log.add(bad, loss, norm, done)
     if state.step % log_interval == 0 or state.step == stage.end:
         report()
         check_streak()

@@ -15,7 +15,7 @@ import numpy as np
 from corpora.readers import Document
 from corpora.shards import as_bytes, token_dtype, write_files, write_shard
 from corpora.tokenizers import bytes_of_characters
-from runs.manifest import FORMAT
+from data import FORMAT
 from runs.writing import sealed
 
 # the size of a latent, which the encoder gives; the rest stands in the config

@@ -19,12 +19,10 @@ import numpy as np
 
 from corpora.latents import as_latent
 from corpora.readers import Document, inside, joined, lines_of
-from corpora.statistics import lengths
+from data import PackedDataset, check_file, lengths, read_meta
 from corpora.tokenizers import load_tokenizer
-from data import PackedDataset
 from runs.console import progress_bar, shown
 from runs.files import read_array, read_json, short
-from runs.manifest import check_file, read_meta
 from runs.writing import write_text
 
 # of the documents that were read, and of the samples of a split: what happened to some of them

@@ -13,7 +13,7 @@ import os
 import re
 
 from runs.files import read_json
-from runs.manifest import check_file, read_meta
+from data import check_file, read_meta
 
 LONGEST_PIECE = 252            # bytes that BPE joins at most. To fit a word takes the square of its
                                # length; whole characters of 1, 2, 3 or 4 bytes fill a piece

@@ -31,13 +31,11 @@ on another number of processes or with another accumulation.
 Letters: B rows, L tokens, P scored positions, V vocabulary.
 """
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
-from corpora.statistics import counts
-from diffusion import MaskedText, in_float32, where_scored
-from loss import BatchMaker, Loss
+from data import counts
+from diffusion import MaskedText, NoisyText
 
 importance = 'freq'            # freq | learned | hybrid: what masking and curriculum go by
 masking = 'time_only'          # time_only | proportional | inverse | balanced; proportional: the
@@ -50,7 +48,6 @@ curriculum_focus = 2.0         # [1, 1e3]: how much more they weigh
 
 QUANTILES = (0.3, 0.7)          # of importance: where easy ends and where hard begins
 STAGES = ('easy', 'medium', 'hard')
-IMPORTANCE_WEIGHT = 0.1         # of the loss of a learned importance
 
 
 # ---- importance
@@ -104,10 +101,6 @@ class Adaptive:
         """ 0, 1, 2: easy, medium, hard. """
         return sum(step >= share * self.max_iters for share in self.stages)
 
-    def stage_name(self, step):
-        """ 'easy', 'medium' or 'hard'; None without a curriculum. """
-        return STAGES[self.stage(step)] if self.curriculum else None
-
     def emphasis(self, importance, scored, tokens, step):
         """ Loss weights (B, L) of the curriculum: mean 1 over the scored tokens of this
         micro-batch. PAD is not among them and has 1. In the hard stage the focus falls linearly to
@@ -134,78 +127,59 @@ class Adaptive:
         return torch.where(scored, error, 0).sum() / n
 
 
-# ---- batches and losses of a run that masks by importance
+# ---- the process
 
-@dataclass
-class AdaptiveBatchMaker(BatchMaker):
-    """
-    A BatchMaker whose texts are masked and weighted by importance. A batch also has
-        importance (4,)                mean, deviation, least and largest of its tokens, for the log
-    Where importance is learned, its network must read the clean text first. Then the device masks
-    (AdaptiveLoss), the text of the batch is None, and in its place are the arguments of mask_by:
-        tokens, known_mask (B, L)      the clean text, and where it is given (None: nowhere)
-        t, text_on (B,), u (B, L)      clock, whether the row has a text loss, uniform numbers: in
-                                       float32, since not every device has float64
-        step
-    """
-    adaptive: Adaptive = None
+class AdaptiveText(MaskedText):
+    """ Masked text that is masked, and weighs, by importance in training. adaptive: None where only
+    texts are written. """
+    IMPORTANCE_WEIGHT = 0.1        # of the loss of a learned importance
 
-    def mask(self, tokens, t, text_on, u, step, known_mask, real, n_causal):
-        """ As in BatchMaker, without causal rows. """
-        if self.adaptive.learns:
-            return dict(tokens=tokens, t=t.float(), text_on=text_on.float(), u=in_float32(u),
-                        step=step, known_mask=known_mask)
-        importance = self.adaptive.rarity[tokens]
-        return self.mask_by(importance, tokens, t, text_on, u, step, known_mask)
+    def __init__(self, vocab_size, schedule, loss_weight, adaptive=None):
+        super().__init__(vocab_size, schedule, loss_weight)
+        self.adaptive = adaptive
+        self.masks_on_device = bool(adaptive and adaptive.learns)
 
-    def mask_by(self, importance, tokens, t, text_on, u, step, known_mask):
-        """ BatchMaker.mask by the importance (B, L) of each token, and what is logged of it. """
+    def noisy_text(self, tokens, t, text_on, u, step, known_mask):
+        return self.masked_by(self.adaptive.rarity[tokens], tokens, t, text_on, u, step, known_mask)
+
+    def masked_by(self, importance, tokens, t, text_on, u, step, known_mask):
+        """ NoisyText by the importance (B, L) of each token. """
         exponent = self.adaptive.exponents(importance.to(u.dtype), step)
-        x_t, mask = self.text_process.corrupt(tokens, t, u, known_mask, exponent)
+        x_t, mask = self.corrupt(tokens, t, u, known_mask, exponent)
         scored = mask & (text_on > 0)[:, None]
-        weight = self.text_process.training_weight(t)[:, None] * exponent
+        weight = self.training_weight(t)[:, None] * exponent
         weight = weight * self.adaptive.emphasis(importance, scored, tokens, step)
 
         real = importance[tokens != self.adaptive.pad]
         logged = torch.stack((real.mean(), real.std(), real.min(), real.max()))
-        batch = where_scored(scored, tokens, weight)
-        return dict(batch, x_t=x_t, importance=logged)
+        return NoisyText(x_t, scored, weight, logged)
+
+    # ---- where importance is learned: first its network, then the masking, both on the device
+
+    def mask_on_device(self, model, batch):
+        """ Masks the text of a Batch, in place. Returns the importance (B, L) that the network
+        predicts. """
+        tokens = batch.unmasked['tokens']
+        importance, learned = model.importance(tokens)
+        noisy = self.masked_by(importance.detach(), **batch.unmasked)
+        for name, value in noisy.fields(tokens).items():
+            setattr(batch, name, value)
+        return learned
+
+    def importance_loss(self, learned, nll, batch):
+        return self.adaptive.regression(learned.flatten()[batch.positions], nll, batch.targets)
+
+    def logged(self, step):
+        """ What the log has beside the losses. """
+        if not self.adaptive.curriculum:
+            return {}
+        return dict(curriculum_stage=STAGES[self.adaptive.stage(step)])
 
 
-class AdaptiveLoss(Loss):
-    """ Where importance is learned: first its network, then the masking, then the losses. """
-
-    def __init__(self, model, make_batch, autocast, latent_weight=1.0):
-        super().__init__(model, make_batch, autocast, latent_weight)
-        self.weights = {'text_loss': 1.0, 'importance_loss': IMPORTANCE_WEIGHT,
-                        'latent_loss': latent_weight}
-
-    def forward(self, batch, predict):
-        if self.make_batch.adaptive.learns:
-            with self.autocast():
-                importance, learned = self.model.importance(batch['tokens'])
-                names = ('tokens', 't', 'text_on', 'u', 'step', 'known_mask')
-                masked = self.make_batch.mask_by(importance.detach(),
-                                                 *[batch[name] for name in names])
-            batch = {**batch, **masked, 'learned': learned}
-        loss, sums = super().forward(batch, predict)
-        return loss, {**sums, 'importance': batch['importance']}
-
-    def text_loss(self, hidden, batch):
-        result = super().text_loss(hidden, batch)
-        if self.make_batch.adaptive.learns:
-            learned = batch['learned'].flatten()[batch['positions']]
-            result['importance_loss'] = self.make_batch.adaptive.regression(
-                learned, result['nll'], batch['targets'])
-        return result
-
-
-# ---- for a run
-
-class AdaptiveText(MaskedText):
-    """ Masked text: only the batches and the loss of its training are others. """
-
-    def batches_and_loss(self, config, data):
+def make(config, vocab_size, data=None):
+    """ The process of a run's knobs. data: the training split, where it trains. """
+    adaptive = None
+    if data is not None:
         adaptive = Adaptive(
             masking=config['masking'],
             beta=config['beta'],
@@ -216,8 +190,4 @@ class AdaptiveText(MaskedText):
             pad=data.pad,
             rarity=rarity(counts(data), data.pad),
             learns=config['importance'] != 'freq')
-        return partial(AdaptiveBatchMaker, adaptive=adaptive), AdaptiveLoss
-
-
-def make(config, vocab_size):
-    return AdaptiveText(vocab_size, config['text_schedule'], config['text_loss_weight'])
+    return AdaptiveText(vocab_size, config['text_schedule'], config['text_loss_weight'], adaptive)

@@ -7,7 +7,7 @@ texts. Letters: V vocabulary.
 import torch
 import torch.nn.functional as F
 
-from corpora.statistics import counts
+from data import counts
 from runs.checkpoint import load_model
 
 

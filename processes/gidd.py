@@ -213,7 +213,7 @@ class GIDD(IntegralProcess):
         return tokens
 
 
-def make(config, vocab_size):
+def make(config, vocab_size, data=None):
     """ The process of a run's knobs. """
     return GIDD(vocab_size, config['gidd_uniform'], config['gidd_gamma'],
                 config['text_loss_weight'])

@@ -196,7 +196,7 @@ class HDLM(IntegralProcess):
         return tokens
 
 
-def make(config, vocab_size):
+def make(config, vocab_size, data=None):
     """ The process of a run's knobs. Its clusters are any, until it takes those of the run. """
     weight = config['text_loss_weight']
     if weight != 'bound':

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from diffusion import filled_up, in_chunks, sum_over_texts
+from diffusion import TextProcess, filled_up, in_chunks, sum_over_texts
 
 
-class IntegralProcess:
+class IntegralProcess(TextProcess):
     """
     Base class. A process has `loss_weight` (the kind of its loss), `corrupt`, and
         coefficients(t (B,) float64, kind) -> (B, n) float64

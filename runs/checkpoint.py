@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 from model import Model, ModelConfig
 from runs.files import check, one_line, read_sealed, short
 from runs.identity import check_same, of_dataset
-from runs.manifest import read_meta
+from data import read_meta
 
 # Names that are read from files must match this, so none leads out of the run folder.
 STEP = re.compile(r'step-\d{8,12}', re.ASCII)

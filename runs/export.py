@@ -25,7 +25,7 @@ from configurator import configure, stop_on_error
 from corpora.encoder_table import TABLE
 from runs import checkpoint, saving
 from runs.files import read_json
-from runs.manifest import read_meta
+from data import read_meta
 from runs.results import find, read_results, write_results
 from runs.run_folder import copy_data
 from runs.writing import sealed, write_text

@@ -16,7 +16,7 @@ from datetime import timedelta
 
 import torch
 
-from diffusion import MODES, modes_of
+from diffusion import CAUSAL, MODES, modes_of
 from runs.console import warn
 from runs.distributed import all_gather_object, all_reduce_sum, print0, rank, world
 from runs.files import one_line
@@ -46,8 +46,54 @@ def memory(device):
     return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9, 3)
 
 
+def sums_by_clock(clock, values):
+    """ (4,): the sums over the quarters of the clock. """
+    quarter = (4 * clock).long().clamp(max=3)
+    return torch.zeros(4, device=values.device).index_add_(0, quarter, values)
+
+
+@torch.no_grad()
+def statistics(batch, losses):
+    """ {name: (n,)}: sums over a micro-batch that are worth a log line, texts in nats, latents in
+    squared errors per dimension. They stay on the device; nothing waits. Losses also by quarters of
+    their clock: the one diagnostic that a diffusion run needs. """
+    modes = torch.arange(len(MODES), device=batch.mode.device)
+    sums = dict(rows=(batch.mode[:, None] == modes).sum(0).float())
+    for name in ('loss', 'text_loss', 'importance_loss', 'latent_loss'):
+        value = getattr(losses, name)
+        if value is not None:
+            sums[name] = value[None]
+    if batch.importance is not None:
+        sums['importance'] = batch.importance
+
+    if losses.text_loss is not None:
+        # which of the P positions are no PAD
+        nll, real = losses.nll, batch.targets != batch.pad
+
+        # what is by clock, or a bound, is of masked rows alone
+        B, L = batch.x_t.shape
+        row = batch.positions // L
+        is_masked = batch.mode[row] != CAUSAL
+        clock = batch.t_text[row]
+        sums.update(text_nats=(is_masked * batch.weight * nll).sum()[None] * (B * L),
+                    n_real=batch.n_real,
+                    causal_nats=(~is_masked * nll).sum()[None],
+                    n_real_causal=batch.n_real_causal,
+                    correct=(losses.right & real).sum()[None].float(),
+                    real_count=real.sum()[None].float(),
+                    text_bins=sums_by_clock(clock, is_masked * nll),
+                    text_count=sums_by_clock(clock, is_masked.float()))
+
+    if losses.latent_loss is not None:
+        scored = batch.row_weight > 0
+        error = torch.where(scored, losses.error, 0)
+        sums.update(latent_bins=sums_by_clock(batch.t_latent, error),
+                    latent_count=sums_by_clock(batch.t_latent, scored.float()))
+    return {name: value.detach() for name, value in sums.items()}
+
+
 def summary(sums, micro_batches):
-    """ The log entry and the line on the screen. sums: loss.statistics as lists, means per step of
+    """ The log entry and the line on the screen. sums: statistics as lists, means per step of
     sums over so many micro-batches. """
     def ratio(total, count):
         return [a / b if b else None for a, b in zip(sums[total], sums[count])]
@@ -106,13 +152,15 @@ class StepLog:
         self.since = self.began = time.perf_counter()      # since: of the last line
         self.n_steps = 0                                   # of this process
 
-    def add(self, bad, loss, norm, losses, sums):
-        """ A step that is done. bad: 1 where it was skipped. losses, sums: of its micro-batches, a
-        number and loss.statistics each; all on the device. """
+    def add(self, bad, loss, norm, done):
+        """ A step that is done. bad: 1 where it was skipped. done: (diffusion.Batch, Losses) of its
+        micro-batches; all on the device. """
+        sums = [statistics(batch, losses) for batch, losses in done]
         self.sizes = {name: x.numel() for name, x in sums[0].items()}
         total = sum(torch.cat(tuple(of_one.values())) for of_one in sums)
-        self.steps.append(torch.cat((torch.stack((bad, loss, norm, *losses)), total)))
-        self.n_losses = len(losses)
+        of_each = [losses.loss.detach() for _, losses in done]
+        self.steps.append(torch.cat((torch.stack((bad, loss, norm, *of_each)), total)))
+        self.n_losses = len(done)
         self.n_steps += 1
 
     def write(self, **entry):

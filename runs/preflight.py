@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from corpora.statistics import lengths
-from data import PackedDataset
+from data import PackedDataset, check_file, dataset_folder, lengths
 from diffusion import modes_of
 from model import ModelConfig
 from runs import checkpoint, distributed
@@ -21,7 +20,6 @@ from runs.console import progress_bar
 from runs.distributed import print0, rank, world
 from runs.files import read_sealed
 from runs.machine import pick_dtype
-from runs.manifest import check_file, dataset_folder
 
 
 # ---- knobs and data

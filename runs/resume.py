@@ -15,7 +15,7 @@ from runs import checkpoint, distributed, run_folder, saving
 from runs.distributed import print0, rank
 from runs.files import read_array, read_sealed
 from runs.identity import OF_TRAINING, as_json, check_same, differences, identity_of
-from runs.manifest import check_file
+from data import check_file
 
 SCORE_OF_ENDS = -8.0           # of EOS and PAD in a new bag: e^-8 of the weight of a token
 

@@ -1,13 +1,9 @@
 """
 Stages: stretches of a run with one mode and one text length. Most runs have one; a schedule in
-`mode`, or in length_schedule, makes more. And the learning rate of a step, and the order of rows.
+`mode`, or in length_schedule, makes more.
 """
-import math
 import re
 from dataclasses import dataclass
-from functools import lru_cache
-
-import numpy as np
 
 from diffusion import mode_shares
 
@@ -70,32 +66,3 @@ def read_stages(schedule, lengths, streams, max_iters, seq_len):
             raise ValueError(f'mode={mode} has no loss on streams={streams}')
         found.append(Stage(mode, first, end, length_of[length], shares, predict))
     return found
-
-
-def lr_factor(knobs, step):
-    """ What multiplies the base rates in a step, counted from 0: linear warm-up, then a cosine.
-        (step + 1) / warmup                                          while step < warmup
-        min_lr + (1 - min_lr) (1 + cos(pi done)) / 2                 done from 0 to 1 """
-    end, min_lr = knobs['max_iters'], knobs['min_lr']
-    warmup = min(knobs['warmup_iters'], end // 2)
-    if step < warmup:
-        return (step + 1) / warmup
-    done = min(1.0, (step - warmup) / max(1, end - warmup))
-    return min_lr + (1 - min_lr) * 0.5 * (1 + math.cos(math.pi * done))
-
-# -----------------------------------------------------------------------------
-# The order of rows, a pure function of (seed, epoch)
-
-@lru_cache(1)
-def order_of_epoch(n, seed, epoch):
-    """ The rows of a shuffled epoch, (n,) int64: 8 bytes a row, kept until the next one. """
-    return np.random.Generator(np.random.Philox([seed, epoch])).permutation(n)
-
-
-def row_order(n, seed, start, count):
-    """ Rows start..start+count-1 of an endless sequence of shuffled epochs over n rows, int64. """
-    epochs, rows = np.divmod(np.arange(start, start + count), n)
-    for epoch in np.unique(epochs):
-        here = epochs == epoch
-        rows[here] = order_of_epoch(n, seed, epoch)[rows[here]]
-    return rows

@@ -30,7 +30,7 @@ from diffusion import GaussianLatents, MaskedText, modes_of
 from encoders import check_texts, load_encoder
 from runs.checkpoint import load_model
 from runs.machine import pick_device, pick_dtype
-from runs.manifest import load_stats
+from data import load_stats
 from samplers import no_callback
 from sampling.denoise import cast, never_written
 from sampling.drafts import nearest_drafts

@@ -5,7 +5,7 @@ correlation of importance and a token's mean loss. n ~ U{1..L} positions are mas
 """
 import torch
 
-from corpora.statistics import counts
+from data import counts
 from diffusion import nll_of, positions_of, uniforms
 from processes.adaptive import rarity
 from sampling.denoise import call, rows_that_fit

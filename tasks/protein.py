@@ -9,7 +9,7 @@ from itertools import groupby
 
 import torch
 
-from corpora.statistics import counts
+from data import counts
 from diffusion import is_end, positions_of, uniforms
 from sampling.denoise import call, null_latents
 from sampling.knobs import TEXT_KNOBS

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from processes.adaptive import Adaptive, AdaptiveBatchMaker, rarity
-from corpora.statistics import counts
-from data import PackedDataset
+from data import PackedDataset, counts
 from diffusion import MaskedText
 from loss import BatchMaker
 from model import Importance, Model, ModelConfig

@@ -11,10 +11,8 @@ import torch
 import data
 from corpora import tokenizers
 from corpora.fitting import train_bpe
-from corpora.statistics import counts, lengths
+from data import LatentStats, PackedDataset, counts, lengths, load_stats
 from corpora.tokenizers import load_tokenizer
-from data import PackedDataset
-from runs.manifest import LatentStats, load_stats
 from runs.stages import row_order
 from runs.writing import entry_of, sealed
 from test_hostile import forge_file

@@ -16,7 +16,7 @@ import evaluate
 from corpora.words import words
 from diffusion import GaussianLatents, MaskedText
 from launch import measured, run_each
-from runs.manifest import read_meta
+from data import read_meta
 from runs.results import add_results, find, read_results
 from sampling.knobs import SamplingKnobs
 from tasks import edit, infill, l2t, measures, scorer, sts, t2l, text, unconditional

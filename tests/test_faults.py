@@ -18,8 +18,7 @@ import pytest
 import torch
 
 from corpora.sources import text_hash
-from corpora.statistics import lengths
-from data import PackedDataset
+from data import PackedDataset, lengths
 from launch import (HANGS, ROOT, SLOW, TINY, Job, cut, log, run, run_each, saved, texts_in, train,
                     train_each, weights)
 from runs import checkpoint, saving

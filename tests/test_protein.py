@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from corpora.encoder_table import find_encoder
-from corpora.statistics import lengths
+from data import PackedDataset, lengths
 from corpora.tokenizers import RESIDUES
-from data import PackedDataset
 from diffusion import MaskedText, is_end, uniforms
 from launch import TINY, measured, run, run_each, texts_in
 from loss import BatchMaker

@@ -11,7 +11,7 @@ from runs.console import shown as as_shown
 from runs.export import export as write_export, results_of
 from runs.files import read_sealed
 from runs.identity import of_dataset
-from runs.manifest import read_meta
+from data import read_meta
 from runs.results import read_results, write_results
 from runs.writing import sealed
 from sampling.run import Run

@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from corpora.statistics import lengths
-from data import PackedDataset
+from data import PackedDataset, lengths
 from diffusion import GaussianLatents, MaskedText
 from launch import ROOT, TINY, Job, cut, log, run_code, run_each, train, train_each, weights
 from loss import BatchMaker, statistics
