@@ -2,7 +2,7 @@
 Our network and transformers' of the same depth, width, heads, tokens and vocabulary, with the loss
 of a training step on the same batch: the sides of `bench.py --what=step`.
 
-    ours       model.py with loss.py, as train.py runs them
+    ours       model.py with diffusion.Loss, as train.py runs them
     bert       BertForMaskedLM: text only, a masked language model
     gpt        GPT2LMHeadModel: text only, from left to right
 
@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import torch
 
-from diffusion import GaussianLatents, MaskedText, mode_shares
-from loss import BatchMaker, Loss
+from data import Rows
+from diffusion import GaussianLatents, Loss, MaskedText, Noising, mode_shares
 from model import Model, ModelConfig
 
 SHAPES = {'small':     dict(depth=6, width=256, heads=4, batch=8, length=128,
@@ -64,15 +64,14 @@ def gpt_network(shape):
         attn_pdrop=0.))
 
 
-def random_batch(shape, make_batch):
-    """ Random tokens (B, L) and latents, as train.py's mode 'unconditional' corrupts them. """
+def random_batch(shape, noisy, device):
+    """ Random tokens (B, L), and a batch of them as train.py's mode 'unconditional' corrupts it. """
     B, L, V = shape['batch'], shape['length'], shape['vocab_size']
     tokens = torch.randint(V, (B, L))
     latents = torch.randn(B, shape['n_latents'], shape['latent_dim'])
-    data = SimpleNamespace(rows=lambda *_: (tokens, latents), pad=V - 1, seq_len=L)
-    stage = SimpleNamespace(shares=mode_shares('unconditional'), predict=('text', 'latent'),
-                            seq_len=L)
-    return tokens, make_batch(data, range(B), 0, 0, stage)
+    rows = Rows(tokens, latents, is_cut=False, step=0, first=0)
+    batch = noisy(rows, mode_shares('unconditional'), SimpleNamespace(eos=V - 2, pad=V - 1))
+    return tokens.to(device), batch if device == 'cpu' else batch.to(device)
 
 
 def build(side, shape, device, dtype):
@@ -80,26 +79,20 @@ def build(side, shape, device, dtype):
     torch.manual_seed(0)
     text = MaskedText(shape['vocab_size'])
     latent = GaussianLatents(torch.ones(shape['latent_dim'], device=device))
-    make_batch = BatchMaker(text, latent, ('text', 'latent'), seed=0, cond_drop=0., t_min=1e-3)
-    tokens, batch = random_batch(shape, make_batch)
-    tokens = tokens.to(device)
-    batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items()}
-
-    def autocast():
-        device_type = torch.device(device).type
-        return torch.autocast(device_type, torch.bfloat16, enabled=dtype == 'bfloat16')
+    noisy = Noising(text, latent, ('text', 'latent'), cond_drop=0.)
+    tokens, batch = random_batch(shape, noisy, device)
+    labels = torch.where(batch.x_t == text.mask_id, tokens, -100)        # -100 is not scored
 
     module = SIDES[side](shape).to(device).train()
-    ours = Loss(module, make_batch, autocast) if side == 'ours' else None
-    x_t = batch['x_t']
-    labels = torch.where(x_t == text.mask_id, tokens, -100)              # -100 is not scored
+    ours = Loss(module, noisy, dtype) if side == 'ours' else None
+    device_type = torch.device(device).type
 
     def loss():
         if side == 'ours':
-            return ours(batch, ('text', 'latent'))[0]
-        with autocast():
+            return ours(batch, ('text', 'latent')).loss
+        with torch.autocast(device_type, torch.bfloat16, enabled=dtype == 'bfloat16'):
             if side == 'bert':
-                return module(input_ids=x_t, labels=labels).loss
+                return module(input_ids=batch.x_t, labels=labels).loss
             return module(input_ids=tokens, labels=tokens, use_cache=False).loss
     return module, loss
 

@@ -17,7 +17,7 @@ from unittest.mock import patch
 import torch
 
 from configurator import HERE, stop
-from loss import Loss
+from diffusion import Loss
 from runs.resume import State
 
 

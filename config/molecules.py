@@ -20,7 +20,6 @@ mode = 'l2t+7*causal:35%,unconditional+4*l2t+t2l+2*causal'
 causal_weight = 1.5
 length_schedule = '40:70%,all'
 t_min = 0.1
-latent_noise = 0.3             # it may be told of noise; no gain at wrong bits (docs/molecules.md)
 # model
 depth = 4
 width = 192
