@@ -1,35 +1,48 @@
 """
 Random numbers that are functions of what they are for: (seed, step, purpose, row).
 
-A resumed run draws the same noise without replaying anything. Processes that share a batch draw
-together what one process would draw alone.
+In training a resumed run draws the same noise without replaying anything, and processes that share
+a batch draw together what one process would draw alone:
+    u = uniforms(seed, step, 'mask', first, B, L)
+
+In sampling text i of a seed is the same alone, among others, and in batches of any size:
+    rows = rows_of(2, num_samples=3)         # (6, 2): three samples of each of two sources
+    noise = Noise(seed, rows[part])          # of the rows of a batch
+    noise.uniforms('unmask', L)              # (B, L); the next call gives other numbers
+A source is a text, a latent, or a number where there is nothing to write from. Of one source there
+may be several samples: its row says which of them it is.
+
+Letters: n sources, B rows of a batch.
 """
 import math
+from collections import Counter
 
 import numpy as np
 import torch
 
 # one key word for each, so that no two purposes share their numbers
 PURPOSES = ('clocks', 'mask', 'latent', 'evaluation', 'evaluation clock', 'evaluation latent',
-            'crop')
+            'crop', 'unmask', 'token', 'null', 'start', 'solver', 'length', 'half')
 
 
-def philox(seed, step, purpose):
-    """ The bit generator at the start of the stream of (seed, step, purpose).
-    Philox turns a key and a 256-bit counter into numbers. The key is (seed, purpose), and the step
-    is the third word of the counter: two steps overlap only after 2^128 counts. """
+def philox(seed, step, purpose, sample=0):
+    """ The bit generator at the start of the stream of (seed, step, purpose, sample).
+    Philox turns a key and a 256-bit counter into numbers. The key is (seed, purpose). The step is
+    the third word of the counter, and the sample the fourth: two of them overlap only after 2^128
+    counts. """
     key = np.array([seed % 2 ** 64, 1 + PURPOSES.index(purpose)], np.uint64)
-    counter = np.array([0, 0, step, 0], np.uint64)
+    counter = np.array([0, 0, step, sample], np.uint64)
     return np.random.Philox(key=key, counter=counter)
 
 
-def uniforms(seed, step, purpose, first, rows, columns):
+def uniforms(seed, step, purpose, first, rows, columns, sample=0):
     """ Rows first .. first + rows of an endless table of U(0, 1): float64, (rows, columns). No
     number is exactly 0 or 1. Row i is the same however the rows are split. Use one number of
-    columns per (seed, step, purpose): tables of two widths would share their numbers. """
+    columns per (seed, step, purpose): tables of two widths would share their numbers. sample: which
+    of several such tables. """
     # one count of Philox yields four words of 64 bits, and each row starts at a new count
     counts_per_row = -(-columns // 4)
-    generator = philox(seed, step, purpose).advance(first * counts_per_row)
+    generator = philox(seed, step, purpose, sample).advance(first * counts_per_row)
     words = generator.random_raw(rows * counts_per_row * 4)
     words = words.reshape(rows, counts_per_row * 4)[:, :columns]
 
@@ -42,3 +55,66 @@ def normals(seed, step, purpose, first, rows, *shape):
     """ The same for N(0, 1): float32, (rows, *shape). """
     u = uniforms(seed, step, purpose, first, rows, math.prod(shape))
     return torch.special.ndtri(u).float().view(rows, *shape)
+
+# -----------------------------------------------------------------------------
+# Sampling: each row draws its own numbers, whatever stands beside it
+
+def rows_of(n, num_samples=1):
+    """ (n num_samples, 2) int64: of each row its source, and which of its samples it is. The
+    samples of a source follow each other. ValueError where one of the two is no number of things.
+    """
+    for name, value in (('number of texts or latents', n), ('num_samples', num_samples)):
+        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if not is_whole or value < 1:
+            raise ValueError(f'{name}: {value!r}, expected a whole number, at least one')
+    source = np.repeat(np.arange(n), num_samples)
+    sample = np.tile(np.arange(num_samples), n)
+    return np.stack([source, sample], 1)
+
+
+def parts_of(rows, n_parts, most):
+    """ A row for each of n_parts (n,) parts of each row, at most so many: (sum of n_parts, 2). The
+    parts of a row are samples of their own, the same whatever the number of parts. """
+    n_parts = np.asarray(n_parts)
+    first = n_parts.cumsum() - n_parts
+    part = np.arange(n_parts.sum()) - np.repeat(first, n_parts)
+    source, sample = np.repeat(rows, n_parts, axis=0).T
+    return np.stack([source, sample * most + part], 1)
+
+
+class Noise:
+    """ seed: of the knobs. rows (B, 2): as rows_of gives them. part: of a text that is written in
+    several parts, which one: the parts share no numbers, however many calls each takes. """
+
+    def __init__(self, seed, rows, part=0):
+        self.seed = seed
+        self.rows = np.asarray(rows)
+        self.first_step = part << 32
+        self.n_calls = Counter()                           # of each purpose
+
+        # a table of numbers has a row for each source, and there is one for each sample. So the
+        # rows come in stretches: of one sample, of sources that follow each other
+        source, sample = self.rows.T
+        order = np.lexsort((source, sample))
+        begins_anew = np.diff(source[order], prepend=-2) != 1
+        begins_anew |= np.diff(sample[order], prepend=-1) != 0
+        self.stretches = np.split(order, np.flatnonzero(begins_anew)[1:])
+
+    def of_part(self, part):
+        """ Other numbers for the same rows. """
+        return Noise(self.seed, self.rows, part)
+
+    def uniforms(self, purpose, columns):
+        """ U(0, 1), float64 on the host, (B, columns). Use one number of columns for a purpose. """
+        step = self.first_step + self.n_calls[purpose]
+        self.n_calls[purpose] += 1
+        found = torch.empty(len(self.rows), columns, dtype=torch.float64)
+        for places in self.stretches:
+            source, sample = self.rows[places[0]].tolist()
+            found[places] = uniforms(self.seed, step, purpose, source, len(places), columns, sample)
+        return found
+
+    def normals(self, purpose, *shape):
+        """ N(0, 1), float32 on the host, (B, *shape). """
+        u = self.uniforms(purpose, int(np.prod(shape)))
+        return torch.special.ndtri(u).float().view(-1, *shape)

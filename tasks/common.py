@@ -24,7 +24,7 @@ import torch
 
 from sampling.inputs import most_tokens, pack, read_texts
 from data import PackedDataset
-from diffusion import uniforms
+from noise import uniforms
 from runs.console import progress_bar, warn
 from runs.identity import SAMPLES, STATISTICS, check_same, of_dataset
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS, SamplingKnobs

@@ -6,7 +6,8 @@ correlation of importance and a token's mean loss. n ~ U{1..L} positions are mas
 import torch
 
 from data import counts
-from diffusion import nll_of, positions_of, uniforms
+from diffusion import nll_of, positions_of
+from noise import uniforms
 from processes.adaptive import rarity
 from sampling.denoise import call, rows_that_fit
 from sampling.run import FILLS

@@ -8,7 +8,8 @@ Letters: n texts, K beams of each, L text tokens, V vocabulary.
 """
 import torch
 
-from diffusion import is_end, rank_in_row, uniforms
+from diffusion import is_end, rank_in_row
+from noise import uniforms
 from sampling.denoise import batches
 from sampling.knobs import TEXT_KNOBS
 from sampling.run import FILLS

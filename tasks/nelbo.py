@@ -9,7 +9,7 @@ import math
 
 import torch
 
-from diffusion import normals, uniforms
+from noise import normals, uniforms
 from sampling.denoise import call
 from sampling.likelihood import what_is_scored
 from sampling.run import FILLS, MAKES

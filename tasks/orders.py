@@ -24,7 +24,8 @@ import math
 
 import torch
 
-from diffusion import nll_of, rank_in_row, uniforms
+from diffusion import nll_of, rank_in_row
+from noise import uniforms
 from sampling.denoise import call
 from sampling.likelihood import what_is_scored
 from sampling.run import FILLS
