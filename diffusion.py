@@ -259,6 +259,8 @@ class NoisyText(NamedTuple):
 class TextProcess:
     """ What training asks of a text process, beside its corrupt, training_weight and loss. """
     masks_on_device = False        # True: a network decides what is masked, so Loss calls it
+    samplers = None                # {name: samplers.Sampler}; None: all of samplers.py
+    corrects = False               # True: it may take back what it wrote (self_correct)
 
     def noisy_text(self, tokens, t, text_on, u, step, known_mask):
         """ Clean texts (B, L) as training reads them: NoisyText. t (B,): their clocks; text_on (B,):

@@ -30,7 +30,6 @@ from data import dataset_folder, read_meta
 from runs.results import add_results, read_results
 from runs.run_folder import git_commit
 from runs.writing import check_writable, write_whole
-from sampling.denoise import rows_that_fit
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.run import Run
 from tasks.common import Context, Figures, load_file, load_texts
@@ -86,20 +85,20 @@ def choose_tasks(run, known):
     # what is asked for
     names = [name.strip() for name in tasks.split(',') if name.strip()]
     if not names:
-        trained = run.learned
+        trained = run.net.learned
         directions = [name for name in ('l2t', 't2l', 'unconditional') if name in trained]
         if 'causal' in trained and 'l2t' not in trained:
             directions = ['l2t', *directions]
-        if run.streams == ('text',):
+        if run.net.streams == ('text',):
             directions = ['text']
-        names = ['nelbo', *(name for name in directions if not known[name].NEEDS.missing(run))]
+        names = ['nelbo', *(name for name in directions if not known[name].NEEDS.missing(run.net))]
 
     # can the run do it?
     chosen = {}
     for name in names:
         if name not in known:
             raise ValueError(f'tasks={tasks!r}: choose from {", ".join(known)}')
-        missing = known[name].NEEDS.missing(run)
+        missing = known[name].NEEDS.missing(run.net)
         if missing:
             raise ValueError(f'{out_dir} {missing}: no {name} from it')
         chosen[name] = known[name]
@@ -138,11 +137,11 @@ def measure_sweep(run, ctx, name, task, points):
     table = {}
     for point in points:
         label = ', '.join(f'{knob}={value}' for knob, value in point.items())
-        run.row_calls, began = 0, time.perf_counter()
+        run.net.row_calls, began = 0, time.perf_counter()
         made = task.generate(run, ctx, **knobs_of(task, point))
         ms = 1000 * (time.perf_counter() - began) / len(made)
         figures = Figures(len(made))           # of an edit, the texts that have such a word
-        figures.enter('', {'calls': run.row_calls / len(made), 'ms': ms})
+        figures.enter('', {'calls': run.net.row_calls / len(made), 'ms': ms})
         figures.enter('', task.judge(run, ctx, made))
 
         record(run, ctx, name, task, figures, point)
@@ -270,8 +269,8 @@ def evaluate(config):
     # what can be missing is asked for before anything is computed
     run = Run(out_dir, which, device, dtype, encoder_folder)
     chosen = choose_tasks(run, all_tasks())
-    config['sample_batch'] = rows_that_fit(run, config['sample_batch'])
-    config['dtype'] = run.dtype
+    config['sample_batch'] = run.net.rows_that_fit(config['sample_batch'])
+    config['dtype'] = run.net.dtype
     path = os.path.join(out_dir, 'results.json')
     if os.path.exists(path):
         read_results(path)

@@ -106,12 +106,12 @@ READS = {
 def direction_of(run):
     """ What is asked for by mode: a direction. By default that which the run was trained for. A
     config of training may name a mix, or unconditional of a run with one stream. """
-    if len(run.streams) == 1:
-        default = run.streams[0]
+    if len(run.net.streams) == 1:
+        default = run.net.streams[0]
     else:
-        default = 'l2t' if run.learned & {'l2t', 'causal'} else min(run.learned)
+        default = 'l2t' if run.net.learned & {'l2t', 'causal'} else min(run.net.learned)
     of_training = mode in ('', 'causal') or set('+*:') & set(mode)
-    if of_training or mode == 'unconditional' and len(run.streams) == 1:
+    if of_training or mode == 'unconditional' and len(run.net.streams) == 1:
         return 'infill' if '[MASK' in text else default
     check_choice('mode', mode, DIRECTIONS)
     return mode
@@ -152,7 +152,7 @@ def read_given(run, direction, text):
     if not (text or texts) and not (direction == 'l2t' and n_embeddings):
         more = ', or --latents=FILE.npy, or --image=FILE.png' if direction == 'l2t' else ''
         raise ValueError(f'mode={direction} reads --text="...", or --texts=FILE{more}')
-    if n_embeddings and 'latent' not in run.streams:
+    if n_embeddings and 'latent' not in run.net.streams:
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
     if direction == 'edit' and not n_embeddings:
         raise ValueError('mode=edit changes a text towards another embedding: give --like="...", '
@@ -292,13 +292,13 @@ def write_animation(run, direction, given, knobs):
                             texts=given.texts and given.texts[:1],
                             raw=None if given.raw is None else given.raw[:1])
     samplers = {knobs['sampler']: f'mode {direction}'}
-    if direction == 'l2t' and run.next_token and run.fills_masks and not knobs['sampler']:
+    if direction == 'l2t' and run.net.is_causal and run.net.fills_masks and not knobs['sampler']:
         samplers = {'autoregressive': 'autoregressive, from left to right',
                     'confidence': 'diffusion, the most certain tokens first'}
 
     panels = []
     for name, label in samplers.items():
-        recorder = Recorder(run.text.mask_id)
+        recorder = Recorder(run.net.text.mask_id)
         draw(run, direction, first, 1, recorder, knobs | dict(sampler=name, rerank=1))
         panels.append((label, recorder.frames))
     title = given.names[0] or 'from noise'
@@ -306,7 +306,7 @@ def write_animation(run, direction, given, knobs):
         title += f', towards: {like or towards}'
     if direction == 'l2t' and given.texts:
         title = f'from the embedding of: {title}'
-    write_text(svg, animation(run.tokenizer, run.text.mask_id, panels, f'Written {title}'))
+    write_text(svg, animation(run.tokenizer, run.net.text.mask_id, panels, f'Written {title}'))
     print(f'\na picture of the first text being written: {svg}')
 
 # -----------------------------------------------------------------------------

@@ -33,6 +33,7 @@ the device, and the head runs only where its logits are used.
 Letters: B batch, L text tokens, P positions asked for, V vocabulary, K steps.
 """
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -349,15 +350,67 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, noise, on_step
     return tokens
 
 
+# ---- from left to right: a sample of the model's distribution, or with temperature 0 a likely text
+
+def autoregressive(denoise, propose, text, tokens, known_mask, steps, noise, on_step=no_callback,
+                   ends=None, **knobs):
+    """ One token after the other, by a network that has learned causal rows; `steps` is not read. A
+    text that has its EOS is filled with PAD. What is known behind a token stays, unseen until then.
+    ends: the ids of EOS and PAD. """
+    eos, pad = ends
+    tokens, masked, _ = init_state(text, tokens, known_mask)
+    B, L = tokens.shape
+    u = in_float32(noise.uniforms('token', 2 * L)).view(B, L, 2)         # each is written once
+    ended = torch.zeros(B, dtype=torch.bool, device=tokens.device)       # has its EOS
+    for i in masked.any(0).nonzero().flatten().tolist():
+        # x^i given what is before it. PAD was never learned: it follows EOS by rule
+        positions = torch.arange(B) * L + i
+        logits = denoise(before(tokens, i, text.mask_id), 0., positions)             # (B, V)
+        logits[:, pad] = -torch.inf
+        x = propose(logits, to_device(u[:, i], tokens))                  # (B,)
+
+        # write it where the text has not ended and the position is free
+        if i > 0:
+            ended = (tokens[:, :i] == eos).any(1)
+        x = torch.where(ended, pad, x)
+        tokens[:, i] = torch.where(to_device(masked[:, i], tokens), x, tokens[:, i])
+
+        # have all texts ended? On a GPU the question waits for the device: every eighth step
+        is_asked = i % 8 == 7 or not tokens.is_cuda
+        is_last = is_asked and bool((ended | (tokens[:, i] == eos)).all())
+        if is_last:
+            rest = to_device(masked[:, i + 1:], tokens)
+            tokens[:, i + 1:] = torch.where(rest, pad, tokens[:, i + 1:])
+        on_step(tokens, logits, positions)
+        if is_last:
+            break
+    return tokens
+
+
+def before(tokens, i, mask_id):
+    """ What is read where x^i is predicted: MASK, and the tokens (B, L) before i. """
+    return F.pad(tokens[:, :i], (1, 0), value=mask_id)
+
+
 # ---- which there are
 
+class Sampler(NamedTuple):
+    """ A row of SAMPLERS: the function, and what is chosen where the knobs leave it open. """
+    function: object
+    is_causal: bool = False            # it reads from left to right; the others fill masks
+    steps: int | None = 128            # None: as many as a text has positions
+    seeks: bool = False                # likely texts: the likeliest, where there is a source
+    asks_few: bool = False             # the head runs only where a position is unmasked
+
+
 SAMPLERS = {
-    'ancestral': ancestral,
-    'cached': cached,
-    'first_hitting': first_hitting,
-    'confidence': confidence,
-    'remdm': remdm,
-    'dfm': dfm,
+    'ancestral': Sampler(ancestral, asks_few=True),
+    'cached': Sampler(cached, asks_few=True),
+    'first_hitting': Sampler(first_hitting, steps=None, asks_few=True),
+    'confidence': Sampler(confidence, steps=None, seeks=True),
+    'remdm': Sampler(remdm),
+    'dfm': Sampler(dfm),
+    'autoregressive': Sampler(autoregressive, is_causal=True, seeks=True),
 }
 
 

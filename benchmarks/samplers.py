@@ -4,7 +4,6 @@ transformers' GPT-2 of the same depth and width, which has a cache of keys and v
 networks are untrained: only the time matters here, and evaluate.py measures the texts.
 """
 import time
-from types import SimpleNamespace
 
 import torch
 
@@ -12,23 +11,19 @@ from benchmarks import peers
 from benchmarks.trainings import compare
 from diffusion import GaussianLatents, MaskedText
 from runs.machine import pick_device, pick_dtype
-from sampling.denoise import cast
+from sampling.denoise import Denoiser
 from sampling.knobs import SamplingKnobs
-from sampling.left_to_right import LeftToRight
 from sampling.writing import blank, write
 
 
-def untrained_run(shape, device, dtype):
-    """ What sampling asks of a Run. It never writes EOS, so every text has all its tokens. """
+def untrained(shape, device, dtype):
+    """ A network that never writes EOS, so every text has all its tokens. """
     V = shape['vocab_size']
     model = peers.our_network(shape).to(device).eval()
     model.text_head.weight.data.normal_(std=shape['width'] ** -.5)
-    return SimpleNamespace(
-        model=cast(model, dtype), dtype=dtype, device=device, text=MaskedText(V),
-        latent=GaussianLatents(torch.ones(shape['latent_dim'], device=device)),
-        next_token=LeftToRight(V, eos=0), fills_masks=True, streams=model.config.streams,
-        L=shape['length'], row_calls=0, out_dir='', lengths=None, banned=[0, V - 1],
-        tokenizer=SimpleNamespace(eos=0, pad=V - 1))
+    latent = GaussianLatents(torch.ones(shape['latent_dim'], device=device))
+    return Denoiser(model, MaskedText(V), latent, eos=0, pad=V - 1, learned={'l2t', 'causal'},
+                    banned=[0, V - 1], dtype=dtype)
 
 
 def run(knobs):
@@ -36,7 +31,7 @@ def run(knobs):
     device = pick_device(knobs.device)
     dtype = pick_dtype(knobs.dtype, device)
     L = shape['length']
-    ours = untrained_run(shape, device, dtype)
+    ours = untrained(shape, device, dtype)
     gpt = peers.gpt_network(shape).to(device, getattr(torch, dtype)).eval()
 
     def ours_side(n, **how):

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 from diffusion import check_choice, in_float32, positions_of, to_device
 from processes.integral import IntegralProcess
-from samplers import draw_from, no_callback, numbers_at, scatter_at, schedule_times
+from samplers import Sampler, draw_from, no_callback, numbers_at, scatter_at, schedule_times
 
 gidd_uniform = 0.1             # [0, 1): share of tokens that are random ones at t = 1/2
 gidd_gamma = 1.0               # [0.1, 10]: above 1, noise comes earlier and later
@@ -37,6 +37,8 @@ class GIDD(IntegralProcess):
         bound     w
         dynamic   w 2 t (1-t) / gamma: 2 at MASK, 1 at z != x, less at z = x
         clip      min(w, 2) """
+
+    corrects = True
 
     def __init__(self, vocab_size, p_u=0.1, gamma=1.0, loss_weight='dynamic'):
         check_choice('text_loss_weight', loss_weight, ('bound', 'dynamic', 'clip'))
@@ -120,7 +122,7 @@ class GIDD(IntegralProcess):
 
     @property
     def samplers(self):
-        return {'ancestral': self.ancestral}
+        return {'ancestral': Sampler(self.ancestral)}
 
     def masses_between(self, t, t_next):
         """ Of one step as numbers: the masses at t, those at t_next, and those of q(z_t | z_next),

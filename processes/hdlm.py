@@ -23,7 +23,7 @@ import torch
 from diffusion import in_float32, positions_of, to_device
 from processes.clusters import cluster_table
 from processes.integral import IntegralProcess
-from samplers import init_state, no_callback, numbers_at, scatter_at, schedule_times
+from samplers import Sampler, init_state, no_callback, numbers_at, scatter_at, schedule_times
 
 hdlm_gamma = 1.0               # [0.1, 10]: how much faster tokens become clusters than
                                # clusters become MASK
@@ -146,7 +146,7 @@ class HDLM(IntegralProcess):
 
     @property
     def samplers(self):
-        return {'ancestral': self.ancestral}
+        return {'ancestral': Sampler(self.ancestral)}
 
     def ancestral(self, denoise, propose, text, tokens, known_mask, steps, noise,
                   on_step=no_callback, **knobs):

@@ -1,5 +1,10 @@
 """
-The network as a sampler asks it: its dtype, one call, the rows of a call, guidance.
+The network as samplers, likelihoods, drafts, beams and tasks ask it.
+
+    net = Denoiser(model, text, latent, eos, pad, learned={'l2t'})
+    logits = net.logits(tokens, t, positions, z, s)        # one call: log p(x | x_t, z_s) there
+    x0, e = net.latent(tokens, t, z_s, s)                  # one call: the clean latent, the noise
+    denoise = net.given(z, guidance=1.5)                   # what a text sampler calls
 
 Guidance g mixes two predictions of the one network, with the condition (c) and with nothing (u):
 its clock at 1, and noise or MASK in its place.
@@ -11,17 +16,16 @@ head runs, V vocabulary.
 """
 import torch
 
-from corpora.tokenizers import RESIDUES
-from diffusion import to_device
+from diffusion import exact_nll, is_end, to_device
 from runs.console import progress_bar
+from sampling.reader import Reader
+from sampling.solvers import x0_and_e
 
 MOST_BYTES = 6 * 10 ** 9           # that a network call keeps for its rows
-N_STANDARD = 20                    # residues that a protein is written of: the first of RESIDUES
 # what stays float32: clocks, and where latents come in or pass by the blocks
 IN_FLOAT32 = ('text_clock', 'latent_clock', 'latent_in', 'shortcut', 'bag', 'importance')
+FILLS = ('l2t', 'unconditional')   # modes that teach to fill masks
 
-# -----------------------------------------------------------------------------
-# The network
 
 def cast(model, dtype):
     """ The model, with the weights of its products cast once to the dtype it computes in: autocast
@@ -32,72 +36,6 @@ def cast(model, dtype):
             module.to(getattr(torch, dtype))
     return model
 
-
-def call(run, tokens, z, t_text, t_latent, positions=None, predict=('text',), cache=None):
-    """ One call of the network: logits (P, V) float32 at the flat positions (P,), and the latent
-    prediction (B, N, D); None for what is not predicted. Clocks are numbers or (B,). cache: a dict,
-    where a process decodes step by step: then the logits are those of the last position, (B, V). """
-    B = len(z if tokens is None else tokens)
-    run.row_calls += B
-
-    def clock(t):
-        t = torch.as_tensor(t, dtype=torch.float32)
-        return t.to(run.device, non_blocking=True).expand(B)
-
-    # everything on the device; from the host this does not wait
-    t_text = clock(t_text)
-    t_latent = clock(t_latent)
-    if cache is not None:
-        found = run.next_token.decode_step(run.model, tokens, z, t_text, t_latent, cache)
-        return found, None
-    if positions is not None:
-        positions = positions.to(run.device, non_blocking=True)
-    return run.model(tokens, z, t_text, t_latent, positions, predict)
-
-
-def rows_that_fit(run, batch, n_asked=0, n_caches=0):
-    """ The rows of a network call: batch, or as many as MOST_BYTES hold, where these are fewer.
-    n_asked: positions of a row at which the head runs. n_caches: of keys and values, where a text
-    is written from left to right. """
-    c = run.model.config
-
-    # numbers of a row: 25 for each position and dimension are alive at the widest point of a block,
-    # the MLP. A cache has two more in each block
-    n_positions = c.seq_len + c.n_latents * c.latent_tokens
-    numbers = n_positions * c.width * (25 + 2 * c.depth * n_caches)
-    n_bytes = numbers * (2 if run.dtype == 'bfloat16' else 4)
-    # eight tables of the vocabulary's width are alive where a token is drawn
-    n_bytes += n_asked * run.text.mask_id * 8 * 4
-    return max(1, min(batch, MOST_BYTES // n_bytes))
-
-
-def batches(run, n, batch, n_asked=0, n_caches=0, is_watched=False):
-    """ The slices of n rows that go through the network together. There is a progress bar
-    where there are several, and nothing else is shown. """
-    if n == 0:
-        raise ValueError('expected at least one text or latent, found none')
-    size = rows_that_fit(run, batch, n_asked, n_caches)
-    with progress_bar(total=n, unit='row', disable=n <= size or is_watched) as bar:
-        for first in range(0, n, size):
-            part = slice(first, min(n, first + size))
-            yield part
-            bar.update(part.stop - part.start)
-
-
-def null_latents(run, noise, purpose='null'):
-    """ Latents (B, N, D) that say nothing: random numbers of these rows, for clock 1. """
-    z = noise.normals(purpose, run.model.config.n_latents, run.model.config.latent_dim)
-    return z.to(run.device) * run.latent.live
-
-
-def at_clock(run, z, s):
-    """ Latents as they are given, z + (sigma_s / alpha_s) e, as the network reads them at clock s,
-    alpha_s z + sigma_s e. """
-    alpha_s, _ = run.latent.alpha_sigma(torch.tensor(s))
-    return alpha_s * z
-
-# -----------------------------------------------------------------------------
-# Guidance
 
 def guided_logits(g, conditional, unconditional):
     """ log p = g log p_c + (1 - g) log p_u. Both are functions without arguments that give logits
@@ -119,55 +57,167 @@ def guided_latents(g, conditional, unconditional):
     x0_u, e_u = unconditional()
     return g * x0_c + (1 - g) * x0_u, g * e_c + (1 - g) * e_u
 
-# -----------------------------------------------------------------------------
-# What a text sampler gets
 
-def never_written(tokenizer, has_length):
-    """ Ids (n,) that no sampler writes: the residues of a protein but the 20 standard ones, and EOS
-    and PAD where the length of a text is given. """
-    ids = []
-    if tokenizer.kind == 'esm':
-        ids += range(N_STANDARD, len(RESIDUES))
-    if has_length:
-        ids += [tokenizer.eos, tokenizer.pad]
-    return torch.tensor(ids, dtype=torch.int64)
+class Denoiser:
+    """
+    model        model.Model; its products are cast to dtype
+    text         its text process: diffusion.MaskedText, or one of processes/
+    latent       diffusion.GaussianLatents; None of a network without latents
+    eos, pad     their ids
+    learned      the modes that it was trained for
+    lengths      quantiles of the training texts' lengths, where it does not learn when a text ends
+    banned (n,)  ids that no sampler writes
+    """
 
+    def __init__(self, model, text, latent=None, eos=None, pad=None, learned=('l2t',),
+                 lengths=None, banned=(), dtype='float32'):
+        self.model = cast(model, dtype)
+        self.text = text
+        self.latent = latent
+        self.eos, self.pad = eos, pad
+        self.learned = set(learned)
+        self.lengths = lengths
+        self.dtype = dtype
+        self.device = model.bias.device
+        self.streams = model.config.streams
+        self.L = model.config.seq_len                      # the longest text, in tokens
+        self.banned = torch.as_tensor(banned, dtype=torch.int64, device=self.device)
+        self.row_calls = 0                                 # rows the network has read: the cost
 
-def allowed(run, logits, is_inner=None):
-    """ The logits (P, V), in place, with -inf for the ids that are never written, and for EOS and
-    PAD where is_inner (P,) is True. """
-    # -inf is made on the device: for a number of the host the host would wait
-    logits[:, run.banned] = logits.new_full((), -torch.inf)
-    if is_inner is not None:
-        penalty = torch.where(is_inner, -torch.inf, 0.0)
-        for i in (run.tokenizer.eos, run.tokenizer.pad):
-            logits[:, i] += penalty
-    return logits
+    @property
+    def is_causal(self):
+        """ Whether it writes from left to right. """
+        return 'causal' in self.learned
 
+    @property
+    def fills_masks(self):
+        return bool(self.learned & set(FILLS))
 
-def make_denoise(run, g, condition, null, inner=None, is_causal=False, s=0.0):
-    """ denoise(tokens, t, positions, rows) of samplers.py, with guidance g.
-    condition, null (B, N, D): standardised latents, which stand at clock s, and noise in their
-    place; None: there are none.
-    inner (B, L): positions where EOS and PAD are not allowed.
-    is_causal: the text is written from left to right, with a cache of keys and values. """
-    cache_c = {} if is_causal else None
-    cache_u = {} if is_causal else None
+    # ---- one call
 
-    def denoise(tokens, t, positions, rows=slice(None)):
-        if isinstance(rows, torch.Tensor):
-            rows = to_device(rows, tokens)
+    def clock(self, t, B):
+        """ A clock, a number or (B,), as the network reads it; nothing waits. """
+        t = torch.as_tensor(t, dtype=torch.float32)
+        return t.to(self.device, non_blocking=True).expand(B)
 
-        def conditional():
-            return call(run, tokens, condition[rows], t, s, positions, cache=cache_c)[0]
+    def logits(self, tokens, t, positions, z=None, s=1.0):
+        """ (P, V) float32 at the flat positions (P,) of noisy texts tokens (B, L) at clock t, from
+        latents z (B, N, D) as they stand at clock s. """
+        B = len(tokens)
+        self.row_calls += B
+        found, _ = self.model(tokens, z, self.clock(t, B), self.clock(s, B),
+                              to_device(positions, tokens), predict=('text',))
+        return found
 
-        def unconditional():
-            z = None if null is None else null[rows]
-            return call(run, tokens, z, t, 1.0, positions, cache=cache_u)[0]
+    def next_logits(self, tokens, cache, z=None, s=1.0):
+        """ (B, V) of the token after `tokens` (B, l), which are read from left to right. cache: a
+        dict that the caller keeps, empty at first: of what it holds, nothing is read again. """
+        B = len(tokens)
+        self.row_calls += B
+        if not cache:
+            cache['reader'] = Reader(self.model, B, z, self.clock(0., B), self.clock(s, B))
+        last = tokens[:, -1]
+        return cache['reader'].read(tokens, has_ended=(last == self.eos) | (last == self.pad))
 
-        logits = guided_logits(g, conditional, unconditional)            # (P, V)
-        is_inner = None
-        if inner is not None:
-            is_inner = inner[rows].flatten()[positions.to(run.device)]   # (P,)
-        return allowed(run, logits, is_inner)
-    return denoise
+    def latent_at(self, tokens, t, z_s, s):
+        """ x0 and e (B, N, D), the clean latent and the noise in z_s, beside texts (B, L). """
+        B = len(z_s)
+        self.row_calls += B
+        _, out = self.model(tokens, z_s, self.clock(t, B), self.clock(s, B), predict=('latent',))
+        return x0_and_e(self.latent, out, z_s, s)
+
+    def nats(self, tokens, z, s, u=None, known_mask=None):
+        """ Of texts tokens (B, L), (B,) float64 on the host: -log p read from left to right where
+        u is None, else a draw of the bound of their process by u (B, 1 + L). known_mask (B, L) or
+        None: what is given, and not scored. """
+        self.row_calls += len(tokens)
+        z = None if z is None else z.to(self.device)
+        s = self.clock(s, len(tokens))
+        if u is None:
+            return exact_nll(self.model, tokens, z, s, known_mask)
+        return self.text.bound(self.model, tokens, z, s, u, known_mask)
+
+    # ---- conditions
+
+    def at_clock(self, z, s):
+        """ Latents as they are given, z + (sigma_s / alpha_s) e, as the network reads them at clock
+        s: alpha_s z + sigma_s e. """
+        alpha_s, _ = self.latent.alpha_sigma(torch.tensor(s))
+        return alpha_s * z
+
+    def nothing(self, noise, purpose='null'):
+        """ Latents (B, N, D) that say nothing: random numbers of these rows, for clock 1. None of a
+        network without latents. """
+        c = self.model.config
+        if 'latent' not in self.streams:
+            return None
+        return noise.normals(purpose, c.n_latents, c.latent_dim).to(self.device) * self.latent.live
+
+    def ends(self, tokens):
+        """ (B, L): EOS and PAD, where they are given to the network. """
+        return is_end(tokens, self) & bool(self.lengths)
+
+    def given(self, z=None, s=0.0, null=None, guidance=1.0, inner=None, is_causal=False):
+        """ denoise(tokens, t, positions, rows) of samplers.py.
+        z, null (B, N, D): latents that stand at clock s, and noise in their place; None: none.
+        inner (B, L): positions where EOS and PAD are not allowed.
+        is_causal: the text is written from left to right. """
+        cache_c = {}
+        cache_u = {}
+
+        def call(tokens, t, positions, z, s, cache):
+            if is_causal:
+                return self.next_logits(tokens, cache, z, s)
+            return self.logits(tokens, t, positions, z, s)
+
+        def denoise(tokens, t, positions, rows=slice(None)):
+            if isinstance(rows, torch.Tensor):
+                rows = to_device(rows, tokens)
+            z_u = None if null is None else null[rows]
+            logits = guided_logits(
+                guidance,
+                lambda: call(tokens, t, positions, z[rows], s, cache_c),
+                lambda: call(tokens, t, positions, z_u, 1.0, cache_u))   # (P, V)
+            is_inner = None
+            if inner is not None:
+                is_inner = inner[rows].flatten()[to_device(positions, tokens)]       # (P,)
+            return self.allowed(logits, is_inner)
+        return denoise
+
+    def allowed(self, logits, is_inner=None):
+        """ The logits (P, V), in place, with -inf for the ids that are never written, and for EOS
+        and PAD where is_inner (P,) is True. """
+        # -inf is made on the device: for a number of the host the host would wait
+        logits[:, self.banned] = logits.new_full((), -torch.inf)
+        if is_inner is not None:
+            penalty = torch.where(is_inner, -torch.inf, 0.0)
+            for i in (self.eos, self.pad):
+                logits[:, i] += penalty
+        return logits
+
+    # ---- how many rows at a time
+
+    def rows_that_fit(self, batch, n_asked=0, n_caches=0):
+        """ The rows of a network call: batch, or as many as MOST_BYTES hold, where these are fewer.
+        n_asked: positions of a row at which the head runs. n_caches: of keys and values, where a
+        text is written from left to right. """
+        c = self.model.config
+
+        # numbers of a row: 25 for each position and dimension are alive at the widest point of a
+        # block, the MLP. A cache has two more in each block
+        n_positions = c.seq_len + c.n_latents * c.latent_tokens
+        numbers = n_positions * c.width * (25 + 2 * c.depth * n_caches)
+        n_bytes = numbers * (2 if self.dtype == 'bfloat16' else 4)
+        # eight tables of the vocabulary's width are alive where a token is drawn
+        n_bytes += n_asked * self.text.mask_id * 8 * 4
+        return max(1, min(batch, MOST_BYTES // n_bytes))
+
+    def batches(self, n, batch, n_asked=0, n_caches=0, is_watched=False):
+        """ The slices of n rows that go through the network together. There is a progress bar
+        where there are several, and nothing else is shown. """
+        size = self.rows_that_fit(batch, n_asked, n_caches)
+        with progress_bar(total=n, unit='row', disable=n <= size or is_watched) as bar:
+            for first in range(0, n, size):
+                part = slice(first, min(n, first + size))
+                yield part
+                bar.update(part.stop - part.start)

@@ -50,12 +50,13 @@ def nearest_drafts(run, raw, rows, knobs, lengths_of, on_step):
         now = parts_of(rows[missed], np.full(len(missed), K), MOST_DRAFTS)
         now[:, 1] += n_written
         n_written += K
-        tokens, known_mask = blank(run, len(aims), knobs, lengths, now)
+        tokens, known_mask = blank(run.net, len(aims), knobs, lengths, now)
         z = run.stats.standardise(aims)
-        tokens = write(run, tokens, known_mask, z, knobs, several=True, on_step=on_step, rows=now)
+        tokens = write(run.net, tokens, known_mask, z, knobs, must_differ=True, on_step=on_step,
+                       rows=now)
 
         # embed the new ones. Diffusion may leave tokens after an EOS, or write no EOS at all
-        texts = run.decode(tidied(run, tokens))
+        texts = run.decode(tidied(run.net, tokens))
         new = dict(zip(zip(text_of, texts), aims))
         for j in missed:
             for draft in found[j]:

@@ -26,7 +26,7 @@ NO_LINES = tuple('.json .tar .gz .csv .tsv .parquet .pq .arrow .feather '      #
 
 def most_tokens(run):
     """ How many tokens a text may have. Where the run learns lengths, an EOS stands behind it. """
-    return run.L if run.lengths else run.L - 1
+    return run.net.L if run.net.lengths else run.net.L - 1
 
 
 def pack(run, texts, cut=False):
@@ -42,8 +42,8 @@ def pack(run, texts, cut=False):
             raise ValueError(f'text {i + 1} of {len(texts)}, {short(text)}, has {len(ids):,} '
                              f'tokens, {run.out_dir} reads at most {most_tokens(run)}')
         n_cut += len(ids) > most_tokens(run)
-        row = ids[:most_tokens(run)] + [eos] + [pad] * run.L
-        rows.append(row[:run.L])
+        row = ids[:most_tokens(run)] + [eos] + [pad] * run.net.L
+        rows.append(row[:run.net.L])
     if n_cut:
         warn(f'{n_cut:,} of {len(texts):,} texts have more tokens than {run.out_dir} reads, '
              f'{most_tokens(run)}: their ends are left out')
@@ -144,7 +144,7 @@ def read_template(run, text, length=0):
     if n_rows > MOST_TEMPLATES:
         raise ValueError(f'{short(text)} stands for {n_rows:,} texts, one for each length: '
                          f'expected at most {MOST_TEMPLATES}')
-    if length and not (has_rest and run.lengths):
+    if length and not (has_rest and run.net.lengths):
         raise ValueError(f'length={length} goes with [MASK:*] in a run that does not learn when a '
                          f'text ends, not with {short(text)}')
 
@@ -154,10 +154,10 @@ def read_template(run, text, length=0):
         ids, counts = [], iter(counts)
         for piece in pieces:
             if isinstance(piece, range):
-                ids += [-1] * min(next(counts), run.L + 1)
+                ids += [-1] * min(next(counts), run.net.L + 1)
             elif piece != '*':
                 ids += piece
-        if has_rest and run.lengths:
+        if has_rest and run.net.lengths:
             if length <= len(ids):
                 raise ValueError(f'[MASK:*] in {short(text)} needs a --length above {len(ids)}: '
                                  f'{run.out_dir} does not learn when a text ends')
@@ -167,14 +167,14 @@ def read_template(run, text, length=0):
                              f'{most_tokens(run)}')
 
         # up to L: MASK where the model chooses the end, else an EOS and PAD
-        if has_rest and not run.lengths:
-            ids += [run.text.mask_id] * (run.L - len(ids))
-        ids += [run.tokenizer.eos] + [run.tokenizer.pad] * run.L
-        rows.append(ids[:run.L])
+        if has_rest and not run.net.lengths:
+            ids += [run.net.text.mask_id] * (run.net.L - len(ids))
+        ids += [run.tokenizer.eos] + [run.tokenizer.pad] * run.net.L
+        rows.append(ids[:run.net.L])
     tokens = torch.tensor(rows)
     inner = tokens == -1
-    tokens = torch.where(inner, run.text.mask_id, tokens)
-    return tokens, tokens != run.text.mask_id, inner
+    tokens = torch.where(inner, run.net.text.mask_id, tokens)
+    return tokens, tokens != run.net.text.mask_id, inner
 
 # -----------------------------------------------------------------------------
 # Latents

@@ -10,10 +10,11 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from configurator import read_knobs
-from diffusion import MaskedText
+from diffusion import check_choice
+from samplers import SAMPLERS
 
 
-@dataclass
+@dataclass(frozen=True)
 class SamplingKnobs:
     """ A value of another type raises ValueError, and so does one against the rule beside it. """
     # ---- text
@@ -62,7 +63,7 @@ class SamplingKnobs:
             value = getattr(self, name)
             try:
                 value = value.item() if isinstance(value, np.generic) else value
-                setattr(self, name, knob.settle(value))
+                object.__setattr__(self, name, knob.settle(value))
             except ValueError as error:
                 raise ValueError(f'{name}: {error}') from None
 
@@ -79,44 +80,62 @@ TEXT_KNOBS = tuple(name for name in RULES if name not in (
     'solver', 'latent_steps', 'latent_clock', 'rerank', 'strength', 'sample_batch', 'seed'))
 
 
-def settle(run, knobs, from_latent=False, from_text=False, several=False):
+def sampler_of(net, name):
+    """ The Sampler that a knob names. ValueError where the network cannot be sampled so. """
+    if name == 'autoregressive' and not net.is_causal:
+        raise ValueError(f'sampler={name}: this run was trained without causal rows '
+                         '(mode=l2t+causal)')
+    if name != 'autoregressive' and not net.fills_masks:
+        raise ValueError(f'sampler={name} fills masks: this run was trained for mode=causal alone')
+    table = net.text.samplers or SAMPLERS
+    if name == 'autoregressive':
+        return SAMPLERS[name]
+    check_choice('sampler', name, table)
+    return table[name]
+
+
+def settle(net, knobs, from_latent=False, from_text=False, must_differ=False):
     """
     SamplingKnobs in which nothing is left open: which sampler, how many steps, which temperature.
     from_latent, from_text   what is read: a latent, and a text or a part of it
-    several                  texts of one source are wanted, and shall differ
+    must_differ              texts of one source are wanted, and shall not be equal
     """
     # the likeliest text where there is something to write from, else a sample. Processes other than
     # MaskedText have ancestral alone
-    sampler = knobs.sampler
-    if not sampler and run.next_token and not (from_text and run.fills_masks):
-        sampler = 'autoregressive'
-    elif not sampler:
-        seeks_likely = isinstance(run.text, MaskedText) and (from_latent or from_text)
-        sampler = 'confidence' if seeks_likely else 'ancestral'
-
-    call_per_token = sampler in ('confidence', 'first_hitting')
-    steps = knobs.steps or (run.L if call_per_token else 128)
+    has_source = from_latent or from_text
+    name = knobs.sampler
+    if not name and net.is_causal and not (from_text and net.fills_masks):
+        name = 'autoregressive'
+    elif not name and net.text.samplers is None and has_source:
+        name = 'confidence'
+    name = name or 'ancestral'
+    sampler = sampler_of(net, name)
 
     # 0, the likeliest text, where there is something to write from; but several texts of one source
     # shall differ. From left to right drafts need a lower temperature than by diffusion, as each
     # token is given all that is before it. Other samplers draw from the model
     are_drafts = knobs.rerank > 1 and from_latent and not from_text
-    if sampler not in ('autoregressive', 'confidence'):
+    if not sampler.seeks:
         temperature = 1.0
-    elif are_drafts and sampler == 'autoregressive':
+    elif are_drafts and sampler.is_causal:
         temperature = 0.4
-    elif several:
+    elif must_differ:
         temperature = 0.7
+    elif sampler.is_causal and not from_latent:
+        temperature = 1.0
     else:
-        temperature = 0.0 if sampler == 'confidence' or from_latent else 1.0
+        temperature = 0.0
     if knobs.temperature is not None:
         temperature = knobs.temperature
+    steps = knobs.steps or sampler.steps or net.L
+    return replace(knobs, sampler=name, steps=steps, temperature=temperature)
 
+
+def settle_latents(net, knobs, from_text):
+    """ SamplingKnobs in which solver and latent_steps are not left open. """
     # a vector made from a text is the mean of what fits it. A network that predicts eps says little
     # of that at clock 1
-    is_embedding = (from_text and run.latent and run.model.config.n_latents == 1
-                    and run.latent.target != 'eps')
+    is_embedding = from_text and net.model.config.n_latents == 1 and net.latent.target != 'eps'
     latent_steps = knobs.latent_steps or (1 if is_embedding else 32)
     solver = knobs.solver or ('dpmpp_2m' if from_text else 'ancestral')
-    return replace(knobs, sampler=sampler, steps=steps, temperature=temperature,
-                   latent_steps=latent_steps, solver=solver)
+    return replace(knobs, latent_steps=latent_steps, solver=solver)

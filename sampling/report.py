@@ -35,35 +35,35 @@ def facts_of(out_dir):
 
 def ways_of(run):
     """ {name: settings} of the ways in which the run writes. """
-    steps = min(run.L, MOST_STEPS)
+    steps = min(run.net.L, MOST_STEPS)
     ways = {}
-    if run.fills_masks and isinstance(run.text, MaskedText):
+    if run.net.fills_masks and isinstance(run.net.text, MaskedText):
         # it asks at every mask; from nothing the likeliest texts would all be the same
-        temperature = 0.0 if 'latent' in run.streams else 1.0
+        temperature = 0.0 if 'latent' in run.net.streams else 1.0
         ways['diffusion (confidence)'] = dict(sampler='confidence', steps=steps,
                                               temperature=temperature)
-    elif run.fills_masks:
+    elif run.net.fills_masks:
         ways['diffusion'] = dict(sampler='ancestral', steps=steps)
-    if run.next_token is not None:
+    if run.net.is_causal:
         ways['autoregressive'] = dict(sampler='autoregressive')
     return ways
 
 
 def unmaskings(run, texts, raw):
     """ The data of the slider: for each of the first texts and each way, every step. """
-    run.check('l2t' if 'latent' in run.streams else 'text')
+    run.check('l2t' if 'latent' in run.net.streams else 'text')
     found = []
     n = len(texts)
     for way, settings in ways_of(run).items():
-        recorder = Recorder(run.text.mask_id)
-        if 'latent' in run.streams:
+        recorder = Recorder(run.net.text.mask_id)
+        if 'latent' in run.net.streams:
             run.write(latents=raw, on_step=recorder, **settings)
         else:
             run.sample_text(n, recorder, **settings)
         for row in range(n):
-            source = texts[row] if 'latent' in run.streams else ''
+            source = texts[row] if 'latent' in run.net.streams else ''
             found.append(dict(title=f'{row + 1}, {way}', source=source,
-                              **steps_of(run.tokenizer, recorder.frames, row, run.text.mask_id)))
+                              **steps_of(run.tokenizer, recorder.frames, row, run.net.text.mask_id)))
     return sorted(found, key=lambda one: one['title'])
 
 

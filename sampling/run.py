@@ -29,20 +29,19 @@ import torch
 import torch.nn.functional as F
 
 import processes
-from corpora.tokenizers import load_tokenizer
-from diffusion import GaussianLatents, MaskedText, modes_of
+from corpora.tokenizers import RESIDUES, load_tokenizer
+from diffusion import GaussianLatents, MaskedText, is_end, modes_of
 from encoders import check_texts, load_encoder
 from runs.checkpoint import load_model
 from runs.files import one_line
 from runs.machine import pick_device, pick_dtype
 from data import load_stats
 from samplers import no_callback
-from sampling.denoise import cast, never_written
+from sampling.denoise import FILLS, Denoiser
 from sampling.drafts import nearest_drafts
 from sampling.inputs import MOST_TEMPLATES, embeddings, moved, pack, read_template
 from sampling.knobs import SamplingKnobs, settle
 from sampling.latents import make_latents, write_both
-from sampling.left_to_right import LeftToRight
 from sampling.likelihood import changed_by, nats_per_token
 from noise import parts_of, rows_of
 from sampling.writing import blank, write
@@ -50,7 +49,6 @@ from sampling.writing import blank, write
 # -----------------------------------------------------------------------------
 # What a direction needs
 
-FILLS = ('l2t', 'unconditional')   # modes that teach to fill masks
 WRITES = (*FILLS, 'causal')        # modes that teach to write a text
 MAKES = ('t2l', 'unconditional')   # modes that teach to make a latent
 
@@ -62,12 +60,13 @@ class Needs:
     modes: tuple = ()              # of each tuple in it, the run was trained for one mode or more
     masked_text: bool = False      # its text process is MaskedText
 
-    def missing(self, run):
-        """ What the run lacks, as the rest of a sentence that begins with its name, or ''. """
-        has_modes = all(run.learned & set(some) for some in self.modes)
-        if not set(self.streams) <= set(run.streams) or not has_modes:
-            return f'has streams {run.streams} and was trained for {", ".join(sorted(run.learned))}'
-        if self.masked_text and not isinstance(run.text, MaskedText):
+    def missing(self, net):
+        """ What the network of a run lacks, as the rest of a sentence that begins with the run's
+        name, or ''. """
+        has_modes = all(net.learned & set(some) for some in self.modes)
+        if not set(self.streams) <= set(net.streams) or not has_modes:
+            return f'has streams {net.streams} and was trained for {", ".join(sorted(net.learned))}'
+        if self.masked_text and not isinstance(net.text, MaskedText):
             return 'was not trained on masked text'
         return ''
 
@@ -87,6 +86,20 @@ DIRECTIONS = {
 # -----------------------------------------------------------------------------
 # The run
 
+N_STANDARD = 20                # residues that a protein is written of: the first of RESIDUES
+
+
+def never_written(tokenizer, has_length):
+    """ Ids that no sampler writes: the residues of a protein but the 20 standard ones, and EOS and
+    PAD where the length of a text is given. """
+    ids = []
+    if tokenizer.kind == 'esm':
+        ids += range(N_STANDARD, len(RESIDUES))
+    if has_length:
+        ids += [tokenizer.eos, tokenizer.pad]
+    return ids
+
+
 class Run:
     """
     out_dir         a run folder, or an export; or the id of an export on the Hugging Face hub, with
@@ -104,52 +117,45 @@ class Run:
             from huggingface_hub import snapshot_download
             out_dir = snapshot_download(out_dir, revision=revision)
         self.out_dir = out_dir
-        self.device = pick_device(device)
-        self.dtype = pick_dtype(dtype, self.device)
+        device = pick_device(device)
 
         # the network, with averaged weights; the knobs of training; meta.json of its data
-        model, self.config, self.meta, self.checkpoint = load_model(out_dir, which, self.device)
-        self.model = cast(model, self.dtype)
-        self.streams = model.config.streams
-        self.L = model.config.seq_len                      # the longest text, in tokens
-        self.learned = modes_of(self.config['mode'])       # the modes that it was trained for
-        self.fills_masks = bool(self.learned & set(FILLS))
-        # quantiles of the training texts' lengths, where it does not learn when a text ends
-        self.lengths = self.config.get('lengths')
+        model, self.config, self.meta, self.checkpoint = load_model(out_dir, which, device)
 
         # what lies in data/
         self.folder = os.path.join(out_dir, 'data')
         self.tokenizer = load_tokenizer(self.folder)
-        self.stats = load_stats(self.folder)               # of the latents, or None
+        self.stats = load_stats(self.folder, self.meta)    # of the latents, or None
         self.encoder = None                                # loaded when it is needed
         self.encoder_folder = encoder_folder
-        banned = never_written(self.tokenizer, bool(self.lengths))
-        self.banned = banned.to(self.device)               # ids that no sampler writes
 
-        # the processes of the text, of text from left to right, of the latents; or None
-        self.text = processes.text_process(self.config, model.config.vocab_size)
+        # the processes
+        text = processes.text_process(self.config, model.config.vocab_size)
         if model.config.clusters:
-            self.text.take_clusters(model.cluster_of.cpu())
-        self.next_token = self.latent = None
-        if 'causal' in self.learned:
-            self.next_token = LeftToRight(model.config.vocab_size, self.tokenizer.eos)
+            text.take_clusters(model.cluster_of.cpu())
+        latent = None
         if self.stats:
-            self.latent = GaussianLatents(self.stats.live.to(self.device),
-                                          self.config['latent_schedule'],
-                                          self.config['latent_target'])
-        self.row_calls = 0                                 # rows the network has read: the cost
+            latent = GaussianLatents(self.stats.live.to(device), self.config['latent_schedule'],
+                                     self.config['latent_target'])
+
+        # quantiles of the training texts' lengths, where it does not learn when a text ends
+        lengths = self.config.get('lengths')
+        self.net = Denoiser(
+            model, text, latent, self.tokenizer.eos, self.tokenizer.pad,
+            modes_of(self.config['mode']), lengths, never_written(self.tokenizer, bool(lengths)),
+            pick_dtype(dtype, device))
 
     # ---- what it can do
 
     def can(self, direction):
-        return not DIRECTIONS[direction].missing(self)
+        return not DIRECTIONS[direction].missing(self.net)
 
     def check(self, direction):
         """ ValueError where the run cannot do it. """
-        missing = DIRECTIONS[direction].missing(self)
+        missing = DIRECTIONS[direction].missing(self.net)
         if missing:
             hint = ''
-            if len(self.streams) == 2:
+            if len(self.net.streams) == 2:
                 hint = '; --mode=unconditional+l2t+t2l+causal trains every direction'
             raise ValueError(f'{self.out_dir} {missing}: no {direction} from it{hint}')
 
@@ -173,15 +179,15 @@ class Run:
         raw = raw.repeat_interleave(num_samples, 0)
         return self.write_from(raw, rows, knobs, num_samples > 1, lengths_of, on_step)
 
-    def write_from(self, raw, rows, knobs, several, lengths_of, on_step):
-        """ The texts of latents (n, N, D), by SamplingKnobs. rows (n, 2): of noise.py. several:
-        more than one text is wanted of the same latent, and they shall differ. """
+    def write_from(self, raw, rows, knobs, must_differ, lengths_of, on_step):
+        """ The texts of latents (n, N, D), by SamplingKnobs. rows (n, 2): of noise.py.
+        must_differ: more than one text is wanted of the same latent. """
         if knobs.rerank > 1:
             return nearest_drafts(self, raw, rows, knobs, lengths_of, on_step)
-        tokens, known_mask = blank(self, len(raw), knobs, lengths_of, rows)
+        tokens, known_mask = blank(self.net, len(raw), knobs, lengths_of, rows)
         z = self.stats.standardise(raw)
-        tokens = write(self, tokens, known_mask, z, knobs, several=several, on_step=on_step,
-                       rows=rows)
+        tokens = write(self.net, tokens, known_mask, z, knobs, must_differ=must_differ,
+                       on_step=on_step, rows=rows)
         return self.decode(tokens)
 
     def infill(self, templates, like=None, latents=None, num_samples=1, on_step=no_callback,
@@ -211,15 +217,15 @@ class Run:
         if z is not None:
             z = z.repeat_interleave(num_samples, 0).repeat_interleave(n_rows, 0)
         rows = parts_of(rows, n_rows, MOST_TEMPLATES)
-        settled = settle(self, knobs, z is not None, from_text=True)
-        if settled.sampler == 'autoregressive' and self.next_token:
-            self.next_token.check_known(tokens, known_mask)
-        tokens = write(self, tokens, known_mask, z, knobs, inner, num_samples > 1, on_step, rows)
+        if settle(self.net, knobs, z is not None, from_text=True).sampler == 'autoregressive':
+            self.check_ends_in_gaps(tokens, known_mask)
+        tokens = write(self.net, tokens, known_mask, z, knobs, inner, num_samples > 1, on_step,
+                       rows)
         if len(tokens) == len(templates):
             return self.decode(tokens), None
 
         # the best length of each
-        nats = nats_per_token(self, tokens, z, knobs)
+        nats = nats_per_token(self.net, tokens, z, knobs)
         first = n_rows.cumsum(0) - n_rows                                # (n,)
         fewest = [some.argmin() for some in nats.split(n_rows.tolist())]
         best = first + torch.stack(fewest)
@@ -254,9 +260,9 @@ class Run:
         tokens = self.pack(texts).repeat_interleave(num_samples, 0)
         z_now = self.stats.standardise(now).repeat_interleave(num_samples, 0)
         z = self.stats.standardise(raw).repeat_interleave(num_samples, 0)
-        masked = changed_by(self, tokens, z_now, z, knobs, rows)
-        tokens = torch.where(masked, self.text.mask_id, tokens)
-        tokens = write(self, tokens, ~masked, z, knobs, masked, num_samples > 1, on_step, rows)
+        masked = changed_by(self.net, tokens, z_now, z, knobs, rows)
+        tokens = torch.where(masked, self.net.text.mask_id, tokens)
+        tokens = write(self.net, tokens, ~masked, z, knobs, masked, num_samples > 1, on_step, rows)
         return self.decode(tokens)
 
     def sample(self, n, **knobs):
@@ -269,8 +275,8 @@ class Run:
         """ n texts from text alone. """
         self.check('text')
         knobs = SamplingKnobs(**knobs)
-        tokens, known_mask = blank(self, n, knobs)
-        return self.decode(write(self, tokens, known_mask, None, knobs, on_step=on_step))
+        tokens, known_mask = blank(self.net, n, knobs)
+        return self.decode(write(self.net, tokens, known_mask, None, knobs, on_step=on_step))
 
     # ---- latents
 
@@ -281,12 +287,12 @@ class Run:
         rows = rows_of(len(tokens), num_samples)
         tokens = tokens.repeat_interleave(num_samples, 0)
         knobs = SamplingKnobs(**knobs)
-        return self.raw_latents(make_latents(self, tokens, len(tokens), knobs, rows))
+        return self.raw_latents(make_latents(self.net, tokens, len(tokens), knobs, rows))
 
     def sample_latents(self, n, **knobs):
         """ n latents of no text. """
         self.check('latent')
-        return self.raw_latents(make_latents(self, None, n, SamplingKnobs(**knobs)))
+        return self.raw_latents(make_latents(self.net, None, n, SamplingKnobs(**knobs)))
 
     def sample_both(self, n, on_step=no_callback, **knobs):
         """ n texts, and a latent of each. """
@@ -313,7 +319,8 @@ class Run:
         read: the end of one that is too long is left out. """
         self.check('text')
         tokens = self.pack(texts, cut=True)
-        return nats_per_token(self, tokens, self.latents_of(texts, latents), SamplingKnobs(**knobs))
+        z = self.latents_of(texts, latents)
+        return nats_per_token(self.net, tokens, z, SamplingKnobs(**knobs))
 
     def encode(self, texts):
         """ Latents of texts, by the encoder that made the run's data. """
@@ -329,13 +336,22 @@ class Run:
                 raise ValueError(f'{self.out_dir}: its latents were given without their encoder, '
                                  'so no text can be embedded')
             folder = self.folder if record['id'] == 'lsa' else self.encoder_folder or None
-            self.encoder = load_encoder(record, folder=folder, device=self.device)
+            self.encoder = load_encoder(record, folder=folder, device=self.net.device)
         return self.encoder
 
     def cosines(self, texts, latents):
         """ Of the embeddings of n texts with latents, (n,). """
         raw = same_number(texts, self.to_raw(latents))
         return F.cosine_similarity(self.encode(texts).flatten(1), raw.flatten(1))
+
+    def check_ends_in_gaps(self, tokens, known_mask):
+        """ ValueError where a known token (not EOS or PAD) stands behind a position to write: what
+        is written from left to right cannot see it. """
+        behind = (~known_mask[:, :-1]).cumsum(1) > 0                     # (n, L - 1)
+        known_token = known_mask[:, 1:] & ~is_end(tokens[:, 1:], self.tokenizer)
+        if (behind & known_token).any():
+            raise ValueError('an autoregressive model continues a text: '
+                             'all [MASK] must stand at its end')
 
     # ---- between strings, tokens and latents
 
@@ -362,7 +378,7 @@ class Run:
 
     def to_raw(self, latents):
         """ (n, N, D) float32 of a tensor, array or list (n, D) or (n, N, D). """
-        N, D = self.model.config.n_latents, self.model.config.latent_dim
+        N, D = self.net.model.config.n_latents, self.net.model.config.latent_dim
         try:
             if isinstance(latents, list):
                 latents = torch.stack([torch.as_tensor(one) for one in latents])

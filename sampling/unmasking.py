@@ -1,7 +1,7 @@
 """
 A text being written, kept step by step, and drawn in a terminal (sample.py --watch).
 
-    recorder = Recorder(run.text.mask_id)
+    recorder = Recorder(run.net.text.mask_id)
     run.write(latents=z, on_step=recorder)
     recorder.frames                      the start, and then a Frame after each step
 
@@ -203,7 +203,7 @@ def watcher(run, rows):
     """ A Recorder that shows the first `rows` texts being written: on a terminal in place and in
     shades; elsewhere, or where NO_COLOR is set, the first text as plain lines, one for each step
     that changes it. """
-    mask_id = run.text.mask_id
+    mask_id = run.net.text.mask_id
     n_drawn = 0
     last = None
 

@@ -1,9 +1,9 @@
 """
 Texts, written by a sampler: all that is MASK and not known is filled, batch by batch.
 
-    tokens, known_mask = blank(run, 4, knobs)              # four texts of which nothing is known
-    tokens = write(run, tokens, known_mask, None, knobs)   # from text alone
-    tokens = write(run, tokens, known_mask, z, knobs)      # or from standardised latents
+    tokens, known_mask = blank(net, 4, knobs)              # four texts of which nothing is known
+    tokens = write(net, tokens, known_mask, None, knobs)   # from text alone
+    tokens = write(net, tokens, known_mask, z, knobs)      # or from standardised latents
 
 A text sampler is a function of samplers.py, or of the run's own text process.
 Letters: n texts, B rows of a batch, L text tokens, N latent vectors, D latent dims.
@@ -13,26 +13,19 @@ from functools import partial
 import numpy as np
 import torch
 
-from diffusion import MaskedText, check_choice, is_end
-from samplers import SAMPLERS, in_blocks, make_propose, no_callback
-from sampling.denoise import at_clock, batches, make_denoise, null_latents
-from sampling.knobs import TEXT_KNOBS, settle
 from noise import Noise, rows_of
+from samplers import in_blocks, make_propose, no_callback
+from sampling.knobs import sampler_of, settle
 
 # -----------------------------------------------------------------------------
 # What is written, and what is known of it
 
-def ends_of(run, tokens):
-    """ (n, L): EOS and PAD, where the run is given them. """
-    return is_end(tokens, run.tokenizer) & bool(run.lengths)
-
-
-def tidied(run, tokens):
+def tidied(net, tokens):
     """ Texts (n, L) as training has them: no PAD inside, one EOS, and PAD behind it. `decode` reads
     the same in both. A run that is given its ends keeps them. """
-    if run.lengths:
+    if net.lengths:
         return tokens
-    eos, pad = run.tokenizer.eos, run.tokenizer.pad
+    eos, pad = net.eos, net.pad
     is_text = ((tokens == eos).cumsum(1) == 0) & (tokens != pad)
 
     # the text first, in its order
@@ -44,7 +37,7 @@ def tidied(run, tokens):
     return torch.where(column == n_text, eos, tokens)
 
 
-def blank(run, n, knobs, lengths_of=None, rows=None):
+def blank(net, n, knobs, lengths_of=None, rows=None):
     """
     n texts of which nothing is known: tokens, all MASK, and known_mask, all False.
     Where the run does not learn lengths, EOS and PAD are known: after `length` tokens, or where the
@@ -53,93 +46,66 @@ def blank(run, n, knobs, lengths_of=None, rows=None):
     """
     rows = rows_of(n) if rows is None else rows
     length = knobs.length
-    tokens = torch.full((n, run.L), run.text.mask_id)
-    if not run.lengths:
+    tokens = torch.full((n, net.L), net.text.mask_id)
+    if not net.lengths:
         if length:
-            raise ValueError(f'length={length}: {run.out_dir} writes texts of its own length (it '
+            raise ValueError(f'length={length}: this run writes texts of its own length (it '
                              'was trained with predict_length=True)')
         return tokens, torch.zeros_like(tokens, dtype=torch.bool)
     if lengths_of is not None and not length:
-        ends = ends_of(run, lengths_of)
-        return torch.where(ends, lengths_of, run.text.mask_id), ends
-    if length > run.L:
-        raise ValueError(f'length={length}: {run.out_dir} writes at most {run.L} tokens')
+        ends = net.ends(lengths_of)
+        return torch.where(ends, lengths_of, net.text.mask_id), ends
+    if length > net.L:
+        raise ValueError(f'length={length}: this run writes at most {net.L} tokens')
 
     # as asked, or by a draw of the quantiles of the training texts' lengths
     if length:
         lengths = torch.full((n, 1), length)
     else:
         quantile = Noise(knobs.seed, rows).uniforms('length', 1)[:, 0].numpy()
-        shares = np.linspace(0, 1, len(run.lengths))
-        drawn = np.interp(quantile, shares, run.lengths).round()
+        shares = np.linspace(0, 1, len(net.lengths))
+        drawn = np.interp(quantile, shares, net.lengths).round()
         lengths = torch.from_numpy(drawn).long().clamp(min=1)[:, None]   # (n, 1)
 
     # MASK up to there, then an EOS and PAD
-    column = torch.arange(run.L)
-    end = torch.where(column == lengths, run.tokenizer.eos, run.tokenizer.pad)
+    column = torch.arange(net.L)
+    end = torch.where(column == lengths, net.eos, net.pad)
     return torch.where(column < lengths, tokens, end), column >= lengths
-
-# -----------------------------------------------------------------------------
-# Which sampler
-
-def pick_sampler(run, knobs):
-    """ The sampler that settled knobs name, and the text process that it samples. ValueError where
-    the run has not learned it, and for knobs that exclude each other. """
-    name = knobs.sampler
-    process = run.text
-    if name == 'autoregressive':
-        process = run.next_token
-        if process is None:
-            raise ValueError(f'sampler={name}: {run.out_dir} was trained without causal rows '
-                             '(mode=l2t+causal)')
-    elif not run.fills_masks:
-        raise ValueError(f'sampler={name} fills masks: {run.out_dir} was trained for '
-                         'mode=causal alone')
-    table = getattr(process, 'samplers', SAMPLERS)                       # it may have its own
-    check_choice('sampler', name, table)
-    check_together(run, knobs, table)
-
-    # with all knobs: a sampler reads those that it names
-    more = {knob: getattr(knobs, knob) for knob in TEXT_KNOBS if knob != 'steps'}
-    more['ends'] = run.tokenizer.eos, run.tokenizer.pad
-    if knobs.by_importance:
-        more['importance'] = lambda tokens: run.model.importance(tokens)[0].float()
-    sampler = partial(table[name], **more)
-    return in_blocks(sampler, knobs.block_size) if knobs.block_size else sampler, process
-
-
-def asked_of_a_row(run, knobs):
-    """ At how many positions of a row, about, a call asks for logits at most. """
-    asks_where_it_unmasks = knobs.sampler in ('ancestral', 'cached', 'first_hitting')
-    if isinstance(run.text, MaskedText) and asks_where_it_unmasks:
-        # a schedule unmasks up to about twice the mean in a step
-        return min(run.L, -(-2 * run.L // knobs.steps))
-    return run.L
-
-
-def check_together(run, knobs, table):
-    """ ValueError for knobs that exclude each other. table: the samplers of the process. """
-    if knobs.by_importance and knobs.sampler != 'confidence':
-        raise ValueError(f'by_importance goes with sampler=confidence, not with {knobs.sampler}')
-    if knobs.by_importance and not run.model.importance:
-        raise ValueError(f'by_importance: {run.out_dir} was not trained with text_process=atat')
-    if knobs.self_correct and not hasattr(run.text, 'correct'):
-        raise ValueError(f'self_correct={knobs.self_correct}: only a run with text_process=gidd '
-                         'takes back what it wrote')
-    if knobs.block_size and table is not SAMPLERS:
-        raise ValueError('block_size is of masked text')
 
 # -----------------------------------------------------------------------------
 # Writing
 
+def check_together(net, knobs, sampler):
+    """ ValueError for settled knobs that exclude each other. """
+    if knobs.by_importance and knobs.sampler != 'confidence':
+        raise ValueError(f'by_importance goes with sampler=confidence, not with {knobs.sampler}')
+    if knobs.by_importance and not net.model.importance:
+        raise ValueError('by_importance: this run was not trained with text_process=atat')
+    if knobs.self_correct and not net.text.corrects:
+        raise ValueError(f'self_correct={knobs.self_correct}: only a run with text_process=gidd '
+                         'takes back what it wrote')
+    if knobs.block_size and (net.text.samplers or sampler.is_causal):
+        raise ValueError('block_size is of masked text')
+
+
+def asked_of_a_row(net, sampler, steps):
+    """ At how many positions of a row, about, a call asks for logits at most. """
+    if sampler.is_causal:
+        return 1
+    if sampler.asks_few:
+        # a schedule unmasks up to about twice the mean in a step
+        return min(net.L, -(-2 * net.L // steps))
+    return net.L
+
+
 @torch.inference_mode()
-def write(run, tokens, known_mask, z, knobs, inner=None, several=False, on_step=no_callback,
+def write(net, tokens, known_mask, z, knobs, inner=None, must_differ=False, on_step=no_callback,
           rows=None):
     """
     Fills the MASKs of tokens (n, L) that are not in known_mask (n, L), from standardised latents
     z (n, N, D), or from text alone: z None. Returns tokens (n, L).
     knobs: SamplingKnobs. inner (n, L): positions where EOS and PAD are not allowed.
-    several: equal rows are among them, and shall not get equal texts.
+    must_differ: equal rows are among them, and shall not get equal texts.
     rows (n, 2): of noise.py, by default those of n sources.
     on_step(tokens, logits, positions): of samplers.py. For each batch it is also called before the
     first step, without logits.
@@ -147,41 +113,50 @@ def write(run, tokens, known_mask, z, knobs, inner=None, several=False, on_step=
     rows = rows_of(len(tokens)) if rows is None else rows
 
     # of which texts is a part known, not the length alone? Their knobs may be settled otherwise
-    from_text = (known_mask & ~ends_of(run, tokens)).any(1)              # (n,)
+    from_text = (known_mask & ~net.ends(tokens)).any(1)                  # (n,)
     if from_text.any() and not from_text.all():
         out = tokens.clone()
         for these in (from_text, ~from_text):
-            some_z, some_inner = (None if x is None else x[these] for x in (z, inner))
-            out[these] = write(run, tokens[these], known_mask[these], some_z, knobs, some_inner,
-                               several, on_step, rows[these.numpy()])
+            some_z = None if z is None else z[these]
+            some_inner = None if inner is None else inner[these]
+            out[these] = write(net, tokens[these], known_mask[these], some_z, knobs, some_inner,
+                               must_differ, on_step, rows[these.numpy()])
         return out
-    knobs = settle(run, knobs, z is not None, bool(from_text.any()), several)
-    sampler, process = pick_sampler(run, knobs)
+
+    # which sampler; it gets all knobs, and reads those that it names
+    knobs = settle(net, knobs, z is not None, bool(from_text.any()), must_differ)
+    sampler = sampler_of(net, knobs.sampler)
+    check_together(net, knobs, sampler)
+    more = {name: value for name, value in vars(knobs).items() if name != 'steps'}
+    sample = partial(sampler.function, **more, ends=(net.eos, net.pad))
+    if knobs.by_importance:
+        sample = partial(sample, importance=lambda x: net.model.importance(x)[0].float())
+    if knobs.block_size:
+        sample = in_blocks(sample, knobs.block_size)
+    propose = make_propose(knobs.temperature, knobs.nucleus)
 
     # guidance, and the caches of keys and values that it takes
     g = knobs.guidance if z is not None else 0
-    is_causal = process is run.next_token
     n_caches = 0
-    if is_causal:
+    if sampler.is_causal:
         n_caches = 1 if g in (0, 1) else 2
-    n_asked = 1 if is_causal else asked_of_a_row(run, knobs)
+    n_asked = asked_of_a_row(net, sampler, knobs.steps)
 
     # batch by batch
-    z = None if z is None else at_clock(run, z, knobs.latent_clock)
-    propose = make_propose(knobs.temperature, knobs.nucleus)
+    z = None if z is None else net.at_clock(z, knobs.latent_clock)
     out = []
-    for part in batches(run, len(tokens), knobs.sample_batch, n_asked, n_caches,
-                        on_step is not no_callback):
-        x = tokens[part].to(run.device)
-        condition, is_inner = (None if rows is None else rows[part].to(run.device)
-                               for rows in (z, inner))
+    for part in net.batches(len(tokens), knobs.sample_batch, n_asked, n_caches,
+                            on_step is not no_callback):
+        x = tokens[part].to(net.device)
         noise = Noise(knobs.seed, rows[part])
-        null = None
-        if 'latent' in run.streams:                                      # one draw per text, kept
-            null = null_latents(run, noise)
-        denoise = make_denoise(run, g, condition, null, is_inner, is_causal,
-                               knobs.latent_clock)
+        denoise = net.given(
+            z=None if z is None else z[part].to(net.device),
+            s=knobs.latent_clock,
+            null=net.nothing(noise),                                     # one draw per text, kept
+            guidance=g,
+            inner=None if inner is None else inner[part].to(net.device),
+            is_causal=sampler.is_causal)
         on_step(x)
-        x = sampler(denoise, propose, process, x, known_mask[part], knobs.steps, noise, on_step)
+        x = sample(denoise, propose, net.text, x, known_mask[part], knobs.steps, noise, on_step)
         out.append(x.cpu())
     return torch.cat(out)

@@ -122,7 +122,7 @@ def load_texts(run, folder, n, seed):
 
 def open_split(run, folder, split):
     """ A split of the run's dataset; ValueError where the folder holds another dataset. """
-    data = PackedDataset(folder, split, run.L, crop=run.lengths is not None)
+    data = PackedDataset(folder, split, run.net.L, crop=run.net.lengths is not None)
     # the run has the statistics of its own latents, which on another machine differ in the last
     # bits; without an encoder they say which latents these are
     but = SAMPLES | {STATISTICS} if run.meta['encoder'] else SAMPLES

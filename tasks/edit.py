@@ -60,7 +60,7 @@ def measure(run, ctx):
                'shuffled': change(run, ctx, asked, z[other]),
                'copy': asked.texts,
                'told': change(run, ctx, asked, told)}
-    if run.next_token and not ctx.knobs['sampler']:
+    if run.net.is_causal and not ctx.knobs['sampler']:
         written[RIVAL] = change(run, ctx, asked, z, from_left_to_right=True)
     figures = Figures(n)
     judged = {control: compare_edits(run, asked, texts) for control, texts in written.items()}
@@ -118,11 +118,11 @@ def replaced(text, old, new):
 def change(run, ctx, asked, z, from_left_to_right=False, **changed):
     """ As Run.edit, from tokens and latents that are there. """
     knobs = ctx.sampling_knobs(**dict(strength=ctx.knobs['strength']) | changed)
-    masked = changed_by(run, asked.tokens, run.stats.standardise(asked.raw_now), z, knobs)
-    tokens = torch.where(masked, run.text.mask_id, asked.tokens)
+    masked = changed_by(run.net, asked.tokens, run.stats.standardise(asked.raw_now), z, knobs)
+    tokens = torch.where(masked, run.net.text.mask_id, asked.tokens)
     if from_left_to_right:
-        return run.decode(left_to_right(run, tokens, masked, z, batch=knobs.sample_batch))
-    return run.decode(write(run, tokens, ~masked, z, knobs, inner=masked))
+        return run.decode(left_to_right(run.net, tokens, masked, z, batch=knobs.sample_batch))
+    return run.decode(write(run.net, tokens, ~masked, z, knobs, inner=masked))
 
 
 def compare_edits(run, asked, written):

@@ -9,9 +9,7 @@ from data import counts
 from diffusion import nll_of, positions_of
 from noise import uniforms
 from processes.adaptive import rarity
-from sampling.denoise import call, rows_that_fit
 from sampling.run import FILLS
-from sampling.writing import ends_of
 from tasks.common import Figures, TaskNeeds, open_split, progress_bar
 from tasks.measures import correlation
 
@@ -23,7 +21,7 @@ SETTINGS = ('draws',)
 def measure(run, ctx):
     tokens = ctx.tokens
     draws, seed, batch = (ctx.knobs[name] for name in ('draws', 'seed', 'sample_batch'))
-    batch = rows_that_fit(run, batch, run.L)
+    batch = run.net.rows_that_fit(batch, run.net.L)
     z = None if ctx.raw is None else run.stats.standardise(ctx.raw)
     loss, count = losses(run, tokens, z, draws, seed, batch)
     used = (count > 0) & (tokens != run.tokenizer.pad)
@@ -31,8 +29,8 @@ def measure(run, ctx):
     # (n, L) each
     rare = rarity(counts(open_split(run, ctx.folder, 'train')), run.tokenizer.pad)      # (V,)
     values = {'frequency': rare[tokens]}
-    if run.model.importance:
-        parts = [run.model.importance(x.to(run.device))[0] for x in tokens.split(batch)]
+    if run.net.model.importance:
+        parts = [run.net.model.importance(x.to(run.net.device))[0] for x in tokens.split(batch)]
         values['importance'] = torch.cat(parts).float().cpu()
 
     # by quarters
@@ -64,21 +62,21 @@ def losses(run, tokens, z, draws, seed, batch):
     for i in progress_bar(range(0, n, batch), desc='importance', unit='batch'):
         rows = slice(i, i + batch)
         x = tokens[rows]
-        latents = None if z is None else z[rows].to(run.device)
-        ends = ends_of(run, x)
+        latents = None if z is None else z[rows].to(run.net.device)
+        ends = run.net.ends(x)
         n_free = (~ends).sum(1).clamp(min=1)
         for k in range(draws):
             # mask so many positions of each text, evenly over 1..L
             u = uniforms(seed, k, 'evaluation', i, len(x), 1 + L)
             share = (u[:, 0] + k / draws) % 1
             size = 1 + (share * n_free).long().clamp(max=n_free - 1)
-            noisy, mask = run.text.corrupt_exactly(x, size, u[:, 1:], ends)
+            noisy, mask = run.net.text.corrupt_exactly(x, size, u[:, 1:], ends)
             positions = positions_of(mask)                               # (P,)
-            t = run.text.time_of_share(size.double() / L)
-            logits, _ = call(run, noisy.to(run.device), latents, t, 0.0, positions)
+            t = run.net.text.time_of_share(size.double() / L)
+            logits = run.net.logits(noisy.to(run.net.device), t, positions, latents, 0.0)
 
             # the loss where it was masked
-            targets = x.flatten()[positions].to(run.device)
+            targets = x.flatten()[positions].to(run.net.device)
             nll = nll_of(logits, targets).cpu().double()
             nats[rows].view(-1)[positions] += nll
             count[rows] += mask

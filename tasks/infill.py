@@ -10,7 +10,7 @@ import torch
 
 from diffusion import is_end, rank_in_row
 from noise import uniforms
-from sampling.denoise import batches
+from samplers import before
 from sampling.knobs import TEXT_KNOBS
 from sampling.run import FILLS
 from sampling.writing import write
@@ -26,19 +26,19 @@ HEADLINES = (('gaps filled, % right', '', 'token_accuracy'),)
 def measure(run, ctx):
     n, seed, share = ctx.n, ctx.knobs['seed'], ctx.knobs['infill_share']
     masked = gaps_of(run, ctx.tokens, share, seed)
-    tokens = torch.where(masked, run.text.mask_id, ctx.tokens)
+    tokens = torch.where(masked, run.net.text.mask_id, ctx.tokens)
 
     # {control: (latents, their clock)}
     conditions = {'null': (None, 1.0)}
-    if ctx.raw is not None and 'latent' in run.streams:
+    if ctx.raw is not None and 'latent' in run.net.streams:
         conditions = with_controls(run.stats.standardise(ctx.raw), None, seed)
 
     # against the texts
     knobs = ctx.sampling_knobs()
-    filled = {control: write(run, tokens, ~masked, z, knobs, inner=masked)
+    filled = {control: write(run.net, tokens, ~masked, z, knobs, inner=masked)
               for control, (z, _) in conditions.items()}
-    if run.next_token and '' in conditions and not ctx.knobs['sampler']:
-        filled[RIVAL] = left_to_right(run, tokens, masked, conditions[''][0],
+    if run.net.is_causal and '' in conditions and not ctx.knobs['sampler']:
+        filled[RIVAL] = left_to_right(run.net, tokens, masked, conditions[''][0],
                                       batch=ctx.knobs['sample_batch'])
     judged = {}
     for control, ids in filled.items():
@@ -65,38 +65,36 @@ def gaps_of(run, tokens, share, seed):
 
 
 @torch.inference_mode()
-def left_to_right(run, tokens, masked, z, K=8, batch=128):
+def left_to_right(net, tokens, masked, z, K=8, batch=128):
     """
     The masked positions of tokens (n, L) filled from left to right, from standardised latents z
     (n, N, D), by beam search: the K beginnings of the largest score go on.
         score = sum over i of log p(x^i | x^<i, z),   known tokens x^i among them
     No EOS or PAD is written; there is no temperature and no guidance. Returns tokens (n, L). """
-    found = [beams(run, tokens[part], masked[part], z[part], K)
-             for part in batches(run, len(tokens), max(1, batch // K), n_asked=K, n_caches=K)]
+    found = [beams(net, tokens[part], masked[part], z[part], K)
+             for part in net.batches(len(tokens), max(1, batch // K), n_asked=K, n_caches=K)]
     return torch.cat(found)
 
 
-def beams(run, tokens, masked, z, K):
+def beams(net, tokens, masked, z, K):
     """ The same in one batch. """
-    n, V = len(tokens), run.text.mask_id
-    eos, pad = run.tokenizer.eos, run.tokenizer.pad
+    n, V = len(tokens), net.text.mask_id
+    eos, pad = net.eos, net.pad
     longest = int((tokens != pad).sum(1).max())
-    tokens, masked, z = (x.to(run.device) for x in (tokens, masked, z))
-    ids = torch.arange(V, device=run.device)
+    tokens, masked, z = (x.to(net.device) for x in (tokens, masked, z))
+    ids = torch.arange(V, device=net.device)
     inside = (ids != eos) & (ids != pad)                                 # what may be written
-    inside = inside.index_fill(0, run.banned, False)
+    inside = inside.index_fill(0, net.banned, False)
 
     # K rows of each text, of which one counts at first
-    first = K * torch.arange(n, device=run.device)[:, None]              # (n, 1)
+    first = K * torch.arange(n, device=net.device)[:, None]              # (n, 1)
     x = tokens.repeat_interleave(K, 0)                                   # (n K, L)
     z = z.repeat_interleave(K, 0)
-    score = torch.full((n, K), -torch.inf, device=run.device)
+    score = torch.full((n, K), -torch.inf, device=net.device)
     score[:, 0] = 0
-    clock = torch.zeros(len(x), device=run.device)
     cache = {}
     for i in range(longest):
-        read = run.next_token.shift(x)[:, :i + 1]
-        logits = run.next_token.decode_step(run.model, read, z, clock, clock, cache)
+        logits = net.next_logits(before(x, i, V), cache, z, 0.0)
         log_p = logits.log_softmax(-1).view(n, K, V)
         log_p[:, :, pad] = 0                                             # it follows EOS by rule
 

@@ -34,7 +34,7 @@ def measure(run, ctx):
                'shuffled': generate(run, ctx, other),
                'null': generate(run, ctx, guidance=0.0),
                RIVAL: nearest_training_texts(run, ctx.folder, ctx.raw)}
-    if run.next_token and run.fills_masks and not ctx.knobs['sampler']:
+    if run.net.is_causal and run.net.fills_masks and not ctx.knobs['sampler']:
         greedy = dict(rerank=1, temperature=0.0)
         written['diffusion'] = generate(run, ctx, sampler='confidence', **greedy)
         written['left_to_right'] = generate(run, ctx, sampler='autoregressive', block_size=0,

@@ -139,11 +139,11 @@ def describe_samples(run, ctx, draw):
     """ Draws as many samples as there are texts, and describes them beside the texts (data/).
     draw(SamplingKnobs) -> what it has drawn, the tokens (n, L) first. Returns the Figures, with the
     network calls and milliseconds of a text; the texts; what was drawn. """
-    run.row_calls, began = 0, time.perf_counter()
+    run.net.row_calls, began = 0, time.perf_counter()
     drawn = draw(ctx.sampling_knobs(guidance=1.0))
     seconds = time.perf_counter() - began
     figures = Figures(ctx.n)
-    figures.enter('', {'calls': run.row_calls / ctx.n, 'ms': 1000 * seconds / ctx.n})
+    figures.enter('', {'calls': run.net.row_calls / ctx.n, 'ms': 1000 * seconds / ctx.n})
 
     written = run.decode(drawn[0])
     ctx.shown += [f'-> {text}' for text in written]

@@ -10,11 +10,8 @@ import math
 import torch
 
 from noise import normals, uniforms
-from sampling.denoise import call
 from sampling.likelihood import what_is_scored
-from sampling.run import FILLS, MAKES
-from sampling.solvers import x0_and_e
-from sampling.writing import ends_of
+from sampling.run import MAKES
 from tasks.common import Figures, TaskNeeds, progress_bar, with_controls
 
 NEEDS = TaskNeeds()
@@ -24,15 +21,14 @@ HEADLINES = (('diffusion, nats, a bound', '', 'nats_per_token'),
 
 
 def measure(run, ctx):
-    learned = run.learned
+    learned = run.net.learned
     draws, seed, batch = (ctx.knobs[name] for name in ('draws', 'seed', 'sample_batch'))
     figures = Figures(ctx.n)
-    if learned & set(FILLS) and 'text' in run.streams:
-        figures |= nelbo(run, ctx.texts, ctx.tokens, ctx.raw, draws, seed, batch)
-    if 'causal' in learned:                    # it is no draw, but -log p
-        figures |= nelbo(run, ctx.texts, ctx.tokens, ctx.raw, 1, seed, batch, run.next_token,
-                         'causal_')
-    if learned & set(MAKES) and 'latent' in run.streams:
+    if run.net.fills_masks and 'text' in run.net.streams:
+        figures |= nelbo(run, ctx, draws)
+    if run.net.is_causal:
+        figures |= nelbo(run, ctx, draws=0)
+    if learned & set(MAKES) and 'latent' in run.net.streams:
         figures |= latent_mse(run, ctx.tokens, ctx.raw, draws, seed, batch)
     return figures
 
@@ -45,47 +41,49 @@ def spread_clocks(seed, n, k, draws):
 def conditions_of(run, raw, seed):
     """ {control: (standardised latents (n, N, D), their clock)}. Of text alone there is no
     control. """
-    if raw is None or 'latent' not in run.model.config.streams:
+    if raw is None or 'latent' not in run.net.model.config.streams:
         return {'': (None, 1.0)}
     noise = normals(seed, 0, 'evaluation latent', 0, *raw.shape) * run.stats.live
     return with_controls(run.stats.standardise(raw), noise, seed)
 
 
-def bound_of(run, process, rows, tokens, latents, clock, u, known_mask):
-    """ A draw of the bound on -log p of these rows, nats per text. """
-    latents = None if latents is None else latents[rows].to(run.device)
-    known_mask = None if known_mask is None else known_mask[rows]
-    t_latent = torch.full((len(tokens[rows]),), clock, device=run.device)
-    return process.bound(run.model, tokens[rows], latents, t_latent, u[rows], known_mask)
-
-
-def mean_bound(run, process, tokens, latents, clock, known_mask, draws, seed, batch, desc):
-    """ The mean of so many draws of the bound on -log p of each text, nats per text (n,). """
+def nats_of(net, tokens, latents, clock, known_mask, draws, seed, batch, desc):
+    """ Nats of each text (n,): the mean of so many draws of the bound on -log p, or with draws=0
+    -log p itself, read from left to right. """
     n, L = tokens.shape
     nats = torch.zeros(n, dtype=torch.float64)
-    with progress_bar(total=n * draws, desc=desc, unit='draw') as bar:
-        for k in range(draws):
-            u = uniforms(seed, k, 'evaluation', 0, n, 1 + L)
-            u[:, 0] = spread_clocks(seed, n, k, draws)
+    with progress_bar(total=n * max(1, draws), desc=desc, unit='draw') as bar:
+        for k in range(max(1, draws)):
+            u = None
+            if draws:
+                u = uniforms(seed, k, 'evaluation', 0, n, 1 + L)
+                u[:, 0] = spread_clocks(seed, n, k, draws)
             for i in range(0, n, batch):
                 rows = slice(i, i + batch)
-                found = bound_of(run, process, rows, tokens, latents, clock, u, known_mask)
-                nats[rows] += found / draws
-                bar.update(len(found))
+                nats[rows] += net.nats(
+                    tokens[rows],
+                    None if latents is None else latents[rows],
+                    clock,
+                    None if u is None else u[rows],
+                    None if known_mask is None else known_mask[rows]) / max(1, draws)
+                bar.update(len(tokens[rows]))
     return nats
 
 
 @torch.inference_mode()
-def nelbo(run, texts, tokens, raw, draws, seed, batch, process=None, prefix=''):
+def nelbo(run, ctx, draws):
     """ Figures: total nats / total real tokens, its standard error (of the ratio, over texts),
-    perplexity, bits per byte. Of one text there is no shuffled control and no standard error. """
-    known_mask, n_real = what_is_scored(run, tokens)
-    n_bytes = sum(len(text.encode()) for text in texts)
+    perplexity, bits per byte. Of one text there is no shuffled control and no standard error.
+    draws: of the bound; 0: exact, from left to right. """
+    tokens, seed = ctx.tokens, ctx.knobs['seed']
+    prefix = '' if draws else 'causal_'
+    known_mask, n_real = what_is_scored(run.net, tokens)
+    n_bytes = sum(len(text.encode()) for text in ctx.texts)
 
-    figures = Figures(len(texts))
-    for control, (latents, clock) in conditions_of(run, raw, seed).items():
-        nats = mean_bound(run, process or run.text, tokens, latents, clock, known_mask, draws, seed,
-                          batch, f'{prefix}nats {control or "right"}')
+    figures = Figures(ctx.n)
+    for control, (latents, clock) in conditions_of(run, ctx.raw, seed).items():
+        nats = nats_of(run.net, tokens, latents, clock, known_mask, draws, seed,
+                       ctx.knobs['sample_batch'], f'{prefix}nats {control or "right"}')
         total = nats.sum().item()
         figures.enter(control, {
             f'{prefix}nats_per_token': (nats, n_real),
@@ -101,7 +99,7 @@ def latent_mse(run, tokens, raw, draws, seed, batch):
     n = len(tokens)
     z = run.stats.standardise(raw)
     live = run.stats.live
-    all_masked = torch.where(ends_of(run, tokens), tokens, run.text.mask_id)
+    all_masked = torch.where(run.net.ends(tokens), tokens, run.net.text.mask_id)
 
     figures = Figures(n)
     for control, (x, clock) in with_controls(tokens, all_masked, seed).items():
@@ -111,11 +109,9 @@ def latent_mse(run, tokens, raw, draws, seed, batch):
             e = normals(seed, k, 'evaluation latent', 0, *z.shape)
             for i in range(0, n, batch):
                 rows = slice(i, i + batch)
-                z_t, _ = run.latent.corrupt(z[rows].to(run.device), t[rows],
-                                            e[rows].to(run.device))
-                _, out = call(run, x[rows].to(run.device), z_t, clock, t[rows],
-                              predict=('latent',))
-                x0, _ = x0_and_e(run.latent, out, z_t, t[rows])
+                z_t, _ = run.net.latent.corrupt(z[rows].to(run.net.device), t[rows],
+                                            e[rows].to(run.net.device))
+                x0, _ = run.net.latent_at(x[rows].to(run.net.device), clock, z_t, t[rows])
                 squared = (x0.cpu() - z[rows]).square() * live           # (B, N, D)
                 error[rows] += squared.mean(1).sum(1) / live.sum() / draws
         figures.enter(control, {'latent_mse': error})

@@ -26,7 +26,6 @@ import torch
 
 from diffusion import nll_of, rank_in_row
 from noise import uniforms
-from sampling.denoise import call
 from sampling.likelihood import what_is_scored
 from sampling.run import FILLS
 from tasks.common import Figures, TaskNeeds, progress_bar
@@ -40,7 +39,7 @@ SETTINGS = ('n_orders',)
 def measure(run, ctx):
     K, seed, batch = (ctx.knobs[name] for name in ('n_orders', 'seed', 'sample_batch'))
     tokens = ctx.tokens
-    known_mask, n_real = what_is_scored(run, tokens)
+    known_mask, n_real = what_is_scored(run.net, tokens)
     conditions = conditions_of(run, ctx.raw, seed)
     steps = draw_steps(tokens, known_mask, K, seed)
 
@@ -89,14 +88,14 @@ def nats_of_orders(run, tokens, latents, clock, steps, batch):
         # position that it scores
         now = steps[text, order, position]                               # (B,)
         mask = steps[text, order] >= now[:, None]                        # (B, L)
-        noisy = torch.where(mask, run.text.mask_id, tokens[text])
-        t = run.text.time_of_share(mask.sum(1).double() / L)
+        noisy = torch.where(mask, run.net.text.mask_id, tokens[text])
+        t = run.net.text.time_of_share(mask.sum(1).double() / L)
 
         # -log p of that position
-        z = None if latents is None else latents[text].to(run.device)
+        z = None if latents is None else latents[text].to(run.net.device)
         positions = torch.arange(len(part)) * L + position               # in the flattened B * L
-        logits, _ = call(run, noisy.to(run.device), z, t, clock, positions)
-        targets = tokens[text, position].to(run.device)
+        logits = run.net.logits(noisy.to(run.net.device), t, positions, z, clock)
+        targets = tokens[text, position].to(run.net.device)
         nats[text, order, position] = nll_of(logits, targets).cpu().double()
     return nats
 

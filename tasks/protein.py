@@ -11,7 +11,6 @@ import torch
 
 from data import counts
 from diffusion import is_end, positions_of
-from sampling.denoise import call, null_latents
 from sampling.knobs import TEXT_KNOBS
 from noise import Noise, rows_of, uniforms
 from sampling.run import FILLS
@@ -46,9 +45,9 @@ def measure(run, ctx):
 
     # recovery
     for share in range(1, 10):
-        u = uniforms(seed, share, 'evaluation', 0, n, 1 + run.L)[:, 1:]
-        t = run.text.time_of_share(torch.full((n,), share / 10, dtype=torch.float64))
-        noisy, mask = run.text.corrupt(tokens, t, u, ends)
+        u = uniforms(seed, share, 'evaluation', 0, n, 1 + run.net.L)[:, 1:]
+        t = run.net.text.time_of_share(torch.full((n,), share / 10, dtype=torch.float64))
+        noisy, mask = run.net.text.corrupt(tokens, t, u, ends)
         first_choice = predict(run, noisy, mask, knobs)
         n_right = ((first_choice == tokens) & mask).sum(1).double()
         n_commonest = ((frequency.argmax() == tokens) & mask).sum(1)
@@ -57,7 +56,7 @@ def measure(run, ctx):
             figures.enter(control, {f'recovery@0.{share}': percent[mask.any(1)]})
 
     # new sequences
-    written = write(run, *blank(run, n, knobs), None, knobs)
+    written = write(run.net, *blank(run.net, n, knobs), None, knobs)
     by_lot = torch.multinomial(frequency, tokens.numel(), True, generator=rng).view(tokens.shape)
     of_unigram = torch.where(ends, tokens, by_lot)
     for control, x in (('', written), ('unigram', of_unigram), ('data', tokens)):
@@ -82,11 +81,9 @@ def predict(run, noisy, mask, knobs):
     for i in range(0, len(noisy), batch):
         x, masked = noisy[i:i + batch], mask[i:i + batch]
         positions = positions_of(masked)                                 # (P,)
-        z = None
-        if 'latent' in run.streams:
-            z = null_latents(run, Noise(knobs.seed, rows[i:i + batch]))
-        t = run.text.time_of_share(masked.double().mean(1))              # the clock of the bound
-        logits, _ = call(run, x.to(run.device), z, t, 1.0, positions)
+        z = run.net.nothing(Noise(knobs.seed, rows[i:i + batch]))
+        t = run.net.text.time_of_share(masked.double().mean(1))          # the clock of the bound
+        logits = run.net.logits(x.to(run.net.device), t, positions, z)
         first_choice = logits.argmax(1)                                  # (P,)
         found[i:i + batch].view(-1)[positions] = first_choice.cpu()
     return found

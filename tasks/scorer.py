@@ -20,7 +20,7 @@ def prepare_scorer(run, knobs):
     read it. """
     if not knobs['scorer']:
         return None
-    return load_scorer(knobs['scorer'], knobs['scorer_revision'], run.device)
+    return load_scorer(knobs['scorer'], knobs['scorer_revision'], run.net.device)
 
 
 @lru_cache(maxsize=1)                          # two tasks of one command may ask for it
@@ -67,7 +67,7 @@ def load_scorer(name, revision, device):
 def scorer_of_run(out_dir, device):
     """ perplexity(texts) under an autoregressive run of ours. """
     run = Run(out_dir, device=device, dtype='float32')
-    if run.next_token is None or 'latent' in run.streams:
+    if not run.net.is_causal or 'latent' in run.net.streams:
         raise ValueError(f'scorer={out_dir} is a run of ours that does not read text alone from '
                          'left to right (config/ar.py)')
 
@@ -75,7 +75,6 @@ def scorer_of_run(out_dir, device):
         tokens = pack(run, texts, cut=True)
         nats = 0
         for part in tokens.split(128):
-            ones = torch.ones(len(part), device=run.device)
-            nats += run.next_token.bound(run.model, part, None, ones).sum().item()
+            nats += run.net.nats(part, None, 1.0).sum().item()
         return math.exp(nats / (tokens != run.tokenizer.pad).sum().item())
     return perplexity

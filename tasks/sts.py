@@ -39,7 +39,7 @@ def measure(run, ctx):
     first, second, scores = ctx.prepared
     n, sentences = len(first), first + second
     tokens = pack(run, sentences, cut=True)
-    n_cut = sum(len(run.tokenizer.encode(sentence)) >= run.L for sentence in sentences)
+    n_cut = sum(len(run.tokenizer.encode(sentence)) >= run.net.L for sentence in sentences)
 
     z = run.embed(tokens, **ctx.sampling)
     latents = {'': z, 'shuffled': z[derangement(2 * n, ctx.knobs['seed'])],

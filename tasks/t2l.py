@@ -55,7 +55,7 @@ def counts_of(run, texts):
     """ corpora.bag.Counts of texts: a list of (l,), their tokens without EOS and PAD. """
     lengths = torch.tensor([len(text) for text in texts])
     offsets = F.pad(lengths.cumsum(0), (1, 0))                           # (n + 1,)
-    return Counts(torch.cat(texts), offsets, run.text.mask_id)
+    return Counts(torch.cat(texts), offsets, run.net.text.mask_id)
 
 
 def without_ends(run, tokens):

@@ -14,5 +14,5 @@ SETTINGS = FREE_SETTINGS
 
 def measure(run, ctx):
     def draw(knobs):
-        return [write(run, *blank(run, ctx.n, knobs), None, knobs)]
+        return [write(run.net, *blank(run.net, ctx.n, knobs), None, knobs)]
     return describe_samples(run, ctx, draw)[0]

@@ -45,10 +45,10 @@ def measure(run, ctx):
     # does the text say what its latent says?
     other = derangement(ctx.n, ctx.knobs['seed'])
     pairs = {'': (written, raw), 'shuffled': (written, raw[other])}
-    if run.next_token and not ctx.knobs['sampler']:
+    if run.net.is_causal and not ctx.knobs['sampler']:
         knobs = ctx.sampling_knobs(sampler='autoregressive', block_size=0, guidance=1.0,
                                    latent_steps=1)
-        tokens = write(run, *blank(run, ctx.n, knobs), None, knobs)
+        tokens = write(run.net, *blank(run.net, ctx.n, knobs), None, knobs)
         pairs[RIVAL] = run.decode(tokens), run.embed(tokens, **vars(knobs))
     for control in ('gaussian', 'data'):
         texts = run.write(latents=latents[control], sample_batch=ctx.knobs['sample_batch'])
@@ -59,7 +59,7 @@ def measure(run, ctx):
         figures.enter(control, {'coherence': cosine})
 
         # what the text is like by itself
-        if run.next_token and control not in ('shuffled', 'data'):
+        if run.net.is_causal and control not in ('shuffled', 'data'):
             distance = describe_latents(embedded, ctx.raw)['frechet']
             figures.enter(control, {'text_frechet': distance, 'nats': run.nats(texts)})
     return figures

@@ -1,94 +1,14 @@
 """
-Text written from left to right, by a network that has learned causal rows (mode='causal', alone or
-among others): one token after the other, with a cache of keys and values.
+The network read token by token, with a cache of keys and values: how texts are written from left to
+right, by a network that has learned causal rows (mode='causal', alone or among others).
 
-Letters: B rows, L tokens, P positions, V vocabulary, K latent tokens, C width, H heads, d = C / H.
+Letters: B texts, R rows, L tokens, V vocabulary, K latent tokens, C width, H heads, d = C / H.
 """
 import torch
 import torch.nn.functional as F
 
-from diffusion import exact_nll, in_float32, to_device
-from model import attention, causal_mask, pad_of
-from samplers import init_state, no_callback
+from model import attention, causal_mask
 
-
-class LeftToRight:
-    """ The process that a causal row is of, as sampling asks it: compare processes/__init__.py.
-    eos: where writing ends. """
-
-    def __init__(self, vocab_size, eos):
-        self.mask_id = vocab_size
-        self.pad = pad_of(vocab_size)
-        self.eos = eos
-
-    def bound(self, model, tokens, latents, t_latent, u=None, known_mask=None):
-        """ -log p itself, nats per sample (B,), float64. """
-        return exact_nll(model, tokens, latents, t_latent, known_mask)
-
-    def shift(self, tokens):
-        """ What is read where x^i is predicted: x^(i-1), and MASK before the first. """
-        return F.pad(tokens[:, :-1], (1, 0), value=self.mask_id)
-
-    @property
-    def samplers(self):
-        return {'autoregressive': self.left_to_right}
-
-    def left_to_right(self, denoise, propose, text, tokens, known_mask, steps, noise,
-                      on_step=no_callback, **knobs):
-        """ One token after the other; `text` and `steps` are not read. A text that has its EOS is
-        filled with PAD. What is known behind a token stays, unseen until then. """
-        tokens, masked, _ = init_state(self, tokens, known_mask)
-        B, L = tokens.shape
-        u = in_float32(noise.uniforms('token', 2 * L)).view(B, L, 2)     # each is written once
-        ended = torch.zeros(B, dtype=torch.bool, device=tokens.device)   # has its EOS
-        for i in masked.any(0).nonzero().flatten().tolist():
-            # x^i given what is before it. PAD was never learned: it follows EOS by rule
-            positions = torch.arange(B) * L + i
-            logits = denoise(self.shift(tokens)[:, :i + 1], 0., positions)           # (B, V)
-            logits[:, self.pad] = -torch.inf
-            x = propose(logits, to_device(u[:, i], tokens))              # (B,)
-
-            # write it where the text has not ended and the position is free
-            if i > 0:
-                ended = (tokens[:, :i] == self.eos).any(1)
-            x = torch.where(ended, self.pad, x)
-            tokens[:, i] = torch.where(to_device(masked[:, i], tokens), x, tokens[:, i])
-
-            # have all texts ended? On a GPU the question waits for the device: every eighth step
-            is_asked = i % 8 == 7 or not tokens.is_cuda
-            is_last = is_asked and bool((ended | (tokens[:, i] == self.eos)).all())
-            if is_last:
-                rest = to_device(masked[:, i + 1:], tokens)
-                tokens[:, i + 1:] = torch.where(rest, self.pad, tokens[:, i + 1:])
-            on_step(tokens, logits, positions)
-            if is_last:
-                break
-        return tokens
-
-    def check_known(self, tokens, known_mask):
-        """ ValueError where a known token (not EOS or PAD) stands behind a position to write. """
-        masked = ~known_mask
-        behind = masked[:, :-1].cumsum(1) > 0                            # (B, L - 1)
-        is_end = (tokens[:, 1:] == self.eos) | (tokens[:, 1:] == self.pad)
-        known_token = known_mask[:, 1:] & ~is_end
-        if (behind & known_token).any():
-            raise ValueError('an autoregressive model continues a text: '
-                             'all [MASK] must stand at its end')
-
-    def decode_step(self, model, tokens, latents, t_text, t_latent, cache):
-        """
-        Logits (B, V), float32, of the token after `tokens` (B, L).
-        cache: a dict that the caller keeps, empty at first. It holds what was read, so each call
-        reads only the new tokens. Latents and clocks are read in the first call, and all rows have
-        the clocks of the first.
-        """
-        if not cache:
-            cache['reader'] = Reader(model, len(tokens), latents, t_text, t_latent)
-        has_ended = (tokens[:, -1] == self.eos) | (tokens[:, -1] == self.pad)        # (B,)
-        return cache['reader'].read(tokens, has_ended)
-
-# -----------------------------------------------------------------------------
-# The network, read token by token
 
 class Reader:
     """
