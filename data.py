@@ -11,17 +11,20 @@ A sample is a text and, unless the dataset is text only, the latent vectors of t
 
 A split is stored in shards. A shard has the tokens of its texts in one row, the offsets where each
 text begins, and the latents as float16. All of it is mapped into memory. So a split of any size is
-opened fast: offsets, and token ids beyond the first shard, are checked when a row is read.
+opened fast: offsets, and token ids beyond the first shard, are checked when a row is read, and
+digests where they are asked for (check_files).
 
 Letters: B batch, L text tokens, N latent vectors, D latent dimensions, V token ids (EOS and PAD
 included; MASK is id V), T tokens of a shard, n samples.
 """
+import os
 import resource
 from functools import lru_cache, partial
 
 import numpy as np
 import torch
 
+from runs.console import warn
 from runs.files import plain, read_array
 from runs.manifest import HOW_TO_MEND, check_file, load_stats, read_meta
 
@@ -118,6 +121,21 @@ class PackedDataset:
 
     def __len__(self):
         return int(self.first[-1])
+
+    def check_files(self, entries=None, digest=True):
+        """ ValueError where a file of these shards (None: all) has not the size, or the digest,
+        that is noted. A digest takes about a second for 1 GB. What was moved away since the split was
+        opened is still mapped, and whole: it is passed over, with a warning where digests are
+        asked for. """
+        n_gone = 0
+        for entry in self.entries if entries is None else entries:
+            for name in entry['files']:
+                if os.path.exists(os.path.join(self.folder, name)):
+                    check_file(self.folder, name, entry['files'], digest)
+                else:
+                    n_gone += 1
+        if n_gone and digest:
+            warn(f'{n_gone} files of {self.folder} were moved away: nobody knows their digests')
 
     def check_ids(self, tokens):
         if len(tokens) and tokens.max() >= self.vocab_size:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from corpora.lsa import NO_KNOWN_WORD, load_lsa
-from runs.files import one_line, read_json, sha256, short
+from runs.files import one_line, read_json, regular, sha256, short
 
 # copies of a model that others give away: SHA-256 of model.safetensors and tokenizer.json -> the
 # hub's commit
@@ -213,7 +213,8 @@ def load_head(folder, device):
             name = settings['activation_function'].rpartition('.')[2]
             if name not in ACTIVATIONS:
                 raise ValueError(f'activation {name} of a Dense module: not known here')
-            weights = load_file(os.path.join(folder, path, 'model.safetensors'), device)
+            file = os.path.join(folder, path, 'model.safetensors')
+            weights = load_file(regular(file), device)
             weights = {name: weight.float() for name, weight in weights.items()}
             head.append((weights['linear.weight'], weights.get('linear.bias'), ACTIVATIONS[name]))
     return head

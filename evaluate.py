@@ -22,6 +22,7 @@ import time
 import numpy as np
 
 from configurator import HERE, configure, read_knobs, stop_on_error
+from runs.checkpoint import as_written
 from runs.console import shown
 from runs.files import sha256
 from runs.machine import keep_freed_memory
@@ -29,7 +30,7 @@ from runs.identity import of_dataset
 from runs.manifest import dataset_folder, read_meta
 from runs.results import add_results, read_results
 from runs.run_folder import git_commit
-from runs.writing import check_writable, write_whole
+from runs.writing import WRITTEN_BY, Held, check_ours, check_writable, write_whole
 from sampling.denoise import rows_that_fit
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.run import Run
@@ -238,12 +239,13 @@ def record(run, ctx, name, task, figures, point={}):
     same = dict(
         n=figures.n, texts=source, point=point, knobs=knobs | more,
         checkpoint=run.checkpoint, commit=git_commit())
+    ctx.held.check()
     add_results(os.path.join(out_dir, 'results.json'), [
         dict(task=name, metric=metric, control=control, value=value, se=se, **same)
         for (control, metric), (value, se) in figures.items()])
     if ctx.arrays:
         with write_whole(os.path.join(out_dir, f'{name}s.npz')) as f:
-            np.savez(f, **ctx.arrays)
+            np.savez(f, written_by=np.bytes_(WRITTEN_BY), **ctx.arrays)
 
 
 def source_of(run, folder):
@@ -268,6 +270,7 @@ def show_figures(ctx, name, figures, n):
 def evaluate(config):
     """ Measures what is asked for. ValueError says what is wrong. """
     # what can be missing is asked for before anything is computed
+    held = Held(out_dir)
     run = Run(out_dir, which, device, dtype, encoder_folder)
     chosen = choose_tasks(run, all_tasks())
     config['sample_batch'] = rows_that_fit(run, config['sample_batch'])
@@ -276,6 +279,8 @@ def evaluate(config):
     if os.path.exists(path):
         read_results(path)
     check_writable(path)
+    for name in chosen:
+        check_ours(os.path.join(out_dir, f'{name}s.npz'), '')
     prepared = {name: task.prepare(run, config) for name, task in chosen.items()
                 if hasattr(task, 'prepare')}
     if run.meta['encoder'] and any(task.NEEDS.encoder for task in chosen.values()):
@@ -290,7 +295,8 @@ def evaluate(config):
                              'is of l2t, t2l, edit, molecule')
 
     # the texts
-    folder = dataset_folder(dataset or run.config['dataset'])
+    with as_written(out_dir):
+        folder = dataset_folder(dataset or run.config['dataset'])
     n_texts = N_TEXTS if n is None else n
     if texts:
         sources, tokens, raw = load_file(run, texts, field, n_texts)
@@ -306,7 +312,7 @@ def evaluate(config):
     # measure
     measured = {}
     for name, task in chosen.items():
-        ctx = Context(config, folder, sources, tokens, raw, prepared.get(name), source)
+        ctx = Context(config, folder, sources, tokens, raw, prepared.get(name), source, held)
         if sweep:
             measure_sweep(run, ctx, name, task, points)
         else:

@@ -18,10 +18,10 @@ import textwrap
 import numpy as np
 
 from configurator import configure, stop_on_error
-from runs.files import read_arrays
+from runs.files import read_arrays, regular
 from runs.manifest import dataset_folder
 from runs.results import find, read_results
-from runs.writing import write_text, write_whole
+from runs.writing import WRITTEN_BY, check_ours, write_text, write_whole
 
 out_dir = 'out/quickstart'      # <a run folder>
 what = 'curves'                 # curves | sweep | images | report
@@ -300,7 +300,7 @@ def make_report():
         # weights/captions has no dataset, but ten embeddings and their texts
         ten = os.path.join(out_dir, 'ten.npy')
         if not dataset and os.path.isfile(ten):
-            with open(os.path.join(out_dir, 'ten.txt'), encoding='utf-8') as f:
+            with open(regular(os.path.join(out_dir, 'ten.txt')), encoding='utf-8') as f:
                 texts = f.read().splitlines()[:n]
             raw = np.load(ten)[:n, None]
             return texts, torch.from_numpy(raw)
@@ -321,14 +321,17 @@ def main():
         if what == 'report':
             name = 'report.html'
         path = save or os.path.join(folder, name)
+        if not save:
+            check_ours(path, ', or name another file with --save=')
         if what == 'report':
-            write_text(path, make_report())
+            write_text(path, make_report(), named=bool(save))
         else:
             figure = draw(pyplot())
             figure.tight_layout()
             kind = os.path.splitext(path)[1][1:] or 'png'
-            with write_whole(path) as f:
-                figure.savefig(f, dpi=110, format=kind)
+            more = dict(metadata={'Software': WRITTEN_BY}) if kind == 'png' else {}
+            with write_whole(path, named=bool(save)) as f:
+                figure.savefig(f, dpi=110, format=kind, **more)
     print(f'written to {path}')
 
 

@@ -34,7 +34,7 @@ from corpora.encoder_table import find_encoder
 from corpora.fitting import fit_lsa, train_bpe
 from corpora.latents import check_given, check_stats, given_latents
 from corpora.layouts import earlier_index, export, summary, verify
-from corpora.shards import (SUMS, as_bytes, check_same, fitting_max_tokens, latent_stats,
+from corpora.shards import (NAMES, SUMS, as_bytes, check_same, fitting_max_tokens, latent_stats,
                             shard_key, token_dtype, write_files, write_shard, written_before)
 from corpora.sources import documents, has_latents, is_fasta, names_of
 from corpora.splits import own_shards, survey
@@ -46,7 +46,7 @@ from runs.console import warn
 from runs.distributed import all_gather_object, on_rank0, rank, world
 from runs.files import read_sealed
 from runs.manifest import FORMAT, LatentStats, check_file, dataset_folder, read_meta
-from runs.writing import lock, sealed
+from runs.writing import DATASET, Claim, sealed
 
 # ---- what is read, details in corpora/sources.py
 input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .ndjson, .csv,
@@ -207,13 +207,21 @@ def folder_of(knobs):
     """ The dataset's folder: out, or data/ and the name of the input's folder or first file, up to
     the first dot. """
     if knobs.out:
-        return os.path.normpath(knobs.out)
-    path = names_of(knobs)[0]
-    if os.path.isdir(knobs.input):
-        path = os.path.abspath(knobs.input)
-    name = os.path.basename(path).split('.')[0]
-    refuse([(not name, 'no name for the dataset: give --out=data/NAME')])
-    return os.path.join('data', name)
+        folder = os.path.normpath(knobs.out)
+    else:
+        path = names_of(knobs)[0]
+        if os.path.isdir(knobs.input):
+            path = os.path.abspath(knobs.input)
+        name = os.path.basename(path).split('.')[0]
+        refuse([(not name, 'no name for the dataset: give --out=data/NAME')])
+        folder = os.path.join('data', name)
+
+    # one more tokenizer.json, and it would be another encoder
+    own, encoder = Path(os.path.realpath(folder)), Path(os.path.realpath(knobs.encoder))
+    refuse([(encoder.is_dir() and own.is_relative_to(encoder),
+             f'{folder} lies in the folder of the encoder {knobs.encoder}, which would become '
+             'another one: choose another --out=')])
+    return folder
 
 
 def make_record(knobs, val):
@@ -245,8 +253,11 @@ def check_earlier(folder, record):
     what is in it, as check_same reads it. """
     try:
         meta = read_sealed(os.path.join(folder, 'meta.json'))
-    except (ValueError, FileNotFoundError):                # a damaged one, or none
+    except FileNotFoundError:
         return {}
+    except ValueError as error:
+        raise ValueError(f'{error}: the dataset was finished, and is damaged; delete {folder}, or '
+                         'choose another --out=') from None
     earlier = {'format': meta.get('format'), **meta.get('source', {})}
     # the first knob that differs is named
     for knob, value in {'format': FORMAT, **record}.items():
@@ -260,9 +271,10 @@ def check_earlier(folder, record):
     return finished
 
 
-def make_plan(knobs, folder, source, val, record, tok):
+def make_plan(knobs, claim, source, val, record, tok):
     """ Looks at what is there, counts what there is to do, and fits the tokenizer and lsa. tok: the
     tokenizer, where none is to be fitted. """
+    folder = claim.folder
     finished = check_earlier(folder, record)
     print('reading the documents', flush=True)
     plan, texts = survey(source, val, knobs.val_fraction)
@@ -283,7 +295,7 @@ def make_plan(knobs, folder, source, val, record, tok):
         content['encoder.npz'] = as_bytes(np.savez, **lsa.arrays())
         plan.lsa = lsa.record
     plan.finished = finished
-    plan.files = write_files(folder, content, finished)
+    plan.files = write_files(claim, content, finished)
 
     # the length of a sample
     plan.max_tokens = knobs.max_tokens
@@ -324,10 +336,11 @@ def make_encoder(knobs):
 # -----------------------------------------------------------------------------
 # Write
 
-def write_shards(knobs, folder, plan, shards, settings, tok, encode):
+def write_shards(knobs, claim, plan, shards, settings, tok, encode):
     """ Writes this rank's shards, and keeps the whole ones of an earlier run. settings: what
     decides a shard's bytes besides its documents. Returns {split: its entry for meta.json}, of all
     ranks. """
+    folder = claim.folder
     entries = []
     n_shards = {}
     n_left = 0                                               # of this rank
@@ -348,7 +361,7 @@ def write_shards(knobs, folder, plan, shards, settings, tok, encode):
         entry = written_before(folder, name, key)
         progress = 'there already'
         if not entry:
-            entry = write_shard(folder, name, key, docs, given, tok, encode, plan.max_tokens)
+            entry = write_shard(claim, name, key, docs, given, tok, encode, plan.max_tokens)
             seconds = time.monotonic() - began
             eta = timedelta(seconds=int(n_left * seconds))
             progress = f'{len(docs) / seconds:,.0f} documents/s | ETA {eta}'
@@ -382,8 +395,9 @@ def check_nonfinite(entries, at_least=0):
         warn(f'{said} and are dropped; the first: {first}')
 
 
-def finish(folder, plan, record, splits, tok, encode):
+def finish(claim, plan, record, splits, tok, encode):
     """ On rank 0 alone: writes latent statistics, the bag and meta.json, and shows a summary. """
+    folder = claim.folder
     # all latents have one shape, and both splits have samples
     shards = [shard for split in splits.values() for shard in split['shards']]
     shapes = {tuple(shard['latent_shape']) for shard in shards if shard['latent_shape']}
@@ -403,7 +417,7 @@ def finish(folder, plan, record, splits, tok, encode):
             live = stats['std'] > 0
             stats['std'][live] = np.sqrt(np.mean(stats['std'][live] ** 2))
         check_stats(LatentStats(**stats))
-        files |= write_files(folder, {'latent_stats.npz': as_bytes(np.savez, **stats)})
+        files |= write_files(claim, {'latent_stats.npz': as_bytes(np.savez, **stats)})
 
     meta = dict(
         format=FORMAT,
@@ -422,8 +436,8 @@ def finish(folder, plan, record, splits, tok, encode):
     if shapes and meta['latent_shape'][0] == 1:
         from corpora.bag import fit_bag
         bag = fit_bag(folder, meta, tok, encode).numpy()
-        files |= write_files(folder, {'bag.npy': as_bytes(np.save, bag)})
-    write_files(folder, {'meta.json': sealed(meta).encode()})
+        files |= write_files(claim, {'bag.npy': as_bytes(np.save, bag)})
+    write_files(claim, {'meta.json': sealed(meta).encode()})
     summary(folder)
 
 # -----------------------------------------------------------------------------
@@ -437,7 +451,6 @@ def prepare(knobs):
               'the text', flush=True)
     record = make_record(knobs, val)
     torch.set_num_threads(knobs.threads)
-    os.makedirs(folder, exist_ok=True)
     # what can fail here fails before the corpus is read
     tok = None
     if knobs.same_as or knobs.tokenizer != 'bpe':
@@ -446,12 +459,12 @@ def prepare(knobs):
 
     # rank 0 reads and fits, alone in the folder
     def plan_alone():
-        with lock(folder):
-            return make_plan(knobs, folder, source, val, record, tok)
+        with Claim(folder, DATASET, NAMES) as claim:
+            return make_plan(knobs, claim, source, val, record, tok)
     plan = on_rank_0(plan_alone)
 
     # while a process of this run lives, no other run gets the folder for itself
-    with lock(folder, shared=True):
+    with Claim(folder, DATASET, NAMES, shared=True) as claim:
         tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
         if plan.lsa:
             encode = load_encoder(plan.lsa, folder=folder)
@@ -469,8 +482,8 @@ def prepare(knobs):
             embed_batch_size=knobs.embed_batch_size,
         )
         shards = own_shards(plan, knobs.shard_size, source, val)
-        splits = write_shards(knobs, folder, plan, shards, settings, tok, encode)
-        on_rank_0(finish, folder, plan, record, splits, tok, encode)
+        splits = write_shards(knobs, claim, plan, shards, settings, tok, encode)
+        on_rank_0(finish, claim, plan, record, splits, tok, encode)
 
 
 def main():

@@ -255,10 +255,10 @@ def respond(run, direction, config):
         write_animation(run, direction, given, knobs)
     if fasta:
         records = [f'>sample_{i} length={len(text)}\n{text}\n' for i, text in enumerate(texts, 1)]
-        write_text(fasta, ''.join(records))
+        write_text(fasta, ''.join(records), named=True)
         print(f'\n{len(texts)} sequences written to {fasta}')
     if raw is not None and save:
-        with write_whole(save) as f:
+        with write_whole(save, named=True) as f:
             np.save(f, raw.numpy())
         print(f'\n{len(raw)} latents written to {save}')
     if raw is not None and png:
@@ -306,7 +306,8 @@ def write_animation(run, direction, given, knobs):
         title += f', towards: {like or towards}'
     if direction == 'l2t' and given.texts:
         title = f'from the embedding of: {title}'
-    write_text(svg, animation(run.tokenizer, run.text.mask_id, panels, f'Written {title}'))
+    picture = animation(run.tokenizer, run.text.mask_id, panels, f'Written {title}')
+    write_text(svg, picture, named=True)
     print(f'\na picture of the first text being written: {svg}')
 
 # -----------------------------------------------------------------------------

@@ -276,9 +276,10 @@ def evaluate():
 def save(is_best):
     """ Whether the step is saved. A full disk is a warning; the third time in a row, at the end, or
     after a signal it is exit code 5. What is not finite is not saved: exit code 3. """
+    distributed.rank0_or_stop(2, run_folder.check)
     if state.step == state.saved_at and not is_best:
         return True
-    distributed.rank0_or_stop(2, preflight.check_shards, train_data, train_data.entries)
+    distributed.rank0_or_stop(2, train_data.check_files, digest=False)
     error = state.save(config, is_best)
     if isinstance(error, ValueError):
         report()
@@ -345,6 +346,7 @@ def enter_stage():
 run_folder.note_signals()
 faulthandler.enable(sys.__stderr__ or sys.__stdout__)      # SIGBUS: data that were cut off
 stop_signal = 0                                            # what all processes have agreed on
+first_step = state.step
 log = StepLog(out_dir, device, max_iters, rows_of, config)
 batches = prefetch(make_batch, calls(state.step), device)
 stage = net = None
@@ -426,4 +428,10 @@ signal_name = signal.Signals(stop_signal).name if stop_signal else ''
 if stop_signal:
     distributed.rank0_or_stop(5, run_folder.note_preemption, out_dir, state.saved_at, signal_name)
 log.last_words(state, signal_name)
+if log.n_steps and not stop_signal:
+    error = distributed.first_error(preflight.check_digests, train_data, val_data)
+    if error:
+        distributed.stop_all(f'{error}. It was whole at step {first_step}: every checkpoint after '
+                             'that may have learned from other data, so mend the dataset, and '
+                             'train again from there', code=2)
 distributed.leave()

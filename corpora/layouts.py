@@ -162,6 +162,7 @@ def export(folder, target):
     """ Writes a dataset in the earlier layout, with latents (N, D) float32. """
     if os.path.isdir(target) and os.listdir(target):
         raise ValueError(f'export_dir={target} is there already: name a new folder')
+    verify(folder)
     tokenizer = load_tokenizer(folder)
     for split, name in (('train', 'train'), ('val', 'validation')):
         ds = PackedDataset(folder, split)

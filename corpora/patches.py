@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from runs.files import one_line
+from runs.files import one_line, regular
 
 
 def to_patches(pixels, patch):
@@ -39,7 +39,7 @@ def image_patches(path, size, patch, channels):
 
     # pillow stops at 179 megapixels: a small file may hold more than fits into memory
     try:
-        with Image.open(path) as image:
+        with Image.open(regular(path)) as image:
             image = opaque(ImageOps.exif_transpose(image))
             image = image.convert('L' if channels == 1 else 'RGB')
             image = ImageOps.fit(image, (size, size), Image.Resampling.BOX)

@@ -25,11 +25,16 @@ from corpora.lsa import NO_KNOWN_WORD
 from encoders import far_off
 from runs.console import progress_bar
 from runs.files import check, read_array, read_sealed, short
-from runs.writing import sealed, write_text, write_whole
+from runs.writing import sealed, write_whole
 
 LATIN = re.compile('[A-Za-z]')
 MOST_TOKENS = 127              # max_tokens=None stands for at most this, unless latents are given
 ENCODED = 2**12                # documents that are tokenized at a time: lists of ids take much room
+
+# what a dataset's folder holds
+ENDINGS = ('tokens.bin', 'offsets.npy', 'latents.npy', 'whole.json')     # of the files of a shard
+NAMES = ('meta.json', 'tokenizer.json', 'encoder.npz', 'latent_stats.npz', 'bag.npy',
+         *(f'{split}-[0-9]*.{end}' for split in ('train', 'val') for end in ENDINGS))
 
 # counts of a shard; those of a split are their sums
 SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max_tokens',
@@ -47,18 +52,19 @@ def check_same(folder, name, now, finished):
                          'delete that folder')
 
 
-def write_files(folder, contents, finished=None):
-    """ Writes {name: bytes} and returns {name: the file's entry in meta.json}. An equal file is
-    left alone. """
+def write_files(claim, contents, finished=None):
+    """ Writes {name: bytes} into the folder of a Claim, and returns {name: the file's entry in
+    meta.json}. An equal file is left alone. """
     entries = {}
     for name, data in contents.items():
-        path = os.path.join(folder, name)
+        path = os.path.join(claim.folder, name)
         digest = hashlib.sha256(data).hexdigest()
-        check_same(folder, name, digest, finished)
+        check_same(claim.folder, name, digest, finished)
         entries[name] = dict(bytes=len(data), sha256=digest)
         try:
             check(path, entries[name])
         except (ValueError, FileNotFoundError):
+            claim.check()
             with write_whole(path) as f:
                 f.write(data)
     return entries
@@ -175,9 +181,10 @@ def shard_key(docs, given, settings):
     return digest.hexdigest()
 
 
-def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
-    """ Tokenizes, chunks and embeds the documents `docs`, and writes the files of the shard.
-    Returns its entry for meta.json. given: their latents (n, N, D), if these exist already. """
+def write_shard(claim, name, key, docs, given, tokenizer, encoder, max_tokens):
+    """ Tokenizes, chunks and embeds the documents `docs`, and writes the files of the shard into
+    the folder of a Claim. Returns its entry for meta.json. given: their latents (n, N, D), if these
+    exist already. """
     # the samples: their tokens, and the document that each comes from
     is_morgan = encoder is not None and encoder.record['id'] == 'morgan'
     chunk = Chunker(tokenizer, max_tokens)
@@ -236,7 +243,7 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
     }
     if latents is not None:
         content[f'{name}.latents.npy'] = as_bytes(np.save, latents)
-    files = write_files(folder, content)
+    files = write_files(claim, content)
 
     # the note comes last: from now on the shard is whole
     n_bytes_of_id = np.array([len(piece) for piece in tokenizer.pieces])
@@ -257,19 +264,15 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
         latent_shape=None if latents is None else list(latents.shape[1:]),
         files=files,
     )
-    write_text(note_path(folder, name), sealed(entry))
+    write_files(claim, {f'{name}.whole.json': sealed(entry).encode()})
     return entry
-
-
-def note_path(folder, name):
-    return os.path.join(folder, f'{name}.whole.json')
 
 
 def written_before(folder, name, key):
     """ The entry of a shard that an earlier run wrote from the same documents and settings, and
     whose files and note are whole; else None. """
     try:
-        entry = read_sealed(note_path(folder, name))
+        entry = read_sealed(os.path.join(folder, f'{name}.whole.json'))
         if entry['key'] != key:
             return None
         for file, known in entry['files'].items():

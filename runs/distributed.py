@@ -57,11 +57,14 @@ def join(device, timeout):
     host, port = os.environ.get('MASTER_ADDR'), os.environ.get('MASTER_PORT')
     backend = 'cpu:gloo,cuda:nccl' if torch.device(device).type == 'cuda' else 'gloo'
     try:
-        # the store where they meet has another timeout than collectives
-        store, *_ = next(dist.rendezvous('env://', timeout=timedelta(seconds=MEETING)))
+        # a process may end between the store and the first collective, which connects them: so
+        # until then they wait no longer than for each other
+        meeting = timedelta(seconds=MEETING)
+        store, *_ = next(dist.rendezvous('env://', timeout=meeting))
         dist.init_process_group(backend, store=store, rank=rank(), world_size=world(),
-                                timeout=timedelta(seconds=timeout))
-        all_gather_object(rank())                          # the first collective connects them
+                                timeout=meeting)
+        all_gather_object(rank())
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout))
     except (OSError, RuntimeError, ValueError) as error:
         raise ConnectionError(f'rank {rank()} of {world()} cannot meet the others at '
                               f'MASTER_ADDR={host} MASTER_PORT={port}: '
@@ -152,6 +155,16 @@ def rank0_or_stop(code, function, *args, **kw):
     if error:
         stop_all(error, code)
     return result
+
+
+def first_error(function, *args):
+    """ Calls a function on every rank. All get the first error, as a text; None without one. """
+    error = None
+    try:
+        function(*args)
+    except (ValueError, OSError) as failure:
+        error = str(failure)
+    return next(filter(None, all_gather_object(error)), None)
 
 
 # ---- the model on many processes

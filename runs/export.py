@@ -14,9 +14,9 @@ it has the last name alone.
                           step-N/model.safetensors  the averaged weights
                           results.json              what evaluate.py measured, if it did
 """
+import glob
 import json
 import os
-import shutil
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ from runs.files import read_json
 from runs.manifest import read_meta
 from runs.results import find, read_results, write_results
 from runs.run_folder import copy_data
-from runs.writing import sealed, write_text
+from runs.writing import clear, sealed, write_folder, write_text
 
 out_dir = 'out/quickstart'     # <a run folder>: what is exported
 which = 'best'                 # best | latest | <a step, as step-00001000>
@@ -45,7 +45,7 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     ValueError where the folder exists, something of the run is missing or broken, or a weight is
     too large for `dtype`. """
     out_dir, folder = Path(out_dir), Path(folder)
-    if folder.exists():
+    if os.path.lexists(folder):
         raise ValueError(f'{folder} exists: choose another folder')
 
     # the run, and the weights that sampling reads
@@ -62,13 +62,8 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
             raise ValueError(f'{out_dir}/{name}: {key} is too large for {dtype}: '
                              '--weights_dtype=float32')
 
-    # a folder beside it, renamed at the end
-    tmp = folder.with_name(folder.name + '.tmp')
-    shutil.rmtree(tmp, ignore_errors=True)
-    tmp.mkdir(parents=True)
+    # the record of its data, and the knobs without the command line
     kept = without_folders({key: state[key] for key in ('step', 'identity', 'knobs')})
-    saving.write_files(tmp / name, {'model': weights}, kept)
-    copy_data(out_dir / 'data', tmp)
     meta = read_meta(out_dir / 'data')
     ids = {row['revision']: row['id'] for row in TABLE.values() if 'revision' in row}
     if meta['encoder'] and meta['encoder']['revision'] in ids:           # a copy in a folder
@@ -76,19 +71,23 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     elif meta['encoder'] and is_of_a_folder(meta['encoder']):
         meta['encoder']['id'] = os.path.basename(os.path.normpath(meta['encoder']['id']))
     meta = without_folders(meta)
-    write_text(tmp / 'data/meta.json', sealed(meta))
-
-    # the knobs without the command line, what was measured, and the card
     config.pop('argv', None)
     config = without_folders(config)
-    write_text(tmp / 'config.json', json.dumps(config, indent=1))
+
+    # the folder, with what was measured, and the card
     results = results_of(out_dir / 'results.json', name)
-    if results:
-        write_results(tmp / 'results.json', results)
     lines = card(folder.name, config, meta, state['step'], license, hardware, data, dtype,
                  results)
-    write_text(tmp / 'README.md', '\n'.join(lines) + '\n')
-    os.rename(tmp, folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    clear(folder.parent, glob.escape(folder.name[:100]))
+    with write_folder(folder) as tmp:
+        saving.write_files(tmp / name, {'model': weights}, kept)
+        copy_data(out_dir / 'data', tmp)
+        write_text(tmp / 'data/meta.json', sealed(meta))
+        write_text(tmp / 'config.json', json.dumps(config, indent=1))
+        if results:
+            write_results(tmp / 'results.json', results)
+        write_text(tmp / 'README.md', '\n'.join(lines) + '\n')
 
 
 def is_of_a_folder(encoder):

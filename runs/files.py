@@ -3,6 +3,8 @@ Reading files that come from outside, which may be damaged: is it intact, JSON, 
 mistake is a ValueError of one line that names the file, but FileNotFoundError where it is missing.
 Another OSError: it cannot be read now, and nothing is known. (Writing them: writing.py.)
 
+A path from outside is opened by `regular` alone: it must lead to a file.
+
 Nothing is ever unpickled, and an array is mapped before it is copied, so reading never takes more
 memory than the file has bytes. What a file with the right digest says of itself is believed.
 """
@@ -10,20 +12,31 @@ import hashlib
 import json
 import mmap as memory_maps
 import os
+import stat
 from pathlib import Path
 
 import numpy as np
 
 # ---- any file
 
+def regular(path):
+    """ The path itself, where it leads to a file. To read a pipe or a device might never end. """
+    mode = os.stat(path).st_mode                           # FileNotFoundError where nothing is
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: 'folder', stat.S_IFIFO: 'pipe', stat.S_IFSOCK: 'socket'}
+        kind = kinds.get(stat.S_IFMT(mode), 'device')
+        raise ValueError(f'{path}: this is a {kind}, expected a file')
+    return path
+
+
 def sha256(path):
-    with open(path, 'rb') as f:
+    with open(regular(path), 'rb') as f:
         return hashlib.file_digest(f, 'sha256').hexdigest()
 
 
 def check(path, entry, digest=True):
     """ ValueError where a file is not as its entry says. digest=False: only its size is asked. """
-    found, expected = os.path.getsize(path), entry['bytes']
+    found, expected = os.path.getsize(regular(path)), entry['bytes']
     if found != expected:
         raise ValueError(f'{path}: found {found} bytes, expected {expected}')
     if digest and sha256(path) != entry['sha256']:
@@ -45,9 +58,9 @@ def short(value):
 
 def read_json(path, kind=dict, limit=2**26):
     """ The object in a JSON file of at most `limit` bytes; kind=object: whatever it holds. """
-    size = os.path.getsize(path)
-    if size > limit or not os.path.isfile(path):           # a pipe might never end
-        raise ValueError(f'cannot read {path}: no file of at most {limit:,} bytes')
+    size = os.path.getsize(regular(path))
+    if size > limit:
+        raise ValueError(f'cannot read {path}: {size:,} bytes, at most {limit:,} expected')
     try:
         value = json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
@@ -86,7 +99,7 @@ def read_array(path, dtype='floats', shape=None, mmap=False, what='array', at_ra
     """ The array in an .npy file. dtype, shape: what is expected; None: any shape. mmap: a
     read-only map of the file (plain). `what` names the array in the error. """
     try:
-        array = np.lib.format.open_memmap(path, mode='r')  # never reads pickles
+        array = np.lib.format.open_memmap(regular(path), mode='r')       # never reads pickles
         is_right = array.dtype.kind == 'f' if dtype == 'floats' else array.dtype == dtype
         if not is_right or shape not in (None, array.shape):
             raise ValueError(f'found {array.dtype} {short(array.shape)}, expected {dtype} '
@@ -99,7 +112,7 @@ def read_array(path, dtype='floats', shape=None, mmap=False, what='array', at_ra
 def read_arrays(path):
     """ {name: array} of an .npz file. """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(regular(path), allow_pickle=False) as file:
             # a compressed array could unpack to any size
             if any(info.file_size > os.path.getsize(path) for info in file.zip.infolist()):
                 raise ValueError('an array is compressed, expected as np.savez writes it')

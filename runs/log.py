@@ -19,6 +19,7 @@ import torch
 from diffusion import MODES, modes_of
 from runs.console import warn
 from runs.distributed import all_gather_object, all_reduce_sum, print0, rank, world
+from runs import run_folder
 from runs.files import one_line
 
 # Dense bfloat16 operations per second, from the makers' data sheets, by torch's name of the card. A
@@ -82,6 +83,11 @@ def summary(sums, micro_batches):
     return entry, line
 
 
+def no_link(path, flags):
+    """ Opens a file; OSError for a link, or a pipe that nobody reads. """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
 class StepLog:
     """ The steps since the last line. What is known of them stays on the device until `report`.
     rows_of(step, micro, rank) -> (first row, rows of the dataset). """
@@ -116,15 +122,18 @@ class StepLog:
         self.n_steps += 1
 
     def write(self, **entry):
-        """ A line of training_log.jsonl. A full disk is a warning. """
+        """ A line of training_log.jsonl. A full disk is a warning, and so is a folder that is no
+        longer this run's: the next save ends the run. """
         if rank():
             return
-        path = os.path.join(self.out_dir, 'training_log.jsonl')
+        path = os.path.join(self.out_dir, run_folder.LOG)
         try:
-            with open(path, 'a') as f:
+            run_folder.check()
+            with open(path, 'a', opener=no_link) as f:
                 f.write(json.dumps(entry) + '\n')
-        except OSError as error:
-            print0(f'warning: cannot log in {path}: {error.strerror or error}', file=sys.stderr)
+        except (OSError, ValueError) as error:
+            why = getattr(error, 'strerror', None) or error
+            print0(f'warning: cannot log in {path}: {why}', file=sys.stderr)
         if self.wandb:
             self.wandb.log(entry, step=entry['step'])
 

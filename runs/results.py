@@ -19,7 +19,7 @@ import json
 import os
 
 from runs.files import read_json
-from runs.writing import lock, write_text
+from runs.writing import Lock, clear, write_text
 
 FIELDS = dict(task=str, metric=str, control=str, value=(int, float), n=int, texts=str, point=dict,
               se=(int, float, type(None)), knobs=dict, checkpoint=str, commit=(str, type(None)))
@@ -45,7 +45,9 @@ def add_results(path, records):
     """ Records into results.json, in place of those of the same measurements. Another evaluation
     of the run may end now, so one process at a time reads and writes. """
     records = json.loads(json.dumps(records))              # as they are read: tuples are lists
-    with lock(os.path.dirname(path) or '.', wait=True):
+    folder, name = os.path.split(path)
+    with Lock(folder or '.', wait=True):
+        clear(folder, name)
         old = read_results(path) if os.path.exists(path) else []
         kept = [record for record in old if not any(replaces(new, record) for new in records)]
         write_results(path, kept + records)

@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
 from diffusion import modes_of
 from runs import checkpoint, distributed, run_folder, saving
 from runs.distributed import print0, rank
-from runs.files import read_array, read_sealed
+from runs.files import read_array, short
 from runs.identity import OF_TRAINING, as_json, check_same, differences, identity_of
 from runs.manifest import check_file
 
@@ -113,7 +113,7 @@ class State:
 
         known = {name: getattr(self, name) for name in self.counters}
         known |= {name: getattr(self, name).tolist() for name in self.counters_on_device}
-        known |= {'identity': self.identity, 'knobs': config}
+        known |= {'identity': self.identity, 'knobs': config, 'generators': [*tensors['rng']]}
         _, error = distributed.on_rank0(saving.save, config['out_dir'], self.step, tensors,
                                         known, config['keep'], is_best)
         self.failed_saves = self.failed_saves + 1 if error else 0
@@ -124,14 +124,24 @@ class State:
     def load(self, folder, known):
         """ What save has written to a folder, on any number of processes. known: its
         training_state.json. """
+        self.check_counters(folder / 'training_state.json', known)
         own, (own_moments, groups) = self.model.state_dict(), self.moments()
-        expected = {'model': own, 'ema': own, 'optimizer': own_moments}
+        expected = {'model': own, 'optimizer': own_moments, 'rng': None}
+        if known['knobs'].get('ema_decay'):
+            expected['ema'] = own
         read = {}
-        for name in known['files']:
-            kind = name.split('.')[0]
-            read[kind] = checkpoint.read_tensors(folder / name)
-            if kind in expected:
-                checkpoint.check_tensors(folder / name, read[kind], expected[kind])
+        for kind, like in expected.items():
+            path = folder / f'{kind}.safetensors'
+            if path.name not in known['files']:
+                raise ValueError(f'{folder}/training_state.json: its files are '
+                                 f'{", ".join(known["files"])}, expected {path.name} as well')
+            read[kind] = checkpoint.read_tensors(path)
+            if kind == 'rng':
+                # on another device one of cuda has a form that is not known here
+                cpu = torch.get_rng_state()
+                like = {name: cpu if name.endswith('.cpu') else read[kind].get(name, cpu)
+                        for name in known['generators']}
+            checkpoint.check_tensors(path, read[kind], like)
 
         # averages are read as weights are
         if self.ema is not None:
@@ -160,6 +170,23 @@ class State:
             torch.set_rng_state(rng[f'rank{rank()}.cpu'])
         if f'rank{rank()}.cuda' in rng and torch.device(self.device).type == 'cuda':
             torch.cuda.set_rng_state(rng[f'rank{rank()}.cuda'])
+
+
+    def check_counters(self, path, known):
+        """ ValueError where a counter in training_state.json is none, or a generator is not named:
+        the first process has one. """
+        for name in (*self.counters, *self.counters_on_device):
+            form = torch.as_tensor(getattr(self, name)).shape
+            try:
+                found = torch.tensor(known[name], dtype=torch.float64)
+            except (KeyError, TypeError, ValueError, RuntimeError, OverflowError):
+                found = torch.empty(0)
+            if found.shape != form or found.isnan().any() and name != 'history':
+                raise ValueError(f'{path}: {name} is {short(known.get(name))}, expected '
+                                 f'{"a number" if not form else f"{form[0]} numbers"}')
+        if 'rank0.cpu' not in known.get('generators', ()):
+            raise ValueError(f'{path}: generators are {short(known.get("generators"))}, expected '
+                             'rank0.cpu among them')
 
 
 def fill(model, weights):
@@ -256,7 +283,7 @@ def resume_from(newest, state, config):
     """ The state of a checkpoint, where it is of the same run: with the same model, process and
     samples in both splits, or `best` would compare losses of two validation splits. Says which
     knobs are others now. """
-    known = read_sealed(newest / 'training_state.json')    # rank 0 has verified its files
+    known = checkpoint.read_state(newest)                  # rank 0 has verified its files
     check_same(newest, known['identity'], state.identity,
                ': choose another --out_dir, or the --dataset and the knobs that it had')
     state.load(newest, known)

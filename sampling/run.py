@@ -28,7 +28,7 @@ import processes
 from corpora.tokenizers import load_tokenizer
 from diffusion import GaussianLatents, MaskedText, modes_of
 from encoders import check_texts, load_encoder
-from runs.checkpoint import load_model
+from runs.checkpoint import as_written, load_model
 from runs.machine import pick_device, pick_dtype
 from runs.manifest import load_stats
 from samplers import no_callback
@@ -106,8 +106,6 @@ class Run:
         self.model = cast(model, self.dtype)
         self.streams = model.config.streams
         self.L = model.config.seq_len                      # the longest text, in tokens
-        self.learned = modes_of(self.config['mode'])       # the modes that it was trained for
-        self.fills_masks = bool(self.learned & set(FILLS))
         # quantiles of the training texts' lengths, where it does not learn when a text ends
         self.lengths = self.config.get('lengths')
 
@@ -120,17 +118,21 @@ class Run:
         banned = never_written(self.tokenizer, bool(self.lengths))
         self.banned = banned.to(self.device)               # ids that no sampler writes
 
-        # the processes of the text, of text from left to right, of the latents; or None
-        self.text = processes.text_process(self.config, model.config.vocab_size)
+        # the modes that it was trained for; the processes of the text, of text from left to right, of
+        # the latents; or None
+        self.next_token = self.latent = None
+        with as_written(out_dir):
+            self.learned = modes_of(self.config['mode'])
+            self.text = processes.text_process(self.config, model.config.vocab_size)
+            if self.stats:
+                self.latent = GaussianLatents(self.stats.live.to(self.device),
+                                              self.config['latent_schedule'],
+                                              self.config['latent_target'])
+        self.fills_masks = bool(self.learned & set(FILLS))
         if model.config.clusters:
             self.text.take_clusters(model.cluster_of.cpu())
-        self.next_token = self.latent = None
         if 'causal' in self.learned:
             self.next_token = LeftToRight(model.config.vocab_size, self.tokenizer.eos)
-        if self.stats:
-            self.latent = GaussianLatents(self.stats.live.to(self.device),
-                                          self.config['latent_schedule'],
-                                          self.config['latent_target'])
         self.row_calls = 0                                 # rows the network has read: the cost
 
     # ---- what it can do

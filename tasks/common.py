@@ -17,6 +17,7 @@ Letters: n texts, L text tokens, N latent vectors, D latent dimensions, V vocabu
 """
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -53,6 +54,7 @@ class Context:
     raw: object = None             # raw latents (n, N, D), or None
     prepared: object = None        # what the task's `prepare` returned
     source: tuple = ('', {})       # which texts these are, in a record
+    held: object = None            # the run folder, kept open: is it still that of the run?
     shown: list = field(default_factory=list)      # lines for a reader: what was written
     arrays: dict = field(default_factory=dict)     # {name: array}, for a file beside results.json
 
@@ -121,13 +123,22 @@ def load_texts(run, folder, n, seed):
 
 
 def open_split(run, folder, split):
-    """ A split of the run's dataset; ValueError where the folder holds another dataset. """
-    data = PackedDataset(folder, split, run.L, crop=run.lengths is not None)
+    """ A split of the run's dataset. ValueError where the folder holds another dataset, or a shard
+    is not the one that the dataset was made with: figures would be of other texts. """
+    data = opened(folder, split, run.L, run.lengths is not None)
     # the run has the statistics of its own latents, which on another machine differ in the last
     # bits; without an encoder they say which latents these are
     but = SAMPLES | {STATISTICS} if run.meta['encoder'] else SAMPLES
     check_same(folder, of_dataset(data.meta), of_dataset(run.meta),
                f' by {run.out_dir}: name its own dataset with --dataset=', but)
+    return data
+
+
+@lru_cache
+def opened(folder, split, seq_len, crop):
+    """ A split whose digests are asked for, once in an evaluation. """
+    data = PackedDataset(folder, split, seq_len, crop)
+    data.check_files()
     return data
 
 

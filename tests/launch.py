@@ -250,7 +250,8 @@ def cut(whole, out, step):
     out.mkdir()
     for name in ('data', step):
         shutil.copytree(whole / name, out / name)
-    shutil.copy(whole / 'config.json', out)
+    for name in ('config.json', 'lock'):
+        shutil.copy(whole / name, out)
 
 
 def weights(out, kind='model'):

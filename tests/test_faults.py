@@ -22,9 +22,10 @@ from corpora.statistics import lengths
 from data import PackedDataset
 from launch import (HANGS, ROOT, SLOW, TINY, Job, cut, log, run, run_each, saved, texts_in, train,
                     train_each, weights)
-from runs import checkpoint, saving
+from runs import checkpoint, run_folder, saving
 from runs.files import read_json
 from runs.stages import row_order
+from runs.writing import RUN, Claim
 from test_checkpoint import same, states
 from test_encoders import save_encoder
 from test_hostile import change_meta, flip, forge_file
@@ -261,8 +262,8 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
     outcomes, hits, moment = set(), 0, random.Random(0)
     for trial in range(200):
         out = tmp_path / str(trial)
-        out.mkdir()
-        saving.save(out, 1, *ready[1])
+        with Claim(out, RUN, run_folder.NAMES):
+            saving.save(out, 1, *ready[1])
         read, write = os.pipe()
         child = os.fork()
         if not child:
@@ -282,7 +283,7 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
         os.close(read)
 
         # what is there loads, and no torn folder has a whole name
-        hits += bool(list(out.glob('step-*.tmp')))
+        hits += bool(list(out.glob('.nanoLDLM-step-*')))
         found = saving.newest(out)
         step = checkpoint.verify(found)['step']
         assert same(saved(found)['optimizer'], ready[step % 10][0]['optimizer'])
@@ -290,9 +291,10 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
         assert step < 3 or len(checkpoint.steps(out)) in (2, 3)
         outcomes.add(step)
 
-        # the next save clears away what was left
-        saving.save(out, 10 ** 6, *ready[0])
-        assert not list(out.glob('step-*.tmp'))
+        # whoever has the folder next clears away what was left
+        with Claim(out, RUN, run_folder.NAMES):
+            assert not list(out.glob('.*'))
+            saving.save(out, 10 ** 6, *ready[0])
         shutil.rmtree(out)
     assert len(outcomes) > 1 and hits > 20, 'the kills are to hit different moments, and saves'
 
@@ -535,7 +537,7 @@ def test_fault_18_the_disk_is_full(dataset, tmp_path):
     for n, line in zip((8, 12, 16), lines):
         assert f'cannot save {out}/step-{n:08d}: ' in line
     assert lines[0].startswith('warning') and lines[2].startswith('error')
-    assert not list(out.glob('*.tmp')) and saving.newest(out).name == 'step-00000004'
+    assert not list(out.glob('.*')) and saving.newest(out).name == 'step-00000004'
     train_each(dataset, {out: []})                             # room again: it goes on
 
 
@@ -753,7 +755,7 @@ os.replace = slowly
 
         # of each rank at most the shard that it was writing is begun
         noted = {path.name.split('.')[0] for path in out.glob('*.whole.json')}
-        shards = [path for path in out.glob('*-0*.*') if path.suffix != '.tmp']
+        shards = [path for path in out.glob('*-0*.*') if path.name[0] != '.']
         begun = {path.name.split('.')[0] for path in shards}
         assert noted and len(begun - noted) <= 2
         before = {path: path.stat().st_mtime_ns for path in shards
@@ -813,7 +815,7 @@ def test_fault_27_bad_documents_and_broken_files_at_prepare(tmp_path):
     first = files_of(x)
     flip(x / 'train-00001.latents.npy')
     os.truncate(x / 'train-00000.tokens.bin', 100)
-    (x / 'train-00000.tokens.bin.tmp').write_bytes(b'stale')
+    (x / '.nanoLDLM-train-00000.tokens.bin-1').write_bytes(b'stale')
     for name in ('latent_stats.npz', 'tokenizer.json'):
         os.remove(x / name)
     inspect = ['prepare.py', f'--inspect={x}']

@@ -285,7 +285,7 @@ def test_a_broken_meta_or_state_names_its_file(tmp_path, text):
 
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / 'a.json')
-    with pytest.raises(ValueError, match='a.json: no file of'):
+    with pytest.raises(ValueError, match='a.json: this is a pipe, expected a file'):
         read_json(tmp_path / 'a.json')
 
 
