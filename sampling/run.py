@@ -106,8 +106,6 @@ class Run:
         self.model = cast(model, self.dtype)
         self.streams = model.config.streams
         self.L = model.config.seq_len                      # the longest text, in tokens
-        # quantiles of the training texts' lengths, where it does not learn when a text ends
-        self.lengths = self.config.get('lengths')
 
         # what lies in data/
         self.folder = os.path.join(out_dir, 'data')
@@ -115,14 +113,14 @@ class Run:
         self.stats = load_stats(self.folder)               # of the latents, or None
         self.encoder = None                                # loaded when it is needed
         self.encoder_folder = encoder_folder
-        banned = never_written(self.tokenizer, bool(self.lengths))
-        self.banned = banned.to(self.device)               # ids that no sampler writes
 
-        # the modes that it was trained for; the processes of the text, of text from left to right, of
-        # the latents; or None
+        # what it was trained for: the modes; quantiles of the texts' lengths, where it does not
+        # learn when a text ends; the processes of the text, of text from left to right, of the
+        # latents, or None
         self.next_token = self.latent = None
         with as_written(out_dir):
             self.learned = modes_of(self.config['mode'])
+            self.lengths = [*map(int, self.config.get('lengths') or ())] or None
             self.text = processes.text_process(self.config, model.config.vocab_size)
             if self.stats:
                 self.latent = GaussianLatents(self.stats.live.to(self.device),
@@ -133,6 +131,8 @@ class Run:
             self.text.take_clusters(model.cluster_of.cpu())
         if 'causal' in self.learned:
             self.next_token = LeftToRight(model.config.vocab_size, self.tokenizer.eos)
+        banned = never_written(self.tokenizer, bool(self.lengths))
+        self.banned = banned.to(self.device)               # ids that no sampler writes
         self.row_calls = 0                                 # rows the network has read: the cost
 
     # ---- what it can do
