@@ -65,7 +65,7 @@ def as_written(out_dir):
     """ Around code that reads the knobs of a run: where they are of another form, it is one line. """
     try:
         yield
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f'{out_dir}: its knobs are not as this code writes them '
                          f'({type(error).__name__}: {one_line(error)})') from None
 

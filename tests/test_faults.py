@@ -508,6 +508,22 @@ def test_fault_14_the_master_cannot_be_reached(
     assert not (tmp_path / 'run').exists()
 
 
+def test_a_process_that_ends_while_they_meet_is_not_waited_for_longer_than_the_meeting(
+        dataset, tmp_path):
+    """ Once all are at the store, before the first collective. """
+    before = """
+import os
+import torch.distributed as dist
+from runs import distributed
+distributed.MEETING = 4
+if os.environ['RANK'] == '1':
+    dist.init_process_group = lambda *args, **kw: os._exit(9)
+"""
+    job = Job(dataset, tmp_path / 'run', '--dist_timeout=1e6', ranks=2, before=before)
+    assert job.wait(120) == [4, 9]
+    assert 'rank 0 of 2 cannot meet the others' in job.err().splitlines()[-1]
+
+
 # ---- broken checkpoints, full disks
 
 def test_fault_15_to_17_the_newest_checkpoint_is_broken_and_then_all_are(
@@ -568,6 +584,20 @@ def test_fault_28_two_runs_on_one_folder(dataset, tmp_path):
     assert first.wait() == [0] and checkpoint.verify(saving.newest(out))
 
 
+def test_a_run_whose_folder_is_removed_stops_and_leaves_the_next_one_alone(
+        dataset, finished, tmp_path):
+    out = tmp_path / 'run'
+    first = Job(dataset, out, '--max_iters=100000', '--learning_rate=3e-4', before=SLOW)
+    first.until('step      5/')
+    shutil.rmtree(out)
+    train_each(dataset, {out: []})                             # while the first one goes on
+    before = files_of_all(out)
+    assert first.wait() == [2]
+    assert first.err().splitlines()[-1].startswith(f'error: {out}/lock was removed, moved or ')
+    assert files_of_all(out) == before
+    assert_same_run(out, finished)
+
+
 # ---- broken data
 
 def assert_one_line(result, *words):
@@ -621,6 +651,26 @@ def test_data_that_are_cut_off_meanwhile_end_the_run_before_it_is_saved(dataset,
     os.truncate(path, path.stat().st_size - 8)
     assert job.wait() == [2] and 'latents.npy: found' in job.err()
     assert checkpoint.steps(out)[0].name == 'step-00000004'
+
+
+def test_data_that_change_meanwhile_end_a_run_that_is_saved_with_code_2(dataset, tmp_path):
+    data, out = shutil.copytree(dataset, tmp_path / 'data'), tmp_path / 'run'
+    job = Job(data, out, '--max_iters=8', ranks=2, before=SLOW)
+    job.until('step      5/')
+    tokens = np.memmap(data / 'train-00000.tokens.bin', np.uint16, 'r+')
+    tokens[:] = 0                                              # as many, and in place
+    tokens.flush()
+    assert job.wait() == [2, 2], job.err()
+    line, = [line for line in job.err().splitlines() if line.startswith('error')]
+    assert 'train-00000.tokens.bin: its sha256 is not' in line and 'whole at step 0' in line
+    assert checkpoint.verify(out / 'step-00000008')
+
+    # what is moved away is still mapped, and whole
+    other = tmp_path / 'other'
+    job = Job(shutil.copytree(dataset, tmp_path / 'gone'), other, '--max_iters=8', before=SLOW)
+    job.until('step      5/')
+    os.rename(tmp_path / 'gone', tmp_path / 'aside')
+    assert job.wait() == [0] and 'were moved away: nobody knows' in job.err()
 
 
 def test_a_validation_that_is_nan_or_worse_than_a_guess_is_named(dataset, tmp_path):
@@ -693,6 +743,10 @@ def is_of_val(line, fraction=.1):
 
 def files_of(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def files_of_all(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob('*')) if path.is_file()}
 
 
 def test_fault_20_latents_that_are_not_finite_at_prepare(tmp_path):
