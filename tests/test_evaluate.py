@@ -18,6 +18,7 @@ from diffusion import GaussianLatents, MaskedText
 from launch import measured, run_each
 from runs.manifest import read_meta
 from runs.results import add_results, find, read_results
+from runs.writing import Held
 from sampling.knobs import SamplingKnobs
 from tasks import edit, infill, l2t, measures, scorer, sts, t2l, text, unconditional
 from tasks.common import Context, Figures, chosen_rows, derangement
@@ -465,6 +466,40 @@ def test_a_record_tells_other_texts(monkeypatch, dataset, tmp_path):
     monkeypatch.setattr(evaluate, 'texts', str(file))
     found = [file.write_text(text) and evaluate.source_of(own, '') for text in 'aab']
     assert found[0] == found[1] != found[2] and found[2][0] == str(file)
+
+
+def test_nothing_is_measured_on_shards_that_are_not_those_of_the_dataset(
+        dataset, finished, tmp_path):
+    data, out = shutil.copytree(dataset, tmp_path / 'data'), tmp_path / 'run'
+    shutil.copytree(finished, out, ignore=shutil.ignore_patterns('results.json'))
+    tokens = data / 'val-00000.tokens.bin'
+    np.fromfile(tokens, np.uint16)[::-1].tofile(tokens)
+    here = [f'--out_dir={out}', f'--dataset={data}']
+    commands = [['evaluate.py', *here, '--tasks=nelbo', '--n=8', '--draws=1', '--device=cpu'],
+                ['plot.py', *here, '--what=report', f'--save={tmp_path}/report.html'],
+                ['prepare.py', f'--export_dir={tmp_path}/old', f'--out={data}']]
+    measured, drawn, exported = run_each(*commands)
+    for rc, _, err in (measured, exported):
+        assert rc == 2 and 'val-00000.tokens.bin: its sha256 is not the one' in err, err
+    assert not (out / 'results.json').exists() and not (tmp_path / 'old').exists()
+    assert 'val-00000.tokens.bin: its sha256' in (tmp_path / 'report.html').read_text()
+
+
+def test_figures_of_a_run_that_was_replaced_are_not_recorded(monkeypatch, tmp_path):
+    out = tmp_path / 'run'
+    out.mkdir()
+    ctx = Context({}, held=Held(out))
+    shutil.rmtree(out)
+    out.mkdir()
+    monkeypatch.setattr(evaluate, 'out_dir', str(out))
+    run = SimpleNamespace(checkpoint='step-00000001')
+    ctx.knobs = dict.fromkeys(('which', 'seed', 'field', 'dtype'))
+    task = SimpleNamespace(SETTINGS=())
+    monkeypatch.setattr(evaluate, 'KNOBS',
+                        {name: SimpleNamespace(default=None) for name in ctx.knobs})
+    with pytest.raises(ValueError, match='run was removed, moved or replaced'):
+        evaluate.record(run, ctx, 'nelbo', task, Figures(1))
+    assert not list(out.iterdir())
 
 
 def test_evaluations_of_other_texts_and_one_text_and_a_sweep_as_commands(finished, tmp_path):

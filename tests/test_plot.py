@@ -1,5 +1,6 @@
 """ plot.py reads what train.py and evaluate.py write. """
 import json
+import sys
 
 import pytest
 
@@ -60,6 +61,18 @@ def test_sweeps_with_other_knobs_or_of_other_texts_have_panels_of_their_own():
         {'l2t': [(2, 10, 0), (4, 20, 0)]}, {'l2t': [(2, 40, 0)]}, {'l2t': [(2, 30, 0)]},
         {'sampler cached': [(3.5, 50, 0)], 'sampler remdm': [(8, 60, 0)]}]
     assert len(plot.draw_sweeps(panels, 'bleu', plt).axes) == 4
+
+
+def test_a_picture_of_ours_is_drawn_again_and_a_file_of_somebody_else_is_left_alone(
+        tmp_path, monkeypatch):
+    (tmp_path / 'training_log.jsonl').write_text('\n'.join(map(json.dumps, LOG)) + '\n')
+    monkeypatch.setattr(sys, 'argv', ['plot.py', f'--out_dir={tmp_path}'])
+    for _ in range(2):
+        plot.main()
+    (tmp_path / 'curves.png').write_text('precious')
+    with pytest.raises(SystemExit):
+        plot.main()
+    assert (tmp_path / 'curves.png').read_text() == 'precious'
 
 
 def test_what_cannot_be_drawn_is_one_line_and_code_2(tmp_path):

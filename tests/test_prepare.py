@@ -3,6 +3,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -15,13 +16,14 @@ from configurator import read_knobs
 from corpora import tokenizers
 from corpora.builtin import builtin_corpus
 from corpora.fitting import train_bpe
-from corpora.shards import Chunker
+from corpora.shards import NAMES, Chunker
 from corpora.tokenizers import byte_tokenizer, load_tokenizer
 from data import PackedDataset
 from encoders import load_encoder
 from launch import texts_in, texts_of
 from runs import manifest
 from runs.identity import SAMPLES, check_same, of_dataset
+from runs.writing import DATASET, Claim
 from test_encoders import WORDS, save_encoder
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -212,6 +214,37 @@ def test_a_finished_dataset_never_becomes_one_of_other_documents_or_knobs(tmp_pa
         with pytest.raises(ValueError, match='(tokenizer.json|-00...) would become another'):
             run(input=path, **dict(out=tmp_path / 'x') | knobs)
         assert digests(tmp_path / 'x') == before
+
+
+@pytest.mark.parametrize('damage', [
+    lambda text: text.replace('"counts"', '"Counts"'), lambda text: text[:len(text) // 2],
+    lambda text: '', lambda text: '{"mine": 1}'])
+def test_a_finished_dataset_with_a_damaged_meta_stays_as_it_is(tmp_path, damage):
+    path, out = write_lines(tmp_path / 'a.txt'), tmp_path / 'x'
+    small = dict(out=out, tokenizer='byte', encoder='none')
+    run(input=path, **small)
+    (out / 'meta.json').write_text(damage((out / 'meta.json').read_text()))
+    before = digests(out)
+    for lines in (LINES, LINES[::-1]):
+        write_lines(path, lines)
+        with pytest.raises(ValueError, match='meta.json: .* damaged; delete .*x, or choose another'):
+            run(input=path, **small)
+        assert digests(out) == before
+
+
+@pytest.mark.parametrize('moment', ['train_bpe', 'shard_key', 'latent_stats'])
+def test_a_folder_that_is_replaced_while_it_is_written_is_left_alone(tmp_path, monkeypatch, moment):
+    out, function = tmp_path / 'x', getattr(prepare, moment)
+
+    def replaced(*args):
+        result = function(*args)
+        shutil.rmtree(out)
+        Claim(out, DATASET, NAMES)
+        return result
+    monkeypatch.setattr(prepare, moment, replaced)
+    with pytest.raises(ValueError, match='x/lock was removed, moved or replaced'):
+        run(input=write_lines(tmp_path / 'a.txt'), out=out)
+    assert os.listdir(out) == ['lock']
 
 
 @pytest.mark.parametrize('given', ['input', 'val_input'])
