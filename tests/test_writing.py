@@ -1,5 +1,6 @@
 """ What is written appears whole, and nothing of anybody else is overwritten, removed or written
 through: files, folders of runs and datasets, and the commands that write them. """
+import fcntl
 import os
 import shutil
 import stat
@@ -158,6 +159,16 @@ def test_what_killed_processes_have_left_is_removed_and_nothing_that_looks_like_
     assert tree(tmp_path).keys() == before.keys() - {'.nanoLDLM-results.json-x'}
 
 
+def test_a_file_system_without_locks_or_links_is_a_warning(tmp_path, monkeypatch, capsys):
+    def cannot(*args):
+        raise OSError(95, 'not supported')
+    monkeypatch.setattr(os, 'link', cannot)
+    monkeypatch.setattr(fcntl, 'flock', cannot)
+    with Claim(tmp_path, RUN, run_folder.NAMES), Claim(tmp_path, RUN, run_folder.NAMES):
+        assert tree(tmp_path) == {'lock': f'{RUN}\n'.encode()}
+    assert capsys.readouterr().err.count('cannot be locked') == 2
+
+
 @pytest.mark.parametrize('replace', ['moved', 'removed', 'made anew', 'emptied'])
 def test_whoever_has_a_folder_knows_that_it_is_no_longer_there(tmp_path, replace):
     here = tmp_path / 'a'
@@ -286,15 +297,16 @@ def test_prepare_stops_in_a_folder_of_somebody_else_and_in_that_of_the_encoder(f
 def test_sample_export_plot_and_evaluate_touch_nothing_that_they_did_not_write(
         dataset, finished, tmp_path):
     out = shutil.copytree(finished, tmp_path / 'run')
-    for name in ('z.npy', 'z.npy.tmp', 'given.tmp', 'mine'):
+    for name in ('own.svg', 'own.svg.tmp', 'given.tmp', 'mine'):
         (tmp_path / name).write_text('precious')
-    (tmp_path / 'z.npy').chmod(0o600)
+    (tmp_path / 'own.svg').chmod(0o600)
+    (tmp_path / 'named.svg').symlink_to('own.svg')
     (out / 'results.json').symlink_to(tmp_path / 'mine')
     (tmp_path / 'mine').write_text('[]')
     (out / 'curves.png').write_text('precious')
     before = tree(tmp_path)
     sampled, exported, again, drawn, measured = run_each(
-        ['sample.py', f'--out_dir={out}', '--text=a dog', f'--svg={tmp_path}/z.npy',
+        ['sample.py', f'--out_dir={out}', '--text=a dog', f'--svg={tmp_path}/named.svg',
          '--device=cpu'],
         ['runs/export.py', f'--out_dir={out}', f'--to={tmp_path}/given'],
         ['runs/export.py', f'--out_dir={out}', f'--to={tmp_path}/given'],
@@ -305,8 +317,8 @@ def test_sample_export_plot_and_evaluate_touch_nothing_that_they_did_not_write(
     stops(again, 'given exists')
     stops(drawn, 'curves.png is there, and no script of nanoLDLM wrote it')
     after = tree(tmp_path)
-    assert mode(tmp_path / 'z.npy') == 0o600 and b'<svg' in after['z.npy']
+    assert mode(tmp_path / 'own.svg') == 0o600 and b'<svg' in after['own.svg']
     changed = {name for name in before if before[name] != after[name]}
-    assert changed == {'z.npy', 'run/results.json'} and after['mine'] == b'[]'
+    assert changed == {'own.svg', 'run/results.json'} and after['mine'] == b'[]'
     assert {name.split('/')[0] for name in after.keys() - before.keys()} == {'given'}
     assert not [name for name in after if '.nanoLDLM' in name]
