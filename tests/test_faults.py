@@ -587,7 +587,7 @@ def test_fault_28_two_runs_on_one_folder(dataset, tmp_path):
 def test_a_run_whose_folder_is_removed_stops_and_leaves_the_next_one_alone(
         dataset, finished, tmp_path):
     out = tmp_path / 'run'
-    first = Job(dataset, out, '--max_iters=100000', '--learning_rate=3e-4', before=SLOW)
+    first = Job(dataset, out, '--max_iters=40', '--learning_rate=3e-4', before=SLOW)
     first.until('step      5/')
     shutil.rmtree(out)
     train_each(dataset, {out: []})                             # while the first one goes on
