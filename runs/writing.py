@@ -219,13 +219,15 @@ class Lock(Held):
 
 class Claim(Lock):
     """ A folder that we write into over time, held by this process: until it ends, however it ends,
-    or until the end of the block. It is made where it is missing.
+    or until the end of the block. It is made where it is missing; where the block then fails before
+    it writes anything, no trace is left.
     mark: what its file `lock` says. names: patterns of the names that we write there.
     ValueError where another process has it, or where it is not ours: it has such a name and no such
     mark, or such a name is a link, a pipe or a device. Then nothing is touched. """
 
     def __init__(self, folder, mark, names, shared=False):
         self.folder = folder = str(folder)
+        self.is_new = not os.path.exists(folder)
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, LOCK)
 
@@ -249,6 +251,12 @@ class Claim(Lock):
         self.check()
         if not shared:
             clear(folder, LOCK, *names)
+
+    def __exit__(self, failure=None, *error):
+        if failure and self.is_new and os.listdir(self.folder) == [LOCK]:
+            os.unlink(self.path)
+            os.rmdir(self.folder)
+        super().__exit__()
 
 
 def has_mark(path, mark):

@@ -186,6 +186,17 @@ def test_whoever_has_a_folder_knows_that_it_is_no_longer_there(tmp_path, replace
         ours.check()
 
 
+def test_a_folder_that_was_begun_in_vain_is_not_left(tmp_path):
+    (tmp_path / 'mine').mkdir()
+    for name, written in (('new', ()), ('begun', ('config.json',)), ('mine', ())):
+        with pytest.raises(ZeroDivisionError), Claim(tmp_path / name, RUN, run_folder.NAMES):
+            for file in written:
+                write_text(tmp_path / name / file, '')
+            1 / 0
+    assert not (tmp_path / 'new').exists() and (tmp_path / 'mine').exists()
+    assert sorted(os.listdir(tmp_path / 'begun')) == ['config.json', 'lock']
+
+
 def test_a_folder_is_removed_only_where_all_that_is_in_it_is_ours(tmp_path):
     for i, extra in enumerate([None, 'notes.txt', 'raw/a.txt']):
         folder = tmp_path / str(i)
