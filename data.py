@@ -124,8 +124,8 @@ class PackedDataset:
 
     def check_files(self, entries=None, digest=True):
         """ ValueError where a file of these shards (None: all) has not the size, or the digest,
-        that is noted. A digest takes about a second for 1 GB. What was moved away since the split was
-        opened is still mapped, and whole: it is passed over, with a warning where digests are
+        that is noted. A digest takes about a second for 1 GB. What was moved away since the split
+        was opened is still mapped, and whole: it is passed over, with a warning where digests are
         asked for. """
         n_gone = 0
         for entry in self.entries if entries is None else entries:

@@ -62,7 +62,7 @@ def read_state(folder):
 
 @contextmanager
 def as_written(out_dir):
-    """ Around code that reads the knobs of a run: where they are of another form, it is one line. """
+    """ Around code that reads the knobs of a run: of another form, they are one line. """
     try:
         yield
     except (KeyError, TypeError, AttributeError, ValueError) as error:

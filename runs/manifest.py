@@ -44,8 +44,8 @@ def read_meta(folder):
         if meta['format'] != FORMAT:
             raise ValueError(f'{path}: format {meta["format"]!r}, this code reads {FORMAT}')
     except ValueError as error:
-        raise ValueError(f'{error}; delete the dataset and run prepare.py again; a run folder takes '
-                         'a copy from its dataset') from None
+        raise ValueError(f'{error}; delete the dataset and run prepare.py again; a run folder '
+                         'takes a copy from its dataset') from None
     return meta
 
 # -----------------------------------------------------------------------------

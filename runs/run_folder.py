@@ -9,7 +9,6 @@ Nothing else that lies there is ever removed or overwritten (writing.py).
     out/<run>/preempted.json which signal ended the run, where one did
 """
 import json
-import os
 import platform
 import shutil
 import signal

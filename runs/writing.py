@@ -180,15 +180,17 @@ class Held:
         is_file = os.path.isfile(path) and os.access(path, os.W_OK)
         self.fd = os.open(path, os.O_RDWR if is_file else os.O_RDONLY)
 
+    def is_here(self):
+        try:
+            return os.path.samestat(os.stat(self.path), os.fstat(self.fd))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:                                    # nothing is known: whoever writes sees
+            return True
+
     def check(self):
         """ ValueError where it was removed, moved, or replaced by another. """
-        try:
-            is_here = os.path.samestat(os.stat(self.path), os.fstat(self.fd))
-        except (FileNotFoundError, NotADirectoryError):
-            is_here = False
-        except OSError:                                    # nothing is known: whoever writes sees
-            is_here = True
-        if not is_here:
+        if not self.is_here():
             raise ValueError(f'{self.path} was removed, moved or replaced meanwhile: this process '
                              'writes nothing more there')
 
@@ -234,11 +236,6 @@ class Claim(Lock):
         # is it ours?
         found = sorted(name for name in os.listdir(folder)
                        if any(fnmatch.fnmatchcase(name, pattern) for pattern in (LOCK, *names)))
-        for name in found:
-            here = os.path.join(folder, name)
-            if os.path.islink(here) or not (os.path.isdir(here) or os.path.isfile(here)):
-                raise ValueError(f'{here}: this is a link, a pipe or a device, which no script of '
-                                 'nanoLDLM makes: move it away, or name another folder')
         if found and not has_mark(path, mark):
             raise ValueError(f'{folder} holds {", ".join(found[:3])}, and no file {LOCK} with the '
                              f'words {mark!r}: it is not known to be ours, so nothing is written '
@@ -248,21 +245,35 @@ class Claim(Lock):
         if not found:
             make_mark(path, mark)
         super().__init__(path, shared)
-        self.check()
+        try:
+            self.check()
+            for name in found:
+                check_plain(os.path.join(folder, name))
+        except ValueError:
+            os.close(self.fd)
+            raise
         if not shared:
             clear(folder, LOCK, *names)
 
     def __exit__(self, failure=None, *error):
-        if failure and self.is_new and os.listdir(self.folder) == [LOCK]:
+        if failure and self.is_new and self.is_here() and os.listdir(self.folder) == [LOCK]:
             os.unlink(self.path)
             os.rmdir(self.folder)
         super().__exit__()
 
 
+def check_plain(path):
+    """ ValueError for a link, a pipe or a device: what is written there would go elsewhere. """
+    is_plain = os.path.isdir(path) or os.path.isfile(path) or not os.path.lexists(path)
+    if os.path.islink(path) or not is_plain:
+        raise ValueError(f'{path}: this is a link, a pipe or a device, which no script of nanoLDLM '
+                         'makes: move it away, or name another folder')
+
+
 def has_mark(path, mark):
-    if not os.path.exists(path):
+    if os.path.islink(path) or not os.path.isfile(path):
         return False
-    with open(regular(path), 'rb') as f:
+    with open(path, 'rb') as f:
         return f.read(100) == f'{mark}\n'.encode()
 
 

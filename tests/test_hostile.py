@@ -226,7 +226,8 @@ def test_a_resume_asks_for_every_generator_average_and_counter(dataset, finished
                 tensors[new] = tensors.pop(f'rank0.{old}')
         return lambda out: change_tensors(out, 'rng', change)
     cases = [
-        (generators(cpu='x'), 'rng.safetensors: x is '), (without('rng'), 'expected rng.safetensors'),
+        (generators(cpu='x'), 'rng.safetensors: x is '),
+        (without('rng'), 'expected rng.safetensors'),
         (without('ema'), 'expected ema.safetensors'),
         (without('optimizer'), 'expected optimizer.safetensors'),
         (state(generators=['rank0.cpu', 'rank1.cpu']), 'rng.safetensors: rank1.cpu is None'),

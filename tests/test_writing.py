@@ -73,7 +73,8 @@ def test_a_link_is_followed_only_where_the_user_has_named_it(tmp_path):
     for name in ('config.json', 'save.npy'):
         (tmp_path / name).symlink_to('mine')
     write_text(tmp_path / 'config.json', 'ours')
-    assert (tmp_path / 'mine').read_text() == 'precious' and not (tmp_path / 'config.json').is_symlink()
+    assert (tmp_path / 'mine').read_text() == 'precious'
+    assert not (tmp_path / 'config.json').is_symlink()
     write_text(tmp_path / 'save.npy', 'asked for', named=True)
     assert (tmp_path / 'mine').read_text() == 'asked for' and (tmp_path / 'save.npy').is_symlink()
 
@@ -82,7 +83,7 @@ def test_a_file_whose_name_nobody_chose_is_replaced_only_where_it_says_that_we_w
     path = tmp_path / 'report.html'
     check_ours(path, '')
     path.write_text('my own page, on nanoLDLM')
-    with pytest.raises(ValueError, match='report.html is there, and no script of nanoLDLM wrote it'):
+    with pytest.raises(ValueError, match='report.html is there, and no script of nanoLDLM wrote'):
         check_ours(path, '')
     path.write_text(f'<meta name="generator" content="{WRITTEN_BY}">')
     check_ours(path, '')
@@ -138,7 +139,8 @@ def test_in_a_folder_of_ours_no_name_is_a_link_a_pipe_or_a_device(tmp_path, mark
         (here / name).unlink(missing_ok=True)
         make(here / name)
         before = tree(tmp_path)
-        with pytest.raises(ValueError, match=f'{name}: this is a link, a pipe or a device'):
+        words = 'and no file lock with' if name == 'lock' else 'this is a link, a pipe or a device'
+        with pytest.raises(ValueError, match=f'{name}.* {words}'):
             Claim(here, mark, NAMES[mark])
         assert tree(tmp_path) == before
         (here / name).unlink()
@@ -300,7 +302,8 @@ def test_prepare_stops_in_a_folder_of_somebody_else_and_in_that_of_the_encoder(f
                        [*args, f'--encoder={encoder}', f'--out={encoder}/data'])
     for result, words in zip(results, ('user holds tokenizer.json, and no file lock',
                                        "no file lock with the words 'nanoLDLM dataset'",
-                                       'lies in the folder of the encoder', 'choose another --out')):
+                                       'lies in the folder of the encoder',
+                                       'choose another --out')):
         stops(result, words)
     assert tree(tmp_path) == before
 
