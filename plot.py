@@ -9,10 +9,16 @@ images.npz of evaluate.py. Needs matplotlib: pip install matplotlib
 A sweep over steps is drawn against the network calls that a text took, a line per sampler; over
 another knob against that knob. The report is one HTML file; sampling/report.py makes it.
 """
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
 import base64
 import io
 import json
-import os
 import textwrap
 
 import numpy as np

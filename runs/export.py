@@ -14,8 +14,14 @@ it has the last name alone.
                           step-N/model.safetensors  the averaged weights
                           results.json              what evaluate.py measured, if it did
 """
-import json
 import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
+import json
 import shutil
 from pathlib import Path
 
