@@ -1,13 +1,6 @@
 """
 The whole idea on one page: one network reads masked text and a noised latent, each with its own
 clock, and predicts both clean. So it writes text from an embedding, an embedding from text, both
-import os
-import sys
-
-sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
-if __name__ == '__main__':
-    import runs.begin                                      # before torch
-
 from noise, and text from left to right.
 
     python prepare.py config/quickstart.py        the data: sentences and their embeddings
@@ -22,6 +15,13 @@ A clock runs from 0 (clean) to 1 (noise). A mode says how the two clocks of a ro
 train.py adds what a real run needs.
 Letters: B rows, L tokens, D latent dims, K tokens of the latent, S = K + L, C width, V vocabulary.
 """
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
 import math
 
 import torch

@@ -21,10 +21,9 @@ import io
 import json
 import textwrap
 
-import numpy as np
 
 from configurator import configure, stop_on_error
-from runs.files import read_arrays
+from runs.files import read_array, read_arrays
 from runs.manifest import dataset_folder
 from runs.results import find, read_results
 from runs.writing import write_text, write_whole
@@ -37,6 +36,8 @@ save = ''                       # '': <what>.png or report.html, beside the trai
 dataset = ''                    # report: where the run's dataset lies; '': where it was trained
 
 LOG = 'training_log.jsonl'
+DRAWN = ('text_nats_per_token', 'causal_nats_per_token', 'val_text', 'val_causal', 'val_latent',
+         'grad_norm', 'tokens_per_s')          # what is drawn of it against the steps
 
 # -----------------------------------------------------------------------------
 # Files. ValueError says what is wrong and what to do
@@ -49,6 +50,7 @@ def pyplot():
         raise ValueError('pictures need matplotlib: pip install matplotlib') from None
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
+    plt.rcParams['text.parse_math'] = False                # a $ in a text or a name is a $
     return plt
 
 
@@ -71,12 +73,11 @@ def read_log(path):
         for number, line in enumerate(lines, 1):
             try:
                 entry = json.loads(line)
+                check_entry(entry)
                 # a step may have two entries: one of training, one of an evaluation
                 key = int(entry['step']), 'best' in entry
-                bins = [value for name, value in entry.items() if name.endswith('_by_t')]
-                if any(len(value) != 4 for value in bins):
-                    raise ValueError
-            except (ValueError, TypeError, KeyError, RecursionError):
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError,
+                    RecursionError):
                 # a power cut may leave half of a line
                 raise ValueError(f'{path}, line {number}: no entry of a log; delete the line') \
                     from None
@@ -84,6 +85,18 @@ def read_log(path):
     if not entries:
         raise ValueError(f'{path}: empty, the run has logged nothing yet')
     return [entries[key] for key in sorted(entries)]
+
+
+def check_entry(entry):
+    """ Some error unless what is drawn of an entry of the log is made of numbers. """
+    bins = [value for name, value in entry.items() if name.endswith('_by_t')]
+    if any(len(value) != 4 for value in bins):
+        raise ValueError
+    numbers = [entry['step']]
+    numbers += [entry[name] for name in DRAWN if name in entry]
+    numbers += [skip['step'] for skip in entry.get('skips', [])]
+    numbers += [x for four in bins for x in four if x is not None]
+    sum(numbers, 0.0)                          # no text, and no integer that no float can hold
 
 
 def read_images(out_dir):
@@ -215,7 +228,11 @@ def read_sweeps(records, metric):
         x = point.get(knob, setting)
         if knob in STEPS:
             same = {name: record[name] for name in ('n', 'texts', 'point', 'knobs')}
-            x = find(records, task, 'calls', **same)['value']
+            calls = find(records, task, 'calls', **same)
+            if not calls:
+                raise ValueError(f'results.json has no calls of {task} with {setting or point}: '
+                                 'measure the sweep again')
+            x = calls['value']
         line = task
         if knob and setting:
             line = setting
@@ -308,7 +325,7 @@ def make_report():
         if not dataset and os.path.isfile(ten):
             with open(os.path.join(out_dir, 'ten.txt'), encoding='utf-8') as f:
                 texts = f.read().splitlines()[:n]
-            raw = np.load(ten)[:n, None]
+            raw = read_array(ten)[:n, None]
             return texts, torch.from_numpy(raw)
 
         folder = dataset_folder(dataset or run.config['dataset'])

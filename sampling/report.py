@@ -116,8 +116,9 @@ def attempt(make, *inputs):
             return one
     try:
         return make(*inputs)
-    except (ValueError, OSError) as error:
-        return ValueError(error)
+    except Exception as error:                 # also what damaged files provoke in the code
+        kind = '' if isinstance(error, (ValueError, OSError)) else f'{type(error).__name__}: '
+        return ValueError(f'{kind}{error}')
 
 
 def page(out_dir, texts_of, losses):
