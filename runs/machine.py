@@ -18,8 +18,8 @@ def pick_device(name='auto'):
     """ The name of a device. auto, cuda: the GPU of this process, and auto is the CPU where there
     is none. ValueError where the device cannot be used. """
     if not re.fullmatch(r'auto|cpu|cuda(:\d+)?', name, re.ASCII):
-        raise ValueError(f'device={name!r}: choose from auto, cpu, cuda, cuda:1 or the like; nothing '
-                         'here was ever run on another kind of device')
+        raise ValueError(f'device={name!r}: choose from auto, cpu, cuda, cuda:1 or the like; '
+                         'nothing here was tried on another kind of device')
     n_gpus = torch.cuda.device_count()
     if name in ('auto', 'cuda') and n_gpus:
         number = int(os.environ.get('LOCAL_RANK') or os.environ.get('RANK') or 0)

@@ -48,7 +48,7 @@ def test_each_script_sets_a_short_spin_before_torch_from_any_folder_also_with_a_
 
 def test_a_spin_that_the_user_has_set_stays(monkeypatch):
     say = "import os\nprint(os.environ.get('GOMP_SPINCOUNT'))"
-    for policy, spins, expected in (('passive', None, 'None'), (None, '7', '7'), ('ACTIVE', '', '')):
+    for policy, spins, expected in (('passive', None, 'None'), (None, '7', '7'), ('a', '', '')):
         found = begun(say, OMP_WAIT_POLICY=policy, GOMP_SPINCOUNT=spins)
         assert found.stdout == f'{expected}\n'
 
@@ -152,8 +152,8 @@ def test_a_rank_without_a_world_is_passed_over(rank, world, words):
 
 @pytest.mark.parametrize('name, value, world', [
     ('RANK', None, '2'), ('RANK', '2', '2'), ('RANK', '-1', '2'), ('RANK', 'one', '2'),
-    ('RANK', '1.0', '2'), ('RANK', '\u00b2', '3'), ('WORLD_SIZE', '0', '0'),
-    ('WORLD_SIZE', '-2', '-2'), ('WORLD_SIZE', 'two', 'two'), ('WORLD_SIZE', '9' * 5000, '9' * 5000),
+    ('RANK', '1.0', '2'), ('RANK', '\u00b2', '3'), ('WORLD_SIZE', '0', ''),
+    ('WORLD_SIZE', '-2', ''), ('WORLD_SIZE', 'two', ''), ('WORLD_SIZE', '9' * 5000, ''),
     ('LOCAL_RANK', 'x', None), ('LOCAL_RANK', '-1', None)])
 def test_a_variable_of_a_launcher_that_is_no_such_number_is_one_line(name, value, world):
     env = dict(RANK='0', WORLD_SIZE=world, LOCAL_RANK=None) | {name: value}
