@@ -23,6 +23,7 @@ import textwrap
 
 
 from configurator import configure, stop_on_error
+from runs.console import shown
 from runs.files import read_array, read_arrays
 from runs.manifest import dataset_folder
 from runs.results import find, read_results
@@ -225,7 +226,7 @@ def read_sweeps(records, metric):
 
         knob = knob_of_x(point)
         setting = ', '.join(f'{name} {value}' for name, value in point.items() if name != knob)
-        x = point.get(knob, setting)
+        x = point.get(knob, shown(setting))
         if knob in STEPS:
             same = {name: record[name] for name in ('n', 'texts', 'point', 'knobs')}
             calls = find(records, task, 'calls', **same)
@@ -249,11 +250,11 @@ def draw_sweeps(panels, metric, plt):
     figure, axes = plt.subplots(len(panels), figsize=(8, 4 * len(panels)), squeeze=False)
     for axis, ((panel, knob), lines) in zip(axes.flat, panels.items()):
         for label, line in lines.items():
-            axis.errorbar(*zip(*sorted(line)), marker='o', capsize=2, label=label)
+            axis.errorbar(*zip(*sorted(line)), marker='o', capsize=2, label=shown(label))
         x = knob
         if knob in STEPS:
             x = 'network calls per text'
-        axis.set(xlabel=x, ylabel=metric, title=panel)
+        axis.set(xlabel=shown(x), ylabel=metric, title=shown(panel))
         if knob in (*STEPS, 'rerank'):
             axis.set_xscale('log', base=2)
             axis.xaxis.set_major_formatter('{x:g}')
@@ -262,6 +263,16 @@ def draw_sweeps(panels, metric, plt):
 
 # -----------------------------------------------------------------------------
 # Images
+
+def check_pictures(texts, pictures, name):
+    """ ValueError unless these are pictures (n, S, S, channels) of numbers, and a text on each. """
+    is_right = (texts.dtype.kind == 'U' and pictures.dtype.kind in 'uif' and pictures.size
+                and pictures.ndim == 4 and pictures.shape[3] in (1, 3)
+                and texts.shape == pictures.shape[:1])
+    if not is_right:
+        raise ValueError(f'images.npz: {name} is {pictures.dtype} {pictures.shape}, with texts '
+                         f'{texts.dtype} {texts.shape}; run evaluate.py --tasks=image again')
+
 
 def draw_images(arrays, plt, columns=10, rows=2):
     """ The first of evaluate.py's images, by turns: a row of pictures made from the captions above
@@ -273,6 +284,8 @@ def draw_images(arrays, plt, columns=10, rows=2):
     joint = [('joint_captions', 'joint', 'both\nfrom noise')]
     kinds = [kind for kind in pair * rows + joint * rows
              if kind[0] in arrays and kind[1] in arrays]
+    for texts, pictures, _ in kinds:
+        check_pictures(arrays[texts], arrays[pictures], pictures)
 
     size = (1.2 * columns, 1.6 * len(kinds))
     figure, axes = plt.subplots(len(kinds), columns, figsize=size, squeeze=False)
@@ -284,7 +297,7 @@ def draw_images(arrays, plt, columns=10, rows=2):
             axis.set(xticks=[], yticks=[], frame_on=False)
             if n < len(arrays[pictures]):
                 axis.imshow(arrays[pictures][n].squeeze(), cmap='gray', vmin=0, vmax=255)
-                caption = textwrap.wrap(str(arrays[texts][n]), 16)
+                caption = textwrap.wrap(shown(arrays[texts][n]), 16)
                 axis.set_title('\n'.join(caption), fontsize=7)
     return figure
 

@@ -116,9 +116,11 @@ def attempt(make, *inputs):
             return one
     try:
         return make(*inputs)
-    except Exception as error:                 # also what damaged files provoke in the code
-        kind = '' if isinstance(error, (ValueError, OSError)) else f'{type(error).__name__}: '
-        return ValueError(f'{kind}{error}')
+    except (ValueError, OSError) as error:
+        return ValueError(error)
+    except Exception as error:                 # what was never written in this form, or is a bug
+        return ValueError('a file of this run is not as train.py and prepare.py write it '
+                          f'({type(error).__name__}: {error})')
 
 
 def page(out_dir, texts_of, losses):

@@ -1,6 +1,7 @@
 """ plot.py reads what train.py and evaluate.py write. """
 import json
 
+import numpy as np
 import pytest
 
 import plot
@@ -77,6 +78,17 @@ def test_a_dollar_in_a_name_is_a_dollar_and_a_damaged_sweep_is_one_line(tmp_path
     assert 'costs_$5_and_$x__y.txt' in (tmp_path / 'good.svg').read_text()
     for (rc, _, err), words in zip(wrong, ('too large', 'has no calls of l2t')):
         assert rc == 2 and err.count('\n') == 1 and words in err, err
+
+
+@pytest.mark.parametrize('name, array', [
+    ('made', np.array(5)), ('made', np.zeros((2, 8, 8, 2))), ('made', np.zeros((3, 8, 8, 1))),
+    ('made', np.array(['a', 'b'])), ('made', np.zeros((2, 8, 8, 1), complex)),
+    ('captions', np.array(5)), ('captions', np.zeros(2))])
+def test_pictures_of_another_form_are_refused(name, array):
+    arrays = dict(captions=np.array(['it costs $5 or $6', 'b']), made=np.zeros((2, 8, 8, 1)))
+    assert len(plot.draw_images(arrays, plt).axes) == 20
+    with pytest.raises(ValueError, match='images.npz: made is .*, with texts .*; run evaluate.py'):
+        plot.draw_images(arrays | {name: array}, plt)
 
 
 def test_what_cannot_be_drawn_is_one_line_and_code_2(tmp_path):
