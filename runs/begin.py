@@ -19,15 +19,16 @@ import sys
 # ---- threads
 
 # torch's threads wait for each other at the end of every parallel loop, many times in a step. By
-# default a waiting thread spins for milliseconds and takes the core from whoever has work to do; on
-# a busy machine that is often the thread it waits for. OMP_WAIT_POLICY=passive never spins, and
-# costs a third of the speed on free cores. LOG.md has the figures.
+# default a waiting thread spins 300,000 times, for milliseconds, and takes the core from whoever
+# has work to do; on a busy machine that is often the thread it waits for. 10,000 spins are as fast
+# on free cores, and many times as fast on busy ones. Fewer gain more there, and cost a fifth of the
+# speed on free cores (docs/speed.md, "On a CPU").
 #
 # This is the name that GNU's libgomp has for it, which the wheels of torch for Linux bring along.
 # Others pass it over: libiomp5 and LLVM's libomp (torch of conda with MKL, torch for macOS) call it
 # KMP_BLOCKTIME, in milliseconds. We have measured neither, so they keep their defaults.
 if not {'OMP_WAIT_POLICY', 'GOMP_SPINCOUNT'} & os.environ.keys():
-    os.environ['GOMP_SPINCOUNT'] = '1000'
+    os.environ['GOMP_SPINCOUNT'] = '10000'
 
 # ---- stdout and stderr
 
