@@ -249,7 +249,9 @@ def configure(globals_, argv=None, show=True):
     them as a plain dict. Call it right below the knobs: `config = configure(globals())`. It prints
     what was set; with show=False the script calls show_knobs(config) after checks of its own. """
     script = globals_['__file__']
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        # UTF-8 also where the terminal's locale is C, and Python takes it for ASCII
+        argv = [os.fsencode(arg).decode('utf-8', 'surrogateescape') for arg in sys.argv[1:]]
     if '--help' in argv or '-h' in argv:
         print(help_of(script))
         raise SystemExit(0)

@@ -100,8 +100,8 @@ def number(name, default, least, most):
     text = os.environ.get(name) or default
     is_whole = text.isascii() and text.isdigit() and len(text) < 10
     if not is_whole or not least <= int(text) <= most:
-        leave(f'{name}={text!r} in the environment, expected a whole number from {least} to '
-              f'{most}: a launcher such as torchrun sets it; for one process, unset RANK, '
+        leave(f'{name}={text[:60]!r} in the environment, expected a whole number from {least} '
+              f'to {most}: a launcher such as torchrun sets it; for one process, unset RANK, '
               'LOCAL_RANK and WORLD_SIZE', 2)
     return int(text)
 
@@ -112,8 +112,8 @@ def check_launcher():
     if world > 1:
         number('RANK', '', 0, world - 1)
     elif os.environ.pop('RANK', '0') not in ('', '0'):
-        print('warning: RANK is set, and WORLD_SIZE is not: RANK is passed over, and this is a run '
-              'of one process', file=sys.stderr)
+        print('warning: RANK is set, but WORLD_SIZE is not above 1: RANK is passed over, and this '
+              'is a run of one process', file=sys.stderr)
     number('LOCAL_RANK', '0', 0, 10**9 - 1)
 
 

@@ -99,6 +99,13 @@ runpy.run_path({str(ROOT / 'prepare.py')!r}, run_name='__main__')
     assert result.returncode == 0, result.stderr
     assert 's\\xfc\\xdfer Hund' in result.stdout and (tmp_path / 'ä/meta.json').is_file()
 
+    # and what it is told is UTF-8 all the same
+    of_plot = script.replace('prepare.py', 'plot.py')
+    result = python(of_plot, f'--out_dir={tmp_path}/nowhere', '--metric=süß', LC_ALL='C',
+                    PYTHONUTF8='0', PYTHONCOERCECLOCALE='0', PYTHONIOENCODING=None)
+    assert result.returncode == 2 and "'s\\xfc\\xdf'" in result.stdout
+    assert 'no run in' in result.stderr
+
 
 def test_where_nobody_reads_any_more_the_work_goes_on(tmp_path):
     for stream in ('stdout', 'stderr'):

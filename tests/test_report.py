@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from launch import ROOT, run, train_each
+from launch import HANGS, ROOT, run, train_each
 from sampling import report
 from sampling.run import Run
 from tasks.common import load_texts
@@ -128,7 +128,7 @@ def test_the_slider_shows_its_step_and_what_the_network_says_there(pages):
               ['which', 'change', '1']]
     given = dict(data=json.dumps(found), script=scripts[''], events=events)
     result = subprocess.run(['node', str(ROOT / 'tests/dom.js')], input=json.dumps(given),
-                            capture_output=True, text=True, timeout=60)
+                            capture_output=True, text=True, timeout=HANGS)
     assert result.returncode == 0 and not result.stderr, result.stderr
     first, pointed, end, other = json.loads(result.stdout)
     assert first['at'] == f'step 1 of {last}'
