@@ -68,6 +68,7 @@ def test_a_damaged_file_costs_its_own_part_of_the_page(runs, dataset, tmp_path, 
     assert result.returncode == 0, result.stderr
     page = (tmp_path / 'page.html').read_text()
     assert page.count('Not shown:') == ('ud800' not in text)
+    assert ('argv is ' in page) == ('argv' in text)
 
 
 def test_the_slider_has_the_tokens_and_probabilities_of_the_sampler(runs, pages, dataset):
