@@ -30,7 +30,6 @@ import functools
 import os
 import re
 import runpy
-import signal
 import sys
 import textwrap
 import traceback
@@ -44,7 +43,8 @@ from runs.files import short
 HERE = os.path.dirname(os.path.abspath(__file__))
 SCRIPTS = ('prepare', 'train', 'sample', 'evaluate', 'bench', 'plot')
 FLAG = 'the command line'
-VERBATIM = ('text', 'like', 'towards', 'away', 'prefix', 'split_on')      # texts, and no paths
+# texts, and no paths
+VERBATIM = ('text', 'like', 'towards', 'away', 'prefix', 'split_on', 'classes', 'sweep')
 set_by = {}                     # {knob: where it was set}, of the last `configure`
 
 
@@ -249,9 +249,10 @@ def configure(globals_, argv=None, show=True):
     them as a plain dict. Call it right below the knobs: `config = configure(globals())`. It prints
     what was set; with show=False the script calls show_knobs(config) after checks of its own. """
     script = globals_['__file__']
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        # UTF-8 also where the terminal's locale is C, and Python takes it for ASCII
+        argv = [os.fsencode(arg).decode('utf-8', 'surrogateescape') for arg in sys.argv[1:]]
     if '--help' in argv or '-h' in argv:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)        # for `--help | head`
         print(help_of(script))
         raise SystemExit(0)
 
@@ -275,8 +276,12 @@ def configure(globals_, argv=None, show=True):
                 value = knob.read(value) if source == FLAG else knob.settle(value)
             except ValueError as error:
                 stop(f'knob {name!r} in {source}: {error}')
-            # a shell leaves the ~ of --out=~/here alone
             if isinstance(value, str) and name not in VERBATIM:
+                # a script with the line ends of Windows gives --out=X the name 'X\r'
+                if re.search(r'[\0-\x1f\x7f-\x9f]', value):
+                    stop(f'knob {name!r} in {source}: {value!r} has a control character, which no '
+                         'name has; \\r is the line end of a script that was written on Windows')
+                # a shell leaves the ~ of --out=~/here alone
                 value = re.sub('(?<![^,])~(?=/)', os.path.expanduser('~'), value)
             config[name], set_by[name] = value, source
 

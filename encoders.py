@@ -15,7 +15,6 @@ import hashlib
 import os
 import re
 import sys
-from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
@@ -24,7 +23,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from corpora.lsa import NO_KNOWN_WORD, load_lsa
-from runs.files import one_line, read_json, regular, sha256, short
+from runs.files import in_one_line, read_json, regular, sha256, short
 
 # copies of a model that others give away: SHA-256 of model.safetensors and tokenizer.json -> the
 # hub's commit
@@ -74,6 +73,11 @@ class Encoder:
         self.batch_size = batch_size
         self.truncated = 0
 
+    def ids_of(self, texts, **how):
+        """ The ids of a text, or of each text of a list. """
+        with in_one_line(f'the tokenizer of {self.record["id"]}'):
+            return self.tokenizer(texts, verbose=False, **how)['input_ids']
+
     @torch.inference_mode()
     def __call__(self, texts, progress=lambda n: None):
         """ Texts of similar length share a batch, and each batch is padded to its own longest text.
@@ -84,11 +88,11 @@ class Encoder:
         record = self.record
         most = record['max_length']
         prefixed = [record['prefix'] + text for text in texts]
-        ids = self.tokenizer(prefixed, verbose=False)['input_ids']
+        ids = self.ids_of(prefixed)
         for i in range(len(ids)):
             if len(ids[i]) > most:
                 self.truncated += 1
-                ids[i] = self.tokenizer(prefixed[i], truncation=True, max_length=most)['input_ids']
+                ids[i] = self.ids_of(prefixed[i], truncation=True, max_length=most)
 
         # the longest first: if memory does not suffice, we see it at once
         order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
@@ -112,13 +116,13 @@ class Encoder:
     def remark(self, text):
         """ What keeps it from embedding this text as it stands, or ''. """
         most = self.record['max_length']
-        ids = self.tokenizer(self.record['prefix'] + text, verbose=False)['input_ids']
+        ids = self.ids_of(self.record['prefix'] + text)
         if len(ids) > most:
             return (f'is longer than the encoder reads ({len(ids):,} tokens, at most {most:,}): '
                     'its end was not read')
 
         # some tokenizers put a mark where a word begins, also before an unknown word, [UNK]
-        own = self.tokenizer(text, add_special_tokens=False, verbose=False)['input_ids']
+        own = self.ids_of(text, add_special_tokens=False)
         known = [i for i in own if i != self.tokenizer.unk_token_id]
         return '' if self.tokenizer.decode(known).strip() else NO_KNOWN_WORD
 
@@ -240,16 +244,6 @@ def find_folder(where, revision):
     return where, found
 
 
-@contextmanager
-def in_one_line(where):
-    """ Whatever the files of an encoder provoke, here or in a library, becomes one line. """
-    try:
-        yield
-    except Exception as error:
-        kind = '' if type(error) is ValueError else f'{type(error).__name__}: '
-        raise ValueError(f'encoder {where} cannot be used: {kind}{one_line(error)}') from None
-
-
 def load_encoder(record, folder=None, device='cpu', batch_size=64):
     """ The Encoder of a dataset's record. folder: where its model lies now (lsa: the dataset folder
     with encoder.npz). Raises ValueError. """
@@ -259,7 +253,7 @@ def load_encoder(record, folder=None, device='cpu', batch_size=64):
         from corpora.morgan import Morgan
         return Morgan()
     where, _ = find_folder(folder or record['id'], record['revision'])
-    with in_one_line(where):
+    with in_one_line(f'encoder {where}'):
         return open_encoder(where, record, device, batch_size)
 
 

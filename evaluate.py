@@ -12,9 +12,15 @@ A task is a file in tasks/, whose header says what it measures and beside which 
 Figures are means over texts with standard errors. They are written to out_dir/results.json, each
 with its knobs, texts, commit and checkpoint. What is measured again replaces its old records.
 """
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
 import importlib
 import itertools
-import os
 import re
 import shutil
 import time

@@ -9,16 +9,22 @@ images.npz of evaluate.py. Needs matplotlib: pip install matplotlib
 A sweep over steps is drawn against the network calls that a text took, a line per sampler; over
 another knob against that knob. The report is one HTML file; sampling/report.py makes it.
 """
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
 import base64
 import io
 import json
-import os
 import textwrap
 
-import numpy as np
 
 from configurator import configure, stop_on_error
-from runs.files import read_arrays, regular
+from runs.console import shown
+from runs.files import read_array, read_arrays, regular
 from runs.manifest import dataset_folder
 from runs.results import find, read_results
 from runs.writing import WRITTEN_BY, check_ours, write_text, write_whole
@@ -31,6 +37,8 @@ save = ''                       # '': <what>.png or report.html, beside the trai
 dataset = ''                    # report: where the run's dataset lies; '': where it was trained
 
 LOG = 'training_log.jsonl'
+DRAWN = ('text_nats_per_token', 'causal_nats_per_token', 'val_text', 'val_causal', 'val_latent',
+         'grad_norm', 'tokens_per_s')          # what is drawn of it against the steps
 
 # -----------------------------------------------------------------------------
 # Files. ValueError says what is wrong and what to do
@@ -43,6 +51,7 @@ def pyplot():
         raise ValueError('pictures need matplotlib: pip install matplotlib') from None
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
+    plt.rcParams['text.parse_math'] = False                # a $ in a text or a name is a $
     return plt
 
 
@@ -65,12 +74,11 @@ def read_log(path):
         for number, line in enumerate(lines, 1):
             try:
                 entry = json.loads(line)
+                check_entry(entry)
                 # a step may have two entries: one of training, one of an evaluation
                 key = int(entry['step']), 'best' in entry
-                bins = [value for name, value in entry.items() if name.endswith('_by_t')]
-                if any(len(value) != 4 for value in bins):
-                    raise ValueError
-            except (ValueError, TypeError, KeyError, RecursionError):
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError,
+                    RecursionError):
                 # a power cut may leave half of a line
                 raise ValueError(f'{path}, line {number}: no entry of a log; delete the line') \
                     from None
@@ -78,6 +86,18 @@ def read_log(path):
     if not entries:
         raise ValueError(f'{path}: empty, the run has logged nothing yet')
     return [entries[key] for key in sorted(entries)]
+
+
+def check_entry(entry):
+    """ Some error unless what is drawn of an entry of the log is made of numbers. """
+    bins = [value for name, value in entry.items() if name.endswith('_by_t')]
+    if any(len(value) != 4 for value in bins):
+        raise ValueError
+    numbers = [entry['step']]
+    numbers += [entry[name] for name in DRAWN if name in entry]
+    numbers += [skip['step'] for skip in entry.get('skips', [])]
+    numbers += [x for four in bins for x in four if x is not None]
+    sum(numbers, 0.0)                          # no text, and no integer that no float can hold
 
 
 def read_images(out_dir):
@@ -206,10 +226,14 @@ def read_sweeps(records, metric):
 
         knob = knob_of_x(point)
         setting = ', '.join(f'{name} {value}' for name, value in point.items() if name != knob)
-        x = point.get(knob, setting)
+        x = point.get(knob, shown(setting))
         if knob in STEPS:
             same = {name: record[name] for name in ('n', 'texts', 'point', 'knobs')}
-            x = find(records, task, 'calls', **same)['value']
+            calls = find(records, task, 'calls', **same)
+            if not calls:
+                raise ValueError(f'results.json has no calls of {task} with {setting or point}: '
+                                 'measure the sweep again')
+            x = calls['value']
         line = task
         if knob and setting:
             line = setting
@@ -226,11 +250,11 @@ def draw_sweeps(panels, metric, plt):
     figure, axes = plt.subplots(len(panels), figsize=(8, 4 * len(panels)), squeeze=False)
     for axis, ((panel, knob), lines) in zip(axes.flat, panels.items()):
         for label, line in lines.items():
-            axis.errorbar(*zip(*sorted(line)), marker='o', capsize=2, label=label)
+            axis.errorbar(*zip(*sorted(line)), marker='o', capsize=2, label=shown(label))
         x = knob
         if knob in STEPS:
             x = 'network calls per text'
-        axis.set(xlabel=x, ylabel=metric, title=panel)
+        axis.set(xlabel=shown(x), ylabel=metric, title=shown(panel))
         if knob in (*STEPS, 'rerank'):
             axis.set_xscale('log', base=2)
             axis.xaxis.set_major_formatter('{x:g}')
@@ -239,6 +263,16 @@ def draw_sweeps(panels, metric, plt):
 
 # -----------------------------------------------------------------------------
 # Images
+
+def check_pictures(texts, pictures, name):
+    """ ValueError unless these are pictures (n, S, S, channels) of numbers, and a text on each. """
+    is_right = (texts.dtype.kind == 'U' and pictures.dtype.kind in 'uif' and pictures.size
+                and pictures.ndim == 4 and pictures.shape[3] in (1, 3)
+                and texts.shape == pictures.shape[:1])
+    if not is_right:
+        raise ValueError(f'images.npz: {name} is {pictures.dtype} {pictures.shape}, with texts '
+                         f'{texts.dtype} {texts.shape}; run evaluate.py --tasks=image again')
+
 
 def draw_images(arrays, plt, columns=10, rows=2):
     """ The first of evaluate.py's images, by turns: a row of pictures made from the captions above
@@ -250,6 +284,8 @@ def draw_images(arrays, plt, columns=10, rows=2):
     joint = [('joint_captions', 'joint', 'both\nfrom noise')]
     kinds = [kind for kind in pair * rows + joint * rows
              if kind[0] in arrays and kind[1] in arrays]
+    for texts, pictures, _ in kinds:
+        check_pictures(arrays[texts], arrays[pictures], pictures)
 
     size = (1.2 * columns, 1.6 * len(kinds))
     figure, axes = plt.subplots(len(kinds), columns, figsize=size, squeeze=False)
@@ -261,7 +297,7 @@ def draw_images(arrays, plt, columns=10, rows=2):
             axis.set(xticks=[], yticks=[], frame_on=False)
             if n < len(arrays[pictures]):
                 axis.imshow(arrays[pictures][n].squeeze(), cmap='gray', vmin=0, vmax=255)
-                caption = textwrap.wrap(str(arrays[texts][n]), 16)
+                caption = textwrap.wrap(shown(arrays[texts][n]), 16)
                 axis.set_title('\n'.join(caption), fontsize=7)
     return figure
 
@@ -302,7 +338,7 @@ def make_report():
         if not dataset and os.path.isfile(ten):
             with open(regular(os.path.join(out_dir, 'ten.txt')), encoding='utf-8') as f:
                 texts = f.read().splitlines()[:n]
-            raw = np.load(ten)[:n, None]
+            raw = read_array(ten)[:n, None]
             return texts, torch.from_numpy(raw)
 
         folder = dataset_folder(dataset or run.config['dataset'])

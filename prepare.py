@@ -17,8 +17,14 @@ depend on its documents and the knobs, never on who wrote it or when. A file app
 it is whole, and meta.json comes last. After a kill or with a damaged file, run the same command
 again: what is missing or broken is written, and a finished dataset never becomes another.
 """
-import itertools
 import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
+import itertools
 import re
 import time
 from collections import Counter

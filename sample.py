@@ -29,13 +29,17 @@ Letters: n texts, N latent vectors, D latent dims.
 """
 import os
 import sys
+
+# before the user's own model.py; and PYTHONSAFEPATH=1 leaves it out
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
 from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
 import torch.nn.functional as F
-
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))   # before the user's own model.py
 
 from configurator import configure, on_command_line, stop_on_error
 from diffusion import check_choice

@@ -14,13 +14,21 @@ checkpoint as if it had never stopped: bit for bit with one or two processes on 
 rounding, also on another number of processes. Row order, masks, clocks and noise are functions of
 (seed, step): nothing is replayed.
 
-Exit codes: 0 done or preempted, 1 a bug, 2 bad config, data, device or checkpoint, 3 diverged, 4 no
-room on the disk, or the processes do not meet or lose each other, 5 cannot save.
+Exit codes: 0 done, 1 a bug, 2 bad config, data, device or checkpoint, 3 diverged, 4 no room on the
+disk, or the processes do not meet or lose each other, 5 cannot save. A signal ends the run once it
+has saved: with 0 after USR1, which asks a job to make room, and with 128 and its number after the
+others, as 130 after Ctrl-C and 143 after TERM.
 """
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
 import faulthandler
 import math
 import signal
-import sys
 import time
 
 import torch
@@ -435,3 +443,6 @@ if log.n_steps and not stop_signal:
                              'that may have learned from other data, so mend the dataset, and '
                              'train again from there', code=2)
 distributed.leave()
+# as a shell has it, so that `make` and `&&` stop; USR1 is a scheduler's, and its job has succeeded
+if stop_signal not in (0, signal.SIGUSR1):
+    raise SystemExit(128 + stop_signal)

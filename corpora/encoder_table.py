@@ -6,8 +6,8 @@ To add an encoder, add a row to TABLE.
 """
 import os
 
-from encoders import find_folder, in_one_line, load_encoder, open_encoder, read_modules
-from runs.files import read_json
+from encoders import find_folder, load_encoder, open_encoder, read_modules
+from runs.files import in_one_line, read_json
 
 # what meta.json keeps of an encoder, where neither its row, its folder nor a knob says otherwise.
 # revision, dimension, max_length (tokens, prefix included): None is the newest, and the model's own
@@ -87,7 +87,7 @@ def find_encoder(name, device='cpu', batch_size=64, **chosen):
 
     # the folder's own settings count less than its row's, and what is chosen most
     chosen = {key: value for key, value in chosen.items() if value is not None}
-    with in_one_line(where):
+    with in_one_line(f'encoder {where}'):
         settings = folder_settings(where, chosen.get('prefix'))
         record = DEFAULTS | settings | row | chosen | dict(revision=revision)
         if record['pooling'] not in POOLINGS.values():

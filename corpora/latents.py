@@ -14,7 +14,7 @@ import torch
 from corpora.readers import Document
 from encoders import FAR
 from runs.console import warn
-from runs.files import read_array
+from runs.files import as_floats, read_array
 
 
 def as_latent(array, path):
@@ -23,7 +23,7 @@ def as_latent(array, path):
     if array.ndim not in (1, 2) or array.dtype.kind != 'f':
         raise ValueError(f'{path}: a latent is {array.dtype} {array.shape}, '
                          'expected floats (D,) or (N, D)')
-    return np.atleast_2d(np.array(array, np.float64 if array.itemsize > 4 else np.float32))
+    return np.atleast_2d(as_floats(array))
 
 
 def natural_order(path):

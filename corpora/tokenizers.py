@@ -12,7 +12,7 @@ Ids: V = vocab_size of them, EOS and PAD included. MASK is id V. No text contain
 import os
 import re
 
-from runs.files import read_json
+from runs.files import in_one_line, read_json
 from runs.manifest import check_file, read_meta
 
 LONGEST_PIECE = 252            # bytes that BPE joins at most. To fit a word takes the square of its
@@ -147,4 +147,8 @@ def tiktoken_tokenizer(name):
     pieces = [b''] * encoding.n_vocab
     for piece in encoding.token_byte_values():
         pieces[encoding.encode_single_token(piece)] = piece
-    return Tokenizer(name, encoding.encode_ordinary_batch, pieces, eos=encoding.eot_token)
+
+    def encode_batch(texts):
+        with in_one_line(f'tokenizer {name}'):   # a text may be too much for its regular expression
+            return encoding.encode_ordinary_batch(texts)
+    return Tokenizer(name, encode_batch, pieces, eos=encoding.eot_token)

@@ -107,7 +107,7 @@ def find_checkpoint(out_dir, which='best'):
     """ The name of a checkpoint folder, as 'step-00001000'. which: 'best', 'latest' or that name.
     Before the first evaluation, and in an export, no best is named: then it is the latest. """
     best = best_of(out_dir)
-    found = [path.name for path in steps(out_dir)]
+    found = [path.name for path in steps(out_dir) if path.is_dir()]      # no link to nowhere
     if not found:
         raise ValueError(f'no run in {out_dir}: train it to its first checkpoint, or name another '
                          '--out_dir')

@@ -14,9 +14,15 @@ it has the last name alone.
                           step-N/model.safetensors  the averaged weights
                           results.json              what evaluate.py measured, if it did
 """
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
 import glob
 import json
-import os
 from pathlib import Path
 
 import torch
@@ -24,7 +30,7 @@ import torch
 from configurator import configure, stop_on_error
 from corpora.encoder_table import TABLE
 from runs import checkpoint, saving
-from runs.files import read_json
+from runs.files import read_json, short
 from runs.manifest import read_meta
 from runs.results import find, read_results, write_results
 from runs.run_folder import copy_data
@@ -53,6 +59,9 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     state = checkpoint.verify(out_dir / name)
     # the knobs are those of these weights: config.json may be of a later attempt
     config = read_json(out_dir / 'config.json') | state['knobs']
+    if not isinstance(config.get('versions'), dict):
+        raise ValueError(f'{out_dir}/config.json: found versions {short(config.get("versions"))}, '
+                         'expected those of python, torch and numpy, as train.py writes them')
     kind = 'ema' if 'ema.safetensors' in state['files'] else 'model'
     weights = checkpoint.read_tensors(out_dir / name / f'{kind}.safetensors')
     for key, weight in weights.items():

@@ -13,6 +13,7 @@ import json
 import mmap as memory_maps
 import os
 import stat
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,19 @@ def one_line(error):
     return (str(error).splitlines() or [''])[0][:200] or type(error).__name__
 
 
+@contextmanager
+def in_one_line(what):
+    """ Whatever a file provokes in another library is a ValueError of one line: `what` cannot be
+    used. A panic of a library in Rust is no Exception of Python's, so it is caught here, too. """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        kind = '' if type(error) is ValueError else f'{type(error).__name__}: '
+        raise ValueError(f'{what} cannot be used: {kind}{one_line(error)}') from None
+
+
 def short(value):
     """ A value in an error line: its first 60 characters. """
     text = repr(value)
@@ -56,14 +70,21 @@ def short(value):
 
 # ---- JSON
 
+def whole_number(digits):
+    """ An integer of a JSON file, which must be one that a float can hold. """
+    number = int(digits)
+    float(number)
+    return number
+
+
 def read_json(path, kind=dict, limit=2**26):
     """ The object in a JSON file of at most `limit` bytes; kind=object: whatever it holds. """
     size = os.path.getsize(regular(path))
     if size > limit:
         raise ValueError(f'cannot read {path}: {size:,} bytes, at most {limit:,} expected')
     try:
-        value = json.loads(Path(path).read_bytes())
-    except (ValueError, RecursionError) as error:
+        value = json.loads(Path(path).read_bytes(), parse_int=whole_number)
+    except (ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f'cannot read {path}: no JSON ({one_line(error)})') from None
     if not isinstance(value, kind):
         raise ValueError(f'cannot read {path}: found a {type(value).__name__}, expected an object')
@@ -95,16 +116,24 @@ def plain(mapped, at_random=False):
     return mapped.view(np.ndarray)
 
 
+def as_floats(array):
+    """ A copy of an array of floats, of any size and byte order, in float32 or float64. """
+    return np.array(array, np.float64 if array.itemsize > 4 else np.float32)
+
+
 def read_array(path, dtype='floats', shape=None, mmap=False, what='array', at_random=False):
-    """ The array in an .npy file. dtype, shape: what is expected; None: any shape. mmap: a
-    read-only map of the file (plain). `what` names the array in the error. """
+    """ The array in an .npy file. dtype, shape: what is expected; None: any shape. Floats come as
+    torch has them, float32 or float64. mmap: a read-only map of the file as it is (plain). `what`
+    names the array in the error. """
     try:
         array = np.lib.format.open_memmap(regular(path), mode='r')       # never reads pickles
         is_right = array.dtype.kind == 'f' if dtype == 'floats' else array.dtype == dtype
         if not is_right or shape not in (None, array.shape):
             raise ValueError(f'found {array.dtype} {short(array.shape)}, expected {dtype} '
                              f'{"of any shape" if shape is None else shape}')
-        return plain(array, at_random) if mmap else np.array(array)
+        if mmap:
+            return plain(array, at_random)
+        return as_floats(array) if dtype == 'floats' else np.array(array)
     except Exception as error:                             # whatever a header provokes in numpy
         raise ValueError(f'{path}: {what} cannot be read ({one_line(error)})') from None
 

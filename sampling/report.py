@@ -12,7 +12,8 @@ import re
 from html import escape
 
 from diffusion import MaskedText
-from runs.files import read_json
+from runs.console import shown
+from runs.files import read_json, short
 from sampling.animation import chosen_frames
 from sampling.run import Run
 from sampling.unmasking import Recorder, name_of, spans_of
@@ -24,10 +25,14 @@ FACTS = ('streams', 'depth', 'width', 'dataset', 'mode', 'max_iters', 'seed', 'c
 
 def facts_of(out_dir):
     """ The run in a few words. """
-    config = read_json(os.path.join(out_dir, 'config.json'))
+    path = os.path.join(out_dir, 'config.json')
+    config = read_json(path)
+    argv = config.get('argv', [])
+    if not isinstance(argv, list):
+        raise ValueError(f'{path}: argv is {short(argv)}, expected a list')
     facts = {name: config.get(name) for name in FACTS}
-    facts['command'] = ' '.join(map(str, config.get('argv', ())))
-    rows = [f'<dt>{name}</dt><dd>{escape(str(value))}</dd>' for name, value in facts.items()]
+    facts['command'] = ' '.join(map(str, argv))
+    rows = [f'<dt>{name}</dt><dd>{escape(shown(value))}</dd>' for name, value in facts.items()]
     return f'<dl>{"".join(rows)}</dl>'
 
 # -----------------------------------------------------------------------------
@@ -118,6 +123,9 @@ def attempt(make, *inputs):
         return make(*inputs)
     except (ValueError, OSError) as error:
         return ValueError(error)
+    except Exception as error:                 # what was never written in this form, or is a bug
+        return ValueError('a file of this run is not as train.py and prepare.py write it '
+                          f'({type(error).__name__}: {error})')
 
 
 def page(out_dir, texts_of, losses):
@@ -141,7 +149,7 @@ def page(out_dir, texts_of, losses):
     def part(match):
         value = parts[match[1]]
         if isinstance(value, ValueError):
-            return f'<p class="missing">Not shown: {escape(str(value))}</p>'
+            return f'<p class="missing">Not shown: {escape(shown(value))}</p>'
         return value
     with open(TEMPLATE, encoding='utf-8') as f:
         return re.sub(r'\{\{(\w+)\}\}', part, f.read())

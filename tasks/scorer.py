@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from encoders import fetch
+from runs.files import in_one_line
 from sampling.inputs import pack
 from sampling.run import Run
 from tasks.common import progress_bar
@@ -38,14 +39,10 @@ def load_scorer(name, revision, device):
 
     # a causal language model
     import transformers
-    try:
+    with in_one_line(f'scorer={name}, as a causal language model,'):
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
         model = transformers.AutoModelForCausalLM.from_pretrained(
             where, use_safetensors=True, trust_remote_code=False)
-    except Exception as error:                 # transformers raises what it likes
-        first_line = str(error).strip().splitlines()[0]
-        raise ValueError(f'scorer={name}: neither a run with a checkpoint nor a causal language '
-                         f'model: {type(error).__name__}: {first_line}') from None
 
     # text by text
     model = model.to(device).eval()
@@ -55,7 +52,8 @@ def load_scorer(name, revision, device):
     def perplexity(texts):
         nats = count = 0
         for text in progress_bar(texts, desc='scorer', unit='text'):
-            ids = tokenizer(text, return_tensors='pt').input_ids[:, :limit].to(device)
+            with in_one_line(f'the tokenizer of scorer={name}'):
+                ids = tokenizer(text, return_tensors='pt').input_ids[:, :limit].to(device)
             if ids.shape[1] > 1:
                 logits = model(ids).logits[0, :-1].float()
                 nats += F.cross_entropy(logits, ids[0, 1:], reduction='sum').item()

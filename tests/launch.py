@@ -169,16 +169,24 @@ def run_each(*commands, env=(), **kw):
     return [(result.returncode, result.stdout, result.stderr) for result in results]
 
 
-# five steps of a tenth of a second, then of one each: time to hit a certain one
-SLOW = """
-import time, loss
+def held(n, go):
+    """ Code that holds a training after n steps of this process, until the file `go` is there. A
+    rank that has had a signal makes it, so all go on as soon as one knows. """
+    return f"""
+import os, time, loss
+from runs import run_folder
 statistics, steps = loss.statistics, []
-def slowly(*args):
+def hold(*args):
     steps.append(1)
-    time.sleep(0.1 if len(steps) < 6 else 1)
+    while len(steps) > {n} and not os.path.exists({str(go)!r}):
+        time.sleep(0.01)
+        if run_folder.signal_seen:
+            open({str(go)!r}, 'w').close()
     return statistics(*args)
-loss.statistics = slowly
+loss.statistics = hold
 """
+
+
 started = []                                                             # jobs, for conftest to end
 
 

@@ -207,6 +207,16 @@ def test_a_reader_beside_a_training_takes_the_next_checkpoint_where_one_is_remov
     assert checkpoint.load_model(out)[-1] == name
 
 
+@pytest.mark.parametrize('target', ['/nowhere', 'step-00000099'])
+def test_a_link_to_nowhere_or_to_itself_is_no_checkpoint(tmp_path, target):
+    out = new_run(tmp_path, 1)
+    (out / 'step-00000099').symlink_to(target)
+    assert checkpoint.load_model(out, 'latest')[-1] == 'step-00000001'
+    (out / 'best').write_text('step-00000099')
+    with pytest.raises(ValueError, match="no checkpoint 'step-00000099', only .*step-00000001"):
+        checkpoint.load_model(out)
+
+
 def test_a_checkpoint_of_other_data_is_refused(tmp_path):
     out = new_run(tmp_path, 1)
     other = {**META, 'tokenizer': {**META['tokenizer'], 'vocab_size': 300}}

@@ -81,7 +81,8 @@ def test_a_script_is_configured_and_prints_what_was_set(demo):
     ('--compile=0', False), ('--betas=0.9,0.95', (.9, .95)), ('--betas=(0,.5)', (0., .5)),
     ('--tasks=l2t,t2l', ('l2t', 't2l')), ('--text=1e5', '1e5'), ('--min_lr=1e-5', 1e-5),
     ('--text=(a, "b") = c', '(a, "b") = c'), ('--min_lr=none of it', 'none of it'),
-    ('--min_lr=12', '12'), ('--min_lr=~/a,~/b~/c', f'{HOME}/a,{HOME}/b~/c'), ('--text=~/a', '~/a')])
+    ('--min_lr=12', '12'), ('--min_lr=~/a,~/b~/c', f'{HOME}/a,{HOME}/b~/c'), ('--text=~/a', '~/a'),
+    ('--text=two\nlines', 'two\nlines')])
 def test_a_flag_does_what_it_says(demo, flag, value):
     found = demo(flag)
     assert list(found.values()) == [value] and type(*found.values()) is type(value)
@@ -95,7 +96,9 @@ def test_a_flag_does_what_it_says(demo, flag, value):
     ('--betas=a,b', "'a' is no float"), ('--betas=.9', 'expected values like (0.9, 0.99)'),
     ('--betas=.9,1', '1.0, expected [0, 1)'), ('--tasks=', 'expected values like'),
     ('--tasks=all', "'all', expected nelbo | l2t | t2l"),
-    ('--min_lr=', "'', expected None | (0, 1] | <a name>")])
+    ('--min_lr=', "'', expected None | (0, 1] | <a name>"),
+    ('--dataset=X\r', r"'X\r' has a control character"), ('--dataset=a\nb', 'a control character'),
+    ('--dataset=\x85', 'a control character'), ('--min_lr=a\t', 'a control character')])
 def test_a_value_of_another_type_or_against_the_rule_stops_with_one_line(refused, flag, words):
     refused([flag], words)
 
@@ -136,6 +139,7 @@ def test_a_file_may_hold_the_knobs_of_other_scripts_but_no_typo(demo, refused, t
     ('batch_size = "8"', "knob 'batch_size' in c.py: '8' is no int"),
     ('batch_size = True', 'True is no int'), ('lr = None', 'None is no float'),
     ('min_lr = {"a": 1}', "{'a': 1}, expected None"),
+    ('dataset = "X\\r"', 'a control character'),
     ('lr = 1\nbatch_size =', 'config file c.py, line 2: SyntaxError'),
     ('lr = 1\n\nbatch_size = rows', 'config file c.py, line 3: NameError'),
     ('raise ValueError("two\\nlines")', 'line 1: ValueError: two lines')])

@@ -11,9 +11,11 @@ import torch
 import data
 from corpora import tokenizers
 from corpora.fitting import train_bpe
+from corpora.latents import as_latent
 from corpora.statistics import counts, lengths
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
+from runs.files import read_array
 from runs.manifest import LatentStats, load_stats
 from runs.stages import row_order
 from runs.writing import entry_of, sealed
@@ -98,6 +100,13 @@ def test_a_tiktoken_encoding_keeps_its_ids_and_gains_one_for_pad(monkeypatch):
         assert not {tok.eos, tok.pad} & set(tok.encode(text))
     with pytest.raises(ValueError, match='littel.*little'):
         load_tokenizer('littel')
+
+    # a text that is too much for its regular expression: a panic, which is no Exception
+    hard = tiktoken.Encoding('hard', pat_str=r'(?:a|aa)+(?!.)|.', mergeable_ranks=ranks,
+                             special_tokens={'<|endoftext|>': 260})
+    monkeypatch.setattr(tiktoken, 'get_encoding', {'hard': hard}.__getitem__)
+    with pytest.raises(ValueError, match='^tokenizer hard cannot be used: PanicException: '):
+        load_tokenizer('hard').encode('a' * 100_000 + 'b')
 
 
 # -----------------------------------------------------------------------------
@@ -201,6 +210,17 @@ def test_no_more_shards_are_open_than_there_is_room_for(tmp_path, monkeypatch):
         files = {os.readlink(link) for link in links if os.path.exists(link)}
         assert 0 < sum(Path(file).parent == tmp_path for file in files) <= 2 * 3
     lengths(ds), counts(ds)
+
+
+@pytest.mark.parametrize('kind', ['<f2', '>f2', '<f4', '>f4', '<f8', '>f8', '<f16', '>f16'])
+def test_floats_of_any_size_and_byte_order_are_read_as_torch_has_them(tmp_path, kind):
+    if kind.endswith('16') and np.longdouble(0).itemsize != 16:
+        pytest.skip('this machine has no such floats')
+    np.save(tmp_path / 'z.npy', np.array([[0.5, -2.0]], kind))
+    z = read_array(tmp_path / 'z.npy')
+    assert z.dtype == (np.float32 if kind[1:] in ('f2', 'f4') else np.float64)
+    assert torch.from_numpy(z).tolist() == [[0.5, -2.0]]
+    assert as_latent(np.load(tmp_path / 'z.npy')[0], 'z.npy').dtype == z.dtype
 
 
 @pytest.mark.parametrize('part, value', [

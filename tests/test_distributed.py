@@ -155,6 +155,13 @@ def test_a_process_takes_its_own_gpu(monkeypatch, n_gpus, device):
             pick_device('auto')
 
 
+@pytest.mark.parametrize('name', ['mps', 'xpu', 'meta', 'gpu', 'cuda:', 'cuda:x', 'cpu:0'])
+def test_another_device_is_refused_without_a_word_on_gpus(name):
+    with pytest.raises(ValueError, match=f"device='{name}': choose from auto, cpu, ") as error:
+        pick_device(name)
+    assert 'GPU' not in str(error.value)
+
+
 @pytest.mark.parametrize('source, kind, ranks', [
     ('sharded', 'ddp', 1), ('sharded', 'ddp', 2), ('sharded', 'fsdp', 2), ('alone', 'fsdp', 2)])
 def test_a_checkpoint_goes_on_with_any_number_of_processes(

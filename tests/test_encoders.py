@@ -195,6 +195,23 @@ def test_missing_or_unexpected_weights_are_refused_but_unused_heads_are_not(tmp_
         find_encoder(folder, pooling='mean')
 
 
+def test_a_panic_of_its_tokenizer_is_one_line_when_it_is_opened_and_later(tmp_path):
+    """ Of a library in Rust, and no Exception of Python's. """
+    folder = save_encoder(tmp_path)
+    encoder = find_encoder(folder, pooling='mean')
+    path = tmp_path / 'tokenizer.json'
+    tokenizer = json.loads(path.read_text())
+    tokenizer['pre_tokenizer'] = {'type': 'Split', 'pattern': {'Regex': '([a-z ]+)+#'},
+                                  'behavior': 'Isolated', 'invert': False}
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match=f'^encoder {folder} cannot be used: .*PanicException'):
+        find_encoder(folder, pooling='mean')
+    encoder.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for call in (encoder, lambda texts: encoder.remark(*texts)):
+        with pytest.raises(ValueError, match='^the tokenizer of .* cannot be used: PanicException'):
+            call(['a ' * 500])
+
+
 def test_the_record_loads_the_same_encoder_and_refuses_another(tmp_path):
     folder = save_encoder(tmp_path)
     encoder = find_encoder(folder, pooling='mean', normalize=True, prefix='a ', max_length=12)

@@ -20,7 +20,7 @@ import torch
 from corpora.sources import text_hash
 from corpora.statistics import lengths
 from data import PackedDataset
-from launch import (HANGS, ROOT, SLOW, TINY, Job, cut, log, run, run_each, saved, texts_in, train,
+from launch import (HANGS, ROOT, TINY, Job, cut, held, log, run, run_each, saved, texts_in, train,
                     train_each, weights)
 from runs import checkpoint, run_folder, saving
 from runs.files import read_json
@@ -306,8 +306,9 @@ def test_fault_07_kill_9_then_resume_equals_the_uninterrupted_run_bitwise(
     if ranks == 1:
         whole = tmp_path / 'whole'
         train_each(dataset, {whole: args})
-    job = Job(dataset, out, *args, ranks=ranks, before=SLOW)
-    job.until(f'step      {random.randrange(5, 9)}/')          # the checkpoint of step 4 is whole
+    step = random.randrange(5, 9)                              # the checkpoint of step 4 is whole
+    job = Job(dataset, out, *args, ranks=ranks, before=held(step, tmp_path / 'never'))
+    job.until(f'step {step:>6}/')
     for process in job.processes:
         process.kill()
     job.wait()
@@ -322,20 +323,24 @@ def test_fault_08_resume_on_another_number_of_ranks(dataset, tmp_path):
     one, out = tmp_path / 'one', tmp_path / 'many'
     train_each(dataset, {one: [*args, '--batch_size=16']})
     for ranks, batch, end in ((2, 8, 4), (1, 16, 12), (4, 4, None)):
-        job = Job(dataset, out, *args, f'--batch_size={batch}', ranks=ranks,
-                  before=SLOW if end else '')
+        before = ''
+        if end:
+            first = len(log(out)) if out.exists() else 0
+            before = held(end - first, tmp_path / f'go{end}')
+        job = Job(dataset, out, *args, f'--batch_size={batch}', ranks=ranks, before=before)
         if end:
             job.until(f'step {end:>6}/')
             job.processes[-1].terminate()                      # one rank is told, all agree
-        assert job.wait() == [0] * ranks, job.err()
+        assert job.wait() == [128 + signal.SIGTERM if end else 0] * ranks, job.err()
     found = {step: entry['loss'] for (step, _), entry in log(out).items() if 'loss' in entry}
     expected = {step: entry['loss'] for (step, _), entry in log(one).items() if 'loss' in entry}
     assert len(found) == 24 and found == pytest.approx(expected, rel=1e-3)
 
 
-def assert_preempted(out, name):
+def assert_preempted(out, name, steps=(5, 6)):
+    """ steps: of a run that is held in its sixth step, these; another rank may just enter it. """
     stopped = read_json(out / 'preempted.json')
-    assert stopped['signal'] == name and stopped['step'] in (4, 5, 6, 7), 'at once'
+    assert stopped['signal'] == name and stopped['step'] in steps, 'at once'
     assert int(checkpoint.steps(out)[0].name[5:]) == stopped['step']
 
 
@@ -351,26 +356,40 @@ def alive(out):
     return found
 
 
+# the same signal again in the middle of the save, as of one who is impatient
+AGAIN = """
+from runs import saving
+write_files = saving.write_files
+def again(*args):
+    write_files(*args)
+    if run_folder.signal_seen:
+        os.kill(os.getpid(), run_folder.signal_seen)
+saving.write_files = again
+"""
+
+
 @pytest.fixture
 def torchrun(dataset, tmp_path):
-    """ Starts two ranks under torchrun, each step slow enough to be hit, and waits for a step. The
-    output goes to a file beside the run. What is left of it after the test is killed. """
+    """ Starts two ranks under torchrun, and waits until they are held after step 5. The output goes
+    to a file beside the run. shutdown: seconds after a signal in which torchrun kills nobody. What
+    is left of it after the test is killed. """
     out, script, said = (tmp_path / name for name in ('torchrun', 'torchrun.py', 'torchrun.txt'))
     script.write_text(f"""
 import runpy, sys
 sys.path.insert(0, {str(ROOT)!r})
-{SLOW}
+{held(5, tmp_path / 'go')}
 runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')
 """)
 
-    def start(*args, flags=(), until):
+    def start(*args, flags=(), shutdown=HANGS):
         command = [*TORCHRUN, '--standalone', '--nproc_per_node=2', *flags, str(script),
                    f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args]
         with open(said, 'w') as file:
             process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file,
-                                       env={**os.environ, 'OMP_NUM_THREADS': '1'})
+                                       env={**os.environ, 'OMP_NUM_THREADS': '1',
+                                            'TORCH_ELASTIC_SHUTDOWN_TIMEOUT': str(shutdown)})
         end = time.monotonic() + HANGS
-        while f'step {until:>6}/' not in said.read_text():
+        while 'step      5/' not in said.read_text():
             assert time.monotonic() < end and process.poll() is None, said.read_text()
             time.sleep(0.005)
         return process, out, said
@@ -390,10 +409,9 @@ def rank_1(out):
     ids=['fault_09_sigterm', 'fault_10_sigusr1'])
 def test_fault_09_and_10_a_signal_to_torchrun_saves_at_once_and_the_run_goes_on_bitwise(
         dataset, finished_by_two, torchrun, number, flags):
-    process, out, _ = torchrun(flags=flags, until=5)
+    process, out, _ = torchrun(flags=flags)
     process.send_signal(number)
-    # torchrun's own code after a signal; the minute is against hanging
-    assert process.wait(60) == 1 and not alive(out)
+    assert process.wait(HANGS) == 1 and not alive(out)         # torchrun's own code after a signal
     assert_preempted(out, number.name)
     job = Job(dataset, out, ranks=2)
     assert job.wait() == [0, 0], job.err()
@@ -402,43 +420,59 @@ def test_fault_09_and_10_a_signal_to_torchrun_saves_at_once_and_the_run_goes_on_
 
 
 def test_the_workers_of_a_torchrun_that_is_killed_save_and_leave(torchrun):
-    process, out, _ = torchrun(until=5)
+    process, out, _ = torchrun()
     process.kill()
-    while alive(out):                                          # alone they end after 12 steps
+    while alive(out):                                          # without a signal they are held
         time.sleep(0.05)
     assert_preempted(out, 'SIGTERM')
 
 
 def test_fault_11_sigterm_during_an_evaluation(dataset, finished_by_two, tmp_path):
-    slow = """
-import time, loss
+    until_a_signal = """
+import os, time, loss
+from runs import run_folder
 validate = loss.Loss.validate
-def slowly(*args):
+def hold(*args):
     print('evaluating', flush=True)
-    time.sleep(3)
+    while os.environ['RANK'] == '1' and not run_folder.signal_seen:
+        time.sleep(0.01)
     return validate(*args)
-loss.Loss.validate = slowly
+loss.Loss.validate = hold
 """
     out = tmp_path / 'run'
-    job = Job(dataset, out, '--eval_iters=20', ranks=2, before=slow)
+    job = Job(dataset, out, '--eval_iters=20', ranks=2, before=until_a_signal)
     job.until('evaluating')
     job.processes[1].terminate()
-    assert job.wait(60) == [0, 0]
-    assert_preempted(out, 'SIGTERM')
+    assert job.wait() == [143, 143]
+    assert_preempted(out, 'SIGTERM', steps=[4])
     assert (4, True) not in log(out), 'it was to leave the evaluation'
     job = Job(dataset, out, ranks=2)
     assert job.wait() == [0, 0], job.err()
     assert_same_run(out, finished_by_two)                      # it is done after the resume
 
 
+@pytest.mark.parametrize('number, code', [(signal.SIGINT, 130), (signal.SIGUSR1, 0)])
+def test_ctrl_c_saves_and_stops_make_and_a_preemption_is_a_success(
+        dataset, finished, tmp_path, number, code):
+    out = tmp_path / 'run'
+    job = Job(dataset, out, before=held(5, tmp_path / 'go') + AGAIN)
+    job.until('step      5/')
+    job.processes[0].send_signal(number)
+    assert job.wait() == [code] and not job.err(), job.err()
+    assert_preempted(out, number.name)
+    assert 'run the same command again to go on' in job.out()
+    train_each(dataset, {out: []})
+    assert_same_run(out, finished)
+
+
 def test_a_hangup_counts_as_a_signal_and_a_reader_may_leave(dataset, finished_by_two, tmp_path):
     # the terminal closes
     hung, cut_off, pipe = (tmp_path / name for name in ('hung', 'cut', 'pipe'))
     heard = 'import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)'      # also under nohup
-    job = Job(dataset, hung, ranks=2, before=SLOW + heard)
+    job = Job(dataset, hung, ranks=2, before=held(5, tmp_path / 'go') + heard)
     job.until('step      5/')
     job.processes[1].send_signal(signal.SIGHUP)
-    assert job.wait() == [0, 0], job.err()
+    assert job.wait() == [129, 129], job.err()
     assert_preempted(hung, 'SIGHUP')
 
     # python train.py | head
@@ -455,27 +489,27 @@ def test_a_hangup_counts_as_a_signal_and_a_reader_may_leave(dataset, finished_by
 
 def test_fault_12_one_rank_dies(dataset, tmp_path, torchrun):
     out = tmp_path / 'direct'
-    job = Job(dataset, out, *LONG, ranks=2)
+    job = Job(dataset, out, *LONG, '--dist_timeout=3600', ranks=2)
     job.until('step      6/')
     job.processes[1].kill()
-    # long before dist_timeout, which is 600 s
-    assert job.wait(60) == [4, -signal.SIGKILL]
+    # at once: after dist_timeout, an hour, the test would have given up
+    assert job.wait() == [4, -signal.SIGKILL]
     assert job.err().count('\n') == 1 and 'lost the other processes' in job.err()
     assert not checkpoint.steps(out), 'half a job must not save'
 
     # torchrun leaves no orphan
-    process, out, _ = torchrun(*LONG, until=6)
+    process, out, _ = torchrun(*LONG)
     os.kill(rank_1(out), signal.SIGKILL)
-    assert process.wait(60) == 1
+    assert process.wait(HANGS) == 1
     assert not alive(out) and not checkpoint.steps(out)
 
 
 def test_fault_13_one_rank_hangs(torchrun):
-    process, out, said = torchrun(*LONG, '--dist_timeout=12', until=6)
+    # long enough for a busy machine; then torchrun gives 5 seconds before its kill -9
+    process, out, said = torchrun(*LONG, '--dist_timeout=40', shutdown=5)
     os.kill(rank_1(out), signal.SIGSTOP)
-    # dist_timeout, then the 30 s that torchrun gives before its kill -9; the rest is for a busy
-    # machine
-    assert process.wait(12 + 30 + 120) == 1
+    (out.parent / 'go').touch()
+    assert process.wait(HANGS) == 1
     assert not alive(out) and 'lost the other processes' in said.read_text()
 
 
@@ -501,7 +535,7 @@ def test_fault_14_the_master_cannot_be_reached(
     env = dict(RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR=address, MASTER_PORT=port)
     job = Job(dataset, tmp_path / 'run', env=env,
               before='from runs import distributed\ndistributed.MEETING = 4')
-    assert job.wait(120) == [4]
+    assert job.wait() == [4]
     err = job.err().splitlines()[-1]                           # below the lines of torch
     assert words in err, err
     assert all(word in err for word in ['MASTER_PORT', *([address, port] if port else [])])
@@ -579,9 +613,9 @@ def test_fault_28_two_runs_on_one_folder(dataset, tmp_path):
     assert 'in use by another process' in second.stderr
     assert read_json(out / 'config.json')['max_iters'] == 100_000
     before = max(step for step, _ in log(out))
-    first.until(f'step {before + 5:>6}/')                      # unharmed: it goes on
+    first.until(f'step {before + 5:>6,}/')                     # unharmed: it goes on
     first.processes[0].terminate()
-    assert first.wait() == [0] and checkpoint.verify(saving.newest(out))
+    assert first.wait() == [143] and checkpoint.verify(saving.newest(out))
 
 
 def test_a_run_whose_folder_is_removed_stops_and_leaves_the_next_one_alone(
@@ -645,10 +679,11 @@ def test_fault_21_data_that_contradicts_its_manifest(dataset, tmp_path):
 
 def test_data_that_are_cut_off_meanwhile_end_the_run_before_it_is_saved(dataset, tmp_path):
     data, out = shutil.copytree(dataset, tmp_path / 'data'), tmp_path / 'run'
-    job = Job(data, out, before=SLOW)
+    job = Job(data, out, before=held(5, tmp_path / 'go'))
     job.until('step      5/')
     path = data / 'train-00000.latents.npy'
     os.truncate(path, path.stat().st_size - 8)
+    (tmp_path / 'go').touch()
     assert job.wait() == [2] and 'latents.npy: found' in job.err()
     assert checkpoint.steps(out)[0].name == 'step-00000004'
 

@@ -187,6 +187,13 @@ def test_a_run_with_nothing_left_to_train_keeps_its_config_and_a_card_has_that_o
     assert found['learning_rate'] == json.loads(before)['learning_rate']
 
 
+def test_a_config_without_versions_is_no_config_of_a_run(mixed, tmp_path):
+    out = shutil.copytree(mixed, tmp_path / 'run')
+    (out / 'config.json').write_text('{"versions": null}')
+    with pytest.raises(ValueError, match='config.json: found versions None, expected those'):
+        write_export(out, tmp_path / 'away')
+
+
 def be_of(out, meta):
     """ The checkpoints of a run say that it was trained on this dataset. """
     for path in out.glob('step-*/training_state.json'):

@@ -5,9 +5,10 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 
-from launch import ROOT, train_each
+from launch import HANGS, ROOT, run, train_each
 from sampling import report
 from sampling.run import Run
 from tasks.common import load_texts
@@ -48,6 +49,26 @@ def test_every_kind_of_run_has_a_page_that_asks_for_nothing_and_says_what_is_mis
         assert "default-src 'none'" in page and '{{' not in page
         assert page.count('Not shown:') == {'t2l': 1}.get(name, 0)
         assert bool(data_of(page)) == (name != 't2l') and 'alt="losses"' in page
+
+
+@pytest.mark.parametrize('damage', [
+    ('config.json', '{"argv": null}'), ('config.json', '{"argv": 5}'), ('config.json', '[]'),
+    ('config.json', r'{"mode": "\ud800"}'),
+    ('training_log.jsonl', '{"step": 1, "skips": [{}]}'), ('training_log.jsonl', '5'),
+    ('ten.txt', '5'), ('data/tokenizer.json', '{}')])
+def test_a_damaged_file_costs_its_own_part_of_the_page(runs, dataset, tmp_path, damage):
+    pytest.importorskip('matplotlib', reason='needs matplotlib')
+    name, text = damage
+    folder = shutil.copytree(runs['both'], tmp_path / 'run')
+    (folder / name).write_text(text)
+    if name == 'ten.txt':
+        np.save(folder / 'ten.npy', np.float32(1))
+    result = run('plot.py', f'--out_dir={folder}', '--what=report', '--save=page.html',
+                 *([] if name == 'ten.txt' else [f'--dataset={dataset}']), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    page = (tmp_path / 'page.html').read_text()
+    assert page.count('Not shown:') == ('ud800' not in text)
+    assert ('argv is ' in page) == ('argv' in text)
 
 
 def test_the_slider_has_the_tokens_and_probabilities_of_the_sampler(runs, pages, dataset):
@@ -108,7 +129,7 @@ def test_the_slider_shows_its_step_and_what_the_network_says_there(pages):
               ['which', 'change', '1']]
     given = dict(data=json.dumps(found), script=scripts[''], events=events)
     result = subprocess.run(['node', str(ROOT / 'tests/dom.js')], input=json.dumps(given),
-                            capture_output=True, text=True, timeout=60)
+                            capture_output=True, text=True, timeout=HANGS)
     assert result.returncode == 0 and not result.stderr, result.stderr
     first, pointed, end, other = json.loads(result.stdout)
     assert first['at'] == f'step 1 of {last}'
