@@ -418,7 +418,7 @@ def slowly(*args):
 loss.Loss.validate = slowly
 """
     out = tmp_path / 'run'
-    job = Job(dataset, out, '--eval_iters=20', ranks=2, before=slow)
+    job = Job(dataset, out, '--eval_rows=160', ranks=2, before=slow)
     job.until('evaluating')
     job.processes[1].terminate()
     assert job.wait(60) == [0, 0]

@@ -92,7 +92,8 @@ DIRECTIONS = {                     # texts or latents of texts [i], so many of e
     **{f'write {name}': lambda run, some, n, name=name, **how: run.write(
         some, num_samples=n, sampler=name, steps=5, **HOT, **how)
        for name in ('autoregressive', 'confidence', 'ancestral', 'first_hitting', 'remdm')},
-    'guided': lambda run, some, n, **how: run.write(some, num_samples=n, guidance=2.0, **HOT, **how),
+    'guided': lambda run, some, n, **how: run.write(
+        some, num_samples=n, guidance=2.0, **HOT, **how),
     'blocks': lambda run, some, n, **how: run.write(
         some, num_samples=n, sampler='first_hitting', block_size=8, steps=8, **HOT, **how),
     'drafts': lambda run, some, n, **how: run.write(some, num_samples=n, rerank=5, **HOT, **how),

@@ -282,7 +282,7 @@ PROCESSES = {**dict.fromkeys(SAMPLERS, MaskedText(V)), 'autoregressive': LeftToR
 
 @pytest.mark.parametrize('name', PROCESSES)
 def test_extreme_knobs_write_texts_of_tokens_that_are_allowed(name):
-    """ No NaN takes the first id, nothing stays masked, and a temperature next to nothing writes the
+    """ No NaN takes the first id, nothing stays masked, and a temperature next to 0 writes the
     likeliest text. """
     process, n = PROCESSES[name], 6
     sampler = SAMPLERS.get(name) or next(iter(process.samplers.values()))
