@@ -6,7 +6,6 @@ The log of a run: training_log.jsonl, the lines on the screen, and wandb where i
 `text` is the loss of the masked rows, per real token. Over clocks from t_min on it is no bound on
 -log p; val_text of the validation is one.
 """
-import json
 import math
 import os
 import resource
@@ -20,6 +19,7 @@ from diffusion import MODES, modes_of
 from runs.console import warn
 from runs.distributed import all_gather_object, all_reduce_sum, print0, rank, world
 from runs.files import one_line
+from runs.writing import json_line
 
 # Dense bfloat16 operations per second, from the makers' data sheets, by torch's name of the card. A
 # card that is not here, or a part of one (MIG), has no MFU in the log
@@ -122,7 +122,7 @@ class StepLog:
         path = os.path.join(self.out_dir, 'training_log.jsonl')
         try:
             with open(path, 'a') as f:
-                f.write(json.dumps(entry) + '\n')
+                f.write(json_line(entry) + '\n')
         except OSError as error:
             print0(f'warning: cannot log in {path}: {error.strerror or error}', file=sys.stderr)
         if self.wandb:

@@ -6,6 +6,7 @@ Files that appear whole or not at all, and folders that one process has at a tim
 """
 import fcntl
 import json
+import math
 import os
 import sys
 from contextlib import ExitStack, contextmanager
@@ -46,6 +47,17 @@ def write_whole(path):
 def write_text(path, text):
     with write_whole(path) as f:
         f.write(text.encode())
+
+
+def json_line(value):
+    """ A value of JSON in one line. JSON has no nan and no inf: they are null. """
+    def plain(value):
+        if isinstance(value, dict):
+            return {key: plain(part) for key, part in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(part) for part in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(plain(value), allow_nan=False)
 
 
 def sealed(value):
