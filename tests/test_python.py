@@ -86,7 +86,7 @@ def test_latents_of_a_text_are_written_like_the_text(loaded):
 
 
 TEXTS = [TEXT, 'a blue cat', 'a small old man sits near the house number 5']
-GAPS = ['a [MASK:2] dog', 'a [MASK] cat [MASK:1-2]', '[MASK:*]']
+GAPS = ['[MASK:*]', 'a [MASK] cat [MASK:1-2]', 'a [MASK:2] dog']
 HOT = dict(temperature=1.0, seed=3)
 DIRECTIONS = {                     # texts or latents of texts [i], so many of each
     **{f'write {name}': lambda run, some, n, name=name, **how: run.write(

@@ -121,8 +121,9 @@ def test_cached_writes_what_ancestral_writes_in_at_most_L_calls_a_row():
 # ---- confidence
 
 @pytest.mark.parametrize('eos', [1, 0])
-@pytest.mark.parametrize('penalty, last_is', [(0.0, 0), (50.0, 3)])
-def test_the_end_of_a_text_may_be_held_back(eos, penalty, last_is):
+@pytest.mark.parametrize('penalty, expected', [(0.0, [3, 2, 0, 1]), (50.0, [2, 0, 1, 3]),
+                                               (1e39, [2, 0, 1, 3])])
+def test_the_end_of_a_text_may_be_held_back(eos, penalty, expected):
     """ The last position is surest, of its EOS, whose id need not be one of the last two. """
     certainty = torch.tensor([.80, .70, .90, .95])
     p = torch.full((4, 3), .01)
@@ -133,7 +134,7 @@ def test_the_end_of_a_text_may_be_held_back(eos, penalty, last_is):
         torch.full((1, 4), 3), torch.zeros(1, 4, dtype=torch.bool), 4, Noise(0, rows_of(1)),
         lambda x, *said: seen.append(x[0] != 3), end_penalty=penalty, ends=(eos, 2))
     order = [(after ^ before).nonzero().item() for before, after in zip(seen, seen[1:])]
-    assert text.tolist() == [[1 - eos] * 3 + [eos]] and order[last_is] == 3
+    assert text.tolist() == [[1 - eos] * 3 + [eos]] and order == expected
 
 
 @pytest.mark.parametrize('prefer', ['certain', 'uncertain'])
@@ -222,12 +223,24 @@ def test_the_clock_of_the_network_is_that_of_the_bound_or_of_the_schedule(name):
                 return torch.zeros(len(positions), V)
             SAMPLERS[name](denoise, lambda logits, u: logits.argmax(-1), text, tokens,
                            tokens != MASK, 4, Noise(0, rows_of(6)))
-            if given_first or name in ('first_hitting', 'confidence'):
+            by_share = given_first or name in ('first_hitting', 'confidence')
+            if by_share:
                 for x, t in seen:
                     share = (x == MASK).double().mean(1)
                     assert torch.allclose(text.masked_share(t), share, atol=1e-6)
             else:
                 assert {t[0].item() for _, t in seen} <= {1., .75, .5, .25}
+
+            # a text of which something is known does not change the clocks of the others
+            if not given_first:
+                clocks = [t[1:] for x, t in seen if len(x) == 6]
+                tokens[0, 0] = 1
+                seen.clear()
+                SAMPLERS[name](denoise, lambda logits, u: logits.argmax(-1), text, tokens,
+                               tokens != MASK, 4, Noise(0, rows_of(6)))
+                now = [t[1:] for x, t in seen if len(x) == 6]
+                assert name == 'cached' or len(now) == len(clocks) > 0
+                assert all(torch.equal(a, b) for a, b in zip(now, clocks))
 
 
 def test_proposals_follow_the_softmax_at_a_temperature():
@@ -308,6 +321,8 @@ def test_extreme_knobs_write_texts_of_tokens_that_are_allowed(name):
         for nucleus in (1e-300, 1e-30, 1.):
             assert written(temperature=temperature, nucleus=nucleus).equal(greedy)
     penalties = (0., 1e30, 1e39, 1e300) if name == 'confidence' else (0.,)
+    held_back = [written(temperature=1., end_penalty=penalty) for penalty in penalties[1:]]
+    assert all(torch.equal(text, held_back[0]) for text in held_back)
     for guidance in (1., 100.):
         for temperature in (0., 1e-40, 1e-9, 1e-6, 1., 1e38):
             for nucleus in (1e-300, 1e-30, .5, 1.):
