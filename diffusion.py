@@ -37,25 +37,27 @@ from model import pad_of
 
 # one key word for each, so that no two purposes share their numbers
 PURPOSES = ('clocks', 'mask', 'latent', 'evaluation', 'evaluation clock', 'evaluation latent',
-            'crop')
+            'crop', 'unmask', 'token', 'null', 'start', 'solver', 'length', 'half')
 
 
-def philox(seed, step, purpose):
-    """ The bit generator at the start of the stream of (seed, step, purpose).
-    Philox turns a key and a 256-bit counter into numbers. The key is (seed, purpose), and the step
-    is the third word of the counter: two steps overlap only after 2^128 counts. """
+def philox(seed, step, purpose, sample=0):
+    """ The bit generator at the start of the stream of (seed, step, purpose, sample).
+    Philox turns a key and a 256-bit counter into numbers. The key is (seed, purpose). The step is
+    the third word of the counter, and the sample the fourth: two of them overlap only after 2^128
+    counts. """
     key = np.array([seed % 2 ** 64, 1 + PURPOSES.index(purpose)], np.uint64)
-    counter = np.array([0, 0, step, 0], np.uint64)
+    counter = np.array([0, 0, step, sample], np.uint64)
     return np.random.Philox(key=key, counter=counter)
 
 
-def uniforms(seed, step, purpose, first, rows, columns):
+def uniforms(seed, step, purpose, first, rows, columns, sample=0):
     """ Rows first .. first + rows of an endless table of U(0, 1): float64, (rows, columns). No
     number is exactly 0 or 1. Row i is the same however the rows are split. Use one number of
-    columns per (seed, step, purpose): tables of two widths would share their numbers. """
+    columns per (seed, step, purpose): tables of two widths would share their numbers. sample: which
+    of several such tables (sampling/noise.py). """
     # one count of Philox yields four words of 64 bits, and each row starts at a new count
     counts_per_row = -(-columns // 4)
-    generator = philox(seed, step, purpose).advance(first * counts_per_row)
+    generator = philox(seed, step, purpose, sample).advance(first * counts_per_row)
     words = generator.random_raw(rows * counts_per_row * 4)
     words = words.reshape(rows, counts_per_row * 4)[:, :columns]
 

@@ -15,6 +15,7 @@ import hashlib
 import os
 import re
 import sys
+from collections.abc import Sized
 from functools import lru_cache
 
 import numpy as np
@@ -40,9 +41,10 @@ UNUSED = re.compile(r'(^|\.)pooler\.|position_ids$|^cls\.|^lm_head\.')
 
 
 def check_texts(texts):
-    """ ValueError unless it is a list of texts. A bare text would pass as a list of characters. """
-    is_list = not isinstance(texts, (str, bytes)) and len(texts) > 0
-    if not is_list or not all(isinstance(text, str) for text in texts):
+    """ ValueError unless it is a list of texts. A bare text would pass as a list of characters, and
+    a generator is empty when it is read again. """
+    is_list = isinstance(texts, Sized) and not isinstance(texts, (str, bytes))
+    if not is_list or not len(texts) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f'expected a list of texts, at least one, found {short(texts)}')
 
 

@@ -21,6 +21,7 @@ if __name__ == '__main__':
 
 import importlib
 import itertools
+import math
 import re
 import shutil
 import time
@@ -178,7 +179,8 @@ def print_table(task, figures, n, width=None):
     for (control, metric), (value, se) in figures.items():
         if not isinstance(value, int):
             error = ' ' * 8 if se is None else f' ± {se:<5.3f}'
-            columns.setdefault(control or task, {})[metric] = f'{value:>10.3f}{error}'
+            cell = 'undefined' if math.isnan(value) else f'{value:.3f}'
+            columns.setdefault(control or task, {})[metric] = f'{cell:>10}{error}'
     first = 2 + max(len(metric) for column in columns.values() for metric in column)
     each = max(18, 2 + max(map(len, columns)))
 
@@ -194,6 +196,8 @@ def print_table(task, figures, n, width=None):
             cells = [columns[control].get(metric, '') for control in block]
             line = f'{metric:<{first}}' + ''.join(f'{cell:>{each}}' for cell in cells)
             print(line.rstrip())
+    if any(metric == 'f1' for _, metric in figures):
+        print('f1 is of the sets of words: it does not see what is said twice, length does')
 
 
 def print_summary(chosen, measured):
@@ -228,6 +232,9 @@ def summary_cells(figures, controls, metric):
     cells = []
     for control in controls:
         values = [value for value in figures.get((control, metric), ()) if value is not None]
+        if values and math.isnan(values[0]):
+            cells.append('undefined')
+            continue
         cells.append(' ± '.join(re.sub(r'^(-?)0\.', r'\1.', f'{value:.{digits}f}')
                                 for value in values))
     return cells

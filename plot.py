@@ -112,7 +112,7 @@ def read_images(out_dir):
 def draw_series(axis, entries, label_of, style='-'):
     """ label_of: {name of a value: label}; a value that the log does not have has no line. """
     for name, label in label_of.items():
-        points = [(e['step'], e[name]) for e in entries if name in e]
+        points = [(e['step'], e[name]) for e in entries if e.get(name) is not None]
         if points:
             axis.plot(*zip(*points), style, label=label)
 
@@ -238,7 +238,8 @@ def read_sweeps(records, metric):
         if knob and setting:
             line = setting
         lines = panels.setdefault((panel, knob), {})
-        lines.setdefault(line, []).append((x, record['value'], record['se'] or 0.0))
+        if record['value'] is not None:                    # null: it is not defined there
+            lines.setdefault(line, []).append((x, record['value'], record['se'] or 0.0))
     return panels
 
 

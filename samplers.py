@@ -2,19 +2,22 @@
 Samplers of text, from the network's logits to tokens. Every sampler is a function of one signature.
 (The solvers of latents are in sampling/solvers.py.)
 
-    sampler(denoise, propose, text, tokens, known_mask, steps, rng, on_step, **knobs)
+    sampler(denoise, propose, text, tokens, known_mask, steps, noise, on_step, **knobs)
         -> tokens (B, L)
 
     denoise(tokens, t, positions, rows)
                                     logits (P, V) at the flat positions (P,), given the condition;
                                     t is a number, or the clocks (B,) of the rows; rows: which rows
                                     of the batch these are (left out: all)
-    propose(logits, tilt)           x ~ softmax(logits), (P,); times tilt (P, V), where it is given
+    propose(logits, u, tilt)        x ~ softmax(logits), (P,); times tilt (P, V), where it is given;
+                                    by uniform numbers u (P, 2) of numbers_at
     text                            diffusion.MaskedText, the process that the run was trained on;
                                     samplers of other processes are methods of those processes
     tokens, known_mask (B, L)       a sampler fills what is MASK and not known, and changes nothing
                                     else; known_mask lies on the host
-    rng                             a torch.Generator on the host: it decides which positions change
+    noise                           sampling/noise.Noise: the random numbers of the rows. A sampler
+                                    asks for as many whatever the other rows are, so that a row is
+                                    written the same beside any others
     on_step(tokens, logits, positions)
                                     called after every step, with what the network said in it
     knobs                           all of sampling/knobs.py; a sampler names those that it reads
@@ -29,9 +32,15 @@ the device, and the head runs only where its logits are used.
 
 Letters: B batch, L text tokens, P positions asked for, V vocabulary, K steps.
 """
-import torch
+import math
 
-from diffusion import positions_of, rank_in_row, to_device
+import torch
+import torch.nn.functional as F
+
+from diffusion import in_float32, positions_of, rank_in_row, to_device
+
+LEAST_TEMPERATURE = 1e-9       # below it the likeliest token is taken: a smaller quotient of logits
+                               # would only choose among equal ones
 
 
 # ---- from logits to tokens
@@ -52,29 +61,52 @@ def nucleus_filter(logits, p):
     return logits.masked_fill(drop, -torch.inf)
 
 
-def make_propose(temperature, nucleus, rng):
+def pick(p, u):
+    """ The first index (P,) at which the sum of p (P, n) from the left exceeds the share u (P,) of
+    the whole. p >= 0; where it is 0, the index is never picked, however the sums are rounded. """
+    sums = p.cumsum(1)
+    is_beyond = sums > u[:, None] * sums[:, -1:]
+    return ((p > 0) * (1 + is_beyond.byte())).argmax(1)
+
+
+def draw_from(p, u):
     """
-    propose(logits (P, V), tilt) -> x (P,), a draw of tilt * softmax(logits / temperature).
+    x (P,) with probabilities proportional to p (P, V), from two uniform numbers each, u (P, 2).
+    The first number picks a block of about sqrt(V) ids, the second an id in it. One sum over all
+    ids would lose the unlikely ones in float32: behind the first half a step is 6e-8.
+
+    This decides what an unmasked token is, never whether a position is unmasked: one draw over V
+    and MASK together would get that rate wrong in float32 (arXiv:2409.02908).
+    """
+    P, V = p.shape
+    size = math.ceil(V ** 0.5)
+    n_blocks = -(-V // size)
+    blocks = F.pad(p, (0, n_blocks * size - V)).view(P, n_blocks, size)
+    block = pick(blocks.sum(2), u[:, 0])
+    inside = blocks[torch.arange(P, device=p.device), block]             # (P, size)
+    return size * block + pick(inside, u[:, 1])
+
+
+def make_propose(temperature, nucleus):
+    """
+    propose(logits (P, V), u (P, 2), tilt) -> x (P,), a draw of tilt * softmax(logits / temperature)
+    by the uniform numbers u.
+    temperature: below LEAST_TEMPERATURE the likeliest token, and u is not read.
     nucleus: of these probabilities only the largest stay, see nucleus_filter.
     tilt (P, V): a factor on the probabilities, for processes that know something of x beside.
-    rng: a generator on the device.
     """
-    def propose(logits, tilt=None):
-        if temperature == 0:
-            if tilt is not None:
-                logits = logits.masked_fill(tilt == 0, -torch.inf)
+    def propose(logits, u, tilt=None):
+        if tilt is not None:
+            logits = logits.masked_fill(tilt == 0, -torch.inf)
+        if temperature < LEAST_TEMPERATURE:
             return logits.argmax(-1)
 
-        logits = logits / temperature
+        # the likeliest token has 0 before the division, so no quotient is inf
+        logits = (logits - logits.amax(-1, keepdim=True)) / temperature
         if tilt is not None:
             logits = logits + tilt.log()
         p = nucleus_filter(logits, nucleus).softmax(-1)
-
-        # p / Exp(1) is largest at i with probability p_i. This decides what an unmasked token is,
-        # never whether a position is unmasked: one draw over V and MASK together would get that
-        # rate wrong in float32 (arXiv:2409.02908)
-        noise = torch.empty_like(p).exponential_(generator=rng)
-        return (p / noise).argmax(-1)
+        return draw_from(p, u)
     return propose
 
 
@@ -101,12 +133,21 @@ def first_positions(mask, count):
     return order[:count]
 
 
-def write_at(unmask, denoise, propose, tokens, model_t):
+def numbers_at(positions, noise, tokens):
+    """ Uniform numbers (P, 2) float32 for `propose`, two for each of the flat positions (P,), on
+    the device of tokens (B, L). """
+    u = noise.uniforms('token', 2 * tokens.shape[1])                     # (B, 2 L)
+    u = in_float32(u).view(-1, 2)
+    return to_device(to_device(u, positions)[positions], tokens)
+
+
+def write_at(unmask, denoise, propose, noise, tokens, model_t):
     """ Tokens where unmask (B, L) is True, in place. Returns what on_step shows: the logits (P, V)
     that they were drawn from, and their positions (P,). """
     positions = positions_of(unmask)
     logits = denoise(tokens, model_t, positions)
-    scatter_at(tokens, positions, propose(logits))
+    x = propose(logits, numbers_at(positions, noise, tokens))
+    scatter_at(tokens, positions, x)
     return logits, positions
 
 
@@ -124,17 +165,16 @@ def init_state(text, tokens, known_mask):
     """
     is_mask = (tokens == text.mask_id).cpu()
     never_filled = (is_mask & known_mask).sum(1)                         # masks of later blocks
-    nothing_known = not known_mask.any()
+    nothing_known = ~known_mask.any(1)                                   # (B,)
 
     def model_time(n, t=None):
-        # the schedule's t, for a sampler that has one and a text of which nothing is known
-        if t is not None and nothing_known:
-            return t
-        # else the t with M(t) = masked / L of each row: the clock of MaskedText.bound. The host
-        # computes it for all counts, in float64, which not every device has
+        # the t with M(t) = masked / L of each row: the clock of MaskedText.bound. The host computes
+        # it for all counts, in float64, which not every device has
         L = tokens.shape[1]
         clocks = text.time_of_share(torch.arange(L + 1).double() / L).float()
-        return to_device(clocks, n)[n + to_device(never_filled, n)]
+        found = clocks[n + never_filled]
+        # but the schedule's t, for a sampler that has one and a text of which nothing is known
+        return found if t is None else torch.where(nothing_known, t.float(), found)
 
     return tokens.clone(), is_mask & ~known_mask, model_time
 
@@ -147,7 +187,7 @@ def schedule_times(steps):
 
 # ---- samples of the model's distribution
 
-def ancestral(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
+def ancestral(denoise, propose, text, tokens, known_mask, steps, noise, on_step=no_callback,
               **knobs):
     """ Each masked position is unmasked with p_unmask = (M_t - M_next) / M_t, and then x ~ Cat(p).
     The last step unmasks all that is left.    MDLM arXiv:2406.07524 """
@@ -156,13 +196,13 @@ def ancestral(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no
         # choose the positions on the host
         unmask = masked
         if t_next > 0:
-            coin = torch.rand(masked.shape, generator=rng)               # (B, L)
+            coin = noise.uniforms('unmask', masked.shape[1])             # (B, L)
             p_unmask = 1 - text.masked_share(t_next) / text.masked_share(t)
             unmask = masked & (coin < p_unmask)
 
         # choose their tokens
         model_t = model_time(masked.sum(1), t.expand(len(masked)))       # (B,)
-        said = write_at(unmask, denoise, propose, tokens, model_t)
+        said = write_at(unmask, denoise, propose, noise, tokens, model_t)
         masked = masked & ~unmask
         on_step(tokens, *said)
     return tokens
@@ -181,7 +221,7 @@ def cached(denoise, *args, **knobs):
     return ancestral(denoise_some, *args, **knobs)
 
 
-def first_hitting(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
+def first_hitting(denoise, propose, text, tokens, known_mask, steps, noise, on_step=no_callback,
                   **knobs):
     """ Each call unmasks one masked position per row, chosen uniformly. In at most L calls this is
     an exact sample of the continuous-time process. With fewer steps a call unmasks several.
@@ -192,11 +232,12 @@ def first_hitting(denoise, propose, text, tokens, known_mask, steps, rng, on_ste
     for i in range(steps):
         # k positions of each row by lot: the k smallest of uniform numbers
         k = part_of_step(n, i, steps)                                    # (B, 1)
-        lot = torch.rand(masked.shape, generator=rng).masked_fill(~masked, 2)
+        lot = noise.uniforms('unmask', masked.shape[1]).masked_fill(~masked, 2)
         unmask = masked & (rank_in_row(lot) < k)
 
         # their tokens
-        said = write_at(unmask, denoise, propose, tokens, model_time(masked.sum(1)))
+        model_t = model_time(masked.sum(1))                              # (B,)
+        said = write_at(unmask, denoise, propose, noise, tokens, model_t)
         masked = masked & ~unmask
         on_step(tokens, *said)
     return tokens
@@ -204,7 +245,7 @@ def first_hitting(denoise, propose, text, tokens, known_mask, steps, rng, on_ste
 
 # ---- with remasking: a visible token may become MASK again, so the network can change its mind
 
-def remask(p_remask_of, denoise, propose, text, tokens, known_mask, steps, rng,
+def remask(p_remask_of, denoise, propose, text, tokens, known_mask, steps, noise,
            on_step=no_callback, **knobs):
     """
     From t to t_next, with p_remask = p_remask_of(M_t, M_next):
@@ -221,13 +262,13 @@ def remask(p_remask_of, denoise, propose, text, tokens, known_mask, steps, rng,
         p_unmask = 1 - (M_next - (1 - M_t) * p_remask) / M_t
 
         # one coin per position: a position is either masked or visible
-        coin = torch.rand(masked.shape, generator=rng)
+        coin = noise.uniforms('unmask', masked.shape[1])                 # (B, L)
         unmask = masked & (coin < p_unmask)
         again = free & ~masked & (coin < p_remask)
 
         # a token for those that are unmasked, MASK for those that are remasked
         model_t = model_time(masked.sum(1), t.expand(len(masked)))       # (B,)
-        said = write_at(unmask, denoise, propose, tokens, model_t)
+        said = write_at(unmask, denoise, propose, noise, tokens, model_t)
         tokens.masked_fill_(to_device(again, tokens), text.mask_id)
         masked = (masked & ~unmask) | again
         on_step(tokens, *said)
@@ -252,7 +293,7 @@ def dfm(*args, alpha=1.5, **knobs):
 
 # ---- in search of likely texts: not samples of the model's distribution
 
-def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
+def confidence(denoise, propose, text, tokens, known_mask, steps, noise, on_step=no_callback,
                prefer='certain', end_penalty=0.0, ends=None, importance=None, **knobs):
     """
     Propose x ~ Cat(p) at every masked position, and unmask the most certain ones. The n masked
@@ -276,7 +317,7 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
         positions = first_positions(masked, int(left.sum()))             # (P,)
         model_t = model_time(left.squeeze(1))                            # (B,)
         logits = denoise(tokens, model_t, positions)                     # (P, V)
-        x = propose(logits)                                              # (P,)
+        x = propose(logits, numbers_at(positions, noise, tokens))        # (P,)
         certainty = log_p_of(logits, x)                                  # (P,)
         proposal = tokens.clone()
         scatter_at(proposal, positions, x)
@@ -289,7 +330,10 @@ def confidence(denoise, propose, text, tokens, known_mask, steps, rng, on_step=n
             certainty = -certainty
         if end_penalty:
             eos, pad = ends
-            certainty = certainty - end_penalty * ((x == eos) | (x == pad))
+            is_end = (x == eos) | (x == pad)
+            certainty = torch.where(is_end, certainty - end_penalty, certainty)
+        # no penalty puts a masked position behind what is written already, which has -inf
+        certainty = certainty.clamp(min=torch.finfo(certainty.dtype).min)
 
         # unmask the k first of each row
         value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
@@ -319,20 +363,20 @@ SAMPLERS = {
 
 def in_blocks(sampler, size):
     """ Any sampler, from left to right, `size` positions at a time. To the sampler all positions
-    outside the block are known, masked or not. Each block gets its part of the steps, by what there
-    is to fill.    arXiv:2503.09573 """
-    def block_sampler(denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
+    outside the block are known, masked or not. Each block gets its part of the steps, by its
+    size.    arXiv:2503.09573 """
+    def block_sampler(denoise, propose, text, tokens, known_mask, steps, noise, on_step=no_callback,
                       **knobs):
+        L = tokens.shape[1]
         free = (tokens == text.mask_id).cpu() & ~known_mask
-        n = free.sum().item()
-        for first in range(0, tokens.shape[1], size):
-            outside = torch.ones_like(known_mask)
-            outside[:, first:first + size] = False
-            n_inside = (free & ~outside).sum().item()
-            if n_inside == 0:
+        for first in range(0, L, size):
+            block = slice(first, min(first + size, L))
+            if not free[:, block].any():
                 continue
-            block_steps = max(1, round(steps * n_inside / n))
-            tokens = sampler(denoise, propose, text, tokens, known_mask | outside, block_steps, rng,
-                             on_step, **knobs)
+            outside = torch.ones_like(known_mask)
+            outside[:, block] = False
+            block_steps = max(1, round(steps * (block.stop - first) / L))
+            tokens = sampler(denoise, propose, text, tokens, known_mask | outside, block_steps,
+                             noise.of_part(first), on_step, **knobs)
         return tokens
     return block_sampler

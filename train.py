@@ -90,7 +90,7 @@ parallel = 'ddp'               # ddp | fsdp; fsdp: FSDP2, parameters and moments
 # ---- logs and checkpoints
 keep = 2                       # [1, 1e6]: the newest checkpoints, kept beside the best
 eval_interval = 500            # [1, 1e9]: evaluate, and save
-eval_iters = 16                # [1, 1e6]: batches of batch_size rows of the validation split
+eval_rows = 1024               # [1, 1e9]: how many rows of the validation split are evaluated
 log_interval = 50              # [1, 1e4]
 wandb_project = ''             # log there (pip install wandb); WANDB_RUN_ID: the run to go on with
 
@@ -240,23 +240,24 @@ def calls(step):
 def evaluate():
     """ True if the averaged weights are the best so far; False if they were evaluated already, or
     on a signal. Logs val_text the bound and val_causal, nats per real token, and val_latent,
-    squared error per dimension, over eval_iters batches of the validation split. """
+    squared error per dimension, over eval_rows rows of the validation split. """
     if state.step == state.evaluated_at:
         return False
 
     # each rank takes its share of the batches
     began = time.perf_counter()
-    n = min(eval_iters, -(-len(val_data) // batch_size))
+    n_rows = min(eval_rows, len(val_data))
+    n_batches = -(-n_rows // batch_size)
     sums = torch.zeros(5, dtype=torch.float64)
     model.eval()
     with state.averaged_weights():
-        for i in range(0, n, world):
+        for i in range(rank, rank + n_batches, world):
             if all_reduce_max(run_folder.signal_seen):
                 return False
             with stop_on_error():                          # data that is found wrong only when read
-                part = loss_fn.validate(val_data, (i + rank) % n, batch_size, predict, modes)
-            if i + rank < n:                           # else it ran for FSDP, which gathers for all
-                sums += part
+                # behind the last batch nothing counts: FSDP gathers for all, so each must call
+                sums += loss_fn.validate(val_data, i * batch_size, batch_size, n_rows, predict,
+                                         modes)
     model.train()
 
     # means over all of them

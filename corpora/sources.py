@@ -14,13 +14,17 @@ its validation split. What holds the documents, and what brings their latents al
     image_size        images.py: images with captions, scikit-learn's digits among them
     import_dir        layouts.py: the layout of earlier systems
 """
+import functools
 import glob
 import hashlib
 import os
+from unicodedata import normalize
 
 from corpora.latents import by_name, latent_files, natural_order, with_latents
+from corpora.morgan import Morgan
 from corpora.readers import (FASTA, KINDS, NOT_TEXT, SURROGATE, Document, cleaned, kind_of,
-                             read_file)
+                             read_file, warn_once)
+from runs.manifest import read_meta
 
 
 def has_latents(source):
@@ -135,10 +139,38 @@ def text_hash(text):
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), 'big')
 
 
+def hash_function(source):
+    """ hash_of(text): one number for all spellings of a text. An accent may be a character of its
+    own or not (Unicode NFC has one form); a protein may be in small letters; and a molecule has
+    many SMILES, of which RDKit writes one. """
+    encoder = source.encoder
+    if source.same_as:
+        encoder = (read_meta(source.same_as)['encoder'] or {}).get('id')
+    if source.tokenizer == 'smiles' or encoder == 'morgan':
+        try:
+            canonical = Morgan().canonical
+        except ValueError:                                   # RDKit is not installed
+            canonical = str
+            if os.environ.get('RANK', '0') == '0':
+                warn_once('without RDKit (pip install rdkit) two SMILES of one molecule are two '
+                          'texts: one may be in train, the other in val')
+    elif source.tokenizer == 'esm':
+        canonical = str.upper
+    else:
+        canonical = str
+
+    # a text is asked for twice where duplicates are dropped
+    @functools.lru_cache(1)
+    def hash_of(text):
+        return text_hash(normalize('NFC', canonical(text)))
+    return hash_of
+
+
 def documents(source, counts):
     """ The documents of a source, stripped and valid. `counts` gets read, kept and each reason for
     a drop: read = kept + drops. """
     seen = set()
+    hash_of = hash_function(source) if source.distinct else None
     for doc in read(source, counts):
         counts['read'] += 1
 
@@ -155,7 +187,7 @@ def documents(source, counts):
         elif '\0' in text:
             reason = 'nul'
         elif source.distinct:
-            h = text_hash(text)
+            h = hash_of(text)
             reason = 'duplicate' if h in seen else None
             seen.add(h)
         if reason:

@@ -6,17 +6,21 @@ Which split and which shard a document goes to.
         ...                                                      # of this rank
 
 The hash of a document decides whether it is train or val, before it is cut, so no document is in
-both, and its neighbours do not matter. In the order of reading, document n of a split goes to shard
-n // shard_size. The ranks take shards in turn; each reads all documents, which is fast.
+both, however it is spelled (sources.hash_function), and its neighbours do not matter. In the order
+of reading, document n of a split goes to shard n // shard_size. The ranks take shards in turn; each
+reads all documents, which is fast.
 """
 import hashlib
 import heapq
 import itertools
+from array import array
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
+
 from corpora.layouts import counted
-from corpora.sources import documents, names_of, text_hash
+from corpora.sources import documents, hash_function, names_of, text_hash
 from runs.console import progress_bar, warn
 from runs.distributed import rank, world
 
@@ -26,7 +30,7 @@ FIT_DOCUMENTS = 100_000        # tokenizer and lsa are fitted on at most so many
 @dataclass
 class Plan:
     """ What rank 0 finds in one pass over the documents, and decides; every rank gets it. """
-    limit: int                 # a document of a smaller hash goes to val
+    is_val: np.ndarray         # of each document of the input, in the order of reading: packed bits
     totals: Counter            # documents of train and val
     digest: str                # of all documents, in the order of reading
     counts: dict               # {input, val_input: a Counter of documents read, kept and dropped}
@@ -42,20 +46,24 @@ def survey(source, val, val_fraction):
     of its own; and the texts of train to fit on. """
     # read all; again, if all or none have fallen below the limit: at least one goes to each split
     limit = 0 if val else int(val_fraction * 2**64)
-    counts, totals, digest, sample, hashes = read_once(source, limit)
-    lowest, highest = hashes
-    fitting = min(max(limit, lowest + 1), highest)
-    if not val and totals and fitting != limit:
-        limit = fitting
-        counts, totals, digest, sample, _ = read_once(source, limit)
+    counts, digest, sample, hashes = read_once(source, limit)
+    if len(hashes) and not val:
+        fitting = min(max(limit, int(hashes.min()) + 1), int(hashes.max()))
+        if fitting != limit:
+            limit = fitting
+            counts, digest, sample, hashes = read_once(source, limit)
+    is_val = hashes < np.uint64(limit)
+    totals = Counter(train=int((~is_val).sum()), val=int(is_val.sum()))
     counts_of = dict(input=counts)
     name = ', '.join(names_of(source))
     if val:
+        # which of its documents are among those of train, all of them?
         counts_of['val_input'] = Counter()
-        known = {text for _, text in sample}
-        for doc in noted(documents(val, counts_of['val_input']), digest):
-            totals['val'] += 1
-            counts_of['val_input']['known'] += doc.text in known
+        hash_of = hash_function(val)
+        docs = noted(documents(val, counts_of['val_input']), digest)
+        of_val = np.array(array('Q', (hash_of(doc.text) for doc in docs)), np.uint64)
+        totals['val'] = len(of_val)
+        counts_of['val_input']['known'] = int(np.isin(of_val, hashes).sum())
 
     # neither split may be empty
     for one, found in zip((source, val), counts_of.values()):
@@ -71,14 +79,14 @@ def survey(source, val, val_fraction):
     # what a person may not have meant
     if val and counts_of['val_input']['known']:
         warn(f'{counts_of["val_input"]["known"]:,} of {totals["val"]:,} documents of val_input are '
-             f'in the input, too ({len(sample):,} of it were compared)')
+             'in the input, too')
     if totals['val'] < 20:
         warn(f'val has {totals["val"]} documents, too few to measure anything: give more with '
              '--val_fraction= or --val_input=')
     if counts['nucleotides'] > counts['read'] / 2:
         warn(f'{name}: {counts["nucleotides"]} of {counts["read"]} sequences have no letters but '
              'ACGTUN: nucleotides, and they are read as residues')
-    plan = Plan(limit, totals, digest.hexdigest(), counts_of)
+    plan = Plan(np.packbits(is_val), totals, digest.hexdigest(), counts_of)
     return plan, [text for _, text in sorted(sample, reverse=True)]
 
 
@@ -90,42 +98,36 @@ def noted(docs, digest):
 
 
 def read_once(source, limit):
-    """ The counts of all documents, the sizes of the splits, the digest, a sample of train as
-    [(-hash, text)], the lowest and the highest hash. The sample has the smallest hashes of train,
-    so it is uniform, and the same in any order of reading. """
+    """ The counts of all documents, the digest, a sample of train as [(-hash, text)], and the hash
+    that decides the split of each document, (n,) uint64: that of its group, or else of its text.
+    Below the limit it is val. The sample has the smallest hashes of train, so it is uniform, and
+    the same in any order of reading. """
     counts = Counter()
-    totals = Counter()
     digest = hashlib.sha256()
     sample = []                                              # a heap
-    lowest = 2**64
-    highest = 0
+    hashes = array('Q')                                      # 8 bytes a document
+    hash_of = hash_function(source)
     with progress_bar(desc='reading', unit=' documents') as bar:
         for doc in noted(documents(source, counts), digest):
-            split, h = split_of(doc, limit)
-            totals[split] += 1
-            lowest, highest = min(lowest, h), max(highest, h)
-            if split == 'train':
+            h = text_hash(doc.group) if doc.group else hash_of(doc.text)
+            hashes.append(h)
+            if h >= limit:
                 heapq.heappush(sample, (-h, doc.text))
             if len(sample) > FIT_DOCUMENTS:
                 heapq.heappop(sample)
             bar.update()
-    return counts, totals, digest, sample, (lowest, highest)
-
-
-def split_of(doc, limit):
-    """ The split of a document, and the hash that decides it: that of its group or else its own
-    text. """
-    h = text_hash(doc.group or doc.text)
-    return 'val' if h < limit else 'train', h
+    return counts, digest, sample, np.array(hashes, np.uint64)
 
 
 def own_shards(plan, shard_size, source, val):
     """ (split, number of the shard, its documents) of the shards of this rank, as each fills up.
     ValueError at the end, where the documents are not those of the survey. """
-    # all documents in the order of reading, those of val_input last
+    # all documents in the order of reading, those of val_input last. If there are more of them now,
+    # the digest is another one, too
     digest = hashlib.sha256()
-    stream = ((split_of(doc, plan.limit)[0], doc)
-              for doc in noted(documents(source, Counter()), digest))
+    is_val = itertools.chain(np.unpackbits(plan.is_val), itertools.repeat(0))
+    stream = (('val' if bit else 'train', doc)
+              for doc, bit in zip(noted(documents(source, Counter()), digest), is_val))
     if val:
         more = noted(documents(val, Counter()), digest)
         stream = itertools.chain(stream, (('val', doc) for doc in more))

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from toy_sudoku import L, MASK, V, draw_grids, is_right, logits_of, train
 from diffusion import MaskedText, rank_in_row
 from samplers import confidence, first_hitting, make_propose
+from sampling.noise import Noise, rows_of
 
 CLUES = (6, 12, 18, 24)
 
@@ -43,8 +44,8 @@ def corrupt(x, rng):
 def fill(model, sampler, puzzles):
     """ Each call fills one cell of each grid, which the sampler chooses. """
     return sampler(lambda x, t, positions: logits_of(model, x, positions=positions),
-                   make_propose(0.0, 1.0, None), MaskedText(V), puzzles, puzzles != MASK, L,
-                   torch.Generator().manual_seed(0))
+                   make_propose(0.0, 1.0), MaskedText(V), puzzles, puzzles != MASK, L,
+                   Noise(0, rows_of(len(puzzles))))
 
 
 def fill_in_order(model, puzzles, reads_puzzle):                         # from left to right

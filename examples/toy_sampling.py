@@ -9,6 +9,7 @@ import torch
 from toy import L, MASK, TEXTS, V, BestNetwork
 from diffusion import MaskedText
 from samplers import make_propose
+from sampling.noise import Noise, rows_of
 
 DRAWS = 20_000
 
@@ -19,11 +20,11 @@ def denoise_best(tokens, t, positions, rows=None):
 
 def draw(sampler, steps, denoise=denoise_best):
     """ (16,): how often it writes each of toy.TEXTS, in DRAWS texts from nothing but MASK. """
-    rng = torch.Generator().manual_seed(0)
+    noise = Noise(0, rows_of(DRAWS))                           # random numbers of each text
     tokens = torch.full((DRAWS, L), MASK)
     nothing_known = torch.zeros(DRAWS, L, dtype=torch.bool)
-    propose = make_propose(1.0, 1.0, rng)                      # temperature 1, the whole nucleus
-    tokens = sampler(denoise, propose, MaskedText(V), tokens, nothing_known, steps, rng)
+    propose = make_propose(1.0, 1.0)                           # temperature 1, the whole nucleus
+    tokens = sampler(denoise, propose, MaskedText(V), tokens, nothing_known, steps, noise)
     return (tokens[:, None] == TEXTS).all(2).double().mean(0)
 
 

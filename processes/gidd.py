@@ -24,7 +24,7 @@ import torch.nn.functional as F
 
 from diffusion import check_choice, in_float32, positions_of, to_device
 from processes.integral import IntegralProcess
-from samplers import no_callback, scatter_at, schedule_times
+from samplers import draw_from, no_callback, numbers_at, scatter_at, schedule_times
 
 gidd_uniform = 0.1             # [0, 1): share of tokens that are random ones at t = 1/2
 gidd_gamma = 1.0               # [0.1, 10]: above 1, noise comes earlier and later
@@ -132,8 +132,8 @@ class GIDD(IntegralProcess):
         mask = at_t[2] - alpha * at_next[2]
         return at_t, at_next, (alpha, uniform, mask)
 
-    def ancestral(self, denoise, propose, text, tokens, known_mask, steps, rng, on_step=no_callback,
-                  self_correct=0, **knobs):
+    def ancestral(self, denoise, propose, text, tokens, known_mask, steps, noise,
+                  on_step=no_callback, self_correct=0, **knobs):
         """ From t to t_next at every free position: x ~ p(x) q_t(z_t | x), then z_next ~ q(z_t |
         z_next) q_next(z_next | x). Afterwards `self_correct` rounds of `correct`. """
         V = self.mask_id
@@ -151,7 +151,8 @@ class GIDD(IntegralProcess):
             is_mask = z == V
             visible = z.clamp(max=V - 1)[:, None]
             fit = torch.full_like(logits, uniform_t).scatter_(1, visible, alpha_t + uniform_t)
-            x = propose(logits, fit.masked_fill_(is_mask[:, None], 1.0))  # (P,)
+            fit.masked_fill_(is_mask[:, None], 1.0)
+            x = propose(logits, numbers_at(positions, noise, tokens), fit)           # (P,)
             is_same = x == z
 
             # weights, proportional to the probabilities, of: z stays, it becomes x (a different
@@ -163,7 +164,8 @@ class GIDD(IntegralProcess):
             to_any = torch.where(is_mask, mask, uniform) * uniform_next * V
 
             # one of the four, by a coin
-            coin, lot = torch.rand(2, len(positions), generator=rng, dtype=torch.float64)
+            coin = noise.uniforms('unmask', tokens.shape[1]).flatten()[positions]
+            lot = noise.uniforms('unmask', tokens.shape[1]).flatten()[positions]
             any_id = to_device((lot * V).long().clamp(max=V - 1), tokens)
             coin = to_device(in_float32(coin), tokens) * (stay + to_x + to_mask + to_any)
             new = torch.where(coin < stay + to_x + to_mask, V, any_id)
@@ -173,10 +175,10 @@ class GIDD(IntegralProcess):
             on_step(tokens, logits, positions)
 
         if self_correct:
-            tokens = self.correct(denoise, tokens, known_mask, self_correct, rng, on_step)
+            tokens = self.correct(denoise, tokens, known_mask, self_correct, noise, on_step)
         return tokens
 
-    def correct(self, denoise, tokens, known_mask, rounds, rng, on_step=no_callback,
+    def correct(self, denoise, tokens, known_mask, rounds, noise, on_step=no_callback,
                 temperature=0.1):
         """
         Self-correction. In each round every row draws x' ~ p at a low temperature. Of the free
@@ -184,30 +186,28 @@ class GIDD(IntegralProcess):
         largest. A row where no such difference is positive is done. Every round waits for the
         device. Returns the tokens (B, L). """
         positions = positions_of(~known_mask)                            # (P,)
+        is_done = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
         for _ in range(rounds):
             logits = denoise(tokens, 0., positions)                      # (P, V)
             z = tokens.flatten()[to_device(positions, tokens)]
-            coin = to_device(torch.rand(len(positions), 1, generator=rng), tokens)
 
-            # x' ~ p by the inverse of the distribution function, and what it would gain
+            # x' ~ p, and what it would gain
             p = (logits / temperature).softmax(1)
-            x = (p.cumsum(1) < coin).sum(1, keepdim=True)                # (P, 1)
-            x = x.clamp(max=self.mask_id - 1)
-            gain = (p.gather(1, x) - p.gather(1, z[:, None])).squeeze(1)
-            x = x.squeeze(1)                                             # (P,)
+            x = draw_from(p, numbers_at(positions, noise, tokens))       # (P,)
+            gain = (p.gather(1, x[:, None]) - p.gather(1, z[:, None])).squeeze(1)
 
             # the best position of each row
             value = torch.full(tokens.shape, -torch.inf, device=tokens.device)
             scatter_at(value, positions, torch.where(x == z, -torch.inf, gain))
             best, position = value.max(1)                                   # (B,)
-            has_change = best > 0
-            if not has_change.any():
+            is_done = is_done | (best <= 0)
+            if is_done.all():
                 break
 
             # change it
             proposal = tokens.clone()
             scatter_at(proposal, positions, x)
-            change = has_change[:, None] & F.one_hot(position, tokens.shape[1]).bool()
+            change = ~is_done[:, None] & F.one_hot(position, tokens.shape[1]).bool()
             tokens = torch.where(change, proposal, tokens)
             on_step(tokens, logits, positions)
         return tokens

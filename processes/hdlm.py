@@ -23,7 +23,7 @@ import torch
 from diffusion import in_float32, positions_of, to_device
 from processes.clusters import cluster_table
 from processes.integral import IntegralProcess
-from samplers import init_state, no_callback, scatter_at, schedule_times
+from samplers import init_state, no_callback, numbers_at, scatter_at, schedule_times
 
 hdlm_gamma = 1.0               # [0.1, 10]: how much faster tokens become clusters than
                                # clusters become MASK
@@ -148,7 +148,7 @@ class HDLM(IntegralProcess):
     def samplers(self):
         return {'ancestral': self.ancestral}
 
-    def ancestral(self, denoise, propose, text, tokens, known_mask, steps, rng,
+    def ancestral(self, denoise, propose, text, tokens, known_mask, steps, noise,
                   on_step=no_callback, **knobs):
         """
         From t to t_next, with x ~ p(x), and at cluster k with x ~ p(x) Q(k | x):
@@ -174,7 +174,8 @@ class HDLM(IntegralProcess):
             is_mask = z == V
             k = (z - V - 1).clamp(min=0)
             fit = torch.where(cluster_of == k[:, None], self.xi, self.xi_other)      # (P, V)
-            x = propose(logits, fit.masked_fill_(is_mask[:, None], 1.0))  # (P,)
+            fit.masked_fill_(is_mask[:, None], 1.0)
+            x = propose(logits, numbers_at(positions, noise, tokens), fit)           # (P,)
 
             # the probabilities above
             cluster_stays = 0.0
@@ -185,7 +186,8 @@ class HDLM(IntegralProcess):
             to_cluster = torch.where(is_mask, mask_to_cluster, 0.0)
 
             # one of the three, by a coin
-            coin, lot = torch.rand(2, len(positions), generator=rng, dtype=torch.float64)
+            coin = noise.uniforms('unmask', tokens.shape[1]).flatten()[positions]
+            lot = noise.uniforms('unmask', tokens.shape[1]).flatten()[positions]
             coin = to_device(in_float32(coin), tokens)
             cluster_id = V + 1 + self.draw_cluster(x, lot)
             new = torch.where(coin < stay + to_cluster, cluster_id, x)

@@ -174,7 +174,7 @@ def what_to_supply(config, meta, title):
 def figures(results):
     """ The lines of a table: what was measured, with a control; at times there is no more. """
     def cell(record):
-        if record is None:
+        if record is None or record['value'] is None:
             return ''
         error = '' if record['se'] is None else f' ± {record["se"]:.3f}'
         return f'{record["value"]:.3f}{error}'
@@ -188,7 +188,8 @@ def figures(results):
     if not rows:
         return ['Nothing was measured beside a control on this checkpoint (`evaluate.py`).']
     return ['| of the validation split | | another text\'s latent | no latent | texts |',
-            '|---|--:|--:|--:|--:|', *rows, '', '± is the standard error over texts.']
+            '|---|--:|--:|--:|--:|', *rows, '',
+            '± is the standard error over texts. f1 is of the sets of words.']
 
 
 if __name__ == '__main__':

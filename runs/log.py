@@ -6,7 +6,6 @@ The log of a run: training_log.jsonl, the lines on the screen, and wandb where i
 `text` is the loss of the masked rows, per real token. Over clocks from t_min on it is no bound on
 -log p; val_text of the validation is one.
 """
-import json
 import math
 import os
 import resource
@@ -21,6 +20,7 @@ from runs.console import warn
 from runs.distributed import all_gather_object, all_reduce_sum, print0, rank, world
 from runs import run_folder
 from runs.files import one_line
+from runs.writing import json_line
 
 # Dense bfloat16 operations per second, from the makers' data sheets, by torch's name of the card. A
 # card that is not here, or a part of one (MIG), has no MFU in the log
@@ -130,7 +130,7 @@ class StepLog:
         try:
             run_folder.check()
             with open(path, 'a', opener=no_link) as f:
-                f.write(json.dumps(entry) + '\n')
+                f.write(json_line(entry) + '\n')
         except (OSError, ValueError) as error:
             why = getattr(error, 'strerror', None) or error
             print0(f'warning: cannot log in {path}: {why}', file=sys.stderr)

@@ -17,6 +17,7 @@ Nothing is overwritten or removed that we did not write. How do we know?
 import fcntl
 import fnmatch
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -134,6 +135,17 @@ def clear(folder, *names):
 
 
 # ---- what is in a file
+
+def json_line(value):
+    """ A value of JSON in one line. JSON has no nan and no inf: they are null. """
+    def plain(value):
+        if isinstance(value, dict):
+            return {key: plain(part) for key, part in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [plain(part) for part in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+    return json.dumps(plain(value), allow_nan=False)
+
 
 def sealed(value):
     """ The text of a JSON file that holds the digest of all else in it. """

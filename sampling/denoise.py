@@ -84,11 +84,10 @@ def batches(run, n, batch, n_asked=0, n_caches=0, is_watched=False):
             bar.update(part.stop - part.start)
 
 
-def null_latents(run, n, rng):
-    """ Latents (n, N, D) that say nothing: noise, for clock 1. """
-    shape = (n, run.model.config.n_latents, run.model.config.latent_dim)
-    noise = torch.randn(shape, generator=rng, device=rng.device)
-    return (noise * run.latent.live.to(rng.device)).to(run.device)
+def null_latents(run, noise, purpose='null'):
+    """ Latents (B, N, D) that say nothing: random numbers of these rows, for clock 1. """
+    z = noise.normals(purpose, run.model.config.n_latents, run.model.config.latent_dim)
+    return z.to(run.device) * run.latent.live
 
 
 def at_clock(run, z, s):

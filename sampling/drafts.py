@@ -8,15 +8,17 @@ latent a, and misses the wanted z with its embedding e, says where to aim next:
 
 Letters: n texts, N latent vectors, D latent dims, K drafts of a text in a round.
 """
-from dataclasses import replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from samplers import part_of_step
+from sampling.noise import parts_of
 from sampling.writing import blank, tidied, write
 
+MOST_DRAFTS = 4096             # that the knob rerank allows
 ROUNDS = 6                     # at most, with at least AIMS drafts in each
 AIMS = 4
 HIT = 0.999                    # the cosine of a draft that needs no others
@@ -28,12 +30,13 @@ class Draft(NamedTuple):
     aim: torch.Tensor          # (N, D), of what is written next
 
 
-def nearest_drafts(run, raw, knobs, lengths_of, on_step):
+def nearest_drafts(run, raw, rows, knobs, lengths_of, on_step):
     """ The nearest of knobs.rerank drafts to each of the raw latents (n, N, D), a list of n texts.
-    lengths_of (n, L): as in Run.write. """
+    rows (n, 2): of noise.py. lengths_of (n, L): as in Run.write. """
     found = [[] for _ in raw]                              # the nearest first
     missed = list(range(len(raw)))
     n_rounds = min(ROUNDS, max(1, knobs.rerank // AIMS))
+    n_written = 0                                          # drafts of each text that is missed
     for i in range(n_rounds):
         # write K drafts of each text, from its aims in turn
         K = part_of_step(knobs.rerank, i, n_rounds)
@@ -43,10 +46,13 @@ def nearest_drafts(run, raw, knobs, lengths_of, on_step):
         lengths = None
         if lengths_of is not None:
             lengths = lengths_of[text_of]
-        knobs_now = replace(knobs, seed=knobs.seed + 1000 * i)
-        tokens, known_mask = blank(run, len(aims), knobs_now, lengths)
+        # each draft is a sample of its own, whatever other texts are still missed
+        now = parts_of(rows[missed], np.full(len(missed), K), MOST_DRAFTS)
+        now[:, 1] += n_written
+        n_written += K
+        tokens, known_mask = blank(run, len(aims), knobs, lengths, now)
         z = run.stats.standardise(aims)
-        tokens = write(run, tokens, known_mask, z, knobs_now, several=True, on_step=on_step)
+        tokens = write(run, tokens, known_mask, z, knobs, several=True, on_step=on_step, rows=now)
 
         # embed the new ones. Diffusion may leave tokens after an EOS, or write no EOS at all
         texts = run.decode(tidied(run, tokens))

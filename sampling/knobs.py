@@ -24,7 +24,7 @@ class SamplingKnobs:
     length: int = 0                 # [0, 65536]: tokens of each text, where the run does not learn
                                     # lengths (proteins); 0: drawn from the training texts'
     block_size: int = 0             # [0, 65536]: unmask only the leftmost unfinished block of so
-                                    # many positions; 0: all at once
+                                    # many positions, in its share of the steps; 0: all at once
     prefer: str = 'certain'         # certain | uncertain; confidence: what is unmasked first
     end_penalty: float = 3.0        # [0, inf); confidence: nats off the certainty of EOS and
                                     # PAD, as texts that end when that is certain are too short
@@ -34,8 +34,8 @@ class SamplingKnobs:
     alpha: float = 1.5              # [1, 2]; dfm: 1 is ancestral, up to 2: how much is masked again
     self_correct: int = 0           # [0, 1e6]; gidd: rounds in which a finished text is mended, a
                                     # token each
-    temperature: float | None = None    # None | [0, 100]: 0 takes the likeliest token; None: chosen
-                                    # by the direction (docs/sampling.md)
+    temperature: float | None = None    # None | [0, 100]: 0 takes the likeliest token, as all below
+                                    # 1e-9 do; None: chosen by the direction (docs/sampling.md)
     nucleus: float = 1.0            # (0, 1]: keep the likeliest tokens that hold this much
                                     # probability, and the one on the boundary
     guidance: float = 1.0           # [0, 100]; g: 1 is the conditional model, 0 the unconditional,
@@ -55,7 +55,7 @@ class SamplingKnobs:
     # ---- how
     sample_batch: int = 128         # [1, 65536]: rows per network call, at most: where so many rows
                                     # would need more than 6 GB, fewer
-    seed: int = 0                   # [0, 1e18]
+    seed: int = 0                   # [0, 1e18]; text i of a seed is the same alone and among others
 
     def __post_init__(self):
         for name, knob in RULES.items():

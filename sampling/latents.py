@@ -9,18 +9,20 @@ import torch
 from samplers import no_callback
 from sampling.denoise import batches, call, guided_latents, null_latents
 from sampling.knobs import settle
+from sampling.noise import Noise, rows_of
 from sampling.solvers import solve, x0_and_e
 from sampling.writing import blank, ends_of, tidied, write
 
 
 @torch.inference_mode()
-def make_latents(run, tokens, n, knobs):
-    """ n standardised latents (n, N, D) of texts tokens (n, L), or of no text: tokens None. """
+def make_latents(run, tokens, n, knobs, rows=None):
+    """ n standardised latents (n, N, D) of texts tokens (n, L), or of no text: tokens None. rows
+    (n, 2): of noise.py, by default those of n sources. """
+    rows = rows_of(n) if rows is None else rows
     knobs = settle(run, knobs, from_text=tokens is not None)
     g = 0 if tokens is None else knobs.guidance
     if tokens is None:
-        tokens, _ = blank(run, n, knobs)
-    rng = torch.Generator(run.device).manual_seed(knobs.seed)
+        tokens, _ = blank(run, n, knobs, rows=rows)
     out = []
     for part in batches(run, n, knobs.sample_batch):
         # the texts, and the same with every token MASK
@@ -33,8 +35,9 @@ def make_latents(run, tokens, n, knobs):
                 return x0_and_e(run.latent, prediction, z, t)
             return guided_latents(g, lambda: beside(x, 0.0), lambda: beside(null, 1.0))
 
-        noise = null_latents(run, len(x), rng)
-        z = solve(run.latent, knobs.solver, noise, knobs.latent_steps, denoise, rng)
+        noise = Noise(knobs.seed, rows[part])
+        z = null_latents(run, noise, 'start')
+        z = solve(run.latent, knobs.solver, z, knobs.latent_steps, denoise, noise)
         out.append(z.cpu())
     return torch.cat(out)
 

@@ -7,7 +7,7 @@ Letters: B rows, L tokens, P positions, V vocabulary, K latent tokens, C width, 
 import torch
 import torch.nn.functional as F
 
-from diffusion import exact_nll, to_device
+from diffusion import exact_nll, in_float32, to_device
 from model import attention, causal_mask, pad_of
 from samplers import init_state, no_callback
 
@@ -33,19 +33,20 @@ class LeftToRight:
     def samplers(self):
         return {'autoregressive': self.left_to_right}
 
-    def left_to_right(self, denoise, propose, text, tokens, known_mask, steps, rng,
+    def left_to_right(self, denoise, propose, text, tokens, known_mask, steps, noise,
                       on_step=no_callback, **knobs):
-        """ One token after the other; `text`, `steps` and `rng` are not read. A text that has its
-        EOS is filled with PAD. What is known behind a token stays, unseen until then. """
+        """ One token after the other; `text` and `steps` are not read. A text that has its EOS is
+        filled with PAD. What is known behind a token stays, unseen until then. """
         tokens, masked, _ = init_state(self, tokens, known_mask)
         B, L = tokens.shape
+        u = in_float32(noise.uniforms('token', 2 * L)).view(B, L, 2)     # each is written once
         ended = torch.zeros(B, dtype=torch.bool, device=tokens.device)   # has its EOS
         for i in masked.any(0).nonzero().flatten().tolist():
             # x^i given what is before it. PAD was never learned: it follows EOS by rule
             positions = torch.arange(B) * L + i
             logits = denoise(self.shift(tokens)[:, :i + 1], 0., positions)           # (B, V)
             logits[:, self.pad] = -torch.inf
-            x = propose(logits)                                          # (B,)
+            x = propose(logits, to_device(u[:, i], tokens))              # (B,)
 
             # write it where the text has not ended and the position is free
             if i > 0:

@@ -10,6 +10,7 @@ import torch
 from diffusion import is_end, positions_of, rank_in_row, uniforms
 from samplers import log_p_of, scatter_at
 from sampling.denoise import at_clock, batches, call, null_latents, rows_that_fit
+from sampling.noise import Noise, rows_of
 from sampling.writing import ends_of, tidied
 
 # -----------------------------------------------------------------------------
@@ -48,8 +49,7 @@ def nats_per_token(run, tokens, z, knobs, draws=64):
     if z is not None:
         latents, clock = at_clock(run, z, knobs.latent_clock), knobs.latent_clock
     elif 'latent' in run.streams:
-        rng = torch.Generator(run.device).manual_seed(knobs.seed)
-        latents = null_latents(run, 1, rng).expand(n, -1, -1)
+        latents = null_latents(run, Noise(knobs.seed, rows_of(1))).expand(n, -1, -1)
 
     # a row for each draw of each text, some rows a call
     nats = torch.zeros(n, dtype=torch.float64)
@@ -68,15 +68,15 @@ def nats_per_token(run, tokens, z, knobs, draws=64):
 # Its tokens
 
 @torch.inference_mode()
-def log_p_given_half(run, tokens, z, s, knobs):
+def log_p_given_half(run, tokens, z, s, knobs, rows):
     """
     log p(x^i | z, half of the other tokens) of tokens (n, L), from standardised latents z
     (n, N, D) at clock s: (n, L) nats; inf for EOS and PAD that the run is given.
-    The halves are drawn row by row, so equal rows come out differently.
+    The halves are drawn row by row, so the samples of a text come out differently. rows (n, 2): of
+    noise.py.
     """
     z = at_clock(run, z, s)
-    rng = torch.Generator().manual_seed(knobs.seed)
-    in_first_half = torch.rand(tokens.shape, generator=rng) < 0.5
+    in_first_half = Noise(knobs.seed, rows).uniforms('half', tokens.shape[1]) < 0.5
     ends = ends_of(run, tokens)
     log_p = torch.zeros(tokens.shape).masked_fill(ends, torch.inf)
 
@@ -93,17 +93,19 @@ def log_p_given_half(run, tokens, z, s, knobs):
     return log_p
 
 
-def changed_by(run, tokens, z_now, z, knobs):
+def changed_by(run, tokens, z_now, z, knobs, rows=None):
     """
     Which positions of texts tokens (n, L) are to change where their standardised latents z_now
     (n, N, D) become z: (n, L) bool, those of the text (not EOS and PAD) whose tokens lose most,
     as many as a share of it, `strength`, at least one.
         loss_i = log p(x^i | z_now, half of the others) - log p(x^i | z, the same half)
+    rows (n, 2): of noise.py, by default those of n sources.
     """
+    rows = rows_of(len(tokens)) if rows is None else rows
     if knobs.length:
         raise ValueError(f'length={knobs.length}: an edit keeps the length of its text')
-    gain = (log_p_given_half(run, tokens, z, knobs.latent_clock, knobs)
-            - log_p_given_half(run, tokens, z_now, 0.0, knobs))               # (n, L): -loss
+    gain = (log_p_given_half(run, tokens, z, knobs.latent_clock, knobs, rows)
+            - log_p_given_half(run, tokens, z_now, 0.0, knobs, rows))         # (n, L): -loss
     is_text = ~is_end(tokens, run.tokenizer)
     n_changed = (knobs.strength * is_text.sum(1, keepdim=True)).ceil()   # (n, 1)
     return rank_in_row(gain.masked_fill(~is_text, torch.inf)) < n_changed

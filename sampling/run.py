@@ -11,6 +11,9 @@ A trained run: what it can do, and what it writes, strings in, strings or latent
 The keywords of these methods are the knobs of sampling/knobs.py, beside
     num_samples      so many of each text or latent, one below the other
     on_step          a callback of samplers.py: unmasking.Recorder
+With a seed, text i of a list is written the same whatever the other texts are, and in batches of
+any size, but for the last bits of sums (sampling/noise.py).
+
 An unknown keyword is a TypeError, and what the run has not learned a ValueError of one line.
 
 Latents are raw: as the encoder gives them, (n, N, D) float32 on the host. Where texts are not to be
@@ -19,6 +22,7 @@ Letters: n texts, L text tokens, N latent vectors, D latent dims, C width.
 """
 import os
 import re
+from collections.abc import Sized
 from dataclasses import dataclass
 
 import torch
@@ -29,16 +33,18 @@ from corpora.tokenizers import load_tokenizer
 from diffusion import GaussianLatents, MaskedText, modes_of
 from encoders import check_texts, load_encoder
 from runs.checkpoint import as_written, load_model
+from runs.files import one_line
 from runs.machine import pick_device, pick_dtype
 from runs.manifest import load_stats
 from samplers import no_callback
 from sampling.denoise import cast, never_written
 from sampling.drafts import nearest_drafts
-from sampling.inputs import embeddings, moved, pack, read_template
+from sampling.inputs import MOST_TEMPLATES, embeddings, moved, pack, read_template
 from sampling.knobs import SamplingKnobs, settle
 from sampling.latents import make_latents, write_both
 from sampling.left_to_right import LeftToRight
 from sampling.likelihood import changed_by, nats_per_token
+from sampling.noise import parts_of, rows_of
 from sampling.writing import blank, write
 
 # -----------------------------------------------------------------------------
@@ -163,19 +169,21 @@ class Run:
         self.check('l2t')
         knobs = SamplingKnobs(**knobs)
         raw = embeddings(self, texts) if latents is None else self.to_raw(latents)
+        rows = rows_of(len(raw), num_samples)
         if lengths_of is not None:
             lengths_of = lengths_of.repeat_interleave(num_samples, 0)
         raw = raw.repeat_interleave(num_samples, 0)
-        return self.write_from(raw, knobs, num_samples > 1, lengths_of, on_step)
+        return self.write_from(raw, rows, knobs, num_samples > 1, lengths_of, on_step)
 
-    def write_from(self, raw, knobs, several, lengths_of, on_step):
-        """ The texts of latents (n, N, D), by SamplingKnobs. several: more than one text is wanted
-        of the same latent, and they shall differ. """
+    def write_from(self, raw, rows, knobs, several, lengths_of, on_step):
+        """ The texts of latents (n, N, D), by SamplingKnobs. rows (n, 2): of noise.py. several:
+        more than one text is wanted of the same latent, and they shall differ. """
         if knobs.rerank > 1:
-            return nearest_drafts(self, raw, knobs, lengths_of, on_step)
-        tokens, known_mask = blank(self, len(raw), knobs, lengths_of)
+            return nearest_drafts(self, raw, rows, knobs, lengths_of, on_step)
+        tokens, known_mask = blank(self, len(raw), knobs, lengths_of, rows)
         z = self.stats.standardise(raw)
-        tokens = write(self, tokens, known_mask, z, knobs, several=several, on_step=on_step)
+        tokens = write(self, tokens, known_mask, z, knobs, several=several, on_step=on_step,
+                       rows=rows)
         return self.decode(tokens)
 
     def infill(self, templates, like=None, latents=None, num_samples=1, on_step=no_callback,
@@ -197,16 +205,18 @@ class Run:
 
         # a row for each length of each template
         z = self.latents_of(templates, latents)
+        rows = rows_of(len(templates), num_samples)
         templates = [template for template in templates for _ in range(num_samples)]
         read = [read_template(self, template, knobs.length) for template in templates]
         tokens, known_mask, inner = (torch.cat(parts) for parts in zip(*read))
-        n_rows = torch.tensor([len(rows) for rows, *_ in read])
+        n_rows = torch.tensor([len(variants) for variants, *_ in read])
         if z is not None:
             z = z.repeat_interleave(num_samples, 0).repeat_interleave(n_rows, 0)
+        rows = parts_of(rows, n_rows, MOST_TEMPLATES)
         settled = settle(self, knobs, z is not None, from_text=True)
         if settled.sampler == 'autoregressive' and self.next_token:
             self.next_token.check_known(tokens, known_mask)
-        tokens = write(self, tokens, known_mask, z, knobs, inner, num_samples > 1, on_step)
+        tokens = write(self, tokens, known_mask, z, knobs, inner, num_samples > 1, on_step, rows)
         if len(tokens) == len(templates):
             return self.decode(tokens), None
 
@@ -228,8 +238,10 @@ class Run:
         self.check('edit')
         if bool(like) + bool(towards or away) + (latents is not None) != 1:
             raise ValueError('edit: give like, or towards and away, or latents')
+        check_texts(texts)
         for name, some in (('like', like), ('towards', towards), ('away', away)):
-            if isinstance(some, str) or len(some) not in (0, 1, len(texts)):
+            if isinstance(some, str) or not isinstance(some, Sized) or len(some) not in (
+                    0, 1, len(texts)):
                 raise ValueError(f'{name}={some!r}: expected a list of 1 or {len(texts)} texts')
         knobs = SamplingKnobs(**knobs)
         now = embeddings(self, texts)
@@ -240,12 +252,13 @@ class Run:
         raw = same_number(texts, self.to_raw(latents))
 
         # what is to change is written anew, from the latent and from all that stays
+        rows = rows_of(len(texts), num_samples)
         tokens = self.pack(texts).repeat_interleave(num_samples, 0)
         z_now = self.stats.standardise(now).repeat_interleave(num_samples, 0)
         z = self.stats.standardise(raw).repeat_interleave(num_samples, 0)
-        masked = changed_by(self, tokens, z_now, z, knobs)
+        masked = changed_by(self, tokens, z_now, z, knobs, rows)
         tokens = torch.where(masked, self.text.mask_id, tokens)
-        tokens = write(self, tokens, ~masked, z, knobs, masked, num_samples > 1, on_step)
+        tokens = write(self, tokens, ~masked, z, knobs, masked, num_samples > 1, on_step, rows)
         return self.decode(tokens)
 
     def sample(self, n, **knobs):
@@ -266,9 +279,11 @@ class Run:
     def embed(self, texts, num_samples=1, **knobs):
         """ t2l: a latent of each text, made by diffusion. """
         self.check('t2l')
-        tokens = self.pack(texts).repeat_interleave(num_samples, 0)
+        tokens = self.pack(texts)
+        rows = rows_of(len(tokens), num_samples)
+        tokens = tokens.repeat_interleave(num_samples, 0)
         knobs = SamplingKnobs(**knobs)
-        return self.raw_latents(make_latents(self, tokens, len(tokens), knobs))
+        return self.raw_latents(make_latents(self, tokens, len(tokens), knobs, rows))
 
     def sample_latents(self, n, **knobs):
         """ n latents of no text. """
@@ -284,10 +299,12 @@ class Run:
     def round_trip(self, texts, num_samples=1, on_step=no_callback, **knobs):
         """ t2l2t: a latent of each text, and a text from that. Returns texts and latents. """
         self.check('t2l2t')
-        tokens = self.pack(texts).repeat_interleave(num_samples, 0)
-        raw = self.embed(tokens, **knobs)
+        tokens = self.pack(texts)
+        rows = rows_of(len(tokens), num_samples)
+        raw = self.embed(tokens, num_samples, **knobs)
+        tokens = tokens.repeat_interleave(num_samples, 0)
         knobs = SamplingKnobs(**knobs)
-        return self.write_from(raw, knobs, num_samples > 1, tokens, on_step), raw
+        return self.write_from(raw, rows, knobs, num_samples > 1, tokens, on_step), raw
 
     # ---- what it says of texts
 
@@ -348,9 +365,13 @@ class Run:
     def to_raw(self, latents):
         """ (n, N, D) float32 of a tensor, array or list (n, D) or (n, N, D). """
         N, D = self.model.config.n_latents, self.model.config.latent_dim
-        if isinstance(latents, list):
-            latents = torch.stack([torch.as_tensor(one) for one in latents])
-        raw = torch.as_tensor(latents, dtype=torch.float32).cpu()
+        try:
+            if isinstance(latents, list):
+                latents = torch.stack([torch.as_tensor(one) for one in latents])
+            raw = torch.as_tensor(latents, dtype=torch.float32).cpu()
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError('latents: expected a tensor, an array, or a list of at least one, '
+                             f'found {type(latents).__name__}: {one_line(error)}') from None
         is_one_vector = N == 1 and raw.shape[1:] == (D,)
         if not is_one_vector and raw.shape[1:] != (N, D):
             expected = f'(n, {D})' if N == 1 else f'(n, {N}, {D})'

@@ -9,7 +9,7 @@ from t to t_next. All have one signature:
     t, t_next       scalar tensors, float64 on the host
     denoise(z, t)   x0 and e, the network's prediction of the clean latent and of the noise
     memory          a dict that lives as long as the trajectory
-    noise (B, N, D) ~ N(0, 1)
+    noise()         draws (B, N, D) ~ N(0, 1), for a solver that needs it
 
 No solver calls the network at t = 0, and the last step ends exactly at z = x0.
 
@@ -18,6 +18,8 @@ Letters: B batch, N latent vectors, D latent dims.
 import math
 
 import torch
+
+from diffusion import to_device
 
 
 def x0_and_e(latent, out, z_t, t):
@@ -110,7 +112,7 @@ def latent_ancestral(latent, z, t, t_next, denoise, memory=None, noise=None):
     from_z = alpha_step * sigma_next ** 2 / sigma_t ** 2
     from_x0 = alpha_next * var_step / sigma_t ** 2
     variance = var_step * sigma_next ** 2 / sigma_t ** 2
-    return from_z * z + from_x0 * x0 + torch.sqrt(variance) * noise * latent.live
+    return from_z * z + from_x0 * x0 + torch.sqrt(variance) * noise() * latent.live
 
 
 # the knob `solver`
@@ -131,12 +133,15 @@ def latent_times(latent, steps):
     return torch.linspace(first, 0, steps + 1, dtype=torch.float64)
 
 
-def solve(latent, solver, z, steps, denoise, rng):
-    """ z (B, N, D) from noise at t = 1 to a clean latent at t = 0. """
+def solve(latent, solver, z, steps, denoise, noise):
+    """ z (B, N, D) from noise at t = 1 to a clean latent at t = 0. noise: noise.Noise of the rows.
+    """
+    def draw():
+        return to_device(noise.normals('solver', *z.shape[1:]), z)
+
     step = SOLVERS[solver]
     times = latent_times(latent, steps)
     memory = {}
     for t, t_next in zip(times, times[1:]):
-        noise = torch.randn(z.shape, generator=rng, device=z.device)
-        z = step(latent, z, t, t_next, denoise, memory, noise)
+        z = step(latent, z, t, t_next, denoise, memory, draw)
     return z.float()

@@ -17,6 +17,7 @@ from diffusion import MaskedText, check_choice, is_end
 from samplers import SAMPLERS, in_blocks, make_propose, no_callback
 from sampling.denoise import at_clock, batches, make_denoise, null_latents
 from sampling.knobs import TEXT_KNOBS, settle
+from sampling.noise import Noise, rows_of
 
 # -----------------------------------------------------------------------------
 # What is written, and what is known of it
@@ -43,12 +44,14 @@ def tidied(run, tokens):
     return torch.where(column == n_text, eos, tokens)
 
 
-def blank(run, n, knobs, lengths_of=None):
+def blank(run, n, knobs, lengths_of=None, rows=None):
     """
     n texts of which nothing is known: tokens, all MASK, and known_mask, all False.
     Where the run does not learn lengths, EOS and PAD are known: after `length` tokens, or where the
     texts lengths_of (n, L) have them, or after a length drawn from the training texts'.
+    rows (n, 2): of noise.py, by default those of n sources.
     """
+    rows = rows_of(n) if rows is None else rows
     length = knobs.length
     tokens = torch.full((n, run.L), run.text.mask_id)
     if not run.lengths:
@@ -66,7 +69,7 @@ def blank(run, n, knobs, lengths_of=None):
     if length:
         lengths = torch.full((n, 1), length)
     else:
-        quantile = np.random.default_rng(knobs.seed).random(n)
+        quantile = Noise(knobs.seed, rows).uniforms('length', 1)[:, 0].numpy()
         shares = np.linspace(0, 1, len(run.lengths))
         drawn = np.interp(quantile, shares, run.lengths).round()
         lengths = torch.from_numpy(drawn).long().clamp(min=1)[:, None]   # (n, 1)
@@ -129,26 +132,30 @@ def check_together(run, knobs, table):
 # -----------------------------------------------------------------------------
 # Writing
 
-def generators(run, seed):
-    """ One on the host, for what is unmasked, one on the device for the rest; on a CPU the same. """
-    rng = torch.Generator().manual_seed(seed)
-    if torch.device(run.device).type == 'cpu':
-        return rng, rng
-    return rng, torch.Generator(run.device).manual_seed(seed)
-
-
 @torch.inference_mode()
-def write(run, tokens, known_mask, z, knobs, inner=None, several=False, on_step=no_callback):
+def write(run, tokens, known_mask, z, knobs, inner=None, several=False, on_step=no_callback,
+          rows=None):
     """
     Fills the MASKs of tokens (n, L) that are not in known_mask (n, L), from standardised latents
     z (n, N, D), or from text alone: z None. Returns tokens (n, L).
     knobs: SamplingKnobs. inner (n, L): positions where EOS and PAD are not allowed.
     several: equal rows are among them, and shall not get equal texts.
+    rows (n, 2): of noise.py, by default those of n sources.
     on_step(tokens, logits, positions): of samplers.py. For each batch it is also called before the
     first step, without logits.
     """
-    some_known = bool((known_mask & ~ends_of(run, tokens)).any())        # more than its length
-    knobs = settle(run, knobs, z is not None, some_known, several)
+    rows = rows_of(len(tokens)) if rows is None else rows
+
+    # of which texts is a part known, not the length alone? Their knobs may be settled otherwise
+    from_text = (known_mask & ~ends_of(run, tokens)).any(1)              # (n,)
+    if from_text.any() and not from_text.all():
+        out = tokens.clone()
+        for these in (from_text, ~from_text):
+            some_z, some_inner = (None if x is None else x[these] for x in (z, inner))
+            out[these] = write(run, tokens[these], known_mask[these], some_z, knobs, some_inner,
+                               several, on_step, rows[these.numpy()])
+        return out
+    knobs = settle(run, knobs, z is not None, bool(from_text.any()), several)
     sampler, process = pick_sampler(run, knobs)
 
     # guidance, and the caches of keys and values that it takes
@@ -161,20 +168,20 @@ def write(run, tokens, known_mask, z, knobs, inner=None, several=False, on_step=
 
     # batch by batch
     z = None if z is None else at_clock(run, z, knobs.latent_clock)
-    rng, device_rng = generators(run, knobs.seed)
-    propose = make_propose(knobs.temperature, knobs.nucleus, device_rng)
+    propose = make_propose(knobs.temperature, knobs.nucleus)
     out = []
     for part in batches(run, len(tokens), knobs.sample_batch, n_asked, n_caches,
                         on_step is not no_callback):
         x = tokens[part].to(run.device)
         condition, is_inner = (None if rows is None else rows[part].to(run.device)
                                for rows in (z, inner))
+        noise = Noise(knobs.seed, rows[part])
         null = None
         if 'latent' in run.streams:                                      # one draw per text, kept
-            null = null_latents(run, len(x), device_rng)
+            null = null_latents(run, noise)
         denoise = make_denoise(run, g, condition, null, is_inner, is_causal,
                                knobs.latent_clock)
         on_step(x)
-        x = sampler(denoise, propose, process, x, known_mask[part], knobs.steps, rng, on_step)
+        x = sampler(denoise, propose, process, x, known_mask[part], knobs.steps, noise, on_step)
         out.append(x.cpu())
     return torch.cat(out)

@@ -208,23 +208,27 @@ class Figures(dict):
             a number               a whole one is a count, and stands above the table
             values (n,) of n texts         their mean
             (totals (n,), sizes (n,))      sum of totals / sum of sizes: a long text weighs more
-        Means and ratios get a standard error over texts, from two texts on.
+        Means and ratios get a standard error over texts, from two texts on. Of nothing they are nan
+        (no text, sizes of 0), which is shown as undefined, and is null in results.json.
         """
         for metric, value in metrics.items():
             error = None
             if isinstance(value, tuple):
                 total, size = value
-                value, n = total.sum() / size.sum(), len(total)
+                n = len(total)
+                value = total.sum() / size.sum() if size.sum() else math.nan
                 if n > 1:
                     error = (total - value * size).std() / size.mean() / math.sqrt(n)
             elif np.ndim(value):
                 values = np.asarray(value, np.float64)
-                value, n = values.mean(), len(values)
+                n = len(values)
+                value = values.mean() if n else math.nan
                 if n > 1:
                     error = values.std(ddof=1) / math.sqrt(n)
 
             value = value if isinstance(value, int) else float(value)
-            self[control, metric] = Figure(value, None if error is None else float(error))
+            has_error = error is not None and math.isfinite(value)
+            self[control, metric] = Figure(value, float(error) if has_error else None)
 
     def enter_with_lead(self, measured, rival):
         """ Enters {control: {metric: value}}, of which '' is what is measured, and its lead over

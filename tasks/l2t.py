@@ -1,6 +1,6 @@
 """
 l2t: texts written from latents, against the texts that the latents came from: mean sentence BLEU
-and corpus BLEU, word-set F1, exact match, and the round trip: embed what was written, cosine with
+and corpus BLEU, F1 of the sets of words, exact match, and the round trip: embed what was written, cosine with
 the source latent, retrieval of the source among all n. n_near: how many of the n texts are nearly a
 training text (a Jaccard index of the sets of words of .8 or more).
 Controls: shuffled, another text's latent; null, noise at clock 1; nearest, the training text whose
@@ -24,7 +24,7 @@ RIVAL = 'nearest'
 HEADLINES = (('text from embedding, BLEU', '', 'bleu'),
              ('  by diffusion, greedy', 'diffusion', 'bleu'),
              ('  from left to right, greedy', 'left_to_right', 'bleu'),
-             ('text from embedding, word F1', '', 'f1'))
+             ('text, F1 of sets of words', '', 'f1'))
 
 
 def measure(run, ctx):

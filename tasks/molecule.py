@@ -58,20 +58,14 @@ def with_wrong_bits(ctx, share):
     return torch.from_numpy((bits & ~lost | won).astype(np.float32))
 
 
-def canonical(run, text):
-    """ The one way that RDKit writes a molecule; of what is none, the text. """
-    from rdkit import Chem
-    molecule = run.encoder.read(text)
-    return Chem.MolToSmiles(molecule) if molecule else text
-
-
 def judge(run, ctx, written):
     """ {metric: values (n,)} of what was written, beside the texts and their fingerprints. """
     found = run.encode(written)
     valid = found.any(2)[:, 0].numpy()
     common = torch.minimum(found, ctx.raw).sum((1, 2))
     union = torch.maximum(found, ctx.raw).sum((1, 2))
-    same = [canonical(run, a) == canonical(run, b) for a, b in zip(ctx.texts, written)]
+    canonical = run.encoder.canonical
+    same = [canonical(a) == canonical(b) for a, b in zip(ctx.texts, written)]
     return {
         'exact': 100. * (valid & same),
         'tanimoto': common / union.clamp(min=1),

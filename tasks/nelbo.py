@@ -16,6 +16,7 @@ from sampling.run import FILLS, MAKES
 from sampling.solvers import x0_and_e
 from sampling.writing import ends_of
 from tasks.common import Figures, TaskNeeds, progress_bar, with_controls
+from tasks.measures import perplexity_of
 
 NEEDS = TaskNeeds()
 SETTINGS = ('draws',)
@@ -89,8 +90,8 @@ def nelbo(run, texts, tokens, raw, draws, seed, batch, process=None, prefix=''):
         total = nats.sum().item()
         figures.enter(control, {
             f'{prefix}nats_per_token': (nats, n_real),
-            f'{prefix}perplexity': math.exp(total / n_real.sum().item()),
-            f'{prefix}bits_per_byte': total / math.log(2) / n_bytes})
+            f'{prefix}perplexity': perplexity_of(total, n_real.sum().item()),
+            f'{prefix}bits_per_byte': total / math.log(2) / n_bytes if n_bytes else math.nan})
     return figures
 
 

@@ -13,6 +13,7 @@ from corpora.statistics import counts
 from diffusion import is_end, positions_of, uniforms
 from sampling.denoise import call, null_latents
 from sampling.knobs import TEXT_KNOBS
+from sampling.noise import Noise, rows_of
 from sampling.run import FILLS
 from sampling.writing import blank, write
 from tasks.common import Figures, TaskNeeds, open_split
@@ -48,7 +49,7 @@ def measure(run, ctx):
         u = uniforms(seed, share, 'evaluation', 0, n, 1 + run.L)[:, 1:]
         t = run.text.time_of_share(torch.full((n,), share / 10, dtype=torch.float64))
         noisy, mask = run.text.corrupt(tokens, t, u, ends)
-        first_choice = predict(run, noisy, mask, knobs.sample_batch, rng)
+        first_choice = predict(run, noisy, mask, knobs)
         n_right = ((first_choice == tokens) & mask).sum(1).double()
         n_commonest = ((frequency.argmax() == tokens) & mask).sum(1)
         for control, found in (('', n_right), ('unigram', n_commonest)):
@@ -61,7 +62,7 @@ def measure(run, ctx):
     of_unigram = torch.where(ends, tokens, by_lot)
     for control, x in (('', written), ('unigram', of_unigram), ('data', tokens)):
         rows = real_ids(run, x)
-        residues = torch.tensor([i for row in rows for i in row])
+        residues = torch.tensor([i for row in rows for i in row], dtype=torch.int64)
         share = torch.bincount(residues, minlength=len(frequency)).double()
         share /= share.sum()
         distance = (share - frequency).abs().sum() / 2
@@ -74,13 +75,16 @@ def measure(run, ctx):
     return figures
 
 
-def predict(run, noisy, mask, batch, rng):
+def predict(run, noisy, mask, knobs):
     """ noisy (n, L) with the network's first choice at the masked positions. """
     found = noisy.clone()
+    rows, batch = rows_of(len(noisy)), knobs.sample_batch
     for i in range(0, len(noisy), batch):
         x, masked = noisy[i:i + batch], mask[i:i + batch]
         positions = positions_of(masked)                                 # (P,)
-        z = null_latents(run, len(x), rng) if 'latent' in run.streams else None
+        z = None
+        if 'latent' in run.streams:
+            z = null_latents(run, Noise(knobs.seed, rows[i:i + batch]))
         t = run.text.time_of_share(masked.double().mean(1))              # the clock of the bound
         logits, _ = call(run, x.to(run.device), z, t, 1.0, positions)
         first_choice = logits.argmax(1)                                  # (P,)

@@ -2,7 +2,6 @@
 How likely texts are under the scorer that --scorer= names: a run of config/ar.py, or a causal
 language model. Perplexity alone rewards repetition, so it stands beside entropy and repetition.
 """
-import math
 import os
 from functools import lru_cache
 
@@ -14,6 +13,7 @@ from runs.files import in_one_line
 from sampling.inputs import pack
 from sampling.run import Run
 from tasks.common import progress_bar
+from tasks.measures import perplexity_of
 
 
 def prepare_scorer(run, knobs):
@@ -58,7 +58,7 @@ def load_scorer(name, revision, device):
                 logits = model(ids).logits[0, :-1].float()
                 nats += F.cross_entropy(logits, ids[0, 1:], reduction='sum').item()
                 count += ids.shape[1] - 1
-        return math.exp(nats / count) if count else math.inf
+        return perplexity_of(nats, count)
     return perplexity
 
 
@@ -75,5 +75,5 @@ def scorer_of_run(out_dir, device):
         for part in tokens.split(128):
             ones = torch.ones(len(part), device=run.device)
             nats += run.next_token.bound(run.model, part, None, ones).sum().item()
-        return math.exp(nats / (tokens != run.tokenizer.pad).sum().item())
+        return perplexity_of(nats, (tokens != run.tokenizer.pad).sum().item())
     return perplexity

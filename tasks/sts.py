@@ -32,6 +32,9 @@ def prepare(run, knobs):
     rows = chosen_rows(len(first), knobs['n'], knobs['seed'])
     if len(rows) < 3:
         raise ValueError(f'sts={knobs["sts"]}: a correlation needs 3 pairs, found {len(rows)}')
+    if (scores[rows] == scores[rows[0]]).all():
+        raise ValueError(f'sts={knobs["sts"]}: all {len(rows)} pairs have the score '
+                         f'{scores[rows[0]]:g}: a correlation needs scores that differ')
     return [first[i] for i in rows], [second[i] for i in rows], scores[rows]
 
 

@@ -21,6 +21,7 @@ from runs.preflight import flops_of
 from runs.stages import read_stages
 from samplers import make_propose
 from sampling.left_to_right import LeftToRight
+from sampling.noise import Noise, rows_of
 from test_causal import network
 from toys import Network
 
@@ -352,14 +353,15 @@ def reverse(process, t, s, q_t, q_s, p, z):
     return weight.sum(0) / weight.sum()
 
 
-def draw(process, denoiser, n, steps, seed=0, given=None, tokens=None, temperature=1.0, **knobs):
+def draw(process, denoiser, n, steps, seed=0, given=None, tokens=None, temperature=1.0, rows=None,
+         **knobs):
     def denoise(tokens, t, positions, rows=None):
         return denoiser(t, tokens).flatten(0, 1)[positions].float()
-    rng = torch.Generator().manual_seed(seed)
+    noise = Noise(seed, rows_of(n) if rows is None else rows)
     tokens = torch.full((n, L), V) if tokens is None else tokens
     given = torch.zeros(n, L, dtype=torch.bool) if given is None else given
-    return process.samplers['ancestral'](denoise, make_propose(temperature, 1.0, rng), process,
-                                         tokens, given, steps, rng, **knobs)
+    return process.samplers['ancestral'](denoise, make_propose(temperature, 1.0), process,
+                                         tokens, given, steps, noise, **knobs)
 
 
 @pytest.mark.parametrize('process', [GIDD(V, .2), GIDD(V, .5, 2.), GIDD(V, 0.), HDLM(V, CLUSTERS),
@@ -373,6 +375,19 @@ def test_samplers_have_the_enumerated_law_of_their_chain_and_end_in_tokens(proce
     counts = torch.bincount(found[:, 0] * V + found[:, 1], minlength=V * V).double()
     z = (((counts - n * law) ** 2 / (n * law)).sum() - 8) / 4            # 8 degrees of freedom
     assert z < 10, (counts / n, law)                       # one seed in ten million lies above
+
+
+@pytest.mark.parametrize('process', [GIDD(V, .5), HDLM(V, CLUSTERS, 1., .8)], ids=name_of)
+def test_a_row_of_a_baseline_is_written_the_same_alone_and_beside_others(process):
+    rows = rows_of(15, 2)
+    tokens = torch.tensor([[V, V], [2, V]]).repeat(15, 1)
+    for knobs in ({}, dict(self_correct=4)):
+        def written(part):
+            x = tokens[part]
+            return draw(process, some_denoiser, len(x), 5, given=x != V, tokens=x, rows=rows[part],
+                        **knobs)
+        alone = [written(slice(i, i + 1)) for i in range(30)]
+        assert torch.equal(written(slice(None)), torch.cat(alone))
 
 
 def test_given_tokens_are_never_touched_by_baseline_samplers():
@@ -390,28 +405,39 @@ def test_self_correction_takes_what_the_network_prefers_and_stops():
     # wants (0, 2), whatever it sees
     def denoise(tokens, t, positions):
         return torch.tensor([[5., 0, 0], [0, 0, 5.]]).repeat(len(tokens), 1)[positions]
-    rng = torch.Generator().manual_seed(0)
+    noise = Noise(0, rows_of(3))
     free = torch.zeros(3, 2, dtype=torch.bool)
-    rounds = [process.correct(denoise, tokens, free, n, rng) for n in (10, 2, 1)]
+    rounds = [process.correct(denoise, tokens, free, n, noise) for n in (10, 2, 1)]
     assert rounds[0].tolist() == rounds[1].tolist() == [[0, 2]] * 3
     changed = (rounds[2] != tokens).sum(1)
     assert changed.tolist() == [0, 1, 1] and (rounds[2] != rounds[0]).sum(1).tolist() == [0, 0, 1]
+
+    # a text that has once drawn no change is done, whatever the others draw
+    def drawn_by_half(tokens, t, positions):
+        return torch.tensor([[0., .01, -9], [9, 0, 0]]).repeat(len(tokens), 1)[positions]
+    x, rows = torch.zeros(40, 2, dtype=torch.int64), rows_of(40)
+    free = torch.zeros(40, 2, dtype=torch.bool)
+    together = process.correct(drawn_by_half, x, free, 6, Noise(0, rows))
+    alone = [process.correct(drawn_by_half, x[:1], free[:1], 6, Noise(0, rows[i:i + 1]))
+             for i in range(40)]
+    assert torch.equal(together, torch.cat(alone)) and 5 < (together[:, 0] == 1).sum() < 35
 
     # a draw of what is less likely is no reason to move
     def nearly_even(tokens, t, positions):
         return torch.tensor([[.04, 0, -9], [.04, 0, -9]]).repeat(len(tokens), 1)[positions]
     liked = torch.zeros(50, 2, dtype=torch.int64)
     assert torch.equal(process.correct(nearly_even, liked, torch.zeros(50, 2, dtype=torch.bool), 5,
-                                       rng), liked)
+                                       Noise(0, rows_of(50))), liked)
 
 
 def test_what_is_known_beside_is_weighed_in_before_the_filter():
     logits = torch.tensor([[9., 8., 0., 0.]]).repeat(1000, 1)
     tilt = torch.tensor([[0., 0, .2, .8]]).repeat(1000, 1)
+    u = torch.rand(1000, 2)
     for temperature, nucleus in ((1., 1.), (1., .9), (.05, 1.), (0., 1.)):
-        found = make_propose(temperature, nucleus, torch.Generator().manual_seed(0))(logits, tilt)
+        found = make_propose(temperature, nucleus)(logits, u, tilt)
         assert (found >= 2).all(), (temperature, nucleus)
-    found = make_propose(1., 1., torch.Generator().manual_seed(0))(logits, tilt)
+    found = make_propose(1., 1.)(logits, u, tilt)
     assert abs((found == 3).double().mean() - .8) < .07
 
 
@@ -443,7 +469,8 @@ def test_what_is_known_behind_a_gap_stays_and_is_not_seen_when_the_gap_is_filled
         read.append(tokens[0].tolist())
         x = torch.tensor([4 if tokens.shape[1] < 5 else 7])              # then the EOS
         return F.one_hot(x, 20).float()
-    out = process.left_to_right(denoise, make_propose(0, 1, None), process, tokens, known, 0, None)
+    out = process.left_to_right(denoise, make_propose(0, 1), process, tokens, known, 0,
+                                Noise(0, rows_of(1)))
     assert out.tolist() == [[1, 4, 3, 4, 7, 19, 19, 19, 19, 5]]
     assert read[:2] == [[20, 1], [20, 1, 4, 3]]
 
@@ -456,8 +483,8 @@ def test_writing_ends_at_the_eos_of_the_tokenizer_which_need_not_be_the_last_id_
     def denoise(tokens, t, positions):
         x = torch.tensor([[3, 7, 5], [4, 6, 7]])[:, min(tokens.shape[1] - 1, 2)]
         return F.one_hot(x, 20).float()
-    out = process.left_to_right(denoise, make_propose(0, 1, None), process, blank, blank < 0, 0,
-                                None, lambda x, *_: states.append(x))
+    out = process.left_to_right(denoise, make_propose(0, 1), process, blank, blank < 0, 0,
+                                Noise(0, rows_of(2)), lambda x, *_: states.append(x))
     assert out.tolist() == [[3, 7] + [19] * 14, [4, 6, 7] + [19] * 13] and len(states) == 3
     process.check_known(torch.tensor([[1, 20, 7, 19]]), torch.tensor([[True, False, True, True]]))
 

@@ -20,6 +20,7 @@ from samplers import make_propose
 from sampling.denoise import null_latents
 from sampling.left_to_right import LeftToRight
 from sampling.knobs import SamplingKnobs, settle
+from sampling.noise import Noise, rows_of
 from sampling.writing import write
 from tasks import infill
 from toys import Network, l2t, toy_run
@@ -109,7 +110,7 @@ def tiny():
 
 
 def test_it_draws_from_left_to_right_what_its_causal_rows_say():
-    model, process, n, rng = tiny(), LeftToRight(V, V - 2), 20_000, torch.Generator().manual_seed(0)
+    model, process, n = tiny(), LeftToRight(V, V - 2), 20_000
     cache = {}
     with torch.no_grad():
         def denoise(x, t, positions):
@@ -117,9 +118,9 @@ def test_it_draws_from_left_to_right_what_its_causal_rows_say():
             logits = process.decode_step(model, x, None, clock, clock, cache)
             logits[:, 3] = -torch.inf
             return logits
-        out = process.left_to_right(denoise, make_propose(1.0, 1.0, rng), process,
+        out = process.left_to_right(denoise, make_propose(1.0, 1.0), process,
                                     torch.full((n, L), V),
-                                    torch.zeros(n, L, dtype=torch.bool), L, rng)
+                                    torch.zeros(n, L, dtype=torch.bool), L, Noise(0, rows_of(n)))
 
         def without_pad(*args, **more):
             logits, found = model(*args, **more)
@@ -227,7 +228,7 @@ def test_the_default_writes_from_left_to_right_and_every_sampler_still_fills_mas
 
     # by hand, without a cache; latents at clock s are alpha z + sigma e
     zero, ones = torch.zeros(3), torch.ones(3)
-    null = null_latents(run, 3, torch.Generator().manual_seed(0))
+    null = null_latents(run, Noise(0, rows_of(3)))
     for guidance, s in ((1.0, 0.0), (2.0, 0.0), (1.0, 0.6), (2.0, 0.6)):
         tokens = torch.full((3, run.L), run.text.mask_id)
         with torch.no_grad():

@@ -243,7 +243,7 @@ def write_inputs(folder):
 
 HUB = ('minilm', 'e5', 'bge', 'qwen', 'morgan')          # of the hub, or of another package
 TINY = dict(depth=1, width=32, heads=2, latent_width=32, batch_size=8, max_iters=2, warmup_iters=0,
-            eval_iters=1, eval_interval=2, log_interval=1, device='cpu', dtype='float32',
+            eval_rows=8, eval_interval=2, log_interval=1, device='cpu', dtype='float32',
             compile='false')
 
 

@@ -221,7 +221,8 @@ def solve(latent, solver, z, times, generator=None):
     memory, step = {}, SOLVERS[solver]
     times = torch.as_tensor(times, dtype=torch.float64)
     for t, s in zip(times, times[1:]):
-        noise = torch.randn(z.shape, generator=generator, dtype=z.dtype)
+        def noise():
+            return torch.randn(z.shape, generator=generator, dtype=z.dtype)
         z = step(latent, z, t, s, known_denoiser(latent), memory, noise)
     return z
 

@@ -76,15 +76,36 @@ def test_a_figure_is_a_number_a_mean_or_a_ratio_of_sums_and_a_lead_is_of_paired_
 
 def test_retrieval_finds_the_right_latent_and_ranks_it():
     raw = torch.eye(5)[:, None]
-    r = retrieval(raw, raw)
+    texts = list('abcde')
+    r = retrieval(raw, raw, texts)
     assert r['retrieval@1'].tolist() == [100] * 5
     # every one is nearest to its neighbour, then to itself
     second = torch.eye(5) + 1.5 * torch.eye(5).roll(1, 1)
-    r = retrieval(second[:, None], raw)
+    r = retrieval(second[:, None], raw, texts)
     assert r['retrieval@1'].sum() == 0
     assert r['retrieval@10'].tolist() == [100] * 5
-    r = retrieval(torch.ones(5, 1, 5), raw)                              # all alike: at chance
+    r = retrieval(torch.ones(5, 1, 5), raw, texts)                       # all alike: at chance
     assert r['retrieval@1'].tolist() == pytest.approx([20] * 5)
+
+
+def test_an_equal_text_is_as_right_as_the_source_itself():
+    raw = torch.eye(6)[[0, 1, 1, 1, 2, 3]][:, None]
+    texts = ['a', 'b', 'b', 'b', 'c', 'd']
+    assert retrieval(raw, raw, texts)['retrieval@1'].tolist() == [100] * 6
+    # nearest to the third b, then to c; the fourth of them is no b
+    found = torch.zeros(6, 1, 6)
+    found[:, 0, 1], found[:, 0, 2] = 2, 1
+    r = retrieval(found, raw, texts)
+    assert r['retrieval@1'].tolist() == [0, 100, 100, 100, 0, 0]
+    assert r['cosine'].tolist() == pytest.approx([0, *[2 / 5 ** .5] * 3, 1 / 5 ** .5, 0])
+
+    # all alike: the chance that one of the right ones is among k of n, drawn at random
+    n = 20
+    texts = ['twice', 'twice', *map(str, range(n - 2))]
+    r = retrieval(torch.zeros(n, 1, n), torch.eye(n)[:, None], texts)
+    assert r['retrieval@1'].tolist() == pytest.approx([10, 10, *[5] * 18])
+    expected = 100 * (1 - math.comb(n - 2, 10) / math.comb(n, 10))
+    assert r['retrieval@10'].tolist() == pytest.approx([expected, expected, *[50] * 18])
 
 
 def test_comparison_scores_copies_full_and_collapsed_embeddings_at_chance():
@@ -383,7 +404,7 @@ def test_a_causal_scorer_reads_the_perplexity_of_texts(tmp_path):
     perplexity = scorer.load_scorer(str(tmp_path), '', 'cpu')
     expected = math.exp(nats / (2 + 3))
     assert perplexity(['a b c', 'c c c z', 'a']) == pytest.approx(expected, rel=1e-4)
-    assert perplexity(['a', '']) == math.inf, 'texts of one token are not perfect'
+    assert math.isnan(perplexity(['a', ''])), 'texts of one token are not perfect'
 
 
 # ---- what is printed, and results.json
@@ -550,3 +571,51 @@ def test_evaluations_of_other_texts_and_one_text_and_a_sweep_as_commands(finishe
         assert rc == 2 and len(errors) == 1 and word in errors[0], (args, err)
         assert 'Traceback' not in err
     assert (out / 'results.json').read_text() == before
+
+
+# ---- what is not defined
+
+def test_what_is_not_defined_is_nan_without_a_warning_and_null_in_the_results(tmp_path, recwarn,
+                                                                            capsys):
+    figures = Figures(0)
+    figures.enter('', dict(none=[], ratio=(torch.zeros(3), torch.zeros(3)), one=[2.0]))
+    figures['', 'spearman'] = correlation(np.ones(5), np.arange(5.))
+    figures['', 'alone'] = correlation(np.ones(1), np.ones(1))
+    figures.enter('shuffled', dict(one=[3.0, 5.0], none=[1.0, 2.0], perplexity=math.inf))
+    undefined = ['none', 'ratio', 'spearman', 'alone']
+    assert all(math.isnan(figures['', name].value) and figures['', name].se is None
+               for name in undefined)
+    assert measures.perplexity_of(1e6, 1) == math.inf and math.isnan(measures.perplexity_of(0., 0))
+    assert measures.entropy([]) == 0 and math.copysign(1, measures.entropy([])) == 1
+    assert not recwarn.list
+
+    path = tmp_path / 'results.json'
+    same = dict(task='t', n=5, texts='', point={}, knobs={}, checkpoint='', commit=None)
+    add_results(path, [dict(metric=metric, control=control, value=value, se=se, **same)
+                       for (control, metric), (value, se) in figures.items()])
+
+    def refuse(word):
+        raise AssertionError(f'{word} is no JSON')
+    json.loads(path.read_text(), parse_constant=refuse)
+    records = read_results(path)
+    assert [find(records, 't', name)['value'] for name in undefined] == [None] * 4
+    assert find(records, 't', 'perplexity', 'shuffled')['value'] is None
+    add_results(path, [dict(records[0], value=1.0)])       # beside what is null
+    evaluate.print_table('t', figures, 5)
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line.startswith('none')).split()[1:3] == ['undefined',
+                                                                                   '1.500']
+    cells = evaluate.summary_cells(figures, ['', 'shuffled'], 'none')
+    assert cells == ['undefined', '1.500 ± .500']
+
+
+def test_scores_that_are_all_the_same_stop_sts_in_one_line(tmp_path):
+    path = tmp_path / 'same.csv'
+    run = known_run(meta=dict(encoder=dict(id='lsa')))
+    for scores, n, words in (([3, 3, 3, 3], None, 'all 4 pairs have the score 3'),
+                             ([2.5] * 99 + [1], 4, 'all 4 pairs have the score 2.5')):
+        pairs = [f'a red man runs {i},a blue dog sits {i},{x}' for i, x in enumerate(scores)]
+        path.write_text('\n'.join(['sentence1,sentence2,score', *pairs]))
+        with pytest.raises(ValueError, match=words) as found:
+            sts.prepare(run, dict(sts=str(path), n=n, seed=0))
+        assert '\n' not in str(found.value)

@@ -440,7 +440,7 @@ def hold(*args):
 loss.Loss.validate = hold
 """
     out = tmp_path / 'run'
-    job = Job(dataset, out, '--eval_iters=20', ranks=2, before=until_a_signal)
+    job = Job(dataset, out, '--eval_rows=160', ranks=2, before=until_a_signal)
     job.until('evaluating')
     job.processes[1].terminate()
     assert job.wait() == [143, 143]

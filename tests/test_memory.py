@@ -86,7 +86,7 @@ def test_the_first_choice_of_a_network_that_knows_the_tokens_is_right():
     right = torch.nn.functional.one_hot(tokens, V).float()               # (B, L, V)
     knows = Network(lambda x, z, t, s, positions, predict: (right.flatten(0, 1)[positions], None))
     run = run_of(knows, streams=('text',))
-    found = predict(run, tokens.masked_fill(mask, V), mask, B, torch.Generator())
+    found = predict(run, tokens.masked_fill(mask, V), mask, SamplingKnobs(sample_batch=B))
     assert torch.equal(found, tokens)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from corpora.encoder_table import find_encoder
+from corpora.readers import warn_once
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
 from launch import texts_of
@@ -66,6 +67,41 @@ def test_a_dataset_of_molecules_drops_and_counts_what_is_none(morgan, tmp_path, 
     assert (data.raw_latents([0])[0].numpy() == morgan(texts_of(folder, 'train')[:1])[0]).all()
     with pytest.raises(ValueError, match='morgan has no settings'):
         run(input=tmp_path / 'a.txt', out=tmp_path / 'b', encoder='morgan')
+
+
+SPELLINGS = [['CCO', 'OCC', 'C-C-O'], ['Oc1ccccc1', 'C1=CC=CC=C1O'], ['CC(=O)O', 'C(C)(O)=O'],
+             ['F/C=C/F', 'C(/F)=C\\F'], ['[Na+].[Cl-]', '[Cl-].[Na+]'], ['C', '[CH4]']]
+
+
+def written_in_two_ways(path):
+    """ 60 molecules, three SMILES of each. """
+    lines = [way + i * 'C' for ways in SPELLINGS[:1] for way in ('CCN', 'C-C-N') for i in range(25)]
+    path.write_text('\n'.join([*lines, *sum(SPELLINGS, [])]))
+    return path
+
+
+@pytest.mark.parametrize('knobs', [dict(encoder='morgan', encoder_dims=0, vocab_size=300),
+                                   dict(encoder='none', tokenizer='smiles')])
+def test_two_smiles_of_a_molecule_are_in_one_split(morgan, tmp_path, knobs):
+    folder = run(input=written_in_two_ways(tmp_path / 'a.txt'), out=tmp_path / 'out',
+                 val_fraction=.3, max_tokens=63, **knobs)
+    train, val = ({morgan.canonical(text) for text in texts_of(folder, split)}
+                  for split in ('train', 'val'))
+    assert len(val) > 5 and not train & val
+    again = run(input=tmp_path / 'a.txt', out=tmp_path / 'distinct', val_fraction=.3, max_tokens=63,
+                distinct=True, **knobs)
+    once = texts_of(again, 'train') + texts_of(again, 'val')
+    assert sorted(map(morgan.canonical, once)) == sorted(train | val), 'each is there once'
+
+
+def test_without_rdkit_molecules_are_split_by_how_they_are_written_and_this_is_said(
+        monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, 'rdkit', None)
+    warn_once.cache_clear()
+    run(input=written_in_two_ways(tmp_path / 'a.txt'), out=tmp_path / 'out', encoder='none',
+        tokenizer='smiles', val_fraction=.3)
+    said = [line for line in capsys.readouterr().err.splitlines() if 'RDKit' in line]
+    assert len(said) == 1 and 'pip install rdkit' in said[0]
 
 
 def test_wrong_bits_are_a_share_of_the_ones_and_as_many_zeros(monkeypatch):

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from types import SimpleNamespace
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 
 import prepare
 from configurator import read_knobs
-from corpora import tokenizers
+from corpora import splits, tokenizers
 from corpora.builtin import builtin_corpus
 from corpora.fitting import train_bpe
 from corpora.shards import NAMES, Chunker
@@ -324,3 +325,34 @@ def test_what_is_wrong_with_the_command_is_one_line_and_code_2(tmp_path, monkeyp
         prepare.main()
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert stopped.value.code == 2 and line.startswith('error: ') and message in line
+
+
+# ---- one text in two spellings
+
+ACCENTS = [f'{word} {i}' for i in range(12) for word in ('caf\u00e9', '\u00c5ngstr\u00f6m', '\ud55c\uae00')]
+
+
+def test_two_spellings_of_a_text_are_in_one_split_and_one_of_them_where_texts_are_distinct(tmp_path):
+    both = [normalize(form, text) for text in ACCENTS for form in ('NFC', 'NFD')]
+    path = write_lines(tmp_path / 'a.txt', both)
+    byte = dict(input=path, tokenizer='byte', encoder='none', val_fraction=.3)
+    folder = run(**byte, out=tmp_path / 'out')
+    texts = {split: texts_of(folder, split) for split in ('train', 'val')}
+    assert sorted(texts['train'] + texts['val']) == sorted(both), 'as they are written'
+    train, val = ({normalize('NFC', text) for text in texts[split]} for split in texts)
+    assert val and not train & val
+    folder = run(**byte, out=tmp_path / 'distinct', distinct=True)
+    assert sorted(texts_of(folder, 'train') + texts_of(folder, 'val')) == sorted(both[::2])
+
+
+def test_what_is_known_of_val_input_is_counted_over_all_of_the_input(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(splits, 'FIT_DOCUMENTS', 5)        # of which the sample is
+    write_lines(tmp_path / 'a.txt', [*LINES, *ACCENTS])
+    known = [*LINES[:20], *(normalize('NFD', text) for text in ACCENTS)]
+    write_lines(tmp_path / 'b.txt', [*known, *(f'new {text}' for text in LINES)])
+    folder = run(input=tmp_path / 'a.txt', val_input=tmp_path / 'b.txt', tokenizer='byte',
+                 encoder='none', out=tmp_path / 'out')
+    assert manifest.read_meta(folder)['counts']['val_input']['known'] == len(known) == 56
+    said = capsys.readouterr()
+    assert '56 of 206 documents of val_input are in the input, too' in said.err
+    assert '56 also in the input' in said.out

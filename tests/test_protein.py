@@ -135,6 +135,8 @@ def test_lengths_are_drawn_from_the_training_sequences_and_residues_at_random(tr
     quantiles = np.array(loaded.lengths)
     assert drawn.min() >= quantiles[0] and drawn.max() <= 24
     assert abs(drawn.double().mean() - quantiles.mean()) < 1.5
+    few = blank(loaded, 3, SamplingKnobs(seed=1))[1].logical_not().sum(1)
+    assert few.equal(drawn[:3]) and loaded.sample_text(1) == loaded.sample_text(3)[:1]
 
 
 def test_the_command_line_inpaints_and_writes_FASTA(trained, tmp_path):

@@ -85,6 +85,57 @@ def test_latents_of_a_text_are_written_like_the_text(loaded):
     assert len(three) == 6 and len(set(three[:3])) > 1, 'of each latent, one below the other'
 
 
+TEXTS = [TEXT, 'a blue cat', 'a small old man sits near the house number 5']
+GAPS = ['[MASK:*]', 'a [MASK] cat [MASK:1-2]', 'a [MASK:2] dog']
+HOT = dict(temperature=1.0, seed=3)
+DIRECTIONS = {                     # texts or latents of texts [i], so many of each
+    **{f'write {name}': lambda run, some, n, name=name, **how: run.write(
+        some, num_samples=n, sampler=name, steps=5, **HOT, **how)
+       for name in ('autoregressive', 'confidence', 'ancestral', 'first_hitting', 'remdm')},
+    'guided': lambda run, some, n, **how: run.write(
+        some, num_samples=n, guidance=2.0, **HOT, **how),
+    'blocks': lambda run, some, n, **how: run.write(
+        some, num_samples=n, sampler='first_hitting', block_size=8, steps=8, **HOT, **how),
+    'drafts': lambda run, some, n, **how: run.write(some, num_samples=n, rerank=5, **HOT, **how),
+    'infill': lambda run, some, n, **how: run.infill(
+        [GAPS[TEXTS.index(text)] for text in some], num_samples=n, **HOT, **how),
+    'edit': lambda run, some, n, **how: run.edit(
+        some, like=['a green bird'], strength=.4, num_samples=n, **HOT, **how),
+    'embed': lambda run, some, n, **how: list(run.embed(
+        some, num_samples=n, solver='ancestral', latent_steps=3, guidance=2.0, **HOT, **how)),
+    'round trip': lambda run, some, n, **how: run.round_trip(some, num_samples=n, **HOT, **how)[0],
+}
+
+
+@pytest.mark.parametrize('name', DIRECTIONS)
+def test_the_first_text_of_a_seed_is_the_same_alone_and_among_others(loaded, name):
+    direction = DIRECTIONS[name]
+
+    def same(some, others):
+        if isinstance(some[0], str):
+            return some == others
+        return all(torch.allclose(a, b, atol=1e-5) for a, b in zip(some, others))
+    of_three = direction(loaded, TEXTS, 2)
+    for how in (dict(sample_batch=1), dict(sample_batch=2)):
+        assert same(direction(loaded, TEXTS, 2, **how), of_three)
+    for n in (1, 2):
+        assert same(direction(loaded, TEXTS[:n], 2), of_three[:2 * n])
+    assert same(direction(loaded, TEXTS, 1), of_three[::2])
+    assert same(direction(loaded, TEXTS, 3)[:2], of_three[:2])
+    assert not same(of_three[::2], of_three[1::2]), 'two samples differ'
+
+
+def test_a_sample_from_noise_is_the_same_alone_and_among_others(loaded):
+    knobs = dict(temperature=1.0, steps=5, latent_steps=3, seed=3)
+    for ask in (loaded.sample, loaded.sample_text):
+        texts = ask(4, **knobs)
+        assert texts[:1] == ask(1, **knobs) and texts == ask(4, sample_batch=3, **knobs)
+        assert len(set(texts)) == 4 and texts[0] != ask(1, **knobs | dict(seed=4))[0]
+    z = loaded.sample_latents(4, **knobs)
+    assert torch.allclose(loaded.sample_latents(1, **knobs), z[:1], atol=1e-5)
+    assert torch.allclose(loaded.sample_latents(4, sample_batch=3, **knobs), z, atol=1e-5)
+
+
 @pytest.mark.parametrize('wrong, kind, words', [
     (lambda r: r.write(), ValueError, 'give texts, or latents'),
     (lambda r: r.write(latents=torch.zeros(1, 15)), ValueError, 'shape (1, 15), expected (n, 16)'),
@@ -101,8 +152,21 @@ def test_latents_of_a_text_are_written_like_the_text(loaded):
     *((ask, ValueError, 'at least one') for ask in (
         lambda r: r.write([]), lambda r: r.write(latents=torch.zeros(0, 16)), lambda r: r.sample(0),
         lambda r: r.edit([], like=['a']), lambda r: r.infill([]), lambda r: r.embed([]),
-        lambda r: r.nats([]), lambda r: r.round_trip([]),
-        lambda r: r.sample_latents(0))),
+        lambda r: r.nats([]), lambda r: r.round_trip([]), lambda r: r.write(latents=[]),
+        lambda r: r.sample_latents(0), lambda r: r.sample(-1), lambda r: r.sample_text(-2),
+        lambda r: r.sample_both(2.0), lambda r: r.sample(True), lambda r: r.sample('3'),
+        lambda r: r.write(x for x in [TEXT]), lambda r: r.infill(x for x in ['a [MASK]']),
+        lambda r: r.edit((x for x in [TEXT]), like=['a']), lambda r: r.embed(iter([TEXT])),
+        lambda r: r.encode(None), lambda r: r.nats(3),
+        *(lambda r, n=n, name=name: getattr(r, name)([given], num_samples=n)
+          for name, given in (('write', TEXT), ('embed', TEXT), ('round_trip', TEXT),
+                              ('infill', 'a [MASK]'))
+          for n in (0, -1, 2.0, None)))),
+    (lambda r: r.edit([TEXT], like=(x for x in ['a'])), ValueError, 'expected a list of 1'),
+    (lambda r: r.edit([TEXT], like=['a'], num_samples=1.5), ValueError, 'num_samples: 1.5'),
+    (lambda r: r.write(latents='abc'), ValueError, 'latents: expected a tensor'),
+    (lambda r: r.write(latents=(x for x in [1.])), ValueError, 'latents: expected a tensor'),
+    (lambda r: r.write(latents=[torch.zeros(16), torch.zeros(3)]), ValueError, 'latents: expected'),
     (lambda r: r.edit([TEXT], like='a'), ValueError, "like='a': expected a list of 1 or 1 texts"),
     (lambda r: Run('no/such'), ValueError, 'no run in no/such'),
 ])

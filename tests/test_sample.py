@@ -16,15 +16,19 @@ from diffusion import MaskedText
 from encoders import far_off
 from launch import run_each
 from processes.gidd import GIDD
+from processes.hdlm import HDLM
 from samplers import SAMPLERS, in_blocks, make_propose, no_callback, nucleus_filter
 from sampling import drafts
 from sampling.inputs import JSON_LINES, NO_LINES, pack, read_latents, read_texts
+from sampling.denoise import guided_logits
 from sampling.knobs import SamplingKnobs
 from sampling.latents import make_latents, write_both
+from sampling.left_to_right import LeftToRight
+from sampling.noise import Noise, rows_of
 from sampling.run import DIRECTIONS
 from sampling.solvers import SOLVERS
 from sampling.writing import write
-from toys import (EOS, L, MASK, STATES, V, Known, Network, Toy, any_order_law, chain_law,
+from toys import (EOS, L, MASK, PAD, STATES, V, Known, Network, Toy, any_order_law, chain_law,
                   chi_square_z, index, l2t, optimal_denoiser, random_denoiser, release_chain,
                   toy_run)
 
@@ -32,10 +36,12 @@ N = 60_000
 
 
 def draw(name, table, steps, n=N, tokens=None, given=None, seed=0, schedule='loglinear',
-         temperature=1.0, on_step=no_callback, calls=None, block=0, **knobs):
-    """ calls: a list that takes the number of rows of every network call. """
-    rng, toy = torch.Generator().manual_seed(seed), Toy(table)
+         temperature=1.0, on_step=no_callback, calls=None, block=0, nucleus=1.0, rows=None,
+         **knobs):
+    """ calls: a list that takes the number of rows of every network call. rows: of the noise. """
+    toy = Toy(table)
     tokens = torch.full((n, L), MASK) if tokens is None else tokens
+    noise = Noise(seed, rows_of(len(tokens)) if rows is None else rows)
     given = torch.zeros_like(tokens, dtype=torch.bool) if given is None else given
 
     def denoise(x, t, positions, rows=None):
@@ -44,8 +50,8 @@ def draw(name, table, steps, n=N, tokens=None, given=None, seed=0, schedule='log
         return toy(x, None, t, None, positions)[0]
     sampler = partial(SAMPLERS[name], **knobs)
     sampler = in_blocks(sampler, block) if block else sampler
-    propose = make_propose(temperature, 1.0, rng)
-    return sampler(denoise, propose, MaskedText(V, schedule), tokens, given, steps, rng,
+    propose = make_propose(temperature, nucleus)
+    return sampler(denoise, propose, MaskedText(V, schedule), tokens, given, steps, noise,
                    lambda x, *said: on_step(x))
 
 
@@ -115,19 +121,20 @@ def test_cached_writes_what_ancestral_writes_in_at_most_L_calls_a_row():
 # ---- confidence
 
 @pytest.mark.parametrize('eos', [1, 0])
-@pytest.mark.parametrize('penalty, last_is', [(0.0, 0), (50.0, 3)])
-def test_the_end_of_a_text_may_be_held_back(eos, penalty, last_is):
+@pytest.mark.parametrize('penalty, expected', [(0.0, [3, 2, 0, 1]), (50.0, [2, 0, 1, 3]),
+                                               (1e39, [2, 0, 1, 3])])
+def test_the_end_of_a_text_may_be_held_back(eos, penalty, expected):
     """ The last position is surest, of its EOS, whose id need not be one of the last two. """
     certainty = torch.tensor([.80, .70, .90, .95])
     p = torch.full((4, 3), .01)
     p[:3, 1 - eos], p[3, eos] = certainty[:3], certainty[3]
     seen = [torch.zeros(4, dtype=torch.bool)]
     text = samplers.confidence(
-        lambda tokens, t, positions: p[positions].log(), make_propose(0., 1., None), MaskedText(3),
-        torch.full((1, 4), 3), torch.zeros(1, 4, dtype=torch.bool), 4, torch.Generator(),
+        lambda tokens, t, positions: p[positions].log(), make_propose(0., 1.), MaskedText(3),
+        torch.full((1, 4), 3), torch.zeros(1, 4, dtype=torch.bool), 4, Noise(0, rows_of(1)),
         lambda x, *said: seen.append(x[0] != 3), end_penalty=penalty, ends=(eos, 2))
     order = [(after ^ before).nonzero().item() for before, after in zip(seen, seen[1:])]
-    assert text.tolist() == [[1 - eos] * 3 + [eos]] and order[last_is] == 3
+    assert text.tolist() == [[1 - eos] * 3 + [eos]] and order == expected
 
 
 @pytest.mark.parametrize('prefer', ['certain', 'uncertain'])
@@ -152,9 +159,9 @@ def test_importance_weighs_the_uncertainty_of_what_is_proposed():
     for prefer, expected in (('certain', by), ('uncertain', -by)):
         shown = [torch.zeros(1, L, dtype=torch.bool)]
         samplers.confidence(
-            lambda x, t, positions: logits[positions % L], lambda logits: logits.argmax(-1),
+            lambda x, t, positions: logits[positions % L], lambda logits, u: logits.argmax(-1),
             MaskedText(V), torch.full((1, L), MASK), torch.zeros(1, L, dtype=torch.bool), L,
-            torch.Generator(), lambda x, *said: shown.append(x != MASK), prefer=prefer,
+            Noise(0, rows_of(1)), lambda x, *said: shown.append(x != MASK), prefer=prefer,
             importance=lambda tokens: important[tokens])
         order = [(after ^ before).int().argmax().item() for before, after in zip(shown, shown[1:])]
         assert order == expected.argsort(stable=True).tolist()
@@ -180,6 +187,26 @@ def test_given_tokens_never_change_and_nothing_stays_masked(name, block):
             assert (after[changed] == MASK).all() and not changed[given].any()
 
 
+@pytest.mark.parametrize('block', [0, 3])
+@pytest.mark.parametrize('name', SAMPLERS)
+def test_a_row_is_written_the_same_alone_and_beside_any_others(name, block):
+    """ Whatever is known of the others, in whatever order they stand. """
+    rng = torch.Generator().manual_seed(0)
+    tokens = STATES[torch.randint(len(STATES), (40,), generator=rng)].repeat_interleave(2, 0)
+    tokens[:10] = MASK
+    rows, order = rows_of(40, 2), torch.randperm(80, generator=rng)
+    knobs = {'remdm': {'eta': .5}, 'dfm': {'alpha': 2.}}.get(name, {})
+    for steps in (2, 3, 7):
+        def written(these):
+            x = tokens[these]
+            return draw(name, random_denoiser(), steps, tokens=x, given=x != MASK, block=block,
+                        rows=rows[these.numpy()], **knobs)
+        together = written(order)
+        alone = torch.cat([written(order[i:i + 1]) for i in range(80)])
+        assert torch.equal(together, alone)
+        assert not torch.equal(together[order.argsort()][0:10:2], together[order.argsort()][1:10:2])
+
+
 @pytest.mark.parametrize('name', SAMPLERS)
 def test_the_clock_of_the_network_is_that_of_the_bound_or_of_the_schedule(name):
     """ With tokens given (and always for first_hitting and confidence) the t with M(t) =
@@ -194,24 +221,115 @@ def test_the_clock_of_the_network_is_that_of_the_bound_or_of_the_schedule(name):
             def denoise(x, t, positions, rows=None):
                 seen.append((x.clone(), torch.as_tensor(t).expand(len(x)).double()))
                 return torch.zeros(len(positions), V)
-            SAMPLERS[name](denoise, lambda logits: logits.argmax(-1), text, tokens, tokens != MASK,
-                           4, torch.Generator().manual_seed(0))
-            if given_first or name in ('first_hitting', 'confidence'):
+            SAMPLERS[name](denoise, lambda logits, u: logits.argmax(-1), text, tokens,
+                           tokens != MASK, 4, Noise(0, rows_of(6)))
+            by_share = given_first or name in ('first_hitting', 'confidence')
+            if by_share:
                 for x, t in seen:
                     share = (x == MASK).double().mean(1)
                     assert torch.allclose(text.masked_share(t), share, atol=1e-6)
             else:
                 assert {t[0].item() for _, t in seen} <= {1., .75, .5, .25}
 
+            # a text of which something is known does not change the clocks of the others
+            if not given_first:
+                clocks = [t[1:] for x, t in seen if len(x) == 6]
+                tokens[0, 0] = 1
+                seen.clear()
+                SAMPLERS[name](denoise, lambda logits, u: logits.argmax(-1), text, tokens,
+                               tokens != MASK, 4, Noise(0, rows_of(6)))
+                now = [t[1:] for x, t in seen if len(x) == 6]
+                assert name == 'cached' or len(now) == len(clocks) > 0
+                assert all(torch.equal(a, b) for a, b in zip(now, clocks))
+
 
 def test_proposals_follow_the_softmax_at_a_temperature():
     logits = torch.tensor([2., 0., -1., -30.]).expand(200_000, 4)
     for temperature in (1.0, 0.5):
-        x = make_propose(temperature, 1.0, torch.Generator().manual_seed(0))(logits)
+        x = make_propose(temperature, 1.0)(logits, torch.rand(200_000, 2))
         p = (logits[0] / temperature).softmax(0)
         share = torch.bincount(x, minlength=4) / 200_000
         assert ((share - p).abs() <= 5 * (p * (1 - p) / 200_000).sqrt() + 1e-9).all()
-    assert (make_propose(0.0, 1.0, None)(logits) == 0).all()
+    assert (make_propose(0.0, 1.0)(logits, None) == 0).all()
+
+
+@pytest.mark.parametrize('first', [0, 50_256])
+def test_unlikely_tokens_keep_their_mass_in_a_large_vocabulary(first):
+    """ One token has .999. The others have so little that a sum in float32 would not change where
+    one of them is added. Together they are drawn at their rate, each as often as the next. """
+    V, n, likely = 50_257, 4000, .999
+    p = torch.full((V,), (1 - likely) / (V - 1))
+    p[first] = likely
+    assert p[first] + p[1] == p[first]
+
+    # numbers of which a half belongs to the others: the last .002, or the first
+    u = torch.rand(n, 2)
+    u[:, 0] = .002 * u[:, 0] + (.998 if first == 0 else 0)
+    found = torch.cat([samplers.draw_from(p.expand(len(part), V), part) for part in u.split(50)])
+    others = found[found != first]
+    assert abs(len(others) / n - .5) < 5 * math.sqrt(.25 / n)
+    counts = torch.histc(others.float(), 10, 0, V)
+    expected = len(others) / 10
+    assert ((counts - expected) ** 2 / expected).sum() < 9 + 6 * math.sqrt(2 * 9)
+    assert len(others.unique()) > .965 * len(others), 'none of them stands for its neighbours'
+
+
+def test_no_draw_takes_an_impossible_token_whatever_the_numbers_are():
+    """ Also at the ends of (0, 1), and where most of the probabilities are 0. """
+    least, most = 2.0 ** -53, 1 - 2.0 ** -24
+    ends = torch.tensor([[a, b] for a in (least, .5, most) for b in (least, .5, most)])
+    for V in (1, 2, 3, 10, 300):
+        p = torch.rand(500, V) ** 9
+        p = p.masked_fill(torch.rand(500, V) < .7, 0)
+        p[torch.arange(500), torch.randint(V, (500,))] = 1e-30
+        p = p * torch.tensor([1e-8, 1., 1e8, 1e30]).repeat(125)[:, None]
+        for u in [*ends, None]:
+            numbers = torch.rand(500, 2) if u is None else u.expand(500, 2)
+            x = samplers.draw_from(p, numbers)
+            assert (p.gather(1, x[:, None]) > 0).all(), (V, u)
+
+
+PROCESSES = {**dict.fromkeys(SAMPLERS, MaskedText(V)), 'autoregressive': LeftToRight(V, EOS),
+             'gidd': GIDD(V, .2), 'hdlm': HDLM(V, torch.tensor([0, 1, 0]), xi=.9)}
+
+
+@pytest.mark.parametrize('name', PROCESSES)
+def test_extreme_knobs_write_texts_of_tokens_that_are_allowed(name):
+    """ No NaN takes the first id, nothing stays masked, and a temperature next to 0 writes the
+    likeliest text. """
+    process, n = PROCESSES[name], 6
+    sampler = SAMPLERS.get(name) or next(iter(process.samplers.values()))
+    conditional, null = 20 * random_denoiser(0).float(), random_denoiser(1).float()
+
+    def written(guidance=1., temperature=0., nucleus=1., **knobs):
+        def denoise(x, t, positions, rows=None):
+            state = F.pad(x, (0, L - x.shape[1]), value=MASK).clamp(max=MASK)
+            logits = [table[index(state)].flatten(0, 1)[positions] for table in (conditional, null)]
+            logits = guided_logits(guidance, lambda: logits[0], lambda: logits[1])
+            banned = torch.where(positions % 2 == 0, 0, EOS)   # the first id, or an end
+            return logits.scatter(1, banned[:, None], -torch.inf)
+        tokens = torch.full((n, L), MASK)
+        text = sampler(denoise, make_propose(temperature, nucleus), process, tokens, tokens < 0, 3,
+                       Noise(0, rows_of(n)), ends=(EOS, PAD), **knobs)
+        assert (text < V).all(), 'a MASK is left'
+        assert (text[:, ::2] != 0).all() and (text[:, 1::2] != EOS).all()
+        return text
+
+    # temperature is no knob of self-correction, so its other draws stay draws
+    greedy = written()
+    for temperature in (1e-300, 1e-40, 1e-12):
+        for nucleus in (1e-300, 1e-30, 1.):
+            assert written(temperature=temperature, nucleus=nucleus).equal(greedy)
+    penalties = (0., 1e30, 1e39, 1e300) if name == 'confidence' else (0.,)
+    held_back = [written(temperature=1., end_penalty=penalty) for penalty in penalties[1:]]
+    assert all(torch.equal(text, held_back[0]) for text in held_back)
+    for guidance in (1., 100.):
+        for temperature in (0., 1e-40, 1e-9, 1e-6, 1., 1e38):
+            for nucleus in (1e-300, 1e-30, .5, 1.):
+                for penalty in penalties:
+                    for prefer in ('certain', 'uncertain'):
+                        written(guidance, temperature, nucleus, end_penalty=penalty, prefer=prefer,
+                                self_correct=2)
 
 
 def test_nucleus_keeps_the_boundary_token_and_always_the_top_one():
@@ -325,14 +443,15 @@ def test_a_text_and_its_gaps_are_kept_and_no_EOS_or_PAD_is_written_inside():
 def test_drafts_correct_their_aim_by_what_the_nearest_have_missed_and_a_hit_ends_them(monkeypatch):
     """ A network that errs alike everywhere, but for the third latent. A text is its embedding; of
     the last latent's texts none has one. """
-    rows, texts = [], []
+    aims, texts, keys = [], [], []                         # of each round
     raw = torch.tensor([[[3., 0]], [[0., 3]], [[-3., -3]], [[9., 9]]])
 
-    def writes(run, tokens, known_mask, z, knobs, **more):
-        rng = torch.Generator().manual_seed(knobs.seed)
-        errs = torch.where(z[:, :, :1] < -2, 0., 1 + torch.rand(z.shape, generator=rng))
-        rows.append(z)
+    def writes(run, tokens, known_mask, z, knobs, rows, **more):
+        u = Noise(knobs.seed, rows).uniforms('token', 2).float()
+        errs = torch.where(z[:, :, :1] < -2, 0., 1 + u.view(z.shape))
+        aims.append(z)
         texts.append(z + errs * torch.tensor([.5, -.5]))
+        keys.append(torch.from_numpy(rows))
         return texts[-1]
     monkeypatch.setattr(drafts, 'write', writes)
     monkeypatch.setattr(drafts, 'tidied', lambda run, tokens: tokens)
@@ -341,24 +460,32 @@ def test_drafts_correct_their_aim_by_what_the_nearest_have_missed_and_a_hit_ends
         return torch.where(e.sum(2, keepdim=True) > 9, 0., e)
     run = toy_run(encoder=encoder)
     run.decode = lambda tokens: [str(x) for x in tokens.tolist()]
-    found = run.encode(run.write(latents=raw, rerank=24))
+    written = run.write(latents=raw, rerank=24)
+    found = run.encode(written)
 
-    assert [len(z) for z in rows[:3]] == [16, 12, 12], 'the third is hit at once'
-    assert rows[0].equal(raw.repeat_interleave(4, 0))
-    assert all((z[-4:] == raw[3]).all() for z in rows), 'nothing says where to aim'
+    assert aims[0].equal(raw.repeat_interleave(4, 0)) and len(aims[1]) < 16, 'the third is hit'
+    assert all((z[-4:] == raw[3]).all() for z in aims), 'nothing says where to aim'
     for i in (0, 1):
-        e, aim = texts[0][4 * i:4 * i + 4], rows[0][4 * i:4 * i + 4]
+        # the drafts of this text, round by round
+        rounds = [(z[key[:, 0] == i], e[key[:, 0] == i], key[key[:, 0] == i, 1])
+                  for z, e, key in zip(aims, texts, keys)]
+        aim, e, first_keys = rounds[0]
+        assert first_keys.tolist() == [0, 1, 2, 3]
         first = F.cosine_similarity(e[:, 0], raw[i], dim=1).max()
-        for z, written in [pair for pair in zip(rows[1:], texts[1:]) if len(pair[0]) > 4]:
+        for z, new, key in [one for one in rounds[1:] if len(one[0])]:
+            assert key.tolist() == list(range(len(e), len(e) + 4)), 'each draws for itself'
             nearest = F.cosine_similarity(e[:, 0], raw[i], dim=1).argsort(descending=True)[:4]
             expected = aim[nearest] + (raw[i] - e[nearest]) / 2
-            K = len(z) // 3
-            assert torch.allclose(z[i * K:(i + 1) * K], expected[torch.arange(K) % 4])
-            e = torch.cat([e, written[i * K:(i + 1) * K]])
-            aim = torch.cat([aim, z[i * K:(i + 1) * K]])
+            assert torch.allclose(z, expected)
+            e = torch.cat([e, new])
+            aim = torch.cat([aim, z])
         cosine = F.cosine_similarity(e[:, 0], raw[i], dim=1)
-        assert torch.allclose(found[i], e[cosine.argmax()])
-        assert cosine.max() > first + .01, 'what was missed is corrected'
+        assert len(e) > 4 and torch.allclose(found[i], e[cosine.argmax()])
+        assert 1 - cosine.max() < (1 - first) / 2, 'what was missed is corrected'
+
+    # with the third, which is hit at once, or without it, and alone
+    for others in ([0, 1, 3], [0]):
+        assert run.write(latents=raw[others], rerank=24)[0] == written[0]
 
 
 # ---- what a run can do

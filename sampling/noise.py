@@ -1,0 +1,79 @@
+"""
+The random numbers of sampling. Each row draws its own, whatever stands beside it: so text i of a
+seed is the same alone, among others, and in batches of any size.
+
+    rows = rows_of(2, num_samples=3)         # (6, 2): three samples of each of two sources
+    noise = Noise(seed, rows[part])          # of the rows of a batch
+    noise.uniforms('unmask', L)              # (B, L); the next call gives other numbers
+
+A source is a text, a latent, or a number where there is nothing to write from. Of one source there
+may be several samples: its row says which of them it is.
+Letters: n sources, B rows of a batch.
+"""
+from collections import Counter
+
+import numpy as np
+import torch
+
+from diffusion import uniforms
+
+
+def rows_of(n, num_samples=1):
+    """ (n num_samples, 2) int64: of each row its source, and which of its samples it is. The
+    samples of a source follow each other. ValueError where one of the two is no number of things.
+    """
+    for name, value in (('number of texts or latents', n), ('num_samples', num_samples)):
+        is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if not is_whole or value < 1:
+            raise ValueError(f'{name}: {value!r}, expected a whole number, at least one')
+    source = np.repeat(np.arange(n), num_samples)
+    sample = np.tile(np.arange(num_samples), n)
+    return np.stack([source, sample], 1)
+
+
+def parts_of(rows, n_parts, most):
+    """ A row for each of n_parts (n,) parts of each row, at most so many: (sum of n_parts, 2). The
+    parts of a row are samples of their own, the same whatever the number of parts. """
+    n_parts = np.asarray(n_parts)
+    first = n_parts.cumsum() - n_parts
+    part = np.arange(n_parts.sum()) - np.repeat(first, n_parts)
+    source, sample = np.repeat(rows, n_parts, axis=0).T
+    return np.stack([source, sample * most + part], 1)
+
+
+class Noise:
+    """ seed: of the knobs. rows (B, 2): as rows_of gives them. part: of a text that is written in
+    several parts, which one: the parts share no numbers, however many calls each takes. """
+
+    def __init__(self, seed, rows, part=0):
+        self.seed = seed
+        self.rows = np.asarray(rows)
+        self.first_step = part << 32
+        self.n_calls = Counter()                           # of each purpose
+
+        # a table of numbers has a row for each source, and there is one for each sample. So the
+        # rows come in stretches: of one sample, of sources that follow each other
+        source, sample = self.rows.T
+        order = np.lexsort((source, sample))
+        begins_anew = np.diff(source[order], prepend=-2) != 1
+        begins_anew |= np.diff(sample[order], prepend=-1) != 0
+        self.stretches = np.split(order, np.flatnonzero(begins_anew)[1:])
+
+    def of_part(self, part):
+        """ Other numbers for the same rows. """
+        return Noise(self.seed, self.rows, part)
+
+    def uniforms(self, purpose, columns):
+        """ U(0, 1), float64 on the host, (B, columns). Use one number of columns for a purpose. """
+        step = self.first_step + self.n_calls[purpose]
+        self.n_calls[purpose] += 1
+        found = torch.empty(len(self.rows), columns, dtype=torch.float64)
+        for places in self.stretches:
+            source, sample = self.rows[places[0]].tolist()
+            found[places] = uniforms(self.seed, step, purpose, source, len(places), columns, sample)
+        return found
+
+    def normals(self, purpose, *shape):
+        """ N(0, 1), float32 on the host, (B, *shape). """
+        u = self.uniforms(purpose, int(np.prod(shape)))
+        return torch.special.ndtri(u).float().view(-1, *shape)
