@@ -31,8 +31,8 @@ class Morgan:
         return latents
 
     def read(self, text):
-        """ RDKit's molecule, or None. Behind a space RDKit reads a name, which is not SMILES. """
-        return self.from_smiles(text) if text and ' ' not in text else None
+        """ RDKit's molecule, or None. Behind white space RDKit reads a name: no SMILES. """
+        return self.from_smiles(text) if text.split() == [text] else None
 
     def remark(self, text):
         return '' if self.read(text) else 'is no molecule that RDKit can read'

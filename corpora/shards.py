@@ -22,6 +22,7 @@ import numpy as np
 
 from corpora.latents import flaw_of
 from corpora.lsa import NO_KNOWN_WORD
+from corpora.tokenizers import LONGEST_PART, parts_of
 from encoders import far_off
 from runs.console import progress_bar
 from runs.files import check, read_array, read_sealed, short
@@ -33,7 +34,7 @@ ENCODED = 2**12                # documents that are tokenized at a time: lists o
 
 # counts of a shard; those of a split are their sums
 SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max_tokens',
-        'truncated', 'unknown')
+        'truncated', 'unknown', 'zero')
 
 # -----------------------------------------------------------------------------
 # Files
@@ -94,7 +95,7 @@ class Chunker:
                               for piece in pieces])
 
     def __call__(self, ids):
-        ids = np.asarray(ids, np.int64)
+        ids = np.asarray(ids)
         while len(ids) > self.max_tokens:
             cut = self.last_cut(ids)
             yield ids[:cut]
@@ -114,11 +115,30 @@ class Chunker:
         return most                              # every piece begins inside a character
 
 
+def in_batches(texts):
+    """ Lists of texts that are tokenized at a time; a long text is alone. """
+    batch = []
+    n_characters = 0
+    for text in texts:
+        is_full = len(batch) == ENCODED or n_characters + len(text) > LONGEST_PART
+        if batch and is_full:
+            yield batch
+            batch = []
+            n_characters = 0
+        batch.append(text)
+        n_characters += len(text)
+    if batch:
+        yield batch
+
+
 def token_ids(tokenizer, texts):
-    """ The ids of each text. `texts` may be any number of them. """
-    texts = iter(texts)
-    while batch := list(itertools.islice(texts, ENCODED)):
-        yield from tokenizer.encode_batch(batch)
+    """ The ids of each text. `texts` may be any number of them, of any length. """
+    for batch in in_batches(texts):
+        if len(batch[0]) > LONGEST_PART:
+            parts = parts_of(batch[0])
+            yield np.concatenate([np.array(tokenizer.encode(part), np.int32) for part in parts])
+        else:
+            yield from tokenizer.encode_batch(batch)
 
 
 def fitting_max_tokens(tokenizer, texts, has_latents):
@@ -225,7 +245,16 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
             place = os.path.basename(doc.place) or short(doc.text)
             flaw = f'{place}: {flaw_of(latents[worst])}'
         latents = stored[is_good]
+        owners = [owner for owner, keep in zip(owners, is_good) if keep]
         runs = [run for run, keep in zip(runs, is_good) if keep]
+
+    # of given ones, those that say nothing; an encoder says so of its own
+    is_zero = np.zeros(len(runs), bool)
+    first_zero = ''
+    if given is not None:
+        is_zero = ~latents.any((1, 2))
+        if is_zero.any():
+            first_zero = os.path.basename(docs[owners[is_zero.argmax()]].place)
 
     lengths = [len(run) for run in runs]
     tokens = np.concatenate([np.empty(0, dtype), *runs])
@@ -254,6 +283,8 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
         longer_than_max_tokens=n_too_long,
         truncated=n_truncated,
         unknown=n_unknown,
+        zero=int(is_zero.sum()),
+        first_zero=first_zero,
         latent_shape=None if latents is None else list(latents.shape[1:]),
         files=files,
     )

@@ -16,9 +16,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from corpora.layouts import counted
+from corpora.readers import passed_over
 from corpora.sources import documents, names_of, text_hash
 from runs.console import progress_bar, warn
 from runs.distributed import rank, world
+from runs.files import MOST_MEMORY
 
 FIT_DOCUMENTS = 100_000        # tokenizer and lsa are fitted on at most so many documents of train
 
@@ -75,6 +77,9 @@ def survey(source, val, val_fraction):
     if totals['val'] < 20:
         warn(f'val has {totals["val"]} documents, too few to measure anything: give more with '
              '--val_fraction= or --val_input=')
+    for knob, found in counts_of.items():
+        if passed_over(found):
+            warn(f'{knob}: {passed_over(found)}')
     if counts['nucleotides'] > counts['read'] / 2:
         warn(f'{name}: {counts["nucleotides"]} of {counts["read"]} sequences have no letters but '
              'ACGTUN: nucleotides, and they are read as residues')
@@ -92,11 +97,13 @@ def noted(docs, digest):
 def read_once(source, limit):
     """ The counts of all documents, the sizes of the splits, the digest, a sample of train as
     [(-hash, text)], the lowest and the highest hash. The sample has the smallest hashes of train,
-    so it is uniform, and the same in any order of reading. """
+    so it is uniform, and the same in any order of reading; all of it fits into memory. """
     counts = Counter()
     totals = Counter()
     digest = hashlib.sha256()
     sample = []                                              # a heap
+    n_characters = 0                                         # of its texts
+    highest_of_sample = 2**64
     lowest = 2**64
     highest = 0
     with progress_bar(desc='reading', unit=' documents') as bar:
@@ -104,10 +111,14 @@ def read_once(source, limit):
             split, h = split_of(doc, limit)
             totals[split] += 1
             lowest, highest = min(lowest, h), max(highest, h)
-            if split == 'train':
+            if split == 'train' and h < highest_of_sample:
                 heapq.heappush(sample, (-h, doc.text))
-            if len(sample) > FIT_DOCUMENTS:
-                heapq.heappop(sample)
+                n_characters += len(doc.text)
+            # what leaves the sample is its highest hash, and no higher one comes again
+            while len(sample) > FIT_DOCUMENTS or n_characters > MOST_MEMORY and len(sample) > 1:
+                minus_h, text = heapq.heappop(sample)
+                highest_of_sample = -minus_h
+                n_characters -= len(text)
             bar.update()
     return counts, totals, digest, sample, (lowest, highest)
 
@@ -132,15 +143,23 @@ def own_shards(plan, shard_size, source, val):
 
     seen = Counter()
     waiting = dict(train=[], val=[])
+    n_characters = Counter()                                 # of those that wait
     for split, doc in stream:
         shard = seen[split] // shard_size
         seen[split] += 1
         if shard % world() != rank():
             continue
         waiting[split].append(doc)
-        if len(waiting[split]) == shard_size:
+        n_characters[split] += len(doc.text)
+        n = len(waiting[split])
+        if n_characters[split] > MOST_MEMORY and n > 1:
+            raise ValueError(f'{n:,} documents of a shard have {n_characters[split]:,} characters, '
+                             f'more than the {MOST_MEMORY:,} that are held in memory: '
+                             f'--shard_size={max(1, n // 2)}')
+        if n == shard_size:
             yield split, shard, waiting[split]
             waiting[split] = []
+            n_characters[split] = 0
 
     # the last ones are not full
     for split, docs in waiting.items():

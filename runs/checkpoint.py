@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from model import Model, ModelConfig
-from runs.files import check, one_line, read_sealed, short
+from runs.files import check, read_sealed, short, why
 from runs.identity import check_same, of_dataset
 from runs.manifest import read_meta
 
@@ -37,7 +37,10 @@ def steps(out_dir):
 def best_of(out_dir):
     """ The text in `best`, its first 100 bytes, whatever it is; '' before the first evaluation. """
     path = Path(out_dir) / 'best'
-    return path.read_text(errors='replace')[:100].strip() if path.is_file() else ''
+    if not path.is_file():
+        return ''
+    with open(path, 'rb') as f:
+        return f.read(100).decode(errors='replace').strip()
 
 
 def verify(folder):
@@ -57,7 +60,7 @@ def read_tensors(path):
     try:
         return load_file(path)
     except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f'cannot read {path}: {one_line(error)}') from None
+        raise ValueError(f'cannot read {path}: {why(path, error)}') from None
 
 
 def check_tensors(path, found, expected):

@@ -4,17 +4,52 @@ mistake is a ValueError of one line that names the file, but FileNotFoundError w
 Another OSError: it cannot be read now, and nothing is known. (Writing them: writing.py.)
 
 Nothing is ever unpickled, and an array is mapped before it is copied, so reading never takes more
-memory than the file has bytes. What a file with the right digest says of itself is believed.
+memory than the file has bytes. Where a file is unpacked or parsed, its size is asked first:
+MOST_MEMORY. What a file with the right digest says of itself is believed.
 """
 import hashlib
 import json
 import mmap as memory_maps
 import os
+import re
 from pathlib import Path
 
 import numpy as np
 
+# Bytes that one thing may take in memory when it is read: a text, a picture, a group of rows, a
+# file of JSON. A small file may hold much more
+MOST_MEMORY = 2**28
+MOST_JSON = MOST_MEMORY // 16  # bytes of a file of JSON, which becomes up to 30 times as large
+
+# how a file begins that lies in the place of another -> what it is, and what to do
+STAND_INS = {
+    rb'version https://(git-lfs|hawser)': 'a Git LFS pointer: get the file itself, git lfs pull',
+    rb'/annex/objects/': 'a git-annex pointer: get the file itself, git annex get',
+    rb'\s*<(!doctype html|html|head|\?xml)': 'a page of HTML or XML, as a server may send for a '
+                                             'file that it does not have: get the file again',
+    rb'([45]\d\d: [a-z ]+|(entry|repository) not found)\s*\Z': 'what a server says of a file that '
+                                                              'it does not have: get it again',
+}
+
 # ---- any file
+
+def stand_in(begin):
+    """ What a file is, by its first bytes, if it lies in the place of another; else ''. """
+    begin = begin.removeprefix(b'\xef\xbb\xbf')
+    for pattern, words in STAND_INS.items():
+        if re.match(pattern, begin, re.IGNORECASE):
+            return words
+    return ''
+
+
+def stand_in_at(path):
+    """ stand_in of a file; '' also where it cannot be read. """
+    try:
+        with open(path, 'rb') as f:
+            return stand_in(f.read(512))
+    except OSError:
+        return ''
+
 
 def sha256(path):
     with open(path, 'rb') as f:
@@ -25,7 +60,9 @@ def check(path, entry, digest=True):
     """ ValueError where a file is not as its entry says. digest=False: only its size is asked. """
     found, expected = os.path.getsize(path), entry['bytes']
     if found != expected:
-        raise ValueError(f'{path}: found {found} bytes, expected {expected}')
+        words = stand_in_at(path)
+        words = f'{expected}: {words}' if words else expected
+        raise ValueError(f'{path}: found {found} bytes, expected {words}')
     if digest and sha256(path) != entry['sha256']:
         raise ValueError(f'{path}: its sha256 is not the one that was noted')
 
@@ -33,6 +70,11 @@ def check(path, entry, digest=True):
 def one_line(error):
     """ The first line of an exception's text, or its type where it has no text. """
     return (str(error).splitlines() or [''])[0][:200] or type(error).__name__
+
+
+def why(path, error):
+    """ Why a file cannot be read, by what lies in its place, or else by an exception. """
+    return stand_in_at(path) or one_line(error)
 
 
 def short(value):
@@ -43,7 +85,7 @@ def short(value):
 
 # ---- JSON
 
-def read_json(path, kind=dict, limit=2**26):
+def read_json(path, kind=dict, limit=MOST_JSON):
     """ The object in a JSON file of at most `limit` bytes; kind=object: whatever it holds. """
     size = os.path.getsize(path)
     if size > limit or not os.path.isfile(path):           # a pipe might never end
@@ -51,7 +93,7 @@ def read_json(path, kind=dict, limit=2**26):
     try:
         value = json.loads(Path(path).read_bytes())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f'cannot read {path}: no JSON ({one_line(error)})') from None
+        raise ValueError(f'cannot read {path}: no JSON ({why(path, error)})') from None
     if not isinstance(value, kind):
         raise ValueError(f'cannot read {path}: found a {type(value).__name__}, expected an object')
     return value
@@ -93,7 +135,7 @@ def read_array(path, dtype='floats', shape=None, mmap=False, what='array', at_ra
                              f'{"of any shape" if shape is None else shape}')
         return plain(array, at_random) if mmap else np.array(array)
     except Exception as error:                             # whatever a header provokes in numpy
-        raise ValueError(f'{path}: {what} cannot be read ({one_line(error)})') from None
+        raise ValueError(f'{path}: {what} cannot be read ({why(path, error)})') from None
 
 
 def read_arrays(path):
@@ -105,5 +147,5 @@ def read_arrays(path):
                 raise ValueError('an array is compressed, expected as np.savez writes it')
             return dict(file)
     except Exception as error:                             # zipfile has a dozen kinds
-        raise ValueError(f'{path}: cannot be read as .npz ({one_line(error)}); '
+        raise ValueError(f'{path}: cannot be read as .npz ({why(path, error)}); '
                          'run prepare.py again') from None

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
-from encoders import fetch
+from encoders import check_files, fetch
 from sampling.inputs import pack
 from sampling.run import Run
 from tasks.common import progress_bar
@@ -37,6 +37,7 @@ def load_scorer(name, revision, device):
         where, _ = fetch(name, revision or None, 'scorer')
 
     # a causal language model
+    check_files(where)
     import transformers
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)

@@ -167,7 +167,7 @@ def test_ids_beyond_the_vocabulary_are_found_in_the_first_shard_or_when_they_are
     for read in (lambda: ds.rows([5]), lambda: counts(ds),
                  lambda: PackedDataset(tmp_path, 'train')):
         with pytest.raises(ValueError,
-                           match='token id 258 in train, expected ids below vocab_size 258'):
+                           match='token id 258, expected ids below vocab_size 258'):
             read()
 
 

@@ -11,14 +11,13 @@ import torch.nn.functional as F
 
 import evaluate
 import samplers
-from corpora.readers import FASTA, NOT_TEXT, RECORDS
 from diffusion import MaskedText
 from encoders import far_off
 from launch import run_each
 from processes.gidd import GIDD
 from samplers import SAMPLERS, in_blocks, make_propose, no_callback, nucleus_filter
 from sampling import drafts
-from sampling.inputs import JSON_LINES, NO_LINES, pack, read_latents, read_texts
+from sampling.inputs import pack, read_latents, read_texts
 from sampling.knobs import SamplingKnobs
 from sampling.latents import make_latents, write_both
 from sampling.run import DIRECTIONS
@@ -296,7 +295,8 @@ def test_an_edit_writes_anew_where_the_other_latent_wants_another_token(lengths)
     encoder.remark = lambda text: ''
     run = toy_run(model=network_that_reads(logits_of), text=MaskedText(5), lengths=lengths,
                   encoder=encoder)
-    run.tokenizer = SimpleNamespace(eos=3, pad=4, encode=lambda text: [int(c) for c in text],
+    run.tokenizer = SimpleNamespace(eos=3, pad=4, kind='bpe',
+                                    encode=lambda text: [int(c) for c in text],
                                     decode=lambda ids: ''.join(str(i) for i in ids if i < 3))
 
     def edited(text, strength):
@@ -439,7 +439,6 @@ def test_texts_are_read_and_packed_and_one_that_is_too_long_or_no_list_is_refuse
     assert list(read_texts(str(tmp_path / 'a.jsonl'), 'b')) == ['one', 'two']
     (tmp_path / 'b.JSONL').write_text(r'{"text": "a dog\r\nruns\rand\nsits"}')
     assert list(read_texts(str(tmp_path / 'b.JSONL'))) == ['a dog\nruns\nand\nsits']
-    assert {*JSON_LINES, *NO_LINES} == {*RECORDS, *FASTA, *NOT_TEXT, '.gz'}, 'as prepare.py'
     run = toy_run()
     for function in (run.encode, run.pack):
         with pytest.raises(ValueError, match="at least one, found 'a text'"):

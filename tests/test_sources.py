@@ -57,16 +57,16 @@ def test_every_kind_of_file_folders_and_globs_give_the_same_documents(tmp_path):
     expected = ['one, "quoted"', 'two\nlines', 'naïve 🙂', 'x' * 200_000]
     records = ''.join(json.dumps(dict(text=text, n=1)) + '\n\n' for text in expected)
     for ending in ('jsonl', 'ndjson', 'JSONLINES'):
-        (folder / f'a.{ending}').write_text(records)
+        (folder / f'a_{ending}.{ending}').write_text(records)
     for ending, delimiter in (('csv', ','), ('tsv', '\t')):
-        with open(folder / f'sub/b.{ending}', 'w', newline='') as f:
+        with open(folder / f'sub/b_{ending}.{ending}', 'w', newline='') as f:
             csv.writer(f, delimiter=delimiter).writerows([['id', 'text'], *enumerate(expected)])
     with gzip.open(folder / 'c.txt.gz', 'wt') as f:
         f.write('zipped\n')
     (folder / 'notes.cfg').write_text('not taken from a folder')
     (folder / 'd5²6.md').write_text('marked\n')
     assert texts(folder) == expected * 3 + ['zipped', 'marked'] + expected * 2
-    for name in ('a.jsonl', 'a.JSONLINES', 'sub/b.csv', 'sub/b.tsv'):
+    for name in ('a_jsonl.jsonl', 'a_JSONLINES.JSONLINES', 'sub/b_csv.csv', 'sub/b_tsv.tsv'):
         assert texts(folder / name) == expected
     assert texts(f'{folder}/*.gz, {folder}/notes.cfg') == ['zipped', 'not taken from a folder']
     os.mkfifo(folder / 'pipe.txt')
@@ -153,16 +153,20 @@ def test_other_encodings_are_read_and_what_is_not_of_them_is_replaced_and_counte
 
 def test_no_line_is_held_in_memory_without_an_end(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, 'LONGEST', 10_000)                      # else 2^24
-    monkeypatch.setattr(readers, 'LONGEST_LINE', 20_000)                 # else 2^28
     for name, content, message in (
-            ('a.txt', 'x\n' + 'x' * 20_000, 'line 2: longer than 20,000'),
-            ('a.jsonl', 'x' * 10_000, 'line 1: longer than 10,000'),
-            ('b.txt', 'many lines\n' * 2000, 'a document of more than 20,000'),
+            ('a.txt.gz', 'x\n' + 'x' * 10_001, 'line 2: longer than 10,000'),
+            ('a.jsonl', 'x' * 10_001, 'line 1: longer than 10,000'),
+            ('b.txt.gz', 'many lines\n' * 1000, 'a document of more than 10,000'),
             ('a.csv', 'text\n"' + 'never closed\n' * 1000, 'broken table'),
             ('a.fasta', '>a\n' + 'MKV\n' * 4000, 'a sequence of more than 10,000')):
-        (tmp_path / name).write_text(content)
+        content = content.encode()
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith('gz') else content)
         with pytest.raises(ValueError, match=f'{name}.*{message}'):
-            texts(tmp_path / name, split_on='file' if name == 'b.txt' else 'line')
+            texts(tmp_path / name, split_on='file' if name == 'b.txt.gz' else 'line')
+
+    # on the disk as large as in memory: it is no surprise
+    (tmp_path / 'c.txt').write_text('x' * 20_000)
+    assert texts(tmp_path / 'c.txt') == texts(tmp_path / 'c.txt', split_on='file') == ['x' * 20_000]
     with pytest.raises(ValueError, match='a.pq: a text of 10,001 characters'):
         readers.text_of(dict(text='x' * 10_001), 'text', 'a.pq')
 
@@ -266,7 +270,7 @@ def test_fasta_becomes_a_dataset_of_residues_without_duplicates_by_default(tmp_p
     assert texts_of(both, 'train') == texts_of(both, 'val') == sequences, 'within val too'
     assert '60 of 60 documents of val_input are in the input, too (60' in capsys.readouterr().err
     with pytest.raises(ValueError, match='is none of LAGV'):
-        load_tokenizer(folder).encode('hello')
+        load_tokenizer(folder).encode('hello you')
     path.write_text(''.join(f'>{i}\nACGT{"ACGT"[i % 4]}{"ACGT"[i // 4]}\n' for i in range(16)))
     run(input=path, out=tmp_path / 'dna', encoder='none')
     assert '16 of 16 sequences' in capsys.readouterr().err
