@@ -140,9 +140,14 @@ def text_of(record, field, where):
     if not isinstance(text, str | None):
         raise ValueError(f'{where}: no text in field {field!r}, found {short(record)}; '
                          'choose with --field=')
-    if text and len(text) > LONGEST:
-        raise ValueError(f'{where}: a text of {len(text):,} characters, at most {LONGEST:,}')
+    check_length(len(text or ''), where)
     return text or ''
+
+
+def check_length(n, where):
+    """ ValueError for a text of a record with more than LONGEST characters. """
+    if n > LONGEST:
+        raise ValueError(f'{where}: a text of {n:,.0f} characters or more, at most {LONGEST:,}')
 
 
 def cleaned(text):
@@ -210,7 +215,8 @@ def lines_of(path, source):
         before = error.object[:error.start] if isinstance(error, UnicodeDecodeError) else b''
         number += 1 + before.count(b'\n')
         raise ValueError(f'{path}, line {number}: {error}; name the encoding, such as '
-                         '--encoding=latin-1, or count and replace: --invalid_bytes=replace'
+                         '--encoding=latin-1 or --encoding=utf-16, or count and replace: '
+                         '--invalid_bytes=replace'
                          ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ValueError(f'{path}: broken gzip file ({why(path, error)}); get it again') from None
@@ -218,8 +224,9 @@ def lines_of(path, source):
 
 def check_beginning(path, begin, source):
     """ ValueError where the first bytes of a file are of no text. """
-    words = '' if kind_of(path) in MARKED else stand_in(begin)
-    if words:
+    words = stand_in(begin)
+    is_marked = kind_of(path) in MARKED and begin.lstrip().startswith(b'<')
+    if words and not is_marked:
         raise ValueError(f'{path}: {words}')
     is_utf8 = codecs.lookup(source.encoding).name == 'utf-8'
     found = unmarked(begin) if is_utf8 else None
@@ -232,13 +239,15 @@ def check_beginning(path, begin, source):
 
 
 def unmarked(begin):
-    """ As in NO_TEXT, of UTF-16 or UTF-32 without a mark: of each character in it that is ASCII,
-    all bytes but one are 0. """
+    """ As in NO_TEXT, of UTF-16 or UTF-32 without a mark: the upper half of the bytes of many
+    characters is 0, the lowest byte of hardly any. """
     for width in (4, 2):
         # how often each byte of a character is 0
         zeros = [begin[i::width].count(0) for i in range(width)]
-        for order, most, others in (('le', zeros[0], zeros[1:]), ('be', zeros[-1], zeros[:-1])):
-            if min(others) > 2 + 20 * most and min(others) > len(begin) / 100:
+        half = width // 2
+        for order, lowest, upper in (('le', zeros[0], zeros[half:]),
+                                     ('be', zeros[-1], zeros[:half])):
+            if min(upper) > 2 + 20 * lowest and min(upper) > len(begin) / 100:
                 codec = f'utf-{8 * width}-{order}'
                 return codec.upper(), f'convert it, or --encoding={codec}'
     return None
@@ -367,19 +376,19 @@ def read_json_lines(path, source):
 DELIMITERS = ',;\t|'
 
 
-def table_of(path, lines, field, **form):
+def table_of(path, lines, fits, **form):
     """ (a csv.reader of a table's lines, how many lines stand before them). A first line `sep=;`
-    names the delimiter. Else it is that by which a column is called `field`, or else the first by
-    which there are several; a comma or a tab, as the file is named, comes first. """
+    names the delimiter. Else it is that by which the first row `fits`, (list of its fields) ->
+    bool, or else has several; a comma or a tab, as the file is named, comes first. """
     first = next(lines, '')
     named = re.fullmatch(r'"?sep=(.)"?\s*', first, re.IGNORECASE)
     if named:
         return csv.reader(lines, delimiter=named[1], **form), 1
 
     usual = '\t' if kind_of(path) == '.tsv' else ','
-    columns = {one: next(csv.reader([first], delimiter=one, **form), [])
+    columns = {one: next(csv.reader([first], delimiter=one, **form | dict(strict=False)), [])
                for one in (usual, *DELIMITERS)}
-    likely = [one for one in columns if field in columns[one]]
+    likely = [one for one in columns if fits(columns[one])]
     likely += [one for one in columns if len(columns[one]) > 1]
     delimiter = [*likely, usual][0]
     return csv.reader(itertools.chain([first], lines), delimiter=delimiter, **form), 0
@@ -390,7 +399,7 @@ def read_table(path, source):
     one; between them are delimiters, line ends and doubled quotes. """
     csv.field_size_limit(LONGEST)
     lines = lines_of(path, source)
-    table, n_before = table_of(path, lines, source.field, strict=True)
+    table, n_before = table_of(path, lines, lambda names: source.field in names, strict=True)
     try:
         # the names of its columns, then its rows
         rows = filter(None, table)
@@ -432,11 +441,20 @@ def read_columns(path, source):
     try:
         with pyarrow.memory_map(path) as file:
             for batch in batches_of(path, file, source.field):
-                for text in batch.column(source.field):
-                    yield {source.field: text.as_py()}, path
+                for cell in batch.column(source.field):
+                    yield {source.field: text_of_cell(cell, path)}, path
     except (pyarrow.ArrowException, UnicodeDecodeError, struct.error) as error:
         kind = kind_of(path)[1:]
         raise ValueError(f'{path}: broken {kind} file ({why(path, error)})') from None
+
+
+def text_of_cell(cell, path):
+    """ The text of a scalar of arrow, or None. One that is too long is not copied first. """
+    cell = getattr(cell, 'value', cell)                      # which that of a dictionary stands for
+    if cell is None or not cell.is_valid:
+        return None
+    check_length(cell.as_buffer().size / 4, path)
+    return cell.as_py()
 
 
 def parquet_batches(path, file, field):

@@ -49,7 +49,7 @@ def check_same(folder, name, now, finished):
 
 
 def write_files(folder, contents, finished=None):
-    """ Writes {name: bytes} and returns {name: the file's entry in meta.json}. An equal file is
+    """ Writes {name: bytes, or an array of them} and returns {name: the file's entry in meta.json}. An equal file is
     left alone. """
     entries = {}
     for name, data in contents.items():
@@ -195,6 +195,11 @@ def shard_key(docs, given, settings):
     return digest.hexdigest()
 
 
+def offsets_of(lengths):
+    """ Where each sample begins, and the last one ends, (n + 1,) int64. """
+    return np.cumsum([0, *lengths], dtype=np.int64)
+
+
 def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
     """ Tokenizes, chunks and embeds the documents `docs`, and writes the files of the shard.
     Returns its entry for meta.json. given: their latents (n, N, D), if these exist already. """
@@ -202,15 +207,20 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
     is_morgan = encoder is not None and encoder.record['id'] == 'morgan'
     chunk = Chunker(tokenizer, max_tokens)
     dtype = np.dtype(token_dtype(tokenizer)).newbyteorder('<')
-    runs, owners = [], []
+    tokens = bytearray()
+    lengths, owners = [], []
     n_too_long = 0
     for i, doc_ids in enumerate(token_ids(tokenizer, (doc.text for doc in docs))):
-        chunks = [run.astype(dtype) for run in chunk(doc_ids)]
-        if len(chunks) > 1 and (given is not None or is_morgan):    # a latent is of a whole text
+        ids = np.array(doc_ids, dtype)
+        cuts = [len(run) for run in chunk(ids)]
+        if len(cuts) > 1 and (given is not None or is_morgan):      # a latent is of a whole text
             n_too_long += 1
             continue
-        runs += chunks
-        owners += [i] * len(chunks)
+        tokens += ids.tobytes()
+        lengths += cuts
+        owners += [i] * len(cuts)
+    tokens = np.frombuffer(tokens, dtype)                                # (T,)
+    lengths, owners = np.array([lengths, owners], np.int64)              # (n,) each
 
     # their latents, given or of exactly the texts that the tokens decode to
     latents = None
@@ -218,8 +228,9 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
     if given is not None:
         latents = given[owners]
     elif encoder is not None:
-        texts = [tokenizer.decode(run) for run in runs]
-        with progress_bar(total=len(runs), desc=name, unit=' samples') as bar:
+        texts = [tokenizer.decode(tokens[begin:end])
+                 for begin, end in itertools.pairwise(offsets_of(lengths))]
+        with progress_bar(total=len(texts), desc=name, unit=' samples') as bar:
             latents = np.asarray(encoder(texts, progress=bar.update))    # (n, N, D)
         n_truncated = encoder.truncated
         encoder.truncated = 0
@@ -244,24 +255,23 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
             doc = docs[owners[worst]]
             place = os.path.basename(doc.place) or short(doc.text)
             flaw = f'{place}: {flaw_of(latents[worst])}'
-        latents = stored[is_good]
-        owners = [owner for owner, keep in zip(owners, is_good) if keep]
-        runs = [run for run, keep in zip(runs, is_good) if keep]
+            stored = stored[is_good]
+            tokens = tokens[np.repeat(is_good, lengths)]
+            lengths, owners = lengths[is_good], owners[is_good]
+        latents = stored
 
-    # of given ones, those that say nothing; an encoder says so of its own
-    is_zero = np.zeros(len(runs), bool)
+    # of given ones, those that say nothing; of its own an encoder says so
+    n_zero = 0
     first_zero = ''
     if given is not None:
         is_zero = ~latents.any((1, 2))
-        if is_zero.any():
+        n_zero = int(is_zero.sum())
+        if n_zero:
             first_zero = os.path.basename(docs[owners[is_zero.argmax()]].place)
 
-    lengths = [len(run) for run in runs]
-    tokens = np.concatenate([np.empty(0, dtype), *runs])
-    offsets = np.cumsum([0] + lengths, dtype=np.int64)
     content = {
-        f'{name}.tokens.bin': tokens.tobytes(),
-        f'{name}.offsets.npy': as_bytes(np.save, offsets),
+        f'{name}.tokens.bin': tokens.view(np.uint8),
+        f'{name}.offsets.npy': as_bytes(np.save, offsets_of(lengths)),
     }
     if latents is not None:
         content[f'{name}.latents.npy'] = as_bytes(np.save, latents)
@@ -269,21 +279,22 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
 
     # the note comes last: from now on the shard is whole
     n_bytes_of_id = np.array([len(piece) for piece in tokenizer.pieces])
-    n_of_id = np.bincount(tokens, minlength=len(n_bytes_of_id))
+    parts = np.array_split(tokens, 1 + len(tokens) // 2**24)             # each cast to int64
+    n_of_id = sum(np.bincount(part, minlength=len(n_bytes_of_id)) for part in parts)
     entry = dict(
         name=name,
         key=key,
-        samples=len(runs),
+        samples=len(lengths),
         documents=len(docs),
         tokens=len(tokens),
         bytes=int(n_of_id @ n_bytes_of_id),
-        longest=max(lengths, default=0),
+        longest=int(lengths.max(initial=0)),
         nonfinite=n_nonfinite,
         flaw=flaw,
         longer_than_max_tokens=n_too_long,
         truncated=n_truncated,
         unknown=n_unknown,
-        zero=int(is_zero.sum()),
+        zero=n_zero,
         first_zero=first_zero,
         latent_shape=None if latents is None else list(latents.shape[1:]),
         files=files,

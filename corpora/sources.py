@@ -94,9 +94,9 @@ def list_files(spec, kinds=KINDS, passed=None):
         if not paths:
             hint = 'no such file, folder or glob'
             if os.path.isdir(part) or others:
-                hint = (f'no file ending in {", ".join(kinds)} or these with .gz '
-                        f'({passed_over(count_endings(others)) or "it is empty"})')
-            raise ValueError(f'{part}: {hint}')
+                hint = (f'{passed_over(count_endings(others)) or "no file in it"}; expected one '
+                        f'ending in {", ".join(kinds)} or these with .gz')
+            raise ValueError(f'{part}: {hint}' + (f' (of {spec})' if part != spec else ''))
 
         # a file's name is its path below the folder, or below what comes before a `*`
         base = part if os.path.isdir(part) else os.path.dirname(part)

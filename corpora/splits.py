@@ -14,6 +14,7 @@ import heapq
 import itertools
 from collections import Counter
 from dataclasses import dataclass
+from sys import getsizeof
 
 from corpora.layouts import counted
 from corpora.readers import passed_over
@@ -44,22 +45,23 @@ def survey(source, val, val_fraction):
     of its own; and the texts of train to fit on. """
     # read all; again, if all or none have fallen below the limit: at least one goes to each split
     limit = 0 if val else int(val_fraction * 2**64)
-    counts, totals, digest, sample, hashes = read_once(source, limit)
+    counts, sizes, digest, sample, hashes = read_once(source, limit)
     lowest, highest = hashes
     fitting = min(max(limit, lowest + 1), highest)
-    if not val and totals and fitting != limit:
+    if not val and sizes.documents and fitting != limit:
         limit = fitting
-        counts, totals, digest, sample, _ = read_once(source, limit)
+        counts, sizes, digest, sample, _ = read_once(source, limit)
     counts_of = dict(input=counts)
     name = ', '.join(names_of(source))
     if val:
         counts_of['val_input'] = Counter()
         known = {text for _, text in sample}
         for doc in noted(documents(val, counts_of['val_input']), digest):
-            totals['val'] += 1
+            sizes.add('val', doc)
             counts_of['val_input']['known'] += doc.text in known
 
     # neither split may be empty
+    totals = sizes.documents
     for one, found in zip((source, val), counts_of.values()):
         if not found['kept']:
             dropped = ', '.join(counted(found)) or 'nothing'
@@ -94,33 +96,53 @@ def noted(docs, digest):
         yield doc
 
 
+class Sizes:
+    """ How many documents a split has, and how many bytes the texts of its newest shard take. """
+
+    def __init__(self, shard_size):
+        self.shard_size = shard_size
+        self.documents = Counter()
+        self.bytes = Counter()
+
+    def add(self, split, doc):
+        """ ValueError where the documents of a shard, which are in memory together, are too large
+        for that. """
+        n = self.documents[split] % self.shard_size
+        self.documents[split] += 1
+        self.bytes[split] = getsizeof(doc.text) + (self.bytes[split] if n else 0)
+        if self.bytes[split] > MOST_MEMORY and n:
+            raise ValueError(f'{n + 1:,} documents of one shard take {self.bytes[split]:,} bytes, '
+                             f'more than the {MOST_MEMORY:,} that are held in memory: '
+                             f'--shard_size={(n + 1) // 2}, or shorter documents')
+
+
 def read_once(source, limit):
-    """ The counts of all documents, the sizes of the splits, the digest, a sample of train as
+    """ The counts of all documents, the Sizes of the splits, the digest, a sample of train as
     [(-hash, text)], the lowest and the highest hash. The sample has the smallest hashes of train,
     so it is uniform, and the same in any order of reading; all of it fits into memory. """
     counts = Counter()
-    totals = Counter()
+    sizes = Sizes(source.shard_size)
     digest = hashlib.sha256()
     sample = []                                              # a heap
-    n_characters = 0                                         # of its texts
+    n_bytes = 0                                              # that its texts take
     highest_of_sample = 2**64
     lowest = 2**64
     highest = 0
     with progress_bar(desc='reading', unit=' documents') as bar:
         for doc in noted(documents(source, counts), digest):
             split, h = split_of(doc, limit)
-            totals[split] += 1
+            sizes.add(split, doc)
             lowest, highest = min(lowest, h), max(highest, h)
             if split == 'train' and h < highest_of_sample:
                 heapq.heappush(sample, (-h, doc.text))
-                n_characters += len(doc.text)
+                n_bytes += getsizeof(doc.text)
             # what leaves the sample is its highest hash, and no higher one comes again
-            while len(sample) > FIT_DOCUMENTS or n_characters > MOST_MEMORY and len(sample) > 1:
+            while len(sample) > FIT_DOCUMENTS or n_bytes > MOST_MEMORY and len(sample) > 1:
                 minus_h, text = heapq.heappop(sample)
                 highest_of_sample = -minus_h
-                n_characters -= len(text)
+                n_bytes -= getsizeof(text)
             bar.update()
-    return counts, totals, digest, sample, (lowest, highest)
+    return counts, sizes, digest, sample, (lowest, highest)
 
 
 def split_of(doc, limit):
@@ -143,23 +165,15 @@ def own_shards(plan, shard_size, source, val):
 
     seen = Counter()
     waiting = dict(train=[], val=[])
-    n_characters = Counter()                                 # of those that wait
     for split, doc in stream:
         shard = seen[split] // shard_size
         seen[split] += 1
         if shard % world() != rank():
             continue
         waiting[split].append(doc)
-        n_characters[split] += len(doc.text)
-        n = len(waiting[split])
-        if n_characters[split] > MOST_MEMORY and n > 1:
-            raise ValueError(f'{n:,} documents of a shard have {n_characters[split]:,} characters, '
-                             f'more than the {MOST_MEMORY:,} that are held in memory: '
-                             f'--shard_size={max(1, n // 2)}')
-        if n == shard_size:
+        if len(waiting[split]) == shard_size:
             yield split, shard, waiting[split]
             waiting[split] = []
-            n_characters[split] = 0
 
     # the last ones are not full
     for split, docs in waiting.items():

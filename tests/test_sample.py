@@ -429,16 +429,31 @@ def test_latents_of_another_scale_are_said_and_whole_numbers_refused(tmp_path, c
     read_latents(run, str(path))
     assert 'row 2 is 20 times as long' in (err := capsys.readouterr().err) and 'so are 0' in err
     assert far_off(np.array([[1.], [9.], [21.], [1.], [1.]])).tolist() == [0, 0, 1, 0, 0]
+    np.save(path, np.array([[3., 0.], [0., 0.], [0., 0.]]))
+    read_latents(run, str(path))
+    said = '2 of 3 latents are zeros, which say nothing; the first is row 1'
+    assert said in capsys.readouterr().err
     np.save(path, np.array([[3, 0]]))
     with pytest.raises(ValueError, match='found int64'):
         read_latents(run, str(path))
 
 
-def test_texts_are_read_and_packed_and_one_that_is_too_long_or_no_list_is_refused(tmp_path):
+def test_texts_are_read_and_packed_and_one_that_is_too_long_or_no_list_is_refused(tmp_path,
+                                                                                  capsys):
     (tmp_path / 'a.jsonl').write_text('{"b": "one"}\n\n{"b": " two "}\n')
     assert list(read_texts(str(tmp_path / 'a.jsonl'), 'b')) == ['one', 'two']
     (tmp_path / 'b.JSONL').write_text(r'{"text": "a dog\r\nruns\rand\nsits"}')
     assert list(read_texts(str(tmp_path / 'b.JSONL'))) == ['a dog\nruns\nand\nsits']
+
+    # as prepare.py reads them
+    (tmp_path / 'c.csv').write_text('id;text\n1;a dog\n2;"b; c"\n')
+    assert list(read_texts(str(tmp_path / 'c.csv'))) == ['a dog', 'b; c']
+    (tmp_path / 'd.txt').write_text('\ufeffa dog\n\u200b\n\nb\0\n')
+    assert list(read_texts(str(tmp_path / 'd.txt'))) == ['a dog']
+    assert 'd.txt: 1 dropped (with a NUL)' in capsys.readouterr().err
+    (tmp_path / 'e.txt').write_text('a dog\n', 'utf-16-le')
+    with pytest.raises(ValueError, match='e.txt: UTF-16-LE, expected UTF-8'):
+        list(read_texts(str(tmp_path / 'e.txt')))
     run = toy_run()
     for function in (run.encode, run.pack):
         with pytest.raises(ValueError, match="at least one, found 'a text'"):
