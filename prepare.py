@@ -81,7 +81,7 @@ same_as = ''                 # a dataset's folder, or its name in data/: with to
                              # the new one needs; --encoder=FOLDER: where its encoder lies now
 tokenizer = ''               # bpe (fitted here) | byte | esm | smiles | a tiktoken name such as
                              # r50k_base; '': bpe, of FASTA esm
-vocab_size = 4096            # [258, 1e6]: of bpe, EOS and PAD included
+vocab_size = 4096            # [258, 5e5]: of bpe, EOS and PAD included
 max_tokens = None            # None | int [8, 65535]; None: what 99.9 % of the texts need, at most
                              # 127; with given latents what all need. A longer document becomes
                              # several samples; the model's seq_len is one more (EOS)

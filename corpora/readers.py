@@ -225,8 +225,9 @@ def lines_of(path, source):
 def check_beginning(path, begin, source):
     """ ValueError where the first bytes of a file are of no text. """
     words = stand_in(begin)
-    is_marked = kind_of(path) in MARKED and begin.lstrip().startswith(b'<')
-    if words and not is_marked:
+    if begin.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b'<'):
+        words = '' if kind_of(path) in MARKED else words and f'{words}; or, as text, name it .html'
+    if words:
         raise ValueError(f'{path}: {words}')
     is_utf8 = codecs.lookup(source.encoding).name == 'utf-8'
     found = unmarked(begin) if is_utf8 else None

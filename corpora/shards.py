@@ -49,8 +49,8 @@ def check_same(folder, name, now, finished):
 
 
 def write_files(folder, contents, finished=None):
-    """ Writes {name: bytes, or an array of them} and returns {name: the file's entry in meta.json}. An equal file is
-    left alone. """
+    """ Writes {name: bytes, or an array of them} and returns {name: the file's entry in meta.json}.
+    An equal file is left alone. """
     entries = {}
     for name, data in contents.items():
         path = os.path.join(folder, name)

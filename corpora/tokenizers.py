@@ -12,7 +12,7 @@ Ids: V = vocab_size of them, EOS and PAD included. MASK is id V. No text contain
 import os
 import re
 
-from runs.files import MOST_MEMORY, read_json, short
+from runs.files import MOST_JSON, read_json, short
 from runs.manifest import check_file, read_meta
 
 LONGEST_PART = 2**18           # characters that are tokenized at a time: ids take much room
@@ -135,7 +135,7 @@ def bpe_tokenizer(path):
     memory. """
     from tokenizers import Tokenizer as HFTokenizer, models
     try:
-        model = read_json(path, limit=MOST_MEMORY // 4)['model']
+        model = read_json(path, limit=2 * MOST_JSON)['model']
         words = sorted(model['vocab'].items(), key=lambda item: item[1])
         merges = [tuple(pair) for pair in model['merges']]
 

@@ -23,12 +23,15 @@ MOST_JSON = MOST_MEMORY // 16  # bytes of a file of JSON, which becomes up to 30
 
 # how a file begins that lies in the place of another -> what it is, and what to do
 STAND_INS = {
-    rb'version https://(git-lfs|hawser)': 'a Git LFS pointer: get the file itself, git lfs pull',
-    rb'/annex/objects/': 'a git-annex pointer: get the file itself, git annex get',
-    rb'\s*<(!doctype html|html|head|\?xml)': 'a page of HTML or XML, as a server may send for a '
-                                             'file that it does not have: get the file again',
-    rb'([45]\d\d: [a-z ]+|(entry|repository) not found)\s*\Z': 'what a server says of a file that '
-                                                              'it does not have: get it again',
+    rb'version https://(git-lfs|hawser)':
+        'a Git LFS pointer: get the file itself, git lfs pull',
+    rb'/annex/objects/':
+        'a git-annex pointer: get the file itself, git annex get',
+    rb'\s*<(!doctype html|\?xml|html[\s>]|head[\s>])':
+        'a page of HTML or XML, as a server may send for a file that it does not have: get the '
+        'file again',
+    rb'([45]\d\d: [a-z ]+|(entry|repository) not found)\s*\Z':
+        'what a server says of a file that it does not have: get the file again',
 }
 
 # ---- any file
@@ -44,6 +47,8 @@ def stand_in(begin):
 
 def stand_in_at(path):
     """ stand_in of a file; '' also where it cannot be read. """
+    if not os.path.isfile(path):                           # a pipe would wait
+        return ''
     try:
         with open(path, 'rb') as f:
             return stand_in(f.read(512))

@@ -62,9 +62,9 @@ def read_pairs(path):
         raise ValueError(f'sts={path}: no such file')
     quoting = csv.QUOTE_NONE if path.lower().endswith('.tsv') else csv.QUOTE_MINIMAL
     lines = lines_of(path, SimpleNamespace(encoding='utf-8', invalid_bytes='stop'))
-    table, _ = table_of(path, lines, lambda row: len(row) == 3 or {*COLUMNS} <= {*row},
-                        quoting=quoting)
     try:
+        table, _ = table_of(path, lines, lambda row: len(row) == 3 or {*COLUMNS} <= {*row},
+                            quoting=quoting)
         rows = [row for row in table if row]
         names = COLUMNS
         if rows and {*COLUMNS} <= {*rows[0]}:
