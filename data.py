@@ -40,7 +40,9 @@ class Shard:
         def path_of(end):
             return check_file(folder, f'{name}.{end}', entry['files'], digest=False)
 
-        tokens = np.memmap(path_of('tokens.bin'), meta['token_dtype'], mode='r')
+        self.path_of_tokens = path_of('tokens.bin')
+        self.vocab_size = meta['tokenizer']['vocab_size']
+        tokens = np.memmap(self.path_of_tokens, meta['token_dtype'], mode='r')
         self.tokens = plain(tokens, at_random=True)
         map_of = partial(read_array, mmap=True, at_random=True)
         self.path, self.longest = path_of('offsets.npy'), entry['longest']
@@ -53,10 +55,28 @@ class Shard:
         """ Where the tokens of these rows begin and end. rows: int64 of any shape, or a slice. """
         begin, end = self.offsets[:-1][rows], self.offsets[1:][rows]
         n_tokens = end - begin
-        if (n_tokens < 0).any() or (n_tokens > self.longest).any():
+        if (begin > end).any() or (n_tokens > self.longest).any():
             raise ValueError(f'{self.path}: texts of {n_tokens.min():,} to {n_tokens.max():,} '
                              f'tokens, expected 0 to {self.longest:,}; {HOW_TO_MEND}')
+        if (begin < 0).any() or (end > len(self.tokens)).any():
+            raise ValueError(f'{self.path}: offsets from {begin.min():,} to {end.max():,}, the '
+                             f'shard has {len(self.tokens):,} tokens; {HOW_TO_MEND}')
         return begin, end
+
+    def check_ids(self, tokens):
+        """ ValueError where one of these tokens of the shard is beyond the vocabulary. """
+        if tokens.size and tokens.max() >= self.vocab_size:
+            raise ValueError(f'{self.path_of_tokens}: token id {tokens.max()}, expected ids below '
+                             f'vocab_size {self.vocab_size}; run prepare.py again')
+
+    def check(self):
+        """ ValueError unless its texts are all of its tokens, and these are of the vocabulary. """
+        self.edges(slice(None))
+        if self.offsets[0] or self.offsets[-1] != len(self.tokens):
+            raise ValueError(f'{self.path}: offsets from {self.offsets[0]:,} to '
+                             f'{self.offsets[-1]:,}, the shard has {len(self.tokens):,} tokens; '
+                             f'{HOW_TO_MEND}')
+        self.check_ids(self.tokens)
 
 
 def most_open():
@@ -105,7 +125,7 @@ class PackedDataset:
         self.shard = lru_cache(most_open())(lambda i: Shard(folder, meta, entries[i]))
         for i in range(self.n_shards):
             self.shard(i)
-        self.check_ids(self.shard(0).tokens)               # is it the right vocabulary?
+        self.shard(0).check_ids(self.shard(0).tokens)      # is it the right vocabulary?
 
         # row first[i] is the first one of shard i
         self.first = np.cumsum([0] + [entry['samples'] for entry in entries])
@@ -136,11 +156,6 @@ class PackedDataset:
                     n_gone += 1
         if n_gone and digest:
             warn(f'{n_gone} files of {self.folder} were moved away: nobody knows their digests')
-
-    def check_ids(self, tokens):
-        if len(tokens) and tokens.max() >= self.vocab_size:
-            raise ValueError(f'{self.folder}: token id {tokens.max()} in {self.split}, expected '
-                             f'ids below vocab_size {self.vocab_size}; run prepare.py again')
 
     def by_shard(self, indices):
         """ (shard, positions in `indices`, rows in the shard) for each shard that they touch. """
@@ -173,7 +188,7 @@ class PackedDataset:
             text = shard.tokens[np.minimum(begin + column, len(shard.tokens) - 1)]   # (b, L)
             ends = np.where(column == n_tokens, self.eos, self.pad)
             tokens[positions] = np.where(column < n_tokens, text, ends)
-        self.check_ids(tokens)
+            shard.check_ids(text)
 
         latents = None
         if self.stats is not None:
@@ -191,4 +206,6 @@ class PackedDataset:
         """ The tokens of text i, without EOS. """
         (shard, _, rows), = self.by_shard([i])
         (begin,), (end,) = shard.edges(rows)
-        return shard.tokens[begin:end]
+        tokens = shard.tokens[begin:end]
+        shard.check_ids(tokens)
+        return tokens

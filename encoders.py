@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from corpora.lsa import NO_KNOWN_WORD, load_lsa
-from runs.files import in_one_line, read_json, regular, sha256, short
+from runs.files import in_one_line, one_line, read_json, regular, sha256, short, stand_in_at
 
 # copies of a model that others give away: SHA-256 of model.safetensors and tokenizer.json -> the
 # hub's commit
@@ -32,6 +32,7 @@ COPIES = {('53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db',
            'be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037'):
           'c9745ed1d9f207416be6d2e6f8de32d1f16199bf'}
 
+FILES = ('.json', '.safetensors', '.txt', '.model')        # of an encoder, that decide what it says
 MOST_LAYERS = 1000
 FAR = 20                       # a latent so many times as long as usual is a mistake, as of -9999
 ACTIVATIONS = dict(Identity=lambda z: z, Tanh=torch.tanh)            # of a Dense module
@@ -167,9 +168,19 @@ def folder_hash(folder):
     """ A digest of all files that decide an embedding: weights, configuration and tokenizer. """
     digest = hashlib.sha256()
     for path in sorted(glob.glob('**', root_dir=folder, recursive=True)):
-        if path.endswith(('.json', '.safetensors', '.txt', '.model')):
+        if path.endswith(FILES):
             digest.update(f'{path} {sha256(os.path.join(folder, path))}\n'.encode())
     return 'sha256:' + digest.hexdigest()
+
+
+def check_files(folder):
+    """ ValueError where something else lies in the place of a model's file, as in a copy without
+    the large ones. """
+    for pattern in ('*', '*/*'):                   # a module of sentence-transformers has a folder
+        for name in glob.glob(pattern, root_dir=folder):
+            path = os.path.join(folder, name)
+            if name.endswith(FILES) and stand_in_at(path):
+                raise ValueError(f'{path} is {stand_in_at(path)}')
 
 
 def load_model(folder, dtype):
@@ -232,6 +243,7 @@ def find_folder(where, revision):
     if not os.path.isdir(where) and str(revision).startswith('sha256:'):
         raise ValueError(f'encoder {where}: no such folder, and no hub has it; name the folder '
                          f'where it lies now, encoder_folder (its digest is {revision})')
+    check_files(where)
     if not os.path.isdir(where):
         where, found = fetch(where, revision)
     elif os.path.basename(os.path.realpath(where)) == revision:          # a snapshot of the hub

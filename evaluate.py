@@ -49,8 +49,9 @@ encoder_folder = ''         # where the encoder lies now; '': where it was for p
 tasks = ''                  # names of files in tasks/, such as nelbo,l2t; '': nelbo and what the
                             # run was trained for
 sweep = ''                  # l2t, t2l, edit, molecule: values of knobs, 'guidance=0,1; steps=8,9'
-texts = ''                  # a text file, a text a line, or a .jsonl file; too long ones are
-                            # skipped and counted; '': the validation split
+texts = ''                  # a text file, a text a line, or a .jsonl file, a table, ..., as
+                            # prepare.py reads it; too long ones are skipped and counted; '': the
+                            # validation split
 field = 'text'              # where a record has its text
 dataset = ''                # where the run's dataset lies; '': where it was trained from
 n = None                    # None | int [1, 1e9]: texts, or pairs of sts, drawn with the seed; all

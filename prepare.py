@@ -42,7 +42,7 @@ from corpora.latents import check_given, check_stats, given_latents
 from corpora.layouts import earlier_index, export, summary, verify
 from corpora.shards import (NAMES, SUMS, as_bytes, check_same, fitting_max_tokens, latent_stats,
                             shard_key, token_dtype, write_files, write_shard, written_before)
-from corpora.sources import documents, has_latents, is_fasta, names_of
+from corpora.sources import documents, has_latents, is_fasta, names_of, parts_of
 from corpora.splits import own_shards, survey
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer
 from encoders import load_encoder
@@ -55,9 +55,10 @@ from runs.manifest import FORMAT, LatentStats, check_file, dataset_folder, read_
 from runs.writing import DATASET, Claim, sealed
 
 # ---- what is read, details in corpora/sources.py
-input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .ndjson, .csv,
-                             # .tsv, FASTA (each may be .gz), .parquet, .arrow, .feather; builtin:
-                             # documentation of Python and of packages; digits: scikit-learn's
+input = 'builtin'            # files, folders, globs (** too), comma-separated: text, .jsonl, .csv,
+                             # .tsv, FASTA, .smi (each may be .gz), .parquet, .arrow, .feather;
+                             # builtin: documentation of Python and of packages; digits:
+                             # scikit-learn's
 val_input = ''               # validation documents of their own; then the input is not split
 hub_dataset = ''      # instead of input: openwebtext | wikitext-103 | lm1b | fineweb-edu | a hub id
 hub_revision = ''            # a commit; '': the newest
@@ -86,7 +87,7 @@ same_as = ''                 # a dataset's folder, or its name in data/: with to
                              # the new one needs; --encoder=FOLDER: where its encoder lies now
 tokenizer = ''               # bpe (fitted here) | byte | esm | smiles | a tiktoken name such as
                              # r50k_base; '': bpe, of FASTA esm
-vocab_size = 4096            # [258, 1e6]: of bpe, EOS and PAD included
+vocab_size = 4096            # [258, 5e5]: of bpe, EOS and PAD included
 max_tokens = None            # None | int [8, 65535]; None: what 99.9 % of the texts need, at most
                              # 127; with given latents what all need. A longer document becomes
                              # several samples; the model's seq_len is one more (EOS)
@@ -113,7 +114,8 @@ export_dir = ''             # write the dataset `out` there in the earlier layou
 
 OF_SAME_AS = ('tokenizer', 'vocab_size', 'max_tokens', 'encoder_dims', 'encoder_ngrams',
               'encoder_dtype', 'pooling', 'normalize', 'prefix', 'language')
-MAX_NONFINITE = 1e-3         # share of the samples
+MAX_NONFINITE = 1e-3         # share of the samples, here and below
+MAX_ZERO = .1
 MONTH = 30 * 86400.0         # seconds that a process waits for the others
 
 # -----------------------------------------------------------------------------
@@ -235,7 +237,7 @@ def make_record(knobs, val):
     beside = ('out', 'device', 'inspect', 'export_dir')
     record = {knob: value for knob, value in vars(knobs).items() if knob not in beside}
     for knob in ('same_as', 'latents_from'):
-        paths = [os.path.normpath(path) for path in record[knob].split(',') if path]
+        paths = [os.path.normpath(path) for path in parts_of(record[knob])]
         record[knob] = ','.join(map(os.path.basename, paths))
     names = names_of(knobs)
     return record | dict(
@@ -374,12 +376,12 @@ def write_shards(knobs, claim, plan, shards, settings, tok, encode):
         entries.append(entry)
         print(f'{name} of {n_shards[split]}: {entry["documents"]:,} documents, '
               f'{entry["samples"]:,} samples, {entry["tokens"]:,} tokens | {progress}', flush=True)
-        check_nonfinite(entries, at_least=knobs.shard_size)
+        check_latents(entries, at_least=knobs.shard_size)
 
     # the shards of all ranks, and their sums
     entries = list(itertools.chain(*all_gather_object(entries)))
     entries.sort(key=lambda entry: entry['name'])
-    check_nonfinite(entries)
+    check_latents(entries)
     splits = {}
     for split in ('train', 'val'):
         shards = [entry for entry in entries if entry['name'].startswith(f'{split}-')]
@@ -388,9 +390,10 @@ def write_shards(knobs, claim, plan, shards, settings, tok, encode):
     return splits
 
 
-def check_nonfinite(entries, at_least=0):
-    """ ValueError if float16 cannot hold many of the latents (NaN, inf, or too large), a warning
-    if it cannot hold some. at_least: early in a run, a share of so many. """
+def check_latents(entries, at_least=0):
+    """ ValueError if float16 cannot hold many of the latents (NaN, inf, or too large), or many that
+    were given are zeros; a warning if some are so. at_least: early in a run, a share of so many.
+    """
     n_bad = sum(entry['nonfinite'] for entry in entries)
     n_good = sum(entry['samples'] for entry in entries)
     first = next((entry['flaw'] for entry in entries if entry.get('flaw')), '')
@@ -399,6 +402,15 @@ def check_nonfinite(entries, at_least=0):
         raise ValueError(f'{said}, more than {MAX_NONFINITE:.1%}; the first: {first}')
     if n_bad and not at_least and rank() == 0:
         warn(f'{said} and are dropped; the first: {first}')
+
+    n_zero = sum(entry['zero'] for entry in entries)
+    first = next((entry['first_zero'] for entry in entries if entry['first_zero']), '')
+    said = f'{n_zero} of {n_good} latents are zeros, which say nothing of their texts'
+    if n_zero > MAX_ZERO * max(n_good, at_least):
+        raise ValueError(f'{said}, more than {MAX_ZERO:.0%}; the first: {first}: mend them, or '
+                         'leave out these rows and their texts')
+    if n_zero and not at_least and rank() == 0:
+        warn(f'{said}; the first: {first}')
 
 
 def finish(claim, plan, record, splits, tok, encode):

@@ -62,7 +62,8 @@ mode = ''                   # '' | <l2t, t2l, unconditional, text, latent, infil
 text = ''                   # this text; to be filled in where it has a [MASK], [MASK:3] for three
                             # tokens, [MASK:*] for the whole rest, [MASK:2-6] for the length
                             # that the network finds likeliest
-texts = ''                  # or every line of this text file, or every record of a .jsonl file
+texts = ''                  # or every line of this text file, or every record of a .jsonl file, a
+                            # table, ..., as prepare.py reads it
 field = 'text'              # where a record has its text
 latents = ''                # l2t, infill, edit: the raw embeddings in this .npy file: (n, D) or
                             # (n, N, D)

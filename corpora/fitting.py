@@ -9,7 +9,7 @@ import torch
 
 from corpora.encoder_table import DEFAULTS
 from corpora.lsa import LSA, lsa_hash, split_terms, tfidf
-from corpora.tokenizers import words_of_bytes
+from corpora.tokenizers import parts_of, words_of_bytes
 from runs.console import progress_bar
 
 # of a term of several words, beside 1 of a word; 1 was worse (LOG.md)
@@ -33,7 +33,8 @@ def train_bpe(texts, vocab_size):
     if listens:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        bpe.train_from_iterator(progress_bar(texts, desc='tokenizer', unit=' texts'), trainer)
+        bar = progress_bar(texts, desc='tokenizer', unit=' texts')
+        bpe.train_from_iterator((part for text in bar for part in parts_of(text)), trainer)
     finally:
         if listens:
             signal.signal(signal.SIGINT, handler)

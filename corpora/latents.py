@@ -2,16 +2,14 @@
 Texts whose latents exist already: row i of the .npy files belongs to document i. Where texts and
 latents are both folders or globs, a row belongs to a document of the file of the same name.
 """
-import glob
 import itertools
 import os
-import re
 from functools import partial
 
 import numpy as np
 import torch
 
-from corpora.readers import Document
+from corpora.readers import Document, stem_of
 from encoders import FAR
 from runs.console import warn
 from runs.files import as_floats, read_array
@@ -24,26 +22,6 @@ def as_latent(array, path):
         raise ValueError(f'{path}: a latent is {array.dtype} {array.shape}, '
                          'expected floats (D,) or (N, D)')
     return np.atleast_2d(as_floats(array))
-
-
-def natural_order(path):
-    """ A sort key: 2.npy comes before 10.npy. """
-    return [int(part) if part.isdecimal() else part for part in re.split(r'(\d+)', path)]
-
-
-def latent_files(spec):
-    """ The .npy files of latents_from, in order. ValueError where a part of it is none, nor a
-    folder of them. """
-    paths = []
-    for part in [part.strip() for part in spec.split(',')]:
-        found = [part] if os.path.isfile(part) else glob.glob(part)
-        if os.path.isdir(part):
-            found = glob.glob(os.path.join(glob.escape(part), '*.npy'))
-        if not found or not all(path.endswith('.npy') and os.path.isfile(path) for path in found):
-            raise ValueError(f'latents_from={part}: expected a .npy file, a glob or a folder of '
-                             'them; save each array with numpy.save')
-        paths += sorted(found, key=natural_order)
-    return paths
 
 
 def with_latents(texts, paths):
@@ -73,8 +51,7 @@ def with_latents(texts, paths):
 def by_name(files, paths):
     """ Each text with its row, of [(name of a file, its texts)] and of .npy files. """
     def stems(names):
-        names = [os.path.basename(name).removesuffix('.gz') for name in names]
-        return [os.path.splitext(name)[0] for name in names]
+        return [os.path.basename(stem_of(name)) for name in names]
 
     names = [name for name, _ in files]
     pairs = itertools.zip_longest(stems(names), stems(paths), fillvalue='none')

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 from corpora.latents import as_latent
-from corpora.readers import Document, inside, joined, lines_of
+from corpora.readers import Document, inside, joined, lines_of, passed_over
 from corpora.statistics import lengths
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
@@ -38,6 +38,10 @@ COUNTED = dict(
     stops='stops inside, now X',
     nucleotides='of A, C, G, T, U and N alone',
     gaps='gaps, left out',
+    names='with a name behind the SMILES, cut off',
+    headers='header line(s), left out',
+    trimmed='with white space at their ends, taken off',
+    copies='file(s) with the texts of another, left out',
     nonfinite='dropped (NaN, inf, of another scale, or no molecule)',
     longer_than_max_tokens='dropped (too many tokens)',
 )
@@ -46,8 +50,8 @@ COUNTED = dict(
 # A look at a packed dataset
 
 def verify(folder):
-    """ Compares every file of a dataset with its digest in meta.json. ValueError names the first
-    one that differs. """
+    """ Compares every file of a dataset with its digest in meta.json, and asks whether its shards
+    hold what they may. ValueError names the first one that is wrong. """
     meta = read_meta(folder)
     files = dict(meta['files'])
     for split in meta['splits'].values():
@@ -55,12 +59,17 @@ def verify(folder):
             files |= shard['files']
     for name in progress_bar(files, desc='verifying', unit=' files'):
         check_file(folder, name, files)
+    for split in meta['splits']:
+        data = PackedDataset(folder, split)
+        for i in range(data.n_shards):
+            data.shard(i).check()
     print(f'{len(files)} files, each as meta.json says')
 
 
 def counted(counts):
     """ ['3 empty', '2 duplicate'] of the counts of a source, or of a split. """
-    return [f'{counts[name]:,} {words}' for name, words in COUNTED.items() if counts.get(name)]
+    said = [f'{counts[name]:,} {words}' for name, words in COUNTED.items() if counts.get(name)]
+    return [*said, *filter(None, [passed_over(counts)])]
 
 
 def line(name, *words):
@@ -113,6 +122,7 @@ def show_latents(train, val):
 
     remarks = dict(
         truncated='are longer than the encoder reads: lower --max_tokens',
+        zero='have a latent of zeros, which says nothing',
         unknown='have no word that the encoder knows, so their latents say nothing'
     )
     for key, words in remarks.items():

@@ -32,8 +32,8 @@ class Morgan:
         return latents
 
     def read(self, text):
-        """ RDKit's molecule, or None. Behind a space RDKit reads a name, which is not SMILES. """
-        return self.from_smiles(text) if text and ' ' not in text else None
+        """ RDKit's molecule, or None. Behind white space RDKit reads a name: no SMILES. """
+        return self.from_smiles(text) if text.split() == [text] else None
 
     def canonical(self, text):
         """ The one way that RDKit writes a molecule; of what is none, the text. """

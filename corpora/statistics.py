@@ -13,7 +13,7 @@ def counts(data):
     """ How often each id occurs, (V,) int64: an EOS after every text, no PAD. """
     found = np.zeros(data.vocab_size, np.int64)
     for shard in map(data.shard, range(data.n_shards)):
-        data.check_ids(shard.tokens)
+        shard.check_ids(shard.tokens)
         for part in np.array_split(shard.tokens, 1 + len(shard.tokens) // 2**24):
             found += np.bincount(part, minlength=len(found))         # casts to int64
         found[data.eos] += len(shard.offsets) - 1

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from model import Model, ModelConfig
-from runs.files import check, one_line, read_sealed, regular, short
+from runs.files import check, one_line, read_sealed, regular, short, why
 from runs.identity import check_same, of_dataset
 from runs.manifest import read_meta
 
@@ -40,7 +40,10 @@ def steps(out_dir):
 def best_of(out_dir):
     """ The text in `best`, its first 100 bytes, whatever it is; '' before the first evaluation. """
     path = Path(out_dir) / 'best'
-    return path.read_text(errors='replace')[:100].strip() if path.is_file() else ''
+    if not path.is_file():
+        return ''
+    with open(path, 'rb') as f:
+        return f.read(100).decode(errors='replace').strip()
 
 
 def read_state(folder):
@@ -87,7 +90,7 @@ def read_tensors(path):
     try:
         tensors = load_file(regular(path))
     except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f'cannot read {path}: {one_line(error)}') from None
+        raise ValueError(f'cannot read {path}: {why(path, error)}') from None
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f'{path}: {name} holds nan or inf, which no training saves')

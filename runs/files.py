@@ -6,17 +6,37 @@ Another OSError: it cannot be read now, and nothing is known. (Writing them: wri
 A path from outside is opened by `regular` alone: it must lead to a file.
 
 Nothing is ever unpickled, and an array is mapped before it is copied, so reading never takes more
-memory than the file has bytes. What a file with the right digest says of itself is believed.
+memory than the file has bytes. Where a file is unpacked or parsed, its size is asked first:
+MOST_MEMORY. What a file with the right digest says of itself is believed.
 """
 import hashlib
 import json
 import mmap as memory_maps
 import os
+import re
 import stat
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+
+# Bytes that one thing may take in memory when it is read: a text, a picture, a group of rows, a
+# file of JSON. A small file may hold much more
+MOST_MEMORY = 2**28
+MOST_JSON = MOST_MEMORY // 16  # bytes of a file of JSON, which becomes up to 30 times as large
+
+# how a file begins that lies in the place of another -> what it is, and what to do
+STAND_INS = {
+    rb'version https://(git-lfs|hawser)':
+        'a Git LFS pointer: get the file itself, git lfs pull',
+    rb'/annex/objects/':
+        'a git-annex pointer: get the file itself, git annex get',
+    rb'\s*<(!doctype html|\?xml|html[\s>]|head[\s>])':
+        'a page of HTML or XML, as a server may send for a file that it does not have: get the '
+        'file again',
+    rb'([45]\d\d: [a-z ]+|(entry|repository) not found)\s*\Z':
+        'what a server says of a file that it does not have: get the file again',
+}
 
 # ---- any file
 
@@ -30,6 +50,26 @@ def regular(path):
     return path
 
 
+def stand_in(begin):
+    """ What a file is, by its first bytes, if it lies in the place of another; else ''. """
+    begin = begin.removeprefix(b'\xef\xbb\xbf')
+    for pattern, words in STAND_INS.items():
+        if re.match(pattern, begin, re.IGNORECASE):
+            return words
+    return ''
+
+
+def stand_in_at(path):
+    """ stand_in of a file; '' also where it cannot be read. """
+    if not os.path.isfile(path):                           # a pipe would wait
+        return ''
+    try:
+        with open(path, 'rb') as f:
+            return stand_in(f.read(512))
+    except OSError:
+        return ''
+
+
 def sha256(path):
     with open(regular(path), 'rb') as f:
         return hashlib.file_digest(f, 'sha256').hexdigest()
@@ -39,7 +79,9 @@ def check(path, entry, digest=True):
     """ ValueError where a file is not as its entry says. digest=False: only its size is asked. """
     found, expected = os.path.getsize(regular(path)), entry['bytes']
     if found != expected:
-        raise ValueError(f'{path}: found {found} bytes, expected {expected}')
+        words = stand_in_at(path)
+        words = f'{expected}: {words}' if words else expected
+        raise ValueError(f'{path}: found {found} bytes, expected {words}')
     if digest and sha256(path) != entry['sha256']:
         raise ValueError(f'{path}: its sha256 is not the one that was noted')
 
@@ -62,6 +104,11 @@ def in_one_line(what):
         raise ValueError(f'{what} cannot be used: {kind}{one_line(error)}') from None
 
 
+def why(path, error):
+    """ Why a file cannot be read, by what lies in its place, or else by an exception. """
+    return stand_in_at(path) or one_line(error)
+
+
 def short(value):
     """ A value in an error line: its first 60 characters. """
     text = repr(value)
@@ -77,7 +124,7 @@ def whole_number(digits):
     return number
 
 
-def read_json(path, kind=dict, limit=2**26):
+def read_json(path, kind=dict, limit=MOST_JSON):
     """ The object in a JSON file of at most `limit` bytes; kind=object: whatever it holds. """
     size = os.path.getsize(regular(path))
     if size > limit:
@@ -85,7 +132,7 @@ def read_json(path, kind=dict, limit=2**26):
     try:
         value = json.loads(Path(path).read_bytes(), parse_int=whole_number)
     except (ValueError, OverflowError, RecursionError) as error:
-        raise ValueError(f'cannot read {path}: no JSON ({one_line(error)})') from None
+        raise ValueError(f'cannot read {path}: no JSON ({why(path, error)})') from None
     if not isinstance(value, kind):
         raise ValueError(f'cannot read {path}: found a {type(value).__name__}, expected an object')
     return value
@@ -135,7 +182,7 @@ def read_array(path, dtype='floats', shape=None, mmap=False, what='array', at_ra
             return plain(array, at_random)
         return as_floats(array) if dtype == 'floats' else np.array(array)
     except Exception as error:                             # whatever a header provokes in numpy
-        raise ValueError(f'{path}: {what} cannot be read ({one_line(error)})') from None
+        raise ValueError(f'{path}: {what} cannot be read ({why(path, error)})') from None
 
 
 def read_arrays(path):
@@ -147,5 +194,5 @@ def read_arrays(path):
                 raise ValueError('an array is compressed, expected as np.savez writes it')
             return dict(file)
     except Exception as error:                             # zipfile has a dozen kinds
-        raise ValueError(f'{path}: cannot be read as .npz ({one_line(error)}); '
+        raise ValueError(f'{path}: cannot be read as .npz ({why(path, error)}); '
                          'run prepare.py again') from None

@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 
 import processes
-from corpora.tokenizers import load_tokenizer
+from corpora.tokenizers import load_tokenizer, spelled
 from diffusion import GaussianLatents, MaskedText, modes_of
 from encoders import check_texts, load_encoder
 from runs.checkpoint import as_written, load_model
@@ -320,6 +320,7 @@ class Run:
     def encode(self, texts):
         """ Latents of texts, by the encoder that made the run's data. """
         check_texts(texts)
+        texts = [spelled(self.tokenizer.kind, text) for text in texts]
         return torch.as_tensor(self.load_encoder()(texts))
 
     def load_encoder(self):

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 import torch.nn.functional as F
 
-from encoders import fetch
+from encoders import check_files, fetch
 from runs.files import in_one_line
 from sampling.inputs import pack
 from sampling.run import Run
@@ -38,6 +38,7 @@ def load_scorer(name, revision, device):
         where, _ = fetch(name, revision or None, 'scorer')
 
     # a causal language model
+    check_files(where)
     import transformers
     with in_one_line(f'scorer={name}, as a causal language model,'):
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)

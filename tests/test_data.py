@@ -12,6 +12,7 @@ import data
 from corpora import tokenizers
 from corpora.fitting import train_bpe
 from corpora.latents import as_latent
+from corpora.layouts import verify
 from corpora.statistics import counts, lengths
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
@@ -157,15 +158,33 @@ def test_a_wrong_shape_or_dtype_is_refused_with_both_values(tmp_path, name, cont
         PackedDataset(tmp_path, 'train')
 
 
-# a text that ends before it begins, one of 10 tokens, and one that begins before the first
-@pytest.mark.parametrize('offsets', [[0, 7, 3, 10], [0, 3, 3, 13], [-8, 3, 3, 10]])
+# a text that ends before it begins, one of 10 tokens, and one that begins before the first; all of
+# them beyond the last token, before the first
+@pytest.mark.parametrize('offsets', [[0, 7, 3, 10], [0, 3, 3, 13], [-8, 3, 3, 10],
+                                     [10**9, 10**9 + 3, 10**9 + 3, 10**9 + 10],
+                                     [-99, -96, -96, -89], [1, 4, 4, 11],
+                                     [2**63 - 1, 3 - 2**63, 3, 10]])
 def test_a_flipped_bit_of_an_offset_is_found_when_its_text_is_read(tmp_path, offsets):
     write_dataset(tmp_path)
     rewrite(tmp_path, 'train-00000.offsets.npy', np.array(offsets))
     data = PackedDataset(tmp_path, 'train')
     for read in (lambda: data.rows(range(3)), lambda: [data.ids(i) for i in range(3)]):
-        with pytest.raises(ValueError, match='train-00000.offsets.npy: .*, expected 0 to 7; '):
+        with pytest.raises(ValueError, match='train-00000.offsets.npy: .*run prepare.py again'):
             read()
+
+
+@pytest.mark.parametrize('name, content', [
+    ('train-00001.offsets.npy', np.array([10**9, 10**9 + 1])),
+    ('train-00001.offsets.npy', np.array([-1, 0])),
+    ('train-00002.offsets.npy', np.array([0, 5, 12, 13])),               # the last token is of none
+    ('train-00001.tokens.bin', np.array([258], '<u2'))])
+def test_what_is_in_a_shard_is_looked_at_by_inspect(tmp_path, name, content):
+    write_dataset(tmp_path)
+    verify(tmp_path)
+    rewrite(tmp_path, name, content)
+    PackedDataset(tmp_path, 'train')
+    with pytest.raises(ValueError, match=f'{name}: (offsets|token id)'):
+        verify(tmp_path)
 
 
 def test_ids_beyond_the_vocabulary_are_found_in_the_first_shard_or_when_they_are_read(tmp_path):
@@ -173,10 +192,10 @@ def test_ids_beyond_the_vocabulary_are_found_in_the_first_shard_or_when_they_are
     np.full(14, 258, '<u2').tofile(tmp_path / 'train-00002.tokens.bin')
     ds = PackedDataset(tmp_path, 'train')
     np.full(10, 258, '<u2').tofile(tmp_path / 'train-00000.tokens.bin')
-    for read in (lambda: ds.rows([5]), lambda: counts(ds),
-                 lambda: PackedDataset(tmp_path, 'train')):
-        with pytest.raises(ValueError,
-                           match='token id 258 in train, expected ids below vocab_size 258'):
+    for read, number in ((lambda: ds.rows([5]), 2), (lambda: ds.ids(5), 2),
+                         (lambda: counts(ds), 0), (lambda: PackedDataset(tmp_path, 'train'), 0)):
+        with pytest.raises(ValueError, match=f'train-0000{number}.tokens.bin: token id 258, '
+                                             'expected ids below vocab_size 258'):
             read()
 
 

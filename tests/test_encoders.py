@@ -212,6 +212,20 @@ def test_a_panic_of_its_tokenizer_is_one_line_when_it_is_opened_and_later(tmp_pa
             call(['a ' * 500])
 
 
+@pytest.mark.parametrize('name', ['model.safetensors', 'tokenizer.json',
+                                  '2_Dense/model.safetensors'])
+def test_what_lies_in_the_place_of_a_file_of_an_encoder_is_named(tmp_path, name):
+    folder = save_encoder(tmp_path)
+    record = find_encoder(folder, pooling='mean').record
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    for content, words in (('version https://git-lfs.github.com/spec/v1\n', 'a Git LFS pointer'),
+                           ('<!DOCTYPE html>\n<p>404</p>\n', 'a page of HTML')):
+        (tmp_path / name).write_text(content)
+        for read in (lambda: find_encoder(folder, pooling='mean'), lambda: load_encoder(record)):
+            with pytest.raises(ValueError, match=f'{name} is {words}'):
+                read()
+
+
 def test_the_record_loads_the_same_encoder_and_refuses_another(tmp_path):
     folder = save_encoder(tmp_path)
     encoder = find_encoder(folder, pooling='mean', normalize=True, prefix='a ', max_length=12)

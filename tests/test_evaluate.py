@@ -202,7 +202,7 @@ class Codebook(Network):
             return ' '.join(f'word{i}' for i in ids if i < 6)
         return known_run(
             model=self, text=MaskedText(8), encoder=lambda texts: embed(None, texts),
-            tokenizer=SimpleNamespace(eos=self.EOS, pad=self.PAD, decode=decode),
+            tokenizer=SimpleNamespace(eos=self.EOS, pad=self.PAD, kind='bpe', decode=decode),
             stats=SimpleNamespace(standardise=lambda z: z, destandardise=lambda z: z,
                                   mean=torch.zeros(2), live=torch.ones(2)),
             meta={'encoder': dict(normalize=True)})
@@ -372,14 +372,18 @@ def test_sentence_pairs_are_read_with_or_without_a_header(tmp_path):
     (tmp_path / 'a.csv').write_text('"A, b",C d,4.5\nE,F,0\n')
     (tmp_path / 'b.tsv').write_text('id\tscore\tsentence1\tsentence2\n1\t4.5\tA, b\tC d\n'
                                     '2\t0\tE\tF\n')
-    for name in ('a.csv', 'b.tsv'):
+    (tmp_path / 'f.csv').write_text('\ufeffsentence1,sentence2,score\n"A, b",C d,4.5\nE,F,0\n')
+    (tmp_path / 'g.csv').write_text('\ufeffA, b;C d;4.5\r\nE;F;0\r\n')
+    (tmp_path / 'h.csv').write_text('sep=;\nscore;sentence1;sentence2\n4.5;A, b;C d\n0;E;F\n')
+    for name in ('a.csv', 'b.tsv', 'f.csv', 'g.csv', 'h.csv'):
         first, second, scores = sts.read_pairs(str(tmp_path / name))
         assert (first, second, scores.tolist()) == (['A, b', 'E'], ['C d', 'F'], [4.5, 0])
     (tmp_path / 'c.csv').write_text('A,B\n')
     (tmp_path / 'd.csv').write_text('A,B,1\nC,D,nan\n')
+    (tmp_path / 'i.csv').write_text('version https://git-lfs.github.com/spec/v1\n')
     (tmp_path / 'e.csv').write_text(f'A,{"B" * 2 ** 18},1\n')
     for name, word in (('c.csv', 'columns'), ('d.csv', 'pair 2'), ('no.csv', 'no such file'),
-                       ('e.csv', 'field limit')):
+                       ('e.csv', 'field limit'), ('i.csv', 'Git LFS')):
         with pytest.raises(ValueError, match=word):
             sts.read_pairs(str(tmp_path / name))
 

@@ -3,6 +3,7 @@ Damaged and hostile files. No file executes code, allocates without bound, leads
 or lets a script go on silently wrong. What does not match its digest is one line; a file whose
 digest was forged may end in the library's exception.
 """
+import gzip
 import json
 import os
 import pickle
@@ -293,6 +294,16 @@ for script, *args in json.loads(sys.argv.pop()):
 """
 
 
+def measured(commands):
+    """ [exit code, error, seconds, peak MiB] of each command. """
+    result = subprocess.run([sys.executable, '-c', MEASURED, json.dumps(commands)], cwd=ROOT,
+                            capture_output=True, text=True,
+                            env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(found) == len(commands), result.stderr
+    return found
+
+
 def test_fault_24_hostile_metadata(dataset, finished, tmp_path):
     commands, codes = [], []
 
@@ -333,15 +344,49 @@ def test_fault_24_hostile_metadata(dataset, finished, tmp_path):
     commands.append(['train.py', f'--dataset={folder}', f'--out_dir={tmp_path}/run', *TINY])
     codes.append(2)
 
-    result = subprocess.run([sys.executable, '-c', MEASURED, json.dumps(commands)], cwd=ROOT,
-                            capture_output=True, text=True,
-                            env={**os.environ, 'PYTHONPATH': str(ROOT)})
-    found = [json.loads(line) for line in result.stdout.splitlines()]
-    assert len(found) == len(commands), result.stderr
-    for command, code, (rc, err, seconds, mib) in zip(commands, codes, found):
+    for command, code, (rc, err, seconds, mib) in zip(commands, codes, measured(commands)):
         assert rc == code and seconds < 5 and mib < 1000, (command, rc, err, seconds, mib)
         assert code == 0 or err.count('\n') == 1, err
         assert code == 2 or f'{NEWEST} is broken and set aside' in err, err
+
+
+# ---- a small file that unpacks to a large one
+
+def test_what_unpacks_to_gigabytes_is_refused_by_its_size(dataset, finished, tmp_path):
+    pyarrow = pytest.importorskip('pyarrow', reason='reads parquet: pip install pyarrow')
+    Image = pytest.importorskip('PIL.Image', reason='reads images: pip install pillow')
+    import pyarrow.parquet
+    with gzip.open(tmp_path / 'line.txt.gz', 'wb', compresslevel=1) as f:
+        for _ in range(265):
+            f.write(b'a dog sees the moon ' * 50_000)
+    big = pyarrow.table(dict(text=pyarrow.array(['a' * 150 * 2**20] * 3)))
+    packed = pyarrow.ipc.IpcWriteOptions(compression='zstd')
+    with pyarrow.ipc.new_file(tmp_path / 'zstd.arrow', big.schema, options=packed) as f:
+        f.write_table(big)
+    pyarrow.parquet.write_table(big, tmp_path / 'page.parquet', compression='zstd')
+    lists = pyarrow.table(dict(text=pyarrow.array([[''] * 10_000_000])))
+    pyarrow.parquet.write_table(lists, tmp_path / 'list.parquet', compression='zstd')
+    same = pyarrow.DictionaryArray.from_arrays(np.zeros(99_999, np.int32), ['a' * 10 * 2**20])
+    pyarrow.parquet.write_table(pyarrow.table(dict(text=same)), tmp_path / 'same.parquet')
+    (tmp_path / 'in').mkdir()
+    Image.new('1', (9000, 9000)).save(tmp_path / 'in/a.png')
+    (tmp_path / 'in/metadata.csv').write_text('file_name,text\na.png,a\na.png,b\n')
+    names = ['line.txt.gz', 'zstd.arrow', 'page.parquet', 'list.parquet', 'same.parquet']
+    commands = [['prepare.py', f'--input={tmp_path}/{name}', '--tokenizer=byte',
+                 f'--out={tmp_path}/out'] for name in names]
+    commands += [['prepare.py', f'--input={tmp_path}/in', '--image_size=16', '--tokenizer=byte',
+                  f'--out={tmp_path}/out']]
+
+    # a name in `best`, and a dataset that says what it is in 40 MB
+    out = copy_of(finished, tmp_path, 'run')
+    os.truncate(out / 'best', 2**32)
+    commands += [['sample.py', f'--out_dir={out}', '--text=a dog', '--device=cpu']]
+    folder = copy_of(dataset, tmp_path)
+    (folder / 'meta.json').write_text('[' + '{},' * 13_000_000 + '{}]')
+    commands += [['prepare.py', f'--inspect={folder}']]
+    for command, (rc, err, _, mib) in zip(commands, measured(commands), strict=True):
+        lines = [line for line in err.splitlines() if not line.startswith('warning: val has')]
+        assert rc == 2 and len(lines) == 1 and mib < 1000, (command, err, mib)
 
 
 # ---- a version whose state has another shape

@@ -45,7 +45,8 @@ def test_a_fingerprint_is_that_of_rdkit_however_the_molecule_is_written(morgan):
     z = morgan([ETHANOL, 'OCC', 'CCN', NONE, ''])
     assert z.shape == (5, 1, 2048) and set(z[0, 0].nonzero()[0].tolist()) == bits
     assert (z[0] == z[1]).all() and (z[0] != z[2]).any() and not z[3:].any()
-    assert not morgan.remark(ETHANOL) and all(map(morgan.remark, (NONE, '', 'CCO ethanol')))
+    none = (NONE, '', 'CCO ethanol', 'CCO\tethanol', ' CCO', 'CCO\n')
+    assert not morgan.remark(ETHANOL) and all(map(morgan.remark, none))
 
 
 def test_a_text_that_is_no_molecule_is_never_the_nearest_and_no_crash(morgan):
@@ -116,6 +117,8 @@ def test_wrong_bits_are_a_share_of_the_ones_and_as_many_zeros(monkeypatch):
 def test_a_molecule_is_judged_by_what_it_is_not_by_how_it_is_written(morgan):
     loaded, texts = toy_run(encoder=morgan), [ETHANOL, ETHANOL, 'CCC', NONE]
     ctx = Context({}, texts=texts, raw=torch.from_numpy(morgan(texts)))
+    named = molecule.judge(loaded, ctx, [f'{ETHANOL}\tethanol'] * 4)
+    assert not named['exact'].any() and not named['valid'].any()
     found = molecule.judge(loaded, ctx, ['OCC', 'CCN', NONE, NONE])
     assert found['exact'].tolist() == [100, 0, 0, 0] and found['valid'].sum() == 200
     a, b = (set(morgan([text])[0, 0].nonzero()[0]) for text in (ETHANOL, 'CCN'))

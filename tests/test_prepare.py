@@ -14,10 +14,10 @@ import torch
 
 import prepare
 from configurator import read_knobs
-from corpora import splits, tokenizers
+from corpora import shards, splits, tokenizers
 from corpora.builtin import builtin_corpus
 from corpora.fitting import train_bpe
-from corpora.shards import NAMES, Chunker
+from corpora.shards import NAMES, Chunker, token_ids
 from corpora.tokenizers import byte_tokenizer, load_tokenizer
 from data import PackedDataset
 from encoders import load_encoder
@@ -189,6 +189,23 @@ def test_a_long_word_is_fitted_and_encoded_in_pieces(tmp_path, word):
     tok = fitted(tmp_path, [word, 'a short line'], 500)
     assert 2 < max(map(len, tok.pieces)) <= tokenizers.LONGEST_PIECE < len(word)
     assert tok.decode(tok.encode(word)) == word
+
+
+@pytest.mark.parametrize('kind', ['byte', 'bpe', 'tabs'])
+def test_a_long_document_is_tokenized_in_parts_as_it_is_whole(tmp_path, monkeypatch, kind):
+    text = ' '.join(LINES * 9)
+    if kind == 'tabs':                                       # no word ends with a space
+        text = text.replace(' ', '\t')
+    tok = byte_tokenizer() if kind == 'byte' else fitted(tmp_path, LINES, 400)
+    whole = tok.encode(text)
+    monkeypatch.setattr(tokenizers, 'LONGEST_PART', 100)
+    monkeypatch.setattr(shards, 'LONGEST_PART', 100)
+    parts = list(tokenizers.parts_of(text))
+    assert ''.join(parts) == text and len(parts) > 100 and max(map(len, parts)) <= 100
+    ids, *others = token_ids(tok, [text, *LINES])
+    assert tok.decode(ids) == text and [list(one) for one in others] == tok.encode_batch(LINES)
+    if kind != 'tabs':
+        assert ids.tolist() == whole
 
 
 def test_the_builtin_corpus_is_distinct_short_sentences_of_english():

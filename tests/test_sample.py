@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 import evaluate
 import samplers
-from corpora.readers import FASTA, NOT_TEXT, RECORDS
 from diffusion import MaskedText
 from encoders import far_off
 from launch import run_each
@@ -19,7 +18,7 @@ from processes.gidd import GIDD
 from processes.hdlm import HDLM
 from samplers import SAMPLERS, in_blocks, make_propose, no_callback, nucleus_filter
 from sampling import drafts
-from sampling.inputs import JSON_LINES, NO_LINES, pack, read_latents, read_texts
+from sampling.inputs import pack, read_latents, read_texts
 from sampling.denoise import guided_logits
 from sampling.knobs import SamplingKnobs
 from sampling.latents import make_latents, write_both
@@ -414,7 +413,8 @@ def test_an_edit_writes_anew_where_the_other_latent_wants_another_token(lengths)
     encoder.remark = lambda text: ''
     run = toy_run(model=network_that_reads(logits_of), text=MaskedText(5), lengths=lengths,
                   encoder=encoder)
-    run.tokenizer = SimpleNamespace(eos=3, pad=4, encode=lambda text: [int(c) for c in text],
+    run.tokenizer = SimpleNamespace(eos=3, pad=4, kind='bpe',
+                                    encode=lambda text: [int(c) for c in text],
                                     decode=lambda ids: ''.join(str(i) for i in ids if i < 3))
 
     def edited(text, strength):
@@ -556,17 +556,31 @@ def test_latents_of_another_scale_are_said_and_whole_numbers_refused(tmp_path, c
     read_latents(run, str(path))
     assert 'row 2 is 20 times as long' in (err := capsys.readouterr().err) and 'so are 0' in err
     assert far_off(np.array([[1.], [9.], [21.], [1.], [1.]])).tolist() == [0, 0, 1, 0, 0]
+    np.save(path, np.array([[3., 0.], [0., 0.], [0., 0.]]))
+    read_latents(run, str(path))
+    said = '2 of 3 latents are zeros, which say nothing; the first is row 1'
+    assert said in capsys.readouterr().err
     np.save(path, np.array([[3, 0]]))
     with pytest.raises(ValueError, match='found int64'):
         read_latents(run, str(path))
 
 
-def test_texts_are_read_and_packed_and_one_that_is_too_long_or_no_list_is_refused(tmp_path):
+def test_texts_are_read_and_packed_and_one_that_is_too_long_or_no_list_is_refused(tmp_path,
+                                                                                  capsys):
     (tmp_path / 'a.jsonl').write_text('{"b": "one"}\n\n{"b": " two "}\n')
     assert list(read_texts(str(tmp_path / 'a.jsonl'), 'b')) == ['one', 'two']
     (tmp_path / 'b.JSONL').write_text(r'{"text": "a dog\r\nruns\rand\nsits"}')
     assert list(read_texts(str(tmp_path / 'b.JSONL'))) == ['a dog\nruns\nand\nsits']
-    assert {*JSON_LINES, *NO_LINES} == {*RECORDS, *FASTA, *NOT_TEXT, '.gz'}, 'as prepare.py'
+
+    # as prepare.py reads them
+    (tmp_path / 'c.csv').write_text('id;text\n1;a dog\n2;"b; c"\n')
+    assert list(read_texts(str(tmp_path / 'c.csv'))) == ['a dog', 'b; c']
+    (tmp_path / 'd.txt').write_text('\ufeffa dog\n\u200b\n\nb\0\n')
+    assert list(read_texts(str(tmp_path / 'd.txt'))) == ['a dog']
+    assert 'd.txt: 1 dropped (with a NUL)' in capsys.readouterr().err
+    (tmp_path / 'e.txt').write_text('a dog\n', 'utf-16-le')
+    with pytest.raises(ValueError, match='e.txt: UTF-16-LE, expected UTF-8'):
+        list(read_texts(str(tmp_path / 'e.txt')))
     run = toy_run()
     for function in (run.encode, run.pack):
         with pytest.raises(ValueError, match="at least one, found 'a text'"):
