@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from corpora.lsa import NO_KNOWN_WORD, load_lsa
-from runs.files import in_one_line, one_line, read_json, regular, sha256, short, stand_in_at
+from runs.files import in_one_line, read_json, regular, sha256, short, stand_in_at
 
 # copies of a model that others give away: SHA-256 of model.safetensors and tokenizer.json -> the
 # hub's commit
