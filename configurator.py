@@ -229,6 +229,11 @@ def here_or_beside(path):
     return beside if path and not os.path.exists(path) and os.path.exists(beside) else path
 
 
+def seen_from(path):
+    """ For an error about a path that is relative: where one is. """
+    return '' if os.path.isabs(path) else f', seen from {os.getcwd()}'
+
+
 # ---- config files and the command line
 
 def run_config(path):

@@ -153,7 +153,8 @@ def fetch(hub_id, revision, kind='encoder'):
             allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model'])
     except Exception as error:                     # a dozen kinds, and each means: not there
         raise ValueError(f'{kind} {hub_id}: no such folder, and the hub did not give it '
-                         f'({trouble or type(error).__name__}): name a local folder') from None
+                         f'({trouble or type(error).__name__}): name a local folder, '
+                         f'--{kind}=FOLDER') from None
     return folder, os.path.basename(folder)
 
 
@@ -224,7 +225,7 @@ def find_folder(where, revision):
     revision, if one is expected. """
     if not os.path.isdir(where) and str(revision).startswith('sha256:'):
         raise ValueError(f'encoder {where}: no such folder, and no hub has it; name the folder '
-                         f'where it lies now, encoder_folder (its digest is {revision})')
+                         f'where it lies now, --encoder=FOLDER (its digest is {revision})')
     if not os.path.isdir(where):
         where, found = fetch(where, revision)
     elif os.path.basename(os.path.realpath(where)) == revision:          # a snapshot of the hub

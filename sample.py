@@ -70,7 +70,8 @@ towards = ''                # edit: or towards that of `text` itself, to which t
 away = ''                   # edit: and from which the embedding of this text is subtracted
 num_samples = 1             # [1, 1e6]: per text or latent
 # ---- machine
-encoder_folder = ''         # where the encoder lies now; '': where it was for prepare.py
+encoder = ''                # the folder where the run's encoder lies now; '': where it was for
+                            # prepare.py. In a config file it is prepare.py's, and not read here
 watch = False               # see the texts being written, in shades of how certain each token was
 svg = ''                    # write this animated picture of the first text being written, one draw
                             # of it: from left to right and by unmasking, where the run does both
@@ -316,7 +317,8 @@ def main():
     config = configure(globals())
     keep_freed_memory()
     with stop_on_error():
-        run = Run(out_dir, which, device, dtype, encoder_folder)
+        where = encoder if on_command_line('encoder') else ''
+        run = Run(out_dir, which, device, dtype, where)
         direction = direction_of(run)
         check_knobs(run, direction, config)
         respond(run, direction, config)

@@ -205,7 +205,7 @@ def test_an_export_says_what_the_reader_supplies_and_names_no_folder_of_this_mac
     of_hub = dict(id='a/b', revision='c' * 40)
     of_folder = dict(id=f'{private}/bert', revision=digest)
     cases = [(of_hub, ['`a/b` of the hub', 'c' * 40, 'You supply the encoder']),
-             (of_folder, ['`bert`', digest, "encoder_folder='FOLDER'", 'You supply the encoder']),
+             (of_folder, ['`bert`', digest, "encoder='FOLDER'", 'You supply the encoder']),
              (None, ['cannot embed a text']), (dict(id='morgan'), ['pip install rdkit'])]
     for i, (changes, words) in enumerate(cases):
         out, to = tmp_path / f'run{i}', tmp_path / f'away{i}'
@@ -224,7 +224,7 @@ def test_an_export_says_what_the_reader_supplies_and_names_no_folder_of_this_mac
         files = [path.read_bytes() for path in to.rglob('*') if path.is_file()]
         assert not any(private.encode() in data or bytes(out) in data for data in files)
         assert of_dataset(read_meta(to / 'data')) == of_dataset(meta), 'known as its own'
-    with pytest.raises(ValueError, match='bert: no such folder.*encoder_folder'):
+    with pytest.raises(ValueError, match='bert: no such folder.*--encoder=FOLDER'):
         Run(str(tmp_path / 'away1')).write([TEXT])
 
 
