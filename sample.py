@@ -151,8 +151,7 @@ def read_given(run, direction, text):
         raise ValueError('text, texts, latents, image, like, and towards with away: give one text, '
                          'and one embedding where both are read')
     if not (text or texts) and not (direction == 'l2t' and n_embeddings):
-        more = ', or --latents=FILE.npy, or --image=FILE.png' if direction == 'l2t' else ''
-        raise ValueError(f'mode={direction} reads --text="...", or --texts=FILE{more}')
+        raise ValueError(f'mode={direction} reads {", or ".join(what_it_reads(run, direction))}')
     if n_embeddings and 'latent' not in run.streams:
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
     if direction == 'edit' and not n_embeddings:
@@ -175,6 +174,18 @@ def read_given(run, direction, text):
     elif like or direction == 'l2t':
         given.raw = embeddings(run, [like] if like else given.texts)
     return given
+
+
+def what_it_reads(run, direction):
+    """ The flags that give a direction of this run what it begins with. """
+    flags = ['--text="..."', '--texts=FILE']
+    if direction == 'l2t':
+        if not run.meta['encoder']:
+            flags = []                                     # nothing embeds a text
+        flags.append('--latents=FILE.npy')
+        if run.meta.get('source', {}).get('image_size'):
+            flags.append('--image=FILE.png')
+    return flags
 
 
 def names_of_latents(n):

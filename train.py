@@ -425,5 +425,5 @@ report()
 signal_name = signal.Signals(stop_signal).name if stop_signal else ''
 if stop_signal:
     distributed.rank0_or_stop(5, run_folder.note_preemption, out_dir, state.saved_at, signal_name)
-log.last_words(state, signal_name)
+log.last_words(state, signal_name, train_data.meta)
 distributed.leave()

@@ -148,7 +148,9 @@ class Run:
         if missing:
             hint = ''
             if len(self.streams) == 2:
-                hint = '; --mode=unconditional+l2t+t2l+causal trains every direction'
+                can_be_causal = self.config['text_process'] == 'masked' and not self.lengths
+                every = 'unconditional+l2t+t2l' + '+causal' * can_be_causal
+                hint = f'; --mode={every} trains every direction'
             raise ValueError(f'{self.out_dir} {missing}: no {direction} from it{hint}')
 
     # ---- texts
@@ -314,7 +316,7 @@ class Run:
             record = self.meta['encoder']
             if record is None:
                 raise ValueError(f'{self.out_dir}: its latents were given without their encoder, '
-                                 'so no text can be embedded')
+                                 'so no text can be embedded; give it latents, --latents=FILE.npy')
             # where it lies now: nowhere else, in a folder, or on the hub by a name of prepare.py
             where = self.encoder_folder
             if record['id'] in ('lsa', 'morgan'):
