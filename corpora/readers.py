@@ -226,7 +226,9 @@ def read_fasta(path, lines, counts):
 # -----------------------------------------------------------------------------
 # Records
 
-def read_json_lines(path, source):
+# each reader yields (record, where); `column` is read beside source.field
+
+def read_json_lines(path, source, column=''):
     for number, line in enumerate(lines_of(path, source), 1):
         if not line.strip():
             continue
@@ -240,7 +242,7 @@ def read_json_lines(path, source):
         yield record, where
 
 
-def read_table(path, source):
+def read_table(path, source, column=''):
     """ A record of each row, as a spreadsheet reads it: a field that begins with a quote ends with
     one; between them are commas, tabs, line ends and doubled quotes. """
     csv.field_size_limit(LONGEST)
@@ -249,7 +251,7 @@ def read_table(path, source):
     try:
         # the names of its columns, then its rows
         names = next(rows, [])
-        check_columns(path, names, source.field)
+        check_columns(path, names, source.field, column)
         for row in filter(None, rows):
             where = f'{path}, line {rows.line_num}'
             if len(row) != len(names):
@@ -265,15 +267,16 @@ def read_table(path, source):
                          ) from None
 
 
-def check_columns(path, names, field):
-    """ ValueError unless one column has this name. """
-    if names.count(field) != 1:
-        raise ValueError(f'{path}: {names.count(field)} columns are called {field!r}, expected 1, '
-                         f'found {short(names)}; choose with --field=')
+def check_columns(path, names, field, column=''):
+    """ ValueError unless one column has each name. """
+    for name, knob in ((field, '--field='), (column, '--latents_from=column:')):
+        if name and names.count(name) != 1:
+            raise ValueError(f'{path}: {names.count(name)} columns are called {name!r}, expected '
+                             f'1, found {short(names)}; choose with {knob}')
 
 
-def read_columns(path, source):
-    """ Parquet and arrow: one column, a few rows at a time. """
+def read_columns(path, source, column=''):
+    """ Parquet and arrow: one column or two, a few rows at a time. """
     try:
         import pyarrow.ipc
         import pyarrow.parquet
@@ -281,27 +284,31 @@ def read_columns(path, source):
         raise ValueError(f'{path}: to read this kind of file: pip install pyarrow') from None
 
     field = source.field
+    wanted = list(filter(None, (field, column)))
     try:
         with pyarrow.memory_map(path) as file:
             if kind_of(path) in ('.parquet', '.pq'):
                 table = pyarrow.parquet.ParquetFile(file)
-                check_columns(path, table.schema_arrow.names, field)
+                check_columns(path, table.schema_arrow.names, field, column)
                 groups = map(table.metadata.row_group, range(table.num_row_groups))
                 largest = max((group.total_byte_size for group in groups), default=0)
                 if largest > max(2**28, 200 * os.path.getsize(path)):
                     raise ValueError(f'{path}: a small file that unpacks to {largest:,} bytes')
-                batches = table.iter_batches(ROWS, columns=[field])
+                batches = table.iter_batches(ROWS, columns=wanted)
             elif file.read_at(6, 0) == b'ARROW1':
                 table = pyarrow.ipc.open_file(file)
-                check_columns(path, table.schema.names, field)
+                check_columns(path, table.schema.names, field, column)
                 batches = map(table.get_batch, range(table.num_record_batches))
             else:
                 # a stream without an index, as `datasets` writes it
                 batches = pyarrow.ipc.open_stream(file)
-                check_columns(path, batches.schema.names, field)
+                check_columns(path, batches.schema.names, field, column)
+            n_rows = 0
             for batch in batches:
-                for text in batch.column(field):
-                    yield {field: text.as_py()}, path
+                for first in range(0, batch.num_rows, ROWS):
+                    for row in batch.slice(first, ROWS).select(wanted).to_pylist():
+                        yield row, f'{path}, row {n_rows}'
+                        n_rows += 1
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         kind = kind_of(path)[1:]
         raise ValueError(f'{path}: broken {kind} file ({error})') from None

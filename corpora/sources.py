@@ -18,7 +18,8 @@ import glob
 import hashlib
 import os
 
-from corpora.latents import by_name, latent_files, natural_order, with_latents
+from corpora.latents import (COLUMN, by_name, latent_files, natural_order, with_column,
+                             with_latents)
 from corpora.readers import (FASTA, KINDS, NOT_TEXT, SURROGATE, Document, cleaned, kind_of,
                              read_file)
 
@@ -122,7 +123,11 @@ def read(source, counts):
     if not source.latents_from:
         return map(Document, texts)
 
-    # with latents: files of two folders or globs are paired by their names, lists by their order
+    # with latents: in a column of the records
+    if source.latents_from.startswith(COLUMN):
+        return with_column(files, source.latents_from.removeprefix(COLUMN), source)
+
+    # or in files: files of two folders or globs are paired by their names, lists by their order
     paths = latent_files(source.latents_from)
     is_list = ',' in source.input + source.latents_from
     if min(len(files), len(paths)) > 1 and not is_list:
