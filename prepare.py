@@ -46,7 +46,7 @@ from runs.console import warn
 from runs.distributed import all_gather_object, on_rank0, rank, world
 from runs.files import read_sealed
 from runs.manifest import FORMAT, LatentStats, check_file, dataset_folder, read_meta
-from runs.writing import lock, sealed
+from runs.writing import lock, new_folder, sealed
 
 # ---- what is read, details in corpora/sources.py
 input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .ndjson, .csv,
@@ -442,7 +442,12 @@ def prepare(knobs):
               'the text', flush=True)
     record = make_record(knobs, val)
     torch.set_num_threads(knobs.threads)
-    os.makedirs(folder, exist_ok=True)
+    with new_folder(folder):
+        fill(knobs, folder, source, val, record)
+
+
+def fill(knobs, folder, source, val, record):
+    """ Writes the dataset into its folder, on all ranks. """
     # what can fail here fails before the corpus is read
     tok = None
     if knobs.same_as or knobs.tokenizer != 'bpe':

@@ -8,7 +8,7 @@ import fcntl
 import json
 import os
 import sys
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from runs.files import digest_of, sha256
@@ -67,6 +67,25 @@ def check_writable(path):
         raise ValueError(f'{path}: this is a folder, expected the name of a file')
     if not os.access(path if os.path.exists(path) else folder, os.W_OK):
         raise ValueError(f'{path}: cannot be written')
+
+
+@contextmanager
+def new_folder(path):
+    """ Makes a folder, and those above it. Where the block fails, those that it has made and that
+    are still empty go again. """
+    made = []
+    above = Path(path).absolute()
+    while not above.exists():
+        made.append(above)
+        above = above.parent
+    os.makedirs(path, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for folder in made:                                    # the deepest first
+            with suppress(OSError):                            # it is not empty
+                folder.rmdir()
+        raise
 
 
 def lock(path, shared=False, wait=False):
