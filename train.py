@@ -187,7 +187,8 @@ if is_sharded:
 if rank:                                     # from here on only dropout uses torch's generator
     torch.manual_seed(seed + rank)
 
-groups = model.parameter_groups()
+with stop_on_error():
+    groups = model.parameter_groups()
 adamw_matrices = list(groups['embeddings_and_heads'])
 if optimizer == 'adamw':
     adamw_matrices += groups['matrices']

@@ -26,9 +26,8 @@ import torch
 from configurator import on_command_line
 from data import PackedDataset
 from diffusion import uniforms
-from runs.console import progress_bar, warn
+from runs.console import progress_bar, shown, warn
 from runs.identity import SAMPLES, STATISTICS, check_same, of_dataset
-from runs.files import short
 from runs.manifest import dataset_folder
 from sampling.inputs import most_tokens, pack, read_texts
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS, SamplingKnobs
@@ -84,7 +83,7 @@ def dataset_of(run, dataset):
     if dataset and (on_command_line('dataset') or not os.path.exists(dataset_folder(own))):
         return dataset_folder(dataset)
     if dataset not in ('', own):
-        print(f'{"dataset":<18} {short(own):<30} that of {run.out_dir}')
+        print(shown(f'{"dataset":<18} {own:<30} that of {run.out_dir}'))
     return dataset_folder(own)
 
 

@@ -40,8 +40,11 @@ def load_scorer(name, revision, device):
     import transformers
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            where, use_safetensors=True, trust_remote_code=False)
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            where, use_safetensors=True, trust_remote_code=False, output_loading_info=True)
+        missing = sorted({*info['missing_keys'], *map(str, info['mismatched_keys'])})
+        if missing:                            # they would be drawn at random, without a word
+            raise ValueError(f'{len(missing)} of its weights are missing, e.g. {missing[0]}')
     except Exception as error:                 # transformers raises what it likes
         first_line = str(error).strip().splitlines()[0]
         raise ValueError(f'scorer={name}: neither a run with a checkpoint nor a causal language '

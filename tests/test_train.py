@@ -99,6 +99,22 @@ def test_what_a_run_without_an_encoder_reads_is_said(given, tmp_path):
 
 # ---- knobs, and the machine
 
+def test_a_head_that_is_tied_to_the_embedding_stops_before_the_first_step(dataset, tmp_path):
+    """ init_weights would fill both with zeros, and no checkpoint could be saved. """
+    tie = '''
+import model
+init = model.Model.init_weights
+def tied(self):
+    self.text_head.weight = self.embed.weight
+    init(self)
+model.Model.init_weights = tied
+'''
+    job = Job(dataset, tmp_path / 'run', before=tie)
+    assert job.wait() == [2]
+    assert 'error: text_head.weight is embed.weight, one tensor' in job.err()
+    assert job.err().count('\n') == 1 and 'step ' not in job.out()
+
+
 @pytest.mark.parametrize('args, words', [
     (['--dataset=nowhere'], ['data/nowhere, seen from', '(no meta.json): make it with `python prepare.py']),
     (['--dtype=float16'], ['float16', 'bfloat16 | float32']),
