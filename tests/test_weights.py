@@ -39,8 +39,8 @@ def test_a_run_is_found_beside_the_scripts_from_any_folder_and_one_that_is_not_s
         result = run(script, '--out_dir=weights/nowhere', cwd=tmp_path)
         assert result.returncode == 2
         assert f'no run in weights/nowhere, seen from {tmp_path}: ' in result.stderr
-    result = run('evaluate.py', '--out_dir=weights/captions', '--tasks=nelbo', cwd=tmp_path)
-    assert f'no dataset in data/multi30k, seen from {tmp_path} (no meta.json)' in result.stderr
+    result = run('evaluate.py', '--out_dir=weights/captions', '--dataset=nowhere', cwd=tmp_path)
+    assert f'no dataset in data/nowhere, seen from {tmp_path} (no meta.json)' in result.stderr
 
     # what is here comes first
     (tmp_path / 'weights/captions').mkdir(parents=True)
