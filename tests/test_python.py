@@ -63,14 +63,16 @@ def test_encoder_names_the_folder_of_an_encoder_in_every_script_and_here(tmp_pat
     assert train(tmp_path / 'data', tmp_path / 'run', '--max_iters=2').returncode == 0
     expected = Run(tmp_path / 'run').encode(lines[:2])
 
+    sample = ['sample.py', f'--out_dir={tmp_path}/run', '--text=the dog', '--device=cpu']
+    (tmp_path / 'another.py').write_text('encoder = "lsa"')
+    assert run(*sample, f'{tmp_path}/another.py').returncode == 0
+
     # it is moved away
     (tmp_path / 'before').rename(tmp_path / 'now')
     assert torch.equal(Run(tmp_path / 'run', encoder=str(tmp_path / 'now')).encode(lines[:2]),
                        expected)
-    sample = ['sample.py', f'{tmp_path}/config.py', f'--out_dir={tmp_path}/run', '--text=the dog',
-              '--device=cpu']
     assert run(*sample, f'--encoder={tmp_path}/now').returncode == 0
-    result = run(*sample)
+    result = run(*sample, f'{tmp_path}/config.py')
     assert result.returncode == 2 and '--encoder=FOLDER' in result.stderr, result.stderr
     again = run('prepare.py', f'--input={tmp_path}/lines.txt', f'--same_as={tmp_path}/data',
                 f'--encoder={tmp_path}/now', '--val_fraction=.1', f'--out={tmp_path}/again')
