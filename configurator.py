@@ -342,7 +342,9 @@ def what_is_meant(argv, i, knobs):
         if has_spaces and len(words) > 1 or ' ' in ''.join(words[:1]):
             return f': put quotes around it, --{name}="{" ".join(words)}"'
         is_switch = isinstance(knob.default, bool) or 'bool' in knob.rule
-        value = words[0].removeprefix('=') if words else 'true' if is_switch else 'VALUE'
+        value = 'true' if is_switch else 'VALUE'
+        if words:
+            value = words[0].removeprefix('=')
         return f': write --{name}={value}'
 
     # no value: a knob that is not there, a file, a text

@@ -6,7 +6,8 @@ Encoders, from text to latents: one function.
     encoder.record                                     # all one must know to embed another text so
 
 An encoder is a model of plain `transformers`, from a folder or the hub; corpora/ has lsa.py,
-morgan.py and static.py, without a network. A wrong embedding looks like a right one, so there is no fallback.
+morgan.py and static.py, without a network. A wrong embedding looks like a right one, so there is no
+fallback.
 Missing or unexpected weights, or a changed folder stop with a ValueError. No remote code runs.
 Letters: B batch, L tokens, n texts, N latent vectors (1 of a sentence), D latent dimensions.
 """

@@ -78,7 +78,7 @@ def with_latents(texts, paths):
 def with_column(files, column, source):
     """ Each text of [(name, path)] with the latent in a column of its own record: a list of
     numbers, or its JSON. """
-    shape = first = None
+    first = shape = None                   # where the first latent stands, and its shape
     for name, path in files:
         if kind_of(path) not in RECORDS:
             raise ValueError(f'{path}: latents_from={COLUMN}{column} goes with records, in files '
@@ -94,7 +94,8 @@ def with_column(files, column, source):
                 raise ValueError(f'{where}: no latent in {column!r}, found {short(value)}, '
                                  'expected a list of numbers; choose with '
                                  f'--latents_from={COLUMN}')
-            shape, first = shape or latent.shape, first or where
+            if first is None:
+                first, shape = where, latent.shape
             if latent.shape != shape:
                 raise ValueError(f'{where}: a latent {latent.shape} in {column!r}, and {first} has '
                                  f'one {shape}: expected lists of one length')

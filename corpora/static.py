@@ -34,7 +34,8 @@ class StaticEncoder:
         # a row for each token
         table = read_table(os.path.join(folder, 'model.safetensors'))    # (V, D)
         self.table = table.to(getattr(torch, record['dtype'])).float()
-        n_tokens, (n_rows, own) = self.tokenizer.get_vocab_size(), table.shape
+        n_rows, own = table.shape
+        n_tokens = self.tokenizer.get_vocab_size()
         if n_tokens > n_rows:
             raise ValueError(f'tokenizer.json has {n_tokens:,} tokens, the table {n_rows:,} rows')
         dimension = record['dimension'] or own
