@@ -359,7 +359,7 @@ def what_is_meant(argv, i, knobs):
 
 
 def near_config(path):
-    """ Which file in config/ may be meant, the end of a sentence; '' where none has such a name. """
+    """ Which file in config/ may be meant, the end of a sentence; '' where no name is near. """
     names = sorted(file.stem for file in Path(HERE, 'config').glob('*.py'))
     near = difflib.get_close_matches(os.path.basename(path).removesuffix('.py'), names, 1, .8)
     return f': did you mean config/{near[0]}.py?' if near else ''

@@ -489,20 +489,21 @@ def test_a_run_is_measured_on_its_own_dataset_whatever_a_config_names(dataset, f
     (out / 'config.json').write_text(json.dumps(config | dict(dataset=str(own))))
     more = [f'a green dog sits near the park number {i}' for i in range(60)]
     (tmp_path / 'more.txt').write_text('\n'.join(more))
-    (tmp_path / 'of_training.py').write_text(f'dataset = {str(tmp_path / "other")!r}\nencoder = "e"')
+    other = str(tmp_path / 'other')
+    (tmp_path / 'of_training.py').write_text(f'dataset = {other!r}\nencoder = "e"')
     measure = ['evaluate.py', f'{tmp_path}/of_training.py', f'--out_dir={out}', '--device=cpu',
                '--tasks=nelbo', '--n=9', '--draws=1']
     results = run_each(
         ['prepare.py', f'--input={tmp_path}/more.txt', f'--same_as={own}', '--val_fraction=.3',
-         f'--out={tmp_path}/other'],
-        measure, [*measure, f'--dataset={tmp_path}/other'])
+         f'--out={other}'],
+        measure, [*measure, f'--dataset={other}'])
     shutil.rmtree(own)                                       # then a config may say where it lies
     results += run_each(measure)
     assert [rc for rc, _, _ in results] == [0] * 4, results
     said = [f'{own} ' in out and f'that of {tmp_path}' in out for _, out, _ in results[1:]]
     assert said == [True, False, False]
     records = read_results(out / 'results.json')
-    assert {record['texts'] for record in records} == {'', str(tmp_path / 'other')}
+    assert {record['texts'] for record in records} == {'', other}
 
 
 def test_evaluations_of_other_texts_and_one_text_and_a_sweep_as_commands(finished, tmp_path):

@@ -116,7 +116,7 @@ model.Model.init_weights = tied
 
 
 @pytest.mark.parametrize('args, words', [
-    (['--dataset=nowhere'], ['data/nowhere, seen from', '(no meta.json): make it with `python prepare.py']),
+    (['--dataset=nowhere'], ['data/nowhere, seen from', '(no meta.json): make it with `python ']),
     (['--dtype=float16'], ['float16', 'bfloat16 | float32']),
     (['--mode=l3t'], ['l3t', 'l2t']),
     (['--heads=3'], ['heads=3']),
