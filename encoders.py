@@ -5,8 +5,9 @@ Encoders, from text to latents: one function.
     latents = encoder(['A dog runs on the beach.'])    # (n, N, D) float32 on the CPU
     encoder.record                                     # all one must know to embed another text so
 
-An encoder is a model of plain `transformers`, from a folder or the hub; corpora/ has lsa.py and
-morgan.py, without a model. A wrong embedding looks like a right one, so there is no fallback.
+An encoder is a model of plain `transformers`, from a folder or the hub; corpora/ has lsa.py,
+morgan.py and static.py, without a network. A wrong embedding looks like a right one, so there is no
+fallback.
 Missing or unexpected weights, or a changed folder stop with a ValueError. No remote code runs.
 Letters: B batch, L tokens, n texts, N latent vectors (1 of a sentence), D latent dimensions.
 """
@@ -24,6 +25,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from corpora.lsa import NO_KNOWN_WORD, load_lsa
+from corpora.static import StaticEncoder
 from runs.files import in_one_line, read_json, regular, sha256, short, stand_in_at
 
 # copies of a model that others give away: SHA-256 of model.safetensors and tokenizer.json -> the
@@ -160,7 +162,8 @@ def fetch(hub_id, revision, kind='encoder'):
             allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model'])
     except Exception as error:                     # a dozen kinds, and each means: not there
         raise ValueError(f'{kind} {hub_id}: no such folder, and the hub did not give it '
-                         f'({trouble or type(error).__name__}): name a local folder') from None
+                         f'({trouble or type(error).__name__}): name a local folder, '
+                         f'--{kind}=FOLDER') from None
     return folder, os.path.basename(folder)
 
 
@@ -216,8 +219,10 @@ def read_modules(folder):
         if re.search(r'^/|\.\.', path):
             raise ValueError(f'modules.json: {path} lies outside of the folder')
     kinds = ' '.join(kind for kind, _ in modules)
-    if not re.fullmatch('(Transformer Pooling( Dense)*( Normalize)?)?', kinds):
-        raise ValueError(f'modules.json has {kinds}, not Transformer Pooling (Dense) (Normalize)')
+    known = '(Transformer Pooling( Dense)*|StaticEmbedding)( Normalize)?'
+    if kinds and not re.fullmatch(known, kinds):
+        raise ValueError(f'modules.json has {kinds}, not Transformer Pooling (Dense) (Normalize), '
+                         'nor StaticEmbedding (Normalize)')
     return modules
 
 
@@ -242,7 +247,7 @@ def find_folder(where, revision):
     revision, if one is expected. """
     if not os.path.isdir(where) and str(revision).startswith('sha256:'):
         raise ValueError(f'encoder {where}: no such folder, and no hub has it; name the folder '
-                         f'where it lies now, encoder_folder (its digest is {revision})')
+                         f'where it lies now, --encoder=FOLDER (its digest is {revision})')
     check_files(where)
     if not os.path.isdir(where):
         where, found = fetch(where, revision)
@@ -273,6 +278,10 @@ def load_encoder(record, folder=None, device='cpu', batch_size=64):
 
 def open_encoder(where, record, device, batch_size):
     """ The Encoder in a folder, by a record whose dimension and max_length may be open. """
+    modules = dict(read_modules(where))
+    if 'StaticEmbedding' in modules:
+        return StaticEncoder(os.path.join(where, modules['StaticEmbedding']), record, batch_size)
+
     # padding on the right suits every pooling, and absolute positions
     from transformers import AutoTokenizer
     model = load_model(where, record['dtype'])

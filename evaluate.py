@@ -28,24 +28,26 @@ import time
 
 import numpy as np
 
-from configurator import HERE, configure, read_knobs, stop_on_error
+from configurator import (HERE, configure, here_or_beside, on_command_line, read_knobs,
+                          stop_on_error)
 from runs.checkpoint import as_written
 from runs.console import shown
 from runs.files import sha256
 from runs.machine import keep_freed_memory
 from runs.identity import of_dataset
-from runs.manifest import dataset_folder, read_meta
+from runs.manifest import read_meta
 from runs.results import add_results, read_results
 from runs.run_folder import git_commit
 from runs.writing import WRITTEN_BY, Held, check_ours, check_writable, write_whole
 from sampling.denoise import rows_that_fit
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.run import Run
-from tasks.common import Context, Figures, load_file, load_texts
+from tasks.common import Context, Figures, dataset_of, load_file, load_texts
 
 out_dir = 'out/quickstart'  # <a run folder>
 which = 'best'              # best | latest | <a step, as step-00001000>
-encoder_folder = ''         # where the encoder lies now; '': where it was for prepare.py
+encoder = ''                # the folder where the run's encoder lies now; '': where it was for
+                            # prepare.py. In a config file it is prepare.py's, and not read here
 tasks = ''                  # names of files in tasks/, such as nelbo,l2t; '': nelbo and what the
                             # run was trained for
 sweep = ''                  # l2t, t2l, edit, molecule: values of knobs, 'guidance=0,1; steps=8,9'
@@ -53,7 +55,8 @@ texts = ''                  # a text file, a text a line, or a .jsonl file, a ta
                             # prepare.py reads it; too long ones are skipped and counted; '': the
                             # validation split
 field = 'text'              # where a record has its text
-dataset = ''                # where the run's dataset lies; '': where it was trained from
+dataset = ''                # where the run's dataset lies; '': where it was trained from. A config
+                            # that names one does not count where that is there
 n = None                    # None | int [1, 1e9]: texts, or pairs of sts, drawn with the seed; all
                             # if there are fewer; None: 1000 texts, and all pairs
 draws = 16                  # [1, 1e5]; nelbo: draws of the bound for each text
@@ -285,7 +288,8 @@ def evaluate(config):
     """ Measures what is asked for. ValueError says what is wrong. """
     # what can be missing is asked for before anything is computed
     held = Held(out_dir)
-    run = Run(out_dir, which, device, dtype, encoder_folder)
+    where = encoder if on_command_line('encoder') else ''
+    run = Run(out_dir, which, device, dtype, where)
     chosen = choose_tasks(run, all_tasks())
     config['sample_batch'] = rows_that_fit(run, config['sample_batch'])
     config['dtype'] = run.dtype
@@ -310,7 +314,7 @@ def evaluate(config):
 
     # the texts
     with as_written(out_dir):
-        folder = dataset_folder(dataset or run.config['dataset'])
+        folder = dataset_of(run, dataset)
     n_texts = N_TEXTS if n is None else n
     if texts:
         sources, tokens, raw = load_file(run, texts, field, n_texts)
@@ -338,7 +342,9 @@ def evaluate(config):
 
 
 def main():
+    global out_dir
     config = configure(globals())
+    out_dir = here_or_beside(out_dir)
     keep_freed_memory()
     with stop_on_error():
         evaluate(config)

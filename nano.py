@@ -284,5 +284,6 @@ def main():
 
 if __name__ == '__main__':
     if not os.path.isfile(f'{folder}/meta.json'):
-        raise SystemExit(f'no data in {folder}: python prepare.py config/quickstart.py')
+        raise SystemExit(f'no data in {os.path.abspath(folder)}: '
+                         'python prepare.py config/quickstart.py')
     main()

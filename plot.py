@@ -21,11 +21,10 @@ import io
 import json
 import textwrap
 
-
-from configurator import configure, stop_on_error
+from configurator import (configure, here_or_beside, on_command_line, seen_from,
+                          stop_on_error)
 from runs.console import shown
 from runs.files import read_array, read_arrays, regular
-from runs.manifest import dataset_folder
 from runs.results import find, read_results
 from runs.writing import WRITTEN_BY, check_ours, write_text, write_whole
 
@@ -59,7 +58,8 @@ def check_file(path, what_to_do):
     """ ValueError where the run or the file is missing. """
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
-        raise ValueError(f'no run in {folder}: train it first, or name another --out_dir')
+        raise ValueError(f'no run in {folder}{seen_from(folder)}: train it first, or name another '
+                         '--out_dir')
     if not os.path.isfile(path):
         raise ValueError(f'{path}: missing, {what_to_do}')
 
@@ -322,7 +322,7 @@ def make_report():
     # they load the run, while the pictures read files
     import torch
     from sampling import report
-    from tasks.common import load_texts
+    from tasks.common import dataset_of, load_texts
 
     def losses():
         entries = read_log(os.path.join(out_dir, LOG))
@@ -336,13 +336,13 @@ def make_report():
     def texts_of(run, n):
         # weights/captions has no dataset, but ten embeddings and their texts
         ten = os.path.join(out_dir, 'ten.npy')
-        if not dataset and os.path.isfile(ten):
+        if not on_command_line('dataset') and os.path.isfile(ten):
             with open(regular(os.path.join(out_dir, 'ten.txt')), encoding='utf-8') as f:
                 texts = f.read().splitlines()[:n]
             raw = read_array(ten)[:n, None]
             return texts, torch.from_numpy(raw)
 
-        folder = dataset_folder(dataset or run.config['dataset'])
+        folder = dataset_of(run, dataset)
         texts, _, raw = load_texts(run, folder, n, seed=0)
         return texts, raw
     check_file(os.path.join(out_dir, 'config.json'), 'train the run first')
@@ -350,7 +350,9 @@ def make_report():
 
 
 def main():
+    global out_dir
     configure(globals())
+    out_dir = here_or_beside(out_dir)
     with stop_on_error():
         # an export, such as weights/captions, stays as it was published
         folder = out_dir if os.path.isfile(os.path.join(out_dir, LOG)) else '.'

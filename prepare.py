@@ -38,7 +38,7 @@ import torch
 from configurator import configure, on_command_line, stop_on_error
 from corpora.encoder_table import find_encoder
 from corpora.fitting import fit_lsa, train_bpe
-from corpora.latents import check_given, check_stats, given_latents
+from corpora.latents import COLUMN, check_given, check_stats, given_latents
 from corpora.layouts import earlier_index, export, summary, verify
 from corpora.shards import (NAMES, SUMS, as_bytes, check_same, fitting_max_tokens, latent_stats,
                             shard_key, token_dtype, write_files, write_shard, written_before)
@@ -65,7 +65,8 @@ hub_revision = ''            # a commit; '': the newest
 import_dir = ''              # instead of input: a folder of texts/, latents/, train_data.json;
                              # nothing is embedded again
 latents_from = ''            # latents of the input's documents: .npy files or folders of them, a
-                             # row a document. Files of two folders are paired by their names
+                             # row a document. Files of two folders are paired by their names. Or
+                             # column:NAME, lists of numbers in a column of the input's own records
 image_size = 0               # [0, 4096]; pixels a side, where input is digits or a folder of images
                              # with metadata.csv; the latents are its patches
 patch = 8                    # [1, 4096]: pixels a side of a patch
@@ -146,6 +147,8 @@ def settle(knobs):
          f'image_size {knobs.image_size} must be a multiple of patch {knobs.patch}'),
         (knobs.val_input and (not knobs.input or latents),
          'val_input goes with an input of texts, without latents_from or image_size'),
+        (knobs.latents_from.startswith(COLUMN) and knobs.input in ('', 'builtin'),
+         f'latents_from={knobs.latents_from} is in the records of your own files: --input=FILES'),
         (latents and (knobs.same_as or knobs.encoder == 'lsa'),
          'the latents are given, so they are not those of same_as or of an lsa that is fitted '
          'here: name their encoder, or --encoder=none'),
@@ -237,6 +240,8 @@ def make_record(knobs, val):
     beside = ('out', 'device', 'inspect', 'export_dir')
     record = {knob: value for knob, value in vars(knobs).items() if knob not in beside}
     for knob in ('same_as', 'latents_from'):
+        if record[knob].startswith(COLUMN):
+            continue
         paths = [os.path.normpath(path) for path in parts_of(record[knob])]
         record[knob] = ','.join(map(os.path.basename, paths))
     names = names_of(knobs)

@@ -75,7 +75,8 @@ towards = ''                # edit: or towards that of `text` itself, to which t
 away = ''                   # edit: and from which the embedding of this text is subtracted
 num_samples = 1             # [1, 1e6]: per text or latent
 # ---- machine
-encoder_folder = ''         # where the encoder lies now; '': where it was for prepare.py
+encoder = ''                # the folder where the run's encoder lies now; '': where it was for
+                            # prepare.py. In a config file it is prepare.py's, and not read here
 watch = False               # see the texts being written, in shades of how certain each token was
 svg = ''                    # write this animated picture of the first text being written, one draw
                             # of it: from left to right and by unmasking, where the run does both
@@ -155,8 +156,7 @@ def read_given(run, direction, text):
         raise ValueError('text, texts, latents, image, like, and towards with away: give one text, '
                          'and one embedding where both are read')
     if not (text or texts) and not (direction == 'l2t' and n_embeddings):
-        more = ', or --latents=FILE.npy, or --image=FILE.png' if direction == 'l2t' else ''
-        raise ValueError(f'mode={direction} reads --text="...", or --texts=FILE{more}')
+        raise ValueError(f'mode={direction} reads {", or ".join(what_it_reads(run, direction))}')
     if n_embeddings and 'latent' not in run.streams:
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
     if direction == 'edit' and not n_embeddings:
@@ -179,6 +179,18 @@ def read_given(run, direction, text):
     elif like or direction == 'l2t':
         given.raw = embeddings(run, [like] if like else given.texts)
     return given
+
+
+def what_it_reads(run, direction):
+    """ The flags that give a direction of this run what it begins with. """
+    flags = ['--text="..."', '--texts=FILE']
+    if direction == 'l2t':
+        if not run.meta['encoder']:
+            flags = []                                     # nothing embeds a text
+        flags.append('--latents=FILE.npy')
+        if run.meta.get('source', {}).get('image_size'):
+            flags.append('--image=FILE.png')
+    return flags
 
 
 def names_of_latents(n):
@@ -322,7 +334,8 @@ def main():
     config = configure(globals())
     keep_freed_memory()
     with stop_on_error():
-        run = Run(out_dir, which, device, dtype, encoder_folder)
+        where = encoder if on_command_line('encoder') else ''
+        run = Run(out_dir, which, device, dtype, where)
         direction = direction_of(run)
         check_knobs(run, direction, config)
         respond(run, direction, config)

@@ -195,7 +195,8 @@ if is_sharded:
 if rank:                                     # from here on only dropout uses torch's generator
     torch.manual_seed(seed + rank)
 
-groups = model.parameter_groups()
+with stop_on_error():
+    groups = model.parameter_groups()
 adamw_matrices = list(groups['embeddings_and_heads'])
 if optimizer == 'adamw':
     adamw_matrices += groups['matrices']
@@ -436,7 +437,7 @@ report()
 signal_name = signal.Signals(stop_signal).name if stop_signal else ''
 if stop_signal:
     distributed.rank0_or_stop(5, run_folder.note_preemption, out_dir, state.saved_at, signal_name)
-log.last_words(state, signal_name)
+log.last_words(state, signal_name, train_data.meta)
 if log.n_steps and not stop_signal:
     error = distributed.first_error(preflight.check_digests, train_data, val_data)
     if error:

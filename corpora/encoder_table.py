@@ -55,7 +55,9 @@ def folder_settings(folder, prefix):
     flags = [name.removeprefix('pooling_mode_') for name, value in pooling.items()
              if name.startswith('pooling_mode_') and value is True]
     word = pooling.get('pooling_mode', ' and '.join(flags))
-    if word:
+    if 'StaticEmbedding' in modules:
+        found['pooling'] = 'mean'
+    elif word:
         found['pooling'] = POOLINGS.get(str(word), word)
 
     # what is done to a text
@@ -96,6 +98,6 @@ def find_encoder(name, device='cpu', batch_size=64, **chosen):
         encoder = open_encoder(where, record, device, batch_size)
 
         # is there a token for padding, and are there so many positions?
-        encoder(['a', 'a ' * min(encoder.record['max_length'], 512)])
+        encoder(['a', 'a ' * min(encoder.record['max_length'] or 512, 512)])
         encoder.truncated = 0
         return encoder

@@ -360,7 +360,9 @@ def read_smiles(path, lines, counts):
 # -----------------------------------------------------------------------------
 # Records
 
-def read_json_lines(path, source):
+# each reader yields (record, where); `column` is read beside source.field
+
+def read_json_lines(path, source, column=''):
     for number, line in enumerate(lines_of(path, source), 1):
         if not line.strip():
             continue
@@ -395,7 +397,7 @@ def table_of(path, lines, fits, **form):
     return csv.reader(itertools.chain([first], lines), delimiter=delimiter, **form), 0
 
 
-def read_table(path, source):
+def read_table(path, source, column=''):
     """ A record of each row, as a spreadsheet reads it: a field that begins with a quote ends with
     one; between them are delimiters, line ends and doubled quotes. """
     csv.field_size_limit(LONGEST)
@@ -405,7 +407,7 @@ def read_table(path, source):
         # the names of its columns, then its rows
         rows = filter(None, table)
         names = next(rows, [])
-        check_columns(path, names, source.field)
+        check_columns(path, names, source.field, column)
         for row in rows:
             where = f'{path}, line {n_before + table.line_num}'
             if len(row) != len(names):
@@ -422,16 +424,17 @@ def read_table(path, source):
                          'doubled') from None
 
 
-def check_columns(path, names, field):
-    """ ValueError unless one column has this name. """
-    if names.count(field) != 1:
-        raise ValueError(f'{path}: {names.count(field)} columns are called {field!r}, expected 1, '
-                         f'found {short(names)}; choose with --field=')
+def check_columns(path, names, field, column=''):
+    """ ValueError unless one column has each name. """
+    for name, knob in ((field, '--field='), (column, '--latents_from=column:')):
+        if name and names.count(name) != 1:
+            raise ValueError(f'{path}: {names.count(name)} columns are called {name!r}, expected '
+                             f'1, found {short(names)}; choose with {knob}')
 
 # ---- columns of parquet and arrow
 
-def read_columns(path, source):
-    """ One column, a few rows at a time. """
+def read_columns(path, source, column=''):
+    """ A column of texts, and one of latents if it is named, a few rows at a time. """
     try:
         import pyarrow.ipc
         import pyarrow.parquet
@@ -439,11 +442,15 @@ def read_columns(path, source):
         raise ValueError(f'{path}: to read this kind of file: pip install pyarrow') from None
 
     batches_of = parquet_batches if kind_of(path) in ('.parquet', '.pq') else arrow_batches
+    n_rows = 0
     try:
         with pyarrow.memory_map(path) as file:
-            for batch in batches_of(path, file, source.field):
-                for cell in batch.column(source.field):
-                    yield {source.field: text_of_cell(cell, path)}, path
+            for batch in batches_of(path, file, source.field, column):
+                latents = batch.column(column).to_pylist() if column else [None] * len(batch)
+                for cell, latent in zip(batch.column(source.field), latents):
+                    yield ({source.field: text_of_cell(cell, path), column: latent},
+                           f'{path}, row {n_rows}')
+                    n_rows += 1
     except (pyarrow.ArrowException, UnicodeDecodeError, struct.error) as error:
         kind = kind_of(path)[1:]
         raise ValueError(f'{path}: broken {kind} file ({why(path, error)})') from None
@@ -458,48 +465,62 @@ def text_of_cell(cell, path):
     return cell.as_py()
 
 
-def parquet_batches(path, file, field):
+def parquet_batches(path, file, field, column):
     import pyarrow.parquet
     table = pyarrow.parquet.ParquetFile(file)
-    check_text_column(path, table.schema_arrow, field)
+    wanted = check_kinds(path, table.schema_arrow, field, column)
 
     # a page of a column may be all of a group's
     largest = 0
     for i in range(table.num_row_groups):
         group = table.metadata.row_group(i)
         for chunk in map(group.column, range(group.num_columns)):
-            if chunk.path_in_schema == field:
+            if chunk.path_in_schema.split('.')[0] in wanted:
                 check_unpacked(path, chunk.total_uncompressed_size, chunk.total_compressed_size)
                 largest = max(largest, chunk.total_uncompressed_size)
     n_rows = min(ROWS, max(1, MOST_MEMORY // max(1, largest)))
-    return table.iter_batches(n_rows, columns=[field])
+    return table.iter_batches(n_rows, columns=wanted)
 
 
-def arrow_batches(path, file, field):
+def arrow_batches(path, file, field, column):
     """ Of a stream, as `datasets` writes it, or of a file, which is a stream between two marks. """
     import pyarrow.ipc
     begin = 8 if file.read_at(6, 0) == b'ARROW1' else 0
     file.seek(begin)
     schema = pyarrow.ipc.open_stream(file).schema
-    check_text_column(path, schema, field)
+    wanted = check_kinds(path, schema, field, column)
     file.seek(begin)
     for message in pyarrow.ipc.MessageReader.open_stream(file):
         if message.type != 'schema':
             check_unpacked(path, unpacked_bytes(message), message.body.size)
     file.seek(begin)
-    options = pyarrow.ipc.IpcReadOptions(included_fields=[schema.get_field_index(field)])
-    return pyarrow.ipc.open_stream(file, options=options)
+    fields = sorted(map(schema.get_field_index, wanted))
+    options = pyarrow.ipc.IpcReadOptions(included_fields=fields)
+    for batch in pyarrow.ipc.open_stream(file, options=options):
+        for first in range(0, len(batch), ROWS):
+            yield batch.slice(first, ROWS)
 
 
-def check_text_column(path, schema, field):
-    """ ValueError unless a column of this name holds texts. Another kind could unpack to any
-    size. """
-    check_columns(path, schema.names, field)
+TEXTS = re.compile('(large_)?string(_view)?|null')
+LATENTS = re.compile('(large_|fixed_size_)?list<.*: (halffloat|float|double)( not null)?>.*')
+
+
+def check_kinds(path, schema, field, column):
+    """ The names of the columns that are wanted. ValueError unless `field` holds texts, and
+    `column`, if it is named, texts or lists of floats. Another kind could unpack to any size. """
+    check_columns(path, schema.names, field, column)
     kind = schema.field(field).type
     kind = str(getattr(kind, 'value_type', kind) if 'dictionary' in str(kind) else kind)
-    if kind not in ('string', 'large_string', 'string_view', 'null'):
+    if not TEXTS.fullmatch(kind):
         raise ValueError(f'{path}: no text in field {field!r}, found a column of {short(kind)}; '
                          'choose with --field=')
+    if not column:
+        return [field]
+    kind = str(schema.field(column).type)
+    if not TEXTS.fullmatch(kind) and not LATENTS.fullmatch(kind):
+        raise ValueError(f'{path}: no latent in {column!r}, found a column of {short(kind)}, '
+                         'expected lists of floats; choose with --latents_from=column:')
+    return [field, column]
 
 
 def check_unpacked(path, n_bytes, n_packed):

@@ -23,7 +23,7 @@ import re
 from collections import Counter
 from unicodedata import normalize
 
-from corpora.latents import by_name, with_latents
+from corpora.latents import COLUMN, by_name, with_column, with_latents
 from corpora.morgan import Morgan
 from corpora.readers import (FASTA, KINDS, NOT_TEXT, SURROGATE, VISIBLE, Document, cleaned,
                              count_endings, kind_of, passed_over, read_file, stem_of, walk,
@@ -172,7 +172,12 @@ def read(source, counts):
         files = without_copies(list_files(source.input, passed=passed), source, counts)
         texts = (text for _, path in files for text in read_file(path, source, counts))
 
-    # with latents: files of two folders or globs are paired by their names, lists by their order
+    # with latents: in a column of the records
+    if source.latents_from.startswith(COLUMN):
+        counts.update(count_endings(passed))
+        return with_column(files, source.latents_from.removeprefix(COLUMN), source)
+
+    # or in files: files of two folders or globs are paired by their names, lists by their order
     arrays = latent_files(source.latents_from, passed) if source.latents_from else []
     read_too = [path for _, path in files] + arrays          # of a folder that both are in
     counts.update(count_endings(passed.difference(read_too)))

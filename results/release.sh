@@ -14,7 +14,7 @@
 set -e
 PY=${PY:-python}
 MINILM=${MINILM:-minilm}
-FOLDER=; [ "$MINILM" = minilm ] || FOLDER=--encoder_folder=$MINILM
+FOLDER=; [ "$MINILM" = minilm ] || FOLDER=--encoder=$MINILM
 
 # results.json of a run as results/NAME.json, without paths of this machine
 keep() {

@@ -20,6 +20,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from configurator import seen_from
 from model import Model, ModelConfig
 from runs.files import check, one_line, read_sealed, regular, short, why
 from runs.identity import check_same, of_dataset
@@ -112,8 +113,8 @@ def find_checkpoint(out_dir, which='best'):
     best = best_of(out_dir)
     found = [path.name for path in steps(out_dir) if path.is_dir()]      # no link to nowhere
     if not found:
-        raise ValueError(f'no run in {out_dir}: train it to its first checkpoint, or name another '
-                         '--out_dir')
+        raise ValueError(f'no run in {out_dir}{seen_from(out_dir)}: train it to its first '
+                         'checkpoint, or name another --out_dir')
     name = {'latest': found[0], 'best': best or found[0]}.get(which, which)
     if name not in found:
         raise ValueError(f'{out_dir} has no checkpoint {short(name)}, only {found}: choose one '

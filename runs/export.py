@@ -167,7 +167,7 @@ def what_to_supply(config, meta, title):
                 f'revision `{encoder["revision"]}`. It is downloaded with the first text.']
     return [f'**You supply the encoder**, `{encoder["id"]}`: it was in a folder, and is on no hub.',
             'Ask the author for it, and open the run with',
-            f"`Run('{title}', encoder_folder='FOLDER')`. The digest of its files is checked:",
+            f"`Run('{title}', encoder='FOLDER')`. The digest of its files is checked:",
             f'`{encoder["revision"]}`. Without it, give latents as arrays: `run.write(latents=z)`.']
 
 

@@ -9,12 +9,14 @@ The log of a run: training_log.jsonl, the lines on the screen, and wandb where i
 import math
 import os
 import resource
+import shlex
 import sys
 import time
 from datetime import timedelta
 
 import torch
 
+from configurator import HERE
 from diffusion import MODES, modes_of
 from runs.console import warn
 from runs.distributed import all_gather_object, all_reduce_sum, print0, rank, world
@@ -96,6 +98,7 @@ class StepLog:
         self.out_dir, self.device = out_dir, device
         self.max_iters = max_iters
         self.modes = modes_of(config['mode'])
+        self.is_masked = config['text_process'] in ('masked', 'atat')
         self.rows_of = rows_of
         self.peak = peak_of(device)                        # None: not known, and no MFU is logged
         self.wandb = None
@@ -137,8 +140,8 @@ class StepLog:
         if self.wandb:
             self.wandb.log(entry, step=entry['step'])
 
-    def last_words(self, state, signal_name):
-        """ signal_name: of the signal that ended the run, or ''. """
+    def last_words(self, state, signal_name, meta):
+        """ signal_name: of the signal that ended the run, or ''; meta: of its dataset. """
         if signal_name:
             done = f'saved step {state.saved_at:,}' if state.saved_at else 'nothing to save'
             print0(f'{signal_name}: {done}; run the same command again to go on')
@@ -149,10 +152,30 @@ class StepLog:
             print0(f'{self.out_dir} is finished: {state.step:,} of {self.max_iters:,} steps; '
                    'raise --max_iters to go on')
         if not signal_name:
-            reads_text = len(state.model.config.streams) == 2 and self.modes != {'unconditional'}
-            given = '--text="..."' if reads_text else '--num_samples=4'
-            print0(f'python sample.py --out_dir={self.out_dir} {given}\n'
-                   f'python evaluate.py --out_dir={self.out_dir}')
+            print0(self.next_commands(state.model.config.streams, meta))
+
+    def next_commands(self, streams, meta):
+        """ Commands that write with the run, and that measure it. """
+        # what sample.py reads by default. Not every latent has an encoder that a text goes through
+        given = '--text="..."'
+        if len(streams) == 1:
+            given = '--num_samples=4'
+        elif self.modes & {'l2t', 'causal'} and not meta['encoder']:
+            given = '--image=FILE.png' if meta['source'].get('image_size') else '--latents=FILE.npy'
+        elif self.modes == {'unconditional'}:
+            given = '--num_samples=4'
+            if not self.is_masked:                             # then it draws one at a time
+                given = '--mode=text --num_samples=4'
+        tasks = ''
+        if meta['splits']['val']['samples'] == 1:              # no other text to shuffle it with
+            tasks = ' --tasks=nelbo'
+
+        # from the folder that one is in
+        out_dir = shlex.quote(self.out_dir)
+        sample, evaluate = (shlex.quote(os.path.relpath(os.path.join(HERE, f'{script}.py')))
+                            for script in ('sample', 'evaluate'))
+        return (f'python {sample} --out_dir={out_dir} {given}\n'
+                f'python {evaluate} --out_dir={out_dir}{tasks}')
 
     def evaluation(self, step, val, guess, is_best, seconds):
         """ val, guess: {name: loss}, of the network and of whoever guesses. """

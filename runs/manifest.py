@@ -9,6 +9,7 @@ import os
 
 import torch
 
+from configurator import here_or_beside, seen_from
 from runs.files import check, read_arrays, read_sealed
 
 FORMAT = 2                     # of meta.json; a reader refuses any other
@@ -18,8 +19,8 @@ DEAD = 1e-3       # a dimension is dead if its std is below DEAD * median std; M
 
 
 def dataset_folder(name):
-    """ A folder under data/ by name, or a path as it is. """
-    return name if os.path.sep in name else os.path.join('data', name)
+    """ A folder under data/ by name, or a path; where it is not here, beside the scripts. """
+    return here_or_beside(name if os.path.sep in name else os.path.join('data', name))
 
 
 def check_file(folder, name, files, digest=True):
@@ -37,8 +38,9 @@ def read_meta(folder):
     """ meta.json of a dataset folder. """
     path = os.path.join(folder, 'meta.json')
     if not os.path.isfile(path):
-        raise ValueError(f'no dataset in {folder} (no meta.json): make it with `python prepare.py` '
-                         'and the config of the training, or name another --dataset')
+        raise ValueError(f'no dataset in {folder}{seen_from(folder)} (no meta.json): make it with '
+                         '`python prepare.py` and the config of the training, or name another '
+                         '--dataset')
     try:
         meta = read_sealed(path)
         if meta['format'] != FORMAT:

@@ -6,6 +6,7 @@ A page of a run (plot.py --what=report): one HTML file that holds all it needs. 
 A part that cannot be made says why, and the others stand. The page asks no server for anything, and
 forbids itself to. Its frame, its style and its script are in report.html.
 """
+import itertools
 import json
 import os
 import re
@@ -39,7 +40,7 @@ def facts_of(out_dir):
 # Texts being written
 
 def ways_of(run):
-    """ {name: settings} of the ways in which the run writes. """
+    """ {name: settings} of the ways in which the run writes, diffusion first. """
     steps = min(run.L, MOST_STEPS)
     ways = {}
     if run.fills_masks and isinstance(run.text, MaskedText):
@@ -57,7 +58,7 @@ def ways_of(run):
 def unmaskings(run, texts, raw):
     """ The data of the slider: for each of the first texts and each way, every step. """
     run.check('l2t' if 'latent' in run.streams else 'text')
-    found = []
+    found = [[] for _ in texts]            # of each text, every way
     n = len(texts)
     for way, settings in ways_of(run).items():
         recorder = Recorder(run.text.mask_id)
@@ -67,9 +68,9 @@ def unmaskings(run, texts, raw):
             run.sample_text(n, recorder, **settings)
         for row in range(n):
             source = texts[row] if 'latent' in run.streams else ''
-            found.append(dict(title=f'{row + 1}, {way}', source=source,
-                              **steps_of(run.tokenizer, recorder.frames, row, run.text.mask_id)))
-    return sorted(found, key=lambda one: one['title'])
+            steps = steps_of(run.tokenizer, recorder.frames, row, run.text.mask_id)
+            found[row].append(dict(title=f'{row + 1}, {way}', source=source, **steps))
+    return list(itertools.chain(*found))
 
 
 def steps_of(tokenizer, frames, row, mask_id):

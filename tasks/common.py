@@ -16,6 +16,7 @@ and evaluate.py finds it by its name.
 Letters: n texts, L text tokens, N latent vectors, D latent dimensions, V vocabulary.
 """
 import math
+import os
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -23,11 +24,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from sampling.inputs import most_tokens, pack, read_texts
+from configurator import on_command_line
 from data import PackedDataset
 from diffusion import uniforms
-from runs.console import progress_bar, warn
+from runs.console import progress_bar, shown, warn
 from runs.identity import SAMPLES, STATISTICS, check_same, of_dataset
+from runs.manifest import dataset_folder
+from sampling.inputs import most_tokens, pack, read_texts
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS, SamplingKnobs
 from sampling.run import Needs
 
@@ -74,6 +77,17 @@ class Context:
 
 # -----------------------------------------------------------------------------
 # The texts that are measured
+
+def dataset_of(run, dataset):
+    """ The folder of the run's own dataset, or that which the command line names. A config file is
+    of a training, perhaps of another one: what it names counts where the run's own is missing. """
+    own = run.config['dataset']
+    if dataset and (on_command_line('dataset') or not os.path.exists(dataset_folder(own))):
+        return dataset_folder(dataset)
+    if dataset not in ('', own):
+        print(shown(f'{"dataset":<18} {own:<30} that of {run.out_dir}'))
+    return dataset_folder(own)
+
 
 def chosen_rows(total, n, seed):
     """ Which n of `total` rows are measured: random ones, drawn with the seed. """

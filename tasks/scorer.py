@@ -42,8 +42,11 @@ def load_scorer(name, revision, device):
     import transformers
     with in_one_line(f'scorer={name}, as a causal language model,'):
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            where, use_safetensors=True, trust_remote_code=False)
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            where, use_safetensors=True, trust_remote_code=False, output_loading_info=True)
+        missing = sorted({*info['missing_keys'], *map(str, info['mismatched_keys'])})
+        if missing:                            # they would be drawn at random, without a word
+            raise ValueError(f'{len(missing)} of its weights are missing, e.g. {missing[0]}')
 
     # text by text
     model = model.to(device).eval()

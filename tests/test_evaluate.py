@@ -16,9 +16,10 @@ import evaluate
 from corpora.words import words
 from diffusion import GaussianLatents, MaskedText
 from launch import measured, run_each
+from runs.files import read_sealed
 from runs.manifest import read_meta
 from runs.results import add_results, find, read_results
-from runs.writing import Held
+from runs.writing import Held, sealed
 from sampling.knobs import SamplingKnobs
 from tasks import edit, infill, l2t, measures, scorer, sts, t2l, text, unconditional
 from tasks.common import Context, Figures, chosen_rows, derangement
@@ -410,6 +411,13 @@ def test_a_causal_scorer_reads_the_perplexity_of_texts(tmp_path):
     assert perplexity(['a b c', 'c c c z', 'a']) == pytest.approx(expected, rel=1e-4)
     assert math.isnan(perplexity(['a', ''])), 'texts of one token are not perfect'
 
+    # a head that was tied, and is not in the file: drawn at random, it would judge all the same
+    config = json.loads((tmp_path / 'config.json').read_text())
+    (tmp_path / 'config.json').write_text(json.dumps(config | dict(tie_word_embeddings=False)))
+    scorer.load_scorer.cache_clear()
+    with pytest.raises(ValueError, match='1 of its weights are missing, e.g. lm_head.weight'):
+        scorer.load_scorer(str(tmp_path), '', 'cpu')
+
 
 # ---- what is printed, and results.json
 
@@ -525,6 +533,36 @@ def test_figures_of_a_run_that_was_replaced_are_not_recorded(monkeypatch, tmp_pa
     with pytest.raises(ValueError, match='run was removed, moved or replaced'):
         evaluate.record(run, ctx, 'nelbo', task, Figures(1))
     assert not list(out.iterdir())
+
+
+def test_a_run_is_measured_on_its_own_dataset_whatever_a_config_names(dataset, finished, tmp_path):
+    """ A config is of a training, perhaps of another one: out/v3 was trained on other texts. """
+    out, own = tmp_path / 'run', tmp_path / 'own'
+    shutil.copytree(finished, out, ignore=shutil.ignore_patterns('results.json'))
+    shutil.copytree(dataset, own)
+    config = json.loads((out / 'config.json').read_text())
+    for step in out.glob('step-*/training_state.json'):
+        state = read_sealed(step)
+        state['knobs']['dataset'] = str(own)
+        step.write_text(sealed(state))
+    (out / 'config.json').write_text(json.dumps(config | dict(dataset=str(own))))
+    more = [f'a green dog sits near the park number {i}' for i in range(60)]
+    (tmp_path / 'more.txt').write_text('\n'.join(more))
+    other = str(tmp_path / 'other')
+    (tmp_path / 'of_training.py').write_text(f'dataset = {other!r}\nencoder = "e"')
+    measure = ['evaluate.py', f'{tmp_path}/of_training.py', f'--out_dir={out}', '--device=cpu',
+               '--tasks=nelbo', '--n=9', '--draws=1']
+    results = run_each(
+        ['prepare.py', f'--input={tmp_path}/more.txt', f'--same_as={own}', '--val_fraction=.3',
+         f'--out={other}'],
+        measure, [*measure, f'--dataset={other}'])
+    shutil.rmtree(own)                                       # then a config may say where it lies
+    results += run_each(measure)
+    assert [rc for rc, _, _ in results] == [0] * 4, results
+    said = [f'{own} ' in out and f'that of {tmp_path}' in out for _, out, _ in results[1:]]
+    assert said == [True, False, False]
+    records = read_results(out / 'results.json')
+    assert {record['texts'] for record in records} == {'', other}
 
 
 def test_evaluations_of_other_texts_and_one_text_and_a_sweep_as_commands(finished, tmp_path):

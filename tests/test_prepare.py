@@ -311,6 +311,38 @@ def test_a_dataset_like_another_reads_and_embeds_a_text_as_that_one_does(tmp_pat
     assert capsys.readouterr().out.count('there already') == n_shards
     assert digests(tmp_path / 'b') == before
 
+@pytest.mark.parametrize('there', ['', 'data', 'data/new'])
+@pytest.mark.parametrize('what', ['no such input', 'a latent', 'Ctrl-C'])
+def test_a_failed_command_leaves_no_empty_folder_but_one_that_was_there(tmp_path, monkeypatch,
+                                                                        there, what):
+    (tmp_path / there).mkdir(parents=True, exist_ok=True)
+    path = write_lines(tmp_path / 'a.txt')
+    knobs = dict(input=path, encoder='none', tokenizer='byte', out=tmp_path / 'data/new')
+    expected = ValueError
+    if what == 'no such input':
+        knobs['tokenizer'] = 'nope'
+    elif what == 'a latent':                                 # found when the first shard is written
+        np.save(tmp_path / 'z.npy', np.zeros((150, 6), np.float32))
+        knobs['latents_from'] = tmp_path / 'z.npy'
+        monkeypatch.setattr(prepare, 'given_latents', lambda docs: {}['no latent'])
+        expected = KeyError
+    else:
+        def interrupt(*args):
+            raise KeyboardInterrupt
+        monkeypatch.setattr(prepare, 'make_plan', interrupt)
+        expected = KeyboardInterrupt
+    before = {str(found.relative_to(tmp_path)) for found in tmp_path.rglob('*')}
+    with pytest.raises(expected):
+        run(**knobs)
+    assert {str(found.relative_to(tmp_path)) for found in tmp_path.rglob('*')} == before
+
+
+def test_a_failed_command_keeps_what_it_has_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, 'finish', lambda *args: {}['nothing'])
+    with pytest.raises(KeyError):
+        run(input=write_lines(tmp_path / 'a.txt'), out=tmp_path / 'data/new')
+    assert (tmp_path / 'data/new/tokenizer.json').is_file()
+
 # -----------------------------------------------------------------------------
 # The command
 

@@ -95,7 +95,7 @@ def test_parquet_and_arrow_read_as_the_lines_do(tmp_path):
     for name in ('a.pq', 'b.feather', 'c.arrow'):
         assert texts(tmp_path / name, field='category') == LINES[:149]
         for field, message in (('body', "0 columns are called 'body'"), ('n', 'no text in field')):
-            with pytest.raises(ValueError, match=f'{name}: {message}.*--field'):
+            with pytest.raises(ValueError, match=f'{name}(, row 0)?: {message}.*--field'):
                 texts(tmp_path / name, field=field)
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:300])
         with pytest.raises(ValueError, match=f'{name}: broken'):
@@ -529,7 +529,7 @@ def test_files_of_two_folders_belong_together_by_their_names(tmp_path):
     # as many rows as texts, but not file by file; then other names
     (tmp_path / 'texts/4.txt').write_text('one\ntwo')
     np.save(tmp_path / 'z/5.npy', np.ones((2, 6), np.float32))
-    with pytest.raises(ValueError, match='z/4.npy: 1 rows for more documents'):
+    with pytest.raises(ValueError, match='z/4.npy: 1 rows for 2 documents'):
         read_all(**both)
     os.rename(tmp_path / 'z/7.npy', tmp_path / 'z/7b.npy')
     with pytest.raises(ValueError, match='input has 7 where latents_from has 7b'):
@@ -539,7 +539,8 @@ def test_files_of_two_folders_belong_together_by_their_names(tmp_path):
 def test_given_latents_that_do_not_fit_are_refused(tmp_path):
     path, z = own_latents(tmp_path)
     for array, message in (
-            (z[:149], '149 rows for more documents'), (np.vstack([z, z[:1]]), '151 rows for 150'),
+            (z[:149], '149 rows for 150 documents'), (np.vstack([z, z[:1]]), '151 rows for 150'),
+            (z[:100], '100 rows for 150 documents of the input, expected a row for each'),
             (z[:, 0], r'z.npy: latents are float32 \(150,\), expected floats \(n, D\)'),
             (np.array([{}] * 150, object), 'z.npy: latents cannot be read'),
             (None, 'z.npy: latents cannot be read')):
@@ -548,6 +549,77 @@ def test_given_latents_that_do_not_fit_are_refused(tmp_path):
             (tmp_path / 'z.npy').write_bytes(b'PK\x03\x04' + b'\0' * 50)
         with pytest.raises(ValueError, match=message):
             run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'out', encoder='none')
+
+
+def with_columns(folder, lists, texts=LINES):
+    """ The same texts and lists of numbers in each kind of file that has columns. """
+    import pyarrow
+    import pyarrow.parquet
+    folder.mkdir()
+    records = [json.dumps(dict(text=text, embedding=row)) for text, row in zip(texts, lists)]
+    (folder / 'a.jsonl').write_text('\n'.join(records))
+    with open(folder / 'b.csv', 'w', newline='') as f:
+        rows = [[text, json.dumps(row)] for text, row in zip(texts, lists)]
+        csv.writer(f).writerows([['text', 'embedding'], *rows])
+    table = pyarrow.table(dict(embedding=lists, text=texts, n=range(len(texts))))
+    pyarrow.parquet.write_table(table, folder / 'c.parquet')
+    with pyarrow.ipc.new_file(folder / 'd.arrow', table.schema) as f:
+        f.write_table(table)
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.parametrize('shape', [(6,), (4, 6)])
+def test_latents_in_a_column_stay_with_their_texts(tmp_path, shape):
+    pytest.importorskip('pyarrow', reason='reads parquet: pip install pyarrow')
+    _, z = own_latents(tmp_path, shape)
+    found = []
+    for path in with_columns(tmp_path / 'in', z.tolist()):
+        docs, counts = read_all(input=path, latents_from='column:embedding')
+        assert [doc.text for doc in docs] == LINES and counts['read'] == counts['kept'] == 150
+        for doc, latent in zip(docs, z):
+            assert np.array_equal(doc.latent(), np.atleast_2d(latent)), path
+        found.append([doc.place.rpartition(', ')[2] for doc in docs[:2]])
+    assert found == [['line 1', 'line 2'], ['line 2', 'line 3'], *[['row 0', 'row 1']] * 2]
+
+    # as a dataset; a blank text takes its latent with it
+    texts = ['', *LINES[1:]]
+    with_columns(tmp_path / 'one', z.tolist(), texts)
+    folder = run(input=tmp_path / 'one/c.parquet', latents_from='column:embedding',
+                 out=tmp_path / 'out', encoder='none')
+    stored = latents_of(folder)
+    assert len(stored) == 149 and manifest.read_meta(folder)['counts']['input']['empty'] == 1
+    for text, latent in zip(texts[1:], z[1:]):
+        assert np.allclose(stored[text], np.atleast_2d(latent), rtol=1e-3)
+    assert manifest.read_meta(folder)['source']['latents_from'] == 'column:embedding'
+
+
+@pytest.mark.parametrize('value, message', [
+    (None, 'no latent in .embedding., found'), ([], 'no latent'), (7, 'no latent'),
+    ('none', 'no latent'), ([1, 'a', 2, 3, 4, 5], 'no latent'),
+    ([1.], r'a latent \(1, 1\) in .embedding., and .*(line|row) [012] has one \(1, 6\)'),
+    ([[1.] * 6] * 2, r'a latent \(2, 6\) .*expected lists of one length')])
+def test_a_column_that_is_no_list_of_numbers_is_named_by_file_and_row(tmp_path, value, message):
+    lists = [[float(i)] * 6 for i in range(9)]
+    lists[5] = value
+    records = [json.dumps(dict(text='a', embedding=one)) for one in lists]
+    (tmp_path / 'a.jsonl').write_text('\n'.join(records))
+    with open(tmp_path / 'a.csv', 'w', newline='') as f:
+        cells = [one if isinstance(one, str) else json.dumps(one) for one in lists]
+        csv.writer(f).writerows([['text', 'embedding'], *(['a', one] for one in cells)])
+    for where in ('a.jsonl, line 6', 'a.csv, line 7'):
+        with pytest.raises(ValueError, match=f'{where}: {message}'):
+            read_all(input=tmp_path / where.split(',')[0], latents_from='column:embedding')
+
+
+def test_a_column_that_is_not_there_and_a_file_without_columns_are_refused(tmp_path):
+    pytest.importorskip('pyarrow', reason='reads parquet: pip install pyarrow')
+    for path in with_columns(tmp_path / 'in', [[1.]] * 150):
+        with pytest.raises(ValueError, match=f'{path.name}.*--latents_from=column:'):
+            read_all(input=path, latents_from='column:vector')
+    for knobs, message in ((dict(input=write_lines(tmp_path / 'a.txt')), 'a.txt: .*with records'),
+                           (dict(), 'your own files: --input=')):
+        with pytest.raises(ValueError, match=message):
+            run(**knobs, latents_from='column:vector', encoder='none', out=tmp_path / 'out')
 
 
 def test_a_text_too_long_for_one_sample_is_dropped_and_counted_when_its_latent_is_given(tmp_path):

@@ -3,6 +3,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 
 import numpy as np
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from corpora.statistics import lengths
 from data import PackedDataset
 from diffusion import GaussianLatents, MaskedText
-from launch import ROOT, TINY, Job, cut, log, run_code, run_each, train, train_each, weights
+from launch import ROOT, TINY, Job, cut, log, run, run_code, run_each, train, train_each, weights
 from loss import BatchMaker, Loss, statistics
 from runs.log import summary
 from runs.machine import pick_dtype
@@ -52,10 +53,73 @@ def joint(dataset, tmp_path_factory):
     return out
 
 
+# ---- the last words
+
+@pytest.fixture(scope='module')
+def given(tmp_path_factory):
+    """ A dataset whose latents were given, nobody knows by what. z.npy in its folder has two. """
+    folder = tmp_path_factory.mktemp('given')
+    lines = [f'a red dog number {i} runs' for i in range(60)]
+    (folder / 'lines.txt').write_text('\n'.join(lines))
+    z = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
+    np.save(folder / 'all.npy', z)
+    np.save(folder / 'z.npy', z[:2])
+    result = run('prepare.py', f'--input={folder}/lines.txt', f'--latents_from={folder}/all.npy',
+                 '--tokenizer=byte', '--val_fraction=.2', f'--out={folder}/packed')
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.mark.parametrize('data, args, reads', [
+    ('its own', ['--mode=l2t'], '--latents=FILE.npy'), ('lsa', ['--mode=causal'], '--text='),
+    ('its own', ['--mode=t2l'], '--text='),
+    ('lsa', ['--mode=unconditional', '--text_process=gidd'], '--num_samples='),
+    ('lsa', ['--mode=unconditional', '--streams=text'], '--num_samples=')])
+def test_a_training_ends_with_commands_that_work_in_this_folder_and_for_this_run(
+        dataset, given, tmp_path, data, args, reads):
+    packed = dataset if data == 'lsa' else given / 'packed'
+    trained = train(packed, tmp_path / 'a run', *args, '--max_iters=2', cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    commands = trained.stdout.splitlines()[-2:]
+    assert reads in commands[0]
+    for command, script in zip(commands, ('sample.py', 'evaluate.py')):
+        command = command.replace('...', 'a red dog').replace('FILE.npy', f'{given}/z.npy')
+        _, path, *flags = shlex.split(command)
+        assert os.path.realpath(tmp_path / path) == str(ROOT / script)
+        few = ['--n=4', '--draws=1', '--latent_steps=2'] if script == 'evaluate.py' else []
+        result = run(script, *flags, *few, '--device=cpu', cwd=tmp_path)
+        assert result.returncode == 0, (command, result.stderr)
+
+
+def test_what_a_run_without_an_encoder_reads_is_said(given, tmp_path):
+    train_each(given / 'packed', {tmp_path / 'run': ['--max_iters=2']})
+    here = [f'--out_dir={tmp_path}/run', '--device=cpu']
+    for flags, words in (([], 'mode=l2t reads --latents=FILE.npy'),
+                         (['--text=a red dog'], 'give it latents, --latents=FILE.npy')):
+        result = run('sample.py', *here, *flags)
+        assert refused(result, words) and '--image' not in result.stderr, result.stderr
+
+
 # ---- knobs, and the machine
 
+def test_a_head_that_is_tied_to_the_embedding_stops_before_the_first_step(dataset, tmp_path):
+    """ init_weights would fill both with zeros, and no checkpoint could be saved. """
+    tie = '''
+import model
+init = model.Model.init_weights
+def tied(self):
+    self.text_head.weight = self.embed.weight
+    init(self)
+model.Model.init_weights = tied
+'''
+    job = Job(dataset, tmp_path / 'run', before=tie)
+    assert job.wait() == [2]
+    assert 'error: text_head.weight is embed.weight, one tensor' in job.err()
+    assert job.err().count('\n') == 1 and 'step ' not in job.out()
+
+
 @pytest.mark.parametrize('args, words', [
-    (['--dataset=nowhere'], ['data/nowhere (no meta.json): make it with `python prepare.py']),
+    (['--dataset=nowhere'], ['data/nowhere, seen from', '(no meta.json): make it with `python ']),
     (['--dtype=float16'], ['float16', 'bfloat16 | float32']),
     (['--mode=l3t'], ['l3t', 'l2t']),
     (['--heads=3'], ['heads=3']),
