@@ -65,7 +65,8 @@ sts = ''                    # sts: a csv or tsv of sentence1, sentence2, score (
 scorer = ''                 # unconditional, text: a run of config/ar.py, or a causal language model
 scorer_revision = ''        # of the hub model: a commit
 infill_share = 0.5          # (0, 1]; infill: of each text's tokens
-wrong_bits = 0.0            # [0, 1]; molecule: so many of the ones are lost, as many zeros are won
+damage = ''                 # '' | <noise:.01, dims:.5, bits:8 or flips:.1>; l2t, molecule: what is
+                            # done to the latents before texts are written from them
 classes = ''                # image: what captions say, and by which words:
                             # 'animal: cat, dog; colour: red, blue'; edit: which words become others
 show = 10                   # [0, 1e6]; texts to print, the first ones
@@ -74,7 +75,7 @@ dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py
 
 ROOMS = {'sampling/knobs.py': ''}   # which has the knobs of all that samples
 KNOBS = read_knobs(__file__)
-SWEPT_KNOBS = (*TEXT_KNOBS, *LATENT_KNOBS, 'latent_clock', 'rerank', 'strength', 'wrong_bits')
+SWEPT_KNOBS = (*TEXT_KNOBS, *LATENT_KNOBS, 'latent_clock', 'rerank', 'strength', 'damage')
 N_TEXTS = 1000                 # where n does not say
 
 # -----------------------------------------------------------------------------
@@ -304,6 +305,9 @@ def evaluate(config):
     if run.meta['encoder'] and any(task.NEEDS.encoder for task in chosen.values()):
         run.load_encoder()
     points = read_sweep(sweep, config) if sweep else []
+    for point, task in itertools.product(points, chosen.values()):
+        if hasattr(task, 'prepare') and hasattr(task, 'judge'):
+            task.prepare(run, config | point)
     if sweep:
         chosen = {name: task for name, task in chosen.items() if hasattr(task, 'judge')}
         read = {knob for task in chosen.values() for knob in task.SETTINGS}

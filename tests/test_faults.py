@@ -621,11 +621,13 @@ def test_fault_28_two_runs_on_one_folder(dataset, tmp_path):
 def test_a_run_whose_folder_is_removed_stops_and_leaves_the_next_one_alone(
         dataset, finished, tmp_path):
     out = tmp_path / 'run'
-    first = Job(dataset, out, '--max_iters=40', '--learning_rate=3e-4', before=SLOW)
+    go = tmp_path / 'go'
+    first = Job(dataset, out, '--max_iters=40', '--learning_rate=3e-4', before=held(5, go))
     first.until('step      5/')
     shutil.rmtree(out)
-    train_each(dataset, {out: []})                             # while the first one goes on
+    train_each(dataset, {out: []})                             # while the first one waits
     before = files_of_all(out)
+    go.touch()
     assert first.wait() == [2]
     assert first.err().splitlines()[-1].startswith(f'error: {out}/lock was removed, moved or ')
     assert files_of_all(out) == before
@@ -690,11 +692,13 @@ def test_data_that_are_cut_off_meanwhile_end_the_run_before_it_is_saved(dataset,
 
 def test_data_that_change_meanwhile_end_a_run_that_is_saved_with_code_2(dataset, tmp_path):
     data, out = shutil.copytree(dataset, tmp_path / 'data'), tmp_path / 'run'
-    job = Job(data, out, '--max_iters=8', ranks=2, before=SLOW)
+    go = tmp_path / 'go'
+    job = Job(data, out, '--max_iters=8', ranks=2, before=held(5, go))
     job.until('step      5/')
     tokens = np.memmap(data / 'train-00000.tokens.bin', np.uint16, 'r+')
     tokens[:] = 0                                              # as many, and in place
     tokens.flush()
+    go.touch()
     assert job.wait() == [2, 2], job.err()
     line, = [line for line in job.err().splitlines() if line.startswith('error')]
     assert 'train-00000.tokens.bin: its sha256 is not' in line and 'whole at step 0' in line
@@ -702,9 +706,12 @@ def test_data_that_change_meanwhile_end_a_run_that_is_saved_with_code_2(dataset,
 
     # what is moved away is still mapped, and whole
     other = tmp_path / 'other'
-    job = Job(shutil.copytree(dataset, tmp_path / 'gone'), other, '--max_iters=8', before=SLOW)
+    go = tmp_path / 'go_on'
+    moved = shutil.copytree(dataset, tmp_path / 'gone')
+    job = Job(moved, other, '--max_iters=8', before=held(5, go))
     job.until('step      5/')
-    os.rename(tmp_path / 'gone', tmp_path / 'aside')
+    os.rename(moved, tmp_path / 'aside')
+    go.touch()
     assert job.wait() == [0] and 'were moved away: nobody knows' in job.err()
 
 

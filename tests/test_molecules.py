@@ -105,15 +105,6 @@ def test_without_rdkit_molecules_are_split_by_how_they_are_written_and_this_is_s
     assert len(said) == 1 and 'pip install rdkit' in said[0]
 
 
-def test_wrong_bits_are_a_share_of_the_ones_and_as_many_zeros(monkeypatch):
-    right = (torch.rand(500, 1, 400, generator=torch.Generator().manual_seed(0)) < .1).float()
-    monkeypatch.setattr(molecule.l2t, 'generate', lambda run, ctx, rows: ctx.raw)
-    for share, swept in ((0., {}), (.3, dict(wrong_bits=.3))):
-        wrong = molecule.generate(None, Context(dict(wrong_bits=0., seed=0), raw=right), **swept)
-        lost = ((right == 1) & (wrong == 0)).sum() / right.sum()
-        assert (wrong.sum(2) == right.sum(2)).all() and abs(lost - share) < .01
-
-
 def test_a_molecule_is_judged_by_what_it_is_not_by_how_it_is_written(morgan):
     loaded, texts = toy_run(encoder=morgan), [ETHANOL, ETHANOL, 'CCC', NONE]
     ctx = Context({}, texts=texts, raw=torch.from_numpy(morgan(texts)))
