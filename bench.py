@@ -8,6 +8,13 @@ each comparison is a file in benchmarks/.
     python bench.py --what=gpu     # our configs on a card, on random data; losses beside a CPU's
     python bench.py --what=gpu --device=cpu      # a tiny size: does it run?
 """
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
 from types import SimpleNamespace
 
 import torch

@@ -27,10 +27,10 @@ import ast
 import contextlib
 import difflib
 import functools
+import itertools
 import os
 import re
 import runpy
-import signal
 import sys
 import textwrap
 import traceback
@@ -44,7 +44,8 @@ from runs.files import short
 HERE = os.path.dirname(os.path.abspath(__file__))
 SCRIPTS = ('prepare', 'train', 'sample', 'evaluate', 'bench', 'plot')
 FLAG = 'the command line'
-VERBATIM = ('text', 'like', 'towards', 'away', 'prefix', 'split_on')      # texts, and no paths
+# texts, and no paths
+VERBATIM = ('text', 'like', 'towards', 'away', 'prefix', 'split_on', 'classes', 'sweep')
 set_by = {}                     # {knob: where it was set}, of the last `configure`
 
 
@@ -221,16 +222,28 @@ def on_command_line(name):
     return set_by.get(name) == FLAG
 
 
+def here_or_beside(path):
+    """ Where a file or folder lies that is only read: here, or else beside this module. The path
+    as it is where it is in neither place. """
+    beside = os.path.join(HERE, path)
+    return beside if path and not os.path.exists(path) and os.path.exists(beside) else path
+
+
+def seen_from(path):
+    """ For an error about a path that is relative: where one is. """
+    return '' if os.path.isabs(path) else f', seen from {os.getcwd()}'
+
+
 # ---- config files and the command line
 
 def run_config(path):
     """ Runs a config file. Returns {name: value} of its globals that may be knobs. A file that is
     not there is looked for beside this module. """
-    file = path if os.path.exists(path) else os.path.join(HERE, path)
+    file = here_or_beside(path)
     try:
         space = runpy.run_path(file, run_name='config')
     except OSError as error:
-        stop(f'no config file {path}: {error.strerror}')
+        stop(f'no config file {path}: {error.strerror}{near_config(path)}')
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         line = [frame.lineno for frame in frames if frame.filename == file]
@@ -249,23 +262,26 @@ def configure(globals_, argv=None, show=True):
     them as a plain dict. Call it right below the knobs: `config = configure(globals())`. It prints
     what was set; with show=False the script calls show_knobs(config) after checks of its own. """
     script = globals_['__file__']
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        # UTF-8 also where the terminal's locale is C, and Python takes it for ASCII
+        argv = [os.fsencode(arg).decode('utf-8', 'surrogateescape') for arg in sys.argv[1:]]
     if '--help' in argv or '-h' in argv:
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)        # for `--help | head`
         print(help_of(script))
         raise SystemExit(0)
 
     knobs = read_knobs(script)
     config = {name: knob.default for name, knob in knobs.items()}
     set_by.clear()
+    # a word that is out of place says more than the value before it
+    for i, arg in enumerate(argv):
+        if not is_config(arg) and not (arg.startswith('--') and '=' in arg):
+            stop(f'{arg!r} is neither a config file (*.py) nor --key=value'
+                 + what_is_meant(argv, i, knobs))
     for arg in argv:
-        name, equals, text = arg.partition('=')
-        if arg.endswith('.py') and not arg.startswith('-'):
+        name, _, text = arg.partition('=')
+        settings, source = {name[2:]: text}, FLAG
+        if is_config(arg):
             settings, source = run_config(arg), arg
-        elif name.startswith('--') and equals:
-            settings, source = {name[2:]: text}, FLAG
-        else:
-            stop(f'{arg!r} is neither a config file (*.py) nor --key=value, as --watch=true')
         for name, value in settings.items():
             if name not in knobs:
                 pass_over(name, source, knobs)
@@ -275,8 +291,12 @@ def configure(globals_, argv=None, show=True):
                 value = knob.read(value) if source == FLAG else knob.settle(value)
             except ValueError as error:
                 stop(f'knob {name!r} in {source}: {error}')
-            # a shell leaves the ~ of --out=~/here alone
             if isinstance(value, str) and name not in VERBATIM:
+                # a script with the line ends of Windows gives --out=X the name 'X\r'
+                if re.search(r'[\0-\x1f\x7f-\x9f]', value):
+                    stop(f'knob {name!r} in {source}: {value!r} has a control character, which no '
+                         'name has; \\r is the line end of a script that was written on Windows')
+                # a shell leaves the ~ of --out=~/here alone
                 value = re.sub('(?<![^,])~(?=/)', os.path.expanduser('~'), value)
             config[name], set_by[name] = value, source
 
@@ -299,6 +319,72 @@ def knobs_of_scripts():
             for name in read_knobs(os.path.join(HERE, f'{script}.py'))}
 
 
+def is_config(arg):
+    return arg.endswith('.py') and not arg.startswith('-')
+
+
+def what_is_meant(argv, i, knobs):
+    """ How to write argument i, which is neither a config file nor --key=value: the end of a
+    sentence. """
+    def words_from(n):
+        return list(itertools.takewhile(lambda word: not word.startswith('--'), argv[n:]))
+
+    # a value begins in the argument before, as in --text=A list, or in this one, as in --steps 8
+    for first in range(max(i - 1, 0), i + 1):
+        name, _, begin = argv[first].lstrip('-\u2013\u2014').partition('=')
+        name = name.replace('-', '_')
+        if name not in knobs:
+            continue
+        knob = knobs[name]
+        has_spaces = isinstance(knob.default, (str, tuple))
+        is_other = near_config(argv[i]) or os.path.exists(argv[i])
+        goes_on = has_spaces and (name in VERBATIM or begin.endswith(',') or not is_other)
+        if first < i and begin and not goes_on:
+            continue
+
+        # up to the next knob
+        words = [word for word in (begin, *words_from(first + 1)) if word not in ('', '=')]
+        if has_spaces and len(words) > 1 or ' ' in ''.join(words[:1]):
+            return f': put quotes around it, --{name}="{" ".join(words)}"'
+        is_switch = isinstance(knob.default, bool) or 'bool' in knob.rule
+        value = 'true' if is_switch else 'VALUE'
+        if words:
+            value = words[0].removeprefix('=')
+        return f': write --{name}={value}'
+
+    # no value: a knob that is not there, a file, a text
+    if argv[i].startswith('-'):
+        pass_over(argv[i].lstrip('-'), FLAG, knobs)
+    meant = knob_of_file(argv[i], knobs)
+    if not os.path.exists(argv[i]):
+        meant = near_config(argv[i]) or meant
+    if not meant and 'text' in knobs:
+        meant = f': put quotes around it, --text="{" ".join(words_from(i))}"'
+    return meant or ', as --watch=true'
+
+
+def near_config(path):
+    """ Which file in config/ may be meant, the end of a sentence; '' where no name is near. """
+    names = sorted(file.stem for file in Path(HERE, 'config').glob('*.py'))
+    near = difflib.get_close_matches(os.path.basename(path).removesuffix('.py'), names, 1, .8)
+    return f': did you mean config/{near[0]}.py?' if near else ''
+
+
+def knob_of_file(path, knobs):
+    """ Which of a script's knobs takes such a file or folder, the end of a sentence; or ''. """
+    kind = os.path.splitext(path)[1]
+    takers = {'.npy': ['latents', 'latents_from'], '.png': ['image'], '.jpg': ['image']}
+    takers = takers.get(kind, ['input', 'texts'])
+    if os.path.exists(os.path.join(path, 'config.json')):                # a run
+        takers = ['out_dir']
+    elif os.path.isdir(path):
+        takers = ['input', 'dataset']
+    for name in takers:
+        if name in knobs and (kind or os.path.exists(path)):
+            return f': write --{name}={path}'
+    return ''
+
+
 def pass_over(name, source, knobs):
     """ Stops at a name that is no knob of this script, but where a file sets one of another. """
     others = knobs_of_scripts()
@@ -307,6 +393,7 @@ def pass_over(name, source, knobs):
     near = difflib.get_close_matches(name, {**knobs, **others}, 1)
     hint = f', did you mean {near[0]!r}?' if near else ', --help lists them'
     hint = f': it is one of {others[name]}' if name in others else hint
+    hint = ': a config file stands alone, as config/quickstart.py' if name == 'config' else hint
     stop(f'unknown knob {name!r} in {source}{hint}')
 
 

@@ -11,7 +11,8 @@ A sample is a text and, unless the dataset is text only, the latent vectors of t
 
 A split is stored in shards. A shard has the tokens of its texts in one row, the offsets where each
 text begins, and the latents as float16. All of it is mapped into memory. So a split of any size is
-opened fast: offsets, and token ids beyond the first shard, are checked when a row is read.
+opened fast: offsets, and token ids beyond the first shard, are checked when a row is read, and
+digests where they are asked for (check_files).
 
 What a dataset says of itself stands in its manifest, meta.json, and a run keeps a copy of it in
 data/. prepare.py writes meta.json last. So where it exists, the dataset is complete. It holds the
@@ -31,7 +32,9 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from configurator import here_or_beside, seen_from
 from noise import uniforms
+from runs.console import warn
 from runs.files import check, plain, read_array, read_arrays, read_sealed
 
 FORMAT = 2                     # of meta.json; a reader refuses any other
@@ -44,8 +47,8 @@ DEAD = 1e-3       # a dimension is dead if its std is below DEAD * median std; M
 # The manifest
 
 def dataset_folder(name):
-    """ A folder under data/ by name, or a path as it is. """
-    return name if os.path.sep in name else os.path.join('data', name)
+    """ A folder under data/ by name, or a path; where it is not here, beside the scripts. """
+    return here_or_beside(name if os.path.sep in name else os.path.join('data', name))
 
 
 def check_file(folder, name, files, digest=True):
@@ -63,14 +66,16 @@ def read_meta(folder):
     """ meta.json of a dataset folder. """
     path = os.path.join(folder, 'meta.json')
     if not os.path.isfile(path):
-        raise ValueError(f'no dataset in {folder} (no meta.json): make it with `python prepare.py` '
-                         'and the config of the training, or name another --dataset')
+        raise ValueError(f'no dataset in {folder}{seen_from(folder)} (no meta.json): make it with '
+                         '`python prepare.py` and the config of the training, or name another '
+                         '--dataset')
     try:
         meta = read_sealed(path)
         if meta['format'] != FORMAT:
             raise ValueError(f'{path}: format {meta["format"]!r}, this code reads {FORMAT}')
     except ValueError as error:
-        raise ValueError(f'{error}; {HOW_TO_MEND}') from None
+        raise ValueError(f'{error}; delete the dataset and run prepare.py again; a run folder '
+                         'takes a copy from its dataset') from None
     return meta
 
 # -----------------------------------------------------------------------------
@@ -114,7 +119,9 @@ class Shard:
         def path_of(end):
             return check_file(folder, f'{name}.{end}', entry['files'], digest=False)
 
-        tokens = np.memmap(path_of('tokens.bin'), meta['token_dtype'], mode='r')
+        self.path_of_tokens = path_of('tokens.bin')
+        self.vocab_size = meta['tokenizer']['vocab_size']
+        tokens = np.memmap(self.path_of_tokens, meta['token_dtype'], mode='r')
         self.tokens = plain(tokens, at_random=True)
         map_of = partial(read_array, mmap=True, at_random=True)
         self.path, self.longest = path_of('offsets.npy'), entry['longest']
@@ -127,10 +134,28 @@ class Shard:
         """ Where the tokens of these rows begin and end. rows: int64 of any shape, or a slice. """
         begin, end = self.offsets[:-1][rows], self.offsets[1:][rows]
         n_tokens = end - begin
-        if (n_tokens < 0).any() or (n_tokens > self.longest).any():
+        if (begin > end).any() or (n_tokens > self.longest).any():
             raise ValueError(f'{self.path}: texts of {n_tokens.min():,} to {n_tokens.max():,} '
                              f'tokens, expected 0 to {self.longest:,}; {HOW_TO_MEND}')
+        if (begin < 0).any() or (end > len(self.tokens)).any():
+            raise ValueError(f'{self.path}: offsets from {begin.min():,} to {end.max():,}, the '
+                             f'shard has {len(self.tokens):,} tokens; {HOW_TO_MEND}')
         return begin, end
+
+    def check_ids(self, tokens):
+        """ ValueError where one of these tokens of the shard is beyond the vocabulary. """
+        if tokens.size and tokens.max() >= self.vocab_size:
+            raise ValueError(f'{self.path_of_tokens}: token id {tokens.max()}, expected ids below '
+                             f'vocab_size {self.vocab_size}; run prepare.py again')
+
+    def check(self):
+        """ ValueError unless its texts are all of its tokens, and these are of the vocabulary. """
+        self.edges(slice(None))
+        if self.offsets[0] or self.offsets[-1] != len(self.tokens):
+            raise ValueError(f'{self.path}: offsets from {self.offsets[0]:,} to '
+                             f'{self.offsets[-1]:,}, the shard has {len(self.tokens):,} tokens; '
+                             f'{HOW_TO_MEND}')
+        self.check_ids(self.tokens)
 
 
 def most_open():
@@ -179,7 +204,7 @@ class PackedDataset:
         self.shard = lru_cache(most_open())(lambda i: Shard(folder, meta, entries[i]))
         for i in range(self.n_shards):
             self.shard(i)
-        self.check_ids(self.shard(0).tokens)               # is it the right vocabulary?
+        self.shard(0).check_ids(self.shard(0).tokens)      # is it the right vocabulary?
 
         # row first[i] is the first one of shard i
         self.first = np.cumsum([0] + [entry['samples'] for entry in entries])
@@ -197,10 +222,20 @@ class PackedDataset:
     def __len__(self):
         return int(self.first[-1])
 
-    def check_ids(self, tokens):
-        if len(tokens) and tokens.max() >= self.vocab_size:
-            raise ValueError(f'{self.folder}: token id {tokens.max()} in {self.split}, expected '
-                             f'ids below vocab_size {self.vocab_size}; run prepare.py again')
+    def check_files(self, entries=None, digest=True):
+        """ ValueError where a file of these shards (None: all) has not the size, or the digest,
+        that is noted. A digest takes about a second for 1 GB. What was moved away since the split
+        was opened is still mapped, and whole: it is passed over, with a warning where digests are
+        asked for. """
+        n_gone = 0
+        for entry in self.entries if entries is None else entries:
+            for name in entry['files']:
+                if os.path.exists(os.path.join(self.folder, name)):
+                    check_file(self.folder, name, entry['files'], digest)
+                else:
+                    n_gone += 1
+        if n_gone and digest:
+            warn(f'{n_gone} files of {self.folder} were moved away: nobody knows their digests')
 
     def by_shard(self, indices):
         """ (shard, positions in `indices`, rows in the shard) for each shard that they touch. """
@@ -233,7 +268,7 @@ class PackedDataset:
             text = shard.tokens[np.minimum(begin + column, len(shard.tokens) - 1)]   # (b, L)
             ends = np.where(column == n_tokens, self.eos, self.pad)
             tokens[positions] = np.where(column < n_tokens, text, ends)
-        self.check_ids(tokens)
+            shard.check_ids(text)
 
         latents = None
         if self.stats is not None:
@@ -251,7 +286,9 @@ class PackedDataset:
         """ The tokens of text i, without EOS. """
         (shard, _, rows), = self.by_shard([i])
         (begin,), (end,) = shard.edges(rows)
-        return shard.tokens[begin:end]
+        tokens = shard.tokens[begin:end]
+        shard.check_ids(tokens)
+        return tokens
 
 # -----------------------------------------------------------------------------
 # What a split is like
@@ -266,7 +303,7 @@ def counts(data):
     """ How often each id occurs, (V,) int64: an EOS after every text, no PAD. """
     found = np.zeros(data.vocab_size, np.int64)
     for shard in map(data.shard, range(data.n_shards)):
-        data.check_ids(shard.tokens)
+        shard.check_ids(shard.tokens)
         for part in np.array_split(shard.tokens, 1 + len(shard.tokens) // 2**24):
             found += np.bincount(part, minlength=len(found))         # casts to int64
         found[data.eos] += len(shard.offsets) - 1

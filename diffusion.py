@@ -611,33 +611,40 @@ class Loss(nn.Module):
     # ---- validation
 
     @torch.no_grad()
-    def validate(self, data, i, B, predict, modes):
-        """ Sums of the i-th B rows of a split, always with the same masks and noise, (5,) float64:
+    def validate(self, data, first, B, n, predict, modes):
+        """ Sums of rows first .. first + B of a split, of which those below n count, (5,) float64:
         nats of the exact text bound, real tokens (text and one EOS); squared error of the latent
-        target per dimension, rows; nats of causal rows. Each stream is given what the modes
-        give: clean text, clean latents, or nothing (noise at clock 1). """
-        # the rows; a split that ends begins again
+        target per dimension, rows; nats of causal rows. A row has the same clock, masks and noise
+        in any batch. Each stream is given what the modes give: clean text, clean latents, or
+        nothing (noise at clock 1). """
+        # the rows. All batches have one shape: behind the last row that counts stand others
         device = self.model.bias.device
-        rows = [r % len(data) for r in range(i * B, (i + 1) * B)]
-        crop = uniforms(self.seed, i, 'crop', 0, B, 1)[:, 0] if data.cropped else None
+        counted = slice(max(0, min(B, n - first)))
+        rows = [r % len(data) for r in range(first, first + B)]
+        crop = None
+        if data.cropped:
+            crop = uniforms(self.seed, 0, 'crop', first, B, 1)[:, 0]
         tokens, latents = data.rows(rows, crop)
         known_mask = None if self.predict_length else is_end(tokens, data)
         real = tokens != data.pad if known_mask is None else ~known_mask
         ones, zeros = torch.ones(B, device=device), torch.zeros(B, device=device)
 
-        # one clock per row, evenly over (0, 1); the text is masked on the host
-        u = uniforms(self.seed, i, 'evaluation', 0, B, 1 + data.seq_len)
-        u[:, 0] = (u[0, 0] + torch.arange(B) / B) % 1
+        # one clock per row, as Sobol' points, so that rows cover (0, 1) evenly, however many they
+        # are; the text is masked on the host
+        u = uniforms(self.seed, 0, 'evaluation', first, B, 1 + data.seq_len)
+        points = SobolEngine(1, scramble=False).fast_forward(first).draw(B, dtype=torch.float64)
+        shift = uniforms(self.seed, 0, 'evaluation clock', 0, 1, 1)
+        u[:, 0] = (points + shift)[:, 0] % 1
         spread = u[:, 0].float()
         noise = None
         if 'latent' in self.model.config.streams:
-            noise = normals(self.seed, i, 'evaluation latent', 0, *latents.shape)
+            noise = normals(self.seed, 0, 'evaluation latent', first, *latents.shape)
             noise, latents = to_device(noise, ones), to_device(latents, ones)
 
         def latents_at(clock):
             return None if noise is None else self.latent.corrupt(latents, clock, noise)[0]
 
-        nats = causal_nats = error = torch.zeros(())
+        nats = causal_nats = error = torch.zeros(B)
         with self.autocast():
             # nats of the text, beside clean latents or none
             if 'text' in predict and {'l2t', 'unconditional'} & modes:
@@ -658,5 +665,5 @@ class Loss(nn.Module):
                                     to_device(spread, ones), predict=('latent',))
                 target = self.latent.target_of(latents, noise, spread)
                 _, error = self.latent.loss(out, target, ones)
-        sums = [nats.sum(), real.sum(), error.sum(), B, causal_nats.sum()]
+        sums = [x[counted].sum() for x in (nats, real, error, ones, causal_nats)]
         return torch.tensor([float(x) for x in sums], dtype=torch.float64)

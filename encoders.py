@@ -5,8 +5,9 @@ Encoders, from text to latents: one function.
     latents = encoder(['A dog runs on the beach.'])    # (n, N, D) float32 on the CPU
     encoder.record                                     # all one must know to embed another text so
 
-An encoder is a model of plain `transformers`, from a folder or the hub; corpora/ has lsa.py and
-morgan.py, without a model. A wrong embedding looks like a right one, so there is no fallback.
+An encoder is a model of plain `transformers`, from a folder or the hub; corpora/ has lsa.py,
+morgan.py and static.py, without a network. A wrong embedding looks like a right one, so there is no
+fallback.
 Missing or unexpected weights, or a changed folder stop with a ValueError. No remote code runs.
 Letters: B batch, L tokens, n texts, N latent vectors (1 of a sentence), D latent dimensions.
 """
@@ -16,7 +17,6 @@ import os
 import re
 import sys
 from collections.abc import Sized
-from contextlib import contextmanager
 from functools import lru_cache
 
 import numpy as np
@@ -25,7 +25,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from corpora.lsa import NO_KNOWN_WORD, load_lsa
-from runs.files import one_line, read_json, sha256, short
+from corpora.static import StaticEncoder
+from runs.files import in_one_line, read_json, regular, sha256, short, stand_in_at
 
 # copies of a model that others give away: SHA-256 of model.safetensors and tokenizer.json -> the
 # hub's commit
@@ -33,6 +34,7 @@ COPIES = {('53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db',
            'be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037'):
           'c9745ed1d9f207416be6d2e6f8de32d1f16199bf'}
 
+FILES = ('.json', '.safetensors', '.txt', '.model')        # of an encoder, that decide what it says
 MOST_LAYERS = 1000
 FAR = 20                       # a latent so many times as long as usual is a mistake, as of -9999
 ACTIVATIONS = dict(Identity=lambda z: z, Tanh=torch.tanh)            # of a Dense module
@@ -76,6 +78,11 @@ class Encoder:
         self.batch_size = batch_size
         self.truncated = 0
 
+    def ids_of(self, texts, **how):
+        """ The ids of a text, or of each text of a list. """
+        with in_one_line(f'the tokenizer of {self.record["id"]}'):
+            return self.tokenizer(texts, verbose=False, **how)['input_ids']
+
     @torch.inference_mode()
     def __call__(self, texts, progress=lambda n: None):
         """ Texts of similar length share a batch, and each batch is padded to its own longest text.
@@ -86,11 +93,11 @@ class Encoder:
         record = self.record
         most = record['max_length']
         prefixed = [record['prefix'] + text for text in texts]
-        ids = self.tokenizer(prefixed, verbose=False)['input_ids']
+        ids = self.ids_of(prefixed)
         for i in range(len(ids)):
             if len(ids[i]) > most:
                 self.truncated += 1
-                ids[i] = self.tokenizer(prefixed[i], truncation=True, max_length=most)['input_ids']
+                ids[i] = self.ids_of(prefixed[i], truncation=True, max_length=most)
 
         # the longest first: if memory does not suffice, we see it at once
         order = sorted(range(len(ids)), key=lambda i: -len(ids[i]))
@@ -114,13 +121,13 @@ class Encoder:
     def remark(self, text):
         """ What keeps it from embedding this text as it stands, or ''. """
         most = self.record['max_length']
-        ids = self.tokenizer(self.record['prefix'] + text, verbose=False)['input_ids']
+        ids = self.ids_of(self.record['prefix'] + text)
         if len(ids) > most:
             return (f'is longer than the encoder reads ({len(ids):,} tokens, at most {most:,}): '
                     'its end was not read')
 
         # some tokenizers put a mark where a word begins, also before an unknown word, [UNK]
-        own = self.tokenizer(text, add_special_tokens=False, verbose=False)['input_ids']
+        own = self.ids_of(text, add_special_tokens=False)
         known = [i for i in own if i != self.tokenizer.unk_token_id]
         return '' if self.tokenizer.decode(known).strip() else NO_KNOWN_WORD
 
@@ -155,7 +162,8 @@ def fetch(hub_id, revision, kind='encoder'):
             allow_patterns=['*.json', '*.safetensors', '*.txt', '*.model'])
     except Exception as error:                     # a dozen kinds, and each means: not there
         raise ValueError(f'{kind} {hub_id}: no such folder, and the hub did not give it '
-                         f'({trouble or type(error).__name__}): name a local folder') from None
+                         f'({trouble or type(error).__name__}): name a local folder, '
+                         f'--{kind}=FOLDER') from None
     return folder, os.path.basename(folder)
 
 
@@ -163,9 +171,19 @@ def folder_hash(folder):
     """ A digest of all files that decide an embedding: weights, configuration and tokenizer. """
     digest = hashlib.sha256()
     for path in sorted(glob.glob('**', root_dir=folder, recursive=True)):
-        if path.endswith(('.json', '.safetensors', '.txt', '.model')):
+        if path.endswith(FILES):
             digest.update(f'{path} {sha256(os.path.join(folder, path))}\n'.encode())
     return 'sha256:' + digest.hexdigest()
+
+
+def check_files(folder):
+    """ ValueError where something else lies in the place of a model's file, as in a copy without
+    the large ones. """
+    for pattern in ('*', '*/*'):                   # a module of sentence-transformers has a folder
+        for name in glob.glob(pattern, root_dir=folder):
+            path = os.path.join(folder, name)
+            if name.endswith(FILES) and stand_in_at(path):
+                raise ValueError(f'{path} is {stand_in_at(path)}')
 
 
 def load_model(folder, dtype):
@@ -201,8 +219,10 @@ def read_modules(folder):
         if re.search(r'^/|\.\.', path):
             raise ValueError(f'modules.json: {path} lies outside of the folder')
     kinds = ' '.join(kind for kind, _ in modules)
-    if not re.fullmatch('(Transformer Pooling( Dense)*( Normalize)?)?', kinds):
-        raise ValueError(f'modules.json has {kinds}, not Transformer Pooling (Dense) (Normalize)')
+    known = '(Transformer Pooling( Dense)*|StaticEmbedding)( Normalize)?'
+    if kinds and not re.fullmatch(known, kinds):
+        raise ValueError(f'modules.json has {kinds}, not Transformer Pooling (Dense) (Normalize), '
+                         'nor StaticEmbedding (Normalize)')
     return modules
 
 
@@ -215,7 +235,8 @@ def load_head(folder, device):
             name = settings['activation_function'].rpartition('.')[2]
             if name not in ACTIVATIONS:
                 raise ValueError(f'activation {name} of a Dense module: not known here')
-            weights = load_file(os.path.join(folder, path, 'model.safetensors'), device)
+            file = os.path.join(folder, path, 'model.safetensors')
+            weights = load_file(regular(file), device)
             weights = {name: weight.float() for name, weight in weights.items()}
             head.append((weights['linear.weight'], weights.get('linear.bias'), ACTIVATIONS[name]))
     return head
@@ -226,7 +247,8 @@ def find_folder(where, revision):
     revision, if one is expected. """
     if not os.path.isdir(where) and str(revision).startswith('sha256:'):
         raise ValueError(f'encoder {where}: no such folder, and no hub has it; name the folder '
-                         f'where it lies now, encoder_folder (its digest is {revision})')
+                         f'where it lies now, --encoder=FOLDER (its digest is {revision})')
+    check_files(where)
     if not os.path.isdir(where):
         where, found = fetch(where, revision)
     elif os.path.basename(os.path.realpath(where)) == revision:          # a snapshot of the hub
@@ -241,16 +263,6 @@ def find_folder(where, revision):
     return where, found
 
 
-@contextmanager
-def in_one_line(where):
-    """ Whatever the files of an encoder provoke, here or in a library, becomes one line. """
-    try:
-        yield
-    except Exception as error:
-        kind = '' if type(error) is ValueError else f'{type(error).__name__}: '
-        raise ValueError(f'encoder {where} cannot be used: {kind}{one_line(error)}') from None
-
-
 def load_encoder(record, folder=None, device='cpu', batch_size=64):
     """ The Encoder of a dataset's record. folder: where its model lies now (lsa: the dataset folder
     with encoder.npz). Raises ValueError. """
@@ -260,12 +272,16 @@ def load_encoder(record, folder=None, device='cpu', batch_size=64):
         from corpora.morgan import Morgan
         return Morgan()
     where, _ = find_folder(folder or record['id'], record['revision'])
-    with in_one_line(where):
+    with in_one_line(f'encoder {where}'):
         return open_encoder(where, record, device, batch_size)
 
 
 def open_encoder(where, record, device, batch_size):
     """ The Encoder in a folder, by a record whose dimension and max_length may be open. """
+    modules = dict(read_modules(where))
+    if 'StaticEmbedding' in modules:
+        return StaticEncoder(os.path.join(where, modules['StaticEmbedding']), record, batch_size)
+
     # padding on the right suits every pooling, and absolute positions
     from transformers import AutoTokenizer
     model = load_model(where, record['dtype'])

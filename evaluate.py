@@ -12,38 +12,50 @@ A task is a file in tasks/, whose header says what it measures and beside which 
 Figures are means over texts with standard errors. They are written to out_dir/results.json, each
 with its knobs, texts, commit and checkpoint. What is measured again replaces its old records.
 """
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
 import importlib
 import itertools
-import os
+import math
 import re
 import shutil
 import time
 
 import numpy as np
 
-from configurator import HERE, configure, read_knobs, stop_on_error
+from configurator import (HERE, configure, here_or_beside, on_command_line, read_knobs,
+                          stop_on_error)
+from runs.checkpoint import as_written
 from runs.console import shown
 from runs.files import sha256
 from runs.machine import keep_freed_memory
 from runs.identity import of_dataset
-from data import dataset_folder, read_meta
+from data import read_meta
 from runs.results import add_results, read_results
 from runs.run_folder import git_commit
-from runs.writing import check_writable, write_whole
+from runs.writing import WRITTEN_BY, Held, check_ours, check_writable, write_whole
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
 from sampling.run import Run
-from tasks.common import Context, Figures, load_file, load_texts
+from tasks.common import Context, Figures, dataset_of, load_file, load_texts
 
 out_dir = 'out/quickstart'  # <a run folder>
 which = 'best'              # best | latest | <a step, as step-00001000>
-encoder_folder = ''         # where the encoder lies now; '': where it was for prepare.py
+encoder = ''                # the folder where the run's encoder lies now; '': where it was for
+                            # prepare.py. In a config file it is prepare.py's, and not read here
 tasks = ''                  # names of files in tasks/, such as nelbo,l2t; '': nelbo and what the
                             # run was trained for
 sweep = ''                  # l2t, t2l, edit, molecule: values of knobs, 'guidance=0,1; steps=8,9'
-texts = ''                  # a text file, a text a line, or a .jsonl file; too long ones are
-                            # skipped and counted; '': the validation split
+texts = ''                  # a text file, a text a line, or a .jsonl file, a table, ..., as
+                            # prepare.py reads it; too long ones are skipped and counted; '': the
+                            # validation split
 field = 'text'              # where a record has its text
-dataset = ''                # where the run's dataset lies; '': where it was trained from
+dataset = ''                # where the run's dataset lies; '': where it was trained from. A config
+                            # that names one does not count where that is there
 n = None                    # None | int [1, 1e9]: texts, or pairs of sts, drawn with the seed; all
                             # if there are fewer; None: 1000 texts, and all pairs
 draws = 16                  # [1, 1e5]; nelbo: draws of the bound for each text
@@ -52,7 +64,8 @@ sts = ''                    # sts: a csv or tsv of sentence1, sentence2, score (
 scorer = ''                 # unconditional, text: a run of config/ar.py, or a causal language model
 scorer_revision = ''        # of the hub model: a commit
 infill_share = 0.5          # (0, 1]; infill: of each text's tokens
-wrong_bits = 0.0            # [0, 1]; molecule: so many of the ones are lost, as many zeros are won
+damage = ''                 # '' | <noise:.01, dims:.5, bits:8 or flips:.1>; l2t, molecule: what is
+                            # done to the latents before texts are written from them
 classes = ''                # image: what captions say, and by which words:
                             # 'animal: cat, dog; colour: red, blue'; edit: which words become others
 show = 10                   # [0, 1e6]; texts to print, the first ones
@@ -61,7 +74,7 @@ dtype = 'auto'              # auto | bfloat16 | float32; auto: as in train.py
 
 ROOMS = {'sampling/knobs.py': ''}   # which has the knobs of all that samples
 KNOBS = read_knobs(__file__)
-SWEPT_KNOBS = (*TEXT_KNOBS, *LATENT_KNOBS, 'latent_clock', 'rerank', 'strength', 'wrong_bits')
+SWEPT_KNOBS = (*TEXT_KNOBS, *LATENT_KNOBS, 'latent_clock', 'rerank', 'strength', 'damage')
 N_TEXTS = 1000                 # where n does not say
 
 # -----------------------------------------------------------------------------
@@ -170,7 +183,8 @@ def print_table(task, figures, n, width=None):
     for (control, metric), (value, se) in figures.items():
         if not isinstance(value, int):
             error = ' ' * 8 if se is None else f' ± {se:<5.3f}'
-            columns.setdefault(control or task, {})[metric] = f'{value:>10.3f}{error}'
+            cell = 'undefined' if math.isnan(value) else f'{value:.3f}'
+            columns.setdefault(control or task, {})[metric] = f'{cell:>10}{error}'
     first = 2 + max(len(metric) for column in columns.values() for metric in column)
     each = max(18, 2 + max(map(len, columns)))
 
@@ -186,6 +200,8 @@ def print_table(task, figures, n, width=None):
             cells = [columns[control].get(metric, '') for control in block]
             line = f'{metric:<{first}}' + ''.join(f'{cell:>{each}}' for cell in cells)
             print(line.rstrip())
+    if any(metric == 'f1' for _, metric in figures):
+        print('f1 is of the sets of words: it does not see what is said twice, length does')
 
 
 def print_summary(chosen, measured):
@@ -220,6 +236,9 @@ def summary_cells(figures, controls, metric):
     cells = []
     for control in controls:
         values = [value for value in figures.get((control, metric), ()) if value is not None]
+        if values and math.isnan(values[0]):
+            cells.append('undefined')
+            continue
         cells.append(' ± '.join(re.sub(r'^(-?)0\.', r'\1.', f'{value:.{digits}f}')
                                 for value in values))
     return cells
@@ -237,12 +256,13 @@ def record(run, ctx, name, task, figures, point={}):
     same = dict(
         n=figures.n, texts=source, point=point, knobs=knobs | more,
         checkpoint=run.checkpoint, commit=git_commit())
+    ctx.held.check()
     add_results(os.path.join(out_dir, 'results.json'), [
         dict(task=name, metric=metric, control=control, value=value, se=se, **same)
         for (control, metric), (value, se) in figures.items()])
     if ctx.arrays:
         with write_whole(os.path.join(out_dir, f'{name}s.npz')) as f:
-            np.savez(f, **ctx.arrays)
+            np.savez(f, written_by=np.bytes_(WRITTEN_BY), **ctx.arrays)
 
 
 def source_of(run, folder):
@@ -267,7 +287,9 @@ def show_figures(ctx, name, figures, n):
 def evaluate(config):
     """ Measures what is asked for. ValueError says what is wrong. """
     # what can be missing is asked for before anything is computed
-    run = Run(out_dir, which, device, dtype, encoder_folder)
+    held = Held(out_dir)
+    where = encoder if on_command_line('encoder') else ''
+    run = Run(out_dir, which, device, dtype, where)
     chosen = choose_tasks(run, all_tasks())
     config['sample_batch'] = run.net.rows_that_fit(config['sample_batch'])
     config['dtype'] = run.net.dtype
@@ -275,11 +297,16 @@ def evaluate(config):
     if os.path.exists(path):
         read_results(path)
     check_writable(path)
+    for name in chosen:
+        check_ours(os.path.join(out_dir, f'{name}s.npz'), '')
     prepared = {name: task.prepare(run, config) for name, task in chosen.items()
                 if hasattr(task, 'prepare')}
     if run.meta['encoder'] and any(task.NEEDS.encoder for task in chosen.values()):
         run.load_encoder()
     points = read_sweep(sweep, config) if sweep else []
+    for point, task in itertools.product(points, chosen.values()):
+        if hasattr(task, 'prepare') and hasattr(task, 'judge'):
+            task.prepare(run, config | point)
     if sweep:
         chosen = {name: task for name, task in chosen.items() if hasattr(task, 'judge')}
         read = {knob for task in chosen.values() for knob in task.SETTINGS}
@@ -289,7 +316,8 @@ def evaluate(config):
                              'is of l2t, t2l, edit, molecule')
 
     # the texts
-    folder = dataset_folder(dataset or run.config['dataset'])
+    with as_written(out_dir):
+        folder = dataset_of(run, dataset)
     n_texts = N_TEXTS if n is None else n
     if texts:
         sources, tokens, raw = load_file(run, texts, field, n_texts)
@@ -305,7 +333,7 @@ def evaluate(config):
     # measure
     measured = {}
     for name, task in chosen.items():
-        ctx = Context(config, folder, sources, tokens, raw, prepared.get(name), source)
+        ctx = Context(config, folder, sources, tokens, raw, prepared.get(name), source, held)
         if sweep:
             measure_sweep(run, ctx, name, task, points)
         else:
@@ -317,7 +345,9 @@ def evaluate(config):
 
 
 def main():
+    global out_dir
     config = configure(globals())
+    out_dir = here_or_beside(out_dir)
     keep_freed_memory()
     with stop_on_error():
         evaluate(config)

@@ -494,7 +494,18 @@ class Model(nn.Module):
             matrices               the blocks', for Muon, or AdamW with weight decay
             embeddings_and_heads   with the matrices of clocks and modulation: AdamW with decay
             vectors                biases, gains, tables and the bag, which mostly begins as what
-                                   ridge regression has found: AdamW without weight decay """
+                                   ridge regression has found: AdamW without weight decay
+        ValueError where two modules share a weight, as a head that is tied to the embedding. """
+        # init_weights would fill it twice, the embedding with the zeros of the head; and a
+        # checkpoint has each tensor once
+        first_name = {}
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            first = first_name.setdefault(parameter, name)
+            if first != name:
+                raise ValueError(f'{name} is {first}, one tensor under two names, which would be '
+                                 'initialised twice and in no checkpoint: use the first one twice '
+                                 'in forward')
+
         groups = {'matrices': [], 'embeddings_and_heads': [], 'vectors': []}
         for name, parameter in self.named_parameters():
             # tables have two dimensions too, and are no matrices

@@ -15,8 +15,14 @@ A clock runs from 0 (clean) to 1 (noise). A mode says how the two clocks of a ro
 train.py adds what a real run needs.
 Letters: B rows, L tokens, D latent dims, K tokens of the latent, S = K + L, C width, V vocabulary.
 """
-import math
 import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
+import math
 
 import torch
 import torch.nn as nn
@@ -278,5 +284,6 @@ def main():
 
 if __name__ == '__main__':
     if not os.path.isfile(f'{folder}/meta.json'):
-        raise SystemExit(f'no data in {folder}: python prepare.py config/quickstart.py')
+        raise SystemExit(f'no data in {os.path.abspath(folder)}: '
+                         'python prepare.py config/quickstart.py')
     main()

@@ -9,19 +9,24 @@ images.npz of evaluate.py. Needs matplotlib: pip install matplotlib
 A sweep over steps is drawn against the network calls that a text took, a line per sampler; over
 another knob against that knob. The report is one HTML file; sampling/report.py makes it.
 """
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
 import base64
 import io
 import json
-import os
 import textwrap
 
-import numpy as np
-
-from configurator import configure, stop_on_error
-from runs.files import read_arrays
-from data import dataset_folder
+from configurator import (configure, here_or_beside, on_command_line, seen_from,
+                          stop_on_error)
+from runs.console import shown
+from runs.files import read_array, read_arrays, regular
 from runs.results import find, read_results
-from runs.writing import write_text, write_whole
+from runs.writing import WRITTEN_BY, check_ours, write_text, write_whole
 
 out_dir = 'out/quickstart'      # <a run folder>
 what = 'curves'                 # curves | sweep | images | report
@@ -31,6 +36,8 @@ save = ''                       # '': <what>.png or report.html, beside the trai
 dataset = ''                    # report: where the run's dataset lies; '': where it was trained
 
 LOG = 'training_log.jsonl'
+DRAWN = ('text_nats_per_token', 'causal_nats_per_token', 'val_text', 'val_causal', 'val_latent',
+         'grad_norm', 'tokens_per_s')          # what is drawn of it against the steps
 
 # -----------------------------------------------------------------------------
 # Files. ValueError says what is wrong and what to do
@@ -43,6 +50,7 @@ def pyplot():
         raise ValueError('pictures need matplotlib: pip install matplotlib') from None
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
+    plt.rcParams['text.parse_math'] = False                # a $ in a text or a name is a $
     return plt
 
 
@@ -50,7 +58,8 @@ def check_file(path, what_to_do):
     """ ValueError where the run or the file is missing. """
     folder = os.path.dirname(path)
     if not os.path.isdir(folder):
-        raise ValueError(f'no run in {folder}: train it first, or name another --out_dir')
+        raise ValueError(f'no run in {folder}{seen_from(folder)}: train it first, or name another '
+                         '--out_dir')
     if not os.path.isfile(path):
         raise ValueError(f'{path}: missing, {what_to_do}')
 
@@ -65,12 +74,11 @@ def read_log(path):
         for number, line in enumerate(lines, 1):
             try:
                 entry = json.loads(line)
+                check_entry(entry)
                 # a step may have two entries: one of training, one of an evaluation
                 key = int(entry['step']), 'best' in entry
-                bins = [value for name, value in entry.items() if name.endswith('_by_t')]
-                if any(len(value) != 4 for value in bins):
-                    raise ValueError
-            except (ValueError, TypeError, KeyError, RecursionError):
+            except (ValueError, TypeError, KeyError, AttributeError, OverflowError,
+                    RecursionError):
                 # a power cut may leave half of a line
                 raise ValueError(f'{path}, line {number}: no entry of a log; delete the line') \
                     from None
@@ -78,6 +86,18 @@ def read_log(path):
     if not entries:
         raise ValueError(f'{path}: empty, the run has logged nothing yet')
     return [entries[key] for key in sorted(entries)]
+
+
+def check_entry(entry):
+    """ Some error unless what is drawn of an entry of the log is made of numbers. """
+    bins = [value for name, value in entry.items() if name.endswith('_by_t')]
+    if any(len(value) != 4 for value in bins):
+        raise ValueError
+    numbers = [entry['step']]
+    numbers += [entry[name] for name in DRAWN if name in entry]
+    numbers += [skip['step'] for skip in entry.get('skips', [])]
+    numbers += [x for four in bins for x in four if x is not None]
+    sum(numbers, 0.0)                          # no text, and no integer that no float can hold
 
 
 def read_images(out_dir):
@@ -92,7 +112,7 @@ def read_images(out_dir):
 def draw_series(axis, entries, label_of, style='-'):
     """ label_of: {name of a value: label}; a value that the log does not have has no line. """
     for name, label in label_of.items():
-        points = [(e['step'], e[name]) for e in entries if name in e]
+        points = [(e['step'], e[name]) for e in entries if e.get(name) is not None]
         if points:
             axis.plot(*zip(*points), style, label=label)
 
@@ -206,15 +226,20 @@ def read_sweeps(records, metric):
 
         knob = knob_of_x(point)
         setting = ', '.join(f'{name} {value}' for name, value in point.items() if name != knob)
-        x = point.get(knob, setting)
+        x = point.get(knob, shown(setting))
         if knob in STEPS:
             same = {name: record[name] for name in ('n', 'texts', 'point', 'knobs')}
-            x = find(records, task, 'calls', **same)['value']
+            calls = find(records, task, 'calls', **same)
+            if not calls:
+                raise ValueError(f'results.json has no calls of {task} with {setting or point}: '
+                                 'measure the sweep again')
+            x = calls['value']
         line = task
         if knob and setting:
             line = setting
         lines = panels.setdefault((panel, knob), {})
-        lines.setdefault(line, []).append((x, record['value'], record['se'] or 0.0))
+        if record['value'] is not None:                    # null: it is not defined there
+            lines.setdefault(line, []).append((x, record['value'], record['se'] or 0.0))
     return panels
 
 
@@ -226,11 +251,11 @@ def draw_sweeps(panels, metric, plt):
     figure, axes = plt.subplots(len(panels), figsize=(8, 4 * len(panels)), squeeze=False)
     for axis, ((panel, knob), lines) in zip(axes.flat, panels.items()):
         for label, line in lines.items():
-            axis.errorbar(*zip(*sorted(line)), marker='o', capsize=2, label=label)
+            axis.errorbar(*zip(*sorted(line)), marker='o', capsize=2, label=shown(label))
         x = knob
         if knob in STEPS:
             x = 'network calls per text'
-        axis.set(xlabel=x, ylabel=metric, title=panel)
+        axis.set(xlabel=shown(x), ylabel=metric, title=shown(panel))
         if knob in (*STEPS, 'rerank'):
             axis.set_xscale('log', base=2)
             axis.xaxis.set_major_formatter('{x:g}')
@@ -239,6 +264,16 @@ def draw_sweeps(panels, metric, plt):
 
 # -----------------------------------------------------------------------------
 # Images
+
+def check_pictures(texts, pictures, name):
+    """ ValueError unless these are pictures (n, S, S, channels) of numbers, and a text on each. """
+    is_right = (texts.dtype.kind == 'U' and pictures.dtype.kind in 'uif' and pictures.size
+                and pictures.ndim == 4 and pictures.shape[3] in (1, 3)
+                and texts.shape == pictures.shape[:1])
+    if not is_right:
+        raise ValueError(f'images.npz: {name} is {pictures.dtype} {pictures.shape}, with texts '
+                         f'{texts.dtype} {texts.shape}; run evaluate.py --tasks=image again')
+
 
 def draw_images(arrays, plt, columns=10, rows=2):
     """ The first of evaluate.py's images, by turns: a row of pictures made from the captions above
@@ -250,6 +285,8 @@ def draw_images(arrays, plt, columns=10, rows=2):
     joint = [('joint_captions', 'joint', 'both\nfrom noise')]
     kinds = [kind for kind in pair * rows + joint * rows
              if kind[0] in arrays and kind[1] in arrays]
+    for texts, pictures, _ in kinds:
+        check_pictures(arrays[texts], arrays[pictures], pictures)
 
     size = (1.2 * columns, 1.6 * len(kinds))
     figure, axes = plt.subplots(len(kinds), columns, figsize=size, squeeze=False)
@@ -261,7 +298,7 @@ def draw_images(arrays, plt, columns=10, rows=2):
             axis.set(xticks=[], yticks=[], frame_on=False)
             if n < len(arrays[pictures]):
                 axis.imshow(arrays[pictures][n].squeeze(), cmap='gray', vmin=0, vmax=255)
-                caption = textwrap.wrap(str(arrays[texts][n]), 16)
+                caption = textwrap.wrap(shown(arrays[texts][n]), 16)
                 axis.set_title('\n'.join(caption), fontsize=7)
     return figure
 
@@ -285,7 +322,7 @@ def make_report():
     # they load the run, while the pictures read files
     import torch
     from sampling import report
-    from tasks.common import load_texts
+    from tasks.common import dataset_of, load_texts
 
     def losses():
         entries = read_log(os.path.join(out_dir, LOG))
@@ -299,13 +336,13 @@ def make_report():
     def texts_of(run, n):
         # weights/captions has no dataset, but ten embeddings and their texts
         ten = os.path.join(out_dir, 'ten.npy')
-        if not dataset and os.path.isfile(ten):
-            with open(os.path.join(out_dir, 'ten.txt'), encoding='utf-8') as f:
+        if not on_command_line('dataset') and os.path.isfile(ten):
+            with open(regular(os.path.join(out_dir, 'ten.txt')), encoding='utf-8') as f:
                 texts = f.read().splitlines()[:n]
-            raw = np.load(ten)[:n, None]
+            raw = read_array(ten)[:n, None]
             return texts, torch.from_numpy(raw)
 
-        folder = dataset_folder(dataset or run.config['dataset'])
+        folder = dataset_of(run, dataset)
         texts, _, raw = load_texts(run, folder, n, seed=0)
         return texts, raw
     check_file(os.path.join(out_dir, 'config.json'), 'train the run first')
@@ -313,7 +350,9 @@ def make_report():
 
 
 def main():
+    global out_dir
     configure(globals())
+    out_dir = here_or_beside(out_dir)
     with stop_on_error():
         # an export, such as weights/captions, stays as it was published
         folder = out_dir if os.path.isfile(os.path.join(out_dir, LOG)) else '.'
@@ -321,14 +360,17 @@ def main():
         if what == 'report':
             name = 'report.html'
         path = save or os.path.join(folder, name)
+        if not save:
+            check_ours(path, ', or name another file with --save=')
         if what == 'report':
-            write_text(path, make_report())
+            write_text(path, make_report(), named=bool(save))
         else:
             figure = draw(pyplot())
             figure.tight_layout()
             kind = os.path.splitext(path)[1][1:] or 'png'
-            with write_whole(path) as f:
-                figure.savefig(f, dpi=110, format=kind)
+            more = dict(metadata={'Software': WRITTEN_BY}) if kind == 'png' else {}
+            with write_whole(path, named=bool(save)) as f:
+                figure.savefig(f, dpi=110, format=kind, **more)
     print(f'written to {path}')
 
 

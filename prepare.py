@@ -17,8 +17,14 @@ depend on its documents and the knobs, never on who wrote it or when. A file app
 it is whole, and meta.json comes last. After a kill or with a damaged file, run the same command
 again: what is missing or broken is written, and a finished dataset never becomes another.
 """
-import itertools
 import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
+import itertools
 import re
 import time
 from collections import Counter
@@ -32,11 +38,11 @@ import torch
 from configurator import configure, on_command_line, stop_on_error
 from corpora.encoder_table import find_encoder
 from corpora.fitting import fit_lsa, train_bpe
-from corpora.latents import check_given, check_stats, given_latents
+from corpora.latents import COLUMN, check_given, check_stats, given_latents
 from corpora.layouts import earlier_index, export, summary, verify
-from corpora.shards import (SUMS, as_bytes, check_same, fitting_max_tokens, latent_stats,
+from corpora.shards import (NAMES, SUMS, as_bytes, check_same, fitting_max_tokens, latent_stats,
                             shard_key, token_dtype, write_files, write_shard, written_before)
-from corpora.sources import documents, has_latents, is_fasta, names_of
+from corpora.sources import documents, has_latents, is_fasta, names_of, parts_of
 from corpora.splits import own_shards, survey
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer
 from encoders import load_encoder
@@ -46,19 +52,21 @@ from runs.console import warn
 from runs.distributed import all_gather_object, on_rank0, rank, world
 from runs.files import read_sealed
 from data import FORMAT, LatentStats, check_file, dataset_folder, read_meta
-from runs.writing import lock, sealed
+from runs.writing import DATASET, Claim, sealed
 
 # ---- what is read, details in corpora/sources.py
-input = 'builtin'            # files, folders, globs, comma-separated: text, .jsonl, .ndjson, .csv,
-                             # .tsv, FASTA (each may be .gz), .parquet, .arrow, .feather; builtin:
-                             # documentation of Python and of packages; digits: scikit-learn's
+input = 'builtin'            # files, folders, globs (** too), comma-separated: text, .jsonl, .csv,
+                             # .tsv, FASTA, .smi (each may be .gz), .parquet, .arrow, .feather;
+                             # builtin: documentation of Python and of packages; digits:
+                             # scikit-learn's
 val_input = ''               # validation documents of their own; then the input is not split
 hub_dataset = ''      # instead of input: openwebtext | wikitext-103 | lm1b | fineweb-edu | a hub id
 hub_revision = ''            # a commit; '': the newest
 import_dir = ''              # instead of input: a folder of texts/, latents/, train_data.json;
                              # nothing is embedded again
 latents_from = ''            # latents of the input's documents: .npy files or folders of them, a
-                             # row a document. Files of two folders are paired by their names
+                             # row a document. Files of two folders are paired by their names. Or
+                             # column:NAME, lists of numbers in a column of the input's own records
 image_size = 0               # [0, 4096]; pixels a side, where input is digits or a folder of images
                              # with metadata.csv; the latents are its patches
 patch = 8                    # [1, 4096]: pixels a side of a patch
@@ -80,7 +88,7 @@ same_as = ''                 # a dataset's folder, or its name in data/: with to
                              # the new one needs; --encoder=FOLDER: where its encoder lies now
 tokenizer = ''               # bpe (fitted here) | byte | esm | smiles | a tiktoken name such as
                              # r50k_base; '': bpe, of FASTA esm
-vocab_size = 4096            # [258, 1e6]: of bpe, EOS and PAD included
+vocab_size = 4096            # [258, 5e5]: of bpe, EOS and PAD included
 max_tokens = None            # None | int [8, 65535]; None: what 99.9 % of the texts need, at most
                              # 127; with given latents what all need. A longer document becomes
                              # several samples; the model's seq_len is one more (EOS)
@@ -107,7 +115,8 @@ export_dir = ''             # write the dataset `out` there in the earlier layou
 
 OF_SAME_AS = ('tokenizer', 'vocab_size', 'max_tokens', 'encoder_dims', 'encoder_ngrams',
               'encoder_dtype', 'pooling', 'normalize', 'prefix', 'language')
-MAX_NONFINITE = 1e-3         # share of the samples
+MAX_NONFINITE = 1e-3         # share of the samples, here and below
+MAX_ZERO = .1
 MONTH = 30 * 86400.0         # seconds that a process waits for the others
 
 # -----------------------------------------------------------------------------
@@ -138,6 +147,8 @@ def settle(knobs):
          f'image_size {knobs.image_size} must be a multiple of patch {knobs.patch}'),
         (knobs.val_input and (not knobs.input or latents),
          'val_input goes with an input of texts, without latents_from or image_size'),
+        (knobs.latents_from.startswith(COLUMN) and knobs.input in ('', 'builtin'),
+         f'latents_from={knobs.latents_from} is in the records of your own files: --input=FILES'),
         (latents and (knobs.same_as or knobs.encoder == 'lsa'),
          'the latents are given, so they are not those of same_as or of an lsa that is fitted '
          'here: name their encoder, or --encoder=none'),
@@ -207,13 +218,21 @@ def folder_of(knobs):
     """ The dataset's folder: out, or data/ and the name of the input's folder or first file, up to
     the first dot. """
     if knobs.out:
-        return os.path.normpath(knobs.out)
-    path = names_of(knobs)[0]
-    if os.path.isdir(knobs.input):
-        path = os.path.abspath(knobs.input)
-    name = os.path.basename(path).split('.')[0]
-    refuse([(not name, 'no name for the dataset: give --out=data/NAME')])
-    return os.path.join('data', name)
+        folder = os.path.normpath(knobs.out)
+    else:
+        path = names_of(knobs)[0]
+        if os.path.isdir(knobs.input):
+            path = os.path.abspath(knobs.input)
+        name = os.path.basename(path).split('.')[0]
+        refuse([(not name, 'no name for the dataset: give --out=data/NAME')])
+        folder = os.path.join('data', name)
+
+    # one more tokenizer.json, and it would be another encoder
+    own, encoder = Path(os.path.realpath(folder)), Path(os.path.realpath(knobs.encoder))
+    refuse([(encoder.is_dir() and own.is_relative_to(encoder),
+             f'{folder} lies in the folder of the encoder {knobs.encoder}, which would become '
+             'another one: choose another --out=')])
+    return folder
 
 
 def make_record(knobs, val):
@@ -221,7 +240,9 @@ def make_record(knobs, val):
     beside = ('out', 'device', 'inspect', 'export_dir')
     record = {knob: value for knob, value in vars(knobs).items() if knob not in beside}
     for knob in ('same_as', 'latents_from'):
-        paths = [os.path.normpath(path) for path in record[knob].split(',') if path]
+        if record[knob].startswith(COLUMN):
+            continue
+        paths = [os.path.normpath(path) for path in parts_of(record[knob])]
         record[knob] = ','.join(map(os.path.basename, paths))
     names = names_of(knobs)
     return record | dict(
@@ -245,8 +266,11 @@ def check_earlier(folder, record):
     what is in it, as check_same reads it. """
     try:
         meta = read_sealed(os.path.join(folder, 'meta.json'))
-    except (ValueError, FileNotFoundError):                # a damaged one, or none
+    except FileNotFoundError:
         return {}
+    except ValueError as error:
+        raise ValueError(f'{error}: the dataset was finished, and is damaged; delete {folder}, or '
+                         'choose another --out=') from None
     earlier = {'format': meta.get('format'), **meta.get('source', {})}
     # the first knob that differs is named
     for knob, value in {'format': FORMAT, **record}.items():
@@ -260,9 +284,10 @@ def check_earlier(folder, record):
     return finished
 
 
-def make_plan(knobs, folder, source, val, record, tok):
+def make_plan(knobs, claim, source, val, record, tok):
     """ Looks at what is there, counts what there is to do, and fits the tokenizer and lsa. tok: the
     tokenizer, where none is to be fitted. """
+    folder = claim.folder
     finished = check_earlier(folder, record)
     print('reading the documents', flush=True)
     plan, texts = survey(source, val, knobs.val_fraction)
@@ -283,7 +308,7 @@ def make_plan(knobs, folder, source, val, record, tok):
         content['encoder.npz'] = as_bytes(np.savez, **lsa.arrays())
         plan.lsa = lsa.record
     plan.finished = finished
-    plan.files = write_files(folder, content, finished)
+    plan.files = write_files(claim, content, finished)
 
     # the length of a sample
     plan.max_tokens = knobs.max_tokens
@@ -324,10 +349,11 @@ def make_encoder(knobs):
 # -----------------------------------------------------------------------------
 # Write
 
-def write_shards(knobs, folder, plan, shards, settings, tok, encode):
+def write_shards(knobs, claim, plan, shards, settings, tok, encode):
     """ Writes this rank's shards, and keeps the whole ones of an earlier run. settings: what
     decides a shard's bytes besides its documents. Returns {split: its entry for meta.json}, of all
     ranks. """
+    folder = claim.folder
     entries = []
     n_shards = {}
     n_left = 0                                               # of this rank
@@ -348,19 +374,19 @@ def write_shards(knobs, folder, plan, shards, settings, tok, encode):
         entry = written_before(folder, name, key)
         progress = 'there already'
         if not entry:
-            entry = write_shard(folder, name, key, docs, given, tok, encode, plan.max_tokens)
+            entry = write_shard(claim, name, key, docs, given, tok, encode, plan.max_tokens)
             seconds = time.monotonic() - began
             eta = timedelta(seconds=int(n_left * seconds))
             progress = f'{len(docs) / seconds:,.0f} documents/s | ETA {eta}'
         entries.append(entry)
         print(f'{name} of {n_shards[split]}: {entry["documents"]:,} documents, '
               f'{entry["samples"]:,} samples, {entry["tokens"]:,} tokens | {progress}', flush=True)
-        check_nonfinite(entries, at_least=knobs.shard_size)
+        check_latents(entries, at_least=knobs.shard_size)
 
     # the shards of all ranks, and their sums
     entries = list(itertools.chain(*all_gather_object(entries)))
     entries.sort(key=lambda entry: entry['name'])
-    check_nonfinite(entries)
+    check_latents(entries)
     splits = {}
     for split in ('train', 'val'):
         shards = [entry for entry in entries if entry['name'].startswith(f'{split}-')]
@@ -369,9 +395,10 @@ def write_shards(knobs, folder, plan, shards, settings, tok, encode):
     return splits
 
 
-def check_nonfinite(entries, at_least=0):
-    """ ValueError if float16 cannot hold many of the latents (NaN, inf, or too large), a warning
-    if it cannot hold some. at_least: early in a run, a share of so many. """
+def check_latents(entries, at_least=0):
+    """ ValueError if float16 cannot hold many of the latents (NaN, inf, or too large), or many that
+    were given are zeros; a warning if some are so. at_least: early in a run, a share of so many.
+    """
     n_bad = sum(entry['nonfinite'] for entry in entries)
     n_good = sum(entry['samples'] for entry in entries)
     first = next((entry['flaw'] for entry in entries if entry.get('flaw')), '')
@@ -381,9 +408,19 @@ def check_nonfinite(entries, at_least=0):
     if n_bad and not at_least and rank() == 0:
         warn(f'{said} and are dropped; the first: {first}')
 
+    n_zero = sum(entry['zero'] for entry in entries)
+    first = next((entry['first_zero'] for entry in entries if entry['first_zero']), '')
+    said = f'{n_zero} of {n_good} latents are zeros, which say nothing of their texts'
+    if n_zero > MAX_ZERO * max(n_good, at_least):
+        raise ValueError(f'{said}, more than {MAX_ZERO:.0%}; the first: {first}: mend them, or '
+                         'leave out these rows and their texts')
+    if n_zero and not at_least and rank() == 0:
+        warn(f'{said}; the first: {first}')
 
-def finish(folder, plan, record, splits, tok, encode):
+
+def finish(claim, plan, record, splits, tok, encode):
     """ On rank 0 alone: writes latent statistics, the bag and meta.json, and shows a summary. """
+    folder = claim.folder
     # all latents have one shape, and both splits have samples
     shards = [shard for split in splits.values() for shard in split['shards']]
     shapes = {tuple(shard['latent_shape']) for shard in shards if shard['latent_shape']}
@@ -403,7 +440,7 @@ def finish(folder, plan, record, splits, tok, encode):
             live = stats['std'] > 0
             stats['std'][live] = np.sqrt(np.mean(stats['std'][live] ** 2))
         check_stats(LatentStats(**stats))
-        files |= write_files(folder, {'latent_stats.npz': as_bytes(np.savez, **stats)})
+        files |= write_files(claim, {'latent_stats.npz': as_bytes(np.savez, **stats)})
 
     meta = dict(
         format=FORMAT,
@@ -422,8 +459,8 @@ def finish(folder, plan, record, splits, tok, encode):
     if shapes and meta['latent_shape'][0] == 1:
         from corpora.bag import fit_bag
         bag = fit_bag(folder, meta, tok, encode).numpy()
-        files |= write_files(folder, {'bag.npy': as_bytes(np.save, bag)})
-    write_files(folder, {'meta.json': sealed(meta).encode()})
+        files |= write_files(claim, {'bag.npy': as_bytes(np.save, bag)})
+    write_files(claim, {'meta.json': sealed(meta).encode()})
     summary(folder)
 
 # -----------------------------------------------------------------------------
@@ -437,7 +474,6 @@ def prepare(knobs):
               'the text', flush=True)
     record = make_record(knobs, val)
     torch.set_num_threads(knobs.threads)
-    os.makedirs(folder, exist_ok=True)
     # what can fail here fails before the corpus is read
     tok = None
     if knobs.same_as or knobs.tokenizer != 'bpe':
@@ -446,12 +482,12 @@ def prepare(knobs):
 
     # rank 0 reads and fits, alone in the folder
     def plan_alone():
-        with lock(folder):
-            return make_plan(knobs, folder, source, val, record, tok)
+        with Claim(folder, DATASET, NAMES) as claim:
+            return make_plan(knobs, claim, source, val, record, tok)
     plan = on_rank_0(plan_alone)
 
     # while a process of this run lives, no other run gets the folder for itself
-    with lock(folder, shared=True):
+    with Claim(folder, DATASET, NAMES, shared=True) as claim:
         tok = tok or bpe_tokenizer(os.path.join(folder, 'tokenizer.json'))
         if plan.lsa:
             encode = load_encoder(plan.lsa, folder=folder)
@@ -469,8 +505,8 @@ def prepare(knobs):
             embed_batch_size=knobs.embed_batch_size,
         )
         shards = own_shards(plan, knobs.shard_size, source, val)
-        splits = write_shards(knobs, folder, plan, shards, settings, tok, encode)
-        on_rank_0(finish, folder, plan, record, splits, tok, encode)
+        splits = write_shards(knobs, claim, plan, shards, settings, tok, encode)
+        on_rank_0(finish, claim, plan, record, splits, tok, encode)
 
 
 def main():

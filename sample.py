@@ -29,13 +29,17 @@ Letters: n texts, N latent vectors, D latent dims.
 """
 import os
 import sys
+
+# before the user's own model.py; and PYTHONSAFEPATH=1 leaves it out
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
 from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
 import torch.nn.functional as F
-
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))   # before the user's own model.py
 
 from configurator import configure, on_command_line, stop_on_error
 from diffusion import check_choice
@@ -58,7 +62,8 @@ mode = ''                   # '' | <l2t, t2l, unconditional, text, latent, infil
 text = ''                   # this text; to be filled in where it has a [MASK], [MASK:3] for three
                             # tokens, [MASK:*] for the whole rest, [MASK:2-6] for the length
                             # that the network finds likeliest
-texts = ''                  # or every line of this text file, or every record of a .jsonl file
+texts = ''                  # or every line of this text file, or every record of a .jsonl file, a
+                            # table, ..., as prepare.py reads it
 field = 'text'              # where a record has its text
 latents = ''                # l2t, infill, edit: the raw embeddings in this .npy file: (n, D) or
                             # (n, N, D)
@@ -70,7 +75,8 @@ towards = ''                # edit: or towards that of `text` itself, to which t
 away = ''                   # edit: and from which the embedding of this text is subtracted
 num_samples = 1             # [1, 1e6]: per text or latent
 # ---- machine
-encoder_folder = ''         # where the encoder lies now; '': where it was for prepare.py
+encoder = ''                # the folder where the run's encoder lies now; '': where it was for
+                            # prepare.py. In a config file it is prepare.py's, and not read here
 watch = False               # see the texts being written, in shades of how certain each token was
 svg = ''                    # write this animated picture of the first text being written, one draw
                             # of it: from left to right and by unmasking, where the run does both
@@ -150,8 +156,7 @@ def read_given(run, direction, text):
         raise ValueError('text, texts, latents, image, like, and towards with away: give one text, '
                          'and one embedding where both are read')
     if not (text or texts) and not (direction == 'l2t' and n_embeddings):
-        more = ', or --latents=FILE.npy, or --image=FILE.png' if direction == 'l2t' else ''
-        raise ValueError(f'mode={direction} reads --text="...", or --texts=FILE{more}')
+        raise ValueError(f'mode={direction} reads {", or ".join(what_it_reads(run, direction))}')
     if n_embeddings and 'latent' not in run.net.streams:
         raise ValueError(f'{run.out_dir} was trained without latents: it reads none')
     if direction == 'edit' and not n_embeddings:
@@ -174,6 +179,18 @@ def read_given(run, direction, text):
     elif like or direction == 'l2t':
         given.raw = embeddings(run, [like] if like else given.texts)
     return given
+
+
+def what_it_reads(run, direction):
+    """ The flags that give a direction of this run what it begins with. """
+    flags = ['--text="..."', '--texts=FILE']
+    if direction == 'l2t':
+        if not run.meta['encoder']:
+            flags = []                                     # nothing embeds a text
+        flags.append('--latents=FILE.npy')
+        if run.meta.get('source', {}).get('image_size'):
+            flags.append('--image=FILE.png')
+    return flags
 
 
 def names_of_latents(n):
@@ -255,10 +272,10 @@ def respond(run, direction, config):
         write_animation(run, direction, given, knobs)
     if fasta:
         records = [f'>sample_{i} length={len(text)}\n{text}\n' for i, text in enumerate(texts, 1)]
-        write_text(fasta, ''.join(records))
+        write_text(fasta, ''.join(records), named=True)
         print(f'\n{len(texts)} sequences written to {fasta}')
     if raw is not None and save:
-        with write_whole(save) as f:
+        with write_whole(save, named=True) as f:
             np.save(f, raw.numpy())
         print(f'\n{len(raw)} latents written to {save}')
     if raw is not None and png:
@@ -306,7 +323,8 @@ def write_animation(run, direction, given, knobs):
         title += f', towards: {like or towards}'
     if direction == 'l2t' and given.texts:
         title = f'from the embedding of: {title}'
-    write_text(svg, animation(run.tokenizer, run.net.text.mask_id, panels, f'Written {title}'))
+    picture = animation(run.tokenizer, run.net.text.mask_id, panels, f'Written {title}')
+    write_text(svg, picture, named=True)
     print(f'\na picture of the first text being written: {svg}')
 
 # -----------------------------------------------------------------------------
@@ -316,7 +334,8 @@ def main():
     config = configure(globals())
     keep_freed_memory()
     with stop_on_error():
-        run = Run(out_dir, which, device, dtype, encoder_folder)
+        where = encoder if on_command_line('encoder') else ''
+        run = Run(out_dir, which, device, dtype, where)
         direction = direction_of(run)
         check_knobs(run, direction, config)
         respond(run, direction, config)

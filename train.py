@@ -14,13 +14,21 @@ checkpoint as if it had never stopped: bit for bit with one or two processes on 
 rounding, also on another number of processes. Row order, masks, clocks and noise are functions of
 (seed, step): nothing is replayed.
 
-Exit codes: 0 done or preempted, 1 a bug, 2 bad config, data, device or checkpoint, 3 diverged, 4 no
-room on the disk, or the processes do not meet or lose each other, 5 cannot save.
+Exit codes: 0 done, 1 a bug, 2 bad config, data, device or checkpoint, 3 diverged, 4 no room on the
+disk, or the processes do not meet or lose each other, 5 cannot save. A signal ends the run once it
+has saved: with 0 after USR1, which asks a job to make room, and with 128 and its number after the
+others, as 130 after Ctrl-C and 143 after TERM.
 """
+import os
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))   # PYTHONSAFEPATH=1 leaves it out
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
 import faulthandler
 import math
 import signal
-import sys
 import time
 
 import torch
@@ -35,7 +43,7 @@ from runs.distributed import all_reduce_max, all_reduce_sum, print0
 from runs.log import StepLog
 from runs.machine import keep_freed_memory, pick_device, pick_dtype
 from runs.resume import State, resume_or_begin
-from runs.stages import read_stages
+from runs.stages import lr_factor, read_stages
 
 # A comment that opens with a range or with choices is a rule: the configurator reads it from this
 # file and refuses other values.
@@ -81,7 +89,7 @@ parallel = 'ddp'               # ddp | fsdp; fsdp: FSDP2, parameters and moments
 # ---- logs and checkpoints
 keep = 2                       # [1, 1e6]: the newest checkpoints, kept beside the best
 eval_interval = 500            # [1, 1e9]: evaluate, and save
-eval_iters = 16                # [1, 1e6]: batches of batch_size rows of the validation split
+eval_rows = 1024               # [1, 1e9]: how many rows of the validation split are evaluated
 log_interval = 50              # [1, 1e4]
 wandb_project = ''             # log there (pip install wandb); WANDB_RUN_ID: the run to go on with
 
@@ -178,7 +186,8 @@ if is_sharded:
 if rank:                                     # from here on only dropout uses torch's generator
     torch.manual_seed(seed + rank)
 
-groups = model.parameter_groups()
+with stop_on_error():
+    groups = model.parameter_groups()
 adamw_matrices = list(groups['embeddings_and_heads'])
 if optimizer == 'adamw':
     adamw_matrices += groups['matrices']
@@ -203,23 +212,24 @@ if model.importance:                             # its table is of this dataset,
 def evaluate():
     """ True if the averaged weights are the best so far; False if they were evaluated already, or
     on a signal. Logs val_text the bound and val_causal, nats per real token, and val_latent,
-    squared error per dimension, over eval_iters batches of the validation split. """
+    squared error per dimension, over eval_rows rows of the validation split. """
     if state.step == state.evaluated_at:
         return False
 
     # each rank takes its share of the batches
     began = time.perf_counter()
-    n = min(eval_iters, -(-len(val_data) // batch_size))
+    n_rows = min(eval_rows, len(val_data))
+    n_batches = -(-n_rows // batch_size)
     sums = torch.zeros(5, dtype=torch.float64)
     model.eval()
     with state.averaged_weights():
-        for i in range(0, n, world):
+        for i in range(rank, rank + n_batches, world):
             if all_reduce_max(run_folder.signal_seen):
                 return False
             with stop_on_error():                          # data that is found wrong only when read
-                part = loss_fn.validate(val_data, (i + rank) % n, batch_size, predict, modes)
-            if i + rank < n:                           # else it ran for FSDP, which gathers for all
-                sums += part
+                # behind the last batch nothing counts: FSDP gathers for all, so each must call
+                sums += loss_fn.validate(val_data, i * batch_size, batch_size, n_rows, predict,
+                                         modes)
     model.train()
 
     # means over all of them
@@ -247,9 +257,10 @@ def evaluate():
 def save(is_best):
     """ Whether the step is saved. A full disk is a warning; the third time in a row, at the end, or
     after a signal it is exit code 5. What is not finite is not saved: exit code 3. """
+    distributed.rank0_or_stop(2, run_folder.check)
     if state.step == state.saved_at and not is_best:
         return True
-    distributed.rank0_or_stop(2, preflight.check_shards, train_data, train_data.entries)
+    distributed.rank0_or_stop(2, train_data.check_files, digest=False)
     error = state.save(config, is_best)
     if isinstance(error, ValueError):
         report()
@@ -275,7 +286,7 @@ def report():
     more = dict(
         epoch=step * rows_a_step / len(train_data),
         tokens=rows_a_step * tokens_a_row,
-        lr=learning_rate * lr_factor(step - 1),
+        lr=learning_rate * lr_factor(config, step - 1),
         skipped=int(state.skipped.item()))
     more |= text_process.logged(step - 1)
     log.report(step, rows_a_step * stage.seq_len, stage.flops, **more)
@@ -291,17 +302,6 @@ def check_streak():
                              f'gradient, or a gradient norm beyond guard={guard:g} times the '
                              f'median; {newest_checkpoint()}', code=3)
     return streak
-
-
-def lr_factor(step):
-    """ What multiplies the base rates in a step, counted from 0: linear warm-up, then a cosine.
-        (step + 1) / warmup                                          while step < warmup
-        min_lr + (1 - min_lr) (1 + cos(pi done)) / 2                 done from 0 to 1 """
-    warmup = min(warmup_iters, max_iters // 2)
-    if step < warmup:
-        return (step + 1) / warmup
-    done = min(1.0, (step - warmup) / max(1, max_iters - warmup))
-    return min_lr + (1 - min_lr) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def enter_stage():
@@ -326,6 +326,7 @@ def enter_stage():
 run_folder.note_signals()
 faulthandler.enable(sys.__stderr__ or sys.__stdout__)      # SIGBUS: data that were cut off
 stop_signal = 0                                            # what all processes have agreed on
+first_step = state.step
 loader = Loader(train_data, seed, micro_batch, grad_accum, rank, world)
 log = StepLog(out_dir, device, max_iters, loader.rows_of, config)
 batches = loader.batches(noisy, stages, state.step, device)
@@ -376,7 +377,7 @@ while True:
         bad = (~torch.isfinite(norm) | ~torch.isfinite(loss) | is_spike).float()
 
     # ---- step: nothing moves where `bad` is 1
-    factor = lr_factor(state.step)
+    factor = lr_factor(config, state.step)
     for opt, rate in zip(optimizers, rates):
         for group in opt.param_groups:
             group['lr'] = rate * factor
@@ -408,5 +409,14 @@ report()
 signal_name = signal.Signals(stop_signal).name if stop_signal else ''
 if stop_signal:
     distributed.rank0_or_stop(5, run_folder.note_preemption, out_dir, state.saved_at, signal_name)
-log.last_words(state, signal_name)
+log.last_words(state, signal_name, train_data.meta)
+if log.n_steps and not stop_signal:
+    error = distributed.first_error(preflight.check_digests, train_data, val_data)
+    if error:
+        distributed.stop_all(f'{error}. It was whole at step {first_step}: every checkpoint after '
+                             'that may have learned from other data, so mend the dataset, and '
+                             'train again from there', code=2)
 distributed.leave()
+# as a shell has it, so that `make` and `&&` stop; USR1 is a scheduler's, and its job has succeeded
+if stop_signal not in (0, signal.SIGUSR1):
+    raise SystemExit(128 + stop_signal)

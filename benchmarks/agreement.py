@@ -31,7 +31,7 @@ COMPARED = ('loss', 'grad_norm', 'val_text', 'val_causal', 'val_latent')
 
 TINY = ['--depth=2', '--width=64', '--heads=2', '--latent_tokens=2', '--batch_size=16',
         '--warmup_iters=1', '--learning_rate=.005', '--t_min=.1']
-OFTEN = ['--eval_interval=5', '--eval_iters=2', '--log_interval=1']
+OFTEN = ['--eval_interval=5', '--eval_rows=32', '--log_interval=1']
 TEXT = ['--streams=text,', '--mode=unconditional']
 SETS = {
     'four modes': ['--mode=unconditional+l2t+t2l+causal'],

@@ -56,7 +56,7 @@ captions() {
 }
 evaluate() {
     local it="$PYTHON evaluate.py config/captions.py --out_dir=$WORK/captions --dataset=$DATA"
-    it="$it --show=0 --device=$DEVICE ${MINILM:+--encoder_folder=$MINILM} $EVALUATE"
+    it="$it --show=0 --device=$DEVICE ${MINILM:+--encoder=$MINILM} $EVALUATE"
     $it && return
     echo '= it failed; what needs no encoder:'
     $it --tasks=nelbo,t2l

@@ -50,7 +50,7 @@ def log_of(arguments, max_iters, *last):
     wins over the intervals that are given here. """
     with tempfile.TemporaryDirectory() as out_dir:
         sys.argv = ['train.py', *arguments, f'--out_dir={out_dir}', f'--max_iters={max_iters}',
-                    '--eval_interval=1000000', '--eval_iters=1',
+                    '--eval_interval=1000000', '--eval_rows=1',
                     f'--log_interval={max(1, max_iters // 4)}', *last]
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()           # memory_gb is of this training alone

@@ -5,7 +5,7 @@ that RDKit writes (pip install rdkit; docs/molecules.md). 80 minutes on a CPU co
     python prepare.py config/molecules.py --input=train.txt --val_input=val.txt
     python train.py config/molecules.py --compile=true
     python sample.py config/molecules.py --text="CC(=O)Nc1ccc(O)cc1" --rerank=8
-    python evaluate.py config/molecules.py --wrong_bits=.05
+    python evaluate.py config/molecules.py --damage=flips:.05
 """
 # data
 dataset = 'molecules'

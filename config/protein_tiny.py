@@ -33,7 +33,7 @@ max_iters = 1500
 warmup_iters = 100
 ema_decay = 0.99
 eval_interval = 250
-eval_iters = 8
+eval_rows = 256
 # sampling and evaluation
 sampler = 'ancestral'              # the likeliest sequence of so weak a model is one residue,
                                    # repeated (LOG.md)

@@ -44,7 +44,7 @@ ema_decay = 0.99
 dropout = 0.05
 log_interval = 10
 eval_interval = 200
-eval_iters = 10
+eval_rows = 640
 # sampling and evaluation: the nearest of 24 drafts
 tasks = 'nelbo,l2t,t2l,infill,unconditional'
 rerank = 24

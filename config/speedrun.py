@@ -37,5 +37,5 @@ warmup_iters = 50
 ema_decay = 0
 compile = True
 eval_interval = 100
-eval_iters = 32
+eval_rows = 3072
 log_interval = 25

@@ -6,8 +6,8 @@ To add an encoder, add a row to TABLE.
 """
 import os
 
-from encoders import find_folder, in_one_line, load_encoder, open_encoder, read_modules
-from runs.files import read_json
+from encoders import find_folder, load_encoder, open_encoder, read_modules
+from runs.files import in_one_line, read_json
 
 # what meta.json keeps of an encoder, where neither its row, its folder nor a knob says otherwise.
 # revision, dimension, max_length (tokens, prefix included): None is the newest, and the model's own
@@ -55,7 +55,9 @@ def folder_settings(folder, prefix):
     flags = [name.removeprefix('pooling_mode_') for name, value in pooling.items()
              if name.startswith('pooling_mode_') and value is True]
     word = pooling.get('pooling_mode', ' and '.join(flags))
-    if word:
+    if 'StaticEmbedding' in modules:
+        found['pooling'] = 'mean'
+    elif word:
         found['pooling'] = POOLINGS.get(str(word), word)
 
     # what is done to a text
@@ -87,7 +89,7 @@ def find_encoder(name, device='cpu', batch_size=64, **chosen):
 
     # the folder's own settings count less than its row's, and what is chosen most
     chosen = {key: value for key, value in chosen.items() if value is not None}
-    with in_one_line(where):
+    with in_one_line(f'encoder {where}'):
         settings = folder_settings(where, chosen.get('prefix'))
         record = DEFAULTS | settings | row | chosen | dict(revision=revision)
         if record['pooling'] not in POOLINGS.values():
@@ -96,6 +98,6 @@ def find_encoder(name, device='cpu', batch_size=64, **chosen):
         encoder = open_encoder(where, record, device, batch_size)
 
         # is there a token for padding, and are there so many positions?
-        encoder(['a', 'a ' * min(encoder.record['max_length'], 512)])
+        encoder(['a', 'a ' * min(encoder.record['max_length'] or 512, 512)])
         encoder.truncated = 0
         return encoder

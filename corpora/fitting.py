@@ -9,7 +9,7 @@ import torch
 
 from corpora.encoder_table import DEFAULTS
 from corpora.lsa import LSA, lsa_hash, split_terms, tfidf
-from corpora.tokenizers import words_of_bytes
+from corpora.tokenizers import parts_of, words_of_bytes
 from runs.console import progress_bar
 
 # of a term of several words, beside 1 of a word; 1 was worse (LOG.md)
@@ -28,15 +28,16 @@ def train_bpe(texts, vocab_size):
                                   initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
     # the library does not listen to Ctrl-C: meanwhile it ends the process at once, unless the
     # process ignores it or this is another thread, which may not say so
-    listens = (signal.getsignal(signal.SIGINT) is signal.default_int_handler
-               and threading.current_thread() is threading.main_thread())
+    handler = signal.getsignal(signal.SIGINT)
+    listens = callable(handler) and threading.current_thread() is threading.main_thread()
     if listens:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        bpe.train_from_iterator(progress_bar(texts, desc='tokenizer', unit=' texts'), trainer)
+        bar = progress_bar(texts, desc='tokenizer', unit=' texts')
+        bpe.train_from_iterator((part for text in bar for part in parts_of(text)), trainer)
     finally:
         if listens:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, handler)
     return bpe.to_str()
 
 

@@ -9,14 +9,15 @@ from functools import partial
 import numpy as np
 
 from corpora.patches import image_patches, to_patches
-from corpora.readers import RECORDS, Document, inside, kind_of, text_of
+from corpora.readers import (RECORDS, Document, count_endings, inside, kind_of, text_of,
+                             walk)
 
 DIGITS = ('zero', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine')
 
 
-def read_images(source):
+def read_images(source, counts):
     """ Documents of a folder: each caption with the patches of its image. An image may have several
-    captions; they are one group. """
+    captions; they are one group. Files that no caption names are counted. """
     # the list of captions
     folder = source.input
     lists = [os.path.join(folder, f'metadata.{kind}') for kind in ('csv', 'jsonl')]
@@ -26,14 +27,17 @@ def read_images(source):
                          f'or metadata.jsonl of file_name and {source.field}')
 
     # its records; the image itself is read when its latents are asked for
+    passed = {os.path.realpath(path) for path in walk(folder)} - {os.path.realpath(lists[0])}
     for record, where in RECORDS[kind_of(lists[0])](lists[0], source):
         file_name = text_of(record, 'file_name', where)
         text = text_of(record, source.field, where)
         path = inside(folder, file_name, where)
         if not os.path.isfile(path):
             raise ValueError(f'{path}: missing, {where} names it')
+        passed.discard(path)
         latent = partial(image_patches, path, source.image_size, source.patch, source.channels)
         yield Document(text, latent, group=file_name, place=path)
+    counts.update(count_endings(passed))
 
 
 def read_digits(source):

@@ -1,20 +1,22 @@
 """
 Texts whose latents exist already: row i of the .npy files belongs to document i. Where texts and
-latents are both folders or globs, a row belongs to a document of the file of the same name.
+latents are both folders or globs, a row belongs to a document of the file of the same name. Or the
+latent of a record is in a column of its own: latents_from=column:NAME.
 """
-import glob
 import itertools
+import json
 import os
-import re
 from functools import partial
 
 import numpy as np
 import torch
 
-from corpora.readers import Document
+from corpora.readers import RECORDS, Document, kind_of, stem_of, text_of
 from encoders import FAR
 from runs.console import warn
-from runs.files import read_array
+from runs.files import as_floats, read_array, short
+
+COLUMN = 'column:'             # begins a value of latents_from that is no file
 
 
 def as_latent(array, path):
@@ -23,27 +25,7 @@ def as_latent(array, path):
     if array.ndim not in (1, 2) or array.dtype.kind != 'f':
         raise ValueError(f'{path}: a latent is {array.dtype} {array.shape}, '
                          'expected floats (D,) or (N, D)')
-    return np.atleast_2d(np.array(array, np.float64 if array.itemsize > 4 else np.float32))
-
-
-def natural_order(path):
-    """ A sort key: 2.npy comes before 10.npy. """
-    return [int(part) if part.isdecimal() else part for part in re.split(r'(\d+)', path)]
-
-
-def latent_files(spec):
-    """ The .npy files of latents_from, in order. ValueError where a part of it is none, nor a
-    folder of them. """
-    paths = []
-    for part in [part.strip() for part in spec.split(',')]:
-        found = [part] if os.path.isfile(part) else glob.glob(part)
-        if os.path.isdir(part):
-            found = glob.glob(os.path.join(glob.escape(part), '*.npy'))
-        if not found or not all(path.endswith('.npy') and os.path.isfile(path) for path in found):
-            raise ValueError(f'latents_from={part}: expected a .npy file, a glob or a folder of '
-                             'them; save each array with numpy.save')
-        paths += sorted(found, key=natural_order)
-    return paths
+    return np.atleast_2d(as_floats(array))
 
 
 def with_latents(texts, paths):
@@ -64,17 +46,44 @@ def with_latents(texts, paths):
         for i, (row, text) in enumerate(zip(array, texts)):
             n_texts += 1
             yield Document(text, partial(as_latent, row, path), place=f'{path}, row {i}')
-    if n_texts < n_rows:
-        raise ValueError(f'latents_from={paths[0]}: {n_rows} rows for {n_texts} documents')
-    if next(texts, None) is not None:
-        raise ValueError(f'latents_from={paths[0]}: {n_rows} rows for more documents than that')
+    n_texts += sum(1 for _ in texts)
+    if n_texts != n_rows:
+        names = ', '.join(paths[:3]) + ', ...' * (len(paths) > 3)
+        raise ValueError(f'latents_from={names}: {n_rows:,} rows for {n_texts:,} documents of the '
+                         'input, expected a row for each, also for one that is blank')
+
+
+def with_column(files, column, source):
+    """ Each text of [(name, path)] with the latent in a column of its own record: a list of
+    numbers, or its JSON. """
+    first = shape = None                   # where the first latent stands, and its shape
+    for name, path in files:
+        if kind_of(path) not in RECORDS:
+            raise ValueError(f'{path}: latents_from={COLUMN}{column} goes with records, in files '
+                             f'ending in {", ".join(RECORDS)}; of other files give .npy files')
+        for record, where in RECORDS[kind_of(path)](path, source, column):
+            value = record.get(column)
+            try:
+                value = json.loads(value) if isinstance(value, str) else value
+                latent = as_latent(np.array(value, np.float32), where)
+            except (ValueError, TypeError, OverflowError, RecursionError):
+                latent = None
+            if latent is None or not latent.size:
+                raise ValueError(f'{where}: no latent in {column!r}, found {short(value)}, '
+                                 'expected a list of numbers; choose with '
+                                 f'--latents_from={COLUMN}')
+            if first is None:
+                first, shape = where, latent.shape
+            if latent.shape != shape:
+                raise ValueError(f'{where}: a latent {latent.shape} in {column!r}, and {first} has '
+                                 f'one {shape}: expected lists of one length')
+            yield Document(text_of(record, source.field, where), lambda z=latent: z, place=where)
 
 
 def by_name(files, paths):
     """ Each text with its row, of [(name of a file, its texts)] and of .npy files. """
     def stems(names):
-        names = [os.path.basename(name).removesuffix('.gz') for name in names]
-        return [os.path.splitext(name)[0] for name in names]
+        return [os.path.basename(stem_of(name)) for name in names]
 
     names = [name for name, _ in files]
     pairs = itertools.zip_longest(stems(names), stems(paths), fillvalue='none')

@@ -18,7 +18,7 @@ from functools import partial
 import numpy as np
 
 from corpora.latents import as_latent
-from corpora.readers import Document, inside, joined, lines_of
+from corpora.readers import Document, inside, joined, lines_of, passed_over
 from data import PackedDataset, check_file, lengths, read_meta
 from corpora.tokenizers import load_tokenizer
 from runs.console import progress_bar, shown
@@ -30,12 +30,16 @@ COUNTED = dict(
     empty='empty',
     nul='dropped (with a NUL)',
     duplicate='duplicate',
-    known='also in the input, or a sample of it',
+    known='also in the input',
     invalid_utf8='with invalid UTF-8, now U+FFFD',
     unknown_residues='unknown residues, now X',
     stops='stops inside, now X',
     nucleotides='of A, C, G, T, U and N alone',
     gaps='gaps, left out',
+    names='with a name behind the SMILES, cut off',
+    headers='header line(s), left out',
+    trimmed='with white space at their ends, taken off',
+    copies='file(s) with the texts of another, left out',
     nonfinite='dropped (NaN, inf, of another scale, or no molecule)',
     longer_than_max_tokens='dropped (too many tokens)',
 )
@@ -44,8 +48,8 @@ COUNTED = dict(
 # A look at a packed dataset
 
 def verify(folder):
-    """ Compares every file of a dataset with its digest in meta.json. ValueError names the first
-    one that differs. """
+    """ Compares every file of a dataset with its digest in meta.json, and asks whether its shards
+    hold what they may. ValueError names the first one that is wrong. """
     meta = read_meta(folder)
     files = dict(meta['files'])
     for split in meta['splits'].values():
@@ -53,12 +57,17 @@ def verify(folder):
             files |= shard['files']
     for name in progress_bar(files, desc='verifying', unit=' files'):
         check_file(folder, name, files)
+    for split in meta['splits']:
+        data = PackedDataset(folder, split)
+        for i in range(data.n_shards):
+            data.shard(i).check()
     print(f'{len(files)} files, each as meta.json says')
 
 
 def counted(counts):
     """ ['3 empty', '2 duplicate'] of the counts of a source, or of a split. """
-    return [f'{counts[name]:,} {words}' for name, words in COUNTED.items() if counts.get(name)]
+    said = [f'{counts[name]:,} {words}' for name, words in COUNTED.items() if counts.get(name)]
+    return [*said, *filter(None, [passed_over(counts)])]
 
 
 def line(name, *words):
@@ -111,6 +120,7 @@ def show_latents(train, val):
 
     remarks = dict(
         truncated='are longer than the encoder reads: lower --max_tokens',
+        zero='have a latent of zeros, which says nothing',
         unknown='have no word that the encoder knows, so their latents say nothing'
     )
     for key, words in remarks.items():
@@ -160,6 +170,7 @@ def export(folder, target):
     """ Writes a dataset in the earlier layout, with latents (N, D) float32. """
     if os.path.isdir(target) and os.listdir(target):
         raise ValueError(f'export_dir={target} is there already: name a new folder')
+    verify(folder)
     tokenizer = load_tokenizer(folder)
     for split, name in (('train', 'train'), ('val', 'validation')):
         ds = PackedDataset(folder, split)

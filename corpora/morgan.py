@@ -13,12 +13,13 @@ class Morgan:
 
     def __init__(self):
         try:
-            from rdkit import Chem, RDLogger
+            from rdkit import Chem, RDLogger                   # .2 ms a molecule, to read or to write
             from rdkit.Chem.rdFingerprintGenerator import GetMorganGenerator
         except ImportError:
             raise ValueError('encoder morgan: pip install rdkit') from None
         RDLogger.DisableLog('rdApp.*')                     # a line for each text that is none
         self.from_smiles = Chem.MolFromSmiles
+        self.to_smiles = Chem.MolToSmiles
         self.bits_of = GetMorganGenerator(radius=2, fpSize=2048).GetFingerprintAsNumPy
 
     def __call__(self, texts, progress=lambda n: None):
@@ -31,8 +32,13 @@ class Morgan:
         return latents
 
     def read(self, text):
-        """ RDKit's molecule, or None. Behind a space RDKit reads a name, which is not SMILES. """
-        return self.from_smiles(text) if text and ' ' not in text else None
+        """ RDKit's molecule, or None. Behind white space RDKit reads a name: no SMILES. """
+        return self.from_smiles(text) if text.split() == [text] else None
+
+    def canonical(self, text):
+        """ The one way that RDKit writes a molecule; of what is none, the text. """
+        molecule = self.read(text)
+        return text if molecule is None else self.to_smiles(molecule)
 
     def remark(self, text):
         return '' if self.read(text) else 'is no molecule that RDKit can read'

@@ -6,10 +6,11 @@ Pictures as latent vectors, a vector per patch, with pixels in [-1, 1].
 Letters: S pixels a side, C channels (1 grey, 3 colour), N patches of D numbers, n images.
 """
 import math
+import warnings
 
 import numpy as np
 
-from runs.files import one_line
+from runs.files import MOST_MEMORY, regular, why
 
 
 def to_patches(pixels, patch):
@@ -37,14 +38,18 @@ def image_patches(path, size, patch, channels):
     except ImportError:
         raise ValueError(f'{path}: to read images: pip install pillow') from None
 
-    # pillow stops at 179 megapixels: a small file may hold more than fits into memory
+    # a small file may hold a large picture. Its header says how large, before it is unpacked
     try:
-        with Image.open(path) as image:
-            image = opaque(ImageOps.exif_transpose(image))
-            image = image.convert('L' if channels == 1 else 'RGB')
+        with warnings.catch_warnings(action='ignore'), Image.open(regular(path)) as image:
+            n_bytes = 4 * image.width * image.height
+            if n_bytes > MOST_MEMORY:
+                raise ValueError(f'{image.width} x {image.height} pixels, at most '
+                                 f'{MOST_MEMORY // 4:,}: make it smaller')
+            ImageOps.exif_transpose(image, in_place=True)
+            image = as_mode('L' if channels == 1 else 'RGB', opaque(image))
             image = ImageOps.fit(image, (size, size), Image.Resampling.BOX)
     except Exception as error:                                           # pillow raises anything
-        raise ValueError(f'{path}: no image that can be read ({one_line(error)})') from None
+        raise ValueError(f'{path}: no image that can be read ({why(path, error)})') from None
 
     pixels = np.asarray(image, np.float32).reshape(size, size, channels) / 127.5 - 1
     return to_patches(pixels, patch)
@@ -58,5 +63,10 @@ def opaque(image):
         raise ValueError(f'mode {image.mode}, whose white is unknown; save it with 8 bits')
     if image.has_transparency_data:
         white = Image.new('RGBA', image.size, 'white')
-        return Image.alpha_composite(white, image.convert('RGBA'))
+        return Image.alpha_composite(white, as_mode('RGBA', image))
     return image
+
+
+def as_mode(mode, image):
+    """ A PIL image in a mode; itself, without a copy, where it is in that mode. """
+    return image if image.mode == mode else image.convert(mode)

@@ -1,12 +1,12 @@
 """
-Readers of files: text, FASTA, JSON lines, tables, parquet and arrow, as streams of texts.
+Readers of files: text, FASTA, SMILES, JSON lines, tables, parquet and arrow, as streams of texts.
 
     for text in read_file('captions.csv.gz', source, counts):
         ...
 
 `source` has the knobs of prepare.py; a reader uses its split_on, encoding, invalid_bytes and field.
 All but parquet and arrow may be compressed (.gz). Any line ending is read as \\n. What cannot be
-read is a ValueError that names the file and the line.
+read is a ValueError that names the file and the line. What is unpacked is asked for its size first.
 
 To add a kind of file, write a generator of (record, where) and name its ending in RECORDS.
 """
@@ -19,39 +19,55 @@ import itertools
 import json
 import os
 import re
+import struct
 import zlib
+from collections import Counter
 from typing import NamedTuple
 
 from corpora.tokenizers import RESIDUES
 from runs.console import warn
-from runs.files import short
+from runs.files import MOST_MEMORY, short, stand_in, why
 
 NOT_TEXT = ('.json', '.tar')   # they would pass as text
-# how a file begins that is no text in UTF-8, whatever its name says
-BEGINNINGS = {
-    b'\xff\xfe\0\0': 'UTF-32',
-    b'\0\0\xfe\xff': 'UTF-32',
-    b'\xff\xfe': 'UTF-16',
-    b'\xfe\xff': 'UTF-16',
-    b'\x1f\x8b': 'gzip',
-    b'BZh': 'bzip2',
-    b'\xfd7zXZ': 'xz',
-    b'\x28\xb5\x2f\xfd': 'zstd',
-    b'PK\x03\x04': 'zip',
-    b'PAR1': 'parquet',
-    b'ARROW1': 'arrow',
-    b'\x93NUMPY': 'npy',
-    b'%PDF': 'PDF',
-    b'\x89PNG': 'PNG',
+MARKED = ('.html', '.htm', '.xhtml', '.xml', '.svg')       # text with marks, as its name says
+COMPRESSED = ('.gz', '.xz', '.bz2', '.zst', '.lz4', '.br', '.z')
+
+# how a file begins that is no text, whatever its name says -> what it is, and what to do
+CONTROL = rb'.{0,9}?[\0-\x08\x0e-\x1f]'      # not in a text, which may begin with such a word
+NO_TEXT = {
+    rb'\xff\xfe\0\0|\0\0\xfe\xff': ('UTF-32', 'convert it, or --encoding=utf-32'),
+    rb'\xff\xfe|\xfe\xff': ('UTF-16', 'convert it, or --encoding=utf-16'),
+    rb'\x1f\x8b': ('gzip', 'name it .gz'),
+    rb'BZh' + CONTROL: ('bzip2', 'unpack it'),
+    rb'\xfd7zXZ': ('xz', 'unpack it'),
+    rb'\x28\xb5\x2f\xfd': ('zstd', 'unpack it'),
+    rb'PK\x03\x04|7z\xbc\xaf|Rar!\x1a': ('zip', 'unpack it; save an office file as text'),
+    rb'PAR1' + CONTROL: ('parquet', 'name it .parquet'),
+    rb'ARROW1' + CONTROL: ('arrow', 'name it .arrow'),
+    rb'\x93NUMPY': ('npy', 'name it in --latents_from'),
+    rb'SQLite format 3\0': ('SQLite', 'write its texts into a .csv'),
+    rb'%PDF|%!PS|\{\\rtf|\xd0\xcf\x11\xe0': ('PDF, PostScript, RTF or Word', 'save it as text'),
+    rb'\x89PNG|\xff\xd8\xff|GIF8': ('a picture', 'see --image_size'),
+    rb'@[^\r\n]*\r?\n[ACGTUNacgtun.]+(\r?\n\+|\Z)': ('FASTQ', 'convert it to FASTA'),
 }
-CONTROL = re.compile(rb'[\0-\x08\x0e-\x1f]')   # not in a text, which may begin with such a word
 SURROGATE = re.compile('[\ud800-\udfff]')                    # half a character
-LONGEST = 2**24                # characters of a record's line or text: a quote that is never closed
-                               # would make one of the whole file
-LONGEST_LINE = 2**28           # of plain text, and of a document of it: text8 is one line
-ROWS = 4                       # of a parquet file that are read at a time: a small file may hold
-                               # texts of any length
-warn_once = functools.cache(warn)
+# a character that shows: no white space, mark of direction, filler or control
+VISIBLE = re.compile('[^\\s\x01-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f'
+                     '\u200b-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0'
+                     '\ufff0-\ufffb\U000e0000-\U000e0fff]')
+
+# Characters of a record's line or text: a quote that is never closed would make one of the whole
+# file. A character takes up to four bytes, and a text is copied
+LONGEST = MOST_MEMORY // 16
+ROWS = 4                       # of a parquet file that are read at a time, at most: a small file
+                               # may hold texts of any length
+
+
+@functools.cache
+def warn_once(message):
+    """ A file is read several times, by each process. """
+    if os.environ.get('RANK', '0') == '0':
+        warn(message)
 
 
 class Document(NamedTuple):
@@ -61,9 +77,40 @@ class Document(NamedTuple):
     place: str = ''                    # where its latent comes from, for an error
 
 
+def stem_of(path):
+    """ 'd/a' of d/a.CSV.gz: a path without its kind. """
+    return os.path.splitext(path[:-3] if path.lower().endswith('.gz') else path)[0]
+
+
 def kind_of(name):
     """ '.csv' of a.CSV.gz. """
     return os.path.splitext(name.lower().removesuffix('.gz'))[1]
+
+
+def ending_of(name):
+    """ '.txt.xz' of a.TXT.xz; '' where there is none. """
+    stem, ending = os.path.splitext(os.path.basename(name).lower())
+    if ending in COMPRESSED:
+        ending = os.path.splitext(stem)[1] + ending
+    return ending if re.search('[a-z]', ending) and not re.search(r'\s', ending) else ''
+
+
+def count_endings(paths):
+    """ The files of a folder that are passed over, as counts: {'passed over .json': 2}. """
+    return Counter(f'passed over {ending_of(path)}' for path in paths)
+
+
+def passed_over(counts):
+    """ '3 files passed over: 2 .json, 1 without an ending', of such counts; '' of none. """
+    found = Counter({name.removeprefix('passed over '): n for name, n in counts.items()
+                     if name.startswith('passed over ')})
+    if not found:
+        return ''
+    said = [f'{n:,} {ending or "without an ending"}' for ending, n in found.most_common(8)]
+    n_more = sum(found.values()) - sum(n for _, n in found.most_common(8))
+    said += [f'{n_more:,} others'] if n_more else []
+    n = sum(found.values())
+    return f'{n:,} {"file" if n == 1 else "files"} passed over: {", ".join(said)}'
 
 
 def read_file(path, source, counts):
@@ -74,11 +121,16 @@ def read_file(path, source, counts):
             yield text_of(record, source.field, where)
     elif kind in FASTA:
         yield from read_fasta(path, lines_of(path, source), counts)
+    elif kind in SMILES:
+        yield from read_smiles(path, lines_of(path, source), counts)
     else:
-        look = looks_like(path, source)
-        if look and os.environ.get('RANK', '0') == '0':
-            warn_once(f'{path} is read as plain text, but looks like {look}: name it so')
+        # plain text, whatever its name
         lines = lines_of(path, source)
+        first = list(itertools.islice(lines, 9))
+        look = looks_like(first, source.field)
+        if look:
+            warn_once(f'{path} is read as plain text, but looks like {look}: name it so')
+        lines = itertools.chain(first, lines)
         yield from lines if source.split_on == 'line' else read_blocks(path, lines, source.split_on)
 
 
@@ -88,14 +140,21 @@ def text_of(record, field, where):
     if not isinstance(text, str | None):
         raise ValueError(f'{where}: no text in field {field!r}, found {short(record)}; '
                          'choose with --field=')
-    if text and len(text) > LONGEST:
-        raise ValueError(f'{where}: a text of {len(text):,} characters, at most {LONGEST:,}')
+    check_length(len(text or ''), where)
     return text or ''
+
+
+def check_length(n, where):
+    """ ValueError for a text of a record with more than LONGEST characters. """
+    if n > LONGEST:
+        raise ValueError(f'{where}: a text of {n:,.0f} characters or more, at most {LONGEST:,}')
 
 
 def cleaned(text):
     """ (a text with \\n at its line ends and U+FFFD for half a character, how many of these). """
-    return SURROGATE.subn('\ufffd', text.replace('\r\n', '\n').replace('\r', '\n'))
+    if '\r' in text:
+        text = text.replace('\r\n', '\n').replace('\r', '\n')
+    return (text, 0) if text.isascii() else SURROGATE.subn('\ufffd', text)
 
 
 def inside(folder, path, where):
@@ -106,25 +165,48 @@ def inside(folder, path, where):
         raise ValueError(f'{where}: {path} lies outside of {folder}')
     return full
 
+def walk(folder):
+    """ The paths of all files below a folder, but hidden ones. Links are followed, each real folder
+    once. """
+    # by default os.walk passes over a folder that it may not read
+    def stop(error):
+        raise error
+
+    seen = set()
+    paths = []
+    for root, folders, files in os.walk(folder, onerror=stop, followlinks=True):
+        if os.path.realpath(root) in seen:
+            folders.clear()
+            continue
+        seen.add(os.path.realpath(root))
+        folders[:] = [name for name in sorted(folders) if name[0] != '.']
+        paths += [os.path.join(root, name) for name in files if name[0] != '.']
+    return paths
+
 # -----------------------------------------------------------------------------
 # Text
+
+def longest_of(path):
+    """ How many characters a line or a document of plain text may have. Where its file is as large
+    on the disk, it may be larger than LONGEST: text8 is one line. """
+    return max(LONGEST, os.path.getsize(path))
+
 
 def lines_of(path, source):
     """ The lines of a text file, each with a \\n at its end. A line ends with \\n, \\r\\n or \\r;
     other characters of this kind (U+2028, form feed, ...) are text. """
     open_file = gzip.open if path.lower().endswith('.gz') else open
     opened = open_file(path, 'rb')
-    is_utf8 = codecs.lookup(source.encoding).name == 'utf-8'
     # an invalid byte becomes a lone surrogate, which `cleaned` replaces
     errors = 'surrogateescape' if source.invalid_bytes == 'replace' else 'strict'
-    most = LONGEST if kind_of(path) in RECORDS else LONGEST_LINE
+    most = LONGEST if kind_of(path) in RECORDS else longest_of(path)
     number = 0
     try:
         with opened, io.TextIOWrapper(opened, source.encoding, errors) as f:
-            check_beginning(path, opened.peek(16) if is_utf8 else b'')
-            while line := f.readline(most):
+            check_beginning(path, opened.peek(4096)[:4096], source)
+            while line := f.readline(most + 1):
                 number += 1
-                if len(line) == most:
+                if len(line) > most:
                     raise ValueError(f'{path}, line {number}: longer than {most:,} characters; '
                                      'cut it')
                 yield line.removeprefix('\ufeff')             # also where files were joined
@@ -133,31 +215,60 @@ def lines_of(path, source):
         before = error.object[:error.start] if isinstance(error, UnicodeDecodeError) else b''
         number += 1 + before.count(b'\n')
         raise ValueError(f'{path}, line {number}: {error}; name the encoding, such as '
-                         '--encoding=latin-1, or count and replace: --invalid_bytes=replace'
+                         '--encoding=latin-1 or --encoding=utf-16, or count and replace: '
+                         '--invalid_bytes=replace'
                          ) from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f'{path}: broken gzip file ({error}); get it again') from None
+        raise ValueError(f'{path}: broken gzip file ({why(path, error)}); get it again') from None
 
 
-def check_beginning(path, begin):
-    for magic, kind in BEGINNINGS.items():
-        if begin.startswith(magic) and (CONTROL.search(begin) or not magic.isalnum()):
-            hint = 'name it by its kind'
-            if kind.startswith('UTF'):
-                hint = f'prepare.py reads it with --encoding={kind.lower()}'
-            raise ValueError(f'{path}: {kind}, expected UTF-8: convert it, or {hint}')
+def check_beginning(path, begin, source):
+    """ ValueError where the first bytes of a file are of no text. """
+    words = stand_in(begin)
+    if begin.removeprefix(codecs.BOM_UTF8).lstrip().startswith(b'<'):
+        words = '' if kind_of(path) in MARKED else words and f'{words}; or, as text, name it .html'
+    if words:
+        raise ValueError(f'{path}: {words}')
+    is_utf8 = codecs.lookup(source.encoding).name == 'utf-8'
+    found = unmarked(begin) if is_utf8 else None
+    for pattern, kind in NO_TEXT.items():
+        if re.match(pattern, begin, re.DOTALL) and (is_utf8 or not kind[0].startswith('UTF')):
+            found = kind
+            break
+    if found:
+        raise ValueError(f'{path}: {found[0]}, expected UTF-8 text: {found[1]}')
 
 
-def looks_like(path, source):
-    """ The ending that the first two lines of a text file call for, or ''. """
-    lines = filter(None, map(str.strip, lines_of(path, source)))
-    first, second = next(lines, ''), next(lines, '')
+def unmarked(begin):
+    """ As in NO_TEXT, of UTF-16 or UTF-32 without a mark: the upper half of the bytes of many
+    characters is 0, the lowest byte of hardly any. """
+    for width in (4, 2):
+        # how often each byte of a character is 0
+        zeros = [begin[i::width].count(0) for i in range(width)]
+        half = width // 2
+        for order, lowest, upper in (('le', zeros[0], zeros[half:]),
+                                     ('be', zeros[-1], zeros[:half])):
+            if min(upper) > 2 + 20 * lowest and min(upper) > len(begin) / 100:
+                codec = f'utf-{8 * width}-{order}'
+                return codec.upper(), f'convert it, or --encoding={codec}'
+    return None
+
+
+def looks_like(lines, field):
+    """ The ending that the first lines of a text file call for, or ''. """
+    texts = filter(None, (line[:1000].strip() for line in lines))
+    first, second = next(texts, ''), next(texts, '')
     if re.fullmatch(r'\[|\[?\s*{("(\\.|[^"\\])*"\s*:.*)?', first):
         return '.jsonl'
     if first.startswith('>') and re.fullmatch('[A-Za-z*-]{5,}', second):
         return '.fasta'
-    cells = re.split('[,\t]', first)
-    return '.csv or .tsv' if source.field in cells and len(cells) > 1 else ''
+
+    # the names of columns, or a name or two rows in quotes
+    cells = [cell.strip('"') for cell in re.split(f'[{DELIMITERS}]', first)]
+    is_named = field in cells and (len(cells) > 1 or first != field)
+    quoted = re.compile(f'"[^"]*"([{DELIMITERS}]"[^"]*")+')
+    is_quoted = quoted.fullmatch(first) and quoted.fullmatch(second)
+    return '.csv or .tsv' if is_named or is_quoted else ''
 
 
 def read_blocks(path, lines, split_on):
@@ -174,12 +285,13 @@ def joined(lines, path):
     """ The lines as one text. """
     parts = []
     n_characters = 0
+    most = longest_of(path)
     for line in lines:
         parts.append(line)
         n_characters += len(line)
-        if n_characters > LONGEST_LINE:
-            raise ValueError(f'{path}: a document of more than {LONGEST_LINE:,} characters; cut '
-                             'it, or choose another --split_on=')
+        if n_characters > most:
+            raise ValueError(f'{path}: a document of more than {most:,} characters; cut it, or '
+                             'choose another --split_on=')
     return ''.join(parts)
 
 # -----------------------------------------------------------------------------
@@ -224,9 +336,33 @@ def read_fasta(path, lines, counts):
             raise ValueError(f'{where}: a sequence of more than {LONGEST:,} letters')
 
 # -----------------------------------------------------------------------------
+# Molecules: a line of SMILES, and behind white space a name and whatever else
+
+SMILES = ('.smi', '.smiles', '.ism', '.can')
+# atoms, or anything in brackets; bonds, branches, rings, reactions
+MOLECULE = re.compile(r'(\[[^\]\s]+\]|Cl|Br|[BCNOPSFIbcnops*]|[-=#$:/\\.~()%\d>])+')
+
+
+def read_smiles(path, lines, counts):
+    """ The first column. The others are cut off, and counted, and so is a first line of names.
+    ValueError at another line that is no SMILES. """
+    for number, line in enumerate(lines, 1):
+        smiles, *others = line.split() or ['']
+        if smiles and not MOLECULE.fullmatch(smiles):
+            if number == 1:
+                counts['headers'] += 1
+                continue
+            raise ValueError(f'{path}, line {number}: found {short(line)}, expected SMILES, and '
+                             'behind white space what else there is')
+        counts['names'] += bool(others)
+        yield smiles
+
+# -----------------------------------------------------------------------------
 # Records
 
-def read_json_lines(path, source):
+# each reader yields (record, where); `column` is read beside source.field
+
+def read_json_lines(path, source, column=''):
     for number, line in enumerate(lines_of(path, source), 1):
         if not line.strip():
             continue
@@ -240,71 +376,190 @@ def read_json_lines(path, source):
         yield record, where
 
 
-def read_table(path, source):
+DELIMITERS = ',;\t|'
+
+
+def table_of(path, lines, fits, **form):
+    """ (a csv.reader of a table's lines, how many lines stand before them). A first line `sep=;`
+    names the delimiter. Else it is that by which the first row `fits`, (list of its fields) ->
+    bool, or else has several; a comma or a tab, as the file is named, comes first. """
+    first = next(lines, '')
+    named = re.fullmatch(r'"?sep=(.)"?\s*', first, re.IGNORECASE)
+    if named:
+        return csv.reader(lines, delimiter=named[1], **form), 1
+
+    usual = '\t' if kind_of(path) == '.tsv' else ','
+    columns = {one: next(csv.reader([first], delimiter=one, **form | dict(strict=False)), [])
+               for one in (usual, *DELIMITERS)}
+    likely = [one for one in columns if fits(columns[one])]
+    likely += [one for one in columns if len(columns[one]) > 1]
+    delimiter = [*likely, usual][0]
+    return csv.reader(itertools.chain([first], lines), delimiter=delimiter, **form), 0
+
+
+def read_table(path, source, column=''):
     """ A record of each row, as a spreadsheet reads it: a field that begins with a quote ends with
-    one; between them are commas, tabs, line ends and doubled quotes. """
+    one; between them are delimiters, line ends and doubled quotes. """
     csv.field_size_limit(LONGEST)
-    delimiter = '\t' if kind_of(path) == '.tsv' else ','
-    rows = csv.reader(lines_of(path, source), delimiter=delimiter, strict=True)
+    lines = lines_of(path, source)
+    table, n_before = table_of(path, lines, lambda names: source.field in names, strict=True)
     try:
         # the names of its columns, then its rows
+        rows = filter(None, table)
         names = next(rows, [])
-        check_columns(path, names, source.field)
-        for row in filter(None, rows):
-            where = f'{path}, line {rows.line_num}'
+        check_columns(path, names, source.field, column)
+        for row in rows:
+            where = f'{path}, line {n_before + table.line_num}'
             if len(row) != len(names):
                 raise ValueError(f'{where}: {len(row)} fields, expected {len(names)}, one a '
-                                 'column; put a text with a comma or a tab into quotes')
+                                 f'column; put a text with {table.dialect.delimiter!r} into '
+                                 'quotes')
             if row == names != [source.field]:
                 raise ValueError(f'{where}: the names of the columns again, as where two files '
                                  'were joined: take that line out')
             yield dict(zip(names, row)), where
     except csv.Error as error:
-        raise ValueError(f'{path}, line {rows.line_num}: broken table ({error}); a field that '
-                         'begins with a quote ends with one, and quotes in it are doubled'
-                         ) from None
+        raise ValueError(f'{path}, line {n_before + table.line_num}: broken table ({error}); a '
+                         'field that begins with a quote ends with one, and quotes in it are '
+                         'doubled') from None
 
 
-def check_columns(path, names, field):
-    """ ValueError unless one column has this name. """
-    if names.count(field) != 1:
-        raise ValueError(f'{path}: {names.count(field)} columns are called {field!r}, expected 1, '
-                         f'found {short(names)}; choose with --field=')
+def check_columns(path, names, field, column=''):
+    """ ValueError unless one column has each name. """
+    for name, knob in ((field, '--field='), (column, '--latents_from=column:')):
+        if name and names.count(name) != 1:
+            raise ValueError(f'{path}: {names.count(name)} columns are called {name!r}, expected '
+                             f'1, found {short(names)}; choose with {knob}')
 
+# ---- columns of parquet and arrow
 
-def read_columns(path, source):
-    """ Parquet and arrow: one column, a few rows at a time. """
+def read_columns(path, source, column=''):
+    """ A column of texts, and one of latents if it is named, a few rows at a time. """
     try:
         import pyarrow.ipc
         import pyarrow.parquet
     except ImportError:
         raise ValueError(f'{path}: to read this kind of file: pip install pyarrow') from None
 
-    field = source.field
+    batches_of = parquet_batches if kind_of(path) in ('.parquet', '.pq') else arrow_batches
+    n_rows = 0
     try:
         with pyarrow.memory_map(path) as file:
-            if kind_of(path) in ('.parquet', '.pq'):
-                table = pyarrow.parquet.ParquetFile(file)
-                check_columns(path, table.schema_arrow.names, field)
-                groups = map(table.metadata.row_group, range(table.num_row_groups))
-                largest = max((group.total_byte_size for group in groups), default=0)
-                if largest > max(2**28, 200 * os.path.getsize(path)):
-                    raise ValueError(f'{path}: a small file that unpacks to {largest:,} bytes')
-                batches = table.iter_batches(ROWS, columns=[field])
-            elif file.read_at(6, 0) == b'ARROW1':
-                table = pyarrow.ipc.open_file(file)
-                check_columns(path, table.schema.names, field)
-                batches = map(table.get_batch, range(table.num_record_batches))
-            else:
-                # a stream without an index, as `datasets` writes it
-                batches = pyarrow.ipc.open_stream(file)
-                check_columns(path, batches.schema.names, field)
-            for batch in batches:
-                for text in batch.column(field):
-                    yield {field: text.as_py()}, path
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+            for batch in batches_of(path, file, source.field, column):
+                latents = batch.column(column).to_pylist() if column else [None] * len(batch)
+                for cell, latent in zip(batch.column(source.field), latents):
+                    yield ({source.field: text_of_cell(cell, path), column: latent},
+                           f'{path}, row {n_rows}')
+                    n_rows += 1
+    except (pyarrow.ArrowException, UnicodeDecodeError, struct.error) as error:
         kind = kind_of(path)[1:]
-        raise ValueError(f'{path}: broken {kind} file ({error})') from None
+        raise ValueError(f'{path}: broken {kind} file ({why(path, error)})') from None
+
+
+def text_of_cell(cell, path):
+    """ The text of a scalar of arrow, or None. One that is too long is not copied first. """
+    cell = getattr(cell, 'value', cell)                      # which that of a dictionary stands for
+    if cell is None or not cell.is_valid:
+        return None
+    check_length(cell.as_buffer().size / 4, path)
+    return cell.as_py()
+
+
+def parquet_batches(path, file, field, column):
+    import pyarrow.parquet
+    table = pyarrow.parquet.ParquetFile(file)
+    wanted = check_kinds(path, table.schema_arrow, field, column)
+
+    # a page of a column may be all of a group's
+    largest = 0
+    for i in range(table.num_row_groups):
+        group = table.metadata.row_group(i)
+        for chunk in map(group.column, range(group.num_columns)):
+            if chunk.path_in_schema.split('.')[0] in wanted:
+                check_unpacked(path, chunk.total_uncompressed_size, chunk.total_compressed_size)
+                largest = max(largest, chunk.total_uncompressed_size)
+    n_rows = min(ROWS, max(1, MOST_MEMORY // max(1, largest)))
+    return table.iter_batches(n_rows, columns=wanted)
+
+
+def arrow_batches(path, file, field, column):
+    """ Of a stream, as `datasets` writes it, or of a file, which is a stream between two marks. """
+    import pyarrow.ipc
+    begin = 8 if file.read_at(6, 0) == b'ARROW1' else 0
+    file.seek(begin)
+    schema = pyarrow.ipc.open_stream(file).schema
+    wanted = check_kinds(path, schema, field, column)
+    file.seek(begin)
+    for message in pyarrow.ipc.MessageReader.open_stream(file):
+        if message.type != 'schema':
+            check_unpacked(path, unpacked_bytes(message), message.body.size)
+    file.seek(begin)
+    fields = sorted(map(schema.get_field_index, wanted))
+    options = pyarrow.ipc.IpcReadOptions(included_fields=fields)
+    for batch in pyarrow.ipc.open_stream(file, options=options):
+        for first in range(0, len(batch), ROWS):
+            yield batch.slice(first, ROWS)
+
+
+TEXTS = re.compile('(large_)?string(_view)?|null')
+LATENTS = re.compile('(large_|fixed_size_)?list<.*: (halffloat|float|double)( not null)?>.*')
+
+
+def check_kinds(path, schema, field, column):
+    """ The names of the columns that are wanted. ValueError unless `field` holds texts, and
+    `column`, if it is named, texts or lists of floats. Another kind could unpack to any size. """
+    check_columns(path, schema.names, field, column)
+    kind = schema.field(field).type
+    kind = str(getattr(kind, 'value_type', kind) if 'dictionary' in str(kind) else kind)
+    if not TEXTS.fullmatch(kind):
+        raise ValueError(f'{path}: no text in field {field!r}, found a column of {short(kind)}; '
+                         'choose with --field=')
+    if not column:
+        return [field]
+    kind = str(schema.field(column).type)
+    if not TEXTS.fullmatch(kind) and not LATENTS.fullmatch(kind):
+        raise ValueError(f'{path}: no latent in {column!r}, found a column of {short(kind)}, '
+                         'expected lists of floats; choose with --latents_from=column:')
+    return [field, column]
+
+
+def check_unpacked(path, n_bytes, n_packed):
+    """ ValueError where a part of a file becomes much larger when it is unpacked, and large. """
+    if n_bytes > max(MOST_MEMORY, 16 * n_packed):
+        raise ValueError(f'{path}: {n_packed:,} bytes of it unpack to {n_bytes:,}, at most '
+                         f'{MOST_MEMORY:,}: write it in smaller groups of rows')
+
+
+def unpacked_bytes(message):
+    """ How many bytes the buffers of a batch of arrow have when they are unpacked. Each begins with
+    this number. Where they lie is said in flatbuffers, by arrow's Message.fbs. """
+    head = message.metadata
+
+    def number(form, at):
+        return struct.unpack_from(f'<{form}', head, at)[0]
+
+    def field(table, i):
+        """ Where field i of a table lies, or None. """
+        fields = table - number('i', table)
+        is_there = 4 + 2 * i < number('H', fields) and number('H', fields + 4 + 2 * i)
+        return table + is_there if is_there else None
+
+    def follow(at):
+        return at + number('I', at)
+
+    # the batch of a message, or of a dictionary in it; whether it is packed; its buffers
+    batch = follow(field(follow(0), 2))
+    if message.type == 'dictionary':
+        batch = follow(field(batch, 1))
+    if field(batch, 2) is None or field(batch, 3) is None:
+        return 0
+    buffers = follow(field(batch, 2))
+    n_bytes = 0
+    for i in range(number('I', buffers)):
+        begin, length = struct.unpack_from('<qq', head, buffers + 4 + 16 * i)
+        if length:
+            n_bytes += max(0, struct.unpack_from('<q', message.body, begin)[0])
+    return n_bytes
 
 
 RECORDS = {
@@ -319,4 +574,4 @@ RECORDS = {
     '.feather': read_columns,
 }
 # what is taken from a folder; a text file that the user names may have any ending
-KINDS = ('.txt', '.md', '.rst', *RECORDS, *FASTA)
+KINDS = ('.txt', '.md', '.rst', *RECORDS, *FASTA, *SMILES)

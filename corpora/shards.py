@@ -22,18 +22,24 @@ import numpy as np
 
 from corpora.latents import flaw_of
 from corpora.lsa import NO_KNOWN_WORD
+from corpora.tokenizers import LONGEST_PART, parts_of
 from encoders import far_off
 from runs.console import progress_bar
 from runs.files import check, read_array, read_sealed, short
-from runs.writing import sealed, write_text, write_whole
+from runs.writing import sealed, write_whole
 
 LATIN = re.compile('[A-Za-z]')
 MOST_TOKENS = 127              # max_tokens=None stands for at most this, unless latents are given
 ENCODED = 2**12                # documents that are tokenized at a time: lists of ids take much room
 
+# what a dataset's folder holds
+ENDINGS = ('tokens.bin', 'offsets.npy', 'latents.npy', 'whole.json')     # of the files of a shard
+NAMES = ('meta.json', 'tokenizer.json', 'encoder.npz', 'latent_stats.npz', 'bag.npy',
+         *(f'{split}-[0-9]*.{end}' for split in ('train', 'val') for end in ENDINGS))
+
 # counts of a shard; those of a split are their sums
 SUMS = ('samples', 'documents', 'tokens', 'bytes', 'nonfinite', 'longer_than_max_tokens',
-        'truncated', 'unknown')
+        'truncated', 'unknown', 'zero')
 
 # -----------------------------------------------------------------------------
 # Files
@@ -47,18 +53,19 @@ def check_same(folder, name, now, finished):
                          'delete that folder')
 
 
-def write_files(folder, contents, finished=None):
-    """ Writes {name: bytes} and returns {name: the file's entry in meta.json}. An equal file is
-    left alone. """
+def write_files(claim, contents, finished=None):
+    """ Writes {name: bytes, or an array of them} into the folder of a Claim, and returns {name: the
+    file's entry in meta.json}. An equal file is left alone. """
     entries = {}
     for name, data in contents.items():
-        path = os.path.join(folder, name)
+        path = os.path.join(claim.folder, name)
         digest = hashlib.sha256(data).hexdigest()
-        check_same(folder, name, digest, finished)
+        check_same(claim.folder, name, digest, finished)
         entries[name] = dict(bytes=len(data), sha256=digest)
         try:
             check(path, entries[name])
         except (ValueError, FileNotFoundError):
+            claim.check()
             with write_whole(path) as f:
                 f.write(data)
     return entries
@@ -94,7 +101,7 @@ class Chunker:
                               for piece in pieces])
 
     def __call__(self, ids):
-        ids = np.asarray(ids, np.int64)
+        ids = np.asarray(ids)
         while len(ids) > self.max_tokens:
             cut = self.last_cut(ids)
             yield ids[:cut]
@@ -114,11 +121,30 @@ class Chunker:
         return most                              # every piece begins inside a character
 
 
+def in_batches(texts):
+    """ Lists of texts that are tokenized at a time; a long text is alone. """
+    batch = []
+    n_characters = 0
+    for text in texts:
+        is_full = len(batch) == ENCODED or n_characters + len(text) > LONGEST_PART
+        if batch and is_full:
+            yield batch
+            batch = []
+            n_characters = 0
+        batch.append(text)
+        n_characters += len(text)
+    if batch:
+        yield batch
+
+
 def token_ids(tokenizer, texts):
-    """ The ids of each text. `texts` may be any number of them. """
-    texts = iter(texts)
-    while batch := list(itertools.islice(texts, ENCODED)):
-        yield from tokenizer.encode_batch(batch)
+    """ The ids of each text. `texts` may be any number of them, of any length. """
+    for batch in in_batches(texts):
+        if len(batch[0]) > LONGEST_PART:
+            parts = parts_of(batch[0])
+            yield np.concatenate([np.array(tokenizer.encode(part), np.int32) for part in parts])
+        else:
+            yield from tokenizer.encode_batch(batch)
 
 
 def fitting_max_tokens(tokenizer, texts, has_latents):
@@ -175,22 +201,33 @@ def shard_key(docs, given, settings):
     return digest.hexdigest()
 
 
-def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
-    """ Tokenizes, chunks and embeds the documents `docs`, and writes the files of the shard.
-    Returns its entry for meta.json. given: their latents (n, N, D), if these exist already. """
+def offsets_of(lengths):
+    """ Where each sample begins, and the last one ends, (n + 1,) int64. """
+    return np.cumsum([0, *lengths], dtype=np.int64)
+
+
+def write_shard(claim, name, key, docs, given, tokenizer, encoder, max_tokens):
+    """ Tokenizes, chunks and embeds the documents `docs`, and writes the files of the shard into
+    the folder of a Claim. Returns its entry for meta.json. given: their latents (n, N, D), if these
+    exist already. """
     # the samples: their tokens, and the document that each comes from
     is_morgan = encoder is not None and encoder.record['id'] == 'morgan'
     chunk = Chunker(tokenizer, max_tokens)
     dtype = np.dtype(token_dtype(tokenizer)).newbyteorder('<')
-    runs, owners = [], []
+    tokens = bytearray()
+    lengths, owners = [], []
     n_too_long = 0
     for i, doc_ids in enumerate(token_ids(tokenizer, (doc.text for doc in docs))):
-        chunks = [run.astype(dtype) for run in chunk(doc_ids)]
-        if len(chunks) > 1 and (given is not None or is_morgan):    # a latent is of a whole text
+        ids = np.array(doc_ids, dtype)
+        cuts = [len(run) for run in chunk(ids)]
+        if len(cuts) > 1 and (given is not None or is_morgan):      # a latent is of a whole text
             n_too_long += 1
             continue
-        runs += chunks
-        owners += [i] * len(chunks)
+        tokens += ids.tobytes()
+        lengths += cuts
+        owners += [i] * len(cuts)
+    tokens = np.frombuffer(tokens, dtype)                                # (T,)
+    lengths, owners = np.array([lengths, owners], np.int64)              # (n,) each
 
     # their latents, given or of exactly the texts that the tokens decode to
     latents = None
@@ -198,8 +235,9 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
     if given is not None:
         latents = given[owners]
     elif encoder is not None:
-        texts = [tokenizer.decode(run) for run in runs]
-        with progress_bar(total=len(runs), desc=name, unit=' samples') as bar:
+        texts = [tokenizer.decode(tokens[begin:end])
+                 for begin, end in itertools.pairwise(offsets_of(lengths))]
+        with progress_bar(total=len(texts), desc=name, unit=' samples') as bar:
             latents = np.asarray(encoder(texts, progress=bar.update))    # (n, N, D)
         n_truncated = encoder.truncated
         encoder.truncated = 0
@@ -224,52 +262,59 @@ def write_shard(folder, name, key, docs, given, tokenizer, encoder, max_tokens):
             doc = docs[owners[worst]]
             place = os.path.basename(doc.place) or short(doc.text)
             flaw = f'{place}: {flaw_of(latents[worst])}'
-        latents = stored[is_good]
-        runs = [run for run, keep in zip(runs, is_good) if keep]
+            stored = stored[is_good]
+            tokens = tokens[np.repeat(is_good, lengths)]
+            lengths, owners = lengths[is_good], owners[is_good]
+        latents = stored
 
-    lengths = [len(run) for run in runs]
-    tokens = np.concatenate([np.empty(0, dtype), *runs])
-    offsets = np.cumsum([0] + lengths, dtype=np.int64)
+    # of given ones, those that say nothing; of its own an encoder says so
+    n_zero = 0
+    first_zero = ''
+    if given is not None:
+        is_zero = ~latents.any((1, 2))
+        n_zero = int(is_zero.sum())
+        if n_zero:
+            first_zero = os.path.basename(docs[owners[is_zero.argmax()]].place)
+
     content = {
-        f'{name}.tokens.bin': tokens.tobytes(),
-        f'{name}.offsets.npy': as_bytes(np.save, offsets),
+        f'{name}.tokens.bin': tokens.view(np.uint8),
+        f'{name}.offsets.npy': as_bytes(np.save, offsets_of(lengths)),
     }
     if latents is not None:
         content[f'{name}.latents.npy'] = as_bytes(np.save, latents)
-    files = write_files(folder, content)
+    files = write_files(claim, content)
 
     # the note comes last: from now on the shard is whole
     n_bytes_of_id = np.array([len(piece) for piece in tokenizer.pieces])
-    n_of_id = np.bincount(tokens, minlength=len(n_bytes_of_id))
+    parts = np.array_split(tokens, 1 + len(tokens) // 2**24)             # each cast to int64
+    n_of_id = sum(np.bincount(part, minlength=len(n_bytes_of_id)) for part in parts)
     entry = dict(
         name=name,
         key=key,
-        samples=len(runs),
+        samples=len(lengths),
         documents=len(docs),
         tokens=len(tokens),
         bytes=int(n_of_id @ n_bytes_of_id),
-        longest=max(lengths, default=0),
+        longest=int(lengths.max(initial=0)),
         nonfinite=n_nonfinite,
         flaw=flaw,
         longer_than_max_tokens=n_too_long,
         truncated=n_truncated,
         unknown=n_unknown,
+        zero=n_zero,
+        first_zero=first_zero,
         latent_shape=None if latents is None else list(latents.shape[1:]),
         files=files,
     )
-    write_text(note_path(folder, name), sealed(entry))
+    write_files(claim, {f'{name}.whole.json': sealed(entry).encode()})
     return entry
-
-
-def note_path(folder, name):
-    return os.path.join(folder, f'{name}.whole.json')
 
 
 def written_before(folder, name, key):
     """ The entry of a shard that an earlier run wrote from the same documents and settings, and
     whose files and note are whole; else None. """
     try:
-        entry = read_sealed(note_path(folder, name))
+        entry = read_sealed(os.path.join(folder, f'{name}.whole.json'))
         if entry['key'] != key:
             return None
         for file, known in entry['files'].items():

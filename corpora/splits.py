@@ -6,19 +6,26 @@ Which split and which shard a document goes to.
         ...                                                      # of this rank
 
 The hash of a document decides whether it is train or val, before it is cut, so no document is in
-both, and its neighbours do not matter. In the order of reading, document n of a split goes to shard
-n // shard_size. The ranks take shards in turn; each reads all documents, which is fast.
+both, however it is spelled (sources.hash_function), and its neighbours do not matter. In the order
+of reading, document n of a split goes to shard n // shard_size. The ranks take shards in turn; each
+reads all documents, which is fast.
 """
 import hashlib
 import heapq
 import itertools
+from array import array
 from collections import Counter
 from dataclasses import dataclass
+from sys import getsizeof
+
+import numpy as np
 
 from corpora.layouts import counted
-from corpora.sources import documents, names_of, text_hash
+from corpora.readers import passed_over
+from corpora.sources import documents, hash_function, names_of, text_hash
 from runs.console import progress_bar, warn
 from runs.distributed import rank, world
+from runs.files import MOST_MEMORY
 
 FIT_DOCUMENTS = 100_000        # tokenizer and lsa are fitted on at most so many documents of train
 
@@ -26,7 +33,7 @@ FIT_DOCUMENTS = 100_000        # tokenizer and lsa are fitted on at most so many
 @dataclass
 class Plan:
     """ What rank 0 finds in one pass over the documents, and decides; every rank gets it. """
-    limit: int                 # a document of a smaller hash goes to val
+    is_val: np.ndarray         # of each document of the input, in the order of reading: packed bits
     totals: Counter            # documents of train and val
     digest: str                # of all documents, in the order of reading
     counts: dict               # {input, val_input: a Counter of documents read, kept and dropped}
@@ -42,22 +49,27 @@ def survey(source, val, val_fraction):
     of its own; and the texts of train to fit on. """
     # read all; again, if all or none have fallen below the limit: at least one goes to each split
     limit = 0 if val else int(val_fraction * 2**64)
-    counts, totals, digest, sample, hashes = read_once(source, limit)
-    lowest, highest = hashes
-    fitting = min(max(limit, lowest + 1), highest)
-    if not val and totals and fitting != limit:
-        limit = fitting
-        counts, totals, digest, sample, _ = read_once(source, limit)
+    counts, sizes, digest, sample, hashes = read_once(source, limit)
+    if len(hashes) and not val:
+        fitting = min(max(limit, int(hashes.min()) + 1), int(hashes.max()))
+        if fitting != limit:
+            limit = fitting
+            counts, sizes, digest, sample, hashes = read_once(source, limit)
+    is_val = hashes < np.uint64(limit)
     counts_of = dict(input=counts)
     name = ', '.join(names_of(source))
     if val:
+        # which of its documents are among those of train, all of them?
         counts_of['val_input'] = Counter()
-        known = {text for _, text in sample}
+        hash_of = hash_function(val)
+        of_val = array('Q')
         for doc in noted(documents(val, counts_of['val_input']), digest):
-            totals['val'] += 1
-            counts_of['val_input']['known'] += doc.text in known
+            of_val.append(hash_of(doc.text))
+            sizes.add('val', doc)
+        counts_of['val_input']['known'] = int(np.isin(np.array(of_val, np.uint64), hashes).sum())
 
     # neither split may be empty
+    totals = sizes.documents
     for one, found in zip((source, val), counts_of.values()):
         if not found['kept']:
             dropped = ', '.join(counted(found)) or 'nothing'
@@ -71,14 +83,17 @@ def survey(source, val, val_fraction):
     # what a person may not have meant
     if val and counts_of['val_input']['known']:
         warn(f'{counts_of["val_input"]["known"]:,} of {totals["val"]:,} documents of val_input are '
-             f'in the input, too ({len(sample):,} of it were compared)')
+             'in the input, too')
     if totals['val'] < 20:
         warn(f'val has {totals["val"]} documents, too few to measure anything: give more with '
              '--val_fraction= or --val_input=')
+    for knob, found in counts_of.items():
+        if passed_over(found):
+            warn(f'{knob}: {passed_over(found)}')
     if counts['nucleotides'] > counts['read'] / 2:
         warn(f'{name}: {counts["nucleotides"]} of {counts["read"]} sequences have no letters but '
              'ACGTUN: nucleotides, and they are read as residues')
-    plan = Plan(limit, totals, digest.hexdigest(), counts_of)
+    plan = Plan(np.packbits(is_val), totals, digest.hexdigest(), counts_of)
     return plan, [text for _, text in sorted(sample, reverse=True)]
 
 
@@ -89,43 +104,65 @@ def noted(docs, digest):
         yield doc
 
 
+class Sizes:
+    """ How many documents a split has, and how many bytes the texts of its newest shard take. """
+
+    def __init__(self, shard_size):
+        self.shard_size = shard_size
+        self.documents = Counter()
+        self.bytes = Counter()
+
+    def add(self, split, doc):
+        """ ValueError where the documents of a shard, which are in memory together, are too large
+        for that. """
+        n = self.documents[split] % self.shard_size
+        self.documents[split] += 1
+        self.bytes[split] = getsizeof(doc.text) + (self.bytes[split] if n else 0)
+        if self.bytes[split] > MOST_MEMORY and n:
+            raise ValueError(f'{n + 1:,} documents of one shard take {self.bytes[split]:,} bytes, '
+                             f'more than the {MOST_MEMORY:,} that are held in memory: '
+                             f'--shard_size={(n + 1) // 2}, or shorter documents')
+
+
 def read_once(source, limit):
-    """ The counts of all documents, the sizes of the splits, the digest, a sample of train as
-    [(-hash, text)], the lowest and the highest hash. The sample has the smallest hashes of train,
-    so it is uniform, and the same in any order of reading. """
+    """ The counts of all documents, the Sizes of the splits, the digest, a sample of train as
+    [(-hash, text)], and the hash that decides the split of each document, (n,) uint64: that of its
+    group, or else of its text. Below the limit it is val. The sample has the smallest hashes of
+    train, so it is uniform, and the same in any order of reading; all of it fits into memory. """
     counts = Counter()
-    totals = Counter()
+    sizes = Sizes(source.shard_size)
     digest = hashlib.sha256()
     sample = []                                              # a heap
-    lowest = 2**64
-    highest = 0
+    n_bytes = 0                                              # that its texts take
+    highest_of_sample = 2**64
+    hashes = array('Q')                                      # 8 bytes a document
+    hash_of = hash_function(source)
     with progress_bar(desc='reading', unit=' documents') as bar:
         for doc in noted(documents(source, counts), digest):
-            split, h = split_of(doc, limit)
-            totals[split] += 1
-            lowest, highest = min(lowest, h), max(highest, h)
-            if split == 'train':
+            h = text_hash(doc.group) if doc.group else hash_of(doc.text)
+            hashes.append(h)
+            sizes.add('val' if h < limit else 'train', doc)
+            if limit <= h < highest_of_sample:
                 heapq.heappush(sample, (-h, doc.text))
-            if len(sample) > FIT_DOCUMENTS:
-                heapq.heappop(sample)
+                n_bytes += getsizeof(doc.text)
+            # what leaves the sample is its highest hash, and no higher one comes again
+            while len(sample) > FIT_DOCUMENTS or n_bytes > MOST_MEMORY and len(sample) > 1:
+                minus_h, text = heapq.heappop(sample)
+                highest_of_sample = -minus_h
+                n_bytes -= getsizeof(text)
             bar.update()
-    return counts, totals, digest, sample, (lowest, highest)
-
-
-def split_of(doc, limit):
-    """ The split of a document, and the hash that decides it: that of its group or else its own
-    text. """
-    h = text_hash(doc.group or doc.text)
-    return 'val' if h < limit else 'train', h
+    return counts, sizes, digest, sample, np.array(hashes, np.uint64)
 
 
 def own_shards(plan, shard_size, source, val):
     """ (split, number of the shard, its documents) of the shards of this rank, as each fills up.
     ValueError at the end, where the documents are not those of the survey. """
-    # all documents in the order of reading, those of val_input last
+    # all documents in the order of reading, those of val_input last. If there are more of them now,
+    # the digest is another one, too
     digest = hashlib.sha256()
-    stream = ((split_of(doc, plan.limit)[0], doc)
-              for doc in noted(documents(source, Counter()), digest))
+    is_val = itertools.chain(np.unpackbits(plan.is_val), itertools.repeat(0))
+    stream = (('val' if bit else 'train', doc)
+              for doc, bit in zip(noted(documents(source, Counter()), digest), is_val))
     if val:
         more = noted(documents(val, Counter()), digest)
         stream = itertools.chain(stream, (('val', doc) for doc in more))

@@ -12,11 +12,13 @@ Ids: V = vocab_size of them, EOS and PAD included. MASK is id V. No text contain
 import os
 import re
 
-from runs.files import read_json
 from data import check_file, read_meta
+from runs.files import MOST_JSON, in_one_line, read_json, short
 
+LONGEST_PART = 2**18           # characters that are tokenized at a time: ids take much room
 LONGEST_PIECE = 252            # bytes that BPE joins at most. To fit a word takes the square of its
                                # length; whole characters of 1, 2, 3 or 4 bytes fill a piece
+BEFORE_WORD = re.compile(r'(?<=\S) (?=\S)')
 RESIDUES = 'LAGVSERTIDPKQNFYMHWCXBUZO.-'         # ESM's letters, in ESM's order
 SMILES = ('Cl', 'Br', '[nH]', *map(chr, range(32, 127)))     # atoms of two letters or more first
 
@@ -52,6 +54,24 @@ class Tokenizer:
         return dict(kind=self.kind, vocab_size=self.vocab_size, eos=self.eos, pad=self.pad)
 
 
+def spelled(kind, text):
+    """ A text as a tokenizer of this kind reads it: residues in capital letters, as of FASTA. """
+    return text.upper() if kind == 'esm' and text.isascii() else text
+
+
+def parts_of(text):
+    """ A long text in parts that join to it. A cut lies before a word, where a tokenizer cuts, too;
+    between any two characters only where no word ends for long. """
+    begin = 0
+    while len(text) - begin > LONGEST_PART:
+        middle = begin + LONGEST_PART // 2
+        found = BEFORE_WORD.search(text, middle, begin + LONGEST_PART)
+        end = found.start() if found else begin + LONGEST_PART
+        yield text[begin:end]
+        begin = end
+    yield text[begin:]
+
+
 def load_tokenizer(folder_or_name):
     """ The tokenizer of a dataset folder or of a run's data/, or one by name. """
     name = folder_or_name
@@ -80,10 +100,14 @@ def piece_tokenizer(kind, pieces):
     cut = re.compile('|'.join(map(re.escape, pieces)) + '|.', re.DOTALL)
 
     def encode_batch(texts):
-        try:
-            return [[id_of[piece] for piece in cut.findall(text)] for text in texts]
-        except KeyError as error:
-            raise ValueError(f'tokenizer {kind}: {error} is none of {"".join(pieces)}') from None
+        batch = []
+        for text in texts:
+            try:
+                batch.append([id_of[piece] for piece in cut.findall(spelled(kind, text))])
+            except KeyError as error:
+                raise ValueError(f'tokenizer {kind}: {error} is none of {"".join(pieces)}; it is '
+                                 f'in {short(text)}') from None
+        return batch
     return Tokenizer(kind, encode_batch, [piece.encode() for piece in pieces])
 
 # -----------------------------------------------------------------------------
@@ -111,7 +135,7 @@ def bpe_tokenizer(path):
     memory. """
     from tokenizers import Tokenizer as HFTokenizer, models
     try:
-        model = read_json(path)['model']
+        model = read_json(path, limit=2 * MOST_JSON)['model']
         words = sorted(model['vocab'].items(), key=lambda item: item[1])
         merges = [tuple(pair) for pair in model['merges']]
 
@@ -147,4 +171,8 @@ def tiktoken_tokenizer(name):
     pieces = [b''] * encoding.n_vocab
     for piece in encoding.token_byte_values():
         pieces[encoding.encode_single_token(piece)] = piece
-    return Tokenizer(name, encoding.encode_ordinary_batch, pieces, eos=encoding.eot_token)
+
+    def encode_batch(texts):
+        with in_one_line(f'tokenizer {name}'):   # a text may be too much for its regular expression
+            return encoding.encode_ordinary_batch(texts)
+    return Tokenizer(name, encode_batch, pieces, eos=encoding.eot_token)

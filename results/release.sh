@@ -14,7 +14,7 @@
 set -e
 PY=${PY:-python}
 MINILM=${MINILM:-minilm}
-FOLDER=; [ "$MINILM" = minilm ] || FOLDER=--encoder_folder=$MINILM
+FOLDER=; [ "$MINILM" = minilm ] || FOLDER=--encoder=$MINILM
 
 # results.json of a run as results/NAME.json, without paths of this machine
 keep() {
@@ -101,7 +101,7 @@ ROWS = (
     ('text from embedding, BLEU', 'l2t', '', 'bleu', 1, 'nearest', 'nearest training text'),
     ('by diffusion, greedy, BLEU', 'l2t', 'diffusion', 'bleu', 1, '', ''),
     ('from left to right, greedy, BLEU', 'l2t', 'left_to_right', 'bleu', 1, '', ''),
-    ('text from embedding, word F1, %', 'l2t', '', 'f1', 1, 'nearest', 'nearest training text'),
+    ('text, F1 of sets of words, %', 'l2t', '', 'f1', 1, 'nearest', 'nearest training text'),
     ('embedding from text, centred cosine', 't2l', '', 'centred_cosine', 3, 'ridge',
      'ridge regression'),
     ('half of the tokens filled in, % right', 'infill', '', 'token_accuracy', 1, 'left_to_right',

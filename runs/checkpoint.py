@@ -12,6 +12,7 @@ training_state.json holds the size and the SHA-256 of the files beside it, and i
 checkpoint can be proven whole. Shapes are compared with the file's before a model takes memory.
 """
 import re
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -19,13 +20,16 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from configurator import seen_from
 from model import Model, ModelConfig
-from runs.files import check, one_line, read_sealed, short
+from runs.files import check, one_line, read_sealed, regular, short, why
 from runs.identity import check_same, of_dataset
 from data import read_meta
 
 # Names that are read from files must match this, so none leads out of the run folder.
 STEP = re.compile(r'step-\d{8,12}', re.ASCII)
+FILES = ('model.safetensors', 'ema.safetensors', 'optimizer.safetensors', 'rng.safetensors',
+         'training_state.json')
 
 
 def steps(out_dir):
@@ -37,14 +41,44 @@ def steps(out_dir):
 def best_of(out_dir):
     """ The text in `best`, its first 100 bytes, whatever it is; '' before the first evaluation. """
     path = Path(out_dir) / 'best'
-    return path.read_text(errors='replace')[:100].strip() if path.is_file() else ''
+    if not path.is_file():
+        return ''
+    with open(path, 'rb') as f:
+        return f.read(100).decode(errors='replace').strip()
+
+
+def read_state(folder):
+    """ training_state.json of a checkpoint folder. ValueError where what all readers ask of it has
+    another form. """
+    path = Path(folder) / 'training_state.json'
+    state = read_sealed(path)
+    for name, kind in dict(step=int, identity=dict, knobs=dict, files=dict).items():
+        if type(state.get(name)) is not kind:
+            raise ValueError(f'{path}: {name} is {short(state.get(name))}, expected '
+                             f'{"an object" if kind is dict else "a whole number"}')
+    for name, entry in state['files'].items():
+        is_known = name in FILES and isinstance(entry, dict)
+        if not is_known or type(entry.get('bytes')) is not int or 'sha256' not in entry:
+            raise ValueError(f'{path}: of its files, {short(name)} is {short(entry)}, expected '
+                             f'one of {", ".join(FILES[:-1])}, with its bytes and sha256')
+    return state
+
+
+@contextmanager
+def as_written(out_dir):
+    """ Around code that reads the knobs of a run: of another form, they are one line. """
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f'{out_dir}: its knobs are not as this code writes them '
+                         f'({type(error).__name__}: {one_line(error)})') from None
 
 
 def verify(folder):
     """ The training state of a checkpoint that is whole to the bit. Else ValueError: the file, what
     was found, what was expected. """
     folder = Path(folder)
-    state = read_sealed(folder / 'training_state.json')
+    state = read_state(folder)
     for name, entry in state['files'].items():
         check(folder / name, entry)
     if state['step'] != int(folder.name[5:]):
@@ -53,11 +87,15 @@ def verify(folder):
 
 
 def read_tensors(path):
-    """ {name: tensor} of a safetensors file. """
+    """ {name: tensor} of a safetensors file, all of them finite. """
     try:
-        return load_file(path)
+        tensors = load_file(regular(path))
     except (OSError, ValueError, SafetensorError) as error:
-        raise ValueError(f'cannot read {path}: {one_line(error)}') from None
+        raise ValueError(f'cannot read {path}: {why(path, error)}') from None
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise ValueError(f'{path}: {name} holds nan or inf, which no training saves')
+    return tensors
 
 
 def check_tensors(path, found, expected):
@@ -73,10 +111,10 @@ def find_checkpoint(out_dir, which='best'):
     """ The name of a checkpoint folder, as 'step-00001000'. which: 'best', 'latest' or that name.
     Before the first evaluation, and in an export, no best is named: then it is the latest. """
     best = best_of(out_dir)
-    found = [path.name for path in steps(out_dir)]
+    found = [path.name for path in steps(out_dir) if path.is_dir()]      # no link to nowhere
     if not found:
-        raise ValueError(f'no run in {out_dir}: train it to its first checkpoint, or name another '
-                         '--out_dir')
+        raise ValueError(f'no run in {out_dir}{seen_from(out_dir)}: train it to its first '
+                         'checkpoint, or name another --out_dir')
     name = {'latest': found[0], 'best': best or found[0]}.get(which, which)
     if name not in found:
         raise ValueError(f'{out_dir} has no checkpoint {short(name)}, only {found}: choose one '
@@ -89,7 +127,10 @@ def config_of(identity, folder):
     names = [field.name for field in fields(ModelConfig)]
     if not {*names, 'latent_target'} <= identity.keys():
         raise ValueError(f'{folder} was written by another version of this code: read it with that')
-    return ModelConfig(**{name: identity[name] for name in names})
+    try:
+        return ModelConfig(**{name: identity[name] for name in names})
+    except (TypeError, ValueError) as error:               # values of other types
+        raise ValueError(f'{folder}: no network has its form ({one_line(error)})') from None
 
 
 def load_model(out_dir, which='best', device='cpu'):
@@ -107,8 +148,8 @@ def load_model(out_dir, which='best', device='cpu'):
 def read_model(folder, device):
     """ (model, knobs, meta) of a checkpoint folder. """
     out_dir = folder.parent
-    state = read_sealed(folder / 'training_state.json')
-    identity = state.get('identity', {})
+    state = read_state(folder)
+    identity = state['identity']
     config = config_of(identity, folder)
     knobs = state['knobs']
 
@@ -122,6 +163,8 @@ def read_model(folder, device):
     # positions are in no file
     kind = 'ema' if 'ema.safetensors' in state['files'] else 'model'
     path = folder / f'{kind}.safetensors'
+    if path.name not in state['files']:
+        raise ValueError(f'{folder}/training_state.json: {path.name} is not among its files')
     check(path, state['files'][path.name])
     weights = read_tensors(path)
     try:

@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import traceback
-from contextlib import suppress
 from datetime import timedelta
 
 import torch
@@ -23,6 +22,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from configurator import stop
+from runs.console import warn
 
 MEETING = 300.0                # seconds in which all processes must be found at the start
 
@@ -40,11 +40,12 @@ def world():
 
 
 def print0(*words, file=None):
-    """ Prints a line, on rank 0 alone. Where nobody reads any more, after `| head` or in a terminal
-    that was closed, the line is dropped and the run goes on. """
+    """ Prints a line, on rank 0 alone. Where it cannot be written, the run goes on without it. """
     if rank() == 0:
-        with suppress(OSError):
+        try:
             print(*words, file=file, flush=True)
+        except OSError as error:                           # runs/begin.py raises it once
+            warn(f'{error}; the run goes on')
 
 
 # ---- meeting and parting
@@ -57,11 +58,14 @@ def join(device, timeout):
     host, port = os.environ.get('MASTER_ADDR'), os.environ.get('MASTER_PORT')
     backend = 'cpu:gloo,cuda:nccl' if torch.device(device).type == 'cuda' else 'gloo'
     try:
-        # the store where they meet has another timeout than collectives
-        store, *_ = next(dist.rendezvous('env://', timeout=timedelta(seconds=MEETING)))
+        # a process may end between the store and the first collective, which connects them: so
+        # until then they wait no longer than for each other
+        meeting = timedelta(seconds=MEETING)
+        store, *_ = next(dist.rendezvous('env://', timeout=meeting))
         dist.init_process_group(backend, store=store, rank=rank(), world_size=world(),
-                                timeout=timedelta(seconds=timeout))
-        all_gather_object(rank())                          # the first collective connects them
+                                timeout=meeting)
+        all_gather_object(rank())
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout))
     except (OSError, RuntimeError, ValueError) as error:
         raise ConnectionError(f'rank {rank()} of {world()} cannot meet the others at '
                               f'MASTER_ADDR={host} MASTER_PORT={port}: '
@@ -87,13 +91,18 @@ def leave_at_once(kind, error, trace):
     # the last is what gloo says of a bucket of gradients when another one has timed out
     says_so = any(word in words for word in ('gloo', 'NCCL', 'timeout caused pair closure'))
     is_lost = isinstance(error, dist.DistError) or isinstance(error, RuntimeError) and says_so
+    code = 1
     if is_lost:
+        code = 4
         print(f'error: rank {rank()} lost the other processes ({words.splitlines()[0]}): nothing '
               'is saved now, what was saved before stands', file=sys.stderr, flush=True)
+    elif issubclass(kind, KeyboardInterrupt):
+        print('error: interrupted', file=sys.stderr, flush=True)
+        code = 130
     else:
         traceback.print_exception(kind, error, trace)
     sys.stdout.flush()
-    os._exit(4 if is_lost else 1)
+    os._exit(code)
 
 
 def stop_all(message, code):
@@ -152,6 +161,16 @@ def rank0_or_stop(code, function, *args, **kw):
     if error:
         stop_all(error, code)
     return result
+
+
+def first_error(function, *args):
+    """ Calls a function on every rank. All get the first error, as a text; None without one. """
+    error = None
+    try:
+        function(*args)
+    except (ValueError, OSError) as failure:
+        error = str(failure)
+    return next(filter(None, all_gather_object(error)), None)
 
 
 # ---- the model on many processes

@@ -14,9 +14,15 @@ it has the last name alone.
                           step-N/model.safetensors  the averaged weights
                           results.json              what evaluate.py measured, if it did
 """
-import json
 import os
-import shutil
+import sys
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.realpath(__file__))))
+if __name__ == '__main__':
+    import runs.begin                                      # before torch
+
+import glob
+import json
 from pathlib import Path
 
 import torch
@@ -24,11 +30,11 @@ import torch
 from configurator import configure, stop_on_error
 from corpora.encoder_table import TABLE
 from runs import checkpoint, saving
-from runs.files import read_json
 from data import read_meta
+from runs.files import read_json, short
 from runs.results import find, read_results, write_results
 from runs.run_folder import copy_data
-from runs.writing import sealed, write_text
+from runs.writing import clear, sealed, write_folder, write_text
 
 out_dir = 'out/quickstart'     # <a run folder>: what is exported
 which = 'best'                 # best | latest | <a step, as step-00001000>
@@ -45,7 +51,7 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     ValueError where the folder exists, something of the run is missing or broken, or a weight is
     too large for `dtype`. """
     out_dir, folder = Path(out_dir), Path(folder)
-    if folder.exists():
+    if os.path.lexists(folder):
         raise ValueError(f'{folder} exists: choose another folder')
 
     # the run, and the weights that sampling reads
@@ -53,6 +59,9 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     state = checkpoint.verify(out_dir / name)
     # the knobs are those of these weights: config.json may be of a later attempt
     config = read_json(out_dir / 'config.json') | state['knobs']
+    if not isinstance(config.get('versions'), dict):
+        raise ValueError(f'{out_dir}/config.json: found versions {short(config.get("versions"))}, '
+                         'expected those of python, torch and numpy, as train.py writes them')
     kind = 'ema' if 'ema.safetensors' in state['files'] else 'model'
     weights = checkpoint.read_tensors(out_dir / name / f'{kind}.safetensors')
     for key, weight in weights.items():
@@ -62,13 +71,8 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
             raise ValueError(f'{out_dir}/{name}: {key} is too large for {dtype}: '
                              '--weights_dtype=float32')
 
-    # a folder beside it, renamed at the end
-    tmp = folder.with_name(folder.name + '.tmp')
-    shutil.rmtree(tmp, ignore_errors=True)
-    tmp.mkdir(parents=True)
+    # the record of its data, and the knobs without the command line
     kept = without_folders({key: state[key] for key in ('step', 'identity', 'knobs')})
-    saving.write_files(tmp / name, {'model': weights}, kept)
-    copy_data(out_dir / 'data', tmp)
     meta = read_meta(out_dir / 'data')
     ids = {row['revision']: row['id'] for row in TABLE.values() if 'revision' in row}
     if meta['encoder'] and meta['encoder']['revision'] in ids:           # a copy in a folder
@@ -76,19 +80,23 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     elif meta['encoder'] and is_of_a_folder(meta['encoder']):
         meta['encoder']['id'] = os.path.basename(os.path.normpath(meta['encoder']['id']))
     meta = without_folders(meta)
-    write_text(tmp / 'data/meta.json', sealed(meta))
-
-    # the knobs without the command line, what was measured, and the card
     config.pop('argv', None)
     config = without_folders(config)
-    write_text(tmp / 'config.json', json.dumps(config, indent=1))
+
+    # the folder, with what was measured, and the card
     results = results_of(out_dir / 'results.json', name)
-    if results:
-        write_results(tmp / 'results.json', results)
     lines = card(folder.name, config, meta, state['step'], license, hardware, data, dtype,
                  results)
-    write_text(tmp / 'README.md', '\n'.join(lines) + '\n')
-    os.rename(tmp, folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    clear(folder.parent, glob.escape(folder.name[:100]))
+    with write_folder(folder) as tmp:
+        saving.write_files(tmp / name, {'model': weights}, kept)
+        copy_data(out_dir / 'data', tmp)
+        write_text(tmp / 'data/meta.json', sealed(meta))
+        write_text(tmp / 'config.json', json.dumps(config, indent=1))
+        if results:
+            write_results(tmp / 'results.json', results)
+        write_text(tmp / 'README.md', '\n'.join(lines) + '\n')
 
 
 def is_of_a_folder(encoder):
@@ -159,14 +167,14 @@ def what_to_supply(config, meta, title):
                 f'revision `{encoder["revision"]}`. It is downloaded with the first text.']
     return [f'**You supply the encoder**, `{encoder["id"]}`: it was in a folder, and is on no hub.',
             'Ask the author for it, and open the run with',
-            f"`Run('{title}', encoder_folder='FOLDER')`. The digest of its files is checked:",
+            f"`Run('{title}', encoder='FOLDER')`. The digest of its files is checked:",
             f'`{encoder["revision"]}`. Without it, give latents as arrays: `run.write(latents=z)`.']
 
 
 def figures(results):
     """ The lines of a table: what was measured, with a control; at times there is no more. """
     def cell(record):
-        if record is None:
+        if record is None or record['value'] is None:
             return ''
         error = '' if record['se'] is None else f' ± {record["se"]:.3f}'
         return f'{record["value"]:.3f}{error}'
@@ -180,7 +188,8 @@ def figures(results):
     if not rows:
         return ['Nothing was measured beside a control on this checkpoint (`evaluate.py`).']
     return ['| of the validation split | | another text\'s latent | no latent | texts |',
-            '|---|--:|--:|--:|--:|', *rows, '', '± is the standard error over texts.']
+            '|---|--:|--:|--:|--:|', *rows, '',
+            '± is the standard error over texts. f1 is of the sets of words.']
 
 
 if __name__ == '__main__':

@@ -6,20 +6,23 @@ The log of a run: training_log.jsonl, the lines on the screen, and wandb where i
 `text` is the loss of the masked rows, per real token. Over clocks from t_min on it is no bound on
 -log p; val_text of the validation is one.
 """
-import json
 import math
 import os
 import resource
+import shlex
 import sys
 import time
 from datetime import timedelta
 
 import torch
 
+from configurator import HERE
 from diffusion import CAUSAL, MODES, modes_of
 from runs.console import warn
 from runs.distributed import all_gather_object, all_reduce_sum, print0, rank, world
+from runs import run_folder
 from runs.files import one_line
+from runs.writing import json_line
 
 # Dense bfloat16 operations per second, from the makers' data sheets, by torch's name of the card. A
 # card that is not here, or a part of one (MIG), has no MFU in the log
@@ -128,6 +131,11 @@ def summary(sums, micro_batches):
     return entry, line
 
 
+def no_link(path, flags):
+    """ Opens a file; OSError for a link, or a pipe that nobody reads. """
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+
+
 class StepLog:
     """ The steps since the last line. What is known of them stays on the device until `report`.
     rows_of(step, micro, rank) -> (first row, rows of the dataset). """
@@ -136,6 +144,7 @@ class StepLog:
         self.out_dir, self.device = out_dir, device
         self.max_iters = max_iters
         self.modes = modes_of(config['mode'])
+        self.is_masked = config['text_process'] in ('masked', 'atat')
         self.rows_of = rows_of
         self.peak = peak_of(device)                        # None: not known, and no MFU is logged
         self.wandb = None
@@ -164,20 +173,23 @@ class StepLog:
         self.n_steps += 1
 
     def write(self, **entry):
-        """ A line of training_log.jsonl. A full disk is a warning. """
+        """ A line of training_log.jsonl. A full disk is a warning, and so is a folder that is no
+        longer this run's: the next save ends the run. """
         if rank():
             return
-        path = os.path.join(self.out_dir, 'training_log.jsonl')
+        path = os.path.join(self.out_dir, run_folder.LOG)
         try:
-            with open(path, 'a') as f:
-                f.write(json.dumps(entry) + '\n')
-        except OSError as error:
-            print0(f'warning: cannot log in {path}: {error.strerror or error}', file=sys.stderr)
+            run_folder.check()
+            with open(path, 'a', opener=no_link) as f:
+                f.write(json_line(entry) + '\n')
+        except (OSError, ValueError) as error:
+            why = getattr(error, 'strerror', None) or error
+            print0(f'warning: cannot log in {path}: {why}', file=sys.stderr)
         if self.wandb:
             self.wandb.log(entry, step=entry['step'])
 
-    def last_words(self, state, signal_name):
-        """ signal_name: of the signal that ended the run, or ''. """
+    def last_words(self, state, signal_name, meta):
+        """ signal_name: of the signal that ended the run, or ''; meta: of its dataset. """
         if signal_name:
             done = f'saved step {state.saved_at:,}' if state.saved_at else 'nothing to save'
             print0(f'{signal_name}: {done}; run the same command again to go on')
@@ -188,10 +200,30 @@ class StepLog:
             print0(f'{self.out_dir} is finished: {state.step:,} of {self.max_iters:,} steps; '
                    'raise --max_iters to go on')
         if not signal_name:
-            reads_text = len(state.model.config.streams) == 2 and self.modes != {'unconditional'}
-            given = '--text="..."' if reads_text else '--num_samples=4'
-            print0(f'python sample.py --out_dir={self.out_dir} {given}\n'
-                   f'python evaluate.py --out_dir={self.out_dir}')
+            print0(self.next_commands(state.model.config.streams, meta))
+
+    def next_commands(self, streams, meta):
+        """ Commands that write with the run, and that measure it. """
+        # what sample.py reads by default. Not every latent has an encoder that a text goes through
+        given = '--text="..."'
+        if len(streams) == 1:
+            given = '--num_samples=4'
+        elif self.modes & {'l2t', 'causal'} and not meta['encoder']:
+            given = '--image=FILE.png' if meta['source'].get('image_size') else '--latents=FILE.npy'
+        elif self.modes == {'unconditional'}:
+            given = '--num_samples=4'
+            if not self.is_masked:                             # then it draws one at a time
+                given = '--mode=text --num_samples=4'
+        tasks = ''
+        if meta['splits']['val']['samples'] == 1:              # no other text to shuffle it with
+            tasks = ' --tasks=nelbo'
+
+        # from the folder that one is in
+        out_dir = shlex.quote(self.out_dir)
+        sample, evaluate = (shlex.quote(os.path.relpath(os.path.join(HERE, f'{script}.py')))
+                            for script in ('sample', 'evaluate'))
+        return (f'python {sample} --out_dir={out_dir} {given}\n'
+                f'python {evaluate} --out_dir={out_dir}{tasks}')
 
     def evaluation(self, step, val, guess, is_best, seconds):
         """ val, guess: {name: loss}, of the network and of whoever guesses. """

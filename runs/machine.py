@@ -3,6 +3,7 @@ The machine of this process: its device, and the numbers that the device is fast
 """
 import ctypes
 import os
+import re
 import sys
 
 import torch
@@ -16,6 +17,9 @@ CPU_BFLOAT16 = ('amx_bf16', 'avx512_bf16', 'bf16')
 def pick_device(name='auto'):
     """ The name of a device. auto, cuda: the GPU of this process, and auto is the CPU where there
     is none. ValueError where the device cannot be used. """
+    if not re.fullmatch(r'auto|cpu|cuda(:\d+)?', name, re.ASCII):
+        raise ValueError(f'device={name!r}: choose from auto, cpu, cuda, cuda:1 or the like; '
+                         'nothing here was tried on another kind of device')
     n_gpus = torch.cuda.device_count()
     if name in ('auto', 'cuda') and n_gpus:
         number = int(os.environ.get('LOCAL_RANK') or os.environ.get('RANK') or 0)

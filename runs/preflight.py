@@ -18,7 +18,6 @@ from model import ModelConfig
 from runs import checkpoint, distributed
 from runs.console import progress_bar
 from runs.distributed import print0, rank, world
-from runs.files import read_sealed
 from runs.machine import pick_dtype
 
 
@@ -54,20 +53,15 @@ def open_data(config):
         raise ValueError(f'{folder} has no latents: prepare it with --encoder=..., '
                          'or train with --streams=text, --mode=unconditional')
 
-    # every shard is read once, a share by each process: about a second for 1 GB
-    for data in (train, val):
-        mine = progress_bar(data.entries[rank()::world()], desc='checking shards')
-        check_shards(data, mine, digest=True)
+    check_digests(train, val)
     return train, val
 
 
-def check_shards(data, entries, digest=False):
-    """ ValueError where a file of these shards has not the size, or the digest, that is noted. One
-    that is moved away in mid-run is still mapped, and whole. """
-    for entry in entries:
-        for name in entry['files']:
-            if digest or os.path.exists(os.path.join(data.folder, name)):
-                check_file(data.folder, name, entry['files'], digest)
+def check_digests(*splits):
+    """ Reads every shard once, a share by each process. ValueError where one is not as noted. """
+    for data in splits:
+        mine = data.entries[rank()::world()]
+        data.check_files(progress_bar(mine, desc='checking shards'))
 
 
 def earlier_network(config):
@@ -76,8 +70,7 @@ def earlier_network(config):
     for out_dir in filter(None, (config['out_dir'], config['init_from'])):
         for folder in checkpoint.steps(out_dir):
             try:
-                state = read_sealed(folder / 'training_state.json')
-                identity = state.get('identity', {})
+                identity = checkpoint.read_state(folder)['identity']
             except (ValueError, FileNotFoundError):        # a broken one; it is looked at again
                 continue
             c = checkpoint.config_of(identity, folder)

@@ -5,6 +5,7 @@ results.json of a run folder: what evaluate.py measured, as a list of records, o
      "texts": "", "point": {}, "knobs": {"rerank": 24}, "checkpoint": "step-00002000",
      "commit": "378cabf..."}
 
+    value      a number, or null where there is none, as a correlation with constant scores
     control    '': what the task measures. Else what stands beside it: shuffled, null, a rival
     se         the standard error over texts, or null
     n, texts   how many texts, and of which file or other dataset; '': of the validation split
@@ -19,10 +20,11 @@ import json
 import os
 
 from runs.files import read_json
-from runs.writing import lock, write_text
+from runs.writing import Lock, clear, json_line, write_text
 
-FIELDS = dict(task=str, metric=str, control=str, value=(int, float), n=int, texts=str, point=dict,
-              se=(int, float, type(None)), knobs=dict, checkpoint=str, commit=(str, type(None)))
+NUMBER = (int, float, type(None))
+FIELDS = dict(task=str, metric=str, control=str, value=NUMBER, n=int, texts=str, point=dict,
+              se=NUMBER, knobs=dict, checkpoint=str, commit=(str, type(None)))
 
 
 def read_results(path):
@@ -37,15 +39,17 @@ def read_results(path):
 
 def write_results(path, records):
     """ A record a line. """
-    lines = ',\n'.join(json.dumps(record) for record in records)
+    lines = ',\n'.join(json_line(record) for record in records)
     write_text(path, f'[\n{lines}\n]\n')
 
 
 def add_results(path, records):
     """ Records into results.json, in place of those of the same measurements. Another evaluation
     of the run may end now, so one process at a time reads and writes. """
-    records = json.loads(json.dumps(records))              # as they are read: tuples are lists
-    with lock(os.path.dirname(path) or '.', wait=True):
+    records = json.loads(json_line(records))               # as they are read: tuples are lists
+    folder, name = os.path.split(path)
+    with Lock(folder or '.', wait=True):
+        clear(folder, name)
         old = read_results(path) if os.path.exists(path) else []
         kept = [record for record in old if not any(replaces(new, record) for new in records)]
         write_results(path, kept + records)

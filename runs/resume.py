@@ -13,10 +13,14 @@ from torch.distributed.checkpoint.state_dict import (
 from diffusion import modes_of
 from runs import checkpoint, distributed, run_folder, saving
 from runs.distributed import print0, rank
-from runs.files import read_array, read_sealed
+from runs.files import read_array, short
 from runs.identity import OF_TRAINING, as_json, check_same, differences, identity_of
 from data import check_file
+from runs.stages import lr_factor, read_stages
 
+# knobs that decide where in its schedule a run is, and with the modes what validation measures
+OF_SCHEDULE = {'max_iters', 'warmup_iters', 'min_lr', 'learning_rate', 'mode', 'length_schedule'}
+OF_VALIDATION = {'eval_rows', 'seed', 'latent_weight', 'predict_length'}
 SCORE_OF_ENDS = -8.0           # of EOS and PAD in a new bag: e^-8 of the weight of a token
 
 # tensors are whole in a checkpoint: gathered on rank 0's host, and read by every process
@@ -113,7 +117,7 @@ class State:
 
         known = {name: getattr(self, name) for name in self.counters}
         known |= {name: getattr(self, name).tolist() for name in self.counters_on_device}
-        known |= {'identity': self.identity, 'knobs': config}
+        known |= {'identity': self.identity, 'knobs': config, 'generators': [*tensors['rng']]}
         _, error = distributed.on_rank0(saving.save, config['out_dir'], self.step, tensors,
                                         known, config['keep'], is_best)
         self.failed_saves = self.failed_saves + 1 if error else 0
@@ -124,14 +128,24 @@ class State:
     def load(self, folder, known):
         """ What save has written to a folder, on any number of processes. known: its
         training_state.json. """
+        self.check_counters(folder / 'training_state.json', known)
         own, (own_moments, groups) = self.model.state_dict(), self.moments()
-        expected = {'model': own, 'ema': own, 'optimizer': own_moments}
+        expected = {'model': own, 'optimizer': own_moments, 'rng': None}
+        if known['knobs'].get('ema_decay'):
+            expected['ema'] = own
         read = {}
-        for name in known['files']:
-            kind = name.split('.')[0]
-            read[kind] = checkpoint.read_tensors(folder / name)
-            if kind in expected:
-                checkpoint.check_tensors(folder / name, read[kind], expected[kind])
+        for kind, like in expected.items():
+            path = folder / f'{kind}.safetensors'
+            if path.name not in known['files']:
+                raise ValueError(f'{folder}/training_state.json: its files are '
+                                 f'{", ".join(known["files"])}, expected {path.name} as well')
+            read[kind] = checkpoint.read_tensors(path)
+            if kind == 'rng':
+                # on another device one of cuda has a form that is not known here
+                cpu = torch.get_rng_state()
+                like = {name: cpu if name.endswith('.cpu') else read[kind].get(name, cpu)
+                        for name in known['generators']}
+            checkpoint.check_tensors(path, read[kind], like)
 
         # averages are read as weights are
         if self.ema is not None:
@@ -160,6 +174,23 @@ class State:
             torch.set_rng_state(rng[f'rank{rank()}.cpu'])
         if f'rank{rank()}.cuda' in rng and torch.device(self.device).type == 'cuda':
             torch.cuda.set_rng_state(rng[f'rank{rank()}.cuda'])
+
+
+    def check_counters(self, path, known):
+        """ ValueError where a counter in training_state.json is none, or a generator is not named:
+        the first process has one. """
+        for name in (*self.counters, *self.counters_on_device):
+            form = torch.as_tensor(getattr(self, name)).shape
+            try:
+                found = torch.tensor(known[name], dtype=torch.float64)
+            except (KeyError, TypeError, ValueError, RuntimeError, OverflowError):
+                found = torch.empty(0)
+            if found.shape != form or found.isnan().any() and name != 'history':
+                raise ValueError(f'{path}: {name} is {short(known.get(name))}, expected '
+                                 f'{"a number" if not form else f"{form[0]} numbers"}')
+        if 'rank0.cpu' not in known.get('generators', ()):
+            raise ValueError(f'{path}: generators are {short(known.get("generators"))}, expected '
+                             'rank0.cpu among them')
 
 
 def fill(model, weights):
@@ -227,7 +258,7 @@ def resume_or_begin(state, data, text_process, config):
     error = None
     try:
         if newest:
-            resume_from(newest, state, config)
+            resume_from(newest, state, data, config)
         else:
             if init_from:
                 begin_from(init_from, state)
@@ -252,20 +283,48 @@ def resume_or_begin(state, data, text_process, config):
     distributed.rank0_or_stop(2, run_folder.begin, config, data.folder, state.step)
 
 
-def resume_from(newest, state, config):
+def resume_from(newest, state, data, config):
     """ The state of a checkpoint, where it is of the same run: with the same model, process and
     samples in both splits, or `best` would compare losses of two validation splits. Says which
-    knobs are others now. """
-    known = read_sealed(newest / 'training_state.json')    # rank 0 has verified its files
+    knobs are others now, and what follows from them. """
+    known = checkpoint.read_state(newest)                  # rank 0 has verified its files
     check_same(newest, known['identity'], state.identity,
                ': choose another --out_dir, or the --dataset and the knobs that it had')
     state.load(newest, known)
 
     # other knobs
-    before = known['knobs']
-    if modes_of(before['mode']) != modes_of(config['mode']):
-        state.best_val = math.inf                          # it is of other losses
-    changed = differences(before, as_json(config))
+    before, now = known['knobs'], as_json(config)
+    changed = differences(before, now)
     if changed:
         print0('resumed with other knobs: '
                + ', '.join(f'{name} {old!r} -> {new!r}' for name, (old, new) in changed.items()))
+    if changed.keys() & OF_SCHEDULE and state.step:
+        say_schedule(state.step, data.seq_len, before, now)
+
+    # is the best loss so far one of other rows, other noise or other losses?
+    anew = sorted(changed.keys() & OF_VALIDATION)
+    if modes_of(before['mode']) != modes_of(config['mode']):
+        anew.append('mode')
+    if anew:
+        state.best_val = math.inf
+        print0(f'the next evaluation is the best so far: with another {", ".join(anew)} the '
+               'earlier ones do not compare with it')
+
+
+def say_schedule(step, seq_len, before, now):
+    """ From where to where the learning rate and the stage go: of the last step with the knobs
+    `before`, and of the next step with those of now. """
+    rates, stages = [], []
+    for knobs, at in ((before, step - 1), (now, step)):
+        rates.append(knobs['learning_rate'] * lr_factor(knobs, at))
+        found = read_stages(knobs['mode'], knobs['length_schedule'], knobs['streams'],
+                            knobs['max_iters'], seq_len)
+        which = next((i for i, stage in enumerate(found) if at < stage.end), len(found) - 1)
+        stages.append((which, f'mode {found[which].mode}, texts of {found[which].seq_len} tokens'))
+
+    # the stage only where it is another
+    said = f'at step {step:,} the learning rate goes from {rates[0]:.3g} to {rates[1]:.3g}'
+    (was, old), (is_now, new) = stages
+    if old != new:
+        said += f', and the run goes {"back " if is_now < was else ""}from {old}, to {new}'
+    print0(said)

@@ -1,14 +1,14 @@
 """
 What a run folder holds beside its checkpoints (checkpoint.py), and the signals that end a run.
+Nothing else that lies there is ever removed or overwritten (writing.py).
 
     out/<run>/config.json    for a reader: the knobs, argv, the git commit, versions
     out/<run>/data/          meta.json, tokenizer.json, latent_stats.npz, encoder.npz: copies from
                              the dataset, so a run folder is complete in itself
-    out/<run>/lock           held by the process that trains
+    out/<run>/lock           says that the folder is of a run; held by the process that trains
     out/<run>/preempted.json which signal ended the run, where one did
 """
 import json
-import os
 import platform
 import shutil
 import signal
@@ -20,11 +20,15 @@ import numpy as np
 import torch
 
 from configurator import HERE
-from runs.writing import fsync, lock, write_text
+from runs.writing import RUN, Claim, fsync, remove_folder, write_folder, write_text
 
 signal_seen = 0                # the signal that asks this process to leave, or 0: train.py looks
 
 DATA_FILES = ('meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz')
+LOG = 'training_log.jsonl'
+NAMES = ('config.json', 'data', 'best', 'preempted.json', LOG, 'step-[0-9]*')
+
+claim = None                   # the run folder of this process, where it has one: rank 0
 
 
 def git_commit():
@@ -38,18 +42,32 @@ def git_commit():
 
 
 def take(out_dir):
-    """ The run folder is this process's own until it ends. ValueError where another has it. """
-    path = Path(out_dir) / 'lock'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    lock(path)
+    """ The run folder is this process's own until it ends. ValueError where another has it, or
+    where it is of something else. """
+    global claim
+    claim = Claim(out_dir, RUN, NAMES)
+    log = Path(out_dir) / LOG
+    if log.exists() and log.stat().st_nlink > 1:
+        raise ValueError(f'{log}: this file has another name, too (a hard link), where each line '
+                         'would appear as well: make it a copy')
+
+
+def check():
+    """ ValueError where the run folder is no longer the one that this process took. """
+    if claim:
+        claim.check()
 
 
 def begin(config, data_folder, step):
     """ Makes the run folder ready for a training that has done so many steps: writes data/, and
     config.json where steps are left. At step 0 there is no checkpoint yet, so a data/ of an earlier
-    attempt is replaced. A resumed run keeps its own. """
+    attempt is replaced. A resumed run keeps its own. ValueError where data/ holds anything else:
+    then nothing is touched. """
     out_dir = Path(config['out_dir'])
+    data = out_dir / 'data'
+    if step == 0 and data.exists() and not remove_folder(data, DATA_FILES):
+        raise ValueError(f'{data} holds files that no run has put there: move them away, or name '
+                         'another --out_dir')
     found = {
         **config,
         'argv': sys.argv,
@@ -61,9 +79,7 @@ def begin(config, data_folder, step):
         write_text(out_dir / 'config.json', json.dumps(found, indent=1) + '\n')
 
     # data/, and no trace of a signal
-    if step == 0:
-        shutil.rmtree(out_dir / 'data', ignore_errors=True)
-    if not (out_dir / 'data').exists():
+    if not data.exists():
         copy_data(Path(data_folder), out_dir)
     (out_dir / 'preempted.json').unlink(missing_ok=True)
 
@@ -88,12 +104,8 @@ def note_preemption(out_dir, step, name):
 
 def copy_data(data_folder, out_dir):
     """ Copies DATA_FILES to out_dir/data, which appears whole or not at all. """
-    tmp = out_dir / 'data.tmp'
-    shutil.rmtree(tmp, ignore_errors=True)
-    tmp.mkdir()
-    for name in DATA_FILES:
-        if (data_folder / name).exists() or name == 'meta.json':         # that one must be there
-            shutil.copyfile(data_folder / name, tmp / name)
-            fsync(tmp / name)
-    os.rename(tmp, out_dir / 'data')
-    fsync(out_dir)
+    with write_folder(out_dir / 'data') as tmp:
+        for name in DATA_FILES:
+            if (data_folder / name).exists() or name == 'meta.json':     # that one must be there
+                shutil.copyfile(data_folder / name, tmp / name)
+                fsync(tmp / name)

@@ -1,20 +1,23 @@
 """
 Checkpoints, as a training writes them (reading: checkpoint.py). A kill at any moment costs at most
-the one that is being written: all files go into step-N.tmp, are synced to the disk, and one rename
-makes it step-N. Only then are old checkpoints removed.
+the one that is being written: all files go into a folder of a temporary name, are synced to the
+disk, and one rename makes it step-N. Only then are old checkpoints removed.
 """
+import functools
 import os
-import shutil
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from runs.checkpoint import best_of, steps, verify
+from runs.checkpoint import FILES, best_of, steps, verify
 from runs.console import warn
 from runs.files import one_line
-from runs.writing import entry_of, fsync, sealed, write_text
+from runs.writing import (entry_of, fsync, new_mode, remove_folder, sealed, write_folder,
+                          write_text)
+
+warn_once = functools.cache(warn)
 
 
 def newest(out_dir):
@@ -28,7 +31,8 @@ def newest(out_dir):
             warn(f'{folder.name} is broken and set aside: {error}')
             # no function here reads it; it is kept for whoever wants to look at it
             broken = folder.with_name(folder.name + '.broken')
-            shutil.rmtree(broken, ignore_errors=True)
+            while os.path.lexists(broken):
+                broken = broken.with_name(broken.name + '.broken')
             os.rename(folder, broken)
         else:
             return folder
@@ -45,29 +49,21 @@ def save(out_dir, step, tensors, training_state, keep=2, best=False):
     OSError where it cannot be written, ValueError where a tensor is not finite. Then nothing of it
     is left, and the checkpoints before it are untouched. """
     folder = Path(out_dir) / f'step-{step:08d}'
-    tmp = folder.with_name(folder.name + '.tmp')
     for kind, state in tensors.items():
         for name, tensor in state.items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 # a broken checkpoint would push the good ones out
                 raise ValueError(f'{folder.name} is not saved: {kind}.{name} holds nan or inf')
 
-    # leftovers of a process that was killed while it saved
-    for stale in folder.parent.glob('step-*.tmp'):
-        shutil.rmtree(stale)
-
     # where step-N is there already, only its name is written: it was saved before it was best
     try:
         if not folder.exists():
-            write_files(tmp, tensors, {**training_state, 'step': step})
-            os.rename(tmp, folder)
-            fsync(folder.parent)
+            with write_folder(folder) as tmp:
+                write_files(tmp, tensors, {**training_state, 'step': step})
         if best:
             write_text(folder.parent / 'best', folder.name + '\n')
     except (OSError, RuntimeError, SafetensorError) as error:            # each for a full disk
         raise OSError(f'cannot save {folder}: {one_line(error)}') from error
-    finally:
-        shutil.rmtree(tmp, ignore_errors=True)
     remove_old(folder.parent, keep)
     return folder
 
@@ -75,15 +71,13 @@ def save(out_dir, step, tensors, training_state, keep=2, best=False):
 def write_files(folder, tensors, training_state):
     """ A safetensors file for each kind of {kind: {name: tensor}}, and training_state.json, which
     has their sizes and digests. """
-    folder.mkdir()
-    umask = os.umask(0)
-    os.umask(umask)
+    folder.mkdir(exist_ok=True)
     files = {}
     for kind, state in tensors.items():
         path = folder / f'{kind}.safetensors'
         state = {name: tensor.detach().contiguous() for name, tensor in state.items()}
         save_file(state, path)
-        path.chmod(0o666 & ~umask)             # safetensors lets only the owner read
+        path.chmod(new_mode(0o666))            # safetensors lets only the owner read
         fsync(path)
         files[path.name] = entry_of(path)
     write_text(folder / 'training_state.json', sealed({**training_state, 'files': files}))
@@ -92,8 +86,5 @@ def write_files(folder, tensors, training_state):
 def remove_old(out_dir, keep):
     """ Removes all checkpoints but the newest `keep` and the best. """
     for folder in steps(out_dir)[keep:]:
-        if folder.name != best_of(out_dir):
-            # first a rename: a folder that is half removed must not look like a checkpoint
-            tmp = folder.with_name(folder.name + '.tmp')
-            os.rename(folder, tmp)
-            shutil.rmtree(tmp)
+        if folder.name != best_of(out_dir) and not remove_folder(folder, FILES):
+            warn_once(f'{folder} is kept: it holds files that no training has put there')

@@ -1,7 +1,8 @@
 """
 Stages: stretches of a run with one mode and one text length. Most runs have one; a schedule in
-`mode`, or in length_schedule, makes more.
+`mode`, or in length_schedule, makes more. And the learning rate of a step.
 """
+import math
 import re
 from dataclasses import dataclass
 
@@ -66,3 +67,15 @@ def read_stages(schedule, lengths, streams, max_iters, seq_len):
             raise ValueError(f'mode={mode} has no loss on streams={streams}')
         found.append(Stage(mode, first, end, length_of[length], shares, predict))
     return found
+
+
+def lr_factor(knobs, step):
+    """ What multiplies the base rates in a step, counted from 0: linear warm-up, then a cosine.
+        (step + 1) / warmup                                          while step < warmup
+        min_lr + (1 - min_lr) (1 + cos(pi done)) / 2                 done from 0 to 1 """
+    end, min_lr = knobs['max_iters'], knobs['min_lr']
+    warmup = min(knobs['warmup_iters'], end // 2)
+    if step < warmup:
+        return (step + 1) / warmup
+    done = min(1.0, (step - warmup) / max(1, end - warmup))
+    return min_lr + (1 - min_lr) * 0.5 * (1 + math.cos(math.pi * done))

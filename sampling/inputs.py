@@ -4,22 +4,23 @@ read is a ValueError that says where it stands.
 Letters: n texts, L tokens, N latent vectors, D latent dimensions.
 """
 import itertools
-import json
 import math
 import os
 import re
+from collections import Counter
+from types import SimpleNamespace
 
 import torch
 import torch.nn.functional as F
 
+from corpora.layouts import counted
+from corpora.sources import documents
+from corpora.tokenizers import spelled
 from encoders import FAR, check_texts, far_off
 from runs.console import warn
-from runs.files import one_line, read_array, short
+from runs.files import read_array, short
 
 MOST_TEMPLATES = 64            # that a template with [MASK:2-6] may stand for
-JSON_LINES = ('.jsonl', '.ndjson', '.jsonlines')
-NO_LINES = tuple('.json .tar .gz .csv .tsv .parquet .pq .arrow .feather '      # these would pass as
-                 '.fasta .fa .faa .fas .fsa .fna .ffn .frn .pep'.split())      # a text a line
 
 # -----------------------------------------------------------------------------
 # Texts
@@ -51,39 +52,29 @@ def pack(run, texts, cut=False):
 
 
 def read_texts(path, field='text'):
-    """ The texts of a UTF-8 file: its lines, or of a .jsonl file a field of each record. Blank ones
-    are passed over. """
+    """ The texts of a file as prepare.py reads them: its lines, the records of a .jsonl file or a
+    table, ... Blank ones are passed over; another drop is a warning. """
     if not os.path.isfile(path):
         what = 'this is a folder, expected a file' if os.path.isdir(path) else 'no such file'
         raise ValueError(f'texts={path}: {what}')
-    is_json = path.lower().endswith(JSON_LINES)
-    if path.lower().endswith(NO_LINES):
-        raise ValueError(f'texts={path}: expected a text a line, or records in a .jsonl file')
-    number = n_texts = 0
-    try:
-        with open(path, encoding='utf-8-sig') as f:
-            for number, line in enumerate(f, 1):
-                text = line.strip()
-                if text and is_json:
-                    text = json.loads(text)[field].strip()
-                    text = text.replace('\r\n', '\n').replace('\r', '\n')
-                    text.encode()                          # half a character is an error
-                if '\0' in text:
-                    raise ValueError('a NUL, which no text has')
-                if text:
-                    n_texts += 1
-                    yield text
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f'texts={path}, line {number} or soon after: no UTF-8, or no record with '
-                         f'a text in field {field!r} ({one_line(error)})') from None
-    if not n_texts:
+    source = SimpleNamespace(
+        input=path, hub_dataset='', import_dir='', latents_from='', image_size=0, field=field,
+        split_on='line', encoding='utf-8', invalid_bytes='stop', distinct=False, max_documents=0)
+    counts = Counter()
+    for document in documents(source, counts):
+        yield document.text
+    if not counts['kept']:
         raise ValueError(f'texts={path}: no text in it')
+    counts['empty'] = counts['trimmed'] = 0
+    if counted(counts):
+        warn(f'texts={path}: {", ".join(counted(counts))}')
 
 
 def embeddings(run, texts):
     """ Raw latents (n, N, D) to write from, by the run's encoder. A warning where there are texts
     that it cannot embed as the run would need it, with the first of them. """
     raw = run.encode(texts)                    # it says what is an error
+    texts = [spelled(run.tokenizer.kind, text) for text in texts]
     masked, remarked, long = [], [], []
     for text in texts:
         n_tokens = len(run.tokenizer.encode(text))
@@ -192,6 +183,10 @@ def read_latents(run, path):
     if far.any():
         warn(f'{path}: row {far.argmax()} is {FAR} times as long as the latents that {run.out_dir} '
              f'was trained on, or more, and so are {far.sum() - 1} others: of another scale?')
+    is_zero = ~raw.numpy().any((1, 2))
+    if is_zero.any():
+        warn(f'{path}: {is_zero.sum():,} of {len(raw):,} latents are zeros, which say nothing; the '
+             f'first is row {is_zero.argmax()}')
     return raw
 
 

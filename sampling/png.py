@@ -66,5 +66,5 @@ def write_png(path, pictures, columns=0, side=128):
         sheet[y:y + S * scale, x:x + S * scale] = picture
     if channels == 1:
         sheet = sheet.squeeze(2)
-    with write_whole(path) as f:
+    with write_whole(path, named=True) as f:
         Image.fromarray(sheet).save(f, 'PNG')

@@ -6,13 +6,15 @@ A page of a run (plot.py --what=report): one HTML file that holds all it needs. 
 A part that cannot be made says why, and the others stand. The page asks no server for anything, and
 forbids itself to. Its frame, its style and its script are in report.html.
 """
+import itertools
 import json
 import os
 import re
 from html import escape
 
 from diffusion import MaskedText
-from runs.files import read_json
+from runs.console import shown
+from runs.files import read_json, short
 from sampling.animation import chosen_frames
 from sampling.run import Run
 from sampling.unmasking import Recorder, name_of, spans_of
@@ -24,17 +26,21 @@ FACTS = ('streams', 'depth', 'width', 'dataset', 'mode', 'max_iters', 'seed', 'c
 
 def facts_of(out_dir):
     """ The run in a few words. """
-    config = read_json(os.path.join(out_dir, 'config.json'))
+    path = os.path.join(out_dir, 'config.json')
+    config = read_json(path)
+    argv = config.get('argv', [])
+    if not isinstance(argv, list):
+        raise ValueError(f'{path}: argv is {short(argv)}, expected a list')
     facts = {name: config.get(name) for name in FACTS}
-    facts['command'] = ' '.join(map(str, config.get('argv', ())))
-    rows = [f'<dt>{name}</dt><dd>{escape(str(value))}</dd>' for name, value in facts.items()]
+    facts['command'] = ' '.join(map(str, argv))
+    rows = [f'<dt>{name}</dt><dd>{escape(shown(value))}</dd>' for name, value in facts.items()]
     return f'<dl>{"".join(rows)}</dl>'
 
 # -----------------------------------------------------------------------------
 # Texts being written
 
 def ways_of(run):
-    """ {name: settings} of the ways in which the run writes. """
+    """ {name: settings} of the ways in which the run writes, diffusion first. """
     steps = min(run.net.L, MOST_STEPS)
     ways = {}
     if run.net.fills_masks and isinstance(run.net.text, MaskedText):
@@ -52,7 +58,7 @@ def ways_of(run):
 def unmaskings(run, texts, raw):
     """ The data of the slider: for each of the first texts and each way, every step. """
     run.check('l2t' if 'latent' in run.net.streams else 'text')
-    found = []
+    found = [[] for _ in texts]            # of each text, every way
     n = len(texts)
     for way, settings in ways_of(run).items():
         recorder = Recorder(run.net.text.mask_id)
@@ -62,9 +68,9 @@ def unmaskings(run, texts, raw):
             run.sample_text(n, recorder, **settings)
         for row in range(n):
             source = texts[row] if 'latent' in run.net.streams else ''
-            found.append(dict(title=f'{row + 1}, {way}', source=source,
-                              **steps_of(run.tokenizer, recorder.frames, row, run.net.text.mask_id)))
-    return sorted(found, key=lambda one: one['title'])
+            steps = steps_of(run.tokenizer, recorder.frames, row, run.net.text.mask_id)
+            found[row].append(dict(title=f'{row + 1}, {way}', source=source, **steps))
+    return list(itertools.chain(*found))
 
 
 def steps_of(tokenizer, frames, row, mask_id):
@@ -118,6 +124,9 @@ def attempt(make, *inputs):
         return make(*inputs)
     except (ValueError, OSError) as error:
         return ValueError(error)
+    except Exception as error:                 # what was never written in this form, or is a bug
+        return ValueError('a file of this run is not as train.py and prepare.py write it '
+                          f'({type(error).__name__}: {error})')
 
 
 def page(out_dir, texts_of, losses):
@@ -141,7 +150,7 @@ def page(out_dir, texts_of, losses):
     def part(match):
         value = parts[match[1]]
         if isinstance(value, ValueError):
-            return f'<p class="missing">Not shown: {escape(str(value))}</p>'
+            return f'<p class="missing">Not shown: {escape(shown(value))}</p>'
         return value
     with open(TEMPLATE, encoding='utf-8') as f:
         return re.sub(r'\{\{(\w+)\}\}', part, f.read())

@@ -29,10 +29,12 @@ import torch
 import torch.nn.functional as F
 
 import processes
-from corpora.tokenizers import RESIDUES, load_tokenizer
+from configurator import here_or_beside
+from corpora.encoder_table import TABLE
+from corpora.tokenizers import RESIDUES, load_tokenizer, spelled
 from diffusion import GaussianLatents, MaskedText, is_end, modes_of
 from encoders import check_texts, load_encoder
-from runs.checkpoint import load_model
+from runs.checkpoint import as_written, load_model
 from runs.files import one_line
 from runs.machine import pick_device, pick_dtype
 from data import load_stats
@@ -102,14 +104,16 @@ def never_written(tokenizer, has_length):
 
 class Run:
     """
-    out_dir         a run folder, or an export; or the id of an export on the Hugging Face hub, with
-                    `revision`, a whole commit. If the folder exists here, the hub is not asked
-    which           best | latest | a step, as step-00001000
-    encoder_folder  where the encoder lies now
+    out_dir     a run folder, or an export, here or beside the scripts; or the id of an export on
+                the Hugging Face hub, with `revision`, a whole commit. If the folder exists, the
+                hub is not asked
+    which       best | latest | a step, as step-00001000
+    encoder     the folder where its encoder lies now; '': where it was for prepare.py
     """
 
-    def __init__(self, out_dir, which='best', device='auto', dtype='auto', encoder_folder='',
+    def __init__(self, out_dir, which='best', device='auto', dtype='auto', encoder='',
                  revision=''):
+        out_dir = here_or_beside(out_dir)
         if revision and not os.path.isdir(out_dir):
             if not re.fullmatch('[0-9a-f]{40}', revision):
                 raise ValueError(f'revision={revision!r}: expected a whole commit, 40 of 0-9 and '
@@ -127,23 +131,24 @@ class Run:
         self.tokenizer = load_tokenizer(self.folder)
         self.stats = load_stats(self.folder, self.meta)    # of the latents, or None
         self.encoder = None                                # loaded when it is needed
-        self.encoder_folder = encoder_folder
+        self.encoder_folder = encoder
 
-        # the processes
-        text = processes.text_process(self.config, model.config.vocab_size)
+        # what it was trained for: the modes, the processes; quantiles of the texts' lengths, where
+        # it does not learn when a text ends
+        latent = None
+        with as_written(out_dir):
+            learned = modes_of(self.config['mode'])
+            lengths = [*map(int, self.config.get('lengths') or ())] or None
+            text = processes.text_process(self.config, model.config.vocab_size)
+            if self.stats:
+                latent = GaussianLatents(self.stats.live.to(device),
+                                         self.config['latent_schedule'],
+                                         self.config['latent_target'])
         if model.config.clusters:
             text.take_clusters(model.cluster_of.cpu())
-        latent = None
-        if self.stats:
-            latent = GaussianLatents(self.stats.live.to(device), self.config['latent_schedule'],
-                                     self.config['latent_target'])
-
-        # quantiles of the training texts' lengths, where it does not learn when a text ends
-        lengths = self.config.get('lengths')
-        self.net = Denoiser(
-            model, text, latent, self.tokenizer.eos, self.tokenizer.pad,
-            modes_of(self.config['mode']), lengths, never_written(self.tokenizer, bool(lengths)),
-            pick_dtype(dtype, device))
+        self.net = Denoiser(model, text, latent, self.tokenizer.eos, self.tokenizer.pad, learned,
+                            lengths, never_written(self.tokenizer, bool(lengths)),
+                            pick_dtype(dtype, device))
 
     # ---- what it can do
 
@@ -156,7 +161,9 @@ class Run:
         if missing:
             hint = ''
             if len(self.net.streams) == 2:
-                hint = '; --mode=unconditional+l2t+t2l+causal trains every direction'
+                can_be_causal = self.config['text_process'] == 'masked' and not self.net.lengths
+                every = 'unconditional+l2t+t2l' + '+causal' * can_be_causal
+                hint = f'; --mode={every} trains every direction'
             raise ValueError(f'{self.out_dir} {missing}: no {direction} from it{hint}')
 
     # ---- texts
@@ -325,6 +332,7 @@ class Run:
     def encode(self, texts):
         """ Latents of texts, by the encoder that made the run's data. """
         check_texts(texts)
+        texts = [spelled(self.tokenizer.kind, text) for text in texts]
         return torch.as_tensor(self.load_encoder()(texts))
 
     def load_encoder(self):
@@ -334,9 +342,17 @@ class Run:
             record = self.meta['encoder']
             if record is None:
                 raise ValueError(f'{self.out_dir}: its latents were given without their encoder, '
-                                 'so no text can be embedded')
-            folder = self.folder if record['id'] == 'lsa' else self.encoder_folder or None
-            self.encoder = load_encoder(record, folder=folder, device=self.net.device)
+                                 'so no text can be embedded; give it latents, --latents=FILE.npy')
+            # where it lies now: nowhere else, in a folder, or on the hub by a name of prepare.py
+            where = self.encoder_folder
+            if record['id'] in ('lsa', 'morgan'):
+                if where not in ('', record['id']):
+                    raise ValueError(f'encoder={where}: that of {self.out_dir} is {record["id"]}, '
+                                     'which lies in no folder of its own: leave it out')
+                where = self.folder
+            elif where in TABLE:
+                where = TABLE[where]['id']
+            self.encoder = load_encoder(record, folder=where or None, device=self.net.device)
         return self.encoder
 
     def cosines(self, texts, latents):

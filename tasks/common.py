@@ -16,17 +16,20 @@ and evaluate.py finds it by its name.
 Letters: n texts, L text tokens, N latent vectors, D latent dimensions, V vocabulary.
 """
 import math
+import os
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from sampling.inputs import most_tokens, pack, read_texts
-from data import PackedDataset
+from configurator import on_command_line
+from data import PackedDataset, dataset_folder
 from noise import uniforms
-from runs.console import progress_bar, warn
+from runs.console import progress_bar, shown, warn
 from runs.identity import SAMPLES, STATISTICS, check_same, of_dataset
+from sampling.inputs import most_tokens, pack, read_texts
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS, SamplingKnobs
 from sampling.run import Needs
 
@@ -53,6 +56,7 @@ class Context:
     raw: object = None             # raw latents (n, N, D), or None
     prepared: object = None        # what the task's `prepare` returned
     source: tuple = ('', {})       # which texts these are, in a record
+    held: object = None            # the run folder, kept open: is it still that of the run?
     shown: list = field(default_factory=list)      # lines for a reader: what was written
     arrays: dict = field(default_factory=dict)     # {name: array}, for a file beside results.json
 
@@ -72,6 +76,17 @@ class Context:
 
 # -----------------------------------------------------------------------------
 # The texts that are measured
+
+def dataset_of(run, dataset):
+    """ The folder of the run's own dataset, or that which the command line names. A config file is
+    of a training, perhaps of another one: what it names counts where the run's own is missing. """
+    own = run.config['dataset']
+    if dataset and (on_command_line('dataset') or not os.path.exists(dataset_folder(own))):
+        return dataset_folder(dataset)
+    if dataset not in ('', own):
+        print(shown(f'{"dataset":<18} {own:<30} that of {run.out_dir}'))
+    return dataset_folder(own)
+
 
 def chosen_rows(total, n, seed):
     """ Which n of `total` rows are measured: random ones, drawn with the seed. """
@@ -121,13 +136,22 @@ def load_texts(run, folder, n, seed):
 
 
 def open_split(run, folder, split):
-    """ A split of the run's dataset; ValueError where the folder holds another dataset. """
-    data = PackedDataset(folder, split, run.net.L, crop=run.net.lengths is not None)
+    """ A split of the run's dataset. ValueError where the folder holds another dataset, or a shard
+    is not the one that the dataset was made with: figures would be of other texts. """
+    data = opened(folder, split, run.net.L, run.net.lengths is not None)
     # the run has the statistics of its own latents, which on another machine differ in the last
     # bits; without an encoder they say which latents these are
     but = SAMPLES | {STATISTICS} if run.meta['encoder'] else SAMPLES
     check_same(folder, of_dataset(data.meta), of_dataset(run.meta),
                f' by {run.out_dir}: name its own dataset with --dataset=', but)
+    return data
+
+
+@lru_cache
+def opened(folder, split, seq_len, crop):
+    """ A split whose digests are asked for, once in an evaluation. """
+    data = PackedDataset(folder, split, seq_len, crop)
+    data.check_files()
     return data
 
 
@@ -197,23 +221,27 @@ class Figures(dict):
             a number               a whole one is a count, and stands above the table
             values (n,) of n texts         their mean
             (totals (n,), sizes (n,))      sum of totals / sum of sizes: a long text weighs more
-        Means and ratios get a standard error over texts, from two texts on.
+        Means and ratios get a standard error over texts, from two texts on. Of nothing they are nan
+        (no text, sizes of 0), which is shown as undefined, and is null in results.json.
         """
         for metric, value in metrics.items():
             error = None
             if isinstance(value, tuple):
                 total, size = value
-                value, n = total.sum() / size.sum(), len(total)
+                n = len(total)
+                value = total.sum() / size.sum() if size.sum() else math.nan
                 if n > 1:
                     error = (total - value * size).std() / size.mean() / math.sqrt(n)
             elif np.ndim(value):
                 values = np.asarray(value, np.float64)
-                value, n = values.mean(), len(values)
+                n = len(values)
+                value = values.mean() if n else math.nan
                 if n > 1:
                     error = values.std(ddof=1) / math.sqrt(n)
 
             value = value if isinstance(value, int) else float(value)
-            self[control, metric] = Figure(value, None if error is None else float(error))
+            has_error = error is not None and math.isfinite(value)
+            self[control, metric] = Figure(value, float(error) if has_error else None)
 
     def enter_with_lead(self, measured, rival):
         """ Enters {control: {metric: value}}, of which '' is what is measured, and its lead over

@@ -26,6 +26,10 @@ def measure(run, ctx):
     loss, count = losses(run, tokens, z, draws, seed, batch)
     used = (count > 0) & (tokens != run.tokenizer.pad)
 
+    if used.sum() < 2:
+        raise ValueError(f'importance: {used.sum()} tokens were masked in {draws} draws of {ctx.n} '
+                         'texts: raise --draws or --n')
+
     # (n, L) each
     rare = rarity(counts(open_split(run, ctx.folder, 'train')), run.tokenizer.pad)      # (V,)
     values = {'frequency': rare[tokens]}

@@ -1,11 +1,13 @@
 """
 l2t: texts written from latents, against the texts that the latents came from: mean sentence BLEU
-and corpus BLEU, word-set F1, exact match, and the round trip: embed what was written, cosine with
+and corpus BLEU, F1 of the sets of words, exact match, and the round trip: embed what was written, cosine with
 the source latent, retrieval of the source among all n. n_near: how many of the n texts are nearly a
 training text (a Jaccard index of the sets of words of .8 or more).
 Controls: shuffled, another text's latent; null, noise at clock 1; nearest, the training text whose
 latent is nearest: what copying the training set would get; lead, how far ahead of it, text by text.
-With rerank the nearest to the latent is chosen of all, also of null.
+With rerank the nearest to the latent is chosen of all, also of null. A damage (tasks/damage.py) is
+done to the latents that are read, also by `nearest`; what is written is compared with the right
+ones.
 Where a network writes both ways: diffusion, left_to_right, one greedy text of each.
 """
 from collections import defaultdict
@@ -16,24 +18,24 @@ from corpora.words import words
 from sampling.knobs import TEXT_KNOBS
 from sampling.run import WRITES
 from tasks.common import Figures, TaskNeeds, derangement, encode, open_split, train_texts
+from tasks.damage import damaged, read_damage
 from tasks.measures import compare, nearest_training_latents
 
 NEEDS = TaskNeeds(('text', 'latent'), (WRITES,), encoder=True, shuffled=True)
-SETTINGS = (*TEXT_KNOBS, 'latent_clock', 'rerank')
+SETTINGS = (*TEXT_KNOBS, 'latent_clock', 'rerank', 'damage')
 RIVAL = 'nearest'
 HEADLINES = (('text from embedding, BLEU', '', 'bleu'),
              ('  by diffusion, greedy', 'diffusion', 'bleu'),
              ('  from left to right, greedy', 'left_to_right', 'bleu'),
-             ('text from embedding, word F1', '', 'f1'))
+             ('text, F1 of sets of words', '', 'f1'))
+
+
+def prepare(run, knobs):
+    read_damage(knobs['damage'])
 
 
 def measure(run, ctx):
-    # what is written, and the controls
-    other = derangement(ctx.n, ctx.knobs['seed'])
-    written = {'': generate(run, ctx),
-               'shuffled': generate(run, ctx, other),
-               'null': generate(run, ctx, guidance=0.0),
-               RIVAL: nearest_training_texts(run, ctx.folder, ctx.raw)}
+    written = write_with_controls(run, ctx)
     if run.net.is_causal and run.net.fills_masks and not ctx.knobs['sampler']:
         greedy = dict(rerank=1, temperature=0.0)
         written['diffusion'] = generate(run, ctx, sampler='confidence', **greedy)
@@ -49,12 +51,22 @@ def measure(run, ctx):
     return figures
 
 
+def write_with_controls(run, ctx):
+    """ {control: n texts}: what is written, and what each control has. """
+    other = derangement(ctx.n, ctx.knobs['seed'])
+    asked = damaged(run, ctx.raw, ctx.knobs['damage'], ctx.knobs['seed'])
+    return {'': generate(run, ctx),
+            'shuffled': generate(run, ctx, other),
+            'null': generate(run, ctx, guidance=0.0),
+            RIVAL: nearest_training_texts(run, ctx.folder, asked)}
+
+
 def generate(run, ctx, rows=slice(None), **knobs):
-    """ Texts written from these rows. A sweep calls it too. """
-    own = dict(latent_clock=ctx.knobs['latent_clock'],
-               rerank=ctx.knobs['rerank'])
+    """ Texts written from these rows, with their damage. A sweep calls it too. """
+    own = {name: ctx.knobs[name] for name in ('latent_clock', 'rerank', 'damage')}
     knobs = ctx.sampling | own | knobs
-    return run.write(latents=ctx.raw[rows], lengths_of=ctx.tokens[rows], **knobs)
+    raw = damaged(run, ctx.raw, knobs.pop('damage'), ctx.knobs['seed'])
+    return run.write(latents=raw[rows], lengths_of=ctx.tokens[rows], **knobs)
 
 
 def judge(run, ctx, written):

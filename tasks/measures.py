@@ -24,9 +24,19 @@ def ranks(x):
 
 
 def correlation(x, y):
-    """ Spearman's, with the large-sample standard error (1 - r^2) / sqrt(n - 1). """
+    """ Spearman's, with the large-sample standard error (1 - r^2) / sqrt(n - 1). There is none
+    where all values are the same. """
+    if len(np.unique(x)) < 2 or len(np.unique(y)) < 2:
+        return Figure(math.nan)
     r = float(np.corrcoef(ranks(x), ranks(y))[0, 1])
     return Figure(r, (1 - r * r) / math.sqrt(len(x) - 1))
+
+
+def perplexity_of(nats, count):
+    """ exp of the mean: nan of nothing, inf where that has no floating-point number. """
+    if not count:
+        return math.nan
+    return math.exp(nats / count) if nats / count < 700 else math.inf
 
 
 def spaced(text):
@@ -35,7 +45,8 @@ def spaced(text):
 
 
 def word_f1(a, b):
-    """ F1 between the sets of words; of characters, where neither has a word. """
+    """ F1 between the sets of words; of characters, where neither has a word. A word that is said
+    again changes nothing: `length` shows that. """
     found = [words(text) for text in (a, b)]
     if not any(found):
         found = [''.join(text.split()) for text in (a, b)]
@@ -43,19 +54,34 @@ def word_f1(a, b):
     return 2 * len(a & b) / (len(a) + len(b)) if a or b else 1.0
 
 
-def retrieval(found, raw):
+def retrieval(found, raw, texts):
     """ {metric: per-text values (n,)} of latents found (n, N, D) against the right ones among all n
-    of raw. Equal similarities are ranked by lot: all-zero embeddings score chance. """
+    of raw, those of n texts. An equal text is as right. Equal similarities are ranked by lot:
+    all-zero embeddings score chance. """
     a = F.normalize(found.flatten(1), dim=1)
     b = F.normalize(raw.flatten(1), dim=1)
     similarity = a @ b.T                                                 # (n, n)
-    right = similarity.diagonal()                                        # (n,)
-    nearer = (similarity > right[:, None]).sum(1)
-    equal = (similarity == right[:, None]).sum(1)
+
+    # the best of the right ones, what is nearer than it, and what is as near
+    number_of = {text: i for i, text in enumerate(texts)}
+    number = torch.tensor([number_of[text] for text in texts])
+    is_right = number[:, None] == number                                 # (n, n)
+    best = similarity.masked_fill(~is_right, -torch.inf).amax(1, keepdim=True)
+    nearer = ((similarity > best) & ~is_right).sum(1)
+    equal = similarity == best
+    n_equal = equal.sum(1)
+    n_wrong = (equal & ~is_right).sum(1)
 
     def hit(k):
-        return 100.0 * ((k - nearer) / equal).clamp(0, 1).numpy()
-    return {'cosine': right.numpy(), 'retrieval@1': hit(1), 'retrieval@10': hit(10)}
+        # %: not all that are drawn of the equal ones, for the places that are left, are wrong
+        all_wrong = torch.ones(len(similarity))
+        for i in range(k):
+            is_wrong = (n_wrong - i).clamp(min=0) / (n_equal - i).clamp(min=1)
+            all_wrong = torch.where(i < k - nearer, all_wrong * is_wrong, all_wrong)
+        return 100.0 * (1 - all_wrong).numpy()
+    return {'cosine': similarity.diagonal().numpy(),
+            'retrieval@1': hit(1),
+            'retrieval@10': hit(10)}
 
 
 def nearest_training_latents(run, folder, raw, block=16384):
@@ -93,7 +119,7 @@ def compare(texts, written, raw, embedded):
              'exact': np.array([100.0 * (w == s) for w, s in pairs]),
              'length': 100.0 * n_words[:, 0] / n_words[:, 1].mean()}     # so its mean is of sums
     if embedded is not None:
-        found |= retrieval(embedded, raw)
+        found |= retrieval(embedded, raw, texts)
     return found
 
 # -----------------------------------------------------------------------------
@@ -121,7 +147,7 @@ def entropy(ids):
     """ Of the tokens of a text, in nats. """
     _, count = np.unique(ids, return_counts=True)
     p = count / max(1, count.sum())
-    return float(-(p * np.log(p)).sum())
+    return 0.0 - float((p * np.log(p)).sum())
 
 
 def describe_texts(figures, control, texts, ids, perplexity=None):

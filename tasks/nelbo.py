@@ -13,6 +13,7 @@ from noise import normals, uniforms
 from sampling.likelihood import what_is_scored
 from sampling.run import MAKES
 from tasks.common import Figures, TaskNeeds, progress_bar, with_controls
+from tasks.measures import perplexity_of
 
 NEEDS = TaskNeeds()
 SETTINGS = ('draws',)
@@ -87,8 +88,8 @@ def nelbo(run, ctx, draws):
         total = nats.sum().item()
         figures.enter(control, {
             f'{prefix}nats_per_token': (nats, n_real),
-            f'{prefix}perplexity': math.exp(total / n_real.sum().item()),
-            f'{prefix}bits_per_byte': total / math.log(2) / n_bytes})
+            f'{prefix}perplexity': perplexity_of(total, n_real.sum().item()),
+            f'{prefix}bits_per_byte': total / math.log(2) / n_bytes if n_bytes else math.nan})
     return figures
 
 

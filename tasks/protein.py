@@ -61,7 +61,7 @@ def measure(run, ctx):
     of_unigram = torch.where(ends, tokens, by_lot)
     for control, x in (('', written), ('unigram', of_unigram), ('data', tokens)):
         rows = real_ids(run, x)
-        residues = torch.tensor([i for row in rows for i in row])
+        residues = torch.tensor([i for row in rows for i in row], dtype=torch.int64)
         share = torch.bincount(residues, minlength=len(frequency)).double()
         share /= share.sum()
         distance = (share - frequency).abs().sum() / 2

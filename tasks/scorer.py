@@ -2,17 +2,18 @@
 How likely texts are under the scorer that --scorer= names: a run of config/ar.py, or a causal
 language model. Perplexity alone rewards repetition, so it stands beside entropy and repetition.
 """
-import math
 import os
 from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 
-from encoders import fetch
+from encoders import check_files, fetch
+from runs.files import in_one_line
 from sampling.inputs import pack
 from sampling.run import Run
 from tasks.common import progress_bar
+from tasks.measures import perplexity_of
 
 
 def prepare_scorer(run, knobs):
@@ -37,15 +38,15 @@ def load_scorer(name, revision, device):
         where, _ = fetch(name, revision or None, 'scorer')
 
     # a causal language model
+    check_files(where)
     import transformers
-    try:
+    with in_one_line(f'scorer={name}, as a causal language model,'):
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=False)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
-            where, use_safetensors=True, trust_remote_code=False)
-    except Exception as error:                 # transformers raises what it likes
-        first_line = str(error).strip().splitlines()[0]
-        raise ValueError(f'scorer={name}: neither a run with a checkpoint nor a causal language '
-                         f'model: {type(error).__name__}: {first_line}') from None
+        model, info = transformers.AutoModelForCausalLM.from_pretrained(
+            where, use_safetensors=True, trust_remote_code=False, output_loading_info=True)
+        missing = sorted({*info['missing_keys'], *map(str, info['mismatched_keys'])})
+        if missing:                            # they would be drawn at random, without a word
+            raise ValueError(f'{len(missing)} of its weights are missing, e.g. {missing[0]}')
 
     # text by text
     model = model.to(device).eval()
@@ -55,12 +56,13 @@ def load_scorer(name, revision, device):
     def perplexity(texts):
         nats = count = 0
         for text in progress_bar(texts, desc='scorer', unit='text'):
-            ids = tokenizer(text, return_tensors='pt').input_ids[:, :limit].to(device)
+            with in_one_line(f'the tokenizer of scorer={name}'):
+                ids = tokenizer(text, return_tensors='pt').input_ids[:, :limit].to(device)
             if ids.shape[1] > 1:
                 logits = model(ids).logits[0, :-1].float()
                 nats += F.cross_entropy(logits, ids[0, 1:], reduction='sum').item()
                 count += ids.shape[1] - 1
-        return math.exp(nats / count) if count else math.inf
+        return perplexity_of(nats, count)
     return perplexity
 
 
@@ -76,5 +78,5 @@ def scorer_of_run(out_dir, device):
         nats = 0
         for part in tokens.split(128):
             nats += run.net.nats(part, None, 1.0).sum().item()
-        return math.exp(nats / (tokens != run.tokenizer.pad).sum().item())
+        return perplexity_of(nats, (tokens != run.tokenizer.pad).sum().item())
     return perplexity

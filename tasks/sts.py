@@ -5,10 +5,12 @@ Controls: shuffled, another sentence's latent; encoder, the encoder's own latent
 """
 import csv
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import torch.nn.functional as F
 
+from corpora.readers import lines_of, table_of
 from sampling.inputs import pack
 from sampling.knobs import LATENT_KNOBS
 from sampling.run import MAKES
@@ -32,6 +34,9 @@ def prepare(run, knobs):
     rows = chosen_rows(len(first), knobs['n'], knobs['seed'])
     if len(rows) < 3:
         raise ValueError(f'sts={knobs["sts"]}: a correlation needs 3 pairs, found {len(rows)}')
+    if (scores[rows] == scores[rows[0]]).all():
+        raise ValueError(f'sts={knobs["sts"]}: all {len(rows)} pairs have the score '
+                         f'{scores[rows[0]]:g}: a correlation needs scores that differ')
     return [first[i] for i in rows], [second[i] for i in rows], scores[rows]
 
 
@@ -58,12 +63,12 @@ def read_pairs(path):
     or those that its first line calls so. """
     if not os.path.isfile(path):
         raise ValueError(f'sts={path}: no such file')
-    form = {}
-    if path.endswith('.tsv'):
-        form = dict(delimiter='\t', quoting=csv.QUOTE_NONE)
+    quoting = csv.QUOTE_NONE if path.lower().endswith('.tsv') else csv.QUOTE_MINIMAL
+    lines = lines_of(path, SimpleNamespace(encoding='utf-8', invalid_bytes='stop'))
     try:
-        with open(path, encoding='utf-8', newline='') as f:
-            rows = [row for row in csv.reader(f, **form) if row]
+        table, _ = table_of(path, lines, lambda row: len(row) == 3 or {*COLUMNS} <= {*row},
+                            quoting=quoting)
+        rows = [row for row in table if row]
         names = COLUMNS
         if rows and {*COLUMNS} <= {*rows[0]}:
             names, *rows = rows

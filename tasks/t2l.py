@@ -48,7 +48,7 @@ def judge(run, ctx, found):
     centred, centred_raw = ((x - stats.mean).flatten(1) for x in (found, raw))
     return {'centred_cosine': F.cosine_similarity(centred, centred_raw).numpy(),
             'squared_error': error.numpy(),
-            **retrieval(found, raw)}
+            **retrieval(found, raw, ctx.texts)}
 
 
 def counts_of(run, texts):

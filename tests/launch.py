@@ -21,7 +21,7 @@ from warm import RUNS
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = ['--depth=2', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8',
-        '--max_iters=12', '--log_interval=1', '--eval_interval=4', '--eval_iters=2',
+        '--max_iters=12', '--log_interval=1', '--eval_interval=4', '--eval_rows=16',
         '--warmup_iters=2', '--device=cpu', '--dtype=float32', '--dropout=0.1']
 
 MAY_LACK = 'this machine lacks'        # begins the reason of a skip that make gpu lets pass
@@ -169,16 +169,24 @@ def run_each(*commands, env=(), **kw):
     return [(result.returncode, result.stdout, result.stderr) for result in results]
 
 
-# five steps of a tenth of a second, then of one each: time to hit a certain one
-SLOW = """
-import time, loss
+def held(n, go):
+    """ Code that holds a training after n steps of this process, until the file `go` is there. A
+    rank that has had a signal makes it, so all go on as soon as one knows. """
+    return f"""
+import os, time, loss
+from runs import run_folder
 statistics, steps = loss.statistics, []
-def slowly(*args):
+def hold(*args):
     steps.append(1)
-    time.sleep(0.1 if len(steps) < 6 else 1)
+    while len(steps) > {n} and not os.path.exists({str(go)!r}):
+        time.sleep(0.01)
+        if run_folder.signal_seen:
+            open({str(go)!r}, 'w').close()
     return statistics(*args)
-loss.statistics = slowly
+loss.statistics = hold
 """
+
+
 started = []                                                             # jobs, for conftest to end
 
 
@@ -250,7 +258,8 @@ def cut(whole, out, step):
     out.mkdir()
     for name in ('data', step):
         shutil.copytree(whole / name, out / name)
-    shutil.copy(whole / 'config.json', out)
+    for name in ('config.json', 'lock'):
+        shutil.copy(whole / name, out)
 
 
 def weights(out, kind='model'):

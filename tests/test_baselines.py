@@ -412,6 +412,16 @@ def test_self_correction_takes_what_the_network_prefers_and_stops():
     changed = (rounds[2] != tokens).sum(1)
     assert changed.tolist() == [0, 1, 1] and (rounds[2] != rounds[0]).sum(1).tolist() == [0, 0, 1]
 
+    # a text that has once drawn no change is done, whatever the others draw
+    def drawn_by_half(tokens, t, positions):
+        return torch.tensor([[0., .01, -9], [9, 0, 0]]).repeat(len(tokens), 1)[positions]
+    x, rows = torch.zeros(40, 2, dtype=torch.int64), rows_of(40)
+    free = torch.zeros(40, 2, dtype=torch.bool)
+    together = process.correct(drawn_by_half, x, free, 6, Noise(0, rows))
+    alone = [process.correct(drawn_by_half, x[:1], free[:1], 6, Noise(0, rows[i:i + 1]))
+             for i in range(40)]
+    assert torch.equal(together, torch.cat(alone)) and 5 < (together[:, 0] == 1).sum() < 35
+
     # a draw of what is less likely is no reason to move
     def nearly_even(tokens, t, positions):
         return torch.tensor([[.04, 0, -9], [.04, 0, -9]]).repeat(len(tokens), 1)[positions]

@@ -2,6 +2,7 @@
 import os
 import random
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,12 @@ def test_readers_take_the_best_checkpoint_and_before_the_first_evaluation_the_la
     shutil.rmtree(out / 'step-00000002')
     with pytest.raises(ValueError, match="no checkpoint 'step-00000002', only .*step-00000003"):
         checkpoint.find_checkpoint(out)
+    os.truncate(out / 'best', 2**32)                         # of which no byte is on the disk
+    tracemalloc.start()
+    with pytest.raises(ValueError, match='no checkpoint'):
+        checkpoint.find_checkpoint(out)
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
     with pytest.raises(ValueError, match='no run in .*nowhere: train it'):
         checkpoint.find_checkpoint(tmp_path / 'nowhere')
 
@@ -161,6 +168,16 @@ def test_any_flipped_bit_is_found(tmp_path):
     assert checkpoint.verify(folder)
 
 
+def test_a_pointer_in_the_place_of_weights_is_named_as_such(tmp_path):
+    """ As a copy by git has without git lfs. """
+    out = new_run(tmp_path, 1)
+    path = out / 'step-00000001/ema.safetensors'
+    path.write_text('version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 12345\n')
+    for read in (lambda: checkpoint.load_model(out), lambda: checkpoint.read_tensors(path)):
+        with pytest.raises(ValueError, match='ema.safetensors: .*a Git LFS pointer'):
+            read()
+
+
 def test_a_folder_under_another_steps_number_is_broken(tmp_path, capsys):
     """ Two that were exchanged: the last steps would never be saved again. """
     save_each(tmp_path, 1, 2, 3)
@@ -205,6 +222,16 @@ def test_a_reader_beside_a_training_takes_the_next_checkpoint_where_one_is_remov
     # and of a checkpoint only what it reads
     (out / name / 'optimizer.safetensors').unlink()
     assert checkpoint.load_model(out)[-1] == name
+
+
+@pytest.mark.parametrize('target', ['/nowhere', 'step-00000099'])
+def test_a_link_to_nowhere_or_to_itself_is_no_checkpoint(tmp_path, target):
+    out = new_run(tmp_path, 1)
+    (out / 'step-00000099').symlink_to(target)
+    assert checkpoint.load_model(out, 'latest')[-1] == 'step-00000001'
+    (out / 'best').write_text('step-00000099')
+    with pytest.raises(ValueError, match="no checkpoint 'step-00000099', only .*step-00000001"):
+        checkpoint.load_model(out)
 
 
 def test_a_checkpoint_of_other_data_is_refused(tmp_path):

@@ -213,7 +213,10 @@ def write_inputs(folder):
     (folder / 'more.txt').write_text(lines.replace('list', 'queue'))
     pairs = ''.join(f'{a},{b},{i % 6}\n' for i, (a, b) in enumerate(zip(texts[:9], texts[9:18])))
     (folder / 'stsb-en-dev.csv').write_text(f'sentence1,sentence2,score\n{pairs}')
-    np.save(folder / 'z.npy', rng.standard_normal((len(texts), 16)).astype(np.float32))
+    z = rng.standard_normal((len(texts), 16)).astype(np.float32)
+    np.save(folder / 'z.npy', z)
+    records = [json.dumps(dict(text=text, embedding=row.tolist())) for text, row in zip(texts, z)]
+    (folder / 'docs.jsonl').write_text('\n'.join(records))
 
     # captions, by records and by lines
     for name in ('captions', 'openwebtext', 'RAW', 'docs', 'pictures'):
@@ -243,7 +246,7 @@ def write_inputs(folder):
 
 HUB = ('minilm', 'e5', 'bge', 'qwen', 'morgan')          # of the hub, or of another package
 TINY = dict(depth=1, width=32, heads=2, latent_width=32, batch_size=8, max_iters=2, warmup_iters=0,
-            eval_iters=1, eval_interval=2, log_interval=1, device='cpu', dtype='float32',
+            eval_rows=8, eval_interval=2, log_interval=1, device='cpu', dtype='float32',
             compile='false')
 
 

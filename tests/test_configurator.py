@@ -81,7 +81,8 @@ def test_a_script_is_configured_and_prints_what_was_set(demo):
     ('--compile=0', False), ('--betas=0.9,0.95', (.9, .95)), ('--betas=(0,.5)', (0., .5)),
     ('--tasks=l2t,t2l', ('l2t', 't2l')), ('--text=1e5', '1e5'), ('--min_lr=1e-5', 1e-5),
     ('--text=(a, "b") = c', '(a, "b") = c'), ('--min_lr=none of it', 'none of it'),
-    ('--min_lr=12', '12'), ('--min_lr=~/a,~/b~/c', f'{HOME}/a,{HOME}/b~/c'), ('--text=~/a', '~/a')])
+    ('--min_lr=12', '12'), ('--min_lr=~/a,~/b~/c', f'{HOME}/a,{HOME}/b~/c'), ('--text=~/a', '~/a'),
+    ('--text=two\nlines', 'two\nlines')])
 def test_a_flag_does_what_it_says(demo, flag, value):
     found = demo(flag)
     assert list(found.values()) == [value] and type(*found.values()) is type(value)
@@ -95,7 +96,9 @@ def test_a_flag_does_what_it_says(demo, flag, value):
     ('--betas=a,b', "'a' is no float"), ('--betas=.9', 'expected values like (0.9, 0.99)'),
     ('--betas=.9,1', '1.0, expected [0, 1)'), ('--tasks=', 'expected values like'),
     ('--tasks=all', "'all', expected nelbo | l2t | t2l"),
-    ('--min_lr=', "'', expected None | (0, 1] | <a name>")])
+    ('--min_lr=', "'', expected None | (0, 1] | <a name>"),
+    ('--dataset=X\r', r"'X\r' has a control character"), ('--dataset=a\nb', 'a control character'),
+    ('--dataset=\x85', 'a control character'), ('--min_lr=a\t', 'a control character')])
 def test_a_value_of_another_type_or_against_the_rule_stops_with_one_line(refused, flag, words):
     refused([flag], words)
 
@@ -136,6 +139,7 @@ def test_a_file_may_hold_the_knobs_of_other_scripts_but_no_typo(demo, refused, t
     ('batch_size = "8"', "knob 'batch_size' in c.py: '8' is no int"),
     ('batch_size = True', 'True is no int'), ('lr = None', 'None is no float'),
     ('min_lr = {"a": 1}', "{'a': 1}, expected None"),
+    ('dataset = "X\\r"', 'a control character'),
     ('lr = 1\nbatch_size =', 'config file c.py, line 2: SyntaxError'),
     ('lr = 1\n\nbatch_size = rows', 'config file c.py, line 3: NameError'),
     ('raise ValueError("two\\nlines")', 'line 1: ValueError: two lines')])
@@ -147,10 +151,52 @@ def test_a_mistake_in_a_config_file_stops_with_one_line(refused, tmp_path, conte
 @pytest.mark.parametrize('arg, words', [
     ('--batchsize=4', "'batchsize' in the command line, did you mean 'batch_size'?"),
     ('--lx=4', "'lx' in the command line, --help lists them"),
-    ('--below=4', "'below'"), ('--CAPITALS=4', "'CAPITALS'"), ('--compile', 'neither a config'),
-    ('nowhere.py', 'no config file nowhere.py: No such file'), ('batch_size=4', 'neither')])
+    ('--below=4', "'below'"), ('--CAPITALS=4', "'CAPITALS'"),
+    ('nowhere.py', 'no config file nowhere.py: No such file'), ('word', 'neither a config')])
 def test_a_mistake_on_the_command_line_stops_with_one_line(refused, arg, words):
     refused([arg], words)
+
+
+@pytest.mark.parametrize('line, words', [
+    ('--batch_size 100', 'write --batch_size=100'), ('--last -1', 'write --last=-1'),
+    ('c.py --batch_size= 100', 'write --batch_size=100'),
+    ('--batch_size = 100', 'write --batch_size=100'), ('--batch_size', 'write --batch_size=VALUE'),
+    ('batch_size=4', 'write --batch_size=4'), ('-batch_size=4', 'write --batch_size=4'),
+    ('\u2013batch_size=4', 'write --batch_size=4'), ('--compile --lr=2', 'write --compile=true'),
+    ('--compile false', 'write --compile=false'), ('--batch-size 4', 'write --batch_size=4'),
+    ('--batch_siz 4', "did you mean 'batch_size'"),
+    ('--text=A list of three. --lr=1', 'put quotes around it, --text="A list of three."'),
+    ('--text=the last lr', '--text="the last lr"'), ('--text A list.', '--text="A list."'),
+    ('--text=see c.txt', '--text="see c.txt"'), ('Return a list.', '--text="Return a list."'),
+    ('--tasks=l2t, t2l', 'put quotes around it, --tasks="l2t, t2l"'),
+    ('--dataset=my data', '--dataset="my data"'), ('--lr=1 quickstart', 'config/quickstart.py?'),
+    ('--dataset=a quickstart', 'did you mean config/quickstart.py?'),
+    ('config/quickstart', 'config/quickstart.py?'), ('quickstart.py', 'config/quickstart.py?'),
+    ('quikstart', 'config/quickstart.py?'),
+    ('--config=c.py', 'a config file stands alone')])
+def test_each_riddle_of_the_command_line_gets_the_line_that_is_meant(refused, tmp_path, line,
+                                                                     words):
+    (tmp_path / 'c.py').write_text('lr = 1')
+    (tmp_path / 'c.txt').write_text('a text')
+    refused(line.split(), words)
+
+
+@pytest.mark.parametrize('script, arg, words', [
+    ('prepare', 'mine.txt', 'write --input=mine.txt'), ('prepare', 'sub', 'write --input=sub'),
+    ('prepare', 'z.npy', 'write --latents_from=z.npy'), ('prepare', 'a.csv', '--input=a.csv'),
+    ('sample', 'z.npy', 'write --latents=z.npy'), ('sample', 'a.png', 'write --image=a.png'),
+    ('evaluate', 'mine.txt', 'write --texts=mine.txt'),
+    ('evaluate', 'captions', 'write --out_dir=captions'),
+    ('train', 'sub', 'write --dataset=sub')])
+def test_a_file_that_stands_alone_is_told_its_knob(tmp_path, monkeypatch, capsys, script, arg,
+                                                   words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'mine.txt').write_text('a text')
+    (tmp_path / 'sub').mkdir(), (tmp_path / 'captions').mkdir()
+    (tmp_path / 'captions/config.json').write_text('{}')     # a run, with the name of a config
+    with pytest.raises(SystemExit):
+        configurator.configure({'__file__': str(ROOT / f'{script}.py')}, [arg])
+    assert words in capsys.readouterr().err
 
 
 def test_wrong_input_is_one_line_and_a_bug_is_a_traceback(capsys):

@@ -11,8 +11,11 @@ import torch
 import data
 from corpora import tokenizers
 from corpora.fitting import train_bpe
-from data import LatentStats, PackedDataset, counts, lengths, load_stats
+from corpora.latents import as_latent
+from corpora.layouts import verify
 from corpora.tokenizers import load_tokenizer
+from data import LatentStats, PackedDataset, counts, lengths, load_stats
+from runs.files import read_array
 from runs.stages import row_order
 from runs.writing import entry_of, sealed
 from test_hostile import forge_file
@@ -97,6 +100,13 @@ def test_a_tiktoken_encoding_keeps_its_ids_and_gains_one_for_pad(monkeypatch):
     with pytest.raises(ValueError, match='littel.*little'):
         load_tokenizer('littel')
 
+    # a text that is too much for its regular expression: a panic, which is no Exception
+    hard = tiktoken.Encoding('hard', pat_str=r'(?:a|aa)+(?!.)|.', mergeable_ranks=ranks,
+                             special_tokens={'<|endoftext|>': 260})
+    monkeypatch.setattr(tiktoken, 'get_encoding', {'hard': hard}.__getitem__)
+    with pytest.raises(ValueError, match='^tokenizer hard cannot be used: PanicException: '):
+        load_tokenizer('hard').encode('a' * 100_000 + 'b')
+
 
 # -----------------------------------------------------------------------------
 
@@ -146,15 +156,33 @@ def test_a_wrong_shape_or_dtype_is_refused_with_both_values(tmp_path, name, cont
         PackedDataset(tmp_path, 'train')
 
 
-# a text that ends before it begins, one of 10 tokens, and one that begins before the first
-@pytest.mark.parametrize('offsets', [[0, 7, 3, 10], [0, 3, 3, 13], [-8, 3, 3, 10]])
+# a text that ends before it begins, one of 10 tokens, and one that begins before the first; all of
+# them beyond the last token, before the first
+@pytest.mark.parametrize('offsets', [[0, 7, 3, 10], [0, 3, 3, 13], [-8, 3, 3, 10],
+                                     [10**9, 10**9 + 3, 10**9 + 3, 10**9 + 10],
+                                     [-99, -96, -96, -89], [1, 4, 4, 11],
+                                     [2**63 - 1, 3 - 2**63, 3, 10]])
 def test_a_flipped_bit_of_an_offset_is_found_when_its_text_is_read(tmp_path, offsets):
     write_dataset(tmp_path)
     rewrite(tmp_path, 'train-00000.offsets.npy', np.array(offsets))
     data = PackedDataset(tmp_path, 'train')
     for read in (lambda: data.rows(range(3)), lambda: [data.ids(i) for i in range(3)]):
-        with pytest.raises(ValueError, match='train-00000.offsets.npy: .*, expected 0 to 7; '):
+        with pytest.raises(ValueError, match='train-00000.offsets.npy: .*run prepare.py again'):
             read()
+
+
+@pytest.mark.parametrize('name, content', [
+    ('train-00001.offsets.npy', np.array([10**9, 10**9 + 1])),
+    ('train-00001.offsets.npy', np.array([-1, 0])),
+    ('train-00002.offsets.npy', np.array([0, 5, 12, 13])),               # the last token is of none
+    ('train-00001.tokens.bin', np.array([258], '<u2'))])
+def test_what_is_in_a_shard_is_looked_at_by_inspect(tmp_path, name, content):
+    write_dataset(tmp_path)
+    verify(tmp_path)
+    rewrite(tmp_path, name, content)
+    PackedDataset(tmp_path, 'train')
+    with pytest.raises(ValueError, match=f'{name}: (offsets|token id)'):
+        verify(tmp_path)
 
 
 def test_ids_beyond_the_vocabulary_are_found_in_the_first_shard_or_when_they_are_read(tmp_path):
@@ -162,10 +190,10 @@ def test_ids_beyond_the_vocabulary_are_found_in_the_first_shard_or_when_they_are
     np.full(14, 258, '<u2').tofile(tmp_path / 'train-00002.tokens.bin')
     ds = PackedDataset(tmp_path, 'train')
     np.full(10, 258, '<u2').tofile(tmp_path / 'train-00000.tokens.bin')
-    for read in (lambda: ds.rows([5]), lambda: counts(ds),
-                 lambda: PackedDataset(tmp_path, 'train')):
-        with pytest.raises(ValueError,
-                           match='token id 258 in train, expected ids below vocab_size 258'):
+    for read, number in ((lambda: ds.rows([5]), 2), (lambda: ds.ids(5), 2),
+                         (lambda: counts(ds), 0), (lambda: PackedDataset(tmp_path, 'train'), 0)):
+        with pytest.raises(ValueError, match=f'train-0000{number}.tokens.bin: token id 258, '
+                                             'expected ids below vocab_size 258'):
             read()
 
 
@@ -199,6 +227,17 @@ def test_no_more_shards_are_open_than_there_is_room_for(tmp_path, monkeypatch):
         files = {os.readlink(link) for link in links if os.path.exists(link)}
         assert 0 < sum(Path(file).parent == tmp_path for file in files) <= 2 * 3
     lengths(ds), counts(ds)
+
+
+@pytest.mark.parametrize('kind', ['<f2', '>f2', '<f4', '>f4', '<f8', '>f8', '<f16', '>f16'])
+def test_floats_of_any_size_and_byte_order_are_read_as_torch_has_them(tmp_path, kind):
+    if kind.endswith('16') and np.longdouble(0).itemsize != 16:
+        pytest.skip('this machine has no such floats')
+    np.save(tmp_path / 'z.npy', np.array([[0.5, -2.0]], kind))
+    z = read_array(tmp_path / 'z.npy')
+    assert z.dtype == (np.float32 if kind[1:] in ('f2', 'f4') else np.float64)
+    assert torch.from_numpy(z).tolist() == [[0.5, -2.0]]
+    assert as_latent(np.load(tmp_path / 'z.npy')[0], 'z.npy').dtype == z.dtype
 
 
 @pytest.mark.parametrize('part, value', [

@@ -17,6 +17,7 @@ from transformers.models.m2m_100.modeling_m2m_100 import M2M100Encoder
 import encoders
 from corpora.encoder_table import TABLE, find_encoder
 from corpora.fitting import NGRAM_WEIGHT, fit_lsa
+from corpora.lsa import NO_KNOWN_WORD
 from encoders import folder_hash, load_encoder
 from runs.files import sha256
 
@@ -195,6 +196,37 @@ def test_missing_or_unexpected_weights_are_refused_but_unused_heads_are_not(tmp_
         find_encoder(folder, pooling='mean')
 
 
+def test_a_panic_of_its_tokenizer_is_one_line_when_it_is_opened_and_later(tmp_path):
+    """ Of a library in Rust, and no Exception of Python's. """
+    folder = save_encoder(tmp_path)
+    encoder = find_encoder(folder, pooling='mean')
+    path = tmp_path / 'tokenizer.json'
+    tokenizer = json.loads(path.read_text())
+    tokenizer['pre_tokenizer'] = {'type': 'Split', 'pattern': {'Regex': '([a-z ]+)+#'},
+                                  'behavior': 'Isolated', 'invert': False}
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(ValueError, match=f'^encoder {folder} cannot be used: .*PanicException'):
+        find_encoder(folder, pooling='mean')
+    encoder.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    for call in (encoder, lambda texts: encoder.remark(*texts)):
+        with pytest.raises(ValueError, match='^the tokenizer of .* cannot be used: PanicException'):
+            call(['a ' * 500])
+
+
+@pytest.mark.parametrize('name', ['model.safetensors', 'tokenizer.json',
+                                  '2_Dense/model.safetensors'])
+def test_what_lies_in_the_place_of_a_file_of_an_encoder_is_named(tmp_path, name):
+    folder = save_encoder(tmp_path)
+    record = find_encoder(folder, pooling='mean').record
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    for content, words in (('version https://git-lfs.github.com/spec/v1\n', 'a Git LFS pointer'),
+                           ('<!DOCTYPE html>\n<p>404</p>\n', 'a page of HTML')):
+        (tmp_path / name).write_text(content)
+        for read in (lambda: find_encoder(folder, pooling='mean'), lambda: load_encoder(record)):
+            with pytest.raises(ValueError, match=f'{name} is {words}'):
+                read()
+
+
 def test_the_record_loads_the_same_encoder_and_refuses_another(tmp_path):
     folder = save_encoder(tmp_path)
     encoder = find_encoder(folder, pooling='mean', normalize=True, prefix='a ', max_length=12)
@@ -246,6 +278,89 @@ def test_a_hub_id_takes_its_row_of_the_table_and_its_commit_as_revision(tmp_path
         find_encoder('no/such-model')
     with pytest.raises(ValueError, match='revision sha256:.*, expected'):
         load_encoder(record, folder=str(tmp_path / ('c' * 40)))
+
+
+# -----------------------------------------------------------------------------
+# A table in place of a network
+
+def save_static(folder, layout='0_StaticEmbedding', normalize=True, tensors=None):
+    """ A folder as sentence-transformers writes it, or model2vec ('.'). Returns its table. """
+    (folder / layout).mkdir(parents=True, exist_ok=True)
+    V = save_tokenizer(folder / layout)                      # which would add [CLS] and [SEP]
+    modules = [dict(type='s.t.StaticEmbedding', path=layout)]
+    if normalize:
+        modules.append(dict(type='s.t.Normalize', path='1_Normalize'))
+    (folder / 'modules.json').write_text(json.dumps(modules))
+    table = torch.randn(V, 5)
+    name = 'embeddings' if layout == '.' else 'embedding.weight'
+    save_file(tensors or {name: table}, folder / layout / 'model.safetensors')
+    return table
+
+
+@pytest.mark.parametrize('layout, normalize', [('.', False), ('0_StaticEmbedding', True)])
+def test_a_static_embedding_is_the_mean_of_the_rows_of_its_words(tmp_path, layout, normalize):
+    table = save_static(tmp_path, layout, normalize)
+    encoder = find_encoder(str(tmp_path))
+    assert encoder.record == dict(
+        id=str(tmp_path), revision=folder_hash(tmp_path), pooling='mean', prefix='',
+        normalize=normalize, dimension=5, max_length=None, dtype='float32', language=None)
+    texts = [*TEXTS, 'the zebra', '']
+    for encoder.batch_size in (2, 64):
+        for z, text in zip(encoder(texts)[:, 0], texts):
+            rows = [4 + WORDS.index(word) if word in WORDS else 1 for word in text.split()]
+            mean = sum(table[row] for row in rows) / max(1, len(rows)) + torch.zeros(5)
+            expected = mean / mean.norm() if normalize and text else mean
+            assert torch.allclose(z, expected, atol=1e-6), text
+    assert encoder.remark('zebra') == NO_KNOWN_WORD and not encoder.remark('the zebra')
+
+    # the record makes it again; flags count
+    again = load_encoder(json.loads(json.dumps(encoder.record)))
+    assert torch.equal(again(texts), encoder(texts)) and again.record == encoder.record
+    cut = find_encoder(str(tmp_path), prefix='the ', dimension=2)
+    expected = (table[4 + WORDS.index('the')] + table[4 + WORDS.index('dog')])[:2] / 2
+    expected = expected / expected.norm() if normalize else expected
+    assert torch.allclose(cut(['dog'])[0, 0], expected, atol=1e-6)
+    for chosen in (dict(pooling='cls'), dict(dimension=6), dict(language='eng_Latn')):
+        with pytest.raises(ValueError, match='cannot be used: (StaticEmbedding|dimension)'):
+            find_encoder(str(tmp_path), **chosen)
+
+
+def test_tokens_of_model2vec_may_share_rows_and_weigh_more_or_less(tmp_path):
+    V = len(save_static(tmp_path, '.', False))
+    tensors = dict(embeddings=torch.randn(3, 5), mapping=torch.arange(V) % 3,
+                   weights=torch.rand(V))
+    save_static(tmp_path, '.', False, tensors)
+    rows = [4 + WORDS.index(word) for word in ('red', 'dog')]
+    expected = sum(tensors['embeddings'][row % 3] * tensors['weights'][row] for row in rows) / 2
+    encoder = find_encoder(str(tmp_path))
+    assert torch.allclose(encoder(['red dog'])[0, 0], expected, atol=1e-6)
+
+    # a limit in tokenizer.json
+    path = tmp_path / 'tokenizer.json'
+    tokenizer = HFTokenizer.from_file(str(path))
+    tokenizer.enable_truncation(2)
+    tokenizer.save(str(path))
+    encoder = find_encoder(str(tmp_path))
+    assert torch.equal(encoder(['red dog runs']), encoder(['red dog'])) and encoder.truncated == 1
+    assert encoder.record['max_length'] == 2
+    assert encoder.remark('red dog runs').startswith('is longer') and not encoder.remark('red dog')
+
+
+@pytest.mark.parametrize('tensors, kinds, words', [
+    ({'embedding.weight': torch.ones(30, 5), 'bias': torch.ones(5)}, '', "has .'bias', 'embed"),
+    ({'embeddings': torch.ones(30, 5).to(torch.int8)}, '', 'a table of torch.int8'),
+    ({'embeddings': torch.full((30, 5), np.nan)}, '', 'expected finite'),
+    ({'embeddings': torch.ones(5)}, '', r'\(5,\), expected finite floats \(V, D\)'),
+    ({'embeddings': torch.ones(3, 5)}, '', 'tokenizer.json has 2. tokens, the table 3 rows'),
+    (None, 'Dense', 'has StaticEmbedding Dense, not Transformer')])
+def test_what_is_not_known_of_a_static_embedding_is_refused(tmp_path, tensors, kinds, words):
+    save_static(tmp_path, '.', False, tensors)
+    if kinds:
+        modules = [dict(type=f's.t.{kind}', path='.') for kind in ['StaticEmbedding', kinds]]
+        (tmp_path / 'modules.json').write_text(json.dumps(modules))
+    with pytest.raises(ValueError, match=words) as found:
+        find_encoder(str(tmp_path))
+    assert '\n' not in str(found.value)
 
 
 # -----------------------------------------------------------------------------

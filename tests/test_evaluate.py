@@ -17,7 +17,9 @@ from corpora.words import words
 from diffusion import GaussianLatents, MaskedText
 from launch import measured, run_each
 from data import read_meta
+from runs.files import read_sealed
 from runs.results import add_results, find, read_results
+from runs.writing import Held, sealed
 from sampling.knobs import SamplingKnobs
 from tasks import edit, infill, l2t, measures, scorer, sts, t2l, text, unconditional
 from tasks.common import Context, Figures, chosen_rows, derangement
@@ -75,15 +77,36 @@ def test_a_figure_is_a_number_a_mean_or_a_ratio_of_sums_and_a_lead_is_of_paired_
 
 def test_retrieval_finds_the_right_latent_and_ranks_it():
     raw = torch.eye(5)[:, None]
-    r = retrieval(raw, raw)
+    texts = list('abcde')
+    r = retrieval(raw, raw, texts)
     assert r['retrieval@1'].tolist() == [100] * 5
     # every one is nearest to its neighbour, then to itself
     second = torch.eye(5) + 1.5 * torch.eye(5).roll(1, 1)
-    r = retrieval(second[:, None], raw)
+    r = retrieval(second[:, None], raw, texts)
     assert r['retrieval@1'].sum() == 0
     assert r['retrieval@10'].tolist() == [100] * 5
-    r = retrieval(torch.ones(5, 1, 5), raw)                              # all alike: at chance
+    r = retrieval(torch.ones(5, 1, 5), raw, texts)                       # all alike: at chance
     assert r['retrieval@1'].tolist() == pytest.approx([20] * 5)
+
+
+def test_an_equal_text_is_as_right_as_the_source_itself():
+    raw = torch.eye(6)[[0, 1, 1, 1, 2, 3]][:, None]
+    texts = ['a', 'b', 'b', 'b', 'c', 'd']
+    assert retrieval(raw, raw, texts)['retrieval@1'].tolist() == [100] * 6
+    # nearest to the third b, then to c; the fourth of them is no b
+    found = torch.zeros(6, 1, 6)
+    found[:, 0, 1], found[:, 0, 2] = 2, 1
+    r = retrieval(found, raw, texts)
+    assert r['retrieval@1'].tolist() == [0, 100, 100, 100, 0, 0]
+    assert r['cosine'].tolist() == pytest.approx([0, *[2 / 5 ** .5] * 3, 1 / 5 ** .5, 0])
+
+    # all alike: the chance that one of the right ones is among k of n, drawn at random
+    n = 20
+    texts = ['twice', 'twice', *map(str, range(n - 2))]
+    r = retrieval(torch.zeros(n, 1, n), torch.eye(n)[:, None], texts)
+    assert r['retrieval@1'].tolist() == pytest.approx([10, 10, *[5] * 18])
+    expected = 100 * (1 - math.comb(n - 2, 10) / math.comb(n, 10))
+    assert r['retrieval@10'].tolist() == pytest.approx([expected, expected, *[50] * 18])
 
 
 def test_comparison_scores_copies_full_and_collapsed_embeddings_at_chance():
@@ -180,7 +203,7 @@ class Codebook(Network):
             return ' '.join(f'word{i}' for i in ids if i < 6)
         return known_run(
             model=self, text=MaskedText(8), encoder=lambda texts: embed(None, texts),
-            tokenizer=SimpleNamespace(eos=self.EOS, pad=self.PAD, decode=decode),
+            tokenizer=SimpleNamespace(eos=self.EOS, pad=self.PAD, kind='bpe', decode=decode),
             stats=SimpleNamespace(standardise=lambda z: z, destandardise=lambda z: z,
                                   mean=torch.zeros(2), live=torch.ones(2)),
             meta={'encoder': dict(normalize=True)})
@@ -350,14 +373,18 @@ def test_sentence_pairs_are_read_with_or_without_a_header(tmp_path):
     (tmp_path / 'a.csv').write_text('"A, b",C d,4.5\nE,F,0\n')
     (tmp_path / 'b.tsv').write_text('id\tscore\tsentence1\tsentence2\n1\t4.5\tA, b\tC d\n'
                                     '2\t0\tE\tF\n')
-    for name in ('a.csv', 'b.tsv'):
+    (tmp_path / 'f.csv').write_text('\ufeffsentence1,sentence2,score\n"A, b",C d,4.5\nE,F,0\n')
+    (tmp_path / 'g.csv').write_text('\ufeffA, b;C d;4.5\r\nE;F;0\r\n')
+    (tmp_path / 'h.csv').write_text('sep=;\nscore;sentence1;sentence2\n4.5;A, b;C d\n0;E;F\n')
+    for name in ('a.csv', 'b.tsv', 'f.csv', 'g.csv', 'h.csv'):
         first, second, scores = sts.read_pairs(str(tmp_path / name))
         assert (first, second, scores.tolist()) == (['A, b', 'E'], ['C d', 'F'], [4.5, 0])
     (tmp_path / 'c.csv').write_text('A,B\n')
     (tmp_path / 'd.csv').write_text('A,B,1\nC,D,nan\n')
+    (tmp_path / 'i.csv').write_text('version https://git-lfs.github.com/spec/v1\n')
     (tmp_path / 'e.csv').write_text(f'A,{"B" * 2 ** 18},1\n')
     for name, word in (('c.csv', 'columns'), ('d.csv', 'pair 2'), ('no.csv', 'no such file'),
-                       ('e.csv', 'field limit')):
+                       ('e.csv', 'field limit'), ('i.csv', 'Git LFS')):
         with pytest.raises(ValueError, match=word):
             sts.read_pairs(str(tmp_path / name))
 
@@ -382,7 +409,14 @@ def test_a_causal_scorer_reads_the_perplexity_of_texts(tmp_path):
     perplexity = scorer.load_scorer(str(tmp_path), '', 'cpu')
     expected = math.exp(nats / (2 + 3))
     assert perplexity(['a b c', 'c c c z', 'a']) == pytest.approx(expected, rel=1e-4)
-    assert perplexity(['a', '']) == math.inf, 'texts of one token are not perfect'
+    assert math.isnan(perplexity(['a', ''])), 'texts of one token are not perfect'
+
+    # a head that was tied, and is not in the file: drawn at random, it would judge all the same
+    config = json.loads((tmp_path / 'config.json').read_text())
+    (tmp_path / 'config.json').write_text(json.dumps(config | dict(tie_word_embeddings=False)))
+    scorer.load_scorer.cache_clear()
+    with pytest.raises(ValueError, match='1 of its weights are missing, e.g. lm_head.weight'):
+        scorer.load_scorer(str(tmp_path), '', 'cpu')
 
 
 # ---- what is printed, and results.json
@@ -467,6 +501,70 @@ def test_a_record_tells_other_texts(monkeypatch, dataset, tmp_path):
     assert found[0] == found[1] != found[2] and found[2][0] == str(file)
 
 
+def test_nothing_is_measured_on_shards_that_are_not_those_of_the_dataset(
+        dataset, finished, tmp_path):
+    data, out = shutil.copytree(dataset, tmp_path / 'data'), tmp_path / 'run'
+    shutil.copytree(finished, out, ignore=shutil.ignore_patterns('results.json'))
+    tokens = data / 'val-00000.tokens.bin'
+    np.fromfile(tokens, np.uint16)[::-1].tofile(tokens)
+    here = [f'--out_dir={out}', f'--dataset={data}']
+    commands = [['evaluate.py', *here, '--tasks=nelbo', '--n=8', '--draws=1', '--device=cpu'],
+                ['plot.py', *here, '--what=report', f'--save={tmp_path}/report.html'],
+                ['prepare.py', f'--export_dir={tmp_path}/old', f'--out={data}']]
+    measured, drawn, exported = run_each(*commands)
+    for rc, _, err in (measured, exported):
+        assert rc == 2 and 'val-00000.tokens.bin: its sha256 is not the one' in err, err
+    assert not (out / 'results.json').exists() and not (tmp_path / 'old').exists()
+    assert 'val-00000.tokens.bin: its sha256' in (tmp_path / 'report.html').read_text()
+
+
+def test_figures_of_a_run_that_was_replaced_are_not_recorded(monkeypatch, tmp_path):
+    out = tmp_path / 'run'
+    out.mkdir()
+    ctx = Context({}, held=Held(out))
+    shutil.rmtree(out)
+    out.mkdir()
+    monkeypatch.setattr(evaluate, 'out_dir', str(out))
+    run = SimpleNamespace(checkpoint='step-00000001')
+    ctx.knobs = dict.fromkeys(('which', 'seed', 'field', 'dtype'))
+    task = SimpleNamespace(SETTINGS=())
+    monkeypatch.setattr(evaluate, 'KNOBS',
+                        {name: SimpleNamespace(default=None) for name in ctx.knobs})
+    with pytest.raises(ValueError, match='run was removed, moved or replaced'):
+        evaluate.record(run, ctx, 'nelbo', task, Figures(1))
+    assert not list(out.iterdir())
+
+
+def test_a_run_is_measured_on_its_own_dataset_whatever_a_config_names(dataset, finished, tmp_path):
+    """ A config is of a training, perhaps of another one: out/v3 was trained on other texts. """
+    out, own = tmp_path / 'run', tmp_path / 'own'
+    shutil.copytree(finished, out, ignore=shutil.ignore_patterns('results.json'))
+    shutil.copytree(dataset, own)
+    config = json.loads((out / 'config.json').read_text())
+    for step in out.glob('step-*/training_state.json'):
+        state = read_sealed(step)
+        state['knobs']['dataset'] = str(own)
+        step.write_text(sealed(state))
+    (out / 'config.json').write_text(json.dumps(config | dict(dataset=str(own))))
+    more = [f'a green dog sits near the park number {i}' for i in range(60)]
+    (tmp_path / 'more.txt').write_text('\n'.join(more))
+    other = str(tmp_path / 'other')
+    (tmp_path / 'of_training.py').write_text(f'dataset = {other!r}\nencoder = "e"')
+    measure = ['evaluate.py', f'{tmp_path}/of_training.py', f'--out_dir={out}', '--device=cpu',
+               '--tasks=nelbo', '--n=9', '--draws=1']
+    results = run_each(
+        ['prepare.py', f'--input={tmp_path}/more.txt', f'--same_as={own}', '--val_fraction=.3',
+         f'--out={other}'],
+        measure, [*measure, f'--dataset={other}'])
+    shutil.rmtree(own)                                       # then a config may say where it lies
+    results += run_each(measure)
+    assert [rc for rc, _, _ in results] == [0] * 4, results
+    said = [f'{own} ' in out and f'that of {tmp_path}' in out for _, out, _ in results[1:]]
+    assert said == [True, False, False]
+    records = read_results(out / 'results.json')
+    assert {record['texts'] for record in records} == {'', other}
+
+
 def test_evaluations_of_other_texts_and_one_text_and_a_sweep_as_commands(finished, tmp_path):
     out = tmp_path / 'run'
     shutil.copytree(finished, out, ignore=shutil.ignore_patterns('results.json'))
@@ -515,3 +613,51 @@ def test_evaluations_of_other_texts_and_one_text_and_a_sweep_as_commands(finishe
         assert rc == 2 and len(errors) == 1 and word in errors[0], (args, err)
         assert 'Traceback' not in err
     assert (out / 'results.json').read_text() == before
+
+
+# ---- what is not defined
+
+def test_what_is_not_defined_is_nan_without_a_warning_and_null_in_the_results(tmp_path, recwarn,
+                                                                            capsys):
+    figures = Figures(0)
+    figures.enter('', dict(none=[], ratio=(torch.zeros(3), torch.zeros(3)), one=[2.0]))
+    figures['', 'spearman'] = correlation(np.ones(5), np.arange(5.))
+    figures['', 'alone'] = correlation(np.ones(1), np.ones(1))
+    figures.enter('shuffled', dict(one=[3.0, 5.0], none=[1.0, 2.0], perplexity=math.inf))
+    undefined = ['none', 'ratio', 'spearman', 'alone']
+    assert all(math.isnan(figures['', name].value) and figures['', name].se is None
+               for name in undefined)
+    assert measures.perplexity_of(1e6, 1) == math.inf and math.isnan(measures.perplexity_of(0., 0))
+    assert measures.entropy([]) == 0 and math.copysign(1, measures.entropy([])) == 1
+    assert not recwarn.list
+
+    path = tmp_path / 'results.json'
+    same = dict(task='t', n=5, texts='', point={}, knobs={}, checkpoint='', commit=None)
+    add_results(path, [dict(metric=metric, control=control, value=value, se=se, **same)
+                       for (control, metric), (value, se) in figures.items()])
+
+    def refuse(word):
+        raise AssertionError(f'{word} is no JSON')
+    json.loads(path.read_text(), parse_constant=refuse)
+    records = read_results(path)
+    assert [find(records, 't', name)['value'] for name in undefined] == [None] * 4
+    assert find(records, 't', 'perplexity', 'shuffled')['value'] is None
+    add_results(path, [dict(records[0], value=1.0)])       # beside what is null
+    evaluate.print_table('t', figures, 5)
+    lines = capsys.readouterr().out.splitlines()
+    assert next(line for line in lines if line.startswith('none')).split()[1:3] == ['undefined',
+                                                                                   '1.500']
+    cells = evaluate.summary_cells(figures, ['', 'shuffled'], 'none')
+    assert cells == ['undefined', '1.500 ± .500']
+
+
+def test_scores_that_are_all_the_same_stop_sts_in_one_line(tmp_path):
+    path = tmp_path / 'same.csv'
+    run = known_run(meta=dict(encoder=dict(id='lsa')))
+    for scores, n, words in (([3, 3, 3, 3], None, 'all 4 pairs have the score 3'),
+                             ([2.5] * 99 + [1], 4, 'all 4 pairs have the score 2.5')):
+        pairs = [f'a red man runs {i},a blue dog sits {i},{x}' for i, x in enumerate(scores)]
+        path.write_text('\n'.join(['sentence1,sentence2,score', *pairs]))
+        with pytest.raises(ValueError, match=words) as found:
+            sts.prepare(run, dict(sts=str(path), n=n, seed=0))
+        assert '\n' not in str(found.value)

@@ -107,7 +107,7 @@ def test_the_cells_of_the_notebook_run_in_order(tmp_path, monkeypatch, capsys):
         prepare_knobs=[f'--input={tmp_path}/lines.txt', '--encoder_dims=16', '--vocab_size=300',
                        '--val_fraction=.2'],
         train_knobs=['--depth=1', '--width=32', '--heads=2', '--latent_tokens=2', '--batch_size=8',
-                     '--max_iters=4', '--warmup_iters=1', '--eval_interval=2', '--eval_iters=1',
+                     '--max_iters=4', '--warmup_iters=1', '--eval_interval=2', '--eval_rows=8',
                      '--device=cpu', '--dtype=float32'],
         evaluate_knobs=['--tasks=l2t', '--n=4', '--draws=1', '--rerank=1', '--device=cpu'])
 

@@ -19,11 +19,12 @@ import torch
 
 from corpora.sources import text_hash
 from data import PackedDataset, lengths
-from launch import (HANGS, ROOT, SLOW, TINY, Job, cut, log, run, run_each, saved, texts_in, train,
+from launch import (HANGS, ROOT, TINY, Job, cut, held, log, run, run_each, saved, texts_in, train,
                     train_each, weights)
-from runs import checkpoint, saving
+from runs import checkpoint, run_folder, saving
 from runs.files import read_json
 from runs.stages import row_order
+from runs.writing import RUN, Claim
 from test_checkpoint import same, states
 from test_encoders import save_encoder
 from test_hostile import change_meta, flip, forge_file
@@ -260,8 +261,8 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
     outcomes, hits, moment = set(), 0, random.Random(0)
     for trial in range(200):
         out = tmp_path / str(trial)
-        out.mkdir()
-        saving.save(out, 1, *ready[1])
+        with Claim(out, RUN, run_folder.NAMES):
+            saving.save(out, 1, *ready[1])
         read, write = os.pipe()
         child = os.fork()
         if not child:
@@ -281,7 +282,7 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
         os.close(read)
 
         # what is there loads, and no torn folder has a whole name
-        hits += bool(list(out.glob('step-*.tmp')))
+        hits += bool(list(out.glob('.nanoLDLM-step-*')))
         found = saving.newest(out)
         step = checkpoint.verify(found)['step']
         assert same(saved(found)['optimizer'], ready[step % 10][0]['optimizer'])
@@ -289,9 +290,10 @@ def test_fault_06_kill_9_while_saving_200_times(tmp_path):
         assert step < 3 or len(checkpoint.steps(out)) in (2, 3)
         outcomes.add(step)
 
-        # the next save clears away what was left
-        saving.save(out, 10 ** 6, *ready[0])
-        assert not list(out.glob('step-*.tmp'))
+        # whoever has the folder next clears away what was left
+        with Claim(out, RUN, run_folder.NAMES):
+            assert not list(out.glob('.*'))
+            saving.save(out, 10 ** 6, *ready[0])
         shutil.rmtree(out)
     assert len(outcomes) > 1 and hits > 20, 'the kills are to hit different moments, and saves'
 
@@ -303,8 +305,9 @@ def test_fault_07_kill_9_then_resume_equals_the_uninterrupted_run_bitwise(
     if ranks == 1:
         whole = tmp_path / 'whole'
         train_each(dataset, {whole: args})
-    job = Job(dataset, out, *args, ranks=ranks, before=SLOW)
-    job.until(f'step      {random.randrange(5, 9)}/')          # the checkpoint of step 4 is whole
+    step = random.randrange(5, 9)                              # the checkpoint of step 4 is whole
+    job = Job(dataset, out, *args, ranks=ranks, before=held(step, tmp_path / 'never'))
+    job.until(f'step {step:>6}/')
     for process in job.processes:
         process.kill()
     job.wait()
@@ -319,20 +322,24 @@ def test_fault_08_resume_on_another_number_of_ranks(dataset, tmp_path):
     one, out = tmp_path / 'one', tmp_path / 'many'
     train_each(dataset, {one: [*args, '--batch_size=16']})
     for ranks, batch, end in ((2, 8, 4), (1, 16, 12), (4, 4, None)):
-        job = Job(dataset, out, *args, f'--batch_size={batch}', ranks=ranks,
-                  before=SLOW if end else '')
+        before = ''
+        if end:
+            first = len(log(out)) if out.exists() else 0
+            before = held(end - first, tmp_path / f'go{end}')
+        job = Job(dataset, out, *args, f'--batch_size={batch}', ranks=ranks, before=before)
         if end:
             job.until(f'step {end:>6}/')
             job.processes[-1].terminate()                      # one rank is told, all agree
-        assert job.wait() == [0] * ranks, job.err()
+        assert job.wait() == [128 + signal.SIGTERM if end else 0] * ranks, job.err()
     found = {step: entry['loss'] for (step, _), entry in log(out).items() if 'loss' in entry}
     expected = {step: entry['loss'] for (step, _), entry in log(one).items() if 'loss' in entry}
     assert len(found) == 24 and found == pytest.approx(expected, rel=1e-3)
 
 
-def assert_preempted(out, name):
+def assert_preempted(out, name, steps=(5, 6)):
+    """ steps: of a run that is held in its sixth step, these; another rank may just enter it. """
     stopped = read_json(out / 'preempted.json')
-    assert stopped['signal'] == name and stopped['step'] in (4, 5, 6, 7), 'at once'
+    assert stopped['signal'] == name and stopped['step'] in steps, 'at once'
     assert int(checkpoint.steps(out)[0].name[5:]) == stopped['step']
 
 
@@ -348,26 +355,40 @@ def alive(out):
     return found
 
 
+# the same signal again in the middle of the save, as of one who is impatient
+AGAIN = """
+from runs import saving
+write_files = saving.write_files
+def again(*args):
+    write_files(*args)
+    if run_folder.signal_seen:
+        os.kill(os.getpid(), run_folder.signal_seen)
+saving.write_files = again
+"""
+
+
 @pytest.fixture
 def torchrun(dataset, tmp_path):
-    """ Starts two ranks under torchrun, each step slow enough to be hit, and waits for a step. The
-    output goes to a file beside the run. What is left of it after the test is killed. """
+    """ Starts two ranks under torchrun, and waits until they are held after step 5. The output goes
+    to a file beside the run. shutdown: seconds after a signal in which torchrun kills nobody. What
+    is left of it after the test is killed. """
     out, script, said = (tmp_path / name for name in ('torchrun', 'torchrun.py', 'torchrun.txt'))
     script.write_text(f"""
 import runpy, sys
 sys.path.insert(0, {str(ROOT)!r})
-{SLOW}
+{held(5, tmp_path / 'go')}
 runpy.run_path({str(ROOT / 'train.py')!r}, run_name='__main__')
 """)
 
-    def start(*args, flags=(), until):
+    def start(*args, flags=(), shutdown=HANGS):
         command = [*TORCHRUN, '--standalone', '--nproc_per_node=2', *flags, str(script),
                    f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args]
         with open(said, 'w') as file:
             process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file,
-                                       env={**os.environ, 'OMP_NUM_THREADS': '1'})
+                                       env={**os.environ, 'OMP_NUM_THREADS': '1',
+                                            'TORCH_ELASTIC_SHUTDOWN_TIMEOUT': str(shutdown)})
         end = time.monotonic() + HANGS
-        while f'step {until:>6}/' not in said.read_text():
+        while 'step      5/' not in said.read_text():
             assert time.monotonic() < end and process.poll() is None, said.read_text()
             time.sleep(0.005)
         return process, out, said
@@ -387,10 +408,9 @@ def rank_1(out):
     ids=['fault_09_sigterm', 'fault_10_sigusr1'])
 def test_fault_09_and_10_a_signal_to_torchrun_saves_at_once_and_the_run_goes_on_bitwise(
         dataset, finished_by_two, torchrun, number, flags):
-    process, out, _ = torchrun(flags=flags, until=5)
+    process, out, _ = torchrun(flags=flags)
     process.send_signal(number)
-    # torchrun's own code after a signal; the minute is against hanging
-    assert process.wait(60) == 1 and not alive(out)
+    assert process.wait(HANGS) == 1 and not alive(out)         # torchrun's own code after a signal
     assert_preempted(out, number.name)
     job = Job(dataset, out, ranks=2)
     assert job.wait() == [0, 0], job.err()
@@ -399,43 +419,59 @@ def test_fault_09_and_10_a_signal_to_torchrun_saves_at_once_and_the_run_goes_on_
 
 
 def test_the_workers_of_a_torchrun_that_is_killed_save_and_leave(torchrun):
-    process, out, _ = torchrun(until=5)
+    process, out, _ = torchrun()
     process.kill()
-    while alive(out):                                          # alone they end after 12 steps
+    while alive(out):                                          # without a signal they are held
         time.sleep(0.05)
     assert_preempted(out, 'SIGTERM')
 
 
 def test_fault_11_sigterm_during_an_evaluation(dataset, finished_by_two, tmp_path):
-    slow = """
-import time, loss
+    until_a_signal = """
+import os, time, loss
+from runs import run_folder
 validate = loss.Loss.validate
-def slowly(*args):
+def hold(*args):
     print('evaluating', flush=True)
-    time.sleep(3)
+    while os.environ['RANK'] == '1' and not run_folder.signal_seen:
+        time.sleep(0.01)
     return validate(*args)
-loss.Loss.validate = slowly
+loss.Loss.validate = hold
 """
     out = tmp_path / 'run'
-    job = Job(dataset, out, '--eval_iters=20', ranks=2, before=slow)
+    job = Job(dataset, out, '--eval_rows=160', ranks=2, before=until_a_signal)
     job.until('evaluating')
     job.processes[1].terminate()
-    assert job.wait(60) == [0, 0]
-    assert_preempted(out, 'SIGTERM')
+    assert job.wait() == [143, 143]
+    assert_preempted(out, 'SIGTERM', steps=[4])
     assert (4, True) not in log(out), 'it was to leave the evaluation'
     job = Job(dataset, out, ranks=2)
     assert job.wait() == [0, 0], job.err()
     assert_same_run(out, finished_by_two)                      # it is done after the resume
 
 
+@pytest.mark.parametrize('number, code', [(signal.SIGINT, 130), (signal.SIGUSR1, 0)])
+def test_ctrl_c_saves_and_stops_make_and_a_preemption_is_a_success(
+        dataset, finished, tmp_path, number, code):
+    out = tmp_path / 'run'
+    job = Job(dataset, out, before=held(5, tmp_path / 'go') + AGAIN)
+    job.until('step      5/')
+    job.processes[0].send_signal(number)
+    assert job.wait() == [code] and not job.err(), job.err()
+    assert_preempted(out, number.name)
+    assert 'run the same command again to go on' in job.out()
+    train_each(dataset, {out: []})
+    assert_same_run(out, finished)
+
+
 def test_a_hangup_counts_as_a_signal_and_a_reader_may_leave(dataset, finished_by_two, tmp_path):
     # the terminal closes
     hung, cut_off, pipe = (tmp_path / name for name in ('hung', 'cut', 'pipe'))
     heard = 'import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)'      # also under nohup
-    job = Job(dataset, hung, ranks=2, before=SLOW + heard)
+    job = Job(dataset, hung, ranks=2, before=held(5, tmp_path / 'go') + heard)
     job.until('step      5/')
     job.processes[1].send_signal(signal.SIGHUP)
-    assert job.wait() == [0, 0], job.err()
+    assert job.wait() == [129, 129], job.err()
     assert_preempted(hung, 'SIGHUP')
 
     # python train.py | head
@@ -452,27 +488,27 @@ def test_a_hangup_counts_as_a_signal_and_a_reader_may_leave(dataset, finished_by
 
 def test_fault_12_one_rank_dies(dataset, tmp_path, torchrun):
     out = tmp_path / 'direct'
-    job = Job(dataset, out, *LONG, ranks=2)
+    job = Job(dataset, out, *LONG, '--dist_timeout=3600', ranks=2)
     job.until('step      6/')
     job.processes[1].kill()
-    # long before dist_timeout, which is 600 s
-    assert job.wait(60) == [4, -signal.SIGKILL]
+    # at once: after dist_timeout, an hour, the test would have given up
+    assert job.wait() == [4, -signal.SIGKILL]
     assert job.err().count('\n') == 1 and 'lost the other processes' in job.err()
     assert not checkpoint.steps(out), 'half a job must not save'
 
     # torchrun leaves no orphan
-    process, out, _ = torchrun(*LONG, until=6)
+    process, out, _ = torchrun(*LONG)
     os.kill(rank_1(out), signal.SIGKILL)
-    assert process.wait(60) == 1
+    assert process.wait(HANGS) == 1
     assert not alive(out) and not checkpoint.steps(out)
 
 
 def test_fault_13_one_rank_hangs(torchrun):
-    process, out, said = torchrun(*LONG, '--dist_timeout=12', until=6)
+    # long enough for a busy machine; then torchrun gives 5 seconds before its kill -9
+    process, out, said = torchrun(*LONG, '--dist_timeout=40', shutdown=5)
     os.kill(rank_1(out), signal.SIGSTOP)
-    # dist_timeout, then the 30 s that torchrun gives before its kill -9; the rest is for a busy
-    # machine
-    assert process.wait(12 + 30 + 120) == 1
+    (out.parent / 'go').touch()
+    assert process.wait(HANGS) == 1
     assert not alive(out) and 'lost the other processes' in said.read_text()
 
 
@@ -498,11 +534,27 @@ def test_fault_14_the_master_cannot_be_reached(
     env = dict(RANK=str(rank), WORLD_SIZE='2', MASTER_ADDR=address, MASTER_PORT=port)
     job = Job(dataset, tmp_path / 'run', env=env,
               before='from runs import distributed\ndistributed.MEETING = 4')
-    assert job.wait(120) == [4]
+    assert job.wait() == [4]
     err = job.err().splitlines()[-1]                           # below the lines of torch
     assert words in err, err
     assert all(word in err for word in ['MASTER_PORT', *([address, port] if port else [])])
     assert not (tmp_path / 'run').exists()
+
+
+def test_a_process_that_ends_while_they_meet_is_not_waited_for_longer_than_the_meeting(
+        dataset, tmp_path):
+    """ Once all are at the store, before the first collective. """
+    before = """
+import os
+import torch.distributed as dist
+from runs import distributed
+distributed.MEETING = 4
+if os.environ['RANK'] == '1':
+    dist.init_process_group = lambda *args, **kw: os._exit(9)
+"""
+    job = Job(dataset, tmp_path / 'run', '--dist_timeout=1e6', ranks=2, before=before)
+    assert job.wait(120) == [4, 9]
+    assert 'rank 0 of 2 cannot meet the others' in job.err().splitlines()[-1]
 
 
 # ---- broken checkpoints, full disks
@@ -534,7 +586,7 @@ def test_fault_18_the_disk_is_full(dataset, tmp_path):
     for n, line in zip((8, 12, 16), lines):
         assert f'cannot save {out}/step-{n:08d}: ' in line
     assert lines[0].startswith('warning') and lines[2].startswith('error')
-    assert not list(out.glob('*.tmp')) and saving.newest(out).name == 'step-00000004'
+    assert not list(out.glob('.*')) and saving.newest(out).name == 'step-00000004'
     train_each(dataset, {out: []})                             # room again: it goes on
 
 
@@ -560,9 +612,25 @@ def test_fault_28_two_runs_on_one_folder(dataset, tmp_path):
     assert 'in use by another process' in second.stderr
     assert read_json(out / 'config.json')['max_iters'] == 100_000
     before = max(step for step, _ in log(out))
-    first.until(f'step {before + 5:>6}/')                      # unharmed: it goes on
+    first.until(f'step {before + 5:>6,}/')                     # unharmed: it goes on
     first.processes[0].terminate()
-    assert first.wait() == [0] and checkpoint.verify(saving.newest(out))
+    assert first.wait() == [143] and checkpoint.verify(saving.newest(out))
+
+
+def test_a_run_whose_folder_is_removed_stops_and_leaves_the_next_one_alone(
+        dataset, finished, tmp_path):
+    out = tmp_path / 'run'
+    go = tmp_path / 'go'
+    first = Job(dataset, out, '--max_iters=40', '--learning_rate=3e-4', before=held(5, go))
+    first.until('step      5/')
+    shutil.rmtree(out)
+    train_each(dataset, {out: []})                             # while the first one waits
+    before = files_of_all(out)
+    go.touch()
+    assert first.wait() == [2]
+    assert first.err().splitlines()[-1].startswith(f'error: {out}/lock was removed, moved or ')
+    assert files_of_all(out) == before
+    assert_same_run(out, finished)
 
 
 # ---- broken data
@@ -612,12 +680,38 @@ def test_fault_21_data_that_contradicts_its_manifest(dataset, tmp_path):
 
 def test_data_that_are_cut_off_meanwhile_end_the_run_before_it_is_saved(dataset, tmp_path):
     data, out = shutil.copytree(dataset, tmp_path / 'data'), tmp_path / 'run'
-    job = Job(data, out, before=SLOW)
+    job = Job(data, out, before=held(5, tmp_path / 'go'))
     job.until('step      5/')
     path = data / 'train-00000.latents.npy'
     os.truncate(path, path.stat().st_size - 8)
+    (tmp_path / 'go').touch()
     assert job.wait() == [2] and 'latents.npy: found' in job.err()
     assert checkpoint.steps(out)[0].name == 'step-00000004'
+
+
+def test_data_that_change_meanwhile_end_a_run_that_is_saved_with_code_2(dataset, tmp_path):
+    data, out = shutil.copytree(dataset, tmp_path / 'data'), tmp_path / 'run'
+    go = tmp_path / 'go'
+    job = Job(data, out, '--max_iters=8', ranks=2, before=held(5, go))
+    job.until('step      5/')
+    tokens = np.memmap(data / 'train-00000.tokens.bin', np.uint16, 'r+')
+    tokens[:] = 0                                              # as many, and in place
+    tokens.flush()
+    go.touch()
+    assert job.wait() == [2, 2], job.err()
+    line, = [line for line in job.err().splitlines() if line.startswith('error')]
+    assert 'train-00000.tokens.bin: its sha256 is not' in line and 'whole at step 0' in line
+    assert checkpoint.verify(out / 'step-00000008')
+
+    # what is moved away is still mapped, and whole
+    other = tmp_path / 'other'
+    go = tmp_path / 'go_on'
+    moved = shutil.copytree(dataset, tmp_path / 'gone')
+    job = Job(moved, other, '--max_iters=8', before=held(5, go))
+    job.until('step      5/')
+    os.rename(moved, tmp_path / 'aside')
+    go.touch()
+    assert job.wait() == [0] and 'were moved away: nobody knows' in job.err()
 
 
 def test_a_validation_that_is_nan_or_worse_than_a_guess_is_named(dataset, tmp_path):
@@ -692,6 +786,10 @@ def files_of(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
+def files_of_all(folder):
+    return {path: path.read_bytes() for path in sorted(folder.rglob('*')) if path.is_file()}
+
+
 def test_fault_20_latents_that_are_not_finite_at_prepare(tmp_path):
     path = corpus(tmp_path / 'a.txt', 3000)
     lines = path.read_text().splitlines()
@@ -752,7 +850,7 @@ os.replace = slowly
 
         # of each rank at most the shard that it was writing is begun
         noted = {path.name.split('.')[0] for path in out.glob('*.whole.json')}
-        shards = [path for path in out.glob('*-0*.*') if path.suffix != '.tmp']
+        shards = [path for path in out.glob('*-0*.*') if path.name[0] != '.']
         begun = {path.name.split('.')[0] for path in shards}
         assert noted and len(begun - noted) <= 2
         before = {path: path.stat().st_mtime_ns for path in shards
@@ -812,7 +910,7 @@ def test_fault_27_bad_documents_and_broken_files_at_prepare(tmp_path):
     first = files_of(x)
     flip(x / 'train-00001.latents.npy')
     os.truncate(x / 'train-00000.tokens.bin', 100)
-    (x / 'train-00000.tokens.bin.tmp').write_bytes(b'stale')
+    (x / '.nanoLDLM-train-00000.tokens.bin-1').write_bytes(b'stale')
     for name in ('latent_stats.npz', 'tokenizer.json'):
         os.remove(x / name)
     inspect = ['prepare.py', f'--inspect={x}']

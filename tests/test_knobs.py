@@ -12,7 +12,7 @@ from launch import ROOT, run_each
 
 VALUES = ('nan', 'inf', '-1', '0', '1e30', '')
 SHORT = ['--depth=1', '--width=16', '--heads=1', '--latent_tokens=1', '--batch_size=4',
-         '--max_iters=1', '--eval_iters=1', '--device=cpu', '--dtype=float32', '--warmup_iters=0']
+         '--max_iters=1', '--eval_rows=4', '--device=cpu', '--dtype=float32', '--warmup_iters=0']
 
 
 def knobs_of(script):

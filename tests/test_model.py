@@ -174,6 +174,17 @@ def test_what_no_loss_reaches_has_no_gradient_or_zeros_without_decay(predict, wa
     assert all(p.grad is None or p.ndim == 1 for p in still.values()), 'a matrix would decay'
 
 
+def test_a_head_tied_to_the_embedding_and_other_shared_weights_are_refused():
+    for share, words in ((lambda m: setattr(m.text_head, 'weight', m.embed.weight),
+                          'text_head.weight is embed.weight'),
+                         (lambda m: setattr(m.blocks[1].text, 'up', m.blocks[0].text.up),
+                          'blocks.1.text.up.weight is blocks.0.text.up.weight')):
+        model = Model(ModelConfig(**SMALL))
+        share(model)
+        with pytest.raises(ValueError, match=words):
+            model.parameter_groups()
+
+
 def test_parameter_groups_hold_every_parameter_once_and_decay_only_matrices():
     groups = Model(ModelConfig(**SMALL | dict(bag=True, n_latents=1))).parameter_groups()
     # the bag begins as what ridge regression has found

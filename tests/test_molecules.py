@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from corpora.encoder_table import find_encoder
+from corpora.readers import warn_once
 from corpora.tokenizers import load_tokenizer
 from data import PackedDataset
 from launch import texts_of
@@ -44,7 +45,8 @@ def test_a_fingerprint_is_that_of_rdkit_however_the_molecule_is_written(morgan):
     z = morgan([ETHANOL, 'OCC', 'CCN', NONE, ''])
     assert z.shape == (5, 1, 2048) and set(z[0, 0].nonzero()[0].tolist()) == bits
     assert (z[0] == z[1]).all() and (z[0] != z[2]).any() and not z[3:].any()
-    assert not morgan.remark(ETHANOL) and all(map(morgan.remark, (NONE, '', 'CCO ethanol')))
+    none = (NONE, '', 'CCO ethanol', 'CCO\tethanol', ' CCO', 'CCO\n')
+    assert not morgan.remark(ETHANOL) and all(map(morgan.remark, none))
 
 
 def test_a_text_that_is_no_molecule_is_never_the_nearest_and_no_crash(morgan):
@@ -68,18 +70,46 @@ def test_a_dataset_of_molecules_drops_and_counts_what_is_none(morgan, tmp_path, 
         run(input=tmp_path / 'a.txt', out=tmp_path / 'b', encoder='morgan')
 
 
-def test_wrong_bits_are_a_share_of_the_ones_and_as_many_zeros(monkeypatch):
-    right = (torch.rand(500, 1, 400, generator=torch.Generator().manual_seed(0)) < .1).float()
-    monkeypatch.setattr(molecule.l2t, 'generate', lambda run, ctx, rows: ctx.raw)
-    for share, swept in ((0., {}), (.3, dict(wrong_bits=.3))):
-        wrong = molecule.generate(None, Context(dict(wrong_bits=0., seed=0), raw=right), **swept)
-        lost = ((right == 1) & (wrong == 0)).sum() / right.sum()
-        assert (wrong.sum(2) == right.sum(2)).all() and abs(lost - share) < .01
+SPELLINGS = [['CCO', 'OCC', 'C-C-O'], ['Oc1ccccc1', 'C1=CC=CC=C1O'], ['CC(=O)O', 'C(C)(O)=O'],
+             ['F/C=C/F', 'C(/F)=C\\F'], ['[Na+].[Cl-]', '[Cl-].[Na+]'], ['C', '[CH4]']]
+
+
+def written_in_two_ways(path):
+    """ 60 molecules, three SMILES of each. """
+    lines = [way + i * 'C' for ways in SPELLINGS[:1] for way in ('CCN', 'C-C-N') for i in range(25)]
+    path.write_text('\n'.join([*lines, *sum(SPELLINGS, [])]))
+    return path
+
+
+@pytest.mark.parametrize('knobs', [dict(encoder='morgan', encoder_dims=0, vocab_size=300),
+                                   dict(encoder='none', tokenizer='smiles')])
+def test_two_smiles_of_a_molecule_are_in_one_split(morgan, tmp_path, knobs):
+    folder = run(input=written_in_two_ways(tmp_path / 'a.txt'), out=tmp_path / 'out',
+                 val_fraction=.3, max_tokens=63, **knobs)
+    train, val = ({morgan.canonical(text) for text in texts_of(folder, split)}
+                  for split in ('train', 'val'))
+    assert len(val) > 5 and not train & val
+    again = run(input=tmp_path / 'a.txt', out=tmp_path / 'distinct', val_fraction=.3, max_tokens=63,
+                distinct=True, **knobs)
+    once = texts_of(again, 'train') + texts_of(again, 'val')
+    assert sorted(map(morgan.canonical, once)) == sorted(train | val), 'each is there once'
+
+
+def test_without_rdkit_molecules_are_split_by_how_they_are_written_and_this_is_said(
+        monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(sys.modules, 'rdkit', None)
+    warn_once.cache_clear()
+    run(input=written_in_two_ways(tmp_path / 'a.txt'), out=tmp_path / 'out', encoder='none',
+        tokenizer='smiles', val_fraction=.3)
+    said = [line for line in capsys.readouterr().err.splitlines() if 'RDKit' in line]
+    assert len(said) == 1 and 'pip install rdkit' in said[0]
 
 
 def test_a_molecule_is_judged_by_what_it_is_not_by_how_it_is_written(morgan):
     loaded, texts = toy_run(encoder=morgan), [ETHANOL, ETHANOL, 'CCC', NONE]
     ctx = Context({}, texts=texts, raw=torch.from_numpy(morgan(texts)))
+    named = molecule.judge(loaded, ctx, [f'{ETHANOL}\tethanol'] * 4)
+    assert not named['exact'].any() and not named['valid'].any()
     found = molecule.judge(loaded, ctx, ['OCC', 'CCN', NONE, NONE])
     assert found['exact'].tolist() == [100, 0, 0, 0] and found['valid'].sum() == 200
     a, b = (set(morgan([text])[0, 0].nonzero()[0]) for text in (ETHANOL, 'CCN'))

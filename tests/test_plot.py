@@ -1,6 +1,8 @@
 """ plot.py reads what train.py and evaluate.py write. """
 import json
+import sys
 
+import numpy as np
 import pytest
 
 import plot
@@ -62,9 +64,52 @@ def test_sweeps_with_other_knobs_or_of_other_texts_have_panels_of_their_own():
     assert len(plot.draw_sweeps(panels, 'bleu', plt).axes) == 4
 
 
+def test_a_picture_of_ours_is_drawn_again_and_a_file_of_somebody_else_is_left_alone(
+        tmp_path, monkeypatch):
+    (tmp_path / 'training_log.jsonl').write_text('\n'.join(map(json.dumps, LOG)) + '\n')
+    monkeypatch.setattr(sys, 'argv', ['plot.py', f'--out_dir={tmp_path}'])
+    for _ in range(2):
+        plot.main()
+    (tmp_path / 'curves.png').write_text('precious')
+    with pytest.raises(SystemExit):
+        plot.main()
+    assert (tmp_path / 'curves.png').read_text() == 'precious'
+
+
+def test_a_dollar_in_a_name_is_a_dollar_and_a_damaged_sweep_is_one_line(tmp_path):
+    record = dict(task='l2t', metric='bleu', control='', value=12.5, se=None, n=9,
+                  texts='costs_$5_and_$x__y.txt', point=dict(temperature=.5), knobs={},
+                  checkpoint='step-1', commit=None)
+    cases = {'good': record, 'large': record | dict(value=10**400),
+             'no_calls': record | dict(point=dict(steps=8))}
+    for name, case in cases.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / 'results.json').write_text(json.dumps([case]))
+    good, *wrong = run_each(*(['plot.py', '--what=sweep', f'--out_dir={tmp_path}/{name}',
+                               f'--save={tmp_path}/{name}.svg'] for name in cases))
+    assert good[0] == 0 and not good[2]
+    assert 'costs_$5_and_$x__y.txt' in (tmp_path / 'good.svg').read_text()
+    for (rc, _, err), words in zip(wrong, ('too large', 'has no calls of l2t')):
+        assert rc == 2 and err.count('\n') == 1 and words in err, err
+
+
+@pytest.mark.parametrize('name, array', [
+    ('made', np.array(5)), ('made', np.zeros((2, 8, 8, 2))), ('made', np.zeros((3, 8, 8, 1))),
+    ('made', np.array(['a', 'b'])), ('made', np.zeros((2, 8, 8, 1), complex)),
+    ('captions', np.array(5)), ('captions', np.zeros(2))])
+def test_pictures_of_another_form_are_refused(name, array):
+    arrays = dict(captions=np.array(['it costs $5 or $6', 'b']), made=np.zeros((2, 8, 8, 1)))
+    assert len(plot.draw_images(arrays, plt).axes) == 20
+    with pytest.raises(ValueError, match='images.npz: made is .*, with texts .*; run evaluate.py'):
+        plot.draw_images(arrays | {name: array}, plt)
+
+
 def test_what_cannot_be_drawn_is_one_line_and_code_2(tmp_path):
     logs = [None, '', '{"step": 1', '[1]', '{"text_loss": 1}',
-            '{"step": 1, "text_loss": 1, "text_nll_by_t": [1, 2]}', '[' * 2**21]
+            '{"step": 1, "text_loss": 1, "text_nll_by_t": [1, 2]}', '{"step": Infinity}',
+            '{"step": 1, "skips": [{}]}', '{"step": 1, "skips": 5}', '{"step": "1"}',
+            '{"step": 1, "grad_norm": "high"}', '{"step": 1, "latent_mse_by_t": "abcd"}',
+            f'{{"step": 1, "val_text": 1{"0" * 400}}}', '[' * 2**21]
     for i, text in enumerate(logs):
         (tmp_path / f'run{i}').mkdir()
         if text is not None:

@@ -3,8 +3,10 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import sys
 from types import SimpleNamespace
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -12,16 +14,17 @@ import torch
 
 import prepare
 from configurator import read_knobs
-from corpora import tokenizers
+from corpora import shards, splits, tokenizers
 from corpora.builtin import builtin_corpus
 from corpora.fitting import train_bpe
-from corpora.shards import Chunker
+from corpora.shards import NAMES, Chunker, token_ids
 from corpora.tokenizers import byte_tokenizer, load_tokenizer
 from data import PackedDataset
 from encoders import load_encoder
 from launch import texts_in, texts_of
 from runs import manifest
 from runs.identity import SAMPLES, check_same, of_dataset
+from runs.writing import DATASET, Claim
 from test_encoders import WORDS, save_encoder
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -188,6 +191,23 @@ def test_a_long_word_is_fitted_and_encoded_in_pieces(tmp_path, word):
     assert tok.decode(tok.encode(word)) == word
 
 
+@pytest.mark.parametrize('kind', ['byte', 'bpe', 'tabs'])
+def test_a_long_document_is_tokenized_in_parts_as_it_is_whole(tmp_path, monkeypatch, kind):
+    text = ' '.join(LINES * 9)
+    if kind == 'tabs':                                       # no word ends with a space
+        text = text.replace(' ', '\t')
+    tok = byte_tokenizer() if kind == 'byte' else fitted(tmp_path, LINES, 400)
+    whole = tok.encode(text)
+    monkeypatch.setattr(tokenizers, 'LONGEST_PART', 100)
+    monkeypatch.setattr(shards, 'LONGEST_PART', 100)
+    parts = list(tokenizers.parts_of(text))
+    assert ''.join(parts) == text and len(parts) > 100 and max(map(len, parts)) <= 100
+    ids, *others = token_ids(tok, [text, *LINES])
+    assert tok.decode(ids) == text and [list(one) for one in others] == tok.encode_batch(LINES)
+    if kind != 'tabs':
+        assert ids.tolist() == whole
+
+
 def test_the_builtin_corpus_is_distinct_short_sentences_of_english():
     texts = builtin_corpus()
     assert len(texts) > 15_000 and len(set(texts)) == len(texts)
@@ -212,6 +232,37 @@ def test_a_finished_dataset_never_becomes_one_of_other_documents_or_knobs(tmp_pa
         with pytest.raises(ValueError, match='(tokenizer.json|-00...) would become another'):
             run(input=path, **dict(out=tmp_path / 'x') | knobs)
         assert digests(tmp_path / 'x') == before
+
+
+@pytest.mark.parametrize('damage', [
+    lambda text: text.replace('"counts"', '"Counts"'), lambda text: text[:len(text) // 2],
+    lambda text: '', lambda text: '{"mine": 1}'])
+def test_a_finished_dataset_with_a_damaged_meta_stays_as_it_is(tmp_path, damage):
+    path, out = write_lines(tmp_path / 'a.txt'), tmp_path / 'x'
+    small = dict(out=out, tokenizer='byte', encoder='none')
+    run(input=path, **small)
+    (out / 'meta.json').write_text(damage((out / 'meta.json').read_text()))
+    before = digests(out)
+    for lines in (LINES, LINES[::-1]):
+        write_lines(path, lines)
+        with pytest.raises(ValueError, match='meta.json: .* damaged; delete .*x, or choose'):
+            run(input=path, **small)
+        assert digests(out) == before
+
+
+@pytest.mark.parametrize('moment', ['train_bpe', 'shard_key', 'latent_stats'])
+def test_a_folder_that_is_replaced_while_it_is_written_is_left_alone(tmp_path, monkeypatch, moment):
+    out, function = tmp_path / 'x', getattr(prepare, moment)
+
+    def replaced(*args):
+        result = function(*args)
+        shutil.rmtree(out)
+        Claim(out, DATASET, NAMES)
+        return result
+    monkeypatch.setattr(prepare, moment, replaced)
+    with pytest.raises(ValueError, match='x/lock was removed, moved or replaced'):
+        run(input=write_lines(tmp_path / 'a.txt'), out=out)
+    assert os.listdir(out) == ['lock']
 
 
 @pytest.mark.parametrize('given', ['input', 'val_input'])
@@ -260,6 +311,38 @@ def test_a_dataset_like_another_reads_and_embeds_a_text_as_that_one_does(tmp_pat
     assert capsys.readouterr().out.count('there already') == n_shards
     assert digests(tmp_path / 'b') == before
 
+@pytest.mark.parametrize('there', ['', 'data', 'data/new'])
+@pytest.mark.parametrize('what', ['no such input', 'a latent', 'Ctrl-C'])
+def test_a_failed_command_leaves_no_empty_folder_but_one_that_was_there(tmp_path, monkeypatch,
+                                                                        there, what):
+    (tmp_path / there).mkdir(parents=True, exist_ok=True)
+    path = write_lines(tmp_path / 'a.txt')
+    knobs = dict(input=path, encoder='none', tokenizer='byte', out=tmp_path / 'data/new')
+    expected = ValueError
+    if what == 'no such input':
+        knobs['tokenizer'] = 'nope'
+    elif what == 'a latent':                                 # found when the first shard is written
+        np.save(tmp_path / 'z.npy', np.zeros((150, 6), np.float32))
+        knobs['latents_from'] = tmp_path / 'z.npy'
+        monkeypatch.setattr(prepare, 'given_latents', lambda docs: {}['no latent'])
+        expected = KeyError
+    else:
+        def interrupt(*args):
+            raise KeyboardInterrupt
+        monkeypatch.setattr(prepare, 'make_plan', interrupt)
+        expected = KeyboardInterrupt
+    before = {str(found.relative_to(tmp_path)) for found in tmp_path.rglob('*')}
+    with pytest.raises(expected):
+        run(**knobs)
+    assert {str(found.relative_to(tmp_path)) for found in tmp_path.rglob('*')} == before
+
+
+def test_a_failed_command_keeps_what_it_has_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(prepare, 'finish', lambda *args: {}['nothing'])
+    with pytest.raises(KeyError):
+        run(input=write_lines(tmp_path / 'a.txt'), out=tmp_path / 'data/new')
+    assert (tmp_path / 'data/new/tokenizer.json').is_file()
+
 # -----------------------------------------------------------------------------
 # The command
 
@@ -291,3 +374,34 @@ def test_what_is_wrong_with_the_command_is_one_line_and_code_2(tmp_path, monkeyp
         prepare.main()
     line = capsys.readouterr().err.strip().splitlines()[-1]
     assert stopped.value.code == 2 and line.startswith('error: ') and message in line
+
+
+# ---- one text in two spellings
+
+ACCENTS = [f'{word} {i}' for i in range(12) for word in ('caf\u00e9', '\u00c5ngstr\u00f6m', '\ud55c\uae00')]
+
+
+def test_two_spellings_of_a_text_are_in_one_split_and_one_of_them_where_texts_are_distinct(tmp_path):
+    both = [normalize(form, text) for text in ACCENTS for form in ('NFC', 'NFD')]
+    path = write_lines(tmp_path / 'a.txt', both)
+    byte = dict(input=path, tokenizer='byte', encoder='none', val_fraction=.3)
+    folder = run(**byte, out=tmp_path / 'out')
+    texts = {split: texts_of(folder, split) for split in ('train', 'val')}
+    assert sorted(texts['train'] + texts['val']) == sorted(both), 'as they are written'
+    train, val = ({normalize('NFC', text) for text in texts[split]} for split in texts)
+    assert val and not train & val
+    folder = run(**byte, out=tmp_path / 'distinct', distinct=True)
+    assert sorted(texts_of(folder, 'train') + texts_of(folder, 'val')) == sorted(both[::2])
+
+
+def test_what_is_known_of_val_input_is_counted_over_all_of_the_input(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(splits, 'FIT_DOCUMENTS', 5)        # of which the sample is
+    write_lines(tmp_path / 'a.txt', [*LINES, *ACCENTS])
+    known = [*LINES[:20], *(normalize('NFD', text) for text in ACCENTS)]
+    write_lines(tmp_path / 'b.txt', [*known, *(f'new {text}' for text in LINES)])
+    folder = run(input=tmp_path / 'a.txt', val_input=tmp_path / 'b.txt', tokenizer='byte',
+                 encoder='none', out=tmp_path / 'out')
+    assert manifest.read_meta(folder)['counts']['val_input']['known'] == len(known) == 56
+    said = capsys.readouterr()
+    assert '56 of 206 documents of val_input are in the input, too' in said.err
+    assert '56 also in the input' in said.out

@@ -160,6 +160,19 @@ def test_the_command_line_inpaints_and_writes_FASTA(trained, tmp_path):
         assert re.fullmatch('MKV[A-Z]{9}HHHHHH', residues) and set(residues) <= STANDARD
 
 
+def test_residues_in_small_letters_are_those_in_capitals(trained):
+    loaded = Run(str(trained), 'latest', dtype='float32')
+    assert torch.equal(loaded.pack(['mktaYI']), loaded.pack(['MKTAYI']))
+    filled = loaded.infill(['mk[MASK:3]yi'], seed=3)[0]
+    assert filled == loaded.infill(['MK[MASK:3]YI'], seed=3)[0] and filled.isupper()
+    with pytest.raises(ValueError, match='is none of LAGV.*it is in .MK\\\\tT'):
+        loaded.pack(['MK\tT'])
+    seen = []
+    loaded.encoder = lambda texts: seen.append(texts) or torch.zeros(len(texts), 1, 2)
+    loaded.encode(['mkt'])
+    assert seen == [['MKT']]
+
+
 def test_evaluation_has_the_bound_per_residue_recovery_and_composition(proteins, trained):
     result = run('evaluate.py', f'--out_dir={trained}', '--tasks=nelbo,protein,importance',
                  '--draws=2', '--steps=4', '--n=20')

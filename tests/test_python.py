@@ -15,6 +15,7 @@ from data import read_meta
 from runs.results import read_results, write_results
 from runs.writing import sealed
 from sampling.run import Run
+from test_encoders import WORDS, save_encoder
 
 TEXT = 'a red dog runs near the park number 3'
 
@@ -47,6 +48,50 @@ def test_a_users_own_model_py_is_not_taken_for_ours(tmp_path):
     (tmp_path / 'model.py').write_text('')
     result = run_code('from sample import Run', cwd=tmp_path)
     assert result.returncode == 0, result.stderr
+
+
+def test_encoder_names_the_folder_of_an_encoder_in_every_script_and_here(tmp_path):
+    """ prepare.py, sample.py and Run; a config file's `encoder` is prepare.py's alone. """
+    (tmp_path / 'before').mkdir()
+    encoder = save_encoder(tmp_path / 'before')
+    lines = [f'{a} {b} walks on the {c}' for a in WORDS[:4] for b in WORDS[4:8] for c in WORDS[:6]]
+    (tmp_path / 'lines.txt').write_text('\n'.join(lines))
+    (tmp_path / 'config.py').write_text(f'encoder = {encoder!r}\npooling = "mean"')
+    result = run('prepare.py', f'{tmp_path}/config.py', f'--input={tmp_path}/lines.txt',
+                 '--tokenizer=byte', '--val_fraction=.1', f'--out={tmp_path}/data')
+    assert result.returncode == 0, result.stderr
+    assert train(tmp_path / 'data', tmp_path / 'run', '--max_iters=2').returncode == 0
+    expected = Run(tmp_path / 'run').encode(lines[:2])
+
+    sample = ['sample.py', f'--out_dir={tmp_path}/run', '--text=the dog', '--device=cpu']
+    (tmp_path / 'another.py').write_text('encoder = "lsa"')
+    assert run(*sample, f'{tmp_path}/another.py').returncode == 0
+
+    # it is moved away
+    (tmp_path / 'before').rename(tmp_path / 'now')
+    assert torch.equal(Run(tmp_path / 'run', encoder=str(tmp_path / 'now')).encode(lines[:2]),
+                       expected)
+    assert run(*sample, f'--encoder={tmp_path}/now').returncode == 0
+    result = run(*sample, f'{tmp_path}/config.py')
+    assert result.returncode == 2 and '--encoder=FOLDER' in result.stderr, result.stderr
+    again = run('prepare.py', f'--input={tmp_path}/lines.txt', f'--same_as={tmp_path}/data',
+                f'--encoder={tmp_path}/now', '--val_fraction=.1', f'--out={tmp_path}/again')
+    assert again.returncode == 0, again.stderr
+
+
+def test_an_encoder_that_lies_in_no_folder_is_known_by_its_name_alone(mixed, tmp_path,
+                                                                      monkeypatch):
+    assert torch.equal(Run(mixed, encoder='lsa').encode([TEXT]), Run(mixed).encode([TEXT]))
+    with pytest.raises(ValueError, match='that of .* is lsa, which lies in no folder'):
+        Run(mixed, encoder=str(tmp_path)).encode([TEXT])
+
+    # a name of prepare.py stands for its id on the hub
+    asked, of_hub = [], Run(mixed, encoder='minilm')
+    of_hub.meta['encoder'] = dict(id='a/folder')
+    monkeypatch.setattr('sampling.run.load_encoder', lambda record, folder, device:
+                        asked.append(folder))
+    of_hub.load_encoder()
+    assert asked == ['sentence-transformers/all-MiniLM-L6-v2']
 
 
 def test_it_writes_what_the_command_line_writes(mixed, loaded):
@@ -86,13 +131,14 @@ def test_latents_of_a_text_are_written_like_the_text(loaded):
 
 
 TEXTS = [TEXT, 'a blue cat', 'a small old man sits near the house number 5']
-GAPS = ['a [MASK:2] dog', 'a [MASK] cat [MASK:1-2]', '[MASK:*]']
+GAPS = ['[MASK:*]', 'a [MASK] cat [MASK:1-2]', 'a [MASK:2] dog']
 HOT = dict(temperature=1.0, seed=3)
 DIRECTIONS = {                     # texts or latents of texts [i], so many of each
     **{f'write {name}': lambda run, some, n, name=name, **how: run.write(
         some, num_samples=n, sampler=name, steps=5, **HOT, **how)
        for name in ('autoregressive', 'confidence', 'ancestral', 'first_hitting', 'remdm')},
-    'guided': lambda run, some, n, **how: run.write(some, num_samples=n, guidance=2.0, **HOT, **how),
+    'guided': lambda run, some, n, **how: run.write(
+        some, num_samples=n, guidance=2.0, **HOT, **how),
     'blocks': lambda run, some, n, **how: run.write(
         some, num_samples=n, sampler='first_hitting', block_size=8, steps=8, **HOT, **how),
     'drafts': lambda run, some, n, **how: run.write(some, num_samples=n, rerank=5, **HOT, **how),
@@ -250,6 +296,13 @@ def test_a_run_with_nothing_left_to_train_keeps_its_config_and_a_card_has_that_o
     assert found['learning_rate'] == json.loads(before)['learning_rate']
 
 
+def test_a_config_without_versions_is_no_config_of_a_run(mixed, tmp_path):
+    out = shutil.copytree(mixed, tmp_path / 'run')
+    (out / 'config.json').write_text('{"versions": null}')
+    with pytest.raises(ValueError, match='config.json: found versions None, expected those'):
+        write_export(out, tmp_path / 'away')
+
+
 def be_of(out, meta):
     """ The checkpoints of a run say that it was trained on this dataset. """
     for path in out.glob('step-*/training_state.json'):
@@ -268,7 +321,7 @@ def test_an_export_says_what_the_reader_supplies_and_names_no_folder_of_this_mac
     of_hub = dict(id='a/b', revision='c' * 40)
     of_folder = dict(id=f'{private}/bert', revision=digest)
     cases = [(of_hub, ['`a/b` of the hub', 'c' * 40, 'You supply the encoder']),
-             (of_folder, ['`bert`', digest, "encoder_folder='FOLDER'", 'You supply the encoder']),
+             (of_folder, ['`bert`', digest, "encoder='FOLDER'", 'You supply the encoder']),
              (None, ['cannot embed a text']), (dict(id='morgan'), ['pip install rdkit'])]
     for i, (changes, words) in enumerate(cases):
         out, to = tmp_path / f'run{i}', tmp_path / f'away{i}'
@@ -287,7 +340,7 @@ def test_an_export_says_what_the_reader_supplies_and_names_no_folder_of_this_mac
         files = [path.read_bytes() for path in to.rglob('*') if path.is_file()]
         assert not any(private.encode() in data or bytes(out) in data for data in files)
         assert of_dataset(read_meta(to / 'data')) == of_dataset(meta), 'known as its own'
-    with pytest.raises(ValueError, match='bert: no such folder.*encoder_folder'):
+    with pytest.raises(ValueError, match='bert: no such folder.*--encoder=FOLDER'):
         Run(str(tmp_path / 'away1')).write([TEXT])
 
 

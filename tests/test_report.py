@@ -5,9 +5,10 @@ import re
 import shutil
 import subprocess
 
+import numpy as np
 import pytest
 
-from launch import ROOT, train_each
+from launch import HANGS, ROOT, run, train_each
 from sampling import report
 from sampling.run import Run
 from tasks.common import load_texts
@@ -50,11 +51,31 @@ def test_every_kind_of_run_has_a_page_that_asks_for_nothing_and_says_what_is_mis
         assert bool(data_of(page)) == (name != 't2l') and 'alt="losses"' in page
 
 
+@pytest.mark.parametrize('damage', [
+    ('config.json', '{"argv": null}'), ('config.json', '{"argv": 5}'), ('config.json', '[]'),
+    ('config.json', r'{"mode": "\ud800"}'),
+    ('training_log.jsonl', '{"step": 1, "skips": [{}]}'), ('training_log.jsonl', '5'),
+    ('ten.txt', '5'), ('data/tokenizer.json', '{}')])
+def test_a_damaged_file_costs_its_own_part_of_the_page(runs, dataset, tmp_path, damage):
+    pytest.importorskip('matplotlib', reason='needs matplotlib')
+    name, text = damage
+    folder = shutil.copytree(runs['both'], tmp_path / 'run')
+    (folder / name).write_text(text)
+    if name == 'ten.txt':
+        np.save(folder / 'ten.npy', np.float32(1))
+    result = run('plot.py', f'--out_dir={folder}', '--what=report', '--save=page.html',
+                 *([] if name == 'ten.txt' else [f'--dataset={dataset}']), cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    page = (tmp_path / 'page.html').read_text()
+    assert page.count('Not shown:') == ('ud800' not in text)
+    assert ('argv is ' in page) == ('argv' in text)
+
+
 def test_the_slider_has_the_tokens_and_probabilities_of_the_sampler(runs, pages, dataset):
     run = Run(str(runs['both']))
     texts, _, raw = load_texts(run, str(dataset), report.N_TEXTS, 0)
     found = data_of(pages['both'])
-    ways = ['autoregressive', 'diffusion (confidence)']
+    ways = ['diffusion (confidence)', 'autoregressive']
     assert [one['title'] for one in found] == [f'{i}, {way}' for i in (1, 2, 3) for way in ways]
     for one in found:
         row = int(one['title'][0]) - 1
@@ -98,19 +119,45 @@ def test_a_hostile_text_is_text(runs, dataset, monkeypatch):
     assert found[0]['source'] == HOSTILE and 'alert(1)' in found[0]['said'][0][0][0]
 
 
-@pytest.mark.skipif(not shutil.which('node'), reason='needs node, to run the script of the page')
+NODE = pytest.mark.skipif(not shutil.which('node'), reason='needs node, to run the page\'s script')
+
+
+def browse(page, texts, *events):
+    """ What the page shows of these texts after each event. """
+    scripts = dict(re.findall(r'<script( [^>]*)?>(.*?)</script>', page, re.DOTALL))
+    given = dict(data=json.dumps(texts), script=scripts[''], events=events)
+    result = subprocess.run(['node', str(ROOT / 'tests/dom.js')], input=json.dumps(given),
+                            capture_output=True, text=True, timeout=HANGS)
+    assert result.returncode == 0 and not result.stderr, result.stderr
+    return json.loads(result.stdout)
+
+
+@NODE
+@pytest.mark.parametrize('text, opens', [
+    ('one two three four', 'one two . . . .'), ('one', 'one . . . . .'),
+    ('', 'EOS PAD PAD . . .')])
+def test_the_page_opens_where_half_of_the_words_are_written(pages, text, opens):
+    """ Here the words come one by one from the left, then the end; a mask shows a draft. """
+    words = text.split()
+    final = [*words, 'EOS', *['PAD'] * 5][:6]
+    n_written = [0, *range(1, len(words) + 1), 6] if words else [0, 3, 6]
+    steps = [[[word, 'n' if i < n else 'm', -1] for i, word in enumerate(final)]
+             for n in n_written]
+    one = dict(title='1, diffusion', source='', steps=steps, said=[])
+    shown, = browse(pages['both'], [one], ['source', 'nothing', ''])
+    seen = ['.' if 'm' in kinds.split() else cell
+            for cell, kinds in zip(shown['cells'], shown['kinds'])]
+    assert ' '.join(seen) == opens
+
+
+@NODE
 def test_the_slider_shows_its_step_and_what_the_network_says_there(pages):
     found = data_of(pages['both'])
-    scripts = dict(re.findall(r'<script( [^>]*)?>(.*?)</script>', pages['both'], re.DOTALL))
-    steps, said = found[0]['steps'], found[0]['said']
+    steps, said = found[1]['steps'], found[1]['said']         # from left to right
     last = len(steps) - 1
-    events = [['step', 'input', '1'], ['cells', 'pointerover', 2], ['step', 'input', str(last)],
-              ['which', 'change', '1']]
-    given = dict(data=json.dumps(found), script=scripts[''], events=events)
-    result = subprocess.run(['node', str(ROOT / 'tests/dom.js')], input=json.dumps(given),
-                            capture_output=True, text=True, timeout=60)
-    assert result.returncode == 0 and not result.stderr, result.stderr
-    first, pointed, end, other = json.loads(result.stdout)
+    _, first, pointed, end, other = browse(
+        pages['both'], found, ['which', 'change', '1'], ['step', 'input', '1'],
+        ['cells', 'pointerover', 2], ['step', 'input', str(last)], ['which', 'change', '0'])
     assert first['at'] == f'step 1 of {last}'
     for shown, step in ((first, steps[1]), (end, steps[-1])):
         assert shown['cells'] == [text or ' ' for text, _, _ in step]
@@ -120,4 +167,4 @@ def test_the_slider_shows_its_step_and_what_the_network_says_there(pages):
     assert 'Position 3, “' in end['candidates']
     name, p, _ = said[steps[-1][2][2]][0]
     assert f'{100 * p:.1f}%' in end['candidates'] and name in end['candidates']
-    assert other['at'].endswith(f'of {len(found[1]["steps"]) - 1}')
+    assert other['at'].endswith(f'of {len(found[0]["steps"]) - 1}')

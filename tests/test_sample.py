@@ -11,7 +11,6 @@ import torch.nn.functional as F
 
 import evaluate
 import samplers
-from corpora.readers import FASTA, NOT_TEXT, RECORDS
 from diffusion import MaskedText
 from encoders import far_off
 from launch import run_each
@@ -19,7 +18,7 @@ from processes.gidd import GIDD
 from processes.hdlm import HDLM
 from samplers import SAMPLERS, in_blocks, make_propose, no_callback, nucleus_filter
 from sampling import drafts
-from sampling.inputs import JSON_LINES, NO_LINES, pack, read_latents, read_texts
+from sampling.inputs import pack, read_latents, read_texts
 from sampling.denoise import guided_logits
 from sampling.knobs import SamplingKnobs
 from sampling.latents import make_latents, write_both
@@ -121,8 +120,9 @@ def test_cached_writes_what_ancestral_writes_in_at_most_L_calls_a_row():
 # ---- confidence
 
 @pytest.mark.parametrize('eos', [1, 0])
-@pytest.mark.parametrize('penalty, last_is', [(0.0, 0), (50.0, 3)])
-def test_the_end_of_a_text_may_be_held_back(eos, penalty, last_is):
+@pytest.mark.parametrize('penalty, expected', [(0.0, [3, 2, 0, 1]), (50.0, [2, 0, 1, 3]),
+                                               (1e39, [2, 0, 1, 3])])
+def test_the_end_of_a_text_may_be_held_back(eos, penalty, expected):
     """ The last position is surest, of its EOS, whose id need not be one of the last two. """
     certainty = torch.tensor([.80, .70, .90, .95])
     p = torch.full((4, 3), .01)
@@ -133,7 +133,7 @@ def test_the_end_of_a_text_may_be_held_back(eos, penalty, last_is):
         torch.full((1, 4), 3), torch.zeros(1, 4, dtype=torch.bool), 4, Noise(0, rows_of(1)),
         lambda x, *said: seen.append(x[0] != 3), end_penalty=penalty, ends=(eos, 2))
     order = [(after ^ before).nonzero().item() for before, after in zip(seen, seen[1:])]
-    assert text.tolist() == [[1 - eos] * 3 + [eos]] and order[last_is] == 3
+    assert text.tolist() == [[1 - eos] * 3 + [eos]] and order == expected
 
 
 @pytest.mark.parametrize('prefer', ['certain', 'uncertain'])
@@ -222,12 +222,24 @@ def test_the_clock_of_the_network_is_that_of_the_bound_or_of_the_schedule(name):
                 return torch.zeros(len(positions), V)
             SAMPLERS[name](denoise, lambda logits, u: logits.argmax(-1), text, tokens,
                            tokens != MASK, 4, Noise(0, rows_of(6)))
-            if given_first or name in ('first_hitting', 'confidence'):
+            by_share = given_first or name in ('first_hitting', 'confidence')
+            if by_share:
                 for x, t in seen:
                     share = (x == MASK).double().mean(1)
                     assert torch.allclose(text.masked_share(t), share, atol=1e-6)
             else:
                 assert {t[0].item() for _, t in seen} <= {1., .75, .5, .25}
+
+            # a text of which something is known does not change the clocks of the others
+            if not given_first:
+                clocks = [t[1:] for x, t in seen if len(x) == 6]
+                tokens[0, 0] = 1
+                seen.clear()
+                SAMPLERS[name](denoise, lambda logits, u: logits.argmax(-1), text, tokens,
+                               tokens != MASK, 4, Noise(0, rows_of(6)))
+                now = [t[1:] for x, t in seen if len(x) == 6]
+                assert name == 'cached' or len(now) == len(clocks) > 0
+                assert all(torch.equal(a, b) for a, b in zip(now, clocks))
 
 
 def test_proposals_follow_the_softmax_at_a_temperature():
@@ -282,7 +294,7 @@ PROCESSES = {**dict.fromkeys(SAMPLERS, MaskedText(V)), 'autoregressive': LeftToR
 
 @pytest.mark.parametrize('name', PROCESSES)
 def test_extreme_knobs_write_texts_of_tokens_that_are_allowed(name):
-    """ No NaN takes the first id, nothing stays masked, and a temperature next to nothing writes the
+    """ No NaN takes the first id, nothing stays masked, and a temperature next to 0 writes the
     likeliest text. """
     process, n = PROCESSES[name], 6
     sampler = SAMPLERS.get(name) or next(iter(process.samplers.values()))
@@ -308,6 +320,8 @@ def test_extreme_knobs_write_texts_of_tokens_that_are_allowed(name):
         for nucleus in (1e-300, 1e-30, 1.):
             assert written(temperature=temperature, nucleus=nucleus).equal(greedy)
     penalties = (0., 1e30, 1e39, 1e300) if name == 'confidence' else (0.,)
+    held_back = [written(temperature=1., end_penalty=penalty) for penalty in penalties[1:]]
+    assert all(torch.equal(text, held_back[0]) for text in held_back)
     for guidance in (1., 100.):
         for temperature in (0., 1e-40, 1e-9, 1e-6, 1., 1e38):
             for nucleus in (1e-300, 1e-30, .5, 1.):
@@ -399,7 +413,8 @@ def test_an_edit_writes_anew_where_the_other_latent_wants_another_token(lengths)
     encoder.remark = lambda text: ''
     run = toy_run(model=network_that_reads(logits_of), text=MaskedText(5), lengths=lengths,
                   encoder=encoder)
-    run.tokenizer = SimpleNamespace(eos=3, pad=4, encode=lambda text: [int(c) for c in text],
+    run.tokenizer = SimpleNamespace(eos=3, pad=4, kind='bpe',
+                                    encode=lambda text: [int(c) for c in text],
                                     decode=lambda ids: ''.join(str(i) for i in ids if i < 3))
 
     def edited(text, strength):
@@ -541,17 +556,31 @@ def test_latents_of_another_scale_are_said_and_whole_numbers_refused(tmp_path, c
     read_latents(run, str(path))
     assert 'row 2 is 20 times as long' in (err := capsys.readouterr().err) and 'so are 0' in err
     assert far_off(np.array([[1.], [9.], [21.], [1.], [1.]])).tolist() == [0, 0, 1, 0, 0]
+    np.save(path, np.array([[3., 0.], [0., 0.], [0., 0.]]))
+    read_latents(run, str(path))
+    said = '2 of 3 latents are zeros, which say nothing; the first is row 1'
+    assert said in capsys.readouterr().err
     np.save(path, np.array([[3, 0]]))
     with pytest.raises(ValueError, match='found int64'):
         read_latents(run, str(path))
 
 
-def test_texts_are_read_and_packed_and_one_that_is_too_long_or_no_list_is_refused(tmp_path):
+def test_texts_are_read_and_packed_and_one_that_is_too_long_or_no_list_is_refused(tmp_path,
+                                                                                  capsys):
     (tmp_path / 'a.jsonl').write_text('{"b": "one"}\n\n{"b": " two "}\n')
     assert list(read_texts(str(tmp_path / 'a.jsonl'), 'b')) == ['one', 'two']
     (tmp_path / 'b.JSONL').write_text(r'{"text": "a dog\r\nruns\rand\nsits"}')
     assert list(read_texts(str(tmp_path / 'b.JSONL'))) == ['a dog\nruns\nand\nsits']
-    assert {*JSON_LINES, *NO_LINES} == {*RECORDS, *FASTA, *NOT_TEXT, '.gz'}, 'as prepare.py'
+
+    # as prepare.py reads them
+    (tmp_path / 'c.csv').write_text('id;text\n1;a dog\n2;"b; c"\n')
+    assert list(read_texts(str(tmp_path / 'c.csv'))) == ['a dog', 'b; c']
+    (tmp_path / 'd.txt').write_text('\ufeffa dog\n\u200b\n\nb\0\n')
+    assert list(read_texts(str(tmp_path / 'd.txt'))) == ['a dog']
+    assert 'd.txt: 1 dropped (with a NUL)' in capsys.readouterr().err
+    (tmp_path / 'e.txt').write_text('a dog\n', 'utf-16-le')
+    with pytest.raises(ValueError, match='e.txt: UTF-16-LE, expected UTF-8'):
+        list(read_texts(str(tmp_path / 'e.txt')))
     run = toy_run()
     for function in (run.encode, run.pack):
         with pytest.raises(ValueError, match="at least one, found 'a text'"):

@@ -11,7 +11,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from corpora import hub, readers, sources
+from corpora import hub, patches, readers, sources, splits
 from corpora.encoder_table import find_encoder
 from corpora.layouts import export
 from corpora.patches import image_patches
@@ -57,16 +57,16 @@ def test_every_kind_of_file_folders_and_globs_give_the_same_documents(tmp_path):
     expected = ['one, "quoted"', 'two\nlines', 'naïve 🙂', 'x' * 200_000]
     records = ''.join(json.dumps(dict(text=text, n=1)) + '\n\n' for text in expected)
     for ending in ('jsonl', 'ndjson', 'JSONLINES'):
-        (folder / f'a.{ending}').write_text(records)
+        (folder / f'a_{ending}.{ending}').write_text(records)
     for ending, delimiter in (('csv', ','), ('tsv', '\t')):
-        with open(folder / f'sub/b.{ending}', 'w', newline='') as f:
+        with open(folder / f'sub/b_{ending}.{ending}', 'w', newline='') as f:
             csv.writer(f, delimiter=delimiter).writerows([['id', 'text'], *enumerate(expected)])
     with gzip.open(folder / 'c.txt.gz', 'wt') as f:
         f.write('zipped\n')
     (folder / 'notes.cfg').write_text('not taken from a folder')
     (folder / 'd5²6.md').write_text('marked\n')
     assert texts(folder) == expected * 3 + ['zipped', 'marked'] + expected * 2
-    for name in ('a.jsonl', 'a.JSONLINES', 'sub/b.csv', 'sub/b.tsv'):
+    for name in ('a_jsonl.jsonl', 'a_JSONLINES.JSONLINES', 'sub/b_csv.csv', 'sub/b_tsv.tsv'):
         assert texts(folder / name) == expected
     assert texts(f'{folder}/*.gz, {folder}/notes.cfg') == ['zipped', 'not taken from a folder']
     os.mkfifo(folder / 'pipe.txt')
@@ -95,11 +95,15 @@ def test_parquet_and_arrow_read_as_the_lines_do(tmp_path):
     for name in ('a.pq', 'b.feather', 'c.arrow'):
         assert texts(tmp_path / name, field='category') == LINES[:149]
         for field, message in (('body', "0 columns are called 'body'"), ('n', 'no text in field')):
-            with pytest.raises(ValueError, match=f'{name}: {message}.*--field'):
+            with pytest.raises(ValueError, match=f'{name}(, row 0)?: {message}.*--field'):
                 texts(tmp_path / name, field=field)
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:300])
         with pytest.raises(ValueError, match=f'{name}: broken'):
             texts(tmp_path / name)
+
+
+LFS = b'version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n'
+FASTQ = b'@read 1\nACGTACGT\n+\nIIIIIIII\n'
 
 
 @pytest.mark.parametrize('name, content, message', [
@@ -127,7 +131,23 @@ def test_parquet_and_arrow_read_as_the_lines_do(tmp_path):
     ('a.csv', b'id,text\n1,A dog, running\n', 'line 2: 3 fields, expected 2, one a column'),
     ('a.csv', b'id,text\n1,a\n2,"b"c\n', 'line 3: broken table'),
     ('a.csv', b'text\n"a\nb\n', 'broken table'),
-    ('a.fasta', b'>a\nMK\n>caf\xe9\nMK\n', "line 3: 'utf-8' codec")])
+    ('a.fasta', b'>a\nMK\n>caf\xe9\nMK\n', "line 3: 'utf-8' codec"),
+    ('a.txt', LFS, 'a Git LFS pointer: .*git lfs pull'),
+    ('a.html', LFS, 'a Git LFS pointer'),
+    ('a.txt.gz', LFS, 'a Git LFS pointer'),
+    ('a.csv', b'\n<!doctype HTML>\n<p>404</p>\n', 'a page of HTML'),
+    ('a.jsonl', b'\xef\xbb\xbf<?xml version="1.0"?><Error>', 'a page of HTML or XML'),
+    ('a.txt', b'404: Not Found', 'what a server says'),
+    ('a.txt', FASTQ, 'FASTQ, .*FASTA'),
+    ('a.fa', FASTQ, 'FASTQ, .*FASTA'),
+    ('a.txt', b'@a\n' + b'ACGT' * 9999, 'FASTQ'),
+    ('a.txt', b'{\\rtf1 a dog}', 'RTF'),
+    ('a.jsonl', '{"text": "a"}\n'.encode('utf-16-le'), '--encoding=utf-16-le'),
+    ('a.txt', 'привет, dog\n'.encode('utf-16-be') * 9, '--encoding=utf-16-be'),
+    ('a.csv', 'id,text\n1,a\n'.encode('utf-32-le'), '--encoding=utf-32-le'),
+    ('a.csv', b'id;body\n1;a\n', r"0 columns are called 'text'.*\['id', 'body'\]"),
+    ('a.csv', b'sep=;\nid;text\n1;a;b\n', 'line 3: 3 fields, expected 2'),
+    ('a.smi', b'CCO ethanol\nsome words\n', "line 2: found 'some words.*expected SMILES")])
 def test_what_cannot_be_read_stops_with_file_and_line(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=f'{name}.*{message}'):
@@ -151,20 +171,199 @@ def test_other_encodings_are_read_and_what_is_not_of_them_is_replaced_and_counte
     assert found[0].text == 'b \ufffd' and counts['invalid_utf8'] == also['invalid_utf8'] == 1
 
 
+def test_a_page_that_is_named_so_is_text(tmp_path):
+    (tmp_path / 'a.html').write_text('<!doctype html>\n<p>a dog</p>\n')
+    assert texts(tmp_path / 'a.html') == ['<!doctype html>', '<p>a dog</p>']
+
+
+def test_what_shows_nothing_is_an_empty_document(tmp_path):
+    lines = ['a dog', r'\N', '\u200b', '\ufeff\u2060', '\u3164', '\xad', '\u2800', '\x1b',
+             'b\u200bc']
+    found, counts = read_all(input=write_lines(tmp_path / 'a.txt', lines))
+    assert [document.text for document in found] == ['a dog', 'b\u200bc']
+    assert +counts == Counter(read=9, kept=2, empty=7)
+    (tmp_path / 'a.tsv').write_text('id\ttext\n1\t\\N\n2\ta\n')
+    assert texts(tmp_path / 'a.tsv') == ['a']
+
+
+@pytest.mark.parametrize('name, content, split_on, n', [
+    ('a.txt', '    return 2\n\tx\nplain\ntrail \r\n\n', 'line', 3),
+    ('a.txt', '\n  one\n  two\n\nthree\n\n', 'paragraph', 1),
+    ('a.txt', 'one\n  two\n\n', 'file', 0),
+    ('a.jsonl', '{"text": " a"}\n{"text": "a\\n"}\n{"text": "a "}\n', 'line', 2)])
+def test_white_space_that_is_taken_off_is_counted(tmp_path, name, content, split_on, n):
+    (tmp_path / name).write_text(content)
+    assert read_all(input=tmp_path / name, split_on=split_on)[1]['trimmed'] == n
+
+
+@pytest.mark.parametrize('name, content', [
+    ('a.csv', 'id;text;price\n1;"a, b";0,50\n'), ('a.csv', '"id";"text"\n"1";"a, b"\n'),
+    ('a.csv', 'sep=;\nid;text\n1;a, b\n'), ('a.csv', '\ufeff"sep=,"\nid,text\n1,"a, b"\n'),
+    ('a.csv', 'id|text\n1|a, b\n'), ('a.csv', 'id\ttext\n1\ta, b\n'),
+    ('a.tsv', 'id,text\n1,"a, b"\n'), ('a.csv', 'text\n"a, b"\n'), ('a.tsv', 'text\na, b\n')])
+def test_the_delimiter_of_a_table_is_found(tmp_path, name, content):
+    (tmp_path / name).write_text(content)
+    assert texts(tmp_path / name) == ['a, b']
+
+
+def test_of_smiles_the_first_column_is_read_and_the_rest_counted(tmp_path):
+    content = b'SMILES Name\nCCO ethanol\n  C[C@@H](N)C(=O)O\tL-alanine x\n[Na+].[Cl-]\n\n'
+    (tmp_path / 'a.smi').write_bytes(content)
+    (tmp_path / 'b.smi.gz').write_bytes(gzip.compress(b'#smiles\tid\nClCCBr\t7\n'))
+    found, counts = read_all(input=tmp_path)
+    assert [document.text for document in found] == ['CCO', 'C[C@@H](N)C(=O)O', '[Na+].[Cl-]',
+                                                     'ClCCBr']
+    assert +counts == Counter(read=5, kept=4, empty=1, names=3, headers=2)
+
+
 def test_no_line_is_held_in_memory_without_an_end(tmp_path, monkeypatch):
     monkeypatch.setattr(readers, 'LONGEST', 10_000)                      # else 2^24
-    monkeypatch.setattr(readers, 'LONGEST_LINE', 20_000)                 # else 2^28
     for name, content, message in (
-            ('a.txt', 'x\n' + 'x' * 20_000, 'line 2: longer than 20,000'),
-            ('a.jsonl', 'x' * 10_000, 'line 1: longer than 10,000'),
-            ('b.txt', 'many lines\n' * 2000, 'a document of more than 20,000'),
+            ('a.txt.gz', 'x\n' + 'x' * 10_001, 'line 2: longer than 10,000'),
+            ('a.jsonl', 'x' * 10_001, 'line 1: longer than 10,000'),
+            ('b.txt.gz', 'many lines\n' * 1000, 'a document of more than 10,000'),
             ('a.csv', 'text\n"' + 'never closed\n' * 1000, 'broken table'),
             ('a.fasta', '>a\n' + 'MKV\n' * 4000, 'a sequence of more than 10,000')):
-        (tmp_path / name).write_text(content)
+        content = content.encode()
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith('gz') else content)
         with pytest.raises(ValueError, match=f'{name}.*{message}'):
-            texts(tmp_path / name, split_on='file' if name == 'b.txt' else 'line')
+            texts(tmp_path / name, split_on='file' if name == 'b.txt.gz' else 'line')
+
+    # on the disk as large as in memory: it is no surprise
+    (tmp_path / 'c.txt').write_text('x' * 20_000)
+    assert texts(tmp_path / 'c.txt') == texts(tmp_path / 'c.txt', split_on='file') == ['x' * 20_000]
     with pytest.raises(ValueError, match='a.pq: a text of 10,001 characters'):
         readers.text_of(dict(text='x' * 10_001), 'text', 'a.pq')
+
+
+@pytest.mark.parametrize('packed', ['zstd', 'lz4'])
+def test_a_column_is_refused_by_its_size_before_it_is_unpacked(tmp_path, monkeypatch, packed):
+    pyarrow = pytest.importorskip('pyarrow', reason='reads parquet: pip install pyarrow')
+    import pyarrow.parquet
+    big = 'a' * 200_000
+    tables = {'plain': pyarrow.array([big, big]), 'dictionary': pyarrow.array([big, big + 'b'])}
+    tables['dictionary'] = tables['dictionary'].dictionary_encode()
+
+    # in any kind of file; what is not packed may be as large as its file
+    paths = []
+    for name, column in tables.items():
+        table = pyarrow.table(dict(text=column))
+        pyarrow.parquet.write_table(table, tmp_path / f'{name}.parquet', compression=packed)
+        for how in (packed, None):
+            options = pyarrow.ipc.IpcWriteOptions(compression=how)
+            for write, kind in ((pyarrow.ipc.new_file, f'{how}.feather'),
+                                (pyarrow.ipc.new_stream, f'{how}.arrow')):
+                with write(tmp_path / f'{name}_{kind}', table.schema, options=options) as f:
+                    f.write_table(table)
+    paths = sorted(tmp_path.iterdir())
+    assert len(paths) == 10 and all(len(texts(path)[0]) == 200_000 for path in paths)
+    monkeypatch.setattr(readers, 'MOST_MEMORY', 100_000)
+    monkeypatch.setattr(readers, 'text_of_cell', lambda *args: pytest.fail('it is unpacked'))
+    for path in paths:
+        if 'None' not in path.name:
+            with pytest.raises(ValueError, match=f'{path.name}: .* unpack to '):
+                texts(path)
+
+
+def test_a_column_of_no_texts_is_refused_by_its_type(tmp_path):
+    """ A list of a few bytes may unpack to any length. """
+    pyarrow = pytest.importorskip('pyarrow', reason='reads parquet: pip install pyarrow')
+    import pyarrow.feather
+    import pyarrow.parquet
+    table = pyarrow.table(dict(text=pyarrow.array([['a'] * 100_000])))
+    pyarrow.parquet.write_table(table, tmp_path / 'a.parquet')
+    pyarrow.feather.write_feather(table, tmp_path / 'a.feather')
+    for path in tmp_path.iterdir():
+        with pytest.raises(ValueError, match=f'{path.name}: no text in .* column of .list'):
+            texts(path)
+
+
+def test_documents_that_would_not_fit_into_memory_together_stop_at_once(tmp_path, monkeypatch):
+    path = write_lines(tmp_path / 'a.txt', [f'{i} ' + 'x' * 1000 for i in range(40)])
+    knobs = dict(encoder='none', tokenizer='byte', input=path, val_fraction=.2)
+    monkeypatch.setattr(splits, 'MOST_MEMORY', 20_000)
+    with pytest.raises(ValueError, match='documents of one shard take .*--shard_size=10'):
+        run(out=tmp_path / 'a', **knobs)
+    run(out=tmp_path / 'b', **knobs | dict(shard_size=9))
+
+    # nor does the sample that is fitted on; it is the same in any order
+    def sample(**more):
+        _, _, _, found, _ = splits.read_once(source_of(shard_size=9, **more), 0)
+        return sorted(found)
+    found = sample(input=path)
+    assert 10 < len(found) < 20
+    lines = path.read_text().splitlines()
+    assert sample(input=write_lines(tmp_path / 'b.txt', lines[::-1])) == found
+
+
+# ---- files of a folder, of a glob, of a list
+
+def test_two_stars_go_through_all_folders_and_a_comma_may_belong_to_a_name(tmp_path, monkeypatch):
+    (tmp_path / 'a, b/c/d').mkdir(parents=True)
+    for i, name in enumerate(('top.txt', 'c/middle.txt', 'c/d/deep, er.txt', 'c/d/x.md')):
+        (tmp_path / 'a, b' / name).write_text(f'{i}\n')
+    monkeypatch.chdir(tmp_path)
+    for spec, expected in (('a, b/**/*.txt', '120'), ('a, b/**', '1230'), ('a, b', '1230'),
+                           ('a, b/c/*', '123'), ('a, b/c/d/deep, er.txt', '2'),
+                           ('a, b/top.txt, a, b/c/d/*.md', '03')):
+        assert sorted(texts(spec)) == sorted(expected), spec
+    assert ('c/d/deep, er.txt', 'a, b/c/d/deep, er.txt') in sources.list_files('a, b/**/*.txt')
+    np.save('a, b/z.npy', np.arange(8.).reshape(4, 2))
+    found, _ = read_all(input='a, b', latents_from='a, b/z.npy')
+    assert [document.latent()[0, 0] for document in found] == [0, 2, 4, 6]
+    knobs = dict(encoder='none', tokenizer='byte', input='a, b/top.txt,a, b/c/d/x.md')
+    meta = manifest.read_meta(run(val_input='a, b/c/middle.txt', out=tmp_path / 'out', **knobs))
+    assert meta['source']['input'] == ['top.txt', 'x.md']
+    with pytest.raises(ValueError, match=r'a, b/\*\*/\*.csv: no such file|a: no such file'):
+        texts('a, b/**/*.csv')
+
+
+def test_files_of_a_folder_that_are_passed_over_are_counted_by_their_endings(tmp_path, capsys):
+    folder = tmp_path / 'in'
+    (folder / 'sub').mkdir(parents=True)
+    write_lines(folder / 'a.txt')
+    for name in ('b.json', 'sub/c.JSON', 'd', 'e.txt.xz', 'f.text', '.hidden', 'sub/.also.txt'):
+        (folder / name).write_text('not taken\n')
+    out = run(input=folder, encoder='none', tokenizer='byte', out=tmp_path / 'out')
+    said = '5 files passed over: 2 .json'
+    printed = capsys.readouterr()
+    assert said in printed.err and said in printed.out and '1 without an ending' in printed.err
+    counts = manifest.read_meta(out)['counts']['input']
+    assert counts['passed over .json'] == 2 and counts['passed over .txt.xz'] == 1
+    os.remove(folder / 'a.txt')
+    with pytest.raises(ValueError, match='in: 5 files passed over: 2 .json.*expected one ending'):
+        texts(folder)
+
+    # texts and latents may share a folder
+    for i in range(2):
+        (folder / f'{i}.txt').write_text(f'{i}\n')
+        np.save(folder / f'{i}.npy', np.full((1, 3), i, np.float32))
+    found, counts = read_all(input=folder, latents_from=folder)
+    assert [document.latent()[0, 0] for document in found] == [0, 1]
+    assert sum(n for name, n in counts.items() if name.startswith('passed over')) == 5
+
+
+@pytest.mark.parametrize('names, content, n_copies', [
+    (('n.txt', 'n.txt.gz'), 'a\nb\n', 1), (('n.TXT', 'n.txt.GZ'), 'a\nb', 1),
+    (('n.csv', 'n.jsonl', 'n.txt.gz'), None, 2), (('n.txt', 'm.txt.gz'), 'a\nb\n', 0),
+    (('n.txt', 'sub/n.txt'), 'a\nb\n', 0)])
+def test_a_file_in_two_forms_is_read_once(tmp_path, capsys, names, content, n_copies):
+    folder = tmp_path / 'in'
+    (folder / 'sub').mkdir(parents=True)
+    forms = {'.csv': 'id,text\n1,a\n2,b\n', '.jsonl': '{"text": "a"}\n{"text": "b"}\n'}
+    for name in names:
+        text = (content or forms.get(os.path.splitext(name)[1], 'a\nb\n')).encode()
+        (folder / name).write_bytes(gzip.compress(text) if name[-2:] in ('gz', 'GZ') else text)
+    for spec in (folder, ','.join(str(folder / name) for name in names)):
+        found, counts = read_all(input=spec)
+        assert [document.text for document in found] == ['a', 'b'] * (len(names) - n_copies)
+        assert counts['copies'] == n_copies
+    assert capsys.readouterr().err.count('so it is left out') == n_copies
+
+    # of other texts both
+    (folder / names[-1]).write_bytes(gzip.compress(b'a\nc\n') if names[-1][-2:] in ('gz', 'GZ')
+                                     else b'a\nc\n')
+    assert 'c' in texts(folder)
 
 
 def test_each_real_file_of_a_folder_comes_once(tmp_path):
@@ -187,7 +386,10 @@ def test_each_real_file_of_a_folder_comes_once(tmp_path):
 
 @pytest.mark.parametrize('text, end', [
     ('\n{"text": "one"}\n', '.jsonl'), ('[\n  {"text": 1}', '.jsonl'), ('>a\nMKTAYIAK', '.fasta'),
-    ('id\ttext\n1\tone', '.csv'), ('{curly} words, text', ''), ('> quoted\nmail', ''), ('[1]', '')])
+    ('id\ttext\n1\tone', '.csv'), ('"text"\n"a dog"', '.csv'),
+    ('"id";"text"\n"1";"a"', '.csv'), ('"n";"words"\n"1";"a"', '.csv'),
+    ('"Yes," he said, "no"\n"Go"', ''), ('{curly} words, text', ''), ('> quoted\nmail', ''),
+    ('[1]', '')])
 def test_a_text_that_looks_like_another_kind_of_file_is_named_once(tmp_path, capsys, text, end):
     (tmp_path / 'a.txt').write_text(text)
     assert texts(tmp_path / 'a.txt') == texts(tmp_path / 'a.txt')
@@ -264,9 +466,9 @@ def test_fasta_becomes_a_dataset_of_residues_without_duplicates_by_default(tmp_p
     assert sorted(texts_of(folder, 'train') + texts_of(folder, 'val')) == sorted(sequences)
     both = run(**knobs, val_input=path, out=tmp_path / 'both')
     assert texts_of(both, 'train') == texts_of(both, 'val') == sequences, 'within val too'
-    assert '60 of 60 documents of val_input are in the input, too (60' in capsys.readouterr().err
+    assert '60 of 60 documents of val_input are in the input, too' in capsys.readouterr().err
     with pytest.raises(ValueError, match='is none of LAGV'):
-        load_tokenizer(folder).encode('hello')
+        load_tokenizer(folder).encode('hello you')
     path.write_text(''.join(f'>{i}\nACGT{"ACGT"[i % 4]}{"ACGT"[i // 4]}\n' for i in range(16)))
     run(input=path, out=tmp_path / 'dna', encoder='none')
     assert '16 of 16 sequences' in capsys.readouterr().err
@@ -327,7 +529,7 @@ def test_files_of_two_folders_belong_together_by_their_names(tmp_path):
     # as many rows as texts, but not file by file; then other names
     (tmp_path / 'texts/4.txt').write_text('one\ntwo')
     np.save(tmp_path / 'z/5.npy', np.ones((2, 6), np.float32))
-    with pytest.raises(ValueError, match='z/4.npy: 1 rows for more documents'):
+    with pytest.raises(ValueError, match='z/4.npy: 1 rows for 2 documents'):
         read_all(**both)
     os.rename(tmp_path / 'z/7.npy', tmp_path / 'z/7b.npy')
     with pytest.raises(ValueError, match='input has 7 where latents_from has 7b'):
@@ -337,7 +539,8 @@ def test_files_of_two_folders_belong_together_by_their_names(tmp_path):
 def test_given_latents_that_do_not_fit_are_refused(tmp_path):
     path, z = own_latents(tmp_path)
     for array, message in (
-            (z[:149], '149 rows for more documents'), (np.vstack([z, z[:1]]), '151 rows for 150'),
+            (z[:149], '149 rows for 150 documents'), (np.vstack([z, z[:1]]), '151 rows for 150'),
+            (z[:100], '100 rows for 150 documents of the input, expected a row for each'),
             (z[:, 0], r'z.npy: latents are float32 \(150,\), expected floats \(n, D\)'),
             (np.array([{}] * 150, object), 'z.npy: latents cannot be read'),
             (None, 'z.npy: latents cannot be read')):
@@ -346,6 +549,77 @@ def test_given_latents_that_do_not_fit_are_refused(tmp_path):
             (tmp_path / 'z.npy').write_bytes(b'PK\x03\x04' + b'\0' * 50)
         with pytest.raises(ValueError, match=message):
             run(input=path, latents_from=tmp_path / 'z.npy', out=tmp_path / 'out', encoder='none')
+
+
+def with_columns(folder, lists, texts=LINES):
+    """ The same texts and lists of numbers in each kind of file that has columns. """
+    import pyarrow
+    import pyarrow.parquet
+    folder.mkdir()
+    records = [json.dumps(dict(text=text, embedding=row)) for text, row in zip(texts, lists)]
+    (folder / 'a.jsonl').write_text('\n'.join(records))
+    with open(folder / 'b.csv', 'w', newline='') as f:
+        rows = [[text, json.dumps(row)] for text, row in zip(texts, lists)]
+        csv.writer(f).writerows([['text', 'embedding'], *rows])
+    table = pyarrow.table(dict(embedding=lists, text=texts, n=range(len(texts))))
+    pyarrow.parquet.write_table(table, folder / 'c.parquet')
+    with pyarrow.ipc.new_file(folder / 'd.arrow', table.schema) as f:
+        f.write_table(table)
+    return sorted(folder.iterdir())
+
+
+@pytest.mark.parametrize('shape', [(6,), (4, 6)])
+def test_latents_in_a_column_stay_with_their_texts(tmp_path, shape):
+    pytest.importorskip('pyarrow', reason='reads parquet: pip install pyarrow')
+    _, z = own_latents(tmp_path, shape)
+    found = []
+    for path in with_columns(tmp_path / 'in', z.tolist()):
+        docs, counts = read_all(input=path, latents_from='column:embedding')
+        assert [doc.text for doc in docs] == LINES and counts['read'] == counts['kept'] == 150
+        for doc, latent in zip(docs, z):
+            assert np.array_equal(doc.latent(), np.atleast_2d(latent)), path
+        found.append([doc.place.rpartition(', ')[2] for doc in docs[:2]])
+    assert found == [['line 1', 'line 2'], ['line 2', 'line 3'], *[['row 0', 'row 1']] * 2]
+
+    # as a dataset; a blank text takes its latent with it
+    texts = ['', *LINES[1:]]
+    with_columns(tmp_path / 'one', z.tolist(), texts)
+    folder = run(input=tmp_path / 'one/c.parquet', latents_from='column:embedding',
+                 out=tmp_path / 'out', encoder='none')
+    stored = latents_of(folder)
+    assert len(stored) == 149 and manifest.read_meta(folder)['counts']['input']['empty'] == 1
+    for text, latent in zip(texts[1:], z[1:]):
+        assert np.allclose(stored[text], np.atleast_2d(latent), rtol=1e-3)
+    assert manifest.read_meta(folder)['source']['latents_from'] == 'column:embedding'
+
+
+@pytest.mark.parametrize('value, message', [
+    (None, 'no latent in .embedding., found'), ([], 'no latent'), (7, 'no latent'),
+    ('none', 'no latent'), ([1, 'a', 2, 3, 4, 5], 'no latent'),
+    ([1.], r'a latent \(1, 1\) in .embedding., and .*(line|row) [012] has one \(1, 6\)'),
+    ([[1.] * 6] * 2, r'a latent \(2, 6\) .*expected lists of one length')])
+def test_a_column_that_is_no_list_of_numbers_is_named_by_file_and_row(tmp_path, value, message):
+    lists = [[float(i)] * 6 for i in range(9)]
+    lists[5] = value
+    records = [json.dumps(dict(text='a', embedding=one)) for one in lists]
+    (tmp_path / 'a.jsonl').write_text('\n'.join(records))
+    with open(tmp_path / 'a.csv', 'w', newline='') as f:
+        cells = [one if isinstance(one, str) else json.dumps(one) for one in lists]
+        csv.writer(f).writerows([['text', 'embedding'], *(['a', one] for one in cells)])
+    for where in ('a.jsonl, line 6', 'a.csv, line 7'):
+        with pytest.raises(ValueError, match=f'{where}: {message}'):
+            read_all(input=tmp_path / where.split(',')[0], latents_from='column:embedding')
+
+
+def test_a_column_that_is_not_there_and_a_file_without_columns_are_refused(tmp_path):
+    pytest.importorskip('pyarrow', reason='reads parquet: pip install pyarrow')
+    for path in with_columns(tmp_path / 'in', [[1.]] * 150):
+        with pytest.raises(ValueError, match=f'{path.name}.*--latents_from=column:'):
+            read_all(input=path, latents_from='column:vector')
+    for knobs, message in ((dict(input=write_lines(tmp_path / 'a.txt')), 'a.txt: .*with records'),
+                           (dict(), 'your own files: --input=')):
+        with pytest.raises(ValueError, match=message):
+            run(**knobs, latents_from='column:vector', encoder='none', out=tmp_path / 'out')
 
 
 def test_a_text_too_long_for_one_sample_is_dropped_and_counted_when_its_latent_is_given(tmp_path):
@@ -391,6 +665,34 @@ def test_a_latent_that_float16_cannot_hold_is_named_by_its_row(tmp_path, capsys)
     assert 'dimensions of the latents' not in capsys.readouterr().err
     with pytest.raises(ValueError, match='all latents of train are the same.*--latents_from'):
         prepare('same', np.full_like(z, .3))
+
+
+@pytest.mark.parametrize('form', ['>f4', '>f8', '>f2', np.longdouble])
+def test_latents_in_any_order_of_bytes_are_the_same(tmp_path, form):
+    path, z = own_latents(tmp_path)
+    np.save(tmp_path / 'z.npy', z.astype(form))
+    found, _ = read_all(input=path, latents_from=tmp_path / 'z.npy')
+    for document, latent in zip(found, z):
+        assert document.latent().dtype.isnative and document.latent().itemsize <= 8
+        assert np.allclose(document.latent()[0], latent, rtol=1e-3)
+
+
+def test_latents_of_zeros_are_counted_and_many_stop(tmp_path, capsys):
+    path, z = own_latents(tmp_path)
+    z = z + 1
+    knobs = dict(input=path, latents_from=tmp_path / 'z.npy', encoder='none', tokenizer='byte')
+    z[[7, 90]] = 0
+    np.save(tmp_path / 'z.npy', z)
+    folder = run(**knobs, out=tmp_path / 'out')
+    splits = manifest.read_meta(folder)['splits'].values()
+    assert sum(split['zero'] for split in splits) == 2
+    printed = capsys.readouterr()
+    said = '2 of 150 latents are zeros, which say nothing of their texts; the first: z.npy, row '
+    assert said in printed.err and '2 samples have a latent of zeros' in printed.out
+    z[:20] = 1e-9                                            # what float16 holds of it
+    np.save(tmp_path / 'z.npy', z)
+    with pytest.raises(ValueError, match='latents are zeros, .* more than 10%; the first: z.npy'):
+        run(**knobs, out=tmp_path / 'many')
 
 
 def test_an_encoder_named_beside_given_latents_must_be_theirs(tmp_path):
@@ -477,7 +779,8 @@ def test_an_earlier_layout_that_is_broken_stops_with_its_place(tmp_path, item, m
 # -----------------------------------------------------------------------------
 # Images
 
-def test_captioned_images_become_patches_and_go_to_one_split_with_all_captions(tmp_path):
+def test_captioned_images_become_patches_and_go_to_one_split_with_all_captions(tmp_path,
+                                                                               monkeypatch):
     Image = pytest.importorskip('PIL.Image', reason='reads images: pip install pillow')
     pixels = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), np.uint8)
     for i, image in enumerate(pixels):
@@ -485,7 +788,9 @@ def test_captioned_images_become_patches_and_go_to_one_split_with_all_captions(t
     rows = ''.join(f'{i}.png,"{word}, {i}"\n' for i in range(40) for word in WORDS[:5])
     (tmp_path / 'metadata.csv').write_text(f'file_name,text\n{rows}')
     knobs = dict(input=tmp_path, image_size=8, patch=4)
-    found, _ = read_all(**knobs)
+    (tmp_path / 'more.png').write_bytes(b'no caption names it')
+    found, counts = read_all(**knobs)
+    assert counts['passed over .png'] == 1
     assert [d.text for d in found[:3]] == ['a, 0', 'the, 0', 'dog, 0'] and len(found) == 200
     z = found[15].latent()
     assert z.shape == (4, 48)
@@ -506,6 +811,12 @@ def test_captioned_images_become_patches_and_go_to_one_split_with_all_captions(t
     Image.new('1', (13_400, 13_400)).save(tmp_path / '3.png')            # a small file
     with pytest.raises(ValueError, match='3.png: .*179560000 pixels. exceeds limit of 178956970'):
         image_patches(str(tmp_path / '3.png'), 8, 8, 1)
+    monkeypatch.setattr(patches, 'MOST_MEMORY', 4 * 63)                   # else 2^28
+    with pytest.raises(ValueError, match='4.png: .*8 x 8 pixels, at most 63'):
+        image_patches(str(tmp_path / '4.png'), 8, 8, 1)
+    (tmp_path / '4.png').write_bytes(LFS)
+    with pytest.raises(ValueError, match='4.png: .*a Git LFS pointer'):
+        image_patches(str(tmp_path / '4.png'), 8, 8, 1)
     os.remove(tmp_path / '5.png')
     with pytest.raises(ValueError, match='5.png: missing'):
         read_all(**knobs)

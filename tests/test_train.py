@@ -1,7 +1,10 @@
 """ train.py as a process: what it learns, logs, resumes and refuses. """
+import contextlib
 import json
 import os
 import re
+import shlex
+import shutil
 
 import numpy as np
 import pytest
@@ -10,11 +13,12 @@ from safetensors.torch import load_file
 
 from data import PackedDataset, lengths
 from diffusion import GaussianLatents, MaskedText
-from launch import ROOT, TINY, Job, cut, log, run_code, run_each, train, train_each, weights
-from loss import BatchMaker, statistics
+from launch import ROOT, TINY, Job, cut, log, run, run_code, run_each, train, train_each, weights
+from loss import BatchMaker, Loss, statistics
 from runs.log import summary
 from runs.machine import pick_dtype
 from runs.stages import lr_factor, read_schedule, read_stages
+from sampling.run import Run
 
 BOTH = ('text', 'latent')
 MIXED = '--mode=unconditional+l2t+t2l'
@@ -48,10 +52,73 @@ def joint(dataset, tmp_path_factory):
     return out
 
 
+# ---- the last words
+
+@pytest.fixture(scope='module')
+def given(tmp_path_factory):
+    """ A dataset whose latents were given, nobody knows by what. z.npy in its folder has two. """
+    folder = tmp_path_factory.mktemp('given')
+    lines = [f'a red dog number {i} runs' for i in range(60)]
+    (folder / 'lines.txt').write_text('\n'.join(lines))
+    z = np.random.default_rng(0).normal(size=(60, 6)).astype(np.float32)
+    np.save(folder / 'all.npy', z)
+    np.save(folder / 'z.npy', z[:2])
+    result = run('prepare.py', f'--input={folder}/lines.txt', f'--latents_from={folder}/all.npy',
+                 '--tokenizer=byte', '--val_fraction=.2', f'--out={folder}/packed')
+    assert result.returncode == 0, result.stderr
+    return folder
+
+
+@pytest.mark.parametrize('data, args, reads', [
+    ('its own', ['--mode=l2t'], '--latents=FILE.npy'), ('lsa', ['--mode=causal'], '--text='),
+    ('its own', ['--mode=t2l'], '--text='),
+    ('lsa', ['--mode=unconditional', '--text_process=gidd'], '--num_samples='),
+    ('lsa', ['--mode=unconditional', '--streams=text'], '--num_samples=')])
+def test_a_training_ends_with_commands_that_work_in_this_folder_and_for_this_run(
+        dataset, given, tmp_path, data, args, reads):
+    packed = dataset if data == 'lsa' else given / 'packed'
+    trained = train(packed, tmp_path / 'a run', *args, '--max_iters=2', cwd=tmp_path)
+    assert trained.returncode == 0, trained.stderr
+    commands = trained.stdout.splitlines()[-2:]
+    assert reads in commands[0]
+    for command, script in zip(commands, ('sample.py', 'evaluate.py')):
+        command = command.replace('...', 'a red dog').replace('FILE.npy', f'{given}/z.npy')
+        _, path, *flags = shlex.split(command)
+        assert os.path.realpath(tmp_path / path) == str(ROOT / script)
+        few = ['--n=4', '--draws=1', '--latent_steps=2'] if script == 'evaluate.py' else []
+        result = run(script, *flags, *few, '--device=cpu', cwd=tmp_path)
+        assert result.returncode == 0, (command, result.stderr)
+
+
+def test_what_a_run_without_an_encoder_reads_is_said(given, tmp_path):
+    train_each(given / 'packed', {tmp_path / 'run': ['--max_iters=2']})
+    here = [f'--out_dir={tmp_path}/run', '--device=cpu']
+    for flags, words in (([], 'mode=l2t reads --latents=FILE.npy'),
+                         (['--text=a red dog'], 'give it latents, --latents=FILE.npy')):
+        result = run('sample.py', *here, *flags)
+        assert refused(result, words) and '--image' not in result.stderr, result.stderr
+
+
 # ---- knobs, and the machine
 
+def test_a_head_that_is_tied_to_the_embedding_stops_before_the_first_step(dataset, tmp_path):
+    """ init_weights would fill both with zeros, and no checkpoint could be saved. """
+    tie = '''
+import model
+init = model.Model.init_weights
+def tied(self):
+    self.text_head.weight = self.embed.weight
+    init(self)
+model.Model.init_weights = tied
+'''
+    job = Job(dataset, tmp_path / 'run', before=tie)
+    assert job.wait() == [2]
+    assert 'error: text_head.weight is embed.weight, one tensor' in job.err()
+    assert job.err().count('\n') == 1 and 'step ' not in job.out()
+
+
 @pytest.mark.parametrize('args, words', [
-    (['--dataset=nowhere'], ['data/nowhere (no meta.json): make it with `python prepare.py']),
+    (['--dataset=nowhere'], ['data/nowhere, seen from', '(no meta.json): make it with `python ']),
     (['--dtype=float16'], ['float16', 'bfloat16 | float32']),
     (['--mode=l3t'], ['l3t', 'l2t']),
     (['--heads=3'], ['heads=3']),
@@ -281,6 +348,80 @@ def test_a_resume_says_which_knobs_are_others(dataset, tmp_path):
                             for step, kind in ((8, 'ema'), (8, 'model'), (4, 'model')))
     assert not (out / 'step-00000012/ema.safetensors').exists()
     assert (average - before).norm() < (now - before).norm()
+
+
+def test_validation_measures_the_same_rows_in_any_batches(dataset, finished):
+    """ With the same clocks, masks and noise, and none of them twice. """
+    data, run = PackedDataset(str(dataset), 'val'), Run(str(finished), device='cpu')
+    make = BatchMaker(run.text, run.latent, BOTH, 0, .1, .1)
+    loss = Loss(run.model, make, contextlib.nullcontext)
+    modes, n = {'unconditional', 't2l', 'causal'}, 17
+    assert len(data) > n
+
+    def sums(B, ranks=1):
+        # each rank makes as many calls as the first
+        n_batches = -(-n // B)
+        calls = [i for rank in range(ranks) for i in range(rank, rank + n_batches, ranks)]
+        return sum(loss.validate(data, i * B, B, n, BOTH, modes) for i in calls)
+    whole = sums(n)
+    assert whole[3] == n and (whole > 0).all()
+    for B, ranks in ((1, 1), (3, 1), (3, 2), (16, 1), (16, 3), (40, 2)):
+        assert torch.allclose(sums(B, ranks), whole, rtol=1e-5), (B, ranks)
+    assert loss.validate(data, 40, 8, n, BOTH, modes).tolist() == [0] * 5
+
+    # however many rows are measured, the clocks of their latents are even
+    for k in (8, 16):
+        clocks = []
+        latents = loss.latent_process.corrupt
+        loss.latent_process.corrupt = lambda z, t, e: clocks.append(t) or latents(z, t, e)
+        loss.validate(data, 0, k, k, ('latent',), {'t2l'})
+        loss.latent_process.corrupt = latents
+        assert sorted((k * clocks[0]).long().tolist()) == list(range(k))
+
+
+def test_a_resume_with_other_batches_validates_as_before_and_keeps_the_best_step(dataset, tmp_path):
+    same = ['--dropout=0', '--eval_interval=2', '--keep=9', '--global_batch=8', '--min_lr=1',
+            '--warmup_iters=0', '--learning_rate=.05']
+    train_each(dataset, {tmp_path / 'whole': same})
+    for steps, batch in ((4, 8), (8, 2), (12, 1)):
+        result = train(dataset, tmp_path / 'parts', *same, f'--batch_size={batch}',
+                       f'--max_iters={steps}')
+        assert result.returncode == 0 and 'is the best so far' not in result.stdout
+    whole, parts = log(tmp_path / 'whole'), log(tmp_path / 'parts')
+    steps = [step for step, is_validation in whole if is_validation]
+    assert steps == [2, 4, 6, 8, 10, 12]
+    for step in steps:
+        expected = whole[step, True]
+        assert parts[step, True] == {**expected, 'val_text': pytest.approx(expected['val_text'],
+                                                                           rel=1e-4)}
+    assert (tmp_path / 'parts/best').read_text() == (tmp_path / 'whole/best').read_text()
+
+
+def test_where_validation_measures_something_else_the_best_step_begins_anew(dataset, tmp_path):
+    train_each(dataset, {tmp_path / 'run': [MIXED, '--keep=9', '--max_iters=8']})
+    worse = [MIXED, '--keep=9', '--max_iters=12', '--learning_rate=1', '--min_lr=1', '--guard=0']
+    for changed in ('', '--eval_rows=40', '--seed=3', '--latent_weight=.01'):
+        out = shutil.copytree(tmp_path / 'run', tmp_path / f'with{changed}')
+        result = train(dataset, out, *worse, *filter(None, [changed]))
+        assert result.returncode == 0, result.stderr
+        name = changed.partition('=')[0].strip('-')
+        said = f'with another {name} the earlier ones do not compare' in result.stdout
+        assert said == bool(changed)
+        assert (out / 'best').read_text().strip() == f'step-000000{"12" if changed else "08"}'
+
+
+def test_a_longer_schedule_says_what_the_learning_rate_and_the_stage_become(dataset, tmp_path):
+    def lines(out, *args):
+        result = train(dataset, out, '--mode=t2l:50%,l2t', '--learning_rate=.002', *args)
+        assert result.returncode == 0, result.stderr
+        return re.findall('^at step .*', result.stdout, re.MULTILINE)
+    out = tmp_path / 'run'
+    assert lines(out) == []
+    said, = lines(out, '--max_iters=40')
+    assert said.startswith('at step 12 the learning rate goes from 4.89e-05 to 0.00168, and the run'
+                           ' goes back from mode l2t, texts of 32 tokens, to mode t2l, texts of 32')
+    assert lines(out, '--max_iters=40') == [], 'nothing has changed, and nothing is left to do'
+    assert len(lines(out, '--max_iters=41', '--eval_interval=50')) == 1
 
 
 # ---- what a run says of itself

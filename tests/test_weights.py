@@ -31,6 +31,24 @@ def test_ten_captions_come_back_beside_their_sources():
     assert f1(texts) > .6 and f1(texts, SOURCES[1:] + SOURCES[:1]) < .4
 
 
+def test_a_run_is_found_beside_the_scripts_and_one_that_is_not_says_from_where(tmp_path):
+    latents = f'--latents={FOLDER}/ten.npy'
+    result = run('sample.py', '--out_dir=weights/captions', latents, cwd=tmp_path)
+    assert result.returncode == 0 and SOURCES[0] in result.stdout, result.stderr
+    for script in ('sample.py', 'evaluate.py', 'plot.py'):
+        result = run(script, '--out_dir=weights/nowhere', cwd=tmp_path)
+        assert result.returncode == 2
+        assert f'no run in weights/nowhere, seen from {tmp_path}: ' in result.stderr
+    result = run('evaluate.py', '--out_dir=weights/captions', '--dataset=nowhere', '--tasks=nelbo',
+                 cwd=tmp_path)
+    assert f'no dataset in data/nowhere, seen from {tmp_path} (no meta.json)' in result.stderr
+
+    # what is here comes first
+    (tmp_path / 'weights/captions').mkdir(parents=True)
+    result = run('sample.py', '--out_dir=weights/captions', latents, cwd=tmp_path)
+    assert 'no run in weights/captions' in result.stderr
+
+
 def test_every_direction_works_from_the_weights(loaded):
     latents = np.load(FOLDER / 'ten.npy')
     for sampler in ('autoregressive', 'confidence'):

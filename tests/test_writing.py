@@ -1,0 +1,338 @@
+""" What is written appears whole, and nothing of anybody else is overwritten, removed or written
+through: files, folders of runs and datasets, and the commands that write them. """
+import fcntl
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import pytest
+
+from corpora import shards
+from launch import TINY, run_each
+from runs import run_folder, saving
+from runs.writing import (DATASET, RUN, WRITTEN_BY, Claim, check_ours, clear, remove_folder,
+                          write_folder, write_text, write_whole)
+from test_checkpoint import new_run, save_each, states
+
+
+def tree(folder):
+    """ {path: what is there}: the bytes of a file, where a link leads, or the kind. """
+    found = {}
+    for path in sorted(Path(folder).rglob('*')):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = os.readlink(path)
+        elif path.is_file():
+            found[name] = path.read_bytes()
+        else:
+            found[name] = stat.S_IFMT(path.stat().st_mode)
+    return found
+
+
+def mode(path):
+    return path.stat().st_mode & 0o777
+
+
+# ---- files
+
+def test_a_file_keeps_its_mode_and_a_new_one_follows_the_umask(tmp_path):
+    old, new = tmp_path / 'old', tmp_path / 'new'
+    old.write_text('secret')
+    old.chmod(0o600)
+    umask = os.umask(0o027)
+    try:
+        for path in (old, new):
+            write_text(path, 'written', named=True)
+        with write_folder(tmp_path / 'folder') as tmp:
+            (tmp / 'a').touch()
+    finally:
+        os.umask(umask)
+    assert (mode(old), mode(new), mode(tmp_path / 'folder')) == (0o600, 0o640, 0o750)
+    assert old.read_text() == new.read_text() == 'written'
+
+
+def test_no_temporary_name_is_anybody_elses_and_none_is_left(tmp_path):
+    for name in ('a.tmp', 'folder.tmp', '.a.tmp'):
+        (tmp_path / name).write_text('precious')
+    before = tree(tmp_path)
+    write_text(tmp_path / 'a', 'whole')
+    with write_folder(tmp_path / 'folder') as tmp:
+        write_text(tmp / 'b', 'whole')
+    with pytest.raises(ZeroDivisionError), write_whole(tmp_path / 'a') as f:
+        f.write(b'half')
+        1 / 0
+    with pytest.raises(ZeroDivisionError), write_folder(tmp_path / 'other') as tmp:
+        1 / 0
+    added = {'a': b'whole', 'folder': stat.S_IFDIR, 'folder/b': b'whole'}
+    assert tree(tmp_path) == before | added
+
+
+def test_a_link_is_followed_only_where_the_user_has_named_it(tmp_path):
+    (tmp_path / 'mine').write_text('precious')
+    for name in ('config.json', 'save.npy'):
+        (tmp_path / name).symlink_to('mine')
+    write_text(tmp_path / 'config.json', 'ours')
+    assert (tmp_path / 'mine').read_text() == 'precious'
+    assert not (tmp_path / 'config.json').is_symlink()
+    write_text(tmp_path / 'save.npy', 'asked for', named=True)
+    assert (tmp_path / 'mine').read_text() == 'asked for' and (tmp_path / 'save.npy').is_symlink()
+
+
+def test_a_file_whose_name_nobody_chose_is_replaced_only_where_it_says_that_we_wrote_it(tmp_path):
+    path = tmp_path / 'report.html'
+    check_ours(path, '')
+    path.write_text('my own page, on nanoLDLM')
+    with pytest.raises(ValueError, match='report.html is there, and no script of nanoLDLM wrote'):
+        check_ours(path, '')
+    path.write_text(f'<meta name="generator" content="{WRITTEN_BY}">')
+    check_ours(path, '')
+
+
+# ---- folders of ours
+
+NAMES = {RUN: run_folder.NAMES, DATASET: shards.NAMES}
+
+
+@pytest.mark.parametrize('mark, name', [
+    *((RUN, name) for name in ('config.json', 'data/raw/notes.txt', 'best', 'training_log.jsonl',
+                               'preempted.json', 'step-00000004/notes.txt', 'step-1', 'lock')),
+    *((DATASET, name) for name in ('meta.json', 'tokenizer.json', 'encoder.npz', 'bag.npy',
+                                   'latent_stats.npz', 'train-00000.tokens.bin', 'lock',
+                                   'val-00012.whole.json', 'train-00000.latents.npy'))])
+def test_a_folder_with_a_name_of_ours_and_without_our_mark_is_left_as_it_is(tmp_path, mark, name):
+    path = tmp_path / 'a' / name
+    path.parent.mkdir(parents=True)
+    for content in (b'precious', b'', f'{DATASET if mark == RUN else RUN}\n'.encode()):
+        path.write_bytes(content)
+        before = tree(tmp_path)
+        with pytest.raises(ValueError, match=f'a holds {name.split("/")[0]}, and no file lock'):
+            Claim(tmp_path / 'a', mark, NAMES[mark])
+        assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize('mark', [RUN, DATASET])
+def test_a_folder_of_other_files_is_taken_and_they_stay(tmp_path, mark):
+    for name in ('notes.txt', 'slurm-17.out', 'step-by-step.md', 'train-00000-of-00002.parquet',
+                 'data.tmp', 'z.latents.npy', '.hidden', 'train.bin'):
+        (tmp_path / name).write_text('precious')
+    before = tree(tmp_path)
+    with Claim(tmp_path, mark, NAMES[mark]):
+        pass
+    assert tree(tmp_path) == before | {'lock': f'{mark}\n'.encode()}
+    (tmp_path / NAMES[mark][0]).touch()                        # now it is of ours, with all names
+    Claim(tmp_path, mark, NAMES[mark]).__exit__()
+
+
+@pytest.mark.parametrize('mark', [RUN, DATASET])
+@pytest.mark.parametrize('kind', ['link', 'pipe', 'dangling link', 'device'])
+def test_in_a_folder_of_ours_no_name_is_a_link_a_pipe_or_a_device(tmp_path, mark, kind):
+    here = tmp_path / 'a'
+    Claim(here, mark, NAMES[mark]).__exit__()
+    (tmp_path / 'mine').write_text(f'{mark}\n')
+    make = {'link': lambda path: path.symlink_to(tmp_path / 'mine'),
+            'dangling link': lambda path: path.symlink_to(tmp_path / 'nowhere'),
+            'device': lambda path: path.symlink_to('/dev/zero'), 'pipe': os.mkfifo}[kind]
+    names = {RUN: ('config.json', 'best', 'training_log.jsonl', 'data', 'step-00000004', 'lock'),
+             DATASET: ('meta.json', 'train-00000.tokens.bin', 'lock')}
+    for name in names[mark]:
+        (here / name).unlink(missing_ok=True)
+        make(here / name)
+        before = tree(tmp_path)
+        words = 'and no file lock with' if name == 'lock' else 'this is a link, a pipe or a device'
+        with pytest.raises(ValueError, match=f'{name}.* {words}'):
+            Claim(here, mark, NAMES[mark])
+        assert tree(tmp_path) == before
+        (here / name).unlink()
+        (here / 'lock').write_text(f'{mark}\n')
+
+
+def test_what_killed_processes_have_left_is_removed_and_nothing_that_looks_like_it(tmp_path):
+    Claim(tmp_path, RUN, run_folder.NAMES).__exit__()
+    for name in ('step-00000004.tmp', '.step-00000004', '.nanoLDLM', '.nanoLDLM-results.json-x'):
+        (tmp_path / name).write_text('precious')
+    before = tree(tmp_path)
+    (tmp_path / '.nanoLDLM-step-00000004-abc').mkdir()
+    (tmp_path / '.nanoLDLM-step-00000004-abc/model.safetensors').touch()
+    (tmp_path / '.nanoLDLM-config.json-abc').touch()
+    with Claim(tmp_path, RUN, run_folder.NAMES):
+        assert tree(tmp_path) == before
+    clear(tmp_path, 'results.json')
+    assert tree(tmp_path).keys() == before.keys() - {'.nanoLDLM-results.json-x'}
+
+
+def test_a_file_system_without_locks_or_links_is_a_warning(tmp_path, monkeypatch, capsys):
+    def cannot(*args):
+        raise OSError(95, 'not supported')
+    monkeypatch.setattr(os, 'link', cannot)
+    monkeypatch.setattr(fcntl, 'flock', cannot)
+    with Claim(tmp_path, RUN, run_folder.NAMES), Claim(tmp_path, RUN, run_folder.NAMES):
+        assert tree(tmp_path) == {'lock': f'{RUN}\n'.encode()}
+    assert capsys.readouterr().err.count('cannot be locked') == 2
+
+
+@pytest.mark.parametrize('replace', ['moved', 'removed', 'made anew', 'emptied'])
+def test_whoever_has_a_folder_knows_that_it_is_no_longer_there(tmp_path, replace):
+    here = tmp_path / 'a'
+    ours = Claim(here, RUN, run_folder.NAMES)
+    ours.check()
+    if replace == 'moved':
+        here.rename(tmp_path / 'b')
+    elif replace == 'emptied':
+        (here / 'lock').unlink()
+    else:
+        shutil.rmtree(here)
+    if replace in ('made anew', 'emptied'):
+        Claim(here, RUN, run_folder.NAMES)
+    with pytest.raises(ValueError, match='a/lock was removed, moved or replaced'):
+        ours.check()
+
+
+def test_a_folder_that_was_begun_in_vain_is_not_left(tmp_path):
+    (tmp_path / 'mine').mkdir()
+    for name, written in (('new', ()), ('begun', ('config.json',)), ('mine', ())):
+        with pytest.raises(ZeroDivisionError), Claim(tmp_path / name, RUN, run_folder.NAMES):
+            for file in written:
+                write_text(tmp_path / name / file, '')
+            1 / 0
+    assert not (tmp_path / 'new').exists() and (tmp_path / 'mine').exists()
+    assert sorted(os.listdir(tmp_path / 'begun')) == ['config.json', 'lock']
+
+
+def test_a_folder_is_removed_only_where_all_that_is_in_it_is_ours(tmp_path):
+    for i, extra in enumerate([None, 'notes.txt', 'raw/a.txt']):
+        folder = tmp_path / str(i)
+        folder.mkdir()
+        (folder / 'meta.json').touch()
+        if extra:
+            (folder / extra).parent.mkdir(exist_ok=True)
+            (folder / extra).touch()
+        before = tree(folder)
+        assert remove_folder(folder, run_folder.DATA_FILES) == (extra is None)
+        assert folder.exists() == bool(extra) and (not extra or tree(folder) == before)
+    (tmp_path / 'link').symlink_to(tmp_path / '1')
+    (tmp_path / '1/notes.txt').unlink()
+    assert not remove_folder(tmp_path / 'link', run_folder.DATA_FILES)
+    assert (tmp_path / '1/meta.json').exists()
+
+
+def test_a_checkpoint_with_a_file_of_the_user_is_kept_and_so_is_one_that_was_set_aside(tmp_path,
+                                                                                     capsys):
+    save_each(tmp_path, 1, 2)
+    (tmp_path / 'step-00000001/notes.txt').write_text('precious')
+    (tmp_path / 'step-00000002.broken').write_text('precious')
+    before = tree(tmp_path / 'step-00000001')
+    save_each(tmp_path, 3, 4, 5, keep=1)
+    assert tree(tmp_path / 'step-00000001') == before
+    assert not (tmp_path / 'step-00000003').exists()
+    assert capsys.readouterr().err.count('step-00000001 is kept: it holds files that no') == 1
+
+    # a broken one goes under another name
+    saving.save(tmp_path, 2, *states(2))
+    for step in (4, 5):
+        shutil.rmtree(tmp_path / f'step-{step:08d}', ignore_errors=True)
+    os.truncate(tmp_path / 'step-00000002/model.safetensors', 9)
+    assert saving.newest(tmp_path).name == 'step-00000001'
+    assert (tmp_path / 'step-00000002.broken').read_text() == 'precious'
+    assert (tmp_path / 'step-00000002.broken.broken/model.safetensors').exists()
+
+
+def test_data_of_an_attempt_without_a_checkpoint_is_replaced_but_nothing_of_the_user(tmp_path):
+    out = new_run(tmp_path)
+    config = dict(out_dir=str(out), wandb_project='', seed=1, max_iters=9)
+    (out / 'data/encoder.npz').write_text('of another dataset')
+    run_folder.begin(config, tmp_path / 'dataset', 0)
+    assert [path.name for path in (out / 'data').iterdir()] == ['meta.json']
+    (out / 'data/raw').mkdir()
+    (out / 'data/raw/notes.txt').write_text('precious')
+    (out / 'config.json').write_text('as it was')
+    before = tree(out)
+    with pytest.raises(ValueError, match='data holds files that no run has put there'):
+        run_folder.begin(config, tmp_path / 'dataset', 0)
+    assert tree(out) == before
+    run_folder.claim.__exit__()
+
+
+# ---- the commands
+
+def stops(result, *words):
+    rc, _, err = result
+    assert rc == 2 and err.count('error: ') == 1 and 'Traceback' not in err, err
+    assert all(word in err for word in words), (words, err)
+
+
+def test_train_stops_in_a_folder_of_somebody_else_before_it_touches_anything(
+        dataset, finished, tmp_path):
+    user, linked, hard = tmp_path / 'user', tmp_path / 'linked', tmp_path / 'hard'
+    (user / 'data/raw').mkdir(parents=True)
+    (user / 'data/raw/notes.txt').write_text('precious')
+    (user / 'config.json').write_text('{}')
+    (tmp_path / 'mine').write_text('precious')
+    shutil.copytree(finished, linked)
+    (linked / 'training_log.jsonl').unlink()
+    (linked / 'training_log.jsonl').symlink_to(tmp_path / 'mine')
+    shutil.copytree(finished, hard)
+    os.link(hard / 'training_log.jsonl', tmp_path / 'other name')
+    before = tree(tmp_path)
+    own = shutil.copytree(dataset, tmp_path / 'dataset')
+    before |= {f'dataset/{name}': what for name, what in tree(own).items()}
+    before['dataset'] = stat.S_IFDIR
+    here = ['train.py', f'--dataset={dataset}', *TINY, '--max_iters=16']
+    results = run_each(*([*here, f'--out_dir={out}'] for out in (user, linked, hard, own)))
+    for result, words in zip(results, ('user holds config.json, data, and no file lock',
+                                       'training_log.jsonl: this is a link', 'a hard link',
+                                       "no file lock with the words 'nanoLDLM run'")):
+        stops(result, words)
+    assert tree(tmp_path) == before
+
+
+def test_prepare_stops_in_a_folder_of_somebody_else_and_in_that_of_the_encoder(finished, tmp_path):
+    lines = tmp_path / 'lines.txt'
+    lines.write_text('\n'.join(f'a dog number {i}' for i in range(50)))
+    user, encoder = tmp_path / 'user', tmp_path / 'encoder'
+    user.mkdir()
+    (user / 'tokenizer.json').write_text('{"mine": 1}')
+    encoder.mkdir()
+    (encoder / 'config.json').write_text('{}')
+    own = shutil.copytree(finished, tmp_path / 'run')
+    before = tree(tmp_path)
+    args = ['prepare.py', f'--input={lines}', '--tokenizer=byte']
+    results = run_each([*args, f'--out={user}'], [*args, f'--out={own}'],
+                       [*args, f'--encoder={encoder}', f'--out={encoder}'],
+                       [*args, f'--encoder={encoder}', f'--out={encoder}/data'])
+    for result, words in zip(results, ('user holds tokenizer.json, and no file lock',
+                                       "no file lock with the words 'nanoLDLM dataset'",
+                                       'lies in the folder of the encoder',
+                                       'choose another --out')):
+        stops(result, words)
+    assert tree(tmp_path) == before
+
+
+def test_sample_export_plot_and_evaluate_touch_nothing_that_they_did_not_write(
+        dataset, finished, tmp_path):
+    out = shutil.copytree(finished, tmp_path / 'run')
+    for name in ('own.svg', 'own.svg.tmp', 'given.tmp', 'mine'):
+        (tmp_path / name).write_text('precious')
+    (tmp_path / 'own.svg').chmod(0o600)
+    (tmp_path / 'named.svg').symlink_to('own.svg')
+    (out / 'results.json').symlink_to(tmp_path / 'mine')
+    (tmp_path / 'mine').write_text('[]')
+    (out / 'curves.png').write_text('precious')
+    before = tree(tmp_path)
+    sampled, exported, again, drawn, measured = run_each(
+        ['sample.py', f'--out_dir={out}', '--text=a dog', f'--svg={tmp_path}/named.svg',
+         '--device=cpu'],
+        ['runs/export.py', f'--out_dir={out}', f'--to={tmp_path}/given'],
+        ['runs/export.py', f'--out_dir={out}', f'--to={tmp_path}/given'],
+        ['plot.py', f'--out_dir={out}'],
+        ['evaluate.py', f'--out_dir={out}', f'--dataset={dataset}', '--tasks=nelbo', '--n=4',
+         '--draws=1', '--device=cpu'])
+    assert sampled[0] == exported[0] == measured[0] == 0, (sampled, exported, measured)
+    stops(again, 'given exists')
+    stops(drawn, 'curves.png is there, and no script of nanoLDLM wrote it')
+    after = tree(tmp_path)
+    assert mode(tmp_path / 'own.svg') == 0o600 and b'<svg' in after['own.svg']
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {'own.svg', 'run/results.json'} and after['mine'] == b'[]'
+    assert {name.split('/')[0] for name in after.keys() - before.keys()} == {'given'}
+    assert not [name for name in after if '.nanoLDLM' in name]
