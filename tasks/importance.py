@@ -9,12 +9,9 @@ from data import counts
 from diffusion import nll_of, positions_of
 from noise import uniforms
 from processes.adaptive import rarity
-from sampling.run import FILLS
-from tasks.common import Figures, TaskNeeds, open_split, progress_bar
+from sampling.run import FILLS, Needs
+from tasks.common import Figures, Task, open_split, progress_bar
 from tasks.measures import correlation
-
-NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
-SETTINGS = ('draws',)
 
 
 @torch.inference_mode()
@@ -85,3 +82,7 @@ def losses(run, tokens, z, draws, seed, batch):
             nats[rows].view(-1)[positions] += nll
             count[rows] += mask
     return nats / count.clamp(min=1), count
+
+
+TASK = Task(
+    Needs(('text',), (FILLS,), masked_text=True), ('draws',), measure)

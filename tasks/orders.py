@@ -27,12 +27,9 @@ import torch
 from diffusion import nll_of, rank_in_row
 from noise import uniforms
 from sampling.likelihood import what_is_scored
-from sampling.run import FILLS
-from tasks.common import Figures, TaskNeeds, progress_bar
+from sampling.run import FILLS, Needs
+from tasks.common import Figures, Task, progress_bar
 from tasks.nelbo import conditions_of
-
-NEEDS = TaskNeeds(('text',), (FILLS,), masked_text=True)
-SETTINGS = ('n_orders',)
 
 
 @torch.inference_mode()
@@ -104,3 +101,7 @@ def iw_bound(nats):
     """ -log [ 1/K sum over k of exp(-nats_k) ], (n,) from the nats (n, K) of K orders. """
     K = nats.shape[1]
     return math.log(K) - torch.logsumexp(-nats, 1)
+
+
+TASK = Task(
+    Needs(('text',), (FILLS,), masked_text=True), ('n_orders',), measure)
