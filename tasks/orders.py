@@ -24,7 +24,7 @@ import math
 
 import torch
 
-from diffusion import nll_of, rank_in_row
+from diffusion import rank_in_row
 from noise import uniforms
 from sampling.likelihood import what_is_scored
 from sampling.run import FILLS, Needs
@@ -85,15 +85,10 @@ def nats_of_orders(run, tokens, latents, clock, steps, batch):
         # position that it scores
         now = steps[text, order, position]                               # (B,)
         mask = steps[text, order] >= now[:, None]                        # (B, L)
-        noisy = torch.where(mask, run.net.text.mask_id, tokens[text])
-        t = run.net.text.time_of_share(mask.sum(1).double() / L)
-
-        # -log p of that position
-        z = None if latents is None else latents[text].to(run.net.device)
+        z = None if latents is None else latents[text]
         positions = torch.arange(len(part)) * L + position               # in the flattened B * L
-        logits = run.net.logits(noisy.to(run.net.device), t, positions, z, clock)
-        targets = tokens[text, position].to(run.net.device)
-        nats[text, order, position] = nll_of(logits, targets).cpu().double()
+        _, log_p = run.net.log_p_hidden(tokens[text], mask, z, clock, positions)
+        nats[text, order, position] = -log_p.double()
     return nats
 
 
