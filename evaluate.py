@@ -28,11 +28,10 @@ import time
 import numpy as np
 
 from configurator import configure, here_or_beside, on_command_line, read_knobs, stop_on_error
-from runs.checkpoint import as_written
+from runs.checkpoint import as_written, of_dataset
 from runs.console import shown
 from runs.files import sha256
 from runs.machine import keep_freed_memory
-from runs.identity import of_dataset
 from data import read_meta
 from runs.results import add_results, read_results
 from runs.run_folder import git_commit

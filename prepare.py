@@ -36,7 +36,6 @@ import numpy as np
 import torch
 
 from configurator import configure, on_command_line, stop_on_error
-from corpora.encoder_table import find_encoder
 from corpora.fitting import fit_lsa, train_bpe
 from corpora.latents import COLUMN, check_given, check_stats, given_latents
 from corpora.layouts import earlier_index, export, summary, verify
@@ -45,7 +44,7 @@ from corpora.shards import (NAMES, SUMS, as_bytes, check_same, fitting_max_token
 from corpora.sources import documents, has_latents, is_fasta, names_of, parts_of
 from corpora.splits import own_shards, survey
 from corpora.tokenizers import bpe_tokenizer, load_tokenizer
-from encoders import load_encoder
+from encoders import find_encoder, load_encoder
 from runs import distributed
 from runs.machine import pick_device, pick_dtype
 from runs.console import warn

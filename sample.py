@@ -50,9 +50,9 @@ from runs.writing import check_writable, write_text, write_whole
 from samplers import no_callback
 from sampling.inputs import embeddings, moved, read_latents, read_template, read_texts
 from sampling.knobs import SamplingKnobs
-from sampling.png import images_of, pixels, read_pictures, write_png
+from corpora.images import images_of, pixels, read_pictures, write_png
 from sampling.run import Run
-from sampling.unmasking import Recorder, watcher
+from sampling.recorder import Recorder, watcher
 
 out_dir = 'out/quickstart'  # <a run folder>: model, data records and schedules all come from it
 which = 'best'              # best | latest | <a step, as step-00001000>: best is the latest one

@@ -7,7 +7,7 @@ import threading
 
 import torch
 
-from corpora.encoder_table import DEFAULTS
+from encoders import DEFAULTS
 from corpora.lsa import LSA, lsa_hash, split_terms, tfidf
 from corpora.tokenizers import parts_of, words_of_bytes
 from runs.console import progress_bar

@@ -1,36 +1,118 @@
 """
-Checkpoints, as they are read. It runs no code from them and notices every broken byte.
+Checkpoints: what makes two runs the same, how a checkpoint is read, and how a training writes it.
+No code is run from one, and every broken byte is noticed.
 
     out/<run>/step-00001000/    model.safetensors, ema.safetensors, optimizer.safetensors,
                                 rng.safetensors, training_state.json
     out/<run>/best              a text file that names a checkpoint
 
-There is one form, whatever wrote it (saving.py): one process, DDP or FSDP2. The tensors are whole,
-and any number of processes reads them.
+There is one form, whatever wrote it: one process, DDP or FSDP2. The tensors are whole, and any
+number of processes reads them.
 
 training_state.json holds the size and the SHA-256 of the files beside it, and its own SHA-256, so a
 checkpoint can be proven whole. Shapes are compared with the file's before a model takes memory.
+
+A kill at any moment costs at most the checkpoint that is being written: all files go into a folder
+of a temporary name, are synced to the disk, and one rename makes it step-N. Only then are old
+checkpoints removed.
 """
+import functools
+import hashlib
+import json
+import os
 import re
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from configurator import seen_from
-from model import Model, ModelConfig
-from runs.files import check, one_line, read_sealed, regular, short, why
-from runs.identity import check_same, of_dataset
 from data import read_meta
+from model import Model, ModelConfig
+from runs.console import warn
+from runs.files import check, one_line, read_sealed, regular, short, why
+from runs.writing import (entry_of, fsync, new_mode, remove_folder, sealed, write_folder,
+                          write_text)
 
 # Names that are read from files must match this, so none leads out of the run folder.
 STEP = re.compile(r'step-\d{8,12}', re.ASCII)
 FILES = ('model.safetensors', 'ema.safetensors', 'optimizer.safetensors', 'rng.safetensors',
          'training_state.json')
 
+# what is compared: of a text process and a latent one, of samples, of training alone
+PROCESS = ['text_process', 'text_schedule', 'latent_schedule', 'latent_target']
+SAMPLES = {'samples of train', 'samples of val', 'sha256 of train', 'sha256 of val'}
+STATISTICS = 'sha256 of latent_stats.npz'
+OF_TRAINING = {'dropout', 'optimizer'} | SAMPLES
+warn_once = functools.cache(warn)
+
+# -----------------------------------------------------------------------------
+# What is the same. An identity is a dict of values that must be equal:
+#     identity_of(model_config, knobs, meta)     of a run: it goes on only as what it was
+#     of_dataset(meta)                           of a dataset, a part of it
+#     check_same(where, found, expected)         ValueError: the name, and both values
+# init_from needs less than a resume: without OF_TRAINING, one run may begin with another's weights.
+# A dataset is of a run, as evaluate.py asks, if it is the same without SAMPLES.
+
+def as_json(value):
+    """ As JSON gives it back: a tuple is a list. """
+    return json.loads(json.dumps(value))
+
+
+def identity_of(model_config, knobs, meta):
+    """ What a run must share with the one that it goes on as. """
+    # a text process has the knobs that begin with its name: gidd_gamma, hdlm_xi
+    prefix = knobs['text_process'] + '_'
+    own = [name for name in knobs if name.startswith(prefix)]
+    found = {name: knobs[name] for name in [*PROCESS, *own, 'optimizer']}
+    found.update(asdict(model_config))
+    found.update(of_dataset(meta))
+    return as_json(found)
+
+
+def of_dataset(meta, but=()):
+    """ Tokenizer, encoder, files and samples of a dataset. The id of an encoder says where it lay,
+    its revision which it is. bag.npy begins a training. but: endings of samples' files to pass. """
+    found = {f'tokenizer {key}': value for key, value in meta['tokenizer'].items()}
+    for key, value in (meta['encoder'] or {}).items():
+        if key != 'id':
+            found[f'encoder {key}'] = value
+    for name, entry in meta['files'].items():
+        if name != 'bag.npy':
+            found[f'sha256 of {name}'] = entry['sha256']
+
+    # of each split one digest, over those of its files
+    for split, entry in meta['splits'].items():
+        digest = hashlib.sha256()
+        for shard in entry['shards']:
+            for name, file in sorted(shard['files'].items()):
+                if not name.endswith(but):
+                    digest.update(f'{name} {file["sha256"]}\n'.encode())
+        found[f'samples of {split}'] = entry['samples']
+        found[f'sha256 of {split}'] = digest.hexdigest()
+    return found
+
+
+def differences(old, new, but=()):
+    """ {name: (old value, new value)} where two dicts are not equal. """
+    found = {}
+    for name in {**old, **new}:
+        a, b = old.get(name), new.get(name)
+        if a != b and name not in but:
+            found[name] = a, b
+    return found
+
+
+def check_same(where, found, expected, advice='', but=()):
+    """ ValueError with the first difference, but of the names `but`. """
+    for name, (a, b) in differences(found, expected, but).items():
+        raise ValueError(f'{where}: {name} is {a!r}, expected {b!r}{advice}')
+
+# -----------------------------------------------------------------------------
+# Reading
 
 def steps(out_dir):
     """ The checkpoint folders, newest first. """
@@ -182,3 +264,75 @@ def read_model(folder, device):
     model = Model(config)
     model.load_state_dict(weights)
     return model.to(device).eval(), knobs, meta
+
+# -----------------------------------------------------------------------------
+# Writing
+
+def newest(out_dir):
+    """ The folder of the newest whole checkpoint; None where the run has none yet. Only rank 0
+    calls this. Broken ones are reported and set aside. ValueError when nothing else is left. """
+    out_dir = Path(out_dir)
+    for folder in steps(out_dir):
+        try:
+            verify(folder)
+        except (ValueError, FileNotFoundError) as error:
+            warn(f'{folder.name} is broken and set aside: {error}')
+            # no function here reads it; it is kept for whoever wants to look at it
+            broken = folder.with_name(folder.name + '.broken')
+            while os.path.lexists(broken):
+                broken = broken.with_name(broken.name + '.broken')
+            os.rename(folder, broken)
+        else:
+            return folder
+    if list(out_dir.glob('step-*.broken')):
+        raise ValueError(f'{out_dir} has no whole checkpoint left: to start afresh, '
+                         'choose another out_dir or empty it')
+
+
+def save(out_dir, step, tensors, training_state, keep=2, best=False):
+    """ Writes out_dir/step-N whole or not at all, names it in `best` if it is, then removes the
+    checkpoints that are no longer kept. Only rank 0 calls this. Returns the folder.
+    tensors: {kind: {name: tensor}}, whole tensors, a file for each kind: model, ema, optimizer,
+    rng. training_state: plain values that JSON has.
+    OSError where it cannot be written, ValueError where a tensor is not finite. Then nothing of it
+    is left, and the checkpoints before it are untouched. """
+    folder = Path(out_dir) / f'step-{step:08d}'
+    for kind, state in tensors.items():
+        for name, tensor in state.items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                # a broken checkpoint would push the good ones out
+                raise ValueError(f'{folder.name} is not saved: {kind}.{name} holds nan or inf')
+
+    # where step-N is there already, only its name is written: it was saved before it was best
+    try:
+        if not folder.exists():
+            with write_folder(folder) as tmp:
+                write_files(tmp, tensors, {**training_state, 'step': step})
+        if best:
+            write_text(folder.parent / 'best', folder.name + '\n')
+    except (OSError, RuntimeError, SafetensorError) as error:            # each for a full disk
+        raise OSError(f'cannot save {folder}: {one_line(error)}') from error
+    remove_old(folder.parent, keep)
+    return folder
+
+
+def write_files(folder, tensors, training_state):
+    """ A safetensors file for each kind of {kind: {name: tensor}}, and training_state.json, which
+    has their sizes and digests. """
+    folder.mkdir(exist_ok=True)
+    files = {}
+    for kind, state in tensors.items():
+        path = folder / f'{kind}.safetensors'
+        state = {name: tensor.detach().contiguous() for name, tensor in state.items()}
+        save_file(state, path)
+        path.chmod(new_mode(0o666))            # safetensors lets only the owner read
+        fsync(path)
+        files[path.name] = entry_of(path)
+    write_text(folder / 'training_state.json', sealed({**training_state, 'files': files}))
+
+
+def remove_old(out_dir, keep):
+    """ Removes all checkpoints but the newest `keep` and the best. """
+    for folder in steps(out_dir)[keep:]:
+        if folder.name != best_of(out_dir) and not remove_folder(folder, FILES):
+            warn_once(f'{folder} is kept: it holds files that no training has put there')

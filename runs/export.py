@@ -28,8 +28,8 @@ from pathlib import Path
 import torch
 
 from configurator import configure, stop_on_error
-from corpora.encoder_table import TABLE
-from runs import checkpoint, saving
+from encoders import TABLE
+from runs import checkpoint
 from data import read_meta
 from runs.files import read_json, short
 from runs.results import find, read_results, write_results
@@ -90,7 +90,7 @@ def export(out_dir, folder, which='best', license='', hardware='', dtype='float3
     folder.parent.mkdir(parents=True, exist_ok=True)
     clear(folder.parent, glob.escape(folder.name[:100]))
     with write_folder(folder) as tmp:
-        saving.write_files(tmp / name, {'model': weights}, kept)
+        checkpoint.write_files(tmp / name, {'model': weights}, kept)
         copy_data(out_dir / 'data', tmp)
         write_text(tmp / 'data/meta.json', sealed(meta))
         write_text(tmp / 'config.json', json.dumps(config, indent=1))

@@ -1,6 +1,6 @@
 """
 The state of a training: how it is saved, how it goes on from its newest checkpoint, or begins with
-the weights of another run. What makes two runs the same is in identity.py.
+the weights of another run. What makes two runs the same is in checkpoint.py.
 """
 import math
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict)
 
 from diffusion import modes_of
-from runs import checkpoint, distributed, run_folder, saving
+from runs import checkpoint, distributed, run_folder
 from runs.distributed import print0, rank
 from runs.files import read_array, short
-from runs.identity import OF_TRAINING, as_json, check_same, differences, identity_of
+from runs.checkpoint import OF_TRAINING, as_json, check_same, differences, identity_of
 from data import check_file
 from runs.stages import lr_factor, read_stages
 
@@ -118,7 +118,7 @@ class State:
         known = {name: getattr(self, name) for name in self.counters}
         known |= {name: getattr(self, name).tolist() for name in self.counters_on_device}
         known |= {'identity': self.identity, 'knobs': config, 'generators': [*tensors['rng']]}
-        _, error = distributed.on_rank0(saving.save, config['out_dir'], self.step, tensors,
+        _, error = distributed.on_rank0(checkpoint.save, config['out_dir'], self.step, tensors,
                                         known, config['keep'], is_best)
         self.failed_saves = self.failed_saves + 1 if error else 0
         if not error:
@@ -245,7 +245,7 @@ def resume_or_begin(state, data, text_process, config):
     state.identity = identity_of(model.config, config, data.meta)
     # nobody else writes there until this process ends, however it ends
     distributed.rank0_or_stop(2, run_folder.take, config['out_dir'])
-    newest = distributed.rank0_or_stop(2, saving.newest, config['out_dir'])
+    newest = distributed.rank0_or_stop(2, checkpoint.newest, config['out_dir'])
 
     # the clusters of a new run are made from its training split; else they lie with the weights
     if model.config.clusters and not newest and not init_from:

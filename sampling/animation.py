@@ -6,7 +6,7 @@ finished texts.
 """
 from html import escape
 
-from sampling.unmasking import MASK, lines_of, printable, spans_of
+from sampling.recorder import MASK, lines_of, printable, spans_of
 
 WIDTH, MARGIN = 720, 24            # of the picture
 ADVANCE, LINE = 9.04, 24           # a character and a line, in pixels

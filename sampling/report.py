@@ -17,7 +17,7 @@ from runs.console import shown
 from runs.files import read_json, short
 from sampling.animation import chosen_frames
 from sampling.run import Run
-from sampling.unmasking import Recorder, name_of, spans_of
+from sampling.recorder import Recorder, name_of, spans_of
 
 TEMPLATE = os.path.join(os.path.dirname(os.path.abspath(__file__)), 'report.html')
 N_TEXTS, MOST_STEPS = 3, 48

@@ -30,10 +30,9 @@ import torch.nn.functional as F
 
 import processes
 from configurator import here_or_beside
-from corpora.encoder_table import TABLE
 from corpora.tokenizers import RESIDUES, load_tokenizer, spelled
 from diffusion import GaussianLatents, MaskedText, is_end, modes_of
-from encoders import check_texts, load_encoder
+from encoders import TABLE, check_texts, load_encoder
 from runs.checkpoint import as_written, load_model
 from runs.files import one_line
 from runs.machine import pick_device, pick_dtype

@@ -17,7 +17,7 @@ from configurator import on_command_line
 from data import PackedDataset, dataset_folder
 from noise import uniforms
 from runs.console import progress_bar, shown, warn
-from runs.identity import SAMPLES, STATISTICS, check_same, of_dataset
+from runs.checkpoint import SAMPLES, STATISTICS, check_same, of_dataset
 from sampling.inputs import most_tokens, pack, read_texts
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS, SamplingKnobs
 from sampling.run import Needs

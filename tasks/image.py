@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from corpora.words import words
 from sampling.knobs import LATENT_KNOBS, TEXT_KNOBS
-from sampling.png import images_of, pixels
+from corpora.images import images_of, pixels
 from sampling.run import BOTH, Needs
 from tasks.common import Figures, Task, derangement, open_split, progress_bar, read_classes
 
