@@ -444,7 +444,9 @@ if log.n_steps and not stop_signal:
         distributed.stop_all(f'{error}. It was whole at step {first_step}: every checkpoint after '
                              'that may have learned from other data, so mend the dataset, and '
                              'train again from there', code=2)
-distributed.leave()
+
 # as a shell has it, so that `make` and `&&` stop; USR1 is a scheduler's, and its job has succeeded
-if stop_signal not in (0, signal.SIGUSR1):
-    raise SystemExit(128 + stop_signal)
+exit_code = 0 if stop_signal in (0, signal.SIGUSR1) else 128 + stop_signal
+distributed.leave(exit_code)
+if exit_code:
+    raise SystemExit(exit_code)

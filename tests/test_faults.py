@@ -213,12 +213,41 @@ def test_fault_05_endless_nan_stops_the_run_with_a_finite_checkpoint(dataset, tm
 def test_weights_that_are_not_finite_are_not_saved_and_end_the_run(dataset, tmp_path, ranks, args):
     out = tmp_path / 'run'
     job = Job(dataset, out, '--guard=0', *args, ranks=ranks, before=hook({9: 'nan'}))
-    assert job.wait() == [3] * ranks
+    assert job.wait() == [3] * ranks, [job.err(rank) for rank in range(ranks)]
     line, = [line for line in job.err().splitlines() if line.startswith('error')]
     assert line.startswith('error: step-00000012 is not saved: ')
     assert 'newest checkpoint is step 8' in line and 'Traceback' not in job.err()
     assert [p.name for p in checkpoint.steps(out)] == ['step-00000008', 'step-00000004']
     assert_finite(out)
+
+
+def test_a_rank_that_crashes_as_all_leave_changes_nothing_for_the_others(dataset, tmp_path):
+    out = tmp_path / 'run'
+    crash = """
+import os, signal, torch.distributed
+def crash():
+    os.kill(os.getpid(), signal.SIGSEGV)
+if os.environ['RANK'] == '1':
+    torch.distributed.barrier = crash
+"""
+    job = Job(dataset, out, '--guard=0', ranks=2, before=hook({9: 'nan'}) + crash)
+    assert job.wait() == [3, -signal.SIGSEGV], job.err()
+    line, = [line for line in job.err().splitlines() if line.startswith('error')]
+    assert line.startswith('error: step-00000012 is not saved: ')
+
+
+@pytest.mark.parametrize('factors, code', [({}, 0), ({9: 'nan'}, 3)])
+def test_nothing_is_taken_apart_once_all_have_left(dataset, tmp_path, factors, code):
+    """ Destructors of torch and gloo, whose threads still run, would crash now and then. """
+    crash = """
+import atexit, os, signal, sys, torch.distributed
+def crash():
+    os.kill(os.getpid(), signal.SIGSEGV)
+torch.distributed.destroy_process_group = crash
+atexit.register(crash)                       # called last: after what the script has registered
+"""
+    job = Job(dataset, tmp_path / 'run', '--guard=0', ranks=2, before=hook(factors) + crash)
+    assert job.wait() == [code, code], job.err()
 
 
 def test_nothing_is_saved_on_a_skipped_step_but_at_the_next_evaluation(dataset, tmp_path):
