@@ -288,9 +288,9 @@ def show_figures(ctx, name, figures, n):
 def evaluate(config):
     """ Measures what is asked for. ValueError says what is wrong. """
     # what can be missing is asked for before anything is computed
-    held = Held(out_dir)
     where = encoder if on_command_line('encoder') else ''
     run = Run(out_dir, which, device, dtype, where)
+    held = Held(out_dir)
     chosen = choose_tasks(run, all_tasks())
     config['sample_batch'] = rows_that_fit(run, config['sample_batch'])
     config['dtype'] = run.dtype

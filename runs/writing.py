@@ -126,8 +126,9 @@ def remove_folder(path, names):
 
 def clear(folder, *names):
     """ Removes what killed processes have left of files and folders of these names (patterns). """
+    any_ending = '?' * 8                                   # of mkstemp and mkdtemp
     for name in names:
-        for path in Path(folder).glob(f'{TEMPORARY}{name}-*'):
+        for path in Path(folder).glob(f'{TEMPORARY}{name}-{any_ending}'):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:

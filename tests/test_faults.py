@@ -940,7 +940,7 @@ def test_fault_27_bad_documents_and_broken_files_at_prepare(tmp_path):
     first = files_of(x)
     flip(x / 'train-00001.latents.npy')
     os.truncate(x / 'train-00000.tokens.bin', 100)
-    (x / '.nanoLDLM-train-00000.tokens.bin-1').write_bytes(b'stale')
+    (x / '.nanoLDLM-train-00000.tokens.bin-12345678').write_bytes(b'stale')
     for name in ('latent_stats.npz', 'tokenizer.json'):
         os.remove(x / name)
     inspect = ['prepare.py', f'--inspect={x}']
