@@ -929,7 +929,7 @@ def test_fault_27_bad_documents_and_broken_files_at_prepare(tmp_path):
 
     # nothing is dropped without a count, and chunks join to their documents
     splits = [PackedDataset(x, split) for split in ('train', 'val')]
-    counts = dict(read=405, kept=402, empty=2, nul=1, invalid_utf8=1)
+    counts = dict(read=405, kept=402, empty=2, nul=1, invalid_utf8=1, trimmed=1)
     assert splits[0].meta['counts']['input'] == counts
     found = ''.join(text for ds in splits for text in texts_in(ds))
     expected = [line.decode() for line in (*lines, large.strip())]
