@@ -439,6 +439,7 @@ if stop_signal:
     distributed.rank0_or_stop(5, run_folder.note_preemption, out_dir, state.saved_at, signal_name)
 log.last_words(state, signal_name, train_data.meta)
 if log.n_steps and not stop_signal:
+    run_folder.forget_signals()                            # all is saved, and this may take long
     error = distributed.first_error(preflight.check_digests, train_data, val_data)
     if error:
         distributed.stop_all(f'{error}. It was whole at step {first_step}: every checkpoint after '

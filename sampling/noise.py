@@ -15,7 +15,7 @@ from collections import Counter
 import numpy as np
 import torch
 
-from diffusion import uniforms
+from diffusion import uniforms_of
 
 
 def rows_of(n, num_samples=1):
@@ -54,10 +54,13 @@ class Noise:
         # a table of numbers has a row for each source, and there is one for each sample. So the
         # rows come in stretches: of one sample, of sources that follow each other
         source, sample = self.rows.T
-        order = np.lexsort((source, sample))
-        begins_anew = np.diff(source[order], prepend=-2) != 1
-        begins_anew |= np.diff(sample[order], prepend=-1) != 0
-        self.stretches = np.split(order, np.flatnonzero(begins_anew)[1:])
+        self.order = np.lexsort((source, sample))
+        source, sample = source[self.order], sample[self.order]
+        begins_anew = np.diff(source, prepend=-2) != 1
+        begins_anew |= np.diff(sample, prepend=-1) != 0
+        first = np.flatnonzero(begins_anew)
+        n_rows = np.diff(first, append=len(source))
+        self.stretches = list(zip(source[first].tolist(), n_rows.tolist(), sample[first].tolist()))
 
     def of_part(self, part):
         """ Other numbers for the same rows. """
@@ -68,9 +71,7 @@ class Noise:
         step = self.first_step + self.n_calls[purpose]
         self.n_calls[purpose] += 1
         found = torch.empty(len(self.rows), columns, dtype=torch.float64)
-        for places in self.stretches:
-            source, sample = self.rows[places[0]].tolist()
-            found[places] = uniforms(self.seed, step, purpose, source, len(places), columns, sample)
+        found[self.order] = uniforms_of(self.seed, step, purpose, self.stretches, columns)
         return found
 
     def normals(self, purpose, *shape):

@@ -456,6 +456,29 @@ def test_the_workers_of_a_torchrun_that_is_killed_save_and_leave(torchrun):
     assert_preempted(out, 'SIGTERM')
 
 
+@pytest.mark.parametrize('number, code', [(signal.SIGINT, 130), (signal.SIGTERM, -15)])
+def test_a_run_that_has_saved_all_ends_at_a_signal_while_it_reads_its_data_once_more(
+        dataset, tmp_path, number, code):
+    slow = """
+import time
+from runs import preflight
+check_digests, calls = preflight.check_digests, []
+def slow(*splits):
+    calls.append(1)
+    if len(calls) == 2:
+        print('once more', flush=True)
+        time.sleep(15)                                         # as large data take
+    check_digests(*splits)
+preflight.check_digests = slow
+"""
+    out = tmp_path / 'run'
+    job = Job(dataset, out, before=slow)
+    job.until('once more')
+    job.processes[0].send_signal(number)
+    assert job.wait() == [code]
+    assert checkpoint.steps(out)[0].name == 'step-00000012' and 'Traceback' not in job.err()
+
+
 def test_fault_11_sigterm_during_an_evaluation(dataset, finished_by_two, tmp_path):
     until_a_signal = """
 import os, time, loss
