@@ -52,9 +52,14 @@ set_by = {}                     # {knob: where it was set}, of the last `configu
 
 # ---- errors
 
+def say_error(message):
+    """ One line on stderr. """
+    print('error: ' + shown(' '.join(str(message).splitlines())), file=sys.stderr, flush=True)
+
+
 def stop(message, code=2):
     """ Leave with one line on stderr. SystemExit('text') would do the same, but with code 1. """
-    print('error: ' + shown(' '.join(str(message).splitlines())), file=sys.stderr, flush=True)
+    say_error(message)
     raise SystemExit(code)
 
 

@@ -272,9 +272,9 @@ def show_figures(ctx, name, figures, n):
 def evaluate(config):
     """ Measures what is asked for. ValueError says what is wrong. """
     # what can be missing is asked for before anything is computed
-    held = Held(out_dir)
     where = encoder if on_command_line('encoder') else ''
     run = Run(out_dir, which, device, dtype, where)
+    held = Held(out_dir)
     chosen = choose_tasks(run)
     config['sample_batch'] = run.net.rows_that_fit(config['sample_batch'])
     config['dtype'] = run.net.dtype

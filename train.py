@@ -432,12 +432,15 @@ if stop_signal:
     distributed.rank0_or_stop(5, run_folder.note_preemption, out_dir, state.saved_at, signal_name)
 log.last_words(state, signal_name, train_data.meta)
 if log.n_steps and not stop_signal:
+    run_folder.forget_signals()                            # all is saved, and this may take long
     error = distributed.first_error(preflight.check_digests, train_data, val_data)
     if error:
         distributed.stop_all(f'{error}. It was whole at step {first_step}: every checkpoint after '
                              'that may have learned from other data, so mend the dataset, and '
                              'train again from there', code=2)
-distributed.leave()
+
 # as a shell has it, so that `make` and `&&` stop; USR1 is a scheduler's, and its job has succeeded
-if stop_signal not in (0, signal.SIGUSR1):
-    raise SystemExit(128 + stop_signal)
+exit_code = 0 if stop_signal in (0, signal.SIGUSR1) else 128 + stop_signal
+distributed.leave(exit_code)
+if exit_code:
+    raise SystemExit(exit_code)

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import numpy as np
 
 from corpora.readers import Document
-from corpora.shards import as_bytes, token_dtype, write_files, write_shard
+from corpora.shards import NAMES, as_bytes, token_dtype, write_files, write_shard
 from corpora.tokenizers import bytes_of_characters
 from data import FORMAT
-from runs.writing import sealed
+from runs.writing import DATASET, Claim, sealed
 
 # the size of a latent, which the encoder gives; the rest stands in the config
 LATENT_DIMS = {'quickstart': 512, 'captions': 384, 'l2t': 1024, 'l2t_892m': 32}
@@ -38,7 +38,7 @@ def write_dataset(folder, V, L, D, n=2048, n_val=256):
     """ Writes a dataset folder; one that is there already is kept. Returns the folder. """
     if os.path.exists(os.path.join(folder, 'meta.json')):
         return folder
-    os.makedirs(folder, exist_ok=True)
+    claim = Claim(folder, DATASET, NAMES)                  # until this process ends
     rng = np.random.default_rng(0)
     tokenizer = SimpleNamespace(
         vocab_size=V, pieces=[b'a'] * V,
@@ -47,7 +47,7 @@ def write_dataset(folder, V, L, D, n=2048, n_val=256):
     splits = {}
     for split, size in (('train', n), ('val', n_val)):
         latents = rng.standard_normal((size, 1, D))
-        shard = write_shard(folder, f'{split}-00000', '', [Document('')] * size, latents, tokenizer,
+        shard = write_shard(claim, f'{split}-00000', '', [Document('')] * size, latents, tokenizer,
                             None, L - 1)
         splits[split] = dict(shards=[shard], samples=size, tokens=shard['tokens'])
     stats = as_bytes(np.savez, mean=np.zeros(D, np.float32),
@@ -64,7 +64,7 @@ def write_dataset(folder, V, L, D, n=2048, n_val=256):
         token_dtype=token_dtype(tokenizer),
         max_tokens=L - 1,
         splits=splits,
-        files=write_files(folder, files),
+        files=write_files(claim, files),
     )
-    write_files(folder, {'meta.json': sealed(meta).encode()})
+    write_files(claim, {'meta.json': sealed(meta).encode()})
     return folder

@@ -10,21 +10,25 @@ of a few bytes, such as "a signal has come", are CPU tensors and always go over 
 wait for the device, and the failure of another rank is noticed at once. Only a rank that is blocked
 in an NCCL collective when its peer dies notices it late: after dist_timeout.
 """
+import atexit
 import ctypes
 import os
 import signal
 import sys
 import traceback
+from contextlib import suppress
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from configurator import stop
+from configurator import say_error
 from runs.console import warn
 
 MEETING = 300.0                # seconds in which all processes must be found at the start
+
+exit_code = None               # with which this process ends, once all are leaving
 
 
 # ---- which process is this?
@@ -72,16 +76,35 @@ def join(device, timeout):
                               f'{str(error).splitlines()[0]}; is rank 0 running there, and is the '
                               'port open?') from None
     sys.excepthook = leave_at_once
+    atexit.register(end)                       # what was registered later, as by wandb, comes first
     if 'TORCHELASTIC_RUN_ID' in os.environ and sys.platform == 'linux':
         # its workers would go on without torchrun, where it is killed: so SIGTERM comes to them
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)         # PR_SET_PDEATHSIG
 
 
-def leave():
-    """ All leave together. Without the barrier some clean runs would end with an error. """
+def leave(code=0):
+    """ All leave together, and this process will end with the exit code. Without the barrier some
+    clean runs would end with an error. """
+    global exit_code
     if dist.is_initialized():
+        exit_code = code
         dist.barrier()
-        dist.destroy_process_group()
+        if torch.cuda.is_initialized():        # nccl wants it; gloo's threads simply end
+            dist.destroy_process_group()
+
+
+def end():
+    """ The last that this process does after `leave`. Python and C++ would take apart what threads
+    of torch and gloo may still use, and now and then that crashes. """
+    if exit_code is not None:
+        exit_at_once(exit_code)
+
+
+def exit_at_once(code):
+    for file in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):              # closed, or none
+            file.flush()
+    os._exit(code)
 
 
 def leave_at_once(kind, error, trace):
@@ -101,15 +124,16 @@ def leave_at_once(kind, error, trace):
         code = 130
     else:
         traceback.print_exception(kind, error, trace)
-    sys.stdout.flush()
-    os._exit(code)
+    exit_at_once(code)
 
 
 def stop_all(message, code):
-    """ For an error that all ranks know: rank 0 prints it, all leave with the same exit code. """
-    leave()
+    """ For an error that all ranks know: rank 0 prints it, all leave with the same exit code. It
+    stays the same where one of them dies meanwhile. """
     if rank() == 0:
-        stop(message, code)
+        say_error(message)
+    with suppress(RuntimeError):
+        leave(code)
     raise SystemExit(code)
 
 

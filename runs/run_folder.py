@@ -23,6 +23,7 @@ from configurator import HERE
 from runs.writing import RUN, Claim, fsync, remove_folder, write_folder, write_text
 
 signal_seen = 0                # the signal that asks this process to leave, or 0: train.py looks
+earlier_handlers = {}          # {number of a signal: what it did before it was noted}
 
 DATA_FILES = ('meta.json', 'tokenizer.json', 'latent_stats.npz', 'encoder.npz')
 LOG = 'training_log.jsonl'
@@ -94,7 +95,13 @@ def note_signals():
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
         is_of_nohup = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
         if not is_of_nohup:
-            signal.signal(number, note_signal)
+            earlier_handlers[number] = signal.signal(number, note_signal)
+
+
+def forget_signals():
+    """ From now on they do again what they did before. """
+    for number, handler in earlier_handlers.items():
+        signal.signal(number, handler or signal.SIG_DFL)
 
 
 def note_preemption(out_dir, step, name):

@@ -126,8 +126,9 @@ def remove_folder(path, names):
 
 def clear(folder, *names):
     """ Removes what killed processes have left of files and folders of these names (patterns). """
+    any_ending = '?' * 8                                   # of mkstemp and mkdtemp
     for name in names:
-        for path in Path(folder).glob(f'{TEMPORARY}{name}-*'):
+        for path in Path(folder).glob(f'{TEMPORARY}{name}-{any_ending}'):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
@@ -233,15 +234,17 @@ class Lock(Held):
 
 class Claim(Lock):
     """ A folder that we write into over time, held by this process: until it ends, however it ends,
-    or until the end of the block. It is made where it is missing; where the block then fails before
-    it writes anything, no trace is left.
+    or until the end of the block. It is made where it is missing; where a block then fails before
+    anything is written, no trace is left.
     mark: what its file `lock` says. names: patterns of the names that we write there.
     ValueError where another process has it, or where it is not ours: it has such a name and no such
     mark, or such a name is a link, a pipe or a device. Then nothing is touched. """
 
+    made = {}                      # {a lock that this process has made: folders made for it}
+
     def __init__(self, folder, mark, names, shared=False):
         self.folder = folder = str(folder)
-        self.is_new = not os.path.exists(folder)
+        missing = [str(path) for path in (Path(folder), *Path(folder).parents) if not path.exists()]
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, LOCK)
 
@@ -256,6 +259,7 @@ class Claim(Lock):
         # the mark, and the lock
         if not found:
             make_mark(path, mark)
+            self.made[path] = missing
         super().__init__(path, shared)
         try:
             self.check()
@@ -268,9 +272,12 @@ class Claim(Lock):
             clear(folder, LOCK, *names)
 
     def __exit__(self, failure=None, *error):
-        if failure and self.is_new and self.is_here() and os.listdir(self.folder) == [LOCK]:
+        is_ours = self.path in self.made and self.is_here()
+        if failure and is_ours and os.listdir(self.folder) == [LOCK]:
             os.unlink(self.path)
-            os.rmdir(self.folder)
+            for folder in self.made.pop(self.path):
+                with suppress(OSError):                    # others may have put something there
+                    os.rmdir(folder)
         super().__exit__()
 
 

@@ -3,6 +3,7 @@ import atexit
 import functools
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from corpora.tokenizers import load_tokenizer
@@ -187,6 +189,16 @@ loss.statistics = hold
 """
 
 
+def free_port():
+    """ Where processes may meet in a moment. Those that the system picks, mostly 32768 and above,
+    it may give to any connection of another test until then. """
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), socket.socket() as s:
+            s.bind(('127.0.0.1', port))
+            return port
+
+
 started = []                                                             # jobs, for conftest to end
 
 
@@ -197,9 +209,7 @@ class Job:
 
     def __init__(self, dataset, out, *args, ranks=1, before='', after='', env=None,
                  script='train.py'):
-        with socket.socket() as s:
-            s.bind(('127.0.0.1', 0))
-            port = s.getsockname()[1]
+        port = free_port()
         if script == 'train.py':
             args = [f'--dataset={dataset}', f'--out_dir={out}', *TINY, *args]
         code = f"""

@@ -9,6 +9,7 @@ import torch
 from diffusion import (MODES, GaussianLatents, MaskedText, mode_shares, normals,
                        where_scored, uniforms)
 from loss import draw_clocks
+from sampling.noise import Noise, rows_of
 from sampling.solvers import SOLVERS, x0_and_e
 from toys import L, V, Toy, exact_bound, optimal_denoiser, random_denoiser
 
@@ -26,6 +27,20 @@ def test_uniforms_of_a_row_are_the_same_whatever_the_split():
                   uniforms(3, 7, 'latent', 0, 12, 5)):
         assert not torch.isclose(whole, other).any()
     assert torch.equal(normals(3, 7, 'latent', 0, 6, 2, 3)[4:], normals(3, 7, 'latent', 4, 2, 2, 3))
+
+
+def test_samples_have_numbers_of_their_own_and_one_generator_gives_all(monkeypatch):
+    """ To make a generator for each row takes longer than a call of a small network on a GPU. """
+    rows = rows_of(50, 3)[torch.randperm(150, generator=torch.Generator().manual_seed(0))]
+    apart = [Noise(3, rows[i:i + 1]).uniforms('token', 5) for i in range(len(rows))]
+    made = []
+    make = np.random.Philox
+    monkeypatch.setattr(np.random, 'Philox', lambda **kw: made.append(kw) or make(**kw))
+    together = Noise(3, rows).uniforms('token', 5)
+    assert len(made) == 1 and torch.equal(together, torch.cat(apart))
+    assert len(together.unique()) == together.numel()
+    first = together[rows[:, 1] == 0][rows[rows[:, 1] == 0, 0].argsort()]
+    assert torch.equal(first, uniforms(3, 0, 'token', 0, 50, 5))
 
 
 def test_uniforms_and_normals_have_the_right_law():

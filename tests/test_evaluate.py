@@ -253,7 +253,8 @@ def test_every_task_tells_a_perfect_model_from_its_controls(monkeypatch):
     monkeypatch.setattr(l2t, 'nearest_training_texts', lambda *args: sources[1:] + sources[:1])
     monkeypatch.setattr(l2t, 'train_texts', lambda *args: iter(sources[:4]))
     monkeypatch.setattr(t2l, 'ridge', lambda run, folder, tokens: raw[[1, 2, 3, 4, 5, 0]])
-    knobs = dict(vars(SamplingKnobs(rerank=3)), sample_batch=4, infill_share=1.0)
+    knobs = dict(vars(SamplingKnobs(rerank=3)), sample_batch=4, infill_share=1.0,
+                 damage='')
     ctx, other = Context(knobs, '', sources, tokens, raw), derangement(6, 0)
     # the mean cosine with the shuffled one
     shared = (raw[other] * raw).sum((1, 2)).mean().item()

@@ -212,12 +212,41 @@ def test_fault_05_endless_nan_stops_the_run_with_a_finite_checkpoint(dataset, tm
 def test_weights_that_are_not_finite_are_not_saved_and_end_the_run(dataset, tmp_path, ranks, args):
     out = tmp_path / 'run'
     job = Job(dataset, out, '--guard=0', *args, ranks=ranks, before=hook({9: 'nan'}))
-    assert job.wait() == [3] * ranks
+    assert job.wait() == [3] * ranks, [job.err(rank) for rank in range(ranks)]
     line, = [line for line in job.err().splitlines() if line.startswith('error')]
     assert line.startswith('error: step-00000012 is not saved: ')
     assert 'newest checkpoint is step 8' in line and 'Traceback' not in job.err()
     assert [p.name for p in checkpoint.steps(out)] == ['step-00000008', 'step-00000004']
     assert_finite(out)
+
+
+def test_a_rank_that_crashes_as_all_leave_changes_nothing_for_the_others(dataset, tmp_path):
+    out = tmp_path / 'run'
+    crash = """
+import os, signal, torch.distributed
+def crash():
+    os.kill(os.getpid(), signal.SIGSEGV)
+if os.environ['RANK'] == '1':
+    torch.distributed.barrier = crash
+"""
+    job = Job(dataset, out, '--guard=0', ranks=2, before=hook({9: 'nan'}) + crash)
+    assert job.wait() == [3, -signal.SIGSEGV], job.err()
+    line, = [line for line in job.err().splitlines() if line.startswith('error')]
+    assert line.startswith('error: step-00000012 is not saved: ')
+
+
+@pytest.mark.parametrize('factors, code', [({}, 0), ({9: 'nan'}, 3)])
+def test_nothing_is_taken_apart_once_all_have_left(dataset, tmp_path, factors, code):
+    """ Destructors of torch and gloo, whose threads still run, would crash now and then. """
+    crash = """
+import atexit, os, signal, sys, torch.distributed
+def crash():
+    os.kill(os.getpid(), signal.SIGSEGV)
+torch.distributed.destroy_process_group = crash
+atexit.register(crash)                       # called last: after what the script has registered
+"""
+    job = Job(dataset, tmp_path / 'run', '--guard=0', ranks=2, before=hook(factors) + crash)
+    assert job.wait() == [code, code], job.err()
 
 
 def test_nothing_is_saved_on_a_skipped_step_but_at_the_next_evaluation(dataset, tmp_path):
@@ -424,6 +453,29 @@ def test_the_workers_of_a_torchrun_that_is_killed_save_and_leave(torchrun):
     while alive(out):                                          # without a signal they are held
         time.sleep(0.05)
     assert_preempted(out, 'SIGTERM')
+
+
+@pytest.mark.parametrize('number, code', [(signal.SIGINT, 130), (signal.SIGTERM, -15)])
+def test_a_run_that_has_saved_all_ends_at_a_signal_while_it_reads_its_data_once_more(
+        dataset, tmp_path, number, code):
+    slow = """
+import time
+from runs import preflight
+check_digests, calls = preflight.check_digests, []
+def slow(*splits):
+    calls.append(1)
+    if len(calls) == 2:
+        print('once more', flush=True)
+        time.sleep(15)                                         # as large data take
+    check_digests(*splits)
+preflight.check_digests = slow
+"""
+    out = tmp_path / 'run'
+    job = Job(dataset, out, before=slow)
+    job.until('once more')
+    job.processes[0].send_signal(number)
+    assert job.wait() == [code]
+    assert checkpoint.steps(out)[0].name == 'step-00000012' and 'Traceback' not in job.err()
 
 
 def test_fault_11_sigterm_during_an_evaluation(dataset, finished_by_two, tmp_path):
@@ -899,7 +951,7 @@ def test_fault_27_bad_documents_and_broken_files_at_prepare(tmp_path):
 
     # nothing is dropped without a count, and chunks join to their documents
     splits = [PackedDataset(x, split) for split in ('train', 'val')]
-    counts = dict(read=405, kept=402, empty=2, nul=1, invalid_utf8=1)
+    counts = dict(read=405, kept=402, empty=2, nul=1, invalid_utf8=1, trimmed=1)
     assert splits[0].meta['counts']['input'] == counts
     found = ''.join(text for ds in splits for text in texts_in(ds))
     expected = [line.decode() for line in (*lines, large.strip())]
@@ -910,7 +962,7 @@ def test_fault_27_bad_documents_and_broken_files_at_prepare(tmp_path):
     first = files_of(x)
     flip(x / 'train-00001.latents.npy')
     os.truncate(x / 'train-00000.tokens.bin', 100)
-    (x / '.nanoLDLM-train-00000.tokens.bin-1').write_bytes(b'stale')
+    (x / '.nanoLDLM-train-00000.tokens.bin-12345678').write_bytes(b'stale')
     for name in ('latent_stats.npz', 'tokenizer.json'):
         os.remove(x / name)
     inspect = ['prepare.py', f'--inspect={x}']

@@ -514,7 +514,7 @@ def measures(task, run):
         return False
     try:
         if hasattr(task, 'prepare'):
-            task.prepare(run, dict(sts='', classes='', scorer=''))
+            task.prepare(run, dict(sts='', classes='', scorer='', damage=''))
     except ValueError as error:
         return not str(error).startswith(run.out_dir)                    # or a knob is missing
     return True

@@ -230,8 +230,11 @@ def test_no_line_is_held_in_memory_without_an_end(tmp_path, monkeypatch):
             texts(tmp_path / name, split_on='file' if name == 'b.txt.gz' else 'line')
 
     # on the disk as large as in memory: it is no surprise
-    (tmp_path / 'c.txt').write_text('x' * 20_000)
-    assert texts(tmp_path / 'c.txt') == texts(tmp_path / 'c.txt', split_on='file') == ['x' * 20_000]
+    usual = np.random.default_rng(0).bytes(10_000).hex()                 # packed to about a half
+    (tmp_path / 'd.txt.gz').write_bytes(gzip.compress(usual.encode()))
+    (tmp_path / 'c.txt').write_text(usual)
+    for name in ('c.txt', 'd.txt.gz'):
+        assert texts(tmp_path / name) == texts(tmp_path / name, split_on='file') == [usual]
     with pytest.raises(ValueError, match='a.pq: a text of 10,001 characters'):
         readers.text_of(dict(text='x' * 10_001), 'text', 'a.pq')
 

@@ -149,16 +149,17 @@ def test_in_a_folder_of_ours_no_name_is_a_link_a_pipe_or_a_device(tmp_path, mark
 
 def test_what_killed_processes_have_left_is_removed_and_nothing_that_looks_like_it(tmp_path):
     Claim(tmp_path, RUN, run_folder.NAMES).__exit__()
-    for name in ('step-00000004.tmp', '.step-00000004', '.nanoLDLM', '.nanoLDLM-results.json-x'):
+    for name in ('step-00000004.tmp', '.step-00000004', '.nanoLDLM', '.nanoLDLM-a-b-12345678',
+                 '.nanoLDLM-results.json-12345678'):
         (tmp_path / name).write_text('precious')
     before = tree(tmp_path)
-    (tmp_path / '.nanoLDLM-step-00000004-abc').mkdir()
-    (tmp_path / '.nanoLDLM-step-00000004-abc/model.safetensors').touch()
-    (tmp_path / '.nanoLDLM-config.json-abc').touch()
+    (tmp_path / '.nanoLDLM-step-00000004-abcdefgh').mkdir()
+    (tmp_path / '.nanoLDLM-step-00000004-abcdefgh/model.safetensors').touch()
+    (tmp_path / '.nanoLDLM-config.json-abcdefgh').touch()
     with Claim(tmp_path, RUN, run_folder.NAMES):
         assert tree(tmp_path) == before
-    clear(tmp_path, 'results.json')
-    assert tree(tmp_path).keys() == before.keys() - {'.nanoLDLM-results.json-x'}
+    clear(tmp_path, 'results.json', 'a')                   # and not of a-b, which may be written now
+    assert tree(tmp_path).keys() == before.keys() - {'.nanoLDLM-results.json-12345678'}
 
 
 def test_a_file_system_without_locks_or_links_is_a_warning(tmp_path, monkeypatch, capsys):
