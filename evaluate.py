@@ -224,8 +224,8 @@ def summary_cells(figures, controls, metric):
         if values and math.isnan(values[0]):
             cells.append('undefined')
             continue
-        cells.append(' ± '.join(re.sub(r'^(-?)0\.', r'\1.', f'{value:.{digits}f}')
-                                for value in values))
+        written = [f'{value:.{digits}f}' for value in values]
+        cells.append(' ± '.join(re.sub(r'^(-?)0\.', r'\1.', number) for number in written))
     return cells
 
 
@@ -255,9 +255,11 @@ def source_of(run, folder):
     if texts:
         return texts, {'texts_sha256': sha256(texts)[:8]}
     # but the latents: on another machine they differ in the last bits
-    own, measured = (of_dataset(meta, but='latents.npy')['sha256 of val']
-                     for meta in (run.meta, read_meta(folder)))
-    return ('', {}) if own == measured else (folder, {'texts_sha256': measured[:8]})
+    own = of_dataset(run.meta, but='latents.npy')['sha256 of val']
+    measured = of_dataset(read_meta(folder), but='latents.npy')['sha256 of val']
+    if own == measured:
+        return '', {}
+    return folder, {'texts_sha256': measured[:8]}
 
 
 def show_figures(ctx, name, figures, n):

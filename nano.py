@@ -32,8 +32,14 @@ from tokenizers import Tokenizer, decoders
 from data import PackedDataset
 
 folder = 'data/quickstart'
-depth, width, heads, K = 4, 128, 4, 8
-batch_size, max_iters, learning_rate, t_min = 64, 3000, 2e-3, 0.1
+depth = 4
+width = 128
+heads = 4
+K = 8                                                  # tokens of a latent
+batch_size = 64
+max_iters = 3000
+learning_rate = 2e-3
+t_min = 0.1                                            # clocks are drawn from (t_min, 1)
 UNCONDITIONAL, L2T, T2L, CAUSAL = range(4)
 
 # ---- the network: two streams that meet in one attention (an MMDiT)
@@ -63,7 +69,8 @@ class Stream(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
         self.up = nn.Linear(width, 4 * width, bias=False)
         self.down = nn.Linear(4 * width, width, bias=False)
-        self.q_norm, self.k_norm = nn.RMSNorm(width // heads), nn.RMSNorm(width // heads)
+        self.q_norm = nn.RMSNorm(width // heads)
+        self.k_norm = nn.RMSNorm(width // heads)
         self.scale_shift_table = nn.Parameter(torch.zeros(6, width))
 
     def begin(self, x, shared):
@@ -120,9 +127,12 @@ class Nano(nn.Module):
         self.angles = torch.outer(torch.arange(L), speed)                # (L, C / heads / 2)
 
     def rotate(self, x):
-        x1, x2 = x.chunk(2, -1)
-        cos, sin = self.angles.cos(), self.angles.sin()
-        return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos], -1)
+        cos = self.angles.cos()
+        sin = self.angles.sin()
+        x1, x2 = x.chunk(2, -1)                                          # a pair: (x1_i, x2_i)
+        y1 = x1 * cos - x2 * sin
+        y2 = x1 * sin + x2 * cos
+        return torch.cat([y1, y2], -1)
 
     def forward(self, x, z, t_text, t_latent, n_causal=0):
         """ Ids x (B, L), latents z (B, D), clocks (B,) -> logits (B, L, V), clean latent (B, D). In
@@ -239,17 +249,22 @@ def latent_of_text(model, x, D, steps=32):
     clean = torch.zeros(len(x))
     for t, t_next in torch.linspace(1, 0, steps + 1).unfold(0, 2, 1):
         _, z_hat = model(x, z, clean, clean + t)
-        alpha, sigma = alpha_sigma(torch.stack([t, t_next]))             # (2, 1): now, and next
-        e = (z - alpha[0] * z_hat) / sigma[0]
-        z = alpha[1] * z_hat + sigma[1] * e
+
+        # the noise that is in z now, and the same noise with the share of the next time
+        alpha, sigma = alpha_sigma(t[None])
+        e = (z - alpha * z_hat) / sigma
+        alpha, sigma = alpha_sigma(t_next[None])
+        z = alpha * z_hat + sigma * e
     return z
 
 # ---- train, and write
 
 def main():
     torch.manual_seed(0)
-    data, val = PackedDataset(folder, 'train'), PackedDataset(folder, 'val')
-    L, D = data.seq_len, data.latent_shape[1]
+    data = PackedDataset(folder, 'train')
+    val = PackedDataset(folder, 'val')
+    L = data.seq_len
+    D = data.latent_shape[1]
     model = Nano(data.vocab_size, L, D)
     optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.1)
 
@@ -257,7 +272,8 @@ def main():
     for step in range(max_iters):
         x, z = data.rows(torch.randint(len(data), (batch_size,)))        # (B, L), (B, 1, D)
         t_text, t_latent = draw_clocks(mode)
-        u, e = torch.rand(batch_size, L), torch.randn(batch_size, D)
+        u = torch.rand(batch_size, L)
+        e = torch.randn(batch_size, D)
         loss = loss_of(model, x, z[:, 0], mode, t_text, t_latent, u, e, data.pad)
         loss.backward()
 
@@ -271,15 +287,21 @@ def main():
 
     # an embedding from text, beside the real one
     x, z = val.rows(range(64))
-    print('cosine', F.cosine_similarity(latent_of_text(model, x, D), z[:, 0]).mean().item())
+    z = z[:, 0]                                                          # (64, D)
+    cosine = F.cosine_similarity(latent_of_text(model, x, D), z).mean()
+    print(f'cosine {cosine.item():.3f}')
 
     # text from an embedding, in both ways, below the real one
     tokenizer = Tokenizer.from_file(f'{folder}/tokenizer.json')
     tokenizer.decoder = decoders.ByteLevel()
-    written = write_by_diffusion(model, z[:4, 0], L), write_from_left_to_right(model, z[:4, 0], L)
-    for versions in zip(x, *written):
-        before_eos = [ids[(ids == data.eos).cumsum(0) == 0] for ids in versions]
-        print('\n -> '.join(repr(tokenizer.decode(ids.tolist())) for ids in before_eos))
+    by_diffusion = write_by_diffusion(model, z[:4], L)
+    from_left = write_from_left_to_right(model, z[:4], L)
+    for versions in zip(x, by_diffusion, from_left):
+        texts = []
+        for ids in versions:
+            before_eos = ids[(ids == data.eos).cumsum(0) == 0]
+            texts.append(repr(tokenizer.decode(before_eos.tolist())))
+        print('\n -> '.join(texts))
 
 
 if __name__ == '__main__':

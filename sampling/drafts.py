@@ -55,20 +55,23 @@ def nearest_drafts(run, raw, rows, knobs, lengths_of, on_step):
         tokens = write(run.net, tokens, known_mask, z, knobs, must_differ=True, on_step=on_step,
                        rows=now)
 
-        # embed the new ones. Diffusion may leave tokens after an EOS, or write no EOS at all
-        texts = run.decode(tidied(run.net, tokens))
-        new = dict(zip(zip(text_of, texts), aims))
-        for j in missed:
-            for draft in found[j]:
-                new.pop((j, draft.text), None)
+        # those that are new, each once: {(of which text, draft): its aim}. Diffusion may leave tokens
+        # after an EOS, or write no EOS at all
+        new = {}
+        for j, text, aim in zip(text_of, run.decode(tidied(run.net, tokens)), aims):
+            if all(text != draft.text for draft in found[j]):
+                new[j, text] = aim
+
+        # embed them, and aim at the other side of what they miss
         if new:
             z = raw[[j for j, _ in new]]
             e = run.encode([text for _, text in new])
             cosine = F.cosine_similarity(e.flatten(1), z.flatten(1))
-            ahead = torch.stack(list(new.values())) + (z - e) / 2
+            a = torch.stack(list(new.values()))
+            next_a = a + (z - e) / 2
             has_none = ~e.flatten(1).any(1)                # no embedding, so no miss
-            ahead[has_none] = z[has_none]
-            for (j, text), c, aim in zip(new, cosine.tolist(), ahead):
+            next_a[has_none] = z[has_none]
+            for (j, text), c, aim in zip(new, cosine.tolist(), next_a):
                 found[j].append(Draft(c, text, aim))
 
         # what needs no more

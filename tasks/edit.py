@@ -1,14 +1,24 @@
 """
-edit: a word is to become another of its class (a man a woman, red blue), and all others stay. Texts
-that have exactly one word of one of the classes are changed towards
+edit: one word of a text is to become another of its class (man: woman, red: blue), and all other
+words stay. The texts are those that have exactly one word of one of the classes. E is the encoder.
+A text is changed towards
+
     z' = E(text) + E(the new word) - E(the old word)
-and compared with the text in which the word is replaced, which the network never sees: carries, %
-that have the new word and not the old one; kept, % of the other words; exact, word for word; cosine
-with the embedding of that text; nats per token given that embedding.
-Controls: left_to_right, where the network also writes so, the same positions filled by 8 beams from
-left to right (as in infill); anew, written from z' alone; shuffled, changed towards
-the z' of another text; copy, not changed; told, changed towards the embedding of the text that is
-wanted. lead: how far ahead of left_to_right, text by text.
+
+and compared with the text that is wanted, in which the word is replaced. The network never sees it.
+
+Measured
+    carries         % that have the new word and not the old one
+    kept            % of the other words that are still there
+    exact           % that are the wanted text, word for word
+    cosine, nats    with the embedding of the wanted text; per token, given that embedding
+Controls
+    left_to_right   where the network also writes so: the same positions, filled by 8 beams from
+                    left to right (as in infill). lead: how far ahead of it, text by text
+    anew            written from z' alone
+    shuffled        changed towards the z' of another text
+    copy            not changed
+    told            changed towards the embedding of the wanted text
 """
 from collections import Counter
 from dataclasses import replace

@@ -1,13 +1,23 @@
 """
-unconditional: as many joint samples of text and latent as there are texts: entropy, repetition,
-coherence cos(z, encoder(x)), nats per token of the text by itself, text_frechet of its embedding
-(describe_latents), perplexity under a scorer, network calls and milliseconds a text (with the slow
-first calls of a process); and what the latents are like (describe_latents; copies: % whose cosine
-with a training latent is above .95).
-Controls: data, the texts, and as many training latents; shuffled, another sample's latent;
-text_first, where the network also writes so: a text from left to right, of no latent, then its
-latent in one step; latent_first, a latent of nothing; gaussian, one of the normal law with the mean
-and covariance of training latents, then its text.
+unconditional: text and latent, both from noise, as many pairs as there are texts.
+
+Measured
+    entropy, repetition     of the texts
+    coherence               cos(z, encoder(x)): do text and latent fit?
+    nats                    per token of the text by itself
+    perplexity              of the text under a scorer (--scorer=)
+    text_frechet            how far the texts' embeddings are from real ones (describe_latents)
+    of the latents          what describe_latents says; copies, the % whose cosine with a training
+                            latent is above .95
+    calls, ms               network calls and milliseconds a text, the slow first calls among them
+Controls
+    data            the texts, and as many training latents
+    shuffled        another sample's latent
+    text_first      where the network also writes so: a text from left to right, of no latent, and
+                    then its latent in one step
+    latent_first    a latent of nothing, and then its text
+    gaussian        a latent of the normal law with the mean and covariance of training latents, and
+                    then its text
 """
 import math
 
