@@ -35,6 +35,7 @@ sys.path.insert(0, os.path.dirname(os.path.realpath(__file__)))
 if __name__ == '__main__':
     import runs.begin                                      # before torch
 
+import itertools
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Callable, NamedTuple
@@ -180,8 +181,9 @@ def names_of_latents(n):
     """ What the n latents of FILE.npy are of: the lines of FILE.txt beside it, if these are n. """
     beside = os.path.splitext(latents)[0] + '.txt'
     lines = []
-    with suppress(ValueError, OSError):                    # they are for display alone
-        lines = list(read_texts(beside))
+    with suppress(ValueError, OSError), open(beside, encoding='utf-8') as f:
+        # they are for display alone, so a large file is none of ours
+        lines = [line.strip() for line in itertools.islice(f, n + 1)]
     return lines if len(lines) == n else [f'{latents}[{i}]' for i in range(n)]
 
 # -----------------------------------------------------------------------------
