@@ -129,10 +129,11 @@ def clear(folder, *names):
     any_ending = '?' * 8                                   # of mkstemp and mkdtemp
     for name in names:
         for path in Path(folder).glob(f'{TEMPORARY}{name}-{any_ending}'):
+            # another process may remove it now, too
             if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)
             else:
-                path.unlink()
+                path.unlink(missing_ok=True)
 
 
 # ---- what is in a file
@@ -269,9 +270,10 @@ class Claim(Lock):
             clear(folder, LOCK, *names)
 
     def __exit__(self, failure=None, *error):
-        if failure and self.is_new and self.is_here() and os.listdir(self.folder) == [LOCK]:
-            os.unlink(self.path)
-            os.rmdir(self.folder)
+        with suppress(OSError):                            # another process may begin there now
+            if failure and self.is_new and self.is_here() and os.listdir(self.folder) == [LOCK]:
+                os.unlink(self.path)
+                os.rmdir(self.folder)
         super().__exit__()
 
 
@@ -296,9 +298,9 @@ def make_mark(path, mark):
     try:
         tmp.write_text(f'{mark}\n')
         os.link(tmp, path)
-    except FileExistsError:
+    except (FileExistsError, FileNotFoundError):           # whoever has the lock may remove tmp
         pass
     except OSError:                                        # a file system without hard links
         os.replace(tmp, path)
     finally:
-        shutil.rmtree(tmp.parent)
+        shutil.rmtree(tmp.parent, ignore_errors=True)

@@ -162,6 +162,41 @@ def test_what_killed_processes_have_left_is_removed_and_nothing_that_looks_like_
     assert tree(tmp_path).keys() == before.keys() - {'.nanoLDLM-results.json-12345678'}
 
 
+def test_of_processes_that_begin_at_once_one_has_the_folder_and_no_other_harms_it(
+        tmp_path, monkeypatch):
+    """ The one that has it removes what it takes for left over: the mark that another makes. """
+    others = []
+    link, rmtree, unlink = os.link, shutil.rmtree, os.unlink
+
+    def overtaken(*args):
+        monkeypatch.setattr(os, 'link', link)
+        others.append(Claim(tmp_path / 'run', RUN, run_folder.NAMES))
+        link(*args)
+    monkeypatch.setattr(os, 'link', overtaken)
+    with pytest.raises(ValueError, match='in use by another process'):
+        Claim(tmp_path / 'run', RUN, run_folder.NAMES)
+    others[0].check()
+    others[0].__exit__()
+
+    # what is left over is removed by two at once
+    def twice(path, **kw):
+        rmtree(path)
+        rmtree(path, **kw)
+    (tmp_path / 'run/.nanoLDLM-data-abcdefgh').mkdir()
+    monkeypatch.setattr(shutil, 'rmtree', twice)
+    with Claim(tmp_path / 'run', RUN, run_folder.NAMES):
+        assert tree(tmp_path / 'run').keys() == {'lock'}
+
+    # one that fails leaves no trace, but another begins there
+    def begun(path, **kw):
+        unlink(path, **kw)
+        if path == str(tmp_path / 'new/lock'):
+            Path(path).touch()
+    monkeypatch.setattr(os, 'unlink', begun)
+    with pytest.raises(KeyError), Claim(tmp_path / 'new', RUN, run_folder.NAMES):
+        raise KeyError
+
+
 def test_a_file_system_without_locks_or_links_is_a_warning(tmp_path, monkeypatch, capsys):
     def cannot(*args):
         raise OSError(95, 'not supported')
