@@ -10,7 +10,7 @@ import pytest
 
 from corpora import shards
 from launch import TINY, run_each
-from runs import run_folder, saving
+from runs import checkpoint, run_folder, saving
 from runs.writing import (DATASET, RUN, WRITTEN_BY, Claim, check_ours, clear, remove_folder,
                           write_folder, write_text, write_whole)
 from test_checkpoint import new_run, save_each, states
@@ -250,6 +250,19 @@ def test_a_folder_is_removed_only_where_all_that_is_in_it_is_ours(tmp_path):
     (tmp_path / '1/notes.txt').unlink()
     assert not remove_folder(tmp_path / 'link', run_folder.DATA_FILES)
     assert (tmp_path / '1/meta.json').exists()
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning_and_the_new_one_is_saved(
+        tmp_path, monkeypatch, capsys):
+    save_each(tmp_path, 1, 2)
+
+    def cannot(path, ignore_errors=False):
+        if not ignore_errors:                                  # a file that is still read, on NFS
+            raise OSError(39, 'Directory not empty')
+    monkeypatch.setattr(shutil, 'rmtree', cannot)
+    save_each(tmp_path, 3, keep=2)
+    assert [path.name[-1] for path in checkpoint.steps(tmp_path)] == ['3', '2']
+    assert 'step-00000001 cannot be removed: [Errno 39]' in capsys.readouterr().err
 
 
 def test_a_checkpoint_with_a_file_of_the_user_is_kept_and_so_is_one_that_was_set_aside(tmp_path,
