@@ -117,6 +117,7 @@ OF_SAME_AS = ('tokenizer', 'vocab_size', 'max_tokens', 'encoder_dims', 'encoder_
               'encoder_dtype', 'pooling', 'normalize', 'prefix', 'language')
 MAX_NONFINITE = 1e-3         # share of the samples, here and below
 MAX_ZERO = .1
+MOST_SHARDS = 10_000         # meta.json says about 1 kB of each, and is read whole (MOST_JSON)
 MONTH = 30 * 86400.0         # seconds that a process waits for the others
 
 # -----------------------------------------------------------------------------
@@ -362,6 +363,10 @@ def write_shards(knobs, claim, plan, shards, settings, tok, encode):
         n_left += len(range(rank(), n_shards[split], world()))
         # nor does a shard of a finished dataset vanish
         check_same(folder, f'{split}-{n_shards[split]:05d}', None, plan.finished)
+    n_all = sum(n_shards.values())
+    if n_all > MOST_SHARDS:
+        raise ValueError(f'shard_size={knobs.shard_size:,} makes {n_all:,} shards, at most '
+                         f'{MOST_SHARDS:,} expected: choose a larger --shard_size=')
     for split, i, docs in shards:
         began = time.monotonic()
         given = given_latents(docs)
