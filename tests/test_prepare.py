@@ -216,7 +216,8 @@ def test_the_builtin_corpus_is_distinct_short_sentences_of_english():
         assert not re.search(r'>>>|::=|[{}<>=|\\_0-9]|\n|  |[a-z][A-Z]', text)
 
 
-def test_more_shards_than_meta_json_can_hold_are_refused_before_any_is_written(tmp_path, monkeypatch):
+def test_more_shards_than_meta_json_can_hold_are_refused_before_one_is_written(tmp_path,
+                                                                               monkeypatch):
     monkeypatch.setattr(prepare, 'MOST_SHARDS', len(LINES) - 1)
     knobs = dict(input=write_lines(tmp_path / 'a.txt'), tokenizer='byte', encoder='none')
     with pytest.raises(ValueError, match=f'shard_size=1 makes {len(LINES)} shards.*--shard_size='):

@@ -158,7 +158,7 @@ def test_what_killed_processes_have_left_is_removed_and_nothing_that_looks_like_
     (tmp_path / '.nanoLDLM-config.json-abcdefgh').touch()
     with Claim(tmp_path, RUN, run_folder.NAMES):
         assert tree(tmp_path) == before
-    clear(tmp_path, 'results.json', 'a')                   # and not of a-b, which may be written now
+    clear(tmp_path, 'results.json', 'a')           # and not of a-b, which may be written now
     assert tree(tmp_path).keys() == before.keys() - {'.nanoLDLM-results.json-12345678'}
 
 
