@@ -253,10 +253,13 @@ def make_record(knobs, val):
 
 
 def on_rank_0(function, *args):
-    """ Calls a function on rank 0; every rank gets its result. Rank 0 raises its error. """
+    """ Calls a function on rank 0; every rank gets its result. ValueError or OSError where that
+    fails; where there are several ranks, all leave with exit code 2. """
     result, error = on_rank0(function, *args)
+    if error and world() > 1:
+        distributed.stop_all(error, code=2)
     if error:
-        raise error if rank() == 0 else SystemExit(2)
+        raise error
     return result
 
 # -----------------------------------------------------------------------------
