@@ -342,7 +342,8 @@ def what_is_meant(argv, i, knobs):
             continue
         knob = knobs[name]
         has_spaces = isinstance(knob.default, (str, tuple))
-        is_other = near_config(argv[i]) or os.path.exists(argv[i])
+        # what has spaces was in quotes, so it is no part of what stands before it
+        is_other = ' ' in argv[i] or near_config(argv[i]) or os.path.exists(argv[i])
         goes_on = has_spaces and (name in VERBATIM or begin.endswith(',') or not is_other)
         if first < i and begin and not goes_on:
             continue

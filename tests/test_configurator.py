@@ -181,6 +181,11 @@ def test_each_riddle_of_the_command_line_gets_the_line_that_is_meant(refused, tm
     refused(line.split(), words)
 
 
+def test_a_text_in_quotes_is_no_part_of_the_knob_before_it(refused):
+    refused(['--dataset=w', 'A man walks.'], ': put quotes around it, --text="A man walks."')
+    refused(['--text=A', 'man walks.'], ': put quotes around it, --text="A man walks."')
+
+
 @pytest.mark.parametrize('script, arg, words', [
     ('prepare', 'mine.txt', 'write --input=mine.txt'), ('prepare', 'sub', 'write --input=sub'),
     ('prepare', 'z.npy', 'write --latents_from=z.npy'), ('prepare', 'a.csv', '--input=a.csv'),
