@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 from corpora.lsa import NO_KNOWN_WORD, load_lsa
+from corpora.readers import walk
 from corpora.static import StaticEncoder
 from runs.files import in_one_line, read_json, regular, sha256, short, stand_in_at
 
@@ -170,7 +171,7 @@ def fetch(hub_id, revision, kind='encoder'):
 def folder_hash(folder):
     """ A digest of all files that decide an embedding: weights, configuration and tokenizer. """
     digest = hashlib.sha256()
-    for path in sorted(glob.glob('**', root_dir=folder, recursive=True)):
+    for path in sorted(os.path.relpath(path, folder) for path in walk(folder)):
         if path.endswith(FILES):
             digest.update(f'{path} {sha256(os.path.join(folder, path))}\n'.encode())
     return 'sha256:' + digest.hexdigest()
