@@ -308,6 +308,9 @@ def test_two_stars_go_through_all_folders_and_a_comma_may_belong_to_a_name(tmp_p
                            ('a, b/top.txt, a, b/c/d/*.md', '03')):
         assert sorted(texts(spec)) == sorted(expected), spec
     assert ('c/d/deep, er.txt', 'a, b/c/d/deep, er.txt') in sources.list_files('a, b/**/*.txt')
+    assert sources.list_files('**/d/*.md') == [('a, b/c/d/x.md', './a, b/c/d/x.md')]
+    os.symlink('..', 'a, b/c/up')                            # 2 of them were followed 2^40 times
+    assert sorted(sources.matches('a, b/**/*.md')) == ['a, b/c/d/x.md']
     np.save('a, b/z.npy', np.arange(8.).reshape(4, 2))
     found, _ = read_all(input='a, b', latents_from='a, b/z.npy')
     assert [document.latent()[0, 0] for document in found] == [0, 2, 4, 6]
