@@ -30,7 +30,7 @@ import numpy as np
 
 from configurator import (HERE, configure, here_or_beside, on_command_line, read_knobs,
                           stop_on_error)
-from runs.checkpoint import as_written
+from runs.checkpoint import as_written, find_checkpoint
 from runs.console import shown
 from runs.files import sha256
 from runs.machine import keep_freed_memory
@@ -287,7 +287,8 @@ def show_figures(ctx, name, figures, n):
 
 def evaluate(config):
     """ Measures what is asked for. ValueError says what is wrong. """
-    # what can be missing is asked for before anything is computed
+    # what can be missing is asked for before anything is computed; no run may lie there
+    find_checkpoint(out_dir, which)
     held = Held(out_dir)
     where = encoder if on_command_line('encoder') else ''
     run = Run(out_dir, which, device, dtype, where)
