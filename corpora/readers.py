@@ -343,8 +343,8 @@ def read_fasta(path, lines, counts):
 # Molecules: a line of SMILES, and behind white space a name and whatever else
 
 SMILES = ('.smi', '.smiles', '.ism', '.can')
-# atoms, or anything in brackets; bonds, branches, rings, reactions
-MOLECULE = re.compile(r'(\[[^\]\s]+\]|Cl|Br|[BCNOPSFIbcnops*]|[-=#$:/\\.~()%\d>])+')
+# atoms, or anything in brackets, at least one; bonds, branches, rings, reactions
+MOLECULE = re.compile(r'(?=.*[A-Za-z*])(\[[^\]\s]+\]|Cl|Br|[BCNOPSFIbcnops*]|[-=#$:/\\.~()%\d>])+')
 
 
 def read_smiles(path, lines, counts):
