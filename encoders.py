@@ -53,9 +53,12 @@ def check_texts(texts):
 
 
 def far_off(raw, usual=None):
-    """ Which of n raw latents (n, N, D) are FAR times as long as usual, or as their median. """
-    length = np.linalg.norm(raw.reshape(len(raw), -1), axis=1)
-    return length > FAR * (usual or np.median(np.nan_to_num(length)))
+    """ Which of n raw latents (n, N, D) are FAR times as long as usual, or as the median of those
+    that are not zeros. """
+    length = np.nan_to_num(np.linalg.norm(raw.reshape(len(raw), -1), axis=1), nan=0.0)
+    if usual is None:
+        usual = np.median(length[length > 0]) if length.any() else np.inf
+    return length > FAR * usual
 
 
 def pool(h, m, pooling):
