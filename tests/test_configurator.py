@@ -157,6 +157,14 @@ def test_a_mistake_on_the_command_line_stops_with_one_line(refused, arg, words):
     refused([arg], words)
 
 
+def test_a_config_file_that_is_no_file_is_not_run(tmp_path, capsys):
+    (tmp_path / 'c.py').mkdir()
+    with pytest.raises(SystemExit):
+        configurator.run_config(str(tmp_path / 'c.py'))
+    said = 'c.py: this is a folder, a pipe or a device, expected a file'
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize('line, words', [
     ('--batch_size 100', 'write --batch_size=100'), ('--last -1', 'write --last=-1'),
     ('c.py --batch_size= 100', 'write --batch_size=100'),
