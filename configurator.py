@@ -245,6 +245,8 @@ def run_config(path):
     """ Runs a config file. Returns {name: value} of its globals that may be knobs. A file that is
     not there is looked for beside this module. """
     file = here_or_beside(path)
+    if os.path.exists(file) and not os.path.isfile(file):                # a pipe would wait
+        stop(f'config file {path}: this is a folder, a pipe or a device, expected a file')
     try:
         space = runpy.run_path(file, run_name='config')
     except OSError as error:
